@@ -1,0 +1,265 @@
+"""The configuration: one TOML file, every key with a default, unknown keys refused.
+
+Each section is a frozen dataclass; a field's metadata holds its one-line explanation, from which
+docs/configuration.md is generated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from almanac.errors import ConfigError
+
+SYSTEM_FILE = Path("/etc/almanac/almanac.toml")
+
+
+def _key(default: Any, about: str, low: float | None = None, high: float | None = None) -> Any:
+    """A key of a section: its default, its explanation, and the least and greatest value allowed."""
+    return field(default=default, metadata={"about": about, "low": low, "high": high})
+
+
+@dataclass(frozen=True)
+class Site:
+    cluster: str = _key("", "Slurm cluster name; empty: asked from Slurm")
+    operators_group: str = _key(
+        "", "Unix group whose members may look at other users' jobs; empty: root and the store's owner"
+    )
+
+
+@dataclass(frozen=True)
+class StoreSection:
+    path: str = _key("/var/lib/almanac", "root folder of the store")
+    memory_limit_mib: int = _key(2048, "memory that DuckDB may use, MiB", low=64)
+    threads: int = _key(0, "threads that DuckDB may use; 0: all cores", low=0)
+
+
+@dataclass(frozen=True)
+class Slurm:
+    bin_dir: str = _key("", "folder of sacct, squeue, scontrol; empty: PATH")
+    timeout_s: int = _key(300, "seconds after which a Slurm command is given up", low=1)
+    lookback_days: int = _key(30, "days of accounting that the first ingest asks for", low=1)
+    window_hours: int = _key(24, "accounting is asked for in windows of this many hours", low=1)
+    max_clock_skew_s: int = _key(300, "a job that starts or ends further in the future is dropped and counted")
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    url: str = _key("", "base address, such as http://prometheus.example:9090; empty: no Prometheus")
+    selector: str = _key("", 'label matchers added to every query, such as job="dcgm"')
+    exporter: str = _key("dcgm", "whose names to read: dcgm (dcgm-exporter) or jobstats (nvidia_gpu_*)")
+    username: str = _key("", "for HTTP basic authentication, with password_file")
+    password_file: str = _key("", "file that holds the password")
+    token_file: str = _key("", "file that holds a bearer token")
+    ca_file: str = _key("", "certificate authority for https; empty: the system's")
+    timeout_s: float = _key(60.0, "seconds after which one query is given up", low=0.1)
+    retries: int = _key(4, "further tries of a query that failed, with exponential backoff", low=0)
+    chunk_minutes: int = _key(60, "minutes that one query asks for; halved where the server refuses", low=1)
+    max_samples: int = _key(5_000_000, "samples that may be held in memory at once", low=1000)
+    lookback_days: int = _key(15, "days that the first ingest asks for")
+    delay_s: int = _key(60, "newest samples are left for the next run for this many seconds", low=0)
+    host_suffix: str = _key("", "domain to cut from the exporter's host names; empty: everything after the first dot")
+
+
+@dataclass(frozen=True)
+class Bindings:
+    prolog_dir: str = _key("", "folder of the records that slurm_hooks/prolog/almanac-gpus.sh writes; empty: none")
+    use_labels: bool = _key(True, "believe the exporter's hpc_job or jobid label")
+    use_squeue: bool = _key(True, "poll gres_detail of running jobs from squeue")
+
+
+@dataclass(frozen=True)
+class Filters:
+    min_elapsed_s: int = _key(180, "shorter jobs are set aside (perlmutter-telemetry, II-C)")
+    min_gpu_util_pct: float = _key(1.0, "jobs whose mean GPU_UTIL is below are set aside (perlmutter-telemetry, II-C)")
+    min_coverage: float = _key(0.5, "below this share of the expected samples a job gets no verdict", low=0, high=1)
+    partitions: tuple[str, ...] = _key((), "only jobs of these partitions; empty: all")
+    staff_accounts: tuple[str, ...] = _key((), "jobs of these accounts are set aside")
+    login_nodes: tuple[str, ...] = _key((), "jobs on these nodes (hostlists such as login[01-04]) are set aside")
+
+
+@dataclass(frozen=True)
+class AdviceSection:
+    risk: float = _key(0.01, "accepted probability that a job's HBM peak exceeds the bound", low=0.0001, high=0.5)
+    min_runs: int = _key(5, "runs that a bound needs; with fewer nothing is advised", low=2)
+    max_runs: int = _key(20, "newest runs that a bound looks at", low=2)
+    history_days: int = _key(120, "older jobs are not looked at", low=1)
+    headroom_mib: int = _key(1024, "HBM of a tier that a job cannot use (context, fragmentation)", low=0)
+    min_relative_spread: float = _key(
+        0.05, "smallest relative spread of peaks assumed (10 s sampling misses spikes)", low=0, high=1
+    )
+
+
+@dataclass(frozen=True)
+class Rolling:
+    decay: float = _key(
+        0.8, "weight of a matched run against the next newer one (helios-qssf-ces, algorithm 1)", low=0, high=1
+    )
+    similarity: float = _key(
+        0.8, "smallest normalised Levenshtein similarity of names that count as the same", low=0, high=1
+    )
+    max_runs: int = _key(50, "newest matched runs that are looked at", low=1)
+
+
+@dataclass(frozen=True)
+class Training:
+    min_jobs: int = _key(200, "ended jobs below which no LightGBM model is trained", low=20)
+    blend: float = _key(
+        -1.0, "weight of the rolling estimate, 0..1; negative: chosen on the validation span", low=-1, high=1
+    )
+    validation_share: float = _key(
+        0.2, "newest share of the jobs on which the blend is chosen and scores are taken", low=0.05, high=0.5
+    )
+    seed: int = _key(1, "seed of LightGBM")
+
+
+@dataclass(frozen=True)
+class Priority:
+    span: int = _key(
+        10_000, "priority term of the shortest predicted GPU-time; the longest gets 0", low=1, high=2147483645
+    )
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A kind of GPU memory that can be asked for. Exactly one of constraint, gres and partition selects it."""
+
+    name: str = _key("", "what it is called in advice")
+    capacity_mib: int = _key(0, "nominal HBM of one GPU, MiB")
+    gpu_model: str = _key("", "row of the hardware table, such as A100-80")
+    constraint: str = _key("", "node feature that selects it, such as hbm80g")
+    gres: str = _key("", "GRES type that selects it, such as a100_80 of gpu:a100_80:4")
+    partition: str = _key("", "partition that selects it")
+
+
+@dataclass(frozen=True)
+class Config:
+    site: Site = Site()
+    store: StoreSection = StoreSection()
+    slurm: Slurm = Slurm()
+    prometheus: Prometheus = Prometheus()
+    bindings: Bindings = Bindings()
+    filters: Filters = Filters()
+    advice: AdviceSection = AdviceSection()
+    rolling: Rolling = Rolling()
+    training: Training = Training()
+    priority: Priority = Priority()
+    tiers: tuple[Tier, ...] = ()
+    source: str = ""
+
+
+def find_config(explicit: str | None = None) -> Path | None:
+    """--config, then $ALMANAC_CONFIG, then /etc, then ~/.config; None where there is none.
+
+    Raises ConfigError where a file was named and is not there.
+    """
+    for origin, named in (("--config", explicit), ("$ALMANAC_CONFIG", os.environ.get("ALMANAC_CONFIG"))):
+        if named:
+            if not Path(named).is_file():
+                raise ConfigError(f"{origin} names {named}, which is not a file", "correct the path, or leave it out")
+            return Path(named)
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return next((path for path in (SYSTEM_FILE, home / "almanac" / "config.toml") if path.is_file()), None)
+
+
+def load_config(path: Path | None) -> Config:
+    """The configuration of a file, or the defaults. Raises ConfigError naming file, key and remedy."""
+    if path is None:
+        return Config()
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "make it readable UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}", "correct that line") from error
+    return dataclasses.replace(parse_config(data, str(path)), source=str(path))
+
+
+def parse_config(data: dict[str, Any], where: str = "configuration") -> Config:
+    """A Config of parsed TOML. Raises ConfigError."""
+    sections = {f.name: f for f in dataclasses.fields(Config) if f.name != "source"}
+    _refuse_unknown(data, list(sections), where, "section")
+    values: dict[str, Any] = {}
+    for name, content in data.items():
+        if name == "tiers":
+            values[name] = _parse_tiers(content, where)
+        elif isinstance(content, dict):
+            values[name] = _parse_section(type(sections[name].default), content, f"{where}: [{name}]")
+        else:
+            raise ConfigError(f"{where}: {name} is {content!r}, expected a section [{name}]", "write it as a table")
+    config = Config(**values)
+    _check_ranges(config, where)
+    return config
+
+
+def _refuse_unknown(data: dict[str, Any], valid: list[str], where: str, what: str) -> None:
+    for key in data:
+        if key not in valid:
+            near = difflib.get_close_matches(key, valid, n=1, cutoff=0.0)
+            raise ConfigError(
+                f"{where}: unknown {what} {key!r}", f"did you mean {near[0]!r}? valid: {', '.join(valid)}"
+            )
+
+
+def _parse_section(cls: type[Any], data: dict[str, Any], where: str) -> Any:
+    _refuse_unknown(data, [f.name for f in dataclasses.fields(cls)], where, "key")
+    kinds = typing.get_type_hints(cls)
+    return cls(**{key: _typed(value, kinds[key], f"{where} {key}") for key, value in data.items()})
+
+
+def _typed(value: Any, kind: Any, where: str) -> Any:
+    if isinstance(kind, types.GenericAlias):
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise ConfigError(f"{where} is {value!r}, expected a list of strings", 'write ["a", "b"]')
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{where} is {value!r}, expected {kind.__name__}", "correct the value's type")
+    return value
+
+
+def _parse_tiers(content: Any, where: str) -> tuple[Tier, ...]:
+    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
+        raise ConfigError(f"{where}: tiers must be an array of tables", "write each tier under its own [[tiers]]")
+    tiers = []
+    for number, item in enumerate(content, 1):
+        tier: Tier = _parse_section(Tier, item, f"{where}: [[tiers]] number {number}")
+        _check_tier(tier, f"{where}: [[tiers]] number {number}")
+        tiers.append(tier)
+    names = [tier.name for tier in tiers]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"{where}: two tiers have the same name: {names}", "give each tier a name of its own")
+    return tuple(sorted(tiers, key=lambda tier: (tier.capacity_mib, tier.name)))
+
+
+def _check_tier(tier: Tier, where: str) -> None:
+    if not tier.name or tier.capacity_mib <= 0:
+        raise ConfigError(
+            f"{where}: needs a name and a capacity_mib above 0", 'write name = "hbm80g", capacity_mib = 81920'
+        )
+    selectors = [tier.constraint, tier.gres, tier.partition]
+    if sum(map(bool, selectors)) != 1:
+        raise ConfigError(
+            f"{where} ({tier.name}): {sum(map(bool, selectors))} of constraint, gres and partition are set",
+            "set exactly one: it is what selects the tier",
+        )
+
+
+def _check_ranges(config: Config, where: str) -> None:
+    for section in (f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default)):
+        for key in dataclasses.fields(getattr(config, section)):
+            value = getattr(getattr(config, section), key.name)
+            low, high = key.metadata["low"], key.metadata["high"]
+            if not (low is None or low <= value) or not (high is None or value <= high):
+                expected = f"at least {low}" if high is None else f"{low} to {high}"
+                raise ConfigError(f"{where}: {section}.{key.name} is {value}, expected {expected}", "correct the value")
+    if config.prometheus.exporter not in ("dcgm", "jobstats"):
+        raise ConfigError(f"{where}: prometheus.exporter is {config.prometheus.exporter!r}", "use dcgm or jobstats")

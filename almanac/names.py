@@ -1,0 +1,29 @@
+"""The family key of a job name: one ASCII mask that Python and Lua compute alike.
+
+The rule, on the bytes of the name (UTF-8), in this order; test vectors are in `name_mask_vectors.json`:
+
+1. every byte outside 0x21..0x7e becomes "_"; A-Z become a-z;
+2. a UUID (8-4-4-4-12 hex digits) becomes "#";
+3. a run of 8 or more of [0-9a-z] that holds only hex digits, at least one digit and one letter, becomes "#";
+4. every run of digits becomes "#";
+5. the first 64 bytes are kept; an empty name becomes "-".
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_BYTES = 64
+_UNPRINTABLE = re.compile(rb"[^\x21-\x7e]")
+_UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_WORD = re.compile(rb"[0-9a-z]{8,}")
+_HASH = re.compile(rb"(?=[a-f]*[0-9])(?=[0-9]*[a-f])[0-9a-f]+")
+_DIGITS = re.compile(rb"[0-9]+")
+
+
+def name_key(name: str) -> str:
+    """The family key of a job name: "train-BERT-0042" and "train-bert-7" both give "train-bert-#"."""
+    raw = _UNPRINTABLE.sub(b"_", name.encode("utf-8", "surrogateescape")).lower()
+    raw = _UUID.sub(b"#", raw)
+    raw = _WORD.sub(lambda word: b"#" if _HASH.fullmatch(word[0]) else word[0], raw)
+    return _DIGITS.sub(b"#", raw)[:MAX_BYTES].decode("ascii") or "-"

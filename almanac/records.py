@@ -1,0 +1,119 @@
+"""What passes between the layers: frozen records without behaviour of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Counts:
+    """What became of the records of one run. Nothing is lost silently: seen == kept + sum(dropped)."""
+
+    seen: int = 0
+    kept: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    def drop(self, reason: str, number: int = 1, example: str = "") -> None:
+        """Count `number` records as not kept, with the first example of each reason for the message."""
+        if number:
+            self.dropped[reason] += number
+            self.examples.setdefault(reason, example)
+
+    def add(self, other: Counts) -> None:
+        self.seen += other.seen
+        self.kept += other.kept
+        self.dropped.update(other.dropped)
+        for reason, example in other.examples.items():
+            self.examples.setdefault(reason, example)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One submission, as known at submit time. Counts are of the whole job (one array task)."""
+
+    user: str
+    job_name: str = ""
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+    constraints: str = ""
+    gres: str = ""
+    gpu_count: int = 0
+    gpu_type: str = ""
+    node_count: int = 1
+    cpu_count: int = 1
+    time_limit_s: int | None = None
+    is_array: bool = False
+    submit_s: int = 0
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A predicted run time, seconds, and GPU-time, GPU-seconds.
+
+    rolling_s and model_s are the two estimates blended; model_s is None without a trained model.
+    case names the rolling estimate's case: "name", "user" or "site" (helios-qssf-ces, algorithm 1).
+    """
+
+    duration_s: float
+    gpu_time_s: float
+    rolling_s: float
+    model_s: float | None
+    case: str
+    runs: int
+
+
+@dataclass(frozen=True)
+class MemoryBound:
+    """An upper bound of the HBM peak of one GPU, MiB, exceeded with probability at most `risk`.
+
+    method is "calibrated" (the site's own back-tested margins) or "student-t" (too few runs on the site
+    to calibrate: a prediction bound on the logarithm of the peaks).
+    """
+
+    bound_mib: float
+    risk: float
+    highest_mib: float
+    runs: int
+    scope: str
+    method: str
+
+
+@dataclass(frozen=True)
+class TierAdvice:
+    """tier is None where nothing is advised; reason says why. `rewrite` is the sbatch option to use."""
+
+    tier: str | None
+    reason: str
+    requested_tier: str | None = None
+    is_change: bool = False
+    rewrite: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class PriorityAdvice:
+    """A priority term in 0..span; greater starts earlier. share_longer: share of recent jobs predicted longer."""
+
+    term: int
+    share_longer: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """All that almanac has to say of one submission; the text is rendered from this."""
+
+    request: Request
+    tier: TierAdvice
+    bound: MemoryBound | None = None
+    duration: Duration | None = None
+    priority: PriorityAdvice | None = None
+    set_aside: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def has_evidence(self) -> bool:
+        """Whether anything at all is known of this user's jobs."""
+        return self.bound is not None or (self.duration is not None and self.duration.case != "site")

@@ -1,0 +1,68 @@
+"""GPU counts and types from every way that Slurm writes them.
+
+Requests: "gpu:2", "gpu:a100:2", "gres:gpu:2" (up to 23.02), "gres/gpu:2", "gres/gpu:a100=2" (from 23.11), "gpu".
+Allocations: AllocTRES "billing=4,gres/gpu:a100=4,gres/gpu=4"; gres_detail "gpu:a100:2(IDX:0-1,3)".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_GPU = re.compile(r"(?:gres[:/])?gpu(?:[:/](?P<type>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d+))?")
+_DETAIL = re.compile(r"gpu(?::(?P<type>[A-Za-z][^:(,]*))?:(?P<count>\d+)\(IDX:(?P<index>[^)]*)\)")
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """A number of GPUs, of one type where one was named."""
+
+    count: int = 0
+    type: str = ""
+
+
+def parse_gpus(text: str) -> Gpus:
+    """The GPUs of a comma-separated TRES or GRES text; Gpus(0) where it names none.
+
+    An untyped total ("gres/gpu=4") wins over the typed parts it is the sum of; without one, the parts add up.
+    """
+    total: int | None = None
+    typed: dict[str, int] = {}
+    for term in re.sub(r"\([^)]*\)", "", text).split(","):
+        match = _GPU.fullmatch(term.strip())
+        if not match:
+            continue
+        count = int(match["count"] or 1)
+        if match["type"]:
+            typed[match["type"]] = typed.get(match["type"], 0) + count
+        else:
+            total = count if total is None else max(total, count)
+    if total is None:
+        total = sum(typed.values())
+    return Gpus(total, next(iter(typed)) if len(typed) == 1 else "")
+
+
+def parse_tres(text: str) -> dict[str, str]:
+    """ "cpu=32,mem=32000M,gres/gpu=4" as a mapping; terms without "=" are passed over."""
+    return dict(term.split("=", 1) for term in text.split(",") if "=" in term)
+
+
+def parse_gpu_indices(detail: str) -> tuple[int, ...]:
+    """GPU indices of one node's gres_detail: "gpu:a100:3(IDX:0-1,3)" gives (0, 1, 3); () where there are none."""
+    indices: set[int] = set()
+    for match in _DETAIL.finditer(detail):
+        indices.update(parse_index_list(match["index"]))
+    return tuple(sorted(indices))
+
+
+def parse_index_list(text: str) -> tuple[int, ...]:
+    """ "0-1,3" as (0, 1, 3); "" and "N/A" as (). Raises ValueError for anything else."""
+    if text in ("", "N/A"):
+        return ()
+    indices: set[int] = set()
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        if len(low) > 4 or len(high) > 4:
+            raise ValueError(f"not a list of GPU indices: {text!r}")
+        indices.update(range(int(low), int(high or low) + 1))
+    return tuple(sorted(indices))

@@ -1,0 +1,68 @@
+"""Slurm's ways of writing times and sizes, and ours of showing them."""
+
+from __future__ import annotations
+
+import re
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTP]?)B?[cn]?", re.IGNORECASE)
+_KIB = {"K": 1, "": 1024, "M": 1024, "G": 1024**2, "T": 1024**3, "P": 1024**4}
+
+
+def parse_time_limit(text: str) -> int | None:
+    """Seconds of a Slurm time: "90" (minutes), "MM:SS", "HH:MM:SS", "D-HH[:MM[:SS]]". None: no limit.
+
+    Raises ValueError, naming the text, where it is none of these.
+    """
+    text = text.strip()
+    if text.upper() in ("UNLIMITED", "INFINITE", "-1"):
+        return None
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if not match:
+        raise ValueError(f"not a Slurm time: {text!r} (expected minutes, MM:SS, HH:MM:SS or D-HH:MM:SS)")
+    days, *rest = match.groups()
+    fields = [int(part) for part in rest if part is not None]
+    if days is not None:
+        hours, minutes, seconds = (*fields, 0, 0)[:3]
+        return int(days) * 86400 + hours * 3600 + minutes * 60 + seconds
+    if len(fields) == 3:
+        return fields[0] * 3600 + fields[1] * 60 + fields[2]
+    return fields[0] * 60 + (fields[1] if len(fields) == 2 else 0)
+
+
+def parse_mib(text: str) -> float:
+    """MiB of a Slurm size such as "32000M", "4Gn", "1.5T"; without a unit, MiB. Raises ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"not a Slurm size: {text!r} (expected a number with K, M, G, T or P)")
+    return float(match[1]) * _KIB[match[2].upper()] / 1024
+
+
+def format_duration(seconds: float) -> str:
+    """As a person says it, at most two units: "12 s", "12 min", "3 h 10 min", "2 d 4 h"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{round(whole / 60)} min"
+    minutes = round(whole / 60)
+    if minutes < 24 * 60:
+        hours, rest = divmod(minutes, 60)
+        return f"{hours} h {rest} min" if rest else f"{hours} h"
+    days, rest = divmod(round(whole / 3600), 24)
+    return f"{days} d {rest} h" if rest else f"{days} d"
+
+
+def format_gib(mib: float) -> str:
+    """MiB as GiB with one decimal: "21.3 GiB"."""
+    return f"{mib / 1024:.1f} GiB"
+
+
+def format_count(number: int) -> str:
+    """12345 as "12,345"."""
+    return f"{number:,}"
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """Hostile text made safe for a terminal: control, bidi and invisible characters become "?"."""
+    safe = "".join(char if char.isprintable() else "?" for char in text)
+    return safe if len(safe) <= limit else safe[: limit - 1] + "…"

@@ -1,0 +1,1 @@
+"""The click commands: parse, call, print. The only place that exits or prints."""

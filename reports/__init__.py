@@ -1,0 +1,1 @@
+"""Job reports, digests and the site report. Holds none yet."""

@@ -1,0 +1,1 @@
+"""Everything that Slurm calls, or that calls Slurm to act."""

@@ -1,0 +1,133 @@
+"""The tables of the store: columns, units and keys. A change that old code cannot read raises SCHEMA_VERSION.
+
+Times are UTC: seconds (`_s`) or milliseconds (`_ms`) since 1970. A missing value is null, never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from telemetry.counters import COUNTERS
+
+SCHEMA_VERSION = 1
+
+_DOUBLE = {"energy_mj", "nvlink_tx_bytes_s", "nvlink_rx_bytes_s", "pcie_tx_bytes_s", "pcie_rx_bytes_s"}
+
+
+def _field(name: str, kind: pa.DataType, unit: str = "", nullable: bool = True) -> pa.Field[pa.DataType]:
+    return pa.field(name, kind, nullable=nullable, metadata={"unit": unit} if unit else None)
+
+
+_TEXT, _INT = pa.string(), pa.int64()
+
+TELEMETRY = pa.schema(
+    [
+        _field("host", _TEXT, nullable=False),
+        _field("gpu", pa.int16(), "GPU index on its host", nullable=False),
+        _field("mig", _TEXT, "MIG instance id; empty: the whole GPU", nullable=False),
+        _field("time_ms", _INT, "ms since 1970, UTC", nullable=False),
+        _field("uuid", _TEXT),
+        _field("model", _TEXT, "the exporter's model name"),
+        _field("job_label", _INT, "job id that the exporter's label names"),
+        *(_field(c.column, pa.float64() if c.column in _DOUBLE else pa.float32(), c.unit) for c in COUNTERS),
+    ]
+)
+
+JOBS = pa.schema(
+    [
+        _field("job_id", _INT, "JobIDRaw", nullable=False),
+        _field("submit_s", _INT, "s since 1970, UTC", nullable=False),
+        _field("array_job_id", _INT),
+        _field("array_task_id", _INT),
+        _field("het_job_id", _INT),
+        _field("het_offset", _INT),
+        _field("user", _TEXT),
+        _field("account", _TEXT),
+        _field("partition", _TEXT),
+        _field("qos", _TEXT),
+        _field("name", _TEXT, "null where unknown: text output can be forged, so it is never taken from there"),
+        _field("name_key", _TEXT, "family key, almanac.names.name_key"),
+        _field("state", _TEXT, "COMPLETED, FAILED, TIMEOUT, CANCELLED, ..."),
+        _field("start_s", _INT, "s since 1970, UTC; null: never started"),
+        _field("end_s", _INT, "s since 1970, UTC; null: not ended"),
+        _field("elapsed_s", _INT, "s"),
+        _field("time_limit_s", _INT, "s; null: none"),
+        _field("node_count", _INT),
+        _field("node_list", _TEXT, "Slurm hostlist"),
+        _field("cpu_count", _INT),
+        _field("gpu_count", _INT, "GPUs allocated"),
+        _field("gpu_count_req", _INT, "GPUs requested"),
+        _field("gpu_type", _TEXT),
+        _field("constraints", _TEXT),
+        _field("tier", _TEXT, "memory tier asked for, by the configuration at ingest"),
+        _field("exit_code", _INT),
+        _field("exit_signal", _INT),
+        _field("restarts", _INT),
+        _field("jobstats_hbm_peak_mib", pa.float64(), "MiB, highest GPU of jobstats' AdminComment blob"),
+        _field("jobstats_hbm_total_mib", pa.float64(), "MiB"),
+        _field("used_mem_mib", pa.float64(), "MiB of host memory, where a trace records it"),
+    ]
+)
+
+BINDINGS = pa.schema(
+    [
+        _field("job_id", _INT, nullable=False),
+        _field("host", _TEXT, nullable=False),
+        _field("gpu", pa.int16(), "GPU index on its host", nullable=False),
+        _field("origin", _TEXT, "prolog or squeue", nullable=False),
+        _field("seen_s", _INT, "s since 1970, UTC", nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the store. `key` makes a row unique within a cluster; `order` is how files are sorted.
+
+    time_column and part_s say which partition file a row belongs to: date=YYYY-MM-DD/HHMM of
+    floor(time / part_s).
+    """
+
+    name: str
+    schema: pa.Schema
+    key: tuple[str, ...]
+    order: tuple[str, ...]
+    time_column: str
+    ticks_per_s: int
+    part_s: int
+
+
+TABLES = {
+    table.name: table
+    for table in (
+        Table(
+            name="telemetry",
+            schema=TELEMETRY,
+            key=("host", "gpu", "mig", "time_ms"),
+            order=("host", "gpu", "mig", "time_ms"),
+            time_column="time_ms",
+            ticks_per_s=1000,
+            part_s=3600,
+        ),
+        Table(
+            name="jobs",
+            schema=JOBS,
+            key=("job_id", "submit_s"),
+            order=("submit_s", "job_id"),
+            time_column="submit_s",
+            ticks_per_s=1,
+            part_s=86400,
+        ),
+        Table(
+            name="bindings",
+            schema=BINDINGS,
+            key=("job_id", "host", "gpu", "origin"),
+            order=("job_id", "host", "gpu", "origin"),
+            time_column="seen_s",
+            ticks_per_s=1,
+            part_s=86400,
+        ),
+    )
+}

@@ -1,0 +1,1 @@
+"""Slurm, seen from outside: its commands, host lists and submission options."""

@@ -1,0 +1,48 @@
+"""Running Slurm's commands: found, bounded in time, in UTC and the C locale, with errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from almanac.errors import CommandError
+
+
+class Runner(Protocol):
+    """What runs a command and returns its standard output."""
+
+    def __call__(self, argv: Sequence[str]) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class SlurmCommands:
+    """Runs commands of one Slurm installation; times come as seconds since 1970."""
+
+    bin_dir: str = ""
+    timeout_s: float = 300.0
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, argv: Sequence[str]) -> bytes:
+        """Standard output of argv. Raises CommandError where it is missing, fails or takes too long."""
+        program = shutil.which(argv[0], path=self.bin_dir or None)
+        if program is None:
+            where = self.bin_dir or "PATH"
+            raise CommandError(f"{argv[0]} was not found in {where}", "install the Slurm client, or set slurm.bin_dir")
+        env = {**os.environ, "TZ": "UTC", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", **self.env}
+        try:
+            done = subprocess.run(
+                [program, *argv[1:]], capture_output=True, timeout=self.timeout_s, env=env, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CommandError(
+                f"{' '.join(argv)} gave no answer within {self.timeout_s:g} s",
+                "check that slurmdbd and slurmctld answer, or raise slurm.timeout_s",
+            ) from error
+        if done.returncode:
+            said = done.stderr.decode("utf-8", "replace").strip()[-500:]
+            raise CommandError(f"{' '.join(argv)} ended with {done.returncode}: {said}", f"run {argv[0]} by hand")
+        return done.stdout

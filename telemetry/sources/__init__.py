@@ -1,0 +1,1 @@
+"""Where records come from. Every source is a `Source`: batches of rows of one table, with counts."""

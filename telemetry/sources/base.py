@@ -1,0 +1,35 @@
+"""The one interface of all sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from almanac.records import Counts
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one table of the store (`telemetry.schema.TABLES`), and what became of the records behind them.
+
+    watermark_s: everything up to here (s since 1970) has been read once this batch is stored; None where the
+    source has no watermark.
+    """
+
+    table: str
+    rows: pa.Table
+    counts: Counts
+    watermark_s: int | None = None
+
+
+class Source(Protocol):
+    """A source that can be read once per span."""
+
+    name: str
+
+    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+        """Batches of [since_s, until_s), in time order. Raises SourceError where nothing can be read."""
+        ...
