@@ -1,0 +1,47 @@
+"""What the advisor knows of past jobs: one row per started GPU job, with the HBM peak where it is informative."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from telemetry.store import Store
+
+_JOIN = """
+SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user",
+       coalesce(j.account, '') AS account, coalesce(j."partition", '') AS "partition",
+       coalesce(j.qos, '') AS qos, coalesce(j.name, '') AS name, coalesce(j.name_key, '-') AS name_key,
+       coalesce(j.node_count, 1) AS node_count, coalesce(j.cpu_count, 1) AS cpu_count,
+       greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) AS gpu_count,
+       coalesce(j.gpu_type, '') AS gpu_type, coalesce(j.constraints, '') AS constraints, j.tier,
+       j.time_limit_s::DOUBLE AS time_limit_s, j.array_job_id IS NOT NULL AS is_array,
+       coalesce(j.state, '') AS state, coalesce(j.elapsed_s, j.end_s - j.start_s)::DOUBLE AS elapsed_s,
+       CASE WHEN m.is_preallocated THEN NULL
+            ELSE coalesce(m.hbm_peak_mib, j.jobstats_hbm_peak_mib) END::DOUBLE AS hbm_peak_mib,
+       coalesce(m.hbm_capacity_mib, j.jobstats_hbm_total_mib)::DOUBLE AS hbm_capacity_mib,
+       CASE WHEN m.is_preallocated THEN 'preallocated' WHEN m.hbm_peak_mib IS NOT NULL THEN 'telemetry'
+            WHEN j.jobstats_hbm_peak_mib IS NOT NULL THEN 'jobstats' ELSE 'none' END AS hbm_evidence,
+       coalesce(m.verdict, 'not summarised') AS verdict
+FROM jobs j LEFT JOIN job_metrics m USING (job_id, submit_s)
+WHERE j.start_s IS NOT NULL AND j.end_s IS NOT NULL
+  AND greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) > 0
+  AND ($user IS NULL OR j."user" = $user)
+ORDER BY j.end_s, j.job_id, j.submit_s
+"""
+
+
+def load_history(
+    store: Store, cluster: str, since_s: int | None = None, until_s: int | None = None, user: str | None = None
+) -> pd.DataFrame:
+    """GPU jobs submitted in [since_s, until_s) that have started and ended, oldest end first.
+
+    Missing numbers are NaN, a missing tier is None. hbm_evidence says where hbm_peak_mib comes from: "telemetry",
+    "jobstats", "preallocated" (then the peak says nothing of the need and is NaN) or "none".
+    """
+    jobs = store.read("jobs", cluster, since_s=since_s, until_s=until_s)
+    columns = ["job_id", "submit_s", "hbm_peak_mib", "hbm_capacity_mib", "is_preallocated", "verdict"]
+    metrics = store.read("job_metrics", cluster, columns, since_s=since_s, until_s=until_s)
+    with store.connect() as db:
+        db.register("jobs", jobs)
+        db.register("job_metrics", metrics)
+        frame: pd.DataFrame = db.execute(_JOIN, {"user": user}).df()
+    return frame.astype({"job_id": "int64", "submit_s": "int64", "start_s": "int64", "end_s": "int64"})
