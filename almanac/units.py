@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTP]?)B?[cn]?", re.IGNORECASE)
@@ -66,3 +67,26 @@ def printable(text: str, limit: int = 200) -> str:
     """Hostile text made safe for a terminal: control, bidi and invisible characters become "?"."""
     safe = "".join(char if char.isprintable() else "?" for char in text)
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+_UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
+_RELATIVE = re.compile(r"now(?:([+-]\d+)(second|minute|hour|day|week)s?)?", re.IGNORECASE)
+
+
+def parse_moment(text: str, now_s: int) -> int:
+    """Seconds since 1970 of a time as sacct takes it, in the local time zone.
+
+    "YYYY-MM-DD[THH:MM[:SS]]", "now", "now-7days", "today", "midnight", or "@SECONDS". Raises ValueError.
+    """
+    text = text.strip()
+    relative = _RELATIVE.fullmatch(text)
+    if relative:
+        return now_s + int(relative[1] or 0) * _UNIT_S[(relative[2] or "second").lower()]
+    if re.fullmatch(r"@\d{1,12}", text):
+        return int(text[1:])
+    if text.lower() in ("today", "midnight"):
+        return int(dt.datetime.fromtimestamp(now_s).replace(hour=0, minute=0, second=0).timestamp())
+    try:
+        return int(dt.datetime.fromisoformat(text).timestamp())
+    except ValueError as error:
+        raise ValueError(f"not a time: {text!r} (expected YYYY-MM-DD[THH:MM[:SS]] or now-7days)") from error

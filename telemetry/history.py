@@ -6,6 +6,10 @@ import pandas as pd
 
 from telemetry.store import Store
 
+_METRICS = (
+    "job_id", "submit_s", "hbm_peak_mib", "hbm_capacity_mib", "is_preallocated", "mean_gpu_util_pct",
+    "coverage_frac", "verdict",
+)  # fmt: skip
 _JOIN = """
 SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user",
        coalesce(j.account, '') AS account, coalesce(j."partition", '') AS "partition",
@@ -20,7 +24,7 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
        coalesce(m.hbm_capacity_mib, j.jobstats_hbm_total_mib)::DOUBLE AS hbm_capacity_mib,
        CASE WHEN m.is_preallocated THEN 'preallocated' WHEN m.hbm_peak_mib IS NOT NULL THEN 'telemetry'
             WHEN j.jobstats_hbm_peak_mib IS NOT NULL THEN 'jobstats' ELSE 'none' END AS hbm_evidence,
-       coalesce(m.verdict, 'not summarised') AS verdict
+       m.mean_gpu_util_pct, m.coverage_frac, coalesce(m.verdict, 'not summarised') AS verdict
 FROM jobs j LEFT JOIN job_metrics m USING (job_id, submit_s)
 WHERE j.start_s IS NOT NULL AND j.end_s IS NOT NULL
   AND greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) > 0
@@ -38,10 +42,9 @@ def load_history(
     "jobstats", "preallocated" (then the peak says nothing of the need and is NaN) or "none".
     """
     jobs = store.read("jobs", cluster, since_s=since_s, until_s=until_s)
-    columns = ["job_id", "submit_s", "hbm_peak_mib", "hbm_capacity_mib", "is_preallocated", "verdict"]
-    metrics = store.read("job_metrics", cluster, columns, since_s=since_s, until_s=until_s)
+    metrics = store.read("job_metrics", cluster, _METRICS, since_s=since_s, until_s=until_s)
     with store.connect() as db:
         db.register("jobs", jobs)
         db.register("job_metrics", metrics)
-        frame: pd.DataFrame = db.execute(_JOIN, {"user": user}).df()
+        frame: pd.DataFrame = db.sql(_JOIN, params={"user": user}).df()
     return frame.astype({"job_id": "int64", "submit_s": "int64", "start_s": "int64", "end_s": "int64"})

@@ -208,8 +208,8 @@ class Store:
     def _merge(self, db: duckdb.DuckDBPyConnection, spec: Table, path: Path, rows: pa.Table) -> WriteResult:
         db.register("given", rows)
         keys = _columns(spec.key)
-        given = db.execute(f"SELECT count(*), count(DISTINCT ({keys})) FROM given").fetchone()
-        source = "given" if given and given[0] == given[1] else f"({_last_of_each(spec)})"
+        given = _counts(db, f"SELECT count(*), count(DISTINCT ({keys})) FROM given")
+        source = "given" if given[0] == given[1] else f"({_last_of_each(spec)})"
         if not path.exists():
             merged = _arrow(db, f"SELECT * FROM {source} ORDER BY {_columns(spec.order)}")
             self._replace(path, merged, spec)
@@ -229,11 +229,8 @@ class Store:
             f"CREATE OR REPLACE TEMP TABLE old AS SELECT {old} FROM read_parquet($f, hive_partitioning=false)",
             {"f": str(path)},
         )
-        given = db.execute(f"SELECT count(*) FROM {source}").fetchone()
-        both = db.execute(
-            f"SELECT count(*), count(*) FILTER (WHERE {differs}) FROM {source} n JOIN old e ON {on}"
-        ).fetchone()
-        assert given is not None and both is not None
+        given = _counts(db, f"SELECT count(*) FROM {source}")
+        both = _counts(db, f"SELECT count(*), count(*) FILTER (WHERE {differs}) FROM {source} n JOIN old e ON {on}")
         result = WriteResult(added=given[0] - both[0], unchanged=both[0] - both[1], replaced=both[1])
         if result.added or result.replaced:
             joined = ", ".join(f'coalesce(n."{c}", e."{c}") AS "{c}"' for c in spec.schema.names)
@@ -313,9 +310,14 @@ def _last_of_each(spec: Table) -> str:
     return f"SELECT {_columns(spec.schema.names)} FROM ({grouped})"
 
 
+def _counts(db: duckdb.DuckDBPyConnection, sql: str) -> tuple[int, ...]:
+    # DuckDB 2 refuses a further query on a connection whose last result was not fetched to its end.
+    row: tuple[int, ...] = db.execute(sql).fetchall()[0]
+    return row
+
+
 def _arrow(db: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, Any] | None = None) -> pa.Table:
-    rows = db.execute(sql, parameters or {}).to_arrow_table()
-    assert rows is not None, "a SELECT has a result"
+    rows: pa.Table = db.sql(sql, params=parameters or {}).to_arrow_table()
     return rows
 
 

@@ -1,0 +1,98 @@
+"""What every command starts from: configuration, store, cluster, the caller and what the caller may see."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from almanac.config import Config, find_config, load_config
+from almanac.errors import ConfigError, NotAllowedError
+
+if TYPE_CHECKING:
+    from telemetry.slurm.commands import SlurmCommands
+    from telemetry.store import Store
+
+
+@dataclass
+class App:
+    """The options given before the command's name."""
+
+    config_path: str | None = None
+    store_path: str | None = None
+    cluster_name: str | None = None
+
+    @cached_property
+    def config(self) -> Config:
+        return load_config(find_config(self.config_path))
+
+    @property
+    def store_root(self) -> Path:
+        return Path(self.store_path or os.environ.get("ALMANAC_STORE") or self.config.store.path)
+
+    def open_store(self, create: bool = False) -> Store:
+        from telemetry.store import Store
+
+        section = self.config.store
+        opener = Store.create if create else Store.open
+        return opener(self.store_root, memory_limit_mib=section.memory_limit_mib, threads=section.threads)
+
+    @cached_property
+    def commands(self) -> SlurmCommands:
+        from telemetry.slurm.commands import SlurmCommands
+
+        return SlurmCommands(bin_dir=self.config.slurm.bin_dir, timeout_s=self.config.slurm.timeout_s)
+
+    def cluster(self, store: Store | None = None) -> str:
+        """--cluster, the configuration, the store's only cluster, or what Slurm says; ConfigError otherwise."""
+        known = store.clusters() if store else []
+        named = self.cluster_name or self.config.site.cluster or (known[0] if len(known) == 1 else "")
+        if named:
+            return named
+        if known:
+            raise ConfigError(f"the store holds several clusters: {', '.join(known)}", "name one with --cluster")
+        from telemetry.sources.sacct import probe_accounting
+
+        name = probe_accounting(self.commands).cluster
+        if not name:
+            raise ConfigError("Slurm did not name its cluster", "set site.cluster, or give --cluster")
+        return name
+
+    def now_s(self) -> int:
+        return int(time.time())
+
+    @property
+    def caller(self) -> str:
+        """The user who runs this process; a numeric id where it has no name."""
+        try:
+            return pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:
+            return str(os.getuid())
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether the caller may see other users' jobs: root, the store's owner, or the operators' group."""
+        uid = os.getuid()
+        if uid == 0 or (self.store_root.exists() and self.store_root.stat().st_uid == uid):
+            return True
+        group = self.config.site.operators_group
+        if not group:
+            return False
+        import grp
+
+        try:
+            return grp.getgrnam(group).gr_gid in os.getgroups()
+        except KeyError:
+            return False
+
+    def visible_user(self, asked: str | None) -> str:
+        """The user whose jobs are looked at. Raises NotAllowedError where the caller may not."""
+        if asked is None or asked == self.caller:
+            return self.caller
+        if not self.is_operator:
+            raise NotAllowedError(f"{asked} is another user, and {self.caller} is no operator", "leave --user out")
+        return asked

@@ -1,0 +1,83 @@
+"""The command `almanac`. Sub-commands are imported when they are called, so that --help stays quick."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from almanac import __version__
+from almanac.errors import AlmanacError
+from almanac.units import printable
+from cli.app import App
+
+COMMANDS = {
+    "ingest": "read jobs and GPU counters into the store",
+    "train": "fit the predictors to what the store holds",
+    "advise": "say what to ask for, for one submission",
+    "jobs": "list past jobs with what they used",
+    "doctor": "check configuration, store, Slurm and Prometheus",
+    "demo": "show the whole path on a generated site",
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module only when it is run; the list of commands needs none."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+EPILOG = """
+Exit codes: 0 done; 1 fault; 2 wrong usage or a submission that cannot be understood; 3 configuration; 4 store;
+5 source (Slurm, Prometheus, file); 6 not allowed; 7 nothing trained; 10 no evidence to advise from.
+"""
+
+
+@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config", "config_path", metavar="FILE", help="Configuration. [$ALMANAC_CONFIG, /etc/almanac, ~/.config]"
+)
+@click.option("--store", "store_path", metavar="DIR", help="Store. [$ALMANAC_STORE, or the configuration's]")
+@click.option("-M", "--cluster", "cluster_name", metavar="NAME", help="Slurm cluster, where there are several.")
+@click.version_option(__version__, prog_name="almanac")
+@click.pass_context
+def cli(ctx: click.Context, config_path: str | None, store_path: str | None, cluster_name: str | None) -> None:
+    """What GPU jobs really did, used for the next ones: advice at submit time for Slurm clusters."""
+    ctx.obj = App(config_path, store_path, cluster_name)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; every error ends in words and an exit code."""
+    try:
+        code = cli.main(args=argv, prog_name="almanac", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("almanac: stopped", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except AlmanacError as error:
+        click.echo(f"almanac: {printable(str(error), 1000)}", err=True)
+        if error.hint:
+            click.echo(f"  to do: {printable(error.hint, 1000)}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Showing things: tables for people, JSON and separated text for programs, progress on a terminal only."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from almanac.records import Counts
+from almanac.units import format_count, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+class Advance(Protocol):
+    """Moves a progress bar: `done` of `total`, with an optional note."""
+
+    def __call__(self, done: float, total: float, note: str = "") -> None: ...
+
+
+def json_text(data: Any) -> str:
+    """JSON in ASCII, so that no terminal or parser sees a raw control or bidi character."""
+    return json.dumps(data, indent=2, ensure_ascii=True, allow_nan=False)
+
+
+def show_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), title: str = ""
+) -> None:
+    """A table for people; cells are shown inert."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table: Table = Table(box=None, header_style="bold", title=title or None, title_justify="left", pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+
+
+def write_separated(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], delimiter: str) -> None:
+    """Separated text with a header; every cell quoted where it needs to be, missing values empty."""
+    writer = csv.writer(sys.stdout, delimiter=delimiter, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(row[column]) for column in columns])
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else printable(str(value), 100_000)
+
+
+def show_counts(what: str, counts: Counts) -> None:
+    """What became of the records of a run, and one example of each kind that was dropped."""
+    click.echo(f"{what}: {format_count(counts.seen)} records read, {format_count(counts.kept)} kept")
+    for reason, number in sorted(counts.dropped.items()):
+        example = counts.examples.get(reason, "")
+        click.echo(
+            f"  {format_count(number)} {printable(reason)}" + (f", such as: {printable(example)}" if example else "")
+        )
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Advance]:
+    """A progress bar on stderr where that is a terminal; otherwise nothing."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, note="": None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None, note="")
+        yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=printable(note))

@@ -1,0 +1,123 @@
+"""One TOML file, every key with a default; what cannot be meant is refused with a remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from almanac.config import Config, find_config, load_config, parse_config
+from almanac.errors import ConfigError
+from almanac.hardware import find_gpu_model, gpu_models
+
+TIERS = {
+    "tiers": [
+        {"name": "hbm80g", "capacity_mib": 81920, "gpu_model": "A100-80", "constraint": "hbm80g"},
+        {"name": "hbm40g", "capacity_mib": 40960, "gpu_model": "A100-40", "constraint": "hbm40g"},
+    ]
+}
+
+
+def test_without_a_file_every_key_has_its_default() -> None:
+    assert load_config(None) == Config()
+
+
+def test_every_key_says_what_it_is_for() -> None:
+    for section in dataclasses.fields(Config):
+        if dataclasses.is_dataclass(section.default):
+            for key in dataclasses.fields(section.default):
+                assert key.metadata["about"], f"{section.name}.{key.name}"
+
+
+def test_a_file_overrides_and_remembers_where_it_came_from(tmp_path: Path) -> None:
+    path = tmp_path / "almanac.toml"
+    path.write_text('[advice]\nrisk = 0.05\n[filters]\npartitions = ["gpu"]\n')
+    config = load_config(path)
+    assert config.advice.risk == 0.05
+    assert config.filters.partitions == ("gpu",)
+    assert config.advice.min_runs == Config().advice.min_runs
+    assert config.source == str(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "seen", "remedy"),
+    [
+        ({"prometheus": {"ulr": "x"}}, "unknown key 'ulr'", "did you mean 'url'"),
+        ({"prometeus": {}}, "unknown section 'prometeus'", "did you mean 'prometheus'"),
+        ({"prometheus": 3}, "prometheus is 3, expected a section", "write it as a table"),
+        ({"slurm": {"timeout_s": "60"}}, "timeout_s is '60', expected int", "type"),
+        ({"slurm": {"timeout_s": True}}, "timeout_s is True, expected int", "type"),
+        ({"advice": {"risk": 2}}, "advice.risk is 2.0, expected 0.0001 to 0.5", "correct"),
+        ({"store": {"threads": -1}}, "store.threads is -1, expected at least 0", "correct"),
+        ({"filters": {"partitions": "gpu"}}, "expected a list of strings", '["a", "b"]'),
+        ({"prometheus": {"exporter": "dcmg"}}, "exporter is 'dcmg'", "dcgm or jobstats"),
+        ({"tiers": {"name": "x"}}, "array of tables", "[[tiers]]"),
+        ({"tiers": [{"name": "x", "capacity_mib": 1}]}, "0 of constraint, gres and partition", "exactly one"),
+        ({"tiers": [{"name": "x", "capacity_mib": 1, "gres": "a", "partition": "b"}]}, "2 of", "exactly one"),
+        ({"tiers": [{"name": "", "capacity_mib": 1, "gres": "a"}]}, "needs a name", "name ="),
+        ({"tiers": [TIERS["tiers"][0], TIERS["tiers"][0]]}, "same name", "name of its own"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_a_remedy(data: dict, seen: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data, "almanac.toml")
+    assert seen in str(caught.value)
+    assert "almanac.toml" in str(caught.value)
+    assert remedy in caught.value.hint
+
+
+def test_tiers_are_sorted_by_capacity() -> None:
+    assert [tier.name for tier in parse_config(TIERS).tiers] == ["hbm40g", "hbm80g"]
+
+
+def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[advice\n")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(broken)
+    with pytest.raises(ConfigError, match="--config names"):
+        find_config(str(tmp_path / "absent.toml"))
+
+
+def test_the_environment_and_the_home_folder_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("almanac.config.SYSTEM_FILE", tmp_path / "etc.toml")
+    monkeypatch.delenv("ALMANAC_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert find_config() is None
+    home = tmp_path / "almanac" / "config.toml"
+    home.parent.mkdir()
+    home.touch()
+    assert find_config() == home
+    (tmp_path / "etc.toml").touch()
+    assert find_config() == tmp_path / "etc.toml"
+    named = tmp_path / "named.toml"
+    named.touch()
+    monkeypatch.setenv("ALMANAC_CONFIG", str(named))
+    assert find_config() == named
+
+
+def test_the_hardware_table_has_every_promised_model_with_a_source() -> None:
+    promised = {"A100-40", "A100-80", "H100-80", "H200-141", "H100-94-NVL", "V100-16", "V100-32", "A40", "L40S", "A30"}
+    assert promised <= set(gpu_models())
+    for model in gpu_models().values():
+        assert model.source
+        assert model.hbm_mib * 2**20 / model.hbm_bytes_per_s < 0.2, "the whole memory is read in a fraction of a second"
+
+
+@pytest.mark.parametrize(
+    ("label", "total_mib", "name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", None, "A100-40"),
+        ("NVIDIA A100-SXM4-80GB", None, "A100-80"),
+        ("NVIDIA H100 80GB HBM3", 81559.0, "H100-80"),
+        ("Tesla V100-SXM2", 32480.0, "V100-32"),
+        ("Tesla V100-SXM2", 16130.0, "V100-16"),
+        ("Tesla V100-SXM2", None, None),
+        ("NVIDIA GeForce RTX 5090", None, None),
+        ("", None, None),
+    ],
+)
+def test_models_are_found_by_the_exporters_label(label: str, total_mib: float | None, name: str | None) -> None:
+    model = find_gpu_model(label, total_mib)
+    assert (model.name if model else None) == name

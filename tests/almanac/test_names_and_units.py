@@ -1,0 +1,98 @@
+"""The name mask and the units, by example and by property."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from almanac.names import MAX_BYTES, name_key
+from almanac.records import Counts
+from almanac.units import format_duration, format_gib, parse_mib, parse_moment, parse_time_limit, printable
+
+VECTORS = json.loads((resources.files("almanac") / "name_mask_vectors.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("name", "key"), VECTORS)
+def test_the_mask_passes_its_vectors(name: str, key: str) -> None:
+    assert name_key(name) == key
+
+
+@given(st.text())
+def test_a_key_is_short_printable_ascii_and_its_own_key(name: str) -> None:
+    key = name_key(name)
+    assert 1 <= len(key) <= MAX_BYTES
+    assert all(0x21 <= ord(char) <= 0x7E for char in key)
+    assert not any(char.isdigit() for char in key)
+    assert name_key(key) == key
+
+
+@given(st.text(alphabet="abcxyz_-. "), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_names_that_differ_in_a_number_share_a_key(stem: str, first: int, second: int) -> None:
+    assert name_key(f"{stem}_run{first}") == name_key(f"{stem}_run{second}")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 5400), ("10:30", 630), ("1:00:00", 3600), ("2-0", 172800), ("1-02:03", 93780), ("1-02:03:04", 93784)],
+)
+def test_time_limits_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
+    assert parse_time_limit(text) == seconds
+
+
+def test_no_time_limit_is_none_and_nonsense_is_named() -> None:
+    assert parse_time_limit("UNLIMITED") is None
+    with pytest.raises(ValueError, match="'soon'"):
+        parse_time_limit("soon")
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"), [("32000M", 32000), ("4G", 4096), ("4Gn", 4096), ("1.5T", 1572864), ("2048K", 2), ("7", 7)]
+)
+def test_sizes_are_mib(text: str, mib: float) -> None:
+    assert parse_mib(text) == mib
+
+
+def test_moments_are_read_as_sacct_reads_them() -> None:
+    assert parse_moment("now-2hours", 10_000) == 2800
+    assert parse_moment("@1234", 0) == 1234
+    assert parse_moment("2025-03-01T00:00:00+00:00", 0) == 1740787200
+    with pytest.raises(ValueError, match="'yesterdayish'"):
+        parse_moment("yesterdayish", 0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (3599, "60 min"),
+        (3600, "1 h"),
+        (11400, "3 h 10 min"),
+        (187200, "2 d 4 h"),
+    ],
+)
+def test_durations_read_as_a_person_says_them(seconds: int, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_gib() -> None:
+    assert format_gib(21811) == "21.3 GiB"
+
+
+@given(st.text())
+def test_printable_text_holds_no_control_character(text: str) -> None:
+    assert printable(text).isprintable()
+    assert len(printable(text, 10)) <= 10
+
+
+def test_counts_keep_the_first_example_of_each_reason() -> None:
+    counts = Counts(seen=3, kept=1)
+    counts.drop("bad", example="first")
+    counts.drop("bad", example="second")
+    assert counts.seen == counts.kept + sum(counts.dropped.values())
+    assert counts.examples == {"bad": "first"}

@@ -1,0 +1,219 @@
+"""The store keeps what it is given: once, whole, sorted, whatever happens to the writer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from almanac.errors import SchemaVersionError, StoreError
+from telemetry.schema import TABLES
+from telemetry.store import Store, WriteResult
+
+HOUR_MS = 3_600_000
+START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+def samples(rows: list[tuple[str, int, int, float | None]]) -> pa.Table:
+    """Telemetry rows of (host, gpu, seconds after START_MS, hbm_used_mib)."""
+    return pa.table(
+        {
+            "host": [row[0] for row in rows],
+            "gpu": pa.array([row[1] for row in rows], pa.int16()),
+            "mig": [""] * len(rows),
+            "time_ms": [START_MS + row[2] * 1000 for row in rows],
+            "hbm_used_mib": pa.array([row[3] for row in rows], pa.float32()),
+        }
+    )
+
+
+def test_writing_the_same_rows_twice_changes_nothing(store: Store) -> None:
+    rows = samples([("n1", 0, 0, 5.0), ("n1", 0, 10, 6.0), ("n1", 1, 0, 7.0)])
+    assert store.write("telemetry", "c", rows) == WriteResult(added=3)
+    before = {path: path.stat().st_ino for path in store.files("telemetry", "c")}
+    assert store.write("telemetry", "c", rows) == WriteResult(unchanged=3)
+    assert {path: path.stat().st_ino for path in store.files("telemetry", "c")} == before
+
+
+def test_rows_go_to_the_hour_they_belong_to_and_are_sorted(store: Store) -> None:
+    store.write(
+        "telemetry", "c", samples([("n2", 0, 3599, 1.0), ("n1", 1, 5, 2.0), ("n1", 0, 7, 3.0), ("n1", 0, 3600, 4.0)])
+    )
+    files = store.files("telemetry", "c")
+    assert [path.name for path in files] == ["2200.parquet", "2300.parquet"]
+    first = pq.read_table(files[0], columns=["host", "gpu", "time_ms"], partitioning=None).to_pylist()
+    assert [(row["host"], row["gpu"], (row["time_ms"] - START_MS) // 1000) for row in first] == [
+        ("n1", 0, 7),
+        ("n1", 1, 5),
+        ("n2", 0, 3599),
+    ]
+
+
+def test_a_later_row_replaces_values_but_a_null_erases_none(store: Store) -> None:
+    store.write("jobs", "c", pa.table({"job_id": [1], "submit_s": [100], "state": ["RUNNING"], "user": ["ann"]}))
+    later = pa.table({"job_id": [1], "submit_s": [100], "state": ["COMPLETED"], "end_s": [900]})
+    assert store.write("jobs", "c", later) == WriteResult(replaced=1)
+    row = store.read("jobs", "c", ["state", "user", "end_s"]).to_pylist()[0]
+    assert row == {"state": "COMPLETED", "user": "ann", "end_s": 900}
+
+
+def test_duplicates_within_one_write_count_once_and_the_last_wins(store: Store) -> None:
+    given_rows = samples([("n1", 0, 0, 1.0), ("n1", 0, 0, 2.0), ("n1", 0, 0, None)])
+    assert store.write("telemetry", "c", given_rows) == WriteResult(added=1)
+    assert store.read("telemetry", "c")["hbm_used_mib"].to_pylist() == [2.0]
+
+
+def test_requeued_runs_of_one_job_id_are_kept_apart(store: Store) -> None:
+    store.write("jobs", "c", pa.table({"job_id": [7, 7], "submit_s": [100, 200], "state": ["REQUEUED", "COMPLETED"]}))
+    assert store.read("jobs", "c")["state"].to_pylist() == ["REQUEUED", "COMPLETED"]
+
+
+def test_clusters_are_kept_apart(store: Store) -> None:
+    store.write("jobs", "a", pa.table({"job_id": [1], "submit_s": [1], "user": ["ann"]}))
+    store.write("jobs", "b", pa.table({"job_id": [1], "submit_s": [1], "user": ["bob"]}))
+    assert store.read("jobs", "a")["user"].to_pylist() == ["ann"]
+    assert store.clusters() == ["a", "b"]
+
+
+SAMPLE = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 2), st.integers(3590, 3610), st.floats(0, 9, width=32))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.lists(SAMPLE, max_size=8), max_size=4))
+def test_any_writes_leave_the_last_value_of_every_key(tmp_path_factory: pytest.TempPathFactory, writes: list) -> None:
+    store = Store.create(tmp_path_factory.mktemp("s") / "store")
+    expected: dict[tuple[str, int, int], float] = {}
+    for rows in writes:
+        store.write("telemetry", "c", samples(rows))
+        expected.update({(host, gpu, START_MS + second * 1000): value for host, gpu, second, value in rows})
+    table = store.read("telemetry", "c", ["host", "gpu", "time_ms", "hbm_used_mib"])
+    got = {(r["host"], r["gpu"], r["time_ms"]): r["hbm_used_mib"] for r in table.to_pylist()}
+    assert got == expected
+    assert table.num_rows == len(expected)
+
+
+def test_reading_an_empty_store_gives_the_schema(store: Store) -> None:
+    empty = store.read("jobs", "nowhere")
+    assert empty.num_rows == 0
+    assert empty.schema.names == TABLES["jobs"].schema.names
+
+
+def test_reading_a_span_is_half_open(store: Store) -> None:
+    store.write("jobs", "c", pa.table({"job_id": [1, 2, 3], "submit_s": [10, 20, 30]}))
+    assert store.read("jobs", "c", since_s=10, until_s=30)["job_id"].to_pylist() == [1, 2]
+
+
+def test_columns_carry_their_unit(store: Store) -> None:
+    store.write("telemetry", "c", samples([("n1", 0, 0, 5.0)]))
+    schema = pq.read_schema(store.files("telemetry", "c")[0])
+    assert schema.field("hbm_used_mib").metadata == {b"unit": b"MiB"}
+
+
+def test_another_schema_version_is_refused_with_a_word(store: Store) -> None:
+    (store.root / "store.json").write_text('{"schema_version": 999}')
+    with pytest.raises(SchemaVersionError, match="schema version 999"):
+        Store.open(store.root)
+
+
+def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no store here"):
+        Store.open(tmp_path)
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(StoreError, match=r"no store\.json"):
+        Store.create(tmp_path)
+
+
+def test_a_damaged_file_is_named(store: Store) -> None:
+    store.write("jobs", "c", pa.table({"job_id": [1], "submit_s": [10]}))
+    path = store.files("jobs", "c")[0]
+    path.write_bytes(b"not parquet")
+    with pytest.raises(StoreError, match="cannot be read"):
+        store.read("jobs", "c")
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", ".hidden"])
+def test_a_cluster_name_cannot_leave_the_store(store: Store, name: str) -> None:
+    with pytest.raises(StoreError, match="cannot name a folder"):
+        store.write("jobs", name, pa.table({"job_id": [1], "submit_s": [1]}))
+
+
+def test_rows_without_a_key_and_unknown_columns_are_refused(store: Store) -> None:
+    with pytest.raises(StoreError, match="without submit_s"):
+        store.write("jobs", "c", pa.table({"job_id": [1]}))
+    with pytest.raises(StoreError, match="unknown columns"):
+        store.write("jobs", "c", pa.table({"job_id": [1], "submit_s": [1], "color": ["red"]}))
+
+
+def test_a_watermark_never_moves_back(store: Store) -> None:
+    assert store.watermark("sacct", "c") is None
+    store.set_watermark("sacct", "c", 100)
+    store.set_watermark("sacct", "c", 50)
+    assert store.watermark("sacct", "c") == 100
+
+
+def test_files_are_not_readable_by_others(store: Store) -> None:
+    store.write("jobs", "c", pa.table({"job_id": [1], "submit_s": [10]}))
+    assert store.files("jobs", "c")[0].stat().st_mode & 0o007 == 0
+    assert store.root.stat().st_mode & 0o007 == 0
+
+
+WRITER = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    import numpy as np, pyarrow as pa
+    from telemetry.store import Store
+    store = Store.create(Path(sys.argv[1]), threads=1)
+    print("ready", flush=True)
+    for chunk in range(12):
+        time_ms = int(sys.argv[2]) + chunk * 1_800_000 + np.arange(180) * 10_000
+        for host in ("a", "b", "c"):
+            rows = pa.table({"host": [host] * 180, "gpu": pa.array([0] * 180, pa.int16()), "mig": [""] * 180,
+                             "time_ms": time_ms, "hbm_used_mib": pa.array(time_ms % 977, pa.float32())})
+            store.write("telemetry", "c", rows)
+        store.set_watermark("test", "c", int(time_ms[-1]) // 1000 + 10)
+    """
+)
+
+
+def test_kill_9_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    argv = [sys.executable, "-c", WRITER, str(root), str(START_MS)]
+    rng = np.random.default_rng(5)
+    kills = 0
+    for delay_s in rng.uniform(0.0, 0.35, size=8):
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(float(delay_s))
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        process.stdout.close()
+        store = Store.open(root)
+        table = store.read("telemetry", "c", ["host", "time_ms", "hbm_used_mib"])
+        times, hosts = table["time_ms"].to_numpy(), table["host"].to_pylist()
+        assert len(set(zip(hosts, times.tolist(), strict=True))) == table.num_rows
+        done_ms = (store.watermark("test", "c") or 0) * 1000
+        assert (times < done_ms).sum() == max(0, (done_ms - START_MS) // 10_000 * 3)
+    assert kills >= 3, "the writer was never caught in the middle"
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    table = Store.open(root).read("telemetry", "c", ["time_ms", "hbm_used_mib"])
+    assert table.num_rows == 12 * 180 * 3
+    assert np.array_equal(table["hbm_used_mib"].to_numpy(), (table["time_ms"].to_numpy() % 977).astype("float32"))
+    assert not [name for _, _, names in os.walk(root) for name in names if name.startswith(".tmp-")]
