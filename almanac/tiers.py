@@ -14,6 +14,8 @@ from almanac.config import Tier
 from almanac.records import Request
 
 _FEATURE = re.compile(r"[^\s&|,*\[\]()!]+")
+_TOKEN = re.compile(r"[^\s&|,*\[\]()!]+|[&|,\[\]()]")
+MAX_TOKENS = 1000
 _PLAIN = re.compile(r"[\w.:+-]+(?:[&,][\w.:+-]+)*")
 
 
@@ -32,10 +34,37 @@ def features(constraint: str) -> tuple[str, ...]:
     return tuple(_FEATURE.findall(bare))
 
 
+def required_features(constraint: str) -> frozenset[str]:
+    """The features that every way to meet an expression has: "gpu&hbm80g" needs both, "a|b" neither.
+
+    Empty where the expression is not understood (unbalanced, negated): nothing is then known to be required.
+    """
+    tokens = _TOKEN.findall(re.sub(r"\*[0-9]+", "", constraint))
+    if len(tokens) > MAX_TOKENS or "".join(tokens) != re.sub(r"\*[0-9]+|\s", "", constraint):
+        return frozenset()
+    stack: list[list[set[str]]] = [[set()]]
+    for token in tokens:
+        if token in "([":
+            stack.append([set()])
+        elif token in ")]":
+            if len(stack) == 1:
+                return frozenset()
+            inner = stack.pop()
+            stack[-1][-1] |= set.intersection(*inner)
+        elif token == "|":
+            stack[-1].append(set())
+        elif token not in "&,":
+            stack[-1][-1].add(token)
+    return frozenset(set.intersection(*stack[0])) if len(stack) == 1 else frozenset()
+
+
 def requested_tier(request: Request, tiers: Sequence[Tier]) -> Tier | None:
-    """The one tier that a request asks for; None where it names none, or leaves a choice between several."""
+    """The one tier that a request asks for; None where it names none, or leaves a choice."""
     named = [tier for tier in tiers if _names(request, tier)]
-    return named[0] if len(named) == 1 else None
+    if len(named) != 1:
+        return None
+    is_choice = named[0].constraint and named[0].constraint not in required_features(request.constraints)
+    return None if is_choice else named[0]
 
 
 def names_any_tier(request: Request, tiers: Sequence[Tier]) -> bool:
@@ -53,6 +82,9 @@ def _names(request: Request, tier: Tier) -> bool:
 
 def rewrite(request: Request, tiers: Sequence[Tier], target: Tier) -> Rewrite:
     """How to ask for `target` instead, every other term kept."""
+    crossing = [tier.name for tier in tiers if _selector(tier) != _selector(target) and _names(request, tier)]
+    if crossing:
+        return Rewrite(why_not=f"the request names {crossing[0]} by its {_selector_of(crossing[0], tiers)}")
     if target.constraint:
         return _rewrite_constraint(request.constraints, tiers, target)
     if target.gres:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_GPU = re.compile(r"(?:gres[:/])?gpu(?:[:/](?P<type>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d+))?")
-_DETAIL = re.compile(r"gpu(?::(?P<type>[A-Za-z][^:(,]*))?:(?P<count>\d+)\(IDX:(?P<index>[^)]*)\)")
+# A type can begin with a digit ("2080ti", "1g.5gb") or be a number ("gpu:3090:2"); alone, a number is the count.
+_GPU = re.compile(r"(?:gres[:/])?gpu(?:[:/](?P<type>(?![0-9]+\Z)[\w.+-]+))?(?:[:=](?P<count>[0-9]{1,9}))?")
+_DETAIL = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:[0-9]+\(IDX:(?P<index>[^)]*)\)")
+_INDEX = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,10 @@ def parse_tres(text: str) -> dict[str, str]:
 
 
 def parse_gpu_indices(detail: str) -> tuple[int, ...]:
-    """GPU indices of one node's gres_detail: "gpu:a100:3(IDX:0-1,3)" gives (0, 1, 3); () where there are none."""
+    """GPU indices of one node's gres_detail: "gpu:a100:3(IDX:0-1,3)" gives (0, 1, 3); () where there are none.
+
+    Raises ValueError where an index list is malformed.
+    """
     indices: set[int] = set()
     for match in _DETAIL.finditer(detail):
         indices.update(parse_index_list(match["index"]))
@@ -61,8 +66,8 @@ def parse_index_list(text: str) -> tuple[int, ...]:
         return ()
     indices: set[int] = set()
     for part in text.split(","):
-        low, _, high = part.partition("-")
-        if len(low) > 4 or len(high) > 4:
-            raise ValueError(f"not a list of GPU indices: {text!r}")
-        indices.update(range(int(low), int(high or low) + 1))
+        match = _INDEX.fullmatch(part)
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError(f"not a list of GPU indices: {text[:80]!r}")
+        indices.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(indices))

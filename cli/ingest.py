@@ -76,7 +76,7 @@ def command(
         jobs = list(_live_jobs(app, store, cluster, sources, since_s, until_s))
     outcome = run(store, cluster, jobs)
     summary = None if no_summary else summarise(app, store, cluster, outcome, since_s)
-    _show(outcome, summary, as_json)
+    show(outcome, summary, as_json)
     return 5 if any(item["error"] for item in outcome.values()) else 0
 
 
@@ -193,7 +193,7 @@ def summarise(
         return summarize(store, cluster, app.config, start_s, 2**40, progress=advance)
 
 
-def _show(outcome: dict[str, dict[str, Any]], summary: Any, as_json: bool) -> None:
+def show(outcome: dict[str, dict[str, Any]], summary: Any, as_json: bool) -> None:
     if as_json:
         click.echo(json_text({"sources": {name: _as_dict(item) for name, item in outcome.items()},
                               "metrics": None if summary is None else summary.as_dict()}))  # fmt: skip

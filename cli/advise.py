@@ -1,0 +1,82 @@
+"""`almanac advise`: what to ask for, for one submission."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from almanac.errors import RequestError
+from cli.app import App
+from cli.output import json_text
+
+if TYPE_CHECKING:
+    from almanac.records import Advice, Request
+
+NO_EVIDENCE = 10
+MAX_SCRIPT_BYTES = 4 << 20
+
+
+@click.command(
+    "advise",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    options_metavar="[--user USER] [--json]",
+)
+@click.option("--user", metavar="USER", help="Advise for another user (operators).")
+@click.option("--json", "as_json", is_flag=True, help="Print the advice with its reasons as JSON.")
+@click.argument("submission", nargs=-1, type=click.UNPROCESSED, metavar="[SBATCH-OPTIONS]... [SCRIPT [ARGS]...]")
+@click.pass_obj
+def command(app: App, user: str | None, as_json: bool, submission: tuple[str, ...]) -> int:
+    """Say which memory tier to ask for, from the caller's own past jobs, and how long the job may take.
+
+    SUBMISSION is what would follow `sbatch`: options, then a script, whose #SBATCH lines are read (`-` reads it
+    from standard input). Options win over the environment's SBATCH_* and over the script, as with sbatch.
+
+    Exit code 10: there is no evidence, and nothing is advised.
+    """
+    request = read_request(app.visible_user(user), list(submission), app.now_s())
+    advice = advise(app, request)
+    if as_json:
+        from advisor.explain import to_json
+
+        click.echo(json_text(to_json(advice)))
+    else:
+        from advisor.explain import explain
+
+        for line in explain(advice):
+            click.echo(line)
+    return 0 if advice.has_evidence else NO_EVIDENCE
+
+
+def read_request(user: str, argv: list[str], now_s: int) -> Request:
+    """The request of an sbatch command line. Raises RequestError."""
+    from telemetry.slurm.sbatch import read_submission
+
+    return read_submission(argv, os.environ, _read_script, user, now_s)
+
+
+def _read_script(name: str) -> str:
+    """Text of a script; `-` is standard input. Raises RequestError."""
+    try:
+        with contextlib.ExitStack() as stack:
+            handle = sys.stdin.buffer if name == "-" else stack.enter_context(Path(name).open("rb"))
+            return handle.read(MAX_SCRIPT_BYTES).decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise RequestError(f"{name}: cannot be read: {error.strerror}", "name an sbatch script, or `-`") from error
+
+
+def advise(app: App, request: Request) -> Advice:
+    """The advice of the store's history for this request."""
+    from advisor.service import advise as decide
+    from advisor.service import load
+    from telemetry.history import load_history
+
+    store = app.open_store()
+    cluster = app.cluster(store)
+    since_s = request.submit_s - app.config.advice.history_days * 86400
+    history = load_history(store, cluster, since_s=since_s, user=request.user)
+    return decide(request, history, load(store.root, cluster), app.config, app.now_s())

@@ -1,0 +1,152 @@
+"""`almanac demo`: the whole path on a generated site: ingest, metrics, training, advice."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from almanac.errors import StoreError
+from almanac.units import format_count
+from cli.app import App
+from cli.output import progress
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CONFIG = """\
+# Written by `almanac demo`: the two memory tiers of the generated site.
+[site]
+cluster = "demo"
+
+[[tiers]]
+name = "hbm40g"
+capacity_mib = 40960
+gpu_model = "A100-40"
+constraint = "hbm40g"
+
+[[tiers]]
+name = "hbm80g"
+capacity_mib = 81920
+gpu_model = "A100-80"
+constraint = "hbm80g"
+"""
+
+
+@click.command("demo")
+@click.option("--dir", "folder", default="almanac-demo", show_default=True, type=click.Path(path_type=Path))
+@click.option("--seed", default=1, show_default=True, help="Seed of the generated site.")
+@click.pass_obj
+def command(app: App, folder: Path, seed: int) -> None:
+    """Generate a small GPU site, ingest it, train on it, and advise three of its users and a stranger.
+
+    Everything is written below --dir: a configuration and a store, which every other command can then be tried on.
+    """
+    demo = _prepare(folder)
+    started = time.monotonic()
+    _step("1. Two weeks of a generated site go into the store (jobs and GPU counters, every 10 s)")
+    _generate(demo, seed)
+    _step("2. Samples are joined to jobs, and each job gets its metrics")
+    _summarise(demo)
+    _step("3. The predictors are trained and scored on the newest fifth of the jobs")
+    _train(demo)
+    _step("4. Advice, before the next submission")
+    _advise(demo)
+    click.echo(f"\nThe demo took {time.monotonic() - started:.0f} s. Its site is in {folder}; look around with")
+    click.echo(f"  export ALMANAC_CONFIG={shlex.quote(str(folder / 'almanac.toml'))}")
+    click.echo(f"  export ALMANAC_STORE={shlex.quote(str(folder / 'store'))}")
+    click.echo("  almanac jobs -a -n 20")
+
+
+def _prepare(folder: Path) -> App:
+    """An empty demo folder with its configuration; an earlier demo is replaced, anything else is left alone."""
+    config = folder / "almanac.toml"
+    if folder.exists() and any(folder.iterdir()) and not config.exists():
+        raise StoreError(f"{folder} holds files that are no demo", "name another folder with --dir")
+    shutil.rmtree(folder / "store", ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    config.write_text(CONFIG, encoding="utf-8")
+    return App(config_path=str(config), store_path=str(folder / "store"))
+
+
+def _step(text: str) -> None:
+    click.echo(click.style(f"\n{text}", bold=True))
+
+
+def _generate(app: App, seed: int) -> None:
+    import dataclasses
+
+    from cli.ingest import Job, run, show
+    from telemetry.sources.generated import GeneratedSource, SiteShape
+
+    shape = SiteShape.demo(seed)
+    # The site ends today, so that its history is recent enough to advise from.
+    shape = dataclasses.replace(shape, start_s=(app.now_s() // 86400) * 86400 - round(shape.days) * 86400)
+    store = app.open_store(create=True)
+    outcome = run(store, app.cluster(), [Job(GeneratedSource(shape), shape.start_s, shape.end_s)])
+    show(outcome, None, as_json=False)
+
+
+def _summarise(app: App) -> None:
+    from telemetry.summary import summarize
+
+    store = app.open_store()
+    with progress("job metrics") as advance:
+        summary = summarize(store, app.cluster(), app.config, 0, 2**40, progress=advance)
+    for line in summary.lines():
+        click.echo(line)
+
+
+def _train(app: App) -> None:
+    from cli.train import command as train
+
+    train.main(args=[], standalone_mode=False, obj=app)
+
+
+def _advise(app: App) -> None:
+    from cli.advise import command as advise
+    from telemetry.history import load_history
+
+    store = app.open_store()
+    history = load_history(store, app.cluster())
+    for about, submission in _cases(history):
+        click.echo(f"\n{about}")
+        click.echo(click.style(f"  $ almanac advise {shlex.join(submission)}", dim=True))
+        advise.main(args=submission, standalone_mode=False, obj=app)
+
+
+def _cases(history: pd.DataFrame) -> list[tuple[str, list[str]]]:
+    """A user who asks for too much, one who needs it, one whose framework reserves memory, and a stranger."""
+    asked = history[history["tier"] == "hbm80g"]
+    families = asked.groupby(["user", "name_key"]).agg(
+        runs=("job_id", "size"),
+        informative=("hbm_peak_mib", "count"),
+        peak=("hbm_peak_mib", "max"),
+        reserved=("hbm_evidence", lambda evidence: (evidence == "preallocated").mean()),
+        name=("name", "last"),
+        gpus=("gpu_count", "last"),
+    )
+    often = families[families["informative"] >= 10]
+    chosen = [
+        ("A user who asks for 80 GB out of habit:", often[often["peak"] < 30000].nlargest(1, "runs")),
+        ("A user who needs what they ask for:", often[often["peak"] > 50000].nlargest(1, "runs")),
+        ("A user whose framework reserves memory:", families[families["reserved"] == 1.0].nlargest(1, "runs")),
+    ]
+    cases = [(about, _submission(*row.index[0], row.iloc[0])) for about, row in chosen if len(row)]
+    return [*cases, ("A newcomer:", ["--user", "newcomer", "-J", "first-try", "--gpus=4", "-C", "gpu&hbm80g"])]
+
+
+def _submission(user: str, name_key: str, family: Any) -> list[str]:
+    return [
+        "--user",
+        user,
+        "-J",
+        str(family["name"]),
+        f"--gpus={format_count(int(family['gpus']))}",
+        "-C",
+        "gpu&hbm80g",
+    ]

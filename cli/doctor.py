@@ -1,0 +1,173 @@
+"""`almanac doctor`: probe what almanac stands on, and say for each fault what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import click
+
+from almanac.config import find_config
+from almanac.errors import AlmanacError
+from almanac.hardware import gpu_models
+from almanac.units import format_duration, printable
+from cli.app import App
+from cli.output import json_text
+
+MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding; status is ok, warn or fail; todo is empty where it is ok."""
+
+    name: str
+    status: str
+    said: str
+    todo: str = ""
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.pass_obj
+def command(app: App, as_json: bool) -> int:
+    """Check configuration, store, Slurm's commands, accounting, Prometheus and its counters.
+
+    Exit code 0 where nothing failed, 1 otherwise. Nothing is written.
+    """
+    checks = list(examine(app))
+    if as_json:
+        click.echo(json_text([vars(check) for check in checks]))
+    else:
+        for check in checks:
+            mark, color = MARKS[check.status]
+            click.echo(f"{click.style(mark, fg=color)}  {check.name}: {printable(check.said, 1000)}")
+            if check.todo:
+                click.echo(f"      to do: {printable(check.todo, 1000)}")
+    return 1 if any(check.status == "fail" for check in checks) else 0
+
+
+def examine(app: App) -> Iterator[Check]:
+    """Every check, in the order in which one depends on another."""
+    for name, probe in PROBES.items():
+        try:
+            yield from probe(app)
+        except AlmanacError as error:
+            yield Check(name, "fail", str(error), error.hint)
+            if name == "configuration":
+                return
+
+
+def check_config(app: App) -> Iterator[Check]:
+    path = find_config(app.config_path)
+    tiers = app.config.tiers
+    yield Check("configuration", "ok", str(path) if path else "no file, every key has its default")
+    if not tiers:
+        yield Check(
+            "memory tiers", "warn", "none is configured", "describe them under [[tiers]], or no tier is advised"
+        )
+    for tier in tiers:
+        if tier.gpu_model not in gpu_models():
+            known = ", ".join(gpu_models())
+            yield Check(
+                "memory tiers", "warn", f"{tier.name}: unknown GPU model {tier.gpu_model!r}", f"use one of {known}"
+            )
+    if tiers:
+        names = ", ".join(f"{tier.name} ({tier.capacity_mib} MiB)" for tier in tiers)
+        yield Check("memory tiers", "ok", names)
+
+
+def check_store(app: App) -> Iterator[Check]:
+    store = app.open_store()
+    clusters = store.clusters()
+    if not clusters:
+        yield Check("store", "warn", f"{store.root} holds no jobs yet", "run `almanac ingest`")
+        return
+    yield Check("store", "ok", f"{store.root} holds {', '.join(clusters)}")
+    for cluster in clusters:
+        yield from _check_watermarks(app, store, cluster)
+
+
+def _check_watermarks(app: App, store: object, cluster: str) -> Iterator[Check]:
+    from telemetry.store import Store
+
+    assert isinstance(store, Store)
+    for source in ("sacct", "prometheus"):
+        mark = store.watermark(source, cluster)
+        if mark is None:
+            yield Check(f"{source} of {cluster}", "warn", "never read", "run `almanac ingest` on a timer")
+            continue
+        age_s = max(0, app.now_s() - mark)
+        late = age_s > 86400
+        said = f"read up to {format_duration(age_s)} ago"
+        yield Check(
+            f"{source} of {cluster}", "warn" if late else "ok", said, "see why the timer stopped" if late else ""
+        )
+
+
+def check_slurm(app: App) -> Iterator[Check]:
+    from telemetry.sources.sacct import probe_accounting
+
+    status = probe_accounting(app.commands)
+    yield Check("Slurm", "ok", f"version {status.version}, cluster {status.cluster}")
+    if not status.has_json:
+        todo = "install Slurm's JSON serializer plugin; until then job names and families are unknown"
+        yield Check("accounting", "warn", "sacct answers, but sacct --json does not", todo)
+    else:
+        yield Check("accounting", "ok", f"sacct answers, {status.jobs_last_day} jobs in the last day")
+
+
+def check_prometheus(app: App) -> Iterator[Check]:
+    if not app.config.prometheus.url:
+        yield Check("Prometheus", "warn", "not configured", "set prometheus.url, or import telemetry files")
+        return
+    from telemetry.sources.prometheus import probe
+
+    status = probe(app.config.prometheus)
+    yield Check("Prometheus", "ok", f"version {status.version} answers")
+    if not status.gpus:
+        yield Check("GPU counters", "fail", "no GPU series in the last minutes",
+                    "check that dcgm-exporter runs and is scraped, and prometheus.selector")  # fmt: skip
+        return
+    interval = "unknown" if status.scrape_interval_s is None else f"{status.scrape_interval_s:g} s"
+    yield Check("GPU counters", "ok", f"{status.gpus} GPUs on {status.hosts} hosts, scrape interval {interval}")
+    for missing, setting in status.counters_missing.items():
+        yield Check("GPU counters", "warn", f"{missing} is missing", setting)
+
+
+def check_bindings(app: App) -> Iterator[Check]:
+    from pathlib import Path
+
+    bindings = app.config.bindings
+    if bindings.prolog_dir and not Path(bindings.prolog_dir).is_dir():
+        todo = "install slurm_hooks/prolog/almanac-gpus.sh as a Slurm Prolog, or empty bindings.prolog_dir"
+        yield Check("GPU bindings", "warn", f"{bindings.prolog_dir} is not a folder", todo)
+    elif not (bindings.prolog_dir or bindings.use_labels or bindings.use_squeue):
+        yield Check("GPU bindings", "warn", "every source is off", "jobs on shared nodes get no verdict")
+    else:
+        on = [name for name, used in (("exporter label", bindings.use_labels), ("prolog", bindings.prolog_dir),
+                                      ("squeue", bindings.use_squeue)) if used]  # fmt: skip
+        yield Check("GPU bindings", "ok", f"from {', '.join(on)}")
+
+
+def check_models(app: App) -> Iterator[Check]:
+    from advisor.service import load
+
+    store = app.open_store()
+    for cluster in store.clusters():
+        trained = load(store.root, cluster)
+        if trained is None:
+            yield Check("models", "warn", f"nothing is trained for {cluster}", "run `almanac train`")
+        else:
+            age = format_duration(max(0, app.now_s() - trained.trained_s))
+            yield Check("models", "ok", f"{cluster}: version {trained.version}, trained {age} ago")
+
+
+PROBES: dict[str, Callable[[App], Iterator[Check]]] = {
+    "configuration": check_config,
+    "store": check_store,
+    "Slurm": check_slurm,
+    "Prometheus": check_prometheus,
+    "GPU bindings": check_bindings,
+    "models": check_models,
+}

@@ -1,0 +1,107 @@
+"""Writes docs/configuration.md, tables.md and cli.md in this folder from the code. `make docs` runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from almanac.config import Config, Tier
+from cli.main import cli
+from telemetry.counters import COUNTERS
+from telemetry.schema import SCHEMA_VERSION, TABLES
+
+DOCS = Path(__file__).parent
+NOTE = "<!-- Written by docs/generate.py; `make docs` writes it anew. -->\n"
+
+
+def configuration() -> str:
+    lines = [
+        "# Configuration reference\n",
+        NOTE,
+        "One TOML file: `--config FILE`, else `$ALMANAC_CONFIG`, else `/etc/almanac/almanac.toml`, else "
+        "`~/.config/almanac/config.toml`. Every key has a default; an unknown key is refused and the nearest valid "
+        "one named.\n",
+    ]
+    for section in dataclasses.fields(Config):
+        if dataclasses.is_dataclass(section.default):
+            lines += [f"## [{section.name}]\n", *_keys(type(section.default)), ""]
+    lines += ["## [[tiers]]\n", f"{(Tier.__doc__ or '').strip()} Any number of them.\n", *_keys(Tier), ""]
+    return "\n".join(lines)
+
+
+def _keys(cls: type) -> Iterator[str]:
+    yield "| key | default | meaning |"
+    yield "|---|---|---|"
+    for key in dataclasses.fields(cls):
+        default = json.dumps(list(key.default) if isinstance(key.default, tuple) else key.default)
+        low, high = key.metadata["low"], key.metadata["high"]
+        limits = "" if low is None else f" (at least {low})" if high is None else f" ({low} to {high})"
+        yield f"| `{key.name}` | `{default}` | {key.metadata['about']}{limits} |"
+
+
+def tables() -> str:
+    lines = [
+        "# Tables of the store\n",
+        NOTE,
+        f"Schema version {SCHEMA_VERSION}. Parquet files (zstd) at "
+        "`<store>/<table>/cluster=<name>/date=YYYY-MM-DD/HHMM.parquet`, sorted and unique by key, replaced only by "
+        "rename. Times are UTC, seconds (`_s`) or milliseconds (`_ms`) since 1970. A missing value is null, never 0. "
+        "Units are also in each column's Parquet metadata.\n",
+    ]
+    for table in TABLES.values():
+        span = {3600: "hour", 86400: "day"}[table.part_s]
+        lines += [
+            f"## {table.name}\n",
+            f"Key: {', '.join(f'`{name}`' for name in table.key)}. One file per {span} of `{table.time_column}`.\n",
+            "| column | type | unit or meaning |",
+            "|---|---|---|",
+        ]
+        for field in table.schema:
+            unit = (field.metadata or {}).get(b"unit", b"").decode()
+            lines.append(f"| `{field.name}` | {field.type} | {unit} |")
+        lines.append("")
+    lines += [
+        "## Counters\n",
+        "| column | unit | dcgm-exporter | on by default | jobstats exporter | meaning |",
+        "|---|---|---|---|---|---|",
+    ]
+    for c in COUNTERS:
+        on = "yes" if c.default_on else "no"
+        lines.append(
+            f"| `{c.column}` | {c.unit} | `{c.dcgm}` | {on} | {f'`{c.jobstats}`' if c.jobstats else ''} | {c.about} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def commands() -> str:
+    lines = ["# Commands\n", NOTE, "```", _help(cli, "almanac"), "```\n"]
+    context = click.Context(cli, info_name="almanac")
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        lines += [f"## almanac {name}\n", "```", _help(command, name, context), "```\n"]
+    return "\n".join(lines)
+
+
+def _help(command: click.Command, name: str, parent: click.Context | None = None) -> str:
+    return command.get_help(
+        click.Context(command, info_name=name, parent=parent, max_content_width=100, terminal_width=100)
+    )
+
+
+PAGES = {"configuration.md": configuration, "tables.md": tables, "cli.md": commands}
+
+
+def main() -> None:
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"wrote {', '.join(PAGES)}\n")
+
+
+if __name__ == "__main__":
+    main()
