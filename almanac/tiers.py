@@ -1,7 +1,8 @@
 """Memory tiers: which one a request names, and how to rewrite the request for another.
 
 A constraint is rewritten only where the result can mean nothing else: the tier's feature stands alone as a
-conjunct of a plain `a&b&c` expression. Alternatives (`a|b`), counts (`a*2`), brackets and negations are left alone.
+conjunct of a plain `a&b&c` expression. Alternatives (`a|b`), counts (`a*2`), brackets and negations are left alone,
+and so is a request that already names a tier in another way than the target is asked for.
 """
 
 from __future__ import annotations
@@ -80,11 +81,15 @@ def _names(request: Request, tier: Tier) -> bool:
     return tier.partition in request.partition.split(",")
 
 
+def _selector(tier: Tier) -> str:
+    return "constraint" if tier.constraint else "GRES type" if tier.gres else "partition"
+
+
 def rewrite(request: Request, tiers: Sequence[Tier], target: Tier) -> Rewrite:
     """How to ask for `target` instead, every other term kept."""
-    crossing = [tier.name for tier in tiers if _selector(tier) != _selector(target) and _names(request, tier)]
+    crossing = [tier for tier in tiers if _selector(tier) != _selector(target) and _names(request, tier)]
     if crossing:
-        return Rewrite(why_not=f"the request names {crossing[0]} by its {_selector_of(crossing[0], tiers)}")
+        return Rewrite(why_not=f"the request names {crossing[0].name} by its {_selector(crossing[0])}")
     if target.constraint:
         return _rewrite_constraint(request.constraints, tiers, target)
     if target.gres:
@@ -114,7 +119,7 @@ def _rewrite_gres(request: Request, tiers: Sequence[Tier], target: Tier) -> Rewr
     known = {tier.gres for tier in tiers if tier.gres}
     terms = request.gres.split(",") if request.gres else []
     gpu_terms = [n for n, term in enumerate(terms) if re.fullmatch(r"gpu(:[^,]*)?", term)]
-    if len(gpu_terms) != 1 or (request.gpu_type and request.gpu_type not in known):
+    if len(gpu_terms) != 1 or "(" in request.gres or (request.gpu_type and request.gpu_type not in known):
         return Rewrite(why_not="the GPUs are not asked for by one --gres=gpu term of a known type")
     count = terms[gpu_terms[0]].split(":")[-1]
     terms[gpu_terms[0]] = f"gpu:{target.gres}:{count if count.isdigit() else 1}"

@@ -32,7 +32,9 @@ class SlurmCommands:
         if program is None:
             where = self.bin_dir or "PATH"
             raise CommandError(f"{argv[0]} was not found in {where}", "install the Slurm client, or set slurm.bin_dir")
-        env = {**os.environ, "TZ": "UTC", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", **self.env}
+        env = {**_inherited(), "TZ": "UTC", "LC_ALL": "C", **self.env}
+        if "--json" not in argv:  # 22.05's sacct --json cannot read its own times back in this format
+            env["SLURM_TIME_FORMAT"] = "%s"
         try:
             done = subprocess.run(
                 [program, *argv[1:]], capture_output=True, timeout=self.timeout_s, env=env, check=False
@@ -46,3 +48,9 @@ class SlurmCommands:
             said = done.stderr.decode("utf-8", "replace").strip()[-500:]
             raise CommandError(f"{' '.join(argv)} ended with {done.returncode}: {said}", f"run {argv[0]} by hand")
         return done.stdout
+
+
+def _inherited() -> dict[str, str]:
+    """This process's environment without what would change the commands' output or reach (SQUEUE_FORMAT, ...)."""
+    changing = ("SACCT_", "SQUEUE_", "SINFO_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN")
+    return {name: value for name, value in os.environ.items() if not name.startswith(changing)}

@@ -12,12 +12,6 @@ import argparse
 import contextlib
 import os
 import pwd
-import random
-import re
-import secrets
-import shutil
-import socket
-import string
 import subprocess
 import sys
 import time
@@ -25,63 +19,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-sys.path.insert(0, str(Path(__file__).parent))
+from layout import DB_PORT, FIRST_SPARE_PORT, NODES, PATH, PORTS_PER_LAB, Layout, free_ports, missing_commands
+from processes import Daemon, LabError, describe, lab_processes, sweep, tail, wait_until
 
-from processes import MARK, Daemon, LabError, describe, lab_processes, sweep, tail, wait_until
-
-HERE = Path(__file__).resolve().parent
-PROLOG = HERE.parents[1] / "slurm_hooks/prolog/almanac-gpus.sh"
-NODES = ("n1", "n2", "n3", "n4")
-GPUS_PER_NODE = 4
-PORTS_PER_LAB = 20
-COMMANDS = ("munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct", "sacctmgr")
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-ENDED = frozenset(
-    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT".split()
-)
-
-
-def missing_commands(extra: Iterable[str] = ()) -> list[str]:
-    """The programs that the lab needs and that are not installed."""
-    return [name for name in (*COMMANDS, *extra) if shutil.which(name, path=PATH) is None]
-
-
-def slurm_release() -> tuple[int, int]:
-    """(22, 5) of "slurm-wlm 22.05.8"."""
-    text = subprocess.run(["slurmd", "-V"], capture_output=True, text=True, check=True, env={"PATH": PATH}).stdout
-    match = re.search(r"(\d+)\.(\d+)", text)
-    if match is None:
-        raise LabError(f"slurmd -V says {text!r}, expected a release such as 22.05.8")
-    return int(match[1]), int(match[2])
-
-
-def free_ports(base: int | None = None) -> tuple[int, socket.socket]:
-    """The first port of a block that nobody uses, and the socket that claims the block while it is held.
-
-    The block lies below the range from which Linux hands out ports of outgoing connections. Raises LabError
-    where the block at `base` is taken.
-    """
-    bases = [base] if base else random.SystemRandom().sample(range(20000, 32000, PORTS_PER_LAB), 50)
-    for first in bases:
-        claim = socket.socket()
-        try:
-            claim.bind(("127.0.0.1", first))
-            claim.listen()
-            for port in range(first + 1, first + PORTS_PER_LAB):
-                with socket.socket() as probe:
-                    probe.bind(("", port))
-        except OSError:
-            claim.close()
-            continue
-        return first, claim
-    raise LabError(f"no free block of {PORTS_PER_LAB} ports (tried {bases[0]} and {len(bases) - 1} more)")
+ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
+}  # fmt: skip
 
 
 class SlurmLab:
     """`with SlurmLab(root) as lab:` is a running cluster; leaving ends every process of it, whatever happened.
 
     root: a folder that other users can reach (parents 0755), with a path short enough for Unix sockets.
-    Ports: base (claim), +1..+4 slurmd, +5 slurmctld, +6 slurmdbd, +7 MariaDB; +8.. are for the caller.
+    base_port: the first of a block of PORTS_PER_LAB free ports; without it, some free block is found.
     """
 
     def __init__(
@@ -187,7 +137,7 @@ class SlurmLab:
 
     def ports(self) -> Iterator[int]:
         """Ports of this lab's block that its Slurm leaves to the caller."""
-        yield from range(self.base_port + 8, self.base_port + PORTS_PER_LAB)
+        yield from range(self.base_port + FIRST_SPARE_PORT, self.base_port + PORTS_PER_LAB)
 
     # life and death
 
@@ -199,7 +149,7 @@ class SlurmLab:
             raise LabError(f"not installed: {', '.join(absent)}")
         self.base_port, claim = free_ports(self.base_port or None)
         with contextlib.closing(claim):
-            self._write_files()
+            Layout(self.root, self.base_port, self.users, self.cluster, self._extra_slurm_conf).write()
             self._start_munge()
             self._start_database()
             self._start_slurmdbd()
@@ -249,80 +199,18 @@ class SlurmLab:
 
         wait_until(f"{name} to answer {check[0]}", answers, timeout_s, self._logs(name))
 
-    def _write_files(self) -> None:
-        for name in ("etc", "log", "state", "spool", "munge", "db", "dev", "hooks", "out", "home", "prolog", "hpc_job"):
-            (self.root / name).mkdir(parents=True, exist_ok=True)
-        self.root.chmod(0o755)
-        (self.root / "out").chmod(0o1777)
-        for node in NODES:
-            (self.root / "hpc_job" / node).mkdir(exist_ok=True)
-        self._make_users()
-        self._make_gpus()
-        for name in ("state", "log", "spool"):
-            shutil.chown(self.root / name, "slurm", "slurm")
-        self._write_conf()
-
-    def _make_users(self) -> None:
-        for user in self.users:
-            try:
-                account = pwd.getpwnam(user)
-            except KeyError:
-                subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/bash", user], check=True, env=self.env)
-                account = pwd.getpwnam(user)
-            home = self.root / "home" / user
-            home.mkdir(mode=0o700, exist_ok=True)
-            os.chown(home, account.pw_uid, account.pw_gid)
-
-    def _make_gpus(self) -> None:
-        # slurmd wants device nodes behind File= of gres.conf: these are /dev/null's.
-        for index in range(GPUS_PER_NODE):
-            device = self.root / f"dev/nvidia{index}"
-            if not device.exists():
-                os.mknod(device, 0o666 | 0o020000, os.makedev(1, 3))
-
-    def _write_conf(self) -> None:
-        port = self.base_port
-        values = {
-            "root": str(self.root),
-            "cluster": self.cluster,
-            "host": socket.gethostname().split(".")[0],
-            "script": str(self.root / "hooks/almanac-gpus.sh"),
-            **{f"node_port_{number}": str(port + number) for number in range(1, 5)},
-            "ctld_port": str(port + 5),
-            "dbd_port": str(port + 6),
-            "db_port": str(port + 7),
-        }
-
-        def fill(template: str, target: str, mode: int, **more: str) -> None:
-            text = string.Template((HERE / "conf" / template).read_text()).substitute(values, **more)
-            (self.root / target).write_text(text)
-            (self.root / target).chmod(mode)
-
-        fill("slurm.conf.in", "etc/slurm.conf", 0o644)
-        with self.slurm_conf.open("a") as conf:
-            conf.write(self._extra_slurm_conf)
-        fill("gres.conf.in", "etc/gres.conf", 0o644)
-        fill("slurmdbd.conf.in", "etc/slurmdbd.conf", 0o600)
-        shutil.chown(self.root / "etc/slurmdbd.conf", "slurm", "slurm")
-        shutil.copy(PROLOG, self.root / "hooks/almanac-gpus.sh")
-        (self.root / "hooks/almanac-gpus.sh").chmod(0o755)
-        fill("node-hook.in", "hooks/prolog", 0o755, when="prolog")
-        fill("node-hook.in", "hooks/epilog", 0o755, when="epilog")
-        # Needed from 23.11 where cgroups are not writable; 22.05's slurmd dies on this line and needs no such file.
-        if slurm_release() >= (23, 2):
-            (self.root / "etc/cgroup.conf").write_text("CgroupPlugin=disabled\n")
-
     def _start_munge(self) -> None:
         folder = self.root / "munge"
-        key = folder / "key"
-        if not key.exists():
-            key.write_bytes(secrets.token_bytes(128))
-        key.chmod(0o400)
-        for path in (folder, key):
-            shutil.chown(path, "munge", "munge")
-        folder.chmod(0o755)
-        files = [f"--{name}={folder / file}" for name, file in
-                 (("key-file", "key"), ("socket", "sock"), ("pid-file", "pid"), ("log-file", "log"), ("seed-file", "seed"))]
+        files = [
+            f"--{name}={folder / file}"
+            for name, file in (
+                ("key-file", "key"),
+                ("socket", "sock"),
+                ("pid-file", "pid"),
+                ("log-file", "log"),
+                ("seed-file", "seed"),
+            )
+        ]
         self.start_daemon(
             "munged", "setpriv", "--reuid=munge", "--regid=munge", "--clear-groups",
             "munged", "--foreground", "--force", "--num-threads=4", *files,
@@ -331,7 +219,6 @@ class SlurmLab:
 
     def _start_database(self) -> None:
         folder = self.root / "db"
-        shutil.chown(folder, "mysql", "mysql")
         if not (folder / "data").is_dir():
             self.run(
                 "mariadb-install-db", "--no-defaults", "--user=mysql", f"--datadir={folder / 'data'}",
@@ -340,13 +227,14 @@ class SlurmLab:
         self.start_daemon(
             "mariadbd", "mariadbd", "--no-defaults", "--user=mysql", f"--datadir={folder / 'data'}",
             f"--socket={folder / 'sock'}", f"--pid-file={folder / 'pid'}", "--bind-address=127.0.0.1",
-            f"--port={self.base_port + 7}", "--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=64M",
+            f"--port={self.base_port + DB_PORT}", "--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=64M",
             "--innodb-log-file-size=32M", "--innodb-lock-wait-timeout=900", "--max-allowed-packet=16M",
         )  # fmt: skip
         client = ("--no-defaults", f"--socket={folder / 'sock'}")
         self._wait("mariadbd", ["mariadb-admin", *client, "ping"], 60)
         grants = "".join(
-            f"create user if not exists slurm@'{host}' identified by 'lab'; grant all on slurm_acct_db.* to slurm@'{host}';"
+            f"create user if not exists slurm@'{host}' identified by 'lab';"
+            f"grant all on slurm_acct_db.* to slurm@'{host}';"
             for host in ("localhost", "127.0.0.1")
         )
         self.run("mariadb", *client, "-e", f"create database if not exists slurm_acct_db; {grants}")
@@ -367,7 +255,9 @@ class SlurmLab:
             self.run("sacctmgr", "-i", "add", "user", user, "Account=ml", check=False)
         wait_until(
             "the users' associations",
-            lambda: self.run("sacctmgr", "-n", "-P", "show", "user", "format=User").stdout.count("\n") > len(self.users),
+            lambda: (
+                self.run("sacctmgr", "-n", "-P", "show", "user", "format=User").stdout.count("\n") > len(self.users)
+            ),
             20,
             self._logs("slurmdbd"),
         )

@@ -68,9 +68,10 @@ def make_population(shape: SiteShape, profile: Profile, rng: np.random.Generator
 
 
 def _user_names(users: int) -> list[str]:
-    size = len(_FIRST) * len(_LAST)
-    plain = [f"{_FIRST[n % len(_FIRST)]}{_LAST[n * 7 % len(_LAST)]}" for n in range(users)]
-    return [name if n < size and plain.index(name) == n else f"{name}{n}" for n, name in enumerate(plain)]
+    """Names that differ: a number is added from the second round on."""
+    rounds = len(_FIRST) * len(_LAST)
+    names = [f"{_FIRST[n % len(_FIRST)]}{_LAST[n // len(_FIRST) % len(_LAST)]}" for n in range(users)]
+    return [name if n < rounds else f"{name}{n // rounds + 1}" for n, name in enumerate(names)]
 
 
 def _frameworks(profile: Profile, rng: np.random.Generator, users: int) -> Ints:

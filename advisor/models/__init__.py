@@ -1,0 +1,1 @@
+"""Models of what a job will need, trained on what jobs did."""

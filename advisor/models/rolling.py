@@ -1,0 +1,156 @@
+"""The rolling estimate of a duration (helios-qssf-ces, 4.2.2 and algorithm 1, lines 14 to 19).
+
+Three cases: an unknown user gets the site's mean at the same GPU count; a known user without a similar job name
+gets their own mean at that GPU count; similar names give an exponentially decayed mean, newest heaviest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from rapidfuzz import process
+from rapidfuzz.distance import Levenshtein
+
+from advisor.features import Ended, Submission
+from almanac.config import Rolling
+
+MAX_FAMILIES = 400
+"""Families remembered per user; the one whose last run is oldest is forgotten first."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """case is "name", "user" or "site"; runs is how many jobs were looked at. None of it where nothing is known."""
+
+    duration_s: float
+    case: str
+    runs: int
+
+
+@dataclass
+class Mean:
+    """A running mean."""
+
+    total: float = 0.0
+    number: int = 0
+
+    def add(self, value: float) -> None:
+        self.total += value
+        self.number += 1
+
+    @property
+    def value(self) -> float:
+        return self.total / self.number
+
+
+@dataclass
+class SiteMeans:
+    """Mean duration of a site's ended jobs, by GPU count and overall."""
+
+    by_gpus: dict[int, Mean] = field(default_factory=dict)
+    overall: Mean = field(default_factory=Mean)
+
+    def add(self, gpu_count: int, duration_s: float) -> None:
+        self.by_gpus.setdefault(gpu_count, Mean()).add(duration_s)
+        self.overall.add(duration_s)
+
+    def estimate(self, gpu_count: int, case: str) -> Estimate | None:
+        """None where no job has ended."""
+        if not self.overall.number:
+            return None
+        mean = self.by_gpus.get(gpu_count, self.overall)
+        return Estimate(mean.value, case, mean.number)
+
+    def to_json(self) -> dict[str, object]:
+        counts = {str(gpus): [mean.total, mean.number] for gpus, mean in sorted(self.by_gpus.items())}
+        return {"by_gpus": counts, "overall": [self.overall.total, self.overall.number]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> SiteMeans:
+        """Raises KeyError, TypeError or ValueError for anything that to_json does not write."""
+        by_gpus, overall = data["by_gpus"], data["overall"]
+        if not isinstance(by_gpus, dict):
+            raise TypeError("by_gpus is not a table")
+        return cls({int(gpus): _mean(pair) for gpus, pair in by_gpus.items()}, _mean(overall))
+
+
+def _mean(pair: object) -> Mean:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise TypeError(f"not a total and a number: {pair!r}")
+    return Mean(float(pair[0]), int(pair[1]))
+
+
+class _UserPast:
+    """One user's ended jobs: means, and the newest runs of each family."""
+
+    def __init__(self, max_runs: int) -> None:
+        self.means = SiteMeans()
+        self.families: OrderedDict[str, deque[tuple[int, float]]] = OrderedDict()
+        self._similar: dict[str, list[str]] = {}
+        self._max_runs = max_runs
+        self._absorbed = 0
+
+    def add(self, job: Ended) -> None:
+        key = job.submission.name_key
+        if key not in self.families:
+            self._similar.clear()
+            self.families[key] = deque(maxlen=self._max_runs)
+            if len(self.families) > MAX_FAMILIES:
+                self.families.popitem(last=False)
+        self.families.move_to_end(key)
+        self._absorbed += 1
+        self.families[key].append((self._absorbed, job.duration_s))
+        self.means.add(job.submission.gpu_count, job.duration_s)
+
+    def similar(self, key: str, similarity: float) -> list[str]:
+        """Families whose key is at least this similar; remembered until a new family appears."""
+        if key not in self._similar:
+            keys = list(self.families)
+            scores = process.cdist([key], keys, scorer=Levenshtein.normalized_similarity, score_cutoff=similarity)[0]
+            self._similar[key] = [name for name, score in zip(keys, scores, strict=True) if score >= similarity > 0]
+            if similarity <= 0:
+                self._similar[key] = keys
+        return self._similar[key]
+
+    def newest(self, keys: list[str], number: int) -> list[float]:
+        """Durations of the newest runs of these families, newest first."""
+        runs = heapq.merge(*(reversed(self.families[key]) for key in keys), reverse=True)
+        return [duration_s for _, duration_s in islice(runs, number)]
+
+
+class RollingEstimator:
+    """Absorbs ended jobs in the order of their ends, and estimates the duration of the next one."""
+
+    def __init__(self, config: Rolling, site: SiteMeans | None = None) -> None:
+        """site: the site's means where they are known from elsewhere (a trained model); else they are gathered."""
+        self.site = site or SiteMeans()
+        self._gathers_site = site is None
+        self._config = config
+        self._users: dict[str, _UserPast] = {}
+
+    def absorb(self, job: Ended) -> None:
+        user = self._users.setdefault(job.submission.user, _UserPast(self._config.max_runs))
+        user.add(job)
+        if self._gathers_site:
+            self.site.add(job.submission.gpu_count, job.duration_s)
+
+    def estimate(self, job: Submission) -> Estimate | None:
+        """None where neither the user nor the site has a single ended job."""
+        user = self._users.get(job.user)
+        if user is None:
+            return self.site.estimate(job.gpu_count, "site")
+        matched = user.similar(job.name_key, self._config.similarity)
+        if not matched:
+            return user.means.estimate(job.gpu_count, "user")
+        durations = user.newest(matched, self._config.max_runs)
+        return Estimate(decayed_mean(durations, self._config.decay), "name", len(durations))
+
+
+def decayed_mean(newest_first: list[float], decay: float) -> float:
+    """Mean weighted by 1, decay, decay^2, ...; with decay 0 it is the newest value."""
+    weights = [decay**age for age in range(len(newest_first))]
+    return sum(weight * value for weight, value in zip(weights, newest_first, strict=True)) / sum(weights)

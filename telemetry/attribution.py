@@ -1,0 +1,266 @@
+"""Which GPU belonged to which job, and when.
+
+sacct says which nodes a job had and how many GPUs in all, but not which ones. A job that had every GPU of its nodes
+owns them by host and time; any other needs a binding: the exporter's label, a prolog record or squeue's gres_detail,
+in this order. What cannot be told is attributed to nobody.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+UNBOUND = "shared node without GPU binding"
+UNBOUND_COUNT = f"{UNBOUND} (GPUs per node unknown)"
+DOUBLY_BOUND = "GPU bound to two jobs at once"
+NO_NODES = "node list unreadable"
+
+_DAY_S = 86_400
+_MAX_HOSTS = 100_000
+# A prolog runs just before the start that accounting records.
+_PROLOG_LEAD_S = 300
+
+Unit = tuple[int, str]
+"""GPU index on its host, and MIG instance id ("" for the whole GPU)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a GPU job that has ended: half-open [start_s, end_s). A requeued run is a job of its own.
+
+    hosts is () where the node list cannot be read.
+    """
+
+    job_id: int
+    submit_s: int
+    start_s: int
+    end_s: int
+    gpu_count: int
+    hosts: tuple[str, ...]
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+
+    @property
+    def elapsed_s(self) -> int:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One GPU of a job as a prolog record or squeue named it, at seen_s."""
+
+    job_id: int
+    host: str
+    gpu: int
+    origin: str
+    seen_s: int
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The GPUs seen in telemetry: units of each (host, day since 1970)."""
+
+    units: Mapping[tuple[str, int], frozenset[Unit]]
+
+    def of(self, host: str, start_s: int, end_s: int) -> frozenset[Unit]:
+        """Units of a host in [start_s, end_s). A GPU split into MIG instances counts as its instances only."""
+        days = range(start_s // _DAY_S, (max(end_s, start_s + 1) - 1) // _DAY_S + 1)
+        seen = frozenset().union(*(self.units.get((host, day), frozenset()) for day in days))
+        split = {gpu for gpu, mig in seen if mig}
+        return frozenset((gpu, mig) for gpu, mig in seen if mig or gpu not in split)
+
+
+@dataclass
+class Attribution:
+    """Who owns what. Jobs are named by their place in the list that was given.
+
+    claims: one row per job and unit: job, host, gpu, mig, start_ms, end_ms. No two claims of a unit overlap.
+    origin: where a job's claims come from: "whole node", "label", "prolog" or "squeue".
+    failed: why a job has no claims.
+    """
+
+    claims: pa.Table
+    origin: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+CLAIMS = pa.schema(
+    [
+        ("job", pa.int32()),
+        ("host", pa.string()),
+        ("gpu", pa.int16()),
+        ("mig", pa.string()),
+        ("start_ms", pa.int64()),
+        ("end_ms", pa.int64()),
+    ]
+)
+
+_Claims = dict[int, list[tuple[str, Unit]]]
+
+
+def parse_hosts(node_list: str | None) -> tuple[str, ...]:
+    """Hosts of a Slurm hostlist such as "n[1-3,7]", sorted; () where there are none or it cannot be read."""
+    if not node_list:
+        return ()
+    try:
+        nodes = NodeSet(node_list)
+        return tuple(sorted(nodes)) if len(nodes) <= _MAX_HOSTS else ()
+    except NodeSetException:
+        return ()
+
+
+def attribute(
+    jobs: Sequence[Job],
+    inventory: Inventory,
+    labelled: Mapping[int, Iterable[tuple[str, int, str]]],
+    bindings: Sequence[Binding],
+) -> Attribution:
+    """Claims of every job whose GPUs are known.
+
+    labelled: units (host, gpu, mig) that carry the job's own label on its own hosts and in its own time
+    (`shared_jobs` says for which jobs it is looked at).
+    """
+    shared = set(shared_jobs(jobs, inventory))
+    result = Attribution(CLAIMS.empty_table())
+    records = _records_by_job(jobs, bindings) if shared else {}
+    claims: _Claims = {}
+    for number, job in enumerate(jobs):
+        if not job.hosts:
+            result.failed[number] = NO_NODES
+        elif number not in shared:
+            claims[number] = _whole_nodes(job, inventory)
+            result.origin[number] = "whole node"
+        else:
+            bound = {"label": set(labelled.get(number, ())), **records.get(number, {})}
+            _claim_bound(number, job, inventory, bound, claims, result)
+    for number in _overlapping(jobs, claims):
+        del claims[number]
+        del result.origin[number]
+        result.failed[number] = DOUBLY_BOUND
+    result.claims = _table(jobs, claims)
+    return result
+
+
+def shared_jobs(jobs: Sequence[Job], inventory: Inventory) -> list[int]:
+    """Places of the jobs that cannot be told to own every GPU of their nodes.
+
+    A job owns its nodes where its GPUs are as many as those of all its nodes (hosts without telemetry are taken to
+    be as large as the largest seen), and no other job with GPUs was there at any time of it.
+    """
+    largest: dict[str, int] = defaultdict(int)
+    for job in jobs:
+        if len(job.hosts) == 1:
+            largest[job.hosts[0]] = max(largest[job.hosts[0]], job.gpu_count)
+    crowded = _crowded(jobs)
+    found = []
+    for number, job in enumerate(jobs):
+        sizes = [_size(inventory.of(host, job.start_s, job.end_s), largest[host]) for host in job.hosts]
+        needed = sum(size or max(sizes) for size in sizes)
+        if job.hosts and (number in crowded or job.gpu_count < needed):
+            found.append(number)
+    return found
+
+
+def _size(units: frozenset[Unit], known: int) -> int:
+    """GPUs of a host: those seen, counted to the highest index, or as many as one job had; 0 where none is seen."""
+    if not units:
+        return 0
+    if any(mig for _, mig in units):
+        return len(units)
+    return max(len(units), 1 + max(gpu for gpu, _ in units), known)
+
+
+def _crowded(jobs: Sequence[Job]) -> set[int]:
+    """Jobs that share a host with another job for some time."""
+    by_host: dict[str, list[int]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        for host in job.hosts:
+            by_host[host].append(number)
+    crowded: set[int] = set()
+    for numbers in by_host.values():
+        crowded |= _overlaps([(jobs[n].start_s, jobs[n].end_s, n) for n in numbers])
+    return crowded
+
+
+def _overlaps(spans: list[tuple[int, int, int]]) -> set[int]:
+    """Numbers of the half-open spans (start, end, number) that overlap one of another number."""
+    spans.sort()
+    found: set[int] = set()
+    last_end, last_number = -(2**62), -1
+    for start, end, number in spans:
+        if start < last_end and number != last_number:
+            found |= {number, last_number}
+        if end > last_end:
+            last_end, last_number = end, number
+    return found
+
+
+def _whole_nodes(job: Job, inventory: Inventory) -> list[tuple[str, Unit]]:
+    return [(host, unit) for host in job.hosts for unit in sorted(inventory.of(host, job.start_s, job.end_s))]
+
+
+def _claim_bound(
+    number: int,
+    job: Job,
+    inventory: Inventory,
+    bound: Mapping[str, set[tuple[str, int, str]]],
+    claims: _Claims,
+    result: Attribution,
+) -> None:
+    """Claim what the first origin names that names no more GPUs than the job has."""
+    known = {(host, *unit) for host in job.hosts for unit in inventory.of(host, job.start_s, job.end_s)}
+    for origin in ("label", "prolog", "squeue"):
+        units = bound.get(origin, set()) & known
+        if units and len(units) <= job.gpu_count:
+            claims[number] = [(host, (gpu, mig)) for host, gpu, mig in sorted(units)]
+            result.origin[number] = origin
+            return
+    divisible = job.gpu_count % len(job.hosts) == 0
+    result.failed[number] = UNBOUND if divisible else UNBOUND_COUNT
+
+
+def _records_by_job(
+    jobs: Sequence[Job], bindings: Sequence[Binding]
+) -> dict[int, dict[str, set[tuple[str, int, str]]]]:
+    """Units that prolog and squeue records name, by job and origin. Each record goes to one run of its job."""
+    runs: dict[int, list[int]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        runs[job.job_id].append(number)
+    found: dict[int, dict[str, set[tuple[str, int, str]]]] = defaultdict(lambda: defaultdict(set))
+    for record in bindings:
+        number = _run_of(record.seen_s, [(jobs[n].start_s, jobs[n].end_s, n) for n in runs.get(record.job_id, ())])
+        if number is not None and record.host in jobs[number].hosts:
+            found[number][record.origin].add((record.host, record.gpu, ""))
+    return found
+
+
+def _run_of(seen_s: int, runs: list[tuple[int, int, int]]) -> int | None:
+    """The run (start, end, number) in which a record was made, or that started soon after; None: neither."""
+    for start, end, number in sorted(runs):
+        if seen_s < start - _PROLOG_LEAD_S:
+            return None
+        if seen_s < end:
+            return number
+    return None
+
+
+def _overlapping(jobs: Sequence[Job], claims: _Claims) -> set[int]:
+    """Jobs that claim a unit at a time at which another job claims it too."""
+    by_unit: dict[tuple[str, Unit], list[tuple[int, int, int]]] = defaultdict(list)
+    for number, units in claims.items():
+        for unit in units:
+            by_unit[unit].append((jobs[number].start_s, jobs[number].end_s, number))
+    return set().union(*(_overlaps(spans) for spans in by_unit.values() if len(spans) > 1))
+
+
+def _table(jobs: Sequence[Job], claims: _Claims) -> pa.Table:
+    rows = [(number, host, *unit) for number, units in claims.items() for host, unit in units]
+    numbers, hosts, gpus, migs = zip(*rows, strict=True) if rows else ((), (), (), ())
+    start = [jobs[number].start_s * 1000 for number in numbers]
+    end = [jobs[number].end_s * 1000 for number in numbers]
+    return pa.table([numbers, hosts, gpus, migs, start, end], schema=CLAIMS)

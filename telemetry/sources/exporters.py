@@ -1,0 +1,137 @@
+"""What exporters call their metrics and labels, and whose sample a series therefore is.
+
+dcgm-exporter: labels gpu, UUID, modelName, Hostname (`hostname` on newer releases), GPU_I_ID under MIG, hpc_job.
+jobstats' nvidia_gpu_prometheus_exporter: minor_number (the index of /dev/nvidiaN, by which Slurm and jobstats
+count too; `ordinal` is NVML's own order and may differ), uuid, name, GPU_I_ID; the host is Prometheus' own `instance`.
+Its job id is the label `jobid` on newer releases and the value of `nvidia_gpu_jobId` on all.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from telemetry.counters import COUNTERS, Counter
+
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,254}")
+_MIG = re.compile(r"[A-Za-z0-9_-]{0,64}")
+_MAX_GPU = 2**15 - 1
+MAX_JOB_ID = 2**53
+"""Greatest job id that a float64, Prometheus' only type, holds exactly."""
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """Names of one exporter. `*_labels` are tried in order. total_is_free: hbm_total_mib is read as used + free."""
+
+    name: str
+    host_labels: tuple[str, ...]
+    gpu_labels: tuple[str, ...]
+    uuid_label: str
+    model_label: str
+    job_label: str
+    job_metric: str = ""
+    mig_label: str = "GPU_I_ID"
+    total_is_free: bool = False
+
+    def metric(self, counter: Counter) -> str:
+        """This exporter's name of a counter; empty where it has none."""
+        return counter.dcgm if self.name == "dcgm" else counter.jobstats
+
+    def scale(self, counter: Counter) -> float:
+        return counter.dcgm_scale if self.name == "dcgm" else counter.jobstats_scale
+
+    def counters(self) -> dict[str, Counter]:
+        """The counters that it has, by its own name."""
+        return {self.metric(counter): counter for counter in COUNTERS if self.metric(counter)}
+
+
+EXPORTERS = {
+    exporter.name: exporter
+    for exporter in (
+        Exporter("dcgm", ("Hostname", "hostname"), ("gpu",), "UUID", "modelName", "hpc_job", total_is_free=True),
+        Exporter(
+            "jobstats", ("instance",), ("minor_number", "ordinal"), "uuid", "name", "jobid", job_metric="nvidia_gpu_jobId"
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, order=True)
+class Gpu:
+    """One GPU, or one MIG instance of it, of a cluster."""
+
+    host: str
+    gpu: int
+    mig: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Whose samples a series holds. job_id is None where no job is named, or where the label is no job id."""
+
+    gpu: Gpu
+    uuid: str
+    model: str
+    job_id: int | None = None
+    bad_job_label: str = ""
+
+
+class UnusableSeriesError(ValueError):
+    """A series that belongs to no GPU that can be named; the message is the reason to count."""
+
+
+def identify(labels: Mapping[str, str], exporter: Exporter, host_suffix: str = "") -> Series:
+    """The GPU, device and job that a series' labels name. Raises UnusableSeriesError."""
+    host = _first(labels, exporter.host_labels)
+    index = _first(labels, exporter.gpu_labels)
+    mig = labels.get(exporter.mig_label, "")
+    if not host:
+        raise UnusableSeriesError("no host label")
+    if exporter.name == "jobstats":
+        host = _without_port(host)
+    if not _HOST.fullmatch(host):
+        raise UnusableSeriesError("host label is no host name")
+    if not index:
+        raise UnusableSeriesError("no gpu label")
+    if not re.fullmatch(r"[0-9]{1,5}", index) or int(index) > _MAX_GPU:
+        raise UnusableSeriesError("gpu label is no GPU index")
+    if not _MIG.fullmatch(mig):
+        raise UnusableSeriesError("MIG label is no instance id")
+    job_id, bad = parse_job_label(labels.get(exporter.job_label, ""))
+    gpu = Gpu(short_host(host, host_suffix), int(index), mig)
+    return Series(gpu, labels.get(exporter.uuid_label, ""), labels.get(exporter.model_label, ""), job_id, bad)
+
+
+def _first(labels: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((labels[name] for name in names if labels.get(name)), "")
+
+
+def _without_port(instance: str) -> str:
+    """The host of "host:9445" and "[::1]:9445"."""
+    return instance[1:].partition("]")[0] if instance.startswith("[") else instance.partition(":")[0]
+
+
+def short_host(host: str, suffix: str = "") -> str:
+    """A host name as Slurm has it: without `suffix`, or without everything after the first dot where that is empty.
+
+    An address stays whole: "10.0.0.5" is not the host "10".
+    """
+    if suffix:
+        return host.removesuffix("." + suffix.lstrip("."))
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host.partition(".")[0] or host
+    return host
+
+
+def parse_job_label(text: str) -> tuple[int | None, str]:
+    """The job id of a label, and the label itself where it is none: "101" (101, ""), "" and "0" (None, "")."""
+    if text in ("", "0"):
+        return None, ""
+    if re.fullmatch(r"[0-9]{1,16}", text) and 0 < int(text) <= MAX_JOB_ID:
+        return int(text), ""
+    return None, text

@@ -1,0 +1,186 @@
+"""Where the lab's files lie and what is in them: ports, users, fake GPUs, Slurm's configuration."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import random
+import re
+import secrets
+import shutil
+import socket
+import stat
+import string
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from processes import LabError
+
+HERE = Path(__file__).resolve().parent
+PROLOG = HERE.parents[1] / "slurm_hooks/prolog/almanac-gpus.sh"
+NODES = ("n1", "n2", "n3", "n4")
+GPUS_PER_NODE = 4
+PORTS_PER_LAB = 20
+# Offsets from a lab's first port, which only claims the block; 1 to 4 are the slurmds.
+CTLD_PORT, DBD_PORT, DB_PORT, FIRST_SPARE_PORT = 5, 6, 7, 8
+COMMANDS = (
+    "munged",
+    "mariadbd",
+    "mariadb-install-db",
+    "slurmdbd",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "sacct",
+    "setpriv",
+    "useradd",
+)
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+FOLDERS = (
+    "etc",
+    "log",
+    "state",
+    "spool",
+    "munge",
+    "db",
+    "dev",
+    "hooks",
+    "out",
+    "home",
+    "prolog",
+    "hpc_job",
+    "profiles",
+)
+SOCKET_PATH_MAX = 107
+
+
+def missing_commands(extra: Iterable[str] = ()) -> list[str]:
+    """The programs that the lab needs and that are not installed."""
+    return [name for name in (*COMMANDS, *extra) if shutil.which(name, path=PATH) is None]
+
+
+def slurm_release() -> tuple[int, int]:
+    """(22, 5) of "slurm-wlm 22.05.8"."""
+    text = subprocess.run(["slurmd", "-V"], capture_output=True, text=True, check=True, env={"PATH": PATH}).stdout
+    match = re.search(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise LabError(f"slurmd -V says {text!r}, expected a release such as 22.05.8")
+    return int(match[1]), int(match[2])
+
+
+def free_ports(base: int | None = None) -> tuple[int, socket.socket]:
+    """The first port of a block that nobody uses, and the socket that claims the block while it is held.
+
+    The block lies below the range from which Linux hands out ports of outgoing connections. Raises LabError
+    where the block at `base` is taken.
+    """
+    bases = [base] if base else random.SystemRandom().sample(range(20000, 32000, PORTS_PER_LAB), 50)
+    for first in bases:
+        claim = socket.socket()
+        try:
+            claim.bind(("127.0.0.1", first))
+            claim.listen()
+            for port in range(first + 1, first + PORTS_PER_LAB):
+                with socket.socket() as probe:
+                    probe.bind(("", port))
+        except OSError:
+            claim.close()
+            continue
+        return first, claim
+    raise LabError(f"no free block of {PORTS_PER_LAB} ports (tried {bases[0]} and {len(bases) - 1} more)")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of one lab below `root`. write() may be repeated: keys and data of an earlier start stay."""
+
+    root: Path
+    base_port: int
+    users: Sequence[str]
+    cluster: str
+    extra_slurm_conf: str = ""
+
+    def write(self) -> None:
+        """Makes folders, users, fake GPUs and configuration. Raises LabError where the root is too deep."""
+        if len(str(self.root / "munge/sock")) > SOCKET_PATH_MAX:
+            raise LabError(f"{self.root} is too long: a Unix socket's path has at most {SOCKET_PATH_MAX} bytes")
+        for name in FOLDERS:
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+        self.root.chmod(0o755)
+        for name in ("out", "profiles"):
+            (self.root / name).chmod(0o1777)
+        for node in NODES:
+            (self.root / "hpc_job" / node).mkdir(exist_ok=True)
+        for user in self.users:
+            self._make_user(user)
+        self._make_gpus()
+        self._make_munge_key()
+        for name in ("state", "log", "spool"):
+            shutil.chown(self.root / name, "slurm", "slurm")
+        shutil.chown(self.root / "db", "mysql", "mysql")
+        self._write_conf()
+        self._write_hooks()
+
+    def _make_user(self, user: str) -> None:
+        """An account of the host (left there), with a home of this lab's own."""
+        try:
+            account = pwd.getpwnam(user)
+        except KeyError:
+            subprocess.run(
+                ["useradd", "--no-create-home", "--shell", "/bin/bash", user], check=True, env={"PATH": PATH}
+            )
+            account = pwd.getpwnam(user)
+        home = self.root / "home" / user
+        home.mkdir(mode=0o700, exist_ok=True)
+        os.chown(home, account.pw_uid, account.pw_gid)
+
+    def _make_gpus(self) -> None:
+        # slurmd wants device nodes behind File= of gres.conf: these are /dev/null's.
+        for index in range(GPUS_PER_NODE):
+            device = self.root / f"dev/nvidia{index}"
+            if not device.exists():
+                os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+
+    def _make_munge_key(self) -> None:
+        key = self.root / "munge/key"
+        if not key.exists():
+            key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+        key.parent.chmod(0o755)
+        for path in (key.parent, key):
+            shutil.chown(path, "munge", "munge")
+
+    def _fill(self, template: str, target: str, mode: int, **more: str) -> None:
+        """Writes conf/<template> with its $names replaced. Raises KeyError where one is not known."""
+        values = {
+            "root": str(self.root),
+            "cluster": self.cluster,
+            "host": socket.gethostname().split(".")[0],
+            **{f"node_port_{number}": str(self.base_port + number) for number in range(1, 5)},
+            "ctld_port": str(self.base_port + CTLD_PORT),
+            "dbd_port": str(self.base_port + DBD_PORT),
+            "db_port": str(self.base_port + DB_PORT),
+        }
+        text = string.Template((HERE / "conf" / template).read_text()).substitute(values, **more)
+        (self.root / target).write_text(text)
+        (self.root / target).chmod(mode)
+
+    def _write_conf(self) -> None:
+        self._fill("slurm.conf.in", "etc/slurm.conf", 0o644)
+        with (self.root / "etc/slurm.conf").open("a") as conf:
+            conf.write(self.extra_slurm_conf)
+        self._fill("gres.conf.in", "etc/gres.conf", 0o644)
+        self._fill("slurmdbd.conf.in", "etc/slurmdbd.conf", 0o600)
+        shutil.chown(self.root / "etc/slurmdbd.conf", "slurm", "slurm")
+        # Needed from 23.11 where cgroups are not writable; 22.05's slurmd dies on this line and needs no such file.
+        if slurm_release() >= (23, 11):
+            (self.root / "etc/cgroup.conf").write_text("CgroupPlugin=disabled\n")
+
+    def _write_hooks(self) -> None:
+        script = self.root / "hooks" / PROLOG.name
+        shutil.copy(PROLOG, script)
+        script.chmod(0o755)
+        for when in ("prolog", "epilog"):
+            self._fill("node-hook.in", f"hooks/{when}", 0o755, script=str(script), when=when)

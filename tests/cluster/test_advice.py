@@ -1,0 +1,192 @@
+"""The main job, on real Slurm accounting and a real Prometheus: from what jobs did to what to ask for next."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testbed import Cluster
+
+pytestmark = pytest.mark.cluster
+
+CONFIG = """
+[prometheus]
+url = "{url}"
+delay_s = 0
+retries = 1
+lookback_days = 1
+[bindings]
+prolog_dir = "{prolog_dir}"
+[filters]
+min_elapsed_s = 3
+[[tiers]]
+name = "hbm40g"
+capacity_mib = 40960
+gpu_model = "A100-40"
+constraint = "hbm40g"
+[[tiers]]
+name = "hbm80g"
+capacity_mib = 81920
+gpu_model = "A100-80"
+constraint = "hbm80g"
+"""
+
+
+@dataclass(frozen=True)
+class Almanac:
+    """The command line, as root on the cluster's host, with a configuration and a store of its own."""
+
+    folder: Path
+    env: dict[str, str]
+
+    def run(self, *argv: str, ok: tuple[int, ...] = (0,), stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        whole = [
+            sys.executable,
+            "-m",
+            "cli.main",
+            "--config",
+            str(self.folder / "almanac.toml"),
+            "--store",
+            str(self.folder / "store"),
+        ]
+        done = subprocess.run([*whole, *argv], env=self.env, input=stdin, capture_output=True, text=True, check=False)
+        assert done.returncode in ok, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def json(self, *argv: str, ok: tuple[int, ...] = (0,)) -> Any:
+        return json.loads(self.run(*argv, ok=ok).stdout)
+
+
+@pytest.fixture(scope="module")
+def history(cluster: Cluster) -> dict[str, list[int]]:
+    """Two users' jobs: alice asks for 80 GB and peaks low, bob needs it; both also run without a constraint."""
+    names = {"alice": "train-bert", "bob": "gpt-big"}
+    jobs: dict[str, list[int]] = {user: [] for user in names}
+    for number in range(6):
+        for user, profile in (("alice", "low"), ("bob", "high")):
+            options = ("--gpus=1", "-J", f"{names[user]}-{number}", "-C", "gpu&hbm80g")
+            jobs[user].append(cluster.train(user, *options, profile=profile, seconds=8))
+    jobs["alice"].append(cluster.train("alice", "--gpus=1", "-J", "plain-1", profile="low", seconds=8))
+    jobs["bob"].append(cluster.train("bob", "--gpus=4", "-J", "plain-2", profile="low", seconds=8))
+    states = cluster.lab.wait_for_jobs(*jobs["alice"], *jobs["bob"], timeout_s=180)
+    assert set(states.values()) == {"COMPLETED"}
+    return jobs
+
+
+@pytest.fixture(scope="module")
+def almanac(cluster: Cluster, history: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory) -> Almanac:
+    folder = tmp_path_factory.mktemp("almanac")
+    text = CONFIG.format(url=cluster.prometheus.url, prolog_dir=cluster.prolog_dir)
+    (folder / "almanac.toml").write_text(text)
+    # The lab's environment has no PYTHONPATH or HOME: what is set there wins.
+    return Almanac(folder, {**os.environ, **cluster.lab.env})
+
+
+@pytest.fixture(scope="module")
+def ingested(almanac: Almanac) -> Any:
+    return almanac.json("ingest", "--json")
+
+
+def test_ingest_reads_jobs_counters_and_bindings(ingested: Any, history: dict[str, list[int]]) -> None:
+    assert all(source["error"] is None for source in ingested["sources"].values())
+    assert ingested["sources"]["sacct"]["written"]["jobs"]["added"] >= 14
+    assert ingested["sources"]["prometheus"]["written"]["telemetry"]["added"] > 16 * 8
+    assert ingested["sources"]["prolog"]["written"]["bindings"]["added"] >= 14
+
+
+def test_every_job_gets_its_own_peak_on_shared_nodes(
+    almanac: Almanac, ingested: Any, history: dict[str, list[int]]
+) -> None:
+    peaks = {row["job_id"]: row for row in almanac.json("jobs", "-a", "-n", "0", "--json")}
+    for job_id in history["alice"]:
+        assert peaks[job_id]["verdict"] == "ok", peaks[job_id]
+        assert peaks[job_id]["hbm_peak_mib"] == pytest.approx(20 * 1024, rel=0.1)
+    for job_id in history["bob"][:6]:
+        assert peaks[job_id]["hbm_peak_mib"] == pytest.approx(60 * 1024, rel=0.1)
+
+
+def test_a_second_ingest_changes_nothing(almanac: Almanac, ingested: Any) -> None:
+    before = almanac.json("jobs", "-a", "-n", "0", "--json")
+    again = almanac.json("ingest", "-S", "now-1hour", "--json")
+    assert again["sources"]["sacct"]["written"]["jobs"]["added"] == 0
+    assert almanac.json("jobs", "-a", "-n", "0", "--json") == before
+
+
+def test_the_smaller_tier_is_advised_to_the_user_whose_jobs_peaked_low(almanac: Almanac, ingested: Any) -> None:
+    asked = ("--user", "alice", "--gpus=1", "-J", "train-bert-77", "-C", "gpu&hbm80g")
+    advice = almanac.json("advise", "--json", *asked)
+    assert advice["tier"]["tier"] == "hbm40g"
+    assert advice["tier"]["is_change"] is True
+    assert advice["tier"]["rewrite"] == '--constraint="gpu&hbm40g"'
+    assert advice["bound"]["runs"] == 6
+    text = almanac.run("advise", *asked).stdout
+    assert "hbm40g" in text
+    assert "6 runs" in text
+
+
+def test_the_larger_tier_stays_with_the_user_who_needs_it(almanac: Almanac, ingested: Any) -> None:
+    script = "#!/bin/bash\n#SBATCH -J gpt-big-9 --gpus=1\n#SBATCH --constraint=gpu&hbm40g\nsrun train\n"
+    path = almanac.folder / "job.sh"
+    path.write_text(script)
+    right = almanac.json("advise", "--json", "--user", "bob", "-C", "gpu&hbm80g", str(path))
+    assert right["tier"]["tier"] == "hbm80g"
+    assert right["tier"]["is_change"] is False
+    wrong = almanac.json("advise", "--json", "--user", "bob", str(path))
+    assert wrong["tier"]["tier"] == "hbm80g"
+    assert wrong["tier"]["is_change"] is True
+
+
+def test_nothing_is_advised_to_a_stranger(almanac: Almanac, ingested: Any) -> None:
+    done = almanac.run("advise", "--user", "carol", "--gpus=1", "-C", "gpu&hbm80g", "-J", "first", ok=(10,))
+    assert "hbm40g" not in done.stdout
+    assert almanac.json("advise", "--json", "--user", "carol", "--gpus=1", ok=(10,))["tier"]["tier"] is None
+
+
+def test_a_user_may_not_look_at_another_users_jobs(almanac: Almanac, ingested: Any, cluster: Cluster) -> None:
+    argv = [sys.executable, "-m", "cli.main", "--store", str(almanac.folder / "store"), "jobs", "-u", "bob"]
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--clear-groups", *argv], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "gpt-big" not in done.stdout
+
+
+def test_training_on_the_real_history_and_advising_from_it(almanac: Almanac, ingested: Any) -> None:
+    almanac.run("train")
+    advice = almanac.json("advise", "--json", "--user", "alice", "--gpus=1", "-J", "train-bert-78", "-C", "gpu&hbm80g")
+    assert advice["tier"]["tier"] == "hbm40g"
+    assert 4 <= advice["duration"]["duration_s"] <= 20
+    assert advice["priority"]["term"] >= 0
+
+
+def test_doctor_finds_everything_in_order(almanac: Almanac, ingested: Any) -> None:
+    findings = almanac.json("doctor", "--json")
+    assert [finding for finding in findings if finding["status"] == "fail"] == []
+    assert {"Slurm", "accounting", "Prometheus", "GPU counters", "store"} <= {finding["name"] for finding in findings}
+
+
+def test_prometheus_down_for_a_while_loses_no_job(almanac: Almanac, ingested: Any, cluster: Cluster) -> None:
+    cluster.prometheus.stop()
+    try:
+        unseen = cluster.train("alice", "--gpus=1", "-J", "train-bert-90", profile="low", seconds=8)
+        cluster.lab.wait_for_jobs(unseen)
+        done = almanac.run("ingest", "--json", ok=(5,))
+        outcome = json.loads(done.stdout)
+        assert cluster.prometheus.url.split("//")[1] in outcome["sources"]["prometheus"]["error"]
+        assert outcome["sources"]["sacct"]["error"] is None
+    finally:
+        cluster.prometheus.start()
+    seen = cluster.train("alice", "--gpus=1", "-J", "train-bert-91", profile="low", seconds=8)
+    cluster.lab.wait_for_jobs(seen)
+    almanac.run("ingest")
+    rows = {row["job_id"]: row for row in almanac.json("jobs", "-a", "-n", "0", "--json")}
+    assert rows[unseen]["hbm_peak_mib"] is None
+    assert rows[unseen]["verdict"] in ("no telemetry", "low coverage")
+    assert rows[seen]["verdict"] == "ok"
+    assert rows[seen]["hbm_peak_mib"] == pytest.approx(20 * 1024, rel=0.1)
