@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Counts:
-    """What became of the records of one run. Nothing is lost silently: seen == kept + sum(dropped)."""
+    """What became of the records of one run. Nothing is lost silently: seen == kept + sum(dropped).
+
+    notes: what records that were kept lack, such as a name.
+    """
 
     seen: int = 0
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
 
     def drop(self, reason: str, number: int = 1, example: str = "") -> None:
         """Count `number` records as not kept, with the first example of each reason for the message."""
@@ -22,10 +26,17 @@ class Counts:
             self.dropped[reason] += number
             self.examples.setdefault(reason, example)
 
+    def note(self, what: str, number: int = 1, example: str = "") -> None:
+        """Count `number` records that are kept although something is missing from them."""
+        if number:
+            self.notes[what] += number
+            self.examples.setdefault(what, example)
+
     def add(self, other: Counts) -> None:
         self.seen += other.seen
         self.kept += other.kept
         self.dropped.update(other.dropped)
+        self.notes.update(other.notes)
         for reason, example in other.examples.items():
             self.examples.setdefault(reason, example)
 

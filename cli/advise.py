@@ -47,8 +47,7 @@ def command(app: App, user: str | None, as_json: bool, submission: tuple[str, ..
     else:
         from advisor.explain import explain
 
-        for line in explain(advice):
-            click.echo(line)
+        click.echo(explain(advice))
     return 0 if advice.has_evidence else NO_EVIDENCE
 
 
@@ -71,12 +70,12 @@ def _read_script(name: str) -> str:
 
 def advise(app: App, request: Request) -> Advice:
     """The advice of the store's history for this request."""
+    from advisor.artefacts import load
     from advisor.service import advise as decide
-    from advisor.service import load
     from telemetry.history import load_history
 
     store = app.open_store()
     cluster = app.cluster(store)
     since_s = request.submit_s - app.config.advice.history_days * 86400
     history = load_history(store, cluster, since_s=since_s, user=request.user)
-    return decide(request, history, load(store.root, cluster), app.config, app.now_s())
+    return decide(request, history, load(store.models_dir(cluster)), app.config, app.now_s())

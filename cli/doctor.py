@@ -151,11 +151,11 @@ def check_bindings(app: App) -> Iterator[Check]:
 
 
 def check_models(app: App) -> Iterator[Check]:
-    from advisor.service import load
+    from advisor.artefacts import load
 
     store = app.open_store()
     for cluster in store.clusters():
-        trained = load(store.root, cluster)
+        trained = load(store.models_dir(cluster))
         if trained is None:
             yield Check("models", "warn", f"nothing is trained for {cluster}", "run `almanac train`")
         else:

@@ -221,6 +221,7 @@ def _as_dict(item: dict[str, Any]) -> dict[str, Any]:
         "seen": result.counts.seen,
         "kept": result.counts.kept,
         "dropped": dict(result.counts.dropped),
+        "notes": dict(result.counts.notes),
         "written": {table: vars(written) for table, written in result.written.items()},
         "error": str(item["error"]) if item["error"] else None,
     }

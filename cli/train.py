@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from almanac.units import format_count
@@ -20,7 +18,8 @@ def command(app: App, as_json: bool) -> None:
     The newest share of the jobs (training.validation_share) is predicted from the older ones; the scores are
     taken there, beside simple baselines.
     """
-    from advisor.service import save, train
+    from advisor.artefacts import save
+    from advisor.service import train
     from telemetry.history import load_history
 
     store = app.open_store()
@@ -29,28 +28,26 @@ def command(app: App, as_json: bool) -> None:
     with progress("train") as advance:
         advance(0, 1, f"{format_count(len(history))} jobs")
         trained = train(history, app.config, app.now_s())
-    version = save(store.root, cluster, trained)
+    version = save(trained, store.models_dir(cluster))
     if as_json:
-        click.echo(json_text({"version": version, **trained.as_dict()}))
+        click.echo(json_text({"version": version, "jobs": trained.jobs, "scores": trained.scores}))
         return
-    click.echo(f"trained on {format_count(len(history))} GPU jobs of {cluster}: version {version}")
-    _show_scores(trained.as_dict())
+    click.echo(f"trained on {format_count(trained.jobs)} GPU jobs of {cluster}: version {version}")
+    _show_scores(trained.scores)
 
 
-def _show_scores(data: dict[str, Any]) -> None:
-    rows = [
-        [name, _number(score["spearman"]), _number(score["median_abs_log_error"]), _number(score["within_2x"])]
-        for name, score in data["duration_scores"].items()
-    ]
-    columns = ["duration predictor", "Spearman", "median |log error|", "within 2x"]
-    show_table(columns, rows, right=columns[1:])
-    bound = data["hbm_scores"]
-    if bound:
-        click.echo(
-            f"HBM bound, back-tested: {format_count(bound['bounded'])} jobs bounded, {bound['exceeded_share']:.2%} "
-            f"exceeded it (accepted: {bound['risk']:.2%}), median slack {bound['median_slack']:.0%}"
-        )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _show_scores(scores: dict[str, float]) -> None:
+    """Rows are the predictors: a score without a prefix is almanac's own, "global_median.spearman" a baseline's."""
+    names = ["", *sorted({name.partition(".")[0] for name in scores if "." in name})]
+    kinds = {"spearman": "Spearman", "median_abs_log_error": "median |log error|", "share_within_2x": "within 2x"}
+    rows = []
+    for name in names:
+        values = [scores.get(f"{name}.{kind}" if name else kind) for kind in kinds]
+        if any(value is not None for value in values):
+            cells = ["-" if value is None else f"{value:.3f}" for value in values]
+            rows.append([name.replace("_", " ") or "almanac", *cells])
+    columns = ["duration predicted by", *kinds.values()]
+    if rows:
+        show_table(columns, rows, right=columns[1:])
+    else:
+        click.echo("too few jobs to train and score a model: the rolling estimate is used alone")

@@ -107,6 +107,10 @@ class Store:
         }
         return sorted(found)
 
+    def models_dir(self, cluster: str) -> Path:
+        """Folder of the models trained for a cluster; it need not exist."""
+        return self._folder("models", cluster)
+
     def files(self, table: str, cluster: str, since_s: int | None = None, until_s: int | None = None) -> list[Path]:
         """Partition files that can hold rows of [since_s, until_s), in time order."""
         part_s = TABLES[table].part_s

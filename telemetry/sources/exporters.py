@@ -53,7 +53,13 @@ EXPORTERS = {
     for exporter in (
         Exporter("dcgm", ("Hostname", "hostname"), ("gpu",), "UUID", "modelName", "hpc_job", total_is_free=True),
         Exporter(
-            "jobstats", ("instance",), ("minor_number", "ordinal"), "uuid", "name", "jobid", job_metric="nvidia_gpu_jobId"
+            "jobstats",
+            ("instance",),
+            ("minor_number", "ordinal"),
+            "uuid",
+            "name",
+            "jobid",
+            job_metric="nvidia_gpu_jobId",
         ),
     )
 }

@@ -57,7 +57,7 @@ def parse_answer(body: bytes) -> dict[str, Any]:
 
 
 def _cut(body: bytes) -> tuple[bytes, list[tuple[int, int, int]], bytes]:
-    """What precedes the series, (start, middle, end) of each, and what follows; no series where it is spelled otherwise."""
+    """What precedes the series, (start, middle, end) of each, what follows; no series where spelled otherwise."""
     series = []
     first = at = body.find(_START, 0, 4096)
     while at >= 0:

@@ -69,12 +69,11 @@ def make_jobs(
     is_debug = (rng.random(number) < profile.people.debug_share) & (submissions.array < 0)
     suffixed = rng.random(number) < profile.people.suffix_share
     shared = families.is_shared[family]
-    nodes = np.where(is_debug | (role != REGULAR), np.minimum(families.nodes[family], 1), families.nodes[family])
-    nodes = np.where(shared, 1, np.where(is_debug & (families.nodes[family] > 1), families.nodes[family], nodes))
-    state, run_s, again_s, limit_s = _times(shape, profile, families, family, is_debug, rng)
+    nodes = np.where((role != REGULAR) | shared, 1, families.nodes[family])
+    state, run_s, again_s, limit_s = _times(shape, profile, families, family, is_debug, nodes > 1, rng)
     gives_up = rng.random(number) < profile.outcome.cancelled_waiting
     job_id, array_job_id = _ids(submissions)
-    util, spatial, temporal = _use(shape, profile, families, family, role, nodes, rng)
+    util, spatial, temporal = _use(shape, profile, families, family, role, rng)
     return Jobs(
         family=family, role=role, submit_s=submissions.submit_s, job_id=job_id, array_job_id=array_job_id,
         task=np.where(submissions.array >= 0, submissions.task, -1), nodes=nodes,
@@ -96,7 +95,13 @@ def _ids(submissions: Submissions) -> tuple[Ints, Ints]:
 
 
 def _times(
-    shape: SiteShape, profile: Profile, families: Families, family: Ints, is_debug: Bools, rng: np.random.Generator
+    shape: SiteShape,
+    profile: Profile,
+    families: Families,
+    family: Ints,
+    is_debug: Bools,
+    several: Bools,
+    rng: np.random.Generator,
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """State, run time, second run time and limit. Scaled so that the mean run times are the published ones."""
     durations, outcome, number = profile.duration, profile.outcome, len(family)
@@ -108,7 +113,6 @@ def _times(
     part = np.where(state == COMPLETED, 1.0, outcome.fails_at(rng.random(number)))
     usual = np.exp(families.log_median) * families.limit_factor
     run, again, limit = np.zeros(number), np.zeros(number), np.zeros(number)
-    several = families.nodes[family] > 1
     means = (durations.one_node_mean_s, durations.multi_node_mean_s)
     for members, mean_s in zip((~several, several), means, strict=True):
         if not members.any():
@@ -152,7 +156,6 @@ def _use(
     families: Families,
     family: Ints,
     role: Ints,
-    nodes: Ints,
     rng: np.random.Generator,
 ) -> tuple[Floats, Floats, Floats]:
     """Mean utilisation, spatial and temporal imbalance of each job (perlmutter-telemetry, IV-A, VI and VII)."""

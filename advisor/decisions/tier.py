@@ -1,0 +1,74 @@
+"""Which memory tier to ask for: the smallest whose usable memory holds the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from almanac.config import Tier
+from almanac.records import MemoryBound, Request, TierAdvice
+from almanac.tiers import names_any_tier, requested_tier, rewrite
+
+NO_GPU = "no GPU"
+NO_TIERS = "no tiers"
+NO_EVIDENCE = "no evidence"
+NONE_LARGE_ENOUGH = "none large enough"
+CHOICE = "choice"
+FITS = "fits"
+SMALLER = "smaller"
+LARGER = "larger"
+NAME_IT = "name it"
+NOT_REWRITABLE = "not rewritable"
+
+
+def decide_tier(request: Request, bound: MemoryBound | None, tiers: Sequence[Tier], headroom_mib: float) -> TierAdvice:
+    """The tier to ask for, or why none is advised; `reason` is one of this module's constants.
+
+    Of tiers with the same capacity the one asked for is kept, else the first by name is taken.
+    """
+    silent = _why_silent(request, bound, tiers)
+    asked = requested_tier(request, tiers)
+    asked_name = asked.name if asked else None
+    if silent or bound is None:
+        return TierAdvice(None, silent, requested_tier=asked_name)
+    holding = [tier for tier in tiers if tier.capacity_mib - headroom_mib >= bound.bound_mib]
+    if not holding:
+        return TierAdvice(None, NONE_LARGE_ENOUGH, requested_tier=asked_name)
+    target = min(holding, key=lambda tier: (tier.capacity_mib, tier != asked, tier.name))
+    if target == asked:
+        return TierAdvice(target.name, FITS, requested_tier=asked_name)
+    return _change(request, tiers, asked, target)
+
+
+def _why_silent(request: Request, bound: MemoryBound | None, tiers: Sequence[Tier]) -> str:
+    """The reason to advise nothing, whatever the bound; "" where there is none."""
+    if request.gpu_count <= 0:
+        return NO_GPU
+    if not tiers:
+        return NO_TIERS
+    if bound is None:
+        return NO_EVIDENCE
+    if names_any_tier(request, tiers) and requested_tier(request, tiers) is None:
+        return CHOICE
+    return ""
+
+
+def _change(request: Request, tiers: Sequence[Tier], asked: Tier | None, target: Tier) -> TierAdvice:
+    """Advice to ask for `target`; where the request cannot be rewritten safely, the note says why."""
+    if asked is None:
+        reason = NAME_IT
+    else:
+        reason = SMALLER if target.capacity_mib < asked.capacity_mib else LARGER
+    asked_name = asked.name if asked else None
+    how = rewrite(request, tiers, target)
+    why_not = how.why_not
+    if asked is not None and _selector(asked) != _selector(target):
+        why_not = f"{asked.name} is selected by {_selector(asked)} and {target.name} by {_selector(target)}"
+    if why_not:
+        return TierAdvice(target.name, NOT_REWRITABLE, asked_name, is_change=True, note=why_not)
+    return TierAdvice(target.name, reason, asked_name, is_change=True, rewrite=f"{how.option}={how.value}")
+
+
+def _selector(tier: Tier) -> str:
+    if tier.constraint:
+        return "constraint"
+    return "GRES type" if tier.gres else "partition"

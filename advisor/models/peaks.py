@@ -1,0 +1,156 @@
+"""HBM peaks as evidence: which runs say something about the memory that a job needs, and at least how much."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from advisor.features import Submission, submissions, sweep
+from almanac.config import AdviceSection, Tier
+
+CENSORED_SHARE = 0.97
+"""A peak above this share of the capacity may have been cut off: the need was at least the capacity."""
+FAILED_SHARE = 0.90
+"""The same for a job that failed: CUDA's out-of-memory is a plain FAILED, at the last peak before the fatal request."""
+INFORMATIVE = ("telemetry", "jobstats")
+_ENDED_WELL = ("COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED")
+
+FAMILY, SHAPE = "family", "shape"
+
+
+@dataclass(frozen=True)
+class Peak:
+    """One informative run. need_mib: the least HBM that the run can have needed; is_censored: it may be more."""
+
+    need_mib: float
+    is_censored: bool
+    capacity_mib: float
+    end_s: int
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Peaks of the newest runs of one scope, oldest first, and how many runs were set aside, by reason."""
+
+    peaks: tuple[Peak, ...]
+    scope: str
+    set_aside: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def highest_mib(self) -> float:
+        return max(peak.need_mib for peak in self.peaks)
+
+    @property
+    def censored_mib(self) -> float | None:
+        """The largest capacity at which a run was cut off; None where none was."""
+        return max((peak.capacity_mib for peak in self.peaks if peak.is_censored), default=None)
+
+    def centre_and_scale(self, min_relative_spread: float) -> tuple[float, float]:
+        """Logarithm of the highest peak, and the spread of a next one around it: sd sqrt(1 + 1/n)."""
+        logs = [math.log(peak.need_mib) for peak in self.peaks]
+        number = len(logs)
+        mean = sum(logs) / number
+        sd = math.sqrt(sum((value - mean) ** 2 for value in logs) / (number - 1)) if number > 1 else 0.0
+        return max(logs), max(sd, min_relative_spread, 1e-6) * math.sqrt(1 + 1 / number)
+
+
+def peaks_of(history: pd.DataFrame, tiers: Sequence[Tier] = ()) -> list[Peak | None]:
+    """One per row of the history frame, in its order; None where the run says nothing about its need."""
+    capacities = {tier.name: float(tier.capacity_mib) for tier in tiers}
+    columns = ("hbm_peak_mib", "hbm_capacity_mib", "hbm_evidence", "state", "tier", "end_s")
+    return [_peak(*row, capacities) for row in zip(*(history[name].tolist() for name in columns), strict=True)]
+
+
+def _peak(
+    peak_mib: float,
+    capacity_mib: float,
+    evidence: str,
+    state: str,
+    tier: str | None,
+    end_s: float,
+    capacities: Mapping[str, float],
+) -> Peak | None:
+    if evidence not in INFORMATIVE or not peak_mib > 0 or not math.isfinite(peak_mib) or end_s != end_s:
+        return None
+    if not capacity_mib > 0:
+        capacity_mib = capacities.get(tier, math.inf) if isinstance(tier, str) else math.inf
+    share = CENSORED_SHARE if str(state).startswith(_ENDED_WELL) else FAILED_SHARE
+    is_censored = peak_mib >= share * capacity_mib
+    need_mib = max(peak_mib, capacity_mib) if is_censored else float(peak_mib)
+    return Peak(need_mib, is_censored, capacity_mib, int(end_s))
+
+
+class PeakStore:
+    """Absorbs ended runs in the order of their ends; gives the evidence for a next one."""
+
+    def __init__(self, config: AdviceSection) -> None:
+        self._config = config
+        self._groups: dict[tuple[object, ...], deque[tuple[int, Peak | None, str]]] = {}
+
+    def absorb(self, job: Submission, end_s: int, peak: Peak | None, why_not: str) -> None:
+        """why_not: in a word, why the run is no evidence; counted where peak is None."""
+        for group in (self._family(job), self._shape(job)):
+            runs = self._groups.setdefault(group, deque(maxlen=4 * self._config.max_runs))
+            runs.append((end_s, peak, why_not))
+
+    def evidence(self, job: Submission, now_s: int) -> Evidence:
+        """Of the user's family; where that has fewer than min_runs peaks, of the user's jobs of the same GPU count."""
+        family = self._newest(self._family(job), now_s, FAMILY)
+        if len(family.peaks) >= self._config.min_runs:
+            return family
+        shape = self._newest(self._shape(job), now_s, SHAPE)
+        return shape if len(shape.peaks) >= self._config.min_runs else family
+
+    def _family(self, job: Submission) -> tuple[object, ...]:
+        return (job.user, job.name_key)
+
+    def _shape(self, job: Submission) -> tuple[object, ...]:
+        return (job.user, job.gpu_count)
+
+    def _newest(self, group: tuple[object, ...], now_s: int, scope: str) -> Evidence:
+        since_s = now_s - self._config.history_days * 86_400
+        peaks: list[Peak] = []
+        set_aside: Counter[str] = Counter()
+        for end_s, peak, why_not in reversed(self._groups.get(group, ())):
+            if end_s < since_s or len(peaks) == self._config.max_runs:
+                break
+            if peak is None:
+                set_aside[why_not] += 1
+            else:
+                peaks.append(peak)
+        return Evidence(tuple(reversed(peaks)), scope, dict(set_aside))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A submission of the past with the evidence it had then, and the peak that it came to (None: unknown)."""
+
+    row: int
+    submission: Submission
+    evidence: Evidence
+    peak: Peak | None
+
+
+def replay_peaks(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Iterator[Case]:
+    """Every submission in order of time, each with the evidence of runs that had ended before it."""
+    jobs, peaks, reasons = submissions(history), peaks_of(history, tiers), why_set_aside(history)
+    ends = history["end_s"].tolist()
+    store = PeakStore(config)
+    for row, is_end in sweep(history):
+        if is_end:
+            store.absorb(jobs[row], int(ends[row]), peaks[row], reasons[row])
+        else:
+            yield Case(row, jobs[row], store.evidence(jobs[row], jobs[row].submit_s), peaks[row])
+
+
+def why_set_aside(history: pd.DataFrame) -> list[str]:
+    """In a word, per row, why a run without an informative peak has none."""
+    verdicts = history["verdict"].fillna("").astype(str) if "verdict" in history else pd.Series("", history.index)
+    return [
+        "preallocated memory" if evidence == "preallocated" else (verdict if verdict != "ok" else "") or "no telemetry"
+        for evidence, verdict in zip(history["hbm_evidence"].tolist(), verdicts.tolist(), strict=True)
+    ]

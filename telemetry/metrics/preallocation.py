@@ -1,0 +1,55 @@
+"""Whether a GPU's HBM peak is what its framework reserved, not what the job needs.
+
+TensorFlow, JAX and some servers take a fixed share of a GPU at start and keep it. Such a peak says nothing of the need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+EARLY_SHARE = 0.1
+"""The reservation must stand after this share of the job, at the latest EARLY_LIMIT_S after its start."""
+EARLY_LIMIT_S = 600
+LATE_SHARE = 0.05
+"""The last share of the job is not looked at: memory is given back there."""
+FLAT_SHARE = 0.01
+"""Between them use may vary by this share of the capacity."""
+MIN_SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class ReservedShare:
+    """A share low..high of the capacity that a framework reserves, context and libraries included."""
+
+    framework: str
+    low: float
+    high: float
+    source: str
+
+
+RESERVED_SHARES = (
+    ReservedShare("JAX", 0.73, 0.79, "JAX documentation, GPU memory allocation: 75% of the GPU's memory by default"),
+    ReservedShare("vLLM", 0.88, 0.93, "vLLM engine arguments: gpu_memory_utilization 0.9 by default"),
+    ReservedShare("TensorFlow", 0.93, 1.02, "TensorFlow guide, Use a GPU: maps nearly all of the GPU memory"),
+)
+
+
+def steady_span_ms(start_s: int, end_s: int) -> tuple[int, int]:
+    """The part [from, to) of a job, ms, in which a reservation must be flat."""
+    elapsed_s = end_s - start_s
+    early_s = min(EARLY_LIMIT_S, EARLY_SHARE * elapsed_s)
+    return round((start_s + early_s) * 1000), round((end_s - LATE_SHARE * elapsed_s) * 1000)
+
+
+def is_preallocated(
+    steady_samples: int, steady_low_mib: float | None, peak_mib: float | None, capacity_mib: float | None
+) -> bool | None:
+    """Whether use stayed within FLAT_SHARE of a peak that is a share which frameworks reserve.
+
+    steady_low_mib: least use in the steady span; peak_mib: highest use at any time. None where the capacity is
+    unknown or there are too few samples to tell.
+    """
+    if steady_low_mib is None or peak_mib is None or capacity_mib is None or steady_samples < MIN_SAMPLES:
+        return None
+    is_flat = peak_mib - steady_low_mib <= FLAT_SHARE * capacity_mib
+    return is_flat and any(kind.low <= peak_mib / capacity_mib <= kind.high for kind in RESERVED_SHARES)

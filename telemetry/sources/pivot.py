@@ -1,0 +1,229 @@
+"""Samples of many series and counters into one row per GPU and timestamp.
+
+An exporter exposes all counters of a GPU in one scrape, which Prometheus stamps with one time: an outer join on GPU
+and millisecond puts a scrape together again. A row's key is one int64, (GPU code << 42) + ms since the span's start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from almanac.records import Counts
+from almanac.units import printable
+from telemetry.counters import COUNTERS, Counter
+from telemetry.schema import TELEMETRY
+from telemetry.sources.exporters import MAX_JOB_ID, Exporter, Gpu, Series, UnusableSeriesError, identify
+from telemetry.sources.prometheus_json import Samples
+
+_SHIFT = 42
+_Ints = npt.NDArray[np.int64]
+_Doubles = npt.NDArray[np.float64]
+_TORN = -1
+
+
+class _Codes(NamedTuple):
+    """Of each series: its GPU, its device (-1: unknown), its job id (0: none); why it has no GPU where that is -1."""
+
+    gpu: _Ints
+    device: _Ints
+    job: _Ints
+    unusable: dict[int, str]
+
+
+class _Points(NamedTuple):
+    """Samples that can be used, sorted by key, each key once; `series` numbers the series of each."""
+
+    key: _Ints
+    value: _Doubles
+    series: _Ints
+
+
+class Pivot:
+    """The rows of one span [start_ms, end_ms). `counts` is in samples: one value of one counter at one time."""
+
+    def __init__(self, exporter: Exporter, host_suffix: str, start_ms: int, end_ms: int, counts: Counts) -> None:
+        if end_ms - start_ms >= 1 << _SHIFT:
+            raise ValueError(f"a span of {end_ms - start_ms} ms is too long for one table")
+        self._exporter, self._host_suffix, self.counts = exporter, host_suffix, counts
+        self._start_ms, self._end_ms = start_ms, end_ms
+        self._gpus: dict[Gpu, int] = {}
+        self._devices: dict[tuple[str, str], int] = {}
+        self._columns: dict[str, tuple[_Ints, npt.NDArray[np.floating]]] = {}
+        self._device_of: list[tuple[_Ints, _Ints]] = []
+        self._job_of: list[tuple[_Ints, _Ints]] = []
+        self._bad_labels: set[str] = set()
+
+    def add(self, counter: Counter, samples: Samples) -> None:
+        """Take all samples of one counter."""
+        codes = self._identify(samples)
+        low = 0.0 if self._is_free(counter.column) else counter.low
+        points = self._accept(samples, codes, counter.column, (low, counter.high), self._exporter.scale(counter))
+        key, narrow = self._shared(points.key), TELEMETRY.field(counter.column).type == pa.float32()
+        self._columns[counter.column] = (key, points.value.astype(np.float32) if narrow else points.value)
+        self._device_of.append((key, codes.device[points.series]))
+        self._job_of.append((key, codes.job[points.series]))
+
+    def add_jobs(self, samples: Samples) -> None:
+        """Take the samples of a metric whose value is the job id (jobstats); 0 is no job."""
+        points = self._accept(samples, self._identify(samples), "job_label", (0.0, float(MAX_JOB_ID)), 1.0)
+        self._job_of.append((points.key, points.value.astype(np.int64)))
+
+    def table(self) -> pa.Table:
+        """The rows, sorted by host, gpu, mig and time; those without any value are left out."""
+        self._add_used_to_free()
+        key = _union([key for key, _ in self._columns.values()])
+        gpus = sorted(self._gpus)
+        rank = np.argsort(np.array([self._gpus[gpu] for gpu in gpus], dtype=np.int64))
+        take = np.argsort(rank[key >> _SHIFT], kind="stable")
+        gpu = rank[key >> _SHIFT][take]
+        device, devices = _place(key, self._device_of, -1)[take], list(self._devices)
+        job = _place(key, self._job_of, 0)[take]
+        columns: dict[str, pa.Array] = {
+            "host": _spread([one.host for one in gpus], gpu),
+            "gpu": pa.array(np.array([one.gpu for one in gpus], dtype=np.int16)[gpu]),
+            "mig": _spread([one.mig for one in gpus], gpu),
+            "time_ms": pa.array((key[take] & ((1 << _SHIFT) - 1)) + self._start_ms),
+            "uuid": _spread([uuid or None for uuid, _ in devices], device),
+            "model": _spread([model or None for _, model in devices], device),
+            "job_label": pa.array(job, mask=job <= 0),
+        }
+        for counter in COUNTERS:
+            columns[counter.column] = self._values(counter.column, key, take)
+        return pa.Table.from_arrays([columns[name] for name in TELEMETRY.names], schema=TELEMETRY)
+
+    def median_gaps_s(self, most_gpus: int = 256) -> _Doubles:
+        """The median gap between samples, s, of each of up to `most_gpus` GPUs that have two samples or more."""
+        key = next((key for key, _ in self._columns.values() if len(key)), np.empty(0, dtype=np.int64))
+        first = np.flatnonzero(np.diff(key >> _SHIFT, prepend=-1))
+        spans = list(zip(first, [*first[1:], len(key)], strict=True))[:: max(1, len(first) // most_gpus)]
+        return np.array([np.median(np.diff(key[a:b])) / 1000 for a, b in spans if b - a > 1], dtype=np.float64)
+
+    def _is_free(self, column: str) -> bool:
+        return self._exporter.total_is_free and column == "hbm_total_mib"
+
+    def _identify(self, samples: Samples) -> _Codes:
+        number = len(samples.labels)
+        gpu, device = np.full(number, -1, dtype=np.int64), np.full(number, -1, dtype=np.int64)
+        codes = _Codes(gpu, device, np.zeros(number, dtype=np.int64), {})
+        for at, labels in enumerate(samples.labels):
+            try:
+                series = identify(labels, self._exporter, self._host_suffix)
+            except UnusableSeriesError as error:
+                codes.unusable[at] = str(error)
+                continue
+            gpu[at] = self._gpus.setdefault(series.gpu, len(self._gpus))
+            if series.uuid or series.model:
+                device[at] = self._devices.setdefault((series.uuid, series.model), len(self._devices))
+            codes.job[at] = series.job_id or 0
+            self._count_bad_label(series)
+        return codes
+
+    def _count_bad_label(self, series: Series) -> None:
+        """A label that is no job id is a record of its own, counted once per span: its samples are kept."""
+        if series.bad_job_label and series.bad_job_label not in self._bad_labels:
+            self._bad_labels.add(series.bad_job_label)
+            self.counts.seen += 1
+            self.counts.drop("job label is no job id", 1, printable(series.bad_job_label, 60))
+
+    def _accept(
+        self, samples: Samples, codes: _Codes, column: str, limits: tuple[float, float], scale: float
+    ) -> _Points:
+        """The samples that can be used; the others are counted, but for those outside the span, which are others'."""
+        series = np.repeat(np.arange(len(samples.labels)), samples.lengths)
+        inside = (samples.time_ms >= self._start_ms) & (samples.time_ms < self._end_ms)
+        time_ms, value, series = samples.time_ms[inside], samples.value[inside] * scale, series[inside]
+        self.counts.seen += len(value)
+        for at, reason in codes.unusable.items():
+            self.counts.drop(reason, int(np.sum(series == at)), printable(str(samples.labels[at])))
+        usable, finite = codes.gpu[series] >= 0, np.isfinite(value)
+        within = (value >= limits[0]) & (value <= limits[1])
+        beyond = value[usable & finite & ~within]
+        self.counts.drop(f"not a number: {column}", int(np.sum(usable & ~finite)))
+        self.counts.drop(f"beyond limit: {column}", len(beyond), f"{beyond[0]:g}" if len(beyond) else "")
+        keep = usable & within
+        key = (codes.gpu[series[keep]] << _SHIFT) + (time_ms[keep] - self._start_ms)
+        points = self._unique(_Points(key, value[keep], series[keep]), codes.job, samples.labels)
+        self.counts.kept += len(points.key)
+        return points
+
+    def _unique(self, points: _Points, jobs: _Ints, labels: Sequence[dict[str, str]]) -> _Points:
+        """Sorted by key, the first of equal keys kept. A GPU that is labelled with two jobs at once gets none."""
+        key, value, series = points
+        if not (key[1:] > key[:-1]).all():
+            order = np.argsort(key, kind="stable")
+            key, value, series = key[order], value[order], series[order]
+        again = np.flatnonzero(key[1:] == key[:-1]) + 1
+        if not len(again):
+            return _Points(key, value, series)
+        torn = again[jobs[series[again]] != jobs[series[again - 1]]]
+        self._job_of.insert(0, (key[torn], np.full(len(torn), _TORN)))
+        example = printable(str(labels[int(series[again[0]])]))
+        self.counts.drop("several jobs on one GPU at once", len(torn), example)
+        self.counts.drop("sample given twice", len(again) - len(torn), example)
+        keep = np.ones(len(key), dtype=bool)
+        keep[again] = False
+        return _Points(key[keep], value[keep], series[keep])
+
+    def _shared(self, key: _Ints) -> _Ints:
+        """The same array for counters of the same scrapes: seventeen counters then share one."""
+        for known, _ in self._columns.values():
+            if np.array_equal(known, key):
+                return known
+        return key
+
+    def _add_used_to_free(self) -> None:
+        """dcgm-exporter has no total: used + free, where both are there."""
+        if not self._exporter.total_is_free or "hbm_total_mib" not in self._columns:
+            return
+        limits = next(counter for counter in COUNTERS if counter.column == "hbm_total_mib")
+        key, free = self._columns["hbm_total_mib"]
+        used_key, used = self._columns.get("hbm_used_mib", (key[:0], free[:0]))
+        both, at_free, at_used = np.intersect1d(key, used_key, assume_unique=True, return_indices=True)
+        total = free[at_free] + used[at_used]
+        wrong = (total < limits.low) | (total > limits.high)
+        self.counts.kept -= int(wrong.sum())
+        self.counts.drop("beyond limit: hbm_total_mib", int(wrong.sum()))
+        self._columns["hbm_total_mib"] = (both[~wrong], total[~wrong])
+
+    def _values(self, column: str, key: _Ints, take: _Ints) -> pa.Array:
+        kind = TELEMETRY.field(column).type
+        if column not in self._columns:
+            return pa.nulls(len(key), kind)
+        own, value = self._columns[column]
+        if own is key or np.array_equal(own, key):
+            return pa.array(value[take], kind)
+        wide = np.full(len(key), np.nan, dtype=value.dtype)
+        wide[np.searchsorted(key, own)] = value
+        return pa.array(wide[take], kind, from_pandas=True)
+
+
+def _union(keys: Sequence[_Ints]) -> _Ints:
+    """The sorted keys that are in any of the arrays, which are sorted and unique themselves."""
+    distinct = list({id(key): key for key in keys}.values())
+    if len(distinct) == 1:
+        return distinct[0]
+    return np.unique(np.concatenate(distinct)) if distinct else np.empty(0, dtype=np.int64)
+
+
+def _place(key: _Ints, codes: Sequence[tuple[_Ints, _Ints]], missing: int) -> _Ints:
+    """The code of each key: the first that is not `missing` of those given for it."""
+    placed = np.full(len(key), missing, dtype=np.int64)
+    for own, code in codes:
+        if own is key:
+            placed[:] = np.where(placed == missing, code, placed)
+            continue
+        at = np.searchsorted(key, own)
+        found = (at < len(key)) & (key[np.minimum(at, len(key) - 1)] == own) if len(key) else np.zeros(len(own), bool)
+        at, code = at[found], code[found]
+        placed[at] = np.where(placed[at] == missing, code, placed[at])
+    return placed
+
+
+def _spread(values: Sequence[str | None], code: _Ints) -> pa.Array:
+    """The string of each code; null for -1."""
+    return pa.array(values, pa.string()).take(pa.array(code, mask=code < 0))

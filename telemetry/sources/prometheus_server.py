@@ -1,0 +1,286 @@
+"""Asking one Prometheus server through prometheus-api-client: credentials, retries, and errors that say what to do.
+
+The client's own retries are switched off: they know neither what the server said nor an injected sleep.
+Credentials are never part of an address, an error, a log line or a repr.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import requests
+from prometheus_api_client import PrometheusConnect
+from prometheus_api_client.exceptions import PrometheusApiClientException
+from requests.auth import AuthBase, HTTPBasicAuth
+from urllib3.util.retry import Retry
+
+from almanac.config import Prometheus
+from almanac.errors import ConfigError, ServerError
+from almanac.units import format_duration, printable
+from telemetry.sources.prometheus_json import parse_answer
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
+_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+_TOO_MUCH = ("too many samples", "too many bytes", "exceeds the limit", "exceeded the limit", "limit exceeded")
+
+
+_CAUSES = re.compile(
+    "Connection refused|Name or service not known|No route to host|Network is unreachable|Connection reset"
+    "|Temporary failure in name resolution|Connection aborted"
+)
+
+
+class TooMuchError(Exception):
+    """The server refuses the amount of a query, not the query: ask for less."""
+
+
+class _TroubleError(Exception):
+    """One failed try: what was said, and whether another may help, after at least wait_s."""
+
+    def __init__(self, said: str, *, is_passing: bool = False, wait_s: float = 0.0, status: int = 0) -> None:
+        super().__init__(said)
+        self.said, self.is_passing, self.wait_s, self.status = said, is_passing, wait_s, status
+
+
+class _Token(AuthBase):
+    """A bearer token; as `auth` and not as a header, so that ~/.netrc does not replace it."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+
+class _Answer:
+    """What the client sees of a response: status 200, and JSON whose matrix is `Samples`."""
+
+    status_code = 200
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self._answer = answer
+
+    def json(self) -> dict[str, Any]:
+        return self._answer
+
+
+class _Session(requests.Session):
+    """The session under the client: reads JSON its own way, and raises _TroubleErrorError, TooMuchError for a refusal."""
+
+    def request(self, method: str | bytes, url: str | bytes, *args: Any, **kwargs: Any) -> Any:
+        # Compressing costs the server more time than the bytes cost a cluster's network.
+        kwargs["headers"] = {**(kwargs.get("headers") or {}), "Accept-Encoding": "identity"}
+        response = super().request(method, url, *args, **kwargs)
+        if response.status_code != 200:
+            raise _refusal(response)
+        try:
+            answer = parse_answer(response.content)
+        except (ValueError, KeyError, TypeError) as error:
+            kind = printable(response.headers.get("Content-Type", "unknown"), 60)
+            raise _TroubleError(f"an answer that is not Prometheus' JSON (content type {kind})") from error
+        if answer.get("status") != "success" or "data" not in answer:
+            raise _TroubleError("an answer without status and data")
+        if answer.get("isPartial") or answer.get("warnings"):
+            raise _TroubleError(f"only part of the data: {printable(str(answer.get('warnings', '')))}", is_passing=True)
+        return _Answer(answer)
+
+
+def _refusal(response: requests.Response) -> Exception:
+    """What an answer other than 200 means: TooMuchError or _TroubleError."""
+    try:
+        body = json.loads(response.content[:65536])
+        said, kind = str(body.get("error", "")), str(body.get("errorType", ""))
+    except (ValueError, AttributeError):
+        said, kind = response.text[:200], ""
+    status = response.status_code
+    if any(phrase in said for phrase in _TOO_MUCH) or kind == "timeout" or "query timed out" in said:
+        return TooMuchError(printable(said))
+    text = f"HTTP {status} {printable(said.strip(), 300)}".strip()
+    wait = response.headers.get("Retry-After", "")
+    wait_s = float(wait) if re.fullmatch(r"[0-9]{1,6}", wait) else 0.0
+    return _TroubleError(text, is_passing=status in _RETRIED, wait_s=wait_s, status=status)
+
+
+class PrometheusServer:
+    """One server. Nothing is read or sent before the first query."""
+
+    def __init__(
+        self,
+        config: Prometheus,
+        *,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._config = config
+        self._clock, self._sleep = clock, sleep
+        self._rng = rng or random.Random()
+        self._client: PrometheusConnect | None = None
+        self._secrets: tuple[str, ...] = ()
+        self._address = ""
+
+    @property
+    def address(self) -> str:
+        """The server's address without user name and password. Raises ConfigError where it is none."""
+        if not self._address:
+            self._address = _clean_address(self._config.url)
+        return self._address
+
+    def query(self, promql: str, time_s: float) -> Any:
+        """The result of an instant query: `Samples` for a range selector, else the JSON's list.
+
+        Raises ServerError, TooMuchError where the server refuses the amount, ConfigError.
+        """
+        client = self._connect()
+        params = {"time": f"{time_s:.3f}", "timeout": f"{self._config.timeout_s:g}s"}
+        what = f"{promql[:160]} at {_utc(time_s)}"
+        return self._insist(lambda: client.custom_query(promql, params=params), what)
+
+    def version(self) -> str:
+        """The server's version; empty where it does not say. Raises ServerError, ConfigError."""
+        client = self._connect()
+        url = f"{self.address}/api/v1/status/buildinfo"
+        timeout = self._config.timeout_s
+        try:
+            answer = self._insist(lambda: client._session.request("GET", url, auth=client.auth, timeout=timeout), url)
+        except _NotThereError:
+            return ""
+        return printable(str(answer.json()["data"].get("version", "")), 40)
+
+    def _insist(self, ask: Callable[[], Any], what: str) -> Any:
+        """The answer, asked for again after passing troubles: connection errors, timeouts, 429 and 5xx."""
+        began, tries = self._clock(), 1 + self._config.retries
+        for number in range(1, tries + 1):
+            try:
+                return ask()
+            except _TroubleError as error:
+                trouble = error
+            except (requests.RequestException, PrometheusApiClientException) as error:
+                trouble = _TroubleError(_plain(error, self._config.timeout_s), is_passing=_may_pass(error))
+            if not trouble.is_passing or number == tries:
+                raise self._failure(what, trouble, number, self._clock() - began)
+            wait_s = min(_FIRST_WAIT_S * 2 ** (number - 1), _LONGEST_WAIT_S) * self._rng.uniform(0.5, 1.0)
+            self._sleep(max(wait_s, min(trouble.wait_s, _LONGEST_WAIT_S)))
+        raise AssertionError("the last try returned or raised")
+
+    def _failure(self, what: str, trouble: _TroubleErrorError, tries: int, elapsed_s: float) -> ServerError:
+        said = trouble.said
+        for secret in self._secrets:
+            said = said.replace(secret, "***")
+        often = "once" if tries == 1 else f"{tries} times in {format_duration(elapsed_s)}"
+        message = f"Prometheus at {self.address}: asked {often} for {what}, the last answer was: {said}"
+        kind = _NotThereError if trouble.status == 404 else ServerError
+        return kind(message, _advice(trouble, self.address))
+
+    def _connect(self) -> PrometheusConnect:
+        if self._client is None:
+            session = _Session()
+            if self._config.ca_file:
+                if not Path(self._config.ca_file).is_file():
+                    raise ConfigError(f"prometheus.ca_file {self._config.ca_file} is not a file", "correct the path")
+                session.verify = self._config.ca_file
+            once = Retry(total=0, status_forcelist=(), redirect=5, raise_on_status=False)
+            self._client = PrometheusConnect(
+                self.address, retry=once, auth=self._credentials(), session=session, timeout=self._config.timeout_s
+            )
+        return self._client
+
+    def _credentials(self) -> AuthBase | None:
+        """Token, else user and password of the files, else those within the address; None where there are none."""
+        config, split = self._config, urlsplit(self._config.url)
+        if config.token_file:
+            token = _read_secret(config.token_file, "prometheus.token_file")
+            self._secrets = (token,)
+            return _Token(token)
+        if config.username or config.password_file:
+            password = _read_secret(config.password_file, "prometheus.password_file") if config.password_file else ""
+            user = config.username
+        elif split.username:
+            user, password = unquote(split.username), unquote(split.password or "")
+        else:
+            return None
+        self._secrets = (password,) if password else ()
+        return HTTPBasicAuth(user.encode(), password.encode())
+
+
+class _NotThereError(ServerError):
+    """The server has no such address."""
+
+
+def _clean_address(url: str) -> str:
+    if not url:
+        raise ConfigError("prometheus.url is empty", "set it, such as http://prometheus.example:9090")
+    try:
+        split = urlsplit(url)
+        port, host = split.port, split.hostname
+    except ValueError:
+        port, host, split = None, None, urlsplit("")
+    if split.scheme not in ("http", "https") or not host or split.query or split.fragment:
+        raise ConfigError(
+            "prometheus.url is not the address of a server", "write it as http://prometheus.example:9090, or https"
+        )
+    netloc = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
+    return urlunsplit((split.scheme, netloc, split.path.rstrip("/"), "", ""))
+
+
+def _read_secret(path: str, key: str) -> str:
+    """The one line of a file that holds a secret. Raises ConfigError, which never quotes the content."""
+    try:
+        secret = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"{key} {path} cannot be read: {reason}", "make it readable to this user") from error
+    if not secret or not secret.isprintable():
+        raise ConfigError(f"{key} {path} is empty or holds more than one line", "write the secret on one line")
+    return secret
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same request may succeed later; a certificate or an address that is wrong stays wrong."""
+    return isinstance(
+        error, requests.ConnectionError | requests.Timeout | requests.exceptions.ChunkedEncodingError
+    ) and not isinstance(error, requests.exceptions.SSLError)
+
+
+def _plain(error: Exception, timeout_s: float) -> str:
+    if isinstance(error, requests.exceptions.SSLError):
+        return f"TLS failed: {printable(str(error), 200)}"
+    if isinstance(error, requests.Timeout):
+        return f"no answer within {timeout_s:g} s"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return "the connection broke within the answer"
+    if isinstance(error, requests.ConnectionError):
+        cause = _CAUSES.search(str(error))
+        return f"no connection ({cause[0].lower()})" if cause else "no connection"
+    return printable(f"{type(error).__name__}: {error}", 200)
+
+
+def _advice(trouble: _TroubleErrorError, address: str) -> str:
+    if trouble.status == 401:
+        return "check prometheus.username, password_file or token_file"
+    if trouble.status == 403:
+        return "this user may not query: ask who runs Prometheus"
+    if trouble.status in (400, 422):
+        return 'check prometheus.selector: it must be PromQL label matchers such as job="dcgm"'
+    if trouble.said.startswith("TLS"):
+        return "check prometheus.ca_file, and the server's certificate and name"
+    if trouble.said.startswith("an answer") or trouble.status == 404:
+        return f"check prometheus.url: is {address} Prometheus itself, and not a page in front of it?"
+    if trouble.said.startswith("no connection") or trouble.status >= 500:
+        return f"check that Prometheus runs and is reached from here: curl {address}/-/ready"
+    if trouble.said.startswith("no answer"):
+        return "raise prometheus.timeout_s, or lower prometheus.chunk_minutes"
+    return "run `almanac doctor`; what was stored so far is kept, and the next run goes on from there"
+
+
+def _utc(time_s: float) -> str:
+    return dt.datetime.fromtimestamp(time_s, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

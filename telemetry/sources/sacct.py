@@ -1,0 +1,205 @@
+"""Slurm's accounting: numbers from sacct's text output, names and admin comments from its JSON.
+
+Selection: `sacct -S a -E b` gives the records eligible before b that ended at or after a, or have not ended. Jobs
+that were never eligible (cancelled while held) are not among them; they never ran.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from almanac.config import Slurm, Tier
+from almanac.errors import CommandError, SourceError
+from almanac.names import name_key
+from almanac.records import Counts, Request
+from almanac.tiers import requested_tier
+from telemetry.schema import JOBS
+from telemetry.slurm.commands import Runner
+from telemetry.sources.base import Batch
+from telemetry.sources.jobstats import decode_jobstats, has_jobstats
+from telemetry.sources.sacct_json import JobText, parse_json
+from telemetry.sources.sacct_text import columns, parse_text
+
+IDS_PER_QUERY = 500
+
+
+def random_delimiter() -> str:
+    """A delimiter that nobody can have put into a record beforehand."""
+    return f"|~{secrets.token_hex(8)}~|"
+
+
+@dataclass(frozen=True)
+class SacctSource:
+    """Job records of one cluster. Needs the right to see all jobs (root, SlurmUser, or AdminLevel=Operator).
+
+    open_jobs: ids of jobs that the store holds without an end. Those that the span does not bring are asked for by
+    id, so that an end which slurmdbd learned late, or of long ago, is not missed.
+    """
+
+    commands: Runner
+    cluster: str
+    tiers: Sequence[Tier]
+    config: Slurm
+    clock: Callable[[], float]
+    open_jobs: Callable[[], Collection[int]] = tuple
+    delimiter: Callable[[], str] = random_delimiter
+    name: str = "sacct"
+
+    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+        """One batch per window of config.window_hours, from config.overlap_hours before since_s.
+
+        A record that ends after its window is left to a later one; the last window keeps what has not ended.
+        Raises CommandError where sacct fails, SourceError where accounting does not know the cluster.
+        """
+        _check_cluster(self.commands, self.cluster)
+        names = columns(self.commands(["sacct", "--helpformat"]).decode("utf-8", "replace"))
+        seen: set[int] = set()
+        spans = windows(since_s - self.config.overlap_hours * 3600, until_s, self.config.window_hours * 3600)
+        for start_s, end_s in spans:
+            span = ["-S", _moment(start_s), "-E", _moment(end_s)]
+            upto_s = end_s if end_s < until_s else None
+            yield self._batch(span, names, seen, upto_s, end_s)
+        missing = sorted(set(self.open_jobs()) - seen)
+        for first in range(0, len(missing), IDS_PER_QUERY):
+            ids = ",".join(map(str, missing[first : first + IDS_PER_QUERY]))
+            yield self._batch(["-j", ids], names, seen, None, None)
+
+    def _batch(
+        self, selection: list[str], names: Sequence[str], seen: set[int], upto_s: int | None, watermark_s: int | None
+    ) -> Batch:
+        """The records of one selection; those that end at or after upto_s, or not yet, are for a later batch."""
+        counts = Counts()
+        delimiter = self.delimiter()
+        base = ["sacct", "-a", "-X", "-D", "-M", self.cluster, *selection]
+        text = self.commands([*base, "-n", "-P", f"--delimiter={delimiter}", "-o", ",".join(names)])
+        latest_s = int(self.clock()) + self.config.max_clock_skew_s
+        rows = parse_text(text, delimiter, names, self.cluster, latest_s, counts)
+        if upto_s is not None:
+            later = [row for row in rows if row["end_s"] is None or row["end_s"] >= upto_s]
+            counts.seen -= len(later)
+            counts.kept -= len(later)
+            rows = [row for row in rows if row["end_s"] is not None and row["end_s"] < upto_s]
+        seen.update(row["job_id"] for row in rows)
+        texts = self._texts(base, counts, len(rows)) if rows else {}
+        complete = [self._complete(row, texts, counts) for row in rows]
+        return Batch("jobs", pa.Table.from_pylist(complete, schema=JOBS), counts, watermark_s)
+
+    def _texts(self, base: list[str], counts: Counts, number: int) -> dict[tuple[int, int], JobText] | None:
+        """Names and comments; None, with a note in counts, where JSON cannot be had: numbers are kept without."""
+        try:
+            return parse_json(self.commands([*base, "--json"]), self.cluster)
+        except (CommandError, ValueError) as error:
+            counts.note("without a name: sacct --json failed", number, str(error))
+            return None
+
+    def _complete(
+        self, row: dict[str, Any], texts: dict[tuple[int, int], JobText] | None, counts: Counts
+    ) -> dict[str, Any]:
+        text = (texts or {}).get((row["job_id"], row["submit_s"]), JobText(None))
+        if text.name is None and texts is not None:
+            counts.note("without a name: not in sacct --json", example=f"job {row['job_id']}")
+        stats = decode_jobstats(text.admin_comment)
+        if stats is None and has_jobstats(text.admin_comment):
+            counts.note("jobstats summary unreadable, or without GPUs", example=f"job {row['job_id']}")
+        tier = requested_tier(_request(row), self.tiers)
+        return {
+            **row,
+            "name": text.name,
+            "name_key": None if text.name is None else name_key(text.name),
+            "tier": tier.name if tier else None,
+            "jobstats_hbm_peak_mib": stats.hbm_peak_mib if stats else None,
+            "jobstats_hbm_total_mib": stats.hbm_total_mib if stats else None,
+        }
+
+
+def windows(since_s: int, until_s: int, length_s: int) -> list[tuple[int, int]]:
+    """[since_s, until_s) cut into windows of at most length_s; [] where it is empty."""
+    return [(start, min(start + length_s, until_s)) for start in range(since_s, until_s, length_s)]
+
+
+@dataclass(frozen=True)
+class AccountingStatus:
+    """What Slurm says of itself. tracks_gpus is None where slurmctld could not be asked."""
+
+    version: str
+    cluster: str
+    has_json: bool
+    json_error: str
+    jobs_last_day: int
+    tracks_gpus: bool | None
+
+
+def probe_accounting(commands: Runner) -> AccountingStatus:
+    """Ask Slurm what can be read. cluster is "" where neither slurmctld nor slurmdbd names just one.
+
+    Raises CommandError where sacct cannot be run or slurmdbd does not answer.
+    """
+    version = _text(commands, ["sacct", "--version"]).split()
+    jobs = _text(commands, ["sacct", "-a", "-X", "-n", "-P", "-S", "now-1day", "-o", "JobIDRaw"])
+    try:
+        shown = _text(commands, ["scontrol", "show", "config"])
+    except CommandError:
+        shown = ""
+    settings = dict(_setting(line) for line in shown.splitlines() if "=" in line)
+    clusters = [settings["ClusterName"]] if settings.get("ClusterName") else known_clusters(commands) or []
+    tracked = settings.get("AccountingStorageTRES")
+    try:
+        parse_json(commands(["sacct", "-X", "--json", "-j", "1"]), "")
+        json_error = ""
+    except (CommandError, ValueError) as error:
+        json_error = str(error)
+    return AccountingStatus(
+        version=version[-1] if version else "",
+        cluster=clusters[0] if len(clusters) == 1 else "",
+        has_json=not json_error,
+        json_error=json_error,
+        jobs_last_day=len(jobs.split()),
+        tracks_gpus=None if tracked is None else "gres/gpu" in tracked.lower().split(","),
+    )
+
+
+def known_clusters(commands: Runner) -> list[str] | None:
+    """Clusters that slurmdbd knows; None where sacctmgr cannot be asked."""
+    try:
+        return _text(commands, ["sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster"]).split()
+    except CommandError:
+        return None
+
+
+def _check_cluster(commands: Runner, cluster: str) -> None:
+    """sacct answers a cluster that nobody knows with no rows and exit code 0: that must not look like idleness."""
+    known = known_clusters(commands)
+    if known is not None and cluster.lower() not in (name.lower() for name in known):
+        names = ", ".join(known) or "none"
+        raise SourceError(
+            f"accounting does not know a cluster {cluster!r}; it knows: {names}", "correct site.cluster or --cluster"
+        )
+
+
+def _request(row: dict[str, Any]) -> Request:
+    return Request(
+        user=row["user"] or "",
+        partition=row["partition"] or "",
+        constraints=row["constraints"],
+        gpu_type=row["gpu_type_req"],
+    )
+
+
+def _text(commands: Runner, argv: Sequence[str]) -> str:
+    return commands(argv).decode("utf-8", "replace")
+
+
+def _setting(line: str) -> tuple[str, str]:
+    name, _, value = line.partition("=")
+    return name.strip(), value.strip()
+
+
+def _moment(seconds: int) -> str:
+    """As sacct takes it, in UTC, which is the commands' time zone. Times before 1970 become 1970."""
+    return datetime.fromtimestamp(max(seconds, 0), UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -1,0 +1,66 @@
+"""sacct's JSON output: names and admin comments, which text output cannot carry safely. No number is taken from it.
+
+22.05 has wrong exit codes, no restart count and plain numbers; later releases write {set, infinite, number}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class JobText:
+    """What people and programs wrote on a job. name is None where the record has none."""
+
+    name: str | None
+    admin_comment: str = ""
+
+
+def parse_json(data: bytes, cluster: str) -> dict[tuple[int, int], JobText]:
+    """Texts of each record of `cluster` by (job id, submit time in s).
+
+    Raises ValueError where it is not JSON or holds no list of jobs: sacct then says why in `errors`, and ends with 0.
+    """
+    try:
+        content = json.loads(data.decode("utf-8", "replace"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    jobs = content.get("jobs") if isinstance(content, dict) else None
+    if not isinstance(jobs, list):
+        raise ValueError(f"no list of jobs{_said(content)}")
+    texts = {}
+    for job in jobs:
+        key = _key(job, cluster)
+        if key:
+            texts[key] = _text(job)
+    return texts
+
+
+def number(value: Any) -> int | None:
+    """A whole number in either shape: 5, or {"set": true, "infinite": false, "number": 5}; None where unset."""
+    if isinstance(value, Mapping):
+        value = value.get("number") if value.get("set") and not value.get("infinite") else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _said(content: Any) -> str:
+    errors = content.get("errors") if isinstance(content, dict) else None
+    first = errors[0] if isinstance(errors, list) and errors else None
+    return f": {first.get('description') or first.get('error')}" if isinstance(first, dict) else ""
+
+
+def _key(job: Any, cluster: str) -> tuple[int, int] | None:
+    if not isinstance(job, dict) or str(job.get("cluster", "")).lower() != cluster.lower():
+        return None
+    time = job.get("time")
+    job_id, submit_s = number(job.get("job_id")), number(time.get("submission") if isinstance(time, dict) else None)
+    return None if job_id is None or submit_s is None else (job_id, submit_s)
+
+
+def _text(job: dict[str, Any]) -> JobText:
+    name, comment = job.get("name"), job.get("comment")
+    admin = comment.get("administrator") if isinstance(comment, dict) else None
+    return JobText(name if isinstance(name, str) else None, admin if isinstance(admin, str) else "")

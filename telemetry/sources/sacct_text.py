@@ -1,0 +1,142 @@
+"""sacct's text output: every number of a job, and no field that its owner can write freely.
+
+Names and comments may hold newlines and delimiters, so they are not asked for here; the delimiter is drawn anew for
+every query and the first and last columns are Slurm's own, so that no other field can pass for a row either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from almanac.records import Counts
+from almanac.tres import Gpus, parse_gpus
+from almanac.units import printable
+
+_FIRST = ("Cluster", "JobIDRaw", "JobID", "User", "Account", "Partition", "QOS", "State", "Submit", "Start", "End")
+_MIDDLE = ("ElapsedRaw", "TimelimitRaw", "NNodes", "NodeList", "ReqCPUS", "AllocCPUS", "ReqTRES", "AllocTRES")
+COLUMNS = (*_FIRST, *_MIDDLE, "Constraints", "ExitCode")
+
+_NUMBER = re.compile(r"[0-9]{1,15}")
+_JOB_ID = re.compile(r"(?P<job>[0-9]{1,10})(?:_(?P<task>[0-9]{1,10})|(?P<pending>_\[.*)|\+(?P<offset>[0-9]{1,5}))?")
+_STATE = re.compile(r"[A-Z_]+")
+_EXIT = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
+_NO_TIME = ("Unknown", "None", "", "0")
+
+
+class BadRowError(ValueError):
+    """A row that is not kept; its text is the reason that is counted."""
+
+
+def columns(helpformat: str) -> tuple[str, ...]:
+    """What to ask for, by `sacct --helpformat`: one unknown column (Restarts, on 22.05) fails the whole query."""
+    has_restarts = "Restarts" in helpformat.split()
+    return (*COLUMNS[:-1], "Restarts", COLUMNS[-1]) if has_restarts else COLUMNS
+
+
+def parse_text(
+    data: bytes, delimiter: str, names: Sequence[str], cluster: str, latest_s: int, counts: Counts
+) -> list[dict[str, Any]]:
+    """Rows of the jobs table, one per record of `cluster`, without name, tier and jobstats; () becomes [].
+
+    names: the columns asked for. A record that is malformed, of another cluster, or past latest_s is counted.
+    """
+    rows: dict[tuple[int, int], dict[str, Any]] = {}
+    for line in data.decode("utf-8", "replace").split("\n"):
+        if not line:
+            continue
+        counts.seen += 1
+        try:
+            row = _row(line.split(delimiter), names, cluster, latest_s)
+        except BadRowError as error:
+            counts.drop(str(error), example=printable(line.replace(delimiter, "|")))
+            continue
+        if rows.pop((row["job_id"], row["submit_s"]), None):
+            counts.drop("repeated record of a job", example=str(row["job_id"]))
+        rows[row["job_id"], row["submit_s"]] = row
+    counts.kept += len(rows)
+    return list(rows.values())
+
+
+def _row(values: list[str], names: Sequence[str], cluster: str, latest_s: int) -> dict[str, Any]:
+    """One record. Raises BadRowError."""
+    if len(values) != len(names):
+        raise BadRowError("wrong number of fields")
+    value = dict(zip(names, values, strict=True))
+    if value["Cluster"].lower() != cluster.lower():
+        raise BadRowError("job of another cluster")
+    row = {**_identity(value), **_times(value, latest_s), **_resources(value)}
+    for column, name in (("user", "User"), ("account", "Account"), ("partition", "Partition"), ("qos", "QOS")):
+        row[column] = value[name] or None
+    row["constraints"] = value["Constraints"]
+    row["restarts"] = _optional(value.get("Restarts", ""))
+    exit_code = _EXIT.fullmatch(value["ExitCode"])
+    row["exit_code"], row["exit_signal"] = map(int, exit_code.groups()) if exit_code else (None, None)
+    return row
+
+
+def _identity(value: dict[str, str]) -> dict[str, Any]:
+    """Job id, array and het ids, state. "13_0" is an array task, "89_[0-3%1]" its pending rest, "50+1" a het part."""
+    job_id = _JOB_ID.fullmatch(value["JobID"])
+    if not job_id or not _NUMBER.fullmatch(value["JobIDRaw"]):
+        raise BadRowError("job id is not a number")
+    state = _STATE.match(value["State"])  # "CANCELLED by 1000"
+    if not state:
+        raise BadRowError("unreadable state")
+    if state[0] == "RESIZING":
+        raise BadRowError("earlier size of a resized job")
+    is_array = job_id["task"] is not None or job_id["pending"] is not None
+    return {
+        "job_id": int(value["JobIDRaw"]),
+        "array_job_id": int(job_id["job"]) if is_array else None,
+        "array_task_id": _optional(job_id["task"] or ""),
+        "het_job_id": int(job_id["job"]) if job_id["offset"] else None,
+        "het_offset": _optional(job_id["offset"] or ""),
+        "state": state[0],
+    }
+
+
+def _times(value: dict[str, str], latest_s: int) -> dict[str, Any]:
+    submit, start, end = (_time(value[name]) for name in ("Submit", "Start", "End"))
+    if submit is None:
+        raise BadRowError("unreadable time")
+    if any(moment is not None and moment > latest_s for moment in (submit, start, end)):
+        raise BadRowError("in the future")
+    if start is not None and end is not None and end < start:
+        raise BadRowError("ends before it starts")
+    limit = _optional(value["TimelimitRaw"])  # "UNLIMITED" and "Partition_Limit" name no number
+    return {
+        "submit_s": submit,
+        "start_s": start,
+        "end_s": end,
+        "elapsed_s": None if start is None else _optional(value["ElapsedRaw"]),
+        "time_limit_s": None if limit is None else limit * 60,
+    }
+
+
+def _time(text: str) -> int | None:
+    if text in _NO_TIME:
+        return None
+    if not _NUMBER.fullmatch(text):
+        raise BadRowError("unreadable time")
+    return int(text)
+
+
+def _resources(value: dict[str, str]) -> dict[str, Any]:
+    """What was allocated; before the start, what was asked for (22.05 gives that as AllocCPUS even then)."""
+    asked = parse_gpus(value["ReqTRES"])
+    given = parse_gpus(value["AllocTRES"]) if value["AllocTRES"] else Gpus(0)
+    return {
+        "node_count": _optional(value["NNodes"]),
+        "node_list": None if value["NodeList"] in ("", "None assigned") else value["NodeList"],
+        "cpu_count": _optional(value["AllocCPUS"]) or _optional(value["ReqCPUS"]),
+        "gpu_count": given.count if value["AllocTRES"] else None,
+        "gpu_count_req": asked.count if value["ReqTRES"] else None,
+        "gpu_type": given.type or asked.type or None,
+        "gpu_type_req": asked.type,
+    }
+
+
+def _optional(text: str) -> int | None:
+    return int(text) if _NUMBER.fullmatch(text) else None
