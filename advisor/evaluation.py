@@ -46,7 +46,5 @@ def _predict_fold(before: Replay, tested: Replay, config: Config) -> dict[str, F
 
 
 def _score_folds(name: str, predictions: list[Mapping[str, Floats]], actual: list[Floats]) -> Scores:
-    folds = [
-        each.get(name, np.full(len(seconds), math.nan)) for each, seconds in zip(predictions, actual, strict=True)
-    ]
+    folds = [each.get(name, np.full(len(seconds), math.nan)) for each, seconds in zip(predictions, actual, strict=True)]
     return score(np.concatenate(folds), np.concatenate(actual))

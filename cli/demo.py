@@ -81,7 +81,8 @@ def _generate(app: App, seed: int) -> None:
     import dataclasses
 
     from cli.ingest import Job, run, show
-    from telemetry.sources.generated import GeneratedSource, SiteShape
+    from telemetry.sources.generated.shape import SiteShape
+    from telemetry.sources.generated.source import GeneratedSource
 
     shape = SiteShape.demo(seed)
     # The site ends today, so that its history is recent enough to advise from.
@@ -136,11 +137,11 @@ def _cases(history: pd.DataFrame) -> list[tuple[str, list[str]]]:
         ("A user who needs what they ask for:", often[often["peak"] > 50000].nlargest(1, "runs")),
         ("A user whose framework reserves memory:", families[families["reserved"] == 1.0].nlargest(1, "runs")),
     ]
-    cases = [(about, _submission(*row.index[0], row.iloc[0])) for about, row in chosen if len(row)]
+    cases = [(about, _submission(row.index[0][0], row.iloc[0])) for about, row in chosen if len(row)]
     return [*cases, ("A newcomer:", ["--user", "newcomer", "-J", "first-try", "--gpus=4", "-C", "gpu&hbm80g"])]
 
 
-def _submission(user: str, name_key: str, family: Any) -> list[str]:
+def _submission(user: str, family: Any) -> list[str]:
     return [
         "--user",
         user,

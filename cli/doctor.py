@@ -160,7 +160,7 @@ def check_models(app: App) -> Iterator[Check]:
             yield Check("models", "warn", f"nothing is trained for {cluster}", "run `almanac train`")
         else:
             age = format_duration(max(0, app.now_s() - trained.trained_s))
-            yield Check("models", "ok", f"{cluster}: version {trained.version}, trained {age} ago")
+            yield Check("models", "ok", f"{cluster}: {trained.jobs} jobs, trained {age} ago")
 
 
 PROBES: dict[str, Callable[[App], Iterator[Check]]] = {

@@ -104,7 +104,7 @@ def _live_jobs(
 
     config = app.config
     for name in names or configured_sources(app):
-        source = live_source(app, name, cluster)
+        source = live_source(app, name, store, cluster)
         lookback_days = config.prometheus.lookback_days if name == "prometheus" else config.slurm.lookback_days
         delay_s = config.prometheus.delay_s if name == "prometheus" else 0
         start_s, end_s = span(store, name, cluster, app.now_s(), lookback_days * 86400, delay_s)
@@ -123,13 +123,16 @@ def configured_sources(app: App) -> tuple[str, ...]:
     return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
 
-def live_source(app: App, name: str, cluster: str) -> Source:
+def live_source(app: App, name: str, store: Store, cluster: str) -> Source:
     """The source of this name. Raises ConfigError where what it needs is not configured."""
     config = app.config
     if name == "sacct":
+        from telemetry.history import open_jobs
         from telemetry.sources.sacct import SacctSource
 
-        return SacctSource(app.commands, cluster, config.tiers, config.slurm, clock=time.time)
+        return SacctSource(
+            app.commands, cluster, config.tiers, config.slurm, time.time, open_jobs=lambda: open_jobs(store, cluster)
+        )
     if name == "prometheus":
         if not config.prometheus.url:
             raise ConfigError("no Prometheus is configured", "set prometheus.url")

@@ -69,8 +69,8 @@ def load(
     if job_ids:
         frame = frame[frame["job_id"].isin(job_ids)]
     frame = frame[list(COLUMNS)].astype(object)
-    rows: list[dict[str, Any]] = frame.where(frame.notna(), None).to_dict("records")
-    return rows
+    known = frame.where(frame.notna(), None)
+    return [dict(zip(COLUMNS, row, strict=True)) for row in known.itertuples(index=False, name=None)]
 
 
 def _show(rows: list[dict[str, Any]], total: int) -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import click
 
 from almanac.units import format_count
 from cli.app import App
 from cli.output import json_text, progress, show_table
+
+if TYPE_CHECKING:
+    from advisor.scores import Scores
 
 
 @click.command("train")
@@ -30,24 +38,27 @@ def command(app: App, as_json: bool) -> None:
         trained = train(history, app.config, app.now_s())
     version = save(trained, store.models_dir(cluster))
     if as_json:
-        click.echo(json_text({"version": version, "jobs": trained.jobs, "scores": trained.scores}))
+        scores = {name: _known(dataclasses.asdict(score)) for name, score in trained.scores.items()}
+        click.echo(json_text({"version": version, "jobs": trained.jobs, "has_model": trained.model is not None,
+                              "scores": scores}))  # fmt: skip
         return
     click.echo(f"trained on {format_count(trained.jobs)} GPU jobs of {cluster}: version {version}")
+    if trained.model is None:
+        click.echo(f"fewer than {app.config.training.min_jobs} jobs: no model, the rolling estimate is used alone")
     _show_scores(trained.scores)
 
 
-def _show_scores(scores: dict[str, float]) -> None:
-    """Rows are the predictors: a score without a prefix is almanac's own, "global_median.spearman" a baseline's."""
-    names = ["", *sorted({name.partition(".")[0] for name in scores if "." in name})]
-    kinds = {"spearman": "Spearman", "median_abs_log_error": "median |log error|", "share_within_2x": "within 2x"}
+def _known(values: dict[str, float]) -> dict[str, float | None]:
+    return {name: None if math.isnan(value) else value for name, value in values.items()}
+
+
+def _show_scores(scores: Mapping[str, Scores]) -> None:
     rows = []
-    for name in names:
-        values = [scores.get(f"{name}.{kind}" if name else kind) for kind in kinds]
-        if any(value is not None for value in values):
-            cells = ["-" if value is None else f"{value:.3f}" for value in values]
-            rows.append([name.replace("_", " ") or "almanac", *cells])
-    columns = ["duration predicted by", *kinds.values()]
+    for name in sorted(scores, key=lambda name: (name != "almanac", name)):
+        score = scores[name]
+        numbers = (score.spearman, score.median_abs_log_error, score.share_within_2x)
+        cells = ["-" if math.isnan(number) else f"{number:.3f}" for number in numbers]
+        rows.append([name.replace("_", " "), format_count(score.jobs), *cells])
+    columns = ["duration predicted by", "jobs", "Spearman", "median |log error|", "within 2x"]
     if rows:
         show_table(columns, rows, right=columns[1:])
-    else:
-        click.echo("too few jobs to train and score a model: the rolling estimate is used alone")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 
 from telemetry.store import Store
 
@@ -48,3 +50,9 @@ def load_history(
         db.register("job_metrics", metrics)
         frame: pd.DataFrame = db.sql(_JOIN, params={"user": user}).df()
     return frame.astype({"job_id": "int64", "submit_s": "int64", "start_s": "int64", "end_s": "int64"})
+
+
+def open_jobs(store: Store, cluster: str) -> list[int]:
+    """Ids of the jobs that the store holds without an end."""
+    jobs = store.read("jobs", cluster, ["job_id", "submit_s", "end_s"])
+    return [int(job_id) for job_id in np.unique(jobs.filter(pc.is_null(jobs["end_s"]))["job_id"].to_numpy())]

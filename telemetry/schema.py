@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from telemetry.counters import COUNTERS
+from telemetry.metrics.catalogue import GPU_METRICS, JOB_METRICS
 
 SCHEMA_VERSION = 1
 
@@ -87,7 +88,8 @@ class Table:
     """One table of the store. `key` makes a row unique within a cluster; `order` is how files are sorted.
 
     time_column and part_s say which partition file a row belongs to: date=YYYY-MM-DD/HHMM of
-    floor(time / part_s).
+    floor(time / part_s). A null of a newer row leaves a known value as it is where keeps_known, else it erases it:
+    metrics are computed anew as a whole.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Table:
     time_column: str
     ticks_per_s: int
     part_s: int
+    keeps_known: bool = True
 
 
 TABLES = {
@@ -128,6 +131,26 @@ TABLES = {
             time_column="seen_s",
             ticks_per_s=1,
             part_s=86400,
+        ),
+        Table(
+            name="job_metrics",
+            schema=JOB_METRICS,
+            key=("job_id", "submit_s"),
+            order=("submit_s", "job_id"),
+            time_column="submit_s",
+            ticks_per_s=1,
+            part_s=86400,
+            keeps_known=False,
+        ),
+        Table(
+            name="gpu_metrics",
+            schema=GPU_METRICS,
+            key=("job_id", "submit_s", "host", "gpu", "mig"),
+            order=("submit_s", "job_id", "host", "gpu", "mig"),
+            time_column="submit_s",
+            ticks_per_s=1,
+            part_s=86400,
+            keeps_known=False,
         ),
     )
 }

@@ -226,7 +226,8 @@ class Store:
     def _merge_into(self, db: duckdb.DuckDBPyConnection, spec: Table, path: Path, source: str) -> WriteResult:
         on = " AND ".join(f'n."{key}" = e."{key}"' for key in spec.key)
         rest = [name for name in spec.schema.names if name not in spec.key]
-        differs = " OR ".join(f'(n."{c}" IS NOT NULL AND n."{c}" IS DISTINCT FROM e."{c}")' for c in rest)
+        known_only = 'n."{c}" IS NOT NULL AND ' if spec.keeps_known else ""
+        differs = " OR ".join(f'({known_only.format(c=c)}n."{c}" IS DISTINCT FROM e."{c}")' for c in rest)
         known = set(pq.read_schema(path).names)
         old = ", ".join(f'"{c}"' if c in known else f'NULL AS "{c}"' for c in spec.schema.names)
         db.execute(
@@ -237,7 +238,12 @@ class Store:
         both = _counts(db, f"SELECT count(*), count(*) FILTER (WHERE {differs}) FROM {source} n JOIN old e ON {on}")
         result = WriteResult(added=given[0] - both[0], unchanged=both[0] - both[1], replaced=both[1])
         if result.added or result.replaced:
-            joined = ", ".join(f'coalesce(n."{c}", e."{c}") AS "{c}"' for c in spec.schema.names)
+            newer = (
+                'coalesce(n."{c}", e."{c}")'
+                if spec.keeps_known
+                else f'CASE WHEN n."{spec.key[0]}" IS NULL THEN e."{{c}}" ELSE n."{{c}}" END'
+            )
+            joined = ", ".join(f'{newer.format(c=c)} AS "{c}"' for c in spec.schema.names)
             merged = _arrow(
                 db, f"SELECT {joined} FROM old e FULL OUTER JOIN {source} n ON {on} ORDER BY {_columns(spec.order)}"
             )

@@ -77,7 +77,8 @@ class DurationModel:
         """LightGBM's estimate, seconds, one per row."""
         encoded = encode(features, self.vocabularies)
         logs: Floats = np.asarray(self._booster.predict(encoded, num_threads=1), dtype="float64")
-        return np.exp(np.clip(logs, 0.0, 25.0))
+        seconds: Floats = np.exp(np.clip(logs, 0.0, 25.0))
+        return seconds
 
     def blended(self, features: pd.DataFrame, rolling_s: Floats) -> tuple[Floats, Floats]:
         """The blend and LightGBM's own estimate, seconds, one per row; the blend not above the time limit."""
@@ -97,7 +98,8 @@ def encode(features: pd.DataFrame, vocabularies: Mapping[str, Sequence[str]]) ->
 def last_runs_s(features: pd.DataFrame) -> Floats:
     """Median of the last five runs of the narrowest group that the user has any of; NaN for a new user."""
     filled = features[list(LAST_RUNS)].bfill(axis=1).iloc[:, 0]
-    return np.exp(filled.to_numpy("float64"))
+    seconds: Floats = np.exp(filled.to_numpy("float64"))
+    return seconds
 
 
 def blend(weights: Weights, model_s: Floats, rolling_s: Floats, last_s: Floats) -> Floats:
@@ -106,13 +108,15 @@ def blend(weights: Weights, model_s: Floats, rolling_s: Floats, last_s: Floats) 
     shares = np.array([[max(weights.model, 0.0)], [weights.rolling], [weights.last_runs]]) * np.isfinite(values)
     total = shares.sum(axis=0)
     mean = (shares * np.nan_to_num(values)).sum(axis=0) / np.where(total > 0, total, 1.0)
-    return np.exp(np.where(total > 0, mean, values[0]))
+    seconds: Floats = np.exp(np.where(total > 0, mean, values[0]))
+    return seconds
 
 
 def clip_to_limit(predicted_s: Floats, features: pd.DataFrame) -> Floats:
     """At least 1 s, and not above the time limit where one is set."""
     limit_s = np.exp(features["log_time_limit"].to_numpy("float64"))
-    return np.maximum(np.fmin(predicted_s, np.where(np.isnan(limit_s), np.inf, limit_s)), 1.0)
+    clipped: Floats = np.maximum(np.fmin(predicted_s, limit_s), 1.0)
+    return clipped
 
 
 def fit(past: Replay, config: Training) -> tuple[DurationModel, dict[str, Scores]] | None:

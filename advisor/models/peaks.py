@@ -61,27 +61,25 @@ class Evidence:
 def peaks_of(history: pd.DataFrame, tiers: Sequence[Tier] = ()) -> list[Peak | None]:
     """One per row of the history frame, in its order; None where the run says nothing about its need."""
     capacities = {tier.name: float(tier.capacity_mib) for tier in tiers}
-    columns = ("hbm_peak_mib", "hbm_capacity_mib", "hbm_evidence", "state", "tier", "end_s")
-    return [_peak(*row, capacities) for row in zip(*(history[name].tolist() for name in columns), strict=True)]
+    peaks, nominal, ends = (
+        history[name].astype("float64").tolist() for name in ("hbm_peak_mib", "hbm_capacity_mib", "end_s")
+    )
+    asked = [capacities.get(tier, math.inf) if isinstance(tier, str) else math.inf for tier in history["tier"]]
+    evidence, states = (history[name].astype(str).tolist() for name in ("hbm_evidence", "state"))
+    return [
+        _peak(peak, known if known > 0 else tier, state, int(end))
+        if kind in INFORMATIVE and not math.isnan(end)
+        else None
+        for peak, known, tier, end, kind, state in zip(peaks, nominal, asked, ends, evidence, states, strict=True)
+    ]
 
 
-def _peak(
-    peak_mib: float,
-    capacity_mib: float,
-    evidence: str,
-    state: str,
-    tier: str | None,
-    end_s: float,
-    capacities: Mapping[str, float],
-) -> Peak | None:
-    if evidence not in INFORMATIVE or not peak_mib > 0 or not math.isfinite(peak_mib) or end_s != end_s:
+def _peak(peak_mib: float, capacity_mib: float, state: str, end_s: int) -> Peak | None:
+    if not peak_mib > 0 or not math.isfinite(peak_mib):
         return None
-    if not capacity_mib > 0:
-        capacity_mib = capacities.get(tier, math.inf) if isinstance(tier, str) else math.inf
-    share = CENSORED_SHARE if str(state).startswith(_ENDED_WELL) else FAILED_SHARE
+    share = CENSORED_SHARE if state.startswith(_ENDED_WELL) else FAILED_SHARE
     is_censored = peak_mib >= share * capacity_mib
-    need_mib = max(peak_mib, capacity_mib) if is_censored else float(peak_mib)
-    return Peak(need_mib, is_censored, capacity_mib, int(end_s))
+    return Peak(max(peak_mib, capacity_mib) if is_censored else peak_mib, is_censored, capacity_mib, end_s)
 
 
 class PeakStore:
@@ -123,6 +121,18 @@ class PeakStore:
             else:
                 peaks.append(peak)
         return Evidence(tuple(reversed(peaks)), scope, dict(set_aside))
+
+
+def evidence_now(job: Submission, history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Evidence:
+    """Evidence for a live submission, from its user's jobs that ended before it."""
+    own = history[history["user"] == job.user]
+    jobs, peaks, reasons = submissions(own), peaks_of(own, tiers), why_set_aside(own)
+    ends = own["end_s"].tolist()
+    store = PeakStore(config)
+    for row, is_end in sweep(own):
+        if is_end and ends[row] < job.submit_s:
+            store.absorb(jobs[row], int(ends[row]), peaks[row], reasons[row])
+    return store.evidence(job, job.submit_s)
 
 
 @dataclass(frozen=True)

@@ -41,15 +41,16 @@ def steady_span_ms(start_s: int, end_s: int) -> tuple[int, int]:
     return round((start_s + early_s) * 1000), round((end_s - LATE_SHARE * elapsed_s) * 1000)
 
 
-def is_preallocated(
-    steady_samples: int, steady_low_mib: float | None, peak_mib: float | None, capacity_mib: float | None
-) -> bool | None:
-    """Whether use stayed within FLAT_SHARE of a peak that is a share which frameworks reserve.
+def preallocated_sql(steady_samples: str, steady_low_mib: str, peak_mib: str, capacity_mib: str) -> str:
+    """SQL: whether use stayed within FLAT_SHARE of a peak that is a share which frameworks reserve.
 
-    steady_low_mib: least use in the steady span; peak_mib: highest use at any time. None where the capacity is
+    steady_low_mib: least use in the steady span; peak_mib: highest use at any time. Null where the capacity is
     unknown or there are too few samples to tell.
     """
-    if steady_low_mib is None or peak_mib is None or capacity_mib is None or steady_samples < MIN_SAMPLES:
-        return None
-    is_flat = peak_mib - steady_low_mib <= FLAT_SHARE * capacity_mib
-    return is_flat and any(kind.low <= peak_mib / capacity_mib <= kind.high for kind in RESERVED_SHARES)
+    shares = " OR ".join(
+        f"{peak_mib} / {capacity_mib} BETWEEN {kind.low} AND {kind.high}" for kind in RESERVED_SHARES
+    )
+    return (
+        f"CASE WHEN {steady_samples} >= {MIN_SAMPLES} AND {capacity_mib} IS NOT NULL"
+        f" THEN {peak_mib} - {steady_low_mib} <= {FLAT_SHARE} * {capacity_mib} AND ({shares}) END"
+    )

@@ -28,7 +28,10 @@ class Batch:
 class Source(Protocol):
     """A source that can be read once per span."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What its watermark is kept under."""
+        ...
 
     def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
         """Batches of [since_s, until_s), in time order. Raises SourceError where nothing can be read."""

@@ -7,7 +7,7 @@ and millisecond puts a scrape together again. A row's key is one int64, (GPU cod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,10 +63,12 @@ class Pivot:
         codes = self._identify(samples)
         low = 0.0 if self._is_free(counter.column) else counter.low
         points = self._accept(samples, codes, counter.column, (low, counter.high), self._exporter.scale(counter))
-        key, narrow = self._shared(points.key), TELEMETRY.field(counter.column).type == pa.float32()
+        key, is_new = self._shared(points.key)
+        narrow = TELEMETRY.field(counter.column).type == pa.float32()
         self._columns[counter.column] = (key, points.value.astype(np.float32) if narrow else points.value)
-        self._device_of.append((key, codes.device[points.series]))
-        self._job_of.append((key, codes.job[points.series]))
+        if is_new:
+            self._device_of.append((key, codes.device[points.series]))
+            self._job_of.append((key, codes.job[points.series]))
 
     def add_jobs(self, samples: Samples) -> None:
         """Take the samples of a metric whose value is the job id (jobstats); 0 is no job."""
@@ -83,7 +85,7 @@ class Pivot:
         gpu = rank[key >> _SHIFT][take]
         device, devices = _place(key, self._device_of, -1)[take], list(self._devices)
         job = _place(key, self._job_of, 0)[take]
-        columns: dict[str, pa.Array] = {
+        columns: dict[str, pa.Array[Any]] = {
             "host": _spread([one.host for one in gpus], gpu),
             "gpu": pa.array(np.array([one.gpu for one in gpus], dtype=np.int16)[gpu]),
             "mig": _spread([one.mig for one in gpus], gpu),
@@ -169,12 +171,12 @@ class Pivot:
         keep[again] = False
         return _Points(key[keep], value[keep], series[keep])
 
-    def _shared(self, key: _Ints) -> _Ints:
-        """The same array for counters of the same scrapes: seventeen counters then share one."""
+    def _shared(self, key: _Ints) -> tuple[_Ints, bool]:
+        """One array for the counters of the same scrapes, and whether it is new: seventeen counters share one."""
         for known, _ in self._columns.values():
             if np.array_equal(known, key):
-                return known
-        return key
+                return known, False
+        return key, True
 
     def _add_used_to_free(self) -> None:
         """dcgm-exporter has no total: used + free, where both are there."""
@@ -183,23 +185,31 @@ class Pivot:
         limits = next(counter for counter in COUNTERS if counter.column == "hbm_total_mib")
         key, free = self._columns["hbm_total_mib"]
         used_key, used = self._columns.get("hbm_used_mib", (key[:0], free[:0]))
-        both, at_free, at_used = np.intersect1d(key, used_key, assume_unique=True, return_indices=True)
-        total = free[at_free] + used[at_used]
+        total = free + _align(key, used_key, used)
         wrong = (total < limits.low) | (total > limits.high)
+        total[wrong] = np.nan
         self.counts.kept -= int(wrong.sum())
         self.counts.drop("beyond limit: hbm_total_mib", int(wrong.sum()))
-        self._columns["hbm_total_mib"] = (both[~wrong], total[~wrong])
+        self._columns["hbm_total_mib"] = (key, total)
 
-    def _values(self, column: str, key: _Ints, take: _Ints) -> pa.Array:
+    def _values(self, column: str, key: _Ints, take: _Ints) -> pa.Array[Any]:
         kind = TELEMETRY.field(column).type
         if column not in self._columns:
             return pa.nulls(len(key), kind)
-        own, value = self._columns[column]
-        if own is key or np.array_equal(own, key):
-            return pa.array(value[take], kind)
-        wide = np.full(len(key), np.nan, dtype=value.dtype)
-        wide[np.searchsorted(key, own)] = value
-        return pa.array(wide[take], kind, from_pandas=True)
+        values: pa.Array[Any] = pa.array(_align(key, *self._columns[column])[take], kind, from_pandas=True)
+        return values
+
+
+def _align(key: _Ints, own: _Ints, value: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    """The values, given for the keys `own`, at the keys `key`; NaN where there is none. Both sorted and unique."""
+    if own is key:
+        return value
+    aligned = np.full(len(key), np.nan, dtype=value.dtype)
+    at = np.searchsorted(key, own)
+    found = at < len(key)
+    found[found] = key[at[found]] == own[found]
+    aligned[at[found]] = value[found]
+    return aligned
 
 
 def _union(keys: Sequence[_Ints]) -> _Ints:
@@ -218,12 +228,14 @@ def _place(key: _Ints, codes: Sequence[tuple[_Ints, _Ints]], missing: int) -> _I
             placed[:] = np.where(placed == missing, code, placed)
             continue
         at = np.searchsorted(key, own)
-        found = (at < len(key)) & (key[np.minimum(at, len(key) - 1)] == own) if len(key) else np.zeros(len(own), bool)
+        found = at < len(key)
+        found[found] = key[at[found]] == own[found]
         at, code = at[found], code[found]
         placed[at] = np.where(placed[at] == missing, code, placed[at])
     return placed
 
 
-def _spread(values: Sequence[str | None], code: _Ints) -> pa.Array:
+def _spread(values: Sequence[str | None], code: _Ints) -> pa.Array[Any]:
     """The string of each code; null for -1."""
-    return pa.array(values, pa.string()).take(pa.array(code, mask=code < 0))
+    texts: pa.Array[Any] = pa.array([*values, None], pa.string()).take(pa.array(code % (len(values) + 1)))
+    return texts

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from telemetry.sources.prometheus_server import PrometheusServer, TooMuchError
 
 _HOUR_S = 3600
 _FUTURE_S = 600
+_NEAR_S = 3600
 _CLOCK_TOLERANCE_S = 5
 
 
@@ -58,9 +60,9 @@ class PrometheusSource:
         A span without any sample gives no batch, and so moves no watermark: it may be the selector that is wrong, or
         an exporter that was down. Raises ServerError where the server cannot be asked; batches given before it stand.
         """
-        end_s = min(until_s, int(self._clock()) - self._config.delay_s)
-        future = self._future_samples() if until_s > end_s > since_s else Counts()
-        start_s = since_s
+        newest_s = int(self._clock()) - self._config.delay_s
+        start_s, end_s = since_s, min(until_s, newest_s)
+        future = self._future_samples() if since_s < newest_s <= until_s + _NEAR_S else Counts()
         while start_s < end_s:
             stop_s = min(_border(start_s, self._span_s), end_s)
             try:
@@ -150,3 +152,39 @@ def _border(start_s: int, span_s: int) -> int:
 
 def _range(start_s: int, end_s: int) -> str:
     return f"[{(end_s - start_s) * 1000 + 1}ms]"
+
+
+@dataclass(frozen=True)
+class PrometheusStatus:
+    """What a Prometheus server has of the GPUs in the last PROBE_S seconds.
+
+    counters_present: our columns. counters_missing: the exporter's name of each counter that has no sample, with what
+    to change. scrape_interval_s is None where no GPU has two samples.
+    """
+
+    version: str
+    hosts: int
+    gpus: int
+    counters_present: tuple[str, ...]
+    counters_missing: dict[str, str]
+    scrape_interval_s: float | None
+
+
+PROBE_S = 600
+
+
+def probe(config: Prometheus, *, clock: Callable[[], float] = time.time) -> PrometheusStatus:
+    """Ask once, without retries, what is there. Raises ServerError where nothing answers, ConfigError."""
+    config = replace(config, retries=0)
+    source = PrometheusSource(config, clock=clock)
+    version, now_s = source.version(), int(clock())
+    present, gpus, gaps_s = source.look(now_s - PROBE_S, now_s)
+    missing = {metric: _setting(metric, counter) for metric, counter in source.counters().items() if metric not in present}
+    return PrometheusStatus(
+        version=version,
+        hosts=len({gpu.host for gpu in gpus}),
+        gpus=len(gpus),
+        counters_present=tuple(counter.column for counter in present.values()),
+        counters_missing=missing,
+        scrape_interval_s=float(np.median(gaps_s)) if len(gaps_s) else None,
+    )

@@ -74,7 +74,7 @@ class _Answer:
 
 
 class _Session(requests.Session):
-    """The session under the client: reads JSON its own way, and raises _TroubleErrorError, TooMuchError for a refusal."""
+    """The session under the client: reads JSON its own way; a refusal is a _TroubleError or TooMuchError."""
 
     def request(self, method: str | bytes, url: str | bytes, *args: Any, **kwargs: Any) -> Any:
         # Compressing costs the server more time than the bytes cost a cluster's network.
@@ -172,7 +172,7 @@ class PrometheusServer:
             self._sleep(max(wait_s, min(trouble.wait_s, _LONGEST_WAIT_S)))
         raise AssertionError("the last try returned or raised")
 
-    def _failure(self, what: str, trouble: _TroubleErrorError, tries: int, elapsed_s: float) -> ServerError:
+    def _failure(self, what: str, trouble: _TroubleError, tries: int, elapsed_s: float) -> ServerError:
         said = trouble.said
         for secret in self._secrets:
             said = said.replace(secret, "***")
@@ -264,7 +264,7 @@ def _plain(error: Exception, timeout_s: float) -> str:
     return printable(f"{type(error).__name__}: {error}", 200)
 
 
-def _advice(trouble: _TroubleErrorError, address: str) -> str:
+def _advice(trouble: _TroubleError, address: str) -> str:
     if trouble.status == 401:
         return "check prometheus.username, password_file or token_file"
     if trouble.status == 403:

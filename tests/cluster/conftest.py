@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,15 +14,19 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from lab import missing_commands
+from layout import missing_commands
+from processes import sweep
 from testbed import Cluster, running_cluster
+
+LABS = Path("/var/tmp")
+PREFIX = "almanac-lab-"
 
 
 def _what_is_missing() -> str:
     """Why no cluster can be started here; "" where it can."""
     if os.geteuid() != 0:
         return "cluster tests need root"
-    absent = missing_commands(["prometheus", "setpriv", "useradd"])
+    absent = missing_commands(["prometheus"])
     return f"cluster tests need {', '.join(absent)} (make test installs them as root)" if absent else ""
 
 
@@ -37,16 +42,36 @@ def _lab_root() -> Iterator[Path]:
         pytest.fail(f"{reason}, and ALMANAC_REQUIRE_CLUSTER=1 forbids to skip")
     if reason:
         pytest.skip(reason)
-    root = Path(tempfile.mkdtemp(prefix="almanac-lab-", dir="/var/tmp"))
+    _remove_abandoned()
+    root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=LABS))
+    (root / "owner").write_text(str(os.getpid()))
     try:
         yield root
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
+def _remove_abandoned() -> None:
+    """Ends and removes labs whose pytest was killed outright and so could not do it."""
+    for root in LABS.glob(f"{PREFIX}*"):
+        try:
+            owner = int((root / "owner").read_text())
+        except (OSError, ValueError):
+            continue
+        if not Path(f"/proc/{owner}").exists():
+            sweep(root)
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _end_session(number: int, _frame: object) -> None:
+    """A time limit's SIGTERM ends the session in order, so that no server outlives it."""
+    pytest.exit(f"signal {number}", returncode=128 + number)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Real Slurm with four nodes, the fake exporter and a real Prometheus (testbed.Cluster)."""
+    signal.signal(signal.SIGTERM, _end_session)
     for root in _lab_root():
         with running_cluster(root) as running:
             yield running

@@ -62,8 +62,6 @@ class SlurmLab:
     ) -> None:
         self.stop()
 
-    # what a caller asks of a running lab
-
     @property
     def slurm_conf(self) -> Path:
         return self.root / "etc/slurm.conf"
@@ -101,8 +99,8 @@ class SlurmLab:
         return int(done.stdout.strip().split(";")[0])
 
     def sacct(self, *options: str) -> list[list[str]]:
-        """The rows of `sacct -nPX --delimiter=| OPTIONS`, as root."""
-        rows = self.run("sacct", "-n", "-P", "-X", *options).stdout.splitlines()
+        """The rows of `sacct -anPX OPTIONS`: every user's, one per allocation. Ask for no field that a user writes."""
+        rows = self.run("sacct", "-a", "-n", "-P", "-X", *options).stdout.splitlines()
         return [row.split("|") for row in rows]
 
     def job_states(self, job_ids: Iterable[int]) -> dict[int, str]:
@@ -138,8 +136,6 @@ class SlurmLab:
     def ports(self) -> Iterator[int]:
         """Ports of this lab's block that its Slurm leaves to the caller."""
         yield from range(self.base_port + FIRST_SPARE_PORT, self.base_port + PORTS_PER_LAB)
-
-    # life and death
 
     def start(self) -> None:
         """Starts every server and waits for idle nodes. Raises LabError, with a log's end."""
@@ -201,19 +197,10 @@ class SlurmLab:
 
     def _start_munge(self) -> None:
         folder = self.root / "munge"
-        files = [
-            f"--{name}={folder / file}"
-            for name, file in (
-                ("key-file", "key"),
-                ("socket", "sock"),
-                ("pid-file", "pid"),
-                ("log-file", "log"),
-                ("seed-file", "seed"),
-            )
-        ]
+        files = [f"--{name}-file={folder / name}" for name in ("key", "pid", "log", "seed")]
         self.start_daemon(
             "munged", "setpriv", "--reuid=munge", "--regid=munge", "--clear-groups",
-            "munged", "--foreground", "--force", "--num-threads=4", *files,
+            "munged", "--foreground", "--force", "--num-threads=4", f"--socket={folder / 'sock'}", *files,
         )  # fmt: skip
         self._wait("munged", ["munge", "-n", "-S", folder / "sock"])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from telemetry.sources.generated.profile import Bools, Ints
+from telemetry.sources.generated.profile import Ints
 from telemetry.sources.generated.signals import IDLE_W, Signals, Singles, Words
 
 BLOCK_ROWS = 1 << 16  # so that a block's arrays stay in the processor's cache
@@ -23,6 +23,7 @@ class Segments:
     """Stretches of samples of one GPU in one run: parallel arrays, in order of host, GPU and time.
 
     place: the GPU's number within its job. first_sample: number within the run of the first sample of the stretch.
+    gap_ticks: samples before the run during which the GPU was nobody's.
     """
 
     run: Ints
@@ -32,6 +33,7 @@ class Segments:
     first_tick: Ints
     first_sample: Ints
     length: Ints
+    gap_ticks: Ints
 
 
 def mix(words: Words) -> Words:

@@ -8,7 +8,7 @@ import numpy as np
 
 from telemetry.sources.generated.counters import Segments, mix
 from telemetry.sources.generated.plan import SitePlan
-from telemetry.sources.generated.profile import Bools, Ints
+from telemetry.sources.generated.profile import Ints
 
 HOUR_MS = 3_600_000
 
@@ -94,6 +94,7 @@ def _hour_of(plan: SitePlan, tick: Ints, node: Ints, offset_ms: Ints) -> Ints:
 
 
 def _holdings(plan: SitePlan, offset_ms: Ints, interval_ms: int) -> Holdings:
+    """Every run's nodes. On shared nodes a gap is one in which no GPU of the node is held."""
     runs, shape = plan.runs, plan.shape
     sizes = np.diff(runs.first_node)
     run = np.repeat(np.arange(len(runs)), sizes)
@@ -108,10 +109,28 @@ def _holdings(plan: SitePlan, offset_ms: Ints, interval_ms: int) -> Holdings:
     run, node, place, first, end = (values[keep] for values in (run, node, place, first, end))
     origin = -((offset_ms - shape.start_s * 1000) // interval_ms)
     before = _previous_end(node, end, origin)
-    gap = np.maximum(first - before, 0)
-    if not shape.has_idle_rows:
-        return Holdings(run, node, place, first, end, gap)
-    return _with_idle(plan, run, node, place, first, end, before, origin, offset_ms, interval_ms)
+    held = Holdings(run, node, place, first, end, np.maximum(first - before, 0))
+    return _with_idle(plan, held, before, origin, offset_ms) if shape.has_idle_rows else held
+
+
+def _with_idle(plan: SitePlan, held: Holdings, before: Ints, origin: Ints, offset_ms: Ints) -> Holdings:
+    """The holdings and, as run len(runs), the stretches in between, which leave no gaps."""
+    interval_ms = plan.shape.interval_s * 1000
+    gaps = held.gap_ticks > 0
+    last = origin.copy()
+    np.maximum.at(last, held.node, held.end_tick)
+    final = -((offset_ms - plan.shape.end_s * 1000) // interval_ms)
+    nodes = np.arange(plan.shape.node_count)
+    node = np.concatenate([held.node, held.node[gaps], nodes])
+    first = np.concatenate([held.first_tick, before[gaps], last])
+    end = np.concatenate([held.end_tick, held.first_tick[gaps], final])
+    added = len(node) - len(held.run)
+    run = np.concatenate([held.run, np.full(added, len(plan.runs))])
+    place = np.concatenate([held.place, np.zeros(added, dtype=np.int64)])
+    order = np.lexsort((first, node))
+    order = order[(end > first)[order]]
+    none = np.zeros(len(order), dtype=np.int64)
+    return Holdings(run[order], node[order], place[order], first[order], end[order], none)
 
 
 def _previous_end(node: Ints, end: Ints, origin: Ints) -> Ints:

@@ -1,0 +1,202 @@
+"""Trained models on disk: data that is read, never code that is run.
+
+<models>/duration/<version>/   meta.json (site means, quantiles, vocabularies, weights, scores), model.txt (LightGBM)
+<models>/hbm/<version>/        meta.json (calibration scores)
+<models>/<name>/current        the version in use, one line
+
+A version is written to a temporary folder and renamed; `current` is replaced by rename, so that a reader sees the
+old version or the new one. meta.json names the schema, the program's version, the data's span and a checksum of
+model.txt: LightGBM's parser is not made for damaged text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from advisor.features import NUMBERS
+from advisor.models.duration import CATEGORIES, DurationModel, Weights
+from advisor.models.hbm import Calibration
+from advisor.models.rolling import SiteMeans
+from advisor.scores import Scores
+from advisor.service import Trained
+from almanac import __version__
+from almanac.errors import SchemaVersionError, StoreError
+
+SCHEMA = 1
+_VERSION = re.compile(r"\d{8}T\d{6}Z(-\d+)?")
+_RETRAIN = "run `almanac train`"
+
+
+def save(trained: Trained, models_dir: Path) -> str:
+    """Writes both artefacts as a new version and makes it current; the version. Raises StoreError."""
+    meta = {
+        "schema": SCHEMA,
+        "code_version": __version__,
+        "trained_s": trained.trained_s,
+        "jobs": trained.jobs,
+        "since_s": trained.since_s,
+        "until_s": trained.until_s,
+    }
+    try:
+        version = _new_version(models_dir, trained.trained_s)
+        _write(models_dir / "duration" / version, {**meta, **_duration_meta(trained)}, _model_text(trained))
+        scores = {name: list(values) for name, values in trained.calibration.scores.items()}
+        _write(models_dir / "hbm" / version, {**meta, "calibration": scores}, None)
+        for name in ("hbm", "duration"):
+            _switch(models_dir / name, version)
+    except OSError as error:
+        raise StoreError(f"{models_dir}: cannot write the trained models: {error}", "check space and rights") from error
+    return version
+
+
+def load(models_dir: Path) -> Trained | None:
+    """The current version; None where nothing was trained yet. Raises StoreError, SchemaVersionError."""
+    folder = _current(models_dir / "duration")
+    if folder is None:
+        return None
+    meta = _read_meta(folder)
+    hbm_folder = _current(models_dir / "hbm")
+    calibration = _read_meta(hbm_folder).get("calibration", {}) if hbm_folder else {}
+    try:
+        return _trained(meta, _read_model(folder, meta), calibration)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"{folder}: meta.json lacks or garbles a field: {error!r}", _RETRAIN) from error
+
+
+def _model_text(trained: Trained) -> str | None:
+    return trained.model.model_text if trained.model else None
+
+
+def _duration_meta(trained: Trained) -> dict[str, object]:
+    model = trained.model
+    text = _model_text(trained)
+    return {
+        "features": [*NUMBERS, *CATEGORIES],
+        "site": trained.site.to_json(),
+        "gpu_time_quantiles_s": list(trained.gpu_time_quantiles_s),
+        "vocabularies": {name: list(values) for name, values in model.vocabularies.items()} if model else None,
+        "weights": asdict(model.weights) if model else None,
+        "model_sha256": _checksum(text) if text is not None else None,
+        "scores": {name: _without_nan(asdict(scores)) for name, scores in trained.scores.items()},
+    }
+
+
+def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
+    """NaN is not JSON: null stands for it."""
+    return {name: None if math.isnan(value) else value for name, value in values.items()}
+
+
+def _trained(meta: Mapping[str, Any], model_text: str | None, calibration: Mapping[str, Any]) -> Trained:
+    model = None
+    if model_text is not None:
+        vocabularies = {str(name): tuple(map(str, values)) for name, values in meta["vocabularies"].items()}
+        weights = Weights(float(meta["weights"]["rolling"]), float(meta["weights"]["last_runs"]))
+        model = DurationModel(model_text, vocabularies, weights)
+    return Trained(
+        trained_s=int(meta["trained_s"]),
+        jobs=int(meta["jobs"]),
+        since_s=meta["since_s"],
+        until_s=meta["until_s"],
+        site=SiteMeans.from_json(meta["site"]),
+        model=model,
+        gpu_time_quantiles_s=tuple(map(float, meta["gpu_time_quantiles_s"])),
+        calibration=Calibration({str(name): tuple(map(float, values)) for name, values in calibration.items()}),
+        scores={str(name): _scores(values) for name, values in meta["scores"].items()},
+    )
+
+
+def _scores(values: Mapping[str, float | None]) -> Scores:
+    known = {name: math.nan if value is None else value for name, value in values.items()}
+    return Scores(int(known.pop("jobs")), **known)
+
+
+def _new_version(models_dir: Path, trained_s: int) -> str:
+    """The time of training, with a number where that version is there already."""
+    base = datetime.fromtimestamp(trained_s, UTC).strftime("%Y%m%dT%H%M%SZ")
+    version, number = base, 1
+    while any((models_dir / name / version).exists() for name in ("duration", "hbm")):
+        number += 1
+        version = f"{base}-{number}"
+    return version
+
+
+def _write(folder: Path, meta: Mapping[str, object], model_text: str | None) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+    try:
+        temporary.chmod(0o750)
+        if model_text is not None:
+            _write_file(temporary / "model.txt", model_text)
+        _write_file(temporary / "meta.json", json.dumps(meta, indent=1, sort_keys=True) + "\n")
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _write_file(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _switch(folder: Path, version: str) -> None:
+    temporary = folder / f".current-{os.getpid()}"
+    _write_file(temporary, version + "\n")
+    temporary.replace(folder / "current")
+
+
+def _current(folder: Path) -> Path | None:
+    try:
+        version = (folder / "current").read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{folder / 'current'}: cannot be read: {error}", _RETRAIN) from error
+    if not _VERSION.fullmatch(version):
+        raise StoreError(f"{folder / 'current'}: {version[:40]!r} is not a version", _RETRAIN)
+    return folder / version
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    path = folder / "meta.json"
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: cannot be read: {error}", _RETRAIN) from error
+    if not isinstance(meta, dict) or "schema" not in meta:
+        raise StoreError(f"{path}: not the description of a trained model", _RETRAIN)
+    if meta["schema"] != SCHEMA:
+        raise SchemaVersionError(f"{path}: schema {meta['schema']}, this almanac reads {SCHEMA}", _RETRAIN)
+    if meta.get("features", [*NUMBERS, *CATEGORIES]) != [*NUMBERS, *CATEGORIES]:
+        raise SchemaVersionError(f"{path}: trained on other features than this almanac computes", _RETRAIN)
+    return meta
+
+
+def _read_model(folder: Path, meta: Mapping[str, Any]) -> str | None:
+    if meta.get("model_sha256") is None:
+        return None
+    path = folder / "model.txt"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path}: cannot be read: {error}", _RETRAIN) from error
+    if _checksum(text) != meta["model_sha256"]:
+        raise StoreError(f"{path}: damaged: it is not the text that was written", _RETRAIN)
+    return text
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -1,0 +1,158 @@
+"""An advice as a few plain lines for a person, and as a table for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from advisor.decisions import tier as reasons
+from advisor.models.peaks import FAMILY
+from almanac.names import name_key
+from almanac.records import Advice, Duration, MemoryBound, PriorityAdvice, TierAdvice
+from almanac.units import format_count, format_duration, format_gib, printable
+
+
+def explain(advice: Advice) -> str:
+    """Lines joined by newlines, without a last one. Names are shown with control characters replaced."""
+    lines = [_memory_line(advice), _set_aside_line(advice), _duration_line(advice), _priority_line(advice)]
+    return "\n".join(line for line in lines if line)
+
+
+def _memory_line(advice: Advice) -> str:
+    if advice.tier.reason == reasons.NO_GPU:
+        return "almanac: no GPU is asked for, so there is no memory tier to advise."
+    if advice.bound is None:
+        return _no_evidence_line(advice)
+    return f"almanac: {_bound_text(advice, advice.bound)} {_tier_text(advice.tier)}"
+
+
+def _no_evidence_line(advice: Advice) -> str:
+    note = f" ({printable(advice.tier.note)})" if advice.tier.note else ""
+    return f"almanac: too little is known of the memory of {_family(advice)}{note}: nothing is advised."
+
+
+def _family(advice: Advice) -> str:
+    return f'"{printable(name_key(advice.request.job_name))}"'
+
+
+def _bound_text(advice: Advice, bound: MemoryBound) -> str:
+    if bound.scope == FAMILY:
+        runs = f"your last {bound.runs} runs of {_family(advice)}"
+    else:
+        gpus = advice.request.gpu_count
+        runs = f"your last {bound.runs} runs with {gpus} GPU{'' if gpus == 1 else 's'}"
+    jobs = format_count(_jobs_per_exceedance(bound.risk))
+    evidence = "with evidence like this" if bound.method == "calibrated" else "by Student's t, not yet calibrated here"
+    return (
+        f"{runs} peaked at {format_gib(bound.highest_mib)} per GPU; of {jobs} jobs {evidence}, "
+        f"about 1 exceeds {format_gib(bound.bound_mib)}."
+    )
+
+
+def _jobs_per_exceedance(risk: float) -> int:
+    return max(math.floor(1 / risk + 1e-9), 1)
+
+
+def _tier_text(tier: TierAdvice) -> str:
+    name, asked = printable(tier.tier or ""), printable(tier.requested_tier or "")
+    option = f": ask for {_shell_option(tier.rewrite)}" if tier.rewrite else ""
+    match tier.reason:
+        case reasons.FITS:
+            return f"{name} holds that: keep it."
+        case reasons.SMALLER:
+            return f"{name} holds that{option} in place of {asked}."
+        case reasons.LARGER:
+            return f"{asked} is too small for that, {name} holds it{option}."
+        case reasons.NAME_IT:
+            return f"{name} holds that{option}; naming a tier may shorten the wait."
+        case reasons.NONE_LARGE_ENOUGH:
+            return "No tier of this site is sure to hold that: nothing is advised."
+        case reasons.CHOICE:
+            return "The request leaves a choice between tiers: it is left as it is."
+        case reasons.NOT_REWRITABLE:
+            return f"{name} holds that, but the request is left as it is: {printable(tier.note)}."
+        case reasons.NO_TIERS:
+            return "No memory tiers are configured."
+    return ""
+
+
+def _shell_option(option: str) -> str:
+    """ "--constraint=gpu&hbm40g" as it can be typed: -C "gpu&hbm40g"."""
+    name, _, value = printable(option).partition("=")
+    return f'{ {"--constraint": "-C", "--partition": "-p"}.get(name, name) } "{value}"'
+
+
+def _set_aside_line(advice: Advice) -> str:
+    if not advice.set_aside:
+        return ""
+    parts = [f"{number} ({printable(reason)})" for reason, number in sorted(advice.set_aside.items())]
+    return f"  runs that say nothing about memory: {', '.join(parts)}"
+
+
+_CASES = {
+    "name": "your runs of similar name",
+    "user": "your runs with as many GPUs",
+    "site": "the site's jobs with as many GPUs",
+}
+
+
+def _duration_line(advice: Advice) -> str:
+    duration = advice.duration
+    if duration is None:
+        return "  predicted time: unknown"
+    model = " and the site's model" if duration.model_s is not None else ""
+    gpu_time = f", {format_duration(duration.gpu_time_s)} of GPU-time" if advice.request.gpu_count > 1 else ""
+    return f"  predicted time: {format_duration(duration.duration_s)}{gpu_time} (from {_basis(duration)}{model})"
+
+
+def _basis(duration: Duration) -> str:
+    return f"{format_count(duration.runs)} of {_CASES.get(duration.case, duration.case)}"
+
+
+def _priority_line(advice: Advice) -> str:
+    priority = advice.priority
+    if priority is None:
+        return ""
+    return f"  priority: term {priority.term}: {priority.share_longer:.0%} of recent jobs are predicted to need more"
+
+
+def to_json(advice: Advice) -> dict[str, object]:
+    """The advice as a table of plain values.
+
+    request   the submission: user, job_name, name_key, gpu_count, node_count, constraints, partition, time_limit_s
+    tier      tier (null: none advised), reason, requested_tier, is_change, option (as sbatch takes it), note
+    bound     null, or bound_mib, risk, highest_mib, runs, scope ("family" or "shape"), method
+    duration  null, or duration_s, gpu_time_s, rolling_s, model_s, case, runs
+    priority  null, or term, share_longer
+    set_aside runs without evidence, by reason
+    """
+    request = advice.request
+    return {
+        "request": {
+            "user": request.user,
+            "job_name": request.job_name,
+            "name_key": name_key(request.job_name),
+            "gpu_count": request.gpu_count,
+            "node_count": request.node_count,
+            "constraints": request.constraints,
+            "partition": request.partition,
+            "time_limit_s": request.time_limit_s,
+        },
+        "tier": {
+            "tier": advice.tier.tier,
+            "reason": advice.tier.reason,
+            "requested_tier": advice.tier.requested_tier,
+            "is_change": advice.tier.is_change,
+            "option": advice.tier.rewrite,
+            "note": advice.tier.note,
+        },
+        "bound": _table(advice.bound),
+        "duration": _table(advice.duration),
+        "priority": _table(advice.priority),
+        "set_aside": dict(advice.set_aside),
+        "has_evidence": advice.has_evidence,
+    }
+
+
+def _table(part: MemoryBound | Duration | PriorityAdvice | None) -> dict[str, object] | None:
+    return None if part is None else dataclasses.asdict(part)

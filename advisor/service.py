@@ -1,0 +1,149 @@
+"""The two things the advisor does: learn from a site's history, and advise one submission."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from advisor.decisions.priority import decide_priority
+from advisor.decisions.tier import NO_EVIDENCE, decide_tier
+from advisor.features import Submission, submission_of
+from advisor.models.duration import DurationModel, clip_to_limit, fit, score_all
+from advisor.models.hbm import Calibration, bound_of, calibrate
+from advisor.models.peaks import Evidence, evidence_now, replay_peaks
+from advisor.models.rolling import SiteMeans
+from advisor.replay import Known, Replay, know_now, replay_durations
+from advisor.scores import Floats, Scores
+from almanac.config import Config
+from almanac.records import Advice, Duration, Request
+
+QUANTILES = 101
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What was learned from a site's jobs. model is None where there were too few for one.
+
+    jobs, since_s and until_s: how many ended jobs, the first submission and the last end; None without any.
+    gpu_time_quantiles_s: predicted GPU-times of the newest jobs at evenly spaced quantiles; () without any.
+    """
+
+    trained_s: int
+    jobs: int
+    since_s: int | None
+    until_s: int | None
+    site: SiteMeans
+    model: DurationModel | None
+    gpu_time_quantiles_s: tuple[float, ...]
+    calibration: Calibration
+    scores: Mapping[str, Scores]
+
+
+def train(history: pd.DataFrame, config: Config, now_s: int) -> Trained:
+    """Learns from the jobs that ended before now_s; with few or none, what can be learned from them."""
+    ended = history[history["end_s"] < now_s].reset_index(drop=True)
+    past = replay_durations(ended, config.rolling)
+    known = np.isfinite(past.duration_s)
+    past, ended = past.select(known), ended[known].reset_index(drop=True)
+    site = SiteMeans()
+    for gpu_count, duration_s in zip(ended["gpu_count"].tolist(), past.duration_s.tolist(), strict=True):
+        site.add(int(gpu_count), duration_s)
+    fitted = fit(past, config.training)
+    model, scores = fitted if fitted else (None, _scores_of_rolling(past, config))
+    return Trained(
+        trained_s=now_s,
+        jobs=len(ended),
+        since_s=int(past.submit_s.min()) if len(ended) else None,
+        until_s=int(past.end_s.max()) if len(ended) else None,
+        site=site,
+        model=model,
+        gpu_time_quantiles_s=_gpu_time_quantiles(past, model, config.training.validation_share),
+        calibration=calibrate(replay_peaks(ended, config.advice, config.tiers), config.advice),
+        scores=scores,
+    )
+
+
+def _newest(past: Replay, share: float) -> Replay:
+    return past.select(past.submit_s >= np.quantile(past.submit_s, 1 - share)) if len(past.submit_s) else past
+
+
+def _scores_of_rolling(past: Replay, config: Config) -> Mapping[str, Scores]:
+    newest = _newest(past, config.training.validation_share)
+    since_s = newest.submit_s.min() if len(newest.submit_s) else 0
+    return score_all(None, newest, past.select(past.end_s < since_s))
+
+
+def _gpu_time_quantiles(past: Replay, model: DurationModel | None, share: float) -> tuple[float, ...]:
+    newest = _newest(past, share)
+    predicted_s: Floats = clip_to_limit(newest.rolling_s, newest.features)
+    if model is not None and len(predicted_s):
+        predicted_s, _ = model.blended(newest.features, newest.rolling_s)
+    gpu_time_s = predicted_s * newest.features["gpu_count"].to_numpy("float64")
+    gpu_time_s = gpu_time_s[gpu_time_s > 0]
+    if not len(gpu_time_s):
+        return ()
+    return tuple(np.quantile(gpu_time_s, np.linspace(0, 1, QUANTILES)).tolist())
+
+
+def advise(request: Request, history: pd.DataFrame, trained: Trained | None, config: Config, now_s: int) -> Advice:
+    """Everything almanac has to say of a submission at now_s. Pure.
+
+    history: the user's own jobs; rows of others, and jobs that had not ended before now_s, are passed over.
+    """
+    request = dataclasses.replace(request, submit_s=now_s)
+    job = submission_of(request, config.tiers)
+    evidence = evidence_now(job, history, config.advice, config.tiers)
+    bound = bound_of(evidence, trained.calibration if trained else None, config.advice)
+    tier = decide_tier(request, bound, config.tiers, config.advice.headroom_mib)
+    if tier.reason == NO_EVIDENCE:
+        tier = dataclasses.replace(tier, note=_what_is_missing(evidence, config.advice.min_runs))
+    duration = predict_duration(job, history, trained, config)
+    quantiles_s = trained.gpu_time_quantiles_s if trained else ()
+    return Advice(
+        request=request,
+        tier=tier,
+        bound=bound if request.gpu_count > 0 else None,
+        duration=duration,
+        priority=decide_priority(duration.gpu_time_s, quantiles_s, config.priority.span) if duration else None,
+        set_aside=dict(evidence.set_aside),
+    )
+
+
+def _what_is_missing(evidence: Evidence, min_runs: int) -> str:
+    number = len(evidence.peaks)
+    if number >= min_runs:
+        return "none of your runs of this name has a measured peak, and the site's record does not cover your others"
+    return f"{number} measured run{'' if number == 1 else 's'}, {min_runs} needed"
+
+
+def predict_duration(
+    job: Submission, history: pd.DataFrame, trained: Trained | None, config: Config
+) -> Duration | None:
+    """None where nothing is known of the user or the site, and no model is trained."""
+    known = know_now(job, history, config.rolling, trained.site if trained else None)
+    rolling_s = np.array([known.rolling.duration_s if known.rolling else math.nan])
+    model_s = None
+    if trained is not None and trained.model is not None:
+        blended, own = trained.model.blended(known.features, rolling_s)
+        predicted_s, model_s = float(blended[0]), float(own[0])
+    elif known.rolling is None:
+        return None
+    else:
+        predicted_s = float(clip_to_limit(rolling_s, known.features)[0])
+    return _duration(job, known, predicted_s, model_s)
+
+
+def _duration(job: Submission, known: Known, predicted_s: float, model_s: float | None) -> Duration:
+    return Duration(
+        duration_s=predicted_s,
+        gpu_time_s=predicted_s * job.gpu_count,
+        rolling_s=known.rolling.duration_s if known.rolling else predicted_s,
+        model_s=model_s,
+        case=known.rolling.case if known.rolling else "site",
+        runs=known.rolling.runs if known.rolling else 0,
+    )

@@ -1,0 +1,140 @@
+"""The test cluster itself: what the other cluster tests rely on, each checked against the real servers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_dcgm import PROFILES_GIB
+from lab import SlurmLab
+from layout import NODES
+from processes import LabError, describe, lab_processes, wait_until
+from testbed import Cluster
+
+from telemetry.counters import COUNTERS
+
+pytestmark = pytest.mark.cluster
+FB_USED = "DCGM_FI_DEV_FB_USED"
+
+
+def busy_gpus(cluster: Cluster, job_id: int) -> set[tuple[str, str]]:
+    """(node, GPU index) of the GPUs that the exporter names the job for."""
+    return {
+        (series.labels["Hostname"], series.labels["gpu"])
+        for series in cluster.scrape(FB_USED)
+        if series.labels.get("hpc_job") == str(job_id)
+    }
+
+
+def test_every_node_is_idle_and_has_its_tier(cluster: Cluster) -> None:
+    wait_until("idle nodes", lambda: set(cluster.lab.node_states().values()) == {"idle"}, 60)
+    shown = cluster.lab.run("sinfo", "-h", "-N", "-p", "all", "-o", "%N %f %G").stdout.splitlines()
+    tiers = {node: "hbm40g" if node in ("n1", "n2") else "hbm80g" for node in NODES}
+    assert shown == [f"{node} gpu,{tier} gpu:a100:4" for node, tier in tiers.items()]
+
+
+def test_a_gpu_job_is_known_everywhere_by_its_id(cluster: Cluster) -> None:
+    job = cluster.train("alice", "-C", "gpu&hbm80g", "--gpus=2", profile="high", seconds=9)
+    wait_until("the exporter to name the job", lambda: len(busy_gpus(cluster, job)) == 2, 30)
+    on = busy_gpus(cluster, job)
+    # Two Prometheus scrapes and the memory's ramp (5 s) lie within the nine seconds.
+    assert cluster.lab.wait_for_jobs(job) == {job: "COMPLETED"}
+    [(node, tres)] = cluster.lab.sacct("-j", str(job), "-S", "now-1hour", "-o", "NodeList,AllocTRES")
+    assert node in ("n3", "n4") and "gres/gpu=2" in tres.split(",")
+
+    [record] = cluster.prolog_records(job)
+    assert record["job_id"] == str(job) and record["host"] == node
+    assert {(node, index) for index in record["gpus"].split(",")} == on
+    assert int(record["uid"]) == int(cluster.lab.run("id", "-u", "alice").stdout)
+
+    peaks = cluster.prometheus.query(f'max_over_time({FB_USED}{{hpc_job="{job}"}}[10m])')
+    assert {(one["metric"]["Hostname"], one["metric"]["gpu"]) for one in peaks} == on
+    assert {float(one["value"][1]) for one in peaks} == {1024 * PROFILES_GIB["high"]}
+
+    wait_until("idle GPUs", lambda: not busy_gpus(cluster, job), 20)
+    wait_until("an idle GPU's few MiB", lambda: all(
+        series.value < 100
+        for series in cluster.scrape(FB_USED)
+        if (series.labels["Hostname"], series.labels["gpu"]) in on
+    ), 5)  # fmt: skip
+
+
+def test_jobs_share_a_node_on_different_gpus(cluster: Cluster) -> None:
+    jobs = [cluster.train(user, "-w", "n1", "--gres=gpu:2", seconds=5) for user in ("alice", "bob")]
+    for job in jobs:
+        cluster.lab.wait_for_state(job, "RUNNING")
+    wait_until("both jobs at the exporter", lambda: all(len(busy_gpus(cluster, job)) == 2 for job in jobs), 10)
+    assert not busy_gpus(cluster, jobs[0]) & busy_gpus(cluster, jobs[1])
+    cluster.lab.wait_for_jobs(*jobs)
+
+
+def test_a_job_of_two_nodes_has_a_prolog_record_of_each(cluster: Cluster) -> None:
+    job = cluster.train("bob", "-N", "2", "--gpus-per-node=1", seconds=1)
+    cluster.lab.wait_for_jobs(job)
+    assert len({record["host"] for record in cluster.prolog_records(job)}) == 2
+
+
+def test_the_exporter_has_every_counter_that_almanac_reads(cluster: Cluster) -> None:
+    shown = {series.metric for series in cluster.scrape()}
+    assert {counter.dcgm for counter in COUNTERS} <= shown
+
+
+def test_energy_adds_up_to_power(cluster: Cluster) -> None:
+    def energy_mj() -> dict[tuple[str, str], float]:
+        series = cluster.scrape("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
+        return {(one.labels["Hostname"], one.labels["gpu"]): one.value for one in series}
+
+    wait_until("idle nodes", lambda: set(cluster.lab.node_states().values()) == {"idle"}, 60)
+    began = cluster.prometheus.query("time()")
+    before = energy_mj()
+    wait_until(
+        "two seconds",
+        lambda: float(cluster.prometheus.query("time()")[0]["value"][1]) > float(began[0]["value"][1]) + 2,
+        10,
+    )
+    after = energy_mj()
+    assert all(after[gpu] > before[gpu] for gpu in before)
+
+
+def test_prometheus_keeps_its_data_over_a_stop(cluster: Cluster) -> None:
+    def samples() -> int:
+        found = cluster.prometheus.query(f'count_over_time({FB_USED}{{Hostname="n1",gpu="0"}}[1h])')
+        return sum(int(one["value"][1]) for one in found)
+
+    wait_until("some samples", lambda: samples() > 2, 20)
+    before = samples()
+    cluster.prometheus.stop()
+    with pytest.raises(OSError):
+        samples()
+    cluster.prometheus.start()
+    assert samples() >= before
+    wait_until("new samples", lambda: samples() > before, 20)
+
+
+def test_no_process_outlives_the_lab_even_with_a_job_on_it(lab_root: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        with SlurmLab(lab_root, users=("alice",)) as lab:
+            job = lab.sbatch("alice", "--gpus=1", script="#!/bin/sh\ntrap '' TERM\nsleep 600\n")
+            lab.wait_for_state(job, "RUNNING")
+            assert "slurmctld" in describe(lab_processes(lab_root)) and "sleep 600" in describe(lab_processes(lab_root))
+            raise ZeroDivisionError
+    assert describe(lab_processes(lab_root)) == ""
+
+
+def test_a_server_that_cannot_start_is_shown_with_its_log(lab_root: Path) -> None:
+    with pytest.raises(LabError, match="(?s)slurmctld ended.*NoSuchParameter"):
+        with SlurmLab(lab_root, extra_slurm_conf="NoSuchParameter=1\n"):
+            raise AssertionError("started all the same")
+    assert describe(lab_processes(lab_root)) == ""
+
+
+def test_the_command_line_starts_and_ends_a_lab(lab_root: Path) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("lab.py"))]
+    subprocess.run([*command, "up", str(lab_root)], check=True, capture_output=True, timeout=120)
+    shown = subprocess.run([*command, "env", str(lab_root)], check=True, capture_output=True, text=True)
+    assert shown.stdout == f"export SLURM_CONF={lab_root}/etc/slurm.conf\n"
+    assert "slurmctld" in describe(lab_processes(lab_root))
+    subprocess.run([*command, "down", str(lab_root)], check=True, capture_output=True, timeout=60)
+    assert describe(lab_processes(lab_root)) == ""
