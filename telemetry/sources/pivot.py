@@ -98,6 +98,11 @@ class Pivot:
             columns[counter.column] = self._values(counter.column, key, take)
         return pa.Table.from_arrays([columns[name] for name in TELEMETRY.names], schema=TELEMETRY)
 
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Every GPU that a series named so far."""
+        return tuple(self._gpus)
+
     def median_gaps_s(self, most_gpus: int = 256) -> _Doubles:
         """The median gap between samples, s, of each of up to `most_gpus` GPUs that have two samples or more."""
         key = next((key for key, _ in self._columns.values() if len(key)), np.empty(0, dtype=np.int64))
@@ -237,5 +242,5 @@ def _place(key: _Ints, codes: Sequence[tuple[_Ints, _Ints]], missing: int) -> _I
 
 def _spread(values: Sequence[str | None], code: _Ints) -> pa.Array[Any]:
     """The string of each code; null for -1."""
-    texts: pa.Array[Any] = pa.array([*values, None], pa.string()).take(pa.array(code % (len(values) + 1)))
+    texts: pa.Array[Any] = pa.array([*values, None], pa.string()).take(code % (len(values) + 1))
     return texts

@@ -26,7 +26,8 @@ PORTS_PER_LAB = 20
 # Offsets from a lab's first port, which only claims the block; 1 to 4 are the slurmds.
 CTLD_PORT, DBD_PORT, DB_PORT, FIRST_SPARE_PORT = 5, 6, 7, 8
 COMMANDS = (
-    "munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct", "setpriv", "useradd",
+    "munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct",
+    "setpriv", "useradd",
 )  # fmt: skip
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FOLDERS = (

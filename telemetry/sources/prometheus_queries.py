@@ -1,0 +1,54 @@
+"""The queries that almanac asks Prometheus about GPUs.
+
+Range selectors in instant queries give samples as they were scraped; query_range would resample them. A selector's
+left border is closed in Prometheus 2 and open in 3, so each one starts 1 ms early: whoever reads cuts off what lies
+outside [start, end), and every sample belongs to exactly one span on either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from almanac.errors import ServerError
+from telemetry.counters import Counter
+from telemetry.sources.exporters import Exporter
+from telemetry.sources.prometheus_json import Samples
+from telemetry.sources.prometheus_server import PrometheusServer
+
+
+@dataclass(frozen=True)
+class GpuQueries:
+    """Queries for the series of one exporter. Spans are in seconds; all raise ServerError and TooMuchError."""
+
+    server: PrometheusServer
+    exporter: Exporter
+    selector: str = ""
+
+    def present(self, start_s: int, end_s: int) -> dict[str, Counter]:
+        """The counters that have a sample in the span, by metric, in the order of the columns."""
+        counters = self.exporter.counters()
+        everything = self._matching("", f'__name__=~"{"|".join(counters)}"')
+        found = self.server.query(f"count by (__name__) (last_over_time({everything}{_range(start_s, end_s)}))", end_s)
+        names = {series["metric"]["__name__"] for series in found}
+        return {metric: counter for metric, counter in counters.items() if metric in names}
+
+    def count(self, metric: str, start_s: int, end_s: int) -> int:
+        """How many samples a metric has in the span, one at its start included."""
+        found = self.server.query(f"sum(count_over_time({self._matching(metric)}{_range(start_s, end_s)}))", end_s)
+        return int(float(found[0]["value"][1])) if found else 0
+
+    def samples(self, metric: str, start_s: int, end_s: int) -> Samples:
+        """All samples of a metric in the span, and those at its very end."""
+        found = self.server.query(self._matching(metric) + _range(start_s, end_s), end_s)
+        if not isinstance(found, Samples):
+            said = f"Prometheus at {self.server.address} answered a range selector with something else than samples"
+            raise ServerError(said, "check prometheus.url")
+        return found
+
+    def _matching(self, metric: str, *matchers: str) -> str:
+        own = self.selector.strip().removeprefix("{").removesuffix("}").strip().strip(",")
+        return f"{metric}{{{','.join([*matchers, *filter(None, [own])])}}}"
+
+
+def _range(start_s: int, end_s: int) -> str:
+    return f"[{(end_s - start_s) * 1000 + 1}ms]"

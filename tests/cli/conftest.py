@@ -1,0 +1,65 @@
+"""A small generated site, ingested and summarised once for all tests of the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from almanac.config import load_config
+from cli.demo import CONFIG
+from telemetry.ingest import IngestResult, ingest
+from telemetry.sources.generated.shape import SiteShape
+from telemetry.sources.generated.source import GeneratedSource
+from telemetry.store import Store
+from telemetry.summary import summarize
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Runs `almanac` as a person would, in a process of its own."""
+
+    folder: Path
+
+    def __call__(self, *argv: str, ok: tuple[int, ...] = (0,), stdin: str | None = None, **env: str) -> str:
+        options = ["--config", str(self.folder / "almanac.toml"), "--store", str(self.folder / "store")]
+        done = self.raw(*options, *argv, stdin=stdin, **env)
+        assert done.returncode in ok, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def raw(self, *argv: str, stdin: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+        whole = {**os.environ, "NO_COLOR": "1", **env}
+        return subprocess.run(
+            [sys.executable, "-m", "cli.main", *argv],
+            env=whole,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def json(self, *argv: str, ok: tuple[int, ...] = (0,)) -> Any:
+        return json.loads(self(*argv, ok=ok))
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+    """Four days of a small site that ended today, with the tiers hbm40g and hbm80g."""
+    import time
+
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "almanac.toml").write_text(CONFIG)
+    start_s = (int(time.time()) // 86400 - 4) * 86400
+    shape = dataclasses.replace(SiteShape.demo(), days=4, start_s=start_s, users=12, jobs_per_day=150)
+    store = Store.create(folder / "store")
+    result = IngestResult("generated", shape.start_s, shape.end_s)
+    ingest(GeneratedSource(shape), store, "demo", shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
+    summarize(store, "demo", load_config(folder / "almanac.toml"), shape.start_s, 2**40)
+    return CommandLine(folder)

@@ -1,0 +1,184 @@
+"""The command line: what it prints, how it ends, and what it keeps from whom."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cli.main import COMMANDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    CommandLine = Any
+
+
+@pytest.fixture(scope="session")
+def rows(site: CommandLine) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = site.json("jobs", "-a", "-n", "0", "--json")
+    return found
+
+
+def often(rows: list[dict[str, Any]], wanted: Callable[[float], bool]) -> tuple[str, str]:
+    """User and name of the family of 80 GB requests with most measured runs, whose every peak is as wanted."""
+    peaks: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if row["tier"] == "hbm80g" and row["hbm_peak_mib"] is not None:
+            peaks.setdefault((row["user"], row["name_key"]), []).append(row["hbm_peak_mib"])
+    fitting = {family: values for family, values in peaks.items() if all(map(wanted, values))}
+    family = max(fitting, key=lambda key: len(fitting[key]))
+    assert len(fitting[family]) >= 5
+    return family
+
+
+def test_help_names_every_command_and_every_exit_code(site: CommandLine) -> None:
+    said = site.raw("--help").stdout
+    for name in COMMANDS:
+        assert name in said
+    assert "10" in said.split("Exit codes")[1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(site: CommandLine, name: str) -> None:
+    done = site.raw(name, "--help")
+    assert done.returncode == 0
+    assert "Usage: almanac" in done.stdout
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys; from cli.main import cli; cli.main(['--help'], standalone_mode=False);"
+        "print([m for m in ('pandas', 'pyarrow', 'duckdb', 'lightgbm', 'rich', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_jobs_lists_what_jobs_used(site: CommandLine, rows: list[dict[str, Any]]) -> None:
+    assert len(rows) > 300
+    table = site("jobs", "-a", "-n", "5")
+    assert len(table.splitlines()) == 7
+    assert "\x1b" not in table
+    parsable = site("jobs", "-a", "-n", "0", "-P").splitlines()
+    assert parsable[0].startswith("job_id|submit_s")
+    assert len(parsable) == len(rows) + 1
+
+
+def test_jobs_of_one_user_and_of_one_id(site: CommandLine, rows: list[dict[str, Any]]) -> None:
+    user = rows[0]["user"]
+    assert {row["user"] for row in site.json("jobs", "-u", user, "-n", "0", "--json")} == {user}
+    job_id = rows[-1]["job_id"]
+    assert {row["job_id"] for row in site.json("jobs", "-a", "-j", str(job_id), "--json")} == {job_id}
+
+
+def test_most_jobs_have_a_verdict_and_the_others_a_reason(rows: list[dict[str, Any]]) -> None:
+    verdicts = [row["verdict"] for row in rows]
+    assert verdicts.count("ok") > 0.6 * len(verdicts)
+    assert all(verdicts)
+    assert all(row["hbm_peak_mib"] is None for row in rows if row["hbm_evidence"] in ("preallocated", "none"))
+
+
+def test_a_user_who_asks_for_too_much_is_shown_the_smaller_tier(site: CommandLine, rows: list[dict[str, Any]]) -> None:
+    user, name = often(rows, lambda peak: peak < 28000)
+    asked = ("--user", user, "-J", name.replace("#", "7"), "--gpus=4", "-C", "gpu&hbm80g")
+    advice = site.json("advise", "--json", *asked)
+    assert (advice["tier"]["tier"], advice["tier"]["option"]) == ("hbm40g", "--constraint=gpu&hbm40g")
+    assert advice["bound"]["highest_mib"] <= advice["bound"]["bound_mib"] < 40960
+    text = site("advise", *asked)
+    assert '-C "gpu&hbm40g"' in text
+    assert "predicted time" in text
+
+
+def test_the_script_is_read_and_the_command_line_wins(site: CommandLine, rows: list[dict[str, Any]]) -> None:
+    user, name = often(rows, lambda peak: peak < 28000)
+    script = f"#!/bin/bash\n#SBATCH -J {name.replace('#', '7')} --gpus=4\n#SBATCH -C gpu&hbm80g\nsrun x\n"
+    path = site.folder / "job.sh"
+    path.write_text(script)
+    advice = site.json("advise", "--json", "--user", user, "--gpus=2", str(path))
+    assert advice["request"]["gpu_count"] == 2
+    assert advice["request"]["constraints"] == "gpu&hbm80g"
+    assert advice["tier"]["tier"] == "hbm40g"
+    assert "hbm40g" in site("advise", "--user", user, "-", stdin=script)
+
+
+def test_a_stranger_gets_no_advice_and_a_code_of_its_own(site: CommandLine) -> None:
+    text = site("advise", "--user", "nobody-knows", "--gpus=4", "-C", "gpu&hbm80g", ok=(10,))
+    assert "nothing is advised" in text
+
+
+def test_a_hostile_name_is_shown_inert(site: CommandLine, rows: list[dict[str, Any]]) -> None:
+    user, _ = often(rows, lambda peak: peak < 28000)
+    said = site("advise", "--user", user, "-J", "\x1b[31mred\nFAILED\u202e", "--gpus=4", ok=(0, 10))
+    assert "\x1b" not in said
+    assert "\u202e" not in said
+
+
+def test_another_users_jobs_are_refused_to_a_plain_user(site: CommandLine) -> None:
+    program = (
+        "import os; os.getuid = lambda: 65533\n"
+        "from cli.app import App\nfrom almanac.errors import NotAllowedError\n"
+        f"app = App(None, {str(site.folder / 'store')!r})\n"
+        "try: app.visible_user('alice')\n"
+        "except NotAllowedError as error: print('refused', error.exit_code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "refused 6"
+
+
+def test_training_is_scored_beside_baselines_and_kept(site: CommandLine) -> None:
+    outcome = site.json("train", "--json")
+    assert outcome["has_model"] is True
+    assert {"almanac", "rolling", "model"} < set(outcome["scores"])
+    assert outcome["scores"]["almanac"]["median_abs_log_error"] < 1.0
+    advice = site.json("advise", "--json", "--user", "nobody-knows", "--gpus=4", ok=(10,))
+    assert advice["duration"]["duration_s"] > 0
+    assert 0 <= advice["priority"]["term"] <= 10000
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (("--config", "/nonexistent.toml", "jobs"), 3, "--config names /nonexistent.toml"),
+        (("--store", "/nonexistent", "-M", "c", "jobs"), 4, "there is no store here"),
+        (("--store", "/nonexistent", "-M", "c", "advise", "--gpus=1"), 4, "to do:"),
+        (("nonsense",), 2, "No such command"),
+        (("advise", "/nonexistent.sh"), 2, "cannot be read"),
+        (("jobs", "-S", "whenever"), 2, "not a time"),
+    ],
+)
+def test_errors_end_in_words_and_their_code(site: CommandLine, argv: tuple[str, ...], code: int, said: str) -> None:
+    done = site.raw(*argv)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ingest_without_servers_says_what_was_tried(site: CommandLine, tmp_path: Any) -> None:
+    config = tmp_path / "almanac.toml"
+    config.write_text('[slurm]\nbin_dir = "/nonexistent"\n[prometheus]\nurl = "http://127.0.0.1:9"\nretries = 0\n')
+    done = site.raw("--config", str(config), "--store", str(tmp_path / "s"), "-M", "c", "ingest")
+    assert done.returncode == 5
+    assert "sacct was not found in /nonexistent" in done.stderr
+    assert "127.0.0.1:9" in done.stderr
+    assert "to do:" in done.stderr
+
+
+def test_doctor_names_what_is_missing_and_what_to_do(site: CommandLine, tmp_path: Any) -> None:
+    config = tmp_path / "almanac.toml"
+    config.write_text('[slurm]\nbin_dir = "/nonexistent"\n')
+    done = site.raw("--config", str(config), "--store", str(site.folder / "store"), "doctor")
+    assert done.returncode == 1
+    assert "FAIL  Slurm: " in done.stdout
+    assert "to do:" in done.stdout
+    assert "warn  Prometheus: not configured" in done.stdout
+
+
+def test_a_broken_configuration_is_a_finding(site: CommandLine, tmp_path: Any) -> None:
+    config = tmp_path / "almanac.toml"
+    config.write_text("[adivce]\nrisk = 0.1\n")
+    done = site.raw("--config", str(config), "doctor")
+    assert done.returncode == 1
+    assert "did you mean 'advice'?" in done.stdout
