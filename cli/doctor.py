@@ -12,6 +12,7 @@ from almanac.errors import AlmanacError
 from almanac.hardware import gpu_models
 from almanac.units import format_duration, printable
 from cli.app import App
+from cli.ingest import configured_sources
 from cli.output import json_text
 
 MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
@@ -92,7 +93,7 @@ def _check_watermarks(app: App, store: object, cluster: str) -> Iterator[Check]:
     from telemetry.store import Store
 
     assert isinstance(store, Store)
-    for source in ("sacct", "prometheus"):
+    for source in [name for name in configured_sources(app) if name in ("sacct", "prometheus")]:
         mark = store.watermark(source, cluster)
         if mark is None:
             yield Check(f"{source} of {cluster}", "warn", "never read", "run `almanac ingest` on a timer")

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 
+from telemetry.schema import schema_of, table_of
+
 UNBOUND = "shared node without GPU binding"
 UNBOUND_COUNT = f"{UNBOUND} (GPUs per node unknown)"
 DOUBLY_BOUND = "GPU bound to two jobs at once"
@@ -89,15 +91,15 @@ class Attribution:
     failed: dict[int, str] = field(default_factory=dict)
 
 
-CLAIMS = pa.schema(
-    [
-        ("job", pa.int32()),
-        ("host", pa.string()),
-        ("gpu", pa.int16()),
-        ("mig", pa.string()),
-        ("start_ms", pa.int64()),
-        ("end_ms", pa.int64()),
-    ]
+CLAIMS = schema_of(
+    {
+        "job": pa.int32(),
+        "host": pa.string(),
+        "gpu": pa.int16(),
+        "mig": pa.string(),
+        "start_ms": pa.int64(),
+        "end_ms": pa.int64(),
+    }
 )
 
 _Claims = dict[int, list[tuple[str, Unit]]]
@@ -233,9 +235,9 @@ def _records_by_job(
         runs[job.job_id].append(number)
     found: dict[int, dict[str, set[tuple[str, int, str]]]] = defaultdict(lambda: defaultdict(set))
     for record in bindings:
-        number = _run_of(record.seen_s, [(jobs[n].start_s, jobs[n].end_s, n) for n in runs.get(record.job_id, ())])
-        if number is not None and record.host in jobs[number].hosts:
-            found[number][record.origin].add((record.host, record.gpu, ""))
+        run = _run_of(record.seen_s, [(jobs[n].start_s, jobs[n].end_s, n) for n in runs.get(record.job_id, ())])
+        if run is not None and record.host in jobs[run].hosts:
+            found[run][record.origin].add((record.host, record.gpu, ""))
     return found
 
 
@@ -259,8 +261,9 @@ def _overlapping(jobs: Sequence[Job], claims: _Claims) -> set[int]:
 
 
 def _table(jobs: Sequence[Job], claims: _Claims) -> pa.Table:
-    rows = [(number, host, *unit) for number, units in claims.items() for host, unit in units]
-    numbers, hosts, gpus, migs = zip(*rows, strict=True) if rows else ((), (), (), ())
-    start = [jobs[number].start_s * 1000 for number in numbers]
-    end = [jobs[number].end_s * 1000 for number in numbers]
-    return pa.table([numbers, hosts, gpus, migs, start, end], schema=CLAIMS)
+    rows = [
+        (number, host, gpu, mig, jobs[number].start_s * 1000, jobs[number].end_s * 1000)
+        for number, units in claims.items()
+        for host, (gpu, mig) in units
+    ]
+    return table_of(CLAIMS, rows)

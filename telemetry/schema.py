@@ -5,7 +5,9 @@ Times are UTC: seconds (`_s`) or milliseconds (`_ms`) since 1970. A missing valu
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -126,8 +128,8 @@ TABLES = {
         Table(
             name="bindings",
             schema=BINDINGS,
-            key=("job_id", "host", "gpu", "origin"),
-            order=("job_id", "host", "gpu", "origin"),
+            key=("job_id", "host", "gpu", "origin", "seen_s"),
+            order=("job_id", "host", "gpu", "origin", "seen_s"),
             time_column="seen_s",
             ticks_per_s=1,
             part_s=86400,
@@ -154,3 +156,15 @@ TABLES = {
         ),
     )
 }
+
+
+def schema_of(columns: Mapping[str, pa.DataType]) -> pa.Schema:
+    """A schema of nullable columns without metadata, for tables that are not stored."""
+    return pa.schema([pa.field(name, kind) for name, kind in columns.items()])
+
+
+def table_of(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.Table:
+    """Rows of plain values, in the order of the schema's columns, as a table."""
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema.names)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema=schema)

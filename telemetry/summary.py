@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,23 +13,25 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-from ClusterShell.NodeSet import NodeSet, NodeSetParseError
+import pyarrow.compute as pc
 
-from almanac.config import Config, Filters
-from almanac.errors import ConfigError, StoreError
-from almanac.hardware import find_gpu_model
+from almanac.config import Config
+from almanac.errors import StoreError
 from almanac.units import format_count
-from telemetry.attribution import Attribution, Binding, Inventory, Job, attribute, parse_hosts, shared_jobs
-from telemetry.metrics.inventory import Intervals, Survey, labelled_units, survey
+from telemetry.attribution import Binding, Job, attribute, parse_hosts, shared_jobs
+from telemetry.metrics.frames import job_frame, unit_models, with_steady_spans
+from telemetry.metrics.inventory import Survey, labelled_units, survey
 from telemetry.metrics.merge import Results, merge
-from telemetry.metrics.partials import day_partials
-from telemetry.metrics.preallocation import steady_span_ms
+from telemetry.metrics.partials import PARTIALS, day_partials
 from telemetry.store import Store
 
 Progress = Callable[[int, int, str], None]
 """Called with days done, days in all, and a word on what came of them."""
 
 DAY_S = 86_400
+ALWAYS = (-(2**40), 2**40)
+ALL_TIME_MS = (ALWAYS[0] * 1000, ALWAYS[1] * 1000)
+_DATE = re.compile(r"date=(\d{4}-\d\d-\d\d)")
 
 
 @dataclass
@@ -66,7 +71,7 @@ def summarize(
     bindings = load_bindings(store, cluster, config, first_s, last_s)
     with store.connect() as db:
         try:
-            results, counts = compute(db, files, jobs, bindings, config, progress=progress)
+            results, counts = compute(db, files, jobs, bindings, config, (since_s, until_s), progress)
         except duckdb.Error as error:
             raise StoreError(
                 f"{store.root}: telemetry cannot be read: {error}", "move the file away and ingest its span again"
@@ -82,19 +87,86 @@ def compute(
     jobs: Sequence[Job],
     bindings: Sequence[Binding],
     config: Config,
-    *,
+    counted_s: tuple[int, int] = ALWAYS,
     progress: Progress | None = None,
 ) -> tuple[Results, SummaryCounts]:
-    """Metrics of jobs from telemetry files, day by day."""
-    seen = survey(db, files) if files else Survey.empty()
-    attribution = attribute_jobs(db, files, jobs, seen.inventory(), bindings, config)
-    parts = []
-    days = range(min(job.start_s for job in jobs) // DAY_S, (max(job.end_s for job in jobs) - 1) // DAY_S + 1)
+    """Metrics of jobs from telemetry files. Samples are counted in the span counted_s."""
+    counted_ms = (counted_s[0] * 1000, counted_s[1] * 1000)
+    seen = survey(db, files, counted_ms)
+    inventory = seen.inventory()
+    labelled = labelled_units(db, files, jobs, shared_jobs(jobs, inventory)) if config.bindings.use_labels else {}
+    attribution = attribute(jobs, inventory, labelled, bindings)
     claims = with_steady_spans(attribution.claims, jobs)
-    by_day = _by_day(files)
-    for done, day in enumerate(days, 1):
-        if day in by_day:
-            parts.append(day_partials(db, by_day[day], claims, day * DAY_S * 1000, (day + 1) * DAY_S * 1000))
+    parts: list[pa.Table] = []
+    groups = by_day(files)
+    for done, (since_ms, until_ms, group) in enumerate(groups, 1):
+        parts.append(day_partials(db, group, claims, since_ms, until_ms, counted_ms))
         if progress:
-            progress(done, len(days), f"{format_count(sum(part.num_rows for part in parts))} GPU runs")
-    return None
+            progress(done, len(groups), f"{format_count(sum(part.num_rows for part in parts))} GPU runs")
+    partials = pa.concat_tables(parts) if parts else PARTIALS.empty_table()
+    filters = config.filters
+    results = merge(
+        db,
+        partials,
+        unit_models(seen),
+        job_frame(jobs, attribution, seen, filters),
+        filters.min_coverage,
+        filters.min_gpu_util_pct,
+    )
+    return results, count(results, seen, partials)
+
+
+def load_jobs(store: Store, cluster: str, since_s: int, until_s: int) -> list[Job]:
+    """GPU jobs that have ended and ran at some time of [since_s, until_s), in the order of their start."""
+    columns = ["job_id", "submit_s", "start_s", "end_s", "gpu_count", "node_list", "account", "partition"]
+    hosts = functools.cache(parse_hosts)
+    jobs = [
+        Job(
+            job_id=row["job_id"],
+            submit_s=row["submit_s"],
+            start_s=row["start_s"],
+            end_s=row["end_s"],
+            gpu_count=row["gpu_count"],
+            hosts=hosts(row["node_list"]),
+            account=row["account"] or "",
+            partition=row["partition"] or "",
+        )
+        for row in store.read("jobs", cluster, columns, until_s=until_s)
+        .filter(_ran_on_gpus(since_s, until_s))
+        .to_pylist()
+    ]
+    return sorted(jobs, key=lambda job: (job.start_s, job.job_id, job.submit_s))
+
+
+def _ran_on_gpus(since_s: int, until_s: int) -> pc.Expression:
+    start, end = pc.field("start_s"), pc.field("end_s")
+    return (start < end) & (pc.field("gpu_count") > 0) & (end > since_s) & (start < until_s)
+
+
+def load_bindings(store: Store, cluster: str, config: Config, since_s: int, until_s: int) -> list[Binding]:
+    """Prolog and squeue records made in [since_s, until_s) or a day around it."""
+    rows = store.read("bindings", cluster, since_s=since_s - DAY_S, until_s=until_s + DAY_S)
+    wanted = {"prolog"} | ({"squeue"} if config.bindings.use_squeue else set())
+    return [Binding(**row) for row in rows.to_pylist() if row["origin"] in wanted]
+
+
+def by_day(files: Sequence[Path]) -> list[tuple[int, int, list[Path]]]:
+    """Files of each day: (from ms, until ms, files). Files outside the store's layout are one group for all time."""
+    groups: dict[tuple[int, int], list[Path]] = {}
+    for path in files:
+        match = _DATE.fullmatch(path.parent.name)
+        start_ms = round(dt.datetime.fromisoformat(f"{match[1]}T00:00:00+00:00").timestamp()) * 1000 if match else None
+        key = ALL_TIME_MS if start_ms is None else (start_ms, start_ms + DAY_S * 1000)
+        groups.setdefault(key, []).append(path)
+    return [(*key, groups[key]) for key in sorted(groups)]
+
+
+def count(results: Results, seen: Survey, partials: pa.Table) -> SummaryCounts:
+    attributed = pc.sum(partials["counted"]).as_py() or 0
+    return SummaryCounts(
+        jobs=results.jobs.num_rows,
+        verdicts=Counter(str(verdict) for verdict in results.jobs["verdict"].to_pylist()),
+        attributed_by=Counter(origin for origin in results.jobs["attributed_by"].to_pylist() if origin),
+        samples=seen.counted,
+        samples_without_job=seen.counted - attributed,
+    )

@@ -12,15 +12,23 @@ import duckdb
 import pyarrow as pa
 
 from telemetry.attribution import Inventory, Job
+from telemetry.schema import schema_of
 
-_DAY_MS = 86_400_000
-
+UNITS = schema_of(
+    {
+        "host": pa.string(),
+        "gpu": pa.int16(),
+        "mig": pa.string(),
+        "day": pa.int64(),
+        "model": pa.string(),
+        "total_mib": pa.float32(),
+        "counted": pa.int64(),
+    }
+)
 _UNITS = """
-SELECT host, gpu, mig, day, max(model) AS model, max(total_mib) AS total_mib, sum(samples)::BIGINT AS samples
-FROM (SELECT host, gpu, mig, time_ms // 86400000 AS day, max(model) AS model, max(hbm_total_mib) AS total_mib,
-             count(*) AS samples
-      FROM read_parquet($files, hive_partitioning=false) GROUP BY ALL)
-GROUP BY ALL ORDER BY ALL
+SELECT host, gpu, mig, time_ms // 86400000 AS day, max(model) AS model, max(hbm_total_mib) AS total_mib,
+       count(*) FILTER (WHERE time_ms >= $since_ms AND time_ms < $until_ms) AS counted
+FROM read_parquet($files, hive_partitioning=false) GROUP BY ALL ORDER BY ALL
 """
 _INTERVALS = """
 SELECT day, quantile_disc(gap_ms, 0.5) AS gap_ms
@@ -56,14 +64,14 @@ class Intervals:
 
 @dataclass(frozen=True)
 class Survey:
-    """units: one row per host, gpu, mig and day (days since 1970): model, total_mib, samples."""
+    """units: one row per host, gpu, mig and day (days since 1970): model, total_mib; counted: samples of the span."""
 
     units: pa.Table
     intervals: Intervals
 
     @property
-    def samples(self) -> int:
-        return sum(self.units["samples"].to_pylist())
+    def counted(self) -> int:
+        return int(self.units["counted"].to_numpy().sum())
 
     def inventory(self) -> Inventory:
         found: dict[tuple[str, int], set[tuple[int, str]]] = defaultdict(set)
@@ -73,9 +81,12 @@ class Survey:
         return Inventory({key: frozenset(units) for key, units in found.items()})
 
 
-def survey(db: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> Survey:
-    """Look through telemetry files once. Raises duckdb.Error where one cannot be read."""
-    units = rows(db, _UNITS, {"files": [str(path) for path in files]})
+def survey(db: duckdb.DuckDBPyConnection, files: Sequence[Path], counted_ms: tuple[int, int]) -> Survey:
+    """Look through telemetry files, counting samples of the span. Raises duckdb.Error where one cannot be read."""
+    if not files:
+        return Survey(UNITS.empty_table(), Intervals({}, None))
+    since_ms, until_ms = counted_ms
+    units = rows(db, _UNITS, {"files": [str(path) for path in files], "since_ms": since_ms, "until_ms": until_ms})
     gaps = rows(db, _INTERVALS, {"files": [str(path) for path in files]}).to_pylist()
     by_day = {row["day"]: row["gap_ms"] / 1000 for row in gaps if row["gap_ms"]}
     ordered = sorted(by_day.values())
@@ -87,7 +98,9 @@ def labelled_units(
 ) -> dict[int, set[tuple[str, int, str]]]:
     """Units (host, gpu, mig) that carry a job's label on its own hosts and in its own time, by place of the job."""
     runs = [
-        (n, jobs[n].job_id, host, jobs[n].start_s * 1000, jobs[n].end_s * 1000) for n in numbers for host in jobs[n].hosts
+        (n, jobs[n].job_id, host, jobs[n].start_s * 1000, jobs[n].end_s * 1000)
+        for n in numbers
+        for host in jobs[n].hosts
     ]
     found: dict[int, set[tuple[str, int, str]]] = defaultdict(set)
     if not runs or not files:

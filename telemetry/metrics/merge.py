@@ -102,7 +102,8 @@ WITH g AS (
   FROM (SELECT *, max(hbm_peak_mib) OVER (PARTITION BY job) AS top_mib FROM per_gpu) GROUP BY job),
 measured AS (
   SELECT j.*, coalesce(g.gpus_seen, 0) AS gpus_seen, coalesce(g.samples, 0) AS samples,
-         j.expected * greatest(j.gpu_count, coalesce(g.gpus_seen, 0)) AS expected_samples, g.* EXCLUDE (gpus_seen, samples, job)
+         j.expected * greatest(j.gpu_count, coalesce(g.gpus_seen, 0)) AS expected_samples,
+         g.* EXCLUDE (gpus_seen, samples, job)
   FROM jobs j LEFT JOIN g USING (job)),
 averaged AS (
   SELECT *, coalesce(least(1.0, samples / expected_samples), 0.0) AS coverage_frac, {means} FROM measured),

@@ -47,9 +47,7 @@ def preallocated_sql(steady_samples: str, steady_low_mib: str, peak_mib: str, ca
     steady_low_mib: least use in the steady span; peak_mib: highest use at any time. Null where the capacity is
     unknown or there are too few samples to tell.
     """
-    shares = " OR ".join(
-        f"{peak_mib} / {capacity_mib} BETWEEN {kind.low} AND {kind.high}" for kind in RESERVED_SHARES
-    )
+    shares = " OR ".join(f"{peak_mib} / {capacity_mib} BETWEEN {kind.low} AND {kind.high}" for kind in RESERVED_SHARES)
     return (
         f"CASE WHEN {steady_samples} >= {MIN_SAMPLES} AND {capacity_mib} IS NOT NULL"
         f" THEN {peak_mib} - {steady_low_mib} <= {FLAT_SHARE} * {capacity_mib} AND ({shares}) END"

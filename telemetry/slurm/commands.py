@@ -45,7 +45,7 @@ class SlurmCommands:
                 "check that slurmdbd and slurmctld answer, or raise slurm.timeout_s",
             ) from error
         if done.returncode:
-            said = done.stderr.decode("utf-8", "replace").strip()[-500:]
+            said = "; ".join(done.stderr.decode("utf-8", "replace").split("\n")).strip("; ")[-500:]
             raise CommandError(f"{' '.join(argv)} ended with {done.returncode}: {said}", f"run {argv[0]} by hand")
         return done.stdout
 

@@ -105,7 +105,7 @@ class Pivot:
 
     def median_gaps_s(self, most_gpus: int = 256) -> _Doubles:
         """The median gap between samples, s, of each of up to `most_gpus` GPUs that have two samples or more."""
-        key = next((key for key, _ in self._columns.values() if len(key)), np.empty(0, dtype=np.int64))
+        key = _union([key for key, _ in self._columns.values()])
         first = np.flatnonzero(np.diff(key >> _SHIFT, prepend=-1))
         spans = list(zip(first, [*first[1:], len(key)], strict=True))[:: max(1, len(first) // most_gpus)]
         return np.array([np.median(np.diff(key[a:b])) / 1000 for a, b in spans if b - a > 1], dtype=np.float64)
@@ -127,15 +127,14 @@ class Pivot:
             if series.uuid or series.model:
                 device[at] = self._devices.setdefault((series.uuid, series.model), len(self._devices))
             codes.job[at] = series.job_id or 0
-            self._count_bad_label(series)
+            self._note_bad_label(series)
         return codes
 
-    def _count_bad_label(self, series: Series) -> None:
-        """A label that is no job id is a record of its own, counted once per span: its samples are kept."""
+    def _note_bad_label(self, series: Series) -> None:
+        """A label that is no job id, once per span: its samples are kept without a job."""
         if series.bad_job_label and series.bad_job_label not in self._bad_labels:
             self._bad_labels.add(series.bad_job_label)
-            self.counts.seen += 1
-            self.counts.drop("job label is no job id", 1, printable(series.bad_job_label, 60))
+            self.counts.note("job label is no job id", 1, printable(series.bad_job_label, 60))
 
     def _accept(
         self, samples: Samples, codes: _Codes, column: str, limits: tuple[float, float], scale: float

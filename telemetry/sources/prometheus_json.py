@@ -60,7 +60,7 @@ def _cut(body: bytes) -> tuple[bytes, list[tuple[int, int, int]], bytes]:
     """What precedes the series, (start, middle, end) of each, what follows; no series where spelled otherwise."""
     series = []
     first = at = body.find(_START, 0, 4096)
-    while at >= 0:
+    while at >= 0 and body.endswith(b'"result":[', 0, first):
         middle = body.find(_MIDDLE, at)
         end = body.find(_END, middle)
         if middle < 0 or end < 0 or not body.startswith(_START, at):

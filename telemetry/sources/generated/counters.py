@@ -15,7 +15,7 @@ BLOCK_ROWS = 1 << 16  # so that a block's arrays stay in the processor's cache
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _UNUSED_MIB = 3.0
-_SETTLE_SAMPLE = 2  # every GPU that a job uses shows activity here at the latest
+_STIR_SAMPLE, _STIR = 2, np.float32(0.02)  # every GPU that a job uses shows some activity here at the latest
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,15 @@ class RowMaker:
         return columns
 
     def _active(self, run: Ints, weight: Singles, of: Ints, k: Singles, noise: Singles) -> Singles:
-        """Activity in 0..1: on for the GPU's share of each cycle, at the run's level."""
+        """Activity in 0..1. A GPU that works less than the busiest does so in both: how often, and how strongly."""
         s = self._signals
-        level = s.peak[run]
-        duty = s.lead_util[run] * weight / np.maximum(level * (1 - s.level_noise[run] / 2), 1e-6)
+        root = np.sqrt(weight)
+        level = s.peak[run] * root
+        duty = s.lead_util[run] * root / np.maximum(s.peak[run] * (1 - s.level_noise[run] / 2), 1e-6)
         turns = (k + s.phase[run][of]) * s.inv_cycle[run][of]
         is_on = (turns - np.floor(turns)) < duty[of]
-        is_on |= (k == _SETTLE_SAMPLE) & (weight > 0)[of]
         active: Singles = is_on * level[of] * (1 - s.level_noise[run][of] * noise)
+        active[(k == _STIR_SAMPLE) & (weight > 0)[of] & ~is_on] = _STIR
         return active
 
     def _profiling(
@@ -116,16 +117,18 @@ class RowMaker:
         true = active * s.prof[run][of]
         near, far, third = (0.9 + 0.2 * _unit(noise[n]) for n in (1, 2, 3))
         plain = {
-            "gr_engine_active_frac": (None, third), "sm_active_frac": (s.sm_rate, near), "fp64_active_frac": (s.fp64_rate, near),
-            "dram_active_frac": (s.dram_rate, far), "fp32_active_frac": (s.fp32_rate, third),
-            "fp16_active_frac": (s.fp16_rate, far), "tensor_active_frac": (s.tensor_rate, third),
+            "gr_engine_active_frac": (None, third), "sm_active_frac": (s.sm_rate, near),
+            "fp64_active_frac": (s.fp64_rate, near), "dram_active_frac": (s.dram_rate, far),
+            "fp32_active_frac": (s.fp32_rate, third), "fp16_active_frac": (s.fp16_rate, far),
+            "tensor_active_frac": (s.tensor_rate, third),
         }  # fmt: skip
         columns: dict[str, npt.NDArray[np.generic]] = {}
         for name, (rate, wave) in plain.items():
             if name in self._wanted:
                 columns[name] = np.minimum(true * wave if rate is None else true * rate[run][of] * wave, most)
         rates = {
-            "nvlink_tx_bytes_s": (s.nvlink_rate, near), "nvlink_rx_bytes_s": (s.nvlink_rate, near * (0.98 + 0.02 * far)),
+            "nvlink_tx_bytes_s": (s.nvlink_rate, near),
+            "nvlink_rx_bytes_s": (s.nvlink_rate, near * (0.98 + 0.02 * far)),
             "pcie_tx_bytes_s": (s.pcie_tx_rate, far), "pcie_rx_bytes_s": (s.pcie_rx_rate, third),
         }  # fmt: skip
         for name, (rate, wave) in rates.items():

@@ -116,9 +116,7 @@ def largest_nodes(shape: SiteShape) -> int:
     return min(shape.max_nodes, pool) if shape.max_nodes else pool
 
 
-def _sizes(
-    shape: SiteShape, profile: Profile, counts: Ints, tier: Ints, rng: np.random.Generator
-) -> tuple[Ints, Ints]:
+def _sizes(shape: SiteShape, profile: Profile, counts: Ints, tier: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Size bin and nodes of each family; what asks for a tier fits into that tier's nodes."""
     bins, per_node = size_bins(shape, profile), shape.gpus_per_node
     pool = np.array([max(shape.nodes_40, shape.nodes_80), shape.nodes_40 or shape.nodes_80, shape.nodes_80])
@@ -147,7 +145,7 @@ def _one_gpu(
     """Families that use one of four GPUs: tensor-only and compute-bound ones first (perlmutter-telemetry, VI)."""
     one_node = np.where(size_bin == 0, counts, 0)
     tensor_only = np.array([c.pipes == {"tensor"} for c in profile.pipes.combos])[combo]
-    score = 1.5 * tensor_only + 0.7 * compute + rng.normal(0.0, 1.0, len(counts))
+    score = 3 * tensor_only + 1.2 * compute + rng.normal(0.0, 1.0, len(counts))
     return fill(one_node, np.argsort(-score), profile.one_gpu_share * one_node.sum())
 
 
@@ -164,7 +162,7 @@ def _utilisation(
     rng: np.random.Generator,
 ) -> tuple[Floats, Floats]:
     """Stretch of each family on its size bin's curve. Compute-bound jobs lean low (perlmutter-telemetry, VII)."""
-    lean = np.array([c.lean for c in profile.pipes.combos])[combo] - 0.9 * compute
+    lean = np.array([c.lean for c in profile.pipes.combos])[combo] - 1.2 * compute
     score = lean + rng.normal(0.0, 1.0, len(counts))
     low, width = np.zeros(len(counts)), np.zeros(len(counts))
     for number in np.unique(size_bin):

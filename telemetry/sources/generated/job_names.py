@@ -8,11 +8,13 @@ import numpy as np
 
 from telemetry.sources.generated.profile import Bools, Ints
 
-_CODES = (
-    "vasp lammps gromacs cp2k qe namd openmm chroma milc warpx amrex pele nyx castro hacc gyro xgc bert resnet50 unet3d "
-    "gpt-neo vit llama esm2 alphafold nerf diffusion gnn mace nequip cosmoflow deepcam fourcastnet orca pyscf tblite"
+_CODES = (  # noqa: SIM905
+    "vasp lammps gromacs cp2k qe namd openmm chroma milc warpx amrex pele nyx castro hacc gyro xgc bert resnet50 "
+    "unet3d gpt-neo vit llama esm2 alphafold nerf diffusion gnn mace nequip cosmoflow deepcam fourcastnet orca pyscf"
 ).split()
-_TASKS = "relax md scf eq prod train finetune eval sweep infer sim ml test-set pretrain mesh restart ensemble scan bench".split()
+_TASKS = (  # noqa: SIM905
+    "relax md scf eq prod train finetune eval sweep infer sim ml test-set pretrain mesh restart ensemble scan bench"
+).split()
 SUFFIXES = ("-v2", "-final", "_rerun", "-new", "-v3_final")
 DEBUG_SUFFIX = "-debug"
 

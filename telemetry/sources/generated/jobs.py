@@ -121,7 +121,8 @@ def _times(
         for _ in range(6):
             limit_s = _limits(durations, usual[family[members]] * scale, is_debug[members])
             run_s = np.minimum(relative[members] * part[members] * scale, limit_s)
-            scale *= mean_s * shape.duration_scale / run_s.mean()
+            counted = run_s[run_s >= durations.mean_from_s]
+            scale *= mean_s * shape.duration_scale / (counted.mean() if len(counted) else run_s.mean())
         run[members], limit[members] = run_s, limit_s
         again[members] = np.minimum(relative[members] * scale, limit_s)
     state = np.where((run >= limit) & (state != NODE_FAIL), TIMEOUT, state)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +15,7 @@ from telemetry.sources.generated.families import NO_TIER, Families, make_familie
 from telemetry.sources.generated.job_names import family_stems, job_names
 from telemetry.sources.generated.jobs import STATES, Jobs, make_jobs
 from telemetry.sources.generated.population import Population, make_population, make_submissions
-from telemetry.sources.generated.profile import Bools, Ints, Profile, load_profile
+from telemetry.sources.generated.profile import Bools, Floats, Ints, Profile, load_profile
 from telemetry.sources.generated.schedule import Runs, schedule
 from telemetry.sources.generated.shape import SiteShape
 
@@ -106,11 +108,11 @@ def jobs_table(plan: SitePlan, now_s: int | None = None) -> pa.Table:
     return table.sort_by([("submit_s", "ascending"), ("_order", "ascending")]).drop_columns(["_order"])
 
 
-def _known(values: Ints, is_known: Bools) -> pa.Array[pa.Int64Scalar]:
+def _known(values: Ints, is_known: Bools) -> pa.Array[Any]:
     return pa.array(values, pa.int64(), mask=~is_known)
 
 
-def _requests(plan: SitePlan, job: Ints) -> dict[str, pa.Array[pa.Scalar]]:
+def _requests(plan: SitePlan, job: Ints) -> dict[str, pa.Array[Any]]:
     """The columns that are known at submission, one entry per element of job."""
     jobs, people = plan.jobs, plan.people
     user = people.family_user[jobs.family[job]]
@@ -135,13 +137,13 @@ def _requests(plan: SitePlan, job: Ints) -> dict[str, pa.Array[pa.Scalar]]:
         "gpu_count": pa.array(jobs.gpus[job]),
         "gpu_count_req": pa.array(jobs.gpus[job]),
         "gpu_type": _chosen(["a100"], np.zeros(len(job), dtype=np.int64)),
-        "constraints": _chosen(list(_CONSTRAINTS), tier),
-        "tier": _chosen(list(TIERS), tier),
+        "constraints": _chosen(_CONSTRAINTS, tier),
+        "tier": _chosen(TIERS, tier),
     }
 
 
-def _chosen(values: list[str] | list[str | None], index: Ints) -> pa.Array[pa.Scalar]:
-    return pa.array(values, pa.string()).take(pa.array(index))
+def _chosen(values: Sequence[str | None], index: Ints) -> pa.Array[Any]:
+    return pa.array([values[n] for n in index.tolist()], pa.string())
 
 
 def _node_lists(plan: SitePlan, seen: Ints, is_started: Bools) -> list[str | None]:
@@ -163,30 +165,29 @@ def truth_table(plan: SitePlan) -> pa.Table:
     runs, jobs, families = plan.runs, plan.jobs, plan.families
     job = runs.job
     family = jobs.family[job]
-    return pa.table(
-        {
-            "job_id": jobs.job_id[job],
-            "submit_s": runs.submit_s,
-            "is_started": runs.start_s >= 0,
-            "run_s": np.where(runs.start_s >= 0, runs.end_s - runs.start_s, 0),
-            "family": family,
-            "role": jobs.role[job],
-            "gpus": jobs.gpus[job],
-            "tier": pa.array(TIERS, pa.string()).take(pa.array(families.tier[family])),
-            "capacity_mib": runs.capacity_mib,
-            "need_mib": jobs.need_mib[job],
-            "hbm_peak_mib": shown_peak_mib(plan),
-            "framework": families.framework[family],
-            "is_growing": families.is_growing[family],
-            "util_frac": jobs.util_frac[job],
-            "combo": families.combo[family],
-            "is_compute_bound": families.is_compute_bound[family],
-            "is_one_gpu": families.is_one_gpu[family],
-        }
-    )
+    columns: dict[str, pa.Array[Any]] = {
+        "job_id": pa.array(jobs.job_id[job]),
+        "submit_s": pa.array(runs.submit_s),
+        "is_started": pa.array(runs.start_s >= 0),
+        "run_s": pa.array(np.where(runs.start_s >= 0, runs.end_s - runs.start_s, 0)),
+        "family": pa.array(family),
+        "role": pa.array(jobs.role[job]),
+        "gpus": pa.array(jobs.gpus[job]),
+        "tier": _chosen(TIERS, families.tier[family]),
+        "capacity_mib": pa.array(runs.capacity_mib),
+        "need_mib": pa.array(jobs.need_mib[job]),
+        "hbm_peak_mib": pa.array(shown_peak_mib(plan)),
+        "framework": pa.array(families.framework[family]),
+        "is_growing": pa.array(families.is_growing[family]),
+        "util_frac": pa.array(jobs.util_frac[job]),
+        "combo": pa.array(families.combo[family]),
+        "is_compute_bound": pa.array(families.is_compute_bound[family]),
+        "is_one_gpu": pa.array(families.is_one_gpu[family]),
+    }
+    return pa.table(columns)
 
 
-def shown_peak_mib(plan: SitePlan) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def shown_peak_mib(plan: SitePlan) -> Floats:
     """HBM peak of the busiest GPU of each run that its telemetry holds, MiB, if the run is long enough for it."""
     runs, jobs, memory = plan.runs, plan.jobs, plan.profile.memory
     framework = plan.families.framework[jobs.family[runs.job]]

@@ -38,9 +38,12 @@ class Submissions:
     task: Ints
 
 
-_FIRST = ("ada ben carl dina emil fay gus hana ivan jo kai lena max nia otto pia quin rosa sam tara uma vik wei "
-          "xena yan zoe").split()  # fmt: skip
-_LAST = "abel berg cho diaz engel fox gupta hahn ito jung kim lee mori nunez okoye park quist roy silva tan".split()
+_FIRST = (  # noqa: SIM905
+    "ada ben carl dina emil fay gus hana ivan jo kai lena max nia otto pia quin rosa sam tara uma vik wei xena yan zoe"
+).split()
+_LAST = (  # noqa: SIM905
+    "abel berg cho diaz engel fox gupta hahn ito jung kim lee mori nunez okoye park quist roy silva tan"
+).split()
 
 
 def make_population(shape: SiteShape, profile: Profile, rng: np.random.Generator) -> Population:

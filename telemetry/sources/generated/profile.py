@@ -29,7 +29,7 @@ class Curve:
     def of(cls, knots: list[list[float]]) -> Curve:
         return cls(tuple(k[0] for k in knots), tuple(k[1] for k in knots))
 
-    def __call__(self, share: npt.ArrayLike) -> Floats:
+    def __call__(self, share: Floats) -> Floats:
         return np.interp(share, self.shares, self.values)
 
 
@@ -45,6 +45,9 @@ class SizeBin:
 
 @dataclass(frozen=True)
 class Durations:
+    """The means are those of jobs that last at least mean_from_s."""
+
+    mean_from_s: int
     one_node_mean_s: float
     multi_node_mean_s: float
     longest_s: int

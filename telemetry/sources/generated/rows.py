@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from telemetry.counters import COUNTER_COLUMNS
 from telemetry.schema import TELEMETRY
 from telemetry.sources.generated.counters import RowMaker, Segments, mix
+from telemetry.sources.generated.families import MIB_40, MIB_80
 from telemetry.sources.generated.plan import SitePlan
 from telemetry.sources.generated.profile import Bools, Floats, Ints
 from telemetry.sources.generated.segments import HOUR_MS, Timeline, make_timeline
@@ -35,8 +36,6 @@ class TelemetryMaker:
         self._energy_mj = np.rint(draws.uniform(0, 1e12, each))
         self._resets = _resets(plan, draws)
         self._fixed = _fixed_columns(plan, draws)
-        self._is_large = np.arange(shape.node_count) // 1
-        self._is_large = (self._is_large >= shape.nodes_40) & (self._is_large < shape.nodes_40 + shape.nodes_80)
         signals = make_signals(plan)
         self._full = RowMaker(signals, idle_watts, frozenset(shape.counters))
         self._power_only = RowMaker(signals, idle_watts, frozenset())
@@ -66,7 +65,8 @@ class TelemetryMaker:
         interval_ms = self._shape.interval_s * 1000
         first_ms = segments.first_tick * interval_ms + self._timeline.offset_ms[segments.node]
         within = np.arange(int(segments.length.sum())) * interval_ms
-        return within + np.repeat(first_ms - starts * interval_ms, segments.length)
+        times_ms: Ints = within + np.repeat(first_ms - starts * interval_ms, segments.length)
+        return times_ms
 
     def _energy(self, segments: Segments, power_w: npt.NDArray[np.generic] | None, times_ms: Ints) -> Floats:
         """Cumulated power of each GPU, mJ, its idle time before a run included; the sums go on in the next hour."""
@@ -86,7 +86,8 @@ class TelemetryMaker:
         energy = total + np.repeat(carry[gpu[heads]] - before, end - begin)
         self._reset(segments, energy, heads, begin, end, times_ms)
         carry[gpu[heads]] = energy[end - 1]
-        return np.rint(energy)
+        whole: Floats = np.rint(energy)
+        return whole
 
     def _reset(self, segments: Segments, energy: Floats, heads: Ints, begin: Ints, end: Ints, times_ms: Ints) -> None:
         """Takes from each counter what it held when its driver was loaded again, in place."""
@@ -140,14 +141,13 @@ class TelemetryMaker:
             unit, run, total = unit[kept], run[kept], len(kept)
             columns = {name: values[kept] for name, values in columns.items()}
         node = unit // self._shape.gpus_per_node
-        arrays: dict[str, pa.Array[pa.Scalar]] = {
-            name: values.take(pa.array(unit)) for name, values in self._fixed.items()
-        }
+        arrays: dict[str, pa.Array[Any]] = {name: values.take(unit) for name, values in self._fixed.items()}
         arrays["mig"] = pa.repeat(pa.scalar("", pa.string()), total)
         arrays["gpu"] = pa.array((unit % self._shape.gpus_per_node).astype(np.int16))
         arrays["job_label"] = self._labels(run, node)
         if "hbm_total_mib" in self._shape.counters:
-            columns["hbm_total_mib"] = np.where(self._is_large[node], 81920.0, 40960.0)
+            is_large = (node >= self._shape.nodes_40) & (node < self._shape.nodes_40 + self._shape.nodes_80)
+            columns["hbm_total_mib"] = np.where(is_large, MIB_80, MIB_40)
         wanted = {*self._shape.counters, "time_ms"}
         arrays |= {n: pa.array(v, TELEMETRY.field(n).type) for n, v in columns.items() if n in wanted}
         filled = [arrays.get(f.name, None) for f in TELEMETRY]
@@ -156,7 +156,7 @@ class TelemetryMaker:
             schema=TELEMETRY,
         )
 
-    def _labels(self, run: Ints, node: Ints) -> pa.Array[pa.Scalar]:
+    def _labels(self, run: Ints, node: Ints) -> pa.Array[Any]:
         """Job ids on the shared nodes, whose exporter knows them; null elsewhere."""
         shape = self._shape
         if not shape.shared_nodes:
@@ -180,7 +180,7 @@ def _resets(plan: SitePlan, draws: np.random.Generator) -> list[tuple[int, int]]
     return list(zip(nodes.tolist(), times_ms.tolist(), strict=True))
 
 
-def _fixed_columns(plan: SitePlan, draws: np.random.Generator) -> dict[str, pa.Array[pa.Scalar]]:
+def _fixed_columns(plan: SitePlan, draws: np.random.Generator) -> dict[str, pa.Array[Any]]:
     """host, uuid and model of each (node, gpu)."""
     shape = plan.shape
     node = np.repeat(np.arange(shape.node_count), shape.gpus_per_node)

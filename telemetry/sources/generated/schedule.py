@@ -142,7 +142,7 @@ def _place(
         return start_s + run_s
     pool, free_s = site.pool(int(families.tier[jobs.family[job]]), prefers_large, submit_s, nodes)
     patience_s = int(jobs.waits_in_vain_s[job])
-    if 0 <= patience_s and not is_retry:
+    if patience_s >= 0 and not is_retry:
         log.rows.append((job, submit_s, -1, submit_s + patience_s, CANCELLED, 0, 0.0, 0))
         log.nodes.append(_NO_NODES)
         return -1

@@ -11,6 +11,7 @@ from telemetry.sources.generated.plan import SitePlan
 from telemetry.sources.generated.profile import Ints
 
 HOUR_MS = 3_600_000
+_BITS = np.array([bin(mask).count("1") for mask in range(1 << 8)])  # eight GPUs a node at most
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Timeline:
         until = np.minimum(self.tick_at(node, min(begin_ms + HOUR_MS, shape.end_s * 1000)), h.end_tick[held])
         mask = np.append(self.plan.runs.gpu_mask, (1 << shape.gpus_per_node) - 1)[run]
         which, gpu = np.nonzero((mask[:, None] >> np.arange(shape.gpus_per_node)) & 1)
-        rank = np.bitwise_count(mask[which] & ((1 << gpu) - 1)).astype(np.int64)
-        per_node = np.bitwise_count(mask[which]).astype(np.int64)
+        rank = _BITS[mask[which] & ((1 << gpu) - 1)]
+        per_node = _BITS[mask[which]]
         length = np.maximum(until - first, 0)[which]
         order = np.lexsort((first[which], gpu, node[which]))
         order = order[length[order] > 0]

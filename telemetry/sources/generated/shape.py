@@ -47,8 +47,8 @@ class SiteShape:
     seed: int = 1
     start_s: int = START_S
     days: float = 14.0
-    nodes_40: int = 192
-    nodes_80: int = 32
+    nodes_40: int = 256
+    nodes_80: int = 43
     gpus_per_node: int = 4
     users: int = 150
     jobs_per_day: float = 700.0
@@ -82,14 +82,14 @@ class SiteShape:
 
     @classmethod
     def perlmutter(cls, seed: int = 1, jobs: int = 20_000) -> SiteShape:
-        """The published marginals on an eighth of the machine."""
+        """The published marginals on a sixth of the machine."""
         return cls(seed=seed, days=jobs / 700.0)
 
     @classmethod
     def bench(cls, rows: int, seed: int = 1) -> SiteShape:
-        """About `rows` rows of telemetry with thirteen counters, as long as that takes."""
+        """About `rows` rows of telemetry with thirteen counters, as many days as that takes; no very large jobs."""
         days = math.ceil(rows / _BENCH_ROWS_PER_DAY * 24) / 24
-        return replace(cls.perlmutter(seed), days=days, counters=BENCH_COUNTERS)
+        return replace(cls.perlmutter(seed), days=days, jobs_per_day=1500, max_nodes=16, counters=BENCH_COUNTERS)
 
 
-_BENCH_ROWS_PER_DAY = 3_900_000  # measured on perlmutter()
+_BENCH_ROWS_PER_DAY = 4_250_000  # measured on perlmutter()

@@ -82,7 +82,7 @@ def _with_idle(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
 
 
 def _activity(plan: SitePlan, job: Ints, family: Ints, rng: np.random.Generator) -> dict[str, npt.NDArray[np.generic]]:
-    """Levels, duty and imbalance. GPUs below the busiest one are active less often, not less strongly."""
+    """Levels, duty and imbalance. The busiest GPU is at position 0, wherever `turn` puts it."""
     jobs, number = plan.jobs, len(job)
     gpus = jobs.gpus[job].astype(float)
     util, temporal = jobs.util_frac[job], jobs.temporal[job]
@@ -101,7 +101,8 @@ def _activity(plan: SitePlan, job: Ints, family: Ints, rng: np.random.Generator)
     return {
         "gpus": gpus, "lead_util": lead, "excess": excess,
         "spread": np.minimum(0.5, np.where(excess > 0, 0.97 / np.maximum(excess, 1e-9) - 1, 0.5)),
-        "is_one_gpu": one_gpu, "turn": rng.integers(0, 4, number), "peak": np.where(util > 0, np.maximum(peak, 0.012), 0),
+        "is_one_gpu": one_gpu, "turn": rng.integers(0, 4, number),
+        "peak": np.where(util > 0, np.maximum(peak, 0.012), 0.0),
         "level_noise": noise, "inv_cycle": 1 / cycle, "phase": rng.uniform(0, 50, number),
     }  # fmt: skip
 
@@ -127,8 +128,9 @@ def _rates(plan: SitePlan, job: Ints, family: Ints, rng: np.random.Generator) ->
     both_ways = rng.lognormal(0.0, 0.5, families)[family]
     return {
         **{f"{name}_rate": rate * is_busy for name, rate in pipes.items()}, "sm_rate": sm * is_busy,
-        "dram_rate": dram * is_busy, "nvlink_rate": np.minimum(nvlink, 2.5e11), "pcie_tx_rate": np.minimum(pcie, 2.4e10),
-        "pcie_rx_rate": np.minimum(pcie * both_ways, 2.4e10), "watts": np.minimum(watts, MOST_W - IDLE_W),
+        "dram_rate": dram * is_busy, "nvlink_rate": np.minimum(nvlink, 2.5e11),
+        "pcie_tx_rate": np.minimum(pcie, 2.4e10), "pcie_rx_rate": np.minimum(pcie * both_ways, 2.4e10),
+        "watts": np.minimum(watts, MOST_W - IDLE_W),
         "mean_watts": IDLE_W + plan.jobs.util_frac[job] * np.minimum(watts, MOST_W - IDLE_W),
         "prof": np.where(plan.jobs.has_prof_fault[job], 0.0, 1.0) * np.ones(number),
     }  # fmt: skip

@@ -37,7 +37,7 @@ class GeneratedSource:
     """The site of `shape`. Reading a span again gives the same rows."""
 
     shape: SiteShape
-    name: str = "generated"
+    name = "generated"
 
     @cached_property
     def plan(self) -> SitePlan:
@@ -47,8 +47,7 @@ class GeneratedSource:
         """Jobs as accounting has them at until_s, where they touch the span; then the telemetry hour by hour."""
         until_s = min(until_s, self.shape.end_s)
         rows = jobs_table(self.plan, until_s)
-        ended = pc.fill_null(pc.greater_equal(rows["end_s"], since_s), True)
-        yield _batch("jobs", rows.filter(ended), None)
+        yield _batch("jobs", rows.filter((pc.field("end_s") >= since_s) | pc.field("end_s").is_null()), None)
         for end_s, table in iterate_hours(self.plan, since_s, until_s):
             if len(table) or end_s == until_s:
                 yield _batch("telemetry", table, end_s)

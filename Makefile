@@ -1,0 +1,66 @@
+# `make demo` shows the whole path on a generated site; `make test` sets up and runs everything (as root: real Slurm too).
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST_ARGS ?=
+export PYTHON
+
+.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry lock clean distclean servers
+
+help:
+	@echo "make demo              the whole path on a generated site (build/demo)"
+	@echo "make test              lint and every test; as root it installs and starts real servers"
+	@echo "make test-unit         tests without servers"
+	@echo "make test-cluster      tests on a real Slurm, MariaDB and Prometheus (root)"
+	@echo "make lint              ruff, mypy, import-linter"
+	@echo "make bench             benchmarks; make bench-telemetry: only those of telemetry"
+	@echo "make lock              requirements.lock from pyproject.toml"
+	@echo "make clean             build outputs and caches; make distclean: the environment too"
+
+# An interrupted or failed installation leaves no stamp; a changed lock installs again.
+$(STAMP): requirements.lock pyproject.toml scripts/packages.sh scripts/venv.sh
+	scripts/packages.sh python
+	scripts/venv.sh $(VENV)
+	@touch $@
+
+servers: $(STAMP)
+	@scripts/packages.sh servers
+
+demo: $(STAMP)
+	$(BIN)/almanac demo --dir build/demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Lint first: the last line of the output is pytest's summary.
+test: lint servers
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-unit: $(STAMP)
+	$(BIN)/pytest -m "not cluster" $(PYTEST_ARGS)
+
+test-cluster: servers
+	$(BIN)/pytest -m cluster $(PYTEST_ARGS)
+
+bench: $(STAMP)
+	@for program in benchmarks/bench_*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
+
+bench-telemetry: $(STAMP)
+	@for program in benchmarks/bench_telemetry*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
+
+lock:
+	@command -v uv >/dev/null || { echo "make lock needs uv" >&2; exit 1; }
+	uv pip compile --universal --generate-hashes --no-emit-index-url --python-version 3.11 --extra dev \
+		pyproject.toml -o requirements.lock
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

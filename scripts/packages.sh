@@ -1,0 +1,75 @@
+#!/bin/bash
+# packages.sh python|servers
+# Makes sure that the Debian packages behind `make demo` (python) or the cluster tests (servers) are there.
+# As root it installs what is missing, without starting any service; otherwise it says what is missing.
+# Status 1: python packages are missing, or servers are while ALMANAC_REQUIRE_CLUSTER=1.
+set -euo pipefail
+
+PYTHON=${PYTHON:-python3}
+PYTHON_PACKAGES=(python3 python3-venv libgomp1)
+SERVER_PACKAGES=(slurm-wlm slurmctld slurmd slurmdbd slurm-client slurm-wlm-basic-plugins slurm-wlm-mysql-plugin
+    mariadb-server munge prometheus procps passwd util-linux)
+# What tests/cluster/layout.py asks for, and Prometheus.
+SERVER_COMMANDS=(munged mariadbd mariadb-install-db slurmdbd slurmctld slurmd sbatch sacct setpriv useradd prometheus)
+POLICY=/usr/sbin/policy-rc.d
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+
+missing_python() {
+    "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+    "$PYTHON" -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null || echo libgomp1
+}
+
+missing_servers() {
+    local name
+    for name in "${SERVER_COMMANDS[@]}"; do
+        command -v "$name" >/dev/null || echo "$name"
+    done
+}
+
+restore_policy() {
+    rm -f "$POLICY"
+    if [ -e "$POLICY.almanac-saved" ]; then mv "$POLICY.almanac-saved" "$POLICY"; fi
+}
+
+# apt-get, but no package's maintainer script starts a service meanwhile.
+install_packages() {
+    local package known=()
+    export DEBIAN_FRONTEND=noninteractive
+    for _ in 1 2 3; do
+        apt-get -qq update && break
+        sleep 3
+    done
+    for package in "$@"; do # names differ a little between releases
+        if apt-cache show "$package" >/dev/null 2>&1; then known+=("$package"); fi
+    done
+    if [ -e "$POLICY" ]; then mv "$POLICY" "$POLICY.almanac-saved"; fi
+    trap restore_policy EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$POLICY"
+    chmod 755 "$POLICY"
+    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 install -y --no-install-recommends "${known[@]}" >/dev/null
+}
+
+can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+case ${1:-} in
+python) missing=missing_python packages=("${PYTHON_PACKAGES[@]}") is_required=1 ;;
+servers) missing=missing_servers packages=("${SERVER_PACKAGES[@]}") is_required=${ALMANAC_REQUIRE_CLUSTER:-0} ;;
+*)
+    echo "usage: $0 python|servers" >&2
+    exit 2
+    ;;
+esac
+
+if [ -n "$($missing)" ] && can_install; then
+    echo "installing ${packages[*]}"
+    # What counts is whether the files are there, which is looked at below.
+    install_packages "${packages[@]}" || echo "apt-get did not succeed"
+fi
+absent=$($missing | tr '\n' ' ')
+if [ -n "$absent" ]; then
+    echo "missing: ${absent}(as root: apt-get install ${packages[*]})" >&2
+    if [ "$is_required" = 1 ]; then exit 1; fi
+fi
+if [ "$1" = servers ] && { [ -n "$absent" ] || [ "$(id -u)" != 0 ]; }; then
+    echo "tests/cluster will be skipped: real Slurm, MariaDB and Prometheus servers need root and their packages" >&2
+fi

@@ -1,0 +1,32 @@
+"""Jobs that are set aside whatever their telemetry says (perlmutter-telemetry, II-C)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+from almanac.config import Filters
+from almanac.errors import ConfigError
+from telemetry.attribution import Job
+
+
+def set_aside(job: Job, filters: Filters, login_nodes: frozenset[str]) -> str | None:
+    """Why a job is not looked at, whatever its telemetry says (perlmutter-telemetry, II-C); None: it is."""
+    if filters.partitions and job.partition not in filters.partitions:
+        return "partition"
+    if job.account in filters.staff_accounts:
+        return "staff"
+    if login_nodes.intersection(job.hosts):
+        return "login node"
+    return "short" if job.elapsed_s < filters.min_elapsed_s else None
+
+
+def host_filter(hostlists: Sequence[str]) -> frozenset[str]:
+    """Every host of the configured hostlists. Raises ConfigError."""
+    try:
+        return frozenset(host for text in hostlists for host in NodeSet(text))
+    except NodeSetException as error:
+        raise ConfigError(
+            f"filters.login_nodes: {error}", "write hostlists such as login[01-04], each as one string"
+        ) from error

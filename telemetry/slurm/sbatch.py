@@ -1,0 +1,194 @@
+"""A submission as a Request: a script's #SBATCH lines, the environment and the command line, as sbatch merges them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePath
+
+from almanac.errors import RequestError
+from almanac.records import Request
+from almanac.tres import Gpus, parse_gpus
+from almanac.units import parse_time_limit
+from telemetry.slurm.hostlist import count
+from telemetry.slurm.options import Option, environment_options, parse_options, parse_script
+
+_COUNT = re.compile(r"[0-9]{1,9}")
+_NODES = re.compile(r"([0-9]{1,9})([kKmM]?)(?:[-,:].*)?")
+_GPU_TERM = re.compile(r"(?:gres[:/])?gpu(?:[:/=].*)?")
+_GPU_NONE = re.compile(r".*[:=]0+")
+
+Options = Mapping[str, Option]
+
+
+def read_submission(
+    argv: Sequence[str], environ: Mapping[str, str], read_script: Callable[[str], str], user: str, submit_s: int
+) -> Request:
+    """The request of what would follow `sbatch`. Of a het job, the first component's.
+
+    read_script returns the text of a script by its name; "-" is standard input. Raises RequestError, and what
+    read_script raises.
+    """
+    typed, rest = parse_options(argv)
+    while rest[:1] == [":"]:
+        _, rest = parse_options(rest[1:])
+    wrapped = any(option.name == "wrap" for option in typed)
+    script = rest[0] if rest and not wrapped else None
+    written = parse_script(read_script(script)) if script is not None else []
+    default = "wrap" if wrapped else "sbatch" if script == "-" else PurePath(script).name if script else ""
+    return to_request(merge(written, environment_options(environ), typed), user, submit_s, default)
+
+
+def merge(*sources: Iterable[Option]) -> dict[str, Option]:
+    """Options by name; a later source, and a later option of one source, wins. sbatch's order is script,
+    environment, command line.
+    """
+    return {option.name: option for source in sources for option in source}
+
+
+def to_request(options: Options, user: str, submit_s: int, default_name: str = "") -> Request:
+    """What the merged options ask for. Counts are of the whole job, or of one array task.
+
+    Raises RequestError where a known option cannot be read: sbatch refuses such a submission, too.
+    """
+    nodes, tasks = _nodes(options), _number(options, "ntasks")
+    nodes = nodes or _derived_nodes(options, tasks)
+    tasks = tasks or _derived_tasks(options, nodes)
+    gpus = _gpus(options, nodes, tasks)
+    return Request(
+        user=user,
+        # slurmdbd stores a double quote as a backtick, and so the history has it.
+        job_name=_text(options, "job-name", default_name).replace('"', "`"),
+        account=_text(options, "account"),
+        partition=_text(options, "partition"),
+        qos=_text(options, "qos"),
+        constraints=_text(options, "constraint"),
+        gres=_text(options, "gres"),
+        gpu_count=gpus.count,
+        gpu_type=gpus.type,
+        node_count=nodes,
+        cpu_count=_cpus(options, nodes, tasks, gpus),
+        time_limit_s=_time_limit(options),
+        is_array="array" in options,
+        submit_s=submit_s,
+    )
+
+
+def _text(options: Options, name: str, default: str = "") -> str:
+    option = options.get(name)
+    return default if option is None or option.value is None else option.value
+
+
+def _number(options: Options, name: str) -> int | None:
+    """A count of at least 0; None where the option is not given."""
+    option = options.get(name)
+    if option is None or option.value is None:
+        return None
+    if not _COUNT.fullmatch(option.value):
+        raise _unreadable(option, "a whole number")
+    return int(option.value)
+
+
+def _unreadable(option: Option, expected: str) -> RequestError:
+    return RequestError(f"{option.spelling} is {option.value!r:.100}, expected {expected}", "correct it")
+
+
+def _nodes(options: Options) -> int | None:
+    """The least number of nodes that --nodes ("2", "2-4", "1k") or --nodelist names; None where neither does."""
+    option = options.get("nodes")
+    if option is None or option.value is None:
+        return _listed_nodes(options)
+    match = _NODES.fullmatch(option.value)
+    if not match:
+        raise _unreadable(option, "a number of nodes, or MIN-MAX")
+    return max(1, int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()])
+
+
+def _listed_nodes(options: Options) -> int | None:
+    listed = _text(options, "nodelist")
+    if not listed or "/" in listed:
+        return None  # a file's name
+    try:
+        return count(listed)
+    except ValueError as error:
+        raise _unreadable(options["nodelist"], "a host list such as n[1-3]") from error
+
+
+def _derived_nodes(options: Options, tasks: int | None) -> int:
+    """Nodes that the other counts need at least, as slurmctld works them out; 1 where nothing says more."""
+    per_node = _number(options, "ntasks-per-node")
+    gpus, gpus_per_node = _typed(options, "gpus"), _typed(options, "gpus-per-node")
+    by_tasks = -(-tasks // per_node) if tasks and per_node else 1
+    by_gpus = -(-gpus.count // gpus_per_node.count) if gpus.count and gpus_per_node.count else 1
+    return max(by_tasks, by_gpus)
+
+
+def _derived_tasks(options: Options, nodes: int) -> int:
+    """Tasks where --ntasks is not given: per node, per GPU, or as many as GPUs and GPUs per task make; else one
+    per node.
+    """
+    per_node, per_gpu = _number(options, "ntasks-per-node"), _number(options, "ntasks-per-gpu")
+    gpus, per_task = _typed(options, "gpus"), _per_task(options)
+    if per_node:
+        return nodes * per_node
+    if per_gpu and gpus.count:
+        return per_gpu * gpus.count
+    if gpus.count and per_task.count:
+        return max(1, gpus.count // per_task.count)
+    return nodes
+
+
+def _gpus(options: Options, nodes: int, tasks: int) -> Gpus:
+    """GPUs of the whole job, from whichever option asks for them; --gpus is the total wherever it is given."""
+    sockets = _number(options, "sockets-per-node") or 1
+    ways = (
+        (_typed(options, "gpus"), 1),
+        (_typed(options, "gpus-per-node"), nodes),
+        (_per_task(options), tasks),
+        (_listed(options, "gres"), nodes),
+        (_typed(options, "gpus-per-socket"), sockets * nodes),
+    )
+    kind = next((gpus.type for gpus, _ in ways if gpus.type), "")
+    total = next((gpus.count * times for gpus, times in ways if gpus.count), 0)
+    return Gpus(total, kind if total else "")
+
+
+def _per_task(options: Options) -> Gpus:
+    """--gpus-per-task, or the GPUs of --tres-per-task (from 24.05)."""
+    return _typed(options, "gpus-per-task") if "gpus-per-task" in options else _listed(options, "tres-per-task")
+
+
+def _typed(options: Options, name: str) -> Gpus:
+    """ "2", "a100:2" or "a100:2,v100:1" as the options that name GPUs only take it."""
+    value = _text(options, name)
+    return _terms(options[name], [f"gpu:{term}" for term in value.split(",")]) if value else Gpus()
+
+
+def _listed(options: Options, name: str) -> Gpus:
+    """The GPUs among the terms of --gres or --tres-per-task, such as "gpu:a100:2,nvme:1"."""
+    terms = [term for term in _text(options, name).split(",") if _GPU_TERM.fullmatch(term)]
+    return _terms(options[name], terms) if terms else Gpus()
+
+
+def _terms(option: Option, terms: Sequence[str]) -> Gpus:
+    if any(parse_gpus(term).count == 0 and not _GPU_NONE.fullmatch(term) for term in terms):
+        raise _unreadable(option, "a number of GPUs, or TYPE:NUMBER")
+    return parse_gpus(",".join(terms))
+
+
+def _cpus(options: Options, nodes: int, tasks: int, gpus: Gpus) -> int:
+    per_gpu, least = _number(options, "cpus-per-gpu"), _number(options, "mincpus") or 1
+    if per_gpu and gpus.count:
+        return max(per_gpu * gpus.count, least * nodes)
+    return max(tasks * (_number(options, "cpus-per-task") or 1), least * nodes)
+
+
+def _time_limit(options: Options) -> int | None:
+    """Seconds; None where no limit is asked for: not given, "UNLIMITED", or 0."""
+    option = options.get("time")
+    if option is None or option.value is None:
+        return None
+    try:
+        return parse_time_limit(option.value) or None
+    except ValueError as error:
+        raise _unreadable(option, "minutes, MM:SS, HH:MM:SS or D-HH:MM:SS") from error

@@ -1,0 +1,218 @@
+"""Which GPU indices a job got, which sacct does not record: prolog records, and squeue's gres_detail.
+
+Neither is the user's to write: a record must be root's own file, and squeue is read as JSON, whose lists no job
+name or comment can forge (scontrol's and squeue's text can be forged).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from almanac.errors import CommandError, SourceError
+from almanac.records import Counts
+from almanac.tres import parse_gpu_indices, parse_index_list
+from almanac.units import printable
+from telemetry.schema import BINDINGS
+from telemetry.slurm.commands import Runner
+from telemetry.slurm.hostlist import expand
+from telemetry.sources.base import Batch
+from telemetry.sources.sacct_json import number
+
+MAX_RECORD_BYTES = 4096
+PROLOG_OVERLAP_S = 3600
+ROWS_PER_BATCH = 100_000
+
+_NAME = re.compile(r"(?P<cluster>[A-Za-z0-9_-]+)\.(?P<job>[0-9]{1,10})\.(?P<host>.+)\.(?P<time>[0-9]{1,12})")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class BadRecordError(ValueError):
+    """A record that is not kept; its text is the reason that is counted."""
+
+
+@dataclass(frozen=True)
+class PrologSource:
+    """Records that slurm_hooks/prolog/almanac-gpus.sh writes: <cluster>.<job id>.<host>.<time>, one per job and node.
+
+    owners: user ids whose files are believed; Slurm runs a Prolog as root. Names that begin with a dot are still
+    being written. Records are left where they are.
+    """
+
+    folder: Path
+    cluster: str
+    owners: frozenset[int] = frozenset({0})
+    name: str = "prolog"
+
+    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+        """Rows of the records made in [since_s, until_s), and in the hour before: they may come late from a node.
+
+        Raises SourceError where the folder cannot be read.
+        """
+        try:
+            names = sorted(entry.name for entry in os.scandir(self.folder) if not entry.name.startswith("."))
+        except OSError as error:
+            raise SourceError(
+                f"{self.folder}: cannot be read: {error.strerror}", "correct bindings.prolog_dir, or its permissions"
+            ) from error
+        counts, rows = Counts(), list[dict[str, Any]]()
+        for name in names:
+            match = _NAME.fullmatch(name)
+            if match and not since_s - PROLOG_OVERLAP_S <= int(match["time"]) < until_s:
+                continue
+            if match and match["cluster"].lower() != self.cluster.lower():
+                continue
+            self._add(name, match, rows, counts)
+            if len(rows) >= ROWS_PER_BATCH:
+                yield _batch(rows, counts)
+                counts, rows = Counts(), []
+        yield _batch(rows, counts, until_s)
+
+    def _add(self, name: str, match: re.Match[str] | None, rows: list[dict[str, Any]], counts: Counts) -> None:
+        counts.seen += 1
+        try:
+            if not match:
+                raise BadRecordError("file name of another form")
+            rows += _prolog_rows(read_trusted(self.folder / name, self.owners), match)
+            counts.kept += 1
+        except BadRecordError as error:
+            counts.drop(str(error), example=printable(name))
+
+
+def read_trusted(path: Path, owners: frozenset[int], limit: int = MAX_RECORD_BYTES) -> bytes:
+    """Content of a regular file of one of `owners`. Raises BadRecordError for anything else: no link is followed,
+    no FIFO waited for, and what its owner lets others write is not believed.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise BadRecordError("cannot be opened, or a link") from error
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadRecordError("not a regular file")
+        if status.st_uid not in owners or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise BadRecordError("not root's own file")
+        data = os.read(handle, limit + 1)
+    finally:
+        os.close(handle)
+    if len(data) > limit:
+        raise BadRecordError("too large")
+    return data
+
+
+def _prolog_rows(data: bytes, match: re.Match[str]) -> list[dict[str, Any]]:
+    """One row per GPU. The file's name and its content must agree. Raises BadRecordError."""
+    lines = data.decode("utf-8", "replace").splitlines()
+    value = dict(line.split("=", 1) for line in lines if "=" in line)
+    if value.get("job_id") != match["job"] or value.get("host") != match["host"] or value.get("time") != match["time"]:
+        raise BadRecordError("content and file name differ")
+    if not _HOST.fullmatch(match["host"]):
+        raise BadRecordError("not a host name")
+    try:
+        indices = parse_index_list(value.get("gpus", ""))
+    except ValueError as error:
+        raise BadRecordError("unreadable GPU indices") from error
+    if not indices:
+        raise BadRecordError("no GPU indices")
+    return [_row(int(match["job"]), match["host"], gpu, "prolog", int(match["time"])) for gpu in indices]
+
+
+@dataclass(frozen=True)
+class SqueueSource:
+    """GPU indices of the jobs that run now, by squeue's gres_detail. It keeps no past: poll it often."""
+
+    commands: Runner
+    clock: Callable[[], float]
+    cluster: str = ""
+    name: str = "squeue"
+
+    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+        """One batch of the jobs that run now, whatever the span. seen_s is the job's start, so that polling again
+        changes nothing. Raises CommandError where squeue fails, or gives no list of jobs.
+        """
+        data = self.commands(["squeue", "-a", "--json"])  # 22.05 ignores filters beside --json
+        counts, rows = Counts(), list[dict[str, Any]]()
+        for job in _jobs(data):
+            if not _is_running_gpu_job(job) or not self._is_ours(job):
+                continue
+            counts.seen += 1
+            try:
+                rows += _squeue_rows(job, int(self.clock()))
+                counts.kept += 1
+            except BadRecordError as error:
+                counts.drop(str(error), example=printable(f"job {job.get('job_id')} on {job.get('nodes')}"))
+        yield _batch(rows, counts)
+
+    def _is_ours(self, job: Mapping[str, Any]) -> bool:
+        return not self.cluster or str(job.get("cluster", self.cluster)).lower() == self.cluster.lower()
+
+
+def _jobs(data: bytes) -> list[Mapping[str, Any]]:
+    try:
+        content = json.loads(data.decode("utf-8", "replace"))
+        jobs = content["jobs"]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise CommandError("squeue --json gave no list of jobs", "install Slurm's JSON serializer plugin") from error
+    return [job for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
+
+
+def _is_running_gpu_job(job: Mapping[str, Any]) -> bool:
+    """job_state is "RUNNING" on 22.05, later a list of flags; gres_detail has one text per node."""
+    states = job.get("job_state")
+    detail = job.get("gres_detail")
+    is_running = "RUNNING" in ([states] if isinstance(states, str) else states or [])
+    return is_running and isinstance(detail, list) and any("gpu" in str(text) for text in detail)
+
+
+def _squeue_rows(job: Mapping[str, Any], now_s: int) -> list[dict[str, Any]]:
+    job_id, start_s = number(job.get("job_id")), number(job.get("start_time"))
+    if job_id is None:
+        raise BadRecordError("job id is not a number")
+    hosts = _hosts_in_order(job)
+    if len(hosts) != len(job["gres_detail"]):
+        raise BadRecordError("nodes and gres_detail differ in number")
+    seen_s = start_s if start_s and start_s <= now_s else now_s
+    try:
+        by_host = [(host, parse_gpu_indices(str(text))) for host, text in zip(hosts, job["gres_detail"], strict=True)]
+    except ValueError as error:
+        raise BadRecordError("unreadable GPU indices") from error
+    return [_row(job_id, host, gpu, "squeue", seen_s) for host, indices in by_host for gpu in indices]
+
+
+def _hosts_in_order(job: Mapping[str, Any]) -> list[str]:
+    """A job's hosts in gres_detail's order, which is the node table's.
+
+    job_resources lists them so: `allocated_nodes` on 22.05, later `nodes.allocation`. Without it, a host list's order
+    is sure for one host only: slurm.conf may name its nodes in any order.
+    """
+    resources = job.get("job_resources")
+    resources = resources if isinstance(resources, dict) else {}
+    nodes = resources.get("nodes")
+    listed = nodes.get("allocation") if isinstance(nodes, dict) else resources.get("allocated_nodes")
+    if isinstance(listed, list) and listed:
+        names = [item.get("name") or item.get("nodename") for item in listed if isinstance(item, dict)]
+        return [name for name in names if isinstance(name, str)]
+    try:
+        hosts = list(expand(str(job.get("nodes") or "")))
+    except ValueError as error:
+        raise BadRecordError("unreadable node list") from error
+    if len(hosts) > 1:
+        raise BadRecordError("order of the nodes unknown")
+    return hosts
+
+
+def _row(job_id: int, host: str, gpu: int, origin: str, seen_s: int) -> dict[str, Any]:
+    return {"job_id": job_id, "host": host, "gpu": gpu, "origin": origin, "seen_s": seen_s}
+
+
+def _batch(rows: list[dict[str, Any]], counts: Counts, watermark_s: int | None = None) -> Batch:
+    return Batch("bindings", pa.Table.from_pylist(rows, schema=BINDINGS), counts, watermark_s)

@@ -1,0 +1,97 @@
+"""A Prometheus that answers as the test says: from recorded answers, or with any fault."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+RECORDED = Path(__file__).parents[1] / "fixtures" / "prometheus"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer; `delay_s` passes before it, `cut` bytes of the promised body are never sent."""
+
+    status: int = 200
+    body: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    delay_s: float = 0.0
+    cut: int = 0
+
+
+Answer = Callable[[str, int], Reply]
+"""The reply to a path with its query, and the number of requests before it."""
+
+
+@dataclass
+class Stub:
+    """url, and what was asked so far: paths, and the Authorization header of each."""
+
+    url: str
+    paths: list[str] = field(default_factory=list)
+    authorization: list[str | None] = field(default_factory=list)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Answer], Stub]]:
+    """Starts a stub for an `Answer`; ended with the test."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(answer: Answer) -> Stub:
+        stub = Stub("")
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:  # noqa: N802
+                number = len(stub.paths)
+                stub.paths.append(self.path)
+                stub.authorization.append(self.headers.get("Authorization"))
+                reply = answer(self.path, number)
+                time.sleep(reply.delay_s)
+                body = reply.body.encode()
+                try:
+                    self.send_response(reply.status)
+                    for name, value in reply.headers.items():
+                        self.send_header(name, value)
+                    self.send_header("Content-Length", str(len(body)))
+                    self.end_headers()
+                    self.wfile.write(body[: len(body) - reply.cut])
+                except OSError:
+                    pass  # The client gave up first: that is what such a test is about.
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        servers.append(server)
+        stub.url = f"http://127.0.0.1:{server.server_port}"
+        return stub
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def replay(serve: Callable[[Answer], Stub]) -> Callable[[str], Stub]:
+    """Starts a stub that gives the answers a real Prometheus gave to fixtures/prometheus/record.py."""
+
+    def start(exporter: str) -> Stub:
+        answers = json.loads((RECORDED / f"{exporter}.json").read_text(encoding="utf-8"))
+
+        def answer(path: str, number: int) -> Reply:
+            status, body = answers.get(path, (404, f"not recorded: {path}"))
+            return Reply(status, body)
+
+        return serve(answer)
+
+    return start

@@ -1,0 +1,89 @@
+"""Whose sample a series is, from its labels."""
+
+from __future__ import annotations
+
+import pytest
+
+from telemetry.counters import COUNTERS
+from telemetry.sources.exporters import EXPORTERS, Gpu, UnusableSeriesError, identify, parse_job_label, short_host
+
+DCGM, JOBSTATS = EXPORTERS["dcgm"], EXPORTERS["jobstats"]
+
+
+@pytest.mark.parametrize(
+    ("host", "suffix", "expected"),
+    [
+        ("n1.cluster.example", "", "n1"),
+        ("n1", "", "n1"),
+        ("n1.cluster.example", "cluster.example", "n1"),
+        ("n1.cluster.example", ".cluster.example", "n1"),
+        ("n1.rack2.cluster.example", "cluster.example", "n1.rack2"),
+        ("n1.other", "cluster.example", "n1.other"),
+        ("10.0.0.5", "", "10.0.0.5"),
+        ("fe80::1", "", "fe80::1"),
+    ],
+)
+def test_short_host(host: str, suffix: str, expected: str) -> None:
+    assert short_host(host, suffix) == expected
+
+
+@pytest.mark.parametrize(
+    ("instance", "host"),
+    [("d1.cluster.example:9445", "d1"), ("d1", "d1"), ("[fe80::1]:9445", "fe80::1"), ("10.1.2.3:9445", "10.1.2.3")],
+)
+def test_jobstats_hosts_are_instances_without_the_port(instance: str, host: str) -> None:
+    assert identify({"instance": instance, "minor_number": "3"}, JOBSTATS).gpu == Gpu(host, 3)
+
+
+def test_minor_number_goes_before_ordinal() -> None:
+    labels = {"instance": "d1:9445", "minor_number": "1", "ordinal": "0", "jobid": "7", "uuid": "u", "name": "A100"}
+    series = identify(labels, JOBSTATS)
+    assert (series.gpu.gpu, series.job_id, series.uuid, series.model) == (1, 7, "u", "A100")
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        ({"gpu": "0"}, "no host label"),
+        ({"gpu": "0", "Hostname": ""}, "no host label"),
+        ({"gpu": "0", "instance": "n1:9400"}, "no host label"),
+        ({"Hostname": "n1"}, "no gpu label"),
+        ({"Hostname": "n1", "gpu": "nvidia0"}, "gpu label is no GPU index"),
+        ({"Hostname": "n1", "gpu": "32768"}, "gpu label is no GPU index"),
+        ({"Hostname": "n1", "gpu": "-1"}, "gpu label is no GPU index"),
+        ({"Hostname": "n1", "gpu": "٣"}, "gpu label is no GPU index"),
+        ({"Hostname": "n1\n", "gpu": "0"}, "host label is no host name"),
+        ({"Hostname": "../n1", "gpu": "0"}, "host label is no host name"),
+        ({"Hostname": "n1", "gpu": "0", "GPU_I_ID": "3\x1b"}, "MIG label is no instance id"),
+    ],
+)
+def test_unusable_series(labels: dict[str, str], reason: str) -> None:
+    with pytest.raises(UnusableSeriesError, match=reason):
+        identify(labels, DCGM)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", (None, "")),
+        ("0", (None, "")),
+        ("101", (101, "")),
+        (str(2**53), (2**53, "")),
+        (str(2**53 + 1), (None, str(2**53 + 1))),
+        ("12_3", (None, "12_3")),
+        ("1e3", (None, "1e3")),
+    ],
+)
+def test_job_label(text: str, expected: tuple[int | None, str]) -> None:
+    assert parse_job_label(text) == expected
+
+
+def test_every_counter_has_a_dcgm_name_and_jobstats_has_five() -> None:
+    assert len(DCGM.counters()) == len(COUNTERS)
+    assert [counter.column for counter in JOBSTATS.counters().values()] == [
+        "gpu_util_pct",
+        "hbm_used_mib",
+        "hbm_total_mib",
+        "power_w",
+        "temp_c",
+    ]
