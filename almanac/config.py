@@ -21,9 +21,9 @@ from almanac.errors import ConfigError
 SYSTEM_FILE = Path("/etc/almanac/almanac.toml")
 
 
-def _key(default: Any, about: str, low: float | None = None, high: float | None = None) -> Any:
-    """A key of a section: its default, its explanation, and the least and greatest value allowed."""
-    return field(default=default, metadata={"about": about, "low": low, "high": high})
+def _key(default: Any, about: str, low: float | None = None, high: float | None = None, is_secret: bool = False) -> Any:
+    """A key of a section: its default, its explanation, the least and greatest value; a secret is left out of repr."""
+    return field(default=default, repr=not is_secret, metadata={"about": about, "low": low, "high": high})
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Slurm:
 
 @dataclass(frozen=True)
 class Prometheus:
-    url: str = _key("", "base address, such as http://prometheus.example:9090; empty: no Prometheus")
+    url: str = _key("", "base address, such as http://prometheus.example:9090; empty: no Prometheus", is_secret=True)
     selector: str = _key("", 'label matchers added to every query, such as job="dcgm"')
     exporter: str = _key("dcgm", "whose names to read: dcgm (dcgm-exporter) or jobstats (nvidia_gpu_*)")
     username: str = _key("", "for HTTP basic authentication, with password_file")

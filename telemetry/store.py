@@ -30,6 +30,8 @@ from telemetry.schema import SCHEMA_VERSION, TABLES, Table
 _CLUSTER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _TEMPORARY = ".tmp-"
 _ROW_GROUP = 122_880
+DAMAGED = (duckdb.IOException, duckdb.InvalidInputException, duckdb.SerializationException, pa.ArrowInvalid)
+"""What reading a damaged Parquet file raises."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Store:
         with self.connect() as db:
             try:
                 rows = _arrow(db, sql, {"files": [str(f) for f in files], "low": low, "high": high})
-            except duckdb.Error as error:
+            except DAMAGED as error:
                 raise _unreadable(self.root / table, error) from error
         return rows.cast(empty.schema)
 
@@ -220,7 +222,7 @@ class Store:
             return WriteResult(added=merged.num_rows)
         try:
             return self._merge_into(db, spec, path, source)
-        except duckdb.Error as error:
+        except DAMAGED as error:
             raise _unreadable(path, error) from error
 
     def _merge_into(self, db: duckdb.DuckDBPyConnection, spec: Table, path: Path, source: str) -> WriteResult:
@@ -228,6 +230,7 @@ class Store:
         rest = [name for name in spec.schema.names if name not in spec.key]
         known_only = 'n."{c}" IS NOT NULL AND ' if spec.keeps_known else ""
         differs = " OR ".join(f'({known_only.format(c=c)}n."{c}" IS DISTINCT FROM e."{c}")' for c in rest)
+        differs = differs or "false"
         known = set(pq.read_schema(path).names)
         old = ", ".join(f'"{c}"' if c in known else f'NULL AS "{c}"' for c in spec.schema.names)
         db.execute(

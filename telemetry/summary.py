@@ -7,7 +7,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ class SummaryCounts:
     samples_without_job: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        # dataclasses.asdict turns a Counter into one keyed by its items (Python 3.11).
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
 
     def lines(self) -> list[str]:
         """For a person: jobs by verdict, and samples that belong to no job."""

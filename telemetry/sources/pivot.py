@@ -107,7 +107,7 @@ class Pivot:
         """The median gap between samples, s, of each of up to `most_gpus` GPUs that have two samples or more."""
         key = _union([key for key, _ in self._columns.values()])
         first = np.flatnonzero(np.diff(key >> _SHIFT, prepend=-1))
-        spans = list(zip(first, [*first[1:], len(key)], strict=True))[:: max(1, len(first) // most_gpus)]
+        spans = list(zip(first, [*first[1:], len(key)], strict=False))[:: max(1, len(first) // most_gpus)]
         return np.array([np.median(np.diff(key[a:b])) / 1000 for a, b in spans if b - a > 1], dtype=np.float64)
 
     def _is_free(self, column: str) -> bool:
@@ -198,9 +198,9 @@ class Pivot:
 
     def _values(self, column: str, key: _Ints, take: _Ints) -> pa.Array[Any]:
         kind = TELEMETRY.field(column).type
-        if column not in self._columns:
-            return pa.nulls(len(key), kind)
-        values: pa.Array[Any] = pa.array(_align(key, *self._columns[column])[take], kind, from_pandas=True)
+        values: pa.Array[Any] = pa.nulls(len(key), kind)
+        if column in self._columns:
+            values = pa.array(_align(key, *self._columns[column])[take], kind, from_pandas=True)
         return values
 
 

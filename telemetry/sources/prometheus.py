@@ -58,7 +58,7 @@ class PrometheusSource:
         """
         newest_s = int(self._clock()) - self._config.delay_s
         start_s, end_s = since_s, min(until_s, newest_s)
-        future = self._future_samples() if since_s < newest_s < until_s + _HOUR_S else Counts()
+        future = self._future_samples() if since_s < newest_s < until_s + _FUTURE_S else Counts()
         while start_s < end_s:
             stop_s = min(_border(start_s, self._span_s), end_s)
             try:
@@ -93,6 +93,8 @@ class PrometheusSource:
             pivot.add(counter, self._queries.samples(metric, start_s, end_s))
         if exporter.job_metric:
             pivot.add_jobs(self._queries.samples(exporter.job_metric, start_s, end_s))
+        if not pivot.counts.seen:
+            return None
         gaps_s, rows = pivot.median_gaps_s(), pivot.table()
         if len(gaps_s):
             self.scrape_interval_s = float(np.median(gaps_s))
@@ -118,10 +120,12 @@ class PrometheusSource:
 
 
 def _border(start_s: int, span_s: int) -> int:
-    """The end of the chunk that starts at start_s: at the next multiple of span_s, and never across an hour where
-    chunks are shorter than one, so that a chunk touches one file of the store."""
-    border_s = (start_s // span_s + 1) * span_s
-    return min(border_s, (start_s // _HOUR_S + 1) * _HOUR_S) if span_s < _HOUR_S else border_s
+    """The end of the chunk that starts at start_s: chunks of less than an hour are counted from the hour and never
+    reach across it, longer ones end on multiples of their length. So a chunk touches few files of the store."""
+    if span_s >= _HOUR_S:
+        return (start_s // span_s + 1) * span_s
+    hour_s, within_s = divmod(start_s, _HOUR_S)
+    return hour_s * _HOUR_S + min((within_s // span_s + 1) * span_s, _HOUR_S)
 
 
 @dataclass(frozen=True)

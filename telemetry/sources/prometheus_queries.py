@@ -7,6 +7,7 @@ outside [start, end), and every sample belongs to exactly one span on either.
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 
 from almanac.errors import ServerError
@@ -28,18 +29,21 @@ class GpuQueries:
         """The counters that have a sample in the span, by metric, in the order of the columns."""
         counters = self.exporter.counters()
         everything = self._matching("", f'__name__=~"{"|".join(counters)}"')
-        found = self.server.query(f"count by (__name__) (last_over_time({everything}{_range(start_s, end_s)}))", end_s)
+        query = f"count by (__name__) (last_over_time({everything}{_range(start_s, end_s)}))"
+        found = self.server.query(query, end_s, f"the names of the counters {_span(start_s, end_s)}")
         names = {series["metric"]["__name__"] for series in found}
         return {metric: counter for metric, counter in counters.items() if metric in names}
 
     def count(self, metric: str, start_s: int, end_s: int) -> int:
         """How many samples a metric has in the span, one at its start included."""
-        found = self.server.query(f"sum(count_over_time({self._matching(metric)}{_range(start_s, end_s)}))", end_s)
+        query = f"sum(count_over_time({self._matching(metric)}{_range(start_s, end_s)}))"
+        found = self.server.query(query, end_s, f"the number of samples of {metric} {_span(start_s, end_s)}")
         return int(float(found[0]["value"][1])) if found else 0
 
     def samples(self, metric: str, start_s: int, end_s: int) -> Samples:
         """All samples of a metric in the span, and those at its very end."""
-        found = self.server.query(self._matching(metric) + _range(start_s, end_s), end_s)
+        query = self._matching(metric) + _range(start_s, end_s)
+        found = self.server.query(query, end_s, f"the samples of {metric} {_span(start_s, end_s)}")
         if not isinstance(found, Samples):
             said = f"Prometheus at {self.server.address} answered a range selector with something else than samples"
             raise ServerError(said, "check prometheus.url")
@@ -52,3 +56,8 @@ class GpuQueries:
 
 def _range(start_s: int, end_s: int) -> str:
     return f"[{(end_s - start_s) * 1000 + 1}ms]"
+
+
+def _span(start_s: int, end_s: int) -> str:
+    start, end = (dt.datetime.fromtimestamp(time_s, dt.UTC) for time_s in (start_s, end_s))
+    return f"of {start:%Y-%m-%d %H:%M:%S} to {end:%H:%M:%S} UTC"

@@ -6,7 +6,6 @@ Credentials are never part of an address, an error, a log line or a repr.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import random
 import re
@@ -87,7 +86,7 @@ class _Session(requests.Session):
         except (ValueError, KeyError, TypeError) as error:
             kind = printable(response.headers.get("Content-Type", "unknown"), 60)
             raise _TroubleError(f"an answer that is not Prometheus' JSON (content type {kind})") from error
-        if answer.get("status") != "success" or "data" not in answer:
+        if answer.get("status") != "success" or not isinstance(answer.get("data"), dict):
             raise _TroubleError("an answer without status and data")
         if answer.get("isPartial") or answer.get("warnings"):
             raise _TroubleError(f"only part of the data: {printable(str(answer.get('warnings', '')))}", is_passing=True)
@@ -100,7 +99,7 @@ def _refusal(response: requests.Response) -> Exception:
         body = json.loads(response.content[:65536])
         said, kind = str(body.get("error", "")), str(body.get("errorType", ""))
     except (ValueError, AttributeError):
-        said, kind = response.text[:200], ""
+        said, kind = response.content[:300].decode("utf-8", "replace"), ""
     status = response.status_code
     if any(phrase in said for phrase in _TOO_MUCH) or kind == "timeout" or "query timed out" in said:
         return TooMuchError(printable(said))
@@ -135,14 +134,13 @@ class PrometheusServer:
             self._address = _clean_address(self._config.url)
         return self._address
 
-    def query(self, promql: str, time_s: float) -> Any:
-        """The result of an instant query: `Samples` for a range selector, else the JSON's list.
+    def query(self, promql: str, time_s: float, what: str) -> Any:
+        """The result of an instant query: `Samples` for a range selector, else the JSON's list. An error says `what`.
 
         Raises ServerError, TooMuchError where the server refuses the amount, ConfigError.
         """
         client = self._connect()
         params = {"time": f"{time_s:.3f}", "timeout": f"{self._config.timeout_s:g}s"}
-        what = f"{promql[:160]} at {_utc(time_s)}"
         return self._insist(lambda: client.custom_query(promql, params=params), what)
 
     def version(self) -> str:
@@ -188,7 +186,7 @@ class PrometheusServer:
                 if not Path(self._config.ca_file).is_file():
                     raise ConfigError(f"prometheus.ca_file {self._config.ca_file} is not a file", "correct the path")
                 session.verify = self._config.ca_file
-            once = Retry(total=0, status_forcelist=(), redirect=5, raise_on_status=False)
+            once = Retry(total=0, read=False, status_forcelist=(), redirect=5, raise_on_status=False)
             self._client = PrometheusConnect(
                 self.address, retry=once, auth=self._credentials(), session=session, timeout=self._config.timeout_s
             )
@@ -280,7 +278,3 @@ def _advice(trouble: _TroubleError, address: str) -> str:
     if trouble.said.startswith("no answer"):
         return "raise prometheus.timeout_s, or lower prometheus.chunk_minutes"
     return "run `almanac doctor`; what was stored so far is kept, and the next run goes on from there"
-
-
-def _utc(time_s: float) -> str:
-    return dt.datetime.fromtimestamp(time_s, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -84,8 +84,6 @@ def _identity(value: dict[str, str]) -> dict[str, Any]:
     state = _STATE.match(value["State"])  # "CANCELLED by 1000"
     if not state:
         raise BadRowError("unreadable state")
-    if state[0] == "RESIZING":
-        raise BadRowError("earlier size of a resized job")
     is_array = job_id["task"] is not None or job_id["pending"] is not None
     return {
         "job_id": int(value["JobIDRaw"]),
@@ -105,12 +103,17 @@ def _times(value: dict[str, str], latest_s: int) -> dict[str, Any]:
         raise BadRowError("in the future")
     if start is not None and end is not None and end < start:
         raise BadRowError("ends before it starts")
+    elapsed = None if start is None else _optional(value["ElapsedRaw"])
+    if start is not None and start < submit:
+        # A resized job has a record of each size, submitted at the change; on 22.05 the later one keeps the start.
+        elapsed = None if elapsed is None else max(0, elapsed - (submit - start))
+        start = submit if end is None else min(submit, end)
     limit = _optional(value["TimelimitRaw"])  # "UNLIMITED" and "Partition_Limit" name no number
     return {
         "submit_s": submit,
         "start_s": start,
         "end_s": end,
-        "elapsed_s": None if start is None else _optional(value["ElapsedRaw"]),
+        "elapsed_s": elapsed,
         "time_limit_s": None if limit is None else limit * 60,
     }
 

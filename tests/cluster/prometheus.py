@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -48,6 +49,9 @@ class Prometheus:
                 return False
 
         wait_until("Prometheus to be ready", is_ready, 30, [daemon.log])
+        # It scrapes a target for the first time only seconds after it is ready.
+        fresh = f"timestamp(DCGM_FI_DEV_FB_USED) > {time.time():.3f}"
+        wait_until("the first scrape", lambda: bool(self.query(fresh)), 30, [daemon.log])
 
     def stop(self) -> None:
         """Prometheus is down until start(); what happened meanwhile it will never know."""

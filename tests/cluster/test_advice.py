@@ -123,7 +123,7 @@ def test_the_smaller_tier_is_advised_to_the_user_whose_jobs_peaked_low(almanac: 
     advice = almanac.json("advise", "--json", *asked)
     assert advice["tier"]["tier"] == "hbm40g"
     assert advice["tier"]["is_change"] is True
-    assert advice["tier"]["rewrite"] == '--constraint="gpu&hbm40g"'
+    assert advice["tier"]["option"] == "--constraint=gpu&hbm40g"
     assert advice["bound"]["runs"] == 6
     text = almanac.run("advise", *asked).stdout
     assert "hbm40g" in text

@@ -172,11 +172,11 @@ def _chance(words: Words) -> Floats:
 
 
 def _resets(plan: SitePlan, draws: np.random.Generator) -> list[tuple[int, int]]:
-    """(node, time in ms) of each reload of a driver."""
+    """(node, time in ms) of each reload of a driver, in order of time."""
     shape = plan.shape
     number = draws.poisson(shape.faults.energy_reset_per_host_day * shape.days * shape.node_count)
     nodes = draws.integers(0, shape.node_count, number)
-    times_ms = draws.integers(shape.start_s * 1000, shape.end_s * 1000, number)
+    times_ms = np.sort(draws.integers(shape.start_s * 1000, shape.end_s * 1000, number))
     return list(zip(nodes.tolist(), times_ms.tolist(), strict=True))
 
 

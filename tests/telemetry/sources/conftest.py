@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prometheus"
 
 
-@dataclass(frozen=True)
-class Reply:
-    """One answer; `delay_s` passes before it, `cut` bytes of the promised body are never sent."""
-
-    status: int = 200
-    body: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    delay_s: float = 0.0
-    cut: int = 0
-
-
-Answer = Callable[[str, int], Reply]
-"""The reply to a path with its query, and the number of requests before it."""
+Answer = Callable[[str, int], tuple[Any, ...]]
+"""The reply to a path with its query and the number of requests before it: status, body, and optionally headers, the
+seconds before it is sent, and the number of bytes of the promised body that never are."""
 
 
 @dataclass
@@ -48,20 +39,21 @@ def serve() -> Iterator[Callable[[Answer], Stub]]:
         stub = Stub("")
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802
+            def do_GET(self) -> None:
                 number = len(stub.paths)
                 stub.paths.append(self.path)
                 stub.authorization.append(self.headers.get("Authorization"))
-                reply = answer(self.path, number)
-                time.sleep(reply.delay_s)
-                body = reply.body.encode()
+                given = answer(self.path, number)
+                status, text, headers, delay_s, cut = (*given, *({}, 0.0, 0)[len(given) - 2 :])
+                time.sleep(delay_s)
+                body = text.encode()
                 try:
-                    self.send_response(reply.status)
-                    for name, value in reply.headers.items():
+                    self.send_response(status)
+                    for name, value in headers.items():
                         self.send_header(name, value)
                     self.send_header("Content-Length", str(len(body)))
                     self.end_headers()
-                    self.wfile.write(body[: len(body) - reply.cut])
+                    self.wfile.write(body[: len(body) - cut])
                 except OSError:
                     pass  # The client gave up first: that is what such a test is about.
 
@@ -88,9 +80,9 @@ def replay(serve: Callable[[Answer], Stub]) -> Callable[[str], Stub]:
     def start(exporter: str) -> Stub:
         answers = json.loads((RECORDED / f"{exporter}.json").read_text(encoding="utf-8"))
 
-        def answer(path: str, number: int) -> Reply:
+        def answer(path: str, number: int) -> tuple[int, str]:
             status, body = answers.get(path, (404, f"not recorded: {path}"))
-            return Reply(status, body)
+            return status, body
 
         return serve(answer)
 

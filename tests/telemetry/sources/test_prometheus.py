@@ -82,7 +82,7 @@ def test_hostname_is_cut_and_both_spellings_are_read(dcgm: list[Batch]) -> None:
 
 
 def test_job_labels(dcgm: list[Batch]) -> None:
-    """"0" is no job; a label that is no number is noted; two jobs at once on one GPU give the GPU to neither."""
+    """ "0" is no job; a label that is no number is noted; two jobs at once on one GPU give the GPU to neither."""
     labels = {gpu: {row["job_label"] for row in rows(dcgm, "n2", gpu)} for gpu in (0, 1, 2)}
     assert labels == {0: {None}, 1: {None}, 2: {None}}
     assert dcgm[0].counts.notes["job label is no job id"] == 1

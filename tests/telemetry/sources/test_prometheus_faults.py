@@ -17,8 +17,8 @@ from almanac.errors import AlmanacError, ConfigError, ServerError
 from telemetry.sources.base import Batch
 from telemetry.sources.prometheus import PrometheusSource, probe
 
-NOW_S = 1_790_010_000
 HOUR_S = 1_790_002_800
+NOW_S = HOUR_S + 7200
 Reply = Any
 Serve = Callable[[Callable[[str, int], Any]], Any]
 SECRETS = ("s3cret-password", "t0ken.value", "fr0m-url")
@@ -56,9 +56,261 @@ def span_of(path: str) -> tuple[int, int]:
     return int(ends[1]), (int(length[1]) - 1) // 1000
 
 
-@pytest.fixture
-def reply() -> type[Any]:
-    import importlib.util
+class Slept:
+    """A sleep that is only noted, with the clock moved by it."""
 
-    spec = importlib.util.spec_from_file_location("sources_conftest", Path(__file__).with_name("conftest.py"))
-    raise AssertionError(spec)
+    def __init__(self) -> None:
+        self.waits_s: list[float] = []
+
+    def __call__(self, seconds: float) -> None:
+        self.waits_s.append(seconds)
+
+    def clock(self) -> float:
+        return NOW_S + sum(self.waits_s)
+
+
+def source(url: str, slept: Slept | None = None, **options: Any) -> PrometheusSource:
+    slept = slept or Slept()
+    config = Prometheus(**{"url": url, "timeout_s": 5.0, **options})
+    return PrometheusSource(config, clock=slept.clock, sleep=slept, rng=random.Random(1))
+
+
+def fails(url: str, slept: Slept | None = None, **options: Any) -> ServerError:
+    with pytest.raises(ServerError) as caught:
+        list(source(url, slept, **options).read(HOUR_S, HOUR_S + 60))
+    return caught.value
+
+
+def test_a_passing_fault_is_tried_again(serve: Serve) -> None:
+    """500, 503 and a broken connection, then health: the same rows, and growing waits with jitter."""
+    faults = [(500, "oops"), (503, "busy"), (200, healthy("last_over_time"), {}, 0, 9)]
+    stub = serve(lambda path, n: faults[n] if n < 3 else (200, healthy(path)))
+    slept = Slept()
+    batches = list(source(stub.url, slept).read(HOUR_S, HOUR_S + 60))
+    assert [batch.rows.num_rows for batch in batches] == [1]
+    assert len(slept.waits_s) == 3
+    assert all(low <= wait <= 2 * low for low, wait in zip((0.25, 0.5, 1.0), slept.waits_s, strict=True))
+
+
+def test_it_gives_up_and_says_what_was_tried_how_often_and_how_long(serve: Serve) -> None:
+    stub, slept = serve(lambda path, n: (503, "busy")), Slept()
+    error = fails(stub.url, slept, retries=2)
+    assert len(stub.paths) == 3
+    assert (
+        "3 times in" in str(error)
+        and "503 busy" in str(error)
+        and "names of the counters of 2026-09-21 15:00:00" in str(error)
+    )
+    assert stub.url in str(error) and "/-/ready" in error.hint
+
+
+def test_a_server_that_is_not_there() -> None:
+    slept = Slept()
+    error = fails("http://127.0.0.1:9", slept, retries=3)
+    assert "connection refused" in str(error) and "4 times" in str(error)
+    assert len(slept.waits_s) == 3
+
+
+def test_a_server_that_does_not_answer_in_time(serve: Serve) -> None:
+    stub = serve(lambda path, n: (200, healthy(path), {}, 0.5))
+    error = fails(stub.url, retries=1, timeout_s=0.1)
+    assert "no answer within 0.1 s" in str(error) and "timeout_s" in error.hint
+
+
+def test_retry_after_is_waited_for_but_not_for_ever(serve: Serve) -> None:
+    waits = ["7", "86400", "soon"]
+    stub = serve(lambda path, n: (429, "", {"Retry-After": waits[n]}) if n < 3 else (200, healthy(path)))
+    slept = Slept()
+    list(source(stub.url, slept).read(HOUR_S, HOUR_S + 60))
+    assert slept.waits_s[:2] == [7.0, 30.0] and slept.waits_s[2] <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "hint"),
+    [
+        (400, refusal("parse error: unexpected character", "bad_data"), "selector"),
+        (401, "Unauthorized", "password_file"),
+        (403, "Forbidden", "ask who runs"),
+        (404, "no such page", "prometheus.url"),
+    ],
+)
+def test_a_refusal_fails_at_once(serve: Serve, status: int, body: str, hint: str) -> None:
+    stub, slept = serve(lambda path, n: (status, body)), Slept()
+    error = fails(stub.url, slept)
+    assert (len(stub.paths), slept.waits_s) == (1, [])
+    assert hint in error.hint and str(status) in str(error)
+
+
+@pytest.mark.parametrize(
+    "body", ["<html>log in</html>", '{"status":"success"}', "[]", "", '{"status":"success","data":1}']
+)
+def test_an_answer_that_is_not_prometheus(serve: Serve, body: str) -> None:
+    error = fails(serve(lambda path, n: (200, body)).url)
+    assert "prometheus.url" in error.hint
+
+
+def test_half_the_data_is_not_taken_for_all_of_it(serve: Serve) -> None:
+    """Thanos warns, VictoriaMetrics sets isPartial, when a part of their stores is down."""
+    for more in ({"warnings": ["store-2 is down"]}, {"isPartial": True}):
+        error = fails(serve(lambda path, n, more=more: (200, answer("vector", [], **more))).url, retries=0)
+        assert "only part of the data" in str(error)
+
+
+def test_control_characters_of_an_answer_are_not_repeated(serve: Serve) -> None:
+    error = fails(serve(lambda path, n: (400, refusal("\x1b[2Jgone\n"))).url)
+    assert "\x1b" not in str(error) and "\n" not in str(error)
+
+
+def test_too_many_samples_halves_the_chunk(serve: Serve) -> None:
+    """The server takes at most 1,000 s: 3,600 s are asked for in quarters, each span once, none left out."""
+
+    def limited(path: str, number: int) -> tuple[int, str]:
+        if span_of(path)[1] > 1000 and "count" not in path:
+            return 422, refusal("query processing would load too many samples into memory in query execution")
+        return 200, healthy(path)
+
+    stub = serve(limited)
+    batches = list(source(stub.url).read(HOUR_S, HOUR_S + 3600))
+    assert [batch.watermark_s for batch in batches] == [HOUR_S + 900 * n for n in (1, 2, 3, 4)]
+    assert [batch.rows["time_ms"].to_pylist() for batch in batches] == [[(HOUR_S + 900 * n) * 1000] for n in range(4)]
+
+
+def test_a_query_that_takes_the_server_too_long_is_halved(serve: Serve) -> None:
+    def slow(path: str, number: int) -> tuple[int, str]:
+        late = span_of(path)[1] > 2000
+        return (503, refusal("query timed out in expression evaluation", "timeout")) if late else (200, healthy(path))
+
+    assert len(list(source(serve(slow).url).read(HOUR_S, HOUR_S + 3600))) == 2
+
+
+def test_memory_is_bounded_before_samples_are_asked_for(serve: Serve) -> None:
+    """10 samples a second and at most 1,000 of them: spans of 56 s, and no longer range is ever read."""
+    stub = serve(lambda path, n: (200, healthy(path, samples=10)))
+    batches = list(source(stub.url, max_samples=1000).read(HOUR_S, HOUR_S + 112))
+    read_s = [span_of(path)[1] for path in stub.paths if "over_time" not in path]
+    assert (len(batches), read_s) == (2, [56, 56])
+
+
+def test_one_second_that_is_still_too_much(serve: Serve) -> None:
+    stub = serve(lambda path, n: (422, refusal("would load too many samples")))
+    with pytest.raises(ServerError, match="one second") as caught:
+        list(source(stub.url).read(HOUR_S, HOUR_S + 10))
+    assert "max-samples" in caught.value.hint
+
+
+def test_what_was_read_before_a_failure_stays_read(serve: Serve) -> None:
+    down = lambda path: span_of(path)[0] > HOUR_S + 3600  # noqa: E731
+    stub = serve(lambda path, n: (500, "") if down(path) else (200, healthy(path)))
+    got: list[Batch] = []
+    with pytest.raises(ServerError):
+        for batch in source(stub.url, retries=1).read(HOUR_S, HOUR_S + 5400):
+            got.append(batch)
+    assert [batch.watermark_s for batch in got] == [HOUR_S + 3600]
+
+
+def test_a_span_without_samples_moves_no_watermark(serve: Serve) -> None:
+    stub = serve(lambda path, n: (200, answer("vector", [])))
+    assert list(source(stub.url).read(HOUR_S, HOUR_S + 7200)) == []
+
+
+def test_samples_of_the_future_are_noted_and_left(serve: Serve) -> None:
+    def ahead(path: str, number: int) -> tuple[int, str]:
+        if span_of(path)[0] > NOW_S:
+            return 200, answer("vector", [{"metric": {}, "value": [0, "42"]}])
+        return 200, healthy(path)
+
+    (batch,) = source(serve(ahead).url).read(NOW_S - 200, NOW_S + 100)
+    assert batch.counts.notes["time in the future, left for later"] == 42
+    assert (batch.counts.seen, batch.counts.kept) == (1, 1)
+
+
+def test_the_selector_is_part_of_every_query(serve: Serve) -> None:
+    stub = serve(lambda path, n: (200, healthy(path)))
+    list(source(stub.url, selector='{job="dcgm"}').read(HOUR_S, HOUR_S + 60))
+    assert stub.paths and all("job%3D%22dcgm%22%7D" in path for path in stub.paths)
+
+
+@pytest.mark.parametrize("url", ["", "prometheus:9090", "ftp://host", "http://", "http://host:port", "http://h/?q=1"])
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"prometheus\.url"):
+        list(source(url).read(0, 60))
+
+
+def test_nothing_is_sent_or_read_by_the_constructor(tmp_path: Path) -> None:
+    PrometheusSource(Prometheus(url="http://192.0.2.1:9", token_file=str(tmp_path / "missing")))
+
+
+def secrets_in(tmp_path: Path, url: str) -> list[dict[str, Any]]:
+    """Configurations that hold a secret each, in order password_file, token_file, address."""
+    password, token = tmp_path / "password", tmp_path / "token"
+    password.write_text(SECRETS[0] + "\n")
+    token.write_text(SECRETS[1] + "\n")
+    return [
+        {"url": url, "username": "almanac", "password_file": str(password)},
+        {"url": url, "token_file": str(token)},
+        {"url": url.replace("http://", f"http://almanac:{SECRETS[2]}@")},
+    ]
+
+
+def test_credentials_are_sent(serve: Serve, tmp_path: Path) -> None:
+    stub = serve(lambda path, n: (200, healthy(path)))
+    for options in secrets_in(tmp_path, stub.url):
+        list(source(**options).read(HOUR_S, HOUR_S + 60))
+    sent = list(dict.fromkeys(stub.authorization))
+    assert sent == [
+        "Basic YWxtYW5hYzpzM2NyZXQtcGFzc3dvcmQ=",
+        f"Bearer {SECRETS[1]}",
+        "Basic YWxtYW5hYzpmcjBtLXVybA==",
+    ]
+
+
+def everything_said(error: BaseException, record: Any, *objects: object) -> str:
+    trace = "".join(traceback.format_exception(error))
+    return "\n".join([trace, getattr(error, "hint", ""), record.text, *map(repr, objects)])
+
+
+@pytest.mark.parametrize("echo", [True, False])
+def test_credentials_are_never_said(serve: Serve, tmp_path: Path, caplog: Any, echo: bool) -> None:
+    """Not by an error, its trace, a log at level DEBUG or a repr; not even where the server repeats them."""
+    caplog.set_level("DEBUG")
+    stub = serve(lambda path, n: (401, f"wrong: {' '.join(SECRETS)}" if echo else "wrong"))
+    for number, options in enumerate(secrets_in(tmp_path, stub.url)):
+        for where in (stub.url, "http://127.0.0.1:9"):
+            options["url"] = options["url"].replace(stub.url.removeprefix("http://"), where.removeprefix("http://"))
+            one = source(**options, retries=0)
+            with pytest.raises(ServerError) as caught:
+                list(one.read(HOUR_S, HOUR_S + 60))
+            said = everything_said(caught.value, caplog, one, one.__dict__)
+            assert SECRETS[number] not in said
+
+
+@pytest.mark.parametrize("content", ["", "two\nlines", "bad\x00byte", None])
+def test_a_secret_file_that_cannot_be_used(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match="token_file") as caught:
+        list(source("http://127.0.0.1:9", token_file=str(path)).read(HOUR_S, HOUR_S + 60))
+    assert not content or content not in str(caught.value)
+
+
+def test_a_certificate_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ca_file"):
+        list(source("https://127.0.0.1:9", ca_file=str(tmp_path / "ca.pem")).read(HOUR_S, HOUR_S + 60))
+
+
+def test_probe_tells_what_is_there_and_which_setting_is_missing(serve: Serve) -> None:
+    def one_counter(path: str, number: int) -> tuple[int, str]:
+        return (404, "") if "buildinfo" in path else (200, healthy(path))
+
+    status = probe(Prometheus(url=serve(one_counter).url), clock=lambda: NOW_S)
+    assert (status.version, status.hosts, status.gpus, status.scrape_interval_s) == ("", 1, 1, None)
+    assert status.counters_present == ("hbm_used_mib",)
+    assert '"DCGM_FI_PROF_SM_ACTIVE, gauge, ' in status.counters_missing["DCGM_FI_PROF_SM_ACTIVE"]
+    assert "CAP_SYS_ADMIN" in status.counters_missing["DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"]
+    assert "DCGM_FI_DEV_FB_USED" not in status.counters_missing
+
+
+def test_probe_of_nothing_fails_at_once() -> None:
+    with pytest.raises(AlmanacError, match="asked once"):
+        probe(Prometheus(url="http://127.0.0.1:9"))

@@ -35,7 +35,9 @@ def as_numbers(result: list[dict[str, Any]]) -> list[float]:
 
 
 @given(st.lists(SERIES, max_size=4), st.sampled_from([None, 1]))
-def test_labels_lengths_times_and_values_are_those_of_the_json(result: list[dict[str, Any]], indent: int | None) -> None:
+def test_labels_lengths_times_and_values_are_those_of_the_json(
+    result: list[dict[str, Any]], indent: int | None
+) -> None:
     samples = parse_answer(body(result, indent=indent))["data"]["result"]
     assert isinstance(samples, Samples)
     assert samples.labels == [one["metric"] for one in result]

@@ -1,0 +1,61 @@
+"""The fake exporter's GPUs, without servers: what a job's profile makes of them, replayed or generated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_dcgm import METRICS, Exporter, Gpu, Trace, generated_trace, recorded_trace
+from testbed import trace_path
+
+from telemetry.counters import COUNTERS
+
+
+def recorded() -> Trace:
+    if not trace_path().exists():
+        pytest.skip(f"no {trace_path().name} in the shared data")
+    return recorded_trace(trace_path())
+
+
+TRACES = [generated_trace, pytest.param(recorded, marks=pytest.mark.data)]
+
+
+def busy_gpu(trace: Trace, node: str, peak_mib: float, seconds: int) -> list[dict[str, float]]:
+    """The values of one GPU, a second apart, from a job's start."""
+    gpu = Gpu(node, 0)
+    values = []
+    for second in range(seconds):
+        gpu.advance(("7",), peak_mib, trace, float(second), 1.0)
+        values.append(dict(gpu.values))
+    return values
+
+
+@pytest.mark.parametrize("make_trace", TRACES)
+def test_a_busy_gpu_stays_within_what_almanac_takes_for_possible(make_trace: type[Trace]) -> None:
+    names = {metric: name for name, metric, _ in METRICS}
+    for values in busy_gpu(make_trace(), "n1", 20480, 60):
+        for counter in COUNTERS:
+            if counter.column != "hbm_total_mib":
+                assert counter.low <= values[names[counter.dcgm]] <= counter.high, counter.column
+
+
+@pytest.mark.parametrize("make_trace", TRACES)
+def test_memory_reaches_the_profiles_peak_within_eight_seconds_and_no_more(make_trace: type[Trace]) -> None:
+    used = [values["fb_used"] for values in busy_gpu(make_trace(), "n3", 60 * 1024, 60)]
+    assert used[0] < 20 * 1024
+    assert max(used[:8]) == max(used) == 60 * 1024
+
+
+def test_a_gpu_has_no_more_memory_than_it_has() -> None:
+    values = busy_gpu(generated_trace(), "n1", 60 * 1024, 5)[-1]
+    assert values["fb_used"] == round(Gpu("n1", 0).total_mib) and values["fb_free"] == pytest.approx(0, abs=1)
+
+
+def test_a_gpu_shared_by_two_jobs_has_a_series_of_each_and_an_idle_one_no_job_label(tmp_path: Path) -> None:
+    (tmp_path / "jobs/n2").mkdir(parents=True)
+    (tmp_path / "jobs/n2/3").write_text("11\n12\n")
+    (tmp_path / "profiles").mkdir()
+    lines = Exporter(tmp_path / "jobs", tmp_path / "profiles", generated_trace()).render().splitlines()
+    shared = [line for line in lines if line.startswith("DCGM_FI_DEV_FB_USED") and 'gpu="3"' in line and '"n2"' in line]
+    assert [line.split('hpc_job="')[1].split('"')[0] for line in shared] == ["11", "12"]
+    assert sum("DCGM_FI_DEV_FB_USED{" in line and "hpc_job" not in line for line in lines) == 15

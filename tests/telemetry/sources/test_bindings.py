@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from almanac.errors import CommandError, SourceError
+from almanac.records import Counts
+from telemetry.schema import BINDINGS
+from telemetry.sources.bindings import PrologSource, SqueueSource
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
+NOW_S = 1_800_000_000
+Rows = set[tuple[int, str, int, str, int]]
+
+
+def record(folder: Path, job_id: int = 7, host: str = "n1", time_s: int = NOW_S - 60, **changes: str) -> Path:
+    value = {"job_id": str(job_id), "host": host, "gpus": "0-1,3", "uid": "1000", "time": str(time_s), **changes}
+    path = folder / f"lab.{job_id}.{host}.{time_s}"
+    path.write_text("".join(f"{key}={text}\n" for key, text in value.items()))
+    path.chmod(0o644)
+    return path
+
+
+def read(folder: Path, since_s: int = NOW_S - 3600, owners: set[int] | None = None) -> tuple[Rows, Counts]:
+    source = PrologSource(folder, "lab", frozenset({os.getuid()} if owners is None else owners))
+    counts, rows = Counts(), set()
+    for batch in source.read(since_s, NOW_S):
+        assert batch.table == "bindings" and batch.rows.schema == BINDINGS
+        counts.add(batch.counts)
+        rows |= {tuple(row.values()) for row in batch.rows.to_pylist()}
+    assert batch.watermark_s == NOW_S
+    assert counts.seen == counts.kept + counts.dropped.total()
+    return rows, counts
+
+
+def test_a_record_gives_a_row_for_each_gpu(tmp_path: Path) -> None:
+    record(tmp_path)
+    record(tmp_path, 8, "gpu-a.cluster.example", gpus="2")
+    rows, counts = read(tmp_path)
+    assert rows == {
+        *((7, "n1", gpu, "prolog", NOW_S - 60) for gpu in (0, 1, 3)),
+        (8, "gpu-a.cluster.example", 2, "prolog", NOW_S - 60),
+    }
+    assert counts.kept == 2
+
+
+def test_an_empty_folder_gives_an_empty_table(tmp_path: Path) -> None:
+    assert read(tmp_path) == (set(), Counts())
+
+
+def test_reading_again_changes_nothing(tmp_path: Path) -> None:
+    record(tmp_path)
+    assert read(tmp_path) == read(tmp_path)
+
+
+def test_records_of_other_times_and_clusters_and_unfinished_ones_are_not_looked_at(tmp_path: Path) -> None:
+    record(tmp_path, 1, time_s=NOW_S - 2 * 86400)
+    record(tmp_path, 2, time_s=NOW_S)
+    record(tmp_path, 3).rename(tmp_path / f"other.3.n1.{NOW_S - 60}")
+    record(tmp_path, 4).rename(tmp_path / f".lab.4.n1.{NOW_S - 60}")
+    assert read(tmp_path) == (set(), Counts())
+
+
+def test_a_record_of_the_hour_before_is_read_again(tmp_path: Path) -> None:
+    record(tmp_path, time_s=NOW_S - 3600)
+    assert len(read(tmp_path, since_s=NOW_S - 10)[0]) == 3
+
+
+def _link(folder: Path) -> None:
+    target = folder / ".target"
+    record(folder).rename(target)
+    (folder / f"lab.7.n1.{NOW_S - 60}").symlink_to(target)
+
+
+def _fifo(folder: Path) -> None:
+    os.mkfifo(folder / f"lab.7.n1.{NOW_S - 60}")
+
+
+def _folder(folder: Path) -> None:
+    (folder / f"lab.7.n1.{NOW_S - 60}").mkdir()
+
+
+def _large(folder: Path) -> None:
+    with record(folder).open("a") as handle:
+        handle.write("x=" + "y" * 4096)
+
+
+def _writable(folder: Path) -> None:
+    record(folder).chmod(0o666)
+
+
+def _other_name(folder: Path) -> None:
+    record(folder).rename(folder / "notes.txt")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_link, "cannot be opened, or a link"),
+        (_fifo, "not a regular file"),
+        (_folder, "not a regular file"),
+        (_large, "too large"),
+        (_writable, "not root's own file"),
+        (_other_name, "file name of another form"),
+        (lambda folder: record(folder, job_id=7, gpus="0-99999"), "unreadable GPU indices"),
+        (lambda folder: record(folder, gpus="all"), "unreadable GPU indices"),
+        (lambda folder: record(folder, gpus=""), "no GPU indices"),
+        (lambda folder: record(folder, time="1"), "content and file name differ"),
+        (lambda folder: record(folder).write_text(""), "content and file name differ"),
+        (lambda folder: record(folder).write_bytes(b"\xff\x00=\n"), "content and file name differ"),
+        (lambda folder: record(folder, host="n1;x"), "not a host name"),
+    ],
+)
+def test_what_is_no_record_of_root_is_counted(tmp_path: Path, make: Callable[[Path], object], reason: str) -> None:
+    make(tmp_path)
+    record(tmp_path, 8)
+    rows, counts = read(tmp_path)
+    assert {row[0] for row in rows} == {8}
+    assert dict(counts.dropped) == {reason: 1}
+
+
+def test_files_of_another_owner_are_not_believed(tmp_path: Path) -> None:
+    record(tmp_path)
+    assert dict(read(tmp_path, owners={os.getuid() + 1})[1].dropped) == {"not root's own file": 1}
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="cannot be read: No such file"):
+        read(tmp_path / "none")
+
+
+def squeue(content: Any, **given: Any) -> tuple[Rows, Counts]:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+
+    def runner(argv: Sequence[str]) -> bytes:
+        assert list(argv) == ["squeue", "-a", "--json"]
+        return data
+
+    [batch] = SqueueSource(runner, lambda: NOW_S, **given).read(0, NOW_S)
+    assert batch.table == "bindings" and batch.rows.schema == BINDINGS and batch.watermark_s is None
+    assert batch.counts.seen == batch.counts.kept + batch.counts.dropped.total()
+    return {tuple(row.values()) for row in batch.rows.to_pylist()}, batch.counts
+
+
+@pytest.mark.parametrize("release", ["22.05.8", "24.11.5", "26.05.5"])
+def test_recorded_jobs_that_run(release: str) -> None:
+    rows, counts = squeue((FIXTURES / release / "squeue.json").read_bytes())
+    cases = (line.split("\t") for line in (FIXTURES / release / "cases.tsv").read_text().splitlines())
+    job_ids = {name: int(job_id) for name, job_id in cases if job_id}
+    assert {row[1:3] for row in rows if row[0] == job_ids["running"]} == {("n1", 1), ("n1", 2), ("n2", 0), ("n2", 1)}
+    assert {row[1:3] for row in rows if row[0] == job_ids["running_het"]} == {("n1", 3)}
+    assert {row[1:3] for row in rows if row[0] == job_ids["running_het"] + 1} == {("n2", 2)}
+    # The task of the array that runs: its own job id, not the array's.
+    assert {row[1:3] for row in rows if row[0] > job_ids["pending"]} == {("n1", 0)}
+    assert (counts.seen, counts.kept, len(rows)) == (4, 4, 7)
+    assert len({row[1:3] for row in rows}) == 7
+    now_s = int((FIXTURES / release / "now_s.txt").read_text())
+    assert all(now_s - 60 < row[4] <= now_s for row in rows)
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    return {
+        "job_id": 7, "cluster": "lab", "job_state": ["RUNNING"], "nodes": "n1", "start_time": NOW_S - 50,
+        "gres_detail": ["gpu:a100:2(IDX:0,3)"], "name": "x", **changes,
+    }  # fmt: skip
+
+
+def test_polling_again_gives_the_same_rows() -> None:
+    expected = {(7, "n1", 0, "squeue", NOW_S - 50), (7, "n1", 3, "squeue", NOW_S - 50)}
+    assert squeue({"jobs": [job()]})[0] == squeue({"jobs": [job(), job()]})[0] == expected
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        job(job_state=["PENDING"]), job(job_state="PENDING"), job(job_state=None), job(gres_detail=[]),
+        job(gres_detail=["nvme:1"]), job(gres_detail=None), job(cluster="other"), "x", None,
+    ],
+)  # fmt: skip
+def test_other_jobs_are_not_looked_at(other: Any) -> None:
+    assert squeue({"jobs": [other]}, cluster="lab") == (set(), Counts())
+
+
+def test_hosts_are_in_the_order_of_the_node_table() -> None:
+    detail = ["gpu:1(IDX:5)", "gpu:1(IDX:6)"]
+    later = {"nodes": {"allocation": [{"name": "z1"}, {"name": "a1"}]}}
+    earlier = {"nodes": "a1,z1", "allocated_nodes": [{"nodename": "z1"}, {"nodename": "a1"}]}
+    for resources in (later, earlier):
+        rows, _ = squeue({"jobs": [job(nodes="a1,z1", gres_detail=detail, job_resources=resources)]})
+        assert {row[1:3] for row in rows} == {("z1", 5), ("a1", 6)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"job_id": "7"}, "job id is not a number"),
+        ({"nodes": "n1", "gres_detail": ["gpu:1(IDX:0)"] * 2}, "nodes and gres_detail differ in number"),
+        ({"nodes": "n[1-2]", "gres_detail": ["gpu:1(IDX:0)"] * 2}, "order of the nodes unknown"),
+        ({"nodes": "n[1-999999999]"}, "unreadable node list"),
+        ({"nodes": "@all"}, "unreadable node list"),
+        ({"gres_detail": ["gpu:1(IDX:0-99999)"]}, "unreadable GPU indices"),
+        ({"nodes": None}, "nodes and gres_detail differ in number"),
+    ],
+)
+def test_a_job_that_cannot_be_read_is_counted(changes: dict[str, Any], reason: str) -> None:
+    rows, counts = squeue({"jobs": [job(**changes), job(job_id=8)]})
+    assert {row[0] for row in rows} == {8}
+    assert dict(counts.dropped) == {reason: 1}
+
+
+@pytest.mark.parametrize("start", [None, 0, NOW_S + 5, {"set": False, "number": 0}])
+def test_without_a_start_in_the_past_the_time_of_the_poll_is_taken(start: Any) -> None:
+    assert {row[4] for row in squeue({"jobs": [job(start_time=start)]})[0]} == {NOW_S}
+
+
+@pytest.mark.parametrize("data", [b"", b"no JSON", b"{}", b"[]", b"[" * 100_000])
+def test_an_answer_without_jobs_is_no_idle_cluster(data: bytes) -> None:
+    with pytest.raises(CommandError, match="no list of jobs"):
+        squeue(data)

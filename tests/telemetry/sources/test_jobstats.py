@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telemetry.sources.jobstats import MAX_JSON_BYTES, GpuMemory, decode_jobstats, has_jobstats
+
+GIB = 2**30
+
+
+def comment(content: Any) -> str:
+    return pack(json.dumps(content).encode())
+
+
+def pack(data: bytes) -> str:
+    return "JS1:" + base64.b64encode(gzip.compress(data)).decode()
+
+
+def node(used: dict[str, Any], total: dict[str, Any]) -> dict[str, Any]:
+    return {"total_memory": 1, "cpus": 4, "gpu_used_memory": used, "gpu_total_memory": total, "gpu_utilization": {}}
+
+
+def test_the_peak_is_that_of_the_highest_gpu_of_all_nodes() -> None:
+    nodes = {
+        "h1": node({"0": 10 * GIB, "1": 43 * GIB}, {"0": 80 * GIB, "1": 80 * GIB}),
+        "h2": node({"3": 42 * GIB}, {"3": 40 * GIB + 3 * GIB}),
+    }
+    summary = decode_jobstats(comment({"nodes": nodes, "total_time": 3600, "gpus": 3}))
+    assert summary is not None
+    assert (summary.hbm_peak_mib, summary.hbm_total_mib) == (43 * 1024, 43 * 1024)
+    assert summary.gpus[0] == GpuMemory("h1", "0", 10 * 1024, 80 * 1024)
+    assert len(summary.gpus) == 3
+
+
+def test_a_gpu_without_a_recorded_capacity() -> None:
+    summary = decode_jobstats(comment({"nodes": {"h1": node({"0": GIB}, {})}}))
+    assert summary is not None
+    assert (summary.hbm_peak_mib, summary.hbm_total_mib) == (1024, None)
+
+
+@pytest.mark.parametrize("text", ["", "JS1:None", "JS1:Short", "advisor: hbm80g", "js1:h4siaaaa", " JS1:x"])
+def test_where_there_is_no_summary(text: str) -> None:
+    assert decode_jobstats(text) is None and not has_jobstats(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "JS1:",
+        "JS1:!!!",
+        "JS1:AAAA",
+        "JS1:\u0661",
+        pack(b"not JSON"),
+        pack(b"[" * 100_000),
+        pack(b'{"nodes": {"h": {"gpu_used_memory": {"0": 1' + b"0" * 400 + b"}}}}"),
+        pack(b'{"nodes": {"h": {"gpu_used_memory": {"0": NaN}}}}'),
+        pack(b'{"nodes": {"h": {"gpu_used_memory": {"0": 1e999}}}}'),
+        comment([]),
+        comment({}),
+        comment({"nodes": []}),
+        comment({"nodes": {"h1": None}}),
+        comment({"nodes": {"h1": {"gpu_used_memory": [1]}}}),
+        comment({"nodes": {"h1": node({"0": "1"}, {})}}),
+        comment({"nodes": {"h1": node({"0": True}, {})}}),
+        comment({"nodes": {"h1": node({"0": -1}, {})}}),
+        comment({"nodes": {"h1": node({"0": 81 * GIB}, {"0": 80 * GIB})}}),
+        comment({"nodes": {"h1": node({"0": 1 * GIB}, {"0": None})}}),
+        comment({"nodes": {"h1": node({"0": 1 * GIB}, {"0": 80 * GIB})}})[:-8],
+    ],
+)
+def test_a_malformed_summary_is_none_and_known_to_be_one(text: str) -> None:
+    assert decode_jobstats(text) is None and has_jobstats(text)
+
+
+def test_a_job_without_gpus_has_no_summary() -> None:
+    assert decode_jobstats(comment({"nodes": {"h1": {"total_memory": 1, "cpus": 4}}})) is None
+
+
+def test_decompression_is_bounded() -> None:
+    data = json.dumps({"nodes": {"h1": node({"0": GIB}, {})}}).encode()
+    assert decode_jobstats(pack(data + b" " * (MAX_JSON_BYTES - len(data) - 1))) is not None
+    assert decode_jobstats(pack(data + b" " * MAX_JSON_BYTES)) is None
+
+
+def test_text_that_is_too_long_is_not_decoded() -> None:
+    raw = zlib.compressobj(level=0, wbits=31)
+    data = json.dumps({"nodes": {"h1": node({"0": GIB}, {})}}).encode() + b" " * (1 << 20)
+    assert decode_jobstats("JS1:" + base64.b64encode(raw.compress(data) + raw.flush()).decode()) is None
+
+
+@given(st.text())
+def test_no_text_breaks_the_decoder(text: str) -> None:
+    assert decode_jobstats("JS1:" + text) is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text() | st.floats(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_no_content_breaks_the_decoder(content: Any) -> None:
+    decode_jobstats(comment({"nodes": content}))
+    decode_jobstats(comment({"nodes": {"h": content}}))
+    decode_jobstats(comment({"nodes": {"h": {"gpu_used_memory": content, "gpu_total_memory": content}}}))

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from telemetry.sources.sacct_json import JobText, number, parse_json
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    return {
+        "job_id": 7, "cluster": "lab", "name": "train", "time": {"submission": 100}, "comment": {"administrator": "a"},
+        **changes,
+    }  # fmt: skip
+
+
+def parse(*jobs: Any) -> dict[tuple[int, int], JobText]:
+    return parse_json(json.dumps({"jobs": list(jobs)}).encode(), "lab")
+
+
+def test_texts_by_job_id_and_submit_time() -> None:
+    again = job(name="later", time={"submission": {"set": True, "infinite": False, "number": 200}})
+    assert parse(job(), again) == {(7, 100): JobText("train", "a"), (7, 200): JobText("later", "a")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"name": None}, JobText(None, "a")),
+        ({"name": ""}, JobText("", "a")),
+        ({"name": 3}, JobText(None, "a")),
+        ({"comment": {"administrator": None}}, JobText("train")),
+        ({"comment": "text"}, JobText("train")),
+        ({"comment": None}, JobText("train")),
+    ],
+)
+def test_missing_texts(changes: dict[str, Any], expected: JobText) -> None:
+    assert parse(job(**changes)) == {(7, 100): expected}
+
+
+@pytest.mark.parametrize(
+    "bad", [None, "x", 3, [], job(cluster="other"), job(job_id="7"), job(job_id=True), job(time=None), job(time={})]
+)
+def test_records_that_name_no_job_of_this_cluster_are_passed_over(bad: Any) -> None:
+    assert list(parse(bad, job())) == [(7, 100)]
+
+
+def test_sacct_says_why_there_are_no_jobs() -> None:
+    data = b'{"errors": [{"description": "Unable to parse time format"}]}'
+    with pytest.raises(ValueError, match="no list of jobs: Unable to parse time format"):
+        parse_json(data, "lab")
+
+
+def test_nothing_found_is_no_failure() -> None:
+    assert parse_json(b'{"jobs": [], "errors": [{"description": "Nothing found"}]}', "lab") == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (5, 5), (0, 0), (True, None), ("5", None), (None, None), (5.0, None), ({}, None),
+        ({"set": True, "infinite": False, "number": 5}, 5), ({"set": False, "infinite": False, "number": 5}, None),
+        ({"set": True, "infinite": True, "number": 5}, None), ({"set": True, "number": "5"}, None),
+    ],
+)  # fmt: skip
+def test_numbers_of_either_shape(value: Any, expected: int | None) -> None:
+    assert number(value) == expected

@@ -1,0 +1,94 @@
+"""What is installed beside us: no clash with our generic top-level names, and a lock that pins all of it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OURS = PROJECT["project"]["name"]
+PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+# Folders of the checkout that a test or a script imports from, though they are not installed.
+TOP_LEVEL = {*PACKAGES, "tests", "docker", "benchmarks", "docs"}
+LOCK = (ROOT / "requirements.lock").read_text()
+
+
+def normalised(name: str) -> str:
+    """A distribution's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def top_level_names(files: Iterable[str]) -> set[str]:
+    """The names that installed files (relative to site-packages) can be imported by.
+
+    A folder counts with any Python or extension module in it, since it is a package or a namespace package.
+    """
+    names = set()
+    for file in map(PurePosixPath, files):
+        if file.suffix not in (".py", ".so", ".pyi", ".pth") or file.parts[0] == "..":
+            continue
+        names.add(file.parts[0] if len(file.parts) > 1 else file.name.split(".")[0])
+    return names
+
+
+def locked() -> dict[str, str]:
+    """Each pinned distribution of the lock and the lines that belong to it."""
+    blocks = re.split(r"\n(?=[A-Za-z0-9])", re.sub(r"(?m)^\s*#.*\n", "", LOCK))
+    return {normalised(re.split(r"[=\[<>~! ]", block, maxsplit=1)[0]): block for block in blocks if block.strip()}
+
+
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        ("reports/__init__.py", {"reports"}),
+        ("docs/conf.py", {"docs"}),
+        ("cli.py", {"cli"}),
+        ("telemetry.cpython-311-x86_64-linux-gnu.so", {"telemetry"}),
+        ("numpy/tests/test_a.py", {"numpy"}),
+        ("docs/index.rst", set()),
+        ("../../../bin/almanac.py", set()),
+    ],
+)
+def test_top_level_names_of_a_file(file: str, names: set[str]) -> None:
+    assert top_level_names([file]) == names
+
+
+def test_no_dependency_ships_one_of_our_top_level_names() -> None:
+    clashes = {
+        distribution.name: taken
+        for distribution in metadata.distributions()
+        if normalised(distribution.name) != normalised(OURS)
+        and (taken := TOP_LEVEL & top_level_names(map(str, distribution.files or ())))
+    }
+    assert clashes == {}
+
+
+def test_our_own_packages_are_the_ones_imported() -> None:
+    for package in PACKAGES:
+        assert Path(str(__import__(package).__file__)).parent == ROOT / package
+
+
+def test_the_lock_pins_every_distribution_with_hashes() -> None:
+    assert len(locked()) > 20
+    for name, block in locked().items():
+        first = block.splitlines()[0]
+        assert re.match(r"[A-Za-z0-9_.\-]+(\[[a-z,]+\])?==\d", first), first
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", block), f"{name} has no hash"
+
+
+def test_the_lock_names_no_index() -> None:
+    assert "://" not in LOCK
+    assert not re.search(r"(?m)^\s*(-i|-f|--index-url|--extra-index-url|--find-links)\b", LOCK)
+
+
+def test_the_lock_has_every_dependency_of_the_project() -> None:
+    project = PROJECT["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"], *PROJECT["build-system"]["requires"]]
+    names = {normalised(re.split(r"[=\[<>~!; ]", requirement, maxsplit=1)[0]) for requirement in wanted}
+    assert names <= locked().keys()
