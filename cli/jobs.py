@@ -13,9 +13,9 @@ from cli.ingest import moment
 from cli.output import json_text, show_table, write_separated
 
 COLUMNS = (
-    "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "name", "state", "node_count",
-    "gpu_count", "elapsed_s", "tier", "hbm_peak_mib", "hbm_capacity_mib", "hbm_evidence", "mean_gpu_util_pct",
-    "coverage_frac", "verdict",
+    "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "name", "name_key", "state",
+    "node_count", "gpu_count", "elapsed_s", "tier", "hbm_peak_mib", "hbm_capacity_mib", "hbm_evidence",
+    "mean_gpu_util_pct", "coverage_frac", "verdict",
 )  # fmt: skip
 
 

@@ -59,12 +59,15 @@ def _cell(value: Any) -> str:
 
 
 def show_counts(what: str, counts: Counts) -> None:
-    """What became of the records of a run, and one example of each kind that was dropped."""
+    """What became of the records of a run, and one example of each kind that was dropped or lacks something."""
     click.echo(f"{what}: {format_count(counts.seen)} records read, {format_count(counts.kept)} kept")
-    for reason, number in sorted(counts.dropped.items()):
+    said = [(reason, number, "") for reason, number in sorted(counts.dropped.items())]
+    said += [(note, number, "kept ") for note, number in sorted(counts.notes.items())]
+    for reason, number, kept in said:
         example = counts.examples.get(reason, "")
         click.echo(
-            f"  {format_count(number)} {printable(reason)}" + (f", such as: {printable(example)}" if example else "")
+            f"  {format_count(number)} {kept}{printable(reason)}"
+            + (f", such as: {printable(example)}" if example else "")
         )
 
 

@@ -56,16 +56,19 @@ def make_families(
     framework = people.user_framework[people.family_user]
     tier, growing = _tiers(shape, profile, exclusive, framework, rng)
     size_bin, nodes = _sizes(shape, profile, exclusive, tier, rng)
-    combo = deal(regular, [c.share for c in profile.pipes.combos])
-    compute = _compute_bound(profile, regular, combo, rng)
-    one_gpu = _one_gpu(profile, exclusive, size_bin, combo, compute, rng)
-    util_low, util_width = _utilisation(profile, regular, size_bin, combo, compute, one_gpu, rng)
     sigma = profile.duration.family_log_sigma(rng.random(len(counts)))
+    log_median = _log_medians(profile, regular, nodes, sigma, rng)
+    counted = np.rint(regular * _share_counted(shape, profile, regular, nodes, log_median, sigma)).astype(np.int64)
+    exclusive = np.where(shared, 0, counted)
+    combo = deal(counted, [c.share for c in profile.pipes.combos])
+    compute = _compute_bound(profile, counted, combo, rng)
+    one_gpu = _one_gpu(profile, exclusive, size_bin, combo, compute, rng)
+    util_low, util_width = _utilisation(profile, counted, size_bin, combo, compute, one_gpu, rng)
     need = _needs(profile, exclusive, tier, growing, framework, rng)
     return Families(
         tier=tier, size_bin=size_bin, nodes=nodes, is_shared=shared, combo=combo, is_compute_bound=compute,
         is_one_gpu=one_gpu, util_low=util_low, util_width=util_width, imbalance_share=rng.random(len(counts)),
-        log_median=_log_medians(profile, regular, nodes, sigma, rng), log_sigma=sigma,
+        log_median=log_median, log_sigma=sigma,
         limit_factor=profile.duration.limit_factor(rng.random(len(counts))), framework=framework,
         is_growing=growing, grow_mib=_growth(profile, tier), need_mib=need[0], need_low_mib=need[1],
         need_high_mib=need[2], need_spread=profile.memory.family_spread(rng.random(len(counts))),
@@ -119,7 +122,8 @@ def largest_nodes(shape: SiteShape) -> int:
 def _sizes(shape: SiteShape, profile: Profile, counts: Ints, tier: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Size bin and nodes of each family; what asks for a tier fits into that tier's nodes."""
     bins, per_node = size_bins(shape, profile), shape.gpus_per_node
-    pool = np.array([max(shape.nodes_40, shape.nodes_80), shape.nodes_40 or shape.nodes_80, shape.nodes_80])
+    quarter = max(1, shape.nodes_80 // 4)  # larger ones would wait for each other for days
+    pool = np.array([max(shape.nodes_40, shape.nodes_80), shape.nodes_40 or shape.nodes_80, quarter])
     limit = np.minimum(largest_nodes(shape), pool[tier])
     least = np.array([-(-b.low // per_node) for b in bins])
     most = np.array([max(1, b.high // per_node) for b in bins])
@@ -191,6 +195,22 @@ def _log_medians(profile: Profile, counts: Ints, nodes: Ints, sigma: Floats, rng
         values = np.array([NormalDist().inv_cdf(float(m)) for m in middle]) * between
         log_median = np.where((nodes > 1) == bool(several), values, log_median)
     return log_median
+
+
+def _share_counted(
+    shape: SiteShape, profile: Profile, counts: Ints, nodes: Ints, log_median: Floats, sigma: Floats
+) -> Floats:
+    """Share of each family's jobs that will be long enough to count in the published shares."""
+    durations, share = profile.duration, np.ones(len(counts))
+    means = (durations.one_node_mean_s, durations.multi_node_mean_s)
+    for several, mean_s in enumerate(means):
+        members = (nodes > 1) == bool(several)
+        size = np.where(members, counts, 0)
+        unscaled = (size * np.exp(log_median + sigma**2 / 2)).sum() / max(1, size.sum())
+        margin = log_median + np.log(mean_s * shape.duration_scale / max(unscaled, 1e-9) / durations.mean_from_s)
+        above = np.array([NormalDist().cdf(float(x)) for x in margin / sigma])
+        share = np.where(members, above, share)
+    return share
 
 
 def _growth(profile: Profile, tier: Ints) -> Floats:

@@ -1,0 +1,180 @@
+"""The Slurm sources and the submission parser against the real servers."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import wait_until
+from testbed import Cluster
+
+from almanac.config import Slurm, Tier
+from telemetry.slurm.commands import SlurmCommands
+from telemetry.slurm.options import environment_options, parse_options, parse_script
+from telemetry.slurm.sbatch import merge, to_request
+from telemetry.sources.bindings import PrologSource, SqueueSource
+from telemetry.sources.sacct import SacctSource, probe_accounting
+from telemetry.sources.sacct_text import COLUMNS
+from telemetry.store import Store
+
+pytestmark = pytest.mark.cluster
+TIERS = (Tier("hbm40g", 40960, constraint="hbm40g"), Tier("hbm80g", 81920, constraint="hbm80g"))
+QUICK = "#!/bin/sh\ntrue\n"
+
+
+def commands(cluster: Cluster) -> SlurmCommands:
+    return SlurmCommands(timeout_s=60, env=cluster.lab.env)
+
+
+def accounting(cluster: Cluster, **given: Any) -> SacctSource:
+    return SacctSource(commands(cluster), cluster.lab.cluster, TIERS, Slurm(), time.time, **given)
+
+
+def ingest(cluster: Cluster, store: Store) -> list[Any]:
+    """Stores the last hour of accounting; what each batch added, left or replaced."""
+    now_s = int(time.time())
+    return [store.write(batch.table, "lab", batch.rows) for batch in accounting(cluster).read(now_s - 3600, now_s + 1)]
+
+
+def rows_of(store: Store, job_id: int) -> list[dict[str, Any]]:
+    return [row for row in store.read("jobs", "lab").to_pylist() if row["job_id"] == job_id]
+
+
+def test_a_name_and_a_comment_that_forge_rows_forge_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    delimiter = "|~0123456789abcdef~|"
+    source = replace(accounting(cluster), delimiter=lambda: delimiter)  # as if the drawn one had been foreseen
+    value = {"Cluster": "lab", "JobIDRaw": "999999", "JobID": "999999", "User": "root", "State": "COMPLETED",
+             "Submit": "1800000000", "ExitCode": "0:0"}  # fmt: skip
+    forged = "innocent\n" + delimiter.join(value.get(name, "1") for name in COLUMNS) + "\n"
+    job = cluster.lab.sbatch("alice", "-J", forged, "--comment", forged, "--wckey", forged, script=QUICK)
+    cluster.lab.sbatch("alice", "-A", "ml\n" + forged, script=QUICK)
+    assert cluster.lab.wait_for_jobs(job) == {job: "COMPLETED"}
+    # It would forge a row, where anybody asks for the name.
+    naive = cluster.lab.run("sacct", "-a", "-X", "-n", "-P", "-j", str(job), "-o", "JobIDRaw,JobName").stdout
+    assert len(naive.splitlines()) > 1
+
+    now_s = int(time.time())
+    [batch] = source.read(now_s - 3600, now_s + 1)
+    rows = {row["job_id"]: row for row in batch.rows.to_pylist()}
+    assert 999999 not in rows
+    assert (rows[job]["name"], rows[job]["user"]) == (forged, "alice")
+
+
+def test_each_run_of_a_requeued_job_is_kept(cluster: Cluster, tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    job = cluster.lab.sbatch("alice", "--requeue", "--gpus=1", script="#!/bin/sh\nsleep 60\n")
+    cluster.lab.wait_for_state(job, "RUNNING")
+    ingest(cluster, store)
+    assert [(row["state"], row["end_s"]) for row in rows_of(store, job)] == [("RUNNING", None)]
+    cluster.lab.run("scontrol", "requeue", str(job))
+
+    def is_requeued() -> bool:
+        ingest(cluster, store)
+        return len(rows_of(store, job)) == 2
+
+    wait_until("both records of the job", is_requeued, 30)
+    cluster.lab.run("scancel", str(job))
+    cluster.lab.wait_for_jobs(job)
+    ingest(cluster, store)
+    first, second = sorted(rows_of(store, job), key=lambda row: row["submit_s"])
+    assert (first["state"], second["state"]) == ("REQUEUED", "CANCELLED")
+    assert first["end_s"] <= second["submit_s"]
+
+
+def test_reading_again_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    job = cluster.lab.sbatch("bob", "-C", "gpu&hbm80g", "--gpus=2", script="#!/bin/sh\nexit 3\n")
+    assert cluster.lab.wait_for_jobs(job) == {job: "FAILED"}
+    ingest(cluster, store)
+    before = store.read("jobs", "lab")
+    ended = sum(end is not None for end in before["end_s"].to_pylist())
+    again = ingest(cluster, store)
+    assert sum(result.added for result in again) == 0 and sum(result.unchanged for result in again) >= ended
+    [row] = rows_of(store, job)
+    expected = {"user": "bob", "tier": "hbm80g", "gpu_count": 2, "gpu_count_req": 2, "exit_code": 3, "name": "sbatch"}
+    assert {key: row[key] for key in expected} == expected
+
+
+def test_a_job_left_open_is_found_by_its_id_whatever_the_span(cluster: Cluster) -> None:
+    job = cluster.lab.sbatch("alice", script=QUICK)
+    cluster.lab.wait_for_jobs(job)
+    source = replace(accounting(cluster, open_jobs=lambda: [job]), config=Slurm(overlap_hours=0))
+    batches = list(source.read(86400, 86400 + 10))
+    assert [batch.rows["job_id"].to_pylist() for batch in batches] == [[], [job]]
+    assert batches[1].rows["state"].to_pylist() == ["COMPLETED"]
+
+
+def test_doctor_learns_what_accounting_can_do(cluster: Cluster) -> None:
+    status = probe_accounting(commands(cluster))
+    assert re.fullmatch(r"\d\d\.\d\d\.\d+", status.version)
+    assert (status.cluster, status.has_json, status.tracks_gpus) == ("lab", True, True)
+
+
+def test_prolog_records_and_squeue_name_the_same_gpus(cluster: Cluster) -> None:
+    job = cluster.lab.sbatch("alice", "-N2", "--gpus-per-node=2", "--exclusive", script="#!/bin/sh\nsleep 8\n")
+    cluster.lab.wait_for_state(job, "RUNNING")
+    wait_until("a record of each node", lambda: len(cluster.prolog_records(job)) == 2, 20)
+    now_s = int(time.time())
+    found = {}
+    for source in (SqueueSource(commands(cluster), time.time, "lab"), PrologSource(cluster.prolog_dir, "lab")):
+        rows = [row for batch in source.read(now_s - 600, now_s + 1) for row in batch.rows.to_pylist()]
+        found[source.name] = {(row["host"], row["gpu"]) for row in rows if row["job_id"] == job}
+    assert found["squeue"] == found["prolog"] and len(found["prolog"]) == 4
+    cluster.lab.run("scancel", str(job))
+
+
+BODY = "#!/bin/bash\n"
+SUBMISSIONS: list[tuple[str, list[str], dict[str, str]]] = [
+    ('#SBATCH -J "my job" # comment\n#SBATCH --constraint=gpu\\&hbm80g --gpus\n#SBATCH 2\n\n#SBATCH -t 10', [], {}),
+    (" #SBATCH -J indented\n##SBATCH -J double\n#SBATCH--account ml\n#SBATCH --part=hbm80\n#SLURM -q normal", [], {}),
+    ("#SBATCH --comment='a \"b\" \\' c' -J a#b -C gpu\n#SBATCH -G1\ntrue\n#SBATCH -J after", [], {}),
+    ("#SBATCH --job-name=x\"y z\"w\n#SBATCH -Cgpu -G 2", [], {}),
+    ("#SBATCH -HOn4 --gpus a100:1", [], {}),
+    ("#SBATCH -C gpu\\\n#SBATCH -J x", [], {}),
+    (":\n#SBATCH -J late", [], {}),
+    ("#SBATCH -J script -C gpu -p all", ["-J", "cmd"],
+     {"SBATCH_PARTITION": "hbm80", "SBATCH_JOB_NAME": "env", "SBATCH_CONSTRAINT": "hbm80g"}),
+    ("#SBATCH -J\ttab\t-C\tgpu", ["--gpus-per-node=a100:2", "-N2"], {}),
+    ("#SBATCH -k -C gpu -J b\n#SBATCH --propagate=STACK -p all --nice=5 --exclusive", [], {}),
+    ("#sbatch -J lower\n#SBATCH -Jx=3", ["-A", "ml", "-qnormal"], {}),
+    ("#SBATCH --gpus=a100:2 --gpus-per-node=a100 -N 2-4", [], {"SBATCH_GPUS": "4"}),
+]  # fmt: skip
+SHOWN = ("account", "comment", "constraint", "gpus", "gpus-per-node", "job-name", "nodes", "ntasks", "partition", "qos")
+
+
+@pytest.mark.parametrize(("body", "argv", "environ"), SUBMISSIONS)
+def test_a_submission_is_read_as_sbatch_reads_it(
+    cluster: Cluster, body: str, argv: list[str], environ: dict[str, str]
+) -> None:
+    script = BODY + body + "\ntrue\n"
+    settings = [f"{name}={value}" for name, value in environ.items()]
+    said = cluster.lab.run(
+        "env", *settings, "sbatch", "-v", "--test-only", *argv, user="alice", stdin=script, check=False
+    ).stderr
+    assert "end of defined options" in said, said
+    lines = (re.fullmatch(r"sbatch: ([a-z-]+) +: (.*)", line) for line in said.splitlines())
+    real = {match[1]: match[2] for match in lines if match and match[1] in SHOWN}
+    merged = merge(parse_script(script), environment_options(environ), parse_options(argv)[0])
+    assert {name: option.value for name, option in merged.items() if name in SHOWN} == real
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--gres=gpu:2 -N 2", "--gpus=3", "--gpus=a100:2", "--gpus-per-node=2 -N2", "--gpus-per-task=1 -n3",
+        "--gpus=4 --gpus-per-node=2", "-n4 --ntasks-per-node=2 --gpus-per-node=1", "--gpus=2 --gpus-per-task=1",
+        "--gpus=2 --ntasks-per-gpu=2", "--gres=gpu -c 3", "--gpus=2 --cpus-per-gpu=3", "-t 0",
+    ],
+)  # fmt: skip
+def test_a_request_counts_as_slurm_counts_it(cluster: Cluster, options: str) -> None:
+    job = cluster.lab.sbatch("alice", "-H", *options.split(), script=QUICK)
+    shown = cluster.lab.run("scontrol", "show", "job", str(job)).stdout
+    cluster.lab.run("scancel", str(job))
+    tres = dict(term.split("=", 1) for term in re.search(r"TRES=(\S+)", shown)[1].split(","))  # type: ignore[index]
+    request = to_request(merge(parse_options(options.split())[0]), "alice", 0)
+    real = (int(tres.get("gres/gpu", 0)), int(tres["node"]), int(tres["cpu"]))
+    assert (request.gpu_count, request.node_count, request.cpu_count) == real
