@@ -184,11 +184,8 @@ def summarise(
     """Compute the metrics of the jobs that the rows just read can touch; None where nothing is new."""
     from telemetry.summary import summarize
 
-    changed = [
-        item["result"].since_s
-        for item in outcome.values()
-        if any(written.added or written.replaced for written in item["result"].written.values())
-    ]
+    written = [result for item in outcome.values() for result in item["result"].written.values()]
+    changed = [result.since_s for result in written if result.since_s is not None]
     if not changed:
         return None
     start_s = min(changed) if since_s is None else since_s

@@ -21,7 +21,6 @@ class IngestResult:
     until_s: int
     counts: Counts = field(default_factory=Counts)
     written: dict[str, WriteResult] = field(default_factory=dict)
-    changed_since_s: int | None = None
 
 
 def span(store: Store, source: str, cluster: str, now_s: int, lookback_s: int, delay_s: int = 0) -> tuple[int, int]:

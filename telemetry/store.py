@@ -15,7 +15,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,24 @@ DAMAGED = (duckdb.IOException, duckdb.InvalidInputException, duckdb.Serializatio
 
 @dataclass(frozen=True)
 class WriteResult:
-    """What became of the rows of one write; rows given twice within it count once."""
+    """What became of the rows of one write; rows given twice within it count once.
+
+    since_s: start of the earliest partition that changed; None where nothing did.
+    """
 
     added: int = 0
     unchanged: int = 0
     replaced: int = 0
+    since_s: int | None = field(default=None, compare=False)
 
     def __add__(self, other: WriteResult) -> WriteResult:
-        return WriteResult(self.added + other.added, self.unchanged + other.unchanged, self.replaced + other.replaced)
+        starts = [start_s for start_s in (self.since_s, other.since_s) if start_s is not None]
+        return WriteResult(
+            self.added + other.added,
+            self.unchanged + other.unchanged,
+            self.replaced + other.replaced,
+            min(starts, default=None),
+        )
 
 
 class Store:
@@ -219,7 +229,7 @@ class Store:
         if not path.exists():
             merged = _arrow(db, f"SELECT * FROM {source} ORDER BY {_columns(spec.order)}")
             self._replace(path, merged, spec)
-            return WriteResult(added=merged.num_rows)
+            return WriteResult(added=merged.num_rows, since_s=_partition_start(path))
         try:
             return self._merge_into(db, spec, path, source)
         except DAMAGED as error:
@@ -251,6 +261,7 @@ class Store:
                 db, f"SELECT {joined} FROM old e FULL OUTER JOIN {source} n ON {on} ORDER BY {_columns(spec.order)}"
             )
             self._replace(path, merged, spec)
+            result = replace(result, since_s=_partition_start(path))
         db.execute("DROP TABLE old")
         return result
 

@@ -38,10 +38,11 @@ class Exporter:
 
     def metric(self, counter: Counter) -> str:
         """This exporter's name of a counter; empty where it has none."""
-        return counter.dcgm if self.name == "dcgm" else counter.jobstats
+        return {"dcgm": counter.dcgm, "jobstats": counter.jobstats}.get(self.name, counter.column)
 
     def scale(self, counter: Counter) -> float:
-        return counter.dcgm_scale if self.name == "dcgm" else counter.jobstats_scale
+        """What turns its value of a counter into ours."""
+        return {"dcgm": counter.dcgm_scale, "jobstats": counter.jobstats_scale}.get(self.name, 1.0)
 
     def counters(self) -> dict[str, Counter]:
         """The counters that it has, by its own name."""
@@ -63,6 +64,9 @@ EXPORTERS = {
         ),
     )
 }
+
+FILE = Exporter("file", ("host",), ("gpu",), "uuid", "model", "job_label", mig_label="mig")
+"""A file to import: labels and counters have the names and units of the store."""
 
 
 @dataclass(frozen=True, order=True)

@@ -154,9 +154,10 @@ class Layout:
         self._fill("gres.conf.in", "etc/gres.conf", 0o644)
         self._fill("slurmdbd.conf.in", "etc/slurmdbd.conf", 0o600)
         shutil.chown(self.root / "etc/slurmdbd.conf", "slurm", "slurm")
-        # Needed from 23.11 where cgroups are not writable; 22.05's slurmd dies on this line and needs no such file.
-        if slurm_release() >= (23, 11):
-            (self.root / "etc/cgroup.conf").write_text("CgroupPlugin=disabled\n")
+        # Nothing here uses cgroups, and in many containers they cannot be written or are not mounted. 22.05 dies on
+        # "disabled", which later releases want, and asks for a mounted hierarchy only where it has to find the version.
+        plugin = "disabled" if slurm_release() >= (23, 11) else "cgroup/v1"
+        (self.root / "etc/cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
 
     def _write_hooks(self) -> None:
         script = self.root / "hooks" / PROLOG.name

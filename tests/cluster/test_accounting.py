@@ -13,6 +13,7 @@ from processes import wait_until
 from testbed import Cluster
 
 from almanac.config import Slurm, Tier
+from almanac.tres import parse_tres
 from telemetry.slurm.commands import SlurmCommands
 from telemetry.slurm.options import environment_options, parse_options, parse_script
 from telemetry.slurm.sbatch import merge, to_request
@@ -162,19 +163,23 @@ def test_a_submission_is_read_as_sbatch_reads_it(
     assert {name: option.value for name, option in merged.items() if name in SHOWN} == real
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "--gres=gpu:2 -N 2", "--gpus=3", "--gpus=a100:2", "--gpus-per-node=2 -N2", "--gpus-per-task=1 -n3",
-        "--gpus=4 --gpus-per-node=2", "-n4 --ntasks-per-node=2 --gpus-per-node=1", "--gpus=2 --gpus-per-task=1",
-        "--gpus=2 --ntasks-per-gpu=2", "--gres=gpu -c 3", "--gpus=2 --cpus-per-gpu=3", "-t 0",
-    ],
+REQUESTS = (
+    "--gres=gpu:2 -N 2", "--gpus=3 -N 1", "--gpus=a100:2 -N 1", "--gpus-per-node=2 -N2", "--gpus-per-task=1 -n3 -N 1",
+    "--gpus=4 --gpus-per-node=2", "-n4 --ntasks-per-node=2 --gpus-per-node=1", "--gpus=2 --gpus-per-task=1 -N 1",
+    "--gpus=2 --ntasks-per-gpu=2 -N 1", "--gres=gpu -c 3", "--gpus=2 --cpus-per-gpu=3 -N 1", "-w n[1-2]", "-n 5 -N 1",
 )  # fmt: skip
-def test_a_request_counts_as_slurm_counts_it(cluster: Cluster, options: str) -> None:
-    job = cluster.lab.sbatch("alice", "-H", *options.split(), script=QUICK)
-    shown = cluster.lab.run("scontrol", "show", "job", str(job)).stdout
-    cluster.lab.run("scancel", str(job))
-    tres = dict(term.split("=", 1) for term in re.search(r"TRES=(\S+)", shown)[1].split(","))  # type: ignore[index]
-    request = to_request(merge(parse_options(options.split())[0]), "alice", 0)
-    real = (int(tres.get("gres/gpu", 0)), int(tres["node"]), int(tres["cpu"]))
-    assert (request.gpu_count, request.node_count, request.cpu_count) == real
+
+
+def test_a_request_counts_as_slurm_counts_it(cluster: Cluster) -> None:
+    jobs = {cluster.lab.sbatch("alice", *options.split(), script=QUICK): options for options in REQUESTS}
+    cluster.lab.wait_for_jobs(*jobs)
+    ids = ",".join(map(str, jobs))
+    real = {}
+    for job, text in cluster.lab.sacct("-j", ids, "-o", "JobIDRaw,AllocTRES"):
+        tres = parse_tres(text)
+        real[jobs[int(job)]] = (int(tres.get("gres/gpu", 0)), int(tres["node"]), int(tres["cpu"]))
+    ours = {}
+    for options in REQUESTS:
+        request = to_request(merge(parse_options(options.split())[0]), "alice", 0)
+        ours[options] = (request.gpu_count, request.node_count, request.cpu_count)
+    assert ours == real

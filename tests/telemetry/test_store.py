@@ -179,15 +179,25 @@ WRITER = textwrap.dedent(
     from pathlib import Path
     import numpy as np, pyarrow as pa
     from telemetry.store import Store
+    from almanac.records import Counts
+    from telemetry.ingest import IngestResult, ingest
+    from telemetry.sources.base import Batch
+
+    class Steady:
+        # Three GPUs for six hours, a batch per half hour and host; the last of each half hour moves the watermark.
+        name = "test"
+        def read(self, since_s, until_s):
+            for chunk in range(12):
+                time_ms = int(sys.argv[2]) + chunk * 1_800_000 + np.arange(180) * 10_000
+                for host in ("a", "b", "c"):
+                    rows = pa.table({"host": [host] * 180, "gpu": pa.array([0] * 180, pa.int16()), "mig": [""] * 180,
+                                     "time_ms": time_ms, "hbm_used_mib": pa.array(time_ms % 977, pa.float32())})
+                    done_s = int(time_ms[-1]) // 1000 + 10 if host == "c" else None
+                    yield Batch("telemetry", rows, Counts(180, 180), done_s)
+
     store = Store.create(Path(sys.argv[1]), threads=1)
     print("ready", flush=True)
-    for chunk in range(12):
-        time_ms = int(sys.argv[2]) + chunk * 1_800_000 + np.arange(180) * 10_000
-        for host in ("a", "b", "c"):
-            rows = pa.table({"host": [host] * 180, "gpu": pa.array([0] * 180, pa.int16()), "mig": [""] * 180,
-                             "time_ms": time_ms, "hbm_used_mib": pa.array(time_ms % 977, pa.float32())})
-            store.write("telemetry", "c", rows)
-        store.set_watermark("test", "c", int(time_ms[-1]) // 1000 + 10)
+    ingest(Steady(), store, "c", 0, 2**40, IngestResult("test", 0, 2**40), lambda rows, reached_s: None)
     """
 )
 

@@ -47,16 +47,16 @@ _LAST = (  # noqa: SIM905
 
 
 def make_population(shape: SiteShape, profile: Profile, rng: np.random.Generator) -> Population:
-    """Users with one to six families each; a share of them joins in the course of the span."""
+    """Users with one to six families each; a share of them joins in the course of the span. User 0 is staff."""
     people, users = profile.people, shape.users
-    newcomers = rng.random(users) < people.new_share
+    newcomers = (rng.random(users) < people.new_share) & (np.arange(users) > 0)
     joins = shape.start_s + np.where(newcomers, rng.uniform(0.2, 0.9, users), 0.0) * (shape.end_s - shape.start_s)
     low, high = people.families_per_user
     per_user = rng.integers(low, high + 1, users)
-    family_user = np.concatenate([np.repeat(np.arange(users), per_user), rng.integers(0, users, 2), [0]])
+    family_user = np.concatenate([np.repeat(np.arange(users), per_user), rng.integers(1, users, 2)])
     families = len(family_user)
-    role = np.full(families, REGULAR)
-    role[-3:-1], role[-1] = IDLE, STAFF
+    role = np.where(family_user == 0, STAFF, REGULAR)
+    role[-2:] = IDLE
     return Population(
         user_name=_user_names(users),
         user_account=["nstaff" if n == 0 else f"m{rng.integers(1000, 4999)}" for n in range(users)],
@@ -107,8 +107,9 @@ def _session_shares(profile: Profile, people: Population) -> Floats:
     weight[~regular] = 0.0
     weight = np.minimum(weight / weight.sum(), 0.02)
     weight /= weight.sum()
-    weight[people.family_role == IDLE] = profile.people.idle_job_share / 2
-    weight[people.family_role == STAFF] = profile.people.staff_job_share
+    for role, share in ((IDLE, profile.people.idle_job_share), (STAFF, profile.people.staff_job_share)):
+        members = people.family_role == role
+        weight[members] = share / members.sum()
     shares: Floats = weight / weight.sum()
     return shares
 

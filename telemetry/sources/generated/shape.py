@@ -36,7 +36,7 @@ class Faults:
 
 @dataclass(frozen=True)
 class SiteShape:
-    """A site to generate; equal shapes give equal sites.
+    """A site to generate; equal shapes give equal sites. At least four users; one of them is staff.
 
     days from start_s on (s since 1970, UTC). max_nodes: largest job; 0 is as large as the 40 GB pool. Size bins that
     do not fit give their share to the largest that does. duration_scale stretches every run time and limit.

@@ -1,0 +1,190 @@
+"""Rows of an imported file as rows of the telemetry table, by way of the same pivot that Prometheus' samples take."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from almanac.records import Counts
+from almanac.units import printable
+from telemetry.counters import COUNTERS, Counter
+from telemetry.sources.exporters import EXPORTERS, FILE
+from telemetry.sources.layouts import Layout
+from telemetry.sources.pivot import Pivot
+from telemetry.sources.prometheus_json import Samples
+
+_LABELS = ("host", "gpu", "mig", "uuid", "model", "job_label")
+_NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
+_MS_FROM = 1e11
+_Doubles = npt.NDArray[np.float64]
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Span:
+    """What is read: times in [since_ms, until_ms), none later than latest_ms."""
+
+    since_ms: int
+    until_ms: int
+    latest_ms: int
+
+
+@dataclass(frozen=True)
+class _Metric:
+    counter: Counter
+    scale: float
+    is_free: bool = False
+
+
+def read_telemetry(block: pa.Table, layout: Layout, span: Span, counts: Counts) -> pa.Table:
+    """The rows of one block. `counts` is in samples: one value of one counter at one time."""
+    block, time_ms = _in_span(block, layout, span, counts)
+    codes, labels = _series(block, layout)
+    samples = _long(block, counts) if layout.form == "long" else _wide(block, layout)
+    end_ms = int(time_ms.max(initial=0)) + 1
+    is_free = any(metric.is_free for metric, _, _ in samples)
+    pivot = Pivot(replace(FILE, total_is_free=is_free), "", int(time_ms.min(initial=0)), end_ms, counts)
+    for metric, at, value in samples:
+        order = at[np.argsort(codes[at], kind="stable")]
+        position = np.empty(len(time_ms), dtype=np.int64)
+        position[at] = np.arange(len(at))
+        lengths = np.bincount(codes[order], minlength=len(labels))
+        pivot.add(metric.counter, Samples(labels, lengths, time_ms[order], value[position[order]] * metric.scale))
+    return pivot.table()
+
+
+def _in_span(block: pa.Table, layout: Layout, span: Span, counts: Counts) -> tuple[pa.Table, _Ints]:
+    """The rows within the span and their times; rows without a time, or with one of the future, are counted."""
+    time_ms = read_times(block[layout.columns["time_ms"].columns[0]], is_ms=layout.requires[-1] == "time_ms")
+    bad = np.isnan(time_ms) | (time_ms < 0)
+    future = ~bad & (time_ms > span.latest_ms)
+    for reason, rows in (("time not understood", bad), ("time in the future", future)):
+        number = _values(block, layout, rows)
+        counts.seen += number
+        counts.drop(reason, number)
+    keep = ~bad & ~future & (time_ms >= span.since_ms) & (time_ms < span.until_ms)
+    return block.filter(pa.array(keep)), np.rint(time_ms[keep]).astype(np.int64)
+
+
+def _values(block: pa.Table, layout: Layout, rows: npt.NDArray[np.bool_]) -> int:
+    """How many samples these rows hold."""
+    if layout.form == "long" or not rows.any():
+        return int(rows.sum())
+    present = [column for metric, column in _counter_columns(layout) if column in block.column_names]
+    return sum(int(np.sum(~_is_empty(block[column])[rows])) for column in present)
+
+
+def read_times(column: pa.ChunkedArray[Any], *, is_ms: bool = False) -> _Doubles:
+    """ms since 1970 of a column; NaN where it holds no time.
+
+    Numbers are seconds, and milliseconds where is_ms or above 1e11; text is a number or ISO 8601, in UTC unless it
+    names a zone.
+    """
+    if pa.types.is_timestamp(column.type):
+        return _nan_for_null(column.cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64()))
+    number = read_numbers(column)
+    time_ms = number if is_ms else np.where(np.abs(number) > _MS_FROM, number, number * 1000)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        text = np.flatnonzero(np.isnan(number))
+        time_ms[text] = [_iso_ms(value) for value in column.take(text).to_pylist()]
+    return time_ms
+
+
+def _iso_ms(text: str | None) -> float:
+    try:
+        moment = dt.datetime.fromisoformat((text or "").strip())
+    except ValueError:
+        return np.nan
+    return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp() * 1000
+
+
+def read_numbers(column: pa.ChunkedArray[Any]) -> _Doubles:
+    """The numbers of a column; NaN where it holds none."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        valid = pc.match_substring_regex(column, _NUMBER)
+        column = pc.utf8_trim_whitespace(pc.if_else(valid, column, None))
+    try:
+        return _nan_for_null(column.cast(pa.float64()))
+    except pa.ArrowInvalid:
+        return np.full(len(column), np.nan)
+
+
+def _nan_for_null(column: pa.ChunkedArray[Any]) -> _Doubles:
+    return np.array(column.cast(pa.float64()).to_numpy(), dtype=np.float64)
+
+
+def _is_empty(column: pa.ChunkedArray[Any]) -> npt.NDArray[np.bool_]:
+    """Where a column says nothing: null, or empty text."""
+    empty = pc.is_null(column)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        empty = pc.or_(empty, pc.fill_null(pc.equal(column, ""), True))
+    return np.asarray(empty.to_numpy(), dtype=bool)
+
+
+def _series(block: pa.Table, layout: Layout) -> tuple[_Ints, list[dict[str, str]]]:
+    """The series number of each row, and each series' labels."""
+    present = [(ours, layout.columns[ours].columns[0]) for ours in _LABELS if ours in layout.columns]
+    present = [(ours, theirs) for ours, theirs in present if theirs in block.column_names]
+    texts = pa.table({ours: pc.fill_null(_as_text(block[theirs]), "") for ours, theirs in present})
+    code = np.zeros(len(block), dtype=np.int64)
+    for name in texts.column_names:
+        own = texts[name].combine_chunks().dictionary_encode()
+        code = code * max(1, len(own.dictionary)) + np.asarray(own.indices)
+        _, first, code = np.unique(code, return_index=True, return_inverse=True)
+    if not len(block):
+        return code, []
+    return code, texts.take(first).to_pylist()
+
+
+def _as_text(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
+    """Labels as text; a whole number that Parquet holds as a float is written without ".0"."""
+    if pa.types.is_floating(column.type):
+        whole = pc.equal(column, pc.round(column))
+        return pc.if_else(whole, pc.cast(pc.cast(column, pa.int64(), safe=False), pa.string()), pc.cast(column, pa.string()))
+    return column.cast(pa.string())
+
+
+def _counter_columns(layout: Layout) -> list[tuple[_Metric, str]]:
+    found = [(counter, layout.columns.get(counter.column)) for counter in COUNTERS]
+    return [(_Metric(counter, origin.scale), origin.columns[0]) for counter, origin in found if origin is not None]
+
+
+def _wide(block: pa.Table, layout: Layout) -> list[tuple[_Metric, _Ints, _Doubles]]:
+    """Of each counter the rows that have it, and its values; what is no number is NaN."""
+    samples = []
+    for metric, column in _counter_columns(layout):
+        if column in block.column_names:
+            at = np.flatnonzero(~_is_empty(block[column]))
+            samples.append((metric, at, read_numbers(block[column])[at]))
+    return samples
+
+
+def _long(block: pa.Table, counts: Counts) -> list[tuple[_Metric, _Ints, _Doubles]]:
+    metric = pc.fill_null(block["metric"].cast(pa.string()), "").combine_chunks().dictionary_encode()
+    indices, value, samples = np.asarray(metric.indices), read_numbers(block["value"]), []
+    for code, name in enumerate(metric.dictionary.to_pylist()):
+        at = np.flatnonzero(indices == code)
+        if name in _metrics():
+            samples.append((_metrics()[name], at, value[at]))
+        else:
+            counts.seen += len(at)
+            counts.drop("metric not known", len(at), printable(name, 80))
+    return samples
+
+
+@cache
+def _metrics() -> dict[str, _Metric]:
+    """Every name of a counter: our own, dcgm-exporter's and jobstats' exporter's."""
+    named = {counter.column: _Metric(counter, 1.0) for counter in COUNTERS}
+    for exporter in EXPORTERS.values():
+        for name, counter in exporter.counters().items():
+            is_free = exporter.total_is_free and counter.column == "hbm_total_mib"
+            named[name] = _Metric(counter, exporter.scale(counter), is_free)
+    return named
