@@ -48,7 +48,7 @@ class Slurm:
     lookback_days: int = _key(30, "days of accounting that the first ingest asks for", low=1)
     window_hours: int = _key(24, "accounting is asked for in windows of this many hours", low=1)
     overlap_hours: int = _key(
-        6, "hours before the last read that are read again: slurmdbd can be told late of a job's end", low=0
+        6, "hours before the last read that are read again: slurmdbd can be told late of a job's end", low=1
     )
     max_clock_skew_s: int = _key(300, "a job that starts or ends further in the future is dropped and counted")
 

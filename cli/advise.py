@@ -23,7 +23,12 @@ MAX_SCRIPT_BYTES = 4 << 20
 
 @click.command(
     "advise",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    # No short option of ours: click would find an "h" in the middle of sbatch's "-Chbm80g".
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+        "help_option_names": ["--help"],
+    },
     options_metavar="[--user USER] [--json]",
 )
 @click.option("--user", metavar="USER", help="Advise for another user (operators).")
@@ -33,7 +38,7 @@ MAX_SCRIPT_BYTES = 4 << 20
 def command(app: App, user: str | None, as_json: bool, submission: tuple[str, ...]) -> int:
     """Say which memory tier to ask for, from the caller's own past jobs, and how long the job may take.
 
-    SUBMISSION is what would follow `sbatch`: options, then a script, whose #SBATCH lines are read (`-` reads it
+    After almanac's own options comes what would follow `sbatch`: its options, then a script, whose #SBATCH lines are read (`-` reads it
     from standard input). Options win over the environment's SBATCH_* and over the script, as with sbatch.
 
     Exit code 10: there is no evidence, and nothing is advised.

@@ -93,9 +93,7 @@ def _csv_blocks(columns: FileColumns, wanted: Sequence[str], counts: Counts) -> 
     with pa.input_stream(columns.path, compression="detect") as stream:
         reader = pa.csv.open_csv(
             stream,
-            read_options=pa.csv.ReadOptions(
-                block_size=_CSV_BLOCK_BYTES, column_names=list(columns.names), skip_rows=1
-            ),
+            read_options=pa.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, column_names=list(columns.names), skip_rows=1),
             parse_options=pa.csv.ParseOptions(
                 delimiter=columns.delimiter,
                 quote_char='"' if quoted else False,

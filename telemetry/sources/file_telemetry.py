@@ -62,7 +62,8 @@ def read_telemetry(block: pa.Table, layout: Layout, span: Span, counts: Counts) 
 
 def _in_span(block: pa.Table, layout: Layout, span: Span, counts: Counts) -> tuple[pa.Table, _Ints]:
     """The rows within the span and their times; rows without a time, or with one of the future, are counted."""
-    time_ms = read_times(block[layout.columns["time_ms"].columns[0]], is_ms=layout.requires[-1] == "time_ms")
+    column = layout.columns["time_ms"].columns[0]
+    time_ms = read_times(block[column], is_ms=column.endswith("_ms"))
     bad = np.isnan(time_ms) | (time_ms < 0)
     future = ~bad & (time_ms > span.latest_ms)
     for reason, rows in (("time not understood", bad), ("time in the future", future)):
@@ -147,7 +148,9 @@ def _as_text(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
     """Labels as text; a whole number that Parquet holds as a float is written without ".0"."""
     if pa.types.is_floating(column.type):
         whole = pc.equal(column, pc.round(column))
-        return pc.if_else(whole, pc.cast(pc.cast(column, pa.int64(), safe=False), pa.string()), pc.cast(column, pa.string()))
+        return pc.if_else(
+            whole, pc.cast(pc.cast(column, pa.int64(), safe=False), pa.string()), pc.cast(column, pa.string())
+        )
     return column.cast(pa.string())
 
 
@@ -167,16 +170,31 @@ def _wide(block: pa.Table, layout: Layout) -> list[tuple[_Metric, _Ints, _Double
 
 
 def _long(block: pa.Table, counts: Counts) -> list[tuple[_Metric, _Ints, _Doubles]]:
+    """The same of a file with a row per sample; two names of one counter become one."""
     metric = pc.fill_null(block["metric"].cast(pa.string()), "").combine_chunks().dictionary_encode()
-    indices, value, samples = np.asarray(metric.indices), read_numbers(block["value"]), []
+    indices, value = np.asarray(metric.indices), read_numbers(block["value"])
+    found: dict[_Metric, list[_Ints]] = {}
     for code, name in enumerate(metric.dictionary.to_pylist()):
         at = np.flatnonzero(indices == code)
         if name in _metrics():
-            samples.append((_metrics()[name], at, value[at]))
+            known = _metrics()[name]
+            value[at] *= known.scale
+            found.setdefault(replace(known, scale=1.0), []).append(at)
         else:
             counts.seen += len(at)
             counts.drop("metric not known", len(at), printable(name, 80))
-    return samples
+    return [(known, at, value[at]) for known, at in _without_free(found, counts).items()]
+
+
+def _without_free(found: dict[_Metric, list[_Ints]], counts: Counts) -> dict[_Metric, _Ints]:
+    """The rows of each counter; free memory is left out where the total itself is given."""
+    rows = {metric: np.sort(np.concatenate(at)) for metric, at in found.items()}
+    if sum(metric.counter.column == "hbm_total_mib" for metric in rows) > 1:
+        free = next(metric for metric in rows if metric.is_free)
+        number = len(rows.pop(free))
+        counts.seen += number
+        counts.drop("free memory beside the total", number)
+    return rows
 
 
 @cache

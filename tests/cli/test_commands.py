@@ -104,6 +104,13 @@ def test_the_script_is_read_and_the_command_line_wins(site: CommandLine, rows: l
     assert "hbm40g" in site("advise", "--user", user, "-", stdin=script)
 
 
+def test_short_options_glued_to_their_value_are_sbatchs(site: CommandLine) -> None:
+    advice = site.json("advise", "--json", "--user", "nobody-knows", "-Chbm80g", "-G4", "-Jtest-h", ok=(10,))
+    assert advice["request"]["constraints"] == "hbm80g"
+    assert advice["request"]["gpu_count"] == 4
+    assert advice["request"]["job_name"] == "test-h"
+
+
 def test_a_stranger_gets_no_advice_and_a_code_of_its_own(site: CommandLine) -> None:
     text = site("advise", "--user", "nobody-knows", "--gpus=4", "-C", "gpu&hbm80g", ok=(10,))
     assert "nothing is advised" in text

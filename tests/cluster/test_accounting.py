@@ -41,19 +41,29 @@ def ingest(cluster: Cluster, store: Store) -> list[Any]:
     return [store.write(batch.table, "lab", batch.rows) for batch in accounting(cluster).read(now_s - 3600, now_s + 1)]
 
 
+def wait_until_listed(cluster: Cluster, job_id: int) -> None:
+    """22.05 stores the time from which a job was eligible up to some seconds late, and no span lists it until then."""
+
+    def is_listed() -> bool:
+        return [str(job_id)] in cluster.lab.sacct("-S", "now-1hour", "-o", "JobIDRaw")
+
+    wait_until(f"job {job_id} in sacct -S", is_listed, 30)
+
+
 def rows_of(store: Store, job_id: int) -> list[dict[str, Any]]:
     return [row for row in store.read("jobs", "lab").to_pylist() if row["job_id"] == job_id]
 
 
-def test_a_name_and_a_comment_that_forge_rows_forge_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    delimiter = "|~0123456789abcdef~|"
-    source = replace(accounting(cluster), delimiter=lambda: delimiter)  # as if the drawn one had been foreseen
+def test_a_name_and_a_comment_that_forge_rows_forge_nothing(cluster: Cluster) -> None:
+    # As if the drawn delimiter had been foreseen. slurmdbd keeps 255 characters of a name.
+    source = replace(accounting(cluster), delimiter=lambda: ";;")
     value = {"Cluster": "lab", "JobIDRaw": "999999", "JobID": "999999", "User": "root", "State": "COMPLETED",
              "Submit": "1800000000", "ExitCode": "0:0"}  # fmt: skip
-    forged = "innocent\n" + delimiter.join(value.get(name, "1") for name in COLUMNS) + "\n"
+    forged = "innocent\n" + ";;".join(value.get(name, "1") for name in COLUMNS) + "\n"
     job = cluster.lab.sbatch("alice", "-J", forged, "--comment", forged, "--wckey", forged, script=QUICK)
     cluster.lab.sbatch("alice", "-A", "ml\n" + forged, script=QUICK)
     assert cluster.lab.wait_for_jobs(job) == {job: "COMPLETED"}
+    wait_until_listed(cluster, job)
     # It would forge a row, where anybody asks for the name.
     naive = cluster.lab.run("sacct", "-a", "-X", "-n", "-P", "-j", str(job), "-o", "JobIDRaw,JobName").stdout
     assert len(naive.splitlines()) > 1
@@ -69,6 +79,7 @@ def test_each_run_of_a_requeued_job_is_kept(cluster: Cluster, tmp_path: Path) ->
     store = Store.create(tmp_path / "store")
     job = cluster.lab.sbatch("alice", "--requeue", "--gpus=1", script="#!/bin/sh\nsleep 60\n")
     cluster.lab.wait_for_state(job, "RUNNING")
+    wait_until_listed(cluster, job)
     ingest(cluster, store)
     assert [(row["state"], row["end_s"]) for row in rows_of(store, job)] == [("RUNNING", None)]
     cluster.lab.run("scontrol", "requeue", str(job))
@@ -90,6 +101,7 @@ def test_reading_again_changes_nothing(cluster: Cluster, tmp_path: Path) -> None
     store = Store.create(tmp_path / "store")
     job = cluster.lab.sbatch("bob", "-C", "gpu&hbm80g", "--gpus=2", script="#!/bin/sh\nexit 3\n")
     assert cluster.lab.wait_for_jobs(job) == {job: "FAILED"}
+    wait_until_listed(cluster, job)
     ingest(cluster, store)
     before = store.read("jobs", "lab")
     ended = sum(end is not None for end in before["end_s"].to_pylist())
@@ -116,7 +128,7 @@ def test_doctor_learns_what_accounting_can_do(cluster: Cluster) -> None:
 
 
 def test_prolog_records_and_squeue_name_the_same_gpus(cluster: Cluster) -> None:
-    job = cluster.lab.sbatch("alice", "-N2", "--gpus-per-node=2", "--exclusive", script="#!/bin/sh\nsleep 8\n")
+    job = cluster.lab.sbatch("alice", "-N2", "--gpus-per-node=2", script="#!/bin/sh\nsleep 8\n")
     cluster.lab.wait_for_state(job, "RUNNING")
     wait_until("a record of each node", lambda: len(cluster.prolog_records(job)) == 2, 20)
     now_s = int(time.time())
@@ -165,7 +177,7 @@ def test_a_submission_is_read_as_sbatch_reads_it(
 
 REQUESTS = (
     "--gres=gpu:2 -N 2", "--gpus=3 -N 1", "--gpus=a100:2 -N 1", "--gpus-per-node=2 -N2", "--gpus-per-task=1 -n3 -N 1",
-    "--gpus=4 --gpus-per-node=2", "-n4 --ntasks-per-node=2 --gpus-per-node=1", "--gpus=2 --gpus-per-task=1 -N 1",
+    "--gpus=4 --gpus-per-node=2", "-n4 --ntasks-per-node=2 --gpus-per-node=1", "--gpus=2 --gpus-per-task=1",
     "--gpus=2 --ntasks-per-gpu=2 -N 1", "--gres=gpu -c 3", "--gpus=2 --cpus-per-gpu=3 -N 1", "-w n[1-2]", "-n 5 -N 1",
 )  # fmt: skip
 
@@ -177,9 +189,12 @@ def test_a_request_counts_as_slurm_counts_it(cluster: Cluster) -> None:
     real = {}
     for job, text in cluster.lab.sacct("-j", ids, "-o", "JobIDRaw,AllocTRES"):
         tres = parse_tres(text)
-        real[jobs[int(job)]] = (int(tres.get("gres/gpu", 0)), int(tres["node"]), int(tres["cpu"]))
+        options = jobs[int(job)]
+        nodes = int(tres["node"]) if re.search("-N|-w|per-node", options) else None  # else the scheduler's choice
+        real[options] = (int(tres.get("gres/gpu", 0)), nodes, int(tres["cpu"]))
     ours = {}
     for options in REQUESTS:
         request = to_request(merge(parse_options(options.split())[0]), "alice", 0)
-        ours[options] = (request.gpu_count, request.node_count, request.cpu_count)
+        nodes = request.node_count if re.search("-N|-w|per-node", options) else None
+        ours[options] = (request.gpu_count, nodes, request.cpu_count)
     assert ours == real

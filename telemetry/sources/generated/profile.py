@@ -70,7 +70,6 @@ class Combo:
 @dataclass(frozen=True)
 class Pipes:
     combos: tuple[Combo, ...]
-    used_above_frac: float
     used_rate: Curve
     used_least_frac: float
     unused_most_frac: float

@@ -110,11 +110,11 @@ def _activity(plan: SitePlan, job: Ints, family: Ints, rng: np.random.Generator)
 def _rates(plan: SitePlan, job: Ints, family: Ints, rng: np.random.Generator) -> dict[str, npt.NDArray[np.generic]]:
     """Counters per unit of activity, alike within a family."""
     util = np.maximum(plan.jobs.util_frac[job], 1e-3)
-    number, families = len(job), len(plan.families.tier)
+    families = len(plan.families.tier)
     compute = plan.families.is_compute_bound[family]
     pipes = {name: _pipe_rate(plan, name, util, family, rng) for name in PIPES}
     pipes["fp64"] = np.minimum(pipes["fp64"], np.where(compute, 0.9, 0.68))
-    wide = 1 + (BOUND_MARGIN - 1) + rng.exponential(1.5, families)[family]
+    wide = BOUND_MARGIN + rng.exponential(1.5, families)[family]
     traffic = np.maximum(pipes["fp64"] * wide, rng.uniform(0.03, 0.6, families)[family])
     narrow = rng.uniform(0.0, 1 / BOUND_MARGIN, families)[family]
     dram = np.where(compute, pipes["fp64"] * np.where(narrow < 0.07, 0.0, narrow), np.minimum(traffic, 0.97))
@@ -132,7 +132,7 @@ def _rates(plan: SitePlan, job: Ints, family: Ints, rng: np.random.Generator) ->
         "pcie_tx_rate": np.minimum(pcie, 2.4e10), "pcie_rx_rate": np.minimum(pcie * both_ways, 2.4e10),
         "watts": np.minimum(watts, MOST_W - IDLE_W),
         "mean_watts": IDLE_W + plan.jobs.util_frac[job] * np.minimum(watts, MOST_W - IDLE_W),
-        "prof": np.where(plan.jobs.has_prof_fault[job], 0.0, 1.0) * np.ones(number),
+        "prof": np.where(plan.jobs.has_prof_fault[job], 0.0, 1.0),
     }  # fmt: skip
 
 

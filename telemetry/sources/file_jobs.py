@@ -1,0 +1,225 @@
+"""Rows of an imported job trace as rows of the jobs table."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from almanac.names import name_key
+from almanac.records import Counts
+from almanac.tres import parse_gpus
+from almanac.units import parse_time_limit, printable
+from telemetry.schema import JOBS
+from telemetry.sources.layouts import Layout, Origin
+
+STATES = frozenset(
+    {"PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
+    | {"BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "COMPLETING", "CONFIGURING", "RESIZING", "REQUEUED", "REVOKED"}
+)
+_UNKNOWN = frozenset({"", "Unknown", "None", "N/A", "(null)", "NULL", "null", "nan", "NaN", "Partition_Limit"})
+_UNLIMITED = frozenset({"UNLIMITED", "INFINITE"})
+_HASHED_FROM = 2**62
+"""Ids made of a text lie above every id that Slurm gives (32 bits)."""
+_STEP = re.compile(r"[0-9]+(_[0-9]+)?\.(batch|extern|interactive|[0-9]+)")
+_TIMES = ("submit_s", "start_s", "end_s")
+
+
+class _Bad:
+    """A value that was not understood."""
+
+    def __init__(self, text: str) -> None:
+        self.text = printable(text, 80)
+
+
+def read_jobs(block: pa.Table, layout: Layout, since_s: int, until_s: int, latest_s: int, counts: Counts) -> pa.Table:
+    """The jobs of one block that were submitted in [since_s, until_s).
+
+    A row without job id or submit time, or whose times contradict each other or lie after latest_s, is counted and
+    dropped; any other value that is not understood is noted and left null.
+    """
+    columns = [_column(block, layout, name) for name in JOBS.names]
+    kept = []
+    for values in zip(*columns, strict=True):
+        row = dict(zip(JOBS.names, values, strict=True))
+        submit_s = row["submit_s"]
+        if isinstance(submit_s, int) and not since_s <= submit_s < until_s:
+            continue
+        counts.seen += 1
+        try:
+            kept.append(_job(row, layout, latest_s, counts))
+        except ValueError as error:
+            reason, _, example = str(error).partition(": ")
+            counts.drop(reason, 1, example)
+    counts.kept += len(kept)
+    return pa.Table.from_pylist(kept, schema=JOBS)
+
+
+def _job(row: dict[str, Any], layout: Layout, latest_s: int, counts: Counts) -> dict[str, Any]:
+    """One row, complete. Raises ValueError("reason: example") where it is no job."""
+    for name in ("job_id", "submit_s"):
+        if isinstance(row[name], _Bad):
+            raise ValueError(f"{'job step' if _is_step(row[name]) else f'{name} not understood'}: {row[name].text}")
+        if row[name] is None:
+            raise ValueError(f"no {name}")
+    for name, value in row.items():
+        if isinstance(value, _Bad):
+            counts.note(f"{name} not understood", 1, value.text)
+            row[name] = None
+    _complete(row, layout)
+    times = [row[name] for name in _TIMES if row[name] is not None]
+    if times != sorted(times):
+        raise ValueError(f"times contradict each other: job {row['job_id']}")
+    if times[-1] > latest_s:
+        raise ValueError(f"time in the future: job {row['job_id']}")
+    return row
+
+
+def _is_step(value: _Bad) -> bool:
+    return _STEP.fullmatch(value.text) is not None
+
+
+def _complete(row: dict[str, Any], layout: Layout) -> None:
+    """Fill what follows from the rest: end, elapsed time and name key."""
+    if "end_s" not in layout.columns and None not in (row["start_s"], row["elapsed_s"]):
+        row["end_s"] = row["start_s"] + row["elapsed_s"]
+    if row["elapsed_s"] is None and None not in (row["start_s"], row["end_s"]):
+        row["elapsed_s"] = max(0, row["end_s"] - row["start_s"])
+    if row["name"] is not None and row["name_key"] is None:
+        row["name_key"] = name_key(row["name"])
+
+
+def _column(block: pa.Table, layout: Layout, ours: str) -> list[Any]:
+    """The values of one of our columns; None where it is missing, _Bad where it is not understood."""
+    origin = layout.columns.get(ours, Origin())
+    values: list[Any] = [origin.value] * len(block)
+    read = _reader(ours, origin, layout)
+    for column in reversed([name for name in origin.columns if name in block.column_names]):
+        own = [_read(value, read, origin.missing) for value in block[column].to_pylist()]
+        values = [new if new is not None else old for new, old in zip(own, values, strict=True)]
+    return values
+
+
+def _read(value: Any, read: Callable[[Any], Any], missing: frozenset[str]) -> Any:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    text = str(value).strip()
+    if text in _UNKNOWN or text in missing:
+        return None
+    try:
+        return read(value)
+    except (ValueError, OverflowError):
+        return _Bad(text)
+
+
+def _reader(ours: str, origin: Origin, layout: Layout) -> Callable[[Any], Any]:
+    """What turns a value of the file into one of our column."""
+    if ours == "state":
+        return lambda value: _state(value, layout.states)
+    if origin.parse:
+        return _READERS[origin.parse]
+    if ours == "job_id" or ours in _TIMES:
+        return _job_id if ours == "job_id" else _time
+    kind = JOBS.field(ours).type
+    if kind == pa.string():
+        return str
+    scale = origin.scale
+    return (lambda value: _integer(value, scale)) if kind == pa.int64() else (lambda value: _number(value) * scale)
+
+
+def _integer(value: Any, scale: float = 1.0) -> int:
+    """A whole number of 0 or more. Raises ValueError."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value.strip()) and scale == 1:
+        return int(value)
+    number = _number(value) * scale if scale != 1 or not isinstance(value, int) else value
+    if number != int(number) or not 0 <= number < 2**63:
+        raise ValueError(f"no whole number: {value!r}")
+    return int(number)
+
+
+def _number(value: Any) -> float:
+    """A finite number of 0 or more. Raises ValueError."""
+    number = float(value)
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(f"no number: {value!r}")
+    return number
+
+
+def _time(value: Any) -> int:
+    """Seconds since 1970 of a number, of ISO 8601 (UTC unless it names a zone) or of a timestamp. Raises ValueError."""
+    if isinstance(value, str) and not re.fullmatch(r"\s*[0-9]+(\.[0-9]+)?\s*", value):
+        value = dt.datetime.fromisoformat(value.strip())
+    if isinstance(value, dt.datetime):
+        value = (value if value.tzinfo else value.replace(tzinfo=dt.UTC)).timestamp()
+    return math.floor(_number(value))
+
+
+def _job_id(value: Any) -> int:
+    """A job's number; of any other text a number that is always the same, above all that Slurm gives.
+
+    Raises ValueError for a job step: it is no job.
+    """
+    text = str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return int(text)
+    if _STEP.fullmatch(text) or text.startswith("-"):
+        raise ValueError(f"no job id: {text!r}")
+    return _HASHED_FROM + int.from_bytes(
+        hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=7).digest(), "big"
+    )
+
+
+def _state(value: Any, states: Mapping[str, str]) -> str:
+    """Slurm's long name of a state; "CANCELLED by 1000" is CANCELLED. Raises ValueError."""
+    text = str(value).strip()
+    if states:
+        return states[text] if text in states else _state(states["*"], {}) if "*" in states else _state(text, {})
+    state = (text.upper().rstrip("+").split() or [""])[0]
+    if state not in STATES:
+        raise ValueError(f"no state: {text!r}")
+    return state
+
+
+def _minutes(value: Any) -> int | None:
+    """Seconds of minutes; None where there is no limit. Raises ValueError."""
+    return None if str(value).strip().upper() in _UNLIMITED else _integer(value) * 60
+
+
+def _duration(value: Any) -> int | None:
+    """Seconds of a number of seconds, or of D-HH:MM:SS; None where it is unlimited. Raises ValueError."""
+    text = str(value).strip()
+    return parse_time_limit(text) if ":" in text or text.upper() in _UNLIMITED else _integer(value)
+
+
+def _array(value: Any, part: int) -> int | None:
+    """Of "123_4" the 123 or the 4; None where it is no task of an array."""
+    match = re.fullmatch(r"([0-9]{1,18})_([0-9]{1,18})", str(value).strip())
+    return int(match[part]) if match else None
+
+
+def _exit(value: Any, part: int) -> int:
+    """Of Slurm's "0:9" the code 0 or the signal 9. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]{1,5})(?::([0-9]{1,5}))?", str(value).strip())
+    if not match:
+        raise ValueError(f"no exit code: {value!r}")
+    return int(match[part] or 0)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "minutes": _minutes,
+    "duration": _duration,
+    "array_job": lambda value: _array(value, 1),
+    "array_task": lambda value: _array(value, 2),
+    "tres_gpus": lambda value: parse_gpus(str(value)).count,
+    "tres_gpu_type": lambda value: parse_gpus(str(value)).type or None,
+    "exit_code": lambda value: _exit(value, 1),
+    "exit_signal": lambda value: _exit(value, 2),
+    # Torque: 0 to 255 is the exit code, from 256 on 256 + signal, below 0 a reason of its own.
+    "pbs_code": lambda value: int(value) if 0 <= int(value) < 256 else None,
+    "pbs_signal": lambda value: int(value) - 256 if int(value) > 256 else None,
+}

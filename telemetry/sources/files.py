@@ -1,0 +1,53 @@
+"""Import of exports: job traces and telemetry in Parquet or CSV (layouts.toml names the columns)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from almanac.records import Counts
+from telemetry.sources.base import Batch
+from telemetry.sources.blocks import open_columns, read_blocks
+from telemetry.sources.file_jobs import read_jobs
+from telemetry.sources.file_telemetry import Span, read_telemetry
+from telemetry.sources.layouts import Kind, Layout, choose_layout
+
+_BLOCK_ROWS = {"jobs": 50_000, "telemetry": 500_000}
+_CLOCK_TOLERANCE_S = 300
+
+
+class FileSource:
+    """A `Source` of one file. Its batches come in the file's own order, and it has no watermark.
+
+    Counts are in rows for jobs, and in samples (one value of one counter at one time) for telemetry.
+    """
+
+    def __init__(
+        self, path: Path, kind: Kind, layout: str | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.name = f"file:{path.name}"
+        self._path, self._kind, self._layout, self._clock = path, kind, layout, clock
+
+    def layout(self) -> Layout:
+        """How the file is read. Raises FileFormatError."""
+        return choose_layout(str(self._path), open_columns(self._path).names, self._kind, self._layout)
+
+    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+        """Batches of bounded size with the rows of [since_s, until_s): by submit time (jobs), by time (telemetry).
+
+        Raises FileFormatError where the file cannot be read, or its columns are those of no known layout.
+        """
+        columns, layout = open_columns(self._path), self.layout()
+        latest_s = int(self._clock()) + _CLOCK_TOLERANCE_S
+        span = Span(since_s * 1000, until_s * 1000, latest_s * 1000)
+        counts = Counts()
+        for block in read_blocks(columns, layout.needed(columns.names), _BLOCK_ROWS[self._kind], counts):
+            if self._kind == "jobs":
+                rows = read_jobs(block, layout, since_s, until_s, latest_s, counts)
+            else:
+                rows = read_telemetry(block, layout, span, counts)
+            yield Batch(self._kind, rows, counts)
+            counts = Counts()
+        if counts.seen:
+            yield Batch(self._kind, rows.slice(0, 0), counts)
