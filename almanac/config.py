@@ -89,6 +89,16 @@ class Filters:
 
 
 @dataclass(frozen=True)
+class MetricsSection:
+    imbalance_counter: str = _key("gpu_util_pct", "counter whose spatial and temporal imbalance is computed")
+    window_s: int = _key(60, "seconds of a window of spatial imbalance; a divisor of 3600", low=1, high=3600)
+    window_alignment: str = _key("utc", "windows start at full UTC minutes (utc), or at the job's first sample (job)")
+    pipe_used_frac: float = _key(
+        0.005, "a floating-point pipe counts as used above this mean activity (perlmutter-telemetry, IV-B)", low=0
+    )
+
+
+@dataclass(frozen=True)
 class AdviceSection:
     risk: float = _key(0.01, "accepted probability that a job's HBM peak exceeds the bound", low=0.0001, high=0.5)
     min_runs: int = _key(5, "runs that a bound needs; with fewer nothing is advised", low=2)
@@ -150,6 +160,7 @@ class Config:
     prometheus: Prometheus = Prometheus()
     bindings: Bindings = Bindings()
     filters: Filters = Filters()
+    metrics: MetricsSection = MetricsSection()
     advice: AdviceSection = AdviceSection()
     rolling: Rolling = Rolling()
     training: Training = Training()
@@ -264,5 +275,13 @@ def _check_ranges(config: Config, where: str) -> None:
             if not (low is None or low <= value) or not (high is None or value <= high):
                 expected = f"at least {low}" if high is None else f"{low} to {high}"
                 raise ConfigError(f"{where}: {section}.{key.name} is {value}, expected {expected}", "correct the value")
+    if config.metrics.window_alignment not in ("utc", "job"):
+        raise ConfigError(
+            f"{where}: metrics.window_alignment is {config.metrics.window_alignment!r}", "use utc or job"
+        )
+    if 3600 % config.metrics.window_s:
+        raise ConfigError(
+            f"{where}: metrics.window_s is {config.metrics.window_s}, which does not divide 3600", "use 60, or 300"
+        )
     if config.prometheus.exporter not in ("dcgm", "jobstats"):
         raise ConfigError(f"{where}: prometheus.exporter is {config.prometheus.exporter!r}", "use dcgm or jobstats")

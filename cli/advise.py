@@ -38,8 +38,9 @@ MAX_SCRIPT_BYTES = 4 << 20
 def command(app: App, user: str | None, as_json: bool, submission: tuple[str, ...]) -> int:
     """Say which memory tier to ask for, from the caller's own past jobs, and how long the job may take.
 
-    After almanac's own options comes what would follow `sbatch`: its options, then a script, whose #SBATCH lines are read (`-` reads it
-    from standard input). Options win over the environment's SBATCH_* and over the script, as with sbatch.
+    After almanac's own options comes what would follow `sbatch`: its options, then a script, whose #SBATCH lines are
+    read (`-` reads it from standard input). Options win over the environment's SBATCH_* and over the script, as with
+    sbatch.
 
     Exit code 10: there is no evidence, and nothing is advised.
     """

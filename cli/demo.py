@@ -18,11 +18,7 @@ from cli.output import progress
 if TYPE_CHECKING:
     import pandas as pd
 
-CONFIG = """\
-# Written by `almanac demo`: the two memory tiers of the generated site.
-[site]
-cluster = "demo"
-
+TIERS = """
 [[tiers]]
 name = "hbm40g"
 capacity_mib = 40960
@@ -35,6 +31,14 @@ capacity_mib = 81920
 gpu_model = "A100-80"
 constraint = "hbm80g"
 """
+CONFIG = f"""\
+# Written by `almanac demo`: the generated site's two memory tiers, and the account of its staff.
+[site]
+cluster = "demo"
+
+[filters]
+staff_accounts = ["nstaff"]
+{TIERS}"""
 
 
 @click.command("demo")
@@ -81,8 +85,7 @@ def _generate(app: App, seed: int) -> None:
     import dataclasses
 
     from cli.ingest import Job, run, show
-    from telemetry.sources.generated.shape import SiteShape
-    from telemetry.sources.generated.source import GeneratedSource
+    from telemetry.sources.generated import GeneratedSource, SiteShape
 
     shape = SiteShape.demo(seed)
     # The site ends today, so that its history is recent enough to advise from.

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.csv
@@ -23,11 +23,12 @@ _FORGEABLE = frozenset({"JobName", "Comment", "AdminComment", "SystemComment", "
 
 @dataclass(frozen=True)
 class FileColumns:
-    """What stands at the top of a file. delimiter is empty for Parquet."""
+    """What stands at the top of a file. delimiter is empty for Parquet; has_rows: whether anything follows that."""
 
     path: Path
     names: tuple[str, ...]
     delimiter: str = ""
+    has_rows: bool = True
 
 
 def open_columns(path: Path) -> FileColumns:
@@ -45,14 +46,14 @@ def open_columns(path: Path) -> FileColumns:
 
 def _csv_columns(path: Path) -> FileColumns:
     with pa.input_stream(path, compression="detect") as stream:
-        line = stream.read(_LONGEST_HEADER).partition(b"\n")[0]
+        line, newline, _ = stream.read(_LONGEST_HEADER).partition(b"\n")
     try:
         header = line.decode("utf-8-sig").strip("\r")
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: is neither Parquet nor CSV in UTF-8", "convert it to one of these") from error
     delimiter = max(",|\t;", key=header.count)
     names = tuple(name.strip() for name in next(csv.reader([header], delimiter=delimiter), []))
-    if len(names) < 2 or not header.isprintable() and "\t" not in header:
+    if len(names) < 2 or not header.replace("\t", "").isprintable():
         raise FileFormatError(
             f"{path}: is neither Parquet nor CSV: its first line is {printable(header, 80)!r}",
             "give it a header line with the names of the columns, separated by commas",
@@ -63,7 +64,7 @@ def _csv_columns(path: Path) -> FileColumns:
             f"{path}: holds {', '.join(sorted(_FORGEABLE & set(names)))} in text that cannot quote them",
             "export without these columns, or as CSV with quotes, or as Parquet",
         )
-    return FileColumns(path, names, delimiter)
+    return FileColumns(path, names, delimiter, has_rows=bool(newline))
 
 
 def read_blocks(columns: FileColumns, wanted: Sequence[str], rows: int, counts: Counts) -> Iterator[pa.Table]:
@@ -77,14 +78,14 @@ def read_blocks(columns: FileColumns, wanted: Sequence[str], rows: int, counts: 
             with pq.ParquetFile(columns.path) as file:
                 for batch in file.iter_batches(batch_size=rows, columns=list(wanted)):
                     yield pa.Table.from_batches([batch])
-        else:
+        elif columns.has_rows:
             yield from _csv_blocks(columns, wanted, counts)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(columns.path, error) from error
 
 
 def _csv_blocks(columns: FileColumns, wanted: Sequence[str], counts: Counts) -> Iterator[pa.Table]:
-    def count_invalid(row: Any) -> str:
+    def count_invalid(row: Any) -> Literal["skip"]:
         counts.seen += 1
         counts.drop("wrong number of fields", 1, printable(str(row.text or ""), 120))
         return "skip"
@@ -92,7 +93,7 @@ def _csv_blocks(columns: FileColumns, wanted: Sequence[str], counts: Counts) -> 
     quoted = columns.delimiter != "|"
     with pa.input_stream(columns.path, compression="detect") as stream:
         reader = pa.csv.open_csv(
-            stream,
+            stream,  # type: ignore[arg-type]  # the stubs know files only
             read_options=pa.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, column_names=list(columns.names), skip_rows=1),
             parse_options=pa.csv.ParseOptions(
                 delimiter=columns.delimiter,
@@ -113,7 +114,7 @@ def _text(column: pa.Array[Any]) -> pa.Array[Any]:
     try:
         text: pa.Array[Any] = column.cast(pa.string())
     except pa.ArrowInvalid:
-        text = pa.array([value.decode("utf-8", "replace") for value in column.to_pylist()], pa.string())
+        text = pa.array([bytes(value).decode("utf-8", "replace") for value in column.to_numpy(False)], pa.string())
     return text
 
 

@@ -48,7 +48,7 @@ def read_jobs(block: pa.Table, layout: Layout, since_s: int, until_s: int, lates
     for values in zip(*columns, strict=True):
         row = dict(zip(JOBS.names, values, strict=True))
         submit_s = row["submit_s"]
-        if isinstance(submit_s, int) and not since_s <= submit_s < until_s:
+        if isinstance(submit_s, int) and submit_s <= latest_s and not since_s <= submit_s < until_s:
             continue
         counts.seen += 1
         try:
@@ -90,7 +90,7 @@ def _complete(row: dict[str, Any], layout: Layout) -> None:
         row["end_s"] = row["start_s"] + row["elapsed_s"]
     if row["elapsed_s"] is None and None not in (row["start_s"], row["end_s"]):
         row["elapsed_s"] = max(0, row["end_s"] - row["start_s"])
-    if row["name"] is not None and row["name_key"] is None:
+    if row["name"] is not None:
         row["name_key"] = name_key(row["name"])
 
 

@@ -89,7 +89,7 @@ def read_times(column: pa.ChunkedArray[Any], *, is_ms: bool = False) -> _Doubles
     names a zone.
     """
     if pa.types.is_timestamp(column.type):
-        return _nan_for_null(column.cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64()))
+        return _nan_for_null(column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64()))
     number = read_numbers(column)
     time_ms = number if is_ms else np.where(np.abs(number) > _MS_FROM, number, number * 1000)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -123,17 +123,16 @@ def _nan_for_null(column: pa.ChunkedArray[Any]) -> _Doubles:
 
 def _is_empty(column: pa.ChunkedArray[Any]) -> npt.NDArray[np.bool_]:
     """Where a column says nothing: null, or empty text."""
-    empty = pc.is_null(column)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        empty = pc.or_(empty, pc.fill_null(pc.equal(column, ""), True))
-    return np.asarray(empty.to_numpy(), dtype=bool)
+        column = pc.if_else(pc.equal(column, pa.scalar("", column.type)), None, column)
+    return np.asarray(column.is_null().to_numpy(), dtype=bool)
 
 
 def _series(block: pa.Table, layout: Layout) -> tuple[_Ints, list[dict[str, str]]]:
     """The series number of each row, and each series' labels."""
     present = [(ours, layout.columns[ours].columns[0]) for ours in _LABELS if ours in layout.columns]
     present = [(ours, theirs) for ours, theirs in present if theirs in block.column_names]
-    texts = pa.table({ours: pc.fill_null(_as_text(block[theirs]), "") for ours, theirs in present})
+    texts = pa.table([_as_text(block[theirs]) for _, theirs in present], names=[ours for ours, _ in present])
     code = np.zeros(len(block), dtype=np.int64)
     for name in texts.column_names:
         own = texts[name].combine_chunks().dictionary_encode()
@@ -145,13 +144,11 @@ def _series(block: pa.Table, layout: Layout) -> tuple[_Ints, list[dict[str, str]
 
 
 def _as_text(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
-    """Labels as text; a whole number that Parquet holds as a float is written without ".0"."""
-    if pa.types.is_floating(column.type):
-        whole = pc.equal(column, pc.round(column))
-        return pc.if_else(
-            whole, pc.cast(pc.cast(column, pa.int64(), safe=False), pa.string()), pc.cast(column, pa.string())
-        )
-    return column.cast(pa.string())
+    """Labels as text, "" where there is none; whole numbers that Parquet holds as floats are written without ".0"."""
+    if pa.types.is_floating(column.type) and pc.all(pc.equal(column, pc.round(column))).as_py() is not False:
+        column = column.cast(pa.int64(), safe=False)
+    text: pa.ChunkedArray[Any] = pc.if_else(column.is_null(), "", column.cast(pa.string()))
+    return text
 
 
 def _counter_columns(layout: Layout) -> list[tuple[_Metric, str]]:
@@ -171,7 +168,7 @@ def _wide(block: pa.Table, layout: Layout) -> list[tuple[_Metric, _Ints, _Double
 
 def _long(block: pa.Table, counts: Counts) -> list[tuple[_Metric, _Ints, _Doubles]]:
     """The same of a file with a row per sample; two names of one counter become one."""
-    metric = pc.fill_null(block["metric"].cast(pa.string()), "").combine_chunks().dictionary_encode()
+    metric = _as_text(block["metric"]).combine_chunks().dictionary_encode()
     indices, value = np.asarray(metric.indices), read_numbers(block["value"])
     found: dict[_Metric, list[_Ints]] = {}
     for code, name in enumerate(metric.dictionary.to_pylist()):
@@ -182,7 +179,7 @@ def _long(block: pa.Table, counts: Counts) -> list[tuple[_Metric, _Ints, _Double
             found.setdefault(replace(known, scale=1.0), []).append(at)
         else:
             counts.seen += len(at)
-            counts.drop("metric not known", len(at), printable(name, 80))
+            counts.drop("metric not known", len(at), printable(str(name), 80))
     return [(known, at, value[at]) for known, at in _without_free(found, counts).items()]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from almanac.records import Counts
+from telemetry.schema import TABLES
 from telemetry.sources.base import Batch
 from telemetry.sources.blocks import open_columns, read_blocks
 from telemetry.sources.file_jobs import read_jobs
@@ -50,4 +51,4 @@ class FileSource:
             yield Batch(self._kind, rows, counts)
             counts = Counts()
         if counts.seen:
-            yield Batch(self._kind, rows.slice(0, 0), counts)
+            yield Batch(self._kind, TABLES[self._kind].schema.empty_table(), counts)

@@ -28,7 +28,16 @@ from telemetry.sources.prometheus_json import parse_answer
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-_TOO_MUCH = ("too many samples", "too many bytes", "exceeds the limit", "exceeded the limit", "limit exceeded")
+_TOO_MUCH = (
+    "too many samples",
+    "too many bytes",
+    "exceeds the limit",
+    "exceeded the limit",
+    "limit exceeded",
+    "exceeded the maximum number of",
+    "maxSamplesPerQuery",
+)
+"""How Prometheus, Thanos, Mimir and VictoriaMetrics refuse the amount of a query."""
 
 
 _CAUSES = re.compile(

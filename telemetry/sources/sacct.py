@@ -1,7 +1,8 @@
 """Slurm's accounting: numbers from sacct's text output, names and admin comments from its JSON.
 
 Selection: `sacct -S a -E b` gives the records eligible before b that ended at or after a, or have not ended. Jobs
-that were never eligible (cancelled while held) are not among them; they never ran.
+that were never eligible (cancelled while held) are not among them; they never ran. On 22.05 slurmdbd learns up to six
+seconds late that a job was eligible: such jobs come with the next run, which begins config.overlap_hours earlier.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from telemetry.sources.sacct_json import JobText, parse_json
 from telemetry.sources.sacct_text import columns, parse_text
 
 IDS_PER_QUERY = 500
+# JSON takes about 5 kB of output and several times that in memory for each record: past this many, by parts.
+JSON_RECORDS = 5000
 
 
 def random_delimiter() -> str:
@@ -76,26 +79,32 @@ class SacctSource:
         """The records of one selection; those that end at or after upto_s, or not yet, are for a later batch."""
         counts = Counts()
         delimiter = self.delimiter()
-        base = ["sacct", "-a", "-X", "-D", "-M", self.cluster, *selection]
-        text = self.commands([*base, "-n", "-P", f"--delimiter={delimiter}", "-o", ",".join(names)])
+        query = [*self._base(selection), "-n", "-P", f"--delimiter={delimiter}", "-o", ",".join(names)]
+        text = self.commands(query)
         latest_s = int(self.clock()) + self.config.max_clock_skew_s
         rows = parse_text(text, delimiter, names, self.cluster, latest_s, counts)
+        is_large = len(rows) > JSON_RECORDS
         if upto_s is not None:
             later = [row for row in rows if row["end_s"] is None or row["end_s"] >= upto_s]
             counts.seen -= len(later)
             counts.kept -= len(later)
             rows = [row for row in rows if row["end_s"] is not None and row["end_s"] < upto_s]
         seen.update(row["job_id"] for row in rows)
-        texts = self._texts(base, counts, len(rows)) if rows else {}
-        complete = [self._complete(row, texts, counts) for row in rows]
+        complete: list[dict[str, Any]] = []
+        for part in _parts(rows, JSON_RECORDS):
+            texts = self._texts(_by_ids(part) if is_large else selection, counts, len(part))
+            complete += [self._complete(row, texts, counts) for row in part]
         return Batch("jobs", pa.Table.from_pylist(complete, schema=JOBS), counts, watermark_s)
 
-    def _texts(self, base: list[str], counts: Counts, number: int) -> dict[tuple[int, int], JobText] | None:
+    def _base(self, selection: list[str]) -> list[str]:
+        return ["sacct", "-a", "-X", "-D", "-M", self.cluster, *selection]
+
+    def _texts(self, selection: list[str], counts: Counts, records: int) -> dict[tuple[int, int], JobText] | None:
         """Names and comments; None, with a note in counts, where JSON cannot be had: numbers are kept without."""
         try:
-            return parse_json(self.commands([*base, "--json"]), self.cluster)
+            return parse_json(self.commands([*self._base(selection), "--json"]), self.cluster)
         except (CommandError, ValueError) as error:
-            counts.note("without a name: sacct --json failed", number, str(error))
+            counts.note("without a name: sacct --json failed", records, str(error))
             return None
 
     def _complete(
@@ -105,8 +114,8 @@ class SacctSource:
         if text.name is None and texts is not None:
             counts.note("without a name: not in sacct --json", example=f"job {row['job_id']}")
         stats = decode_jobstats(text.admin_comment)
-        if stats is None and has_jobstats(text.admin_comment):
-            counts.note("jobstats summary unreadable, or without GPUs", example=f"job {row['job_id']}")
+        if stats is None and row["gpu_count"] and has_jobstats(text.admin_comment):
+            counts.note("jobstats summary unreadable", example=f"job {row['job_id']}")
         tier = requested_tier(_request(row), self.tiers)
         return {
             **row,
@@ -116,6 +125,14 @@ class SacctSource:
             "jobstats_hbm_peak_mib": stats.hbm_peak_mib if stats else None,
             "jobstats_hbm_total_mib": stats.hbm_total_mib if stats else None,
         }
+
+
+def _parts(rows: list[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    return (rows[first : first + size] for first in range(0, len(rows), size))
+
+
+def _by_ids(rows: list[dict[str, Any]]) -> list[str]:
+    return ["-j", ",".join(sorted({str(row["job_id"]) for row in rows}))]
 
 
 def windows(since_s: int, until_s: int, length_s: int) -> list[tuple[int, int]]:

@@ -16,8 +16,7 @@ import pytest
 from almanac.config import load_config
 from cli.demo import CONFIG
 from telemetry.ingest import IngestResult, ingest
-from telemetry.sources.generated.shape import SiteShape
-from telemetry.sources.generated.source import GeneratedSource
+from telemetry.sources.generated import GeneratedSource, SiteShape
 from telemetry.store import Store
 from telemetry.summary import summarize
 

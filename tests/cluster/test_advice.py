@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from testbed import Cluster
 
+from cli.demo import TIERS
+
 pytestmark = pytest.mark.cluster
 
 CONFIG = """
@@ -25,16 +27,6 @@ lookback_days = 1
 prolog_dir = "{prolog_dir}"
 [filters]
 min_elapsed_s = 3
-[[tiers]]
-name = "hbm40g"
-capacity_mib = 40960
-gpu_model = "A100-40"
-constraint = "hbm40g"
-[[tiers]]
-name = "hbm80g"
-capacity_mib = 81920
-gpu_model = "A100-80"
-constraint = "hbm80g"
 """
 
 
@@ -82,7 +74,7 @@ def history(cluster: Cluster) -> dict[str, list[int]]:
 @pytest.fixture(scope="module")
 def almanac(cluster: Cluster, history: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory) -> Almanac:
     folder = tmp_path_factory.mktemp("almanac")
-    text = CONFIG.format(url=cluster.prometheus.url, prolog_dir=cluster.prolog_dir)
+    text = CONFIG.format(url=cluster.prometheus.url, prolog_dir=cluster.prolog_dir) + TIERS
     (folder / "almanac.toml").write_text(text)
     # The lab's environment has no PYTHONPATH or HOME: what is set there wins.
     return Almanac(folder, {**os.environ, **cluster.lab.env})

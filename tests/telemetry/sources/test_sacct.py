@@ -292,6 +292,16 @@ def test_jobs_left_open_are_asked_for_by_id(runner: Recorded) -> None:
     assert len(batches) == 2 and batches[1].watermark_s is None
 
 
+def test_many_records_get_their_names_by_parts(runner: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    [whole] = read(runner)
+    runner.asked.clear()
+    monkeypatch.setattr("telemetry.sources.sacct.JSON_RECORDS", 15)
+    [batch] = read(runner)
+    queries = [argv for argv in runner.asked if "--json" in argv]
+    assert len(queries) == 3 and all("-S" not in argv for argv in queries)
+    assert batch.rows.equals(whole.rows)
+
+
 def test_an_unknown_cluster_does_not_look_like_an_idle_one(runner: Recorded) -> None:
     with pytest.raises(SourceError, match="does not know a cluster 'nosuch'; it knows: lab"):
         read(runner, cluster="nosuch")

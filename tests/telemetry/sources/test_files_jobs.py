@@ -1,0 +1,268 @@
+"""Import of job traces: layouts, malformed rows, and the real traces of ../shared/data."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from almanac.errors import FileFormatError
+from almanac.names import name_key
+from almanac.records import Counts
+from telemetry.schema import JOBS
+from telemetry.sources.file_jobs import STATES, read_jobs
+from telemetry.sources.files import FileSource
+from telemetry.sources.layouts import layouts
+
+EVER = (-(2**40), 2**40)
+NOW_S = 1_790_002_800
+JOB_A = 4644583331235001555
+"""2**62 + the seven bytes of blake2b("job-a"), as an earlier run had it."""
+SACCT = "JobIDRaw|JobID|Submit|Start|End|State|ExitCode|User|TimelimitRaw|AllocTRES|ElapsedRaw"
+DATA = Path(os.environ.get("ALMANAC_SHARED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
+
+
+def read(path: Path, layout: str | None = None, span: tuple[int, int] = EVER) -> tuple[list[dict[str, Any]], Counts]:
+    counts, rows = Counts(), []
+    for batch in FileSource(path, "jobs", layout, clock=lambda: NOW_S).read(*span):
+        assert batch.table == "jobs" and batch.rows.schema.equals(JOBS) and batch.watermark_s is None
+        counts.add(batch.counts)
+        rows += batch.rows.to_pylist()
+    assert counts.seen == counts.kept + sum(counts.dropped.values())
+    assert counts.kept == len(rows)
+    return rows, counts
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_sacct_text(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "jobs.txt",
+        SACCT,
+        "101|101|2026-09-01T10:00:00|2026-09-01T10:05:00|2026-09-01T11:05:00|CANCELLED by 1000|0:15|alice|120|"
+        "billing=4,gres/gpu:a100=4,gres/gpu=4|3600",
+        "103|102_1|1788256800|1788256860|Unknown|RUNNING|0:0|bob|UNLIMITED|cpu=2|50",
+        "103.batch|102_1.batch|1788256800|1788256860|1788256900|COMPLETED|0:0|||cpu=2|40",
+    )
+    (first, second), counts = read(path)
+    wanted = {
+        "job_id": 101,
+        "state": "CANCELLED",
+        "exit_code": 0,
+        "exit_signal": 15,
+        "gpu_count": 4,
+        "gpu_type": "a100",
+    }
+    assert {key: first[key] for key in wanted} == wanted
+    assert (first["submit_s"], first["start_s"] - first["submit_s"]) == (1788256800, 300)
+    assert (first["elapsed_s"], first["time_limit_s"], first["name"], first["name_key"]) == (3600, 7200, None, None)
+    assert (second["array_job_id"], second["array_task_id"]) == (102, 1)
+    assert (second["end_s"], second["time_limit_s"], second["gpu_count"]) == (None, None, 0)
+    assert counts.dropped == {"job step": 1}
+
+
+def test_text_that_could_be_forged_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "jobs.txt", SACCT + "|JobName", "1|1|0|0|0|COMPLETED|0:0|a|1||0|x")
+    with pytest.raises(FileFormatError, match="JobName") as caught:
+        read(path)
+    assert "quotes" in caught.value.hint
+
+
+def test_names_in_quoted_csv_cannot_forge_rows(tmp_path: Path) -> None:
+    """A newline, a quote and a delimiter in a name stay in the name."""
+    name = 'train\n2,99,COMPLETED,"mallory"'
+    cell = '"' + name.replace('"', '""') + '"'
+    path = write(tmp_path / "jobs.csv", "job_id,submit_s,state,name,user", f"1,100,FAILED,{cell},alice")
+    ((job,), _) = read(path)
+    assert (job["job_id"], job["name"], job["user"], job["name_key"]) == (1, name, "alice", name_key(name))
+
+
+def test_malformed_rows_are_counted_and_the_rest_kept(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "jobs.csv",
+        "job_id,submit_s,start_s,end_s,time_limit_s,state,user",
+        "1,100,110,200,3600,COMPLETED,alice",
+        "2,yesterday,110,200,3600,COMPLETED,alice",
+        ",100,110,200,3600,COMPLETED,alice",
+        "4,100,300,200,3600,COMPLETED,alice",
+        f"5,{NOW_S + 1000},,,3600,PENDING,alice",
+        "6,100,110,200,soon,DONE,alice",
+        "7,100",
+        "8,100,110,200,-5,COMPLETED,alice,extra",
+        "9,100,110,200,,COMPLETED,alice",
+    )
+    rows, counts = read(path)
+    assert [row["job_id"] for row in rows] == [1, 6, 9]
+    assert counts.dropped == {
+        "submit_s not understood": 1,
+        "no job_id": 1,
+        "times contradict each other": 1,
+        "time in the future": 1,
+        "wrong number of fields": 2,
+    }
+    assert counts.notes == {"time_limit_s not understood": 1, "state not understood": 1}
+    assert counts.examples["submit_s not understood"] == "yesterday"
+    assert (rows[1]["time_limit_s"], rows[1]["state"], rows[2]["time_limit_s"]) == (None, None, None)
+
+
+def test_a_job_id_that_is_no_number_is_always_the_same_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "jobs.csv", "job_id,submit_s", "job-a,1", "job-b,1", "job-a,2", "17,1", "17.0,1", "1[3],4")
+    rows, counts = read(path)
+    ids = [row["job_id"] for row in rows]
+    assert ids[0] == ids[2] and len(set(ids)) == 4
+    assert ids[3] == 17
+    assert all(2**62 <= one < 2**63 for one in (ids[0], ids[1], ids[4]))
+    assert ids[0] == JOB_A
+    assert counts.dropped == {"job step": 1}
+
+
+def test_bytes_that_are_no_text_cost_one_name(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_bytes(b"job_id,submit_s,name\n1,100,caf\xe9\n2,100,tea\n")
+    assert [row["name"] for row in read(path)[0]] == ["caf\ufffd", "tea"]
+
+
+def test_only_jobs_submitted_in_the_span_are_seen(tmp_path: Path) -> None:
+    path = write(tmp_path / "jobs.csv", "job_id,submit_s", *(f"{n},{n}" for n in range(10)))
+    rows, counts = read(path, span=(3, 6))
+    assert ([row["job_id"] for row in rows], counts.seen) == ([3, 4, 5], 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "neither Parquet nor CSV"),
+        (b"\x00\x01\x02,\xff\xfe\n", "neither Parquet nor CSV"),
+        (b"job_id\n1\n", "neither Parquet nor CSV"),
+        (b"a,b,c\n1,2,3\n", "helios_jobs_15k"),
+        (b"job_id,submit_s,submit_s\n1,2,3\n", "same name"),
+        (b"PAR1 and no more", "cannot be read"),
+        (b"job_id,submit_s\n", None),
+        (b"job_id,submit_s", None),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, content: bytes, said: str | None) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    if said is None:
+        assert read(path) == ([], Counts())
+        return
+    with pytest.raises(FileFormatError, match=said) as caught:
+        read(path)
+    assert caught.value.hint and str(path) in str(caught.value)
+
+
+def test_the_message_names_what_was_seen_and_what_is_expected(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", "Alpha,be\x1bta", "1,2")
+    with pytest.raises(FileFormatError):
+        read(path)
+    path = write(tmp_path / "x.csv", "Alpha,beta", "1,2")
+    with pytest.raises(FileFormatError, match=r"Alpha, beta.*almanac \(job_id, submit_s\).*clustercockpit_jobs"):
+        read(path)
+    with pytest.raises(FileFormatError, match="needs the columns JobIDRaw"):
+        read(path, "sacct")
+    with pytest.raises(FileFormatError, match="no layout") as caught:
+        read(path, "nonsense")
+    assert "sacct" in caught.value.hint
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.parquet", tmp_path):
+        with pytest.raises(FileFormatError, match="cannot be read"):
+            read(path)
+
+
+def test_a_parquet_file_that_breaks_off_keeps_what_came_before(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.parquet"
+    table = pa.table({"job_id": list(range(100_000)), "submit_s": list(range(100_000))})
+    pq.write_table(table, path, row_group_size=50_000, compression="none", use_dictionary=False)
+    raw = bytearray(path.read_bytes())
+    offset = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    raw[offset : offset + 64] = b"\xff" * 64
+    path.write_bytes(raw)
+    got = []
+    with pytest.raises(FileFormatError):
+        for batch in FileSource(path, "jobs", clock=lambda: NOW_S).read(*EVER):
+            got.append(batch.rows.num_rows)
+    assert got == [50_000]
+
+
+def test_own_columns_survive_a_round_trip(tmp_path: Path) -> None:
+    job = dict.fromkeys(JOBS.names) | {"job_id": 5, "submit_s": 10, "start_s": 20, "end_s": 50, "name": "a-1"}
+    job |= {"elapsed_s": 30, "name_key": "a-#", "state": "TIMEOUT", "gpu_count": 2, "used_mem_mib": 1.5, "user": "eve"}
+    path = tmp_path / "jobs.parquet"
+    pq.write_table(pa.Table.from_pylist([job], schema=JOBS), path)
+    assert read(path)[0] == [job]
+
+
+CELL = st.one_of(
+    st.none(), st.integers(-(2**70), 2**70).map(str), st.text(max_size=12), st.sampled_from(sorted(STATES))
+)
+
+
+@given(
+    st.lists(st.fixed_dictionaries(dict.fromkeys(("job_id", "submit_s", "start_s", "end_s", "state", "name"), CELL)))
+)
+def test_no_text_stops_an_import_or_is_lost_without_a_count(rows: list[dict[str, str | None]]) -> None:
+    block = pa.Table.from_pylist(rows, schema=pa.schema([(name, pa.string()) for name in
+                                 ("job_id", "submit_s", "start_s", "end_s", "state", "name")]))  # fmt: skip
+    own, counts = next(layout for layout in layouts() if layout.kind == "jobs"), Counts()
+    found = read_jobs(block, own, -(2**62), 2**62, NOW_S, counts)
+    assert (counts.seen, counts.kept) == (len(rows), found.num_rows)
+    assert counts.seen == counts.kept + sum(counts.dropped.values())
+    assert all(example.isprintable() for example in counts.examples.values())
+
+
+def shared(name: str) -> Path:
+    path = DATA / f"{name}.parquet"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not there: the real traces are not part of the project")
+    return path
+
+
+@pytest.mark.data
+def test_helios() -> None:
+    rows, counts = read(shared("helios_jobs_15k"))
+    assert (counts.kept, sum(row["gpu_count"] > 0 for row in rows)) == (15_000, 10_796)
+    assert set(Counter(row["state"] for row in rows)) == {"COMPLETED", "FAILED", "CANCELLED"}
+    first = rows[0]
+    assert (first["submit_s"], first["start_s"], first["end_s"], first["elapsed_s"]) == (0, 0, 84, 84)
+
+
+@pytest.mark.data
+def test_mason() -> None:
+    rows, counts = read(shared("mason_named_jobs_oct_nov"))
+    assert counts.kept == 12_010
+    assert {row["gpu_count"] for row in rows} == {0}
+    second = rows[1]
+    assert second["used_mem_mib"] == 585352 / 1024
+    assert rows[0]["used_mem_mib"] is None
+    assert second["name_key"] == "wz-nph-#-hapxbkruk"
+    states = Counter(row["state"] for row in rows)
+    assert set(states) <= {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY"} and states["TIMEOUT"] > 0
+
+
+@pytest.mark.data
+def test_clustercockpit() -> None:
+    rows, counts = read(shared("clustercockpit_jobs"))
+    assert (counts.kept, sum(row["gpu_count"] > 0 for row in rows)) == (544, 303)
+    first = rows[0]
+    wanted = {
+        "submit_s": 1675777167,
+        "end_s": 1675777250,
+        "time_limit_s": 86340,
+        "partition": "a40",
+        "array_job_id": None,
+    }
+    assert {key: first[key] for key in wanted} == wanted
+    assert {row["jobstats_hbm_peak_mib"] for row in rows} == {None}, "a mean over time is no peak"

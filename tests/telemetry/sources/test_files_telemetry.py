@@ -1,0 +1,206 @@
+"""Import of telemetry: own columns, one row per sample, and the real 10 Hz counters of ../shared/data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from almanac.errors import FileFormatError
+from almanac.records import Counts
+from telemetry.counters import COUNTERS
+from telemetry.schema import TELEMETRY
+from telemetry.sources.files import FileSource
+
+EVER = (-(2**40), 2**40)
+NOW_S = 1_790_002_800
+DATA = Path(os.environ.get("ALMANAC_SHARED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
+
+
+def read(path: Path, layout: str | None = None, span: tuple[int, int] = EVER) -> tuple[list[dict[str, Any]], Counts]:
+    counts, rows = Counts(), []
+    for batch in FileSource(path, "telemetry", layout, clock=lambda: NOW_S).read(*span):
+        assert batch.table == "telemetry" and batch.rows.schema.equals(TELEMETRY)
+        counts.add(batch.counts)
+        rows += batch.rows.to_pylist()
+    assert counts.seen == counts.kept + sum(counts.dropped.values())
+    return rows, counts
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def some(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row says: its values that are not null."""
+    return {key: value for key, value in row.items() if value is not None}
+
+
+def test_wide_csv(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.csv",
+        "host,gpu,time_ms,gpu_util_pct,hbm_used_mib,note",
+        "n1.cluster.example,0,1000,50,1024.5,x",
+        "n1,0,2000,,2048,y",
+        "n1,1,1000,120,nan,z",
+        "n1,1,2000,5,12 GiB,z",
+    )
+    rows, counts = read(path)
+    assert [some(row) for row in rows] == [
+        {"host": "n1", "gpu": 0, "mig": "", "time_ms": 1000, "gpu_util_pct": 50.0, "hbm_used_mib": 1024.5},
+        {"host": "n1", "gpu": 0, "mig": "", "time_ms": 2000, "hbm_used_mib": 2048.0},
+        {"host": "n1", "gpu": 1, "mig": "", "time_ms": 2000, "gpu_util_pct": 5.0},
+    ]
+    assert (counts.seen, counts.kept) == (7, 4)
+    assert counts.dropped == {"beyond limit: gpu_util_pct": 1, "not a number: hbm_used_mib": 2}
+
+
+def test_long_csv_of_exporter_names_and_our_own(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.csv",
+        "timestamp,host,gpu,metric,value,job_label",
+        "2026-01-01T00:00:00Z,n1,0,DCGM_FI_DEV_FB_USED,1000,7",
+        "2026-01-01T01:00:00+01:00,n1,0,DCGM_FI_DEV_FB_FREE,39000,7",
+        "1767225600,n1,0,gpu_util_pct,55,7",
+        "1767225600000,n1,0,nvidia_gpu_power_usage_milliwatts,250000,7",
+        "1767225600.25,n1,0,temp_c,40,7",
+        "1767225600,n1,0,DCGM_FI_DEV_XID_ERRORS,0,7",
+        "1767225600,n1,0,gpu_util_pct,55,7",
+    )
+    rows, counts = read(path)
+    assert [some(row) for row in rows] == [
+        {"host": "n1", "gpu": 0, "mig": "", "time_ms": 1767225600000, "job_label": 7, "hbm_used_mib": 1000.0,
+         "hbm_total_mib": 40000.0, "gpu_util_pct": 55.0, "power_w": 250.0},
+        {"host": "n1", "gpu": 0, "mig": "", "time_ms": 1767225600250, "job_label": 7, "temp_c": 40.0},
+    ]  # fmt: skip
+    assert counts.dropped == {"metric not known": 1, "sample given twice": 1}
+
+
+def test_a_total_goes_before_used_and_free(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.csv",
+        "timestamp,host,gpu,metric,value",
+        "1,n1,0,hbm_used_mib,10",
+        "1,n1,0,DCGM_FI_DEV_FB_FREE,20",
+        "1,n1,0,hbm_total_mib,31",
+    )
+    rows, counts = read(path)
+    assert (rows[0]["hbm_total_mib"], counts.dropped) == (31.0, {"free memory beside the total": 1})
+
+
+def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.csv",
+        "host,gpu,time_ms,gpu_util_pct,hbm_used_mib",
+        "n1,0,1000,1,2",
+        "n1,0,noon,1,2",
+        f"n1,0,{(NOW_S + 301) * 1000},1,2",
+        "n1,0,-5,1,",
+        ",0,1000,1,2",
+        "n1,card0,1000,1,2",
+        "n1;rm,0,1000,1,2",
+        "n1,0,1000",
+    )
+    rows, counts = read(path)
+    assert len(rows) == 1
+    assert counts.dropped == {
+        "time not understood": 3,
+        "time in the future": 2,
+        "no host label": 2,
+        "gpu label is no GPU index": 2,
+        "host label is no host name": 2,
+        "wrong number of fields": 1,
+    }
+
+
+def test_only_the_span_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "host,gpu,time_ms,temp_c", *(f"n1,0,{n * 1000},40" for n in range(10)))
+    rows, counts = read(path, span=(3, 5))
+    assert ([row["time_ms"] for row in rows], counts.seen) == ([3000, 4000], 2)
+
+
+def test_gzip_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv.gz"
+    with pa.output_stream(path, compression="gzip") as out:
+        out.write(b"host,gpu,time_ms,temp_c\nn1,0,1000,40\n")
+    assert read(path)[0][0]["temp_c"] == 40.0
+
+
+def test_parquet_timestamps_and_float_labels(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    time = pa.array([1767225600_000_500], pa.timestamp("us", "UTC")).cast(pa.timestamp("us", "Europe/Berlin"))
+    table = pa.table({"timestamp": time, "host": ["n1"], "gpu": [3.0], "metric": ["temp_c"], "value": ["41"]})
+    pq.write_table(table, path)
+    ((row,), _) = read(path)
+    assert (row["gpu"], row["time_ms"], row["temp_c"]) == (3, 1767225600000, 41.0)
+
+
+def test_a_job_file_is_no_telemetry(tmp_path: Path) -> None:
+    path = write(tmp_path / "jobs.csv", "job_id,submit_s", "1,2")
+    with pytest.raises(
+        FileFormatError, match=r"no telemetry file known: .*long \(timestamp, host, gpu, metric, value\)"
+    ):
+        read(path)
+
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "host": st.sampled_from(["n1", "n2"]),
+            "gpu": st.integers(0, 3),
+            "mig": st.sampled_from(["", "3"]),
+            "time_ms": st.integers(0, NOW_S).map(lambda s: s * 1000),
+            "uuid": st.just("GPU-a"),
+            "model": st.just("A100"),
+            "job_label": st.just(9),
+            **{c.column: st.one_of(st.none(), st.integers(1, min(100, int(c.high))).map(float)) for c in COUNTERS},
+        }
+    ),
+    max_size=5,
+    unique_by=lambda row: (row["host"], row["gpu"], row["mig"], row["time_ms"]),
+)
+
+
+@settings(max_examples=40)
+@given(ROWS)
+def test_wide_long_csv_and_parquet_give_the_same_rows(tmp_path_factory: Any, rows: list[dict[str, Any]]) -> None:
+    folder = tmp_path_factory.mktemp("files")
+    table = pa.Table.from_pylist(rows, schema=TELEMETRY)
+    pq.write_table(table, folder / "wide.parquet")
+    pa.csv.write_csv(table, folder / "wide.csv")
+    labels = ("host", "gpu", "mig", "uuid", "model", "job_label")
+    long = [
+        {"timestamp": row["time_ms"] / 1000, "metric": c.column, "value": row[c.column], **{k: row[k] for k in labels}}
+        for row in rows
+        for c in COUNTERS
+        if row[c.column] is not None
+    ]
+    names = ["timestamp", "metric", "value", *labels]
+    pq.write_table(pa.table({name: [row[name] for row in long] for name in names} if long else
+                            {name: pa.array([], pa.string()) for name in names}), folder / "long.parquet")  # fmt: skip
+    filled = [row for row in rows if any(row[c.column] is not None for c in COUNTERS)]
+    expected = sorted(filled, key=lambda row: (row["host"], row["gpu"], row["mig"], row["time_ms"]))
+    for name in ("wide.parquet", "wide.csv", "long.parquet"):
+        assert read(folder / name)[0] == expected
+
+
+@pytest.mark.data
+def test_real_10_hz_counters() -> None:
+    path = DATA / "h100_dcgm_10hz.parquet"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not there: the real traces are not part of the project")
+    rows, counts = read(path)
+    assert (len(rows), sum(counts.dropped.values())) == (126_056, 0)
+    assert counts.notes == {}
+    assert max(row["hbm_used_mib"] for row in rows) == 68_148
+    assert {row["fp64_active_frac"] for row in rows} == {None}
+    assert sum(row["sm_active_frac"] is None for row in rows) == 75
+    assert {row["model"] for row in rows} == {"NVIDIA H100 80GB HBM3"}

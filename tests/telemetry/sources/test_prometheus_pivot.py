@@ -1,0 +1,69 @@
+"""The join of counters, against a join of plain dicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from almanac.records import Counts
+from telemetry.counters import COUNTERS
+from telemetry.sources.exporters import FILE
+from telemetry.sources.pivot import Pivot
+from telemetry.sources.prometheus_json import Samples
+
+BY_NAME = {counter.column: counter for counter in COUNTERS}
+NAMES = ("gpu_util_pct", "hbm_used_mib", "temp_c")
+START_MS, END_MS = 1000, 1012
+POINT = st.tuples(st.sampled_from(["n1", "n2"]), st.integers(0, 1), st.integers(START_MS - 2, END_MS + 2))
+VALUE = st.sampled_from([1.0, 50.0, np.nan, 10.0**9, -200.0])
+GIVEN = st.dictionaries(st.tuples(st.sampled_from(NAMES), POINT), VALUE, max_size=25)
+
+
+def samples(points: dict[tuple[str, int, int], float], order: list[tuple[str, int]]) -> Samples:
+    """Samples of these points, series in the given order, each sorted by time as Prometheus gives them."""
+    per = {gpu: sorted((t, v) for (h, g, t), v in points.items() if (h, g) == gpu) for gpu in order}
+    flat = [pair for gpu in order for pair in per[gpu]]
+    return Samples(
+        [{"host": host, "gpu": str(gpu), "uuid": f"GPU-{host}-{gpu}", "job_label": "5"} for host, gpu in order],
+        np.array([len(per[gpu]) for gpu in order], dtype=np.int64),
+        np.array([t for t, _ in flat], dtype=np.int64),
+        np.array([v for _, v in flat], dtype=np.float64),
+    )
+
+
+@given(GIVEN, st.permutations([("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]))
+def test_it_is_the_outer_join_of_the_values_within_limits(
+    given_points: dict[tuple[str, tuple[str, int, int]], float], order: list[tuple[str, int]]
+) -> None:
+    counts, expected = Counts(), {}
+    pivot = Pivot(FILE, "", START_MS, END_MS, counts)
+    for name in NAMES:
+        points = {point: value for (of, point), value in given_points.items() if of == name}
+        pivot.add(BY_NAME[name], samples(points, order))
+        for point, value in points.items():
+            if START_MS <= point[2] < END_MS and BY_NAME[name].low <= value <= BY_NAME[name].high:
+                expected.setdefault(point, dict.fromkeys(NAMES))[name] = value
+    rows: list[dict[str, Any]] = pivot.table().to_pylist()
+    assert [(row["host"], row["gpu"], row["time_ms"]) for row in rows] == sorted(expected)
+    assert [{name: row[name] for name in NAMES} for row in rows] == [expected[point] for point in sorted(expected)]
+    assert all((row["uuid"], row["job_label"]) == (f"GPU-{row['host']}-{row['gpu']}", 5) for row in rows)
+    inside = [point for _, point in given_points if START_MS <= point[2] < END_MS]
+    assert counts.seen == len(inside) == counts.kept + sum(counts.dropped.values())
+    assert counts.kept == sum(value is not None for row in expected.values() for value in row.values())
+
+
+def test_gaps_are_the_median_of_each_gpu() -> None:
+    pivot = Pivot(FILE, "", 0, 10**6, Counts())
+    times = np.array([0, 10_000, 20_000, 60_000, 0, 30_000, 60_000, 5], dtype=np.int64)
+    labels = [{"host": "n1", "gpu": str(gpu)} for gpu in range(3)]
+    pivot.add(BY_NAME["temp_c"], Samples(labels, np.array([4, 3, 1]), times, np.full(8, 40.0)))
+    assert pivot.median_gaps_s().tolist() == [10.0, 30.0]
+
+
+def test_a_span_that_no_key_can_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="too long"):
+        Pivot(FILE, "", 0, 2**42, Counts())
