@@ -19,7 +19,7 @@ from telemetry.schema import schema_of, table_of
 UNBOUND = "shared node without GPU binding"
 UNBOUND_COUNT = f"{UNBOUND} (GPUs per node unknown)"
 DOUBLY_BOUND = "GPU bound to two jobs at once"
-NO_NODES = "node list unreadable"
+NO_NODES = "node list missing or unreadable"
 
 _DAY_S = 86_400
 _MAX_HOSTS = 100_000

@@ -1,41 +1,55 @@
-"""Energy from the cumulative counter, and how the samples of a claim follow each other.
+"""Energy from the cumulative counter.
 
-The counter is mJ since the driver was loaded: energy is the sum of its steps. Where it falls, the driver was loaded
-anew, and what it shows then is what was used since (paper-constants, Energy).
+The counter is mJ since the driver was loaded, so energy is the sum of its steps in time order. Where it falls, the
+driver was loaded anew, and what it then shows was used since (paper-constants, Energy).
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-from telemetry.metrics.family import JOIN, Family
+from telemetry.metrics.family import HOUR_MS, JOIN, Family
 from telemetry.metrics.options import Options
 from telemetry.schema import schema_of
 
+_SCHEMA = schema_of(
+    {
+        "claim": pa.int32(),
+        "first_ms": pa.int64(),
+        "last_ms": pa.int64(),
+        "first_mj": pa.float64(),
+        "last_mj": pa.float64(),
+        "used_mj": pa.float64(),
+        "resets": pa.int64(),
+        "n_energy": pa.int64(),
+        "misplaced": pa.int64(),
+    }
+)
 
-def step(earlier: str, later: str) -> str:
-    """SQL: mJ used between two readings."""
+
+def _step(earlier: str, later: str) -> str:
     return f"CASE WHEN {later} >= {earlier} THEN {later} - {earlier} ELSE {later} END"
 
 
 def _query(options: Options) -> str:
-    """Runs of samples that follow each other in the files, per claim and hour.
-
-    runs is 1 and out_of_order 0 for every claim and hour of a file that is sorted and unique: it is how sorting is
-    checked, at no cost of its own. energy_gaps counts samples without the counter, whose neighbours are not joined.
-    """
     return f"""
-SELECT claim, count(*) FILTER (WHERE is_start) AS runs, count(*) FILTER (WHERE NOT is_start AND time_ms <= last_ms) AS out_of_order,
-       min(time_ms) FILTER (WHERE mj IS NOT NULL) AS first_ms, max(time_ms) FILTER (WHERE mj IS NOT NULL) AS last_ms,
-       arg_min(mj, time_ms) AS first_mj, arg_max(mj, time_ms) AS last_mj,
-       sum({step("last_mj", "mj")}) FILTER (WHERE NOT is_start) AS used_mj,
-       count(*) FILTER (WHERE NOT is_start AND mj < last_mj) AS resets,
-       count(mj) AS n_energy
-FROM (SELECT claim, hour, time_ms, mj, last_ms, last_mj, last_claim IS DISTINCT FROM claim OR last_hour <> hour AS is_start
-      FROM (SELECT *, lag(claim) OVER () AS last_claim, lag(hour) OVER () AS last_hour,
-                   lag(time_ms) OVER () AS last_ms, lag(mj) OVER () AS last_mj
-            FROM (SELECT c.claim, c.hour, t.time_ms, t.energy_mj AS mj FROM {JOIN})))
+SELECT claim, min(time_ms) AS first_ms, max(time_ms) AS last_ms, arg_min(mj, time_ms) AS first_mj,
+       arg_max(mj, time_ms) AS last_mj, coalesce(sum({_step("before_mj", "mj")}) FILTER (WHERE NOT is_first), 0) AS used_mj,
+       count(*) FILTER (WHERE NOT is_first AND mj < before_mj) AS resets, count(*) AS n_energy,
+       count(*) FILTER (WHERE is_first) - 1 + count(*) FILTER (WHERE NOT is_first AND time_ms <= before_ms) AS misplaced
+FROM (SELECT *, before_claim IS DISTINCT FROM claim OR before_ms // {HOUR_MS} <> hour AS is_first
+      FROM (SELECT *, lag(claim) OVER () AS before_claim, lag(time_ms) OVER () AS before_ms, lag(mj) OVER () AS before_mj
+            FROM (SELECT c.claim, c.hour, t.time_ms, t.energy_mj AS mj FROM {JOIN} WHERE t.energy_mj IS NOT NULL)))
 GROUP BY claim, hour"""
 
 
-ENERGY = Family(name="energy", key=("claim",), schema=schema_of({}), query=_query, merge="")
+_MERGE = f"""
+SELECT claim, min(first_ms) AS first_ms, max(last_ms) AS last_ms, arg_min(first_mj, first_ms) AS first_mj,
+       arg_max(last_mj, last_ms) AS last_mj,
+       sum(used_mj) + coalesce(sum({_step("before_mj", "first_mj")}) FILTER (WHERE before_mj IS NOT NULL), 0) AS used_mj,
+       sum(resets) + count(*) FILTER (WHERE first_mj < before_mj) AS resets, sum(n_energy) AS n_energy,
+       sum(misplaced) AS misplaced
+FROM (SELECT *, lag(last_mj) OVER (PARTITION BY claim ORDER BY first_ms) AS before_mj FROM parts)
+GROUP BY claim"""
+
+ENERGY = Family("energy", _SCHEMA, _query, _MERGE, is_chained=True)

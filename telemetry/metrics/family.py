@@ -49,6 +49,7 @@ class Family:
 
     is_chained: the query gives one row per claim and hour, in which neighbours were read in file order (lag, lead);
     its column `misplaced` is 0 where the files are sorted by GPU and time. only_full: not part of the core summary.
+    only_aligned: for windows that start with the job.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Family:
     merge: str
     is_chained: bool = False
     only_full: bool = False
+    only_aligned: bool = False
 
 
 def summing_family(name: str, key: Sequence[str], columns: Callable[[Options], list[Column]]) -> Family:
@@ -71,17 +73,3 @@ def summing_family(name: str, key: Sequence[str], columns: Callable[[Options], l
     merged = ", ".join(f"{column.merge}({column.name}) AS {column.name}" for column in fixed)
     schema = schema_of({**{k: pa.int32() for k in key}, **{column.name: column.kind for column in fixed}})
     return Family(name, schema, query, f"SELECT {keys}, {merged} FROM parts GROUP BY {keys}")
-
-
-def chained_sql(inner: str, columns: str) -> str:
-    """One row per claim and hour of `inner` (claim, hour, time_ms, ...), each sample seeing the one before it.
-
-    columns may use is_first (of its claim and hour in a run of the file) and before.X, the value X of the sample
-    before. misplaced counts samples that do not follow the one before them in time, or start a second run.
-    """
-    return f"""
-SELECT claim, {columns},
-       count(*) FILTER (WHERE is_first) - 1 + count(*) FILTER (WHERE NOT is_first AND time_ms <= before.time_ms) AS misplaced
-FROM (SELECT *, before.claim IS DISTINCT FROM claim OR before.hour <> hour AS is_first
-      FROM (SELECT *, lag(row_) OVER () AS before FROM ({inner})))
-GROUP BY claim, hour"""
