@@ -15,7 +15,7 @@ from advisor.decisions.tier import NO_EVIDENCE, decide_tier
 from advisor.features import Submission, submission_of
 from advisor.models.duration import DurationModel, clip_to_limit, fit, score_all
 from advisor.models.hbm import Calibration, bound_of, calibrate
-from advisor.models.peaks import Evidence, evidence_now, replay_peaks
+from advisor.models.peaks import FAMILY, Evidence, evidence_now, replay_peaks
 from advisor.models.rolling import SiteMeans
 from advisor.replay import Known, Replay, know_now, replay_durations
 from advisor.scores import Floats, Scores
@@ -116,6 +116,8 @@ def advise(request: Request, history: pd.DataFrame, trained: Trained | None, con
 
 def _what_is_missing(evidence: Evidence, min_runs: int) -> str:
     number = len(evidence.peaks)
+    if number >= min_runs and evidence.scope == FAMILY:
+        return f"your last {number} measured runs differ too much"
     if number >= min_runs:
         return "none of your runs of this name has a measured peak, and the site's record does not cover your others"
     return f"{number} measured run{'' if number == 1 else 's'}, {min_runs} needed"

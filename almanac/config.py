@@ -276,9 +276,7 @@ def _check_ranges(config: Config, where: str) -> None:
                 expected = f"at least {low}" if high is None else f"{low} to {high}"
                 raise ConfigError(f"{where}: {section}.{key.name} is {value}, expected {expected}", "correct the value")
     if config.metrics.window_alignment not in ("utc", "job"):
-        raise ConfigError(
-            f"{where}: metrics.window_alignment is {config.metrics.window_alignment!r}", "use utc or job"
-        )
+        raise ConfigError(f"{where}: metrics.window_alignment is {config.metrics.window_alignment!r}", "use utc or job")
     if 3600 % config.metrics.window_s:
         raise ConfigError(
             f"{where}: metrics.window_s is {config.metrics.window_s}, which does not divide 3600", "use 60, or 300"

@@ -69,7 +69,7 @@ def command(
     since_s, until_s = moment(starttime, app.now_s()), moment(endtime, app.now_s())
     store = app.open_store(create=True)
     if layout and job_files and telemetry_files:
-        raise click.UsageError("--layout is of one kind of file: import job files and telemetry files one after another")
+        raise click.UsageError("--layout is of one kind of file: import jobs and telemetry one after another")
     if job_files or telemetry_files:
         cluster = app.cluster_name or app.config.site.cluster or "imported"
         jobs = list(_file_jobs(job_files, telemetry_files, layout))

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from ClusterShell.NodeSet import NodeSet, NodeSetException
 
 from telemetry.schema import schema_of, table_of
+from telemetry.slurm.hostlist import expand
 
 UNBOUND = "shared node without GPU binding"
 UNBOUND_COUNT = f"{UNBOUND} (GPUs per node unknown)"
@@ -22,7 +22,6 @@ DOUBLY_BOUND = "GPU bound to two jobs at once"
 NO_NODES = "node list missing or unreadable"
 
 _DAY_S = 86_400
-_MAX_HOSTS = 100_000
 # A prolog runs just before the start that accounting records.
 _PROLOG_LEAD_S = 300
 
@@ -107,12 +106,9 @@ _Claims = dict[int, list[tuple[str, Unit]]]
 
 def parse_hosts(node_list: str | None) -> tuple[str, ...]:
     """Hosts of a Slurm hostlist such as "n[1-3,7]", sorted; () where there are none or it cannot be read."""
-    if not node_list:
-        return ()
     try:
-        nodes = NodeSet(node_list)
-        return tuple(sorted(nodes)) if len(nodes) <= _MAX_HOSTS else ()
-    except NodeSetException:
+        return tuple(sorted(expand(node_list or "")))
+    except ValueError:
         return ()
 
 

@@ -29,6 +29,7 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
        m.mean_gpu_util_pct, m.coverage_frac, coalesce(m.verdict, 'not summarised') AS verdict
 FROM jobs j LEFT JOIN job_metrics m USING (job_id, submit_s)
 WHERE j.start_s IS NOT NULL AND j.end_s IS NOT NULL
+  AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING')
   AND greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) > 0
   AND ($user IS NULL OR j."user" = $user)
 ORDER BY j.end_s, j.job_id, j.submit_s
@@ -39,6 +40,8 @@ def load_history(
     store: Store, cluster: str, since_s: int | None = None, until_s: int | None = None, user: str | None = None
 ) -> pd.DataFrame:
     """GPU jobs submitted in [since_s, until_s) that have started and ended, oldest end first.
+
+    Runs that were requeued, and the parts of a job that was resized, are left out: they are no whole job.
 
     Missing numbers are NaN, a missing tier is None. hbm_evidence says where hbm_peak_mib comes from: "telemetry",
     "jobstats", "preallocated" (then the peak says nothing of the need and is NaN) or "none".

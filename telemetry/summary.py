@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import functools
-import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.config import Config
 from almanac.errors import StoreError
 from almanac.units import format_count
-from telemetry.attribution import Binding, Job, attribute, parse_hosts, shared_jobs
-from telemetry.metrics.frames import job_frame, unit_models, with_steady_spans
-from telemetry.metrics.inventory import Survey, labelled_units, survey
-from telemetry.metrics.merge import Results, merge
-from telemetry.metrics.partials import PARTIALS, day_partials
+from telemetry.attribution import Attribution, Binding, Job, attribute, parse_hosts, shared_jobs
+from telemetry.metrics.base import BASE
+from telemetry.metrics.chunks import Progress, map_partials, split_files
+from telemetry.metrics.finish import Results, finish
+from telemetry.metrics.frames import claim_frame, job_frame, model_frame
+from telemetry.metrics.inventory import Survey, first_samples, labelled_units, survey
+from telemetry.metrics.options import Options
+from telemetry.metrics.partials import Partials
 from telemetry.store import Store
-
-Progress = Callable[[int, int, str], None]
-"""Called with days done, days in all, and a word on what came of them."""
 
 DAY_S = 86_400
 ALWAYS = (-(2**40), 2**40)
-ALL_TIME_MS = (ALWAYS[0] * 1000, ALWAYS[1] * 1000)
-_DATE = re.compile(r"date=(\d{4}-\d\d-\d\d)")
 
 
 @dataclass
@@ -82,39 +77,50 @@ def summarize(
     return counts
 
 
+def _silent(done: int, total: int, word: str) -> None:
+    """No progress is shown."""
+
+
 def compute(
     db: duckdb.DuckDBPyConnection,
-    files: Sequence[Path],
+    paths: Sequence[Path],
     jobs: Sequence[Job],
     bindings: Sequence[Binding],
     config: Config,
     counted_s: tuple[int, int] = ALWAYS,
     progress: Progress | None = None,
+    *,
+    options: Options | None = None,
 ) -> tuple[Results, SummaryCounts]:
-    """Metrics of jobs from telemetry files. Samples are counted in the span counted_s."""
+    """Metrics of jobs from telemetry files. Samples are counted in the span counted_s.
+
+    options: by default what the configuration says.
+    """
+    options = options or Options.of(config.metrics)
     counted_ms = (counted_s[0] * 1000, counted_s[1] * 1000)
-    seen = survey(db, files, counted_ms)
-    inventory = seen.inventory()
-    labelled = labelled_units(db, files, jobs, shared_jobs(jobs, inventory)) if config.bindings.use_labels else {}
-    attribution = attribute(jobs, inventory, labelled, bindings)
-    claims = with_steady_spans(attribution.claims, jobs)
-    parts: list[pa.Table] = []
-    groups = by_day(files)
-    for done, (since_ms, until_ms, group) in enumerate(groups, 1):
-        parts.append(day_partials(db, group, claims, since_ms, until_ms, counted_ms))
-        if progress:
-            progress(done, len(groups), f"{format_count(sum(part.num_rows for part in parts))} GPU runs")
-    partials = pa.concat_tables(parts) if parts else PARTIALS.empty_table()
-    filters = config.filters
-    results = merge(
-        db,
-        partials,
-        unit_models(seen),
-        job_frame(jobs, attribution, seen, filters),
-        filters.min_coverage,
-        filters.min_gpu_util_pct,
-    )
+    chunks = split_files(paths)
+    seen = survey(db, paths, counted_ms, is_unique=all(chunk.is_sorted for chunk in chunks))
+    attribution = attribute_jobs(db, paths, jobs, seen, bindings, config)
+    first_ms = first_samples(db, paths, attribution.claims) if options.is_aligned_to_job else None
+    claims = claim_frame(jobs, attribution, seen, first_ms)
+    partials = map_partials(db, chunks, claims, options, counted_ms, progress or _silent)
+    frame = job_frame(jobs, attribution, seen, config.filters)
+    results = finish(db, partials, claims, model_frame(), frame, config)
     return results, count(results, seen, partials)
+
+
+def attribute_jobs(
+    db: duckdb.DuckDBPyConnection,
+    paths: Sequence[Path],
+    jobs: Sequence[Job],
+    seen: Survey,
+    bindings: Sequence[Binding],
+    config: Config,
+) -> Attribution:
+    """Claims of the jobs, with the exporter's labels where the configuration believes them."""
+    inventory = seen.inventory()
+    labelled = labelled_units(db, paths, jobs, shared_jobs(jobs, inventory)) if config.bindings.use_labels else {}
+    return attribute(jobs, inventory, labelled, bindings)
 
 
 def load_jobs(store: Store, cluster: str, since_s: int, until_s: int) -> list[Job]:
@@ -151,19 +157,8 @@ def load_bindings(store: Store, cluster: str, config: Config, since_s: int, unti
     return [Binding(**row) for row in rows.to_pylist() if row["origin"] in wanted]
 
 
-def by_day(files: Sequence[Path]) -> list[tuple[int, int, list[Path]]]:
-    """Files of each day: (from ms, until ms, files). Files outside the store's layout are one group for all time."""
-    groups: dict[tuple[int, int], list[Path]] = {}
-    for path in files:
-        match = _DATE.fullmatch(path.parent.name)
-        start_ms = round(dt.datetime.fromisoformat(f"{match[1]}T00:00:00+00:00").timestamp()) * 1000 if match else None
-        key = ALL_TIME_MS if start_ms is None else (start_ms, start_ms + DAY_S * 1000)
-        groups.setdefault(key, []).append(path)
-    return [(*key, groups[key]) for key in sorted(groups)]
-
-
-def count(results: Results, seen: Survey, partials: pa.Table) -> SummaryCounts:
-    attributed = pc.sum(partials["counted"]).as_py() or 0
+def count(results: Results, seen: Survey, partials: Partials) -> SummaryCounts:
+    attributed = pc.sum(partials[BASE]["counted"]).as_py() or 0
     return SummaryCounts(
         jobs=results.jobs.num_rows,
         verdicts=Counter(str(verdict) for verdict in results.jobs["verdict"].to_pylist()),

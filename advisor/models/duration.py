@@ -2,7 +2,7 @@
 
 The blend is a weighted mean of logarithms of three estimates: LightGBM's (Huber loss on the logarithm), the rolling
 estimate of Helios, and the median of the last five runs of the same kind. Ranks gain from the first, typical errors
-from the last. The weights are those with the least mean |log error| on the newest jobs of the training span,
+from the last. The weights are those with the least median |log error| on the newest jobs of the training span,
 predicted by a model that saw only jobs that had ended before the first of them.
 """
 
@@ -169,7 +169,7 @@ def _choose_weights(trial: DurationModel, newest: Replay, fixed_rolling: float) 
 
     def error(weights: Weights) -> float:
         predicted = clip_to_limit(blend(weights, model_s, newest.rolling_s, last_s), newest.features)
-        return float(np.mean(np.abs(np.log(predicted) - np.log(np.maximum(newest.duration_s, 1.0)))))
+        return float(np.median(np.abs(np.log(predicted) - np.log(np.maximum(newest.duration_s, 1.0)))))
 
     return min(choices, key=lambda weights: (round(error(weights), 9), weights.rolling, weights.last_runs))
 

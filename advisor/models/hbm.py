@@ -33,6 +33,8 @@ BUCKET_EDGES = (8, 13)
 MAX_CASES_PER_GROUP = 200
 MAX_SCORES = 20_000
 ABOVE_CAPACITY_MIB = 1.0
+MAX_FACTOR = 4.0
+"""Where the bound would be further above the highest peak than this, the runs differ too much to say anything."""
 CALIBRATED, STUDENT_T = "calibrated", "student-t"
 
 
@@ -75,7 +77,9 @@ def bound_of(evidence: Evidence, calibration: Calibration | None, config: Advice
             return None
         multiplier, method = student_t_quantile(1 - config.risk, number - 1), STUDENT_T
     centre, scale = evidence.centre_and_scale(config.min_relative_spread)
-    bound_mib = max(math.exp(min(centre + multiplier * scale, 700.0)), evidence.highest_mib)
+    if multiplier * scale > math.log(MAX_FACTOR):
+        return None
+    bound_mib = max(math.exp(centre + multiplier * scale), evidence.highest_mib)
     if evidence.censored_mib is not None:
         bound_mib = max(bound_mib, evidence.censored_mib + ABOVE_CAPACITY_MIB)
     return MemoryBound(bound_mib, config.risk, evidence.highest_mib, number, evidence.scope, method)

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pandas as pd
 
 from advisor.features import Submission, submissions, sweep
@@ -17,6 +18,10 @@ CENSORED_SHARE = 0.97
 FAILED_SHARE = 0.90
 """The same for a job that failed: CUDA's out-of-memory is a plain FAILED, at the last peak before the fatal request."""
 INFORMATIVE = ("telemetry", "jobstats")
+MIN_TREND_RUNS = 5
+TREND_SHARE = 0.6
+"""Share of the variance of log peaks that a rising line over time must explain to count as growth."""
+MAX_GROWTH = math.log(2)
 _ENDED_WELL = ("COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED")
 
 FAMILY, SHAPE = "family", "shape"
@@ -24,20 +29,28 @@ FAMILY, SHAPE = "family", "shape"
 
 @dataclass(frozen=True)
 class Peak:
-    """One informative run. need_mib: the least HBM that the run can have needed; is_censored: it may be more."""
+    """One informative run. need_mib: the least HBM that the run can have needed; is_censored: it may be more.
+
+    submit_s and end_s: s since 1970.
+    """
 
     need_mib: float
     is_censored: bool
     capacity_mib: float
+    submit_s: int
     end_s: int
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Peaks of the newest runs of one scope, oldest first, and how many runs were set aside, by reason."""
+    """Peaks of the newest runs of one scope, oldest first, as known at now_s (s since 1970).
+
+    set_aside: how many runs say nothing, by reason.
+    """
 
     peaks: tuple[Peak, ...]
     scope: str
+    now_s: int
     set_aside: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -49,37 +62,57 @@ class Evidence:
         """The largest capacity at which a run was cut off; None where none was."""
         return max((peak.capacity_mib for peak in self.peaks if peak.is_censored), default=None)
 
+    @property
+    def growth(self) -> float:
+        """By how much, as a logarithm, need has grown since the newest of these runs was submitted; 0 without a trend.
+
+        The straight line through the logarithms of the peaks over their submissions, where it explains
+        TREND_SHARE of their variance and rises. Runs submitted since then have not ended and are not seen.
+        """
+        times = np.array([peak.submit_s for peak in self.peaks], dtype="float64")
+        logs = np.log([peak.need_mib for peak in self.peaks])
+        if len(logs) < MIN_TREND_RUNS or np.ptp(times) <= 0 or np.ptp(logs) <= 0:
+            return 0.0
+        deviation = times - times.mean()
+        slope = float(deviation @ (logs - logs.mean()) / (deviation @ deviation))
+        explained = slope**2 * float(deviation @ deviation) / float(((logs - logs.mean()) ** 2).sum())
+        if slope <= 0 or explained < TREND_SHARE:
+            return 0.0
+        return min(slope * max(self.now_s - float(times.max()), 0.0), MAX_GROWTH)
+
     def centre_and_scale(self, min_relative_spread: float) -> tuple[float, float]:
-        """Logarithm of the highest peak, and the spread of a next one around it: sd sqrt(1 + 1/n)."""
+        """Logarithm of the highest peak, grown since, and the spread of a next one around it: sd sqrt(1 + 1/n)."""
         logs = [math.log(peak.need_mib) for peak in self.peaks]
         number = len(logs)
         mean = sum(logs) / number
         sd = math.sqrt(sum((value - mean) ** 2 for value in logs) / (number - 1)) if number > 1 else 0.0
-        return max(logs), max(sd, min_relative_spread, 1e-6) * math.sqrt(1 + 1 / number)
+        return max(logs) + self.growth, max(sd, min_relative_spread, 1e-6) * math.sqrt(1 + 1 / number)
 
 
 def peaks_of(history: pd.DataFrame, tiers: Sequence[Tier] = ()) -> list[Peak | None]:
     """One per row of the history frame, in its order; None where the run says nothing about its need."""
     capacities = {tier.name: float(tier.capacity_mib) for tier in tiers}
-    peaks, nominal, ends = (
-        history[name].astype("float64").tolist() for name in ("hbm_peak_mib", "hbm_capacity_mib", "end_s")
+    peaks, nominal, ends, submits = (
+        history[name].astype("float64").tolist() for name in ("hbm_peak_mib", "hbm_capacity_mib", "end_s", "submit_s")
     )
     asked = [capacities.get(tier, math.inf) if isinstance(tier, str) else math.inf for tier in history["tier"]]
     evidence, states = (history[name].astype(str).tolist() for name in ("hbm_evidence", "state"))
     return [
-        _peak(peak, known if known > 0 else tier, state, int(end))
+        _peak(peak, known if known > 0 else tier, state, int(submit), int(end))
         if kind in INFORMATIVE and not math.isnan(end)
         else None
-        for peak, known, tier, end, kind, state in zip(peaks, nominal, asked, ends, evidence, states, strict=True)
+        for peak, known, tier, submit, end, kind, state in zip(
+            peaks, nominal, asked, submits, ends, evidence, states, strict=True
+        )
     ]
 
 
-def _peak(peak_mib: float, capacity_mib: float, state: str, end_s: int) -> Peak | None:
+def _peak(peak_mib: float, capacity_mib: float, state: str, submit_s: int, end_s: int) -> Peak | None:
     if not peak_mib > 0 or not math.isfinite(peak_mib):
         return None
     share = CENSORED_SHARE if state.startswith(_ENDED_WELL) else FAILED_SHARE
     is_censored = peak_mib >= share * capacity_mib
-    return Peak(max(peak_mib, capacity_mib) if is_censored else peak_mib, is_censored, capacity_mib, end_s)
+    return Peak(max(peak_mib, capacity_mib) if is_censored else peak_mib, is_censored, capacity_mib, submit_s, end_s)
 
 
 class PeakStore:
@@ -120,7 +153,7 @@ class PeakStore:
                 set_aside[why_not] += 1
             else:
                 peaks.append(peak)
-        return Evidence(tuple(reversed(peaks)), scope, dict(set_aside))
+        return Evidence(tuple(reversed(peaks)), scope, now_s, dict(set_aside))
 
 
 def evidence_now(job: Submission, history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Evidence:

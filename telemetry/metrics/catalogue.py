@@ -6,6 +6,12 @@ import pyarrow as pa
 
 from telemetry.counters import COUNTERS
 
+PIPES = ("fp64", "fp32", "fp16", "tensor")
+"""Floating-point pipes; each has a counter <pipe>_active_frac."""
+
+AVERAGED = tuple(counter for counter in COUNTERS if counter.column not in ("energy_mj", "hbm_total_mib"))
+"""Counters whose mean says something: not the cumulative one, not the capacity."""
+
 
 def _column(name: str, kind: pa.DataType, about: str = "", nullable: bool = True) -> pa.Field[pa.DataType]:
     return pa.field(name, kind, nullable=nullable, metadata={"unit": about} if about else None)
@@ -19,15 +25,37 @@ _HBM = (
     _column("hbm_peak_mib", _REAL, "MiB; of a job the highest GPU, null without the verdict ok"),
     _column("hbm_peak_frac", _REAL, "share of the nominal capacity"),
     _column("hbm_peak_ms", _INT, "ms since 1970, UTC: when the peak was first seen"),
+    _column("hbm_growth_mib_h", _REAL, "MiB per hour, least squares"),
     _column("is_preallocated", _FLAG, "the peak is what a framework reserved; null: cannot be told"),
 )
-_MEANS = tuple(_column(f"mean_{counter.column}", _REAL, counter.unit) for counter in COUNTERS)
+_MEANS = tuple(_column(f"mean_{counter.column}", _REAL, counter.unit) for counter in AVERAGED)
+_USE = (
+    _column("temporal_imbalance", _REAL, "0 steady .. 1; of a job the highest GPU"),
+    _column("energy_j", _REAL, "J between the first and the last sample"),
+    _column("energy_power_w", _REAL, "W per GPU: energy by the time between first and last sample"),
+    _column("energy_resets", _INT, "times the energy counter started anew"),
+    _column("max_temp_c", _REAL, "degC"),
+    _column("has_profiling_fault", _FLAG, "profiling counters read 0 while GPU_UTIL was high"),
+)
+
+
+def _roofline(pipe: str) -> tuple[pa.Field[pa.DataType], ...]:
+    return (
+        _column(f"class_{pipe}", _TEXT, "compute or memory: larger share of the time"),
+        _column(f"compute_frac_{pipe}", _REAL, "share of the placed time right of the ridge"),
+        _column(f"compute_sample_frac_{pipe}", _REAL, "share of the placed samples right of the ridge"),
+        _column(f"flops_{pipe}", _REAL, "flop/s achieved, all GPUs"),
+        _column(f"intensity_{pipe}", _REAL, "flop per byte of device memory"),
+        _column(f"intensity_bins_{pipe}", pa.list_(_INT), "samples below 1e-3, in 30 bins to 1e3, above"),
+    )
+
 
 JOB_METRICS = pa.schema(
     [
         _column("job_id", _INT, nullable=False),
         _column("submit_s", _INT, "s since 1970, UTC", nullable=False),
         _column("verdict", _TEXT, "ok, or why the job is set aside", nullable=False),
+        _column("reasons", pa.list_(_TEXT), 'why metrics are null: "metric: reason"'),
         _column("attributed_by", _TEXT, "whole node, label, prolog or squeue; null: nothing attributed"),
         _column("gpus_seen", _INT, "GPUs with samples"),
         _column("samples", _INT, "samples attributed"),
@@ -36,6 +64,19 @@ JOB_METRICS = pa.schema(
         *_HBM,
         _column("hbm_max_mib", _REAL, "MiB, highest sample of any GPU, whatever the verdict"),
         *_MEANS,
+        *(_column(f"coverage_{counter.column}", _REAL, "known / expected samples, at most 1") for counter in AVERAGED),
+        _column("coverage_energy", _REAL, "known / expected samples, at most 1"),
+        _column("spatial_imbalance", _REAL, "0 even .. 1"),
+        _column("spatial_windows", _INT, "windows of 60 s with samples"),
+        *_USE,
+        _column("idle_gpus", pa.list_(_TEXT), "GPUs that were never used, as host:gpu or host:gpu:mig"),
+        _column("pipes_used", pa.list_(_TEXT), "floating-point pipes above the threshold"),
+        _column("main_pipe", _TEXT, "the pipe used most"),
+        _column("job_class", _TEXT, "class of the main pipe"),
+        *(field for pipe in PIPES for field in _roofline(pipe)),
+        _column("hbm_bytes_s", _REAL, "bytes/s of device memory achieved, all GPUs"),
+        _column("nvlink_bytes", _REAL, "bytes over NVLink, both directions, all GPUs"),
+        _column("pcie_bytes", _REAL, "bytes over PCIe, both directions, all GPUs"),
     ]
 )
 
@@ -51,5 +92,7 @@ GPU_METRICS = pa.schema(
         _column("coverage_frac", _REAL, "samples / expected samples, at most 1"),
         *_HBM,
         *_MEANS,
+        *_USE,
+        _column("is_idle", _FLAG, "never used; null: not known"),
     ]
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from telemetry.metrics.family import HOUR_MS, JOIN, Family
+from telemetry.metrics.family import ON, Family, neighbour, starts_anew
 from telemetry.metrics.options import Options
 from telemetry.schema import schema_of
 
@@ -34,19 +34,22 @@ def _step(earlier: str, later: str) -> str:
 def _query(options: Options) -> str:
     return f"""
 SELECT claim, min(time_ms) AS first_ms, max(time_ms) AS last_ms, arg_min(mj, time_ms) AS first_mj,
-       arg_max(mj, time_ms) AS last_mj, coalesce(sum({_step("before_mj", "mj")}) FILTER (WHERE NOT is_first), 0) AS used_mj,
+       arg_max(mj, time_ms) AS last_mj,
+       coalesce(sum({_step("before_mj", "mj")}) FILTER (WHERE NOT is_first), 0) AS used_mj,
        count(*) FILTER (WHERE NOT is_first AND mj < before_mj) AS resets, count(*) AS n_energy,
        count(*) FILTER (WHERE is_first) - 1 + count(*) FILTER (WHERE NOT is_first AND time_ms <= before_ms) AS misplaced
-FROM (SELECT *, before_claim IS DISTINCT FROM claim OR before_ms // {HOUR_MS} <> hour AS is_first
-      FROM (SELECT *, lag(claim) OVER () AS before_claim, lag(time_ms) OVER () AS before_ms, lag(mj) OVER () AS before_mj
-            FROM (SELECT c.claim, c.hour, t.time_ms, t.energy_mj AS mj FROM {JOIN} WHERE t.energy_mj IS NOT NULL)))
+FROM (SELECT c.claim, c.hour, t.*, {starts_anew("before")} AS is_first
+      FROM (SELECT host, gpu, mig, time_ms, energy_mj AS mj, lag(energy_mj) OVER () AS before_mj,
+                   {neighbour("lag", "before")}
+            FROM samples WHERE energy_mj IS NOT NULL) t JOIN hourly c {ON})
 GROUP BY claim, hour"""
 
 
 _MERGE = f"""
 SELECT claim, min(first_ms) AS first_ms, max(last_ms) AS last_ms, arg_min(first_mj, first_ms) AS first_mj,
        arg_max(last_mj, last_ms) AS last_mj,
-       sum(used_mj) + coalesce(sum({_step("before_mj", "first_mj")}) FILTER (WHERE before_mj IS NOT NULL), 0) AS used_mj,
+       sum(used_mj) + coalesce(sum({_step("before_mj", "first_mj")}) FILTER (WHERE before_mj IS NOT NULL), 0)
+         AS used_mj,
        sum(resets) + count(*) FILTER (WHERE first_mj < before_mj) AS resets, sum(n_energy) AS n_energy,
        sum(misplaced) AS misplaced
 FROM (SELECT *, lag(last_mj) OVER (PARTITION BY claim ORDER BY first_ms) AS before_mj FROM parts)

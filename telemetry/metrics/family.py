@@ -17,10 +17,25 @@ from telemetry.schema import schema_of
 
 HOUR_MS = 3_600_000
 
-JOIN = f"""samples t JOIN hourly c
+ON = f"""
   ON t.host = c.host AND t.gpu = c.gpu AND t.mig = c.mig AND t.time_ms // {HOUR_MS} = c.hour
  AND t.time_ms >= c.start_ms AND t.time_ms < c.end_ms"""
+JOIN = f"samples t JOIN hourly c {ON}"
 """Hosts and hours narrow the join to one candidate or two; a join on hosts alone would grow with jobs * samples."""
+
+
+def neighbour(which: str, name: str) -> str:
+    """SQL: who and when the sample before (lag) or after (lead) in file order is."""
+    columns = (("host", "host"), ("gpu", "gpu"), ("mig", "mig"), ("time_ms", "ms"))
+    return ", ".join(f"{which}({column}) OVER () AS {name}_{short}" for column, short in columns)
+
+
+def starts_anew(name: str) -> str:
+    """SQL: whether the neighbour is of another GPU, hour or claim."""
+    return (
+        f"{name}_host IS DISTINCT FROM t.host OR {name}_gpu <> t.gpu OR {name}_mig <> t.mig "
+        f"OR {name}_ms // {HOUR_MS} <> c.hour OR {name}_ms < c.start_ms OR {name}_ms >= c.end_ms"
+    )
 
 
 @dataclass(frozen=True)
@@ -47,9 +62,10 @@ def number(name: str, sql: str) -> Column:
 class Family:
     """query: SQL over `samples` and `hourly`. merge: SQL over `parts`, with the columns of schema before and after.
 
-    is_chained: the query gives one row per claim and hour, in which neighbours were read in file order (lag, lead);
-    its column `misplaced` is 0 where the files are sorted by GPU and time. only_full: not part of the core summary.
-    only_aligned: for windows that start with the job.
+    is_chained: the query gives one row per claim and hour, and reads neighbours in file order (lag, lead); its column
+    `misplaced` is 0 where the files are sorted by GPU and time. Neighbours are read before the join: where a GPU has
+    two claims in an hour, a join gives the rows of one after those of the other.
+    only_full: not part of the core summary. only_aligned: for windows that start with the job.
     """
 
     name: str
@@ -61,15 +77,14 @@ class Family:
     only_aligned: bool = False
 
 
-def summing_family(name: str, key: Sequence[str], columns: Callable[[Options], list[Column]]) -> Family:
-    """A family whose columns are aggregates of single samples, per `key` (columns of `hourly`)."""
-    fixed = columns(Options())
-    keys = ", ".join(key)
-
-    def query(options: Options) -> str:
-        made = ", ".join(f"{column.sql} AS {column.name}" for column in columns(options))
-        return f"SELECT {', '.join(f'c.{k}' for k in key)}, {made} FROM {JOIN} GROUP BY ALL"
-
-    merged = ", ".join(f"{column.merge}({column.name}) AS {column.name}" for column in fixed)
-    schema = schema_of({**{k: pa.int32() for k in key}, **{column.name: column.kind for column in fixed}})
-    return Family(name, schema, query, f"SELECT {keys}, {merged} FROM parts GROUP BY {keys}")
+def summing_family(name: str, key: str, columns: Sequence[Column], inner: Callable[[Options], str]) -> Family:
+    """A family whose columns are aggregates of single samples: of the rows of `inner`, by their column `key`."""
+    made = ", ".join(f"{column.sql} AS {column.name}" for column in columns)
+    merged = ", ".join(f"{column.merge}({column.name}) AS {column.name}" for column in columns)
+    schema = schema_of({key: pa.int32(), **{column.name: column.kind for column in columns}})
+    return Family(
+        name,
+        schema,
+        lambda options: f"SELECT {key}, {made} FROM ({inner(options)}) GROUP BY {key}",
+        f"SELECT {key}, {merged} FROM parts GROUP BY {key}",
+    )

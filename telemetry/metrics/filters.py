@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ClusterShell.NodeSet import NodeSet, NodeSetException
-
 from almanac.config import Filters
 from almanac.errors import ConfigError
 from telemetry.attribution import Job
+from telemetry.slurm.hostlist import expand
 
 
 def set_aside(job: Job, filters: Filters, login_nodes: frozenset[str]) -> str | None:
@@ -25,8 +24,8 @@ def set_aside(job: Job, filters: Filters, login_nodes: frozenset[str]) -> str | 
 def host_filter(hostlists: Sequence[str]) -> frozenset[str]:
     """Every host of the configured hostlists. Raises ConfigError."""
     try:
-        return frozenset(host for text in hostlists for host in NodeSet(text))
-    except NodeSetException as error:
+        return frozenset(host for text in hostlists for host in expand(text))
+    except ValueError as error:
         raise ConfigError(
             f"filters.login_nodes: {error}", "write hostlists such as login[01-04], each as one string"
         ) from error

@@ -1,28 +1,43 @@
-"""The small tables beside the samples: jobs, GPU models and claims."""
+"""The small tables beside the samples: claims, GPU models and jobs."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
 
 from almanac.config import Filters
-from almanac.hardware import find_gpu_model
+from almanac.hardware import GpuModel, find_gpu_model, gpu_models
 from telemetry.attribution import Attribution, Job
+from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.filters import host_filter, set_aside
 from telemetry.metrics.inventory import Survey
 from telemetry.metrics.preallocation import steady_span_ms
 from telemetry.schema import schema_of, table_of
 
-UNIT_MODELS = schema_of(
+CLAIM_FRAME = schema_of(
     {
+        "claim": pa.int32(),
+        "job": pa.int32(),
         "host": pa.string(),
         "gpu": pa.int16(),
         "mig": pa.string(),
+        "start_ms": pa.int64(),
+        "end_ms": pa.int64(),
+        "steady_from_ms": pa.int64(),
+        "steady_until_ms": pa.int64(),
+        "offset_ms": pa.int64(),
         "gpu_model": pa.string(),
-        "capacity_mib": pa.float64(),
+        "hbm_capacity_mib": pa.float64(),
+        **{f"ridge_{pipe}": pa.float64() for pipe in PIPES},
+    }
+)
+MODEL_FRAME = schema_of(
+    {
+        "gpu_model": pa.string(),
+        "hbm_bytes_per_s": pa.float64(),
+        **{f"{pipe}_flops": pa.float64() for pipe in PIPES},
     }
 )
 JOB_FRAME = schema_of(
@@ -31,6 +46,7 @@ JOB_FRAME = schema_of(
         "job_id": pa.int64(),
         "submit_s": pa.int64(),
         "start_s": pa.int64(),
+        "elapsed_s": pa.int64(),
         "gpu_count": pa.int64(),
         "expected": pa.float64(),
         "set_aside": pa.string(),
@@ -39,34 +55,70 @@ JOB_FRAME = schema_of(
 )
 
 
-def with_steady_spans(claims: pa.Table, jobs: Sequence[Job]) -> pa.Table:
-    """Claims with the span of each job in which a reservation of memory would be flat."""
-    spans = [steady_span_ms(job.start_s, job.end_s) for job in jobs]
-    numbers = claims["job"].to_numpy()
-    bounds = np.array(spans, dtype=np.int64).reshape(-1, 2)[numbers]
-    return claims.append_column("steady_from_ms", pa.array(bounds[:, 0])).append_column(
-        "steady_until_ms", pa.array(bounds[:, 1])
+def claim_frame(
+    jobs: Sequence[Job], attribution: Attribution, seen: Survey, first_ms: Mapping[int, int] | None = None
+) -> pa.Table:
+    """Claims with what the metrics want to know of each: its job's steady span, its GPU's capacity and ridges.
+
+    first_ms: first sample of each job, where windows are aligned to it; else windows are aligned to UTC.
+    """
+    models = unit_models(seen)
+    steady = [steady_span_ms(job.start_s, job.end_s) for job in jobs]
+    offsets = first_ms or {}
+    columns = (attribution.claims[name].to_pylist() for name in ("job", "host", "gpu", "mig", "start_ms", "end_ms"))
+    rows = [
+        (
+            claim,
+            job,
+            host,
+            gpu,
+            mig,
+            start,
+            end,
+            *steady[job],
+            offsets.get(job, 0),
+            *_hardware(models.get((host, gpu, mig)), mig),
+        )
+        for claim, (job, host, gpu, mig, start, end) in enumerate(zip(*columns, strict=True))
+    ]
+    return table_of(CLAIM_FRAME, rows)
+
+
+def _hardware(model: GpuModel | None, mig: str) -> tuple[str | float | None, ...]:
+    """Model, capacity and ridge of each pipe, flop per byte. A MIG instance has a share of a capacity unknown here."""
+    if model is None:
+        return (None,) * (2 + len(PIPES))
+    ridges = (None if peak is None else peak / model.hbm_bytes_per_s for peak in _peaks(model))
+    return (model.name, None if mig else float(model.hbm_mib), *ridges)
+
+
+def _peaks(model: GpuModel) -> tuple[float | None, ...]:
+    return (model.fp64_flops, model.fp32_flops, model.fp16_flops, model.tensor_flops)
+
+
+def unit_models(seen: Survey) -> dict[tuple[str, int, str], GpuModel | None]:
+    """The model of each unit, by its label and the memory that it reports; None where they are not known."""
+    find = functools.cache(find_gpu_model)
+    names = ("host", "gpu", "mig", "model", "total_mib")
+    return {
+        (host, gpu, mig): find(label, total)
+        for host, gpu, mig, label, total in zip(*(seen.units[name].to_pylist() for name in names), strict=True)
+        if label is not None
+    }
+
+
+def model_frame() -> pa.Table:
+    """Peaks of every known model."""
+    return table_of(
+        MODEL_FRAME, [(name, model.hbm_bytes_per_s, *_peaks(model)) for name, model in gpu_models().items()]
     )
 
 
-def unit_models(seen: Survey) -> pa.Table:
-    """Model and nominal capacity of each unit; null where the label is not known, and of MIG instances."""
-    labels: dict[tuple[str, int, str], tuple[str, float | None]] = {}
-    names = ("host", "gpu", "mig", "model", "total_mib")
-    for host, gpu, mig, label, total in zip(*(seen.units[name].to_pylist() for name in names), strict=True):
-        if label is not None:
-            labels[host, gpu, mig] = (label, total)
-    find = functools.cache(find_gpu_model)
-    found = {unit: find(*label) for unit, label in labels.items()}
-    rows = [
-        (*unit, model and model.name, None if model is None or unit[2] else float(model.hbm_mib))
-        for unit, model in found.items()
-    ]
-    return table_of(UNIT_MODELS, rows)
-
-
 def job_frame(jobs: Sequence[Job], attribution: Attribution, seen: Survey, filters: Filters) -> pa.Table:
-    """What `merge` wants to know of each job."""
+    """What `finish` wants to know of each job.
+
+    expected: samples that one of its GPUs should have. set_aside: a reason known before any sample is looked at.
+    """
     login_nodes = host_filter(filters.login_nodes)
     rows = [
         (
@@ -74,6 +126,7 @@ def job_frame(jobs: Sequence[Job], attribution: Attribution, seen: Survey, filte
             job.job_id,
             job.submit_s,
             job.start_s,
+            job.elapsed_s,
             job.gpu_count,
             seen.intervals.expected(job.start_s, job.end_s),
             set_aside(job, filters, login_nodes) or attribution.failed.get(number),

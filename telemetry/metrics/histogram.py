@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from telemetry.metrics.base import is_classified
+from telemetry.metrics.base import is_placed
+from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.family import JOIN, Family
-from telemetry.metrics.options import PIPES, Options
+from telemetry.metrics.options import Options
 from telemetry.schema import schema_of
 
 DECADES_FROM = -3
@@ -41,7 +42,7 @@ def _query(options: Options) -> str:
     return f"""
 SELECT * FROM (
   SELECT job, (CASE {pipe} END)::TINYINT AS pipe, coalesce({", ".join(bins)}) AS bin, count(*) AS samples
-  FROM (SELECT c.job, {", ".join(_bin(name) for name in PIPES)} FROM {JOIN} WHERE {is_classified()})
+  FROM (SELECT c.job, {", ".join(_bin(name) for name in PIPES)} FROM {JOIN} WHERE {is_placed()})
   GROUP BY GROUPING SETS ({sets}))
 WHERE bin IS NOT NULL"""
 

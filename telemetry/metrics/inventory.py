@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
 
 from telemetry.attribution import Inventory, Job
+from telemetry.metrics.samples import rows, run, source_sql
 from telemetry.schema import schema_of
 
 UNITS = schema_of(
@@ -25,22 +25,31 @@ UNITS = schema_of(
         "counted": pa.int64(),
     }
 )
+_HOURS = """
+CREATE OR REPLACE TEMP TABLE unit_hours AS
+SELECT host, gpu, mig, time_ms // 3600000 AS hour, max(model) AS model, max(hbm_total_mib) AS total_mib,
+       count(*) FILTER (WHERE time_ms >= {since_ms} AND time_ms < {until_ms}) AS counted,
+       (max(time_ms) - min(time_ms)) / nullif(count({distinct} time_ms) - 1, 0) AS gap_ms
+FROM {source} GROUP BY ALL
+"""
 _UNITS = """
-SELECT host, gpu, mig, time_ms // 86400000 AS day, max(model) AS model, max(hbm_total_mib) AS total_mib,
-       count(*) FILTER (WHERE time_ms >= $since_ms AND time_ms < $until_ms) AS counted
-FROM read_parquet($files, hive_partitioning=false) GROUP BY ALL ORDER BY ALL
+SELECT host, gpu, mig, hour // 24 AS day, max(model) AS model, max(total_mib) AS total_mib,
+       sum(counted)::BIGINT AS counted
+FROM unit_hours GROUP BY ALL ORDER BY ALL
 """
-_INTERVALS = """
-SELECT day, quantile_disc(gap_ms, 0.5) AS gap_ms
-FROM (SELECT time_ms // 86400000 AS day, (max(time_ms) - min(time_ms)) / (count(*) - 1) AS gap_ms
-      FROM read_parquet($files, hive_partitioning=false)
-      GROUP BY host, gpu, mig, time_ms // 86400000, time_ms // 3600000 HAVING count(*) > 1)
-GROUP BY day ORDER BY day
-"""
+_INTERVALS = "SELECT hour // 24 AS day, quantile_disc(gap_ms, 0.5) AS gap_ms FROM unit_hours GROUP BY ALL ORDER BY day"
 _LABELS = """
 SELECT DISTINCT r.job, t.host, t.gpu, t.mig
-FROM read_parquet($files, hive_partitioning=false) t
+FROM {source} t
 JOIN runs r ON t.job_label = r.job_id AND t.host = r.host AND t.time_ms >= r.start_ms AND t.time_ms < r.end_ms
+"""
+_FIRST = """
+SELECT c.job, min(t.time_ms) AS first_ms
+FROM {source} t
+JOIN (SELECT *, unnest(range(start_ms // 3600000, (end_ms - 1) // 3600000 + 1)) AS hour FROM claims) c
+  ON t.host = c.host AND t.gpu = c.gpu AND t.mig = c.mig AND t.time_ms // 3600000 = c.hour
+ AND t.time_ms >= c.start_ms AND t.time_ms < c.end_ms
+GROUP BY c.job
 """
 
 
@@ -81,16 +90,35 @@ class Survey:
         return Inventory({key: frozenset(units) for key, units in found.items()})
 
 
-def survey(db: duckdb.DuckDBPyConnection, files: Sequence[Path], counted_ms: tuple[int, int]) -> Survey:
-    """Look through telemetry files, counting samples of the span. Raises duckdb.Error where one cannot be read."""
+def survey(
+    db: duckdb.DuckDBPyConnection, files: Sequence[Path], counted_ms: tuple[int, int], *, is_unique: bool = True
+) -> Survey:
+    """Look through telemetry files, counting samples of the span counted_ms.
+
+    is_unique: no sample is given twice. A scrape interval is the median, over GPUs and hours, of the mean distance of
+    samples. Raises duckdb.Error where a file cannot be read.
+    """
     if not files:
         return Survey(UNITS.empty_table(), Intervals({}, None))
+    distinct = "" if is_unique else "DISTINCT"
     since_ms, until_ms = counted_ms
-    units = rows(db, _UNITS, {"files": [str(path) for path in files], "since_ms": since_ms, "until_ms": until_ms})
-    gaps = rows(db, _INTERVALS, {"files": [str(path) for path in files]}).to_pylist()
+    run(db, _HOURS.format(source=source_sql(files), since_ms=since_ms, until_ms=until_ms, distinct=distinct))
+    units = rows(db, _UNITS)
+    gaps = rows(db, _INTERVALS).to_pylist()
+    run(db, "DROP TABLE unit_hours")
     by_day = {row["day"]: row["gap_ms"] / 1000 for row in gaps if row["gap_ms"]}
     ordered = sorted(by_day.values())
     return Survey(units, Intervals(by_day, ordered[(len(ordered) - 1) // 2] if ordered else None))
+
+
+def first_samples(db: duckdb.DuckDBPyConnection, files: Sequence[Path], claims: pa.Table) -> dict[int, int]:
+    """Time of the first sample of each job that has any, ms."""
+    if not files:
+        return {}
+    db.register("claims", claims)
+    found = rows(db, _FIRST.format(source=source_sql(files)))
+    db.unregister("claims")
+    return {row["job"]: row["first_ms"] for row in found.to_pylist()}
 
 
 def labelled_units(
@@ -107,13 +135,7 @@ def labelled_units(
         return found
     columns = dict(zip(("job", "job_id", "host", "start_ms", "end_ms"), zip(*runs, strict=True), strict=True))
     db.register("runs", pa.table({name: pa.array(values) for name, values in columns.items()}))
-    for row in rows(db, _LABELS, {"files": [str(path) for path in files]}).to_pylist():
+    for row in rows(db, _LABELS.format(source=source_sql(files))).to_pylist():
         found[row["job"]].add((row["host"], row["gpu"], row["mig"]))
     db.unregister("runs")
-    return found
-
-
-def rows(db: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, Any] | None = None) -> pa.Table:
-    """The result of one query."""
-    found: pa.Table = db.sql(sql, params=parameters or {}).to_arrow_table()
     return found

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from almanac.config import MetricsSection
 from telemetry.counters import COUNTER_COLUMNS
 
-PIPES = ("fp64", "fp32", "fp16", "tensor")
-"""Floating-point pipes; each has a counter <pipe>_active_frac."""
-
 
 @dataclass(frozen=True)
 class Options:

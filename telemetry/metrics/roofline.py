@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from telemetry.metrics.base import is_classified, is_compute
-from telemetry.metrics.family import HOUR_MS, JOIN, Family
-from telemetry.metrics.options import PIPES, Options
+from telemetry.metrics.base import is_compute, is_placed
+from telemetry.metrics.catalogue import PIPES
+from telemetry.metrics.family import ON, Family, neighbour, starts_anew
+from telemetry.metrics.options import Options
 from telemetry.schema import schema_of
 
 _SCHEMA = schema_of(
@@ -46,19 +47,21 @@ def _query(options: Options) -> str:
     return f"""
 SELECT claim, min(time_ms) AS first_ms, max(time_ms) AS last_ms, {weights},
        count(*) FILTER (weight IS NULL) - 1 + count(*) FILTER (weight <= 0) AS misplaced
-FROM (SELECT *, CASE WHEN next_claim = claim AND next_ms // {HOUR_MS} = hour THEN (next_ms - time_ms)::INTEGER END AS weight
-      FROM (SELECT *, lead(time_ms) OVER () AS next_ms, lead(claim) OVER () AS next_claim
-            FROM (SELECT c.claim, c.hour, t.time_ms, {classes} FROM {JOIN} WHERE {is_classified()})))
+FROM (SELECT c.claim, c.hour, t.*, CASE WHEN NOT ({starts_anew("next")}) THEN (next_ms - time_ms)::INTEGER END AS weight
+      FROM (SELECT host, gpu, mig, time_ms, {classes}, {neighbour("lead", "next")}
+            FROM samples WHERE {is_placed()}) t JOIN hourly c {ON})
 GROUP BY claim, hour"""
 
 
 _MERGE = f"""
 SELECT claim, min(first_ms) AS first_ms, max(last_ms) AS last_ms,
-       {_each(
-           "sum(compute_ms_{p}) + coalesce(sum(carried) FILTER (last_{p}), 0) AS compute_ms_{p}, "
-           "sum(known_ms_{p}) + coalesce(sum(carried) FILTER (last_{p} IS NOT NULL), 0) AS known_ms_{p}, "
-           "bool_or(last_{p}) FILTER (carried IS NULL) AS last_{p}"
-       )},
+       {
+    _each(
+        "sum(compute_ms_{p}) + coalesce(sum(carried) FILTER (last_{p}), 0) AS compute_ms_{p}, "
+        "sum(known_ms_{p}) + coalesce(sum(carried) FILTER (last_{p} IS NOT NULL), 0) AS known_ms_{p}, "
+        "bool_or(last_{p}) FILTER (carried IS NULL) AS last_{p}"
+    )
+},
        sum(misplaced) AS misplaced
 FROM (SELECT *, lead(first_ms) OVER (PARTITION BY claim ORDER BY first_ms) - last_ms AS carried FROM parts)
 GROUP BY claim"""

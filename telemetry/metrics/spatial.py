@@ -12,12 +12,8 @@ from telemetry.metrics.family import JOIN, Family
 from telemetry.metrics.options import Options
 from telemetry.schema import schema_of
 
-_SCHEMA = schema_of(
-    {"job": pa.int32(), "windows": pa.int64(), "active_windows": pa.int64(), "ratio_sum": pa.float64()}
-)
-_OPEN_SCHEMA = schema_of(
-    {"job": pa.int32(), "claim": pa.int32(), "opened_ms": pa.int64(), "total": pa.float64()}
-)
+_SCHEMA = schema_of({"job": pa.int32(), "windows": pa.int64(), "active_windows": pa.int64(), "ratio_sum": pa.float64()})
+_OPEN_SCHEMA = schema_of({"job": pa.int32(), "claim": pa.int32(), "opened_ms": pa.int64(), "total": pa.float64()})
 
 FOLD = """
 SELECT job, count(*) AS windows, count(*) FILTER (WHERE highest > 0) AS active_windows,
@@ -38,9 +34,8 @@ FROM {JOIN} WHERE {options.activity_sql()} IS NOT NULL GROUP BY ALL"""
 def _is_closed(options: Options) -> str:
     if not options.is_aligned_to_job:
         return "true"
-    return (
-        f"opened_ms >= getvariable('files_from_ms') AND opened_ms + {options.window_ms} <= getvariable('files_until_ms')"
-    )
+    closed_ms = f"opened_ms + {options.window_ms}"
+    return f"opened_ms >= getvariable('files_from_ms') AND {closed_ms} <= getvariable('files_until_ms')"
 
 
 def _closed(options: Options) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -210,9 +212,14 @@ class Exporter:
         return "\n".join(lines) + "\n"
 
     def run_forever(self) -> None:
-        while True:
-            self.tick()
-            time.sleep(TICK_S)
+        """Ticks; a fault (an unknown profile) ends the whole process, since standing values would look real."""
+        try:
+            while True:
+                self.tick()
+                time.sleep(TICK_S)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
 
 
 def serve(exporter: Exporter, port: int) -> None:

@@ -162,7 +162,7 @@ class SlurmLab:
             daemon.stop()
         self._daemons.clear()
         if self.root.is_dir():
-            sweep(self.root, timeout_s=3.0)
+            sweep(self.root, grace_s=3.0)
 
     def start_node(self, node: str) -> None:
         (self.root / "spool" / node).mkdir(exist_ok=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 MARK = "ALMANAC_LAB"
@@ -84,11 +85,13 @@ def _environment(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in entries}
 
 
-def _is_zombie(pid: int) -> bool:
+def _stat(pid: int) -> tuple[str, int]:
+    """State letter and parent of a process; ("X", 0) where it has gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return True
+        return "X", 0
+    return fields[0], int(fields[1])
 
 
 def _ancestors() -> set[int]:
@@ -96,27 +99,41 @@ def _ancestors() -> set[int]:
     found, pid = set(), os.getpid()
     while pid > 0 and pid not in found:
         found.add(pid)
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            break
+        pid = _stat(pid)[1]
     return found
 
 
-def lab_processes(root: Path) -> Iterator[int]:
-    """Living processes of the lab below `root`: its servers and what they started, and the jobs of its users.
+def _is_of(root: Path, pid: int) -> bool:
+    """Whether a process is one of the lab's own, apart from those whose parent is."""
+    env = _environment(pid)
+    if env.get(MARK) == str(root):
+        return True
+    if "SLURM_JOB_ID" in env:
+        return env.get("SLURM_CONF") == str(root / "etc/slurm.conf")
+    # slurmstepd outlives its slurmd and writes its title over its environment (24.11): its folder is slurmd's.
+    try:
+        is_step = Path(f"/proc/{pid}/comm").read_text().startswith("slurmstepd")
+        return is_step and str(Path(f"/proc/{pid}/cwd").readlink()).removesuffix(" (deleted)") == str(root / "log")
+    except OSError:
+        return False
+
+
+def lab_processes(root: Path) -> list[int]:
+    """Living processes of the lab below `root`: its servers, the jobs of its users, and all that these started.
 
     A server carries the mark; a job's environment is its user's, so it is known by the lab's SLURM_CONF beside
-    a job id (a person's shell with only SLURM_CONF is left alone).
+    a job id (a person's shell with only SLURM_CONF is left alone) or by the slurmstepd above it.
     """
-    spared = _ancestors()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) in spared:
-            continue
-        env = _environment(int(entry.name))
-        is_job = env.get("SLURM_CONF") == str(root / "etc/slurm.conf") and "SLURM_JOB_ID" in env
-        if (env.get(MARK) == str(root) or is_job) and not _is_zombie(int(entry.name)):
-            yield int(entry.name)
+    stats = {int(entry.name): _stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    children: dict[int, list[int]] = {}
+    for pid, (_, parent) in stats.items():
+        children.setdefault(parent, []).append(pid)
+    todo, found = [pid for pid in stats if _is_of(root, pid)], set()
+    while todo:
+        if (pid := todo.pop()) not in found:
+            found.add(pid)
+            todo += children.get(pid, [])
+    return sorted(pid for pid in found - _ancestors() if stats[pid][0] not in "ZX")
 
 
 def describe(pids: Iterable[int]) -> str:
@@ -130,20 +147,19 @@ def describe(pids: Iterable[int]) -> str:
     return "\n".join(lines)
 
 
-def sweep(root: Path, timeout_s: float = 10.0) -> None:
-    """Ends every process of the lab below `root`. Raises LabError, naming them, where some will not end."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + timeout_s
-        for pid in list(lab_processes(root)):
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
-        while list(lab_processes(root)):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        else:
-            return
-    if left := list(lab_processes(root)):
-        raise LabError(f"processes of {root} will not end:\n{describe(left)}")
+def sweep(root: Path, grace_s: float = 10.0) -> None:
+    """Ends every process of the lab below `root`: SIGTERM, after grace_s SIGKILL. Raises LabError, naming them,
+    where some are still there another ten seconds later.
+    """
+    kill_from = time.monotonic() + grace_s
+    asked: set[int] = set()
+    while left := lab_processes(root):
+        now = time.monotonic()
+        if now > kill_from + 10:
+            raise LabError(f"processes of {root} will not end:\n{describe(left)}")
+        for pid in left:
+            if now > kill_from or pid not in asked:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL if now > kill_from else signal.SIGTERM)
+        asked.update(left)
+        time.sleep(0.05)

@@ -77,16 +77,17 @@ def test_a_name_and_a_comment_that_forge_rows_forge_nothing(cluster: Cluster) ->
 
 def test_each_run_of_a_requeued_job_is_kept(cluster: Cluster, tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
-    job = cluster.lab.sbatch("alice", "--requeue", "--gpus=1", script="#!/bin/sh\nsleep 60\n")
+    job = cluster.lab.sbatch("alice", "--requeue", "--gpus=1", "--exclude=n[2-4]", script="#!/bin/sh\nsleep 60\n")
     cluster.lab.wait_for_state(job, "RUNNING")
     wait_until_listed(cluster, job)
     ingest(cluster, store)
     assert [(row["state"], row["end_s"]) for row in rows_of(store, job)] == [("RUNNING", None)]
     cluster.lab.run("scontrol", "requeue", str(job))
 
-    # A requeued job waits two minutes before it is eligible again, and is not listed until then.
+    # A requeued job waits two minutes before it is eligible again, is not listed until then, and its node refuses the
+    # revoked credential for as long: it goes to another.
     cluster.lab.wait_for_state(job, "PENDING")
-    cluster.lab.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+    cluster.lab.run("scontrol", "update", f"jobid={job}", "StartTime=now", "ExcNodeList=n1")
     cluster.lab.wait_for_state(job, "RUNNING")
     cluster.lab.run("scancel", str(job))
 

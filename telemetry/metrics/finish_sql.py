@@ -1,0 +1,179 @@
+"""The SQL of `finish`: arithmetic on merged partials, a row per GPU (claim) and a row per job.
+
+Relations: base, energy, roofline (per claim), spatial, intensity (per job), claims, models, jobs.
+"""
+
+from __future__ import annotations
+
+from almanac.config import Config
+from telemetry.metrics.base import PEAK_SPAN
+from telemetry.metrics.catalogue import AVERAGED, PIPES
+from telemetry.metrics.histogram import BINS
+from telemetry.metrics.preallocation import preallocated_sql
+from telemetry.metrics.reasons import reasons_sql
+
+MEANS = tuple(counter.column for counter in AVERAGED)
+# Sums of floating point numbers in a fixed order: results do not depend on the number of threads.
+BY_UNIT = "ORDER BY host, gpu, mig"
+
+OK, NO_TELEMETRY, LOW_COVERAGE, IDLE = "ok", "no telemetry", "low coverage", "idle"
+
+# A GPU is said to have a profiling fault from this many samples, and this share of the busy ones, on.
+FAULT_SAMPLES, FAULT_SHARE = 3, 0.05
+
+
+def each(template: str, names: tuple[str, ...]) -> str:
+    return ", ".join(template.format(x=name) for name in names)
+
+
+def _coverage(number: str) -> str:
+    # least() passes over nulls: without the condition an unknown interval would look like full coverage.
+    return f"CASE WHEN expected_samples > 0 THEN least(1.0, coalesce({number}, 0) / expected_samples) END"
+
+
+def per_gpu(config: Config) -> str:
+    """job, host, gpu, mig, the columns of GPU_METRICS, and raw_*: values whatever their coverage."""
+    enough = f"{config.filters.min_coverage!r} * expected_samples"
+    return f"""
+WITH raw AS ({_raw()})
+SELECT *, {_coverage("samples")} AS coverage_frac, hbm_peak_mib / hbm_capacity_mib AS hbm_peak_frac,
+       {preallocated_sql("steady_samples", "steady_low_mib", "hbm_peak_mib", "hbm_capacity_mib")} AS is_preallocated,
+       {each(f"CASE WHEN n_{{x}} >= {enough} THEN raw_{{x}} END AS mean_{{x}}", MEANS)},
+       CASE WHEN n_activity >= {enough} THEN raw_temporal END AS temporal_imbalance,
+       CASE WHEN n_energy >= {enough} THEN raw_energy_j END AS energy_j,
+       CASE WHEN n_energy >= {enough} THEN raw_energy_power_w END AS energy_power_w,
+       CASE WHEN n_hbm_used_mib >= {enough} THEN raw_growth END AS hbm_growth_mib_h,
+       CASE WHEN n_activity >= {enough} THEN max_activity = 0 END AS is_idle
+FROM raw"""
+
+
+def _raw() -> str:
+    # n * sum(xy) - sum(x) * sum(y) by n * sum(xx) - sum(x) ** 2, of hours since the start and MiB.
+    spread = "nullif(b.n_hbm_used_mib * b.sum_hh - b.sum_h * b.sum_h, 0)"
+    slope = f"(b.n_hbm_used_mib * b.sum_h_mib - b.sum_h * b.sum_hbm_used_mib) / {spread}"
+    return f"""
+SELECT c.job, j.job_id, j.submit_s, c.host, c.gpu, c.mig, c.gpu_model, c.hbm_capacity_mib, b.*,
+       j.expected AS expected_samples, e.first_ms, e.last_ms, coalesce(e.n_energy, 0) AS n_energy,
+       coalesce(e.resets, 0) AS energy_resets,
+       CASE WHEN e.n_energy > 1 THEN e.used_mj / 1000 END AS raw_energy_j,
+       CASE WHEN e.n_energy > 1 THEN e.used_mj / (e.last_ms - e.first_ms) END AS raw_energy_power_w,
+       {each("b.sum_{x} / nullif(b.n_{x}, 0) AS raw_{x}", tuple(m for m in MEANS if m != "gpu_util_pct"))},
+       CASE WHEN c.mig = '' THEN b.sum_gpu_util_pct / nullif(b.n_gpu_util_pct, 0) END AS raw_gpu_util_pct,
+       CASE WHEN b.max_activity = 0 THEN 0.0
+            ELSE least(1.0, greatest(0.0, 1 - b.sum_activity / (b.n_activity * b.max_activity))) END AS raw_temporal,
+       CASE WHEN b.n_hbm_used_mib > 1 THEN {slope} END AS raw_growth,
+       CASE WHEN b.hbm_peak_key IS NOT NULL
+            THEN j.start_s * 1000 + ({PEAK_SPAN - 1} - b.hbm_peak_key % {PEAK_SPAN}) END AS hbm_peak_ms,
+       CASE WHEN b.busy_samples > 0 THEN b.fault_samples >= {FAULT_SAMPLES}
+            AND b.fault_samples >= {FAULT_SHARE} * b.busy_samples END AS has_profiling_fault,
+       {each("r.compute_ms_{x}, r.known_ms_{x}", PIPES)}
+FROM base b JOIN claims c USING (claim) JOIN jobs j ON j.job = c.job
+LEFT JOIN energy e USING (claim) LEFT JOIN roofline r USING (claim)"""
+
+
+def intensity() -> str:
+    """Per job the histogram of each pipe: counts of the bins -1 .. BINS."""
+    bins = ", ".join(f"coalesce(sum(samples) FILTER (bin = {b}), 0)::BIGINT" for b in range(-1, BINS + 1))
+    lists = ", ".join(
+        f"max(bins) FILTER (pipe = {number}) AS intensity_bins_{pipe}" for number, pipe in enumerate(PIPES)
+    )
+    return f"""
+SELECT job, {lists} FROM (SELECT job, pipe, [{bins}] AS bins FROM histogram GROUP BY job, pipe) GROUP BY job"""
+
+
+def per_job(config: Config) -> str:
+    """The columns of JOB_METRICS, in steps: sums over GPUs, what follows from them, verdict, reasons."""
+    filters = config.filters
+    return f"""
+WITH g AS ({_over_gpus()}),
+known AS ({_known(f"{filters.min_coverage!r} * expected_samples")}),
+derived AS ({_derived(config.metrics.pipe_used_frac)}),
+judged AS (
+  SELECT *, CASE WHEN set_aside IS NOT NULL THEN set_aside
+                 WHEN samples = 0 THEN '{NO_TELEMETRY}'
+                 WHEN coverage_frac IS NULL OR coverage_frac < {filters.min_coverage!r} THEN '{LOW_COVERAGE}'
+                 WHEN coalesce(mean_gpu_util_pct, 100 * mean_gr_engine_active_frac) < {filters.min_gpu_util_pct!r}
+                   THEN '{IDLE}'
+                 ELSE '{OK}' END AS verdict
+  FROM derived),
+peaked AS (
+  SELECT *, CASE WHEN verdict = '{OK}' AND coverage_hbm_used_mib >= {filters.min_coverage!r} THEN hbm_max_mib END
+              AS hbm_peak_mib,
+         CASE WHEN hbm_peak_mib IS NOT NULL THEN highest_share END AS hbm_peak_frac
+  FROM judged)
+SELECT *, {reasons_sql()} AS reasons FROM peaked ORDER BY job"""
+
+
+def _over_gpus() -> str:
+    """Means over GPUs of each GPU's mean (perlmutter-telemetry, eq. 8), whatever its coverage."""
+    top = "ORDER BY hbm_peak_mib DESC NULLS LAST, host, gpu, mig"
+    name = "host || ':' || gpu || CASE WHEN mig = '' THEN '' ELSE ':' || mig END"
+    return f"""
+SELECT p.job, count(*) AS gpus_seen, sum(samples) AS samples, max(hbm_peak_mib) AS hbm_max_mib,
+       max(hbm_peak_frac) AS highest_share, bool_or(is_preallocated) AS is_preallocated,
+       first(gpu_model {top}) AS gpu_model, first(hbm_capacity_mib {top}) AS hbm_capacity_mib,
+       min(hbm_peak_ms) FILTER (hbm_peak_mib = top_mib) AS hbm_peak_ms, max(raw_growth) AS raw_growth,
+       {each(f"avg(raw_{{x}} {BY_UNIT}) AS raw_{{x}}", MEANS)},
+       {", ".join(f"sum(n_{counter}) AS n_{counter}" for counter in (*MEANS, "activity", "energy"))},
+       max(raw_temporal) AS raw_temporal, max(max_activity) AS max_activity,
+       sum(raw_energy_j {BY_UNIT}) AS raw_energy_j, avg(raw_energy_power_w {BY_UNIT}) AS raw_energy_power_w,
+       sum(energy_resets) AS energy_resets, max(max_temp_c) AS max_temp_c,
+       bool_or(has_profiling_fault) AS has_profiling_fault,
+       coalesce(list({name} {BY_UNIT}) FILTER (is_idle), []) AS idle_gpus,
+       sum(raw_dram_active_frac * m.hbm_bytes_per_s {BY_UNIT}) AS raw_bytes_s,
+       {each(f"sum(raw_{{x}}_active_frac * m.{{x}}_flops {BY_UNIT}) AS raw_flops_{{x}}", PIPES)},
+       {each("sum(n_known_{x}) AS n_known_{x}, sum(n_compute_{x}) AS n_compute_{x}", PIPES)},
+       {each("sum(known_ms_{x}) AS known_ms_{x}, sum(compute_ms_{x}) AS compute_ms_{x}", PIPES)}
+FROM (SELECT *, max(hbm_peak_mib) OVER (PARTITION BY job) AS top_mib FROM per_gpu) p
+LEFT JOIN models m USING (gpu_model) GROUP BY p.job"""
+
+
+def _known(enough: str) -> str:
+    """Null where fewer samples are known than `enough`."""
+    coverages = each(f"{_coverage('n_{x}')} AS coverage_{{x}}", (*MEANS, "energy"))
+    placed = each(
+        f"CASE WHEN n_{{x}}_active_frac >= {enough} AND n_dram_active_frac >= {enough} THEN n_known_{{x}} END"
+        " AS placed_{x}",
+        PIPES,
+    )
+    return f"""
+SELECT *, {_coverage("samples")} AS coverage_frac, {coverages}, {placed},
+       {each(f"CASE WHEN n_{{x}} >= {enough} THEN raw_{{x}} END AS mean_{{x}}", MEANS)},
+       CASE WHEN n_activity >= {enough} THEN raw_temporal END AS temporal_imbalance,
+       CASE WHEN n_activity >= {enough} AND gpus_seen > 1 AND max_activity > 0
+            THEN (active_windows - ratio_sum / gpus_seen) / windows END AS spatial_imbalance,
+       CASE WHEN n_energy >= {enough} THEN raw_energy_j END AS energy_j,
+       CASE WHEN n_energy >= {enough} THEN raw_energy_power_w END AS energy_power_w,
+       CASE WHEN n_hbm_used_mib >= {enough} THEN raw_growth END AS hbm_growth_mib_h
+FROM (SELECT j.*, coalesce(gpus_seen, 0) AS gpus_seen, coalesce(samples, 0) AS samples,
+             expected * greatest(j.gpu_count, coalesce(gpus_seen, 0)) AS expected_samples,
+             s.windows AS spatial_windows, s.windows, s.active_windows, s.ratio_sum, i.* EXCLUDE (job),
+             g.* EXCLUDE (job, gpus_seen, samples)
+      FROM jobs j LEFT JOIN g USING (job) LEFT JOIN spatial s USING (job) LEFT JOIN intensity i USING (job))"""
+
+
+def _derived(pipe_used_frac: float) -> str:
+    means = {pipe: f"mean_{pipe}_active_frac" for pipe in PIPES}
+    any_known = f"coalesce({', '.join(means.values())}) IS NOT NULL"
+    used = ", ".join(f"CASE WHEN {mean} > {pipe_used_frac!r} THEN '{pipe}' END" for pipe, mean in means.items())
+    highest = f"greatest({', '.join(means.values())})"
+    main = " ".join(f"WHEN {mean} = {highest} THEN '{pipe}'" for pipe, mean in means.items())
+    known = f"SELECT *, CASE WHEN {highest} > {pipe_used_frac!r} THEN CASE {main} END END AS main_pipe FROM known"
+    classes = each(
+        "CASE WHEN placed_{x} IS NULL THEN NULL WHEN known_ms_{x} > 0 THEN compute_ms_{x} / known_ms_{x}"
+        " END AS compute_frac_{x}, n_compute_{x} / nullif(placed_{x}, 0) AS compute_sample_frac_{x},"
+        " CASE WHEN coalesce(compute_frac_{x}, compute_sample_frac_{x}) > 0.5 THEN 'compute'"
+        " WHEN coalesce(compute_frac_{x}, compute_sample_frac_{x}) IS NOT NULL THEN 'memory' END AS class_{x},"
+        " CASE WHEN mean_{x}_active_frac IS NOT NULL THEN raw_flops_{x} END AS flops_{x},"
+        " CASE WHEN mean_{x}_active_frac IS NOT NULL AND mean_dram_active_frac > 0 THEN raw_flops_{x} / raw_bytes_s END"
+        " AS intensity_{x}",
+        PIPES,
+    )
+    of_main = " ".join(f"WHEN '{pipe}' THEN class_{pipe}" for pipe in PIPES)
+    return f"""
+SELECT *, {classes}, CASE main_pipe {of_main} END AS job_class,
+       CASE WHEN {any_known} THEN [x FOR x IN [{used}] IF x IS NOT NULL] END AS pipes_used,
+       CASE WHEN mean_dram_active_frac IS NOT NULL THEN raw_bytes_s END AS hbm_bytes_s,
+       (mean_nvlink_tx_bytes_s + mean_nvlink_rx_bytes_s) * gpus_seen * elapsed_s AS nvlink_bytes,
+       (mean_pcie_tx_bytes_s + mean_pcie_rx_bytes_s) * gpus_seen * elapsed_s AS pcie_bytes
+FROM ({known})"""

@@ -1,0 +1,124 @@
+"""Nothing that is unknown at submit time, and nothing of the future, may change a prediction by one bit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from advisor.features import submission_of, submissions
+from advisor.models.hbm import bound_of, calibrate
+from advisor.models.peaks import evidence_now, replay_peaks
+from advisor.replay import know_now, replay_durations
+from advisor.service import advise, train
+from almanac.config import Config
+from almanac.records import Request
+
+UNKNOWN_AT_SUBMIT = {
+    "start_s": 60,
+    "end_s": 5000,
+    "elapsed_s": 12345.0,
+    "state": "FAILED",
+    "hbm_peak_mib": 99999.0,
+    "gpu_type": "other",
+    "verdict": "short",
+}
+
+
+def moment(history: pd.DataFrame) -> int:
+    return int(history["submit_s"].quantile(0.6))
+
+
+def altered_after(history: pd.DataFrame, moment_s: int) -> pd.DataFrame:
+    """What could not be known at moment_s, altered: jobs submitted later are scrambled, ends after it moved."""
+    changed = history.copy()
+    late = changed["end_s"] >= moment_s
+    for column, value in UNKNOWN_AT_SUBMIT.items():
+        if column in ("start_s", "end_s"):
+            changed.loc[late, column] = changed.loc[late, column] + int(value)
+        else:
+            changed.loc[late, column] = value
+    later = changed["submit_s"] >= moment_s
+    rng = np.random.default_rng(3)
+    for column in ("user", "name_key", "gpu_count", "time_limit_s"):
+        changed.loc[later, column] = rng.permutation(changed.loc[later, column].to_numpy())
+    return changed
+
+
+def test_replayed_features_and_estimates_before_a_moment_do_not_know_what_comes_after(
+    site_history: pd.DataFrame, config: Config
+) -> None:
+    moment_s = moment(site_history)
+    before = (site_history["submit_s"] < moment_s).to_numpy()
+    plain = replay_durations(site_history, config.rolling).select(before)
+    other = replay_durations(altered_after(site_history, moment_s), config.rolling).select(before)
+    pd.testing.assert_frame_equal(plain.features, other.features, check_exact=True)
+    assert np.array_equal(plain.rolling_s, other.rolling_s, equal_nan=True)
+
+
+def test_a_model_trained_at_a_moment_does_not_know_what_comes_after(site_history: pd.DataFrame, config: Config) -> None:
+    moment_s = moment(site_history)
+    plain = train(site_history, config, moment_s)
+    other = train(altered_after(site_history, moment_s), config, moment_s)
+    assert plain.model is not None
+    assert other.model is not None
+    assert plain.model.model_text == other.model.model_text
+    assert plain.calibration == other.calibration
+    assert plain.gpu_time_quantiles_s == other.gpu_time_quantiles_s
+
+
+def test_memory_bounds_before_a_moment_do_not_know_what_comes_after(site_history: pd.DataFrame, config: Config) -> None:
+    moment_s = moment(site_history)
+    sides = []
+    for history in (site_history, altered_after(site_history, moment_s)):
+        cases = list(replay_peaks(history, config.advice, config.tiers))
+        known = [case for case in cases if case.submission.submit_s < moment_s]
+        sides.append({case.row: case.evidence for case in known})
+    assert sides[0] == sides[1]
+
+
+@pytest.mark.parametrize("column", UNKNOWN_AT_SUBMIT)
+def test_a_jobs_own_outcome_is_no_feature_of_it(site_history: pd.DataFrame, config: Config, column: str) -> None:
+    row = len(site_history) // 2
+    changed = site_history.copy()
+    value = UNKNOWN_AT_SUBMIT[column]
+    changed.loc[row, column] = changed.loc[row, column] + value if column in ("start_s", "end_s") else value
+    plain = replay_durations(site_history, config.rolling)
+    other = replay_durations(changed, config.rolling)
+    assert plain.features.loc[row].equals(other.features.loc[row])
+    assert plain.rolling_s[row] == other.rolling_s[row] or np.isnan(plain.rolling_s[row])
+
+
+def test_a_live_request_sees_what_the_replay_saw(site_history: pd.DataFrame, config: Config) -> None:
+    """Training and serving share one path: the numbers agree to the last bit, from the user's own rows alone."""
+    replay = replay_durations(site_history, config.rolling)
+    for row in range(200, len(site_history), 97):
+        job = submissions(site_history)[row]
+        own = site_history[site_history["user"] == job.user]
+        known = know_now(job, own, config.rolling, None)
+        assert known.features.iloc[0].equals(replay.features.iloc[row])
+        if known.rolling is not None and known.rolling.case != "site":
+            assert known.rolling.duration_s == replay.rolling_s[row]
+
+
+def test_a_live_bound_is_the_back_tests_bound(site_history: pd.DataFrame, config: Config) -> None:
+    cases = list(replay_peaks(site_history, config.advice, config.tiers))
+    calibration = calibrate(cases, config.advice)
+    for case in cases[300::101]:
+        live = evidence_now(case.submission, site_history, config.advice, config.tiers)
+        assert live == case.evidence
+        assert bound_of(live, calibration, config.advice) == bound_of(case.evidence, calibration, config.advice)
+
+
+def test_advice_is_a_pure_function(site_history: pd.DataFrame, config: Config) -> None:
+    trained = train(site_history, config, 1_750_000_000)
+    request = Request(user="u1", job_name="fama-run9", gpu_count=1, constraints="gpu&hbm80g")
+    before = site_history.copy()
+    first = advise(request, site_history, trained, config, 1_750_000_000)
+    assert advise(request, site_history, trained, config, 1_750_000_000) == first
+    pd.testing.assert_frame_equal(site_history, before)
+    others = advise(request, site_history[site_history["user"] == "u1"], trained, config, 1_750_000_000)
+    assert others == first, "other users' rows change nothing"
+    assert submission_of(dataclasses.replace(request, submit_s=5), config.tiers).submit_s == 5

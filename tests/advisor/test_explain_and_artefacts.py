@@ -1,0 +1,108 @@
+"""What a person reads, what a program reads, and what is kept on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from advisor.artefacts import load, save
+from advisor.explain import explain, to_json
+from advisor.service import advise, train
+from almanac.config import Config
+from almanac.errors import SchemaVersionError, StoreError
+from almanac.records import Advice, Request, TierAdvice
+
+NOW_S = 1_750_000_000
+History = Callable[[list[dict[str, Any]]], pd.DataFrame]
+
+
+@pytest.fixture
+def advice(history_of: History, config: Config) -> Advice:
+    history = history_of([{"name": f"train-bert-{n}", "hbm_peak_mib": 21000.0 + 100 * n} for n in range(14)])
+    request = Request(user="ann", job_name="train-bert-99", gpu_count=4, constraints="gpu&hbm80g")
+    return advise(request, history, train(history, config, NOW_S), config, NOW_S)
+
+
+def test_the_text_names_evidence_bound_risk_and_option(advice: Advice) -> None:
+    text = explain(advice)
+    assert 'your last 14 runs of "train-bert-#" peaked at 21.8 GiB per GPU' in text
+    assert "of 100 jobs" in text
+    assert '-C "gpu&hbm40g" in place of hbm80g' in text
+    assert "predicted time: 10 min, 40 min of GPU-time" in text
+
+
+def test_the_json_holds_the_reasons(advice: Advice) -> None:
+    data = json.loads(json.dumps(to_json(advice)))
+    assert data["tier"]["tier"] == "hbm40g"
+    assert data["bound"]["runs"] == 14
+    assert data["bound"]["risk"] == 0.01
+    assert data["has_evidence"] is True
+
+
+def test_without_evidence_nothing_is_advised(history_of: History, config: Config) -> None:
+    silent = advise(Request(user="eve", job_name="x", gpu_count=4), history_of([{}]), None, config, NOW_S)
+    assert not silent.has_evidence
+    assert "nothing is advised" in explain(silent)
+    assert silent.tier.tier is None
+
+
+@settings(max_examples=60)
+@given(st.text(max_size=60), st.text(max_size=30))
+def test_hostile_text_is_inert(name: str, constraint: str) -> None:
+    request = Request(user="eve", job_name=name, constraints=constraint, gpu_count=1)
+    said = explain(Advice(request, TierAdvice(None, "no evidence", requested_tier=constraint, note=name)))
+    assert all(line.isprintable() for line in said.split("\n"))
+    assert len(said.split("\n")) <= 4
+
+
+def test_a_model_is_kept_and_read_back(site_history: pd.DataFrame, config: Config, tmp_path: Path) -> None:
+    assert load(tmp_path) is None
+    trained = train(site_history, config, NOW_S)
+    save(trained, tmp_path)
+    back = load(tmp_path)
+    request = Request(user="u1", job_name="fama-run9", gpu_count=1, constraints="gpu&hbm80g")
+    assert advise(request, site_history, back, config, NOW_S) == advise(request, site_history, trained, config, NOW_S)
+
+
+def test_the_newest_version_is_current_and_older_ones_stay(history_of: History, config: Config, tmp_path: Path) -> None:
+    first = save(train(history_of([{}] * 6), config, NOW_S), tmp_path)
+    second = save(train(history_of([{}] * 7), config, NOW_S + 5), tmp_path)
+    assert first != second
+    current = load(tmp_path)
+    assert current is not None
+    assert current.jobs == 7
+    assert (tmp_path / "duration" / first).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda meta: {**meta, "schema": 99}, SchemaVersionError),
+        (lambda meta: {key: value for key, value in meta.items() if key != "site"}, StoreError),
+    ],
+)
+def test_a_damaged_or_foreign_model_is_refused(
+    history_of: History, config: Config, tmp_path: Path, change: Callable[[dict], dict], error: type[Exception]
+) -> None:
+    version = save(train(history_of([{}] * 6), config, NOW_S), tmp_path)
+    path = tmp_path / "duration" / version / "meta.json"
+    path.chmod(0o600)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(error):
+        load(tmp_path)
+
+
+def test_a_model_file_that_was_altered_is_refused(site_history: pd.DataFrame, config: Config, tmp_path: Path) -> None:
+    version = save(train(site_history, config, NOW_S), tmp_path)
+    path = next((tmp_path / "duration" / version).glob("*.txt"))
+    path.chmod(0o600)
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(StoreError):
+        load(tmp_path)
