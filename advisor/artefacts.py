@@ -87,9 +87,14 @@ def _duration_meta(trained: Trained) -> dict[str, object]:
         "gpu_time_quantiles_s": list(trained.gpu_time_quantiles_s),
         "vocabularies": {name: list(values) for name, values in model.vocabularies.items()} if model else None,
         "weights": asdict(model.weights) if model else None,
+        "rank_weights": asdict(model.rank_weights) if model else None,
         "model_sha256": _checksum(text) if text is not None else None,
         "scores": {name: _without_nan(asdict(scores)) for name, scores in trained.scores.items()},
     }
+
+
+def _weights(values: Mapping[str, float]) -> Weights:
+    return Weights(float(values["rolling"]), float(values["last_runs"]))
 
 
 def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
@@ -101,8 +106,7 @@ def _trained(meta: Mapping[str, Any], model_text: str | None, calibration: Mappi
     model = None
     if model_text is not None:
         vocabularies = {str(name): tuple(map(str, values)) for name, values in meta["vocabularies"].items()}
-        weights = Weights(float(meta["weights"]["rolling"]), float(meta["weights"]["last_runs"]))
-        model = DurationModel(model_text, vocabularies, weights)
+        model = DurationModel(model_text, vocabularies, _weights(meta["weights"]), _weights(meta["rank_weights"]))
     return Trained(
         trained_s=int(meta["trained_s"]),
         jobs=int(meta["jobs"]),

@@ -17,7 +17,7 @@ from almanac.config import Config
 
 
 def evaluate(history: pd.DataFrame, config: Config, share: float = 0.4, folds: int = 4) -> dict[str, Scores]:
-    """Scores of "almanac", its parts "rolling" and "model", and the baselines, on the newest `share` of jobs.
+    """Scores of what predictions_of names, on the newest `share` of jobs.
 
     Retrained `folds` times on the way, each time on the jobs that had ended by then. Empty without ended jobs.
     """

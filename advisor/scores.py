@@ -31,13 +31,14 @@ def score(predicted_s: Floats, actual_s: Floats) -> Scores:
     errors = np.abs(np.log(predicted) - np.log(actual))
     return Scores(
         jobs=len(actual),
-        spearman=_spearman(predicted, actual),
+        spearman=spearman(predicted, actual),
         median_abs_log_error=float(np.median(errors)),
         share_within_2x=float(np.mean(errors <= math.log(2))),
     )
 
 
-def _spearman(left: Floats, right: Floats) -> float:
+def spearman(left: Floats, right: Floats) -> float:
+    """Rank correlation, ties at their mean rank; NaN below two values or where a side is constant."""
     if len(left) < 2 or np.ptp(left) == 0 or np.ptp(right) == 0:
         return math.nan
     return float(np.corrcoef(pd.Series(left).rank(), pd.Series(right).rank())[0, 1])

@@ -30,7 +30,7 @@ class Trained:
     """What was learned from a site's jobs. model is None where there were too few for one.
 
     jobs, since_s and until_s: how many ended jobs, the first submission and the last end; None without any.
-    gpu_time_quantiles_s: predicted GPU-times of the newest jobs at evenly spaced quantiles; () without any.
+    gpu_time_quantiles_s: ranking GPU-times of the newest jobs at evenly spaced quantiles; () without any.
     """
 
     trained_s: int
@@ -80,10 +80,10 @@ def _scores_of_rolling(past: Replay, config: Config) -> Mapping[str, Scores]:
 
 def _gpu_time_quantiles(past: Replay, model: DurationModel | None, share: float) -> tuple[float, ...]:
     newest = _newest(past, share)
-    predicted_s: Floats = clip_to_limit(newest.rolling_s, newest.features)
-    if model is not None and len(predicted_s):
-        predicted_s, _ = model.blended(newest.features, newest.rolling_s)
-    gpu_time_s = predicted_s * newest.features["gpu_count"].to_numpy("float64")
+    rank_s: Floats = clip_to_limit(newest.rolling_s, newest.features)
+    if model is not None and len(rank_s):
+        rank_s = model.predict_all(newest.features, newest.rolling_s).rank_s
+    gpu_time_s = rank_s * newest.features["gpu_count"].to_numpy("float64")
     gpu_time_s = gpu_time_s[gpu_time_s > 0]
     if not len(gpu_time_s):
         return ()
@@ -102,14 +102,14 @@ def advise(request: Request, history: pd.DataFrame, trained: Trained | None, con
     tier = decide_tier(request, bound, config.tiers, config.advice.headroom_mib)
     if tier.reason == NO_EVIDENCE:
         tier = dataclasses.replace(tier, note=_what_is_missing(evidence, config.advice.min_runs))
-    duration = predict_duration(job, history, trained, config)
+    predicted = predict_duration(job, history, trained, config)
     quantiles_s = trained.gpu_time_quantiles_s if trained else ()
     return Advice(
         request=request,
         tier=tier,
         bound=bound if request.gpu_count > 0 else None,
-        duration=duration,
-        priority=decide_priority(duration.gpu_time_s, quantiles_s, config.priority.span) if duration else None,
+        duration=predicted[0] if predicted else None,
+        priority=decide_priority(predicted[1], quantiles_s, config.priority.span) if predicted else None,
         set_aside=dict(evidence.set_aside),
     )
 
@@ -125,19 +125,21 @@ def _what_is_missing(evidence: Evidence, min_runs: int) -> str:
 
 def predict_duration(
     job: Submission, history: pd.DataFrame, trained: Trained | None, config: Config
-) -> Duration | None:
-    """None where nothing is known of the user or the site, and no model is trained."""
+) -> tuple[Duration, float] | None:
+    """The duration, and the GPU-time (GPU-seconds) that ranks the job in the queue.
+
+    None where nothing is known of the user or the site, and no model is trained.
+    """
     known = know_now(job, history, config.rolling, trained.site if trained else None)
     rolling_s = np.array([known.rolling.duration_s if known.rolling else math.nan])
-    model_s = None
     if trained is not None and trained.model is not None:
-        blended, own = trained.model.blended(known.features, rolling_s)
-        predicted_s, model_s = float(blended[0]), float(own[0])
-    elif known.rolling is None:
+        predicted = trained.model.predict_all(known.features, rolling_s)
+        duration = _duration(job, known, float(predicted.duration_s[0]), float(predicted.model_s[0]))
+        return duration, float(predicted.rank_s[0]) * job.gpu_count
+    if known.rolling is None:
         return None
-    else:
-        predicted_s = float(clip_to_limit(rolling_s, known.features)[0])
-    return _duration(job, known, predicted_s, model_s)
+    duration = _duration(job, known, float(clip_to_limit(rolling_s, known.features)[0]), None)
+    return duration, duration.gpu_time_s
 
 
 def _duration(job: Submission, known: Known, predicted_s: float, model_s: float | None) -> Duration:

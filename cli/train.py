@@ -45,6 +45,7 @@ def command(app: App, as_json: bool) -> None:
     click.echo(f"trained on {format_count(trained.jobs)} GPU jobs of {cluster}: version {version}")
     if trained.model is None:
         click.echo(f"fewer than {app.config.training.min_jobs} jobs: no model, the rolling estimate is used alone")
+        return
     _show_scores(trained.scores)
 
 

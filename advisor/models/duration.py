@@ -20,7 +20,7 @@ import pandas as pd
 
 from advisor.features import NUMBERS
 from advisor.replay import Replay
-from advisor.scores import Floats, Scores, score
+from advisor.scores import Floats, Scores, score, spearman
 from almanac.config import Training
 
 CATEGORIES = ("user", "account", "partition", "qos", "tier")
@@ -59,13 +59,17 @@ class Weights:
         return 1.0 - self.rolling - self.last_runs
 
 
+_ONLY_MODEL = Weights(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class DurationModel:
-    """LightGBM's own text, the values of each category in the order of their codes, and the blend."""
+    """LightGBM's own text, the values of each category in the order of their codes, and the two blends."""
 
     model_text: str
     vocabularies: Mapping[str, tuple[str, ...]]
     weights: Weights
+    rank_weights: Weights
 
     @cached_property
     def _booster(self) -> Any:
@@ -80,10 +84,20 @@ class DurationModel:
         seconds: Floats = np.exp(np.clip(logs, 0.0, 25.0))
         return seconds
 
-    def blended(self, features: pd.DataFrame, rolling_s: Floats) -> tuple[Floats, Floats]:
-        """The blend and LightGBM's own estimate, seconds, one per row; the blend not above the time limit."""
-        model_s = self.predict(features)
-        return clip_to_limit(blend(self.weights, model_s, rolling_s, last_runs_s(features)), features), model_s
+    def predict_all(self, features: pd.DataFrame, rolling_s: Floats) -> Predicted:
+        """All of them seconds, one per row, and not above the time limit."""
+        model_s, last_s = self.predict(features), last_runs_s(features)
+        point_s, rank_s = (blend(each, model_s, rolling_s, last_s) for each in (self.weights, self.rank_weights))
+        return Predicted(clip_to_limit(point_s, features), clip_to_limit(rank_s, features), model_s)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Seconds, one per job: the prediction for people, the value that ranks the queue, LightGBM's own estimate."""
+
+    duration_s: Floats
+    rank_s: Floats
+    model_s: Floats
 
 
 def encode(features: pd.DataFrame, vocabularies: Mapping[str, Sequence[str]]) -> Floats:
@@ -129,15 +143,15 @@ def fit(past: Replay, config: Training) -> tuple[DurationModel, dict[str, Scores
     since_s = np.quantile(past.submit_s, 1 - config.validation_share)
     newest, before = past.select(past.submit_s >= since_s), past.select(past.end_s < since_s)
     if len(before.duration_s) < config.min_jobs // 2 or not len(newest.duration_s):
-        rolling = max(config.blend, 0.0) if config.blend >= 0 else 0.5
-        return _fit_trees(past, Weights(rolling, 0.0), config), {}
-    trial = _fit_trees(before, Weights(0.0, 0.0), config)
-    weights = _choose_weights(trial, newest, config.blend)
-    trial = DurationModel(trial.model_text, trial.vocabularies, weights)
-    return _fit_trees(past, weights, config), score_all(trial, newest, before)
+        unproven = Weights(config.blend if config.blend >= 0 else 0.5, 0.0)
+        return DurationModel(*_fit_trees(past, config), unproven, unproven), {}
+    text, vocabularies = _fit_trees(before, config)
+    trial = DurationModel(text, vocabularies, *_choose_weights(text, vocabularies, newest, config.blend))
+    model = DurationModel(*_fit_trees(past, config), trial.weights, trial.rank_weights)
+    return model, score_all(trial, newest, before)
 
 
-def _fit_trees(past: Replay, weights: Weights, config: Training) -> DurationModel:
+def _fit_trees(past: Replay, config: Training) -> tuple[str, dict[str, tuple[str, ...]]]:
     import lightgbm
 
     vocabularies = {name: _vocabulary(past.features[name]) for name in CATEGORIES}
@@ -152,7 +166,7 @@ def _fit_trees(past: Replay, weights: Weights, config: Training) -> DurationMode
     smallest_leaf = max(10, min(100, len(past.duration_s) // 40))
     parameters = {**_PARAMETERS, "min_data_in_leaf": smallest_leaf, "seed": config.seed}
     booster = lightgbm.train(parameters, data, num_boost_round=ROUNDS)
-    return DurationModel(booster.model_to_string(), vocabularies, weights)
+    return booster.model_to_string(), vocabularies
 
 
 def _vocabulary(values: pd.Series) -> tuple[str, ...]:
@@ -161,17 +175,21 @@ def _vocabulary(values: pd.Series) -> tuple[str, ...]:
     return tuple(sorted(str(value) for value in counts.index[counts >= MIN_VALUE_COUNT]))
 
 
-def _choose_weights(trial: DurationModel, newest: Replay, fixed_rolling: float) -> Weights:
-    model_s, last_s = trial.predict(newest.features), last_runs_s(newest.features)
+def _choose_weights(
+    text: str, vocabularies: Mapping[str, tuple[str, ...]], newest: Replay, fixed_rolling: float
+) -> tuple[Weights, Weights]:
+    """For people and for the queue: the best of a grid; the lower rolling and last-runs weight where equal."""
+    model_s = DurationModel(text, vocabularies, _ONLY_MODEL, _ONLY_MODEL).predict(newest.features)
+    last_s, log_actual = last_runs_s(newest.features), np.log(np.maximum(newest.duration_s, 1.0))
     grid = np.round(np.arange(0.0, 1.0 + WEIGHT_STEP / 2, WEIGHT_STEP), 10)
     rolling_choices = grid if fixed_rolling < 0 else [fixed_rolling]
     choices = [Weights(float(r), float(a)) for r, a in itertools.product(rolling_choices, grid) if r + a <= 1 + 1e-9]
-
-    def error(weights: Weights) -> float:
-        predicted = clip_to_limit(blend(weights, model_s, newest.rolling_s, last_s), newest.features)
-        return float(np.median(np.abs(np.log(predicted) - np.log(np.maximum(newest.duration_s, 1.0)))))
-
-    return min(choices, key=lambda weights: (round(error(weights), 9), weights.rolling, weights.last_runs))
+    point_errors, rank_errors = [], []
+    for weights in choices:
+        predicted_s = clip_to_limit(blend(weights, model_s, newest.rolling_s, last_s), newest.features)
+        point_errors.append(round(float(np.mean(np.sqrt(np.abs(np.log(predicted_s) - log_actual)))), 9))
+        rank_errors.append(round(-np.nan_to_num(spearman(predicted_s, newest.duration_s)), 9))
+    return choices[int(np.argmin(point_errors))], choices[int(np.argmin(rank_errors))]
 
 
 def score_all(model: DurationModel | None, newest: Replay, before: Replay) -> dict[str, Scores]:
@@ -181,14 +199,17 @@ def score_all(model: DurationModel | None, newest: Replay, before: Replay) -> di
 
 
 def predictions_of(model: DurationModel | None, newest: Replay, before: Replay) -> dict[str, Floats]:
-    """Seconds by predictor: "almanac", its parts "rolling" and "model", and the baselines, which know `before`.
+    """Seconds by predictor: "almanac", its "ranking", its parts "rolling" and "model", and baselines that know `before`.
 
-    Without a model "almanac" is the rolling estimate.
+    Without a model "almanac" and "ranking" are the rolling estimate.
     """
     predictions = _baselines(newest, before)
-    predictions["rolling"] = predictions["almanac"] = clip_to_limit(newest.rolling_s, newest.features)
+    for name in ("rolling", "almanac", "ranking"):
+        predictions[name] = clip_to_limit(newest.rolling_s, newest.features)
     if model is not None and len(newest.duration_s):
-        predictions["almanac"], predictions["model"] = model.blended(newest.features, newest.rolling_s)
+        predicted = model.predict_all(newest.features, newest.rolling_s)
+        predictions["almanac"], predictions["ranking"] = predicted.duration_s, predicted.rank_s
+        predictions["model"] = predicted.model_s
     return predictions
 
 

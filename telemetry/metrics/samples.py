@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,48 @@ def source_sql(paths: Sequence[Path]) -> str:
     by_name = "" if len(set(known)) == 1 else ", union_by_name=true"
     quoted = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
     return f"(SELECT {columns} FROM read_parquet([{quoted}], hive_partitioning=false{by_name}))"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the footers of files say of their columns, so that queries need not ask of each sample.
+
+    complete: never null. absent: always null. fractions: never null and within 0..1.
+    """
+
+    complete: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
+    fractions: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, paths: Sequence[Path]) -> Known:
+        """By the statistics of every row group; a column without them is in none of the sets."""
+        bounds: dict[str, list[tuple[bool, bool, bool]]] = {field.name: [] for field in TELEMETRY}
+        for path in paths:
+            footer = pq.read_metadata(path)
+            for number in range(footer.num_row_groups):
+                group = footer.row_group(number)
+                found = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
+                for name, judged in bounds.items():
+                    judged.append(_judge(found.get(name)))
+        held = {name: [all(flags) for flags in zip(*judged, strict=True)] for name, judged in bounds.items() if judged}
+        return cls(*(frozenset(name for name, flags in held.items() if flags[place]) for place in range(3)))
+
+    def count(self, column: str) -> str:
+        """SQL: how many samples have the column."""
+        return "count(*)" if column in self.complete else f"count({column})"
+
+
+def _judge(chunk: Any) -> tuple[bool, bool, bool]:
+    """Whether a column chunk is complete, absent, and complete within 0..1."""
+    if chunk is None:
+        return False, True, False
+    held = chunk.statistics
+    if held is None or not held.has_null_count:
+        return False, False, False
+    complete = held.null_count == 0
+    within = complete and held.has_min_max and isinstance(held.min, float) and 0 <= held.min and held.max <= 1
+    return complete, held.null_count == chunk.num_values, within
 
 
 def rows(db: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, Any] | None = None) -> pa.Table:
