@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import shlex
 
 from advisor.decisions import tier as reasons
 from advisor.models.peaks import FAMILY
@@ -79,7 +81,8 @@ def _tier_text(tier: TierAdvice) -> str:
 def _shell_option(option: str) -> str:
     """ "--constraint=gpu&hbm40g" as it can be typed: -C "gpu&hbm40g"."""
     name, _, value = printable(option).partition("=")
-    return f'{ {"--constraint": "-C", "--partition": "-p"}.get(name, name) } "{value}"'
+    quoted = f'"{value}"' if re.fullmatch(r"[\w.:,+&|-]*", value) else shlex.quote(value)
+    return f"{ {'--constraint': '-C', '--partition': '-p'}.get(name, name) } {quoted}"
 
 
 def _set_aside_line(advice: Advice) -> str:

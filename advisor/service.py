@@ -46,7 +46,8 @@ class Trained:
 
 def train(history: pd.DataFrame, config: Config, now_s: int) -> Trained:
     """Learns from the jobs that ended before now_s; with few or none, what can be learned from them."""
-    ended = history[history["end_s"] < now_s].reset_index(drop=True)
+    # The model's random row samples depend on the order of rows: the same jobs give the same model in any order.
+    ended = history[history["end_s"] < now_s].sort_values(["end_s", "job_id", "submit_s"], ignore_index=True)
     past = replay_durations(ended, config.rolling)
     known = np.isfinite(past.duration_s)
     past, ended = past.select(known), ended[known].reset_index(drop=True)

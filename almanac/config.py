@@ -6,6 +6,7 @@ docs/configuration.md is generated.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -176,11 +177,22 @@ def find_config(explicit: str | None = None) -> Path | None:
     """
     for origin, named in (("--config", explicit), ("$ALMANAC_CONFIG", os.environ.get("ALMANAC_CONFIG"))):
         if named:
-            if not Path(named).is_file():
+            if not _is_file(Path(named)):
                 raise ConfigError(f"{origin} names {named}, which is not a file", "correct the path, or leave it out")
             return Path(named)
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return next((path for path in (SYSTEM_FILE, home / "almanac" / "config.toml") if path.is_file()), None)
+    files = [SYSTEM_FILE]
+    with contextlib.suppress(RuntimeError):  # no HOME, and no such user
+        home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        files.append(home / "almanac" / "config.toml")
+    return next((path for path in files if _is_file(path)), None)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file is there; a folder that may not be looked into holds none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def load_config(path: Path | None) -> Config:

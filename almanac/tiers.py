@@ -90,6 +90,10 @@ def rewrite(request: Request, tiers: Sequence[Tier], target: Tier) -> Rewrite:
     crossing = [tier for tier in tiers if _selector(tier) != _selector(target) and _names(request, tier)]
     if crossing:
         return Rewrite(why_not=f"the request names {crossing[0].name} by its {_selector(crossing[0])}")
+    if target.partition and request.partition and request.partition not in {tier.partition for tier in tiers}:
+        return Rewrite(why_not=f"the request names the partition {request.partition}")
+    if not target.gres and request.gpu_type and requested_tier(request, tiers) is None:
+        return Rewrite(why_not=f"the request names the GPU type {request.gpu_type}")
     if target.constraint:
         return _rewrite_constraint(request.constraints, tiers, target)
     if target.gres:

@@ -52,13 +52,13 @@ def durations(config: Config, folder: Path) -> list[Figure]:
             figures.append(Figure(f"{name}: the trace is not here", file))
             continue
         scores = evaluate(load_trace(path, folder / name), config)
-        simple = {k: v for k, v in scores.items() if k not in ("almanac", "rolling", "model")}
+        simple = {k: v for k, v in scores.items() if k not in ("almanac", "ranking", "rolling", "model")}
         best = min(s.median_abs_log_error for s in simple.values() if s.median_abs_log_error == s.median_abs_log_error)
-        ours = scores["almanac"]
-        figures.append(Figure(f"{name}: Spearman of duration", ours.spearman, f">= {goal}", ours.spearman >= goal))
+        ours, rank = scores["almanac"], scores["ranking"].spearman
+        figures.append(Figure(f"{name}: Spearman of duration, ranking value", rank, f">= {goal}", rank >= goal))
         ratio = ours.median_abs_log_error / best
         figures.append(Figure(f"{name}: median |log error| / best simple median's", ratio, "<= 1.0", ratio <= 1.0))
-        figures += [Figure(f"{name}: {k}: Spearman", v.spearman) for k, v in scores.items() if k != "almanac"]
+        figures += [Figure(f"{name}: {k}: Spearman", v.spearman) for k, v in scores.items() if k != "ranking"]
         figures += [Figure(f"{name}: {k}: median |log error|", v.median_abs_log_error) for k, v in scores.items()]
     return figures
 

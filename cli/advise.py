@@ -42,7 +42,7 @@ def command(app: App, user: str | None, as_json: bool, submission: tuple[str, ..
     read (`-` reads it from standard input). Options win over the environment's SBATCH_* and over the script, as with
     sbatch.
 
-    Exit code 10: there is no evidence, and nothing is advised.
+    Exit code 10: there is no evidence of the memory that this job needs, and no tier is advised.
     """
     request = read_request(app.visible_user(user), list(submission), app.now_s())
     advice = advise(app, request)
@@ -54,7 +54,7 @@ def command(app: App, user: str | None, as_json: bool, submission: tuple[str, ..
         from advisor.explain import explain
 
         click.echo(explain(advice))
-    return 0 if advice.has_evidence else NO_EVIDENCE
+    return NO_EVIDENCE if advice.tier.reason == "no evidence" else 0
 
 
 def read_request(user: str, argv: list[str], now_s: int) -> Request:

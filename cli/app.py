@@ -80,7 +80,8 @@ class App:
         if uid == 0 or (self.store_root.exists() and self.store_root.stat().st_uid == uid):
             return True
         group = self.config.site.operators_group
-        if not group:
+        # A configuration that its reader can write must not make the reader an operator.
+        if not group or not self.config.source or Path(self.config.source).stat().st_uid != 0:
             return False
         import grp
 

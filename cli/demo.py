@@ -126,13 +126,12 @@ def _advise(app: App) -> None:
 def _cases(history: pd.DataFrame) -> list[tuple[str, list[str]]]:
     """A user who asks for too much, one who needs it, one whose framework reserves memory, and a stranger."""
     asked = history[history["tier"] == "hbm80g"]
-    families = asked.groupby(["user", "name_key"]).agg(
+    families = asked.groupby(["user", "name_key", "gpu_count"]).agg(
         runs=("job_id", "size"),
         informative=("hbm_peak_mib", "count"),
         peak=("hbm_peak_mib", "max"),
         reserved=("hbm_evidence", lambda evidence: (evidence == "preallocated").mean()),
         name=("name", "last"),
-        gpus=("gpu_count", "last"),
     )
     often = families[families["informative"] >= 10]
     chosen = [
@@ -140,17 +139,17 @@ def _cases(history: pd.DataFrame) -> list[tuple[str, list[str]]]:
         ("A user who needs what they ask for:", often[often["peak"] > 50000].nlargest(1, "runs")),
         ("A user whose framework reserves memory:", families[families["reserved"] == 1.0].nlargest(1, "runs")),
     ]
-    cases = [(about, _submission(row.index[0][0], row.iloc[0])) for about, row in chosen if len(row)]
+    cases = [(about, _submission(row.index[0][0], row.index[0][2], row.iloc[0])) for about, row in chosen if len(row)]
     return [*cases, ("A newcomer:", ["--user", "newcomer", "-J", "first-try", "--gpus=4", "-C", "gpu&hbm80g"])]
 
 
-def _submission(user: str, family: Any) -> list[str]:
+def _submission(user: str, gpus: int, family: Any) -> list[str]:
     return [
         "--user",
         user,
         "-J",
         str(family["name"]),
-        f"--gpus={format_count(int(family['gpus']))}",
+        f"--gpus={format_count(int(gpus))}",
         "-C",
         "gpu&hbm80g",
     ]

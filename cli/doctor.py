@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,9 @@ from almanac.units import format_duration, printable
 from cli.app import App
 from cli.ingest import configured_sources
 from cli.output import json_text
+
+if TYPE_CHECKING:
+    from telemetry.store import Store
 
 MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
 
@@ -89,10 +93,7 @@ def check_store(app: App) -> Iterator[Check]:
         yield from _check_watermarks(app, store, cluster)
 
 
-def _check_watermarks(app: App, store: object, cluster: str) -> Iterator[Check]:
-    from telemetry.store import Store
-
-    assert isinstance(store, Store)
+def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
     for source in [name for name in configured_sources(app) if name in ("sacct", "prometheus")]:
         mark = store.watermark(source, cluster)
         if mark is None:
@@ -111,6 +112,9 @@ def check_slurm(app: App) -> Iterator[Check]:
 
     status = probe_accounting(app.commands)
     yield Check("Slurm", "ok", f"version {status.version}, cluster {status.cluster}")
+    if status.tracks_gpus is False:
+        todo = "add gres/gpu to AccountingStorageTRES in slurm.conf: until then accounting knows of no GPUs"
+        yield Check("accounting", "fail", "GPUs are not recorded", todo)
     if not status.has_json:
         todo = "install Slurm's JSON serializer plugin; until then job names and families are unknown"
         yield Check("accounting", "warn", "sacct answers, but sacct --json does not", todo)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from telemetry.sources.base import Source
     from telemetry.store import Store
 
+FOREVER_S = 2**40
 SOURCES = ("sacct", "prometheus", "prolog", "squeue")
 
 
@@ -72,12 +73,14 @@ def command(
         raise click.UsageError("--layout is of one kind of file: import jobs and telemetry one after another")
     if job_files or telemetry_files:
         cluster = app.cluster_name or app.config.site.cluster or "imported"
-        jobs = list(_file_jobs(job_files, telemetry_files, layout))
+        if sources:
+            raise click.UsageError("--source names servers to read: leave it out when files are imported")
+        jobs = list(_file_jobs(app, job_files, telemetry_files, layout, since_s, until_s))
     else:
         cluster = app.cluster(store)
         jobs = list(_live_jobs(app, store, cluster, sources, since_s, until_s))
     outcome = run(store, cluster, jobs)
-    summary = None if no_summary else summarise(app, store, cluster, outcome, since_s)
+    summary = None if no_summary else summarise(app, store, cluster, since_s)
     show(outcome, summary, as_json)
     return 5 if any(item["error"] for item in outcome.values()) else 0
 
@@ -90,13 +93,21 @@ def moment(text: str | None, now_s: int) -> int | None:
         raise click.BadParameter(str(error)) from error
 
 
-def _file_jobs(job_files: tuple[Path, ...], telemetry_files: tuple[Path, ...], layout: str | None) -> Iterator[Job]:
+def _file_jobs(
+    app: App,
+    job_files: tuple[Path, ...],
+    telemetry_files: tuple[Path, ...],
+    layout: str | None,
+    since_s: int | None,
+    until_s: int | None,
+) -> Iterator[Job]:
     from telemetry.sources.files import FileSource
 
+    span = (-FOREVER_S if since_s is None else since_s, FOREVER_S if until_s is None else until_s)
     for path in job_files:
-        yield Job(FileSource(path, "jobs", layout), -(2**40), 2**40)
+        yield Job(FileSource(path, "jobs", layout, tiers=app.config.tiers), *span)
     for path in telemetry_files:
-        yield Job(FileSource(path, "telemetry", layout), -(2**40), 2**40)
+        yield Job(FileSource(path, "telemetry", layout), *span)
 
 
 def _live_jobs(
@@ -110,7 +121,7 @@ def _live_jobs(
         lookback_days = config.prometheus.lookback_days if name == "prometheus" else config.slurm.lookback_days
         delay_s = config.prometheus.delay_s if name == "prometheus" else 0
         start_s, end_s = span(store, name, cluster, app.now_s(), lookback_days * 86400, delay_s)
-        yield Job(source, start_s if since_s is None else since_s, end_s if until_s is None else until_s)
+        yield Job(source, start_s if since_s is None else since_s, end_s if until_s is None else min(until_s, end_s))
 
 
 def configured_sources(app: App) -> tuple[str, ...]:
@@ -144,7 +155,7 @@ def live_source(app: App, name: str, store: Store, cluster: str) -> Source:
     from telemetry.sources.bindings import PrologSource, SqueueSource
 
     if name == "squeue":
-        return SqueueSource(app.commands, clock=time.time)
+        return SqueueSource(app.commands, clock=time.time, cluster=cluster)
     if not config.bindings.prolog_dir:
         raise ConfigError("no folder of prolog records is configured", "set bindings.prolog_dir")
     return PrologSource(Path(config.bindings.prolog_dir), cluster)
@@ -180,19 +191,17 @@ def _advance(result: IngestResult, advance: Any) -> Any:
     return step
 
 
-def summarise(
-    app: App, store: Store, cluster: str, outcome: dict[str, dict[str, Any]], since_s: int | None = None
-) -> Any:
-    """Compute the metrics of the jobs that the rows just read can touch; None where nothing is new."""
+def summarise(app: App, store: Store, cluster: str, since_s: int | None = None) -> Any:
+    """Compute the metrics of the jobs that new rows can touch, or from since_s on; None where nothing is to do."""
     from telemetry.summary import summarize
 
-    written = [result for item in outcome.values() for result in item["result"].written.values()]
-    changed = [result.since_s for result in written if result.since_s is not None]
-    if not changed:
+    starts = [start_s for start_s in (store.pending_since(cluster), since_s) if start_s is not None]
+    if not starts:
         return None
-    start_s = min(changed) if since_s is None else since_s
     with progress("job metrics") as advance:
-        return summarize(store, cluster, app.config, start_s, 2**40, progress=advance)
+        summary = summarize(store, cluster, app.config, min(starts), FOREVER_S, progress=advance)
+    store.set_pending(cluster, None)
+    return summary
 
 
 def show(outcome: dict[str, dict[str, Any]], summary: Any, as_json: bool) -> None:

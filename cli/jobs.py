@@ -24,7 +24,7 @@ COLUMNS = (
 @click.option("-E", "--endtime", metavar="TIME", help="Jobs submitted before. [now]")
 @click.option("-u", "--user", metavar="USER", help="Another user's jobs (operators).")
 @click.option("-a", "--allusers", is_flag=True, help="Everybody's jobs (operators).")
-@click.option("-j", "--job", "job_ids", multiple=True, type=int, metavar="ID", help="Only these jobs.")
+@click.option("-j", "--job", "job_ids", multiple=True, metavar="ID[,ID]", help="Only these jobs.")
 @click.option("-n", "--limit", default=50, show_default=True, help="Newest jobs shown; 0: all.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-P", "--parsable", is_flag=True, help="Print text separated by '|', as sacct -P.")
@@ -35,7 +35,7 @@ def command(
     endtime: str | None,
     user: str | None,
     allusers: bool,
-    job_ids: tuple[int, ...],
+    job_ids: tuple[str, ...],
     limit: int,
     as_json: bool,
     parsable: bool,
@@ -48,7 +48,7 @@ def command(
         app.visible_user("everybody")
     who = None if allusers else app.visible_user(user)
     since_s = moment(starttime or "now-30days", app.now_s())
-    rows = load(app, who, since_s, moment(endtime, app.now_s()), job_ids)
+    rows = load(app, who, since_s, moment(endtime, app.now_s()), parse_ids(job_ids))
     shown = rows[-limit:] if limit > 0 else rows
     if as_json:
         click.echo(json_text(shown))
@@ -56,6 +56,14 @@ def command(
         write_separated(COLUMNS, shown, "|")
     else:
         _show(shown, len(rows))
+
+
+def parse_ids(texts: tuple[str, ...]) -> tuple[int, ...]:
+    """Job ids of "12" and "12,13". Raises click.BadParameter."""
+    ids = [part for text in texts for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in ids):
+        raise click.BadParameter(f"not job ids: {', '.join(texts)} (expected 12 or 12,13; the raw id of an array task)")
+    return tuple(map(int, ids))
 
 
 def load(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -76,6 +77,12 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    except Exception as error:
+        if os.environ.get("ALMANAC_DEBUG"):
+            raise
+        click.echo(f"almanac: {type(error).__name__}: {printable(str(error), 1000)}", err=True)
+        click.echo("  to do: if this is no matter of rights or space, report it; ALMANAC_DEBUG=1 shows where", err=True)
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -42,7 +42,8 @@ install_packages() {
     for package in "$@"; do # names differ a little between releases
         if apt-cache show "$package" >/dev/null 2>&1; then known+=("$package"); fi
     done
-    if [ -e "$POLICY" ]; then mv "$POLICY" "$POLICY.almanac-saved"; fi
+    # What a killed run saved is the one to restore.
+    if [ -e "$POLICY" ] && [ ! -e "$POLICY.almanac-saved" ]; then mv "$POLICY" "$POLICY.almanac-saved"; fi
     trap restore_policy EXIT
     printf '#!/bin/sh\nexit 101\n' >"$POLICY"
     chmod 755 "$POLICY"

@@ -12,22 +12,26 @@ _METRICS = (
     "job_id", "submit_s", "hbm_peak_mib", "hbm_capacity_mib", "is_preallocated", "mean_gpu_util_pct",
     "coverage_frac", "verdict",
 )  # fmt: skip
+MAX_NAMELESS = 2000
 _JOIN = """
 SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user",
        coalesce(j.account, '') AS account, coalesce(j."partition", '') AS "partition",
-       coalesce(j.qos, '') AS qos, coalesce(j.name, '') AS name, coalesce(j.name_key, '-') AS name_key,
+       coalesce(j.qos, '') AS qos, coalesce(j.name, '') AS name, coalesce(j.name_key, '') AS name_key,
        coalesce(j.node_count, 1) AS node_count, coalesce(j.cpu_count, 1) AS cpu_count,
        greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) AS gpu_count,
        coalesce(j.gpu_type, '') AS gpu_type, coalesce(j.constraints, '') AS constraints, j.tier,
        j.time_limit_s::DOUBLE AS time_limit_s, j.array_job_id IS NOT NULL AS is_array,
        coalesce(j.state, '') AS state, coalesce(j.elapsed_s, j.end_s - j.start_s)::DOUBLE AS elapsed_s,
        CASE WHEN m.is_preallocated THEN NULL
-            ELSE coalesce(m.hbm_peak_mib, j.jobstats_hbm_peak_mib) END::DOUBLE AS hbm_peak_mib,
+            WHEN m.hbm_peak_mib IS NOT NULL THEN m.hbm_peak_mib
+            WHEN by_jobstats THEN j.jobstats_hbm_peak_mib END::DOUBLE AS hbm_peak_mib,
        coalesce(m.hbm_capacity_mib, j.jobstats_hbm_total_mib)::DOUBLE AS hbm_capacity_mib,
        CASE WHEN m.is_preallocated THEN 'preallocated' WHEN m.hbm_peak_mib IS NOT NULL THEN 'telemetry'
-            WHEN j.jobstats_hbm_peak_mib IS NOT NULL THEN 'jobstats' ELSE 'none' END AS hbm_evidence,
+            WHEN by_jobstats AND j.jobstats_hbm_peak_mib IS NOT NULL THEN 'jobstats' ELSE 'none' END AS hbm_evidence,
        m.mean_gpu_util_pct, m.coverage_frac, coalesce(m.verdict, 'not summarised') AS verdict
-FROM jobs j LEFT JOIN job_metrics m USING (job_id, submit_s)
+FROM jobs j LEFT JOIN (
+  SELECT *, verdict IN ('no telemetry', 'low coverage') OR verdict LIKE 'shared node%' AS by_jobstats
+  FROM job_metrics) m USING (job_id, submit_s)
 WHERE j.start_s IS NOT NULL AND j.end_s IS NOT NULL
   AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING')
   AND greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) > 0
@@ -56,6 +60,8 @@ def load_history(
 
 
 def open_jobs(store: Store, cluster: str) -> list[int]:
-    """Ids of the jobs that the store holds without an end."""
-    jobs = store.read("jobs", cluster, ["job_id", "submit_s", "end_s"])
-    return [int(job_id) for job_id in np.unique(jobs.filter(pc.is_null(jobs["end_s"]))["job_id"].to_numpy())]
+    """Ids of the jobs to ask for again: those without an end, and the newest without a name (sacct --json failed)."""
+    jobs = store.read("jobs", cluster, ["job_id", "submit_s", "end_s", "name"])
+    nameless = jobs.filter(pc.is_null(jobs["name"])).sort_by("submit_s")["job_id"].to_numpy()[-MAX_NAMELESS:]
+    running = jobs.filter(pc.is_null(jobs["end_s"]))["job_id"].to_numpy()
+    return [int(job_id) for job_id in np.unique(np.concatenate([nameless, running]))]

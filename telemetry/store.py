@@ -89,6 +89,8 @@ class Store:
             raise StoreError(
                 f"{root}: there is no store here", "run `almanac ingest` first, or name another --store"
             ) from error
+        except PermissionError as error:
+            raise StoreError(f"{root}: you may not read this store", "ask an operator of almanac") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(
                 f"{root}/store.json: cannot be read: {error}", "restore it, or name another --store"
@@ -196,6 +198,25 @@ class Store:
             path = self._watermark_path(source, cluster)
             path.parent.mkdir(mode=0o750, exist_ok=True)
             write_atomically(path, json.dumps({"until_s": until_s}).encode() + b"\n")
+
+    def pending_since(self, cluster: str) -> int | None:
+        """From when on (s since 1970) rows may have changed since job metrics were computed; None: none have."""
+        path = self._watermark_path("summary-pending", cluster)
+        try:
+            return int(json.loads(path.read_text(encoding="utf-8"))["since_s"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{path}: not a mark: {error}", "remove it, and run `almanac ingest -S TIME`") from error
+
+    def set_pending(self, cluster: str, since_s: int | None) -> None:
+        """Remember, or with None forget, that job metrics are to be computed from here on."""
+        path = self._watermark_path("summary-pending", cluster)
+        if since_s is None:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(mode=0o750, exist_ok=True)
+        write_atomically(path, json.dumps({"since_s": since_s}).encode() + b"\n")
 
     def _watermark_path(self, source: str, cluster: str) -> Path:
         return self.root / "watermarks" / f"{_safe(source)}.{_safe(cluster)}.json"

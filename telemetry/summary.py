@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.config import Config
@@ -22,7 +23,7 @@ from telemetry.metrics.finish import Results, finish
 from telemetry.metrics.frames import claim_frame, job_frame, model_frame
 from telemetry.metrics.inventory import Survey, first_samples, labelled_units, survey
 from telemetry.metrics.options import Options
-from telemetry.metrics.partials import Partials
+from telemetry.metrics.partials import Files, Partials
 from telemetry.store import Store
 
 DAY_S = 86_400
@@ -96,6 +97,36 @@ def compute(
 
     options: by default what the configuration says.
     """
+    prepared = prepare(db, paths, jobs, bindings, config, counted_s, options=options)
+    partials = map_partials(
+        db, prepared.chunks, prepared.claims, prepared.options, prepared.counted_ms, progress or _silent
+    )
+    return complete(db, prepared, partials, config)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the partials of any chunk need, and the end of the summary. Small: claims and jobs, no samples."""
+
+    chunks: list[Files]
+    claims: pa.Table
+    jobs: pa.Table
+    counted: int
+    counted_ms: tuple[int, int]
+    options: Options
+
+
+def prepare(
+    db: duckdb.DuckDBPyConnection,
+    paths: Sequence[Path],
+    jobs: Sequence[Job],
+    bindings: Sequence[Binding],
+    config: Config,
+    counted_s: tuple[int, int] = ALWAYS,
+    *,
+    options: Options | None = None,
+) -> Prepared:
+    """Look through the files once: which GPUs there are, how often they were scraped, and whose they were."""
     options = options or Options.of(config.metrics)
     counted_ms = (counted_s[0] * 1000, counted_s[1] * 1000)
     chunks = split_files(paths)
@@ -103,10 +134,16 @@ def compute(
     attribution = attribute_jobs(db, paths, jobs, seen, bindings, config)
     first_ms = first_samples(db, paths, attribution.claims) if options.is_aligned_to_job else None
     claims = claim_frame(jobs, attribution, seen, first_ms)
-    partials = map_partials(db, chunks, claims, options, counted_ms, progress or _silent)
     frame = job_frame(jobs, attribution, seen, config.filters)
-    results = finish(db, partials, claims, model_frame(), frame, config)
-    return results, count(results, seen, partials)
+    return Prepared(chunks, claims, frame, seen.counted, counted_ms, options)
+
+
+def complete(
+    db: duckdb.DuckDBPyConnection, prepared: Prepared, partials: Partials, config: Config
+) -> tuple[Results, SummaryCounts]:
+    """Metrics from the merged partials of all chunks."""
+    results = finish(db, partials, prepared.claims, model_frame(), prepared.jobs, config)
+    return results, count(results, prepared.counted, partials)
 
 
 def attribute_jobs(
@@ -157,12 +194,12 @@ def load_bindings(store: Store, cluster: str, config: Config, since_s: int, unti
     return [Binding(**row) for row in rows.to_pylist() if row["origin"] in wanted]
 
 
-def count(results: Results, seen: Survey, partials: Partials) -> SummaryCounts:
+def count(results: Results, counted: int, partials: Partials) -> SummaryCounts:
     attributed = pc.sum(partials[BASE]["counted"]).as_py() or 0
     return SummaryCounts(
         jobs=results.jobs.num_rows,
         verdicts=Counter(str(verdict) for verdict in results.jobs["verdict"].to_pylist()),
         attributed_by=Counter(origin for origin in results.jobs["attributed_by"].to_pylist() if origin),
-        samples=seen.counted,
-        samples_without_job=seen.counted - attributed,
+        samples=counted,
+        samples_without_job=counted - attributed,
     )

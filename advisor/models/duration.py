@@ -41,8 +41,9 @@ _PARAMETERS: Mapping[str, Any] = {
     "cat_smooth": 30.0,
     "deterministic": True,
     "force_row_wise": True,
-    # The sums of a histogram depend on how rows are shared between threads: a fixed number makes them repeatable.
-    "num_threads": 2,
+    # The sums of a histogram depend on how rows are shared between threads: a fixed number makes them repeatable, and
+    # one is the fastest for trees this small, most of all on a busy machine.
+    "num_threads": 1,
     "verbosity": -1,
 }
 
@@ -178,18 +179,27 @@ def _vocabulary(values: pd.Series) -> tuple[str, ...]:
 def _choose_weights(
     text: str, vocabularies: Mapping[str, tuple[str, ...]], newest: Replay, fixed_rolling: float
 ) -> tuple[Weights, Weights]:
-    """For people and for the queue: the best of a grid; the lower rolling and last-runs weight where equal."""
+    """For people and for the queue, from a grid.
+
+    For people: of those within one standard error of the best (of the paired difference), the one that leans most on
+    the last runs (the one-SE rule, Breiman et al. 1984): where the model's gain could be chance, the simple estimate
+    is the safer one.
+    """
     model_s = DurationModel(text, vocabularies, _ONLY_MODEL, _ONLY_MODEL).predict(newest.features)
     last_s, log_actual = last_runs_s(newest.features), np.log(np.maximum(newest.duration_s, 1.0))
     grid = np.round(np.arange(0.0, 1.0 + WEIGHT_STEP / 2, WEIGHT_STEP), 10)
     rolling_choices = grid if fixed_rolling < 0 else [fixed_rolling]
     choices = [Weights(float(r), float(a)) for r, a in itertools.product(rolling_choices, grid) if r + a <= 1 + 1e-9]
-    point_errors, rank_errors = [], []
+    roots, ranks = [], []
     for weights in choices:
         predicted_s = clip_to_limit(blend(weights, model_s, newest.rolling_s, last_s), newest.features)
-        point_errors.append(round(float(np.mean(np.sqrt(np.abs(np.log(predicted_s) - log_actual)))), 9))
-        rank_errors.append(round(-np.nan_to_num(spearman(predicted_s, newest.duration_s)), 9))
-    return choices[int(np.argmin(point_errors))], choices[int(np.argmin(rank_errors))]
+        roots.append(np.sqrt(np.abs(np.log(predicted_s) - log_actual)))
+        ranks.append(round(float(np.nan_to_num(spearman(predicted_s, newest.duration_s))), 9))
+    losses = np.array(roots) - roots[int(np.argmin([np.mean(each) for each in roots]))]
+    is_near = losses.mean(axis=1) <= losses.std(axis=1) / math.sqrt(losses.shape[1])
+    near = [weights for weights, near_best in zip(choices, is_near, strict=True) if near_best]
+    point = max(near, key=lambda weights: (weights.last_runs, weights.rolling))
+    return point, choices[int(np.argmax(ranks))]
 
 
 def score_all(model: DurationModel | None, newest: Replay, before: Replay) -> dict[str, Scores]:
@@ -199,8 +209,9 @@ def score_all(model: DurationModel | None, newest: Replay, before: Replay) -> di
 
 
 def predictions_of(model: DurationModel | None, newest: Replay, before: Replay) -> dict[str, Floats]:
-    """Seconds by predictor: "almanac", its "ranking", its parts "rolling" and "model", and baselines that know `before`.
+    """Seconds by predictor: "almanac", its "ranking", its parts "rolling" and "model", and the baselines.
 
+    before: the jobs that the baselines know.
     Without a model "almanac" and "ranking" are the rolling estimate.
     """
     predictions = _baselines(newest, before)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +30,12 @@ from almanac.records import MemoryBound
 
 BUCKET_EDGES = (8, 13)
 """Evidence of fewer than 8 runs, of 8 to 12, and of more is calibrated apart."""
+SPREAD_EDGES = (0.1, 0.3)
+"""So is evidence whose runs agree (scale up to 10%), differ (up to 30%) or differ much.
+
+Without this the runs that agree would be judged by scores of those that do not: the bound is withheld where it is wide
+(MAX_FACTOR), so what is left to advise is no random sample of what was calibrated together.
+"""
 MAX_CASES_PER_GROUP = 200
 MAX_SCORES = 20_000
 ABOVE_CAPACITY_MIB = 1.0
@@ -40,16 +46,16 @@ CALIBRATED, STUDENT_T = "calibrated", "student-t"
 
 @dataclass(frozen=True)
 class Calibration:
-    """Sorted scores per class of evidence ("family/0" is scope and bucket); empty before anything is known."""
+    """Sorted scores per class of evidence ("family/0/2": scope, spread, runs); empty before anything is known."""
 
     scores: Mapping[str, tuple[float, ...]]
 
-    def multiplier(self, evidence: Evidence, risk: float) -> float | None:
-        """Of the class itself, else of its scope as a whole; None where neither has enough scores for this risk."""
-        own = self.scores.get(_class_of(evidence), ())
-        pooled = [value for name, values in self.scores.items() if name.startswith(evidence.scope) for value in values]
-        for scores in (own, sorted(pooled)):
-            quantile = conformal_quantile(scores, risk)
+    def multiplier(self, evidence: Evidence, config: AdviceSection) -> float | None:
+        """Of the class itself, else of all with this scope and spread; None where neither has enough scores."""
+        runs, spread = _class_of(evidence, config)
+        pooled = sorted(itertools.chain(*(values for name, values in self.scores.items() if name.startswith(spread))))
+        for scores in (self.scores.get(f"{spread}/{runs}", ()), pooled):
+            quantile = conformal_quantile(scores, config.risk)
             if quantile is not None:
                 return max(quantile, 0.0)
         return None
@@ -70,7 +76,7 @@ def bound_of(evidence: Evidence, calibration: Calibration | None, config: Advice
     number = len(evidence.peaks)
     if number < config.min_runs:
         return None
-    multiplier = calibration.multiplier(evidence, config.risk) if calibration else None
+    multiplier = calibration.multiplier(evidence, config) if calibration else None
     method = CALIBRATED
     if multiplier is None:
         if evidence.scope != FAMILY:
@@ -104,7 +110,8 @@ def calibrate(cases: Iterable[Case], config: AdviceSection) -> Calibration:
         if case.peak is None or len(case.evidence.peaks) < config.min_runs or case.evidence.censored_mib is not None:
             continue
         centre, scale = case.evidence.centre_and_scale(config.min_relative_spread)
-        scores.setdefault(_class_of(case.evidence), []).append((math.log(case.peak.need_mib) - centre) / scale)
+        runs, spread = _class_of(case.evidence, config)
+        scores.setdefault(f"{spread}/{runs}", []).append((math.log(case.peak.need_mib) - centre) / scale)
     return Calibration({name: tuple(sorted(values[-MAX_SCORES:])) for name, values in sorted(scores.items())})
 
 
@@ -131,8 +138,11 @@ def _first_of_arrays(cases: Iterable[Case], seen: set[tuple[str, str, int]]) -> 
         yield case
 
 
-def _class_of(evidence: Evidence) -> str:
-    return f"{evidence.scope}/{bisect_right(BUCKET_EDGES, len(evidence.peaks))}"
+def _class_of(evidence: Evidence, config: AdviceSection) -> tuple[int, str]:
+    """The bucket of the number of runs, and scope and bucket of their spread, such as (2, "family/0")."""
+    _, scale = evidence.centre_and_scale(config.min_relative_spread)
+    spread = bisect_left(SPREAD_EDGES, scale)
+    return bisect_right(BUCKET_EDGES, len(evidence.peaks)), f"{evidence.scope}/{spread}"
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ MAX_GROWTH = math.log(2)
 _ENDED_WELL = ("COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED")
 
 FAMILY, SHAPE = "family", "shape"
+NAMELESS = ("", "-")
+"""Keys of jobs whose name is unknown or empty: they are no family."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,8 @@ class PeakStore:
 
     def evidence(self, job: Submission, now_s: int) -> Evidence:
         """Of the user's family; where that has fewer than min_runs peaks, of the user's jobs of the same GPU count."""
+        if job.name_key in NAMELESS:
+            return Evidence((), FAMILY, now_s)
         family = self._newest(self._family(job), now_s, FAMILY)
         if len(family.peaks) >= self._config.min_runs:
             return family
@@ -137,7 +141,7 @@ class PeakStore:
         return shape if len(shape.peaks) >= self._config.min_runs else family
 
     def _family(self, job: Submission) -> tuple[object, ...]:
-        return (job.user, job.name_key)
+        return (job.user, job.name_key, job.gpu_count)
 
     def _shape(self, job: Submission) -> tuple[object, ...]:
         return (job.user, job.gpu_count)

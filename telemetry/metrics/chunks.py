@@ -31,22 +31,22 @@ _ALL_TIME = (-(2**53), 2**53)
 _STORED = re.compile(r"date=(\d{4}-\d\d-\d\d)/(\d\d)(\d\d)\.parquet")
 
 
-def split_files(paths: Sequence[Path], rows_per_chunk: int = ROWS_PER_CHUNK) -> list[Files]:
+def split_files(paths: Sequence[Path]) -> list[Files]:
     """Chunks of files in time order, none across midnight. Files that are not the store's are one chunk, unsorted."""
     stored = sorted((start, path) for path in paths if (start := _stored_hour_ms(path)) is not None)
     others = [path for path in paths if _stored_hour_ms(path) is None]
     if others:
         return [Files(tuple(paths), *_ALL_TIME, is_sorted=False)]
-    return list(_chunks(stored, rows_per_chunk))
+    return list(_chunks(stored))
 
 
-def _chunks(stored: Sequence[tuple[int, Path]], rows_per_chunk: int) -> Iterator[Files]:
+def _chunks(stored: Sequence[tuple[int, Path]]) -> Iterator[Files]:
     for _, of_day in groupby(stored, key=lambda item: item[0] // _DAY_MS):
         chunk: list[tuple[int, Path]] = []
         rows = 0
         for start_ms, path in of_day:
             more = pq.read_metadata(path).num_rows
-            if chunk and rows + more > rows_per_chunk:
+            if chunk and rows + more > ROWS_PER_CHUNK:
                 yield _files(chunk)
                 chunk, rows = [], 0
             chunk.append((start_ms, path))

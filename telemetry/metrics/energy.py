@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from telemetry.metrics.family import ON, Family, neighbour, starts_anew
+from telemetry.metrics.family import Family, claimed, neighbour, starts_anew
 from telemetry.metrics.options import Options
+from telemetry.metrics.samples import Known
 from telemetry.schema import schema_of
 
 _SCHEMA = schema_of(
@@ -31,17 +32,17 @@ def _step(earlier: str, later: str) -> str:
     return f"CASE WHEN {later} >= {earlier} THEN {later} - {earlier} ELSE {later} END"
 
 
-def _query(options: Options) -> str:
+def _query(options: Options, known: Known) -> str:
     return f"""
 SELECT claim, min(time_ms) AS first_ms, max(time_ms) AS last_ms, arg_min(mj, time_ms) AS first_mj,
        arg_max(mj, time_ms) AS last_mj,
        coalesce(sum({_step("before_mj", "mj")}) FILTER (WHERE NOT is_first), 0) AS used_mj,
        count(*) FILTER (WHERE NOT is_first AND mj < before_mj) AS resets, count(*) AS n_energy,
        count(*) FILTER (WHERE is_first) - 1 + count(*) FILTER (WHERE NOT is_first AND time_ms <= before_ms) AS misplaced
-FROM (SELECT c.claim, c.hour, t.*, {starts_anew("before")} AS is_first
+FROM (SELECT c.claim, c.hour, t.*, {starts_anew("before", known)} AS is_first
       FROM (SELECT host, gpu, mig, time_ms, energy_mj AS mj, lag(energy_mj) OVER () AS before_mj,
-                   {neighbour("lag", "before")}
-            FROM samples WHERE energy_mj IS NOT NULL) t JOIN hourly c {ON})
+                   {neighbour("lag", "before", known)}
+            FROM samples WHERE energy_mj IS NOT NULL) t JOIN hourly c ON {claimed(known)})
 GROUP BY claim, hour"""
 
 

@@ -1,39 +1,50 @@
 """A family of metrics: one query over the samples of a few files, and an associative merge of its results.
 
-Queries read two relations: `samples` (telemetry, as t) and `hourly` (claims by the hour, as c), joined by JOIN.
+Queries read two relations: `samples` (telemetry, as t) and `hourly` (claims by the hour, as c), see `joined`.
 A merge reads `parts` (partials of any number of runs) and gives rows of the same columns, so that partials of hours
 become partials of a day, and those of days become those of a job, by the same words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from telemetry.metrics.options import Options
+from telemetry.metrics.samples import Known
 from telemetry.schema import schema_of
 
 HOUR_MS = 3_600_000
 
-ON = f"""
-  ON t.host = c.host AND t.gpu = c.gpu AND t.mig = c.mig AND t.time_ms // {HOUR_MS} = c.hour
+
+def claimed(known: Known) -> str:
+    """SQL: the condition under which a sample t belongs to an hour c of a claim.
+
+    Hosts and hours narrow the join to one candidate or two; a join on hosts alone would grow with jobs * samples.
+    """
+    mig = "c.mig = ''" if known.is_whole else "t.mig = c.mig"
+    return f"""t.host = c.host AND t.gpu = c.gpu AND t.time_ms // {HOUR_MS} = c.hour AND {mig}
  AND t.time_ms >= c.start_ms AND t.time_ms < c.end_ms"""
-JOIN = f"samples t JOIN hourly c {ON}"
-"""Hosts and hours narrow the join to one candidate or two; a join on hosts alone would grow with jobs * samples."""
 
 
-def neighbour(which: str, name: str) -> str:
+def joined(known: Known) -> str:
+    """SQL: samples t with their claims c."""
+    return f"samples t JOIN hourly c ON {claimed(known)}"
+
+
+def neighbour(which: str, name: str, known: Known) -> str:
     """SQL: who and when the sample before (lag) or after (lead) in file order is."""
-    columns = (("host", "host"), ("gpu", "gpu"), ("mig", "mig"), ("time_ms", "ms"))
+    columns = (("host", "host"), ("gpu", "gpu"), *(() if known.is_whole else (("mig", "mig"),)), ("time_ms", "ms"))
     return ", ".join(f"{which}({column}) OVER () AS {name}_{short}" for column, short in columns)
 
 
-def starts_anew(name: str) -> str:
+def starts_anew(name: str, known: Known) -> str:
     """SQL: whether the neighbour is of another GPU, hour or claim."""
+    mig = "" if known.is_whole else f"OR {name}_mig <> t.mig "
     return (
-        f"{name}_host IS DISTINCT FROM t.host OR {name}_gpu <> t.gpu OR {name}_mig <> t.mig "
+        f"{name}_host IS DISTINCT FROM t.host OR {name}_gpu <> t.gpu {mig}"
         f"OR {name}_ms // {HOUR_MS} <> c.hour OR {name}_ms < c.start_ms OR {name}_ms >= c.end_ms"
     )
 
@@ -70,21 +81,23 @@ class Family:
 
     name: str
     schema: pa.Schema
-    query: Callable[[Options], str]
+    query: Callable[[Options, Known], str]
     merge: str
     is_chained: bool = False
     only_full: bool = False
     only_aligned: bool = False
 
 
-def summing_family(name: str, key: str, columns: Sequence[Column], inner: Callable[[Options], str]) -> Family:
+def summing_family(
+    name: str, key: str, columns: Callable[[Known], list[Column]], inner: Callable[[Options, Known], str]
+) -> Family:
     """A family whose columns are aggregates of single samples: of the rows of `inner`, by their column `key`."""
-    made = ", ".join(f"{column.sql} AS {column.name}" for column in columns)
-    merged = ", ".join(f"{column.merge}({column.name}) AS {column.name}" for column in columns)
-    schema = schema_of({key: pa.int32(), **{column.name: column.kind for column in columns}})
-    return Family(
-        name,
-        schema,
-        lambda options: f"SELECT {key}, {made} FROM ({inner(options)}) GROUP BY {key}",
-        f"SELECT {key}, {merged} FROM parts GROUP BY {key}",
-    )
+    fixed = columns(Known())
+
+    def query(options: Options, known: Known) -> str:
+        made = ", ".join(f"{column.sql} AS {column.name}" for column in columns(known))
+        return f"SELECT {key}, {made} FROM ({inner(options, known)}) GROUP BY {key}"
+
+    merged = ", ".join(f"{column.merge}({column.name}) AS {column.name}" for column in fixed)
+    schema = schema_of({key: pa.int32(), **{column.name: column.kind for column in fixed}})
+    return Family(name, schema, query, f"SELECT {key}, {merged} FROM parts GROUP BY {key}")

@@ -6,13 +6,15 @@ Relations: base, energy, roofline (per claim), spatial, intensity (per job), cla
 from __future__ import annotations
 
 from almanac.config import Config
-from telemetry.metrics.base import PEAK_SPAN
+from telemetry.metrics.base import PEAK_SPAN, STEPS_PER_MIB
 from telemetry.metrics.catalogue import AVERAGED, PIPES
 from telemetry.metrics.histogram import BINS
 from telemetry.metrics.preallocation import preallocated_sql
 from telemetry.metrics.reasons import reasons_sql
 
 MEANS = tuple(counter.column for counter in AVERAGED)
+
+MS_PER_HOUR = 3_600_000
 # Sums of floating point numbers in a fixed order: results do not depend on the number of threads.
 BY_UNIT = "ORDER BY host, gpu, mig"
 
@@ -48,9 +50,10 @@ FROM raw"""
 
 
 def _raw() -> str:
-    # n * sum(xy) - sum(x) * sum(y) by n * sum(xx) - sum(x) ** 2, of hours since the start and MiB.
-    spread = "nullif(b.n_hbm_used_mib * b.sum_hh - b.sum_h * b.sum_h, 0)"
-    slope = f"(b.n_hbm_used_mib * b.sum_h_mib - b.sum_h * b.sum_hbm_used_mib) / {spread}"
+    # (n * sum(tm) - sum(t) * sum(m)) / (n * sum(tt) - sum(t) ** 2) in whole numbers; from 1/64 MiB per ms to MiB/h.
+    number, time, memory = "b.n_hbm_used_mib::HUGEINT", "b.sum_t::HUGEINT", "b.sum_m::HUGEINT"
+    spread = f"nullif({number} * b.sum_tt::HUGEINT - {time} * {time}, 0)::DOUBLE"
+    slope = f"({number} * b.sum_tm::HUGEINT - {time} * {memory})::DOUBLE / {spread} * {MS_PER_HOUR / STEPS_PER_MIB!r}"
     return f"""
 SELECT c.job, j.job_id, j.submit_s, c.host, c.gpu, c.mig, c.gpu_model, c.hbm_capacity_mib, b.*,
        j.expected AS expected_samples, e.first_ms, e.last_ms, coalesce(e.n_energy, 0) AS n_energy,

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from telemetry.metrics.base import is_placed
 from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.family import JOIN, Family
+from telemetry.metrics.family import Family, joined
 from telemetry.metrics.options import Options
+from telemetry.metrics.samples import Known
 from telemetry.schema import schema_of
 
 DECADES_FROM = -3
@@ -35,14 +36,14 @@ def _bin(pipe: str) -> str:
     )
 
 
-def _query(options: Options) -> str:
+def _query(options: Options, known: Known) -> str:
     bins = [f"bin_{pipe}" for pipe in PIPES]
     sets = ", ".join(f"(job, {name})" for name in bins)
     pipe = " ".join(f"WHEN grouping({name}) = 0 THEN {number}" for number, name in enumerate(bins))
     return f"""
 SELECT * FROM (
   SELECT job, (CASE {pipe} END)::TINYINT AS pipe, coalesce({", ".join(bins)}) AS bin, count(*) AS samples
-  FROM (SELECT c.job, {", ".join(_bin(name) for name in PIPES)} FROM {JOIN} WHERE {is_placed()})
+  FROM (SELECT c.job, {", ".join(_bin(name) for name in PIPES)} FROM {joined(known)} WHERE {is_placed(known)})
   GROUP BY GROUPING SETS ({sets}))
 WHERE bin IS NOT NULL"""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from almanac.config import MetricsSection
 from telemetry.counters import COUNTER_COLUMNS
+from telemetry.metrics.samples import Known
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,11 @@ class Options:
     def of(cls, section: MetricsSection) -> Options:
         return cls(section.imbalance_counter, section.window_s * 1000, section.window_alignment == "job")
 
-    def activity_sql(self) -> str:
+    def activity_sql(self, known: Known) -> str:
         """The chosen counter of one sample. MIG instances have no GPU_UTIL: GR_ENGINE_ACTIVE stands in, as percent."""
         assert self.imbalance_counter in COUNTER_COLUMNS
         if self.imbalance_counter == "gpu_util_pct":
+            if known.is_whole:
+                return "t.gpu_util_pct::DOUBLE"
             return "(CASE WHEN t.mig = '' THEN t.gpu_util_pct ELSE 100 * t.gr_engine_active_frac END)::DOUBLE"
         return f"t.{self.imbalance_counter}::DOUBLE"

@@ -16,7 +16,7 @@ from telemetry.metrics.family import Family
 from telemetry.metrics.histogram import HISTOGRAM
 from telemetry.metrics.options import Options
 from telemetry.metrics.roofline import ROOFLINE
-from telemetry.metrics.samples import rows, run, source_sql
+from telemetry.metrics.samples import Known, rows, run, source_sql
 from telemetry.metrics.spatial import OPEN_WINDOWS, SPATIAL
 
 FAMILIES = (BASE, ENERGY, SPATIAL, OPEN_WINDOWS, ROOFLINE, HISTOGRAM)
@@ -27,6 +27,7 @@ _SQL_TYPES = {
     pa.int64(): "BIGINT",
     pa.float64(): "DOUBLE",
     pa.bool_(): "BOOLEAN",
+    pa.decimal128(38, 0): "DECIMAL(38, 0)",
 }
 _KEYS = ("host", "gpu", "mig", "time_ms")
 _HOURLY = """
@@ -89,10 +90,10 @@ def compute_partials(
     ):
         run(db, f"SET VARIABLE {name} = {value}::BIGINT")
     _open_samples(db, files, is_sorted=files.is_sorted)
-    found = _run(db, options)
+    found = _run(db, options, Known.of(files.paths) if files.is_sorted else Known())
     if files.is_sorted and any(_misplaced(table) for table in found.tables):
         _open_samples(db, files, is_sorted=False)
-        found = _run(db, options)
+        found = _run(db, options, Known())
     run(db, "DROP TABLE hourly")
     db.unregister("claims")
     return found
@@ -108,13 +109,13 @@ def merge_partials(db: duckdb.DuckDBPyConnection, parts: Iterable[Partials]) -> 
     )
 
 
-def _run(db: duckdb.DuckDBPyConnection, options: Options) -> Partials:
+def _run(db: duckdb.DuckDBPyConnection, options: Options, known: Known) -> Partials:
     tables = []
     for family in FAMILIES:
         if not wanted(family, options):
             tables.append(family.schema.empty_table())
             continue
-        found = _typed(db, family, family.query(options))
+        found = _typed(db, family, family.query(options, known))
         tables.append(_merged(db, family, found) if family.is_chained else found)
     return Partials(tuple(tables))
 
@@ -144,7 +145,7 @@ def _open_samples(db: duckdb.DuckDBPyConnection, files: Files, *, is_sorted: boo
     source = source_sql(files.paths)
     if not is_sorted:
         # Of samples given twice with different values the greater counts, whatever the order of the files.
-        counters = ", ".join(f"max({column}) AS {column}" for column in COUNTER_COLUMNS)
+        counters = ", ".join(f"max({column}) FILTER (NOT isnan({column})) AS {column}" for column in COUNTER_COLUMNS)
         keys = ", ".join(_KEYS)
         unique = f"SELECT {keys}, {counters} FROM {source} GROUP BY {keys} ORDER BY {keys}"
         run(db, f"CREATE TEMP TABLE sorted_samples AS {unique}")

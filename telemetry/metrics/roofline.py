@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from telemetry.metrics.base import is_compute, is_placed
 from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.family import ON, Family, neighbour, starts_anew
+from telemetry.metrics.family import Family, claimed, neighbour, starts_anew
 from telemetry.metrics.options import Options
+from telemetry.metrics.samples import Known
 from telemetry.schema import schema_of
 
 _SCHEMA = schema_of(
@@ -37,8 +38,8 @@ def _each(template: str) -> str:
     return ", ".join(template.format(p=pipe) for pipe in PIPES)
 
 
-def _query(options: Options) -> str:
-    classes = ", ".join(f"{is_compute(pipe)} AS {pipe}" for pipe in PIPES)
+def _query(options: Options, known: Known) -> str:
+    classes = ", ".join(f"{is_compute(pipe, known)} AS {pipe}" for pipe in PIPES)
     weights = _each(
         "coalesce(sum(weight) FILTER ({p}), 0) AS compute_ms_{p}, "
         "coalesce(sum(weight) FILTER ({p} IS NOT NULL), 0) AS known_ms_{p}, "
@@ -47,9 +48,9 @@ def _query(options: Options) -> str:
     return f"""
 SELECT claim, min(time_ms) AS first_ms, max(time_ms) AS last_ms, {weights},
        count(*) FILTER (weight IS NULL) - 1 + count(*) FILTER (weight <= 0) AS misplaced
-FROM (SELECT c.claim, c.hour, t.*, CASE WHEN NOT ({starts_anew("next")}) THEN (next_ms - time_ms)::INTEGER END AS weight
-      FROM (SELECT host, gpu, mig, time_ms, {classes}, {neighbour("lead", "next")}
-            FROM samples WHERE {is_placed()}) t JOIN hourly c {ON})
+FROM (SELECT c.claim, c.hour, t.*, CASE WHEN NOT ({starts_anew("next", known)}) THEN (next_ms - time_ms)::INTEGER END AS weight
+      FROM (SELECT host, gpu, mig, time_ms, {classes}, {neighbour("lead", "next", known)}
+            FROM samples WHERE {is_placed(known)}) t JOIN hourly c ON {claimed(known)})
 GROUP BY claim, hour"""
 
 

@@ -33,17 +33,18 @@ def source_sql(paths: Sequence[Path]) -> str:
 class Known:
     """What the footers of files say of their columns, so that queries need not ask of each sample.
 
-    complete: never null. absent: always null. fractions: never null and within 0..1.
+    complete: never null. absent: always null. fractions: never null and within 0..1. is_whole: no MIG instances.
     """
 
     complete: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
     fractions: frozenset[str] = frozenset()
+    is_whole: bool = False
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> Known:
         """By the statistics of every row group; a column without them is in none of the sets."""
-        bounds: dict[str, list[tuple[bool, bool, bool]]] = {field.name: [] for field in TELEMETRY}
+        bounds: dict[str, list[tuple[bool, bool, bool, bool]]] = {field.name: [] for field in TELEMETRY}
         for path in paths:
             footer = pq.read_metadata(path)
             for number in range(footer.num_row_groups):
@@ -52,23 +53,33 @@ class Known:
                 for name, judged in bounds.items():
                     judged.append(_judge(found.get(name)))
         held = {name: [all(flags) for flags in zip(*judged, strict=True)] for name, judged in bounds.items() if judged}
-        return cls(*(frozenset(name for name, flags in held.items() if flags[place]) for place in range(3)))
+        complete, absent, fractions, empty = (
+            frozenset(name for name, flags in held.items() if flags[place]) for place in range(4)
+        )
+        return cls(complete, absent, fractions, "mig" in empty)
 
     def count(self, column: str) -> str:
         """SQL: how many samples have the column."""
+        if column in self.absent:
+            return "0"
         return "count(*)" if column in self.complete else f"count({column})"
 
+    def total(self, column: str) -> str:
+        """SQL: the sum of the column."""
+        return "NULL" if column in self.absent else f"sum({column}::DOUBLE)"
 
-def _judge(chunk: Any) -> tuple[bool, bool, bool]:
-    """Whether a column chunk is complete, absent, and complete within 0..1."""
+
+def _judge(chunk: Any) -> tuple[bool, bool, bool, bool]:
+    """Whether a column chunk is complete, absent, complete within 0..1, and complete with empty text only."""
     if chunk is None:
-        return False, True, False
+        return False, True, False, False
     held = chunk.statistics
     if held is None or not held.has_null_count:
-        return False, False, False
+        return False, False, False, False
     complete = held.null_count == 0
-    within = complete and held.has_min_max and isinstance(held.min, float) and 0 <= held.min and held.max <= 1
-    return complete, held.null_count == chunk.num_values, within
+    bounded = complete and held.has_min_max
+    within = bounded and isinstance(held.min, float) and held.min >= 0 and held.max <= 1
+    return complete, held.null_count == chunk.num_values, within, bounded and held.min == held.max == ""
 
 
 def rows(db: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, Any] | None = None) -> pa.Table:

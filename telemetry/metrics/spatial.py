@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from telemetry.metrics.family import JOIN, Family
+from telemetry.metrics.family import Family, joined
 from telemetry.metrics.options import Options
+from telemetry.metrics.samples import Known
 from telemetry.schema import schema_of
 
 _SCHEMA = schema_of({"job": pa.int32(), "windows": pa.int64(), "active_windows": pa.int64(), "ratio_sum": pa.float64()})
@@ -22,13 +23,13 @@ FROM (SELECT job, opened_ms, sum(total) AS whole, max(total) AS highest FROM {to
 GROUP BY job"""
 
 
-def _totals(options: Options) -> str:
+def _totals(options: Options, known: Known) -> str:
     """TC of each claim and window. Windows of UTC minutes never cross files; those aligned to a job's start do."""
     width = options.window_ms
     opened = f"(t.time_ms - c.offset_ms) // {width} * {width} + c.offset_ms"
     return f"""
-SELECT c.job, c.claim, {opened} AS opened_ms, sum({options.activity_sql()}) AS total
-FROM {JOIN} WHERE {options.activity_sql()} IS NOT NULL GROUP BY ALL"""
+SELECT c.job, c.claim, {opened} AS opened_ms, sum({options.activity_sql(known)}) AS total
+FROM {joined(known)} WHERE {options.activity_sql(known)} IS NOT NULL GROUP BY ALL"""
 
 
 def _is_closed(options: Options) -> str:
@@ -38,12 +39,12 @@ def _is_closed(options: Options) -> str:
     return f"opened_ms >= getvariable('files_from_ms') AND {closed_ms} <= getvariable('files_until_ms')"
 
 
-def _closed(options: Options) -> str:
-    return FOLD.format(totals=f"(SELECT * FROM ({_totals(options)}) WHERE {_is_closed(options)})")
+def _closed(options: Options, known: Known) -> str:
+    return FOLD.format(totals=f"(SELECT * FROM ({_totals(options, known)}) WHERE {_is_closed(options)})")
 
 
-def _open(options: Options) -> str:
-    return f"SELECT * FROM ({_totals(options)}) WHERE NOT ({_is_closed(options)})"
+def _open(options: Options, known: Known) -> str:
+    return f"SELECT * FROM ({_totals(options, known)}) WHERE NOT ({_is_closed(options)})"
 
 
 _MERGE = """

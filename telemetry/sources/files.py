@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from almanac.records import Counts
+import pyarrow as pa
+
+from almanac.config import Tier
+from almanac.records import Counts, Request
+from almanac.tiers import requested_tier
 from telemetry.schema import TABLES
 from telemetry.sources.base import Batch
 from telemetry.sources.blocks import open_columns, read_blocks
@@ -25,10 +29,18 @@ class FileSource:
     """
 
     def __init__(
-        self, path: Path, kind: Kind, layout: str | None = None, *, clock: Callable[[], float] = time.time
+        self,
+        path: Path,
+        kind: Kind,
+        layout: str | None = None,
+        *,
+        tiers: Sequence[Tier] = (),
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """tiers: what a job's request is matched against, where the file does not name its tier."""
         self.name = f"file:{path.name}"
         self._path, self._kind, self._layout, self._clock = path, kind, layout, clock
+        self._tiers = tiers
 
     def layout(self) -> Layout:
         """How the file is read. Raises FileFormatError."""
@@ -45,10 +57,24 @@ class FileSource:
         counts = Counts()
         for block in read_blocks(columns, layout.needed(columns.names), _BLOCK_ROWS[self._kind], counts):
             if self._kind == "jobs":
-                rows = read_jobs(block, layout, since_s, until_s, latest_s, counts)
+                rows = _with_tiers(read_jobs(block, layout, since_s, until_s, latest_s, counts), self._tiers)
             else:
                 rows = read_telemetry(block, layout, span, counts)
             yield Batch(self._kind, rows, counts)
             counts = Counts()
         if counts.seen:
             yield Batch(self._kind, TABLES[self._kind].schema.empty_table(), counts)
+
+
+def _with_tiers(rows: pa.Table, tiers: Sequence[Tier]) -> pa.Table:
+    """The tier that each row's constraint, GPU type or partition asks for, where the row names none."""
+    if not tiers:
+        return rows
+    columns = ("tier", "constraints", "gpu_type", "partition")
+    names = []
+    for known, constraints, gpu_type, partition in zip(*(rows[c].to_pylist() for c in columns), strict=True):
+        request = Request(user="", constraints=constraints or "", gpu_type=gpu_type or "", partition=partition or "")
+        tier = None if known else requested_tier(request, tiers)
+        names.append(known or (tier.name if tier else None))
+    place = rows.schema.get_field_index("tier")
+    return rows.set_column(place, rows.schema.field(place), pa.array(names, pa.string()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 
 from advisor.evaluation import evaluate
 from advisor.features import ended_jobs, submission_of
-from advisor.models.duration import Weights, blend
+from advisor.models.duration import CATEGORIES, Weights, blend, encode
 from advisor.models.rolling import RollingEstimator, decayed_mean
+from advisor.replay import replay_durations
 from advisor.scores import score
 from advisor.service import advise, train
 from almanac.config import Config, Rolling
@@ -24,6 +26,7 @@ from almanac.records import Request
 NOW_S = 1_750_000_000
 DATA = Path(os.environ.get("ALMANAC_SHARED_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
+OURS = ("almanac", "ranking", "rolling", "model")
 
 
 def estimator(history: pd.DataFrame, rolling: Rolling) -> RollingEstimator:
@@ -96,7 +99,7 @@ def test_scores_by_hand() -> None:
 
 def test_a_trained_model_beats_the_simple_baselines(site_history: pd.DataFrame, config: Config) -> None:
     scores = evaluate(site_history, config)
-    simple = [scores[name].median_abs_log_error for name in scores if name not in ("almanac", "rolling", "model")]
+    simple = [scores[name].median_abs_log_error for name in scores if name not in OURS]
     assert scores["almanac"].median_abs_log_error <= min(value for value in simple if value == value) * 1.05
     assert scores["almanac"].spearman > 0.6
 
@@ -106,6 +109,25 @@ def test_training_twice_gives_the_same_model(site_history: pd.DataFrame, config:
     assert first.model is not None
     assert second.model is not None
     assert first.model.model_text == second.model.model_text
+
+
+def test_the_order_of_rows_does_not_matter(site_history: pd.DataFrame, config: Config) -> None:
+    shuffled = site_history.sample(frac=1, random_state=4).reset_index(drop=True)
+    assert train(shuffled, config, NOW_S) == train(site_history, config, NOW_S)
+
+
+def test_a_value_that_training_did_not_see_is_missing_to_the_model(site_history: pd.DataFrame) -> None:
+    features = replay_durations(site_history, Rolling()).features.head(2).assign(user=["u1", "stranger"])
+    codes = encode(features, {"user": ("u0", "u1")})[:, -len(CATEGORIES)]
+    assert codes[0] == 1
+    assert np.isnan(codes[1])
+
+
+def test_a_fixed_blend_is_kept(site_history: pd.DataFrame, config: Config) -> None:
+    fixed = dataclasses.replace(config, training=dataclasses.replace(config.training, blend=0.3))
+    model = train(site_history, fixed, NOW_S).model
+    assert model is not None
+    assert model.weights.rolling == model.rank_weights.rolling == 0.3
 
 
 def test_with_few_jobs_there_is_no_model_and_the_rolling_estimate_serves(history_of: History, config: Config) -> None:
@@ -175,13 +197,13 @@ def mason() -> pd.DataFrame:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(("load", "least"), [(helios, 0.50), (mason, 0.49)])
+@pytest.mark.parametrize(("load", "least"), [(helios, 0.52), (mason, 0.52)])
 def test_on_a_real_trace_ranks_and_errors_beat_the_baselines(
     load: Callable[[], pd.DataFrame], least: float, config: Config
 ) -> None:
     """Floors a little below what is measured; `make bench-predictors` holds the goals."""
     scores = evaluate(load(), config)
-    simple = [score for name, score in scores.items() if name not in ("almanac", "rolling", "model")]
-    assert scores["almanac"].spearman >= least
+    simple = [score for name, score in scores.items() if name not in OURS]
+    assert scores["ranking"].spearman >= least
     best = min(each.median_abs_log_error for each in simple if each.median_abs_log_error == each.median_abs_log_error)
     assert scores["almanac"].median_abs_log_error <= best

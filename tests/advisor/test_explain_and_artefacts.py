@@ -106,3 +106,20 @@ def test_a_model_file_that_was_altered_is_refused(site_history: pd.DataFrame, co
     path.write_text(path.read_text() + "\n")
     with pytest.raises(StoreError):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "../../etc", "20260101T000000Z/../x", "20990101T000000Z"])
+def test_a_pointer_to_no_version_is_refused(history_of: History, config: Config, tmp_path: Path, text: str) -> None:
+    save(train(history_of([{}] * 6), config, NOW_S), tmp_path)
+    (tmp_path / "duration" / "current").write_text(text)
+    with pytest.raises(StoreError):
+        load(tmp_path)
+
+
+def test_what_a_killed_training_left_behind_is_passed_over(history_of: History, config: Config, tmp_path: Path) -> None:
+    save(train(history_of([{}] * 6), config, NOW_S), tmp_path)
+    (tmp_path / "duration" / ".new-killed").mkdir()
+    (tmp_path / "duration" / ".new-killed" / "meta.json").write_text("{")
+    kept = load(tmp_path)
+    assert kept is not None
+    assert kept.jobs == 6

@@ -26,7 +26,7 @@ def often(rows: list[dict[str, Any]], wanted: Callable[[float], bool]) -> tuple[
     """User and name of the family of 80 GB requests with most measured runs, whose every peak is as wanted."""
     peaks: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        if row["tier"] == "hbm80g" and row["hbm_peak_mib"] is not None:
+        if row["tier"] == "hbm80g" and row["gpu_count"] == 4 and row["hbm_peak_mib"] is not None:
             peaks.setdefault((row["user"], row["name_key"]), []).append(row["hbm_peak_mib"])
     fitting = {family: values for family, values in peaks.items() if all(map(wanted, values))}
     family = max(fitting, key=lambda key: len(fitting[key]))
@@ -94,14 +94,14 @@ def test_a_user_who_asks_for_too_much_is_shown_the_smaller_tier(site: CommandLin
 
 def test_the_script_is_read_and_the_command_line_wins(site: CommandLine, rows: list[dict[str, Any]]) -> None:
     user, name = often(rows, lambda peak: peak < 28000)
-    script = f"#!/bin/bash\n#SBATCH -J {name.replace('#', '7')} --gpus=4\n#SBATCH -C gpu&hbm80g\nsrun x\n"
+    script = f"#!/bin/bash\n#SBATCH -J {name.replace('#', '7')} --gpus=2\n#SBATCH -C gpu&hbm80g\nsrun x\n"
     path = site.folder / "job.sh"
     path.write_text(script)
-    advice = site.json("advise", "--json", "--user", user, "--gpus=2", str(path))
-    assert advice["request"]["gpu_count"] == 2
+    advice = site.json("advise", "--json", "--user", user, "--gpus=4", str(path))
+    assert advice["request"]["gpu_count"] == 4
     assert advice["request"]["constraints"] == "gpu&hbm80g"
     assert advice["tier"]["tier"] == "hbm40g"
-    assert "hbm40g" in site("advise", "--user", user, "-", stdin=script)
+    assert "hbm40g" in site("advise", "--user", user, "--gpus=4", "-", stdin=script)
 
 
 def test_short_options_glued_to_their_value_are_sbatchs(site: CommandLine) -> None:
@@ -189,3 +189,25 @@ def test_a_broken_configuration_is_a_finding(site: CommandLine, tmp_path: Any) -
     done = site.raw("--config", str(config), "doctor")
     assert done.returncode == 1
     assert "did you mean 'advice'?" in done.stdout
+
+
+def test_metrics_that_a_killed_run_left_out_are_computed_by_the_next(site: CommandLine, tmp_path: Any) -> None:
+    """--no-summary stands for a run that was killed between storing and summarising."""
+    jobs = tmp_path / "jobs.csv"
+    columns = "job_id,user,submit_s,start_s,end_s,gpu_count,node_count,node_list,state,constraints\n"
+    jobs.write_text(columns + "1,ann,1750000000,1750000000,1750001000,1,1,n1,COMPLETED,gpu&hbm80g\n")
+    store = ["--config", str(site.folder / "almanac.toml"), "--store", str(tmp_path / "s"), "-M", "c"]
+    assert site.raw(*store, "ingest", "--no-summary", "--jobs", str(jobs)).returncode == 0
+    shown = site.raw(*store, "jobs", "-a", "-S", "2025-01-01", "--json").stdout
+    assert "not summarised" in shown
+    assert '"tier": "hbm80g"' in shown
+    done = site.raw(*store, "ingest", "--jobs", str(jobs))
+    assert done.returncode == 0, done.stderr
+    assert "no telemetry" in site.raw(*store, "jobs", "-a", "-S", "2025-01-01", "--json").stdout
+
+
+def test_faults_of_rights_end_in_words(site: CommandLine) -> None:
+    done = site.raw("--store", "/proc/self/nothing", "-M", "c", "ingest")
+    assert done.returncode in (1, 4)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("almanac: ")

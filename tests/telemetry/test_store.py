@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from almanac.errors import SchemaVersionError, StoreError
+from almanac.records import Counts
+from telemetry.ingest import IngestResult, ingest
 from telemetry.schema import TABLES
+from telemetry.sources.base import Batch
 from telemetry.store import Store, WriteResult
 
 HOUR_MS = 3_600_000
@@ -227,3 +231,38 @@ def test_kill_9_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
     assert table.num_rows == 12 * 180 * 3
     assert np.array_equal(table["hbm_used_mib"].to_numpy(), (table["time_ms"].to_numpy() % 977).astype("float32"))
     assert not [name for _, _, names in os.walk(root) for name in names if name.startswith(".tmp-")]
+
+
+class Spans:
+    """A source whose batches reach their span's end."""
+
+    name = "spans"
+
+    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+        yield Batch("jobs", pa.table({"job_id": [since_s], "submit_s": [since_s]}), Counts(1, 1), until_s)
+
+
+def test_a_span_behind_a_gap_leaves_the_watermark_where_it_is(store: Store) -> None:
+    def read(since_s: int, until_s: int) -> int | None:
+        ingest(Spans(), store, "c", since_s, until_s, IngestResult("spans", since_s, until_s), lambda rows, at_s: None)
+        return store.watermark("spans", "c")
+
+    assert read(0, 1000) == 1000
+    assert read(500_000, 600_000) == 1000, "1000 to 500000 was never read"
+    assert read(900, 2000) == 2000
+
+
+def test_what_is_to_be_summarised_is_marked_before_it_is_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        ingest(Spans(), store, "c", 7000, 9000, IngestResult("spans", 7000, 9000), lambda rows, at_s: None)
+    assert store.pending_since("c") == 7000
+    monkeypatch.undo()
+    ingest(Spans(), store, "c", 200_000, 300_000, IngestResult("spans", 0, 0), lambda rows, at_s: None)
+    assert store.pending_since("c") == 7000
+    store.set_pending("c", None)
+    ingest(Spans(), store, "c", 200_000, 300_000, IngestResult("spans", 0, 0), lambda rows, at_s: None)
+    assert store.pending_since("c") is None, "nothing changed"

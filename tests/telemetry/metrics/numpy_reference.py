@@ -1,0 +1,190 @@
+"""The job metrics once more, written from docs/formulas.md in plain loops: no code in common with the engine.
+
+A frame holds telemetry rows (pandas, NaN for missing). A job is (start_s, end_s, units), units being (host, gpu, mig).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+PIPES = ("fp64", "fp32", "fp16", "tensor")
+PEAKS = {"fp64": 9.7e12, "fp32": 19.5e12, "fp16": 78e12, "tensor": 312e12}
+BANDWIDTH, CAPACITY_MIB = 1.555e12, 40960.0
+MEANS = (
+    "gpu_util_pct", "hbm_used_mib", "gr_engine_active_frac", "sm_active_frac", "fp64_active_frac", "fp32_active_frac",
+    "fp16_active_frac", "tensor_active_frac", "dram_active_frac", "power_w", "temp_c", "nvlink_tx_bytes_s",
+    "nvlink_rx_bytes_s", "pcie_tx_bytes_s", "pcie_rx_bytes_s",
+)  # fmt: skip
+
+
+def samples_of(frame: pd.DataFrame, unit: tuple[str, int, str], start_s: int, end_s: int) -> pd.DataFrame:
+    """One GPU's samples in [start_s, end_s), in time order, each once."""
+    host, gpu, mig = unit
+    mine = frame[(frame.host == host) & (frame.gpu == gpu) & (frame.mig == mig)]
+    mine = mine[(mine.time_ms >= start_s * 1000) & (mine.time_ms < end_s * 1000)]
+    return mine.sort_values("time_ms").drop_duplicates("time_ms")
+
+
+def mean(values: Any) -> float:
+    known = np.asarray(values, float)
+    known = known[~np.isnan(known)]
+    return math.fsum(known) / len(known) if len(known) else math.nan
+
+
+def temporal_imbalance(activity: np.ndarray) -> float:
+    known = activity[~np.isnan(activity)]
+    if not len(known):
+        return math.nan
+    if known.max() == 0:
+        return 0.0
+    return min(1.0, max(0.0, 1 - math.fsum(known) / (len(known) * known.max())))
+
+
+def energy_j(millijoule: np.ndarray) -> tuple[float, int]:
+    known = millijoule[~np.isnan(millijoule)]
+    if len(known) < 2:
+        return math.nan, 0
+    total, resets = 0.0, 0
+    for before, after in itertools.pairwise(known):
+        if after < before:
+            resets += 1
+            total += after
+        else:
+            total += after - before
+    return total / 1000, resets
+
+
+def growth(hours: np.ndarray, mib: np.ndarray) -> float:
+    known = ~np.isnan(mib)
+    if known.sum() < 2:
+        return math.nan
+    x, y = hours[known], mib[known]
+    x = x - x.mean()
+    return math.fsum(x * (y - y.mean())) / math.fsum(x * x)
+
+
+def classes(mine: pd.DataFrame) -> dict[str, tuple[int, int, int, int]]:
+    """Per pipe: ms right of the ridge, ms placed, samples right of the ridge, samples placed."""
+    placed = []
+    for row in mine.to_dict("records"):
+        fractions = [row[f"{pipe}_active_frac"] for pipe in PIPES]
+        known = [f for f in fractions if not math.isnan(f)]
+        dram = row["dram_active_frac"]
+        if math.isnan(dram) or dram > 1 or any(f > 1 for f in known) or not any(f > 0 for f in known):
+            continue
+        placed.append((row["time_ms"], fractions, dram))
+    found = {}
+    for number, pipe in enumerate(PIPES):
+        compute_ms = placed_ms = compute = number_placed = 0
+        for place, (time_ms, fractions, dram) in enumerate(placed):
+            if math.isnan(fractions[number]):
+                continue
+            weight = placed[place + 1][0] - time_ms if place + 1 < len(placed) else 0
+            right = dram == 0 or fractions[number] > dram
+            number_placed += 1
+            placed_ms += weight
+            compute += right
+            compute_ms += weight * right
+        found[pipe] = (compute_ms, placed_ms, compute, number_placed)
+    return found
+
+
+def intensity_bins(mine: pd.DataFrame, pipe: str) -> np.ndarray:
+    counts = np.zeros(32, int)
+    for row in mine.to_dict("records"):
+        fractions = [row[f"{p}_active_frac"] for p in PIPES]
+        known = [f for f in fractions if not math.isnan(f)]
+        active, dram = row[f"{pipe}_active_frac"], row["dram_active_frac"]
+        if math.isnan(dram) or dram > 1 or any(f > 1 for f in known) or math.isnan(active) or active <= 0 or dram <= 0:
+            continue
+        intensity = active * PEAKS[pipe] / (dram * BANDWIDTH)
+        counts[1 + min(30, max(-1, math.floor((math.log10(intensity) + 3) * 5)))] += 1
+    return counts
+
+
+def spatial_imbalance(activity: list[tuple[np.ndarray, np.ndarray]], width_ms: int, offset_ms: int = 0) -> float:
+    """activity: times and values of each GPU. Windows of width_ms from offset_ms on."""
+    gpus = len(activity)
+    if gpus < 2:
+        return math.nan
+    windows: dict[int, list[float]] = {}
+    for number, (times, values) in enumerate(activity):
+        for time_ms, value in zip(times, values, strict=True):
+            if not math.isnan(value):
+                totals = windows.setdefault((time_ms - offset_ms) // width_ms, [0.0] * gpus)
+                totals[number] += value
+    each = [1 - math.fsum(totals) / (gpus * max(totals)) if max(totals) > 0 else 0.0 for totals in windows.values()]
+    if not each or all(max(totals) == 0 for totals in windows.values()):
+        return math.nan
+    return math.fsum(each) / len(each)
+
+
+def job_metrics(
+    frame: pd.DataFrame, start_s: int, end_s: int, units: list[tuple[str, int, str]], is_aligned_to_job: bool = False
+) -> dict[str, Any]:
+    """Every metric of a job on A100-40, whatever its coverage; NaN where there is nothing to compute it from."""
+    parts = [samples_of(frame, unit, start_s, end_s) for unit in units]
+    seen = [(unit, part) for unit, part in zip(units, parts, strict=True) if len(part)]
+    found: dict[str, Any] = {"samples": sum(len(part) for _, part in seen), "gpus_seen": len(seen)}
+    for counter in MEANS:
+        found[f"mean_{counter}"] = mean([mean(part[counter]) for _, part in seen])
+    util = [(part.time_ms.to_numpy(), part.gpu_util_pct.to_numpy(float)) for _, part in seen]
+    first_ms = min(int(times[0]) for times, _ in util)
+    found["spatial_imbalance"] = spatial_imbalance(util, 60_000, first_ms if is_aligned_to_job else 0)
+    found["temporal_imbalance"] = np.nanmax([temporal_imbalance(values) for _, values in util])
+    found["idle_gpus"] = [f"{u[0]}:{u[1]}" for (u, _), (_, values) in zip(seen, util, strict=True) if max(values) == 0]
+    _energy(found, seen)
+    _memory(found, seen, start_s)
+    _roofline(found, seen)
+    return found
+
+
+def _energy(found: dict[str, Any], seen: list[Any]) -> None:
+    energies, powers, resets = [], [], 0
+    for _, part in seen:
+        joule, fell = energy_j(part.energy_mj.to_numpy(float))
+        known = part[~part.energy_mj.isna()].time_ms
+        resets += fell
+        if not math.isnan(joule):
+            energies.append(joule)
+            powers.append(joule / ((known.iloc[-1] - known.iloc[0]) / 1000))
+    found["energy_j"] = math.fsum(energies) if energies else math.nan
+    found["energy_power_w"] = mean(powers)
+    found["energy_resets"] = resets
+
+
+def _memory(found: dict[str, Any], seen: list[Any], start_s: int) -> None:
+    peaks = [part.hbm_used_mib.max() for _, part in seen]
+    found["hbm_max_mib"] = np.nanmax(peaks)
+    times = [
+        part[part.hbm_used_mib == found["hbm_max_mib"]].time_ms.min()
+        for (_, part), peak in zip(seen, peaks, strict=True)
+        if peak == found["hbm_max_mib"]
+    ]
+    found["hbm_peak_ms"] = min(times)
+    found["hbm_growth_mib_h"] = np.nanmax(
+        [
+            growth((part.time_ms.to_numpy() - start_s * 1000) / 3.6e6, part.hbm_used_mib.to_numpy(float))
+            for _, part in seen
+        ]
+    )
+
+
+def _roofline(found: dict[str, Any], seen: list[Any]) -> None:
+    per_gpu = [classes(part) for _, part in seen]
+    moved = math.fsum(mean(part.dram_active_frac) * BANDWIDTH for _, part in seen)
+    found["hbm_bytes_s"] = moved
+    for pipe in PIPES:
+        compute_ms, placed_ms, compute, placed = np.sum([counts[pipe] for counts in per_gpu], axis=0)
+        found[f"compute_frac_{pipe}"] = compute_ms / placed_ms if placed_ms else math.nan
+        found[f"compute_sample_frac_{pipe}"] = compute / placed if placed else math.nan
+        found[f"class_{pipe}"] = None if not placed_ms else "compute" if 2 * compute_ms > placed_ms else "memory"
+        active = [mean(part[f"{pipe}_active_frac"]) for _, part in seen]
+        found[f"flops_{pipe}"] = math.fsum(a * PEAKS[pipe] for a in active)
+        found[f"intensity_{pipe}"] = found[f"flops_{pipe}"] / moved
+        found[f"intensity_bins_{pipe}"] = np.sum([intensity_bins(part, pipe) for _, part in seen], axis=0).tolist()
