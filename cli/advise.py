@@ -44,6 +44,8 @@ def command(app: App, user: str | None, as_json: bool, submission: tuple[str, ..
 
     Exit code 10: there is no evidence of the memory that this job needs, and no tier is advised.
     """
+    if not submission:
+        raise click.UsageError("nothing to advise on: give sbatch's options, a script, or `-`")
     request = read_request(app.visible_user(user), list(submission), app.now_s())
     advice = advise(app, request)
     if as_json:
@@ -54,7 +56,7 @@ def command(app: App, user: str | None, as_json: bool, submission: tuple[str, ..
         from advisor.explain import explain
 
         click.echo(explain(advice))
-    return NO_EVIDENCE if advice.tier.reason == "no evidence" else 0
+    return NO_EVIDENCE if advice.bound is None and request.gpu_count > 0 else 0
 
 
 def read_request(user: str, argv: list[str], now_s: int) -> Request:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,9 +62,9 @@ def command(app: App, folder: Path, seed: int) -> None:
     _step("4. Advice, before the next submission")
     _advise(demo)
     click.echo(f"\nThe demo took {time.monotonic() - started:.0f} s. Its site is in {folder}; look around with")
-    click.echo(f"  export ALMANAC_CONFIG={shlex.quote(str(folder / 'almanac.toml'))}")
-    click.echo(f"  export ALMANAC_STORE={shlex.quote(str(folder / 'store'))}")
-    click.echo("  almanac jobs -a -n 20")
+    click.echo(f"  export ALMANAC_CONFIG={shlex.quote(str(folder.resolve() / 'almanac.toml'))}")
+    click.echo(f"  export ALMANAC_STORE={shlex.quote(str(folder.resolve() / 'store'))}")
+    click.echo(f"  {shlex.quote(sys.argv[0])} jobs -a -n 20")
 
 
 def _prepare(folder: Path) -> App:

@@ -210,7 +210,8 @@ def show(outcome: dict[str, dict[str, Any]], summary: Any, as_json: bool) -> Non
                               "metrics": None if summary is None else summary.as_dict()}))  # fmt: skip
         return
     for name, item in outcome.items():
-        show_counts(name, item["result"].counts)
+        unit = "values" if "telemetry" in item["result"].written else "records"
+        show_counts(name, item["result"].counts, unit)
         for table, written in item["result"].written.items():
             click.echo(
                 f"  {table}: {format_count(written.added)} added, {format_count(written.replaced)} changed, "

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from almanac.units import format_count, format_duration, format_gib
+from almanac.errors import NotAllowedError
+from almanac.units import format_count, format_duration, format_gib, printable
 from cli.app import App
 from cli.ingest import moment
 from cli.output import json_text, show_table, write_separated
@@ -45,8 +46,8 @@ def command(
     You see your own jobs; operators see everybody's with -a or -u.
     """
     if allusers and not app.is_operator:
-        app.visible_user("everybody")
-    who = None if allusers else app.visible_user(user)
+        raise NotAllowedError(f"{app.caller} is no operator, and may see only their own jobs", "leave -a out")
+    who = None if allusers and not user else app.visible_user(user)
     since_s = moment(starttime or "now-30days", app.now_s())
     rows = load(app, who, since_s, moment(endtime, app.now_s()), parse_ids(job_ids))
     shown = rows[-limit:] if limit > 0 else rows
@@ -54,6 +55,9 @@ def command(
         click.echo(json_text(shown))
     elif parsable:
         write_separated(COLUMNS, shown, "|")
+    elif not shown:
+        since = dt.datetime.fromtimestamp(since_s or 0).strftime("%Y-%m-%d %H:%M")
+        click.echo(f"no GPU jobs of {printable(who or 'anybody')} submitted since {since}; see -S, -E, -a, -u, -M")
     else:
         _show(shown, len(rows))
 

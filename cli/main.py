@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import NoReturn
 
 import click
 
@@ -42,7 +43,8 @@ class LazyGroup(click.Group):
 
 EPILOG = """
 Exit codes: 0 done; 1 fault; 2 wrong usage or a submission that cannot be understood; 3 configuration; 4 store;
-5 source (Slurm, Prometheus, file); 6 not allowed; 7 nothing trained; 10 no evidence to advise from.
+5 source (Slurm, Prometheus, file); 6 not allowed; 7 nothing trained; 10 no evidence to advise from;
+130 stopped by Ctrl-C.
 """
 
 
@@ -56,6 +58,8 @@ Exit codes: 0 done; 1 fault; 2 wrong usage or a submission that cannot be unders
 @click.pass_context
 def cli(ctx: click.Context, config_path: str | None, store_path: str | None, cluster_name: str | None) -> None:
     """What GPU jobs really did, used for the next ones: advice at submit time for Slurm clusters."""
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
     ctx.obj = App(config_path, store_path, cluster_name)
 
 
@@ -63,9 +67,8 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line; every error ends in words and an exit code."""
     try:
         code = cli.main(args=argv, prog_name="almanac", standalone_mode=False)
-    except click.exceptions.Abort:
-        click.echo("almanac: stopped", err=True)
-        sys.exit(130)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        _stop()
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -78,12 +81,19 @@ def main(argv: list[str] | None = None) -> None:
         sys.stderr.close()
         sys.exit(141)
     except Exception as error:
+        if isinstance(error, RuntimeError) and "interrupted" in str(error):  # Ctrl-C within DuckDB
+            _stop()
         if os.environ.get("ALMANAC_DEBUG"):
             raise
         click.echo(f"almanac: {type(error).__name__}: {printable(str(error), 1000)}", err=True)
         click.echo("  to do: if this is no matter of rights or space, report it; ALMANAC_DEBUG=1 shows where", err=True)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stop() -> NoReturn:
+    click.echo("almanac: stopped", err=True)
+    sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def show_table(
 
     table: Table = Table(box=None, header_style="bold", title=title or None, title_justify="left", pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        table.add_column(column, justify="right" if column in right else "left", overflow="ellipsis", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
@@ -58,9 +58,9 @@ def _cell(value: Any) -> str:
     return "" if value is None else printable(str(value), 100_000)
 
 
-def show_counts(what: str, counts: Counts) -> None:
+def show_counts(what: str, counts: Counts, unit: str = "records") -> None:
     """What became of the records of a run, and one example of each kind that was dropped or lacks something."""
-    click.echo(f"{what}: {format_count(counts.seen)} records read, {format_count(counts.kept)} kept")
+    click.echo(f"{what}: {format_count(counts.seen)} {unit} read, {format_count(counts.kept)} kept")
     said = [(reason, number, "") for reason, number in sorted(counts.dropped.items())]
     said += [(note, number, "kept ") for note, number in sorted(counts.notes.items())]
     for reason, number, kept in said:

@@ -14,6 +14,7 @@ from almanac.config import Config, Tier
 from cli.main import cli
 from telemetry.counters import COUNTERS
 from telemetry.schema import SCHEMA_VERSION, TABLES
+from telemetry.sources.layouts import layouts
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Written by docs/generate.py; `make docs` writes it anew. -->\n"
@@ -75,6 +76,12 @@ def tables() -> str:
         lines.append(
             f"| `{c.column}` | {c.unit} | `{c.dcgm}` | {on} | {f'`{c.jobstats}`' if c.jobstats else ''} | {c.about} |"
         )
+    lines += ["", "## Files that can be imported\n", "`almanac ingest --jobs FILE` and `--telemetry FILE` take Parquet and "
+              "CSV; the layout is found from the columns, or named with `--layout`.\n",
+              "| layout | kind | needs the columns | about |", "|---|---|---|---|"]  # fmt: skip
+    for layout in layouts():
+        needs = ", ".join(f"`{column}`" for column in layout.requires)
+        lines.append(f"| `{layout.name}` | {layout.kind} | {needs} | {layout.about.replace('|', chr(92) + '|')} |")
     return "\n".join([*lines, ""])
 
 

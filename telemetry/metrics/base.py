@@ -55,11 +55,13 @@ def _samples(options: Options, known: Known) -> str:
     compute = ", ".join(f"{placed} AND {is_compute(pipe, known)} AS is_compute_{pipe}" for pipe in PIPES)
     whole = "" if known.is_whole else "t.mig = '' AND "
     busy = f"{whole}t.gpu_util_pct >= {BUSY_PCT}"
+    has_hbm = "" if "hbm_used_mib" in known.complete else " AND hbm_used_mib IS NOT NULL"
     return f"""
 SELECT c.claim, t.*, t.time_ms - c.start_ms AS elapsed_ms,
-       t.time_ms >= c.steady_from_ms AND t.time_ms < c.steady_until_ms AS is_steady,
+       t.time_ms >= c.steady_from_ms AND t.time_ms < c.steady_until_ms{has_hbm} AS is_steady,
        {options.activity_sql(known)} AS activity,
        round(hbm_used_mib::DOUBLE * {STEPS_PER_MIB})::BIGINT AS hbm_steps,
+       CASE WHEN hbm_used_mib IS NOT NULL THEN t.time_ms - c.start_ms END AS hbm_ms,
        {placed} AS is_placed, {compute}, {busy} AS is_busy, {_is_fault(busy, known)} AS is_fault
 FROM {joined(known)}"""
 
@@ -79,19 +81,19 @@ def _mean(counter: str, known: Known) -> list[Column]:
 
 
 def _classes(pipe: str, known: Known) -> list[Column]:
-    has_counter = "true" if f"{pipe}_active_frac" in known.complete else f"{pipe}_active_frac IS NOT NULL"
+    has_counter = "" if f"{pipe}_active_frac" in known.complete else f" AND {pipe}_active_frac IS NOT NULL"
     return [
-        number(f"n_known_{pipe}", f"count(*) FILTER (is_placed AND {has_counter})".replace(" AND true", "")),
-        number(f"n_compute_{pipe}", f"count(*) FILTER (is_compute_{pipe})"),
+        number(f"n_known_{pipe}", f"count_if(is_placed{has_counter})"),
+        number(f"n_compute_{pipe}", f"count_if(is_compute_{pipe})"),
     ]
 
 
-def _growth(where: str) -> list[Column]:
+def _growth(time: str) -> list[Column]:
     """Sums of a least-squares line of memory (1/64 MiB) over time (ms): whole numbers, so that no digit is lost."""
     exact = pa.decimal128(38, 0)
     return [
-        total("sum_t", f"sum(elapsed_ms) {where}", exact),
-        total("sum_tt", f"sum(elapsed_ms * elapsed_ms) {where}", exact),
+        total("sum_t", f"sum({time})", exact),
+        total("sum_tt", f"sum({time} * {time})", exact),
         total("sum_m", "sum(hbm_steps)", exact),
         total("sum_tm", "sum(elapsed_ms * hbm_steps)", exact),
     ]
@@ -100,18 +102,18 @@ def _growth(where: str) -> list[Column]:
 def _columns(known: Known) -> list[Column]:
     return [
         number("samples", "count(*)"),
-        number("counted", f"count(*) FILTER ({_COUNTED})"),
+        number("counted", f"count_if({_COUNTED})"),
         *(column for counter in AVERAGED for column in _mean(counter.column, known)),
         total("sum_activity", "sum(activity)"),
         number("n_activity", "count(activity)"),
         Column("max_activity", pa.float64(), "max(activity)", "max"),
         Column("hbm_peak_mib", pa.float64(), "max(hbm_used_mib)", "max"),
         Column("hbm_peak_key", pa.int64(), f"max({_PEAK_KEY})", "max"),
-        number("steady_samples", "count(hbm_used_mib) FILTER (is_steady)"),
-        Column("steady_low_mib", pa.float64(), "min(hbm_used_mib) FILTER (is_steady)", "min"),
-        *_growth("" if "hbm_used_mib" in known.complete else "FILTER (hbm_steps IS NOT NULL)"),
-        number("busy_samples", "count(*) FILTER (is_busy)"),
-        number("fault_samples", "count(*) FILTER (is_fault)"),
+        number("steady_samples", "count_if(is_steady)"),
+        Column("steady_low_mib", pa.float64(), "min(CASE WHEN is_steady THEN hbm_used_mib END)", "min"),
+        *_growth("elapsed_ms" if "hbm_used_mib" in known.complete else "hbm_ms"),
+        number("busy_samples", "count_if(is_busy)"),
+        number("fault_samples", "count_if(is_fault)"),
         *(column for pipe in PIPES for column in _classes(pipe, known)),
         Column("max_temp_c", pa.float64(), "max(temp_c)", "max"),
     ]

@@ -41,14 +41,16 @@ def _each(template: str) -> str:
 def _query(options: Options, known: Known) -> str:
     classes = ", ".join(f"{is_compute(pipe, known)} AS {pipe}" for pipe in PIPES)
     weights = _each(
-        "coalesce(sum(weight) FILTER ({p}), 0) AS compute_ms_{p}, "
-        "coalesce(sum(weight) FILTER ({p} IS NOT NULL), 0) AS known_ms_{p}, "
-        "bool_or({p}) FILTER (weight IS NULL) AS last_{p}"
+        "coalesce(sum(CASE WHEN {p} THEN weight END), 0) AS compute_ms_{p}, "
+        "coalesce(sum(CASE WHEN {p} IS NOT NULL THEN weight END), 0) AS known_ms_{p}, "
+        "bool_or(CASE WHEN weight IS NULL THEN {p} END) AS last_{p}"
     )
     return f"""
 SELECT claim, min(time_ms) AS first_ms, max(time_ms) AS last_ms, {weights},
-       count(*) FILTER (weight IS NULL) - 1 + count(*) FILTER (weight <= 0) AS misplaced
-FROM (SELECT c.claim, c.hour, t.*, CASE WHEN NOT ({starts_anew("next", known)}) THEN (next_ms - time_ms)::INTEGER END AS weight
+       count_if(weight IS NULL) - 1 + count_if(weight <= 0) AS misplaced
+FROM (SELECT c.claim, c.hour, t.*,
+             CASE WHEN NOT ({starts_anew("next", known)}) THEN (next_ms - time_ms)::INTEGER END
+                AS weight
       FROM (SELECT host, gpu, mig, time_ms, {classes}, {neighbour("lead", "next", known)}
             FROM samples WHERE {is_placed(known)}) t JOIN hourly c ON {claimed(known)})
 GROUP BY claim, hour"""

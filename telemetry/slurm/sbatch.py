@@ -16,6 +16,7 @@ from telemetry.slurm.options import Option, environment_options, parse_options, 
 _COUNT = re.compile(r"[0-9]{1,9}")
 _NODES = re.compile(r"([0-9]{1,9})([kKmM]?)(?:[-,:].*)?")
 _GPU_TERM = re.compile(r"(?:gres[:/])?gpu(?:[:/=].*)?")
+_GPU_NUMBER = re.compile(r"(?:[^:,]+:)?[0-9]{1,9}")
 _GPU_NONE = re.compile(r".*[:=]0+")
 
 Options = Mapping[str, Option]
@@ -161,6 +162,8 @@ def _per_task(options: Options) -> Gpus:
 def _typed(options: Options, name: str) -> Gpus:
     """ "2", "a100:2" or "a100:2,v100:1" as the options that name GPUs only take it."""
     value = _text(options, name)
+    if value and not all(_GPU_NUMBER.fullmatch(term) for term in value.split(",")):
+        raise _unreadable(options[name], "a number of GPUs, or TYPE:NUMBER")
     return _terms(options[name], [f"gpu:{term}" for term in value.split(",")]) if value else Gpus()
 
 
