@@ -76,7 +76,8 @@ def tables() -> str:
         lines.append(
             f"| `{c.column}` | {c.unit} | `{c.dcgm}` | {on} | {f'`{c.jobstats}`' if c.jobstats else ''} | {c.about} |"
         )
-    lines += ["", "## Files that can be imported\n", "`almanac ingest --jobs FILE` and `--telemetry FILE` take Parquet and "
+    lines += ["", "## Files that can be imported\n",
+              "`almanac ingest --jobs FILE` and `--telemetry FILE` take Parquet and "
               "CSV; the layout is found from the columns, or named with `--layout`.\n",
               "| layout | kind | needs the columns | about |", "|---|---|---|---|"]  # fmt: skip
     for layout in layouts():
