@@ -83,8 +83,8 @@ def _mean(counter: str, known: Known) -> list[Column]:
 def _classes(pipe: str, known: Known) -> list[Column]:
     has_counter = "" if f"{pipe}_active_frac" in known.complete else f" AND {pipe}_active_frac IS NOT NULL"
     return [
-        number(f"n_known_{pipe}", f"count_if(is_placed{has_counter})"),
-        number(f"n_compute_{pipe}", f"count_if(is_compute_{pipe})"),
+        number(f"n_known_{pipe}", f"count(*) FILTER (WHERE is_placed{has_counter})"),
+        number(f"n_compute_{pipe}", f"count(*) FILTER (WHERE is_compute_{pipe})"),
     ]
 
 
@@ -102,18 +102,18 @@ def _growth(time: str) -> list[Column]:
 def _columns(known: Known) -> list[Column]:
     return [
         number("samples", "count(*)"),
-        number("counted", f"count_if({_COUNTED})"),
+        number("counted", f"count(*) FILTER (WHERE {_COUNTED})"),
         *(column for counter in AVERAGED for column in _mean(counter.column, known)),
         total("sum_activity", "sum(activity)"),
         number("n_activity", "count(activity)"),
         Column("max_activity", pa.float64(), "max(activity)", "max"),
         Column("hbm_peak_mib", pa.float64(), "max(hbm_used_mib)", "max"),
         Column("hbm_peak_key", pa.int64(), f"max({_PEAK_KEY})", "max"),
-        number("steady_samples", "count_if(is_steady)"),
+        number("steady_samples", "count(*) FILTER (WHERE is_steady)"),
         Column("steady_low_mib", pa.float64(), "min(CASE WHEN is_steady THEN hbm_used_mib END)", "min"),
         *_growth("elapsed_ms" if "hbm_used_mib" in known.complete else "hbm_ms"),
-        number("busy_samples", "count_if(is_busy)"),
-        number("fault_samples", "count_if(is_fault)"),
+        number("busy_samples", "count(*) FILTER (WHERE is_busy)"),
+        number("fault_samples", "count(*) FILTER (WHERE is_fault)"),
         *(column for pipe in PIPES for column in _classes(pipe, known)),
         Column("max_temp_c", pa.float64(), "max(temp_c)", "max"),
     ]

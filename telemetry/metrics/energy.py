@@ -37,8 +37,8 @@ def _query(options: Options, known: Known) -> str:
 SELECT claim, min(time_ms) AS first_ms, max(time_ms) AS last_ms, max(CASE WHEN is_first THEN mj END) AS first_mj,
        arg_max(mj, time_ms) AS last_mj,
        coalesce(sum(CASE WHEN NOT is_first THEN {_step("before_mj", "mj")} END), 0) AS used_mj,
-       count_if(NOT is_first AND mj < before_mj) AS resets, count(*) AS n_energy,
-       count_if(is_first) - 1 + count_if(NOT is_first AND time_ms <= before_ms) AS misplaced
+       count(*) FILTER (WHERE NOT is_first AND mj < before_mj) AS resets, count(*) AS n_energy,
+       count(*) FILTER (WHERE is_first) - 1 + count(*) FILTER (WHERE NOT is_first AND time_ms <= before_ms) AS misplaced
 FROM (SELECT c.claim, c.hour, t.*, {starts_anew("before", known)} AS is_first
       FROM (SELECT host, gpu, mig, time_ms, energy_mj AS mj, lag(energy_mj) OVER () AS before_mj,
                    {neighbour("lag", "before", known)}

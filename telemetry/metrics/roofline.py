@@ -47,7 +47,7 @@ def _query(options: Options, known: Known) -> str:
     )
     return f"""
 SELECT claim, min(time_ms) AS first_ms, max(time_ms) AS last_ms, {weights},
-       count_if(weight IS NULL) - 1 + count_if(weight <= 0) AS misplaced
+       count(*) FILTER (WHERE weight IS NULL) - 1 + count(*) FILTER (WHERE weight <= 0) AS misplaced
 FROM (SELECT c.claim, c.hour, t.*,
              CASE WHEN NOT ({starts_anew("next", known)}) THEN (next_ms - time_ms)::INTEGER END
                 AS weight
