@@ -93,7 +93,7 @@ def read_runs(path: Path) -> list[Run]:
         first, last = (getattr(pc, side)(mine["timestamp"]).as_py() for side in ("min", "max"))
         nodes = tuple(sorted(str(node) for node in pc.unique(mine["node"]).to_pylist()))
         gpus = mine.group_by(["node", "gpu"]).aggregate([]).num_rows
-        found.append((math.floor(first), math.floor(last) + 1, name, nodes, gpus))
+        found.append((math.floor(first), math.floor(last) + 1, str(name), nodes, gpus))
     return [
         Run(job_id, name, nodes, gpus, start_s, end_s)
         for job_id, (start_s, end_s, name, nodes, gpus) in enumerate(sorted(found), 1)
