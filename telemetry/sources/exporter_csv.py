@@ -11,12 +11,12 @@ from telemetry.counters import COUNTERS, Counter
 FILES = {"almanac-counters.csv": False, "almanac-counters-basic.csv": True}
 """The files of slurm_hooks/exporter, and whether each leaves out the profiling fields."""
 
-_HEAD = """# What almanac reads of dcgm-exporter: `dcgm-exporter --collectors FILE`. This list replaces the exporter's own.
+_HEAD = """# What almanac reads of dcgm-exporter (--collectors FILE). This list replaces the exporter's own.
 # Written by docs/generate.py from telemetry/counters.py; docs/admin.md says how to install it.
 # DCGM field, Prometheus metric type, help message
 """
 _DRIVER = "# From the driver: every GPU that DCGM supports"
-_PROFILING = "# Profiling fields: data-centre GPUs from Volta on, with CAP_SYS_ADMIN; what a GPU does not have is skipped"
+_PROFILING = "# Profiling fields: data-centre GPUs from Volta on, and CAP_SYS_ADMIN; what a GPU lacks is skipped"
 
 
 def csv_line(counter: Counter) -> str:
