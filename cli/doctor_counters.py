@@ -43,7 +43,9 @@ def _overview(status: PrometheusStatus) -> Check:
     instances = f" and {status.instances} MIG instances" if status.instances else ""
     complete = sum(counter.present == counter.expected for counter in status.counters)
     said = f"{status.gpus} GPUs{instances} on {status.hosts} hosts, scrape interval {interval}"
-    return Check(NAME, "ok", f"{said}, {complete} of {len(status.counters)} counters on all of them")
+    shares = {c.counter.column: {"gpus_with": c.present, "gpus": c.expected} for c in status.counters}
+    return Check(NAME, "ok", f"{said}, {complete} of {len(status.counters)} counters on all of them",
+                 details={"counters": shares})  # fmt: skip
 
 
 def _nothing(nothing: Nothing, silent: Sequence[Silence], config: Prometheus) -> Check:

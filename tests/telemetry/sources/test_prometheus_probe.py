@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +27,7 @@ from telemetry.sources.prometheus_probe import Group, PrometheusStatus, Silence,
 
 pytestmark = pytest.mark.cluster
 
+ROOT = Path(__file__).parents[3]
 NOW_S = 1_790_000_000
 METRICS = {counter.column: counter.dcgm for counter in COUNTERS}
 A100, L4 = "NVIDIA A100-SXM4-40GB", "NVIDIA L4"
@@ -34,7 +38,7 @@ History = dict[str, list[tuple[Labels, np.ndarray, np.ndarray]]]
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[3] / "benchmarks" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -247,6 +251,52 @@ def test_what_jobstats_exporter_never_has_is_said_once(tmp_path: Path) -> None:
         checks = findings(probe(Prometheus(url=url, exporter="jobstats"), clock=lambda: NOW_S), exporter="jobstats")
     assert [check.status for check in checks] == ["ok", "warn"]
     assert "fp64_active_frac" in checks[1].said and "energy_mj" in checks[1].said
+
+
+@contextmanager
+def exporter(collectors: Path) -> Iterator[str]:
+    """The address of a small dcgm-exporter of two busy GPUs, whose counters are those of its --collectors file."""
+    lines = [line for line in collectors.read_text().splitlines() if line.startswith("DCGM_")]
+    text = ""
+    for name, kind, about in (line.split(", ", 2) for line in lines):
+        text += f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
+        text += "".join(f'{name}{{gpu="{gpu}",Hostname="n1",modelName="{A100}"}} 60\n' for gpu in range(2))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("name", "off"), [("almanac-counters.csv", 0), ("almanac-counters-basic.csv", 11)])
+def test_an_exporter_with_our_list_is_scraped_and_nothing_of_the_list_is_off(
+    tmp_path: Path, name: str, off: int
+) -> None:
+    with exporter(ROOT / "slurm_hooks" / "exporter" / name) as address:
+        with LOCAL.LocalPrometheus(tmp_path, scrapes=[address]) as server:
+            for _ in range(300):
+                status = probe(Prometheus(url=server.url))
+                if status.scrape_interval_s:
+                    break
+                time.sleep(0.1)
+            checks = findings(status)
+    assert (status.gpus, status.hosts) == (2, 1)
+    assert checks[0].details["counters"]["energy_mj"] == {"gpus_with": 2, "gpus": 2}
+    assert len(checks) == 1 + off
+    assert all("DCGM_FI_PROF_" in check.said and " is off on all 2 GPUs" in check.said for check in checks[1:])
 
 
 def test_a_selector_that_is_no_promql_is_told(url: str) -> None:
