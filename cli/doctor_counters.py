@@ -112,18 +112,20 @@ def _where(status: CounterStatus) -> str:
 def _lost(status: CounterStatus) -> tuple[str, ...]:
     """Job metrics that are null without it. On MIG instances GR_ENGINE_ACTIVE stands in for GPU_UTIL."""
     from telemetry.counters import COUNTERS
+    from telemetry.metrics.catalogue import JOB_METRICS
 
     lost = status.counter.feeds
     lacking = [group for group, (present, expected) in status.units.items() if present < expected]
     if status.counter.column == "gr_engine_active_frac" and any(group.is_mig for group in lacking):
         lost = next(counter.feeds for counter in COUNTERS if counter.column == "gpu_util_pct") + lost
-    return (*lost, f"mean_{status.counter.column}") if status.counter.column != "energy_mj" else lost
+    mean = f"mean_{status.counter.column}"
+    return (*lost, mean) if mean in JOB_METRICS.names else lost
 
 
 def _cost(status: CounterStatus) -> str:
-    if status.counter.column == "hbm_total_mib":
-        return "without it a GPU whose model name does not tell its memory has no capacity"
     lost = _lost(status)
+    if not lost:  # hbm_total_mib
+        return "without it a GPU whose model name does not tell its memory has no capacity"
     more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
     return f"without it {', '.join(lost[:_SHOWN])}{more} {'is' if len(lost) == 1 else 'are'} null"
 

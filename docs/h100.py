@@ -184,6 +184,7 @@ def page(path: Path) -> str:
         gpus=[row for row in gpus if row["job_id"] == uneven.job_id],
         power=energies,
         worst=max(runs, key=lambda run: abs(energies[run.name][0].difference)),
+        rare=max(abs(every_30s.difference) for _, _, every_30s in energies.values()),
     )
 
 
