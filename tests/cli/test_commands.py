@@ -228,3 +228,12 @@ def test_doctor_names_damaged_files_of_the_store(site: CommandLine, tmp_path: An
     (found,) = [finding for finding in findings if finding["name"] == "store files"]
     assert found["status"] == "fail"
     assert found["details"]["damaged"] == [{"path": str(damaged), "reason": "no whole Parquet file"}]
+
+
+def test_doctor_says_when_prometheus_is_not_reached(site: CommandLine, tmp_path: Any) -> None:
+    config = tmp_path / "almanac.toml"
+    config.write_text('[prometheus]\nurl = "http://127.0.0.1:9"\n')
+    done = site.raw("--config", str(config), "--store", str(site.folder / "store"), "doctor")
+    assert done.returncode == 1
+    assert "FAIL  Prometheus: Prometheus at http://127.0.0.1:9: asked once" in done.stdout
+    assert "GPU counters" not in done.stdout
