@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -9,7 +10,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -45,14 +46,14 @@ def _escaped(text: str) -> str:
 
 
 class LocalPrometheus:
-    """A server over `root`; used as a context manager it is stopped at the end."""
+    """A server over `root`; used as a context manager it is stopped at the end. scrapes: host:port of exporters."""
 
-    def __init__(self, root: Path, *options: str) -> None:
+    def __init__(self, root: Path, *options: str, scrapes: Sequence[str] = ()) -> None:
         binaries = find_binaries()
         if binaries is None:
             raise FileNotFoundError("prometheus and promtool are not installed (Debian: apt-get install prometheus)")
         self._prometheus, self._promtool = binaries
-        self._root, self._options = root, options
+        self._root, self._options, self._scrapes = root, options, scrapes
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port: int = free.getsockname()[1]
@@ -75,7 +76,10 @@ class LocalPrometheus:
     def __enter__(self) -> LocalPrometheus:
         self._root.mkdir(parents=True, exist_ok=True)
         config = self._root / "prometheus.yml"
-        config.write_text("global: {}\n")
+        # honor_labels: the exporter's own labels win over Prometheus' job and instance. JSON is YAML.
+        job = {"job_name": "dcgm", "honor_labels": True, "static_configs": [{"targets": list(self._scrapes)}]}
+        wanted = {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]} if self._scrapes else {"global": {}}
+        config.write_text(json.dumps(wanted) + "\n")
         with (self._root / "prometheus.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -11,8 +10,9 @@ import click
 from almanac.config import find_config
 from almanac.errors import AlmanacError
 from almanac.hardware import gpu_models
-from almanac.units import format_duration, printable
+from almanac.units import format_count, format_duration, printable
 from cli.app import App
+from cli.findings import Check
 from cli.ingest import configured_sources
 from cli.output import json_text
 
@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
 
 
-@dataclass(frozen=True)
-class Check:
-    """One finding; status is ok, warn or fail; todo is empty where it is ok."""
-
-    name: str
-    status: str
-    said: str
-    todo: str = ""
+_SHOWN = 5
+"""Damaged files that are named for a person; JSON has all."""
 
 
 @click.command("doctor")
@@ -89,8 +83,27 @@ def check_store(app: App) -> Iterator[Check]:
         yield Check("store", "warn", f"{store.root} holds no jobs yet", "run `almanac ingest`")
         return
     yield Check("store", "ok", f"{store.root} holds {', '.join(clusters)}")
+    yield from _check_files(store)
     for cluster in clusters:
         yield from _check_watermarks(app, store, cluster)
+
+
+def _check_files(store: Store) -> Iterator[Check]:
+    from telemetry.store_check import check_files
+
+    found = check_files(store)
+    if not found.damaged:
+        yield Check("store files", "ok", f"{format_count(found.files)} files, the footer of each is whole")
+        return
+    named = [f"{one.path.relative_to(store.root)} ({one.reason})" for one in found.damaged]
+    more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+    yield Check(
+        "store files",
+        "fail",
+        f"{len(named)} of {format_count(found.files)} cannot be read: {', '.join(named[:_SHOWN])}{more}",
+        "move each away and ingest its span again; where you may not read it, ask the store's owner",
+        {"damaged": [{"path": str(one.path), "reason": one.reason} for one in found.damaged]},
+    )
 
 
 def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
@@ -126,18 +139,12 @@ def check_prometheus(app: App) -> Iterator[Check]:
     if not app.config.prometheus.url:
         yield Check("Prometheus", "warn", "not configured", "set prometheus.url, or import telemetry files")
         return
-    from telemetry.sources.prometheus import probe
+    from cli.doctor_counters import check_counters
+    from telemetry.sources.prometheus_probe import probe
 
     status = probe(app.config.prometheus)
-    yield Check("Prometheus", "ok", f"version {status.version} answers")
-    if not status.gpus:
-        yield Check("GPU counters", "fail", "no GPU series in the last minutes",
-                    "check that dcgm-exporter runs and is scraped, and prometheus.selector")  # fmt: skip
-        return
-    interval = "unknown" if status.scrape_interval_s is None else f"{status.scrape_interval_s:g} s"
-    yield Check("GPU counters", "ok", f"{status.gpus} GPUs on {status.hosts} hosts, scrape interval {interval}")
-    for missing, setting in status.counters_missing.items():
-        yield Check("GPU counters", "warn", f"{missing} is missing", setting)
+    yield Check("Prometheus", "ok", f"version {status.version or 'unknown'} answers")
+    yield from check_counters(status, app.config.prometheus)
 
 
 def check_bindings(app: App) -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md, tables.md and cli.md in this folder from the code. `make docs` runs it."""
+"""Writes docs/configuration.md, tables.md and cli.md, and the exporter's CSVs, from the code. `make docs` runs it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from almanac.config import Config, Tier
 from cli.main import cli
 from telemetry.counters import COUNTERS
 from telemetry.schema import SCHEMA_VERSION, TABLES
+from telemetry.sources.exporter_csv import FILES, csv_text
 from telemetry.sources.layouts import layouts
 
 DOCS = Path(__file__).parent
+EXPORTER = DOCS.parent / "slurm_hooks" / "exporter"
 NOTE = "<!-- Written by docs/generate.py; `make docs` writes it anew. -->\n"
 
 
@@ -108,7 +110,9 @@ PAGES = {"configuration.md": configuration, "tables.md": tables, "cli.md": comma
 def main() -> None:
     for name, page in PAGES.items():
         (DOCS / name).write_text(page(), encoding="utf-8")
-    sys.stdout.write(f"wrote {', '.join(PAGES)}\n")
+    for name, is_basic in FILES.items():
+        (EXPORTER / name).write_text(csv_text(is_basic=is_basic), encoding="utf-8")
+    sys.stdout.write(f"wrote {', '.join([*PAGES, *FILES])}\n")
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ SELECT c.job, j.job_id, j.submit_s, c.host, c.gpu, c.mig, c.gpu_model, c.hbm_cap
        CASE WHEN e.n_energy > 1 THEN e.used_mj / (e.last_ms - e.first_ms) END AS raw_energy_power_w,
        {each("b.sum_{x} / nullif(b.n_{x}, 0) AS raw_{x}", tuple(m for m in MEANS if m != "gpu_util_pct"))},
        CASE WHEN c.mig = '' THEN b.sum_gpu_util_pct / nullif(b.n_gpu_util_pct, 0) END AS raw_gpu_util_pct,
-       CASE WHEN b.max_activity = 0 THEN 0.0
-            ELSE least(1.0, greatest(0.0, 1 - b.sum_activity / (b.n_activity * b.max_activity))) END AS raw_temporal,
+       CASE WHEN b.max_activity = 0 THEN 0.0 WHEN b.max_activity > 0
+            THEN least(1.0, greatest(0.0, 1 - b.sum_activity / (b.n_activity * b.max_activity))) END AS raw_temporal,
        CASE WHEN b.n_hbm_used_mib > 1 THEN {slope} END AS raw_growth,
        CASE WHEN b.hbm_peak_key IS NOT NULL
             THEN j.start_s * 1000 + ({PEAK_SPAN - 1} - b.hbm_peak_key % {PEAK_SPAN}) END AS hbm_peak_ms,

@@ -95,15 +95,9 @@ class UnusableSeriesError(ValueError):
 
 def identify(labels: Mapping[str, str], exporter: Exporter, host_suffix: str = "") -> Series:
     """The GPU, device and job that a series' labels name. Raises UnusableSeriesError."""
-    host = _first(labels, exporter.host_labels)
+    host = host_of(labels, exporter, host_suffix)
     index = _first(labels, exporter.gpu_labels)
     mig = labels.get(exporter.mig_label, "")
-    if not host:
-        raise UnusableSeriesError("no host label")
-    if exporter.name == "jobstats":
-        host = _without_port(host)
-    if not _HOST.fullmatch(host):
-        raise UnusableSeriesError("host label is no host name")
     if not index:
         raise UnusableSeriesError("no gpu label")
     if not re.fullmatch(r"[0-9]{1,5}", index) or int(index) > _MAX_GPU:
@@ -111,8 +105,25 @@ def identify(labels: Mapping[str, str], exporter: Exporter, host_suffix: str = "
     if not _MIG.fullmatch(mig):
         raise UnusableSeriesError("MIG label is no instance id")
     job_id, bad = parse_job_label(labels.get(exporter.job_label, ""))
-    gpu = Gpu(short_host(host, host_suffix), int(index), mig)
-    return Series(gpu, labels.get(exporter.uuid_label, ""), labels.get(exporter.model_label, ""), job_id, bad)
+    return Series(
+        Gpu(host, int(index), mig),
+        labels.get(exporter.uuid_label, ""),
+        labels.get(exporter.model_label, ""),
+        job_id,
+        bad,
+    )
+
+
+def host_of(labels: Mapping[str, str], exporter: Exporter, host_suffix: str = "") -> str:
+    """The host that a series' labels name, as Slurm has it. Raises UnusableSeriesError."""
+    host = _first(labels, exporter.host_labels)
+    if not host:
+        raise UnusableSeriesError("no host label")
+    if exporter.name == "jobstats":
+        host = _without_port(host)
+    if not _HOST.fullmatch(host):
+        raise UnusableSeriesError("host label is no host name")
+    return short_host(host, host_suffix)
 
 
 def _first(labels: Mapping[str, str], names: tuple[str, ...]) -> str:

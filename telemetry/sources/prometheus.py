@@ -1,14 +1,12 @@
-"""Raw samples of a Prometheus server as rows of the telemetry table, and what `almanac doctor` asks such a server."""
+"""Raw samples of a Prometheus server as rows of the telemetry table."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from almanac.config import Prometheus
 from almanac.errors import ServerError
@@ -20,7 +18,6 @@ from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus_queries import GpuQueries
 from telemetry.sources.prometheus_server import PrometheusServer, TooMuchError
 
-PROBE_S = 600
 _HOUR_S = 3600
 _FUTURE_S = 600
 """Prometheus refuses samples that are stamped further ahead than this (storage.tsdb, 10 minutes)."""
@@ -126,62 +123,3 @@ def _border(start_s: int, span_s: int) -> int:
         return (start_s // span_s + 1) * span_s
     hour_s, within_s = divmod(start_s, _HOUR_S)
     return hour_s * _HOUR_S + min((within_s // span_s + 1) * span_s, _HOUR_S)
-
-
-@dataclass(frozen=True)
-class PrometheusStatus:
-    """What a Prometheus server has of the GPUs in the last PROBE_S seconds.
-
-    counters_present: our columns. counters_missing: the exporter's name of each counter without a sample, and what to
-    change. scrape_interval_s is None where no GPU has two samples; version is empty where the server does not say.
-    """
-
-    version: str
-    hosts: int
-    gpus: int
-    counters_present: tuple[str, ...]
-    counters_missing: dict[str, str]
-    scrape_interval_s: float | None
-
-
-def probe(config: Prometheus, *, clock: Callable[[], float] = time.time) -> PrometheusStatus:
-    """Ask once, without retries, what is there. Raises ServerError where nothing answers, ConfigError."""
-    server = PrometheusServer(replace(config, retries=0), clock=clock)
-    queries = GpuQueries(server, EXPORTERS[config.exporter], config.selector)
-    version, end_s = server.version(), int(clock())
-    start_s = end_s - PROBE_S
-    try:
-        present = queries.present(start_s, end_s)
-        pivot = Pivot(queries.exporter, config.host_suffix, start_s * 1000, end_s * 1000, Counts())
-        for metric, counter in list(present.items())[:1]:
-            pivot.add(counter, queries.samples(metric, start_s, end_s))
-    except TooMuchError as error:
-        raise ServerError(
-            f"Prometheus at {server.address} refuses ten minutes of one counter: {error}",
-            "raise Prometheus' --query.max-samples and --query.timeout, or narrow prometheus.selector",
-        ) from error
-    gaps_s: npt.NDArray[np.float64] = pivot.median_gaps_s()
-    every = queries.exporter.counters()
-    return PrometheusStatus(
-        version=version,
-        hosts=len({gpu.host for gpu in pivot.gpus}),
-        gpus=len({(gpu.host, gpu.gpu) for gpu in pivot.gpus}),
-        counters_present=tuple(counter.column for counter in present.values()),
-        counters_missing={name: _remedy(name, every[name], config.exporter) for name in every if name not in present},
-        scrape_interval_s=float(np.median(gaps_s)) if len(gaps_s) else None,
-    )
-
-
-def _remedy(metric: str, counter: Counter, exporter: str) -> str:
-    """What to change so that an exporter gives a counter."""
-    if exporter != "dcgm":
-        return "check prometheus.selector: the exporter gives it for every GPU without MIG"
-    line = f'"{metric}, gauge, {counter.about.replace(",", ";")}"'
-    if not counter.default_on:
-        return f"dcgm-exporter's own CSV has it commented out: give one with the line {line} by --collectors"
-    if "_PROF_" in metric:
-        return (
-            f"on by default: the CSV of --collectors needs the line {line}, the GPU must be a data-centre model of "
-            "Volta or newer, and dcgm-exporter needs CAP_SYS_ADMIN"
-        )
-    return f"on by default: the CSV of --collectors needs the line {line}"

@@ -28,33 +28,38 @@ class GpuQueries:
     def present(self, start_s: int, end_s: int) -> dict[str, Counter]:
         """The counters that have a sample in the span, by metric, in the order of the columns."""
         counters = self.exporter.counters()
-        everything = self._matching("", f'__name__=~"{"|".join(counters)}"')
-        query = f"count by (__name__) (last_over_time({everything}{_range(start_s, end_s)}))"
+        query = f"count by (__name__) (last_over_time({self.everything()}{over(start_s, end_s)}))"
         found = self.server.query(query, end_s, f"the names of the counters {_span(start_s, end_s)}")
         names = {series["metric"]["__name__"] for series in found}
         return {metric: counter for metric, counter in counters.items() if metric in names}
 
     def count(self, metric: str, start_s: int, end_s: int) -> int:
         """How many samples a metric has in the span, one at its start included."""
-        query = f"sum(count_over_time({self._matching(metric)}{_range(start_s, end_s)}))"
+        query = f"sum(count_over_time({self.matching(metric)}{over(start_s, end_s)}))"
         found = self.server.query(query, end_s, f"the number of samples of {metric} {_span(start_s, end_s)}")
         return int(float(found[0]["value"][1])) if found else 0
 
     def samples(self, metric: str, start_s: int, end_s: int) -> Samples:
         """All samples of a metric in the span, and those at its very end."""
-        query = self._matching(metric) + _range(start_s, end_s)
+        query = self.matching(metric) + over(start_s, end_s)
         found = self.server.query(query, end_s, f"the samples of {metric} {_span(start_s, end_s)}")
         if not isinstance(found, Samples):
             said = f"Prometheus at {self.server.address} answered a range selector with something else than samples"
             raise ServerError(said, "check prometheus.url")
         return found
 
-    def _matching(self, metric: str, *matchers: str) -> str:
+    def everything(self, *matchers: str) -> str:
+        """A selector of all counters."""
+        return self.matching("", f'__name__=~"{"|".join(self.exporter.counters())}"', *matchers)
+
+    def matching(self, metric: str, *matchers: str) -> str:
+        """A selector of series, the site's own matchers included."""
         own = self.selector.strip().removeprefix("{").removesuffix("}").strip().strip(",")
         return f"{metric}{{{','.join([*matchers, *filter(None, [own])])}}}"
 
 
-def _range(start_s: int, end_s: int) -> str:
+def over(start_s: int, end_s: int) -> str:
+    """The range of a span, in an instant query at its end."""
     return f"[{(end_s - start_s) * 1000 + 1}ms]"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -211,3 +213,27 @@ def test_faults_of_rights_end_in_words(site: CommandLine) -> None:
     assert done.returncode in (1, 4)
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("almanac: ")
+
+
+def test_doctor_names_damaged_files_of_the_store(site: CommandLine, tmp_path: Any) -> None:
+    shutil.copytree(site.folder / "store", tmp_path / "store")
+    doctor = ["--config", str(site.folder / "almanac.toml"), "--store", str(tmp_path / "store"), "doctor"]
+    assert "ok    store files: " in site.raw(*doctor).stdout
+    damaged = sorted((tmp_path / "store" / "telemetry").glob("*/*/*.parquet"))[1]
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    done = site.raw(*doctor)
+    assert done.returncode == 1
+    assert f"{damaged.relative_to(tmp_path / 'store')} (no whole Parquet file)" in done.stdout
+    findings = json.loads(site.raw(*doctor, "--json").stdout)
+    (found,) = [finding for finding in findings if finding["name"] == "store files"]
+    assert found["status"] == "fail"
+    assert found["details"]["damaged"] == [{"path": str(damaged), "reason": "no whole Parquet file"}]
+
+
+def test_doctor_says_when_prometheus_is_not_reached(site: CommandLine, tmp_path: Any) -> None:
+    config = tmp_path / "almanac.toml"
+    config.write_text('[prometheus]\nurl = "http://127.0.0.1:9"\n')
+    done = site.raw("--config", str(config), "--store", str(site.folder / "store"), "doctor")
+    assert done.returncode == 1
+    assert "FAIL  Prometheus: Prometheus at http://127.0.0.1:9: asked once" in done.stdout
+    assert "GPU counters" not in done.stdout

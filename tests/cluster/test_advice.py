@@ -167,7 +167,10 @@ def test_training_on_the_real_history_and_advising_from_it(almanac: Almanac, ing
 def test_doctor_finds_everything_in_order(almanac: Almanac, ingested: Any) -> None:
     findings = almanac.json("doctor", "--json")
     assert [finding for finding in findings if finding["status"] == "fail"] == []
-    assert {"Slurm", "accounting", "Prometheus", "GPU counters", "store"} <= {finding["name"] for finding in findings}
+    names = {finding["name"] for finding in findings}
+    assert {"Slurm", "accounting", "Prometheus", "GPU counters", "store", "store files"} <= names
+    (counters,) = [finding for finding in findings if finding["name"] == "GPU counters"]
+    assert counters["said"] == "16 GPUs on 4 hosts, scrape interval 1 s, 17 of 17 counters on all of them"
 
 
 def test_prometheus_down_for_a_while_loses_no_job(almanac: Almanac, ingested: Any, cluster: Cluster) -> None:

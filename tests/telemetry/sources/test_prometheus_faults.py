@@ -15,7 +15,8 @@ import pytest
 from almanac.config import Prometheus
 from almanac.errors import AlmanacError, ConfigError, ServerError
 from telemetry.sources.base import Batch
-from telemetry.sources.prometheus import PrometheusSource, probe
+from telemetry.sources.prometheus import PrometheusSource
+from telemetry.sources.prometheus_probe import probe
 
 HOUR_S = 1_790_002_800
 NOW_S = HOUR_S + 7200
@@ -299,16 +300,28 @@ def test_a_certificate_file_that_is_not_there(tmp_path: Path) -> None:
         list(source("https://127.0.0.1:9", ca_file=str(tmp_path / "ca.pem")).read(HOUR_S, HOUR_S + 60))
 
 
-def test_probe_tells_what_is_there_and_which_setting_is_missing(serve: Serve) -> None:
-    def one_counter(path: str, number: int) -> tuple[int, str]:
-        return (404, "") if "buildinfo" in path else (200, healthy(path))
+def one_counter(path: str, number: int) -> tuple[int, str]:
+    """A server of one GPU with one counter, that does not say its version and refuses to look back a day."""
+    labels = {"__name__": "DCGM_FI_DEV_FB_USED", "Hostname": "n1", "modelName": "A100"}
+    if "buildinfo" in path:
+        return 404, ""
+    if "86400001ms" in path:
+        return 422, refusal("query processing would load too many samples into memory")
+    if "count+by+%28__name__" in path and "%21%3D%22%22" not in path:
+        return 200, answer("vector", [{"metric": labels, "value": [0, "1"]}])
+    if "_over_time" in path:
+        return 200, answer("vector", [])
+    return 200, matrix(NOW_S - 600)
 
-    status = probe(Prometheus(url=serve(one_counter).url), clock=lambda: NOW_S)
+
+def test_probe_tells_what_is_there_and_what_is_not(serve: Serve) -> None:
+    stub = serve(one_counter)
+    status = probe(Prometheus(url=stub.url), clock=lambda: NOW_S)
     assert (status.version, status.hosts, status.gpus, status.scrape_interval_s) == ("", 1, 1, None)
-    assert status.counters_present == ("hbm_used_mib",)
-    assert '"DCGM_FI_PROF_SM_ACTIVE, gauge, ' in status.counters_missing["DCGM_FI_PROF_SM_ACTIVE"]
-    assert "CAP_SYS_ADMIN" in status.counters_missing["DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"]
-    assert "DCGM_FI_DEV_FB_USED" not in status.counters_missing
+    assert [counter.metric for counter in status.counters if counter.present] == ["DCGM_FI_DEV_FB_USED"]
+    assert {(counter.present, counter.expected) for counter in status.counters} == {(0, 1), (1, 1)}
+    assert (status.silent, status.nothing) == ((), None)
+    assert sum("unless" in path for path in stub.paths) == 2, "a day is refused, an hour is not"
 
 
 def test_probe_of_nothing_fails_at_once() -> None:

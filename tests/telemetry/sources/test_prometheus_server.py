@@ -14,7 +14,8 @@ import pytest
 
 from almanac.config import Prometheus
 from telemetry.sources.base import Batch
-from telemetry.sources.prometheus import PrometheusSource, probe
+from telemetry.sources.prometheus import PrometheusSource
+from telemetry.sources.prometheus_probe import probe
 
 pytestmark = pytest.mark.cluster
 
@@ -92,9 +93,13 @@ def test_the_selector_of_a_site(url: str) -> None:
 def test_probe(url: str) -> None:
     status = probe(Prometheus(url=url), clock=lambda: UNTIL_S)
     assert status.version.startswith(("2.", "3."))
-    assert (status.hosts, status.gpus, status.scrape_interval_s) == (1, 1, 10.0)
-    assert status.counters_present == ("gpu_util_pct", "hbm_used_mib", "hbm_total_mib")
-    assert len(status.counters_missing) == 14
+    assert (status.hosts, status.gpus, status.instances, status.scrape_interval_s) == (2, 4, 1, 10.0)
+    assert status.unusable == {"no host label": 1}
+    held = {counter.counter.column: (counter.present, counter.expected) for counter in status.counters}
+    assert held.pop("hbm_used_mib") == (5, 5)
+    assert held.pop("hbm_total_mib") == (2, 5)
+    assert held.pop("gpu_util_pct") == (1, 4)
+    assert {present for present, _ in held.values()} == {0}
 
 
 def test_a_wrong_selector_is_said(url: str) -> None:

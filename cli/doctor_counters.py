@@ -1,0 +1,193 @@
+"""The findings of `almanac doctor` about the GPU counters that Prometheus has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from almanac.config import Prometheus
+from cli.findings import Check
+
+if TYPE_CHECKING:
+    from telemetry.sources.prometheus_probe import CounterStatus, Nothing, PrometheusStatus, Silence
+
+NAME = "GPU counters"
+ESSENTIAL = ("gpu_util_pct", "hbm_used_mib", "hbm_total_mib")
+"""Without one of these nothing can be advised."""
+
+_SHOWN = 4
+
+
+def check_counters(status: PrometheusStatus, config: Prometheus) -> Iterator[Check]:
+    """What is wrong with the counters; each one that is off, where, at what cost, and what to do."""
+    for reason, number in status.unusable.items():
+        yield Check(NAME, "warn" if status.groups else "fail", f"{number} series belong to no host: {reason}",
+                    "run dcgm-exporter without --no-hostname, and scrape it with honor_labels")  # fmt: skip
+    if status.nothing is not None:
+        yield _nothing(status.nothing, status.silent, config)
+    if not status.groups:
+        return
+    yield _overview(status)
+    if status.silent:
+        yield _silent(status.silent)
+    for counter in status.counters:
+        if counter.present < counter.expected:
+            yield _off(counter, config.exporter)
+        if counter.stuck_hosts:
+            yield _stuck(counter)
+    yield from _never(config.exporter)
+
+
+def _overview(status: PrometheusStatus) -> Check:
+    interval = "unknown" if status.scrape_interval_s is None else f"{status.scrape_interval_s:g} s"
+    instances = f" and {status.instances} MIG instances" if status.instances else ""
+    complete = sum(counter.present == counter.expected for counter in status.counters)
+    said = f"{status.gpus} GPUs{instances} on {status.hosts} hosts, scrape interval {interval}"
+    shares = {c.counter.column: {"gpus_with": c.present, "gpus": c.expected} for c in status.counters}
+    return Check(NAME, "ok", f"{said}, {complete} of {len(status.counters)} counters on all of them",
+                 details={"counters": shares})  # fmt: skip
+
+
+def _nothing(nothing: Nothing, silent: Sequence[Silence], config: Prometheus) -> Check:
+    """Why there is no GPU: hidden by the selector, another exporter, stopped, or never there."""
+    said = "no GPU series in the last ten minutes"
+    others = [name for name, number in nothing.unselected.items() if number and name != config.exporter]
+    if nothing.unselected.get(config.exporter):
+        number = nothing.unselected[config.exporter]
+        return Check(NAME, "fail", f"{said} under prometheus.selector; there are {number} without it",
+                     f"correct prometheus.selector, now {config.selector!r}")  # fmt: skip
+    if others:
+        return Check(NAME, "fail", f"{said} of {config.exporter}; there are some of {others[0]}",
+                     f'set prometheus.exporter = "{others[0]}"')  # fmt: skip
+    if silent:
+        found = _silent(silent)
+        return Check(NAME, "fail", f"{said}; {found.said}", found.todo, found.details)
+    return Check(NAME, "fail", f"{said}, and none of the day before: Prometheus scrapes {nothing.targets} targets, "
+                 f"{nothing.down} of them down, and none gives GPU counters",
+                 "install dcgm-exporter on the GPU nodes and add it to scrape_configs (docs/admin.md)")  # fmt: skip
+
+
+def _silent(silent: Sequence[Silence]) -> Check:
+    """Hosts that had counters within a day and have none now, by what Prometheus says of their targets."""
+    kinds = {False: "does not answer", True: "answers, without GPU counters", None: "is no target any more"}
+    parts = [
+        f"{_hosts([item.host for item in silent if item.up is up])} ({kind})"
+        for up, kind in kinds.items()
+        if any(item.up is up for item in silent)
+    ]
+    return Check(
+        NAME,
+        "warn",
+        f"silent for ten minutes, after counters within the last day: {', '.join(parts)}",
+        "see Prometheus' page of targets, and on the host whether dcgm-exporter runs and what it logs",
+        {"silent": [vars(item) for item in silent]},
+    )
+
+
+def _off(status: CounterStatus, exporter: str) -> Check:
+    counter = status.counter
+    share = f"off on all {status.expected} GPUs"
+    if status.present:
+        share = f"off on {status.expected - status.present} of {status.expected} GPUs: {_where(status)}"
+    is_fatal = counter.column in ESSENTIAL and not status.present
+    return Check(
+        NAME,
+        "fail" if is_fatal else "warn",
+        f"{status.metric} is {share}; {_cost(status)}",
+        _remedy(status, exporter),
+        _details(status, exporter),
+    )
+
+
+def _where(status: CounterStatus) -> str:
+    """Hosts and models that lack a counter: "n[3-4] (A100: 8 of 16 have it; L4: none of 2)"."""
+    shares = [
+        f"{model or 'unknown model'}: {present or 'none'} of {number} {'has' if number == 1 else 'have'} it"
+        for model, (present, number) in status.by_model.items()
+        if present < number
+    ]
+    return f"{_hosts(status.hosts_without)} ({'; '.join(shares)})"
+
+
+def _lost(status: CounterStatus) -> tuple[str, ...]:
+    """Job metrics that are null without it. On MIG instances GR_ENGINE_ACTIVE stands in for GPU_UTIL."""
+    from telemetry.counters import COUNTERS
+    from telemetry.metrics.catalogue import JOB_METRICS
+
+    lost = status.counter.feeds
+    lacking = [group for group, (present, expected) in status.units.items() if present < expected]
+    if status.counter.column == "gr_engine_active_frac" and any(group.is_mig for group in lacking):
+        lost = next(counter.feeds for counter in COUNTERS if counter.column == "gpu_util_pct") + lost
+    mean = f"mean_{status.counter.column}"
+    return (*lost, mean) if mean in JOB_METRICS.names else lost
+
+
+def _cost(status: CounterStatus) -> str:
+    lost = _lost(status)
+    if not lost:  # hbm_total_mib
+        return "without it a GPU whose model name does not tell its memory has no capacity"
+    more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+    return f"without it {', '.join(lost[:_SHOWN])}{more} {'is' if len(lost) == 1 else 'are'} null"
+
+
+def _remedy(status: CounterStatus, exporter: str) -> str:
+    """What to change so that the exporter gives a counter."""
+    if exporter != "dcgm":
+        return "check prometheus.selector: the exporter gives it for every GPU without MIG"
+    from telemetry.sources.exporter_csv import csv_line
+
+    line = f'the CSV of dcgm-exporter\'s --collectors needs the line "{csv_line(status.counter)}"'
+    if not status.counter.default_on:
+        line += ", which its own has commented out"
+    if not status.counter.is_profiling:
+        return line
+    models = [model or "unknown" for model, (present, _) in status.by_model.items() if not present]
+    if status.present and models:
+        return f"{line}; no {' and no '.join(models)} has it: `dcgmi profile --list` there says whether it can"
+    return f"{line}; the GPU must be a data-centre model of Volta or newer, and dcgm-exporter needs CAP_SYS_ADMIN"
+
+
+def _details(status: CounterStatus, exporter: str) -> dict[str, Any]:
+    from telemetry.sources.exporter_csv import csv_line
+
+    return {
+        "counter": status.counter.column,
+        "metric": status.metric,
+        "gpus_with": status.present,
+        "gpus": status.expected,
+        "hosts_without": list(status.hosts_without),
+        "models": {model: {"gpus_with": found[0], "gpus": found[1]} for model, found in status.by_model.items()},
+        "null_without": list(_lost(status)),
+        "csv_line": csv_line(status.counter) if exporter == "dcgm" else None,
+    }
+
+
+def _stuck(status: CounterStatus) -> Check:
+    return Check(
+        NAME,
+        "warn",
+        f"{status.metric} reads 0 on busy GPUs of {_hosts(status.stuck_hosts)}: a profiling fault, not idleness",
+        "restart DCGM and dcgm-exporter there; see whether a profiler (Nsight, CUPTI) holds the counters: "
+        "`dcgmi profile --pause` and `--resume`",
+        {"counter": status.counter.column, "metric": status.metric, "hosts_stuck": list(status.stuck_hosts)},
+    )
+
+
+def _never(exporter: str) -> Iterator[Check]:
+    """Counters that the exporter does not have at all."""
+    from telemetry.counters import COUNTERS
+    from telemetry.sources.exporters import EXPORTERS
+
+    lacking = [counter.column for counter in COUNTERS if not EXPORTERS[exporter].metric(counter)]
+    if lacking:
+        yield Check(NAME, "warn", f"{exporter}'s exporter has no {', '.join(lacking)}: no classes, and no energy",
+                    "run dcgm-exporter in place of it where these are wanted (docs/admin.md)")  # fmt: skip
+
+
+def _hosts(names: Sequence[str]) -> str:
+    from telemetry.slurm.hostlist import fold
+
+    try:
+        return fold(names)
+    except ValueError:  # an IPv6 address, which no host list can hold
+        return ", ".join(sorted(set(names)))

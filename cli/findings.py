@@ -1,0 +1,18 @@
+"""A finding of `almanac doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding; status is ok, warn or fail; todo is empty where it is ok. details: the same for programs."""
+
+    name: str
+    status: str
+    said: str
+    todo: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,294 @@
+"""What `almanac doctor` asks a Prometheus server: which counters it has lately, of which GPUs, and what is wrong.
+
+Counting is left to the server: answers hold a number per counter, host and GPU model, and no samples.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from almanac.config import Prometheus
+from almanac.errors import ServerError
+from almanac.records import Counts
+from telemetry.counters import Counter
+from telemetry.sources.exporters import EXPORTERS, UnusableSeriesError, host_of
+from telemetry.sources.pivot import Pivot
+from telemetry.sources.prometheus_queries import GpuQueries, over
+from telemetry.sources.prometheus_server import PrometheusServer, TooMuchError
+
+PROBE_S = 600
+BUSY_PCT = 50
+_LOOKBACKS_S = (86_400, 3_600)
+"""How far back a host that is silent now is looked for; the second where the server refuses the first."""
+
+NEVER_ZERO = ("gr_engine_active_frac", "sm_active_frac", "dram_active_frac")
+"""Counters that no busy GPU holds at exactly 0; a pipe that a program does not use is 0 for good reason."""
+
+OF_CARD = frozenset(
+    {"gpu_util_pct", "power_w", "energy_mj", "temp_c"}
+    | {f"{link}_{way}_bytes_s" for link in ("nvlink", "pcie") for way in ("tx", "rx")}
+)
+"""Counters of the whole card, which are not expected of its MIG instances."""
+
+
+@dataclass(frozen=True, order=True)
+class Group:
+    """The GPUs of one model on one host, or the MIG instances of these GPUs. model: the exporter's name, or empty."""
+
+    host: str
+    model: str
+    is_mig: bool = False
+
+
+@dataclass(frozen=True)
+class CounterStatus:
+    """Where a counter is. units: of each group that should have it, how many GPUs have it, and how many there are.
+
+    stuck_hosts: where it read 0 all the time on a GPU whose mean GPU_UTIL was BUSY_PCT or more.
+    """
+
+    metric: str
+    counter: Counter
+    units: Mapping[Group, tuple[int, int]]
+    stuck_hosts: tuple[str, ...] = ()
+
+    @property
+    def present(self) -> int:
+        return sum(present for present, _ in self.units.values())
+
+    @property
+    def expected(self) -> int:
+        return sum(expected for _, expected in self.units.values())
+
+    @property
+    def hosts_without(self) -> tuple[str, ...]:
+        """Hosts on which at least one GPU lacks it."""
+        return tuple(sorted({group.host for group, (present, expected) in self.units.items() if present < expected}))
+
+    @property
+    def by_model(self) -> dict[str, tuple[int, int]]:
+        """GPUs that have it, and all, of each model."""
+        models = sorted({group.model for group in self.units})
+        mine = {name: [both for group, both in self.units.items() if group.model == name] for name in models}
+        return {name: (sum(p for p, _ in found), sum(e for _, e in found)) for name, found in mine.items()}
+
+
+@dataclass(frozen=True, order=True)
+class Silence:
+    """A host without any sample now that had some within the last day. up: Prometheus' own word on its target, None
+    where that is no target any more."""
+
+    host: str
+    instance: str
+    up: bool | None
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """What else there is where no GPU is found. unselected: counters by the exporter whose they are, whatever the
+    selector. targets, down: what Prometheus scrapes at all."""
+
+    unselected: Mapping[str, int]
+    targets: int
+    down: int
+
+
+@dataclass(frozen=True)
+class PrometheusStatus:
+    """What a Prometheus server has of the GPUs in the last PROBE_S seconds.
+
+    unusable: series by the reason for which they belong to no host. scrape_interval_s is None where no GPU has two
+    samples; version is empty where the server does not say. nothing: only where there is no series.
+    """
+
+    version: str
+    groups: Mapping[Group, int]
+    counters: tuple[CounterStatus, ...]
+    scrape_interval_s: float | None
+    silent: tuple[Silence, ...]
+    unusable: Mapping[str, int]
+    nothing: Nothing | None
+
+    @property
+    def hosts(self) -> int:
+        return len({group.host for group in self.groups})
+
+    @property
+    def gpus(self) -> int:
+        """Whole GPUs."""
+        return sum(number for group, number in self.groups.items() if not group.is_mig)
+
+    @property
+    def instances(self) -> int:
+        """MIG instances."""
+        return sum(number for group, number in self.groups.items() if group.is_mig)
+
+
+def probe(config: Prometheus, *, clock: Callable[[], float] = time.time) -> PrometheusStatus:
+    """Ask once, without retries, what is there. Raises ServerError where nothing answers, ConfigError."""
+    server = PrometheusServer(replace(config, retries=0), clock=clock)
+    version = server.version()
+    asked = _Probe(GpuQueries(server, EXPORTERS[config.exporter], config.selector), config.host_suffix, int(clock()))
+    try:
+        held, unusable = asked.held()
+        groups = {group: max(metrics.values()) for group, metrics in held.items()}
+        return PrometheusStatus(
+            version=version,
+            groups=groups,
+            counters=asked.counters(held, groups),
+            scrape_interval_s=asked.interval_s(held),
+            silent=asked.silent(),
+            unusable=unusable,
+            nothing=None if groups or unusable else asked.nothing(),
+        )
+    except TooMuchError as error:
+        raise ServerError(
+            f"Prometheus at {server.address} refuses ten minutes of one counter: {error}",
+            "raise Prometheus' --query.max-samples and --query.timeout, or narrow prometheus.selector",
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """The questions about the PROBE_S seconds before end_s. All raise ServerError and TooMuchError."""
+
+    queries: GpuQueries
+    host_suffix: str
+    end_s: int
+
+    @property
+    def _recent(self) -> str:
+        return over(self.end_s - PROBE_S, self.end_s)
+
+    def _ask(self, query: str, what: str) -> list[dict[str, Any]]:
+        return list(self.queries.server.query(query, self.end_s, what))
+
+    def _host(self, series: Mapping[str, Any]) -> str:
+        return host_of(series["metric"], self.queries.exporter, self.host_suffix)
+
+    def held(self) -> tuple[dict[Group, Tally[str]], Tally[str]]:
+        """How many GPUs of each group have each metric; and series that belong to no host, by reason."""
+        exporter = self.queries.exporter
+        kept = ["__name__", *exporter.host_labels, exporter.model_label]
+        unit = ", ".join([*kept, *exporter.gpu_labels, exporter.mig_label])
+        held: dict[Group, Tally[str]] = {}
+        unusable: Tally[str] = Tally()
+        for is_mig, sign in ((False, "="), (True, "!=")):
+            series = self.queries.everything(f'{exporter.mig_label}{sign}""')
+            # A GPU has a series per job under the exporter's job label: the inner count makes it one.
+            query = f"count by ({', '.join(kept)}) (count by ({unit}) (last_over_time({series}{self._recent})))"
+            for found in self._ask(query, "which GPUs have which counters"):
+                number, labels = int(float(found["value"][1])), found["metric"]
+                try:
+                    group = Group(self._host(found), labels.get(exporter.model_label, ""), is_mig)
+                except UnusableSeriesError as error:
+                    unusable[str(error)] += number
+                else:
+                    held.setdefault(group, Tally())[labels["__name__"]] += number
+        return held, unusable
+
+    def counters(
+        self, held: Mapping[Group, Mapping[str, int]], groups: Mapping[Group, int]
+    ) -> tuple[CounterStatus, ...]:
+        """Every counter of the exporter; none where there is no GPU."""
+        if not groups:
+            return ()
+        return tuple(
+            CounterStatus(
+                metric,
+                counter,
+                {
+                    group: (held[group].get(metric, 0), number)
+                    for group, number in groups.items()
+                    if not (group.is_mig and counter.column in OF_CARD)
+                },
+                self._stuck(metric) if counter.column in NEVER_ZERO else (),
+            )
+            for metric, counter in self.queries.exporter.counters().items()
+        )
+
+    def _stuck(self, metric: str) -> tuple[str, ...]:
+        queries, exporter = self.queries, self.queries.exporter
+        hosts = ", ".join(exporter.host_labels)
+        gpu = ", ".join([*exporter.host_labels, *exporter.gpu_labels])
+        busy = next(name for name, counter in exporter.counters().items() if counter.column == "gpu_util_pct")
+        query = (
+            f"count by ({hosts}) (max by ({gpu}) (max_over_time({queries.matching(metric)}{self._recent})) == 0"
+            f" and on ({gpu}) max by ({gpu}) (avg_over_time({queries.matching(busy)}{self._recent})) >= {BUSY_PCT})"
+        )
+        return self._hosts(self._ask(query, f"where {metric} is 0 on busy GPUs"))
+
+    def _hosts(self, found: list[dict[str, Any]]) -> tuple[str, ...]:
+        names = set()
+        for series in found:
+            try:
+                names.add(self._host(series))
+            except UnusableSeriesError:
+                continue
+        return tuple(sorted(names))
+
+    def interval_s(self, held: Mapping[Group, Mapping[str, int]]) -> float | None:
+        """The median over GPUs of the median gap between samples, of the first counter that is there."""
+        present = {metric for metrics in held.values() for metric in metrics}
+        pivot = Pivot(
+            self.queries.exporter, self.host_suffix, (self.end_s - PROBE_S) * 1000, self.end_s * 1000, Counts()
+        )
+        for metric, counter in self.queries.exporter.counters().items():
+            if metric in present:
+                pivot.add(counter, self.queries.samples(metric, self.end_s - PROBE_S, self.end_s))
+                break
+        gaps_s = pivot.median_gaps_s()
+        return float(np.median(gaps_s)) if len(gaps_s) else None
+
+    def silent(self) -> tuple[Silence, ...]:
+        """Hosts that fell silent; none where the server refuses to look back."""
+        exporter = self.queries.exporter
+        used = next(name for name, counter in exporter.counters().items() if counter.column == "hbm_used_mib")
+        hosts = ", ".join(exporter.host_labels)
+        labels = ", ".join(sorted({*exporter.host_labels, "job", "instance"}))
+        for lookback_s in _LOOKBACKS_S:
+            before = f"last_over_time({self.queries.matching(used)}{over(self.end_s - lookback_s, self.end_s)})"
+            now = f"last_over_time({self.queries.everything()}{self._recent})"
+            query = f"group by ({labels}) ({before}) unless on ({hosts}) group by ({hosts}) ({now})"
+            try:
+                return self._silences(self._ask(query, "which hosts fell silent"), before)
+            except TooMuchError:
+                continue
+        return ()
+
+    def _silences(self, found: list[dict[str, Any]], before: str) -> tuple[Silence, ...]:
+        if not found:
+            return ()
+        query = f"max by (job, instance) (up) and on (job, instance) group by (job, instance) ({before})"
+        targets = {
+            (target["metric"].get("job", ""), target["metric"].get("instance", "")): float(target["value"][1]) > 0
+            for target in self._ask(query, "whether the silent targets are up")
+        }
+        silences = set()
+        for series in found:
+            instance = series["metric"].get("instance", "")
+            try:
+                silences.add(
+                    Silence(self._host(series), instance, targets.get((series["metric"].get("job", ""), instance)))
+                )
+            except UnusableSeriesError:
+                continue
+        return tuple(sorted(silences, key=lambda silence: (silence.host, silence.instance)))
+
+    def nothing(self) -> Nothing:
+        """What there is beside the counters that were looked for."""
+        unselected = {}
+        for exporter in EXPORTERS.values():
+            every = f'{{__name__=~"{"|".join(exporter.counters())}"}}'
+            unselected[exporter.name] = self._number(f"count(last_over_time({every}{self._recent}))")
+        return Nothing(unselected, self._number("count(up)"), self._number("count(up == 0)"))
+
+    def _number(self, query: str) -> int:
+        found = self._ask(query, "what there is at all")
+        return int(float(found[0]["value"][1])) if found else 0
