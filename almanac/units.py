@@ -69,6 +69,23 @@ def printable(text: str, limit: int = 200) -> str:
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
 
 
+def csv_cell(value: object) -> str:
+    """A value as a cell of a CSV file that may be opened in a spreadsheet: None is empty, a list joined by ";".
+
+    Text that would be taken for a formula gets a leading quote (OWASP, CSV injection); numbers are left as they are.
+    Control characters become "?", so no cell forges a row.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, (list, tuple)):
+        return csv_cell(";".join(str(item) for item in value))
+    text = printable(str(value), 100_000)
+    is_formula = isinstance(value, str) and text.lstrip().startswith(_FORMULA_STARTS)
+    return f"'{text}" if is_formula else text
+
+
+# The full-width forms too: spreadsheets take them for the plain ones.
+_FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 _UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 _RELATIVE = re.compile(r"now(?:([+-]\d+)(second|minute|hour|day|week)s?)?", re.IGNORECASE)
 
