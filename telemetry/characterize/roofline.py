@@ -50,7 +50,7 @@ def _intensities(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
                 INTENSITIES.frame().assign(
                     pipe=pipe,
                     gpu_model=str(model),
-                    hbm_capacity_mib=group["hbm_capacity_mib"].iat[0],
+                    hbm_capacity_mib=float(group["hbm_capacity_mib"].max()),
                     jobs=len(group),
                     samples=samples,
                     share=samples / samples.sum() if samples.any() else np.nan,

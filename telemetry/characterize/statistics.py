@@ -59,14 +59,12 @@ def spread(jobs: pd.DataFrame, keys: list[str], value: str) -> pd.DataFrame:
 def histogram(jobs: pd.DataFrame, keys: list[str], value: str, bands: Bands) -> pd.DataFrame:
     """Per group of keys every band, those without jobs too: jobs, share of the group, cumulative share."""
     frames = []
-    for key, group in jobs.groupby(keys, dropna=False):
+    for _, group in jobs.groupby(keys, dropna=False):
         counts = np.bincount(bands.place(group[value]), minlength=len(bands.edges))
-        frame = bands.frame().assign(
-            jobs=counts, share=counts / len(group), cumulative_share=np.cumsum(counts) / len(group)
-        )
-        for name, part in zip(keys, key, strict=True):
-            frame[name] = part
-        frames.append(frame)
+        shares = pd.DataFrame({"jobs": counts, "share": counts / len(group)})
+        shares["cumulative_share"] = np.cumsum(counts) / len(group)
+        same = group[keys].iloc[[0] * len(bands.edges)].reset_index(drop=True)
+        frames.append(pd.concat([same, bands.frame(), shares], axis=1))
     return pd.concat(frames, ignore_index=True)
 
 
