@@ -69,18 +69,18 @@ def printable(text: str, limit: int = 200) -> str:
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
 
 
-def csv_cell(value: object) -> str:
-    """A value as a cell of a CSV file that may be opened in a spreadsheet: None is empty, a list joined by ";".
+def cell_text(value: object, *, is_for_spreadsheets: bool) -> str:
+    """A value as a cell of separated text: None is empty, a list joined by ";", control characters become "?".
 
-    Text that would be taken for a formula gets a leading quote (OWASP, CSV injection); numbers are left as they are.
-    Control characters become "?", so no cell forges a row.
+    is_for_spreadsheets: text that would be taken for a formula gets a leading quote (OWASP, CSV injection); numbers
+    are left as they are.
     """
     if value is None:
         return ""
     if isinstance(value, (list, tuple)):
-        return csv_cell(";".join(str(item) for item in value))
+        return cell_text(";".join(map(str, value)), is_for_spreadsheets=is_for_spreadsheets)
     text = printable(str(value), 100_000)
-    is_formula = isinstance(value, str) and text.lstrip().startswith(_FORMULA_STARTS)
+    is_formula = is_for_spreadsheets and isinstance(value, str) and text.lstrip().startswith(_FORMULA_STARTS)
     return f"'{text}" if is_formula else text
 
 

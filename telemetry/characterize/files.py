@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from almanac.errors import StoreError
-from almanac.units import csv_cell
+from almanac.units import cell_text
 from telemetry.characterize.table import Result, contents
 from telemetry.store import write_atomically
 
@@ -58,5 +58,5 @@ def _csv(rows: pa.Table) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(rows.column_names)
-    writer.writerows([csv_cell(value) for value in row.values()] for row in rows.to_pylist())
+    writer.writerows([cell_text(value, is_for_spreadsheets=True) for value in row.values()] for row in rows.to_pylist())
     return out.getvalue().encode()
