@@ -1,4 +1,4 @@
-"""Figures 6 to 9: spatial and temporal imbalance by utilisation, pipes used and class."""
+"""Figures 6 to 9: spatial and temporal imbalance by utilisation, pipes used and class; GPUs never used."""
 
 from __future__ import annotations
 
@@ -50,6 +50,11 @@ def _by_pipes(metric: str, jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
 
 def _by_class(metric: str, jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
     return spread(with_classes(jobs), ["class_by", "class"], metric)
+
+
+def _idle_gpus(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
+    found = jobs.groupby(["gpu_count", "idle_gpu_count"]).size().rename("jobs").reset_index()
+    return found.assign(share=found["jobs"] / found.groupby("gpu_count")["jobs"].transform("sum"))
 
 
 def _tables(metric: str, word: str, by_util: str, by_kind: str) -> tuple[Table, ...]:
@@ -106,4 +111,17 @@ def _tables(metric: str, word: str, by_util: str, by_kind: str) -> tuple[Table, 
 
 _SPATIAL = _tables("spatial_imbalance", "Spatial", "6", "8")
 _TEMPORAL = _tables("temporal_imbalance", "Temporal", "7", "9")
-IMBALANCE_TABLES = (*_SPATIAL[:2], *_TEMPORAL[:2], *_SPATIAL[2:], *_TEMPORAL[2:])
+_IDLE = Table(
+    "sec06_idle_gpus",
+    "section VI",
+    "GPUs of the allocation that were never used",
+    columns(
+        ("gpu_count", "count", "GPUs of the job"),
+        ("idle_gpu_count", "count", "of these never used"),
+        ("jobs", "count"),
+        ("share", "real", "of the jobs of this size"),
+    ),
+    _idle_gpus,
+    needs=("idle_gpu_count",),
+)
+IMBALANCE_TABLES = (*_SPATIAL[:2], _IDLE, *_TEMPORAL[:2], *_SPATIAL[2:], *_TEMPORAL[2:])

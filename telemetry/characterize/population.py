@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,9 +71,13 @@ def prepare(jobs: pa.Table | pd.DataFrame) -> pd.DataFrame:
         gpu_util_pct=frame["mean_gpu_util_pct"].fillna(100 * frame["mean_gr_engine_active_frac"]),
         elapsed_h=frame["elapsed_s"] / 3600,
         gpu_hours=frame["gpu_count"] * frame["elapsed_s"] / 3600,
-        idle_gpu_count=frame["idle_gpus"].str.len().where(is_whole).astype("float64"),
+        idle_gpu_count=frame["idle_gpus"].map(_length).where(is_whole).astype("float64"),
         set_aside=[*map(_set_aside, frame["verdict"], frame["state"])],
     )
+
+
+def _length(items: object) -> float:
+    return float(len(items)) if isinstance(items, Sized) else np.nan
 
 
 def _set_aside(verdict: object, state: object) -> str:

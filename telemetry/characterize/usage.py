@@ -1,4 +1,4 @@
-"""Figures 1 to 3: size, time and use of jobs, floating-point pipes, HBM peaks. And GPUs that were never used."""
+"""Figures 1 to 3: size, time and use of jobs, floating-point pipes, HBM peaks."""
 
 from __future__ import annotations
 
@@ -141,11 +141,6 @@ def _peak_shares(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
     return _with_largest(found, config)
 
 
-def _idle_gpus(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
-    found = jobs.groupby(["gpu_count", "idle_gpu_count"]).size().rename("jobs").reset_index()
-    return found.assign(share=found["jobs"] / found.groupby("gpu_count")["jobs"].transform("sum"))
-
-
 _PEAK_NEEDS = ("hbm_peak_mib", "hbm_peak_frac")
 USAGE = (
     Table(
@@ -217,18 +212,5 @@ USAGE = (
         ),
         _peak_shares,
         needs=_PEAK_NEEDS,
-    ),
-    Table(
-        "sec06_idle_gpus",
-        "section VI",
-        "GPUs of the allocation that were never used",
-        columns(
-            ("gpu_count", "count", "GPUs of the job"),
-            ("idle_gpu_count", "count", "of these never used"),
-            ("jobs", "count"),
-            ("share", "real", "of the jobs of this size"),
-        ),
-        _idle_gpus,
-        needs=("idle_gpu_count",),
     ),
 )
