@@ -12,6 +12,7 @@ from almanac.errors import NotAllowedError
 from almanac.units import format_count
 from cli.app import App
 from cli.ingest import moment
+from cli.job_table import local_time
 from cli.output import json_text, show_table
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ def command(app: App, starttime: str | None, endtime: str | None, folder: Path |
         span = {"cluster": cluster, "since_s": since_s, "until_s": until_s, "jobs": jobs.num_rows}
         click.echo(json_text({**span, "tables": {name: _as_dict(result) for name, result in results.items()}}))
         return
-    _show(results, jobs.num_rows)
+    if jobs.num_rows:
+        _show(results, jobs.num_rows)
+    else:
+        click.echo(f"no GPU jobs submitted since {local_time(since_s or 0)}; see -S, -E, -M")
     if folder:
         click.echo(f"\n{len(files)} files are in {folder}")
     else:

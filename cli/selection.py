@@ -95,7 +95,8 @@ class Filtered:
         if not self.maybe:
             return ""
         parts = ", ".join(f"{column} of {format_count(number)}" for column, number in self.unknown.items())
-        return f"{format_count(self.maybe)} jobs that may match are left out, for what is not known: {parts}"
+        jobs = "1 job that may match is" if self.maybe == 1 else f"{format_count(self.maybe)} jobs that may match are"
+        return f"{jobs} left out, for what is not known: {parts}"
 
 
 def filtered(rows: pa.Table, words: Sequence[Words], limits: Sequence[Limit]) -> Filtered:
