@@ -97,11 +97,12 @@ def _show_findings(headline: Result) -> None:
     findings = [
         [
             row["finding"],
-            row["why_null"] or f"{row['site_value']:.3f}",
+            "-" if row["site_value"] is None else f"{row['site_value']:.3f}",
             "-" if row["published_value"] is None else f"{row['published_value']:.3f}",
             format_count(row["jobs"]),
+            row["why_null"] or "",
         ]
         for row in headline.rows.to_pylist()
     ]
-    columns = ["finding", "here", "published", "jobs"]
-    show_table(columns, findings, right=columns[1:], title="This site beside Perlmutter in March 2025")
+    columns = ["finding", "here", "published", "jobs", "note"]
+    show_table(columns, findings, right=columns[1:4], title="This site beside Perlmutter in March 2025")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -104,3 +106,15 @@ def test_a_folder_that_cannot_be_written_is_named(job: Any_, results: Any_, tmp_
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="file/x"):
         write_tables(results([job()]), tmp_path / "file" / "x")
+
+
+def test_the_documentation_names_every_table_and_column() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "characterize.md").read_text(encoding="utf-8")
+    headline = characterize(pd.DataFrame(), Config())["headline"].table
+    for table in (*TABLES, headline):
+        assert table.name in page, table.name
+        for column in table.schema.names:
+            # The mean and the quantiles of a value stand there once, as the value.
+            value = re.sub(r"^(mean|p\d+)_", "", column)
+            assert f"`{column}`" in page or f"`{value}`" in page, f"{table.name}: {column}"
+    assert all(f"`{name}`" in page for name in contents({}).column_names)
