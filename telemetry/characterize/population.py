@@ -100,7 +100,7 @@ def select(jobs: pd.DataFrame, table: Table) -> Selection:
     """The jobs of `prepare` that have what a table needs. Each other one counts once, by its first reason."""
     why = jobs["set_aside"].to_numpy(dtype=object, copy=True)
     if table.is_profiled:
-        why[(why == "") & jobs["has_profiling_fault"].fillna(False).to_numpy(bool)] = PROFILING_FAULT
+        why[(why == "") & jobs["has_profiling_fault"].isin([True]).to_numpy()] = PROFILING_FAULT
     for metric in table.needs:
         for number in np.flatnonzero((why == "") & jobs[metric].isna().to_numpy()).tolist():
             why[number] = _why_null(metric, jobs["reasons"].iat[number])
