@@ -69,6 +69,23 @@ def printable(text: str, limit: int = 200) -> str:
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
 
 
+def cell_text(value: object, *, is_for_spreadsheets: bool) -> str:
+    """A value as a cell of separated text: None is empty, a list joined by ";", control characters become "?".
+
+    is_for_spreadsheets: text that would be taken for a formula gets a leading quote (OWASP, CSV injection); numbers
+    are left as they are.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, (list, tuple)):
+        return cell_text(";".join(map(str, value)), is_for_spreadsheets=is_for_spreadsheets)
+    text = printable(str(value), 100_000)
+    is_formula = is_for_spreadsheets and isinstance(value, str) and text.lstrip().startswith(_FORMULA_STARTS)
+    return f"'{text}" if is_formula else text
+
+
+# The full-width forms too: spreadsheets take them for the plain ones.
+_FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 _UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 _RELATIVE = re.compile(r"now(?:([+-]\d+)(second|minute|hour|day|week)s?)?", re.IGNORECASE)
 

@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from almanac.errors import NotAllowedError
-from almanac.units import format_count, format_duration, format_gib, printable
+from almanac.units import format_count, printable
 from cli.app import App
 from cli.ingest import moment
-from cli.output import json_text, show_table, write_separated
+from cli.job_table import local_time, show_columns, show_jobs
+from cli.output import json_text, write_separated
+from cli.selection import Words, check_columns, filtered, ordered, parse_limits, words_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from cli.selection import Limit
 
 COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "name", "name_key", "state",
     "node_count", "gpu_count", "elapsed_s", "tier", "hbm_peak_mib", "hbm_capacity_mib", "hbm_evidence",
-    "mean_gpu_util_pct", "coverage_frac", "verdict",
+    "mean_gpu_util_pct", "coverage_frac", "verdict", "hbm_peak_frac", "spatial_imbalance", "temporal_imbalance",
+    "main_pipe", "job_class", "energy_j", "idle_gpu_count",
 )  # fmt: skip
+"""What JSON, CSV and -P show unless other columns are asked for."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which jobs, in which order. sort: a column, with "-" before it highest first; None: oldest end first."""
+
+    since_s: int | None
+    until_s: int | None
+    user: str | None
+    job_ids: tuple[int, ...]
+    words: tuple[Words, ...]
+    limits: tuple[Limit, ...]
+    sort: str | None
+    limit: int
 
 
 @click.command("jobs")
@@ -26,83 +51,163 @@ COLUMNS = (
 @click.option("-u", "--user", metavar="USER", help="Another user's jobs (operators).")
 @click.option("-a", "--allusers", is_flag=True, help="Everybody's jobs (operators).")
 @click.option("-j", "--job", "job_ids", multiple=True, metavar="ID[,ID]", help="Only these jobs.")
-@click.option("-n", "--limit", default=50, show_default=True, help="Newest jobs shown; 0: all.")
+@click.option("-A", "--account", "account", multiple=True, metavar="NAME[,NAME]", help="Only of these accounts.")
+@click.option("--partition", "partition", multiple=True, metavar="NAME[,NAME]", help="Only of these partitions.")
+@click.option("--state", "state", multiple=True, metavar="STATE[,STATE]", help="Only in these states.")
+@click.option("--tier", "tier", multiple=True, metavar="NAME[,NAME]", help="Only those that asked for these tiers.")
+@click.option("--verdict", "verdict", multiple=True, metavar="WORD", help="Only with this verdict, such as ok.")
+@click.option(
+    "--class", "job_class", type=click.Choice(["compute", "memory"]), help="Only of this class, by the pipe used most."
+)
+@click.option("--min", "lows", multiple=True, metavar="COLUMN=NUMBER", help="Only with at least this much.")
+@click.option("--max", "highs", multiple=True, metavar="COLUMN=NUMBER", help="Only with at most this much.")
+@click.option("--sort", metavar="[-]COLUMN", help="Lowest first; with -, highest first. [end_s]")
+@click.option("-n", "--limit", default=50, show_default=True, help="Newest jobs shown, or first of --sort; 0: all.")
+@click.option("-o", "--columns", "chosen", multiple=True, metavar="COLUMN[,COLUMN]", help="Columns to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, safe to open in a spreadsheet.")
 @click.option("-P", "--parsable", is_flag=True, help="Print text separated by '|', as sacct -P.")
 @click.pass_obj
 def command(
     app: App,
+    /,
     starttime: str | None,
     endtime: str | None,
     user: str | None,
     allusers: bool,
     job_ids: tuple[str, ...],
+    lows: tuple[str, ...],
+    highs: tuple[str, ...],
+    sort: str | None,
     limit: int,
+    chosen: tuple[str, ...],
     as_json: bool,
+    as_csv: bool,
     parsable: bool,
+    **words: Any,
 ) -> None:
-    """List past GPU jobs, newest last: size, time, HBM peak, mean utilisation, and whether there is a verdict.
+    """List past GPU jobs, newest last: size, time, HBM peak, mean utilisation, imbalance, class, verdict.
 
-    You see your own jobs; operators see everybody's with -a or -u.
+    You see your own jobs; operators see everybody's with -a or -u. A job meets no filter of what is not known of it;
+    how many were left out for that is said. For instance the ten most uneven jobs of at least 8 GPUs:
+    --min gpu_count=8 --sort -spatial_imbalance -n 10. docs/characterize.md explains the columns.
     """
     if allusers and not app.is_operator:
         raise NotAllowedError(f"{app.caller} is no operator, and may see only their own jobs", "leave -a out")
-    who = None if allusers and not user else app.visible_user(user)
-    since_s = moment(starttime or "now-30days", app.now_s())
-    rows = load(app, who, since_s, moment(endtime, app.now_s()), parse_ids(job_ids))
-    shown = rows[-limit:] if limit > 0 else rows
+    if as_json + as_csv + parsable > 1:
+        raise click.UsageError("--json, --csv and -P are three ways to print: give one")
+    asked = Asked(
+        since_s=moment(starttime or "now-30days", app.now_s()),
+        until_s=moment(endtime, app.now_s()),
+        user=None if allusers and not user else app.visible_user(user),
+        job_ids=parse_ids(job_ids),
+        words=_words(app, words),
+        limits=parse_limits(lows, highs, _columns_of("number")),
+        sort=sort,
+        limit=limit,
+    )
+    names = words_of(chosen)
+    check_columns("--columns", names, _columns_of("any"))
+    check_columns("--sort", [sort.removeprefix("-")] if sort else [], _columns_of("sortable"))
+    is_table = not (as_json or as_csv or parsable)
+    found = find(app, asked, names or COLUMNS)
     if as_json:
-        click.echo(json_text(shown))
-    elif parsable:
-        write_separated(COLUMNS, shown, "|")
-    elif not shown:
-        since = dt.datetime.fromtimestamp(since_s or 0).strftime("%Y-%m-%d %H:%M")
-        click.echo(f"no GPU jobs of {printable(who or 'anybody')} submitted since {since}; see -S, -E, -a, -u, -M")
+        click.echo(json_text(found.rows))
+    elif not is_table:
+        write_separated(names or COLUMNS, found.rows, "|" if parsable else ",", is_for_spreadsheets=as_csv)
+    elif not found.rows:
+        _say_none(asked, found)
     else:
-        _show(shown, len(rows))
+        show_columns(names, found.rows) if names else show_jobs(found.rows)
+        if found.matching > len(found.rows):
+            others = "others" if sort else "older ones"
+            click.echo(f"{format_count(found.matching - len(found.rows))} {others} are not shown; --limit 0 shows all")
+    if found.note:
+        click.echo(found.note, err=not is_table)
+
+
+def _words(app: App, given: dict[str, Any]) -> tuple[Words, ...]:
+    """The filters by text. Slurm's states and the configured tiers are right even where no job has them."""
+    from telemetry.sources.file_jobs import STATES
+
+    known = {"state": STATES, "tier": frozenset(tier.name for tier in app.config.tiers)}
+    given["state"] = [text.upper() for text in given["state"]]
+    job_class = given.pop("job_class")
+    found = [
+        Words(f"--{column}", column, words_of(texts), known.get(column, frozenset()))
+        for column, texts in given.items()
+        if texts
+    ]
+    if job_class:
+        found.append(Words("--class", "job_class", (job_class,), frozenset({"compute", "memory"}), is_metric=True))
+    return tuple(found)
+
+
+def _columns_of(kind: str) -> list[str]:
+    """Columns that can be shown (any), sorted by (no lists), or limited (numbers)."""
+    import pyarrow as pa
+
+    from telemetry.history import HISTORY
+
+    def fits(field: pa.Field[Any]) -> bool:
+        if kind == "number":
+            return pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+        return kind == "any" or not pa.types.is_list(field.type)
+
+    return [field.name for field in HISTORY if fits(field)]
 
 
 def parse_ids(texts: tuple[str, ...]) -> tuple[int, ...]:
     """Job ids of "12" and "12,13". Raises click.BadParameter."""
     ids = [part for text in texts for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in ids):
+    if not all(part.isascii() and part.isdigit() and int(part) < 2**63 for part in ids):
         raise click.BadParameter(f"not job ids: {', '.join(texts)} (expected 12 or 12,13; the raw id of an array task)")
     return tuple(map(int, ids))
 
 
-def load(
-    app: App, user: str | None, since_s: int | None, until_s: int | None, job_ids: tuple[int, ...] = ()
-) -> list[dict[str, Any]]:
-    """Rows of COLUMNS as plain values, oldest end first; missing values are None."""
-    from telemetry.history import load_history
+@dataclass(frozen=True)
+class Found:
+    """Rows to show as plain values, None where missing; jobs that match; jobs looked at; who was left out, in words."""
+
+    rows: list[dict[str, Any]]
+    matching: int
+    total: int
+    note: str
+
+
+def find(app: App, asked: Asked, columns: Sequence[str]) -> Found:
+    """The jobs that were asked for. Raises click.BadParameter where a word is of no job that the caller may see."""
+    import pyarrow.compute as pc
+
+    from telemetry.history import load_history_table
 
     store = app.open_store()
-    frame = load_history(store, app.cluster(store), since_s, until_s, user)
-    if job_ids:
-        frame = frame[frame["job_id"].isin(job_ids)]
-    frame = frame[list(COLUMNS)].astype(object)
-    known = frame.where(frame.notna(), None)
-    return [dict(zip(COLUMNS, row, strict=True)) for row in known.itertuples(index=False, name=None)]
+    filters = [*(word.column for word in asked.words), *(limit.column for limit in asked.limits)]
+    needed = dict.fromkeys((*COLUMNS, *columns, *filters, *([asked.sort.removeprefix("-")] if asked.sort else [])))
+    rows = load_history_table(store, app.cluster(store), list(needed), asked.since_s, asked.until_s, asked.user)
+    if asked.job_ids:
+        rows = rows.filter(pc.field("job_id").isin(asked.job_ids))
+    chosen = filtered(rows, asked.words, asked.limits)
+    matching = ordered(chosen.rows, asked.sort)
+    if asked.limit > 0:
+        first = 0 if asked.sort else max(0, matching.num_rows - asked.limit)
+        shown = matching.slice(first, asked.limit)
+    else:
+        shown = matching
+    return Found(plain(shown.select(list(columns))), matching.num_rows, rows.num_rows, chosen.note())
 
 
-def _show(rows: list[dict[str, Any]], total: int) -> None:
-    cells = [
-        [
-            str(row["job_id"]),
-            row["user"],
-            row["name"],
-            dt.datetime.fromtimestamp(row["end_s"]).strftime("%Y-%m-%d %H:%M"),
-            row["state"],
-            format_count(row["gpu_count"]),
-            format_duration(row["elapsed_s"]),
-            row["tier"] or "-",
-            "-" if row["hbm_peak_mib"] is None else format_gib(row["hbm_peak_mib"]),
-            "-" if row["mean_gpu_util_pct"] is None else f"{row['mean_gpu_util_pct']:.0f} %",
-            "preallocated" if row["hbm_evidence"] == "preallocated" else row["verdict"],
-        ]
-        for row in rows
+def plain(rows: pa.Table) -> list[dict[str, Any]]:
+    """Rows as dictionaries; a number that is none (NaN) is None, so that JSON can hold it."""
+    return [
+        {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
+        for row in rows.to_pylist()
     ]
-    columns = ["job", "user", "name", "ended", "state", "GPUs", "time", "tier", "HBM peak", "GPU util", "verdict"]
-    show_table(columns, cells, right=("job", "GPUs", "time", "HBM peak", "GPU util"))
-    if total > len(rows):
-        click.echo(f"{format_count(total - len(rows))} older ones are not shown; --limit 0 shows all")
+
+
+def _say_none(asked: Asked, found: Found) -> None:
+    if found.total:
+        click.echo(f"none of {format_count(found.total)} jobs matches")
+        return
+    since = local_time(asked.since_s or 0)
+    click.echo(f"no GPU jobs of {printable(asked.user or 'anybody')} submitted since {since}; see -S, -E, -a, -u, -M")

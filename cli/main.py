@@ -19,6 +19,7 @@ COMMANDS = {
     "train": "fit the predictors to what the store holds",
     "advise": "say what to ask for, for one submission",
     "jobs": "list past jobs with what they used",
+    "characterize": "compare jobs across the site, as the Perlmutter study does",
     "doctor": "check configuration, store, Slurm and Prometheus",
     "demo": "show the whole path on a generated site",
 }

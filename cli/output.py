@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from almanac.records import Counts
-from almanac.units import format_count, printable
+from almanac.units import cell_text, format_count, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+WIDTH = 1000
+"""Columns of a table that goes into a file or a pipe: as many as it needs."""
 
 
 class Advance(Protocol):
@@ -42,20 +46,21 @@ def show_table(
         table.add_column(column, justify="right" if column in right else "left", overflow="ellipsis", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
+    console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else WIDTH)
     console.print(table)
 
 
-def write_separated(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], delimiter: str) -> None:
-    """Separated text with a header; every cell quoted where it needs to be, missing values empty."""
+def write_separated(
+    columns: Sequence[str], rows: Sequence[Mapping[str, Any]], delimiter: str, *, is_for_spreadsheets: bool = False
+) -> None:
+    """Separated text with a header; every cell quoted where it needs to be, missing values empty.
+
+    is_for_spreadsheets: text that a spreadsheet would take for a formula is made inert.
+    """
     writer = csv.writer(sys.stdout, delimiter=delimiter, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([_cell(row[column]) for column in columns])
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else printable(str(value), 100_000)
+        writer.writerow([cell_text(row[column], is_for_spreadsheets=is_for_spreadsheets) for column in columns])
 
 
 def show_counts(what: str, counts: Counts, unit: str = "records") -> None:

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import duckdb
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from telemetry.metrics.catalogue import JOB_METRICS
+from telemetry.schema import JOBS
 from telemetry.store import Store
 
 _METRICS = (
     "job_id", "submit_s", "hbm_peak_mib", "hbm_capacity_mib", "is_preallocated", "mean_gpu_util_pct",
     "coverage_frac", "verdict",
 )  # fmt: skip
+_BASE = (
+    "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "qos", "name", "name_key", "node_count",
+    "cpu_count", "gpu_count", "gpu_type", "constraints", "tier", "time_limit_s", "is_array", "state", "elapsed_s",
+    "hbm_peak_mib", "hbm_capacity_mib", "hbm_evidence", "mean_gpu_util_pct", "coverage_frac", "verdict",
+)  # fmt: skip
 MAX_NAMELESS = 2000
+_SPECIAL = {
+    "hbm_peak_frac": """CASE WHEN m.is_preallocated THEN NULL WHEN m.hbm_peak_frac IS NOT NULL THEN m.hbm_peak_frac
+         WHEN by_jobstats THEN j.jobstats_hbm_peak_mib / nullif(j.jobstats_hbm_total_mib, 0) END::DOUBLE""",
+    # The list is empty where nothing was idle, and where activity is not known.
+    "idle_gpu_count": "CASE WHEN m.temporal_imbalance IS NOT NULL THEN len(m.idle_gpus) END",
+}
+"""Metrics of a job that need more than their column of job_metrics."""
 _JOIN = """
 SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user",
        coalesce(j.account, '') AS account, coalesce(j."partition", '') AS "partition",
@@ -28,7 +46,7 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
        coalesce(m.hbm_capacity_mib, j.jobstats_hbm_total_mib)::DOUBLE AS hbm_capacity_mib,
        CASE WHEN m.is_preallocated THEN 'preallocated' WHEN m.hbm_peak_mib IS NOT NULL THEN 'telemetry'
             WHEN by_jobstats AND j.jobstats_hbm_peak_mib IS NOT NULL THEN 'jobstats' ELSE 'none' END AS hbm_evidence,
-       m.mean_gpu_util_pct, m.coverage_frac, coalesce(m.verdict, 'not summarised') AS verdict
+       m.mean_gpu_util_pct, m.coverage_frac, coalesce(m.verdict, 'not summarised') AS verdict{more}
 FROM jobs j LEFT JOIN (
   SELECT *, verdict IN ('no telemetry', 'low coverage') OR verdict LIKE 'shared node%' AS by_jobstats
   FROM job_metrics) m USING (job_id, submit_s)
@@ -38,6 +56,23 @@ WHERE j.start_s IS NOT NULL AND j.end_s IS NOT NULL
   AND ($user IS NULL OR j."user" = $user)
 ORDER BY j.end_s, j.job_id, j.submit_s
 """
+
+
+def _history_schema() -> pa.Schema:
+    known = {field.name: field.type for field in (*JOB_METRICS, *JOBS)}
+    own = {
+        "time_limit_s": pa.float64(),
+        "is_array": pa.bool_(),
+        "elapsed_s": pa.float64(),
+        "hbm_evidence": pa.string(),
+        "idle_gpu_count": pa.int64(),
+    }
+    rest = [name for name in JOB_METRICS.names if name not in _BASE]
+    return pa.schema([(name, {**known, **own}[name]) for name in (*_BASE, *rest, "idle_gpu_count")])
+
+
+HISTORY = _history_schema()
+"""What `load_history_table` can give: the columns of `load_history`, then every other one of job_metrics."""
 
 
 def load_history(
@@ -50,13 +85,45 @@ def load_history(
     Missing numbers are NaN, a missing tier is None. hbm_evidence says where hbm_peak_mib comes from: "telemetry",
     "jobstats", "preallocated" (then the peak says nothing of the need and is NaN) or "none".
     """
-    jobs = store.read("jobs", cluster, since_s=since_s, until_s=until_s)
-    metrics = store.read("job_metrics", cluster, _METRICS, since_s=since_s, until_s=until_s)
     with store.connect() as db:
-        db.register("jobs", jobs)
-        db.register("job_metrics", metrics)
-        frame: pd.DataFrame = db.sql(_JOIN, params={"user": user}).df()
+        _register(db, store, cluster, _METRICS, since_s, until_s)
+        frame: pd.DataFrame = db.sql(_JOIN.format(more=""), params={"user": user}).df()
     return frame.astype({"job_id": "int64", "submit_s": "int64", "start_s": "int64", "end_s": "int64"})
+
+
+def load_history_table(
+    store: Store,
+    cluster: str,
+    columns: Sequence[str],
+    since_s: int | None = None,
+    until_s: int | None = None,
+    user: str | None = None,
+) -> pa.Table:
+    """The same jobs in the same order, with any columns of HISTORY; a missing value is null.
+
+    hbm_peak_frac is, as hbm_peak_mib, null for a preallocated job, and jobstats' where that is the evidence.
+    """
+    metrics = [name for name in columns if name not in _BASE and name not in _SPECIAL]
+    more = [f"m.{name}" for name in metrics]
+    more += [f"{_SPECIAL[name]} AS {name}" for name in columns if name in _SPECIAL]
+    wanted = {*_METRICS, *metrics, "hbm_peak_frac", "temporal_imbalance", "idle_gpus"}
+    with store.connect() as db:
+        _register(db, store, cluster, sorted(wanted), since_s, until_s)
+        sql = _JOIN.format(more="".join(f", {part}" for part in more))
+        rows: pa.Table = db.sql(sql, params={"user": user}).to_arrow_table()
+    return rows.select(list(columns)).cast(pa.schema([HISTORY.field(name) for name in columns]))
+
+
+def _register(
+    db: duckdb.DuckDBPyConnection,
+    store: Store,
+    cluster: str,
+    metrics: Sequence[str],
+    since_s: int | None,
+    until_s: int | None,
+) -> None:
+    db.register("jobs", store.read("jobs", cluster, since_s=since_s, until_s=until_s))
+    db.register("job_metrics", store.read("job_metrics", cluster, metrics, since_s=since_s, until_s=until_s))
 
 
 def open_jobs(store: Store, cluster: str) -> list[int]:

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from almanac.names import MAX_BYTES, name_key
 from almanac.records import Counts
-from almanac.units import format_duration, format_gib, parse_mib, parse_moment, parse_time_limit, printable
+from almanac.units import (
+    cell_text,
+    format_duration,
+    format_gib,
+    parse_mib,
+    parse_moment,
+    parse_time_limit,
+    printable,
+)
 
 VECTORS = json.loads((resources.files("almanac") / "name_mask_vectors.json").read_text(encoding="utf-8"))
 
@@ -96,3 +104,39 @@ def test_counts_keep_the_first_example_of_each_reason() -> None:
     counts.drop("bad", example="second")
     assert counts.seen == counts.kept + sum(counts.dropped.values())
     assert counts.examples == {"bad": "first"}
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        (None, ""),
+        (-1.5, "-1.5"),
+        (0, "0"),
+        (["n1:0", "n1:1"], "n1:0;n1:1"),
+        ("plain", "plain"),
+        ("=1+1", "'=1+1"),
+        ("+a", "'+a"),
+        ("-a", "'-a"),
+        ("@a", "'@a"),
+        ("  =a", "'  =a"),
+        ("\t=a", "?=a"),
+        ("\r=a", "?=a"),
+        ("＝a", "'＝a"),
+        (["=a", "b"], "'=a;b"),
+        ("a=b", "a=b"),
+    ],
+)
+def test_cells_for_spreadsheets_hold_no_formula(value: object, cell: str) -> None:
+    assert cell_text(value, is_for_spreadsheets=True) == cell
+
+
+def test_other_cells_keep_their_text() -> None:
+    assert cell_text("-a", is_for_spreadsheets=False) == "-a"
+    assert cell_text("a\nb|c", is_for_spreadsheets=False) == "a?b|c"
+
+
+@given(st.text())
+def test_no_text_begins_as_a_formula_or_a_new_row(text: str) -> None:
+    cell = cell_text(text, is_for_spreadsheets=True)
+    assert not cell.lstrip().startswith(("=", "+", "-", "@"))
+    assert "\n" not in cell

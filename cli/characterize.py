@@ -1,0 +1,108 @@
+"""`almanac characterize`: the cross-job tables behind the figures of perlmutter-telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from almanac.errors import NotAllowedError
+from almanac.units import format_count
+from cli.app import App
+from cli.ingest import moment
+from cli.job_table import local_time
+from cli.output import json_text, show_table
+
+if TYPE_CHECKING:
+    from telemetry.characterize import Result
+
+
+@click.command("characterize")
+@click.option("-S", "--starttime", metavar="TIME", help="Jobs submitted from here on. [now-30days]")
+@click.option("-E", "--endtime", metavar="TIME", help="Jobs submitted before. [now]")
+@click.option(
+    "--out",
+    "folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write every table there, as Parquet and CSV; files of the same names are replaced.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print every table as JSON.")
+@click.pass_obj
+def command(app: App, starttime: str | None, endtime: str | None, folder: Path | None, as_json: bool) -> None:
+    """Compare jobs across the site: size, pipes, memory, roofline, energy, imbalance, correlations (operators).
+
+    These are the tables behind figures 1 to 11 of the study of Perlmutter's telemetry, beside what it published.
+    docs/characterize.md explains each.
+    """
+    from telemetry.characterize import characterize, load_population, write_tables
+
+    if not app.is_operator:
+        raise NotAllowedError(f"{app.caller} is no operator, and these tables are of everybody's jobs", "ask one")
+    store = app.open_store()
+    cluster = app.cluster(store)
+    since_s, until_s = moment(starttime or "now-30days", app.now_s()), moment(endtime, app.now_s())
+    jobs = load_population(store, cluster, since_s, until_s)
+    results = characterize(jobs, app.config)
+    files = write_tables(results, folder) if folder else []
+    if as_json:
+        span = {"cluster": cluster, "since_s": since_s, "until_s": until_s, "jobs": jobs.num_rows}
+        click.echo(json_text({**span, "tables": {name: _as_dict(result) for name, result in results.items()}}))
+        return
+    if jobs.num_rows:
+        _show(results, jobs.num_rows)
+    else:
+        click.echo(f"no GPU jobs submitted since {local_time(since_s or 0)}; see -S, -E, -M")
+    if folder:
+        click.echo(f"\n{len(files)} files are in {folder}")
+    else:
+        click.echo("\n--out DIR writes these tables, as Parquet and CSV")
+
+
+def _as_dict(result: Result) -> dict[str, Any]:
+    return {
+        "figure": result.table.figure,
+        "title": result.table.title,
+        "jobs": result.jobs,
+        "left_out": dict(result.left_out),
+        "why_empty": result.why_empty or None,
+        "rows": result.rows.to_pylist(),
+    }
+
+
+def _show(results: Mapping[str, Result], total: int) -> None:
+    *tables, headline = results.values()
+    reasons = [f"{format_count(jobs)} {why.removeprefix('verdict: ')}" for why, jobs in headline.left_out.items()]
+    left_out = f"; left out: {', '.join(reasons)}" if reasons else ""
+    click.echo(f"{format_count(total)} GPU jobs, {format_count(headline.jobs)} with a verdict{left_out}\n")
+    _show_findings(headline)
+    click.echo()
+    shown = [
+        [
+            result.table.name,
+            result.table.figure,
+            result.table.title,
+            format_count(result.jobs),
+            format_count(sum(result.left_out.values())),
+            result.why_empty or format_count(result.rows.num_rows),
+        ]
+        for result in tables
+    ]
+    show_table(["table", "figure", "title", "jobs", "left out", "rows"], shown, right=("jobs", "left out", "rows"))
+
+
+def _show_findings(headline: Result) -> None:
+    findings = [
+        [
+            row["finding"],
+            "-" if row["site_value"] is None else f"{row['site_value']:.3f}",
+            "-" if row["published_value"] is None else f"{row['published_value']:.3f}",
+            format_count(row["jobs"]),
+            row["why_null"] or "",
+        ]
+        for row in headline.rows.to_pylist()
+    ]
+    columns = ["finding", "here", "published", "jobs", "note"]
+    show_table(columns, findings, right=columns[1:4], title="This site beside Perlmutter in March 2025")

@@ -1,0 +1,8 @@
+"""Across jobs: the tables behind figures 1 to 11 of perlmutter-telemetry. docs/characterize.md explains each."""
+
+from telemetry.characterize.catalogue import TABLES, characterize
+from telemetry.characterize.files import write_tables
+from telemetry.characterize.population import load_population
+from telemetry.characterize.table import Result, Table, contents
+
+__all__ = ["TABLES", "Result", "Table", "characterize", "contents", "load_population", "write_tables"]

@@ -1,0 +1,46 @@
+"""The list of all tables, and the function that makes them."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pyarrow as pa
+
+from almanac.config import Config
+from telemetry.characterize.headline import HEADLINE, headline
+from telemetry.characterize.imbalance import IMBALANCE_TABLES
+from telemetry.characterize.population import prepare, select
+from telemetry.characterize.relations import RELATION_TABLES
+from telemetry.characterize.roofline import ROOFLINE_TABLES
+from telemetry.characterize.table import Result, Table
+from telemetry.characterize.usage import USAGE
+
+TABLES: tuple[Table, ...] = (*USAGE, *ROOFLINE_TABLES, *IMBALANCE_TABLES, *RELATION_TABLES)
+"""Every table but the headline, which is read off these."""
+
+
+def characterize(jobs: pa.Table | pd.DataFrame, config: Config) -> dict[str, Result]:
+    """Every table by its name, "headline" last, from the jobs of `load_population`.
+
+    The order of the jobs changes nothing. A column that is missing counts as null in every job. A table of which no
+    job has what it needs is empty, and says why.
+    """
+    prepared = prepare(jobs)
+    results = {table.name: _result(table, prepared, config) for table in TABLES}
+    return {**results, HEADLINE: headline(results, config)}
+
+
+def _result(table: Table, jobs: pd.DataFrame, config: Config) -> Result:
+    selection = select(jobs, table)
+    if selection.jobs.empty:
+        return Result(table, table.schema.empty_table(), 0, selection.left_out, _why_empty(selection.left_out))
+    frame = table.of(selection.jobs, config)[table.schema.names]
+    rows = pa.Table.from_pandas(frame, schema=table.schema, preserve_index=False).replace_schema_metadata(None)
+    return Result(table, rows, len(selection.jobs), selection.left_out)
+
+
+def _why_empty(left_out: dict[str, int]) -> str:
+    """The commonest reason for which jobs that have a verdict were left out, else for which any were."""
+    if not left_out:
+        return "there are no jobs"
+    reasons = [why for why in left_out if not why.startswith("verdict: ")] or list(left_out)
+    return max(reasons, key=lambda why: left_out[why])

@@ -1,0 +1,117 @@
+"""The jobs that the tables are made of, and why others are left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sized
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from telemetry.characterize.table import Table
+from telemetry.metrics.catalogue import JOB_METRICS
+from telemetry.metrics.finish_sql import OK
+from telemetry.store import Store
+
+NOT_SUMMARISED = "not summarised"
+PART_OF_A_JOB = "part of a job that was requeued or resized"
+PROFILING_FAULT = "profiling counters read 0 while GPU_UTIL was high"
+
+POPULATION = pa.schema(
+    [
+        *(JOB_METRICS.field(name) for name in ("job_id", "submit_s")),
+        pa.field("state", pa.string()),
+        pa.field("tier", pa.string()),
+        pa.field("gpu_count", pa.int64()),
+        pa.field("elapsed_s", pa.int64()),
+        *(field.with_nullable(True) for field in JOB_METRICS if field.name not in ("job_id", "submit_s")),
+    ]
+)
+"""Columns that `characterize` looks at: a job's size, time, tier and metrics."""
+
+_JOIN = f"""
+SELECT {", ".join(f'"{name}"' for name in POPULATION.names)}
+FROM (
+  SELECT job_id, submit_s, state, tier, coalesce(nullif(gpu_count, 0), gpu_count_req) AS gpu_count,
+         coalesce(elapsed_s, end_s - start_s) AS elapsed_s
+  FROM jobs WHERE start_s IS NOT NULL AND end_s IS NOT NULL) j
+LEFT JOIN job_metrics USING (job_id, submit_s)
+WHERE j.gpu_count > 0
+ORDER BY job_id, submit_s
+"""
+
+
+def load_population(store: Store, cluster: str, since_s: int | None = None, until_s: int | None = None) -> pa.Table:
+    """GPU jobs submitted in [since_s, until_s) that have started and ended, with their metrics.
+
+    Columns of POPULATION; the metrics of a job that was not summarised are null. Names no user.
+    """
+    with store.connect() as db:
+        db.register("jobs", store.read("jobs", cluster, since_s=since_s, until_s=until_s))
+        db.register("job_metrics", store.read("job_metrics", cluster, since_s=since_s, until_s=until_s))
+        rows: pa.Table = db.sql(_JOIN).to_arrow_table()
+    return rows.cast(POPULATION)
+
+
+def prepare(jobs: pa.Table | pd.DataFrame) -> pd.DataFrame:
+    """The columns of POPULATION, null where not given, in the order of the key, and what is derived from them.
+
+    gpu_util_pct: mean GPU_UTIL, or where there is none (MIG) mean GR_ENGINE_ACTIVE as percent, as the verdict has it.
+    idle_gpu_count: GPUs never used; null unless every GPU of the job was seen, and its activity is known.
+    set_aside: why a job is in no table; empty where it may be in one.
+    """
+    frame = jobs.to_pandas() if isinstance(jobs, pa.Table) else jobs
+    frame = frame.reindex(columns=POPULATION.names).sort_values(["job_id", "submit_s"], ignore_index=True)
+    real = [field.name for field in POPULATION if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)]
+    frame = frame.astype(dict.fromkeys(real, "float64"))
+    is_whole = (frame["gpus_seen"] == frame["gpu_count"]) & frame["temporal_imbalance"].notna()
+    return frame.assign(
+        gpu_util_pct=frame["mean_gpu_util_pct"].fillna(100 * frame["mean_gr_engine_active_frac"]),
+        elapsed_h=frame["elapsed_s"] / 3600,
+        gpu_hours=frame["gpu_count"] * frame["elapsed_s"] / 3600,
+        idle_gpu_count=frame["idle_gpus"].map(_length).where(is_whole).astype("float64"),
+        set_aside=[*map(_set_aside, frame["verdict"], frame["state"])],
+    )
+
+
+def _length(items: object) -> float:
+    return float(len(items)) if isinstance(items, Sized) else np.nan
+
+
+def _set_aside(verdict: object, state: object) -> str:
+    if state in ("REQUEUED", "RESIZING"):
+        return PART_OF_A_JOB
+    if not isinstance(verdict, str):
+        return NOT_SUMMARISED
+    return "" if verdict == OK else f"verdict: {verdict}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The jobs that a table is made of, and the number of the others by reason; together they are all jobs."""
+
+    jobs: pd.DataFrame
+    left_out: dict[str, int]
+
+
+def select(jobs: pd.DataFrame, table: Table) -> Selection:
+    """The jobs of `prepare` that have what a table needs. Each other one counts once, by its first reason."""
+    why = jobs["set_aside"].to_numpy(dtype=object, copy=True)
+    if table.is_profiled:
+        why[(why == "") & jobs["has_profiling_fault"].isin([True]).to_numpy()] = PROFILING_FAULT
+    for metric in table.needs:
+        for number in np.flatnonzero((why == "") & jobs[metric].isna().to_numpy()).tolist():
+            why[number] = _why_null(metric, jobs["reasons"].iat[number])
+    if table.needs_any:
+        is_missing = jobs[list(table.needs_any)].isna().all(axis=1).to_numpy()
+        why[(why == "") & is_missing] = f"not known: {', '.join(table.needs_any)}"
+    counted = Counter(reason for reason in why.tolist() if reason)
+    return Selection(jobs[why == ""].reset_index(drop=True), dict(sorted(counted.items())))
+
+
+def _why_null(metric: str, reasons: object) -> str:
+    """The job's own reason for a metric that is null, such as "spatial_imbalance: one GPU"."""
+    given = reasons if isinstance(reasons, (list, tuple, np.ndarray)) else ()
+    return next((str(reason) for reason in given if str(reason).startswith(f"{metric}: ")), f"{metric}: not known")

@@ -1,0 +1,52 @@
+"""Made-up jobs, and the tables of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from almanac.config import Config, Tier
+from telemetry.characterize import Result, characterize
+from telemetry.characterize.population import POPULATION
+
+TIERS = (
+    Tier(name="hbm40g", capacity_mib=40960, gpu_model="A100-40", constraint="hbm40g"),
+    Tier(name="hbm80g", capacity_mib=81920, gpu_model="A100-80", constraint="hbm80g"),
+)
+SITE = Config(tiers=TIERS)
+Job = dict[str, Any]
+Make = Callable[..., Job]
+Rows = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def job() -> Make:
+    """Makes a job with a verdict, an hour on 4 GPUs; every other metric is null unless given."""
+    numbers = itertools.count(1)
+
+    def make(**metrics: Any) -> Job:
+        return {
+            "job_id": next(numbers), "submit_s": 1_750_000_000, "verdict": "ok", "reasons": [], "state": "COMPLETED",
+            "gpu_count": 4, "gpus_seen": 4, "elapsed_s": 3600, "samples": 100, **metrics,
+        }  # fmt: skip
+
+    return make
+
+
+def table_of_jobs(jobs: Sequence[Job]) -> pa.Table:
+    return pa.Table.from_pylist(list(jobs), schema=POPULATION)
+
+
+@pytest.fixture
+def results() -> Callable[..., dict[str, Result]]:
+    return lambda jobs, config=SITE: characterize(table_of_jobs(jobs), config)
+
+
+@pytest.fixture
+def rows(results: Callable[..., dict[str, Result]]) -> Rows:
+    """The rows of one table: (name, jobs, config) -> dictionaries."""
+    return lambda name, jobs, config=SITE: results(jobs, config)[name].rows.to_pylist()

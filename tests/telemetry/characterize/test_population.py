@@ -1,0 +1,120 @@
+"""Who is in a table, who is left out, and what an empty one says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from almanac.config import Config
+from almanac.errors import StoreError
+from telemetry.characterize import TABLES, characterize, contents, write_tables
+
+Any_ = Any
+
+
+def test_each_job_that_is_left_out_counts_once_by_its_first_reason(job: Any_, results: Any_) -> None:
+    one_gpu = {"reasons": ["spatial_imbalance: one GPU", "class_fp64: no FP64 counter"]}
+    jobs = [
+        job(spatial_imbalance=0.5, mean_gpu_util_pct=50.0),
+        job(verdict="short", spatial_imbalance=0.5, mean_gpu_util_pct=50.0),
+        job(verdict="ok", state="REQUEUED", spatial_imbalance=0.5, mean_gpu_util_pct=50.0),
+        job(verdict=None),
+        job(**one_gpu),
+        job(spatial_imbalance=0.5),
+    ]
+    result = results(jobs)["fig06_spatial_shares"]
+    assert result.jobs == 1
+    assert result.left_out == {
+        "gpu_util_pct: not known": 1,
+        "not summarised": 1,
+        "part of a job that was requeued or resized": 1,
+        "spatial_imbalance: one GPU": 1,
+        "verdict: short": 1,
+    }
+
+
+def test_a_job_whose_profiling_counters_failed_is_in_no_table_of_them(job: Any_, results: Any_) -> None:
+    zeros = {f"mean_{pipe}_active_frac": 0.0 for pipe in ("fp64", "fp32", "fp16", "tensor")}
+    found = results([job(**zeros, mean_gpu_util_pct=90.0, has_profiling_fault=True)])
+    assert found["fig02_pipe_mix"].jobs == 0
+    assert found["fig02_pipe_mix"].why_empty == "profiling counters read 0 while GPU_UTIL was high"
+    assert found["fig01_gpu_util"].jobs == 1
+
+
+def test_no_jobs_give_empty_tables_that_say_so() -> None:
+    for given in (pd.DataFrame(), pd.DataFrame({"job_id": []})):
+        found = characterize(given, Config())
+        assert {result.why_empty for name, result in found.items() if name != "headline"} == {"there are no jobs"}
+        assert all(result.rows.schema.names == result.table.schema.names for result in found.values())
+        assert set(found["headline"].rows["site_value"].to_pylist()) == {None}
+
+
+def test_a_metric_that_no_job_has_leaves_its_table_empty_with_the_jobs_own_reason(job: Any_, results: Any_) -> None:
+    jobs = [
+        job(reasons=["energy_j: no energy counter"], class_fp64="memory"),
+        job(verdict="short"),
+        job(verdict="short"),
+    ]
+    found = results(jobs)
+    assert found["fig05_energy"].rows.num_rows == 0
+    assert found["fig05_energy"].why_empty == "energy_j: no energy counter"
+    assert found["fig01_job_size"].rows.num_rows == 10
+
+
+def test_without_any_verdict_the_verdicts_are_the_reason(job: Any_, results: Any_) -> None:
+    assert results([job(verdict="short")])["fig01_job_size"].why_empty == "verdict: short"
+
+
+def test_a_frame_may_lack_columns(job: Any_) -> None:
+    frame = pd.DataFrame([job(), job()])[["job_id", "submit_s", "verdict", "gpu_count", "elapsed_s"]]
+    found = characterize(frame, Config())
+    assert found["fig01_duration"].jobs == 2
+    assert found["fig04_intensity"].why_empty == "gpu_model: not known"
+
+
+def test_every_table_has_a_name_of_its_own() -> None:
+    assert len({table.name for table in TABLES}) == len(TABLES)
+
+
+def test_contents_say_who_is_in_and_who_is_not(job: Any_, results: Any_) -> None:
+    lines = contents(results([job(), job(verdict="idle")])).to_pylist()
+    of_sizes = [(row["jobs"], row["left_out_because"]) for row in lines if row["table"] == "fig01_job_size"]
+    assert of_sizes == [(1, None), (1, "verdict: idle")]
+
+
+def test_files_hold_the_rows_as_parquet_and_csv(job: Any_, results: Any_, tmp_path: Any) -> None:
+    found = results([job(tier='=HYPERLINK("x")', hbm_peak_mib=1.0, hbm_peak_frac=0.5, hbm_capacity_mib=2.0), job()])
+    folder = tmp_path / "a" / "b"
+    written = write_tables(found, folder)
+    assert len(written) == 2 * (len(TABLES) + 2)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in written}
+    shares = pq.read_table(folder / "fig03_hbm_peak_shares.parquet")
+    assert shares.to_pylist() == found["fig03_hbm_peak_shares"].rows.to_pylist()
+    assert shares.schema.metadata[b"almanac.left_out"] == b'{"hbm_peak_mib: not known": 1}'
+    text = (folder / "fig03_hbm_peak_shares.csv").read_text()
+    assert text.splitlines()[0] == ",".join(shares.column_names)
+    assert '"\'=HYPERLINK(""x"")",False,2.0,all,1,' in text
+    write_tables(found, folder)
+
+
+def test_a_folder_that_cannot_be_written_is_named(job: Any_, results: Any_, tmp_path: Any) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file/x"):
+        write_tables(results([job()]), tmp_path / "file" / "x")
+
+
+def test_the_documentation_names_every_table_and_column() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "characterize.md").read_text(encoding="utf-8")
+    headline = characterize(pd.DataFrame(), Config())["headline"].table
+    for table in (*TABLES, headline):
+        assert table.name in page, table.name
+        for column in table.schema.names:
+            # The mean and the quantiles of a value stand there once, as the value.
+            value = re.sub(r"^(mean|p\d+)_", "", column)
+            assert f"`{column}`" in page or f"`{value}`" in page, f"{table.name}: {column}"
+    assert all(f"`{name}`" in page for name in contents({}).column_names)
