@@ -6,20 +6,21 @@ the memory have no place on a logarithmic axis and are left out, as are GPUs wit
 
 from __future__ import annotations
 
-import pyarrow as pa
+import numpy as np
 
-from telemetry.metrics.base import is_placed
 from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.family import Family, joined
-from telemetry.metrics.options import Options
-from telemetry.metrics.samples import Known
-from telemetry.schema import schema_of
+from telemetry.metrics.columns import NUMBER, WHOLE, Columns, merged
+from telemetry.metrics.roofline import Placed
+from telemetry.metrics.runs import Array, Runs
+from telemetry.metrics.samples import Samples
 
 DECADES_FROM = -3
 PER_DECADE = 5
 BINS = 30
 
-_SCHEMA = schema_of({"job": pa.int32(), "pipe": pa.int8(), "bin": pa.int8(), "samples": pa.int64()})
+KINDS = {"job": WHOLE, "pipe": WHOLE, "bin": WHOLE, "samples": NUMBER}
+"""pipe: its place in PIPES."""
+_PLACES = BINS + 2
 
 
 def bin_edges() -> list[float]:
@@ -27,27 +28,37 @@ def bin_edges() -> list[float]:
     return [10 ** (DECADES_FROM + number / PER_DECADE) for number in range(BINS + 1)]
 
 
-def _bin(pipe: str) -> str:
-    intensity = f"{pipe}_active_frac::DOUBLE / dram_active_frac::DOUBLE * c.ridge_{pipe}"
-    place = f"floor({PER_DECADE} * (log10({intensity}) - {DECADES_FROM}))"
-    return (
-        f"CASE WHEN {pipe}_active_frac > 0 AND dram_active_frac > 0 THEN "
-        f"greatest(-1, least({BINS}, {place}))::TINYINT END AS bin_{pipe}"
-    )
+def measure(samples: Samples, placed: Placed | None) -> Columns:
+    memory = samples.counter("dram_active_frac")
+    if placed is None or memory is None:
+        return {}
+    jobs, of_run = np.unique(samples.claims.job[samples.claim], return_inverse=True)
+    counts = np.zeros((len(jobs), len(PIPES), _PLACES), np.int64)
+    for number, pipe in enumerate(PIPES):
+        counter = samples.counter(f"{pipe}_active_frac")
+        if counter is not None:
+            counts[:, number] = _count(samples, placed.flags & (memory.values > 0), counter.values, pipe, of_run)
+    job, number, place = np.nonzero(counts)
+    return {"job": jobs[job], "pipe": number, "bin": place - 1, "samples": counts[job, number, place]}
 
 
-def _query(options: Options, known: Known) -> str:
-    bins = [f"bin_{pipe}" for pipe in PIPES]
-    sets = ", ".join(f"(job, {name})" for name in bins)
-    pipe = " ".join(f"WHEN grouping({name}) = 0 THEN {number}" for number, name in enumerate(bins))
-    return f"""
-SELECT * FROM (
-  SELECT job, (CASE {pipe} END)::TINYINT AS pipe, coalesce({", ".join(bins)}) AS bin, count(*) AS samples
-  FROM (SELECT c.job, {", ".join(_bin(name) for name in PIPES)} FROM {joined(known)} WHERE {is_placed(known)})
-  GROUP BY GROUPING SETS ({sets}))
-WHERE bin IS NOT NULL"""
+def _count(samples: Samples, flags: Array, active: Array, pipe: str, of_run: Array) -> Array:
+    """Samples of each job and bin."""
+    chosen = np.flatnonzero(flags & (active > 0))
+    memory = samples.counter("dram_active_frac")
+    assert memory is not None
+    run = np.searchsorted(samples.runs.starts, chosen, side="right") - 1
+    ridge = samples.claims.ridges[pipe][samples.claim][run]
+    intensity = active[chosen].astype(np.float64) / memory.values[chosen].astype(np.float64) * ridge
+    known = ~np.isnan(intensity)
+    place = np.floor(PER_DECADE * (np.log10(intensity[known]) - DECADES_FROM))
+    key = of_run[run[known]] * _PLACES + np.clip(place, -1, BINS).astype(np.int64) + 1
+    return np.bincount(key, minlength=(of_run.max() + 1) * _PLACES).reshape(-1, _PLACES)
 
 
-_MERGE = "SELECT job, pipe, bin, sum(samples) AS samples FROM parts GROUP BY job, pipe, bin"
-
-HISTOGRAM = Family("histogram", _SCHEMA, _query, _MERGE, only_full=True)
+def merge(rows: Columns) -> Columns:
+    order = np.lexsort((rows["bin"], rows["pipe"], rows["job"]))
+    rows = {name: column[order] for name, column in rows.items()}
+    runs = Runs.of(rows["job"], rows["pipe"], rows["bin"])
+    keys = {name: runs.first(rows[name]) for name in ("job", "pipe", "bin")}
+    return keys | merged(KINDS, rows, runs)
