@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,28 +29,36 @@ WHOLE, REAL = Kind(np.int64, 0), Kind(np.float64, 0.0)
 _NARROWER = (np.int8, np.int16, np.int32, np.float32)
 
 
-def stacked(kinds: Mapping[str, Kind], parts: Sequence[Columns]) -> Columns:
-    """Rows of many parts as one; columns that a part leaves out are filled with what stands for nothing."""
-    return {
-        name: np.concatenate([np.zeros(0, kind.dtype), *(_of(name, kind, part) for part in parts)], dtype=kind.dtype)
-        for name, kind in kinds.items()
-    }
+@dataclass(frozen=True)
+class Rows:
+    """Rows of many parts, in an order of their own. A column is put together when it is asked for, and not kept."""
+
+    kinds: Mapping[str, Kind]
+    parts: Sequence[Mapping[str, Array]]
+    order: Array | None = None
+
+    def __getitem__(self, name: str) -> Array:
+        """Filled with what stands for nothing where a part leaves the column out."""
+        kind = self.kinds[name]
+        whole = np.concatenate([np.zeros(0, kind.dtype), *(_of(name, kind, part) for part in self.parts)])
+        return whole if self.order is None else whole[self.order]
+
+    def by(self, *keys: str) -> tuple[Rows, Runs]:
+        """The rows sorted by columns, the first one foremost, and the runs that are equal in all of them."""
+        order = np.lexsort([self[key] for key in reversed(keys)])
+        rows = Rows(self.kinds, self.parts, order if self.order is None else self.order[order])
+        return rows, Runs.of(*(rows[key] for key in keys))
+
+    def merged(self, runs: Runs) -> Columns:
+        """The plain columns, a row for each run."""
+        merges = {"sum": runs.sum, "max": runs.max, "min": runs.min}
+        return {name: merges[kind.merge](self[name]) for name, kind in self.kinds.items() if kind.merge}
 
 
-def _of(name: str, kind: Kind, part: Columns) -> Array:
+def _of(name: str, kind: Kind, part: Mapping[str, Array]) -> Array:
     if name in part:
-        return part[name]
+        return part[name].astype(kind.dtype)
     return np.full(len(next(iter(part.values()))), kind.empty, kind.dtype)
-
-
-def merged(kinds: Mapping[str, Kind], rows: Columns, runs: Runs) -> Columns:
-    """The plain columns of rows that are sorted into runs."""
-    merges = {"sum": runs.sum, "max": runs.max, "min": runs.min}
-    return {name: merges[kind.merge](rows[name]) for name, kind in kinds.items() if kind.merge}
-
-
-def taken(rows: Columns, places: Array) -> Columns:
-    return {name: values[places] for name, values in rows.items()}
 
 
 def scattered(rows: Columns, places: Array, length: int) -> Columns:
@@ -64,20 +72,13 @@ def scattered(rows: Columns, places: Array, length: int) -> Columns:
 
 def packed(kinds: Mapping[str, Kind], rows: Columns) -> pa.Table:
     """As a table of the narrowest types that hold every value exactly, without columns that say nothing."""
-    length = len(next(iter(rows.values())))
-    return pa.table(
-        {
-            name: _narrow(values)
-            for place, (name, values) in enumerate(rows.items())
-            if place == 0 or not _is_empty(values, kinds[name])
-        }
-    ) if length else pa.table({})
+    key = next(iter(kinds))
+    told = [name for name, kind in kinds.items() if name == key or not _is_empty(rows[name], kind)]
+    return pa.table({name: _narrow(rows[name]) for name in told})
 
 
-def unpacked(kinds: Mapping[str, Kind], tables: Iterable[pa.Table]) -> Columns:
-    """The rows of packed tables."""
-    parts = [{name: table[name].to_numpy() for name in table.column_names} for table in tables if table.num_rows]
-    return stacked(kinds, parts)
+def unpacked(table: pa.Table) -> Columns:
+    return {name: table[name].to_numpy() for name in table.column_names}
 
 
 def _is_empty(values: Array, kind: Kind) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from telemetry.metrics.columns import NUMBER, REAL, WHOLE, Columns, scattered, taken
+from telemetry.metrics.columns import NUMBER, REAL, WHOLE, Columns, Rows, scattered
 from telemetry.metrics.runs import Array, Runs, grouped
 from telemetry.metrics.samples import Samples
 
@@ -54,13 +54,13 @@ def _falls(first: Array, last: Array, runs: Runs) -> Array:
     return falls
 
 
-def merge(rows: Columns, all_runs: Runs) -> Columns:
+def merge(rows: Rows, all_runs: Runs) -> Columns:
     """Rows in runs of the same claim, in any order of time."""
     number = np.arange(len(all_runs.starts))
     claim = all_runs.spread(number)
     held = np.flatnonzero(rows["energy_readings"])
     order, runs = grouped(claim[held], rows["energy_from_ms"][held])
-    chosen = taken({name: rows[name] for name in KINDS}, held[order])
+    chosen = {name: rows[name][held][order] for name in KINDS}
     falls = _falls(chosen["energy_from_mj"], chosen["energy_until_mj"], runs)
     found = {
         "energy_from_ms": runs.first(chosen["energy_from_ms"]),

@@ -10,7 +10,7 @@ import pyarrow as pa
 from almanac.config import Config
 from telemetry.metrics import finish_sql, spatial
 from telemetry.metrics.catalogue import GPU_METRICS, JOB_METRICS
-from telemetry.metrics.columns import Columns, stacked
+from telemetry.metrics.columns import Rows
 from telemetry.metrics.hours import rows, run
 from telemetry.metrics.options import Options
 from telemetry.metrics.partials import CLAIM, HISTOGRAM, OPEN_WINDOWS, WINDOWS, Partials
@@ -37,10 +37,10 @@ def finish(
 
     claims, models, jobs: `frames.CLAIM_FRAME`, `frames.MODEL_FRAME`, `frames.JOB_FRAME`. The partials are merged ones.
     """
-    windows = [partials[WINDOWS], spatial.fold(partials[OPEN_WINDOWS])]
+    windows = [*partials[WINDOWS].parts, spatial.fold(partials[OPEN_WINDOWS])]
     given = {
         "parts": _table(partials[CLAIM]),
-        "spatial": _table(spatial.merge_closed(stacked(WINDOWS.kinds, windows))),
+        "spatial": _table(Rows(WINDOWS.kinds, [spatial.merge_closed(Rows(WINDOWS.kinds, windows))])),
         "histogram": _table(partials[HISTOGRAM]),
         "claims": claims,
         "models": models,
@@ -59,6 +59,6 @@ def finish(
     return Results(gpus.cast(GPU_METRICS), found.cast(JOB_METRICS))
 
 
-def _table(columns: Columns) -> pa.Table:
+def _table(rows: Rows) -> pa.Table:
     """NaN becomes null."""
-    return pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()})
+    return pa.table({name: pa.array(rows[name], from_pandas=True) for name in rows.kinds})

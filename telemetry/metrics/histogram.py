@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.columns import NUMBER, WHOLE, Columns, merged
+from telemetry.metrics.columns import NUMBER, WHOLE, Columns, Rows
 from telemetry.metrics.roofline import Placed
-from telemetry.metrics.runs import Array, Runs
+from telemetry.metrics.runs import Array
 from telemetry.metrics.samples import Samples
 
 DECADES_FROM = -3
@@ -56,9 +56,6 @@ def _count(samples: Samples, flags: Array, active: Array, pipe: str, of_run: Arr
     return np.bincount(key, minlength=(of_run.max() + 1) * _PLACES).reshape(-1, _PLACES)
 
 
-def merge(rows: Columns) -> Columns:
-    order = np.lexsort((rows["bin"], rows["pipe"], rows["job"]))
-    rows = {name: column[order] for name, column in rows.items()}
-    runs = Runs.of(rows["job"], rows["pipe"], rows["bin"])
-    keys = {name: runs.first(rows[name]) for name in ("job", "pipe", "bin")}
-    return keys | merged(KINDS, rows, runs)
+def merge(given: Rows) -> Columns:
+    rows, runs = given.by("job", "pipe", "bin")
+    return {name: runs.first(rows[name]) for name in ("job", "pipe", "bin")} | rows.merged(runs)

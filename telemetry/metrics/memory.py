@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from telemetry.metrics.columns import HIGHEST, LOWEST, NUMBER, REAL, WHOLE, Columns
+from telemetry.metrics.columns import HIGHEST, LOWEST, NUMBER, REAL, WHOLE, Columns, Rows
 from telemetry.metrics.runs import Array, Runs
 from telemetry.metrics.samples import Counter, Samples
 
@@ -61,7 +61,7 @@ def _growth(samples: Samples, used: Counter) -> Columns:
     }
 
 
-def merge(rows: Columns, runs: Runs) -> Columns:
+def merge(rows: Rows, runs: Runs) -> Columns:
     """Rows in runs of the same claim. See Chan and others (1983), Algorithms for computing the sample variance."""
     peak = runs.max(rows["hbm_peak_mib"])
     number = rows["samples"] - rows["missing_hbm_used_mib"]

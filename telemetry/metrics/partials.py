@@ -10,10 +10,9 @@ import pyarrow as pa
 
 from telemetry.metrics import base, energy, histogram, memory, roofline, spatial
 from telemetry.metrics.claims import Claims
-from telemetry.metrics.columns import WHOLE, Columns, Kind, merged, packed, stacked, taken, unpacked
+from telemetry.metrics.columns import WHOLE, Columns, Kind, Rows, packed, unpacked
 from telemetry.metrics.hours import Files, Hour, each_hour
 from telemetry.metrics.options import Options
-from telemetry.metrics.runs import grouped
 from telemetry.metrics.samples import Samples
 
 
@@ -23,14 +22,13 @@ class Family:
 
     name: str
     kinds: dict[str, Kind]
-    merge: Callable[[Columns], Columns]
+    merge: Callable[[Rows], Columns]
 
 
-def _merge_claims(rows: Columns) -> Columns:
-    order, runs = grouped(rows["claim"])
-    rows = taken(rows, order)
-    found = {"claim": runs.first(rows["claim"])} | merged(_CLAIM_KINDS, rows, runs)
-    return found | memory.merge(rows, runs) | energy.merge(rows, runs) | roofline.merge(rows, runs)
+def _merge_claims(given: Rows) -> Columns:
+    rows, runs = given.by("claim")
+    found = {"claim": runs.first(rows["claim"])} | rows.merged(runs) | memory.merge(rows, runs)
+    return found | energy.merge(rows, runs) | roofline.merge(rows, runs)
 
 
 _CLAIM_KINDS = {"claim": WHOLE, **base.KINDS, **memory.KINDS, **energy.KINDS, **roofline.KINDS}
@@ -47,9 +45,9 @@ class Partials:
 
     tables: tuple[pa.Table, ...]
 
-    def __getitem__(self, family: Family) -> Columns:
-        """All columns of a family, in full width."""
-        return unpacked(family.kinds, [self.tables[FAMILIES.index(family)]])
+    def __getitem__(self, family: Family) -> Rows:
+        """Columns of a family in full width."""
+        return Rows(family.kinds, [unpacked(self.tables[FAMILIES.index(family)])])
 
     @property
     def counted(self) -> int:
@@ -91,12 +89,12 @@ def _measure(samples: Samples, options: Options, counted_ms: tuple[int, int]) ->
 def merge_partials(db: duckdb.DuckDBPyConnection, parts: Iterable[Partials]) -> Partials:
     """One Partials of many; the order in which they are given does not matter."""
     tables = list(zip(*(part.tables for part in parts), strict=True))
-    return _merged([[unpacked(family.kinds, given)] for family, given in zip(FAMILIES, tables, strict=False)])
+    return _merged([[unpacked(table) for table in of_family] for of_family in tables])
 
 
 def _merged(given: Sequence[Sequence[Columns]]) -> Partials:
     found = []
-    for place, family in enumerate(FAMILIES):
-        rows = stacked(family.kinds, [part for part in (given[place] if given else ()) if part])
-        found.append(packed(family.kinds, family.merge(rows)))
+    for family, parts in zip(FAMILIES, given or [[]] * len(FAMILIES), strict=True):
+        rows = family.merge(Rows(family.kinds, [part for part in parts if part]))
+        found.append(packed(family.kinds, rows))
     return Partials(tuple(found))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.columns import NUMBER, WHOLE, Columns, scattered, taken
+from telemetry.metrics.columns import NUMBER, WHOLE, Columns, Rows, scattered
 from telemetry.metrics.runs import Array, Runs, grouped
 from telemetry.metrics.samples import Samples
 
@@ -96,13 +96,13 @@ def _weights(samples: Samples, placed: Placed) -> Columns:
     return scattered(found, places, len(samples.claim))
 
 
-def merge(rows: Columns, all_runs: Runs) -> Columns:
+def merge(rows: Rows, all_runs: Runs) -> Columns:
     """Rows in runs of the same claim, in any order of time: a last sample weighs the time to the next row."""
     number = np.arange(len(all_runs.starts))
     claim = all_runs.spread(number)
     held = np.flatnonzero(rows["placed"])
     order, runs = grouped(claim[held], rows["placed_from_ms"][held])
-    chosen = taken({name: rows[name] for name in KINDS}, held[order])
+    chosen = {name: rows[name][held][order] for name in KINDS}
     carried = np.append(chosen["placed_from_ms"][1:] - chosen["placed_until_ms"][:-1], 0)[: len(order)]
     carried[runs.ends - 1] = 0
     found = {

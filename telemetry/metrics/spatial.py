@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from telemetry.metrics.base import activity
-from telemetry.metrics.columns import NUMBER, TOTAL, WHOLE, Columns, merged
+from telemetry.metrics.columns import NUMBER, TOTAL, WHOLE, Columns, Rows
 from telemetry.metrics.hours import HOUR_MS
 from telemetry.metrics.options import Options
-from telemetry.metrics.runs import Array, Runs, grouped
+from telemetry.metrics.runs import Array, Runs
 from telemetry.metrics.samples import Samples
 
 CLOSED = {"job": WHOLE, "windows": NUMBER, "active_windows": NUMBER, "ratio_sum": TOTAL}
@@ -55,7 +55,7 @@ def _windows(into_ms: Array, ahead_ms: Array, runs: Runs, width_ms: int) -> Arra
     return shifted // np.int32(width_ms)
 
 
-def fold(rows: Columns) -> Columns:
+def fold(rows: Columns | Rows) -> Columns:
     """Closed windows of TC by job, window and claim."""
     order = np.lexsort((rows["opened_ms"], rows["job"]))
     job, opened, total = (rows[name][order] for name in ("job", "opened_ms", "total"))
@@ -72,14 +72,12 @@ def fold(rows: Columns) -> Columns:
     }
 
 
-def merge_closed(rows: Columns) -> Columns:
-    order, runs = grouped(rows["job"])
-    rows = {name: column[order] for name, column in rows.items()}
-    return {"job": runs.first(rows["job"]), **merged(CLOSED, rows, runs)}
+def merge_closed(given: Rows) -> Columns:
+    rows, runs = given.by("job")
+    return {"job": runs.first(rows["job"])} | rows.merged(runs)
 
 
-def merge_open(rows: Columns) -> Columns:
-    order = np.lexsort((rows["opened_ms"], rows["claim"]))
-    rows = {name: column[order] for name, column in rows.items()}
-    runs = Runs.of(rows["claim"], rows["opened_ms"])
-    return {name: runs.sum(column) if name == "total" else runs.first(column) for name, column in rows.items()}
+def merge_open(given: Rows) -> Columns:
+    rows, runs = given.by("claim", "opened_ms")
+    keys = {name: runs.first(rows[name]) for name in ("job", "claim", "opened_ms")}
+    return keys | rows.merged(runs)
