@@ -74,7 +74,7 @@ def packed(kinds: Mapping[str, Kind], rows: Columns) -> pa.Table:
     """As a table of the narrowest types that hold every value exactly, without columns that say nothing."""
     key = next(iter(kinds))
     told = [name for name, kind in kinds.items() if name == key or not _is_empty(rows[name], kind)]
-    return pa.table({name: _narrow(rows[name]) for name in told})
+    return pa.table({name: pa.array(_narrow(rows[name])) for name in told})
 
 
 def unpacked(table: pa.Table) -> Columns:

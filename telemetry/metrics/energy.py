@@ -14,7 +14,7 @@ from telemetry.metrics.runs import Array, Runs, grouped
 from telemetry.metrics.samples import Samples
 
 KINDS = {
-    "energy_readings": NUMBER,
+    "missing_energy_mj": NUMBER,
     "energy_from_ms": WHOLE,
     "energy_until_ms": WHOLE,
     "energy_from_mj": REAL,
@@ -28,7 +28,7 @@ KINDS = {
 def measure(samples: Samples) -> Columns:
     counter = samples.counter("energy_mj")
     if counter is None:
-        return {}
+        return {"missing_energy_mj": samples.runs.lengths}
     readings, time_ms, places, runs = counter.values, samples.time_ms, np.arange(len(samples.claim)), samples.runs
     if counter.known is not None:
         places, runs = runs.where(counter.known)
@@ -36,7 +36,6 @@ def measure(samples: Samples) -> Columns:
     start_ms = samples.claims.start_ms[samples.claim[places]]
     falls = _falls(readings, readings, runs)
     found = {
-        "energy_readings": runs.lengths,
         "energy_from_ms": runs.first(time_ms) - start_ms,
         "energy_until_ms": runs.last(time_ms) - start_ms,
         "energy_from_mj": runs.first(readings),
@@ -44,7 +43,7 @@ def measure(samples: Samples) -> Columns:
         "energy_lost_mj": runs.sum(np.where(falls, readings, 0.0)),
         "energy_resets": runs.sum(falls),
     }
-    return scattered(found, places, len(samples.claim))
+    return {"missing_energy_mj": counter.missing(samples.runs)} | scattered(found, places, len(samples.claim))
 
 
 def _falls(first: Array, last: Array, runs: Runs) -> Array:
@@ -58,7 +57,7 @@ def merge(rows: Rows, all_runs: Runs) -> Columns:
     """Rows in runs of the same claim, in any order of time."""
     number = np.arange(len(all_runs.starts))
     claim = all_runs.spread(number)
-    held = np.flatnonzero(rows["energy_readings"])
+    held = np.flatnonzero(rows["samples"] > rows["missing_energy_mj"])
     order, runs = grouped(claim[held], rows["energy_from_ms"][held])
     chosen = {name: rows[name][held][order] for name in KINDS}
     falls = _falls(chosen["energy_from_mj"], chosen["energy_until_mj"], runs)

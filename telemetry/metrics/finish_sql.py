@@ -6,6 +6,7 @@ Relations: parts (per claim), spatial, intensity (per job), claims, models, jobs
 from __future__ import annotations
 
 from almanac.config import Config
+from telemetry.metrics import energy
 from telemetry.metrics.base import MEANS
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.histogram import BINS
@@ -14,8 +15,12 @@ from telemetry.metrics.preallocation import preallocated_sql
 from telemetry.metrics.reasons import reasons_sql
 
 MS_PER_HOUR = 3_600_000
-# Sums of floating point numbers in a fixed order: results do not depend on the number of threads.
-BY_UNIT = "ORDER BY host, gpu, mig"
+# Columns of partials that no later step needs.
+_USED_UP = (
+    *(f"{name}_{counter}" for counter in MEANS for name in ("sum", "missing")),
+    *(f"{name}_{pipe}" for pipe in PIPES for name in ("compute", "unknown", "unknown_ms", "last", "ridge")),
+    *(name for name in energy.KINDS if name != "energy_resets"),
+)
 
 OK, NO_TELEMETRY, LOW_COVERAGE, IDLE = "ok", "no telemetry", "low coverage", "idle"
 
@@ -37,7 +42,8 @@ def per_gpu(config: Config, options: Options) -> str:
     enough = f"{config.filters.min_coverage!r} * expected_samples"
     return f"""
 WITH raw AS ({_raw(options)})
-SELECT *, {_coverage("samples")} AS coverage_frac, hbm_peak_mib / hbm_capacity_mib AS hbm_peak_frac,
+SELECT * EXCLUDE ({", ".join(_USED_UP)}),
+       {_coverage("samples")} AS coverage_frac, hbm_peak_mib / hbm_capacity_mib AS hbm_peak_frac,
        {preallocated_sql("steady_samples", "steady_low_mib", "hbm_peak_mib", "hbm_capacity_mib")} AS is_preallocated,
        {each(f"CASE WHEN n_{{x}} >= {enough} THEN raw_{{x}} END AS mean_{{x}}", MEANS)},
        CASE WHEN n_activity >= {enough} THEN raw_temporal END AS temporal_imbalance,
@@ -61,7 +67,7 @@ def _raw(options: Options) -> str:
 WITH b AS (SELECT *, {sums} AS sum_activity, {known} AS n_activity
            FROM (SELECT *, {numbers} FROM parts) JOIN claims USING (claim))
 SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, j.expected AS expected_samples,
-       energy_readings AS n_energy,
+       samples - missing_energy_mj AS n_energy,
        CASE WHEN n_energy > 1 THEN energy_lost_mj - energy_from_mj + energy_until_mj END AS used_mj,
        used_mj / 1000 AS raw_energy_j, used_mj / (energy_until_ms - energy_from_ms) AS raw_energy_power_w, {means},
        CASE WHEN mig = '' THEN sum_gpu_util_pct / nullif(n_gpu_util_pct, 0) END AS raw_gpu_util_pct,
@@ -118,15 +124,15 @@ SELECT p.job, count(*) AS gpus_seen, sum(samples) AS samples, max(hbm_peak_mib) 
        max(hbm_peak_frac) AS highest_share, bool_or(is_preallocated) AS is_preallocated,
        first(gpu_model {top}) AS gpu_model, first(hbm_capacity_mib {top}) AS hbm_capacity_mib,
        min(hbm_peak_ms) FILTER (hbm_peak_mib = top_mib) AS hbm_peak_ms, max(raw_growth) AS raw_growth,
-       {each(f"avg(raw_{{x}} {BY_UNIT}) AS raw_{{x}}", MEANS)},
+       {each("avg(raw_{x}) AS raw_{x}", MEANS)},
        {", ".join(f"sum(n_{counter}) AS n_{counter}" for counter in (*MEANS, "activity", "energy"))},
        max(raw_temporal) AS raw_temporal, max(max_activity) AS max_activity,
-       sum(raw_energy_j {BY_UNIT}) AS raw_energy_j, avg(raw_energy_power_w {BY_UNIT}) AS raw_energy_power_w,
+       sum(raw_energy_j) AS raw_energy_j, avg(raw_energy_power_w) AS raw_energy_power_w,
        sum(energy_resets) AS energy_resets, max(max_temp_c) AS max_temp_c,
        bool_or(has_profiling_fault) AS has_profiling_fault,
-       coalesce(list({name} {BY_UNIT}) FILTER (is_idle), []) AS idle_gpus,
-       sum(raw_dram_active_frac * m.hbm_bytes_per_s {BY_UNIT}) AS raw_bytes_s,
-       {each(f"sum(raw_{{x}}_active_frac * m.{{x}}_flops {BY_UNIT}) AS raw_flops_{{x}}", PIPES)},
+       coalesce(list({name} ORDER BY host, gpu, mig) FILTER (is_idle), []) AS idle_gpus,
+       sum(raw_dram_active_frac * m.hbm_bytes_per_s) AS raw_bytes_s,
+       {each("sum(raw_{x}_active_frac * m.{x}_flops) AS raw_flops_{x}", PIPES)},
        {each("sum(n_known_{x}) AS n_known_{x}, sum(n_compute_{x}) AS n_compute_{x}", PIPES)},
        {each("sum(known_ms_{x}) AS known_ms_{x}, sum(compute_ms_{x}) AS compute_ms_{x}", PIPES)}
 FROM (SELECT *, max(hbm_peak_mib) OVER (PARTITION BY job) AS top_mib FROM per_gpu) p

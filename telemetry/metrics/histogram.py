@@ -38,8 +38,8 @@ def measure(samples: Samples, placed: Placed | None) -> Columns:
         counter = samples.counter(f"{pipe}_active_frac")
         if counter is not None:
             counts[:, number] = _count(samples, placed.flags & (memory.values > 0), counter.values, pipe, of_run)
-    job, number, place = np.nonzero(counts)
-    return {"job": jobs[job], "pipe": number, "bin": place - 1, "samples": counts[job, number, place]}
+    job, which, place = np.nonzero(counts)
+    return {"job": jobs[job], "pipe": which, "bin": place - 1, "samples": counts[job, which, place]}
 
 
 def _count(samples: Samples, flags: Array, active: Array, pipe: str, of_run: Array) -> Array:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import duckdb
 import numpy as np
@@ -25,9 +25,10 @@ _KEYS = "host, gpu, mig, time_ms"
 _SQL_TYPES = {"string": "VARCHAR", "int16": "SMALLINT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE"}
 
 Made = TypeVar("Made")
+Column: TypeAlias = "pa.ChunkedArray[Any]"
 
 
-class Misplaced(Exception):
+class MisplacedError(Exception):
     """A file of the store is not sorted, has a sample twice, or one of another hour."""
 
 
@@ -36,14 +37,15 @@ class Hour:
     """read: a column by its name, text as a dictionary; None where every value is null."""
 
     start_ms: int
-    read: Callable[[str], pa.ChunkedArray | None]
+    read: Callable[[str], Column | None]
 
-    def text(self, name: str) -> pa.DictionaryArray:
+    def text(self, name: str) -> Any:
+        """A pa.DictionaryArray; an empty one where every value is null."""
         column = self.read(name)
         if column is None:
             return pa.array([], pa.string()).dictionary_encode()
-        whole = column.unify_dictionaries().combine_chunks()
-        return whole if isinstance(whole, pa.Array) else whole.chunk(0)
+        whole: Any = column.unify_dictionaries().combine_chunks()
+        return whole
 
     def numbers(self, name: str) -> Array:
         column = self.read(name)
@@ -81,7 +83,7 @@ def each_hour(
 ) -> list[Made]:
     """What `make` gives for each hour of the files' span that is wanted, by its start in ms; no other is read.
 
-    Raises Misplaced where files are not sorted, although they were said to be, and duckdb.Error, pa.ArrowException
+    Raises MisplacedError where files are not sorted, although they were said to be, and duckdb.Error, pa.ArrowException
     or OSError where one cannot be read.
     """
 
@@ -97,7 +99,7 @@ def _starts(paths: Sequence[Path]) -> Iterator[tuple[Path, int]]:
     for path in paths:
         start_ms = stored_hour_ms(path)
         if start_ms is None:
-            raise Misplaced
+            raise MisplacedError
         yield path, start_ms
 
 
@@ -109,10 +111,10 @@ def _stored(path: Path, start_ms: int) -> Hour:
         if name not in names:
             return True
         place = names.index(name)
-        held = (footer.row_group(number).column(place).statistics for number in range(footer.num_row_groups))
+        held: list[Any] = [footer.row_group(n).column(place).statistics for n in range(footer.num_row_groups)]
         return all(one is not None and one.has_null_count and not one.num_values for one in held)
 
-    def read(name: str) -> pa.ChunkedArray | None:
+    def read(name: str) -> Column | None:
         return None if is_absent(name) else file.read([name], use_threads=False)[name]
 
     return Hour(start_ms, read)
@@ -134,8 +136,8 @@ def _sorted(db: duckdb.DuckDBPyConnection, paths: Sequence[Path], is_read: Calla
     run(db, "DROP TABLE sorted_samples")
 
 
-def _reader(table: pa.Table) -> Callable[[str], pa.ChunkedArray | None]:
-    def read(name: str) -> pa.ChunkedArray | None:
+def _reader(table: pa.Table) -> Callable[[str], Column | None]:
+    def read(name: str) -> Column | None:
         column = table[name]
         if column.null_count == len(column):
             return None

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 
 from telemetry.attribution import Inventory
 from telemetry.metrics.chunks import each_chunk
-from telemetry.metrics.hours import HOUR_MS, Files, Hour, Misplaced, each_hour
+from telemetry.metrics.hours import HOUR_MS, Files, Hour, MisplacedError, each_hour
 from telemetry.metrics.runs import Array, Runs
 from telemetry.metrics.samples import Units
 from telemetry.schema import schema_of
@@ -83,21 +84,22 @@ def survey(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], counted_ms: t
     pa.ArrowException or OSError where a file cannot be read.
     """
 
-
     def look(db: duckdb.DuckDBPyConnection, files: Files) -> tuple[Files, list[pa.Table]]:
         try:
             return files, each_hour(db, files, lambda hour: _look(hour, counted_ms))
-        except Misplaced:
+        except MisplacedError:
             return look(db, replace(files, is_sorted=False))
 
     found = list(each_chunk(db, chunks, look))
     hours = pa.concat_tables([UNITS.empty_table(), *chain.from_iterable(tables for _, tables in found)])
     by_day = dict(_intervals(hours["day"].to_numpy(), hours["gap_ms"].to_numpy()))
     ordered = sorted(by_day.values())
-    made = [("model", "max"), ("total_mib", "max"), ("counted", "sum")]
-    units = hours.group_by(_KEYS).aggregate(made).rename_columns([*_KEYS, *(name for name, _ in made)])
+    made = hours.group_by(_KEYS).aggregate([("model", "max"), ("total_mib", "max"), ("counted", "sum")])
+    units = made.rename_columns([*_KEYS, "model", "total_mib", "counted"])
     units = units.sort_by([(name, "ascending") for name in _KEYS])
-    return Survey([files for files, _ in found], units, Intervals(by_day, ordered[(len(ordered) - 1) // 2] if ordered else None))
+    return Survey(
+        [files for files, _ in found], units, Intervals(by_day, ordered[(len(ordered) - 1) // 2] if ordered else None)
+    )
 
 
 def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:
@@ -109,9 +111,9 @@ def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:
     total = hour.read("hbm_total_mib")
     number = len(runs.starts)
     columns = {
-        "host": units.host.dictionary_decode(),
+        "host": units.host,
         "gpu": units.gpu,
-        "mig": units.mig.dictionary_decode(),
+        "mig": units.mig,
         "day": np.full(number, hour.start_ms // _DAY_MS),
         "model": _model(hour, runs),
         "total_mib": pa.nulls(number) if total is None else pa.array(runs.max(total.to_numpy()), from_pandas=True),
@@ -121,15 +123,16 @@ def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:
     return pa.table(columns).cast(UNITS)
 
 
-def _model(hour: Hour, runs: Runs) -> pa.Array:
+def _model(hour: Hour, runs: Runs) -> pa.Array[Any]:
     """The model that each GPU's samples name; the last by the alphabet where there are several."""
     model = hour.text("model")
     if not len(model):
         return pa.nulls(len(runs.starts), pa.string())
     names = pc.sort_indices(model.dictionary)
     rank = np.append(np.argsort(names.to_numpy()), -1)  # the last one for null, whose code is -1
-    found = runs.max(rank[pc.fill_null(model.indices, -1).to_numpy()])
-    return model.dictionary.take(names).take(pa.array(found, mask=found < 0))
+    found = runs.max(rank[model.indices.fill_null(-1).to_numpy()])
+    named: pa.Array[Any] = model.dictionary.take(names).take(pa.array(found, pa.int64(), mask=found < 0))
+    return named
 
 
 def _intervals(day: Array, gap_ms: Array) -> list[tuple[int, float]]:

@@ -28,9 +28,11 @@ def aligned(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], claims: pa.T
         return np.stack([samples.claims.job[samples.claim], samples.runs.first(samples.time_ms)])
 
     first_ms: dict[int, int] = {}
-    for job, time_ms in np.concatenate([np.zeros((2, 0), np.int64), *_each(db, chunks, claims, look)], axis=1).T.tolist():
+    for job, time_ms in np.concatenate(
+        [np.zeros((2, 0), np.int64), *_each(db, chunks, claims, look)], axis=1
+    ).T.tolist():
         first_ms[job] = min(time_ms, first_ms.get(job, time_ms))
-    offsets = [first_ms.get(job, 0) for job in claims["job"].to_pylist()]
+    offsets = [first_ms.get(job, 0) for job in claims["job"].to_numpy().tolist()]
     place = claims.schema.get_field_index("offset_ms")
     return claims.set_column(place, claims.schema.field(place), pa.array(offsets, pa.int64()))
 

@@ -42,8 +42,9 @@ class Runs:
 
     def sum(self, values: Array) -> Array:
         """Sums in 64 bits: whole numbers exactly; of flags how many are set."""
-        kind = np.float64 if values.dtype.kind == "f" else np.int64
-        return np.add.reduceat(values, self.starts, dtype=kind) if len(self.starts) else np.zeros(0, kind)
+        kind: Any = np.float64 if values.dtype.kind == "f" else np.int64
+        found: Array = np.add.reduceat(values, self.starts, dtype=kind) if len(self.starts) else np.zeros(0, kind)
+        return found
 
     def max(self, values: Array) -> Array:
         """Highest values; NaN only where a run has nothing else."""
@@ -57,7 +58,8 @@ class Runs:
         return values[self.starts]
 
     def last(self, values: Array) -> Array:
-        return values[self.ends - 1]
+        places: Array = self.ends - 1
+        return values[places]
 
     def spread(self, values: Array) -> Array:
         """One value a run, repeated for each of its rows."""

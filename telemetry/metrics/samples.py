@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.claims import Claims
-from telemetry.metrics.hours import HOUR_MS, Hour, Misplaced
+from telemetry.metrics.hours import HOUR_MS, Hour, MisplacedError
 from telemetry.metrics.runs import Array, Runs, ragged
+
+_KEPT = {"gpu_util_pct", "hbm_used_mib", *(f"{name}_active_frac" for name in ("sm", "dram", "gr_engine", *PIPES))}
 
 
 @dataclass(frozen=True)
@@ -19,28 +22,28 @@ class Units:
     """The GPUs of an hour, each a run of samples in time order. key: run * HOUR_MS + ms into the hour, ascending."""
 
     runs: Runs
-    host: pa.DictionaryArray
+    host: pa.Array[Any]
     gpu: Array
-    mig: pa.DictionaryArray
+    mig: pa.Array[Any]
     time_ms: Array
     key: Array
 
     @classmethod
     def of(cls, hour: Hour) -> Units:
-        """Raises Misplaced where the samples are not sorted, not unique, or of another hour."""
+        """Raises MisplacedError where the samples are not sorted, not unique, or of another hour."""
         host, mig = hour.text("host"), hour.text("mig")
         gpu, time_ms = hour.numbers("gpu"), hour.numbers("time_ms")
         codes = (host.indices.to_numpy(), gpu, mig.indices.to_numpy())
         runs = Runs.of(*codes)
         into_ms = time_ms - hour.start_ms
         if len(into_ms) and (into_ms.min() < 0 or into_ms.max() >= HOUR_MS):
-            raise Misplaced
+            raise MisplacedError
         key = into_ms + runs.spread(np.arange(len(runs.starts)) * HOUR_MS)
         distinct = np.unique(np.stack([runs.first(code) for code in codes]), axis=1).shape[1]
         if (key[1:] <= key[:-1]).any() or distinct < len(runs.starts):
-            raise Misplaced
-        firsts = pa.array(runs.starts)
-        return cls(runs, host.take(firsts), runs.first(gpu), mig.take(firsts), time_ms, key)
+            raise MisplacedError
+        named = (text.take(runs.starts).dictionary_decode() for text in (host, mig))
+        return cls(runs, next(named), runs.first(gpu), next(named), time_ms, key)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,10 @@ class Counter:
 
 @dataclass(frozen=True)
 class Samples:
-    """A run for each claim that has samples in the hour; claim: its place in `claims`. Runs may share samples."""
+    """A run for each claim that has samples in the hour; claim: its place in `claims`. Runs may share samples.
+
+    Of the counters only those are kept that several metrics look at: an hour of a large site has millions of samples.
+    """
 
     hour: Hour
     claims: Claims
@@ -76,7 +82,7 @@ class Samples:
 
     @classmethod
     def of(cls, hour: Hour, claims: Claims) -> Samples:
-        """Raises Misplaced, as Units.of."""
+        """Raises MisplacedError, as Units.of."""
         units = Units.of(hour)
         claim, run = claims.find(units.host, units.gpu, units.mig)
         low, high = (
@@ -99,15 +105,18 @@ class Samples:
 
     def label(self) -> Array | None:
         """The job id that each sample's label names, -1 without one; None where no sample of the hour has one."""
-        column = self.hour.read("job_label")
-        return None if column is None else self._take(pc.fill_null(column, -1).to_numpy())
+        column: Any = self.hour.read("job_label")
+        return None if column is None else self._take(column.fill_null(-1).to_numpy())
 
     def counter(self, name: str) -> Counter | None:
         """A counter's values in the samples; None where it is not known in any of the hour."""
-        if name not in self._counters:
-            column = self.hour.read(name)
-            self._counters[name] = None if column is None else Counter.of(self._take(column.to_numpy()))
-        return self._counters[name]
+        if name in self._counters:
+            return self._counters[name]
+        column = self.hour.read(name)
+        counter = None if column is None else Counter.of(self._take(column.to_numpy()))
+        if name in _KEPT:
+            self._counters[name] = counter
+        return counter
 
 
 def _taken(low: Array, high: Array, rows: int) -> tuple[Runs, Callable[[Array], Array]]:
