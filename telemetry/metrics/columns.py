@@ -26,7 +26,7 @@ NUMBER, TOTAL = Kind(np.int64, 0, "sum"), Kind(np.float64, 0.0, "sum")
 HIGHEST, LOWEST = Kind(np.float64, np.nan, "max"), Kind(np.float64, np.nan, "min")
 WHOLE, REAL = Kind(np.int64, 0), Kind(np.float64, 0.0)
 
-_NARROWER = (np.int8, np.int16, np.int32, np.float32)
+_NARROWER = {"i": (np.int8, np.int16, np.int32), "f": (np.int8, np.int16, np.int32, np.float32)}
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _is_empty(values: Array, kind: Kind) -> bool:
 
 def _narrow(values: Array) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
-        for kind in _NARROWER:
+        for kind in _NARROWER[values.dtype.kind]:
             if np.array_equal(narrow := values.astype(kind), values, equal_nan=values.dtype.kind == "f"):
                 return narrow
     return values

@@ -87,7 +87,11 @@ def _measure(samples: Samples, options: Options, counted_ms: tuple[int, int]) ->
 
 
 def merge_partials(db: duckdb.DuckDBPyConnection, parts: Iterable[Partials]) -> Partials:
-    """One Partials of many; the order in which they are given does not matter."""
+    """One Partials of many; the order in which they are given does not matter.
+
+    A partial that was merged already must not span the time of another one: weights and energy carry over from hour to
+    hour.
+    """
     tables = list(zip(*(part.tables for part in parts), strict=True))
     return _merged([[unpacked(table) for table in of_family] for of_family in tables])
 
