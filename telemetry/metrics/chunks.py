@@ -1,4 +1,4 @@
-"""Telemetry files in portions: days, and within a day as many files as one query should read."""
+"""Telemetry files in portions: days, and within a day as many files as one thread should read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ Progress = Callable[[int, int, str], None]
 """Called with portions done, portions in all, and a word on what came of them."""
 
 ROWS_PER_CHUNK = 2_000_000
-"""Few enough that the windows of a chunk fit the processor's caches, enough to be worth a query's overhead."""
+"""Few enough that many threads share the work, enough that merging costs little."""
+ROWS_AT_ONCE = 8_000_000
+"""In the hours that are looked at together: about 1 GB."""
 
 Made = TypeVar("Made")
 
@@ -61,13 +63,16 @@ def each_chunk(
     chunks: Sequence[Files],
     make: Callable[[duckdb.DuckDBPyConnection, Files], Made],
 ) -> Iterator[Made]:
-    """What `make` gives for each chunk, in their order. As many at once as DuckDB has threads."""
+    """What `make` gives for each chunk, in their order.
+
+    As many at once as DuckDB has threads, fewer where hours are so large that they would not fit memory together.
+    """
 
     def one(files: Files) -> Made:
         with db.cursor() as cursor:
             return make(cursor, files)
 
-    with ThreadPoolExecutor(_threads(db)) as pool:
+    with ThreadPoolExecutor(_workers(db, chunks)) as pool:
         yield from pool.map(one, chunks)
 
 
@@ -87,5 +92,7 @@ def map_partials(
     return merge_partials(db, done)
 
 
-def _threads(db: duckdb.DuckDBPyConnection) -> int:
-    return int(db.execute("SELECT current_setting('threads')").fetchall()[0][0])
+def _workers(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files]) -> int:
+    threads = int(db.execute("SELECT current_setting('threads')").fetchall()[0][0])
+    rows = max((pq.read_metadata(chunk.paths[0]).num_rows for chunk in chunks), default=0)
+    return max(1, min(threads, ROWS_AT_ONCE // max(rows, 1)))

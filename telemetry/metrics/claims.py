@@ -39,7 +39,8 @@ class Claims:
         table = table.filter((pc.field("start_ms") < until_ms) & (pc.field("end_ms") > from_ms))
         host, mig = (table[name].combine_chunks() for name in ("host", "mig"))
         hosts, migs = host.unique(), mig.unique()
-        column = {name: table[name].to_numpy() for name in table.column_names if name not in ("host", "mig")}
+        wanted = ("claim", "gpu", *_PLAIN, *(f"ridge_{pipe}" for pipe in PIPES))
+        column = {name: table[name].to_numpy() for name in wanted}
         return cls(
             number=column["claim"],
             is_mig=table["mig"].to_numpy() != "",

@@ -33,27 +33,31 @@ def measure(samples: Samples, placed: Placed | None) -> Columns:
     if placed is None or memory is None:
         return {}
     jobs, of_run = np.unique(samples.claims.job[samples.claim], return_inverse=True)
+    run = samples.runs.spread(np.arange(len(of_run)))
     counts = np.zeros((len(jobs), len(PIPES), _PLACES), np.int64)
     for number, pipe in enumerate(PIPES):
         counter = samples.counter(f"{pipe}_active_frac")
         if counter is not None:
-            counts[:, number] = _count(samples, placed.flags & (memory.values > 0), counter.values, pipe, of_run)
+            chosen = np.flatnonzero(placed.flags & (counter.values > 0) & (memory.values > 0))
+            ridge = samples.claims.ridges[pipe][samples.claim][run[chosen]]
+            place = _places(counter.values[chosen], memory.values[chosen], ridge)
+            counts[:, number] = _counted(of_run[run[chosen]], place, len(jobs))
     job, which, place = np.nonzero(counts)
     return {"job": jobs[job], "pipe": which, "bin": place - 1, "samples": counts[job, which, place]}
 
 
-def _count(samples: Samples, flags: Array, active: Array, pipe: str, of_run: Array) -> Array:
+def _places(active: Array, memory: Array, ridge: Array) -> Array:
+    """Bins of samples as numbers; NaN where the ridge is not known."""
+    intensity = active.astype(np.float64) / memory.astype(np.float64) * ridge
+    place: Array = np.clip(np.floor(PER_DECADE * (np.log10(intensity) - DECADES_FROM)), -1, BINS)
+    return place
+
+
+def _counted(job: Array, place: Array, jobs: int) -> Array:
     """Samples of each job and bin."""
-    chosen = np.flatnonzero(flags & (active > 0))
-    memory = samples.counter("dram_active_frac")
-    assert memory is not None
-    run = np.searchsorted(samples.runs.starts, chosen, side="right") - 1
-    ridge = samples.claims.ridges[pipe][samples.claim][run]
-    intensity = active[chosen].astype(np.float64) / memory.values[chosen].astype(np.float64) * ridge
-    known = ~np.isnan(intensity)
-    place = np.floor(PER_DECADE * (np.log10(intensity[known]) - DECADES_FROM))
-    key = of_run[run[known]] * _PLACES + np.clip(place, -1, BINS).astype(np.int64) + 1
-    return np.bincount(key, minlength=(of_run.max() + 1) * _PLACES).reshape(-1, _PLACES)
+    known = ~np.isnan(place)
+    key = job[known] * _PLACES + place[known].astype(np.int64) + 1
+    return np.bincount(key, minlength=jobs * _PLACES).reshape(jobs, _PLACES)
 
 
 def merge(given: Rows) -> Columns:

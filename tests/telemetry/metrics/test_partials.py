@@ -198,3 +198,25 @@ def test_tables_are_as_narrow_as_their_values_allow_and_lose_nothing() -> None:
 def test_an_imbalance_counter_without_a_mean_is_refused() -> None:
     with pytest.raises(ConfigError, match="energy_mj"):
         Options(imbalance_counter="energy_mj")
+
+
+@pytest.mark.parametrize("is_aligned_to_job", [False, True], ids=["UTC", "job"])
+def test_an_hour_in_which_a_job_has_no_samples_adds_nothing(
+    tmp_path: Path, store: Store, is_aligned_to_job: bool
+) -> None:
+    """n1 falls silent after its second hour, while n2 goes on."""
+    from conftest import telemetry
+
+    frame = draw()
+    silent = Store.create(tmp_path / "other")
+    late = frame.time_ms >= (START_S + 2 * HOUR_S) * 1000
+    silent.write("telemetry", "c", telemetry(pd.concat([frame[~late], frame.assign(host="n2")])))
+    options = Options(is_aligned_to_job=is_aligned_to_job)
+    with store.connect() as db:
+        ends = prepared(db, store, job(0.5, 2), options=options)
+        expected = jobs_of(db, ends, mapped(db, ends))[0]
+        found = prepared(db, silent, job(0.5, 4), options=options)
+        row = jobs_of(db, found, mapped(db, found))[0]
+    same = ["samples", "hbm_max_mib", "hbm_peak_ms", "energy_j", "spatial_imbalance", "intensity_bins_tensor"]
+    same += ["compute_frac_fp64", "mean_gpu_util_pct", "hbm_growth_mib_h", "temporal_imbalance"]
+    assert_close({name: expected[name] for name in same}, row)
