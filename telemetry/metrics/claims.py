@@ -36,7 +36,8 @@ class Claims:
     @classmethod
     def of(cls, table: pa.Table, from_ms: int, until_ms: int) -> Claims:
         """Those of a table that touch the span [from_ms, until_ms)."""
-        table = table.filter((pc.field("start_ms") < until_ms) & (pc.field("end_ms") > from_ms))
+        touching = (table["start_ms"].to_numpy() < until_ms) & (table["end_ms"].to_numpy() > from_ms)
+        table = table.take(np.flatnonzero(touching))
         host, mig = (table[name].combine_chunks() for name in ("host", "mig"))
         hosts, migs = host.unique(), mig.unique()
         wanted = ("claim", "gpu", *_PLAIN, *(f"ridge_{pipe}" for pipe in PIPES))
