@@ -1,7 +1,7 @@
 """Arithmetic intensity of single samples: a * F / (d * B) flop per byte, five bins a decade (paper-constants).
 
-Bin 0 begins at LOWEST; bin -1 holds what is below, bin BINS what is above. Samples without activity of the pipe or of
-the memory have no place on a logarithmic axis and are left out, as are GPUs without known peaks.
+Bin 0 begins at 10 ** DECADES_FROM; bin -1 holds what is below, bin BINS what is above. Samples without activity of
+the pipe or of the memory have no place on a logarithmic axis and are left out, as are GPUs without known peaks.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from telemetry.metrics.samples import Samples
 class Family:
     """One table of partials: its columns, and what makes one row of those with the same key."""
 
-    name: str
     kinds: dict[str, Kind]
     merge: Callable[[Rows], Columns]
 
@@ -32,10 +31,10 @@ def _merge_claims(given: Rows) -> Columns:
 
 
 _CLAIM_KINDS = {"claim": WHOLE, **base.KINDS, **memory.KINDS, **energy.KINDS, **roofline.KINDS}
-CLAIM = Family("claim", _CLAIM_KINDS, _merge_claims)
-WINDOWS = Family("windows", spatial.CLOSED, spatial.merge_closed)
-OPEN_WINDOWS = Family("open_windows", spatial.OPEN, spatial.merge_open)
-HISTOGRAM = Family("histogram", histogram.KINDS, histogram.merge)
+CLAIM = Family(_CLAIM_KINDS, _merge_claims)
+WINDOWS = Family(spatial.CLOSED, spatial.merge_closed)
+OPEN_WINDOWS = Family(spatial.OPEN, spatial.merge_open)
+HISTOGRAM = Family(histogram.KINDS, histogram.merge)
 FAMILIES = (CLAIM, WINDOWS, OPEN_WINDOWS, HISTOGRAM)
 
 
