@@ -52,6 +52,7 @@ test-cluster: servers
 bench: bench-telemetry bench-predictors
 
 bench-telemetry: $(STAMP)
+	$(BIN)/python benchmarks/telemetry_engine.py
 	$(BIN)/python benchmarks/prometheus_ingest.py
 
 bench-predictors: $(STAMP)

@@ -67,13 +67,16 @@ class Inventory:
     """The GPUs seen in telemetry: units of each (host, day since 1970)."""
 
     units: Mapping[tuple[str, int], frozenset[Unit]]
+    _known: dict[tuple[str, int, int], frozenset[Unit]] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, host: str, start_s: int, end_s: int) -> frozenset[Unit]:
         """Units of a host in [start_s, end_s). A GPU split into MIG instances counts as its instances only."""
-        days = range(start_s // _DAY_S, (max(end_s, start_s + 1) - 1) // _DAY_S + 1)
-        seen = frozenset().union(*(self.units.get((host, day), frozenset()) for day in days))
-        split = {gpu for gpu, mig in seen if mig}
-        return frozenset((gpu, mig) for gpu, mig in seen if mig or gpu not in split)
+        key = (host, start_s // _DAY_S, (max(end_s, start_s + 1) - 1) // _DAY_S)
+        if key not in self._known:
+            seen = frozenset().union(*(self.units.get((host, day), frozenset()) for day in range(key[1], key[2] + 1)))
+            split = {gpu for gpu, mig in seen if mig}
+            self._known[key] = frozenset((gpu, mig) for gpu, mig in seen if mig or gpu not in split)
+        return self._known[key]
 
 
 @dataclass

@@ -17,13 +17,14 @@ from almanac.config import Config
 from almanac.errors import StoreError
 from almanac.units import format_count
 from telemetry.attribution import Attribution, Binding, Job, attribute, parse_hosts, shared_jobs
-from telemetry.metrics.base import BASE
 from telemetry.metrics.chunks import Progress, map_partials, split_files
 from telemetry.metrics.finish import Results, finish
 from telemetry.metrics.frames import claim_frame, job_frame, model_frame
-from telemetry.metrics.inventory import Survey, first_samples, labelled_units, survey
+from telemetry.metrics.hours import Files
+from telemetry.metrics.inventory import Survey, survey
+from telemetry.metrics.labels import aligned, labelled_units
 from telemetry.metrics.options import Options
-from telemetry.metrics.partials import Files, Partials
+from telemetry.metrics.partials import Partials
 from telemetry.store import Store
 
 DAY_S = 86_400
@@ -69,7 +70,7 @@ def summarize(
     with store.connect() as db:
         try:
             results, counts = compute(db, files, jobs, bindings, config, (since_s, until_s), progress)
-        except duckdb.Error as error:
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise StoreError(
                 f"{store.root}: telemetry cannot be read: {error}", "move the file away and ingest its span again"
             ) from error
@@ -129,26 +130,25 @@ def prepare(
     """Look through the files once: which GPUs there are, how often they were scraped, and whose they were."""
     options = options or Options.of(config.metrics)
     counted_ms = (counted_s[0] * 1000, counted_s[1] * 1000)
-    chunks = split_files(paths)
-    seen = survey(db, paths, counted_ms, is_unique=all(chunk.is_sorted for chunk in chunks))
-    attribution = attribute_jobs(db, paths, jobs, seen, bindings, config)
-    first_ms = first_samples(db, paths, attribution.claims) if options.is_aligned_to_job else None
-    claims = claim_frame(jobs, attribution, seen, first_ms)
+    seen = survey(db, split_files(paths), counted_ms)
+    attribution = attribute_jobs(db, jobs, seen, bindings, config)
+    claims = claim_frame(jobs, attribution, seen)
+    if options.is_aligned_to_job:
+        claims = aligned(db, seen.chunks, claims)
     frame = job_frame(jobs, attribution, seen, config.filters)
-    return Prepared(chunks, claims, frame, seen.counted, counted_ms, options)
+    return Prepared(seen.chunks, claims, frame, seen.counted, counted_ms, options)
 
 
 def complete(
     db: duckdb.DuckDBPyConnection, prepared: Prepared, partials: Partials, config: Config
 ) -> tuple[Results, SummaryCounts]:
     """Metrics from the merged partials of all chunks."""
-    results = finish(db, partials, prepared.claims, model_frame(), prepared.jobs, config)
+    results = finish(db, partials, prepared.claims, model_frame(), prepared.jobs, config, prepared.options)
     return results, count(results, prepared.counted, partials)
 
 
 def attribute_jobs(
     db: duckdb.DuckDBPyConnection,
-    paths: Sequence[Path],
     jobs: Sequence[Job],
     seen: Survey,
     bindings: Sequence[Binding],
@@ -156,7 +156,8 @@ def attribute_jobs(
 ) -> Attribution:
     """Claims of the jobs, with the exporter's labels where the configuration believes them."""
     inventory = seen.inventory()
-    labelled = labelled_units(db, paths, jobs, shared_jobs(jobs, inventory)) if config.bindings.use_labels else {}
+    shared = shared_jobs(jobs, inventory) if config.bindings.use_labels else []
+    labelled = labelled_units(db, jobs, shared, seen, inventory) if shared else {}
     return attribute(jobs, inventory, labelled, bindings)
 
 
@@ -195,7 +196,7 @@ def load_bindings(store: Store, cluster: str, config: Config, since_s: int, unti
 
 
 def count(results: Results, counted: int, partials: Partials) -> SummaryCounts:
-    attributed = pc.sum(partials[BASE]["counted"]).as_py() or 0
+    attributed = partials.counted
     return SummaryCounts(
         jobs=results.jobs.num_rows,
         verdicts=Counter(str(verdict) for verdict in results.jobs["verdict"].to_pylist()),

@@ -1,40 +1,40 @@
-"""Telemetry files in portions: days, and within a day as many files as one query should read."""
+"""Telemetry files in portions: days, and within a day as many files as one thread should read."""
 
 from __future__ import annotations
 
-import contextlib
-import datetime as dt
-import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from almanac.units import format_count
-from telemetry.metrics.base import BASE
+from telemetry.metrics.hours import HOUR_MS, Files, stored_hour_ms
 from telemetry.metrics.options import Options
-from telemetry.metrics.partials import Files, Partials, compute_partials, merge_partials
-from telemetry.metrics.samples import run
+from telemetry.metrics.partials import Partials, compute_partials, merge_partials
 
 Progress = Callable[[int, int, str], None]
 """Called with portions done, portions in all, and a word on what came of them."""
 
 ROWS_PER_CHUNK = 2_000_000
-"""Few enough that the windows of a chunk fit the processor's caches, enough to be worth a query's overhead."""
+"""Few enough that many threads share the work, enough that merging costs little."""
+ROWS_AT_ONCE = 8_000_000
+"""In the hours that are looked at together: about 1 GB."""
 
-_HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
+Made = TypeVar("Made")
+
+_DAY_MS = 86_400_000
 _ALL_TIME = (-(2**53), 2**53)
-_STORED = re.compile(r"date=(\d{4}-\d\d-\d\d)/(\d\d)(\d\d)\.parquet")
 
 
 def split_files(paths: Sequence[Path]) -> list[Files]:
     """Chunks of files in time order, none across midnight. Files that are not the store's are one chunk, unsorted."""
-    stored = sorted((start, path) for path in paths if (start := _stored_hour_ms(path)) is not None)
-    others = [path for path in paths if _stored_hour_ms(path) is None]
+    stored = sorted((start, path) for path in paths if (start := stored_hour_ms(path)) is not None)
+    others = [path for path in paths if stored_hour_ms(path) is None]
     if others:
         return [Files(tuple(paths), *_ALL_TIME, is_sorted=False)]
     return list(_chunks(stored))
@@ -55,15 +55,25 @@ def _chunks(stored: Sequence[tuple[int, Path]]) -> Iterator[Files]:
 
 
 def _files(chunk: Sequence[tuple[int, Path]]) -> Files:
-    return Files(tuple(path for _, path in chunk), chunk[0][0], chunk[-1][0] + _HOUR_MS, is_sorted=True)
+    return Files(tuple(path for _, path in chunk), chunk[0][0], chunk[-1][0] + HOUR_MS, is_sorted=True)
 
 
-def _stored_hour_ms(path: Path) -> int | None:
-    match = _STORED.fullmatch(f"{path.parent.name}/{path.name}")
-    if not match:
-        return None
-    start = dt.datetime.fromisoformat(f"{match[1]}T{match[2]}:{match[3]}:00+00:00")
-    return round(start.timestamp()) * 1000
+def each_chunk(
+    db: duckdb.DuckDBPyConnection,
+    chunks: Sequence[Files],
+    make: Callable[[duckdb.DuckDBPyConnection, Files], Made],
+) -> Iterator[Made]:
+    """What `make` gives for each chunk, in their order.
+
+    As many at once as DuckDB has threads, fewer where hours are so large that they would not fit memory together.
+    """
+
+    def one(files: Files) -> Made:
+        with db.cursor() as cursor:
+            return make(cursor, files)
+
+    with ThreadPoolExecutor(_workers(db, chunks)) as pool:
+        yield from pool.map(one, chunks)
 
 
 def map_partials(
@@ -74,29 +84,15 @@ def map_partials(
     counted_ms: tuple[int, int],
     progress: Progress,
 ) -> Partials:
-    """Partials of all chunks, merged. As many chunks at once as DuckDB has threads: queries in file order use one."""
-
-    def one(files: Files) -> Partials:
-        with db.cursor() as cursor:
-            return compute_partials(cursor, files, claims, options, counted_ms)
-
+    """Partials of all chunks, merged."""
     done: list[Partials] = []
-    with plain_joins(db), ThreadPoolExecutor(_threads(db)) as pool:
-        for part in pool.map(one, chunks):
-            done.append(part)
-            progress(len(done), len(chunks), f"{format_count(sum(p[BASE].num_rows for p in done))} GPU runs")
+    for part in each_chunk(db, chunks, lambda db, files: compute_partials(db, files, claims, options, counted_ms)):
+        done.append(part)
+        progress(len(done), len(chunks), f"{format_count(sum(p.tables[0].num_rows for p in done))} GPU runs")
     return merge_partials(db, done)
 
 
-@contextlib.contextmanager
-def plain_joins(db: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Joins read their left side in its order: the optimiser would else swap sides where claims are many."""
-    run(db, "SET disabled_optimizers = 'join_order,build_side_probe_side'")
-    try:
-        yield
-    finally:
-        run(db, "RESET disabled_optimizers")
-
-
-def _threads(db: duckdb.DuckDBPyConnection) -> int:
-    return int(db.execute("SELECT current_setting('threads')").fetchall()[0][0])
+def _workers(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files]) -> int:
+    threads = int(db.execute("SELECT current_setting('threads')").fetchall()[0][0])
+    rows = max((pq.read_metadata(chunk.paths[0]).num_rows for chunk in chunks), default=0)
+    return max(1, min(threads, ROWS_AT_ONCE // max(rows, 1)))

@@ -1,59 +1,72 @@
 """Energy from the cumulative counter.
 
 The counter is mJ since the driver was loaded, so energy is the sum of its steps in time order. Where it falls, the
-driver was loaded anew, and what it then shows was used since (paper-constants, Energy).
+driver was loaded anew, and what it then shows was used since (paper-constants, Energy). So the energy is the last
+reading less the first, and the readings before each fall.
 """
 
 from __future__ import annotations
 
-import pyarrow as pa
+import numpy as np
 
-from telemetry.metrics.family import Family, claimed, neighbour, starts_anew
-from telemetry.metrics.options import Options
-from telemetry.metrics.samples import Known
-from telemetry.schema import schema_of
+from telemetry.metrics.columns import NUMBER, REAL, WHOLE, Columns, Rows, scattered
+from telemetry.metrics.runs import Array, Runs, grouped
+from telemetry.metrics.samples import Samples
 
-_SCHEMA = schema_of(
-    {
-        "claim": pa.int32(),
-        "first_ms": pa.int64(),
-        "last_ms": pa.int64(),
-        "first_mj": pa.float64(),
-        "last_mj": pa.float64(),
-        "used_mj": pa.float64(),
-        "resets": pa.int64(),
-        "n_energy": pa.int64(),
-        "misplaced": pa.int64(),
+KINDS = {
+    "missing_energy_mj": NUMBER,
+    "energy_from_ms": WHOLE,
+    "energy_until_ms": WHOLE,
+    "energy_from_mj": REAL,
+    "energy_until_mj": REAL,
+    "energy_lost_mj": REAL,
+    "energy_resets": WHOLE,
+}
+"""from, until: of the first and last reading, ms since the start of the claim."""
+
+
+def measure(samples: Samples) -> Columns:
+    counter = samples.counter("energy_mj")
+    if counter is None:
+        return {"missing_energy_mj": samples.runs.lengths}
+    readings, time_ms, places, runs = counter.values, samples.time_ms, np.arange(len(samples.claim)), samples.runs
+    if counter.known is not None:
+        places, runs = runs.where(counter.known)
+        readings, time_ms = readings[counter.known], time_ms[counter.known]
+    start_ms = samples.claims.start_ms[samples.claim[places]]
+    falls = _falls(readings, readings, runs)
+    found = {
+        "energy_from_ms": runs.first(time_ms) - start_ms,
+        "energy_until_ms": runs.last(time_ms) - start_ms,
+        "energy_from_mj": runs.first(readings),
+        "energy_until_mj": runs.last(readings),
+        "energy_lost_mj": runs.sum(np.where(falls, readings, 0.0)),
+        "energy_resets": runs.sum(falls),
     }
-)
+    return {"missing_energy_mj": counter.missing(samples.runs)} | scattered(found, places, len(samples.claim))
 
 
-def _step(earlier: str, later: str) -> str:
-    return f"CASE WHEN {later} >= {earlier} THEN {later} - {earlier} ELSE {later} END"
+def _falls(first: Array, last: Array, runs: Runs) -> Array:
+    """Whether the first reading of the next row of the run is below the last one of this row."""
+    falls = np.append(first[1:] < last[:-1], False)[: len(first)]
+    falls[runs.ends - 1] = False
+    return falls
 
 
-def _query(options: Options, known: Known) -> str:
-    return f"""
-SELECT claim, min(time_ms) AS first_ms, max(time_ms) AS last_ms, max(CASE WHEN is_first THEN mj END) AS first_mj,
-       arg_max(mj, time_ms) AS last_mj,
-       coalesce(sum(CASE WHEN NOT is_first THEN {_step("before_mj", "mj")} END), 0) AS used_mj,
-       count(*) FILTER (WHERE NOT is_first AND mj < before_mj) AS resets, count(*) AS n_energy,
-       count(*) FILTER (WHERE is_first) - 1 + count(*) FILTER (WHERE NOT is_first AND time_ms <= before_ms) AS misplaced
-FROM (SELECT c.claim, c.hour, t.*, {starts_anew("before", known)} AS is_first
-      FROM (SELECT host, gpu, mig, time_ms, energy_mj AS mj, lag(energy_mj) OVER () AS before_mj,
-                   {neighbour("lag", "before", known)}
-            FROM samples WHERE energy_mj IS NOT NULL) t JOIN hourly c ON {claimed(known)})
-GROUP BY claim, hour"""
-
-
-_MERGE = f"""
-SELECT claim, min(first_ms) AS first_ms, max(last_ms) AS last_ms, arg_min(first_mj, first_ms) AS first_mj,
-       arg_max(last_mj, last_ms) AS last_mj,
-       sum(used_mj) + coalesce(sum({_step("before_mj", "first_mj")}) FILTER (WHERE before_mj IS NOT NULL), 0)
-         AS used_mj,
-       sum(resets) + count(*) FILTER (WHERE first_mj < before_mj) AS resets, sum(n_energy) AS n_energy,
-       sum(misplaced) AS misplaced
-FROM (SELECT *, lag(last_mj) OVER (PARTITION BY claim ORDER BY first_ms) AS before_mj FROM parts)
-GROUP BY claim"""
-
-ENERGY = Family("energy", _SCHEMA, _query, _MERGE, is_chained=True)
+def merge(rows: Rows, all_runs: Runs) -> Columns:
+    """Rows in runs of the same claim, in any order of time."""
+    number = np.arange(len(all_runs.starts))
+    claim = all_runs.spread(number)
+    held = np.flatnonzero(rows["samples"] > rows["missing_energy_mj"])
+    order, runs = grouped(claim[held], rows["energy_from_ms"][held])
+    chosen = {name: rows[name][held][order] for name in KINDS}
+    falls = _falls(chosen["energy_from_mj"], chosen["energy_until_mj"], runs)
+    found = {
+        "energy_from_ms": runs.first(chosen["energy_from_ms"]),
+        "energy_until_ms": runs.last(chosen["energy_until_ms"]),
+        "energy_from_mj": runs.first(chosen["energy_from_mj"]),
+        "energy_until_mj": runs.last(chosen["energy_until_mj"]),
+        "energy_lost_mj": runs.sum(chosen["energy_lost_mj"] + np.where(falls, chosen["energy_until_mj"], 0.0)),
+        "energy_resets": runs.sum(chosen["energy_resets"] + falls),
+    }
+    return scattered(found, claim[held][order][runs.starts], len(number))

@@ -8,15 +8,12 @@ import duckdb
 import pyarrow as pa
 
 from almanac.config import Config
-from telemetry.metrics import finish_sql
-from telemetry.metrics.base import BASE
+from telemetry.metrics import finish_sql, spatial
 from telemetry.metrics.catalogue import GPU_METRICS, JOB_METRICS
-from telemetry.metrics.energy import ENERGY
-from telemetry.metrics.histogram import HISTOGRAM
-from telemetry.metrics.partials import Partials
-from telemetry.metrics.roofline import ROOFLINE
-from telemetry.metrics.samples import rows, run
-from telemetry.metrics.spatial import FOLD, OPEN_WINDOWS, SPATIAL
+from telemetry.metrics.columns import Rows
+from telemetry.metrics.hours import rows, run
+from telemetry.metrics.options import Options
+from telemetry.metrics.partials import CLAIM, HISTOGRAM, OPEN_WINDOWS, WINDOWS, Partials
 
 
 @dataclass(frozen=True)
@@ -34,38 +31,34 @@ def finish(
     models: pa.Table,
     jobs: pa.Table,
     config: Config,
+    options: Options,
 ) -> Results:
     """Metrics of every job of `jobs`, also of those without any sample.
 
     claims, models, jobs: `frames.CLAIM_FRAME`, `frames.MODEL_FRAME`, `frames.JOB_FRAME`. The partials are merged ones.
     """
+    windows = [*partials[WINDOWS].parts, spatial.fold(partials[OPEN_WINDOWS])]
     given = {
-        "base": partials[BASE],
-        "energy": partials[ENERGY],
-        "closed_windows": partials[SPATIAL],
-        "open_windows": partials[OPEN_WINDOWS],
-        "roofline": partials[ROOFLINE],
-        "histogram": partials[HISTOGRAM],
+        "parts": _table(partials[CLAIM]),
+        "spatial": _table(Rows(WINDOWS.kinds, [spatial.merge_closed(Rows(WINDOWS.kinds, windows))])),
+        "histogram": _table(partials[HISTOGRAM]),
         "claims": claims,
         "models": models,
         "jobs": jobs,
     }
     for name, table in given.items():
         db.register(name, table)
-    run(db, f"CREATE OR REPLACE TEMP TABLE spatial AS {_all_windows()}")
     run(db, f"CREATE OR REPLACE TEMP TABLE intensity AS {finish_sql.intensity()}")
-    run(db, f"CREATE OR REPLACE TEMP TABLE per_gpu AS {finish_sql.per_gpu(config)}")
+    run(db, f"CREATE OR REPLACE TEMP TABLE per_gpu AS {finish_sql.per_gpu(config, options)}")
     gpus = rows(db, f"SELECT {', '.join(GPU_METRICS.names)} FROM per_gpu ORDER BY job, host, gpu, mig")
     found = rows(db, finish_sql.per_job(config)).select(JOB_METRICS.names)
     for name in given:
         db.unregister(name)
-    for name in ("spatial", "intensity", "per_gpu"):
+    for name in ("intensity", "per_gpu"):
         run(db, f"DROP TABLE {name}")
     return Results(gpus.cast(GPU_METRICS), found.cast(JOB_METRICS))
 
 
-def _all_windows() -> str:
-    folded = FOLD.format(totals="open_windows")
-    return f"""
-SELECT job, sum(windows) AS windows, sum(active_windows) AS active_windows, sum(ratio_sum) AS ratio_sum
-FROM (SELECT * FROM closed_windows UNION ALL BY NAME {folded}) GROUP BY job"""
+def _table(rows: Rows) -> pa.Table:
+    """NaN becomes null."""
+    return pa.table({name: pa.array(rows[name], from_pandas=True) for name in rows.kinds})

@@ -1,22 +1,26 @@
 """The SQL of `finish`: arithmetic on merged partials, a row per GPU (claim) and a row per job.
 
-Relations: base, energy, roofline (per claim), spatial, intensity (per job), claims, models, jobs.
+Relations: parts (per claim), spatial, intensity (per job), claims, models, jobs.
 """
 
 from __future__ import annotations
 
 from almanac.config import Config
-from telemetry.metrics.base import PEAK_SPAN, STEPS_PER_MIB
-from telemetry.metrics.catalogue import AVERAGED, PIPES
+from telemetry.metrics import energy
+from telemetry.metrics.base import MEANS
+from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.histogram import BINS
+from telemetry.metrics.options import Options
 from telemetry.metrics.preallocation import preallocated_sql
 from telemetry.metrics.reasons import reasons_sql
 
-MEANS = tuple(counter.column for counter in AVERAGED)
-
 MS_PER_HOUR = 3_600_000
-# Sums of floating point numbers in a fixed order: results do not depend on the number of threads.
-BY_UNIT = "ORDER BY host, gpu, mig"
+# Columns of partials that no later step needs.
+_USED_UP = (
+    *(f"{name}_{counter}" for counter in MEANS for name in ("sum", "missing")),
+    *(f"{name}_{pipe}" for pipe in PIPES for name in ("compute", "unknown", "unknown_ms", "last", "ridge")),
+    *(name for name in energy.KINDS if name != "energy_resets"),
+)
 
 OK, NO_TELEMETRY, LOW_COVERAGE, IDLE = "ok", "no telemetry", "low coverage", "idle"
 
@@ -33,12 +37,13 @@ def _coverage(number: str) -> str:
     return f"CASE WHEN expected_samples > 0 THEN least(1.0, coalesce({number}, 0) / expected_samples) END"
 
 
-def per_gpu(config: Config) -> str:
+def per_gpu(config: Config, options: Options) -> str:
     """job, host, gpu, mig, the columns of GPU_METRICS, and raw_*: values whatever their coverage."""
     enough = f"{config.filters.min_coverage!r} * expected_samples"
     return f"""
-WITH raw AS ({_raw()})
-SELECT *, {_coverage("samples")} AS coverage_frac, hbm_peak_mib / hbm_capacity_mib AS hbm_peak_frac,
+WITH raw AS ({_raw(options)})
+SELECT * EXCLUDE ({", ".join(_USED_UP)}),
+       {_coverage("samples")} AS coverage_frac, hbm_peak_mib / hbm_capacity_mib AS hbm_peak_frac,
        {preallocated_sql("steady_samples", "steady_low_mib", "hbm_peak_mib", "hbm_capacity_mib")} AS is_preallocated,
        {each(f"CASE WHEN n_{{x}} >= {enough} THEN raw_{{x}} END AS mean_{{x}}", MEANS)},
        CASE WHEN n_activity >= {enough} THEN raw_temporal END AS temporal_imbalance,
@@ -49,29 +54,32 @@ SELECT *, {_coverage("samples")} AS coverage_frac, hbm_peak_mib / hbm_capacity_m
 FROM raw"""
 
 
-def _raw() -> str:
-    # (n * sum(tm) - sum(t) * sum(m)) / (n * sum(tt) - sum(t) ** 2) in whole numbers; from 1/64 MiB per ms to MiB/h.
-    number, time, memory = "b.n_hbm_used_mib::HUGEINT", "b.sum_t::HUGEINT", "b.sum_m::HUGEINT"
-    spread = f"nullif({number} * b.sum_tt::HUGEINT - {time} * {time}, 0)::DOUBLE"
-    slope = f"({number} * b.sum_tm::HUGEINT - {time} * {memory})::DOUBLE / {spread} * {MS_PER_HOUR / STEPS_PER_MIB!r}"
+def _raw(options: Options) -> str:
+    activity = options.imbalance_counter
+    numbers = each("samples - missing_{x} AS n_{x}", MEANS)
+    means = each("b.sum_{x} / nullif(b.n_{x}, 0) AS raw_{x}", tuple(m for m in MEANS if m != "gpu_util_pct"))
+    sums, known = f"sum_{activity}", f"n_{activity}"
+    if activity == "gpu_util_pct":
+        # What stands in for it, see base.activity.
+        sums = f"CASE WHEN mig = '' THEN {sums} ELSE 100 * sum_gr_engine_active_frac END"
+        known = f"CASE WHEN mig = '' THEN {known} ELSE n_gr_engine_active_frac END"
     return f"""
-SELECT c.job, j.job_id, j.submit_s, c.host, c.gpu, c.mig, c.gpu_model, c.hbm_capacity_mib, b.*,
-       j.expected AS expected_samples, e.first_ms, e.last_ms, coalesce(e.n_energy, 0) AS n_energy,
-       coalesce(e.resets, 0) AS energy_resets,
-       CASE WHEN e.n_energy > 1 THEN e.used_mj / 1000 END AS raw_energy_j,
-       CASE WHEN e.n_energy > 1 THEN e.used_mj / (e.last_ms - e.first_ms) END AS raw_energy_power_w,
-       {each("b.sum_{x} / nullif(b.n_{x}, 0) AS raw_{x}", tuple(m for m in MEANS if m != "gpu_util_pct"))},
-       CASE WHEN c.mig = '' THEN b.sum_gpu_util_pct / nullif(b.n_gpu_util_pct, 0) END AS raw_gpu_util_pct,
-       CASE WHEN b.max_activity = 0 THEN 0.0 WHEN b.max_activity > 0
-            THEN least(1.0, greatest(0.0, 1 - b.sum_activity / (b.n_activity * b.max_activity))) END AS raw_temporal,
-       CASE WHEN b.n_hbm_used_mib > 1 THEN {slope} END AS raw_growth,
-       CASE WHEN b.hbm_peak_key IS NOT NULL
-            THEN j.start_s * 1000 + ({PEAK_SPAN - 1} - b.hbm_peak_key % {PEAK_SPAN}) END AS hbm_peak_ms,
-       CASE WHEN b.busy_samples > 0 THEN b.fault_samples >= {FAULT_SAMPLES}
-            AND b.fault_samples >= {FAULT_SHARE} * b.busy_samples END AS has_profiling_fault,
-       {each("r.compute_ms_{x}, r.known_ms_{x}", PIPES)}
-FROM base b JOIN claims c USING (claim) JOIN jobs j ON j.job = c.job
-LEFT JOIN energy e USING (claim) LEFT JOIN roofline r USING (claim)"""
+WITH b AS (SELECT *, {sums} AS sum_activity, {known} AS n_activity
+           FROM (SELECT *, {numbers} FROM parts) JOIN claims USING (claim))
+SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, j.expected AS expected_samples,
+       samples - missing_energy_mj AS n_energy,
+       CASE WHEN n_energy > 1 THEN energy_lost_mj - energy_from_mj + energy_until_mj END AS used_mj,
+       used_mj / 1000 AS raw_energy_j, used_mj / (energy_until_ms - energy_from_ms) AS raw_energy_power_w, {means},
+       CASE WHEN mig = '' THEN sum_gpu_util_pct / nullif(n_gpu_util_pct, 0) END AS raw_gpu_util_pct,
+       CASE WHEN max_activity = 0 THEN 0.0
+            ELSE least(1.0, greatest(0.0, 1 - sum_activity / (n_activity * max_activity))) END AS raw_temporal,
+       CASE WHEN n_hbm_used_mib > 1 THEN hbm_slope / nullif(hbm_spread, 0) * {MS_PER_HOUR} END AS raw_growth,
+       CASE WHEN hbm_peak_mib IS NOT NULL THEN start_ms + b.hbm_peak_ms END AS hbm_peak_ms,
+       CASE WHEN busy_samples > 0 THEN fault_samples >= {FAULT_SAMPLES}
+            AND fault_samples >= {FAULT_SHARE} * busy_samples END AS has_profiling_fault,
+       {each("placed - unknown_{x} AS n_known_{x}, compute_{x} AS n_compute_{x}", PIPES)},
+       {each("placed_until_ms - placed_from_ms - unknown_ms_{x} AS known_ms_{x}", PIPES)}
+FROM b JOIN jobs j ON j.job = b.job"""
 
 
 def intensity() -> str:
@@ -116,15 +124,15 @@ SELECT p.job, count(*) AS gpus_seen, sum(samples) AS samples, max(hbm_peak_mib) 
        max(hbm_peak_frac) AS highest_share, bool_or(is_preallocated) AS is_preallocated,
        first(gpu_model {top}) AS gpu_model, first(hbm_capacity_mib {top}) AS hbm_capacity_mib,
        min(hbm_peak_ms) FILTER (hbm_peak_mib = top_mib) AS hbm_peak_ms, max(raw_growth) AS raw_growth,
-       {each(f"avg(raw_{{x}} {BY_UNIT}) AS raw_{{x}}", MEANS)},
+       {each("avg(raw_{x}) AS raw_{x}", MEANS)},
        {", ".join(f"sum(n_{counter}) AS n_{counter}" for counter in (*MEANS, "activity", "energy"))},
        max(raw_temporal) AS raw_temporal, max(max_activity) AS max_activity,
-       sum(raw_energy_j {BY_UNIT}) AS raw_energy_j, avg(raw_energy_power_w {BY_UNIT}) AS raw_energy_power_w,
+       sum(raw_energy_j) AS raw_energy_j, avg(raw_energy_power_w) AS raw_energy_power_w,
        sum(energy_resets) AS energy_resets, max(max_temp_c) AS max_temp_c,
        bool_or(has_profiling_fault) AS has_profiling_fault,
-       coalesce(list({name} {BY_UNIT}) FILTER (is_idle), []) AS idle_gpus,
-       sum(raw_dram_active_frac * m.hbm_bytes_per_s {BY_UNIT}) AS raw_bytes_s,
-       {each(f"sum(raw_{{x}}_active_frac * m.{{x}}_flops {BY_UNIT}) AS raw_flops_{{x}}", PIPES)},
+       coalesce(list({name} ORDER BY host, gpu, mig) FILTER (is_idle), []) AS idle_gpus,
+       sum(raw_dram_active_frac * m.hbm_bytes_per_s) AS raw_bytes_s,
+       {each("sum(raw_{x}_active_frac * m.{x}_flops) AS raw_flops_{x}", PIPES)},
        {each("sum(n_known_{x}) AS n_known_{x}, sum(n_compute_{x}) AS n_compute_{x}", PIPES)},
        {each("sum(known_ms_{x}) AS known_ms_{x}, sum(compute_ms_{x}) AS compute_ms_{x}", PIPES)}
 FROM (SELECT *, max(hbm_peak_mib) OVER (PARTITION BY job) AS top_mib FROM per_gpu) p

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -55,16 +55,13 @@ JOB_FRAME = schema_of(
 )
 
 
-def claim_frame(
-    jobs: Sequence[Job], attribution: Attribution, seen: Survey, first_ms: Mapping[int, int] | None = None
-) -> pa.Table:
+def claim_frame(jobs: Sequence[Job], attribution: Attribution, seen: Survey) -> pa.Table:
     """Claims with what the metrics want to know of each: its job's steady span, its GPU's capacity and ridges.
 
-    first_ms: first sample of each job, where windows are aligned to it; else windows are aligned to UTC.
+    offset_ms: where windows begin; 0 is full UTC minutes (see `labels.aligned`).
     """
     models = unit_models(seen)
     steady = [steady_span_ms(job.start_s, job.end_s) for job in jobs]
-    offsets = first_ms or {}
     columns = (attribution.claims[name].to_pylist() for name in ("job", "host", "gpu", "mig", "start_ms", "end_ms"))
     rows = [
         (
@@ -76,7 +73,7 @@ def claim_frame(
             start,
             end,
             *steady[job],
-            offsets.get(job, 0),
+            0,
             *_hardware(models.get((host, gpu, mig)), mig),
         )
         for claim, (job, host, gpu, mig, start, end) in enumerate(zip(*columns, strict=True))

@@ -1,25 +1,26 @@
 """Arithmetic intensity of single samples: a * F / (d * B) flop per byte, five bins a decade (paper-constants).
 
-Bin 0 begins at LOWEST; bin -1 holds what is below, bin BINS what is above. Samples without activity of the pipe or of
-the memory have no place on a logarithmic axis and are left out, as are GPUs without known peaks.
+Bin 0 begins at 10 ** DECADES_FROM; bin -1 holds what is below, bin BINS what is above. Samples without activity of
+the pipe or of the memory have no place on a logarithmic axis and are left out, as are GPUs without known peaks.
 """
 
 from __future__ import annotations
 
-import pyarrow as pa
+import numpy as np
 
-from telemetry.metrics.base import is_placed
 from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.family import Family, joined
-from telemetry.metrics.options import Options
-from telemetry.metrics.samples import Known
-from telemetry.schema import schema_of
+from telemetry.metrics.columns import NUMBER, WHOLE, Columns, Rows
+from telemetry.metrics.roofline import Placed
+from telemetry.metrics.runs import Array
+from telemetry.metrics.samples import Samples
 
 DECADES_FROM = -3
 PER_DECADE = 5
 BINS = 30
 
-_SCHEMA = schema_of({"job": pa.int32(), "pipe": pa.int8(), "bin": pa.int8(), "samples": pa.int64()})
+KINDS = {"job": WHOLE, "pipe": WHOLE, "bin": WHOLE, "samples": NUMBER}
+"""pipe: its place in PIPES."""
+_PLACES = BINS + 2
 
 
 def bin_edges() -> list[float]:
@@ -27,27 +28,38 @@ def bin_edges() -> list[float]:
     return [10 ** (DECADES_FROM + number / PER_DECADE) for number in range(BINS + 1)]
 
 
-def _bin(pipe: str) -> str:
-    intensity = f"{pipe}_active_frac::DOUBLE / dram_active_frac::DOUBLE * c.ridge_{pipe}"
-    place = f"floor({PER_DECADE} * (log10({intensity}) - {DECADES_FROM}))"
-    return (
-        f"CASE WHEN {pipe}_active_frac > 0 AND dram_active_frac > 0 THEN "
-        f"greatest(-1, least({BINS}, {place}))::TINYINT END AS bin_{pipe}"
-    )
+def measure(samples: Samples, placed: Placed | None) -> Columns:
+    memory = samples.counter("dram_active_frac")
+    if placed is None or memory is None:
+        return {}
+    jobs, of_run = np.unique(samples.claims.job[samples.claim], return_inverse=True)
+    run = samples.runs.spread(np.arange(len(of_run)))
+    counts = np.zeros((len(jobs), len(PIPES), _PLACES), np.int64)
+    for number, pipe in enumerate(PIPES):
+        counter = samples.counter(f"{pipe}_active_frac")
+        if counter is not None:
+            chosen = np.flatnonzero(placed.flags & (counter.values > 0) & (memory.values > 0))
+            ridge = samples.claims.ridges[pipe][samples.claim][run[chosen]]
+            place = _places(counter.values[chosen], memory.values[chosen], ridge)
+            counts[:, number] = _counted(of_run[run[chosen]], place, len(jobs))
+    job, which, place = np.nonzero(counts)
+    return {"job": jobs[job], "pipe": which, "bin": place - 1, "samples": counts[job, which, place]}
 
 
-def _query(options: Options, known: Known) -> str:
-    bins = [f"bin_{pipe}" for pipe in PIPES]
-    sets = ", ".join(f"(job, {name})" for name in bins)
-    pipe = " ".join(f"WHEN grouping({name}) = 0 THEN {number}" for number, name in enumerate(bins))
-    return f"""
-SELECT * FROM (
-  SELECT job, (CASE {pipe} END)::TINYINT AS pipe, coalesce({", ".join(bins)}) AS bin, count(*) AS samples
-  FROM (SELECT c.job, {", ".join(_bin(name) for name in PIPES)} FROM {joined(known)} WHERE {is_placed(known)})
-  GROUP BY GROUPING SETS ({sets}))
-WHERE bin IS NOT NULL"""
+def _places(active: Array, memory: Array, ridge: Array) -> Array:
+    """Bins of samples as numbers; NaN where the ridge is not known."""
+    intensity = active.astype(np.float64) / memory.astype(np.float64) * ridge
+    place: Array = np.clip(np.floor(PER_DECADE * (np.log10(intensity) - DECADES_FROM)), -1, BINS)
+    return place
 
 
-_MERGE = "SELECT job, pipe, bin, sum(samples) AS samples FROM parts GROUP BY job, pipe, bin"
+def _counted(job: Array, place: Array, jobs: int) -> Array:
+    """Samples of each job and bin."""
+    known = ~np.isnan(place)
+    key = job[known] * _PLACES + place[known].astype(np.int64) + 1
+    return np.bincount(key, minlength=jobs * _PLACES).reshape(jobs, _PLACES)
 
-HISTOGRAM = Family("histogram", _SCHEMA, _query, _MERGE, only_full=True)
+
+def merge(given: Rows) -> Columns:
+    rows, runs = given.by("job", "pipe", "bin")
+    return {name: runs.first(rows[name]) for name in ("job", "pipe", "bin")} | rows.merged(runs)

@@ -1,17 +1,23 @@
-"""What the telemetry of a span holds: its GPUs, how often they were scraped, and which carry a job's label."""
+"""What the telemetry of a span holds: its GPUs, and how often they were scraped."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from telemetry.attribution import Inventory, Job
-from telemetry.metrics.samples import rows, run, source_sql
+from telemetry.attribution import Inventory
+from telemetry.metrics.chunks import each_chunk
+from telemetry.metrics.hours import HOUR_MS, Files, Hour, MisplacedError, each_hour
+from telemetry.metrics.runs import Array, Runs
+from telemetry.metrics.samples import Units
 from telemetry.schema import schema_of
 
 UNITS = schema_of(
@@ -23,34 +29,11 @@ UNITS = schema_of(
         "model": pa.string(),
         "total_mib": pa.float32(),
         "counted": pa.int64(),
+        "gap_ms": pa.float64(),
     }
 )
-_HOURS = """
-CREATE OR REPLACE TEMP TABLE unit_hours AS
-SELECT host, gpu, mig, time_ms // 3600000 AS hour, max(model) AS model, max(hbm_total_mib) AS total_mib,
-       count(*) FILTER (WHERE time_ms >= {since_ms} AND time_ms < {until_ms}) AS counted,
-       (max(time_ms) - min(time_ms)) / nullif(count({distinct} time_ms) - 1, 0) AS gap_ms
-FROM {source} GROUP BY ALL
-"""
-_UNITS = """
-SELECT host, gpu, mig, hour // 24 AS day, max(model) AS model, max(total_mib) AS total_mib,
-       sum(counted)::BIGINT AS counted
-FROM unit_hours GROUP BY ALL ORDER BY ALL
-"""
-_INTERVALS = "SELECT hour // 24 AS day, quantile_disc(gap_ms, 0.5) AS gap_ms FROM unit_hours GROUP BY ALL ORDER BY day"
-_LABELS = """
-SELECT DISTINCT r.job, t.host, t.gpu, t.mig
-FROM {source} t
-JOIN runs r ON t.job_label = r.job_id AND t.host = r.host AND t.time_ms >= r.start_ms AND t.time_ms < r.end_ms
-"""
-_FIRST = """
-SELECT c.job, min(t.time_ms) AS first_ms
-FROM {source} t
-JOIN (SELECT *, unnest(range(start_ms // 3600000, (end_ms - 1) // 3600000 + 1)) AS hour FROM claims) c
-  ON t.host = c.host AND t.gpu = c.gpu AND t.mig = c.mig AND t.time_ms // 3600000 = c.hour
- AND t.time_ms >= c.start_ms AND t.time_ms < c.end_ms
-GROUP BY c.job
-"""
+_KEYS = ["host", "gpu", "mig", "day"]
+_DAY_MS = 24 * HOUR_MS
 
 
 @dataclass(frozen=True)
@@ -73,8 +56,12 @@ class Intervals:
 
 @dataclass(frozen=True)
 class Survey:
-    """units: one row per host, gpu, mig and day (days since 1970): model, total_mib; counted: samples of the span."""
+    """units: one row per host, gpu, mig and day (days since 1970): model, total_mib; counted: samples of the span.
 
+    chunks: the files, those marked that are not sorted.
+    """
+
+    chunks: list[Files]
     units: pa.Table
     intervals: Intervals
 
@@ -90,52 +77,69 @@ class Survey:
         return Inventory({key: frozenset(units) for key, units in found.items()})
 
 
-def survey(
-    db: duckdb.DuckDBPyConnection, files: Sequence[Path], counted_ms: tuple[int, int], *, is_unique: bool = True
-) -> Survey:
+def survey(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], counted_ms: tuple[int, int]) -> Survey:
     """Look through telemetry files, counting samples of the span counted_ms.
 
-    is_unique: no sample is given twice. A scrape interval is the median, over GPUs and hours, of the mean distance of
-    samples. Raises duckdb.Error where a file cannot be read.
+    A scrape interval is the median, over GPUs and hours, of the mean distance of samples. Raises duckdb.Error,
+    pa.ArrowException or OSError where a file cannot be read.
     """
-    if not files:
-        return Survey(UNITS.empty_table(), Intervals({}, None))
-    distinct = "" if is_unique else "DISTINCT"
-    since_ms, until_ms = counted_ms
-    run(db, _HOURS.format(source=source_sql(files), since_ms=since_ms, until_ms=until_ms, distinct=distinct))
-    units = rows(db, _UNITS)
-    gaps = rows(db, _INTERVALS).to_pylist()
-    run(db, "DROP TABLE unit_hours")
-    by_day = {row["day"]: row["gap_ms"] / 1000 for row in gaps if row["gap_ms"]}
+
+    def look(db: duckdb.DuckDBPyConnection, files: Files) -> tuple[Files, list[pa.Table]]:
+        try:
+            return files, each_hour(db, files, lambda hour: _look(hour, counted_ms))
+        except MisplacedError:
+            return look(db, replace(files, is_sorted=False))
+
+    found = list(each_chunk(db, chunks, look))
+    hours = pa.concat_tables([UNITS.empty_table(), *chain.from_iterable(tables for _, tables in found)])
+    by_day = dict(_intervals(hours["day"].to_numpy(), hours["gap_ms"].to_numpy()))
     ordered = sorted(by_day.values())
-    return Survey(units, Intervals(by_day, ordered[(len(ordered) - 1) // 2] if ordered else None))
+    made = hours.group_by(_KEYS).aggregate([("model", "max"), ("total_mib", "max"), ("counted", "sum")])
+    units = made.rename_columns([*_KEYS, "model", "total_mib", "counted"])
+    units = units.sort_by([(name, "ascending") for name in _KEYS])
+    return Survey(
+        [files for files, _ in found], units, Intervals(by_day, ordered[(len(ordered) - 1) // 2] if ordered else None)
+    )
 
 
-def first_samples(db: duckdb.DuckDBPyConnection, files: Sequence[Path], claims: pa.Table) -> dict[int, int]:
-    """Time of the first sample of each job that has any, ms."""
-    if not files:
-        return {}
-    db.register("claims", claims)
-    found = rows(db, _FIRST.format(source=source_sql(files)))
-    db.unregister("claims")
-    return {row["job"]: row["first_ms"] for row in found.to_pylist()}
+def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:
+    """One row per GPU of an hour."""
+    units = Units.of(hour)
+    runs, time_ms = units.runs, units.time_ms
+    is_counted = (time_ms >= counted_ms[0]) & (time_ms < counted_ms[1])
+    span_ms, steps = runs.last(time_ms) - runs.first(time_ms), runs.lengths - 1
+    total = hour.read("hbm_total_mib")
+    number = len(runs.starts)
+    columns = {
+        "host": units.host,
+        "gpu": units.gpu,
+        "mig": units.mig,
+        "day": np.full(number, hour.start_ms // _DAY_MS),
+        "model": _model(hour, runs),
+        "total_mib": pa.nulls(number) if total is None else pa.array(runs.max(total.to_numpy()), from_pandas=True),
+        "counted": runs.sum(is_counted),
+        "gap_ms": np.divide(span_ms, steps, out=np.full(number, np.nan), where=steps > 0),
+    }
+    return pa.table(columns).cast(UNITS)
 
 
-def labelled_units(
-    db: duckdb.DuckDBPyConnection, files: Sequence[Path], jobs: Sequence[Job], numbers: Sequence[int]
-) -> dict[int, set[tuple[str, int, str]]]:
-    """Units (host, gpu, mig) that carry a job's label on its own hosts and in its own time, by place of the job."""
-    runs = [
-        (n, jobs[n].job_id, host, jobs[n].start_s * 1000, jobs[n].end_s * 1000)
-        for n in numbers
-        for host in jobs[n].hosts
-    ]
-    found: dict[int, set[tuple[str, int, str]]] = defaultdict(set)
-    if not runs or not files:
-        return found
-    columns = dict(zip(("job", "job_id", "host", "start_ms", "end_ms"), zip(*runs, strict=True), strict=True))
-    db.register("runs", pa.table({name: pa.array(values) for name, values in columns.items()}))
-    for row in rows(db, _LABELS.format(source=source_sql(files))).to_pylist():
-        found[row["job"]].add((row["host"], row["gpu"], row["mig"]))
-    db.unregister("runs")
-    return found
+def _model(hour: Hour, runs: Runs) -> pa.Array[Any]:
+    """The model that each GPU's samples name; the last by the alphabet where there are several."""
+    model = hour.text("model")
+    if not len(model):
+        return pa.nulls(len(runs.starts), pa.string())
+    names = pc.sort_indices(model.dictionary)
+    rank = np.append(np.argsort(names.to_numpy()), -1)  # the last one for null, whose code is -1
+    found = runs.max(rank[model.indices.fill_null(-1).to_numpy()])
+    named: pa.Array[Any] = model.dictionary.take(names).take(pa.array(found, pa.int64(), mask=found < 0))
+    return named
+
+
+def _intervals(day: Array, gap_ms: Array) -> list[tuple[int, float]]:
+    """Day and median of its gaps, s."""
+    known = gap_ms > 0
+    day, gap_ms = day[known], gap_ms[known]
+    order = np.lexsort((gap_ms, day))
+    days = Runs.of(day[order])
+    median = gap_ms[order][days.starts + (days.lengths - 1) // 2] / 1000
+    return list(zip(days.first(day[order]).tolist(), median.tolist(), strict=True))

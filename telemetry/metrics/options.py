@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from almanac.config import MetricsSection
-from telemetry.counters import COUNTER_COLUMNS
-from telemetry.metrics.samples import Known
+from almanac.errors import ConfigError
+from telemetry.metrics.catalogue import AVERAGED
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,8 @@ class Options:
     """imbalance_counter: whose imbalance is computed. window_ms: length of the windows of spatial imbalance.
 
     is_aligned_to_job: windows start at the job's first sample (as in the notebooks of perlmutter-telemetry), not at
-    full UTC minutes. is_full: also what `core` leaves out: time-weighted classes and the intensity histogram.
+    full UTC minutes. is_full: also what `core` leaves out: time-weighted classes, the intensity histogram, growth of
+    memory and preallocation. Raises ConfigError for a counter that has no mean.
     """
 
     imbalance_counter: str = "gpu_util_pct"
@@ -22,15 +23,13 @@ class Options:
     is_aligned_to_job: bool = False
     is_full: bool = True
 
+    def __post_init__(self) -> None:
+        names = [counter.column for counter in AVERAGED]
+        if self.imbalance_counter not in names:
+            raise ConfigError(
+                f"metrics.imbalance_counter is {self.imbalance_counter!r}", f"use one of {', '.join(names)}"
+            )
+
     @classmethod
     def of(cls, section: MetricsSection) -> Options:
         return cls(section.imbalance_counter, section.window_s * 1000, section.window_alignment == "job")
-
-    def activity_sql(self, known: Known) -> str:
-        """The chosen counter of one sample. MIG instances have no GPU_UTIL: GR_ENGINE_ACTIVE stands in, as percent."""
-        assert self.imbalance_counter in COUNTER_COLUMNS
-        if self.imbalance_counter == "gpu_util_pct":
-            if known.is_whole:
-                return "t.gpu_util_pct::DOUBLE"
-            return "(CASE WHEN t.mig = '' THEN t.gpu_util_pct ELSE 100 * t.gr_engine_active_frac END)::DOUBLE"
-        return f"t.{self.imbalance_counter}::DOUBLE"

@@ -2,152 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
-from telemetry.counters import COUNTER_COLUMNS
-from telemetry.metrics.base import BASE
-from telemetry.metrics.energy import ENERGY
-from telemetry.metrics.family import Family
-from telemetry.metrics.histogram import HISTOGRAM
+from telemetry.metrics import base, energy, histogram, memory, roofline, spatial
+from telemetry.metrics.claims import Claims
+from telemetry.metrics.columns import WHOLE, Columns, Kind, Rows, packed, unpacked
+from telemetry.metrics.hours import Files, Hour, each_hour
 from telemetry.metrics.options import Options
-from telemetry.metrics.roofline import ROOFLINE
-from telemetry.metrics.samples import Known, rows, run, source_sql
-from telemetry.metrics.spatial import OPEN_WINDOWS, SPATIAL
-
-FAMILIES = (BASE, ENERGY, SPATIAL, OPEN_WINDOWS, ROOFLINE, HISTOGRAM)
-
-_SQL_TYPES = {
-    pa.int8(): "TINYINT",
-    pa.int32(): "INTEGER",
-    pa.int64(): "BIGINT",
-    pa.float64(): "DOUBLE",
-    pa.bool_(): "BOOLEAN",
-    pa.decimal128(38, 0): "DECIMAL(38, 0)",
-}
-_KEYS = ("host", "gpu", "mig", "time_ms")
-_HOURLY = """
-CREATE OR REPLACE TEMP TABLE hourly AS
-SELECT *, unnest(range(greatest(start_ms, $from_ms) // 3600000, (least(end_ms, $until_ms) - 1) // 3600000 + 1)) AS hour
-FROM claims WHERE start_ms < $until_ms AND end_ms > $from_ms
-"""
+from telemetry.metrics.samples import Samples
 
 
 @dataclass(frozen=True)
-class Files:
-    """Telemetry files, and the span [from_ms, until_ms) in which their samples are looked at.
+class Family:
+    """One table of partials: its columns, and what makes one row of those with the same key."""
 
-    is_sorted: as the store keeps them: by host, gpu, mig and time, unique, and every hour of a GPU in one file.
-    """
+    kinds: dict[str, Kind]
+    merge: Callable[[Rows], Columns]
 
-    paths: tuple[Path, ...]
-    from_ms: int
-    until_ms: int
-    is_sorted: bool
+
+def _merge_claims(given: Rows) -> Columns:
+    rows, runs = given.by("claim")
+    found = {"claim": runs.first(rows["claim"])} | rows.merged(runs) | memory.merge(rows, runs)
+    return found | energy.merge(rows, runs) | roofline.merge(rows, runs)
+
+
+_CLAIM_KINDS = {"claim": WHOLE, **base.KINDS, **memory.KINDS, **energy.KINDS, **roofline.KINDS}
+CLAIM = Family(_CLAIM_KINDS, _merge_claims)
+WINDOWS = Family(spatial.CLOSED, spatial.merge_closed)
+OPEN_WINDOWS = Family(spatial.OPEN, spatial.merge_open)
+HISTOGRAM = Family(histogram.KINDS, histogram.merge)
+FAMILIES = (CLAIM, WINDOWS, OPEN_WINDOWS, HISTOGRAM)
 
 
 @dataclass(frozen=True)
 class Partials:
-    """One table per family, in the order of FAMILIES; empty where a family was not asked for."""
+    """One table per family, in the order of FAMILIES: of the narrowest types, and without columns that say nothing."""
 
     tables: tuple[pa.Table, ...]
 
-    def __getitem__(self, family: Family) -> pa.Table:
-        return self.tables[FAMILIES.index(family)]
+    def __getitem__(self, family: Family) -> Rows:
+        """Columns of a family in full width."""
+        return Rows(family.kinds, [unpacked(self.tables[FAMILIES.index(family)])])
+
+    @property
+    def counted(self) -> int:
+        """Samples in the span that was to be counted."""
+        rows = self[CLAIM]
+        return int(rows["samples"].sum() - rows["uncounted"].sum())
 
     @property
     def nbytes(self) -> int:
         return sum(table.nbytes for table in self.tables)
 
 
-def no_partials() -> Partials:
-    return Partials(tuple(family.schema.empty_table() for family in FAMILIES))
-
-
-def wanted(family: Family, options: Options) -> bool:
-    return (options.is_full or not family.only_full) and (options.is_aligned_to_job or not family.only_aligned)
-
-
 def compute_partials(
     db: duckdb.DuckDBPyConnection, files: Files, claims: pa.Table, options: Options, counted_ms: tuple[int, int]
 ) -> Partials:
-    """Partials of the samples of files that lie within claims (`frames.CLAIM_FRAME`).
+    """Partials of the samples of files that lie within claims (`frames.CLAIM_FRAME`); claims may overlap.
 
-    Files that turn out not to be sorted, although they were said to be, are sorted first.
-    counted: samples in the span counted_ms. Raises duckdb.Error where a file cannot be read.
+    Hours without a claim are not read. uncounted: samples outside the span counted_ms. Raises duckdb.Error,
+    pa.ArrowException or OSError where a file cannot be read.
     """
-    db.register("claims", claims)
-    run(db, _HOURLY, {"from_ms": files.from_ms, "until_ms": files.until_ms})
-    for name, value in (
-        ("counted_from_ms", counted_ms[0]),
-        ("counted_until_ms", counted_ms[1]),
-        ("files_from_ms", files.from_ms),
-        ("files_until_ms", files.until_ms),
-    ):
-        run(db, f"SET VARIABLE {name} = {value}::BIGINT")
-    _open_samples(db, files, is_sorted=files.is_sorted)
-    found = _run(db, options, Known.of(files.paths) if files.is_sorted else Known())
-    if files.is_sorted and any(_misplaced(table) for table in found.tables):
-        _open_samples(db, files, is_sorted=False)
-        found = _run(db, options, Known())
-    run(db, "DROP TABLE hourly")
-    db.unregister("claims")
-    return found
+    held = Claims.of(claims, files.from_ms, files.until_ms)
+
+    def measure(hour: Hour) -> tuple[Columns, ...]:
+        return _measure(Samples.of(hour, held), options, counted_ms)
+
+    return _merged([list(found) for found in zip(*each_hour(db, files, measure, held.touch), strict=True)])
+
+
+def _measure(samples: Samples, options: Options, counted_ms: tuple[int, int]) -> tuple[Columns, ...]:
+    """Columns of each family, of one hour."""
+    placed = roofline.place(samples)
+    claim = {"claim": samples.claims.number[samples.claim], **base.measure(samples, options, counted_ms)}
+    claim |= memory.measure(samples, options.is_full) | energy.measure(samples)
+    claim |= roofline.measure(samples, placed, options.is_full)
+    closed, still = spatial.measure(samples, options)
+    return claim, closed, still, histogram.measure(samples, placed) if options.is_full else {}
 
 
 def merge_partials(db: duckdb.DuckDBPyConnection, parts: Iterable[Partials]) -> Partials:
-    """One Partials of many; the order in which they are given does not matter."""
-    columns = list(zip(*(part.tables for part in parts), strict=True))
-    if not columns:
-        return no_partials()
-    return Partials(
-        tuple(_merged(db, family, pa.concat_tables(tables)) for family, tables in zip(FAMILIES, columns, strict=True))
-    )
+    """One Partials of many; the order in which they are given does not matter.
+
+    A partial that was merged already must not span the time of another one: weights and energy carry over from hour to
+    hour.
+    """
+    tables = list(zip(*(part.tables for part in parts), strict=True))
+    return _merged([[unpacked(table) for table in of_family] for of_family in tables])
 
 
-def _run(db: duckdb.DuckDBPyConnection, options: Options, known: Known) -> Partials:
-    tables = []
-    for family in FAMILIES:
-        if not wanted(family, options):
-            tables.append(family.schema.empty_table())
-            continue
-        found = _typed(db, family, family.query(options, known))
-        tables.append(_merged(db, family, found) if family.is_chained else found)
-    return Partials(tuple(tables))
-
-
-def _merged(db: duckdb.DuckDBPyConnection, family: Family, parts: pa.Table) -> pa.Table:
-    if not parts.num_rows:
-        return parts
-    db.register("parts", parts)
-    found = _typed(db, family, family.merge)
-    db.unregister("parts")
-    return found
-
-
-def _typed(db: duckdb.DuckDBPyConnection, family: Family, query: str) -> pa.Table:
-    columns = ", ".join(f"{field.name}::{_SQL_TYPES[field.type]} AS {field.name}" for field in family.schema)
-    return rows(db, f"SELECT {columns} FROM ({query})").cast(family.schema)
-
-
-def _misplaced(table: pa.Table) -> bool:
-    return "misplaced" in table.column_names and any(table["misplaced"].to_numpy())
-
-
-def _open_samples(db: duckdb.DuckDBPyConnection, files: Files, *, is_sorted: bool) -> None:
-    """Make the relation `samples`: the files as they are, or sorted and without duplicates."""
-    run(db, "DROP VIEW IF EXISTS samples")
-    run(db, "DROP TABLE IF EXISTS sorted_samples")
-    source = source_sql(files.paths)
-    if not is_sorted:
-        # Of samples given twice with different values the greater counts, whatever the order of the files.
-        counters = ", ".join(f"max({column}) FILTER (NOT isnan({column})) AS {column}" for column in COUNTER_COLUMNS)
-        keys = ", ".join(_KEYS)
-        unique = f"SELECT {keys}, {counters} FROM {source} GROUP BY {keys} ORDER BY {keys}"
-        run(db, f"CREATE TEMP TABLE sorted_samples AS {unique}")
-        source = "sorted_samples"
-    run(db, f"CREATE TEMP VIEW samples AS SELECT * FROM {source}")
+def _merged(given: Sequence[Sequence[Columns]]) -> Partials:
+    found = []
+    for family, parts in zip(FAMILIES, given or [[]] * len(FAMILIES), strict=True):
+        rows = family.merge(Rows(family.kinds, [part for part in parts if part]))
+        found.append(packed(family.kinds, rows))
+    return Partials(tuple(found))

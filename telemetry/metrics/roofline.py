@@ -1,72 +1,117 @@
-"""Time-weighted classes: each sample that the roofline can place weighs the time to the next one of its GPU.
+"""Which samples the roofline can place, on which side of the ridge, and for how long.
 
-Samples that it cannot place are left out first, so that the one before them weighs their time too (paper-constants,
-Class). The last sample of a run weighs nothing; at the end of an hour or a day its weight waits for the merge.
+Each sample that it can place weighs the time to the next one of its GPU. Samples that it cannot place are left out
+first, so that the one before them weighs their time too (paper-constants, Class). The last sample of a run weighs
+nothing; at the end of an hour or a day its weight waits for the merge.
 """
 
 from __future__ import annotations
 
-import pyarrow as pa
+from dataclasses import dataclass
 
-from telemetry.metrics.base import is_compute, is_placed
+import numpy as np
+
 from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.family import Family, claimed, neighbour, starts_anew
-from telemetry.metrics.options import Options
-from telemetry.metrics.samples import Known
-from telemetry.schema import schema_of
+from telemetry.metrics.columns import NUMBER, WHOLE, Columns, Rows, scattered
+from telemetry.metrics.runs import Array, Runs, grouped
+from telemetry.metrics.samples import Samples
 
-_SCHEMA = schema_of(
-    {
-        "claim": pa.int32(),
-        "first_ms": pa.int64(),
-        "last_ms": pa.int64(),
-        **{
-            name: kind
-            for pipe in PIPES
-            for name, kind in (
-                (f"compute_ms_{pipe}", pa.int64()),
-                (f"known_ms_{pipe}", pa.int64()),
-                (f"last_{pipe}", pa.bool_()),
-            )
-        },
-        "misplaced": pa.int64(),
+KINDS = {
+    "placed": NUMBER,
+    **{f"{name}_{pipe}": NUMBER for pipe in PIPES for name in ("compute", "unknown")},
+    "placed_from_ms": WHOLE,
+    "placed_until_ms": WHOLE,
+    **{f"{name}_{pipe}": WHOLE for pipe in PIPES for name in ("compute_ms", "unknown_ms", "last")},
+}
+"""placed, compute, unknown: samples placed, right of the ridge, and placed without the pipe's counter; _ms: their time.
+
+from, until: of the first and last placed sample, ms since the start of the claim. last: what the last placed sample
+is, whose weight is not known yet: 1 right of the ridge, -1 without the pipe's counter, 0 else.
+"""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Of each sample: whether it is placed; by pipe: whether it is right of the ridge, and has no value of the pipe.
+
+    A pipe without any value is not in `compute`, one with all of them not in `unknown`.
+    """
+
+    flags: Array
+    compute: dict[str, Array]
+    unknown: dict[str, Array]
+
+
+def place(samples: Samples) -> Placed | None:
+    """Placed are samples whose fractions are at most 1, whose memory's is known, and with some pipe active.
+
+    The intensity a * F / (d * B) exceeds the balance point F / B exactly where a > d: the peaks cancel, so the class
+    holds for GPUs that are not in the hardware table too. Without device memory traffic (d = 0) it is compute.
+    """
+    memory = samples.counter("dram_active_frac")
+    counters = {pipe: samples.counter(f"{pipe}_active_frac") for pipe in PIPES}
+    pipes = {pipe: counter for pipe, counter in counters.items() if counter is not None}
+    if memory is None or not pipes:
+        return None
+    is_active, is_possible, still = np.zeros(samples.runs.rows, bool), memory.values <= 1, memory.values == 0
+    for counter in pipes.values():
+        is_active |= counter.values > 0
+        is_possible &= ~(counter.values > 1)
+    flags = is_active & is_possible
+    compute = {pipe: flags & ((counter.values > memory.values) | still) for pipe, counter in pipes.items()}
+    unknown = {pipe: flags for pipe in PIPES if pipe not in pipes}
+    for pipe, counter in pipes.items():
+        if counter.known is not None:
+            compute[pipe] &= counter.known
+            unknown[pipe] = flags & ~counter.known
+    return Placed(flags, compute, unknown)
+
+
+def measure(samples: Samples, placed: Placed | None, is_full: bool) -> Columns:
+    if placed is None:
+        return {}
+    runs = samples.runs
+    found = {"placed": runs.sum(placed.flags)}
+    for name, flags in (("compute", placed.compute), ("unknown", placed.unknown)):
+        found |= {f"{name}_{pipe}": runs.sum(flag) for pipe, flag in flags.items()}
+    return found | _weights(samples, placed) if is_full else found
+
+
+def _weights(samples: Samples, placed: Placed) -> Columns:
+    """Weights of the placed samples, and what the last one of each run is."""
+    places, runs = samples.runs.where(placed.flags)
+    time_ms = samples.time_ms[placed.flags]
+    weight = np.diff(time_ms, append=0)
+    weight[runs.ends - 1] = 0
+    start_ms = samples.claims.start_ms[samples.claim[places]]
+    found = {"placed_from_ms": runs.first(time_ms) - start_ms, "placed_until_ms": runs.last(time_ms) - start_ms}
+    for pipe in PIPES:
+        last = np.zeros(len(places), np.int64)
+        for name, flags, sign in (("compute", placed.compute, 1), ("unknown", placed.unknown, -1)):
+            if pipe in flags:
+                held = flags[pipe][placed.flags]
+                found[f"{name}_ms_{pipe}"] = runs.sum(weight * held)
+                last += sign * runs.last(held)
+        found[f"last_{pipe}"] = last
+    return scattered(found, places, len(samples.claim))
+
+
+def merge(rows: Rows, all_runs: Runs) -> Columns:
+    """Rows in runs of the same claim, in any order of time: a last sample weighs the time to the next row."""
+    number = np.arange(len(all_runs.starts))
+    claim = all_runs.spread(number)
+    held = np.flatnonzero(rows["placed"])
+    order, runs = grouped(claim[held], rows["placed_from_ms"][held])
+    chosen = {name: rows[name][held][order] for name in KINDS}
+    carried = np.append(chosen["placed_from_ms"][1:] - chosen["placed_until_ms"][:-1], 0)[: len(order)]
+    carried[runs.ends - 1] = 0
+    found = {
+        "placed_from_ms": runs.first(chosen["placed_from_ms"]),
+        "placed_until_ms": runs.last(chosen["placed_until_ms"]),
     }
-)
-
-
-def _each(template: str) -> str:
-    return ", ".join(template.format(p=pipe) for pipe in PIPES)
-
-
-def _query(options: Options, known: Known) -> str:
-    classes = ", ".join(f"{is_compute(pipe, known)} AS {pipe}" for pipe in PIPES)
-    weights = _each(
-        "coalesce(sum(CASE WHEN {p} THEN weight END), 0) AS compute_ms_{p}, "
-        "coalesce(sum(CASE WHEN {p} IS NOT NULL THEN weight END), 0) AS known_ms_{p}, "
-        "bool_or(CASE WHEN weight IS NULL THEN {p} END) AS last_{p}"
-    )
-    return f"""
-SELECT claim, min(time_ms) AS first_ms, max(time_ms) AS last_ms, {weights},
-       count(*) FILTER (WHERE weight IS NULL) - 1 + count(*) FILTER (WHERE weight <= 0) AS misplaced
-FROM (SELECT c.claim, c.hour, t.*,
-             CASE WHEN NOT ({starts_anew("next", known)}) THEN (next_ms - time_ms)::INTEGER END
-                AS weight
-      FROM (SELECT host, gpu, mig, time_ms, {classes}, {neighbour("lead", "next", known)}
-            FROM samples WHERE {is_placed(known)}) t JOIN hourly c ON {claimed(known)})
-GROUP BY claim, hour"""
-
-
-_MERGE = f"""
-SELECT claim, min(first_ms) AS first_ms, max(last_ms) AS last_ms,
-       {
-    _each(
-        "sum(compute_ms_{p}) + coalesce(sum(carried) FILTER (last_{p}), 0) AS compute_ms_{p}, "
-        "sum(known_ms_{p}) + coalesce(sum(carried) FILTER (last_{p} IS NOT NULL), 0) AS known_ms_{p}, "
-        "bool_or(last_{p}) FILTER (carried IS NULL) AS last_{p}"
-    )
-},
-       sum(misplaced) AS misplaced
-FROM (SELECT *, lead(first_ms) OVER (PARTITION BY claim ORDER BY first_ms) - last_ms AS carried FROM parts)
-GROUP BY claim"""
-
-ROOFLINE = Family("roofline", _SCHEMA, _query, _MERGE, is_chained=True, only_full=True)
+    for pipe in PIPES:
+        last = chosen[f"last_{pipe}"]
+        found[f"compute_ms_{pipe}"] = runs.sum(chosen[f"compute_ms_{pipe}"] + carried * (last == 1))
+        found[f"unknown_ms_{pipe}"] = runs.sum(chosen[f"unknown_ms_{pipe}"] + carried * (last == -1))
+        found[f"last_{pipe}"] = runs.last(last)
+    return scattered(found, claim[held][order][runs.starts], len(number))

@@ -1,93 +1,128 @@
-"""Telemetry files as a relation of SQL."""
+"""The samples of an hour that lie within claims, GPU by GPU and in time order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-import duckdb
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from telemetry.schema import TELEMETRY
+from telemetry.metrics.catalogue import PIPES
+from telemetry.metrics.claims import Claims
+from telemetry.metrics.hours import HOUR_MS, Hour, MisplacedError
+from telemetry.metrics.runs import Array, Runs, ragged
 
-_SQL_TYPES = {"string": "VARCHAR", "int16": "SMALLINT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE"}
-
-
-def source_sql(paths: Sequence[Path]) -> str:
-    """SQL of the rows of telemetry files; columns that none of them has are null. Raises OSError, pa.ArrowInvalid."""
-    known = [frozenset(pq.read_schema(path).names) for path in paths]
-    everywhere = frozenset.union(*known)
-    columns = ", ".join(
-        field.name if field.name in everywhere else f"NULL::{_SQL_TYPES[str(field.type)]} AS {field.name}"
-        for field in TELEMETRY
-    )
-    by_name = "" if len(set(known)) == 1 else ", union_by_name=true"
-    quoted = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
-    return f"(SELECT {columns} FROM read_parquet([{quoted}], hive_partitioning=false{by_name}))"
+_KEPT = {"gpu_util_pct", "hbm_used_mib", *(f"{name}_active_frac" for name in ("sm", "dram", "gr_engine", *PIPES))}
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the footers of files say of their columns, so that queries need not ask of each sample.
+class Units:
+    """The GPUs of an hour, each a run of samples in time order. key: run * HOUR_MS + ms into the hour, ascending."""
 
-    complete: never null. absent: always null. fractions: never null and within 0..1. is_whole: no MIG instances.
-    """
-
-    complete: frozenset[str] = frozenset()
-    absent: frozenset[str] = frozenset()
-    fractions: frozenset[str] = frozenset()
-    is_whole: bool = False
+    runs: Runs
+    host: pa.Array[Any]
+    gpu: Array
+    mig: pa.Array[Any]
+    time_ms: Array
+    key: Array
 
     @classmethod
-    def of(cls, paths: Sequence[Path]) -> Known:
-        """By the statistics of every row group; a column without them is in none of the sets."""
-        bounds: dict[str, list[tuple[bool, bool, bool, bool]]] = {field.name: [] for field in TELEMETRY}
-        for path in paths:
-            footer = pq.read_metadata(path)
-            for number in range(footer.num_row_groups):
-                group = footer.row_group(number)
-                found = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
-                for name, judged in bounds.items():
-                    judged.append(_judge(found.get(name)))
-        held = {name: [all(flags) for flags in zip(*judged, strict=True)] for name, judged in bounds.items() if judged}
-        complete, absent, fractions, empty = (
-            frozenset(name for name, flags in held.items() if flags[place]) for place in range(4)
+    def of(cls, hour: Hour) -> Units:
+        """Raises MisplacedError where the samples are not sorted, not unique, or of another hour."""
+        host, mig = hour.text("host"), hour.text("mig")
+        gpu, time_ms = hour.numbers("gpu"), hour.numbers("time_ms")
+        codes = (host.indices.to_numpy(), gpu, mig.indices.to_numpy())
+        runs = Runs.of(*codes)
+        into_ms = time_ms - hour.start_ms
+        if len(into_ms) and (into_ms.min() < 0 or into_ms.max() >= HOUR_MS):
+            raise MisplacedError
+        key = into_ms + runs.spread(np.arange(len(runs.starts)) * HOUR_MS)
+        distinct = np.unique(np.stack([runs.first(code) for code in codes]), axis=1).shape[1]
+        if (key[1:] <= key[:-1]).any() or distinct < len(runs.starts):
+            raise MisplacedError
+        named = (text.take(runs.starts).dictionary_decode() for text in (host, mig))
+        return cls(runs, next(named), runs.first(gpu), next(named), time_ms, key)
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Values of a counter; known: in which samples it is, None for all of them. A value that is not known is NaN."""
+
+    values: Array
+    known: Array | None
+
+    @classmethod
+    def of(cls, values: Array) -> Counter:
+        missing = np.isnan(values)
+        return cls(values, ~missing if missing.any() else None)
+
+    def missing(self, runs: Runs) -> Array:
+        return np.zeros(len(runs.starts), np.int64) if self.known is None else runs.sum(~self.known)
+
+    def total(self, runs: Runs) -> Array:
+        return runs.sum(self.values if self.known is None else np.where(self.known, self.values, 0))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A run for each claim that has samples in the hour; claim: its place in `claims`. Runs may share samples.
+
+    Of the counters only those are kept that several metrics look at: an hour of a large site has millions of samples.
+    """
+
+    hour: Hour
+    claims: Claims
+    claim: Array
+    runs: Runs
+    time_ms: Array
+    _take: Callable[[Array], Array]
+    _counters: dict[str, Counter | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, hour: Hour, claims: Claims) -> Samples:
+        """Raises MisplacedError, as Units.of."""
+        units = Units.of(hour)
+        claim, run = claims.find(units.host, units.gpu, units.mig)
+        low, high = (
+            np.searchsorted(units.key, run * HOUR_MS + np.clip(bound[claim] - hour.start_ms, 0, HOUR_MS))
+            for bound in (claims.start_ms, claims.end_ms)
         )
-        return cls(complete, absent, fractions, "mig" in empty)
+        held = np.flatnonzero(high > low)
+        held = held[np.argsort(low[held], kind="stable")]
+        runs, take = _taken(low[held], high[held], len(units.key))
+        return cls(hour, claims, claim[held], runs, take(units.time_ms), take)
 
-    def count(self, column: str) -> str:
-        """SQL: how many samples have the column."""
-        if column in self.absent:
-            return "0"
-        return "count(*)" if column in self.complete else f"count({column})"
+    @property
+    def is_mig(self) -> Array:
+        """Whether the GPU of each run is a MIG instance."""
+        return self.claims.is_mig[self.claim]
 
-    def total(self, column: str) -> str:
-        """SQL: the sum of the column."""
-        return "NULL" if column in self.absent else f"sum({column}::DOUBLE)"
+    def elapsed_ms(self, time_ms: Array) -> Array:
+        """Times, one a run, since the start of its claim."""
+        return time_ms - self.claims.start_ms[self.claim]
 
+    def label(self) -> Array | None:
+        """The job id that each sample's label names, -1 without one; None where no sample of the hour has one."""
+        column: Any = self.hour.read("job_label")
+        return None if column is None else self._take(column.fill_null(-1).to_numpy())
 
-def _judge(chunk: Any) -> tuple[bool, bool, bool, bool]:
-    """Whether a column chunk is complete, absent, complete within 0..1, and complete with empty text only."""
-    if chunk is None:
-        return False, True, False, False
-    held = chunk.statistics
-    if held is None or not held.has_null_count:
-        return False, False, False, False
-    complete = held.null_count == 0
-    bounded = complete and held.has_min_max
-    within = bounded and isinstance(held.min, float) and held.min >= 0 and held.max <= 1
-    return complete, held.null_count == chunk.num_values, within, bounded and held.min == held.max == ""
-
-
-def rows(db: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, Any] | None = None) -> pa.Table:
-    """The result of one query."""
-    found: pa.Table = db.sql(sql, params=parameters or {}).to_arrow_table()
-    return found
+    def counter(self, name: str) -> Counter | None:
+        """A counter's values in the samples; None where it is not known in any of the hour."""
+        if name in self._counters:
+            return self._counters[name]
+        column = self.hour.read(name)
+        counter = None if column is None else Counter.of(self._take(column.to_numpy()))
+        if name in _KEPT:
+            self._counters[name] = counter
+        return counter
 
 
-def run(db: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, Any] | None = None) -> None:
-    """One statement, to its end: DuckDB 2 refuses a further one before."""
-    db.execute(sql, parameters or {}).fetchall()
+def _taken(low: Array, high: Array, rows: int) -> tuple[Runs, Callable[[Array], Array]]:
+    """Runs of the rows low..high of each claim, one after the other, and what takes these rows from a column."""
+    runs = Runs.of_lengths(high - low)
+    if runs.rows == rows and (low == runs.starts).all():
+        return runs, lambda column: column
+    places = ragged(low, runs)
+    return runs, lambda column: column[places]

@@ -1,56 +1,83 @@
 """Spatial imbalance of a job in windows of time (perlmutter-telemetry, eq. 4 and 5).
 
 1 - sum(TC) / (g * max(TC)) needs g, the number of GPUs seen anywhere in the job, which is known at the end only. So a
-partial holds, over windows with activity, the sum of sum(TC) / max(TC), with the number of windows.
+partial holds, over windows with activity, the sum of sum(TC) / max(TC), with the number of windows. Windows that
+cross the hour stay open: a partial holds TC of each claim.
 """
 
 from __future__ import annotations
 
-import pyarrow as pa
+import numpy as np
 
-from telemetry.metrics.family import Family, joined
+from telemetry.metrics.base import activity
+from telemetry.metrics.columns import NUMBER, TOTAL, WHOLE, Columns, Rows
+from telemetry.metrics.hours import HOUR_MS
 from telemetry.metrics.options import Options
-from telemetry.metrics.samples import Known
-from telemetry.schema import schema_of
+from telemetry.metrics.runs import Array, Runs
+from telemetry.metrics.samples import Samples
 
-_SCHEMA = schema_of({"job": pa.int32(), "windows": pa.int64(), "active_windows": pa.int64(), "ratio_sum": pa.float64()})
-_OPEN_SCHEMA = schema_of({"job": pa.int32(), "claim": pa.int32(), "opened_ms": pa.int64(), "total": pa.float64()})
-
-FOLD = """
-SELECT job, count(*) AS windows, count(*) FILTER (WHERE highest > 0) AS active_windows,
-       coalesce(sum(whole / highest) FILTER (WHERE highest > 0), 0) AS ratio_sum
-FROM (SELECT job, opened_ms, sum(total) AS whole, max(total) AS highest FROM {totals} GROUP BY job, opened_ms)
-GROUP BY job"""
+CLOSED = {"job": WHOLE, "windows": NUMBER, "active_windows": NUMBER, "ratio_sum": TOTAL}
+OPEN = {"job": WHOLE, "claim": WHOLE, "opened_ms": WHOLE, "total": TOTAL}
 
 
-def _totals(options: Options, known: Known) -> str:
-    """TC of each claim and window. Windows of UTC minutes never cross files; those aligned to a job's start do."""
-    width = options.window_ms
-    opened = f"(t.time_ms - c.offset_ms) // {width} * {width} + c.offset_ms"
-    return f"""
-SELECT c.job, c.claim, {opened} AS opened_ms, sum({options.activity_sql(known)}) AS total
-FROM {joined(known)} WHERE {options.activity_sql(known)} IS NOT NULL GROUP BY ALL"""
+def measure(samples: Samples, options: Options) -> tuple[Columns, Columns]:
+    """Closed and open windows of the hour, see CLOSED and OPEN."""
+    chosen = activity(samples, options)
+    if chosen is None:
+        return {}, {}
+    values, time_ms, places, runs = chosen.values, samples.time_ms, np.arange(len(samples.claim)), samples.runs
+    if chosen.known is not None:
+        places, runs = runs.where(chosen.known)
+        values, time_ms = values[chosen.known], time_ms[chosen.known]
+    claim = samples.claim[places]
+    # How far into a window the hour begins.
+    ahead_ms = (samples.hour.start_ms - samples.claims.offset_ms[claim]) % options.window_ms
+    window = _windows(time_ms - samples.hour.start_ms, ahead_ms, runs, options.window_ms)
+    pieces = Runs.of(runs.spread(np.arange(len(places))), window)
+    run = pieces.first(runs.spread(np.arange(len(places))))
+    opened_ms = pieces.first(window).astype(np.int64) * options.window_ms - ahead_ms[run]
+    rows = {
+        "job": samples.claims.job[claim[run]],
+        "claim": samples.claims.number[claim[run]],
+        "opened_ms": opened_ms + samples.hour.start_ms,
+        "total": pieces.sum(values),
+    }
+    is_closed = (opened_ms >= 0) & (opened_ms + options.window_ms <= HOUR_MS)
+    closed, still = ({name: column[chosen] for name, column in rows.items()} for chosen in (is_closed, ~is_closed))
+    return fold(closed), still
 
 
-def _is_closed(options: Options) -> str:
-    if not options.is_aligned_to_job:
-        return "true"
-    closed_ms = f"opened_ms + {options.window_ms}"
-    return f"opened_ms >= getvariable('files_from_ms') AND {closed_ms} <= getvariable('files_until_ms')"
+def _windows(into_ms: Array, ahead_ms: Array, runs: Runs, width_ms: int) -> Array:
+    """The window of each sample, counted from the one in which the hour begins."""
+    shifted = into_ms.astype(np.int32)
+    if ahead_ms.any():
+        shifted += runs.spread(ahead_ms.astype(np.int32))
+    return shifted // np.int32(width_ms)
 
 
-def _closed(options: Options, known: Known) -> str:
-    return FOLD.format(totals=f"(SELECT * FROM ({_totals(options, known)}) WHERE {_is_closed(options)})")
+def fold(rows: Columns | Rows) -> Columns:
+    """Closed windows of TC by job, window and claim."""
+    order = np.lexsort((rows["opened_ms"], rows["job"]))
+    job, opened, total = (rows[name][order] for name in ("job", "opened_ms", "total"))
+    windows = Runs.of(job, opened)
+    whole, highest, of_job = windows.sum(total), windows.max(total), windows.first(job)
+    jobs = Runs.of(of_job)
+    active = highest > 0
+    ratio = np.divide(whole, highest, out=np.zeros(len(whole)), where=active)
+    return {
+        "job": jobs.first(of_job),
+        "windows": jobs.lengths,
+        "active_windows": jobs.sum(active),
+        "ratio_sum": jobs.sum(ratio),
+    }
 
 
-def _open(options: Options, known: Known) -> str:
-    return f"SELECT * FROM ({_totals(options, known)}) WHERE NOT ({_is_closed(options)})"
+def merge_closed(given: Rows) -> Columns:
+    rows, runs = given.by("job")
+    return {"job": runs.first(rows["job"])} | rows.merged(runs)
 
 
-_MERGE = """
-SELECT job, sum(windows) AS windows, sum(active_windows) AS active_windows, sum(ratio_sum) AS ratio_sum
-FROM parts GROUP BY job"""
-_OPEN_MERGE = "SELECT job, claim, opened_ms, sum(total) AS total FROM parts GROUP BY job, claim, opened_ms"
-
-SPATIAL = Family("spatial", _SCHEMA, _closed, _MERGE)
-OPEN_WINDOWS = Family("open_windows", _OPEN_SCHEMA, _open, _OPEN_MERGE, only_aligned=True)
+def merge_open(given: Rows) -> Columns:
+    rows, runs = given.by("claim", "opened_ms")
+    keys = {name: runs.first(rows[name]) for name in ("job", "claim", "opened_ms")}
+    return keys | rows.merged(runs)

@@ -1,0 +1,76 @@
+"""Claims as arrays, found by the GPUs of a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from telemetry.metrics.catalogue import PIPES
+from telemetry.metrics.hours import HOUR_MS
+from telemetry.metrics.runs import Array
+
+_PLAIN = ("job", "start_ms", "end_ms", "steady_from_ms", "steady_until_ms", "offset_ms")
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Columns of `frames.CLAIM_FRAME`. ridges: by pipe, flop per byte, NaN where not known. unit: see `_codes`."""
+
+    number: Array
+    job: Array
+    start_ms: Array
+    end_ms: Array
+    steady_from_ms: Array
+    steady_until_ms: Array
+    offset_ms: Array
+    is_mig: Array
+    ridges: dict[str, Array]
+    unit: Array
+    _hosts: pa.Array[Any]
+    _migs: pa.Array[Any]
+
+    @classmethod
+    def of(cls, table: pa.Table, from_ms: int, until_ms: int) -> Claims:
+        """Those of a table that touch the span [from_ms, until_ms)."""
+        touching = (table["start_ms"].to_numpy() < until_ms) & (table["end_ms"].to_numpy() > from_ms)
+        table = table.take(np.flatnonzero(touching))
+        host, mig = (table[name].combine_chunks() for name in ("host", "mig"))
+        hosts, migs = host.unique(), mig.unique()
+        wanted = ("claim", "gpu", *_PLAIN, *(f"ridge_{pipe}" for pipe in PIPES))
+        column = {name: table[name].to_numpy() for name in wanted}
+        return cls(
+            number=column["claim"],
+            is_mig=table["mig"].to_numpy() != "",
+            ridges={pipe: column[f"ridge_{pipe}"] for pipe in PIPES},
+            unit=_codes(host, column["gpu"], mig, hosts, migs),
+            _hosts=hosts,
+            _migs=migs,
+            **{name: column[name] for name in _PLAIN},
+        )
+
+    def touch(self, hour_ms: int) -> bool:
+        """Whether any claim has some time of the hour that begins then."""
+        return bool(((self.start_ms < hour_ms + HOUR_MS) & (self.end_ms > hour_ms)).any())
+
+    def find(self, host: pa.Array[Any], gpu: Array, mig: pa.Array[Any]) -> tuple[Array, Array]:
+        """Places of the claims of these units, and for each the place of its unit."""
+        units = _codes(host, gpu, mig, self._hosts, self._migs)
+        order = np.argsort(units)
+        if not len(order):
+            return order, order
+        at = order[np.minimum(np.searchsorted(units[order], self.unit), len(order) - 1)]
+        claim = np.flatnonzero(units[at] == self.unit)
+        return claim, at[claim]
+
+
+def _codes(host: pa.Array[Any], gpu: Array, mig: pa.Array[Any], hosts: pa.Array[Any], migs: pa.Array[Any]) -> Array:
+    """One number for each host, gpu and mig; -1 where hosts or migs do not name it."""
+    host_code, mig_code = (
+        pc.index_in(names, known).fill_null(-1).to_numpy().astype(np.int64)
+        for names, known in ((host, hosts), (mig, migs))
+    )
+    return np.where((host_code < 0) | (mig_code < 0), -1, (host_code << 32) + (mig_code << 16) + gpu)

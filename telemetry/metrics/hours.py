@@ -1,0 +1,170 @@
+"""Telemetry hour by hour, sorted by GPU and time and unique: as the store keeps it, or sorted first."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from telemetry.counters import COUNTER_COLUMNS
+from telemetry.metrics.runs import Array
+from telemetry.schema import TELEMETRY
+
+HOUR_MS = 3_600_000
+_STORED = re.compile(r"date=(\d{4}-\d\d-\d\d)/(\d\d)(\d\d)\.parquet")
+_TEXT = ["host", "mig", "model"]
+_KEYS = "host, gpu, mig, time_ms"
+_SQL_TYPES = {"string": "VARCHAR", "int16": "SMALLINT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE"}
+
+Made = TypeVar("Made")
+Column: TypeAlias = "pa.ChunkedArray[Any]"
+
+
+class MisplacedError(Exception):
+    """A file of the store is not sorted, has a sample twice, or one of another hour."""
+
+
+@dataclass(frozen=True)
+class Hour:
+    """read: a column by its name, text as a dictionary; None where every value is null."""
+
+    start_ms: int
+    read: Callable[[str], Column | None]
+
+    def text(self, name: str) -> Any:
+        """A pa.DictionaryArray; an empty one where every value is null."""
+        column = self.read(name)
+        if column is None:
+            return pa.array([], pa.string()).dictionary_encode()
+        whole: Any = column.unify_dictionaries().combine_chunks()
+        return whole
+
+    def numbers(self, name: str) -> Array:
+        column = self.read(name)
+        return np.zeros(0, np.int64) if column is None else column.to_numpy()
+
+
+@dataclass(frozen=True)
+class Files:
+    """Telemetry files, and the span [from_ms, until_ms) in which their samples are looked at.
+
+    is_sorted: as the store keeps them: a file for each hour, by host, gpu, mig and time, and unique.
+    """
+
+    paths: tuple[Path, ...]
+    from_ms: int
+    until_ms: int
+    is_sorted: bool
+
+
+def stored_hour_ms(path: Path) -> int | None:
+    """The hour that a file of the store holds; None: it is not one."""
+    match = _STORED.fullmatch("/".join(path.parts[-2:]))
+    if not match:
+        return None
+    date, hour, minute = match.groups()
+    start = dt.datetime.fromisoformat(f"{date}T{hour}:{minute}:00+00:00")
+    return int(start.timestamp()) * 1000
+
+
+def each_hour(
+    db: duckdb.DuckDBPyConnection,
+    files: Files,
+    make: Callable[[Hour], Made],
+    is_wanted: Callable[[int], bool] = lambda start_ms: True,
+) -> list[Made]:
+    """What `make` gives for each hour of the files' span that is wanted, by its start in ms; no other is read.
+
+    Raises MisplacedError where files are not sorted, although they were said to be, and duckdb.Error, pa.ArrowException
+    or OSError where one cannot be read.
+    """
+
+    def is_read(start_ms: int) -> bool:
+        return files.from_ms <= start_ms < files.until_ms and is_wanted(start_ms)
+
+    if files.is_sorted:
+        return [make(_stored(path, start)) for path, start in _starts(files.paths) if is_read(start)]
+    return [make(hour) for hour in _sorted(db, files.paths, is_read)]
+
+
+def _starts(paths: Sequence[Path]) -> Iterator[tuple[Path, int]]:
+    for path in paths:
+        start_ms = stored_hour_ms(path)
+        if start_ms is None:
+            raise MisplacedError
+        yield path, start_ms
+
+
+def _stored(path: Path, start_ms: int) -> Hour:
+    file = pq.ParquetFile(path, read_dictionary=_TEXT)
+    names, footer = file.schema_arrow.names, file.metadata
+
+    def is_absent(name: str) -> bool:
+        if name not in names:
+            return True
+        place = names.index(name)
+        held: list[Any] = [footer.row_group(n).column(place).statistics for n in range(footer.num_row_groups)]
+        return all(one is not None and one.has_null_count and not one.num_values for one in held)
+
+    def read(name: str) -> Column | None:
+        return None if is_absent(name) else file.read([name], use_threads=False)[name]
+
+    return Hour(start_ms, read)
+
+
+def _sorted(db: duckdb.DuckDBPyConnection, paths: Sequence[Path], is_read: Callable[[int], bool]) -> Iterator[Hour]:
+    """Hours of files in any order. Of samples given twice the greater values count, whatever the order of the files."""
+    counters = ", ".join(f"max({name}) FILTER (NOT isnan({name})) AS {name}" for name in COUNTER_COLUMNS)
+    run(
+        db,
+        f"CREATE OR REPLACE TEMP TABLE sorted_samples AS "
+        f"SELECT time_ms - (time_ms % {HOUR_MS} + {HOUR_MS}) % {HOUR_MS} AS hour_ms, {_KEYS}, max(model) AS model, "
+        f"max(job_label) AS job_label, {counters} FROM {_source(paths)} GROUP BY {_KEYS} ORDER BY hour_ms, {_KEYS}",
+    )
+    found = db.execute("SELECT DISTINCT hour_ms FROM sorted_samples ORDER BY hour_ms").fetchall()
+    for (start_ms,) in found:
+        if is_read(start_ms):
+            yield Hour(start_ms, _reader(rows(db, f"FROM sorted_samples WHERE hour_ms = {start_ms} ORDER BY {_KEYS}")))
+    run(db, "DROP TABLE sorted_samples")
+
+
+def _reader(table: pa.Table) -> Callable[[str], Column | None]:
+    def read(name: str) -> Column | None:
+        column = table[name]
+        if column.null_count == len(column):
+            return None
+        return column.dictionary_encode() if name in _TEXT else column
+
+    return read
+
+
+def _source(paths: Sequence[Path]) -> str:
+    """SQL of the rows of telemetry files; columns that none of them has are null."""
+    known = [frozenset(pq.read_schema(path).names) for path in paths]
+    everywhere = frozenset.union(*known)
+    columns = ", ".join(
+        field.name if field.name in everywhere else f"NULL::{_SQL_TYPES[str(field.type)]} AS {field.name}"
+        for field in TELEMETRY
+    )
+    by_name = "" if len(set(known)) == 1 else ", union_by_name=true"
+    quoted = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
+    return f"(SELECT {columns} FROM read_parquet([{quoted}], hive_partitioning=false{by_name}))"
+
+
+def rows(db: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
+    """The result of one query."""
+    found: pa.Table = db.sql(sql).to_arrow_table()
+    return found
+
+
+def run(db: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """One statement, to its end: DuckDB 2 refuses a further one before."""
+    db.execute(sql).fetchall()

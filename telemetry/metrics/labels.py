@@ -1,0 +1,80 @@
+"""What samples say before any metric: when those of a job begin, and which GPUs carry its label."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from telemetry.attribution import CLAIMS, Attribution, Inventory, Job
+from telemetry.metrics.chunks import each_chunk
+from telemetry.metrics.claims import Claims
+from telemetry.metrics.frames import claim_frame
+from telemetry.metrics.hours import Files, each_hour
+from telemetry.metrics.inventory import Survey
+from telemetry.metrics.runs import Array
+from telemetry.metrics.samples import Samples
+from telemetry.schema import table_of
+
+
+def aligned(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], claims: pa.Table) -> pa.Table:
+    """Claims whose windows begin at the first sample of their job."""
+
+    def look(samples: Samples) -> Array:
+        return np.stack([samples.claims.job[samples.claim], samples.runs.first(samples.time_ms)])
+
+    first_ms: dict[int, int] = {}
+    for job, time_ms in np.concatenate(
+        [np.zeros((2, 0), np.int64), *_each(db, chunks, claims, look)], axis=1
+    ).T.tolist():
+        first_ms[job] = min(time_ms, first_ms.get(job, time_ms))
+    offsets = [first_ms.get(job, 0) for job in claims["job"].to_numpy().tolist()]
+    place = claims.schema.get_field_index("offset_ms")
+    return claims.set_column(place, claims.schema.field(place), pa.array(offsets, pa.int64()))
+
+
+def labelled_units(
+    db: duckdb.DuckDBPyConnection,
+    jobs: Sequence[Job],
+    numbers: Sequence[int],
+    seen: Survey,
+    inventory: Inventory,
+) -> dict[int, set[tuple[str, int, str]]]:
+    """Units (host, gpu, mig) that carry a job's label on its own hosts and in its own time, by place of the job."""
+    rows = [
+        (number, host, gpu, mig, jobs[number].start_s * 1000, jobs[number].end_s * 1000)
+        for number in numbers
+        for host in jobs[number].hosts
+        for gpu, mig in sorted(inventory.of(host, jobs[number].start_s, jobs[number].end_s))
+    ]
+    job_id = np.array([jobs[row[0]].job_id for row in rows])
+
+    def look(samples: Samples) -> Array:
+        label = samples.label()
+        if label is None:
+            return np.zeros(0, np.int64)
+        number = samples.claims.number[samples.claim]
+        return number[samples.runs.sum(label == samples.runs.spread(job_id[number])) > 0]
+
+    candidates = claim_frame(jobs, Attribution(table_of(CLAIMS, rows)), seen)
+    found: dict[int, set[tuple[str, int, str]]] = defaultdict(set)
+    for place in chain.from_iterable(_each(db, seen.chunks, candidates, look)):
+        number, host, gpu, mig = rows[place][:4]
+        found[number].add((host, gpu, mig))
+    return found
+
+
+def _each(
+    db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], claims: pa.Table, look: Callable[[Samples], Array]
+) -> list[Array]:
+    """What `look` gives for the samples within claims, hour by hour."""
+
+    def one(db: duckdb.DuckDBPyConnection, files: Files) -> list[Array]:
+        held = Claims.of(claims, files.from_ms, files.until_ms)
+        return each_hour(db, files, lambda hour: look(Samples.of(hour, held)), held.touch)
+
+    return list(chain.from_iterable(each_chunk(db, chunks, one)))
