@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
+from telemetry.runs import load_jobs
 from telemetry.sources.generated.shape import BENCH_COUNTERS
 from telemetry.store import Store
-from telemetry.summary import load_jobs
 
 COLUMNS = ["host", "gpu", "mig", "time_ms", *BENCH_COUNTERS]
 MEANS = [name for name in BENCH_COUNTERS if name != "energy_mj"]

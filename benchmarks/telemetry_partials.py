@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 from almanac.config import Config
 from telemetry.metrics.chunks import map_partials
 from telemetry.metrics.partials import Files, Partials, merge_partials
+from telemetry.runs import load_jobs
 from telemetry.store import Store
-from telemetry.summary import Prepared, complete, load_jobs, prepare
+from telemetry.summary import Prepared, complete, prepare
 
 DAY_MS = 86_400_000
 

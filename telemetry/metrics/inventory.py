@@ -55,19 +55,23 @@ GROUP BY c.job
 
 @dataclass(frozen=True)
 class Intervals:
-    """The discovered scrape interval of each day since 1970, s; `usual_s` stands in for days without one."""
+    """The discovered scrape interval of each day since 1970, s."""
 
     by_day: Mapping[int, float]
-    usual_s: float | None
 
     def expected(self, start_s: int, end_s: int) -> float | None:
-        """Samples that one GPU should have in [start_s, end_s); None where no interval is known."""
-        if self.usual_s is None:
+        """Samples that one GPU should have in [start_s, end_s); None where no interval is known.
+
+        The median of the other days of the span stands in for a day without an interval.
+        """
+        days = range(start_s // 86_400, (end_s - 1) // 86_400 + 1)
+        known = sorted(self.by_day[day] for day in days if day in self.by_day)
+        if not known:
             return None
         total = 0.0
-        for day in range(start_s // 86_400, (end_s - 1) // 86_400 + 1):
+        for day in days:
             seconds = min(end_s, (day + 1) * 86_400) - max(start_s, day * 86_400)
-            total += seconds / self.by_day.get(day, self.usual_s)
+            total += seconds / self.by_day.get(day, known[(len(known) - 1) // 2])
         return total
 
 
@@ -99,7 +103,7 @@ def survey(
     samples. Raises duckdb.Error where a file cannot be read.
     """
     if not files:
-        return Survey(UNITS.empty_table(), Intervals({}, None))
+        return Survey(UNITS.empty_table(), Intervals({}))
     distinct = "" if is_unique else "DISTINCT"
     since_ms, until_ms = counted_ms
     run(db, _HOURS.format(source=source_sql(files), since_ms=since_ms, until_ms=until_ms, distinct=distinct))
@@ -107,8 +111,7 @@ def survey(
     gaps = rows(db, _INTERVALS).to_pylist()
     run(db, "DROP TABLE unit_hours")
     by_day = {row["day"]: row["gap_ms"] / 1000 for row in gaps if row["gap_ms"]}
-    ordered = sorted(by_day.values())
-    return Survey(units, Intervals(by_day, ordered[(len(ordered) - 1) // 2] if ordered else None))
+    return Survey(units, Intervals(by_day))
 
 
 def first_samples(db: duckdb.DuckDBPyConnection, files: Sequence[Path], claims: pa.Table) -> dict[int, int]:
