@@ -150,7 +150,7 @@ class Store:
         value. Columns that are missing are null. Days are opened just before the file changes that opens them.
         Raises StoreError, also for null keys.
         """
-        spec, result = TABLES[table], WriteResult()
+        spec, result, opened = TABLES[table], WriteResult(), set[int]()
         rows = conform(rows, spec)
         with self._writing() as db:
             for start_s, chosen in _by_partition(spec, rows):
@@ -158,7 +158,10 @@ class Store:
                 with _readable(path):
                     merged, written = merge(db, spec, path, chosen)
                 if merged is not None:
-                    self._marks.reopen(cluster, opens(start_s))
+                    # Once a write is enough: nobody looks at what is open before the lock is given back.
+                    days = set(opens(start_s)) - opened
+                    self._marks.reopen(cluster, days)
+                    opened |= days
                     _replace(path, merged, spec)
                 result += written
         return result

@@ -113,7 +113,7 @@ def _summarize_span(
     with store.connect() as db:
         try:
             results, counts = compute(db, paths, jobs, bindings, config, span, progress, neighbours=others)
-        except duckdb.Error as error:
+        except (duckdb.Error, pa.ArrowInvalid) as error:
             raise StoreError(
                 f"{store.root}: telemetry cannot be read: {error}", "move the file away and ingest its span again"
             ) from error
