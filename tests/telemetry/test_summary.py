@@ -250,14 +250,41 @@ def test_a_job_that_still_runs_may_be_bound_to_the_same_gpu(site: Site) -> None:
 
 
 def test_a_neighbours_label_counts_wherever_it_stands(site: Site) -> None:
-    """Job 2 carries its label two days after job 1 ended, and had GPU 0 all along."""
+    """Job 2 carries its label a day after job 1 ended, and had GPU 0 all along."""
     site.telemetry(node("n1", 0, 60), samples("n1", 0, 60, 72, label=2), samples("n1", 1, 60, 72))
-    site.jobs(job(1, 1, 2, "n1", 1), job(2, 0, 72, "n1", 1))
+    site.jobs(job(1, 1, 30, "n1", 1), job(2, 26, 72, "n1", 1))
     site.bindings(prolog(1, "n1", 0, 1))
     site.summarize()
     assert site.verdicts() == {1: DOUBLY_BOUND, 2: DOUBLY_BOUND}
+    # Of day 0 only job 1 is computed.
+    assert site.summarize(T0_S, T0_S + 24 * 3600).verdicts == {DOUBLY_BOUND: 1}
+
+
+def test_a_job_of_another_day_crowds_a_job_of_several(site: Site) -> None:
+    site.telemetry(node("n1", 0, 72))
+    site.jobs(job(1, 1, 60, "n1", 2), job(2, 50, 51, "n1", 1))
+    assert site.summarize(T0_S, T0_S + 24 * 3600).verdicts == {UNBOUND: 1}
+
+
+def test_the_size_of_a_node_is_that_of_the_jobs_days(site: Site) -> None:
+    """On day 0 the exporter shows one GPU of n1, and a job had two; on day 2 the node has one."""
+    site.telemetry(samples("n1", 0, 0, 72))
+    site.jobs(job(1, 1, 2, "n1", 1), job(2, 4, 5, "n1", 2), job(3, 50, 51, "n1", 1))
+    site.summarize()
+    assert site.verdicts() == {1: UNBOUND, 2: "ok", 3: "ok"}
     site.summarize(T0_S, T0_S + 3 * 3600)
-    assert site.verdicts() == {1: DOUBLY_BOUND, 2: DOUBLY_BOUND}
+    assert site.verdicts() == {1: UNBOUND, 2: "ok", 3: "ok"}
+
+
+def test_a_gpu_that_was_changed_for_another_is_the_one_of_its_time(site: Site) -> None:
+    later = [{**row, "model": "NVIDIA H100 80GB HBM3"} for row in samples("n1", 0, 24, 48)]
+    site.telemetry(samples("n1", 0, 0, 24), later)
+    site.jobs(job(1, 1, 2, "n1", 1), job(2, 30, 31, "n1", 1))
+    site.summarize()
+    first, second = (site.found()[key]["gpu_model"] for key in ((1, 1), (2, 30)))
+    assert first != second
+    site.summarize(T0_S, T0_S + 24 * 3600)
+    assert site.found()[1, 1]["gpu_model"] == first
 
 
 def test_a_record_of_an_earlier_run_is_not_taken_for_a_later_ones(site: Site) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
+import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from made_site import DAY, T0_S, Site, is_same, job, prolog, samples
+from made_site import DAY, T0_S, Rows, Site, is_same, job, prolog, samples
 
 from telemetry.ingest import IngestResult, ingest
 from telemetry.runs import ended_jobs, load_runs
@@ -73,20 +75,22 @@ def test_days_and_parts_of_days_one_after_another_give_the_rows_of_all_at_once(
     assert is_same(generated.tables(), expected)
 
 
+def assert_alone(site: Site, expected: tuple[pa.Table, ...], span: tuple[int, int]) -> None:
+    """A summary of a span alone gives the rows of its jobs as `expected` has them, and no others."""
+    keys = {(run.job_id, run.submit_s) for run in ended_jobs(load_runs(site.store, "c"), *span)}
+    forget(site)
+    site.summarize(*span)
+    for some, whole in zip(site.tables(), expected, strict=True):
+        chosen = [key in keys for key in zip(whole["job_id"].to_pylist(), whole["submit_s"].to_pylist(), strict=True)]
+        assert is_same((some,), (whole.filter(pa.array(chosen, pa.bool_())),))
+
+
 @settings(max_examples=6, deadline=None, phases=QUICK)
 @given(st.integers(0, DAYS * 24 - 1), st.integers(1, 24))
 def test_a_span_alone_gives_the_rows_of_its_jobs_and_no_others(generated: Site, first_h: int, hours: int) -> None:
-    expected = generated.tables()
-    span = (T0_S + first_h * 3600, T0_S + (first_h + hours) * 3600)
-    keys = {(run.job_id, run.submit_s) for run in ended_jobs(load_runs(generated.store, "c"), *span)}
-    forget(generated)
-    generated.summarize(*span)
-    alone = generated.tables()
     generated.summarize(T0_S, T0_S + DAYS * DAY_S)
-    assert is_same(generated.tables(), expected)
-    for some, whole in zip(alone, expected, strict=True):
-        chosen = [key in keys for key in zip(whole["job_id"].to_pylist(), whole["submit_s"].to_pylist(), strict=True)]
-        assert is_same((some,), (whole.filter(chosen),))
+    assert_alone(generated, generated.tables(), (T0_S + first_h * 3600, T0_S + (first_h + hours) * 3600))
+    generated.summarize(T0_S, T0_S + DAYS * DAY_S)
 
 
 @dataclass(frozen=True)
@@ -108,10 +112,10 @@ class Made:
 
 MADE = st.builds(
     Made,
-    host=st.sampled_from(["n1", "n2", "n[1-2]"]),
+    host=st.sampled_from(["n1", "n1", "n2", "n[1-2]"]),
     gpus=st.integers(1, 2),
-    first_h=st.integers(0, 70),
-    hours=st.sampled_from([1, 5, 30, 50]),
+    first_h=st.sampled_from([0, 5, 20, 30, 50]),
+    hours=st.sampled_from([3, 22, 30, 50]),
     ended=st.sampled_from([True, True, True, False]),
     labelled_h=st.sampled_from([None, 0, 25]),
     gpu=st.integers(0, 1),
@@ -125,13 +129,7 @@ SCRAPED_H = (0, 9, 24, 33, 48, 57)
 
 def fill(site: Site, made: list[Made]) -> None:
     """Two nodes of two GPUs; of the labels that a GPU has at a time, the last job's counts."""
-    rows = {
-        (row["host"], row["gpu"], row["time_ms"]): row
-        for host in ("n1", "n2")
-        for gpu in (0, 1)
-        for hour in SCRAPED_H
-        for row in samples(host, gpu, hour, hour + 1)
-    }
+    rows = {(row["host"], row["gpu"], row["time_ms"]): row for day in range(3) for row in day_of_samples(day)}
     jobs, bindings = [], []
     for number, one in enumerate(made, 1):
         host, until_h = one.host.replace("n[1-2]", "n1"), one.first_h + one.hours
@@ -147,18 +145,56 @@ def fill(site: Site, made: list[Made]) -> None:
     site.telemetry(list(rows.values()))
 
 
-@settings(max_examples=10, deadline=None, phases=QUICK)
-@given(st.lists(MADE, min_size=2, max_size=6), st.permutations(range(3)))
+@settings(max_examples=12, deadline=None, phases=QUICK)
+@given(st.lists(MADE, min_size=3, max_size=6))
 def test_it_holds_on_shared_nodes_however_jobs_are_bound(
-    tmp_path_factory: pytest.TempPathFactory, made: list[Made], order: list[int]
+    tmp_path_factory: pytest.TempPathFactory, made: list[Made]
 ) -> None:
     site = Site(tmp_path_factory.mktemp("made") / "store")
     fill(site, made)
     site.summarize()
-    expected = site.tables()
     assert site.open_days == []
+    expected = site.tables()
+    for day in range(3):
+        assert_alone(site, expected, ((DAY + day) * DAY_S, (DAY + day + 1) * DAY_S))
+
+
+@settings(max_examples=12, deadline=None, phases=QUICK)
+@given(st.data())
+def test_summaries_of_what_is_new_give_what_one_of_everything_gives(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Records, bindings and days of samples come in any order, some jobs are seen running first, and now and then what
+    is new is summarised."""
+    site = Site(tmp_path_factory.mktemp("made") / "store")
+    made = data.draw(st.lists(MADE, min_size=3, max_size=5))
+    events = [partial(site.telemetry, day_of_samples(day)) for day in range(3)]
+    for number, one in enumerate(made, 1):
+        events.append(partial(site.jobs, job(number, one.first_h, None, one.host, one.gpus)))
+        if one.ended:
+            events.append(partial(site.jobs, job(number, one.first_h, one.first_h + one.hours, one.host, one.gpus)))
+        if one.bound is not None:
+            host = one.host.replace("n[1-2]", "n1")
+            events.append(partial(site.bindings, prolog(number, host, one.bound, one.first_h)))
+    order = data.draw(st.permutations(events))
+    summarised = data.draw(st.sets(st.integers(1, len(events) - 1), min_size=1, max_size=4))
+    for number, event in enumerate(order):
+        if number in summarised:
+            site.summarize()
+        event()
+    site.summarize()
+    found = site.tables()
     forget(site)
-    for day in order:
-        site.summarize((DAY + day) * DAY_S, (DAY + day + 1) * DAY_S)
-    site.summarize((DAY + 3) * DAY_S)
-    assert is_same(site.tables(), expected)
+    site.summarize(0)
+    assert is_same(found, site.tables())
+
+
+def day_of_samples(day: int) -> Rows:
+    return [
+        row
+        for host in ("n1", "n2")
+        for gpu in (0, 1)
+        for hour in SCRAPED_H
+        if hour // 24 == day
+        for row in samples(host, gpu, hour, hour + 1)
+    ]
