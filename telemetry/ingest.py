@@ -37,10 +37,10 @@ def ingest(
 ) -> None:
     """Store every batch of [since_s, until_s) and move the watermark behind it; `result` is kept up to date.
 
-    The watermark stays where it is when the span starts behind it, so that no gap is passed over. Days
-    whose job metrics change are opened just before. progress is called with rows stored so far and the time
-    (s) reached. Raises what the source raises: what was stored before stays stored, and the next run goes on from
-    the watermark.
+    The watermark stays where it is when the span starts behind it, so that no gap is passed over. Days on which job
+    metrics change are opened just before their rows do. progress is called with rows stored so far and the time (s)
+    reached. Raises what the source raises: what was stored before stays stored, and the next run goes on from the
+    watermark.
     """
     is_gapless: bool | None = None
     for batch in source.read(since_s, until_s):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,8 +62,22 @@ class SummaryCounts:
         return [
             f"metrics: {format_count(self.jobs)} jobs" + (f": {verdicts}" if verdicts else ""),
             f"  samples: {format_count(self.samples)} read, {format_count(self.samples_without_job)} of no job",
-            f"  days that had changed: {', '.join(self.days) or 'none'}",
+            f"  days that had changed: {', '.join(_ranges(self.days)) or 'none'}",
         ]
+
+
+def _ranges(days: Iterable[str]) -> Iterator[str]:
+    """Days (YYYY-MM-DD, in order) that follow each other as "first to last"."""
+    numbers = [dt.date.fromisoformat(day).toordinal() for day in days]
+    for block in _blocks(numbers):
+        first, last = (dt.date.fromordinal(number).isoformat() for number in (block[0], block[-1]))
+        yield first if first == last else f"{first} to {last}"
+
+
+def _blocks(days: Iterable[int]) -> Iterator[list[int]]:
+    """Days in order, those that follow each other together."""
+    for _, group in groupby(enumerate(sorted(days)), key=lambda item: item[1] - item[0]):
+        yield [day for _, day in group]
 
 
 def summarize(
@@ -85,7 +100,7 @@ def summarize(
     with store.summarising(cluster):
         opened = store.open_days(cluster)
         if since_s is None and until_s is None:
-            spans = list(_spans(opened))
+            spans = [(block[0] * DAY_S, (block[-1] + 1) * DAY_S) for block in _blocks(opened)]
         else:
             spans = [(ALWAYS[0] if since_s is None else since_s, ALWAYS[1] if until_s is None else until_s)]
         runs = load_runs(store, cluster)
@@ -121,13 +136,6 @@ def _summarize_span(
     store.replace("gpu_metrics", cluster, results.gpus, owners)
     store.replace("job_metrics", cluster, results.jobs, owners)
     return results, counts
-
-
-def _spans(days: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Days since 1970 as spans (s) of days that follow each other."""
-    for _, group in groupby(enumerate(sorted(days)), key=lambda item: item[1] - item[0]):
-        block = [day for _, day in group]
-        yield block[0] * DAY_S, (block[-1] + 1) * DAY_S
 
 
 def _is_within(day: int, span: tuple[int, int]) -> bool:

@@ -75,7 +75,7 @@ def test_only_days_with_new_data_are_looked_at(almanac: Almanac) -> None:
     assert almanac("summarize").splitlines() == [
         "metrics: 2 jobs: 2 ok",
         "  samples: 36 read, 18 of no job",
-        "  days that had changed: 2025-03-09, 2025-03-10",
+        "  days that had changed: 2025-03-09 to 2025-03-10",
     ]
     assert almanac("summarize").startswith("metrics: no day has changed since the last summary")
     almanac.ingest("telemetry", counters(30, 31, hbm=3000.0), "--no-summary")
@@ -90,7 +90,7 @@ def test_only_days_with_new_data_are_looked_at(almanac: Almanac) -> None:
 
 
 def test_ingest_summarises_what_it_changed_and_says_which_days(almanac: Almanac) -> None:
-    assert "days that had changed: 2025-03-09, 2025-03-10" in almanac.ingest("telemetry", counters(12, 13))
+    assert "days that had changed: 2025-03-09 to 2025-03-10" in almanac.ingest("telemetry", counters(12, 13))
     assert "metrics" not in almanac.ingest("telemetry", counters(12, 13))
     assert '"metrics": null' in almanac.ingest("telemetry", counters(12, 13), "--json")
 

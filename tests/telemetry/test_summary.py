@@ -162,6 +162,7 @@ def test_days_apart_are_computed_apart_and_a_job_of_both_counts_once(site: Site)
     assert (counts.samples, counts.samples_without_job) == (2 * 144 * 2, 12 + 12)
     assert site.verdicts() == {1: "ok", 2: "ok"}
     assert site.found()[2, 71]["hbm_peak_mib"] == 5.0
+    assert counts.lines()[-1] == "  days that had changed: 2025-03-09, 2025-03-11"
 
 
 @pytest.mark.parametrize(
