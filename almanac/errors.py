@@ -3,7 +3,8 @@
 AlmanacError                    exit 1
 ├── ConfigError                 exit 3   the configuration cannot be used
 ├── StoreError                  exit 4   the store cannot be used
-│   └── SchemaVersionError               written by another version of almanac
+│   ├── SchemaVersionError               written by another version of almanac
+│   └── BusyError                        another process does the same at this moment
 ├── SourceError                 exit 5   a source cannot be read at all
 │   ├── CommandError                     a Slurm command is missing, failed or timed out
 │   ├── ServerError                      Prometheus did not answer, or refused
@@ -37,6 +38,10 @@ class StoreError(AlmanacError):
 
 
 class SchemaVersionError(StoreError):
+    pass
+
+
+class BusyError(StoreError):
     pass
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
+from telemetry.runs import load_jobs
 from telemetry.sources.generated.shape import BENCH_COUNTERS
 from telemetry.store import Store
-from telemetry.summary import load_jobs
 
 # Imported where it is used: the engine does without, and its memory is measured by the same file.
 if TYPE_CHECKING:

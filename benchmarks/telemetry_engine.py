@@ -20,10 +20,11 @@ from telemetry_partials import compare
 
 from almanac.config import Config
 from telemetry.metrics.options import Options
+from telemetry.runs import load_jobs
 from telemetry.sources.generated import GeneratedSource, SiteShape
 from telemetry.sources.generated.shape import BENCH_COUNTERS
 from telemetry.store import Store
-from telemetry.summary import compute, load_jobs
+from telemetry.summary import compute
 
 ROWS_PER_DAY = 2_800_000
 """What 100 nodes of four GPUs give that are busy four fifths of the time, a sample every 10 s."""

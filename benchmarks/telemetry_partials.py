@@ -15,8 +15,9 @@ from almanac.config import Config
 from telemetry.metrics.chunks import map_partials
 from telemetry.metrics.hours import Files
 from telemetry.metrics.partials import Partials, merge_partials
+from telemetry.runs import load_jobs
 from telemetry.store import Store
-from telemetry.summary import Prepared, complete, load_jobs, prepare
+from telemetry.summary import Prepared, complete, prepare
 
 DAY_MS = 86_400_000
 SMALLEST = {"hbm_growth_mib_h": 1.0, "temporal_imbalance": 1e-3, "spatial_imbalance": 1e-3}

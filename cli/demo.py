@@ -14,7 +14,6 @@ import click
 from almanac.errors import StoreError
 from almanac.units import format_count
 from cli.app import App
-from cli.output import progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,12 +96,9 @@ def _generate(app: App, seed: int) -> None:
 
 
 def _summarise(app: App) -> None:
-    from telemetry.summary import summarize
+    from cli.summarize import run as summarize
 
-    store = app.open_store()
-    with progress("job metrics") as advance:
-        summary = summarize(store, app.cluster(), app.config, 0, 2**40, progress=advance)
-    for line in summary.lines():
+    for line in summarize(app, app.open_store(), app.cluster()).lines():
         click.echo(line)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from almanac.errors import AlmanacError, ConfigError
+from almanac.errors import AlmanacError, BusyError, ConfigError
 from almanac.units import format_count, format_duration, parse_moment, printable
 from cli.app import App
 from cli.output import json_text, progress, show_counts
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from telemetry.ingest import IngestResult
     from telemetry.sources.base import Source
     from telemetry.store import Store
+    from telemetry.summary import SummaryCounts
 
 FOREVER_S = 2**40
 SOURCES = ("sacct", "prometheus", "prolog", "squeue")
@@ -80,7 +81,7 @@ def command(
         cluster = app.cluster(store)
         jobs = list(_live_jobs(app, store, cluster, sources, since_s, until_s))
     outcome = run(store, cluster, jobs)
-    summary = None if no_summary else summarise(app, store, cluster, since_s)
+    summary = None if no_summary else summarise(app, store, cluster)
     show(outcome, summary, as_json)
     return 5 if any(item["error"] for item in outcome.values()) else 0
 
@@ -191,20 +192,19 @@ def _advance(result: IngestResult, advance: Any) -> Any:
     return step
 
 
-def summarise(app: App, store: Store, cluster: str, since_s: int | None = None) -> Any:
-    """Compute the metrics of the jobs that new rows can touch, or from since_s on; None where nothing is to do."""
-    from telemetry.summary import summarize
+def summarise(app: App, store: Store, cluster: str) -> SummaryCounts | None:
+    """Compute the metrics of the jobs that new rows can touch; None where there are none, or another run does it."""
+    from cli.summarize import run as summarize
 
-    starts = [start_s for start_s in (store.pending_since(cluster), since_s) if start_s is not None]
-    if not starts:
+    try:
+        counts = summarize(app, store, cluster)
+    except BusyError as error:
+        click.echo(f"{error}: what is new here is left to the next run", err=True)
         return None
-    with progress("job metrics") as advance:
-        summary = summarize(store, cluster, app.config, min(starts), FOREVER_S, progress=advance)
-    store.set_pending(cluster, None)
-    return summary
+    return counts if counts.days else None
 
 
-def show(outcome: dict[str, dict[str, Any]], summary: Any, as_json: bool) -> None:
+def show(outcome: dict[str, dict[str, Any]], summary: SummaryCounts | None, as_json: bool) -> None:
     if as_json:
         click.echo(json_text({"sources": {name: _as_dict(item) for name, item in outcome.items()},
                               "metrics": None if summary is None else summary.as_dict()}))  # fmt: skip

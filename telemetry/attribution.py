@@ -8,10 +8,11 @@ in this order. What cannot be told is attributed to nobody.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from telemetry.schema import schema_of, table_of
 from telemetry.slurm.hostlist import expand
@@ -21,7 +22,7 @@ UNBOUND_COUNT = f"{UNBOUND} (GPUs per node unknown)"
 DOUBLY_BOUND = "GPU bound to two jobs at once"
 NO_NODES = "node list missing or unreadable"
 
-_DAY_S = 86_400
+DAY_S = 86_400
 # A prolog runs just before the start that accounting records.
 _PROLOG_LEAD_S = 300
 
@@ -71,9 +72,10 @@ class Inventory:
 
     def of(self, host: str, start_s: int, end_s: int) -> frozenset[Unit]:
         """Units of a host in [start_s, end_s). A GPU split into MIG instances counts as its instances only."""
-        key = (host, start_s // _DAY_S, (max(end_s, start_s + 1) - 1) // _DAY_S)
+        days = days_of(start_s, end_s)
+        key = (host, days.start, days.stop)
         if key not in self._known:
-            seen = frozenset().union(*(self.units.get((host, day), frozenset()) for day in range(key[1], key[2] + 1)))
+            seen = frozenset().union(*(self.units.get((host, day), frozenset()) for day in days))
             split = {gpu for gpu, mig in seen if mig}
             self._known[key] = frozenset((gpu, mig) for gpu, mig in seen if mig or gpu not in split)
         return self._known[key]
@@ -91,6 +93,14 @@ class Attribution:
     claims: pa.Table
     origin: dict[int, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+
+    def of_first(self, number: int) -> Attribution:
+        """The same without the jobs from place `number` on."""
+        return Attribution(
+            self.claims.filter(pc.field("job") < number),
+            {place: origin for place, origin in self.origin.items() if place < number},
+            {place: why for place, why in self.failed.items() if place < number},
+        )
 
 
 CLAIMS = schema_of(
@@ -153,22 +163,40 @@ def shared_jobs(jobs: Sequence[Job], inventory: Inventory) -> list[int]:
     A job owns its nodes where its GPUs are as many as those of all its nodes (hosts without telemetry are taken to
     be as large as the largest seen), and no other job with GPUs was there at any time of it.
     """
-    largest: dict[str, int] = defaultdict(int)
+    largest: dict[tuple[str, int], int] = defaultdict(int)
     for job in jobs:
         if len(job.hosts) == 1:
-            largest[job.hosts[0]] = max(largest[job.hosts[0]], job.gpu_count)
+            for place in _places(job, job.hosts[0]):
+                largest[place] = max(largest[place], job.gpu_count)
     crowded = _crowded(jobs)
     found = []
     for number, job in enumerate(jobs):
-        sizes = [_size(inventory.of(host, job.start_s, job.end_s), largest[host]) for host in job.hosts]
+        sizes = [
+            _size(
+                inventory.of(host, job.start_s, job.end_s), max(largest.get(place, 0) for place in _places(job, host))
+            )
+            for host in job.hosts
+        ]
         needed = sum(size or max(sizes) for size in sizes)
         if job.hosts and (number in crowded or job.gpu_count < needed):
             found.append(number)
     return found
 
 
+def days_of(start_s: int, end_s: int) -> range:
+    """Days since 1970 (UTC) that the half-open [start_s, end_s) touches; that of its start, where it is empty."""
+    return range(start_s // DAY_S, (max(end_s, start_s + 1) - 1) // DAY_S + 1)
+
+
+def _places(job: Job, host: str) -> Iterator[tuple[str, int]]:
+    return ((host, day) for day in days_of(job.start_s, job.end_s))
+
+
 def _size(units: frozenset[Unit], known: int) -> int:
-    """GPUs of a host: those seen, counted to the highest index, or as many as one job had; 0 where none is seen."""
+    """GPUs of a host: those seen, counted to the highest index, or as many as one job had; 0 where none is seen.
+
+    known: the most that a single-node job had there on these days.
+    """
     if not units:
         return 0
     if any(mig for _, mig in units):

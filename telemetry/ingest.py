@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import pyarrow.compute as pc
-
 from almanac.records import Counts
-from telemetry.schema import TABLES
-from telemetry.sources.base import Batch, Source
-from telemetry.store import Store, WriteResult
+from telemetry.merge import WriteResult
+from telemetry.reopening import opens
+from telemetry.sources.base import Source
+from telemetry.store import Store
 
 Progress = Callable[[int, int], None]
 
@@ -38,16 +37,18 @@ def ingest(
 ) -> None:
     """Store every batch of [since_s, until_s) and move the watermark behind it; `result` is kept up to date.
 
-    The watermark stays where it is when the span starts behind it, so that no gap is passed over. What job metrics
-    are to be computed for is marked before a batch is stored. progress is called with rows stored so far and the time
-    (s) reached. Raises what the source raises: what was stored before stays stored, and the next run goes on from
-    the watermark.
+    The watermark stays where it is when the span starts behind it, so that no gap is passed over. Days on which job
+    metrics change are opened just before their rows do. progress is called with rows stored so far and the time (s)
+    reached. Raises what the source raises: what was stored before stays stored, and the next run goes on from the
+    watermark.
     """
     is_gapless: bool | None = None
     for batch in source.read(since_s, until_s):
         result.counts.add(batch.counts)
-        written = _write(store, cluster, batch)
-        result.written[batch.table] = result.written.get(batch.table, WriteResult()) + written
+        written = result.written.get(batch.table, WriteResult())
+        if batch.rows.num_rows:
+            written += store.write(batch.table, cluster, batch.rows, opens(store, cluster, batch.table, batch.rows))
+        result.written[batch.table] = written
         if batch.watermark_s is not None:
             if is_gapless is None:
                 mark = store.watermark(source.name, cluster)
@@ -55,20 +56,3 @@ def ingest(
             if is_gapless:
                 store.set_watermark(source.name, cluster, batch.watermark_s)
         progress(batch.rows.num_rows, batch.watermark_s or until_s)
-
-
-def _write(store: Store, cluster: str, batch: Batch) -> WriteResult:
-    """Store a batch; a writer killed in the middle leaves the mark at the batch's earliest row."""
-    if not batch.rows.num_rows:
-        return WriteResult()
-    spec, pending = TABLES[batch.table], store.pending_since(cluster)
-    earliest = pc.min(batch.rows[spec.time_column]).as_py()
-    if earliest is not None:
-        store.set_pending(cluster, _least(pending, int(earliest) // spec.ticks_per_s))
-    written = store.write(batch.table, cluster, batch.rows)
-    store.set_pending(cluster, _least(pending, written.since_s))
-    return written
-
-
-def _least(*moments: int | None) -> int | None:
-    return min((moment for moment in moments if moment is not None), default=None)

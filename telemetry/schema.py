@@ -90,8 +90,7 @@ class Table:
     """One table of the store. `key` makes a row unique within a cluster; `order` is how files are sorted.
 
     time_column and part_s say which partition file a row belongs to: date=YYYY-MM-DD/HHMM of
-    floor(time / part_s). A null of a newer row leaves a known value as it is where keeps_known, else it erases it:
-    metrics are computed anew as a whole.
+    floor(time / part_s).
     """
 
     name: str
@@ -101,7 +100,6 @@ class Table:
     time_column: str
     ticks_per_s: int
     part_s: int
-    keeps_known: bool = True
 
 
 TABLES = {
@@ -142,7 +140,6 @@ TABLES = {
             time_column="submit_s",
             ticks_per_s=1,
             part_s=86400,
-            keeps_known=False,
         ),
         Table(
             name="gpu_metrics",
@@ -152,7 +149,6 @@ TABLES = {
             time_column="submit_s",
             ticks_per_s=1,
             part_s=86400,
-            keeps_known=False,
         ),
     )
 }

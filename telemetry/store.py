@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import fcntl
 import json
 import os
-import re
-import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,35 +21,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from almanac.errors import SchemaVersionError, StoreError
+from telemetry.atomic import TEMPORARY, locked, replacing, write_atomically
+from telemetry.marks import Marks, safe_name
+from telemetry.merge import WriteResult, arrow, conform, merge, names_sql, replace
 from telemetry.schema import SCHEMA_VERSION, TABLES, Table
 
-_CLUSTER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_TEMPORARY = ".tmp-"
 _ROW_GROUP = 122_880
-DAMAGED = (duckdb.IOException, duckdb.InvalidInputException, duckdb.SerializationException, pa.ArrowInvalid)
+_DAMAGED = (duckdb.IOException, duckdb.InvalidInputException, duckdb.SerializationException, pa.ArrowInvalid)
 """What reading a damaged Parquet file raises."""
 
+Opens = Callable[[int], Iterable[int]]
+"""Of the start of a partition (s) that is about to change, the days since 1970 whose jobs' metrics depend on it."""
 
-@dataclass(frozen=True)
-class WriteResult:
-    """What became of the rows of one write; rows given twice within it count once.
 
-    since_s: start of the earliest partition that changed; None where nothing did.
-    """
-
-    added: int = 0
-    unchanged: int = 0
-    replaced: int = 0
-    since_s: int | None = field(default=None, compare=False)
-
-    def __add__(self, other: WriteResult) -> WriteResult:
-        starts = [start_s for start_s in (self.since_s, other.since_s) if start_s is not None]
-        return WriteResult(
-            self.added + other.added,
-            self.unchanged + other.unchanged,
-            self.replaced + other.replaced,
-            min(starts, default=None),
-        )
+def _opens_nothing(start_s: int) -> Iterable[int]:
+    return ()
 
 
 class Store:
@@ -61,6 +43,7 @@ class Store:
 
     def __init__(self, root: Path, *, memory_limit_mib: int = 2048, threads: int = 0) -> None:
         self.root = root
+        self._marks = Marks(root / "watermarks")
         self._memory_limit_mib = memory_limit_mib
         self._threads = threads
 
@@ -75,7 +58,7 @@ class Store:
             ) from error
         mark = root / "store.json"
         if not mark.exists():
-            if any(child for child in root.iterdir() if not child.name.startswith(_TEMPORARY)):
+            if any(child for child in root.iterdir() if not child.name.startswith(TEMPORARY)):
                 raise StoreError(f"{root}: holds files, but no store.json", "name an empty folder, or an almanac store")
             write_atomically(mark, json.dumps({"schema_version": SCHEMA_VERSION}).encode() + b"\n")
         return cls.open(root, **options)
@@ -130,7 +113,7 @@ class Store:
         part_s = TABLES[table].part_s
         found = []
         for path in sorted(self._folder(table, cluster).glob("date=*/[0-9]*.parquet")):
-            start_s = _partition_start(path)
+            start_s = partition_start(path)
             if (until_s is None or start_s < until_s) and (since_s is None or start_s + part_s > since_s):
                 found.append(path)
         return found
@@ -153,76 +136,80 @@ class Store:
         low = -(2**62) if since_s is None else since_s * spec.ticks_per_s
         high = 2**62 if until_s is None else until_s * spec.ticks_per_s
         sql = (
-            f"SELECT {_columns(names)} FROM read_parquet($files, union_by_name=true, hive_partitioning=false)"
+            f"SELECT {names_sql(names)} FROM read_parquet($files, union_by_name=true, hive_partitioning=false)"
             f' WHERE "{spec.time_column}" >= $low AND "{spec.time_column}" < $high'
         )
-        with self.connect() as db:
-            try:
-                rows = _arrow(db, sql, {"files": [str(f) for f in files], "low": low, "high": high})
-            except DAMAGED as error:
-                raise _unreadable(self.root / table, error) from error
+        with self.connect() as db, _readable(self.root / table):
+            rows = arrow(db, sql, {"files": [str(f) for f in files], "low": low, "high": high})
         return rows.cast(empty.schema)
 
-    def write(self, table: str, cluster: str, rows: pa.Table) -> WriteResult:
+    def write(self, table: str, cluster: str, rows: pa.Table, opens: Opens = _opens_nothing) -> WriteResult:
         """Merge rows into their partition files by key.
 
         A newer row wins over an older one, the last given over the first, and a null never erases a known
-        value. Columns that are missing are null. Raises StoreError, also for null keys.
+        value. Columns that are missing are null. Days are opened just before the file changes that opens them.
+        Raises StoreError, also for null keys.
         """
-        spec = TABLES[table]
-        rows = _conform(rows, spec)
-        result = WriteResult()
-        if not rows.num_rows:
-            return result
-        with self._lock(), self.connect() as db:
-            part = rows[spec.time_column].to_numpy() // (spec.part_s * spec.ticks_per_s)
-            for number in np.unique(part).tolist():
-                chosen = rows.filter(pa.array(part == number))
-                result += self._merge(db, spec, self._partition(spec, cluster, number * spec.part_s), chosen)
+        spec, result, opened = TABLES[table], WriteResult(), set[int]()
+        rows = conform(rows, spec)
+        with self._writing() as db:
+            for start_s, chosen in _by_partition(spec, rows):
+                path = self._partition(spec, cluster, start_s)
+                with _readable(path):
+                    merged, written = merge(db, spec, path, chosen)
+                if merged is not None:
+                    # Once a write is enough: nobody looks at what is open before the lock is given back.
+                    days = set(opens(start_s)) - opened
+                    self._marks.reopen(cluster, days)
+                    opened |= days
+                    _replace(path, merged, spec)
+                result += written
         return result
+
+    def replace(self, table: str, cluster: str, rows: pa.Table, owners: pa.Table) -> int:
+        """Store rows in place of all rows of their owners; how many partition files that changed.
+
+        owners: values of some columns of the key, the time column among them. Rows of an owner that are not given
+        again are gone, so that what is computed anew leaves nothing stale.
+        """
+        spec, changed = TABLES[table], 0
+        given = dict(_by_partition(spec, conform(rows, spec)))
+        with self._writing() as db:
+            for start_s, chosen in _by_partition(spec, owners):
+                path = self._partition(spec, cluster, start_s)
+                own = given.get(start_s, spec.schema.empty_table())
+                with _readable(path):
+                    replaced = replace(db, spec, path, own, chosen)
+                if replaced is not None:
+                    _replace(path, replaced, spec)
+                    changed += 1
+        return changed
 
     def watermark(self, source: str, cluster: str) -> int | None:
         """Up to when (s since 1970) a source has been read into the store; None before its first run."""
-        path = self._watermark_path(source, cluster)
-        try:
-            return int(json.loads(path.read_text(encoding="utf-8"))["until_s"])
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{path}: not a watermark: {error}", "remove it: the source is then read again") from error
+        return self._marks.watermark(source, cluster)
 
     def set_watermark(self, source: str, cluster: str, until_s: int) -> None:
         """Remember how far a source has been read; it never moves back."""
-        known = self.watermark(source, cluster)
-        if known is None or until_s > known:
-            path = self._watermark_path(source, cluster)
-            path.parent.mkdir(mode=0o750, exist_ok=True)
-            write_atomically(path, json.dumps({"until_s": until_s}).encode() + b"\n")
+        with self._lock():
+            self._marks.set_watermark(source, cluster, until_s)
 
-    def pending_since(self, cluster: str) -> int | None:
-        """From when on (s since 1970) rows may have changed since job metrics were computed; None: none have."""
-        path = self._watermark_path("summary-pending", cluster)
-        try:
-            return int(json.loads(path.read_text(encoding="utf-8"))["since_s"])
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{path}: not a mark: {error}", "remove it, and run `almanac ingest -S TIME`") from error
+    def open_days(self, cluster: str) -> dict[int, int]:
+        """Days since 1970 that changed since their jobs' metrics were computed; see `Marks.open_days`."""
+        with self._lock():
+            return self._marks.open_days(cluster)
 
-    def set_pending(self, cluster: str, since_s: int | None) -> None:
-        """Remember, or with None forget, that job metrics are to be computed from here on."""
-        path = self._watermark_path("summary-pending", cluster)
-        if since_s is None:
-            path.unlink(missing_ok=True)
-            return
-        path.parent.mkdir(mode=0o750, exist_ok=True)
-        write_atomically(path, json.dumps({"since_s": since_s}).encode() + b"\n")
+    def close_days(self, cluster: str, done: Mapping[int, int]) -> None:
+        """Close days as open_days gave them, but for those that have changed again."""
+        with self._lock():
+            self._marks.close(cluster, done)
 
-    def _watermark_path(self, source: str, cluster: str) -> Path:
-        return self.root / "watermarks" / f"{_safe(source)}.{_safe(cluster)}.json"
+    def summarising(self, cluster: str) -> contextlib.AbstractContextManager[None]:
+        """Held by the one process that computes a cluster's job metrics. Raises BusyError where another does."""
+        return locked(self.root / f".summary-{safe_name(cluster)}.lock", "computes the job metrics now")
 
     def _folder(self, table: str, cluster: str) -> Path:
-        return self.root / table / f"cluster={_safe(cluster)}"
+        return self.root / table / f"cluster={safe_name(cluster)}"
 
     def _partition(self, spec: Table, cluster: str, start_s: int) -> Path:
         try:
@@ -236,135 +223,45 @@ class Store:
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         """One writer at a time; what a killed writer left half-written is removed."""
-        with (self.root / ".lock").open("w") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            for stale in [*self.root.glob(f"{_TEMPORARY}*"), *self.root.glob(f"*/*/*/{_TEMPORARY}*")]:
-                stale.unlink(missing_ok=True)
+        with locked(self.root / ".lock"):
+            for folder in ("", "watermarks/", "*/*/*/"):
+                for stale in self.root.glob(f"{folder}{TEMPORARY}*"):
+                    stale.unlink(missing_ok=True)
             yield
 
-    def _merge(self, db: duckdb.DuckDBPyConnection, spec: Table, path: Path, rows: pa.Table) -> WriteResult:
-        db.register("given", rows)
-        keys = _columns(spec.key)
-        given = _counts(db, f"SELECT count(*), count(DISTINCT ({keys})) FROM given")
-        source = "given" if given[0] == given[1] else f"({_last_of_each(spec)})"
-        if not path.exists():
-            merged = _arrow(db, f"SELECT * FROM {source} ORDER BY {_columns(spec.order)}")
-            self._replace(path, merged, spec)
-            return WriteResult(added=merged.num_rows, since_s=_partition_start(path))
-        try:
-            return self._merge_into(db, spec, path, source)
-        except DAMAGED as error:
-            raise _unreadable(path, error) from error
-
-    def _merge_into(self, db: duckdb.DuckDBPyConnection, spec: Table, path: Path, source: str) -> WriteResult:
-        on = " AND ".join(f'n."{key}" = e."{key}"' for key in spec.key)
-        rest = [name for name in spec.schema.names if name not in spec.key]
-        known_only = 'n."{c}" IS NOT NULL AND ' if spec.keeps_known else ""
-        differs = " OR ".join(f'({known_only.format(c=c)}n."{c}" IS DISTINCT FROM e."{c}")' for c in rest)
-        differs = differs or "false"
-        known = set(pq.read_schema(path).names)
-        old = ", ".join(f'"{c}"' if c in known else f'NULL AS "{c}"' for c in spec.schema.names)
-        db.execute(
-            f"CREATE OR REPLACE TEMP TABLE old AS SELECT {old} FROM read_parquet($f, hive_partitioning=false)",
-            {"f": str(path)},
-        )
-        given = _counts(db, f"SELECT count(*) FROM {source}")
-        both = _counts(db, f"SELECT count(*), count(*) FILTER (WHERE {differs}) FROM {source} n JOIN old e ON {on}")
-        result = WriteResult(added=given[0] - both[0], unchanged=both[0] - both[1], replaced=both[1])
-        if result.added or result.replaced:
-            newer = (
-                'coalesce(n."{c}", e."{c}")'
-                if spec.keeps_known
-                else f'CASE WHEN n."{spec.key[0]}" IS NULL THEN e."{{c}}" ELSE n."{{c}}" END'
-            )
-            joined = ", ".join(f'{newer.format(c=c)} AS "{c}"' for c in spec.schema.names)
-            merged = _arrow(
-                db, f"SELECT {joined} FROM old e FULL OUTER JOIN {source} n ON {on} ORDER BY {_columns(spec.order)}"
-            )
-            self._replace(path, merged, spec)
-            result = replace(result, since_s=_partition_start(path))
-        db.execute("DROP TABLE old")
-        return result
-
-    def _replace(self, path: Path, rows: pa.Table, spec: Table) -> None:
-        for folder in reversed([path.parent, *path.parents[1:3]]):
-            folder.mkdir(mode=0o750, exist_ok=True)
-        table = rows.cast(spec.schema).replace_schema_metadata({"almanac.schema_version": str(SCHEMA_VERSION)})
-        handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
-        with os.fdopen(handle, "wb") as out:
-            pq.write_table(table, out, compression="zstd", row_group_size=_ROW_GROUP)
-            _commit(out, Path(name), path)
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        with self._lock(), self.connect() as db:
+            yield db
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file by rename: a reader sees the old content or the new, never a part."""
-    handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
-    with os.fdopen(handle, "wb") as out:
-        out.write(content)
-        _commit(out, Path(name), path)
-
-
-def _commit(out: Any, temporary: Path, path: Path) -> None:
-    out.flush()
-    os.fchmod(out.fileno(), 0o640)
-    os.fsync(out.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _safe(name: str) -> str:
-    if not _CLUSTER.fullmatch(name):
-        raise StoreError(f"{name!r} cannot name a folder", "use letters, digits, '.', '_' and '-' in cluster names")
-    return name
-
-
-def _columns(names: Sequence[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
-
-
-def _partition_start(path: Path) -> int:
+def partition_start(path: Path) -> int:
+    """Start of a partition file, s since 1970."""
     text = f"{path.parent.name.removeprefix('date=')} {path.stem}"
     return int(dt.datetime.strptime(text, "%Y-%m-%d %H%M").replace(tzinfo=dt.UTC).timestamp())
 
 
-def _conform(rows: pa.Table, spec: Table) -> pa.Table:
-    unknown = set(rows.column_names) - set(spec.schema.names)
-    if unknown:
-        raise StoreError(f"{spec.name}: unknown columns {sorted(unknown)}", f"expected some of {spec.schema.names}")
-    arrays = [
-        rows[field.name] if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
-        for field in spec.schema
-    ]
-    table = pa.table(arrays, names=spec.schema.names)
-    for name in {*spec.key, spec.time_column}:
-        if table[name].null_count:
-            raise StoreError(f"{spec.name}: {table[name].null_count} rows without {name}", "the source must drop these")
-    return table.cast(spec.schema)
+def _by_partition(spec: Table, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+    """Start (s) of each partition that rows belong to, and its rows."""
+    part = rows[spec.time_column].to_numpy() // (spec.part_s * spec.ticks_per_s)
+    for number in np.unique(part).tolist():
+        yield number * spec.part_s, rows.filter(pa.array(part == number))
 
 
-def _last_of_each(spec: Table) -> str:
-    """One row per key of `given`: of every column the last value that is not null."""
-    rest = [name for name in spec.schema.names if name not in spec.key]
-    last = ", ".join(f'last("{c}" ORDER BY seq) FILTER (WHERE "{c}" IS NOT NULL) AS "{c}"' for c in rest)
-    numbered = "SELECT *, row_number() OVER () AS seq FROM given"
-    grouped = f"SELECT {_columns(spec.key)}, {last} FROM ({numbered}) GROUP BY {_columns(spec.key)}"
-    return f"SELECT {_columns(spec.schema.names)} FROM ({grouped})"
+def _replace(path: Path, rows: pa.Table, spec: Table) -> None:
+    for folder in reversed([path.parent, *path.parents[1:3]]):
+        folder.mkdir(mode=0o750, exist_ok=True)
+    table = rows.cast(spec.schema).replace_schema_metadata({"almanac.schema_version": str(SCHEMA_VERSION)})
+    with replacing(path) as out:
+        pq.write_table(table, out, compression="zstd", row_group_size=_ROW_GROUP)
 
 
-def _counts(db: duckdb.DuckDBPyConnection, sql: str) -> tuple[int, ...]:
-    # DuckDB 2 refuses a further query on a connection whose last result was not fetched to its end.
-    row: tuple[int, ...] = db.execute(sql).fetchall()[0]
-    return row
-
-
-def _arrow(db: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, Any] | None = None) -> pa.Table:
-    rows: pa.Table = db.sql(sql, params=parameters or {}).to_arrow_table()
-    return rows
-
-
-def _unreadable(path: Path, error: Exception) -> StoreError:
-    return StoreError(f"{path}: a file of the store cannot be read: {error}", "move it away and ingest its span again")
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raises StoreError where what is read below path is damaged."""
+    try:
+        yield
+    except _DAMAGED as error:
+        raise StoreError(
+            f"{path}: a file of the store cannot be read: {error}", "move it away and ingest its span again"
+        ) from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+import datetime as dt
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import pyarrow.compute as pc
 from almanac.config import Config
 from almanac.errors import StoreError
 from almanac.units import format_count
-from telemetry.attribution import Attribution, Binding, Job, attribute, parse_hosts, shared_jobs
+from telemetry.attribution import DAY_S, Attribution, Binding, Job, attribute, days_of, shared_jobs
+from telemetry.marks import day_text
 from telemetry.metrics.chunks import Progress, map_partials, split_files
 from telemetry.metrics.finish import Results, finish
 from telemetry.metrics.frames import claim_frame, job_frame, model_frame
@@ -25,58 +27,139 @@ from telemetry.metrics.inventory import Survey, survey
 from telemetry.metrics.labels import aligned, labelled_units
 from telemetry.metrics.options import Options
 from telemetry.metrics.partials import Partials
-from telemetry.store import Store
+from telemetry.runs import ended_jobs, load_runs, neighbours_of, sharing
+from telemetry.store import Store, partition_start
 
-DAY_S = 86_400
 ALWAYS = (-(2**40), 2**40)
 
 
 @dataclass
 class SummaryCounts:
-    """What one run looked at. samples_without_job: in the span, and of no ended job whose GPUs are known."""
+    """What one run looked at. samples_without_job: in the span, and of no ended job whose GPUs are known.
+
+    days: those that had changed since they were last looked at (UTC, YYYY-MM-DD).
+    """
 
     jobs: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
     attributed_by: Counter[str] = field(default_factory=Counter)
     samples: int = 0
     samples_without_job: int = 0
+    days: list[str] = field(default_factory=list)
+
+    def count_jobs(self, outcomes: Collection[tuple[str, str | None]]) -> None:
+        """Count the verdicts of jobs, and where their GPUs are known from."""
+        self.jobs = len(outcomes)
+        self.verdicts = Counter(verdict for verdict, _ in outcomes)
+        self.attributed_by = Counter(origin for _, origin in outcomes if origin)
 
     def as_dict(self) -> dict[str, Any]:
         # dataclasses.asdict turns a Counter into one keyed by its items (Python 3.11).
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
 
     def lines(self) -> list[str]:
-        """For a person: jobs by verdict, and samples that belong to no job."""
+        """For a person: jobs by verdict, samples that belong to no job, and the days that had changed."""
         verdicts = ", ".join(f"{format_count(number)} {verdict}" for verdict, number in self.verdicts.most_common())
         return [
             f"metrics: {format_count(self.jobs)} jobs" + (f": {verdicts}" if verdicts else ""),
             f"  samples: {format_count(self.samples)} read, {format_count(self.samples_without_job)} of no job",
+            f"  days that had changed: {', '.join(_ranges(self.days)) or 'none'}",
         ]
 
 
-def summarize(
-    store: Store, cluster: str, config: Config, since_s: int, until_s: int, *, progress: Progress | None = None
-) -> SummaryCounts:
-    """Compute and store the metrics of every ended GPU job that ran at some time of [since_s, until_s).
+def _ranges(days: Iterable[str]) -> Iterator[str]:
+    """Days (YYYY-MM-DD, in order) that follow each other as "first to last"."""
+    numbers = [dt.date.fromisoformat(day).toordinal() for day in days]
+    for block in _blocks(numbers):
+        first, last = (dt.date.fromordinal(number).isoformat() for number in (block[0], block[-1]))
+        yield first if first == last else f"{first} to {last}"
 
-    Such jobs are looked at whole, also outside the span. Raises StoreError where a file cannot be read.
+
+def _blocks(days: Iterable[int]) -> Iterator[list[int]]:
+    """Days in order, those that follow each other together."""
+    for _, group in groupby(enumerate(sorted(days)), key=lambda item: item[1] - item[0]):
+        yield [day for _, day in group]
+
+
+def summarize(
+    store: Store,
+    cluster: str,
+    config: Config,
+    since_s: int | None = None,
+    until_s: int | None = None,
+    *,
+    progress: Progress | None = None,
+) -> SummaryCounts:
+    """Compute and store the metrics of every ended GPU job that ran on a day that has changed.
+
+    With since_s or until_s instead of every one that ran in [since_s, until_s), changed or not. Such jobs are looked
+    at whole, also outside the days or the span, and what is found of each does not depend on which others are looked
+    at. Days are closed once their jobs' metrics are stored. Raises StoreError where a file cannot be read, BusyError
+    where another process summarises.
     """
-    jobs = load_jobs(store, cluster, since_s, until_s)
-    if not jobs:
-        return SummaryCounts()
-    first_s, last_s = min(job.start_s for job in jobs), max(job.end_s for job in jobs)
-    files = store.files("telemetry", cluster, first_s, last_s)
-    bindings = load_bindings(store, cluster, config, first_s, last_s)
+    total, verdicts = SummaryCounts(), dict[tuple[int, int], tuple[str, str | None]]()
+    with store.summarising(cluster):
+        opened = store.open_days(cluster)
+        if since_s is None and until_s is None:
+            spans = [(block[0] * DAY_S, (block[-1] + 1) * DAY_S) for block in _blocks(opened)]
+        else:
+            spans = [(ALWAYS[0] if since_s is None else since_s, ALWAYS[1] if until_s is None else until_s)]
+        runs = load_runs(store, cluster)
+        for place, span in enumerate(spans):
+            step = _part_of(progress or _silent, place, len(spans))
+            results, counts = _summarize_span(store, cluster, config, runs, span, step)
+            done = {day: number for day, number in opened.items() if _is_within(day, span)}
+            store.close_days(cluster, done)
+            total.days += map(day_text, sorted(done))
+            total.samples += counts.samples
+            total.samples_without_job += counts.samples_without_job
+            verdicts |= _verdicts(results.jobs)
+    total.count_jobs(verdicts.values())
+    return total
+
+
+def _summarize_span(
+    store: Store, cluster: str, config: Config, runs: pa.Table, span: tuple[int, int], progress: Progress
+) -> tuple[Results, SummaryCounts]:
+    """Compute and store the metrics of the runs that have ended and touch the span."""
+    jobs = ended_jobs(runs, *span)
+    others = neighbours_of(runs, jobs)
+    paths = _telemetry(store, cluster, span, [*jobs, *sharing(jobs, others)])
+    bindings = load_bindings(store, cluster, config, [*jobs, *others])
     with store.connect() as db:
         try:
-            results, counts = compute(db, files, jobs, bindings, config, (since_s, until_s), progress)
+            results, counts = compute(db, paths, jobs, bindings, config, span, progress, neighbours=others)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise StoreError(
                 f"{store.root}: telemetry cannot be read: {error}", "move the file away and ingest its span again"
             ) from error
-    store.write("gpu_metrics", cluster, results.gpus)
-    store.write("job_metrics", cluster, results.jobs)
-    return counts
+    owners = results.jobs.select(["job_id", "submit_s"])
+    store.replace("gpu_metrics", cluster, results.gpus, owners)
+    store.replace("job_metrics", cluster, results.jobs, owners)
+    return results, counts
+
+
+def _is_within(day: int, span: tuple[int, int]) -> bool:
+    return span[0] <= day * DAY_S and (day + 1) * DAY_S <= span[1]
+
+
+def _part_of(progress: Progress, place: int, parts: int) -> Progress:
+    """Progress of one of several parts as that of them all."""
+    return lambda done, total, word: progress(place * total + done, parts * total, word)
+
+
+def _telemetry(store: Store, cluster: str, span: tuple[int, int], runs: Sequence[Job]) -> list[Path]:
+    """Files of the span, and of every whole day of the runs: which GPUs there were is said of days."""
+    days = {day for run in runs for day in days_of(run.start_s, run.end_s)}
+    in_span = set(store.files("telemetry", cluster, *span))
+    return [
+        path for path in store.files("telemetry", cluster) if path in in_span or partition_start(path) // DAY_S in days
+    ]
+
+
+def _verdicts(jobs: pa.Table) -> Mapping[tuple[int, int], tuple[str, str | None]]:
+    columns = (jobs[name].to_pylist() for name in ("job_id", "submit_s", "verdict", "attributed_by"))
+    return {(job_id, submit_s): (verdict, origin) for job_id, submit_s, verdict, origin in zip(*columns, strict=True)}
 
 
 def _silent(done: int, total: int, word: str) -> None:
@@ -92,13 +175,15 @@ def compute(
     counted_s: tuple[int, int] = ALWAYS,
     progress: Progress | None = None,
     *,
+    neighbours: Sequence[Job] = (),
     options: Options | None = None,
 ) -> tuple[Results, SummaryCounts]:
     """Metrics of jobs from telemetry files. Samples are counted in the span counted_s.
 
-    options: by default what the configuration says.
+    neighbours: jobs of which nothing is computed, but which may have had the same nodes. options: by default what the
+    configuration says.
     """
-    prepared = prepare(db, paths, jobs, bindings, config, counted_s, options=options)
+    prepared = prepare(db, paths, jobs, bindings, config, counted_s, neighbours=neighbours, options=options)
     partials = map_partials(
         db, prepared.chunks, prepared.claims, prepared.options, prepared.counted_ms, progress or _silent
     )
@@ -125,13 +210,14 @@ def prepare(
     config: Config,
     counted_s: tuple[int, int] = ALWAYS,
     *,
+    neighbours: Sequence[Job] = (),
     options: Options | None = None,
 ) -> Prepared:
     """Look through the files once: which GPUs there are, how often they were scraped, and whose they were."""
     options = options or Options.of(config.metrics)
     counted_ms = (counted_s[0] * 1000, counted_s[1] * 1000)
     seen = survey(db, split_files(paths), counted_ms)
-    attribution = attribute_jobs(db, jobs, seen, bindings, config)
+    attribution = attribute_jobs(db, jobs, seen, bindings, config, neighbours)
     claims = claim_frame(jobs, attribution, seen)
     if options.is_aligned_to_job:
         claims = aligned(db, seen.chunks, claims)
@@ -153,54 +239,32 @@ def attribute_jobs(
     seen: Survey,
     bindings: Sequence[Binding],
     config: Config,
+    neighbours: Sequence[Job] = (),
 ) -> Attribution:
-    """Claims of the jobs, with the exporter's labels where the configuration believes them."""
+    """Claims of the jobs, with the exporter's labels where the configuration believes them.
+
+    Neighbours may crowd a job's nodes, or be bound to its GPUs; they get no claims themselves.
+    """
+    everyone = [*jobs, *neighbours]
     inventory = seen.inventory()
-    shared = shared_jobs(jobs, inventory) if config.bindings.use_labels else []
-    labelled = labelled_units(db, jobs, shared, seen, inventory) if shared else {}
-    return attribute(jobs, inventory, labelled, bindings)
+    shared = shared_jobs(everyone, inventory) if config.bindings.use_labels else []
+    labelled = labelled_units(db, everyone, shared, seen, inventory) if shared else {}
+    return attribute(everyone, inventory, labelled, bindings).of_first(len(jobs))
 
 
-def load_jobs(store: Store, cluster: str, since_s: int, until_s: int) -> list[Job]:
-    """GPU jobs that have ended and ran at some time of [since_s, until_s), in the order of their start."""
-    columns = ["job_id", "submit_s", "start_s", "end_s", "gpu_count", "node_list", "account", "partition"]
-    hosts = functools.cache(parse_hosts)
-    jobs = [
-        Job(
-            job_id=row["job_id"],
-            submit_s=row["submit_s"],
-            start_s=row["start_s"],
-            end_s=row["end_s"],
-            gpu_count=row["gpu_count"],
-            hosts=hosts(row["node_list"]),
-            account=row["account"] or "",
-            partition=row["partition"] or "",
-        )
-        for row in store.read("jobs", cluster, columns, until_s=until_s)
-        .filter(_ran_on_gpus(since_s, until_s))
-        .to_pylist()
-    ]
-    return sorted(jobs, key=lambda job: (job.start_s, job.job_id, job.submit_s))
-
-
-def _ran_on_gpus(since_s: int, until_s: int) -> pc.Expression:
-    start, end = pc.field("start_s"), pc.field("end_s")
-    return (start < end) & (pc.field("gpu_count") > 0) & (end > since_s) & (start < until_s)
-
-
-def load_bindings(store: Store, cluster: str, config: Config, since_s: int, until_s: int) -> list[Binding]:
-    """Prolog and squeue records made in [since_s, until_s) or a day around it."""
-    rows = store.read("bindings", cluster, since_s=since_s - DAY_S, until_s=until_s + DAY_S)
-    wanted = {"prolog"} | ({"squeue"} if config.bindings.use_squeue else set())
-    return [Binding(**row) for row in rows.to_pylist() if row["origin"] in wanted]
+def load_bindings(store: Store, cluster: str, config: Config, jobs: Sequence[Job]) -> list[Binding]:
+    """Prolog and squeue records of the jobs' ids, made in the time of these jobs or a day around it."""
+    if not jobs:
+        return []
+    first_s, last_s = min(job.start_s for job in jobs), max(job.end_s for job in jobs)
+    wanted = ["prolog", *(["squeue"] if config.bindings.use_squeue else [])]
+    ids = pa.array(sorted({job.job_id for job in jobs}), pa.int64())
+    rows = store.read("bindings", cluster, since_s=first_s - DAY_S, until_s=last_s + DAY_S)
+    chosen = rows.filter(pc.field("origin").isin(wanted) & pc.field("job_id").isin(ids))
+    return [Binding(**row) for row in chosen.to_pylist()]
 
 
 def count(results: Results, counted: int, partials: Partials) -> SummaryCounts:
-    attributed = partials.counted
-    return SummaryCounts(
-        jobs=results.jobs.num_rows,
-        verdicts=Counter(str(verdict) for verdict in results.jobs["verdict"].to_pylist()),
-        attributed_by=Counter(origin for origin in results.jobs["attributed_by"].to_pylist() if origin),
-        samples=counted,
-        samples_without_job=counted - attributed,
-    )
+    counts = SummaryCounts(samples=counted, samples_without_job=counted - partials.counted)
+    counts.count_jobs(_verdicts(results.jobs).values())
+    return counts

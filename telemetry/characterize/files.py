@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from almanac.errors import StoreError
 from almanac.units import cell_text
+from telemetry.atomic import write_atomically
 from telemetry.characterize.table import Result, contents
-from telemetry.store import write_atomically
 
 CONTENTS_NAME = "contents"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from telemetry.metrics.inventory import Survey
 from telemetry.metrics.preallocation import steady_span_ms
 from telemetry.schema import schema_of, table_of
 
+_DAY_MS = 86_400_000
 CLAIM_FRAME = schema_of(
     {
         "claim": pa.int32(),
@@ -74,7 +75,7 @@ def claim_frame(jobs: Sequence[Job], attribution: Attribution, seen: Survey) -> 
             end,
             *steady[job],
             0,
-            *_hardware(models.get((host, gpu, mig)), mig),
+            *_hardware(_model(models, (host, gpu, mig), start, end), mig),
         )
         for claim, (job, host, gpu, mig, start, end) in enumerate(zip(*columns, strict=True))
     ]
@@ -93,15 +94,24 @@ def _peaks(model: GpuModel) -> tuple[float | None, ...]:
     return (model.fp64_flops, model.fp32_flops, model.fp16_flops, model.tensor_flops)
 
 
-def unit_models(seen: Survey) -> dict[tuple[str, int, str], GpuModel | None]:
-    """The model of each unit, by its label and the memory that it reports; None where they are not known."""
+def _model(
+    models: Mapping[tuple[str, int, str, int], GpuModel], unit: tuple[str, int, str], start_ms: int, end_ms: int
+) -> GpuModel | None:
+    """The model of a unit on the first day of a claim on which it is known."""
+    days = range(start_ms // _DAY_MS, (end_ms - 1) // _DAY_MS + 1)
+    return next((models[*unit, day] for day in days if (*unit, day) in models), None)
+
+
+def unit_models(seen: Survey) -> dict[tuple[str, int, str, int], GpuModel]:
+    """The model of each unit on each day, by its label and the memory that it reports, where they are known."""
     find = functools.cache(find_gpu_model)
-    names = ("host", "gpu", "mig", "model", "total_mib")
-    return {
-        (host, gpu, mig): find(label, total)
-        for host, gpu, mig, label, total in zip(*(seen.units[name].to_pylist() for name in names), strict=True)
+    names = ("host", "gpu", "mig", "day", "model", "total_mib")
+    found = {
+        (host, gpu, mig, day): find(label, total)
+        for host, gpu, mig, day, label, total in zip(*(seen.units[name].to_pylist() for name in names), strict=True)
         if label is not None
     }
+    return {unit: model for unit, model in found.items() if model is not None}
 
 
 def model_frame() -> pa.Table:

@@ -39,23 +39,35 @@ class BadRecordError(ValueError):
     """A record that is not kept; its text is the reason that is counted."""
 
 
+def arrival_s(path: Path) -> float:
+    """When a file got its name or content in this folder, by this host's clock; 0 where it is gone.
+
+    Its modification time would not do: a copy may keep that of the original.
+    """
+    try:
+        return path.lstat().st_ctime
+    except OSError:
+        return 0.0
+
+
 @dataclass(frozen=True)
 class PrologSource:
     """Records that slurm_hooks/prolog/almanac-gpus.sh writes: <cluster>.<job id>.<host>.<time>, one per job and node.
 
-    owners: user ids whose files are believed; Slurm runs a Prolog as root. Names that begin with a dot are still
-    being written. Records are left where they are.
+    owners: user ids whose files are believed; Slurm runs a Prolog as root. arrival: when a file came into the folder
+    (s since 1970). Names that begin with a dot are still being written. Records are left where they are.
     """
 
     folder: Path
     cluster: str
     owners: frozenset[int] = frozenset({0})
+    arrival: Callable[[Path], float] = arrival_s
     name: str = "prolog"
 
     def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
-        """Rows of the records made in [since_s, until_s), and in the hour before: they may come late from a node.
+        """Rows of the records that were made in [since_s, until_s), and of older ones that came after since_s.
 
-        Raises SourceError where the folder cannot be read.
+        An hour is added before since_s, for clocks that differ. Raises SourceError where the folder cannot be read.
         """
         try:
             names = sorted(entry.name for entry in os.scandir(self.folder) if not entry.name.startswith("."))
@@ -66,15 +78,18 @@ class PrologSource:
         counts, rows = Counts(), list[dict[str, Any]]()
         for name in names:
             match = _NAME.fullmatch(name)
-            if match and not since_s - PROLOG_OVERLAP_S <= int(match["time"]) < until_s:
-                continue
             if match and match["cluster"].lower() != self.cluster.lower():
+                continue
+            if match and not self._is_new(name, int(match["time"]), since_s - PROLOG_OVERLAP_S, until_s):
                 continue
             self._add(name, match, rows, counts)
             if len(rows) >= ROWS_PER_BATCH:
                 yield _batch(rows, counts)
                 counts, rows = Counts(), []
         yield _batch(rows, counts, until_s)
+
+    def _is_new(self, name: str, made_s: int, since_s: int, until_s: int) -> bool:
+        return made_s < until_s and (made_s >= since_s or self.arrival(self.folder / name) >= since_s)
 
     def _add(self, name: str, match: re.Match[str] | None, rows: list[dict[str, Any]], counts: Counts) -> None:
         counts.seen += 1

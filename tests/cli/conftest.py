@@ -60,5 +60,5 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     store = Store.create(folder / "store")
     result = IngestResult("generated", shape.start_s, shape.end_s)
     ingest(GeneratedSource(shape), store, "demo", shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
-    summarize(store, "demo", load_config(folder / "almanac.toml"), shape.start_s, 2**40)
+    summarize(store, "demo", load_config(folder / "almanac.toml"))
     return CommandLine(folder)

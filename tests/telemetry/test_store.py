@@ -252,17 +252,73 @@ def test_a_span_behind_a_gap_leaves_the_watermark_where_it_is(store: Store) -> N
     assert read(900, 2000) == 2000
 
 
-def test_what_is_to_be_summarised_is_marked_before_it_is_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_days_of_a_file_are_open_before_it_changes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "write", killed)
+    monkeypatch.setattr("telemetry.store._replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        ingest(Spans(), store, "c", 7000, 9000, IngestResult("spans", 7000, 9000), lambda rows, at_s: None)
-    assert store.pending_since("c") == 7000
-    monkeypatch.undo()
-    ingest(Spans(), store, "c", 200_000, 300_000, IngestResult("spans", 0, 0), lambda rows, at_s: None)
-    assert store.pending_since("c") == 7000
-    store.set_pending("c", None)
-    ingest(Spans(), store, "c", 200_000, 300_000, IngestResult("spans", 0, 0), lambda rows, at_s: None)
-    assert store.pending_since("c") is None, "nothing changed"
+        store.write("telemetry", "c", samples([("n1", 0, 0, 1.0)]), lambda start_s: [start_s // 86_400])
+    assert list(store.open_days("c")) == [START_MS // 86_400_000]
+    assert store.files("telemetry", "c") == []
+
+
+def test_a_write_opens_the_days_of_the_files_that_it_changes_only(store: Store) -> None:
+    seen: list[int] = []
+
+    def opens(start_s: int) -> list[int]:
+        seen.append(start_s - START_MS // 1000)
+        return []
+
+    store.write("telemetry", "c", samples([("n1", 0, 0, 1.0), ("n1", 0, 3600, 1.0)]), opens)
+    store.write("telemetry", "c", samples([("n1", 0, 0, 1.0), ("n1", 0, 3600, 2.0)]), opens)
+    store.write("telemetry", "c", samples([("n1", 0, 0, None), ("n1", 0, 3600, 2.0)]), opens)
+    assert seen == [0, 3600, 3600]
+
+
+def gpus(rows: list[tuple[int, str, float | None]]) -> pa.Table:
+    """Rows of gpu_metrics of (job_id, host, hbm_peak_mib), GPU 0; jobs are submitted a day apart."""
+    return pa.table(
+        {
+            "job_id": [row[0] for row in rows],
+            "submit_s": pa.array([row[0] * 86_400 for row in rows], pa.int64()),
+            "host": pa.array([row[1] for row in rows], pa.string()),
+            "gpu": pa.array([0] * len(rows), pa.int16()),
+            "mig": pa.array([""] * len(rows), pa.string()),
+            "hbm_peak_mib": pa.array([row[2] for row in rows], pa.float64()),
+        }
+    )
+
+
+def owners(*job_ids: int) -> pa.Table:
+    return pa.table({"job_id": job_ids, "submit_s": [job_id * 86_400 for job_id in job_ids]})
+
+
+def stored_gpus(store: Store) -> list[tuple[int, str, float | None]]:
+    table = store.read("gpu_metrics", "c", ["job_id", "host", "hbm_peak_mib"])
+    return [(row["job_id"], row["host"], row["hbm_peak_mib"]) for row in table.to_pylist()]
+
+
+def test_replacing_leaves_no_row_of_an_owner_that_was_not_given_again(store: Store) -> None:
+    store.replace("gpu_metrics", "c", gpus([(1, "a", 5.0), (1, "b", 6.0), (2, "a", 7.0)]), owners(1, 2))
+    assert store.replace("gpu_metrics", "c", gpus([(1, "b", None)]), owners(1)) == 1
+    assert stored_gpus(store) == [(1, "b", None), (2, "a", 7.0)]
+    assert store.replace("gpu_metrics", "c", gpus([]), owners(1, 3)) == 1
+    assert stored_gpus(store) == [(2, "a", 7.0)]
+
+
+def test_replacing_by_the_same_rows_changes_no_file(store: Store) -> None:
+    rows = gpus([(1, "a", 5.0), (1, "b", None)])
+    assert store.replace("gpu_metrics", "c", rows, owners(1)) == 1
+    [before] = [path.stat().st_ino for path in store.files("gpu_metrics", "c")]
+    assert store.replace("gpu_metrics", "c", rows.take([1, 0]), owners(1)) == 0
+    assert [path.stat().st_ino for path in store.files("gpu_metrics", "c")] == [before]
+
+
+def test_a_store_that_may_not_be_written_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(StoreError, match="cannot be written: Permission denied"):
+        store.set_watermark("sacct", "c", 1)

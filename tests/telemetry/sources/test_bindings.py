@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from almanac.errors import CommandError, SourceError
 from almanac.records import Counts
 from telemetry.schema import BINDINGS
-from telemetry.sources.bindings import PrologSource, SqueueSource
+from telemetry.sources.bindings import PrologSource, SqueueSource, arrival_s
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
 NOW_S = 1_800_000_000
@@ -26,8 +27,14 @@ def record(folder: Path, job_id: int = 7, host: str = "n1", time_s: int = NOW_S 
     return path
 
 
-def read(folder: Path, since_s: int = NOW_S - 3600, owners: set[int] | None = None) -> tuple[Rows, Counts]:
-    source = PrologSource(folder, "lab", frozenset({os.getuid()} if owners is None else owners))
+def read(
+    folder: Path,
+    since_s: int = NOW_S - 3600,
+    owners: set[int] | None = None,
+    arrived_s: float = 0.0,
+) -> tuple[Rows, Counts]:
+    believed = frozenset({os.getuid()} if owners is None else owners)
+    source = PrologSource(folder, "lab", believed, arrival=lambda path: arrived_s)
     counts, rows = Counts(), set()
     for batch in source.read(since_s, NOW_S):
         assert batch.table == "bindings" and batch.rows.schema == BINDINGS
@@ -69,6 +76,22 @@ def test_records_of_other_times_and_clusters_and_unfinished_ones_are_not_looked_
 def test_a_record_of_the_hour_before_is_read_again(tmp_path: Path) -> None:
     record(tmp_path, time_s=NOW_S - 3600)
     assert len(read(tmp_path, since_s=NOW_S - 10)[0]) == 3
+
+
+def test_a_record_that_comes_days_late_is_read_when_it_comes(tmp_path: Path) -> None:
+    record(tmp_path, time_s=NOW_S - 3 * 86400)
+    assert read(tmp_path, since_s=NOW_S - 600, arrived_s=NOW_S - 300)[0] == {
+        (7, "n1", gpu, "prolog", NOW_S - 3 * 86400) for gpu in (0, 1, 3)
+    }
+    assert read(tmp_path, since_s=NOW_S - 600, arrived_s=NOW_S - 2 * 86400)[0] == set()
+
+
+def test_a_copy_that_keeps_the_times_of_the_original_arrives_now(tmp_path: Path) -> None:
+    path = record(tmp_path)
+    os.utime(path, (1, 1))
+    assert arrival_s(path) == pytest.approx(time.time(), abs=600)
+    path.unlink()
+    assert arrival_s(path) == 0.0
 
 
 def _link(folder: Path) -> None:

@@ -1,0 +1,49 @@
+"""`almanac summarize`: compute the metrics of the jobs that new data can touch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from almanac.errors import NotAllowedError
+from cli.app import App
+from cli.ingest import moment
+from cli.output import json_text, progress
+
+if TYPE_CHECKING:
+    from telemetry.store import Store
+    from telemetry.summary import SummaryCounts
+
+
+@click.command("summarize")
+@click.option("-S", "--starttime", metavar="TIME", help="Jobs that ran after this, instead of those with new data.")
+@click.option("-E", "--endtime", metavar="TIME", help="Jobs that ran before this. [now]")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@click.pass_obj
+def command(app: App, starttime: str | None, endtime: str | None, as_json: bool) -> None:
+    """Compute the metrics of every job that ran on a day (UTC) with new data, each job as a whole.
+
+    `almanac ingest` does the same when it has read its sources; with --no-summary it leaves the days to this command.
+    -S or -E names a span instead, whose jobs are computed whether or not anything has changed.
+    """
+    since_s, until_s = moment(starttime, app.now_s()), moment(endtime, app.now_s())
+    store = app.open_store()
+    if not app.is_operator:
+        raise NotAllowedError(f"{app.caller} is no operator, and job metrics are everybody's", "ask an operator")
+    counts = run(app, store, app.cluster(store), since_s=since_s, until_s=until_s)
+    if as_json:
+        click.echo(json_text(counts.as_dict()))
+    elif counts.days or starttime or endtime:
+        for line in counts.lines():
+            click.echo(line)
+    else:
+        click.echo("metrics: no day has changed since the last summary; -S TIME computes a span all the same")
+
+
+def run(app: App, store: Store, cluster: str, **arguments: Any) -> SummaryCounts:
+    """`telemetry.summary.summarize` with a progress bar."""
+    from telemetry.summary import summarize
+
+    with progress("job metrics") as advance:
+        return summarize(store, cluster, app.config, progress=advance, **arguments)

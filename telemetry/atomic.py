@@ -1,0 +1,58 @@
+"""Files that are replaced whole or not at all, and locks between processes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from almanac.errors import BusyError, StoreError
+
+TEMPORARY = ".tmp-"
+"""How the names of files begin that a killed writer may leave behind."""
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[Any]]:
+    """A file to write that takes path's place, by rename, once it is on disk: readers see the old one or the new."""
+    handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
+    with os.fdopen(handle, "wb") as out:
+        yield out
+        out.flush()
+        os.fchmod(out.fileno(), 0o640)
+        os.fsync(out.fileno())
+        Path(name).replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace the content of a file."""
+    with replacing(path) as out:
+        out.write(content)
+
+
+@contextlib.contextmanager
+def locked(path: Path, busy: str = "") -> Iterator[None]:
+    """Hold a lock that ends with the process, however it ends.
+
+    Waits for another holder; with `busy`, what it does, raises BusyError instead. Raises StoreError where the lock
+    may not be taken.
+    """
+    try:
+        handle = path.open("w")
+    except OSError as error:
+        raise StoreError(f"{path.parent}: cannot be written: {error.strerror}", "run this as its owner") from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except BlockingIOError as error:
+            raise BusyError(f"{path.parent}: another process {busy}", "try again when it is done") from error
+        yield

@@ -1,0 +1,121 @@
+"""What the store remembers of its own progress: how far sources were read, and which days are to be summarised.
+
+A day is open from just before rows change that its jobs' metrics depend on, until a summary that began after the
+change is stored. Every time a day is opened it gets a new number, so that a summary closes a day only where nothing
+has opened it since.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from almanac.errors import StoreError
+from telemetry.atomic import write_atomically
+
+_EPOCH = dt.date(1970, 1, 1)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_Value = TypeVar("_Value")
+
+
+def day_text(day: int) -> str:
+    """A day since 1970 as YYYY-MM-DD."""
+    return (_EPOCH + dt.timedelta(days=day)).isoformat()
+
+
+def safe_name(name: str) -> str:
+    """The name, where it can be that of a file. Raises StoreError."""
+    if not _NAME.fullmatch(name):
+        raise StoreError(f"{name!r} cannot name a folder", "use letters, digits, '.', '_' and '-' in cluster names")
+    return name
+
+
+@dataclass(frozen=True)
+class OpenDays:
+    """Days since 1970, each with the number of its last opening; last: the number of the last opening of any."""
+
+    last: int = 0
+    days: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Small JSON files in one folder, each replaced whole, used while the store's lock is held.
+
+    Then no writer is between opening a day and changing its rows, and what is open is all that has changed.
+    """
+
+    folder: Path
+
+    def watermark(self, source: str, cluster: str) -> int | None:
+        """Up to when (s since 1970) a source has been read into the store; None before its first run."""
+        path = self._path(source, cluster)
+        return _read(path, lambda content: int(content["until_s"]), None, "remove it: the source is then read again")
+
+    def set_watermark(self, source: str, cluster: str, until_s: int) -> None:
+        """Remember how far a source has been read; it never moves back."""
+        known = self.watermark(source, cluster)
+        if known is None or until_s > known:
+            self._write(self._path(source, cluster), {"until_s": until_s})
+
+    def open_days(self, cluster: str) -> dict[int, int]:
+        """Days since 1970 whose jobs' metrics are to be computed, each with the number of its last opening.
+
+        Raises StoreError where the marks cannot be read, or where an older almanac left its own.
+        """
+        older = self._path("summary-pending", cluster)
+        if older.exists():
+            raise StoreError(f"{older}: left by an older almanac: metrics were yet to be computed", _anew(cluster))
+        return dict(self._opened(cluster).days)
+
+    def reopen(self, cluster: str, days: Iterable[int]) -> None:
+        """Open days, also those that are open."""
+        wanted = sorted(set(days))
+        if wanted:
+            before = self._opened(cluster)
+            number = before.last + 1
+            self._write_opened(cluster, OpenDays(number, {**before.days, **dict.fromkeys(wanted, number)}))
+
+    def close(self, cluster: str, done: Mapping[int, int]) -> None:
+        """Close the days of `done` (as open_days gave them) that were not opened again."""
+        before = self._opened(cluster)
+        left = {day: number for day, number in before.days.items() if done.get(day) != number}
+        if left != before.days:
+            self._write_opened(cluster, OpenDays(before.last, left))
+
+    def _opened(self, cluster: str) -> OpenDays:
+        return _read(self._path("open-days", cluster), _parse_days, OpenDays(), _anew(cluster))
+
+    def _write_opened(self, cluster: str, opened: OpenDays) -> None:
+        days = {day_text(day): number for day, number in sorted(opened.days.items())}
+        self._write(self._path("open-days", cluster), {"last": opened.last, "days": days})
+
+    def _path(self, name: str, cluster: str) -> Path:
+        return self.folder / f"{safe_name(name)}.{safe_name(cluster)}.json"
+
+    def _write(self, path: Path, content: Mapping[str, Any]) -> None:
+        path.parent.mkdir(mode=0o750, exist_ok=True)
+        write_atomically(path, json.dumps(content).encode() + b"\n")
+
+
+def _read(path: Path, parse: Callable[[Any], _Value], absent: _Value, hint: str) -> _Value:
+    try:
+        return parse(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return absent
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"{path}: not a mark: {error}", hint) from error
+
+
+def _parse_days(content: Any) -> OpenDays:
+    days = {(dt.date.fromisoformat(day) - _EPOCH).days: int(number) for day, number in content["days"].items()}
+    return OpenDays(int(content["last"]), days)
+
+
+def _anew(cluster: str) -> str:
+    return f"remove it, then compute all metrics: almanac -M {cluster} summarize -S 1970-01-01"

@@ -1,0 +1,28 @@
+"""Fixtures of made_site.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from made_site import Site
+
+
+@pytest.fixture
+def new_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Site]:
+    """Makes empty sites, and does not wait for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    numbers = count()
+    return lambda: Site(tmp_path / f"site{next(numbers)}")
+
+
+@pytest.fixture
+def site(new_site: Callable[[], Site]) -> Site:
+    return new_site()

@@ -1,0 +1,140 @@
+"""Days stay open until a summary that began after their last change is stored."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from almanac.errors import BusyError, StoreError
+from telemetry.marks import Marks
+from telemetry.store import Store
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Marks:
+    return Marks(tmp_path)
+
+
+def test_a_day_is_open_until_it_is_closed(marks: Marks) -> None:
+    assert marks.open_days("c") == {}
+    marks.reopen("c", [20_000, 20_002, 20_000])
+    assert sorted(marks.open_days("c")) == [20_000, 20_002]
+    marks.close("c", {20_000: marks.open_days("c")[20_000]})
+    assert sorted(marks.open_days("c")) == [20_002]
+
+
+def test_a_day_that_changed_while_it_was_summarised_stays_open(marks: Marks) -> None:
+    marks.reopen("c", [1, 2])
+    seen = marks.open_days("c")
+    marks.reopen("c", [2, 3])
+    marks.close("c", seen)
+    assert sorted(marks.open_days("c")) == [2, 3]
+
+
+def test_a_day_that_was_closed_and_opened_again_is_not_closed_by_the_summary_before(marks: Marks) -> None:
+    marks.reopen("c", [1])
+    seen = marks.open_days("c")
+    marks.close("c", seen)
+    marks.reopen("c", [1])
+    marks.close("c", seen)
+    assert sorted(marks.open_days("c")) == [1]
+
+
+def test_clusters_have_days_of_their_own(marks: Marks) -> None:
+    marks.reopen("a", [1])
+    assert marks.open_days("b") == {}
+
+
+def test_the_file_can_be_read_by_a_person(marks: Marks, tmp_path: Path) -> None:
+    marks.reopen("c", [20_000])
+    assert json.loads((tmp_path / "open-days.c.json").read_text()) == {"last": 1, "days": {"2024-10-04": 1}}
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["open", "look", "close"]), st.sets(st.integers(0, 3))), max_size=12)
+
+
+@given(STEPS)
+def test_no_order_of_openings_and_summaries_loses_a_day(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:
+    """changed: days that no summary has seen as they are."""
+    marks = Marks(tmp_path_factory.mktemp("m"))
+    changed: set[int] = set()
+    looking: tuple[dict[int, int], set[int]] = ({}, set())
+    for step, days in steps:
+        if step == "open":
+            marks.reopen("c", days)
+            changed |= days
+            looking[1].difference_update(days)
+        elif step == "look":
+            looking = (marks.open_days("c"), set(changed))
+        else:
+            marks.close("c", looking[0])
+            changed -= looking[1]
+        assert changed <= set(marks.open_days("c"))
+    marks.close("c", marks.open_days("c"))
+    assert marks.open_days("c") == {}
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"last": 1}', '{"last": 1, "days": {"never": 1}}', '{"days": 3}'])
+def test_a_damaged_mark_says_what_to_do(marks: Marks, tmp_path: Path, content: str) -> None:
+    (tmp_path / "open-days.c.json").write_text(content)
+    with pytest.raises(StoreError, match="not a mark") as caught:
+        marks.open_days("c")
+    assert "summarize -S 1970-01-01" in caught.value.hint
+
+
+def test_the_mark_of_an_older_almanac_is_not_passed_over(marks: Marks, tmp_path: Path) -> None:
+    (tmp_path / "summary-pending.c.json").write_text('{"since_s": 1}')
+    with pytest.raises(StoreError, match="older almanac"):
+        marks.open_days("c")
+
+
+LOOK = """
+import sys
+from pathlib import Path
+from telemetry.store import Store
+
+sys.stdin.readline()
+print("looking", flush=True)
+store = Store.open(Path(sys.argv[1]))
+print(len(store.open_days("c")), len(store.files("telemetry", "c")))
+"""
+
+
+def test_what_is_open_is_looked_at_when_no_writer_is_between_opening_and_changing(tmp_path: Path) -> None:
+    """Else a summary could see a day as open, read its old file, and close it when the new one is in place."""
+    store = Store.create(tmp_path / "store")
+    rows = pa.table({"host": ["n"], "gpu": pa.array([0], pa.int16()), "mig": [""], "time_ms": [5 * DAY_MS]})
+    reader = subprocess.Popen(
+        [sys.executable, "-c", LOOK, str(store.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdin is not None and reader.stdout is not None
+    said: list[str] = []
+
+    def opens(start_s: int) -> list[int]:
+        assert reader.stdin is not None and reader.stdout is not None
+        reader.stdin.write("\n")
+        reader.stdin.flush()
+        said.append(reader.stdout.readline())
+        return [5]
+
+    store.write("telemetry", "c", rows, opens)
+    out, _ = reader.communicate(timeout=60)
+    assert said == ["looking\n"]
+    assert out == "1 1\n"
+
+
+def test_two_summaries_of_a_cluster_do_not_run_at_once(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    with store.summarising("c"), pytest.raises(BusyError, match="computes the job metrics"), store.summarising("c"):
+        pass
+    with store.summarising("c"), store.summarising("other"):
+        pass

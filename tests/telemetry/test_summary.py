@@ -1,0 +1,357 @@
+"""From a store's jobs and samples to its metrics, by hand: whose samples are whose, and what is looked at again."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from made_site import DAY, T0_S, Rows, Site, is_same, job, prolog, samples
+
+from almanac.errors import BusyError, StoreError
+from telemetry.attribution import DOUBLY_BOUND, UNBOUND
+from telemetry.marks import day_text
+
+
+def node(host: str, first_h: float, last_h: float, **given: Any) -> Rows:
+    """Samples of both GPUs of a node."""
+    return [row for gpu in (0, 1) for row in samples(host, gpu, first_h, last_h, **given)]
+
+
+def two_days() -> list[Rows]:
+    """n1 and n2: two GPUs each. n3: one GPU, in two MIG instances. A sample every ten minutes of two days."""
+    return [
+        node("n1", 0, 48),
+        samples("n2", 0, 0, 1, util=0.0),
+        samples("n2", 0, 1, 3, util=80.0, hbm=2000.0, label=2),
+        samples("n2", 0, 3, 48, util=0.0),
+        samples("n2", 1, 0, 2, util=0.0),
+        samples("n2", 1, 2, 4, util=40.0, hbm=3000.0, label=3),
+        samples("n2", 1, 4, 48, util=0.0),
+        samples("n3", 0, 0, 48, util=20.0, hbm=500.0, mig="1"),
+        samples("n3", 0, 0, 48, util=60.0, hbm=700.0, mig="2"),
+    ]
+
+
+def all_jobs() -> list[dict[str, Any]]:
+    return [
+        job(1, 1, 2, "n1", 2),
+        job(2, 1, 3, "n2", 1),
+        job(3, 2, 4, "n2", 1),
+        job(4, 23, 25, "n1", 2),
+        job(5, 4, 5, "n1", 2, state="REQUEUED"),
+        job(5, 6, 6.5, "n1", 2),
+        job(7, 9, 11, "n3", 2),
+        job(8, 30, None, "n1", 2),
+        job(9, 1, 2, "n1", 0),
+    ]
+
+
+@pytest.fixture
+def filled(site: Site) -> Site:
+    site.telemetry(*two_days())
+    site.jobs(*all_jobs())
+    return site
+
+
+def test_every_sample_goes_to_the_job_that_had_the_gpu(filled: Site) -> None:
+    counts = filled.summarize()
+    found = filled.found()
+    measured = {
+        key: (row["attributed_by"], row["gpus_seen"], row["samples"], row["mean_gpu_util_pct"], row["hbm_peak_mib"])
+        for key, row in found.items()
+    }
+    assert measured == {
+        (1, 1): ("whole node", 2, 12, 50.0, 1000.0),
+        (2, 1): ("label", 1, 12, 80.0, 2000.0),
+        (3, 2): ("label", 1, 12, 40.0, 3000.0),
+        (4, 23): ("whole node", 2, 24, 50.0, 1000.0),
+        (5, 4): ("whole node", 2, 12, 50.0, 1000.0),
+        (5, 6): ("whole node", 2, 6, 50.0, 1000.0),
+        (7, 9): ("whole node", 2, 24, None, 700.0),
+    }
+    assert found[7, 9]["mean_gr_engine_active_frac"] == pytest.approx(0.4, rel=1e-6)
+    assert filled.gpus(7) == [("n3", 0, "1"), ("n3", 0, "2")]
+    assert filled.gpus(2) == [("n2", 0, "")]
+    assert {row["expected_samples"] for (job_id, _), row in found.items() if job_id == 4} == {24.0}
+    # Six units, 288 samples each, of which the jobs have 12 + 12 + 12 + 24 + 12 + 6 + 24.
+    assert (counts.jobs, counts.samples, counts.samples_without_job) == (7, 1728, 1728 - 102)
+    assert counts.verdicts == {"ok": 7}
+    assert counts.attributed_by == {"whole node": 5, "label": 2}
+    assert counts.days == [day_text(DAY), day_text(DAY + 1)]
+    assert filled.open_days == []
+
+
+def test_a_job_across_the_change_of_clocks_has_all_its_samples(
+    filled: Site, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """At 10:00 UTC clocks in Los Angeles went from 02:00 to 03:00; job 7 ran from 09:00 to 11:00 UTC."""
+    request.addfinalizer(time.tzset)
+    monkeypatch.setenv("TZ", "America/Los_Angeles")
+    time.tzset()
+    assert time.localtime(T0_S + 9 * 3600).tm_hour == 1
+    assert time.localtime(T0_S + 11 * 3600).tm_hour == 4
+    filled.summarize()
+    assert filled.found()[7, 9]["samples"] == 24
+    assert filled.found()[7, 9]["coverage_frac"] == 1.0
+
+
+def test_order_duplicates_and_lateness_of_samples_change_nothing(filled: Site, new_site: Callable[[], Site]) -> None:
+    filled.summarize()
+    other = new_site()
+    other.jobs(*all_jobs())
+    rows = [row for part in two_days() for row in part]
+    random.Random(3).shuffle(rows)
+    other.telemetry(rows[:900], rows[400:700])
+    other.summarize()
+    assert not is_same(other.tables(), filled.tables())
+    other.telemetry(rows[600:])
+    other.summarize()
+    assert is_same(other.tables(), filled.tables())
+
+
+def test_nothing_new_opens_nothing_and_computes_nothing(filled: Site) -> None:
+    filled.summarize()
+    assert filled.telemetry(*two_days()) == []
+    assert filled.jobs(*all_jobs()) == []
+    counts = filled.summarize()
+    assert (counts.jobs, counts.samples, counts.days) == (0, 0, [])
+
+
+def test_a_span_is_computed_whether_or_not_it_has_changed(filled: Site) -> None:
+    filled.summarize()
+    counts = filled.summarize(T0_S + 24 * 3600, T0_S + 30 * 3600)
+    # The whole of job 4 is computed; samples are counted in the span: 6 units, 36 samples; 12 of job 4.
+    assert (counts.jobs, counts.samples, counts.samples_without_job) == (1, 216, 216 - 12)
+    assert filled.found()[4, 23]["samples"] == 24
+
+
+def test_a_span_closes_the_days_that_lie_within_it(filled: Site) -> None:
+    filled.summarize(T0_S, T0_S + 30 * 3600)
+    assert filled.open_days == [1]
+    assert filled.summarize(T0_S + 30 * 3600).days == []
+    assert filled.summarize(None, None).days == [day_text(DAY + 1)]
+
+
+def test_late_samples_open_their_day_and_change_the_jobs_that_they_touch(site: Site) -> None:
+    # Hour 1 of n1 is late, so job 1 has no samples; n1 is idle on the day before and on the day after.
+    late = node("n1", 1, 2)
+    site.telemetry(node("n1", -24, 1), node("n1", 2, 48), *two_days()[1:])
+    site.jobs(*all_jobs())
+    assert site.summarize().verdicts == {"ok": 6, "no telemetry": 1}
+    before = site.found()
+    assert site.telemetry(late) == [0]
+    # Jobs of the day: all but those of job 8, which still runs.
+    counts = site.summarize()
+    assert (counts.jobs, counts.days) == (7, [day_text(DAY)])
+    after = site.found()
+    assert {key for key in after if after[key] != before[key]} == {(1, 1)}
+    assert (before[1, 1]["verdict"], after[1, 1]["verdict"], after[1, 1]["samples"]) == ("no telemetry", "ok", 12)
+
+
+def test_days_apart_are_computed_apart_and_a_job_of_both_counts_once(site: Site) -> None:
+    site.telemetry(node("n1", 0, 72))
+    site.jobs(job(1, 1, 70, "n1", 2), job(2, 71, 72, "n1", 2))
+    site.summarize()
+    assert site.telemetry(node("n1", 0, 1, hbm=4.0), node("n1", 71, 72, hbm=5.0)) == [0, 2]
+    counts = site.summarize()
+    assert counts.jobs == counts.verdicts["ok"] == 2
+    # Of day 0 one hour, of day 2 one hour are of no job, less that of job 2.
+    assert (counts.samples, counts.samples_without_job) == (2 * 144 * 2, 12 + 12)
+    assert site.verdicts() == {1: "ok", 2: "ok"}
+    assert site.found()[2, 71]["hbm_peak_mib"] == 5.0
+    assert counts.lines()[-1] == "  days that had changed: 2025-03-09, 2025-03-11"
+
+
+@pytest.mark.parametrize(
+    ("change", "days"),
+    [
+        ({"name": "learned later", "user": "ann", "state": "FAILED"}, []),
+        ({"account": "staff"}, [2]),
+        ({"end_s": T0_S + 74 * 3600}, [2, 3]),
+        ({"end_s": T0_S + 40 * 3600}, [1, 2]),
+        ({"node_list": "n2"}, [0, 1, 2]),
+        ({"gpu_count": 1}, [0, 1, 2]),
+        ({"start_s": T0_S - 3600}, [-1, 0, 1, 2]),
+    ],
+)
+def test_a_changed_record_opens_the_days_that_it_bears_on(site: Site, change: dict[str, Any], days: list[int]) -> None:
+    """Whoever had the nodes differs from the earlier of both ends to the later, or all along."""
+    record = job(1, 1, 60, "n1", 2, account="ml")
+    assert site.jobs(record, job(2, 80, 81, "n9", 1)) == [0, 1, 2, 3]
+    site.summarize()
+    assert site.jobs({**record, **change}) == days
+
+
+def test_a_job_opens_the_days_it_was_seen_running_and_then_that_of_its_end(site: Site) -> None:
+    # Accounting knows of ends up to hour 30: nobody can have run beside job 1 after that.
+    assert site.jobs(job(2, 20, 30, "n9", 1)) == [0, 1]
+    assert site.jobs(job(1, -3, None, "n1", 2, state="PENDING", start_s=None)) == []
+    assert site.jobs(job(1, -3, None, "n1", 2, start_s=T0_S)) == [0, 1]
+    site.summarize()
+    assert site.verdicts() == {2: "no telemetry"}
+    assert site.jobs(job(1, -3, 60, "n1", 2, start_s=T0_S)) == [2]
+    site.summarize()
+    assert site.verdicts() == {1: "no telemetry", 2: "no telemetry"}
+
+
+def test_an_end_that_was_learned_late_opens_the_days_since(site: Site) -> None:
+    """Until then the job was taken to crowd its nodes."""
+    site.telemetry(node("n1", 0, 72))
+    site.jobs(job(1, 0, None, "n1", 2), job(2, 50, 51, "n1", 2))
+    site.summarize()
+    assert site.verdicts() == {2: UNBOUND}
+    assert site.jobs(job(1, 0, 20, "n1", 2)) == [0, 1, 2]
+    site.summarize()
+    assert site.verdicts() == {1: "ok", 2: "ok"}
+
+
+def test_records_of_jobs_without_gpus_open_nothing(site: Site) -> None:
+    assert site.jobs(job(1, 0, 40, "n1", 0)) == []
+
+
+def test_a_record_of_an_impossible_time_opens_its_last_days_only(site: Site) -> None:
+    assert len(site.jobs({**job(1, 0, 1, "n1", 2), "start_s": 1})) == 400
+    assert site.jobs({**job(2, 0, 1, "n1", 2), "end_s": 2**50})[:1] == []
+
+
+def test_a_new_binding_opens_the_days_of_its_job(site: Site) -> None:
+    site.telemetry(node("n1", 0, 48))
+    site.jobs(job(1, 20, 30, "n1", 1), job(2, 2, 3, "n1", 1))
+    site.summarize()
+    assert site.verdicts() == {1: UNBOUND, 2: UNBOUND}
+    assert site.bindings(prolog(1, "n1", 0, 20)) == [0, 1]
+    site.summarize()
+    assert site.verdicts() == {1: "ok", 2: UNBOUND}
+    assert site.bindings(prolog(1, "n1", 0, 20), prolog(3, "n1", 0, 20)) == []
+
+
+def test_a_job_that_still_runs_crowds_its_neighbour(site: Site) -> None:
+    site.telemetry(node("n1", 0, 72))
+    site.jobs(job(1, 10, 11, "n1", 2), job(2, 1, None, "n1", 2))
+    site.summarize()
+    assert site.verdicts() == {1: UNBOUND}
+
+
+def test_a_runaway_record_crowds_nobody_an_hour_after_its_time_limit(site: Site) -> None:
+    site.telemetry(node("n1", 0, 72))
+    site.jobs(job(1, 4, 5, "n1", 2), job(2, 0, None, "n1", 2, time_limit_s=3 * 3600), job(3, 3.5, 3.9, "n1", 2))
+    site.summarize()
+    assert site.verdicts() == {1: "ok", 3: UNBOUND}
+
+
+def test_a_job_that_still_runs_may_be_bound_to_the_same_gpu(site: Site) -> None:
+    site.telemetry(node("n1", 0, 72))
+    site.jobs(job(1, 10, 11, "n1", 1), job(2, 1, None, "n1", 1))
+    site.bindings(prolog(1, "n1", 0, 10), prolog(2, "n1", 0, 1))
+    site.summarize()
+    assert site.verdicts() == {1: DOUBLY_BOUND}
+
+
+def test_a_neighbours_label_counts_wherever_it_stands(site: Site) -> None:
+    """Job 2 carries its label a day after job 1 ended, and had GPU 0 all along."""
+    site.telemetry(node("n1", 0, 60), samples("n1", 0, 60, 72, label=2), samples("n1", 1, 60, 72))
+    site.jobs(job(1, 1, 30, "n1", 1), job(2, 26, 72, "n1", 1))
+    site.bindings(prolog(1, "n1", 0, 1))
+    site.summarize()
+    assert site.verdicts() == {1: DOUBLY_BOUND, 2: DOUBLY_BOUND}
+    # Of day 0 only job 1 is computed.
+    assert site.summarize(T0_S, T0_S + 24 * 3600).verdicts == {DOUBLY_BOUND: 1}
+
+
+def test_a_job_of_another_day_crowds_a_job_of_several(site: Site) -> None:
+    site.telemetry(node("n1", 0, 72))
+    site.jobs(job(1, 1, 60, "n1", 2), job(2, 50, 51, "n1", 1))
+    assert site.summarize(T0_S, T0_S + 24 * 3600).verdicts == {UNBOUND: 1}
+
+
+def test_the_size_of_a_node_is_that_of_the_jobs_days(site: Site) -> None:
+    """On day 0 the exporter shows one GPU of n1, and a job had two; on day 2 the node has one."""
+    site.telemetry(samples("n1", 0, 0, 72))
+    site.jobs(job(1, 1, 2, "n1", 1), job(2, 4, 5, "n1", 2), job(3, 50, 51, "n1", 1))
+    site.summarize()
+    assert site.verdicts() == {1: UNBOUND, 2: "ok", 3: "ok"}
+    site.summarize(T0_S, T0_S + 3 * 3600)
+    assert site.verdicts() == {1: UNBOUND, 2: "ok", 3: "ok"}
+
+
+def test_a_gpu_that_was_changed_for_another_is_the_one_of_its_time(site: Site) -> None:
+    later = [{**row, "model": "NVIDIA H100 80GB HBM3"} for row in samples("n1", 0, 24, 48)]
+    site.telemetry(samples("n1", 0, 0, 24), later)
+    site.jobs(job(1, 1, 2, "n1", 1), job(2, 30, 31, "n1", 1))
+    site.summarize()
+    first, second = (site.found()[key]["gpu_model"] for key in ((1, 1), (2, 30)))
+    assert first != second
+    site.summarize(T0_S, T0_S + 24 * 3600)
+    assert site.found()[1, 1]["gpu_model"] == first
+
+
+def test_a_record_of_an_earlier_run_is_not_taken_for_a_later_ones(site: Site) -> None:
+    """Job 1 ran for two minutes on GPU 0, and again two minutes later on GPU 1."""
+    site.telemetry(samples("n1", 0, 0, 48, hbm=1.0), samples("n1", 1, 0, 48, hbm=2.0))
+    first, again = job(1, 23 + 56 / 60, 23 + 58 / 60, "n1", 1), job(1, 24, 25, "n1", 1)
+    site.jobs(first, again)
+    site.bindings(prolog(1, "n1", 0, 23 + 56 / 60), prolog(1, "n1", 1, 24))
+    site.summarize(T0_S + 24 * 3600, T0_S + 48 * 3600)
+    assert site.gpus(1) == [("n1", 1, "")]
+
+
+def test_a_job_that_loses_its_gpus_keeps_no_row_of_them(site: Site) -> None:
+    site.telemetry(node("n1", 0, 24))
+    site.jobs(job(1, 10, 12, "n1", 2), job(2, 14, 15, "n1", 2))
+    site.summarize()
+    assert len(site.gpus(1)) == 2
+    assert site.jobs(job(3, 11, 13, "n1", 1)) == [0]
+    site.bindings(prolog(1, "n1", 1, 10))
+    site.summarize()
+    assert site.gpus(1) == [("n1", 1, "")]
+    site.jobs({**job(1, 10, 12, "n1", 2), "node_list": "n7"})
+    site.summarize()
+    assert (site.gpus(1), site.verdicts()[1]) == ([], "no telemetry")
+    assert len(site.gpus(2)) == 2
+
+
+def test_telemetry_of_days_that_no_job_needs_is_not_read(filled: Site) -> None:
+    filled.telemetry(node("n4", 24 * 9, 24 * 9 + 1))
+    filled.jobs(job(20, 24 * 9, 24 * 9 + 1, "n4", 2))
+    filled.summarize()
+    [damaged] = filled.store.files("telemetry", "c", T0_S + 30 * 3600, T0_S + 31 * 3600)
+    damaged.write_bytes(b"not parquet")
+    assert filled.telemetry(node("n4", 24 * 9, 24 * 9 + 1, hbm=9.0), node("n1", -72, -71)) == [-3, 9]
+    filled.summarize()
+    assert filled.found()[20, 24 * 9]["hbm_peak_mib"] == 9.0
+    filled.telemetry(node("n2", 24, 25, hbm=9.0))
+    with pytest.raises(StoreError, match="telemetry cannot be read"):
+        filled.summarize()
+    assert filled.open_days == [1]
+
+
+def test_what_is_stored_while_a_summary_runs_is_left_to_the_next(filled: Site) -> None:
+    later = iter([node("n1", 1, 2, hbm=4444.0)])
+
+    def progress(done: int, total: int, word: str) -> None:
+        for rows in later:
+            filled.telemetry(rows)
+
+    filled.summarize(progress=progress)
+    assert filled.open_days == [0]
+    filled.summarize()
+    assert filled.found()[1, 1]["hbm_peak_mib"] == 4444.0
+    assert filled.open_days == []
+
+
+def test_progress_moves_on_over_days_apart(site: Site) -> None:
+    site.telemetry(node("n1", 0, 24), node("n1", 72, 96))
+    site.jobs(job(1, 1, 2, "n1", 2), job(2, 80, 81, "n1", 2))
+    seen: list[float] = []
+    site.summarize(progress=lambda done, total, word: seen.append(done / total))
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+def test_a_second_summary_at_the_same_time_is_refused(filled: Site) -> None:
+    with filled.store.summarising("c"), pytest.raises(BusyError):
+        filled.summarize()
+    assert filled.open_days == [0, 1]
