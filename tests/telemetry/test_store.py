@@ -223,6 +223,7 @@ def test_kill_9_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
         table = store.read("telemetry", "c", ["host", "time_ms", "hbm_used_mib"])
         times, hosts = table["time_ms"].to_numpy(), table["host"].to_pylist()
         assert len(set(zip(hosts, times.tolist(), strict=True))) == table.num_rows
+        assert set((times // 86_400_000).tolist()) <= set(store.open_days("c"))
         done_ms = (store.watermark("test", "c") or 0) * 1000
         assert (times < done_ms).sum() == max(0, (done_ms - START_MS) // 10_000 * 3)
     assert kills >= 3, "the writer was never caught in the middle"
