@@ -18,7 +18,7 @@ from almanac.errors import StoreError
 from almanac.units import format_count
 from telemetry.attribution import Attribution, Binding, Job, attribute, parse_hosts, shared_jobs
 from telemetry.metrics.base import BASE
-from telemetry.metrics.chunks import Progress, map_partials, split_files
+from telemetry.metrics.chunks import Mapper, Progress, map_partials, split_files
 from telemetry.metrics.finish import Results, finish
 from telemetry.metrics.frames import claim_frame, job_frame, model_frame
 from telemetry.metrics.inventory import Survey, first_samples, labelled_units, survey
@@ -54,7 +54,14 @@ class SummaryCounts:
 
 
 def summarize(
-    store: Store, cluster: str, config: Config, since_s: int, until_s: int, *, progress: Progress | None = None
+    store: Store,
+    cluster: str,
+    config: Config,
+    since_s: int,
+    until_s: int,
+    *,
+    progress: Progress | None = None,
+    mapper: Mapper = map_partials,
 ) -> SummaryCounts:
     """Compute and store the metrics of every ended GPU job that ran at some time of [since_s, until_s).
 
@@ -68,7 +75,7 @@ def summarize(
     bindings = load_bindings(store, cluster, config, first_s, last_s)
     with store.connect() as db:
         try:
-            results, counts = compute(db, files, jobs, bindings, config, (since_s, until_s), progress)
+            results, counts = compute(db, files, jobs, bindings, config, (since_s, until_s), progress, mapper=mapper)
         except duckdb.Error as error:
             raise StoreError(
                 f"{store.root}: telemetry cannot be read: {error}", "move the file away and ingest its span again"
@@ -92,13 +99,14 @@ def compute(
     progress: Progress | None = None,
     *,
     options: Options | None = None,
+    mapper: Mapper = map_partials,
 ) -> tuple[Results, SummaryCounts]:
     """Metrics of jobs from telemetry files. Samples are counted in the span counted_s.
 
-    options: by default what the configuration says.
+    options: by default what the configuration says. mapper: where the chunks are computed.
     """
     prepared = prepare(db, paths, jobs, bindings, config, counted_s, options=options)
-    partials = map_partials(
+    partials = mapper(
         db, prepared.chunks, prepared.claims, prepared.options, prepared.counted_ms, progress or _silent
     )
     return complete(db, prepared, partials, config)

@@ -23,6 +23,11 @@ from telemetry.metrics.samples import run
 Progress = Callable[[int, int, str], None]
 """Called with portions done, portions in all, and a word on what came of them."""
 
+Mapper = Callable[
+    [duckdb.DuckDBPyConnection, Sequence[Files], pa.Table, Options, tuple[int, int], Progress], Partials
+]
+"""Called as `map_partials` is, and equal in what it returns: chunks may be computed anywhere."""
+
 ROWS_PER_CHUNK = 2_000_000
 """Few enough that the windows of a chunk fit the processor's caches, enough to be worth a query's overhead."""
 
