@@ -118,7 +118,9 @@ class Dask:
     port: int = _key(0, "the scheduler's port; 0: any free one", low=0, high=65535)
     worker_python: str = _key("", "Python of the jobs, with this almanac installed; empty: the one that runs now")
     local_directory: str = _key("", "folder on a worker's node to spill to; can name a variable of the job: $TMPDIR")
-    shared_directory: str = _key("", "folder that nodes see too, for jobs' output and keys; empty: the store's workers/")
+    shared_directory: str = _key(
+        "", "folder that nodes see too, for jobs' output and keys; empty: the store's workers/"
+    )
     tls: bool = _key(True, "encrypt, and admit only who has the key, made for each run (--engine slurm)")
     tls_ca_file: str = _key("", "certificate authority of a scheduler that is already there (--scheduler tls://...)")
     tls_cert_file: str = _key("", "this client's certificate for it")

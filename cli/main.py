@@ -16,6 +16,7 @@ from cli.app import App
 
 COMMANDS = {
     "ingest": "read jobs and GPU counters into the store",
+    "summarize": "compute what jobs did from what the store holds",
     "train": "fit the predictors to what the store holds",
     "advise": "say what to ask for, for one submission",
     "jobs": "list past jobs with what they used",

@@ -106,9 +106,7 @@ def compute(
     options: by default what the configuration says. mapper: where the chunks are computed.
     """
     prepared = prepare(db, paths, jobs, bindings, config, counted_s, options=options)
-    partials = mapper(
-        db, prepared.chunks, prepared.claims, prepared.options, prepared.counted_ms, progress or _silent
-    )
+    partials = mapper(db, prepared.chunks, prepared.claims, prepared.options, prepared.counted_ms, progress or _silent)
     return complete(db, prepared, partials, config)
 
 

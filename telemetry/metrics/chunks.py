@@ -23,9 +23,7 @@ from telemetry.metrics.samples import run
 Progress = Callable[[int, int, str], None]
 """Called with portions done, portions in all, and a word on what came of them."""
 
-Mapper = Callable[
-    [duckdb.DuckDBPyConnection, Sequence[Files], pa.Table, Options, tuple[int, int], Progress], Partials
-]
+Mapper = Callable[[duckdb.DuckDBPyConnection, Sequence[Files], pa.Table, Options, tuple[int, int], Progress], Partials]
 """Called as `map_partials` is, and equal in what it returns: chunks may be computed anywhere."""
 
 ROWS_PER_CHUNK = 2_000_000
