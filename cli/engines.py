@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -47,6 +49,9 @@ def open_engine(app: App, engine: str, scheduler: str | None = None) -> Iterator
 
         manager = _workers(app, engine, scheduler)
     with contextlib.ExitStack() as stack:
+        # A timer that is stopped, or a login node that shuts down, must not leave jobs behind.
+        former = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+        stack.callback(signal.signal, signal.SIGTERM, former)
         yield DaskMapper(lambda: stack.enter_context(manager))
 
 

@@ -21,7 +21,7 @@ from distributed import Client, Security
 from almanac.config import Dask
 from almanac.errors import AlmanacError, CommandError, ConfigError, StoreError
 from telemetry.slurm.commands import Runner
-from telemetry.workers import NO_DASHBOARD, QUIET, Present, quiet_logs
+from telemetry.workers import NO_DASHBOARD, QUIET, Present, quiet_logs, shield
 
 DEATH_TIMEOUT_S = 60
 """A worker that has lost its scheduler ends after this long, and its job with it: also after a kill -9 of almanac."""
@@ -108,6 +108,7 @@ def slurm_workers(section: Dask, runner: Runner, shared: Path, bin_dir: str = ""
                 f"the scheduler cannot be started: {error}", "check dask.interface, dask.host and dask.port"
             ) from error
         with cluster:
+            shield(cluster)
             _rehearse(cluster.job_script(), runner, folder)
             with Client(cluster) as client:
                 yield SlurmWorkers(client, cluster, section, runner, folder)
@@ -171,17 +172,16 @@ def _run_folder(shared: Path, name: str) -> Iterator[Path]:
         raise StoreError(
             f"{folder}: cannot be made: {error}", "set dask.shared_directory to a folder that you may write"
         ) from error
-    is_wanted = True
+    has_failed = False
     try:
         yield folder
-        is_wanted = False
-    except KeyboardInterrupt:
-        is_wanted = False
+    except Exception:
+        has_failed = True
         raise
     finally:
         for key in folder.glob("*.pem"):
             key.unlink()
-        if not is_wanted or not any(folder.iterdir()):
+        if not has_failed or not any(folder.iterdir()):
             shutil.rmtree(folder, ignore_errors=True)
 
 

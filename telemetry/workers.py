@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from typing import Any
 
 from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster, Security
+from distributed import Client, LocalCluster, Security, SpecCluster
 from distributed.system import MEMORY_LIMIT
 from distributed.utils import silence_logging_cmgr
 
@@ -86,6 +88,7 @@ def local_workers(section: Dask) -> Iterator[Local]:
     if section.local_directory:
         settings["local_directory"] = section.local_directory
     with quiet_logs(), LocalCluster(**settings) as cluster, Client(cluster) as client:
+        shield(cluster)
         yield Local(client, cluster, section)
 
 
@@ -116,6 +119,20 @@ def _security(section: Dask) -> Security:
             "a tls:// scheduler wants a certificate", "set dask.tls_ca_file, dask.tls_cert_file and dask.tls_key_file"
         )
     return Security(require_encryption=True, **files)
+
+
+def shield(cluster: SpecCluster) -> None:
+    """Let Ctrl-C stop this process only, which then ends in order what it started.
+
+    A terminal sends it to all. The thread of Dask's loop starts the workers' processes, sbatch and scancel, and what it
+    starts inherits its signal mask.
+    """
+    resource_tracker.ensure_running()  # Python 3.11 unblocks SIGINT in the thread that starts it
+
+    async def block() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    cluster.sync(block)
 
 
 @contextlib.contextmanager
