@@ -63,8 +63,10 @@ class SlurmWorkers(Present):
 
     def tend(self) -> int:
         present = super().tend()
-        if self._clock() - self._looked_s > _LOOK_S and len(self._cluster.workers) == len(self._cluster.worker_spec):
-            self._replace(self._wanted - len(self._queue()), present)
+        is_submitted = len(self._cluster.workers) == len(self._cluster.worker_spec)
+        if is_submitted and self._clock() - self._looked_s > _LOOK_S:
+            with contextlib.suppress(CommandError):  # slurmctld may be busy: it is asked again
+                self._replace(self._wanted - len(self._queue()), present)
             self._looked_s = self._clock()
         return present
 
@@ -79,14 +81,21 @@ class SlurmWorkers(Present):
             raise AlmanacError(*self.explain("every Slurm job of the workers has ended"))
 
     def explain(self, seen: str) -> tuple[str, str]:
-        queue = self._queue()
-        shown = "; ".join(queue) or "none of them in the queue"
-        said = _last_words(self._folder)
-        hint = "check dask.partition, account, qos, walltime and host" if queue else "read the jobs' output"
-        return f"{seen}; jobs {self._cluster.job_name}: {shown}{said}", f"{hint}; it is kept in {self._folder}"
+        try:
+            queue = self._queue()
+        except CommandError as error:
+            return f"{seen}; squeue: {error}", "see that slurmctld answers"
+        shown = "; ".join(queue) or "none in the queue"
+        if not any(" RUNNING " in job for job in queue):
+            hint = "squeue --start says when they may run; see dask.partition, account, qos and walltime"
+        else:
+            hint = f"their nodes must reach {self._cluster.scheduler_address}: see dask.interface and dask.host"
+        if said := _last_words(self._folder):
+            hint = f"read the jobs' output, which is kept in {self._folder}"
+        return f"{seen}; jobs {self._cluster.job_name}: {shown}{said}", hint
 
     def _queue(self) -> list[str]:
-        """Each job that waits or runs: id, state, and why it waits."""
+        """Each job that waits or runs: id, state, and why it waits. Raises CommandError."""
         argv = ["squeue", "-h", "-n", self._cluster.job_name, "-o", "%i %T %r"]
         return self._runner(argv).decode("utf-8", "replace").splitlines()
 
@@ -217,4 +226,5 @@ def _last_words(folder: Path) -> str:
     if not written:
         return ""
     newest = max(written, key=lambda path: path.stat().st_mtime)
-    return f"\n{newest.name}: …{newest.read_text(errors='replace')[-_LOG_TAIL:].strip()}"
+    lines = newest.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:].splitlines()
+    return f"; {newest.name}: …{' | '.join(lines)}"

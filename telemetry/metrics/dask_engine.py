@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +16,13 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import dask
 import duckdb
 import pyarrow as pa
-from distributed import Client, Future, get_worker, wait
+from distributed import Client, Future, get_worker
 from distributed.scheduler import KilledWorker
 
 from almanac import __version__
@@ -98,32 +100,29 @@ def _submit(client: Client, chunks: Sequence[Files], claims: pa.Table, call: _Ca
 def _gather(
     workers: Workers, chunks: Sequence[Files], futures: list[Future[Partials]], progress: Progress
 ) -> list[Partials]:
-    """Results in the order of the chunks; each is released by the workers when it is here."""
+    """Results in the order of the chunks; the workers forget each when it is here."""
     place = {future.key: number for number, future in enumerate(futures)}
-    pending = set(futures)
+    pending = {future.key: future for future in futures}
     futures.clear()
+    done: SimpleQueue[Future[Partials]] = SimpleQueue()
+    for future in pending.values():
+        future.add_done_callback(done.put)
     found: dict[int, Partials] = {}
     while pending:
-        with _scheduler_at_hand():
-            present = workers.tend()
-            finished = _finished(pending)
-        for future in finished:
+        with contextlib.suppress(Empty):
+            future = done.get(timeout=TICK_S)
             number = place[future.key]
             part = _result(future, chunks[number])
-            if part is not None:
+            if part is None:
+                future.add_done_callback(done.put)
+            else:
                 found[number] = part
-                pending.discard(future)
+                del pending[future.key]
+        with _scheduler_at_hand():
+            present = workers.tend()
         note = f"{format_count(sum(part[BASE].num_rows for part in found.values()))} GPU runs"
         progress(len(found), len(chunks), f"{note}, {format_count(present)} workers" if present else "no worker yet")
     return [found[number] for number in range(len(chunks))]
-
-
-def _finished(pending: set[Future[Partials]]) -> set[Future[Partials]]:
-    try:
-        finished: set[Future[Partials]] = wait(pending, timeout=TICK_S, return_when="FIRST_COMPLETED").done
-    except TimeoutError:
-        return set()
-    return finished
 
 
 @contextlib.contextmanager
@@ -141,12 +140,10 @@ def _result(future: Future[Partials], files: Files) -> Partials | None:
     """None where its worker died after it had finished: the scheduler has it computed again."""
     if future.status == "error":
         raise _said(future.exception(), files)
-    with _scheduler_at_hand():
-        try:
-            part: Partials = future.result(timeout=TICK_S)
-        except TimeoutError:
-            return None
-    return part
+    with _scheduler_at_hand(), contextlib.suppress(TimeoutError):
+        part: Partials = future.result(timeout=TICK_S)
+        return part
+    return None
 
 
 def _said(error: BaseException, files: Files) -> BaseException:
@@ -209,10 +206,10 @@ def _check_software(expected: Sequence[tuple[str, str]]) -> None:
 
 def _check_files(paths: Sequence[Path]) -> None:
     for path in paths:
-        if not path.exists():
+        if not os.access(path, os.R_OK):
             raise StoreError(
-                f"{path}: not to be seen by the worker on {socket.gethostname()}",
-                "put the store on a file system that the workers' nodes mount at the same path, and may read",
+                f"{path}: the worker on {socket.gethostname()} does not see it, or may not read it",
+                "put the store on a file system that the workers' nodes mount at the same path",
             )
 
 

@@ -1,0 +1,265 @@
+"""`almanac summarize --engine slurm` on real Slurm: the workers are its jobs, and none is left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from distributed import WorkerPlugin
+from processes import wait_until
+from testbed import Cluster
+
+import telemetry.metrics.chunks
+import telemetry.metrics.dask_engine
+from almanac.config import Config, Dask
+from telemetry.ingest import IngestResult, ingest
+from telemetry.metrics.chunks import Mapper, map_partials
+from telemetry.metrics.dask_engine import DaskMapper
+from telemetry.metrics.finish import Results
+from telemetry.slurm.commands import SlurmCommands
+from telemetry.slurm_workers import slurm_workers
+from telemetry.sources.generated import GeneratedSource, SiteShape
+from telemetry.store import Store
+from telemetry.summary import ALWAYS, compute, load_jobs
+
+pytestmark = pytest.mark.cluster
+
+# The jobs' Python cannot import this module: what is sent to it goes by value.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+DAYS = 2
+CONFIG = """
+[site]
+cluster = "demo"
+[store]
+threads = 1
+[dask]
+jobs = 2
+cores = 2
+memory_gib = 0.5
+partition = "all"
+account = "ml"
+walltime = "00:10:00"
+wait_s = 120.0
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A store that the nodes see, and almanac run beside it as root."""
+
+    folder: Path
+    cluster: Cluster
+
+    @property
+    def store(self) -> Store:
+        return Store.open(self.folder / "store", threads=1)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**os.environ, **self.cluster.lab.env}
+
+    def argv(self, *argv: str) -> list[str]:
+        options = ["--config", str(self.folder / "almanac.toml"), "--store", str(self.folder / "store")]
+        return [sys.executable, "-m", "cli.main", *options, *argv]
+
+    def queue(self) -> list[list[str]]:
+        """Number, state and account of the jobs of workers that wait, run or are being ended."""
+        rows = self.cluster.lab.run("squeue", "-h", "-a", "-u", "root", "-o", "%i %T %a").stdout.splitlines()
+        return [row.split() for row in rows]
+
+    def running(self) -> list[str]:
+        return [number for number, state, _ in self.queue() if state == "RUNNING"]
+
+    def wait_for_empty_queue(self) -> None:
+        wait_until("an empty queue", lambda: not self.queue(), 30)
+
+
+@pytest.fixture(scope="module")
+def site(cluster: Cluster) -> Site:
+    """Two days of a small generated site."""
+    folder = cluster.lab.root / "dask"
+    folder.mkdir()
+    (folder / "almanac.toml").write_text(CONFIG)
+    shape = dataclasses.replace(SiteShape.demo(), days=DAYS, start_s=1_741_046_400, users=6, jobs_per_day=60)
+    store = Store.create(folder / "store")
+    result = IngestResult("generated", shape.start_s, shape.end_s)
+    ingest(GeneratedSource(shape), store, "demo", shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
+    return Site(folder, cluster)
+
+
+def computed(site: Site, mapper: Mapper = map_partials) -> Results:
+    store = site.store
+    jobs = load_jobs(store, "demo", *ALWAYS)
+    with store.connect() as db:
+        return compute(db, store.files("telemetry", "demo"), jobs, [], Config(), mapper=mapper)[0]
+
+
+def assert_equal(there: Results, here: Results) -> None:
+    assert here.jobs.num_rows > 50
+    assert there.jobs.equals(here.jobs)
+    assert there.gpus.equals(here.gpus)
+
+
+def test_the_command_computes_in_slurm_jobs_what_it_computes_here(site: Site) -> None:
+    subprocess.run(site.argv("summarize"), env=site.env, check=True, capture_output=True, timeout=300)
+    here = [site.store.read(table, "demo") for table in ("job_metrics", "gpu_metrics")]
+    for table in ("job_metrics", "gpu_metrics"):
+        (site.folder / "store" / table).rename(site.folder / f"local-{table}")
+
+    before = {number for number, *_ in site.cluster.lab.sacct("-S", "now-1hour", "-o", "JobIDRaw")}
+    done = subprocess.run(
+        site.argv("summarize", "--engine", "slurm"),
+        env=site.env,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    site.wait_for_empty_queue()
+
+    there = [site.store.read(table, "demo") for table in ("job_metrics", "gpu_metrics")]
+    assert here[0].num_rows > 50
+    assert there == here
+    fields = "JobIDRaw,Account,ReqCPUS,ReqMem,Timelimit"
+    rows = [row for row in site.cluster.lab.sacct("-S", "now-1hour", "-o", fields) if row[0] not in before]
+    # Two chunks, one a day: one job of two workers is enough for them.
+    assert [row[1:] for row in rows] == [["ml", "2", "1G", "00:10:00"]]
+    assert list((site.folder / "store" / "workers").iterdir()) == []
+
+
+class Waiting(WorkerPlugin):
+    """Chunks are not begun before the file `go` is there; each that waits for it leaves a mark."""
+
+    name = "waiting"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def setup(self, worker: Any) -> None:
+        import time
+        import uuid
+
+        engine = telemetry.metrics.dask_engine
+        real = engine.compute_partials
+
+        def waiting(*arguments: Any) -> Any:
+            (self._folder / f"begun-{os.environ['SLURM_JOB_ID']}-{uuid.uuid4()}").touch()
+            while not (self._folder / "go").exists():
+                time.sleep(0.05)
+            return real(*arguments)
+
+        engine.compute_partials = waiting
+
+
+@pytest.fixture
+def slurm(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCommands]:
+    """Slurm's commands, with each hour of the store as a chunk."""
+    for name, value in site.cluster.lab.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(telemetry.metrics.chunks, "ROWS_PER_CHUNK", 1)
+    yield SlurmCommands()
+    site.wait_for_empty_queue()
+
+
+def test_a_job_cancelled_in_the_middle_changes_nothing(site: Site, slurm: SlurmCommands, tmp_path: Path) -> None:
+    cancelled: list[str] = []
+
+    def begun(job: str) -> int:
+        return len(list(tmp_path.glob(f"begun-{job}-*")))
+
+    def cancel_one(done: int, total: int, note: str) -> None:
+        """Once both jobs hold chunks that they cannot end: one of the jobs goes, then the others may go on."""
+        running = site.running()
+        if cancelled or len(running) < 2 or not all(begun(job) for job in running):
+            return
+        site.cluster.lab.run("scancel", running[0])
+        cancelled.append(running[0])
+        wait_until("the job's end", lambda: running[0] not in site.running(), 30)
+        (tmp_path / "go").touch()
+
+    section = Dask(jobs=2, cores=1, memory_gib=0.5, wait_s=120)
+    with slurm_workers(section, slurm, tmp_path) as workers:
+        workers.client.register_plugin(Waiting(tmp_path))
+        store = site.store
+        jobs = load_jobs(store, "demo", *ALWAYS)
+        with store.connect() as db:
+            paths = store.files("telemetry", "demo")
+            there, _ = compute(db, paths, jobs, [], Config(), progress=cancel_one, mapper=DaskMapper(lambda: workers))
+    assert len(cancelled) == 1
+    assert begun(cancelled[0])
+    assert site.cluster.lab.wait_for_jobs(int(cancelled[0])) == {int(cancelled[0]): "CANCELLED"}
+    site.wait_for_empty_queue()
+    assert_equal(there, computed(site))
+
+
+def test_a_job_that_has_gone_is_replaced(site: Site, slurm: SlurmCommands, tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def cancel_first(done: int, total: int, note: str) -> None:
+        for job in site.running():
+            if job not in seen:
+                seen.append(job)
+                if len(seen) == 1:
+                    site.cluster.lab.run("scancel", job)
+                else:
+                    (tmp_path / "go").touch()
+
+    with slurm_workers(Dask(jobs=1, cores=1, memory_gib=0.5, wait_s=120), slurm, tmp_path) as workers:
+        workers.client.register_plugin(Waiting(tmp_path))
+        store = site.store
+        with store.connect() as db:
+            jobs, paths = load_jobs(store, "demo", *ALWAYS), store.files("telemetry", "demo")
+            there, _ = compute(db, paths, jobs, [], Config(), progress=cancel_first, mapper=DaskMapper(lambda: workers))
+    assert len(seen) == 2
+    assert_equal(there, computed(site))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_leaves_no_job(site: Site, number: signal.Signals, code: int) -> None:
+    argv = site.argv("summarize", "--engine", "slurm")
+    # A job that cannot start yet is ended as well as one that runs.
+    config = site.folder / "pending.toml"
+    config.write_text(CONFIG + 'directives = ["--begin=now+1hour"]\n')
+    for argv in (site.argv("summarize", "--engine", "slurm"), [*argv[:4], str(config), *argv[5:]]):
+        run = subprocess.Popen(argv, env=site.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        wait_until("a job in the queue", lambda: bool(site.queue()), 60)
+        run.send_signal(number)
+        _, said = run.communicate(timeout=60)
+        assert run.returncode == code, said
+        site.wait_for_empty_queue()
+        assert list((site.folder / "store" / "workers").iterdir()) == []
+
+
+def test_jobs_that_do_not_start_are_shown_as_squeue_shows_them(site: Site) -> None:
+    config = site.folder / "impatient.toml"
+    config.write_text(CONFIG.replace("120.0", "3.0") + 'directives = ["--begin=now+1hour"]\n')
+    argv = site.argv("summarize", "--engine", "slurm")
+    argv[argv.index("--config") + 1] = str(config)
+    done = subprocess.run(argv, env=site.env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert "no Dask worker for 3 s" in done.stderr
+    assert "PENDING BeginTime" in done.stderr
+    site.wait_for_empty_queue()
+
+
+def test_what_slurm_refuses_is_said_in_its_words(site: Site) -> None:
+    config = site.folder / "refused.toml"
+    config.write_text(CONFIG.replace('partition = "all"', 'partition = "nope"'))
+    argv = site.argv("summarize", "--engine", "slurm")
+    argv[argv.index("--config") + 1] = str(config)
+    done = subprocess.run(argv, env=site.env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 5
+    assert "invalid partition specified: nope" in done.stderr
+    assert site.queue() == []
