@@ -46,8 +46,7 @@ threads = 1
 jobs = 2
 cores = 2
 memory_gib = 0.5
-partition = "all"
-account = "ml"
+partition = "hbm80"
 walltime = "00:10:00"
 wait_s = 120.0
 """
@@ -64,13 +63,13 @@ class Site:
     def store(self) -> Store:
         return Store.open(self.folder / "store", threads=1)
 
-    @property
-    def env(self) -> dict[str, str]:
-        return {**os.environ, **self.cluster.lab.env}
-
-    def argv(self, *argv: str) -> list[str]:
-        options = ["--config", str(self.folder / "almanac.toml"), "--store", str(self.folder / "store")]
-        return [sys.executable, "-m", "cli.main", *options, *argv]
+    def summarize(self, *options: str, config: str = CONFIG) -> subprocess.Popen[str]:
+        (self.folder / "almanac.toml").write_text(config)
+        places = ["--config", str(self.folder / "almanac.toml"), "--store", str(self.folder / "store")]
+        argv = [sys.executable, "-m", "cli.main", *places, "summarize", *options]
+        return subprocess.Popen(
+            argv, env={**os.environ, **self.cluster.lab.env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def queue(self) -> list[list[str]]:
         """Number, state and account of the jobs of workers that wait, run or are being ended."""
@@ -89,7 +88,6 @@ def site(cluster: Cluster) -> Site:
     """Two days of a small generated site."""
     folder = cluster.lab.root / "dask"
     folder.mkdir()
-    (folder / "almanac.toml").write_text(CONFIG)
     shape = dataclasses.replace(SiteShape.demo(), days=DAYS, start_s=1_741_046_400, users=6, jobs_per_day=60)
     store = Store.create(folder / "store")
     result = IngestResult("generated", shape.start_s, shape.end_s)
@@ -110,32 +108,29 @@ def assert_equal(there: Results, here: Results) -> None:
     assert there.gpus.equals(here.gpus)
 
 
+def ended(run: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and stderr."""
+    _, said = run.communicate(timeout=300)
+    return run.returncode, said
+
+
 def test_the_command_computes_in_slurm_jobs_what_it_computes_here(site: Site) -> None:
-    subprocess.run(site.argv("summarize"), env=site.env, check=True, capture_output=True, timeout=300)
+    assert ended(site.summarize()) == (0, "")
     here = [site.store.read(table, "demo") for table in ("job_metrics", "gpu_metrics")]
     for table in ("job_metrics", "gpu_metrics"):
         (site.folder / "store" / table).rename(site.folder / f"local-{table}")
 
     before = {number for number, *_ in site.cluster.lab.sacct("-S", "now-1hour", "-o", "JobIDRaw")}
-    done = subprocess.run(
-        site.argv("summarize", "--engine", "slurm"),
-        env=site.env,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert ended(site.summarize("--engine", "slurm")) == (0, "")
     site.wait_for_empty_queue()
 
     there = [site.store.read(table, "demo") for table in ("job_metrics", "gpu_metrics")]
     assert here[0].num_rows > 50
     assert there == here
-    fields = "JobIDRaw,Account,ReqCPUS,ReqMem,Timelimit"
+    fields = "JobIDRaw,Partition,ReqCPUS,ReqMem,Timelimit"
     rows = [row for row in site.cluster.lab.sacct("-S", "now-1hour", "-o", fields) if row[0] not in before]
     # Two chunks, one a day: one job of two workers is enough for them.
-    assert [row[1:] for row in rows] == [["ml", "2", "1G", "00:10:00"]]
+    assert [row[1:] for row in rows] == [["hbm80", "2", "1G", "00:10:00"]]
     assert list((site.folder / "store" / "workers").iterdir()) == []
 
 
@@ -226,40 +221,30 @@ def test_a_job_that_has_gone_is_replaced(site: Site, slurm: SlurmCommands, tmp_p
     assert_equal(there, computed(site))
 
 
+LATER = CONFIG + 'directives = ["--begin=now+1hour"]\n'
+
+
+@pytest.mark.parametrize("config", [CONFIG, LATER], ids=["running", "pending"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_that_is_stopped_leaves_no_job(site: Site, number: signal.Signals, code: int) -> None:
-    argv = site.argv("summarize", "--engine", "slurm")
-    # A job that cannot start yet is ended as well as one that runs.
-    config = site.folder / "pending.toml"
-    config.write_text(CONFIG + 'directives = ["--begin=now+1hour"]\n')
-    for argv in (site.argv("summarize", "--engine", "slurm"), [*argv[:4], str(config), *argv[5:]]):
-        run = subprocess.Popen(argv, env=site.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        wait_until("a job in the queue", lambda: bool(site.queue()), 60)
-        run.send_signal(number)
-        _, said = run.communicate(timeout=60)
-        assert run.returncode == code, said
-        site.wait_for_empty_queue()
-        assert list((site.folder / "store" / "workers").iterdir()) == []
+def test_a_run_that_is_stopped_leaves_no_job(site: Site, number: signal.Signals, code: int, config: str) -> None:
+    run = site.summarize("--engine", "slurm", config=config)
+    wait_until("a job in the queue", lambda: bool(site.queue()), 60)
+    run.send_signal(number)
+    assert ended(run)[0] == code
+    site.wait_for_empty_queue()
+    assert list((site.folder / "store" / "workers").iterdir()) == []
 
 
 def test_jobs_that_do_not_start_are_shown_as_squeue_shows_them(site: Site) -> None:
-    config = site.folder / "impatient.toml"
-    config.write_text(CONFIG.replace("120.0", "3.0") + 'directives = ["--begin=now+1hour"]\n')
-    argv = site.argv("summarize", "--engine", "slurm")
-    argv[argv.index("--config") + 1] = str(config)
-    done = subprocess.run(argv, env=site.env, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 1
-    assert "no Dask worker for 3 s" in done.stderr
-    assert "PENDING BeginTime" in done.stderr
+    code, said = ended(site.summarize("--engine", "slurm", config=LATER.replace("120.0", "3.0")))
+    assert code == 1
+    assert "no Dask worker for 3 s" in said
+    assert "PENDING BeginTime" in said
     site.wait_for_empty_queue()
 
 
 def test_what_slurm_refuses_is_said_in_its_words(site: Site) -> None:
-    config = site.folder / "refused.toml"
-    config.write_text(CONFIG.replace('partition = "all"', 'partition = "nope"'))
-    argv = site.argv("summarize", "--engine", "slurm")
-    argv[argv.index("--config") + 1] = str(config)
-    done = subprocess.run(argv, env=site.env, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 5
-    assert "invalid partition specified: nope" in done.stderr
+    code, said = ended(site.summarize("--engine", "slurm", config=CONFIG.replace("hbm80", "nope")))
+    assert code == 5
+    assert "invalid partition specified: nope" in said
     assert site.queue() == []
