@@ -8,6 +8,7 @@ import re
 import secrets
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -15,13 +16,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dask_jobqueue.slurm import SLURMCluster, SLURMJob
 from distributed import Client, Security
 
 from almanac.config import Dask
 from almanac.errors import AlmanacError, CommandError, ConfigError, StoreError
 from telemetry.slurm.commands import Runner
 from telemetry.workers import NO_DASHBOARD, QUIET, Present, quiet_logs, shield
+
+# dask-jobqueue 0.9, once imported, has Ctrl-C end the process with exit code 0.
+_ON_INTERRUPT = signal.getsignal(signal.SIGINT)
+from dask_jobqueue.slurm import SLURMCluster, SLURMJob  # noqa: E402
+
+signal.signal(signal.SIGINT, _ON_INTERRUPT)
 
 DEATH_TIMEOUT_S = 60
 """A worker that has lost its scheduler ends after this long, and its job with it: also after a kill -9 of almanac."""

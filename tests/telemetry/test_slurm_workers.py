@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -227,3 +229,8 @@ def test_the_end_of_the_wait_says_what_squeue_says(workers: Any, site: Site, que
             made.tend()
     assert "; ".join(queue) in str(caught.value)
     assert hint in caught.value.hint
+
+
+def test_ctrl_c_still_interrupts_where_dask_jobqueue_is_imported() -> None:
+    program = "import signal, telemetry.slurm_workers\nassert signal.getsignal(2) is signal.default_int_handler"
+    subprocess.run([sys.executable, "-c", program], check=True)
