@@ -114,7 +114,7 @@ class Dask:
     walltime: str = _key("02:00:00", "time limit of the jobs; a job that ends early is replaced")
     directives: tuple[str, ...] = _key((), 'further options of sbatch, such as "--constraint=cpu"')
     interface: str = _key("", "network interface of scheduler and workers, such as ib0")
-    host: str = _key("", "address of this machine at which the workers reach the scheduler; empty: of interface")
+    host: str = _key("", "address at which the scheduler listens; empty: that of interface, or of the default route")
     port: int = _key(0, "the scheduler's port; 0: any free one", low=0, high=65535)
     worker_python: str = _key("", "Python of the jobs, with this almanac installed; empty: the one that runs now")
     local_directory: str = _key("", "folder on a worker's node to spill to; can name a variable of the job: $TMPDIR")

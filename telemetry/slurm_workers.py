@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed import Client, Security
+from distributed.utils import get_ip
 
 from almanac.config import Dask
 from almanac.errors import AlmanacError, CommandError, ConfigError, StoreError
@@ -153,7 +154,8 @@ def _commands(bin_dir: str) -> dict[str, Any]:
 def _settings(section: Dask, name: str, folder: Path) -> dict[str, Any]:
     """Arguments of SLURMCluster. None leaves a value to the site's own jobqueue.yaml."""
     qos = [f"--qos={section.qos}"] if section.qos else []
-    listen = {key: value for key, value in (("host", section.host), ("port", section.port)) if value}
+    # On one address only: without any, Dask listens on all.
+    place = {} if section.interface and not section.host else {"host": section.host or get_ip()}
     return {
         "name": name,
         "job_name": name,
@@ -165,12 +167,12 @@ def _settings(section: Dask, name: str, folder: Path) -> dict[str, Any]:
         "walltime": section.walltime or None,
         "job_extra_directives": [*qos, *section.directives] or None,
         "interface": section.interface or None,
-        "scheduler_options": {**NO_DASHBOARD, **listen},
+        "scheduler_options": {**NO_DASHBOARD, **place, "port": section.port},
         "security": _security(folder) if section.tls else None,
         "log_directory": str(folder),
         "local_directory": section.local_directory or None,
         "python": section.worker_python or sys.executable,
-        "worker_extra_args": ["--no-dashboard"],
+        "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
         "death_timeout": DEATH_TIMEOUT_S,
         "silence_logs": QUIET,
     }
