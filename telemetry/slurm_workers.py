@@ -37,7 +37,7 @@ _LOOK_S = 5.0
 _LOG_TAIL = 600
 # dask-jobqueue puts these into a shell script as they are.
 _WORD = re.compile(r"[\w@%+=:,./-]*", re.ASCII)
-_PATH = re.compile(r"[\w@%+=:,./${}-]*", re.ASCII)
+_PATH = re.compile(r"[\w@%+=:,./~${}-]*", re.ASCII)
 
 
 class SlurmWorkers(Present):
@@ -114,7 +114,7 @@ def slurm_workers(section: Dask, runner: Runner, shared: Path, bin_dir: str = ""
     shared: a folder that the nodes see under the same path. Of each run it holds a folder with the jobs' output and
     the keys, which is removed unless the run failed. Raises CommandError where sbatch refuses such jobs.
     """
-    _check_words(section)
+    _check_words(section, shared)
     name = f"almanac-{secrets.token_hex(4)}"
     with quiet_logs(), _run_folder(shared, name) as folder:
         try:
@@ -130,14 +130,15 @@ def slurm_workers(section: Dask, runner: Runner, shared: Path, bin_dir: str = ""
                 yield SlurmWorkers(client, cluster, section, runner, folder)
 
 
-def _check_words(section: Dask) -> None:
+def _check_words(section: Dask, shared: Path) -> None:
     """Raises ConfigError where a value would be more than one word in the job's script."""
     words = ("partition", "account", "qos", "walltime", "interface", "host", "worker_python")
-    paths = ("local_directory", "shared_directory")
-    patterns = {**dict.fromkeys(words, _WORD), **dict.fromkeys(paths, _PATH)}
-    for name, pattern in patterns.items():
-        if not pattern.fullmatch(getattr(section, name)):
-            raise ConfigError(f"dask.{name} is {getattr(section, name)!r}", "write it without spaces and quotes")
+    values = {name: (getattr(section, name), _WORD) for name in words}
+    values["local_directory"] = (section.local_directory, _PATH)
+    values["shared_directory"] = (str(shared), _PATH)
+    for name, (value, pattern) in values.items():
+        if not pattern.fullmatch(value):
+            raise ConfigError(f"dask.{name} is {value!r}", "name one without spaces and quotes")
     if any("\n" in directive for directive in section.directives):
         raise ConfigError("one of dask.directives has several lines", "write one option in each")
 
@@ -171,7 +172,7 @@ def _settings(section: Dask, name: str, folder: Path) -> dict[str, Any]:
         "security": _security(folder) if section.tls else None,
         "log_directory": str(folder),
         "local_directory": section.local_directory or None,
-        "python": section.worker_python or sys.executable,
+        "python": section.worker_python or shlex.quote(sys.executable),
         "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
         "death_timeout": DEATH_TIMEOUT_S,
         "silence_logs": QUIET,

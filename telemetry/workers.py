@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -94,12 +96,17 @@ def local_workers(section: Dask) -> Iterator[Local]:
 
 @contextlib.contextmanager
 def scheduler_workers(address: str, section: Dask) -> Iterator[Present]:
-    """Workers of the scheduler at tcp://host:port or tls://host:port. Raises AlmanacError where it does not answer."""
+    """Workers of the scheduler at tcp://host:port or tls://host:port.
+
+    Raises ConfigError where the address is another, AlmanacError where no scheduler answers.
+    """
+    if not re.fullmatch(r"(tcp|tls)://\S+:\d+", address):
+        raise ConfigError(f"the scheduler's address is {address!r}", "write tcp://HOST:PORT or tls://HOST:PORT")
     security = _security(section) if address.startswith("tls://") else None
     with quiet_logs():
         try:
             client = Client(address, security=security, timeout=min(30, section.wait_s))
-        except (OSError, TimeoutError, ValueError) as error:
+        except OSError as error:
             raise AlmanacError(
                 f"no Dask scheduler answers at {address}: {error}", "start one: dask scheduler; or correct --scheduler"
             ) from error
@@ -108,17 +115,15 @@ def scheduler_workers(address: str, section: Dask) -> Iterator[Present]:
 
 
 def _security(section: Dask) -> Security:
-    """Raises ConfigError where a file that TLS needs is not named or not there."""
-    files = {
-        "tls_ca_file": section.tls_ca_file,
-        "tls_client_cert": section.tls_cert_file,
-        "tls_client_key": section.tls_key_file,
-    }
-    if not all(files.values()):
-        raise ConfigError(
-            "a tls:// scheduler wants a certificate", "set dask.tls_ca_file, dask.tls_cert_file and dask.tls_key_file"
-        )
-    return Security(require_encryption=True, **files)
+    """Raises ConfigError where a file that TLS needs is not named or cannot be read."""
+    roles = {"tls_ca_file": "tls_ca_file", "tls_cert_file": "tls_client_cert", "tls_key_file": "tls_client_key"}
+    for key in roles:
+        if not os.access(getattr(section, key), os.R_OK):
+            raise ConfigError(
+                f"a tls:// scheduler wants certificates, and dask.{key} is {getattr(section, key)!r}",
+                f"name a file that you may read: {', '.join(f'dask.{name}' for name in roles)}",
+            )
+    return Security(require_encryption=True, **{role: getattr(section, key) for key, role in roles.items()})
 
 
 def shield(cluster: SpecCluster) -> None:

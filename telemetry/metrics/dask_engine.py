@@ -13,7 +13,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -81,12 +81,38 @@ class DaskMapper:
         """
         if not chunks:
             return no_partials()
+        chunks = [replace(files, paths=tuple(path.absolute() for path in files.paths)) for files in chunks]
         progress(0, len(chunks), "waiting for workers")
         workers = self._workers()
         workers.want(len(chunks))
         with _scheduler_at_hand():
+            _check_imports(workers.client)
             futures = _submit(workers.client, chunks, claims, _Call(options, counted_ms, software()))
         return merge_partials(db, _gather(workers, chunks, futures, progress))
+
+
+def _check_imports(client: Client) -> None:
+    """Raises AlmanacError where the scheduler or a worker lacks almanac: Dask ends such a worker without a word."""
+
+    def failure(module: str) -> str:  # nested, so that it travels as code, not by name
+        import importlib
+
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            return str(error)
+        return ""
+
+    said = {
+        "the scheduler": client.run_on_scheduler(failure, __name__),
+        **client.run(failure, __name__, on_error="ignore"),
+    }
+    for where, error in said.items():
+        if error:
+            raise AlmanacError(
+                f"{where} cannot import almanac's modules: {error}",
+                "install the same requirements.lock and almanac there",
+            )
 
 
 def _submit(client: Client, chunks: Sequence[Files], claims: pa.Table, call: _Call) -> list[Future[Partials]]:
@@ -155,10 +181,6 @@ def _said(error: BaseException, files: Files) -> BaseException:
         )
     if isinstance(error, duckdb.OutOfMemoryException):
         return AlmanacError(f"{_named(files)}: a worker ran out of memory: {error}", "raise dask.memory_gib")
-    if isinstance(error, ImportError):
-        return AlmanacError(
-            f"a worker cannot import what it needs: {error}", "install this almanac there, or set dask.worker_python"
-        )
     return error
 
 

@@ -87,8 +87,12 @@ def on(workers: Local) -> DaskMapper:
     return DaskMapper(lambda: workers)
 
 
-def test_results_are_bit_equal_to_those_of_one_process(workers: Local, store: Store) -> None:
-    here, there = computed(store), computed(store, on(workers))
+def test_results_are_bit_equal_to_those_of_one_process(
+    workers: Local, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(store.root.parent)  # the workers are elsewhere: paths must reach them whole
+    relative = Store.open(Path("store"), threads=1)
+    here, there = computed(store), computed(relative, on(workers))
     assert here.jobs.num_rows == 2
     assert there.jobs.equals(here.jobs)
     assert there.gpus.equals(here.gpus)
@@ -213,3 +217,20 @@ def test_a_worker_of_another_version_is_an_error(workers: Local, store: Store, m
     monkeypatch.setattr(telemetry.metrics.dask_engine, "software", lambda: ours)
     with pytest.raises(AlmanacError, match=r"has almanac \S+, this almanac 99"):
         computed(store, on(workers))
+
+
+def test_a_worker_without_almanac_is_an_error_before_anything_is_computed(workers: Local, store: Store) -> None:
+    name = "telemetry.metrics.dask_engine"
+
+    def hide() -> None:
+        sys.modules["kept"], sys.modules[name] = sys.modules[name], None  # type: ignore[assignment]
+
+    def show() -> None:
+        sys.modules[name] = sys.modules.pop("kept")
+
+    workers.client.run(hide)
+    try:
+        with pytest.raises(AlmanacError, match=r"tls://127\.0\.0\.1:\d+ cannot import almanac's modules"):
+            computed(store, on(workers))
+    finally:
+        workers.client.run(show)
