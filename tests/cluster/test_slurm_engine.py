@@ -228,7 +228,7 @@ LATER = CONFIG + 'directives = ["--begin=now+1hour"]\n'
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_stopped_leaves_no_job(site: Site, number: signal.Signals, code: int, config: str) -> None:
     run = site.summarize("--engine", "slurm", config=config)
-    wait_until("a job in the queue", lambda: bool(site.queue()), 60)
+    wait_until("the job", lambda: bool(site.queue() if config == LATER else site.running()), 60)
     run.send_signal(number)
     assert ended(run)[0] == code
     site.wait_for_empty_queue()
