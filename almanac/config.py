@@ -100,6 +100,34 @@ class MetricsSection:
 
 
 @dataclass(frozen=True)
+class Dask:
+    """Workers of `--engine dask` and `--engine slurm`. What is empty here is Dask's own configuration's to say."""
+
+    workers: int = _key(0, "worker processes on this machine (--engine dask); 0: one per core", low=0)
+    memory_gib: float = _key(4.0, "memory of one worker process, GiB; DuckDB uses at most half of it", low=0.25)
+    wait_s: float = _key(600.0, "seconds without any worker after which a run is given up", low=1)
+    jobs: int = _key(4, "Slurm jobs that --engine slurm runs at once, at most", low=1)
+    cores: int = _key(8, "cores of a job, each with one worker process", low=1)
+    partition: str = _key("", "partition of the jobs")
+    account: str = _key("", "account of the jobs")
+    qos: str = _key("", "QOS of the jobs")
+    walltime: str = _key("02:00:00", "time limit of the jobs; a job that ends early is replaced")
+    directives: tuple[str, ...] = _key((), 'further options of sbatch, such as "--constraint=cpu"')
+    interface: str = _key("", "network interface of scheduler and workers, such as ib0")
+    host: str = _key("", "address at which the scheduler listens; empty: that of interface, or of the default route")
+    port: int = _key(0, "the scheduler's port; 0: any free one", low=0, high=65535)
+    worker_python: str = _key("", "Python of the jobs, with this almanac installed; empty: the one that runs now")
+    local_directory: str = _key("", "folder on a worker's node to spill to; can name a variable of the job: $TMPDIR")
+    shared_directory: str = _key(
+        "", "folder that nodes see too, for jobs' output and keys; empty: the store's workers/"
+    )
+    tls: bool = _key(True, "encrypt, and admit only who has the key, made for each run (--engine slurm)")
+    tls_ca_file: str = _key("", "certificate authority of a scheduler that is already there (--scheduler tls://...)")
+    tls_cert_file: str = _key("", "this client's certificate for it")
+    tls_key_file: str = _key("", "this client's key for it")
+
+
+@dataclass(frozen=True)
 class AdviceSection:
     risk: float = _key(0.01, "accepted probability that a job's HBM peak exceeds the bound", low=0.0001, high=0.5)
     min_runs: int = _key(5, "runs that a bound needs; with fewer nothing is advised", low=2)
@@ -162,6 +190,7 @@ class Config:
     bindings: Bindings = Bindings()
     filters: Filters = Filters()
     metrics: MetricsSection = MetricsSection()
+    dask: Dask = Dask()
     advice: AdviceSection = AdviceSection()
     rolling: Rolling = Rolling()
     training: Training = Training()

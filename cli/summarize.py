@@ -8,6 +8,7 @@ import click
 
 from almanac.errors import NotAllowedError
 from cli.app import App
+from cli.engines import engine_options, open_engine
 from cli.ingest import moment
 from cli.output import json_text, progress
 
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 @click.command("summarize")
 @click.option("-S", "--starttime", metavar="TIME", help="Jobs that ran after this, instead of those with new data.")
 @click.option("-E", "--endtime", metavar="TIME", help="Jobs that ran before this. [now]")
+@engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 @click.pass_obj
-def command(app: App, starttime: str | None, endtime: str | None, as_json: bool) -> None:
+def command(
+    app: App, starttime: str | None, endtime: str | None, engine: str, scheduler: str | None, as_json: bool
+) -> None:
     """Compute the metrics of every job that ran on a day (UTC) with new data, each job as a whole.
 
     `almanac ingest` does the same when it has read its sources; with --no-summary it leaves the days to this command.
@@ -31,7 +35,8 @@ def command(app: App, starttime: str | None, endtime: str | None, as_json: bool)
     store = app.open_store()
     if not app.is_operator:
         raise NotAllowedError(f"{app.caller} is no operator, and job metrics are everybody's", "ask an operator")
-    counts = run(app, store, app.cluster(store), since_s=since_s, until_s=until_s)
+    with open_engine(app, engine, scheduler) as mapper:
+        counts = run(app, store, app.cluster(store), since_s=since_s, until_s=until_s, mapper=mapper)
     if as_json:
         click.echo(json_text(counts.as_dict()))
     elif counts.days or starttime or endtime:

@@ -19,7 +19,7 @@ from almanac.errors import StoreError
 from almanac.units import format_count
 from telemetry.attribution import DAY_S, Attribution, Binding, Job, attribute, days_of, shared_jobs
 from telemetry.marks import day_text
-from telemetry.metrics.chunks import Progress, map_partials, split_files
+from telemetry.metrics.chunks import Mapper, Progress, map_partials, split_files
 from telemetry.metrics.finish import Results, finish
 from telemetry.metrics.frames import claim_frame, job_frame, model_frame
 from telemetry.metrics.hours import Files
@@ -89,13 +89,14 @@ def summarize(
     until_s: int | None = None,
     *,
     progress: Progress | None = None,
+    mapper: Mapper = map_partials,
 ) -> SummaryCounts:
     """Compute and store the metrics of every ended GPU job that ran on a day that has changed.
 
     With since_s or until_s instead of every one that ran in [since_s, until_s), changed or not. Such jobs are looked
     at whole, also outside the days or the span, and what is found of each does not depend on which others are looked
-    at. Days are closed once their jobs' metrics are stored. Raises StoreError where a file cannot be read, BusyError
-    where another process summarises.
+    at. Days are closed once their jobs' metrics are stored. mapper: where the chunks are computed. Raises
+    StoreError where a file cannot be read, BusyError where another process summarises.
     """
     total, verdicts = SummaryCounts(), dict[tuple[int, int], tuple[str, str | None]]()
     with store.summarising(cluster):
@@ -107,7 +108,7 @@ def summarize(
         runs = load_runs(store, cluster)
         for place, span in enumerate(spans):
             step = _part_of(progress or _silent, place, len(spans))
-            results, counts = _summarize_span(store, cluster, config, runs, span, step)
+            results, counts = _summarize_span(store, cluster, config, runs, span, step, mapper)
             done = {day: number for day, number in opened.items() if _is_within(day, span)}
             store.close_days(cluster, done)
             total.days += map(day_text, sorted(done))
@@ -119,7 +120,13 @@ def summarize(
 
 
 def _summarize_span(
-    store: Store, cluster: str, config: Config, runs: pa.Table, span: tuple[int, int], progress: Progress
+    store: Store,
+    cluster: str,
+    config: Config,
+    runs: pa.Table,
+    span: tuple[int, int],
+    progress: Progress,
+    mapper: Mapper,
 ) -> tuple[Results, SummaryCounts]:
     """Compute and store the metrics of the runs that have ended and touch the span."""
     jobs = ended_jobs(runs, *span)
@@ -128,7 +135,9 @@ def _summarize_span(
     bindings = load_bindings(store, cluster, config, [*jobs, *others])
     with store.connect() as db:
         try:
-            results, counts = compute(db, paths, jobs, bindings, config, span, progress, neighbours=others)
+            results, counts = compute(
+                db, paths, jobs, bindings, config, span, progress, neighbours=others, mapper=mapper
+            )
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise StoreError(
                 f"{store.root}: telemetry cannot be read: {error}", "move the file away and ingest its span again"
@@ -177,16 +186,15 @@ def compute(
     *,
     neighbours: Sequence[Job] = (),
     options: Options | None = None,
+    mapper: Mapper = map_partials,
 ) -> tuple[Results, SummaryCounts]:
     """Metrics of jobs from telemetry files. Samples are counted in the span counted_s.
 
     neighbours: jobs of which nothing is computed, but which may have had the same nodes. options: by default what the
-    configuration says.
+    configuration says. mapper: where the chunks are computed.
     """
     prepared = prepare(db, paths, jobs, bindings, config, counted_s, neighbours=neighbours, options=options)
-    partials = map_partials(
-        db, prepared.chunks, prepared.claims, prepared.options, prepared.counted_ms, progress or _silent
-    )
+    partials = mapper(db, prepared.chunks, prepared.claims, prepared.options, prepared.counted_ms, progress or _silent)
     return complete(db, prepared, partials, config)
 
 

@@ -20,6 +20,9 @@ from telemetry.metrics.partials import Partials, compute_partials, merge_partial
 Progress = Callable[[int, int, str], None]
 """Called with portions done, portions in all, and a word on what came of them."""
 
+Mapper = Callable[[duckdb.DuckDBPyConnection, Sequence[Files], pa.Table, Options, tuple[int, int], Progress], Partials]
+"""Called as `map_partials` is, and equal in what it returns: chunks may be computed anywhere."""
+
 ROWS_PER_CHUNK = 2_000_000
 """Few enough that many threads share the work, enough that merging costs little."""
 ROWS_AT_ONCE = 8_000_000
@@ -88,7 +91,7 @@ def map_partials(
     done: list[Partials] = []
     for part in each_chunk(db, chunks, lambda db, files: compute_partials(db, files, claims, options, counted_ms)):
         done.append(part)
-        progress(len(done), len(chunks), f"{format_count(sum(p.tables[0].num_rows for p in done))} GPU runs")
+        progress(len(done), len(chunks), f"{format_count(sum(part.runs for part in done))} GPU runs")
     return merge_partials(db, done)
 
 

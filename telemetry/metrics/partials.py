@@ -55,6 +55,11 @@ class Partials:
         return int(rows["samples"].sum() - rows["uncounted"].sum())
 
     @property
+    def runs(self) -> int:
+        """GPUs of jobs, each as often as the parts that were merged name it."""
+        return self.tables[0].num_rows
+
+    @property
     def nbytes(self) -> int:
         return sum(table.nbytes for table in self.tables)
 

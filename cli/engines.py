@@ -1,0 +1,81 @@
+"""Where `almanac summarize` computes: here, on Dask, or in jobs of the site's own Slurm."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from almanac.errors import ConfigError
+from cli.app import App
+
+if TYPE_CHECKING:
+    from telemetry.metrics.chunks import Mapper
+    from telemetry.metrics.dask_engine import Workers
+
+ENGINES = ("local", "dask", "slurm")
+EXTRA = ("cryptography", "dask", "dask_jobqueue", "distributed")
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+def engine_options(command: Command) -> Command:
+    """--engine and --scheduler, which arrive as `engine` and `scheduler`."""
+    where = "Compute in this process, on Dask workers, or on workers in Slurm jobs. [local]"
+    address = "Scheduler of --engine dask that is already there, such as tls://host:8786. [workers on this machine]"
+    command = click.option("--scheduler", metavar="ADDRESS", help=address)(command)
+    return click.option("--engine", type=click.Choice(ENGINES), default="local", help=where)(command)
+
+
+@contextlib.contextmanager
+def open_engine(app: App, engine: str, scheduler: str | None = None) -> Iterator[Mapper]:
+    """What maps the summary's chunks; workers start when there is first work, and all have ended on leaving.
+
+    Raises ConfigError where the extra is not installed.
+    """
+    if scheduler and engine != "dask":
+        raise click.UsageError("--scheduler is of --engine dask")
+    if engine == "local":
+        from telemetry.metrics.chunks import map_partials
+
+        yield map_partials
+        return
+    with _needs_extra():
+        from telemetry.metrics.dask_engine import DaskMapper
+
+        manager = _workers(app, engine, scheduler)
+    with contextlib.ExitStack() as stack:
+        # A timer that is stopped, or a login node that shuts down, must not leave jobs behind.
+        former = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+        stack.callback(signal.signal, signal.SIGTERM, former)
+        yield DaskMapper(lambda: stack.enter_context(manager))
+
+
+def _workers(app: App, engine: str, scheduler: str | None) -> contextlib.AbstractContextManager[Workers]:
+    section = app.config.dask
+    if engine == "slurm":
+        from telemetry.slurm_workers import slurm_workers
+
+        shared = Path(section.shared_directory) if section.shared_directory else app.store_root / "workers"
+        return slurm_workers(section, app.commands, shared.absolute(), app.config.slurm.bin_dir)
+    from telemetry.workers import local_workers, scheduler_workers
+
+    return scheduler_workers(scheduler, section) if scheduler else local_workers(section)
+
+
+@contextlib.contextmanager
+def _needs_extra() -> Iterator[None]:
+    try:
+        import cryptography  # noqa: F401  (Dask asks for it only when it makes keys)
+
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in EXTRA:
+            raise
+        raise ConfigError(
+            f"this engine needs {error.name}, which is not installed", "pip install 'slurm-almanac[cluster]'"
+        ) from error

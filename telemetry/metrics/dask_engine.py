@@ -1,0 +1,244 @@
+"""`map_partials` on Dask: each chunk in some worker's process, merged here in the order of the chunks.
+
+A chunk's partials depend on nothing but its files and the claims, so a chunk whose worker dies is computed again
+elsewhere and comes out the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+
+import dask
+import duckdb
+import pyarrow as pa
+from distributed import Client, Future, get_worker
+from distributed.scheduler import KilledWorker
+
+from almanac import __version__
+from almanac.errors import AlmanacError, StoreError
+from almanac.units import format_count
+from telemetry.metrics.chunks import Progress
+from telemetry.metrics.hours import Files
+from telemetry.metrics.options import Options
+from telemetry.metrics.partials import Partials, compute_partials, merge_partials
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+TICK_S = 1.0
+_DECISIVE = ("duckdb", "numpy", "pyarrow")
+
+
+class Workers(Protocol):
+    """Dask workers that a client can reach. Both raise AlmanacError where there is no hope of any."""
+
+    client: Client
+
+    def want(self, tasks: int) -> None:
+        """Have workers started for so many tasks; does not wait for them."""
+
+    def tend(self) -> int:
+        """Called every TICK_S while results are awaited; how many workers there are now."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What every chunk's task needs beside the claims."""
+
+    options: Options
+    counted_ms: tuple[int, int]
+    software: tuple[tuple[str, str], ...]
+
+
+class DaskMapper:
+    """A `chunks.Mapper`. open_workers: called once, when there is first something to compute."""
+
+    def __init__(self, open_workers: Callable[[], Workers]) -> None:
+        self._workers = functools.cache(open_workers)
+
+    def __call__(
+        self,
+        db: duckdb.DuckDBPyConnection,
+        chunks: Sequence[Files],
+        claims: pa.Table,
+        options: Options,
+        counted_ms: tuple[int, int],
+        progress: Progress,
+    ) -> Partials:
+        """Partials of all chunks, merged. Raises what a chunk raised, StoreError where a worker does not see the
+        store, AlmanacError where workers do not come or keep dying.
+        """
+        if not chunks:
+            return merge_partials(db, [])
+        chunks = [replace(files, paths=tuple(path.absolute() for path in files.paths)) for files in chunks]
+        progress(0, len(chunks), "waiting for workers")
+        workers = self._workers()
+        workers.want(len(chunks))
+        with _scheduler_at_hand():
+            _check_imports(workers.client)
+            futures = _submit(workers.client, chunks, claims, _Call(options, counted_ms, software()))
+        return merge_partials(db, _gather(workers, chunks, futures, progress))
+
+
+def _check_imports(client: Client) -> None:
+    """Raises AlmanacError where the scheduler or a worker lacks almanac: Dask ends such a worker without a word."""
+
+    def failure(module: str) -> str:  # nested, so that it travels as code, not by name
+        import importlib
+
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            return str(error)
+        return ""
+
+    said = {
+        "the scheduler": client.run_on_scheduler(failure, __name__),
+        **client.run(failure, __name__, on_error="ignore"),
+    }
+    for where, error in said.items():
+        if error:
+            raise AlmanacError(
+                f"{where} cannot import almanac's modules: {error}",
+                "install the same requirements.lock and almanac there",
+            )
+
+
+def _submit(client: Client, chunks: Sequence[Files], claims: pa.Table, call: _Call) -> list[Future[Partials]]:
+    """One future per chunk. The claims travel once, as a task: scattered data would be lost with its only holder."""
+    with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TB"}):
+        shared = client.submit(_unpacked, _packed(claims), pure=False)
+    futures: list[Future[Partials]] = client.map(_chunk_partials, chunks, claims=shared, call=call, pure=False)
+    return futures
+
+
+def _gather(
+    workers: Workers, chunks: Sequence[Files], futures: list[Future[Partials]], progress: Progress
+) -> list[Partials]:
+    """Results in the order of the chunks; the workers forget each when it is here."""
+    place = {future.key: number for number, future in enumerate(futures)}
+    pending = {future.key: future for future in futures}
+    futures.clear()
+    done: SimpleQueue[Future[Partials]] = SimpleQueue()
+    for future in pending.values():
+        future.add_done_callback(done.put)
+    found: dict[int, Partials] = {}
+    while pending:
+        with contextlib.suppress(Empty):
+            future = done.get(timeout=TICK_S)
+            number = place[future.key]
+            part = _result(future, chunks[number])
+            if part is None:
+                future.add_done_callback(done.put)
+            else:
+                found[number] = part
+                del pending[future.key]
+        with _scheduler_at_hand():
+            present = workers.tend()
+        note = f"{format_count(sum(part.runs for part in found.values()))} GPU runs"
+        progress(len(found), len(chunks), f"{note}, {format_count(present)} workers" if present else "no worker yet")
+    return [found[number] for number in range(len(chunks))]
+
+
+@contextlib.contextmanager
+def _scheduler_at_hand() -> Iterator[None]:
+    try:
+        yield
+    except (CancelledError, OSError) as error:
+        raise AlmanacError(
+            f"the Dask scheduler was lost: {error or type(error).__name__}",
+            "see that it runs and can be reached, and run this again: what is stored is unharmed",
+        ) from error
+
+
+def _result(future: Future[Partials], files: Files) -> Partials | None:
+    """None where its worker died after it had finished: the scheduler has it computed again."""
+    if future.status == "error":
+        raise _said(future.exception(), files)
+    with _scheduler_at_hand(), contextlib.suppress(TimeoutError):
+        part: Partials = future.result(timeout=TICK_S)
+        return part
+    return None
+
+
+def _said(error: BaseException, files: Files) -> BaseException:
+    """A task's error as it is, or in words where it is Dask's or the worker's own."""
+    if isinstance(error, KilledWorker):
+        return AlmanacError(
+            f"{error.allowed_failures + 1} workers died while they computed {_named(files)}",
+            "most often they lacked memory: raise dask.memory_gib; the workers' output says more",
+        )
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return AlmanacError(f"{_named(files)}: a worker ran out of memory: {error}", "raise dask.memory_gib")
+    return error
+
+
+def _named(files: Files) -> str:
+    more = f" and {len(files.paths) - 1} more" if len(files.paths) > 1 else ""
+    return f"{files.paths[0]}{more}"
+
+
+def _packed(claims: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, claims.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_table(claims)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
+
+
+def _unpacked(packed: bytes) -> pa.Table:
+    return pa.ipc.open_stream(packed).read_all()
+
+
+@functools.cache
+def software() -> tuple[tuple[str, str], ...]:
+    """Versions that a result depends on."""
+    return (("almanac", __version__), *((name, metadata.version(name)) for name in _DECISIVE))
+
+
+def _chunk_partials(files: Files, claims: pa.Table, call: _Call) -> Partials:
+    """Runs in a worker, on a DuckDB connection of its own."""
+    _check_software(call.software)
+    _check_files(files.paths)
+    worker = get_worker()
+    with tempfile.TemporaryDirectory(prefix="almanac-", dir=worker.local_directory) as spill:
+        with duckdb.connect(config=_limits(worker, spill)) as db:
+            return compute_partials(db, files, claims, call.options, call.counted_ms)
+
+
+def _check_software(expected: Sequence[tuple[str, str]]) -> None:
+    for (name, wanted), (_, here) in zip(expected, software(), strict=True):
+        if here != wanted:
+            raise AlmanacError(
+                f"the worker on {socket.gethostname()} has {name} {here}, this almanac {wanted}",
+                "install the same requirements.lock there, or set dask.worker_python",
+            )
+
+
+def _check_files(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if not os.access(path, os.R_OK):
+            raise StoreError(
+                f"{path}: the worker on {socket.gethostname()} does not see it, or may not read it",
+                "put the store on a file system that the workers' nodes mount at the same path",
+            )
+
+
+def _limits(worker: Worker, spill: str) -> dict[str, Any]:
+    """DuckDB's share of a worker: one thread a task, and half of the task's memory; arrays need the rest."""
+    config: dict[str, Any] = {"threads": 1, "temp_directory": spill, "autoinstall_known_extensions": False}
+    memory = worker.memory_manager.memory_limit
+    if memory:
+        config["memory_limit"] = f"{memory // (2 * worker.state.nthreads * 2**20)}MiB"
+    return config

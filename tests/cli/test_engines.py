@@ -1,0 +1,74 @@
+"""`almanac summarize --engine`: which workers, and what is said where they cannot be had."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from almanac.errors import ConfigError
+from cli.app import App
+from cli.engines import open_engine
+from telemetry.metrics.chunks import map_partials
+
+if TYPE_CHECKING:
+    from conftest import CommandLine
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> App:
+    (tmp_path / "almanac.toml").write_text("")
+    return App(config_path=str(tmp_path / "almanac.toml"), store_path=str(tmp_path / "store"))
+
+
+def test_the_local_engine_is_this_process(app: App) -> None:
+    with open_engine(app, "local") as mapper:
+        assert mapper is map_partials
+
+
+@pytest.mark.parametrize("engine", ["dask", "slurm"])
+def test_an_engine_that_is_not_used_starts_nothing_and_leaves_signals_alone(app: App, engine: str) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with open_engine(app, engine):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not Path(app.store_root).exists()
+
+
+@pytest.mark.parametrize(
+    ("engine", "missing"), [("dask", "distributed"), ("dask", "cryptography"), ("slurm", "dask_jobqueue")]
+)
+def test_without_the_extra_the_error_says_how_to_install_it(
+    app: App, engine: str, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("telemetry.metrics.dask_engine", "telemetry.workers", "telemetry.slurm_workers"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    for module in [name for name in sys.modules if name.split(".")[0] == missing]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ConfigError, match=f"needs {missing}") as caught:
+        with open_engine(app, engine):
+            raise AssertionError("opened")
+    assert caught.value.hint == "pip install 'slurm-almanac[cluster]'"
+
+
+def test_a_scheduler_is_of_the_engine_dask(app: App) -> None:
+    with pytest.raises(click.UsageError, match="--scheduler is of --engine dask"):
+        with open_engine(app, "slurm", "tcp://127.0.0.1:1"):
+            raise AssertionError("opened")
+
+
+def test_summarize_on_dask_stores_what_the_local_engine_does(site: CommandLine, tmp_path: Path) -> None:
+    own = dataclasses.replace(site, folder=tmp_path / "site")
+    shutil.copytree(site.folder, own.folder)
+    before = own.json("jobs", "-a", "-n", "0", "--json")
+    assert len(before) > 100
+    shutil.rmtree(own.folder / "store" / "job_metrics")
+    own("summarize", "-S", "2020-01-01", "--engine", "dask")
+    assert own.json("jobs", "-a", "-n", "0", "--json") == before
