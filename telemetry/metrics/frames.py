@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from almanac.config import Filters
@@ -16,6 +17,13 @@ from telemetry.metrics.inventory import Survey
 from telemetry.metrics.preallocation import steady_span_ms
 from telemetry.schema import schema_of, table_of
 
+_HARDWARE = schema_of(
+    {
+        "gpu_model": pa.string(),
+        "hbm_capacity_mib": pa.float64(),
+        **{f"ridge_{pipe}": pa.float64() for pipe in PIPES},
+    }
+)
 CLAIM_FRAME = schema_of(
     {
         "claim": pa.int32(),
@@ -28,9 +36,7 @@ CLAIM_FRAME = schema_of(
         "steady_from_ms": pa.int64(),
         "steady_until_ms": pa.int64(),
         "offset_ms": pa.int64(),
-        "gpu_model": pa.string(),
-        "hbm_capacity_mib": pa.float64(),
-        **{f"ridge_{pipe}": pa.float64() for pipe in PIPES},
+        **{field.name: field.type for field in _HARDWARE},
     }
 )
 MODEL_FRAME = schema_of(
@@ -60,25 +66,24 @@ def claim_frame(jobs: Sequence[Job], attribution: Attribution, seen: Survey) -> 
 
     offset_ms: where windows begin; 0 is full UTC minutes (see `labels.aligned`).
     """
-    models = unit_models(seen)
-    steady = [steady_span_ms(job.start_s, job.end_s) for job in jobs]
-    columns = (attribution.claims[name].to_pylist() for name in ("job", "host", "gpu", "mig", "start_ms", "end_ms"))
-    rows = [
-        (
-            claim,
-            job,
-            host,
-            gpu,
-            mig,
-            start,
-            end,
-            *steady[job],
-            0,
-            *_hardware(models.get((host, gpu, mig)), mig),
-        )
-        for claim, (job, host, gpu, mig, start, end) in enumerate(zip(*columns, strict=True))
-    ]
-    return table_of(CLAIM_FRAME, rows)
+    table, models = attribution.claims, unit_models(seen)
+    place = {unit: number for number, unit in enumerate(models, start=1)}
+    hardware = table_of(
+        _HARDWARE, [_hardware(None, ""), *(_hardware(model, unit[2]) for unit, model in models.items())]
+    )
+    units = zip(*(table[name].to_pylist() for name in ("host", "gpu", "mig")), strict=True)
+    held = hardware.take(pa.array([place.get(unit, 0) for unit in units], pa.int64()))
+    spans = np.array([steady_span_ms(job.start_s, job.end_s) for job in jobs], np.int64).reshape(-1, 2)
+    steady_from_ms, steady_until_ms = spans[table["job"].to_numpy()].T
+    columns = {
+        "claim": np.arange(table.num_rows),
+        **{name: table[name] for name in table.column_names},
+        "steady_from_ms": steady_from_ms,
+        "steady_until_ms": steady_until_ms,
+        "offset_ms": np.zeros(table.num_rows, np.int64),
+        **{name: held[name] for name in held.column_names},
+    }
+    return pa.table(columns).cast(CLAIM_FRAME)
 
 
 def _hardware(model: GpuModel | None, mig: str) -> tuple[str | float | None, ...]:
