@@ -71,8 +71,8 @@ SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, j.expected AS expected_s
        CASE WHEN n_energy > 1 THEN energy_lost_mj - energy_from_mj + energy_until_mj END AS used_mj,
        used_mj / 1000 AS raw_energy_j, used_mj / (energy_until_ms - energy_from_ms) AS raw_energy_power_w, {means},
        CASE WHEN mig = '' THEN sum_gpu_util_pct / nullif(n_gpu_util_pct, 0) END AS raw_gpu_util_pct,
-       CASE WHEN max_activity = 0 THEN 0.0
-            ELSE least(1.0, greatest(0.0, 1 - sum_activity / (n_activity * max_activity))) END AS raw_temporal,
+       CASE WHEN max_activity = 0 THEN 0.0 WHEN max_activity > 0
+            THEN least(1.0, greatest(0.0, 1 - sum_activity / (n_activity * max_activity))) END AS raw_temporal,
        CASE WHEN n_hbm_used_mib > 1 THEN hbm_slope / nullif(hbm_spread, 0) * {MS_PER_HOUR} END AS raw_growth,
        CASE WHEN hbm_peak_mib IS NOT NULL THEN start_ms + b.hbm_peak_ms END AS hbm_peak_ms,
        CASE WHEN busy_samples > 0 THEN fault_samples >= {FAULT_SAMPLES}

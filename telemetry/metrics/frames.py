@@ -17,6 +17,7 @@ from telemetry.metrics.inventory import Survey
 from telemetry.metrics.preallocation import steady_span_ms
 from telemetry.schema import schema_of, table_of
 
+_DAY_MS = 86_400_000
 _HARDWARE = schema_of(
     {
         "gpu_model": pa.string(),
@@ -64,15 +65,22 @@ JOB_FRAME = schema_of(
 def claim_frame(jobs: Sequence[Job], attribution: Attribution, seen: Survey) -> pa.Table:
     """Claims with what the metrics want to know of each: its job's steady span, its GPU's capacity and ridges.
 
+    A GPU is of the model that it had on the first day of the claim on which that is known.
     offset_ms: where windows begin; 0 is full UTC minutes (see `labels.aligned`).
     """
     table, models = attribution.claims, unit_models(seen)
-    place = {unit: number for number, unit in enumerate(models, start=1)}
-    hardware = table_of(
-        _HARDWARE, [_hardware(None, ""), *(_hardware(model, unit[2]) for unit, model in models.items())]
-    )
-    units = zip(*(table[name].to_pylist() for name in ("host", "gpu", "mig")), strict=True)
-    held = hardware.take(pa.array([place.get(unit, 0) for unit in units], pa.int64()))
+    hardware: list[tuple[str | float | None, ...]] = []
+
+    @functools.cache
+    def place(host: str, gpu: int, mig: str, first_day: int, last_day: int) -> int:
+        days = ((host, gpu, mig, day) for day in range(first_day, last_day + 1))
+        hardware.append(_hardware(next((models[unit] for unit in days if unit in models), None), mig))
+        return len(hardware) - 1
+
+    days = (table["start_ms"].to_numpy() // _DAY_MS, (table["end_ms"].to_numpy() - 1) // _DAY_MS)
+    units = (table[name].to_pylist() for name in ("host", "gpu", "mig"))
+    places = list(map(place, *units, *(day.tolist() for day in days)))
+    held = table_of(_HARDWARE, hardware).take(pa.array(places, pa.int64()))
     spans = np.array([steady_span_ms(job.start_s, job.end_s) for job in jobs], np.int64).reshape(-1, 2)
     steady_from_ms, steady_until_ms = spans[table["job"].to_numpy()].T
     columns = {
@@ -98,15 +106,16 @@ def _peaks(model: GpuModel) -> tuple[float | None, ...]:
     return (model.fp64_flops, model.fp32_flops, model.fp16_flops, model.tensor_flops)
 
 
-def unit_models(seen: Survey) -> dict[tuple[str, int, str], GpuModel | None]:
-    """The model of each unit, by its label and the memory that it reports; None where they are not known."""
+def unit_models(seen: Survey) -> dict[tuple[str, int, str, int], GpuModel]:
+    """The model of each unit on each day, by its label and the memory that it reports, where they are known."""
     find = functools.cache(find_gpu_model)
-    names = ("host", "gpu", "mig", "model", "total_mib")
-    return {
-        (host, gpu, mig): find(label, total)
-        for host, gpu, mig, label, total in zip(*(seen.units[name].to_pylist() for name in names), strict=True)
+    names = ("host", "gpu", "mig", "day", "model", "total_mib")
+    found = {
+        (host, gpu, mig, day): find(label, total)
+        for host, gpu, mig, day, label, total in zip(*(seen.units[name].to_pylist() for name in names), strict=True)
         if label is not None
     }
+    return {unit: model for unit, model in found.items() if model is not None}
 
 
 def model_frame() -> pa.Table:

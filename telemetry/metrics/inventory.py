@@ -38,19 +38,23 @@ _DAY_MS = 24 * HOUR_MS
 
 @dataclass(frozen=True)
 class Intervals:
-    """The discovered scrape interval of each day since 1970, s; `usual_s` stands in for days without one."""
+    """The discovered scrape interval of each day since 1970, s."""
 
     by_day: Mapping[int, float]
-    usual_s: float | None
 
     def expected(self, start_s: int, end_s: int) -> float | None:
-        """Samples that one GPU should have in [start_s, end_s); None where no interval is known."""
-        if self.usual_s is None:
+        """Samples that one GPU should have in [start_s, end_s); None where no interval is known.
+
+        The median of the other days of the span stands in for a day without an interval.
+        """
+        days = range(start_s // 86_400, (end_s - 1) // 86_400 + 1)
+        known = sorted(self.by_day[day] for day in days if day in self.by_day)
+        if not known:
             return None
         total = 0.0
-        for day in range(start_s // 86_400, (end_s - 1) // 86_400 + 1):
+        for day in days:
             seconds = min(end_s, (day + 1) * 86_400) - max(start_s, day * 86_400)
-            total += seconds / self.by_day.get(day, self.usual_s)
+            total += seconds / self.by_day.get(day, known[(len(known) - 1) // 2])
         return total
 
 
@@ -93,13 +97,10 @@ def survey(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], counted_ms: t
     found = list(each_chunk(db, chunks, look))
     hours = pa.concat_tables([UNITS.empty_table(), *chain.from_iterable(tables for _, tables in found)])
     by_day = dict(_intervals(hours["day"].to_numpy(), hours["gap_ms"].to_numpy()))
-    ordered = sorted(by_day.values())
     made = hours.group_by(_KEYS).aggregate([("model", "max"), ("total_mib", "max"), ("counted", "sum")])
     units = made.rename_columns([*_KEYS, "model", "total_mib", "counted"])
     units = units.sort_by([(name, "ascending") for name in _KEYS])
-    return Survey(
-        [files for files, _ in found], units, Intervals(by_day, ordered[(len(ordered) - 1) // 2] if ordered else None)
-    )
+    return Survey([files for files, _ in found], units, Intervals(by_day))
 
 
 def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:

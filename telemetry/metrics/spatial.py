@@ -22,19 +22,20 @@ OPEN = {"job": WHOLE, "claim": WHOLE, "opened_ms": WHOLE, "total": TOTAL}
 
 def measure(samples: Samples, options: Options) -> tuple[Columns, Columns]:
     """Closed and open windows of the hour, see CLOSED and OPEN."""
-    chosen = activity(samples, options)
-    if chosen is None:
+    counter = activity(samples, options)
+    if counter is None:
         return {}, {}
-    values, time_ms, places, runs = chosen.values, samples.time_ms, np.arange(len(samples.claim)), samples.runs
-    if chosen.known is not None:
-        places, runs = runs.where(chosen.known)
-        values, time_ms = values[chosen.known], time_ms[chosen.known]
+    values, time_ms, places, runs = counter.values, samples.time_ms, np.arange(len(samples.claim)), samples.runs
+    if counter.known is not None:
+        places, runs = runs.where(counter.known)
+        values, time_ms = values[counter.known], time_ms[counter.known]
     claim = samples.claim[places]
     # How far into a window the hour begins.
     ahead_ms = (samples.hour.start_ms - samples.claims.offset_ms[claim]) % options.window_ms
     window = _windows(time_ms - samples.hour.start_ms, ahead_ms, runs, options.window_ms)
-    pieces = Runs.of(runs.spread(np.arange(len(places))), window)
-    run = pieces.first(runs.spread(np.arange(len(places))))
+    run_of_row = runs.spread(np.arange(len(places)))
+    pieces = Runs.of(run_of_row, window)
+    run = pieces.first(run_of_row)
     opened_ms = pieces.first(window).astype(np.int64) * options.window_ms - ahead_ms[run]
     rows = {
         "job": samples.claims.job[claim[run]],
