@@ -56,15 +56,16 @@ class Claims:
         """Whether any claim has some time of the hour that begins then."""
         return bool(((self.start_ms < hour_ms + HOUR_MS) & (self.end_ms > hour_ms)).any())
 
-    def find(self, host: pa.Array[Any], gpu: Array, mig: pa.Array[Any]) -> tuple[Array, Array]:
-        """Places of the claims of these units, and for each the place of its unit."""
+    def find(self, hour_ms: int, host: pa.Array[Any], gpu: Array, mig: pa.Array[Any]) -> tuple[Array, Array]:
+        """Places of the claims of an hour that are of these units, and for each the place of its unit."""
         units = _codes(host, gpu, mig, self._hosts, self._migs)
         order = np.argsort(units)
         if not len(order):
             return order, order
-        at = order[np.minimum(np.searchsorted(units[order], self.unit), len(order) - 1)]
-        claim = np.flatnonzero(units[at] == self.unit)
-        return claim, at[claim]
+        claim = np.flatnonzero((self.start_ms < hour_ms + HOUR_MS) & (self.end_ms > hour_ms))
+        at = order[np.minimum(np.searchsorted(units[order], self.unit[claim]), len(order) - 1)]
+        held = units[at] == self.unit[claim]
+        return claim[held], at[held]
 
 
 def _codes(host: pa.Array[Any], gpu: Array, mig: pa.Array[Any], hosts: pa.Array[Any], migs: pa.Array[Any]) -> Array:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from almanac.config import Filters
@@ -17,6 +18,13 @@ from telemetry.metrics.preallocation import steady_span_ms
 from telemetry.schema import schema_of, table_of
 
 _DAY_MS = 86_400_000
+_HARDWARE = schema_of(
+    {
+        "gpu_model": pa.string(),
+        "hbm_capacity_mib": pa.float64(),
+        **{f"ridge_{pipe}": pa.float64() for pipe in PIPES},
+    }
+)
 CLAIM_FRAME = schema_of(
     {
         "claim": pa.int32(),
@@ -29,9 +37,7 @@ CLAIM_FRAME = schema_of(
         "steady_from_ms": pa.int64(),
         "steady_until_ms": pa.int64(),
         "offset_ms": pa.int64(),
-        "gpu_model": pa.string(),
-        "hbm_capacity_mib": pa.float64(),
-        **{f"ridge_{pipe}": pa.float64() for pipe in PIPES},
+        **{field.name: field.type for field in _HARDWARE},
     }
 )
 MODEL_FRAME = schema_of(
@@ -59,27 +65,33 @@ JOB_FRAME = schema_of(
 def claim_frame(jobs: Sequence[Job], attribution: Attribution, seen: Survey) -> pa.Table:
     """Claims with what the metrics want to know of each: its job's steady span, its GPU's capacity and ridges.
 
+    A GPU is of the model that it had on the first day of the claim on which that is known.
     offset_ms: where windows begin; 0 is full UTC minutes (see `labels.aligned`).
     """
-    models = unit_models(seen)
-    steady = [steady_span_ms(job.start_s, job.end_s) for job in jobs]
-    columns = (attribution.claims[name].to_pylist() for name in ("job", "host", "gpu", "mig", "start_ms", "end_ms"))
-    rows = [
-        (
-            claim,
-            job,
-            host,
-            gpu,
-            mig,
-            start,
-            end,
-            *steady[job],
-            0,
-            *_hardware(_model(models, (host, gpu, mig), start, end), mig),
-        )
-        for claim, (job, host, gpu, mig, start, end) in enumerate(zip(*columns, strict=True))
-    ]
-    return table_of(CLAIM_FRAME, rows)
+    table, models = attribution.claims, unit_models(seen)
+    hardware: list[tuple[str | float | None, ...]] = []
+
+    @functools.cache
+    def place(host: str, gpu: int, mig: str, first_day: int, last_day: int) -> int:
+        days = ((host, gpu, mig, day) for day in range(first_day, last_day + 1))
+        hardware.append(_hardware(next((models[unit] for unit in days if unit in models), None), mig))
+        return len(hardware) - 1
+
+    days = (table["start_ms"].to_numpy() // _DAY_MS, (table["end_ms"].to_numpy() - 1) // _DAY_MS)
+    units = (table[name].to_pylist() for name in ("host", "gpu", "mig"))
+    places = list(map(place, *units, *(day.tolist() for day in days)))
+    held = table_of(_HARDWARE, hardware).take(pa.array(places, pa.int64()))
+    spans = np.array([steady_span_ms(job.start_s, job.end_s) for job in jobs], np.int64).reshape(-1, 2)
+    steady_from_ms, steady_until_ms = spans[table["job"].to_numpy()].T
+    columns = {
+        "claim": np.arange(table.num_rows),
+        **{name: table[name] for name in table.column_names},
+        "steady_from_ms": steady_from_ms,
+        "steady_until_ms": steady_until_ms,
+        "offset_ms": np.zeros(table.num_rows, np.int64),
+        **{name: held[name] for name in held.column_names},
+    }
+    return pa.table(columns).cast(CLAIM_FRAME)
 
 
 def _hardware(model: GpuModel | None, mig: str) -> tuple[str | float | None, ...]:
@@ -92,14 +104,6 @@ def _hardware(model: GpuModel | None, mig: str) -> tuple[str | float | None, ...
 
 def _peaks(model: GpuModel) -> tuple[float | None, ...]:
     return (model.fp64_flops, model.fp32_flops, model.fp16_flops, model.tensor_flops)
-
-
-def _model(
-    models: Mapping[tuple[str, int, str, int], GpuModel], unit: tuple[str, int, str], start_ms: int, end_ms: int
-) -> GpuModel | None:
-    """The model of a unit on the first day of a claim on which it is known."""
-    days = range(start_ms // _DAY_MS, (end_ms - 1) // _DAY_MS + 1)
-    return next((models[*unit, day] for day in days if (*unit, day) in models), None)
 
 
 def unit_models(seen: Survey) -> dict[tuple[str, int, str, int], GpuModel]:

@@ -107,7 +107,9 @@ def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:
     """One row per GPU of an hour."""
     units = Units.of(hour)
     runs, time_ms = units.runs, units.time_ms
-    is_counted = (time_ms >= counted_ms[0]) & (time_ms < counted_ms[1])
+    counted = runs.lengths
+    if hour.start_ms < counted_ms[0] or hour.start_ms + HOUR_MS > counted_ms[1]:
+        counted = runs.sum((time_ms >= counted_ms[0]) & (time_ms < counted_ms[1]))
     span_ms, steps = runs.last(time_ms) - runs.first(time_ms), runs.lengths - 1
     total = hour.read("hbm_total_mib")
     number = len(runs.starts)
@@ -118,7 +120,7 @@ def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:
         "day": np.full(number, hour.start_ms // _DAY_MS),
         "model": _model(hour, runs),
         "total_mib": pa.nulls(number) if total is None else pa.array(runs.max(total.to_numpy()), from_pandas=True),
-        "counted": runs.sum(is_counted),
+        "counted": counted,
         "gap_ms": np.divide(span_ms, steps, out=np.full(number, np.nan), where=steps > 0),
     }
     return pa.table(columns).cast(UNITS)

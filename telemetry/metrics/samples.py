@@ -39,8 +39,8 @@ class Units:
         if len(into_ms) and (into_ms.min() < 0 or into_ms.max() >= HOUR_MS):
             raise MisplacedError
         key = into_ms + runs.spread(np.arange(len(runs.starts)) * HOUR_MS)
-        distinct = np.unique(np.stack([runs.first(code) for code in codes]), axis=1).shape[1]
-        if (key[1:] <= key[:-1]).any() or distinct < len(runs.starts):
+        units = set(zip(*(runs.first(code).tolist() for code in codes), strict=True))
+        if (key[1:] <= key[:-1]).any() or len(units) < len(runs.starts):
             raise MisplacedError
         named = (text.take(runs.starts).dictionary_decode() for text in (host, mig))
         return cls(runs, next(named), runs.first(gpu), next(named), time_ms, key)
@@ -84,7 +84,7 @@ class Samples:
     def of(cls, hour: Hour, claims: Claims) -> Samples:
         """Raises MisplacedError, as Units.of."""
         units = Units.of(hour)
-        claim, run = claims.find(units.host, units.gpu, units.mig)
+        claim, run = claims.find(hour.start_ms, units.host, units.gpu, units.mig)
         low, high = (
             np.searchsorted(units.key, run * HOUR_MS + np.clip(bound[claim] - hour.start_ms, 0, HOUR_MS))
             for bound in (claims.start_ms, claims.end_ms)

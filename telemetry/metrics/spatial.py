@@ -22,19 +22,20 @@ OPEN = {"job": WHOLE, "claim": WHOLE, "opened_ms": WHOLE, "total": TOTAL}
 
 def measure(samples: Samples, options: Options) -> tuple[Columns, Columns]:
     """Closed and open windows of the hour, see CLOSED and OPEN."""
-    chosen = activity(samples, options)
-    if chosen is None:
+    counter = activity(samples, options)
+    if counter is None:
         return {}, {}
-    values, time_ms, places, runs = chosen.values, samples.time_ms, np.arange(len(samples.claim)), samples.runs
-    if chosen.known is not None:
-        places, runs = runs.where(chosen.known)
-        values, time_ms = values[chosen.known], time_ms[chosen.known]
+    values, time_ms, places, runs = counter.values, samples.time_ms, np.arange(len(samples.claim)), samples.runs
+    if counter.known is not None:
+        places, runs = runs.where(counter.known)
+        values, time_ms = values[counter.known], time_ms[counter.known]
     claim = samples.claim[places]
     # How far into a window the hour begins.
     ahead_ms = (samples.hour.start_ms - samples.claims.offset_ms[claim]) % options.window_ms
     window = _windows(time_ms - samples.hour.start_ms, ahead_ms, runs, options.window_ms)
-    pieces = Runs.of(runs.spread(np.arange(len(places))), window)
-    run = pieces.first(runs.spread(np.arange(len(places))))
+    run_of_row = runs.spread(np.arange(len(places)))
+    pieces = Runs.of(run_of_row, window)
+    run = pieces.first(run_of_row)
     opened_ms = pieces.first(window).astype(np.int64) * options.window_ms - ahead_ms[run]
     rows = {
         "job": samples.claims.job[claim[run]],
@@ -57,8 +58,12 @@ def _windows(into_ms: Array, ahead_ms: Array, runs: Runs, width_ms: int) -> Arra
 
 def fold(rows: Columns | Rows) -> Columns:
     """Closed windows of TC by job, window and claim."""
-    order = np.lexsort((rows["opened_ms"], rows["job"]))
-    job, opened, total = (rows[name][order] for name in ("job", "opened_ms", "total"))
+    job, opened, total = (rows[name] for name in ("job", "opened_ms", "total"))
+    if len(job):
+        # One key, nearly in order already: a stable sort takes a tenth of np.lexsort's time.
+        first_ms = opened.min()
+        order = np.argsort(job * (opened.max() - first_ms + 1) + opened - first_ms, kind="stable")
+        job, opened, total = job[order], opened[order], total[order]
     windows = Runs.of(job, opened)
     whole, highest, of_job = windows.sum(total), windows.max(total), windows.first(job)
     jobs = Runs.of(of_job)

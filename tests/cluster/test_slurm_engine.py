@@ -25,11 +25,12 @@ from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.chunks import Mapper, map_partials
 from telemetry.metrics.dask_engine import DaskMapper
 from telemetry.metrics.finish import Results
+from telemetry.runs import load_jobs
 from telemetry.slurm.commands import SlurmCommands
 from telemetry.slurm_workers import slurm_workers
 from telemetry.sources.generated import GeneratedSource, SiteShape
 from telemetry.store import Store
-from telemetry.summary import ALWAYS, compute, load_jobs
+from telemetry.summary import ALWAYS, compute
 
 pytestmark = pytest.mark.cluster
 
