@@ -3,6 +3,9 @@
 sacct says which nodes a job had and how many GPUs in all, but not which ones. A job that had every GPU of its nodes
 owns them by host and time; any other needs a binding: the exporter's label, a prolog record or squeue's gres_detail,
 in this order. What cannot be told is attributed to nobody.
+
+Slurm's index names a GPU only on a node without MIG: with MIG it counts MIG instances and GPUs alike. There a binding
+needs the UUID that Slurm gives to a MIG instance.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from telemetry.slurm.hostlist import expand
 
 UNBOUND = "shared node without GPU binding"
 UNBOUND_COUNT = f"{UNBOUND} (GPUs per node unknown)"
+UNBOUND_MIG = "shared node with MIG, GPU binding without a known UUID"
+CONTRADICTED = "shared node, GPU index and UUID of the binding differ"
 DOUBLY_BOUND = "GPU bound to two jobs at once"
 NO_NODES = "node list missing or unreadable"
 
@@ -53,27 +58,43 @@ class Job:
 
 @dataclass(frozen=True)
 class Binding:
-    """One GPU of a job as a prolog record or squeue named it, at seen_s."""
+    """One GPU of a job as a prolog record or squeue named it, at seen_s.
+
+    gpu: Slurm's index. uuid: of the GPU, or of a MIG instance whose GPU is not known. mig: instance of that GPU.
+    """
 
     job_id: int
     host: str
     gpu: int
     origin: str
     seen_s: int
+    uuid: str | None = None
+    mig: str | None = None
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """The GPUs seen in telemetry: units of each (host, day since 1970)."""
+    """The GPUs seen in telemetry: units of each (host, day since 1970).
+
+    named: the UUIDs, as the exporter gives them, of each unit on hosts whose bindings have UUIDs.
+    """
 
     units: Mapping[tuple[str, int], frozenset[Unit]]
+    named: Mapping[tuple[str, int], frozenset[tuple[str, Unit]]] = field(default_factory=dict)
 
     def of(self, host: str, start_s: int, end_s: int) -> frozenset[Unit]:
         """Units of a host in [start_s, end_s). A GPU split into MIG instances counts as its instances only."""
-        days = range(start_s // _DAY_S, (max(end_s, start_s + 1) - 1) // _DAY_S + 1)
-        seen = frozenset().union(*(self.units.get((host, day), frozenset()) for day in days))
+        seen = frozenset().union(*(self.units.get((host, day), frozenset()) for day in _days(start_s, end_s)))
         split = {gpu for gpu, mig in seen if mig}
         return frozenset((gpu, mig) for gpu, mig in seen if mig or gpu not in split)
+
+    def names(self, host: str, start_s: int, end_s: int) -> frozenset[tuple[str, Unit]]:
+        """UUIDs and their units on a host in [start_s, end_s)."""
+        return frozenset().union(*(self.named.get((host, day), frozenset()) for day in _days(start_s, end_s)))
+
+
+def _days(start_s: int, end_s: int) -> range:
+    return range(start_s // _DAY_S, (max(end_s, start_s + 1) - 1) // _DAY_S + 1)
 
 
 @dataclass
@@ -102,6 +123,16 @@ CLAIMS = schema_of(
 )
 
 _Claims = dict[int, list[tuple[str, Unit]]]
+_Place = tuple[str, int, str]
+"""Host, GPU index and MIG instance id."""
+
+
+@dataclass
+class _Bound:
+    """What the records of a job say: units by origin, and why records were not believed."""
+
+    units: dict[str, set[_Place]] = field(default_factory=lambda: defaultdict(set))
+    doubts: set[str] = field(default_factory=set)
 
 
 def parse_hosts(node_list: str | None) -> tuple[str, ...]:
@@ -125,7 +156,7 @@ def attribute(
     """
     shared = set(shared_jobs(jobs, inventory))
     result = Attribution(CLAIMS.empty_table())
-    records = _records_by_job(jobs, bindings) if shared else {}
+    records = _records_by_job(jobs, inventory, bindings) if shared else {}
     claims: _Claims = {}
     for number, job in enumerate(jobs):
         if not job.hosts:
@@ -134,7 +165,8 @@ def attribute(
             claims[number] = _whole_nodes(job, inventory)
             result.origin[number] = "whole node"
         else:
-            bound = {"label": set(labelled.get(number, ())), **records.get(number, {})}
+            bound = records.get(number, _Bound())
+            bound.units["label"] = set(labelled.get(number, ()))
             _claim_bound(number, job, inventory, bound, claims, result)
     for number in _overlapping(jobs, claims):
         del claims[number]
@@ -181,11 +213,11 @@ def _crowded(jobs: Sequence[Job]) -> set[int]:
             by_host[host].append(number)
     crowded: set[int] = set()
     for numbers in by_host.values():
-        crowded |= _overlaps([(jobs[n].start_s, jobs[n].end_s, n) for n in numbers])
+        crowded |= overlaps([(jobs[n].start_s, jobs[n].end_s, n) for n in numbers])
     return crowded
 
 
-def _overlaps(spans: list[tuple[int, int, int]]) -> set[int]:
+def overlaps(spans: list[tuple[int, int, int]]) -> set[int]:
     """Numbers of the half-open spans (start, end, number) that overlap one of another number."""
     spans.sort()
     found: set[int] = set()
@@ -206,35 +238,56 @@ def _claim_bound(
     number: int,
     job: Job,
     inventory: Inventory,
-    bound: Mapping[str, set[tuple[str, int, str]]],
+    bound: _Bound,
     claims: _Claims,
     result: Attribution,
 ) -> None:
-    """Claim what the first origin names that names no more GPUs than the job has."""
+    """Claim what the first origin names that names no more GPUs than the job has.
+
+    Where a record contradicts itself no other record is believed either, such as squeue's, which has no UUID.
+    """
     known = {(host, *unit) for host in job.hosts for unit in inventory.of(host, job.start_s, job.end_s)}
-    for origin in ("label", "prolog", "squeue"):
-        units = bound.get(origin, set()) & known
+    for origin in ("label",) if CONTRADICTED in bound.doubts else ("label", "prolog", "squeue"):
+        units = bound.units.get(origin, set()) & known
         if units and len(units) <= job.gpu_count:
             claims[number] = [(host, (gpu, mig)) for host, gpu, mig in sorted(units)]
             result.origin[number] = origin
             return
     divisible = job.gpu_count % len(job.hosts) == 0
-    result.failed[number] = UNBOUND if divisible else UNBOUND_COUNT
+    result.failed[number] = min(bound.doubts, default=UNBOUND if divisible else UNBOUND_COUNT)
 
 
-def _records_by_job(
-    jobs: Sequence[Job], bindings: Sequence[Binding]
-) -> dict[int, dict[str, set[tuple[str, int, str]]]]:
-    """Units that prolog and squeue records name, by job and origin. Each record goes to one run of its job."""
+def _records_by_job(jobs: Sequence[Job], inventory: Inventory, bindings: Sequence[Binding]) -> dict[int, _Bound]:
+    """What prolog and squeue records name, by job. Each record goes to one run of its job."""
     runs: dict[int, list[int]] = defaultdict(list)
     for number, job in enumerate(jobs):
         runs[job.job_id].append(number)
-    found: dict[int, dict[str, set[tuple[str, int, str]]]] = defaultdict(lambda: defaultdict(set))
+    found: dict[int, _Bound] = defaultdict(_Bound)
     for record in bindings:
         run = _run_of(record.seen_s, [(jobs[n].start_s, jobs[n].end_s, n) for n in runs.get(record.job_id, ())])
         if run is not None and record.host in jobs[run].hosts:
-            found[run][record.origin].add((record.host, record.gpu, ""))
+            units = _units_of(record, jobs[run], inventory)
+            if isinstance(units, str):
+                found[run].doubts.add(units)
+            else:
+                found[run].units[record.origin] |= {(record.host, *unit) for unit in units}
     return found
+
+
+def _units_of(record: Binding, job: Job, inventory: Inventory) -> frozenset[Unit] | str:
+    """The units that a record names on its host, or why it is not believed."""
+    seen = inventory.of(record.host, job.start_s, job.end_s)
+    names = inventory.names(record.host, job.start_s, job.end_s)
+    named = frozenset(unit for uuid, unit in names if uuid == record.uuid)
+    if record.mig is not None or (record.uuid or "").startswith("MIG-"):
+        return frozenset(unit for unit in named if record.mig in (None, unit[1])) or UNBOUND_MIG
+    if any(mig for _, mig in seen):
+        return frozenset(unit for unit in named & seen if not unit[1]) or UNBOUND_MIG
+    own = (record.gpu, "")
+    is_known = any(unit == own for _, unit in names)
+    if record.uuid is not None and (named or is_known) and own not in named:
+        return CONTRADICTED
+    return frozenset({own})
 
 
 def _run_of(seen_s: int, runs: list[tuple[int, int, int]]) -> int | None:
@@ -253,7 +306,7 @@ def _overlapping(jobs: Sequence[Job], claims: _Claims) -> set[int]:
     for number, units in claims.items():
         for unit in units:
             by_unit[unit].append((jobs[number].start_s, jobs[number].end_s, number))
-    return set().union(*(_overlaps(spans) for spans in by_unit.values() if len(spans) > 1))
+    return set().union(*(overlaps(spans) for spans in by_unit.values() if len(spans) > 1))
 
 
 def _table(jobs: Sequence[Job], claims: _Claims) -> pa.Table:

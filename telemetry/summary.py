@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from telemetry.metrics.frames import claim_frame, job_frame, model_frame
 from telemetry.metrics.inventory import Survey, first_samples, labelled_units, survey
 from telemetry.metrics.options import Options
 from telemetry.metrics.partials import Files, Partials
+from telemetry.metrics.uuids import unit_names
+from telemetry.steps import Pass, StepCounts, summarize_steps
 from telemetry.store import Store
 
 DAY_S = 86_400
@@ -39,10 +41,12 @@ class SummaryCounts:
     attributed_by: Counter[str] = field(default_factory=Counter)
     samples: int = 0
     samples_without_job: int = 0
+    steps: StepCounts = field(default_factory=StepCounts)
 
     def as_dict(self) -> dict[str, Any]:
         # dataclasses.asdict turns a Counter into one keyed by its items (Python 3.11).
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        shown = {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        return {**shown, "steps": self.steps.as_dict()}
 
     def lines(self) -> list[str]:
         """For a person: jobs by verdict, and samples that belong to no job."""
@@ -50,6 +54,7 @@ class SummaryCounts:
         return [
             f"metrics: {format_count(self.jobs)} jobs" + (f": {verdicts}" if verdicts else ""),
             f"  samples: {format_count(self.samples)} read, {format_count(self.samples_without_job)} of no job",
+            *self.steps.lines(),
         ]
 
 
@@ -68,7 +73,9 @@ def summarize(
     bindings = load_bindings(store, cluster, config, first_s, last_s)
     with store.connect() as db:
         try:
-            results, counts = compute(db, files, jobs, bindings, config, (since_s, until_s), progress)
+            prepared = prepare(db, files, jobs, bindings, config, (since_s, until_s))
+            results, counts = complete(db, prepared, _partials(db, prepared, progress), config)
+            counts.steps = summarize_steps(db, store, cluster, config, _for_steps(db, prepared), results.jobs)
         except duckdb.Error as error:
             raise StoreError(
                 f"{store.root}: telemetry cannot be read: {error}", "move the file away and ingest its span again"
@@ -76,6 +83,26 @@ def summarize(
     store.write("gpu_metrics", cluster, results.gpus)
     store.write("job_metrics", cluster, results.jobs)
     return counts
+
+
+def _for_steps(db: duckdb.DuckDBPyConnection, prepared: Prepared) -> Pass:
+    def map_files(chunks: list[Files], claims: pa.Table) -> Partials:
+        return _partials(db, replace(prepared, chunks=chunks, claims=claims))
+
+    return Pass(
+        prepared.given,
+        prepared.attribution,
+        prepared.seen,
+        prepared.chunks,
+        prepared.options.is_aligned_to_job,
+        map_files,
+    )
+
+
+def _partials(db: duckdb.DuckDBPyConnection, prepared: Prepared, progress: Progress | None = None) -> Partials:
+    return map_partials(
+        db, prepared.chunks, prepared.claims, prepared.options, prepared.counted_ms, progress or _silent
+    )
 
 
 def _silent(done: int, total: int, word: str) -> None:
@@ -98,10 +125,7 @@ def compute(
     options: by default what the configuration says.
     """
     prepared = prepare(db, paths, jobs, bindings, config, counted_s, options=options)
-    partials = map_partials(
-        db, prepared.chunks, prepared.claims, prepared.options, prepared.counted_ms, progress or _silent
-    )
-    return complete(db, prepared, partials, config)
+    return complete(db, prepared, _partials(db, prepared, progress), config)
 
 
 @dataclass(frozen=True)
@@ -111,7 +135,9 @@ class Prepared:
     chunks: list[Files]
     claims: pa.Table
     jobs: pa.Table
-    counted: int
+    given: Sequence[Job]
+    attribution: Attribution
+    seen: Survey
     counted_ms: tuple[int, int]
     options: Options
 
@@ -135,7 +161,7 @@ def prepare(
     first_ms = first_samples(db, paths, attribution.claims) if options.is_aligned_to_job else None
     claims = claim_frame(jobs, attribution, seen, first_ms)
     frame = job_frame(jobs, attribution, seen, config.filters)
-    return Prepared(chunks, claims, frame, seen.counted, counted_ms, options)
+    return Prepared(chunks, claims, frame, jobs, attribution, seen, counted_ms, options)
 
 
 def complete(
@@ -143,7 +169,7 @@ def complete(
 ) -> tuple[Results, SummaryCounts]:
     """Metrics from the merged partials of all chunks."""
     results = finish(db, partials, prepared.claims, model_frame(), prepared.jobs, config)
-    return results, count(results, prepared.counted, partials)
+    return results, count(results, prepared.seen.counted, partials)
 
 
 def attribute_jobs(
@@ -155,7 +181,7 @@ def attribute_jobs(
     config: Config,
 ) -> Attribution:
     """Claims of the jobs, with the exporter's labels where the configuration believes them."""
-    inventory = seen.inventory()
+    inventory = replace(seen.inventory(), named=unit_names(db, paths, bindings))
     labelled = labelled_units(db, paths, jobs, shared_jobs(jobs, inventory)) if config.bindings.use_labels else {}
     return attribute(jobs, inventory, labelled, bindings)
 

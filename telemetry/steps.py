@@ -1,0 +1,229 @@
+"""Metrics of job steps: what each srun of a job did, by the engine that measures jobs.
+
+A step owns the GPUs that its job had on the step's hosts, during the step. Nothing says which of them a step got, so
+that a step with fewer GPUs than its job had there, or one that shares a host with another step at the same time, is
+set aside. Only jobs with two steps or more are looked at: one step says what its job's row says.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from almanac.config import Config
+from almanac.units import format_count
+from telemetry.attribution import CLAIMS, NO_NODES, Attribution, Job, overlaps, parse_hosts
+from telemetry.metrics.catalogue import STEP_METRICS
+from telemetry.metrics.filters import host_filter, set_aside
+from telemetry.metrics.finish import finish
+from telemetry.metrics.frames import claim_frame, job_frame, model_frame
+from telemetry.metrics.inventory import Survey, first_samples
+from telemetry.metrics.partials import Files, Partials
+from telemetry.metrics.samples import rows
+from telemetry.schema import table_of
+from telemetry.store import Store
+
+CONCURRENT = "concurrent steps share a host"
+SOME_GPUS = "step with some of its job's GPUs"
+NO_GPUS = "step without GPUs"
+UNKNOWN_COUNT = "GPU count of the step unknown"
+
+_STEPS = """
+SELECT j.number, s.step, greatest(s.start_s, j.start_s) AS start_s, least(s.end_s, j.end_s) AS end_s,
+       s.node_list, s.gpu_count
+FROM steps s JOIN jobs j USING (job_id, submit_s)
+WHERE greatest(s.start_s, j.start_s) < least(s.end_s, j.end_s)
+QUALIFY count(*) OVER (PARTITION BY j.number) > 1
+ORDER BY j.number, start_s, end_s, s.step
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that ran in [start_s, end_s), which lies within its job's time.
+
+    job: place of its job in the list of jobs. gpu_count: GPUs allocated to it; None: not recorded.
+    """
+
+    job: int
+    step: str
+    start_s: int
+    end_s: int
+    gpu_count: int | None
+    hosts: tuple[str, ...]
+
+
+@dataclass
+class StepCounts:
+    """What the pass over steps looked at. samples_without_step: of the jobs, but of no step that was measured."""
+
+    jobs: int = 0
+    steps: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    samples: int = 0
+    samples_without_step: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+
+    def lines(self) -> list[str]:
+        """For a person; [] where no job has steps to look at."""
+        if not self.steps:
+            return []
+        verdicts = ", ".join(f"{format_count(number)} {verdict}" for verdict, number in self.verdicts.most_common())
+        samples, outside = format_count(self.samples), format_count(self.samples_without_step)
+        return [
+            f"steps: {format_count(self.steps)} of {format_count(self.jobs)} jobs: {verdicts}",
+            f"  samples: {samples} of these jobs, {outside} of no step that was measured",
+        ]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What the summary of jobs knows that steps need. map_files: partials of files, merged, for claims."""
+
+    jobs: Sequence[Job]
+    attribution: Attribution
+    seen: Survey
+    chunks: Sequence[Files]
+    is_aligned_to_job: bool
+    map_files: Callable[[list[Files], pa.Table], Partials]
+
+
+def summarize_steps(
+    db: duckdb.DuckDBPyConnection, store: Store, cluster: str, config: Config, of: Pass, job_metrics: pa.Table
+) -> StepCounts:
+    """Compute and store the metrics of the steps of jobs that have two or more.
+
+    job_metrics: the rows of these jobs, in their order; their samples are counted. Raises duckdb.Error, StoreError.
+    """
+    steps = load_steps(db, store, cluster, of.jobs)
+    if not steps:
+        return StepCounts()
+    found = measure_steps(db, steps, config, of)
+    store.write("step_metrics", cluster, found)
+    numbers = sorted({step.job for step in steps})
+    samples = pc.sum(job_metrics["samples"].take(pa.array(numbers))).as_py() or 0
+    return StepCounts(
+        jobs=len(numbers),
+        steps=len(steps),
+        verdicts=Counter(str(verdict) for verdict in found["verdict"].to_pylist()),
+        samples=samples,
+        samples_without_step=samples - (pc.sum(found["samples"]).as_py() or 0),
+    )
+
+
+def load_steps(db: duckdb.DuckDBPyConnection, store: Store, cluster: str, jobs: Sequence[Job]) -> list[Step]:
+    """Steps that ran, of those of the jobs that have two or more; by job, start, end and name."""
+    submits = [job.submit_s for job in jobs]
+    kept = store.read("steps", cluster, since_s=min(submits), until_s=max(submits) + 1) if jobs else None
+    if kept is None or not kept.num_rows:
+        return []
+    keys = [(number, job.job_id, job.submit_s, job.start_s, job.end_s) for number, job in enumerate(jobs)]
+    names = ("number", "job_id", "submit_s", "start_s", "end_s")
+    db.register("steps", kept)
+    db.register("jobs", pa.table(dict(zip(names, map(pa.array, zip(*keys, strict=True)), strict=True))))
+    found = rows(db, _STEPS).to_pylist()
+    db.unregister("steps")
+    db.unregister("jobs")
+    hosts = functools.cache(parse_hosts)
+    return [
+        Step(r["number"], r["step"], r["start_s"], r["end_s"], r["gpu_count"], hosts(r["node_list"])) for r in found
+    ]
+
+
+def measure_steps(db: duckdb.DuckDBPyConnection, steps: Sequence[Step], config: Config, of: Pass) -> pa.Table:
+    """Rows of the table step_metrics, in the order of the steps. Files without claims are not read."""
+    jobs = [_as_job(step, of.jobs[step.job]) for step in steps]
+    login_nodes = host_filter(config.filters.login_nodes)
+    ignored = {n: why for n, job in enumerate(jobs) if (why := set_aside(job, config.filters, login_nodes))}
+    attribution = attribute_steps(steps, of.jobs, of.attribution, ignored)
+    chunks = _with_claims(of.chunks, attribution.claims)
+    paths = [path for files in chunks for path in files.paths]
+    first_ms = first_samples(db, paths, attribution.claims) if of.is_aligned_to_job else None
+    claims = claim_frame(jobs, attribution, of.seen, first_ms)
+    frame = job_frame(jobs, attribution, of.seen, config.filters)
+    results = finish(db, of.map_files(chunks, claims), claims, model_frame(), frame, config)
+    named = results.jobs.append_column("step", pa.array([step.step for step in steps], pa.string()))
+    return named.select(STEP_METRICS.names).cast(STEP_METRICS)
+
+
+def _as_job(step: Step, job: Job) -> Job:
+    return replace(job, start_s=step.start_s, end_s=step.end_s, gpu_count=step.gpu_count or 0, hosts=step.hosts)
+
+
+def attribute_steps(
+    steps: Sequence[Step], jobs: Sequence[Job], owned: Attribution, ignored: Mapping[int, str] | None = None
+) -> Attribution:
+    """Claims of steps: their job's, on their hosts and in their time. No two claims of a unit overlap.
+
+    owned: claims of the jobs. ignored: steps that are not looked at, and why.
+    """
+    units = _units_by_job({step.job for step in steps}, owned)
+    crowded = concurrent_steps(steps)
+    result = Attribution(CLAIMS.empty_table())
+    claims = []
+    for number, step in enumerate(steps):
+        on_hosts = [unit for unit in units[step.job] if unit[0] in step.hosts]
+        why = (ignored or {}).get(number) or owned.failed.get(step.job) or _doubt(step, jobs[step.job], on_hosts, units)
+        if why is None and number in crowded:
+            why = CONCURRENT
+        if why is not None:
+            result.failed[number] = why
+            continue
+        result.origin[number] = owned.origin[step.job]
+        claims += [(number, *unit, step.start_s * 1000, step.end_s * 1000) for unit in on_hosts]
+    result.claims = table_of(CLAIMS, claims)
+    return result
+
+
+_Place = tuple[str, int, str]
+
+
+def _units_by_job(numbers: set[int], owned: Attribution) -> Mapping[int, list[_Place]]:
+    """Host, GPU and instance of each claim of the jobs."""
+    found: dict[int, list[_Place]] = defaultdict(list)
+    chosen = owned.claims.filter(pc.is_in(owned.claims["job"], pa.array(sorted(numbers), pa.int32())))
+    columns = (chosen[name].to_pylist() for name in ("job", "host", "gpu", "mig"))
+    for number, host, gpu, mig in zip(*columns, strict=True):
+        found[number].append((host, gpu, mig))
+    return found
+
+
+def _doubt(step: Step, job: Job, on_hosts: list[_Place], units: Mapping[int, list[_Place]]) -> str | None:
+    """Why a step that is alone on its hosts cannot be said to have every GPU of its job there; None: it can.
+
+    Where the job has GPUs that telemetry does not show, each of its hosts is taken to have an equal share of them.
+    """
+    if not step.hosts:
+        return NO_NODES
+    if step.gpu_count is None:
+        return UNKNOWN_COUNT
+    if step.gpu_count == 0:
+        return NO_GPUS
+    is_whole = len(units[step.job]) >= job.gpu_count
+    share = 0 if is_whole or not job.hosts else -(-job.gpu_count * len(step.hosts) // len(job.hosts))
+    return SOME_GPUS if step.gpu_count < max(len(on_hosts), share) else None
+
+
+def concurrent_steps(steps: Sequence[Step]) -> set[int]:
+    """Places of the steps that share a host with another step of their job for some time; both may have GPUs."""
+    by_host: dict[tuple[int, str], list[tuple[int, int, int]]] = defaultdict(list)
+    for number, step in enumerate(steps):
+        if step.gpu_count != 0:
+            for host in step.hosts:
+                by_host[step.job, host].append((step.start_s, step.end_s, number))
+    return set().union(*(overlaps(spans) for spans in by_host.values()))
+
+
+def _with_claims(chunks: Sequence[Files], claims: pa.Table) -> list[Files]:
+    """The chunks in whose time some claim lies."""
+    start_ms, end_ms = claims["start_ms"].to_numpy(), claims["end_ms"].to_numpy()
+    return [files for files in chunks if ((start_ms < files.until_ms) & (end_ms > files.from_ms)).any()]
