@@ -3,9 +3,6 @@
 sacct says which nodes a job had and how many GPUs in all, but not which ones. A job that had every GPU of its nodes
 owns them by host and time; any other needs a binding: the exporter's label, a prolog record or squeue's gres_detail,
 in this order. What cannot be told is attributed to nobody.
-
-Slurm's index names a GPU only on a node without MIG: with MIG it counts MIG instances and GPUs alike. There a binding
-needs the UUID that Slurm gives to a MIG instance.
 """
 
 from __future__ import annotations
@@ -16,22 +13,18 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from telemetry.bindings import CONTRADICTED, Binding, Unit, units_of
 from telemetry.schema import schema_of, table_of
 from telemetry.slurm.hostlist import expand
 
 UNBOUND = "shared node without GPU binding"
 UNBOUND_COUNT = f"{UNBOUND} (GPUs per node unknown)"
-UNBOUND_MIG = "shared node with MIG, GPU binding without a known UUID"
-CONTRADICTED = "shared node, GPU index and UUID of the binding differ"
 DOUBLY_BOUND = "GPU bound to two jobs at once"
 NO_NODES = "node list missing or unreadable"
 
 _DAY_S = 86_400
 # A prolog runs just before the start that accounting records.
 _PROLOG_LEAD_S = 300
-
-Unit = tuple[int, str]
-"""GPU index on its host, and MIG instance id ("" for the whole GPU)."""
 
 
 @dataclass(frozen=True)
@@ -54,22 +47,6 @@ class Job:
     @property
     def elapsed_s(self) -> int:
         return self.end_s - self.start_s
-
-
-@dataclass(frozen=True)
-class Binding:
-    """One GPU of a job as a prolog record or squeue named it, at seen_s.
-
-    gpu: Slurm's index. uuid: of the GPU, or of a MIG instance whose GPU is not known. mig: instance of that GPU.
-    """
-
-    job_id: int
-    host: str
-    gpu: int
-    origin: str
-    seen_s: int
-    uuid: str | None = None
-    mig: str | None = None
 
 
 @dataclass(frozen=True)
@@ -266,28 +243,13 @@ def _records_by_job(jobs: Sequence[Job], inventory: Inventory, bindings: Sequenc
     for record in bindings:
         run = _run_of(record.seen_s, [(jobs[n].start_s, jobs[n].end_s, n) for n in runs.get(record.job_id, ())])
         if run is not None and record.host in jobs[run].hosts:
-            units = _units_of(record, jobs[run], inventory)
+            span_s = (jobs[run].start_s, jobs[run].end_s)
+            units = units_of(record, inventory.of(record.host, *span_s), inventory.names(record.host, *span_s))
             if isinstance(units, str):
                 found[run].doubts.add(units)
             else:
                 found[run].units[record.origin] |= {(record.host, *unit) for unit in units}
     return found
-
-
-def _units_of(record: Binding, job: Job, inventory: Inventory) -> frozenset[Unit] | str:
-    """The units that a record names on its host, or why it is not believed."""
-    seen = inventory.of(record.host, job.start_s, job.end_s)
-    names = inventory.names(record.host, job.start_s, job.end_s)
-    named = frozenset(unit for uuid, unit in names if uuid == record.uuid)
-    if record.mig is not None or (record.uuid or "").startswith("MIG-"):
-        return frozenset(unit for unit in named if record.mig in (None, unit[1])) or UNBOUND_MIG
-    if any(mig for _, mig in seen):
-        return frozenset(unit for unit in named & seen if not unit[1]) or UNBOUND_MIG
-    own = (record.gpu, "")
-    is_known = any(unit == own for _, unit in names)
-    if record.uuid is not None and (named or is_known) and own not in named:
-        return CONTRADICTED
-    return frozenset({own})
 
 
 def _run_of(seen_s: int, runs: list[tuple[int, int, int]]) -> int | None:

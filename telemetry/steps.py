@@ -172,11 +172,10 @@ def attribute_steps(
     claims = []
     for number, step in enumerate(steps):
         on_hosts = [unit for unit in units[step.job] if unit[0] in step.hosts]
-        why = (ignored or {}).get(number) or owned.failed.get(step.job) or _doubt(step, jobs[step.job], on_hosts, units)
-        if why is None and number in crowded:
-            why = CONCURRENT
-        if why is not None:
-            result.failed[number] = why
+        why = (ignored or {}).get(number) or owned.failed.get(step.job) or _without_gpus(step)
+        why = why or (CONCURRENT if number in crowded else None)
+        if why or _has_some(step, jobs[step.job], on_hosts, len(units[step.job])):
+            result.failed[number] = why or SOME_GPUS
             continue
         result.origin[number] = owned.origin[step.job]
         claims += [(number, *unit, step.start_s * 1000, step.end_s * 1000) for unit in on_hosts]
@@ -197,20 +196,20 @@ def _units_by_job(numbers: set[int], owned: Attribution) -> Mapping[int, list[_P
     return found
 
 
-def _doubt(step: Step, job: Job, on_hosts: list[_Place], units: Mapping[int, list[_Place]]) -> str | None:
-    """Why a step that is alone on its hosts cannot be said to have every GPU of its job there; None: it can.
+def _without_gpus(step: Step) -> str | None:
+    """Why a step cannot be said to have any GPU."""
+    if not step.hosts:
+        return NO_NODES
+    return {None: UNKNOWN_COUNT, 0: NO_GPUS}.get(step.gpu_count)
+
+
+def _has_some(step: Step, job: Job, on_hosts: list[_Place], seen: int) -> bool:
+    """Whether a step has fewer GPUs than its job on the step's hosts.
 
     Where the job has GPUs that telemetry does not show, each of its hosts is taken to have an equal share of them.
     """
-    if not step.hosts:
-        return NO_NODES
-    if step.gpu_count is None:
-        return UNKNOWN_COUNT
-    if step.gpu_count == 0:
-        return NO_GPUS
-    is_whole = len(units[step.job]) >= job.gpu_count
-    share = 0 if is_whole or not job.hosts else -(-job.gpu_count * len(step.hosts) // len(job.hosts))
-    return SOME_GPUS if step.gpu_count < max(len(on_hosts), share) else None
+    share = 0 if seen >= job.gpu_count else -(-job.gpu_count * len(step.hosts) // len(job.hosts))
+    return (step.gpu_count or 0) < max(len(on_hosts), share)
 
 
 def concurrent_steps(steps: Sequence[Step]) -> set[int]:

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from almanac.config import Config
 from almanac.errors import StoreError
 from almanac.units import format_count
-from telemetry.attribution import Attribution, Binding, Job, attribute, parse_hosts, shared_jobs
+from telemetry.attribution import Attribution, Job, attribute, parse_hosts, shared_jobs
+from telemetry.bindings import Binding
 from telemetry.metrics.base import BASE
 from telemetry.metrics.chunks import Progress, map_partials, split_files
 from telemetry.metrics.finish import Results, finish

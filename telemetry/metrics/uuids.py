@@ -9,7 +9,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from telemetry.attribution import Binding, Unit
+from telemetry.bindings import Binding, Unit
 from telemetry.metrics.samples import rows, source_sql
 
 _NAMES = """
