@@ -12,6 +12,7 @@ from almanac.units import format_count, format_duration, format_gib, printable
 from cli.app import App
 from cli.ingest import moment
 from cli.output import json_text, show_table, write_separated
+from cli.steps import show_steps
 
 COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "name", "name_key", "state",
@@ -27,6 +28,7 @@ COLUMNS = (
 @click.option("-a", "--allusers", is_flag=True, help="Everybody's jobs (operators).")
 @click.option("-j", "--job", "job_ids", multiple=True, metavar="ID[,ID]", help="Only these jobs.")
 @click.option("-n", "--limit", default=50, show_default=True, help="Newest jobs shown; 0: all.")
+@click.option("--steps", is_flag=True, help="The steps of these jobs instead, each with what it used.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-P", "--parsable", is_flag=True, help="Print text separated by '|', as sacct -P.")
 @click.pass_obj
@@ -38,6 +40,7 @@ def command(
     allusers: bool,
     job_ids: tuple[str, ...],
     limit: int,
+    steps: bool,
     as_json: bool,
     parsable: bool,
 ) -> None:
@@ -51,7 +54,9 @@ def command(
     since_s = moment(starttime or "now-30days", app.now_s())
     rows = load(app, who, since_s, moment(endtime, app.now_s()), parse_ids(job_ids))
     shown = rows[-limit:] if limit > 0 else rows
-    if as_json:
+    if steps and shown:
+        show_steps(app, shown, as_json=as_json, parsable=parsable)
+    elif as_json:
         click.echo(json_text(shown))
     elif parsable:
         write_separated(COLUMNS, shown, "|")

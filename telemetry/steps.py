@@ -27,7 +27,7 @@ from telemetry.metrics.frames import claim_frame, job_frame, model_frame
 from telemetry.metrics.inventory import Survey, first_samples
 from telemetry.metrics.partials import Files, Partials
 from telemetry.metrics.samples import rows
-from telemetry.schema import table_of
+from telemetry.schema import TABLES, table_of
 from telemetry.store import Store
 
 CONCURRENT = "concurrent steps share a host"
@@ -137,6 +137,29 @@ def load_steps(db: duckdb.DuckDBPyConnection, store: Store, cluster: str, jobs: 
     return [
         Step(r["number"], r["step"], r["start_s"], r["end_s"], r["gpu_count"], hosts(r["node_list"])) for r in found
     ]
+
+
+def stored_steps(
+    store: Store, cluster: str, runs: Sequence[tuple[int, int]], columns: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Steps of runs of jobs (job id, submit time in s) with their metrics, by run and number; [] where there are none.
+
+    columns: of the tables steps and step_metrics. Those of the metrics are None where a step was not measured.
+    """
+    if not runs:
+        return []
+    since_s, until_s = min(submit_s for _, submit_s in runs), max(submit_s for _, submit_s in runs) + 1
+    key = TABLES["steps"].key
+    given = store.read("steps", cluster, since_s=since_s, until_s=until_s)
+    measured = [*key, *(name for name in columns if name not in given.column_names)]
+    metrics = store.read("step_metrics", cluster, measured, since_s=since_s, until_s=until_s)
+    chosen = given.filter(pc.is_in(given["job_id"], pa.array(sorted({job_id for job_id, _ in runs}))))
+    found = chosen.join(metrics, list(key)).select(list(columns)).to_pylist()
+    wanted = set(runs)
+    return sorted(
+        (row for row in found if (row["job_id"], row["submit_s"]) in wanted),
+        key=lambda row: (row["submit_s"], row["job_id"], *map(int, row["step"].split("+"))),
+    )
 
 
 def measure_steps(db: duckdb.DuckDBPyConnection, steps: Sequence[Step], config: Config, of: Pass) -> pa.Table:
