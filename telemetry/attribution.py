@@ -61,16 +61,17 @@ class Inventory:
 
     def of(self, host: str, start_s: int, end_s: int) -> frozenset[Unit]:
         """Units of a host in [start_s, end_s). A GPU split into MIG instances counts as its instances only."""
-        seen = frozenset().union(*(self.units.get((host, day), frozenset()) for day in _days(start_s, end_s)))
+        seen = frozenset().union(*(self.units.get((host, day), frozenset()) for day in days_of(start_s, end_s)))
         split = {gpu for gpu, mig in seen if mig}
         return frozenset((gpu, mig) for gpu, mig in seen if mig or gpu not in split)
 
     def names(self, host: str, start_s: int, end_s: int) -> frozenset[tuple[str, Unit]]:
         """UUIDs and their units on a host in [start_s, end_s)."""
-        return frozenset().union(*(self.named.get((host, day), frozenset()) for day in _days(start_s, end_s)))
+        return frozenset().union(*(self.named.get((host, day), frozenset()) for day in days_of(start_s, end_s)))
 
 
-def _days(start_s: int, end_s: int) -> range:
+def days_of(start_s: int, end_s: int) -> range:
+    """Days since 1970 (UTC) that the half-open [start_s, end_s) touches; that of its start, where it is empty."""
     return range(start_s // _DAY_S, (max(end_s, start_s + 1) - 1) // _DAY_S + 1)
 
 

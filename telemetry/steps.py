@@ -22,11 +22,6 @@ from almanac.units import format_count
 from telemetry.attribution import CLAIMS, NO_NODES, Attribution, Job, overlaps, parse_hosts
 from telemetry.metrics.catalogue import STEP_METRICS
 from telemetry.metrics.filters import host_filter, set_aside
-from telemetry.metrics.finish import finish
-from telemetry.metrics.frames import claim_frame, job_frame, model_frame
-from telemetry.metrics.inventory import Survey, first_samples
-from telemetry.metrics.partials import Files, Partials
-from telemetry.metrics.samples import rows
 from telemetry.schema import TABLES, table_of
 from telemetry.store import Store
 
@@ -85,29 +80,28 @@ class StepCounts:
         ]
 
 
-@dataclass(frozen=True)
-class Pass:
-    """What the summary of jobs knows that steps need. map_files: partials of files, merged, for claims."""
-
-    jobs: Sequence[Job]
-    attribution: Attribution
-    seen: Survey
-    chunks: Sequence[Files]
-    is_aligned_to_job: bool
-    map_files: Callable[[list[Files], pa.Table], Partials]
+Measure = Callable[[Sequence[Job], Attribution], pa.Table]
+"""Metrics of intervals of jobs with these claims: rows of the table job_metrics, in the order of the intervals."""
 
 
 def summarize_steps(
-    db: duckdb.DuckDBPyConnection, store: Store, cluster: str, config: Config, of: Pass, job_metrics: pa.Table
+    db: duckdb.DuckDBPyConnection,
+    store: Store,
+    cluster: str,
+    config: Config,
+    jobs: Sequence[Job],
+    owned: Attribution,
+    job_metrics: pa.Table,
+    measure: Measure,
 ) -> StepCounts:
     """Compute and store the metrics of the steps of jobs that have two or more.
 
-    job_metrics: the rows of these jobs, in their order; their samples are counted. Raises duckdb.Error, StoreError.
+    owned, job_metrics: the claims of the jobs, and their rows in their order. Raises duckdb.Error, StoreError.
     """
-    steps = load_steps(db, store, cluster, of.jobs)
+    steps = load_steps(db, store, cluster, jobs)
     if not steps:
         return StepCounts()
-    found = measure_steps(db, steps, config, of)
+    found = measure_steps(steps, config, jobs, owned, measure)
     store.write("step_metrics", cluster, found)
     numbers = sorted({step.job for step in steps})
     samples = pc.sum(job_metrics["samples"].take(pa.array(numbers))).as_py() or 0
@@ -130,7 +124,7 @@ def load_steps(db: duckdb.DuckDBPyConnection, store: Store, cluster: str, jobs: 
     names = ("number", "job_id", "submit_s", "start_s", "end_s")
     db.register("steps", kept)
     db.register("jobs", pa.table(dict(zip(names, map(pa.array, zip(*keys, strict=True)), strict=True))))
-    found = rows(db, _STEPS).to_pylist()
+    found = db.sql(_STEPS).to_arrow_table().to_pylist()
     db.unregister("steps")
     db.unregister("jobs")
     hosts = functools.cache(parse_hosts)
@@ -162,19 +156,15 @@ def stored_steps(
     )
 
 
-def measure_steps(db: duckdb.DuckDBPyConnection, steps: Sequence[Step], config: Config, of: Pass) -> pa.Table:
-    """Rows of the table step_metrics, in the order of the steps. Files without claims are not read."""
-    jobs = [_as_job(step, of.jobs[step.job]) for step in steps]
+def measure_steps(
+    steps: Sequence[Step], config: Config, jobs: Sequence[Job], owned: Attribution, measure: Measure
+) -> pa.Table:
+    """Rows of the table step_metrics, in the order of the steps."""
+    as_jobs = [_as_job(step, jobs[step.job]) for step in steps]
     login_nodes = host_filter(config.filters.login_nodes)
-    ignored = {n: why for n, job in enumerate(jobs) if (why := set_aside(job, config.filters, login_nodes))}
-    attribution = attribute_steps(steps, of.jobs, of.attribution, ignored)
-    chunks = _with_claims(of.chunks, attribution.claims)
-    paths = [path for files in chunks for path in files.paths]
-    first_ms = first_samples(db, paths, attribution.claims) if of.is_aligned_to_job else None
-    claims = claim_frame(jobs, attribution, of.seen, first_ms)
-    frame = job_frame(jobs, attribution, of.seen, config.filters)
-    results = finish(db, of.map_files(chunks, claims), claims, model_frame(), frame, config)
-    named = results.jobs.append_column("step", pa.array([step.step for step in steps], pa.string()))
+    ignored = {n: why for n, job in enumerate(as_jobs) if (why := set_aside(job, config.filters, login_nodes))}
+    rows = measure(as_jobs, attribute_steps(steps, jobs, owned, ignored))
+    named = rows.append_column("step", pa.array([step.step for step in steps], pa.string()))
     return named.select(STEP_METRICS.names).cast(STEP_METRICS)
 
 
@@ -243,9 +233,3 @@ def concurrent_steps(steps: Sequence[Step]) -> set[int]:
             for host in step.hosts:
                 by_host[step.job, host].append((step.start_s, step.end_s, number))
     return set().union(*(overlaps(spans) for spans in by_host.values()))
-
-
-def _with_claims(chunks: Sequence[Files], claims: pa.Table) -> list[Files]:
-    """The chunks in whose time some claim lies."""
-    start_ms, end_ms = claims["start_ms"].to_numpy(), claims["end_ms"].to_numpy()
-    return [files for files in chunks if ((start_ms < files.until_ms) & (end_ms > files.from_ms)).any()]

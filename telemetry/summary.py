@@ -26,7 +26,7 @@ from telemetry.metrics.inventory import Survey, first_samples, labelled_units, s
 from telemetry.metrics.options import Options
 from telemetry.metrics.partials import Files, Partials
 from telemetry.metrics.uuids import unit_names
-from telemetry.steps import Pass, StepCounts, summarize_steps
+from telemetry.steps import Measure, StepCounts, summarize_steps
 from telemetry.store import Store
 
 DAY_S = 86_400
@@ -76,7 +76,10 @@ def summarize(
         try:
             prepared = prepare(db, files, jobs, bindings, config, (since_s, until_s))
             results, counts = complete(db, prepared, _partials(db, prepared, progress), config)
-            counts.steps = summarize_steps(db, store, cluster, config, _for_steps(db, prepared), results.jobs)
+            measure = _measuring(db, prepared, config)
+            counts.steps = summarize_steps(
+                db, store, cluster, config, jobs, prepared.attribution, results.jobs, measure
+            )
         except duckdb.Error as error:
             raise StoreError(
                 f"{store.root}: telemetry cannot be read: {error}", "move the file away and ingest its span again"
@@ -86,18 +89,16 @@ def summarize(
     return counts
 
 
-def _for_steps(db: duckdb.DuckDBPyConnection, prepared: Prepared) -> Pass:
-    def map_files(chunks: list[Files], claims: pa.Table) -> Partials:
-        return _partials(db, replace(prepared, chunks=chunks, claims=claims))
+def _measuring(db: duckdb.DuckDBPyConnection, prepared: Prepared, config: Config) -> Measure:
+    """Measures other intervals on the files that were looked through; of them, those with claims are read."""
 
-    return Pass(
-        prepared.given,
-        prepared.attribution,
-        prepared.seen,
-        prepared.chunks,
-        prepared.options.is_aligned_to_job,
-        map_files,
-    )
+    def measure(jobs: Sequence[Job], attribution: Attribution) -> pa.Table:
+        start_ms, end_ms = (attribution.claims[name].to_numpy() for name in ("start_ms", "end_ms"))
+        chunks = [files for files in prepared.chunks if ((start_ms < files.until_ms) & (end_ms > files.from_ms)).any()]
+        part = _with_frames(db, replace(prepared, chunks=chunks, given=jobs, attribution=attribution), config)
+        return complete(db, part, _partials(db, part), config)[0].jobs
+
+    return measure
 
 
 def _partials(db: duckdb.DuckDBPyConnection, prepared: Prepared, progress: Progress | None = None) -> Partials:
@@ -159,10 +160,17 @@ def prepare(
     chunks = split_files(paths)
     seen = survey(db, paths, counted_ms, is_unique=all(chunk.is_sorted for chunk in chunks))
     attribution = attribute_jobs(db, paths, jobs, seen, bindings, config)
-    first_ms = first_samples(db, paths, attribution.claims) if options.is_aligned_to_job else None
+    empty = pa.table({})
+    return _with_frames(db, Prepared(chunks, empty, empty, jobs, attribution, seen, counted_ms, options), config)
+
+
+def _with_frames(db: duckdb.DuckDBPyConnection, prepared: Prepared, config: Config) -> Prepared:
+    """With the frames of its jobs and their claims."""
+    jobs, attribution, seen = prepared.given, prepared.attribution, prepared.seen
+    paths = [path for files in prepared.chunks for path in files.paths]
+    first_ms = first_samples(db, paths, attribution.claims) if prepared.options.is_aligned_to_job else None
     claims = claim_frame(jobs, attribution, seen, first_ms)
-    frame = job_frame(jobs, attribution, seen, config.filters)
-    return Prepared(chunks, claims, frame, jobs, attribution, seen, counted_ms, options)
+    return replace(prepared, claims=claims, jobs=job_frame(jobs, attribution, seen, config.filters))
 
 
 def complete(

@@ -10,12 +10,16 @@ import duckdb
 import pyarrow as pa
 
 from telemetry.bindings import Binding, Unit
-from telemetry.metrics.samples import rows, source_sql
+from telemetry.schema import schema_of
 
+_COLUMNS = schema_of(
+    {"host": pa.string(), "gpu": pa.int16(), "mig": pa.string(), "time_ms": pa.int64(), "uuid": pa.string()}
+)
 _NAMES = """
-SELECT DISTINCT t.host, t.time_ms // 86400000 AS day, t.uuid, t.gpu, t.mig
-FROM {source} t SEMI JOIN wanted w ON t.host = w.host
-WHERE t.uuid IS NOT NULL
+SELECT DISTINCT host, time_ms // 86400000 AS day, uuid, gpu, mig
+FROM (SELECT * FROM read_parquet($files, union_by_name=true, hive_partitioning=false)
+      UNION ALL BY NAME SELECT * FROM no_samples)
+WHERE uuid IS NOT NULL AND host IN (SELECT host FROM wanted)
 """
 
 
@@ -27,8 +31,11 @@ def unit_names(
     if not hosts or not files:
         return {}
     db.register("wanted", pa.table({"host": hosts}))
+    db.register("no_samples", _COLUMNS.empty_table())  # a file need not have every column
+    rows = db.sql(_NAMES, params={"files": [str(path) for path in files]}).to_arrow_table().to_pylist()
     found: dict[tuple[str, int], set[tuple[str, Unit]]] = defaultdict(set)
-    for row in rows(db, _NAMES.format(source=source_sql(files))).to_pylist():
+    for row in rows:
         found[row["host"], row["day"]].add((row["uuid"], (row["gpu"], row["mig"])))
     db.unregister("wanted")
+    db.unregister("no_samples")
     return {key: frozenset(names) for key, names in found.items()}
