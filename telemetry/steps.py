@@ -30,6 +30,9 @@ SOME_GPUS = "step with some of its job's GPUs"
 NO_GPUS = "step without GPUs"
 UNKNOWN_COUNT = "GPU count of the step unknown"
 
+Run = tuple[int, int]
+"""A run of a job: job id and submit time, s."""
+
 _STEPS = """
 SELECT j.number, s.step, greatest(s.start_s, j.start_s) AS start_s, least(s.end_s, j.end_s) AS end_s,
        s.node_list, s.gpu_count
@@ -55,27 +58,46 @@ class Step:
     hosts: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class JobSteps:
+    """What was found of one job's steps. samples: of the job; step_samples: of them, those of steps measured."""
+
+    samples: int
+    step_samples: int
+    verdicts: Counter[str]
+
+
 @dataclass
 class StepCounts:
-    """What the pass over steps looked at. samples_without_step: of the jobs, but of no step that was measured."""
+    """What passes over steps looked at, by run of a job: a job that is looked at twice counts once."""
 
-    jobs: int = 0
-    steps: int = 0
-    verdicts: Counter[str] = field(default_factory=Counter)
-    samples: int = 0
-    samples_without_step: int = 0
+    of_job: dict[Run, JobSteps] = field(default_factory=dict)
+
+    def add(self, other: StepCounts) -> None:
+        self.of_job |= other.of_job
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        """samples_without_step: of the jobs that have steps, but of no step that was measured."""
+        found = self.of_job.values()
+        verdicts = sum((job.verdicts for job in found), Counter[str]())
+        samples = sum(job.samples for job in found)
+        return {
+            "jobs": len(found),
+            "steps": verdicts.total(),
+            "verdicts": dict(verdicts.most_common()),
+            "samples": samples,
+            "samples_without_step": samples - sum(job.step_samples for job in found),
+        }
 
     def lines(self) -> list[str]:
         """For a person; [] where no job has steps to look at."""
-        if not self.steps:
+        if not self.of_job:
             return []
-        verdicts = ", ".join(f"{format_count(number)} {verdict}" for verdict, number in self.verdicts.most_common())
-        samples, outside = format_count(self.samples), format_count(self.samples_without_step)
+        found = self.as_dict()
+        verdicts = ", ".join(f"{format_count(number)} {verdict}" for verdict, number in found["verdicts"].items())
+        samples, outside = format_count(found["samples"]), format_count(found["samples_without_step"])
         return [
-            f"steps: {format_count(self.steps)} of {format_count(self.jobs)} jobs: {verdicts}",
+            f"steps: {format_count(found['steps'])} in {format_count(found['jobs'])} jobs: {verdicts}",
             f"  samples: {samples} of these jobs, {outside} of no step that was measured",
         ]
 
@@ -103,14 +125,21 @@ def summarize_steps(
         return StepCounts()
     found = measure_steps(steps, config, jobs, owned, measure)
     store.write("step_metrics", cluster, found)
-    numbers = sorted({step.job for step in steps})
-    samples = pc.sum(job_metrics["samples"].take(pa.array(numbers))).as_py() or 0
+    return _counted(steps, found, jobs, job_metrics)
+
+
+def _counted(steps: Sequence[Step], found: pa.Table, jobs: Sequence[Job], job_metrics: pa.Table) -> StepCounts:
+    samples: list[Any] = job_metrics["samples"].to_pylist()
+    outcomes: dict[int, list[Any]] = defaultdict(list)
+    for step, *outcome in zip(steps, found["verdict"].to_pylist(), found["samples"].to_pylist(), strict=True):
+        outcomes[step.job].append(outcome)
     return StepCounts(
-        jobs=len(numbers),
-        steps=len(steps),
-        verdicts=Counter(str(verdict) for verdict in found["verdict"].to_pylist()),
-        samples=samples,
-        samples_without_step=samples - (pc.sum(found["samples"]).as_py() or 0),
+        {
+            (jobs[number].job_id, jobs[number].submit_s): JobSteps(
+                samples[number], sum(own for _, own in pairs), Counter(verdict for verdict, _ in pairs)
+            )
+            for number, pairs in outcomes.items()
+        }
     )
 
 
@@ -133,10 +162,8 @@ def load_steps(db: duckdb.DuckDBPyConnection, store: Store, cluster: str, jobs: 
     ]
 
 
-def stored_steps(
-    store: Store, cluster: str, runs: Sequence[tuple[int, int]], columns: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Steps of runs of jobs (job id, submit time in s) with their metrics, by run and number; [] where there are none.
+def stored_steps(store: Store, cluster: str, runs: Sequence[Run], columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Steps of runs with their metrics, by run and number; [] where there are none.
 
     columns: of the tables steps and step_metrics. Those of the metrics are None where a step was not measured.
     """

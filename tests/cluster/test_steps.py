@@ -106,5 +106,5 @@ def test_each_step_has_its_own_metrics_where_its_gpus_are_known(
     assert all(found[name]["energy_j"] > 0 for name in "01")
     [whole] = [row for row in store.read("job_metrics", "lab").to_pylist() if row["job_id"] == job]
     assert whole["hbm_peak_mib"] == found["1"]["hbm_peak_mib"]
-    assert counts.steps.steps >= 5 and counts.steps.samples_without_step > 0
+    assert counts.steps.as_dict()["steps"] >= 5 and counts.steps.as_dict()["samples_without_step"] > 0
     assert found["0"]["samples"] + found["1"]["samples"] < whole["samples"]

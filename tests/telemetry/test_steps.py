@@ -197,7 +197,7 @@ def test_metrics_of_each_step(site: Site) -> None:
     }  # fmt: skip
     assert counts.as_dict()["steps"] == counts.steps.as_dict()
     assert counts.lines()[-2:] == [
-        "steps: 2 of 1 jobs: 2 ok",
+        "steps: 2 in 1 jobs: 2 ok",
         "  samples: 36 of these jobs, 12 of no step that was measured",
     ]
 
@@ -229,7 +229,7 @@ def test_steps_that_cannot_be_measured_keep_their_row_and_its_reason(site: Site)
         "0": "ok", "1": "ok", "2": SOME_GPUS, "3": CONCURRENT, "4": CONCURRENT,
     }  # fmt: skip
     assert site.steps()[1, "3"]["samples"] == 0 and site.steps()[1, "3"]["mean_gpu_util_pct"] is None
-    assert counts.steps.samples_without_step == 12
+    assert counts.steps.as_dict()["samples_without_step"] == 12
 
 
 def test_short_steps_are_set_aside_without_looking_at_their_samples(site: Site) -> None:
@@ -248,8 +248,15 @@ def test_a_single_step_is_not_looked_at(site: Site) -> None:
     site.step(2, "0", 0, 60, 2, "n2")
     site.step(2, "1", 60, 60, 2, "n2")
     site.step(2, "2", 500, 600, 2, "n2")
-    assert site.summarize().steps.jobs == 1
+    assert site.summarize().steps.as_dict()["jobs"] == 1
     assert set(site.steps()) == {(1, "0"), (1, "1")}
+
+
+def test_a_job_that_is_looked_at_twice_counts_once(site: Site) -> None:
+    two_steps(site)
+    first, again = site.summarize().steps, site.summarize().steps
+    first.add(again)
+    assert first == again and first.as_dict()["steps"] == 2
 
 
 def test_without_steps_nothing_is_stored_or_said(site: Site) -> None:
