@@ -196,10 +196,10 @@ def test_metrics_of_each_step(site: Site) -> None:
         "jobs": 1, "steps": 2, "verdicts": {"ok": 2}, "samples": 36, "samples_without_step": 12,
     }  # fmt: skip
     assert counts.as_dict()["steps"] == counts.steps.as_dict()
-    assert counts.lines()[-2:] == [
+    assert {
         "steps: 2 in 1 jobs: 2 ok",
         "  samples: 36 of these jobs, 12 of no step that was measured",
-    ]
+    } <= set(counts.lines())
 
 
 def test_a_step_as_long_as_its_job_has_the_metrics_of_the_job(site: Site) -> None:
