@@ -51,6 +51,9 @@ class Slurm:
     overlap_hours: int = _key(
         6, "hours before the last read that are read again: slurmdbd can be told late of a job's end", low=1
     )
+    read_steps: bool = _key(
+        True, "read the steps of GPU jobs too: one more sacct query for 500 ended GPU jobs; needed for step metrics"
+    )
     max_clock_skew_s: int = _key(300, "a job that starts or ends further in the future is dropped and counted")
 
 

@@ -16,6 +16,7 @@ from cli.ingest import moment
 from cli.job_table import local_time, show_columns, show_jobs
 from cli.output import json_text, write_separated
 from cli.selection import Words, check_columns, filtered, ordered, parse_limits, words_of
+from cli.steps import show_steps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,6 +65,7 @@ class Asked:
 @click.option("--sort", metavar="[-]COLUMN", help="Lowest first; with -, highest first. [end_s]")
 @click.option("-n", "--limit", default=50, show_default=True, help="Newest jobs shown, or first of --sort; 0: all.")
 @click.option("-o", "--columns", "chosen", multiple=True, metavar="COLUMN[,COLUMN]", help="Columns to show.")
+@click.option("--steps", is_flag=True, help="The steps of these jobs instead, each with what it used.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, safe to open in a spreadsheet.")
 @click.option("-P", "--parsable", is_flag=True, help="Print text separated by '|', as sacct -P.")
@@ -81,6 +83,7 @@ def command(
     sort: str | None,
     limit: int,
     chosen: tuple[str, ...],
+    steps: bool,
     as_json: bool,
     as_csv: bool,
     parsable: bool,
@@ -110,7 +113,10 @@ def command(
     check_columns("--columns", names, _columns_of("any"))
     check_columns("--sort", [sort.removeprefix("-")] if sort else [], _columns_of("sortable"))
     is_table = not (as_json or as_csv or parsable)
-    found = find(app, asked, names or COLUMNS)
+    found = find(app, asked, COLUMNS if steps else names or COLUMNS)
+    if steps and found.rows:
+        show_steps(app, found.rows, as_json=as_json, separator="|" if parsable else "," if as_csv else "")
+        return
     if as_json:
         click.echo(json_text(found.rows))
     elif not is_table:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from telemetry.bindings import CONTRADICTED, Binding, Unit, units_of
 from telemetry.schema import schema_of, table_of
 from telemetry.slurm.hostlist import expand
 
@@ -25,9 +26,6 @@ NO_NODES = "node list missing or unreadable"
 DAY_S = 86_400
 # A prolog runs just before the start that accounting records.
 _PROLOG_LEAD_S = 300
-
-Unit = tuple[int, str]
-"""GPU index on its host, and MIG instance id ("" for the whole GPU)."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +51,14 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Binding:
-    """One GPU of a job as a prolog record or squeue named it, at seen_s."""
-
-    job_id: int
-    host: str
-    gpu: int
-    origin: str
-    seen_s: int
-
-
-@dataclass(frozen=True)
 class Inventory:
-    """The GPUs seen in telemetry: units of each (host, day since 1970)."""
+    """The GPUs seen in telemetry: units of each (host, day since 1970).
+
+    named: the UUIDs, as the exporter gives them, of each unit on hosts whose bindings have UUIDs.
+    """
 
     units: Mapping[tuple[str, int], frozenset[Unit]]
+    named: Mapping[tuple[str, int], frozenset[tuple[str, Unit]]] = field(default_factory=dict)
     _known: dict[tuple[str, int, int], frozenset[Unit]] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, host: str, start_s: int, end_s: int) -> frozenset[Unit]:
@@ -79,6 +70,10 @@ class Inventory:
             split = {gpu for gpu, mig in seen if mig}
             self._known[key] = frozenset((gpu, mig) for gpu, mig in seen if mig or gpu not in split)
         return self._known[key]
+
+    def names(self, host: str, start_s: int, end_s: int) -> frozenset[tuple[str, Unit]]:
+        """UUIDs and their units on a host in [start_s, end_s)."""
+        return frozenset().union(*(self.named.get((host, day), frozenset()) for day in days_of(start_s, end_s)))
 
 
 @dataclass
@@ -115,6 +110,16 @@ CLAIMS = schema_of(
 )
 
 _Claims = dict[int, list[tuple[str, Unit]]]
+_Place = tuple[str, int, str]
+"""Host, GPU index and MIG instance id."""
+
+
+@dataclass
+class _Bound:
+    """What the records of a job say: units by origin, and why records were not believed."""
+
+    units: dict[str, set[_Place]] = field(default_factory=lambda: defaultdict(set))
+    doubts: set[str] = field(default_factory=set)
 
 
 def parse_hosts(node_list: str | None) -> tuple[str, ...]:
@@ -138,7 +143,7 @@ def attribute(
     """
     shared = set(shared_jobs(jobs, inventory))
     result = Attribution(CLAIMS.empty_table())
-    records = _records_by_job(jobs, bindings) if shared else {}
+    records = _records_by_job(jobs, inventory, bindings) if shared else {}
     claims: _Claims = {}
     for number, job in enumerate(jobs):
         if not job.hosts:
@@ -147,7 +152,8 @@ def attribute(
             claims[number] = _whole_nodes(job, inventory)
             result.origin[number] = "whole node"
         else:
-            bound = {"label": set(labelled.get(number, ())), **records.get(number, {})}
+            bound = records.get(number, _Bound())
+            bound.units["label"] = set(labelled.get(number, ()))
             _claim_bound(number, job, inventory, bound, claims, result)
     for number in _overlapping(jobs, claims):
         del claims[number]
@@ -212,11 +218,11 @@ def _crowded(jobs: Sequence[Job]) -> set[int]:
             by_host[host].append(number)
     crowded: set[int] = set()
     for numbers in by_host.values():
-        crowded |= _overlaps([(jobs[n].start_s, jobs[n].end_s, n) for n in numbers])
+        crowded |= overlaps([(jobs[n].start_s, jobs[n].end_s, n) for n in numbers])
     return crowded
 
 
-def _overlaps(spans: list[tuple[int, int, int]]) -> set[int]:
+def overlaps(spans: list[tuple[int, int, int]]) -> set[int]:
     """Numbers of the half-open spans (start, end, number) that overlap one of another number."""
     spans.sort()
     found: set[int] = set()
@@ -237,34 +243,40 @@ def _claim_bound(
     number: int,
     job: Job,
     inventory: Inventory,
-    bound: Mapping[str, set[tuple[str, int, str]]],
+    bound: _Bound,
     claims: _Claims,
     result: Attribution,
 ) -> None:
-    """Claim what the first origin names that names no more GPUs than the job has."""
+    """Claim what the first origin names that names no more GPUs than the job has.
+
+    Where a record contradicts itself no other record is believed either, such as squeue's, which has no UUID.
+    """
     known = {(host, *unit) for host in job.hosts for unit in inventory.of(host, job.start_s, job.end_s)}
-    for origin in ("label", "prolog", "squeue"):
-        units = bound.get(origin, set()) & known
+    for origin in ("label",) if CONTRADICTED in bound.doubts else ("label", "prolog", "squeue"):
+        units = bound.units.get(origin, set()) & known
         if units and len(units) <= job.gpu_count:
             claims[number] = [(host, (gpu, mig)) for host, gpu, mig in sorted(units)]
             result.origin[number] = origin
             return
     divisible = job.gpu_count % len(job.hosts) == 0
-    result.failed[number] = UNBOUND if divisible else UNBOUND_COUNT
+    result.failed[number] = min(bound.doubts, default=UNBOUND if divisible else UNBOUND_COUNT)
 
 
-def _records_by_job(
-    jobs: Sequence[Job], bindings: Sequence[Binding]
-) -> dict[int, dict[str, set[tuple[str, int, str]]]]:
-    """Units that prolog and squeue records name, by job and origin. Each record goes to one run of its job."""
+def _records_by_job(jobs: Sequence[Job], inventory: Inventory, bindings: Sequence[Binding]) -> dict[int, _Bound]:
+    """What prolog and squeue records name, by job. Each record goes to one run of its job."""
     runs: dict[int, list[int]] = defaultdict(list)
     for number, job in enumerate(jobs):
         runs[job.job_id].append(number)
-    found: dict[int, dict[str, set[tuple[str, int, str]]]] = defaultdict(lambda: defaultdict(set))
+    found: dict[int, _Bound] = defaultdict(_Bound)
     for record in bindings:
         run = _run_of(record.seen_s, [(jobs[n].start_s, jobs[n].end_s, n) for n in runs.get(record.job_id, ())])
         if run is not None and record.host in jobs[run].hosts:
-            found[run][record.origin].add((record.host, record.gpu, ""))
+            span_s = (jobs[run].start_s, jobs[run].end_s)
+            units = units_of(record, inventory.of(record.host, *span_s), inventory.names(record.host, *span_s))
+            if isinstance(units, str):
+                found[run].doubts.add(units)
+            else:
+                found[run].units[record.origin] |= {(record.host, *unit) for unit in units}
     return found
 
 
@@ -284,7 +296,7 @@ def _overlapping(jobs: Sequence[Job], claims: _Claims) -> set[int]:
     for number, units in claims.items():
         for unit in units:
             by_unit[unit].append((jobs[number].start_s, jobs[number].end_s, number))
-    return set().union(*(_overlaps(spans) for spans in by_unit.values() if len(spans) > 1))
+    return set().union(*(overlaps(spans) for spans in by_unit.values() if len(spans) > 1))
 
 
 def _table(jobs: Sequence[Job], claims: _Claims) -> pa.Table:

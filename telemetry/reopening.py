@@ -32,7 +32,7 @@ def opens(store: Store, cluster: str, table: str, rows: pa.Table) -> Opens:
     """What `Store.write` is to open when it stores these rows. What the store held is read at the first change."""
     if table == "telemetry":
         return lambda start_s: [start_s // DAY_S]
-    find = {"jobs": _job_days, "bindings": _binding_days}[table]
+    find = {"jobs": _job_days, "bindings": _binding_days, "steps": _step_days}[table]
     days = functools.cache(lambda: find(store, cluster, rows))
     return lambda start_s: days()
 
@@ -102,8 +102,14 @@ def _days(start_s: int, until_s: int) -> range:
 def _binding_days(store: Store, cluster: str, rows: pa.Table) -> set[int]:
     """Days of the runs that a new binding can belong to. A run that is not known yet opens its days when it comes."""
     since_s, until_s = pc.min(rows["seen_s"]).as_py(), pc.max(rows["seen_s"]).as_py() + 1
-    key = list(TABLES["bindings"].key)
+    key = [*TABLES["bindings"].key, "uuid", "mig"]
     known = {tuple(row.values()) for row in store.read("bindings", cluster, key, since_s, until_s).to_pylist()}
     ids = {row["job_id"] for row in rows.select(key).to_pylist() if tuple(row.values()) not in known}
     runs = load_runs(store, cluster).filter(pc.field("job_id").isin(pa.array(sorted(ids), pa.int64())))
     return {day for run in runs.to_pylist() for day in _days(run["start_s"], run["until_s"])}
+
+
+def _step_days(store: Store, cluster: str, rows: pa.Table) -> set[int]:
+    """Days of the steps: their jobs ran on them too. A job that is not known yet opens its days when it comes."""
+    spans = rows.filter(~pc.field("start_s").is_null() & ~pc.field("end_s").is_null()).select(["start_s", "end_s"])
+    return {day for row in spans.to_pylist() for day in _days(row["start_s"], row["end_s"])}

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from telemetry.counters import COUNTERS
-from telemetry.metrics.catalogue import GPU_METRICS, JOB_METRICS
+from telemetry.metrics.catalogue import GPU_METRICS, JOB_METRICS, STEP_METRICS
 
 SCHEMA_VERSION = 1
 
@@ -74,13 +74,31 @@ JOBS = pa.schema(
     ]
 )
 
+STEPS = pa.schema(
+    [
+        _field("job_id", _INT, "JobIDRaw", nullable=False),
+        _field("submit_s", _INT, "of the job's run, s since 1970, UTC", nullable=False),
+        _field("step", _TEXT, "0, 1, ..., or 1+0 of a heterogeneous step", nullable=False),
+        _field("state", _TEXT, "COMPLETED, FAILED, CANCELLED, ..."),
+        _field("start_s", _INT, "s since 1970, UTC"),
+        _field("end_s", _INT, "s since 1970, UTC"),
+        _field("node_count", _INT),
+        _field("node_list", _TEXT, "Slurm hostlist"),
+        _field("gpu_count", _INT, "GPUs allocated to the step; null: not recorded"),
+        _field("exit_code", _INT),
+        _field("exit_signal", _INT),
+    ]
+)
+
 BINDINGS = pa.schema(
     [
         _field("job_id", _INT, nullable=False),
         _field("host", _TEXT, nullable=False),
-        _field("gpu", pa.int16(), "GPU index on its host", nullable=False),
+        _field("gpu", pa.int16(), "Slurm's index on the host: of a GPU, or of a MIG instance", nullable=False),
         _field("origin", _TEXT, "prolog or squeue", nullable=False),
         _field("seen_s", _INT, "s since 1970, UTC", nullable=False),
+        _field("uuid", _TEXT, "of the GPU (GPU-...), or of the MIG instance (MIG-...) while its GPU is not known"),
+        _field("mig", _TEXT, "MIG instance id on the GPU that uuid names; null: whole GPU, or not known"),
     ]
 )
 
@@ -124,6 +142,15 @@ TABLES = {
             part_s=86400,
         ),
         Table(
+            name="steps",
+            schema=STEPS,
+            key=("job_id", "submit_s", "step"),
+            order=("submit_s", "job_id", "step"),
+            time_column="submit_s",
+            ticks_per_s=1,
+            part_s=86400,
+        ),
+        Table(
             name="bindings",
             schema=BINDINGS,
             key=("job_id", "host", "gpu", "origin", "seen_s"),
@@ -146,6 +173,15 @@ TABLES = {
             schema=GPU_METRICS,
             key=("job_id", "submit_s", "host", "gpu", "mig"),
             order=("submit_s", "job_id", "host", "gpu", "mig"),
+            time_column="submit_s",
+            ticks_per_s=1,
+            part_s=86400,
+        ),
+        Table(
+            name="step_metrics",
+            schema=STEP_METRICS,
+            key=("job_id", "submit_s", "step"),
+            order=("submit_s", "job_id", "step"),
             time_column="submit_s",
             ticks_per_s=1,
             part_s=86400,

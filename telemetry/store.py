@@ -135,11 +135,14 @@ class Store:
             return empty
         low = -(2**62) if since_s is None else since_s * spec.ticks_per_s
         high = 2**62 if until_s is None else until_s * spec.ticks_per_s
+        # Files written before a column was added lack it: the empty table has every column.
+        files_sql = "SELECT * FROM read_parquet($files, union_by_name=true, hive_partitioning=false)"
         sql = (
-            f"SELECT {names_sql(names)} FROM read_parquet($files, union_by_name=true, hive_partitioning=false)"
+            f"SELECT {names_sql(names)} FROM ({files_sql} UNION ALL BY NAME SELECT * FROM empty)"
             f' WHERE "{spec.time_column}" >= $low AND "{spec.time_column}" < $high'
         )
         with self.connect() as db, _readable(self.root / table):
+            db.register("empty", spec.schema.empty_table())
             rows = arrow(db, sql, {"files": [str(f) for f in files], "low": low, "high": high})
         return rows.cast(empty.schema)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from almanac.config import Config
 from almanac.errors import StoreError
 from almanac.units import format_count
-from telemetry.attribution import DAY_S, Attribution, Binding, Job, attribute, days_of, shared_jobs
+from telemetry.attribution import DAY_S, Attribution, Job, attribute, days_of, shared_jobs
+from telemetry.bindings import Binding
 from telemetry.marks import day_text
 from telemetry.metrics.chunks import Mapper, Progress, map_partials, split_files
 from telemetry.metrics.finish import Results, finish
@@ -27,7 +28,9 @@ from telemetry.metrics.inventory import Survey, survey
 from telemetry.metrics.labels import aligned, labelled_units
 from telemetry.metrics.options import Options
 from telemetry.metrics.partials import Partials
+from telemetry.metrics.uuids import unit_names
 from telemetry.runs import ended_jobs, load_runs, neighbours_of, sharing
+from telemetry.steps import Measure, StepCounts, summarize_steps
 from telemetry.store import Store, partition_start
 
 ALWAYS = (-(2**40), 2**40)
@@ -46,6 +49,7 @@ class SummaryCounts:
     samples: int = 0
     samples_without_job: int = 0
     days: list[str] = field(default_factory=list)
+    steps: StepCounts = field(default_factory=StepCounts)
 
     def count_jobs(self, outcomes: Collection[tuple[str, str | None]]) -> None:
         """Count the verdicts of jobs, and where their GPUs are known from."""
@@ -55,7 +59,8 @@ class SummaryCounts:
 
     def as_dict(self) -> dict[str, Any]:
         # dataclasses.asdict turns a Counter into one keyed by its items (Python 3.11).
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        shown = {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        return {**shown, "steps": self.steps.as_dict()}
 
     def lines(self) -> list[str]:
         """For a person: jobs by verdict, samples that belong to no job, and the days that had changed."""
@@ -63,6 +68,7 @@ class SummaryCounts:
         return [
             f"metrics: {format_count(self.jobs)} jobs" + (f": {verdicts}" if verdicts else ""),
             f"  samples: {format_count(self.samples)} read, {format_count(self.samples_without_job)} of no job",
+            *self.steps.lines(),
             f"  days that had changed: {', '.join(_ranges(self.days)) or 'none'}",
         ]
 
@@ -114,6 +120,7 @@ def summarize(
             total.days += map(day_text, sorted(done))
             total.samples += counts.samples
             total.samples_without_job += counts.samples_without_job
+            total.steps.add(counts.steps)
             verdicts |= _verdicts(results.jobs)
     total.count_jobs(verdicts.values())
     return total
@@ -135,8 +142,11 @@ def _summarize_span(
     bindings = load_bindings(store, cluster, config, [*jobs, *others])
     with store.connect() as db:
         try:
-            results, counts = compute(
-                db, paths, jobs, bindings, config, span, progress, neighbours=others, mapper=mapper
+            prepared = prepare(db, paths, jobs, bindings, config, span, neighbours=others)
+            results, counts = complete(db, prepared, _partials(db, prepared, mapper, progress), config)
+            measure = _measuring(db, prepared, mapper, config)
+            counts.steps = summarize_steps(
+                db, store, cluster, config, jobs, prepared.attribution, results.jobs, measure
             )
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise StoreError(
@@ -171,6 +181,24 @@ def _verdicts(jobs: pa.Table) -> Mapping[tuple[int, int], tuple[str, str | None]
     return {(job_id, submit_s): (verdict, origin) for job_id, submit_s, verdict, origin in zip(*columns, strict=True)}
 
 
+def _measuring(db: duckdb.DuckDBPyConnection, prepared: Prepared, mapper: Mapper, config: Config) -> Measure:
+    """Measures other intervals on the files that were looked through; of them, those with claims are read."""
+
+    def measure(jobs: Sequence[Job], attribution: Attribution) -> pa.Table:
+        start_ms, end_ms = (attribution.claims[name].to_numpy() for name in ("start_ms", "end_ms"))
+        chunks = [files for files in prepared.chunks if ((start_ms < files.until_ms) & (end_ms > files.from_ms)).any()]
+        part = _with_frames(db, replace(prepared, chunks=chunks, given=jobs, attribution=attribution), config)
+        return complete(db, part, _partials(db, part, mapper), config)[0].jobs
+
+    return measure
+
+
+def _partials(
+    db: duckdb.DuckDBPyConnection, prepared: Prepared, mapper: Mapper, progress: Progress | None = None
+) -> Partials:
+    return mapper(db, prepared.chunks, prepared.claims, prepared.options, prepared.counted_ms, progress or _silent)
+
+
 def _silent(done: int, total: int, word: str) -> None:
     """No progress is shown."""
 
@@ -194,8 +222,7 @@ def compute(
     configuration says. mapper: where the chunks are computed.
     """
     prepared = prepare(db, paths, jobs, bindings, config, counted_s, neighbours=neighbours, options=options)
-    partials = mapper(db, prepared.chunks, prepared.claims, prepared.options, prepared.counted_ms, progress or _silent)
-    return complete(db, prepared, partials, config)
+    return complete(db, prepared, _partials(db, prepared, mapper, progress), config)
 
 
 @dataclass(frozen=True)
@@ -205,7 +232,9 @@ class Prepared:
     chunks: list[Files]
     claims: pa.Table
     jobs: pa.Table
-    counted: int
+    given: Sequence[Job]
+    attribution: Attribution
+    seen: Survey
     counted_ms: tuple[int, int]
     options: Options
 
@@ -226,11 +255,17 @@ def prepare(
     counted_ms = (counted_s[0] * 1000, counted_s[1] * 1000)
     seen = survey(db, split_files(paths), counted_ms)
     attribution = attribute_jobs(db, jobs, seen, bindings, config, neighbours)
+    empty = pa.table({})
+    return _with_frames(db, Prepared(seen.chunks, empty, empty, jobs, attribution, seen, counted_ms, options), config)
+
+
+def _with_frames(db: duckdb.DuckDBPyConnection, prepared: Prepared, config: Config) -> Prepared:
+    """With the frames of its jobs and their claims."""
+    jobs, attribution, seen = prepared.given, prepared.attribution, prepared.seen
     claims = claim_frame(jobs, attribution, seen)
-    if options.is_aligned_to_job:
-        claims = aligned(db, seen.chunks, claims)
-    frame = job_frame(jobs, attribution, seen, config.filters)
-    return Prepared(seen.chunks, claims, frame, seen.counted, counted_ms, options)
+    if prepared.options.is_aligned_to_job:
+        claims = aligned(db, prepared.chunks, claims)
+    return replace(prepared, claims=claims, jobs=job_frame(jobs, attribution, seen, config.filters))
 
 
 def complete(
@@ -238,7 +273,7 @@ def complete(
 ) -> tuple[Results, SummaryCounts]:
     """Metrics from the merged partials of all chunks."""
     results = finish(db, partials, prepared.claims, model_frame(), prepared.jobs, config, prepared.options)
-    return results, count(results, prepared.counted, partials)
+    return results, count(results, prepared.seen.counted, partials)
 
 
 def attribute_jobs(
@@ -254,7 +289,8 @@ def attribute_jobs(
     Neighbours may crowd a job's nodes, or be bound to its GPUs; they get no claims themselves.
     """
     everyone = [*jobs, *neighbours]
-    inventory = seen.inventory()
+    paths = [path for files in seen.chunks for path in files.paths]
+    inventory = replace(seen.inventory(), named=unit_names(db, paths, bindings))
     shared = shared_jobs(everyone, inventory) if config.bindings.use_labels else []
     labelled = labelled_units(db, everyone, shared, seen, inventory) if shared else {}
     return attribute(everyone, inventory, labelled, bindings).of_first(len(jobs))

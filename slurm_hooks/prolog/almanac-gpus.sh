@@ -9,23 +9,82 @@
 #                      a Prolog that waits for a file server keeps the job waiting.
 # ALMANAC_HPC_JOB_DIR  dcgm-exporter's --hpc-job-mapping-dir: one file per GPU index, a job id per line.
 #                      Not set: not kept. Below /run, a reboot in the middle of a job leaves nothing stale.
+#                      Not kept on nodes with MIG, where Slurm's index is not the GPU's.
+# ALMANAC_MIG_MAP      file below a tmpfs that says which GPU and instance each MIG UUID is (default
+#                      /run/almanac/mig), written by nvidia-smi in the background: that can take long or hang.
+# ALMANAC_NVIDIA_SMI   path of nvidia-smi, where it is not in /usr/bin or /bin.
 #
 # Seen in the Prolog and in the Epilog of slurmd 22.05.8: no PATH; SLURM_JOB_GPUS=0,1 (absent without GPUs),
 # SLURM_JOB_ID (an array task's own, JobIDRaw), SLURMD_NODENAME, SLURM_CLUSTER_NAME, SLURM_JOB_UID. None of
-# these is the user's to write. Nothing here may fail a job: a Prolog that fails drains the node.
+# these is the user's to write. With AutoDetect=nvml and MIG, CUDA_VISIBLE_DEVICES has the instances' UUIDs
+# (by Slurm's source, 22.05 to 26.05: gres_common_prep_set_env). Nothing here may fail a job: a Prolog that fails drains the node.
 
 PATH=/usr/bin:/bin
 export PATH
 umask 022
+map=${ALMANAC_MIG_MAP:-/run/almanac/mig}
+smi=${ALMANAC_NVIDIA_SMI:-nvidia-smi}
+
+# "mig=<MIG UUID> <GPU UUID> <GPU instance id>" for each instance of the job that the map knows.
+mig_lines() {
+    [ -r "$map" ] || return 0
+    while read -r device gpu instance; do
+        case ,$devices, in *",$device,"*) printf 'mig=%s %s %s\n' "$device" "$gpu" "$instance" ;; esac
+    done <"$map"
+}
+
+# Whether an instance of the job is not on the map. MIG-GPU-.../7/0, as older drivers have it, needs none.
+is_unmapped() {
+    set -f
+    IFS=,
+    for device in $devices; do
+        case $device in
+        MIG-GPU-*) ;;
+        MIG-*) grep -q "^$device " "$map" 2>/dev/null || return 0 ;;
+        esac
+    done
+    return 1
+}
+
+# One at a time, and none while another hangs. nvidia-smi -L has the UUID of each MIG device, -q -x its instance.
+write_map() {
+    mkdir -p "${map%/*}"
+    find "$map.lock" -maxdepth 0 -mmin +60 -exec rmdir {} \;
+    mkdir "$map.lock" || return
+    {
+        timeout 60 "$smi" -L
+        timeout 60 "$smi" -q -x
+    } | awk '
+        function tag(line) { gsub(/<[^>]*>|[ \t\r]/, "", line); return line }
+        function listed(line) { sub(/.*UUID: /, "", line); sub(/\).*/, "", line); return line }
+        /^GPU [0-9]+:/ { gpu = listed($0) }
+        /^[ \t]+MIG .*Device +[0-9]+:/ {
+            device = listed($0); sub(/:.*/, ""); sub(/.*Device +/, ""); name[gpu, $0] = device; next
+        }
+        /<mig_device>/ { is_inside = 1 }
+        /<\/mig_device>/ { is_inside = 0 }
+        is_inside && /<index>/ { place = tag($0) }
+        is_inside && /<gpu_instance_id>/ { instance[place] = tag($0) }
+        /<uuid>GPU-/ { uuid = tag($0) }
+        /<\/gpu>/ {
+            for (place in instance)
+                if ((uuid, place) in name) print name[uuid, place], uuid, instance[place]
+            split("", instance)
+        }' >"$map.new" && mv "$map.new" "$map"
+    rmdir "$map.lock"
+}
 
 record() {
     dir=${ALMANAC_PROLOG_DIR:-/var/spool/almanac/gpus}
     [ -d "$dir" ] || mkdir -p "$dir" || return
-    now=$(date +%s)
+    now=${made:-$(date +%s)}
     name=${SLURM_CLUSTER_NAME:-cluster}.$SLURM_JOB_ID.$SLURMD_NODENAME.$now
     # Readers skip names that begin with a dot; a rename shows them the whole record or none.
-    printf 'job_id=%s\nhost=%s\ngpus=%s\nuid=%s\ntime=%s\n' \
-        "$SLURM_JOB_ID" "$SLURMD_NODENAME" "$SLURM_JOB_GPUS" "$SLURM_JOB_UID" "$now" >"$dir/.$name" &&
+    {
+        printf 'job_id=%s\nhost=%s\ngpus=%s\nuid=%s\ntime=%s\n' \
+            "$SLURM_JOB_ID" "$SLURMD_NODENAME" "$SLURM_JOB_GPUS" "$SLURM_JOB_UID" "$now" &&
+            { [ -z "$devices" ] || printf 'cuda=%s\n' "$devices"; } && mig_lines
+    } >"$dir/.$name" &&
         mv "$dir/.$name" "$dir/$name" || rm -f "$dir/.$name"
 }
 
@@ -48,8 +107,24 @@ main() {
     case $SLURM_JOB_ID in '' | *[!0-9]*) return ;; esac
     [ -n "$SLURM_JOB_GPUS" ] || return
     [ -n "$SLURMD_NODENAME" ] || return
-    [ "$when" = epilog ] || record
+    case $CUDA_VISIBLE_DEVICES in
+    *[!0-9A-Za-z,/-]*) ;;
+    *GPU-* | *MIG-*) devices=$CUDA_VISIBLE_DEVICES ;;
+    esac
+    if [ "$when" = map ]; then
+        write_map && record
+        return
+    fi
+    if [ "$when" = prolog ]; then
+        record
+        # The record is written anew, with the instances, once the map is there; the job does not wait for it.
+        # In a session of its own, which no signal to the Prolog's process group reaches.
+        # shellcheck disable=SC2016
+        (is_unmapped) && setsid sh -c '"$0" map "$1" &' "$0" "$now"
+    fi
     [ -n "$ALMANAC_HPC_JOB_DIR" ] || return
+    case $devices in *MIG-*) return ;; esac
+    [ ! -s "$map" ] || return
     [ -d "$ALMANAC_HPC_JOB_DIR" ] || mkdir -p "$ALMANAC_HPC_JOB_DIR" || return
     IFS=,
     for gpu in $SLURM_JOB_GPUS; do
@@ -58,6 +133,8 @@ main() {
 }
 
 when=${1:-prolog}
+made=$2
+devices=
 # A subshell: a failed redirection of its own would end the script with an error.
 (main) </dev/null >/dev/null 2>&1
 exit 0

@@ -80,6 +80,22 @@ JOB_METRICS = pa.schema(
     ]
 )
 
+_STEP_KEY = ("job_id", "submit_s")
+
+
+def _is_of_step(name: str) -> bool:
+    return name == "coverage_frac" or not name.startswith(("coverage_", "intensity_bins_"))
+
+
+STEP_METRICS = pa.schema(
+    [
+        *(JOB_METRICS.field(name) for name in _STEP_KEY),
+        _column("step", _TEXT, "0, 1, ..., or 1+0 of a heterogeneous step", nullable=False),
+        *(field for field in JOB_METRICS if field.name not in _STEP_KEY and _is_of_step(field.name)),
+    ]
+)
+"""What a job has, of one of its steps; without the coverage of each counter and the histograms."""
+
 GPU_METRICS = pa.schema(
     [
         _column("job_id", _INT, nullable=False),

@@ -1,4 +1,4 @@
-"""Which GPU indices a job got, which sacct does not record: prolog records, and squeue's gres_detail.
+"""Which GPUs a job got, which sacct does not record: prolog records, and squeue's gres_detail.
 
 Neither is the user's to write: a record must be root's own file, and squeue is read as JSON, whose lists no job
 name or comment can forge (scontrol's and squeue's text can be forged).
@@ -33,6 +33,11 @@ ROWS_PER_BATCH = 100_000
 
 _NAME = re.compile(r"(?P<cluster>[A-Za-z0-9_-]+)\.(?P<job>[0-9]{1,10})\.(?P<host>.+)\.(?P<time>[0-9]{1,12})")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ORDINAL = re.compile(r"[0-9]{1,4}")
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z-]{1,60}")
+# Before driver 470.42 a MIG instance was named by its GPU, GPU instance and compute instance.
+_OLD_MIG = re.compile(r"MIG-(?P<gpu>GPU-[0-9A-Za-z-]{1,60})/(?P<mig>[0-9]{1,4})/[0-9]{1,4}")
+_MAPPED = re.compile(r"(?P<uuid>MIG-[0-9A-Za-z-]{1,60}) (?P<gpu>GPU-[0-9A-Za-z-]{1,60}) (?P<mig>[0-9]{1,4})")
 
 
 class BadRecordError(ValueError):
@@ -126,19 +131,47 @@ def read_trusted(path: Path, owners: frozenset[int], limit: int = MAX_RECORD_BYT
 
 def _prolog_rows(data: bytes, match: re.Match[str]) -> list[dict[str, Any]]:
     """One row per GPU. The file's name and its content must agree. Raises BadRecordError."""
-    lines = data.decode("utf-8", "replace").splitlines()
-    value = dict(line.split("=", 1) for line in lines if "=" in line)
+    lines = [line.split("=", 1) for line in data.decode("utf-8", "replace").splitlines() if "=" in line]
+    value = dict(lines)
     if value.get("job_id") != match["job"] or value.get("host") != match["host"] or value.get("time") != match["time"]:
         raise BadRecordError("content and file name differ")
     if not _HOST.fullmatch(match["host"]):
         raise BadRecordError("not a host name")
     try:
-        indices = parse_index_list(value.get("gpus", ""))
+        parts = value["gpus"].split(",") if value.get("gpus") else []
+        indices = [gpu for part in parts for gpu in parse_index_list(part)]
     except ValueError as error:
         raise BadRecordError("unreadable GPU indices") from error
     if not indices:
         raise BadRecordError("no GPU indices")
-    return [_row(int(match["job"]), match["host"], gpu, "prolog", int(match["time"])) for gpu in indices]
+    mapped = {found["uuid"]: found for name, text in lines if name == "mig" and (found := _MAPPED.fullmatch(text))}
+    devices = _devices(value.get("cuda", ""), mapped) or [(None, None)] * len(indices)
+    if len(devices) != len(indices):
+        raise BadRecordError("numbers of GPU indices and UUIDs differ")
+    return [
+        _row(int(match["job"]), match["host"], gpu, "prolog", int(match["time"]), uuid, mig)
+        for gpu, (uuid, mig) in zip(indices, devices, strict=True)
+    ]
+
+
+def _devices(text: str, mapped: Mapping[str, re.Match[str]]) -> list[tuple[str | None, str | None]]:
+    """UUID and MIG instance of each device of CUDA_VISIBLE_DEVICES as slurmd gives it: an index has neither.
+
+    [] where it names indices only. Raises BadRecordError.
+    """
+    found: list[tuple[str | None, str | None]] = []
+    for part in text.split(",") if text else ():
+        if old := _OLD_MIG.fullmatch(part):
+            found.append((old["gpu"], old["mig"]))
+        elif part in mapped:
+            found.append((mapped[part]["gpu"], mapped[part]["mig"]))
+        elif _UUID.fullmatch(part):
+            found.append((part, None))
+        elif _ORDINAL.fullmatch(part):
+            found.append((None, None))
+        else:
+            raise BadRecordError("unreadable GPU UUID")
+    return found if any(uuid for uuid, _ in found) else []
 
 
 @dataclass(frozen=True)
@@ -225,8 +258,12 @@ def _hosts_in_order(job: Mapping[str, Any]) -> list[str]:
     return hosts
 
 
-def _row(job_id: int, host: str, gpu: int, origin: str, seen_s: int) -> dict[str, Any]:
-    return {"job_id": job_id, "host": host, "gpu": gpu, "origin": origin, "seen_s": seen_s}
+def _row(
+    job_id: int, host: str, gpu: int, origin: str, seen_s: int, uuid: str | None = None, mig: str | None = None
+) -> dict[str, Any]:
+    return {
+        "job_id": job_id, "host": host, "gpu": gpu, "origin": origin, "seen_s": seen_s, "uuid": uuid, "mig": mig,
+    }  # fmt: skip
 
 
 def _batch(rows: list[dict[str, Any]], counts: Counts, watermark_s: int | None = None) -> Batch:

@@ -1,4 +1,4 @@
-"""Slurm's accounting: numbers from sacct's text output, names and admin comments from its JSON.
+"""Slurm's accounting: numbers from sacct's text output, names and admin comments from its JSON, steps of GPU jobs.
 
 Selection: `sacct -S a -E b` gives the records eligible before b that ended at or after a, or have not ended. Jobs
 that were never eligible (cancelled while held) are not among them; they never ran. On 22.05 slurmdbd learns up to six
@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -20,12 +20,16 @@ from almanac.errors import CommandError, SourceError
 from almanac.names import name_key
 from almanac.records import Counts, Request
 from almanac.tiers import requested_tier
-from telemetry.schema import JOBS
+from telemetry.schema import JOBS, STEPS
 from telemetry.slurm.commands import Runner
 from telemetry.sources.base import Batch
 from telemetry.sources.jobstats import decode_jobstats, has_jobstats
 from telemetry.sources.sacct_json import JobText, parse_json
+from telemetry.sources.sacct_steps import COLUMNS as STEP_COLUMNS
+from telemetry.sources.sacct_steps import parse_steps
 from telemetry.sources.sacct_text import columns, parse_text
+
+_Row = TypeVar("_Row")
 
 IDS_PER_QUERY = 500
 # JSON takes about 5 kB of output and several times that in memory for each record: past this many, by parts.
@@ -55,7 +59,8 @@ class SacctSource:
     name: str = "sacct"
 
     def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
-        """One batch per window of config.window_hours, from config.overlap_hours before since_s.
+        """One batch of jobs per window of config.window_hours, from config.overlap_hours before since_s; before it
+        the batches of its jobs' steps, so that the watermark passes a window only when its steps are stored.
 
         A record that ends after its window is left to a later one; the last window keeps what has not ended.
         Raises CommandError where sacct fails, SourceError where accounting does not know the cluster.
@@ -67,11 +72,15 @@ class SacctSource:
         for start_s, end_s in spans:
             span = ["-S", _moment(start_s), "-E", _moment(end_s)]
             upto_s = end_s if end_s < until_s else None
-            yield self._batch(span, names, seen, upto_s, end_s)
+            jobs = self._batch(span, names, seen, upto_s, end_s)
+            yield from self._steps(jobs.rows)
+            yield jobs
         missing = sorted(set(self.open_jobs()) - seen)
         for first in range(0, len(missing), IDS_PER_QUERY):
             ids = ",".join(map(str, missing[first : first + IDS_PER_QUERY]))
-            yield self._batch(["-j", ids], names, seen, None, None)
+            jobs = self._batch(["-j", ids], names, seen, None, None)
+            yield from self._steps(jobs.rows)
+            yield jobs
 
     def _batch(
         self, selection: list[str], names: Sequence[str], seen: set[int], upto_s: int | None, watermark_s: int | None
@@ -95,6 +104,25 @@ class SacctSource:
             texts = self._texts(_by_ids(part) if is_large else selection, counts, len(part))
             complete += [self._complete(row, texts, counts) for row in part]
         return Batch("jobs", pa.Table.from_pylist(complete, schema=JOBS), counts, watermark_s)
+
+    def _steps(self, jobs: pa.Table) -> Iterator[Batch]:
+        """Steps of the GPU jobs that have ended, IDS_PER_QUERY jobs at once: a job may have any number of steps."""
+        columns = (jobs[name].to_pylist() for name in ("job_id", "submit_s", "end_s", "gpu_count"))
+        runs = sorted(
+            (job_id, submit_s) for job_id, submit_s, end_s, gpus in zip(*columns, strict=True) if gpus and end_s
+        )
+        for part in _parts(runs, IDS_PER_QUERY) if self.config.read_steps else ():
+            counts, delimiter = Counts(), self.delimiter()
+            ids = ",".join(sorted({str(job_id) for job_id, _ in part}))
+            base = ["sacct", "-a", "-D", "-M", self.cluster, "-j", ids]
+            query = [*base, "-n", "-P", f"--delimiter={delimiter}", "-o", ",".join(STEP_COLUMNS)]
+            rows: list[dict[str, Any]] = []
+            try:
+                latest_s = int(self.clock()) + self.config.max_clock_skew_s
+                rows = parse_steps(self.commands(query), delimiter, self.cluster, latest_s, frozenset(part), counts)
+            except CommandError as error:
+                counts.note("jobs without their steps: sacct failed", len(part), str(error))
+            yield Batch("steps", pa.Table.from_pylist(rows, schema=STEPS), counts)
 
     def _base(self, selection: list[str]) -> list[str]:
         return ["sacct", "-a", "-X", "-D", "-M", self.cluster, *selection]
@@ -127,7 +155,7 @@ class SacctSource:
         }
 
 
-def _parts(rows: list[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+def _parts(rows: list[_Row], size: int) -> Iterator[list[_Row]]:
     return (rows[first : first + size] for first in range(0, len(rows), size))
 
 

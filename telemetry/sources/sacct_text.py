@@ -21,7 +21,7 @@ COLUMNS = (*_FIRST, *_MIDDLE, "Constraints", "ExitCode")
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _JOB_ID = re.compile(r"(?P<job>[0-9]{1,10})(?:_(?P<task>[0-9]{1,10})|(?P<pending>_\[.*)|\+(?P<offset>[0-9]{1,5}))?")
 _STATE = re.compile(r"[A-Z_]+")
-_EXIT = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
+EXIT = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
 _NO_TIME = ("Unknown", "None", "", "0")
 
 
@@ -70,8 +70,8 @@ def _row(values: list[str], names: Sequence[str], cluster: str, latest_s: int) -
     for column, name in (("user", "User"), ("account", "Account"), ("partition", "Partition"), ("qos", "QOS")):
         row[column] = value[name] or None
     row["constraints"] = value["Constraints"]
-    row["restarts"] = _optional(value.get("Restarts", ""))
-    exit_code = _EXIT.fullmatch(value["ExitCode"])
+    row["restarts"] = optional_number(value.get("Restarts", ""))
+    exit_code = EXIT.fullmatch(value["ExitCode"])
     row["exit_code"], row["exit_signal"] = map(int, exit_code.groups()) if exit_code else (None, None)
     return row
 
@@ -81,34 +81,31 @@ def _identity(value: dict[str, str]) -> dict[str, Any]:
     job_id = _JOB_ID.fullmatch(value["JobID"])
     if not job_id or not _NUMBER.fullmatch(value["JobIDRaw"]):
         raise BadRowError("job id is not a number")
-    state = _STATE.match(value["State"])  # "CANCELLED by 1000"
-    if not state:
-        raise BadRowError("unreadable state")
     is_array = job_id["task"] is not None or job_id["pending"] is not None
     return {
         "job_id": int(value["JobIDRaw"]),
         "array_job_id": int(job_id["job"]) if is_array else None,
-        "array_task_id": _optional(job_id["task"] or ""),
+        "array_task_id": optional_number(job_id["task"] or ""),
         "het_job_id": int(job_id["job"]) if job_id["offset"] else None,
-        "het_offset": _optional(job_id["offset"] or ""),
-        "state": state[0],
+        "het_offset": optional_number(job_id["offset"] or ""),
+        "state": parse_state(value["State"]),
     }
 
 
 def _times(value: dict[str, str], latest_s: int) -> dict[str, Any]:
-    submit, start, end = (_time(value[name]) for name in ("Submit", "Start", "End"))
+    submit, start, end = (parse_moment(value[name]) for name in ("Submit", "Start", "End"))
     if submit is None:
         raise BadRowError("unreadable time")
     if any(moment is not None and moment > latest_s for moment in (submit, start, end)):
         raise BadRowError("in the future")
     if start is not None and end is not None and end < start:
         raise BadRowError("ends before it starts")
-    elapsed = None if start is None else _optional(value["ElapsedRaw"])
+    elapsed = None if start is None else optional_number(value["ElapsedRaw"])
     if start is not None and start < submit:
         # A resized job has a record of each size, submitted at the change; on 22.05 the later one keeps the start.
         elapsed = None if elapsed is None else max(0, elapsed - (submit - start))
         start = submit if end is None else min(submit, end)
-    limit = _optional(value["TimelimitRaw"])  # "UNLIMITED" and "Partition_Limit" name no number
+    limit = optional_number(value["TimelimitRaw"])  # "UNLIMITED" and "Partition_Limit" name no number
     return {
         "submit_s": submit,
         "start_s": start,
@@ -118,7 +115,8 @@ def _times(value: dict[str, str], latest_s: int) -> dict[str, Any]:
     }
 
 
-def _time(text: str) -> int | None:
+def parse_moment(text: str) -> int | None:
+    """Seconds since 1970; None where there is no such time yet. Raises BadRowError."""
     if text in _NO_TIME:
         return None
     if not _NUMBER.fullmatch(text):
@@ -131,9 +129,9 @@ def _resources(value: dict[str, str]) -> dict[str, Any]:
     asked = parse_gpus(value["ReqTRES"])
     given = parse_gpus(value["AllocTRES"]) if value["AllocTRES"] else Gpus(0)
     return {
-        "node_count": _optional(value["NNodes"]),
-        "node_list": None if value["NodeList"] in ("", "None assigned") else value["NodeList"],
-        "cpu_count": _optional(value["AllocCPUS"]) or _optional(value["ReqCPUS"]),
+        "node_count": optional_number(value["NNodes"]),
+        "node_list": parse_node_list(value["NodeList"]),
+        "cpu_count": optional_number(value["AllocCPUS"]) or optional_number(value["ReqCPUS"]),
         "gpu_count": given.count if value["AllocTRES"] else None,
         "gpu_count_req": asked.count if value["ReqTRES"] else None,
         "gpu_type": given.type or asked.type or None,
@@ -141,5 +139,19 @@ def _resources(value: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _optional(text: str) -> int | None:
+def parse_state(text: str) -> str:
+    """The first word of "CANCELLED by 1000". Raises BadRowError."""
+    state = _STATE.match(text)
+    if not state:
+        raise BadRowError("unreadable state")
+    return state[0]
+
+
+def parse_node_list(text: str) -> str | None:
+    """A hostlist; None before there is one."""
+    return None if text in ("", "None assigned") else text
+
+
+def optional_number(text: str) -> int | None:
+    """A whole number, or None for any other text."""
     return int(text) if _NUMBER.fullmatch(text) else None

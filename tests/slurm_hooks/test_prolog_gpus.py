@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProces
         **JOB,
         "ALMANAC_PROLOG_DIR": str(folder / "gpus"),
         "ALMANAC_HPC_JOB_DIR": str(folder / "jobs"),
+        "ALMANAC_MIG_MAP": str(folder / "run/mig"),
         **env,
     }
     given = {name: value for name, value in variables.items() if value}
@@ -98,3 +100,106 @@ def test_folders_that_cannot_be_written_do_not_fail_the_job(tmp_path: Path) -> N
     (tmp_path / "jobs/1").mkdir(parents=True)
     run(tmp_path)
     assert mapping(tmp_path) == {"3": "42\n"}
+
+
+# What nvidia-smi says of GPU 0 in instances 7 and 13, GPU 1 whole, GPU 2 in instance 7 (shapes of drivers 470 to 550).
+LISTED = """\
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aaaa)
+  MIG 1g.5gb      Device  0: (UUID: MIG-0001)
+  MIG 3g.20gb     Device  1: (UUID: MIG-0002)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bbbb)
+GPU 2: NVIDIA A100-SXM4-40GB (UUID: GPU-cccc)
+  MIG 1g.5gb      Device  0: (UUID: MIG-0003)
+"""
+DEVICE = """
+\t\t\t<mig_device>
+\t\t\t\t<index>{0}</index>
+\t\t\t\t<gpu_instance_id>{1}</gpu_instance_id>
+\t\t\t\t<compute_instance_id>0</compute_instance_id>
+\t\t\t</mig_device>"""
+GPU = """\t<gpu id="00000000:0{0}:00.0">\n\t\t<mig_devices>{1}\n\t\t</mig_devices>
+\t\t<uuid>GPU-{2}</uuid>\n\t\t<minor_number>{0}</minor_number>
+\t\t<processes><process_info><gpu_instance_id>99</gpu_instance_id><pid>1</pid></process_info></processes>\n\t</gpu>\n"""
+QUERIED = (
+    GPU.format(0, DEVICE.format(0, 7) + DEVICE.format(1, 13), "aaaa")
+    + GPU.format(1, "\n\t\t\tNone", "bbbb")
+    + GPU.format(2, DEVICE.format(0, 7), "cccc")
+)
+
+
+def nvidia_smi(folder: Path, first: str = ":") -> dict[str, str]:
+    """A stand-in that runs `first` and then says the above."""
+    (folder / "listed").write_text(LISTED)
+    (folder / "queried").write_text(QUERIED)
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{first}\n[ $1 = -L ] && exec cat {folder}/listed\nexec cat {folder}/queried\n")
+    program.chmod(0o755)
+    return {"ALMANAC_NVIDIA_SMI": str(program), "ALMANAC_MIG_MAP": str(folder / "run/mig")}
+
+
+def lines_of(folder: Path) -> list[str]:
+    [record] = (path for path in (folder / "gpus").iterdir() if not path.name.startswith("."))
+    return [line for line in record.read_text().splitlines() if line.startswith(("cuda", "mig"))]
+
+
+def until(claim: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if claim():
+            return
+        time.sleep(0.05)
+    assert claim()
+
+
+def test_the_instances_of_a_job_come_onto_its_record_without_its_waiting_for_them(tmp_path: Path) -> None:
+    smi = nvidia_smi(tmp_path, f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done")
+    run(tmp_path, CUDA_VISIBLE_DEVICES="MIG-0002,MIG-0003", SLURM_JOB_GPUS="1,4", **smi)
+    assert lines_of(tmp_path) == ["cuda=MIG-0002,MIG-0003"]
+    (tmp_path / "go").touch()
+    until(lambda: len(lines_of(tmp_path)) == 3)
+    assert lines_of(tmp_path)[1:] == ["mig=MIG-0002 GPU-aaaa 13", "mig=MIG-0003 GPU-cccc 7"]
+    until(lambda: not (tmp_path / "run/mig.lock").exists())
+
+
+def test_a_known_map_is_read_at_once_and_nvidia_smi_not_run(tmp_path: Path) -> None:
+    smi = nvidia_smi(tmp_path, f"touch {tmp_path}/asked")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/mig").write_text("MIG-0001 GPU-aaaa 7\nMIG-0002 GPU-aaaa 13\n")
+    run(tmp_path, CUDA_VISIBLE_DEVICES="MIG-0002", SLURM_JOB_GPUS="1", **smi)
+    assert lines_of(tmp_path) == ["cuda=MIG-0002", "mig=MIG-0002 GPU-aaaa 13"]
+    assert not (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize("devices", ["", "0,1", "MIG-GPU-aaaa/7/0", "MIG-$(reboot)", "MIG-a\nmig=x"])
+def test_nvidia_smi_is_run_for_unknown_instances_only(tmp_path: Path, devices: str) -> None:
+    smi = nvidia_smi(tmp_path, f"touch {tmp_path}/asked")
+    run(tmp_path, CUDA_VISIBLE_DEVICES=devices, **smi)
+    assert lines_of(tmp_path) == (["cuda=MIG-GPU-aaaa/7/0"] if "/" in devices else [])
+    time.sleep(0.2)
+    assert not (tmp_path / "asked").exists()
+
+
+def test_where_nvidia_smi_hangs_it_is_not_started_for_the_next_job(tmp_path: Path) -> None:
+    smi = nvidia_smi(tmp_path, f"echo x >> {tmp_path}/asked; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done")
+    for job in ("1", "2", "3"):
+        run(tmp_path, SLURM_JOB_ID=job, CUDA_VISIBLE_DEVICES="MIG-0001", **smi)
+    assert len(list((tmp_path / "gpus").iterdir())) == 3
+    until((tmp_path / "asked").exists)
+    (tmp_path / "go").touch()
+    until(lambda: not (tmp_path / "run/mig.lock").exists())
+    assert (tmp_path / "asked").read_text() == "x\nx\n"  # -L and -q -x, of one run
+
+
+def test_without_nvidia_smi_the_record_has_the_uuid_only(tmp_path: Path) -> None:
+    where = {"ALMANAC_NVIDIA_SMI": str(tmp_path / "none"), "ALMANAC_MIG_MAP": str(tmp_path / "run/mig")}
+    run(tmp_path, CUDA_VISIBLE_DEVICES="MIG-0001", **where)
+    until(lambda: (tmp_path / "run/mig").exists() and not (tmp_path / "run/mig.lock").exists())
+    assert lines_of(tmp_path) == ["cuda=MIG-0001"]
+
+
+def test_on_a_node_with_mig_no_mapping_by_index_is_kept(tmp_path: Path) -> None:
+    """Slurm's index 1 is an instance there, and the exporter would label GPU 1 with the job."""
+    smi = nvidia_smi(tmp_path)
+    run(tmp_path, CUDA_VISIBLE_DEVICES="MIG-0001,MIG-0002", **smi)
+    until(lambda: len(lines_of(tmp_path)) == 3)
+    run(tmp_path, SLURM_JOB_ID="43", CUDA_VISIBLE_DEVICES="3", SLURM_JOB_GPUS="3", **smi)
+    assert not (tmp_path / "jobs").exists()

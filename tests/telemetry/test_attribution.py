@@ -12,13 +12,13 @@ from telemetry.attribution import (
     NO_NODES,
     UNBOUND,
     UNBOUND_COUNT,
-    Binding,
     Inventory,
     Job,
     attribute,
     parse_hosts,
     shared_jobs,
 )
+from telemetry.bindings import CONTRADICTED, UNBOUND_MIG, Binding, Unit
 
 DAY_S = 86_400
 
@@ -139,6 +139,97 @@ def test_a_gpu_split_into_mig_instances_counts_as_its_instances() -> None:
     assert rows == {(0, "1"), (0, "2"), (1, "")}
     found = attribute([job(2, 0, 100, 1)], split, {0: {("n1", 0, "2")}}, [])
     assert [(row["gpu"], row["mig"]) for row in found.claims.to_pylist()] == [(0, "2")]
+
+
+SPLIT = frozenset({(0, "1"), (0, "2"), (1, "5"), (2, "")})
+PARENTS = {0: "GPU-a", 1: "GPU-b", 2: "GPU-c"}
+
+
+def mixed(names: frozenset[tuple[str, Unit]] | None = None) -> Inventory:
+    """A node with GPU 0 in two MIG instances, GPU 1 in one, and GPU 2 whole; the exporter gives the GPU's UUID."""
+    if names is None:
+        names = frozenset((PARENTS[gpu], (gpu, mig)) for gpu, mig in SPLIT)
+    return Inventory({("n1", 0): SPLIT}, {("n1", 0): names})
+
+
+def units_of(found: object, number: int) -> set[tuple[int, str]]:
+    rows = found.claims.to_pylist()  # type: ignore[attr-defined]
+    return {(row["gpu"], row["mig"]) for row in rows if row["job"] == number}
+
+
+def test_two_jobs_on_two_instances_of_one_gpu_get_one_each() -> None:
+    """Slurm counts the instances 0 and 1, which are no GPU indices."""
+    jobs = [job(1, 0, 100, 1), job(2, 50, 150, 1)]
+    records = [
+        Binding(1, "n1", 0, "prolog", 0, uuid="GPU-a", mig="2"),
+        Binding(2, "n1", 1, "prolog", 50, uuid="GPU-a", mig="1"),
+    ]
+    found = attribute(jobs, mixed(), {}, records)
+    assert (units_of(found, 0), units_of(found, 1)) == ({(0, "2")}, {(0, "1")})
+    assert found.origin == {0: "prolog", 1: "prolog"}
+
+
+def test_a_job_may_have_instances_of_several_gpus_and_a_whole_one() -> None:
+    records = [
+        Binding(1, "n1", 0, "prolog", 0, uuid="GPU-a", mig="1"),
+        Binding(1, "n1", 2, "prolog", 0, uuid="GPU-b", mig="5"),
+        Binding(1, "n1", 3, "prolog", 0, uuid="GPU-c"),
+    ]
+    assert units_of(attribute([job(1, 0, 100, 3)], mixed(), {}, records), 0) == {(0, "1"), (1, "5"), (2, "")}
+
+
+def test_an_exporter_that_names_instances_by_their_own_uuid_binds_them() -> None:
+    names = frozenset({("MIG-x", (0, "1")), ("MIG-y", (0, "2"))})
+    records = [Binding(1, "n1", 0, "prolog", 0, uuid="MIG-y")]
+    assert units_of(attribute([job(1, 0, 100, 1)], mixed(names), {}, records), 0) == {(0, "2")}
+
+
+def test_an_index_is_no_gpu_on_a_node_with_mig() -> None:
+    """Index 2 of Slurm is an instance there; GPU 2 may be another job's."""
+    for record in (
+        Binding(1, "n1", 2, "squeue", 0),
+        Binding(1, "n1", 2, "prolog", 0),
+        Binding(1, "n1", 2, "prolog", 0, uuid="GPU-a"),
+        Binding(1, "n1", 2, "prolog", 0, uuid="GPU-a", mig="9"),
+        Binding(1, "n1", 2, "prolog", 0, uuid="MIG-unknown"),
+    ):
+        found = attribute([job(1, 0, 100, 1)], mixed(), {}, [record])
+        assert (found.failed, found.claims.num_rows) == ({0: UNBOUND_MIG}, 0), record
+
+
+def test_two_jobs_that_share_an_instance_get_nothing() -> None:
+    """Two compute instances of one GPU instance: the exporter's counters are of both."""
+    records = [Binding(n, "n1", n, "prolog", 0, uuid="GPU-a", mig="1") for n in (1, 2)]
+    found = attribute([job(1, 0, 100, 1), job(2, 0, 100, 1)], mixed(), {}, records)
+    assert found.failed == {0: DOUBLY_BOUND, 1: DOUBLY_BOUND}
+
+
+WHOLE = Inventory(
+    {("n1", 0): frozenset((gpu, "") for gpu in range(4))},
+    {("n1", 0): frozenset((f"GPU-{gpu}", (gpu, "")) for gpu in range(3))},
+)
+
+
+def test_an_index_and_a_uuid_of_the_same_gpu_are_believed() -> None:
+    found = attribute([job(1, 0, 100, 1)], WHOLE, {}, [Binding(1, "n1", 1, "prolog", 0, uuid="GPU-1")])
+    assert units_of(found, 0) == {(1, "")}
+
+
+def test_an_index_and_a_uuid_of_different_gpus_are_not_believed_and_nor_is_another_record() -> None:
+    """Nobody says which of them is right. squeue has the index only, and would repeat a wrong one."""
+    squeue = Binding(1, "n1", 1, "squeue", 0)
+    for uuid in ("GPU-2", "GPU-gone"):
+        found = attribute([job(1, 0, 100, 1)], WHOLE, {}, [Binding(1, "n1", 1, "prolog", 0, uuid=uuid), squeue])
+        assert (found.failed, found.claims.num_rows) == ({0: CONTRADICTED}, 0)
+    labelled = attribute(
+        [job(1, 0, 100, 1)], WHOLE, {0: {("n1", 3, "")}}, [Binding(1, "n1", 1, "prolog", 0, uuid="GPU-2")]
+    )
+    assert units_of(labelled, 0) == {(3, "")}
+
+
+def test_where_telemetry_has_no_uuid_the_index_is_taken() -> None:
+    found = attribute([job(1, 0, 100, 1)], WHOLE, {}, [Binding(1, "n1", 3, "prolog", 0, uuid="GPU-3")])
+    assert units_of(found, 0) == {(3, "")}
 
 
 def test_an_unreadable_node_list_is_said() -> None:

@@ -55,6 +55,17 @@ def test_writing_the_same_rows_twice_changes_nothing(store: Store) -> None:
     assert {path: path.stat().st_ino for path in store.files("telemetry", "c")} == before
 
 
+def test_files_from_before_a_column_was_added_read_as_null_and_can_be_completed(store: Store) -> None:
+    spec = TABLES["bindings"]
+    old = {"job_id": 7, "host": "n1", "gpu": 0, "origin": "prolog", "seen_s": 86_400}
+    store.write("bindings", "c", pa.Table.from_pylist([old], spec.schema))
+    [path] = store.files("bindings", "c")
+    pq.write_table(pq.read_table(path).select(list(old)), path)
+    assert store.read("bindings", "c").to_pylist() == [{**old, "uuid": None, "mig": None}]
+    store.write("bindings", "c", pa.Table.from_pylist([{**old, "uuid": "GPU-a"}], spec.schema))
+    assert store.read("bindings", "c").to_pylist() == [{**old, "uuid": "GPU-a", "mig": None}]
+
+
 def test_rows_go_to_the_hour_they_belong_to_and_are_sorted(store: Store) -> None:
     store.write(
         "telemetry", "c", samples([("n2", 0, 3599, 1.0), ("n1", 1, 5, 2.0), ("n1", 0, 7, 3.0), ("n1", 0, 3600, 4.0)])

@@ -13,10 +13,11 @@ from almanac.errors import CommandError, SourceError
 from almanac.records import Counts
 from telemetry.schema import BINDINGS
 from telemetry.sources.bindings import PrologSource, SqueueSource, arrival_s
+from telemetry.store import Store
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
 NOW_S = 1_800_000_000
-Rows = set[tuple[int, str, int, str, int]]
+Rows = set[tuple[Any, ...]]
 
 
 def record(folder: Path, job_id: int = 7, host: str = "n1", time_s: int = NOW_S - 60, **changes: str) -> Path:
@@ -50,10 +51,45 @@ def test_a_record_gives_a_row_for_each_gpu(tmp_path: Path) -> None:
     record(tmp_path, 8, "gpu-a.cluster.example", gpus="2")
     rows, counts = read(tmp_path)
     assert rows == {
-        *((7, "n1", gpu, "prolog", NOW_S - 60) for gpu in (0, 1, 3)),
-        (8, "gpu-a.cluster.example", 2, "prolog", NOW_S - 60),
+        *((7, "n1", gpu, "prolog", NOW_S - 60, None, None) for gpu in (0, 1, 3)),
+        (8, "gpu-a.cluster.example", 2, "prolog", NOW_S - 60, None, None),
     }
     assert counts.kept == 2
+
+
+def test_mig_instances_are_named_by_uuid_and_once_mapped_by_gpu_and_instance(tmp_path: Path) -> None:
+    """Slurm's indices 4 and 5 are instances; the map was there for the first only. Drivers before 470 name both."""
+    path = record(tmp_path, gpus="4,5", cuda="MIG-aa-1,MIG-bb-2")
+    with path.open("a") as handle:
+        handle.write("mig=MIG-aa-1 GPU-x 7\nmig=MIG-cc-3 GPU-x 8\nmig=nonsense\n")
+    record(tmp_path, 8, gpus="6", cuda="MIG-GPU-5d5b-d33d/11/0")
+    record(tmp_path, 9, gpus="0,1", cuda="0,1")
+    record(tmp_path, 10, gpus="0,1", cuda="GPU-x,1")
+    when = NOW_S - 60
+    assert read(tmp_path)[0] == {
+        (7, "n1", 4, "prolog", when, "GPU-x", "7"),
+        (7, "n1", 5, "prolog", when, "MIG-bb-2", None),
+        (8, "n1", 6, "prolog", when, "GPU-5d5b-d33d", "11"),
+        (9, "n1", 0, "prolog", when, None, None),
+        (9, "n1", 1, "prolog", when, None, None),
+        (10, "n1", 0, "prolog", when, "GPU-x", None),
+        (10, "n1", 1, "prolog", when, None, None),
+    }
+
+
+def test_a_record_written_anew_with_its_instances_completes_the_row(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    folder = tmp_path / "gpus"
+    folder.mkdir()
+    source = PrologSource(folder, "lab", frozenset({os.getuid()}))
+    path = record(folder, gpus="4", cuda="MIG-a")
+    for line in ("", "mig=MIG-a GPU-x 7\n"):
+        with path.open("a") as handle:
+            handle.write(line)
+        for batch in source.read(NOW_S - 3600, NOW_S):
+            store.write("bindings", "lab", batch.rows)
+    [row] = store.read("bindings", "lab").to_pylist()
+    assert (row["gpu"], row["uuid"], row["mig"]) == (4, "GPU-x", "7")
 
 
 def test_an_empty_folder_gives_an_empty_table(tmp_path: Path) -> None:
@@ -133,6 +169,8 @@ def _other_name(folder: Path) -> None:
         (lambda folder: record(folder, job_id=7, gpus="0-99999"), "unreadable GPU indices"),
         (lambda folder: record(folder, gpus="all"), "unreadable GPU indices"),
         (lambda folder: record(folder, gpus=""), "no GPU indices"),
+        (lambda folder: record(folder, cuda="MIG-a"), "numbers of GPU indices and UUIDs differ"),
+        (lambda folder: record(folder, cuda="MIG-a,MIG-b,../x"), "unreadable GPU UUID"),
         (lambda folder: record(folder, time="1"), "content and file name differ"),
         (lambda folder: record(folder).write_text(""), "content and file name differ"),
         (lambda folder: record(folder).write_bytes(b"\xff\x00=\n"), "content and file name differ"),
@@ -194,7 +232,7 @@ def job(**changes: Any) -> dict[str, Any]:
 
 
 def test_polling_again_gives_the_same_rows() -> None:
-    expected = {(7, "n1", 0, "squeue", NOW_S - 50), (7, "n1", 3, "squeue", NOW_S - 50)}
+    expected = {(7, "n1", gpu, "squeue", NOW_S - 50, None, None) for gpu in (0, 3)}
     assert squeue({"jobs": [job()]})[0] == squeue({"jobs": [job(), job()]})[0] == expected
 
 

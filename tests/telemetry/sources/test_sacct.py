@@ -59,7 +59,7 @@ class Recorded:
 
 
 def read(runner: Recorded, since_s: int | None = None, **given: Any) -> list[Batch]:
-    config = given.pop("config", Slurm(overlap_hours=0))
+    config = given.pop("config", Slurm(overlap_hours=0, read_steps=False))
     source = SacctSource(
         runner, given.pop("cluster", "lab"), TIERS, config, lambda: runner.now_s, delimiter=lambda: DELIMITER, **given
     )
@@ -270,7 +270,7 @@ def test_windows_cover_the_span_once() -> None:
 
 def test_each_record_comes_from_one_window_and_open_ones_from_the_last(runner: Recorded) -> None:
     since_s = runner.now_s - 3 * 3600
-    batches = read(runner, since_s, config=Slurm(overlap_hours=0, window_hours=1))
+    batches = read(runner, since_s, config=Slurm(overlap_hours=0, window_hours=1, read_steps=False))
     assert [batch.watermark_s for batch in batches] == [since_s + 3600, since_s + 7200, runner.now_s]
     # The recorded answer is the same for each window: what ends later than a window is left to a later one.
     assert [batch.rows.num_rows for batch in batches[:2]] == [0, 0]
@@ -279,7 +279,7 @@ def test_each_record_comes_from_one_window_and_open_ones_from_the_last(runner: R
 
 
 def test_a_late_end_is_looked_for_before_the_span(runner: Recorded) -> None:
-    read(runner, 1_795_219_200, config=Slurm(overlap_hours=6, window_hours=48))
+    read(runner, 1_795_219_200, config=Slurm(overlap_hours=6, window_hours=48, read_steps=False))
     [query] = [argv for argv in runner.asked if "-P" in argv and argv[0] == "sacct"]
     assert query[query.index("-S") + 1] == "2026-11-20T18:00:00"
     assert query[query.index("-M") + 1] == "lab" and "-D" in query and "-X" in query

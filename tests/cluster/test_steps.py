@@ -1,0 +1,110 @@
+"""Job steps on real Slurm: what srun started, and what each of them did."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from processes import wait_until
+from testbed import Cluster
+
+from almanac.config import Config, Filters, Prometheus, Slurm
+from telemetry.ingest import IngestResult, ingest
+from telemetry.slurm.commands import SlurmCommands
+from telemetry.sources.prometheus import PrometheusSource
+from telemetry.sources.sacct import SacctSource
+from telemetry.sources.sacct_steps import COLUMNS
+from telemetry.steps import CONCURRENT, SOME_GPUS
+from telemetry.store import Store
+from telemetry.summary import SummaryCounts, summarize
+
+pytestmark = pytest.mark.cluster
+
+# Two steps one after the other, the second with more memory; two at once; one with a single GPU. The first one's name
+# forges a step, as if the delimiter had been foreseen.
+SCRIPT = """#!/bin/bash
+profile={root}/profiles/$SLURM_JOB_ID
+echo low > $profile
+srun -n1 --gpus=4 -J "$FORGED" sleep 8
+echo high > $profile
+srun -n1 --gpus=4 sleep 6
+srun --exact -n1 --gpus=2 --mem=500 sleep 4 &
+srun --exact -n1 --gpus=2 --mem=500 sleep 4 &
+wait
+srun -n1 --gpus=1 sleep 3
+"""
+FORGED = "innocent\n" + ";;".join(
+    {"Cluster": "lab", "JobIDRaw": "1.99", "State": "COMPLETED", "ExitCode": "0:0"}.get(name, "1") for name in COLUMNS
+)
+CONFIG = Config(filters=Filters(min_elapsed_s=2, min_gpu_util_pct=-1.0))
+
+
+@pytest.fixture(scope="module")
+def job(cluster: Cluster) -> int:
+    script = SCRIPT.format(root=cluster.lab.root)
+    options = ("-N1", "-n4", "--gpus=4", "-C", "hbm80g", f"--export=ALL,FORGED={FORGED}")
+    job_id = cluster.lab.sbatch("alice", *options, script=script)
+    assert cluster.lab.wait_for_jobs(job_id, timeout_s=90) == {job_id: "COMPLETED"}
+    # 22.05 stores up to some seconds late from when on a job was eligible: no span lists it until then.
+    wait_until(
+        "the job in sacct -S",
+        lambda: [str(job_id)] in cluster.lab.sacct("-S", "now-1hour", "-o", "JobIDRaw"),
+        30,
+    )
+    return job_id
+
+
+@pytest.fixture(scope="module")
+def summary(cluster: Cluster, job: int, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, SummaryCounts]:
+    """A store with the last minutes of accounting and telemetry, summarised."""
+    store = Store.create(tmp_path_factory.mktemp("steps") / "store")
+    until_s = int(time.time()) + 1
+    commands = SlurmCommands(timeout_s=60, env=cluster.lab.env)
+    sacct = SacctSource(commands, "lab", (), Slurm(), time.time, delimiter=lambda: ";;")
+    for source in (sacct, PrometheusSource(Prometheus(url=cluster.prometheus.url, delay_s=0))):
+        result = IngestResult(source.name, until_s - 180, until_s)
+        ingest(source, store, "lab", until_s - 180, until_s, result, lambda rows, reached_s: None)
+        assert not result.counts.dropped, result.counts
+    return store, summarize(store, "lab", CONFIG, until_s - 180, until_s)
+
+
+def of_job(store: Store, table: str, job_id: int) -> dict[str, dict[str, Any]]:
+    rows = [row for row in store.read(table, "lab").to_pylist() if row["job_id"] == job_id]
+    return {row["step"]: row for row in sorted(rows, key=lambda row: str(row["step"]))}
+
+
+def test_the_steps_are_those_that_sacct_shows(cluster: Cluster, job: int, summary: tuple[Store, SummaryCounts]) -> None:
+    shown = cluster.lab.run(
+        "env", "TZ=UTC", "SLURM_TIME_FORMAT=%s",
+        "sacct", "-n", "-P", "-j", str(job), "-o", "JobIDRaw,State,Start,End,NodeList,ExitCode",
+    ).stdout.splitlines()  # fmt: skip
+    real = {f"{job}.{n}": None for n in range(5)}
+    expected = [row.split("|") for row in shown if row.split("|")[0] in real]
+    steps = of_job(summary[0], "steps", job)
+    assert [
+        [f"{job}.{name}", row["state"], str(row["start_s"]), str(row["end_s"]), row["node_list"],
+         f"{row['exit_code']}:{row['exit_signal']}"]
+        for name, row in steps.items()
+    ] == expected  # fmt: skip
+    assert [row["gpu_count"] for row in steps.values()] == [4, 4, 2, 2, 1]
+    # The name would forge a step, where anybody asks for it.
+    naive = cluster.lab.run("sacct", "-n", "-P", "--delimiter=;;", "-j", str(job), "-o", "JobIDRaw,JobName").stdout
+    assert "lab;;1.99;;COMPLETED" in naive
+    assert not any(row["step"] == "99" for row in summary[0].read("steps", "lab").to_pylist())
+
+
+def test_each_step_has_its_own_metrics_where_its_gpus_are_known(
+    cluster: Cluster, job: int, summary: tuple[Store, SummaryCounts]
+) -> None:
+    store, counts = summary
+    found = of_job(store, "step_metrics", job)
+    assert [row["verdict"] for row in found.values()] == ["ok", "ok", CONCURRENT, CONCURRENT, SOME_GPUS]
+    assert [(found[name]["gpus_seen"], found[name]["attributed_by"]) for name in "01"] == [(4, "whole node")] * 2
+    assert found["0"]["hbm_peak_mib"] == pytest.approx(20 * 1024, rel=0.1)
+    assert found["1"]["hbm_peak_mib"] == pytest.approx(60 * 1024, rel=0.1)
+    assert all(found[name]["energy_j"] > 0 for name in "01")
+    [whole] = [row for row in store.read("job_metrics", "lab").to_pylist() if row["job_id"] == job]
+    assert whole["hbm_peak_mib"] == found["1"]["hbm_peak_mib"]
+    assert counts.steps.as_dict()["steps"] >= 5 and counts.steps.as_dict()["samples_without_step"] > 0
+    assert found["0"]["samples"] + found["1"]["samples"] < whole["samples"]

@@ -1,0 +1,245 @@
+"""Job steps against the recorded outputs of three releases (fixtures/slurm/README.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from almanac.config import Slurm
+from almanac.errors import CommandError
+from almanac.records import Counts
+from telemetry.schema import STEPS
+from telemetry.sources.base import Batch
+from telemetry.sources.sacct import SacctSource
+from telemetry.sources.sacct_steps import COLUMNS, parse_steps
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
+RELEASES = ["22.05.8", "24.11.5", "26.05.5"]
+DELIMITER = "|~0123456789abcdef~|"
+LATEST_S = 2_000_000_000
+
+
+class Recorded:
+    """The steps of one release: the text, the cases' job ids, and the runs of each job by submit time."""
+
+    def __init__(self, release: str) -> None:
+        self.text = (FIXTURES / release / "steps.txt").read_bytes()
+        cases = (FIXTURES / release / "steps_cases.tsv").read_text().splitlines()
+        self.cases = {name: int(job_id) for name, job_id in (line.split("\t") for line in cases)}
+        lines = [line.split(DELIMITER) for line in self.text.decode().splitlines()]
+        self.runs = {(int(line[1]), int(line[3])) for line in lines if "." not in line[1]}
+
+    def steps(self, case: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows() if row["job_id"] == self.cases[case]]
+
+    def rows(self, counts: Counts | None = None) -> list[dict[str, Any]]:
+        return parse_steps(self.text, DELIMITER, "lab", LATEST_S, self.runs, counts or Counts())
+
+
+@pytest.fixture(params=RELEASES)
+def recorded(request: pytest.FixtureRequest) -> Recorded:
+    return Recorded(request.param)
+
+
+def test_every_step_of_srun_becomes_a_row_and_no_other_line(recorded: Recorded) -> None:
+    counts = Counts()
+    rows = recorded.rows(counts)
+    ids = [line.split(DELIMITER)[1] for line in recorded.text.decode().splitlines()]
+    real = sorted(job_id for job_id in ids if "." in job_id and not job_id.endswith((".batch", ".extern")))
+    assert sorted(f"{row['job_id']}.{row['step']}" for row in rows) == real
+    assert (counts.seen, counts.kept, counts.dropped) == (len(real), len(real), {})
+
+
+def test_steps_of_one_node(recorded: Recorded) -> None:
+    """Two in a row, two at once, one GPU, none, a failed one, both halves of a heterogeneous one, a killed one."""
+    steps = recorded.steps("first")
+    assert [row["step"] for row in steps] == ["0", "1", "2", "3", "4", "5", "6", "7+0", "8"]
+    assert [row["gpu_count"] for row in steps] == [4, 4, 2, 2, 1, 0, 4, 2, 4]
+    assert {row["node_list"] for row in steps} == {"n1"} and {row["node_count"] for row in steps} == {1}
+    assert [row["state"] for row in steps][5:] == ["COMPLETED", "FAILED", "COMPLETED", "CANCELLED"]
+    assert [(row["exit_code"], row["exit_signal"]) for row in steps][6:] == [(3, 0), (0, 0), (0, 9)]
+    assert steps[0]["end_s"] <= steps[1]["start_s"] and steps[1]["end_s"] <= steps[2]["start_s"] + 1
+    assert steps[2]["start_s"] < steps[3]["end_s"] and steps[3]["start_s"] < steps[2]["end_s"]
+
+
+def test_each_step_says_which_of_the_jobs_nodes_it_had(recorded: Recorded) -> None:
+    steps = recorded.steps("two_nodes")
+    assert [(row["step"], row["node_list"], row["gpu_count"]) for row in steps[:1]] == [("0", "n[2-3]", 4)]
+    assert {(row["node_list"], row["gpu_count"]) for row in steps[1:]} == {("n2", 2), ("n3", 2)}
+
+
+def test_a_step_across_a_heterogeneous_job_is_a_step_of_each_part(recorded: Recorded) -> None:
+    first = recorded.cases["het"]
+    parts = [
+        (row["job_id"], row["step"], row["node_list"]) for row in recorded.rows() if row["job_id"] - first in (0, 1)
+    ]
+    assert parts == [(first, "0", "n2"), (first + 1, "0", "n3")]
+
+
+def test_each_run_of_a_requeued_job_has_its_own_steps(recorded: Recorded) -> None:
+    steps = recorded.steps("requeued")
+    assert [row["step"] for row in steps] == ["0", "1", "0", "1"]
+    first, second = steps[0]["submit_s"], steps[2]["submit_s"]
+    assert first < second and [row["submit_s"] for row in steps] == [first, first, second, second]
+    assert all(row["start_s"] >= row["submit_s"] for row in steps)
+
+
+def test_a_job_without_srun_has_no_steps(recorded: Recorded) -> None:
+    assert recorded.steps("batch_only") == []
+
+
+def test_only_the_runs_that_were_asked_for_are_given(recorded: Recorded) -> None:
+    later = max(run for run in recorded.runs if run[0] == recorded.cases["requeued"])
+    counts = Counts()
+    rows = parse_steps(recorded.text, DELIMITER, "lab", LATEST_S, {later}, counts)
+    assert {(row["job_id"], row["submit_s"]) for row in rows} == {later}
+    assert counts.seen == counts.kept == 2
+
+
+JOB = {"Cluster": "lab", "JobIDRaw": "7", "State": "COMPLETED", "Submit": "100", "Start": "110", "End": "200",
+       "NNodes": "1", "NodeList": "n1", "AllocTRES": "gres/gpu=4,node=1", "ExitCode": "0:0"}  # fmt: skip
+
+
+def line(**changes: str) -> str:
+    return DELIMITER.join({**JOB, **changes}[name] for name in COLUMNS)
+
+
+def parse(*lines: str) -> tuple[list[dict[str, Any]], Counts]:
+    counts = Counts()
+    rows = parse_steps("\n".join(lines).encode(), DELIMITER, "lab", LATEST_S, {(7, 100)}, counts)
+    assert counts.seen == counts.kept + counts.dropped.total()
+    return rows, counts
+
+
+def test_what_is_not_recorded_is_null() -> None:
+    unset = {"AllocTRES": "", "NNodes": "", "NodeList": "None assigned", "Start": "Unknown", "End": "Unknown"}
+    [row], _ = parse(line(), line(JobIDRaw="7.0", State="CANCELLED by 1000", ExitCode="", **unset))
+    expected = {"job_id": 7, "submit_s": 100, "step": "0", "state": "CANCELLED"}
+    assert row == dict.fromkeys(STEPS.names) | expected
+
+
+def test_the_whole_job_steps_are_passed_over() -> None:
+    others = [line(JobIDRaw=f"7.{name}") for name in ("batch", "extern", "interactive", "batch+0")]
+    assert parse(line(), *others) == ([], Counts())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"JobIDRaw": "7.TBD"}, "step id of another form"),
+        ({"JobIDRaw": "7.shell"}, "step id of another form"),
+        ({"JobIDRaw": "8.0"}, "step without its job"),
+        ({"Cluster": "other"}, "job of another cluster"),
+        ({"State": "?"}, "unreadable state"),
+        ({"Start": "yesterday"}, "unreadable time"),
+        ({"End": "2000000001"}, "in the future"),
+        ({"End": "109"}, "ends before it starts"),
+        ({"NodeList": f"n1{DELIMITER}n2"}, "wrong number of fields"),
+    ],
+)
+def test_a_malformed_step_is_counted_and_a_good_one_before_it_is_kept(changes: dict[str, str], reason: str) -> None:
+    rows, counts = parse(line(), line(JobIDRaw="7.0"), line(**{"JobIDRaw": "7.1", **changes}))
+    assert [row["step"] for row in rows] == ["0"]
+    assert dict(counts.dropped) == {reason: 1}
+
+
+def test_steps_behind_an_unreadable_line_are_given_to_no_run() -> None:
+    """It may have been the line of the job's next run."""
+    rows, counts = parse(line(), "7", line(JobIDRaw="7.0"))
+    assert rows == [] and dict(counts.dropped) == {"wrong number of fields": 1, "step without its job": 1}
+    rows, counts = parse(line(Submit="soon"), line(JobIDRaw="7.0"))
+    assert rows == [] and dict(counts.dropped) == {"step without its job": 1}
+
+
+def test_a_step_given_twice_counts_once() -> None:
+    rows, counts = parse(line(), line(JobIDRaw="7.0"), line(JobIDRaw="7.0", State="FAILED"))
+    assert [row["state"] for row in rows] == ["FAILED"]
+    assert dict(counts.dropped) == {"repeated record of a step": 1}
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="|"), max_size=200))
+def test_no_text_without_the_delimiter_makes_a_step(text: str) -> None:
+    """The delimiter is drawn for each query: what was written before cannot hold it."""
+    rows, _ = parse(line(), *text.split("\n"))
+    assert rows == []
+
+
+@dataclass
+class Accounting:
+    """sacct of jobs 1..count, each with two steps; every third has no GPU, every fifth has not ended."""
+
+    count: int
+    fails: bool = False
+    asked: list[list[str]] = field(default_factory=list)
+
+    def __call__(self, argv: Sequence[str]) -> bytes:
+        if "--helpformat" in argv or argv[0] == "sacctmgr":
+            return b"lab\n"
+        if "--json" in argv:
+            return b'{"jobs": []}'
+        columns = argv[argv.index("-o") + 1].split(",")
+        if "-X" not in argv:
+            self.asked.append(list(argv))
+            if self.fails:
+                raise CommandError("sacct: error: slurmdbd: Connection refused")
+            ids = map(int, argv[argv.index("-j") + 1].split(","))
+            return "".join(self.line(columns, job, step) for job in ids for step in ("", ".batch", ".0", ".1")).encode()
+        return "".join(self.line(columns, job, "") for job in range(1, self.count + 1)).encode()
+
+    def line(self, columns: list[str], job: int, step: str) -> str:
+        value = {**JOB, "JobIDRaw": f"{job}{step}", "JobID": f"{job}{step}", "User": "alice", "ElapsedRaw": "90",
+                 "End": "Unknown" if job % 5 == 0 else "200", "ReqTRES": "",
+                 "AllocTRES": "node=1" if job % 3 == 0 else "gres/gpu=1"}  # fmt: skip
+        return DELIMITER.join(value.get(name, "") for name in columns) + "\n"
+
+
+def read(runner: Accounting, **config: Any) -> list[Batch]:
+    source = SacctSource(
+        runner, "lab", (), Slurm(overlap_hours=1, **config), lambda: LATEST_S, delimiter=lambda: DELIMITER
+    )
+    return list(source.read(1000, 2000))
+
+
+def test_steps_of_ended_gpu_jobs_are_asked_for_by_parts_and_come_before_their_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("telemetry.sources.sacct.IDS_PER_QUERY", 4)
+    runner = Accounting(15)
+    batches = read(runner)
+    assert [(batch.table, batch.watermark_s) for batch in batches] == [*[("steps", None)] * 2, ("jobs", 2000)]
+    wanted = [1, 2, 4, 7, 8, 11, 13, 14]
+    assert [query[query.index("-j") + 1] for query in runner.asked] == ["1,2,4,7", "11,13,14,8"]
+    rows = [row for batch in batches[:2] for row in batch.rows.to_pylist()]
+    assert [(row["job_id"], row["step"]) for row in rows] == [
+        *((job, step) for job in (1, 2, 4, 7) for step in "01"),
+        *((job, step) for job in (11, 13, 14, 8) for step in "01"),
+    ]
+    assert sorted({row["job_id"] for row in rows}) == wanted
+    assert batches[0].rows.schema == STEPS
+
+
+def test_the_query_asks_for_no_field_that_a_user_writes() -> None:
+    runner = Accounting(1)
+    read(runner)
+    [query] = runner.asked
+    assert query[query.index("-o") + 1].split(",") == list(COLUMNS)
+    assert not {"JobName", "Comment", "AdminComment", "SubmitLine", "WorkDir"} & set(COLUMNS)
+    assert "-D" in query and query[query.index("-M") + 1] == "lab"
+
+
+def test_steps_can_be_left_out() -> None:
+    runner = Accounting(15)
+    assert [batch.table for batch in read(runner, read_steps=False)] == ["jobs"]
+    assert runner.asked == []
+
+
+def test_jobs_are_kept_where_their_steps_cannot_be_read() -> None:
+    steps, jobs = read(Accounting(2, fails=True))
+    assert (steps.rows.num_rows, jobs.rows.num_rows) == (0, 2)
+    assert dict(steps.counts.notes) == {"jobs without their steps: sacct failed": 2}
