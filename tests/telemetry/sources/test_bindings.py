@@ -117,7 +117,7 @@ def test_a_record_of_the_hour_before_is_read_again(tmp_path: Path) -> None:
 def test_a_record_that_comes_days_late_is_read_when_it_comes(tmp_path: Path) -> None:
     record(tmp_path, time_s=NOW_S - 3 * 86400)
     assert read(tmp_path, since_s=NOW_S - 600, arrived_s=NOW_S - 300)[0] == {
-        (7, "n1", gpu, "prolog", NOW_S - 3 * 86400) for gpu in (0, 1, 3)
+        (7, "n1", gpu, "prolog", NOW_S - 3 * 86400, None, None) for gpu in (0, 1, 3)
     }
     assert read(tmp_path, since_s=NOW_S - 600, arrived_s=NOW_S - 2 * 86400)[0] == set()
 
