@@ -20,7 +20,7 @@ from telemetry.metrics.partials import Partials, compute_partials, merge_partial
 Progress = Callable[[int, int, str], None]
 """Called with portions done, portions in all, and a word on what came of them."""
 
-ROWS_PER_CHUNK = 2_000_000
+ROWS_PER_CHUNK = 1_000_000
 """Few enough that many threads share the work, enough that merging costs little."""
 ROWS_AT_ONCE = 8_000_000
 """In the hours that are looked at together: about 1 GB."""
