@@ -39,7 +39,6 @@ def finish(
     """
     windows = [*partials[WINDOWS].parts, spatial.fold(partials[OPEN_WINDOWS])]
     given = {
-        "parts": _table(partials[CLAIM]),
         "spatial": _table(Rows(WINDOWS.kinds, [spatial.merge_closed(Rows(WINDOWS.kinds, windows))])),
         "intensity": histogram.by_job(partials[HISTOGRAM]),
         "claims": claims,
@@ -48,7 +47,9 @@ def finish(
     }
     for name, table in given.items():
         db.register(name, table)
+    db.register("parts", _table(partials[CLAIM]))
     run(db, f"CREATE OR REPLACE TEMP TABLE per_gpu AS {finish_sql.per_gpu(config, options)}")
+    db.unregister("parts")
     gpus = rows(db, f"SELECT {', '.join(GPU_METRICS.names)} FROM per_gpu ORDER BY job, host, gpu, mig")
     found = rows(db, finish_sql.per_job(config)).select(JOB_METRICS.names)
     for name in given:
