@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from telemetry.runs import load_jobs
@@ -101,8 +102,6 @@ def loops(root: Path, number: int) -> dict[str, float]:
 
 def _one_job(frame: pd.DataFrame, mine: pd.DataFrame) -> dict[str, Any]:
     """The core summary of one job: its rows are looked for in the whole frame."""
-    import pandas as pd
-
     start, end = mine["start_ms"].iloc[0], mine["end_ms"].iloc[0]
     within = (frame["time_ms"] >= start) & (frame["time_ms"] < end)
     samples = frame[within & frame["host"].isin(mine["host"])]
@@ -122,7 +121,7 @@ def _one_job(frame: pd.DataFrame, mine: pd.DataFrame) -> dict[str, Any]:
             totals.setdefault(window, []).append(float(total))
     each = [1 - sum(total) / (len(gpus) * max(total)) if max(total) else 0.0 for total in totals.values()]
     placed = samples[(samples[[f"{pipe}_active_frac" for pipe in PIPES]] > 0).any(axis=1)]
-    job: dict[str, Any] = pd.DataFrame(gpus)[MEANS].mean().to_dict() if gpus else {}
+    job: dict[str, Any] = {name: float(np.mean([gpu[name] for gpu in gpus])) for name in MEANS if gpus}
     job |= {f"class_{pipe}": (placed[f"{pipe}_active_frac"] > placed["dram_active_frac"]).mean() for pipe in PIPES}
     job["peak"] = max((gpu["peak"] for gpu in gpus), default=None)
     job["temporal"] = max((gpu["temporal"] for gpu in gpus), default=None)

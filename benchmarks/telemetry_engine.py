@@ -72,21 +72,18 @@ TASKS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def best(root: Path, *tasks: str, repeats: int = 3) -> dict[str, Measured]:
-    """The least wall and CPU time, and the largest memory, of several processes; tasks take turns."""
-    runs: dict[str, list[Measured]] = {task: [] for task in tasks}
-    for _ in range(repeats):
-        for task in tasks:
-            runs[task].append(_in_a_process(task, root))
-    return {
-        task: replace(
-            held[0],
-            wall_s=min(run.wall_s for run in held),
-            cpu_s=min(run.cpu_s for run in held),
-            rss_mib=max(run.rss_mib for run in held),
+def best(tasks: Sequence[tuple[str, Path]], repeats: int) -> list[Measured]:
+    """The least wall and CPU time, and the largest memory, of several processes each; tasks take turns."""
+    turns = [[_in_a_process(task, root) for task, root in tasks] for _ in range(repeats)]
+    return [
+        replace(
+            runs[0],
+            wall_s=min(run.wall_s for run in runs),
+            cpu_s=min(run.cpu_s for run in runs),
+            rss_mib=max(run.rss_mib for run in runs),
         )
-        for task, held in runs.items()
-    }
+        for runs in zip(*turns, strict=True)
+    ]
 
 
 def _in_a_process(task: str, root: Path) -> Measured:
@@ -103,30 +100,37 @@ def at_least(name: str, value: float, least: float) -> Figure:
     return Figure(name, value, f">= {least:g}", value >= least)
 
 
-def speed(root: Path, repeats: int) -> tuple[list[Figure], dict[str, Measured]]:
-    held = best(root, "decode", "core", "full", "unlimited", repeats=repeats)
-    base, core, full = held["decode"], held["core"], held["full"]
+def speed(root: Path, repeats: int) -> tuple[list[Figure], Measured]:
+    """Figures, and the core summary's."""
+    names = ("decode", "core", "full", "unlimited")
+    base, core, full, unlimited = found = best([(name, root) for name in names], repeats)
     return [
         Figure("rows", float(core.result)),
-        *(Figure(f"{task}: wall s", run.wall_s) for task, run in held.items()),
-        *(Figure(f"{task}: CPU s", run.cpu_s) for task, run in held.items()),
-        *(Figure(f"{task}: peak memory MiB", run.rss_mib) for task, run in held.items()),
+        *_measured(names, found),
         limit("core wall / decode wall", core.wall_s / base.wall_s, 2.2),
         limit("core CPU / decode CPU", core.cpu_s / base.cpu_s, 3.2),
         limit("full wall / decode wall", full.wall_s / base.wall_s, 4.0),
         limit("full: peak memory under a 2 GB limit", full.rss_mib, 2.3 * 1024, "MiB"),
-        limit("full: CPU under a 2 GB limit / without", full.cpu_s / held["unlimited"].cpu_s, 1.25),
-    ], held
+        limit("full: CPU under a 2 GB limit / without", full.cpu_s / unlimited.cpu_s, 1.25),
+    ], core
+
+
+def _measured(names: Sequence[str], found: Sequence[Measured]) -> list[Figure]:
+    pairs = list(zip(names, found, strict=True))
+    return [
+        *(Figure(f"{name}: wall s", run.wall_s) for name, run in pairs),
+        *(Figure(f"{name}: CPU s", run.cpu_s) for name, run in pairs),
+        *(Figure(f"{name}: peak memory MiB", run.rss_mib) for name, run in pairs),
+    ]
 
 
 def against_others(root: Path, core: Measured) -> list[Figure]:
-    held = best(root, "pandas", "loops", repeats=1)
-    pandas, looped = held["pandas"], held["loops"].result
+    pandas, of_loops = best([("pandas", root), ("loops", root)], repeats=1)
+    looped = of_loops.result
     assert isinstance(looped, dict)
     drawn = f"extrapolated from {looped['jobs']} jobs, without loading"
     return [
-        Figure("pandas: wall s", pandas.wall_s),
-        Figure("pandas: peak memory MiB", pandas.rss_mib),
+        *_measured(["pandas"], [pandas]),
         Figure(f"loops: wall s, {drawn}", looped["wall_s"]),
         at_least("pandas wall / core wall", pandas.wall_s / core.wall_s, 4.0),
         at_least("pandas peak memory / core peak memory", pandas.rss_mib / core.rss_mib, 12.0),
@@ -135,7 +139,7 @@ def against_others(root: Path, core: Measured) -> list[Figure]:
 
 
 def of_partials(root: Path) -> list[Figure]:
-    sizes = best(root, "partials", repeats=1)["partials"].result
+    sizes = best([("partials", root)], repeats=1)[0].result
     assert isinstance(sizes, dict)
     return [
         Figure("day partials: GPUs of jobs by the day / input rows", sizes["rows"]),
@@ -144,16 +148,18 @@ def of_partials(root: Path) -> list[Figure]:
     ]
 
 
-def of_larger(root: Path, core: Measured, repeats: int) -> list[Figure]:
-    held = best(root, "decode", "core", "full", repeats=repeats)
-    more = float(held["core"].result) / float(core.result)
+def of_larger(root: Path, larger: Path, repeats: int) -> list[Figure]:
+    """The smaller one is measured once more, in turn with the larger: a machine may be faster at times."""
+    tasks = [("core", root), *((name, larger) for name in ("decode", "core", "full"))]
+    small, base, core, full = best(tasks, repeats)
+    more = float(core.result) / float(small.result)
+    names = [f"{more:.2f} times the rows: {name}" for name in ("decode", "core", "full")]
     return [
-        *(Figure(f"{more:.2f} times the rows: {task}: wall s", run.wall_s) for task, run in held.items()),
-        *(Figure(f"{more:.2f} times the rows: {task}: CPU s", run.cpu_s) for task, run in held.items()),
-        limit(f"core CPU of {more:.2f} times the rows, as of 5 times", held["core"].cpu_s / core.cpu_s * 5 / more, 5.3),
+        *_measured(names, [base, core, full]),
+        limit(f"core: CPU of {more:.2f} times the rows, as of 5 times", core.cpu_s / small.cpu_s * 5 / more, 5.3),
         *(
-            limit(f"{more:.2f} times the rows: {task}: peak memory", held[task].rss_mib, 2.3 * 1024, "MiB")
-            for task in ("core", "full")
+            limit(f"{name}: peak memory under a 2 GB limit", run.rss_mib, 2.3 * 1024, "MiB")
+            for name, run in zip(names[1:], (core, full), strict=True)
         ),
     ]
 
@@ -170,11 +176,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(measure(TASKS[given.task], given.root).as_json())
         return 0
     root = generate(given.rows)
-    figures, held = speed(root, given.repeats)
-    figures += against_others(root, held["core"])
+    figures, core = speed(root, given.repeats)
+    figures += against_others(root, core)
     figures += of_partials(root)
     if given.big:
-        figures += of_larger(generate(given.big), held["core"], given.repeats)
+        figures += of_larger(root, generate(given.big), given.repeats)
     met = report("telemetry", figures, f"telemetry engine, {len(COLUMNS)} columns decoded")
     return 0 if met else 1
 

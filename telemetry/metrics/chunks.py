@@ -23,7 +23,7 @@ Progress = Callable[[int, int, str], None]
 Mapper = Callable[[duckdb.DuckDBPyConnection, Sequence[Files], pa.Table, Options, tuple[int, int], Progress], Partials]
 """Called as `map_partials` is, and equal in what it returns: chunks may be computed anywhere."""
 
-ROWS_PER_CHUNK = 2_000_000
+ROWS_PER_CHUNK = 1_000_000
 """Few enough that many threads share the work, enough that merging costs little."""
 ROWS_AT_ONCE = 8_000_000
 """In the hours that are looked at together: about 1 GB."""

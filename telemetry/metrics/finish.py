@@ -8,7 +8,7 @@ import duckdb
 import pyarrow as pa
 
 from almanac.config import Config
-from telemetry.metrics import finish_sql, spatial
+from telemetry.metrics import finish_sql, histogram, spatial
 from telemetry.metrics.catalogue import GPU_METRICS, JOB_METRICS
 from telemetry.metrics.columns import Rows
 from telemetry.metrics.hours import rows, run
@@ -39,23 +39,22 @@ def finish(
     """
     windows = [*partials[WINDOWS].parts, spatial.fold(partials[OPEN_WINDOWS])]
     given = {
-        "parts": _table(partials[CLAIM]),
         "spatial": _table(Rows(WINDOWS.kinds, [spatial.merge_closed(Rows(WINDOWS.kinds, windows))])),
-        "histogram": _table(partials[HISTOGRAM]),
+        "intensity": histogram.by_job(partials[HISTOGRAM]),
         "claims": claims,
         "models": models,
         "jobs": jobs,
     }
     for name, table in given.items():
         db.register(name, table)
-    run(db, f"CREATE OR REPLACE TEMP TABLE intensity AS {finish_sql.intensity()}")
+    db.register("parts", _table(partials[CLAIM]))
     run(db, f"CREATE OR REPLACE TEMP TABLE per_gpu AS {finish_sql.per_gpu(config, options)}")
+    db.unregister("parts")
     gpus = rows(db, f"SELECT {', '.join(GPU_METRICS.names)} FROM per_gpu ORDER BY job, host, gpu, mig")
     found = rows(db, finish_sql.per_job(config)).select(JOB_METRICS.names)
     for name in given:
         db.unregister(name)
-    for name in ("intensity", "per_gpu"):
-        run(db, f"DROP TABLE {name}")
+    run(db, "DROP TABLE per_gpu")
     return Results(gpus.cast(GPU_METRICS), found.cast(JOB_METRICS))
 
 

@@ -9,7 +9,6 @@ from almanac.config import Config
 from telemetry.metrics import energy
 from telemetry.metrics.base import MEANS
 from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.histogram import BINS
 from telemetry.metrics.options import Options
 from telemetry.metrics.preallocation import preallocated_sql
 from telemetry.metrics.reasons import reasons_sql
@@ -80,16 +79,6 @@ SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, j.expected AS expected_s
        {each("placed - unknown_{x} AS n_known_{x}, compute_{x} AS n_compute_{x}", PIPES)},
        {each("placed_until_ms - placed_from_ms - unknown_ms_{x} AS known_ms_{x}", PIPES)}
 FROM b JOIN jobs j ON j.job = b.job"""
-
-
-def intensity() -> str:
-    """Per job the histogram of each pipe: counts of the bins -1 .. BINS."""
-    bins = ", ".join(f"coalesce(sum(samples) FILTER (bin = {b}), 0)::BIGINT" for b in range(-1, BINS + 1))
-    lists = ", ".join(
-        f"max(bins) FILTER (pipe = {number}) AS intensity_bins_{pipe}" for number, pipe in enumerate(PIPES)
-    )
-    return f"""
-SELECT job, {lists} FROM (SELECT job, pipe, [{bins}] AS bins FROM histogram GROUP BY job, pipe) GROUP BY job"""
 
 
 def per_job(config: Config) -> str:

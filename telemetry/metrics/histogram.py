@@ -6,7 +6,10 @@ the pipe or of the memory have no place on a logarithmic axis and are left out, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pyarrow as pa
 
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.columns import NUMBER, WHOLE, Columns, Rows
@@ -63,3 +66,16 @@ def _counted(job: Array, place: Array, jobs: int) -> Array:
 def merge(given: Rows) -> Columns:
     rows, runs = given.by("job", "pipe", "bin")
     return {name: runs.first(rows[name]) for name in ("job", "pipe", "bin")} | rows.merged(runs)
+
+
+def by_job(rows: Rows) -> pa.Table:
+    """Per job the counts of the bins -1 .. BINS, a list for each pipe; null where there are none."""
+    jobs, job = np.unique(rows["job"], return_inverse=True)
+    counts = np.zeros((len(PIPES), len(jobs), _PLACES), np.int64)
+    counts[rows["pipe"], job, rows["bin"] + 1] = rows["samples"]
+    offsets: Any = pa.array(np.arange(len(jobs) + 1, dtype=np.int32) * _PLACES)
+    columns: dict[str, Any] = {"job": pa.array(jobs)}
+    for pipe, of_pipe in zip(PIPES, counts, strict=True):
+        nothing: Any = pa.array(of_pipe.sum(axis=1) == 0)
+        columns[f"intensity_bins_{pipe}"] = pa.ListArray.from_arrays(offsets, pa.array(of_pipe.ravel()), mask=nothing)
+    return pa.table(columns)
