@@ -22,7 +22,7 @@ def gpu(number: int, step_s: int, length_s: int, start_s: int = START_S, mig: st
 
 
 def look(root: Path, *frames: pd.DataFrame, counted_ms: tuple[int, int] = COUNTED_MS) -> Survey:
-    from conftest import telemetry
+    from small_sites import telemetry
 
     store = Store.create(root)
     store.write("telemetry", "c", telemetry(pd.concat(frames, ignore_index=True)))

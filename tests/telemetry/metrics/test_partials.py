@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def job(from_h: float, until_h: float, number: int = 1) -> Job:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    from conftest import telemetry
+    from small_sites import telemetry
 
     made = Store.create(tmp_path)
     made.write("telemetry", "c", telemetry(draw()))
@@ -60,13 +61,13 @@ def store(tmp_path: Path) -> Store:
 
 
 def prepared(db: duckdb.DuckDBPyConnection, store: Store, *jobs: Job, options: Options | None = None) -> Prepared:
-    from conftest import OPEN
+    from small_sites import OPEN
 
     return prepare(db, store.files("telemetry", "c"), jobs, [], OPEN, options=options)
 
 
 def jobs_of(db: duckdb.DuckDBPyConnection, found: Prepared, partials: Partials) -> list[dict[str, Any]]:
-    from conftest import OPEN
+    from small_sites import OPEN
 
     return complete(db, found, partials, OPEN)[0].jobs.to_pylist()
 
@@ -103,7 +104,7 @@ def test_claims_that_overlap_each_get_their_samples(store: Store, is_aligned_to_
             each.jobs.set_column(0, each.jobs.schema.field(0), pa.array([number], pa.int32()))
             for number, each in enumerate(alone)
         ]
-        together = Prepared(alone[0].chunks, pa.concat_tables(tables), pa.concat_tables(frames), 0, COUNTED_MS, options)
+        together = replace(alone[0], claims=pa.concat_tables(tables), jobs=pa.concat_tables(frames))
         found = jobs_of(db, together, mapped(db, together))
     for one, other in zip(expected, found, strict=True):
         assert one["samples"] > 0
@@ -206,7 +207,7 @@ def test_an_hour_in_which_a_job_has_no_samples_adds_nothing(
     tmp_path: Path, store: Store, is_aligned_to_job: bool
 ) -> None:
     """n1 falls silent after its second hour, while n2 goes on."""
-    from conftest import telemetry
+    from small_sites import telemetry
 
     frame = draw()
     silent = Store.create(tmp_path / "other")
