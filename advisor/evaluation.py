@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from advisor.models.duration import fit, predictions_of
+from advisor.baselines import predictions_of
+from advisor.models.duration import fit
 from advisor.replay import Replay, replay_durations
 from advisor.scores import Floats, Scores, score
 from almanac.config import Config
@@ -42,7 +43,7 @@ def fold_edges(submit_s: npt.NDArray[np.int64], share: float, folds: int) -> lis
 
 def _predict_fold(before: Replay, tested: Replay, config: Config) -> dict[str, Floats]:
     fitted = fit(before, config.training)
-    return predictions_of(fitted[0] if fitted else None, tested, before)
+    return predictions_of(fitted.model if fitted else None, tested, before)
 
 
 def _score_folds(name: str, predictions: list[Mapping[str, Floats]], actual: list[Floats]) -> Scores:

@@ -125,9 +125,16 @@ class Rolling:
 @dataclass(frozen=True)
 class Training:
     min_jobs: int = _key(200, "ended jobs below which no LightGBM model is trained", low=20)
-    blend: float = _key(
-        -1.0, "weight of the rolling estimate, 0..1; negative: chosen on the validation span", low=-1, high=1
+    predictor: str = _key(
+        "almanac", "almanac: LightGBM with the last runs; helios: LightGBM with the rolling estimate, as the paper has it"
     )
+    blend: float = _key(
+        -1.0,
+        "weight of the rolling estimate under predictor helios, 0..1; negative: chosen on the validation span",
+        low=-1,
+        high=1,
+    )
+    coverage: float = _key(0.8, "share of jobs that the interval of a predicted duration holds", low=0.5, high=0.99)
     validation_share: float = _key(
         0.2, "newest share of the jobs on which the blend is chosen and scores are taken", low=0.05, high=0.5
     )
@@ -293,5 +300,7 @@ def _check_ranges(config: Config, where: str) -> None:
         raise ConfigError(
             f"{where}: metrics.window_s is {config.metrics.window_s}, which does not divide 3600", "use 60, or 300"
         )
+    if config.training.predictor not in ("almanac", "helios"):
+        raise ConfigError(f"{where}: training.predictor is {config.training.predictor!r}", "use almanac or helios")
     if config.prometheus.exporter not in ("dcgm", "jobstats"):
         raise ConfigError(f"{where}: prometheus.exporter is {config.prometheus.exporter!r}", "use dcgm or jobstats")
