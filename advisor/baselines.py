@@ -8,9 +8,10 @@ import numpy as np
 
 from advisor.models.duration import DurationModel, clip_to_limit
 from advisor.replay import Replay
-from advisor.scores import Floats
+from advisor.scores import Floats, Scores, score
 
 OURS = ("almanac", "ranking", "rolling", "model")
+RANKS_ONLY = ("GPU count",)
 
 
 def baselines(newest: Replay, before: Replay) -> dict[str, Floats]:
@@ -47,3 +48,11 @@ def predictions_of(model: DurationModel | None, newest: Replay, before: Replay) 
         predictions["almanac"], predictions["ranking"] = predicted.duration_s, predicted.rank_s
         predictions["model"] = predicted.model_s
     return predictions
+
+
+def scores_of(predictions: dict[str, Floats], newest: Replay) -> dict[str, Scores]:
+    gpu_count = newest.features.number("gpu_count")
+    return {
+        name: score(seconds, newest.duration_s, gpu_count, name not in RANKS_ONLY)
+        for name, seconds in predictions.items()
+    }

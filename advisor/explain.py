@@ -105,7 +105,13 @@ def _duration_line(advice: Advice) -> str:
         return "  predicted time: unknown"
     model = " and the site's model" if duration.model_s is not None else ""
     gpu_time = f", {format_duration(duration.gpu_time_s)} of GPU-time" if advice.request.gpu_count > 1 else ""
-    return f"  predicted time: {format_duration(duration.duration_s)}{gpu_time} (from {_basis(duration)}{model})"
+    interval = ""
+    if duration.low_s is not None and duration.high_s is not None:
+        low, high = format_duration(duration.low_s), format_duration(duration.high_s)
+        interval = f", mostly {low} to {high}" if low != high else ""
+    return (
+        f"  predicted time: {format_duration(duration.duration_s)}{interval}{gpu_time} (from {_basis(duration)}{model})"
+    )
 
 
 def _basis(duration: Duration) -> str:
@@ -125,7 +131,7 @@ def to_json(advice: Advice) -> dict[str, object]:
     request   the submission: user, job_name, name_key, gpu_count, node_count, constraints, partition, time_limit_s
     tier      tier (null: none advised), reason, requested_tier, is_change, option (as sbatch takes it), note
     bound     null, or bound_mib, risk, highest_mib, runs, scope ("family" or "shape"), method
-    duration  null, or duration_s, gpu_time_s, rolling_s, model_s, case, runs
+    duration  null, or duration_s, gpu_time_s, rolling_s, model_s, case, runs, low_s, high_s
     priority  null, or term, share_longer
     set_aside runs without evidence, by reason
     """

@@ -24,8 +24,7 @@ from almanac.names import name_key
 from almanac.records import Request
 from almanac.tiers import requested_tier
 
-NEWEST = 20
-SPREAD_OF = 8
+NEWEST = 8
 DECAY = 0.8
 ROUND_S, SCHEDULED_WITHIN_S = 1800, 60
 """A submission in the first minute of a full or half hour is a timer's, as cron's are, or may be."""
@@ -45,12 +44,8 @@ _SCOPES = ("user", "family", "shape", "twin", "clock")
 _ENDED = (
     "log_runs",
     "log_last",
-    "log_last2",
-    "log_last3",
     "log_mean2",
     "log_median5",
-    "log_least",
-    "log_most",
     "decayed",
     "spread",
     "failed",
@@ -151,6 +146,19 @@ def ended_jobs(history: pd.DataFrame, jobs: Sequence[Submission] | None = None) 
     ]
 
 
+def whole_runs(history: pd.DataFrame) -> pd.DataFrame:
+    """The rows of jobs that have ended, without the parts of requeued and resized ones; end_s is int64."""
+    is_whole = history["end_s"].notna() & ~history["state"].fillna("").isin(_PARTS_OF_A_JOB)
+    return history[is_whole].astype({"end_s": "int64"})
+
+
+def known_at(history: pd.DataFrame, now_s: int) -> pd.DataFrame:
+    """The history as it was at now_s: what had started, with the end of what had ended; in one order of rows."""
+    begun = history[history["start_s"] < now_s].astype({"end_s": "float64"})
+    begun["end_s"] = begun["end_s"].where(begun["end_s"] < now_s)
+    return begun.sort_values(["submit_s", "job_id", "start_s"], ignore_index=True)
+
+
 class Event(IntEnum):
     """In the order in which events of the same second are told: a submission knows of no other."""
 
@@ -220,14 +228,10 @@ class _Group:
         return (
             math.log1p(self.runs),
             newest[-1],
-            newest[-2] if len(newest) > 1 else math.nan,
-            newest[-3] if len(newest) > 2 else math.nan,
             math.log(sum(last2) / len(last2)),
             statistics.median(newest[-5:]),
-            min(newest),
-            max(newest),
             self.weighted / self.weight,
-            _spread(newest[-SPREAD_OF:]),
+            _spread(newest),
             self.failed / self.runs,
             float(self.last_failed),
             math.log1p(max(submit_s - self.last_end_s, 0)),

@@ -40,7 +40,11 @@ class Replay:
 
     def select(self, rows: npt.NDArray[np.bool_]) -> Replay:
         return Replay(
-            self.features.select(rows), self.rolling_s[rows], self.duration_s[rows], self.submit_s[rows], self.end_s[rows]
+            self.features.select(rows),
+            self.rolling_s[rows],
+            self.duration_s[rows],
+            self.submit_s[rows],
+            self.end_s[rows],
         )
 
 
@@ -102,7 +106,11 @@ def remember(user: str, history: pd.DataFrame, until_s: int, config: Rolling, si
     """What a user's rows tell of the time before until_s."""
     own = history[(history["user"] == user) & (history["submit_s"] < until_s)].reset_index(drop=True)
     jobs = submissions(own)
-    ended, starts, ends = ended_jobs(own, jobs), started_at(own), own["end_s"].to_numpy(dtype="float64", na_value=math.nan)
+    ended, starts, ends = (
+        ended_jobs(own, jobs),
+        started_at(own),
+        own["end_s"].to_numpy(dtype="float64", na_value=math.nan),
+    )
     memory = Memory(config, site)
     for row, event in events(own):
         at_s = starts[row] if event is Event.START else ends[row]

@@ -126,7 +126,8 @@ class Rolling:
 class Training:
     min_jobs: int = _key(200, "ended jobs below which no LightGBM model is trained", low=20)
     predictor: str = _key(
-        "almanac", "almanac: LightGBM with the last runs; helios: LightGBM with the rolling estimate, as the paper has it"
+        "almanac",
+        "almanac: LightGBM with the last runs; helios: LightGBM with the rolling estimate, as the paper has it",
     )
     blend: float = _key(
         -1.0,
@@ -138,6 +139,7 @@ class Training:
     validation_share: float = _key(
         0.2, "newest share of the jobs on which the blend is chosen and scores are taken", low=0.05, high=0.5
     )
+    retrain_hours: int = _key(24, "hours between trainings, of the timer and of `almanac evaluate`", low=1)
     seed: int = _key(1, "seed of LightGBM")
 
 

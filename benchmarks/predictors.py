@@ -41,7 +41,7 @@ def load_trace(path: Path, folder: Path) -> pd.DataFrame:
             at = rows.schema.get_field_index("gpu_count")
             rows = rows.set_column(at, rows.schema.field(at), rows["cpu_count"])
         store.write("jobs", "trace", rows)
-    return load_history(store, "trace")
+    return load_history(store, "trace", running=True)
 
 
 def durations(config: Config, folder: Path) -> list[Figure]:
@@ -73,7 +73,7 @@ def memory(folder: Path) -> list[Figure]:
     result = IngestResult("generated", shape.start_s, shape.end_s)
     ingest(GeneratedSource(shape), store, "demo", shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
     summarize(store, "demo", config, 0, FOREVER)
-    history = load_history(store, "demo")
+    history = load_history(store, "demo", running=True)
     bounds = backtest_bound(history, config)
     started = time.perf_counter()
     trained = train(history, config, shape.end_s)

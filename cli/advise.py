@@ -85,5 +85,5 @@ def advise(app: App, request: Request) -> Advice:
     store = app.open_store()
     cluster = app.cluster(store)
     since_s = request.submit_s - app.config.advice.history_days * 86400
-    history = load_history(store, cluster, since_s=since_s, user=request.user)
+    history = load_history(store, cluster, since_s=since_s, user=request.user, running=True)
     return decide(request, history, load(store.models_dir(cluster)), app.config, app.now_s())

@@ -17,6 +17,7 @@ from cli.app import App
 COMMANDS = {
     "ingest": "read jobs and GPU counters into the store",
     "train": "fit the predictors to what the store holds",
+    "evaluate": "say how good the predictions would have been",
     "advise": "say what to ask for, for one submission",
     "jobs": "list past jobs with what they used",
     "doctor": "check configuration, store, Slurm and Prometheus",

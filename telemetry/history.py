@@ -32,8 +32,8 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
 FROM jobs j LEFT JOIN (
   SELECT *, verdict IN ('no telemetry', 'low coverage') OR verdict LIKE 'shared node%' AS by_jobstats
   FROM job_metrics) m USING (job_id, submit_s)
-WHERE j.start_s IS NOT NULL AND j.end_s IS NOT NULL
-  AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING')
+WHERE j.start_s IS NOT NULL
+  AND ($running OR (j.end_s IS NOT NULL AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING')))
   AND greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) > 0
   AND ($user IS NULL OR j."user" = $user)
 ORDER BY j.end_s, j.job_id, j.submit_s
@@ -41,11 +41,17 @@ ORDER BY j.end_s, j.job_id, j.submit_s
 
 
 def load_history(
-    store: Store, cluster: str, since_s: int | None = None, until_s: int | None = None, user: str | None = None
+    store: Store,
+    cluster: str,
+    since_s: int | None = None,
+    until_s: int | None = None,
+    user: str | None = None,
+    running: bool = False,
 ) -> pd.DataFrame:
     """GPU jobs submitted in [since_s, until_s) that have started and ended, oldest end first.
 
     Runs that were requeued, and the parts of a job that was resized, are left out: they are no whole job.
+    running: they come too, and so does what has not ended, last, with an end_s of NaN: all that has ever run.
 
     Missing numbers are NaN, a missing tier is None. hbm_evidence says where hbm_peak_mib comes from: "telemetry",
     "jobstats", "preallocated" (then the peak says nothing of the need and is NaN) or "none".
@@ -55,8 +61,10 @@ def load_history(
     with store.connect() as db:
         db.register("jobs", jobs)
         db.register("job_metrics", metrics)
-        frame: pd.DataFrame = db.sql(_JOIN, params={"user": user}).df()
-    return frame.astype({"job_id": "int64", "submit_s": "int64", "start_s": "int64", "end_s": "int64"})
+        frame: pd.DataFrame = db.sql(_JOIN, params={"user": user, "running": running}).df()
+    return frame.astype(
+        {"job_id": "int64", "submit_s": "int64", "start_s": "int64", "end_s": "float64" if running else "int64"}
+    )
 
 
 def open_jobs(store: Store, cluster: str) -> list[int]:

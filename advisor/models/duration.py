@@ -1,7 +1,9 @@
 """The duration model: two outputs, because they are two jobs.
 
 The value that ranks the queue is a weighted mean of logarithms of LightGBM's mean and of the user's habit (the decayed
-mean of their last runs): the first ranks users and shapes, the second follows what a user does just now. The
+mean of their last runs): the first ranks users and shapes, the second follows what a user does just now. LightGBM's
+mean is that of two models, one of the duration and one of how far it is from the habit: where users change their ways
+the second is the better one, elsewhere the first. The
 prediction for people is a weighted mean of logarithms of LightGBM's middle, the habit and the median of the last five
 runs of the same kind, with an interval.
 
@@ -25,15 +27,17 @@ import numpy as np
 import numpy.typing as npt
 
 from advisor.features import Features
-from advisor.models.trees import MEAN, MIDDLE, Vocabularies, booster, encode, fit_trees, predict_s, vocabularies_of
+from advisor.models.trees import MEAN, MIDDLE, Vocabularies, booster, encode, fit_trees, predict_logs, vocabularies_of
 from advisor.replay import Replay
-from advisor.scores import Floats, spearman
+from advisor.scores import Floats, ranks
 from almanac.config import Training
 
 ALMANAC, HELIOS = "almanac", "helios"
 WEIGHT_STEP = 0.1
 LAST_RUNS = ("twin_log_median5", "family_log_median5", "shape_log_median5", "user_log_median5")
 HABIT = ("clock_decayed", "user_decayed")
+TREES = ("mean", "change", "middle")
+"""LightGBM's models: the mean of log durations, the mean of what they are above the habit, their middle."""
 CLASSES = ("same kind", "same user", "new user")
 KNOWN_RUNS = 5
 MIN_RESIDUALS = 30
@@ -77,15 +81,14 @@ class Predicted:
 
 @dataclass(frozen=True)
 class DurationModel:
-    """predictor: ALMANAC or HELIOS. mean_text and middle_text: LightGBM's own; vocabularies: in the order of codes.
+    """predictor: ALMANAC or HELIOS. texts: LightGBM's own, by TREES; vocabularies: values in the order of their codes.
 
     habit_s: the habit of a user of whom nothing is known. margins: by class the log residuals between which the
     share `coverage` of the validation jobs lay.
     """
 
     predictor: str
-    mean_text: str
-    middle_text: str
+    texts: Mapping[str, str]
     vocabularies: Vocabularies
     habit_s: float
     weights: Weights
@@ -94,20 +97,16 @@ class DurationModel:
     margins: Mapping[str, tuple[float, float]]
 
     @cached_property
-    def _mean(self) -> Any:
-        return booster(self.mean_text)
-
-    @cached_property
-    def _middle(self) -> Any:
-        return booster(self.middle_text)
+    def _trees(self) -> dict[str, Any]:
+        return {name: booster(self.texts[name]) for name in TREES}
 
     def parts(self, features: Features, rolling_s: Floats) -> Parts:
-        encoded = encode(features, self.vocabularies)
-        habit_s = np.exp(features.first_known(*HABIT))
+        encoded, habit = encode(features, self.vocabularies), log_habit(features, self.habit_s)
+        mean, change, middle = (predict_logs(self._trees[name], encoded) for name in TREES)
         return Parts(
-            mean_s=predict_s(self._mean, encoded),
-            middle_s=predict_s(self._middle, encoded),
-            habit_s=np.where(np.isnan(habit_s), self.habit_s, habit_s),
+            mean_s=_seconds((mean + habit + change) / 2),
+            middle_s=_seconds(middle),
+            habit_s=_seconds(habit),
             last_runs_s=np.exp(features.first_known(*LAST_RUNS)),
             rolling_s=rolling_s,
         )
@@ -123,11 +122,24 @@ class DurationModel:
         return Predicted(point_s, low_s, high_s, rank_s, parts.middle_s)
 
 
+def log_habit(features: Features, habit_s: float) -> Floats:
+    """The decayed mean of logarithms of the user's last runs, of timers' and of others'; habit_s for a new user."""
+    known = features.first_known(*HABIT)
+    return np.where(np.isnan(known), math.log(habit_s), known)
+
+
+def _seconds(logs: Floats) -> Floats:
+    seconds: Floats = np.exp(np.clip(logs, 0.0, 25.0))
+    return seconds
+
+
 def point(predictor: str, weights: Weights, parts: Parts) -> Floats:
     """The prediction for people, seconds."""
     if predictor == HELIOS:
         return _helios(weights, parts)
-    return blend([(weights.model, parts.middle_s), (weights.habit, parts.habit_s), (weights.last_runs, parts.last_runs_s)])
+    return blend(
+        [(weights.model, parts.middle_s), (weights.habit, parts.habit_s), (weights.last_runs, parts.last_runs_s)]
+    )
 
 
 def ranking(predictor: str, weights: Weights, parts: Parts) -> Floats:
@@ -201,9 +213,8 @@ def fit(past: Replay, config: Training) -> Fitted | None:
     point_s = clip_to_limit(point(config.predictor, weights, parts), newest.features)
     margins = conformal_margins(point_s, newest, config.coverage)
     trial = DurationModel(
-        config.predictor, raw.mean_text, raw.middle_text, raw.vocabularies, raw.habit_s, weights, rank_weights,
-        config.coverage, margins,
-    )  # fmt: skip
+        config.predictor, raw.texts, raw.vocabularies, raw.habit_s, weights, rank_weights, config.coverage, margins
+    )
     return Fitted(_fit(past, config, weights, rank_weights, margins), trial, before, newest)
 
 
@@ -211,43 +222,62 @@ def _fit(
     past: Replay, config: Training, weights: Weights, rank: Weights, margins: Mapping[str, tuple[float, float]]
 ) -> DurationModel:
     vocabularies = vocabularies_of(past.features)
-    mean_text, middle_text = (fit_trees(past, vocabularies, each, config.seed) for each in (MEAN, MIDDLE))
     habit_s = float(np.exp(np.mean(np.log(np.maximum(past.duration_s, 1.0)))))
-    return DurationModel(
-        config.predictor, mean_text, middle_text, vocabularies, habit_s, weights, rank, config.coverage, margins
-    )
+    nothing = np.zeros(len(past))
+    tasks = {"mean": (nothing, MEAN), "change": (log_habit(past.features, habit_s), MEAN), "middle": (nothing, MIDDLE)}
+    texts = {
+        name: fit_trees(past, log_from, vocabularies, objective, config.seed)
+        for name, (log_from, objective) in tasks.items()
+    }
+    return DurationModel(config.predictor, texts, vocabularies, habit_s, weights, rank, config.coverage, margins)
 
 
 def _choose_weights(parts: Parts, newest: Replay, config: Training) -> tuple[Weights, Weights]:
     """For people and for the queue, from a grid.
 
-    For people: of those within one standard error of the best (of the paired difference), the one that leans most on
-    the last runs (the one-SE rule, Breiman et al. 1984): where the model's gain could be chance, the simple estimate
+    Of those within one standard error of the best (of the paired difference), the one that leans most on what the
+    user did last (the one-SE rule, Breiman et al. 1984): where the model's gain could be chance, the simple estimate
     is the safer one.
     """
     grid = [round(float(each), 10) for each in np.arange(0.0, 1.0 + WEIGHT_STEP / 2, WEIGHT_STEP)]
+    points = [Weights(habit, last) for habit, last in itertools.product(grid, grid) if habit + last <= 1 + 1e-9]
+    queue = [Weights(habit) for habit in grid]
     if config.predictor == HELIOS:
-        choices = [Weights(rolling=each) for each in (grid if config.blend < 0 else [config.blend])]
-        return _best_error(choices, parts, newest, config.predictor), _best_rank(choices, parts, newest, config.predictor)
-    pairs = [Weights(habit, last) for habit, last in itertools.product(grid, grid) if habit + last <= 1 + 1e-9]
-    habits = [Weights(habit) for habit in grid]
-    return _best_error(pairs, parts, newest, config.predictor), _best_rank(habits, parts, newest, config.predictor)
+        points = queue = [Weights(rolling=each) for each in (grid if config.blend < 0 else [config.blend])]
+    points_s = [clip_to_limit(point(config.predictor, each, parts), newest.features) for each in points]
+    ranks_s = [clip_to_limit(ranking(config.predictor, each, parts), newest.features) for each in queue]
+    return (
+        _choose(points, np.array([_error_losses(each, newest.duration_s) for each in points_s])),
+        _choose(queue, np.array([_rank_losses(each, newest.duration_s) for each in ranks_s])),
+    )
 
 
-def _best_error(choices: list[Weights], parts: Parts, newest: Replay, predictor: str) -> Weights:
-    log_actual = np.log(np.maximum(newest.duration_s, 1.0))
-    predicted = [clip_to_limit(point(predictor, each, parts), newest.features) for each in choices]
-    roots = np.array([np.sqrt(np.abs(np.log(each) - log_actual)) for each in predicted])
-    losses = roots - roots[int(np.argmin(roots.mean(axis=1)))]
-    is_near = losses.mean(axis=1) <= losses.std(axis=1) / math.sqrt(losses.shape[1])
+def _choose(choices: list[Weights], losses: Floats) -> Weights:
+    """losses: (choices, jobs)."""
+    means = losses.mean(axis=1)
+    paired = losses - losses[int(np.argmin(np.round(means, 9)))]
+    is_near = paired.mean(axis=1) <= paired.std(axis=1) / math.sqrt(losses.shape[1]) + 1e-9
     near = [weights for weights, near_best in zip(choices, is_near, strict=True) if near_best]
     return max(near, key=lambda weights: (weights.last_runs, weights.rolling, weights.habit))
 
 
-def _best_rank(choices: list[Weights], parts: Parts, newest: Replay, predictor: str) -> Weights:
-    predicted = (clip_to_limit(ranking(predictor, each, parts), newest.features) for each in choices)
-    ranks = [round(float(np.nan_to_num(spearman(each, newest.duration_s))), 9) for each in predicted]
-    return choices[int(np.argmax(ranks))]
+def _error_losses(predicted_s: Floats, actual_s: Floats) -> Floats:
+    """Roots of |log errors|: of the few that are far off, how far hardly matters."""
+    losses: Floats = np.sqrt(np.abs(np.log(predicted_s) - np.log(np.maximum(actual_s, 1.0))))
+    return losses
+
+
+def _rank_losses(predicted_s: Floats, actual_s: Floats) -> Floats:
+    """Job by job, so that their mean is 1 - Spearman's rank correlation; a constant prediction has none."""
+    predicted, actual = (_standard(ranks(each)) for each in (predicted_s, actual_s))
+    losses: Floats = 1.0 - predicted * actual
+    return losses
+
+
+def _standard(values: Floats) -> Floats:
+    spread = values.std()
+    standard: Floats = (values - values.mean()) / (spread if spread > 0 else 1.0)
+    return standard
 
 
 def conformal_margins(point_s: Floats, newest: Replay, coverage: float) -> dict[str, tuple[float, float]]:
@@ -258,7 +288,9 @@ def conformal_margins(point_s: Floats, newest: Replay, coverage: float) -> dict[
     residuals = np.log(np.maximum(newest.duration_s, 1.0)) - np.log(point_s)
     classes = evidence_classes(newest.features)
     groups = {"": residuals, **{name: residuals[classes == name] for name in CLASSES}}
-    return {name: _margins(values, coverage) for name, values in groups.items() if not name or len(values) >= MIN_RESIDUALS}
+    return {
+        name: _margins(values, coverage) for name, values in groups.items() if not name or len(values) >= MIN_RESIDUALS
+    }
 
 
 def _margins(residuals: Floats, coverage: float) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""LightGBM on submit-time features: one model of the mean of log durations, one of their middle."""
+"""LightGBM on submit-time features, to the mean of log durations or to their middle."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from advisor.features import NUMBERS, Features
 from advisor.replay import Replay
 from advisor.scores import Floats
 
-CATEGORIES = ("user", "account", "partition", "qos", "tier")
-"""Encoded for LightGBM. The name family is left out: its aggregates say more, and its many values only overfit."""
+CATEGORIES = ("account", "partition", "qos", "tier")
+"""Encoded for LightGBM. User and name family are left out: their aggregates say more, and many values only overfit."""
 MIN_VALUE_COUNT = 20
 ROUNDS = 150
 MEAN, MIDDLE = "regression", "huber"
@@ -56,13 +56,13 @@ def vocabularies_of(features: Features) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def fit_trees(past: Replay, vocabularies: Vocabularies, objective: str, seed: int) -> str:
-    """LightGBM's own text of a model of log durations."""
+def fit_trees(past: Replay, log_from: Floats, vocabularies: Vocabularies, objective: str, seed: int) -> str:
+    """LightGBM's own text of a model of log durations, less log_from."""
     import lightgbm  # 0.4 s, and not needed by what only reads advice
 
     data = lightgbm.Dataset(
         encode(past.features, vocabularies),
-        np.log(np.maximum(past.duration_s, 1.0)),
+        np.log(np.maximum(past.duration_s, 1.0)) - log_from,
         feature_name=[*NUMBERS, *CATEGORIES],
         categorical_feature=[name for name in CATEGORIES if vocabularies[name]],
         params={"verbosity": -1},
@@ -79,8 +79,7 @@ def booster(text: str) -> Any:
     return lightgbm.Booster(model_str=text)
 
 
-def predict_s(model: Any, encoded: Floats) -> Floats:
-    """Seconds, one per row."""
+def predict_logs(model: Any, encoded: Floats) -> Floats:
+    """Natural logarithms of seconds, one per row."""
     logs: Floats = np.asarray(model.predict(encoded, num_threads=1), dtype="float64")
-    seconds: Floats = np.exp(np.clip(logs, 0.0, 25.0))
-    return seconds
+    return logs

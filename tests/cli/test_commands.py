@@ -145,6 +145,17 @@ def test_training_is_scored_beside_baselines_and_kept(site: CommandLine) -> None
     assert 0 <= advice["priority"]["term"] <= 10000
 
 
+def test_an_evaluation_shows_baselines_beside_ours(site: CommandLine) -> None:
+    result = site.json("evaluate", "--json")
+    assert result["trainings"] >= 1
+    assert {"almanac", "ranking", "GPU count", "time limit", "family last 5 median"} <= set(result["all"])
+    assert result["all"]["GPU count"]["median_abs_log_error"] is None
+    assert result["cold"]["almanac"]["jobs"] + result["warm"]["almanac"]["jobs"] == result["jobs"]
+    text = site("evaluate", "--share", "0.2")
+    assert "median over users" in text
+    assert text.index("almanac") < text.index("user last 2 mean")
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
