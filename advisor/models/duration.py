@@ -235,9 +235,9 @@ def _fit(
 def _choose_weights(parts: Parts, newest: Replay, config: Training) -> tuple[Weights, Weights]:
     """For people and for the queue, from a grid.
 
-    Of those within one standard error of the best (of the paired difference), the one that leans most on what the
-    user did last (the one-SE rule, Breiman et al. 1984): where the model's gain could be chance, the simple estimate
-    is the safer one.
+    Of those within one standard error of the best (of the paired difference), the one that leans most on the habit
+    (the one-SE rule, Breiman et al. 1984): where the model's gain could be chance, the simple estimate is the safer
+    one.
     """
     grid = [round(float(each), 10) for each in np.arange(0.0, 1.0 + WEIGHT_STEP / 2, WEIGHT_STEP)]
     points = [Weights(habit, last) for habit, last in itertools.product(grid, grid) if habit + last <= 1 + 1e-9]
@@ -258,12 +258,12 @@ def _choose(choices: list[Weights], losses: Floats) -> Weights:
     paired = losses - losses[int(np.argmin(np.round(means, 9)))]
     is_near = paired.mean(axis=1) <= paired.std(axis=1) / math.sqrt(losses.shape[1]) + 1e-9
     near = [weights for weights, near_best in zip(choices, is_near, strict=True) if near_best]
-    return max(near, key=lambda weights: (weights.last_runs, weights.rolling, weights.habit))
+    return max(near, key=lambda weights: (weights.habit, weights.rolling, weights.last_runs))
 
 
 def _error_losses(predicted_s: Floats, actual_s: Floats) -> Floats:
-    """Roots of |log errors|: of the few that are far off, how far hardly matters."""
-    losses: Floats = np.sqrt(np.abs(np.log(predicted_s) - np.log(np.maximum(actual_s, 1.0))))
+    """log(1 + |log error|): of the few that are far off, how far hardly matters."""
+    losses: Floats = np.log1p(np.abs(np.log(predicted_s) - np.log(np.maximum(actual_s, 1.0))))
     return losses
 
 

@@ -259,7 +259,7 @@ def mason() -> pd.DataFrame:
     return whole(
         pd.DataFrame(
             {
-                "job_id": np.arange(len(raw)),
+                "job_id": raw["job_id"].to_numpy(),
                 "user": raw["user"].to_numpy(),
                 "partition": raw["queue"].to_numpy(),
                 "name": raw["jobname"].to_numpy(),
