@@ -3,11 +3,11 @@
 <models>/duration/<version>/   meta.json (site means, quantiles, vocabularies, weights, margins, scores), and
                                mean.txt, change.txt, middle.txt (LightGBM)
 <models>/hbm/<version>/        meta.json (calibration scores)
-<models>/<name>/current        the version in use, one line
+<models>/duration/current      the version in use of both, one line
 
 A version is written to a temporary folder and renamed; `current` is replaced by rename, so that a reader sees the
-old version or the new one. meta.json names the schema, the program's version, the data's span and checksums of
-the models: LightGBM's parser is not made for damaged text.
+old version or the new one, and never parts of both. meta.json names the schema, the program's version, the data's
+span and checksums of the models: LightGBM's parser is not made for damaged text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,7 @@ def save(trained: Trained, models_dir: Path) -> str:
         _write(models_dir / "duration" / version, {**meta, **_duration_meta(trained)}, _texts(trained))
         scores = {name: list(values) for name, values in trained.calibration.scores.items()}
         _write(models_dir / "hbm" / version, {**meta, "calibration": scores}, {})
-        for name in ("hbm", "duration"):
-            _switch(models_dir / name, version)
+        _switch(models_dir / "duration", version)
     except OSError as error:
         raise StoreError(f"{models_dir}: cannot write the trained models: {error}", "check space and rights") from error
     return version
@@ -64,12 +63,12 @@ def save(trained: Trained, models_dir: Path) -> str:
 
 def load(models_dir: Path) -> Trained | None:
     """The current version; None where nothing was trained yet. Raises StoreError, SchemaVersionError."""
-    folder = _current(models_dir / "duration")
-    if folder is None:
+    version = current_version(models_dir)
+    if version is None:
         return None
+    folder = models_dir / "duration" / version
     meta = _read_meta(folder)
-    hbm_folder = _current(models_dir / "hbm")
-    calibration = _read_meta(hbm_folder).get("calibration", {}) if hbm_folder else {}
+    calibration = _read_meta(models_dir / "hbm" / version).get("calibration", {})
     try:
         return _trained(meta, _read_texts(folder, meta), calibration)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -181,16 +180,99 @@ def _switch(folder: Path, version: str) -> None:
     temporary.replace(folder / "current")
 
 
-def _current(folder: Path) -> Path | None:
+def current_version(models_dir: Path) -> str | None:
+    """None where nothing was trained yet. Raises StoreError."""
+    path = models_dir / "duration" / "current"
     try:
-        version = (folder / "current").read_text(encoding="utf-8").strip()
+        version = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{folder / 'current'}: cannot be read: {error}", _RETRAIN) from error
+        raise StoreError(f"{path}: cannot be read: {error}", _RETRAIN) from error
     if not _VERSION.fullmatch(version):
-        raise StoreError(f"{folder / 'current'}: {version[:40]!r} is not a version", _RETRAIN)
-    return folder / version
+        raise StoreError(f"{path}: {version[:40]!r} is not a version", _RETRAIN)
+    return version
+
+
+@dataclass(frozen=True)
+class Version:
+    """What meta.json says of a trained version. fault: why it cannot be used, else ""; then the rest is unknown."""
+
+    name: str
+    is_current: bool
+    fault: str = ""
+    code_version: str = ""
+    jobs: int = 0
+    since_s: int | None = None
+    until_s: int | None = None
+    scores: Mapping[str, Scores] = field(default_factory=dict)
+
+
+def versions(models_dir: Path) -> list[Version]:
+    """Oldest first; empty where nothing was trained yet."""
+    current = current_version(models_dir)
+    folder = models_dir / "duration"
+    names = [path.name for path in folder.iterdir() if _VERSION.fullmatch(path.name)] if folder.is_dir() else []
+    return [_version(models_dir, name, name == current) for name in sorted(names, key=_in_order)]
+
+
+def _in_order(version: str) -> tuple[str, int]:
+    base, _, number = version.partition("-")
+    return base, int(number or 1)
+
+
+def _version(models_dir: Path, name: str, is_current: bool) -> Version:
+    try:
+        meta = _read_meta(models_dir / "duration" / name)
+        _read_texts(models_dir / "duration" / name, meta)
+        _read_meta(models_dir / "hbm" / name)
+        scores = {str(key): _scores(values) for key, values in meta["scores"].items()}
+        return Version(
+            name, is_current, "", str(meta["code_version"]), int(meta["jobs"]), meta["since_s"], meta["until_s"], scores
+        )
+    except (StoreError, SchemaVersionError) as error:
+        return Version(name, is_current, str(error))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return Version(name, is_current, f"meta.json lacks or garbles a field: {error!r}")
+
+
+def use(models_dir: Path, name: str) -> None:
+    """Makes a version current. Raises StoreError where it is not there or cannot be used."""
+    found = {version.name: version for version in versions(models_dir)}
+    if name not in found:
+        raise StoreError(f"{name[:40]!r} is no trained version", f"choose one of: {', '.join(found) or 'none'}")
+    if found[name].fault:
+        raise StoreError(found[name].fault, "choose another version, or train anew")
+    _switch_to(models_dir, name)
+
+
+def roll_back(models_dir: Path) -> str:
+    """Makes the newest usable version before the current one current; its name. Raises StoreError without one."""
+    current = current_version(models_dir)
+    usable = [each.name for each in versions(models_dir) if not each.fault]
+    older = [name for name in usable if current is not None and _in_order(name) < _in_order(current)]
+    if not older:
+        raise StoreError("there is no version to go back to", "see `almanac models`, or train anew")
+    _switch_to(models_dir, older[-1])
+    return older[-1]
+
+
+def prune(models_dir: Path, keep: int) -> list[str]:
+    """Removes all but the newest `keep` versions, and never the current one; the names of those removed."""
+    current = current_version(models_dir)
+    names = [each.name for each in versions(models_dir)]
+    removed = [name for name in names[: max(len(names) - keep, 0)] if name != current]
+    for name in removed:
+        for kind in ("duration", "hbm"):
+            shutil.rmtree(models_dir / kind / name, ignore_errors=True)
+    return removed
+
+
+def _switch_to(models_dir: Path, version: str) -> None:
+    try:
+        _switch(models_dir / "duration", version)
+    except OSError as error:
+        raise StoreError(f"{models_dir}: cannot switch versions: {error}", "check space and rights") from error
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

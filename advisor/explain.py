@@ -122,7 +122,17 @@ def _priority_line(advice: Advice) -> str:
     priority = advice.priority
     if priority is None:
         return ""
-    return f"  priority: term {priority.term}: {priority.share_longer:.0%} of recent jobs are predicted to need more"
+    parts = [f"site factor {format_count(priority.term)}"]
+    if priority.share_longer is not None:
+        parts.append(f"{priority.share_longer:.0%} of recent jobs are predicted to need more")
+    if priority.worth_wait_s is not None and abs(priority.worth_wait_s) >= 60:
+        than = "as good as having waited" if priority.worth_wait_s > 0 else "as if it had been submitted later by"
+        parts.append(f"against a job in the middle it is {than} {format_duration(abs(priority.worth_wait_s))}")
+    if priority.is_cautious:
+        parts.append("your newest runs took longer than expected, so the longer end counts")
+    if priority.extra:
+        parts.append(f"{format_count(priority.extra)} of it by this site's options")
+    return f"  priority: {'; '.join(parts)}"
 
 
 def to_json(advice: Advice) -> dict[str, object]:
@@ -132,7 +142,7 @@ def to_json(advice: Advice) -> dict[str, object]:
     tier      tier (null: none advised), reason, requested_tier, is_change, option (as sbatch takes it), note
     bound     null, or bound_mib, risk, highest_mib, runs, scope ("family" or "shape"), method
     duration  null, or duration_s, gpu_time_s, rolling_s, model_s, case, runs, low_s, high_s
-    priority  null, or term, share_longer
+    priority  null, or term, gpu_time_s, share_longer, worth_wait_s, is_cautious, extra
     set_aside runs without evidence, by reason
     """
     request = advice.request

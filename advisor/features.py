@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from advisor.families import Families
 from almanac.config import Tier
 from almanac.names import name_key
 from almanac.records import Request
@@ -26,6 +27,8 @@ from almanac.tiers import requested_tier
 
 NEWEST = 8
 DECAY = 0.8
+LOG_OVERRUN = math.log(2)
+MIN_OVERRUNS = 4
 ROUND_S, SCHEDULED_WITHIN_S = 1800, 60
 """A submission in the first minute of a full or half hour is a timer's, as cron's are, or may be."""
 CATEGORIES = ("user", "account", "partition", "qos", "name_key", "tier")
@@ -257,8 +260,11 @@ def _spread(values: Sequence[float]) -> float:
 class Past:
     """The jobs that have started and ended so far, as features of the next submission see them."""
 
-    def __init__(self) -> None:
+    def __init__(self, families: Families | None = None) -> None:
+        """families: None for those of the name's mask."""
         self._groups: dict[tuple[object, ...], _Group] = {}
+        self._families = families
+        self._overruns: dict[str, deque[bool]] = {}
 
     def start(self, job: Submission, start_s: int) -> None:
         for group in self._groups_of(job):
@@ -270,28 +276,40 @@ class Past:
             group.stop(start_s)
 
     def absorb(self, job: Ended) -> None:
-        for group in self._groups_of(job.submission):
+        groups = self._groups_of(job.submission)
+        expected = next((group for group in (groups[-1], groups[0]) if group.runs), None)
+        if expected is not None:
+            overran = math.log(job.duration_s) > expected.weighted / expected.weight + LOG_OVERRUN
+            self._overruns.setdefault(job.submission.user, deque(maxlen=NEWEST)).append(overran)
+        for group in groups:
             group.add(job)
+
+    def overran(self, user: str) -> float:
+        """Share of the user's newest ended runs that took more than twice what those before them did; 0 below 4."""
+        newest = self._overruns.get(user, ())
+        return sum(newest) / len(newest) if len(newest) >= MIN_OVERRUNS else 0.0
 
     def features(self, job: Submission) -> tuple[float, ...]:
         """In the order of NUMBERS; NaN where nothing is known."""
         values = [*_requested(job)]
-        for key in _groups(job):
+        family = self._families.find(job.user, job.name_key) if self._families else job.name_key
+        for key in _groups(job, family):
             group = self._groups.get(key)
             values.extend(group.features(job.submit_s) if group else _NONE_ENDED + _NONE_RUNNING)
         return tuple(values)
 
     def _groups_of(self, job: Submission) -> list[_Group]:
-        return [self._groups.setdefault(key, _Group()) for key in _groups(job)]
+        family = self._families.join(job.user, job.name_key) if self._families else job.name_key
+        return [self._groups.setdefault(key, _Group()) for key in _groups(job, family)]
 
 
-def _groups(job: Submission) -> tuple[tuple[object, ...], ...]:
+def _groups(job: Submission, family: str) -> tuple[tuple[object, ...], ...]:
     """In the order of _SCOPES."""
     return (
         (job.user,),
-        (job.user, job.name_key),
+        (job.user, family),
         (job.user, job.shape),
-        (job.user, job.name_key, job.shape, job.time_limit_s if job.time_limit_s > 0 else None),
+        (job.user, family, job.shape, job.time_limit_s if job.time_limit_s > 0 else None),
         (job.user, job.is_scheduled),
     )
 

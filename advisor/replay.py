@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from advisor.families import Families
 from advisor.features import (
     Ended,
     Event,
@@ -54,6 +55,7 @@ class Known:
 
     features: tuple[float, ...]
     rolling: Estimate | None
+    overran: float
 
 
 class Memory:
@@ -61,7 +63,8 @@ class Memory:
 
     def __init__(self, config: Rolling, site: SiteMeans | None = None) -> None:
         """site: the site's means where they are known from elsewhere (a trained model); else they are gathered."""
-        self._past, self._rolling = Past(), RollingEstimator(config, site)
+        families = Families(config.similarity) if config.families == "levenshtein" else None
+        self._past, self._rolling = Past(families), RollingEstimator(config, site)
 
     def tell(self, event: Event, job: Submission, start_s: float, ended: Ended | None) -> None:
         """A start or an end, in order of time; a start_s of NaN is a job that is not known to have run."""
@@ -72,7 +75,7 @@ class Memory:
             self._rolling.absorb(ended)
 
     def know(self, job: Submission) -> Known:
-        return Known(self._past.features(job), self._rolling.estimate(job))
+        return Known(self._past.features(job), self._rolling.estimate(job), self._past.overran(job.user))
 
 
 def replay_durations(history: pd.DataFrame, config: Rolling) -> Replay:
@@ -80,7 +83,7 @@ def replay_durations(history: pd.DataFrame, config: Rolling) -> Replay:
     jobs = submissions(history)
     ended, starts = ended_jobs(history, jobs), started_at(history)
     memory = Memory(config)
-    known = [Known((), None)] * len(jobs)
+    known = [Known((), None, 0.0)] * len(jobs)
     for row, event in events(history):
         if event is Event.SUBMIT:
             known[row] = memory.know(jobs[row])

@@ -21,7 +21,7 @@ from advisor.models.rolling import SiteMeans
 from advisor.replay import Known, Replay, know_now, replay_durations
 from advisor.scores import Floats, Scores
 from almanac.config import Config
-from almanac.records import Advice, Duration, Request
+from almanac.records import Advice, Duration, PriorityAdvice, Request
 
 QUANTILES = 101
 
@@ -96,14 +96,24 @@ def advise(request: Request, history: pd.DataFrame, trained: Trained | None, con
     if tier.reason == NO_EVIDENCE:
         tier = dataclasses.replace(tier, note=_what_is_missing(evidence, config.advice.min_runs))
     predicted = predict_duration(job, history, trained, config)
-    quantiles_s = trained.gpu_time_quantiles_s if trained else ()
     return Advice(
         request=request,
         tier=tier,
         bound=bound if request.gpu_count > 0 else None,
-        duration=predicted[0] if predicted else None,
-        priority=decide_priority(predicted[1], quantiles_s, config.priority.span) if predicted else None,
+        duration=predicted.duration if predicted else None,
+        priority=_priority(job, predicted, trained, config) if predicted else None,
         set_aside=dict(evidence.set_aside),
+    )
+
+
+def _priority(job: Submission, predicted: Prediction, trained: Trained | None, config: Config) -> PriorityAdvice | None:
+    """None for a job without GPUs: it has no GPU-time."""
+    if not job.gpu_count:
+        return None
+    quantiles_s = trained.gpu_time_quantiles_s if trained else ()
+    cautious_s = (predicted.duration.high_s or predicted.duration.duration_s) * job.gpu_count
+    return decide_priority(
+        predicted.rank_gpu_time_s, cautious_s, predicted.overran, job.user, quantiles_s, config.priority
     )
 
 
@@ -116,25 +126,32 @@ def _what_is_missing(evidence: Evidence, min_runs: int) -> str:
     return f"{number} measured run{'' if number == 1 else 's'}, {min_runs} needed"
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """rank_gpu_time_s: the GPU-time that ranks the job in the queue. overran: share of the user's newest runs."""
+
+    duration: Duration
+    rank_gpu_time_s: float
+    overran: float
+
+
 def predict_duration(
     job: Submission, history: pd.DataFrame, trained: Trained | None, config: Config
-) -> tuple[Duration, float] | None:
-    """The duration, and the GPU-time (GPU-seconds) that ranks the job in the queue.
-
-    None where nothing is known of the user or the site, and no model is trained.
-    """
+) -> Prediction | None:
+    """None where nothing is known of the user or the site, and no model is trained."""
     known = know_now(job, history, config.rolling, trained.site if trained else None)
     features = features_of([job], [known.features])
     rolling_s = np.array([known.rolling.duration_s if known.rolling else math.nan])
     if trained is not None and trained.model is not None:
         predicted = trained.model.predict_all(features, rolling_s)
-        return _duration(job, known, predicted), float(predicted.rank_s[0]) * job.gpu_count
+        rank_gpu_time_s = float(predicted.rank_s[0]) * job.gpu_count
+        return Prediction(_duration(job, known, predicted), rank_gpu_time_s, known.overran)
     if known.rolling is None:
         return None
     duration_s = clip_to_limit(rolling_s, features)
     nothing = np.array([math.nan])
     duration = _duration(job, known, Predicted(duration_s, nothing, nothing, duration_s, nothing))
-    return duration, duration.gpu_time_s
+    return Prediction(duration, duration.gpu_time_s, known.overran)
 
 
 def _duration(job: Submission, known: Known, predicted: Predicted) -> Duration:

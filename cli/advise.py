@@ -79,6 +79,7 @@ def _read_script(name: str) -> str:
 def advise(app: App, request: Request) -> Advice:
     """The advice of the store's history for this request."""
     from advisor.artefacts import load
+    from advisor.lifecycle import trusted
     from advisor.service import advise as decide
     from telemetry.history import load_history
 
@@ -86,4 +87,5 @@ def advise(app: App, request: Request) -> Advice:
     cluster = app.cluster(store)
     since_s = request.submit_s - app.config.advice.history_days * 86400
     history = load_history(store, cluster, since_s=since_s, user=request.user, running=True)
-    return decide(request, history, load(store.models_dir(cluster)), app.config, app.now_s())
+    trained = trusted(load(store.models_dir(cluster)), app.config, app.now_s())
+    return decide(request, history, trained, app.config, app.now_s())

@@ -18,6 +18,7 @@ COMMANDS = {
     "ingest": "read jobs and GPU counters into the store",
     "train": "fit the predictors to what the store holds",
     "evaluate": "say how good the predictions would have been",
+    "models": "list the trained versions, and go back to one",
     "advise": "say what to ask for, for one submission",
     "jobs": "list past jobs with what they used",
     "doctor": "check configuration, store, Slurm and Prometheus",
