@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,15 +12,16 @@ import pandas as pd
 from advisor.baselines import predictions_of, scores_of
 from advisor.decisions.priority import decide_priority
 from advisor.decisions.tier import NO_EVIDENCE, decide_tier
-from advisor.features import Submission, features_of, known_at, submission_of, whole_runs
-from advisor.models.duration import DurationModel, Predicted, clip_to_limit, fit, split
+from advisor.features import Submission, known_at, submission_of, whole_runs
+from advisor.models.duration import DurationModel, clip_to_limit, fit, split
 from advisor.models.hbm import Calibration, bound_of, calibrate
 from advisor.models.peaks import FAMILY, Evidence, evidence_now, replay_peaks
 from advisor.models.rolling import SiteMeans
-from advisor.replay import Known, Replay, know_now, replay_durations
+from advisor.prediction import Prediction, predict
+from advisor.replay import Replay, remember, replay_durations
 from advisor.scores import Floats, Scores
 from almanac.config import Config
-from almanac.records import Advice, Duration, PriorityAdvice, Request
+from almanac.records import Advice, PriorityAdvice, Request
 
 QUANTILES = 101
 
@@ -126,47 +126,9 @@ def _what_is_missing(evidence: Evidence, min_runs: int) -> str:
     return f"{number} measured run{'' if number == 1 else 's'}, {min_runs} needed"
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """rank_gpu_time_s: the GPU-time that ranks the job in the queue. overran: share of the user's newest runs."""
-
-    duration: Duration
-    rank_gpu_time_s: float
-    overran: float
-
-
 def predict_duration(
     job: Submission, history: pd.DataFrame, trained: Trained | None, config: Config
 ) -> Prediction | None:
     """None where nothing is known of the user or the site, and no model is trained."""
-    known = know_now(job, history, config.rolling, trained.site if trained else None)
-    features = features_of([job], [known.features])
-    rolling_s = np.array([known.rolling.duration_s if known.rolling else math.nan])
-    if trained is not None and trained.model is not None:
-        predicted = trained.model.predict_all(features, rolling_s)
-        rank_gpu_time_s = float(predicted.rank_s[0]) * job.gpu_count
-        return Prediction(_duration(job, known, predicted), rank_gpu_time_s, known.overran)
-    if known.rolling is None:
-        return None
-    duration_s = clip_to_limit(rolling_s, features)
-    nothing = np.array([math.nan])
-    duration = _duration(job, known, Predicted(duration_s, nothing, nothing, duration_s, nothing))
-    return Prediction(duration, duration.gpu_time_s, known.overran)
-
-
-def _duration(job: Submission, known: Known, predicted: Predicted) -> Duration:
-    predicted_s = float(predicted.duration_s[0])
-    model_s, low_s, high_s = (
-        None if math.isnan(each[0]) else float(each[0])
-        for each in (predicted.model_s, predicted.low_s, predicted.high_s)
-    )
-    return Duration(
-        duration_s=predicted_s,
-        gpu_time_s=predicted_s * job.gpu_count,
-        rolling_s=known.rolling.duration_s if known.rolling else predicted_s,
-        model_s=model_s,
-        case=known.rolling.case if known.rolling else "site",
-        runs=known.rolling.runs if known.rolling else 0,
-        low_s=low_s,
-        high_s=high_s,
-    )
+    memory = remember(job.user, history, job.submit_s, config.rolling, trained.site if trained else None)
+    return predict([job], [memory.know(job)], trained.model if trained else None)[0]
