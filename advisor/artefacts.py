@@ -20,7 +20,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from almanac import __version__
 from almanac.errors import SchemaVersionError, StoreError
 
 SCHEMA = 2
-_VERSION = re.compile(r"\d{8}T\d{6}Z(-\d+)?")
+VERSION = re.compile(r"\d{8}T\d{6}Z(-\d+)?")
 _RETRAIN = "run `almanac train`"
 
 
@@ -55,7 +55,7 @@ def save(trained: Trained, models_dir: Path) -> str:
         _write(models_dir / "duration" / version, {**meta, **_duration_meta(trained)}, _texts(trained))
         scores = {name: list(values) for name, values in trained.calibration.scores.items()}
         _write(models_dir / "hbm" / version, {**meta, "calibration": scores}, {})
-        _switch(models_dir / "duration", version)
+        switch(models_dir / "duration", version)
     except OSError as error:
         raise StoreError(f"{models_dir}: cannot write the trained models: {error}", "check space and rights") from error
     return version
@@ -67,10 +67,10 @@ def load(models_dir: Path) -> Trained | None:
     if version is None:
         return None
     folder = models_dir / "duration" / version
-    meta = _read_meta(folder)
-    calibration = _read_meta(models_dir / "hbm" / version).get("calibration", {})
+    meta = read_meta(folder)
+    calibration = read_meta(models_dir / "hbm" / version).get("calibration", {})
     try:
-        return _trained(meta, _read_texts(folder, meta), calibration)
+        return _trained(meta, read_texts(folder, meta), calibration)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{folder}: meta.json lacks or garbles a field: {error!r}", _RETRAIN) from error
 
@@ -134,11 +134,11 @@ def _trained(meta: Mapping[str, Any], texts: Mapping[str, str], calibration: Map
         model=_model(meta["model"], texts) if texts else None,
         gpu_time_quantiles_s=tuple(map(float, meta["gpu_time_quantiles_s"])),
         calibration=Calibration({str(name): tuple(map(float, values)) for name, values in calibration.items()}),
-        scores={str(name): _scores(values) for name, values in meta["scores"].items()},
+        scores={str(name): read_scores(values) for name, values in meta["scores"].items()},
     )
 
 
-def _scores(values: Mapping[str, float | None]) -> Scores:
+def read_scores(values: Mapping[str, float | None]) -> Scores:
     known = {name: math.nan if value is None else value for name, value in values.items()}
     return Scores(int(known.pop("jobs")), **known)
 
@@ -174,7 +174,7 @@ def _write_file(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _switch(folder: Path, version: str) -> None:
+def switch(folder: Path, version: str) -> None:
     temporary = folder / f".current-{os.getpid()}"
     _write_file(temporary, version + "\n")
     temporary.replace(folder / "current")
@@ -189,93 +189,12 @@ def current_version(models_dir: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path}: cannot be read: {error}", _RETRAIN) from error
-    if not _VERSION.fullmatch(version):
+    if not VERSION.fullmatch(version):
         raise StoreError(f"{path}: {version[:40]!r} is not a version", _RETRAIN)
     return version
 
 
-@dataclass(frozen=True)
-class Version:
-    """What meta.json says of a trained version. fault: why it cannot be used, else ""; then the rest is unknown."""
-
-    name: str
-    is_current: bool
-    fault: str = ""
-    code_version: str = ""
-    jobs: int = 0
-    since_s: int | None = None
-    until_s: int | None = None
-    scores: Mapping[str, Scores] = field(default_factory=dict)
-
-
-def versions(models_dir: Path) -> list[Version]:
-    """Oldest first; empty where nothing was trained yet."""
-    current = current_version(models_dir)
-    folder = models_dir / "duration"
-    names = [path.name for path in folder.iterdir() if _VERSION.fullmatch(path.name)] if folder.is_dir() else []
-    return [_version(models_dir, name, name == current) for name in sorted(names, key=_in_order)]
-
-
-def _in_order(version: str) -> tuple[str, int]:
-    base, _, number = version.partition("-")
-    return base, int(number or 1)
-
-
-def _version(models_dir: Path, name: str, is_current: bool) -> Version:
-    try:
-        meta = _read_meta(models_dir / "duration" / name)
-        _read_texts(models_dir / "duration" / name, meta)
-        _read_meta(models_dir / "hbm" / name)
-        scores = {str(key): _scores(values) for key, values in meta["scores"].items()}
-        return Version(
-            name, is_current, "", str(meta["code_version"]), int(meta["jobs"]), meta["since_s"], meta["until_s"], scores
-        )
-    except (StoreError, SchemaVersionError) as error:
-        return Version(name, is_current, str(error))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return Version(name, is_current, f"meta.json lacks or garbles a field: {error!r}")
-
-
-def use(models_dir: Path, name: str) -> None:
-    """Makes a version current. Raises StoreError where it is not there or cannot be used."""
-    found = {version.name: version for version in versions(models_dir)}
-    if name not in found:
-        raise StoreError(f"{name[:40]!r} is no trained version", f"choose one of: {', '.join(found) or 'none'}")
-    if found[name].fault:
-        raise StoreError(found[name].fault, "choose another version, or train anew")
-    _switch_to(models_dir, name)
-
-
-def roll_back(models_dir: Path) -> str:
-    """Makes the newest usable version before the current one current; its name. Raises StoreError without one."""
-    current = current_version(models_dir)
-    usable = [each.name for each in versions(models_dir) if not each.fault]
-    older = [name for name in usable if current is not None and _in_order(name) < _in_order(current)]
-    if not older:
-        raise StoreError("there is no version to go back to", "see `almanac models`, or train anew")
-    _switch_to(models_dir, older[-1])
-    return older[-1]
-
-
-def prune(models_dir: Path, keep: int) -> list[str]:
-    """Removes all but the newest `keep` versions, and never the current one; the names of those removed."""
-    current = current_version(models_dir)
-    names = [each.name for each in versions(models_dir)]
-    removed = [name for name in names[: max(len(names) - keep, 0)] if name != current]
-    for name in removed:
-        for kind in ("duration", "hbm"):
-            shutil.rmtree(models_dir / kind / name, ignore_errors=True)
-    return removed
-
-
-def _switch_to(models_dir: Path, version: str) -> None:
-    try:
-        _switch(models_dir / "duration", version)
-    except OSError as error:
-        raise StoreError(f"{models_dir}: cannot switch versions: {error}", "check space and rights") from error
-
-
-def _read_meta(folder: Path) -> dict[str, Any]:
+def read_meta(folder: Path) -> dict[str, Any]:
     path = folder / "meta.json"
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
@@ -290,7 +209,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def _read_texts(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
+def read_texts(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
     """Empty where no model was trained."""
     if meta.get("model") is None:
         return {}

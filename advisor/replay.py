@@ -14,7 +14,6 @@ from advisor.features import (
     Ended,
     Event,
     Features,
-    Past,
     Submission,
     ended_jobs,
     events,
@@ -22,6 +21,7 @@ from advisor.features import (
     submissions,
 )
 from advisor.models.rolling import Estimate, RollingEstimator, SiteMeans
+from advisor.past import Past
 from advisor.scores import Floats
 from almanac.config import Rolling
 

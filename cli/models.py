@@ -13,7 +13,7 @@ from cli.output import json_text, show_table
 from cli.scores import scores_table
 
 if TYPE_CHECKING:
-    from advisor.artefacts import Version
+    from advisor.versions import Version
 
 
 @click.command("models")
@@ -26,7 +26,7 @@ def command(app: App, chosen: str | None, rollback: bool, as_json: bool) -> None
 
     The next training makes its own version the one that is used.
     """
-    from advisor.artefacts import roll_back, use, versions
+    from advisor.versions import roll_back, use, versions
 
     if chosen and rollback:
         raise click.UsageError("--use and --rollback: give one of them")

@@ -25,10 +25,11 @@ def command(app: App, as_json: bool) -> None:
     The newest share of the jobs (training.validation_share) is predicted from the older ones; the scores are
     taken there, beside simple baselines.
     """
-    from advisor.artefacts import prune, save
+    from advisor.artefacts import save
     from advisor.baselines import OURS
     from advisor.lifecycle import faults_of
     from advisor.service import train
+    from advisor.versions import prune
     from telemetry.history import load_history
 
     store = app.open_store()

@@ -14,10 +14,11 @@ import pytest
 
 from advisor.baselines import OURS
 from advisor.evaluation import evaluate, origins
-from advisor.features import NUMBERS, Past, ended_jobs, features_of, submission_of
+from advisor.features import NUMBERS, ended_jobs, features_of, submission_of
 from advisor.models.duration import blend, conformal_margins
 from advisor.models.rolling import RollingEstimator, decayed_mean
 from advisor.models.trees import CATEGORIES, encode
+from advisor.past import Past
 from advisor.replay import know_now, replay_durations
 from advisor.scores import score, score_of_users
 from advisor.service import advise, train

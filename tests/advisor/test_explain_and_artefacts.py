@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.artefacts import current_version, load, prune, roll_back, save, use, versions
+from advisor.artefacts import current_version, load, save
 from advisor.explain import explain, to_json
 from advisor.lifecycle import drift_of, faults_of, trusted
 from advisor.service import advise, train
+from advisor.versions import prune, roll_back, use, versions
 from almanac.config import Config
 from almanac.errors import SchemaVersionError, StoreError
 from almanac.records import Advice, Request, TierAdvice
