@@ -14,9 +14,14 @@ from almanac.records import Advice, Duration, MemoryBound, PriorityAdvice, TierA
 from almanac.units import format_count, format_duration, format_gib, printable
 
 
-def explain(advice: Advice) -> str:
-    """Lines joined by newlines, without a last one. Names are shown with control characters replaced."""
+def explain(advice: Advice, why: bool = False) -> str:
+    """Lines joined by newlines, without a last one. Names are shown with control characters replaced.
+
+    why: also what the predicted time and the priority are made of.
+    """
     lines = [_memory_line(advice), _set_aside_line(advice), _duration_line(advice), _priority_line(advice)]
+    if why:
+        lines += [_why_duration(advice), _why_priority(advice)]
     return "\n".join(line for line in lines if line)
 
 
@@ -133,6 +138,24 @@ def _priority_line(advice: Advice) -> str:
     if priority.extra:
         parts.append(f"{format_count(priority.extra)} of it by this site's options")
     return f"  priority: {'; '.join(parts)}"
+
+
+def _why_duration(advice: Advice) -> str:
+    duration = advice.duration
+    if duration is None:
+        return ""
+    rolling = f"the weighted mean of {_basis(duration)} is {format_duration(duration.rolling_s)}"
+    if duration.model_s is None:
+        return f"  why this time: {rolling}; no trained model is used"
+    model = f"the site's model says {format_duration(duration.model_s)}"
+    return f"  why this time: {model}; {rolling}; the prediction weighs the model with your last runs"
+
+
+def _why_priority(advice: Advice) -> str:
+    if advice.priority is None:
+        return ""
+    counted = format_duration(advice.priority.gpu_time_s)
+    return f"  why this priority: it falls with the logarithm of the GPU-time, of which {counted} are counted; age adds to it"
 
 
 def to_json(advice: Advice) -> dict[str, object]:

@@ -29,13 +29,14 @@ MAX_SCRIPT_BYTES = 4 << 20
         "allow_interspersed_args": False,
         "help_option_names": ["--help"],
     },
-    options_metavar="[--user USER] [--json]",
+    options_metavar="[--user USER] [--why] [--json]",
 )
 @click.option("--user", metavar="USER", help="Advise for another user (operators).")
+@click.option("--why", is_flag=True, help="Also say what the predicted time and the priority are made of.")
 @click.option("--json", "as_json", is_flag=True, help="Print the advice with its reasons as JSON.")
 @click.argument("submission", nargs=-1, type=click.UNPROCESSED, metavar="[SBATCH-OPTIONS]... [SCRIPT [ARGS]...]")
 @click.pass_obj
-def command(app: App, user: str | None, as_json: bool, submission: tuple[str, ...]) -> int:
+def command(app: App, user: str | None, why: bool, as_json: bool, submission: tuple[str, ...]) -> int:
     """Say which memory tier to ask for, from the caller's own past jobs, and how long the job may take.
 
     After almanac's own options comes what would follow `sbatch`: its options, then a script, whose #SBATCH lines are
@@ -55,7 +56,7 @@ def command(app: App, user: str | None, as_json: bool, submission: tuple[str, ..
     else:
         from advisor.explain import explain
 
-        click.echo(explain(advice))
+        click.echo(explain(advice, why))
     return NO_EVIDENCE if advice.bound is None and request.gpu_count > 0 else 0
 
 

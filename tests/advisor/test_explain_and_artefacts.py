@@ -42,6 +42,18 @@ def test_the_text_names_evidence_bound_risk_and_option(advice: Advice) -> None:
     assert "predicted time: 10 min, 40 min of GPU-time" in text
 
 
+def test_why_tells_what_time_and_priority_are_made_of(
+    advice: Advice, site_history: pd.DataFrame, config: Config
+) -> None:
+    assert "why" not in explain(advice)
+    assert "no trained model is used" in explain(advice, why=True)
+    request = Request(user="u1", job_name="fama-run9", gpu_count=1, constraints="gpu&hbm80g")
+    text = explain(advise(request, site_history, train(site_history, config, NOW_S), config, NOW_S), why=True)
+    assert "the site's model says" in text
+    assert "why this priority" in text
+    assert "mostly" in text, "the interval"
+
+
 def test_the_json_holds_the_reasons(advice: Advice) -> None:
     data = json.loads(json.dumps(to_json(advice)))
     assert data["tier"]["tier"] == "hbm40g"
