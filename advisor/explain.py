@@ -155,7 +155,7 @@ def _why_priority(advice: Advice) -> str:
     if advice.priority is None:
         return ""
     counted = format_duration(advice.priority.gpu_time_s)
-    return f"  why this priority: it falls with the logarithm of the GPU-time, of which {counted} are counted; age adds to it"
+    return f"  why this priority: it falls with the logarithm of the GPU-time ({counted} are counted); age adds to it"
 
 
 def to_json(advice: Advice) -> dict[str, object]:
