@@ -1,12 +1,13 @@
 """Trained models on disk: data that is read, never code that is run.
 
-<models>/duration/<version>/   meta.json (site means, quantiles, vocabularies, weights, scores), model.txt (LightGBM)
+<models>/duration/<version>/   meta.json (site means, quantiles, vocabularies, weights, margins, scores), and
+                               mean.txt, change.txt, middle.txt (LightGBM)
 <models>/hbm/<version>/        meta.json (calibration scores)
-<models>/<name>/current        the version in use, one line
+<models>/duration/current      the version in use of both, one line
 
 A version is written to a temporary folder and renamed; `current` is replaced by rename, so that a reader sees the
-old version or the new one. meta.json names the schema, the program's version, the data's span and a checksum of
-model.txt: LightGBM's parser is not made for damaged text.
+old version or the new one, and never parts of both. meta.json names the schema, the program's version, the data's
+span and checksums of the models: LightGBM's parser is not made for damaged text.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ from pathlib import Path
 from typing import Any
 
 from advisor.features import NUMBERS
-from advisor.models.duration import CATEGORIES, DurationModel, Weights
+from advisor.models.duration import TREES, DurationModel, Weights
 from advisor.models.hbm import Calibration
 from advisor.models.rolling import SiteMeans
+from advisor.models.trees import CATEGORIES
 from advisor.scores import Scores
 from advisor.service import Trained
 from almanac import __version__
 from almanac.errors import SchemaVersionError, StoreError
 
-SCHEMA = 1
-_VERSION = re.compile(r"\d{8}T\d{6}Z(-\d+)?")
+SCHEMA = 2
+VERSION = re.compile(r"\d{8}T\d{6}Z(-\d+)?")
 _RETRAIN = "run `almanac train`"
 
 
@@ -50,11 +52,10 @@ def save(trained: Trained, models_dir: Path) -> str:
     }
     try:
         version = _new_version(models_dir, trained.trained_s)
-        _write(models_dir / "duration" / version, {**meta, **_duration_meta(trained)}, _model_text(trained))
+        _write(models_dir / "duration" / version, {**meta, **_duration_meta(trained)}, _texts(trained))
         scores = {name: list(values) for name, values in trained.calibration.scores.items()}
-        _write(models_dir / "hbm" / version, {**meta, "calibration": scores}, None)
-        for name in ("hbm", "duration"):
-            _switch(models_dir / name, version)
+        _write(models_dir / "hbm" / version, {**meta, "calibration": scores}, {})
+        switch(models_dir / "duration", version)
     except OSError as error:
         raise StoreError(f"{models_dir}: cannot write the trained models: {error}", "check space and rights") from error
     return version
@@ -62,39 +63,60 @@ def save(trained: Trained, models_dir: Path) -> str:
 
 def load(models_dir: Path) -> Trained | None:
     """The current version; None where nothing was trained yet. Raises StoreError, SchemaVersionError."""
-    folder = _current(models_dir / "duration")
-    if folder is None:
+    version = current_version(models_dir)
+    if version is None:
         return None
-    meta = _read_meta(folder)
-    hbm_folder = _current(models_dir / "hbm")
-    calibration = _read_meta(hbm_folder).get("calibration", {}) if hbm_folder else {}
+    folder = models_dir / "duration" / version
+    meta = read_meta(folder)
+    calibration = read_meta(models_dir / "hbm" / version).get("calibration", {})
     try:
-        return _trained(meta, _read_model(folder, meta), calibration)
+        return _trained(meta, read_texts(folder, meta), calibration)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{folder}: meta.json lacks or garbles a field: {error!r}", _RETRAIN) from error
 
 
-def _model_text(trained: Trained) -> str | None:
-    return trained.model.model_text if trained.model else None
+def _texts(trained: Trained) -> Mapping[str, str]:
+    return trained.model.texts if trained.model else {}
 
 
 def _duration_meta(trained: Trained) -> dict[str, object]:
-    model = trained.model
-    text = _model_text(trained)
     return {
         "features": [*NUMBERS, *CATEGORIES],
         "site": trained.site.to_json(),
         "gpu_time_quantiles_s": list(trained.gpu_time_quantiles_s),
-        "vocabularies": {name: list(values) for name, values in model.vocabularies.items()} if model else None,
-        "weights": asdict(model.weights) if model else None,
-        "rank_weights": asdict(model.rank_weights) if model else None,
-        "model_sha256": _checksum(text) if text is not None else None,
+        "model": _model_meta(trained.model) if trained.model else None,
         "scores": {name: _without_nan(asdict(scores)) for name, scores in trained.scores.items()},
     }
 
 
+def _model_meta(model: DurationModel) -> dict[str, object]:
+    return {
+        "predictor": model.predictor,
+        "sha256": {name: _checksum(text) for name, text in model.texts.items()},
+        "vocabularies": {name: list(values) for name, values in model.vocabularies.items()},
+        "habit_s": model.habit_s,
+        "weights": asdict(model.weights),
+        "rank_weights": asdict(model.rank_weights),
+        "coverage": model.coverage,
+        "margins": {name: list(pair) for name, pair in model.margins.items()},
+    }
+
+
+def _model(meta: Mapping[str, Any], texts: Mapping[str, str]) -> DurationModel:
+    return DurationModel(
+        predictor=str(meta["predictor"]),
+        texts=texts,
+        vocabularies={str(name): tuple(map(str, values)) for name, values in meta["vocabularies"].items()},
+        habit_s=float(meta["habit_s"]),
+        weights=_weights(meta["weights"]),
+        rank_weights=_weights(meta["rank_weights"]),
+        coverage=float(meta["coverage"]),
+        margins={str(name): (float(low), float(high)) for name, (low, high) in meta["margins"].items()},
+    )
+
+
 def _weights(values: Mapping[str, float]) -> Weights:
-    return Weights(float(values["rolling"]), float(values["last_runs"]))
+    return Weights(**{name: float(value) for name, value in values.items()})
 
 
 def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
@@ -102,25 +124,21 @@ def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
-def _trained(meta: Mapping[str, Any], model_text: str | None, calibration: Mapping[str, Any]) -> Trained:
-    model = None
-    if model_text is not None:
-        vocabularies = {str(name): tuple(map(str, values)) for name, values in meta["vocabularies"].items()}
-        model = DurationModel(model_text, vocabularies, _weights(meta["weights"]), _weights(meta["rank_weights"]))
+def _trained(meta: Mapping[str, Any], texts: Mapping[str, str], calibration: Mapping[str, Any]) -> Trained:
     return Trained(
         trained_s=int(meta["trained_s"]),
         jobs=int(meta["jobs"]),
         since_s=meta["since_s"],
         until_s=meta["until_s"],
         site=SiteMeans.from_json(meta["site"]),
-        model=model,
+        model=_model(meta["model"], texts) if texts else None,
         gpu_time_quantiles_s=tuple(map(float, meta["gpu_time_quantiles_s"])),
         calibration=Calibration({str(name): tuple(map(float, values)) for name, values in calibration.items()}),
-        scores={str(name): _scores(values) for name, values in meta["scores"].items()},
+        scores={str(name): read_scores(values) for name, values in meta["scores"].items()},
     )
 
 
-def _scores(values: Mapping[str, float | None]) -> Scores:
+def read_scores(values: Mapping[str, float | None]) -> Scores:
     known = {name: math.nan if value is None else value for name, value in values.items()}
     return Scores(int(known.pop("jobs")), **known)
 
@@ -135,13 +153,13 @@ def _new_version(models_dir: Path, trained_s: int) -> str:
     return version
 
 
-def _write(folder: Path, meta: Mapping[str, object], model_text: str | None) -> None:
+def _write(folder: Path, meta: Mapping[str, object], texts: Mapping[str, str]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     try:
         temporary.chmod(0o750)
-        if model_text is not None:
-            _write_file(temporary / "model.txt", model_text)
+        for name, text in texts.items():
+            _write_file(temporary / f"{name}.txt", text)
         _write_file(temporary / "meta.json", json.dumps(meta, indent=1, sort_keys=True) + "\n")
         temporary.rename(folder)
     except BaseException:
@@ -156,25 +174,27 @@ def _write_file(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _switch(folder: Path, version: str) -> None:
+def switch(folder: Path, version: str) -> None:
     temporary = folder / f".current-{os.getpid()}"
     _write_file(temporary, version + "\n")
     temporary.replace(folder / "current")
 
 
-def _current(folder: Path) -> Path | None:
+def current_version(models_dir: Path) -> str | None:
+    """None where nothing was trained yet. Raises StoreError."""
+    path = models_dir / "duration" / "current"
     try:
-        version = (folder / "current").read_text(encoding="utf-8").strip()
+        version = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{folder / 'current'}: cannot be read: {error}", _RETRAIN) from error
-    if not _VERSION.fullmatch(version):
-        raise StoreError(f"{folder / 'current'}: {version[:40]!r} is not a version", _RETRAIN)
-    return folder / version
+        raise StoreError(f"{path}: cannot be read: {error}", _RETRAIN) from error
+    if not VERSION.fullmatch(version):
+        raise StoreError(f"{path}: {version[:40]!r} is not a version", _RETRAIN)
+    return version
 
 
-def _read_meta(folder: Path) -> dict[str, Any]:
+def read_meta(folder: Path) -> dict[str, Any]:
     path = folder / "meta.json"
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
@@ -189,17 +209,20 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def _read_model(folder: Path, meta: Mapping[str, Any]) -> str | None:
-    if meta.get("model_sha256") is None:
-        return None
-    path = folder / "model.txt"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path}: cannot be read: {error}", _RETRAIN) from error
-    if _checksum(text) != meta["model_sha256"]:
-        raise StoreError(f"{path}: damaged: it is not the text that was written", _RETRAIN)
-    return text
+def read_texts(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
+    """Empty where no model was trained."""
+    if meta.get("model") is None:
+        return {}
+    texts = {}
+    for name in TREES:
+        path = folder / f"{name}.txt"
+        try:
+            texts[name] = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise StoreError(f"{path}: cannot be read: {error}", _RETRAIN) from error
+        if _checksum(texts[name]) != meta["model"]["sha256"].get(name):
+            raise StoreError(f"{path}: damaged: it is not the text that was written", _RETRAIN)
+    return texts
 
 
 def _checksum(text: str) -> str:

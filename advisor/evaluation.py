@@ -5,46 +5,102 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from advisor.models.duration import fit, predictions_of
+from advisor.baselines import RANKS_ONLY, predictions_of
+from advisor.models.duration import CLASSES, evidence_classes, fit
 from advisor.replay import Replay, replay_durations
-from advisor.scores import Floats, Scores, score
+from advisor.scores import Floats, Scores, score, score_of_users
 from almanac.config import Config
 
+MAX_TRAININGS = 200
 
-def evaluate(history: pd.DataFrame, config: Config, share: float = 0.4, folds: int = 4) -> dict[str, Scores]:
-    """Scores of what predictions_of names, on the newest `share` of jobs.
 
-    Retrained `folds` times on the way, each time on the jobs that had ended by then. Empty without ended jobs.
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores by predictor (advisor.baselines): of all tested jobs, of users, and of jobs by what was known of them.
+
+    cold: of users with fewer than KNOWN_RUNS ended jobs; warm: the others. coverage: the share of jobs within the
+    interval that people were told; None where no model was old enough for one.
     """
+
+    jobs: int
+    trainings: int
+    since_s: int | None
+    all: Mapping[str, Scores]
+    users: Mapping[str, Scores]
+    cold: Mapping[str, Scores]
+    warm: Mapping[str, Scores]
+    coverage: float | None
+
+
+def evaluate(history: pd.DataFrame, config: Config, share: float = 0.4) -> Evaluation:
+    """On the newest `share` of jobs, retrained every training.retrain_hours, each time on what had ended by then."""
     past = replay_durations(history, config.rolling)
     past = past.select(np.isfinite(past.duration_s))
-    if not len(past.duration_s):
-        return {}
-    predictions: list[Mapping[str, Floats]] = []
-    actual: list[Floats] = []
-    for since_s, until_s in itertools.pairwise(fold_edges(past.submit_s, share, folds)):
-        tested = past.select((past.submit_s >= since_s) & (past.submit_s < until_s))
-        predictions.append(_predict_fold(past.select(past.end_s < since_s), tested, config))
-        actual.append(tested.duration_s)
-    names = sorted(set().union(*predictions))
-    return {name: _score_folds(name, predictions, actual) for name in names}
+    if not len(past):
+        return Evaluation(0, 0, None, {}, {}, {}, {}, None)
+    folds, tested = [], []
+    edges_s = origins(past.submit_s, share, config.training.retrain_hours * 3600)
+    for since_s, until_s in itertools.pairwise(edges_s):
+        jobs = past.select((past.submit_s >= since_s) & (past.submit_s < until_s))
+        if len(jobs):
+            tested.append(jobs)
+            folds.append(_predict(past.select(past.end_s < since_s), jobs, config))
+    return _judge(folds, tested, int(edges_s[0]))
 
 
-def fold_edges(submit_s: npt.NDArray[np.int64], share: float, folds: int) -> list[float]:
-    """Starts of the folds that hold the newest `share` of submissions in equal parts, and infinity."""
-    return [*np.quantile(submit_s, np.linspace(1 - share, 1, folds + 1)[:-1]).tolist(), math.inf]
+def origins(submit_s: npt.NDArray[np.int64], share: float, every_s: int) -> list[float]:
+    """Times of training over the newest `share` of submissions, at most MAX_TRAININGS, and infinity."""
+    first_s, last_s = float(np.quantile(submit_s, 1 - share)), float(submit_s.max())
+    every_s = max(every_s, math.ceil((last_s - first_s + 1) / MAX_TRAININGS))
+    return [*np.arange(first_s, last_s + 1, every_s).tolist(), math.inf]
 
 
-def _predict_fold(before: Replay, tested: Replay, config: Config) -> dict[str, Floats]:
+def _predict(before: Replay, jobs: Replay, config: Config) -> dict[str, Floats]:
     fitted = fit(before, config.training)
-    return predictions_of(fitted[0] if fitted else None, tested, before)
+    predictions = predictions_of(fitted.model if fitted else None, jobs, before)
+    if fitted and fitted.trial:
+        predicted = fitted.model.predict_all(jobs.features, jobs.rolling_s)
+        predictions |= {_LOW: predicted.low_s, _HIGH: predicted.high_s}
+    return predictions
 
 
-def _score_folds(name: str, predictions: list[Mapping[str, Floats]], actual: list[Floats]) -> Scores:
-    folds = [each.get(name, np.full(len(seconds), math.nan)) for each, seconds in zip(predictions, actual, strict=True)]
-    return score(np.concatenate(folds), np.concatenate(actual))
+_LOW, _HIGH = "interval from", "interval to"
+
+
+def _judge(folds: list[dict[str, Floats]], tested: list[Replay], since_s: int) -> Evaluation:
+    def whole(name: str) -> Floats:
+        missing = [np.full(len(jobs), math.nan) for jobs in tested]
+        return np.concatenate([fold.get(name, nan) for fold, nan in zip(folds, missing, strict=True)])
+
+    actual = np.concatenate([jobs.duration_s for jobs in tested])
+    gpus = np.concatenate([jobs.features.number("gpu_count") for jobs in tested])
+    users = np.concatenate([np.array(jobs.features.category("user")) for jobs in tested])
+    is_cold = np.concatenate([evidence_classes(jobs.features) for jobs in tested]) == CLASSES[-1]
+    low, high = whole(_LOW), whole(_HIGH)
+    names = sorted(set().union(*folds) - {_LOW, _HIGH})
+    predicted = {name: whole(name) for name in names}
+
+    def scored(rows: npt.NDArray[np.bool_]) -> dict[str, Scores]:
+        return {
+            name: score(values[rows], actual[rows], gpus[rows], name not in RANKS_ONLY)
+            for name, values in predicted.items()
+        }
+
+    has_interval = np.isfinite(low)
+    inside = (actual >= low) & (actual <= high)
+    return Evaluation(
+        jobs=len(actual),
+        trainings=len(folds),
+        since_s=since_s,
+        all=scored(np.full(len(actual), True)),
+        users={n: score_of_users(each, actual, gpus, users, n not in RANKS_ONLY) for n, each in predicted.items()},
+        cold=scored(is_cold),
+        warm=scored(~is_cold),
+        coverage=float(inside[has_interval].mean()) if has_interval.any() else None,
+    )

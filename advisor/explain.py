@@ -14,9 +14,14 @@ from almanac.records import Advice, Duration, MemoryBound, PriorityAdvice, TierA
 from almanac.units import format_count, format_duration, format_gib, printable
 
 
-def explain(advice: Advice) -> str:
-    """Lines joined by newlines, without a last one. Names are shown with control characters replaced."""
+def explain(advice: Advice, why: bool = False) -> str:
+    """Lines joined by newlines, without a last one. Names are shown with control characters replaced.
+
+    why: also what the predicted time and the priority are made of.
+    """
     lines = [_memory_line(advice), _set_aside_line(advice), _duration_line(advice), _priority_line(advice)]
+    if why:
+        lines += [_why_duration(advice), _why_priority(advice)]
     return "\n".join(line for line in lines if line)
 
 
@@ -105,7 +110,13 @@ def _duration_line(advice: Advice) -> str:
         return "  predicted time: unknown"
     model = " and the site's model" if duration.model_s is not None else ""
     gpu_time = f", {format_duration(duration.gpu_time_s)} of GPU-time" if advice.request.gpu_count > 1 else ""
-    return f"  predicted time: {format_duration(duration.duration_s)}{gpu_time} (from {_basis(duration)}{model})"
+    interval = ""
+    if duration.low_s is not None and duration.high_s is not None:
+        low, high = format_duration(duration.low_s), format_duration(duration.high_s)
+        interval = f", mostly {low} to {high}" if low != high else ""
+    return (
+        f"  predicted time: {format_duration(duration.duration_s)}{interval}{gpu_time} (from {_basis(duration)}{model})"
+    )
 
 
 def _basis(duration: Duration) -> str:
@@ -116,7 +127,35 @@ def _priority_line(advice: Advice) -> str:
     priority = advice.priority
     if priority is None:
         return ""
-    return f"  priority: term {priority.term}: {priority.share_longer:.0%} of recent jobs are predicted to need more"
+    parts = [f"site factor {format_count(priority.term)}"]
+    if priority.share_longer is not None:
+        parts.append(f"{priority.share_longer:.0%} of recent jobs are predicted to need more")
+    if priority.worth_wait_s is not None and abs(priority.worth_wait_s) >= 60:
+        than = "as good as having waited" if priority.worth_wait_s > 0 else "as if it had been submitted later by"
+        parts.append(f"against a job in the middle it is {than} {format_duration(abs(priority.worth_wait_s))}")
+    if priority.is_cautious:
+        parts.append("your newest runs took longer than expected, so the longer end counts")
+    if priority.extra:
+        parts.append(f"{format_count(priority.extra)} of it by this site's options")
+    return f"  priority: {'; '.join(parts)}"
+
+
+def _why_duration(advice: Advice) -> str:
+    duration = advice.duration
+    if duration is None:
+        return ""
+    rolling = f"the weighted mean of {_basis(duration)} is {format_duration(duration.rolling_s)}"
+    if duration.model_s is None:
+        return f"  why this time: {rolling}; no trained model is used"
+    model = f"the site's model says {format_duration(duration.model_s)}"
+    return f"  why this time: {model}; {rolling}; the prediction weighs the model with your last runs"
+
+
+def _why_priority(advice: Advice) -> str:
+    if advice.priority is None:
+        return ""
+    counted = format_duration(advice.priority.gpu_time_s)
+    return f"  why this priority: it falls with the logarithm of the GPU-time ({counted} are counted); age adds to it"
 
 
 def to_json(advice: Advice) -> dict[str, object]:
@@ -125,8 +164,8 @@ def to_json(advice: Advice) -> dict[str, object]:
     request   the submission: user, job_name, name_key, gpu_count, node_count, constraints, partition, time_limit_s
     tier      tier (null: none advised), reason, requested_tier, is_change, option (as sbatch takes it), note
     bound     null, or bound_mib, risk, highest_mib, runs, scope ("family" or "shape"), method
-    duration  null, or duration_s, gpu_time_s, rolling_s, model_s, case, runs
-    priority  null, or term, share_longer
+    duration  null, or duration_s, gpu_time_s, rolling_s, model_s, case, runs, low_s, high_s
+    priority  null, or term, gpu_time_s, share_longer, worth_wait_s, is_cautious, extra
     set_aside runs without evidence, by reason
     """
     request = advice.request

@@ -1,19 +1,19 @@
-"""What is known of a job when it is submitted, and what its user's ended jobs say: the features of the duration model.
+"""What is known of a job when it is submitted, and what its user's runs say: the features of the duration model.
 
-One path serves replay (`replay_features`, a sweep over time) and a live request (`Past.absorb` of the user's own
-rows, then `Past.features`): a job counts only once it has ended before the submission, and only for its own user,
-so that one user's rows are enough to repeat the numbers of training to the last bit.
+One path serves replay (a sweep over time) and a live request (the user's own rows, in the same order): a job counts
+as ended once it has ended before the submission, as running once it has started before it, and only for its own
+user, so that one user's rows are enough to repeat the numbers of training to the last bit.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from almanac.config import Tier
@@ -21,8 +21,8 @@ from almanac.names import name_key
 from almanac.records import Request
 from almanac.tiers import requested_tier
 
-NEWEST = 8
-DECAY = 0.7
+ROUND_S, SCHEDULED_WITHIN_S = 1800, 60
+"""A submission in the first minute of a full or half hour is a timer's, as cron's are, or may be."""
 CATEGORIES = ("user", "account", "partition", "qos", "name_key", "tier")
 _REQUESTED = (
     "gpu_count",
@@ -33,11 +33,24 @@ _REQUESTED = (
     "is_array",
     "hour",
     "weekday",
+    "is_scheduled",
 )
-_SCOPES = ("user", "family", "shape", "twin")
-_AGGREGATES = ("log_runs", "log_last", "log_mean2", "log_median5", "decayed", "spread", "failed", "log_since_s")
-NUMBERS = _REQUESTED + tuple(f"{scope}_{name}" for scope in _SCOPES for name in _AGGREGATES)
-_UNKNOWN = (math.nan,) * len(_AGGREGATES)
+SCOPES = ("user", "family", "shape", "twin", "clock")
+ENDED = (
+    "log_runs",
+    "log_last",
+    "log_mean2",
+    "log_median5",
+    "decayed",
+    "spread",
+    "failed",
+    "last_failed",
+    "log_since_s",
+)
+RUNNING = ("running", "log_oldest_s", "log_middle_s", "log_youngest_s")
+NUMBERS = _REQUESTED + tuple(f"{scope}_{name}" for scope in SCOPES for name in ENDED + RUNNING)
+_PLACES = {name: place for place, name in enumerate(NUMBERS)}
+_PARTS_OF_A_JOB = ("REQUEUED", "RESIZING")
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,10 @@ class Submission:
     @property
     def shape(self) -> tuple[int, int, int]:
         return (self.gpu_count, self.node_count, self.cpu_count)
+
+    @property
+    def is_scheduled(self) -> bool:
+        return self.submit_s % ROUND_S < SCHEDULED_WITHIN_S
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -106,15 +123,57 @@ def submissions(history: pd.DataFrame) -> list[Submission]:
     return [Submission(*row) for row in zip(*texts, *counts, limits, arrays, submits, strict=True)]
 
 
-def ended_jobs(history: pd.DataFrame) -> list[Ended | None]:
-    """One per row of the history frame, in its order; None for a job that is still running."""
+def ended_jobs(history: pd.DataFrame, jobs: Sequence[Submission] | None = None) -> list[Ended | None]:
+    """One per row of the history frame, in its order; None for a job that is still running, and for a part of one.
+
+    jobs: the rows' submissions, where the caller has them.
+    """
     ends = history["end_s"].astype("float64").tolist()
     durations = history["elapsed_s"].astype("float64").tolist()
-    failed = (~history["state"].fillna("").astype(str).str.startswith("COMPLETED")).tolist()
+    states = history["state"].fillna("").astype(str).tolist()
     return [
-        None if math.isnan(end) or math.isnan(duration) else Ended(job, int(end), max(duration, 1.0), bad)
-        for job, end, duration, bad in zip(submissions(history), ends, durations, failed, strict=True)
+        None
+        if math.isnan(end) or math.isnan(duration) or state in _PARTS_OF_A_JOB
+        else Ended(job, int(end), max(duration, 1.0), not state.startswith("COMPLETED"))
+        for job, end, duration, state in zip(jobs or submissions(history), ends, durations, states, strict=True)
     ]
+
+
+def whole_runs(history: pd.DataFrame) -> pd.DataFrame:
+    """The rows of jobs that have ended, without the parts of requeued and resized ones; end_s is int64."""
+    is_whole = history["end_s"].notna() & ~history["state"].fillna("").isin(_PARTS_OF_A_JOB)
+    return history[is_whole].astype({"end_s": "int64"})
+
+
+def known_at(history: pd.DataFrame, now_s: int) -> pd.DataFrame:
+    """The history as it was at now_s: what had started, with the end of what had ended; in one order of rows."""
+    begun = history[history["start_s"] < now_s].astype({"end_s": "float64"})
+    begun["end_s"] = begun["end_s"].where(begun["end_s"] < now_s)
+    return begun.sort_values(["submit_s", "job_id", "start_s"], ignore_index=True)
+
+
+class Event(IntEnum):
+    """In the order in which events of the same second are told: a submission knows of no other."""
+
+    SUBMIT = 0
+    START = 1
+    END = 2
+
+
+def events(history: pd.DataFrame) -> Iterator[tuple[int, Event]]:
+    """(row, event) in order of time, whatever the frame's order; equal times go by event, then by job id.
+
+    A job that ends before it starts is told as if it had never run.
+    """
+    times = [history[name].to_numpy(dtype="float64", na_value=math.nan) for name in ("submit_s", "start_s", "end_s")]
+    times[Event.START] = np.where(times[Event.START] > times[Event.END], math.nan, times[Event.START])
+    time = np.concatenate(times)
+    kind = np.repeat(np.arange(3), len(history))
+    job_id, submit_s = np.tile(history["job_id"].to_numpy(), 3), np.tile(times[Event.SUBMIT], 3)
+    order = np.lexsort((submit_s, job_id, kind, time))
+    order = order[~np.isnan(time[order])]
+    rows, kinds = (order % max(len(history), 1)).tolist(), kind[order].tolist()
+    return ((row, Event(which)) for row, which in zip(rows, kinds, strict=True))
 
 
 def sweep(history: pd.DataFrame) -> Iterator[tuple[int, bool]]:
@@ -123,106 +182,42 @@ def sweep(history: pd.DataFrame) -> Iterator[tuple[int, bool]]:
     What is submitted in the second in which another job ends does not know of that end yet; equal times go by
     job id.
     """
-    submit_s = history["submit_s"].to_numpy(dtype="float64")
-    end_s = history["end_s"].to_numpy(dtype="float64", na_value=math.nan)
-    times = np.concatenate([submit_s, end_s])
-    is_end = np.repeat([False, True], len(history))
-    rows = np.tile(np.arange(len(history)), 2)
-    job_id = np.tile(history["job_id"].to_numpy(), 2)
-    order = np.lexsort((np.tile(submit_s, 2), job_id, is_end, times))
-    for place in order:
-        if not math.isnan(times[place]):
-            yield int(rows[place]), bool(is_end[place])
+    return ((row, event is Event.END) for row, event in events(history) if event is not Event.START)
 
 
-@dataclass
-class _Recent:
-    """The newest ended jobs of one group, and their running figures."""
+@dataclass(frozen=True)
+class Features:
+    """numbers: (jobs, NUMBERS), NaN where unknown; categories: (jobs, CATEGORIES) of str."""
 
-    newest: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
-    runs: int = 0
-    failed: int = 0
-    last_end_s: int = 0
-    decayed: float = 0.0
+    numbers: npt.NDArray[np.float64]
+    categories: npt.NDArray[np.object_]
 
-    def add(self, job: Ended) -> None:
-        log_s = math.log(job.duration_s)
-        self.newest.append(log_s)
-        self.decayed = log_s if not self.runs else DECAY * self.decayed + (1 - DECAY) * log_s
-        self.runs += 1
-        self.failed += job.is_failed
-        self.last_end_s = job.end_s
+    def __len__(self) -> int:
+        return len(self.numbers)
 
-    def aggregates(self, submit_s: int) -> tuple[float, ...]:
-        """In the order of _AGGREGATES; durations as natural logarithms of seconds."""
-        newest = list(self.newest)
-        last2 = [math.exp(value) for value in newest[-2:]]
-        return (
-            math.log1p(self.runs),
-            newest[-1],
-            math.log(sum(last2) / len(last2)),
-            statistics.median(newest[-5:]),
-            self.decayed,
-            _spread(newest),
-            self.failed / self.runs,
-            math.log1p(max(submit_s - self.last_end_s, 0)),
-        )
+    def number(self, name: str) -> npt.NDArray[np.float64]:
+        """A column of NUMBERS. Raises KeyError."""
+        return self.numbers[:, _PLACES[name]]
+
+    def first_known(self, *names: str) -> npt.NDArray[np.float64]:
+        """Of these columns of NUMBERS the first that is known, by row; NaN where none is."""
+        found = self.number(names[0])
+        for name in names[1:]:
+            found = np.where(np.isnan(found), self.number(name), found)
+        return found
+
+    def category(self, name: str) -> list[str]:
+        """A column of CATEGORIES. Raises ValueError."""
+        column: list[str] = self.categories[:, CATEGORIES.index(name)].tolist()
+        return column
+
+    def select(self, rows: npt.NDArray[np.bool_]) -> Features:
+        return Features(self.numbers[rows], self.categories[rows])
 
 
-def _spread(values: Sequence[float]) -> float:
-    """Population standard deviation; NaN for a single value."""
-    if len(values) < 2:
-        return math.nan
-    mean = sum(values) / len(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
-
-
-class Past:
-    """The jobs that have ended so far, as features of the next submission see them."""
-
-    def __init__(self) -> None:
-        self._groups: dict[tuple[object, ...], _Recent] = {}
-
-    def absorb(self, job: Ended) -> None:
-        for group in _groups(job.submission):
-            self._groups.setdefault(group, _Recent()).add(job)
-
-    def features(self, job: Submission) -> tuple[float, ...]:
-        """In the order of NUMBERS; NaN where nothing is known."""
-        values = [*_requested(job)]
-        for group in _groups(job):
-            recent = self._groups.get(group)
-            values.extend(recent.aggregates(job.submit_s) if recent else _UNKNOWN)
-        return tuple(values)
-
-
-def _groups(job: Submission) -> tuple[tuple[object, ...], ...]:
-    """In the order of _SCOPES."""
-    return (
-        (job.user,),
-        (job.user, job.name_key),
-        (job.user, job.shape),
-        (job.user, job.name_key, job.shape, job.time_limit_s if job.time_limit_s > 0 else None),
-    )
-
-
-def _requested(job: Submission) -> tuple[float, ...]:
-    day_s = job.submit_s % 86_400
-    return (
-        float(job.gpu_count),
-        float(job.node_count),
-        float(job.cpu_count),
-        job.cpu_count / job.gpu_count if job.gpu_count else math.nan,
-        math.log(job.time_limit_s) if job.time_limit_s > 0 else math.nan,
-        float(job.is_array),
-        day_s / 3600,
-        float((job.submit_s // 86_400 + 3) % 7),
-    )
-
-
-def feature_frame(jobs: Sequence[Submission], numbers: Sequence[Sequence[float]]) -> pd.DataFrame:
-    """Columns NUMBERS (float64) and CATEGORIES (text), one row per job."""
-    frame = pd.DataFrame(np.array(numbers, dtype="float64").reshape(len(jobs), len(NUMBERS)), columns=list(NUMBERS))
-    for place, name in enumerate(CATEGORIES):
-        frame[name] = pd.Series([job.categories[place] for job in jobs], dtype="object")
-    return frame
+def features_of(jobs: Sequence[Submission], numbers: Sequence[Sequence[float]]) -> Features:
+    """numbers: as Past.features gave them, one per job."""
+    categories = np.empty((len(jobs), len(CATEGORIES)), dtype=object)
+    for row, job in enumerate(jobs):
+        categories[row] = job.categories
+    return Features(np.array(numbers, dtype="float64").reshape(len(jobs), len(NUMBERS)), categories)

@@ -9,8 +9,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from advisor.features import Ended, Past, Submission, ended_jobs, feature_frame, submissions, sweep
+from advisor.families import Families
+from advisor.features import (
+    Ended,
+    Event,
+    Features,
+    Submission,
+    ended_jobs,
+    events,
+    features_of,
+    submissions,
+)
 from advisor.models.rolling import Estimate, RollingEstimator, SiteMeans
+from advisor.past import Past
 from advisor.scores import Floats
 from almanac.config import Rolling
 
@@ -19,60 +30,98 @@ from almanac.config import Rolling
 class Replay:
     """Row by row of the history frame. NaN where there is no estimate; a running job's duration and end are NaN."""
 
-    features: pd.DataFrame
+    features: Features
     rolling_s: Floats
     duration_s: Floats
     submit_s: npt.NDArray[np.int64]
     end_s: Floats
 
+    def __len__(self) -> int:
+        return len(self.submit_s)
+
     def select(self, rows: npt.NDArray[np.bool_]) -> Replay:
-        features = self.features[rows].reset_index(drop=True)
-        return Replay(features, self.rolling_s[rows], self.duration_s[rows], self.submit_s[rows], self.end_s[rows])
+        return Replay(
+            self.features.select(rows),
+            self.rolling_s[rows],
+            self.duration_s[rows],
+            self.submit_s[rows],
+            self.end_s[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of one submission."""
+
+    features: tuple[float, ...]
+    rolling: Estimate | None
+    overran: float
+
+
+class Memory:
+    """What had started and ended up to a moment: all that features and rolling estimates are made of."""
+
+    def __init__(self, config: Rolling, site: SiteMeans | None = None) -> None:
+        """site: the site's means where they are known from elsewhere (a trained model); else they are gathered."""
+        families = Families(config.similarity) if config.families == "levenshtein" else None
+        self._past, self._rolling = Past(families), RollingEstimator(config, site)
+
+    def tell(self, event: Event, job: Submission, start_s: float, ended: Ended | None) -> None:
+        """A start or an end, in order of time; a start_s of NaN is a job that is not known to have run."""
+        if not math.isnan(start_s):
+            (self._past.start if event is Event.START else self._past.stop)(job, int(start_s))
+        if event is Event.END and ended is not None:
+            self._past.absorb(ended)
+            self._rolling.absorb(ended)
+
+    def know(self, job: Submission) -> Known:
+        return Known(self._past.features(job), self._rolling.estimate(job), self._past.overran(job.user))
 
 
 def replay_durations(history: pd.DataFrame, config: Rolling) -> Replay:
-    """Features and rolling estimate of every submission, each from the jobs that had ended before it."""
-    jobs, ended = submissions(history), ended_jobs(history)
-    past, rolling = Past(), RollingEstimator(config)
-    numbers: list[tuple[float, ...]] = [()] * len(jobs)
-    estimates: list[Estimate | None] = [None] * len(jobs)
-    for row, is_end in sweep(history):
-        job = ended[row]
-        if not is_end:
-            numbers[row] = past.features(jobs[row])
-            estimates[row] = rolling.estimate(jobs[row])
-        elif job is not None:
-            past.absorb(job)
-            rolling.absorb(job)
+    """Features and rolling estimate of every submission, each from what had started and ended before it."""
+    jobs = submissions(history)
+    ended, starts = ended_jobs(history, jobs), started_at(history)
+    memory = Memory(config)
+    known = [Known((), None, 0.0)] * len(jobs)
+    for row, event in events(history):
+        if event is Event.SUBMIT:
+            known[row] = memory.know(jobs[row])
+        else:
+            memory.tell(event, jobs[row], starts[row], ended[row])
     return Replay(
-        features=feature_frame(jobs, numbers),
-        rolling_s=np.array([estimate.duration_s if estimate else math.nan for estimate in estimates]),
+        features=features_of(jobs, [each.features for each in known]),
+        rolling_s=np.array([each.rolling.duration_s if each.rolling else math.nan for each in known], dtype="float64"),
         duration_s=np.array([job.duration_s if job else math.nan for job in ended], dtype="float64"),
         submit_s=np.array([job.submit_s for job in jobs], dtype="int64"),
         end_s=np.array([job.end_s if job else math.nan for job in ended], dtype="float64"),
     )
 
 
-@dataclass(frozen=True)
-class Known:
-    """What is known of one live submission."""
+def started_at(history: pd.DataFrame) -> list[float]:
+    """Row by row: the start, NaN where events() tells of none."""
+    start_s, end_s = (history[name].to_numpy(dtype="float64", na_value=math.nan) for name in ("start_s", "end_s"))
+    starts: list[float] = np.where(start_s > end_s, math.nan, start_s).tolist()
+    return starts
 
-    features: pd.DataFrame
-    rolling: Estimate | None
+
+def remember(user: str, history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None) -> Memory:
+    """What a user's rows tell of the time before until_s."""
+    own = history[(history["user"] == user) & (history["submit_s"] < until_s)].reset_index(drop=True)
+    jobs = submissions(own)
+    ended, starts, ends = (
+        ended_jobs(own, jobs),
+        started_at(own),
+        own["end_s"].to_numpy(dtype="float64", na_value=math.nan),
+    )
+    memory = Memory(config, site)
+    for row, event in events(own):
+        at_s = starts[row] if event is Event.START else ends[row]
+        if event is not Event.SUBMIT and at_s < until_s:
+            memory.tell(event, jobs[row], starts[row], ended[row])
+    return memory
 
 
 def know_now(job: Submission, history: pd.DataFrame, config: Rolling, site: SiteMeans | None) -> Known:
-    """Features and rolling estimate of a submission, from its user's jobs that ended before it."""
-    past, rolling = Past(), RollingEstimator(config, site)
-    for ended in _ended_before(history, job):
-        past.absorb(ended)
-        rolling.absorb(ended)
-    return Known(feature_frame([job], [past.features(job)]), rolling.estimate(job))
-
-
-def _ended_before(history: pd.DataFrame, job: Submission) -> list[Ended]:
-    """The user's jobs that ended before this submission, in the order of their ends."""
-    own = history[history["user"] == job.user]
-    ended = ended_jobs(own)
-    candidates = (ended[row] for row, is_end in sweep(own) if is_end)
-    return [each for each in candidates if each is not None and each.end_s < job.submit_s]
+    """Features and rolling estimate of a submission, from its user's jobs that had started and ended before it."""
+    return remember(job.user, history, job.submit_s, config, site).know(job)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from advisor.baselines import predictions_of, scores_of
 from advisor.decisions.priority import decide_priority
 from advisor.decisions.tier import NO_EVIDENCE, decide_tier
-from advisor.features import Submission, submission_of
-from advisor.models.duration import DurationModel, clip_to_limit, fit, score_all
+from advisor.features import Submission, known_at, submission_of, whole_runs
+from advisor.models.duration import DurationModel, clip_to_limit, fit, split
 from advisor.models.hbm import Calibration, bound_of, calibrate
 from advisor.models.peaks import FAMILY, Evidence, evidence_now, replay_peaks
 from advisor.models.rolling import SiteMeans
-from advisor.replay import Known, Replay, know_now, replay_durations
+from advisor.prediction import Prediction, predict
+from advisor.replay import Replay, remember, replay_durations
 from advisor.scores import Floats, Scores
 from almanac.config import Config
-from almanac.records import Advice, Duration, Request
+from almanac.records import Advice, PriorityAdvice, Request
 
 QUANTILES = 101
 
@@ -45,46 +46,37 @@ class Trained:
 
 
 def train(history: pd.DataFrame, config: Config, now_s: int) -> Trained:
-    """Learns from the jobs that ended before now_s; with few or none, what can be learned from them."""
-    # The model's random row samples depend on the order of rows: the same jobs give the same model in any order.
-    ended = history[history["end_s"] < now_s].sort_values(["end_s", "job_id", "submit_s"], ignore_index=True)
-    past = replay_durations(ended, config.rolling)
-    known = np.isfinite(past.duration_s)
-    past, ended = past.select(known), ended[known].reset_index(drop=True)
+    """Learns from the jobs that ended before now_s; with few or none, what can be learned from them.
+
+    history: load_history(..., running=True): jobs that had started and not ended are what users had running.
+    """
+    # The model's random row samples depend on the order of rows: known_at gives one, whatever the frame's.
+    known = known_at(history, now_s)
+    past = replay_durations(known, config.rolling)
+    past = past.select(np.isfinite(past.duration_s))
     site = SiteMeans()
-    for gpu_count, duration_s in zip(ended["gpu_count"].tolist(), past.duration_s.tolist(), strict=True):
+    for gpu_count, duration_s in zip(past.features.number("gpu_count").tolist(), past.duration_s.tolist(), strict=True):
         site.add(int(gpu_count), duration_s)
     fitted = fit(past, config.training)
-    model, scores = fitted if fitted else (None, _scores_of_rolling(past, config))
+    before, newest = (fitted.before, fitted.newest) if fitted else split(past, config.training.validation_share)
     return Trained(
         trained_s=now_s,
-        jobs=len(ended),
-        since_s=int(past.submit_s.min()) if len(ended) else None,
-        until_s=int(past.end_s.max()) if len(ended) else None,
+        jobs=len(past),
+        since_s=int(past.submit_s.min()) if len(past) else None,
+        until_s=int(past.end_s.max()) if len(past) else None,
         site=site,
-        model=model,
-        gpu_time_quantiles_s=_gpu_time_quantiles(past, model, config.training.validation_share),
-        calibration=calibrate(replay_peaks(ended, config.advice, config.tiers), config.advice),
-        scores=scores,
+        model=fitted.model if fitted else None,
+        gpu_time_quantiles_s=_gpu_time_quantiles(newest, fitted.model if fitted else None),
+        calibration=calibrate(replay_peaks(whole_runs(known), config.advice, config.tiers), config.advice),
+        scores=scores_of(predictions_of(fitted.trial if fitted else None, newest, before), newest),
     )
 
 
-def _newest(past: Replay, share: float) -> Replay:
-    return past.select(past.submit_s >= np.quantile(past.submit_s, 1 - share)) if len(past.submit_s) else past
-
-
-def _scores_of_rolling(past: Replay, config: Config) -> Mapping[str, Scores]:
-    newest = _newest(past, config.training.validation_share)
-    since_s = newest.submit_s.min() if len(newest.submit_s) else 0
-    return score_all(None, newest, past.select(past.end_s < since_s))
-
-
-def _gpu_time_quantiles(past: Replay, model: DurationModel | None, share: float) -> tuple[float, ...]:
-    newest = _newest(past, share)
+def _gpu_time_quantiles(newest: Replay, model: DurationModel | None) -> tuple[float, ...]:
     rank_s: Floats = clip_to_limit(newest.rolling_s, newest.features)
     if model is not None and len(rank_s):
         rank_s = model.predict_all(newest.features, newest.rolling_s).rank_s
-    gpu_time_s = rank_s * newest.features["gpu_count"].to_numpy("float64")
+    gpu_time_s = rank_s * newest.features.number("gpu_count")
     gpu_time_s = gpu_time_s[gpu_time_s > 0]
     if not len(gpu_time_s):
         return ()
@@ -94,24 +86,34 @@ def _gpu_time_quantiles(past: Replay, model: DurationModel | None, share: float)
 def advise(request: Request, history: pd.DataFrame, trained: Trained | None, config: Config, now_s: int) -> Advice:
     """Everything almanac has to say of a submission at now_s. Pure.
 
-    history: the user's own jobs; rows of others, and jobs that had not ended before now_s, are passed over.
+    history: the user's own jobs, those that still run too; rows of others, and what came after now_s, are passed over.
     """
     request = dataclasses.replace(request, submit_s=now_s)
     job = submission_of(request, config.tiers)
-    evidence = evidence_now(job, history, config.advice, config.tiers)
+    evidence = evidence_now(job, whole_runs(history), config.advice, config.tiers)
     bound = bound_of(evidence, trained.calibration if trained else None, config.advice)
     tier = decide_tier(request, bound, config.tiers, config.advice.headroom_mib)
     if tier.reason == NO_EVIDENCE:
         tier = dataclasses.replace(tier, note=_what_is_missing(evidence, config.advice.min_runs))
     predicted = predict_duration(job, history, trained, config)
-    quantiles_s = trained.gpu_time_quantiles_s if trained else ()
     return Advice(
         request=request,
         tier=tier,
         bound=bound if request.gpu_count > 0 else None,
-        duration=predicted[0] if predicted else None,
-        priority=decide_priority(predicted[1], quantiles_s, config.priority.span) if predicted else None,
+        duration=predicted.duration if predicted else None,
+        priority=_priority(job, predicted, trained, config) if predicted else None,
         set_aside=dict(evidence.set_aside),
+    )
+
+
+def _priority(job: Submission, predicted: Prediction, trained: Trained | None, config: Config) -> PriorityAdvice | None:
+    """None for a job without GPUs: it has no GPU-time."""
+    if not job.gpu_count:
+        return None
+    quantiles_s = trained.gpu_time_quantiles_s if trained else ()
+    cautious_s = (predicted.duration.high_s or predicted.duration.duration_s) * job.gpu_count
+    return decide_priority(
+        predicted.rank_gpu_time_s, cautious_s, predicted.overran, job.user, quantiles_s, config.priority
     )
 
 
@@ -126,29 +128,7 @@ def _what_is_missing(evidence: Evidence, min_runs: int) -> str:
 
 def predict_duration(
     job: Submission, history: pd.DataFrame, trained: Trained | None, config: Config
-) -> tuple[Duration, float] | None:
-    """The duration, and the GPU-time (GPU-seconds) that ranks the job in the queue.
-
-    None where nothing is known of the user or the site, and no model is trained.
-    """
-    known = know_now(job, history, config.rolling, trained.site if trained else None)
-    rolling_s = np.array([known.rolling.duration_s if known.rolling else math.nan])
-    if trained is not None and trained.model is not None:
-        predicted = trained.model.predict_all(known.features, rolling_s)
-        duration = _duration(job, known, float(predicted.duration_s[0]), float(predicted.model_s[0]))
-        return duration, float(predicted.rank_s[0]) * job.gpu_count
-    if known.rolling is None:
-        return None
-    duration = _duration(job, known, float(clip_to_limit(rolling_s, known.features)[0]), None)
-    return duration, duration.gpu_time_s
-
-
-def _duration(job: Submission, known: Known, predicted_s: float, model_s: float | None) -> Duration:
-    return Duration(
-        duration_s=predicted_s,
-        gpu_time_s=predicted_s * job.gpu_count,
-        rolling_s=known.rolling.duration_s if known.rolling else predicted_s,
-        model_s=model_s,
-        case=known.rolling.case if known.rolling else "site",
-        runs=known.rolling.runs if known.rolling else 0,
-    )
+) -> Prediction | None:
+    """None where nothing is known of the user or the site, and no model is trained."""
+    memory = remember(job.user, history, job.submit_s, config.rolling, trained.site if trained else None)
+    return predict([job], [memory.know(job)], trained.model if trained else None)[0]

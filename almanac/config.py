@@ -151,25 +151,56 @@ class Rolling:
         0.8, "smallest normalised Levenshtein similarity of names that count as the same", low=0, high=1
     )
     max_runs: int = _key(50, "newest matched runs that are looked at", low=1)
+    families: str = _key(
+        "mask", "name families of the model's features; mask: names alike but for numbers; levenshtein: by similarity"
+    )
 
 
 @dataclass(frozen=True)
 class Training:
     min_jobs: int = _key(200, "ended jobs below which no LightGBM model is trained", low=20)
-    blend: float = _key(
-        -1.0, "weight of the rolling estimate, 0..1; negative: chosen on the validation span", low=-1, high=1
+    predictor: str = _key(
+        "almanac",
+        "almanac: LightGBM with the last runs; helios: LightGBM with the rolling estimate, as the paper has it",
     )
+    blend: float = _key(
+        -1.0,
+        "weight of the rolling estimate under predictor helios, 0..1; negative: chosen on the validation span",
+        low=-1,
+        high=1,
+    )
+    coverage: float = _key(0.8, "share of jobs that the interval of a predicted duration holds", low=0.5, high=0.99)
     validation_share: float = _key(
         0.2, "newest share of the jobs on which the blend is chosen and scores are taken", low=0.05, high=0.5
     )
+    retrain_hours: int = _key(24, "hours between trainings, of the timer and of `almanac evaluate`", low=1)
+    max_age_days: int = _key(14, "a model trained longer ago is not used; the rolling estimate serves", low=1)
+    keep_versions: int = _key(10, "trained versions that are kept, for going back", low=1)
     seed: int = _key(1, "seed of LightGBM")
 
 
 @dataclass(frozen=True)
 class Priority:
-    span: int = _key(
-        10_000, "priority term of the shortest predicted GPU-time; the longest gets 0", low=1, high=2147483645
+    mode: str = _key("observe", "observe: the term is only shown; apply: Slurm is told, where its weights fit")
+    points_per_e: float = _key(
+        1000.0, "K of site_factor = C - K ln(GPU-time): points for a job e times as short", low=1, high=1_000_000
     )
+    min_gpu_time_s: float = _key(60.0, "shorter GPU-times count as this one, GPU-seconds", low=1)
+    max_gpu_time_s: float = _key(8_640_000.0, "longer GPU-times count as this one, GPU-seconds", low=2)
+    tau_hours: float = _key(24.0, "hours that a job waits longer for being e times as long: goal of doctor", low=0.1)
+    overrun_share: float = _key(
+        0.5,
+        "a user whose newest runs took twice the expected time in this share is ranked by the interval's upper end; "
+        "above 1: never",
+        low=0,
+        high=2,
+    )
+    relief_users: tuple[str, ...] = _key((), "users whose jobs get relief_points more (helios-qssf-ces, implication 7)")
+    relief_points: int = _key(0, "points for relief_users", low=0, high=1_000_000)
+    short_gpu_time_s: float = _key(
+        0.0, "jobs predicted to need at most this get short_points more (helios-qssf-ces, implication 6)", low=0
+    )
+    short_points: int = _key(0, "points for short jobs", low=0, high=1_000_000)
 
 
 @dataclass(frozen=True)
@@ -325,5 +356,13 @@ def _check_ranges(config: Config, where: str) -> None:
         raise ConfigError(
             f"{where}: metrics.window_s is {config.metrics.window_s}, which does not divide 3600", "use 60, or 300"
         )
+    if config.priority.mode not in ("observe", "apply"):
+        raise ConfigError(f"{where}: priority.mode is {config.priority.mode!r}", "use observe or apply")
+    if config.priority.min_gpu_time_s >= config.priority.max_gpu_time_s:
+        raise ConfigError(f"{where}: priority.min_gpu_time_s is not below max_gpu_time_s", "use such as 60 and 8640000")
+    if config.rolling.families not in ("mask", "levenshtein"):
+        raise ConfigError(f"{where}: rolling.families is {config.rolling.families!r}", "use mask or levenshtein")
+    if config.training.predictor not in ("almanac", "helios"):
+        raise ConfigError(f"{where}: training.predictor is {config.training.predictor!r}", "use almanac or helios")
     if config.prometheus.exporter not in ("dcgm", "jobstats"):
         raise ConfigError(f"{where}: prometheus.exporter is {config.prometheus.exporter!r}", "use dcgm or jobstats")

@@ -67,6 +67,7 @@ class Duration:
 
     rolling_s and model_s are the two estimates blended; model_s is None without a trained model.
     case names the rolling estimate's case: "name", "user" or "site" (helios-qssf-ces, algorithm 1).
+    low_s and high_s bound the share training.coverage of such jobs; None without a trained model.
     """
 
     duration_s: float
@@ -75,6 +76,8 @@ class Duration:
     model_s: float | None
     case: str
     runs: int
+    low_s: float | None = None
+    high_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,19 @@ class TierAdvice:
 
 @dataclass(frozen=True)
 class PriorityAdvice:
-    """A priority term in 0..span; greater starts earlier. share_longer: share of recent jobs predicted longer."""
+    """A site factor, 0 or more points; greater starts earlier. gpu_time_s: the GPU-time it stands for, GPU-seconds.
+
+    share_longer: share of recent jobs predicted longer; worth_wait_s: the waiting time that it is worth against a
+    recent job in the middle, negative where the job has to wait longer; None of it without recent jobs.
+    is_cautious: the upper end of the interval counted, because the user's runs overrun. extra: points of options.
+    """
 
     term: int
-    share_longer: float
+    gpu_time_s: float
+    share_longer: float | None
+    worth_wait_s: float | None
+    is_cautious: bool = False
+    extra: int = 0
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,14 @@ MAX_SCRIPT_BYTES = 4 << 20
         "allow_interspersed_args": False,
         "help_option_names": ["--help"],
     },
-    options_metavar="[--user USER] [--json]",
+    options_metavar="[--user USER] [--why] [--json]",
 )
 @click.option("--user", metavar="USER", help="Advise for another user (operators).")
+@click.option("--why", is_flag=True, help="Also say what the predicted time and the priority are made of.")
 @click.option("--json", "as_json", is_flag=True, help="Print the advice with its reasons as JSON.")
 @click.argument("submission", nargs=-1, type=click.UNPROCESSED, metavar="[SBATCH-OPTIONS]... [SCRIPT [ARGS]...]")
 @click.pass_obj
-def command(app: App, user: str | None, as_json: bool, submission: tuple[str, ...]) -> int:
+def command(app: App, user: str | None, why: bool, as_json: bool, submission: tuple[str, ...]) -> int:
     """Say which memory tier to ask for, from the caller's own past jobs, and how long the job may take.
 
     After almanac's own options comes what would follow `sbatch`: its options, then a script, whose #SBATCH lines are
@@ -55,7 +56,7 @@ def command(app: App, user: str | None, as_json: bool, submission: tuple[str, ..
     else:
         from advisor.explain import explain
 
-        click.echo(explain(advice))
+        click.echo(explain(advice, why))
     return NO_EVIDENCE if advice.bound is None and request.gpu_count > 0 else 0
 
 
@@ -79,11 +80,13 @@ def _read_script(name: str) -> str:
 def advise(app: App, request: Request) -> Advice:
     """The advice of the store's history for this request."""
     from advisor.artefacts import load
+    from advisor.lifecycle import trusted
     from advisor.service import advise as decide
     from telemetry.history import load_history
 
     store = app.open_store()
     cluster = app.cluster(store)
     since_s = request.submit_s - app.config.advice.history_days * 86400
-    history = load_history(store, cluster, since_s=since_s, user=request.user)
-    return decide(request, history, load(store.models_dir(cluster)), app.config, app.now_s())
+    history = load_history(store, cluster, since_s=since_s, user=request.user, running=True)
+    trained = trusted(load(store.models_dir(cluster)), app.config, app.now_s())
+    return decide(request, history, trained, app.config, app.now_s())

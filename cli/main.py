@@ -18,6 +18,8 @@ COMMANDS = {
     "ingest": "read jobs and GPU counters into the store",
     "summarize": "compute the metrics of jobs with new data",
     "train": "fit the predictors to what the store holds",
+    "evaluate": "say how good the predictions would have been",
+    "models": "list the trained versions, and go back to one",
     "advise": "say what to ask for, for one submission",
     "jobs": "list past jobs with what they used",
     "characterize": "compare jobs across the site, as the Perlmutter study does",

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from almanac.units import format_count
 from cli.app import App
-from cli.output import json_text, progress, show_table
+from cli.output import json_text, progress
+from cli.scores import scores_table, show_scores
 
 if TYPE_CHECKING:
-    from advisor.scores import Scores
+    import pandas as pd
 
 
 @click.command("train")
@@ -27,39 +26,46 @@ def command(app: App, as_json: bool) -> None:
     taken there, beside simple baselines.
     """
     from advisor.artefacts import save
+    from advisor.baselines import OURS
+    from advisor.lifecycle import faults_of
     from advisor.service import train
+    from advisor.versions import prune
     from telemetry.history import load_history
 
     store = app.open_store()
     cluster = app.cluster(store)
-    history = load_history(store, cluster)
+    history = load_history(store, cluster, running=True)
+    drift = _drift(app, store.models_dir(cluster), history)
     with progress("train") as advance:
         advance(0, 1, f"{format_count(len(history))} jobs")
         trained = train(history, app.config, app.now_s())
     version = save(trained, store.models_dir(cluster))
+    prune(store.models_dir(cluster), app.config.training.keep_versions)
+    faults = faults_of(trained, app.config, app.now_s())
     if as_json:
-        scores = {name: _known(dataclasses.asdict(score)) for name, score in trained.scores.items()}
         click.echo(json_text({"version": version, "jobs": trained.jobs, "has_model": trained.model is not None,
-                              "scores": scores}))  # fmt: skip
+                              "scores": scores_table(trained.scores), "drift": drift, "faults": faults}))  # fmt: skip
         return
+    for alarm in drift:
+        click.echo(f"drift: {alarm}")
     click.echo(f"trained on {format_count(trained.jobs)} GPU jobs of {cluster}: version {version}")
+    for fault in faults:
+        click.echo(f"the new duration model is not used: {fault}")
     if trained.model is None:
         click.echo(f"fewer than {app.config.training.min_jobs} jobs: no model, the rolling estimate is used alone")
         return
-    _show_scores(trained.scores)
+    show_scores("duration predicted by", trained.scores, OURS)
 
 
-def _known(values: dict[str, float]) -> dict[str, float | None]:
-    return {name: None if math.isnan(value) else value for name, value in values.items()}
+def _drift(app: App, models_dir: Path, history: pd.DataFrame) -> list[str]:
+    """What is amiss with the version used until now; a version that cannot be read is replaced without a word."""
+    from advisor.artefacts import load
+    from advisor.lifecycle import drift_of
+    from almanac.errors import AlmanacError
 
-
-def _show_scores(scores: Mapping[str, Scores]) -> None:
-    rows = []
-    for name in sorted(scores, key=lambda name: (name != "almanac", name)):
-        score = scores[name]
-        numbers = (score.spearman, score.median_abs_log_error, score.share_within_2x)
-        cells = ["-" if math.isnan(number) else f"{number:.3f}" for number in numbers]
-        rows.append([name.replace("_", " "), format_count(score.jobs), *cells])
-    columns = ["duration predicted by", "jobs", "Spearman", "median |log error|", "within 2x"]
-    if rows:
-        show_table(columns, rows, right=columns[1:])
+    try:
+        trained = load(models_dir)
+    except AlmanacError:
+        return []
+    drift = drift_of(trained, history, app.config, app.now_s()) if trained else None
+    return list(drift.alarms) if drift else []

@@ -50,8 +50,8 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
 FROM jobs j LEFT JOIN (
   SELECT *, verdict IN ('no telemetry', 'low coverage') OR verdict LIKE 'shared node%' AS by_jobstats
   FROM job_metrics) m USING (job_id, submit_s)
-WHERE j.start_s IS NOT NULL AND j.end_s IS NOT NULL
-  AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING')
+WHERE j.start_s IS NOT NULL
+  AND ($running OR (j.end_s IS NOT NULL AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING')))
   AND greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) > 0
   AND ($user IS NULL OR j."user" = $user)
 ORDER BY j.end_s, j.job_id, j.submit_s
@@ -76,19 +76,27 @@ HISTORY = _history_schema()
 
 
 def load_history(
-    store: Store, cluster: str, since_s: int | None = None, until_s: int | None = None, user: str | None = None
+    store: Store,
+    cluster: str,
+    since_s: int | None = None,
+    until_s: int | None = None,
+    user: str | None = None,
+    running: bool = False,
 ) -> pd.DataFrame:
     """GPU jobs submitted in [since_s, until_s) that have started and ended, oldest end first.
 
     Runs that were requeued, and the parts of a job that was resized, are left out: they are no whole job.
+    running: they come too, and so does what has not ended, last, with an end_s of NaN: all that has ever run.
 
     Missing numbers are NaN, a missing tier is None. hbm_evidence says where hbm_peak_mib comes from: "telemetry",
     "jobstats", "preallocated" (then the peak says nothing of the need and is NaN) or "none".
     """
     with store.connect() as db:
         _register(db, store, cluster, _METRICS, since_s, until_s)
-        frame: pd.DataFrame = db.sql(_JOIN.format(more=""), params={"user": user}).df()
-    return frame.astype({"job_id": "int64", "submit_s": "int64", "start_s": "int64", "end_s": "int64"})
+        frame: pd.DataFrame = db.sql(_JOIN.format(more=""), params={"user": user, "running": running}).df()
+    return frame.astype(
+        {"job_id": "int64", "submit_s": "int64", "start_s": "int64", "end_s": "float64" if running else "int64"}
+    )
 
 
 def load_history_table(
@@ -110,7 +118,7 @@ def load_history_table(
     with store.connect() as db:
         _register(db, store, cluster, sorted(wanted), since_s, until_s)
         sql = _JOIN.format(more="".join(f", {part}" for part in more))
-        rows: pa.Table = db.sql(sql, params={"user": user}).to_arrow_table()
+        rows: pa.Table = db.sql(sql, params={"user": user, "running": False}).to_arrow_table()
     return rows.select(list(columns)).cast(pa.schema([HISTORY.field(name) for name in columns]))
 
 

@@ -1,22 +1,70 @@
-"""The priority term: jobs predicted to need little GPU-time start earlier (helios-qssf-ces, 4.2.2)."""
+"""The priority term: jobs predicted to need little GPU-time start earlier (helios-qssf-ces, 4.2.2).
+
+site_factor = C - K ln(GPU-time), GPU-time held between a least and a greatest, C such that the greatest gets 0. Slurm
+adds its age term, PriorityWeightAge * age / PriorityMaxAge, and starts the greatest sum first. Where
+
+    PriorityWeightAge = K * PriorityMaxAge / tau
+
+that is the order of ln(GPU-time) + submission / tau: a job e times as long waits tau longer before it goes first, and
+none can be overtaken by jobs submitted later than tau ln(greatest / least) after it, as long as its age still grows by
+then: PriorityMaxAge >= tau ln(greatest / least).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from almanac.config import Priority
+from almanac.errors import ConfigError
 from almanac.records import PriorityAdvice
+from almanac.units import parse_time_limit
+
+DAY_S = 86_400
+DEFAULTS = {"PriorityType": "priority/multifactor", "PriorityMaxAge": "7-0", "PriorityWeightAge": "0"}
+"""Of slurm.conf(5) where it is silent; PriorityType has been multifactor since 23.11."""
 
 
-def decide_priority(gpu_time_s: float, quantiles_s: Sequence[float], span: int) -> PriorityAdvice | None:
-    """span x the share of the site's recent jobs predicted longer: a longer job never gets the greater term.
+def site_factor(gpu_time_s: float, priority: Priority) -> int:
+    """The term for a predicted GPU-time, in 0..factor_span(priority); a longer job never gets the greater term."""
+    held_s = min(max(gpu_time_s, priority.min_gpu_time_s), priority.max_gpu_time_s)
+    return round(priority.points_per_e * math.log(priority.max_gpu_time_s / held_s))
 
-    quantiles_s: ascending GPU-times (GPU-seconds) at evenly spaced quantiles from the least to the greatest; None
-    where there are fewer than two. Between two quantiles the share is interpolated.
+
+def factor_span(priority: Priority) -> int:
+    """The term of the least GPU-time."""
+    return site_factor(priority.min_gpu_time_s, priority)
+
+
+def decide_priority(
+    gpu_time_s: float, cautious_s: float, overran: float, user: str, quantiles_s: Sequence[float], priority: Priority
+) -> PriorityAdvice:
+    """gpu_time_s: predicted; cautious_s: the upper end of its interval, which counts for a user whose newest runs
+    took far longer than expected in at least the share priority.overrun_share (overran is that share).
+
+    quantiles_s: ascending GPU-times of the site's recent jobs at evenly spaced quantiles, for the words of the advice.
     """
-    if len(quantiles_s) < 2:
-        return None
-    share = share_longer(gpu_time_s, quantiles_s)
-    return PriorityAdvice(term=round(span * share), share_longer=share)
+    is_cautious = overran >= priority.overrun_share
+    counted_s = max(gpu_time_s, cautious_s) if is_cautious else gpu_time_s
+    extra = 0
+    if user in priority.relief_users:
+        extra += priority.relief_points
+    if gpu_time_s <= priority.short_gpu_time_s and not is_cautious:
+        extra += priority.short_points
+    middle_s = quantiles_s[len(quantiles_s) // 2] if quantiles_s else None
+    wait_s = None
+    if middle_s:
+        steps = (site_factor(counted_s, priority) + extra - site_factor(middle_s, priority)) / priority.points_per_e
+        wait_s = steps * priority.tau_hours * 3600
+    return PriorityAdvice(
+        term=site_factor(counted_s, priority) + extra,
+        gpu_time_s=counted_s,
+        share_longer=share_longer(counted_s, quantiles_s) if len(quantiles_s) > 1 else None,
+        worth_wait_s=wait_s,
+        is_cautious=is_cautious,
+        extra=extra,
+    )
 
 
 def share_longer(gpu_time_s: float, quantiles_s: Sequence[float]) -> float:
@@ -32,3 +80,74 @@ def share_longer(gpu_time_s: float, quantiles_s: Sequence[float]) -> float:
         low, high = quantiles_s[below - 1], quantiles_s[below]
         rank = below - 1 + (gpu_time_s - low) / (high - low)
     return 1.0 - rank / last
+
+
+@dataclass(frozen=True)
+class AgeingCheck:
+    """What a site's slurm.conf makes of the term. tau_s: None where age does not count at all.
+
+    lines: what slurm.conf has to say instead, in its own words; () where the weights fit. faults: why, in words.
+    """
+
+    tau_s: float | None
+    lines: tuple[str, ...]
+    faults: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return not self.lines
+
+
+def check_ageing(slurm_conf: str, priority: Priority, tolerance: float = 0.1) -> AgeingCheck:
+    """Whether slurm.conf's age term fits the site factor. Also reads what `scontrol show config` prints.
+
+    tolerance: how far the implied tau may be from the goal. Raises ConfigError for a value that cannot be read.
+    """
+    said = _settings(slurm_conf)
+    max_age_s = _seconds(said["prioritymaxage"])
+    weight = _whole(said["priorityweightage"])
+    goal_s = priority.tau_hours * 3600
+    tau_s = priority.points_per_e * max_age_s / weight if weight and max_age_s else None
+    needed_s = goal_s * math.log(priority.max_gpu_time_s / priority.min_gpu_time_s)
+    lines, faults = [], []
+    if said["prioritytype"] != DEFAULTS["PriorityType"]:
+        lines.append(f"PriorityType={DEFAULTS['PriorityType']}")
+        faults.append(f"PriorityType is {said['prioritytype']}: only multifactor adds the site factor")
+    if max_age_s < needed_s:
+        max_age_s = math.ceil(needed_s / DAY_S) * DAY_S
+        lines.append(f"PriorityMaxAge={max_age_s // DAY_S}-0")
+        faults.append("PriorityMaxAge ends before the longest job has been waited for: it could starve")
+    wanted = round(priority.points_per_e * max_age_s / goal_s)
+    if not weight or abs(math.log(wanted / weight)) > math.log1p(tolerance):
+        lines.append(f"PriorityWeightAge={wanted}")
+        now = "age does not count" if tau_s is None else f"a job e times as long waits {tau_s / 3600:.1f} h longer"
+        faults.append(f"PriorityWeightAge is {weight}: {now}, meant are {priority.tau_hours:g} h")
+    return AgeingCheck(tau_s, tuple(lines), tuple(faults))
+
+
+def _settings(text: str) -> dict[str, str]:
+    """Lower-case key to value of what matters here; defaults where the text is silent, the last of several."""
+    found = {key.lower(): value for key, value in DEFAULTS.items()}
+    for line in text.splitlines():
+        key, equals, value = line.split("#", 1)[0].partition("=")
+        if equals and key.strip().lower() in found and value.strip():
+            found[key.strip().lower()] = value.split()[0]
+    return found
+
+
+def _seconds(text: str) -> int:
+    try:
+        seconds = parse_time_limit(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"slurm.conf: PriorityMaxAge is {text!r}, expected a time", "write days-hours, 7-0"
+        ) from error
+    if seconds is None:
+        raise ConfigError(f"slurm.conf: PriorityMaxAge is {text!r}, expected a time", "write days-hours, such as 7-0")
+    return seconds
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"slurm.conf: PriorityWeightAge is {text!r}, expected a whole number", "correct it")
+    return int(text)

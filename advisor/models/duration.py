@@ -1,242 +1,299 @@
-"""The duration model: LightGBM on submit-time features, blended with what the last runs took.
+"""The duration model: two outputs, because they are two jobs.
 
-The blend is a weighted mean of logarithms of three estimates: LightGBM's (Huber loss on the logarithm), the rolling
-estimate of Helios, and the median of the last five runs of the same kind. Ranks gain from the first, typical errors
-from the last. The weights are those with the least median |log error| on the newest jobs of the training span,
-predicted by a model that saw only jobs that had ended before the first of them.
+The value that ranks the queue is a weighted mean of logarithms of LightGBM's mean and of the user's habit (the decayed
+mean of their last runs): the first ranks users and shapes, the second follows what a user does just now. LightGBM's
+mean is that of two models, one of the duration and one of how far it is from the habit: where users change their ways
+the second is the better one, elsewhere the first. The
+prediction for people is a weighted mean of logarithms of LightGBM's middle, the habit and the median of the last five
+runs of the same kind, with an interval.
+
+Weights are chosen on the newest jobs of the training span, predicted by models that saw only jobs that had ended
+before the first of them: by rank correlation for the queue, by typical error for people. Intervals are split-conformal
+on the same jobs, by how much was known of each (Vovk, Gammerman and Shafer 2005).
+
+"helios" in their place is the paper's own blend, w · rolling estimate + (1 - w) · LightGBM (helios-qssf-ces, 4.2.2).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import numpy.typing as npt
 
-from advisor.features import NUMBERS
+from advisor.features import Features
+from advisor.models.trees import MEAN, MIDDLE, Vocabularies, booster, encode, fit_trees, predict_logs, vocabularies_of
 from advisor.replay import Replay
-from advisor.scores import Floats, Scores, score, spearman
+from advisor.scores import Floats, ranks
 from almanac.config import Training
 
-CATEGORIES = ("user", "account", "partition", "qos", "tier")
-"""Encoded for LightGBM. The name family is left out: its aggregates say more, and its many values only overfit."""
-MIN_VALUE_COUNT = 20
-ROUNDS = 150
+ALMANAC, HELIOS = "almanac", "helios"
 WEIGHT_STEP = 0.1
 LAST_RUNS = ("twin_log_median5", "family_log_median5", "shape_log_median5", "user_log_median5")
-
-_PARAMETERS: Mapping[str, Any] = {
-    "objective": "huber",
-    "learning_rate": 0.05,
-    "num_leaves": 7,
-    "feature_fraction": 0.6,
-    "bagging_fraction": 0.8,
-    "bagging_freq": 1,
-    "lambda_l2": 5.0,
-    "cat_smooth": 30.0,
-    "deterministic": True,
-    "force_row_wise": True,
-    # The sums of a histogram depend on how rows are shared between threads: a fixed number makes them repeatable, and
-    # one is the fastest for trees this small, most of all on a busy machine.
-    "num_threads": 1,
-    "verbosity": -1,
-}
+HABIT = ("clock_decayed", "user_decayed")
+TREES = ("mean", "change", "middle")
+"""LightGBM's models: the mean of log durations, the mean of what they are above the habit, their middle."""
+CLASSES = ("same kind", "same user", "new user")
+KNOWN_RUNS = 5
+MIN_RESIDUALS = 30
+"""With fewer residuals a class has the interval of all jobs together."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Of the rolling estimate and of the last runs; LightGBM has the rest."""
+    """Shares of a blend, 0..1; LightGBM has the rest."""
 
-    rolling: float
-    last_runs: float
+    habit: float = 0.0
+    last_runs: float = 0.0
+    rolling: float = 0.0
 
     @property
     def model(self) -> float:
-        return 1.0 - self.rolling - self.last_runs
-
-
-_ONLY_MODEL = Weights(0.0, 0.0)
+        return max(1.0 - self.habit - self.last_runs - self.rolling, 0.0)
 
 
 @dataclass(frozen=True)
-class DurationModel:
-    """LightGBM's own text, the values of each category in the order of their codes, and the two blends."""
+class Parts:
+    """The estimates that are blended: seconds, one per job; NaN where there is none."""
 
-    model_text: str
-    vocabularies: Mapping[str, tuple[str, ...]]
-    weights: Weights
-    rank_weights: Weights
-
-    @cached_property
-    def _booster(self) -> Any:
-        import lightgbm  # 0.4 s, and not needed by what only reads advice
-
-        return lightgbm.Booster(model_str=self.model_text)
-
-    def predict(self, features: pd.DataFrame) -> Floats:
-        """LightGBM's estimate, seconds, one per row."""
-        encoded = encode(features, self.vocabularies)
-        logs: Floats = np.asarray(self._booster.predict(encoded, num_threads=1), dtype="float64")
-        seconds: Floats = np.exp(np.clip(logs, 0.0, 25.0))
-        return seconds
-
-    def predict_all(self, features: pd.DataFrame, rolling_s: Floats) -> Predicted:
-        """All of them seconds, one per row, and not above the time limit."""
-        model_s, last_s = self.predict(features), last_runs_s(features)
-        point_s, rank_s = (blend(each, model_s, rolling_s, last_s) for each in (self.weights, self.rank_weights))
-        return Predicted(clip_to_limit(point_s, features), clip_to_limit(rank_s, features), model_s)
+    mean_s: Floats
+    middle_s: Floats
+    habit_s: Floats
+    last_runs_s: Floats
+    rolling_s: Floats
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """Seconds, one per job: the prediction for people, the value that ranks the queue, LightGBM's own estimate."""
+    """Seconds, one per job: the prediction for people and its interval, the value that ranks the queue, LightGBM's."""
 
     duration_s: Floats
+    low_s: Floats
+    high_s: Floats
     rank_s: Floats
     model_s: Floats
 
 
-def encode(features: pd.DataFrame, vocabularies: Mapping[str, Sequence[str]]) -> Floats:
-    """(jobs, NUMBERS + CATEGORIES): categories as codes, NaN for a value that was not seen in training."""
-    codes = []
-    for name in CATEGORIES:
-        table = {value: float(code) for code, value in enumerate(vocabularies.get(name, ()))}
-        codes.append([table.get(value, math.nan) for value in features[name].tolist()])
-    return np.column_stack([features[list(NUMBERS)].to_numpy("float64"), np.array(codes, dtype="float64").T])
+@dataclass(frozen=True)
+class DurationModel:
+    """predictor: ALMANAC or HELIOS. texts: LightGBM's own, by TREES; vocabularies: values in the order of their codes.
+
+    habit_s: the habit of a user of whom nothing is known. margins: by class the log residuals between which the
+    share `coverage` of the validation jobs lay.
+    """
+
+    predictor: str
+    texts: Mapping[str, str]
+    vocabularies: Vocabularies
+    habit_s: float
+    weights: Weights
+    rank_weights: Weights
+    coverage: float
+    margins: Mapping[str, tuple[float, float]]
+
+    @cached_property
+    def _trees(self) -> dict[str, Any]:
+        return {name: booster(self.texts[name]) for name in TREES}
+
+    def parts(self, features: Features, rolling_s: Floats) -> Parts:
+        encoded, habit = encode(features, self.vocabularies), log_habit(features, self.habit_s)
+        mean, change, middle = (predict_logs(self._trees[name], encoded) for name in TREES)
+        return Parts(
+            mean_s=_seconds((mean + habit + change) / 2),
+            middle_s=_seconds(middle),
+            habit_s=_seconds(habit),
+            last_runs_s=np.exp(features.first_known(*LAST_RUNS)),
+            rolling_s=rolling_s,
+        )
+
+    def predict_all(self, features: Features, rolling_s: Floats) -> Predicted:
+        """At least 1 s, and not above the time limit."""
+        parts = self.parts(features, rolling_s)
+        point_s = clip_to_limit(point(self.predictor, self.weights, parts), features)
+        rank_s = clip_to_limit(ranking(self.predictor, self.rank_weights, parts), features)
+        everyone = self.margins.get("", (0.0, 0.0))
+        margins = np.array([self.margins.get(name, everyone) for name in evidence_classes(features)]).reshape(-1, 2)
+        low_s, high_s = (clip_to_limit(point_s * np.exp(margins[:, side]), features) for side in (0, 1))
+        return Predicted(point_s, low_s, high_s, rank_s, parts.middle_s)
 
 
-def last_runs_s(features: pd.DataFrame) -> Floats:
-    """Median of the last five runs of the narrowest group that the user has any of; NaN for a new user."""
-    filled = features[list(LAST_RUNS)].bfill(axis=1).iloc[:, 0]
-    seconds: Floats = np.exp(filled.to_numpy("float64"))
+def log_habit(features: Features, habit_s: float) -> Floats:
+    """The decayed mean of logarithms of the user's last runs, of timers' and of others'; habit_s for a new user."""
+    known = features.first_known(*HABIT)
+    return np.where(np.isnan(known), math.log(habit_s), known)
+
+
+def _seconds(logs: Floats) -> Floats:
+    seconds: Floats = np.exp(np.clip(logs, 0.0, 25.0))
     return seconds
 
 
-def blend(weights: Weights, model_s: Floats, rolling_s: Floats, last_s: Floats) -> Floats:
-    """Weighted mean of logarithms of what is known; where that has no weight, LightGBM's estimate."""
-    values = np.log(np.maximum(np.stack([model_s, rolling_s, last_s]), 1.0))
-    shares = np.array([[max(weights.model, 0.0)], [weights.rolling], [weights.last_runs]]) * np.isfinite(values)
-    total = shares.sum(axis=0)
-    mean = (shares * np.nan_to_num(values)).sum(axis=0) / np.where(total > 0, total, 1.0)
-    seconds: Floats = np.exp(np.where(total > 0, mean, values[0]))
+def point(predictor: str, weights: Weights, parts: Parts) -> Floats:
+    """The prediction for people, seconds."""
+    if predictor == HELIOS:
+        return _helios(weights, parts)
+    return blend(
+        [(weights.model, parts.middle_s), (weights.habit, parts.habit_s), (weights.last_runs, parts.last_runs_s)]
+    )
+
+
+def ranking(predictor: str, weights: Weights, parts: Parts) -> Floats:
+    """The value that ranks the queue, seconds."""
+    if predictor == HELIOS:
+        return _helios(weights, parts)
+    return blend([(weights.model, parts.mean_s), (weights.habit, parts.habit_s)])
+
+
+def _helios(weights: Weights, parts: Parts) -> Floats:
+    rolling_s = np.where(np.isnan(parts.rolling_s), parts.mean_s, parts.rolling_s)
+    seconds: Floats = weights.rolling * rolling_s + weights.model * parts.mean_s
     return seconds
 
 
-def clip_to_limit(predicted_s: Floats, features: pd.DataFrame) -> Floats:
+def blend(weighted: Iterable[tuple[float, Floats]]) -> Floats:
+    """Weighted mean of logarithms of what is known, seconds; where that has no weight, the first."""
+    shares, seconds = zip(*weighted, strict=True)
+    values = np.log(np.maximum(np.stack(seconds), 1.0))
+    known = np.array(shares)[:, None] * np.isfinite(values)
+    total = known.sum(axis=0)
+    mean = (known * np.nan_to_num(values)).sum(axis=0) / np.where(total > 0, total, 1.0)
+    blended: Floats = np.exp(np.where(total > 0, mean, values[0]))
+    return blended
+
+
+def evidence_classes(features: Features) -> npt.NDArray[np.str_]:
+    """CLASSES, one per job, by whether KNOWN_RUNS runs of the same kind, or of the same user, had ended."""
+    least = math.log1p(KNOWN_RUNS) - 1e-9
+    is_kind, is_user = (features.number(f"{scope}_log_runs") >= least for scope in ("twin", "user"))
+    return np.where(is_kind, CLASSES[0], np.where(is_user, CLASSES[1], CLASSES[2]))
+
+
+def clip_to_limit(predicted_s: Floats, features: Features) -> Floats:
     """At least 1 s, and not above the time limit where one is set."""
-    limit_s = np.exp(features["log_time_limit"].to_numpy("float64"))
+    limit_s = np.exp(features.number("log_time_limit"))
     clipped: Floats = np.maximum(np.fmin(predicted_s, limit_s), 1.0)
     return clipped
 
 
-def fit(past: Replay, config: Training) -> tuple[DurationModel, dict[str, Scores]] | None:
-    """A model of these ended jobs and its scores on the newest share of them; None below config.min_jobs.
+@dataclass(frozen=True)
+class Fitted:
+    """model has seen all jobs; trial is the one that was judged: it saw `before`, and was tried on `newest`.
 
-    The scores are of a model of the jobs before that share; the model returned has seen all.
+    trial is None where there were too few jobs to judge one.
     """
-    if len(past.duration_s) < config.min_jobs:
+
+    model: DurationModel
+    trial: DurationModel | None
+    before: Replay
+    newest: Replay
+
+
+def split(past: Replay, validation_share: float) -> tuple[Replay, Replay]:
+    """(jobs that had ended before the newest share of submissions, that share)."""
+    since_s = np.quantile(past.submit_s, 1 - validation_share) if len(past) else 0.0
+    return past.select(past.end_s < since_s), past.select(past.submit_s >= since_s)
+
+
+def fit(past: Replay, config: Training) -> Fitted | None:
+    """A model of these ended jobs; None below config.min_jobs."""
+    if len(past) < config.min_jobs:
         return None
-    since_s = np.quantile(past.submit_s, 1 - config.validation_share)
-    newest, before = past.select(past.submit_s >= since_s), past.select(past.end_s < since_s)
-    if len(before.duration_s) < config.min_jobs // 2 or not len(newest.duration_s):
-        unproven = Weights(config.blend if config.blend >= 0 else 0.5, 0.0)
-        return DurationModel(*_fit_trees(past, config), unproven, unproven), {}
-    text, vocabularies = _fit_trees(before, config)
-    trial = DurationModel(text, vocabularies, *_choose_weights(text, vocabularies, newest, config.blend))
-    model = DurationModel(*_fit_trees(past, config), trial.weights, trial.rank_weights)
-    return model, score_all(trial, newest, before)
-
-
-def _fit_trees(past: Replay, config: Training) -> tuple[str, dict[str, tuple[str, ...]]]:
-    import lightgbm
-
-    vocabularies = {name: _vocabulary(past.features[name]) for name in CATEGORIES}
-    names = [*NUMBERS, *CATEGORIES]
-    data = lightgbm.Dataset(
-        encode(past.features, vocabularies),
-        np.log(np.maximum(past.duration_s, 1.0)),
-        feature_name=names,
-        categorical_feature=[name for name in CATEGORIES if vocabularies[name]],
-        params={"verbosity": -1},
+    before, newest = split(past, config.validation_share)
+    if len(before) < config.min_jobs // 2 or not len(newest):
+        unproven = Weights(rolling=max(config.blend, 0.0)) if config.predictor == HELIOS else Weights(habit=0.5)
+        return Fitted(_fit(past, config, unproven, unproven, {}), None, before, newest)
+    raw = _fit(before, config, Weights(), Weights(), {})
+    parts = raw.parts(newest.features, newest.rolling_s)
+    weights, rank_weights = _choose_weights(parts, newest, config)
+    point_s = clip_to_limit(point(config.predictor, weights, parts), newest.features)
+    margins = conformal_margins(point_s, newest, config.coverage)
+    trial = DurationModel(
+        config.predictor, raw.texts, raw.vocabularies, raw.habit_s, weights, rank_weights, config.coverage, margins
     )
-    smallest_leaf = max(10, min(100, len(past.duration_s) // 40))
-    parameters = {**_PARAMETERS, "min_data_in_leaf": smallest_leaf, "seed": config.seed}
-    booster = lightgbm.train(parameters, data, num_boost_round=ROUNDS)
-    return booster.model_to_string(), vocabularies
+    return Fitted(_fit(past, config, weights, rank_weights, margins), trial, before, newest)
 
 
-def _vocabulary(values: pd.Series) -> tuple[str, ...]:
-    """Values with enough jobs, sorted, so that the codes do not depend on the order of rows."""
-    counts = values[values != ""].value_counts()
-    return tuple(sorted(str(value) for value in counts.index[counts >= MIN_VALUE_COUNT]))
+def _fit(
+    past: Replay, config: Training, weights: Weights, rank: Weights, margins: Mapping[str, tuple[float, float]]
+) -> DurationModel:
+    vocabularies = vocabularies_of(past.features)
+    habit_s = float(np.exp(np.mean(np.log(np.maximum(past.duration_s, 1.0)))))
+    nothing = np.zeros(len(past))
+    tasks = {"mean": (nothing, MEAN), "change": (log_habit(past.features, habit_s), MEAN), "middle": (nothing, MIDDLE)}
+    texts = {
+        name: fit_trees(past, log_from, vocabularies, objective, config.seed)
+        for name, (log_from, objective) in tasks.items()
+    }
+    return DurationModel(config.predictor, texts, vocabularies, habit_s, weights, rank, config.coverage, margins)
 
 
-def _choose_weights(
-    text: str, vocabularies: Mapping[str, tuple[str, ...]], newest: Replay, fixed_rolling: float
-) -> tuple[Weights, Weights]:
+def _choose_weights(parts: Parts, newest: Replay, config: Training) -> tuple[Weights, Weights]:
     """For people and for the queue, from a grid.
 
-    For people: of those within one standard error of the best (of the paired difference), the one that leans most on
-    the last runs (the one-SE rule, Breiman et al. 1984): where the model's gain could be chance, the simple estimate
-    is the safer one.
+    Of those within one standard error of the best (of the paired difference), the one that leans most on the habit
+    (the one-SE rule, Breiman et al. 1984): where the model's gain could be chance, the simple estimate is the safer
+    one.
     """
-    model_s = DurationModel(text, vocabularies, _ONLY_MODEL, _ONLY_MODEL).predict(newest.features)
-    last_s, log_actual = last_runs_s(newest.features), np.log(np.maximum(newest.duration_s, 1.0))
-    grid = np.round(np.arange(0.0, 1.0 + WEIGHT_STEP / 2, WEIGHT_STEP), 10)
-    rolling_choices = grid if fixed_rolling < 0 else [fixed_rolling]
-    choices = [Weights(float(r), float(a)) for r, a in itertools.product(rolling_choices, grid) if r + a <= 1 + 1e-9]
-    roots, ranks = [], []
-    for weights in choices:
-        predicted_s = clip_to_limit(blend(weights, model_s, newest.rolling_s, last_s), newest.features)
-        roots.append(np.sqrt(np.abs(np.log(predicted_s) - log_actual)))
-        ranks.append(round(float(np.nan_to_num(spearman(predicted_s, newest.duration_s))), 9))
-    losses = np.array(roots) - roots[int(np.argmin([np.mean(each) for each in roots]))]
-    is_near = losses.mean(axis=1) <= losses.std(axis=1) / math.sqrt(losses.shape[1])
+    grid = [round(float(each), 10) for each in np.arange(0.0, 1.0 + WEIGHT_STEP / 2, WEIGHT_STEP)]
+    points = [Weights(habit, last) for habit, last in itertools.product(grid, grid) if habit + last <= 1 + 1e-9]
+    queue = [Weights(habit) for habit in grid]
+    if config.predictor == HELIOS:
+        points = queue = [Weights(rolling=each) for each in (grid if config.blend < 0 else [config.blend])]
+    points_s = [clip_to_limit(point(config.predictor, each, parts), newest.features) for each in points]
+    ranks_s = [clip_to_limit(ranking(config.predictor, each, parts), newest.features) for each in queue]
+    return (
+        _choose(points, np.array([_error_losses(each, newest.duration_s) for each in points_s])),
+        _choose(queue, np.array([_rank_losses(each, newest.duration_s) for each in ranks_s])),
+    )
+
+
+def _choose(choices: list[Weights], losses: Floats) -> Weights:
+    """losses: (choices, jobs)."""
+    means = losses.mean(axis=1)
+    paired = losses - losses[int(np.argmin(np.round(means, 9)))]
+    is_near = paired.mean(axis=1) <= paired.std(axis=1) / math.sqrt(losses.shape[1]) + 1e-9
     near = [weights for weights, near_best in zip(choices, is_near, strict=True) if near_best]
-    point = max(near, key=lambda weights: (weights.last_runs, weights.rolling))
-    return point, choices[int(np.argmax(ranks))]
+    return max(near, key=lambda weights: (weights.habit, weights.rolling, weights.last_runs))
 
 
-def score_all(model: DurationModel | None, newest: Replay, before: Replay) -> dict[str, Scores]:
-    """Scores on `newest` of what predictions_of says."""
-    predictions = predictions_of(model, newest, before)
-    return {name: score(values, newest.duration_s) for name, values in predictions.items()}
+def _error_losses(predicted_s: Floats, actual_s: Floats) -> Floats:
+    """log(1 + |log error|): of the few that are far off, how far hardly matters."""
+    losses: Floats = np.log1p(np.abs(np.log(predicted_s) - np.log(np.maximum(actual_s, 1.0))))
+    return losses
 
 
-def predictions_of(model: DurationModel | None, newest: Replay, before: Replay) -> dict[str, Floats]:
-    """Seconds by predictor: "almanac", its "ranking", its parts "rolling" and "model", and the baselines.
+def _rank_losses(predicted_s: Floats, actual_s: Floats) -> Floats:
+    """Job by job, so that their mean is 1 - Spearman's rank correlation; a constant prediction has none."""
+    predicted, actual = (_standard(ranks(each)) for each in (predicted_s, actual_s))
+    losses: Floats = 1.0 - predicted * actual
+    return losses
 
-    before: the jobs that the baselines know.
-    Without a model "almanac" and "ranking" are the rolling estimate.
+
+def _standard(values: Floats) -> Floats:
+    spread = values.std()
+    standard: Floats = (values - values.mean()) / (spread if spread > 0 else 1.0)
+    return standard
+
+
+def conformal_margins(point_s: Floats, newest: Replay, coverage: float) -> dict[str, tuple[float, float]]:
+    """By class, and of all jobs under "": the log residuals that bound the share `coverage` of the next ones.
+
+    On n residuals each side is the ceil((n + 1)(1 + coverage) / 2)-th from the other end, or the outermost.
     """
-    predictions = _baselines(newest, before)
-    for name in ("rolling", "almanac", "ranking"):
-        predictions[name] = clip_to_limit(newest.rolling_s, newest.features)
-    if model is not None and len(newest.duration_s):
-        predicted = model.predict_all(newest.features, newest.rolling_s)
-        predictions["almanac"], predictions["ranking"] = predicted.duration_s, predicted.rank_s
-        predictions["model"] = predicted.model_s
-    return predictions
-
-
-def _baselines(newest: Replay, before: Replay) -> dict[str, Floats]:
-    """Simple predictors; a user or family without ended jobs gets the next wider one, at last the global median."""
-    middle_s = float(np.median(before.duration_s)) if len(before.duration_s) else math.nan
-    logs = newest.features
-
-    def first_known(*names: str) -> Floats:
-        known = np.exp(logs[list(names)].bfill(axis=1).iloc[:, 0].to_numpy("float64"))
-        return np.where(np.isnan(known), middle_s, known)
-
+    residuals = np.log(np.maximum(newest.duration_s, 1.0)) - np.log(point_s)
+    classes = evidence_classes(newest.features)
+    groups = {"": residuals, **{name: residuals[classes == name] for name in CLASSES}}
     return {
-        "global median": np.full(len(newest.duration_s), middle_s),
-        "user last 2 mean": first_known("user_log_mean2"),
-        "user last 5 median": first_known("user_log_median5"),
-        "family last 5 median": first_known("family_log_median5", "user_log_median5"),
-        "time limit": np.exp(logs["log_time_limit"].to_numpy("float64")),
+        name: _margins(values, coverage) for name, values in groups.items() if not name or len(values) >= MIN_RESIDUALS
     }
+
+
+def _margins(residuals: Floats, coverage: float) -> tuple[float, float]:
+    place = min(math.ceil((len(residuals) + 1) * (1 + coverage) / 2), len(residuals))
+    ordered = np.sort(residuals)
+    return min(float(ordered[-place]), 0.0), max(float(ordered[place - 1]), 0.0)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.decisions.priority import decide_priority
+from advisor.decisions.priority import check_ageing, decide_priority, factor_span, share_longer, site_factor
 from advisor.decisions.tier import decide_tier
-from almanac.config import Tier
+from almanac.config import Priority, Tier
+from almanac.errors import ConfigError
 from almanac.records import MemoryBound, Request
 
 TIERS = (
@@ -67,19 +71,99 @@ def test_an_advised_tier_always_holds_the_bound(mib: float, constraints: str) ->
         assert {tier.name: tier for tier in TIERS}[advice.tier].capacity_mib - 1024 >= mib
 
 
-@given(st.lists(st.floats(1, 1e9), min_size=2, max_size=101), st.floats(0, 1e9), st.floats(0, 1e9))
-def test_a_longer_job_never_gets_the_greater_term(times: list[float], first: float, second: float) -> None:
-    quantiles = sorted(times)
+@given(st.floats(0, 1e12), st.floats(0, 1e12))
+def test_a_longer_job_never_gets_the_greater_factor(first: float, second: float) -> None:
     low, high = sorted((first, second))
-    shorter, longer = decide_priority(low, quantiles, 10_000), decide_priority(high, quantiles, 10_000)
-    assert shorter is not None
-    assert longer is not None
-    assert 0 <= longer.term <= shorter.term <= 10_000
+    assert 0 <= site_factor(high, Priority()) <= site_factor(low, Priority()) <= factor_span(Priority())
 
 
-def test_the_term_is_the_share_of_jobs_predicted_longer() -> None:
-    quantiles = [0.0, 10.0, 20.0, 30.0, 40.0]
-    advice = decide_priority(10.0, quantiles, 1000)
-    assert advice is not None
-    assert (advice.term, advice.share_longer) == (750, 0.75)
-    assert decide_priority(5.0, [], 1000) is None
+def test_the_factor_falls_by_k_where_the_gpu_time_is_e_times_as_long() -> None:
+    priority = Priority(points_per_e=1000, min_gpu_time_s=60, max_gpu_time_s=8_640_000)
+    assert site_factor(8_640_000, priority) == site_factor(1e12, priority) == 0
+    assert site_factor(86_400, priority) == round(1000 * math.log(100))
+    assert site_factor(86_400 / math.e, priority) == round(1000 * (math.log(100) + 1))
+    assert factor_span(priority) == site_factor(1, priority) == round(1000 * math.log(144_000))
+
+
+@given(st.floats(60, 8e6), st.floats(60, 8e6), st.integers(0, 500_000))
+def test_with_slurms_age_the_order_is_that_of_ln_gpu_time_and_submission(first: float, second: float, gap: int) -> None:
+    """The second job is submitted `gap` seconds later; both are weighed `gap` after that."""
+    priority = Priority()
+    text = "\n".join(check_ageing("", priority).lines)
+    weight = int(text.split("PriorityWeightAge=")[1].split()[0])
+    max_age_s = int(text.split("PriorityMaxAge=")[1].split("-")[0]) * 86_400
+    points = [
+        weight * min(age_s / max_age_s, 1) + site_factor(gpu_time_s, priority)
+        for gpu_time_s, age_s in ((first, 2 * gap), (second, gap))
+    ]
+    tau_s = priority.tau_hours * 3600
+    keys = [math.log(first), math.log(second) + gap / tau_s]
+    if 2 * gap <= max_age_s and abs(keys[0] - keys[1]) > 0.002:
+        assert (points[0] > points[1]) == (keys[0] < keys[1])
+
+
+FITTING = "PriorityType=priority/multifactor\nPriorityMaxAge=12-0\nPriorityWeightAge=12000\n"
+
+
+def test_weights_that_fit_need_no_change() -> None:
+    check = check_ageing(FITTING, Priority())
+    assert check.fits
+    assert check.tau_s == pytest.approx(86_400)
+    assert check_ageing(FITTING.replace("=", "          = ").replace("12-0", "12-00:00:00"), Priority()).fits
+
+
+@pytest.mark.parametrize(
+    ("conf", "tau_h", "lines"),
+    [
+        ("", None, ("PriorityMaxAge=12-0", "PriorityWeightAge=12000")),
+        ("PriorityWeightAge=1000 # PriorityWeightAge=12000", 168, ("PriorityMaxAge=12-0", "PriorityWeightAge=12000")),
+        (FITTING.replace("12000", "4000"), 72, ("PriorityWeightAge=12000",)),
+        (FITTING.replace("12000", "0"), None, ("PriorityWeightAge=12000",)),
+        (FITTING.replace("12-0", "30-0"), 60, ("PriorityWeightAge=30000",)),
+        (FITTING.replace("12-0", "6-0"), 12, ("PriorityMaxAge=12-0",)),
+        (FITTING.replace("multifactor", "basic"), 24, ("PriorityType=priority/multifactor",)),
+        ("prioritymaxage = 24-0\nPRIORITYWEIGHTAGE=24000", 24, ()),
+    ],
+)
+def test_weights_that_do_not_fit_are_named_with_the_lines_to_change(
+    conf: str, tau_h: float | None, lines: tuple[str, ...]
+) -> None:
+    check = check_ageing(conf, Priority())
+    assert check.tau_s == (None if tau_h is None else pytest.approx(tau_h * 3600))
+    assert check.lines == lines
+    assert len(check.faults) >= len(lines) > 0 or check.fits
+    changed = conf + "\n" + "\n".join(lines)
+    assert check_ageing(changed, Priority()).fits
+
+
+@pytest.mark.parametrize("line", ["PriorityMaxAge=UNLIMITED", "PriorityMaxAge=soon", "PriorityWeightAge=-5"])
+def test_a_value_that_cannot_be_read_is_named(line: str) -> None:
+    with pytest.raises(ConfigError, match=line.split("=")[0]):
+        check_ageing(line, Priority())
+
+
+QUANTILES = (60.0, 600.0, 6000.0, 60_000.0, 600_000.0)
+
+
+def test_the_advice_says_what_the_term_is_worth() -> None:
+    advice = decide_priority(600.0, 6000.0, 0.0, "ann", QUANTILES, Priority())
+    assert (advice.term, advice.share_longer) == (site_factor(600, Priority()), 0.75)
+    assert advice.worth_wait_s == pytest.approx(math.log(10) * 86_400, rel=1e-3)
+    assert decide_priority(600.0, 6000.0, 0.0, "ann", (), Priority()).worth_wait_s is None
+    assert share_longer(5.0, QUANTILES) == 1.0
+
+
+def test_a_user_who_keeps_overrunning_is_ranked_by_the_longer_end() -> None:
+    advice = decide_priority(600.0, 6000.0, 0.5, "ann", QUANTILES, Priority())
+    assert advice.is_cautious
+    assert advice.term == site_factor(6000, Priority())
+    never = dataclasses.replace(Priority(), overrun_share=1.5)
+    assert decide_priority(600.0, 6000.0, 1.0, "ann", QUANTILES, never).term == site_factor(600, Priority())
+
+
+def test_relief_and_the_lane_for_short_jobs_are_options() -> None:
+    options = Priority(relief_users=("ann",), relief_points=500, short_gpu_time_s=120, short_points=3000)
+    plain = site_factor(100, options)
+    assert decide_priority(100.0, 100.0, 0.0, "ann", QUANTILES, options).term == plain + 3500
+    assert decide_priority(100.0, 900.0, 0.0, "bob", QUANTILES, options).term == plain + 3000
+    assert decide_priority(100.0, 900.0, 0.9, "bob", QUANTILES, options).extra == 0, "overrunners have no short lane"

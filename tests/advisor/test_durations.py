@@ -12,12 +12,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from advisor.evaluation import evaluate
-from advisor.features import ended_jobs, submission_of
-from advisor.models.duration import CATEGORIES, Weights, blend, encode
+from advisor.baselines import OURS
+from advisor.evaluation import evaluate, origins
+from advisor.features import NUMBERS, ended_jobs, features_of, submission_of
+from advisor.models.duration import blend, conformal_margins
 from advisor.models.rolling import RollingEstimator, decayed_mean
-from advisor.replay import replay_durations
-from advisor.scores import score
+from advisor.models.trees import CATEGORIES, encode
+from advisor.past import Past
+from advisor.replay import know_now, replay_durations
+from advisor.scores import score, score_of_users
 from advisor.service import advise, train
 from almanac.config import Config, Rolling
 from almanac.names import name_key
@@ -26,7 +29,6 @@ from almanac.records import Request
 NOW_S = 1_750_000_000
 DATA = Path(os.environ.get("ALMANAC_SHARED_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
-OURS = ("almanac", "ranking", "rolling", "model")
 
 
 def estimator(history: pd.DataFrame, rolling: Rolling) -> RollingEstimator:
@@ -85,30 +87,68 @@ def test_decayed_mean_by_hand() -> None:
 
 def test_the_blend_is_a_weighted_mean_of_logarithms() -> None:
     values = [np.array([100.0]), np.array([400.0]), np.array([1600.0])]
-    assert blend(Weights(0.25, 0.25), *values)[0] == pytest.approx(np.exp(np.log([100, 100, 400, 1600]).mean()))
-    missing = blend(Weights(0.5, 0.5), values[0], np.array([np.nan]), np.array([np.nan]))
+    got = blend(zip((0.5, 0.25, 0.25), values, strict=True))
+    assert got[0] == pytest.approx(np.exp(np.log([100, 100, 400, 1600]).mean()))
+    missing = blend([(0.0, values[0]), (0.5, np.array([np.nan])), (0.5, np.array([np.nan]))])
     assert missing[0] == pytest.approx(100.0)
 
 
+ONE_GPU = np.ones(3)
+
+
 def test_scores_by_hand() -> None:
-    got = score(np.array([10.0, 39.0, 100.0]), np.array([10.0, 20.0, 400.0]))
+    got = score(np.array([10.0, 39.0, 100.0]), np.array([10.0, 20.0, 400.0]), np.array([12.0, 1.0, 1.0]))
     assert got.spearman == pytest.approx(1.0)
+    assert got.gpu_time_spearman == pytest.approx(0.5), "ranks 3, 1, 2 against 2, 1, 3"
     assert got.median_abs_log_error == pytest.approx(np.log(1.95))
     assert got.share_within_2x == pytest.approx(2 / 3)
 
 
+def test_what_only_ranks_has_no_errors() -> None:
+    got = score(np.array([1.0, 2.0, 4.0]), np.array([5.0, 6.0, 7.0]), ONE_GPU, is_duration=False)
+    assert got.spearman == pytest.approx(1.0)
+    assert np.isnan(got.median_abs_log_error)
+
+
+def test_each_user_counts_alike_whatever_the_number_of_jobs() -> None:
+    good, bad = np.arange(1.0, 101.0), np.arange(10.0, 0.0, -1.0)
+    actual = np.concatenate([good, np.arange(1.0, 11.0), [5.0]])
+    predicted = np.concatenate([good, bad, [1.0]])
+    users = np.array(["many"] * 100 + ["few"] * 10 + ["one"])
+    got = score_of_users(predicted, actual, np.ones(111), users)
+    assert (got.jobs, got.spearman) == (2, pytest.approx(0.0)), "the mean of 1 and -1; a single job is no user's score"
+
+
 def test_a_trained_model_beats_the_simple_baselines(site_history: pd.DataFrame, config: Config) -> None:
-    scores = evaluate(site_history, config)
-    simple = [scores[name].median_abs_log_error for name in scores if name not in OURS]
-    assert scores["almanac"].median_abs_log_error <= min(value for value in simple if value == value) * 1.05
-    assert scores["almanac"].spearman > 0.6
+    result = evaluate(site_history, weekly(config))
+    simple = [scores.median_abs_log_error for name, scores in result.all.items() if name not in OURS]
+    assert result.all["almanac"].median_abs_log_error <= min(value for value in simple if value == value) * 1.05
+    assert result.all["ranking"].spearman > 0.6
+    assert result.all["GPU count"].spearman < result.all["ranking"].spearman
+    assert result.cold["almanac"].jobs + result.warm["almanac"].jobs == result.jobs
+    assert result.coverage == pytest.approx(config.training.coverage, abs=0.08)
+
+
+def weekly(config: Config) -> Config:
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, retrain_hours=168))
+
+
+def test_trainings_are_a_timers_and_the_last_fold_is_open() -> None:
+    got = origins(np.arange(0, 1000, dtype=np.int64), 0.4, 150)
+    assert got == pytest.approx([599.4, 749.4, 899.4, np.inf])
+    assert len(origins(np.arange(0, 10_000_000, 1000, dtype=np.int64), 0.4, 60)) <= 202
+
+
+def test_an_evaluation_of_nothing_is_empty(history_of: History, config: Config) -> None:
+    result = evaluate(history_of([{}]).iloc[:0], config)
+    assert (result.jobs, result.all, result.coverage) == (0, {}, None)
 
 
 def test_training_twice_gives_the_same_model(site_history: pd.DataFrame, config: Config) -> None:
     first, second = (train(site_history, config, NOW_S) for _ in range(2))
     assert first.model is not None
     assert second.model is not None
-    assert first.model.model_text == second.model.model_text
+    assert first.model == second.model
 
 
 def test_the_order_of_rows_does_not_matter(site_history: pd.DataFrame, config: Config) -> None:
@@ -116,18 +156,60 @@ def test_the_order_of_rows_does_not_matter(site_history: pd.DataFrame, config: C
     assert train(shuffled, config, NOW_S) == train(site_history, config, NOW_S)
 
 
-def test_a_value_that_training_did_not_see_is_missing_to_the_model(site_history: pd.DataFrame) -> None:
-    features = replay_durations(site_history, Rolling()).features.head(2).assign(user=["u1", "stranger"])
-    codes = encode(features, {"user": ("u0", "u1")})[:, -len(CATEGORIES)]
+def test_a_value_that_training_did_not_see_is_missing_to_the_model() -> None:
+    jobs = [dataclasses.replace(asked("ann", "x"), account=account) for account in ("ml", "stranger")]
+    features = features_of(jobs, [Past().features(job) for job in jobs])
+    codes = encode(features, {"account": ("bio", "ml")})[:, -len(CATEGORIES)]
     assert codes[0] == 1
     assert np.isnan(codes[1])
 
 
-def test_a_fixed_blend_is_kept(site_history: pd.DataFrame, config: Config) -> None:
-    fixed = dataclasses.replace(config, training=dataclasses.replace(config.training, blend=0.3))
-    model = train(site_history, fixed, NOW_S).model
+def test_a_submission_on_the_half_hour_is_remembered_with_its_like(history_of: History) -> None:
+    """A timer's jobs run 100 s, a person's an hour: whichever ended last, each kind goes by its own."""
+    midnight_s = NOW_S - NOW_S % 86400
+    rows = [
+        {"submit_s": midnight_s - (24 - hour) * 3600 + after_s, "elapsed_s": elapsed_s, "name": f"run-{hour}"}
+        for hour in range(20)
+        for after_s, elapsed_s in ((5, 100.0), (1000, 3600.0))
+    ]
+    history = history_of([{**row, "end_s": int(row["submit_s"] + row["elapsed_s"])} for row in rows])
+    for submit_s, expected_s in ((midnight_s + 1800 + 59, 100), (midnight_s + 1800 + 60, 3600)):
+        known = know_now(dataclasses.replace(asked("ann", "run-7"), submit_s=submit_s), history, Rolling(), None)
+        habit = known.features[NUMBERS.index("clock_decayed")]
+        assert np.exp(habit) == pytest.approx(expected_s)
+
+
+def test_running_jobs_are_features_as_long_as_they_run(history_of: History) -> None:
+    row = {"submit_s": NOW_S - 5000, "start_s": NOW_S - 4000, "end_s": NOW_S - 1000, "elapsed_s": 3000.0}
+    history = history_of([row, {**row, "start_s": NOW_S - 3000, "end_s": NOW_S - 500, "state": "REQUEUED"}])
+    place = NUMBERS.index("user_running")
+    seen = []
+    for at_s in (NOW_S - 4000, NOW_S - 3999, NOW_S - 2500, NOW_S - 999, NOW_S - 499):
+        job = dataclasses.replace(asked("ann", "train-2"), submit_s=at_s)
+        seen.append(know_now(job, history, Rolling(), None).features)
+    assert [round(float(np.expm1(each[place]))) for each in seen] == [0, 1, 2, 1, 0]
+    assert np.expm1(seen[2][place + 1]) == pytest.approx(1500), "the oldest has run for 1500 s"
+    assert np.expm1(seen[4][NUMBERS.index("user_log_runs")]) == pytest.approx(1), "a requeued run is no whole job"
+
+
+def test_the_papers_blend_can_be_switched_on(site_history: pd.DataFrame, config: Config) -> None:
+    training = dataclasses.replace(config.training, predictor="helios", blend=0.3)
+    model = train(site_history, dataclasses.replace(config, training=training), NOW_S).model
     assert model is not None
     assert model.weights.rolling == model.rank_weights.rolling == 0.3
+    past = replay_durations(site_history, config.rolling)
+    late = past.select(np.arange(len(past)) >= len(past) - 5)
+    mean_s = model.parts(late.features, late.rolling_s).mean_s
+    expected = np.minimum(0.3 * late.rolling_s + 0.7 * mean_s, 7200.0)
+    assert model.predict_all(late.features, late.rolling_s).rank_s == pytest.approx(expected)
+
+
+def test_an_interval_holds_its_share_of_the_jobs_it_was_made_on(site_history: pd.DataFrame, config: Config) -> None:
+    past = replay_durations(site_history, config.rolling)
+    point_s = np.full(len(past), 1000.0)
+    low, high = conformal_margins(point_s, past, 0.8)[""]
+    residuals = np.log(past.duration_s / 1000.0)
+    assert 0.79 <= np.mean((residuals >= low) & (residuals <= high)) <= 0.82
 
 
 def test_with_few_jobs_there_is_no_model_and_the_rolling_estimate_serves(history_of: History, config: Config) -> None:
@@ -178,7 +260,7 @@ def mason() -> pd.DataFrame:
     return whole(
         pd.DataFrame(
             {
-                "job_id": np.arange(len(raw)),
+                "job_id": raw["job_id"].to_numpy(),
                 "user": raw["user"].to_numpy(),
                 "partition": raw["queue"].to_numpy(),
                 "name": raw["jobname"].to_numpy(),
@@ -197,13 +279,11 @@ def mason() -> pd.DataFrame:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(("load", "least"), [(helios, 0.52), (mason, 0.52)])
-def test_on_a_real_trace_ranks_and_errors_beat_the_baselines(
+@pytest.mark.parametrize(("load", "least"), [(helios, 0.60), (mason, 0.65)])
+def test_on_a_real_trace_ranks_and_errors_meet_the_goals(
     load: Callable[[], pd.DataFrame], least: float, config: Config
 ) -> None:
-    """Floors a little below what is measured; `make bench-predictors` holds the goals."""
-    scores = evaluate(load(), config)
-    simple = [score for name, score in scores.items() if name not in OURS]
+    scores = evaluate(load(), config).all
+    errors = [each.median_abs_log_error for name, each in scores.items() if name not in OURS]
     assert scores["ranking"].spearman >= least
-    best = min(each.median_abs_log_error for each in simple if each.median_abs_log_error == each.median_abs_log_error)
-    assert scores["almanac"].median_abs_log_error <= best
+    assert scores["almanac"].median_abs_log_error <= min(error for error in errors if error == error)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.artefacts import load, save
+from advisor.artefacts import current_version, load, save
 from advisor.explain import explain, to_json
+from advisor.lifecycle import drift_of, faults_of, trusted
 from advisor.service import advise, train
+from advisor.versions import prune, roll_back, use, versions
 from almanac.config import Config
 from almanac.errors import SchemaVersionError, StoreError
 from almanac.records import Advice, Request, TierAdvice
@@ -36,6 +40,18 @@ def test_the_text_names_evidence_bound_risk_and_option(advice: Advice) -> None:
     assert "of 100 jobs" in text
     assert '-C "gpu&hbm40g" in place of hbm80g' in text
     assert "predicted time: 10 min, 40 min of GPU-time" in text
+
+
+def test_why_tells_what_time_and_priority_are_made_of(
+    advice: Advice, site_history: pd.DataFrame, config: Config
+) -> None:
+    assert "why" not in explain(advice)
+    assert "no trained model is used" in explain(advice, why=True)
+    request = Request(user="u1", job_name="fama-run9", gpu_count=1, constraints="gpu&hbm80g")
+    text = explain(advise(request, site_history, train(site_history, config, NOW_S), config, NOW_S), why=True)
+    assert "the site's model says" in text
+    assert "why this priority" in text
+    assert "mostly" in text, "the interval"
 
 
 def test_the_json_holds_the_reasons(advice: Advice) -> None:
@@ -114,6 +130,85 @@ def test_a_pointer_to_no_version_is_refused(history_of: History, config: Config,
     (tmp_path / "duration" / "current").write_text(text)
     with pytest.raises(StoreError):
         load(tmp_path)
+
+
+@pytest.fixture
+def three(history_of: History, config: Config, tmp_path: Path) -> list[str]:
+    """Three versions, the newest of which is used."""
+    return [save(train(history_of([{}] * (6 + number)), config, NOW_S + number), tmp_path) for number in range(3)]
+
+
+def test_one_goes_back_version_by_version(three: list[str], tmp_path: Path) -> None:
+    assert [version.name for version in versions(tmp_path)] == three
+    assert [version.is_current for version in versions(tmp_path)] == [False, False, True]
+    assert roll_back(tmp_path) == three[1]
+    current = load(tmp_path)
+    assert current is not None
+    assert current.jobs == 7
+    assert roll_back(tmp_path) == three[0]
+    with pytest.raises(StoreError, match="no version to go back to"):
+        roll_back(tmp_path)
+    use(tmp_path, three[2])
+    assert current_version(tmp_path) == three[2]
+
+
+def test_going_back_passes_over_what_is_damaged(three: list[str], tmp_path: Path) -> None:
+    (tmp_path / "hbm" / three[1] / "meta.json").write_text("{")
+    assert [bool(version.fault) for version in versions(tmp_path)] == [False, True, False]
+    with pytest.raises(StoreError):
+        use(tmp_path, three[1])
+    assert roll_back(tmp_path) == three[0]
+
+
+@pytest.mark.parametrize("name", ["20990101T000000Z", "../..", ""])
+def test_a_version_that_is_not_there_is_not_used(three: list[str], tmp_path: Path, name: str) -> None:
+    with pytest.raises(StoreError, match="no trained version"):
+        use(tmp_path, name)
+    assert current_version(tmp_path) == three[2]
+
+
+def test_old_versions_are_removed_but_not_the_one_in_use(three: list[str], tmp_path: Path) -> None:
+    use(tmp_path, three[0])
+    assert prune(tmp_path, keep=1) == [three[1]]
+    assert [version.name for version in versions(tmp_path)] == [three[0], three[2]]
+    assert versions(tmp_path / "nothing") == []
+
+
+def test_versions_of_one_second_are_in_order(history_of: History, config: Config, tmp_path: Path) -> None:
+    names = [save(train(history_of([{}] * 6), config, NOW_S), tmp_path) for _ in range(11)]
+    assert [version.name for version in versions(tmp_path)] == names
+    assert roll_back(tmp_path) == names[-2]
+
+
+def test_a_model_too_old_or_worse_than_the_simplest_is_not_used(site_history: pd.DataFrame, config: Config) -> None:
+    trained = train(site_history, config, NOW_S)
+    limit_s = config.training.max_age_days * 86400
+    assert trusted(trained, config, NOW_S + limit_s) is trained
+    old = trusted(trained, config, NOW_S + limit_s + 60)
+    assert old is not None
+    assert old.model is None
+    assert old.calibration == trained.calibration, "the memory bound is not the duration model's fault"
+    assert "trained 14 days ago" in faults_of(trained, config, NOW_S + limit_s + 60)[0]
+    poor = dataclasses.replace(trained.scores["almanac"], median_abs_log_error=9.0)
+    worse = dataclasses.replace(trained, scores={**trained.scores, "almanac": poor})
+    assert "9.00" in faults_of(worse, config, NOW_S)[0]
+    assert trusted(None, config, NOW_S) is None
+
+
+def test_a_world_that_changed_raises_an_alarm(site_history: pd.DataFrame, config: Config) -> None:
+    moment_s = int(site_history["submit_s"].quantile(0.6))
+    trained = train(site_history, config, moment_s)
+    calm = drift_of(trained, site_history, config, NOW_S)
+    assert calm is not None
+    assert calm.alarms == ()
+    later = site_history["submit_s"] >= moment_s
+    factor = np.where(later, np.random.default_rng(1).choice([0.02, 1.0, 50.0], len(site_history)), 1.0)
+    elapsed_s = site_history["elapsed_s"] * factor
+    wild = site_history.assign(elapsed_s=elapsed_s, end_s=(site_history["start_s"] + elapsed_s).astype("int64"))
+    alarm = drift_of(trained, wild, config, int(wild["end_s"].max()) + 1)
+    assert alarm is not None
+    assert len(alarm.alarms) == 2
+    assert drift_of(trained, site_history, config, moment_s + 3600) is None, "too few jobs have ended since"
 
 
 def test_what_a_killed_training_left_behind_is_passed_over(history_of: History, config: Config, tmp_path: Path) -> None:

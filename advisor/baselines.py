@@ -1,0 +1,58 @@
+"""What simple predictors say, beside ours: nothing learned is worth more than it adds to these."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from advisor.models.duration import DurationModel, clip_to_limit
+from advisor.replay import Replay
+from advisor.scores import Floats, Scores, score
+
+OURS = ("almanac", "ranking", "rolling", "model")
+RANKS_ONLY = ("GPU count",)
+
+
+def baselines(newest: Replay, before: Replay) -> dict[str, Floats]:
+    """Seconds by name; a user or family without ended jobs gets the next wider one, at last the global median.
+
+    before: the jobs that are known. "GPU count" is no duration: it ranks jobs alone.
+    """
+    middle_s = float(np.median(before.duration_s)) if len(before) else math.nan
+
+    def first_known(*names: str) -> Floats:
+        known = np.exp(newest.features.first_known(*names))
+        return np.where(np.isnan(known), middle_s, known)
+
+    return {
+        "global median": np.full(len(newest), middle_s),
+        "user last 2 mean": first_known("user_log_mean2"),
+        "user last 5 median": first_known("user_log_median5"),
+        "family last 5 median": first_known("family_log_median5", "user_log_median5"),
+        "time limit": np.exp(newest.features.number("log_time_limit")),
+        "GPU count": newest.features.number("gpu_count"),
+    }
+
+
+def predictions_of(model: DurationModel | None, newest: Replay, before: Replay) -> dict[str, Floats]:
+    """Seconds by predictor: OURS ("almanac" for people, the "ranking" value, "model": LightGBM) and the baselines.
+
+    Without a model "almanac" and "ranking" are the rolling estimate.
+    """
+    predictions = baselines(newest, before)
+    for name in ("rolling", "almanac", "ranking"):
+        predictions[name] = clip_to_limit(newest.rolling_s, newest.features)
+    if model is not None and len(newest):
+        predicted = model.predict_all(newest.features, newest.rolling_s)
+        predictions["almanac"], predictions["ranking"] = predicted.duration_s, predicted.rank_s
+        predictions["model"] = predicted.model_s
+    return predictions
+
+
+def scores_of(predictions: dict[str, Floats], newest: Replay) -> dict[str, Scores]:
+    gpu_count = newest.features.number("gpu_count")
+    return {
+        name: score(seconds, newest.duration_s, gpu_count, name not in RANKS_ONLY)
+        for name, seconds in predictions.items()
+    }

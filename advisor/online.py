@@ -1,0 +1,72 @@
+"""A predictor that is told of events as they happen and trains itself anew: what a simulated cluster drives.
+
+It knows no more than a live one: what it has been told, in the order in which it was told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from advisor.features import Ended, Event, Submission, features_of
+from advisor.models.duration import DurationModel, fit
+from advisor.prediction import Prediction, predict
+from advisor.replay import Known, Memory, Replay
+from almanac.config import Config
+
+
+@dataclass
+class _Job:
+    submission: Submission
+    known: Known
+    start_s: float = math.nan
+    ended: Ended | None = None
+
+
+class OnlinePredictor:
+    """Tell it of submissions, starts and ends in order of time. Trains every training.retrain_hours."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._memory = Memory(config.rolling)
+        self._jobs: dict[Hashable, _Job] = {}
+        self._model: DurationModel | None = None
+        self._next_training_s = -math.inf
+
+    def submit(self, submitted: Sequence[tuple[Hashable, Submission]]) -> list[Prediction | None]:
+        """Predictions for jobs that are submitted now; the key names a job when it starts and ends."""
+        if submitted and submitted[0][1].submit_s >= self._next_training_s:
+            self._train(submitted[0][1].submit_s)
+        known = [self._memory.know(job) for _, job in submitted]
+        for (key, job), each in zip(submitted, known, strict=True):
+            self._jobs[key] = _Job(job, each)
+        return predict([job for _, job in submitted], known, self._model)
+
+    def start(self, key: Hashable, start_s: int) -> None:
+        job = self._jobs[key]
+        job.start_s = float(start_s)
+        self._memory.tell(Event.START, job.submission, job.start_s, None)
+
+    def end(self, key: Hashable, end_s: int, is_failed: bool) -> None:
+        """Of a job that has started."""
+        job = self._jobs[key]
+        job.ended = Ended(job.submission, end_s, max(end_s - job.start_s, 1.0), is_failed)
+        self._memory.tell(Event.END, job.submission, job.start_s, job.ended)
+
+    def _train(self, now_s: int) -> None:
+        self._next_training_s = now_s + self._config.training.retrain_hours * 3600
+        jobs = [job for job in self._jobs.values() if job.ended is not None and job.ended.end_s < now_s]
+        ended = [job.ended for job in jobs if job.ended is not None]
+        rolling = [job.known.rolling for job in jobs]
+        past = Replay(
+            features=features_of([job.submission for job in jobs], [job.known.features for job in jobs]),
+            rolling_s=np.array([each.duration_s if each else math.nan for each in rolling], dtype="float64"),
+            duration_s=np.array([each.duration_s for each in ended], dtype="float64"),
+            submit_s=np.array([job.submission.submit_s for job in jobs], dtype="int64"),
+            end_s=np.array([each.end_s for each in ended], dtype="float64"),
+        )
+        fitted = fit(past, self._config.training)
+        self._model = fitted.model if fitted else None

@@ -1,0 +1,74 @@
+"""`almanac evaluate`: how good the predictions would have been, had almanac run all along."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from almanac.units import format_count
+from cli.app import App
+from cli.output import json_text, progress
+from cli.scores import scores_table, show_scores
+
+if TYPE_CHECKING:
+    from advisor.evaluation import Evaluation
+
+TABLES = {
+    "all": "all jobs, predicted by",
+    "users": "median over users, predicted by",
+    "warm": "jobs of known users, predicted by",
+    "cold": "jobs of new users, predicted by",
+}
+
+
+@click.command("evaluate")
+@click.option(
+    "--share", default=0.4, show_default=True, type=click.FloatRange(0.05, 0.9), help="Newest share of jobs to predict."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
+@click.pass_obj
+def command(app: App, share: float, as_json: bool) -> None:
+    """Predict the newest jobs as they came, and say how good that was, beside simple predictors.
+
+    Time is replayed: every training.retrain_hours the models are trained on what had ended by then, and each job is
+    predicted from what was known when it was submitted. Nothing is written.
+    """
+    from advisor.baselines import OURS
+    from advisor.evaluation import evaluate
+    from telemetry.history import load_history
+
+    store = app.open_store()
+    cluster = app.cluster(store)
+    history = load_history(store, cluster, running=True)
+    with progress("evaluate") as advance:
+        advance(0, 1, f"{format_count(len(history))} jobs")
+        result = evaluate(history, app.config, share)
+    if as_json:
+        click.echo(json_text(_as_json(cluster, result)))
+        return
+    if result.since_s is None:
+        click.echo(f"{cluster}: no job has ended: there is nothing to predict")
+        return
+    since = datetime.fromtimestamp(result.since_s, UTC).strftime("%Y-%m-%d %H:%M")
+    trainings = format_count(result.trainings)
+    click.echo(f"{format_count(result.jobs)} GPU jobs of {cluster} since {since} UTC, {trainings} trainings")
+    for name, title in TABLES.items():
+        show_scores(title, getattr(result, name), OURS, "users" if name == "users" else "jobs")
+    if result.coverage is not None:
+        click.echo(
+            f"{result.coverage:.0%} of jobs ran within their interval (meant: {app.config.training.coverage:.0%})"
+        )
+
+
+def _as_json(cluster: str, result: Evaluation) -> dict[str, object]:
+    """cluster, jobs, trainings, since_s, coverage, and a table of scores by predictor for each of TABLES."""
+    return {
+        "cluster": cluster,
+        "jobs": result.jobs,
+        "trainings": result.trainings,
+        "since_s": result.since_s,
+        "coverage": result.coverage,
+        **{name: scores_table(getattr(result, name)) for name in TABLES},
+    }

@@ -1,0 +1,64 @@
+"""`almanac models`: the trained versions, and which one is used."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from almanac.units import format_count
+from cli.app import App
+from cli.output import json_text, show_table
+from cli.scores import scores_table
+
+if TYPE_CHECKING:
+    from advisor.versions import Version
+
+
+@click.command("models")
+@click.option("--use", "chosen", metavar="VERSION", help="Make this version the one that is used.")
+@click.option("--rollback", is_flag=True, help="Go back to the version before the one that is used.")
+@click.option("--json", "as_json", is_flag=True, help="Print the versions as JSON.")
+@click.pass_obj
+def command(app: App, chosen: str | None, rollback: bool, as_json: bool) -> None:
+    """List the trained versions with their span and scores, or change the one that is used.
+
+    The next training makes its own version the one that is used.
+    """
+    from advisor.versions import roll_back, use, versions
+
+    if chosen and rollback:
+        raise click.UsageError("--use and --rollback: give one of them")
+    store = app.open_store()
+    models_dir = store.models_dir(app.cluster(store))
+    if chosen:
+        use(models_dir, chosen)
+    if rollback:
+        roll_back(models_dir)
+    found = versions(models_dir)
+    if as_json:
+        click.echo(json_text([{**vars(each), "scores": scores_table(each.scores)} for each in found]))
+    elif not found:
+        click.echo("nothing is trained yet")
+    else:
+        show_table(
+            ["", "version", "jobs", "from", "to", "almanac", "Spearman", "median |log error|"],
+            [_row(each) for each in found],
+            right=["jobs", "Spearman", "median |log error|"],
+        )
+
+
+def _row(version: Version) -> list[str]:
+    mark = "*" if version.is_current else ""
+    if version.fault:
+        return [mark, version.name, "-", "-", "-", "not usable", "-", "-"]
+    ours, ranking = version.scores.get("almanac"), version.scores.get("ranking")
+    numbers = (ranking.spearman if ranking else None, ours.median_abs_log_error if ours else None)
+    cells = ["-" if number is None or number != number else f"{number:.3f}" for number in numbers]
+    span = [_day(version.since_s), _day(version.until_s)]
+    return [mark, version.name, format_count(version.jobs), *span, version.code_version, *cells]
+
+
+def _day(moment_s: int | None) -> str:
+    return "-" if moment_s is None else datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%d")
