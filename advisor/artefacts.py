@@ -1,7 +1,7 @@
 """Trained models on disk: data that is read, never code that is run.
 
 <models>/duration/<version>/   meta.json (site means, quantiles, vocabularies, weights, scores), model.txt (LightGBM)
-<models>/hbm/<version>/        meta.json (calibration scores)
+<models>/hbm/<version>/        meta.json (margins of the memory bound)
 <models>/<name>/current        the version in use, one line
 
 A version is written to a temporary folder and renamed; `current` is replaced by rename, so that a reader sees the
@@ -25,15 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from advisor.features import NUMBERS
+from advisor.models.calibration import Calibration
 from advisor.models.duration import CATEGORIES, DurationModel, Weights
-from advisor.models.hbm import Calibration
 from advisor.models.rolling import SiteMeans
 from advisor.scores import Scores
 from advisor.service import Trained
 from almanac import __version__
 from almanac.errors import SchemaVersionError, StoreError
 
-SCHEMA = 1
+SCHEMA = 2
 _VERSION = re.compile(r"\d{8}T\d{6}Z(-\d+)?")
 _RETRAIN = "run `almanac train`"
 
@@ -51,8 +51,8 @@ def save(trained: Trained, models_dir: Path) -> str:
     try:
         version = _new_version(models_dir, trained.trained_s)
         _write(models_dir / "duration" / version, {**meta, **_duration_meta(trained)}, _model_text(trained))
-        scores = {name: list(values) for name, values in trained.calibration.scores.items()}
-        _write(models_dir / "hbm" / version, {**meta, "calibration": scores}, None)
+        calibration = {"risk": trained.calibration.risk, "margins": dict(trained.calibration.margins)}
+        _write(models_dir / "hbm" / version, {**meta, "calibration": calibration}, None)
         for name in ("hbm", "duration"):
             _switch(models_dir / name, version)
     except OSError as error:
@@ -115,9 +115,15 @@ def _trained(meta: Mapping[str, Any], model_text: str | None, calibration: Mappi
         site=SiteMeans.from_json(meta["site"]),
         model=model,
         gpu_time_quantiles_s=tuple(map(float, meta["gpu_time_quantiles_s"])),
-        calibration=Calibration({str(name): tuple(map(float, values)) for name, values in calibration.items()}),
+        calibration=_calibration(calibration),
         scores={str(name): _scores(values) for name, values in meta["scores"].items()},
     )
+
+
+def _calibration(data: Mapping[str, Any]) -> Calibration:
+    """An empty one where there is no artefact."""
+    margins = {str(name): float(margin) for name, margin in data.get("margins", {}).items()}
+    return Calibration(float(data.get("risk", 0.0)), margins)
 
 
 def _scores(values: Mapping[str, float | None]) -> Scores:

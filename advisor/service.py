@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from advisor.decisions.memory import decide_memory
 from advisor.decisions.priority import decide_priority
-from advisor.decisions.tier import NO_EVIDENCE, decide_tier
 from advisor.features import Submission, submission_of
+from advisor.models.calibration import Calibration
 from advisor.models.duration import DurationModel, clip_to_limit, fit, score_all
-from advisor.models.hbm import Calibration, bound_of, calibrate
-from advisor.models.peaks import FAMILY, Evidence, evidence_now, replay_peaks
+from advisor.models.evidence import evidence_now
+from advisor.models.hbm import calibrate
 from advisor.models.rolling import SiteMeans
 from advisor.replay import Known, Replay, know_now, replay_durations
 from advisor.scores import Floats, Scores
@@ -64,7 +65,7 @@ def train(history: pd.DataFrame, config: Config, now_s: int) -> Trained:
         site=site,
         model=model,
         gpu_time_quantiles_s=_gpu_time_quantiles(past, model, config.training.validation_share),
-        calibration=calibrate(replay_peaks(ended, config.advice, config.tiers), config.advice),
+        calibration=calibrate(ended, config.advice, config.tiers),
         scores=scores,
     )
 
@@ -99,29 +100,18 @@ def advise(request: Request, history: pd.DataFrame, trained: Trained | None, con
     request = dataclasses.replace(request, submit_s=now_s)
     job = submission_of(request, config.tiers)
     evidence = evidence_now(job, history, config.advice, config.tiers)
-    bound = bound_of(evidence, trained.calibration if trained else None, config.advice)
-    tier = decide_tier(request, bound, config.tiers, config.advice.headroom_mib)
-    if tier.reason == NO_EVIDENCE:
-        tier = dataclasses.replace(tier, note=_what_is_missing(evidence, config.advice.min_runs))
+    memory = decide_memory(request, evidence, trained.calibration if trained else None, config)
     predicted = predict_duration(job, history, trained, config)
     quantiles_s = trained.gpu_time_quantiles_s if trained else ()
     return Advice(
         request=request,
-        tier=tier,
-        bound=bound if request.gpu_count > 0 else None,
+        tier=memory.tier,
+        bound=memory.bound,
         duration=predicted[0] if predicted else None,
         priority=decide_priority(predicted[1], quantiles_s, config.priority.span) if predicted else None,
         set_aside=dict(evidence.set_aside),
+        evidence=memory.evidence,
     )
-
-
-def _what_is_missing(evidence: Evidence, min_runs: int) -> str:
-    number = len(evidence.peaks)
-    if number >= min_runs and evidence.scope == FAMILY:
-        return f"your last {number} measured runs differ too much"
-    if number >= min_runs:
-        return "none of your runs of this name has a measured peak, and the site's record does not cover your others"
-    return f"{number} measured run{'' if number == 1 else 's'}, {min_runs} needed"
 
 
 def predict_duration(

@@ -5,22 +5,29 @@ The rows are those of telemetry.history.load_history. Only the HBM peak is drawn
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 
-from telemetry.sources.generated.hostile import KINDS, NEW_USER, PLAIN, PREALLOCATING, hostile_profile
+from telemetry.sources.generated.families import MIB_40
+from telemetry.sources.generated.hostile import GROWING, KINDS, NEW_USER, PLAIN, PREALLOCATING, hostile_profile
 from telemetry.sources.generated.jobs import FAILED
 from telemetry.sources.generated.plan import SitePlan, jobs_table, shown_peak_mib
 from telemetry.sources.generated.population import REGULAR
 from telemetry.sources.generated.profile import Floats
+from telemetry.sources.generated.quotas import rank_within
 
-TRUTH = ("need_mib", "kind", "family")
+TRUTH = ("need_mib", "kind", "family", "chance_above")
 MIN_RUN_S = 180
 """Shorter runs have no verdict (perlmutter-telemetry, II-C)."""
 
 
-def record_of(plan: SitePlan) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The history frame of the jobs that ran and ended, and, row by row, what no site knows of them (TRUTH)."""
+def record_of(plan: SitePlan, usable_mib: float = MIB_40) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The history frame of the jobs that ran and ended, and, row by row, what no site knows of them (TRUTH).
+
+    chance_above: probability that a job drawn from the same family at the same moment needs more than usable_mib.
+    """
     runs, jobs = plan.runs, plan.jobs
     drawn = pd.DataFrame(
         {
@@ -33,6 +40,7 @@ def record_of(plan: SitePlan) -> tuple[pd.DataFrame, pd.DataFrame]:
             "need_mib": jobs.need_mib[runs.job],
             "kind": _kinds(plan),
             "family": jobs.family[runs.job],
+            "chance_above": chance_above(plan, usable_mib)[runs.job],
         }
     )
     accounting = jobs_table(plan).to_pandas()
@@ -56,10 +64,47 @@ def _measured_mib(plan: SitePlan) -> Floats:
     rng = np.random.default_rng([plan.shape.seed, 13])
     measured, runs = hostile_profile()["measured"], plan.runs
     number = len(runs)
-    peak = shown_peak_mib(plan) * (1 - rng.uniform(*measured["missed"], number))
+    least, most = measured["missed"]
+    peak: Floats = shown_peak_mib(plan) * (1 - rng.uniform(least, most, number))
     starved = (plan.jobs.need_mib[runs.job] > runs.capacity_mib) & (runs.state == FAILED)
     is_silent = starved & (rng.random(number) < measured["silent_death_share"])
-    return np.where(is_silent, runs.capacity_mib * rng.uniform(*measured["silent_death_peak"], number), peak)
+    least, most = measured["silent_death_peak"]
+    shown: Floats = np.where(is_silent, runs.capacity_mib * rng.uniform(least, most, number), peak)
+    return shown
+
+
+def chance_above(plan: SitePlan, usable_mib: float) -> Floats:
+    """Per job, the chance that its family's next need, at this stage of its growth, is above usable_mib."""
+    families, jobs = plan.families, plan.jobs
+    family = jobs.family
+    rank, of = rank_within(family)
+    first, last = families.grow_mib[family].T
+    grown = first + (last - first) * (rank + 0.5) / of
+    by_trend = _normal_above(usable_mib / grown, np.full(len(family), 0.01))
+    chance, times = np.zeros(len(family)), np.ones(len(family))
+    if plan.hostile:
+        chance, times = plan.hostile.chance[family], plan.hostile.factor[family]
+        growth = times ** ((rank + 0.5) / of - 0.5)
+        usual = np.where(plan.hostile.kind[family] == GROWING, growth, 1.0)
+    else:
+        usual = times
+    around = (1 - chance) * _around(plan, usable_mib / usual) + chance * _around(plan, usable_mib / times)
+    return np.where(families.is_growing[family], by_trend, around)
+
+
+def _around(plan: SitePlan, limit_mib: Floats) -> Floats:
+    """Chance that a need around the family's usual one, within its band, is above limit_mib (one per job)."""
+    families, family = plan.families, plan.jobs.family
+    above = _normal_above(limit_mib / families.need_mib[family], families.need_spread[family])
+    above = np.where(limit_mib >= families.need_high_mib[family], 0.0, above)
+    return np.where(limit_mib < families.need_low_mib[family] * 1.001, 1.0, above)
+
+
+def _normal_above(ratio: Floats, spread: Floats) -> Floats:
+    """Chance that 1 + spread times a normal deviate, cut off at three, exceeds ratio."""
+    deviate = (ratio - 1) / spread
+    tail = np.array([0.5 * math.erfc(value / math.sqrt(2)) for value in deviate.tolist()])
+    return np.where(deviate >= 3, 0.0, np.where(deviate < -3, 1.0, tail))
 
 
 def _kinds(plan: SitePlan) -> list[str]:

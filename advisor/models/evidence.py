@@ -1,0 +1,290 @@
+"""What was known of a job's memory when it was submitted: its user's ended runs, newest first in weight."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import pandas as pd
+from rapidfuzz.distance import Levenshtein
+
+from advisor.features import Submission, submissions, sweep
+from advisor.models.peaks import PREALLOCATED, Run, runs_of
+from almanac.config import AdviceSection, Tier
+
+FAMILY, SIMILAR, USER = "family", "similar", "user"
+"""Scopes: runs of this name; of names like it; of the same user. All of the user, with as many GPUs."""
+NAMELESS = ("", "-")
+"""Keys of jobs whose name is unknown or empty: they are no family."""
+SPREAD_RUNS = 20
+SIMILARITY = 0.8
+MIN_PREFIX = 4
+MAX_FAMILY_RUNS = 256
+MAX_USER_RUNS = 1024
+RETRY_S = 14 * 86_400
+MIN_TREND_RUNS = 5
+TREND_SHARE = 0.6
+"""Share of the variance of log needs that a rising line over time must explain to count as growth."""
+MAX_GROWTH = math.log(2)
+
+
+@dataclass(frozen=True)
+class Oom:
+    """The newest suspected death of memory. is_after_move: on a smaller tier than the family had asked for before."""
+
+    capacity_mib: float
+    end_s: int
+    is_after_move: bool
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The runs of one scope that had ended at now_s (s since 1970).
+
+    runs: how many with a known need. newest: logarithms of the newest needs, MiB, oldest first, and newest_s when they
+    were submitted. highest_mib: highest measured peak of all. least_mib: highest need that is known, failed runs
+    included. censored_mib: the largest capacity at which a run was cut off; None where none was, or a run on more
+    memory has shown a need above it. since_s, until_s: of the ends. oom: of the family, whatever the scope. set_aside: how many runs say nothing, by reason.
+    """
+
+    scope: str
+    now_s: int
+    runs: int = 0
+    newest: tuple[float, ...] = ()
+    newest_s: tuple[int, ...] = ()
+    highest_mib: float = math.nan
+    least_mib: float = math.nan
+    censored_mib: float | None = None
+    since_s: int | None = None
+    until_s: int | None = None
+    oom: Oom | None = None
+    set_aside: Mapping[str, int] = field(default_factory=dict)
+
+    def supports_bound(self, min_runs: int) -> bool:
+        """Whether a bound can be laid at all: enough runs, and none of unknown height."""
+        return self.runs >= min_runs and self.censored_mib is None
+
+    def is_paused(self, pause_days: int) -> bool:
+        """Whether the family ran out of memory on a smaller tier than before, not long ago."""
+        oom = self.oom
+        return oom is not None and oom.is_after_move and self.now_s < oom.end_s + pause_days * 86_400
+
+    @cached_property
+    def growth(self) -> float:
+        """By how much, as a logarithm, need has grown since the newest of these runs was submitted; 0 without a trend.
+
+        The straight line through the logarithms over the submissions, where it explains TREND_SHARE of their
+        variance and rises. Runs submitted since then have not ended and are not seen.
+        """
+        line = _line(self.newest_s, self.newest)
+        if line is None or line.slope <= 0 or line.correlation**2 < TREND_SHARE:
+            return 0.0
+        return min(line.slope * max(self.now_s - max(self.newest_s), 0), MAX_GROWTH)
+
+    @cached_property
+    def trend(self) -> float:
+        """t value of the straight line through the logarithms in their order: above 2 to 3 they surely grow."""
+        line = _line(range(len(self.newest)), self.newest)
+        if line is None:
+            return 0.0
+        return line.correlation * math.sqrt((len(self.newest) - 2) / max(1 - line.correlation**2, 1e-9))
+
+    @cached_property
+    def spread(self) -> float:
+        """Standard deviation of the logarithms of the newest SPREAD_RUNS needs; 0 for fewer than two."""
+        newest = self.newest[-SPREAD_RUNS:]
+        number = len(newest)
+        if number < 2:
+            return 0.0
+        mean = math.fsum(newest) / number
+        return math.sqrt(math.fsum([(value - mean) ** 2 for value in newest]) / (number - 1))
+
+    def centre_and_scale(self, min_relative_spread: float) -> tuple[float, float]:
+        """Logarithm of the highest need, grown since, and the spread of a next one around it: sd sqrt(1 + 1/n)."""
+        number = max(min(self.runs, SPREAD_RUNS), 1)
+        scale = max(self.spread, min_relative_spread) * math.sqrt(1 + 1 / number)
+        return math.log(self.least_mib) + self.growth, scale
+
+
+class _Line(NamedTuple):
+    slope: float
+    correlation: float
+
+
+def _line(times: Sequence[int], values: Sequence[float]) -> _Line | None:
+    """Least squares; None for fewer than MIN_TREND_RUNS points, or where one side does not vary."""
+    number = len(values)
+    if number < MIN_TREND_RUNS:
+        return None
+    mean_t, mean_v = sum(times) / number, math.fsum(values) / number
+    offsets, heights = [time - mean_t for time in times], [value - mean_v for value in values]
+    squares_t, squares_v = math.fsum([t * t for t in offsets]), math.fsum([v * v for v in heights])
+    if squares_t <= 0 or squares_v <= 1e-18:
+        return None
+    product = math.fsum([t * v for t, v in zip(offsets, heights, strict=True)])
+    return _Line(product / squares_t, product / math.sqrt(squares_t * squares_v))
+
+
+@dataclass
+class _Family:
+    """What one user's family, of one GPU count, is remembered by beside its runs.
+
+    known: how many runs have a known need. kin: all runs of names like this, oldest first.
+    """
+
+    kin: deque[Run]
+    known: int = 0
+    is_preallocated: bool = False
+    largest_mib: float = 0.0
+    oom: Oom | None = None
+    failed: Run | None = None
+
+
+@dataclass
+class _User:
+    """One user's families of one GPU count, and all their runs, oldest first."""
+
+    families: dict[str, _Family] = field(default_factory=dict)
+    kin_of: dict[str, list[str]] = field(default_factory=dict)
+    runs: deque[tuple[str, Run]] = field(default_factory=lambda: deque(maxlen=MAX_USER_RUNS))
+
+    def family(self, key: str) -> _Family:
+        """The family of this key; a new one starts with what is known of names like it."""
+        if key not in self.families:
+            kin = [other for other in self.families if is_similar(key, other)]
+            past = (run for name, run in self.runs if name in kin)
+            self.families[key] = _Family(deque(past, maxlen=MAX_FAMILY_RUNS))
+            self.kin_of[key] = [key]
+            for other in kin:
+                self.kin_of[other].append(key)
+                self.kin_of[key].append(other)
+        return self.families[key]
+
+    def absorb(self, key: str, run: Run) -> None:
+        self.family(key)
+        self.runs.append((key, run))
+        for other in self.kin_of[key]:
+            self.families[other].kin.append(run)
+
+
+class PeakStore:
+    """Absorbs ended runs in the order of their ends; gives the evidence for a next one."""
+
+    def __init__(self, config: AdviceSection) -> None:
+        self._config = config
+        self._users: dict[tuple[str, int], _User] = {}
+
+    def absorb(self, job: Submission, run: Run) -> None:
+        user = self._users.setdefault((job.user, job.gpu_count), _User())
+        family = user.family(job.name_key)
+        user.absorb(job.name_key, run)
+        family.known += run.is_known
+        family.is_preallocated = run.why_not == PREALLOCATED or (family.is_preallocated and not run.is_known)
+        oom_mib = self._out_of_memory(family, run)
+        if oom_mib is not None:
+            family.oom = Oom(oom_mib, run.end_s, is_after_move=oom_mib < family.largest_mib)
+        if math.isfinite(run.capacity_mib):
+            family.largest_mib = max(family.largest_mib, run.capacity_mib)
+
+    def _out_of_memory(self, family: _Family, run: Run) -> float | None:
+        """The capacity that a run seems to have run out of, if this run says so: its own, or that of one before it.
+
+        A run that failed and then succeeded on a larger tier needed more than the smaller one has, unless its peak
+        says that the smaller one would have held it.
+        """
+        failed, family.failed = family.failed, None
+        if run.is_oom:
+            return run.capacity_mib
+        if run.is_failed:
+            family.failed = run
+            return None
+        if failed is None or run.submit_s < failed.end_s or run.end_s - failed.end_s > RETRY_S:
+            return None
+        if not failed.capacity_mib < run.capacity_mib or run.need_mib < failed.capacity_mib * self._config.failed_share:
+            return None
+        return failed.capacity_mib
+
+    def evidence(self, job: Submission, now_s: int) -> Evidence:
+        """Of the user's family and names like it; with fewer than min_runs known needs, of all the user's jobs.
+
+        A family whose framework reserves memory is no kin of the user's others: it stays without evidence.
+        """
+        user = self._users.get((job.user, job.gpu_count))
+        if user is None or job.name_key in NAMELESS:
+            return Evidence(FAMILY, now_s)
+        own = user.families.get(job.name_key)
+        kin = own.kin if own else [run for name, run in user.runs if is_similar(name, job.name_key)]
+        scope = FAMILY if own and own.known >= self._config.min_runs else SIMILAR
+        evidence = self._of(kin, scope, now_s, own.oom if own else None)
+        if evidence.runs >= self._config.min_runs or (own and own.is_preallocated):
+            return evidence
+        others = self._of([run for _, run in user.runs], USER, now_s, evidence.oom)
+        return others if others.runs >= self._config.min_runs else evidence
+
+    def _of(self, kin: Iterable[Run], scope: str, now_s: int, oom: Oom | None) -> Evidence:
+        since_s = now_s - self._config.history_days * 86_400
+        runs = [run for run in kin if run.end_s >= since_s]
+        known = [run for run in runs if run.is_known]
+        newest = known[-self._config.max_runs :]
+        cut_off_mib = max((run.capacity_mib for run in known if run.is_censored), default=0.0)
+        shown_mib = max((run.need_mib for run in known if not run.is_censored), default=0.0)
+        return Evidence(
+            scope=scope,
+            now_s=now_s,
+            runs=len(known),
+            newest=tuple([math.log(run.need_mib) for run in newest]),
+            newest_s=tuple([run.submit_s for run in newest]),
+            highest_mib=max([run.peak_mib for run in known], default=math.nan),
+            least_mib=max([run.need_mib for run in runs if run.need_mib > 0], default=math.nan),
+            censored_mib=cut_off_mib if cut_off_mib > shown_mib else None,
+            since_s=known[0].end_s if known else None,
+            until_s=known[-1].end_s if known else None,
+            oom=oom,
+            set_aside=dict(Counter([run.why_not for run in runs if run.why_not])),
+        )
+
+
+def is_similar(one: str, other: str) -> bool:
+    """Whether one key begins with the other, or at most a fifth of their letters differ."""
+    short, long = sorted((one, other), key=len)
+    if len(short) >= MIN_PREFIX and long.startswith(short):
+        return True
+    return Levenshtein.normalized_similarity(one, other, score_cutoff=SIMILARITY) >= SIMILARITY
+
+
+def evidence_now(job: Submission, history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Evidence:
+    """Evidence for a live submission, from its user's jobs that ended before it."""
+    own = history[history["user"] == job.user]
+    jobs, runs = submissions(own), runs_of(own, config, tiers)
+    store = PeakStore(config)
+    for row, is_end in sweep(own):
+        run = runs[row]
+        if is_end and run is not None and run.end_s < job.submit_s:
+            store.absorb(jobs[row], run)
+    return store.evidence(job, job.submit_s)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A submission of the past with the evidence it had then, and the run that it came to (None: not ended)."""
+
+    row: int
+    submission: Submission
+    evidence: Evidence
+    run: Run | None
+
+
+def replay_peaks(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Iterator[Case]:
+    """Every submission in order of time, each with the evidence of runs that had ended before it."""
+    jobs, runs = submissions(history), runs_of(history, config, tiers)
+    store = PeakStore(config)
+    for row, is_end in sweep(history):
+        run = runs[row]
+        if not is_end:
+            yield Case(row, jobs[row], store.evidence(jobs[row], jobs[row].submit_s), run)
+        elif run is not None:
+            store.absorb(jobs[row], run)
