@@ -18,6 +18,7 @@ COMMANDS = {
     "ingest": "read jobs and GPU counters into the store",
     "train": "fit the predictors to what the store holds",
     "advise": "say what to ask for, for one submission",
+    "backtest": "replay the record: would the advice have held?",
     "jobs": "list past jobs with what they used",
     "doctor": "check configuration, store, Slurm and Prometheus",
     "demo": "show the whole path on a generated site",

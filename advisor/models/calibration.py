@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 RUN_EDGES = (8, 13, 25, 50, 100)
 SPREAD_EDGES = (0.06, 0.12, 0.3)
 TREND_EDGES = (1.5, 4.0)
-"""Evidence is calibrated apart by its number of runs, by how much they differ and by how surely they grow (a t value)."""
+"""Evidence is calibrated apart by its number of runs, how much they differ, and how surely they grow (a t value)."""
 STANDARD_ERRORS = 0.5
 STEP = 0.1
 """Of adaptive conformal inference, as a share of the risk."""

@@ -47,8 +47,9 @@ class Evidence:
 
     runs: how many with a known need. newest: logarithms of the newest needs, MiB, oldest first, and newest_s when they
     were submitted. highest_mib: highest measured peak of all. least_mib: highest need that is known, failed runs
-    included. censored_mib: the largest capacity at which a run was cut off; None where none was, or a run on more
-    memory has shown a need above it. since_s, until_s: of the ends. oom: of the family, whatever the scope. set_aside: how many runs say nothing, by reason.
+    included. censored_mib: the largest capacity at which a run was cut off; None where none was, or where a run on more
+    memory has shown a need above it. since_s, until_s: of the ends. oom: of the family, whatever the scope. set_aside:
+    how many runs say nothing, by reason.
     """
 
     scope: str

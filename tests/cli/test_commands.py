@@ -145,6 +145,17 @@ def test_training_is_scored_beside_baselines_and_kept(site: CommandLine) -> None
     assert 0 <= advice["priority"]["term"] <= 10000
 
 
+def test_the_back_test_of_the_tier_is_for_operators_and_names_its_groups(site: CommandLine) -> None:
+    outcome = site.json("backtest", "tier", "--json")
+    groups = {group["group"]: group for group in outcome["groups"]}
+    everything = groups["all"]
+    assert outcome["risk"] == 0.05
+    assert 0 < everything["advised"] <= everything["jobs"]
+    assert everything["exceeded_tier"]["share"] <= everything["exceeded_bound"]["share"] <= 0.2
+    assert {"evidence: family", "users with 20-199 jobs"} < set(groups)
+    assert "above tier" in site("backtest", "tier")
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
