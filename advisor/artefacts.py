@@ -1,7 +1,7 @@
 """Trained models on disk: data that is read, never code that is run.
 
 <models>/duration/<version>/   meta.json (site means, quantiles, vocabularies, weights, scores), model.txt (LightGBM)
-<models>/hbm/<version>/        meta.json (margins of the memory bound)
+<models>/hbm/<version>/        meta.json (margins of the memory bound, recent waits)
 <models>/<name>/current        the version in use, one line
 
 A version is written to a temporary folder and renamed; `current` is replaced by rename, so that a reader sees the
@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from advisor.features import NUMBERS
 from advisor.models.calibration import Calibration
 from advisor.models.duration import CATEGORIES, DurationModel, Weights
 from advisor.models.rolling import SiteMeans
+from advisor.models.waits import Waits
 from advisor.scores import Scores
 from advisor.service import Trained
 from almanac import __version__
@@ -52,7 +53,8 @@ def save(trained: Trained, models_dir: Path) -> str:
         version = _new_version(models_dir, trained.trained_s)
         _write(models_dir / "duration" / version, {**meta, **_duration_meta(trained)}, _model_text(trained))
         calibration = {"risk": trained.calibration.risk, "margins": dict(trained.calibration.margins)}
-        _write(models_dir / "hbm" / version, {**meta, "calibration": calibration}, None)
+        waits = {name: list(values) for name, values in trained.waits.table.items()}
+        _write(models_dir / "hbm" / version, {**meta, "calibration": calibration, "waits": waits}, None)
         for name in ("hbm", "duration"):
             _switch(models_dir / name, version)
     except OSError as error:
@@ -67,9 +69,9 @@ def load(models_dir: Path) -> Trained | None:
         return None
     meta = _read_meta(folder)
     hbm_folder = _current(models_dir / "hbm")
-    calibration = _read_meta(hbm_folder).get("calibration", {}) if hbm_folder else {}
+    hbm_meta = _read_meta(hbm_folder) if hbm_folder else {}
     try:
-        return _trained(meta, _read_model(folder, meta), calibration)
+        return _trained(meta, _read_model(folder, meta), hbm_meta)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{folder}: meta.json lacks or garbles a field: {error!r}", _RETRAIN) from error
 
@@ -102,7 +104,7 @@ def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
-def _trained(meta: Mapping[str, Any], model_text: str | None, calibration: Mapping[str, Any]) -> Trained:
+def _trained(meta: Mapping[str, Any], model_text: str | None, hbm_meta: Mapping[str, Any]) -> Trained:
     model = None
     if model_text is not None:
         vocabularies = {str(name): tuple(map(str, values)) for name, values in meta["vocabularies"].items()}
@@ -115,8 +117,9 @@ def _trained(meta: Mapping[str, Any], model_text: str | None, calibration: Mappi
         site=SiteMeans.from_json(meta["site"]),
         model=model,
         gpu_time_quantiles_s=tuple(map(float, meta["gpu_time_quantiles_s"])),
-        calibration=_calibration(calibration),
+        calibration=_calibration(hbm_meta.get("calibration", {})),
         scores={str(name): _scores(values) for name, values in meta["scores"].items()},
+        waits=Waits({str(name): _wait(values) for name, values in hbm_meta.get("waits", {}).items()}),
     )
 
 
@@ -124,6 +127,11 @@ def _calibration(data: Mapping[str, Any]) -> Calibration:
     """An empty one where there is no artefact."""
     margins = {str(name): float(margin) for name, margin in data.get("margins", {}).items()}
     return Calibration(float(data.get("risk", 0.0)), margins)
+
+
+def _wait(values: Sequence[Any]) -> tuple[int, float, float, float]:
+    jobs, median_s, low_s, high_s = values
+    return int(jobs), float(median_s), float(low_s), float(high_s)
 
 
 def _scores(values: Mapping[str, float | None]) -> Scores:

@@ -17,7 +17,14 @@ from almanac.units import format_count, format_duration, format_gib, printable
 
 def explain(advice: Advice) -> str:
     """Lines joined by newlines, without a last one. Names are shown with control characters replaced."""
-    lines = [_memory_line(advice), _set_aside_line(advice), _duration_line(advice), _priority_line(advice)]
+    lines = [
+        _memory_line(advice),
+        _change_line(advice),
+        _waits_line(advice),
+        _set_aside_line(advice),
+        _duration_line(advice),
+        _priority_line(advice),
+    ]
     return "\n".join(line for line in lines if line)
 
 
@@ -38,8 +45,7 @@ def _no_evidence_line(advice: Advice) -> str:
         return f"almanac: {ran_out}. {_tier_text(tier)}"
     note = f" ({printable(tier.note)})" if tier.note else ""
     if tier.reason == reasons.PAUSED:
-        paused_until_s = (evidence.paused_until_s if evidence else None) or 0
-        until = datetime.fromtimestamp(paused_until_s, UTC).strftime("%Y-%m-%d")
+        until = _date((evidence.paused_until_s if evidence else None) or 0)
         return f"almanac: advice on the memory of {_family(advice)} is paused until {until}{note}: check its last runs."
     return f"almanac: too little is known of the memory of {_family(advice)}{note}: nothing is advised."
 
@@ -95,6 +101,34 @@ def _shell_option(option: str) -> str:
     return f"{ {'--constraint': '-C', '--partition': '-p'}.get(name, name) } {quoted}"
 
 
+def _change_line(advice: Advice) -> str:
+    """Since when the evidence goes, and what would change the advice."""
+    evidence = advice.evidence
+    if evidence is None or evidence.changes_above_mib is None or evidence.since_s is None:
+        return ""
+    return (
+        f"  runs since {_date(evidence.since_s)}; one above {format_gib(evidence.changes_above_mib)} would change this"
+    )
+
+
+def _date(time_s: int) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d")
+
+
+def _waits_line(advice: Advice) -> str:
+    """Where another tier is advised, and both waits are known."""
+    waits = {wait.tier: wait for wait in advice.waits}
+    named = [waits[name] for name in (advice.tier.tier, advice.tier.requested_tier) if name in waits]
+    if not advice.tier.is_change or not named:
+        return ""
+    parts = [
+        f"{printable(wait.tier)} {format_duration(wait.median_s)} (half of {format_count(wait.jobs)} jobs: "
+        f"{format_duration(wait.low_s)} to {format_duration(wait.high_s)})"
+        for wait in named
+    ]
+    return f"  recent waits: {', '.join(parts)}"
+
+
 def _set_aside_line(advice: Advice) -> str:
     if not advice.set_aside:
         return ""
@@ -139,7 +173,7 @@ def to_json(advice: Advice) -> dict[str, object]:
     priority  null, or term, share_longer
     set_aside runs without evidence, by reason
     evidence  null, or what was looked at: scope, runs, since_s, until_s, newest_peaks_mib, ran_out_mib, ran_out_s,
-              paused_until_s
+              paused_until_s, changes_above_mib
     waits     expected wait per tier: tier, jobs, median_s, low_s, high_s
     """
     request = advice.request

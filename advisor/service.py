@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from advisor.models.duration import DurationModel, clip_to_limit, fit, score_all
 from advisor.models.evidence import evidence_now
 from advisor.models.hbm import calibrate
 from advisor.models.rolling import SiteMeans
+from advisor.models.waits import Waits, learn_waits
 from advisor.replay import Known, Replay, know_now, replay_durations
 from advisor.scores import Floats, Scores
 from almanac.config import Config
@@ -43,6 +44,7 @@ class Trained:
     gpu_time_quantiles_s: tuple[float, ...]
     calibration: Calibration
     scores: Mapping[str, Scores]
+    waits: Waits = field(default_factory=Waits)
 
 
 def train(history: pd.DataFrame, config: Config, now_s: int) -> Trained:
@@ -67,6 +69,7 @@ def train(history: pd.DataFrame, config: Config, now_s: int) -> Trained:
         gpu_time_quantiles_s=_gpu_time_quantiles(past, model, config.training.validation_share),
         calibration=calibrate(ended, config.advice, config.tiers),
         scores=scores,
+        waits=learn_waits(ended, now_s),
     )
 
 
@@ -111,6 +114,7 @@ def advise(request: Request, history: pd.DataFrame, trained: Trained | None, con
         priority=decide_priority(predicted[1], quantiles_s, config.priority.span) if predicted else None,
         set_aside=dict(evidence.set_aside),
         evidence=memory.evidence,
+        waits=trained.waits.expected(config.tiers, request.node_count) if trained else (),
     )
 
 

@@ -99,6 +99,7 @@ class MemoryEvidence:
 
     ran_out_mib: capacity of the GPUs on which a run of the family seems to have run out of memory; ran_out_s: when the
     last one did. paused_until_s: no advice before then, because it did so on a smaller tier than it had before.
+    changes_above_mib: a peak above this would lead to another tier; None where none is advised by a bound.
     """
 
     scope: str
@@ -109,6 +110,7 @@ class MemoryEvidence:
     ran_out_mib: float | None = None
     ran_out_s: int | None = None
     paused_until_s: int | None = None
+    changes_above_mib: float | None = None
 
 
 @dataclass(frozen=True)

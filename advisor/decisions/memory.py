@@ -35,7 +35,17 @@ def decide_memory(
     if tier.reason == NO_EVIDENCE:
         reason = PAUSED if bounded.why_not == hbm.PAUSED else NO_EVIDENCE
         tier = dataclasses.replace(tier, reason=reason, note=_why_none(bounded.why_not, evidence, config))
-    return MemoryAdvice(tier, bounded.bound if request.gpu_count > 0 else None, _summary(evidence, config))
+    bound = bounded.bound if request.gpu_count > 0 else None
+    summary = dataclasses.replace(_summary(evidence, config), changes_above_mib=_changes_above_mib(tier, bound, config))
+    return MemoryAdvice(tier, bound, summary)
+
+
+def _changes_above_mib(tier: TierAdvice, bound: MemoryBound | None, config: Config) -> float | None:
+    """The highest peak at which the bound, as far above it as now, is still held by the tier advised."""
+    usable_mib = [each.capacity_mib - config.advice.headroom_mib for each in config.tiers if each.name == tier.tier]
+    if bound is None or not usable_mib:
+        return None
+    return usable_mib[0] * bound.highest_mib / bound.bound_mib
 
 
 def _summary(evidence: Evidence, config: Config) -> MemoryEvidence:

@@ -19,7 +19,7 @@ from advisor.models.calibration import Calibration
 from advisor.service import advise, train
 from almanac.config import Config
 from almanac.errors import SchemaVersionError, StoreError
-from almanac.records import Advice, Request, TierAdvice
+from almanac.records import Advice, ExpectedWait, Request, TierAdvice
 
 NOW_S = 1_750_000_000
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
@@ -51,6 +51,22 @@ def test_the_json_holds_the_reasons(advice: Advice) -> None:
     assert data["has_evidence"] is True
     assert data["evidence"]["newest_peaks_mib"][-1] == pytest.approx(22300)
     assert data["evidence"]["paused_until_s"] is None
+
+
+def test_the_text_says_since_when_and_what_would_change_it(advice: Advice) -> None:
+    # of 39 GiB usable, as far below as the highest peak is below the bound
+    assert advice.bound is not None
+    assert advice.evidence is not None
+    above = 39936 * advice.bound.highest_mib / advice.bound.bound_mib
+    assert advice.evidence.changes_above_mib == pytest.approx(above)
+    assert f"; one above {above / 1024:.1f} GiB would change this" in explain(advice)
+
+
+def test_waits_are_shown_where_another_tier_is_advised(advice: Advice) -> None:
+    waits = (ExpectedWait("hbm40g", 40, 60.0, 30.0, 600.0), ExpectedWait("hbm80g", 12, 7200.0, 3600.0, 14400.0))
+    said = explain(dataclasses.replace(advice, waits=waits))
+    assert "recent waits: hbm40g 1 min (half of 40 jobs: 30 s to 10 min), hbm80g 2 h (half of 12" in said
+    assert "recent waits" not in explain(dataclasses.replace(advice, waits=()))
 
 
 def test_one_familys_runs_alone_support_no_small_risk(history_of: History, config: Config) -> None:
