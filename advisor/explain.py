@@ -9,7 +9,7 @@ import shlex
 from datetime import UTC, datetime
 
 from advisor.decisions import tier as reasons
-from advisor.models.evidence import FAMILY, SIMILAR
+from advisor.models.evidence import SIMILAR
 from almanac.names import name_key
 from almanac.records import Advice, Duration, MemoryBound, PriorityAdvice, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, printable
@@ -55,9 +55,8 @@ def _family(advice: Advice) -> str:
 
 
 def _bound_text(advice: Advice, bound: MemoryBound) -> str:
-    gpus = advice.request.gpu_count
-    names = {FAMILY: f"of {_family(advice)}", SIMILAR: f"of names like {_family(advice)}"}
-    runs = f"your last {bound.runs} runs {names.get(bound.scope, f'with {gpus} GPU' + 's' * (gpus != 1))}"
+    like = "names like " if bound.scope == SIMILAR else ""
+    runs = f"your last {bound.runs} runs of {like}{_family(advice)}"
     jobs = format_count(_jobs_per_exceedance(bound.risk))
     return (
         f"{runs} peaked at {format_gib(bound.highest_mib)} per GPU; of {jobs} jobs with evidence like this, "

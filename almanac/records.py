@@ -82,7 +82,7 @@ class MemoryBound:
     """An upper bound of the HBM peak of one GPU, MiB, exceeded with probability at most `risk`.
 
     The risk is that of all jobs of the evidence class taken together, not of one family. highest_mib: the highest
-    measured peak of the `runs` looked at; scope: "family", "similar" or "user".
+    measured peak of the `runs` looked at; scope: "family" or "similar" (names like it).
     """
 
     bound_mib: float

@@ -168,15 +168,27 @@ def real_memory(folder: Path) -> list[Figure]:
         bursts = first_of_bursts(rows, history)
         over = bursts["need_mib"] > bursts["bound_mib"]
         by_burst = rate_of(over, bursts["user"])
+        others = without_worst_family(rows, history)
         about = f"mason, risk {risk:.0%}"
         figures += [
             Figure(f"{about}: jobs advised with a known need", scores.exceeded_bound.jobs),
             Figure(f"{about}: share above the bound", scores.exceeded_bound.share, f"<= {risk:g}", None),
+            Figure(f"{about}: 95% interval over users, from", scores.exceeded_bound.low),
+            Figure(f"{about}: 95% interval over users, to", scores.exceeded_bound.high),
+            Figure(f"{about}: share above the bound, without the family that exceeded it most often", others),
             Figure(f"{about}: share above the tier", scores.exceeded_tier.share),
             Figure(f"{about}: bursts of one family, each counted once", by_burst.jobs),
             Figure(f"{about}: share above the bound, bursts counted once", by_burst.share),
         ]
     return figures
+
+
+def without_worst_family(rows: pd.DataFrame, history: pd.DataFrame) -> float:
+    """The share above the bound without the family that exceeded it most often."""
+    over = rows["need_mib"] > rows["bound_mib"]
+    family = rows["user"] + "/" + history["name_key"].to_numpy()[rows["row"]]
+    worst = family[over].mode()
+    return score_group("others", rows[~family.isin(worst[:1])]).exceeded_bound.share
 
 
 def first_of_bursts(rows: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from advisor.decisions.tier import NO_EVIDENCE, PAUSED, decide_tier
 from advisor.models import hbm
 from advisor.models.calibration import Calibration
-from advisor.models.evidence import FAMILY, Evidence
+from advisor.models.evidence import Evidence
 from advisor.models.hbm import bound_of
 from almanac.config import Config
 from almanac.records import MemoryBound, MemoryEvidence, Request, TierAdvice
@@ -75,10 +75,6 @@ def _why_none(why_not: str, evidence: Evidence, config: Config) -> str:
             return "a run seems to have run out of GPU memory, and what it needed is not known"
         case hbm.PAUSED:
             return "a run on a smaller tier than before seems to have run out of GPU memory"
-        case hbm.NOT_CALIBRATED if evidence.scope != FAMILY:
-            return (
-                "none of your runs of this name has a measured peak, and the site's record does not cover your others"
-            )
         case hbm.NOT_CALIBRATED:
             return f"{runs}, and the site's record is too short to say what such evidence is worth"
     return ""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from advisor.models.evidence import FAMILY, SIMILAR, USER, Case, Evidence
+from advisor.models.evidence import FAMILY, SIMILAR, Case, Evidence
 from almanac.config import AdviceSection
 
 Floats = npt.NDArray[np.float64]
@@ -32,6 +32,7 @@ RUN_EDGES = (8, 13, 25, 50, 100)
 SPREAD_EDGES = (0.06, 0.12, 0.3)
 TREND_EDGES = (1.5, 4.0)
 """Evidence is calibrated apart by its number of runs, how much they differ, and how surely they grow (a t value)."""
+ANY = "names"
 STANDARD_ERRORS = 0.5
 STEP = 0.1
 """Of adaptive conformal inference, as a share of the risk."""
@@ -57,9 +58,12 @@ def class_of(evidence: Evidence) -> Class:
 def class_name(evidence: Evidence) -> str:
     """The class in words, such as "family, steady, spread to 6%, 25-49 runs"."""
     _, trend, spread, runs = class_of(evidence)
-    edges = (0, *RUN_EDGES)
-    least = edges[runs]
-    many = f"{least}-{edges[runs + 1] - 1} runs" if runs < len(RUN_EDGES) else f"{least} runs or more"
+    if runs == 0:
+        many = f"fewer than {RUN_EDGES[0]} runs"
+    elif runs == len(RUN_EDGES):
+        many = f"{RUN_EDGES[-1]} runs or more"
+    else:
+        many = f"{RUN_EDGES[runs - 1]}-{RUN_EDGES[runs] - 1} runs"
     wide = (
         f"spread to {SPREAD_EDGES[spread]:.0%}"
         if spread < len(SPREAD_EDGES)
@@ -71,8 +75,12 @@ def class_name(evidence: Evidence) -> str:
 def pools_of(kind: Class) -> tuple[str, ...]:
     """Where the margin of a class is looked up: the class, then wider ones, none of which holds better evidence."""
     scope, trend, spread, runs = kind
-    pools = [f"{scope}/{trend}/{spread}/{runs}", f"{scope}/{trend}/*/{runs}", f"{scope}/{trend}/*/..{runs}"]
-    return (*pools, f"names/{trend}/*/..{runs}") if scope in (FAMILY, SIMILAR) else tuple(pools)
+    return (
+        f"{scope}/{trend}/{spread}/{runs}",
+        f"{scope}/{trend}/*/{runs}",
+        f"{scope}/{trend}/*/..{runs}",
+        f"{ANY}/{trend}/*/..{runs}",
+    )
 
 
 def _pools_fed_by(kind: Class) -> Iterator[str]:
@@ -81,8 +89,7 @@ def _pools_fed_by(kind: Class) -> Iterator[str]:
     yield f"{scope}/{trend}/*/{runs}"
     for most in range(runs, len(RUN_EDGES) + 1):
         yield f"{scope}/{trend}/*/..{most}"
-        if scope in (FAMILY, SIMILAR):
-            yield f"names/{trend}/*/..{most}"
+        yield f"{ANY}/{trend}/*/..{most}"
 
 
 @dataclass(frozen=True)
@@ -154,7 +161,7 @@ class Calibrator:
         self._pools: dict[str, _Pool] = {}
         self._families: dict[tuple[str, str, int], int] = {}
         self._arrays: set[tuple[str, str, int]] = set()
-        self._risks = dict.fromkeys((FAMILY, SIMILAR, USER), config.risk)
+        self._risks = dict.fromkeys((FAMILY, SIMILAR), config.risk)
 
     def absorb(self, case: Case, bound_mib: float | None) -> None:
         """The outcome of a case whose evidence supports a score, and what bound it was given.
@@ -195,7 +202,7 @@ class Calibrator:
         margins = {}
         for name, pool in self._pools.items():
             scope = name.split("/")[0]
-            risk = self._risks[scope] if scope in self._risks else min(self._risks[FAMILY], self._risks[SIMILAR])
+            risk = min(self._risks.values()) if scope == ANY else self._risks[scope]
             margin = pool.margin(risk)
             if margin is not None:
                 margins[name] = max(margin, 0.0)

@@ -42,7 +42,7 @@ def test_the_bound_by_hand() -> None:
     assert found is not None
     assert found.bound_mib == pytest.approx(22000 * math.exp(2 * spread * math.sqrt(1.2)))
     assert (found.runs, found.highest_mib, found.scope, found.risk) == (5, 22000.0, "family", 0.01)
-    assert found.evidence_class == "family, steady, spread to 6%, 0-7 runs"
+    assert found.evidence_class == "family, steady, spread to 6%, fewer than 8 runs"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_bound_by_hand() -> None:
     [
         ({"runs": 4}, "too few runs"),
         ({"censored_mib": 40960.0}, "ran out"),
-        ({"scope": "user"}, "not calibrated"),
+        ({"scope": "similar"}, "not calibrated"),
     ],
 )
 def test_what_supports_no_bound(change: dict[str, Any], why_not: str) -> None:

@@ -39,8 +39,10 @@ def test_preallocated_and_unjudged_runs_are_set_aside_and_counted(history_of: Hi
 def test_a_family_that_preallocates_learns_nothing_from_the_users_others(history_of: History, config: Config) -> None:
     rows: list[dict[str, Any]] = [{"name": "other"}] * 9
     reserved = {"name": "jax", "hbm_peak_mib": math.nan, "hbm_evidence": "preallocated"}
-    assert evidence_of(history_of(rows), config, name="jax").scope == "user"
-    assert evidence_of(history_of([*rows, reserved]), config, name="jax").runs == 0
+    assert evidence_of(history_of(rows), config, name="other-jax").runs == 9
+    silent = evidence_of(history_of([*rows, {**reserved, "name": "other-jax"}]), config, name="other-jax")
+    assert silent.runs == 0
+    assert silent.set_aside == {"preallocated memory": 1}
 
 
 @pytest.mark.parametrize(
@@ -107,9 +109,8 @@ def test_names_that_begin_alike_are_one_kin(history_of: History, config: Config)
     assert evidence_of(history_of([*rows, rows[0]]), config, name="vasp-relax-7").scope == "family"
 
 
-def test_without_kin_the_users_other_jobs_count(history_of: History, config: Config) -> None:
-    evidence = evidence_of(history_of([{}] * 9), config, name="something else")
-    assert (evidence.scope, evidence.runs) == ("user", 9)
+def test_a_users_jobs_of_other_names_say_nothing(history_of: History, config: Config) -> None:
+    assert evidence_of(history_of([{}] * 9), config, name="something else").runs == 0
 
 
 def test_old_runs_are_forgotten(history_of: History, config: Config) -> None:
