@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advisor.backtest.tier import replay_tiers, score_group
-from advisor.features import Submission
+from advisor.features import submission_of
 from advisor.models.calibration import Calibration, Calibrator, class_of, conformal_margin, pools_of
 from advisor.models.evidence import Case, Evidence
 from advisor.models.hbm import bound_of
 from advisor.models.peaks import Run
 from almanac.config import AdviceSection, Config
+from almanac.records import Request
 
 NOW_S = 1_750_000_000
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
@@ -117,7 +118,8 @@ def test_wider_pools_hold_no_better_evidence() -> None:
 
 
 def outcome(evidence: Evidence, need_mib: float, number: int, is_array: bool = False) -> Case:
-    job = Submission(f"u{number}", "", "", "", "x", "", 1, 1, 1, math.nan, is_array, 5)
+    request = Request(user=f"u{number}", job_name="x", gpu_count=1, is_array=is_array, submit_s=5)
+    job = submission_of(request, ())
     run = Run(need_mib, need_mib, False, False, False, 81920.0, 5, 6, is_known=True)
     return Case(number, job, evidence, run)
 
