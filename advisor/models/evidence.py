@@ -137,12 +137,13 @@ def _line(times: Sequence[int], values: Sequence[float]) -> _Line | None:
 class _Family:
     """What one user's family, of one GPU count, is remembered by beside its runs.
 
-    known: how many runs have a known need. kin: all runs of names like this, oldest first.
+    kin: all runs of names like this, oldest first. known_s: ends of its own newest min_runs runs with a known need, s
+    since 1970; reserved_s: of its newest run, where the framework reserved memory.
     """
 
     kin: deque[Run]
-    known: int = 0
-    is_preallocated: bool = False
+    known_s: deque[int] = field(default_factory=deque)
+    reserved_s: int | None = None
     largest_mib: float = 0.0
     oom: Oom | None = None
     failed: Run | None = None
@@ -186,8 +187,13 @@ class PeakStore:
         user = self._users.setdefault((job.user, job.gpu_count), _User())
         family = user.family(job.name_key)
         user.absorb(job.name_key, run)
-        family.known += run.is_known
-        family.is_preallocated = run.why_not == PREALLOCATED or (family.is_preallocated and not run.is_known)
+        if run.why_not == PREALLOCATED:
+            family.reserved_s = run.end_s
+        elif run.is_known:
+            family.reserved_s = None
+            family.known_s.append(run.end_s)
+            if len(family.known_s) > self._config.min_runs:
+                family.known_s.popleft()
         oom_mib = self._out_of_memory(family, run)
         if oom_mib is not None:
             family.oom = Oom(oom_mib, run.end_s, is_after_move=oom_mib < family.largest_mib)
@@ -223,9 +229,10 @@ class PeakStore:
         own = user.families.get(job.name_key)
         if own is None:
             return self._of([run for name, run in user.runs if is_similar(name, job.name_key)], SIMILAR, now_s, None)
-        if own.known >= self._config.min_runs:
+        since_s = now_s - self._config.history_days * 86_400
+        if len(own.known_s) == self._config.min_runs and own.known_s[0] >= since_s:
             return self._of(own.kin, FAMILY, now_s, own.oom)
-        if own.is_preallocated:
+        if own.reserved_s is not None and own.reserved_s >= since_s:
             return self._of([run for name, run in user.runs if name == job.name_key], FAMILY, now_s, own.oom)
         return self._of(own.kin, SIMILAR, now_s, own.oom)
 
