@@ -15,8 +15,8 @@ from advisor.decisions.priority import decide_priority
 from advisor.features import Submission, submission_of
 from advisor.models.calibration import Calibration
 from advisor.models.duration import DurationModel, clip_to_limit, fit, score_all
-from advisor.models.evidence import evidence_now
 from advisor.models.hbm import calibrate
+from advisor.models.peak_store import evidence_now
 from advisor.models.rolling import SiteMeans
 from advisor.models.waits import Waits, learn_waits
 from advisor.replay import Known, Replay, know_now, replay_durations

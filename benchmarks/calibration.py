@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from advisor.backtest.tier import DOWN, SILENT, Rate, rate_of, replay_tiers, score_group
-from advisor.models.evidence import replay_peaks
+from advisor.models.peak_store import replay_peaks
 from almanac.config import AdviceSection, Config, Tier
 from telemetry.sources.generated.hostile import NEW_USER, PREALLOCATING, hostile_profile, proof_shape
 from telemetry.sources.generated.plan import plan_site

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from advisor.decisions.memory import MemoryAdvice, decide_memory
-from advisor.models.evidence import Case, replay_peaks
 from advisor.models.hbm import BoundReplay
+from advisor.models.peak_store import Case, replay_peaks
 from almanac.config import Config, Tier
 from almanac.records import Request
 from almanac.tiers import requested_tier

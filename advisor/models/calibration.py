@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from advisor.models.evidence import FAMILY, SIMILAR, Case, Evidence
+from advisor.models.evidence import FAMILY, SIMILAR, Evidence
+from advisor.models.peak_store import Case
 from almanac.config import AdviceSection
 
 Floats = npt.NDArray[np.float64]

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from advisor.models.calibration import Calibration, Calibrator, class_name
-from advisor.models.evidence import Case, Evidence, replay_peaks
+from advisor.models.evidence import Evidence
+from advisor.models.peak_store import Case, replay_peaks
 from almanac.config import AdviceSection, Tier
 from almanac.records import MemoryBound
 

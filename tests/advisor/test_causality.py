@@ -10,8 +10,8 @@ import pytest
 
 from advisor.backtest.tier import replay_tiers
 from advisor.features import submission_of, submissions
-from advisor.models.evidence import evidence_now, replay_peaks
 from advisor.models.hbm import bound_of, calibrate
+from advisor.models.peak_store import evidence_now, replay_peaks
 from advisor.replay import know_now, replay_durations
 from advisor.service import advise, train
 from almanac.config import Config

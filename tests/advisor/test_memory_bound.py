@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from advisor.backtest.tier import replay_tiers, score_group
 from advisor.features import submission_of
 from advisor.models.calibration import Calibration, Calibrator, class_of, conformal_margin, pools_of
-from advisor.models.evidence import Case, Evidence
+from advisor.models.evidence import Evidence
 from advisor.models.hbm import bound_of
+from advisor.models.peak_store import Case
 from advisor.models.peaks import Run
 from almanac.config import AdviceSection, Config
 from almanac.records import Request

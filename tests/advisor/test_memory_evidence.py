@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advisor.features import submission_of
-from advisor.models.evidence import Evidence, evidence_now, is_similar
+from advisor.models.evidence import Evidence
+from advisor.models.peak_store import evidence_now, is_similar
 from almanac.config import Config
 from almanac.records import Request
 
