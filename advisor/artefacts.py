@@ -2,7 +2,7 @@
 
 <models>/duration/<version>/   meta.json (site means, quantiles, vocabularies, weights, margins, scores), and
                                mean.txt, change.txt, middle.txt (LightGBM)
-<models>/hbm/<version>/        meta.json (calibration scores)
+<models>/hbm/<version>/        meta.json (margins of the memory bound, recent waits)
 <models>/duration/current      the version in use of both, one line
 
 A version is written to a temporary folder and renamed; `current` is replaced by rename, so that a reader sees the
@@ -19,17 +19,18 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from advisor.features import NUMBERS
+from advisor.models.calibration import Calibration
 from advisor.models.duration import TREES, DurationModel, Weights
-from advisor.models.hbm import Calibration
 from advisor.models.rolling import SiteMeans
 from advisor.models.trees import CATEGORIES
+from advisor.models.waits import Waits
 from advisor.scores import Scores
 from advisor.service import Trained
 from almanac import __version__
@@ -53,8 +54,9 @@ def save(trained: Trained, models_dir: Path) -> str:
     try:
         version = _new_version(models_dir, trained.trained_s)
         _write(models_dir / "duration" / version, {**meta, **_duration_meta(trained)}, _texts(trained))
-        scores = {name: list(values) for name, values in trained.calibration.scores.items()}
-        _write(models_dir / "hbm" / version, {**meta, "calibration": scores}, {})
+        calibration = {"risk": trained.calibration.risk, "margins": dict(trained.calibration.margins)}
+        waits = {name: list(values) for name, values in trained.waits.table.items()}
+        _write(models_dir / "hbm" / version, {**meta, "calibration": calibration, "waits": waits}, {})
         switch(models_dir / "duration", version)
     except OSError as error:
         raise StoreError(f"{models_dir}: cannot write the trained models: {error}", "check space and rights") from error
@@ -68,9 +70,9 @@ def load(models_dir: Path) -> Trained | None:
         return None
     folder = models_dir / "duration" / version
     meta = read_meta(folder)
-    calibration = read_meta(models_dir / "hbm" / version).get("calibration", {})
+    hbm_meta = read_meta(models_dir / "hbm" / version)
     try:
-        return _trained(meta, read_texts(folder, meta), calibration)
+        return _trained(meta, read_texts(folder, meta), hbm_meta)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{folder}: meta.json lacks or garbles a field: {error!r}", _RETRAIN) from error
 
@@ -124,7 +126,7 @@ def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
-def _trained(meta: Mapping[str, Any], texts: Mapping[str, str], calibration: Mapping[str, Any]) -> Trained:
+def _trained(meta: Mapping[str, Any], texts: Mapping[str, str], hbm_meta: Mapping[str, Any]) -> Trained:
     return Trained(
         trained_s=int(meta["trained_s"]),
         jobs=int(meta["jobs"]),
@@ -133,9 +135,20 @@ def _trained(meta: Mapping[str, Any], texts: Mapping[str, str], calibration: Map
         site=SiteMeans.from_json(meta["site"]),
         model=_model(meta["model"], texts) if texts else None,
         gpu_time_quantiles_s=tuple(map(float, meta["gpu_time_quantiles_s"])),
-        calibration=Calibration({str(name): tuple(map(float, values)) for name, values in calibration.items()}),
+        calibration=_calibration(hbm_meta["calibration"]),
         scores={str(name): read_scores(values) for name, values in meta["scores"].items()},
+        waits=Waits({str(name): _wait(values) for name, values in hbm_meta["waits"].items()}),
     )
+
+
+def _calibration(data: Mapping[str, Any]) -> Calibration:
+    margins = {str(name): float(margin) for name, margin in data["margins"].items()}
+    return Calibration(float(data["risk"]), margins)
+
+
+def _wait(values: Sequence[Any]) -> tuple[int, float, float, float]:
+    jobs, median_s, low_s, high_s = values
+    return int(jobs), float(median_s), float(low_s), float(high_s)
 
 
 def read_scores(values: Mapping[str, float | None]) -> Scores:

@@ -6,9 +6,10 @@ import dataclasses
 import math
 import re
 import shlex
+from datetime import UTC, datetime
 
 from advisor.decisions import tier as reasons
-from advisor.models.peaks import FAMILY
+from advisor.models.evidence import SIMILAR
 from almanac.names import name_key
 from almanac.records import Advice, Duration, MemoryBound, PriorityAdvice, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, printable
@@ -19,7 +20,14 @@ def explain(advice: Advice, why: bool = False) -> str:
 
     why: also what the predicted time and the priority are made of.
     """
-    lines = [_memory_line(advice), _set_aside_line(advice), _duration_line(advice), _priority_line(advice)]
+    lines = [
+        _memory_line(advice),
+        _change_line(advice),
+        _waits_line(advice),
+        _set_aside_line(advice),
+        _duration_line(advice),
+        _priority_line(advice),
+    ]
     if why:
         lines += [_why_duration(advice), _why_priority(advice)]
     return "\n".join(line for line in lines if line)
@@ -34,7 +42,16 @@ def _memory_line(advice: Advice) -> str:
 
 
 def _no_evidence_line(advice: Advice) -> str:
-    note = f" ({printable(advice.tier.note)})" if advice.tier.note else ""
+    evidence, tier = advice.evidence, advice.tier
+    if tier.reason == reasons.RAN_OUT and evidence is not None and evidence.ran_out_mib is not None:
+        ran_out = (
+            f"a run of {_family(advice)} seems to have run out of memory on {format_gib(evidence.ran_out_mib)} GPUs"
+        )
+        return f"almanac: {ran_out}. {_tier_text(tier)}"
+    note = f" ({printable(tier.note)})" if tier.note else ""
+    if tier.reason == reasons.PAUSED:
+        until = _date((evidence.paused_until_s if evidence else None) or 0)
+        return f"almanac: advice on the memory of {_family(advice)} is paused until {until}{note}: check its last runs."
     return f"almanac: too little is known of the memory of {_family(advice)}{note}: nothing is advised."
 
 
@@ -43,16 +60,12 @@ def _family(advice: Advice) -> str:
 
 
 def _bound_text(advice: Advice, bound: MemoryBound) -> str:
-    if bound.scope == FAMILY:
-        runs = f"your last {bound.runs} runs of {_family(advice)}"
-    else:
-        gpus = advice.request.gpu_count
-        runs = f"your last {bound.runs} runs with {gpus} GPU{'' if gpus == 1 else 's'}"
+    like = "names like " if bound.scope == SIMILAR else ""
+    runs = f"your last {bound.runs} runs of {like}{_family(advice)}"
     jobs = format_count(_jobs_per_exceedance(bound.risk))
-    evidence = "with evidence like this" if bound.method == "calibrated" else "by Student's t, not yet calibrated here"
     return (
-        f"{runs} peaked at {format_gib(bound.highest_mib)} per GPU; of {jobs} jobs {evidence}, "
-        f"about 1 exceeds {format_gib(bound.bound_mib)}."
+        f"{runs} peaked at {format_gib(bound.highest_mib)} per GPU; of {jobs} jobs with evidence like this, "
+        f"at most about 1 exceeds {format_gib(bound.bound_mib)}."
     )
 
 
@@ -68,6 +81,8 @@ def _tier_text(tier: TierAdvice) -> str:
             return f"{name} holds that: keep it."
         case reasons.SMALLER:
             return f"{name} holds that{option} in place of {asked}."
+        case reasons.RAN_OUT:
+            return f"{name} is the next larger{option}."
         case reasons.LARGER:
             return f"{asked} is too small for that, {name} holds it{option}."
         case reasons.NAME_IT:
@@ -88,6 +103,34 @@ def _shell_option(option: str) -> str:
     name, _, value = printable(option).partition("=")
     quoted = f'"{value}"' if re.fullmatch(r"[\w.:,+&|-]*", value) else shlex.quote(value)
     return f"{ {'--constraint': '-C', '--partition': '-p'}.get(name, name) } {quoted}"
+
+
+def _change_line(advice: Advice) -> str:
+    """Since when the evidence goes, and what would change the advice."""
+    evidence = advice.evidence
+    if evidence is None or evidence.changes_above_mib is None or evidence.since_s is None:
+        return ""
+    return (
+        f"  runs since {_date(evidence.since_s)}; one above {format_gib(evidence.changes_above_mib)} would change this"
+    )
+
+
+def _date(time_s: int) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d")
+
+
+def _waits_line(advice: Advice) -> str:
+    """Where another tier is advised, and both waits are known."""
+    waits = {wait.tier: wait for wait in advice.waits}
+    named = [waits[name] for name in (advice.tier.tier, advice.tier.requested_tier) if name in waits]
+    if not advice.tier.is_change or not named:
+        return ""
+    parts = [
+        f"{printable(wait.tier)} {format_duration(wait.median_s)} (half of {format_count(wait.jobs)} jobs: "
+        f"{format_duration(wait.low_s)} to {format_duration(wait.high_s)})"
+        for wait in named
+    ]
+    return f"  recent waits: {', '.join(parts)}"
 
 
 def _set_aside_line(advice: Advice) -> str:
@@ -163,10 +206,13 @@ def to_json(advice: Advice) -> dict[str, object]:
 
     request   the submission: user, job_name, name_key, gpu_count, node_count, constraints, partition, time_limit_s
     tier      tier (null: none advised), reason, requested_tier, is_change, option (as sbatch takes it), note
-    bound     null, or bound_mib, risk, highest_mib, runs, scope ("family" or "shape"), method
+    bound     null, or bound_mib, risk, highest_mib, runs, scope, evidence_class (the risk is that class's)
     duration  null, or duration_s, gpu_time_s, rolling_s, model_s, case, runs, low_s, high_s
     priority  null, or term, gpu_time_s, share_longer, worth_wait_s, is_cautious, extra
     set_aside runs without evidence, by reason
+    evidence  null, or what was looked at: scope, runs, since_s, until_s, newest_peaks_mib, ran_out_mib, ran_out_s,
+              paused_until_s, changes_above_mib
+    waits     expected wait per tier: tier, jobs, median_s, low_s, high_s
     """
     request = advice.request
     return {
@@ -192,6 +238,8 @@ def to_json(advice: Advice) -> dict[str, object]:
         "duration": _table(advice.duration),
         "priority": _table(advice.priority),
         "set_aside": dict(advice.set_aside),
+        "evidence": None if advice.evidence is None else dataclasses.asdict(advice.evidence),
+        "waits": [dataclasses.asdict(wait) for wait in advice.waits],
         "has_evidence": advice.has_evidence,
     }
 

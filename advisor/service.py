@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
 from advisor.baselines import predictions_of, scores_of
+from advisor.decisions.memory import decide_memory
 from advisor.decisions.priority import decide_priority
-from advisor.decisions.tier import NO_EVIDENCE, decide_tier
 from advisor.features import Submission, known_at, submission_of, whole_runs
+from advisor.models.calibration import Calibration
 from advisor.models.duration import DurationModel, clip_to_limit, fit, split
-from advisor.models.hbm import Calibration, bound_of, calibrate
-from advisor.models.peaks import FAMILY, Evidence, evidence_now, replay_peaks
+from advisor.models.hbm import calibrate
+from advisor.models.peak_store import evidence_now
 from advisor.models.rolling import SiteMeans
+from advisor.models.waits import Waits, learn_waits
 from advisor.prediction import Prediction, predict
 from advisor.replay import Replay, remember, replay_durations
 from advisor.scores import Floats, Scores
@@ -43,6 +45,7 @@ class Trained:
     gpu_time_quantiles_s: tuple[float, ...]
     calibration: Calibration
     scores: Mapping[str, Scores]
+    waits: Waits = field(default_factory=Waits)
 
 
 def train(history: pd.DataFrame, config: Config, now_s: int) -> Trained:
@@ -54,6 +57,7 @@ def train(history: pd.DataFrame, config: Config, now_s: int) -> Trained:
     known = known_at(history, now_s)
     past = replay_durations(known, config.rolling)
     past = past.select(np.isfinite(past.duration_s))
+    ended = whole_runs(known)
     site = SiteMeans()
     for gpu_count, duration_s in zip(past.features.number("gpu_count").tolist(), past.duration_s.tolist(), strict=True):
         site.add(int(gpu_count), duration_s)
@@ -67,8 +71,9 @@ def train(history: pd.DataFrame, config: Config, now_s: int) -> Trained:
         site=site,
         model=fitted.model if fitted else None,
         gpu_time_quantiles_s=_gpu_time_quantiles(newest, fitted.model if fitted else None),
-        calibration=calibrate(replay_peaks(whole_runs(known), config.advice, config.tiers), config.advice),
+        calibration=calibrate(ended, config.advice, config.tiers),
         scores=scores_of(predictions_of(fitted.trial if fitted else None, newest, before), newest),
+        waits=learn_waits(ended, now_s),
     )
 
 
@@ -91,18 +96,17 @@ def advise(request: Request, history: pd.DataFrame, trained: Trained | None, con
     request = dataclasses.replace(request, submit_s=now_s)
     job = submission_of(request, config.tiers)
     evidence = evidence_now(job, whole_runs(history), config.advice, config.tiers)
-    bound = bound_of(evidence, trained.calibration if trained else None, config.advice)
-    tier = decide_tier(request, bound, config.tiers, config.advice.headroom_mib)
-    if tier.reason == NO_EVIDENCE:
-        tier = dataclasses.replace(tier, note=_what_is_missing(evidence, config.advice.min_runs))
+    memory = decide_memory(request, evidence, trained.calibration if trained else None, config)
     predicted = predict_duration(job, history, trained, config)
     return Advice(
         request=request,
-        tier=tier,
-        bound=bound if request.gpu_count > 0 else None,
+        tier=memory.tier,
+        bound=memory.bound,
         duration=predicted.duration if predicted else None,
         priority=_priority(job, predicted, trained, config) if predicted else None,
         set_aside=dict(evidence.set_aside),
+        evidence=memory.evidence,
+        waits=trained.waits.expected(config.tiers, request.node_count) if trained else (),
     )
 
 
@@ -115,15 +119,6 @@ def _priority(job: Submission, predicted: Prediction, trained: Trained | None, c
     return decide_priority(
         predicted.rank_gpu_time_s, cautious_s, predicted.overran, job.user, quantiles_s, config.priority
     )
-
-
-def _what_is_missing(evidence: Evidence, min_runs: int) -> str:
-    number = len(evidence.peaks)
-    if number >= min_runs and evidence.scope == FAMILY:
-        return f"your last {number} measured runs differ too much"
-    if number >= min_runs:
-        return "none of your runs of this name has a measured peak, and the site's record does not cover your others"
-    return f"{number} measured run{'' if number == 1 else 's'}, {min_runs} needed"
 
 
 def predict_duration(

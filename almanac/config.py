@@ -134,11 +134,19 @@ class Dask:
 class AdviceSection:
     risk: float = _key(0.01, "accepted probability that a job's HBM peak exceeds the bound", low=0.0001, high=0.5)
     min_runs: int = _key(5, "runs that a bound needs; with fewer nothing is advised", low=2)
-    max_runs: int = _key(20, "newest runs that a bound looks at", low=2)
+    max_runs: int = _key(60, "newest runs by which growth is judged", low=2)
     history_days: int = _key(120, "older jobs are not looked at", low=1)
-    headroom_mib: int = _key(1024, "HBM of a tier that a job cannot use (context, fragmentation)", low=0)
-    min_relative_spread: float = _key(
-        0.05, "smallest relative spread of peaks assumed (10 s sampling misses spikes)", low=0, high=1
+    headroom_mib: int = _key(1024, "HBM of a tier that a job cannot use (driver, contexts, fragmentation)", low=0)
+    spike_margin: float = _key(0.02, "share by which a peak may exceed its highest 10 s sample", low=0, high=1)
+    min_relative_spread: float = _key(0.02, "smallest relative spread of needs assumed", low=0.001, high=1)
+    censored_share: float = _key(
+        0.97, "a peak above this share of the capacity may have been cut off there", low=0.5, high=1
+    )
+    failed_share: float = _key(
+        0.9, "the same of a job that failed: it is suspected to have run out of GPU memory", low=0.5, high=1
+    )
+    pause_days: int = _key(
+        30, "how long a family that ran out of memory on a smaller tier than before gets no advice", low=0
     )
 
 

@@ -84,8 +84,8 @@ class Duration:
 class MemoryBound:
     """An upper bound of the HBM peak of one GPU, MiB, exceeded with probability at most `risk`.
 
-    method is "calibrated" (the site's own back-tested margins) or "student-t" (too few runs on the site
-    to calibrate: a prediction bound on the logarithm of the peaks).
+    The risk is that of all jobs of the evidence class taken together, not of one family. highest_mib: the highest
+    measured peak of the `runs` looked at; scope: "family" or "similar" (names like it).
     """
 
     bound_mib: float
@@ -93,7 +93,38 @@ class MemoryBound:
     highest_mib: float
     runs: int
     scope: str
-    method: str
+    evidence_class: str
+
+
+@dataclass(frozen=True)
+class MemoryEvidence:
+    """What a memory advice looked at. since_s, until_s: ends of the oldest and the newest run, s since 1970.
+
+    ran_out_mib: capacity of the GPUs on which a run of the family seems to have run out of memory; ran_out_s: when the
+    last one did. paused_until_s: no advice before then, because it did so on a smaller tier than it had before.
+    changes_above_mib: a peak above this would lead to another tier; None where none is advised by a bound.
+    """
+
+    scope: str
+    runs: int
+    since_s: int | None = None
+    until_s: int | None = None
+    newest_peaks_mib: tuple[float, ...] = ()
+    ran_out_mib: float | None = None
+    ran_out_s: int | None = None
+    paused_until_s: int | None = None
+    changes_above_mib: float | None = None
+
+
+@dataclass(frozen=True)
+class ExpectedWait:
+    """Recent waits of jobs like this in one tier, seconds: median, and the middle half; over `jobs` jobs."""
+
+    tier: str
+    jobs: int
+    median_s: float
+    low_s: float
+    high_s: float
 
 
 @dataclass(frozen=True)
@@ -135,6 +166,8 @@ class Advice:
     duration: Duration | None = None
     priority: PriorityAdvice | None = None
     set_aside: Mapping[str, int] = field(default_factory=dict)
+    evidence: MemoryEvidence | None = None
+    waits: tuple[ExpectedWait, ...] = ()
 
     @property
     def has_evidence(self) -> bool:

@@ -57,7 +57,8 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
         from advisor.explain import explain
 
         click.echo(explain(advice, why))
-    return NO_EVIDENCE if advice.bound is None and request.gpu_count > 0 else 0
+    is_silent = advice.bound is None and advice.tier.tier is None
+    return NO_EVIDENCE if is_silent and request.gpu_count > 0 else 0
 
 
 def read_request(user: str, argv: list[str], now_s: int) -> Request:

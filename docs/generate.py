@@ -95,6 +95,10 @@ def commands() -> str:
         command = cli.get_command(context, name)
         assert command is not None
         lines += [f"## almanac {name}\n", "```", _help(command, name, context), "```\n"]
+        if isinstance(command, click.Group):
+            inner = click.Context(command, info_name=name, parent=context)
+            for part, child in sorted(command.commands.items()):
+                lines += [f"### almanac {name} {part}\n", "```", _help(child, part, inner), "```\n"]
     return "\n".join(lines)
 
 

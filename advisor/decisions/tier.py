@@ -11,6 +11,8 @@ from almanac.tiers import names_any_tier, requested_tier, rewrite
 NO_GPU = "no GPU"
 NO_TIERS = "no tiers"
 NO_EVIDENCE = "no evidence"
+PAUSED = "paused"
+RAN_OUT = "ran out"
 NONE_LARGE_ENOUGH = "none large enough"
 CHOICE = "choice"
 FITS = "fits"
@@ -20,41 +22,55 @@ NAME_IT = "name it"
 NOT_REWRITABLE = "not rewritable"
 
 
-def decide_tier(request: Request, bound: MemoryBound | None, tiers: Sequence[Tier], headroom_mib: float) -> TierAdvice:
+def decide_tier(
+    request: Request,
+    bound: MemoryBound | None,
+    tiers: Sequence[Tier],
+    headroom_mib: float,
+    ran_out_mib: float | None = None,
+) -> TierAdvice:
     """The tier to ask for, or why none is advised; `reason` is one of this module's constants.
 
-    Of tiers with the same capacity the one asked for is kept, else the first by name is taken.
+    Of tiers with the same capacity the one asked for is kept, else the first by name is taken. ran_out_mib: without a
+    bound, the capacity at which past runs seem to have run out: the next larger one is advised in its place.
     """
-    silent = _why_silent(request, bound, tiers)
+    silent = _why_silent(request, bound, tiers, ran_out_mib)
     asked = requested_tier(request, tiers)
     asked_name = asked.name if asked else None
-    if silent or bound is None:
+    if silent:
         return TierAdvice(None, silent, requested_tier=asked_name)
-    holding = [tier for tier in tiers if tier.capacity_mib - headroom_mib >= bound.bound_mib]
+    if bound is not None:
+        holding = [tier for tier in tiers if tier.capacity_mib - headroom_mib >= bound.bound_mib]
+    else:
+        holding = [tier for tier in tiers if ran_out_mib is not None and tier.capacity_mib > ran_out_mib]
     if not holding:
         return TierAdvice(None, NONE_LARGE_ENOUGH, requested_tier=asked_name)
     target = min(holding, key=lambda tier: (tier.capacity_mib, tier != asked, tier.name))
+    if bound is None and asked in holding:
+        return TierAdvice(None, NO_EVIDENCE, requested_tier=asked_name)
     if target == asked:
         return TierAdvice(target.name, FITS, requested_tier=asked_name)
-    return _change(request, tiers, asked, target)
+    return _change(request, tiers, asked, target, bound is None)
 
 
-def _why_silent(request: Request, bound: MemoryBound | None, tiers: Sequence[Tier]) -> str:
+def _why_silent(request: Request, bound: MemoryBound | None, tiers: Sequence[Tier], ran_out_mib: float | None) -> str:
     """The reason to advise nothing, whatever the bound; "" where there is none."""
     if request.gpu_count <= 0:
         return NO_GPU
     if not tiers:
         return NO_TIERS
-    if bound is None:
+    if bound is None and ran_out_mib is None:
         return NO_EVIDENCE
     if names_any_tier(request, tiers) and requested_tier(request, tiers) is None:
         return CHOICE
     return ""
 
 
-def _change(request: Request, tiers: Sequence[Tier], asked: Tier | None, target: Tier) -> TierAdvice:
+def _change(request: Request, tiers: Sequence[Tier], asked: Tier | None, target: Tier, has_run_out: bool) -> TierAdvice:
     """Advice to ask for `target`; where the request cannot be rewritten safely, the note says why."""
-    if asked is None:
+    if has_run_out:
+        reason = RAN_OUT
+    elif asked is None:
         reason = NAME_IT
     else:
         reason = SMALLER if target.capacity_mib < asked.capacity_mib else LARGER

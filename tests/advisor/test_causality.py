@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from advisor.backtest.tier import replay_tiers
 from advisor.features import submission_of, submissions
 from advisor.models.hbm import bound_of, calibrate
-from advisor.models.peaks import evidence_now, replay_peaks
+from advisor.models.peak_store import evidence_now, replay_peaks
 from advisor.replay import know_now, replay_durations
 from advisor.service import advise, train
 from almanac.config import Config
@@ -108,6 +109,19 @@ def test_memory_bounds_before_a_moment_do_not_know_what_comes_after(site_history
     assert sides[0] == sides[1]
 
 
+def test_replayed_tier_advice_before_a_moment_does_not_know_what_comes_after(
+    site_history: pd.DataFrame, config: Config
+) -> None:
+    config = dataclasses.replace(config, advice=dataclasses.replace(config.advice, risk=0.05))
+    moment_s = moment(site_history)
+    sides = []
+    for history in (site_history, altered_after(site_history, moment_s)):
+        outcomes = replay_tiers(history, config)
+        sides.append(outcomes[outcomes["submit_s"] < moment_s].set_index("row")[["move", "advised", "bound_mib"]])
+    assert (sides[0]["move"] != "").any()
+    pd.testing.assert_frame_equal(sides[0], sides[1], check_exact=True)
+
+
 @pytest.mark.parametrize("column", UNKNOWN_AT_SUBMIT)
 def test_a_jobs_own_outcome_is_no_feature_of_it(site_history: pd.DataFrame, config: Config, column: str) -> None:
     row = len(site_history) // 2
@@ -134,7 +148,7 @@ def test_a_live_request_sees_what_the_replay_saw(site_history: pd.DataFrame, con
 
 def test_a_live_bound_is_the_back_tests_bound(site_history: pd.DataFrame, config: Config) -> None:
     cases = list(replay_peaks(site_history, config.advice, config.tiers))
-    calibration = calibrate(cases, config.advice)
+    calibration = calibrate(site_history, config.advice, config.tiers)
     for case in cases[300::101]:
         live = evidence_now(case.submission, site_history, config.advice, config.tiers)
         assert live == case.evidence

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from advisor.artefacts import current_version, load, save
 from advisor.explain import explain, to_json
 from advisor.lifecycle import drift_of, faults_of, trusted
+from advisor.models.calibration import Calibration
 from advisor.service import advise, train
 from advisor.versions import prune, roll_back, use, versions
 from almanac.config import Config
 from almanac.errors import SchemaVersionError, StoreError
-from almanac.records import Advice, Request, TierAdvice
+from almanac.records import Advice, ExpectedWait, Request, TierAdvice
 
 NOW_S = 1_750_000_000
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
@@ -31,7 +32,10 @@ History = Callable[[list[dict[str, Any]]], pd.DataFrame]
 def advice(history_of: History, config: Config) -> Advice:
     history = history_of([{"name": f"train-bert-{n}", "hbm_peak_mib": 21000.0 + 100 * n} for n in range(14)])
     request = Request(user="ann", job_name="train-bert-99", gpu_count=4, constraints="gpu&hbm80g")
-    return advise(request, history, train(history, config, NOW_S), config, NOW_S)
+    # a site whose record has calibrated growing families of 13 to 24 runs
+    calibration = Calibration(config.advice.risk, {"family/2/0/2": 2.0})
+    trained = dataclasses.replace(train(history, config, NOW_S), calibration=calibration)
+    return advise(request, history, trained, config, NOW_S)
 
 
 def test_the_text_names_evidence_bound_risk_and_option(advice: Advice) -> None:
@@ -60,6 +64,53 @@ def test_the_json_holds_the_reasons(advice: Advice) -> None:
     assert data["bound"]["runs"] == 14
     assert data["bound"]["risk"] == 0.01
     assert data["has_evidence"] is True
+    assert data["evidence"]["newest_peaks_mib"][-1] == pytest.approx(22300)
+    assert data["evidence"]["paused_until_s"] is None
+
+
+def test_the_text_says_since_when_and_what_would_change_it(advice: Advice) -> None:
+    # of 39 GiB usable, as far below as the highest peak is below the bound
+    assert advice.bound is not None
+    assert advice.evidence is not None
+    above = 39936 * advice.bound.highest_mib / advice.bound.bound_mib
+    assert advice.evidence.changes_above_mib == pytest.approx(above)
+    assert f"; one above {above / 1024:.1f} GiB would change this" in explain(advice)
+
+
+def test_waits_are_shown_where_another_tier_is_advised(advice: Advice) -> None:
+    waits = (ExpectedWait("hbm40g", 40, 60.0, 30.0, 600.0), ExpectedWait("hbm80g", 12, 7200.0, 3600.0, 14400.0))
+    said = explain(dataclasses.replace(advice, waits=waits))
+    assert "recent waits: hbm40g 1 min (half of 40 jobs: 30 s to 10 min), hbm80g 2 h (half of 12" in said
+    assert "recent waits" not in explain(dataclasses.replace(advice, waits=()))
+
+
+def test_one_familys_runs_alone_support_no_small_risk(history_of: History, config: Config) -> None:
+    history = history_of([{"name": f"train-bert-{n}"} for n in range(14)])
+    request = Request(user="ann", job_name="train-bert-99", gpu_count=4, constraints="gpu&hbm80g")
+    silent = advise(request, history, train(history, config, NOW_S), config, NOW_S)
+    assert silent.bound is None
+    assert "the site's record is too short" in explain(silent)
+
+
+def test_a_death_of_memory_after_a_move_down_is_shown_and_pauses_advice(history_of: History, config: Config) -> None:
+    rows: list[dict[str, Any]] = [{"hbm_peak_mib": 30000.0}] * 8
+    rows += [{"hbm_peak_mib": 40200.0, "hbm_capacity_mib": 40960.0, "tier": "hbm40g", "state": "FAILED"}]
+    request = Request(user="ann", job_name="train-1", gpu_count=4, constraints="gpu&hbm80g")
+    paused = advise(request, history_of(rows), None, config, NOW_S)
+    assert paused.tier.tier is None
+    assert paused.evidence is not None
+    assert paused.evidence.ran_out_mib == 40960
+    assert 'the memory of "train-#" is paused until 2025-07-15' in explain(paused)
+
+
+def test_a_family_that_ran_out_of_memory_is_told_to_ask_for_more(history_of: History, config: Config) -> None:
+    rows = [{"hbm_peak_mib": 40200.0, "hbm_capacity_mib": 40960.0, "tier": "hbm40g", "state": "FAILED"}] * 2
+    request = Request(user="ann", job_name="train-1", gpu_count=4, constraints="gpu&hbm40g")
+    advice = advise(request, history_of(rows), None, config, NOW_S)
+    assert (advice.tier.reason, advice.tier.tier) == ("ran out", "hbm80g")
+    assert 'ran out of memory on 40.0 GiB GPUs. hbm80g is the next larger: ask for -C "gpu&hbm80g"' in explain(
+        advice
+    ).replace("have run out", "ran out").replace("seems to ", "")
 
 
 def test_without_evidence_nothing_is_advised(history_of: History, config: Config) -> None:

@@ -168,6 +168,17 @@ def test_an_evaluation_shows_baselines_beside_ours(site: CommandLine) -> None:
     assert text.index("almanac") < text.index("user last 2 mean")
 
 
+def test_the_back_test_of_the_tier_is_for_operators_and_names_its_groups(site: CommandLine) -> None:
+    outcome = site.json("backtest", "tier", "--json")
+    groups = {group["group"]: group for group in outcome["groups"]}
+    everything = groups["all"]
+    assert outcome["risk"] == 0.05
+    assert 0 < everything["advised"] <= everything["jobs"]
+    assert everything["exceeded_tier"]["share"] <= everything["exceeded_bound"]["share"] <= 0.2
+    assert {"evidence: family", "users with 20-199 jobs"} < set(groups)
+    assert "above tier" in site("backtest", "tier")
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [

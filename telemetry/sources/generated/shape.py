@@ -42,6 +42,7 @@ class SiteShape:
     do not fit give their share to the largest that does. duration_scale stretches every run time and limit.
     shared_nodes: further 40 GB nodes in the partition "shared", whose jobs ask for one or two GPUs and whose rows
     carry job_label; shared_share of all jobs go there. has_idle_rows: rows of GPUs without a job, too.
+    is_hostile: some families need memory as hostile.toml has it.
     """
 
     seed: int = 1
@@ -59,6 +60,7 @@ class SiteShape:
     shared_nodes: int = 0
     shared_share: float = 0.0
     has_idle_rows: bool = False
+    is_hostile: bool = False
     counters: tuple[str, ...] = COUNTER_COLUMNS
     faults: Faults = Faults()
 

@@ -1,0 +1,1 @@
+"""What would have been said, had almanac run all along, against what happened."""

@@ -1,0 +1,80 @@
+"""All that is decided of one submission's memory: the same pure function for a live request and for the back-test."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from advisor.decisions.tier import NO_EVIDENCE, PAUSED, decide_tier
+from advisor.models import hbm
+from advisor.models.calibration import Calibration
+from advisor.models.evidence import Evidence
+from advisor.models.hbm import bound_of
+from almanac.config import Config
+from almanac.records import MemoryBound, MemoryEvidence, Request, TierAdvice
+
+NEWEST_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class MemoryAdvice:
+    """bound is None where none is given; tier.note then says why."""
+
+    tier: TierAdvice
+    bound: MemoryBound | None
+    evidence: MemoryEvidence
+
+
+def decide_memory(
+    request: Request, evidence: Evidence, calibration: Calibration | None, config: Config
+) -> MemoryAdvice:
+    bounded = bound_of(evidence, calibration, config.advice)
+    ran_out_mib = evidence.censored_mib if bounded.why_not == hbm.RAN_OUT else None
+    tier = decide_tier(request, bounded.bound, config.tiers, config.advice.headroom_mib, ran_out_mib)
+    if tier.reason == NO_EVIDENCE:
+        reason = PAUSED if bounded.why_not == hbm.PAUSED else NO_EVIDENCE
+        tier = dataclasses.replace(tier, reason=reason, note=_why_none(bounded.why_not, evidence, config))
+    bound = bounded.bound if request.gpu_count > 0 else None
+    summary = dataclasses.replace(_summary(evidence, config), changes_above_mib=_changes_above_mib(tier, bound, config))
+    return MemoryAdvice(tier, bound, summary)
+
+
+def _changes_above_mib(tier: TierAdvice, bound: MemoryBound | None, config: Config) -> float | None:
+    """The highest peak at which the bound, as far above it as now, is still held by the tier advised."""
+    usable_mib = [each.capacity_mib - config.advice.headroom_mib for each in config.tiers if each.name == tier.tier]
+    if bound is None or not usable_mib:
+        return None
+    return usable_mib[0] * bound.highest_mib / bound.bound_mib
+
+
+def _summary(evidence: Evidence, config: Config) -> MemoryEvidence:
+    oom, pause_days = evidence.oom, config.advice.pause_days
+    newest = [math.exp(need) / (1 + config.advice.spike_margin) for need in evidence.newest[-NEWEST_SHOWN:]]
+    return MemoryEvidence(
+        scope=evidence.scope,
+        runs=evidence.runs,
+        since_s=evidence.since_s,
+        until_s=evidence.until_s,
+        newest_peaks_mib=tuple(newest),
+        ran_out_mib=oom.capacity_mib if oom else evidence.censored_mib,
+        ran_out_s=oom.end_s if oom else None,
+        paused_until_s=oom.end_s + pause_days * 86_400 if oom and evidence.is_paused(pause_days) else None,
+    )
+
+
+def _why_none(why_not: str, evidence: Evidence, config: Config) -> str:
+    number = evidence.runs
+    runs = f"{number} measured run{'' if number == 1 else 's'}"
+    match why_not:
+        case hbm.TOO_FEW:
+            return f"{runs}, {config.advice.min_runs} needed"
+        case hbm.TOO_WIDE:
+            return f"your last {runs} differ too much"
+        case hbm.RAN_OUT:
+            return "a run seems to have run out of GPU memory, and what it needed is not known"
+        case hbm.PAUSED:
+            return "a run on a smaller tier than before seems to have run out of GPU memory"
+        case hbm.NOT_CALIBRATED:
+            return f"{runs}, and the site's record is too short to say what such evidence is worth"
+    return ""

@@ -1,0 +1,118 @@
+"""What was known of a job's memory when it was submitted, as numbers that a bound can be laid from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+FAMILY, SIMILAR = "family", "similar"
+"""Scopes: enough runs of this name itself, or of names like it only. All of one user, with as many GPUs.
+
+A user's other jobs were tried as a third: the bounds that they led to were exceeded 26 times as often as stated.
+"""
+SPREAD_RUNS = 20
+MIN_TREND_RUNS = 5
+TREND_SHARE = 0.6
+"""Share of the variance of log needs that a rising line over time must explain to count as growth."""
+MAX_GROWTH = math.log(2)
+
+
+@dataclass(frozen=True)
+class Oom:
+    """The newest suspected death of memory. is_after_move: on a smaller tier than the family had asked for before."""
+
+    capacity_mib: float
+    end_s: int
+    is_after_move: bool
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The runs of one scope that had ended at now_s (s since 1970).
+
+    runs: how many with a known need. newest: logarithms of the newest needs, MiB, oldest first, and newest_s when they
+    were submitted. highest_mib: highest measured peak of all. least_mib: highest need that is known, failed runs
+    included. censored_mib: the largest capacity at which a run was cut off; None where none was, or where a run on more
+    memory has shown a need above it. since_s, until_s: of the ends. oom: of the family, whatever the scope. set_aside:
+    how many runs say nothing, by reason.
+    """
+
+    scope: str
+    now_s: int
+    runs: int = 0
+    newest: tuple[float, ...] = ()
+    newest_s: tuple[int, ...] = ()
+    highest_mib: float = math.nan
+    least_mib: float = math.nan
+    censored_mib: float | None = None
+    since_s: int | None = None
+    until_s: int | None = None
+    oom: Oom | None = None
+    set_aside: Mapping[str, int] = field(default_factory=dict)
+
+    def supports_bound(self, min_runs: int) -> bool:
+        """Whether a bound can be laid at all: enough runs, and none of unknown height."""
+        return self.runs >= min_runs and self.censored_mib is None
+
+    def is_paused(self, pause_days: int) -> bool:
+        """Whether the family ran out of memory on a smaller tier than before, not long ago."""
+        oom = self.oom
+        return oom is not None and oom.is_after_move and self.now_s < oom.end_s + pause_days * 86_400
+
+    @cached_property
+    def growth(self) -> float:
+        """By how much, as a logarithm, need has grown since the newest of these runs was submitted; 0 without a trend.
+
+        The straight line through the logarithms over the submissions, where it explains TREND_SHARE of their
+        variance and rises. Runs submitted since then have not ended and are not seen.
+        """
+        line = _line(self.newest_s, self.newest)
+        if line is None or line.slope <= 0 or line.correlation**2 < TREND_SHARE:
+            return 0.0
+        return min(line.slope * max(self.now_s - max(self.newest_s), 0), MAX_GROWTH)
+
+    @cached_property
+    def trend(self) -> float:
+        """t value of the straight line through the logarithms in their order: above 2 to 3 they surely grow."""
+        line = _line(range(len(self.newest)), self.newest)
+        if line is None:
+            return 0.0
+        return line.correlation * math.sqrt((len(self.newest) - 2) / max(1 - line.correlation**2, 1e-9))
+
+    @cached_property
+    def spread(self) -> float:
+        """Standard deviation of the logarithms of the newest SPREAD_RUNS needs; 0 for fewer than two."""
+        newest = self.newest[-SPREAD_RUNS:]
+        number = len(newest)
+        if number < 2:
+            return 0.0
+        mean = math.fsum(newest) / number
+        return math.sqrt(math.fsum([(value - mean) ** 2 for value in newest]) / (number - 1))
+
+    def centre_and_scale(self, min_relative_spread: float) -> tuple[float, float]:
+        """Logarithm of the highest need, grown since, and the spread of a next one around it: sd sqrt(1 + 1/n)."""
+        number = max(min(self.runs, SPREAD_RUNS), 1)
+        scale = max(self.spread, min_relative_spread) * math.sqrt(1 + 1 / number)
+        return math.log(self.least_mib) + self.growth, scale
+
+
+class _Line(NamedTuple):
+    slope: float
+    correlation: float
+
+
+def _line(times: Sequence[int], values: Sequence[float]) -> _Line | None:
+    """Least squares; None for fewer than MIN_TREND_RUNS points, or where one side does not vary."""
+    number = len(values)
+    if number < MIN_TREND_RUNS:
+        return None
+    mean_t, mean_v = sum(times) / number, math.fsum(values) / number
+    offsets, heights = [time - mean_t for time in times], [value - mean_v for value in values]
+    squares_t, squares_v = math.fsum([t * t for t in offsets]), math.fsum([v * v for v in heights])
+    if squares_t <= 0 or squares_v <= 1e-18:
+        return None
+    product = math.fsum([t * v for t, v in zip(offsets, heights, strict=True)])
+    return _Line(product / squares_t, product / math.sqrt(squares_t * squares_v))

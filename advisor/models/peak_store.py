@@ -1,0 +1,192 @@
+"""Who is whose kin: a user's ended runs by name family, and the evidence they are for a next submission."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+from rapidfuzz.distance import Levenshtein
+
+from advisor.features import Submission, submissions, sweep
+from advisor.models.evidence import FAMILY, SIMILAR, Evidence, Oom
+from advisor.models.peaks import PREALLOCATED, Run, runs_of
+from almanac.config import AdviceSection, Tier
+
+NAMELESS = ("", "-")
+"""Keys of jobs whose name is unknown or empty: they are no family."""
+SIMILARITY = 0.8
+MIN_PREFIX = 4
+MAX_FAMILY_RUNS = 256
+MAX_USER_RUNS = 1024
+RETRY_S = 14 * 86_400
+
+
+@dataclass
+class _Family:
+    """What one user's family, of one GPU count, is remembered by beside its runs.
+
+    kin: all runs of names like this, oldest first. known_s: ends of its own newest min_runs runs with a known need, s
+    since 1970; reserved_s: of its newest run, where the framework reserved memory.
+    """
+
+    kin: deque[Run]
+    known_s: deque[int] = field(default_factory=deque)
+    reserved_s: int | None = None
+    largest_mib: float = 0.0
+    oom: Oom | None = None
+    failed: Run | None = None
+
+
+@dataclass
+class _User:
+    """One user's families of one GPU count, and all their runs, oldest first."""
+
+    families: dict[str, _Family] = field(default_factory=dict)
+    kin_of: dict[str, list[str]] = field(default_factory=dict)
+    runs: deque[tuple[str, Run]] = field(default_factory=lambda: deque(maxlen=MAX_USER_RUNS))
+
+    def family(self, key: str) -> _Family:
+        """The family of this key; a new one starts with what is known of names like it."""
+        if key not in self.families:
+            kin = [other for other in self.families if is_similar(key, other)]
+            past = (run for name, run in self.runs if name in kin)
+            self.families[key] = _Family(deque(past, maxlen=MAX_FAMILY_RUNS))
+            self.kin_of[key] = [key]
+            for other in kin:
+                self.kin_of[other].append(key)
+                self.kin_of[key].append(other)
+        return self.families[key]
+
+    def absorb(self, key: str, run: Run) -> None:
+        self.family(key)
+        self.runs.append((key, run))
+        for other in self.kin_of[key]:
+            self.families[other].kin.append(run)
+
+
+class PeakStore:
+    """Absorbs ended runs in the order of their ends; gives the evidence for a next one."""
+
+    def __init__(self, config: AdviceSection) -> None:
+        self._config = config
+        self._users: dict[tuple[str, int], _User] = {}
+
+    def absorb(self, job: Submission, run: Run) -> None:
+        user = self._users.setdefault((job.user, job.gpu_count), _User())
+        family = user.family(job.name_key)
+        user.absorb(job.name_key, run)
+        if run.why_not == PREALLOCATED:
+            family.reserved_s = run.end_s
+        elif run.is_known:
+            family.reserved_s = None
+            family.known_s.append(run.end_s)
+            if len(family.known_s) > self._config.min_runs:
+                family.known_s.popleft()
+        oom_mib = self._out_of_memory(family, run)
+        if oom_mib is not None:
+            family.oom = Oom(oom_mib, run.end_s, is_after_move=oom_mib < family.largest_mib)
+        if math.isfinite(run.capacity_mib):
+            family.largest_mib = max(family.largest_mib, run.capacity_mib)
+
+    def _out_of_memory(self, family: _Family, run: Run) -> float | None:
+        """The capacity that a run seems to have run out of, if this run says so: its own, or that of one before it.
+
+        A run that failed and then succeeded on a larger tier needed more than the smaller one has, unless its peak
+        says that the smaller one would have held it.
+        """
+        failed, family.failed = family.failed, None
+        if run.is_oom:
+            return run.capacity_mib
+        if run.is_failed:
+            family.failed = run
+            return None
+        if failed is None or run.submit_s < failed.end_s or run.end_s - failed.end_s > RETRY_S:
+            return None
+        if not failed.capacity_mib < run.capacity_mib or run.need_mib < failed.capacity_mib * self._config.failed_share:
+            return None
+        return failed.capacity_mib
+
+    def evidence(self, job: Submission, now_s: int) -> Evidence:
+        """Of the user's runs of this name and of names like it.
+
+        A family whose framework reserves memory is no kin of the user's others: its own runs alone speak for it.
+        """
+        user = self._users.get((job.user, job.gpu_count))
+        if user is None or job.name_key in NAMELESS:
+            return Evidence(FAMILY, now_s)
+        own = user.families.get(job.name_key)
+        if own is None:
+            return self._of([run for name, run in user.runs if is_similar(name, job.name_key)], SIMILAR, now_s, None)
+        since_s = now_s - self._config.history_days * 86_400
+        if len(own.known_s) == self._config.min_runs and own.known_s[0] >= since_s:
+            return self._of(own.kin, FAMILY, now_s, own.oom)
+        if own.reserved_s is not None and own.reserved_s >= since_s:
+            return self._of([run for name, run in user.runs if name == job.name_key], FAMILY, now_s, own.oom)
+        return self._of(own.kin, SIMILAR, now_s, own.oom)
+
+    def _of(self, kin: Iterable[Run], scope: str, now_s: int, oom: Oom | None) -> Evidence:
+        since_s = now_s - self._config.history_days * 86_400
+        runs = [run for run in kin if run.end_s >= since_s]
+        known = [run for run in runs if run.is_known]
+        newest = known[-self._config.max_runs :]
+        cut_off_mib = max((run.capacity_mib for run in known if run.is_censored), default=0.0)
+        shown_mib = max((run.need_mib for run in known if not run.is_censored), default=0.0)
+        return Evidence(
+            scope=scope,
+            now_s=now_s,
+            runs=len(known),
+            newest=tuple([math.log(run.need_mib) for run in newest]),
+            newest_s=tuple([run.submit_s for run in newest]),
+            highest_mib=max([run.peak_mib for run in known], default=math.nan),
+            least_mib=max([run.need_mib for run in runs if run.need_mib > 0], default=math.nan),
+            censored_mib=cut_off_mib if cut_off_mib > shown_mib else None,
+            since_s=known[0].end_s if known else None,
+            until_s=known[-1].end_s if known else None,
+            oom=oom,
+            set_aside=dict(Counter([run.why_not for run in runs if run.why_not])),
+        )
+
+
+def is_similar(one: str, other: str) -> bool:
+    """Whether one key begins with the other, or at most a fifth of their letters differ."""
+    short, long = sorted((one, other), key=len)
+    if len(short) >= MIN_PREFIX and long.startswith(short):
+        return True
+    return Levenshtein.normalized_similarity(one, other, score_cutoff=SIMILARITY) >= SIMILARITY
+
+
+def evidence_now(job: Submission, history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Evidence:
+    """Evidence for a live submission, from its user's jobs that ended before it."""
+    own = history[history["user"] == job.user]
+    jobs, runs = submissions(own), runs_of(own, config, tiers)
+    store = PeakStore(config)
+    for row, is_end in sweep(own):
+        run = runs[row]
+        if is_end and run is not None and run.end_s < job.submit_s:
+            store.absorb(jobs[row], run)
+    return store.evidence(job, job.submit_s)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A submission of the past with the evidence it had then, and the run that it came to (None: not ended)."""
+
+    row: int
+    submission: Submission
+    evidence: Evidence
+    run: Run | None
+
+
+def replay_peaks(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Iterator[Case]:
+    """Every submission in order of time, each with the evidence of runs that had ended before it."""
+    jobs, runs = submissions(history), runs_of(history, config, tiers)
+    store = PeakStore(config)
+    for row, is_end in sweep(history):
+        run = runs[row]
+        if not is_end:
+            yield Case(row, jobs[row], store.evidence(jobs[row], jobs[row].submit_s), run)
+        elif run is not None:
+            store.absorb(jobs[row], run)

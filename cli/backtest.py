@@ -1,0 +1,79 @@
+"""`almanac backtest`: what would have been advised, against what happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from almanac.errors import NotAllowedError
+from almanac.units import format_count
+from cli.app import App
+from cli.output import json_text, progress, show_table
+
+if TYPE_CHECKING:
+    from advisor.backtest.tier import Rate, TierScores
+
+
+@click.group("backtest")
+def command() -> None:
+    """Replay the site's own record: each job with what was known when it was submitted."""
+
+
+@command.command("tier")
+@click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
+@click.pass_obj
+def tier(app: App, as_json: bool) -> None:
+    """Would the memory advice have held? For operators.
+
+    Rates are of advised jobs whose need is known, an array counted once, with 95% intervals by bootstrap over users.
+    The accepted risk is advice.risk.
+    """
+    from advisor.backtest.tier import replay_tiers, score_tiers
+    from telemetry.history import load_history
+
+    if not app.is_operator:
+        raise NotAllowedError("a back-test looks at all users' jobs", "ask an operator")
+    store = app.open_store()
+    cluster = app.cluster(store)
+    history = load_history(store, cluster)
+    with progress("backtest") as advance:
+        advance(0, 1, f"{format_count(len(history))} jobs")
+        scores = score_tiers(replay_tiers(history, app.config))
+    if as_json:
+        click.echo(
+            json_text({"cluster": cluster, "risk": app.config.advice.risk, "groups": [_known(s) for s in scores]})
+        )
+        return
+    click.echo(f"{cluster}: accepted risk {app.config.advice.risk:.2%}")
+    _show(scores)
+
+
+def _known(scores: TierScores) -> dict[str, Any]:
+    """NaN is not JSON: null stands for it."""
+    values = dataclasses.asdict(scores)
+    for name in ("exceeded_bound", "exceeded_tier"):
+        values[name] = {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in values[name].items()}
+    return values
+
+
+def _show(scores: list[TierScores]) -> None:
+    columns = [
+        "group", "jobs", "advised", "down", "up", "above bound", "95%", "above tier", "95%", "GPU-h freed",
+    ]  # fmt: skip
+    rows = [
+        [
+            score.group, *map(format_count, (score.jobs, score.advised, score.moved_down, score.moved_up)),
+            *_rate(score.exceeded_bound), *_rate(score.exceeded_tier), format_count(round(score.freed_gpu_hours)),
+        ]
+        for score in scores
+    ]  # fmt: skip
+    show_table(columns, rows, right=columns[1:])
+
+
+def _rate(rate: Rate) -> tuple[str, str]:
+    if not rate.jobs:
+        return "-", ""
+    return f"{rate.share:.2%}", f"{rate.low:.2%}-{rate.high:.2%}"
