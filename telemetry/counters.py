@@ -35,7 +35,7 @@ class Counter:
 
 
 def _roofline(pipe: str, *more: str) -> tuple[str, ...]:
-    names = ("class", "compute_frac", "compute_sample_frac", "intensity", "intensity_bins", *more)
+    names = ("class", "compute_frac", "compute_sample_frac", "placed_samples", "intensity", "intensity_bins", *more)
     return tuple(f"{name}_{pipe}" for name in names)
 
 

@@ -66,21 +66,22 @@ def _class_shares(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
         label = jobs["job_class"] if pipe == "main pipe" else jobs[f"class_{pipe}"]
         known = label.dropna()
         rows.append((pipe, "jobs", len(known), (known == "compute").mean()))
-        compute = _main_pipe_shares(jobs) if pipe == "main pipe" else jobs[f"compute_sample_frac_{pipe}"]
-        placed = compute.notna()
-        weights = jobs["samples"][placed]
-        share = (compute[placed] * weights).sum() / weights.sum() if weights.sum() else np.nan
-        rows.append((pipe, "samples", int(placed.sum()), share))
+        compute, placed = (_of_pipe(jobs, name, pipe) for name in ("compute_sample_frac", "placed_samples"))
+        share = (compute * placed).sum() / placed.sum() if placed.sum() else np.nan
+        rows.append((pipe, "samples", int(placed.notna().sum()), share))
     found = pd.DataFrame(rows, columns=["class_by", "counted_in", "jobs", "compute_share"])
     return found[found["jobs"] > 0].assign(memory_share=lambda f: 1 - f["compute_share"])
 
 
-def _main_pipe_shares(jobs: pd.DataFrame) -> pd.Series:
-    shares = pd.Series(np.nan, index=jobs.index)
-    for pipe in PIPES:
-        is_main = jobs["main_pipe"] == pipe
-        shares[is_main] = jobs.loc[is_main, f"compute_sample_frac_{pipe}"]
-    return shares
+def _of_pipe(jobs: pd.DataFrame, metric: str, pipe: str) -> pd.Series:
+    """A metric of each job by a pipe, or by the pipe that it uses most."""
+    if pipe != "main pipe":
+        return jobs[f"{metric}_{pipe}"].astype("float64")
+    found = pd.Series(np.nan, index=jobs.index)
+    for main in PIPES:
+        is_main = jobs["main_pipe"] == main
+        found[is_main] = jobs.loc[is_main, f"{metric}_{main}"]
+    return found
 
 
 def _energy(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:

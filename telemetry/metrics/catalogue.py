@@ -44,6 +44,7 @@ def _roofline(pipe: str) -> tuple[pa.Field[pa.DataType], ...]:
         _column(f"class_{pipe}", _TEXT, "compute or memory: larger share of the time"),
         _column(f"compute_frac_{pipe}", _REAL, "share of the placed time right of the ridge"),
         _column(f"compute_sample_frac_{pipe}", _REAL, "share of the placed samples right of the ridge"),
+        _column(f"placed_samples_{pipe}", _INT, "samples that the roofline can place by this pipe; null: none"),
         _column(f"flops_{pipe}", _REAL, "flop/s achieved, all GPUs"),
         _column(f"intensity_{pipe}", _REAL, "flop per byte of device memory"),
         _column(f"intensity_bins_{pipe}", pa.list_(_INT), "samples below 1e-3, in 30 bins to 1e3, above"),

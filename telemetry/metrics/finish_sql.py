@@ -162,6 +162,7 @@ def _derived(pipe_used_frac: float) -> str:
     classes = each(
         "CASE WHEN placed_{x} IS NULL THEN NULL WHEN known_ms_{x} > 0 THEN compute_ms_{x} / known_ms_{x}"
         " END AS compute_frac_{x}, n_compute_{x} / nullif(placed_{x}, 0) AS compute_sample_frac_{x},"
+        " nullif(placed_{x}, 0) AS placed_samples_{x},"
         " CASE WHEN coalesce(compute_frac_{x}, compute_sample_frac_{x}) > 0.5 THEN 'compute'"
         " WHEN coalesce(compute_frac_{x}, compute_sample_frac_{x}) IS NOT NULL THEN 'memory' END AS class_{x},"
         " CASE WHEN mean_{x}_active_frac IS NOT NULL THEN raw_flops_{x} END AS flops_{x},"

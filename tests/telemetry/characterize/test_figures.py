@@ -150,15 +150,16 @@ def test_intensity_histograms_add_up_by_pipe_and_gpu(job: Any_, rows: Any_) -> N
 
 def test_class_shares_by_job_and_weighted_by_samples(job: Any_, rows: Any_) -> None:
     jobs = [
-        job(class_fp64="memory", compute_sample_frac_fp64=0.0, samples=300, job_class="compute", main_pipe="tensor",
-            class_tensor="compute", compute_sample_frac_tensor=1.0),
-        job(class_fp64="compute", compute_sample_frac_fp64=0.8, samples=100, job_class="compute", main_pipe="fp64"),
+        job(class_fp64="memory", compute_sample_frac_fp64=0.0, placed_samples_fp64=300, job_class="compute",
+            main_pipe="tensor", class_tensor="compute", compute_sample_frac_tensor=1.0, placed_samples_tensor=100),
+        job(class_fp64="compute", compute_sample_frac_fp64=0.8, placed_samples_fp64=100, job_class="compute",
+            main_pipe="fp64"),
     ]  # fmt: skip
     found = {(row["class_by"], row["counted_in"]): row for row in rows("fig04_class_shares", jobs)}
     assert found["fp64", "jobs"]["memory_share"] == 0.5
     assert found["fp64", "samples"]["compute_share"] == pytest.approx(0.2)
     assert (found["tensor", "jobs"]["jobs"], found["tensor", "jobs"]["compute_share"]) == (1, 1.0)
-    assert found["main pipe", "samples"]["compute_share"] == pytest.approx((300 + 80) / 400)
+    assert found["main pipe", "samples"]["compute_share"] == pytest.approx((100 + 80) / 200)
     assert ("fp32", "jobs") not in found
 
 

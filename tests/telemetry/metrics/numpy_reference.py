@@ -183,6 +183,7 @@ def _roofline(found: dict[str, Any], seen: list[Any]) -> None:
         compute_ms, placed_ms, compute, placed = np.sum([counts[pipe] for counts in per_gpu], axis=0)
         found[f"compute_frac_{pipe}"] = compute_ms / placed_ms if placed_ms else math.nan
         found[f"compute_sample_frac_{pipe}"] = compute / placed if placed else math.nan
+        found[f"placed_samples_{pipe}"] = placed or math.nan
         found[f"class_{pipe}"] = None if not placed_ms else "compute" if 2 * compute_ms > placed_ms else "memory"
         active = [mean(part[f"{pipe}_active_frac"]) for _, part in seen]
         found[f"flops_{pipe}"] = math.fsum(a * PEAKS[pipe] for a in active)

@@ -151,7 +151,7 @@ def test_a_counter_that_is_off_everywhere(status: PrometheusStatus) -> None:
     assert check.status == "warn"
     assert check.said == (
         "DCGM_FI_PROF_PIPE_FP16_ACTIVE is off on all 9 GPUs; without it class_fp16, compute_frac_fp16, "
-        "compute_sample_frac_fp16, intensity_fp16 and 3 more are null"
+        "compute_sample_frac_fp16, placed_samples_fp16 and 4 more are null"
     )
     assert '"DCGM_FI_PROF_PIPE_FP16_ACTIVE, gauge, Cycles the FP16 pipe was active (fraction)."' in check.todo
     assert "commented out" in check.todo and "CAP_SYS_ADMIN" in check.todo
