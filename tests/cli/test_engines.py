@@ -48,6 +48,9 @@ def test_without_the_extra_the_error_says_how_to_install_it(
     app: App, engine: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("telemetry.metrics.dask_engine", "telemetry.workers", "telemetry.slurm_workers"):
+        package, _, name = module.rpartition(".")
+        if module in sys.modules:  # what is imported anew below must not stay the package's
+            monkeypatch.setattr(sys.modules[package], name, sys.modules[module])
         monkeypatch.delitem(sys.modules, module, raising=False)
     for module in [name for name in sys.modules if name.split(".")[0] == missing]:
         monkeypatch.delitem(sys.modules, module)
