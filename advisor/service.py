@@ -52,9 +52,7 @@ def train(history: pd.DataFrame, config: Config, now_s: int) -> Trained:
 def _update(data: Mapping[str, Any], previous: Trained | None, config: Config, now_s: int) -> Trained:
     before = previous.artefacts() if previous else {}
     learned = {name: service.update(data[name], before.get(name), config, now_s) for name, service in BUILT_IN.items()}
-    return Trained(
-        **vars(learned["gpu_time"]), trained_s=now_s, calibration=learned["memory"], waits=learned["wait"]
-    )
+    return Trained(**vars(learned["gpu_time"]), trained_s=now_s, calibration=learned["memory"], waits=learned["wait"])
 
 
 def advise(request: Request, history: pd.DataFrame, trained: Trained | None, config: Config, now_s: int) -> Advice:

@@ -82,7 +82,10 @@ class GpuTime:
     def act(self, asked: Asked, predicted: Ranked) -> Mapping[str, Any]:
         if predicted.prediction is None:
             return {"duration": None, "priority": None}
-        return {"duration": predicted.prediction.duration, "priority": _priority(asked, predicted.prediction, predicted)}
+        return {
+            "duration": predicted.prediction.duration,
+            "priority": _priority(asked, predicted.prediction, predicted),
+        }
 
 
 def _priority(asked: Asked, prediction: Prediction, ranked: Ranked) -> PriorityAdvice | None:
