@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -124,13 +123,14 @@ def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
 
 
 def _check_open_days(app: App, store: Store, cluster: str) -> Iterator[Check]:
-    """Only a day that ended a day ago or more: one that goes on, or ended at night, is open as a matter of course."""
+    """Only days that ended a day ago or more: the newest are open as a matter of course."""
+    from telemetry.marks import day_text
+
     today = app.now_s() // DAY_S
-    late = sorted(day for day in store.open_days(cluster) if day < today - 1)
+    late = sorted(day for day in store.peek_open_days(cluster) if day < today - 1)
     if late:
-        oldest = dt.datetime.fromtimestamp(late[0] * DAY_S, dt.UTC).date().isoformat()
-        days = "1 day" if len(late) == 1 else f"{format_count(len(late))} days"
-        said = f"of {days}, the oldest {oldest}, are out of date"
+        changed = "1 day has changed" if len(late) == 1 else f"{format_count(len(late))} days have changed"
+        said = f"{changed} since they were computed, the oldest {day_text(late[0])}"
         yield Check(f"job metrics of {cluster}", "warn", said, "run `almanac summarize`")
 
 

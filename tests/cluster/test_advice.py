@@ -192,6 +192,18 @@ def test_doctor_finds_everything_in_order(almanac: Almanac, ingested: Any) -> No
     assert counters["said"] == "16 GPUs on 4 hosts, scrape interval 1 s, 17 of 17 counters on all of them"
 
 
+def test_doctor_reads_slurms_own_weights(almanac: Almanac, ingested: Any, cluster: Cluster) -> None:
+    def priority(env: dict[str, str]) -> dict[str, Any]:
+        asked = dataclasses.replace(almanac, env={**almanac.env, **env})
+        (found,) = [each for each in asked.json("doctor", "--json", ok=(0, 1)) if each["name"] == "priority"]
+        return dict(found)
+
+    found = priority({})
+    assert found["status"] == "warn"
+    assert found["details"]["lines"] == ["PriorityMaxAge=12-0", "PriorityWeightAge=12000"]
+    assert "age does not count" in found["said"]
+
+
 def test_prometheus_down_for_a_while_loses_no_job(almanac: Almanac, ingested: Any, cluster: Cluster) -> None:
     cluster.prometheus.stop()
     try:
