@@ -34,7 +34,7 @@ from advisor.models.trees import CATEGORIES
 from advisor.models.waits import Waits
 from advisor.scores import Scores
 from advisor.service import Trained
-from advisor.services.own import Learned
+from advisor.services.base import Learned
 from almanac import __version__
 from almanac.errors import SchemaVersionError, StoreError
 

@@ -106,8 +106,8 @@ def advise(app: App, request: Request) -> Advice:
 def _own(app: App, request: Request, history: pd.DataFrame, models_dir: Path) -> dict[str, dict[str, Any]]:
     """What the site's own services say; they go on as if new where what they learned cannot be read."""
     from advisor.artefacts import load_learned
-    from advisor.services.base import Asked
-    from advisor.services.own import Learned, tell_own
+    from advisor.services.base import Asked, Learned
+    from advisor.services.own import tell_own
     from almanac.errors import AlmanacError
 
     learned: dict[str, Learned] = {}

@@ -201,9 +201,9 @@ def check_priority(app: App) -> Iterator[Check]:
     except AlmanacError as error:
         yield Check("priority", bad, f"mode {priority.mode}; {error}", error.hint)
         return
-    tau = "none (age does not count)" if check.tau_s is None else f"{check.tau_s / 3600:.1f} h"
+    tau = "no tau (age does not count)" if check.tau_s is None else f"a tau of {check.tau_s / 3600:.1f} h"
     details = {"tau_s": check.tau_s, "goal_s": priority.tau_hours * 3600, "lines": check.lines, "faults": check.faults}
-    said = f"mode {priority.mode}; Slurm's weights imply a tau of {tau}, goal {priority.tau_hours:g} h"
+    said = f"mode {priority.mode}; Slurm's weights imply {tau}, goal {priority.tau_hours:g} h"
     if check.fits:
         yield Check("priority", "ok", f"{said}: fits", "", details)
         return

@@ -34,7 +34,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Asked:
-    """A submission at request.submit_s, the submitting user's own jobs (those that still run too), and the settings."""
+    """A submission at request.submit_s, the submitting user's own jobs, and the settings.
+
+    history: load_history(..., running=True) of that user; live, of the last advice.history_days.
+    """
 
     request: Request
     history: pd.DataFrame
@@ -43,6 +46,14 @@ class Asked:
     @cached_property
     def job(self) -> Submission:
         return submission_of(self.request, self.config.tiers)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a site's own service learned at updated_s: plain JSON values."""
+
+    updated_s: int
+    artefact: Any
 
 
 class Service(Protocol[Data, Artefact, Predicted]):

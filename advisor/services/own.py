@@ -13,18 +13,10 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from advisor.service import BUILT_IN
-from advisor.services.base import Asked, Record, Service
+from advisor.services.base import Asked, Learned, Record, Service
 from almanac.config import Config
 
 GROUP = "almanac.services"
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What a site's service learned at updated_s: plain JSON values."""
-
-    updated_s: int
-    artefact: Any
 
 
 @dataclass(frozen=True)
@@ -70,8 +62,8 @@ def update_own(record: Record, previous: Mapping[str, Learned], config: Config) 
     learned = {name: previous[name] for name in config.services.extra if name in previous}
     names, faults = [], dict(own.faults)
     for name, service in own.services.items():
-        before = learned[name].artefact if name in learned else None
         try:
+            before = _plain(learned[name].artefact) if name in learned else None
             data = service.fetch(dataclasses.replace(record, history=record.history.copy()))
             artefact = _plain(service.update(data, before, config, record.now_s))
         except (Exception, SystemExit) as error:

@@ -70,7 +70,7 @@ def test_weights_that_fit_are_in_order(mode: str) -> None:
 def test_weights_that_do_not_fit_are_a_fault_where_the_term_is_applied(mode: str, status: str) -> None:
     check = finding(FakeScontrol(), mode)
     assert check.status == status
-    assert "imply a tau of none (age does not count), goal 24 h: PriorityMaxAge ends before" in check.said
+    assert "imply no tau (age does not count), goal 24 h: PriorityMaxAge ends before" in check.said
     assert check.todo.endswith("in slurm.conf: PriorityMaxAge=12-0, PriorityWeightAge=12000")
     assert check.todo.startswith("before priority.mode") == (mode == "observe")
     assert check.details["lines"] == ("PriorityMaxAge=12-0", "PriorityWeightAge=12000")
