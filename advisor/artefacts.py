@@ -3,7 +3,8 @@
 <models>/duration/<version>/   meta.json (site means, quantiles, vocabularies, weights, margins, scores), and
                                mean.txt, change.txt, middle.txt (LightGBM)
 <models>/hbm/<version>/        meta.json (margins of the memory bound, recent waits)
-<models>/duration/current      the version in use of both, one line
+<models>/services/<version>/   meta.json (what the site's own services learned), where it names any
+<models>/duration/current      the version in use of all, one line
 
 A version is written to a temporary folder and renamed; `current` is replaced by rename, so that a reader sees the
 old version or the new one, and never parts of both. meta.json names the schema, the program's version, the data's
@@ -33,16 +34,21 @@ from advisor.models.trees import CATEGORIES
 from advisor.models.waits import Waits
 from advisor.scores import Scores
 from advisor.service import Trained
+from advisor.services.base import Learned
 from almanac import __version__
 from almanac.errors import SchemaVersionError, StoreError
 
 SCHEMA = 2
+KINDS = ("duration", "hbm", "services")
 VERSION = re.compile(r"\d{8}T\d{6}Z(-\d+)?")
 _RETRAIN = "run `almanac train`"
 
 
-def save(trained: Trained, models_dir: Path) -> str:
-    """Writes both artefacts as a new version and makes it current; the version. Raises StoreError."""
+def save(trained: Trained, models_dir: Path, own: Mapping[str, Learned] | None = None) -> str:
+    """Writes all artefacts as a new version and makes it current; the version. Raises StoreError.
+
+    own: what the site's own services learned.
+    """
     meta = {
         "schema": SCHEMA,
         "code_version": __version__,
@@ -57,6 +63,9 @@ def save(trained: Trained, models_dir: Path) -> str:
         calibration = {"risk": trained.calibration.risk, "margins": dict(trained.calibration.margins)}
         waits = {name: list(values) for name, values in trained.waits.table.items()}
         _write(models_dir / "hbm" / version, {**meta, "calibration": calibration, "waits": waits}, {})
+        if own:
+            services = {name: asdict(learned) for name, learned in own.items()}
+            _write(models_dir / "services" / version, {**meta, "services": services}, {})
         switch(models_dir / "duration", version)
     except OSError as error:
         raise StoreError(f"{models_dir}: cannot write the trained models: {error}", "check space and rights") from error
@@ -73,6 +82,19 @@ def load(models_dir: Path) -> Trained | None:
     hbm_meta = read_meta(models_dir / "hbm" / version)
     try:
         return _trained(meta, read_texts(folder, meta), hbm_meta)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"{folder}: meta.json lacks or garbles a field: {error!r}", _RETRAIN) from error
+
+
+def load_learned(models_dir: Path) -> dict[str, Learned]:
+    """What the site's own services learned in the current version; empty where they did not. Raises StoreError."""
+    version = current_version(models_dir)
+    folder = models_dir / "services" / (version or "")
+    if version is None or not folder.is_dir():
+        return {}
+    meta = read_meta(folder)
+    try:
+        return {str(name): Learned(int(each["updated_s"]), each["artefact"]) for name, each in meta["services"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{folder}: meta.json lacks or garbles a field: {error!r}", _RETRAIN) from error
 
@@ -160,7 +182,7 @@ def _new_version(models_dir: Path, trained_s: int) -> str:
     """The time of training, with a number where that version is there already."""
     base = datetime.fromtimestamp(trained_s, UTC).strftime("%Y%m%dT%H%M%SZ")
     version, number = base, 1
-    while any((models_dir / name / version).exists() for name in ("duration", "hbm")):
+    while any((models_dir / name / version).exists() for name in KINDS):
         number += 1
         version = f"{base}-{number}"
     return version

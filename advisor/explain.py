@@ -213,6 +213,7 @@ def to_json(advice: Advice) -> dict[str, object]:
     evidence  null, or what was looked at: scope, runs, since_s, until_s, newest_peaks_mib, ran_out_mib, ran_out_s,
               paused_until_s, changes_above_mib
     waits     expected wait per tier: tier, jobs, median_s, low_s, high_s
+    services  by name of the site's own service: updated_s, told (null: nothing), error (null: none)
     """
     request = advice.request
     return {
@@ -240,6 +241,7 @@ def to_json(advice: Advice) -> dict[str, object]:
         "set_aside": dict(advice.set_aside),
         "evidence": None if advice.evidence is None else dataclasses.asdict(advice.evidence),
         "waits": [dataclasses.asdict(wait) for wait in advice.waits],
+        "services": dict(advice.services),
         "has_evidence": advice.has_evidence,
     }
 

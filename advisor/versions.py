@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from advisor.artefacts import VERSION, current_version, read_meta, read_scores, read_texts, switch
+from advisor.artefacts import KINDS, VERSION, current_version, read_meta, read_scores, read_texts, switch
 from advisor.scores import Scores
 from almanac.errors import SchemaVersionError, StoreError
 
@@ -81,7 +81,7 @@ def prune(models_dir: Path, keep: int) -> list[str]:
     names = [each.name for each in versions(models_dir)]
     removed = [name for name in names[: max(len(names) - keep, 0)] if name != current]
     for name in removed:
-        for kind in ("duration", "hbm"):
+        for kind in KINDS:
             shutil.rmtree(models_dir / kind / name, ignore_errors=True)
     return removed
 

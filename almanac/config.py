@@ -212,6 +212,13 @@ class Priority:
 
 
 @dataclass(frozen=True)
+class Services:
+    extra: tuple[str, ...] = _key(
+        (), "names of the site's own services (Python entry points almanac.services); others are never loaded"
+    )
+
+
+@dataclass(frozen=True)
 class Tier:
     """A kind of GPU memory that can be asked for. Exactly one of constraint, gres and partition selects it."""
 
@@ -237,6 +244,7 @@ class Config:
     rolling: Rolling = Rolling()
     training: Training = Training()
     priority: Priority = Priority()
+    services: Services = Services()
     tiers: tuple[Tier, ...] = ()
     source: str = ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -158,7 +159,10 @@ class PriorityAdvice:
 
 @dataclass(frozen=True)
 class Advice:
-    """All that almanac has to say of one submission; the text is rendered from this."""
+    """All that almanac has to say of one submission; the text is rendered from this.
+
+    services: what the site's own services say, by name.
+    """
 
     request: Request
     tier: TierAdvice
@@ -168,6 +172,7 @@ class Advice:
     set_aside: Mapping[str, int] = field(default_factory=dict)
     evidence: MemoryEvidence | None = None
     waits: tuple[ExpectedWait, ...] = ()
+    services: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def has_evidence(self) -> bool:

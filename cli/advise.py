@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from almanac.errors import RequestError
+from almanac.units import printable
 from cli.app import App
 from cli.output import json_text
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from almanac.records import Advice, Request
 
 NO_EVIDENCE = 10
@@ -57,6 +61,9 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
         from advisor.explain import explain
 
         click.echo(explain(advice, why))
+        for name, said in advice.services.items():
+            if said["error"]:
+                click.echo(printable(f"service {name}: {said['error']}", 1000), err=True)
     is_silent = advice.bound is None and advice.tier.tier is None
     return NO_EVIDENCE if is_silent and request.gpu_count > 0 else 0
 
@@ -79,7 +86,7 @@ def _read_script(name: str) -> str:
 
 
 def advise(app: App, request: Request) -> Advice:
-    """The advice of the store's history for this request."""
+    """The advice of the store's history for this request, and what the site's own services say."""
     from advisor.artefacts import load
     from advisor.lifecycle import trusted
     from advisor.service import advise as decide
@@ -90,4 +97,24 @@ def advise(app: App, request: Request) -> Advice:
     since_s = request.submit_s - app.config.advice.history_days * 86400
     history = load_history(store, cluster, since_s=since_s, user=request.user, running=True)
     trained = trusted(load(store.models_dir(cluster)), app.config, app.now_s())
-    return decide(request, history, trained, app.config, app.now_s())
+    advice = decide(request, history, trained, app.config, app.now_s())
+    if not app.config.services.extra:
+        return advice
+    return dataclasses.replace(advice, services=_own(app, advice.request, history, store.models_dir(cluster)))
+
+
+def _own(app: App, request: Request, history: pd.DataFrame, models_dir: Path) -> dict[str, dict[str, Any]]:
+    """What the site's own services say; they go on as if new where what they learned cannot be read."""
+    from advisor.artefacts import load_learned
+    from advisor.services.base import Asked, Learned
+    from advisor.services.own import tell_own
+    from almanac.errors import AlmanacError
+
+    learned: dict[str, Learned] = {}
+    fault = None
+    try:
+        learned = load_learned(models_dir)
+    except AlmanacError as error:
+        fault = str(error)
+    said = tell_own(Asked(request, history, app.config), learned)
+    return {name: {**each, "error": each["error"] or fault} for name, each in said.items()}

@@ -19,6 +19,7 @@ from cli.output import json_text
 if TYPE_CHECKING:
     from telemetry.store import Store
 
+DAY_S = 86_400
 MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
 
 
@@ -30,7 +31,7 @@ _SHOWN = 5
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_obj
 def command(app: App, as_json: bool) -> int:
-    """Check configuration, store, Slurm's commands, accounting, Prometheus and its counters.
+    """Check configuration, store, Slurm's commands, accounting and weights, Prometheus and its counters.
 
     Exit code 0 where nothing failed, 1 otherwise. Nothing is written.
     """
@@ -86,6 +87,7 @@ def check_store(app: App) -> Iterator[Check]:
     yield from _check_files(store)
     for cluster in clusters:
         yield from _check_watermarks(app, store, cluster)
+        yield from _check_open_days(app, store, cluster)
 
 
 def _check_files(store: Store) -> Iterator[Check]:
@@ -113,11 +115,23 @@ def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
             yield Check(f"{source} of {cluster}", "warn", "never read", "run `almanac ingest` on a timer")
             continue
         age_s = max(0, app.now_s() - mark)
-        late = age_s > 86400
+        late = age_s > DAY_S
         said = f"read up to {format_duration(age_s)} ago"
         yield Check(
             f"{source} of {cluster}", "warn" if late else "ok", said, "see why the timer stopped" if late else ""
         )
+
+
+def _check_open_days(app: App, store: Store, cluster: str) -> Iterator[Check]:
+    """Only days that ended a day ago or more: the newest are open as a matter of course."""
+    from telemetry.marks import day_text
+
+    today = app.now_s() // DAY_S
+    late = sorted(day for day in store.peek_open_days(cluster) if day < today - 1)
+    if late:
+        changed = "1 day has changed" if len(late) == 1 else f"{format_count(len(late))} days have changed"
+        said = f"{changed} since they were computed, the oldest {day_text(late[0])}"
+        yield Check(f"job metrics of {cluster}", "warn", said, "run `almanac summarize`")
 
 
 def check_slurm(app: App) -> Iterator[Check]:
@@ -175,6 +189,41 @@ def check_models(app: App) -> Iterator[Check]:
             yield Check("models", "ok", f"{cluster}: {trained.jobs} jobs, trained {age} ago")
 
 
+def check_priority(app: App) -> Iterator[Check]:
+    """A fault is a warning while the term is only shown: nothing in Slurm depends on it yet."""
+    from advisor.decisions.priority import check_ageing
+    from telemetry.slurm.commands import controller_config
+
+    priority = app.config.priority
+    bad = "fail" if priority.mode == "apply" else "warn"
+    try:
+        check = check_ageing(controller_config(app.commands), priority)
+    except AlmanacError as error:
+        yield Check("priority", bad, f"mode {priority.mode}; {error}", error.hint)
+        return
+    tau = "no tau (age does not count)" if check.tau_s is None else f"a tau of {check.tau_s / 3600:.1f} h"
+    details = {"tau_s": check.tau_s, "goal_s": priority.tau_hours * 3600, "lines": check.lines, "faults": check.faults}
+    said = f"mode {priority.mode}; Slurm's weights imply {tau}, goal {priority.tau_hours:g} h"
+    if check.fits:
+        yield Check("priority", "ok", f"{said}: fits", "", details)
+        return
+    todo = f"in slurm.conf: {', '.join(check.lines)}"
+    if priority.mode == "observe":
+        todo = f'before priority.mode = "apply", {todo}'
+    yield Check("priority", bad, f"{said}: {'; '.join(check.faults)}", todo, details)
+
+
+def check_services(app: App) -> Iterator[Check]:
+    """The site's own; without any, nothing is said."""
+    from advisor.services.own import load_own
+
+    own = load_own(app.config.services.extra)
+    for name, fault in own.faults.items():
+        yield Check(f"service {name}", "fail", fault, "install or correct it, or take it out of services.extra")
+    if own.services:
+        yield Check("services", "ok", f"{', '.join(own.services)} can be loaded")
+
+
 PROBES: dict[str, Callable[[App], Iterator[Check]]] = {
     "configuration": check_config,
     "store": check_store,
@@ -182,4 +231,6 @@ PROBES: dict[str, Callable[[App], Iterator[Check]]] = {
     "Prometheus": check_prometheus,
     "GPU bindings": check_bindings,
     "models": check_models,
+    "services": check_services,
+    "priority": check_priority,
 }

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from almanac.units import format_count
+from almanac.units import format_count, printable
 from cli.app import App
 from cli.output import json_text, progress
 from cli.scores import scores_table, show_scores
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from advisor.service import Trained
+
+Loaded = TypeVar("Loaded")
 
 
 @click.command("train")
@@ -25,30 +30,40 @@ def command(app: App, as_json: bool) -> None:
     The newest share of the jobs (training.validation_share) is predicted from the older ones; the scores are
     taken there, beside simple baselines.
     """
-    from advisor.artefacts import save
+    from advisor.artefacts import load, load_learned, save
     from advisor.baselines import OURS
     from advisor.lifecycle import faults_of
-    from advisor.service import train
+    from advisor.service import BUILT_IN, train_site
+    from advisor.services.base import Record
+    from advisor.services.own import update_own
     from advisor.versions import prune
     from telemetry.history import load_history
 
     store = app.open_store()
     cluster = app.cluster(store)
     history = load_history(store, cluster, running=True)
-    drift = _drift(app, store.models_dir(cluster), history)
+    record = Record(store, cluster, history, app.now_s())
+    previous = _of_current(load, store.models_dir(cluster))
+    drift = _drift(app, previous, history)
     with progress("train") as advance:
         advance(0, 1, f"{format_count(len(history))} jobs")
-        trained = train(history, app.config, app.now_s())
-    version = save(trained, store.models_dir(cluster))
+        trained = train_site(record, previous, app.config)
+        own = update_own(record, _of_current(load_learned, store.models_dir(cluster)) or {}, app.config)
+    version = save(trained, store.models_dir(cluster), own.learned)
     prune(store.models_dir(cluster), app.config.training.keep_versions)
     faults = faults_of(trained, app.config, app.now_s())
+    services = [*BUILT_IN, *own.names]
     if as_json:
         click.echo(json_text({"version": version, "jobs": trained.jobs, "has_model": trained.model is not None,
-                              "scores": scores_table(trained.scores), "drift": drift, "faults": faults}))  # fmt: skip
+                              "scores": scores_table(trained.scores), "drift": drift, "faults": faults,
+                              "services": services, "service_faults": dict(own.faults)}))  # fmt: skip
         return
     for alarm in drift:
         click.echo(f"drift: {alarm}")
     click.echo(f"trained on {format_count(trained.jobs)} GPU jobs of {cluster}: version {version}")
+    click.echo(f"services updated: {printable(', '.join(services), 1000)}")
+    for name, fault in own.faults.items():
+        click.echo(printable(f"service {name}: {fault}", 1000), err=True)
     for fault in faults:
         click.echo(f"the new duration model is not used: {fault}")
     if trained.model is None:
@@ -57,15 +72,19 @@ def command(app: App, as_json: bool) -> None:
     show_scores("duration predicted by", trained.scores, OURS)
 
 
-def _drift(app: App, models_dir: Path, history: pd.DataFrame) -> list[str]:
-    """What is amiss with the version used until now; a version that cannot be read is replaced without a word."""
-    from advisor.artefacts import load
-    from advisor.lifecycle import drift_of
+def _of_current(load: Callable[[Path], Loaded], models_dir: Path) -> Loaded | None:
+    """Of the version used until now; None where it cannot be read: it is replaced without a word."""
     from almanac.errors import AlmanacError
 
     try:
-        trained = load(models_dir)
+        return load(models_dir)
     except AlmanacError:
-        return []
+        return None
+
+
+def _drift(app: App, trained: Trained | None, history: pd.DataFrame) -> list[str]:
+    """What is amiss with the version used until now."""
+    from advisor.lifecycle import drift_of
+
     drift = drift_of(trained, history, app.config, app.now_s()) if trained else None
     return list(drift.alarms) if drift else []

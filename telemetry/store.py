@@ -202,6 +202,10 @@ class Store:
         with self._lock():
             return self._marks.open_days(cluster)
 
+    def peek_open_days(self, cluster: str) -> dict[int, int]:
+        """The same for who only looks: needs no right to write, and waits for nobody."""
+        return self._marks.open_days(cluster)
+
     def close_days(self, cluster: str, done: Mapping[int, int]) -> None:
         """Close days as open_days gave them, but for those that have changed again."""
         with self._lock():

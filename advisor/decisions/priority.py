@@ -125,6 +125,20 @@ def check_ageing(slurm_conf: str, priority: Priority, tolerance: float = 0.1) ->
     return AgeingCheck(tau_s, tuple(lines), tuple(faults))
 
 
+def require_ageing(slurm_conf: str, priority: Priority) -> None:
+    """To be called before Slurm is told any term. Raises ConfigError where the site only observes or nothing fits yet.
+
+    slurm_conf: as of check_ageing.
+    """
+    if priority.mode != "apply":
+        raise ConfigError(f"priority.mode is {priority.mode}: Slurm is told no term", 'set priority.mode = "apply"')
+    check = check_ageing(slurm_conf, priority)
+    if not check.fits:
+        raise ConfigError(
+            f"the priority term is not applied: {'; '.join(check.faults)}", f"in slurm.conf: {', '.join(check.lines)}"
+        )
+
+
 def _settings(text: str) -> dict[str, str]:
     """Lower-case key to value of what matters here; defaults where the text is silent, the last of several."""
     found = {key.lower(): value for key, value in DEFAULTS.items()}

@@ -50,6 +50,11 @@ class SlurmCommands:
         return done.stdout
 
 
+def controller_config(commands: Runner) -> str:
+    """What `scontrol show config` prints: slurmctld's settings, `Key = value` lines. Raises CommandError."""
+    return commands(["scontrol", "show", "config"]).decode("utf-8", "replace")
+
+
 def _inherited() -> dict[str, str]:
     """This process's environment without what would change the commands' output or reach (SQUEUE_FORMAT, ...)."""
     changing = ("SACCT_", "SQUEUE_", "SINFO_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN")

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.decisions.priority import check_ageing, decide_priority, factor_span, share_longer, site_factor
+from advisor.decisions.priority import (
+    check_ageing,
+    decide_priority,
+    factor_span,
+    require_ageing,
+    share_longer,
+    site_factor,
+)
 from advisor.decisions.tier import decide_tier
 from almanac.config import Priority, Tier
 from almanac.errors import ConfigError
@@ -140,6 +147,20 @@ def test_weights_that_do_not_fit_are_named_with_the_lines_to_change(
 def test_a_value_that_cannot_be_read_is_named(line: str) -> None:
     with pytest.raises(ConfigError, match=line.split("=")[0]):
         check_ageing(line, Priority())
+
+
+def test_slurm_is_told_nothing_until_its_weights_fit_and_the_site_applies() -> None:
+    applied = Priority(mode="apply")
+    require_ageing(FITTING, applied)
+    with pytest.raises(ConfigError, match="is observe: Slurm is told no term"):
+        require_ageing(FITTING, Priority())
+    with pytest.raises(ConfigError, match="age does not count") as refused:
+        require_ageing("", applied)
+    assert refused.value.hint == "in slurm.conf: PriorityMaxAge=12-0, PriorityWeightAge=12000"
+    with pytest.raises(ConfigError, match="only multifactor"):
+        require_ageing(FITTING.replace("multifactor", "basic"), applied)
+    with pytest.raises(ConfigError, match="PriorityMaxAge"):
+        require_ageing("PriorityMaxAge=UNLIMITED", applied)
 
 
 QUANTILES = (60.0, 600.0, 6000.0, 60_000.0, 600_000.0)

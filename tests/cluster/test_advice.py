@@ -192,6 +192,30 @@ def test_doctor_finds_everything_in_order(almanac: Almanac, ingested: Any) -> No
     assert counters["said"] == "16 GPUs on 4 hosts, scrape interval 1 s, 17 of 17 counters on all of them"
 
 
+def test_doctor_names_the_lines_of_slurm_conf_and_is_content_with_them(
+    almanac: Almanac, ingested: Any, cluster: Cluster
+) -> None:
+    def priority() -> Any:
+        (found,) = [each for each in almanac.json("doctor", "--json") if each["name"] == "priority"]
+        return found
+
+    before = priority()
+    assert before["status"] == "warn"
+    assert before["details"]["lines"][-2:] == ["PriorityMaxAge=12-0", "PriorityWeightAge=12000"]
+    assert "age does not count" in before["said"]
+    conf = cluster.lab.slurm_conf
+    text = conf.read_text()
+    try:
+        conf.write_text(text + "\n".join(before["details"]["lines"]) + "\n")
+        cluster.lab.run("scontrol", "reconfigure")
+        after = priority()
+    finally:
+        conf.write_text(text)
+        cluster.lab.run("scontrol", "reconfigure")
+    assert (after["status"], after["details"]["lines"]) == ("ok", [])
+    assert after["said"] == "mode observe; Slurm's weights imply a tau of 24.0 h, goal 24 h: fits"
+
+
 def test_prometheus_down_for_a_while_loses_no_job(almanac: Almanac, ingested: Any, cluster: Cluster) -> None:
     cluster.prometheus.stop()
     try:

@@ -1,0 +1,75 @@
+"""The interface of a service, the four steps of the paper's framework: fetch, update, predict, act."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+import pandas as pd
+
+from advisor.features import Submission, submission_of
+from almanac.config import Config
+from almanac.records import Request
+from telemetry.store import Store
+
+Data = TypeVar("Data")
+Artefact = TypeVar("Artefact")
+Predicted = TypeVar("Predicted")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A site's record at now_s: its store, and the jobs in it, read once for all services.
+
+    history: load_history(..., running=True). More is in `store.read(table, cluster, ...)`.
+    """
+
+    store: Store
+    cluster: str
+    history: pd.DataFrame
+    now_s: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A submission at request.submit_s, the submitting user's own jobs, and the settings.
+
+    history: load_history(..., running=True) of that user; live, of the last advice.history_days.
+    """
+
+    request: Request
+    history: pd.DataFrame
+    config: Config
+
+    @cached_property
+    def job(self) -> Submission:
+        return submission_of(self.request, self.config.tiers)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a site's own service learned at updated_s: plain JSON values."""
+
+    updated_s: int
+    artefact: Any
+
+
+class Service(Protocol[Data, Artefact, Predicted]):
+    """Learns one thing of a site, and predicts it for a submission."""
+
+    def fetch(self, record: Record) -> Data:
+        """What update learns from."""
+
+    def update(self, data: Data, previous: Artefact | None, config: Config, now_s: int) -> Artefact:
+        """What is learned at now_s. previous: what was the last time; None where nothing was."""
+
+    def predict(self, asked: Asked, artefact: Artefact | None) -> Predicted:
+        """Pure. artefact: None where nothing was learned yet."""
+
+    def act(self, asked: Asked, predicted: Predicted) -> Mapping[str, Any]:
+        """What is told of a prediction: fields of `Advice`, for a site's own service plain JSON values. Pure.
+
+        What acts on Slurm reads what is told here; a service never does so itself.
+        """

@@ -1,0 +1,117 @@
+"""GPU-time: how long jobs run, and from it the place in the queue (helios-qssf-ces, 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from advisor.baselines import predictions_of, scores_of
+from advisor.decisions.priority import decide_priority
+from advisor.features import known_at
+from advisor.models.duration import DurationModel, clip_to_limit, fit, split
+from advisor.models.rolling import SiteMeans
+from advisor.prediction import Prediction, predict
+from advisor.replay import Replay, remember, replay_durations
+from advisor.scores import Floats, Scores
+from advisor.services.base import Asked, Record
+from almanac.config import Config
+from almanac.records import PriorityAdvice
+
+QUANTILES = 101
+
+
+@dataclass(frozen=True)
+class Durations:
+    """What was learned of durations. model is None where there were too few jobs for one.
+
+    jobs, since_s and until_s: how many ended jobs, the first submission and the last end; None without any.
+    gpu_time_quantiles_s: ranking GPU-times of the newest jobs at evenly spaced quantiles; () without any.
+    """
+
+    jobs: int
+    since_s: int | None
+    until_s: int | None
+    site: SiteMeans
+    model: DurationModel | None
+    gpu_time_quantiles_s: tuple[float, ...]
+    scores: Mapping[str, Scores]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A predicted duration and its place in the queue. quantiles_s: as in Durations."""
+
+    prediction: Prediction | None
+    quantiles_s: tuple[float, ...]
+
+
+class GpuTime:
+    """The service `gpu_time`: fields duration and priority of the advice."""
+
+    def fetch(self, record: Record) -> pd.DataFrame:
+        return record.history
+
+    def update(self, data: pd.DataFrame, previous: Durations | None, config: Config, now_s: int) -> Durations:
+        """From the jobs that ended before now_s; with few or none, what can be learned from them."""
+        # The model's random row samples depend on the order of rows: known_at gives one, whatever the frame's.
+        past = replay_durations(known_at(data, now_s), config.rolling)
+        past = past.select(np.isfinite(past.duration_s))
+        fitted = fit(past, config.training)
+        before, newest = (fitted.before, fitted.newest) if fitted else split(past, config.training.validation_share)
+        return Durations(
+            jobs=len(past),
+            since_s=int(past.submit_s.min()) if len(past) else None,
+            until_s=int(past.end_s.max()) if len(past) else None,
+            site=_site_means(past),
+            model=fitted.model if fitted else None,
+            gpu_time_quantiles_s=_gpu_time_quantiles(newest, fitted.model if fitted else None),
+            scores=scores_of(predictions_of(fitted.trial if fitted else None, newest, before), newest),
+        )
+
+    def predict(self, asked: Asked, artefact: Durations | None) -> Ranked:
+        """prediction is None where nothing is known of the user or the site, and no model is trained."""
+        job, site = asked.job, artefact.site if artefact else None
+        memory = remember(job.user, asked.history, job.submit_s, asked.config.rolling, site)
+        prediction = predict([job], [memory.know(job)], artefact.model if artefact else None)[0]
+        return Ranked(prediction, artefact.gpu_time_quantiles_s if artefact else ())
+
+    def act(self, asked: Asked, predicted: Ranked) -> Mapping[str, Any]:
+        if predicted.prediction is None:
+            return {"duration": None, "priority": None}
+        return {
+            "duration": predicted.prediction.duration,
+            "priority": _priority(asked, predicted.prediction, predicted),
+        }
+
+
+def _priority(asked: Asked, prediction: Prediction, ranked: Ranked) -> PriorityAdvice | None:
+    """None for a job without GPUs: it has no GPU-time."""
+    job, duration = asked.job, prediction.duration
+    if not job.gpu_count:
+        return None
+    cautious_s = (duration.high_s or duration.duration_s) * job.gpu_count
+    return decide_priority(
+        prediction.rank_gpu_time_s, cautious_s, prediction.overran, job.user, ranked.quantiles_s, asked.config.priority
+    )
+
+
+def _site_means(past: Replay) -> SiteMeans:
+    site = SiteMeans()
+    for gpu_count, duration_s in zip(past.features.number("gpu_count").tolist(), past.duration_s.tolist(), strict=True):
+        site.add(int(gpu_count), duration_s)
+    return site
+
+
+def _gpu_time_quantiles(newest: Replay, model: DurationModel | None) -> tuple[float, ...]:
+    rank_s: Floats = clip_to_limit(newest.rolling_s, newest.features)
+    if model is not None and len(rank_s):
+        rank_s = model.predict_all(newest.features, newest.rolling_s).rank_s
+    gpu_time_s = rank_s * newest.features.number("gpu_count")
+    gpu_time_s = gpu_time_s[gpu_time_s > 0]
+    if not len(gpu_time_s):
+        return ()
+    return tuple(np.quantile(gpu_time_s, np.linspace(0, 1, QUANTILES)).tolist())

@@ -1,0 +1,118 @@
+"""doctor on Slurm's weights and on open days, with commands that answer as Slurm does."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from almanac.config import Config, parse_config
+from almanac.errors import CommandError
+from cli.app import App
+from cli.doctor import check_priority, check_store
+from cli.findings import Check
+from telemetry.marks import Marks
+from telemetry.store import Store
+
+SHOWN = """Configuration data as of 2026-11-21T08:00:00
+PriorityParameters      = (null)
+PrioritySiteFactorParameters = (null)
+PriorityType            = {kind}
+PriorityDecayHalfLife   = 7-00:00:00
+PriorityMaxAge          = {max_age}
+PriorityUsageResetPeriod = NONE
+PriorityWeightAge       = {weight}
+PriorityWeightAssoc     = 0
+PriorityWeightTRES      = (null)
+SlurmctldHost[0]        = ctl
+
+Slurmctld(primary) at ctl is UP
+"""
+"""Lines of `scontrol show config` of Slurm 22.05; without multifactor it prints none of the weights."""
+
+
+@dataclass
+class FakeScontrol:
+    kind: str = "priority/multifactor"
+    max_age: str = "7-00:00:00"
+    weight: str = "0"
+
+    def __call__(self, argv: Sequence[str]) -> bytes:
+        assert list(argv) == ["scontrol", "show", "config"]
+        return SHOWN.format(**vars(self)).encode()
+
+
+def stopped(argv: Sequence[str]) -> bytes:
+    raise CommandError("scontrol show config ended with 1: Unable to contact slurm controller", "run scontrol by hand")
+
+
+def finding(commands: Any, mode: str = "observe") -> Check:
+    app = App()
+    app.__dict__["config"] = parse_config({"priority": {"mode": mode}})
+    app.__dict__["commands"] = commands
+    (check,) = check_priority(app)
+    return check
+
+
+@pytest.mark.parametrize("mode", ["observe", "apply"])
+def test_weights_that_fit_are_in_order(mode: str) -> None:
+    check = finding(FakeScontrol(max_age="12-00:00:00", weight="12000"), mode)
+    assert (check.status, check.todo) == ("ok", "")
+    assert check.said == f"mode {mode}; Slurm's weights imply a tau of 24.0 h, goal 24 h: fits"
+    assert check.details["tau_s"] == pytest.approx(86_400)
+
+
+@pytest.mark.parametrize(("mode", "status"), [("observe", "warn"), ("apply", "fail")])
+def test_weights_that_do_not_fit_are_a_fault_where_the_term_is_applied(mode: str, status: str) -> None:
+    check = finding(FakeScontrol(), mode)
+    assert check.status == status
+    assert "imply no tau (age does not count), goal 24 h: PriorityMaxAge ends before" in check.said
+    assert check.todo.endswith("in slurm.conf: PriorityMaxAge=12-0, PriorityWeightAge=12000")
+    assert check.todo.startswith("before priority.mode") == (mode == "observe")
+    assert check.details["lines"] == ("PriorityMaxAge=12-0", "PriorityWeightAge=12000")
+
+
+def test_the_tau_of_other_weights_is_told() -> None:
+    assert "a tau of 72.0 h" in finding(FakeScontrol(max_age="12-00:00:00", weight="4000")).said
+
+
+def test_priority_basic_never_adds_a_term() -> None:
+    check = finding(FakeScontrol("priority/basic", "12-00:00:00", "12000"), "apply")
+    assert (check.status, check.todo) == ("fail", "in slurm.conf: PriorityType=priority/multifactor")
+
+
+@pytest.mark.parametrize(("mode", "status"), [("observe", "warn"), ("apply", "fail")])
+def test_settings_that_cannot_be_read_are_said(mode: str, status: str) -> None:
+    check = finding(stopped, mode)
+    assert (check.status, check.todo) == (status, "run scontrol by hand")
+    assert "Unable to contact slurm controller" in check.said
+    assert finding(FakeScontrol(max_age="UNLIMITED"), mode).status == status
+
+
+@pytest.mark.parametrize(
+    ("ages", "said"),
+    [
+        ((), None),
+        ((0, 1), None),
+        ((1, 2), "1 day has changed since they were computed, the oldest {oldest}"),
+        ((0, 30, 3), "2 days have changed since they were computed, the oldest {oldest}"),
+    ],
+)
+def test_days_that_no_summary_has_closed_are_a_warning(tmp_path: Path, ages: tuple[int, ...], said: str | None) -> None:
+    app = App(store_path=str(tmp_path))
+    app.__dict__["config"] = Config()
+    Store.create(tmp_path)
+    (tmp_path / "jobs" / "cluster=lab").mkdir(parents=True)
+    today = app.now_s() // 86_400
+    Marks(tmp_path / "watermarks").reopen("lab", [today - age for age in ages])
+    found = [check for check in check_store(app) if check.name == "job metrics of lab"]
+    if said is None:
+        assert found == []
+        return
+    (check,) = found
+    oldest = dt.datetime.fromtimestamp((today - max(ages)) * 86_400, dt.UTC).date().isoformat()
+    assert (check.status, check.said, check.todo) == ("warn", said.format(oldest=oldest), "run `almanac summarize`")
