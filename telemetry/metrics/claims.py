@@ -13,7 +13,8 @@ from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.hours import HOUR_MS
 from telemetry.metrics.runs import Array
 
-_PLAIN = ("job", "start_ms", "end_ms", "steady_from_ms", "steady_until_ms", "offset_ms")
+NO_LABEL = -1
+_PLAIN = ("job", "start_ms", "end_ms", "steady_from_ms", "steady_until_ms", "offset_ms", "label")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Claims:
     steady_from_ms: Array
     steady_until_ms: Array
     offset_ms: Array
+    label: Array
     is_mig: Array
     ridges: dict[str, Array]
     unit: Array

@@ -12,6 +12,7 @@ from almanac.config import Filters
 from almanac.hardware import GpuModel, find_gpu_model, gpu_models
 from telemetry.attribution import Attribution, Job
 from telemetry.metrics.catalogue import PIPES
+from telemetry.metrics.claims import NO_LABEL
 from telemetry.metrics.filters import host_filter, set_aside
 from telemetry.metrics.inventory import Survey
 from telemetry.metrics.preallocation import steady_span_ms
@@ -37,6 +38,7 @@ CLAIM_FRAME = schema_of(
         "steady_from_ms": pa.int64(),
         "steady_until_ms": pa.int64(),
         "offset_ms": pa.int64(),
+        "label": pa.int64(),
         **{field.name: field.type for field in _HARDWARE},
     }
 )
@@ -66,7 +68,8 @@ def claim_frame(jobs: Sequence[Job], attribution: Attribution, seen: Survey) -> 
     """Claims with what the metrics want to know of each: its job's steady span, its GPU's capacity and ridges.
 
     A GPU is of the model that it had on the first day of the claim on which that is known.
-    offset_ms: where windows begin; 0 is full UTC minutes (see `labels.aligned`).
+    offset_ms: where windows begin; 0 is full UTC minutes (see `labels.aligned`). label: the job id that the exporter's
+    label gave to the claim, NO_LABEL where it is known otherwise.
     """
     table, models = attribution.claims, unit_models(seen)
     hardware: list[tuple[str | float | None, ...]] = []
@@ -83,12 +86,14 @@ def claim_frame(jobs: Sequence[Job], attribution: Attribution, seen: Survey) -> 
     held = table_of(_HARDWARE, hardware).take(pa.array(places, pa.int64()))
     spans = np.array([steady_span_ms(job.start_s, job.end_s) for job in jobs], np.int64).reshape(-1, 2)
     steady_from_ms, steady_until_ms = spans[table["job"].to_numpy()].T
+    by_label = [job.job_id if attribution.origin.get(n) == "label" else NO_LABEL for n, job in enumerate(jobs)]
     columns = {
         "claim": np.arange(table.num_rows),
         **{name: table[name] for name in table.column_names},
         "steady_from_ms": steady_from_ms,
         "steady_until_ms": steady_until_ms,
         "offset_ms": np.zeros(table.num_rows, np.int64),
+        "label": np.array(by_label, np.int64)[table["job"].to_numpy()],
         **{name: held[name] for name in held.column_names},
     }
     return pa.table(columns).cast(CLAIM_FRAME)

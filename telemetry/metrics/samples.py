@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.claims import Claims
+from telemetry.metrics.claims import NO_LABEL, Claims
 from telemetry.metrics.hours import HOUR_MS, Hour, MisplacedError
 from telemetry.metrics.runs import Array, Runs, ragged
 
@@ -89,6 +89,7 @@ class Samples:
             np.searchsorted(units.key, run * HOUR_MS + np.clip(bound[claim] - hour.start_ms, 0, HOUR_MS))
             for bound in (claims.start_ms, claims.end_ms)
         )
+        low, high = _own(hour, claims.label[claim], low, high)
         held = np.flatnonzero(high > low)
         held = held[np.argsort(low[held], kind="stable")]
         runs, take = _taken(low[held], high[held], len(units.key))
@@ -117,6 +118,27 @@ class Samples:
         if name in _KEPT:
             self._counters[name] = counter
         return counter
+
+
+def _own(hour: Hour, label: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """Rows low..high of claims without those at either end that carry the label of another job.
+
+    Accounting knows whole seconds: in the one in which a job begins, its GPU may still show the job before it.
+    """
+    column: Any = hour.read("job_label") if (label != NO_LABEL).any() else None
+    if column is None:
+        return low, high
+    said = np.append(column.fill_null(NO_LABEL).to_numpy(), NO_LABEL)
+
+    def is_foreign(row: Array) -> Array:
+        found: Array = (low < high) & (label != NO_LABEL) & (said[row] != NO_LABEL) & (said[row] != label)
+        return found
+
+    while (foreign := is_foreign(low)).any():
+        low = low + foreign
+    while (foreign := is_foreign(high - 1)).any():
+        high = high - foreign
+    return low, high
 
 
 def _taken(low: Array, high: Array, rows: int) -> tuple[Runs, Callable[[Array], Array]]:

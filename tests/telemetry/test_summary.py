@@ -250,6 +250,25 @@ def test_a_job_that_still_runs_may_be_bound_to_the_same_gpu(site: Site) -> None:
     assert site.verdicts() == {1: DOUBLY_BOUND}
 
 
+def test_samples_at_a_jobs_ends_with_the_label_of_another_job_are_not_its_own(site: Site) -> None:
+    """In the second in which job 2 begins, GPU 0 still shows job 1; its last sample shows job 3. One has no label."""
+    sixth = 1 / 6
+    site.telemetry(
+        samples("n1", 0, 1, 2 + sixth, hbm=6000.0, label=1),
+        samples("n1", 0, 2 + sixth, 2 + 2 * sixth, hbm=2000.0, label=2),
+        samples("n1", 0, 2 + 2 * sixth, 2 + 3 * sixth, hbm=2000.0),
+        samples("n1", 0, 2 + 3 * sixth, 3 - sixth, hbm=2000.0, label=2),
+        samples("n1", 0, 3 - sixth, 3, hbm=7000.0, label=3),
+        samples("n1", 1, 1, 3),
+    )
+    site.jobs(job(1, 1, 2, "n1", 1), job(2, 2, 3, "n1", 1))
+    counts = site.summarize()
+    found = site.found()
+    assert (found[1, 1]["samples"], found[1, 1]["hbm_peak_mib"]) == (6, 6000.0)
+    assert (found[2, 2]["samples"], found[2, 2]["hbm_peak_mib"]) == (4, 2000.0)
+    assert (counts.samples, counts.samples_without_job) == (24, 14)
+
+
 def test_a_neighbours_label_counts_wherever_it_stands(site: Site) -> None:
     """Job 2 carries its label a day after job 1 ended, and had GPU 0 all along."""
     site.telemetry(node("n1", 0, 60), samples("n1", 0, 60, 72, label=2), samples("n1", 1, 60, 72))
