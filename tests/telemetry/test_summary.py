@@ -149,6 +149,23 @@ def test_a_long_span_is_looked_at_in_parts_with_the_same_result(
     assert filled.open_days == []
 
 
+def step(job_id: int, name: str, submit_h: float, first_h: float, last_h: float) -> dict[str, Any]:
+    submit_s, start_s, end_s = (round(T0_S + hour * 3600) for hour in (submit_h, first_h, last_h))
+    return {"job_id": job_id, "submit_s": submit_s, "step": name, "start_s": start_s, "end_s": end_s, "gpu_count": 2}
+
+
+def test_steps_open_the_last_day_of_their_job_only_and_old_ones_nothing(site: Site) -> None:
+    long, late = job(1, 1, 80, "n1", 2), job(2, 100, 101, "n1", 2)
+    own = [step(1, "0", 1, 1, 40), step(1, "1", 1, 40, 80)]
+    assert site.steps(*own) == []  # read before their job: that opens its days
+    assert site.jobs(long, late) == [0, 1, 2, 3, 4]
+    site.summarize()
+    assert site.steps(*own, step(1, "2", 1, 41, 42)) == [3]
+    site.summarize()
+    # Read again, as every ingest does with the newest hours, beside a new one of another job.
+    assert site.steps(*own, step(2, "0", 100, 100, 101)) == [4]
+
+
 def test_a_span_closes_the_days_that_lie_within_it(filled: Site) -> None:
     filled.summarize(T0_S, T0_S + 30 * 3600)
     assert filled.open_days == [1]
