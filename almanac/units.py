@@ -5,9 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import re
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTP]?)B?[cn]?", re.IGNORECASE)
-_KIB = {"K": 1, "": 1024, "M": 1024, "G": 1024**2, "T": 1024**3, "P": 1024**4}
-
 
 def parse_time_limit(text: str) -> int | None:
     """Seconds of a Slurm time: "90" (minutes), "MM:SS", "HH:MM:SS", "D-HH[:MM[:SS]]". None: no limit.
@@ -28,14 +25,6 @@ def parse_time_limit(text: str) -> int | None:
     if len(fields) == 3:
         return fields[0] * 3600 + fields[1] * 60 + fields[2]
     return fields[0] * 60 + (fields[1] if len(fields) == 2 else 0)
-
-
-def parse_mib(text: str) -> float:
-    """MiB of a Slurm size such as "32000M", "4Gn", "1.5T"; without a unit, MiB. Raises ValueError."""
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
-        raise ValueError(f"not a Slurm size: {text!r} (expected a number with K, M, G, T or P)")
-    return float(match[1]) * _KIB[match[2].upper()] / 1024
 
 
 def format_duration(seconds: float) -> str:

@@ -94,8 +94,8 @@ def advise(app: App, request: Request) -> Advice:
 
     store = app.open_store()
     cluster = app.cluster(store)
-    since_s = request.submit_s - app.config.advice.history_days * 86400
-    history = load_history(store, cluster, since_s=since_s, user=request.user, running=True)
+    # All of the user's jobs, as in training: features count a user's runs from the first one on.
+    history = load_history(store, cluster, user=request.user, running=True)
     trained = trusted(load(store.models_dir(cluster)), app.config, app.now_s())
     advice = decide(request, history, trained, app.config, app.now_s())
     if not app.config.services.extra:

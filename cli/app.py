@@ -90,6 +90,11 @@ class App:
         except KeyError:
             return False
 
+    def require_operator(self, why: str) -> None:
+        """Raises NotAllowedError, which says why, where the caller is no operator."""
+        if not self.is_operator:
+            raise NotAllowedError(f"{self.caller} is no operator, and {why}", "ask an operator")
+
     def visible_user(self, asked: str | None) -> str:
         """The user whose jobs are looked at. Raises NotAllowedError where the caller may not."""
         if asked is None or asked == self.caller:

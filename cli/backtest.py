@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from almanac.errors import NotAllowedError
 from almanac.units import format_count
 from cli.app import App
 from cli.output import json_text, progress, show_table
@@ -34,8 +33,7 @@ def tier(app: App, as_json: bool) -> None:
     from advisor.backtest.tier import replay_tiers, score_tiers
     from telemetry.history import load_history
 
-    if not app.is_operator:
-        raise NotAllowedError("a back-test looks at all users' jobs", "ask an operator")
+    app.require_operator("a back-test looks at everybody's jobs")
     store = app.open_store()
     cluster = app.cluster(store)
     history = load_history(store, cluster)

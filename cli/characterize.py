@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from almanac.errors import NotAllowedError
 from almanac.units import format_count
 from cli.app import App
 from cli.ingest import moment
@@ -39,8 +38,7 @@ def command(app: App, starttime: str | None, endtime: str | None, folder: Path |
     """
     from telemetry.characterize import characterize, load_population, write_tables
 
-    if not app.is_operator:
-        raise NotAllowedError(f"{app.caller} is no operator, and these tables are of everybody's jobs", "ask one")
+    app.require_operator("these tables are of everybody's jobs")
     store = app.open_store()
     cluster = app.cluster(store)
     since_s, until_s = moment(starttime or "now-30days", app.now_s()), moment(endtime, app.now_s())

@@ -31,8 +31,9 @@ capacity_mib = 81920
 gpu_model = "A100-80"
 constraint = "hbm80g"
 """
+FIRST_LINE = "# Written by `almanac demo`: the generated site's two memory tiers, and the account of its staff."
 CONFIG = f"""\
-# Written by `almanac demo`: the generated site's two memory tiers, and the account of its staff.
+{FIRST_LINE}
 [site]
 cluster = "demo"
 
@@ -69,12 +70,17 @@ def command(app: App, folder: Path, seed: int) -> None:
 def _prepare(folder: Path) -> App:
     """An empty demo folder with its configuration; an earlier demo is replaced, anything else is left alone."""
     config = folder / "almanac.toml"
-    if folder.exists() and any(folder.iterdir()) and not config.exists():
+    if folder.exists() and any(folder.iterdir()) and not _is_demo(config):
         raise StoreError(f"{folder} holds files that are no demo", "name another folder with --dir")
     shutil.rmtree(folder / "store", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     config.write_text(CONFIG, encoding="utf-8")
     return App(config_path=str(config), store_path=str(folder / "store"))
+
+
+def _is_demo(config: Path) -> bool:
+    """Whether a demo wrote it: a site's own almanac.toml may have its store beside it."""
+    return config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(FIRST_LINE)
 
 
 def _step(text: str) -> None:

@@ -49,9 +49,11 @@ def open_engine(app: App, engine: str, scheduler: str | None = None) -> Iterator
 
         manager = _workers(app, engine, scheduler)
     with contextlib.ExitStack() as stack:
-        # A timer that is stopped, or a login node that shuts down, must not leave jobs behind.
-        former = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-        stack.callback(signal.signal, signal.SIGTERM, former)
+        # A timer that is stopped, a login node that shuts down, or a lost terminal must not leave jobs behind.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                former = signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+                stack.callback(signal.signal, number, former)
         yield DaskMapper(lambda: stack.enter_context(manager))
 
 

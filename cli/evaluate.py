@@ -30,7 +30,7 @@ TABLES = {
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 @click.pass_obj
 def command(app: App, share: float, as_json: bool) -> None:
-    """Predict the newest jobs as they came, and say how good that was, beside simple predictors.
+    """Predict the newest jobs as they came, and say how good that was, beside simple predictors. For operators.
 
     Time is replayed: every training.retrain_hours the models are trained on what had ended by then, and each job is
     predicted from what was known when it was submitted. Nothing is written.
@@ -39,6 +39,7 @@ def command(app: App, share: float, as_json: bool) -> None:
     from advisor.evaluation import evaluate
     from telemetry.history import load_history
 
+    app.require_operator("an evaluation looks at everybody's jobs")
     store = app.open_store()
     cluster = app.cluster(store)
     history = load_history(store, cluster, running=True)

@@ -99,6 +99,8 @@ def command(
         raise NotAllowedError(f"{app.caller} is no operator, and may see only their own jobs", "leave -a out")
     if as_json + as_csv + parsable > 1:
         raise click.UsageError("--json, --csv and -P are three ways to print: give one")
+    if steps and chosen:
+        raise click.UsageError("--columns is of jobs; --steps has columns of its own")
     asked = Asked(
         since_s=moment(starttime or "now-30days", app.now_s()),
         until_s=moment(endtime, app.now_s()),
@@ -114,10 +116,9 @@ def command(
     check_columns("--sort", [sort.removeprefix("-")] if sort else [], _columns_of("sortable"))
     is_table = not (as_json or as_csv or parsable)
     found = find(app, asked, COLUMNS if steps else names or COLUMNS)
-    if steps and found.rows:
+    if steps and (found.rows or not is_table):
         show_steps(app, found.rows, as_json=as_json, separator="|" if parsable else "," if as_csv else "")
-        return
-    if as_json:
+    elif as_json:
         click.echo(json_text(found.rows))
     elif not is_table:
         write_separated(names or COLUMNS, found.rows, "|" if parsable else ",", is_for_spreadsheets=as_csv)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the versions as JSON.")
 @click.pass_obj
 def command(app: App, chosen: str | None, rollback: bool, as_json: bool) -> None:
-    """List the trained versions with their span and scores, or change the one that is used.
+    """List the trained versions with their span and scores, or change the one that is used. For operators.
 
     The next training makes its own version the one that is used.
     """
@@ -30,6 +30,7 @@ def command(app: App, chosen: str | None, rollback: bool, as_json: bool) -> None
 
     if chosen and rollback:
         raise click.UsageError("--use and --rollback: give one of them")
+    app.require_operator("the models are the site's")
     store = app.open_store()
     models_dir = store.models_dir(app.cluster(store))
     if chosen:

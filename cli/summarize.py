@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from almanac.errors import NotAllowedError
 from cli.app import App
 from cli.engines import engine_options, open_engine
 from cli.ingest import moment
@@ -33,8 +32,7 @@ def command(
     """
     since_s, until_s = moment(starttime, app.now_s()), moment(endtime, app.now_s())
     store = app.open_store()
-    if not app.is_operator:
-        raise NotAllowedError(f"{app.caller} is no operator, and job metrics are everybody's", "ask an operator")
+    app.require_operator("job metrics are everybody's")
     with open_engine(app, engine, scheduler) as mapper:
         counts = run(app, store, app.cluster(store), since_s=since_s, until_s=until_s, mapper=mapper)
     if as_json:

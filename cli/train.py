@@ -25,7 +25,7 @@ Loaded = TypeVar("Loaded")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 @click.pass_obj
 def command(app: App, as_json: bool) -> None:
-    """Fit the duration and memory predictors to what the store holds, and say how good they are.
+    """Fit the duration and memory predictors to what the store holds, and say how good they are. For operators.
 
     The newest share of the jobs (training.validation_share) is predicted from the older ones; the scores are
     taken there, beside simple baselines.
@@ -39,6 +39,7 @@ def command(app: App, as_json: bool) -> None:
     from advisor.versions import prune
     from telemetry.history import load_history
 
+    app.require_operator("training looks at everybody's jobs")
     store = app.open_store()
     cluster = app.cluster(store)
     history = load_history(store, cluster, running=True)

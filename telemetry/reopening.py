@@ -110,6 +110,31 @@ def _binding_days(store: Store, cluster: str, rows: pa.Table) -> set[int]:
 
 
 def _step_days(store: Store, cluster: str, rows: pa.Table) -> set[int]:
-    """Days of the steps: their jobs ran on them too. A job that is not known yet opens its days when it comes."""
-    spans = rows.filter(~pc.field("start_s").is_null() & ~pc.field("end_s").is_null()).select(["start_s", "end_s"])
-    return {day for row in spans.to_pylist() for day in _days(row["start_s"], row["end_s"])}
+    """The last day of each run that has a changed step: it is then computed whole, and no other needs its steps.
+
+    A run that has not ended as far as is known opens the day of its end when that comes.
+    """
+    since_s, until_s = pc.min(rows["submit_s"]).as_py(), pc.max(rows["submit_s"]).as_py() + 1
+    key = TABLES["steps"].key
+    known = {
+        tuple(row[name] for name in key): row
+        for row in store.read("steps", cluster, None, since_s, until_s).to_pylist()
+    }
+    changed = {
+        (row["job_id"], row["submit_s"])
+        for row in rows.to_pylist()
+        if _says_more(row, known.get(tuple(row[name] for name in key)))
+    }
+    ids = pa.array(sorted({job_id for job_id, _ in changed}), pa.int64())
+    runs = load_runs(store, cluster).filter(~pc.field("end_s").is_null() & pc.field("job_id").isin(ids))
+    return {
+        day
+        for run in runs.to_pylist()
+        if (run["job_id"], run["submit_s"]) in changed
+        for day in _days(run["until_s"] - 1, run["until_s"])
+    }
+
+
+def _says_more(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
+    """Whether storing a row changes anything: a null never erases a known value."""
+    return known is None or any(value is not None and value != known[name] for name, value in row.items())

@@ -117,7 +117,7 @@ def check_ageing(slurm_conf: str, priority: Priority, tolerance: float = 0.1) ->
         max_age_s = math.ceil(needed_s / DAY_S) * DAY_S
         lines.append(f"PriorityMaxAge={max_age_s // DAY_S}-0")
         faults.append("PriorityMaxAge ends before the longest job has been waited for: it could starve")
-    wanted = round(priority.points_per_e * max_age_s / goal_s)
+    wanted = max(round(priority.points_per_e * max_age_s / goal_s), 1)
     if not weight or abs(math.log(wanted / weight)) > math.log1p(tolerance):
         lines.append(f"PriorityWeightAge={wanted}")
         now = "age does not count" if tau_s is None else f"a job e times as long waits {tau_s / 3600:.1f} h longer"

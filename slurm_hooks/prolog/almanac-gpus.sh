@@ -74,6 +74,16 @@ write_map() {
     rmdir "$map.lock"
 }
 
+# For the map that another job has written, as long as nvidia-smi may take. Fails where that hangs.
+wait_for_map() {
+    tries=150
+    while [ -d "$map.lock" ] && [ $tries -gt 0 ]; do
+        sleep 1
+        tries=$((tries - 1))
+    done
+    [ ! -d "$map.lock" ]
+}
+
 record() {
     dir=${ALMANAC_PROLOG_DIR:-/var/spool/almanac/gpus}
     [ -d "$dir" ] || mkdir -p "$dir" || return
@@ -112,7 +122,7 @@ main() {
     *GPU-* | *MIG-*) devices=$CUDA_VISIBLE_DEVICES ;;
     esac
     if [ "$when" = map ]; then
-        write_map && record
+        { write_map || wait_for_map; } && record
         return
     fi
     if [ "$when" = prolog ]; then

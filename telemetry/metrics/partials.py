@@ -64,11 +64,6 @@ class Partials:
         return sum(table.nbytes for table in self.tables)
 
 
-def no_partials() -> Partials:
-    """What no files give."""
-    return _merged([])
-
-
 def compute_partials(
     db: duckdb.DuckDBPyConnection, files: Files, claims: pa.Table, options: Options, counted_ms: tuple[int, int]
 ) -> Partials:

@@ -112,6 +112,13 @@ def test_with_slurms_age_the_order_is_that_of_ln_gpu_time_and_submission(first: 
 FITTING = "PriorityType=priority/multifactor\nPriorityMaxAge=12-0\nPriorityWeightAge=12000\n"
 
 
+def test_weights_too_small_for_whole_points_are_a_finding_not_a_crash() -> None:
+    """One point per e and six hours of age against a goal of 24 h: a quarter of a point."""
+    narrow = Priority(points_per_e=1, min_gpu_time_s=60, max_gpu_time_s=66)
+    check = check_ageing("PriorityMaxAge=0-6\nPriorityWeightAge=5", narrow)
+    assert check.lines == ("PriorityWeightAge=1",)
+
+
 def test_weights_that_fit_need_no_change() -> None:
     check = check_ageing(FITTING, Priority())
     assert check.fits

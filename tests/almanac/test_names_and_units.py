@@ -15,7 +15,6 @@ from almanac.units import (
     cell_text,
     format_duration,
     format_gib,
-    parse_mib,
     parse_moment,
     parse_time_limit,
     printable,
@@ -55,13 +54,6 @@ def test_no_time_limit_is_none_and_nonsense_is_named() -> None:
     assert parse_time_limit("UNLIMITED") is None
     with pytest.raises(ValueError, match="'soon'"):
         parse_time_limit("soon")
-
-
-@pytest.mark.parametrize(
-    ("text", "mib"), [("32000M", 32000), ("4G", 4096), ("4Gn", 4096), ("1.5T", 1572864), ("2048K", 2), ("7", 7)]
-)
-def test_sizes_are_mib(text: str, mib: float) -> None:
-    assert parse_mib(text) == mib
 
 
 def test_moments_are_read_as_sacct_reads_them() -> None:

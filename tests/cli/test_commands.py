@@ -137,6 +137,20 @@ def test_another_users_jobs_are_refused_to_a_plain_user(site: CommandLine) -> No
     assert done.stdout.strip() == "refused 6"
 
 
+@pytest.mark.parametrize(
+    "command", [["train"], ["evaluate"], ["models"], ["models", "--rollback"], ["backtest", "tier"], ["jobs", "-a"]]
+)
+def test_what_looks_at_everybodys_jobs_is_for_operators(site: CommandLine, command: list[str]) -> None:
+    program = (
+        "import os; os.getuid = lambda: 65533\n"
+        "from cli.main import main\n"
+        f"main(['--store', {str(site.folder / 'store')!r}, *{command!r}])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (6, "")
+    assert "no operator" in done.stderr
+
+
 def test_training_is_scored_beside_baselines_and_kept(site: CommandLine) -> None:
     outcome = site.json("train", "--json")
     assert outcome["has_model"] is True

@@ -34,11 +34,22 @@ def test_the_local_engine_is_this_process(app: App) -> None:
 
 @pytest.mark.parametrize("engine", ["dask", "slurm"])
 def test_an_engine_that_is_not_used_starts_nothing_and_leaves_signals_alone(app: App, engine: str) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     with open_engine(app, engine):
-        assert signal.getsignal(signal.SIGTERM) is not before
-    assert signal.getsignal(signal.SIGTERM) is before
+        for number, former in zip(numbers, before, strict=True):
+            assert signal.getsignal(number) is not former
+    assert [signal.getsignal(number) for number in numbers] == before
     assert not Path(app.store_root).exists()
+
+
+def test_a_run_under_nohup_goes_on_without_its_terminal(app: App) -> None:
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with open_engine(app, "dask"):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, former)
 
 
 @pytest.mark.parametrize(

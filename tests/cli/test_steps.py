@@ -83,3 +83,12 @@ def test_the_steps_of_others_are_not_shown_without_asking_as_an_operator(almanac
 
 def test_jobs_without_steps_are_said(almanac: Almanac, site: Any) -> None:
     assert "no steps of these jobs are stored" in site("jobs", "-a", "-n", "1", "--steps")
+
+
+def test_where_no_job_is_found_programs_get_the_columns_of_steps_all_the_same(almanac: Almanac) -> None:
+    assert almanac("-j", "9", "--steps", "--csv") == almanac("-j", "7", "--steps", "--csv").splitlines()[0] + "\n"
+    assert "submitted since" in almanac("-j", "7", "-E", "2025-03-02", "--steps")
+
+
+def test_columns_of_jobs_are_refused_for_steps(almanac: Almanac, site: Any) -> None:
+    assert "columns of its own" in site.raw("jobs", "--steps", "-o", "user").stderr

@@ -226,7 +226,7 @@ LATER = CONFIG + 'directives = ["--begin=now+1hour"]\n'
 
 
 @pytest.mark.parametrize("config", [CONFIG, LATER], ids=["running", "pending"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_run_that_is_stopped_leaves_no_job(site: Site, number: signal.Signals, code: int, config: str) -> None:
     run = site.summarize("--engine", "slurm", config=config)
     wait_until("the job", lambda: bool(site.queue() if config == LATER else site.running()), 60)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from almanac.config import Config, Filters
 from almanac.records import Counts
 from telemetry.ingest import IngestResult, ingest
-from telemetry.schema import BINDINGS, JOBS, TELEMETRY
+from telemetry.schema import BINDINGS, JOBS, STEPS, TELEMETRY
 from telemetry.sources.base import Batch
 from telemetry.store import Store
 from telemetry.summary import SummaryCounts, summarize
@@ -97,6 +97,9 @@ class Site:
 
     def jobs(self, *rows: dict[str, Any]) -> list[int]:
         return self._ingest("jobs", rows, JOBS)
+
+    def steps(self, *rows: dict[str, Any]) -> list[int]:
+        return self._ingest("steps", rows, STEPS)
 
     def bindings(self, *rows: dict[str, Any]) -> list[int]:
         return self._ingest("bindings", rows, BINDINGS)

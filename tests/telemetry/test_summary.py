@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -126,6 +127,43 @@ def test_a_span_is_computed_whether_or_not_it_has_changed(filled: Site) -> None:
     # The whole of job 4 is computed; samples are counted in the span: 6 units, 36 samples; 12 of job 4.
     assert (counts.jobs, counts.samples, counts.samples_without_job) == (1, 216, 216 - 12)
     assert filled.found()[4, 23]["samples"] == 24
+
+
+@pytest.mark.parametrize("is_span", [True, False])
+def test_a_long_span_is_looked_at_in_parts_with_the_same_result(
+    filled: Site, monkeypatch: pytest.MonkeyPatch, is_span: bool
+) -> None:
+    """Job 4 runs over the midnight at which the parts meet."""
+    whole, tables = filled.summarize().as_dict(), filled.tables()
+    for table in ("job_metrics", "gpu_metrics"):
+        shutil.rmtree(filled.store.root / table)
+    monkeypatch.setattr("telemetry.summary.MOST_DAYS", 1)
+    filled.store._marks.reopen("c", [DAY, DAY + 1])
+    looked_at: list[tuple[int, int]] = []
+    counts = filled.summarize(
+        *((None, T0_S + 10 * 86_400) if is_span else ()), progress=lambda *step: looked_at.append(step[:2])
+    )
+    assert looked_at[-1] == (4, 4)  # a chunk a day: both days in the first part and in the second, for job 4
+    assert counts.as_dict() == whole
+    assert is_same(filled.tables(), tables)
+    assert filled.open_days == []
+
+
+def step(job_id: int, name: str, submit_h: float, first_h: float, last_h: float) -> dict[str, Any]:
+    submit_s, start_s, end_s = (round(T0_S + hour * 3600) for hour in (submit_h, first_h, last_h))
+    return {"job_id": job_id, "submit_s": submit_s, "step": name, "start_s": start_s, "end_s": end_s, "gpu_count": 2}
+
+
+def test_steps_open_the_last_day_of_their_job_only_and_old_ones_nothing(site: Site) -> None:
+    long, late = job(1, 1, 80, "n1", 2), job(2, 100, 101, "n1", 2)
+    own = [step(1, "0", 1, 1, 40), step(1, "1", 1, 40, 80)]
+    assert site.steps(*own) == []  # read before their job: that opens its days
+    assert site.jobs(long, late) == [0, 1, 2, 3, 4]
+    site.summarize()
+    assert site.steps(*own, step(1, "2", 1, 41, 42)) == [3]
+    site.summarize()
+    # Read again, as every ingest does with the newest hours, beside a new one of another job.
+    assert site.steps(*own, step(2, "0", 100, 100, 101)) == [4]
 
 
 def test_a_span_closes_the_days_that_lie_within_it(filled: Site) -> None:

@@ -20,7 +20,7 @@ from telemetry.attribution import Job
 from telemetry.metrics.chunks import map_partials
 from telemetry.metrics.columns import HIGHEST, NUMBER, TOTAL, Rows, packed, unpacked
 from telemetry.metrics.options import Options
-from telemetry.metrics.partials import CLAIM, FAMILIES, Partials, compute_partials, merge_partials, no_partials
+from telemetry.metrics.partials import CLAIM, FAMILIES, Partials, compute_partials, merge_partials
 from telemetry.store import Store
 from telemetry.summary import Prepared, complete, prepare
 
@@ -164,7 +164,6 @@ def test_files_of_the_store_that_are_not_as_the_store_keeps_them_are_sorted_firs
 def test_no_chunks_give_no_partials(store: Store) -> None:
     with store.connect() as db:
         empty = merge_partials(db, [])
-        assert [table.num_rows for table in no_partials().tables] == [0] * len(FAMILIES)
         assert [table.num_rows for table in empty.tables] == [0] * len(FAMILIES)
         assert empty.counted == 0
         assert len(empty[CLAIM]["sum_power_w"]) == 0

@@ -1,0 +1,35 @@
+"""`almanac demo` and what was in its folder before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from almanac.errors import StoreError
+from cli.demo import _prepare
+
+if TYPE_CHECKING:
+    from conftest import CommandLine
+
+
+def test_a_sites_own_configuration_and_store_are_left_alone(site: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "store.json").write_text("{}")
+    (tmp_path / "almanac.toml").write_text('[site]\ncluster = "perlmutter"\n')
+    done = site.raw("demo", "--dir", str(tmp_path))
+    assert done.returncode == 4
+    assert "no demo" in done.stderr
+    assert "perlmutter" in (tmp_path / "almanac.toml").read_text()
+    assert (tmp_path / "store" / "store.json").exists()
+
+
+def test_an_earlier_demo_is_replaced_and_another_file_is_not(tmp_path: Path) -> None:
+    _prepare(tmp_path / "demo")
+    (tmp_path / "demo" / "store").mkdir()
+    _prepare(tmp_path / "demo")
+    assert not (tmp_path / "demo" / "store").exists()
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(StoreError, match="no demo"):
+        _prepare(tmp_path)
