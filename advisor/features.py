@@ -141,8 +141,13 @@ def ended_jobs(history: pd.DataFrame, jobs: Sequence[Submission] | None = None) 
 
 def whole_runs(history: pd.DataFrame) -> pd.DataFrame:
     """The rows of jobs that have ended, without the parts of requeued and resized ones; end_s is int64."""
-    is_whole = history["end_s"].notna() & ~history["state"].fillna("").isin(_PARTS_OF_A_JOB)
-    return history[is_whole].astype({"end_s": "int64"})
+    whole = without_parts(history)
+    return whole[whole["end_s"].notna()].astype({"end_s": "int64"})
+
+
+def without_parts(history: pd.DataFrame) -> pd.DataFrame:
+    """The rows that are no part of a requeued or resized job; running jobs among them."""
+    return history[~history["state"].fillna("").isin(_PARTS_OF_A_JOB)]
 
 
 def known_at(history: pd.DataFrame, now_s: int) -> pd.DataFrame:

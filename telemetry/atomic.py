@@ -20,12 +20,15 @@ TEMPORARY = ".tmp-"
 def replacing(path: Path) -> Iterator[IO[Any]]:
     """A file to write that takes path's place, by rename, once it is on disk: readers see the old one or the new."""
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
-    with os.fdopen(handle, "wb") as out:
-        yield out
-        out.flush()
-        os.fchmod(out.fileno(), 0o640)
-        os.fsync(out.fileno())
-        Path(name).replace(path)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            yield out
+            out.flush()
+            os.fchmod(out.fileno(), 0o640)
+            os.fsync(out.fileno())
+            Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

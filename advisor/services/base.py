@@ -36,7 +36,7 @@ class Record:
 class Asked:
     """A submission at request.submit_s, the submitting user's own jobs, and the settings.
 
-    history: load_history(..., running=True) of that user; live, of the last advice.history_days.
+    history: load_history(..., running=True) of that user.
     """
 
     request: Request

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from advisor.features import known_at, whole_runs
+from advisor.features import known_at, without_parts
 from advisor.models.waits import Waits, learn_waits
 from advisor.services.base import Asked, Record
 from almanac.config import Config
@@ -21,7 +21,7 @@ class Wait:
         return record.history
 
     def update(self, data: pd.DataFrame, previous: Waits | None, config: Config, now_s: int) -> Waits:
-        return learn_waits(whole_runs(known_at(data, now_s)), now_s)
+        return learn_waits(without_parts(known_at(data, now_s)), now_s)
 
     def predict(self, asked: Asked, artefact: Waits | None) -> tuple[ExpectedWait, ...]:
         return artefact.expected(asked.config.tiers, asked.request.node_count) if artefact else ()

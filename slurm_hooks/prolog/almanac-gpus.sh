@@ -52,8 +52,8 @@ write_map() {
     find "$map.lock" -maxdepth 0 -mmin +60 -exec rmdir {} \;
     mkdir "$map.lock" || return
     {
-        timeout 60 "$smi" -L
-        timeout 60 "$smi" -q -x
+        timeout -k 5 60 "$smi" -L
+        timeout -k 5 60 "$smi" -q -x
     } | awk '
         function tag(line) { gsub(/<[^>]*>|[ \t\r]/, "", line); return line }
         function listed(line) { sub(/.*UUID: /, "", line); sub(/\).*/, "", line); return line }

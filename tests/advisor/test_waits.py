@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
 from advisor.models.waits import MIN_JOBS, RECENT_DAYS, Waits, learn_waits
+from advisor.services.base import Record
+from advisor.services.wait import Wait
 from almanac.config import Config
 from almanac.records import ExpectedWait
+from telemetry.store import Store
 
 NOW_S = 1_750_000_000
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
@@ -35,3 +39,16 @@ def test_old_jobs_those_without_a_tier_and_the_tasks_of_one_array_do_not_count(h
     array = [{**row, "submit_s": NOW_S - 9000, "is_array": True} for row in jobs(20)]
     history = history_of([*jobs(20, **old), *jobs(20, tier=None), *array])
     assert learn_waits(history, NOW_S) == Waits({})
+
+
+def test_jobs_that_still_run_have_waited_too(config: Config) -> None:
+    """They have the newest waits, and where jobs are long most of them."""
+    ended, running = jobs(MIN_JOBS), jobs(2 * MIN_JOBS, submit_s=NOW_S - 14_400, end_s=math.nan, state="RUNNING")
+    parts = jobs(MIN_JOBS, state="REQUEUED")
+    base = {"user": "a", "name_key": "k", "tier": "hbm80g", "node_count": 1, "is_array": False, "state": "COMPLETED"}
+    history = pd.DataFrame([{"job_id": n, **base, **row} for n, row in enumerate(ended + running + parts)])
+    record = Record(cast(Store, None), "c", history, NOW_S)
+    service = Wait()
+    waits = service.update(service.fetch(record), None, config, NOW_S)
+    [found] = waits.expected(config.tiers, 1)
+    assert (found.jobs, found.median_s) == (3 * MIN_JOBS, 7200.0)
