@@ -129,7 +129,12 @@ def test_the_command_computes_in_slurm_jobs_what_it_computes_here(site: Site) ->
     assert here[0].num_rows > 50
     assert there == here
     fields = "JobIDRaw,Partition,ReqCPUS,ReqMem,Timelimit"
-    rows = [row for row in site.cluster.lab.sacct("-S", "now-1hour", "-o", fields) if row[0] not in before]
+
+    def recorded() -> list[list[str]]:
+        return [row for row in site.cluster.lab.sacct("-S", "now-1hour", "-o", fields) if row[0] not in before]
+
+    wait_until("the job in accounting, which shows it some seconds late", recorded, 30)
+    rows = recorded()
     # Two chunks, one a day: one job of two workers is enough for them.
     assert [row[1:] for row in rows] == [["hbm80", "2", "1G", "00:10:00"]]
     assert list((site.folder / "store" / "workers").iterdir()) == []
