@@ -12,7 +12,7 @@ export PYTHON
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
 	@echo "make test              lint and every test; as root it installs and starts real servers"
-	@echo "make test-unit         tests without servers"
+	@echo "make test-unit         tests without servers, but for the slow ones"
 	@echo "make test-cluster      tests on a real Slurm, MariaDB and Prometheus (root)"
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration: only those"
@@ -43,7 +43,7 @@ test: lint servers
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 test-unit: $(STAMP)
-	$(BIN)/pytest -m "not cluster" $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not cluster and not slow" $(PYTEST_ARGS)
 
 test-cluster: servers
 	$(BIN)/pytest -m cluster $(PYTEST_ARGS)

@@ -1,7 +1,37 @@
-"""Settings of every test."""
+"""Settings of every test, and which modules `make test-unit` leaves out for their length."""
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says something of the machine, not of the code.
 settings.register_profile("almanac", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("almanac")
+
+SLOW = {
+    "test_characterize.py",
+    "test_commands.py",
+    "test_dask_engine.py",
+    "test_demo.py",
+    "test_durations.py",
+    "test_engines.py",
+    "test_generated_marginals.py",
+    "test_h100.py",
+    "test_h100_page.py",
+    "test_jobs.py",
+    "test_online.py",
+    "test_properties.py",
+    "test_services.py",
+    "test_steps.py",
+    "test_store.py",
+    "test_summarize.py",
+    "test_summary.py",
+    "test_summary_killed.py",
+    "test_summary_splits.py",
+    "test_workers.py",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name in SLOW:
+            item.add_marker("slow")

@@ -87,7 +87,8 @@ def _read(body: bytes, series: list[tuple[int, int, int]]) -> Samples:
         ),
     )
     seconds, value = table["time"].to_numpy(), table["value"].to_numpy()
-    return Samples(labels, lengths, np.rint(seconds * 1000).astype(np.int64), value)
+    finite = np.where(np.isfinite(value), value, np.nan)
+    return Samples(labels, lengths, np.rint(seconds * 1000).astype(np.int64), finite)
 
 
 def _from_objects(result: list[dict[str, Any]]) -> Samples:
