@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ def history(cluster: Cluster) -> dict[str, list[int]]:
     jobs["bob"].append(cluster.train("bob", "--gpus=4", "-J", "plain-2", profile="low", seconds=8))
     states = cluster.lab.wait_for_jobs(*jobs["alice"], *jobs["bob"], timeout_s=180)
     assert set(states.values()) == {"COMPLETED"}
+    time.sleep(3)  # three scrapes: the jobs' last samples are there before the first ingest asks for them
     return jobs
 
 
