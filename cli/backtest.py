@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from almanac.units import format_count
+from almanac.units import format_count, printable
 from cli.app import App
 from cli.output import json_text, progress, show_table
 
 if TYPE_CHECKING:
     from advisor.backtest.tier import Rate, TierScores
+
+
+PLOT_KINDS = ("png", "svg", "pdf")
+
+
+def _plot_file(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """Refused before the replay, which takes long."""
+    if path is None:
+        return None
+    if path.suffix.lower().removeprefix(".") not in PLOT_KINDS:
+        raise click.BadParameter(f"{printable(path.name)!r} must end in one of .{', .'.join(PLOT_KINDS)}")
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {printable(str(path.parent))!r}")
+    return path
 
 
 @click.group("backtest")
@@ -23,8 +39,15 @@ def command() -> None:
 
 @command.command("tier")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
+@click.option(
+    "--plot",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_plot_file,
+    help="Draw the scores too, into a .png, .svg or .pdf file, which is replaced.",
+)
 @click.pass_obj
-def tier(app: App, as_json: bool) -> None:
+def tier(app: App, as_json: bool, plot: Path | None) -> None:
     """Would the memory advice have held? For operators.
 
     Rates are of advised jobs whose need is known, an array counted once, with 95% intervals by bootstrap over users.
@@ -40,6 +63,8 @@ def tier(app: App, as_json: bool) -> None:
     with progress("backtest") as advance:
         advance(0, 1, f"{format_count(len(history))} jobs")
         scores = score_tiers(replay_tiers(history, app.config))
+    if plot:
+        _write_plot(plot, cluster, app.config.advice.risk, scores)
     if as_json:
         click.echo(
             json_text({"cluster": cluster, "risk": app.config.advice.risk, "groups": [_known(s) for s in scores]})
@@ -47,6 +72,15 @@ def tier(app: App, as_json: bool) -> None:
         return
     click.echo(f"{cluster}: accepted risk {app.config.advice.risk:.2%}")
     _show(scores)
+
+
+def _write_plot(path: Path, cluster: str, risk: float, scores: list[TierScores]) -> None:
+    # It logs, to stderr, where it keeps its list of fonts: no matter for who runs this, or for root's cron.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from reports.backtest_plot import render_tier_plot
+    from telemetry.atomic import write_atomically
+
+    write_atomically(path, render_tier_plot(cluster, risk, scores, path.suffix.lower().removeprefix(".")))
 
 
 def _known(scores: TierScores) -> dict[str, Any]:

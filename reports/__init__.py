@@ -1,1 +1,1 @@
-"""Job reports, digests and the site report. Holds none yet."""
+"""Plots of what almanac found; job reports, digests and the site report are still to come."""

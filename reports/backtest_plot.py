@@ -1,0 +1,100 @@
+"""The scores of `almanac backtest tier` as one picture: was the risk kept, and what was gained, group by group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from advisor.backtest.tier import TierScores
+from almanac.units import format_count, printable
+
+# Text stays text in an SVG and a PDF, no text is taken for a formula, and the same scores give the same bytes.
+SETTINGS = {
+    "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "almanac", "pdf.fonttype": 42, "font.size": 9.0,
+    "axes.spines.top": False, "axes.spines.right": False,
+}  # fmt: skip
+UNDATED: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+WIDTH_IN, HEAD_IN, ROW_IN = 11.0, 1.9, 0.28
+BLUE, RED, GREEN, GREY = "#1f5fa8", "#b3261e", "#3b7a57", "#6b6b6b"
+
+
+def render_tier_plot(cluster: str, risk: float, scores: Sequence[TierScores], kind: str) -> bytes:
+    """The content of a file of that kind (a key of UNDATED), the same for the same scores.
+
+    scores: as score_tiers gives them, one row each from the top, the first of all submissions.
+    risk: the accepted one, a fraction. Without any advice the picture says so, and has no panels.
+    """
+    # A matplotlibrc of the caller, or of the folder this runs in, has no say.
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(SETTINGS)
+        figure = Figure(figsize=(WIDTH_IN, HEAD_IN + ROW_IN * len(scores)), layout="constrained")
+        everything = scores[0]
+        # No font has every letter, and matplotlib warns of those that it lacks.
+        name = printable(cluster).encode("ascii", "replace").decode()
+        figure.suptitle(
+            f"{name}: memory advice replayed on {format_count(everything.jobs)} jobs, "
+            f"{format_count(everything.advised)} advised",
+            fontsize=11,
+        )
+        if everything.advised:
+            _draw(figure, risk, scores)
+        else:
+            figure.text(0.5, 0.5, "nothing to judge: no job would have been advised", ha="center", color=GREY)
+        content = BytesIO()
+        figure.savefig(content, format=kind, dpi=150, metadata=UNDATED[kind])
+        return content.getvalue()
+
+
+def _draw(figure: Figure, risk: float, scores: Sequence[TierScores]) -> None:
+    left, right = figure.subplots(1, 2, sharey=True)
+    _draw_rates(left, risk, scores)
+    _draw_gains(right, scores)
+    left.set_yticks(range(len(scores)), [score.group for score in scores])
+    left.set_ylim(len(scores) - 0.5, -0.5)
+    for axes in (left, right):
+        axes.tick_params(axis="y", length=0)
+        for row in range(0, len(scores), 2):
+            axes.axhspan(row - 0.5, row + 0.5, color="#f2f2f2", zorder=0)
+
+
+def _draw_rates(axes: Axes, risk: float, scores: Sequence[TierScores]) -> None:
+    """An interval that is wider than the panel ends in an arrow: small groups must not squeeze the others."""
+    rates = [score.exceeded_bound for score in scores]
+    end = min(1.0, max([4 * risk, *(1.2 * rate.share for rate in rates if rate.jobs)]))
+    for row, rate in enumerate(rates):
+        if not rate.jobs:
+            axes.text(end / 100, row, "too few", va="center", color=GREY, style="italic")
+            continue
+        axes.hlines(row, rate.low, min(rate.high, end), color=BLUE, linewidth=1.5)
+        axes.plot(rate.share, row, "o", color=BLUE, markersize=5, clip_on=False, zorder=3)
+        if rate.high > end:
+            axes.plot(end, row, ">", color=BLUE, markersize=5, clip_on=False)
+    axes.axvline(risk, color=RED, linestyle="--", linewidth=1.2)
+    axes.annotate(
+        f"accepted risk {risk:.2%}", (risk, 1), (3, 3), xycoords=("data", "axes fraction"),
+        textcoords="offset points", color=RED,
+    )  # fmt: skip
+    axes.set_xlim(0, end)
+    axes.xaxis.set_major_formatter(PercentFormatter(xmax=1))
+    axes.set_xlabel("share of advised jobs above their bound (%)\nwith 95% interval; an arrow: it goes on")
+
+
+def _draw_gains(axes: Axes, scores: Sequence[TierScores]) -> None:
+    freed = [score.freed_gpu_hours for score in scores]
+    axes.barh(range(len(scores)), freed, height=0.6, color=GREEN, zorder=2)
+    for row, score in enumerate(scores):
+        axes.annotate(
+            f"{format_count(round(score.freed_gpu_hours))} GPU-h, {format_count(score.moved_down)} jobs",
+            (score.freed_gpu_hours, row), (4, 0), textcoords="offset points", va="center",
+        )  # fmt: skip
+    # Room for the words beside the longest bar.
+    axes.set_xlim(0, 1.5 * max(freed) or 1.0)
+    axes.xaxis.set_major_formatter(lambda value, position: format_count(round(value)))
+    axes.set_xlabel("time freed on the larger tier (GPU-hours)\nand jobs moved to a smaller tier")
