@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from almanac.errors import StoreError
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.schema import JOBS
 from telemetry.store import Store
@@ -59,8 +60,8 @@ WHERE j.start_s IS NOT NULL
   AND ($running OR (j.end_s IS NOT NULL AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING')))
   AND greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) > 0
   AND ($user IS NULL OR j."user" = $user)
-ORDER BY j.end_s, j.job_id, j.submit_s
 """
+_ORDER = "ORDER BY j.end_s, j.job_id, j.submit_s"
 
 
 def _history_schema() -> pa.Schema:
@@ -98,7 +99,7 @@ def load_history(
     """
     with store.connect() as db:
         _register(db, store, cluster, _METRICS, since_s, until_s)
-        frame: pd.DataFrame = db.sql(_JOIN.format(more=""), params={"user": user, "running": running}).df()
+        frame: pd.DataFrame = db.sql(_JOIN.format(more="") + _ORDER, params={"user": user, "running": running}).df()
     return _whole_times(frame, running)
 
 
@@ -116,11 +117,13 @@ class UserHistories:
 
     def __init__(self, store: Store, cluster: str) -> None:
         self._db = store.connect()
-        _register(self._db, store, cluster, _METRICS, None, None)
         sql = f"CREATE TEMP TABLE history AS {_JOIN.format(more='')}"
-        self._db.execute(sql, {"user": None, "running": True}).fetchall()
-        for name in ("jobs", "job_metrics"):
-            self._db.unregister(name)
+        try:
+            store.view(self._db, "jobs", cluster, _JOBS)
+            store.view(self._db, "job_metrics", cluster, _METRICS)
+            self._db.execute(sql, {"user": None, "running": True}).fetchall()
+        except duckdb.Error as error:
+            raise StoreError(f"{store.root}: the jobs cannot be read: {error}", "see `almanac doctor`") from error
 
     def digests(self, since_s: int) -> dict[str, str]:
         """By user, of those who have submitted at since_s or later, what changes with any of their rows."""
@@ -163,7 +166,7 @@ def load_history_table(
     wanted = {*_METRICS, *metrics, "hbm_peak_frac", "temporal_imbalance", "idle_gpus"}
     with store.connect() as db:
         _register(db, store, cluster, sorted(wanted), since_s, until_s)
-        sql = _JOIN.format(more="".join(f", {part}" for part in more))
+        sql = _JOIN.format(more="".join(f", {part}" for part in more)) + _ORDER
         rows: pa.Table = db.sql(sql, params={"user": user, "running": False}).to_arrow_table()
     return rows.select(list(columns)).cast(pa.schema([HISTORY.field(name) for name in columns]))
 
