@@ -8,6 +8,7 @@ settings.register_profile("almanac", deadline=None, suppress_health_check=[Healt
 settings.load_profile("almanac")
 
 SLOW = {
+    "test_backtest.py",
     "test_characterize.py",
     "test_commands.py",
     "test_dask_engine.py",
