@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from telemetry.ingest import IngestResult
     from telemetry.sources.base import Source
     from telemetry.store import Store
-    from telemetry.summary import SummaryCounts
+    from telemetry.summary_counts import SummaryCounts
 
 FOREVER_S = 2**40
 SOURCES = ("sacct", "prometheus", "prolog", "squeue")
