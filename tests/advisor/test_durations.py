@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from almanac.names import name_key
 from almanac.records import Request
 
 NOW_S = 1_750_000_000
-DATA = Path(os.environ.get("ALMANAC_SHARED_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+Trace = Callable[[str], Path]
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
 
 
@@ -230,13 +229,6 @@ def test_a_prediction_is_never_above_the_time_limit(history_of: History, config:
     assert advice.duration.duration_s == 600
 
 
-def trace(name: str) -> pd.DataFrame:
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"{name} of the shared data is not here")
-    return pd.read_parquet(path)
-
-
 def whole(frame: pd.DataFrame) -> pd.DataFrame:
     """The columns that a trace does not have."""
     texts = dict.fromkeys(("account", "qos", "gpu_type", "constraints", "verdict", "partition", "name"), "")
@@ -247,16 +239,16 @@ def whole(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values("end_s", kind="stable").reset_index(drop=True)
 
 
-def helios() -> pd.DataFrame:
-    raw = trace("helios_jobs_15k.parquet")
+def helios(trace: Trace) -> pd.DataFrame:
+    raw = pd.read_parquet(trace("helios_jobs_15k.parquet"))
     raw = raw[raw["gpu_num"] > 0]
     columns = {"gpu_num": "gpu_count", "cpu_num": "cpu_count", "node_num": "node_count", "run_time_s": "elapsed_s"}
     frame = raw.rename(columns=columns).assign(state=raw["state"].replace("Pass", "COMPLETED"), start_s=raw["submit_s"])
     return whole(frame.assign(end_s=frame["start_s"] + frame["elapsed_s"], elapsed_s=frame["elapsed_s"].astype(float)))
 
 
-def mason() -> pd.DataFrame:
-    raw = trace("mason_named_jobs_oct_nov.parquet")
+def mason(trace: Trace) -> pd.DataFrame:
+    raw = pd.read_parquet(trace("mason_named_jobs_oct_nov.parquet"))
     return whole(
         pd.DataFrame(
             {
@@ -281,9 +273,9 @@ def mason() -> pd.DataFrame:
 @pytest.mark.data
 @pytest.mark.parametrize(("load", "least"), [(helios, 0.60), (mason, 0.65)])
 def test_on_a_real_trace_ranks_and_errors_meet_the_goals(
-    load: Callable[[], pd.DataFrame], least: float, config: Config
+    load: Callable[[Trace], pd.DataFrame], least: float, trace: Trace, config: Config
 ) -> None:
-    scores = evaluate(load(), config).all
+    scores = evaluate(load(trace), config).all
     errors = [each.median_abs_log_error for name, each in scores.items() if name not in OURS]
     assert scores["ranking"].spearman >= least
     assert scores["almanac"].median_abs_log_error <= min(error for error in errors if error == error)
