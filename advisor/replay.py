@@ -120,8 +120,3 @@ def remember(user: str, history: pd.DataFrame, until_s: int, config: Rolling, si
         if event is not Event.SUBMIT and at_s < until_s:
             memory.tell(event, jobs[row], starts[row], ended[row])
     return memory
-
-
-def know_now(job: Submission, history: pd.DataFrame, config: Rolling, site: SiteMeans | None) -> Known:
-    """Features and rolling estimate of a submission, from its user's jobs that had started and ended before it."""
-    return remember(job.user, history, job.submit_s, config, site).know(job)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from almanac.config import Config
 from almanac.errors import StoreError
@@ -148,6 +147,11 @@ def load_bindings(store: Store, cluster: str, config: Config, jobs: Sequence[Job
     first_s, last_s = min(job.start_s for job in jobs), max(job.end_s for job in jobs)
     wanted = ["prolog", *(["squeue"] if config.bindings.use_squeue else [])]
     ids = pa.array(sorted({job.job_id for job in jobs}), pa.int64())
-    rows = store.read("bindings", cluster, since_s=first_s - DAY_S, until_s=last_s + DAY_S)
-    chosen = rows.filter(pc.field("origin").isin(wanted) & pc.field("job_id").isin(ids))
-    return [Binding(**row) for row in chosen.to_pylist()]
+    rows = store.read(
+        "bindings",
+        cluster,
+        since_s=first_s - DAY_S,
+        until_s=last_s + DAY_S,
+        among={"origin": pa.array(wanted), "job_id": ids},
+    )
+    return [Binding(**row) for row in rows.to_pylist()]
