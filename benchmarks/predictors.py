@@ -21,7 +21,8 @@ from advisor.features import submissions, whole_runs
 from advisor.prediction import predict
 from advisor.replay import remember
 from advisor.service import advise, train
-from almanac.config import Config, parse_config
+from almanac.config import Config
+from almanac.config_file import parse_config
 from almanac.records import Request
 from cli.demo import CONFIG
 from telemetry.history import load_history
@@ -112,7 +113,7 @@ def times(name: str, history: pd.DataFrame, config: Config) -> list[Figure]:
     user = str(history["user"].value_counts().index[0])
     own = history[history["user"] == user]
     started = time.perf_counter()
-    memory = remember(user, own, now_s, config.rolling, trained.site)
+    memory = remember([user], own, now_s, config.rolling, trained.site)
     remember_ms = (time.perf_counter() - started) * 1000
     jobs = [dataclasses.replace(job, submit_s=now_s) for job in submissions(own)]
     many = [jobs[place % len(jobs)] for place in range(BATCH)]

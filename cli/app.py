@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from almanac.config import Config, find_config, load_config
+from almanac.config import Config
+from almanac.config_file import find_config, load_config
 from almanac.errors import ConfigError, NotAllowedError
 
 if TYPE_CHECKING:
@@ -89,6 +90,11 @@ class App:
             return grp.getgrnam(group).gr_gid in os.getgroups()
         except KeyError:
             return False
+
+    @property
+    def may_read_store(self) -> bool:
+        """Whether the store itself is to be looked at: it is not where the caller, no operator, cannot read it."""
+        return self.is_operator or os.access(self.store_root / "store.json", os.R_OK)
 
     def require_operator(self, why: str) -> None:
         """Raises NotAllowedError, which says why, where the caller is no operator."""

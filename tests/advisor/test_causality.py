@@ -140,7 +140,7 @@ def test_a_live_request_sees_what_the_replay_saw(site_history: pd.DataFrame, con
     for row in range(200, len(site_history), 97):
         job = submissions(site_history)[row]
         own = site_history[site_history["user"] == job.user]
-        known = remember(job.user, own, job.submit_s, config.rolling, None).know(job)
+        known = remember([job.user], own, job.submit_s, config.rolling, None).know(job)
         assert np.array_equal(np.array(known.features), replay.features.numbers[row], equal_nan=True)
         if known.rolling is not None and known.rolling.case != "site":
             assert known.rolling.duration_s == replay.rolling_s[row]

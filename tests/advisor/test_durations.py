@@ -174,7 +174,7 @@ def test_a_submission_on_the_half_hour_is_remembered_with_its_like(history_of: H
     history = history_of([{**row, "end_s": int(row["submit_s"] + row["elapsed_s"])} for row in rows])
     for submit_s, expected_s in ((midnight_s + 1800 + 59, 100), (midnight_s + 1800 + 60, 3600)):
         job = dataclasses.replace(asked("ann", "run-7"), submit_s=submit_s)
-        known = remember("ann", history, submit_s, Rolling(), None).know(job)
+        known = remember(["ann"], history, submit_s, Rolling(), None).know(job)
         habit = known.features[NUMBERS.index("clock_decayed")]
         assert np.exp(habit) == pytest.approx(expected_s)
 
@@ -186,7 +186,7 @@ def test_running_jobs_are_features_as_long_as_they_run(history_of: History) -> N
     seen = []
     for at_s in (NOW_S - 4000, NOW_S - 3999, NOW_S - 2500, NOW_S - 999, NOW_S - 499):
         job = dataclasses.replace(asked("ann", "train-2"), submit_s=at_s)
-        seen.append(remember("ann", history, at_s, Rolling(), None).know(job).features)
+        seen.append(remember(["ann"], history, at_s, Rolling(), None).know(job).features)
     assert [round(float(np.expm1(each[place]))) for each in seen] == [0, 1, 2, 1, 0]
     assert np.expm1(seen[2][place + 1]) == pytest.approx(1500), "the oldest has run for 1500 s"
     assert np.expm1(seen[4][NUMBERS.index("user_log_runs")]) == pytest.approx(1), "a requeued run is no whole job"
