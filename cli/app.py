@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from almanac.config import Config
 from almanac.config_file import find_config, load_config
-from almanac.errors import ConfigError, NotAllowedError
+from almanac.errors import ConfigError, NotAllowedError, StoreError
 
 if TYPE_CHECKING:
     from telemetry.slurm.commands import SlurmCommands
@@ -48,14 +48,19 @@ class App:
 
         return SlurmCommands(bin_dir=self.config.slurm.bin_dir, timeout_s=self.config.slurm.timeout_s)
 
-    def cluster(self, store: Store | None = None) -> str:
-        """--cluster, the configuration, the store's only cluster, or what Slurm says; ConfigError otherwise."""
+    def cluster(self, store: Store | None = None, is_new: bool = False) -> str:
+        """--cluster, the configuration, the store's only cluster, or what Slurm says; ConfigError otherwise.
+
+        Of a store that holds nothing nothing can be read: StoreError, but for who is about to fill it (is_new).
+        """
         known = store.clusters() if store else []
         named = self.cluster_name or self.config.site.cluster or (known[0] if len(known) == 1 else "")
         if named:
             return named
         if known:
             raise ConfigError(f"the store holds several clusters: {', '.join(known)}", "name one with --cluster")
+        if store and not is_new:
+            raise StoreError(f"{store.root}: holds no jobs yet", "run `almanac ingest` first, or name another --store")
         from telemetry.sources.sacct import probe_accounting
 
         name = probe_accounting(self.commands).cluster

@@ -78,7 +78,7 @@ def command(
             raise click.UsageError("--source names servers to read: leave it out when files are imported")
         jobs = list(_file_jobs(app, job_files, telemetry_files, layout, since_s, until_s))
     else:
-        cluster = app.cluster(store)
+        cluster = app.cluster(store, is_new=True)
         jobs = list(_live_jobs(app, store, cluster, sources, since_s, until_s))
     outcome = run(store, cluster, jobs)
     summary = None if no_summary else summarise(app, store, cluster)

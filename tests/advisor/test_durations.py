@@ -69,6 +69,7 @@ def test_a_new_user_gets_the_sites_mean_at_that_gpu_count(history_of: History) -
     assert single is not None
     assert unseen is not None
     assert (single.case, single.duration_s) == ("site", 5000.0)
+    assert (unseen.case, unseen.runs) == ("site, any size", 4)
     assert unseen.duration_s == pytest.approx(6300 / 4)
 
 
