@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
 NODES = "n[1-4]"
 LINE = re.compile(
-    r".*lua: almanac: (?P<done>set|kept|observe) term=(?P<term>\d+) uid=(?P<uid>\d+) gpus=(?P<gpus>\d+) "
+    r"\[[\dT:.-]+\] lua: almanac: (?P<done>set|kept|observe) term=(?P<term>\d+) uid=(?P<uid>\d+) gpus=(?P<gpus>\d+) "
     r"row=(?P<row>[FGU]) advice=(?P<advice>[\w.-]+) us=\d+ key=(?P<key>[!-~]{1,64})"
 )
 BERT = family("train-bert-#", 4, 6397, bound_mib=25395, tier="hbm40g", waits="hbm40g=12 min", text=TEXT)
@@ -48,7 +48,7 @@ def term_of(site: Site, job: int | str) -> int:
 
     def is_there() -> bool:
         shown[:] = site.run("ctl", "root", "sprio", "-h", "-j", str(job), "-o", "%S").stdout.split()
-        return bool(shown)
+        return bool(shown) and all(map(str.isdecimal, shown))
 
     wait_until(f"sprio to show job {job}", is_there, 20)
     return int(shown[0])
@@ -56,9 +56,9 @@ def term_of(site: Site, job: int | str) -> int:
 
 def logged(site: Site, since: int = 0) -> list[dict[str, str]]:
     """Our lines of slurmctld's log, each wholly as it has to be."""
-    lines = [line for line in site.controller_log()[since:].split("\n") if "almanac:" in line]
+    lines = [line for line in site.controller_log()[since:].split("\n") if "] lua: almanac:" in line]
     matches = [LINE.fullmatch(line) for line in lines]
-    assert all(matches), lines
+    assert [line for line, match in zip(lines, matches, strict=True) if not match] == []
     return [match.groupdict() for match in matches if match]
 
 
