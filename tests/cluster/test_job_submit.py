@@ -181,7 +181,7 @@ BROKEN_MODULES = {
 }
 
 
-@pytest.mark.parametrize("module", ["job_submit.lua", "almanac.lua"])
+@pytest.mark.parametrize("module", ["job_submit.lua", "submission.lua", "almanac.lua"])
 def test_a_broken_module_stops_nothing_and_a_mended_one_counts_at_once(busy: Site, module: str) -> None:
     publish(busy, uid_of(busy, "alice"), advice(BERT))
     hook_on(busy)
