@@ -3,14 +3,15 @@
 Run as root: python benchmarks/hooks.py (in `make bench-hooks`). ALMANAC_SITES="native,24.11" chooses the sites, as for
 the cluster tests; ALMANAC_BENCH_SUBMISSIONS=100 makes it shorter than the 500 of each kind that the goals are for.
 
-Jobs stay held, so that only submitting is timed. Times of sbatch are wall clock on the login host. Times inside
-slurmctld are of two kinds: the guarded line, loading its module included, by os.clock() in Lua (processor time of all
-of slurmctld's threads: never less than the line's own), and slurmctld's own measure of the whole request (usec=).
+Jobs stay held, so that only submitting is timed. Submissions of the kinds that are compared take turns in blocks of
+five, so that what the machine does meanwhile meets all of them alike. Times of sbatch are wall clock on the login host;
+those of the guarded line, loading its modules included, are os.clock() in Lua: processor time of all of slurmctld's
+threads, so never less than the line's own.
 """
 
 from __future__ import annotations
 
-import itertools
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from figures import Figure, report
@@ -25,45 +27,51 @@ from figures import Figure, report
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/cluster"))
 
-from advice_files import advice, family, guarded_line, publish, uid_of
-from lab import SlurmLab
-from native_site import NativeSite
-from sites import Site
+from advice_files import advice, family, guarded_line, publish, uid_of  # noqa: E402
+from lab import SlurmLab  # noqa: E402
+from native_site import NativeSite  # noqa: E402
+from sites import Site  # noqa: E402
 
-from slurm_hooks.advice_file import MAX_BYTES, Row
+from slurm_hooks.advice_file import MAX_BYTES, Row  # noqa: E402
 
 SUBMISSIONS = int(os.environ.get("ALMANAC_BENCH_SUBMISSIONS", "500"))
-USERS, FAMILIES, BLOCK, OF_EACH_FAULT = 5000, 50, 25, 25
-TIMED = """
+USERS, FAMILIES, OF_EACH_FAULT, OF_WRAPPER = 5000, 50, 40, 60
+PER_RUN = 100
+JOB_SUBMIT = """
 function slurm_job_submit(job_desc, part_list, submit_uid)
-    local began = os.clock()
-    %s
-    slurm.log_info("BENCH us=%%d", (os.clock() - began) * 1e6)
+    if job_desc.name ~= "off" then
+        local began = os.clock()
+        %s
+        slurm.log_info("BENCH us=%%d", (os.clock() - began) * 1e6)
+    end
     return slurm.SUCCESS
 end
 function slurm_job_modify(job_desc, job_rec, part_list, modify_uid) return slurm.SUCCESS end
 return slurm.SUCCESS
 """
-FILTER = """
+CLI_FILTER = """
 function slurm_cli_setup_defaults(options, early_pass) return slurm.SUCCESS end
 function slurm_cli_pre_submit(options, pack_offset)
-    pcall(function() dofile("%s/cli_filter.lua").pre_submit(options, pack_offset) end)
+    if os.getenv("BENCH_FILTER") then
+        pcall(function() dofile("%s/cli_filter.lua").pre_submit(options, pack_offset) end)
+    end
     return slurm.SUCCESS
 end
 function slurm_cli_post_submit(offset, job_id, step_id) return slurm.SUCCESS end
 return slurm.SUCCESS
 """
-# Seconds of each of n runs, on a terminal of its own or without one; %% in an argument is the run's number.
+# Seconds of each run of each kind, in turns; of a kind with a terminal, on a new one.
 LOOP = """
-import os, pty, subprocess, sys, time
-tty, first, n, *argv = sys.argv[1:]
-for number in range(int(first), int(first) + int(n)):
-    words = [word.replace("%%", str(number)) for word in argv]
+import json, os, pty, subprocess, sys, time
+kinds, count, block = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+seconds = [[] for _ in kinds]
+def run(kind):
+    environment = {**os.environ, **kind["env"]}
     began = time.perf_counter()
-    if tty == "tty":
+    if kind["tty"]:
         pid, fd = pty.fork()
         if pid == 0:
-            os.execvp(words[0], words)
+            os.execvpe(kind["argv"][0], kind["argv"], environment)
         try:
             while os.read(fd, 4096):
                 pass
@@ -72,8 +80,16 @@ for number in range(int(first), int(first) + int(n)):
         status = os.waitpid(pid, 0)[1]
         os.close(fd)
     else:
-        status = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode
-    print(time.perf_counter() - began if status == 0 else "failed")
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        status = subprocess.run(kind["argv"], env=environment, **quiet).returncode
+    if status != 0:
+        sys.exit("failed: " + repr(kind))
+    return time.perf_counter() - began
+for start in range(0, count, block):
+    for turn in range(len(kinds)):
+        index = (start // block + turn) % len(kinds)
+        seconds[index] += [run(kinds[index]) for _ in range(block)]
+print(json.dumps(seconds))
 """
 COPIES = """
 import shutil, sys
@@ -88,116 +104,90 @@ FAULTS = {
     "file expired": r'sed -i "s/^expires.*/expires\t1000/" "$1"',
     "file of another format": 'sed -i "1s/1/2/" "$1"',
     "file of 50 MB": 'head -c 50000000 /dev/zero >"$1"',
-    "file with a broken last line": f'head -c {MAX_BYTES - 100} "$1" >"$1.x"; mv "$1.x" "$1"',
+    "largest file, last line broken": f'head -c {MAX_BYTES} "$1" >"$1.x"; mv "$1.x" "$1"',
     "file unreadable": 'chown root:root "$1"; chmod 600 "$1"',
     "file a folder": 'rm "$1"; mkdir "$1"',
 }
 
 
-def run_loop(site: Site, argv: Sequence[str], count: int, tty: bool = False, **env: str) -> list[float]:
-    """Seconds of each run as alice on the login host. Raises RuntimeError where one of them fails."""
-    numbers = ("tty" if tty else "plain", str(next(_FIRST)), str(count))
-    done = site.run("login", "alice", "python3", "-c", LOOP, *numbers, *argv, env=env, timeout_s=600)
-    if "failed" in done.stdout:
-        raise RuntimeError(f"{argv}: failed\n{done.stderr[-2000:]}")
-    return [float(line) for line in done.stdout.split()]
+@dataclass(frozen=True)
+class Kind:
+    """One way to submit: the program in place of sbatch, the job's name ("off": past the hook), the environment."""
+
+    program: Sequence[str] = ("sbatch",)
+    name: str = "family-7"
+    env: dict[str, str] = field(default_factory=dict)
+    tty: bool = False
+
+    @property
+    def call(self) -> dict[str, object]:
+        argv = [*self.program, "-H", "--gpus=4", f"-J{self.name}", "-o/dev/null", "--wrap=true"]
+        return {"argv": argv, "env": self.env, "tty": self.tty}
 
 
-_FIRST = itertools.count(0, 1000)
-SUBMIT = ("--parsable", "-H", "--gpus=4", "-Jfamily-%%", "-o/dev/null", "--wrap=true")
+OFF, ON = Kind(name="off"), Kind()
 
 
-def clear(site: Site) -> None:
-    site.run("ctl", "root", "scancel", "--user=alice", "--state=PENDING", "--quiet")
-
-
-class Hooks:
-    """The site with the hooks on or off, and what slurmctld has logged of it."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.has_filter = site.run("login", "root", "test", "-f", f"{site.lua_dir}/cli_filter.lua", check=False).rc == 0
-
-    def use(self, job_submit: bool, cli_filter: bool = False) -> None:
-        self.site.hook("job_submit", TIMED % (guarded_line(self.site) if job_submit else ""))
-        self.site.hook("cli_filter", FILTER % self.site.lua_dir if cli_filter else None)
-
-    def measure(self, count: int) -> tuple[list[float], list[int], list[int]]:
-        """Of `count` submissions: sbatch's seconds, the line's microseconds, the requests' microseconds."""
-        since = len(self.site.controller_log())
-        seconds = run_loop(self.site, ["sbatch", *SUBMIT], count)
-        log = self.site.controller_log()[since:]
-        clear(self.site)
-        line_us = [int(us) for us in re.findall(r"BENCH us=(\d+)", log)]
-        request_us = [int(us) for us in re.findall(r"_slurm_rpc_submit_batch_job.*usec=(\d+)", log)]
-        return seconds, line_us, request_us
+def compare(site: Site, *kinds: Kind, count: int, block: int = 5) -> tuple[list[list[float]], list[int]]:
+    """Seconds of `count` submissions of each kind, and the guarded line's microseconds of those that met it."""
+    seconds: list[list[float]] = [[] for _ in kinds]
+    since = len(site.controller_log())
+    for start in range(0, count, PER_RUN):
+        calls = json.dumps([kind.call for kind in kinds])
+        argv = ("python3", "-c", LOOP, calls, str(min(PER_RUN, count - start)), str(block))
+        found = json.loads(site.run("login", "alice", *argv, timeout_s=600).stdout)
+        for one, more in zip(seconds, found, strict=True):
+            one += more
+        site.run("ctl", "root", "scancel", "--user=alice", "--state=PENDING", "--quiet")
+    return seconds, [int(us) for us in re.findall(r"BENCH us=(\d+)", site.controller_log()[since:])]
 
 
 def publish_all(site: Site) -> str:
     """A file of 50 families for each of 5,000 users and for alice, whose path is returned; and `_site`."""
-    text = "your last 14 runs of it peaked at 21.3 GiB per GPU; of 100 jobs with evidence like this, at most about 1 exceeds"
+    text = "your last 14 runs of it peaked at 21.3 GiB per GPU; of 100 jobs with evidence like this, at most 1 exceeds"
     names = [f"family-{chr(97 + number % 26)}{number // 26}" for number in range(FAMILIES - 1)]
+    names.append("family-#")
     rows = [family(name, 4, 5000, bound_mib=25395, tier="hbm40g", waits="hbm40g=1 h", text=text) for name in names]
-    data = advice(*rows, family("family-#", 4, 6397, bound_mib=25395, tier="hbm40g", text=text), lasts_s=86_400)
     publish(site, "_site", advice(Row("G", 2400, 8189, gpus=4), Row("U", 3000, 0), lasts_s=86_400))
-    path = publish(site, uid_of(site, "alice"), data)
+    path = publish(site, uid_of(site, "alice"), advice(*rows, lasts_s=86_400))
     site.run("ctl", "root", "python3", "-c", COPIES, path, str(USERS))
     return path
 
 
-def submissions(hooks: Hooks) -> Iterator[Figure]:
-    """Alternating blocks, so that what the machine does meanwhile meets all of them alike."""
-    kinds = {"off": (False, False), "job_submit": (True, False)}
-    if hooks.has_filter:
-        kinds["both"] = (True, True)
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    requests: dict[str, list[int]] = {kind: [] for kind in kinds}
-    line_us: list[int] = []
-    for block in range(-(-SUBMISSIONS // BLOCK)):
-        order = list(kinds)
-        for kind in order[block % len(order) :] + order[: block % len(order)]:
-            hooks.use(*kinds[kind])
-            wall, line, request = hooks.measure(BLOCK)
-            seconds[kind] += wall
-            requests[kind] += request
-            line_us += line if kind != "off" else []
-    off = statistics.median(seconds["off"])
-    release, count = hooks.site.release, len(seconds["off"])
-    yield Figure(f"{release}: sbatch without hooks, median of {count}, ms", off * 1000)
-    for kind in list(kinds)[1:]:
-        what = "job_submit" if kind == "job_submit" else "job_submit and cli_filter"
-        ratio = statistics.median(seconds[kind]) / off
-        goal = "<= 1.05"
-        yield Figure(f"{release}: sbatch with {what}, median of {count}, times", ratio, goal, ratio <= 1.05)
-    p99 = quantile(line_us, 0.99)
-    yield Figure(
-        f"{release}: guarded line in slurmctld, {USERS} users published, median, us", statistics.median(line_us)
-    )
-    yield Figure(
-        f"{release}: guarded line in slurmctld, {USERS} users published, p99 of {len(line_us)}, us",
-        p99,
-        "<= 1000",
-        p99 <= 1000,
-    )
-    extra_us = statistics.median(requests["job_submit"]) - statistics.median(requests["off"])
-    yield Figure(f"{release}: request in slurmctld, more with job_submit, median, us", extra_us)
+def submissions(site: Site) -> Iterator[Figure]:
+    kinds = {"job_submit": ON}
+    if site.run("login", "root", "test", "-f", f"{site.lua_dir}/cli_filter.lua", check=False).rc == 0:
+        kinds["job_submit and cli_filter"] = Kind(env={"BENCH_FILTER": "1"})
+    (off, *others), line_us = compare(site, OFF, *kinds.values(), count=SUBMISSIONS)
+    release = site.release
+    yield Figure(f"{release}: sbatch without hooks, median of {len(off)}, ms", statistics.median(off) * 1000)
+    for what, seconds in zip(kinds, others, strict=True):
+        ratio = statistics.median(seconds) / statistics.median(off)
+        yield Figure(f"{release}: sbatch with {what}, median of {len(seconds)}, times", ratio, "<= 1.05", ratio <= 1.05)
+    line = f"{release}: guarded line in slurmctld, {USERS} users published"
+    yield Figure(f"{line}, median, us", statistics.median(line_us))
+    p99 = statistics.quantiles(line_us, n=100)[98]
+    yield Figure(f"{line}, p99 of {len(line_us)}, us", p99, "<= 1000", p99 <= 1000)
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+def largest_file(site: Site) -> Iterator[Figure]:
+    """A user with as many families as a file can hold."""
+    rows = [family(f"f{number:03d}", 4, 1, text="x" * 150) for number in range(330)]
+    path = publish(site, uid_of(site, "alice"), advice(*rows, family("family-#", 4, 1), lasts_s=86_400))
+    _, line_us = compare(site, ON, count=PER_RUN)
+    size = len(site.read("ctl", path))
+    p99 = statistics.quantiles(line_us, n=100)[98]
+    yield Figure(f"{site.release}: guarded line, a file of {size} bytes, p99 of {len(line_us)}, us", p99)
 
 
-def faults(hooks: Hooks, path: str) -> Iterator[Figure]:
-    """How much longer a request takes inside slurmctld than without the hook."""
-    site = hooks.site
-    hooks.use(False)
-    _, _, plain = hooks.measure(2 * OF_EACH_FAULT)
-    off_us = statistics.median(plain)
+def faults(site: Site, path: str) -> Iterator[Figure]:
+    """How much longer sbatch takes than without the hook: the median of the differences of neighbours."""
     whole = site.read("ctl", path)
-    hooks.use(True)
     for fault, command in FAULTS.items():
+        if fault.startswith("largest"):
+            site.write("ctl", path, whole[:-1] * 10)
         site.run("ctl", "root", "sh", "-c", command, "sh", path)
-        yield fault_figure(hooks, fault, off_us)
+        yield fault_figure(site, fault)
         site.remove("ctl", path)
         publish(site, path.rpartition("/")[2], whole)
     for module in ("almanac.lua", "job_submit.lua"):
@@ -207,46 +197,36 @@ def faults(hooks: Hooks, path: str) -> Iterator[Figure]:
             site.remove("ctl", name)
             if data is not None:
                 site.write("ctl", name, data)
-            yield fault_figure(hooks, f"{module} {fault}", off_us)
+            yield fault_figure(site, f"{module} {fault}")
         site.write("ctl", name, kept)
 
 
-def fault_figure(hooks: Hooks, fault: str, off_us: float) -> Figure:
-    _, _, request_us = hooks.measure(OF_EACH_FAULT)
-    more_ms = (statistics.median(request_us) - off_us) / 1000
-    name = f"{hooks.site.release}: {fault}: more per submission, median of {len(request_us)}, ms"
-    return Figure(name, round(more_ms, 3), "< 5", more_ms < 5)
+def fault_figure(site: Site, fault: str) -> Figure:
+    (off, on), _ = compare(site, OFF, ON, count=OF_EACH_FAULT, block=1)
+    more_ms = statistics.median(b - a for a, b in zip(off, on, strict=True)) * 1000
+    return Figure(f"{site.release}: {fault}: sbatch longer by, median of {len(on)}, ms", more_ms, "< 5", more_ms < 5)
 
 
-def wrapper(hooks: Hooks) -> Iterator[Figure]:
-    """sbatch-almanac against sbatch, in turns, with and without a terminal."""
-    site = hooks.site
-    argv = wrapper_argv(site)
-    if argv is None:
+def wrapper(site: Site) -> Iterator[Figure]:
+    """sbatch-almanac against sbatch, both past the hooks, with and without a terminal."""
+    program = wrapper_program(site)
+    if program is None:
         return
-    hooks.use(False)
-    config = f"{site.etc_dir}/bench.toml"
+    config, shown = f"{site.etc_dir}/bench.toml", f"{site.advice_dir}/user/{uid_of(site, 'alice')}"
     site.write("login", config, f'[hooks]\nadvice_dir = "{site.advice_dir}"\n'.encode())
-    uid = uid_of(site, "alice")
-    shown = f"{site.advice_dir}/user/{uid}"
     site.run("login", "root", "install", "-d", "-o", "alice", "-m", "0755", shown)
-    site.write(
-        "login", f"{shown}/advice", advice(family("family-#", 4, 6397), prompt="show"), owner="alice", mode=0o400
-    )
+    data = advice(*(family(f"f{number}", 4, 1) for number in range(FAMILIES)), family("off", 4, 6397), prompt="show")
+    site.write("login", f"{shown}/advice", data, owner="alice", mode=0o400)
     for tty in (False, True):
-        plain: list[float] = []
-        wrapped: list[float] = []
-        for _ in range(8):
-            plain += run_loop(site, ["sbatch", *SUBMIT[1:]], 10, tty)
-            wrapped += run_loop(site, [*argv, *SUBMIT[1:]], 10, tty, ALMANAC_CONFIG=config)
-            clear(site)
+        kinds = Kind(name="off", tty=tty), Kind(program, "off", {"ALMANAC_CONFIG": config}, tty)
+        (plain, wrapped), _ = compare(site, *kinds, count=OF_WRAPPER)
         more_ms = (statistics.median(wrapped) - statistics.median(plain)) * 1000
         where = "on a terminal" if tty else "without a terminal"
         yield Figure(f"{site.release}: sbatch-almanac over sbatch {where}, ms", more_ms, "<= 80", more_ms <= 80)
     site.remove("login", config)
 
 
-def wrapper_argv(site: Site) -> list[str] | None:
+def wrapper_program(site: Site) -> list[str] | None:
     """The installed wrapper, or the checkout's where the login host is this one; None where there is none."""
     if isinstance(site, NativeSite):
         script = ROOT / "slurm_hooks/sbatch_almanac.py"
@@ -256,29 +236,35 @@ def wrapper_argv(site: Site) -> list[str] | None:
 
 
 def running(name: str) -> Iterator[Site]:
-    if name == "native":
-        root = Path(tempfile.mkdtemp(prefix="almanac-bench-", dir="/var/tmp"))
-        try:
-            with SlurmLab(root) as lab:
-                yield NativeSite(lab)
-        finally:
-            shutil.rmtree(root, ignore_errors=True)
-        return
-    from docker_site import DockerSite
+    if name != "native":
+        from docker_site import DockerSite
 
-    with DockerSite(name) as site:
-        yield site
+        with DockerSite(name) as site:
+            yield site
+        return
+    root = Path(tempfile.mkdtemp(prefix="almanac-bench-", dir="/var/tmp"))
+    try:
+        with SlurmLab(root) as lab:
+            yield NativeSite(lab)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def measure(site: Site) -> Iterator[Figure]:
+    site.reset()
+    path = publish_all(site)
+    site.hook("job_submit", JOB_SUBMIT % guarded_line(site))
+    site.hook("cli_filter", CLI_FILTER % site.lua_dir)
+    yield from submissions(site)
+    yield from faults(site, path)
+    yield from largest_file(site)
+    yield from wrapper(site)
+    site.reset()
 
 
 def main() -> int:
-    figures: list[Figure] = []
-    for name in os.environ.get("ALMANAC_SITES", "native").split(","):
-        for site in running(name):
-            site.reset()
-            hooks = Hooks(site)
-            path = publish_all(site)
-            figures += [*submissions(hooks), *faults(hooks, path), *wrapper(hooks)]
-            site.reset()
+    names = os.environ.get("ALMANAC_SITES", "native").split(",")
+    figures = [figure for name in names for site in running(name) for figure in measure(site)]
     return 0 if report("hooks", figures, "hooks on a real Slurm") else 1
 
 
