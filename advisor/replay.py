@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,15 +106,20 @@ def started_at(history: pd.DataFrame) -> list[float]:
     return starts
 
 
-def remember(user: str, history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None) -> Memory:
-    """What a user's rows tell of the time before until_s."""
-    own = history[(history["user"] == user) & (history["submit_s"] < until_s)].reset_index(drop=True)
+def remember(
+    users: Collection[str], history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None
+) -> Memory:
+    """What these users' rows tell of the time before until_s. Without `site` the means are gathered from the rows."""
+    own = history[history["user"].isin(users) & (history["submit_s"] < until_s)].reset_index(drop=True)
     jobs = submissions(own)
     ended, starts, ends = (
         ended_jobs(own, jobs),
         started_at(own),
         own["end_s"].to_numpy(dtype="float64", na_value=math.nan),
     )
+    if config.families == "mask":
+        # Nobody asks before until_s: that these had started is gone again by then, and need not be told.
+        starts = [math.nan if end_s < until_s else start_s for start_s, end_s in zip(starts, ends, strict=True)]
     memory = Memory(config, site)
     for row, event in events(own):
         at_s = starts[row] if event is Event.START else ends[row]
@@ -124,4 +130,4 @@ def remember(user: str, history: pd.DataFrame, until_s: int, config: Rolling, si
 
 def know_now(job: Submission, history: pd.DataFrame, config: Rolling, site: SiteMeans | None) -> Known:
     """Features and rolling estimate of a submission, from its user's jobs that had started and ended before it."""
-    return remember(job.user, history, job.submit_s, config, site).know(job)
+    return remember([job.user], history, job.submit_s, config, site).know(job)
