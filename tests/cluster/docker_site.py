@@ -88,9 +88,8 @@ class DockerSite(Site):
             **(env or {}),
         }
         options = ["-it" if tty else "-i", "-u", user, "-w", home]
-        return [
-            "docker", "exec", *options, self._containers[host], "env", "-i", *(f"{k}={v}" for k, v in whole.items()), *argv,
-        ]  # fmt: skip
+        settings = (f"{name}={value}" for name, value in whole.items())
+        return ["docker", "exec", *options, self._containers[host], "env", "-i", *settings, *argv]
 
     def restart_controller(self) -> None:
         self.run("ctl", "root", "sv", "-w", "30", "restart", "slurmctld")
