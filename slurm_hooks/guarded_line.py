@@ -169,6 +169,12 @@ def remove(script: bytes, hook: Hook) -> bytes:
     return re.sub(rf" ?{call} {re.escape(INLINE_MARK)}", "", text).encode("latin-1")
 
 
+def marked(script: bytes, hook: Hook) -> bytes:
+    """A script of ours with the mark at its calls, by which they are found later."""
+    pattern = rf"(?m)^([ \t]*{_call_pattern(hook)})[ \t]*$"
+    return re.sub(pattern, rf"\1 {MARK}", script.decode("latin-1")).encode("latin-1")
+
+
 def _call_pattern(hook: Hook) -> str:
     called = rf'dofile\("[^"\n]*/{re.escape(hook.script)}"\)\.{hook.method}'
     return rf"pcall\(function\([\w, ]*\) {called}\([\w, ]*\) end(?:, [\w, .]+)?\);?"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from almanac.errors import ConfigError
 from almanac.units import printable
-from slurm_hooks.guarded_line import Hook, by_hand, insert, remove
+from slurm_hooks.guarded_line import Hook, by_hand, insert, marked, remove
 
 LUA_DIR = "/usr/share/almanac/lua"
 """Where the package puts the modules; the shipped stand-alone scripts name it."""
@@ -54,7 +54,8 @@ def plan_install(hook: Hook, prefix: Path, lua_dir: str, standalone_dir: Path, s
         raise ConfigError(f"{module} is not there", "install the package, or name the modules' folder with --lua-dir")
     path, before = _read(prefix, hook)
     if before is None or _is_untouched_standalone(before):
-        after = stamped(_read_standalone(standalone_dir / hook.script).replace(LUA_DIR.encode(), lua_dir.encode()))
+        script = _read_standalone(standalone_dir / hook.script).replace(LUA_DIR.encode(), lua_dir.encode())
+        after = stamped(marked(script, hook))
     else:
         after = insert(before, hook, lua_dir)
     if after != before and (fault := syntax_fault(after)):

@@ -23,7 +23,12 @@ from slurm_hooks.install import (
 
 JOB_SUBMIT, CLI_FILTER = HOOKS["job_submit"], HOOKS["cli_filter"]
 SITE = "function slurm_job_submit(a, b, c)\n  return slurm.SUCCESS\nend\nfunction slurm_job_modify() end\n"
-STANDALONE = b'function slurm_job_submit(a, b, c)\n  -- "/usr/share/almanac/lua/job_submit.lua"\nend\n'
+STANDALONE = b"""\
+function slurm_job_submit(a, b, c)
+  pcall(function() dofile("/usr/share/almanac/lua/job_submit.lua").submit(a, c) end)
+  return slurm.SUCCESS
+end
+"""
 NOW_S = 1795255200  # 2026-11-21 10:00 UTC
 
 
