@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from almanac.config import Tier
 from almanac.records import Request
+from almanac.submit_config import Tier
 
 _FEATURE = re.compile(r"[^\s&|,*\[\]()!]+")
 _TOKEN = re.compile(r"[^\s&|,*\[\]()!]+|[&|,\[\]()]")

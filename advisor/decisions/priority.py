@@ -16,9 +16,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from almanac.config import Priority
 from almanac.errors import ConfigError
 from almanac.records import PriorityAdvice
+from almanac.submit_config import Priority
 from almanac.units import parse_time_limit
 
 DAY_S = 86_400
