@@ -17,8 +17,10 @@ from advisor.features import (
     Features,
     Submission,
     ended_jobs,
+    event_times,
     events,
     features_of,
+    in_order,
     submissions,
 )
 from advisor.models.rolling import Estimate, RollingEstimator, SiteMeans
@@ -112,19 +114,15 @@ def remember(
     """What these users' rows tell of the time before until_s. Without `site` the means are gathered from the rows."""
     own = history[history["user"].isin(users) & (history["submit_s"] < until_s)].reset_index(drop=True)
     jobs = submissions(own)
-    ended, starts, ends = (
-        ended_jobs(own, jobs),
-        started_at(own),
-        own["end_s"].to_numpy(dtype="float64", na_value=math.nan),
-    )
+    ended, times = ended_jobs(own, jobs), event_times(own)
+    times[Event.SUBMIT] = math.nan
+    times[times >= until_s] = math.nan
     if config.families == "mask":
-        # Nobody asks before until_s: that these had started is gone again by then, and need not be told.
-        starts = [math.nan if end_s < until_s else start_s for start_s, end_s in zip(starts, ends, strict=True)]
-    memory = Memory(config, site)
-    for row, event in events(own):
-        at_s = starts[row] if event is Event.START else ends[row]
-        if event is not Event.SUBMIT and at_s < until_s:
-            memory.tell(event, jobs[row], starts[row], ended[row])
+        # Nobody asks before until_s: that what has ended by then had started need not be told.
+        times[Event.START, ~np.isnan(times[Event.END])] = math.nan
+    memory, starts = Memory(config, site), times[Event.START].tolist()
+    for row, event in in_order(own, times):
+        memory.tell(event, jobs[row], starts[row], ended[row])
     return memory
 
 

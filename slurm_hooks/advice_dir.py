@@ -47,7 +47,7 @@ class AdviceDir:
 
     def shown(self, name: str) -> Path:
         """The copy that a user reads."""
-        return self.user / name / SHOWN
+        return shown_path(self.root, name)
 
     def names(self) -> list[str]:
         """Entries of sched but for what a killed publisher left; () before the first run."""
@@ -164,6 +164,11 @@ class AdviceDir:
             raise StoreError(
                 f"{path}: cannot be written: {error.strerror}; what was there before is still in place", todo
             ) from error
+
+
+def shown_path(root: Path, name: str) -> Path:
+    """The copy that a user reads. name: uid, or `_site`."""
+    return root / "user" / name / SHOWN
 
 
 @contextlib.contextmanager

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from almanac.config import Hooks
-from almanac.errors import AlmanacError, RequestError
+from almanac.errors import RequestError
+from almanac.submit_config import Hooks
 from almanac.tiers import Rewrite
 from slurm_hooks import advice_file, choices
 from slurm_hooks.choices import Choice
@@ -28,6 +26,7 @@ from slurm_hooks.proposal import (
     propose,
     question,
 )
+from slurm_hooks.sbatch_almanac import configured
 from telemetry.slurm.options import SHORT, long_name, parse_options
 from telemetry.slurm.sbatch import Submission, parse_submission
 
@@ -65,7 +64,11 @@ def advise(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal |
         return unchanged
     now_s = int(time.time())
     request = submission.request("", now_s)
-    advice = advice_file.usable(Path(advice_dir(environ)) / "user" / str(os.getuid()) / "advice", now_s)
+    root = configured(environ, "hooks", "advice_dir") or Hooks().advice_dir
+    advice = advice_file.usable(f"{root}/user/{os.getuid()}/advice", now_s)
+        Path(configured(environ, "hooks", "advice_dir") or Hooks().advice_dir) / "user" / str(os.getuid()) / "advice",
+        now_s,
+    )
     if advice is None or request.gpu_count <= 0:
         return unchanged
     mode = environ.get("ALMANAC_ADVICE", "")
@@ -179,12 +182,3 @@ def with_option(argv: Sequence[str], submission: Submission, change: Rewrite) ->
     name = change.option.removeprefix("--")
     is_sure = typed[:-1] == before and rest == before_rest and (typed[-1].name, typed[-1].value) == (name, change.value)
     return new if is_sure else None
-
-
-def advice_dir(environ: Mapping[str, str]) -> str:
-    """hooks.advice_dir of the configuration; its default where the configuration cannot be read."""
-    from almanac.config_file import find_config, load_config
-
-    with contextlib.suppress(AlmanacError, OSError):
-        return load_config(find_config()).hooks.advice_dir
-    return Hooks().advice_dir

@@ -231,6 +231,30 @@ def test_gpus_of_cli_filters_options_are_those_of_the_command_line(lua: Lua, arg
     )
 
 
+UNSET = {"nodes": "1-0", "ntasks": "1", "ntasks-per-node": "-2", "sockets-per-node": "-2"}
+OPTIONS = [
+    # As the filter sees them on 22.05.
+    ({"gpus": "2"}, 2),
+    ({"gres": "gres:gpu:2", "nodes": "2"}, 4),
+    ({"gres": "gres:gpu", "ntasks": "2"}, 1),
+    ({"gres": "gres:gpu:1", "ntasks": "8", "ntasks-per-node": "4"}, 2),
+    ({"gpus-per-task": "1", "ntasks": "2"}, 2),
+    ({"gpus-per-task": "1", "nodes": "2", "ntasks-per-node": "2"}, 4),
+    ({"gpus-per-socket": "1", "sockets-per-node": "2"}, 2),
+    ({"gpus-per-node": "2", "nodes": "2-4"}, 4),
+    # Nodes that are not counted: the total is not known, unless it is said.
+    ({"gpus-per-node": "2", "nodelist": "n[1-2]"}, None),
+    ({"gpus-per-node": "2", "nodes": "1k"}, None),
+    ({"gpus": "2", "nodelist": "n[1-2]"}, 2),
+    ({"nodelist": "n[1-2]"}, 0),
+]
+
+
+@pytest.mark.parametrize(("options", "count"), OPTIONS)
+def test_gpus_of_cli_filters_options(lua: Lua, options: dict[str, str], count: int | None) -> None:
+    assert lua.call("almanac.gpus_of_options", {**UNSET, **options})[0] == count
+
+
 @pytest.mark.parametrize("name", ["gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "nodes"])
 def test_hostile_options_never_raise(lua: Lua, name: str) -> None:
     lua.calls("almanac.gpus_of_options", [({"gpus": "1", name: text},) for text in HOSTILE])
