@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 export PYTHON
 
-.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration docs lock clean distclean servers
+.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration docs deb lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
@@ -17,6 +17,7 @@ help:
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration: only those"
 	@echo "make docs              the generated pages of docs/"
+	@echo "make deb               the Debian package slurm-almanac, for this Debian (build/deb)"
 	@echo "make lock              requirements.lock from pyproject.toml"
 	@echo "make clean             build outputs and caches; make distclean: the environment too"
 
@@ -63,6 +64,9 @@ bench-calibration: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
+
+deb:
+	scripts/build-deb.sh build/deb
 
 lock:
 	@command -v uv >/dev/null || { echo "make lock needs uv" >&2; exit 1; }

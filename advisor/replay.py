@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,10 @@ from advisor.features import (
     Features,
     Submission,
     ended_jobs,
+    event_times,
     events,
     features_of,
+    in_order,
     submissions,
 )
 from advisor.models.rolling import Estimate, RollingEstimator, SiteMeans
@@ -105,23 +108,24 @@ def started_at(history: pd.DataFrame) -> list[float]:
     return starts
 
 
-def remember(user: str, history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None) -> Memory:
-    """What a user's rows tell of the time before until_s."""
-    own = history[(history["user"] == user) & (history["submit_s"] < until_s)].reset_index(drop=True)
+def remember(
+    users: Collection[str], history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None
+) -> Memory:
+    """What these users' rows tell of the time before until_s. Without `site` the means are gathered from the rows."""
+    own = history[history["user"].isin(users) & (history["submit_s"] < until_s)].reset_index(drop=True)
     jobs = submissions(own)
-    ended, starts, ends = (
-        ended_jobs(own, jobs),
-        started_at(own),
-        own["end_s"].to_numpy(dtype="float64", na_value=math.nan),
-    )
-    memory = Memory(config, site)
-    for row, event in events(own):
-        at_s = starts[row] if event is Event.START else ends[row]
-        if event is not Event.SUBMIT and at_s < until_s:
-            memory.tell(event, jobs[row], starts[row], ended[row])
+    ended, times = ended_jobs(own, jobs), event_times(own)
+    times[Event.SUBMIT] = math.nan
+    times[times >= until_s] = math.nan
+    if config.families == "mask":
+        # Nobody asks before until_s: that what has ended by then had started need not be told.
+        times[Event.START, ~np.isnan(times[Event.END])] = math.nan
+    memory, starts = Memory(config, site), times[Event.START].tolist()
+    for row, event in in_order(own, times):
+        memory.tell(event, jobs[row], starts[row], ended[row])
     return memory
 
 
 def know_now(job: Submission, history: pd.DataFrame, config: Rolling, site: SiteMeans | None) -> Known:
     """Features and rolling estimate of a submission, from its user's jobs that had started and ended before it."""
-    return remember(job.user, history, job.submit_s, config, site).know(job)
+    return remember([job.user], history, job.submit_s, config, site).know(job)

@@ -21,6 +21,7 @@ COMMANDS = {
     "evaluate": "say how good the predictions would have been",
     "models": "list the trained versions, and go back to one",
     "advise": "say what to ask for, for one submission",
+    "publish": "write the advice files that Slurm's hooks read",
     "backtest": "replay the record: would the advice have held?",
     "jobs": "list past jobs with what they used",
     "characterize": "compare jobs across the site, as the Perlmutter study does",

@@ -32,8 +32,8 @@ HOSTILE = [
 ]  # fmt: skip
 
 ALLOWED = {
-    "debug", "dofile", "io", "ipairs", "math", "next", "os", "pairs", "pcall", "slurm", "string", "table", "tonumber",
-    "tostring", "type",
+    "assert", "debug", "dofile", "io", "ipairs", "load", "loadstring", "math", "next", "os", "package", "pairs", "pcall",
+    "slurm", "string", "table", "tonumber", "tostring", "type",
 }  # fmt: skip
 
 
@@ -44,6 +44,7 @@ def test_slurmctlds_modules_set_no_global_and_can_neither_run_a_program_nor_wait
     assert "SETGLOBAL" not in listed
     assert set(re.findall(r"GETGLOBAL.*; (\w+)", listed)) <= ALLOWED
     assert set(re.findall(r"\b(?:io|os)\.(\w+)", (LUA_DIR / name).read_text())) <= {"open", "clock", "time"}
+    assert set(re.findall(r"\bpackage\.(\w+)", (LUA_DIR / name).read_text())) <= {"loaded"}
 
 
 def test_name_keys(lua: Lua) -> None:
