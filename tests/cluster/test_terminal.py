@@ -11,7 +11,9 @@ import pexpect
 import pytest
 from advice_files import TEXT, advice, family
 from front_end import JOB, QUESTION, ROW, FrontEnd, ended
-from sites import Site
+from sites import REPOSITORY, Site
+
+from almanac.names import name_key
 
 pytestmark = pytest.mark.cluster
 
@@ -180,29 +182,30 @@ def test_a_script_on_the_terminals_input(front: FrontEnd, way: str) -> None:
 @pytest.mark.parametrize("hook", ["filter", "wrapper", "both"])
 def test_the_jobs_environment_is_as_without_us(front: FrontEnd, hook: str) -> None:
     """Of a job whose question was answered yes, compared with the same job submitted with -C by hand."""
-    out = f"{front.home}/env"
-    command = f"env -0 | LC_ALL=C sort -z >{out}.$SLURM_JOB_NAME"
-    exported = {"BASH_FUNC_module%%": "() {  echo module\n}", "with.dot": "1", "EMPTY": ""}
-    asked = ("--gpus=2", "-o", "/dev/null", "-W", "--wrap", command)
+    out, script = f"{front.home}/env", f"{front.home}/env.sh"
+    text = f"#!/bin/bash\nenv -0 | LC_ALL=C sort -z >{out}.$SLURM_JOB_NAME\n"
+    front.site.write("login", script, text.encode(), owner="alice")
+    exported = {"BASH_FUNC_module%%": "() {  echo module\n}", "EMPTY": "", "LANG": "C", "LC_ALL": "C"}
+    asked = ("--gpus=2", "-o", "/dev/null", "-W")
     for export in ((), ("--export=ALL,FOO=1",), ("--export=NONE",)):
         front.site.hook("cli_filter", None)
-        ended(front.terminal("sbatch", "-J", "train-bert-1", "-C", "gpu&hbm40g", *export, *asked, **exported))
+        ended(front.terminal("sbatch", "-J", "train-bert-1", "-C", "gpu&hbm40g", *export, *asked, script, **exported))
         if hook != "wrapper":
             front.filter_on()
         program = "sbatch" if hook == "filter" else front.wrapper
         front.forget()
-        front.answered("y", program, "-J", "train-bert-2", "-C", "gpu&hbm80g", *export, *asked, **exported)
+        argv = (program, "-J", "train-bert-2", "-C", "gpu&hbm80g", *export, *asked, script)
+        front.answered("y", *argv, **exported)
         before, after = (environment(front, f"{out}.train-bert-{number}") for number in (1, 2))
         assert after == before
-        assert export == ("--export=NONE",) or b"BASH_FUNC_module%%" in after
+        assert (b"BASH_FUNC_module%%" in after) == (export != ("--export=NONE",))
 
 
 def environment(front: FrontEnd, path: str) -> dict[bytes, bytes]:
     """Without what is of one job alone."""
     pairs = (entry.partition(b"=") for entry in front.site.read("login", path).split(b"\0") if entry)
-    own = re.compile(
-        rb"SLURM_.*(ID|NAME|NODE|NODELIST|ADDR|TIME|GTIDS|PID|GPUS_ON_NODE)|SLURM_JOB_.*|TMPDIR|GPU_.*|CUDA_.*|_"
-    )
+    of_a_job = rb"SLURM_.*(ID|NAME|NODE|NODELIST|ADDR|TIME|GTIDS|PID|GPUS_ON_NODE)|SLURM_JOB_.*"
+    own = re.compile(rb"%s|TMPDIR|GPU_.*|CUDA_.*|_" % of_a_job)
     return {name: value for name, _, value in pairs if not own.fullmatch(name)}
 
 
@@ -340,16 +343,12 @@ def test_a_missing_or_broken_module_changes_nothing(front: FrontEnd, module: str
 
 
 def test_the_stand_alone_script(front: FrontEnd) -> None:
-    from sites import REPOSITORY
-
     script = (REPOSITORY / "slurm_hooks/standalone/cli_filter.lua").read_text()
     front.site.hook("cli_filter", script)
     assert "Submitted" in ended(front.terminal("sbatch", *HELD, *WRAP, ALMANAC_ADVICE="off"))
     here = script.replace("/usr/share/almanac/lua", front.site.lua_dir)
-    front.site.hook(
-        "cli_filter",
-        here.replace("(options, offset) end", f'(options, offset, {{advice = "{front.site.advice_dir}"}}) end'),
-    )
+    named = f'(options, offset, {{advice = "{front.site.advice_dir}"}}) end'
+    front.site.hook("cli_filter", here.replace("(options, offset) end", named))
     assert front.constraint(front.answered("y", "sbatch", *HELD, *WRAP)) == "gpu&hbm40g"
 
 
@@ -357,8 +356,6 @@ HOSTILE = "train-\x1b[31;5m%s%n`touch x`$(touch x)'\"\\;\n\tmore-7"
 
 
 def test_hostile_names_are_inert(front: FrontEnd, way: str) -> None:
-    from almanac.names import name_key
-
     key = name_key(HOSTILE.replace('"', "`"))
     text = f'your last 14 runs of "{key}" peaked at 21.3 GiB per GPU.'
     front.publish(advice(family(key, 2, 500, bound_mib=25396, tier="hbm40g", text=text), prompt="ask"))
@@ -387,7 +384,7 @@ def test_hostile_folders(front: FrontEnd, way: str) -> None:
 
 
 def test_workflow_managers_find_the_job_id(front: FrontEnd) -> None:
-    """sbatch-almanac earlier in PATH under sbatch's name; Snakemake takes --parsable's first word, Nextflow a pattern."""
+    """sbatch-almanac earlier in PATH as sbatch; Snakemake takes --parsable's first word, Nextflow has a pattern."""
     front.filter_on()
     folder = f"{front.home}/bin"
     front.run("sh", "-c", f"mkdir -p {folder} && ln -sf {front.wrapper} {folder}/sbatch")
