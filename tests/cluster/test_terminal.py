@@ -106,6 +106,15 @@ def test_apply_works_without_a_terminal_but_not_inside_a_job(front: FrontEnd, wa
         assert front.constraint(done.stdout.decode()) == features
 
 
+def test_a_partition_without_the_advised_tier(front: FrontEnd, way: str) -> None:
+    """hbm80 has no hbm40g: such a job would be refused."""
+    for mode in ("ask", "apply"):
+        shown = ended(front.terminal(way, *HELD, "-p", "hbm80", *WRAP, ALMANAC_ADVICE=mode))
+        assert re.fullmatch(r"Submitted batch job \d+\n", shown)
+        assert front.constraint(shown) == "gpu&hbm80g"
+    assert front.constraint(front.answered("y", way, *HELD, "-p", "all", *WRAP)) == "gpu&hbm40g"
+
+
 LINES = {
     "pipe in": "true | {0}",
     "file in": "{0} </dev/null",
@@ -129,16 +138,14 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("case", LINES)
-def test_silent(front: FrontEnd, way: str, case: str) -> None:
-    """From a shell on a terminal: each line takes something away that a question needs."""
+def test_silent(front: FrontEnd, way: str) -> None:
+    """From a shell on a terminal: each line takes something away that a question needs. Each submits one job."""
     command = shlex.join([way, *HELD, *WRAP])
-    typed = LINES[case].replace("{0} -", f"{way} {shlex.join(HELD)} {shlex.join(WRAP)} -").replace("{0}", command)
-    shell = front.terminal("bash", "-c", typed)
-    shown = ended(shell)
-    assert "almanac:" not in shown
-    jobs = front.site.run("login", "alice", "squeue", "-h", "-u", "alice", "-o", "%i").stdout.split()
-    assert len(jobs) == 1, shown
+    for number, (case, line) in enumerate(LINES.items(), 1):
+        shown = ended(front.terminal("bash", "-c", line.replace("{0}", command)))
+        assert "almanac:" not in shown, case
+        jobs = front.site.run("login", "alice", "squeue", "-h", "-u", "alice", "-o", "%i").stdout.split()
+        assert len(jobs) == number, (case, shown)
 
 
 def test_without_a_terminal_the_output_is_sbatchs_own(front: FrontEnd) -> None:
@@ -295,51 +302,53 @@ BAD_FILES: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("fault", [*BAD_FILES, "absent", "folder", "FIFO", "unreadable"])
-def test_a_bad_advice_file_is_no_advice(front: FrontEnd, way: str, fault: str) -> None:
+def test_a_bad_advice_file_is_no_advice(front: FrontEnd, way: str) -> None:
     root = ("login", "root")
-    front.site.remove("login", front.advice)
-    if fault in BAD_FILES:
-        front.publish(BAD_FILES[fault])
-    elif fault == "folder":
-        front.site.run(*root, "mkdir", front.advice)
-    elif fault == "FIFO":  # as only the user could make it; one without write permission would be waited for in Lua
-        front.site.run(*root, "mkfifo", front.advice)
-        front.site.run(*root, "chown", "alice", front.advice)
-    elif fault == "unreadable":
-        front.site.write("login", front.advice, advice(ROW, prompt="ask"), mode=0o000)
-    shown = ended(front.terminal(way, *HELD, *WRAP))
-    assert re.fullmatch(r"Submitted batch job \d+\n", shown)
+    for fault in (*BAD_FILES, "absent", "folder", "FIFO", "unreadable"):
+        front.site.remove("login", front.advice)
+        if fault in BAD_FILES:
+            front.publish(BAD_FILES[fault])
+        elif fault == "folder":
+            front.site.run(*root, "mkdir", front.advice)
+        elif fault == "FIFO":  # as only the user could make it; one without write permission Lua would wait for
+            front.site.run(*root, "mkfifo", front.advice)
+            front.site.run(*root, "chown", "alice", front.advice)
+        elif fault == "unreadable":
+            front.site.write("login", front.advice, advice(ROW, prompt="ask"), mode=0o000)
+        shown = ended(front.terminal(way, *HELD, *WRAP))
+        assert re.fullmatch(r"Submitted batch job \d+\n", shown), fault
 
 
-@pytest.mark.parametrize("fault", ["garbage", "folder", "FIFO", "dangling link", "huge"])
-def test_a_bad_choices_file_is_as_if_empty(front: FrontEnd, way: str, fault: str) -> None:
-    make = {
-        "garbage": "printf '\\377\\0' >choices",
-        "folder": "mkdir choices",
-        "FIFO": "mkfifo choices",
-        "dangling link": "ln -s nowhere choices",
-        "huge": "head -c 50000000 /dev/zero >choices",
-    }[fault]
-    front.run("sh", "-c", f"mkdir -p {front.state} && cd {front.state} && {make}")
-    assert front.constraint(front.answered("y", way, *HELD, *WRAP)) == "gpu&hbm40g"
+BAD_CHOICES = {
+    "garbage": "printf '\\377\\0' >choices",
+    "folder": "mkdir choices",
+    "FIFO": "mkfifo choices",
+    "dangling link": "ln -s nowhere choices",
+    "huge": "head -c 50000000 /dev/zero >choices",
+}
 
 
-@pytest.mark.parametrize("module", ["cli_filter", "proposal", "almanac", "tiers"])
-@pytest.mark.parametrize("text", [None, b"syntax error here", b"error('x')", b"return nil", b"return {}"])
-def test_a_missing_or_broken_module_changes_nothing(front: FrontEnd, module: str, text: bytes | None) -> None:
+def test_a_bad_choices_file_is_as_if_empty(front: FrontEnd, way: str) -> None:
+    for make in BAD_CHOICES.values():
+        front.forget()
+        front.run("sh", "-c", f"mkdir -p {front.state} && cd {front.state} && {make}")
+        assert front.constraint(front.answered("y", way, *HELD, *WRAP)) == "gpu&hbm40g"
+
+
+def test_a_missing_or_broken_module_changes_nothing(front: FrontEnd) -> None:
     front.filter_on()
-    path = f"{front.site.lua_dir}/{module}.lua"
-    saved = front.site.read("login", path)
-    try:
-        if text is None:
-            front.site.remove("login", path)
-        else:
-            front.site.write("login", path, text)
-        shown = ended(front.terminal("sbatch", *HELD, *WRAP))
-        assert re.fullmatch(r"Submitted batch job \d+\n", shown)
-    finally:
-        front.site.write("login", path, saved)
+    for module in ("cli_filter", "proposal", "almanac", "tiers"):
+        path = f"{front.site.lua_dir}/{module}.lua"
+        saved = front.site.read("login", path)
+        try:
+            for text in (None, b"", b"syntax error here", b"error('x')", b"return nil", b"return {}"):
+                front.site.remove("login", path)
+                if text is not None:
+                    front.site.write("login", path, text)
+                shown = ended(front.terminal("sbatch", *HELD, *WRAP))
+                assert re.fullmatch(r"Submitted batch job \d+\n", shown), (module, text)
+        finally:
+            front.site.write("login", path, saved)
 
 
 def test_the_stand_alone_script(front: FrontEnd) -> None:

@@ -347,6 +347,17 @@ def test_what_cannot_be_rewritten_is_told(bench: Bench) -> None:
     assert ended(bench.terminal(*argv)) == "Submitted batch job 42\n"
 
 
+@pytest.mark.parametrize("mode", ["ask", "show", "apply"])
+def test_a_partition_without_the_advised_tier(bench: Bench, mode: str) -> None:
+    sinfo = '#!/bin/sh\n[ "$3" = "a b" ] && echo "gpu,hbm80g|gpu:4" || exit 1\n'
+    program(bench.root / "bin/sinfo", sinfo)
+    argv = [*GPU_JOB, "-p", "a b"]
+    assert ended(bench.terminal(*argv, ALMANAC_ADVICE=mode)) == "Submitted batch job 42\n"
+    assert bench.got == argv
+    ended(bench.terminal(*GPU_JOB, "-p", "other", ALMANAC_ADVICE="apply"))
+    assert bench.got[-1] == "--constraint=gpu&hbm40g"
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"\xff" * 100, b"almanac-advice\t1\n", b"almanac-advice\t2\n", b"x" * 70_000, None],
