@@ -21,7 +21,8 @@ from advisor.features import submissions, whole_runs
 from advisor.prediction import predict
 from advisor.replay import remember
 from advisor.service import advise, train
-from almanac.config import Config, parse_config
+from almanac.config import Config
+from almanac.config_file import parse_config
 from almanac.records import Request
 from cli.demo import CONFIG
 from telemetry.history import load_history

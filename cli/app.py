@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from almanac.config import Config, find_config, load_config
+from almanac.config import Config
+from almanac.config_file import find_config, load_config
 from almanac.errors import ConfigError, NotAllowedError
 
 if TYPE_CHECKING:

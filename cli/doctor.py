@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from almanac.config import find_config
+from almanac.config_file import find_config
 from almanac.errors import AlmanacError
 from almanac.hardware import gpu_models
 from almanac.units import format_count, format_duration, printable

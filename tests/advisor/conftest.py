@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from almanac.config import Config, parse_config
+from almanac.config import Config
+from almanac.config_file import parse_config
 from almanac.names import name_key
 
 NOW_S = 1_750_000_000

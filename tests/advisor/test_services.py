@@ -16,7 +16,8 @@ from advisor.service import BUILT_IN, advise, train, train_site
 from advisor.services.base import Asked, Learned, Record
 from advisor.services.own import load_own, tell_own, update_own
 from advisor.versions import prune, roll_back
-from almanac.config import Config, parse_config
+from almanac.config import Config
+from almanac.config_file import parse_config
 from almanac.errors import StoreError
 from almanac.records import Advice, Request
 from telemetry.store import Store

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from almanac.config import Config, find_config, load_config, parse_config
+from almanac.config import Config
+from almanac.config_file import find_config, load_config, parse_config
 from almanac.errors import ConfigError
 from almanac.hardware import find_gpu_model, gpu_models
 
@@ -81,7 +82,7 @@ def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
 
 
 def test_the_environment_and_the_home_folder_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("almanac.config.SYSTEM_FILE", tmp_path / "etc.toml")
+    monkeypatch.setattr("almanac.config_file.SYSTEM_FILE", tmp_path / "etc.toml")
     monkeypatch.delenv("ALMANAC_CONFIG", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert find_config() is None

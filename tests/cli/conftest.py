@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from almanac.config import load_config
+from almanac.config_file import load_config
 from cli.demo import CONFIG
 from telemetry.ingest import IngestResult, ingest
 from telemetry.sources.generated import GeneratedSource, SiteShape

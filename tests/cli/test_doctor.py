@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from almanac.config import Config, parse_config
+from almanac.config import Config
+from almanac.config_file import parse_config
 from almanac.errors import CommandError
 from cli.app import App
 from cli.doctor import check_priority, check_store

@@ -15,9 +15,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from layout import missing_commands
+from native_site import NativeSite
 from processes import sweep
+from sites import Site
 from testbed import Cluster, running_cluster
 
+SITES = ("native",)
+"""What ALMANAC_SITES may name, comma-separated; the fixture `site` runs each test on all that it names."""
 LABS = Path("/var/tmp")
 PREFIX = "almanac-lab-"
 
@@ -75,3 +79,22 @@ def cluster() -> Iterator[Cluster]:
     for root in _lab_root():
         with running_cluster(root) as running:
             yield running
+
+
+def _wanted_sites() -> list[str]:
+    wanted = os.environ.get("ALMANAC_SITES", "native").split(",")
+    if unknown := set(wanted) - set(SITES):
+        raise pytest.UsageError(f"ALMANAC_SITES names {sorted(unknown)}, expected some of {SITES}")
+    return wanted
+
+
+@pytest.fixture(scope="session", params=_wanted_sites())
+def _running_site(request: pytest.FixtureRequest) -> Site:
+    return NativeSite(request.getfixturevalue("cluster").lab)
+
+
+@pytest.fixture
+def site(_running_site: Site) -> Site:
+    """A running Slurm without jobs, advice or hooks of an earlier test: see sites.py."""
+    _running_site.reset()
+    return _running_site

@@ -1,0 +1,161 @@
+"""The configuration file: one TOML file, found, read and checked; unknown keys are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import os
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from almanac.config import Config, Tier
+from almanac.errors import ConfigError
+
+SYSTEM_FILE = Path("/etc/almanac/almanac.toml")
+WORDS = {
+    "metrics.window_alignment": ("utc", "job"),
+    "priority.mode": ("off", "observe", "apply"),
+    "hooks.prompt": ("off", "show", "ask"),
+    "rolling.families": ("mask", "levenshtein"),
+    "training.predictor": ("almanac", "helios"),
+    "prometheus.exporter": ("dcgm", "jobstats"),
+}
+"""Keys that take one of a few words."""
+
+
+def find_config(explicit: str | None = None) -> Path | None:
+    """--config, then $ALMANAC_CONFIG, then /etc, then ~/.config; None where there is none.
+
+    Raises ConfigError where a file was named and is not there.
+    """
+    for origin, named in (("--config", explicit), ("$ALMANAC_CONFIG", os.environ.get("ALMANAC_CONFIG"))):
+        if named:
+            if not _is_file(Path(named)):
+                raise ConfigError(f"{origin} names {named}, which is not a file", "correct the path, or leave it out")
+            return Path(named)
+    files = [SYSTEM_FILE]
+    with contextlib.suppress(RuntimeError):  # no HOME, and no such user
+        home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        files.append(home / "almanac" / "config.toml")
+    return next((path for path in files if _is_file(path)), None)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file is there; a folder that may not be looked into holds none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def load_config(path: Path | None) -> Config:
+    """The configuration of a file, or the defaults. Raises ConfigError naming file, key and remedy."""
+    if path is None:
+        return Config()
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "make it readable UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}", "correct that line") from error
+    return dataclasses.replace(parse_config(data, str(path)), source=str(path))
+
+
+def parse_config(data: dict[str, Any], where: str = "configuration") -> Config:
+    """A Config of parsed TOML. Raises ConfigError."""
+    sections = {f.name: f for f in dataclasses.fields(Config) if f.name != "source"}
+    _refuse_unknown(data, list(sections), where, "section")
+    values: dict[str, Any] = {}
+    for name, content in data.items():
+        if name == "tiers":
+            values[name] = _parse_tiers(content, where)
+        elif isinstance(content, dict):
+            values[name] = _parse_section(type(sections[name].default), content, f"{where}: [{name}]")
+        else:
+            raise ConfigError(f"{where}: {name} is {content!r}, expected a section [{name}]", "write it as a table")
+    config = Config(**values)
+    _check_ranges(config, where)
+    return config
+
+
+def _refuse_unknown(data: dict[str, Any], valid: list[str], where: str, what: str) -> None:
+    for key in data:
+        if key not in valid:
+            near = difflib.get_close_matches(key, valid, n=1, cutoff=0.0)
+            raise ConfigError(
+                f"{where}: unknown {what} {key!r}", f"did you mean {near[0]!r}? valid: {', '.join(valid)}"
+            )
+
+
+def _parse_section(cls: type[Any], data: dict[str, Any], where: str) -> Any:
+    _refuse_unknown(data, [f.name for f in dataclasses.fields(cls)], where, "key")
+    kinds = typing.get_type_hints(cls)
+    return cls(**{key: _typed(value, kinds[key], f"{where} {key}") for key, value in data.items()})
+
+
+def _typed(value: Any, kind: Any, where: str) -> Any:
+    if isinstance(kind, types.GenericAlias):
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise ConfigError(f"{where} is {value!r}, expected a list of strings", 'write ["a", "b"]')
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{where} is {value!r}, expected {kind.__name__}", "correct the value's type")
+    return value
+
+
+def _parse_tiers(content: Any, where: str) -> tuple[Tier, ...]:
+    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
+        raise ConfigError(f"{where}: tiers must be an array of tables", "write each tier under its own [[tiers]]")
+    tiers = []
+    for number, item in enumerate(content, 1):
+        tier: Tier = _parse_section(Tier, item, f"{where}: [[tiers]] number {number}")
+        _check_tier(tier, f"{where}: [[tiers]] number {number}")
+        tiers.append(tier)
+    names = [tier.name for tier in tiers]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"{where}: two tiers have the same name: {names}", "give each tier a name of its own")
+    return tuple(sorted(tiers, key=lambda tier: (tier.capacity_mib, tier.name)))
+
+
+def _check_tier(tier: Tier, where: str) -> None:
+    if not tier.name or tier.capacity_mib <= 0:
+        raise ConfigError(
+            f"{where}: needs a name and a capacity_mib above 0", 'write name = "hbm80g", capacity_mib = 81920'
+        )
+    selectors = [tier.constraint, tier.gres, tier.partition]
+    if sum(map(bool, selectors)) != 1:
+        raise ConfigError(
+            f"{where} ({tier.name}): {sum(map(bool, selectors))} of constraint, gres and partition are set",
+            "set exactly one: it is what selects the tier",
+        )
+
+
+def _check_ranges(config: Config, where: str) -> None:
+    for section in (f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default)):
+        for key in dataclasses.fields(getattr(config, section)):
+            value = getattr(getattr(config, section), key.name)
+            low, high = key.metadata["low"], key.metadata["high"]
+            if not (low is None or low <= value) or not (high is None or value <= high):
+                expected = f"at least {low}" if high is None else f"{low} to {high}"
+                raise ConfigError(f"{where}: {section}.{key.name} is {value}, expected {expected}", "correct the value")
+    _check_words(config, where)
+    if 3600 % config.metrics.window_s:
+        raise ConfigError(
+            f"{where}: metrics.window_s is {config.metrics.window_s}, which does not divide 3600", "use 60, or 300"
+        )
+    if config.priority.min_gpu_time_s >= config.priority.max_gpu_time_s:
+        raise ConfigError(f"{where}: priority.min_gpu_time_s is not below max_gpu_time_s", "use such as 60 and 8640000")
+
+
+def _check_words(config: Config, where: str) -> None:
+    for key, words in WORDS.items():
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        if value not in words:
+            raise ConfigError(f"{where}: {key} is {value!r}", f"use {', '.join(words[:-1])} or {words[-1]}")

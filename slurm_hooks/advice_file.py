@@ -1,0 +1,284 @@
+"""The advice file: one per user, and `_site` for everybody else. `almanac publish` writes it, hooks read it. Data only.
+
+    almanac-advice  1                              of another format: the file is not used
+    version         20261121T101500Z-3f2a9c0d1e2f  when the content last changed, and of what
+    written         1795256100                     s since 1970
+    expires         1795428900                     from then on the file is not used
+    mode            observe                        off, observe or apply: what job_submit does with the term
+    tell            no                             yes or no: job_submit tells the user the text
+    prompt          ask                            off, show or ask: what the client side does on a terminal
+    priority        1000  60  8640000              K, least and greatest GPU-time of advisor.decisions.priority
+    tier            hbm40g  40960  constraint  hbm40g            any number of them
+    F  key  gpus  predicted_s  term  bound_mib  tier  waits  text  a family: name key and GPU count
+    G  -    gpus  predicted_s  term  -  -  -  -                  any name with so many GPUs
+    U  -    -     predicted_s  extra  -  -  -  -                 any job: the term of predicted_s x gpus, and extra
+    end             3                              the number of rows F, G and U
+
+Lines come in this order and end in a newline; one tab parts the fields, none of which is empty ("-": none). Every
+other byte is 0x20..0x7e. What breaks a rule is not used at all. A reader looks for F of the key and GPU count, then G
+of the GPU count, then U, in the user's file; then for G and U in `_site`. Of equal rows the first counts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from advisor.decisions.priority import site_factor
+from almanac.config import Priority, Tier
+from almanac.errors import FileFormatError
+
+FORMAT = "1"
+FIRST_LINE = f"almanac-advice\t{FORMAT}"
+MAX_BYTES = 65_536
+SITE = "_site"
+NONE = "-"
+FAMILY, GPUS, USER = "F", "G", "U"
+MODES, PROMPTS = ("off", "observe", "apply"), ("off", "show", "ask")
+
+_INT, _COUNT, _DECIMAL, _TEXT = r"[0-9]{1,12}", r"[1-9][0-9]{0,5}", r"[0-9]{1,12}(?:\.[0-9]{1,6})?", r"[\x20-\x7e]+"
+_TERM, _KEY = r"[0-9]{1,9}", r"[\x21-\x7e]{1,64}"
+_HEADERS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        re.escape(FIRST_LINE),
+        r"version\t([0-9A-Za-z.-]{1,64})",
+        rf"written\t({_INT})",
+        rf"expires\t({_INT})",
+        rf"mode\t({'|'.join(MODES)})",
+        r"tell\t(yes|no)",
+        rf"prompt\t({'|'.join(PROMPTS)})",
+        rf"priority\t({_DECIMAL})\t({_DECIMAL})\t({_DECIMAL})",
+    )
+)
+_TIER = re.compile(rf"tier\t({_TEXT})\t({_INT})\t(constraint|gres|partition)\t({_TEXT})")
+_ROW = re.compile(
+    rf"(?:F\t({_KEY})\t({_COUNT})|G\t-\t({_COUNT})|U\t-\t-)\t({_INT})\t({_TERM})"
+    rf"\t({_INT}|-)\t({_TEXT})\t({_TEXT})\t({_TEXT})"
+)
+_END = re.compile(rf"end\t({_INT})")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of a family (F), a GPU count (G) or any job (U) of one user.
+
+    predicted_s: of a job that runs; of U that which counts for its term. term: points of site_factor; of U the points
+    of options alone. bound_mib: upper bound of the HBM peak; tier: the smallest that holds it; None where unknown.
+    waits: "hbm80g=3 h 10 min;hbm40g=12 min". text: the sentence for the user; it is whole where tier is None, else
+    "TIER holds that." follows. Both "" where there is none.
+    """
+
+    kind: str
+    predicted_s: int
+    term: int
+    key: str = ""
+    gpus: int | None = None
+    bound_mib: int | None = None
+    tier: str | None = None
+    waits: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class AdviceFile:
+    """A file's content. priority: only K, least and greatest GPU-time are told."""
+
+    version: str
+    written_s: int
+    expires_s: int
+    mode: str
+    tell: bool
+    prompt: str
+    priority: Priority
+    tiers: tuple[Tier, ...]
+    rows: tuple[Row, ...]
+
+    @cached_property
+    def _places(self) -> dict[tuple[str, str, int | None], Row]:
+        places: dict[tuple[str, str, int | None], Row] = {}
+        for row in self.rows:
+            places.setdefault((row.kind, row.key, row.gpus), row)
+        return places
+
+    def find(self, key: str, gpus: int) -> Row | None:
+        """The row of a submission, by this file alone."""
+        ways = ((FAMILY, key, gpus), (GPUS, "", gpus), (USER, "", None))
+        return next((self._places[way] for way in ways if way in self._places), None)
+
+    def find_any(self, gpus: int) -> Row | None:
+        """The same for a name that the file does not know."""
+        return self._places.get((GPUS, "", gpus)) or self._places.get((USER, "", None))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The row of a submission, the file that it is from, and the term: points of site_factor."""
+
+    row: Row
+    file: AdviceFile
+    term: int
+
+
+def look_up(user: AdviceFile | None, site: AdviceFile | None, key: str, gpus: int) -> Found | None:
+    """What the files say of a submission; None where they say nothing, and for one without GPUs."""
+    if gpus <= 0:
+        return None
+    ways = ((user, user.find(key, gpus) if user else None), (site, site.find_any(gpus) if site else None))
+    for file, row in ways:
+        if file is not None and row is not None:
+            return Found(row, file, term_of(row, gpus, file.priority))
+    return None
+
+
+def term_of(row: Row, gpus: int, priority: Priority) -> int:
+    """The points of a submission with so many GPUs."""
+    return row.term if row.kind != USER else site_factor(row.predicted_s * gpus, priority) + row.term
+
+
+def render(file: AdviceFile) -> bytes:
+    """The file's bytes. Raises ValueError, naming the line, where they would break the format."""
+    priority = file.priority
+    scale = map(_decimal, (priority.points_per_e, priority.min_gpu_time_s, priority.max_gpu_time_s))
+    lines = [
+        FIRST_LINE,
+        f"version\t{file.version}",
+        f"written\t{file.written_s}",
+        f"expires\t{file.expires_s}",
+        f"mode\t{file.mode}",
+        f"tell\t{'yes' if file.tell else 'no'}",
+        f"prompt\t{file.prompt}",
+        "\t".join(["priority", *scale]),
+        *map(render_tier, file.tiers),
+        *map(render_row, file.rows),
+        f"end\t{len(file.rows)}",
+    ]
+    _parse_lines(lines)
+    content = "\n".join([*lines, ""]).encode("ascii")
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{len(content)} bytes, at most {MAX_BYTES} are read")
+    return content
+
+
+def _decimal(value: float) -> str:
+    return f"{value:.6f}".rstrip("0").rstrip(".")
+
+
+def render_tier(tier: Tier) -> str:
+    kind = "constraint" if tier.constraint else "gres" if tier.gres else "partition"
+    return f"tier\t{tier.name}\t{tier.capacity_mib}\t{kind}\t{tier.constraint or tier.gres or tier.partition}"
+
+
+def render_row(row: Row) -> str:
+    fields = (row.key, row.gpus, row.predicted_s, row.term, row.bound_mib, row.tier, row.waits, row.text)
+    return "\t".join([row.kind, *(NONE if field in (None, "") else str(field) for field in fields)])
+
+
+def parse(content: bytes, now_s: int | None) -> AdviceFile:
+    """Raises FileFormatError where the file is not to be used. now_s: None for a look at an expired one too."""
+    if len(content) > MAX_BYTES:
+        raise FileFormatError(f"larger than {MAX_BYTES} bytes")
+    text = content.decode("latin-1")
+    if not text.endswith("\n"):
+        raise FileFormatError("cut off: the last line has no end")
+    try:
+        file = _parse_lines(text[:-1].split("\n"))
+    except ValueError as error:
+        raise FileFormatError(str(error)) from error
+    if now_s is not None and file.expires_s <= now_s:
+        raise FileFormatError("expired")
+    return file
+
+
+def _parse_lines(lines: Sequence[str]) -> AdviceFile:
+    """Raises ValueError."""
+    if len(lines) < len(_HEADERS) + 1:
+        raise ValueError("cut off: lines are missing")
+    found = [_match(pattern, line) for pattern, line in zip(_HEADERS, lines, strict=False)]
+    _, version, written, expires, mode, tell, prompt, scale = found
+    rest, end = lines[len(_HEADERS) : -1], _match(_END, lines[-1])
+    tiers = [_tier(line) for line in rest if line.startswith("tier\t")]
+    rows = [_row(line) for line in rest[len(tiers) :]]
+    if int(end[1]) != len(rows):
+        raise ValueError(f"{len(rows)} rows, {end[1]} were written")
+    if "".join(row.kind for row in rows) != "".join(sorted(row.kind for row in rows)):
+        raise ValueError("rows are out of order")
+    return AdviceFile(
+        version=version[1],
+        written_s=int(written[1]),
+        expires_s=int(expires[1]),
+        mode=mode[1],
+        tell=tell[1] == "yes",
+        prompt=prompt[1],
+        priority=_scale(*map(float, scale.groups())),
+        tiers=tuple(tiers),
+        rows=tuple(rows),
+    )
+
+
+def _match(pattern: re.Pattern[str], line: str) -> re.Match[str]:
+    match = pattern.fullmatch(line)
+    if match is None:
+        raise ValueError(f"not a line of format {FORMAT}: {line[:60]!r}")
+    return match
+
+
+def _scale(points_per_e: float, min_gpu_time_s: float, max_gpu_time_s: float) -> Priority:
+    if not 0 < min_gpu_time_s < max_gpu_time_s or not points_per_e:
+        raise ValueError("the priority line names no scale")
+    return Priority(points_per_e=points_per_e, min_gpu_time_s=min_gpu_time_s, max_gpu_time_s=max_gpu_time_s)
+
+
+def _tier(line: str) -> Tier:
+    name, capacity, kind, selector = _match(_TIER, line).groups()
+    return Tier(name=name, capacity_mib=int(capacity), **{kind: selector})
+
+
+def _row(line: str) -> Row:
+    match = _match(_ROW, line)
+    key, own_gpus, gpus, predicted, term, bound, tier, waits, text = match.groups()
+    row = Row(
+        kind=line[0],
+        predicted_s=int(predicted),
+        term=int(term),
+        key=key or "",
+        gpus=int(own_gpus or gpus or 0) or None,
+        bound_mib=None if bound == NONE else int(bound),
+        tier=None if tier == NONE else tier,
+        waits="" if waits == NONE else waits,
+        text="" if text == NONE else text,
+    )
+    if row.kind != FAMILY and (row.bound_mib, row.tier, row.waits, row.text) != (None, None, "", ""):
+        raise ValueError(f"only a family has more than a time and a term: {line[:60]!r}")
+    return row
+
+
+def read(path: Path, now_s: int | None) -> AdviceFile:
+    """Raises FileFormatError where the file is not to be used, FileNotFoundError where it is not there.
+
+    Never waits: a FIFO is refused. now_s: as of parse.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise FileFormatError("not a regular file")
+        return parse(file.read(MAX_BYTES + 1), now_s)
+
+
+def usable(path: Path, now_s: int) -> AdviceFile | None:
+    """The file, or None where it is absent, unreadable, malformed or expired."""
+    try:
+        return read(path, now_s)
+    except (FileFormatError, OSError):
+        return None
+
+
+def unwritable(tiers: Iterable[Tier]) -> list[str]:
+    """Names and selectors that an advice file cannot hold: not plain ASCII, or with what parts its fields."""
+    texts = [text for tier in tiers for text in (tier.name, tier.constraint, tier.gres, tier.partition) if text]
+    return [text for text in texts if not re.fullmatch(r"[\x21-\x3a\x3c\x3e-\x7e]+", text) or text == NONE]
