@@ -22,6 +22,7 @@ COMMANDS = {
     "models": "list the trained versions, and go back to one",
     "advise": "say what to ask for, for one submission",
     "backtest": "replay the record: would the advice have held?",
+    "reprioritize": "give pending jobs the priority term predicted for them",
     "jobs": "list past jobs with what they used",
     "characterize": "compare jobs across the site, as the Perlmutter study does",
     "doctor": "check configuration, store, Slurm and Prometheus",

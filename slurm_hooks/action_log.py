@@ -22,8 +22,8 @@ KEEP_DAYS = 90
 
 @dataclass(frozen=True)
 class Action:
-    """One line. what: "set" (told Slurm), "clear" (told it 0 again) or "ignored" (Slurm took a change without a word and
-    the factor stayed `old`). old, new: site factors. model: version of the trained model, "" without one.
+    """One line. what: "set" (told Slurm), "clear" (told it 0 again) or "ignored" (Slurm took a change without a word,
+    and the factor stayed `old`). old, new: site factors. model: version of the trained model.
 
     gpu_time_s: the GPU-time that the new factor stands for, GPU-seconds; None of a clearing.
     """

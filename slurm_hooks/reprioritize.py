@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from almanac import __version__
 from almanac.errors import CommandError, NotAllowedError
-from almanac.records import Counts, PriorityAdvice
+from almanac.records import Counts, PriorityAdvice, Request
 from almanac.units import format_duration
 from slurm_hooks.action_log import Action, ActionLog
 from telemetry.slurm.backend import FactorChange, PendingJob, SiteFactor, SlurmBackend
@@ -21,6 +21,8 @@ BATCH = 500
 """Changes that one command makes: each is a request of its own to slurmctld, of 1 to 2 ms."""
 _DENIED = re.compile("permission denied", re.IGNORECASE)
 
+Predict = Callable[[Sequence[Request]], Sequence[PriorityAdvice | None]]
+"""The terms of many submissions, as advisor.services.gpu_time.priorities_of gives them."""
 Published = Callable[[PendingJob], Collection[int]]
 """The terms that job_submit may have given a job, by what was published for it."""
 
@@ -47,6 +49,36 @@ class Outcome:
     ignored: int = 0
     failed: int = 0
     said: tuple[str, ...] = field(default=())
+
+
+def plan_terms(
+    backend: SlurmBackend, log: Mapping[int, Action], predict: Predict, published: Published, counts: Counts
+) -> list[Change]:
+    """The changes that the pending jobs need now. Only those that can be changed are predicted."""
+    read = Counts()
+    jobs, factors = backend.pending(read), backend.site_factors()
+    asked = [job for job in jobs if job.gpu_count and not job.is_held and _counts(factors.get(job.job_id))]
+    advice_of = dict(zip((job.job_id for job in asked), predict([job.request() for job in asked]), strict=True))
+    changes = plan(jobs, [advice_of.get(job.job_id) for job in jobs], factors, log, published, counts)
+    _add_unread(read, counts)
+    return changes
+
+
+def plan_clearing(backend: SlurmBackend, log: Mapping[int, Action], counts: Counts) -> list[Change]:
+    """The changes that undo ours now."""
+    read = Counts()
+    changes = clearing(backend.pending(read), backend.site_factors(), log, counts)
+    _add_unread(read, counts)
+    return changes
+
+
+def _add_unread(read: Counts, counts: Counts) -> None:
+    """Pending jobs that could not be read are among those seen, too."""
+    counts.add(Counts(seen=read.dropped.total(), dropped=read.dropped, examples=read.examples))
+
+
+def _counts(factor: SiteFactor | None) -> bool:
+    return factor is not None and not factor.is_explicit
 
 
 def plan(
@@ -108,7 +140,10 @@ def _last_action(job: PendingJob, log: Mapping[int, Action]) -> Action | None:
 
 
 def _is_ours(points: int, last: Action | None) -> bool:
-    return last is not None and points == (last.old if last.what == "ignored" else last.new)
+    """Whether the record explains a factor: what it says was to be set, or, where that did not come about (a run was
+    killed, Slurm was away), what was there before: nothing else than ours is ever changed.
+    """
+    return last is not None and points in (last.old, last.new)
 
 
 def _reason(advice: PriorityAdvice) -> str:
@@ -118,7 +153,7 @@ def _reason(advice: PriorityAdvice) -> str:
     return f"{counted}, {advice.extra} points more" if advice.extra else counted
 
 
-def plan_clearing(
+def clearing(
     jobs: Sequence[PendingJob], factors: Mapping[int, SiteFactor], log: Mapping[int, Action], counts: Counts
 ) -> list[Change]:
     """The changes that undo ours: 0 for a job that still has the factor which the record says it was given. Pure."""

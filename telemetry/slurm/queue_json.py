@@ -47,9 +47,9 @@ def pending_jobs(data: bytes, cluster: str, counts: Counts) -> list[PendingJob]:
         counts.seen += 1
         try:
             jobs.append(_pending(job, with_own_record[_array_id(job)] > 0))
-        except (TypeError, ValueError):
+            counts.kept += 1
+        except (KeyError, TypeError, ValueError):
             counts.drop("pending job that cannot be read", example=f"job {number(job.get('job_id'))}")
-    counts.kept += len(jobs)
     return sorted(jobs, key=lambda job: job.job_id)
 
 
@@ -73,12 +73,14 @@ def _pending(job: Mapping[str, Any], is_split: bool) -> PendingJob:
         raise ValueError("no number or no time of submission")
     array_id, task_id = _array_id(job), number(job.get("array_task_id"))
     het_id = number(job.get("het_job_id")) or None
-    het_offset = number(job.get("het_job_offset")) if het_id else None
+    het_offset = number(job.get("het_job_offset")) or 0 if het_id else None
     gpus = parse_gpus(_text(job, "tres_req_str"))
     limit_min = number(job.get("time_limit"))
     return PendingJob(
         job_id=job_id,
-        address=address(job_id, array_id, task_id, _text(job, "array_task_string") if is_split else "", het_offset),
+        address=address(
+            job_id, array_id, task_id, _text(job, "array_task_string") if is_split else "", het_id, het_offset
+        ),
         submit_s=submit_s,
         user=_text(job, "user_name"),
         name=_text(job, "name"),
@@ -106,7 +108,9 @@ def _text(job: Mapping[str, Any], key: str) -> str:
     return value or ""
 
 
-def address(job_id: int, array_id: int | None, task_id: int | None, tasks: str, het_offset: int | None) -> str:
+def address(
+    job_id: int, array_id: int | None, task_id: int | None, tasks: str, het_id: int | None, het_offset: int | None
+) -> str:
     """What `scontrol update jobid=` takes for one record and no other.
 
     A bare number names all parts of a heterogeneous job and all tasks of an array. That is what is wanted of an array's
@@ -118,8 +122,8 @@ def address(job_id: int, array_id: int | None, task_id: int | None, tasks: str, 
     if array_id is not None:
         listed = _task_list(tasks.split("%")[0])
         return f"{array_id}_[{listed}]" if listed else str(array_id)
-    if het_offset is not None:
-        return f"{job_id - het_offset}+{het_offset}"
+    if het_id is not None:
+        return f"{het_id}+{het_offset}"
     return str(job_id)
 
 
