@@ -38,16 +38,13 @@ def _memory_line(advice: Advice) -> str:
         return "almanac: no GPU is asked for, so there is no memory tier to advise."
     if advice.bound is None:
         return _no_evidence_line(advice)
-    return f"almanac: {_bound_text(advice, advice.bound)} {_tier_text(advice.tier)}"
+    return f"almanac: {_bound_text(advice, advice.bound)} {tier_text(advice.tier)}"
 
 
 def _no_evidence_line(advice: Advice) -> str:
     evidence, tier = advice.evidence, advice.tier
     if tier.reason == reasons.RAN_OUT and evidence is not None and evidence.ran_out_mib is not None:
-        ran_out = (
-            f"a run of {_family(advice)} seems to have run out of memory on {format_gib(evidence.ran_out_mib)} GPUs"
-        )
-        return f"almanac: {ran_out}. {_tier_text(tier)}"
+        return f"almanac: {_ran_out_text(advice)} {tier_text(tier)}"
     note = f" ({printable(tier.note)})" if tier.note else ""
     if tier.reason == reasons.PAUSED:
         until = _date((evidence.paused_until_s if evidence else None) or 0)
@@ -69,11 +66,32 @@ def _bound_text(advice: Advice, bound: MemoryBound) -> str:
     )
 
 
+def short_text(advice: Advice) -> str:
+    """What is known of the memory of such jobs, as a sentence or two; "" where nothing is to be shown.
+
+    Where no tier is advised by a bound it is whole; else "TIER holds that." can follow.
+    """
+    if advice.tier.reason == reasons.NO_TIERS:
+        return ""
+    if advice.bound is not None:
+        whole = f" {tier_text(advice.tier)}" if advice.tier.reason == reasons.NONE_LARGE_ENOUGH else ""
+        return _bound_text(advice, advice.bound) + whole
+    if advice.tier.reason == reasons.RAN_OUT:
+        return f"{_ran_out_text(advice)} {advice.tier.tier} is the next larger."
+    return ""
+
+
+def _ran_out_text(advice: Advice) -> str:
+    capacity_mib = (advice.evidence.ran_out_mib if advice.evidence else None) or 0.0
+    return f"a run of {_family(advice)} seems to have run out of memory on {format_gib(capacity_mib)} GPUs."
+
+
 def _jobs_per_exceedance(risk: float) -> int:
     return max(math.floor(1 / risk + 1e-9), 1)
 
 
-def _tier_text(tier: TierAdvice) -> str:
+def tier_text(tier: TierAdvice) -> str:
+    """Which tier holds what was said before, and what to ask for; "" where nothing is to be said."""
     name, asked = printable(tier.tier or ""), printable(tier.requested_tier or "")
     option = f": ask for {_shell_option(tier.rewrite)}" if tier.rewrite else ""
     match tier.reason:

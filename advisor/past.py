@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -87,7 +87,7 @@ class Past:
 
     def __init__(self, families: Families | None = None) -> None:
         """families: None for those of the name's mask."""
-        self._groups: dict[tuple[object, ...], _Group] = {}
+        self._groups: defaultdict[tuple[object, ...], _Group] = defaultdict(_Group)
         self._families = families
         self._overruns: dict[str, deque[bool]] = {}
 
@@ -125,7 +125,7 @@ class Past:
 
     def _groups_of(self, job: Submission) -> list[_Group]:
         family = self._families.join(job.user, job.name_key) if self._families else job.name_key
-        return [self._groups.setdefault(key, _Group()) for key in _groups(job, family)]
+        return [self._groups[key] for key in _groups(job, family)]
 
 
 def _groups(job: Submission, family: str) -> tuple[tuple[object, ...], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,11 +110,13 @@ def started_at(history: pd.DataFrame) -> list[float]:
     return starts
 
 
-def remember(user: str, history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None) -> Memory:
-    """What a user's rows tell of the time before until_s."""
-    own = history[(history["user"] == user) & (history["submit_s"] < until_s)].reset_index(drop=True)
+def remember(
+    users: Collection[str], history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None
+) -> Memory:
+    """What these users' rows tell of the time before until_s. Without `site` the means are gathered from the rows."""
+    own = history[history["user"].isin(users) & (history["submit_s"] < until_s)].reset_index(drop=True)
     memory = Memory(config, site)
-    for _, event, job, start_s, ended in _tellings(own, until_s):
+    for _, event, job, start_s, ended in _tellings(own, until_s, until_s, config):
         memory.tell(event, job, start_s, ended)
     return memory
 
@@ -135,7 +137,7 @@ def know_pending(
     for user, places in waiting.items():
         own = history.iloc[rows_of.get(user, [])].reset_index(drop=True)
         memory = Memory(config, site)
-        told = _tellings(own, now_s)
+        told = _tellings(own, now_s, jobs[places[0]].submit_s, config)
         ahead = next(told, None)
         for place in places:
             while ahead is not None and ahead[0] < jobs[place].submit_s:
@@ -150,17 +152,25 @@ def know_pending(
     return [known[place] for place in range(len(jobs))]
 
 
-def _tellings(own: pd.DataFrame, until_s: int) -> Iterator[tuple[float, Event, Submission, float, Ended | None]]:
-    """When and what to tell a Memory of the starts and ends of these rows before until_s, in order of time."""
+def _tellings(
+    own: pd.DataFrame, until_s: int, asked_s: int, config: Rolling
+) -> Iterator[tuple[float, Event, Submission, float, Ended | None]]:
+    """When and what to tell a Memory that is first asked at asked_s of starts and ends before until_s, in order."""
     jobs = submissions(own)
-    ended, starts = ended_jobs(own, jobs), started_at(own)
-    ends = own["end_s"].to_numpy(dtype="float64", na_value=math.nan)
+    ended, starts, ends = (
+        ended_jobs(own, jobs),
+        started_at(own),
+        own["end_s"].to_numpy(dtype="float64", na_value=math.nan).tolist(),
+    )
+    if config.families == "mask":
+        # Nobody asks before asked_s: that these had started is gone again by then, and need not be told.
+        starts = [math.nan if end_s < asked_s else start_s for start_s, end_s in zip(starts, ends, strict=True)]
     for row, event in events(own):
-        at_s = starts[row] if event is Event.START else float(ends[row])
+        at_s = starts[row] if event is Event.START else ends[row]
         if event is not Event.SUBMIT and at_s < until_s:
             yield at_s, event, jobs[row], starts[row], ended[row]
 
 
 def know_now(job: Submission, history: pd.DataFrame, config: Rolling, site: SiteMeans | None) -> Known:
     """Features and rolling estimate of a submission, from its user's jobs that had started and ended before it."""
-    return remember(job.user, history, job.submit_s, config, site).know(job)
+    return remember([job.user], history, job.submit_s, config, site).know(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +11,14 @@ import pandas as pd
 
 from advisor.models.calibration import Calibration
 from advisor.models.waits import Waits
-from advisor.services.base import Asked, Record, Service
+from advisor.services.base import Asked, BuiltIn, Record
 from advisor.services.gpu_time import Durations, GpuTime
 from advisor.services.memory import Memory
 from advisor.services.wait import Wait
 from almanac.config import Config
 from almanac.records import Advice, Request
 
-BUILT_IN: Mapping[str, Service[Any, Any, Any]] = {"gpu_time": GpuTime(), "memory": Memory(), "wait": Wait()}
+BUILT_IN: Mapping[str, BuiltIn[Any, Any, Any]] = {"gpu_time": GpuTime(), "memory": Memory(), "wait": Wait()}
 """almanac's own services; together they tell all fields of `Advice`. Node demand comes later."""
 
 
@@ -60,9 +60,23 @@ def advise(request: Request, history: pd.DataFrame, trained: Trained | None, con
 
     history: the user's own jobs, those that still run too; rows of others, and what came after now_s, are passed over.
     """
-    asked = Asked(dataclasses.replace(request, submit_s=now_s), history, config)
+    return advise_many([request], history, trained, config, now_s)[0]
+
+
+def advise_many(
+    requests: Sequence[Request], history: pd.DataFrame, trained: Trained | None, config: Config, now_s: int
+) -> list[Advice]:
+    """The same of many submissions at now_s, of any users: each as if it were the only one.
+
+    history: all of these users' jobs.
+    """
+    if not requests:
+        return []
+    asked = [Asked(dataclasses.replace(request, submit_s=now_s), history, config) for request in requests]
     artefacts = trained.artefacts() if trained else {}
-    told: dict[str, Any] = {}
+    told: list[dict[str, Any]] = [{} for _ in asked]
     for name, service in BUILT_IN.items():
-        told |= service.act(asked, service.predict(asked, artefacts.get(name)))
-    return Advice(request=asked.request, **told)
+        predicted = service.predict_many(asked, artefacts.get(name))
+        for each, own, fields in zip(asked, predicted, told, strict=True):
+            fields |= service.act(each, own)
+    return [Advice(request=each.request, **fields) for each, fields in zip(asked, told, strict=True)]

@@ -23,6 +23,11 @@ _BASE = (
     "cpu_count", "gpu_count", "gpu_type", "constraints", "tier", "time_limit_s", "is_array", "state", "elapsed_s",
     "hbm_peak_mib", "hbm_capacity_mib", "hbm_evidence", "mean_gpu_util_pct", "coverage_frac", "verdict",
 )  # fmt: skip
+_JOBS = (
+    "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "qos", "name", "name_key", "node_count",
+    "cpu_count", "gpu_count", "gpu_count_req", "gpu_type", "constraints", "tier", "time_limit_s", "array_job_id",
+    "state", "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib",
+)  # fmt: skip
 MAX_NAMELESS = 2000
 _SPECIAL = {
     "hbm_peak_frac": """CASE WHEN m.is_preallocated THEN NULL WHEN m.hbm_peak_frac IS NOT NULL THEN m.hbm_peak_frac
@@ -94,9 +99,50 @@ def load_history(
     with store.connect() as db:
         _register(db, store, cluster, _METRICS, since_s, until_s)
         frame: pd.DataFrame = db.sql(_JOIN.format(more=""), params={"user": user, "running": running}).df()
+    return _whole_times(frame, running)
+
+
+def _whole_times(frame: pd.DataFrame, running: bool) -> pd.DataFrame:
     return frame.astype(
         {"job_id": "int64", "submit_s": "int64", "start_s": "int64", "end_s": "float64" if running else "int64"}
     )
+
+
+class UserHistories:
+    """All that has ever run on a cluster, joined once and handed out by users: load_history(..., running=True).
+
+    Holds a DuckDB connection until it is closed.
+    """
+
+    def __init__(self, store: Store, cluster: str) -> None:
+        self._db = store.connect()
+        _register(self._db, store, cluster, _METRICS, None, None)
+        sql = f"CREATE TEMP TABLE history AS {_JOIN.format(more='')}"
+        self._db.execute(sql, {"user": None, "running": True}).fetchall()
+        for name in ("jobs", "job_metrics"):
+            self._db.unregister(name)
+
+    def digests(self, since_s: int) -> dict[str, str]:
+        """By user, of those who have submitted at since_s or later, what changes with any of their rows."""
+        sql = """SELECT "user", count(*), bit_xor(hash(h)), sum(hash(h) % 65521) FROM history h
+                 GROUP BY "user" HAVING max(submit_s) >= $since_s ORDER BY "user\""""
+        found = self._db.sql(sql, params={"since_s": since_s}).fetchall()
+        return {user: f"{number}-{mixed:x}-{total}" for user, number, mixed, total in found}
+
+    def of(self, users: Sequence[str]) -> pd.DataFrame:
+        """The rows of these users, as load_history has them."""
+        sql = 'SELECT * FROM history WHERE "user" IN (SELECT unnest($users)) ORDER BY end_s, job_id, submit_s'
+        return _whole_times(self._db.sql(sql, params={"users": list(users)}).df(), True)
+
+    def newest(self, number: int, since_s: int) -> pd.DataFrame:
+        """The newest so many rows of each GPU count that were submitted at since_s or later."""
+        sql = """SELECT * FROM history WHERE submit_s >= $since_s QUALIFY
+                 row_number() OVER (PARTITION BY gpu_count ORDER BY submit_s DESC, job_id DESC) <= $number
+                 ORDER BY submit_s, job_id"""
+        return _whole_times(self._db.sql(sql, params={"since_s": since_s, "number": number}).df(), True)
+
+    def close(self) -> None:
+        self._db.close()
 
 
 def load_history_table(
@@ -130,7 +176,7 @@ def _register(
     since_s: int | None,
     until_s: int | None,
 ) -> None:
-    db.register("jobs", store.read("jobs", cluster, since_s=since_s, until_s=until_s))
+    db.register("jobs", store.read("jobs", cluster, _JOBS, since_s, until_s))
     db.register("job_metrics", store.read("job_metrics", cluster, metrics, since_s=since_s, until_s=until_s))
 
 

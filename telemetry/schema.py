@@ -102,6 +102,26 @@ BINDINGS = pa.schema(
     ]
 )
 
+ADVICE = pa.schema(
+    [
+        _field("published_s", _INT, "s since 1970, UTC", nullable=False),
+        _field("user", _TEXT, "empty: everybody else (_site)", nullable=False),
+        _field("kind", _TEXT, "file, or a row of it: F (family), G (GPU count), U (any job)", nullable=False),
+        _field("name_key", _TEXT, "family key; empty but for F", nullable=False),
+        _field("gpu_count", _INT, "GPUs asked for; 0 for U and file", nullable=False),
+        _field("version", _TEXT, "of the file that says so; null for a file that was taken away"),
+        _field("predicted_s", _INT, "s; null for a row that is gone"),
+        _field("term", _INT, "points of site_factor; for U those of options alone"),
+        _field("bound_mib", _INT, "MiB, upper bound of the HBM peak of one GPU"),
+        _field("tier", _TEXT, "smallest tier that holds the bound"),
+        _field("expires_s", _INT, "of a file, s since 1970, UTC"),
+        _field("mode", _TEXT, "of a file: off, observe or apply"),
+        _field("points_per_e", pa.float64(), "of a file: scale of the term, points"),
+        _field("min_gpu_time_s", pa.float64(), "of a file: scale of the term, GPU-seconds"),
+        _field("max_gpu_time_s", pa.float64(), "of a file: scale of the term, GPU-seconds"),
+    ]
+)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -183,6 +203,15 @@ TABLES = {
             key=("job_id", "submit_s", "step"),
             order=("submit_s", "job_id", "step"),
             time_column="submit_s",
+            ticks_per_s=1,
+            part_s=86400,
+        ),
+        Table(
+            name="advice",
+            schema=ADVICE,
+            key=("user", "kind", "name_key", "gpu_count", "published_s"),
+            order=("user", "kind", "name_key", "gpu_count", "published_s"),
+            time_column="published_s",
             ticks_per_s=1,
             part_s=86400,
         ),

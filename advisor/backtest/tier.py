@@ -7,7 +7,7 @@ known, and not counted. A failed run is no proof that a bound held: it is judged
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -17,9 +17,8 @@ import pandas as pd
 from advisor.decisions.memory import MemoryAdvice, decide_memory
 from advisor.models.hbm import BoundReplay
 from advisor.models.peak_store import Case, replay_peaks
-from almanac.config import Config, Tier
-from almanac.records import Request
-from almanac.tiers import requested_tier
+from advisor.recorded import recorded_requests
+from almanac.config import Config
 
 DOWN, UP, KEPT, NAMED, SILENT = "down", "up", "kept", "named", ""
 USER_GROUPS = (
@@ -44,7 +43,7 @@ def replay_tiers(history: pd.DataFrame, config: Config, cases: Iterable[Case] | 
     """
     if cases is None:
         cases = replay_peaks(history, config.advice, config.tiers)
-    requests = _requests(history, config.tiers)
+    requests = recorded_requests(history, config.tiers)
     gpu_hours = (history["elapsed_s"].astype("float64") * history["gpu_count"] / 3600).tolist()
     usable = {tier.name: tier.capacity_mib - config.advice.headroom_mib for tier in config.tiers}
     capacity = {tier.name: tier.capacity_mib for tier in config.tiers}
@@ -79,32 +78,6 @@ def _move(advice: MemoryAdvice, capacity: Mapping[str, int]) -> str:
     if advised == asked or capacity[advised] == capacity[asked]:
         return KEPT
     return DOWN if capacity[advised] < capacity[asked] else UP
-
-
-def _requests(history: pd.DataFrame, tiers: Sequence[Tier]) -> list[Request]:
-    """As they were submitted, as far as accounting tells: the tier asked for is the one recorded."""
-    by_name = {tier.name: tier for tier in tiers}
-    columns = [
-        history[name].fillna("").astype(str).tolist() for name in ("user", "name", "constraints", "partition", "tier")
-    ]
-    counts = history["gpu_count"].fillna(0).astype("int64").tolist()
-    return [
-        _request(user, name, constraints, partition, by_name.get(tier), gpus, tiers)
-        for user, name, constraints, partition, tier, gpus in zip(*columns, counts, strict=True)
-    ]
-
-
-def _request(
-    user: str, name: str, constraints: str, partition: str, tier: Tier | None, gpus: int, tiers: Sequence[Tier]
-) -> Request:
-    gres = tier.gres if tier else ""
-    request = Request(
-        user=user, job_name=name, constraints=constraints, partition=partition, gpu_count=gpus, gpu_type=gres,
-        gres=f"gpu:{gres}:{gpus}" if gres else "",
-    )  # fmt: skip
-    if tier is not None and tier.constraint and requested_tier(request, tiers) != tier:
-        request = Request(user=user, job_name=name, constraints=tier.constraint, gpu_count=gpus)
-    return request
 
 
 @dataclass(frozen=True)

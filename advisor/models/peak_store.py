@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -158,16 +158,23 @@ def is_similar(one: str, other: str) -> bool:
     return Levenshtein.normalized_similarity(one, other, score_cutoff=SIMILARITY) >= SIMILARITY
 
 
-def evidence_now(job: Submission, history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Evidence:
-    """Evidence for a live submission, from its user's jobs that ended before it."""
-    own = history[history["user"] == job.user]
+def remember_peaks(
+    users: Collection[str], history: pd.DataFrame, until_s: int, config: AdviceSection, tiers: Sequence[Tier] = ()
+) -> PeakStore:
+    """What these users' jobs that ended before until_s were."""
+    own = history[history["user"].isin(users)]
     jobs, runs = submissions(own), runs_of(own, config, tiers)
     store = PeakStore(config)
     for row, is_end in sweep(own):
         run = runs[row]
-        if is_end and run is not None and run.end_s < job.submit_s:
+        if is_end and run is not None and run.end_s < until_s:
             store.absorb(jobs[row], run)
-    return store.evidence(job, job.submit_s)
+    return store
+
+
+def evidence_now(job: Submission, history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Evidence:
+    """Evidence for a live submission, from its user's jobs that ended before it."""
+    return remember_peaks([job.user], history, job.submit_s, config, tiers).evidence(job, job.submit_s)
 
 
 @dataclass(frozen=True)

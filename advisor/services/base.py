@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -73,3 +73,10 @@ class Service(Protocol[Data, Artefact, Predicted]):
 
         What acts on Slurm reads what is told here; a service never does so itself.
         """
+
+
+class BuiltIn(Service[Data, Artefact, Predicted], Protocol[Data, Artefact, Predicted]):
+    """One of almanac's own: it predicts for many submissions at once, as for each alone."""
+
+    def predict_many(self, asked: Sequence[Asked], artefact: Artefact | None) -> Sequence[Predicted]:
+        """In the order of `asked`, which all have the same history, settings and submit_s. Pure."""

@@ -74,10 +74,16 @@ class GpuTime:
 
     def predict(self, asked: Asked, artefact: Durations | None) -> Ranked:
         """prediction is None where nothing is known of the user or the site, and no model is trained."""
-        job, site = asked.job, artefact.site if artefact else None
-        memory = remember(job.user, asked.history, job.submit_s, asked.config.rolling, site)
-        prediction = predict([job], [memory.know(job)], artefact.model if artefact else None)[0]
-        return Ranked(prediction, artefact.gpu_time_quantiles_s if artefact else ())
+        return self.predict_many([asked], artefact)[0]
+
+    def predict_many(self, asked: Sequence[Asked], artefact: Durations | None) -> Sequence[Ranked]:
+        jobs, first = [each.job for each in asked], asked[0]
+        # Untrained, no user's runs speak for another: the site's means stay empty.
+        site = artefact.site if artefact else SiteMeans()
+        users = {job.user for job in jobs}
+        memory = remember(users, first.history, first.request.submit_s, first.config.rolling, site)
+        predicted = predict(jobs, [memory.know(job) for job in jobs], artefact.model if artefact else None)
+        return [Ranked(each, artefact.gpu_time_quantiles_s if artefact else ()) for each in predicted]
 
     def act(self, asked: Asked, predicted: Ranked) -> Mapping[str, Any]:
         if predicted.prediction is None:
@@ -105,7 +111,7 @@ def priorities_of(
     Whether a user's runs overrun, though, is judged as of now_s. None where nothing is known, and without GPUs.
     """
     jobs = [submission_of(request, config.tiers) for request in requests]
-    known = know_pending(jobs, history, now_s, config.rolling, trained.site if trained else None)
+    known = know_pending(jobs, history, now_s, config.rolling, trained.site if trained else SiteMeans())
     quantiles_s = trained.gpu_time_quantiles_s if trained else ()
     predictions = predict(jobs, known, trained.model if trained else None)
     return [

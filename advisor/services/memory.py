@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from advisor.decisions.memory import MemoryAdvice, decide_memory
 from advisor.features import known_at, whole_runs
 from advisor.models.calibration import Calibration
 from advisor.models.hbm import calibrate
-from advisor.models.peak_store import evidence_now
+from advisor.models.peak_store import remember_peaks
 from advisor.services.base import Asked, Record
 from almanac.config import Config
 
@@ -35,9 +35,17 @@ class Memory:
         return calibrate(whole_runs(known_at(data, now_s)), config.advice, config.tiers)
 
     def predict(self, asked: Asked, artefact: Calibration | None) -> Bounded:
-        config = asked.config
-        evidence = evidence_now(asked.job, whole_runs(asked.history), config.advice, config.tiers)
-        return Bounded(decide_memory(asked.request, evidence, artefact, config), dict(evidence.set_aside))
+        return self.predict_many([asked], artefact)[0]
+
+    def predict_many(self, asked: Sequence[Asked], artefact: Calibration | None) -> Sequence[Bounded]:
+        config, now_s = asked[0].config, asked[0].request.submit_s
+        users = {each.job.user for each in asked}
+        peaks = remember_peaks(users, whole_runs(asked[0].history), now_s, config.advice, config.tiers)
+        evidences = [peaks.evidence(each.job, now_s) for each in asked]
+        return [
+            Bounded(decide_memory(each.request, evidence, artefact, config), dict(evidence.set_aside))
+            for each, evidence in zip(asked, evidences, strict=True)
+        ]
 
     def act(self, asked: Asked, predicted: Bounded) -> Mapping[str, Any]:
         advice = predicted.advice

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -25,6 +25,9 @@ class Wait:
 
     def predict(self, asked: Asked, artefact: Waits | None) -> tuple[ExpectedWait, ...]:
         return artefact.expected(asked.config.tiers, asked.request.node_count) if artefact else ()
+
+    def predict_many(self, asked: Sequence[Asked], artefact: Waits | None) -> Sequence[tuple[ExpectedWait, ...]]:
+        return [self.predict(each, artefact) for each in asked]
 
     def act(self, asked: Asked, predicted: tuple[ExpectedWait, ...]) -> Mapping[str, Any]:
         return {"waits": predicted}

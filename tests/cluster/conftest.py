@@ -14,13 +14,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from docker_site import SUITES, DockerSite
 from layout import missing_commands
 from native_site import NativeSite
 from processes import sweep
 from sites import Site
 from testbed import Cluster, running_cluster
 
-SITES = ("native",)
+SITES = ("native", *SUITES)
 """What ALMANAC_SITES may name, comma-separated; the fixture `site` runs each test on all that it names."""
 LABS = Path("/var/tmp")
 PREFIX = "almanac-lab-"
@@ -89,8 +90,12 @@ def _wanted_sites() -> list[str]:
 
 
 @pytest.fixture(scope="session", params=_wanted_sites())
-def _running_site(request: pytest.FixtureRequest) -> Site:
-    return NativeSite(request.getfixturevalue("cluster").lab)
+def _running_site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    if request.param == "native":
+        yield NativeSite(request.getfixturevalue("cluster").lab)
+        return
+    with DockerSite(request.param) as running:
+        yield running
 
 
 @pytest.fixture

@@ -204,8 +204,9 @@ PARTITION_TIERS = (
 MIXED = (CONSTRAINTS[0], GRES_TIERS[1], Tier(name="huge", capacity_mib=144384, partition="h200"))
 EXPRESSIONS = (
     "", "gpu", "hbm80g", "hbm40g", "gpu&hbm80g", "hbm80g&gpu", "gpu,hbm80g", "a&hbm80g&b", "gpu&hbm40g",
-    "hbm40g|hbm80g", "gpu|hbm80g", "[hbm80g]", "(gpu&hbm80g)", "hbm80g*2", "gpu*2&hbm80g", "!hbm80g", "hbm80g&hbm80g", "hbm80g&hbm40g",
-    "hbm80gx", "gpu & hbm80g", "hbm80g&", "&hbm80g", "gpu&&hbm80g", "rack-1.2:a+b&hbm80g", "HBM80G", "$(id)&hbm80g",
+    "hbm40g|hbm80g", "gpu|hbm80g", "[hbm80g]", "(gpu&hbm80g)", "hbm80g*2", "gpu*2&hbm80g", "!hbm80g",
+    "hbm80g&hbm80g", "hbm80g&hbm40g", "hbm80gx", "gpu & hbm80g", "hbm80g&", "&hbm80g", "gpu&&hbm80g",
+    "rack-1.2:a+b&hbm80g", "HBM80G", "$(id)&hbm80g",
 )  # fmt: skip
 GRES = (
     "", "gpu:2", "gpu", "gpu:a100:2", "gpu:a100_80:2", "gpu:a100_80", "gpu:a100_80:2,nvme:1", "nvme:1,gpu:a100_80:2",

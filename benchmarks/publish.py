@@ -1,0 +1,183 @@
+"""How long publishing for a large site takes, and what memory: 5,000 users with 50 job families each, six runs of each.
+
+Run: python benchmarks/publish.py (in `make bench-hooks`). ALMANAC_BENCH_USERS=500 for a tenth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import resource
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from figures import Figure, report
+
+from advisor.artefacts import load, save
+from advisor.service import train
+from almanac.config_file import parse_config
+from slurm_hooks.advice_dir import AdviceDir
+from slurm_hooks.publish import Job, Published, publish
+from telemetry.history import load_history
+from telemetry.schema import TABLES
+from telemetry.store import Store
+
+USERS = int(os.environ.get("ALMANAC_BENCH_USERS", "5000"))
+FAMILIES, RUNS, DAYS = 50, 6, 100
+TRAINED_JOBS = 20_000
+NOW_S = 1_795_256_200
+CLUSTER = "bench"
+TIERS = [
+    {"name": "hbm40g", "capacity_mib": 40960, "constraint": "hbm40g"},
+    {"name": "hbm80g", "capacity_mib": 81920, "constraint": "hbm80g"},
+]
+
+
+def fill(store: Store) -> None:
+    """Every family has a GPU count, a duration and a peak of its own; its runs lie on random days."""
+    rng = np.random.default_rng(1)
+    jobs = USERS * FAMILIES * RUNS
+    family = np.repeat(np.arange(USERS * FAMILIES), RUNS)
+    submit_s = NOW_S - 86_400 - rng.integers(0, DAYS * 86_400, jobs)
+    order = np.argsort(submit_s, kind="stable")
+    family, submit_s = family[order], submit_s[order]
+    elapsed_s = np.maximum(200, rng.lognormal(7.5, 1.2, USERS * FAMILIES)[family] * rng.lognormal(0, 0.4, jobs))
+    peak_mib = rng.uniform(4000, 70_000, USERS * FAMILIES)[family] * rng.lognormal(0, 0.03, jobs)
+    names = np.array([f"{w}-{v}" for w in ("train", "eval", "prep", "tune", "sim", "md", "dft", "cfd", "qa", "gen")
+                      for v in ("bert", "gpt", "water", "vit", "llama")])  # fmt: skip
+    name = names[family % FAMILIES]
+    start_s = submit_s + rng.exponential(600, jobs).astype("int64")
+    columns = {
+        "job_id": np.arange(1, jobs + 1),
+        "submit_s": submit_s,
+        "user": np.char.add("user", (family // FAMILIES).astype(str)),
+        "account": np.char.add("acc", (family // FAMILIES % 50).astype(str)),
+        "partition": np.full(jobs, "gpu"),
+        "qos": np.full(jobs, "normal"),
+        "name": name,
+        "name_key": name,
+        "state": np.where(rng.random(jobs) < 0.08, "FAILED", "COMPLETED"),
+        "start_s": start_s,
+        "end_s": start_s + elapsed_s.astype("int64"),
+        "elapsed_s": elapsed_s.astype("int64"),
+        "time_limit_s": np.full(jobs, 86_400),
+        "node_count": np.ones(jobs, "int64"),
+        "cpu_count": np.full(jobs, 32),
+        "gpu_count": 1 + family % 4,
+        "gpu_count_req": 1 + family % 4,
+        "constraints": np.where(family % 3 > 0, "gpu&hbm80g", "gpu&hbm40g"),
+        "tier": np.where(family % 3 > 0, "hbm80g", "hbm40g"),
+    }
+    metrics = {
+        "job_id": columns["job_id"],
+        "submit_s": submit_s,
+        "hbm_peak_mib": np.minimum(peak_mib, 80_000.0),
+        "hbm_capacity_mib": np.full(jobs, 81_920.0),
+        "is_preallocated": np.zeros(jobs, bool),
+        "coverage_frac": np.ones(jobs),
+        "verdict": np.full(jobs, "ok"),
+    }
+    for table, values in (("jobs", columns), ("job_metrics", metrics)):
+        schema = TABLES[table].schema
+        arrays = {key: pa.array(value.tolist(), schema.field(key).type) for key, value in values.items()}
+        store.write(table, CLUSTER, pa.table(arrays))
+
+
+def prepare(folder: Path) -> None:
+    """The store, and models learned from a part of it: how long training takes is another benchmark's to say."""
+    store = Store.create(folder / "store")
+    fill(store)
+    history = load_history(store, CLUSTER, running=True)
+    users = history["user"].drop_duplicates().head(max(TRAINED_JOBS // (FAMILIES * RUNS), 1))
+    chosen = history[history["user"].isin(users)].reset_index(drop=True)
+    save(train(chosen, parse_config({"tiers": TIERS}), NOW_S), store.models_dir(CLUSTER))
+
+
+class MemoryWatch:
+    """Highest resident memory of this process and its children together, MiB, looked at every 50 ms."""
+
+    def __enter__(self) -> MemoryWatch:
+        self.peak_mib, self._is_over = 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.05):
+            own = os.getpid()
+            pages = sum(_resident_pages(pid) for pid in (own, *_children(own)))
+            self.peak_mib = max(self.peak_mib, pages * resource.getpagesize() / 2**20)
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for folder in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(word) for word in folder.read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def _resident_pages(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:
+        return 0
+
+
+def timed(job: Job) -> tuple[float, float, Published]:
+    """Seconds, MiB, and what was done."""
+    uids = {f"user{number}": 100_000 + number for number in range(USERS)}
+    with MemoryWatch() as memory:
+        started = time.perf_counter()
+        done = publish(job, uids.get)
+        seconds = time.perf_counter() - started
+    return seconds, memory.peak_mib, done
+
+
+def measure(folder: Path) -> list[Figure]:
+    config = parse_config({"tiers": TIERS})
+    # In a process of its own: the memory that filling the store takes is not publishing's.
+    filling = multiprocessing.get_context("spawn").Process(target=prepare, args=(folder,))
+    filling.start()
+    filling.join()
+    store = Store.open(folder / "store")
+    trained = load(store.models_dir(CLUSTER))
+    advice = AdviceDir(folder / "advice", os.geteuid(), None)
+    job = Job(store, CLUSTER, config, NOW_S, advice, trained, "observe", processes=len(os.sched_getaffinity(0)))
+    first_s, first_mib, first = timed(job)
+    again_s, again_mib, again = timed(dataclasses.replace(job, now_s=NOW_S + 600))
+    renewed_s, renewed_mib, _ = timed(dataclasses.replace(job, now_s=NOW_S + 30 * 3600))
+    peak_mib = max(first_mib, again_mib, renewed_mib)
+    slowest_s = max(first_s, renewed_s)
+    size = [path.stat().st_size for path in (folder / "advice" / "sched").iterdir()]
+    return [
+        Figure(f"publishing for {USERS} users x {FAMILIES} families, s", slowest_s, "<= 60", slowest_s <= 60),
+        Figure("  for the first time, s", first_s),
+        Figure("  all of it anew, half a lifetime later, s", renewed_s),
+        Figure("  ten minutes later, nothing changed, s", again_s),
+        Figure("  files left alone then", again.unchanged),
+        Figure("memory of all processes, MiB", peak_mib, "<= 2048", peak_mib <= 2048),
+        Figure("families published", first.families),
+        Figure("size of a file, median, KiB", float(np.median(size)) / 1024),
+        Figure("processes", job.processes),
+    ]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        report("publish", measure(Path(name)), "Publishing advice")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""`almanac publish`: the advice files that Slurm's hooks read."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from almanac.errors import AlmanacError, ConfigError
+from almanac.units import format_count, printable
+from cli.app import App
+from cli.output import json_text
+
+if TYPE_CHECKING:
+    from slurm_hooks.publish import Published
+
+_NAMED = 10
+"""Users that are named for a person; JSON has all."""
+
+
+@click.command("publish")
+@click.option("--advice-dir", metavar="DIR", help="Root folder of the files. [hooks.advice_dir]")
+@click.option("--dry-run", is_flag=True, help="Write nothing; say what would change.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+@click.pass_obj
+def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> None:
+    """Write an advice file per user, and one for everybody else: job_submit and sbatch read them. For a timer of root.
+
+    Only files whose content changed are replaced, each whole or not at all; all are renewed once half of
+    hooks.lifetime_hours is over. With priority.mode = "apply" the files say so only where Slurm's weights fit. What was
+    published is kept in the store.
+    """
+    from advisor.artefacts import load
+    from advisor.lifecycle import trusted
+    from slurm_hooks.publish import Job, publish
+
+    app.require_operator("advice is published for everybody")
+    store = app.open_store()
+    cluster = app.cluster(store)
+    slurm = _SlurmSays(app)
+    mode = _mode(app, slurm)
+    job = Job(
+        store=store,
+        cluster=cluster,
+        config=app.config,
+        now_s=app.now_s(),
+        folder=_folder(app, advice_dir, slurm),
+        trained=trusted(load(store.models_dir(cluster)), app.config, app.now_s()),
+        mode=mode,
+        is_dry=dry_run,
+        processes=len(os.sched_getaffinity(0)),
+    )
+    done = publish(job)
+    if job.trained is None:
+        done.warnings.append("nothing is trained: there is no advice for users who have run nothing (`almanac train`)")
+    for warning in [*slurm.warnings, *done.warnings]:
+        click.echo(f"almanac: warning: {printable(warning, 1000)}", err=True)
+    click.echo(json_text(vars(done)) if as_json else _summary(done, dry_run))
+
+
+class _SlurmSays:
+    """What `scontrol show config` prints, asked once and only where it is needed."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._text: str | None = None
+        self.warnings: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """Raises CommandError."""
+        from telemetry.slurm.commands import controller_config
+
+        if self._text is None:
+            self._text = controller_config(self._app.commands)
+        return self._text
+
+
+def _mode(app: App, slurm: _SlurmSays) -> str:
+    """The configured mode, or observe where Slurm's weights do not fit, or are not known."""
+    from advisor.decisions.priority import require_ageing
+
+    mode = app.config.priority.mode
+    if mode != "apply":
+        return mode
+    try:
+        require_ageing(slurm.text, app.config.priority)
+    except AlmanacError as error:
+        slurm.warnings.append(f'files say mode "observe": {error}; {error.hint}')
+        return "observe"
+    return mode
+
+
+def _folder(app: App, named: str | None, slurm: _SlurmSays) -> Any:
+    from slurm_hooks.advice_dir import AdviceDir
+
+    root = Path(named or app.config.hooks.advice_dir).absolute()
+    is_root = os.geteuid() == 0
+    return AdviceDir(root, os.geteuid(), _group(app, slurm) if is_root else None)
+
+
+def _group(app: App, slurm: _SlurmSays) -> int:
+    """Who may read sched/: hooks.group, else the group of Slurm's SlurmUser. Raises ConfigError, CommandError."""
+    import grp
+    import pwd
+
+    named = app.config.hooks.group
+    try:
+        if named:
+            return grp.getgrnam(named).gr_gid
+        match = re.search(r"^SlurmUser\s*=\s*[^(\s]*\((\d+)\)", slurm.text, re.MULTILINE)
+        return pwd.getpwuid(int(match[1] if match else -1)).pw_gid
+    except (KeyError, OverflowError) as error:
+        seen = f"there is no group {named!r}" if named else "Slurm did not name its SlurmUser"
+        raise ConfigError(f"{seen}, whose group has to read the advice", "set hooks.group") from error
+
+
+def _summary(done: Published, is_dry: bool) -> str:
+    would = "would be " if is_dry else ""
+    lines = [
+        f"{format_count(done.written)} files {would}written, {format_count(done.renewed)} renewed, "
+        f"{format_count(done.removed)} removed, {format_count(done.unchanged)} left as they are; mode {done.mode}",
+        f"{format_count(done.families)} families in the files that were made anew",
+    ]
+    if done.cut:
+        lines.append(f"{format_count(done.cut)} older families do not fit into 64 KiB")
+    for users, what in (
+        (done.no_uid, "users of the record have no uid here"),
+        (done.shared_uid, "names share a uid, and get no file"),
+        (done.not_shown, "users keep something else where their own copy should be"),
+    ):
+        if users:
+            named = ", ".join(printable(user, 40) for user in users[:_NAMED])
+            more = f" and {format_count(len(users) - _NAMED)} more" if len(users) > _NAMED else ""
+            lines.append(f"{format_count(len(users))} {what}: {named}{more}")
+    if is_dry and done.changed:
+        more = f" and {format_count(len(done.changed) - _NAMED)} more" if len(done.changed) > _NAMED else ""
+        lines.append(f"would change: {', '.join(done.changed[:_NAMED])}{more}")
+    return "\n".join(lines)

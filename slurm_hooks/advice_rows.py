@@ -1,0 +1,123 @@
+"""The rows of advice files: the decisions of `almanac advise`, for every family that users have run of late.
+
+A family is asked about as its newest job was: F. For any other name with as many GPUs the user's newest job with so
+many stands: G; for any job at all their newest one: U. For everybody else the site's newest jobs do, as a stranger's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+
+import pandas as pd
+
+from advisor.decisions.priority import decide_priority
+from advisor.decisions.tier import CHOICE, RAN_OUT, decide_tier
+from advisor.explain import short_text
+from advisor.recorded import recorded_requests
+from advisor.service import Trained, advise_many
+from almanac.config import Config
+from almanac.names import name_key
+from almanac.records import Advice, Request
+from almanac.units import format_duration
+from slurm_hooks.advice_file import FAMILY, GPUS, USER, Row
+
+DAY_S = 86_400
+NAMELESS = ("", "-")
+MAX_GPU_COUNTS = 100
+SITE_JOBS = 100
+"""Newest jobs of a GPU count whose median prediction stands for a stranger's."""
+
+
+def user_rows(history: pd.DataFrame, trained: Trained | None, config: Config, now_s: int) -> dict[str, list[Row]]:
+    """By user their rows: families newest first, then GPU counts, then any job. Users without any are not there.
+
+    history: all of these users' jobs, load_history(..., running=True).
+    """
+    since_s = now_s - config.advice.history_days * DAY_S
+    recent = history[(history["submit_s"] >= since_s) & (history["submit_s"] < now_s)]
+    newest = recent.sort_values(["submit_s", "job_id"], ascending=False)
+    kinds, requests = [], list[Request]()
+    for kind, columns in ((FAMILY, ["user", "name_key", "gpu_count"]), (GPUS, ["user", "gpu_count"]), (USER, ["user"])):
+        chosen = newest.drop_duplicates(columns)
+        if kind == FAMILY:
+            chosen = chosen[~chosen["name_key"].isin(NAMELESS)]
+        elif kind == GPUS:
+            chosen = chosen[chosen.groupby("user").cumcount() < MAX_GPU_COUNTS]
+        for request in recorded_requests(chosen, config.tiers):
+            kinds.append(kind)
+            requests.append(request if kind == FAMILY else dataclasses.replace(request, job_name=""))
+    rows: dict[str, list[Row]] = {}
+    for kind, advice in zip(kinds, advise_many(requests, history, trained, config, now_s), strict=True):
+        row = row_of(kind, advice, config)
+        if row is not None:
+            rows.setdefault(advice.request.user, []).append(row)
+    return rows
+
+
+def site_rows(newest: pd.DataFrame, trained: Trained | None, config: Config, now_s: int) -> list[Row]:
+    """Rows for users of whom nothing is known; none where nothing was trained.
+
+    newest: the newest SITE_JOBS jobs of each GPU count.
+    """
+    requests = [
+        dataclasses.replace(request, user="", account="", job_name="")
+        for request in recorded_requests(newest, config.tiers)
+    ]
+    said = [each for each in advise_many(requests, newest.head(0), trained, config, now_s) if each.priority]
+    counts = sorted({each.request.gpu_count for each in said})[:MAX_GPU_COUNTS]
+    groups = [(GPUS, [each for each in said if each.request.gpu_count == count]) for count in counts]
+    groups.append((USER, said))
+    rows = [row_of(kind, _median(group), config) for kind, group in groups if group]
+    return [row for row in rows if row is not None]
+
+
+def _median(advices: Sequence[Advice]) -> Advice:
+    """The advice whose time per GPU is in the middle (the lower of two)."""
+    by_time = {_counted_s(each): each for each in advices}
+    return by_time[statistics.median_low(map(_counted_s, advices))]
+
+
+def _counted_s(advice: Advice) -> float:
+    """The time that counts for the term, seconds."""
+    return advice.priority.gpu_time_s / advice.request.gpu_count if advice.priority else 0.0
+
+
+def row_of(kind: str, advice: Advice, config: Config) -> Row | None:
+    """None where nothing is predicted: then there is nothing to go by."""
+    priority, duration, gpus = advice.priority, advice.duration, advice.request.gpu_count
+    if priority is None or duration is None:
+        return None
+    if kind == USER:
+        return Row(USER, max(round(_counted_s(advice)), 1), _extra(advice, config))
+    predicted_s = max(round(duration.duration_s), 1)
+    if kind == GPUS:
+        return Row(GPUS, predicted_s, priority.term, gpus=gpus)
+    return Row(
+        FAMILY,
+        predicted_s,
+        priority.term,
+        name_key(advice.request.job_name),
+        gpus,
+        round(advice.bound.bound_mib) if advice.bound else None,
+        holding_tier(advice, config),
+        ";".join(f"{wait.tier}={format_duration(wait.median_s)}" for wait in advice.waits),
+        short_text(advice),
+    )
+
+
+def _extra(advice: Advice, config: Config) -> int:
+    """Points of options that any job of the user gets, however long: those for short jobs are not among them."""
+    longest_s = config.priority.max_gpu_time_s
+    return decide_priority(longest_s, longest_s, 1.0, advice.request.user, (), config.priority).extra
+
+
+def holding_tier(advice: Advice, config: Config) -> str | None:
+    """The smallest tier that holds the bound, also where the request leaves a choice; None without a bound."""
+    if advice.bound is None or advice.tier.reason == RAN_OUT:
+        return None
+    if advice.tier.reason != CHOICE:
+        return advice.tier.tier
+    plain = dataclasses.replace(advice.request, constraints="", gres="", gpu_type="", partition="")
+    return decide_tier(plain, advice.bound, config.tiers, config.advice.headroom_mib).tier

@@ -1,0 +1,367 @@
+-- almanac.lua: what job_submit.lua and cli_filter.lua share: advice files, name keys, GPU requests. Lua 5.1 to 5.4.
+-- `local almanac = dofile(".../almanac.lua")`. It reads one file and does nothing else; no global is set.
+-- It says what slurm_hooks/advice_file.py, almanac/names.py and almanac/tres.py say: the tests give them the same
+-- examples. Tiers are in tiers.lua. Job names and constraints are hostile: none ever becomes a pattern.
+
+local M = {}
+
+local find, format, gmatch, gsub, match, sub =
+  string.find, string.format, string.gmatch, string.gsub, string.match, string.sub
+local floor, log, max, min = math.floor, math.log, math.max, math.min
+local concat = table.concat
+
+-- Advice files (slurm_hooks/advice_file.py):
+
+local MAX_BYTES = 65536
+local MODES = { off = true, observe = true, apply = true }
+local TELLS = { yes = true, no = false }
+local PROMPTS = { off = true, show = true, ask = true }
+local HEAD = "^almanac%-advice\t1\nversion\t([0-9A-Za-z.-]+)\nwritten\t(%d+)\nexpires\t(%d+)\nmode\t(%l+)\ntell\t(%l+)"
+  .. "\nprompt\t(%l+)\npriority\t([%d.]+)\t([%d.]+)\t([%d.]+)\n()"
+local TIER = "^tier\t([ -~]+)\t(%d+)\t(%l+)\t([ -~]+)$"
+local TIER_KINDS = { constraint = true, gres = true, partition = true }
+local FAMILY = "^F\t([!-~]+)\t([1-9]%d*)\t(%d+)\t(%d+)\t([%d-]+)\t([ -~]+)\t([ -~]+)\t([ -~]+)$"
+local GPUS = "^G\t%-\t([1-9]%d*)\t(%d+)\t(%d+)\t%-\t%-\t%-\t%-$"
+local USER = "^U\t%-\t%-\t(%d+)\t(%d+)\t%-\t%-\t%-\t%-$"
+
+local function decimal(text)
+  local whole, part = match(text, "^(%d+)%.?(%d*)$")
+  if whole and #whole <= 12 and #part <= 6 and (part ~= "" or whole == text) then
+    return tonumber(text)
+  end
+end
+
+local function read_head(text, now)
+  local version, written, expires, mode, tell, prompt, k, least, greatest, rest = match(text, HEAD)
+  if not version or #version > 64 or #written > 12 or #expires > 12 or tonumber(expires) <= now then
+    return nil
+  end
+  k, least, greatest = decimal(k), decimal(least), decimal(greatest)
+  if not (MODES[mode] and TELLS[tell] ~= nil and PROMPTS[prompt] and k and least and greatest) then
+    return nil
+  end
+  if k <= 0 or least <= 0 or least >= greatest then
+    return nil
+  end
+  return {
+    version = version, written = tonumber(written), expires = tonumber(expires),
+    mode = mode, tell = TELLS[tell], prompt = prompt,
+    priority = { k = k, min = least, max = greatest }, tiers = {}, places = {},
+  }, rest
+end
+
+local function read_tier(line)
+  local name, capacity, kind, selector = match(line, TIER)
+  if name and #capacity <= 12 and TIER_KINDS[kind] then
+    return { name = name, capacity_mib = tonumber(capacity), kind = kind, [kind] = selector }
+  end
+end
+
+-- Where a row is kept ("G4"), and whether it is one at all.
+local function place_of(line, kind)
+  local key, gpus, predicted, term, bound
+  if kind == "F" then
+    key, gpus, predicted, term, bound = match(line, FAMILY)
+    if not key or #key > 64 or #bound > 12 or (bound ~= "-" and find(bound, "-", 1, true)) then
+      return nil
+    end
+  elseif kind == "G" then
+    gpus, predicted, term = match(line, GPUS)
+  elseif kind == "U" then
+    gpus, predicted, term = "", match(line, USER)
+  end
+  if predicted and #gpus <= 6 and #predicted <= 12 and #term <= 9 then
+    return key and "F" .. key .. "\t" .. gpus or kind .. gpus
+  end
+end
+
+local function read_rows(advice, text)
+  local last, count, ended = "", 0, false
+  for line in gmatch(text, "([^\n]*)\n") do
+    local kind = sub(line, 1, 1)
+    local place = not ended and kind >= last and place_of(line, kind)
+    if place then
+      advice.places[place] = advice.places[place] or line
+      last, count = kind, count + 1
+    elseif kind == "t" and last == "" and not ended then
+      local tier = read_tier(line)
+      if not tier then
+        return nil
+      end
+      advice.tiers[#advice.tiers + 1] = tier
+    elseif kind == "e" and not ended and tonumber(match(line, "^end\t(%d+)$")) == count then
+      ended = true
+    else
+      return nil
+    end
+  end
+  return ended and advice or nil
+end
+
+-- A file's text in one read; nil where it is absent, too large, a directory, or no longer as long as it was.
+local function slurp(path)
+  local file = io.open(path, "rb")
+  if not file then
+    return nil
+  end
+  local size = file:seek("end")
+  local text = size and size <= MAX_BYTES and file:seek("set") and file:read(MAX_BYTES)
+  file:close()
+  return text and #text == size and text or nil
+end
+
+-- The advice of a text; nil where a rule is broken. now: seconds since 1970.
+function M.parse_advice(text, now)
+  if #text > MAX_BYTES or sub(text, -1) ~= "\n" then
+    return nil
+  end
+  local advice, rest = read_head(text, now)
+  return advice and read_rows(advice, sub(text, rest))
+end
+
+-- The advice of a file; nil where it is not to be used. A FIFO would block: folder and file have to be root's.
+function M.read_advice(path, now)
+  local text = slurp(path)
+  return text and M.parse_advice(text, now)
+end
+
+-- round() of Python: to the even one of two equally near.
+local function round(x)
+  local below = floor(x)
+  local part = x - below
+  if part > 0.5 or (part == 0.5 and below % 2 == 1) then
+    return below + 1
+  end
+  return below
+end
+
+-- advisor/decisions/priority.py: points for a predicted GPU-time; priority as of the advice file.
+function M.site_factor(gpu_time_s, priority)
+  local held = min(max(gpu_time_s, priority.min), priority.max)
+  return round(priority.k * log(priority.max / held))
+end
+
+local function or_nil(field)
+  if field ~= "-" then
+    return field
+  end
+end
+
+-- The row that a place holds, its term being that of the whole submission.
+local function row_at(advice, place, gpus)
+  local line = advice.places[place]
+  local kind = line and sub(line, 1, 1)
+  if kind == "F" then
+    local key, _, predicted, term, bound, tier, waits, text = match(line, FAMILY)
+    return {
+      kind = kind, key = key, gpus = gpus, predicted_s = tonumber(predicted), term = tonumber(term),
+      bound_mib = tonumber(bound), tier = or_nil(tier), waits = or_nil(waits), text = or_nil(text),
+    }
+  elseif kind == "G" then
+    local _, predicted, term = match(line, GPUS)
+    return { kind = kind, gpus = gpus, predicted_s = tonumber(predicted), term = tonumber(term) }
+  elseif kind == "U" then
+    local predicted, extra = match(line, USER)
+    local term = M.site_factor(tonumber(predicted) * gpus, advice.priority) + tonumber(extra)
+    return { kind = kind, gpus = gpus, predicted_s = tonumber(predicted), term = term }
+  end
+end
+
+-- The row of any name with so many GPUs, by this file alone; nil where it has none.
+function M.find_any(advice, gpus)
+  return row_at(advice, format("G%d", gpus), gpus) or row_at(advice, "U", gpus)
+end
+
+-- The row of a name key and GPU count, by this file alone.
+function M.find(advice, key, gpus)
+  return row_at(advice, format("F%s\t%d", key, gpus), gpus) or M.find_any(advice, gpus)
+end
+
+-- Row and file for a submission: the user's own file first, then what `_site` says of any name. nil without GPUs.
+function M.look_up(user, site, key, gpus)
+  if gpus <= 0 then
+    return nil
+  end
+  local row = user and M.find(user, key, gpus)
+  if row then
+    return row, user
+  end
+  row = site and M.find_any(site, gpus)
+  return row or nil, row and site
+end
+
+-- The sentences for a user; nil where the row has none. It is printable ASCII: nothing else passes the reader.
+function M.sentences(row)
+  if not row.text then
+    return nil
+  end
+  local said = { row.text }
+  if row.tier then
+    said[2] = row.tier .. " holds that."
+  end
+  if row.waits then
+    local waits = {}
+    for tier, wait in gmatch(row.waits, "([^=;]+)=([^;]+)") do
+      waits[#waits + 1] = tier .. " " .. wait
+    end
+    said[#said + 1] = "Expected wait: " .. concat(waits, ", ") .. "."
+  end
+  return concat(said, " ")
+end
+
+-- Name keys (almanac/names.py):
+
+local HEX = "[0-9a-f]"
+local UUID = concat({ HEX:rep(8), HEX:rep(4), HEX:rep(4), HEX:rep(4), HEX:rep(12) }, "%-")
+local LOWER = {}
+for letter = 65, 90 do
+  LOWER[string.char(letter)] = string.char(letter + 32)
+end
+
+local function mask_word(word)
+  if #word >= 8 and not find(word, "[^0-9a-f]") and find(word, "[0-9]") and find(word, "[a-f]") then
+    return "#"
+  end
+end
+
+-- The family key of a job name.
+function M.name_key(name)
+  local key = gsub(gsub(name, "[^!-~]", "_"), "[A-Z]", LOWER)
+  key = gsub(gsub(key, UUID, "#"), "[0-9a-z]+", mask_word)
+  key = sub(gsub(key, "[0-9]+", "#"), 1, 64)
+  return key ~= "" and key or "-"
+end
+
+-- The key under which a submission's name stands in advice: slurmdbd keeps a double quote as a backtick.
+function M.job_key(name)
+  return M.name_key((gsub(name or "", '"', "`")))
+end
+
+-- GPU requests (almanac/tres.py, telemetry/slurm/sbatch.py):
+
+local TYPE = "[A-Za-z0-9_.+-]+"
+
+-- Count and type of one term: "gpu", "gpu:2", "gres:gpu:a100:2", "gres/gpu=2"; count nil where it cannot be read,
+-- nothing at all for other things than GPUs.
+local function gpu_term(term)
+  local rest = match(gsub(term, "^gres[:/]", ""), "^gpu(.*)$")
+  if not rest or find(rest, "^[^:/=]") then
+    return true
+  end
+  if rest == "" then
+    return true, 1
+  end
+  local count = match(rest, "^[:=](%d+)$")
+  local kind
+  if not count then
+    kind, count = match(rest, "^[:/](" .. TYPE .. ")[:=](%d+)$")
+  end
+  if not count then
+    kind = match(rest, "^[:/](" .. TYPE .. ")$")
+    count = kind and not find(kind, "^%d+$") and "1"
+  end
+  return count and #count <= 9, tonumber(count or nil), kind
+end
+
+-- GPUs of a comma-separated text: count and type ("" where several or none); nil where a term cannot be read.
+-- An untyped total wins over the typed parts it is the sum of.
+function M.parse_gpus(text)
+  local total, sum, kinds, named = nil, 0, {}, 0
+  for term in gmatch(text, "[^,]+") do
+    local is_read, count, kind = gpu_term(term)
+    if not is_read then
+      return nil
+    end
+    if kind then
+      named = named + (kinds[kind] and 0 or 1)
+      kinds[kind] = true
+      sum = sum + count
+    elseif count then
+      total = max(total or 0, count)
+    end
+  end
+  return total or sum, named == 1 and next(kinds) or ""
+end
+
+-- A number that was asked for; nil for Slurm's ways to say that none was. NO_VAL16 is 65534, NO_VAL 4294967294.
+local function asked(value)
+  local number = tonumber(value)
+  if number and number >= 1 and number < 4294967294 and number ~= 65534 and number ~= 65535 then
+    return floor(number)
+  end
+end
+
+-- GPUs of the whole job, or of one array task: count (0: none asked) and type; nil where it is not known.
+-- asks: texts of each way to ask, in the order in which the first that names GPUs counts, with its multiplier.
+local function total_gpus(asks)
+  local total, kind = 0, ""
+  for _, ask in ipairs(asks) do
+    if type(ask.text) == "string" and ask.text ~= "" then
+      local count, named = M.parse_gpus(ask.text)
+      if not count or (count > 0 and not ask.times) then
+        return nil
+      end
+      total = total > 0 and total or count * (ask.times or 1)
+      kind = kind ~= "" and kind or named
+    end
+  end
+  return total, total > 0 and kind or ""
+end
+
+local function nodes_and_tasks(nodes, tasks, per_node)
+  nodes = nodes or (tasks and per_node and floor((tasks + per_node - 1) / per_node)) or 1
+  return nodes, tasks or (per_node and nodes * per_node) or nodes
+end
+
+-- GPUs of slurmctld's job_desc.
+function M.gpus_of_job(job)
+  local nodes, tasks = nodes_and_tasks(asked(job.min_nodes), asked(job.num_tasks), asked(job.ntasks_per_node))
+  return total_gpus({
+    { text = job.tres_per_job, times = 1 },
+    { text = job.tres_per_node, times = nodes },
+    { text = job.tres_per_task, times = tasks },
+    { text = job.tres_per_socket, times = nodes * (asked(job.sockets_per_node) or 1) },
+  })
+end
+
+-- "2" and "a100:2,v100:1", as options that name GPUs only take them, with the word gpu before each.
+local function spelled(text)
+  if type(text) ~= "string" or find(text, "gpu", 1, true) then
+    return text
+  end
+  return (gsub(text, "[^,]+", "gpu:%0"))
+end
+
+-- GPUs of cli_filter's options.
+function M.gpus_of_options(options)
+  local least = match(tostring(options["nodes"] or ""), "^(%d+)")
+  local nodes, tasks = nodes_and_tasks(asked(least), asked(options["ntasks"]), asked(options["ntasks-per-node"]))
+  return total_gpus({
+    { text = spelled(options["gpus"]), times = 1 },
+    { text = spelled(options["gpus-per-node"]), times = nodes },
+    { text = spelled(options["gpus-per-task"]), times = tasks },
+    { text = options["tres-per-task"], times = tasks },
+    { text = options["gres"], times = nodes },
+    { text = spelled(options["gpus-per-socket"]), times = nodes * (asked(options["sockets-per-node"]) or 1) },
+  })
+end
+
+-- What cli_filter's options ask for, as tiers.lua takes it, with gpu_count (nil: not known). GRES without its prefix.
+function M.request_of_options(options)
+  local count, kind = M.gpus_of_options(options)
+  local gres = gsub("," .. (options["gres"] or ""), ",gres[:/]", ",")
+  return {
+    constraints = options["constraint"] or "", gres = sub(gres, 2), partition = options["partition"] or "",
+    gpu_count = count, gpu_type = kind or "",
+  }
+end
+
+-- The same of slurmctld's job_desc.
+function M.request_of_job(job)
+  local count, kind = M.gpus_of_job(job)
+  return {
+    constraints = job.features or "", gres = "", partition = job.partition or "", gpu_count = count, gpu_type = kind or "",
+  }
+end
+
+return M

@@ -1,0 +1,302 @@
+"""`almanac publish`: from what the store holds to one advice file per user, and `_site` for everybody else.
+
+A user's file is made anew where their record, the models, the settings or the program have changed since, and once half
+of its lifetime is over; it is written where that changes what it says, and in the latter case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pwd
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from advisor.service import Trained
+from almanac import __version__
+from almanac.config import Config, Priority
+from almanac.errors import ConfigError, FileFormatError, StoreError
+from slurm_hooks.advice_dir import AdviceDir
+from slurm_hooks.advice_file import (
+    FAMILY,
+    FORMAT,
+    MAX_BYTES,
+    SITE,
+    AdviceFile,
+    Row,
+    parse,
+    render,
+    render_row,
+    unwritable,
+)
+from slurm_hooks.advice_rows import DAY_S, SITE_JOBS, site_rows
+from slurm_hooks.advice_workers import rows_by_user
+from slurm_hooks.published import EVERYBODY, Change, record
+from telemetry.history import UserHistories
+from telemetry.store import Store
+
+Uids = Callable[[str], int | None]
+SPARE_BYTES = 64
+"""Of a file's size, left for numbers that grow."""
+
+
+@dataclass
+class Published:
+    """What a run did, or (dry run) would do. Names of users are as accounting has them.
+
+    written: files whose content changed, renewed: only their lifetime; unchanged: left as they were. cut: families
+    that did not fit. no_uid: names that the system does not know; shared_uid: several names of one uid, refused.
+    not_shown: users whose own copy could not be written. families: in the files of all users looked at anew.
+    """
+
+    mode: str
+    written: int = 0
+    renewed: int = 0
+    unchanged: int = 0
+    removed: int = 0
+    families: int = 0
+    cut: int = 0
+    no_uid: list[str] = field(default_factory=list)
+    shared_uid: list[str] = field(default_factory=list)
+    not_shown: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run. mode: what files say of the term; model: the trained version as a digest takes it in."""
+
+    store: Store
+    cluster: str
+    config: Config
+    now_s: int
+    folder: AdviceDir
+    trained: Trained | None
+    mode: str
+    is_dry: bool = False
+    processes: int = 1
+
+    @property
+    def lifetime_s(self) -> int:
+        return round(self.config.hooks.lifetime_hours * 3600)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A file's name, the user whose it is, and what of theirs it was, or is to be, made from."""
+
+    name: str
+    user: str
+    uid: int
+    digest: str
+    before: AdviceFile | None
+    content: bytes
+
+
+def uid_of(name: str) -> int | None:
+    """By the system's user database; None for a name that it does not know."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        return None
+
+
+def publish(job: Job, uids: Uids = uid_of) -> Published:
+    """Raises ConfigError, StoreError (no space: the old files are still there), BusyError."""
+    strange = unwritable(job.config.tiers)
+    if strange:
+        raise ConfigError(
+            f"tiers cannot be named {', '.join(map(repr, strange))} in advice files",
+            'use ASCII without blanks, ";", "="',
+        )
+    job.folder.require_safe()
+    outcome = Published(job.mode)
+    if job.is_dry:
+        _publish(job, uids, outcome)
+        return outcome
+    job.folder.prepare()
+    with job.folder.locked():
+        _publish(job, uids, outcome)
+    return outcome
+
+
+def _publish(job: Job, uids: Uids, outcome: Published) -> None:
+    since_s = job.now_s - job.config.advice.history_days * DAY_S
+    histories = UserHistories(job.store, job.cluster)
+    try:
+        digests = histories.digests(since_s)
+        known = _known(job, _resolve(digests, uids, outcome), digests)
+        stale = [each for each in known if not _is_fresh(job, each)]
+        outcome.unchanged += len(known) - len(stale)
+        rows = rows_by_user(histories, [each.user for each in stale], job.trained, job.config, job.now_s, job.processes)
+        newest = histories.newest(SITE_JOBS, since_s)
+    finally:
+        histories.close()
+    rows[EVERYBODY] = site_rows(newest, job.trained, job.config, job.now_s)
+    stale.append(_known_file(job, SITE, EVERYBODY, job.folder.owner_uid, digest=""))
+    changes = [change for each in stale if (change := _change(job, each, rows.get(each.user, []), outcome))]
+    gone = _gone(job, known, stale, rows, outcome)
+    _apply(job, changes, gone, outcome)
+
+
+def _resolve(users: Iterable[str], uids: Uids, outcome: Published) -> dict[str, int]:
+    """uid by user; those without one, and several of one uid, are left out and named."""
+    found = {user: uids(user) for user in users}
+    times = Counter(uid for uid in found.values() if uid is not None)
+    outcome.no_uid = [user for user, uid in found.items() if uid is None]
+    outcome.shared_uid = [user for user, uid in found.items() if uid is not None and times[uid] > 1]
+    return {user: uid for user, uid in found.items() if uid is not None and times[uid] == 1}
+
+
+def _known(job: Job, uids: Mapping[str, int], digests: Mapping[str, str]) -> list[Known]:
+    settings = _settings_digest(job)
+    return [_known_file(job, str(uid), user, uid, f"{settings} {user} {digests[user]}") for user, uid in uids.items()]
+
+
+def _settings_digest(job: Job) -> str:
+    """What changes with all that rows are made from but the user's own record."""
+    trained, config = job.trained, job.config
+    model = (trained.trained_s, trained.model is None, trained.jobs) if trained else None
+    sections = (config.advice, config.rolling, config.priority, config.tiers, config.hooks, job.mode)
+    return repr((FORMAT, __version__, model, sections))
+
+
+def _known_file(job: Job, name: str, user: str, uid: int, digest: str) -> Known:
+    content = job.folder.believed(name) or b""
+    try:
+        before = parse(content, None)
+    except FileFormatError:
+        before = None
+    return Known(name, user, uid, hashlib.sha256(digest.encode("utf-8", "replace")).hexdigest()[:12], before, content)
+
+
+def _is_fresh(job: Job, known: Known) -> bool:
+    """Whether nothing has changed that the file is made from, and both copies are there."""
+    before = known.before
+    return (
+        before is not None
+        and before.version.endswith(f"-{known.digest}")
+        and not _is_half_over(job, before)
+        and job.folder.is_shown(known.name, known.content, known.uid)
+    )
+
+
+def _is_half_over(job: Job, file: AdviceFile) -> bool:
+    return file.expires_s - job.now_s <= job.lifetime_s / 2
+
+
+@dataclass(frozen=True)
+class _Write:
+    known: Known
+    after: AdviceFile
+
+
+def _change(job: Job, known: Known, rows: Sequence[Row], outcome: Published) -> _Write | None:
+    """What is to be written; None where the file says the same and is not half over, and where there is nothing."""
+    if not rows and known.name != SITE:
+        return None
+    file = _fitting(job, known, rows)
+    outcome.families += sum(row.kind == FAMILY for row in file.rows)
+    outcome.cut += len(rows) - len(file.rows)
+    before = known.before
+    if before is None or _said(before) != _said(file):
+        outcome.written += 1
+        return _Write(known, file)
+    if not _is_half_over(job, before) and job.folder.is_shown(known.name, known.content, known.uid):
+        outcome.unchanged += 1
+        return None
+    outcome.renewed += 1
+    since = before.version.partition("-")[0]
+    return _Write(known, dataclasses.replace(file, version=f"{since}-{known.digest}"))
+
+
+def _said(file: AdviceFile) -> AdviceFile:
+    return dataclasses.replace(file, version="", written_s=0, expires_s=0)
+
+
+def _fitting(job: Job, known: Known, rows: Sequence[Row]) -> AdviceFile:
+    """The file of these rows; of families, which come newest first, as many as fit."""
+    empty = _file(job, known, [])
+    rest = [row for row in rows if row.kind != FAMILY]
+    left = MAX_BYTES - SPARE_BYTES - len(render(empty)) - sum(map(_size, rest))
+    families = []
+    for row in rows:
+        if row.kind == FAMILY:
+            left -= _size(row)
+            if left < 0:
+                break
+            families.append(row)
+    return dataclasses.replace(empty, rows=(*families, *rest))
+
+
+def _size(row: Row) -> int:
+    return len(render_row(row)) + 1
+
+
+def _file(job: Job, known: Known, rows: Sequence[Row]) -> AdviceFile:
+    hooks, config = job.config.hooks, job.config
+    return AdviceFile(
+        version=f"{datetime.fromtimestamp(job.now_s, UTC):%Y%m%dT%H%M%SZ}-{known.digest}",
+        written_s=job.now_s,
+        expires_s=job.now_s + job.lifetime_s,
+        mode=job.mode,
+        tell=hooks.tell,
+        prompt=hooks.prompt,
+        # As they are read back, so that a file compares equal to what it was made from.
+        priority=Priority(
+            points_per_e=config.priority.points_per_e,
+            min_gpu_time_s=config.priority.min_gpu_time_s,
+            max_gpu_time_s=config.priority.max_gpu_time_s,
+        ),
+        tiers=tuple(dataclasses.replace(tier, gpu_model="") for tier in config.tiers),
+        rows=tuple(rows),
+    )
+
+
+def _gone(
+    job: Job, known: Sequence[Known], stale: Sequence[Known], rows: Mapping[str, Sequence[Row]], outcome: Published
+) -> list[str]:
+    """Files of users who are no more, or of whom there is nothing to say any more.
+
+    Where not one user of the record is known to the system nothing is taken away: the user database is out of reach.
+    """
+    empty = {each.name for each in stale if each.name != SITE and not rows.get(each.user)}
+    kept = {SITE, *(each.name for each in known)} - empty
+    gone = [name for name in job.folder.names() if name not in kept and name.isdecimal()]
+    if gone and outcome.no_uid and not known:
+        outcome.warnings.append("no user of the record has a uid on this host: no file is taken away")
+        return []
+    return gone
+
+
+def _apply(job: Job, writes: Sequence[_Write], gone: Sequence[str], outcome: Published) -> None:
+    """First what is published is recorded, then it is: a file that hooks have read is never unknown."""
+    outcome.removed = len(gone)
+    outcome.changed = [*(write.known.name for write in writes), *gone]
+    if job.is_dry:
+        return
+    changes = [Change(write.known.user, write.known.before, write.after) for write in writes]
+    record(job.store, job.cluster, [*changes, *_removals(job, gone)], job.now_s)
+    for write in writes:
+        try:
+            job.folder.write(write.known.name, render(write.after), write.known.uid)
+        except StoreError as error:
+            if not isinstance(error.__cause__, IsADirectoryError | FileExistsError | NotADirectoryError):
+                raise
+            outcome.not_shown.append(write.known.user)
+    for name in gone:
+        job.folder.remove(name)
+    job.folder.sync()
+
+
+def _removals(job: Job, names: Sequence[str]) -> Iterator[Change]:
+    for name in names:
+        try:
+            user = pwd.getpwuid(int(name)).pw_name
+            before = parse(job.folder.believed(name) or b"", None)
+        except (KeyError, OverflowError, FileFormatError):
+            continue  # the name is not known any more, and so nothing can be asked by it
+        yield Change(user, before, None)
