@@ -71,6 +71,7 @@ def _plan(
     from advisor.artefacts import current_version
     from advisor.decisions.priority import require_ageing
     from slurm_hooks.action_log import ActionLog
+    from slurm_hooks.published_terms import PublishedTerms
     from slurm_hooks.reprioritize import Actor, plan_clearing, plan_terms
 
     log = ActionLog(store.root / "actions")
@@ -81,7 +82,7 @@ def _plan(
         return actor, plan_clearing(backend, known, counts)
     if is_applied:
         require_ageing(backend.configuration(), app.config.priority)
-    return actor, plan_terms(backend, known, _predictor(app, store, cluster), lambda job: (), counts)
+    return actor, plan_terms(backend, known, _predictor(app, store, cluster), PublishedTerms(store, cluster), counts)
 
 
 def _predictor(app: App, store: Store, cluster: str) -> Any:

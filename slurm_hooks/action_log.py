@@ -66,7 +66,8 @@ class ActionLog:
             _sync_folder(self.folder)
         except OSError as error:
             raise StoreError(
-                f"{path}: cannot be written: {error.strerror}", "check space and rights; Slurm is told nothing that is not written down"
+                f"{path}: cannot be written: {error.strerror}",
+                "check space and rights; Slurm is told nothing that is not written down",
             ) from error
 
     def newest(self, cluster: str, now_s: int) -> dict[int, Action]:
