@@ -122,34 +122,27 @@ def remember(
 
 
 def know_pending(
-    jobs: Sequence[Submission], history: pd.DataFrame, now_s: int, config: Rolling, site: SiteMeans | None
+    jobs: Sequence[Submission], history: pd.DataFrame, now_s: int, config: Rolling, site: SiteMeans
 ) -> list[Known]:
-    """What know_now says of each of many submissions, with one pass over each user's rows, whatever the order of jobs.
+    """What know_now says of each of many submissions, with one pass over their users' rows, whatever the order of jobs.
 
     But `overran` is as of now_s: it is no feature but how far a user's jobs are believed, and what is learned of that
     while a job waits counts for it.
     """
-    waiting: dict[str, list[int]] = {}
-    for place in sorted(range(len(jobs)), key=lambda place: jobs[place].submit_s):
-        waiting.setdefault(jobs[place].user, []).append(place)
-    rows_of = history.groupby("user").indices
-    known: dict[int, Known] = {}
-    for user, places in waiting.items():
-        own = history.iloc[rows_of.get(user, [])].reset_index(drop=True)
-        memory = Memory(config, site)
-        told = _tellings(own, now_s, jobs[places[0]].submit_s, config)
-        ahead = next(told, None)
-        for place in places:
-            while ahead is not None and ahead[0] < jobs[place].submit_s:
-                memory.tell(*ahead[1:])
-                ahead = next(told, None)
-            known[place] = memory.know(jobs[place])
-        while ahead is not None:
+    waiting = sorted(range(len(jobs)), key=lambda place: jobs[place].submit_s)
+    own = history[history["user"].isin({job.user for job in jobs})].reset_index(drop=True)
+    memory, known = Memory(config, site), dict[int, Known]()
+    told = _tellings(own, now_s, jobs[waiting[0]].submit_s if waiting else now_s, config)
+    ahead = next(told, None)
+    for place in waiting:
+        while ahead is not None and ahead[0] < jobs[place].submit_s:
             memory.tell(*ahead[1:])
             ahead = next(told, None)
-        overran = memory.overran(user)
-        known |= {place: dataclasses.replace(known[place], overran=overran) for place in places}
-    return [known[place] for place in range(len(jobs))]
+        known[place] = memory.know(jobs[place])
+    while ahead is not None:
+        memory.tell(*ahead[1:])
+        ahead = next(told, None)
+    return [dataclasses.replace(known[place], overran=memory.overran(job.user)) for place, job in enumerate(jobs)]
 
 
 def _tellings(

@@ -99,7 +99,7 @@ def _predictor(app: App, store: Store, cluster: str) -> Any:
     def predict(requests: Sequence[Any]) -> Sequence[Any]:
         if not requests:
             return []
-        history = load_history(store, cluster, running=True)
+        history = load_history(store, cluster, user={request.user for request in requests}, running=True)
         return priorities_of(requests, history, trained, app.config, app.now_s())
 
     return predict

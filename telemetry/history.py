@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import duckdb
 import numpy as np
@@ -58,7 +58,7 @@ FROM jobs j LEFT JOIN (
 WHERE j.start_s IS NOT NULL
   AND ($running OR (j.end_s IS NOT NULL AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING')))
   AND greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) > 0
-  AND ($user IS NULL OR j."user" = $user)
+  AND ($users::VARCHAR[] IS NULL OR list_contains($users::VARCHAR[], j."user"))
 ORDER BY j.end_s, j.job_id, j.submit_s
 """
 
@@ -85,10 +85,10 @@ def load_history(
     cluster: str,
     since_s: int | None = None,
     until_s: int | None = None,
-    user: str | None = None,
+    user: str | Collection[str] | None = None,
     running: bool = False,
 ) -> pd.DataFrame:
-    """GPU jobs submitted in [since_s, until_s) that have started and ended, oldest end first.
+    """GPU jobs submitted in [since_s, until_s) that have started and ended, oldest end first; of some users, or all.
 
     Runs that were requeued, and the parts of a job that was resized, are left out: they are no whole job.
     running: they come too, and so does what has not ended, last, with an end_s of NaN: all that has ever run.
@@ -98,7 +98,7 @@ def load_history(
     """
     with store.connect() as db:
         _register(db, store, cluster, _METRICS, since_s, until_s)
-        frame: pd.DataFrame = db.sql(_JOIN.format(more=""), params={"user": user, "running": running}).df()
+        frame: pd.DataFrame = db.sql(_JOIN.format(more=""), params={"users": _users(user), "running": running}).df()
     return _whole_times(frame, running)
 
 
@@ -151,7 +151,7 @@ def load_history_table(
     columns: Sequence[str],
     since_s: int | None = None,
     until_s: int | None = None,
-    user: str | None = None,
+    user: str | Collection[str] | None = None,
 ) -> pa.Table:
     """The same jobs in the same order, with any columns of HISTORY; a missing value is null.
 
@@ -164,8 +164,12 @@ def load_history_table(
     with store.connect() as db:
         _register(db, store, cluster, sorted(wanted), since_s, until_s)
         sql = _JOIN.format(more="".join(f", {part}" for part in more))
-        rows: pa.Table = db.sql(sql, params={"user": user, "running": False}).to_arrow_table()
+        rows: pa.Table = db.sql(sql, params={"users": _users(user), "running": False}).to_arrow_table()
     return rows.select(list(columns)).cast(pa.schema([HISTORY.field(name) for name in columns]))
+
+
+def _users(user: str | Collection[str] | None) -> list[str] | None:
+    return [user] if isinstance(user, str) else None if user is None else sorted(user)
 
 
 def _register(
