@@ -61,15 +61,20 @@ class Recorded:
         return self.done
 
 
+@pytest.fixture(params=RELEASES)
+def folder(request: pytest.FixtureRequest) -> Path:
+    return FIXTURES / str(request.param)
+
+
 @pytest.fixture
-def cases() -> dict[str, int]:
-    lines = (FIXTURES / "22.05.8/queue_cases.tsv").read_text().splitlines()
+def cases(folder: Path) -> dict[str, int]:
+    lines = (folder / "queue_cases.tsv").read_text().splitlines()
     return {case: int(job) for case, job in (line.split("\t") for line in lines)}
 
 
 @pytest.fixture
-def queue() -> CommandBackend:
-    return CommandBackend(Recorded(FIXTURES / "22.05.8", "queue.json"))
+def queue(folder: Path) -> CommandBackend:
+    return CommandBackend(Recorded(folder, "queue.json"))
 
 
 @pytest.mark.parametrize("release", RELEASES)
