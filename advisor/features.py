@@ -165,20 +165,33 @@ class Event(IntEnum):
     END = 2
 
 
+_EVENTS = tuple(Event)
+
+
 def events(history: pd.DataFrame) -> Iterator[tuple[int, Event]]:
     """(row, event) in order of time, whatever the frame's order; equal times go by event, then by job id.
 
     A job that ends before it starts is told as if it had never run.
     """
+    return in_order(history, event_times(history))
+
+
+def event_times(history: pd.DataFrame) -> npt.NDArray[np.float64]:
+    """(events, rows), s since 1970; NaN where there is no such event."""
     times = [history[name].to_numpy(dtype="float64", na_value=math.nan) for name in ("submit_s", "start_s", "end_s")]
     times[Event.START] = np.where(times[Event.START] > times[Event.END], math.nan, times[Event.START])
-    time = np.concatenate(times)
+    return np.array(times)
+
+
+def in_order(history: pd.DataFrame, times: npt.NDArray[np.float64]) -> Iterator[tuple[int, Event]]:
+    """The events that have a time, as events() gives them. times: of event_times."""
     kind = np.repeat(np.arange(3), len(history))
-    job_id, submit_s = np.tile(history["job_id"].to_numpy(), 3), np.tile(times[Event.SUBMIT], 3)
-    order = np.lexsort((submit_s, job_id, kind, time))
-    order = order[~np.isnan(time[order])]
+    job_id, submit_s = (np.tile(history[name].to_numpy(), 3) for name in ("job_id", "submit_s"))
+    time = times.ravel()
+    there = np.flatnonzero(~np.isnan(time))
+    order = there[np.lexsort((submit_s[there], job_id[there], kind[there], time[there]))]
     rows, kinds = (order % max(len(history), 1)).tolist(), kind[order].tolist()
-    return ((row, Event(which)) for row, which in zip(rows, kinds, strict=True))
+    return ((row, _EVENTS[which]) for row, which in zip(rows, kinds, strict=True))
 
 
 def sweep(history: pd.DataFrame) -> Iterator[tuple[int, bool]]:

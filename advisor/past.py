@@ -33,8 +33,8 @@ class _Group:
     weight: float = 0.0
     starts: list[int] = field(default_factory=list)
 
-    def add(self, job: Ended) -> None:
-        log_s = math.log(job.duration_s)
+    def add(self, job: Ended, log_s: float) -> None:
+        """log_s: natural logarithm of its duration."""
         self.newest.append(log_s)
         self.weighted = DECAY * self.weighted + log_s
         self.weight = DECAY * self.weight + 1.0
@@ -79,7 +79,7 @@ def _spread(values: Sequence[float]) -> float:
     if len(values) < 2:
         return math.nan
     mean = sum(values) / len(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+    return math.sqrt(sum([(value - mean) ** 2 for value in values]) / len(values))
 
 
 class Past:
@@ -101,13 +101,13 @@ class Past:
             group.stop(start_s)
 
     def absorb(self, job: Ended) -> None:
-        groups = self._groups_of(job.submission)
+        groups, log_s = self._groups_of(job.submission), math.log(job.duration_s)
         expected = next((group for group in (groups[-1], groups[0]) if group.runs), None)
         if expected is not None:
-            overran = math.log(job.duration_s) > expected.weighted / expected.weight + LOG_OVERRUN
+            overran = log_s > expected.weighted / expected.weight + LOG_OVERRUN
             self._overruns.setdefault(job.submission.user, deque(maxlen=NEWEST)).append(overran)
         for group in groups:
-            group.add(job)
+            group.add(job, log_s)
 
     def overran(self, user: str) -> float:
         """Share of the user's newest ended runs that took more than twice what those before them did; 0 below 4."""

@@ -41,6 +41,8 @@ def _request(
     if tier is None or not tier.constraint:
         return request
     # Accounting can lack the constraint, and the partition can stand for another tier.
-    named = dataclasses.replace(request, constraints=tier.constraint)
-    ways = (request, named, dataclasses.replace(named, partition=""))
-    return next((way for way in ways if requested_tier(way, tiers) == tier), ways[-1])
+    if requested_tier(request, tiers) != tier:
+        request = dataclasses.replace(request, constraints=tier.constraint)
+    if requested_tier(request, tiers) != tier:
+        request = dataclasses.replace(request, partition="")
+    return request

@@ -18,8 +18,10 @@ from advisor.features import (
     Features,
     Submission,
     ended_jobs,
+    event_times,
     events,
     features_of,
+    in_order,
     submissions,
 )
 from advisor.models.rolling import Estimate, RollingEstimator, SiteMeans
@@ -150,18 +152,15 @@ def _tellings(
 ) -> Iterator[tuple[float, Event, Submission, float, Ended | None]]:
     """When and what to tell a Memory that is first asked at asked_s of starts and ends before until_s, in order."""
     jobs = submissions(own)
-    ended, starts, ends = (
-        ended_jobs(own, jobs),
-        started_at(own),
-        own["end_s"].to_numpy(dtype="float64", na_value=math.nan).tolist(),
-    )
+    ended, times = ended_jobs(own, jobs), event_times(own)
+    times[Event.SUBMIT] = math.nan
+    times[times >= until_s] = math.nan
     if config.families == "mask":
-        # Nobody asks before asked_s: that these had started is gone again by then, and need not be told.
-        starts = [math.nan if end_s < asked_s else start_s for start_s, end_s in zip(starts, ends, strict=True)]
-    for row, event in events(own):
-        at_s = starts[row] if event is Event.START else ends[row]
-        if event is not Event.SUBMIT and at_s < until_s:
-            yield at_s, event, jobs[row], starts[row], ended[row]
+        # Nobody asks before asked_s: that what has ended by then had started need not be told.
+        times[Event.START, times[Event.END] < asked_s] = math.nan
+    starts = times[Event.START].tolist()
+    for row, event in in_order(own, times):
+        yield float(times[event, row]), event, jobs[row], starts[row], ended[row]
 
 
 def know_now(job: Submission, history: pd.DataFrame, config: Rolling, site: SiteMeans | None) -> Known:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from almanac.config import Tier
 from almanac.records import Request
@@ -29,12 +30,14 @@ class Rewrite:
     why_not: str = ""
 
 
+@lru_cache(maxsize=4096)
 def features(constraint: str) -> tuple[str, ...]:
     """Every feature that an expression names, in order, without counts and operators."""
     bare = re.sub(r"\*\d+", "", constraint)
     return tuple(_FEATURE.findall(bare))
 
 
+@lru_cache(maxsize=4096)
 def required_features(constraint: str) -> frozenset[str]:
     """The features that every way to meet an expression has: "gpu&hbm80g" needs both, "a|b" neither.
 

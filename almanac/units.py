@@ -42,6 +42,11 @@ def format_duration(seconds: float) -> str:
     return f"{days} d {rest} h" if rest else f"{days} d"
 
 
+def format_moment(time_s: int) -> str:
+    """A time for people, UTC: "2026-11-21 10:15 UTC"."""
+    return f"{dt.datetime.fromtimestamp(time_s, dt.UTC):%Y-%m-%d %H:%M} UTC"
+
+
 def format_gib(mib: float) -> str:
     """MiB as GiB with one decimal: "21.3 GiB"."""
     return f"{mib / 1024:.1f} GiB"

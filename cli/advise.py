@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from almanac.errors import RequestError
+from almanac.errors import RequestError, StoreError
 from almanac.units import printable
 from cli.app import App
 from cli.output import json_text
@@ -47,11 +47,15 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
     read (`-` reads it from standard input). Options win over the environment's SBATCH_* and over the script, as with
     sbatch.
 
+    Who may not read the store is told what was last published for them.
+
     Exit code 10: there is no evidence of the memory that this job needs, and no tier is advised.
     """
     if not submission:
         raise click.UsageError("nothing to advise on: give sbatch's options, a script, or `-`")
     request = read_request(app.visible_user(user), list(submission), app.now_s())
+    if not app.may_read_store:
+        return _show_published(app, request, as_json)
     advice = advise(app, request)
     if as_json:
         from advisor.explain import to_json
@@ -66,6 +70,24 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
                 click.echo(printable(f"service {name}: {said['error']}", 1000), err=True)
     is_silent = advice.bound is None and advice.tier.tier is None
     return NO_EVIDENCE if is_silent and request.gpu_count > 0 else 0
+
+
+def _show_published(app: App, request: Request, as_json: bool) -> int:
+    """What the caller's own advice file says. Raises StoreError where there is none, nor one for everybody."""
+    from slurm_hooks.advice_dir import shown_path
+    from slurm_hooks.advice_file import SITE, usable
+    from slurm_hooks.shown import explain, from_files, to_json
+
+    root = Path(app.config.hooks.advice_dir)
+    own, site = (usable(shown_path(root, name), app.now_s()) for name in (str(os.getuid()), SITE))
+    if own is None and site is None:
+        raise StoreError(
+            f"{app.store_root}: you may not read this store, and no advice is published below {root}",
+            "ask an operator of almanac (`almanac publish`)",
+        )
+    shown = from_files(request, own, site)
+    click.echo(json_text(to_json(shown)) if as_json else explain(shown))
+    return NO_EVIDENCE if shown.is_silent and request.gpu_count > 0 else 0
 
 
 def read_request(user: str, argv: list[str], now_s: int) -> Request:

@@ -104,6 +104,11 @@ class App:
         except KeyError:
             return False
 
+    @property
+    def may_read_store(self) -> bool:
+        """Whether the store itself is to be looked at: it is not where the caller, no operator, cannot read it."""
+        return self.is_operator or os.access(self.store_root / "store.json", os.R_OK)
+
     def require_operator(self, why: str) -> None:
         """Raises NotAllowedError, which says why, where the caller is no operator."""
         if not self.is_operator:

@@ -12,6 +12,7 @@ from almanac.errors import AlmanacError
 from almanac.hardware import gpu_models
 from almanac.units import format_count, format_duration, printable
 from cli.app import App
+from cli.doctor_hooks import check_advice_files
 from cli.findings import Check
 from cli.ingest import configured_sources
 from cli.output import json_text
@@ -178,6 +179,7 @@ def check_bindings(app: App) -> Iterator[Check]:
 
 def check_models(app: App) -> Iterator[Check]:
     from advisor.artefacts import load
+    from advisor.lifecycle import faults_of
 
     store = app.open_store()
     for cluster in store.clusters():
@@ -186,7 +188,13 @@ def check_models(app: App) -> Iterator[Check]:
             yield Check("models", "warn", f"nothing is trained for {cluster}", "run `almanac train`")
         else:
             age = format_duration(max(0, app.now_s() - trained.trained_s))
-            yield Check("models", "ok", f"{cluster}: {trained.jobs} jobs, trained {age} ago")
+            faults = faults_of(trained, app.config, app.now_s())
+            said = f"{cluster}: {trained.jobs} jobs, trained {age} ago"
+            if faults:
+                todo = "run `almanac train` on a timer; until then the rolling estimate serves"
+                yield Check("models", "warn", f"{said}; not used: {'; '.join(faults)}", todo)
+            else:
+                yield Check("models", "ok", said)
 
 
 def check_priority(app: App) -> Iterator[Check]:
@@ -233,4 +241,5 @@ PROBES: dict[str, Callable[[App], Iterator[Check]]] = {
     "models": check_models,
     "services": check_services,
     "priority": check_priority,
+    "advice files": check_advice_files,
 }

@@ -36,8 +36,7 @@ def decide_memory(
         reason = PAUSED if bounded.why_not == hbm.PAUSED else NO_EVIDENCE
         tier = dataclasses.replace(tier, reason=reason, note=_why_none(bounded.why_not, evidence, config))
     bound = bounded.bound if request.gpu_count > 0 else None
-    summary = dataclasses.replace(_summary(evidence, config), changes_above_mib=_changes_above_mib(tier, bound, config))
-    return MemoryAdvice(tier, bound, summary)
+    return MemoryAdvice(tier, bound, _summary(evidence, _changes_above_mib(tier, bound, config), config))
 
 
 def _changes_above_mib(tier: TierAdvice, bound: MemoryBound | None, config: Config) -> float | None:
@@ -48,7 +47,7 @@ def _changes_above_mib(tier: TierAdvice, bound: MemoryBound | None, config: Conf
     return usable_mib[0] * bound.highest_mib / bound.bound_mib
 
 
-def _summary(evidence: Evidence, config: Config) -> MemoryEvidence:
+def _summary(evidence: Evidence, changes_above_mib: float | None, config: Config) -> MemoryEvidence:
     oom, pause_days = evidence.oom, config.advice.pause_days
     newest = [math.exp(need) / (1 + config.advice.spike_margin) for need in evidence.newest[-NEWEST_SHOWN:]]
     return MemoryEvidence(
@@ -60,6 +59,7 @@ def _summary(evidence: Evidence, config: Config) -> MemoryEvidence:
         ran_out_mib=oom.capacity_mib if oom else evidence.censored_mib,
         ran_out_s=oom.end_s if oom else None,
         paused_until_s=oom.end_s + pause_days * 86_400 if oom and evidence.is_paused(pause_days) else None,
+        changes_above_mib=changes_above_mib,
     )
 
 

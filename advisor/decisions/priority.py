@@ -13,6 +13,7 @@ then: PriorityMaxAge >= tau ln(greatest / least).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,10 +69,12 @@ def decide_priority(
 
 
 def share_longer(gpu_time_s: float, quantiles_s: Sequence[float]) -> float:
-    """Share of jobs whose GPU-time is greater, in [0, 1]; equal ones count as longer for half their share."""
-    last = len(quantiles_s) - 1
-    below = sum(value < gpu_time_s for value in quantiles_s)
-    equal = sum(value == gpu_time_s for value in quantiles_s)
+    """Share of jobs whose GPU-time is greater, in [0, 1]; equal ones count as longer for half their share.
+
+    quantiles_s: ascending.
+    """
+    last, below = len(quantiles_s) - 1, bisect_left(quantiles_s, gpu_time_s)
+    equal = bisect_right(quantiles_s, gpu_time_s) - below
     if equal:
         rank = below + (equal - 1) / 2
     elif below in (0, last + 1):

@@ -109,11 +109,9 @@ class _UserPast:
     def similar(self, key: str, similarity: float) -> list[str]:
         """Families whose key is at least this similar; remembered until a new family appears."""
         if key not in self._similar:
-            keys = list(self.families)
-            scores = process.cdist([key], keys, scorer=Levenshtein.normalized_similarity, score_cutoff=similarity)[0]
-            self._similar[key] = [name for name, score in zip(keys, scores, strict=True) if score >= similarity > 0]
-            if similarity <= 0:
-                self._similar[key] = keys
+            keys, scorer = list(self.families), Levenshtein.normalized_similarity
+            found = process.extract_iter(key, keys, scorer=scorer, processor=None, score_cutoff=similarity)
+            self._similar[key] = [name for name, _, _ in found]
         return self._similar[key]
 
     def newest(self, keys: list[str], number: int) -> list[float]:

@@ -23,13 +23,21 @@ MAX_TASK_LIST = 100_000
 
 
 def records(data: bytes, key: str) -> list[Mapping[str, Any]] | None:
-    """The list under `key`; None where there is none. Raises CommandError where it is no JSON object."""
+    """The list under `key` of a JSON object; None where there is none."""
     try:
         content = json.loads(data.decode("utf-8", "replace"))
-    except (ValueError, RecursionError) as error:
-        raise CommandError("Slurm's JSON cannot be read", "install Slurm's JSON serializer plugin") from error
+    except (ValueError, RecursionError):
+        return None
     found = content.get(key) if isinstance(content, dict) else None
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else None
+
+
+def queued(data: bytes) -> list[Mapping[str, Any]]:
+    """The jobs of `squeue --json`, whatever their state. Raises CommandError where it holds no list of jobs."""
+    found = records(data, "jobs")
+    if found is None:
+        raise CommandError("squeue --json gave no list of jobs", "install Slurm's JSON serializer plugin")
+    return found
 
 
 def pending_jobs(data: bytes, cluster: str, counts: Counts) -> list[PendingJob]:
@@ -37,10 +45,7 @@ def pending_jobs(data: bytes, cluster: str, counts: Counts) -> list[PendingJob]:
 
     22.05 ignores filters beside --json and lists jobs that have ended, too.
     """
-    found = records(data, "jobs")
-    if found is None:
-        raise CommandError("squeue --json gave no list of jobs", "install Slurm's JSON serializer plugin")
-    waiting = [job for job in found if _is_pending(job) and _is_of(job, cluster)]
+    waiting = [job for job in queued(data) if _is_pending(job) and _is_of(job, cluster)]
     with_own_record = Counter(_array_id(job) for job in waiting if number(job.get("array_task_id")) is not None)
     jobs = []
     for job in waiting:

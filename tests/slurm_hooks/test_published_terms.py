@@ -9,7 +9,7 @@ import pytest
 
 from almanac.config import Priority
 from slurm_hooks.advice_file import FAMILY, GPUS, USER, AdviceFile, Row
-from slurm_hooks.published import EVERYBODY, Change, record
+from slurm_hooks.published import EVERYBODY, Change, changed_rows, record
 from slurm_hooks.published_terms import LATE_S, PublishedTerms
 from telemetry.slurm.backend import PendingJob
 from telemetry.store import Store
@@ -32,9 +32,9 @@ def terms(tmp_path: Path) -> PublishedTerms:
     first = _file(T0_S, Row(FAMILY, 60, 900, "train-#", 4), Row(GPUS, 60, 700, gpus=4))
     second = _file(T0_S + DAY_S, Row(FAMILY, 90, 800, "train-#", 4))
     everybody = _file(T0_S, Row(USER, 8_640_000, 5))
-    record(store, "lab", [Change("ann", None, first), Change(EVERYBODY, None, everybody)], T0_S)
-    record(store, "lab", [Change("ann", first, second)], T0_S + DAY_S)
-    record(store, "lab", [Change("obs", None, replace(first, mode="observe"))], T0_S)
+    record(store, "lab", changed_rows([Change("ann", None, first), Change(EVERYBODY, None, everybody)], T0_S))
+    record(store, "lab", changed_rows([Change("ann", first, second)], T0_S + DAY_S))
+    record(store, "lab", changed_rows([Change("obs", None, replace(first, mode="observe"))], T0_S))
     return PublishedTerms(store, "lab")
 
 

@@ -1,0 +1,116 @@
+"""`almanac doctor` on the advice files: who could write there, and whether they are whole and of today."""
+
+from __future__ import annotations
+
+import stat
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from almanac.errors import FileFormatError
+from almanac.units import format_count, format_duration, printable
+from cli.app import App
+from cli.findings import Check
+
+if TYPE_CHECKING:
+    from slurm_hooks.advice_dir import AdviceDir
+    from slurm_hooks.advice_file import AdviceFile
+
+NAME = "advice files"
+_SHOWN = 5
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symbolic link", stat.S_IFSOCK: "a socket"}
+
+
+def check_advice_files(app: App) -> Iterator[Check]:
+    """Before anything is published nothing is amiss."""
+    from slurm_hooks.advice_dir import AdviceDir, writable_by_others
+
+    folder = AdviceDir(Path(app.config.hooks.advice_dir), 0)
+    try:
+        if not folder.root.exists():
+            yield Check(NAME, "ok", f"{folder.root} is not there: nothing is published (`almanac publish`)")
+            return
+        owner_uid = folder.root.stat().st_uid
+        faults = writable_by_others(folder.root, owner_uid)
+        if faults:
+            yield Check(
+                NAME, "fail", "; ".join(faults), "who can write there can stop slurmctld: correct owner and mode"
+            )
+        yield from _check_modes(folder)
+        yield from _check_entries(app, folder)
+    except PermissionError as error:
+        yield Check(NAME, "warn", f"{error.filename} cannot be looked into", "run doctor as root")
+
+
+def _check_modes(folder: AdviceDir) -> Iterator[Check]:
+    from slurm_hooks.advice_dir import ROOT_MODE, SCHED_MODE
+
+    for path, mode in ((folder.root, ROOT_MODE), (folder.sched, SCHED_MODE), (folder.user, ROOT_MODE)):
+        found = stat.S_IMODE(path.stat().st_mode) if path.is_dir() else None
+        if found is not None and found != mode:
+            yield Check(NAME, "warn", f"{path} has mode {found:04o}, expected {mode:04o}", f"chmod {mode:o} {path}")
+
+
+def _check_entries(app: App, folder: AdviceDir) -> Iterator[Check]:
+    """Every entry of sched: what kind it is, and whether job_submit would use it."""
+    from slurm_hooks.advice_dir import SCHED_FILE_MODE
+    from slurm_hooks.advice_file import FIRST_LINE, SITE, parse
+
+    files, faults = list[AdviceFile](), defaultdict[str, list[str]](list)
+    for name in folder.names():
+        path, found = folder.sched / name, (folder.sched / name).lstat()
+        kind = stat.S_IFMT(found.st_mode)
+        if kind != stat.S_IFREG:
+            yield _not_regular(path, kind)
+            continue
+        if stat.S_IMODE(found.st_mode) & ~SCHED_FILE_MODE:
+            faults["can be read or written by others: chmod 640"].append(name)
+        if name != SITE and not name.isdecimal():
+            faults["are no names of advice files: take them away"].append(name)
+            continue
+        content = folder.believed(name) or b""
+        try:
+            file = parse(content, None)
+        except FileFormatError as error:
+            is_other = not content.startswith(FIRST_LINE.encode() + b"\n")
+            faults["are of another format" if is_other else f"are not used: {error}"].append(name)
+            continue
+        files.append(file)
+        if file.expires_s <= app.now_s():
+            faults["are expired"].append(name)
+        if not folder.is_shown(name, content, int(name) if name != SITE else found.st_uid):
+            faults["have no copy, or another one, in user/"].append(name)
+    for what, names in faults.items():
+        yield Check(NAME, "warn", f"{_named(names)} {what}", "run `almanac publish`")
+    yield from _check_whole(app, files)
+
+
+def _not_regular(path: Path, kind: int) -> Check:
+    what = _KINDS.get(kind, "no regular file")
+    danger = ": opening it stops slurmctld until somebody writes" if kind == stat.S_IFIFO else ""
+    return Check(NAME, "fail", f"{printable(str(path))} is {what}{danger}", f"remove it: rm -r {printable(str(path))}")
+
+
+def _check_whole(app: App, known: Sequence[AdviceFile]) -> Iterator[Check]:
+    if not known:
+        yield Check(NAME, "warn", "no file can be used", "run `almanac publish` on a timer")
+        return
+    age_s = max(0, app.now_s() - max(file.written_s for file in known))
+    is_late = age_s > app.config.hooks.lifetime_hours * 3600 / 2
+    todo = "see why the timer of `almanac publish` stopped" if is_late else ""
+    said = f"{format_count(len(known))} files, the newest written {format_duration(age_s)} ago"
+    yield Check(NAME, "warn" if is_late else "ok", said, todo)
+    modes, wanted = sorted({file.mode for file in known}), app.config.priority.mode
+    if modes != [wanted]:
+        yield Check(
+            NAME,
+            "warn",
+            f"files say mode {' and '.join(modes)}, the configuration {wanted}",
+            "run `almanac publish`, which says why",
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {format_count(len(names) - _SHOWN)} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(printable(name, 40) for name in names[:_SHOWN])}{more}"
