@@ -32,14 +32,15 @@ def command(
     """Put almanac's one line into Slurm's job_submit.lua and cli_filter.lua, or the whole script where there is none.
 
     Shows the difference. Nothing is written without --yes; each file that is changed is backed up beside itself.
-    slurm.conf is never edited: the lines that it needs are said.
+    slurm.conf is never edited: the lines that it needs are said. Where hooks.advice_dir is not the usual folder, the
+    line names it.
     """
     from slurm_hooks.guarded_line import HOOKS
     from slurm_hooks.install import apply, diff_text
 
     kinds = [kind for kind, is_asked in (("job_submit", job_submit), ("cli_filter", cli_filter)) if is_asked]
     hooks = [HOOKS[kind] for kind in kinds or HOOKS]
-    changes = [_plan(hook, prefix, lua_dir, is_removal) for hook in hooks]
+    changes = [_plan(app, hook, prefix, lua_dir, is_removal) for hook in hooks]
     for change in changes:
         click.echo(diff_text(change) if change.is_needed else f"{change.path}: nothing to change")
         for note in change.notes:
@@ -54,14 +55,18 @@ def command(
     _say_what_else(prefix, hooks, needed, is_removal)
 
 
-def _plan(hook: Hook, prefix: Path, lua_dir: str | None, is_removal: bool) -> Change:
+def _plan(app: App, hook: Hook, prefix: Path, lua_dir: str | None, is_removal: bool) -> Change:
+    from almanac.config import Hooks
+    from slurm_hooks.guarded_line import Places
     from slurm_hooks.install import plan_install, plan_remove
     from slurm_hooks.lua_syntax import syntax_fault
 
     if is_removal:
         return plan_remove(hook, prefix, syntax_fault)
     modules, scripts = _installed()
-    return plan_install(hook, prefix, lua_dir or str(modules), scripts, syntax_fault)
+    advice_dir = app.config.hooks.advice_dir
+    places = Places(lua_dir or str(modules), "" if advice_dir == Hooks().advice_dir else advice_dir)
+    return plan_install(hook, prefix, places, scripts, syntax_fault)
 
 
 def _installed() -> tuple[Path, Path]:

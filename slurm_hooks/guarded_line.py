@@ -42,6 +42,15 @@ HOOKS = {
     ),
 }
 
+
+@dataclass(frozen=True)
+class Places:
+    """Where the modules lie, and the root of the advice files where that is not the usual one."""
+
+    lua_dir: str = "/usr/share/almanac/lua"
+    advice_dir: str = ""
+
+
 MARK = "-- almanac"
 """Ends our line."""
 INLINE_MARK = "--[[almanac]]"
@@ -105,7 +114,7 @@ def definitions(script: str, function: str) -> list[Definition]:
     return found
 
 
-def statement(hook: Hook, lua_dir: str, parameters: tuple[str, ...]) -> str:
+def statement(hook: Hook, places: Places, parameters: tuple[str, ...]) -> str:
     """The guarded call, with the names that the site gives to the parameters; a parameter it leaves out is nil.
 
     The module is loaded at each call, so that one that is missing, broken or newer never matters. Raises ConfigError
@@ -114,16 +123,17 @@ def statement(hook: Hook, lua_dir: str, parameters: tuple[str, ...]) -> str:
     named = [(index, parameters[index]) for index in hook.wanted if index < len(parameters)]
     if not parameters or any(name in parameters[index + 1 :] for index, name in named):
         raise ConfigError(f"{hook.function}({', '.join(parameters)}) does not name what is to be passed on",
-                          by_hand(hook, lua_dir))  # fmt: skip
-    called = f'dofile("{lua_dir}/{hook.script}").{hook.method}'
+                          by_hand(hook, places))  # fmt: skip
+    called = f'dofile("{places.lua_dir}/{hook.script}").{hook.method}'
+    options = f', {{advice = "{places.advice_dir}"}}' if places.advice_dir else ""
     if "..." in parameters:
         wanted = ", ".join(hook.arguments[index] for index in hook.wanted)
-        return f"pcall(function({', '.join(hook.arguments)}) {called}({wanted}) end, {', '.join(parameters)});"
+        return f"pcall(function({', '.join(hook.arguments)}) {called}({wanted}{options}) end, {', '.join(parameters)});"
     passed = ", ".join(parameters[index] if index < len(parameters) else "nil" for index in hook.wanted)
-    return f"pcall(function() {called}({passed}) end);"
+    return f"pcall(function() {called}({passed}{options}) end);"
 
 
-def insert(script: bytes, hook: Hook, lua_dir: str) -> bytes:
+def insert(script: bytes, hook: Hook, places: Places) -> bytes:
     """The script with our line as the first of the hook's function; unchanged where it is there already.
 
     Raises ConfigError, with the line to add by hand, where the function is not found exactly once.
@@ -132,8 +142,8 @@ def insert(script: bytes, hook: Hook, lua_dir: str) -> bytes:
     found = definitions(text, hook.function)
     if len(found) != 1:
         seen = f"{len(found)} definitions" if found else "no definition"
-        raise ConfigError(f"{hook.script} has {seen} of the global function {hook.function}", by_hand(hook, lua_dir))
-    line = statement(hook, lua_dir, found[0].parameters)
+        raise ConfigError(f"{hook.script} has {seen} of the global function {hook.function}", by_hand(hook, places))
+    line = statement(hook, places, found[0].parameters)
     without = remove(script, hook)
     if (without != script and line in text) or _unmarked(hook).search(without.decode("latin-1")):
         return script
@@ -169,9 +179,16 @@ def remove(script: bytes, hook: Hook) -> bytes:
     return re.sub(rf" ?{call} {re.escape(INLINE_MARK)}", "", text).encode("latin-1")
 
 
+def adapted(standalone: bytes, hook: Hook, places: Places) -> bytes:
+    """A stand-alone script with its call marked as ours, and our places in it."""
+    ours = f"{statement(hook, places, hook.arguments)} {MARK}"
+    pattern = rf"(?m)^([ \t]*){_call_pattern(hook)}(?: {MARK})?[ \t]*$"
+    return re.sub(pattern, lambda match: match[1] + ours, standalone.decode("latin-1")).encode("latin-1")
+
+
 def _call_pattern(hook: Hook) -> str:
     called = rf'dofile\("[^"\n]*/{re.escape(hook.script)}"\)\.{hook.method}'
-    return rf"pcall\(function\([\w, ]*\) {called}\([\w, ]*\) end(?:, [\w, .]+)?\);?"
+    return rf"pcall\(function\([\w, ]*\) {called}\([\w, ]*(?:\{{[^{{}}\n]*\}})?\) end(?:, [\w, .]+)?\);?"
 
 
 def _unmarked(hook: Hook) -> re.Pattern[str]:
@@ -179,7 +196,7 @@ def _unmarked(hook: Hook) -> re.Pattern[str]:
     return re.compile(rf'(?m)^(?:(?!--).)*dofile\("[^"\n]*/{re.escape(hook.script)}"\)\.{hook.method}\(')
 
 
-def by_hand(hook: Hook, lua_dir: str) -> str:
+def by_hand(hook: Hook, places: Places) -> str:
     """What to do where the line cannot be put in for its reader."""
-    line = statement(hook, lua_dir, hook.arguments)
+    line = statement(hook, places, hook.arguments)
     return f"nothing was written; add as the first line of the function, with its own parameters: {line} {MARK}"

@@ -18,10 +18,7 @@ from pathlib import Path
 
 from almanac.errors import ConfigError
 from almanac.units import printable
-from slurm_hooks.guarded_line import Hook, by_hand, insert, remove
-
-LUA_DIR = "/usr/share/almanac/lua"
-"""Where the package puts the modules; the shipped stand-alone scripts name it."""
+from slurm_hooks.guarded_line import Hook, Places, adapted, by_hand, insert, remove
 
 SyntaxCheck = Callable[[bytes], str | None]
 """What is wrong with a Lua script; None where nothing is."""
@@ -43,22 +40,23 @@ class Change:
         return self.before != self.after
 
 
-def plan_install(hook: Hook, prefix: Path, lua_dir: str, standalone_dir: Path, syntax_fault: SyntaxCheck) -> Change:
+def plan_install(hook: Hook, prefix: Path, places: Places, standalone_dir: Path, syntax_fault: SyntaxCheck) -> Change:
     """Our line in the site's script; where there is none, the stand-alone script.
 
     Raises ConfigError where the modules are missing, the line finds no place, or the outcome would not parse.
     """
-    if not re.fullmatch(r"/[\w./+@:-]+", lua_dir, re.ASCII):
-        raise ConfigError(f"the modules' folder is {printable(lua_dir)!r}", "name it by a plain absolute path")
-    if not (module := Path(lua_dir, hook.script)).is_file():
+    for folder in filter(None, (places.lua_dir, places.advice_dir)):
+        if not re.fullmatch(r"/[\w./+@:-]+", folder, re.ASCII):
+            raise ConfigError(f"{printable(folder)!r} cannot stand in a script", "name it by a plain absolute path")
+    if not (module := Path(places.lua_dir, hook.script)).is_file():
         raise ConfigError(f"{module} is not there", "install the package, or name the modules' folder with --lua-dir")
     path, before = _read(prefix, hook)
     if before is None or _is_untouched_standalone(before):
-        after = stamped(_read_standalone(standalone_dir / hook.script).replace(LUA_DIR.encode(), lua_dir.encode()))
+        after = stamped(adapted(_read_standalone(standalone_dir / hook.script), hook, places))
     else:
-        after = insert(before, hook, lua_dir)
+        after = insert(before, hook, places)
     if after != before and (fault := syntax_fault(after)):
-        raise ConfigError(f"{path} would not parse as Lua: {fault}", by_hand(hook, lua_dir))
+        raise ConfigError(f"{path} would not parse as Lua: {fault}", by_hand(hook, places))
     return Change(path, before, after)
 
 

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from almanac.config import Tier
 from almanac.names import name_key
 from almanac.records import Request
+from almanac.submit_config import Tier
 from almanac.tiers import Rewrite, names_any_tier, requested_tier, rewrite
 from almanac.units import printable
 from slurm_hooks import advice_file, choices

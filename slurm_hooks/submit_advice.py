@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from almanac.config import Hooks
-from almanac.errors import AlmanacError, RequestError
+from almanac.errors import RequestError
+from almanac.submit_config import Hooks
 from almanac.tiers import Rewrite
 from slurm_hooks import advice_file, choices
 from slurm_hooks.choices import Choice
 from slurm_hooks.proposal import (
     APPLY,
     MODES,
-    OFF,
     Action,
     Proposal,
     action,
     always_said,
     answer,
     message,
+    new_choice,
     propose,
     question,
 )
+from slurm_hooks.sbatch_almanac import configured
 from telemetry.slurm.options import SHORT, long_name, parse_options
 from telemetry.slurm.sbatch import Submission, parse_submission
 
@@ -39,14 +38,6 @@ MAX_SCRIPT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The arguments to submit with, and whether the user was asked or told anything."""
-
-    argv: tuple[str, ...]
-    was_told: bool = False
-
-
-@dataclass(frozen=True)
 class Terminal:
     """How to talk to the user: write() to standard error, read_line() from standard input ("" at its end)."""
 
@@ -54,62 +45,50 @@ class Terminal:
     read_line: Callable[[], str]
 
 
-def advise(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal | None) -> Outcome:
-    """What to submit with, after asking where there is a reason to. terminal: None where there is none.
+def advise(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal | None) -> tuple[Sequence[str], bool]:
+    """The arguments to submit with, and whether the user was told or asked anything. terminal: None: there is none.
 
     May raise anything at all: the caller then submits what was typed.
     """
-    unchanged = Outcome(tuple(argv))
     submission = _read(argv, environ)
     if submission is None:
-        return unchanged
+        return argv, False
     now_s = int(time.time())
     request = submission.request("", now_s)
-    advice = advice_file.usable(Path(advice_dir(environ)) / "user" / str(os.getuid()) / "advice", now_s)
+    root = configured(environ, "hooks", "advice_dir") or Hooks().advice_dir
+    advice = advice_file.usable(f"{root}/user/{os.getuid()}/advice", now_s)
     if advice is None or request.gpu_count <= 0:
-        return unchanged
+        return argv, False
     mode = environ.get("ALMANAC_ADVICE", "")
     mode = mode if mode in MODES else advice.prompt
     if mode != APPLY and (terminal is None or any(name in submission.options for name in QUIET)):
-        return unchanged
-    proposal = propose(request, advice) if mode != OFF else None
+        return argv, False
+    proposal = propose(request, advice)
     if proposal is None:
-        return unchanged
+        return argv, False
     changed = with_option(argv, submission, proposal.change)
     if changed is None:
-        proposal = Proposal(proposal.key, proposal.gpus, proposal.row, proposal.tier, Rewrite())
-    return _act(mode, proposal, Outcome(changed or tuple(argv)), unchanged, environ, now_s, terminal)
+        proposal = replace(proposal, change=Rewrite())
+    is_changed, was_told = _settle(mode, proposal, choices.choices_path(environ), now_s, terminal)
+    return (changed if changed and is_changed else argv), was_told
 
 
-def _act(
-    mode: str,
-    proposal: Proposal,
-    changed: Outcome,
-    unchanged: Outcome,
-    environ: Mapping[str, str],
-    now_s: int,
-    terminal: Terminal | None,
-) -> Outcome:
-    path = choices.choices_path(environ)
+def _settle(
+    mode: str, proposal: Proposal, path: str | None, now_s: int, terminal: Terminal | None
+) -> tuple[bool, bool]:
+    """Says what there is to say; whether the submission is to be changed, and whether anything was said."""
     known = choices.read(path)
     earlier = choices.find(known, proposal.key, proposal.gpus)
     what = action(mode, proposal, earlier, now_s)
-    if what is Action.CHANGE:
-        return changed
-    if what is Action.NOTHING or terminal is None:
-        return unchanged
+    if what in (Action.CHANGE, Action.NOTHING) or terminal is None:
+        return what is Action.CHANGE, False
     if what is Action.CHANGE_AND_SAY:
         terminal.write(always_said(proposal))
-        return Outcome(changed.argv, was_told=True)
+        return True, True
     terminal.write(message(proposal))
-    word = _ask(terminal, proposal) if what is Action.ASK else choices.ASKED
-    if what is Action.TELL and earlier is not None and earlier.word == choices.ALWAYS:
-        kept = Choice(proposal.key, proposal.gpus, choices.ALWAYS, earlier.tier, now_s)
-    else:
-        lasting = word if word in (choices.ALWAYS, choices.NEVER) else choices.ASKED
-        kept = Choice(proposal.key, proposal.gpus, lasting, proposal.tier.name, now_s)
-    _remember(path, choices.replaced(known, kept), kept, terminal)
-    return Outcome(changed.argv if word in ("yes", choices.ALWAYS) else unchanged.argv, was_told=True)
+    word = _ask(terminal, proposal) if what is Action.ASK else None
+    _remember(path, known, new_choice(proposal, earlier, word, now_s), terminal)
+    return word in ("yes", choices.ALWAYS), True
 
 
 def _ask(terminal: Terminal, proposal: Proposal) -> str:
@@ -120,12 +99,12 @@ def _ask(terminal: Terminal, proposal: Proposal) -> str:
     return answer(line)
 
 
-def _remember(path: str | None, known: tuple[Choice, ...], new: Choice, terminal: Terminal) -> None:
+def _remember(path: str | None, known: Iterable[Choice], new: Choice, terminal: Terminal) -> None:
     """What cannot be kept is asked again; a lasting answer that is lost is worth a word."""
     try:
         if path is None:
             raise OSError("HOME is not set")
-        choices.write(path, known)
+        choices.write(path, choices.replaced(known, new))
     except OSError as error:
         if new.word != choices.ASKED:
             terminal.write(f"almanac: the answer could not be kept: {error.strerror or error}\n")
@@ -179,12 +158,3 @@ def with_option(argv: Sequence[str], submission: Submission, change: Rewrite) ->
     name = change.option.removeprefix("--")
     is_sure = typed[:-1] == before and rest == before_rest and (typed[-1].name, typed[-1].value) == (name, change.value)
     return new if is_sure else None
-
-
-def advice_dir(environ: Mapping[str, str]) -> str:
-    """hooks.advice_dir of the configuration; its default where the configuration cannot be read."""
-    from almanac.config_file import find_config, load_config
-
-    with contextlib.suppress(AlmanacError, OSError):
-        return load_config(find_config()).hooks.advice_dir
-    return Hooks().advice_dir

@@ -19,6 +19,7 @@ SLOW = {
     "test_h100_page.py",
     "test_jobs.py",
     "test_online.py",
+    "test_package.py",
     "test_properties.py",
     "test_services.py",
     "test_steps.py",

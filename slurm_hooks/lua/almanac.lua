@@ -332,17 +332,34 @@ local function spelled(text)
   return (gsub(text, "[^,]+", "gpu:%0"))
 end
 
--- GPUs of cli_filter's options.
+-- Least number of nodes that cli_filter's options name; nil where none, false where it cannot be told. --nodes is
+-- "1-0" where it was not given; a node list is not counted in yet.
+local function option_nodes(options)
+  local nodes = tostring(options["nodes"] or "")
+  if nodes ~= "" and nodes ~= "1-0" then
+    return asked(match(nodes, "^%d+$") or match(nodes, "^(%d+)[-,:]")) or false
+  elseif (options["nodelist"] or "") ~= "" then
+    return false
+  end
+end
+
+-- GPUs of cli_filter's options. --ntasks is "1" where it was not given, too, and -2 stands for no number (22.05).
 function M.gpus_of_options(options)
-  local least = match(tostring(options["nodes"] or ""), "^(%d+)")
-  local nodes, tasks = nodes_and_tasks(asked(least), asked(options["ntasks"]), asked(options["ntasks-per-node"]))
+  local least, per_node = option_nodes(options), asked(options["ntasks-per-node"])
+  local tasks = asked(options["ntasks"])
+  tasks = tasks ~= 1 and tasks or nil
+  local nodes = nil
+  if least ~= false then
+    nodes, tasks = nodes_and_tasks(least, tasks, per_node)
+  end
+  local sockets = nodes and nodes * (asked(options["sockets-per-node"]) or 1)
   return total_gpus({
     { text = spelled(options["gpus"]), times = 1 },
     { text = spelled(options["gpus-per-node"]), times = nodes },
     { text = spelled(options["gpus-per-task"]), times = tasks },
     { text = options["tres-per-task"], times = tasks },
     { text = options["gres"], times = nodes },
-    { text = spelled(options["gpus-per-socket"]), times = nodes * (asked(options["sockets-per-node"]) or 1) },
+    { text = spelled(options["gpus-per-socket"]), times = sockets },
   })
 end
 

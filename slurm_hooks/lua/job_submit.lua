@@ -14,6 +14,20 @@ local function own_dir()
   return string.match(debug.getinfo(1, "S").source, "^@(.*/)") or "/usr/share/almanac/lua/"
 end
 
+-- A module's functions. Compiling costs more than all the rest: what was compiled is kept while the text stays the same.
+local function load_module(path)
+  local file = assert(io.open(path, "rb"))
+  local text = file:read(65536)
+  file:close()
+  local kept = package.loaded[path]
+  if kept and kept.text == text then
+    return kept.module
+  end
+  local module = assert((loadstring or load)(text, "@" .. path))()
+  package.loaded[path] = { text = text, module = module }
+  return module
+end
+
 -- Most submissions of a mixed site: nothing more is loaded for them.
 local function asks_no_gpu(job)
   for _, way in ipairs(WAYS) do
@@ -60,7 +74,7 @@ local function tell(almanac, lua_dir, job, row, advice)
   if not text then
     return
   end
-  local asked = row.tier and dofile(lua_dir .. "tiers.lua").requested_tier(almanac.request_of_job(job), advice.tiers)
+  local asked = row.tier and load_module(lua_dir .. "tiers.lua").requested_tier(almanac.request_of_job(job), advice.tiers)
   if not asked or asked.name ~= row.tier then
     slurm.log_user("%s", "almanac: " .. text)
   end
@@ -71,7 +85,7 @@ local function run(job, submit_uid, dirs)
     return
   end
   local lua_dir = dirs.lua or own_dir()
-  local almanac = dofile(lua_dir .. "almanac.lua")
+  local almanac = load_module(lua_dir .. "almanac.lua")
   local gpus = almanac.gpus_of_job(job)
   local uid = is_uid(job.user_id) and job.user_id or submit_uid
   if not gpus or gpus <= 0 or not is_uid(uid) then

@@ -95,6 +95,16 @@ function M.requested_tier(request, tiers)
   return named
 end
 
+-- Whether the request names a tier at all, a choice between several included.
+function M.names_any_tier(request, tiers)
+  for _, tier in ipairs(tiers) do
+    if names(request, tier) then
+      return true
+    end
+  end
+  return false
+end
+
 local function selectors(tiers, kind)
   local known = {}
   for _, tier in ipairs(tiers) do

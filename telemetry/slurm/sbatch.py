@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from almanac.errors import RequestError
 from almanac.records import Request
@@ -38,7 +37,7 @@ class Submission:
         """Raises RequestError."""
         is_wrapped = "wrap" in self.options
         script = self.script or ""
-        default = "wrap" if is_wrapped else "sbatch" if script == "-" else PurePath(script).name
+        default = "wrap" if is_wrapped else "sbatch" if script == "-" else script.rpartition("/")[2]
         return to_request(self.options, user, submit_s, default)
 
 

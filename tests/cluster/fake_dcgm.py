@@ -166,7 +166,7 @@ class Gpu:
 
 
 class Exporter:
-    """The GPUs of some nodes, moved on by a clock of their own, so that energy adds up however often they are scraped."""
+    """The GPUs of some nodes, moved on by a clock of their own: energy adds up however often they are scraped."""
 
     def __init__(self, jobs: Path, profiles: Path, trace: Trace, nodes: Sequence[str] = NODES) -> None:
         self._jobs, self._profiles, self._trace = jobs, profiles, trace

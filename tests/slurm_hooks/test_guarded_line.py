@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from almanac.errors import ConfigError
-from slurm_hooks.guarded_line import HOOKS, Hook, definitions, insert, remove
+from slurm_hooks.guarded_line import HOOKS, Hook, Places, adapted, definitions, insert, remove
 from slurm_hooks.lua_syntax import is_checked, syntax_fault
 
 JOB_SUBMIT, CLI_FILTER = HOOKS["job_submit"], HOOKS["cli_filter"]
 LUA_DIR = "/usr/share/almanac/lua"
+PLACES = Places(LUA_DIR)
+STANDALONE = Path(__file__).parents[2] / "slurm_hooks" / "standalone"
 CALL = 'pcall(function() dofile("/usr/share/almanac/lua/job_submit.lua").submit(job_desc, submit_uid) end);'
 SITE = """\
 -- function slurm_job_submit(commented, out) is not it
@@ -30,8 +34,8 @@ return slurm.SUCCESS
 """
 
 
-def inserted(script: str, hook: Hook = JOB_SUBMIT, lua_dir: str = LUA_DIR) -> str:
-    return insert(script.encode(), hook, lua_dir).decode()
+def inserted(script: str, hook: Hook = JOB_SUBMIT, places: Places = PLACES) -> str:
+    return insert(script.encode(), hook, places).decode()
 
 
 def test_the_line_is_the_first_of_the_function_and_nothing_else_changes() -> None:
@@ -82,7 +86,7 @@ def test_a_function_in_one_line_gets_the_call_within_it() -> None:
 
 def test_line_ends_of_dos_and_bytes_of_no_encoding_are_kept() -> None:
     script = b"-- caf\xe9 \xff\r\nfunction slurm_job_submit(a, b, c)\r\n  return 0\r\nend\r\n"
-    result = insert(script, JOB_SUBMIT, LUA_DIR)
+    result = insert(script, JOB_SUBMIT, PLACES)
     assert result.count(b"\r\n") == script.count(b"\r\n") + 1 == result.count(b"\n")
     assert remove(result, JOB_SUBMIT) == script
 
@@ -121,9 +125,33 @@ def test_a_line_that_is_there_is_left_where_the_site_moved_it() -> None:
 
 
 def test_a_line_with_another_path_or_other_names_is_replaced() -> None:
-    assert inserted(inserted(SITE, lua_dir="/opt/lua")) == inserted(SITE)
+    assert inserted(inserted(SITE, places=Places("/opt/lua"))) == inserted(SITE)
     renamed = inserted(SITE).replace("(job_desc, part_list, submit_uid)", "(job, parts, uid)")
     assert inserted(renamed) == inserted(SITE.replace("(job_desc, part_list, submit_uid)", "(job, parts, uid)"))
+
+
+def test_advice_files_elsewhere_are_named_in_the_line() -> None:
+    elsewhere = Places(LUA_DIR, "/srv/advice")
+    result = inserted(SITE, places=elsewhere)
+    assert '.submit(job_desc, submit_uid, {advice = "/srv/advice"}) end); -- almanac\n' in result
+    assert syntax_fault(result.encode()) is None
+    assert inserted(result) == inserted(SITE), "moved back"
+    assert inserted(inserted(SITE), places=elsewhere) == result
+    assert remove(result.encode(), JOB_SUBMIT).decode() == SITE
+
+
+@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
+def test_the_shipped_stand_alone_scripts_carry_our_line_and_can_do_without(hook: Hook) -> None:
+    script = (STANDALONE / hook.script).read_bytes()
+    ours = adapted(script, hook, Places("/opt/lua", "/srv/advice"))
+    assert b'dofile("/opt/lua/%s").%s(' % (hook.script.encode(), hook.method.encode()) in ours
+    assert ours.count(b'{advice = "/srv/advice"}) end); -- almanac\n') == 1
+    assert adapted(ours, hook, PLACES) == adapted(script, hook, PLACES)
+    without = remove(ours, hook)
+    assert without.count(b"\n") == script.count(b"\n") - 1
+    assert b"dofile" not in without
+    assert syntax_fault(ours) is None
+    assert syntax_fault(without) is None
 
 
 def test_a_call_that_somebody_wrote_without_our_mark_is_not_doubled() -> None:
@@ -173,12 +201,12 @@ OPENINGS = st.sampled_from(
 def test_what_was_inserted_is_removed_to_the_last_byte(before: str, opening: str, after: str, then: str) -> None:
     script = f"{before}\n{opening}{then}{after}".encode()
     try:
-        result = insert(script, JOB_SUBMIT, LUA_DIR)
+        result = insert(script, JOB_SUBMIT, PLACES)
     except ConfigError:
         return  # the opening is in a comment or a string there
     assert result != script
     assert remove(result, JOB_SUBMIT) == script
-    assert insert(result, JOB_SUBMIT, LUA_DIR) == result
+    assert insert(result, JOB_SUBMIT, PLACES) == result
 
 
 @given(st.text())
@@ -186,7 +214,7 @@ def test_any_text_is_taken_or_refused_in_words(text: str) -> None:
     for hook in HOOKS.values():
         assert remove(text.encode(), hook) == text.encode()
         with pytest.raises(ConfigError):
-            insert(text.encode(), hook, LUA_DIR)
+            insert(text.encode(), hook, PLACES)
 
 
 @pytest.mark.skipif(not is_checked(), reason="no Lua library or luac here")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from almanac.errors import ConfigError
-from slurm_hooks.guarded_line import HOOKS
+from slurm_hooks.guarded_line import HOOKS, Places
 from slurm_hooks.install import (
     Change,
     apply,
@@ -23,7 +23,12 @@ from slurm_hooks.install import (
 
 JOB_SUBMIT, CLI_FILTER = HOOKS["job_submit"], HOOKS["cli_filter"]
 SITE = "function slurm_job_submit(a, b, c)\n  return slurm.SUCCESS\nend\nfunction slurm_job_modify() end\n"
-STANDALONE = b'function slurm_job_submit(a, b, c)\n  -- "/usr/share/almanac/lua/job_submit.lua"\nend\n'
+STANDALONE = b"""\
+function slurm_job_submit(a, b, c)
+  pcall(function() dofile("/usr/share/almanac/lua/job_submit.lua").submit(a, c) end)
+  return slurm.SUCCESS
+end
+"""
 NOW_S = 1795255200  # 2026-11-21 10:00 UTC
 
 
@@ -45,7 +50,7 @@ def shipped(tmp_path: Path) -> Path:
 
 
 def installed(prefix: Path, shipped: Path, fault: str | None = None) -> Change:
-    return plan_install(JOB_SUBMIT, prefix, str(shipped / "lua"), shipped / "slurm", lambda script: fault)
+    return plan_install(JOB_SUBMIT, prefix, Places(str(shipped / "lua")), shipped / "slurm", lambda script: fault)
 
 
 def removed(prefix: Path, fault: str | None = None) -> Change:
@@ -172,9 +177,10 @@ def test_what_is_missing_is_named(prefix: Path, shipped: Path) -> None:
     with pytest.raises(ConfigError, match="no folder"):
         installed(prefix / "absent", shipped)
     with pytest.raises(ConfigError, match="not there"):
-        plan_install(JOB_SUBMIT, prefix, "/absent", shipped, lambda script: None)
-    with pytest.raises(ConfigError, match="modules' folder"):
-        plan_install(JOB_SUBMIT, prefix, '/x"); os.execute("', shipped, lambda script: None)
+        plan_install(JOB_SUBMIT, prefix, Places("/absent"), shipped, lambda script: None)
+    for places in (Places('/x"); os.execute("'), Places(str(shipped / "lua"), "/srv/my advice"), Places("lua")):
+        with pytest.raises(ConfigError, match="cannot stand in a script"):
+            plan_install(JOB_SUBMIT, prefix, places, shipped, lambda script: None)
 
 
 def test_what_still_names_almanac_is_said(prefix: Path) -> None:

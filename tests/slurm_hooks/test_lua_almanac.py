@@ -32,8 +32,8 @@ HOSTILE = [
 ]  # fmt: skip
 
 ALLOWED = {
-    "debug", "dofile", "io", "ipairs", "math", "next", "os", "pairs", "pcall", "slurm", "string", "table", "tonumber",
-    "tostring", "type",
+    "assert", "debug", "dofile", "io", "ipairs", "load", "loadstring", "math", "next", "os", "package", "pairs", "pcall",
+    "slurm", "string", "table", "tonumber", "tostring", "type",
 }  # fmt: skip
 
 
@@ -44,6 +44,7 @@ def test_slurmctlds_modules_set_no_global_and_can_neither_run_a_program_nor_wait
     assert "SETGLOBAL" not in listed
     assert set(re.findall(r"GETGLOBAL.*; (\w+)", listed)) <= ALLOWED
     assert set(re.findall(r"\b(?:io|os)\.(\w+)", (LUA_DIR / name).read_text())) <= {"open", "clock", "time"}
+    assert set(re.findall(r"\bpackage\.(\w+)", (LUA_DIR / name).read_text())) <= {"loaded"}
 
 
 def test_name_keys(lua: Lua) -> None:
@@ -229,6 +230,30 @@ def test_gpus_of_cli_filters_options_are_those_of_the_command_line(lua: Lua, arg
     assert (
         lua.calls("almanac.gpus_of_options", [(options,), (prefixed,)]) == [[request.gpu_count, request.gpu_type]] * 2
     )
+
+
+UNSET = {"nodes": "1-0", "ntasks": "1", "ntasks-per-node": "-2", "sockets-per-node": "-2"}
+OPTIONS = [
+    # As the filter sees them on 22.05.
+    ({"gpus": "2"}, 2),
+    ({"gres": "gres:gpu:2", "nodes": "2"}, 4),
+    ({"gres": "gres:gpu", "ntasks": "2"}, 1),
+    ({"gres": "gres:gpu:1", "ntasks": "8", "ntasks-per-node": "4"}, 2),
+    ({"gpus-per-task": "1", "ntasks": "2"}, 2),
+    ({"gpus-per-task": "1", "nodes": "2", "ntasks-per-node": "2"}, 4),
+    ({"gpus-per-socket": "1", "sockets-per-node": "2"}, 2),
+    ({"gpus-per-node": "2", "nodes": "2-4"}, 4),
+    # Nodes that are not counted: the total is not known, unless it is said.
+    ({"gpus-per-node": "2", "nodelist": "n[1-2]"}, None),
+    ({"gpus-per-node": "2", "nodes": "1k"}, None),
+    ({"gpus": "2", "nodelist": "n[1-2]"}, 2),
+    ({"nodelist": "n[1-2]"}, 0),
+]
+
+
+@pytest.mark.parametrize(("options", "count"), OPTIONS)
+def test_gpus_of_cli_filters_options(lua: Lua, options: dict[str, str], count: int | None) -> None:
+    assert lua.call("almanac.gpus_of_options", {**UNSET, **options})[0] == count
 
 
 @pytest.mark.parametrize("name", ["gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "nodes"])
