@@ -15,6 +15,7 @@ from almanac.config_file import find_config, load_config
 from almanac.errors import ConfigError, NotAllowedError, StoreError
 
 if TYPE_CHECKING:
+    from telemetry.slurm.backend import SlurmBackend
     from telemetry.slurm.commands import SlurmCommands
     from telemetry.store import Store
 
@@ -47,6 +48,18 @@ class App:
         from telemetry.slurm.commands import SlurmCommands
 
         return SlurmCommands(bin_dir=self.config.slurm.bin_dir, timeout_s=self.config.slurm.timeout_s)
+
+    @property
+    def backend(self) -> SlurmBackend:
+        """What slurmctld is asked and told by. Raises ConfigError where slurm.backend cannot be had."""
+        from telemetry.slurm.command_backend import CommandBackend
+
+        commands = CommandBackend(self.commands)
+        if self.config.slurm.backend == "commands":
+            return commands
+        from telemetry.slurm.pyslurm_backend import PyslurmBackend, load_pyslurm
+
+        return PyslurmBackend(load_pyslurm(), commands)
 
     def cluster(self, store: Store | None = None, is_new: bool = False) -> str:
         """--cluster, the configuration, the store's only cluster, or what Slurm says; ConfigError otherwise.

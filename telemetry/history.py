@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import duckdb
 import numpy as np
@@ -84,10 +84,10 @@ def load_history(
     cluster: str,
     since_s: int | None = None,
     until_s: int | None = None,
-    user: str | None = None,
+    user: str | Collection[str] | None = None,
     running: bool = False,
 ) -> pd.DataFrame:
-    """GPU jobs submitted in [since_s, until_s) that have started and ended, oldest end first.
+    """GPU jobs submitted in [since_s, until_s) that have started and ended, oldest end first; of some users, or all.
 
     Runs that were requeued, and the parts of a job that was resized, are left out: they are no whole job.
     running: they come too, and so does what has not ended, last, with an end_s of NaN: all that has ever run.
@@ -150,7 +150,7 @@ def load_history_table(
     columns: Sequence[str],
     since_s: int | None = None,
     until_s: int | None = None,
-    user: str | None = None,
+    user: str | Collection[str] | None = None,
 ) -> pa.Table:
     """The same jobs in the same order, with any columns of HISTORY; a missing value is null.
 
@@ -174,10 +174,11 @@ def _register(
     metrics: Sequence[str],
     since_s: int | None = None,
     until_s: int | None = None,
-    user: str | None = None,
+    user: str | Collection[str] | None = None,
 ) -> None:
-    """Of a user who is named only their rows are read: whoever asks for their own advice has little memory to spare."""
-    own = {"user": pa.array([user], pa.string())} if user is not None else None
+    """Of users who are named only their rows are read: whoever asks for their own advice has little memory to spare."""
+    users = [user] if isinstance(user, str) else user
+    own = {"user": pa.array(sorted(users), pa.string())} if users is not None else None
     jobs = store.read("jobs", cluster, _JOBS, since_s, until_s, own)
     theirs = {"job_id": pc.unique(jobs["job_id"].combine_chunks())} if own else None
     db.register("jobs", jobs)
