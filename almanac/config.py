@@ -6,13 +6,12 @@ docs/configuration.md is generated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-
-def _key(default: Any, about: str, low: float | None = None, high: float | None = None, is_secret: bool = False) -> Any:
-    """A key of a section: its default, its explanation, the least and greatest value; a secret is left out of repr."""
-    return field(default=default, repr=not is_secret, metadata={"about": about, "low": low, "high": high})
+from almanac.submit_config import Hooks as Hooks
+from almanac.submit_config import Priority as Priority
+from almanac.submit_config import Tier as Tier
+from almanac.submit_config import key as _key
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,9 @@ class StoreSection:
 @dataclass(frozen=True)
 class Slurm:
     bin_dir: str = _key("", "folder of sacct, squeue, scontrol; empty: PATH")
+    backend: str = _key(
+        "commands", "how slurmctld is asked and told: commands, or pyslurm, which has to fit the site's Slurm release"
+    )
     timeout_s: int = _key(300, "seconds after which a Slurm command is given up", low=1)
     lookback_days: int = _key(30, "days of accounting that the first ingest asks for", low=1)
     window_hours: int = _key(24, "accounting is asked for in windows of this many hours", low=1)
@@ -176,59 +178,10 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Priority:
-    mode: str = _key(
-        "observe", "off: no term; observe: it is only shown; apply: Slurm is told, where its weights fit (doctor)"
-    )
-    points_per_e: float = _key(
-        1000.0, "K of site_factor = C - K ln(GPU-time): points for a job e times as short", low=1, high=1_000_000
-    )
-    min_gpu_time_s: float = _key(60.0, "shorter GPU-times count as this one, GPU-seconds", low=1)
-    max_gpu_time_s: float = _key(8_640_000.0, "longer GPU-times count as this one, GPU-seconds", low=2)
-    tau_hours: float = _key(24.0, "hours that a job waits longer for being e times as long: goal of doctor", low=0.1)
-    overrun_share: float = _key(
-        0.5,
-        "a user whose newest runs took twice the expected time in this share is ranked by the interval's upper end; "
-        "above 1: never",
-        low=0,
-        high=2,
-    )
-    relief_users: tuple[str, ...] = _key((), "users whose jobs get relief_points more (helios-qssf-ces, implication 7)")
-    relief_points: int = _key(0, "points for relief_users", low=0, high=1_000_000)
-    short_gpu_time_s: float = _key(
-        0.0, "jobs predicted to need at most this get short_points more (helios-qssf-ces, implication 6)", low=0
-    )
-    short_points: int = _key(0, "points for short jobs", low=0, high=1_000_000)
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """The advice files that `almanac publish` writes, and what Slurm's hooks do with them."""
-
-    advice_dir: str = _key("/var/lib/almanac-advice", "root folder of the advice files, on each host's local disk")
-    lifetime_hours: float = _key(48.0, "hours after which an advice file is no longer believed", low=0.5, high=8760)
-    group: str = _key("", "Unix group that may read sched/: that of SlurmUser; empty: asked from Slurm")
-    tell: bool = _key(False, "job_submit tells users what is known of their job, on the submitting terminal")
-    prompt: str = _key("ask", "sbatch on a terminal: off: says nothing; show: shows the advice; ask: offers to take it")
-
-
-@dataclass(frozen=True)
 class Services:
     extra: tuple[str, ...] = _key(
         (), "names of the site's own services (Python entry points almanac.services); others are never loaded"
     )
-
-
-@dataclass(frozen=True)
-class Tier:
-    """A kind of GPU memory that can be asked for. Exactly one of constraint, gres and partition selects it."""
-
-    name: str = _key("", "what it is called in advice")
-    capacity_mib: int = _key(0, "nominal HBM of one GPU, MiB")
-    gpu_model: str = _key("", "row of the hardware table, such as A100-80")
-    constraint: str = _key("", "node feature that selects it, such as hbm80g")
-    gres: str = _key("", "GRES type that selects it, such as a100_80 of gpu:a100_80:4")
-    partition: str = _key("", "partition that selects it")
 
 
 @dataclass(frozen=True)
@@ -244,8 +197,8 @@ class Config:
     advice: AdviceSection = AdviceSection()
     rolling: Rolling = Rolling()
     training: Training = Training()
-    priority: Priority = Priority()
-    hooks: Hooks = Hooks()
+    priority: Priority = Priority()  # noqa: RUF009 - frozen
+    hooks: Hooks = Hooks()  # noqa: RUF009
     services: Services = Services()
     tiers: tuple[Tier, ...] = ()
     source: str = ""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from almanac.config import Tier
 from almanac.records import Request
+from almanac.submit_config import Tier
 
 _FEATURE = re.compile(r"[^\s&|,*\[\]()!]+")
 _TOKEN = re.compile(r"[^\s&|,*\[\]()!]+|[&|,\[\]()]")

@@ -23,9 +23,11 @@ COMMANDS = {
     "advise": "say what to ask for, for one submission",
     "publish": "write the advice files that Slurm's hooks read",
     "backtest": "replay the record: would the advice have held?",
+    "reprioritize": "give pending jobs the priority term predicted for them",
     "jobs": "list past jobs with what they used",
     "characterize": "compare jobs across the site, as the Perlmutter study does",
     "doctor": "check configuration, store, Slurm and Prometheus",
+    "install-hooks": "put the hooks into Slurm's Lua scripts, or take them out",
     "demo": "show the whole path on a generated site",
 }
 
@@ -39,7 +41,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

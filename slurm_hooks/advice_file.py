@@ -27,11 +27,14 @@ import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from advisor.decisions.priority import site_factor
-from almanac.config import Priority, Tier
 from almanac.errors import FileFormatError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+from almanac.submit_config import Priority, Tier
 
 FORMAT = "1"
 FIRST_LINE = f"almanac-advice\t{FORMAT}"
@@ -258,7 +261,7 @@ def _row(line: str) -> Row:
     return row
 
 
-def read(path: Path, now_s: int | None) -> AdviceFile:
+def read(path: Path | str, now_s: int | None) -> AdviceFile:
     """Raises FileFormatError where the file is not to be used, FileNotFoundError where it is not there.
 
     Never waits: a FIFO is refused. now_s: as of parse.
@@ -270,7 +273,7 @@ def read(path: Path, now_s: int | None) -> AdviceFile:
         return parse(file.read(MAX_BYTES + 1), now_s)
 
 
-def usable(path: Path, now_s: int) -> AdviceFile | None:
+def usable(path: Path | str, now_s: int) -> AdviceFile | None:
     """The file, or None where it is absent, unreadable, malformed or expired."""
     try:
         return read(path, now_s)

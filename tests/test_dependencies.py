@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import tomllib
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
@@ -92,3 +94,34 @@ def test_the_lock_has_every_dependency_of_the_project() -> None:
     wanted = [*project["dependencies"], *extras["dev"], *extras["cluster"], *PROJECT["build-system"]["requires"]]
     names = {normalised(re.split(r"[=\[<>~!; ]", requirement, maxsplit=1)[0]) for requirement in wanted}
     assert names - {OURS} <= locked().keys()  # dev names our own extra
+
+
+def _lock_subset() -> Any:
+    spec = importlib.util.spec_from_file_location("lock_subset", ROOT / "scripts" / "lock_subset.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_package_gets_what_the_program_needs_and_no_more() -> None:
+    text = _lock_subset().subset(LOCK, PROJECT["project"]["dependencies"])
+    names = set(re.findall(r"(?m)^([a-z0-9-]+)==", text))
+    assert {normalised(re.split(r"[><=]", wanted)[0]) for wanted in PROJECT["project"]["dependencies"]} <= names
+    assert {"urllib3", "python-dateutil", "kiwisolver"} <= names, "what they need in turn"
+    assert names & {"dask", "pytest", "mypy", "hatchling", "click-man", "pluggy", "cryptography"} == set()
+    assert text.count("--hash=sha256:") >= len(names)
+    assert "numpy==" in text and "python_full_version >= '3.12'" in text, "every Python's entry"
+
+
+def test_a_subset_follows_the_lock_and_knows_what_is_missing() -> None:
+    lock = (
+        "# made by hand\na==1 \\\n    --hash=sha256:0\n    # via\n    #   slurm-almanac (pyproject.toml)\n    #   c\n"
+        "b==2 ; python_version < '3' \\\n    --hash=sha256:0\n    # via a\nc==3 \\\n    --hash=sha256:0\n"
+    )
+    subset = _lock_subset().subset
+    assert re.findall(r"(?m)^(\w)==", subset(lock, ["A>=1"])) == ["a", "b"]
+    assert re.findall(r"(?m)^(\w)==", subset(lock, ["c[extra]"])) == ["a", "b", "c"]
+    with pytest.raises(KeyError, match="d"):
+        subset(lock, ["d"])

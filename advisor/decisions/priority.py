@@ -17,9 +17,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from almanac.config import Priority
 from almanac.errors import ConfigError
 from almanac.records import PriorityAdvice
+from almanac.submit_config import Priority
 from almanac.units import parse_time_limit
 
 DAY_S = 86_400

@@ -87,6 +87,12 @@ def parse_script(text: str) -> list[Option]:
     return options
 
 
+def is_het_script(text: str) -> bool:
+    """Whether a batch script is of several components ("#SBATCH hetjob")."""
+    magic = (line.split(None, 2) for line in text.split("\n") if line.startswith(MAGIC))
+    return any(len(words) > 1 and words[1].lower() in HET_WORDS for words in magic)
+
+
 def split_words(line: str, number: int) -> list[str]:
     """The words after #SBATCH, by sbatch's quoting rules: a backslash escapes within quotes of both kinds, too."""
     words: list[str] = []

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import PurePath
+from dataclasses import dataclass
 
 from almanac.errors import RequestError
 from almanac.records import Request
 from almanac.tres import Gpus, parse_gpus
 from almanac.units import parse_time_limit
-from telemetry.slurm.hostlist import count
-from telemetry.slurm.options import Option, environment_options, parse_options, parse_script
+from telemetry.slurm.options import Option, environment_options, is_het_script, parse_options, parse_script
 
 _COUNT = re.compile(r"[0-9]{1,9}")
 _NODES = re.compile(r"([0-9]{1,9})([kKmM]?)(?:[-,:].*)?")
@@ -22,6 +21,26 @@ _GPU_NONE = re.compile(r".*[:=]0+")
 Options = Mapping[str, Option]
 
 
+@dataclass(frozen=True)
+class Submission:
+    """What would follow `sbatch`. Of a het job, the first component's options.
+
+    options: merged as sbatch merges them; rest: the script and its arguments, as typed.
+    """
+
+    options: Options
+    rest: tuple[str, ...]
+    script: str | None
+    is_het: bool
+
+    def request(self, user: str, submit_s: int) -> Request:
+        """Raises RequestError."""
+        is_wrapped = "wrap" in self.options
+        script = self.script or ""
+        default = "wrap" if is_wrapped else "sbatch" if script == "-" else script.rpartition("/")[2]
+        return to_request(self.options, user, submit_s, default)
+
+
 def read_submission(
     argv: Sequence[str], environ: Mapping[str, str], read_script: Callable[[str], str], user: str, submit_s: int
 ) -> Request:
@@ -30,14 +49,20 @@ def read_submission(
     read_script returns the text of a script by its name; "-" is standard input. Raises RequestError, and what
     read_script raises.
     """
+    return parse_submission(argv, environ, read_script).request(user, submit_s)
+
+
+def parse_submission(argv: Sequence[str], environ: Mapping[str, str], read_script: Callable[[str], str]) -> Submission:
+    """The options of what would follow `sbatch`; read_script and errors as of read_submission."""
     typed, rest = parse_options(argv)
+    is_het = rest[:1] == [":"]
     while rest[:1] == [":"]:
         _, rest = parse_options(rest[1:])
     wrapped = any(option.name == "wrap" for option in typed)
     script = rest[0] if rest and not wrapped else None
-    written = parse_script(read_script(script)) if script is not None else []
-    default = "wrap" if wrapped else "sbatch" if script == "-" else PurePath(script).name if script else ""
-    return to_request(merge(written, environment_options(environ), typed), user, submit_s, default)
+    text = read_script(script) if script is not None else ""
+    options = merge(parse_script(text), environment_options(environ), typed)
+    return Submission(options, tuple(rest), script, is_het or is_het_script(text))
 
 
 def merge(*sources: Iterable[Option]) -> dict[str, Option]:
@@ -109,6 +134,8 @@ def _listed_nodes(options: Options) -> int | None:
     listed = _text(options, "nodelist")
     if not listed or "/" in listed:
         return None  # a file's name
+    from telemetry.slurm.hostlist import count  # late: ClusterShell takes a while, and sbatch-almanac seldom needs it
+
     try:
         return count(listed)
     except ValueError as error:

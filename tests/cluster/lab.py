@@ -164,6 +164,11 @@ class SlurmLab:
         if self.root.is_dir():
             sweep(self.root, grace_s=3.0)
 
+    def restart_controller(self) -> None:
+        """Stops slurmctld, which saves its state, and starts it again; returns when it answers."""
+        self._daemons.pop("slurmctld").stop(timeout_s=30)
+        self._start_slurmctld()
+
     def start_node(self, node: str) -> None:
         (self.root / "spool" / node).mkdir(exist_ok=True)
         self.start_daemon(f"slurmd.{node}", "slurmd", "-D", "-N", node)

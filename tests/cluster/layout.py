@@ -152,6 +152,8 @@ class Layout:
         with (self.root / "etc/slurm.conf").open("a") as conf:
             conf.write(self.extra_slurm_conf)
         self._fill("gres.conf.in", "etc/gres.conf", 0o644)
+        for name in ("job_submit.lua", "cli_filter.lua"):
+            shutil.copy(HERE.parents[1] / "docker/etc" / name, self.root / "etc" / name)
         self._fill("slurmdbd.conf.in", "etc/slurmdbd.conf", 0o600)
         shutil.chown(self.root / "etc/slurmdbd.conf", "slurm", "slurm")
         # Nothing here uses cgroups, and in many containers they cannot be written or are not mounted. 22.05 dies on

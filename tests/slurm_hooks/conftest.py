@@ -1,10 +1,11 @@
-"""A small site in a store: users with families of their own, and what was learned from it."""
+"""A small site in a store, with what was learned from it; and the Lua interpreters that the modules are tried with."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,10 @@ from slurm_hooks.publish import Job, Published, publish
 from telemetry.history import load_history
 from telemetry.schema import TABLES
 from telemetry.store import Store
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from lua_runner import INTERPRETERS, Lua
 
 NOW_S = 1_795_256_200
 CLUSTER = "lab"
@@ -148,3 +153,13 @@ def site(tmp_path: Path, base: tuple[Path, Trained]) -> Site:
 @pytest.fixture
 def jobs_of() -> Callable[[Store, list[dict[str, Any]]], None]:
     return write_jobs
+
+
+@pytest.fixture(scope="session", params=INTERPRETERS)
+def lua(request: pytest.FixtureRequest) -> Lua:
+    """5.1 is Slurm's on Debian, later ones are other sites'."""
+    if shutil.which(request.param) is None:
+        if request.param == "lua5.1" and os.environ.get("ALMANAC_REQUIRE_CLUSTER") == "1":
+            pytest.fail("lua5.1 is not installed, and ALMANAC_REQUIRE_CLUSTER=1 forbids to skip")
+        pytest.skip(f"{request.param} is not installed (make test installs lua5.1 as root)")
+    return Lua(request.param)

@@ -1,0 +1,95 @@
+"""`almanac install-hooks`: put our line into the site's Lua scripts, or take it out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from almanac.units import printable
+from cli.app import App
+
+if TYPE_CHECKING:
+    from slurm_hooks.guarded_line import Hook
+    from slurm_hooks.install import Change
+
+PACKAGED = Path("/usr/share/almanac")
+
+
+@click.command("install-hooks")
+@click.option("--prefix", default="/etc/slurm", show_default=True, type=click.Path(path_type=Path),
+              help="Folder of slurm.conf.")  # fmt: skip
+@click.option("--job-submit", "job_submit", is_flag=True, help="Only job_submit.lua (on the controller).")
+@click.option("--cli-filter", "cli_filter", is_flag=True, help="Only cli_filter.lua (on login nodes).")
+@click.option("--lua-dir", metavar="DIR", help="Folder of almanac's Lua modules. [where they are installed]")
+@click.option("--remove", "is_removal", is_flag=True, help="Take our lines out again.")
+@click.option("--yes", "is_agreed", is_flag=True, help="Write what is shown.")
+@click.pass_obj
+def command(
+    app: App, prefix: Path, job_submit: bool, cli_filter: bool, lua_dir: str | None, is_removal: bool, is_agreed: bool
+) -> None:
+    """Put almanac's one line into Slurm's job_submit.lua and cli_filter.lua, or the whole script where there is none.
+
+    Shows the difference. Nothing is written without --yes; each file that is changed is backed up beside itself.
+    slurm.conf is never edited: the lines that it needs are said. Where hooks.advice_dir is not the usual folder, the
+    line names it.
+    """
+    from slurm_hooks.guarded_line import HOOKS
+    from slurm_hooks.install import apply, diff_text
+
+    kinds = [kind for kind, is_asked in (("job_submit", job_submit), ("cli_filter", cli_filter)) if is_asked]
+    hooks = [HOOKS[kind] for kind in kinds or HOOKS]
+    changes = [_plan(app, hook, prefix, lua_dir, is_removal) for hook in hooks]
+    for change in changes:
+        click.echo(diff_text(change) if change.is_needed else f"{change.path}: nothing to change")
+        for note in change.notes:
+            click.echo(printable(note, 1000))
+    needed = [change for change in changes if change.is_needed]
+    if needed and not is_agreed:
+        click.echo("\nNothing was written: --yes writes it.")
+    for change in needed if is_agreed else []:
+        backup = apply(change, app.now_s())
+        done = "removed" if change.after is None else "written"
+        click.echo(f"{change.path}: {done}" + (f"; as it was: {backup}" if backup else ""))
+    _say_what_else(prefix, hooks, needed, is_removal)
+
+
+def _plan(app: App, hook: Hook, prefix: Path, lua_dir: str | None, is_removal: bool) -> Change:
+    from almanac.config import Hooks
+    from slurm_hooks.guarded_line import Places
+    from slurm_hooks.install import plan_install, plan_remove
+    from slurm_hooks.lua_syntax import syntax_fault
+
+    if is_removal:
+        return plan_remove(hook, prefix, syntax_fault)
+    modules, scripts = _installed()
+    advice_dir = app.config.hooks.advice_dir
+    places = Places(lua_dir or str(modules), "" if advice_dir == Hooks().advice_dir else advice_dir)
+    return plan_install(hook, prefix, places, scripts, syntax_fault)
+
+
+def _installed() -> tuple[Path, Path]:
+    """The folders of the Lua modules and of the stand-alone scripts: the package's, or this environment's own."""
+    import slurm_hooks
+
+    ours = Path(slurm_hooks.__file__).parent
+    if (PACKAGED / "lua").is_dir():
+        return PACKAGED / "lua", PACKAGED / "slurm"
+    return ours / "lua", ours / "standalone"
+
+
+def _say_what_else(prefix: Path, hooks: list[Hook], needed: list[Change], is_removal: bool) -> None:
+    from slurm_hooks.install import slurm_conf_line
+    from slurm_hooks.lua_syntax import is_checked
+
+    if needed and not is_checked():
+        click.echo("Whether the scripts parse was not checked: no Lua library or luac is here.")
+    lines = [] if is_removal else list(filter(None, (slurm_conf_line(prefix, hook) for hook in hooks)))
+    if lines:
+        click.echo(f"\n{prefix / 'slurm.conf'} needs, on every host (then restart slurmctld):")
+        for line in lines:
+            click.echo(f"  {printable(line, 1000)}")
+    if needed and any(hook.kind == "job_submit" for hook in hooks):
+        click.echo("slurmctld loads a changed job_submit.lua with the next submission; where it does not: touch it, or")
+        click.echo("scontrol reconfigure. A script that does not load is said in slurmctld's log.")

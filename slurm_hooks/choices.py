@@ -1,0 +1,118 @@
+"""What a user answered at the prompt, in a file of their own: one line per job family, rewritten as a whole.
+
+    key  gpus  asked|always|never  tier  time      parted by tabs; the time in s since 1970
+
+sbatch-almanac and cli_filter.lua share it. A file that breaks the format in any place, is too large, is no regular
+file or is somebody else's is as if empty.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+MAX_BYTES = 65_536
+ASKED, ALWAYS, NEVER = "asked", "always", "never"
+ASK_AGAIN_S = 3600
+_LINE = re.compile(
+    r"([\x21-\x7e]{1,64})\t([1-9][0-9]{0,5})\t(asked|always|never)\t([\x20-\x7e]{1,100})\t([0-9]{1,12})\n"
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The last answer for a job family. tier: the one that was advised then."""
+
+    key: str
+    gpus: int
+    word: str
+    tier: str
+    time_s: int
+
+    def is_recent(self, now_s: int) -> bool:
+        """Whether the user was asked or told within the hour; a time to come says nothing."""
+        return 0 <= now_s - self.time_s < ASK_AGAIN_S
+
+
+def choices_path(environ: Mapping[str, str]) -> str | None:
+    """Where a user's answers are kept; None where the environment does not say."""
+    state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
+    if not state.startswith("/"):
+        if not home.startswith("/"):
+            return None
+        state = f"{home}/.local/state"
+    return f"{state}/almanac/choices"
+
+
+def parse(text: str) -> tuple[Choice, ...]:
+    """() where any line breaks the format. Of lines of one family the first counts."""
+    found: dict[tuple[str, int], Choice] = {}
+    for line in text.splitlines(keepends=True):
+        match = _LINE.fullmatch(line)
+        if not match:
+            return ()
+        key, gpus, word, tier, time_s = match.groups()
+        found.setdefault((key, int(gpus)), Choice(key, int(gpus), word, tier, int(time_s)))
+    return tuple(found.values())
+
+
+def read(path: str | None) -> tuple[Choice, ...]:
+    """What was answered so far; () where nothing can be read. Never raises, never waits (a FIFO is refused)."""
+    if path is None:
+        return ()
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return ()
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_size > MAX_BYTES:
+            return ()
+        return parse(os.read(handle, MAX_BYTES).decode("latin-1"))
+    except OSError:
+        return ()
+    finally:
+        os.close(handle)
+
+
+def find(choices: Iterable[Choice], key: str, gpus: int) -> Choice | None:
+    return next((choice for choice in choices if (choice.key, choice.gpus) == (key, gpus)), None)
+
+
+def replaced(choices: Iterable[Choice], new: Choice) -> tuple[Choice, ...]:
+    """With the new answer first. Questions of over an hour ago are forgotten, and the last lines of too many."""
+    kept = [new]
+    room = MAX_BYTES - len(_line(new))
+    for choice in choices:
+        is_same = (choice.key, choice.gpus) == (new.key, new.gpus)
+        if is_same or (choice.word == ASKED and not choice.is_recent(new.time_s)):
+            continue
+        room -= len(_line(choice))
+        if room < 0:
+            break
+        kept.append(choice)
+    return tuple(kept)
+
+
+def _line(choice: Choice) -> str:
+    return f"{choice.key}\t{choice.gpus}\t{choice.word}\t{choice.tier}\t{choice.time_s}\n"
+
+
+def write(path: str, choices: Iterable[Choice]) -> None:
+    """Replaces the file, 0600, in a folder that is made where it is missing. Raises OSError.
+
+    A link in its place is replaced, not followed.
+    """
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120 - pathlib takes 3 ms
+    new = f"{path}.{os.getpid()}"
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(handle, "wb") as file:  # noqa: PTH123 - of a descriptor
+            file.write("".join(map(_line, choices)).encode("latin-1"))
+        os.rename(new, path)  # noqa: PTH104
+    except OSError:
+        os.unlink(new)  # noqa: PTH108
+        raise

@@ -1,0 +1,381 @@
+-- almanac.lua: what job_submit.lua and cli_filter.lua share: advice files, name keys, GPU requests. Lua 5.1 to 5.4.
+-- `local almanac = dofile(".../almanac.lua")`. It reads one file and does nothing else; no global is set.
+-- It says what slurm_hooks/advice_file.py, almanac/names.py and almanac/tres.py say: the tests give them the same
+-- examples. Tiers are in tiers.lua. Job names and constraints are hostile: none ever becomes a pattern.
+
+local M = {}
+
+local byte, find, format, gmatch = string.byte, string.find, string.format, string.gmatch
+local gsub, match, sub = string.gsub, string.match, string.sub
+local floor, log, max, min = math.floor, math.log, math.max, math.min
+local concat = table.concat
+
+-- Advice files (slurm_hooks/advice_file.py):
+
+local MAX_BYTES = 65536
+local MODES = { off = true, observe = true, apply = true }
+local TELLS = { yes = true, no = false }
+local PROMPTS = { off = true, show = true, ask = true }
+local HEAD = "^almanac%-advice\t1\nversion\t([0-9A-Za-z.-]+)\nwritten\t(%d+)\nexpires\t(%d+)\nmode\t(%l+)\ntell\t(%l+)"
+  .. "\nprompt\t(%l+)\npriority\t([%d.]+)\t([%d.]+)\t([%d.]+)\n()"
+local TIER = "^tier\t([ -~]+)\t(%d+)\t(%l+)\t([ -~]+)\n()"
+local TIER_KINDS = { constraint = true, gres = true, partition = true }
+-- Rows by their first byte. Captured: where key, GPU count, predicted seconds and term end; the bound; the next line.
+local FAMILY, GPUS, USER = 70, 71, 85
+local ROWS = {
+  [FAMILY] = "^F\t[!-~]+()\t[1-9]%d*()\t%d+()\t%d+()\t([%d-]+)\t[ -~]+\t[ -~]+\t[ -~]+\n()",
+  [GPUS] = "^G\t%-()\t[1-9]%d*()\t%d+()\t%d+()\t(%-)\t%-\t%-\t%-\n()",
+  [USER] = "^U\t%-()\t%-()\t%d+()\t%d+()\t(%-)\t%-\t%-\t%-\n()",
+}
+local FIELDS = "^%u\t([^\t]+)\t[^\t]+\t(%d+)\t(%d+)\t([^\t]+)\t([^\t]+)\t([^\t]+)\t([^\n]+)"
+
+local function decimal(text)
+  local whole, part = match(text, "^(%d+)%.?(%d*)$")
+  if whole and #whole <= 12 and #part <= 6 and (part ~= "" or whole == text) then
+    return tonumber(text)
+  end
+end
+
+local function read_head(text, now)
+  local version, written, expires, mode, tell, prompt, k, least, greatest, at = match(text, HEAD)
+  if not version or #version > 64 or #written > 12 or #expires > 12 or tonumber(expires) <= now then
+    return nil
+  end
+  k, least, greatest = decimal(k), decimal(least), decimal(greatest)
+  if not (MODES[mode] and TELLS[tell] ~= nil and PROMPTS[prompt] and k and least and greatest) then
+    return nil
+  end
+  if k <= 0 or least <= 0 or least >= greatest then
+    return nil
+  end
+  return {
+    version = version, written = tonumber(written), expires = tonumber(expires),
+    mode = mode, tell = TELLS[tell], prompt = prompt,
+    priority = { k = k, min = least, max = greatest }, tiers = {}, text = text, places = {},
+  }, at
+end
+
+-- The tier at a place of the text, and where the next line begins; nil where it is none.
+local function read_tier(text, at)
+  local name, capacity, kind, selector, next_at = match(text, TIER, at)
+  if name and #capacity <= 12 and TIER_KINDS[kind] then
+    return { name = name, capacity_mib = tonumber(capacity), kind = kind, [kind] = selector }, next_at
+  end
+end
+
+-- What a row is looked up by, its first three fields, and where the next line begins; nil where it is none.
+local function read_row(text, at, kind)
+  local key, gpus, predicted, term, bound, next_at = match(text, ROWS[kind], at)
+  if key and key - at <= 66 and gpus - key <= 7 and predicted - gpus <= 13 and term - predicted <= 10 then
+    if bound == "-" or (#bound <= 12 and not find(bound, "-", 1, true)) then
+      return sub(text, at, gpus - 1), next_at
+    end
+  end
+end
+
+-- Tiers, then rows F, G and U in this order, then their number. Rows are only checked, and kept as places in the text.
+local function read_lines(advice, text, at)
+  local kind, last, count = byte(text, at), 0, 0
+  while kind == 116 do -- "t"
+    local tier
+    tier, at = read_tier(text, at)
+    if not tier then
+      return nil
+    end
+    advice.tiers[#advice.tiers + 1] = tier
+    kind = byte(text, at)
+  end
+  while ROWS[kind] and kind >= last do
+    local key, next_at = read_row(text, at, kind)
+    if not key then
+      return nil
+    end
+    advice.places[key] = advice.places[key] or at
+    last, count, at = kind, count + 1, next_at
+    kind = byte(text, at)
+  end
+  local said = match(text, "^end\t(%d+)\n$", at)
+  return said and #said <= 12 and tonumber(said) == count and advice or nil
+end
+
+-- A file's text in one read; nil where it is absent, too large, a directory, or no longer as long as it was.
+local function slurp(path)
+  local file = io.open(path, "rb")
+  if not file then
+    return nil
+  end
+  local size = file:seek("end")
+  local text = size and size <= MAX_BYTES and file:seek("set") and file:read(MAX_BYTES)
+  file:close()
+  return text and #text == size and text or nil
+end
+
+-- The advice of a text; nil where a rule is broken. now: seconds since 1970.
+function M.parse_advice(text, now)
+  if #text > MAX_BYTES or sub(text, -1) ~= "\n" then
+    return nil
+  end
+  local advice, at = read_head(text, now)
+  return advice and read_lines(advice, text, at)
+end
+
+-- The advice of a file; nil where it is not to be used. A FIFO would block: folder and file have to be root's.
+function M.read_advice(path, now)
+  local text = slurp(path)
+  return text and M.parse_advice(text, now)
+end
+
+-- round() of Python: to the even one of two equally near.
+local function round(x)
+  local below = floor(x)
+  local part = x - below
+  if part > 0.5 or (part == 0.5 and below % 2 == 1) then
+    return below + 1
+  end
+  return below
+end
+
+-- advisor/decisions/priority.py: points for a predicted GPU-time; priority as of the advice file.
+function M.site_factor(gpu_time_s, priority)
+  local held = min(max(gpu_time_s, priority.min), priority.max)
+  return round(priority.k * log(priority.max / held))
+end
+
+local function or_nil(field)
+  if field ~= "-" then
+    return field
+  end
+end
+
+-- The row that is looked up by a key, its term being that of the whole submission; nil where there is none.
+local function row_of(advice, key, gpus)
+  local at = advice.places[key]
+  if not at then
+    return nil
+  end
+  local name, predicted, term, bound, tier, waits, text = match(advice.text, FIELDS, at)
+  local row = { kind = sub(key, 1, 1), gpus = gpus, predicted_s = tonumber(predicted), term = tonumber(term) }
+  if row.kind == "F" then
+    row.key, row.bound_mib = name, tonumber(bound)
+    row.tier, row.waits, row.text = or_nil(tier), or_nil(waits), or_nil(text)
+  elseif row.kind == "U" then
+    row.term = row.term + M.site_factor(row.predicted_s * gpus, advice.priority)
+  end
+  return row
+end
+
+-- The row of any name with so many GPUs, by this file alone; nil where it has none.
+function M.find_any(advice, gpus)
+  return row_of(advice, format("G\t-\t%d", gpus), gpus) or row_of(advice, "U\t-\t-", gpus)
+end
+
+-- The row of a name key and GPU count, by this file alone.
+function M.find(advice, key, gpus)
+  return row_of(advice, format("F\t%s\t%d", key, gpus), gpus) or M.find_any(advice, gpus)
+end
+
+-- Row and file for a submission: the user's own file first, then what `_site` says of any name. nil without GPUs.
+function M.look_up(user, site, key, gpus)
+  if gpus <= 0 then
+    return nil
+  end
+  local row = user and M.find(user, key, gpus)
+  if row then
+    return row, user
+  end
+  row = site and M.find_any(site, gpus)
+  return row or nil, row and site
+end
+
+-- The sentences for a user; nil where the row has none. It is printable ASCII: nothing else passes the reader.
+function M.sentences(row)
+  if not row.text then
+    return nil
+  end
+  local said = { row.text }
+  if row.tier then
+    said[2] = row.tier .. " holds that."
+  end
+  if row.waits then
+    local waits = {}
+    for tier, wait in gmatch(row.waits, "([^=;]+)=([^;]+)") do
+      waits[#waits + 1] = tier .. " " .. wait
+    end
+    said[#said + 1] = "Expected wait: " .. concat(waits, ", ") .. "."
+  end
+  return concat(said, " ")
+end
+
+-- Name keys (almanac/names.py):
+
+local HEX = "[0-9a-f]"
+local UUID = concat({ HEX:rep(8), HEX:rep(4), HEX:rep(4), HEX:rep(4), HEX:rep(12) }, "%-")
+local LOWER = {}
+for letter = 65, 90 do
+  LOWER[string.char(letter)] = string.char(letter + 32)
+end
+
+local function mask_word(word)
+  if #word >= 8 and not find(word, "[^0-9a-f]") and find(word, "[0-9]") and find(word, "[a-f]") then
+    return "#"
+  end
+end
+
+-- The family key of a job name.
+function M.name_key(name)
+  local key = gsub(gsub(name, "[^!-~]", "_"), "[A-Z]", LOWER)
+  key = gsub(gsub(key, UUID, "#"), "[0-9a-z]+", mask_word)
+  key = sub(gsub(key, "[0-9]+", "#"), 1, 64)
+  return key ~= "" and key or "-"
+end
+
+-- The key under which a submission's name stands in advice: slurmdbd keeps a double quote as a backtick.
+function M.job_key(name)
+  return M.name_key((gsub(name or "", '"', "`")))
+end
+
+-- GPU requests (almanac/tres.py, telemetry/slurm/sbatch.py):
+
+local TYPE = "[A-Za-z0-9_.+-]+"
+
+-- Count and type of one term: "gpu", "gpu:2", "gres:gpu:a100:2", "gres/gpu=2"; count nil where it cannot be read,
+-- nothing at all for other things than GPUs.
+local function gpu_term(term)
+  local rest = match(gsub(term, "^gres[:/]", ""), "^gpu(.*)$")
+  if not rest or find(rest, "^[^:/=]") then
+    return true
+  end
+  if rest == "" then
+    return true, 1
+  end
+  local count = match(rest, "^[:=](%d+)$")
+  local kind
+  if not count then
+    kind, count = match(rest, "^[:/](" .. TYPE .. ")[:=](%d+)$")
+  end
+  if not count then
+    kind = match(rest, "^[:/](" .. TYPE .. ")$")
+    count = kind and not find(kind, "^%d+$") and "1"
+  end
+  return count and #count <= 9, tonumber(count or nil), kind
+end
+
+-- GPUs of a comma-separated text: count and type ("" where several or none); nil where a term cannot be read.
+-- An untyped total wins over the typed parts it is the sum of.
+function M.parse_gpus(text)
+  local total, sum, kinds, named = nil, 0, {}, 0
+  for term in gmatch(text, "[^,]+") do
+    local is_read, count, kind = gpu_term(term)
+    if not is_read then
+      return nil
+    end
+    if kind then
+      named = named + (kinds[kind] and 0 or 1)
+      kinds[kind] = true
+      sum = sum + count
+    elseif count then
+      total = max(total or 0, count)
+    end
+  end
+  return total or sum, named == 1 and next(kinds) or ""
+end
+
+-- A number that was asked for; nil for Slurm's ways to say that none was. NO_VAL16 is 65534, NO_VAL 4294967294.
+local function asked(value)
+  local number = tonumber(value)
+  if number and number >= 1 and number < 4294967294 and number ~= 65534 and number ~= 65535 then
+    return floor(number)
+  end
+end
+
+-- GPUs of the whole job, or of one array task: count (0: none asked) and type; nil where it is not known.
+-- asks: texts of each way to ask, in the order in which the first that names GPUs counts, with its multiplier.
+local function total_gpus(asks)
+  local total, kind = 0, ""
+  for _, ask in ipairs(asks) do
+    if type(ask.text) == "string" and ask.text ~= "" then
+      local count, named = M.parse_gpus(ask.text)
+      if not count or (count > 0 and not ask.times) then
+        return nil
+      end
+      total = total > 0 and total or count * (ask.times or 1)
+      kind = kind ~= "" and kind or named
+    end
+  end
+  return total, total > 0 and kind or ""
+end
+
+local function nodes_and_tasks(nodes, tasks, per_node)
+  nodes = nodes or (tasks and per_node and floor((tasks + per_node - 1) / per_node)) or 1
+  return nodes, tasks or (per_node and nodes * per_node) or nodes
+end
+
+-- GPUs of slurmctld's job_desc.
+function M.gpus_of_job(job)
+  local nodes, tasks = nodes_and_tasks(asked(job.min_nodes), asked(job.num_tasks), asked(job.ntasks_per_node))
+  return total_gpus({
+    { text = job.tres_per_job, times = 1 },
+    { text = job.tres_per_node, times = nodes },
+    { text = job.tres_per_task, times = tasks },
+    { text = job.tres_per_socket, times = nodes * (asked(job.sockets_per_node) or 1) },
+  })
+end
+
+-- "2" and "a100:2,v100:1", as options that name GPUs only take them, with the word gpu before each.
+local function spelled(text)
+  if type(text) ~= "string" or find(text, "gpu", 1, true) then
+    return text
+  end
+  return (gsub(text, "[^,]+", "gpu:%0"))
+end
+
+-- Least number of nodes that cli_filter's options name; nil where none, false where it cannot be told. --nodes is
+-- "1-0" where it was not given; a node list is not counted in yet.
+local function option_nodes(options)
+  local nodes = tostring(options["nodes"] or "")
+  if nodes ~= "" and nodes ~= "1-0" then
+    return asked(match(nodes, "^%d+$") or match(nodes, "^(%d+)[-,:]")) or false
+  elseif (options["nodelist"] or "") ~= "" then
+    return false
+  end
+end
+
+-- GPUs of cli_filter's options. --ntasks is "1" where it was not given, too, and -2 stands for no number (22.05).
+function M.gpus_of_options(options)
+  local least, per_node = option_nodes(options), asked(options["ntasks-per-node"])
+  local tasks = asked(options["ntasks"])
+  tasks = tasks ~= 1 and tasks or nil
+  local nodes = nil
+  if least ~= false then
+    nodes, tasks = nodes_and_tasks(least, tasks, per_node)
+  end
+  local sockets = nodes and nodes * (asked(options["sockets-per-node"]) or 1)
+  return total_gpus({
+    { text = spelled(options["gpus"]), times = 1 },
+    { text = spelled(options["gpus-per-node"]), times = nodes },
+    { text = spelled(options["gpus-per-task"]), times = tasks },
+    { text = options["tres-per-task"], times = tasks },
+    { text = options["gres"], times = nodes },
+    { text = spelled(options["gpus-per-socket"]), times = sockets },
+  })
+end
+
+-- What cli_filter's options ask for, as tiers.lua takes it, with gpu_count (nil: not known). GRES without its prefix.
+function M.request_of_options(options)
+  local count, kind = M.gpus_of_options(options)
+  local gres = gsub("," .. (options["gres"] or ""), ",gres[:/]", ",")
+  return {
+    constraints = options["constraint"] or "", gres = sub(gres, 2), partition = options["partition"] or "",
+    gpu_count = count, gpu_type = kind or "",
+  }
+end
+
+-- The same of slurmctld's job_desc.
+function M.request_of_job(job)
+  local count, kind = M.gpus_of_job(job)
+  return {
+    constraints = job.features or "", gres = "", partition = job.partition or "", gpu_count = count, gpu_type = kind or "",
+  }
+end
+
+return M

@@ -1,0 +1,189 @@
+-- proposal.lua: what to say of a submission at a terminal, and whether to (slurm_hooks/proposal.py, choices.py in Lua).
+-- `local proposal = dofile(".../proposal.lua")`. Lua 5.1 to 5.4. It reads and writes nothing; no global is set.
+
+local M = {}
+
+local concat, find, format, gmatch, gsub, match, sub =
+  table.concat, string.find, string.format, string.gmatch, string.gsub, string.match, string.sub
+
+local COLUMNS = 88
+local HEAD, INDENT = "almanac: ", "         "
+local SHORT = { ["--constraint"] = "-C", ["--partition"] = "-p" }
+local MEANINGS = { y = "yes", yes = "yes", a = "always", always = "always", v = "never", never = "never" }
+local MAX_BYTES = 65536
+local ASK_AGAIN_S = 3600
+local CHOICE = "^([!-~]+)\t([1-9]%d*)\t(%l+)\t([ -~]+)\t(%d+)$"
+local WORDS = { asked = true, always = true, never = true }
+
+local function tier_named(advice, name)
+  for _, tier in ipairs(advice.tiers) do
+    if tier.name == name then
+      return tier
+    end
+  end
+end
+
+-- Another tier for a submission: key, gpus, row, tier, and option and value to ask for it, nil where that cannot be
+-- rewritten. nil where there is nothing to say. request, key: as of almanac.lua; tiers: the module.
+function M.propose(tiers, request, row, advice)
+  local tier = row and row.kind == "F" and row.text and tier_named(advice, row.tier)
+  if not tier then
+    return nil
+  end
+  local asked = tiers.requested_tier(request, advice.tiers)
+  if not asked and tiers.names_any_tier(request, advice.tiers) then
+    return nil
+  end
+  if asked and asked.capacity_mib == tier.capacity_mib then
+    return nil
+  end
+  local found = { key = row.key, gpus = row.gpus, row = row, tier = tier, partition = request.partition }
+  if not asked or asked.kind == tier.kind then
+    found.option, found.value = tiers.rewrite(request, advice.tiers, tier)
+    found.value = found.option and found.value
+  end
+  return found
+end
+
+-- "nothing", "tell", "ask", "change" or "change and say". mode: off, show, ask or apply.
+function M.action(mode, found, choice, now)
+  local word = choice and choice.word
+  local is_recent = choice and now - choice.time >= 0 and now - choice.time < ASK_AGAIN_S
+  local is_always = word == "always" and choice.tier == found.tier.name
+  if mode == "off" or word == "never" then
+    return "nothing"
+  elseif mode == "apply" then
+    return found.value and "change" or "nothing"
+  elseif mode == "ask" and is_always then
+    return found.value and "change and say" or "nothing"
+  elseif is_recent and (word == "asked" or is_always) then
+    return "nothing"
+  end
+  return mode == "ask" and found.value and "ask" or "tell"
+end
+
+-- Whether a partition has nodes of a tier. nodes: what `sinfo -h -p PARTITION -o "%f|%G"` said, "" where unknown.
+function M.is_offered(nodes, tier)
+  if nodes == "" or tier.partition then
+    return true
+  end
+  for features, gres in gmatch(nodes, "([^|\n]*)|?([^\n]*)") do
+    for term in gmatch(tier.gres and gres or features, "[^,]+") do
+      local kind = match(gsub(term, "%(.*", ""), "^gpu:([^:]*)")
+      if (tier.gres and kind == tier.gres) or (tier.constraint and term == tier.constraint) then
+        return true
+      end
+    end
+  end
+  return false
+end
+
+-- What a line typed at the question means: yes, no, always or never.
+function M.answer(line)
+  return MEANINGS[string.lower(match(line or "", "^%s*(.-)%s*$"))] or "no"
+end
+
+local function wrapped(text, head)
+  local lines, line = {}, head
+  for word in gmatch(text, "%S+") do
+    if line == head or line == INDENT then
+      line = line .. word
+    elseif #line + 1 + #word > COLUMNS then
+      lines[#lines + 1] = line
+      line = INDENT .. word
+    else
+      line = line .. " " .. word
+    end
+  end
+  lines[#lines + 1] = line
+  return concat(lines, "\n") .. "\n"
+end
+
+-- The evidence and the expected waits. Only printable ASCII passes the advice file's reader.
+function M.message(found)
+  local said = wrapped(found.row.text .. " " .. found.tier.name .. " holds that.", HEAD)
+  if found.row.waits then
+    local waits = gsub(gsub(found.row.waits, "([^;=]*)=", "%1 "), ";", ", ")
+    said = said .. wrapped("Expected wait: " .. waits .. ".", INDENT)
+  end
+  return said
+end
+
+-- The option as it can be typed in a shell: -C "gpu&hbm40g".
+function M.typed(found)
+  local value = sub(gsub(found.value, "[^ -~]", "?"), 1, 1000)
+  local quoted = find(value, "[^A-Za-z0-9_.:,+&|=-]") and "'" .. gsub(value, "'", "'\\''") .. "'" or '"' .. value .. '"'
+  local name = SHORT[found.option]
+  return name and name .. " " .. quoted or found.option .. "=" .. quoted
+end
+
+function M.question(found)
+  return INDENT .. "Submit with " .. M.typed(found)
+    .. " instead? [y]es / [N]o / [a]lways / ne[v]er for this job: "
+end
+
+function M.always_said(found)
+  return wrapped(M.typed(found) .. ', as you answered "always" for ' .. found.key .. ".", HEAD)
+end
+
+-- The answers of a choices file as a list; empty where any line breaks the format.
+function M.parse_choices(text)
+  local choices, seen = {}, {}
+  if #text > MAX_BYTES or (text ~= "" and sub(text, -1) ~= "\n") then
+    return {}
+  end
+  for line in gmatch(text, "([^\n]*)\n") do
+    local key, gpus, word, tier, time = match(line, CHOICE)
+    if not (key and #key <= 64 and #gpus <= 6 and WORDS[word] and #tier <= 100 and #time <= 12) then
+      return {}
+    end
+    if not seen[key .. "\t" .. gpus] then
+      seen[key .. "\t" .. gpus] = true
+      choices[#choices + 1] = { key = key, gpus = tonumber(gpus), word = word, tier = tier, time = tonumber(time) }
+    end
+  end
+  return choices
+end
+
+function M.find_choice(choices, key, gpus)
+  for _, choice in ipairs(choices) do
+    if choice.key == key and choice.gpus == gpus then
+      return choice
+    end
+  end
+end
+
+local function written(choice)
+  return format("%s\t%d\t%s\t%s\t%.0f\n", choice.key, choice.gpus, choice.word, choice.tier, choice.time)
+end
+
+-- The file's text with the new answer first; questions of over an hour ago and the last lines of too many go.
+function M.choices_text(choices, new)
+  local lines = { written(new) }
+  local room = MAX_BYTES - #lines[1]
+  for _, choice in ipairs(choices) do
+    local age = new.time - choice.time
+    local is_same = choice.key == new.key and choice.gpus == new.gpus
+    if not is_same and (choice.word ~= "asked" or (age >= 0 and age < ASK_AGAIN_S)) then
+      local line = written(choice)
+      room = room - #line
+      if room < 0 then
+        break
+      end
+      lines[#lines + 1] = line
+    end
+  end
+  return concat(lines)
+end
+
+-- What is to be remembered after an answer (nil: the user was only told).
+function M.new_choice(found, earlier, word, now)
+  local lasting = (word == "always" or word == "never") and word or "asked"
+  local tier = found.tier.name
+  if not word and earlier and earlier.word == "always" then
+    lasting, tier = "always", earlier.tier
+  end
+  return { key = found.key, gpus = found.gpus, word = lasting, tier = tier, time = now }
+end
+
+return M

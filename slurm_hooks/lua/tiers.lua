@@ -1,0 +1,180 @@
+-- tiers.lua: which memory tier a request names, and how to rewrite the request for another (almanac/tiers.py in Lua).
+-- `local tiers = dofile(".../tiers.lua")`. Lua 5.1 to 5.4. Pure; no global is set.
+-- request: constraints, gres, gpu_type and partition, "" where nothing is asked. A tier: as the advice file has it.
+
+local M = {}
+
+local concat, find, gmatch, gsub, match = table.concat, string.find, string.gmatch, string.gsub, string.match
+local OPERATORS = "[&|,%[%]()]"
+
+local function split(text)
+  local parts = {}
+  for part in gmatch(text .. ",", "([^,]*),") do
+    parts[#parts + 1] = part
+  end
+  return parts
+end
+
+-- The features that an expression names, as a set.
+local function features(constraint)
+  local found = {}
+  for feature in gmatch(gsub(constraint, "%*%d+", ""), "[^%s&|,*%[%]()!]+") do
+    found[feature] = true
+  end
+  return found
+end
+
+local function common(sets)
+  local found = {}
+  for feature in pairs(sets[1]) do
+    found[feature] = true
+    for _, other in ipairs(sets) do
+      found[feature] = found[feature] and other[feature]
+    end
+  end
+  return found
+end
+
+-- The features that every way to meet an expression has, as a set; empty where it is not understood.
+function M.required_features(constraint)
+  local bare, count = gsub(constraint, "%*%d+", ""), 0
+  local stack = { { {} } }
+  if find(bare, "[!*]") then
+    return {}
+  end
+  for token in gmatch(gsub(bare, OPERATORS, " %0 "), "%S+") do
+    local top = stack[#stack]
+    count = count + 1
+    if count > 1000 or ((token == ")" or token == "]") and #stack == 1) then
+      return {}
+    elseif token == "(" or token == "[" then
+      stack[#stack + 1] = { {} }
+    elseif token == ")" or token == "]" then
+      local outer = stack[#stack - 1]
+      for feature in pairs(common(top)) do
+        outer[#outer][feature] = true
+      end
+      stack[#stack] = nil
+    elseif token == "|" then
+      top[#top + 1] = {}
+    elseif token ~= "&" and token ~= "," then
+      top[#top][token] = true
+    end
+  end
+  return #stack == 1 and common(stack[1]) or {}
+end
+
+local function names(request, tier)
+  if tier.constraint then
+    return features(request.constraints)[tier.constraint] or false
+  elseif tier.gres then
+    return tier.gres == request.gpu_type
+  end
+  for _, partition in ipairs(split(request.partition)) do
+    if partition == tier.partition then
+      return true
+    end
+  end
+  return false
+end
+
+-- The one tier that a request asks for; nil where it names none, or leaves a choice.
+function M.requested_tier(request, tiers)
+  local named
+  for _, tier in ipairs(tiers) do
+    if names(request, tier) then
+      if named then
+        return nil
+      end
+      named = tier
+    end
+  end
+  if named and named.constraint and not M.required_features(request.constraints)[named.constraint] then
+    return nil
+  end
+  return named
+end
+
+-- Whether the request names a tier at all, a choice between several included.
+function M.names_any_tier(request, tiers)
+  for _, tier in ipairs(tiers) do
+    if names(request, tier) then
+      return true
+    end
+  end
+  return false
+end
+
+local function selectors(tiers, kind)
+  local known = {}
+  for _, tier in ipairs(tiers) do
+    if tier[kind] then
+      known[tier[kind]] = true
+    end
+  end
+  return known
+end
+
+local function rewrite_constraint(constraint, tiers, target)
+  if constraint == "" then
+    return "--constraint", target.constraint
+  end
+  local joined = gsub(constraint, ",", "&")
+  if find(joined, "[^A-Za-z0-9_.:+&-]") or find("&" .. joined .. "&", "&&", 1, true) then
+    return nil, 'the constraint "' .. constraint .. '" is more than a list joined by "&"'
+  end
+  local known, terms, count = selectors(tiers, "constraint"), {}, 0
+  for term in gmatch(joined, "[^&]+") do
+    count = count + (known[term] and 1 or 0)
+    terms[#terms + 1] = known[term] and target.constraint or term
+  end
+  if count > 1 then
+    return nil, 'the constraint "' .. constraint .. '" names several tiers'
+  end
+  if count == 0 then
+    terms[#terms + 1] = target.constraint
+  end
+  return "--constraint", concat(terms, "&")
+end
+
+local function rewrite_gres(request, tiers, target)
+  local known, terms, place = selectors(tiers, "gres"), split(request.gres), nil
+  local is_plain = not find(request.gres, "(", 1, true) and (request.gpu_type == "" or known[request.gpu_type])
+  for index, term in ipairs(terms) do
+    if term == "gpu" or find(term, "^gpu:") then
+      is_plain = is_plain and not place
+      place = index
+    end
+  end
+  if not place or not is_plain then
+    return nil, "the GPUs are not asked for by one --gres=gpu term of a known type"
+  end
+  terms[place] = "gpu:" .. target.gres .. ":" .. (match(terms[place], ":(%d+)$") or "1")
+  return "--gres", concat(terms, ",")
+end
+
+-- How to ask for the target tier instead, every other term kept: option and value; or nil and why not.
+function M.rewrite(request, tiers, target)
+  for _, tier in ipairs(tiers) do
+    if tier.kind ~= target.kind and names(request, tier) then
+      local word = tier.kind == "gres" and "GRES type" or tier.kind
+      return nil, "the request names " .. tier.name .. " by its " .. word
+    end
+  end
+  if target.partition and request.partition ~= "" and not selectors(tiers, "partition")[request.partition] then
+    return nil, "the request names the partition " .. request.partition
+  end
+  if not target.gres and request.gpu_type ~= "" and not M.requested_tier(request, tiers) then
+    return nil, "the request names the GPU type " .. request.gpu_type
+  end
+  if target.constraint then
+    return rewrite_constraint(request.constraints, tiers, target)
+  elseif target.gres then
+    return rewrite_gres(request, tiers, target)
+  elseif find(request.partition, ",", 1, true) then
+    return nil, "the request names several partitions (" .. request.partition .. ")"
+  end
+  return "--partition", target.partition
+end
+
+return M

@@ -1,0 +1,13 @@
+-- job_submit.lua for a site without one of its own: copy it beside slurm.conf and set JobSubmitPlugins=lua.
+-- Every submission and every change is accepted; the guarded line adds the priority term where advice says so.
+
+function slurm_job_submit(job_desc, part_list, submit_uid)
+  pcall(function() dofile("/usr/share/almanac/lua/job_submit.lua").submit(job_desc, submit_uid) end)
+  return slurm.SUCCESS
+end
+
+function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
+  return slurm.SUCCESS
+end
+
+return slurm.SUCCESS

@@ -1,0 +1,70 @@
+"""`almanac install-hooks` as an administrator runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cli.main import cli
+
+SITE = "function slurm_job_submit(a, b, c)\n  return slurm.SUCCESS\nend\nfunction slurm_job_modify() end\n"
+FILTER = "function slurm_cli_pre_submit(options, offset)\n  return slurm.SUCCESS\nend\n"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    (tmp_path / "lua").mkdir()
+    for name, script in (("job_submit.lua", SITE), ("cli_filter.lua", FILTER)):
+        (tmp_path / name).write_text(script)
+        (tmp_path / "lua" / name).write_text("")
+    (tmp_path / "slurm.conf").write_text("ClusterName=x\nCliFilterPlugins=lua\n")
+    return tmp_path
+
+
+def run(site: Path, *options: str) -> Result:
+    return CliRunner().invoke(cli, ["install-hooks", "--prefix", str(site), "--lua-dir", str(site / "lua"), *options])
+
+
+def contents(site: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in site.glob("*.lua")}
+
+
+def test_without_yes_it_only_shows(site: Path) -> None:
+    before = contents(site)
+    done = run(site)
+    assert done.exit_code == 0, done.output
+    assert contents(site) == before
+    assert "Nothing was written" in done.output
+    assert done.output.count("-- almanac") == 2
+    assert "  JobSubmitPlugins=lua\n" in done.output
+    assert "CliFilterPlugins=lua\n" not in done.output, "slurm.conf has it"
+
+
+def test_there_and_back_again(site: Path) -> None:
+    before = contents(site)
+    done = run(site, "--yes")
+    assert done.exit_code == 0, done.output
+    assert all("-- almanac" in text for text in contents(site).values())
+    assert done.output.count("as it was: ") == 2
+    assert "nothing to change" in run(site, "--yes").output
+    shown = run(site, "--remove")
+    assert "Nothing was written" in shown.output
+    assert run(site, "--remove", "--yes").exit_code == 0
+    assert contents(site) == before
+
+
+def test_one_hook_at_a_time(site: Path) -> None:
+    run(site, "--cli-filter", "--yes")
+    assert "almanac" not in (site / "job_submit.lua").read_text()
+    assert "almanac" in (site / "cli_filter.lua").read_text()
+
+
+def test_where_one_of_two_is_refused_neither_is_written(site: Path) -> None:
+    (site / "cli_filter.lua").write_text("slurm_cli_pre_submit = require('site').filter\n")
+    before = contents(site)
+    done = run(site, "--yes")
+    assert done.exit_code != 0
+    assert contents(site) == before
+    assert "pre_submit(options, offset) end); -- almanac" in str(getattr(done.exception, "hint", ""))

@@ -1,0 +1,56 @@
+"""The native site: the host's own Slurm as tests/cluster/lab.py starts it; every host name stands for this one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lab import SlurmLab
+from layout import HERE, slurm_release
+from sites import HOSTS, Site
+
+MODULES = HERE.parents[1] / "slurm_hooks/lua"
+
+
+class NativeSite(Site):
+    """On a running lab. Lua modules are copies that a test may break; reset() makes them anew."""
+
+    def __init__(self, lab: SlurmLab) -> None:
+        self._lab = lab
+        year, month = slurm_release()
+        self.release = f"{year}.{month:02d}"
+        self.etc_dir = str(lab.root / "etc")
+        self.lua_dir = str(lab.root / "lua")
+        self.advice_dir = str(lab.root / "advice")
+        Path(self.advice_dir).mkdir(mode=0o711, exist_ok=True)
+
+    def command(
+        self, host: str, user: str, argv: Sequence[str], env: Mapping[str, str] | None = None, tty: bool = False
+    ) -> list[str]:
+        if host not in HOSTS:
+            raise ValueError(f"no host {host!r}: expected one of {HOSTS}")
+        home = self._lab.root / "home" / user
+        whole = {
+            **self._lab.env,
+            "HOME": str(home),
+            "USER": user,
+            "LOGNAME": user,
+            **({"TERM": "xterm"} if tty else {}),
+            **(env or {}),
+        }
+        folder = home if home.is_dir() else self._lab.root / "out"
+        become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user != "root" else []
+        return ["env", "-i", f"--chdir={folder}", *(f"{k}={v}" for k, v in whole.items()), *become, *argv]
+
+    def reset(self) -> None:
+        shutil.rmtree(self.lua_dir, ignore_errors=True)
+        if MODULES.is_dir():
+            shutil.copytree(MODULES, self.lua_dir)
+        super().reset()
+
+    def restart_controller(self) -> None:
+        self._lab.restart_controller()
+
+    def controller_log(self) -> str:
+        return (self._lab.root / "log/slurmctld.log").read_text(errors="replace")

@@ -1,0 +1,190 @@
+"""One view of a running Slurm for the scenario tests: native processes or docker containers, of any release.
+
+A test takes the fixture `site` and so runs on every site that ALMANAC_SITES names. Hosts are "ctl" (slurmctld),
+"login" (where users submit) and "n1" to "n4"; users are "root", "slurm", "alice" and "bob".
+"""
+
+from __future__ import annotations
+
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lab import ENDED
+from processes import LabError, wait_until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PLAIN_SCRIPTS = REPOSITORY / "docker/etc"
+HOSTS = ("ctl", "login", "n1", "n2", "n3", "n4")
+Hook = Literal["job_submit", "cli_filter"]
+# Slurm loads a job_submit.lua again when its time, in whole seconds, is later than that of the last load.
+WRITE = 'cat >"$1.new" && chown "$2:" "$1.new" && chmod "$3" "$1.new" && mv -T "$1.new" "$1"'
+NEXT_SECOND = """
+import os, sys, time
+then = int(time.time()) + 1
+os.utime(sys.argv[1], (then, then))
+time.sleep(max(0.0, then - time.time()))
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended. Bytes that are no UTF-8 are kept as surrogates."""
+
+    rc: int
+    stdout: str
+    stderr: str
+
+
+class Site(ABC):
+    """What every kind of site can do. Paths are those of the named host."""
+
+    release: str
+    """Slurm's, such as "22.05"."""
+    etc_dir: str
+    """Where slurm.conf, job_submit.lua (on ctl) and cli_filter.lua (on login) lie."""
+    lua_dir: str
+    """Where almanac's Lua modules lie, on ctl and on login."""
+    advice_dir: str
+    """The root of the advice files, on ctl and on login (what `hooks.advice_dir` is elsewhere)."""
+
+    @abstractmethod
+    def command(
+        self, host: str, user: str, argv: Sequence[str], env: Mapping[str, str] | None = None, tty: bool = False
+    ) -> list[str]:
+        """The argument list that, started here, runs argv there, in the user's home, in a login's small environment.
+
+        tty: it will be started on a terminal (by pexpect) and is to have one there.
+        """
+
+    @abstractmethod
+    def restart_controller(self) -> None:
+        """Stops slurmctld and starts it again; returns when it answers. Raises LabError where it does not."""
+
+    @abstractmethod
+    def controller_log(self) -> str:
+        """slurmctld's whole log."""
+
+    def run_bytes(
+        self,
+        host: str,
+        user: str,
+        *argv: str,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Runs a command without a terminal, whatever its status; without `stdin` it reads an empty file."""
+        return subprocess.run(
+            self.command(host, user, argv, env),
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def run(
+        self,
+        host: str,
+        user: str,
+        *argv: str,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+        timeout_s: float = 60,
+    ) -> Result:
+        """Runs a command. Raises LabError, with what it said, where it fails and `check` is set."""
+        text = None if stdin is None else stdin.encode(errors="surrogateescape")
+        done = self.run_bytes(host, user, *argv, stdin=text, env=env, timeout_s=timeout_s)
+        stdout, stderr = (part.decode(errors="surrogateescape") for part in (done.stdout, done.stderr))
+        if check and done.returncode:
+            raise LabError(f"{argv[0]} as {user} on {host}: status {done.returncode}\n{stdout}{stderr}")
+        return Result(done.returncode, stdout, stderr)
+
+    def write(self, host: str, path: str, data: bytes, owner: str = "root", mode: int = 0o644) -> None:
+        """Puts a file in place by a rename; its group is the owner's own."""
+        done = self.run_bytes(host, "root", "sh", "-c", WRITE, "sh", path, owner, f"{mode:o}", stdin=data)
+        if done.returncode:
+            raise LabError(f"{path} on {host}: {done.stderr.decode(errors='replace')}")
+
+    def read(self, host: str, path: str) -> bytes:
+        """Raises LabError where there is no such file."""
+        done = self.run_bytes(host, "root", "cat", path)
+        if done.returncode:
+            raise LabError(f"{path} on {host}: {done.stderr.decode(errors='replace')}")
+        return done.stdout
+
+    def remove(self, host: str, path: str) -> None:
+        """Removes a file or a whole folder, if it is there."""
+        self.run(host, "root", "rm", "-rf", "--", path)
+
+    def hook(self, kind: Hook, text: str | None) -> None:
+        """Makes `text` the site's job_submit.lua or cli_filter.lua; None: the script that does nothing.
+
+        The next submission is judged by it. (slurmctld keeps its last good copy where the file is missing or broken,
+        and does not start without one: tests of that use remove() and write() on etc_dir.)
+        """
+        name = f"{kind}.lua"
+        data = (PLAIN_SCRIPTS / name).read_bytes() if text is None else text.encode(errors="surrogateescape")
+        path = f"{self.etc_dir}/{name}"
+        host = "ctl" if kind == "job_submit" else "login"
+        self.write(host, path, data)
+        if kind == "job_submit":
+            self.run(host, "root", "python3", "-c", NEXT_SECOND, path)
+
+    def reset(self) -> None:
+        """What a test may have left: jobs, advice files, scripts and modules go back to the beginning."""
+        for user in ("alice", "bob", "root"):
+            self.run("ctl", "root", "scancel", f"--user={user}")
+        for host in ("ctl", "login"):
+            self.run(host, "root", "find", self.advice_dir, "-mindepth", "1", "-delete", check=False)
+        self.hook("job_submit", None)
+        self.hook("cli_filter", None)
+
+    def sbatch(self, user: str, *options: str, script: str = "#!/bin/sh\nsleep 1\n", check: bool = True) -> int:
+        """Submits `script` on the login node and returns the job id; the job's output is thrown away."""
+        done = self.run("login", user, "sbatch", "--parsable", "-o", "/dev/null", *options, stdin=script, check=check)
+        return int(done.stdout.strip().split(";")[0])
+
+    def job(self, job_id: int | str) -> dict[str, str]:
+        """What `scontrol show job` says of a job, by key; {} where the controller does not know it (any more).
+
+        Only for jobs whose names hold no spaces and no "=".
+        """
+        shown = self.run("ctl", "root", "scontrol", "-o", "show", "job", str(job_id), check=False).stdout
+        return dict(part.split("=", 1) for part in shown.split() if "=" in part)
+
+    def wait_for(self, job_id: int, state: str, timeout_s: float = 60) -> None:
+        """Waits until a job is in a state, such as RUNNING, or COMPLETED. Raises LabError, with the state it is in."""
+        seen = ""
+
+        def is_there() -> bool:
+            nonlocal seen
+            seen = self.job(job_id).get("JobState", "unknown to slurmctld")
+            if seen != state and seen in ENDED:
+                raise LabError(f"job {job_id} is {seen}, and will never be {state}")
+            return seen == state
+
+        try:
+            wait_until(f"job {job_id} to be {state}", is_there, timeout_s)
+        except LabError as error:
+            raise LabError(f"{error}; it is {seen}\n{self.controller_log()[-3000:]}") from None
+
+    def wait_for_accounting(self, *job_ids: int, timeout_s: float = 60) -> dict[int, str]:
+        """Waits until sacct has the end of each job, and returns their states."""
+        states: dict[int, str] = {}
+
+        def all_ended() -> bool:
+            wanted = ",".join(map(str, job_ids))
+            shown = self.run("ctl", "root", "sacct", "-anPX", "-j", wanted, "-S", "now-2days", "-o", "JobIDRaw,State")
+            for row in shown.stdout.splitlines():
+                job, state = row.split("|")
+                states[int(job)] = state.split()[0]
+            return all(states.get(job) in ENDED for job in job_ids)
+
+        wait_until(f"the end of jobs {job_ids} in sacct", all_ended, timeout_s)
+        return states

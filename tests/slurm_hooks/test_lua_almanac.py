@@ -1,0 +1,271 @@
+"""almanac.lua: advice files, name keys, GPU requests and the term, as the Python of the same names has them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lua_runner import LUA_DIR, Lua, literal
+
+from advisor.decisions.priority import site_factor
+from almanac.config import Priority
+from almanac.names import name_key
+from almanac.tres import Gpus, parse_gpus
+from telemetry.slurm.sbatch import read_submission
+
+VECTORS = Path(__file__).parent / "vectors"
+LOOKUPS = json.loads((VECTORS / "lookups.json").read_text())
+NOW_S = LOOKUPS["now_s"]
+NAMES = json.loads((resources.files("almanac") / "name_mask_vectors.json").read_text(encoding="utf-8"))
+HOSTILE = [
+    "%d+", "%", "%%n", "[", "[a", "(", "%b()", "^$", "-", ".-", "a\nb", "a\tb", "\x1b[31mred", "\x00\x01", "$(reboot)",
+    "`id`", "';\"", "é\u202e", "\udcff\udcfe", "x" * 10_240, "%" * 10_240, "[" * 10_240, "a1" * 5000, "-" * 10_240,
+    "F\tx\t1\t1\t1\t-\t-\t-\t-", "end\t0\n",
+]  # fmt: skip
+
+ALLOWED = {
+    "assert", "debug", "io", "ipairs", "load", "loadstring", "math", "next", "os", "package", "pairs", "pcall",
+    "slurm", "string", "table", "tonumber", "tostring", "type",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("luac5.1") is None, reason="lua5.1 is not installed")
+@pytest.mark.parametrize("name", ["almanac.lua", "job_submit.lua", "submission.lua", "tiers.lua"])
+def test_slurmctlds_modules_set_no_global_and_can_neither_run_a_program_nor_wait_for_one(name: str) -> None:
+    listed = subprocess.run(["luac5.1", "-l", "-p", LUA_DIR / name], capture_output=True, text=True, check=True).stdout
+    assert "SETGLOBAL" not in listed
+    assert set(re.findall(r"GETGLOBAL.*; (\w+)", listed)) <= ALLOWED
+    assert set(re.findall(r"\b(?:io|os)\.(\w+)", (LUA_DIR / name).read_text())) <= {"open", "clock", "time"}
+    assert set(re.findall(r"\bpackage\.(\w+)", (LUA_DIR / name).read_text())) <= {"loaded"}
+
+
+def test_name_keys(lua: Lua) -> None:
+    found = lua.calls("almanac.name_key", [(name,) for name, _ in NAMES])
+    assert found == [[key] for _, key in NAMES]
+
+
+@given(names=st.lists(st.one_of(st.text(max_size=80), st.from_regex(r"[A-Za-z0-9a-f_.-]{0,40}")), max_size=30))
+@settings(max_examples=30)
+def test_name_keys_as_python_makes_them(lua: Lua, names: list[str]) -> None:
+    names = [name.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape") for name in [*names, *HOSTILE]]
+    assert lua.calls("almanac.name_key", [(name,) for name in names]) == [[name_key(name)] for name in names]
+
+
+def test_the_key_of_a_submission_is_that_of_its_accounting_record(lua: Lua) -> None:
+    """slurmdbd keeps a double quote as a backtick."""
+    found = lua.calls("almanac.job_key", [('say "hi" 7',), (None,), ("",)])
+    assert found == [["say_`hi`_#"], ["-"], ["-"]]
+
+
+@pytest.mark.parametrize("number", range(0, len(LOOKUPS["lookups"]), 25))
+def test_look_ups(lua: Lua, number: int) -> None:
+    """Every broken file too: what Python does not use, Lua does not use."""
+    code = f"""
+    local function read(name) return name ~= "" and almanac.read_advice({literal(f"{VECTORS}/")} .. name, {NOW_S}) end
+    local function try(user, site, key, gpus)
+      user, site = read(user), read(site)
+      local row, file = almanac.look_up(user or nil, site or nil, key, gpus)
+      if not row then return all(nil) end
+      all(row, file == user and "user" or "site", file.version, file.mode, file.tell, file.prompt)
+    end
+    """
+    cases = LOOKUPS["lookups"][number : number + 25]
+    lines = [f"try({', '.join(literal(case[k]) for k in ('user', 'site', 'key', 'gpus'))})" for case in cases]
+    for case, found in zip(cases, lua.run(code + "\n".join(lines)), strict=True):
+        assert as_vector(found, case["found"]) == case["found"], case
+
+
+def as_vector(found: list[Any], expected: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What Lua found, spelled as the vectors are: there a row has its own GPU count, in Lua the submission's."""
+    if found == [None]:
+        return None
+    row, of, version, mode, tell, prompt = found
+    file = {"from": of, "version": version, "mode": mode, "tell": tell, "prompt": prompt}
+    text = {name: row.get(name) or "" for name in ("key", "waits", "text")}
+    numbers = {name: row.get(name) for name in ("kind", "predicted_s", "term", "bound_mib", "tier")}
+    gpus = None if row["kind"] == "U" else row["gpus"]
+    assert expected is None or row["kind"] != "U" or expected["gpus"] is None
+    return {**file, **numbers, **text, "gpus": gpus}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (VECTORS / "broken").iterdir()))
+def test_a_broken_file_is_not_used(lua: Lua, name: str) -> None:
+    assert lua.call("almanac.read_advice", str(VECTORS / "broken" / name), NOW_S) in ([None], [False])
+
+
+def test_what_is_no_file_is_not_used(lua: Lua, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(50 << 20)
+    for name in ("folder", "loop", "sparse", "absent", "x" * 5000, "a\0b"):
+        assert lua.call("almanac.read_advice", str(tmp_path / name), NOW_S) in ([None], [False]), name
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_a_damaged_file_is_refused_or_read_and_never_raises(lua: Lua, data: st.DataObject) -> None:
+    whole = (VECTORS / "good" / "1000").read_bytes()
+    texts = []
+    for _ in range(20):
+        place = data.draw(st.integers(0, len(whole)))
+        texts.append(whole[:place] + data.draw(st.binary(max_size=4)) + whole[place + data.draw(st.integers(0, 4)) :])
+    found = lua.run("\n".join(f"all(almanac.parse_advice({literal(text)}, {NOW_S}))" for text in texts))
+    for text, (advice, *_) in zip(texts, found, strict=True):
+        assert (advice is not None) == is_usable(text), text
+
+
+def is_usable(text: bytes) -> bool:
+    from almanac.errors import FileFormatError
+    from slurm_hooks.advice_file import parse
+
+    try:
+        parse(text, NOW_S)
+    except FileFormatError:
+        return False
+    return True
+
+
+@given(
+    seconds=st.lists(st.one_of(st.integers(0, 10**12), st.integers(1, 10_000)), min_size=1, max_size=50),
+    points=st.one_of(st.integers(1, 1_000_000), st.decimals("0.5", 1000, places=3)),
+    least=st.integers(1, 10_000),
+    span=st.integers(2, 10_000),
+)
+@settings(max_examples=40)
+def test_the_term_is_that_of_python(lua: Lua, seconds: list[int], points: float, least: int, span: int) -> None:
+    priority = Priority(points_per_e=float(points), min_gpu_time_s=float(least), max_gpu_time_s=float(least * span))
+    scale = {"k": float(points), "min": float(least), "max": float(least * span)}
+    found = lua.calls("almanac.site_factor", [(second, scale) for second in seconds])
+    assert found == [[site_factor(second, priority)] for second in seconds]
+
+
+def test_the_term_by_hand(lua: Lua) -> None:
+    """1000 ln(8640000 / 16200) = 6279.2; half a point goes to the even one, as Python rounds."""
+    scale = {"k": 1000.0, "min": 60.0, "max": 8_640_000.0}
+    assert lua.calls("almanac.site_factor", [(16_200, scale), (1, scale), (10**9, scale)]) == [[6279], [11878], [0]]
+
+
+TERMS = [
+    "gpu", "gpu:2", "gpu:a100:2", "gpu:a100", "gres:gpu:2", "gres/gpu:2", "gres/gpu=2", "gres/gpu:a100=2", "gres:gpu",
+    "gres/gpu", "gres/gpu:1g.5gb:3", "gpu:3090:2", "gpu:2080ti", "gpu:0", "nvme:1", "gres:nvme:1", "cpu=4", "gpu_mem:4",
+    "shard:4", "mps:100", "gpux", "license:gpu", "billing=3", "gres/gpu:a100=1,gres/gpu=4", "gpu:a100:1,gpu:v100:2",
+    "cpu=4,gres/gpu=1", "gpu:2,nvme:1", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TERMS)
+def test_gpus_of_a_text(lua: Lua, text: str) -> None:
+    count, kind = lua.call("almanac.parse_gpus", text)
+    assert Gpus(count, kind) == parse_gpus(text)
+
+
+UNREADABLE = ["gpu:", "gpu:x:y:z", "gpu:1.5:", "gpu:1234567890", "gpu/2", "gpu=a100", "gpu:a b:2",
+              "gpu:%d", "gpu:2(S:0)", "gpu:2,gpu:$(id):1:1"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_a_gpu_text_that_cannot_be_read_is_unknown(lua: Lua, text: str) -> None:
+    assert lua.call("almanac.parse_gpus", text)[0] is None
+    assert lua.call("almanac.gpus_of_job", {"tres_per_node": text})[0] is None
+
+
+NO_VAL, NO_VAL16 = 4294967294, 65534
+JOBS = [
+    # As the hook sees them on 22.05 and on 24.11 and 26.05.
+    ({}, [0, ""]),
+    ({"tres_per_task": "cpu=4"}, [0, ""]),
+    ({"tres_per_node": "gres:gpu:2"}, [2, ""]),
+    ({"tres_per_node": "gres/gpu:2"}, [2, ""]),
+    ({"tres_per_node": "gres:gpu"}, [1, ""]),
+    ({"tres_per_node": "gres/gpu:a100:2", "min_nodes": 3}, [6, "a100"]),
+    ({"tres_per_node": "gres:gpu:2", "num_tasks": 8, "ntasks_per_node": 4}, [4, ""]),
+    ({"tres_per_node": "gres:gpu:2", "num_tasks": 5}, [2, ""]),
+    ({"tres_per_job": "gres:gpu:7", "min_nodes": 4}, [7, ""]),
+    ({"tres_per_job": "gres/gpu:8", "tres_per_node": "gres/gpu:4"}, [8, ""]),
+    ({"tres_per_task": "gres:gpu:1", "num_tasks": 2}, [2, ""]),
+    ({"tres_per_task": "gres/gpu=1", "num_tasks": 2}, [2, ""]),
+    ({"tres_per_task": "cpu=4,gres/gpu:a100=2", "num_tasks": 3}, [6, "a100"]),
+    ({"tres_per_task": "gres/gpu=1", "min_nodes": 2, "ntasks_per_node": 3}, [6, ""]),
+    ({"tres_per_task": "gres/gpu=1"}, [1, ""]),
+    ({"tres_per_socket": "gres/gpu:1", "sockets_per_node": 2, "min_nodes": 2}, [4, ""]),
+    ({"tres_per_socket": "gres/gpu:1"}, [1, ""]),
+    ({"tres_per_node": "gres/gpu:0"}, [0, ""]),
+    ({"tres_per_node": "gres/gpu:a100:0"}, [0, ""]),
+    ({"tres_per_node": "gres/nvme:1"}, [0, ""]),
+    ({"tres_per_node": "gres/gpu:a:b:c"}, [None]),
+    ({"tres_per_node": 5}, [0, ""]),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), JOBS)
+def test_gpus_of_a_job_desc(lua: Lua, fields: dict[str, Any], expected: list[Any]) -> None:
+    """Where Slurm has no number it has NO_VAL, or nil."""
+    unset = {"min_nodes": NO_VAL, "num_tasks": NO_VAL, "ntasks_per_node": NO_VAL16, "sockets_per_node": NO_VAL16}
+    assert lua.calls("almanac.gpus_of_job", [({**unset, **fields},), (fields,)]) == [expected, expected]
+
+
+COMMAND_LINES = [
+    ["--gpus=2"], ["--gpus=a100:2"], ["--gpus=a100:2,v100:1"], ["--gpus-per-node=2", "--nodes=3"], ["--gres=gpu"],
+    ["--gres=gpu:a100:2,nvme:1", "--nodes=2-4"], ["--gpus-per-task=1", "--ntasks=5"], ["--gpus-per-task=a100:1"],
+    ["--gpus-per-task=1", "--nodes=2", "--ntasks-per-node=4"], ["--gpus-per-socket=2", "--sockets-per-node=2"],
+    ["--gpus=8", "--gpus-per-node=4"], ["--gres=gpu:2", "--ntasks=8", "--ntasks-per-node=4"], ["--nodes=4"], [],
+    ["--tres-per-task=cpu:4,gres/gpu:2", "--ntasks=3"], ["--gres=nvme:1"], ["--gres=gpu:0"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("argv", COMMAND_LINES, ids=" ".join)
+def test_gpus_of_cli_filters_options_are_those_of_the_command_line(lua: Lua, argv: list[str]) -> None:
+    request = read_submission(argv, {}, lambda _: "", "alice", 0)
+    options = dict(word[2:].split("=") for word in argv)
+    prefixed = {**options, "gres": f"gres:{options['gres']}"} if "gres" in options else options
+    assert (
+        lua.calls("almanac.gpus_of_options", [(options,), (prefixed,)]) == [[request.gpu_count, request.gpu_type]] * 2
+    )
+
+
+UNSET = {"nodes": "1-0", "ntasks": "1", "ntasks-per-node": "-2", "sockets-per-node": "-2"}
+OPTIONS = [
+    # As the filter sees them on 22.05.
+    ({"gpus": "2"}, 2),
+    ({"gres": "gres:gpu:2", "nodes": "2"}, 4),
+    ({"gres": "gres:gpu", "ntasks": "2"}, 1),
+    ({"gres": "gres:gpu:1", "ntasks": "8", "ntasks-per-node": "4"}, 2),
+    ({"gpus-per-task": "1", "ntasks": "2"}, 2),
+    ({"gpus-per-task": "1", "nodes": "2", "ntasks-per-node": "2"}, 4),
+    ({"gpus-per-socket": "1", "sockets-per-node": "2"}, 2),
+    ({"gpus-per-node": "2", "nodes": "2-4"}, 4),
+    # Nodes that are not counted: the total is not known, unless it is said.
+    ({"gpus-per-node": "2", "nodelist": "n[1-2]"}, None),
+    ({"gpus-per-node": "2", "nodes": "1k"}, None),
+    ({"gpus": "2", "nodelist": "n[1-2]"}, 2),
+    ({"nodelist": "n[1-2]"}, 0),
+]
+
+
+@pytest.mark.parametrize(("options", "count"), OPTIONS)
+def test_gpus_of_cli_filters_options(lua: Lua, options: dict[str, str], count: int | None) -> None:
+    assert lua.call("almanac.gpus_of_options", {**UNSET, **options})[0] == count
+
+
+@pytest.mark.parametrize("name", ["gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "nodes"])
+def test_hostile_options_never_raise(lua: Lua, name: str) -> None:
+    lua.calls("almanac.gpus_of_options", [({"gpus": "1", name: text},) for text in HOSTILE])
+    lua.calls("almanac.gpus_of_job", [({"tres_per_node": f"gres:gpu:{text}"},) for text in HOSTILE])
+
+
+def test_the_sentences_for_a_user(lua: Lua) -> None:
+    row = {"text": "It ran.", "tier": "hbm40g", "waits": "hbm80g=3 h 10 min;hbm40g=12 min"}
+    assert lua.call("almanac.sentences", row) == [
+        "It ran. hbm40g holds that. Expected wait: hbm80g 3 h 10 min, hbm40g 12 min."
+    ]
+    assert lua.call("almanac.sentences", {"text": "It ran."}) == ["It ran."]
+    assert lua.call("almanac.sentences", {"tier": "hbm40g"}) == [None]

@@ -1,0 +1,166 @@
+"""Units, cron lines, and what makes user and folders: they name what exists, and grant no more than is needed."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from almanac.config_file import parse_config
+from cli.main import COMMANDS, cli
+
+SYSTEM = Path(__file__).parents[2] / "slurm_hooks" / "system"
+SERVICES = sorted((SYSTEM / "systemd").glob("*.service"))
+TIMERS = sorted((SYSTEM / "systemd").glob("*.timer"))
+CRON = [line for line in (SYSTEM / "cron").read_text().splitlines() if re.match(r"[\d*]", line)]
+
+
+def unit(path: Path) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=True)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(path.read_text())
+    return parser
+
+
+def parses(words: list[str]) -> str:
+    """The command that a line runs; fails where it or one of its options does not exist."""
+    assert Path(words[0]).name == "almanac"
+    assert words[1] in COMMANDS
+    command = cli.get_command(click.Context(cli), words[1])
+    assert command is not None
+    command.make_context(words[1], list(words[2:]))
+    return words[1]
+
+
+def cron_words(line: str) -> tuple[str, list[str]]:
+    """The user of a line and the words from `almanac` on, without the redirection."""
+    user, command = line.split(maxsplit=6)[5:]
+    words = shlex.split(command.split(";", 1)[1].split(">>")[0])
+    return user, words[max(at for at, word in enumerate(words) if word == "almanac") :]
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_each_service_runs_a_command_that_exists_and_has_its_timer(path: Path) -> None:
+    service = unit(path)["Service"]
+    assert service["Type"] == "oneshot"
+    assert path.stem == f"almanac-{parses(shlex.split(service['ExecStart']))}"
+    assert service["ExecStart"].startswith("/usr/bin/almanac ")
+    timer = unit(path.with_suffix(".timer"))
+    assert timer["Install"]["WantedBy"] == "timers.target"
+    assert timer["Timer"]["OnCalendar"]
+
+
+def test_every_timer_has_its_service() -> None:
+    assert [path.stem for path in TIMERS] == [path.stem for path in SERVICES]
+    assert len(TIMERS) == 5
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_services_are_hardened(path: Path) -> None:
+    service = unit(path)["Service"]
+    for key in ("NoNewPrivileges", "PrivateTmp", "PrivateDevices", "ProtectHome", "RestrictSUIDSGID"):
+        assert service[key] == "yes", key
+    assert service["ProtectSystem"] == "strict"
+    folders = {"/var/lib/almanac"}
+    if path.stem == "almanac-publish":
+        assert service["User"] == "root"
+        assert service["Group"] == "almanac"
+        assert set(service["CapabilityBoundingSet"].split()) == {"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER"}
+        folders.add("/var/lib/almanac-advice")
+    else:
+        assert service["User"] == "almanac"
+        assert service["CapabilityBoundingSet"] == ""
+    assert set(service["ReadWritePaths"].split()) == folders
+
+
+def test_cron_runs_what_the_timers_run_as_the_same_users() -> None:
+    services = {path: unit(path)["Service"] for path in SERVICES}
+    expected = {(service["User"], service["ExecStart"].removeprefix("/usr/bin/")) for service in services.values()}
+    assert {(user, " ".join(words)) for user, words in map(cron_words, CRON)} == expected
+    for line in CRON:
+        assert "%" not in line, "cron takes it for a line's end"
+
+
+@pytest.mark.parametrize("line", CRON, ids=lambda line: cron_words(line)[1][1])
+def test_cron_lines_run(line: str, tmp_path: Path) -> None:
+    """With an almanac that tells its arguments, and a setpriv that changes nothing."""
+    for name, script in (("almanac", 'echo "$(umask)" "$@"'), ("setpriv", 'shift 3; exec "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    user, words = cron_words(line)
+    command = line.split(maxsplit=6)[6].replace("/var/log/almanac", str(tmp_path))
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["/bin/sh", "-c", command], check=True, env=environment, timeout=30)
+    mask = "0007" if user == "root" else "0027"
+    assert (tmp_path / f"{words[1]}.log").read_text().split() == [mask, *words[1:]]
+
+
+def test_modes_of_the_folders() -> None:
+    lines = (line.split() for line in (SYSTEM / "tmpfiles.conf").read_text().splitlines() if line.startswith("d"))
+    assert {path: (mode, user) for _, path, mode, user, _, _ in lines} == {
+        "/var/lib/almanac": ("0750", "almanac"),
+        "/var/lib/almanac-advice": ("0711", "root"),
+        "/var/lib/almanac-advice/sched": ("0750", "root"),
+        "/var/lib/almanac-advice/user": ("0711", "root"),
+        "/var/log/almanac": ("0750", "almanac"),
+    }
+
+
+def test_the_shipped_configuration_is_valid_and_so_are_its_examples() -> None:
+    text = (SYSTEM / "almanac.toml").read_text()
+    assert tomllib.loads(text) == {}
+    examples = re.sub(r"(?m)^# ?(?=\[|\w+ = |$)", "", text)
+    config = parse_config(tomllib.loads(examples))
+    assert [tier.name for tier in config.tiers] == ["hbm40g", "hbm80g"]
+    assert config.site.operators_group
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+@pytest.mark.parametrize("path", [*SERVICES, *TIMERS], ids=lambda path: path.name)
+def test_systemd_takes_the_units(path: Path, tmp_path: Path) -> None:
+    """Copies, whose program is one that is here."""
+    for file in (*SERVICES, *TIMERS):
+        (tmp_path / file.name).write_text(file.read_text().replace("/usr/bin/almanac", "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / path.name)],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert "almanac" not in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(
+    shutil.which("systemd-tmpfiles") is None or shutil.which("systemd-sysusers") is None or os.getuid() != 0,
+    reason="needs systemd-sysusers, systemd-tmpfiles and root",
+)
+def test_systemd_makes_user_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    for program in (["systemd-sysusers"], ["systemd-tmpfiles", "--create"]):
+        file = SYSTEM / ("sysusers.conf" if program[0].endswith("sysusers") else "tmpfiles.conf")
+        subprocess.run([*program, f"--root={tmp_path}", str(file)], check=True, capture_output=True, timeout=60)
+    assert re.search(
+        r"(?m)^almanac:x:\d+:\d+:almanac:/var/lib/almanac:/\S*nologin$", (tmp_path / "etc/passwd").read_text()
+    )
+    modes = {
+        path: (tmp_path / path).stat().st_mode & 0o7777 for path in ("var/lib/almanac", "var/lib/almanac-advice/sched")
+    }
+    assert set(modes.values()) == {0o750}
+    assert (tmp_path / "var/lib/almanac").stat().st_uid != 0
+
+
+@pytest.mark.skipif(shutil.which("logrotate") is None, reason="no logrotate here")
+def test_logrotate_takes_its_file(tmp_path: Path) -> None:
+    """The user almanac need not be there."""
+    copy = tmp_path / "logrotate"
+    copy.write_text((SYSTEM / "logrotate").read_text().replace("su almanac almanac", "su root root"))
+    copy.chmod(0o644)
+    done = subprocess.run(["logrotate", "--debug", str(copy)], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "error" not in done.stderr.lower()
