@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import statistics
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,7 +56,7 @@ class _Group:
             math.log1p(self.runs),
             newest[-1],
             math.log(sum(last2) / len(last2)),
-            statistics.median(newest[-5:]),
+            _median(newest[-5:]),
             self.weighted / self.weight,
             _spread(newest),
             self.failed / self.runs,
@@ -72,6 +71,12 @@ class _Group:
             return _NONE_RUNNING
         ages = (starts[0], starts[len(starts) // 2], starts[-1])
         return (math.log1p(len(starts)), *(math.log1p(max(submit_s - start_s, 0)) for start_s in ages))
+
+
+def _median(values: Sequence[float]) -> float:
+    """Of at least one value; statistics.median takes three times as long."""
+    ordered, middle = sorted(values), len(values) // 2
+    return ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _spread(values: Sequence[float]) -> float:
