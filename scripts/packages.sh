@@ -8,7 +8,7 @@ set -euo pipefail
 PYTHON=${PYTHON:-python3}
 PYTHON_PACKAGES=(python3 python3-venv libgomp1)
 SERVER_PACKAGES=(slurm-wlm slurmctld slurmd slurmdbd slurm-client slurm-wlm-basic-plugins slurm-wlm-mysql-plugin
-    mariadb-server munge prometheus procps passwd util-linux lua5.1)
+    mariadb-server munge prometheus procps passwd util-linux lua5.1 python3-venv)
 # What tests/cluster/layout.py asks for, Prometheus, and the Lua of Debian's Slurm for tests of the modules.
 SERVER_COMMANDS=(munged mariadbd mariadb-install-db slurmdbd slurmctld slurmd sbatch sacct setpriv useradd prometheus lua5.1)
 POLICY=/usr/sbin/policy-rc.d
@@ -24,6 +24,7 @@ missing_servers() {
     for name in "${SERVER_COMMANDS[@]}"; do
         command -v "$name" >/dev/null || echo "$name"
     done
+    /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv # what make deb builds with
 }
 
 restore_policy() {
