@@ -12,6 +12,7 @@ export PYTHON
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
 	@echo "make test              lint and every test; as root it installs and starts real servers"
+	@echo "                       (ALMANAC_REQUIRE_CLUSTER=1: in docker too, and nothing may be left out)"
 	@echo "make test-unit         tests without servers, but for the slow ones"
 	@echo "make test-cluster      tests on a real Slurm, MariaDB and Prometheus (root)"
 	@echo "make lint              ruff, mypy, import-linter"
@@ -41,13 +42,13 @@ lint: $(STAMP)
 
 # Lint first: the last line of the output is pytest's summary.
 test: lint servers
-	$(BIN)/pytest $(PYTEST_ARGS)
+	scripts/with-docker.sh $(BIN)/pytest $(PYTEST_ARGS)
 
 test-unit: $(STAMP)
 	$(BIN)/pytest -m "not cluster and not slow" $(PYTEST_ARGS)
 
 test-cluster: servers
-	$(BIN)/pytest -m cluster $(PYTEST_ARGS)
+	scripts/with-docker.sh $(BIN)/pytest -m cluster $(PYTEST_ARGS)
 
 # Each prints a table and writes build/bench/NAME.json.
 bench: bench-telemetry bench-predictors bench-calibration

@@ -15,6 +15,10 @@ from sites import HOSTS, REPOSITORY, Site
 SUITES = {"22.05": "bookworm", "24.11": "trixie", "26.05": "forky"}
 """Debian's suite of a Slurm release."""
 
+KEPT_LUA = "/usr/share/almanac/lua.as-installed"
+# What the package has put there is kept at the first time, and put back at every later one.
+COPY_BACK = 'if [ -d "$2" ]; then rm -rf "$1" && cp -a "$2" "$1"; else cp -a "$1" "$2"; fi'
+
 
 class DockerSite(Site):
     """`with DockerSite("24.11") as site:` is a running cluster; leaving removes its containers and volumes."""
@@ -91,6 +95,11 @@ class DockerSite(Site):
         settings = (f"{name}={value}" for name, value in whole.items())
         return ["docker", "exec", *options, self._containers[host], "env", "-i", *settings, *argv]
 
+    def reset(self) -> None:
+        for host in ("ctl", "login"):
+            self.run(host, "root", "sh", "-c", COPY_BACK, "sh", self.lua_dir, KEPT_LUA)
+        super().reset()
+
     def restart_controller(self) -> None:
         self.run("ctl", "root", "sv", "-w", "30", "restart", "slurmctld")
         wait_until("slurmctld to answer", lambda: self.run("ctl", "root", "scontrol", "ping", check=False).rc == 0, 60)
@@ -118,6 +127,8 @@ class DockerSite(Site):
 def why_not() -> str:
     """Why no docker site can be started here; "" where it can, as far as can be told."""
     if shutil.which("docker") is None:
-        return "docker is not installed"
+        return "clusters in docker need docker (scripts/with-docker.sh installs it)"
     done = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
-    return f"no Docker engine answers: {done.stderr.strip()}" if done.returncode else ""
+    if done.returncode:
+        return f"no Docker engine answers (scripts/with-docker.sh starts one): {done.stderr.strip()}"
+    return ""
