@@ -71,7 +71,8 @@ def queue_of(release: str) -> StandIn:
         job: dict[str, Any] = copy.copy(shape)
         submit_s = NOW_S - 86_400 + number
         job |= {
-            "job_id": 2_000_000 + number, "user_name": f"user{number * 7 % PENDING_USERS}", "name": words[number % len(words)],
+            "job_id": 2_000_000 + number,
+            "user_name": f"user{number * 7 % PENDING_USERS}", "name": words[number % len(words)],
             "submit_time": submit_s if release < "23" else {"set": True, "infinite": False, "number": submit_s},
             "tres_req_str": f"cpu=32,mem=1000M,node=1,billing=1,gres/gpu={1 + number % 4}", "cluster": CLUSTER,
         }  # fmt: skip
