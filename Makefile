@@ -7,15 +7,17 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 export PYTHON
 
-.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration docs deb lock clean distclean servers
+.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks docs deb lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
 	@echo "make test              lint and every test; as root it installs and starts real servers"
+	@echo "                       (ALMANAC_REQUIRE_CLUSTER=1: in docker too, and nothing may be left out)"
 	@echo "make test-unit         tests without servers, but for the slow ones"
 	@echo "make test-cluster      tests on a real Slurm, MariaDB and Prometheus (root)"
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration: only those"
+	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), of publishing and re-prioritising"
 	@echo "make docs              the generated pages of docs/"
 	@echo "make deb               the Debian package slurm-almanac, for this Debian (build/deb)"
 	@echo "make lock              requirements.lock from pyproject.toml"
@@ -41,13 +43,13 @@ lint: $(STAMP)
 
 # Lint first: the last line of the output is pytest's summary.
 test: lint servers
-	$(BIN)/pytest $(PYTEST_ARGS)
+	scripts/with-docker.sh $(BIN)/pytest $(PYTEST_ARGS)
 
 test-unit: $(STAMP)
 	$(BIN)/pytest -m "not cluster and not slow" $(PYTEST_ARGS)
 
 test-cluster: servers
-	$(BIN)/pytest -m cluster $(PYTEST_ARGS)
+	scripts/with-docker.sh $(BIN)/pytest -m cluster $(PYTEST_ARGS)
 
 # Each prints a table and writes build/bench/NAME.json.
 bench: bench-telemetry bench-predictors bench-calibration
@@ -61,6 +63,12 @@ bench-predictors: $(STAMP)
 
 bench-calibration: $(STAMP)
 	$(BIN)/python benchmarks/calibration.py
+
+# Of the sites that ALMANAC_SITES names, as for test-cluster.
+bench-hooks: servers
+	scripts/with-docker.sh $(BIN)/python benchmarks/hooks.py
+	if [ -e benchmarks/publish.py ]; then $(BIN)/python benchmarks/publish.py; fi
+	$(BIN)/python benchmarks/reprioritize.py
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

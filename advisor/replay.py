@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +78,9 @@ class Memory:
             self._past.absorb(ended)
             self._rolling.absorb(ended)
 
+    def overran(self, user: str) -> float:
+        return self._past.overran(user)
+
     def know(self, job: Submission) -> Known:
         return Known(self._past.features(job), self._rolling.estimate(job), self._past.overran(job.user))
 
@@ -113,19 +117,47 @@ def remember(
 ) -> Memory:
     """What these users' rows tell of the time before until_s. Without `site` the means are gathered from the rows."""
     own = history[history["user"].isin(users) & (history["submit_s"] < until_s)].reset_index(drop=True)
+    memory = Memory(config, site)
+    for _, event, job, start_s, ended in _tellings(own, until_s, until_s, config):
+        memory.tell(event, job, start_s, ended)
+    return memory
+
+
+def know_pending(
+    jobs: Sequence[Submission], history: pd.DataFrame, now_s: int, config: Rolling, site: SiteMeans
+) -> list[Known]:
+    """What know_now says of each of many submissions, with one pass over their users' rows, whatever the order of jobs.
+
+    But `overran` is as of now_s: it is no feature but how far a user's jobs are believed, and what is learned of that
+    while a job waits counts for it.
+    """
+    waiting = sorted(range(len(jobs)), key=lambda place: jobs[place].submit_s)
+    own = history[history["user"].isin({job.user for job in jobs})].reset_index(drop=True)
+    memory, known = Memory(config, site), dict[int, Known]()
+    told = _tellings(own, now_s, jobs[waiting[0]].submit_s if waiting else now_s, config)
+    ahead = next(told, None)
+    for place in waiting:
+        while ahead is not None and ahead[0] < jobs[place].submit_s:
+            memory.tell(*ahead[1:])
+            ahead = next(told, None)
+        known[place] = memory.know(jobs[place])
+    while ahead is not None:
+        memory.tell(*ahead[1:])
+        ahead = next(told, None)
+    return [dataclasses.replace(known[place], overran=memory.overran(job.user)) for place, job in enumerate(jobs)]
+
+
+def _tellings(
+    own: pd.DataFrame, until_s: int, asked_s: int, config: Rolling
+) -> Iterator[tuple[float, Event, Submission, float, Ended | None]]:
+    """When and what to tell a Memory that is first asked at asked_s of starts and ends before until_s, in order."""
     jobs = submissions(own)
     ended, times = ended_jobs(own, jobs), event_times(own)
     times[Event.SUBMIT] = math.nan
     times[times >= until_s] = math.nan
     if config.families == "mask":
-        # Nobody asks before until_s: that what has ended by then had started need not be told.
-        times[Event.START, ~np.isnan(times[Event.END])] = math.nan
-    memory, starts = Memory(config, site), times[Event.START].tolist()
+        # Nobody asks before asked_s: that what has ended by then had started need not be told.
+        times[Event.START, times[Event.END] < asked_s] = math.nan
+    starts = times[Event.START].tolist()
     for row, event in in_order(own, times):
-        memory.tell(event, jobs[row], starts[row], ended[row])
-    return memory
-
-
-def know_now(job: Submission, history: pd.DataFrame, config: Rolling, site: SiteMeans | None) -> Known:
-    """Features and rolling estimate of a submission, from its user's jobs that had started and ended before it."""
-    return remember([job.user], history, job.submit_s, config, site).know(job)
+        yield float(times[event, row]), event, jobs[row], starts[row], ended[row]

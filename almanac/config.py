@@ -32,6 +32,9 @@ class StoreSection:
 @dataclass(frozen=True)
 class Slurm:
     bin_dir: str = _key("", "folder of sacct, squeue, scontrol; empty: PATH")
+    backend: str = _key(
+        "commands", "how slurmctld is asked and told: commands, or pyslurm, which has to fit the site's Slurm release"
+    )
     timeout_s: int = _key(300, "seconds after which a Slurm command is given up", low=1)
     lookback_days: int = _key(30, "days of accounting that the first ingest asks for", low=1)
     window_hours: int = _key(24, "accounting is asked for in windows of this many hours", low=1)

@@ -17,6 +17,7 @@ from almanac.errors import ConfigError
 
 SYSTEM_FILE = Path("/etc/almanac/almanac.toml")
 WORDS = {
+    "slurm.backend": ("commands", "pyslurm"),
     "metrics.window_alignment": ("utc", "job"),
     "priority.mode": ("off", "observe", "apply"),
     "hooks.prompt": ("off", "show", "ask"),

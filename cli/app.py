@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from almanac.config import Config
 from almanac.config_file import find_config, load_config
-from almanac.errors import ConfigError, NotAllowedError
+from almanac.errors import ConfigError, NotAllowedError, StoreError
 
 if TYPE_CHECKING:
+    from telemetry.slurm.backend import SlurmBackend
     from telemetry.slurm.commands import SlurmCommands
     from telemetry.store import Store
 
@@ -48,14 +49,31 @@ class App:
 
         return SlurmCommands(bin_dir=self.config.slurm.bin_dir, timeout_s=self.config.slurm.timeout_s)
 
-    def cluster(self, store: Store | None = None) -> str:
-        """--cluster, the configuration, the store's only cluster, or what Slurm says; ConfigError otherwise."""
+    @property
+    def backend(self) -> SlurmBackend:
+        """What slurmctld is asked and told by. Raises ConfigError where slurm.backend cannot be had."""
+        from telemetry.slurm.command_backend import CommandBackend
+
+        commands = CommandBackend(self.commands)
+        if self.config.slurm.backend == "commands":
+            return commands
+        from telemetry.slurm.pyslurm_backend import PyslurmBackend, load_pyslurm
+
+        return PyslurmBackend(load_pyslurm(), commands)
+
+    def cluster(self, store: Store | None = None, is_new: bool = False) -> str:
+        """--cluster, the configuration, the store's only cluster, or what Slurm says; ConfigError otherwise.
+
+        Of a store that holds nothing nothing can be read: StoreError, but for who is about to fill it (is_new).
+        """
         known = store.clusters() if store else []
         named = self.cluster_name or self.config.site.cluster or (known[0] if len(known) == 1 else "")
         if named:
             return named
         if known:
             raise ConfigError(f"the store holds several clusters: {', '.join(known)}", "name one with --cluster")
+        if store and not is_new:
+            raise StoreError(f"{store.root}: holds no jobs yet", "run `almanac ingest` first, or name another --store")
         from telemetry.sources.sacct import probe_accounting
 
         name = probe_accounting(self.commands).cluster

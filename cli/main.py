@@ -23,6 +23,7 @@ COMMANDS = {
     "advise": "say what to ask for, for one submission",
     "publish": "write the advice files that Slurm's hooks read",
     "backtest": "replay the record: would the advice have held?",
+    "reprioritize": "give pending jobs the priority term predicted for them",
     "jobs": "list past jobs with what they used",
     "characterize": "compare jobs across the site, as the Perlmutter study does",
     "doctor": "check configuration, store, Slurm and Prometheus",

@@ -1,8 +1,9 @@
 #!/bin/bash
-# packages.sh python|servers
-# Makes sure that the Debian packages behind `make demo` (python) or the cluster tests (servers) are there.
+# packages.sh python|servers|docker
+# Makes sure that the Debian packages behind `make demo` (python), the cluster tests (servers) or their docker clusters
+# (docker) are there.
 # As root it installs what is missing, without starting any service; otherwise it says what is missing.
-# Status 1: python packages are missing, or servers are while ALMANAC_REQUIRE_CLUSTER=1.
+# Status 1: python or docker packages are missing, or servers are while ALMANAC_REQUIRE_CLUSTER=1.
 set -euo pipefail
 
 PYTHON=${PYTHON:-python3}
@@ -11,6 +12,8 @@ SERVER_PACKAGES=(slurm-wlm slurmctld slurmd slurmdbd slurm-client slurm-wlm-basi
     mariadb-server munge prometheus procps passwd util-linux lua5.1 python3-venv)
 # What tests/cluster/layout.py asks for, Prometheus, and the Lua of Debian's Slurm for tests of the modules.
 SERVER_COMMANDS=(munged mariadbd mariadb-install-db slurmdbd slurmctld slurmd sbatch sacct setpriv useradd prometheus lua5.1)
+# docker-cli: newer releases have the client apart from the engine.
+DOCKER_PACKAGES=(docker.io docker-cli docker-compose debootstrap iptables iproute2)
 POLICY=/usr/sbin/policy-rc.d
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
@@ -25,6 +28,14 @@ missing_servers() {
         command -v "$name" >/dev/null || echo "$name"
     done
     /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv # what make deb builds with
+}
+
+missing_docker() {
+    local name
+    for name in docker dockerd debootstrap iptables ip; do
+        command -v "$name" >/dev/null || echo "$name"
+    done
+    docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || echo docker-compose
 }
 
 restore_policy() {
@@ -56,8 +67,9 @@ can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 case ${1:-} in
 python) missing=missing_python packages=("${PYTHON_PACKAGES[@]}") is_required=1 ;;
 servers) missing=missing_servers packages=("${SERVER_PACKAGES[@]}") is_required=${ALMANAC_REQUIRE_CLUSTER:-0} ;;
+docker) missing=missing_docker packages=("${DOCKER_PACKAGES[@]}") is_required=1 ;;
 *)
-    echo "usage: $0 python|servers" >&2
+    echo "usage: $0 python|servers|docker" >&2
     exit 2
     ;;
 esac

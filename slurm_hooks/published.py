@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.config import Priority
@@ -29,12 +31,15 @@ class Change:
     after: AdviceFile | None
 
 
-def record(store: Store, cluster: str, changes: Iterable[Change], now_s: int) -> int:
-    """Keep the rows that changed, and version and lifetime of each changed file; how many rows. Raises StoreError."""
-    rows = [row for change in changes for row in _rows(change, now_s)]
-    if rows:
-        store.write(TABLE, cluster, table_of(TABLES[TABLE].schema, rows))
-    return len(rows)
+def changed_rows(changes: Iterable[Change], now_s: int) -> pa.Table:
+    """Of the table `advice`: version and lifetime of each file, and its rows that changed."""
+    return table_of(TABLES[TABLE].schema, [row for change in changes for row in _rows(change, now_s)])
+
+
+def record(store: Store, cluster: str, rows: pa.Table) -> None:
+    """Keep what changed. Raises StoreError."""
+    if rows.num_rows:
+        store.write(TABLE, cluster, rows)
 
 
 def _rows(change: Change, now_s: int) -> Iterator[tuple[object, ...]]:
@@ -79,8 +84,12 @@ def published_for(store: Store, cluster: str, user: str, key: str, gpus: int, su
 def published_file(store: Store, cluster: str, user: str, at_s: int) -> AdviceFile | None:
     """A user's file as it was at that time, without tiers, waits and texts; None where none was in force."""
     known = store.read(TABLE, cluster, until_s=at_s + 1)
-    own = known.filter(pc.field("user") == user).sort_by("published_s").to_pylist()
-    newest = {(row["kind"], row["name_key"], row["gpu_count"]): row for row in own}
+    return file_at(known.filter(pc.field("user") == user).sort_by("published_s").to_pylist(), at_s)
+
+
+def file_at(rows: Iterable[Mapping[str, Any]], at_s: int) -> AdviceFile | None:
+    """The same from one user's rows of the table, oldest first, none of them later than at_s."""
+    newest = {(row["kind"], row["name_key"], row["gpu_count"]): row for row in rows}
     file = newest.pop((FILE, "", 0), None)
     if file is None or file["version"] is None or file["expires_s"] <= at_s:
         return None

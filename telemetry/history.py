@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import duckdb
 import numpy as np
@@ -58,7 +58,6 @@ FROM jobs j LEFT JOIN (
 WHERE j.start_s IS NOT NULL
   AND ($running OR (j.end_s IS NOT NULL AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING')))
   AND greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) > 0
-  AND ($user IS NULL OR j."user" = $user)
 ORDER BY j.end_s, j.job_id, j.submit_s
 """
 
@@ -85,10 +84,10 @@ def load_history(
     cluster: str,
     since_s: int | None = None,
     until_s: int | None = None,
-    user: str | None = None,
+    user: str | Collection[str] | None = None,
     running: bool = False,
 ) -> pd.DataFrame:
-    """GPU jobs submitted in [since_s, until_s) that have started and ended, oldest end first.
+    """GPU jobs submitted in [since_s, until_s) that have started and ended, oldest end first; of some users, or all.
 
     Runs that were requeued, and the parts of a job that was resized, are left out: they are no whole job.
     running: they come too, and so does what has not ended, last, with an end_s of NaN: all that has ever run.
@@ -97,8 +96,8 @@ def load_history(
     "jobstats", "preallocated" (then the peak says nothing of the need and is NaN) or "none".
     """
     with store.connect() as db:
-        _register(db, store, cluster, _METRICS, since_s, until_s)
-        frame: pd.DataFrame = db.sql(_JOIN.format(more=""), params={"user": user, "running": running}).df()
+        _register(db, store, cluster, _METRICS, since_s, until_s, user)
+        frame: pd.DataFrame = db.sql(_JOIN.format(more=""), params={"running": running}).df()
     return _whole_times(frame, running)
 
 
@@ -116,9 +115,9 @@ class UserHistories:
 
     def __init__(self, store: Store, cluster: str) -> None:
         self._db = store.connect()
-        _register(self._db, store, cluster, _METRICS, None, None)
+        _register(self._db, store, cluster, _METRICS)
         sql = f"CREATE TEMP TABLE history AS {_JOIN.format(more='')}"
-        self._db.execute(sql, {"user": None, "running": True}).fetchall()
+        self._db.execute(sql, {"running": True}).fetchall()
         for name in ("jobs", "job_metrics"):
             self._db.unregister(name)
 
@@ -151,7 +150,7 @@ def load_history_table(
     columns: Sequence[str],
     since_s: int | None = None,
     until_s: int | None = None,
-    user: str | None = None,
+    user: str | Collection[str] | None = None,
 ) -> pa.Table:
     """The same jobs in the same order, with any columns of HISTORY; a missing value is null.
 
@@ -162,9 +161,9 @@ def load_history_table(
     more += [f"{_SPECIAL[name]} AS {name}" for name in columns if name in _SPECIAL]
     wanted = {*_METRICS, *metrics, "hbm_peak_frac", "temporal_imbalance", "idle_gpus"}
     with store.connect() as db:
-        _register(db, store, cluster, sorted(wanted), since_s, until_s)
+        _register(db, store, cluster, sorted(wanted), since_s, until_s, user)
         sql = _JOIN.format(more="".join(f", {part}" for part in more))
-        rows: pa.Table = db.sql(sql, params={"user": user, "running": False}).to_arrow_table()
+        rows: pa.Table = db.sql(sql, params={"running": False}).to_arrow_table()
     return rows.select(list(columns)).cast(pa.schema([HISTORY.field(name) for name in columns]))
 
 
@@ -173,11 +172,17 @@ def _register(
     store: Store,
     cluster: str,
     metrics: Sequence[str],
-    since_s: int | None,
-    until_s: int | None,
+    since_s: int | None = None,
+    until_s: int | None = None,
+    user: str | Collection[str] | None = None,
 ) -> None:
-    db.register("jobs", store.read("jobs", cluster, _JOBS, since_s, until_s))
-    db.register("job_metrics", store.read("job_metrics", cluster, metrics, since_s=since_s, until_s=until_s))
+    """Of users who are named only their rows are read: whoever asks for their own advice has little memory to spare."""
+    users = [user] if isinstance(user, str) else user
+    own = {"user": pa.array(sorted(users), pa.string())} if users is not None else None
+    jobs = store.read("jobs", cluster, _JOBS, since_s, until_s, own)
+    theirs = {"job_id": pc.unique(jobs["job_id"].combine_chunks())} if own else None
+    db.register("jobs", jobs)
+    db.register("job_metrics", store.read("job_metrics", cluster, metrics, since_s, until_s, theirs))
 
 
 def open_jobs(store: Store, cluster: str) -> list[int]:

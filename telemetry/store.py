@@ -125,8 +125,13 @@ class Store:
         columns: Sequence[str] | None = None,
         since_s: int | None = None,
         until_s: int | None = None,
+        among: Mapping[str, pa.Array[Any]] | None = None,
     ) -> pa.Table:
-        """Rows whose time is in [since_s, until_s), in the order of the files; an empty table where there are none."""
+        """Rows whose time is in [since_s, until_s), in the order of the files; an empty table where there are none.
+
+        among: only rows whose value of each of these columns is one of those given, in any order; the others are never
+        in memory.
+        """
         spec = TABLES[table]
         names = list(columns) if columns is not None else spec.schema.names
         empty = pa.schema([spec.schema.field(name) for name in names]).empty_table()
@@ -143,6 +148,9 @@ class Store:
         )
         with self.connect() as db, _readable(self.root / table):
             db.register("empty", spec.schema.empty_table())
+            for number, (column, values) in enumerate((among or {}).items()):
+                db.register(f"among{number}", pa.table({"value": values}))
+                sql += f" AND {names_sql([column])} IN (SELECT value FROM among{number})"
             rows = arrow(db, sql, {"files": [str(f) for f in files], "low": low, "high": high})
         return rows.cast(empty.schema)
 

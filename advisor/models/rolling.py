@@ -24,7 +24,7 @@ MAX_FAMILIES = 400
 
 @dataclass(frozen=True)
 class Estimate:
-    """case is "name", "user" or "site"; runs is how many jobs were looked at. None of it where nothing is known."""
+    """case is "name", or "user" or "site": of as many GPUs, or with ", any size". runs: jobs looked at."""
 
     duration_s: float
     case: str
@@ -62,8 +62,10 @@ class SiteMeans:
         """None where no job has ended."""
         if not self.overall.number:
             return None
-        mean = self.by_gpus.get(gpu_count, self.overall)
-        return Estimate(mean.value, case, mean.number)
+        if gpu_count in self.by_gpus:
+            mean = self.by_gpus[gpu_count]
+            return Estimate(mean.value, case, mean.number)
+        return Estimate(self.overall.value, f"{case}, any size", self.overall.number)
 
     def to_json(self) -> dict[str, object]:
         counts = {str(gpus): [mean.total, mean.number] for gpus, mean in sorted(self.by_gpus.items())}

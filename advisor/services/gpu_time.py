@@ -11,15 +11,15 @@ import pandas as pd
 
 from advisor.baselines import predictions_of, scores_of
 from advisor.decisions.priority import decide_priority
-from advisor.features import known_at
+from advisor.features import Submission, known_at, submission_of
 from advisor.models.duration import DurationModel, clip_to_limit, fit, split
 from advisor.models.rolling import SiteMeans
 from advisor.prediction import Prediction, predict
-from advisor.replay import Replay, remember, replay_durations
+from advisor.replay import Replay, know_pending, remember, replay_durations
 from advisor.scores import Floats, Scores
 from advisor.services.base import Asked, Record
-from almanac.config import Config
-from almanac.records import PriorityAdvice
+from almanac.config import Config, Priority
+from almanac.records import PriorityAdvice, Request
 
 QUANTILES = 101
 
@@ -88,21 +88,36 @@ class GpuTime:
     def act(self, asked: Asked, predicted: Ranked) -> Mapping[str, Any]:
         if predicted.prediction is None:
             return {"duration": None, "priority": None}
-        return {
-            "duration": predicted.prediction.duration,
-            "priority": _priority(asked, predicted.prediction, predicted),
-        }
+        priority = priority_of(asked.job, predicted.prediction, predicted.quantiles_s, asked.config.priority)
+        return {"duration": predicted.prediction.duration, "priority": priority}
 
 
-def _priority(asked: Asked, prediction: Prediction, ranked: Ranked) -> PriorityAdvice | None:
-    """None for a job without GPUs: it has no GPU-time."""
-    job, duration = asked.job, prediction.duration
+def priority_of(
+    job: Submission, prediction: Prediction, quantiles_s: tuple[float, ...], priority: Priority
+) -> PriorityAdvice | None:
+    """None for a job without GPUs: it has no GPU-time. quantiles_s: as in Durations."""
     if not job.gpu_count:
         return None
+    duration = prediction.duration
     cautious_s = (duration.high_s or duration.duration_s) * job.gpu_count
-    return decide_priority(
-        prediction.rank_gpu_time_s, cautious_s, prediction.overran, job.user, ranked.quantiles_s, asked.config.priority
-    )
+    return decide_priority(prediction.rank_gpu_time_s, cautious_s, prediction.overran, job.user, quantiles_s, priority)
+
+
+def priorities_of(
+    requests: Sequence[Request], history: pd.DataFrame, trained: Durations | None, config: Config, now_s: int
+) -> list[PriorityAdvice | None]:
+    """What the service tells of many submissions that wait at now_s, each from what was known when it was submitted.
+
+    Whether a user's runs overrun, though, is judged as of now_s. None where nothing is known, and without GPUs.
+    """
+    jobs = [submission_of(request, config.tiers) for request in requests]
+    known = know_pending(jobs, history, now_s, config.rolling, trained.site if trained else SiteMeans())
+    quantiles_s = trained.gpu_time_quantiles_s if trained else ()
+    predictions = predict(jobs, known, trained.model if trained else None)
+    return [
+        None if prediction is None else priority_of(job, prediction, quantiles_s, config.priority)
+        for job, prediction in zip(jobs, predictions, strict=True)
+    ]
 
 
 def _site_means(past: Replay) -> SiteMeans:

@@ -6,7 +6,6 @@ name or comment can forge (scontrol's and squeue's text can be forged).
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -17,13 +16,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from almanac.errors import CommandError, SourceError
+from almanac.errors import SourceError
 from almanac.records import Counts
 from almanac.tres import parse_gpu_indices, parse_index_list
 from almanac.units import printable
 from telemetry.schema import BINDINGS
 from telemetry.slurm.commands import Runner
 from telemetry.slurm.hostlist import expand
+from telemetry.slurm.queue_json import queued
 from telemetry.sources.base import Batch
 from telemetry.sources.sacct_json import number
 
@@ -189,7 +189,7 @@ class SqueueSource:
         """
         data = self.commands(["squeue", "-a", "--json"])  # 22.05 ignores filters beside --json
         counts, rows = Counts(), list[dict[str, Any]]()
-        for job in _jobs(data):
+        for job in queued(data):
             if not _is_running_gpu_job(job) or not self._is_ours(job):
                 continue
             counts.seen += 1
@@ -202,15 +202,6 @@ class SqueueSource:
 
     def _is_ours(self, job: Mapping[str, Any]) -> bool:
         return not self.cluster or str(job.get("cluster", self.cluster)).lower() == self.cluster.lower()
-
-
-def _jobs(data: bytes) -> list[Mapping[str, Any]]:
-    try:
-        content = json.loads(data.decode("utf-8", "replace"))
-        jobs = content["jobs"]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise CommandError("squeue --json gave no list of jobs", "install Slurm's JSON serializer plugin") from error
-    return [job for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
 
 
 def _is_running_gpu_job(job: Mapping[str, Any]) -> bool:

@@ -14,14 +14,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from docker_site import SUITES, DockerSite, why_not
 from layout import missing_commands
 from native_site import NativeSite
 from processes import sweep
 from sites import Site
 from testbed import Cluster, running_cluster
 
-SITES = ("native",)
+SITES = ("native", *SUITES)
 """What ALMANAC_SITES may name, comma-separated; the fixture `site` runs each test on all that it names."""
+ALL_SITES = "native,24.11,26.05"
+"""Under ALMANAC_REQUIRE_CLUSTER=1; the native one is Debian 12's, 22.05."""
 LABS = Path("/var/tmp")
 PREFIX = "almanac-lab-"
 
@@ -34,6 +37,18 @@ def _what_is_missing() -> str:
     return f"cluster tests need {', '.join(absent)} (make test installs them as root)" if absent else ""
 
 
+def _is_required() -> bool:
+    return os.environ.get("ALMANAC_REQUIRE_CLUSTER") == "1"
+
+
+def _need(missing: str) -> None:
+    """Skips the test, or fails it where none may be skipped; "" is nothing missing."""
+    if missing and _is_required():
+        pytest.fail(f"{missing}, and ALMANAC_REQUIRE_CLUSTER=1 forbids to skip")
+    if missing:
+        pytest.skip(missing)
+
+
 @pytest.fixture
 def lab_root() -> Iterator[Path]:
     """An empty folder that the lab's users can reach; pytest's own tmp_path is closed to them."""
@@ -41,11 +56,7 @@ def lab_root() -> Iterator[Path]:
 
 
 def _lab_root() -> Iterator[Path]:
-    reason = _what_is_missing()
-    if reason and os.environ.get("ALMANAC_REQUIRE_CLUSTER") == "1":
-        pytest.fail(f"{reason}, and ALMANAC_REQUIRE_CLUSTER=1 forbids to skip")
-    if reason:
-        pytest.skip(reason)
+    _need(_what_is_missing())
     _remove_abandoned()
     root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=LABS))
     (root / "owner").write_text(str(os.getpid()))
@@ -82,15 +93,20 @@ def cluster() -> Iterator[Cluster]:
 
 
 def _wanted_sites() -> list[str]:
-    wanted = os.environ.get("ALMANAC_SITES", "native").split(",")
-    if unknown := set(wanted) - set(SITES):
+    wanted = os.environ.get("ALMANAC_SITES") or (ALL_SITES if _is_required() else "native")
+    if unknown := set(wanted.split(",")) - set(SITES):
         raise pytest.UsageError(f"ALMANAC_SITES names {sorted(unknown)}, expected some of {SITES}")
-    return wanted
+    return wanted.split(",")
 
 
 @pytest.fixture(scope="session", params=_wanted_sites())
-def _running_site(request: pytest.FixtureRequest) -> Site:
-    return NativeSite(request.getfixturevalue("cluster").lab)
+def _running_site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    if request.param == "native":
+        yield NativeSite(request.getfixturevalue("cluster").lab)
+        return
+    _need(why_not())
+    with DockerSite(request.param) as running:
+        yield running
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A fake dcgm-exporter for the lab's 16 GPUs: its own process, plain HTTP, dcgm-exporter's metric and label names.
+"""A fake dcgm-exporter for the lab's 16 GPUs, or one node's: its own process, plain HTTP, dcgm-exporter's names.
 
 A GPU is busy while the lab's mapping folder (kept by the shipped Prolog and Epilog) names a job for it. The job says
 what it does by a file <profiles>/<job id> that holds a profile's name or its HBM peak in GiB. Busy GPUs replay real
@@ -14,7 +14,7 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -166,13 +166,13 @@ class Gpu:
 
 
 class Exporter:
-    """The 16 GPUs, moved on by a clock of their own, so that energy adds up however often they are scraped."""
+    """The GPUs of some nodes, moved on by a clock of their own: energy adds up however often they are scraped."""
 
-    def __init__(self, jobs: Path, profiles: Path, trace: Trace) -> None:
+    def __init__(self, jobs: Path, profiles: Path, trace: Trace, nodes: Sequence[str] = NODES) -> None:
         self._jobs, self._profiles, self._trace = jobs, profiles, trace
         self._lock = threading.Lock()
         self._last_s = time.time()
-        self.gpus = [Gpu(node, index) for node in NODES for index in GPUS]
+        self.gpus = [Gpu(node, index) for node in nodes for index in GPUS]
         self.tick()
 
     def _peak_mib(self, job: str) -> float:
@@ -222,7 +222,7 @@ class Exporter:
             os._exit(1)
 
 
-def serve(exporter: Exporter, port: int) -> None:
+def serve(exporter: Exporter, address: str, port: int) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = exporter.render().encode()
@@ -236,12 +236,14 @@ def serve(exporter: Exporter, port: int) -> None:
             """Silent: a scrape a second would fill the log."""
 
     threading.Thread(target=exporter.run_forever, daemon=True).start()
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    ThreadingHTTPServer((address, port), Handler).serve_forever()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--listen", default="127.0.0.1", help="address")
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--node", choices=NODES, help="only this node's GPUs")
     parser.add_argument("--jobs", type=Path, required=True, help="folder of <node>/<gpu> files with job ids")
     parser.add_argument("--profiles", type=Path, required=True, help="folder of <job id> files with a profile")
     parser.add_argument("--trace", type=Path, help="parquet of recorded counters; without, generated ones")
@@ -249,7 +251,8 @@ def main() -> None:
     has_trace = options.trace is not None and options.trace.exists()
     trace = recorded_trace(options.trace) if has_trace else generated_trace()
     print(f"replaying {'recorded' if has_trace else 'generated'} counters", flush=True)
-    serve(Exporter(options.jobs, options.profiles, trace), options.port)
+    nodes = (options.node,) if options.node else NODES
+    serve(Exporter(options.jobs, options.profiles, trace, nodes), options.listen, options.port)
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ class Layout:
             conf.write(self.extra_slurm_conf)
         self._fill("gres.conf.in", "etc/gres.conf", 0o644)
         for name in ("job_submit.lua", "cli_filter.lua"):
-            shutil.copy(HERE / "conf" / name, self.root / "etc" / name)
+            shutil.copy(HERE.parents[1] / "docker/etc" / name, self.root / "etc" / name)
         self._fill("slurmdbd.conf.in", "etc/slurmdbd.conf", 0o600)
         shutil.chown(self.root / "etc/slurmdbd.conf", "slurm", "slurm")
         # Nothing here uses cgroups, and in many containers they cannot be written or are not mounted. 22.05 dies on

@@ -16,7 +16,8 @@ from typing import Literal
 from lab import ENDED
 from processes import LabError, wait_until
 
-CONF = Path(__file__).resolve().parent / "conf"
+REPOSITORY = Path(__file__).resolve().parents[2]
+PLAIN_SCRIPTS = REPOSITORY / "docker/etc"
 HOSTS = ("ctl", "login", "n1", "n2", "n3", "n4")
 Hook = Literal["job_submit", "cli_filter"]
 # Slurm loads a job_submit.lua again when its time, in whole seconds, is later than that of the last load.
@@ -128,7 +129,7 @@ class Site(ABC):
         and does not start without one: tests of that use remove() and write() on etc_dir.)
         """
         name = f"{kind}.lua"
-        data = (CONF / name).read_bytes() if text is None else text.encode(errors="surrogateescape")
+        data = (PLAIN_SCRIPTS / name).read_bytes() if text is None else text.encode(errors="surrogateescape")
         path = f"{self.etc_dir}/{name}"
         host = "ctl" if kind == "job_submit" else "login"
         self.write(host, path, data)

@@ -1,4 +1,4 @@
--- Does nothing: what the lab's controller has until a test puts its own script here (sites.py, Site.hook).
+-- Does nothing: what the controller has until a site puts its own script here.
 function slurm_job_submit(job_desc, part_list, submit_uid)
     return slurm.SUCCESS
 end

@@ -1,4 +1,4 @@
--- Does nothing: what sbatch, salloc and srun have until a test puts its own script here (sites.py, Site.hook).
+-- Does nothing: what sbatch, salloc and srun have until a site puts its own script here.
 function slurm_cli_setup_defaults(options, early_pass)
     return slurm.SUCCESS
 end

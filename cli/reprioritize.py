@@ -1,0 +1,148 @@
+"""`almanac reprioritize`: pending jobs get the term of the model's own prediction."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from almanac.errors import ConfigError, NoModelError
+from almanac.records import Counts
+from almanac.units import format_count, printable
+from cli.app import App
+from cli.output import json_text, show_table
+
+if TYPE_CHECKING:
+    from slurm_hooks.reprioritize import Actor, Change, Outcome
+    from telemetry.slurm.backend import SlurmBackend
+    from telemetry.store import Store
+
+SHOWN, SAID = 20, 5
+
+
+@click.command("reprioritize")
+@click.option("--apply", "is_applied", is_flag=True, help="Tell Slurm. [only show what would change]")
+@click.option("--clear", "is_clearing", is_flag=True, help="Set back to 0 what this command has set.")
+@click.option("-n", "--rows", default=SHOWN, show_default=True, help="Changes to show; 0: all.")
+@click.option("--json", "as_json", is_flag=True, help="Print the changes, the counts and the outcome as JSON.")
+@click.pass_obj
+def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: bool) -> int:
+    """Give pending GPU jobs the priority term that the model predicts for them now. For operators, and a timer.
+
+    A dry run unless --apply is given; that needs priority.mode = "apply" and weights in slurm.conf that fit (see
+    `almanac doctor`), and root, SlurmUser or AdminLevel=Operator. Jobs with a site factor of somebody else are left
+    alone. Each change is written to actions/ in the store before Slurm is told. Running it again changes nothing.
+
+    Exit code 5: Slurm did not answer, or refused some changes; they are tried again by the next run.
+    """
+    from slurm_hooks.reprioritize import Outcome
+
+    app.require_operator("the queue holds everybody's jobs")
+    store = app.open_store()
+    cluster = app.cluster(store)
+    backend = app.backend
+    if (answers := backend.cluster()).lower() != cluster.lower():
+        raise ConfigError(
+            f"the store's cluster is {cluster}, Slurm's is {answers}", "correct --cluster or site.cluster"
+        )
+    counts, outcome = Counts(), Outcome()
+    with _one_at_a_time(store, cluster) if is_applied else contextlib.nullcontext():
+        actor, changes = _plan(app, store, cluster, backend, is_applied, is_clearing, counts)
+        if is_applied:
+            outcome = actor.apply(changes)
+    _show(changes, counts, outcome if is_applied else None, rows, as_json)
+    return 5 if outcome.failed else 0
+
+
+def _one_at_a_time(store: Store, cluster: str) -> contextlib.AbstractContextManager[None]:
+    """Raises BusyError where another run is under way, StoreError where the store may not be written."""
+    from telemetry.atomic import locked
+    from telemetry.marks import safe_name
+
+    return locked(store.root / f".reprioritize-{safe_name(cluster)}.lock", "re-prioritises now")
+
+
+def _plan(
+    app: App, store: Store, cluster: str, backend: SlurmBackend, is_applied: bool, is_clearing: bool, counts: Counts
+) -> tuple[Actor, list[Change]]:
+    """Raises ConfigError where terms are not to be applied, NoModelError where nothing was trained."""
+    from advisor.artefacts import current_version
+    from advisor.decisions.priority import require_ageing
+    from slurm_hooks.action_log import ActionLog
+    from slurm_hooks.published_terms import PublishedTerms
+    from slurm_hooks.reprioritize import Actor, plan_clearing, plan_terms
+
+    log = ActionLog(store.root / "actions")
+    model = current_version(store.models_dir(cluster)) or ""
+    actor = Actor(backend, log, cluster, model, app.now_s)
+    known = log.newest(cluster, app.now_s())
+    if is_clearing:
+        return actor, plan_clearing(backend, known, counts)
+    if is_applied:
+        require_ageing(backend.configuration(), app.config.priority)
+    return actor, plan_terms(backend, known, _predictor(app, store, cluster), PublishedTerms(store, cluster), counts)
+
+
+def _predictor(app: App, store: Store, cluster: str) -> Any:
+    """What predicts the terms of many submissions. Raises NoModelError, StoreError."""
+    from advisor.artefacts import load
+    from advisor.lifecycle import trusted
+    from advisor.services.gpu_time import priorities_of
+    from telemetry.history import load_history
+
+    trained = trusted(load(store.models_dir(cluster)), app.config, app.now_s())
+    if trained is None:
+        raise NoModelError(f"nothing was trained for {cluster} yet", "run `almanac train` first")
+
+    def predict(requests: Sequence[Any]) -> Sequence[Any]:
+        if not requests:
+            return []
+        history = load_history(store, cluster, user={request.user for request in requests}, running=True)
+        return priorities_of(requests, history, trained, app.config, app.now_s())
+
+    return predict
+
+
+def _show(changes: Sequence[Change], counts: Counts, outcome: Outcome | None, rows: int, as_json: bool) -> None:
+    if as_json:
+        click.echo(json_text(_as_json(changes, counts, outcome)))
+        return
+    shown = changes[: rows or None]
+    if shown:
+        columns = ["job", "user", "now", "to be" if outcome is None else "told", "why"]
+        cells = [[each.job.address, each.job.user, str(each.old), str(each.new), each.reason] for each in shown]
+        show_table(columns, cells, right=columns[2:4])
+    if len(changes) > len(shown):
+        click.echo(f"... and {format_count(len(changes) - len(shown))} more")
+    click.echo(f"{format_count(counts.seen)} pending, {format_count(len(changes))} to change")
+    for reason, number in sorted(counts.dropped.items()):
+        click.echo(f"  {format_count(number)} left alone: {reason}")
+    if outcome is None:
+        click.echo("a dry run: Slurm was told nothing (--apply)")
+        return
+    click.echo(f"{format_count(outcome.taken)} changed")
+    ends = {
+        "started, ended or held meanwhile": outcome.gone,
+        "taken by Slurm, but not counted": outcome.ignored,
+        "refused": outcome.failed,
+    }
+    for what, number in ends.items():
+        if number:
+            click.echo(f"  {format_count(number)} {what}")
+    for line in outcome.said[:SAID]:
+        click.echo(f"Slurm said: {printable(line)}", err=True)
+
+
+def _as_json(changes: Sequence[Change], counts: Counts, outcome: Outcome | None) -> dict[str, Any]:
+    return {
+        "applied": outcome is not None,
+        "pending": counts.seen,
+        "changes": [
+            {"job_id": each.job.job_id, "user": each.job.user, "old": each.old, "new": each.new, "reason": each.reason}
+            for each in changes
+        ],
+        "left_alone": dict(counts.dropped),
+        "outcome": vars(outcome) if outcome else None,
+    }

@@ -1,0 +1,125 @@
+"""The record of what almanac told Slurm: one JSON line for each change, on disk before Slurm hears of it.
+
+Lines lie in `actions/reprioritize-YYYY-MM-DD.jsonl` (UTC days) below the store's root. They name no user and no job.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from almanac.errors import StoreError
+
+DAY_S = 86_400
+KEEP_DAYS = 90
+"""Older lines are not looked at: what they say a job was given is then taken for somebody else's."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One line. what: "set" (told Slurm), "clear" (told it 0 again) or "ignored" (Slurm took a change without a word,
+    and the factor stayed `old`). old, new: site factors. model: version of the trained model.
+
+    gpu_time_s: the GPU-time that the new factor stands for, GPU-seconds; None of a clearing.
+    """
+
+    what: str
+    time_s: int
+    cluster: str
+    job_id: int
+    address: str
+    submit_s: int
+    old: int
+    new: int
+    reason: str
+    gpu_time_s: float | None = None
+    model: str = ""
+    almanac: str = ""
+
+
+@dataclass(frozen=True)
+class ActionLog:
+    """The record below one folder, which need not be there yet."""
+
+    folder: Path
+
+    def append(self, actions: Sequence[Action], now_s: int) -> None:
+        """Add lines to the day's file; they are on disk when this returns. Raises StoreError."""
+        if not actions:
+            return
+        path = self.folder / f"reprioritize-{_day(now_s)}.jsonl"
+        lines = "".join(json.dumps(asdict(action), ensure_ascii=True) + "\n" for action in actions)
+        try:
+            self.folder.mkdir(mode=0o750, exist_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            with open(handle, "ab", closefd=True) as file:  # noqa: PTH123 - of a descriptor
+                if _is_cut_off(path):
+                    file.write(b"\n")
+                file.write(lines.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            _sync_folder(self.folder)
+        except OSError as error:
+            raise StoreError(
+                f"{path}: cannot be written: {error.strerror}",
+                "check space and rights; Slurm is told nothing that is not written down",
+            ) from error
+
+    def newest(self, cluster: str, now_s: int) -> dict[int, Action]:
+        """The last line of each job of a cluster, of the last KEEP_DAYS. A line that a crash cut off is passed over.
+
+        Raises StoreError.
+        """
+        found = {}
+        oldest = f"reprioritize-{_day(now_s - KEEP_DAYS * DAY_S)}.jsonl"
+        try:
+            for path in sorted(self.folder.glob("reprioritize-????-??-??.jsonl")):
+                if path.name >= oldest:
+                    with path.open("rb") as file:
+                        found.update({action.job_id: action for action in _actions(file) if action.cluster == cluster})
+        except OSError as error:
+            raise StoreError(f"{self.folder}: cannot be read: {error.strerror}", "run this as its owner") from error
+        return found
+
+
+def _day(time_s: int) -> str:
+    return f"{dt.datetime.fromtimestamp(time_s, dt.UTC):%Y-%m-%d}"
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether the last line has no end: the disk was full, or the host went down."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _actions(lines: Iterable[bytes]) -> Iterator[Action]:
+    for line in lines:
+        try:
+            content = json.loads(line)
+            if isinstance(content, dict):
+                yield _action(content)
+        except (ValueError, TypeError, KeyError):
+            continue
+
+
+def _action(content: Mapping[str, Any]) -> Action:
+    """Raises KeyError, TypeError or ValueError. Fields of later versions are passed over."""
+    numbers = {name: int(content[name]) for name in ("time_s", "job_id", "submit_s", "old", "new")}
+    texts = {name: str(content[name]) for name in ("what", "cluster", "address", "reason")}
+    return Action(**texts, **numbers)  # type: ignore[arg-type]

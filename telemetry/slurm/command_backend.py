@@ -1,0 +1,82 @@
+"""Slurm by its own commands, for every release: squeue, sprio, scontrol and sinfo.
+
+Numbers of text output only: what users write (names, comments) is read from JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from almanac.errors import CommandError
+from almanac.records import Counts
+from almanac.units import printable
+from telemetry.slurm.backend import FactorChange, Node, PendingJob, SiteFactor
+from telemetry.slurm.commands import Done, Runner, controller_config
+from telemetry.slurm.queue_json import nodes_of, pending_jobs, records
+
+_FACTORS = "%i|%Y|%S|%A|%B|%F|%J|%P|%Q|%N|%T"
+"""Number, priority, site factor, then every other part of the priority; %T is a list."""
+_FACTOR_ROW = re.compile(r"\s*([0-9]+)\s*\|\s*([0-9]+)\s*\|\s*(-?[0-9]+)\s*\|(.*)")
+_CLUSTER = re.compile(r"(?m)^ClusterName\s*=\s*(\S+)")
+
+
+class Commands(Runner, Protocol):
+    """What runs commands, and feeds one lines to read."""
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"") -> Done: ...
+
+
+@dataclass(frozen=True)
+class CommandBackend:
+    """A SlurmBackend of Slurm's commands."""
+
+    commands: Commands
+
+    def configuration(self) -> str:
+        return controller_config(self.commands)
+
+    def cluster(self) -> str:
+        found = _CLUSTER.search(self.configuration())
+        if not found:
+            raise CommandError("`scontrol show config` names no ClusterName", "check that slurmctld answers")
+        return found[1]
+
+    def pending(self, counts: Counts) -> list[PendingJob]:
+        return pending_jobs(self.commands(["squeue", "-a", "-t", "PENDING", "--json"]), self.cluster(), counts)
+
+    def site_factors(self) -> dict[int, SiteFactor]:
+        """sprio prints a job once for each of its partitions; the site factor is the same in all of them."""
+        factors = {}
+        for line in self.commands(["sprio", "-h", "-o", _FACTORS]).decode("utf-8", "replace").splitlines():
+            row = _FACTOR_ROW.fullmatch(line)
+            if row is None:
+                raise CommandError(f"sprio printed {printable(line)!r}", "its format is not the one known: report it")
+            job_id, priority, points = map(int, row.groups()[:3])
+            factors[job_id] = SiteFactor(points, _is_explicit(priority, points, row[4]))
+        return factors
+
+    def set_site_factors(self, changes: Sequence[FactorChange]) -> list[str]:
+        """One scontrol reads all commands: it goes on after a refusal, and names the job in most of them."""
+        if not changes:
+            return []
+        lines = [f"update jobid={change.job.address} sitefactor={change.points}\n" for change in changes]
+        done = self.commands.run(["scontrol"], "".join(lines).encode())
+        said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+        return said or ([f"scontrol ended with {done.code}"] if done.code else [])
+
+    def nodes(self) -> list[Node]:
+        """sinfo of 22.05 lists nodes; that of later releases lists groups of them, but their scontrol has JSON."""
+        found = records(self.commands(["sinfo", "--json"]), "nodes")
+        if found is None:
+            found = records(self.commands(["scontrol", "show", "nodes", "--json"]), "nodes")
+        if found is None:
+            raise CommandError("neither sinfo nor scontrol gave a list of nodes", "run `scontrol show nodes --json`")
+        return nodes_of(found)
+
+
+def _is_explicit(priority: int, points: int, parts: str) -> bool:
+    """Of a priority that somebody set sprio shows the sum and no part; without parts, a ranked job's sum is 1."""
+    return priority > 1 and points == 0 and not re.search("[1-9]", parts)

@@ -1,0 +1,135 @@
+"""Slurm by pyslurm, written against its release 25.11, which runs with Slurm 25.11 only.
+
+pyslurm has no way to ask for priority factors, nor for all settings: those stay with Slurm's commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from almanac.errors import CommandError, ConfigError
+from almanac.records import Counts
+from telemetry.slurm.backend import FactorChange, Node, PendingJob, SiteFactor
+from telemetry.slurm.command_backend import CommandBackend
+from telemetry.slurm.queue_json import address
+
+
+def load_pyslurm() -> ModuleType:
+    """Raises ConfigError where pyslurm is not installed, or does not fit the Slurm that is."""
+    try:
+        return importlib.import_module("pyslurm")
+    except Exception as error:  # its import reads slurm.conf and links Slurm's library: anything can come of it
+        raise ConfigError(
+            f"pyslurm cannot be imported: {error}",
+            'install the pyslurm of this Slurm release, or slurm.backend = "commands"',
+        ) from error
+
+
+@dataclass(frozen=True)
+class PyslurmBackend:
+    """A SlurmBackend of pyslurm, and of Slurm's commands where that has nothing."""
+
+    pyslurm: Any
+    commands: CommandBackend
+
+    def configuration(self) -> str:
+        return self.commands.configuration()
+
+    def cluster(self) -> str:
+        with _told(self.pyslurm):
+            return str(self.pyslurm.slurmctld.Config.load().cluster_name)
+
+    def pending(self, counts: Counts) -> list[PendingJob]:
+        with _told(self.pyslurm):
+            waiting = [job for job in self.pyslurm.Jobs.load().values() if job.state == "PENDING"]
+        split = Counter(job.array_id for job in waiting if job.array_id and not job.array_tasks_waiting)
+        jobs = []
+        for job in waiting:
+            counts.seen += 1
+            try:
+                jobs.append(_pending(job, split[job.array_id] > 0))
+                counts.kept += 1
+            except (AttributeError, TypeError, ValueError):
+                counts.drop("pending job that cannot be read", example=f"job {job.id}")
+        return sorted(jobs, key=lambda job: job.job_id)
+
+    def site_factors(self) -> dict[int, SiteFactor]:
+        return self.commands.site_factors()
+
+    def set_site_factors(self, changes: Sequence[FactorChange]) -> list[str]:
+        """Each by the record's own number, which here names no other record."""
+        said = []
+        for change in changes:
+            # As text: pyslurm leaves out a factor that is false, and 0 would never be told.
+            description = self.pyslurm.JobSubmitDescription(site_factor=str(change.points))
+            try:
+                self.pyslurm.Job(change.job.job_id).modify(description)
+            except self.pyslurm.RPCError as error:
+                said.append(f"{error} for job {change.job.address}")
+        return said
+
+    def nodes(self) -> list[Node]:
+        with _told(self.pyslurm):
+            found = list(self.pyslurm.Nodes.load().values())
+        return sorted((_node(node) for node in found), key=lambda node: node.name)
+
+
+@contextlib.contextmanager
+def _told(pyslurm: Any) -> Iterator[None]:
+    """Raises CommandError where slurmctld does not answer, as the commands do."""
+    try:
+        yield
+    except pyslurm.RPCError as error:
+        raise CommandError(f"pyslurm: {error}", "check that slurmctld answers") from error
+
+
+def _pending(job: Any, is_split: bool) -> PendingJob:
+    """array_task_id is None for the task 0, too: it is the waiting tasks that tell an array's common record."""
+    array_id = job.array_id
+    task_id = (job.array_task_id or 0) if array_id and not job.array_tasks_waiting else None
+    het_id = job.heterogeneous_id or None
+    offset = (job.heterogeneous_offset or 0) if het_id else None
+    gpus = dict(job.gpus)
+    types = [gpu.type for gpu in gpus.values() if gpu.type]
+    total = gpus["gpu"].count if "gpu" in gpus else sum(gpu.count for gpu in gpus.values())
+    return PendingJob(
+        job_id=job.id,
+        address=address(job.id, array_id, task_id, (job.array_tasks_waiting or "") if is_split else "", het_id, offset),
+        submit_s=int(job.submit_time),
+        user=job.user_name or "",
+        name=job.name or "",
+        account=job.account or "",
+        partition=job.partition or "",
+        qos=job.qos or "",
+        constraints=",".join(job.constraints or []),
+        gpu_count=int(total),
+        gpu_type=types[0] if len(types) == 1 else "",
+        cpu_count=job.cpus or 1,
+        node_count=job.num_nodes or 1,
+        time_limit_s=None if job.time_limit is None else int(job.time_limit) * 60,
+        is_held=job.priority == 0,
+        array_job_id=array_id,
+        array_task_id=task_id,
+        het_job_id=het_id,
+        het_offset=offset,
+    )
+
+
+def _node(node: Any) -> Node:
+    """Its state is one text of base and flags: IDLE+POWERED_DOWN."""
+    gres = node.configured_gres or {}
+    return Node(
+        name=node.name,
+        states=frozenset(re.split(r"[^A-Z_]+", (node.state or "").upper())) - {""},
+        features=tuple(node.available_features or ()),
+        gres=",".join(f"{name}:{count}" for name, count in gres.items()),
+        partitions=tuple(node.partitions or ()),
+        reason=node.reason or "",
+    )

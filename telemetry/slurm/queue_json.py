@@ -1,0 +1,173 @@
+"""Pending jobs and nodes of Slurm's JSON: 22.05 writes plain numbers and texts, later releases {set, number} and lists.
+
+JSON only: no name or comment in it can forge a record, as it could in squeue's and scontrol's text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from almanac.errors import CommandError
+from almanac.records import Counts
+from almanac.tres import parse_gpus
+from telemetry.slurm.backend import Node, PendingJob
+from telemetry.sources.sacct_json import number
+
+_TASKS = re.compile(r"[0-9]+(?:-[0-9]+(?::[0-9]+)?)?")
+MAX_TASK_LIST = 100_000
+"""Characters of an array's list of tasks; a longer one is not written out."""
+
+
+def records(data: bytes, key: str) -> list[Mapping[str, Any]] | None:
+    """The list under `key` of a JSON object; None where there is none."""
+    try:
+        content = json.loads(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    found = content.get(key) if isinstance(content, dict) else None
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else None
+
+
+def queued(data: bytes) -> list[Mapping[str, Any]]:
+    """The jobs of `squeue --json`, whatever their state. Raises CommandError where it holds no list of jobs."""
+    found = records(data, "jobs")
+    if found is None:
+        raise CommandError("squeue --json gave no list of jobs", "install Slurm's JSON serializer plugin")
+    return found
+
+
+def pending_jobs(data: bytes, cluster: str, counts: Counts) -> list[PendingJob]:
+    """The pending records of `squeue -a --json`, by number. Raises CommandError where it holds no list of jobs.
+
+    22.05 ignores filters beside --json and lists jobs that have ended, too.
+    """
+    waiting = [job for job in queued(data) if _is_pending(job) and _is_of(job, cluster)]
+    with_own_record = Counter(_array_id(job) for job in waiting if number(job.get("array_task_id")) is not None)
+    jobs = []
+    for job in waiting:
+        counts.seen += 1
+        try:
+            jobs.append(_pending(job, with_own_record[_array_id(job)] > 0))
+            counts.kept += 1
+        except (KeyError, TypeError, ValueError):
+            counts.drop("pending job that cannot be read", example=f"job {number(job.get('job_id'))}")
+    return sorted(jobs, key=lambda job: job.job_id)
+
+
+def _is_pending(job: Mapping[str, Any]) -> bool:
+    state = job.get("job_state")
+    return "PENDING" in ([state] if isinstance(state, str) else state or [])
+
+
+def _is_of(job: Mapping[str, Any], cluster: str) -> bool:
+    return str(job.get("cluster") or cluster).lower() == cluster.lower()
+
+
+def _array_id(job: Mapping[str, Any]) -> int | None:
+    return number(job.get("array_job_id")) or None
+
+
+def _pending(job: Mapping[str, Any], is_split: bool) -> PendingJob:
+    """Raises ValueError or TypeError where what has to be there is not. is_split: other tasks have own records."""
+    job_id, submit_s = number(job["job_id"]), number(job["submit_time"])
+    if job_id is None or not submit_s:
+        raise ValueError("no number or no time of submission")
+    array_id, task_id = _array_id(job), number(job.get("array_task_id"))
+    het_id = number(job.get("het_job_id")) or None
+    het_offset = number(job.get("het_job_offset")) or 0 if het_id else None
+    gpus = parse_gpus(_text(job, "tres_req_str"))
+    limit_min = number(job.get("time_limit"))
+    return PendingJob(
+        job_id=job_id,
+        address=address(
+            job_id, array_id, task_id, _text(job, "array_task_string") if is_split else "", het_id, het_offset
+        ),
+        submit_s=submit_s,
+        user=_text(job, "user_name"),
+        name=_text(job, "name"),
+        account=_text(job, "account"),
+        partition=_text(job, "partition"),
+        qos=_text(job, "qos"),
+        constraints=_text(job, "features"),
+        gpu_count=gpus.count,
+        gpu_type=gpus.type,
+        cpu_count=number(job.get("cpus")) or 1,
+        node_count=number(job.get("node_count")) or 1,
+        time_limit_s=None if limit_min is None else limit_min * 60,
+        is_held=number(job.get("priority")) == 0,
+        array_job_id=array_id,
+        array_task_id=task_id,
+        het_job_id=het_id,
+        het_offset=het_offset,
+    )
+
+
+def _text(job: Mapping[str, Any], key: str) -> str:
+    value = job.get(key)
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{key} is no text")
+    return value or ""
+
+
+def address(
+    job_id: int, array_id: int | None, task_id: int | None, tasks: str, het_id: int | None, het_offset: int | None
+) -> str:
+    """What `scontrol update jobid=` takes for one record and no other.
+
+    A bare number names all parts of a heterogeneous job and all tasks of an array. That is what is wanted of an array's
+    common record, unless some of its tasks have records of their own: then `tasks` lists the ones in common. 22.05
+    does not take the step of "0-8:2", so that it is written out.
+    """
+    if array_id is not None and task_id is not None:
+        return f"{array_id}_{task_id}"
+    if array_id is not None:
+        listed = _task_list(tasks.split("%")[0])
+        return f"{array_id}_[{listed}]" if listed else str(array_id)
+    if het_id is not None:
+        return f"{het_id}+{het_offset}"
+    return str(job_id)
+
+
+def _task_list(tasks: str) -> str:
+    """ "1-3,8-12:2" as "1-3,8,10,12"; "" where it is cut short or too long."""
+    parts = tasks.split(",")
+    if len(tasks) > MAX_TASK_LIST or not all(_TASKS.fullmatch(part) for part in parts):
+        return ""
+    listed = ",".join(_written_out(part) for part in parts)
+    return listed if len(listed) <= MAX_TASK_LIST else ""
+
+
+def _written_out(part: str) -> str:
+    span, colon, step = part.partition(":")
+    if not colon:
+        return part
+    first, last = map(int, span.split("-"))
+    return ",".join(map(str, range(first, min(last, first + MAX_TASK_LIST) + 1, max(int(step), 1))))
+
+
+def nodes_of(found: list[Mapping[str, Any]]) -> list[Node]:
+    """Nodes of `sinfo --json` (22.05) or `scontrol show nodes --json`, by name."""
+    return sorted(_nodes(found), key=lambda node: node.name)
+
+
+def _nodes(found: list[Mapping[str, Any]]) -> Iterator[Node]:
+    for node in found:
+        state = node.get("state")
+        flags = [*([state] if isinstance(state, str) else state or []), *(node.get("state_flags") or [])]
+        yield Node(
+            name=str(node.get("name") or ""),
+            states=frozenset(str(flag).upper() for flag in flags),
+            features=_words(node.get("features")),
+            gres=str(node.get("gres") or ""),
+            partitions=_words(node.get("partitions")),
+            reason=str(node.get("reason") or ""),
+        )
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    """ "a,b" on 22.05, later ["a", "b"]."""
+    return tuple(str(word) for word in (value.split(",") if isinstance(value, str) else value or []) if word)

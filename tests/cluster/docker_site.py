@@ -1,0 +1,134 @@
+"""The cluster of docker/ as a site: a compose project of its own, from an image that docker/build.sh has made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from layout import NODES, PATH
+from processes import LabError, wait_until
+from sites import HOSTS, REPOSITORY, Site
+
+SUITES = {"22.05": "bookworm", "24.11": "trixie", "26.05": "forky"}
+"""Debian's suite of a Slurm release."""
+
+KEPT_LUA = "/usr/share/almanac/lua.as-installed"
+# What the package has put there is kept at the first time, and put back at every later one.
+COPY_BACK = 'if [ -d "$2" ]; then rm -rf "$1" && cp -a "$2" "$1"; else cp -a "$1" "$2"; fi'
+
+
+class DockerSite(Site):
+    """`with DockerSite("24.11") as site:` is a running cluster; leaving removes its containers and volumes."""
+
+    etc_dir = "/etc/slurm"
+    lua_dir = "/usr/share/almanac/lua"
+    advice_dir = "/var/lib/almanac-advice"
+
+    def __init__(self, release: str) -> None:
+        self.release = release
+        self._suite = SUITES[release]
+        self.project = f"almanac-test-{self._suite}"
+        self._containers: dict[str, str] = {}
+
+    def __enter__(self) -> DockerSite:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Returns when every node is idle. Raises LabError, with the controller's log, where that does not come."""
+        self.stop()  # what a killed run has left
+        self.compose("up", "-d", "--no-build")
+        self._containers = {host: self._container(host) for host in (*HOSTS, "dbd", "prometheus", "mail")}
+        # Its timer reads the store every half minute: tests that want that start it.
+        self.run("ctl", "root", "sh", "-c", "until sv -w 20 down almanac; do sleep 0.2; done", timeout_s=30)
+        self.wait_for_idle()
+        shown = self.run("ctl", "root", "scontrol", "--version").stdout
+        if self.release not in shown:
+            raise LabError(f"{self.project} runs {shown.strip()}, expected Slurm {self.release}")
+
+    def stop(self) -> None:
+        self.compose("down", "-v", "--timeout", "20")
+
+    def compose(self, *argv: str) -> str:
+        """Runs docker compose (v2 where it is there) on this project. Raises LabError where it fails."""
+        has_v2 = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+        program = ["docker", "compose"] if has_v2 else ["docker-compose"]
+        file = REPOSITORY / "docker/docker-compose.yml"
+        done = subprocess.run(
+            [*program, "-p", self.project, "-f", str(file), *argv],
+            env={**os.environ, "SUITE": self._suite},
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        if done.returncode:
+            raise LabError(f"{program} {argv}: status {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def command(
+        self, host: str, user: str, argv: Sequence[str], env: Mapping[str, str] | None = None, tty: bool = False
+    ) -> list[str]:
+        home = {"root": "/root", "slurm": "/"}.get(user, f"/home/{user}")
+        whole = {
+            "PATH": PATH,
+            "LC_ALL": "C.UTF-8",
+            "HOME": home,
+            "USER": user,
+            "LOGNAME": user,
+            **({"TERM": "xterm"} if tty else {}),
+            **(env or {}),
+        }
+        options = ["-it" if tty else "-i", "-u", user, "-w", home]
+        settings = (f"{name}={value}" for name, value in whole.items())
+        return ["docker", "exec", *options, self._containers[host], "env", "-i", *settings, *argv]
+
+    def reset(self) -> None:
+        for host in ("ctl", "login"):
+            self.run(host, "root", "sh", "-c", COPY_BACK, "sh", self.lua_dir, KEPT_LUA)
+        super().reset()
+
+    def restart_controller(self) -> None:
+        self.run("ctl", "root", "sv", "-w", "30", "restart", "slurmctld")
+        wait_until("slurmctld to answer", lambda: self.run("ctl", "root", "scontrol", "ping", check=False).rc == 0, 60)
+
+    def controller_log(self) -> str:
+        return self.read("ctl", "/var/log/slurm/slurmctld.log").decode(errors="replace")
+
+    def wait_for_idle(self, timeout_s: float = 90) -> None:
+        def all_idle() -> bool:
+            shown = self.run("ctl", "root", "sinfo", "-h", "-N", "-p", "all", "-o", "%N %T", check=False).stdout
+            return shown.split("\n")[:-1] == [f"{node} idle" for node in NODES]
+
+        try:
+            wait_until(f"idle nodes of {self.project}", all_idle, timeout_s)
+        except LabError as error:
+            raise LabError(f"{error}\n{self.compose('logs', '--tail', '15')}") from None
+
+    def _container(self, service: str) -> str:
+        labels = {"project": self.project, "service": service}
+        filters = [f"--filter=label=com.docker.compose.{key}={value}" for key, value in labels.items()]
+        done = subprocess.run(["docker", "ps", "-q", *filters], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+
+def why_not() -> str:
+    """Why no docker site can be started here; "" where it can, as far as can be told."""
+    if shutil.which("docker") is None:
+        return "clusters in docker need docker (scripts/with-docker.sh installs it)"
+    done = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"no Docker engine answers (scripts/with-docker.sh starts one): {done.stderr.strip()}"
+    return ""

@@ -1,0 +1,51 @@
+"""The contract of telemetry/slurm/backend.py, on a real pyslurm and the Slurm that it is built for.
+
+As a command, on a host of a cluster, as root, SlurmUser or an Operator: pyslurm_check.py [--act JOB ...]. It reads;
+with --act it also sets the site factors of these pending jobs, and sets them back. Exit code 0: all is kept; 1: not;
+77: pyslurm cannot be imported, and nothing was checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from backend_contract import check_acting, check_reading
+
+from almanac.errors import AlmanacError, ConfigError
+from telemetry.slurm.command_backend import CommandBackend
+from telemetry.slurm.commands import SlurmCommands
+from telemetry.slurm.pyslurm_backend import PyslurmBackend, load_pyslurm
+
+NOTHING_CHECKED = 77
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--act", metavar="JOB", type=int, nargs="+", default=[], help="set factors of these, too")
+    options = parser.parse_args(argv)
+    try:
+        pyslurm = load_pyslurm()
+    except ConfigError as error:
+        print(f"pyslurm cannot be imported: nothing checked ({error})")
+        return NOTHING_CHECKED
+    backend = PyslurmBackend(pyslurm, CommandBackend(SlurmCommands()))
+    try:
+        jobs = check_reading(backend)
+        if options.act:
+            check_acting(backend, options.act)
+    except (AssertionError, AlmanacError) as error:
+        print(f"pyslurm {pyslurm.__version__}: the contract is broken: {error!r}")
+        return 1
+    acted = f", {len(options.act)} factors set and set back" if options.act else ""
+    print(f"pyslurm {pyslurm.__version__}: the contract is kept ({len(jobs)} pending jobs read{acted})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

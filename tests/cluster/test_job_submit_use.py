@@ -1,0 +1,182 @@
+"""job_submit.lua in real use: the queue's order, arrays, het jobs, updates, trust, and names that mean harm."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from advice_files import advice, family, hook_on, publish, uid_of
+from processes import wait_until
+from sites import Site
+from test_job_submit import BERT, SITE_ROWS, busy, logged, submit, term_of
+
+from almanac.names import name_key
+from slurm_hooks.advice_file import Row
+
+pytestmark = pytest.mark.cluster
+
+__all__ = ["busy"]
+
+
+def test_the_queue_is_really_started_in_the_order_of_the_term(busy: Site) -> None:
+    terms = {"longest": 100, "long": 2000, "short": 8000, "shortest": 11_000}
+    publish(busy, uid_of(busy, "alice"), advice(*(family(name, 4, term) for name, term in terms.items())))
+    hook_on(busy)
+    jobs = {name: submit(busy, "-wn1", name=name) for name in terms}
+    busy.run("ctl", "root", "scontrol", "update", "nodename=n1", "state=resume")
+    for job in jobs.values():
+        busy.wait_for(job, "COMPLETED", 120)
+    started = {name: busy.job(job)["StartTime"] for name, job in jobs.items()}
+    assert sorted(started, key=started.__getitem__) == ["shortest", "short", "long", "longest"]
+
+
+def test_an_array_of_a_thousand_is_one_submission(busy: Site) -> None:
+    publish(busy, uid_of(busy, "alice"), advice(BERT))
+    hook_on(busy)
+    since = len(busy.controller_log())
+    job = submit(busy, "--array=1-1000%1")
+    assert len(logged(busy, since)) == 1
+    assert term_of(busy, job) == 6397
+    busy.run("ctl", "root", "scontrol", "update", "nodename=n1", "state=resume")
+    wait_until("the first task's end", lambda: busy.job(f"{job}_1").get("JobState") == "COMPLETED", 60)
+    for task in (1, 1000):
+        assert 6397 <= int(busy.job(f"{job}_{task}")["Priority"]) <= 6400
+
+
+def test_each_component_of_a_het_job_has_its_own_term(busy: Site) -> None:
+    publish(busy, uid_of(busy, "alice"), advice(BERT, Row("G", 1800, 8476, gpus=1)))
+    hook_on(busy)
+    since = len(busy.controller_log())
+    options = ("-J", "train-bert-1", "--gpus=4", ":", "-J", "small", "--gpus=1", ":", "-n1")
+    job = busy.sbatch("alice", *options)
+    assert [(line["gpus"], line["term"]) for line in logged(busy, since)] == [("4", "6397"), ("1", "8476")]
+    assert busy.job(job + 1)["JobName"] == "small"
+
+
+def test_what_the_owner_may_and_may_not_change_afterwards(busy: Site) -> None:
+    publish(busy, uid_of(busy, "alice"), advice(BERT, family("quick", 4, 11_000)))
+    hook_on(busy)
+    job = submit(busy)
+    for change in ("timelimit=5", "jobname=quick", "comment=x", "features=hbm40g", "nice=10"):
+        busy.run("login", "alice", "scontrol", "update", f"jobid={job}", change)
+    for change in ("sitefactor=9999", "priority=99999", "admincomment=x"):
+        busy.run("login", "alice", "scontrol", "update", f"jobid={job}", change, check=False)
+    assert term_of(busy, job) == 6397
+    assert busy.job(job)["JobName"] == "quick"
+
+
+def test_a_requeued_job_keeps_its_term(busy: Site) -> None:
+    publish(busy, uid_of(busy, "alice"), advice(BERT))
+    hook_on(busy)
+    job = busy.sbatch("alice", "-Jtrain-bert-1", "--gpus=4", "-wn1", "--requeue", script="#!/bin/sh\nsleep 60\n")
+    busy.run("ctl", "root", "scontrol", "update", "nodename=n1", "state=resume")
+    busy.wait_for(job, "RUNNING")
+    publish(busy, uid_of(busy, "alice"), advice(family("train-bert-#", 4, 1)))
+    busy.run("ctl", "root", "scontrol", "update", "nodename=n1", "state=drain", "reason=test")
+    busy.run("login", "alice", "scontrol", "requeue", str(job))
+    busy.wait_for(job, "PENDING")
+    busy.run("ctl", "root", "scontrol", "update", f"jobid={job}", "starttime=now")
+    assert term_of(busy, job) == 6397
+    busy.restart_controller()
+    assert term_of(busy, job) == 6397
+
+
+def test_test_only_srun_and_root_for_another_user(site: Site) -> None:
+    publish(site, uid_of(site, "alice"), advice(BERT))
+    publish(site, uid_of(site, "root"), advice(family("train-bert-#", 4, 1)))
+    hook_on(site)
+    tried = site.run(
+        "login", "alice", "sbatch", "--test-only", "-Jtrain-bert-1", "--gpus=4", "--wrap=true", check=False
+    )
+    assert tried.rc == 0 and re.match(r"sbatch: Job \d+ to start at", tried.stderr)
+    assert site.run("ctl", "root", "squeue", "-h").stdout == ""
+    since = len(site.controller_log())
+    assert site.run("login", "alice", "srun", "-Jtrain-bert-2", "-n1", "--gpus=4", "echo", "ran").stdout == "ran\n"
+    command = ("sbatch", "--uid=alice", "-D/tmp", "-o/dev/null", "-Jtrain-bert-3", "--gpus=4", "--wrap=true")
+    site.run("ctl", "root", *command)
+    found = [(line["uid"], line["term"]) for line in logged(site, since)]
+    assert found == [(uid_of(site, "alice"), "6397")] * 2
+
+
+REQUESTS = [
+    ("--gpus=2",), ("--gpus=a100:2",), ("--gres=gpu:2", "-N2"), ("--gres=gpu",), ("--gres=gpu:a100:2",),
+    ("--gpus-per-node=2", "-N2"), ("--gpus-per-task=1", "-n3"), ("--gpus-per-node=1", "-wn[1-3]"),
+    ("--gpus-per-task=1", "-N2", "--ntasks-per-node=2", "-n4"), ("--gres=gpu:1", "-n8", "--ntasks-per-node=4"),
+    ("--gpus=6", "--gpus-per-node=3"), ("--gpus=4", "--ntasks-per-gpu=2"), ("-c4", "--gpus=1"),
+]  # fmt: skip
+
+
+def test_gpus_are_counted_as_slurm_gives_them(site: Site) -> None:
+    publish(site, "_site", advice(Row("U", 3000, 0), mode="observe"))
+    hook_on(site)
+    since = len(site.controller_log())
+    jobs = {options: site.sbatch("alice", *options, script="#!/bin/sh\n") for options in REQUESTS}
+    asked = dict(zip(REQUESTS, [line["gpus"] for line in logged(site, since)], strict=True))
+    given = {}
+    for options, job in jobs.items():
+        site.wait_for(job, "COMPLETED", 120)
+        said = site.job(job)
+        tres = re.search(r"gres/gpu=(\d+)", said.get("AllocTRES") or said["TRES"])
+        given[options] = tres[1] if tres else ""
+    assert asked == given
+
+
+def test_nothing_that_a_user_writes_changes_the_term(busy: Site) -> None:
+    alice = uid_of(busy, "alice")
+    publish(busy, alice, advice(BERT))
+    hook_on(busy)
+    lifted = advice(family("train-bert-#", 4, 999_999)).decode()
+    sched = f"{busy.advice_dir}/sched"
+    for path in (f"{sched}/{alice}", f"{sched}/new", f"{busy.advice_dir}/new", f"{busy.lua_dir}/almanac.lua"):
+        for command in ('printf %s "$2" >"$1"', 'printf %s "$2" >>"$1"', 'rm "$1"', 'mkfifo "$1"', 'mv "$1" "$1.old"'):
+            assert busy.run("ctl", "alice", "sh", "-c", command, "sh", path, lifted, check=False).rc != 0, (
+                path,
+                command,
+            )
+    for path in (f"{sched}/{alice}", f"{sched}/_site", sched):
+        assert busy.run("ctl", "alice", "cat", path, check=False).rc != 0
+    # A copy of their own, names in their environment, files where they work.
+    own = 'mkdir -p sched; printf %s "$1" >sched/$(id -u); cp sched/* advice; printf "error()" >almanac.lua'
+    busy.run("login", "alice", "sh", "-c", own, "sh", lifted)
+    environment = dict.fromkeys(("ALMANAC_ADVICE_DIR", "ALMANAC_STORE", "LUA_PATH", "LUA_INIT", "HOME"), ".")
+    done = busy.run(
+        "login", "alice", "sbatch", "--parsable", "-Jtrain-bert-1", "--gpus=4", "--comment=site_factor=999999",
+        "--export=ALL,ALMANAC_ADVICE=apply", "-o/dev/null", "--wrap=true", env=environment,
+    )  # fmt: skip
+    assert term_of(busy, done.stdout.strip()) == 6397
+    busy.run("login", "alice", "rm", "-rf", "sched", "advice", "almanac.lua")
+
+
+TOUCH = "touch /tmp/almanac-was-here"
+HOSTILE = [
+    "a'b\"c", f"$({TOUCH})", f"`{TOUCH}`", f"x; {TOUCH} #", "a\nlua: almanac: set term=9 uid=0", "\x1b[31mred\x1b[2J",
+    "a\tb\r", "%d%s%n%99999d", "[%a", "%b()", "(.-)*$", "^%", "../../etc/passwd", "é\u202e\u2028x", "x" * 1000,
+    "9" * 1000, "x" * 10_240, "%" * 10_240, f'"..os.execute("{TOUCH}").."', "\\27]0;x\\7", "-- ]] return",
+    "F\tx\t4\t1\t1",
+]  # fmt: skip
+
+
+def attempt(site: Site, text: str) -> list[tuple[int, str]]:
+    """Status, and what was said but for the job's id, of a submission with the text in each place."""
+    found = []
+    for option in ("--job-name", "--comment", "--constraint", "--chdir"):
+        command = ("sbatch", "--gpus=4", "-o/dev/null", f"{option}={text}", "--wrap=true")
+        done = site.run("login", "alice", *command, check=False)
+        found.append((done.rc, re.sub(r"batch job \d+", "batch job", done.stdout + done.stderr)))
+    return found
+
+
+def test_hostile_names_are_printed_inert_and_executed_nowhere(busy: Site) -> None:
+    """A submission is accepted or refused exactly as without the hook, and said to the user the same way."""
+    without = [attempt(busy, text) for text in HOSTILE]
+    names = [name_key(text.replace('"', "`")) for text in HOSTILE]
+    rows = [family(name, 4, 1234, text="text") for name in names]
+    publish(busy, uid_of(busy, "alice"), advice(*rows))
+    publish(busy, "_site", advice(*SITE_ROWS))
+    hook_on(busy)
+    since = len(busy.controller_log())
+    assert [attempt(busy, text) for text in HOSTILE] == without
+    keys = {line["key"] for line in logged(busy, since)}
+    assert {name for name, tries in zip(names, without, strict=True) if tries[0][0] == 0} <= keys
+    for host in ("ctl", "login"):
+        assert busy.run(host, "root", "test", "-e", "/tmp/almanac-was-here", check=False).rc == 1
