@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from telemetry.store import Store
 
 
+def _owner_of(path: Path) -> int | None:
+    """None where there is nothing, or nothing that may be looked at."""
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None
+
+
 @dataclass
 class App:
     """The options given before the command's name."""
@@ -96,7 +104,7 @@ class App:
     def is_operator(self) -> bool:
         """Whether the caller may see other users' jobs: root, the store's owner, or the operators' group."""
         uid = os.getuid()
-        if uid == 0 or (self.store_root.exists() and self.store_root.stat().st_uid == uid):
+        if uid == 0 or _owner_of(self.store_root) == uid:
             return True
         group = self.config.site.operators_group
         # A configuration that its reader can write must not make the reader an operator.

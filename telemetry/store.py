@@ -154,6 +154,22 @@ class Store:
             rows = arrow(db, sql, {"files": [str(f) for f in files], "low": low, "high": high})
         return rows.cast(empty.schema)
 
+    def view(self, db: duckdb.DuckDBPyConnection, table: str, cluster: str, columns: Sequence[str]) -> None:
+        """Make these columns a view of the table's name, for what reads more than is to be held in memory.
+
+        Damaged files raise duckdb.Error when the view is read.
+        """
+        db.register(f"no_{table}", TABLES[table].schema.empty_table())
+        parts = [f"FROM no_{table}"]
+        files = self.files(table, cluster)
+        if files:
+            found = db.read_parquet([str(file) for file in files], union_by_name=True, hive_partitioning=False)
+            found.create_view(f"found_{table}")
+            parts.append(f"FROM found_{table}")
+        db.execute(
+            f"CREATE VIEW {table} AS SELECT {names_sql(list(columns))} FROM ({' UNION ALL BY NAME '.join(parts)})"
+        )
+
     def write(self, table: str, cluster: str, rows: pa.Table, opens: Opens = _opens_nothing) -> WriteResult:
         """Merge rows into their partition files by key.
 

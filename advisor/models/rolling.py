@@ -31,7 +31,7 @@ class Estimate:
     runs: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Mean:
     """A running mean."""
 
@@ -55,7 +55,9 @@ class SiteMeans:
     overall: Mean = field(default_factory=Mean)
 
     def add(self, gpu_count: int, duration_s: float) -> None:
-        self.by_gpus.setdefault(gpu_count, Mean()).add(duration_s)
+        if gpu_count not in self.by_gpus:
+            self.by_gpus[gpu_count] = Mean()
+        self.by_gpus[gpu_count].add(duration_s)
         self.overall.add(duration_s)
 
     def estimate(self, gpu_count: int, case: str) -> Estimate | None:
@@ -133,7 +135,9 @@ class RollingEstimator:
         self._users: dict[str, _UserPast] = {}
 
     def absorb(self, job: Ended) -> None:
-        user = self._users.setdefault(job.submission.user, _UserPast(self._config.max_runs))
+        user = self._users.get(job.submission.user)
+        if user is None:
+            user = self._users[job.submission.user] = _UserPast(self._config.max_runs)
         user.add(job)
         if self._gathers_site:
             self.site.add(job.submission.gpu_count, job.duration_s)
