@@ -49,7 +49,13 @@ def _no_evidence_line(advice: Advice) -> str:
     if tier.reason == reasons.PAUSED:
         until = _date((evidence.paused_until_s if evidence else None) or 0)
         return f"almanac: advice on the memory of {_family(advice)} is paused until {until}{note}: check its last runs."
-    return f"almanac: too little is known of the memory of {_family(advice)}{note}: nothing is advised."
+    return f"almanac: too little is known of the memory of {_family(advice)}{_on(advice)}{note}: nothing is advised."
+
+
+def _on(advice: Advice) -> str:
+    """A family's runs on other numbers of GPUs are no evidence: the number belongs to what is said of them."""
+    gpus = advice.request.gpu_count
+    return f" on {gpus} GPU{'' if gpus == 1 else 's'}"
 
 
 def _family(advice: Advice) -> str:
@@ -161,7 +167,9 @@ def _set_aside_line(advice: Advice) -> str:
 _CASES = {
     "name": "your runs of similar name",
     "user": "your runs with as many GPUs",
+    "user, any size": "your runs",
     "site": "the site's jobs with as many GPUs",
+    "site, any size": "the site's jobs",
 }
 
 

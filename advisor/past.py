@@ -20,7 +20,7 @@ _NONE_ENDED = (math.nan,) * len(ENDED)
 _NONE_RUNNING = (0.0,) + (math.nan,) * (len(RUNNING) - 1)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Group:
     """The newest ended jobs of one group, their running figures, and when those that still run have started."""
 

@@ -161,8 +161,3 @@ def _tellings(
     starts = times[Event.START].tolist()
     for row, event in in_order(own, times):
         yield float(times[event, row]), event, jobs[row], starts[row], ended[row]
-
-
-def know_now(job: Submission, history: pd.DataFrame, config: Rolling, site: SiteMeans | None) -> Known:
-    """Features and rolling estimate of a submission, from its user's jobs that had started and ended before it."""
-    return remember([job.user], history, job.submit_s, config, site).know(job)

@@ -36,6 +36,7 @@ DATA = Path(os.environ.get("ALMANAC_SHARED_DATA") or Path(__file__).parents[1].p
 TRACES = {"helios": ("helios_jobs_15k.parquet", 0.60), "mason": ("mason_named_jobs_oct_nov.parquet", 0.65)}
 FOREVER = 2**40
 BATCH, SINGLE = 10_000, 300
+SIMILARITIES = (0.9, 0.8, 0.6)
 
 
 def load_trace(path: Path, folder: Path) -> pd.DataFrame:
@@ -73,6 +74,20 @@ def durations(config: Config, folder: Path) -> list[Figure]:
             )
         figures += _table(name, result)
         figures += times(name, history, config)
+        if name == "mason":
+            figures += clustered(history, config)
+    return figures
+
+
+def clustered(history: pd.DataFrame, config: Config) -> list[Figure]:
+    """The same trace with Levenshtein clusters of the masked names in place of the mask."""
+    figures = []
+    for similarity in SIMILARITIES:
+        rolling = dataclasses.replace(config.rolling, families="levenshtein", similarity=similarity)
+        scores = evaluate(history, dataclasses.replace(config, rolling=rolling)).all
+        name = f"mason, clusters of similarity {similarity}"
+        figures.append(Figure(f"{name}: Spearman, ranking value", scores["ranking"].spearman))
+        figures.append(Figure(f"{name}: median |log error|", scores["almanac"].median_abs_log_error))
     return figures
 
 
@@ -83,6 +98,9 @@ def _table(name: str, result: Evaluation) -> list[Figure]:
         figures.append(Figure(f"{name}: {predictor}: Spearman of GPU-time", each.gpu_time_spearman))
         figures.append(Figure(f"{name}: {predictor}: median |log error|", each.median_abs_log_error))
         figures.append(Figure(f"{name}: {predictor}: within 2x", each.share_within_2x))
+        figures.append(Figure(f"{name}: {predictor}: Spearman, median over users", result.users[predictor].spearman))
+        cold = result.cold[predictor]
+        figures.append(Figure(f"{name}: {predictor}: median |log error|, new users", cold.median_abs_log_error))
     return figures
 
 

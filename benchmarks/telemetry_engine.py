@@ -19,12 +19,12 @@ from telemetry_measured import Measured, measure
 from telemetry_partials import compare
 
 from almanac.config import Config
+from telemetry.engine import compute, prepare
 from telemetry.metrics.options import Options
 from telemetry.runs import load_jobs
 from telemetry.sources.generated import GeneratedSource, SiteShape
 from telemetry.sources.generated.shape import BENCH_COUNTERS
 from telemetry.store import Store
-from telemetry.summary import compute
 
 ROWS_PER_DAY = 2_800_000
 """What 100 nodes of four GPUs give that are busy four fifths of the time, a sample every 10 s."""
@@ -57,7 +57,8 @@ def engine(root: Path, *, is_full: bool, memory_limit_mib: int = 2048) -> int:
     store = Store.open(root, memory_limit_mib=memory_limit_mib)
     jobs = load_jobs(store, "bench", 0, 2**40)
     with store.connect() as db:
-        _, counts = compute(db, store.files("telemetry", "bench"), jobs, [], Config(), options=Options(is_full=is_full))
+        paths, options = store.files("telemetry", "bench"), Options(is_full=is_full)
+        _, counts = compute(db, prepare(db, paths, jobs, [], Config(), options=options), Config())
     return counts.samples
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ import pyarrow.parquet as pq
 from telemetry_baselines import COLUMNS
 
 from almanac.config import Config
-from telemetry.metrics.chunks import map_partials
+from telemetry.engine import Prepared, complete, prepare
+from telemetry.metrics.chunks import map_partials, silent
 from telemetry.metrics.hours import Files
 from telemetry.metrics.partials import Partials, merge_partials
 from telemetry.runs import load_jobs
 from telemetry.store import Store
-from telemetry.summary import Prepared, complete, prepare
 
 DAY_MS = 86_400_000
 SMALLEST = {"hbm_growth_mib_h": 1.0, "temporal_imbalance": 1e-3, "spatial_imbalance": 1e-3}
@@ -37,10 +38,10 @@ def compare(root: Path) -> dict[str, float]:
         prepared = prepare(db, paths, jobs, [], Config())
         days = [
             _map(db, prepared, list(chunks))
-            for _, chunks in groupby(prepared.chunks, key=lambda chunk: chunk.from_ms // DAY_MS)
+            for _, chunks in groupby(prepared.work.chunks, key=lambda chunk: chunk.from_ms // DAY_MS)
         ]
         split, _ = complete(db, prepared, merge_partials(db, days), Config())
-        first, last = prepared.chunks[0], prepared.chunks[-1]
+        first, last = prepared.work.chunks[0], prepared.work.chunks[-1]
         together = Files(tuple(paths), first.from_ms, last.until_ms, is_sorted=True)
         whole, _ = complete(db, prepared, _map(db, prepared, [together]), Config())
     decoded = [pq.read_table(path, columns=COLUMNS, partitioning=None) for path in paths[:: max(1, len(paths) // 50)]]
@@ -54,7 +55,7 @@ def compare(root: Path) -> dict[str, float]:
 
 
 def _map(db: Any, prepared: Prepared, chunks: list[Files]) -> Partials:
-    return map_partials(db, chunks, prepared.claims, prepared.options, prepared.counted_ms, lambda *_: None)
+    return map_partials(db, replace(prepared.work, chunks=chunks), silent)
 
 
 def _difference(one: pa.Table, other: pa.Table) -> float:

@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING
 
 from almanac.config import Config
 from almanac.config_file import find_config, load_config
-from almanac.errors import ConfigError, NotAllowedError
+from almanac.errors import ConfigError, NotAllowedError, StoreError
 
 if TYPE_CHECKING:
     from telemetry.slurm.backend import SlurmBackend
     from telemetry.slurm.commands import SlurmCommands
     from telemetry.store import Store
+
+
+def _owner_of(path: Path) -> int | None:
+    """None where there is nothing, or nothing that may be looked at."""
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None
 
 
 @dataclass
@@ -61,14 +69,19 @@ class App:
 
         return PyslurmBackend(load_pyslurm(), commands)
 
-    def cluster(self, store: Store | None = None) -> str:
-        """--cluster, the configuration, the store's only cluster, or what Slurm says; ConfigError otherwise."""
+    def cluster(self, store: Store | None = None, is_new: bool = False) -> str:
+        """--cluster, the configuration, the store's only cluster, or what Slurm says; ConfigError otherwise.
+
+        Of a store that holds nothing nothing can be read: StoreError, but for who is about to fill it (is_new).
+        """
         known = store.clusters() if store else []
         named = self.cluster_name or self.config.site.cluster or (known[0] if len(known) == 1 else "")
         if named:
             return named
         if known:
             raise ConfigError(f"the store holds several clusters: {', '.join(known)}", "name one with --cluster")
+        if store and not is_new:
+            raise StoreError(f"{store.root}: holds no jobs yet", "run `almanac ingest` first, or name another --store")
         from telemetry.sources.sacct import probe_accounting
 
         name = probe_accounting(self.commands).cluster
@@ -91,7 +104,7 @@ class App:
     def is_operator(self) -> bool:
         """Whether the caller may see other users' jobs: root, the store's owner, or the operators' group."""
         uid = os.getuid()
-        if uid == 0 or (self.store_root.exists() and self.store_root.stat().st_uid == uid):
+        if uid == 0 or _owner_of(self.store_root) == uid:
             return True
         group = self.config.site.operators_group
         # A configuration that its reader can write must not make the reader an operator.

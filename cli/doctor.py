@@ -136,7 +136,7 @@ def _check_open_days(app: App, store: Store, cluster: str) -> Iterator[Check]:
 
 
 def check_slurm(app: App) -> Iterator[Check]:
-    from telemetry.sources.sacct import probe_accounting
+    from telemetry.sources.sacct import check_cluster, probe_accounting
 
     status = probe_accounting(app.commands)
     yield Check("Slurm", "ok", f"version {status.version}, cluster {status.cluster}")
@@ -148,6 +148,9 @@ def check_slurm(app: App) -> Iterator[Check]:
         yield Check("accounting", "warn", "sacct answers, but sacct --json does not", todo)
     else:
         yield Check("accounting", "ok", f"sacct answers, {status.jobs_last_day} jobs in the last day")
+    named = app.cluster_name or app.config.site.cluster
+    if named:
+        check_cluster(app.commands, named)
 
 
 def check_prometheus(app: App) -> Iterator[Check]:

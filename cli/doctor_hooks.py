@@ -57,7 +57,8 @@ def _check_entries(app: App, folder: AdviceDir) -> Iterator[Check]:
     from slurm_hooks.advice_dir import SCHED_FILE_MODE
     from slurm_hooks.advice_file import FIRST_LINE, SITE, parse
 
-    files, faults = list[AdviceFile](), defaultdict[str, list[str]](list)
+    files: list[AdviceFile] = []
+    faults: defaultdict[str, list[str]] = defaultdict(list)
     for name in folder.names():
         path, found = folder.sched / name, (folder.sched / name).lstat()
         kind = stat.S_IFMT(found.st_mode)

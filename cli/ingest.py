@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from telemetry.ingest import IngestResult
     from telemetry.sources.base import Source
     from telemetry.store import Store
-    from telemetry.summary import SummaryCounts
+    from telemetry.summary_counts import SummaryCounts
 
 FOREVER_S = 2**40
 SOURCES = ("sacct", "prometheus", "prolog", "squeue")
@@ -78,7 +78,7 @@ def command(
             raise click.UsageError("--source names servers to read: leave it out when files are imported")
         jobs = list(_file_jobs(app, job_files, telemetry_files, layout, since_s, until_s))
     else:
-        cluster = app.cluster(store)
+        cluster = app.cluster(store, is_new=True)
         jobs = list(_live_jobs(app, store, cluster, sources, since_s, until_s))
     outcome = run(store, cluster, jobs)
     summary = None if no_summary else summarise(app, store, cluster)

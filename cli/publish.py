@@ -33,11 +33,11 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
     hooks.lifetime_hours is over. With priority.mode = "apply" the files say so only where Slurm's weights fit. What was
     published is kept in the store.
     """
+    app.require_operator("advice is published for everybody")
     from advisor.artefacts import load
     from advisor.lifecycle import trusted
     from slurm_hooks.publish import Job, publish
 
-    app.require_operator("advice is published for everybody")
     store = app.open_store()
     cluster = app.cluster(store)
     slurm = _SlurmSays(app)

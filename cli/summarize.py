@@ -13,7 +13,7 @@ from cli.output import json_text, progress
 
 if TYPE_CHECKING:
     from telemetry.store import Store
-    from telemetry.summary import SummaryCounts
+    from telemetry.summary_counts import SummaryCounts
 
 
 @click.command("summarize")

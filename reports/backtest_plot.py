@@ -9,13 +9,13 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from advisor.backtest.tier import TierScores
 from almanac.units import format_count, printable
 
 # Text stays text in an SVG and a PDF, no text is taken for a formula, and the same scores give the same bytes.
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "almanac", "pdf.fonttype": 42, "font.size": 9.0,
     "axes.spines.top": False, "axes.spines.right": False,
 }  # fmt: skip
@@ -36,10 +36,8 @@ def render_tier_plot(cluster: str, risk: float, scores: Sequence[TierScores], ki
         mpl.rcParams.update(SETTINGS)
         figure = Figure(figsize=(WIDTH_IN, HEAD_IN + ROW_IN * len(scores)), layout="constrained")
         everything = scores[0]
-        # No font has every letter, and matplotlib warns of those that it lacks.
-        name = printable(cluster).encode("ascii", "replace").decode()
         figure.suptitle(
-            f"{name}: memory advice replayed on {format_count(everything.jobs)} jobs, "
+            f"{_drawable(cluster)}: memory advice replayed on {format_count(everything.jobs)} jobs, "
             f"{format_count(everything.advised)} advised",
             fontsize=11,
         )
@@ -52,11 +50,16 @@ def render_tier_plot(cluster: str, risk: float, scores: Sequence[TierScores], ki
         return content.getvalue()
 
 
+def _drawable(name: str) -> str:
+    """No font has every letter, and matplotlib warns of those that it lacks."""
+    return printable(name, 60).encode("ascii", "replace").decode()
+
+
 def _draw(figure: Figure, risk: float, scores: Sequence[TierScores]) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     _draw_rates(left, risk, scores)
     _draw_gains(right, scores)
-    left.set_yticks(range(len(scores)), [score.group for score in scores])
+    left.set_yticks(range(len(scores)), [_drawable(score.group) for score in scores])
     left.set_ylim(len(scores) - 0.5, -0.5)
     for axes in (left, right):
         axes.tick_params(axis="y", length=0)
@@ -82,8 +85,9 @@ def _draw_rates(axes: Axes, risk: float, scores: Sequence[TierScores]) -> None:
         textcoords="offset points", color=RED,
     )  # fmt: skip
     axes.set_xlim(0, end)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1))
-    axes.set_xlabel("share of advised jobs above their bound (%)\nwith 95% interval; an arrow: it goes on")
+    axes.set_xlabel("share of advised jobs above their bound\nwith 95% interval; an arrow: it goes on")
 
 
 def _draw_gains(axes: Axes, scores: Sequence[TierScores]) -> None:
@@ -92,9 +96,9 @@ def _draw_gains(axes: Axes, scores: Sequence[TierScores]) -> None:
     for row, score in enumerate(scores):
         axes.annotate(
             f"{format_count(round(score.freed_gpu_hours))} GPU-h, {format_count(score.moved_down)} jobs",
-            (score.freed_gpu_hours, row), (4, 0), textcoords="offset points", va="center",
+            (1, row), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
         )  # fmt: skip
-    # Room for the words beside the longest bar.
-    axes.set_xlim(0, 1.5 * max(freed) or 1.0)
+    axes.set_xlim(0, 1.05 * max(freed) or 1.0)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.xaxis.set_major_formatter(lambda value, position: format_count(round(value)))
     axes.set_xlabel("time freed on the larger tier (GPU-hours)\nand jobs moved to a smaller tier")

@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from almanac.errors import StoreError
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.schema import JOBS
 from telemetry.store import Store
@@ -58,9 +59,8 @@ FROM jobs j LEFT JOIN (
 WHERE j.start_s IS NOT NULL
   AND ($running OR (j.end_s IS NOT NULL AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING')))
   AND greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) > 0
-  AND ($users::VARCHAR[] IS NULL OR list_contains($users::VARCHAR[], j."user"))
-ORDER BY j.end_s, j.job_id, j.submit_s
 """
+_ORDER = "ORDER BY j.end_s, j.job_id, j.submit_s"
 
 
 def _history_schema() -> pa.Schema:
@@ -97,8 +97,8 @@ def load_history(
     "jobstats", "preallocated" (then the peak says nothing of the need and is NaN) or "none".
     """
     with store.connect() as db:
-        _register(db, store, cluster, _METRICS, since_s, until_s)
-        frame: pd.DataFrame = db.sql(_JOIN.format(more=""), params={"users": _users(user), "running": running}).df()
+        _register(db, store, cluster, _METRICS, since_s, until_s, user)
+        frame: pd.DataFrame = db.sql(_JOIN.format(more="") + _ORDER, params={"running": running}).df()
     return _whole_times(frame, running)
 
 
@@ -116,11 +116,13 @@ class UserHistories:
 
     def __init__(self, store: Store, cluster: str) -> None:
         self._db = store.connect()
-        _register(self._db, store, cluster, _METRICS, None, None)
         sql = f"CREATE TEMP TABLE history AS {_JOIN.format(more='')}"
-        self._db.execute(sql, {"user": None, "running": True}).fetchall()
-        for name in ("jobs", "job_metrics"):
-            self._db.unregister(name)
+        try:
+            store.view(self._db, "jobs", cluster, _JOBS)
+            store.view(self._db, "job_metrics", cluster, _METRICS)
+            self._db.execute(sql, {"running": True}).fetchall()
+        except duckdb.Error as error:
+            raise StoreError(f"{store.root}: the jobs cannot be read: {error}", "see `almanac doctor`") from error
 
     def digests(self, since_s: int) -> dict[str, str]:
         """By user, of those who have submitted at since_s or later, what changes with any of their rows."""
@@ -130,7 +132,7 @@ class UserHistories:
         return {user: f"{number}-{mixed:x}-{total}" for user, number, mixed, total in found}
 
     def of(self, users: Sequence[str]) -> pd.DataFrame:
-        """The rows of these users, as load_history has them."""
+        """The rows of these users, as load_history has them. Looks at all rows each time: ask for many at once."""
         sql = 'SELECT * FROM history WHERE "user" IN (SELECT unnest($users)) ORDER BY end_s, job_id, submit_s'
         return _whole_times(self._db.sql(sql, params={"users": list(users)}).df(), True)
 
@@ -162,14 +164,10 @@ def load_history_table(
     more += [f"{_SPECIAL[name]} AS {name}" for name in columns if name in _SPECIAL]
     wanted = {*_METRICS, *metrics, "hbm_peak_frac", "temporal_imbalance", "idle_gpus"}
     with store.connect() as db:
-        _register(db, store, cluster, sorted(wanted), since_s, until_s)
-        sql = _JOIN.format(more="".join(f", {part}" for part in more))
-        rows: pa.Table = db.sql(sql, params={"users": _users(user), "running": False}).to_arrow_table()
+        _register(db, store, cluster, sorted(wanted), since_s, until_s, user)
+        sql = _JOIN.format(more="".join(f", {part}" for part in more)) + _ORDER
+        rows: pa.Table = db.sql(sql, params={"running": False}).to_arrow_table()
     return rows.select(list(columns)).cast(pa.schema([HISTORY.field(name) for name in columns]))
-
-
-def _users(user: str | Collection[str] | None) -> list[str] | None:
-    return [user] if isinstance(user, str) else None if user is None else sorted(user)
 
 
 def _register(
@@ -177,11 +175,17 @@ def _register(
     store: Store,
     cluster: str,
     metrics: Sequence[str],
-    since_s: int | None,
-    until_s: int | None,
+    since_s: int | None = None,
+    until_s: int | None = None,
+    user: str | Collection[str] | None = None,
 ) -> None:
-    db.register("jobs", store.read("jobs", cluster, _JOBS, since_s, until_s))
-    db.register("job_metrics", store.read("job_metrics", cluster, metrics, since_s=since_s, until_s=until_s))
+    """Of users who are named only their rows are read: whoever asks for their own advice has little memory to spare."""
+    users = [user] if isinstance(user, str) else user
+    own = {"user": pa.array(sorted(users), pa.string())} if users is not None else None
+    jobs = store.read("jobs", cluster, _JOBS, since_s, until_s, own)
+    theirs = {"job_id": pc.unique(jobs["job_id"].combine_chunks())} if own else None
+    db.register("jobs", jobs)
+    db.register("job_metrics", store.read("job_metrics", cluster, metrics, since_s, until_s, theirs))
 
 
 def open_jobs(store: Store, cluster: str) -> list[int]:

@@ -66,11 +66,8 @@ class Marks:
     def open_days(self, cluster: str) -> dict[int, int]:
         """Days since 1970 whose jobs' metrics are to be computed, each with the number of its last opening.
 
-        Raises StoreError where the marks cannot be read, or where an older almanac left its own.
+        Raises StoreError where the marks cannot be read.
         """
-        older = self._path("summary-pending", cluster)
-        if older.exists():
-            raise StoreError(f"{older}: left by an older almanac: metrics were yet to be computed", _anew(cluster))
         return dict(self._opened(cluster).days)
 
     def reopen(self, cluster: str, days: Iterable[int]) -> None:

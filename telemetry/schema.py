@@ -140,6 +140,19 @@ class Table:
     part_s: int
 
 
+def _of_runs(name: str, schema: pa.Schema, *more: str) -> Table:
+    """A table of jobs' runs, or of what each run has several of, which the columns `more` tell apart."""
+    return Table(
+        name=name,
+        schema=schema,
+        key=("job_id", "submit_s", *more),
+        order=("submit_s", "job_id", *more),
+        time_column="submit_s",
+        ticks_per_s=1,
+        part_s=86400,
+    )
+
+
 TABLES = {
     table.name: table
     for table in (
@@ -152,24 +165,8 @@ TABLES = {
             ticks_per_s=1000,
             part_s=3600,
         ),
-        Table(
-            name="jobs",
-            schema=JOBS,
-            key=("job_id", "submit_s"),
-            order=("submit_s", "job_id"),
-            time_column="submit_s",
-            ticks_per_s=1,
-            part_s=86400,
-        ),
-        Table(
-            name="steps",
-            schema=STEPS,
-            key=("job_id", "submit_s", "step"),
-            order=("submit_s", "job_id", "step"),
-            time_column="submit_s",
-            ticks_per_s=1,
-            part_s=86400,
-        ),
+        _of_runs("jobs", JOBS),
+        _of_runs("steps", STEPS, "step"),
         Table(
             name="bindings",
             schema=BINDINGS,
@@ -179,33 +176,9 @@ TABLES = {
             ticks_per_s=1,
             part_s=86400,
         ),
-        Table(
-            name="job_metrics",
-            schema=JOB_METRICS,
-            key=("job_id", "submit_s"),
-            order=("submit_s", "job_id"),
-            time_column="submit_s",
-            ticks_per_s=1,
-            part_s=86400,
-        ),
-        Table(
-            name="gpu_metrics",
-            schema=GPU_METRICS,
-            key=("job_id", "submit_s", "host", "gpu", "mig"),
-            order=("submit_s", "job_id", "host", "gpu", "mig"),
-            time_column="submit_s",
-            ticks_per_s=1,
-            part_s=86400,
-        ),
-        Table(
-            name="step_metrics",
-            schema=STEP_METRICS,
-            key=("job_id", "submit_s", "step"),
-            order=("submit_s", "job_id", "step"),
-            time_column="submit_s",
-            ticks_per_s=1,
-            part_s=86400,
-        ),
+        _of_runs("job_metrics", JOB_METRICS),
+        _of_runs("gpu_metrics", GPU_METRICS, "host", "gpu", "mig"),
+        _of_runs("step_metrics", STEP_METRICS, "step"),
         Table(
             name="advice",
             schema=ADVICE,

@@ -171,11 +171,11 @@ def stored_steps(store: Store, cluster: str, runs: Sequence[Run], columns: Seque
         return []
     since_s, until_s = min(submit_s for _, submit_s in runs), max(submit_s for _, submit_s in runs) + 1
     key = TABLES["steps"].key
-    given = store.read("steps", cluster, since_s=since_s, until_s=until_s)
+    ids = pa.array(sorted({job_id for job_id, _ in runs}), pa.int64())
+    given = store.read("steps", cluster, since_s=since_s, until_s=until_s, among={"job_id": ids})
     measured = [*key, *(name for name in columns if name not in given.column_names)]
-    metrics = store.read("step_metrics", cluster, measured, since_s=since_s, until_s=until_s)
-    chosen = given.filter(pc.is_in(given["job_id"], pa.array(sorted({job_id for job_id, _ in runs}))))
-    found = chosen.join(metrics, list(key)).select(list(columns)).to_pylist()
+    metrics = store.read("step_metrics", cluster, measured, since_s, until_s, {"job_id": ids})
+    found = given.join(metrics, list(key)).select(list(columns)).to_pylist()
     wanted = set(runs)
     return sorted(
         (row for row in found if (row["job_id"], row["submit_s"]) in wanted),

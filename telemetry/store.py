@@ -125,8 +125,13 @@ class Store:
         columns: Sequence[str] | None = None,
         since_s: int | None = None,
         until_s: int | None = None,
+        among: Mapping[str, pa.Array[Any]] | None = None,
     ) -> pa.Table:
-        """Rows whose time is in [since_s, until_s), in the order of the files; an empty table where there are none."""
+        """Rows whose time is in [since_s, until_s), in the order of the files; an empty table where there are none.
+
+        among: only rows whose value of each of these columns is one of those given, in any order; the others are never
+        in memory.
+        """
         spec = TABLES[table]
         names = list(columns) if columns is not None else spec.schema.names
         empty = pa.schema([spec.schema.field(name) for name in names]).empty_table()
@@ -143,8 +148,27 @@ class Store:
         )
         with self.connect() as db, _readable(self.root / table):
             db.register("empty", spec.schema.empty_table())
+            for number, (column, values) in enumerate((among or {}).items()):
+                db.register(f"among{number}", pa.table({"value": values}))
+                sql += f" AND {names_sql([column])} IN (SELECT value FROM among{number})"
             rows = arrow(db, sql, {"files": [str(f) for f in files], "low": low, "high": high})
         return rows.cast(empty.schema)
+
+    def view(self, db: duckdb.DuckDBPyConnection, table: str, cluster: str, columns: Sequence[str]) -> None:
+        """Make these columns a view of the table's name, for what reads more than is to be held in memory.
+
+        Damaged files raise duckdb.Error when the view is read.
+        """
+        db.register(f"no_{table}", TABLES[table].schema.empty_table())
+        parts = [f"FROM no_{table}"]
+        files = self.files(table, cluster)
+        if files:
+            found = db.read_parquet([str(file) for file in files], union_by_name=True, hive_partitioning=False)
+            found.create_view(f"found_{table}")
+            parts.append(f"FROM found_{table}")
+        db.execute(
+            f"CREATE VIEW {table} AS SELECT {names_sql(list(columns))} FROM ({' UNION ALL BY NAME '.join(parts)})"
+        )
 
     def write(self, table: str, cluster: str, rows: pa.Table, opens: Opens = _opens_nothing) -> WriteResult:
         """Merge rows into their partition files by key.

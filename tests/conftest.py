@@ -1,4 +1,8 @@
-"""Settings of every test, and which modules `make test-unit` leaves out for their length."""
+"""Settings of every test, what it may lack, and which modules `make test-unit` leaves out for their length."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -8,6 +12,7 @@ settings.register_profile("almanac", deadline=None, suppress_health_check=[Healt
 settings.load_profile("almanac")
 
 SLOW = {
+    "test_backtest.py",
     "test_characterize.py",
     "test_commands.py",
     "test_dask_engine.py",
@@ -21,7 +26,9 @@ SLOW = {
     "test_online.py",
     "test_package.py",
     "test_properties.py",
+    "test_publish.py",
     "test_services.py",
+    "test_shown.py",
     "test_steps.py",
     "test_store.py",
     "test_summarize.py",
@@ -30,6 +37,22 @@ SLOW = {
     "test_summary_splits.py",
     "test_workers.py",
 }
+
+
+TRACES = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def trace() -> Callable[[str], Path]:
+    """The file of a real trace, which is no part of the project: a test that asks for an absent one is skipped."""
+
+    def find(name: str) -> Path:
+        path = Path(os.environ.get("ALMANAC_SHARED_DATA") or TRACES) / name
+        if not path.exists():
+            pytest.skip(f"{name} is not there: the real traces are not part of the project")
+        return path
+
+    return find
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

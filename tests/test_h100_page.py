@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,16 +14,18 @@ import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DATA = Path(os.environ.get("ALMANAC_SHARED_DATA", ROOT.parent / "shared" / "data")) / "h100_dcgm_10hz.parquet"
 RUNS = ["t2", "b1", "e2", "t13"]
 
 pytestmark = pytest.mark.data
 
 
 @pytest.fixture(scope="module")
+def data(trace: Callable[[str], Path]) -> Path:
+    return trace("h100_dcgm_10hz.parquet")
+
+
+@pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    if not DATA.exists():
-        pytest.skip(f"{DATA.name} is not there: the real traces are not part of the project")
     spec = importlib.util.spec_from_file_location("docs_h100", ROOT / "docs" / "h100.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -33,23 +35,23 @@ def generator() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def jobs(generator: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def jobs(generator: ModuleType, data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Job metrics by the name of the run."""
-    runs = generator.read_runs(DATA)
+    runs = generator.read_runs(data)
     assert [run.name for run in runs] == RUNS
-    store = generator.ingest(DATA, runs, tmp_path_factory.mktemp("h100"))
+    store = generator.ingest(data, runs, tmp_path_factory.mktemp("h100"))
     rows = {row["job_id"]: row for row in store.read("job_metrics", generator.CLUSTER).to_pylist()}
     return {run.name: rows[run.job_id] for run in runs}
 
 
 @pytest.fixture(scope="module")
-def recording() -> pd.DataFrame:
+def recording(data: Path) -> pd.DataFrame:
     """The file as it is, not as almanac imports it."""
-    return pd.read_parquet(DATA).sort_values(["node", "gpu", "timestamp"])
+    return pd.read_parquet(data).sort_values(["node", "gpu", "timestamp"])
 
 
-def test_the_page_is_what_the_code_gives(generator: ModuleType) -> None:
-    assert generator.PAGE.read_text(encoding="utf-8") == generator.page(DATA), "run `python docs/h100.py`"
+def test_the_page_is_what_the_code_gives(generator: ModuleType, data: Path) -> None:
+    assert generator.PAGE.read_text(encoding="utf-8") == generator.page(data), "run `python docs/h100.py`"
 
 
 @pytest.mark.parametrize("name", RUNS)

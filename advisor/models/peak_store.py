@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -61,7 +61,7 @@ class _User:
         return self.families[key]
 
     def absorb(self, key: str, run: Run) -> None:
-        self.family(key)
+        """Of a family that family() has given."""
         self.runs.append((key, run))
         for other in self.kin_of[key]:
             self.families[other].kin.append(run)
@@ -72,10 +72,10 @@ class PeakStore:
 
     def __init__(self, config: AdviceSection) -> None:
         self._config = config
-        self._users: dict[tuple[str, int], _User] = {}
+        self._users: defaultdict[tuple[str, int], _User] = defaultdict(_User)
 
     def absorb(self, job: Submission, run: Run) -> None:
-        user = self._users.setdefault((job.user, job.gpu_count), _User())
+        user = self._users[job.user, job.gpu_count]
         family = user.family(job.name_key)
         user.absorb(job.name_key, run)
         if run.why_not == PREALLOCATED:

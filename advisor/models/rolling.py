@@ -24,14 +24,14 @@ MAX_FAMILIES = 400
 
 @dataclass(frozen=True)
 class Estimate:
-    """case is "name", "user" or "site"; runs is how many jobs were looked at. None of it where nothing is known."""
+    """case is "name", or "user" or "site" (of as many GPUs, else with ", any size"); runs is how many jobs were looked at. None of it where nothing is known."""
 
     duration_s: float
     case: str
     runs: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Mean:
     """A running mean."""
 
@@ -55,15 +55,19 @@ class SiteMeans:
     overall: Mean = field(default_factory=Mean)
 
     def add(self, gpu_count: int, duration_s: float) -> None:
-        self.by_gpus.setdefault(gpu_count, Mean()).add(duration_s)
+        if gpu_count not in self.by_gpus:
+            self.by_gpus[gpu_count] = Mean()
+        self.by_gpus[gpu_count].add(duration_s)
         self.overall.add(duration_s)
 
     def estimate(self, gpu_count: int, case: str) -> Estimate | None:
         """None where no job has ended."""
         if not self.overall.number:
             return None
-        mean = self.by_gpus.get(gpu_count, self.overall)
-        return Estimate(mean.value, case, mean.number)
+        if gpu_count in self.by_gpus:
+            mean = self.by_gpus[gpu_count]
+            return Estimate(mean.value, case, mean.number)
+        return Estimate(self.overall.value, f"{case}, any size", self.overall.number)
 
     def to_json(self) -> dict[str, object]:
         counts = {str(gpus): [mean.total, mean.number] for gpus, mean in sorted(self.by_gpus.items())}
@@ -131,7 +135,9 @@ class RollingEstimator:
         self._users: dict[str, _UserPast] = {}
 
     def absorb(self, job: Ended) -> None:
-        user = self._users.setdefault(job.submission.user, _UserPast(self._config.max_runs))
+        user = self._users.get(job.submission.user)
+        if user is None:
+            user = self._users[job.submission.user] = _UserPast(self._config.max_runs)
         user.add(job)
         if self._gathers_site:
             self.site.add(job.submission.gpu_count, job.duration_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
@@ -20,9 +21,6 @@ from telemetry.metrics.partials import Partials, compute_partials, merge_partial
 Progress = Callable[[int, int, str], None]
 """Called with portions done, portions in all, and a word on what came of them."""
 
-Mapper = Callable[[duckdb.DuckDBPyConnection, Sequence[Files], pa.Table, Options, tuple[int, int], Progress], Partials]
-"""Called as `map_partials` is, and equal in what it returns: chunks may be computed anywhere."""
-
 ROWS_PER_CHUNK = 1_000_000
 """Few enough that many threads share the work, enough that merging costs little."""
 ROWS_AT_ONCE = 8_000_000
@@ -32,6 +30,24 @@ Made = TypeVar("Made")
 
 _DAY_MS = 86_400_000
 _ALL_TIME = (-(2**53), 2**53)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Chunks of telemetry, and what the partials of each are made by. counted_ms: the span in which samples count."""
+
+    chunks: Sequence[Files]
+    claims: pa.Table
+    options: Options
+    counted_ms: tuple[int, int]
+
+
+Mapper = Callable[[duckdb.DuckDBPyConnection, Work, Progress], Partials]
+"""Called as `map_partials` is, and equal in what it returns: chunks may be computed anywhere."""
+
+
+def silent(done: int, total: int, word: str) -> None:
+    """No progress is shown."""
 
 
 def split_files(paths: Sequence[Path]) -> list[Files]:
@@ -79,19 +95,16 @@ def each_chunk(
         yield from pool.map(one, chunks)
 
 
-def map_partials(
-    db: duckdb.DuckDBPyConnection,
-    chunks: Sequence[Files],
-    claims: pa.Table,
-    options: Options,
-    counted_ms: tuple[int, int],
-    progress: Progress,
-) -> Partials:
+def map_partials(db: duckdb.DuckDBPyConnection, work: Work, progress: Progress) -> Partials:
     """Partials of all chunks, merged."""
+
+    def one(db: duckdb.DuckDBPyConnection, files: Files) -> Partials:
+        return compute_partials(db, files, work.claims, work.options, work.counted_ms)
+
     done: list[Partials] = []
-    for part in each_chunk(db, chunks, lambda db, files: compute_partials(db, files, claims, options, counted_ms)):
+    for part in each_chunk(db, work.chunks, one):
         done.append(part)
-        progress(len(done), len(chunks), f"{format_count(sum(part.runs for part in done))} GPU runs")
+        progress(len(done), len(work.chunks), f"{format_count(sum(part.runs for part in done))} GPU runs")
     return merge_partials(db, done)
 
 

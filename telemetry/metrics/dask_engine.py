@@ -28,7 +28,7 @@ from distributed.scheduler import KilledWorker
 from almanac import __version__
 from almanac.errors import AlmanacError, StoreError
 from almanac.units import format_count
-from telemetry.metrics.chunks import Progress
+from telemetry.metrics.chunks import Progress, Work
 from telemetry.metrics.hours import Files
 from telemetry.metrics.options import Options
 from telemetry.metrics.partials import Partials, compute_partials, merge_partials
@@ -67,27 +67,19 @@ class DaskMapper:
     def __init__(self, open_workers: Callable[[], Workers]) -> None:
         self._workers = functools.cache(open_workers)
 
-    def __call__(
-        self,
-        db: duckdb.DuckDBPyConnection,
-        chunks: Sequence[Files],
-        claims: pa.Table,
-        options: Options,
-        counted_ms: tuple[int, int],
-        progress: Progress,
-    ) -> Partials:
+    def __call__(self, db: duckdb.DuckDBPyConnection, work: Work, progress: Progress) -> Partials:
         """Partials of all chunks, merged. Raises what a chunk raised, StoreError where a worker does not see the
         store, AlmanacError where workers do not come or keep dying.
         """
-        if not chunks:
+        if not work.chunks:
             return merge_partials(db, [])
-        chunks = [replace(files, paths=tuple(path.absolute() for path in files.paths)) for files in chunks]
+        chunks = [replace(files, paths=tuple(path.absolute() for path in files.paths)) for files in work.chunks]
         progress(0, len(chunks), "waiting for workers")
         workers = self._workers()
         workers.want(len(chunks))
         with _scheduler_at_hand():
             _check_imports(workers.client)
-            futures = _submit(workers.client, chunks, claims, _Call(options, counted_ms, software()))
+            futures = _submit(workers.client, chunks, work.claims, _Call(work.options, work.counted_ms, software()))
         return merge_partials(db, _gather(workers, chunks, futures, progress))
 
 

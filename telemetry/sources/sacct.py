@@ -65,7 +65,7 @@ class SacctSource:
         A record that ends after its window is left to a later one; the last window keeps what has not ended.
         Raises CommandError where sacct fails, SourceError where accounting does not know the cluster.
         """
-        _check_cluster(self.commands, self.cluster)
+        check_cluster(self.commands, self.cluster)
         names = columns(self.commands(["sacct", "--helpformat"]).decode("utf-8", "replace"))
         seen: set[int] = set()
         spans = windows(since_s - self.config.overlap_hours * 3600, until_s, self.config.window_hours * 3600)
@@ -217,8 +217,11 @@ def known_clusters(commands: Runner) -> list[str] | None:
         return None
 
 
-def _check_cluster(commands: Runner, cluster: str) -> None:
-    """sacct answers a cluster that nobody knows with no rows and exit code 0: that must not look like idleness."""
+def check_cluster(commands: Runner, cluster: str) -> None:
+    """Raises SourceError for a cluster that slurmdbd does not know.
+
+    sacct answers with no rows and exit code 0 then: that must not look like idleness.
+    """
     known = known_clusters(commands)
     if known is not None and cluster.lower() not in (name.lower() for name in known):
         names = ", ".join(known) or "none"

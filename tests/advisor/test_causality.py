@@ -12,7 +12,7 @@ from advisor.backtest.tier import replay_tiers
 from advisor.features import submission_of, submissions
 from advisor.models.hbm import bound_of, calibrate
 from advisor.models.peak_store import evidence_now, replay_peaks
-from advisor.replay import know_now, replay_durations
+from advisor.replay import remember, replay_durations
 from advisor.service import advise, train
 from almanac.config import Config
 from almanac.records import Request
@@ -140,9 +140,9 @@ def test_a_live_request_sees_what_the_replay_saw(site_history: pd.DataFrame, con
     for row in range(200, len(site_history), 97):
         job = submissions(site_history)[row]
         own = site_history[site_history["user"] == job.user]
-        known = know_now(job, own, config.rolling, None)
+        known = remember([job.user], own, job.submit_s, config.rolling, None).know(job)
         assert np.array_equal(np.array(known.features), replay.features.numbers[row], equal_nan=True)
-        if known.rolling is not None and known.rolling.case != "site":
+        if known.rolling is not None and not known.rolling.case.startswith("site"):
             assert known.rolling.duration_s == replay.rolling_s[row]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from advisor.models.duration import blend, conformal_margins
 from advisor.models.rolling import RollingEstimator, decayed_mean
 from advisor.models.trees import CATEGORIES, encode
 from advisor.past import Past
-from advisor.replay import know_now, replay_durations
+from advisor.replay import remember, replay_durations
 from advisor.scores import score, score_of_users
 from advisor.service import advise, train
 from almanac.config import Config, Rolling
@@ -27,7 +26,7 @@ from almanac.names import name_key
 from almanac.records import Request
 
 NOW_S = 1_750_000_000
-DATA = Path(os.environ.get("ALMANAC_SHARED_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+Trace = Callable[[str], Path]
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
 
 
@@ -70,6 +69,7 @@ def test_a_new_user_gets_the_sites_mean_at_that_gpu_count(history_of: History) -
     assert single is not None
     assert unseen is not None
     assert (single.case, single.duration_s) == ("site", 5000.0)
+    assert (unseen.case, unseen.runs) == ("site, any size", 4)
     assert unseen.duration_s == pytest.approx(6300 / 4)
 
 
@@ -174,7 +174,8 @@ def test_a_submission_on_the_half_hour_is_remembered_with_its_like(history_of: H
     ]
     history = history_of([{**row, "end_s": int(row["submit_s"] + row["elapsed_s"])} for row in rows])
     for submit_s, expected_s in ((midnight_s + 1800 + 59, 100), (midnight_s + 1800 + 60, 3600)):
-        known = know_now(dataclasses.replace(asked("ann", "run-7"), submit_s=submit_s), history, Rolling(), None)
+        job = dataclasses.replace(asked("ann", "run-7"), submit_s=submit_s)
+        known = remember(["ann"], history, submit_s, Rolling(), None).know(job)
         habit = known.features[NUMBERS.index("clock_decayed")]
         assert np.exp(habit) == pytest.approx(expected_s)
 
@@ -186,7 +187,7 @@ def test_running_jobs_are_features_as_long_as_they_run(history_of: History) -> N
     seen = []
     for at_s in (NOW_S - 4000, NOW_S - 3999, NOW_S - 2500, NOW_S - 999, NOW_S - 499):
         job = dataclasses.replace(asked("ann", "train-2"), submit_s=at_s)
-        seen.append(know_now(job, history, Rolling(), None).features)
+        seen.append(remember(["ann"], history, at_s, Rolling(), None).know(job).features)
     assert [round(float(np.expm1(each[place]))) for each in seen] == [0, 1, 2, 1, 0]
     assert np.expm1(seen[2][place + 1]) == pytest.approx(1500), "the oldest has run for 1500 s"
     assert np.expm1(seen[4][NUMBERS.index("user_log_runs")]) == pytest.approx(1), "a requeued run is no whole job"
@@ -230,13 +231,6 @@ def test_a_prediction_is_never_above_the_time_limit(history_of: History, config:
     assert advice.duration.duration_s == 600
 
 
-def trace(name: str) -> pd.DataFrame:
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"{name} of the shared data is not here")
-    return pd.read_parquet(path)
-
-
 def whole(frame: pd.DataFrame) -> pd.DataFrame:
     """The columns that a trace does not have."""
     texts = dict.fromkeys(("account", "qos", "gpu_type", "constraints", "verdict", "partition", "name"), "")
@@ -247,16 +241,16 @@ def whole(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values("end_s", kind="stable").reset_index(drop=True)
 
 
-def helios() -> pd.DataFrame:
-    raw = trace("helios_jobs_15k.parquet")
+def helios(trace: Trace) -> pd.DataFrame:
+    raw = pd.read_parquet(trace("helios_jobs_15k.parquet"))
     raw = raw[raw["gpu_num"] > 0]
     columns = {"gpu_num": "gpu_count", "cpu_num": "cpu_count", "node_num": "node_count", "run_time_s": "elapsed_s"}
     frame = raw.rename(columns=columns).assign(state=raw["state"].replace("Pass", "COMPLETED"), start_s=raw["submit_s"])
     return whole(frame.assign(end_s=frame["start_s"] + frame["elapsed_s"], elapsed_s=frame["elapsed_s"].astype(float)))
 
 
-def mason() -> pd.DataFrame:
-    raw = trace("mason_named_jobs_oct_nov.parquet")
+def mason(trace: Trace) -> pd.DataFrame:
+    raw = pd.read_parquet(trace("mason_named_jobs_oct_nov.parquet"))
     return whole(
         pd.DataFrame(
             {
@@ -281,9 +275,9 @@ def mason() -> pd.DataFrame:
 @pytest.mark.data
 @pytest.mark.parametrize(("load", "least"), [(helios, 0.60), (mason, 0.65)])
 def test_on_a_real_trace_ranks_and_errors_meet_the_goals(
-    load: Callable[[], pd.DataFrame], least: float, config: Config
+    load: Callable[[Trace], pd.DataFrame], least: float, trace: Trace, config: Config
 ) -> None:
-    scores = evaluate(load(), config).all
+    scores = evaluate(load(trace), config).all
     errors = [each.median_abs_log_error for name, each in scores.items() if name not in OURS]
     assert scores["ranking"].spearman >= least
     assert scores["almanac"].median_abs_log_error <= min(error for error in errors if error == error)

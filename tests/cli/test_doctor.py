@@ -12,9 +12,9 @@ import pytest
 
 from almanac.config import Config
 from almanac.config_file import parse_config
-from almanac.errors import CommandError
+from almanac.errors import CommandError, SourceError
 from cli.app import App
-from cli.doctor import check_priority, check_store
+from cli.doctor import check_priority, check_slurm, check_store
 from cli.findings import Check
 from telemetry.marks import Marks
 from telemetry.store import Store
@@ -49,6 +49,29 @@ class FakeScontrol:
 
 def stopped(argv: Sequence[str]) -> bytes:
     raise CommandError("scontrol show config ended with 1: Unable to contact slurm controller", "run scontrol by hand")
+
+
+def asked_of_accounting(argv: Sequence[str]) -> bytes:
+    answers = {
+        "--version": b"slurm 24.11.5\n",
+        "show": b"lab\n",
+        "config": b"ClusterName = lab\n",
+        "--json": b'{"jobs": []}',
+    }
+    return next((answer for word, answer in answers.items() if word in argv), b"")
+
+
+def slurm_findings(cluster: str) -> list[Check]:
+    app = App(cluster_name=cluster)
+    app.__dict__["commands"] = asked_of_accounting
+    return list(check_slurm(app))
+
+
+def test_a_cluster_that_accounting_does_not_know_is_a_fault() -> None:
+    """`almanac ingest` refuses it."""
+    with pytest.raises(SourceError, match="does not know a cluster 'demo'; it knows: lab"):
+        slurm_findings("demo")
+    assert [check.status for check in slurm_findings("LAB")] == ["ok", "ok"]
 
 
 def finding(commands: Any, mode: str = "observe") -> Check:

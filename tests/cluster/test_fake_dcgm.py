@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_dcgm import METRICS, Exporter, Gpu, Trace, generated_trace, recorded_trace
-from testbed import trace_path
+from testbed import TRACE
 
 from telemetry.counters import COUNTERS
 
 
-def recorded() -> Trace:
-    if not trace_path().exists():
-        pytest.skip(f"no {trace_path().name} in the shared data")
-    return recorded_trace(trace_path())
-
-
-TRACES = [generated_trace, pytest.param(recorded, marks=pytest.mark.data)]
+@pytest.fixture(params=["generated", pytest.param("recorded", marks=pytest.mark.data)])
+def replayed(request: pytest.FixtureRequest, trace: Callable[[str], Path]) -> Trace:
+    return generated_trace() if request.param == "generated" else recorded_trace(trace(TRACE))
 
 
 def busy_gpu(trace: Trace, node: str, peak_mib: float, seconds: int) -> list[dict[str, float]]:
@@ -30,18 +27,16 @@ def busy_gpu(trace: Trace, node: str, peak_mib: float, seconds: int) -> list[dic
     return values
 
 
-@pytest.mark.parametrize("make_trace", TRACES)
-def test_a_busy_gpu_stays_within_what_almanac_takes_for_possible(make_trace: type[Trace]) -> None:
+def test_a_busy_gpu_stays_within_what_almanac_takes_for_possible(replayed: Trace) -> None:
     names = {metric: name for name, metric, _ in METRICS}
-    for values in busy_gpu(make_trace(), "n1", 20480, 60):
+    for values in busy_gpu(replayed, "n1", 20480, 60):
         for counter in COUNTERS:
             if counter.column != "hbm_total_mib":
                 assert counter.low <= values[names[counter.dcgm]] <= counter.high, counter.column
 
 
-@pytest.mark.parametrize("make_trace", TRACES)
-def test_memory_reaches_the_profiles_peak_within_eight_seconds_and_no_more(make_trace: type[Trace]) -> None:
-    used = [values["fb_used"] for values in busy_gpu(make_trace(), "n3", 60 * 1024, 60)]
+def test_memory_reaches_the_profiles_peak_within_eight_seconds_and_no_more(replayed: Trace) -> None:
+    used = [values["fb_used"] for values in busy_gpu(replayed, "n3", 60 * 1024, 60)]
     assert used[0] < 20 * 1024
     assert max(used[:8]) == max(used) == 60 * 1024
 

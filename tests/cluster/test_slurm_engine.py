@@ -21,6 +21,7 @@ from testbed import Cluster
 import telemetry.metrics.chunks
 import telemetry.metrics.dask_engine
 from almanac.config import Config, Dask
+from telemetry.engine import ALWAYS, compute, prepare
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.chunks import Mapper, map_partials
 from telemetry.metrics.dask_engine import DaskMapper
@@ -30,7 +31,6 @@ from telemetry.slurm.commands import SlurmCommands
 from telemetry.slurm_workers import slurm_workers
 from telemetry.sources.generated import GeneratedSource, SiteShape
 from telemetry.store import Store
-from telemetry.summary import ALWAYS, compute
 
 pytestmark = pytest.mark.cluster
 
@@ -100,7 +100,8 @@ def computed(site: Site, mapper: Mapper = map_partials) -> Results:
     store = site.store
     jobs = load_jobs(store, "demo", *ALWAYS)
     with store.connect() as db:
-        return compute(db, store.files("telemetry", "demo"), jobs, [], Config(), mapper=mapper)[0]
+        prepared = prepare(db, store.files("telemetry", "demo"), jobs, [], Config())
+        return compute(db, prepared, Config(), mapper)[0]
 
 
 def assert_equal(there: Results, here: Results) -> None:
@@ -196,8 +197,8 @@ def test_a_job_cancelled_in_the_middle_changes_nothing(site: Site, slurm: SlurmC
         store = site.store
         jobs = load_jobs(store, "demo", *ALWAYS)
         with store.connect() as db:
-            paths = store.files("telemetry", "demo")
-            there, _ = compute(db, paths, jobs, [], Config(), progress=cancel_one, mapper=DaskMapper(lambda: workers))
+            prepared = prepare(db, store.files("telemetry", "demo"), jobs, [], Config())
+            there, _ = compute(db, prepared, Config(), DaskMapper(lambda: workers), cancel_one)
     assert len(cancelled) == 1
     assert begun(cancelled[0])
     assert site.cluster.lab.wait_for_jobs(int(cancelled[0])) == {int(cancelled[0]): "CANCELLED"}
@@ -222,7 +223,8 @@ def test_a_job_that_has_gone_is_replaced(site: Site, slurm: SlurmCommands, tmp_p
         store = site.store
         with store.connect() as db:
             jobs, paths = load_jobs(store, "demo", *ALWAYS), store.files("telemetry", "demo")
-            there, _ = compute(db, paths, jobs, [], Config(), progress=cancel_first, mapper=DaskMapper(lambda: workers))
+            prepared = prepare(db, paths, jobs, [], Config())
+            there, _ = compute(db, prepared, Config(), DaskMapper(lambda: workers), cancel_first)
     assert len(seen) == 2
     assert_equal(there, computed(site))
 

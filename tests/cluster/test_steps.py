@@ -17,7 +17,8 @@ from telemetry.sources.sacct import SacctSource
 from telemetry.sources.sacct_steps import COLUMNS
 from telemetry.steps import CONCURRENT, SOME_GPUS
 from telemetry.store import Store
-from telemetry.summary import SummaryCounts, summarize
+from telemetry.summary import summarize
+from telemetry.summary_counts import SummaryCounts
 
 pytestmark = pytest.mark.cluster
 

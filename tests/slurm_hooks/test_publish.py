@@ -5,24 +5,28 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import shutil
 import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from advisor.explain import short_text
 from advisor.recorded import recorded_requests
 from advisor.service import advise
+from almanac.config import Tier
 from almanac.config_file import parse_config
 from almanac.errors import BusyError, ConfigError, StoreError
 from almanac.records import Request
+from almanac.tiers import requested_tier
 from slurm_hooks.advice_file import MAX_BYTES, AdviceFile, look_up, parse
 from slurm_hooks.publish import uid_of
 from slurm_hooks.published import published_for
-from telemetry.history import load_history
+from telemetry.history import UserHistories, load_history
 
 Site = Any  # of conftest.py
 NOW_S = 1_795_256_200
@@ -55,6 +59,41 @@ def test_the_file_says_what_advise_says_of_each_familys_newest_job(site: Site) -
             seen, bounds = seen + 1, bounds + (row.bound_mib is not None)
     assert seen == 36
     assert bounds > 10
+
+
+def test_histories_by_user_are_those_that_advise_loads(site: Site) -> None:
+    histories = UserHistories(site.store, CLUSTER)
+    try:
+        both, digests = histories.of(["u3", "u5", "u99"]), histories.digests(0)
+    finally:
+        histories.close()
+    assert set(digests) == set(site.uids)
+    for user in ("u3", "u5"):
+        own = load_history(site.store, CLUSTER, user=user, running=True)
+        pd.testing.assert_frame_equal(both[both["user"] == user].reset_index(drop=True), own)
+
+
+def test_several_processes_say_what_one_does(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.publish()
+    alone = site.files()
+    shutil.rmtree(site.root)
+    for name, value in (("MIN_USERS", 1), ("CHUNK", 3), ("CHUNKS_READ", 2)):
+        monkeypatch.setattr(f"slurm_hooks.advice_workers.{name}", value)
+    site.publish(processes=2)
+    assert site.files() == alone
+
+
+def test_a_past_job_as_a_request_names_the_tier_that_was_asked_for(site: Site) -> None:
+    tiers = (*site.config.tiers, Tier(name="large", capacity_mib=144_384, partition="h200"))
+    history = load_history(site.store, CLUSTER, user="u1", running=True).tail(4)
+    history["constraints"] = ["gpu&hbm40g", "", "a|b", "gpu"]
+    history["partition"] = ["gpu", "gpu", "gpu", "h200"]
+    history["tier"] = ["hbm40g", "hbm80g", None, "hbm80g"]
+    requests = recorded_requests(history, tiers)
+    found = [requested_tier(request, tiers) for request in requests]
+    assert [tier and tier.name for tier in found] == ["hbm40g", "hbm80g", None, "hbm80g"]
+    assert [request.constraints for request in requests] == ["gpu&hbm40g", "hbm80g", "a|b", "hbm80g"]
+    assert [request.partition for request in requests] == ["gpu", "gpu", "gpu", ""]
 
 
 def test_an_unknown_name_and_an_unknown_user_get_what_advise_says_of_them(site: Site) -> None:

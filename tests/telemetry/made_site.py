@@ -16,7 +16,8 @@ from telemetry.ingest import IngestResult, ingest
 from telemetry.schema import BINDINGS, JOBS, STEPS, TELEMETRY
 from telemetry.sources.base import Batch
 from telemetry.store import Store
-from telemetry.summary import SummaryCounts, summarize
+from telemetry.summary import summarize
+from telemetry.summary_counts import SummaryCounts
 
 DAY = 20_156
 """2025-03-09 as days since 1970: the day on which clocks in the USA go forward."""

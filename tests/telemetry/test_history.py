@@ -61,6 +61,23 @@ def test_metrics_and_what_stands_where_they_are_not_known(store: Store) -> None:
     }
 
 
+def test_of_a_user_who_is_named_nobody_elses_rows_are_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    when = {"submit_s": 1_750_000_000, "start_s": 1_750_000_000, "end_s": 1_750_003_600, "gpu_count": 4, "user": "bob"}
+    store.write("jobs", "c", rows(JOBS, [{"job_id": 9, **when}]))
+    bobs = {"job_id": 9, "submit_s": 1_750_000_000, "verdict": "ok", "hbm_peak_mib": 1.0}
+    store.write("job_metrics", "c", rows(METRICS, [bobs]))
+    read, seen = store.read, list[list[int]]()
+
+    def watched(*given: Any, **more: Any) -> pa.Table:
+        seen.append((found := read(*given, **more))["job_id"].to_pylist())
+        return found
+
+    monkeypatch.setattr(store, "read", watched)
+    assert load_history(store, "c", user="bob")["hbm_peak_mib"].tolist() == [1.0]
+    assert load_history(store, "c", user="eve").empty
+    assert seen == [[9], [9], [], []]
+
+
 def test_only_one_users_jobs_where_one_is_named(store: Store) -> None:
     assert load_history_table(store, "c", ["job_id"], user="bob").num_rows == 0
     assert load_history_table(store, "c", ["job_id", "user"], user="ann").num_rows == 4

@@ -91,12 +91,6 @@ def test_a_damaged_mark_says_what_to_do(marks: Marks, tmp_path: Path, content: s
     assert "summarize -S 1970-01-01" in caught.value.hint
 
 
-def test_the_mark_of_an_older_almanac_is_not_passed_over(marks: Marks, tmp_path: Path) -> None:
-    (tmp_path / "summary-pending.c.json").write_text('{"since_s": 1}')
-    with pytest.raises(StoreError, match="older almanac"):
-        marks.open_days("c")
-
-
 LOOK = """
 import sys
 from pathlib import Path

@@ -26,7 +26,8 @@ from telemetry.steps import (
     concurrent_steps,
 )
 from telemetry.store import Store
-from telemetry.summary import SummaryCounts, summarize
+from telemetry.summary import summarize
+from telemetry.summary_counts import SummaryCounts
 
 START_S = 1_741_046_400  # midnight UTC
 OPEN = Config(filters=Filters(min_elapsed_s=0, min_gpu_util_pct=-1.0, min_coverage=0.0))

@@ -134,6 +134,19 @@ def test_reading_a_span_is_half_open(store: Store) -> None:
     assert store.read("jobs", "c", since_s=10, until_s=30)["job_id"].to_pylist() == [1, 2]
 
 
+def test_reading_only_rows_that_have_one_of_some_values(store: Store) -> None:
+    given = [("n1", 0, 0, 5.0), ("n2", 0, 0, 6.0), ("n2", 1, 0, 7.0), ("n3", 1, 0, 8.0)]
+    store.write("telemetry", "c", samples(given))
+
+    def read(**among: pa.Array) -> list[float]:
+        return sorted(store.read("telemetry", "c", ["hbm_used_mib"], among=among)["hbm_used_mib"].to_pylist())
+
+    hosts = pa.array(["n2", "n3", "x' OR 1=1 --"])
+    assert read(host=hosts) == [6, 7, 8]
+    assert read(host=hosts, gpu=pa.array([1, 5], pa.int16())) == [7, 8]
+    assert read(host=pa.array([], pa.string())) == []
+
+
 def test_columns_carry_their_unit(store: Store) -> None:
     store.write("telemetry", "c", samples([("n1", 0, 0, 5.0)]))
     schema = pq.read_schema(store.files("telemetry", "c")[0])

@@ -14,9 +14,9 @@ import pytest
 
 from almanac.config import Config
 from telemetry.attribution import Job
+from telemetry.engine import compute, prepare
 from telemetry.metrics.options import Options
 from telemetry.store import Store
-from telemetry.summary import compute
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small_sites import OPEN, telemetry
@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> Run:
             for path, part in zip(paths, (frame[:half], frame[half:]), strict=True):
                 pq.write_table(telemetry(part), path)
         with duckdb.connect(config={"threads": threads, "memory_limit": "512MiB"}) as db:
-            results, _ = compute(db, paths, jobs, [], config, options=options)
+            results, _ = compute(db, prepare(db, paths, jobs, [], config, options=options), config)
         return {row["job_id"]: row for row in results.jobs.to_pylist()}, results.gpus.to_pylist()
 
     return run_once

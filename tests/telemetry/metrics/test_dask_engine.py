@@ -22,12 +22,13 @@ from almanac.config import Config, Dask, Filters
 from almanac.errors import AlmanacError, StoreError
 from telemetry.attribution import Job
 from telemetry.counters import COUNTER_COLUMNS
+from telemetry.engine import compute, prepare
 from telemetry.metrics.chunks import Mapper, map_partials
 from telemetry.metrics.dask_engine import DaskMapper
 from telemetry.metrics.finish import Results
 from telemetry.schema import TELEMETRY
 from telemetry.store import Store
-from telemetry.summary import compute, summarize
+from telemetry.summary import summarize
 from telemetry.workers import Local, local_workers
 
 # The workers cannot import this module: what it sends them goes by value.
@@ -80,7 +81,7 @@ def _jobs() -> pa.Table:
 
 def computed(store: Store, mapper: Mapper = map_partials) -> Results:
     with store.connect() as db:
-        return compute(db, store.files("telemetry", "c"), JOBS, [], OPEN, mapper=mapper)[0]
+        return compute(db, prepare(db, store.files("telemetry", "c"), JOBS, [], OPEN), OPEN, mapper)[0]
 
 
 def on(workers: Local) -> DaskMapper:
@@ -101,8 +102,8 @@ def test_results_are_bit_equal_to_those_of_one_process(
 def test_every_chunk_is_reported_as_it_is_done(workers: Local, store: Store) -> None:
     said: list[tuple[int, int, str]] = []
     with store.connect() as db:
-        paths = store.files("telemetry", "c")
-        compute(db, paths, JOBS, [], OPEN, progress=lambda *seen: said.append(seen), mapper=on(workers))
+        prepared = prepare(db, store.files("telemetry", "c"), JOBS, [], OPEN)
+        compute(db, prepared, OPEN, on(workers), lambda *seen: said.append(seen))
     assert said[0] == (0, HOURS, "waiting for workers")
     assert said[-1][:2] == (HOURS, HOURS)
     assert "GPU runs, 2 workers" in said[-1][2]
@@ -114,7 +115,7 @@ def test_nothing_to_compute_opens_no_workers(store: Store) -> None:
         raise AssertionError("opened")
 
     with store.connect() as db:
-        results, _ = compute(db, [], [], [], OPEN, mapper=DaskMapper(refuse))
+        results, _ = compute(db, prepare(db, [], [], [], OPEN), OPEN, DaskMapper(refuse))
     assert results.jobs.num_rows == 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,14 @@ from test_against_numpy import assert_same
 from telemetry.attribution import Job
 from telemetry.sources.files import FileSource
 
-DATA = Path(os.environ.get("ALMANAC_SHARED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 # First and last second of run e2 (mixed traffic: GPUs 0-3 nearly idle, some counters null).
 START_S, END_S = 1775088787, 1775089096
 PEAKS = {"fp64": 33.5e12, "fp32": 66.9e12, "fp16": 133.8e12, "tensor": 989.4e12}
 
 
 @pytest.fixture(scope="module")
-def frame() -> pd.DataFrame:
-    path = DATA / "h100_dcgm_10hz.parquet"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not there: the real traces are not part of the project")
-    batches = FileSource(path, "telemetry", None).read(START_S, END_S)
+def frame(trace: Callable[[str], Path]) -> pd.DataFrame:
+    batches = FileSource(trace("h100_dcgm_10hz.parquet"), "telemetry", None).read(START_S, END_S)
     return pa.concat_tables(batch.rows for batch in batches).to_pandas()
 
 

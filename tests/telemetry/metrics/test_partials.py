@@ -17,12 +17,12 @@ import pytest
 
 from almanac.errors import ConfigError
 from telemetry.attribution import Job
-from telemetry.metrics.chunks import map_partials
+from telemetry.engine import Prepared, complete, prepare
+from telemetry.metrics.chunks import map_partials, silent
 from telemetry.metrics.columns import HIGHEST, NUMBER, TOTAL, Rows, packed, unpacked
 from telemetry.metrics.options import Options
 from telemetry.metrics.partials import CLAIM, FAMILIES, Partials, compute_partials, merge_partials
 from telemetry.store import Store
-from telemetry.summary import Prepared, complete, prepare
 
 HOUR_S, START_S = 3600, 1_741_046_400 - 2 * 3600  # two hours before midnight UTC
 COUNTED_MS = (-(2**60), 2**60)
@@ -73,7 +73,7 @@ def jobs_of(db: duckdb.DuckDBPyConnection, found: Prepared, partials: Partials) 
 
 
 def mapped(db: duckdb.DuckDBPyConnection, found: Prepared) -> Partials:
-    return map_partials(db, found.chunks, found.claims, found.options, found.counted_ms, lambda *_: None)
+    return map_partials(db, found.work, silent)
 
 
 def assert_close(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -98,13 +98,14 @@ def test_claims_that_overlap_each_get_their_samples(store: Store, is_aligned_to_
                 "claim": pa.array([2 * number, 2 * number + 1], pa.int32()),
                 "job": pa.array([number] * 2, pa.int32()),
             }
-            columns = [shifted.get(name, each.claims[name]) for name in each.claims.column_names]
-            tables.append(pa.table(columns, schema=each.claims.schema))
+            columns = [shifted.get(name, each.work.claims[name]) for name in each.work.claims.column_names]
+            tables.append(pa.table(columns, schema=each.work.claims.schema))
         frames = [
             each.jobs.set_column(0, each.jobs.schema.field(0), pa.array([number], pa.int32()))
             for number, each in enumerate(alone)
         ]
-        together = replace(alone[0], claims=pa.concat_tables(tables), jobs=pa.concat_tables(frames))
+        work = replace(alone[0].work, claims=pa.concat_tables(tables))
+        together = replace(alone[0], work=work, jobs=pa.concat_tables(frames))
         found = jobs_of(db, together, mapped(db, together))
     for one, other in zip(expected, found, strict=True):
         assert one["samples"] > 0
@@ -116,9 +117,9 @@ def test_partials_of_files_merge_in_any_order_and_travel(store: Store) -> None:
         found = prepared(db, store, job(0.2, 3.9))
         hours = [
             compute_partials(
-                db, type(chunk)((path,), chunk.from_ms, chunk.until_ms, True), found.claims, Options(), COUNTED_MS
+                db, type(chunk)((path,), chunk.from_ms, chunk.until_ms, True), found.work.claims, Options(), COUNTED_MS
             )
-            for chunk in found.chunks
+            for chunk in found.work.chunks
             for path in chunk.paths
         ]
         whole = jobs_of(db, found, mapped(db, found))[0]
@@ -156,7 +157,7 @@ def test_files_of_the_store_that_are_not_as_the_store_keeps_them_are_sorted_firs
             pq.write_table(pa.concat_tables([rows, more.slice(0, 7)]), one)
             pq.write_table(more.slice(7), other)
         again = prepared(db, store, job(0.5, 3.5))
-        assert [chunk.is_sorted for chunk in again.chunks] == [False, True]
+        assert [chunk.is_sorted for chunk in again.work.chunks] == [False, True]
         assert again.seen.counted == found.seen.counted
         assert_close(expected, jobs_of(db, again, mapped(db, again))[0])
 

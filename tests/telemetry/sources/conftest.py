@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +30,16 @@ class Stub:
     url: str
     paths: list[str] = field(default_factory=list)
     authorization: list[str | None] = field(default_factory=list)
+
+
+@pytest.fixture(scope="session")
+def prometheus_binaries() -> None:
+    """For tests on a real Prometheus: skipped without its programs, but not where nothing may be skipped."""
+    absent = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
+    if absent and os.environ.get("ALMANAC_REQUIRE_CLUSTER") == "1":
+        pytest.fail(f"{' and '.join(absent)} not found, and ALMANAC_REQUIRE_CLUSTER=1 forbids to skip")
+    if absent:
+        pytest.skip(f"{' and '.join(absent)} not found")
 
 
 @pytest.fixture

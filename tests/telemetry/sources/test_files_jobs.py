@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ NOW_S = 1_790_002_800
 JOB_A = 4644583331235001555
 """2**62 + the seven bytes of blake2b("job-a"), as an earlier run had it."""
 SACCT = "JobIDRaw|JobID|Submit|Start|End|State|ExitCode|User|TimelimitRaw|AllocTRES|ElapsedRaw"
-DATA = Path(os.environ.get("ALMANAC_SHARED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 
 
 def read(path: Path, layout: str | None = None, span: tuple[int, int] = EVER) -> tuple[list[dict[str, Any]], Counts]:
@@ -223,16 +222,9 @@ def test_no_text_stops_an_import_or_is_lost_without_a_count(rows: list[dict[str,
     assert all(example.isprintable() for example in counts.examples.values())
 
 
-def shared(name: str) -> Path:
-    path = DATA / f"{name}.parquet"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not there: the real traces are not part of the project")
-    return path
-
-
 @pytest.mark.data
-def test_helios() -> None:
-    rows, counts = read(shared("helios_jobs_15k"))
+def test_helios(trace: Callable[[str], Path]) -> None:
+    rows, counts = read(trace("helios_jobs_15k.parquet"))
     assert (counts.kept, sum(row["gpu_count"] > 0 for row in rows)) == (15_000, 10_796)
     assert set(Counter(row["state"] for row in rows)) == {"COMPLETED", "FAILED", "CANCELLED"}
     first = rows[0]
@@ -240,8 +232,8 @@ def test_helios() -> None:
 
 
 @pytest.mark.data
-def test_mason() -> None:
-    rows, counts = read(shared("mason_named_jobs_oct_nov"))
+def test_mason(trace: Callable[[str], Path]) -> None:
+    rows, counts = read(trace("mason_named_jobs_oct_nov.parquet"))
     assert counts.kept == 12_010
     assert {row["gpu_count"] for row in rows} == {0}
     second = rows[1]
@@ -253,8 +245,8 @@ def test_mason() -> None:
 
 
 @pytest.mark.data
-def test_clustercockpit() -> None:
-    rows, counts = read(shared("clustercockpit_jobs"))
+def test_clustercockpit(trace: Callable[[str], Path]) -> None:
+    rows, counts = read(trace("clustercockpit_jobs.parquet"))
     assert (counts.kept, sum(row["gpu_count"] > 0 for row in rows)) == (544, 303)
     first = rows[0]
     wanted = {

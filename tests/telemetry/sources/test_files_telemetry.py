@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from telemetry.sources.files import FileSource
 
 EVER = (-(2**40), 2**40)
 NOW_S = 1_790_002_800
-DATA = Path(os.environ.get("ALMANAC_SHARED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 
 
 def read(path: Path, layout: str | None = None, span: tuple[int, int] = EVER) -> tuple[list[dict[str, Any]], Counts]:
@@ -193,11 +192,8 @@ def test_wide_long_csv_and_parquet_give_the_same_rows(tmp_path_factory: Any, row
 
 
 @pytest.mark.data
-def test_real_10_hz_counters() -> None:
-    path = DATA / "h100_dcgm_10hz.parquet"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not there: the real traces are not part of the project")
-    rows, counts = read(path)
+def test_real_10_hz_counters(trace: Callable[[str], Path]) -> None:
+    rows, counts = read(trace("h100_dcgm_10hz.parquet"))
     assert (len(rows), sum(counts.dropped.values())) == (126_056, 0)
     assert counts.notes == {}
     assert max(row["hbm_used_mib"] for row in rows) == 68_148

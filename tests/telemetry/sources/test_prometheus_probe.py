@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,7 @@ from telemetry.counters import COUNTERS
 from telemetry.sources.exporters import EXPORTERS
 from telemetry.sources.prometheus_probe import Group, PrometheusStatus, Silence, probe
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("prometheus_binaries")]
 
 ROOT = Path(__file__).parents[3]
 NOW_S = 1_790_000_000
@@ -81,14 +80,6 @@ class Site:
 
 
 PROFILING = tuple(column for column, metric in METRICS.items() if "_PROF_" in metric)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def binaries() -> None:
-    if LOCAL.find_binaries() is None:
-        if os.environ.get("ALMANAC_REQUIRE_CLUSTER") == "1":
-            pytest.fail("prometheus and promtool are not installed")
-        pytest.skip("prometheus and promtool are not installed")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from telemetry.sources.base import Batch
 from telemetry.sources.prometheus import PrometheusSource
 from telemetry.sources.prometheus_probe import probe
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("prometheus_binaries")]
 
 
 def load(path: Path) -> ModuleType:
@@ -36,11 +35,6 @@ LIMIT = "--query.max-samples=60"
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    local = load(Path(__file__).parents[3] / "benchmarks" / "local_prometheus.py")
-    if local.find_binaries() is None:
-        if os.environ.get("ALMANAC_REQUIRE_CLUSTER") == "1":
-            pytest.fail("prometheus and promtool are not installed")
-        pytest.skip("prometheus and promtool are not installed")
     root: Path = tmp_path_factory.mktemp("prometheus")
     RECORD.write_openmetrics(root / "history.om", RECORD.history())
     RECORD.LocalPrometheus(root / "server").load(root / "history.om")

@@ -1,0 +1,38 @@
+"""`almanac backtest`: what it prints, and what it draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import CommandLine
+
+
+def test_the_back_test_of_the_tier_is_for_operators_and_names_its_groups(site: CommandLine) -> None:
+    outcome = site.json("backtest", "tier", "--json")
+    groups = {group["group"]: group for group in outcome["groups"]}
+    everything = groups["all"]
+    assert outcome["risk"] == 0.05
+    assert 0 < everything["advised"] <= everything["jobs"]
+    assert everything["exceeded_tier"]["share"] <= everything["exceeded_bound"]["share"] <= 0.2
+    assert {"evidence: family", "users with 20-199 jobs"} < set(groups)
+    assert "above tier" in site("backtest", "tier")
+
+
+def test_the_back_test_is_drawn_beside_its_table(site: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "scores.PNG").write_text("an older one, which is replaced")
+    assert "above tier" in site("backtest", "tier", "--plot", str(tmp_path / "scores.PNG"))
+    assert (tmp_path / "scores.PNG").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["scores.PNG"]
+
+
+@pytest.mark.parametrize(("name", "said"), [("scores.gif", ".png, .svg, .pdf"), ("missing/scores.png", "no folder")])
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_replay(
+    site: CommandLine, tmp_path: Path, name: str, said: str
+) -> None:
+    done = site.raw("--store", "/nonexistent", "backtest", "tier", "--plot", str(tmp_path / name))
+    assert done.returncode == 2
+    assert said in done.stderr

@@ -1,0 +1,109 @@
+"""`almanac doctor` names what is wrong with the advice files, and what to do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from almanac.config import Config, Hooks, Priority
+from cli.app import App
+from cli.doctor_hooks import check_advice_files
+from cli.findings import Check
+from slurm_hooks.advice_dir import AdviceDir
+from slurm_hooks.advice_file import AdviceFile, Row, render
+
+NOW_S = 1_795_256_200
+HOUR_S = 3600
+
+
+def file(written_s: int = NOW_S - 60, mode: str = "observe") -> bytes:
+    rows = (Row("U", 60, 0),)
+    return render(AdviceFile("v", written_s, written_s + 48 * HOUR_S, mode, False, "ask", Priority(), (), rows))
+
+
+class Here(App):
+    """At a given time, with a given folder."""
+
+    def now_s(self) -> int:
+        return NOW_S
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> AdviceDir:
+    tmp_path.chmod(0o755)
+    folder = AdviceDir(tmp_path / "advice", os.geteuid())
+    folder.prepare()
+    folder.write([("60001", file(), 60_001 if os.geteuid() == 0 else os.geteuid()), ("_site", file(), os.geteuid())])
+    return folder
+
+
+def findings(folder: AdviceDir, mode: str = "observe") -> list[Check]:
+    app = Here()
+    app.__dict__["config"] = Config(hooks=Hooks(advice_dir=str(folder.root)), priority=Priority(mode=mode))
+    return list(check_advice_files(app))
+
+
+def said(checks: list[Check]) -> str:
+    return "\n".join(f"{check.status} {check.said} | {check.todo}" for check in checks)
+
+
+def test_nothing_published_is_no_fault(tmp_path: Path) -> None:
+    (check,) = findings(AdviceDir(tmp_path / "none", 0))
+    assert check.status == "ok"
+    assert "nothing is published" in check.said
+
+
+def test_whole_files_of_today_are_ok(folder: AdviceDir) -> None:
+    (check,) = findings(folder)
+    assert (check.status, check.said) == ("ok", "2 files, the newest written 1 min ago")
+
+
+def test_a_fifo_and_other_entries_that_are_no_files_are_named(folder: AdviceDir) -> None:
+    os.mkfifo(folder.sched / "60009")
+    (folder.sched / "60010").mkdir()
+    (folder.sched / "60011").symlink_to("/dev/zero")
+    checks = findings(folder)
+    assert [check.status for check in checks] == ["fail", "fail", "fail", "ok"]
+    assert "60009 is a FIFO: opening it stops slurmctld" in checks[0].said
+    assert checks[0].todo == f"remove it: rm -r {folder.sched / '60009'}"
+    assert "60010 is a folder" in checks[1].said
+    assert "60011 is a symbolic link" in checks[2].said
+
+
+def test_old_foreign_and_broken_files_are_counted_and_named(folder: AdviceDir) -> None:
+    for name, content in (
+        ("60002", file(NOW_S - 49 * HOUR_S)),
+        ("60003", file().replace(b"advice\t1", b"advice\t2")),
+        ("60004", file()[:-5]),
+        ("readme", b"?"),
+    ):
+        (folder.sched / name).write_bytes(content)
+        (folder.sched / name).chmod(0o640)
+    text = said(findings(folder))
+    assert "warn 60002 are expired | run `almanac publish`" in text
+    assert "warn 60003 are of another format" in text
+    assert "warn 60004 are not used: cut off" in text
+    assert "warn readme are no names of advice files" in text
+    assert "warn 60002 have no copy, or another one, in user/" in text
+
+
+def test_modes_that_let_others_in_are_named(folder: AdviceDir) -> None:
+    folder.root.chmod(0o755)
+    (folder.sched / "60001").chmod(0o644)
+    text = said(findings(folder))
+    assert f"{folder.root} has mode 0755, expected 0711 | chmod 711 {folder.root}" in text
+    assert "60001 can be read or written by others" in text
+    folder.sched.chmod(0o777)
+    checks = findings(folder)
+    assert checks[0].status == "fail"
+    assert "others can write to it" in checks[0].said
+
+
+def test_a_timer_that_stopped_and_a_mode_that_differs_are_warnings(folder: AdviceDir) -> None:
+    folder.write([("60001", file(NOW_S - 30 * HOUR_S), 60_001), ("_site", file(NOW_S - 25 * HOUR_S), os.geteuid())])
+    checks = findings(folder, "apply")
+    assert checks[0].said == "2 files, the newest written 1 d 1 h ago"
+    assert "timer" in checks[0].todo
+    assert checks[1].said == "files say mode observe, the configuration apply"
