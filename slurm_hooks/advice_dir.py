@@ -13,11 +13,12 @@ by rename from a folder of root's, relative to an open descriptor.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,15 @@ from telemetry.atomic import TEMPORARY, locked
 
 SHOWN = "advice"
 ROOT_MODE, SCHED_MODE, SCHED_FILE_MODE = 0o711, 0o750, 0o640
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """A copy that waits for its place. uid: None for the one in sched."""
+
+    temporary: Path
+    name: str
+    uid: int | None
 
 
 @dataclass(frozen=True)
@@ -95,14 +105,58 @@ class AdviceDir:
                 return file.read() if stat.S_ISREG(os.fstat(handle).st_mode) else None
         return None
 
-    def write(self, name: str, content: bytes, uid: int) -> None:
-        """Replace both copies, each whole or not at all. Raises StoreError: then the old ones are still there."""
-        self._put(self.sched, content, SCHED_FILE_MODE, self.owner_uid, self.group_gid, self.sched, name)
+    def write(self, files: Iterable[tuple[str, bytes, int]]) -> list[str]:
+        """Replace both copies of files (name, content, uid), each whole or not at all; names that could not be shown.
+
+        All are on disk before the first is put in its place. Raises StoreError: what was not replaced is as before.
+        """
+        staged = list[_Staged]()
+        try:
+            for name, content, uid in files:
+                with self._explained(self.sched / name):
+                    self._stage(staged, name, content, uid)
+            for folder in (self.sched, self.user):
+                with self._explained(folder):
+                    flush_file_system(folder)
+            hidden = [each.name for each in staged if not self._put(each)]
+            for folder in (self.sched, self.user):
+                with self._explained(folder), _opened(folder) as handle:
+                    os.fsync(handle)
+            return hidden
+        finally:
+            for each in staged:
+                each.temporary.unlink(missing_ok=True)
+
+    def _stage(self, staged: list[_Staged], name: str, content: bytes, uid: int) -> None:
+        """Both copies under other names, in folders that are ours alone."""
         is_site = name == SITE
-        folder = self.user / name
+        for folder, mode, owner, group, target in (
+            (self.sched, SCHED_FILE_MODE, self.owner_uid, self.group_gid, None),
+            (self.user, 0o444 if is_site else 0o400, uid, None, uid),
+        ):
+            staged.append(_Staged(folder / f"{TEMPORARY}{secrets.token_hex(8)}", name, target))
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(staged[-1].temporary, flags, 0o600), "wb") as out:  # noqa: PTH123 - of a descriptor
+                out.write(content)
+                if self.owner_uid == 0:
+                    os.fchown(out.fileno(), owner, -1 if group is None else group)
+                os.fchmod(out.fileno(), mode)
+
+    def _put(self, staged: _Staged) -> bool:
+        """False where the user keeps something else where their copy should be."""
+        if staged.uid is None:
+            with self._explained(self.sched / staged.name):
+                staged.temporary.rename(self.sched / staged.name)
+            return True
+        folder = self.user / staged.name
         with self._explained(folder):
-            self._make_folder(folder, uid, is_site)
-        self._put(self.user, content, 0o444 if is_site else 0o400, uid, None, folder, SHOWN)
+            self._make_folder(folder, staged.uid, staged.name == SITE)
+            try:
+                with _opened(folder) as handle:
+                    os.rename(staged.temporary, SHOWN, dst_dir_fd=handle)
+            except IsADirectoryError:
+                return False
+        return True
 
     def _make_folder(self, folder: Path, uid: int, is_site: bool) -> None:
         # Who is not root could not put a file into a folder that nobody may write.
@@ -114,26 +168,6 @@ class AdviceDir:
             if self.owner_uid == 0:
                 os.fchown(handle, uid, -1)
 
-    def _put(
-        self, staging: Path, content: bytes, mode: int, uid: int, gid: int | None, folder: Path, name: str
-    ) -> None:
-        """Write content in `staging`, which is ours alone, and rename it into `folder`."""
-        temporary = staging / f"{TEMPORARY}{secrets.token_hex(8)}"
-        with self._explained(folder / name):
-            try:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                with open(os.open(temporary, flags, 0o600), "wb") as out:  # noqa: PTH123 - of a descriptor
-                    out.write(content)
-                    out.flush()
-                    if self.owner_uid == 0:
-                        os.fchown(out.fileno(), uid, -1 if gid is None else gid)
-                    os.fchmod(out.fileno(), mode)
-                    os.fsync(out.fileno())
-                with _opened(folder) as handle:
-                    os.rename(temporary, name, dst_dir_fd=handle)
-            finally:
-                temporary.unlink(missing_ok=True)
-
     def remove(self, name: str) -> None:
         """Take both copies away; a folder that holds more than ours stays. Raises StoreError."""
         with self._explained(self.sched / name):
@@ -144,12 +178,6 @@ class AdviceDir:
                         os.unlink(SHOWN, dir_fd=handle)
                 with contextlib.suppress(OSError):
                     (self.user / name).rmdir()
-
-    def sync(self) -> None:
-        """What was renamed outlives a power failure, too."""
-        for folder in (self.sched, self.user):
-            with self._explained(folder), _opened(folder) as handle:
-                os.fsync(handle)
 
     def _owner(self, uid: int) -> int:
         return uid if self.owner_uid == 0 else self.owner_uid
@@ -169,6 +197,16 @@ class AdviceDir:
 def shown_path(root: Path, name: str) -> Path:
     """The copy that a user reads. name: uid, or `_site`."""
     return root / "user" / name / SHOWN
+
+
+def flush_file_system(folder: Path) -> None:
+    """Bring to disk what has been written to its file system: one wait for thousands of files. Raises OSError.
+
+    syncfs(2), which reports what could not be written from Linux 5.8 on.
+    """
+    with _opened(folder) as handle:
+        if ctypes.CDLL(None, use_errno=True).syncfs(handle):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ _ROW = re.compile(
 _END = re.compile(rf"end\t({_INT})")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """What is known of a family (F), a GPU count (G) or any job (U) of one user.
 

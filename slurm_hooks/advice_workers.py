@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 
 import pandas as pd
@@ -25,25 +25,23 @@ _task: tuple[Trained | None, Config, int]
 
 def rows_by_user(
     histories: UserHistories, users: Sequence[str], trained: Trained | None, config: Config, now_s: int, processes: int
-) -> dict[str, list[Row]]:
-    """As user_rows of each."""
+) -> Iterator[dict[str, list[Row]]]:
+    """As user_rows of some users after others."""
     chunks = [users[start : start + CHUNK] for start in range(0, len(users), CHUNK)]
-    rows: dict[str, list[Row]] = {}
     if processes < 2 or len(chunks) < MIN_CHUNKS:
         for chunk in chunks:
-            rows |= user_rows(histories.of(chunk), trained, config, now_s)
-        return rows
+            yield user_rows(histories.of(chunk), trained, config, now_s)
+        return
     # Not forked: DuckDB and Arrow have threads, whose locks a forked child would inherit.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, _start, (trained, config, now_s)) as pool:
         waiting: list[Future[dict[str, list[Row]]]] = []
         for chunk in chunks:
             if len(waiting) > processes:
-                rows |= waiting.pop(0).result()
+                yield waiting.pop(0).result()
             waiting.append(pool.submit(_rows, histories.of(chunk)))
         for future in waiting:
-            rows |= future.result()
-    return rows
+            yield future.result()
 
 
 def _start(trained: Trained | None, config: Config, now_s: int) -> None:

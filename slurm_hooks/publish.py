@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import pyarrow as pa
+
 from advisor.service import Trained
 from almanac import __version__
 from almanac.config import Config, Priority
-from almanac.errors import ConfigError, FileFormatError, StoreError
+from almanac.errors import ConfigError, FileFormatError
 from slurm_hooks.advice_dir import AdviceDir
 from slurm_hooks.advice_file import (
     FAMILY,
@@ -33,7 +35,7 @@ from slurm_hooks.advice_file import (
 )
 from slurm_hooks.advice_rows import DAY_S, SITE_JOBS, site_rows
 from slurm_hooks.advice_workers import rows_by_user
-from slurm_hooks.published import EVERYBODY, Change, record
+from slurm_hooks.published import EVERYBODY, Change, changed_rows, record
 from telemetry.history import UserHistories
 from telemetry.store import Store
 
@@ -67,7 +69,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Job:
-    """One run. mode: what files say of the term; model: the trained version as a digest takes it in."""
+    """One run. mode: what files say of the term. is_dry: nothing is written."""
 
     store: Store
     cluster: str
@@ -86,14 +88,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Known:
-    """A file's name, the user whose it is, and what of theirs it was, or is to be, made from."""
+    """A file's name, the user whose it is, and what it is made from."""
 
     name: str
     user: str
     uid: int
     digest: str
-    before: AdviceFile | None
-    content: bytes
 
 
 def uid_of(name: str) -> int | None:
@@ -126,20 +126,47 @@ def publish(job: Job, uids: Uids = uid_of) -> Published:
 def _publish(job: Job, uids: Uids, outcome: Published) -> None:
     since_s = job.now_s - job.config.advice.history_days * DAY_S
     histories = UserHistories(job.store, job.cluster)
+    plan = _Plan()
     try:
         digests = histories.digests(since_s)
         known = _known(job, _resolve(digests, uids, outcome), digests)
-        stale = [each for each in known if not _is_fresh(job, each)]
+        stale = {each.user: each for each in known if not _is_fresh(job, each)}
         outcome.unchanged += len(known) - len(stale)
-        rows = rows_by_user(histories, [each.user for each in stale], job.trained, job.config, job.now_s, job.processes)
+        for rows in rows_by_user(histories, list(stale), job.trained, job.config, job.now_s, job.processes):
+            _plan(job, plan, [(stale[user], rows[user]) for user in rows], outcome)
         newest = histories.newest(SITE_JOBS, since_s)
     finally:
         histories.close()
-    rows[EVERYBODY] = site_rows(newest, job.trained, job.config, job.now_s)
-    stale.append(_known_file(job, SITE, EVERYBODY, job.folder.owner_uid, digest=""))
-    changes = [change for each in stale if (change := _change(job, each, rows.get(each.user, []), outcome))]
-    gone = _gone(job, known, stale, rows, outcome)
-    _apply(job, changes, gone, outcome)
+    everybody = Known(SITE, EVERYBODY, job.folder.owner_uid, _digest(_settings(job)))
+    _plan(job, plan, [(everybody, site_rows(newest, job.trained, job.config, job.now_s))], outcome)
+    silent = {each.name for each in stale.values()} - plan.names
+    plan.gone = _gone(job, {each.name for each in known} - silent, bool(known), outcome)
+    plan.tables.append(changed_rows(_removals(job, plan.gone), job.now_s))
+    _apply(job, plan, outcome)
+
+
+@dataclass
+class _Plan:
+    """names: files that have rows. files: name, content and uid of those to be written; users: whose they are."""
+
+    names: set[str] = field(default_factory=set)
+    files: list[tuple[str, bytes, int]] = field(default_factory=list)
+    users: dict[str, str] = field(default_factory=dict)
+    tables: list[pa.Table] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+
+
+def _plan(job: Job, plan: _Plan, rows: Iterable[tuple[Known, Sequence[Row]]], outcome: Published) -> None:
+    changes = []
+    for known, own in rows:
+        plan.names.add(known.name)
+        before, content = _before(job, known.name)
+        after = _after(job, known, own, before, content, outcome)
+        if after is not None:
+            plan.files.append((known.name, render(after), known.uid))
+            plan.users[known.name] = known.user
+            changes.append(Change(known.user, before, after))
+    plan.tables.append(changed_rows(changes, job.now_s))
 
 
 def _resolve(users: Iterable[str], uids: Uids, outcome: Published) -> dict[str, int]:
@@ -152,11 +179,15 @@ def _resolve(users: Iterable[str], uids: Uids, outcome: Published) -> dict[str, 
 
 
 def _known(job: Job, uids: Mapping[str, int], digests: Mapping[str, str]) -> list[Known]:
-    settings = _settings_digest(job)
-    return [_known_file(job, str(uid), user, uid, f"{settings} {user} {digests[user]}") for user, uid in uids.items()]
+    settings = _settings(job)
+    return [Known(str(uid), user, uid, _digest(f"{settings} {user} {digests[user]}")) for user, uid in uids.items()]
 
 
-def _settings_digest(job: Job) -> str:
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
+
+
+def _settings(job: Job) -> str:
     """What changes with all that rows are made from but the user's own record."""
     trained, config = job.trained, job.config
     model = (trained.trained_s, trained.model is None, trained.jobs) if trained else None
@@ -164,23 +195,23 @@ def _settings_digest(job: Job) -> str:
     return repr((FORMAT, __version__, model, sections))
 
 
-def _known_file(job: Job, name: str, user: str, uid: int, digest: str) -> Known:
+def _before(job: Job, name: str) -> tuple[AdviceFile | None, bytes]:
+    """The file that is there, expired or not, and its bytes; None where it is absent or malformed."""
     content = job.folder.believed(name) or b""
     try:
-        before = parse(content, None)
+        return parse(content, None), content
     except FileFormatError:
-        before = None
-    return Known(name, user, uid, hashlib.sha256(digest.encode("utf-8", "replace")).hexdigest()[:12], before, content)
+        return None, content
 
 
 def _is_fresh(job: Job, known: Known) -> bool:
     """Whether nothing has changed that the file is made from, and both copies are there."""
-    before = known.before
+    before, content = _before(job, known.name)
     return (
         before is not None
         and before.version.endswith(f"-{known.digest}")
         and not _is_half_over(job, before)
-        and job.folder.is_shown(known.name, known.content, known.uid)
+        and job.folder.is_shown(known.name, content, known.uid)
     )
 
 
@@ -188,29 +219,22 @@ def _is_half_over(job: Job, file: AdviceFile) -> bool:
     return file.expires_s - job.now_s <= job.lifetime_s / 2
 
 
-@dataclass(frozen=True)
-class _Write:
-    known: Known
-    after: AdviceFile
-
-
-def _change(job: Job, known: Known, rows: Sequence[Row], outcome: Published) -> _Write | None:
-    """What is to be written; None where the file says the same and is not half over, and where there is nothing."""
-    if not rows and known.name != SITE:
-        return None
+def _after(
+    job: Job, known: Known, rows: Sequence[Row], before: AdviceFile | None, content: bytes, outcome: Published
+) -> AdviceFile | None:
+    """What is to be written; None where the file says the same and is not half over."""
     file = _fitting(job, known, rows)
     outcome.families += sum(row.kind == FAMILY for row in file.rows)
     outcome.cut += len(rows) - len(file.rows)
-    before = known.before
     if before is None or _said(before) != _said(file):
         outcome.written += 1
-        return _Write(known, file)
-    if not _is_half_over(job, before) and job.folder.is_shown(known.name, known.content, known.uid):
+        return file
+    if not _is_half_over(job, before) and job.folder.is_shown(known.name, content, known.uid):
         outcome.unchanged += 1
         return None
     outcome.renewed += 1
     since = before.version.partition("-")[0]
-    return _Write(known, dataclasses.replace(file, version=f"{since}-{known.digest}"))
+    return dataclasses.replace(file, version=f"{since}-{known.digest}")
 
 
 def _said(file: AdviceFile) -> AdviceFile:
@@ -256,40 +280,29 @@ def _file(job: Job, known: Known, rows: Sequence[Row]) -> AdviceFile:
     )
 
 
-def _gone(
-    job: Job, known: Sequence[Known], stale: Sequence[Known], rows: Mapping[str, Sequence[Row]], outcome: Published
-) -> list[str]:
+def _gone(job: Job, kept: set[str], is_any_known: bool, outcome: Published) -> list[str]:
     """Files of users who are no more, or of whom there is nothing to say any more.
 
     Where not one user of the record is known to the system nothing is taken away: the user database is out of reach.
     """
-    empty = {each.name for each in stale if each.name != SITE and not rows.get(each.user)}
-    kept = {SITE, *(each.name for each in known)} - empty
     gone = [name for name in job.folder.names() if name not in kept and name.isdecimal()]
-    if gone and outcome.no_uid and not known:
+    if gone and outcome.no_uid and not is_any_known:
         outcome.warnings.append("no user of the record has a uid on this host: no file is taken away")
         return []
     return gone
 
 
-def _apply(job: Job, writes: Sequence[_Write], gone: Sequence[str], outcome: Published) -> None:
+def _apply(job: Job, plan: _Plan, outcome: Published) -> None:
     """First what is published is recorded, then it is: a file that hooks have read is never unknown."""
-    outcome.removed = len(gone)
-    outcome.changed = [*(write.known.name for write in writes), *gone]
+    outcome.removed = len(plan.gone)
+    outcome.changed = [*(name for name, _, _ in plan.files), *plan.gone]
     if job.is_dry:
         return
-    changes = [Change(write.known.user, write.known.before, write.after) for write in writes]
-    record(job.store, job.cluster, [*changes, *_removals(job, gone)], job.now_s)
-    for write in writes:
-        try:
-            job.folder.write(write.known.name, render(write.after), write.known.uid)
-        except StoreError as error:
-            if not isinstance(error.__cause__, IsADirectoryError | FileExistsError | NotADirectoryError):
-                raise
-            outcome.not_shown.append(write.known.user)
-    for name in gone:
+    record(job.store, job.cluster, pa.concat_tables(plan.tables))
+    if plan.files:
+        outcome.not_shown = [plan.users[name] for name in job.folder.write(plan.files)]
+    for name in plan.gone:
         job.folder.remove(name)
-    job.folder.sync()
 
 
 def _removals(job: Job, names: Sequence[str]) -> Iterator[Change]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.config import Priority
@@ -29,12 +30,15 @@ class Change:
     after: AdviceFile | None
 
 
-def record(store: Store, cluster: str, changes: Iterable[Change], now_s: int) -> int:
-    """Keep the rows that changed, and version and lifetime of each changed file; how many rows. Raises StoreError."""
-    rows = [row for change in changes for row in _rows(change, now_s)]
-    if rows:
-        store.write(TABLE, cluster, table_of(TABLES[TABLE].schema, rows))
-    return len(rows)
+def changed_rows(changes: Iterable[Change], now_s: int) -> pa.Table:
+    """Of the table `advice`: version and lifetime of each file, and its rows that changed."""
+    return table_of(TABLES[TABLE].schema, [row for change in changes for row in _rows(change, now_s)])
+
+
+def record(store: Store, cluster: str, rows: pa.Table) -> None:
+    """Keep what changed. Raises StoreError."""
+    if rows.num_rows:
+        store.write(TABLE, cluster, rows)
 
 
 def _rows(change: Change, now_s: int) -> Iterator[tuple[object, ...]]:

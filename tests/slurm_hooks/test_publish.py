@@ -1,0 +1,417 @@
+"""Publishing: what files say is what `almanac advise` says, only what changed is written, and nothing is ever half."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from advisor.explain import short_text
+from advisor.recorded import recorded_requests
+from advisor.service import advise
+from almanac.config_file import parse_config
+from almanac.errors import BusyError, ConfigError, StoreError
+from almanac.records import Request
+from slurm_hooks.advice_file import MAX_BYTES, AdviceFile, look_up, parse
+from slurm_hooks.publish import uid_of
+from slurm_hooks.published import published_for
+from telemetry.history import load_history
+
+Site = Any  # of conftest.py
+NOW_S = 1_795_256_200
+CLUSTER = "lab"
+HOUR_S, DAY_S = 3600, 86_400
+IS_ROOT = os.geteuid() == 0
+Jobs = Callable[[Any, list[dict[str, Any]]], None]
+
+
+def file_of(site: Site, user: str) -> AdviceFile:
+    return parse(site.folder.believed(str(site.uids[user])) or b"", site.now_s)
+
+
+def test_the_file_says_what_advise_says_of_each_familys_newest_job(site: Site) -> None:
+    done = site.publish()
+    assert (done.written, done.families, done.unchanged) == (13, 36, 0)
+    seen = bounds = 0
+    for user in site.uids:
+        file, history = file_of(site, user), load_history(site.store, CLUSTER, user=user, running=True)
+        for row in [row for row in file.rows if row.kind == "F"]:
+            own = history[(history["name_key"] == row.key) & (history["gpu_count"] == row.gpus)]
+            request = recorded_requests(own.sort_values("submit_s").tail(1), site.config.tiers)[0]
+            advice = advise(request, history, site.trained, site.config, site.now_s)
+            assert advice.duration is not None and advice.priority is not None
+            assert row.predicted_s == round(advice.duration.duration_s)
+            assert row.term == advice.priority.term
+            assert row.bound_mib == (round(advice.bound.bound_mib) if advice.bound else None)
+            assert row.tier == (advice.tier.tier if advice.bound else None)
+            assert row.text == short_text(advice)
+            seen, bounds = seen + 1, bounds + (row.bound_mib is not None)
+    assert seen == 36
+    assert bounds > 10
+
+
+def test_an_unknown_name_and_an_unknown_user_get_what_advise_says_of_them(site: Site) -> None:
+    site.publish()
+    user, everybody = file_of(site, "u1"), parse(site.folder.believed("_site") or b"", NOW_S)
+    history = load_history(site.store, CLUSTER, user="u1", running=True)
+    newest = recorded_requests(history[history["gpu_count"] == 2].sort_values("submit_s").tail(1), site.config.tiers)[0]
+    advice = advise(dataclasses.replace(newest, job_name=""), history, site.trained, site.config, NOW_S)
+    found = look_up(user, everybody, "never-run", 2)
+    assert found is not None and advice.priority is not None
+    assert (found.row.kind, found.term) == ("G", advice.priority.term)
+    found = look_up(user, everybody, "never-run", 7)
+    assert found is not None and found.row.kind == "U"
+    stranger = look_up(None, everybody, "fama-run#", 4)
+    assert stranger is not None and stranger.file is everybody and stranger.row.kind == "G"
+    assert {row.kind for row in everybody.rows} == {"G", "U"}
+
+
+def test_the_copy_that_is_shown_is_the_one_that_is_believed(site: Site) -> None:
+    site.publish()
+    for name in site.folder.names():
+        assert site.folder.shown(name).read_bytes() == site.folder.believed(name)
+    assert len(site.folder.names()) == 13
+
+
+def test_owners_and_modes(site: Site) -> None:
+    site.publish()
+    assert stat.S_IMODE(site.root.stat().st_mode) == 0o711
+    assert stat.S_IMODE(site.folder.sched.stat().st_mode) == 0o750
+    assert stat.S_IMODE(site.folder.user.stat().st_mode) == 0o711
+    assert stat.S_IMODE((site.folder.sched / "60001").stat().st_mode) == 0o640
+    own, folder = site.folder.shown("60001").stat(), site.folder.shown("60001").parent.stat()
+    assert stat.S_IMODE(own.st_mode) == 0o400
+    assert stat.S_IMODE(site.folder.shown("_site").stat().st_mode) == 0o444
+    assert (own.st_uid, folder.st_uid) == ((60001, 60001) if IS_ROOT else (os.geteuid(), os.geteuid()))
+    assert stat.S_IMODE(folder.st_mode) == (0o500 if IS_ROOT else 0o700)
+
+
+def test_nothing_is_written_where_nothing_changed_and_one_file_where_one_users_record_did(
+    site: Site, jobs_of: Jobs
+) -> None:
+    site.publish()
+    before = site.files()
+    site.now_s += 600
+    again = site.publish()
+    assert (again.written, again.renewed, again.removed, again.unchanged) == (0, 0, 0, 13)
+    assert site.files() == before
+    jobs_of(site.store, [{"job_id": 5000, "submit_s": NOW_S, "user": "u3", "name": "new", "gpu_count": 16}])
+    site.now_s += 7200
+    assert site.publish().changed == ["60003", "_site"]
+    changed = {name for name, content in site.files().items() if before[name] != content}
+    assert changed == {"sched/60003", "user/60003/advice", "sched/_site", "user/_site/advice"}
+    assert file_of(site, "u3").find("new", 16) is not None
+
+
+def test_files_are_renewed_once_half_their_life_is_over(site: Site) -> None:
+    site.publish()
+    first = file_of(site, "u2")
+    site.now_s += 24 * HOUR_S - 1
+    assert site.publish().changed == []
+    site.now_s += 1
+    done = site.publish()
+    assert done.written + done.renewed == 13
+    renewed = file_of(site, "u2")
+    assert (renewed.written_s, renewed.expires_s) == (site.now_s, site.now_s + 48 * HOUR_S)
+    if renewed.rows == first.rows:
+        assert renewed.version.partition("-")[0] == first.version.partition("-")[0]
+
+
+def test_a_dry_run_writes_nothing_and_says_what_would_change(site: Site) -> None:
+    done = site.publish(is_dry=True)
+    assert done.written == 13
+    assert sorted(done.changed) == sorted([*map(str, site.uids.values()), "_site"])
+    assert not site.root.exists()
+    assert published_for(site.store, CLUSTER, "u1", "fama-run#", 1, NOW_S) is None
+
+
+def test_files_go_with_their_users_and_with_their_last_recent_job(site: Site) -> None:
+    site.publish()
+    gone = {**site.uids}
+    del gone["u4"]
+    assert site.publish(gone.get).removed == 1
+    assert not (site.folder.sched / "60004").exists()
+    assert not site.folder.shown("60004").parent.exists()
+    site.now_s += 200 * DAY_S  # nobody has run anything within advice.history_days
+    assert site.publish(gone.get).removed == 11
+    assert site.folder.names() == ["_site"]
+
+
+def test_files_stay_while_the_user_database_is_out_of_reach(site: Site) -> None:
+    site.publish()
+    done = site.publish(lambda name: None)
+    assert done.removed == 0
+    assert len(done.no_uid) == 12
+    assert "no file is taken away" in done.warnings[0]
+    assert len(site.folder.names()) == 13
+
+
+def test_users_without_a_uid_and_names_that_share_one_get_no_file(site: Site) -> None:
+    uids = {**site.uids, "u5": site.uids["u6"]}
+    del uids["u7"]
+    done = site.publish(uids.get)
+    assert (done.no_uid, done.shared_uid) == (["u7"], ["u5", "u6"])
+    assert done.written == 10
+    assert uid_of("root") == 0
+    assert [uid_of(name) for name in ("nobody-has-this-name", "", "a\0b", "../root", "\n")] == [None] * 5
+
+
+@pytest.mark.parametrize("where", ["", "sched", "user", ".."])
+def test_nothing_is_published_where_others_can_write(site: Site, where: str) -> None:
+    site.publish()
+    path = (site.root / where).resolve()
+    path.chmod(0o777)
+    with pytest.raises(ConfigError, match="others can write to it") as caught:
+        site.publish()
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can give a folder away")
+def test_nothing_is_published_in_another_users_folder(site: Site) -> None:
+    site.publish()
+    os.chown(site.root, 60_001, -1)
+    with pytest.raises(ConfigError, match="belongs to uid 60001"):
+        site.publish()
+
+
+def test_two_publishers_do_not_meet(site: Site) -> None:
+    site.folder.prepare()
+    with site.folder.locked(), pytest.raises(BusyError):
+        site.publish()
+
+
+def test_what_a_user_puts_into_their_own_folder_harms_only_themselves(site: Site, tmp_path: Path) -> None:
+    site.publish()
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    for user, plant in (("u1", "link"), ("u2", "folder"), ("u3", "fifo")):
+        place = site.folder.shown(str(site.uids[user]))
+        place.parent.chmod(0o700)
+        place.unlink()
+        if plant == "link":
+            place.symlink_to(secret)
+        elif plant == "folder":
+            (place / "full").mkdir(parents=True)
+        else:
+            os.mkfifo(place)
+    done = site.publish()
+    assert done.not_shown == ["u2"]
+    assert secret.read_text() == "secret"
+    for user in ("u1", "u3"):
+        shown = site.folder.shown(str(site.uids[user]))
+        assert shown.lstat().st_size == len(shown.read_bytes())
+        assert parse(shown.read_bytes(), NOW_S) == file_of(site, user)
+
+
+def test_a_user_with_more_families_than_fit_keeps_the_newest(site: Site, jobs_of: Jobs) -> None:
+    names = [
+        f"{first}{second}{third}-" + "x" * 55 for first in "abcdefgh" for second in "abcdefgh" for third in "abcdefgh"
+    ]
+    rows = [
+        {"job_id": 10_000 + number, "submit_s": NOW_S - 10_000 + number, "user": "u0", "name": name}
+        for number, name in enumerate(names)
+    ]
+    jobs_of(site.store, rows)
+    done = site.publish()
+    content = site.folder.believed("60000") or b""
+    assert MAX_BYTES - 500 < len(content) <= MAX_BYTES
+    families = [row.key for row in parse(content, NOW_S).rows if row.kind == "F"]
+    assert families[0] == names[-1][:64]
+    assert families == [name[:64] for name in reversed(names)][: len(families)]
+    assert done.cut == len(names) + 3 - len(families)
+
+
+def test_hostile_names_stay_within_their_fields(site: Site, jobs_of: Jobs) -> None:
+    names = [
+        "a\nF\tx\t1",
+        "\x1b[31mred",
+        "tab\tbed",
+        "$(reboot)`id`",
+        "%s%n",
+        '"quoted"',
+        "é" * 40,
+        "end\t0\n",
+        "x" * 10_000,
+    ]
+    for at, user in enumerate(("eve", "eve\n", "../eve", "root\0")):
+        jobs_of(
+            site.store,
+            [
+                {
+                    "job_id": 20_000 + 1000 * at + 100 * place + run,
+                    "submit_s": NOW_S - 9000 + run,
+                    "user": user,
+                    "name": name,
+                }
+                for place, name in enumerate(names)
+                for run in range(6)
+            ],
+        )
+    done = site.publish({**site.uids, "eve": 60_666}.get)
+    assert done.no_uid == ["../eve", "eve\n", "root\0"]
+    file = parse(site.folder.believed("60666") or b"", NOW_S)
+    assert sum(row.kind == "F" for row in file.rows) == len(names)
+    assert all(stat.S_ISREG(path.lstat().st_mode) for path in site.folder.sched.iterdir())
+
+
+def test_tiers_that_a_file_cannot_name_are_refused(site: Site) -> None:
+    tiers = [{"name": "gro\u00df", "capacity_mib": 40960, "constraint": "a"}]
+    with pytest.raises(ConfigError, match="gro\u00df"):
+        site.publish(config=parse_config({"tiers": tiers}))
+
+
+def test_without_a_model_the_rolling_estimate_serves_and_strangers_get_nothing(site: Site) -> None:
+    site.trained = None
+    site.publish()
+    file, everybody = file_of(site, "u1"), parse(site.folder.believed("_site") or b"", NOW_S)
+    assert len(file.rows) > 3
+    assert everybody.rows == ()
+    assert site.publish().written == 0
+
+
+# --- faults while writing
+
+
+def put(folder: Any, letter: str) -> None:
+    folder.write((name, letter.encode() * 9000, os.geteuid()) for name in ("1", "2", "_site"))
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename", "open", "fchmod", "close"])
+def test_killed_at_any_moment_every_file_is_the_old_one_or_the_new_one(site: Site, call: str) -> None:
+    site.folder.prepare()
+    put(site.folder, "o")
+    outcomes = set()
+    for after in range(30):
+        child = os.fork()
+        if child == 0:
+            _die_at(call, after)
+            put(site.folder, "n")
+            os._exit(0)
+        died = os.waitpid(child, 0)[1] != 0
+        contents = {name: site.files().get(name) for name in site.files() if ".tmp-" not in name}
+        assert len(contents) == 6
+        assert set(contents.values()) <= {b"o" * 9000, b"n" * 9000}
+        outcomes.add((died, len(set(contents.values()))))
+        site.folder.prepare()
+        assert not list(site.root.rglob(".tmp-*"))
+        put(site.folder, "o")
+        if not died:
+            break
+    assert (False, 1) in outcomes
+    assert (True, 2) in outcomes or call == "fsync"
+
+
+def _die_at(call: str, after: int) -> None:
+    import slurm_hooks.advice_dir as module
+
+    count, real = [0], getattr(os, call)
+
+    def counted(*args: Any, **named: Any) -> Any:
+        count[0] += 1
+        if count[0] > after:
+            os.kill(os.getpid(), 9)
+        return real(*args, **named)
+
+    setattr(module.os, call, counted)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_disk_leaves_the_old_files_and_is_said(site: Site, error: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.publish()
+    before = site.files()
+    site.now_s += 25 * HOUR_S
+
+    def full(folder: Path) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("slurm_hooks.advice_dir.flush_file_system", full)
+    with pytest.raises(StoreError, match=os.strerror(error)) as caught:
+        site.publish()
+    assert ("make room" in caught.value.hint) == (error != errno.EIO)
+    assert site.files() == before
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can mount a small disk")
+def test_a_disk_that_is_really_full(site: Site, tmp_path: Path) -> None:
+    site.root.mkdir(mode=0o711)
+    # 26 files of a page each fit once, but not twice.
+    mount = ["mount", "-t", "tmpfs", "-o", "size=160k,mode=711", "tmpfs", str(site.root)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        site.publish()
+        before = site.files()
+        assert len(before) == 26
+        site.now_s += 25 * HOUR_S
+        with pytest.raises(StoreError, match="No space left"):
+            site.publish()
+        assert site.files() == before
+    finally:
+        subprocess.run(["umount", str(site.root)], check=True)
+
+
+# --- what was published
+
+
+def test_what_was_predicted_for_a_job_is_known_later(site: Site, jobs_of: Jobs) -> None:
+    site.publish()
+    first, submitted_s = file_of(site, "u3"), NOW_S + 60
+    site.now_s += 12 * HOUR_S
+    runs = [
+        {"job_id": 6000 + run, "submit_s": NOW_S + 100 + run, "user": "u3", "name": "fama-run9", "gpu_count": 1,
+         "elapsed_s": 30_000}
+        for run in range(5)
+    ]  # fmt: skip
+    jobs_of(site.store, runs)
+    site.publish()
+    second = file_of(site, "u3")
+    one, two = (file.find("fama-run#", 1) for file in (first, second))
+    assert one is not None and two is not None and one.term != two.term
+    for submit_s, row, file in ((submitted_s, one, first), (site.now_s, two, second), (site.now_s + 5000, two, second)):
+        found = published_for(site.store, CLUSTER, "u3", "fama-run#", 1, submit_s)
+        assert found is not None
+        assert (found.row.predicted_s, found.term, found.row.bound_mib) == (row.predicted_s, row.term, row.bound_mib)
+        assert (found.file.version, found.file.mode) == (file.version, "observe")
+    kept = published_for(site.store, CLUSTER, "u3", "famb-run#", 2, site.now_s)
+    unchanged = second.find("famb-run#", 2)
+    assert kept is not None and unchanged is not None and kept.term == unchanged.term
+    stranger = published_for(site.store, CLUSTER, "nobody", "x", 2, submitted_s)
+    assert stranger is not None and stranger.row.kind == "G"
+    assert published_for(site.store, CLUSTER, "u3", "fama-run#", 1, NOW_S - 1) is None
+    assert published_for(site.store, CLUSTER, "u3", "fama-run#", 1, site.now_s + 49 * HOUR_S) is None, "expired"
+
+
+def test_only_rows_that_changed_are_kept(site: Site, jobs_of: Jobs) -> None:
+    site.publish()
+    first = site.store.read("advice", CLUSTER).num_rows
+    site.now_s += 600
+    site.publish()
+    assert site.store.read("advice", CLUSTER).num_rows == first
+    jobs_of(site.store, [{"job_id": 7000, "submit_s": NOW_S, "user": "u3", "name": "odd", "gpu_count": 64}])
+    site.now_s += 600
+    site.publish()
+    new = [row for row in site.store.read("advice", CLUSTER).to_pylist() if row["published_s"] == site.now_s]
+    assert {row["user"] for row in new} == {"u3", ""}
+    assert ("F", "odd", 64) in {(row["kind"], row["name_key"], row["gpu_count"]) for row in new}
+    assert first > 12 * 4
+
+
+def test_a_file_taken_away_says_nothing_any_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.publish()
+    gone = {name: uid for name, uid in site.uids.items() if name != "u4"}
+    account = type("Account", (), {"pw_name": "u4"})
+    monkeypatch.setattr("slurm_hooks.publish.pwd.getpwuid", lambda uid: account)
+    site.now_s += 60
+    site.publish(gone.get)
+    assert published_for(site.store, CLUSTER, "u4", "fama-run#", 1, NOW_S) is not None
+    found = published_for(site.store, CLUSTER, "u4", "fama-run#", 1, site.now_s)
+    assert found is not None and found.row.kind == "G" and found.file.version.split("-")[0]
+    request = Request(user="u4", job_name="fama-run1", gpu_count=1)
+    assert request.gpu_count == found.row.gpus
