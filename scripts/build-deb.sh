@@ -34,7 +34,7 @@ install_program() {
     local pip=("$WORK/tools/bin/python" -m pip --quiet)
     "${pip[@]}" install --require-hashes -r "$WORK/tools.txt"
     "${pip[@]}" --python "$ROOT$HOME_DIR/bin/python" install --no-compile --require-hashes -r "$WORK/runtime.txt"
-    "$WORK/tools/bin/python" -m hatchling build -t wheel -d "$WORK/wheel" >/dev/null
+    "${pip[@]}" wheel --no-deps --no-build-isolation -w "$WORK/wheel" .
     "${pip[@]}" --python "$ROOT$HOME_DIR/bin/python" install --no-compile --no-deps "$WORK"/wheel/*.whl
 }
 

@@ -6,7 +6,7 @@ tests/slurm_hooks/vectors/ has examples that both pass.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from almanac.names import name_key
@@ -49,8 +49,8 @@ class Proposal:
 
 
 def propose(request: Request, advice: AdviceFile) -> Proposal | None:
-    """None where there is nothing to say: no row with a tier, that tier (or as large a one) is asked for already, or
-    the request leaves a choice between tiers.
+    """None where there is nothing to say: no row with a tier, a tier of that size is asked for already, or the request
+    leaves a choice between tiers.
     """
     key = name_key(request.job_name)
     row = advice.find(key, request.gpu_count) if request.gpu_count > 0 else None
@@ -62,13 +62,8 @@ def propose(request: Request, advice: AdviceFile) -> Proposal | None:
     asked = requested_tier(request, advice.tiers)
     if asked is None and names_any_tier(request, advice.tiers):
         return None
-    if asked is not None:
-        # Without a bound, the tier is the next larger than one on which memory ran out: a still larger one is kept.
-        is_kept = asked.capacity_mib == tier.capacity_mib or (
-            row.bound_mib is None and asked.capacity_mib > tier.capacity_mib
-        )
-        if is_kept:
-            return None
+    if asked is not None and asked.capacity_mib == tier.capacity_mib:
+        return None
     return Proposal(key, request.gpu_count, row, tier, _change(request, advice.tiers, asked, tier))
 
 
@@ -104,6 +99,14 @@ def answer(text: str) -> str:
     word = text.strip().lower()
     meanings = {"y": "yes", "yes": "yes", "a": choices.ALWAYS, "always": choices.ALWAYS}
     return {**meanings, "v": choices.NEVER, "never": choices.NEVER}.get(word, "no")
+
+
+def new_choice(proposal: Proposal, earlier: Choice | None, word: str | None, now_s: int) -> Choice:
+    """What to remember after an answer. word: as answer() has it; None where the user was only told."""
+    if word is None and earlier is not None and earlier.word == choices.ALWAYS:
+        return replace(earlier, time_s=now_s)
+    lasting = word if word in (choices.ALWAYS, choices.NEVER) else choices.ASKED
+    return Choice(proposal.key, proposal.gpus, lasting, proposal.tier.name, now_s)
 
 
 def message(proposal: Proposal) -> str:

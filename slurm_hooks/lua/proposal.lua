@@ -34,8 +34,7 @@ function M.propose(tiers, request, row, advice)
   if not asked and tiers.names_any_tier(request, advice.tiers) then
     return nil
   end
-  if asked and (asked.capacity_mib == tier.capacity_mib
-      or (not row.bound_mib and asked.capacity_mib > tier.capacity_mib)) then
+  if asked and asked.capacity_mib == tier.capacity_mib then
     return nil
   end
   local found = { key = row.key, gpus = row.gpus, row = row, tier = tier }
