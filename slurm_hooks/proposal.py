@@ -39,13 +39,17 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Proposal:
-    """Another tier for a submission. change: how to ask for it; its value is "" where that cannot be rewritten."""
+    """Another tier for a submission. change: how to ask for it; its value is "" where that cannot be rewritten.
+
+    partition: that of the request, "" where it names none.
+    """
 
     key: str
     gpus: int
     row: Row
     tier: Tier
     change: Rewrite
+    partition: str = ""
 
 
 def propose(request: Request, advice: AdviceFile) -> Proposal | None:
@@ -64,7 +68,7 @@ def propose(request: Request, advice: AdviceFile) -> Proposal | None:
         return None
     if asked is not None and asked.capacity_mib == tier.capacity_mib:
         return None
-    return Proposal(key, request.gpu_count, row, tier, _change(request, advice.tiers, asked, tier))
+    return Proposal(key, request.gpu_count, row, tier, _change(request, advice.tiers, asked, tier), request.partition)
 
 
 def _change(request: Request, tiers: tuple[Tier, ...], asked: Tier | None, target: Tier) -> Rewrite:
@@ -92,6 +96,18 @@ def action(mode: str, proposal: Proposal, choice: Choice | None, now_s: int) -> 
     if is_recent and (word == choices.ASKED or is_always):
         return Action.NOTHING
     return Action.ASK if mode == ASK and can_change else Action.TELL
+
+
+def is_offered(nodes: str, tier: Tier) -> bool:
+    """Whether a partition has nodes of a tier. nodes: what `sinfo -h -p PARTITION -o "%f|%G"` said; "" where unknown.
+
+    sbatch refuses a constraint that no node of the partition meets.
+    """
+    rows = [line.partition("|") for line in nodes.splitlines()]
+    if tier.gres:
+        types = [term.split("(")[0].split(":") for _, _, gres in rows for term in gres.split(",")]
+        return not rows or any(words[:2] == ["gpu", tier.gres] for words in types)
+    return not rows or not tier.constraint or any(tier.constraint in features.split(",") for features, _, _ in rows)
 
 
 def answer(text: str) -> str:

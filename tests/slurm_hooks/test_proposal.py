@@ -26,6 +26,7 @@ from slurm_hooks.proposal import (
     action,
     always_said,
     answer,
+    is_offered,
     message,
     new_choice,
     propose,
@@ -186,6 +187,32 @@ def test_only_a_lasting_answer_lasts() -> None:
 def test_an_option_is_shown_inert() -> None:
     assert typed(Rewrite("--constraint", "gpu&hbm40g")) == '-C "gpu&hbm40g"'
     assert typed(Rewrite("--gres", "gpu:a100:2,$(id)`x`'\x1b[31m\n")) == "--gres='gpu:a100:2,$(id)`x`'\\''?[31m?'"
+
+
+NODES = "gpu,hbm40g|gpu:a100:4(S:0-1)\n(null)|(null)\ngpu,%f|nvme:1,gpu:h100:8\n"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind", "selector", "expected"),
+    [
+        (NODES, "constraint", "hbm40g", True),
+        (NODES, "constraint", "%f", True),
+        (NODES, "constraint", "hbm80g", False),
+        (NODES, "constraint", "hbm40", False),
+        (NODES, "gres", "a100", True),
+        (NODES, "gres", "h100", True),
+        (NODES, "gres", "a10", False),
+        (NODES, "gres", "gpu", False),
+        (NODES, "partition", "p", True),
+        ("", "constraint", "hbm80g", True),
+        ("", "gres", "a100", True),
+    ],
+)
+def test_a_partition_without_such_nodes(lua: Lua, nodes: str, kind: str, selector: str, expected: bool) -> None:
+    tier = Tier(name="t", capacity_mib=1, **{kind: selector})
+    assert is_offered(nodes, tier) == expected
+    code = f'all(dofile(dir .. "proposal.lua").is_offered({literal(nodes)}, {literal(as_lua(tier))}))'
+    assert lua.run(code) == [[expected]]
 
 
 KINDS = ("constraint", "gres", "partition")
