@@ -30,6 +30,7 @@ install -d -o mysql -g mysql /run/mysqld
 install -d -m 1777 /run/almanac/profiles
 for user in alice bob; do
     install -d -m 700 -o "$user" -g "$user" "/home/$user"
+    install -m 644 -o "$user" -g "$user" /usr/local/share/cluster/train.sh "/home/$user/train.sh"
 done
 if [ "$role" = node ]; then
     # What slurmd wants behind File= of gres.conf: four more of /dev/null.

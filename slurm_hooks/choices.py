@@ -67,11 +67,15 @@ def read(path: str | None) -> tuple[Choice, ...]:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return ()
-    with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
+    try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_size > MAX_BYTES:
             return ()
-        return parse(file.read(MAX_BYTES).decode("latin-1"))
+        return parse(os.read(handle, MAX_BYTES).decode("latin-1"))
+    except OSError:
+        return ()
+    finally:
+        os.close(handle)
 
 
 def find(choices: Iterable[Choice], key: str, gpus: int) -> Choice | None:

@@ -6,7 +6,7 @@ tests/slurm_hooks/vectors/ has examples that both pass.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from almanac.names import name_key
@@ -39,18 +39,22 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Proposal:
-    """Another tier for a submission. change: how to ask for it; its value is "" where that cannot be rewritten."""
+    """Another tier for a submission. change: how to ask for it; its value is "" where that cannot be rewritten.
+
+    partition: that of the request, "" where it names none.
+    """
 
     key: str
     gpus: int
     row: Row
     tier: Tier
     change: Rewrite
+    partition: str = ""
 
 
 def propose(request: Request, advice: AdviceFile) -> Proposal | None:
-    """None where there is nothing to say: no row with a tier, that tier (or as large a one) is asked for already, or
-    the request leaves a choice between tiers.
+    """None where there is nothing to say: no row with a tier, a tier of that size is asked for already, or the request
+    leaves a choice between tiers.
     """
     key = name_key(request.job_name)
     row = advice.find(key, request.gpu_count) if request.gpu_count > 0 else None
@@ -62,14 +66,9 @@ def propose(request: Request, advice: AdviceFile) -> Proposal | None:
     asked = requested_tier(request, advice.tiers)
     if asked is None and names_any_tier(request, advice.tiers):
         return None
-    if asked is not None:
-        # Without a bound, the tier is the next larger than one on which memory ran out: a still larger one is kept.
-        is_kept = asked.capacity_mib == tier.capacity_mib or (
-            row.bound_mib is None and asked.capacity_mib > tier.capacity_mib
-        )
-        if is_kept:
-            return None
-    return Proposal(key, request.gpu_count, row, tier, _change(request, advice.tiers, asked, tier))
+    if asked is not None and asked.capacity_mib == tier.capacity_mib:
+        return None
+    return Proposal(key, request.gpu_count, row, tier, _change(request, advice.tiers, asked, tier), request.partition)
 
 
 def _change(request: Request, tiers: tuple[Tier, ...], asked: Tier | None, target: Tier) -> Rewrite:
@@ -99,11 +98,31 @@ def action(mode: str, proposal: Proposal, choice: Choice | None, now_s: int) -> 
     return Action.ASK if mode == ASK and can_change else Action.TELL
 
 
+def is_offered(nodes: str, tier: Tier) -> bool:
+    """Whether a partition has nodes of a tier. nodes: what `sinfo -h -p PARTITION -o "%f|%G"` said; "" where unknown.
+
+    sbatch refuses a constraint that no node of the partition meets.
+    """
+    rows = [line.partition("|") for line in nodes.splitlines()]
+    if tier.gres:
+        types = [term.split("(")[0].split(":") for _, _, gres in rows for term in gres.split(",")]
+        return not rows or any(words[:2] == ["gpu", tier.gres] for words in types)
+    return not rows or not tier.constraint or any(tier.constraint in features.split(",") for features, _, _ in rows)
+
+
 def answer(text: str) -> str:
     """What a line typed at the question means: "yes", "no", choices.ALWAYS or choices.NEVER."""
     word = text.strip().lower()
     meanings = {"y": "yes", "yes": "yes", "a": choices.ALWAYS, "always": choices.ALWAYS}
     return {**meanings, "v": choices.NEVER, "never": choices.NEVER}.get(word, "no")
+
+
+def new_choice(proposal: Proposal, earlier: Choice | None, word: str | None, now_s: int) -> Choice:
+    """What to remember after an answer. word: as answer() has it; None where the user was only told."""
+    if word is None and earlier is not None and earlier.word == choices.ALWAYS:
+        return replace(earlier, time_s=now_s)
+    lasting = word if word in (choices.ALWAYS, choices.NEVER) else choices.ASKED
+    return Choice(proposal.key, proposal.gpus, lasting, proposal.tier.name, now_s)
 
 
 def message(proposal: Proposal) -> str:

@@ -81,19 +81,18 @@ def has_terminal() -> bool:
         return False
 
 
-def advised(argv: Sequence[str]) -> tuple[list[str], bool]:
+def advised(argv: Sequence[str]) -> tuple[Sequence[str], bool]:
     """The arguments to submit with, and whether the user was told or asked. Those typed, whatever goes wrong."""
     gc.disable()  # nothing here lives long; 5 % of the time
     try:
         from slurm_hooks.submit_advice import Terminal, advise
 
         terminal = Terminal(_say, _read_line) if has_terminal() else None
-        outcome = advise(argv, os.environ, terminal)
-        return list(outcome.argv), outcome.was_told
+        return advise(argv, os.environ, terminal)
     except Exception as error:
         if os.environ.get("ALMANAC_DEBUG"):
             sys.stderr.write(f"sbatch-almanac: {error!r}\n")
-        return list(argv), False
+        return argv, False
 
 
 def _say(text: str) -> None:

@@ -21,6 +21,7 @@ from slurm_hooks.proposal import (
     action,
     always_said,
     answer,
+    is_offered,
     message,
     new_choice,
     propose,
@@ -80,6 +81,8 @@ def _settle(
     known = choices.read(path)
     earlier = choices.find(known, proposal.key, proposal.gpus)
     what = action(mode, proposal, earlier, now_s)
+    if what is not Action.NOTHING and not is_offered(_nodes(proposal.partition), proposal.tier):
+        return False, False
     if what in (Action.CHANGE, Action.NOTHING) or terminal is None:
         return what is Action.CHANGE, False
     if what is Action.CHANGE_AND_SAY:
@@ -89,6 +92,22 @@ def _settle(
     word = _ask(terminal, proposal) if what is Action.ASK else None
     _remember(path, known, new_choice(proposal, earlier, word, now_s), terminal)
     return word in ("yes", choices.ALWAYS), True
+
+
+def _nodes(partition: str) -> str:
+    """Features and GRES of a partition's nodes; "" where it is not named, or sinfo does not say."""
+    if not partition:
+        return ""
+    import subprocess  # late: seldom needed
+
+    argv = ["sinfo", "-h", "-p", partition, "-o", "%f|%G"]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=5, check=False
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
 
 
 def _ask(terminal: Terminal, proposal: Proposal) -> str:

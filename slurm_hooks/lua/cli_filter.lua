@@ -1,7 +1,8 @@
 -- cli_filter.lua: advice inside sbatch, srun and salloc, for somebody at a terminal. The site's own cli_filter.lua has
 --   pcall(function() dofile("/usr/share/almanac/lua/cli_filter.lua").pre_submit(options, offset) end)
--- as the first line of its slurm_cli_pre_submit. It runs as the user, reads the user's one advice file, and starts a
--- program only when it is about to say something: sh, to look whether this is a terminal and to make a folder.
+-- as the first line of its slurm_cli_pre_submit. It runs as the user, reads the user's one advice file, and starts
+-- programs only when it has something to say: sh, to look whether this is a terminal and to make a folder; sinfo, where
+-- a partition is named: it may have no nodes of the advised tier.
 
 local M = {}
 
@@ -145,13 +146,28 @@ local function ask(proposal, found)
   return proposal.answer(line)
 end
 
+-- Features and GRES of a partition's nodes; "" where it is not named, or sinfo does not say.
+local function nodes_of(partition)
+  if partition == "" then
+    return ""
+  end
+  local command = "exec timeout 5 sinfo -h -p " .. quoted(partition) .. " -o '%f|%G' </dev/null 2>/dev/null"
+  local pipe = io.popen(command, "r")
+  local text = pipe and pipe:read("*a") or ""
+  if pipe then
+    pipe:close()
+  end
+  return text
+end
+
 -- Says what there is to say, and whether the submission is to be changed.
 local function settle(proposal, found, mode, now)
   local path = choices_path()
   local choices = read_choices(proposal, path)
   local earlier = proposal.find_choice(choices, found.key, found.gpus)
   local action = proposal.action(mode, found, earlier, now)
-  if action == "nothing" or (action ~= "change" and not has_terminal()) then
+  if action == "nothing" or (action ~= "change" and not has_terminal())
+    or not proposal.is_offered(nodes_of(found.partition), found.tier) then
     return false
   elseif action == "change" then
     return true

@@ -34,11 +34,10 @@ function M.propose(tiers, request, row, advice)
   if not asked and tiers.names_any_tier(request, advice.tiers) then
     return nil
   end
-  if asked and (asked.capacity_mib == tier.capacity_mib
-      or (not row.bound_mib and asked.capacity_mib > tier.capacity_mib)) then
+  if asked and asked.capacity_mib == tier.capacity_mib then
     return nil
   end
-  local found = { key = row.key, gpus = row.gpus, row = row, tier = tier }
+  local found = { key = row.key, gpus = row.gpus, row = row, tier = tier, partition = request.partition }
   if not asked or asked.kind == tier.kind then
     found.option, found.value = tiers.rewrite(request, advice.tiers, tier)
     found.value = found.option and found.value
@@ -61,6 +60,22 @@ function M.action(mode, found, choice, now)
     return "nothing"
   end
   return mode == "ask" and found.value and "ask" or "tell"
+end
+
+-- Whether a partition has nodes of a tier. nodes: what `sinfo -h -p PARTITION -o "%f|%G"` said, "" where unknown.
+function M.is_offered(nodes, tier)
+  if nodes == "" or tier.partition then
+    return true
+  end
+  for features, gres in gmatch(nodes, "([^|\n]*)|?([^\n]*)") do
+    for term in gmatch(tier.gres and gres or features, "[^,]+") do
+      local kind = match(gsub(term, "%(.*", ""), "^gpu:([^:]*)")
+      if (tier.gres and kind == tier.gres) or (tier.constraint and term == tier.constraint) then
+        return true
+      end
+    end
+  end
+  return false
 end
 
 -- What a line typed at the question means: yes, no, always or never.

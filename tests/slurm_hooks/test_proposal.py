@@ -1,0 +1,327 @@
+"""What is said of a submission and when; and that proposal.lua says the same in the same cases."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lua_runner import Lua, literal
+
+from almanac.config import Priority, Tier
+from almanac.records import Request
+from almanac.tiers import Rewrite
+from slurm_hooks.advice_file import AdviceFile, Row
+from slurm_hooks.choices import ALWAYS, ASKED, NEVER, Choice, parse, replaced
+from slurm_hooks.proposal import (
+    APPLY,
+    ASK,
+    MODES,
+    OFF,
+    SHOW,
+    Action,
+    Proposal,
+    action,
+    always_said,
+    answer,
+    is_offered,
+    message,
+    new_choice,
+    propose,
+    question,
+    typed,
+)
+
+NOW_S = 1_795_256_200
+HBM40, HBM80 = (
+    Tier(name="hbm40g", capacity_mib=40960, constraint="hbm40g"),
+    Tier(name="hbm80g", capacity_mib=81920, constraint="hbm80g"),
+)
+TEXT = (
+    'your last 14 runs of "train-bert" peaked at 21.3 GiB per GPU; of 100 jobs with evidence like this, at most 1 '
+    "exceeds 24.8 GiB."
+)
+ROW = Row("F", 3600, 6397, "train-bert-#", 2, 25395, "hbm40g", "hbm80g=3 h 10 min;hbm40g=12 min", TEXT)
+
+
+def advice(*rows: Row, tiers: tuple[Tier, ...] = (HBM40, HBM80)) -> AdviceFile:
+    return AdviceFile("v", NOW_S - 60, NOW_S + 60, "observe", False, ASK, Priority(), tiers, rows or (ROW,))
+
+
+def request(constraints: str = "gpu&hbm80g", **more: Any) -> Request:
+    return Request("alice", **{"job_name": "train-BERT-7", "constraints": constraints, "gpu_count": 2, **more})
+
+
+def proposal(constraints: str = "gpu&hbm80g", row: Row = ROW) -> Proposal:
+    found = propose(request(constraints), advice(row))
+    assert found is not None
+    return found
+
+
+def test_the_message_of_the_issue() -> None:
+    assert message(proposal()) + question(proposal()) == (
+        'almanac: your last 14 runs of "train-bert" peaked at 21.3 GiB per GPU; of 100 jobs with\n'
+        "         evidence like this, at most 1 exceeds 24.8 GiB. hbm40g holds that.\n"
+        "         Expected wait: hbm80g 3 h 10 min, hbm40g 12 min.\n"
+        '         Submit with -C "gpu&hbm40g" instead? [y]es / [N]o / [a]lways / ne[v]er for this job: '
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (request("gpu&hbm80g"), "gpu&hbm40g"),
+        (request("hbm80g"), "hbm40g"),
+        (request(""), "hbm40g"),
+        (request("gpu"), "gpu&hbm40g"),
+        (request("[hbm80g*2]"), ""),
+        (request("gpu", gpu_type="a100"), ""),
+    ],
+)
+def test_a_change_is_offered_where_it_can_be_made(asked: Request, said: str) -> None:
+    found = propose(asked, advice())
+    assert found is not None
+    assert found.change.value == said
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request("gpu&hbm40g"),
+        request("hbm40g|hbm80g"),
+        request(job_name="another"),
+        request(gpu_count=4),
+        request(gpu_count=0),
+    ],
+    ids=["asked for already", "a choice", "another name", "another number of GPUs", "no GPU"],
+)
+def test_nothing_is_said(asked: Request) -> None:
+    assert propose(asked, advice()) is None
+
+
+def test_rows_without_a_tier_say_nothing() -> None:
+    no_tier = dataclasses.replace(ROW, tier=None)
+    everybody = Row("U", 3600, 0)
+    assert propose(request(), advice(no_tier)) is None
+    assert propose(request(), advice(everybody)) is None
+    assert propose(request(), advice(tiers=())) is None
+
+
+def test_a_tier_of_the_same_size_is_kept() -> None:
+    other = Tier(name="other40", capacity_mib=40960, constraint="other40")
+    assert propose(request("other40"), advice(tiers=(HBM40, HBM80, other))) is None
+
+
+def test_tiers_of_different_kinds_are_told_not_offered() -> None:
+    by_type = Tier(name="big", capacity_mib=81920, gres="h100")
+    found = propose(request("", gres="gpu:h100:2", gpu_type="h100"), advice(tiers=(HBM40, by_type)))
+    assert found is not None
+    assert found.change.value == ""
+
+
+def chosen(word: str, seconds_ago: int = 0, tier: str = "hbm40g") -> Choice:
+    return Choice("train-bert-#", 2, word, tier, NOW_S - seconds_ago)
+
+
+@pytest.mark.parametrize(
+    ("mode", "earlier", "expected"),
+    [
+        (ASK, None, Action.ASK),
+        (SHOW, None, Action.TELL),
+        (APPLY, None, Action.CHANGE),
+        (OFF, None, Action.NOTHING),
+        (ASK, chosen(ASKED, 3599), Action.NOTHING),
+        (ASK, chosen(ASKED, 3600), Action.ASK),
+        (ASK, chosen(ASKED, -60), Action.ASK),  # a clock that was wrong
+        (SHOW, chosen(ASKED, 10), Action.NOTHING),
+        (APPLY, chosen(ASKED, 10), Action.CHANGE),
+        (ASK, chosen(ALWAYS, 10**6), Action.CHANGE_AND_SAY),
+        (ASK, chosen(ALWAYS, 10, tier="hbm20g"), Action.ASK),
+        (SHOW, chosen(ALWAYS, 10), Action.NOTHING),
+        (SHOW, chosen(ALWAYS, 10**6), Action.TELL),
+        (ASK, chosen(NEVER, 10**8), Action.NOTHING),
+        (APPLY, chosen(NEVER, 10**8), Action.NOTHING),
+    ],
+)
+def test_what_happens(mode: str, earlier: Choice | None, expected: Action) -> None:
+    assert action(mode, proposal(), earlier, NOW_S) is expected
+
+
+def test_what_cannot_be_changed_is_told_once_an_hour() -> None:
+    fixed = proposal("[hbm80g*2]")
+    assert action(ASK, fixed, None, NOW_S) is Action.TELL
+    assert action(ASK, fixed, chosen(ASKED, 10), NOW_S) is Action.NOTHING
+    assert action(ASK, fixed, chosen(ALWAYS, 10**6), NOW_S) is Action.NOTHING
+    assert action(APPLY, fixed, None, NOW_S) is Action.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("y\n", "yes"),
+        ("YES\n", "yes"),
+        (" a \n", ALWAYS),
+        ("v\n", NEVER),
+        ("never", NEVER),
+        ("n\n", "no"),
+        ("\n", "no"),
+        ("", "no"),
+        ("yy\n", "no"),
+        ("\x1b[A\n", "no"),
+    ],
+)
+def test_answers(line: str, expected: str) -> None:
+    assert answer(line) == expected
+
+
+def test_only_a_lasting_answer_lasts() -> None:
+    now = proposal()
+    assert new_choice(now, None, "yes", NOW_S).word == ASKED
+    assert new_choice(now, chosen(ALWAYS), "no", NOW_S).word == ASKED
+    assert new_choice(now, None, ALWAYS, NOW_S) == chosen(ALWAYS)
+    assert new_choice(now, chosen(ALWAYS, 9, tier="x"), None, NOW_S) == chosen(ALWAYS, 0, tier="x")
+
+
+def test_an_option_is_shown_inert() -> None:
+    assert typed(Rewrite("--constraint", "gpu&hbm40g")) == '-C "gpu&hbm40g"'
+    assert typed(Rewrite("--gres", "gpu:a100:2,$(id)`x`'\x1b[31m\n")) == "--gres='gpu:a100:2,$(id)`x`'\\''?[31m?'"
+
+
+NODES = "gpu,hbm40g|gpu:a100:4(S:0-1)\n(null)|(null)\ngpu,%f|nvme:1,gpu:h100:8\n"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind", "selector", "expected"),
+    [
+        (NODES, "constraint", "hbm40g", True),
+        (NODES, "constraint", "%f", True),
+        (NODES, "constraint", "hbm80g", False),
+        (NODES, "constraint", "hbm40", False),
+        (NODES, "gres", "a100", True),
+        (NODES, "gres", "h100", True),
+        (NODES, "gres", "a10", False),
+        (NODES, "gres", "gpu", False),
+        (NODES, "partition", "p", True),
+        ("", "constraint", "hbm80g", True),
+        ("", "gres", "a100", True),
+    ],
+)
+def test_a_partition_without_such_nodes(lua: Lua, nodes: str, kind: str, selector: str, expected: bool) -> None:
+    tier = Tier(name="t", capacity_mib=1, **{kind: selector})
+    assert is_offered(nodes, tier) == expected
+    code = f'all(dofile(dir .. "proposal.lua").is_offered({literal(nodes)}, {literal(as_lua(tier))}))'
+    assert lua.run(code) == [[expected]]
+
+
+KINDS = ("constraint", "gres", "partition")
+NAMES = st.sampled_from(["a", "b", "ab"])
+TIERS = st.lists(st.tuples(NAMES, st.sampled_from(KINDS), NAMES, st.sampled_from([10, 20])), max_size=3, unique=True)
+WAITS = st.sampled_from(["", "a=3 h 10 min", "a=3 h 10 min;b=12 min"])
+REQUESTS = st.tuples(
+    st.sampled_from(["", "a", "b&x", "a|b", "a&b", "[a*2]", "x,%a"]),
+    st.sampled_from(["", "gpu:2", "gpu:a:2", "nvme,gpu:b:1"]),
+    st.sampled_from(["", "a", "b", "h"]),
+    st.sampled_from(["", "a", "a,b", "x"]),
+)
+CHOICES = st.none() | st.tuples(st.sampled_from([ASKED, ALWAYS, NEVER]), NAMES, st.sampled_from([0, 10, 3600, -9]))
+CASES = st.tuples(TIERS, WAITS, REQUESTS, CHOICES, st.sampled_from(MODES), st.sampled_from(["x", "word " * 40]))
+
+LUA = """
+local proposal = dofile(dir .. "proposal.lua")
+local function try(request, row, advice, choice, mode, word)
+  local found = proposal.propose(tiers, request, row, advice)
+  if not found then return all(false) end
+  local new = proposal.new_choice(found, choice, word, 1795256200)
+  all(found.tier.name, found.option or "", found.value or "", proposal.action(mode, found, choice, 1795256200),
+    proposal.message(found), found.value and proposal.question(found) or "",
+    found.value and proposal.always_said(found) or "", proposal.choices_text({choice}, new))
+end
+"""
+
+
+def as_lua(tier: Tier) -> dict[str, Any]:
+    kind = next(kind for kind in KINDS if getattr(tier, kind))
+    return {"name": tier.name, "capacity_mib": tier.capacity_mib, "kind": kind, kind: getattr(tier, kind)}
+
+
+def expected_of(found: Proposal | None, choice: Choice | None, mode: str, word: str | None) -> list[Any]:
+    if found is None:
+        return [False]
+    can = bool(found.change.value)
+    kept = replaced([choice] if choice else [], new_choice(found, choice, word, NOW_S))
+    lines = "".join(f"{c.key}\t{c.gpus}\t{c.word}\t{c.tier}\t{c.time_s}\n" for c in kept)
+    return [
+        found.tier.name,
+        found.change.option,
+        found.change.value,
+        action(mode, found, choice, NOW_S).value,
+        message(found),
+        question(found) if can else "",
+        always_said(found) if can else "",
+        lines,
+    ]
+
+
+@given(cases=st.lists(st.tuples(CASES, st.sampled_from([None, "yes", "no", ALWAYS, NEVER])), min_size=1, max_size=25))
+@settings(max_examples=40, deadline=None)
+def test_lua_does_what_python_does(lua: Lua, cases: list[Any]) -> None:
+    code, expected = LUA, []
+    for (tiers, waits, asking, choice, mode, text), word in cases:
+        known = tuple(Tier(name=n, capacity_mib=size, **{kind: selector}) for n, kind, selector, size in tiers)
+        row = dataclasses.replace(ROW, tier="a", waits=waits, text=text.strip())
+        asked = Request("alice", "train-bert-1", gpu_count=2, constraints=asking[0], gres=asking[1],
+                        gpu_type=asking[2], partition=asking[3])  # fmt: skip
+        earlier = chosen(choice[0], choice[2], tier=choice[1]) if choice else None
+        in_lua = {
+            "request": {"constraints": asking[0], "gres": asking[1], "gpu_type": asking[2], "partition": asking[3]},
+            "row": {"kind": "F", "key": row.key, "gpus": 2, "tier": "a", "text": row.text, "waits": waits or None},
+            "advice": {"tiers": [as_lua(tier) for tier in known]},
+            "choice": earlier and {"key": earlier.key, "gpus": 2, "word": earlier.word, "tier": earlier.tier,
+                                   "time": earlier.time_s},
+        }  # fmt: skip
+        code += f"\ntry({', '.join(literal(part) for part in in_lua.values())}, {literal(mode)}, {literal(word)})"
+        expected.append(expected_of(propose(asked, advice(row, tiers=known)), earlier, mode, word))
+    assert lua.run(code) == expected
+
+
+@given(lines=st.lists(st.text(alphabet="yaYnev \t\n\x1b%", max_size=8), min_size=1, max_size=30))
+@settings(max_examples=20, deadline=None)
+def test_lua_understands_the_same_answers(lua: Lua, lines: list[str]) -> None:
+    code = 'local proposal = dofile(dir .. "proposal.lua")\n'
+    code += "\n".join(f"all(proposal.answer({literal(line)}))" for line in lines)
+    assert lua.run(code) == [[answer(line)] for line in lines]
+
+
+GOOD = "train-bert-#\t2\talways\thbm40g\t1795256200\n"
+FILES = {
+    "empty": "",
+    "one line": GOOD,
+    "two families": GOOD + "a\t1\tnever\thbm40g\t5\n",
+    "one family twice": GOOD + GOOD.replace("always", "never"),
+    "cut off": GOOD + "a\t1",
+    "without its last newline": GOOD[:-1],
+    "another word": GOOD.replace("always", "maybe"),
+    "a blank line": GOOD + "\n",
+    "no number": GOOD.replace("\t2\t", "\tx\t"),
+    "zero GPUs": GOOD.replace("\t2\t", "\t0\t"),
+    "a key with a blank": GOOD.replace("train-bert-#", "train bert"),
+    "a long key": "x" * 65 + GOOD[12:],
+    "a field more": GOOD[:-1] + "\tx\n",
+    "a carriage return": GOOD.replace("\n", "\r\n"),
+    "control characters": "\x1b[31m" + GOOD,
+    "a vertical tab": GOOD[:-1] + "\x0b" + GOOD,
+    "binary": "\x00\xff" * 100,
+}
+USED = {"empty": 0, "one line": 1, "two families": 2, "one family twice": 1}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_breaks_the_format_is_as_if_empty(name: str, lua: Lua) -> None:
+    found = parse(FILES[name])
+    assert len(found) == USED.get(name, 0)
+    code = 'local proposal = dofile(dir .. "proposal.lua")\n'
+    code += f"local found = proposal.parse_choices({literal(FILES[name].encode('latin-1'))})\n"
+    code += "all(#found, found[1] and found[1].word)"
+    assert lua.run(code) == [[len(found), found[0].word if found else None]]
