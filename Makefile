@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 export PYTHON
 
-.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration docs deb lock clean distclean servers
+.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks docs deb lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-cluster      tests on a real Slurm, MariaDB and Prometheus (root)"
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration: only those"
+	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), and of publishing"
 	@echo "make docs              the generated pages of docs/"
 	@echo "make deb               the Debian package slurm-almanac, for this Debian (build/deb)"
 	@echo "make lock              requirements.lock from pyproject.toml"
@@ -62,6 +63,11 @@ bench-predictors: $(STAMP)
 
 bench-calibration: $(STAMP)
 	$(BIN)/python benchmarks/calibration.py
+
+# Of the sites that ALMANAC_SITES names, as for test-cluster.
+bench-hooks: servers
+	scripts/with-docker.sh $(BIN)/python benchmarks/hooks.py
+	if [ -e benchmarks/publish.py ]; then $(BIN)/python benchmarks/publish.py; fi
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

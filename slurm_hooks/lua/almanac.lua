@@ -5,8 +5,8 @@
 
 local M = {}
 
-local find, format, gmatch, gsub, match, sub =
-  string.find, string.format, string.gmatch, string.gsub, string.match, string.sub
+local byte, find, format, gmatch = string.byte, string.find, string.format, string.gmatch
+local gsub, match, sub = string.gsub, string.match, string.sub
 local floor, log, max, min = math.floor, math.log, math.max, math.min
 local concat = table.concat
 
@@ -18,11 +18,16 @@ local TELLS = { yes = true, no = false }
 local PROMPTS = { off = true, show = true, ask = true }
 local HEAD = "^almanac%-advice\t1\nversion\t([0-9A-Za-z.-]+)\nwritten\t(%d+)\nexpires\t(%d+)\nmode\t(%l+)\ntell\t(%l+)"
   .. "\nprompt\t(%l+)\npriority\t([%d.]+)\t([%d.]+)\t([%d.]+)\n()"
-local TIER = "^tier\t([ -~]+)\t(%d+)\t(%l+)\t([ -~]+)$"
+local TIER = "^tier\t([ -~]+)\t(%d+)\t(%l+)\t([ -~]+)\n()"
 local TIER_KINDS = { constraint = true, gres = true, partition = true }
-local FAMILY = "^F\t([!-~]+)\t([1-9]%d*)\t(%d+)\t(%d+)\t([%d-]+)\t([ -~]+)\t([ -~]+)\t([ -~]+)$"
-local GPUS = "^G\t%-\t([1-9]%d*)\t(%d+)\t(%d+)\t%-\t%-\t%-\t%-$"
-local USER = "^U\t%-\t%-\t(%d+)\t(%d+)\t%-\t%-\t%-\t%-$"
+-- Rows by their first byte. Captured: where key, GPU count, predicted seconds and term end; the bound; the next line.
+local FAMILY, GPUS, USER = 70, 71, 85
+local ROWS = {
+  [FAMILY] = "^F\t[!-~]+()\t[1-9]%d*()\t%d+()\t%d+()\t([%d-]+)\t[ -~]+\t[ -~]+\t[ -~]+\n()",
+  [GPUS] = "^G\t%-()\t[1-9]%d*()\t%d+()\t%d+()\t(%-)\t%-\t%-\t%-\n()",
+  [USER] = "^U\t%-()\t%-()\t%d+()\t%d+()\t(%-)\t%-\t%-\t%-\n()",
+}
+local FIELDS = "^%u\t([^\t]+)\t[^\t]+\t(%d+)\t(%d+)\t([^\t]+)\t([^\t]+)\t([^\t]+)\t([^\n]+)"
 
 local function decimal(text)
   local whole, part = match(text, "^(%d+)%.?(%d*)$")
@@ -32,7 +37,7 @@ local function decimal(text)
 end
 
 local function read_head(text, now)
-  local version, written, expires, mode, tell, prompt, k, least, greatest, rest = match(text, HEAD)
+  local version, written, expires, mode, tell, prompt, k, least, greatest, at = match(text, HEAD)
   if not version or #version > 64 or #written > 12 or #expires > 12 or tonumber(expires) <= now then
     return nil
   end
@@ -46,56 +51,51 @@ local function read_head(text, now)
   return {
     version = version, written = tonumber(written), expires = tonumber(expires),
     mode = mode, tell = TELLS[tell], prompt = prompt,
-    priority = { k = k, min = least, max = greatest }, tiers = {}, places = {},
-  }, rest
+    priority = { k = k, min = least, max = greatest }, tiers = {}, text = text, places = {},
+  }, at
 end
 
-local function read_tier(line)
-  local name, capacity, kind, selector = match(line, TIER)
+-- The tier at a place of the text, and where the next line begins; nil where it is none.
+local function read_tier(text, at)
+  local name, capacity, kind, selector, next_at = match(text, TIER, at)
   if name and #capacity <= 12 and TIER_KINDS[kind] then
-    return { name = name, capacity_mib = tonumber(capacity), kind = kind, [kind] = selector }
+    return { name = name, capacity_mib = tonumber(capacity), kind = kind, [kind] = selector }, next_at
   end
 end
 
--- Where a row is kept ("G4"), and whether it is one at all.
-local function place_of(line, kind)
-  local key, gpus, predicted, term, bound
-  if kind == "F" then
-    key, gpus, predicted, term, bound = match(line, FAMILY)
-    if not key or #key > 64 or #bound > 12 or (bound ~= "-" and find(bound, "-", 1, true)) then
-      return nil
+-- What a row is looked up by, its first three fields, and where the next line begins; nil where it is none.
+local function read_row(text, at, kind)
+  local key, gpus, predicted, term, bound, next_at = match(text, ROWS[kind], at)
+  if key and key - at <= 66 and gpus - key <= 7 and predicted - gpus <= 13 and term - predicted <= 10 then
+    if bound == "-" or (#bound <= 12 and not find(bound, "-", 1, true)) then
+      return sub(text, at, gpus - 1), next_at
     end
-  elseif kind == "G" then
-    gpus, predicted, term = match(line, GPUS)
-  elseif kind == "U" then
-    gpus, predicted, term = "", match(line, USER)
-  end
-  if predicted and #gpus <= 6 and #predicted <= 12 and #term <= 9 then
-    return key and "F" .. key .. "\t" .. gpus or kind .. gpus
   end
 end
 
-local function read_rows(advice, text)
-  local last, count, ended = "", 0, false
-  for line in gmatch(text, "([^\n]*)\n") do
-    local kind = sub(line, 1, 1)
-    local place = not ended and kind >= last and place_of(line, kind)
-    if place then
-      advice.places[place] = advice.places[place] or line
-      last, count = kind, count + 1
-    elseif kind == "t" and last == "" and not ended then
-      local tier = read_tier(line)
-      if not tier then
-        return nil
-      end
-      advice.tiers[#advice.tiers + 1] = tier
-    elseif kind == "e" and not ended and tonumber(match(line, "^end\t(%d+)$")) == count then
-      ended = true
-    else
+-- Tiers, then rows F, G and U in this order, then their number. Rows are only checked, and kept as places in the text.
+local function read_lines(advice, text, at)
+  local kind, last, count = byte(text, at), 0, 0
+  while kind == 116 do -- "t"
+    local tier
+    tier, at = read_tier(text, at)
+    if not tier then
       return nil
     end
+    advice.tiers[#advice.tiers + 1] = tier
+    kind = byte(text, at)
   end
-  return ended and advice or nil
+  while ROWS[kind] and kind >= last do
+    local key, next_at = read_row(text, at, kind)
+    if not key then
+      return nil
+    end
+    advice.places[key] = advice.places[key] or at
+    last, count, at = kind, count + 1, next_at
+    kind = byte(text, at)
+  end
+  local said = match(text, "^end\t(%d+)\n$", at)
+  return said and #said <= 12 and tonumber(said) == count and advice or nil
 end
 
 -- A file's text in one read; nil where it is absent, too large, a directory, or no longer as long as it was.
@@ -115,8 +115,8 @@ function M.parse_advice(text, now)
   if #text > MAX_BYTES or sub(text, -1) ~= "\n" then
     return nil
   end
-  local advice, rest = read_head(text, now)
-  return advice and read_rows(advice, sub(text, rest))
+  local advice, at = read_head(text, now)
+  return advice and read_lines(advice, text, at)
 end
 
 -- The advice of a file; nil where it is not to be used. A FIFO would block: folder and file have to be root's.
@@ -147,34 +147,31 @@ local function or_nil(field)
   end
 end
 
--- The row that a place holds, its term being that of the whole submission.
-local function row_at(advice, place, gpus)
-  local line = advice.places[place]
-  local kind = line and sub(line, 1, 1)
-  if kind == "F" then
-    local key, _, predicted, term, bound, tier, waits, text = match(line, FAMILY)
-    return {
-      kind = kind, key = key, gpus = gpus, predicted_s = tonumber(predicted), term = tonumber(term),
-      bound_mib = tonumber(bound), tier = or_nil(tier), waits = or_nil(waits), text = or_nil(text),
-    }
-  elseif kind == "G" then
-    local _, predicted, term = match(line, GPUS)
-    return { kind = kind, gpus = gpus, predicted_s = tonumber(predicted), term = tonumber(term) }
-  elseif kind == "U" then
-    local predicted, extra = match(line, USER)
-    local term = M.site_factor(tonumber(predicted) * gpus, advice.priority) + tonumber(extra)
-    return { kind = kind, gpus = gpus, predicted_s = tonumber(predicted), term = term }
+-- The row that is looked up by a key, its term being that of the whole submission; nil where there is none.
+local function row_of(advice, key, gpus)
+  local at = advice.places[key]
+  if not at then
+    return nil
   end
+  local name, predicted, term, bound, tier, waits, text = match(advice.text, FIELDS, at)
+  local row = { kind = sub(key, 1, 1), gpus = gpus, predicted_s = tonumber(predicted), term = tonumber(term) }
+  if row.kind == "F" then
+    row.key, row.bound_mib = name, tonumber(bound)
+    row.tier, row.waits, row.text = or_nil(tier), or_nil(waits), or_nil(text)
+  elseif row.kind == "U" then
+    row.term = row.term + M.site_factor(row.predicted_s * gpus, advice.priority)
+  end
+  return row
 end
 
 -- The row of any name with so many GPUs, by this file alone; nil where it has none.
 function M.find_any(advice, gpus)
-  return row_at(advice, format("G%d", gpus), gpus) or row_at(advice, "U", gpus)
+  return row_of(advice, format("G\t-\t%d", gpus), gpus) or row_of(advice, "U\t-\t-", gpus)
 end
 
 -- The row of a name key and GPU count, by this file alone.
 function M.find(advice, key, gpus)
-  return row_at(advice, format("F%s\t%d", key, gpus), gpus) or M.find_any(advice, gpus)
+  return row_of(advice, format("F\t%s\t%d", key, gpus), gpus) or M.find_any(advice, gpus)
 end
 
 -- Row and file for a submission: the user's own file first, then what `_site` says of any name. nil without GPUs.

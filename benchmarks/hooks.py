@@ -1,0 +1,272 @@
+"""What the hooks cost on a real Slurm: a submission with and without them, the time inside slurmctld, each fault.
+
+Run as root: python benchmarks/hooks.py (in `make bench-hooks`). ALMANAC_SITES="native,24.11" chooses the sites, as for
+the cluster tests; ALMANAC_BENCH_SUBMISSIONS=100 makes it shorter than the 500 of each kind that the goals are for.
+
+Jobs stay held, so that only submitting is timed. Submissions of the kinds that are compared take turns in blocks of
+five, so that what the machine does meanwhile meets all of them alike. Times of sbatch are wall clock on the login host;
+those of the guarded line, loading its modules included, are os.clock() in Lua: processor time of all of slurmctld's
+threads, so never less than the line's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from figures import Figure, report
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests/cluster"))
+
+from advice_files import advice, family, guarded_line, publish, uid_of  # noqa: E402
+from lab import SlurmLab  # noqa: E402
+from native_site import NativeSite  # noqa: E402
+from sites import Site  # noqa: E402
+
+from slurm_hooks.advice_file import MAX_BYTES, Row  # noqa: E402
+
+SUBMISSIONS = int(os.environ.get("ALMANAC_BENCH_SUBMISSIONS", "500"))
+USERS, FAMILIES, OF_EACH_FAULT, OF_WRAPPER = 5000, 50, 40, 60
+PER_RUN = 100
+JOB_SUBMIT = """
+function slurm_job_submit(job_desc, part_list, submit_uid)
+    if job_desc.name ~= "off" then
+        local began = os.clock()
+        %s
+        slurm.log_info("BENCH us=%%d", (os.clock() - began) * 1e6)
+    end
+    return slurm.SUCCESS
+end
+function slurm_job_modify(job_desc, job_rec, part_list, modify_uid) return slurm.SUCCESS end
+return slurm.SUCCESS
+"""
+CLI_FILTER = """
+function slurm_cli_setup_defaults(options, early_pass) return slurm.SUCCESS end
+function slurm_cli_pre_submit(options, pack_offset)
+    if os.getenv("BENCH_FILTER") then
+        pcall(function() dofile("%s/cli_filter.lua").pre_submit(options, pack_offset) end)
+    end
+    return slurm.SUCCESS
+end
+function slurm_cli_post_submit(offset, job_id, step_id) return slurm.SUCCESS end
+return slurm.SUCCESS
+"""
+# Seconds of each run of each kind, in turns; of a kind with a terminal, on a new one.
+LOOP = """
+import json, os, pty, subprocess, sys, time
+kinds, count, block = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+seconds = [[] for _ in kinds]
+def run(kind):
+    environment = {**os.environ, **kind["env"]}
+    began = time.perf_counter()
+    if kind["tty"]:
+        pid, fd = pty.fork()
+        if pid == 0:
+            os.execvpe(kind["argv"][0], kind["argv"], environment)
+        try:
+            while os.read(fd, 4096):
+                pass
+        except OSError:
+            pass
+        status = os.waitpid(pid, 0)[1]
+        os.close(fd)
+    else:
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        status = subprocess.run(kind["argv"], env=environment, **quiet).returncode
+    if status != 0:
+        sys.exit("failed: " + repr(kind))
+    return time.perf_counter() - began
+for start in range(0, count, block):
+    for turn in range(len(kinds)):
+        index = (start // block + turn) % len(kinds)
+        seconds[index] += [run(kinds[index]) for _ in range(block)]
+print(json.dumps(seconds))
+"""
+COPIES = """
+import shutil, sys
+for uid in range(int(sys.argv[2])):
+    shutil.copy2(sys.argv[1], sys.argv[1].rpartition("/")[0] + "/" + str(1_000_000 + uid))
+"""
+FAULTS = {
+    "file missing": 'rm "$1"',
+    "file empty": ': >"$1"',
+    "file cut off": 'truncate -s 5000 "$1"',
+    "file of garbage": 'head -c 60000 /dev/urandom >"$1"',
+    "file expired": r'sed -i "s/^expires.*/expires\t1000/" "$1"',
+    "file of another format": 'sed -i "1s/1/2/" "$1"',
+    "file of 50 MB": 'head -c 50000000 /dev/zero >"$1"',
+    "largest file, last line broken": f'head -c {MAX_BYTES} "$1" >"$1.x"; mv "$1.x" "$1"',
+    "file unreadable": 'chown root:root "$1"; chmod 600 "$1"',
+    "file a folder": 'rm "$1"; mkdir "$1"',
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to submit: the program in place of sbatch, the job's name ("off": past the hook), the environment."""
+
+    program: Sequence[str] = ("sbatch",)
+    name: str = "family-7"
+    env: dict[str, str] = field(default_factory=dict)
+    tty: bool = False
+
+    @property
+    def call(self) -> dict[str, object]:
+        argv = [*self.program, "-H", "--gpus=4", f"-J{self.name}", "-o/dev/null", "--wrap=true"]
+        return {"argv": argv, "env": self.env, "tty": self.tty}
+
+
+OFF, ON = Kind(name="off"), Kind()
+
+
+def compare(site: Site, *kinds: Kind, count: int, block: int = 5) -> tuple[list[list[float]], list[int]]:
+    """Seconds of `count` submissions of each kind, and the guarded line's microseconds of those that met it."""
+    seconds: list[list[float]] = [[] for _ in kinds]
+    since = len(site.controller_log())
+    for start in range(0, count, PER_RUN):
+        calls = json.dumps([kind.call for kind in kinds])
+        argv = ("python3", "-c", LOOP, calls, str(min(PER_RUN, count - start)), str(block))
+        found = json.loads(site.run("login", "alice", *argv, timeout_s=600).stdout)
+        for one, more in zip(seconds, found, strict=True):
+            one += more
+        site.run("ctl", "root", "scancel", "--user=alice", "--state=PENDING", "--quiet")
+    return seconds, [int(us) for us in re.findall(r"BENCH us=(\d+)", site.controller_log()[since:])]
+
+
+def publish_all(site: Site) -> str:
+    """A file of 50 families for each of 5,000 users and for alice, whose path is returned; and `_site`."""
+    text = "your last 14 runs of it peaked at 21.3 GiB per GPU; of 100 jobs with evidence like this, at most 1 exceeds"
+    names = [f"family-{chr(97 + number % 26)}{number // 26}" for number in range(FAMILIES - 1)]
+    names.append("family-#")
+    rows = [family(name, 4, 5000, bound_mib=25395, tier="hbm40g", waits="hbm40g=1 h", text=text) for name in names]
+    publish(site, "_site", advice(Row("G", 2400, 8189, gpus=4), Row("U", 3000, 0), lasts_s=86_400))
+    path = publish(site, uid_of(site, "alice"), advice(*rows, lasts_s=86_400))
+    site.run("ctl", "root", "python3", "-c", COPIES, path, str(USERS))
+    return path
+
+
+def submissions(site: Site) -> Iterator[Figure]:
+    kinds = {"job_submit": ON}
+    if site.run("login", "root", "test", "-f", f"{site.lua_dir}/cli_filter.lua", check=False).rc == 0:
+        kinds["job_submit and cli_filter"] = Kind(env={"BENCH_FILTER": "1"})
+    (off, *others), line_us = compare(site, OFF, *kinds.values(), count=SUBMISSIONS)
+    release = site.release
+    yield Figure(f"{release}: sbatch without hooks, median of {len(off)}, ms", statistics.median(off) * 1000)
+    for what, seconds in zip(kinds, others, strict=True):
+        ratio = statistics.median(seconds) / statistics.median(off)
+        yield Figure(f"{release}: sbatch with {what}, median of {len(seconds)}, times", ratio, "<= 1.05", ratio <= 1.05)
+    line = f"{release}: guarded line in slurmctld, {USERS} users published"
+    yield Figure(f"{line}, median, us", statistics.median(line_us))
+    p99 = statistics.quantiles(line_us, n=100)[98]
+    yield Figure(f"{line}, p99 of {len(line_us)}, us", p99, "<= 1000", p99 <= 1000)
+
+
+def largest_file(site: Site) -> Iterator[Figure]:
+    """A user with as many families as a file can hold."""
+    rows = [family(f"f{number:03d}", 4, 1, text="x" * 150) for number in range(330)]
+    path = publish(site, uid_of(site, "alice"), advice(*rows, family("family-#", 4, 1), lasts_s=86_400))
+    _, line_us = compare(site, ON, count=PER_RUN)
+    size = len(site.read("ctl", path))
+    p99 = statistics.quantiles(line_us, n=100)[98]
+    yield Figure(f"{site.release}: guarded line, a file of {size} bytes, p99 of {len(line_us)}, us", p99)
+
+
+def faults(site: Site, path: str) -> Iterator[Figure]:
+    """How much longer sbatch takes than without the hook: the median of the differences of neighbours."""
+    whole = site.read("ctl", path)
+    for fault, command in FAULTS.items():
+        if fault.startswith("largest"):
+            site.write("ctl", path, whole[:-1] * 10)
+        site.run("ctl", "root", "sh", "-c", command, "sh", path)
+        yield fault_figure(site, fault)
+        site.remove("ctl", path)
+        publish(site, path.rpartition("/")[2], whole)
+    for module in ("almanac.lua", "job_submit.lua"):
+        name = f"{site.lua_dir}/{module}"
+        kept = site.read("ctl", name)
+        for fault, data in (("missing", None), ("broken", b"local = end\n")):
+            site.remove("ctl", name)
+            if data is not None:
+                site.write("ctl", name, data)
+            yield fault_figure(site, f"{module} {fault}")
+        site.write("ctl", name, kept)
+
+
+def fault_figure(site: Site, fault: str) -> Figure:
+    (off, on), _ = compare(site, OFF, ON, count=OF_EACH_FAULT, block=1)
+    more_ms = statistics.median(b - a for a, b in zip(off, on, strict=True)) * 1000
+    return Figure(f"{site.release}: {fault}: sbatch longer by, median of {len(on)}, ms", more_ms, "< 5", more_ms < 5)
+
+
+def wrapper(site: Site) -> Iterator[Figure]:
+    """sbatch-almanac against sbatch, both past the hooks, with and without a terminal."""
+    program = wrapper_program(site)
+    if program is None:
+        return
+    config, shown = f"{site.etc_dir}/bench.toml", f"{site.advice_dir}/user/{uid_of(site, 'alice')}"
+    site.write("login", config, f'[hooks]\nadvice_dir = "{site.advice_dir}"\n'.encode())
+    site.run("login", "root", "install", "-d", "-o", "alice", "-m", "0755", shown)
+    data = advice(*(family(f"f{number}", 4, 1) for number in range(FAMILIES)), family("off", 4, 6397), prompt="show")
+    site.write("login", f"{shown}/advice", data, owner="alice", mode=0o400)
+    for tty in (False, True):
+        kinds = Kind(name="off", tty=tty), Kind(program, "off", {"ALMANAC_CONFIG": config}, tty)
+        (plain, wrapped), _ = compare(site, *kinds, count=OF_WRAPPER)
+        more_ms = (statistics.median(wrapped) - statistics.median(plain)) * 1000
+        where = "on a terminal" if tty else "without a terminal"
+        yield Figure(f"{site.release}: sbatch-almanac over sbatch {where}, ms", more_ms, "<= 80", more_ms <= 80)
+    site.remove("login", config)
+
+
+def wrapper_program(site: Site) -> list[str] | None:
+    """The installed wrapper, or the checkout's where the login host is this one; None where there is none."""
+    if isinstance(site, NativeSite):
+        script = ROOT / "slurm_hooks/sbatch_almanac.py"
+        return [sys.executable, "-I", str(script)] if script.is_file() else None
+    is_there = site.run("login", "alice", "which", "sbatch-almanac", check=False).rc == 0
+    return ["sbatch-almanac"] if is_there else None
+
+
+def running(name: str) -> Iterator[Site]:
+    if name != "native":
+        from docker_site import DockerSite
+
+        with DockerSite(name) as site:
+            yield site
+        return
+    root = Path(tempfile.mkdtemp(prefix="almanac-bench-", dir="/var/tmp"))
+    try:
+        with SlurmLab(root) as lab:
+            yield NativeSite(lab)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def measure(site: Site) -> Iterator[Figure]:
+    site.reset()
+    path = publish_all(site)
+    site.hook("job_submit", JOB_SUBMIT % guarded_line(site))
+    site.hook("cli_filter", CLI_FILTER % site.lua_dir)
+    yield from submissions(site)
+    yield from faults(site, path)
+    yield from largest_file(site)
+    yield from wrapper(site)
+    site.reset()
+
+
+def main() -> int:
+    names = os.environ.get("ALMANAC_SITES", "native").split(",")
+    figures = [figure for name in names for site in running(name) for figure in measure(site)]
+    return 0 if report("hooks", figures, "hooks on a real Slurm") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+-- submission.lua: what job_submit.lua does with a submission. It runs inside slurmctld under its locks: it reads at most
+-- two small files, and writes one line to the log.
+
+local M = {}
+
+local WAYS = { "tres_per_job", "tres_per_node", "tres_per_task", "tres_per_socket" }
+local GREATEST = 2147483645 -- of a site factor; NO_VAL, 4294967294, where there is none
+
+-- Most submissions of a mixed site: nothing more is loaded for them.
+local function asks_no_gpu(job)
+  for _, way in ipairs(WAYS) do
+    if string.find(job[way] or "", "gpu", 1, true) then
+      return false
+    end
+  end
+  return true
+end
+
+local function is_uid(value)
+  return type(value) == "number" and value >= 0 and value < 4294967294
+end
+
+-- The row for a submission and the file that has it; nil where nothing is known.
+local function look_up(almanac, dir, uid, job, gpus, now)
+  local user = almanac.read_advice(string.format("%s/sched/%d", dir, uid), now)
+  local key = almanac.job_key(job.name)
+  if user then
+    local row = almanac.find(user, key, gpus)
+    if row then
+      return row, user, key
+    end
+  end
+  local site = almanac.read_advice(dir .. "/sched/_site", now)
+  return site and almanac.find_any(site, gpus), site, key
+end
+
+-- A term that the site's script has set is its own: Slurm itself hands every submission over without one.
+local function set_term(job, mode, term)
+  if mode ~= "apply" then
+    return mode
+  end
+  local present = job.site_factor
+  if type(present) == "number" and present <= GREATEST then
+    return "kept"
+  end
+  job.site_factor = math.min(term, GREATEST)
+  return "set"
+end
+
+local function tell(module, almanac, job, row, advice)
+  local text = almanac.sentences(row)
+  if not text then
+    return
+  end
+  local asked = row.tier and module("tiers").requested_tier(almanac.request_of_job(job), advice.tiers)
+  if not asked or asked.name ~= row.tier then
+    slurm.log_user("%s", "almanac: " .. text)
+  end
+end
+
+-- module: returns a module by its name. began: os.clock() as the site's line began.
+function M.run(job, submit_uid, advice_dir, module, began)
+  if asks_no_gpu(job) then
+    return
+  end
+  local almanac = module("almanac")
+  local gpus = almanac.gpus_of_job(job)
+  local uid = is_uid(job.user_id) and job.user_id or submit_uid
+  if not gpus or gpus <= 0 or not is_uid(uid) then
+    return
+  end
+  local row, advice, key = look_up(almanac, advice_dir, uid, job, gpus, os.time())
+  if not row then
+    return
+  end
+  if advice.mode ~= "off" then
+    local done = set_term(job, advice.mode, row.term)
+    slurm.log_info(
+      "almanac: %s term=%d uid=%d gpus=%d row=%s advice=%s us=%d key=%s",
+      done, row.term, uid, gpus, row.kind, advice.version, (os.clock() - began) * 1e6, key
+    )
+  end
+  if advice.tell then
+    tell(module, almanac, job, row, advice)
+  end
+end
+
+return M
