@@ -17,9 +17,6 @@ SUITES = {"22.05": "bookworm", "24.11": "trixie", "26.05": "forky"}
 """Debian's suite of a Slurm release."""
 
 PREFIX = "almanac-test-"
-KEPT_LUA = "/usr/share/almanac/lua.as-installed"
-# What the package has put there is kept at the first time, and put back at every later one.
-COPY_BACK = 'if [ -d "$2" ]; then rm -rf "$1" && cp -a "$2" "$1"; else cp -a "$1" "$2"; fi'
 
 
 class DockerSite(Site):
@@ -28,6 +25,7 @@ class DockerSite(Site):
     etc_dir = "/etc/slurm"
     lua_dir = "/usr/share/almanac/lua"
     advice_dir = "/var/lib/almanac-advice"
+    kept_dir = "/root/kept"
 
     def __init__(self, release: str) -> None:
         self.release = release
@@ -56,6 +54,7 @@ class DockerSite(Site):
         # Its timer reads the store every half minute: tests that want that start it.
         self.run("ctl", "root", "sh", "-c", "until sv -w 20 down almanac; do sleep 0.2; done", timeout_s=30)
         self.wait_for_idle()
+        self.keep(self.lua_dir)
         shown = self.run("ctl", "root", "scontrol", "--version").stdout
         if self.release not in shown:
             raise LabError(f"{self.project} runs {shown.strip()}, expected Slurm {self.release}")
@@ -104,11 +103,6 @@ class DockerSite(Site):
         options = ["-it" if tty else "-i", "-u", user, "-w", home]
         settings = (f"{name}={value}" for name, value in whole.items())
         return ["docker", "exec", *options, self._containers[host], "env", "-i", *settings, *argv]
-
-    def reset(self) -> None:
-        for host in ("ctl", "login"):
-            self.run(host, "root", "sh", "-c", COPY_BACK, "sh", self.lua_dir, KEPT_LUA)
-        super().reset()
 
     def restart_controller(self) -> None:
         self.run("ctl", "root", "sv", "-w", "30", "restart", "slurmctld")
