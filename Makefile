@@ -17,7 +17,7 @@ help:
 	@echo "make test-cluster      tests on a real Slurm, MariaDB and Prometheus (root)"
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration: only those"
-	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), and of publishing"
+	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), of publishing and re-prioritising"
 	@echo "make docs              the generated pages of docs/"
 	@echo "make deb               the Debian package slurm-almanac, for this Debian (build/deb)"
 	@echo "make lock              requirements.lock from pyproject.toml"
@@ -68,6 +68,7 @@ bench-calibration: $(STAMP)
 bench-hooks: servers
 	scripts/with-docker.sh $(BIN)/python benchmarks/hooks.py
 	if [ -e benchmarks/publish.py ]; then $(BIN)/python benchmarks/publish.py; fi
+	$(BIN)/python benchmarks/reprioritize.py
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

@@ -126,7 +126,7 @@ def remember(
 def know_pending(
     jobs: Sequence[Submission], history: pd.DataFrame, now_s: int, config: Rolling, site: SiteMeans
 ) -> list[Known]:
-    """What know_now says of each of many submissions, with one pass over their users' rows, whatever the order of jobs.
+    """What `remember` knows of each of many submissions, by one pass over their users' rows, whatever their order.
 
     But `overran` is as of now_s: it is no feature but how far a user's jobs are believed, and what is learned of that
     while a job waits counts for it.

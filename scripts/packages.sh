@@ -9,9 +9,12 @@ set -euo pipefail
 PYTHON=${PYTHON:-python3}
 PYTHON_PACKAGES=(python3 python3-venv libgomp1)
 SERVER_PACKAGES=(slurm-wlm slurmctld slurmd slurmdbd slurm-client slurm-wlm-basic-plugins slurm-wlm-mysql-plugin
-    mariadb-server munge prometheus procps passwd util-linux lua5.1)
-# What tests/cluster/layout.py asks for, Prometheus, and the Lua of Debian's Slurm for tests of the modules.
-SERVER_COMMANDS=(munged mariadbd mariadb-install-db slurmdbd slurmctld slurmd sbatch sacct setpriv useradd prometheus lua5.1)
+    mariadb-server munge prometheus procps passwd util-linux lua5.1 lua5.4 python3-venv
+    logrotate man-db systemd)
+# What tests/cluster/layout.py asks for, Prometheus, the Lua of Debian's Slurm and the newest for tests of
+# the modules, and what reads the files of the Debian package (systemd is not started).
+SERVER_COMMANDS=(munged mariadbd mariadb-install-db slurmdbd slurmctld slurmd sbatch sacct setpriv useradd prometheus lua5.1 lua5.4
+    logrotate man systemd-analyze)
 # docker-cli: newer releases have the client apart from the engine.
 DOCKER_PACKAGES=(docker.io docker-cli docker-compose debootstrap iptables iproute2)
 POLICY=/usr/sbin/policy-rc.d
@@ -27,6 +30,7 @@ missing_servers() {
     for name in "${SERVER_COMMANDS[@]}"; do
         command -v "$name" >/dev/null || echo "$name"
     done
+    /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv # what make deb builds with
 }
 
 missing_docker() {

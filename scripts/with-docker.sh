@@ -29,7 +29,6 @@ stop_engine() {
 start_engine() {
     local waited
     mkdir -p "$ROOT"
-    export DOCKER_HOST=unix://$ROOT/socket
     # Packets of containers leave by the default route: its MTU is theirs.
     dockerd --data-root "$ROOT/data" --exec-root "$ROOT/exec" --pidfile "$ROOT/pid" --host "$DOCKER_HOST" \
         --mtu "$(cat "/sys/class/net/$(ip route show default | sed -n '1s/.* dev \([^ ]*\).*/\1/p')/mtu" || echo 1500)" \
@@ -57,6 +56,10 @@ if [ ${#suites[@]} = 0 ]; then exec "${command[@]}"; fi
 
 [ "$(id -u)" = 0 ] || give_up "it needs root"
 scripts/packages.sh docker || give_up "packages are missing"
-docker info >/dev/null 2>&1 || start_engine
+if ! docker info >/dev/null 2>&1; then
+    export DOCKER_HOST=unix://$ROOT/socket
+    # It may be that of another run, which then stops it.
+    docker info >/dev/null 2>&1 || start_engine
+fi
 docker/build.sh "${suites[@]}" || give_up "the images could not be built"
 "${command[@]}"

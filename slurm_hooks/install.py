@@ -23,6 +23,7 @@ from slurm_hooks.guarded_line import Hook, Places, adapted, by_hand, insert, rem
 SyntaxCheck = Callable[[bytes], str | None]
 """What is wrong with a Lua script; None where nothing is."""
 
+_UNKNOWN = "no slurm.conf in {}: first make sure that {} does not name lua, or submissions will fail"
 _STAMP = re.compile(rb"-- almanac: stand-alone script, sha256 ([0-9a-f]{64})\r?\n")
 
 
@@ -75,7 +76,8 @@ def plan_remove(hook: Hook, prefix: Path, syntax_fault: SyntaxCheck) -> Change:
                 f"slurm.conf still has lua in {hook.slurm_conf_key}, which cannot be without {path}",
                 f"take lua out of {hook.slurm_conf_key}, restart slurmctld or run scontrol reconfigure, then try again",
             )
-        return Change(path, before, None)
+        is_told = (prefix / "slurm.conf").is_file()
+        return Change(path, before, None, () if is_told else (_UNKNOWN.format(prefix, hook.slurm_conf_key),))
     after = remove(before, hook)
     if after != before and (fault := syntax_fault(after)) and not syntax_fault(before):
         raise ConfigError(f"{path} would not parse as Lua: {fault}", "take our line out by hand")

@@ -24,7 +24,7 @@ MAX_FAMILIES = 400
 
 @dataclass(frozen=True)
 class Estimate:
-    """case is "name", or "user" or "site" (of as many GPUs, else with ", any size"); runs is how many jobs were looked at. None of it where nothing is known."""
+    """case is "name", or "user" or "site": of as many GPUs, or with ", any size". runs: jobs looked at."""
 
     duration_s: float
     case: str

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from advisor.features import Submission, submission_of
 from advisor.models.rolling import SiteMeans
-from advisor.replay import know_now, know_pending
+from advisor.replay import know_pending, remember
 from advisor.service import Trained, advise, train
 from advisor.services.gpu_time import priorities_of
 from almanac.config import Config, Rolling
@@ -53,7 +53,7 @@ def test_features_are_those_of_the_moment_of_submission(families: str, site_hist
     def check(jobs: list[Submission]) -> None:
         known = know_pending(jobs, site_history, NOW_S, rolling, site)
         for job, each in zip(jobs, known, strict=True):
-            alone = know_now(job, site_history, rolling, site)
+            alone = remember([job.user], site_history, job.submit_s, rolling, site).know(job)
             assert repr(each.features) == repr(alone.features)
             assert each.rolling == alone.rolling
 

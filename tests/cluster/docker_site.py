@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 
 from layout import NODES, PATH
@@ -15,9 +16,7 @@ from sites import HOSTS, REPOSITORY, Site
 SUITES = {"22.05": "bookworm", "24.11": "trixie", "26.05": "forky"}
 """Debian's suite of a Slurm release."""
 
-KEPT_LUA = "/usr/share/almanac/lua.as-installed"
-# What the package has put there is kept at the first time, and put back at every later one.
-COPY_BACK = 'if [ -d "$2" ]; then rm -rf "$1" && cp -a "$2" "$1"; else cp -a "$1" "$2"; fi'
+PREFIX = "almanac-test-"
 
 
 class DockerSite(Site):
@@ -26,11 +25,12 @@ class DockerSite(Site):
     etc_dir = "/etc/slurm"
     lua_dir = "/usr/share/almanac/lua"
     advice_dir = "/var/lib/almanac-advice"
+    kept_dir = "/root/kept"
 
     def __init__(self, release: str) -> None:
         self.release = release
         self._suite = SUITES[release]
-        self.project = f"almanac-test-{self._suite}"
+        self.project = f"{PREFIX}{self._suite}-{os.getpid()}"
         self._containers: dict[str, str] = {}
 
     def __enter__(self) -> DockerSite:
@@ -48,12 +48,13 @@ class DockerSite(Site):
 
     def start(self) -> None:
         """Returns when every node is idle. Raises LabError, with the controller's log, where that does not come."""
-        self.stop()  # what a killed run has left
+        self._remove_abandoned()
         self.compose("up", "-d", "--no-build")
         self._containers = {host: self._container(host) for host in (*HOSTS, "dbd", "prometheus", "mail")}
         # Its timer reads the store every half minute: tests that want that start it.
         self.run("ctl", "root", "sh", "-c", "until sv -w 20 down almanac; do sleep 0.2; done", timeout_s=30)
         self.wait_for_idle()
+        self.keep(self.lua_dir)
         shown = self.run("ctl", "root", "scontrol", "--version").stdout
         if self.release not in shown:
             raise LabError(f"{self.project} runs {shown.strip()}, expected Slurm {self.release}")
@@ -61,14 +62,22 @@ class DockerSite(Site):
     def stop(self) -> None:
         self.compose("down", "-v", "--timeout", "20")
 
+    def _remove_abandoned(self) -> None:
+        """Removes the clusters of test runs that were killed outright."""
+        shown = '{{.Label "com.docker.compose.project"}}'
+        done = subprocess.run(["docker", "ps", "-a", "--format", shown], capture_output=True, text=True, check=True)
+        for project in {line for line in done.stdout.split() if line.startswith(PREFIX)}:
+            if not Path(f"/proc/{project.rpartition('-')[2]}").exists():
+                self.compose("-p", project, "down", "-v", "--timeout", "2")
+
     def compose(self, *argv: str) -> str:
         """Runs docker compose (v2 where it is there) on this project. Raises LabError where it fails."""
         has_v2 = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
         program = ["docker", "compose"] if has_v2 else ["docker-compose"]
         file = REPOSITORY / "docker/docker-compose.yml"
         done = subprocess.run(
-            [*program, "-p", self.project, "-f", str(file), *argv],
-            env={**os.environ, "SUITE": self._suite},
+            [*program, "-f", str(file), *argv],
+            env={**os.environ, "SUITE": self._suite, "COMPOSE_PROJECT_NAME": self.project},
             capture_output=True,
             text=True,
             timeout=180,
@@ -94,11 +103,6 @@ class DockerSite(Site):
         options = ["-it" if tty else "-i", "-u", user, "-w", home]
         settings = (f"{name}={value}" for name, value in whole.items())
         return ["docker", "exec", *options, self._containers[host], "env", "-i", *settings, *argv]
-
-    def reset(self) -> None:
-        for host in ("ctl", "login"):
-            self.run(host, "root", "sh", "-c", COPY_BACK, "sh", self.lua_dir, KEPT_LUA)
-        super().reset()
 
     def restart_controller(self) -> None:
         self.run("ctl", "root", "sv", "-w", "30", "restart", "slurmctld")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,9 @@ MODULES = HERE.parents[1] / "slurm_hooks/lua"
 
 
 class NativeSite(Site):
-    """On a running lab. Lua modules are copies that a test may break; reset() makes them anew."""
+    """On a running lab. Lua modules are copies that a test may break."""
+
+    different_hosts = ("ctl",)
 
     def __init__(self, lab: SlurmLab) -> None:
         self._lab = lab
@@ -23,7 +24,9 @@ class NativeSite(Site):
         self.etc_dir = str(lab.root / "etc")
         self.lua_dir = str(lab.root / "lua")
         self.advice_dir = str(lab.root / "advice")
+        self.kept_dir = str(lab.root / "kept")
         Path(self.advice_dir).mkdir(mode=0o711, exist_ok=True)
+        self.keep(str(MODULES))
 
     def command(
         self, host: str, user: str, argv: Sequence[str], env: Mapping[str, str] | None = None, tty: bool = False
@@ -42,12 +45,6 @@ class NativeSite(Site):
         folder = home if home.is_dir() else self._lab.root / "out"
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user != "root" else []
         return ["env", "-i", f"--chdir={folder}", *(f"{k}={v}" for k, v in whole.items()), *become, *argv]
-
-    def reset(self) -> None:
-        shutil.rmtree(self.lua_dir, ignore_errors=True)
-        if MODULES.is_dir():
-            shutil.copytree(MODULES, self.lua_dir)
-        super().reset()
 
     def restart_controller(self) -> None:
         self._lab.restart_controller()

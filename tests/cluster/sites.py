@@ -20,13 +20,29 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PLAIN_SCRIPTS = REPOSITORY / "docker/etc"
 HOSTS = ("ctl", "login", "n1", "n2", "n3", "n4")
 Hook = Literal["job_submit", "cli_filter"]
-# Slurm loads a job_submit.lua again when its time, in whole seconds, is later than that of the last load.
-WRITE = 'cat >"$1.new" && chown "$2:" "$1.new" && chmod "$3" "$1.new" && mv -T "$1.new" "$1"'
-NEXT_SECOND = """
-import os, sys, time
-then = int(time.time()) + 1
-os.utime(sys.argv[1], (then, then))
-time.sleep(max(0.0, then - time.time()))
+# put FILE moves FILE.new to FILE. Slurm loads job_submit.lua again when its time, in whole seconds, is later than that
+# of the one it has and than that of the last load.
+PUT = """
+put() {
+    last=$(stat -c %Y "$1" 2>/dev/null || date +%s)
+    now=$(date +%s)
+    [ "$last" -gt "$now" ] || last=$now
+    touch -d "@$((last + 1))" "$1.new" && mv -T "$1.new" "$1"
+}
+"""
+WRITE = PUT + 'cat >"$1.new" && chown "$2:" "$1.new" && chmod "$3" "$1.new" && put "$1"'
+# Jobs end, advice goes, scripts and modules are again as kept in $4. Only what differs is replaced.
+RESET = f"""{PUT}
+etc=$1 lua=$2 advice=$3 kept=$4
+jobs=$(squeue -h -o %A | sort -u)
+[ -z "$jobs" ] || scancel $jobs
+find "$advice" -mindepth 1 -delete
+for name in job_submit.lua cli_filter.lua; do
+    cmp -s "$kept/$name" "$etc/$name" && continue
+    [ ! -d "$etc/$name" ] || rm -r "$etc/$name"
+    cp "$kept/$name" "$etc/$name.new" && put "$etc/$name"
+done
+diff -rq "$kept/lua" "$lua" >/dev/null 2>&1 || {{ rm -rf "$lua" && cp -r "$kept/lua" "$lua"; }}
 """
 
 
@@ -50,6 +66,10 @@ class Site(ABC):
     """Where almanac's Lua modules lie, on ctl and on login."""
     advice_dir: str
     """The root of the advice files, on ctl and on login (what `hooks.advice_dir` is elsewhere)."""
+    kept_dir: str
+    """Where keep() keeps what reset() restores, on the same hosts."""
+    different_hosts: tuple[str, ...] = ("ctl", "login")
+    """Where hooks, modules and advice lie; one where both names are the same host."""
 
     @abstractmethod
     def command(
@@ -130,20 +150,22 @@ class Site(ABC):
         """
         name = f"{kind}.lua"
         data = (PLAIN_SCRIPTS / name).read_bytes() if text is None else text.encode(errors="surrogateescape")
-        path = f"{self.etc_dir}/{name}"
-        host = "ctl" if kind == "job_submit" else "login"
-        self.write(host, path, data)
-        if kind == "job_submit":
-            self.run(host, "root", "python3", "-c", NEXT_SECOND, path)
+        self.write("ctl" if kind == "job_submit" else "login", f"{self.etc_dir}/{name}", data)
+
+    def keep(self, lua: str) -> None:
+        """Notes what reset() goes back to: the scripts that do nothing, and the modules in the folder `lua`."""
+        for host in self.different_hosts:
+            self.run(host, "root", "rm", "-rf", self.kept_dir)
+            self.run(host, "root", "mkdir", self.kept_dir)
+            self.run(host, "root", "cp", "-r", lua, f"{self.kept_dir}/lua")
+            for name in ("job_submit.lua", "cli_filter.lua"):
+                self.write(host, f"{self.kept_dir}/{name}", (PLAIN_SCRIPTS / name).read_bytes())
 
     def reset(self) -> None:
         """What a test may have left: jobs, advice files, scripts and modules go back to the beginning."""
-        for user in ("alice", "bob", "root"):
-            self.run("ctl", "root", "scancel", f"--user={user}")
-        for host in ("ctl", "login"):
-            self.run(host, "root", "find", self.advice_dir, "-mindepth", "1", "-delete", check=False)
-        self.hook("job_submit", None)
-        self.hook("cli_filter", None)
+        folders = (self.etc_dir, self.lua_dir, self.advice_dir, self.kept_dir)
+        for host in self.different_hosts:
+            self.run(host, "root", "sh", "-c", RESET, "sh", *folders)
 
     def sbatch(self, user: str, *options: str, script: str = "#!/bin/sh\nsleep 1\n", check: bool = True) -> int:
         """Submits `script` on the login node and returns the job id; the job's output is thrown away."""

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.cluster
 ENV = {"LC_ALL": "C", "TZ": "UTC", "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "%s"}
 QUICK_S, LONG_S = 60.0, 20_000.0
 QUICK, LONG = 11_878, 7_783
-"""Terms of one GPU: 1000 ln(8640000 / s) for QUICK_S, and for the partition's limit of an hour, which is below LONG_S."""
+"""Terms of one GPU: 1000 ln(8640000 / s), for QUICK_S, and for the partition's limit of an hour below LONG_S."""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ LINES = {
     "nohup": "nohup {0}; true",
     "background": "set -m; {0} & wait $!",
     "a group of its own": "timeout 20 {0}; true",
-    "cron": "env -i SLURM_CONF=$SLURM_CONF PATH=$PATH HOME=$HOME setsid -w {0} </dev/null 2>&1; true",
+    "cron": "env -i ${SLURM_CONF:+SLURM_CONF=$SLURM_CONF} PATH=$PATH HOME=$HOME setsid -w {0} </dev/null 2>&1; true",
     "--parsable": "{0} --parsable",
     "-Q": "{0} -Q",
     "inside a job": "SLURM_JOB_ID=1 {0}",
@@ -193,16 +193,19 @@ def test_the_jobs_environment_is_as_without_us(front: FrontEnd, hook: str) -> No
     text = f"#!/bin/bash\nenv -0 | LC_ALL=C sort -z >{out}.$SLURM_JOB_NAME\n"
     front.site.write("login", script, text.encode(), owner="alice")
     exported = {"BASH_FUNC_module%%": "() {  echo module\n}", "EMPTY": "", "LANG": "C", "LC_ALL": "C"}
-    asked = ("--gpus=2", "-o", "/dev/null", "-W")
+    asked = ("--gpus=2", "-o", "/dev/null")
     for export in ((), ("--export=ALL,FOO=1",), ("--export=NONE",)):
         front.site.hook("cli_filter", None)
-        ended(front.terminal("sbatch", "-J", "train-bert-1", "-C", "gpu&hbm40g", *export, *asked, script, **exported))
+        argv = ("sbatch", "-J", "train-bert-1", "-C", "gpu&hbm40g", *export, *asked, script)
+        shown = [ended(front.terminal(*argv, **exported))]
         if hook != "wrapper":
             front.filter_on()
         program = "sbatch" if hook == "filter" else front.wrapper
         front.forget()
         argv = (program, "-J", "train-bert-2", "-C", "gpu&hbm80g", *export, *asked, script)
-        front.answered("y", *argv, **exported)
+        shown.append(front.answered("y", *argv, **exported))
+        for text in shown:
+            front.site.wait_for(int(text.split("Submitted batch job ")[1]), "COMPLETED", timeout_s=120)
         before, after = (environment(front, f"{out}.train-bert-{number}") for number in (1, 2))
         assert after == before
         assert (b"BASH_FUNC_module%%" in after) == (export != ("--export=NONE",))
@@ -212,7 +215,7 @@ def environment(front: FrontEnd, path: str) -> dict[bytes, bytes]:
     """Without what is of one job alone."""
     pairs = (entry.partition(b"=") for entry in front.site.read("login", path).split(b"\0") if entry)
     of_a_job = rb"SLURM_.*(ID|NAME|NODE|NODELIST|ADDR|TIME|GTIDS|PID|GPUS_ON_NODE)|SLURM_JOB_.*"
-    own = re.compile(rb"%s|TMPDIR|GPU_.*|CUDA_.*|_" % of_a_job)
+    own = re.compile(rb"%s|TMPDIR|ZE_AFFINITY_MASK|ROCR_.*|GPU_.*|CUDA_.*|_" % of_a_job)
     return {name: value for name, _, value in pairs if not own.fullmatch(name)}
 
 

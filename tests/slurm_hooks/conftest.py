@@ -1,4 +1,7 @@
-"""A small site in a store, with what was learned from it; and the Lua interpreters that the modules are tried with."""
+"""A small site in a store, with what was learned from it; and the Lua interpreters that the modules are tried with.
+
+Lua 5.1 is Slurm's on Debian, later ones are other sites'.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +160,6 @@ def jobs_of() -> Callable[[Store, list[dict[str, Any]]], None]:
 
 @pytest.fixture(scope="session", params=INTERPRETERS)
 def lua(request: pytest.FixtureRequest) -> Lua:
-    """5.1 is Slurm's on Debian, later ones are other sites'."""
     if shutil.which(request.param) is None:
         if request.param == "lua5.1" and os.environ.get("ALMANAC_REQUIRE_CLUSTER") == "1":
             pytest.fail("lua5.1 is not installed, and ALMANAC_REQUIRE_CLUSTER=1 forbids to skip")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 LUA_DIR = Path(__file__).resolve().parents[2] / "slurm_hooks" / "lua"
-INTERPRETERS = ("lua5.1", "lua5.3", "lua5.4")
+INTERPRETERS = ("lua5.1", "lua5.4")
 ENCODER = r"""
 local function text(s)
   return '"' .. string.gsub(s, "[^ !#-%[%]-~]", function(c) return string.format("\\u%04x", string.byte(c)) end) .. '"'

@@ -153,6 +153,9 @@ def test_a_script_that_slurm_conf_asks_for_is_not_deleted(prefix: Path, shipped:
         removed(prefix)
     (prefix / "slurm.conf").write_text("# JobSubmitPlugins=lua\n")
     assert removed(prefix).after is None
+    assert removed(prefix).notes == ()
+    (prefix / "slurm.conf").unlink()
+    assert "make sure that JobSubmitPlugins does not name lua" in removed(prefix).notes[0]
 
 
 def test_what_would_not_parse_is_refused(prefix: Path, shipped: Path) -> None:

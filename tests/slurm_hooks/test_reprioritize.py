@@ -348,6 +348,14 @@ def test_no_job_is_overtaken_by_one_submitted_much_later(
         assert ranks[0] >= ranks[1] - 1, "terms are whole points"
 
 
+def test_points_of_options_need_an_age_that_grows_longer() -> None:
+    """12 days hold ln(8640000 / 60) = 11.9 of 24 h each; 2,000 points of options are 2 days more."""
+    fits = "PriorityMaxAge=12-0\nPriorityWeightAge=12000"
+    assert check_ageing(fits, PRIORITY).fits
+    short = replace(PRIORITY, short_points=1500, relief_points=500)
+    assert check_ageing(fits, short).lines == ("PriorityMaxAge=14-0", "PriorityWeightAge=14000")
+
+
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=30))
 def test_whatever_sequence_of_predictions_a_job_keeps_a_term_within_the_span(predicted_s: list[float]) -> None:
     queue = Queue([pending(1)])

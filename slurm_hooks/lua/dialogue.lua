@@ -1,0 +1,170 @@
+-- dialogue.lua: what cli_filter.lua says to somebody at a terminal, and does by the answer. It runs as the user, within
+-- sbatch, srun or salloc.
+
+local M = {}
+
+local DEFAULT_NAMES = { sbatch = "sbatch", salloc = "interactive", srun = "" }
+
+local getenv = os.getenv
+local proc -- returns the beginning of a file of /proc: cli_filter.lua's
+
+local function did(result)
+  return result == 0 or result == true -- of os.execute in Lua 5.1, and later
+end
+
+-- Standard input and standard error are terminals. /proc alone cannot tell: fdinfo has no device number, and a mount
+-- number says it for /dev/pts of one's own mount namespace only. sh says it for sure, in 1 ms, and only a user who is
+-- about to read something waits for it.
+local function has_terminal()
+  return did(os.execute("test -t 0 && test -t 2"))
+end
+
+-- The job's name as slurmctld will have it.
+local function job_name(options)
+  local argv = options["argv"]
+  local program = type(argv) == "table" and argv[1]
+  local wrap = options["type"] == "sbatch" and options["wrap"]
+  local base = program and string.match(program, "([^/]*)$")
+  return options["job-name"] or (wrap and "wrap") or base or DEFAULT_NAMES[options["type"]]
+end
+
+-- A pipe in place of a file would make its reader wait. One that can be written to can be recognised without waiting.
+local function is_pipe(path)
+  local file = io.open(path, "r+b")
+  local size = file and file:seek("end")
+  if file then
+    file:close()
+  end
+  return file and not size
+end
+
+local function choices_path()
+  local state, home = getenv("XDG_STATE_HOME") or "", getenv("HOME") or ""
+  if string.sub(state, 1, 1) ~= "/" then
+    if string.sub(home, 1, 1) ~= "/" then
+      return nil
+    end
+    state = home .. "/.local/state"
+  end
+  return state .. "/almanac/choices"
+end
+
+-- The user's own answers; only a file that they can write is theirs. (A link is followed: it is theirs too.)
+local function read_choices(proposal, path)
+  local file = path and io.open(path, "r+b")
+  if not file then
+    return {}
+  end
+  local size = file:seek("end")
+  local text = size and size <= 65536 and file:seek("set") and file:read(65536)
+  file:close()
+  return proposal.parse_choices(text or "")
+end
+
+local function quoted(text)
+  return "'" .. string.gsub(text, "'", "'\\''") .. "'"
+end
+
+-- Makes the folder and an empty file that nobody else can read; Lua itself can do neither.
+local function write_choices(path, text)
+  local new = path .. "." .. (string.match(proc("/proc/self/stat"), "^%d+") or "new")
+  local folder = string.match(path, "^(.*)/")
+  local make = "umask 077; mkdir -p -- %s && set -C && : > %s"
+  if not did(os.execute("{ " .. string.format(make, quoted(folder), quoted(new)) .. "; } 2>/dev/null")) then
+    return false
+  end
+  local file = io.open(new, "r+b")
+  local is_written = file and file:write(text) and file:flush()
+  local is_done = file and file:close() and is_written and os.rename(new, path)
+  if not is_done then
+    os.remove(new)
+  end
+  return is_done
+end
+
+local function remember(proposal, path, choices, new)
+  local is_kept = path and write_choices(path, proposal.choices_text(choices, new))
+  if not is_kept and new.word ~= "asked" then
+    io.stderr:write("almanac: the answer could not be kept\n")
+  end
+end
+
+-- srun blocks SIGINT until it has submitted, and then forgets it: what Ctrl-C meant at the question is done here.
+local function was_interrupted()
+  local pending = string.match(proc("/proc/self/status"), "\nShdPnd:%s*%x-(%x)\n")
+  return pending ~= nil and string.find("2367abef", pending, 1, true) ~= nil
+end
+
+-- One line from the terminal means yes, no, always or never; its end means no.
+local function ask(proposal, found)
+  io.stderr:write(proposal.question(found))
+  local line = io.stdin:read("*l")
+  if was_interrupted() then
+    os.exit(130)
+  end
+  if not line then
+    io.stderr:write("\n")
+  end
+  return proposal.answer(line)
+end
+
+-- Features and GRES of a partition's nodes; "" where it is not named, or sinfo does not say.
+local function nodes_of(partition)
+  if partition == "" then
+    return ""
+  end
+  local command = "exec timeout 5 sinfo -h -p " .. quoted(partition) .. " -o '%f|%G' </dev/null 2>/dev/null"
+  local pipe = io.popen(command, "r")
+  local text = pipe and pipe:read("*a") or ""
+  if pipe then
+    pipe:close()
+  end
+  return text
+end
+
+-- Says what there is to say, and whether the submission is to be changed.
+local function settle(proposal, found, mode, now)
+  local path = choices_path()
+  local choices = read_choices(proposal, path)
+  local earlier = proposal.find_choice(choices, found.key, found.gpus)
+  local action = proposal.action(mode, found, earlier, now)
+  if action == "nothing" or (action ~= "change" and not has_terminal())
+    or not proposal.is_offered(nodes_of(found.partition), found.tier) then
+    return false
+  elseif action == "change" then
+    return true
+  elseif action == "change and say" then
+    io.stderr:write(proposal.always_said(found))
+    return true
+  end
+  io.stderr:write(proposal.message(found))
+  local word = action == "ask" and ask(proposal, found) or nil
+  remember(proposal, path, choices, proposal.new_choice(found, earlier, word, now))
+  return word == "yes" or word == "always"
+end
+
+-- mode: of $ALMANAC_ADVICE, nil where it is not set. advice_dir: the root of the advice files. lua_dir: where the modules
+-- are.
+function M.run(options, mode, advice_dir, lua_dir, read_proc)
+  proc = read_proc
+  local uid = string.match(proc("/proc/self/status"), "\nUid:%s+(%d+)")
+  local path = string.format("%s/user/%s/advice", advice_dir, uid or "")
+  if not uid or is_pipe(path) then
+    return
+  end
+  local almanac = dofile(lua_dir .. "almanac.lua")
+  local now = os.time()
+  local advice = almanac.read_advice(path, now)
+  local request = advice and almanac.request_of_options(options)
+  if not request or (request.gpu_count or 0) <= 0 then
+    return
+  end
+  local proposal = dofile(lua_dir .. "proposal.lua")
+  local row = almanac.find(advice, almanac.job_key(job_name(options)), request.gpu_count)
+  local found = proposal.propose(dofile(lua_dir .. "tiers.lua"), request, row, advice)
+  if found and settle(proposal, found, mode or advice.prompt, now) then
+    options[string.match(found.option, "^%-%-(.*)")] = found.value
+  end
+end
+
+return M

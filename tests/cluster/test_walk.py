@@ -1,0 +1,98 @@
+"""The walk of docker/README.md, command by command, on each release that runs in docker."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pexpect
+import pytest
+from docker_site import SUITES, DockerSite
+
+pytestmark = pytest.mark.cluster
+DOCKER_SITES = [name for name in os.environ.get("ALMANAC_SITES", "").split(",") if name in SUITES]
+SEND_MAIL = """
+import smtplib
+from email.message import EmailMessage
+mail = EmailMessage()
+mail["To"], mail["From"], mail["Subject"] = "alice@dock", "almanac@dock", "your job, übrigens"
+mail.set_content("peak 18 GiB")
+smtplib.SMTP("mail").send_message(mail)
+"""
+
+
+@pytest.fixture(scope="module")
+def walked(_running_site: DockerSite) -> DockerSite:
+    """The site as a newcomer has it: almanac's hooks in place, its timer running, two weeks of past."""
+    _running_site.reset()
+    for host, kind in (("ctl", "--job-submit"), ("login", "--cli-filter")):
+        _running_site.run(host, "root", "almanac", "install-hooks", "--prefix", "/etc/slurm", kind, "--yes")
+    _running_site.run("ctl", "root", "seed-history", timeout_s=400)
+    _running_site.run("ctl", "root", "as-almanac", "publish", timeout_s=120)
+    return _running_site
+
+
+def answer(site: DockerSite, user: str, argv: list[str], reply: str) -> str:
+    """What sbatch shows on a terminal when its question is answered so."""
+    program, *rest = site.command("login", user, argv, tty=True)
+    child = pexpect.spawn(program, rest, encoding="utf-8", timeout=60, dimensions=(40, 120))
+    child.expect_exact("for this job: ")
+    shown = str(child.before)
+    child.sendline(reply)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    return shown + str(child.before)
+
+
+docker_only = pytest.mark.parametrize("_running_site", DOCKER_SITES, indirect=True)
+
+
+@docker_only
+def test_a_newcomer_submits_is_advised_and_sees_what_the_job_used(walked: DockerSite) -> None:
+    shown = answer(walked, "alice", ["sbatch", "train.sh"], "y")
+    assert re.search(r'your last \d+ runs of "train-bert-#" peaked at', shown)
+    assert "hbm40g holds that." in shown
+    job = int(re.search(r"Submitted batch job (\d+)", shown)[1])  # type: ignore[index]
+    assert walked.job(job)["Features"] == "gpu&hbm40g"
+    # Waiting age adds to it, but not within seconds: the term alone.
+    assert int(walked.job(job)["Priority"]) > 1000
+    walked.wait_for(job, "COMPLETED", timeout_s=120)
+    assert walked.job(job)["NodeList"] in ("n1", "n2")
+    walked.wait_for_accounting(job)
+    # Prometheus' newest five seconds are left for the next run.
+    walked.run("ctl", "root", "sleep", "7")
+    walked.run("ctl", "root", "as-almanac", "ingest", timeout_s=180)
+    table = walked.run("ctl", "root", "almanac", "jobs", "-u", "alice", "-n", "1").stdout
+    assert f"{job}  alice  train-bert-100" in table and "hbm40g" in table and "18.0 GiB" in table
+
+
+@docker_only
+def test_what_alice_is_told_is_hers_alone(walked: DockerSite) -> None:
+    assert "train-bert" in walked.run("login", "alice", "almanac", "advise", "-J", "train-bert-7", "--gpus=4").stdout
+    bob = walked.run("login", "bob", "almanac", "advise", "-J", "train-bert-7", "--gpus=4", check=False)
+    assert "GiB" not in bob.stdout
+    uid = walked.run("login", "alice", "id", "-u").stdout.strip()
+    peek = walked.run("login", "bob", "cat", f"{walked.advice_dir}/user/{uid}/advice", check=False)
+    assert peek.rc != 0 and peek.stdout == ""
+
+
+@docker_only
+def test_the_sink_takes_mail_and_shows_it(walked: DockerSite) -> None:
+    walked.run("ctl", "root", "python3", "-c", SEND_MAIL)
+    assert "to alice@dock  from almanac@dock  your job, übrigens" in walked.run("mail", "root", "mails").stdout
+    assert "peak 18 GiB" in walked.run("mail", "root", "mails", "1").stdout
+
+
+@docker_only
+def test_the_bmc_stops_a_node_with_its_job_and_boots_it(walked: DockerSite) -> None:
+    job = walked.sbatch("alice", "-w", "n4", "--gpus=1", script="#!/bin/sh\ngpu-work 5 600\n")
+    walked.wait_for(job, "RUNNING")
+    assert walked.run("ctl", "root", "bmc", "off", "n4").stdout == "n4 off\n"
+    assert walked.run("n4", "root", "pgrep", "-x", "slurmd|slurmstepd|munged", check=False).stdout == ""
+    assert walked.run("n4", "root", "pgrep", "-u", "alice", check=False).stdout == ""
+    walked.run("ctl", "root", "scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=off")
+    assert walked.run("ctl", "root", "bmc", "on", "n4").stdout == "n4 on\n"
+    walked.run("ctl", "root", "scancel", str(job), check=False)
+    walked.run("ctl", "root", "scontrol", "update", "NodeName=n4", "State=RESUME")
+    walked.wait_for_idle()
