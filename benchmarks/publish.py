@@ -135,6 +135,12 @@ def _resident_pages(pid: int) -> int:
         return 0
 
 
+def processor_s() -> float:
+    """Of this process and of its children that have ended: what a busy machine inflates least."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def timed(job: Job) -> tuple[float, float, Published]:
     """Seconds, MiB, and what was done."""
     uids = {f"user{number}": 100_000 + number for number in range(USERS)}
@@ -155,7 +161,9 @@ def measure(folder: Path) -> list[Figure]:
     trained = load(store.models_dir(CLUSTER))
     advice = AdviceDir(folder / "advice", os.geteuid(), None)
     job = Job(store, CLUSTER, config, NOW_S, advice, trained, "observe", processes=len(os.sched_getaffinity(0)))
+    before_s = processor_s()
     first_s, first_mib, first = timed(job)
+    busy_s = processor_s() - before_s
     again_s, again_mib, again = timed(dataclasses.replace(job, now_s=NOW_S + 600))
     renewed_s, renewed_mib, _ = timed(dataclasses.replace(job, now_s=NOW_S + 30 * 3600))
     peak_mib = max(first_mib, again_mib, renewed_mib)
@@ -164,6 +172,7 @@ def measure(folder: Path) -> list[Figure]:
     return [
         Figure(f"publishing for {USERS} users x {FAMILIES} families, s", slowest_s, "<= 60", slowest_s <= 60),
         Figure("  for the first time, s", first_s),
+        Figure("  processor time of that, all processes, s", busy_s),
         Figure("  all of it anew, half a lifetime later, s", renewed_s),
         Figure("  ten minutes later, nothing changed, s", again_s),
         Figure("  files left alone then", again.unchanged),
