@@ -44,8 +44,7 @@ def main() -> NoReturn:
                 os.execve(path, ["sbatch", *words], environment)
             except OSError as error:
                 fault = f"{path}: {error.strerror}"
-    sys.stderr.write(f"sbatch-almanac: no sbatch can be run: {fault}\n")
-    sys.exit(127)
+    sys.exit(f"sbatch-almanac: no sbatch can be run: {fault}")
 
 
 def initial_environment() -> dict[bytes, bytes]:
@@ -108,8 +107,8 @@ def _read_line() -> str:
 def programs(environ: Mapping[str, str]) -> Iterator[str]:
     """Programs that may be the real sbatch, in the order in which to try them; never this one."""
     own = {_identity(path) for path in (sys.argv[0], __file__)}
-    named = environ.get("ALMANAC_SBATCH")
-    paths = [named] if named else [os.path.join(folder, "sbatch") for folder in environ.get("PATH", "").split(":")]  # noqa: PTH118
+    named, folders = environ.get("ALMANAC_SBATCH"), environ.get("PATH", os.defpath).split(":")
+    paths = [named] if named else [os.path.join(folder, "sbatch") for folder in folders]  # noqa: PTH118
     for path in paths:
         if os.path.isfile(path) and os.access(path, os.X_OK) and _identity(path) not in own:  # noqa: PTH113
             yield path
@@ -143,7 +142,7 @@ def configured(environ: Mapping[str, str], section: str, key: str) -> str:
 
         with open(path, "rb") as file:  # noqa: PTH123
             return str(tomllib.load(file)[section][key])
-    except (OSError, ValueError, KeyError, TypeError):
+    except Exception:  # whatever is in that file, the submission goes on
         return ""
 
 
@@ -162,7 +161,7 @@ def set_mark(tried: int, told: bool) -> None:
         if read_mark() == (0, False):
             _claim()
         os.lseek(MARK_FD, MARK + 10 * tried + told, os.SEEK_SET)
-    except OSError:
+    except (OSError, AttributeError):  # AttributeError: a C library older than memfd_create
         pass
 
 

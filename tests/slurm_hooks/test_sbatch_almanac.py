@@ -462,8 +462,16 @@ class TestFindingSbatch:
         config = Path(bench.environ["ALMANAC_CONFIG"])
         config.write_text('[slurm]\nbin_dir = "/nonexistent"\n')
         done = bench.run(PATH="/nonexistent")
-        assert done.returncode == 127
+        assert done.returncode == 1
         assert b"no sbatch can be run" in done.stderr
+
+    def test_without_a_path_the_systems_own_is_searched(self, bench: Bench) -> None:
+        """Never the current folder."""
+        program(bench.root / "sbatch", "#!/bin/sh\necho wrong\n")
+        config = Path(bench.environ["ALMANAC_CONFIG"])
+        config.write_text(f'[slurm]\nbin_dir = "{bench.sbatch.parent}"\n')
+        del bench.environ["PATH"]
+        assert b"wrong" not in bench.run("--version").stdout
 
     def test_a_sbatch_that_cannot_be_run_is_passed_over(self, bench: Bench) -> None:
         bad = program(bench.root / "early/sbatch", "#!/nonexistent\n")
