@@ -24,6 +24,7 @@ COMMANDS = {
     "publish": "write the advice files that Slurm's hooks read",
     "backtest": "replay the record: would the advice have held?",
     "jobs": "list past jobs with what they used",
+    "report": "say what a job did with its GPUs, and what to ask for next",
     "characterize": "compare jobs across the site, as the Perlmutter study does",
     "doctor": "check configuration, store, Slurm and Prometheus",
     "demo": "show the whole path on a generated site",

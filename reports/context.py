@@ -87,10 +87,13 @@ class JobContext:
         return gpu_models().get(self.metrics.get("gpu_model") or "")
 
 
-def build(store: Store, cluster: str, job_ids: Sequence[int], config: Config, now_s: int) -> list[JobContext]:
+def build(
+    store: Store, cluster: str, job_ids: Sequence[int], config: Config, now_s: int, *, has_series: bool = True
+) -> list[JobContext]:
     """The contexts of these jobs, in their order; ids that the store does not know are left out.
 
-    Every table of the store is read once for all of them. Raises StoreError.
+    Every table of the store is read once for all of them. has_series: samples are read, for pictures. Raises
+    StoreError.
     """
     runs = _runs(store, cluster, job_ids)
     jobs = [runs[job_id][-1] for job_id in dict.fromkeys(job_ids) if job_id in runs]
@@ -100,6 +103,7 @@ def build(store: Store, cluster: str, job_ids: Sequence[int], config: Config, no
     gpus = {_key(rows[0]): rows for rows in _by_run(store, "gpu_metrics", cluster, jobs)}
     wanted = [_wanted(job, metrics.get(_key(job), {}), gpus.get(_key(job), [])) for job in jobs]
     advices = _advise(store, cluster, jobs, config, now_s)
+    found = load_series(store, cluster, wanted) if has_series else [None] * len(jobs)
     spans = [(job["submit_s"], job["end_s"] or now_s) for job in jobs]
     site = SiteFigures.load(store, cluster, *span_of(spans))
     return [
@@ -115,7 +119,7 @@ def build(store: Store, cluster: str, job_ids: Sequence[int], config: Config, no
             tiers=config.tiers,
             earlier_runs=tuple(runs[job["job_id"]][:-1]),
         )
-        for job, span, series in zip(jobs, spans, load_series(store, cluster, wanted), strict=True)
+        for job, span, series in zip(jobs, spans, found, strict=True)
     ]
 
 
@@ -126,7 +130,9 @@ def _key(row: Row) -> tuple[int, int]:
 def _runs(store: Store, cluster: str, job_ids: Sequence[int]) -> dict[int, list[Row]]:
     """All runs of each job, oldest first."""
     ids = pa.array(sorted(set(job_ids)), pa.int64())
-    found = store.read("jobs", cluster, among={"job_id": ids}).sort_by([("job_id", "ascending"), ("submit_s", "ascending")])
+    found = store.read("jobs", cluster, among={"job_id": ids}).sort_by(
+        [("job_id", "ascending"), ("submit_s", "ascending")]
+    )
     runs: dict[int, list[Row]] = defaultdict(list)
     for row in _plain(found):
         runs[row["job_id"]].append(row)

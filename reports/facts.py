@@ -155,6 +155,7 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         "all_gpus": "Your GPU" if gpus == 1 else "Both of your GPUs" if gpus == 2 else f"All {gpus} of your GPUs",
         "idle_gpus": _number(values["idle_gpus"], "{:.0f}"),
         "used_gpus": _number(values["used_gpus"], "{:.0f}"),
+        "used_named": "1 GPU" if values["used_gpus"] == 1 else _number(values["used_gpus"], "{:.0f} GPUs"),
         "idle_names": _listed(metrics.get("idle_gpus") or ()),
         "elapsed": _span(context.elapsed_s),
         "limit": _span(values["limit_s"]),
@@ -181,7 +182,9 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
 def _use_words(context: JobContext) -> dict[str, str]:
     """The GPUs that did least and most, and where the job stands."""
     means = [
-        (row["mean_gpu_util_pct"], f"{row['host']}:{row['gpu']}") for row in context.gpus if row["mean_gpu_util_pct"] is not None
+        (row["mean_gpu_util_pct"], f"{row['host']}:{row['gpu']}")
+        for row in context.gpus
+        if row["mean_gpu_util_pct"] is not None
     ]
     low, high = min(means, default=(None, "")), max(means, default=(None, ""))
     return {

@@ -38,7 +38,7 @@ NAMED_GPUS, LINED_GPUS, STRIPS_IN = 16, 8, 4.6
 
 
 def render_plots(context: JobContext) -> dict[str, bytes]:
-    """PNGs by name: timeline, roofline and memory, as far as there is something to show. The same job, the same bytes."""
+    """PNGs by name (timeline, roofline, memory) of what there is to show; the same for the same job."""
     series = context.series
     if series is None:
         return {}
@@ -63,9 +63,9 @@ def _png(figure: Figure) -> bytes:
     """With a palette: a third of the size, and nobody sees it."""
     canvas = FigureCanvasAgg(figure)
     figure.set_dpi(DPI)
-    canvas.draw()
-    width, height = canvas.get_width_height()
-    picture = Image.frombuffer("RGBA", (width, height), bytes(canvas.buffer_rgba()), "raw", "RGBA", 0, 1).convert("RGB")
+    canvas.draw()  # type: ignore[no-untyped-call]
+    drawn = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
+    picture = Image.fromarray(drawn).convert("RGB")
     content = BytesIO()
     picture.quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(content, "PNG")
     return content.getvalue()
@@ -76,7 +76,7 @@ def drawable(name: str, limit: int = 24) -> str:
     return printable(name, limit).encode("ascii", "replace").decode()
 
 
-def _axes(figure: Figure, left_in: float, bottom_in: float, right_in: float = 0.14, top_in: float = 0.3) -> Axes:
+def _axes(figure: Figure, left_in: float, bottom_in: float, right_in: float = 0.28, top_in: float = 0.3) -> Axes:
     """One panel at fixed margins: the automatic layout draws everything twice."""
     width, height = figure.get_size_inches()
     box = (left_in / width, bottom_in / height, 1 - (left_in + right_in) / width, 1 - (bottom_in + top_in) / height)
@@ -86,7 +86,7 @@ def _axes(figure: Figure, left_in: float, bottom_in: float, right_in: float = 0.
 def _timeline(series: Series) -> Figure:
     """A strip for each GPU; grey and hatched where nothing was measured."""
     gpus = len(series.units)
-    strips_in = min(0.24 * gpus, max(STRIPS_IN, 0))
+    strips_in = min(0.24 * gpus, STRIPS_IN)
     left_in = 0.3 + 0.062 * max(len(name) for name in _labels(series.units).values())
     figure = Figure(figsize=(WIDTH_IN, 0.92 + strips_in))
     axes = _axes(figure, left_in, 0.62, 0.5, 0.3)
@@ -118,7 +118,7 @@ def _busy_legend(figure: Figure, picture: Any) -> None:
     bar = figure.colorbar(picture, cax=figure.add_axes((1 - 1.75 / width, 0.2 / height, 1.0 / width, 0.09 / height)),
                           orientation="horizontal")  # fmt: skip
     bar.set_ticks([])
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     for at, text, align in ((1 - 1.8 / width, "idle", "right"), (1 - 0.7 / width, "busy", "left")):
         figure.text(at, 0.245 / height, text, ha=align, va="center", fontsize=8.5)
 
@@ -139,7 +139,8 @@ def _means(values: Floats) -> Floats:
     known = np.isfinite(values)
     number = known.sum(axis=1)
     total = np.where(known, values, 0).sum(axis=1)
-    return np.divide(total, number, out=np.full(len(values), np.nan), where=number > 0).astype(np.float32)
+    means: Floats = np.divide(total, number, out=np.full(len(values), np.nan), where=number > 0).astype(np.float32)
+    return means
 
 
 def time_axis(axes: Axes, end_s: float) -> None:

@@ -63,6 +63,8 @@ def _draw_roof(axes: Axes, pipe: str, peak: float, bandwidth: float, low_x: floa
     ridge = peak / bandwidth
     axes.plot([low_x, ridge, high_x], [low_x * bandwidth, peak, peak], color=COLOURS[pipe], linewidth=1.4)
     axes.plot([ridge], [peak], "D", color=COLOURS[pipe], markersize=4)
+    axes.annotate(f"ridge {ridge:.3g}", (ridge, peak), (4, -10), textcoords="offset points", fontsize=7.5,
+                  color=COLOURS[pipe])  # fmt: skip
     axes.annotate(NAMES[pipe], (high_x, peak), (-2, 3), textcoords="offset points", ha="right", fontsize=8,
                   color=COLOURS[pipe])  # fmt: skip
 

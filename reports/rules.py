@@ -39,7 +39,9 @@ class Rule:
     reason: str = ""
 
     def holds(self, values: Mapping[str, Fact]) -> bool:
-        return all(_meets(values[fact], test, limit) for fact, tests in self.when.items() for test, limit in tests.items())
+        return all(
+            _meets(values[fact], test, limit) for fact, tests in self.when.items() for test, limit in tests.items()
+        )
 
 
 @dataclass(frozen=True)

@@ -83,14 +83,14 @@ class Wanted:
     interval_s: float | None = None
     label: int | None = None
 
-    def bin_ms(self) -> int:
-        """At least two samples wide, so that a late sample leaves no gap."""
+    def bins(self) -> int:
+        """Of at least two samples each, so that a late sample leaves no gap."""
         most = max(MIN_BINS, min(MAX_BINS, MAX_CELLS // max(len(self.units), 1)))
         narrowest_s = 2 * (self.interval_s or DEFAULT_INTERVAL_S)
-        return max(round(narrowest_s * 1000), -(-(self.end_s - self.start_s) * 1000 // most))
+        return max(1, min(most, int((self.end_s - self.start_s) / narrowest_s)))
 
-    def bins(self) -> int:
-        return max(1, -(-(self.end_s - self.start_s) * 1000 // self.bin_ms()))
+    def bin_ms(self) -> int:
+        return max(1, -(-(self.end_s - self.start_s) * 1000 // self.bins()))
 
 
 def load_series(store: Store, cluster: str, wanted: Sequence[Wanted]) -> list[Series | None]:
@@ -146,8 +146,9 @@ def _read(db: duckdb.DuckDBPyConnection, paths: list[str], claims: pa.Table) -> 
       AND (c.label IS NULL OR t.job_label IS NULL OR t.job_label = c.label)
     GROUP BY c.claim, bin ORDER BY c.claim, bin
     """
-    hosts = claims["host"].to_pylist()
-    return db.sql(sql, params={"paths": paths, "first": min(hosts), "last": max(hosts)}).to_arrow_table()
+    hosts = sorted(str(host) for host in claims["host"].to_pylist())
+    rows: pa.Table = db.sql(sql, params={"paths": paths, "first": hosts[0], "last": hosts[-1]}).to_arrow_table()
+    return rows
 
 
 def _split(rows: pa.Table, wanted: Sequence[Wanted]) -> list[Series | None]:
