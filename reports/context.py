@@ -83,6 +83,11 @@ class JobContext:
         return None if self.elapsed_s is None else self.gpu_count * self.elapsed_s / 3600
 
     @property
+    def is_mig(self) -> bool:
+        """Whether it had parts of GPUs: then the peaks and the memory of a whole one are not its own."""
+        return any(row["mig"] for row in self.gpus)
+
+    @property
     def model(self) -> GpuModel | None:
         return gpu_models().get(self.metrics.get("gpu_model") or "")
 

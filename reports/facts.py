@@ -84,7 +84,17 @@ def _memory(context: JobContext) -> dict[str, Fact]:
         "is_preallocated": metrics.get("is_preallocated"),
         "tier_reason": tier.reason if tier else None,
         "tier_option_known": bool(tier and tier.rewrite),
+        "has_smaller_tier": bool(_smaller_tier(context)),
     }
+
+
+def _smaller_tier(context: JobContext) -> str:
+    """The smallest tier below the GPU that it ran on whose memory holds what was used with a tenth to spare."""
+    peak_mib, own_mib = context.metrics.get("hbm_peak_mib"), context.metrics.get("hbm_capacity_mib")
+    if peak_mib is None or own_mib is None:
+        return ""
+    holding = [tier for tier in context.tiers if 1.1 * peak_mib <= tier.capacity_mib < own_mib]
+    return min(holding, key=lambda tier: tier.capacity_mib).name if holding else ""
 
 
 def _time(context: JobContext) -> dict[str, Fact]:
@@ -168,6 +178,7 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         "hbm_peak": _gib(values["hbm_peak_mib"] or metrics.get("hbm_max_mib")),
         "hbm_reserved": _gib(metrics.get("hbm_max_mib")),
         "hbm_capacity": _gib(metrics.get("hbm_capacity_mib")) or "an unknown amount",
+        "smaller_tier": printable(_smaller_tier(context), 80),
         "hbm_share": percent(values["hbm_share"]),
         "pipe": str(values["main_pipe"] or "").replace("tensor", "tensor core").replace("fp", "FP"),
         "pipe_active": percent(values["pipe_frac"]),

@@ -25,6 +25,9 @@ NOT_KNOWN = "not known"
 
 def figure_rows(context: JobContext) -> list[FigureRow]:
     """Time, GPU-hours, energy, utilisation, memory and imbalance; what is not known says so."""
+    if context.job["start_s"] is None:
+        limit_s = context.job["time_limit_s"]
+        return [FigureRow("Asked for", _gpus(context), f"for {format_duration(limit_s)}" if limit_s else "")]
     return [*_size_rows(context), *_use_rows(context)]
 
 
@@ -32,7 +35,7 @@ def _size_rows(context: JobContext) -> Iterator[FigureRow]:
     limit_s, elapsed_s = context.job["time_limit_s"], context.elapsed_s
     limit = f"of the {format_duration(limit_s)} asked for" if limit_s else ""
     yield FigureRow("Time", NOT_KNOWN if elapsed_s is None else format_duration(elapsed_s), limit)
-    gpus = f"{format_count(context.gpu_count)} GPU{'s' * (context.gpu_count != 1)}"
+    gpus = _gpus(context)
     nodes = context.job["node_count"]
     where = f"{gpus} on {format_count(nodes)} node{'s' * (nodes != 1)}" if nodes else gpus
     model = context.metrics.get("gpu_model")
@@ -48,7 +51,7 @@ def _use_rows(context: JobContext) -> Iterator[FigureRow]:
     metrics, ranks = context.metrics, context.ranks
     util_pct, engine = metrics.get("mean_gpu_util_pct"), metrics.get("mean_gr_engine_active_frac")
     if util_pct is None and engine is not None:
-        yield FigureRow("GPU activity", f"{100 * engine:.0f}%", "mean of its MIG instances" if _is_mig(context) else "")
+        yield FigureRow("GPU activity", f"{100 * engine:.0f}%", "mean of its MIG instances" if context.is_mig else "")
     else:
         util = NOT_KNOWN if util_pct is None else f"{util_pct:.0f}%"
         yield FigureRow("GPU utilisation", util, _stands(ranks.get("mean_gpu_util_pct"), "higher than"))
@@ -64,6 +67,10 @@ def _use_rows(context: JobContext) -> Iterator[FigureRow]:
         yield FigureRow("Measured", percent(coverage), "of the job's time; the rest is missing, not idle")
 
 
+def _gpus(context: JobContext) -> str:
+    return f"{format_count(context.gpu_count)} GPU{'s' * (context.gpu_count != 1)}"
+
+
 def _memory_row(context: JobContext) -> FigureRow:
     metrics = context.metrics
     peak_mib = metrics.get("hbm_peak_mib") or metrics.get("hbm_max_mib")
@@ -75,10 +82,6 @@ def _memory_row(context: JobContext) -> FigureRow:
     of = f" of {format_gib(capacity_mib)}" if capacity_mib else ""
     about = _stands(context.ranks.get("hbm_peak_frac"), "a larger share than")
     return FigureRow("Peak of GPU memory", f"{format_gib(peak_mib)}{of}", about)
-
-
-def _is_mig(context: JobContext) -> bool:
-    return any(row["mig"] for row in context.gpus)
 
 
 def _stands(rank: Rank | None, than: str) -> str:

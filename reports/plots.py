@@ -50,7 +50,7 @@ def render_plots(context: JobContext) -> dict[str, bytes]:
         if np.isfinite(series.util_pct).any():
             found["timeline"] = _timeline(series)
         pipes = placed_pipes(context.model, context.metrics, series)
-        if context.model is not None and pipes:
+        if context.model is not None and pipes and not context.is_mig:
             found["roofline"] = figure = Figure(figsize=(WIDTH_IN, 3.1))
             draw_roofline(_axes(figure, 0.72, 0.42), context.model, pipes, series)
         if series.has("hbm_used_mib"):
@@ -179,7 +179,9 @@ def _whose(units: Sequence[str]) -> str:
 
 
 def _tier_levels(context: JobContext) -> dict[float, str]:
-    """GiB and name of the tiers, and of the GPU that it ran on where no tier is as large."""
+    """GiB and name of the tiers, and of the GPU that it ran on where no tier is as large; none for MIG instances."""
+    if context.is_mig:
+        return {}
     levels = {tier.capacity_mib / 1024: drawable(tier.name) for tier in context.tiers}
     own_mib = context.metrics.get("hbm_capacity_mib")
     if own_mib and own_mib / 1024 not in levels:
