@@ -228,13 +228,13 @@ def _advice_words(advice: Advice | None) -> dict[str, str]:
 
 
 def _waits(advice: Advice) -> str:
-    """ "; hbm40g GPUs wait 12 min, hbm80g ones 3 h", where both are known."""
+    """ " (recent waits: hbm40g 12 min, hbm80g 3 h)", where both are known."""
     waits = {wait.tier: wait for wait in advice.waits}
     names = [name for name in (advice.tier.tier, advice.tier.requested_tier) if name in waits]
     if len(names) != 2:
         return ""
-    smaller, asked = (f"{printable(name)} jobs waited {format_duration(waits[name].median_s)}" for name in names)
-    return f"; of late {smaller}, {asked}"
+    smaller, asked = (f"{printable(name)} {format_duration(waits[name].median_s)}" for name in names)
+    return f" (recent waits: {smaller}, {asked})"
 
 
 def percent(value: Fact) -> str:

@@ -28,7 +28,7 @@ SETTINGS: dict[Any, Any] = {
     "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.edgecolor": "#5a6472",
     "text.color": "#1f2733", "axes.labelcolor": "#1f2733", "xtick.color": "#3a4452", "ytick.color": "#3a4452",
 }  # fmt: skip
-WIDTH_IN, DPI, COLOURS = 5.4, 190, 64
+WIDTH_IN, DPI, COLOURS = 4.9, 200, 64
 MARGIN_IN = 0.62
 BUSY = LinearSegmentedColormap.from_list("busy", ["#f6e7c8", "#a9cfa5", "#3f8fa8", "#17335c"])
 MISSING = "#d7d7d7"
@@ -51,10 +51,10 @@ def render_plots(context: JobContext) -> dict[str, bytes]:
             found["timeline"] = _timeline(series)
         pipes = placed_pipes(context.model, context.metrics, series)
         if context.model is not None and pipes and not context.is_mig:
-            found["roofline"] = figure = Figure(figsize=(WIDTH_IN, 3.1))
+            found["roofline"] = figure = Figure(figsize=(WIDTH_IN, 2.9))
             draw_roofline(_axes(figure, 0.72, 0.42), context.model, pipes, series)
         if series.has("hbm_used_mib"):
-            found["memory"] = figure = Figure(figsize=(WIDTH_IN, 2.5))
+            found["memory"] = figure = Figure(figsize=(WIDTH_IN, 2.3))
             _draw_memory(_axes(figure, MARGIN_IN, 0.42), context, series)
         return {name: _png(figure) for name, figure in found.items()}
 
@@ -198,6 +198,6 @@ def _draw_tiers(axes: Axes, levels: Mapping[float, str], peak: float) -> None:
         axes.axhline(level, color="#8b1e1e", linestyle=(0, (5, 3)), linewidth=1)
         # Two tiers of nearly one size would write over each other.
         if level - last > 0.08 * top:
-            axes.annotate(f"{name}: {level:.0f} GiB", (1, level), (-3, 2), xycoords=("axes fraction", "data"),
+            axes.annotate(f"{name}: {level:.0f} GiB", (1, level), (-3, 3), xycoords=("axes fraction", "data"),
                           textcoords="offset points", ha="right", fontsize=8, color="#8b1e1e")  # fmt: skip
             last = level

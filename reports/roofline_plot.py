@@ -13,7 +13,7 @@ from almanac.hardware import GpuModel
 from almanac.units import format_duration
 from reports.series import Floats, Series
 
-MAX_PIPES, MAX_POINTS = 2, 2500
+MAX_PIPES, MAX_POINTS, MIN_SPAN = 2, 2500, 300.0
 COLOURS = {"fp64": "#1f5fa8", "fp32": "#3b7a57", "fp16": "#8a3f8f", "tensor": "#c2571a"}
 NAMES = {"fp64": "FP64", "fp32": "FP32", "fp16": "FP16", "tensor": "tensor cores"}
 
@@ -42,8 +42,9 @@ def draw_roofline(axes: Axes, model: GpuModel, pipes: Sequence[str], series: Ser
     bandwidth = model.hbm_bytes_per_s
     all_x = np.concatenate([x for x, _ in drawn.values()])
     all_y = np.concatenate([y for _, y in drawn.values()])
-    low_x = min(float(np.quantile(all_x, 0.005)), min(peaks.values()) / bandwidth) / 3
-    high_x = max(float(np.quantile(all_x, 0.995)), max(peaks.values()) / bandwidth) * 6
+    low_x = min(float(np.quantile(all_x, 0.005)), min(peaks.values()) / bandwidth) / 8
+    high_x = max(float(np.quantile(all_x, 0.995)), max(peaks.values()) / bandwidth) * 5
+    low_x = min(low_x, high_x / MIN_SPAN)  # two powers of ten at least, so that the axis can be read
     low_y = min(float(np.quantile(all_y, 0.005)), min(peaks.values()) / 100) / 2
     for pipe, (x, y) in drawn.items():
         step = -(-len(x) * len(drawn) // MAX_POINTS)

@@ -8,9 +8,9 @@ set -euo pipefail
 PYTHON=${PYTHON:-python3}
 PYTHON_PACKAGES=(python3 python3-venv libgomp1)
 SERVER_PACKAGES=(slurm-wlm slurmctld slurmd slurmdbd slurm-client slurm-wlm-basic-plugins slurm-wlm-mysql-plugin
-    mariadb-server munge prometheus procps passwd util-linux)
-# What tests/cluster/layout.py asks for, and Prometheus.
-SERVER_COMMANDS=(munged mariadbd mariadb-install-db slurmdbd slurmctld slurmd sbatch sacct setpriv useradd prometheus)
+    mariadb-server munge prometheus procps passwd util-linux chromium)
+# What tests/cluster/layout.py asks for, Prometheus, and the browser of tests/reports.
+SERVER_COMMANDS=(munged mariadbd mariadb-install-db slurmdbd slurmctld slurmd sbatch sacct setpriv useradd prometheus chromium)
 POLICY=/usr/sbin/policy-rc.d
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 from advisor.artefacts import save
 from advisor.service import train
