@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 export PYTHON
 
-.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks docs deb lock clean distclean servers
+.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports docs deb lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
@@ -16,7 +16,7 @@ help:
 	@echo "make test-unit         tests without servers, but for the slow ones"
 	@echo "make test-cluster      tests on a real Slurm, MariaDB and Prometheus (root)"
 	@echo "make lint              ruff, mypy, import-linter"
-	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration: only those"
+	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration, bench-reports: only those"
 	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), of publishing and re-prioritising"
 	@echo "make docs              the generated pages of docs/"
 	@echo "make deb               the Debian package slurm-almanac, for this Debian (build/deb)"
@@ -52,11 +52,14 @@ test-cluster: servers
 	scripts/with-docker.sh $(BIN)/pytest -m cluster $(PYTEST_ARGS)
 
 # Each prints a table and writes build/bench/NAME.json.
-bench: bench-telemetry bench-predictors bench-calibration
+bench: bench-telemetry bench-predictors bench-calibration bench-reports
 
 bench-telemetry: $(STAMP)
 	$(BIN)/python benchmarks/telemetry_engine.py
 	$(BIN)/python benchmarks/prometheus_ingest.py
+
+bench-reports: $(STAMP)
+	$(BIN)/python benchmarks/job_reports.py
 
 bench-predictors: $(STAMP)
 	$(BIN)/python benchmarks/predictors.py

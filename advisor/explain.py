@@ -99,7 +99,7 @@ def _jobs_per_exceedance(risk: float) -> int:
 def tier_text(tier: TierAdvice) -> str:
     """Which tier holds what was said before, and what to ask for; "" where nothing is to be said."""
     name, asked = printable(tier.tier or ""), printable(tier.requested_tier or "")
-    option = f": ask for {_shell_option(tier.rewrite)}" if tier.rewrite else ""
+    option = f": ask for {shell_option(tier.rewrite)}" if tier.rewrite else ""
     match tier.reason:
         case reasons.FITS:
             return f"{name} holds that: keep it."
@@ -122,7 +122,7 @@ def tier_text(tier: TierAdvice) -> str:
     return ""
 
 
-def _shell_option(option: str) -> str:
+def shell_option(option: str) -> str:
     """ "--constraint=gpu&hbm40g" as it can be typed: -C "gpu&hbm40g"."""
     name, _, value = printable(option).partition("=")
     quoted = f'"{value}"' if re.fullmatch(r"[\w.:,+&|-]*", value) else shlex.quote(value)

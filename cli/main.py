@@ -25,6 +25,7 @@ COMMANDS = {
     "backtest": "replay the record: would the advice have held?",
     "reprioritize": "give pending jobs the priority term predicted for them",
     "jobs": "list past jobs with what they used",
+    "report": "say what a job did with its GPUs, and what to ask for next",
     "characterize": "compare jobs across the site, as the Perlmutter study does",
     "doctor": "check configuration, store, Slurm and Prometheus",
     "install-hooks": "put the hooks into Slurm's Lua scripts, or take them out",

@@ -1,17 +1,18 @@
-"""Writes docs/configuration.md, tables.md and cli.md, and the exporter's CSVs, from the code. `make docs` runs it."""
+"""Writes the generated pages of docs/ and the exporter's CSVs from the code. `make docs` runs it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
 
 from almanac.config import Config, Tier
 from cli.main import cli
+from reports.rules import character, rules
 from telemetry.counters import COUNTERS
 from telemetry.schema import SCHEMA_VERSION, TABLES
 from telemetry.sources.exporter_csv import FILES, csv_text
@@ -108,7 +109,41 @@ def _help(command: click.Command, name: str, parent: click.Context | None = None
     )
 
 
-PAGES = {"configuration.md": configuration, "tables.md": tables, "cli.md": commands}
+def report_rules() -> str:
+    lines = [
+        "# Rules of the job report\n",
+        NOTE,
+        "What a report can say, from `reports/rules.toml`. Of the rules of one topic the first that holds speaks. The "
+        "verdict is made of the first two sentences, and the first three suggestions are shown. A fact that is not known "
+        "meets no limit. P is the paper on Perlmutter's telemetry, with its section. [How to read a report](reports.md).\n",
+        "| rule | topic | holds where | sentence of the verdict | suggestion | source |",
+        "|---|---|---|---|---|---|",
+    ]
+    for rule in rules():
+        holds = "; ".join(f"`{fact}` {_limit(tests)}" for fact, tests in rule.when.items())
+        cells = (f"`{rule.name}`", rule.topic, holds, rule.verdict, rule.advice, rule.source)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    limits = character()
+    lines += [
+        "",
+        f"The words of `{{character}}`: *steady* up to {limits.steady_max} of temporal imbalance, *in bursts* from "
+        f"{limits.bursty_min}, *well balanced* up to {limits.balanced_max} of spatial imbalance ({limits.source}).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _limit(tests: Mapping[str, object]) -> str:
+    words = {"min": "at least", "max": "at most", "is": "is", "one_of": "one of"}
+    return " and ".join(f"{words[test]} {json.dumps(limit)}" for test, limit in tests.items())
+
+
+PAGES = {
+    "configuration.md": configuration,
+    "tables.md": tables,
+    "cli.md": commands,
+    "report-rules.md": report_rules,
+}
 
 
 def main() -> None:

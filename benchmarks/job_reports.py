@@ -1,0 +1,86 @@
+"""What reports cost in a batch: 100 with their pictures, from a store; and whether the cost is linear in the jobs.
+
+Run: python benchmarks/job_reports.py (`make bench-reports`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from figures import Figure, report
+
+from almanac.config_file import parse_config
+from reports.context import build
+from reports.job_report import render_email
+from telemetry.ingest import IngestResult, ingest
+from telemetry.sources.generated import GeneratedSource, SiteShape
+from telemetry.store import Store
+from telemetry.summary import summarize
+
+BATCH, MOST_S, MOST_BYTES = 100, 0.5, 200_000
+CLUSTER = "bench"
+CONFIG = parse_config(
+    {
+        "tiers": [
+            {"name": "hbm40g", "capacity_mib": 40960, "constraint": "hbm40g"},
+            {"name": "hbm80g", "capacity_mib": 81920, "constraint": "hbm80g"},
+        ]
+    }
+)
+
+
+def fill(folder: Path) -> tuple[Store, int]:
+    """Four days of the generated site, summarised, and when it ends."""
+    shape = dataclasses.replace(SiteShape.demo(1), days=4)
+    store = Store.create(folder / "store")
+    result = IngestResult("generated", shape.start_s, shape.end_s)
+    ingest(GeneratedSource(shape), store, CLUSTER, shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
+    summarize(store, CLUSTER, CONFIG)
+    return store, shape.end_s
+
+
+def timed(store: Store, job_ids: list[int], now_s: int) -> tuple[float, float, list[int], list[float]]:
+    """Wall and CPU seconds of the batch, bytes of each mail, and wall seconds of each one's rendering."""
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    sizes, rendering_s = [], []
+    for context in build(store, CLUSTER, job_ids, CONFIG, now_s):
+        started = time.perf_counter()
+        mail = render_email(context, CONFIG)
+        rendering_s.append(time.perf_counter() - started)
+        sizes.append(len(mail.html) + len(mail.text) + sum(map(len, mail.images.values())))
+    return time.perf_counter() - wall_s, time.process_time() - cpu_s, sizes, rendering_s
+
+
+def measure(folder: Path) -> list[Figure]:
+    store, now_s = fill(folder)
+    metrics = store.read("job_metrics", CLUSTER, ["job_id", "verdict"]).to_pylist()
+    measured = [row["job_id"] for row in metrics if row["verdict"] == "ok"]
+    timed(store, measured[:2], now_s)  # imports and fonts, once a process
+    wall_s, cpu_s, sizes, rendering_s = timed(store, measured[:BATCH], now_s)
+    _, double_cpu_s, _, _ = timed(store, measured[: 2 * BATCH], now_s)
+    one_s, _, _, _ = timed(store, measured[:1], now_s)
+    each_s, growth = wall_s / BATCH, double_cpu_s / cpu_s
+    return [
+        Figure(f"a report in a batch of {BATCH}, with pictures, s", each_s, f"<= {MOST_S}", each_s <= MOST_S),
+        Figure("  of it CPU, s", cpu_s / BATCH),
+        Figure("  slowest rendering, s", max(rendering_s), f"<= {MOST_S}", max(rendering_s) <= MOST_S),
+        Figure("  reading the store for the batch, s", wall_s - sum(rendering_s)),
+        Figure("CPU of twice as many jobs, times that of the batch", growth, "<= 2.2", growth <= 2.2),
+        Figure("one report alone, s", one_s),
+        Figure("size of a mail, median, kB", float(np.median(sizes)) / 1000),
+        Figure("size of a mail, largest, kB", max(sizes) / 1000, "<= 200", max(sizes) <= MOST_BYTES),
+        Figure("jobs measured in the store", len(measured)),
+    ]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        report("reports", measure(Path(name)), "Job reports")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""`almanac report`: what a job did with its GPUs, and what to ask for next time."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from almanac.errors import AlmanacError, NotAllowedError, StoreError
+from almanac.units import format_count, format_duration, printable
+from cli.app import App
+from cli.ingest import moment
+from cli.job_table import local_time
+from cli.output import json_text, show_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from reports.context import JobContext
+
+_ID = re.compile(r"(\d{1,18})(?:_(?:(\d{1,9})|\[([\d,\-]{1,200})\]))?")
+_COLUMNS = ("job_id", "submit_s", "end_s", "array_job_id", "array_task_id", "user", "gpu_count")
+MOST_TASKS = 100_000
+
+
+@click.command("report")
+@click.argument("job_ids", nargs=-1, metavar="[JOBID]...")
+@click.option("--since", metavar="TIME", help="List the jobs that ended since then, a line each.")
+@click.option("-u", "--user", metavar="USER", help="With --since: another user's jobs (operators).")
+@click.option("-a", "--allusers", is_flag=True, help="With --since: everybody's jobs (operators).")
+@click.option("-n", "--limit", default=50, show_default=True, help="Newest jobs shown; 0: all.")
+@click.option("--html", "html_file", type=click.Path(path_type=Path), metavar="FILE", help="Write one job as a page.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def command(
+    app: App,
+    job_ids: tuple[str, ...],
+    since: str | None,
+    user: str | None,
+    allusers: bool,
+    limit: int,
+    html_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Say what a job did with its GPUs, and what to ask for next time.
+
+    JOBID is 1234, a task 1234_5, tasks 1234_[1-3], or an array's id, which stands for all its tasks. You see your own
+    jobs; operators see everybody's. docs/reports.md explains every line.
+    """
+    if bool(job_ids) == bool(since):
+        raise click.UsageError("name jobs, or give --since TIME")
+    if (user or allusers) and not since:
+        raise click.UsageError("-u and -a go with --since; a job id names its user")
+    if not app.may_read_store:
+        raise NotAllowedError(
+            f"{app.caller} may not read almanac's store, which holds everybody's jobs",
+            "your report comes by mail after each GPU job, where the site sends it; or ask an operator for "
+            "`almanac report JOBID --html FILE`",
+        )
+    chosen = find_jobs(app, job_ids) if job_ids else _ended_since(app, since or "", user, allusers)
+    shown = chosen[-limit:] if limit > 0 else chosen
+    contexts = load_contexts(app, shown, has_series=not since)
+    if html_file:
+        _write_page(html_file, contexts)
+    elif as_json:
+        _print_json(contexts)
+    elif since:
+        _list(contexts)
+    else:
+        _show(contexts)
+    if len(shown) < len(chosen):
+        click.echo(f"{format_count(len(chosen) - len(shown))} older ones are not shown; --limit 0 shows all", err=True)
+
+
+def load_contexts(app: App, job_ids: Sequence[int], has_series: bool = True) -> list[JobContext]:
+    from reports.context import build
+
+    store = app.open_store()
+    return build(store, app.cluster(store), job_ids, app.config, app.now_s(), has_series=has_series)
+
+
+def find_jobs(app: App, texts: Sequence[str]) -> list[int]:
+    """Raw ids of the jobs that are named and that the caller may see, in the order named; array ids as their tasks.
+
+    Raises StoreError where one names none: whether another user has such a job is not said.
+    """
+    import pyarrow as pa
+
+    wanted = [parse_id(text) for text in texts]
+    store = app.open_store()
+    cluster = app.cluster(store)
+    ids = pa.array(sorted({each.job_id for each in wanted}), pa.int64())
+    own = {} if app.is_operator else {"user": pa.array([app.caller], pa.string())}
+    by_column = (store.read("jobs", cluster, _COLUMNS, among={name: ids, **own}) for name in ("job_id", "array_job_id"))
+    rows = pa.concat_tables(by_column)
+    found = [_matching(each, rows) for each in wanted]
+    absent = [each.text for each, ids in zip(wanted, found, strict=True) if not ids]
+    if absent:
+        whose = "" if app.is_operator else " of yours"
+        raise StoreError(
+            f"no such job{whose} in the store: {printable(', '.join(absent))}",
+            "a job is known after it has ended and was ingested; `almanac jobs` lists them",
+        )
+    return list(dict.fromkeys(job_id for ids in found for job_id in ids))
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a job id names: tasks is None for a whole array, or a plain job."""
+
+    text: str
+    job_id: int
+    tasks: frozenset[int] | None
+
+
+def parse_id(text: str) -> Named:
+    """ "1234", "1234_5" or "1234_[1-3,7]". Raises click.BadParameter."""
+    match = _ID.fullmatch(text.strip())
+    if not match or not text.isascii():
+        raise click.BadParameter(f"not a job id: {printable(text)} (expected 1234, 1234_5 or 1234_[1-3])")
+    tasks = match[2] or match[3]
+    return Named(text, int(match[1]), frozenset(_tasks(tasks)) if tasks else None)
+
+
+def _tasks(text: str) -> Iterable[int]:
+    for part in text.split(","):
+        bounds = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
+        first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
+        if not first <= last < first + MOST_TASKS:
+            raise click.BadParameter(f"not tasks of an array: {printable(text)} (expected 1-3,7)")
+        yield from range(first, last + 1)
+
+
+def _matching(named: Named, rows: pa.Table) -> list[int]:
+    """Raw ids by task; a number that is both a job's and an array's means the array."""
+    known = {
+        (row["array_job_id"], row["array_task_id"], row["job_id"])
+        for row in rows.to_pylist()
+        if named.job_id in (row["job_id"], row["array_job_id"])
+    }
+    tasks = sorted((task, job_id) for array, task, job_id in known if array == named.job_id and task is not None)
+    if named.tasks is not None:
+        return [job_id for task, job_id in tasks if task in named.tasks]
+    return [job_id for _, job_id in tasks] or sorted({job_id for _, _, job_id in known if job_id == named.job_id})
+
+
+def _ended_since(app: App, since: str, user: str | None, allusers: bool) -> list[int]:
+    """Raw ids of the GPU jobs that ended since then, oldest end first."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if allusers and not app.is_operator:
+        raise NotAllowedError(f"{app.caller} is no operator, and may see only their own jobs", "leave -a out")
+    store = app.open_store()
+    among = {} if allusers and not user else {"user": pa.array([app.visible_user(user)], pa.string())}
+    rows = store.read("jobs", app.cluster(store), _COLUMNS, among=among)
+    since_s = moment(since, app.now_s())
+    rows = rows.filter((pc.field("end_s") >= since_s) & (pc.field("gpu_count") > 0)).sort_by("end_s")
+    return [int(job_id) for job_id in dict.fromkeys(rows["job_id"].to_numpy().tolist())]
+
+
+def _write_page(path: Path, contexts: Sequence[JobContext]) -> None:
+    from reports.job_report import render_page
+
+    if len(contexts) != 1:
+        raise click.UsageError(f"--html takes one job, and {format_count(len(contexts))} were found: name one")
+    try:
+        path.write_text(render_page(contexts[0]), encoding="utf-8")
+    except OSError as error:
+        raise AlmanacError(f"{path}: cannot be written: {error.strerror}", "name another file") from error
+
+
+def _print_json(contexts: Sequence[JobContext]) -> None:
+    from reports.job_report import to_json
+
+    click.echo(json_text([to_json(context) for context in contexts]))
+
+
+def _show(contexts: Sequence[JobContext]) -> None:
+    from rich.console import Console
+
+    from reports.terminal import render_terminal
+
+    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
+    for context in contexts:
+        console.print(render_terminal(context, width))
+
+
+def _list(contexts: Sequence[JobContext]) -> None:
+    from reports.job_report import report_of
+
+    if not contexts:
+        click.echo("no GPU jobs ended since then; see -u and -a")
+        return
+    rows = [
+        [
+            context.shown_id,
+            context.job["name"] or "",
+            local_time(context.job["end_s"]),
+            format_count(context.gpu_count),
+            "-" if context.elapsed_s is None else format_duration(context.elapsed_s),
+            report_of(context).judgement.verdict,
+        ]
+        for context in contexts
+    ]
+    show_table(["job", "name", "ended", "GPUs", "time", "what it did"], rows, right=("job", "GPUs", "time"))

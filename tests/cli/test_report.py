@@ -1,0 +1,129 @@
+"""`almanac report`: whose jobs are shown, which ids name what, and the forms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from cli.app import App
+from cli.report import command, find_jobs, parse_id
+from telemetry.schema import TABLES
+from telemetry.store import Store
+
+
+class Ordinary(App):
+    """Somebody who is no operator: alice."""
+
+    is_operator = False
+    caller = "alice"
+    may_read_store = True
+
+
+class Operator(App):
+    is_operator = True
+    caller = "root"
+    may_read_store = True
+
+
+class Outsider(Ordinary):
+    may_read_store = False
+
+
+JOBS = [
+    (10, None, None, "alice"), (20, 20, 0, "alice"), (21, 20, 1, "alice"), (23, 20, 3, "alice"),
+    (30, None, None, "bob"), (40, 40, 0, "bob"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    store = Store.create(tmp_path / "store")
+    rows = [
+        {"job_id": job_id, "submit_s": 1_795_000_000, "array_job_id": array, "array_task_id": task, "user": user,
+         "name": "x", "name_key": "x", "state": "COMPLETED", "start_s": 1_795_000_010, "end_s": 1_795_000_700 + job_id,
+         "elapsed_s": 690, "gpu_count": 1, "node_list": "n1", "node_count": 1}
+        for job_id, array, task, user in JOBS
+    ]  # fmt: skip
+    store.write("jobs", "c", pa.Table.from_pylist(rows, TABLES["jobs"].schema))
+    return str(store.root)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("10", [10]), ("20", [20, 21, 23]), ("21", [21]), ("20_1", [21]), ("20_[0-1]", [20, 21]), ("20_[0,3]", [20, 23])],
+)
+def test_an_id_names_a_job_a_task_or_a_whole_array(folder: str, text: str, found: list[int]) -> None:
+    assert find_jobs(Ordinary(store_path=folder), [text]) == found
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1_", "1_[3-1]", "1_[1-999999999]", "1_[a]", "1;id", "１", "1" * 30])
+def test_what_is_no_id_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="not"):
+        parse_id(text)
+
+
+@pytest.mark.parametrize("text", ["30", "40", "40_0", "99"])
+def test_others_jobs_are_as_unknown_as_jobs_that_never_were(folder: str, text: str) -> None:
+    done = CliRunner().invoke(command, [text], obj=Ordinary(store_path=folder))
+    assert "no such job of yours" in str(done.exception)
+    assert "bob" not in str(done.exception) + done.output
+
+
+def test_operators_see_everybodys(folder: str) -> None:
+    assert find_jobs(Operator(store_path=folder), ["30", "40_0"]) == [30, 40]
+
+
+@pytest.mark.parametrize("argv", [["--since", "@1", "-a"], ["--since", "@1", "-u", "bob"]])
+def test_a_user_may_not_list_others(folder: str, argv: list[str]) -> None:
+    done = CliRunner().invoke(command, argv, obj=Ordinary(store_path=folder))
+    assert done.exit_code != 0 and "operator" in str(done.exception)
+
+
+def test_who_may_not_read_the_store_is_told_how_the_report_comes(folder: str) -> None:
+    done: Any = CliRunner().invoke(command, ["10"], obj=Outsider(store_path=folder))
+    assert "may not read" in str(done.exception)
+    assert "by mail" in done.exception.hint
+
+
+def test_since_lists_the_callers_jobs(folder: str) -> None:
+    done = CliRunner().invoke(command, ["--since", "@1"], obj=Ordinary(store_path=folder), catch_exceptions=False)
+    lines = done.output.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["10", "20_0", "20_1", "20_3"]
+
+
+def test_the_forms(folder: str, tmp_path: Path) -> None:
+    app = Ordinary(store_path=folder)
+    page = tmp_path / "job.html"
+    CliRunner().invoke(command, ["10", "--html", str(page)], obj=app, catch_exceptions=False)
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    done = CliRunner().invoke(command, ["20", "--json"], obj=app, catch_exceptions=False)
+    assert [report["shown_id"] for report in json.loads(done.output)] == ["20_0", "20_1", "20_3"]
+    shown = CliRunner().invoke(command, ["10"], obj=app, catch_exceptions=False)
+    assert "No measurements of its GPUs reached us" in " ".join(shown.output.split())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["10", "--since", "@1"],
+        ["10", "-a"],
+        ["20", "--html", "x.html"],
+        ["--since", "@1", "-n", "0", "--html", "x"],
+    ],
+)
+def test_usage(folder: str, argv: list[str]) -> None:
+    assert CliRunner().invoke(command, argv, obj=Ordinary(store_path=folder)).exit_code == 2
+
+
+def test_report_of_a_generated_job(site: Any) -> None:
+    rows = site.json("jobs", "-a", "--verdict", "ok", "--min", "gpu_count=4", "-n", "3", "--json")
+    said = site("report", *(str(row["job_id"]) for row in rows))
+    assert said.count("GPU utilisation") == len(rows) == 3
+    assert "█" in said or "▄" in said

@@ -1,0 +1,87 @@
+"""A job's data as the report has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reports.ranks import SiteFigures
+from reports.series import MAX_CELLS, Wanted
+
+
+def test_every_gpu_has_a_row_of_its_own_samples(reported: Any) -> None:
+    series = reported.contexts["idle"].series
+    assert series.units == ("n2:0", "n2:1", "n2:2", "n2:3")
+    # Two samples of 10 s a bin, one hour.
+    assert series.util_pct.shape == (4, 180)
+    assert np.nanmax(series.util_pct[[0, 2, 3]]) == 0
+    assert np.nanmean(series.util_pct[1]) == pytest.approx(80, abs=1)
+    # The highest use of a bin, in the first already half of what the job reaches.
+    assert series.values["hbm_used_mib"][1, -1] == pytest.approx(12.5 * 1024)
+
+
+def test_missing_samples_stay_missing(reported: Any) -> None:
+    util_pct = reported.contexts["half"].series.util_pct
+    # 2,200 s of 3,600 s were measured, 110 bins of 180.
+    assert np.isfinite(util_pct[:, :110]).all()
+    assert np.isnan(util_pct[:, 110:]).all()
+
+
+def test_a_job_without_samples_has_no_series(reported: Any) -> None:
+    assert reported.contexts["no-telemetry"].series is None
+    assert reported.contexts["never-started"].series is None
+    assert reported.contexts["never-started"].elapsed_s is None
+
+
+def test_mig_instances_are_told_apart(reported: Any) -> None:
+    context = reported.contexts["mig"]
+    assert context.series.units == ("n8:0:1", "n8:0:2")
+    assert context.is_mig
+    assert np.nanmean(context.series.util_pct) == pytest.approx(55, abs=1)
+
+
+def test_a_requeued_job_is_its_last_run(reported: Any) -> None:
+    context = reported.contexts["requeued"]
+    assert [run["state"] for run in context.earlier_runs] == ["REQUEUED"]
+    assert context.elapsed_s == 1200
+    assert np.nanmean(context.series.util_pct) == pytest.approx(85, abs=1)
+
+
+def test_jobs_come_in_the_order_asked_and_unknown_ones_are_left_out(reported: Any) -> None:
+    found = reported.build(701, 999_999, 101, 701)
+    assert [context.job_id for context in found] == [701, 101]
+    assert reported.build(999_999) == []
+
+
+def test_a_job_says_the_same_alone_and_with_others(reported: Any) -> None:
+    (alone,) = reported.build(401)
+    together = reported.contexts["half"]
+    assert alone.metrics == together.metrics
+    assert alone.ranks == together.ranks
+    assert alone.advice == together.advice
+    np.testing.assert_array_equal(alone.series.util_pct, together.series.util_pct)
+
+
+def test_a_rank_is_the_share_of_the_sites_jobs_with_less() -> None:
+    submit_s = np.arange(40, dtype=np.int64) * 100
+    figures = {"energy_j": np.concatenate([np.arange(30.0), np.full(10, np.nan)])}
+    site = SiteFigures(submit_s, figures)
+    metrics = {"verdict": "ok", "energy_j": 15.0}
+    assert site.ranks(metrics, 3900, 4000)["energy_j"].below == pytest.approx(15 / 30)
+    assert site.ranks(metrics, 3900, 4000)["energy_j"].jobs == 30
+    # Too few jobs before, and no verdict: no rank.
+    assert site.ranks(metrics, 1000, 1100) == {}
+    assert site.ranks({"verdict": "short", "energy_j": 15.0}, 3900, 4000) == {}
+
+
+@pytest.mark.parametrize("gpus", [1, 4, 64, 1024])
+def test_the_grid_is_bounded_and_covers_the_job(gpus: int) -> None:
+    units = tuple(("n", number, "") for number in range(gpus))
+    for elapsed_s in (1, 15, 600, 86_399, 30 * 86_400):
+        run = Wanted(0, elapsed_s, units, 10.0)
+        assert 1 <= run.bins() <= 600
+        assert run.bins() * gpus <= max(MAX_CELLS, 60 * gpus)
+        assert (run.bins() - 1) * run.bin_ms() < elapsed_s * 1000 <= run.bins() * run.bin_ms()
+        assert run.bins() == 1 or run.bin_ms() >= 20_000

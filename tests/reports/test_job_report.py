@@ -1,0 +1,124 @@
+"""What a report says of each kind of job, in each form."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from almanac import __version__
+from reports.context import JobContext
+from reports.job_report import render_email, render_page, report_of, to_json
+from reports.terminal import render_terminal
+
+CASES = (
+    "balanced", "idle", "no-telemetry", "half", "out-of-memory", "64-gpus", "cancelled", "requeued", "mig",
+    "array-task", "hostile", "never-started", "failed", "timeout", "reserved",
+)  # fmt: skip
+MAX_MAIL_BYTES = 200_000
+
+
+def on_terminal(context: JobContext) -> str:
+    console = Console(width=100, file=io.StringIO(), highlight=False, markup=False, emoji=False, force_terminal=True)
+    with console.capture() as capture:
+        console.print(render_terminal(context, 100))
+    return capture.get()
+
+
+def plain(text: str) -> str:
+    """Without the colours that rich itself sets."""
+    return "\n".join(line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()) + "\n"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_report_is_as_it_was(reported: Any, check_golden: Callable[[str, str], None], case: str) -> None:
+    context = reported.contexts[case]
+    mail = render_email(context, reported.config)
+    check_golden(f"{case}.txt", f"Subject: {mail.subject}\n\n{mail.text}".replace(__version__, "VERSION"))
+    check_golden(f"{case}.html", mail.html.replace(__version__, "VERSION"))
+    check_golden(f"{case}.terminal", plain(on_terminal(context)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_mail_is_small_and_whole(reported: Any, case: str) -> None:
+    mail = render_email(reported.contexts[case], reported.config)
+    assert len(mail.html) + len(mail.text) + sum(map(len, mail.images.values())) * 4 / 3 < MAX_MAIL_BYTES
+    assert set(re.findall(r'src="cid:([^"]+)"', mail.html)) == set(mail.images)
+    assert mail.html.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]{20,}"', mail.html)) == len(mail.images)
+    assert all(content.startswith(b"\x89PNG") for content in mail.images.values())
+    assert len(report_of(reported.contexts[case]).judgement.suggestions) <= 3
+
+
+class Page(HTMLParser):
+    """The elements of a page, and the addresses that it names."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.addresses: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "action", "background"):
+                self.addresses.append(value or "")
+            if name.startswith("on"):
+                self.handlers.append(name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pages_name_nothing_outside_themselves(reported: Any, case: str) -> None:
+    context = reported.contexts[case]
+    for html in (render_email(context, reported.config).html, render_page(context)):
+        page = Page(html)
+        allowed = {"html", "head", "meta", "title", "style", "body", "div", "p", "h2", "table", "tbody", "tr", "td",
+                   "span", "img"}  # fmt: skip
+        assert set(page.elements) <= allowed
+        assert not page.handlers
+        assert all(address.startswith(("cid:", "data:image/png;base64,")) for address in page.addresses)
+        assert "url(" not in html and "@import" not in html
+
+
+def test_hostile_names_are_inert_in_every_format(reported: Any) -> None:
+    context = reported.contexts["hostile"]
+    mail = render_email(context, reported.config)
+    terminal = on_terminal(context)
+    assert len(mail.subject.splitlines()) == 1
+    assert len(mail.subject) <= 150
+    for text in (
+        mail.subject,
+        mail.text.replace("\n", ""),
+        mail.html.replace("\n", ""),
+        plain(terminal).replace("\n", ""),
+    ):
+        assert text.isprintable()
+        assert "A" * 300 not in text
+    assert "<script" not in mail.html
+    assert "{{7*7}}" in mail.text and "{{7*7}}" in mail.html
+    assert "49" not in mail.subject
+    assert "\nBcc" not in mail.text
+    assert "\x1b[31m" not in terminal and "\x1b]" not in terminal
+    # JSON keeps the name whole, and escapes what a terminal or a page could take for more than text.
+    said = json.dumps(to_json(context), ensure_ascii=True)
+    assert said.isascii() and json.loads(said)["job"]["name"] == context.job["name"]
+
+
+def test_what_is_not_known_is_null_in_json(reported: Any) -> None:
+    said = to_json(reported.contexts["no-telemetry"])
+    assert said["metrics"]["mean_gpu_util_pct"] is None
+    assert said["gpus"] == [] and said["ranks"] == {}
+    assert said["verdict"] == "No measurements of its GPUs reached us, so we cannot say how it used them."
+    json.dumps(said, allow_nan=False)
+
+
+def test_the_same_job_gives_the_same_bytes(reported: Any) -> None:
+    first, second = (render_email(reported.contexts["idle"], reported.config) for _ in range(2))
+    assert first == second

@@ -1,0 +1,79 @@
+"""The rules as data, and which of them speak."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+from typing import Any
+
+import pytest
+
+from reports.facts import facts_of
+from reports.rules import TESTS, Rule, character, first_of_topics, judge, rules
+
+EXPECTED = {
+    "balanced": {"well_used", "tier_too_large", "limit_far", "memory_bound"},
+    "idle": {"idle_gpus", "memory_spare", "limit_far"},
+    "no-telemetry": {"no_telemetry", "limit_far"},
+    "out-of-memory": {"memory_full", "well_used", "tensor_unused"},
+    "cancelled": {"cancelled", "well_used", "memory_spare", "memory_bound"},
+    "failed": {"failed", "well_used", "memory_spare", "memory_bound"},
+    "timeout": {"timeout", "uneven", "memory_spare", "memory_bound"},
+    "reserved": {"well_used", "preallocated", "limit_far", "memory_bound"},
+    "array-task": {"low_use", "memory_spare", "limit_far"},
+    "never-started": {"never_started"},
+    "requeued": {"well_used", "memory_spare", "limit_far", "tensor_unused"},
+}
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_the_rules_that_speak(reported: Any, case: str) -> None:
+    assert set(judge(facts_of(reported.contexts[case], character())).rules) >= EXPECTED[case]
+
+
+def test_every_fact_and_word_of_a_rule_exists(reported: Any) -> None:
+    facts = facts_of(reported.contexts["balanced"], character())
+    for rule in rules():
+        assert set(rule.when) <= set(facts.values), rule.name
+        assert {test for tests in rule.when.values() for test in tests} <= set(TESTS), rule.name
+        for text in (rule.verdict, rule.advice, rule.reason):
+            words = {field for _, field, _, _ in string.Formatter().parse(text) if field is not None}
+            assert words <= set(facts.words), rule.name
+
+
+def test_every_rule_says_why_and_names_its_source() -> None:
+    assert len({rule.name for rule in rules()}) == len(rules())
+    for rule in rules():
+        assert rule.source and rule.when
+        assert rule.verdict or rule.advice
+        assert bool(rule.advice) == bool(rule.reason) or not rule.advice
+
+
+def test_texts_leave_no_braces_and_no_gaps(reported: Any) -> None:
+    for name, context in reported.contexts.items():
+        judgement = judge(facts_of(context, character()))
+        for text in (*judgement.sentences, *(text for s in judgement.suggestions for text in (s.advice, s.reason))):
+            assert "  " not in text and not set("{}") & set(text), (name, text)
+            assert text and not text[0].islower() and text.endswith((".", ")")), (name, text)
+
+
+def test_an_unknown_fact_meets_no_limit() -> None:
+    rule = Rule("r", "t", "s", {"spatial": {"min": 0.3}})
+    assert not rule.holds({"spatial": None})
+    assert rule.holds({"spatial": 0.3}) and not rule.holds({"spatial": 0.29})
+
+
+def test_of_a_topic_the_first_rule_that_holds_speaks() -> None:
+    made = [
+        Rule(name, topic, "s", {"x": {"min": low}})
+        for name, topic, low in (("a", "t", 5), ("b", "t", 1), ("c", "u", 0))
+    ]
+    assert [rule.name for rule in first_of_topics(made, {"x": 3})] == ["b", "c"]
+
+
+def test_an_idle_gpu_is_not_claimed_where_it_was_hardly_measured(reported: Any) -> None:
+    idle = reported.contexts["idle"]
+    seen = dataclasses.replace(idle, metrics={**idle.metrics, "coverage_frac": 0.6})
+    assert "idle_gpus" not in judge(facts_of(seen, character())).rules
+    fault = dataclasses.replace(idle, metrics={**idle.metrics, "has_profiling_fault": True})
+    assert "idle_gpus" not in judge(facts_of(fault, character())).rules
