@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 Fact: TypeAlias = float | str | bool | None
 UNATTRIBUTED = ("shared node", "GPU bound", "node list")
-UNMEASURED = (*UNATTRIBUTED, "no telemetry", "not summarised", "partition", "staff", "login node")
 LIMITS_S = [900, 1800, *(3600 * hours for hours in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 36, 48, 72, 96, 120, 168))]
 """Time limits that are suggested."""
 LIMIT_MARGIN = 1.5
@@ -52,7 +51,6 @@ def _outcome(context: JobContext) -> dict[str, Fact]:
         "elapsed_s": context.elapsed_s,
         "verdict": verdict,
         "is_attributed": not verdict.startswith(UNATTRIBUTED),
-        "is_measured": not verdict.startswith(UNMEASURED),
         "coverage": context.metrics.get("coverage_frac"),
         "has_fault": bool(context.metrics.get("has_profiling_fault")),
     }
