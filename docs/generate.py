@@ -115,7 +115,8 @@ def report_rules() -> str:
         NOTE,
         "What a report can say, from `reports/rules.toml`. Of the rules of one topic the first that holds speaks. "
         "The verdict is made of the first two sentences, and the first three suggestions are shown. A fact that is not "
-        "known meets no limit. P is the paper on Perlmutter's telemetry, with its section. [How to read a report](reports.md).\n",
+        "known meets no limit. P is the paper on Perlmutter's telemetry, with its section. "
+        "[How to read a report](reports.md).\n",
         "| rule | topic | holds where | sentence of the verdict | suggestion | source |",
         "|---|---|---|---|---|---|",
     ]

@@ -25,6 +25,7 @@ SLOW = {
     "test_jobs.py",
     "test_online.py",
     "test_properties.py",
+    "test_report.py",
     "test_services.py",
     "test_steps.py",
     "test_store.py",
