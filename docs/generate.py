@@ -1,4 +1,4 @@
-"""Writes the generated pages of docs/ and the exporter's CSVs from the code. `make docs` runs it."""
+"""Writes the pages of docs/ named in PAGES, and the exporter's CSVs, from the code. `make docs` runs it."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def report_rules() -> str:
     lines = [
         "# Rules of the job report\n",
         NOTE,
-        "What a report can say, from `reports/rules.toml`. Of the rules of one topic the first that holds speaks. The "
-        "verdict is made of the first two sentences, and the first three suggestions are shown. A fact that is not "
+        "What a report can say, from `reports/rules.toml`. Of the rules of one topic the first that holds speaks. "
+        "The verdict is made of the first two sentences, and the first three suggestions are shown. A fact that is not "
         "known meets no limit. P is the paper on Perlmutter's telemetry, with its section. "
         "[How to read a report](reports.md).\n",
         "| rule | topic | holds where | sentence of the verdict | suggestion | source |",

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 # A white ground of its own keeps a picture readable in a dark mail.
 SETTINGS: dict[Any, Any] = {
     "text.parse_math": False, "font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.edgecolor": "#5a6472",
+    "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titley": 1.0,
+    "axes.edgecolor": "#5a6472",
     "text.color": "#1f2733", "axes.labelcolor": "#1f2733", "xtick.color": "#3a4452", "ytick.color": "#3a4452",
 }  # fmt: skip
 WIDTH_IN, DPI, COLOURS = 4.9, 200, 64

@@ -27,6 +27,7 @@ SLOW = {
     "test_package.py",
     "test_properties.py",
     "test_publish.py",
+    "test_report.py",
     "test_services.py",
     "test_shown.py",
     "test_steps.py",
