@@ -70,6 +70,7 @@ class Site(ABC):
     """Where keep() keeps what reset() restores, on the same hosts."""
     different_hosts: tuple[str, ...] = ("ctl", "login")
     """Where hooks, modules and advice lie; one where both names are the same host."""
+    _touches: int = 0
 
     @abstractmethod
     def command(
@@ -155,9 +156,10 @@ class Site(ABC):
     def touch_job_submit(self) -> None:
         """Makes slurmctld load a job_submit.lua that something else than hook() has changed; none is no fault."""
         script = f"{self.etc_dir}/job_submit.lua"
-        # Later than any time that hook() has given the one before.
-        later = '[ ! -e "$1" ] || touch -d "@$(($(date +%s) + 5))" "$1"'
-        self.run("ctl", "root", "sh", "-c", later, "sh", script)
+        # Later than any time that the one before was given: by hook(), or here within the same second.
+        self._touches += 1
+        later = '[ ! -e "$1" ] || touch -d "@$(($(date +%s) + $2))" "$1"'
+        self.run("ctl", "root", "sh", "-c", later, "sh", script, str(5 + self._touches))
 
     def keep(self, lua: str) -> None:
         """Notes what reset() goes back to: the scripts that do nothing, and the modules in the folder `lua`."""
