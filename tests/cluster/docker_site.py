@@ -107,6 +107,7 @@ class DockerSite(Site):
     def restart_controller(self) -> None:
         self.run("ctl", "root", "sv", "-w", "30", "restart", "slurmctld")
         wait_until("slurmctld to answer", lambda: self.run("ctl", "root", "scontrol", "ping", check=False).rc == 0, 60)
+        self.wait_for_nodes()
 
     def controller_log(self) -> str:
         return self.read("ctl", "/var/log/slurm/slurmctld.log").decode(errors="replace")

@@ -48,6 +48,7 @@ class NativeSite(Site):
 
     def restart_controller(self) -> None:
         self._lab.restart_controller()
+        self.wait_for_nodes()
 
     def controller_log(self) -> str:
         return (self._lab.root / "log/slurmctld.log").read_text(errors="replace")

@@ -6,6 +6,7 @@ A test takes the fixture `site` and so runs on every site that ALMANAC_SITES nam
 
 from __future__ import annotations
 
+import re
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -175,6 +176,18 @@ class Site(ABC):
         folders = (self.etc_dir, self.lua_dir, self.advice_dir, self.kept_dir)
         for host in self.different_hosts:
             self.run(host, "root", "sh", "-c", RESET, "sh", *folders)
+
+    def wait_for_nodes(self) -> None:
+        """Waits until slurmctld knows every node to be there: some seconds after its start, a second after a resume.
+
+        Until then it refuses changes of nodes, and jobs for whom too few nodes are left.
+        """
+
+        def are_known() -> bool:
+            shown = self.run("ctl", "root", "scontrol", "-o", "show", "nodes", check=False)
+            return shown.rc == 0 and not re.search("UNKNOWN|NOT_RESPONDING", shown.stdout)
+
+        wait_until("the nodes to register", are_known, 60)
 
     def sbatch(self, user: str, *options: str, script: str = "#!/bin/sh\nsleep 1\n", check: bool = True) -> int:
         """Submits `script` on the login node and returns the job id; the job's output is thrown away."""

@@ -36,6 +36,7 @@ def busy(site: Site) -> Iterator[Site]:
     finally:
         site.run("ctl", "root", "scancel", "--user=alice")
         site.run("ctl", "root", "scontrol", "update", f"nodename={NODES}", "state=resume", check=False)
+        site.wait_for_nodes()
 
 
 def submit(site: Site, *options: str, user: str = "alice", name: str = "train-BERT-7", gpus: str = "--gpus=4") -> int:
