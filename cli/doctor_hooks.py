@@ -26,13 +26,13 @@ def check_advice_files(app: App) -> Iterator[Check]:
     """Before anything is published nothing is amiss."""
     from slurm_hooks.advice_dir import AdviceDir, writable_by_others
 
-    folder = AdviceDir(Path(app.config.hooks.advice_dir), 0)
+    root = Path(app.config.hooks.advice_dir)
     try:
-        if not folder.root.exists():
-            yield Check(NAME, "ok", f"{folder.root} is not there: nothing is published (`almanac publish`)")
+        if not root.exists():
+            yield Check(NAME, "ok", f"{root} is not there: nothing is published (`almanac publish`)")
             return
-        owner_uid = folder.root.stat().st_uid
-        faults = writable_by_others(folder.root, owner_uid)
+        folder = AdviceDir(root, root.stat().st_uid)
+        faults = writable_by_others(root, folder.owner_uid)
         if faults:
             yield Check(
                 NAME, "fail", "; ".join(faults), "who can write there can stop slurmctld: correct owner and mode"
@@ -60,7 +60,11 @@ def _check_entries(app: App, folder: AdviceDir) -> Iterator[Check]:
     files: list[AdviceFile] = []
     faults: defaultdict[str, list[str]] = defaultdict(list)
     for name in folder.names():
-        path, found = folder.sched / name, (folder.sched / name).lstat()
+        path = folder.sched / name
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue  # taken away by a publisher that runs now
         kind = stat.S_IFMT(found.st_mode)
         if kind != stat.S_IFREG:
             yield _not_regular(path, kind)
@@ -81,7 +85,13 @@ def _check_entries(app: App, folder: AdviceDir) -> Iterator[Check]:
         if file.expires_s <= app.now_s():
             faults["are expired"].append(name)
         if not folder.is_shown(name, content, int(name) if name != SITE else found.st_uid):
-            faults["have no copy, or another one, in user/"].append(name)
+            is_given = folder.is_given_away(name)
+            what = (
+                "have a folder in user/ that others can write to"
+                if is_given
+                else "have no copy, or another one, in user/"
+            )
+            faults[what].append(name)
     for what, names in faults.items():
         yield Check(NAME, "warn", f"{_named(names)} {what}", "run `almanac publish`")
     yield from _check_whole(app, files)

@@ -130,7 +130,7 @@ def _summary(done: Published, is_dry: bool) -> str:
     for users, what in (
         (done.no_uid, "users of the record have no uid here"),
         (done.shared_uid, "names share a uid, and get no file"),
-        (done.not_shown, "users keep something else where their own copy should be"),
+        (done.not_shown, "users have no copy of their own: it cannot be put into their folder"),
     ):
         if users:
             named = ", ".join(printable(user, 40) for user in users[:_NAMED])

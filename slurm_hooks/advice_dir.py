@@ -2,12 +2,12 @@
 
     <root>                 0711  of root
     <root>/sched/<uid>     0640  of root and SlurmUser's group, in a folder 0750: what job_submit believes
-    <root>/user/<uid>/advice  0400  of that user, in a folder 0500 of theirs: for showing only, never believed
+    <root>/user/<uid>/advice  0400  of that user, in a folder 0711 of root's: for showing only, never believed
     <root>/.../_site       for everybody else; the user's copy is 0444
 
-Only root (in tests: the one user who runs this) may write to root, sched and user: who could make a FIFO in sched would
-stop slurmctld. A user can do as they like in their own folder: nothing there is read here, and files are put into it
-by rename from a folder of root's, relative to an open descriptor.
+Only root (in tests: the one user who runs this) may write to these folders: who could make a FIFO in sched would stop
+slurmctld. A user can change the content of their own copy: it is not read here. Folders that once were given to their
+users, with whatever they keep there, are taken back. What is wrong with one user's copy never keeps others from theirs.
 """
 
 from __future__ import annotations
@@ -75,11 +75,13 @@ class AdviceDir:
             )
 
     def prepare(self) -> None:
-        """Make the folders, correct their modes, and take away what a killed publisher left. Raises StoreError."""
+        """Make the folders, correct their modes, and take away what a killed publisher left. Raises StoreError.
+
+        To be called under the lock: what another publisher has made by now looks the same.
+        """
         with self._explained(self.root):
             for path, mode in ((self.root, ROOT_MODE), (self.sched, SCHED_MODE), (self.user, ROOT_MODE)):
-                path.mkdir(mode=mode, parents=True, exist_ok=True)
-                path.chmod(mode)
+                _make_folder(path, mode)
             if self.group_gid is not None:
                 os.chown(self.sched, -1, self.group_gid)
             for folder in (self.sched, self.user):
@@ -87,14 +89,24 @@ class AdviceDir:
                     stale.unlink()
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Held by the one who publishes. Raises BusyError where another does."""
+        """Held by the one who publishes; makes the root folder. Raises BusyError where another does, StoreError."""
+        with self._explained(self.root):
+            _make_folder(self.root, ROOT_MODE)
         return locked(self.root / ".lock", "publishes now")
 
     def is_shown(self, name: str, content: bytes, uid: int) -> bool:
-        """Whether the user's copy seems to be that content, by its owner, type and size."""
+        """Whether the user's copy seems to be that content, by its owner, type and size, in a folder of ours."""
         with contextlib.suppress(OSError):
             found = self.shown(name).lstat()
-            return stat.S_ISREG(found.st_mode) and found.st_size == len(content) and found.st_uid == self._owner(uid)
+            is_file = stat.S_ISREG(found.st_mode) and found.st_size == len(content)
+            return is_file and found.st_uid == self._owner(uid) and not self.is_given_away(name)
+        return False
+
+    def is_given_away(self, name: str) -> bool:
+        """Whether somebody else could make files in the folder of a user's copy. False where there is none."""
+        with contextlib.suppress(OSError):
+            found = (self.user / name).lstat()
+            return found.st_uid != self.owner_uid or bool(found.st_mode & 0o022)
         return False
 
     def believed(self, name: str) -> bytes | None:
@@ -109,16 +121,18 @@ class AdviceDir:
         """Replace both copies of files (name, content, uid), each whole or not at all; names that could not be shown.
 
         All are on disk before the first is put in its place. Raises StoreError: what was not replaced is as before.
+        What fails with one user's copy alone is no error: the others get theirs.
         """
-        staged = list[_Staged]()
+        staged, hidden = list[_Staged](), list[str]()
         try:
             for name, content, uid in files:
                 with self._explained(self.sched / name):
-                    self._stage(staged, name, content, uid)
+                    if not self._stage(staged, name, content, uid):
+                        hidden.append(name)
             for folder in (self.sched, self.user):
                 with self._explained(folder):
                     flush_file_system(folder)
-            hidden = [each.name for each in staged if not self._put(each)]
+            hidden += [each.name for each in staged if not self._put(each)]
             for folder in (self.sched, self.user):
                 with self._explained(folder), _opened(folder) as handle:
                     os.fsync(handle)
@@ -127,57 +141,59 @@ class AdviceDir:
             for each in staged:
                 each.temporary.unlink(missing_ok=True)
 
-    def _stage(self, staged: list[_Staged], name: str, content: bytes, uid: int) -> None:
-        """Both copies under other names, in folders that are ours alone."""
-        is_site = name == SITE
-        for folder, mode, owner, group, target in (
-            (self.sched, SCHED_FILE_MODE, self.owner_uid, self.group_gid, None),
-            (self.user, 0o444 if is_site else 0o400, uid, None, uid),
+    def _stage(self, staged: list[_Staged], name: str, content: bytes, uid: int) -> bool:
+        """Both copies under other names, in folders that are ours alone. False: the user cannot be given theirs."""
+        for folder, mode, group, target in (
+            (self.sched, SCHED_FILE_MODE, self.group_gid, None),
+            (self.user, 0o444 if name == SITE else 0o400, None, uid),
         ):
             staged.append(_Staged(folder / f"{TEMPORARY}{secrets.token_hex(8)}", name, target))
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(staged[-1].temporary, flags, 0o600), "wb") as out:  # noqa: PTH123 - of a descriptor
                 out.write(content)
-                if self.owner_uid == 0:
-                    os.fchown(out.fileno(), owner, -1 if group is None else group)
                 os.fchmod(out.fileno(), mode)
+                if self.owner_uid == 0 and group is not None:
+                    os.fchown(out.fileno(), -1, group)
+                elif self.owner_uid == 0 and target and not _gives(out.fileno(), target):
+                    staged.pop().temporary.unlink()
+                    return False
+        return True
 
     def _put(self, staged: _Staged) -> bool:
-        """False where the user keeps something else where their copy should be."""
+        """False where the user's copy cannot be put in its place."""
         if staged.uid is None:
             with self._explained(self.sched / staged.name):
                 staged.temporary.rename(self.sched / staged.name)
             return True
-        folder = self.user / staged.name
-        with self._explained(folder):
-            self._make_folder(folder, staged.uid, staged.name == SITE)
-            try:
-                with _opened(folder) as handle:
-                    os.rename(staged.temporary, SHOWN, dst_dir_fd=handle)
-            except IsADirectoryError:
-                return False
+        try:
+            self._show(staged)
+        except OSError:
+            return False
         return True
 
-    def _make_folder(self, folder: Path, uid: int, is_site: bool) -> None:
-        # Who is not root could not put a file into a folder that nobody may write.
-        mode = (0o555 if is_site else 0o500) | (0 if self.owner_uid == 0 else 0o200)
+    def _show(self, staged: _Staged) -> None:
+        """Raises OSError, for instance where another file system is mounted on the user's folder."""
+        folder = self.user / staged.name
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         with _opened(folder) as handle:
-            os.fchmod(handle, mode)
             if self.owner_uid == 0:
-                os.fchown(handle, uid, -1)
+                os.fchown(handle, 0, -1)
+            os.fchmod(handle, ROOT_MODE)
+            try:
+                os.rename(staged.temporary, SHOWN, dst_dir_fd=handle)
+            except IsADirectoryError:  # made while the folder was the user's; what is in it stays theirs
+                os.rename(SHOWN, f"{SHOWN}-{secrets.token_hex(8)}", src_dir_fd=handle, dst_dir_fd=handle)
+                os.rename(staged.temporary, SHOWN, dst_dir_fd=handle)
 
     def remove(self, name: str) -> None:
-        """Take both copies away; a folder that holds more than ours stays. Raises StoreError."""
+        """Take both copies away; a user's folder that holds more than ours stays. Raises StoreError."""
         with self._explained(self.sched / name):
             (self.sched / name).unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                with _opened(self.user / name) as handle:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(SHOWN, dir_fd=handle)
-                with contextlib.suppress(OSError):
-                    (self.user / name).rmdir()
+        with contextlib.suppress(OSError), _opened(self.user / name) as handle:
+            os.unlink(SHOWN, dir_fd=handle)
+        with contextlib.suppress(OSError):
+            (self.user / name).rmdir()
 
     def _owner(self, uid: int) -> int:
         return uid if self.owner_uid == 0 else self.owner_uid
@@ -207,6 +223,20 @@ def flush_file_system(folder: Path) -> None:
     with _opened(folder) as handle:
         if ctypes.CDLL(None, use_errno=True).syncfs(handle):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _make_folder(path: Path, mode: int) -> None:
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    path.chmod(mode)
+
+
+def _gives(handle: int, uid: int) -> bool:
+    """False where a file cannot be given to a user: their quota is used up, say."""
+    try:
+        os.fchown(handle, uid, -1)
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from advisor.service import Trained
 from almanac import __version__
 from almanac.config import Config, Priority
 from almanac.errors import ConfigError, FileFormatError
+from almanac.units import format_count
 from slurm_hooks.advice_dir import AdviceDir
 from slurm_hooks.advice_file import (
     FAMILY,
@@ -117,8 +118,8 @@ def publish(job: Job, uids: Uids = uid_of) -> Published:
     if job.is_dry:
         _publish(job, uids, outcome)
         return outcome
-    job.folder.prepare()
     with job.folder.locked():
+        job.folder.prepare()
         _publish(job, uids, outcome)
     return outcome
 
@@ -140,7 +141,7 @@ def _publish(job: Job, uids: Uids, outcome: Published) -> None:
     everybody = Known(SITE, EVERYBODY, job.folder.owner_uid, _digest(_settings(job)))
     _plan(job, plan, [(everybody, site_rows(newest, job.trained, job.config, job.now_s))], outcome)
     silent = {each.name for each in stale.values()} - plan.names
-    plan.gone = _gone(job, {each.name for each in known} - silent, bool(known), outcome)
+    plan.gone = _gone(job, {each.name for each in known} - silent, outcome)
     plan.tables.append(changed_rows(_removals(job, plan.gone), job.now_s))
     _apply(job, plan, outcome)
 
@@ -280,16 +281,25 @@ def _file(job: Job, known: Known, rows: Sequence[Row]) -> AdviceFile:
     )
 
 
-def _gone(job: Job, kept: set[str], is_any_known: bool, outcome: Published) -> list[str]:
+def _gone(job: Job, kept: set[str], outcome: Published) -> list[str]:
     """Files of users who are no more, or of whom there is nothing to say any more.
 
-    Where not one user of the record is known to the system nothing is taken away: the user database is out of reach.
+    While a name of the record has no uid only expired ones: a user database may be out of reach, in part or as a whole.
     """
     gone = [name for name in job.folder.names() if name not in kept and name.isdecimal()]
-    if gone and outcome.no_uid and not is_any_known:
-        outcome.warnings.append("no user of the record has a uid on this host: no file is taken away")
-        return []
-    return gone
+    if not outcome.no_uid:
+        return gone
+    expired = [name for name in gone if _is_expired(job, name)]
+    if len(expired) < len(gone):
+        many = format_count(len(gone) - len(expired))
+        outcome.warnings.append(f"{many} files of nobody known are kept until they expire: some users have no uid here")
+    return expired
+
+
+def _is_expired(job: Job, name: str) -> bool:
+    """Also where the file is malformed: it is not used."""
+    before, _ = _before(job, name)
+    return before is None or before.expires_s <= job.now_s
 
 
 def _apply(job: Job, plan: _Plan, outcome: Published) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import tempfile
@@ -47,11 +48,13 @@ def locked(path: Path, busy: str = "") -> Iterator[None]:
     """Hold a lock that ends with the process, however it ends.
 
     Waits for another holder; with `busy`, what it does, raises BusyError instead. Raises StoreError where the lock
-    may not be taken.
+    may not be taken. Root takes locks in folders of others: no link is followed, and no file is emptied.
     """
     try:
-        handle = path.open("w")
+        handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660), "r+b", 0)
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise StoreError(f"{path} is a symbolic link: no lock is taken through it", "remove the link") from error
         raise StoreError(f"{path.parent}: cannot be written: {error.strerror}", "run this as its owner") from error
     with handle:
         try:

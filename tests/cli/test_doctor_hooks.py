@@ -72,6 +72,20 @@ def test_a_fifo_and_other_entries_that_are_no_files_are_named(folder: AdviceDir)
     assert "60011 is a symbolic link" in checks[2].said
 
 
+def test_a_file_that_a_publisher_takes_away_meanwhile_is_no_fault(
+    folder: AdviceDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AdviceDir, "names", lambda self: ["60001", "60002", "_site"])
+    assert said(findings(folder)) == "ok 2 files, the newest written 1 min ago | "
+
+
+def test_a_users_folder_that_others_can_write_to_is_named(folder: AdviceDir) -> None:
+    folder.shown("60001").parent.chmod(0o777)
+    assert "warn 60001 have a folder in user/ that others can write to | run `almanac publish`" in said(
+        findings(folder)
+    )
+
+
 def test_old_foreign_and_broken_files_are_counted_and_named(folder: AdviceDir) -> None:
     for name, content in (
         ("60002", file(NOW_S - 49 * HOUR_S)),

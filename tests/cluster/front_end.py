@@ -43,7 +43,7 @@ class FrontEnd:
         self.env = {"ALMANAC_CONFIG": self.config}
         site.write("login", self.config, f'[hooks]\nadvice_dir = "{site.advice_dir}"\n'.encode())
         site.run("login", "root", "install", "-d", "-m", "0711", f"{site.advice_dir}/user")
-        site.run("login", "root", "install", "-d", "-m", "0500", "-o", "alice", f"{site.advice_dir}/user/{self.uid}")
+        site.run("login", "root", "install", "-d", "-m", "0711", f"{site.advice_dir}/user/{self.uid}")
         self.publish(advice(ROW, prompt="ask"))
         self.forget()
         self.wrapper = self._wrapper()

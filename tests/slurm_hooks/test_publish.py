@@ -128,8 +128,8 @@ def test_owners_and_modes(site: Site) -> None:
     own, folder = site.folder.shown("60001").stat(), site.folder.shown("60001").parent.stat()
     assert stat.S_IMODE(own.st_mode) == 0o400
     assert stat.S_IMODE(site.folder.shown("_site").stat().st_mode) == 0o444
-    assert (own.st_uid, folder.st_uid) == ((60001, 60001) if IS_ROOT else (os.geteuid(), os.geteuid()))
-    assert stat.S_IMODE(folder.st_mode) == (0o500 if IS_ROOT else 0o700)
+    assert (own.st_uid, folder.st_uid) == (60001 if IS_ROOT else os.geteuid(), os.geteuid())
+    assert stat.S_IMODE(folder.st_mode) == 0o711
 
 
 def test_nothing_is_written_where_nothing_changed_and_one_file_where_one_users_record_did(
@@ -171,10 +171,13 @@ def test_a_dry_run_writes_nothing_and_says_what_would_change(site: Site) -> None
     assert published_for(site.store, CLUSTER, "u1", "fama-run#", 1, NOW_S) is None
 
 
-def test_files_go_with_their_users_and_with_their_last_recent_job(site: Site) -> None:
+def test_files_go_with_their_users_once_expired_and_with_their_last_recent_job(site: Site) -> None:
     site.publish()
     gone = {**site.uids}
     del gone["u4"]
+    site.now_s += 48 * HOUR_S - 1
+    assert site.publish(gone.get).removed == 0
+    site.now_s += 1
     assert site.publish(gone.get).removed == 1
     assert not (site.folder.sched / "60004").exists()
     assert not site.folder.shown("60004").parent.exists()
@@ -188,8 +191,17 @@ def test_files_stay_while_the_user_database_is_out_of_reach(site: Site) -> None:
     done = site.publish(lambda name: None)
     assert done.removed == 0
     assert len(done.no_uid) == 12
-    assert "no file is taken away" in done.warnings[0]
+    assert "12 files of nobody known are kept until they expire" in done.warnings[0]
     assert len(site.folder.names()) == 13
+
+
+def test_files_stay_while_a_part_of_the_user_database_is_out_of_reach(site: Site) -> None:
+    """LDAP is down, and u3 is a local user."""
+    site.publish()
+    done = site.publish({"u3": site.uids["u3"]}.get)
+    assert (done.removed, len(done.no_uid)) == (0, 11)
+    assert len(site.folder.names()) == 13
+    assert site.publish().warnings == []
 
 
 def test_users_without_a_uid_and_names_that_share_one_get_no_file(site: Site) -> None:
@@ -221,18 +233,24 @@ def test_nothing_is_published_in_another_users_folder(site: Site) -> None:
 
 
 def test_two_publishers_do_not_meet(site: Site) -> None:
-    site.folder.prepare()
-    with site.folder.locked(), pytest.raises(BusyError):
-        site.publish()
+    with site.folder.locked():
+        site.folder.prepare()
+        staged = site.folder.user / ".tmp-1"
+        staged.write_text("what the one who holds the lock is about to put in place")
+        with pytest.raises(BusyError):
+            site.publish()
+        assert staged.exists()
 
 
-def test_what_a_user_puts_into_their_own_folder_harms_only_themselves(site: Site, tmp_path: Path) -> None:
+def test_what_users_put_into_folders_that_once_were_theirs_harms_nobody(site: Site, tmp_path: Path) -> None:
     site.publish()
     secret = tmp_path / "secret"
     secret.write_text("secret")
     for user, plant in (("u1", "link"), ("u2", "folder"), ("u3", "fifo")):
         place = site.folder.shown(str(site.uids[user]))
-        place.parent.chmod(0o700)
+        place.parent.chmod(0o777)
+        if IS_ROOT:
+            os.chown(place.parent, site.uids[user], site.uids[user])
         place.unlink()
         if plant == "link":
             place.symlink_to(secret)
@@ -241,12 +259,74 @@ def test_what_a_user_puts_into_their_own_folder_harms_only_themselves(site: Site
         else:
             os.mkfifo(place)
     done = site.publish()
-    assert done.not_shown == ["u2"]
+    assert done.not_shown == []
     assert secret.read_text() == "secret"
-    for user in ("u1", "u3"):
+    for user in ("u1", "u2", "u3"):
         shown = site.folder.shown(str(site.uids[user]))
+        folder = shown.parent.lstat()
+        assert (folder.st_uid, stat.S_IMODE(folder.st_mode)) == (os.geteuid(), 0o711)
         assert shown.lstat().st_size == len(shown.read_bytes())
         assert parse(shown.read_bytes(), NOW_S) == file_of(site, user)
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can give a folder away")
+def test_folders_that_were_given_to_their_users_are_taken_back_by_the_next_run(site: Site) -> None:
+    site.publish()
+    folder = site.folder.shown("60001").parent
+    os.chown(folder, 60_001, 60_001)
+    folder.chmod(0o500)
+    done = site.publish()
+    assert (done.changed, done.not_shown) == (["60001"], [])
+    assert (folder.stat().st_uid, stat.S_IMODE(folder.stat().st_mode)) == (0, 0o711)
+    assert site.publish().changed == []
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can mount")
+def test_another_file_system_on_one_users_folder_keeps_no_other_user_from_their_file(site: Site) -> None:
+    site.publish()
+    folder = site.folder.shown("60001").parent
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,uid=60001,mode=700", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        site.now_s += 25 * HOUR_S
+        done = site.publish()
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+    assert done.not_shown == ["u1"]
+    assert file_of(site, "u1").written_s == site.now_s
+    for user in ("u2", "u11"):
+        assert parse(site.folder.shown(str(site.uids[user])).read_bytes(), site.now_s).written_s == site.now_s
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can give a file away")
+def test_a_user_whose_quota_is_used_up_keeps_no_other_user_from_their_file(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fchown
+
+    def fchown(handle: int, uid: int, gid: int) -> None:
+        if uid == 60_001:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        real(handle, uid, gid)
+
+    monkeypatch.setattr("os.fchown", fchown)
+    done = site.publish()
+    assert (done.written, done.not_shown) == (13, ["u1"])
+    assert file_of(site, "u1").rows
+    assert sorted(path.name for path in site.folder.user.iterdir()) == sorted({*site.folder.names()} - {"60001"})
+
+
+def test_a_folder_in_the_place_of_a_copy_does_not_keep_files_from_being_taken_away(site: Site) -> None:
+    site.publish()
+    for user in ("u1", "u2"):
+        place = site.folder.shown(str(site.uids[user]))
+        place.unlink()
+        (place / "full").mkdir(parents=True)
+    site.now_s += 200 * DAY_S
+    assert site.publish().removed == 12
+    assert site.folder.names() == ["_site"]
+    assert site.folder.shown("60001").is_dir()
 
 
 def test_a_user_with_more_families_than_fit_keeps_the_newest(site: Site, jobs_of: Jobs) -> None:
@@ -444,11 +524,12 @@ def test_only_rows_that_changed_are_kept(site: Site, jobs_of: Jobs) -> None:
 
 def test_a_file_taken_away_says_nothing_any_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.publish()
-    gone = {name: uid for name, uid in site.uids.items() if name != "u4"}
-    account = type("Account", (), {"pw_name": "u4"})
-    monkeypatch.setattr("slurm_hooks.publish.pwd.getpwuid", lambda uid: account)
+    shared = {**site.uids, "u4": site.uids["u5"]}  # two names of one uid get no file any more
+    monkeypatch.setattr(
+        "slurm_hooks.publish.pwd.getpwuid", lambda uid: type("Account", (), {"pw_name": f"u{uid - 60_000}"})
+    )
     site.now_s += 60
-    site.publish(gone.get)
+    assert site.publish(shared.get).removed == 2
     assert published_for(site.store, CLUSTER, "u4", "fama-run#", 1, NOW_S) is not None
     found = published_for(site.store, CLUSTER, "u4", "fama-run#", 1, site.now_s)
     assert found is not None and found.row.kind == "G" and found.file.version.split("-")[0]

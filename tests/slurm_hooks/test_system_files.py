@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import configparser
+import grp
 import os
+import pwd
 import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -43,7 +46,7 @@ def parses(words: list[str]) -> str:
 def cron_words(line: str) -> tuple[str, list[str]]:
     """The user of a line and the words from `almanac` on, without the redirection."""
     user, command = line.split(maxsplit=6)[5:]
-    words = shlex.split(command.split(";", 1)[1].split(">>")[0])
+    words = shlex.split(re.split(r">>|2>&1", command.split(";", 1)[1])[0])
     return user, words[max(at for at, word in enumerate(words) if word == "almanac") :]
 
 
@@ -91,8 +94,12 @@ def test_cron_runs_what_the_timers_run_as_the_same_users() -> None:
 
 @pytest.mark.parametrize("line", CRON, ids=lambda line: cron_words(line)[1][1])
 def test_cron_lines_run(line: str, tmp_path: Path) -> None:
-    """With an almanac that tells its arguments, and a setpriv that changes nothing."""
-    for name, script in (("almanac", 'echo "$(umask)" "$@"'), ("setpriv", 'shift 3; exec "$@"')):
+    """With an almanac that tells its arguments, a setpriv that changes nothing, and a logger that writes beside."""
+    for name, script in (
+        ("almanac", 'echo "$(umask)" "$@"'),
+        ("setpriv", 'shift 3; exec "$@"'),
+        ("logger", f'cat >{tmp_path}/"${{2#almanac-}}.log"'),
+    ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     user, words = cron_words(line)
@@ -101,6 +108,10 @@ def test_cron_lines_run(line: str, tmp_path: Path) -> None:
     subprocess.run(["/bin/sh", "-c", command], check=True, env=environment, timeout=30)
     mask = "0007" if user == "root" else "0027"
     assert (tmp_path / f"{words[1]}.log").read_text().split() == [mask, *words[1:]]
+
+
+def test_root_writes_nothing_into_the_folder_of_logs_which_almanac_owns() -> None:
+    assert not [line for line in CRON if cron_words(line)[0] == "root" and "/var/log" in line]
 
 
 def test_modes_of_the_folders() -> None:
@@ -156,11 +167,35 @@ def test_systemd_makes_user_and_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("logrotate") is None, reason="no logrotate here")
-def test_logrotate_takes_its_file(tmp_path: Path) -> None:
-    """The user almanac need not be there."""
-    copy = tmp_path / "logrotate"
-    copy.write_text((SYSTEM / "logrotate").read_text().replace("su almanac almanac", "su root root"))
-    copy.chmod(0o644)
-    done = subprocess.run(["logrotate", "--debug", str(copy)], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "error" not in done.stderr.lower()
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_logrotate_turns_what_the_cron_lines_of_almanac_leave(tmp_path: Path) -> None:
+    """nobody stands for the user almanac. The second turn compresses: a log that is root's cannot be read for that."""
+    account = pwd.getpwnam("nobody")
+    group = grp.getgrgid(account.pw_gid).gr_name
+    with tempfile.TemporaryDirectory() as name:
+        base, logs = Path(name), Path(name) / "logs"
+        base.chmod(0o755)
+        logs.mkdir(mode=0o750)
+        os.chown(logs, account.pw_uid, account.pw_gid)
+        rule = (SYSTEM / "logrotate").read_text().replace("/var/log/almanac", str(logs))
+        (base / "rule").write_text(rule.replace("su almanac almanac", f"su nobody {group}"))
+        (base / "rule").chmod(0o644)
+        written = [(user, path) for user, path in map(_log_of, CRON) if path]
+        assert len(written) == 4
+        for _ in range(3):
+            for user, path in written:
+                log = logs / path
+                log.write_text("done\n")
+                if user == "almanac":
+                    os.chown(log, account.pw_uid, account.pw_gid)
+                log.chmod(0o640)
+            argv = ["logrotate", "--force", "--state", str(base / "state"), str(base / "rule")]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+            assert (done.returncode, done.stderr) == (0, "")
+        assert len(list(logs.glob("*.2.gz"))) == 4
+
+
+def _log_of(line: str) -> tuple[str, str]:
+    """The user of a line, and the file in /var/log/almanac that it writes; "" where there is none."""
+    found = re.search(r">>/var/log/almanac/(\S+)", line)
+    return cron_words(line)[0], found[1] if found else ""

@@ -344,6 +344,19 @@ def test_a_store_that_may_not_be_written_says_so(store: Store, monkeypatch: pyte
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr("telemetry.atomic.os.open", refused)
     with pytest.raises(StoreError, match="cannot be written: Permission denied"):
         store.set_watermark("sacct", "c", 1)
+
+
+def test_a_link_in_the_place_of_the_lock_is_refused_and_what_it_names_stays(store: Store, tmp_path: Path) -> None:
+    target, lock = tmp_path / "shadow", store.root / ".lock"
+    target.write_text("root's")
+    lock.unlink(missing_ok=True)
+    lock.symlink_to(target)
+    with pytest.raises(StoreError, match="symbolic link"):
+        store.set_watermark("sacct", "c", 1)
+    lock.unlink()
+    lock.hardlink_to(target)
+    store.set_watermark("sacct", "c", 1)
+    assert target.read_text() == "root's"
