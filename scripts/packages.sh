@@ -17,7 +17,8 @@ SERVER_COMMANDS=(munged mariadbd mariadb-install-db slurmdbd slurmctld slurmd sb
     logrotate man systemd-analyze chromium)
 # docker-cli: newer releases have the client apart from the engine.
 DOCKER_PACKAGES=(docker.io docker-cli docker-compose debootstrap iptables iproute2)
-POLICY=/usr/sbin/policy-rc.d
+POLICY=${POLICY:-/usr/sbin/policy-rc.d}
+MARK='# made by packages.sh of almanac' # a killed run's is told from the site's by it
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 missing_python() {
@@ -41,9 +42,23 @@ missing_docker() {
     docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || echo docker-compose
 }
 
+is_policy_ours() { grep -qsF "$MARK" "$POLICY"; }
+
 restore_policy() {
-    rm -f "$POLICY"
-    if [ -e "$POLICY.almanac-saved" ]; then mv "$POLICY.almanac-saved" "$POLICY"; fi
+    if is_policy_ours; then rm "$POLICY"; fi
+    if [ -e "$POLICY.almanac-saved" ] && [ ! -e "$POLICY" ]; then mv "$POLICY.almanac-saved" "$POLICY"; fi
+}
+
+# The site's policy is put aside until this script ends. One such run at a time: the lock is on the folder.
+forbid_services() {
+    exec 9<"$(dirname "$POLICY")"
+    flock 9
+    trap restore_policy EXIT
+    # What a killed run put aside stays there, unless the site has made another since.
+    if [ -e "$POLICY" ] && ! is_policy_ours; then mv -f "$POLICY" "$POLICY.almanac-saved"; fi
+    printf '#!/bin/sh\n%s\nexit 101\n' "$MARK" >"$POLICY.almanac-new"
+    chmod 755 "$POLICY.almanac-new"
+    mv -f "$POLICY.almanac-new" "$POLICY"
 }
 
 # apt-get, but no package's maintainer script starts a service meanwhile.
@@ -57,12 +72,8 @@ install_packages() {
     for package in "$@"; do # names differ a little between releases
         if apt-cache show "$package" >/dev/null 2>&1; then known+=("$package"); fi
     done
-    # What a killed run saved is the one to restore.
-    if [ -e "$POLICY" ] && [ ! -e "$POLICY.almanac-saved" ]; then mv "$POLICY" "$POLICY.almanac-saved"; fi
-    trap restore_policy EXIT
-    printf '#!/bin/sh\nexit 101\n' >"$POLICY"
-    chmod 755 "$POLICY"
-    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 install -y --no-install-recommends "${known[@]}" >/dev/null
+    forbid_services
+    apt-get -qq -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 install -y --no-install-recommends "${known[@]}" >/dev/null 9<&-
 }
 
 can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }

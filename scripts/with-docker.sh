@@ -7,7 +7,7 @@
 # ALMANAC_REQUIRE_CLUSTER=1 nothing does, and the status is 1.
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/.."
-ROOT=${ALMANAC_DOCKER_ROOT:-/var/tmp/almanac-docker}
+ROOT=$(realpath -ms "${ALMANAC_DOCKER_ROOT:-/var/tmp/almanac-docker}")
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 declare -A SUITES=([22.05]=bookworm [24.11]=trixie [26.05]=forky)
 
@@ -26,9 +26,17 @@ stop_engine() {
     [ -z "${engine:-}" ] || { kill "$engine" && wait "$engine"; } 2>/dev/null || true
 }
 
+# The folder's name is known to everybody who may write beside it: only one that is root's alone is used.
+make_root() {
+    mkdir -p "$(dirname "$ROOT")"
+    mkdir -m 700 "$ROOT" 2>/dev/null || true
+    [ -n "$(find "$ROOT" -maxdepth 0 -type d -uid 0 ! -perm /022)" ] ||
+        give_up "$ROOT is a link, not root's, or others may write to it: remove it"
+    chmod 700 "$ROOT"
+}
+
 start_engine() {
     local waited
-    mkdir -p "$ROOT"
     # Packets of containers leave by the default route: its MTU is theirs.
     dockerd --data-root "$ROOT/data" --exec-root "$ROOT/exec" --pidfile "$ROOT/pid" --host "$DOCKER_HOST" \
         --mtu "$(cat "/sys/class/net/$(ip route show default | sed -n '1s/.* dev \([^ ]*\).*/\1/p')/mtu" || echo 1500)" \
@@ -57,6 +65,7 @@ if [ ${#suites[@]} = 0 ]; then exec "${command[@]}"; fi
 [ "$(id -u)" = 0 ] || give_up "it needs root"
 scripts/packages.sh docker || give_up "packages are missing"
 if ! docker info >/dev/null 2>&1; then
+    make_root
     export DOCKER_HOST=unix://$ROOT/socket
     # It may be that of another run, which then stops it.
     docker info >/dev/null 2>&1 || start_engine
