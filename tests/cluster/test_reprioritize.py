@@ -355,7 +355,8 @@ def test_jobs_that_are_renamed_while_they_run_are_held_against_what_they_were_be
         site.run("ctl", "alice", "scontrol", "update", f"jobid={job}", "jobname=long-1")
         assert site.job(job)["JobName"] == "long-1"
     site.run("ctl", "root", "scancel", *map(str, jobs))
-    lines = [json.loads(line) for path in (almanac.folder / "store/actions").iterdir() for line in path.open()]
+    paths = (almanac.folder / "store/actions").iterdir()
+    lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     almanac.ended("alice", "long-1", {line["job_id"]: line["submit_s"] for line in lines}, LONG_S)
     wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.strip(), 60)
     blocking = site.sbatch("bob", "-N4", "--exclusive", "-J", "busy", "-t", "50", script=script)
