@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,12 +124,17 @@ def remember(
 
 
 def know_pending(
-    jobs: Sequence[Submission], history: pd.DataFrame, now_s: int, config: Rolling, site: SiteMeans
+    jobs: Sequence[Submission],
+    history: pd.DataFrame,
+    now_s: int,
+    config: Rolling,
+    site: SiteMeans,
+    overran: Mapping[str, float] | None = None,
 ) -> list[Known]:
     """What `remember` knows of each of many submissions, by one pass over their users' rows, whatever their order.
 
     But `overran` is as of now_s: it is no feature but how far a user's jobs are believed, and what is learned of that
-    while a job waits counts for it.
+    while a job waits counts for it. overran: the same share by user as it is known from elsewhere; the greater counts.
     """
     waiting = sorted(range(len(jobs)), key=lambda place: jobs[place].submit_s)
     own = history[history["user"].isin({job.user for job in jobs})].reset_index(drop=True)
@@ -144,7 +149,8 @@ def know_pending(
     while ahead is not None:
         memory.tell(*ahead[1:])
         ahead = next(told, None)
-    return [dataclasses.replace(known[place], overran=memory.overran(job.user)) for place, job in enumerate(jobs)]
+    shares = {job.user: max(memory.overran(job.user), (overran or {}).get(job.user, 0.0)) for job in jobs}
+    return [dataclasses.replace(known[place], overran=shares[job.user]) for place, job in enumerate(jobs)]
 
 
 def _tellings(

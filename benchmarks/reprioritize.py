@@ -97,7 +97,7 @@ def timed_run(store: Store, slurm: StandIn, folder: Path) -> tuple[float, dict[s
         return told
 
     backend = CommandBackend(slurm)
-    changes = plan_terms(backend, log.newest(CLUSTER, NOW_S), predict, lambda job: (), counts)
+    changes, _ = plan_terms(backend, log.newest(CLUSTER, NOW_S), predict, lambda job, points: False, counts)
     planned = time.perf_counter()
     outcome = Actor(backend, log, CLUSTER, "bench", lambda: float(NOW_S)).apply(changes)
     assert outcome.taken == len(changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +15,7 @@ from cli.app import App
 from cli.output import json_text, show_table
 
 if TYPE_CHECKING:
+    from slurm_hooks.action_log import Action
     from slurm_hooks.reprioritize import Actor, Change, Outcome
     from telemetry.slurm.backend import SlurmBackend
     from telemetry.store import Store
@@ -49,8 +50,9 @@ def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: b
         )
     counts, outcome = Counts(), Outcome()
     with _one_at_a_time(store, cluster) if is_applied else contextlib.nullcontext():
-        actor, changes = _plan(app, store, cluster, backend, is_applied, is_clearing, counts)
+        actor, changes, agreed = _plan(app, store, cluster, backend, is_applied, is_clearing, counts)
         if is_applied:
+            actor.note(agreed)
             outcome = actor.apply(changes)
     _show(changes, counts, outcome if is_applied else None, rows, as_json)
     return 5 if outcome.failed else 0
@@ -66,7 +68,7 @@ def _one_at_a_time(store: Store, cluster: str) -> contextlib.AbstractContextMana
 
 def _plan(
     app: App, store: Store, cluster: str, backend: SlurmBackend, is_applied: bool, is_clearing: bool, counts: Counts
-) -> tuple[Actor, list[Change]]:
+) -> tuple[Actor, list[Change], list[Change]]:
     """Raises ConfigError where terms are not to be applied, NoModelError where nothing was trained."""
     from advisor.artefacts import current_version
     from advisor.decisions.priority import require_ageing
@@ -79,17 +81,26 @@ def _plan(
     actor = Actor(backend, log, cluster, model, app.now_s)
     known = log.newest(cluster, app.now_s())
     if is_clearing:
-        return actor, plan_clearing(backend, known, counts)
+        return actor, plan_clearing(backend, known, counts), []
     if is_applied:
         require_ageing(backend.configuration(), app.config.priority)
-    return actor, plan_terms(backend, known, _predictor(app, store, cluster), PublishedTerms(store, cluster), counts)
+    predict = _predictor(app, store, cluster, known)
+    published = PublishedTerms(store, cluster, lambda: _gpus(backend))
+    return actor, *plan_terms(backend, known, predict, published, counts)
 
 
-def _predictor(app: App, store: Store, cluster: str) -> Any:
+def _gpus(backend: SlurmBackend) -> int:
+    from almanac.tres import parse_gpus
+
+    return sum(parse_gpus(node.gres).count for node in backend.nodes())
+
+
+def _predictor(app: App, store: Store, cluster: str, known: Mapping[int, Action]) -> Any:
     """What predicts the terms of many submissions. Raises NoModelError, StoreError."""
     from advisor.artefacts import load
     from advisor.lifecycle import trusted
     from advisor.services.gpu_time import priorities_of
+    from slurm_hooks.told import overruns
     from telemetry.history import load_history
 
     trained = trusted(load(store.models_dir(cluster)), app.config, app.now_s())
@@ -100,7 +111,8 @@ def _predictor(app: App, store: Store, cluster: str) -> Any:
         if not requests:
             return []
         history = load_history(store, cluster, user={request.user for request in requests}, running=True)
-        return priorities_of(requests, history, trained, app.config, app.now_s())
+        overran = overruns(known, history, app.config.priority.min_gpu_time_s)
+        return priorities_of(requests, history, trained, app.config, app.now_s(), overran)
 
     return predict
 

@@ -22,8 +22,9 @@ KEEP_DAYS = 90
 
 @dataclass(frozen=True)
 class Action:
-    """One line. what: "set" (told Slurm), "clear" (told it 0 again) or "ignored" (Slurm took a change without a word,
-    and the factor stayed `old`). old, new: site factors. model: version of the trained model.
+    """One line. what: "set" (told Slurm), "clear" (told it 0 again), "ignored" (Slurm took a change without a word, and
+    the factor stayed `old`) or "agreed" (the job had its term when it was first seen, and Slurm was told nothing).
+    old, new: site factors. model: version of the trained model.
 
     gpu_time_s: the GPU-time that the new factor stands for, GPU-seconds; None of a clearing.
     """
@@ -122,4 +123,5 @@ def _action(content: Mapping[str, Any]) -> Action:
     """Raises KeyError, TypeError or ValueError. Fields of later versions are passed over."""
     numbers = {name: int(content[name]) for name in ("time_s", "job_id", "submit_s", "old", "new")}
     texts = {name: str(content[name]) for name in ("what", "cluster", "address", "reason")}
-    return Action(**texts, **numbers)  # type: ignore[arg-type]
+    gpu_time_s = content.get("gpu_time_s")
+    return Action(**texts, **numbers, gpu_time_s=None if gpu_time_s is None else float(gpu_time_s))  # type: ignore[arg-type]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from almanac.names import name_key
-from slurm_hooks.advice_file import AdviceFile, look_up
+from slurm_hooks.advice_file import USER, AdviceFile, Row, term_of
 from slurm_hooks.published import EVERYBODY, TABLE, file_at
 from telemetry.slurm.backend import PendingJob
 from telemetry.store import Store
@@ -20,20 +19,40 @@ LATE_S = 120
 
 @dataclass
 class PublishedTerms:
-    """Call it with a job. Reads the table when it is first asked, and no more often."""
+    """Call it with a job and its points. Reads the table when it is first asked, and no more often.
+
+    most_gpus: GPUs that one job can ask for; called once, when it is first needed.
+    """
 
     store: Store
     cluster: str
+    most_gpus: Callable[[], int]
     _files: dict[tuple[str, int], AdviceFile | None] = field(default_factory=dict)
 
-    def __call__(self, job: PendingJob) -> frozenset[int]:
-        """Terms of the files in force at the submission and LATE_S before, where they told job_submit to apply them."""
-        key = name_key(job.name)
-        found = (
-            look_up(self._file(job.user, at_s), self._file(EVERYBODY, at_s), key, job.gpu_count)
-            for at_s in (job.submit_s, job.submit_s - LATE_S)
+    def __call__(self, job: PendingJob, points: int) -> bool:
+        """Whether a file in force at the submission, or LATE_S before, could have given the job these points.
+
+        Any row counts: the owner may have changed name and GPU count since. Only files that are to be applied do.
+        """
+        files = (
+            self._file(user, at_s) for user in (job.user, EVERYBODY) for at_s in (job.submit_s, job.submit_s - LATE_S)
         )
-        return frozenset(each.term for each in found if each is not None and each.file.mode == "apply")
+        return any(file.mode == "apply" and self._could_give(file, points) for file in files if file is not None)
+
+    def _could_give(self, file: AdviceFile, points: int) -> bool:
+        return any(row.term == points for row in file.rows if row.kind != USER) or any(
+            self._is_of_some_count(row, file, points) for row in file.rows if row.kind == USER
+        )
+
+    def _is_of_some_count(self, row: Row, file: AdviceFile, points: int) -> bool:
+        """Whether the row gives them to some number of GPUs: the more of them, the fewer points."""
+        counts = range(1, self._most + 1)
+        place = bisect.bisect_left(counts, -points, key=lambda gpus: -term_of(row, gpus, file.priority))
+        return place < len(counts) and term_of(row, counts[place], file.priority) == points
+
+    @cached_property
+    def _most(self) -> int:
+        return self.most_gpus()
 
     @cached_property
     def _rows(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:

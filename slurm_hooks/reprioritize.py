@@ -23,19 +23,20 @@ _DENIED = re.compile("permission denied", re.IGNORECASE)
 
 Predict = Callable[[Sequence[Request]], Sequence[PriorityAdvice | None]]
 """The terms of many submissions, as advisor.services.gpu_time.priorities_of gives them."""
-Published = Callable[[PendingJob], Collection[int]]
-"""The terms that job_submit may have given a job, by what was published for it."""
+Published = Callable[[PendingJob, int], bool]
+"""Whether job_submit may have given a job these points, by what was published for its user."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A site factor that is to be another. advice: None where it is to be cleared."""
+    """A site factor that is to be another. advice: None where it is to be cleared. what: as in Action."""
 
     job: PendingJob
     old: int
     new: int
     reason: str
     advice: PriorityAdvice | None = None
+    what: str = "set"
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,18 @@ class Outcome:
 
 def plan_terms(
     backend: SlurmBackend, log: Mapping[int, Action], predict: Predict, published: Published, counts: Counts
-) -> list[Change]:
-    """The changes that the pending jobs need now. Only those that can be changed are predicted."""
+) -> tuple[list[Change], list[Change]]:
+    """The changes that the pending jobs need now, and what is only to be noted. Only jobs that can be changed are
+    predicted.
+    """
     read = Counts()
     jobs, factors = backend.pending(read), backend.site_factors()
     asked = [job for job in jobs if job.gpu_count and not job.is_held and _counts(factors.get(job.job_id))]
     advice_of = dict(zip((job.job_id for job in asked), predict([job.request() for job in asked]), strict=True))
-    changes = plan(jobs, [advice_of.get(job.job_id) for job in jobs], factors, log, published, counts)
+    advices = [advice_of.get(job.job_id) for job in jobs]
+    changes = plan(jobs, advices, factors, log, published, counts)
     _add_unread(read, counts)
-    return changes
+    return changes, agreed(jobs, advices, factors, log)
 
 
 def plan_clearing(backend: SlurmBackend, log: Mapping[int, Action], counts: Counts) -> list[Change]:
@@ -127,7 +131,7 @@ def _why_not(
     if factor.points == advice.term:
         return "has its term already"
     last = _last_action(job, log)
-    if factor.points and not _is_ours(factor.points, last) and factor.points not in published(job):
+    if factor.points and not _is_ours(factor.points, last) and not published(job, factor.points):
         return "has a site factor that almanac did not set"
     if last and last.what == "ignored" and (last.old, last.new) == (factor.points, advice.term):
         return "Slurm took this term before and did not count it"
@@ -135,8 +139,32 @@ def _why_not(
 
 
 def _last_action(job: PendingJob, log: Mapping[int, Action]) -> Action | None:
-    """Of the record, else of the array that it was part of when it was told."""
-    return log.get(job.job_id) or (log.get(job.array_job_id) if job.array_job_id is not None else None)
+    """Of the record, else of the array that it was part of when it was told.
+
+    Numbers come again: a line of another submission is nobody's, unless the job was requeued, which makes it a new one.
+    """
+    lines = (log.get(number) for number in (job.job_id, job.array_job_id) if number is not None)
+    return next((line for line in lines if line and (line.submit_s == job.submit_s or job.restarts)), None)
+
+
+def agreed(
+    jobs: Sequence[PendingJob],
+    advices: Sequence[PriorityAdvice | None],
+    factors: Mapping[int, SiteFactor],
+    log: Mapping[int, Action],
+) -> list[Change]:
+    """The jobs that have their term, of which the record has no line yet: what they were believed is to be noted."""
+    found = []
+    for job, advice in zip(jobs, advices, strict=True):
+        factor, last = factors.get(job.job_id), _last_action(job, log)
+        if advice is None or factor is None or factor.points != advice.term:
+            continue
+        if last is None or last.submit_s != job.submit_s:
+            is_set = last is not None and last.what == "set"
+            found.append(
+                Change(job, factor.points, advice.term, _reason(advice), advice, "set" if is_set else "agreed")
+            )
+    return found
 
 
 def _is_ours(points: int, last: Action | None) -> bool:
@@ -165,10 +193,10 @@ def clearing(
             counts.drop("not ranked by Slurm now (held, begin time, dependency, array limit)")
         elif not factor.points:
             counts.drop("has no site factor")
-        elif not _is_ours(factor.points, last):
+        elif last is None or last.what == "agreed" or not _is_ours(factor.points, last):
             counts.drop("has a site factor that `almanac reprioritize` did not set")
         else:
-            changes.append(Change(job, factor.points, 0, "cleared"))
+            changes.append(Change(job, factor.points, 0, "cleared", what="clear"))
     counts.kept += len(changes)
     return changes
 
@@ -207,6 +235,10 @@ class Actor:
                 silent.update(change.job.job_id for change in part)
         return self._outcome(changes, silent, said) if changes else Outcome()
 
+    def note(self, agreed: Sequence[Change]) -> None:
+        """Write down what jobs are believed that have their term already. Raises StoreError."""
+        self.log.append([self._action(change) for change in agreed], int(self.clock()))
+
     def _outcome(self, changes: Sequence[Change], silent: Collection[int], said: Sequence[str]) -> Outcome:
         """By what Slurm shows now: which words it has for a refusal differs from release to release."""
         factors = self.backend.site_factors()
@@ -225,7 +257,7 @@ class Actor:
 
     def _action(self, change: Change, what: str = "") -> Action:
         return Action(
-            what=what or ("set" if change.advice else "clear"),
+            what=what or change.what,
             time_s=int(self.clock()),
             cluster=self.cluster,
             job_id=change.job.job_id,

@@ -104,14 +104,20 @@ def priority_of(
 
 
 def priorities_of(
-    requests: Sequence[Request], history: pd.DataFrame, trained: Durations | None, config: Config, now_s: int
+    requests: Sequence[Request],
+    history: pd.DataFrame,
+    trained: Durations | None,
+    config: Config,
+    now_s: int,
+    overran: Mapping[str, float] | None = None,
 ) -> list[PriorityAdvice | None]:
     """What the service tells of many submissions that wait at now_s, each from what was known when it was submitted.
 
-    Whether a user's runs overrun, though, is judged as of now_s. None where nothing is known, and without GPUs.
+    Whether a user's runs overrun, though, is judged as of now_s, and by `overran` (user: share) where that is greater.
+    None where nothing is known, and without GPUs.
     """
     jobs = [submission_of(request, config.tiers) for request in requests]
-    known = know_pending(jobs, history, now_s, config.rolling, trained.site if trained else SiteMeans())
+    known = know_pending(jobs, history, now_s, config.rolling, trained.site if trained else SiteMeans(), overran)
     quantiles_s = trained.gpu_time_quantiles_s if trained else ()
     predictions = predict(jobs, known, trained.model if trained else None)
     return [

@@ -16,7 +16,8 @@ class PendingJob:
 
     job_id: the record's own number (sacct's JobIDRaw). address: what scontrol takes for this record and no other.
     array_job_id, het_job_id: None where it belongs to none; array_task_id: None for an array's common record.
-    Counts are of the whole job, or of one array task. A held job has priority 0 until it is released.
+    Counts are of the whole job, or of one array task. A held job has priority 0 until it is released. restarts: how
+    often it was requeued; submit_s is then the time of the last one.
     """
 
     job_id: int
@@ -38,6 +39,7 @@ class PendingJob:
     array_task_id: int | None = None
     het_job_id: int | None = None
     het_offset: int | None = None
+    restarts: int = 0
 
     def request(self) -> Request:
         """The submission as the history records it: slurmdbd stores a double quote in a name as a backtick."""

@@ -119,6 +119,7 @@ def _pending(job: Any, is_split: bool) -> PendingJob:
         array_task_id=task_id,
         het_job_id=het_id,
         het_offset=offset,
+        restarts=job.requeue_count or 0,
     )
 
 

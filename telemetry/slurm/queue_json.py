@@ -103,6 +103,7 @@ def _pending(job: Mapping[str, Any], is_split: bool) -> PendingJob:
         array_task_id=task_id,
         het_job_id=het_id,
         het_offset=het_offset,
+        restarts=number(job.get("restart_cnt")) or 0,
     )
 
 

@@ -101,3 +101,13 @@ def test_runs_that_overrun_while_a_job_waits_make_its_term_conservative(
     assert not before.is_cautious
     assert after.is_cautious
     assert after.term < before.term
+
+
+def test_a_share_of_overruns_known_from_elsewhere_counts_where_it_is_greater(
+    trained: Trained, site_history: pd.DataFrame, config: Config
+) -> None:
+    requests = [Request(user, "famb-run1", "ml", gpu_count=2, cpu_count=32, submit_s=NOW_S) for user in ("u1", "u2")]
+    plain = priorities_of(requests, site_history, trained, config, NOW_S)
+    told = priorities_of(requests, site_history, trained, config, NOW_S, {"u1": 1.0, "u2": 0.0})
+    assert [each.is_cautious for each in told if each] == [True, plain[1] and plain[1].is_cautious]
+    assert told[1] == plain[1]

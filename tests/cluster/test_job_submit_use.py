@@ -54,6 +54,9 @@ def test_each_component_of_a_het_job_has_its_own_term(busy: Site) -> None:
 
 
 def test_what_the_owner_may_and_may_not_change_afterwards(busy: Site) -> None:
+    """job_submit sees no update, so that a renamed job keeps its term until `almanac reprioritize` runs: see
+    test_reprioritize.py.
+    """
     publish(busy, uid_of(busy, "alice"), advice(BERT, family("quick", 4, 11_000)))
     hook_on(busy)
     job = submit(busy)

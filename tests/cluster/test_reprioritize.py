@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from advice_files import advice, family, hook_on, publish, uid_of
 from backend_contract import check_acting, check_reading
 from processes import wait_until
 from sites import Site
@@ -23,6 +24,9 @@ from almanac.names import name_key
 from almanac.records import Counts
 from cli.app import App
 from cli.reprioritize import command
+from slurm_hooks.advice_file import parse
+from slurm_hooks.published import Change as Published
+from slurm_hooks.published import changed_rows, record
 from telemetry.history import load_history
 from telemetry.schema import JOBS
 from telemetry.slurm.command_backend import CommandBackend
@@ -93,6 +97,22 @@ class Almanac:
             }
             for number in range(runs)
         ]  # fmt: skip
+        self._write(rows)
+
+    def ended(self, user: str, name: str, submit_s: Mapping[int, int], elapsed_s: float) -> None:
+        """These jobs have just ended. submit_s: by job."""
+        now_s = int(time.time())
+        self._write([
+            {
+                "job_id": job, "submit_s": each_s, "start_s": each_s, "end_s": now_s, "elapsed_s": int(elapsed_s),
+                "state": "COMPLETED", "user": user, "account": "ml", "partition": "all", "qos": "normal", "name": name,
+                "name_key": name_key(name), "node_count": 1, "cpu_count": 1, "gpu_count": 1, "gpu_count_req": 1,
+                "time_limit_s": 3600,
+            }
+            for job, each_s in submit_s.items()
+        ])  # fmt: skip
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
         Store.open(self.folder / "store").write("jobs", self.cluster, pa.Table.from_pylist(rows, schema=JOBS))
 
     @property
@@ -286,6 +306,65 @@ def test_a_borrowed_name_gains_nothing_lasting(almanac: Almanac, site: Site, bus
     terms = almanac.terms
     assert terms[later] <= LONG + 1000, "e times as short as its long runs, at most"
     assert terms[later] < QUICK - 3000
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "honest"),
+    [
+        ("quick-7", ("jobname=long-1",), LONG),
+        ("quick-7", ('jobname=q"',), None),
+        ("quick-7", ("gres=gpu:4",), None),
+        ('q"', ("comment=x",), None),
+    ],
+)
+def test_a_term_from_job_submit_does_not_outlive_what_it_was_given_for(
+    almanac: Almanac, site: Site, busy: int, name: str, change: tuple[str, ...], honest: int | None
+) -> None:
+    """The owner changes a waiting job's name or GPU count: the next run still knows that the factor is ours."""
+    now_s = int(time.time())
+    rows = tuple(sorted((family(name_key(key), 1, QUICK) for key in ("quick-7", "q`")), key=lambda row: row.key))
+    data = advice(*rows)
+    publish(site, uid_of(site, "alice"), data)
+    store = Store.open(almanac.folder / "store")
+    record(store, almanac.cluster, changed_rows([Published("alice", None, parse(data, None))], now_s))
+    hook_on(site)
+    job = site.sbatch("alice", "--gres=gpu:1", "-J", name)
+    almanac.wait_until_ranked(job)
+    assert almanac.terms[job] == QUICK
+    site.run("ctl", "alice", "scontrol", "update", f"jobid={job}", *change)
+    done = almanac("--apply")
+    assert "has a site factor that almanac did not set" not in done["left_alone"]
+    term = almanac.terms[job]
+    assert term < QUICK
+    if honest is not None:
+        assert term == pytest.approx(honest, abs=2)
+
+
+def test_jobs_that_are_renamed_while_they_run_are_held_against_what_they_were_believed(
+    almanac: Almanac, site: Site, busy: int
+) -> None:
+    """alice's "quick" jobs take hours, and accounting hears only that they were long ones, as all her newest are."""
+    almanac.ran("alice", "long", 20, LONG_S, 1_002_000, int(time.time()) - 1000)
+    script = "#!/bin/sh\nsleep 600\n"
+    jobs = [site.sbatch("alice", "-G1", "-n1", "-J", "quick-7", script=script) for _ in range(4)]
+    almanac.wait_until_ranked(*jobs)
+    assert not any("upper end" in change["reason"] for change in almanac("--apply")["changes"])
+    site.run("ctl", "root", "scancel", str(busy))
+    for job in jobs:
+        site.wait_for(job, "RUNNING")
+        site.run("ctl", "alice", "scontrol", "update", f"jobid={job}", "jobname=long-1")
+        assert site.job(job)["JobName"] == "long-1"
+    site.run("ctl", "root", "scancel", *map(str, jobs))
+    paths = (almanac.folder / "store/actions").iterdir()
+    lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    almanac.ended("alice", "long-1", {line["job_id"]: line["submit_s"] for line in lines}, LONG_S)
+    wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.strip(), 60)
+    blocking = site.sbatch("bob", "-N4", "--exclusive", "-J", "busy", "-t", "50", script=script)
+    site.wait_for(blocking, "RUNNING")
+    later = site.sbatch("alice", "-G1", "-J", "quick-8")
+    almanac.wait_until_ranked(later)
+    (change,) = almanac("--apply")["changes"]
+    assert "upper end" in change["reason"]
 
 
 @pytest.fixture

@@ -35,30 +35,47 @@ def terms(tmp_path: Path) -> PublishedTerms:
     record(store, "lab", changed_rows([Change("ann", None, first), Change(EVERYBODY, None, everybody)], T0_S))
     record(store, "lab", changed_rows([Change("ann", first, second)], T0_S + DAY_S))
     record(store, "lab", changed_rows([Change("obs", None, replace(first, mode="observe"))], T0_S))
-    return PublishedTerms(store, "lab")
+    return PublishedTerms(store, "lab", lambda: 4)
 
 
 @pytest.mark.parametrize(
     ("job", "expected"),
     [
         (_job(T0_S - LATE_S - 1), set()),
-        (_job(T0_S + 60), {900}),
-        (_job(T0_S + DAY_S - 1), {900}),
-        (_job(T0_S + DAY_S + 60), {800, 900}),
-        (_job(T0_S + DAY_S + LATE_S), {800}),
-        (_job(T0_S + 3600, name="other"), {700}),
-        (_job(T0_S + 3600, name="other", user="new"), {5}),
-        (_job(T0_S + 3600, user="obs"), set()),
-        (_job(T0_S + DAY_S + 3600, name="other"), {5}),
+        (_job(T0_S + 60), {900, 700, 5}),
+        (_job(T0_S + DAY_S - 1), {900, 700, 5}),
+        (_job(T0_S + DAY_S + 60), {900, 800, 700, 5}),
+        (_job(T0_S + DAY_S + LATE_S), {800, 5}),
+        (_job(T0_S + 3600, user="new"), {5}),
+        (_job(T0_S + 3600, user="obs"), {5}),
         (_job(T0_S + 5 * DAY_S), set()),
-        (_job(T0_S + 3600, gpus=0), set()),
     ],
 )
 def test_terms_of_the_files_in_force_at_the_submission(
     terms: PublishedTerms, job: PendingJob, expected: set[int]
 ) -> None:
-    assert terms(job) == expected
+    assert {points for points in range(1000) if terms(job, points)} == expected
+
+
+@pytest.mark.parametrize(
+    "job", [_job(T0_S + 60, name="other"), _job(T0_S + 60, name='q"'), _job(T0_S + 60, gpus=1), _job(T0_S + 60, gpus=8)]
+)
+def test_the_owner_cannot_keep_a_term_by_another_name_or_gpu_count(terms: PublishedTerms, job: PendingJob) -> None:
+    assert terms(job, 900)
+    assert terms(job, 700)
+    assert not terms(job, 901)
+
+
+def test_the_row_of_any_job_gives_a_term_for_each_gpu_count(tmp_path: Path) -> None:
+    """1000 ln(8640000 / 3600 g) + 5 points, g from 1 to 4; the least and greatest GPU-time end it."""
+    store = Store.create(tmp_path / "store")
+    file = _file(T0_S, Row(USER, 3600, 5))
+    record(store, "lab", changed_rows([Change(EVERYBODY, None, file)], T0_S))
+    terms = PublishedTerms(store, "lab", lambda: 4)
+    assert [points for points in range(12_000) if terms(_job(T0_S + 60), points)] == [6402, 6690, 7095, 7788]
+    none = PublishedTerms(store, "lab", lambda: 0)
+    assert not any(none(_job(T0_S + 60), points) for points in (5, 7788))
 
 
 def test_a_store_without_publications_has_none(tmp_path: Path) -> None:
-    assert PublishedTerms(Store.create(tmp_path / "store"), "lab")(_job(T0_S)) == frozenset()
+    assert not PublishedTerms(Store.create(tmp_path / "store"), "lab", lambda: 4)(_job(T0_S), 900)

@@ -102,6 +102,7 @@ class Site:
     now_s: int = NOW_S
     batch: int = 500
     counts: Counts = field(default_factory=Counts)
+    agreed: list[Change] = field(default_factory=list)
 
     def plan(self, is_clearing: bool = False) -> list[Change]:
         self.counts = Counts()
@@ -109,13 +110,21 @@ class Site:
         if is_clearing:
             return plan_clearing(self.queue, known, self.counts)
         published = self.published
-        changes = plan_terms(self.queue, known, self.predict, lambda job: published.get(job.job_id, set()), self.counts)
+        changes, self.agreed = plan_terms(
+            self.queue,
+            known,
+            self.predict,
+            lambda job, points: points in published.get(job.job_id, set()),
+            self.counts,
+        )
         assert self.counts.seen == self.counts.kept + self.counts.dropped.total()
         return changes
 
     def run(self, is_clearing: bool = False) -> Outcome:
         changes = self.plan(is_clearing)
         actor = Actor(self.queue, self.log, "lab", "20261121T000000Z", lambda: self.now_s, self.batch)
+        if not is_clearing:
+            actor.note(self.agreed)
         return actor.apply(changes)
 
     def lines(self) -> list[dict[str, object]]:
@@ -287,11 +296,41 @@ def test_clear_undoes_what_is_still_as_we_set_it(log: ActionLog) -> None:
 def test_a_task_that_got_a_record_of_its_own_has_the_factor_of_its_array(log: ActionLog) -> None:
     site = Site(Queue([pending(10, array_job_id=10)]), log)
     site.run()
-    site.queue.jobs.append(pending(14, address="10_3", array_job_id=10, array_task_id=3, submit_s=NOW_S))
+    site.queue.jobs.append(pending(14, address="10_3", array_job_id=10, array_task_id=3, submit_s=NOW_S, restarts=1))
     site.queue.factors[14] = SiteFactor(500)
     site.predict = lambda requests: [PriorityAdvice(40, 1.0, None, None)] * len(requests)
     assert site.run() == Outcome(taken=2)
     assert site.queue.commands[-1] == [("10", 40), ("10_3", 40)]
+
+
+def test_a_number_that_came_again_is_another_job(log: ActionLog) -> None:
+    """An operator gave the new job 500, which the one before it of that number had from us."""
+    site = Site(Queue([pending(1), pending(7, array_job_id=7)]), log)
+    site.run()
+    later = {"submit_s": NOW_S + 30 * DAY_S}
+    jobs = [pending(1, **later), pending(8, array_job_id=7, array_task_id=1, **later)]
+    site.queue = Queue(jobs, {1: SiteFactor(500), 8: SiteFactor(500)})
+    site.predict = lambda requests: [PriorityAdvice(40, 1.0, None, None)] * len(requests)
+    assert site.run() == Outcome()
+    assert site.counts.dropped["has a site factor that almanac did not set"] == 2
+    assert site.run(is_clearing=True) == Outcome()
+    site.queue.jobs = [replace(job, restarts=1) for job in jobs]
+    assert site.run() == Outcome(taken=2), "requeued: the record speaks of them"
+
+
+def test_what_a_job_was_believed_is_noted_once_where_it_has_its_term_already(log: ActionLog) -> None:
+    site = Site(Queue([pending(1)], {1: SiteFactor(500)}), log)
+    site.plan()
+    assert not log.folder.exists(), "a dry run"
+    site.run()
+    site.run()
+    (line,) = site.lines()
+    assert (line["what"], line["old"], line["new"], line["gpu_time_s"]) == ("agreed", 500, 500, 3600.0)
+    assert site.queue.commands == []
+    assert site.run(is_clearing=True) == Outcome(), "it was not set by us"
+    site.queue.jobs = [pending(1, submit_s=NOW_S, restarts=1)]
+    site.run()
+    assert [line["submit_s"] for line in site.lines()] == [NOW_S - 600, NOW_S], "and once more when it is requeued"
 
 
 def test_the_record_survives_lines_cut_off_by_a_crash_and_lines_of_others(log: ActionLog) -> None:
@@ -362,8 +401,8 @@ def test_whatever_sequence_of_predictions_a_job_keeps_a_term_within_the_span(pre
     lines: dict[int, Action] = {}
     for gpu_time_s in predicted_s:
         advice = decide_priority(gpu_time_s, gpu_time_s, 0.0, "ann", (), PRIORITY)
-        for change in plan_terms(queue, lines, lambda requests, advice=advice: [advice], lambda job: (), Counts()):
+        for change in plan_terms(queue, lines, lambda requests, advice=advice: [advice], lambda *_: False, Counts())[0]:
             queue.set_site_factors([FactorChange(change.job, change.new)])
-            lines[1] = Action("set", NOW_S, "lab", 1, "1", NOW_S, change.old, change.new, "")
+            lines[1] = Action("set", NOW_S, "lab", 1, "1", NOW_S - 600, change.old, change.new, "")
         assert queue.points[1] == site_factor(gpu_time_s, PRIORITY)
         assert 0 <= queue.points[1] <= factor_span(PRIORITY)

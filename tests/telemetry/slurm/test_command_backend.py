@@ -115,6 +115,18 @@ def test_a_queue_of_every_kind_of_job(queue: CommandBackend, cases: dict[str, in
     assert [job.gpu_count for job in parts] == [1, 2]
 
 
+def test_how_often_a_job_was_requeued(folder: Path) -> None:
+    content = json.loads((folder / "queue.json").read_bytes())
+    (waiting, *rest) = CommandBackend(Recorded(folder, "queue.json")).pending(Counts())
+    assert {job.restarts for job in (waiting, *rest)} == {0}
+    for job in content["jobs"]:
+        if job["job_id"] == waiting.job_id:
+            job["restart_cnt"] = 2
+    answers = {"squeue -a -t PENDING --json": json.dumps(content).encode()}
+    (again, *_) = CommandBackend(Recorded(folder, answers=answers)).pending(Counts())
+    assert (again.job_id, again.restarts) == (waiting.job_id, 2)
+
+
 def test_an_array_is_named_whole_unless_tasks_of_it_have_records(queue: CommandBackend, cases: dict[str, int]) -> None:
     jobs = queue.pending(Counts())
     whole = [job.address for job in jobs if job.array_job_id == cases["array"]]

@@ -29,7 +29,7 @@ def _job(number: int, **values: Any) -> SimpleNamespace:
         "id": number, "state": "PENDING", "user_name": "ann", "name": "train", "account": "ml", "partition": "all",
         "qos": "normal", "constraints": [], "gpus": {}, "cpus": 4, "num_nodes": 1, "time_limit": 60, "priority": 1,
         "submit_time": 1_790_000_000, "array_id": None, "array_task_id": None, "array_tasks_waiting": None,
-        "heterogeneous_id": None, "heterogeneous_offset": None,
+        "heterogeneous_id": None, "heterogeneous_offset": None, "requeue_count": None,
     }  # fmt: skip
     return SimpleNamespace(**{**whole, **values})
 
