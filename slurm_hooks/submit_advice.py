@@ -99,8 +99,8 @@ def _settle(
 
 
 def _nodes(partition: str) -> str:
-    """Features and GRES of a partition's nodes, or of every partition's where none is named, as is_offered() takes them;
-    "" where sinfo does not say within SINFO_S.
+    """Features and GRES of a partition's nodes, or of every partition's where none is named, as is_offered() takes
+    them; "" where sinfo does not say within SINFO_S.
     """
     import subprocess  # late: seldom needed
 

@@ -15,8 +15,8 @@ NOW_S = int(time.time())
 TEXT = 'your last 14 runs of "train-bert-#" peaked at 21.3 GiB per GPU.'
 ADVICE = "\n".join(
     [
-        "almanac-advice\t1", "version\tv", f"written\t{NOW_S}", f"expires\t{NOW_S + 36_000}", "mode\tapply", "tell\tyes",
-        "prompt\task", "priority\t1000\t60\t8640000", "tier\thbm40g\t40960\tconstraint\thbm40g",
+        "almanac-advice\t1", "version\tv", f"written\t{NOW_S}", f"expires\t{NOW_S + 36_000}", "mode\tapply",
+        "tell\tyes", "prompt\task", "priority\t1000\t60\t8640000", "tier\thbm40g\t40960\tconstraint\thbm40g",
         "tier\thbm80g\t81920\tconstraint\thbm80g",
         f"F\ttrain-bert-#\t2\t60\t5\t25395\thbm40g\thbm80g=3 h;hbm40g=12 min\t{TEXT}",
         "U\t-\t-\t600\t7\t-\t-\t-\t-", "end\t2", "",
