@@ -23,6 +23,8 @@ HEAD = "almanac: "
 INDENT = " " * len(HEAD)
 OFF, SHOW, ASK, APPLY = "off", "show", "ask", "apply"
 MODES = (OFF, SHOW, ASK, APPLY)
+PLACING = ("nodelist", "nodefile", "exclude", "reservation")
+"""Options with which nothing is changed: the nodes that they leave may be none of the advised tier."""
 SHORT = {"--constraint": "-C", "--partition": "-p"}
 _SAFE = re.compile(r"[A-Za-z0-9_.:,+&|=-]*")
 
@@ -52,9 +54,9 @@ class Proposal:
     partition: str = ""
 
 
-def propose(request: Request, advice: AdviceFile) -> Proposal | None:
+def propose(request: Request, advice: AdviceFile, is_placed: bool = False) -> Proposal | None:
     """None where there is nothing to say: no row with a tier, a tier of that size is asked for already, or the request
-    leaves a choice between tiers.
+    leaves a choice between tiers. is_placed: whether an option of PLACING is given.
     """
     key = name_key(request.job_name)
     row = advice.find(key, request.gpu_count) if request.gpu_count > 0 else None
@@ -68,7 +70,10 @@ def propose(request: Request, advice: AdviceFile) -> Proposal | None:
         return None
     if asked is not None and asked.capacity_mib == tier.capacity_mib:
         return None
-    return Proposal(key, request.gpu_count, row, tier, _change(request, advice.tiers, asked, tier), request.partition)
+    change = _change(request, advice.tiers, asked, tier)
+    if is_placed:
+        change = Rewrite(why_not="the request says which nodes it wants")
+    return Proposal(key, request.gpu_count, row, tier, change, request.partition)
 
 
 def _change(request: Request, tiers: tuple[Tier, ...], asked: Tier | None, target: Tier) -> Rewrite:
@@ -98,16 +103,20 @@ def action(mode: str, proposal: Proposal, choice: Choice | None, now_s: int) -> 
     return Action.ASK if mode == ASK and can_change else Action.TELL
 
 
-def is_offered(nodes: str, tier: Tier) -> bool:
-    """Whether a partition has nodes of a tier. nodes: what `sinfo -h -p PARTITION -o "%f|%G"` said; "" where unknown.
+def is_offered(nodes: str, partition: str, tier: Tier) -> bool:
+    """Whether a partition, "" being the default one, has nodes of a tier; True where that is not known.
 
-    sbatch refuses a constraint that no node of the partition meets.
+    nodes: what `sinfo -h -o "%P|%f|%G"` said of the partition, or of all. sbatch refuses a constraint that no node of
+    the partition meets.
     """
-    rows = [line.partition("|") for line in nodes.splitlines()]
+    rows = [[*line.split("|", 2), "", ""] for line in nodes.split("\n") if line]
+    rows = [row for row in rows if partition or row[0].endswith("*")]
+    if not rows or tier.partition:
+        return True
     if tier.gres:
-        types = [term.split("(")[0].split(":") for _, _, gres in rows for term in gres.split(",")]
-        return not rows or any(words[:2] == ["gpu", tier.gres] for words in types)
-    return not rows or not tier.constraint or any(tier.constraint in features.split(",") for features, _, _ in rows)
+        types = [term.split("(")[0].split(":") for row in rows for term in row[2].split(",")]
+        return any(words[:2] == ["gpu", tier.gres] for words in types)
+    return any(tier.constraint in row[1].split(",") for row in rows)
 
 
 def answer(text: str) -> str:

@@ -16,6 +16,7 @@ from slurm_hooks.choices import Choice
 from slurm_hooks.proposal import (
     APPLY,
     MODES,
+    PLACING,
     Action,
     Proposal,
     action,
@@ -35,6 +36,9 @@ SILENT = ("help", "usage", "version", "test-only", "clusters", "cluster", "uid",
 """Options with which nothing is said: nothing is submitted, or not here, or not as this user."""
 SILENT_VARIABLES = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
 QUIET = ("parsable", "quiet")
+SINFO_S = 1
+SINFO_VARIABLES = ("SINFO_ALL", "SINFO_PARTITION")
+"""A user's own: with the first sinfo refuses -p."""
 MAX_SCRIPT_BYTES = 4 << 20
 
 
@@ -64,7 +68,7 @@ def advise(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal |
     mode = mode if mode in MODES else advice.prompt
     if mode != APPLY and (terminal is None or any(name in submission.options for name in QUIET)):
         return argv, False
-    proposal = propose(request, advice)
+    proposal = propose(request, advice, any(name in submission.options for name in PLACING))
     if proposal is None:
         return argv, False
     changed = with_option(argv, submission, proposal.change)
@@ -81,7 +85,7 @@ def _settle(
     known = choices.read(path)
     earlier = choices.find(known, proposal.key, proposal.gpus)
     what = action(mode, proposal, earlier, now_s)
-    if what is not Action.NOTHING and not is_offered(_nodes(proposal.partition), proposal.tier):
+    if what is not Action.NOTHING and not is_offered(_nodes(proposal.partition), proposal.partition, proposal.tier):
         return False, False
     if what in (Action.CHANGE, Action.NOTHING) or terminal is None:
         return what is Action.CHANGE, False
@@ -95,16 +99,18 @@ def _settle(
 
 
 def _nodes(partition: str) -> str:
-    """Features and GRES of a partition's nodes; "" where it is not named, or sinfo does not say."""
-    if not partition:
-        return ""
+    """Features and GRES of a partition's nodes, or of every partition's where none is named, as is_offered() takes
+    them; "" where sinfo does not say within SINFO_S.
+    """
     import subprocess  # late: seldom needed
 
-    argv = ["sinfo", "-h", "-p", partition, "-o", "%f|%G"]
+    argv = ["sinfo", "-h", "-o", "%P|%f|%G", *(["-p", partition] if partition else [])]
+    environ = {name: value for name, value in os.environ.items() if name not in SINFO_VARIABLES}
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=5, check=False
-        )
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=SINFO_S,
+            env=environ, check=False,
+        )  # fmt: skip
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return ""
     return done.stdout

@@ -360,13 +360,26 @@ function M.gpus_of_options(options)
   })
 end
 
--- What cli_filter's options ask for, as tiers.lua takes it, with gpu_count (nil: not known). GRES without its prefix.
+-- Options with which nothing is changed: the nodes that they leave may be none of the advised tier.
+local PLACING = { "nodelist", "nodefile", "exclude", "reservation" }
+
+local function is_placed(options)
+  for _, name in ipairs(PLACING) do
+    if (options[name] or "") ~= "" then
+      return true
+    end
+  end
+  return false
+end
+
+-- What cli_filter's options ask for, as tiers.lua takes it, with gpu_count (nil: not known) and is_placed. GRES without
+-- its prefix.
 function M.request_of_options(options)
   local count, kind = M.gpus_of_options(options)
   local gres = gsub("," .. (options["gres"] or ""), ",gres[:/]", ",")
   return {
     constraints = options["constraint"] or "", gres = sub(gres, 2), partition = options["partition"] or "",
-    gpu_count = count, gpu_type = kind or "",
+    gpu_count = count, gpu_type = kind or "", is_placed = is_placed(options),
   }
 end
 

@@ -1,8 +1,8 @@
 -- cli_filter.lua: advice inside sbatch, srun and salloc, for somebody at a terminal. The site's own cli_filter.lua has
 --   pcall(function() dofile("/usr/share/almanac/lua/cli_filter.lua").pre_submit(options, offset) end)
 -- as the first line of its slurm_cli_pre_submit. It runs as the user, reads the user's one advice file, and starts
--- programs only when it has something to say: sh, to look whether this is a terminal and to make a folder; sinfo, where
--- a partition is named: it may have no nodes of the advised tier.
+-- programs only when it has something to say: sh, to look whether this is a terminal and to make a folder; sinfo, as
+-- the partition may have no nodes of the advised tier.
 -- Loading it is a part of every submission: this file is short and finds out whether there is anybody to ask, and
 -- dialogue.lua does the rest.
 
@@ -29,10 +29,11 @@ local function proc(path)
   return text
 end
 
--- What a user said or did by which nothing is said and nothing is changed.
+-- What a user said or did by which nothing is said and nothing is changed. A number of srun's jobid names the job that a
+-- step is for; without one it is "unset".
 local function is_out(options, mode)
   return mode == "off" or getenv("SLURM_JOB_ID") or not COMMANDS[options["type"]] or options["test-only"] == "set"
-    or options["clusters"] or string.find(proc(MARK), MARKED)
+    or options["clusters"] or string.find(options["jobid"] or "", "^%d") or string.find(proc(MARK), MARKED)
 end
 
 local function is_quiet(options)

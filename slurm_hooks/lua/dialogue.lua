@@ -108,13 +108,12 @@ local function ask(proposal, found)
   return proposal.answer(line)
 end
 
--- Features and GRES of a partition's nodes; "" where it is not named, or sinfo does not say.
+-- Features and GRES of a partition's nodes, or of every partition's where none is named, as is_offered() takes them; ""
+-- where sinfo does not say within 1 s.
 local function nodes_of(partition)
-  if partition == "" then
-    return ""
-  end
-  local command = "exec timeout 5 sinfo -h -p " .. quoted(partition) .. " -o '%f|%G' </dev/null 2>/dev/null"
-  local pipe = io.popen(command, "r")
+  local named = partition ~= "" and " -p " .. quoted(partition) or ""
+  local command = "unset SINFO_ALL SINFO_PARTITION; exec timeout 1 sinfo -h -o '%P|%f|%G'" .. named
+  local pipe = io.popen(command .. " </dev/null 2>/dev/null", "r")
   local text = pipe and pipe:read("*a") or ""
   if pipe then
     pipe:close()
@@ -129,7 +128,7 @@ local function settle(proposal, found, mode, now)
   local earlier = proposal.find_choice(choices, found.key, found.gpus)
   local action = proposal.action(mode, found, earlier, now)
   if action == "nothing" or (action ~= "change" and not has_terminal())
-    or not proposal.is_offered(nodes_of(found.partition), found.tier) then
+    or not proposal.is_offered(nodes_of(found.partition), found.partition, found.tier) then
     return false
   elseif action == "change" then
     return true

@@ -38,7 +38,7 @@ function M.propose(tiers, request, row, advice)
     return nil
   end
   local found = { key = row.key, gpus = row.gpus, row = row, tier = tier, partition = request.partition }
-  if not asked or asked.kind == tier.kind then
+  if not request.is_placed and (not asked or asked.kind == tier.kind) then
     found.option, found.value = tiers.rewrite(request, advice.tiers, tier)
     found.value = found.option and found.value
   end
@@ -62,20 +62,30 @@ function M.action(mode, found, choice, now)
   return mode == "ask" and found.value and "ask" or "tell"
 end
 
--- Whether a partition has nodes of a tier. nodes: what `sinfo -h -p PARTITION -o "%f|%G"` said, "" where unknown.
-function M.is_offered(nodes, tier)
-  if nodes == "" or tier.partition then
-    return true
-  end
-  for features, gres in gmatch(nodes, "([^|\n]*)|?([^\n]*)") do
-    for term in gmatch(tier.gres and gres or features, "[^,]+") do
-      local kind = match(gsub(term, "%(.*", ""), "^gpu:([^:]*)")
-      if (tier.gres and kind == tier.gres) or (tier.constraint and term == tier.constraint) then
-        return true
-      end
+local function has_tier(features, gres, tier)
+  for term in gmatch(tier.gres and gres or features, "[^,]+") do
+    local kind = match(gsub(term, "%(.*", ""), "^gpu:([^:]*)")
+    if (tier.gres and kind == tier.gres) or (tier.constraint and term == tier.constraint) then
+      return true
     end
   end
   return false
+end
+
+-- Whether a partition, "" being the default one, has nodes of a tier; true where that is not known.
+-- nodes: what `sinfo -h -o "%P|%f|%G"` said of the partition, or of all.
+function M.is_offered(nodes, partition, tier)
+  local is_known = false
+  for line in gmatch(nodes, "[^\n]+") do
+    local name, features, gres = match(line, "^([^|]*)|?([^|]*)|?(.*)$")
+    if partition ~= "" or sub(name, -1) == "*" then
+      if tier.partition or has_tier(features, gres, tier) then
+        return true
+      end
+      is_known = true
+    end
+  end
+  return not is_known
 end
 
 -- What a line typed at the question means: yes, no, always or never.

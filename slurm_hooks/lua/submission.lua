@@ -77,7 +77,7 @@ function M.run(job, submit_uid, advice_dir, module, began)
     local done = set_term(job, advice.mode, row.term)
     slurm.log_info(
       "almanac: %s term=%d uid=%d gpus=%d row=%s advice=%s us=%d key=%s",
-      done, row.term, uid, gpus, row.kind, advice.version, (os.clock() - began) * 1e6, key
+      done, row.term, uid, gpus, row.kind, advice.version, math.floor((os.clock() - began) * 1e6), key
     )
   end
   if advice.tell then

@@ -43,8 +43,8 @@ ENVIRONMENT = {
     "SBATCH_ACCOUNT": "account", "SBATCH_ARRAY_INX": "array", "SBATCH_CONSTRAINT": "constraint",
     "SBATCH_CPUS_PER_GPU": "cpus-per-gpu", "SBATCH_GPUS": "gpus", "SBATCH_GPUS_PER_NODE": "gpus-per-node",
     "SBATCH_GPUS_PER_TASK": "gpus-per-task", "SBATCH_GRES": "gres", "SBATCH_JOB_NAME": "job-name",
-    "SBATCH_PARTITION": "partition", "SBATCH_QOS": "qos", "SBATCH_TIMELIMIT": "time",
-    "SBATCH_TRES_PER_TASK": "tres-per-task",
+    "SBATCH_PARTITION": "partition", "SBATCH_QOS": "qos", "SBATCH_RESERVATION": "reservation",
+    "SBATCH_TIMELIMIT": "time", "SBATCH_TRES_PER_TASK": "tres-per-task",
 }  # fmt: skip
 HET_WORDS = ("hetjob", "packjob")
 MAGIC = ("#SBATCH", "#SLURM")

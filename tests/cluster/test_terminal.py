@@ -110,10 +110,23 @@ def test_apply_works_without_a_terminal_but_not_inside_a_job(front: FrontEnd, wa
 def test_a_partition_without_the_advised_tier(front: FrontEnd, way: str) -> None:
     """hbm80 has no hbm40g: such a job would be refused."""
     for mode in ("ask", "apply"):
-        shown = ended(front.terminal(way, *HELD, "-p", "hbm80", *WRAP, ALMANAC_ADVICE=mode))
+        env = {"ALMANAC_ADVICE": mode, "SINFO_ALL": "1", "SINFO_PARTITION": "all"}
+        shown = ended(front.terminal(way, *HELD, "-p", "hbm80", *WRAP, **env))
         assert re.fullmatch(r"Submitted batch job \d+\n", shown)
         assert front.constraint(shown) == "gpu&hbm80g"
     assert front.constraint(front.answered("y", way, *HELD, "-p", "all", *WRAP)) == "gpu&hbm40g"
+
+
+def test_nothing_is_changed_where_the_nodes_are_said(front: FrontEnd, way: str) -> None:
+    """n3 is no hbm40g: with the change the job would be refused."""
+    front.site.write("login", f"{front.home}/nodes", b"n3\n", owner="alice")
+    for option in (("-w", "n3"), ("-F", f"{front.home}/nodes"), ("-x", "n1,n2")):
+        shown = ended(front.terminal(way, *HELD, *option, *WRAP, ALMANAC_ADVICE="apply"))
+        assert front.constraint(shown) == "gpu&hbm80g", option
+    shown = ended(front.terminal(way, *HELD, "-x", "n1,n2", *WRAP))
+    assert "hbm40g holds" in shown
+    assert "[y]es" not in shown
+    assert front.constraint(shown) == "gpu&hbm80g"
 
 
 LINES = {
@@ -232,6 +245,18 @@ def test_srun_and_salloc(front: FrontEnd, command: str) -> None:
     assert "Features=gpu&hbm80g" in ended(front.terminal(command, *options))
     front.forget()
     assert "Features=gpu&hbm80g" in front.answered("n", command, *options)
+
+
+def test_a_step_of_a_job_is_not_asked_about(front: FrontEnd) -> None:
+    """srun --jobid from a login shell."""
+    job_id = front.run("sbatch", "--parsable", "-t1", "-o", "/dev/null", *JOB, "--wrap", "sleep 60").stdout.decode()
+    front.site.wait_for(int(job_id), "RUNNING", timeout_s=60)
+    front.filter_on()
+    try:
+        shown = ended(front.terminal("srun", f"--jobid={int(job_id)}", "-n1", *JOB[:3], "echo", "a step has run"))
+    finally:
+        front.run("scancel", job_id.strip())
+    assert shown == "a step has run\n"
 
 
 def test_ctrl_c_at_sruns_question_cancels(front: FrontEnd) -> None:

@@ -189,30 +189,47 @@ def test_an_option_is_shown_inert() -> None:
     assert typed(Rewrite("--gres", "gpu:a100:2,$(id)`x`'\x1b[31m\n")) == "--gres='gpu:a100:2,$(id)`x`'\\''?[31m?'"
 
 
-NODES = "gpu,hbm40g|gpu:a100:4(S:0-1)\n(null)|(null)\ngpu,%f|nvme:1,gpu:h100:8\n"
+def test_nothing_is_changed_where_the_request_says_which_nodes_it_wants() -> None:
+    found = propose(request(), advice(), is_placed=True)
+    assert found is not None
+    assert found.change.value == ""
+
+
+NODES = "p|gpu,hbm40g|gpu:a100:4(S:0-1)\np|(null)|(null)\np|gpu,%f|nvme:1,gpu:h100:8\n"
+ALL_NODES = "p|gpu,hbm40g|gpu:a100:4(S:0-1)\nq*|gpu,hbm80g|gpu:h100:8\np|gpu|(null)\nq*|(null)|(null)\n"
 
 
 @pytest.mark.parametrize(
-    ("nodes", "kind", "selector", "expected"),
+    ("nodes", "partition", "kind", "selector", "expected"),
     [
-        (NODES, "constraint", "hbm40g", True),
-        (NODES, "constraint", "%f", True),
-        (NODES, "constraint", "hbm80g", False),
-        (NODES, "constraint", "hbm40", False),
-        (NODES, "gres", "a100", True),
-        (NODES, "gres", "h100", True),
-        (NODES, "gres", "a10", False),
-        (NODES, "gres", "gpu", False),
-        (NODES, "partition", "p", True),
-        ("", "constraint", "hbm80g", True),
-        ("", "gres", "a100", True),
+        (NODES, "p", "constraint", "hbm40g", True),
+        (NODES, "p", "constraint", "%f", True),
+        (NODES, "p", "constraint", "hbm80g", False),
+        (NODES, "p", "constraint", "hbm40", False),
+        (NODES, "p", "gres", "a100", True),
+        (NODES, "p", "gres", "h100", True),
+        (NODES, "p", "gres", "a10", False),
+        (NODES, "p", "gres", "gpu", False),
+        (NODES, "p", "partition", "p", True),
+        ("", "p", "constraint", "hbm80g", True),
+        ("", "p", "gres", "a100", True),
+        # Without a partition the default one counts, whose name has an asterisk.
+        (ALL_NODES, "", "constraint", "hbm80g", True),
+        (ALL_NODES, "", "constraint", "hbm40g", False),
+        (ALL_NODES, "", "gres", "h100", True),
+        (ALL_NODES, "", "gres", "a100", False),
+        (ALL_NODES, "", "partition", "p", True),
+        (NODES, "", "constraint", "hbm80g", True),
+        ("", "", "constraint", "hbm80g", True),
     ],
 )
-def test_a_partition_without_such_nodes(lua: Lua, nodes: str, kind: str, selector: str, expected: bool) -> None:
+def test_a_partition_without_such_nodes(
+    lua: Lua, nodes: str, partition: str, kind: str, selector: str, expected: bool
+) -> None:
     tier = Tier(name="t", capacity_mib=1, **{kind: selector})
-    assert is_offered(nodes, tier) == expected
-    code = f'all(dofile(dir .. "proposal.lua").is_offered({literal(nodes)}, {literal(as_lua(tier))}))'
-    assert lua.run(code) == [[expected]]
+    assert is_offered(nodes, partition, tier) == expected
+    arguments = ", ".join(map(literal, (nodes, partition, as_lua(tier))))
+    assert lua.run(f'all(dofile(dir .. "proposal.lua").is_offered({arguments}))') == [[expected]]
 
 
 KINDS = ("constraint", "gres", "partition")
@@ -224,6 +241,7 @@ REQUESTS = st.tuples(
     st.sampled_from(["", "gpu:2", "gpu:a:2", "nvme,gpu:b:1"]),
     st.sampled_from(["", "a", "b", "h"]),
     st.sampled_from(["", "a", "a,b", "x"]),
+    st.booleans(),
 )
 CHOICES = st.none() | st.tuples(st.sampled_from([ASKED, ALWAYS, NEVER]), NAMES, st.sampled_from([0, 10, 3600, -9]))
 CASES = st.tuples(TIERS, WAITS, REQUESTS, CHOICES, st.sampled_from(MODES), st.sampled_from(["x", "word " * 40]))
@@ -275,14 +293,15 @@ def test_lua_does_what_python_does(lua: Lua, cases: list[Any]) -> None:
                         gpu_type=asking[2], partition=asking[3])  # fmt: skip
         earlier = chosen(choice[0], choice[2], tier=choice[1]) if choice else None
         in_lua = {
-            "request": {"constraints": asking[0], "gres": asking[1], "gpu_type": asking[2], "partition": asking[3]},
+            "request": {"constraints": asking[0], "gres": asking[1], "gpu_type": asking[2], "partition": asking[3],
+                        "is_placed": asking[4]},
             "row": {"kind": "F", "key": row.key, "gpus": 2, "tier": "a", "text": row.text, "waits": waits or None},
             "advice": {"tiers": [as_lua(tier) for tier in known]},
             "choice": earlier and {"key": earlier.key, "gpus": 2, "word": earlier.word, "tier": earlier.tier,
                                    "time": earlier.time_s},
         }  # fmt: skip
         code += f"\ntry({', '.join(literal(part) for part in in_lua.values())}, {literal(mode)}, {literal(word)})"
-        expected.append(expected_of(propose(asked, advice(row, tiers=known)), earlier, mode, word))
+        expected.append(expected_of(propose(asked, advice(row, tiers=known), asking[4]), earlier, mode, word))
     assert lua.run(code) == expected
 
 

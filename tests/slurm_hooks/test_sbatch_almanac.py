@@ -62,6 +62,7 @@ class Bench:
         self.sbatch = program(root / "bin" / "sbatch", SBATCH.format(python=sys.executable, out=str(self.out)))
         self.choices = root / "home/.local/state/almanac/choices"
         (root / "home").mkdir()
+        self.sinfo("exit 1")
         config = root / "almanac.toml"
         config.write_text(f'[hooks]\nadvice_dir = "{root}/advice"\n')
         self.environ = {
@@ -82,6 +83,10 @@ class Bench:
         path = self.advice_path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines))
+
+    def sinfo(self, line: str) -> None:
+        """What sinfo does instead of asking a slurmctld."""
+        program(self.root / "bin/sinfo", f"#!/bin/sh\n{line}\n")
 
     @property
     def advice_path(self) -> Path:
@@ -349,13 +354,47 @@ def test_what_cannot_be_rewritten_is_told(bench: Bench) -> None:
 
 @pytest.mark.parametrize("mode", ["ask", "show", "apply"])
 def test_a_partition_without_the_advised_tier(bench: Bench, mode: str) -> None:
-    sinfo = '#!/bin/sh\n[ "$3" = "a b" ] && echo "gpu,hbm80g|gpu:4" || exit 1\n'
-    program(bench.root / "bin/sinfo", sinfo)
+    bench.sinfo('[ "$4" = -p ] && [ "$5" = "a b" ] && echo "a b|gpu,hbm80g|gpu:4" || exit 1')
     argv = [*GPU_JOB, "-p", "a b"]
     assert ended(bench.terminal(*argv, ALMANAC_ADVICE=mode)) == "Submitted batch job 42\n"
     assert bench.got == argv
     ended(bench.terminal(*GPU_JOB, "-p", "other", ALMANAC_ADVICE="apply"))
     assert bench.got[-1] == "--constraint=gpu&hbm40g"
+
+
+def test_a_default_partition_without_the_advised_tier(bench: Bench) -> None:
+    bench.sinfo('[ -z "$SINFO_PARTITION" ] && printf "a|gpu,hbm40g|gpu:4\\nb*|gpu,hbm80g|gpu:4\\n"')
+    bench.run(*GPU_JOB, ALMANAC_ADVICE="apply", SINFO_PARTITION="a")
+    assert bench.got == GPU_JOB
+    bench.sinfo('printf "a*|gpu,hbm40g|gpu:4\\nb|gpu,hbm80g|gpu:4\\n"')
+    bench.run(*GPU_JOB, ALMANAC_ADVICE="apply")
+    assert bench.got[-1] == "--constraint=gpu&hbm40g"
+
+
+def test_a_slow_sinfo_is_not_waited_for(bench: Bench) -> None:
+    """What it would have said after three seconds does not count."""
+    bench.sinfo('sleep 3; echo "a|gpu,hbm80g|gpu:4"')
+    bench.run("-p", "a", *GPU_JOB, ALMANAC_ADVICE="apply")
+    assert bench.got[-1] == "--constraint=gpu&hbm40g"
+
+
+PLACED = [["-w", "n3"], ["--nodelist=n3"], ["-F", "nodes"], ["-xn1"], ["--exclude", "n1"], ["--reservation=r"]]
+
+
+@pytest.mark.parametrize("option", PLACED, ids=" ".join)
+def test_nothing_is_changed_where_the_nodes_are_said(bench: Bench, option: list[str]) -> None:
+    argv = [*option, *GPU_JOB]
+    bench.run(*argv, ALMANAC_ADVICE="apply")
+    assert bench.got == argv
+    shown = ended(bench.terminal(*argv))
+    assert "hbm40g holds" in shown
+    assert "[y]es" not in shown
+    assert bench.got == argv
+
+
+def test_a_reservation_of_the_environment_counts(bench: Bench) -> None:
+    bench.run(*GPU_JOB, ALMANAC_ADVICE="apply", SBATCH_RESERVATION="r")
+    assert bench.got == GPU_JOB
 
 
 @pytest.mark.parametrize(

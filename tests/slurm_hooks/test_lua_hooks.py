@@ -1,0 +1,111 @@
+"""job_submit.lua and cli_filter.lua as wholes, without a Slurm: what they do with what Slurm hands over."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lua_runner import Lua, literal
+
+NOW_S = int(time.time())
+TEXT = 'your last 14 runs of "train-bert-#" peaked at 21.3 GiB per GPU.'
+ADVICE = "\n".join(
+    [
+        "almanac-advice\t1", "version\tv", f"written\t{NOW_S}", f"expires\t{NOW_S + 36_000}", "mode\tapply",
+        "tell\tyes", "prompt\task", "priority\t1000\t60\t8640000", "tier\thbm40g\t40960\tconstraint\thbm40g",
+        "tier\thbm80g\t81920\tconstraint\thbm80g",
+        f"F\ttrain-bert-#\t2\t60\t5\t25395\thbm40g\thbm80g=3 h;hbm40g=12 min\t{TEXT}",
+        "U\t-\t-\t600\t7\t-\t-\t-\t-", "end\t2", "",
+    ]
+)  # fmt: skip
+GPU_JOB = {"type": "sbatch", "job-name": "train-bert-7", "gpus": "2", "constraint": "gpu&hbm80g"}
+
+
+@pytest.fixture
+def advice(tmp_path: Path) -> Path:
+    """The root of the advice files, with one for us."""
+    for path in (tmp_path / f"sched/{os.getuid()}", tmp_path / f"user/{os.getuid()}/advice"):
+        path.parent.mkdir(parents=True)
+        path.write_text(ADVICE)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "term"), [("train-bert-7", 5), ("other", 7 + 8882)])
+def test_a_submission_gets_its_term_a_line_in_the_log_and_a_word(lua: Lua, advice: Path, name: str, term: int) -> None:
+    """1000 ln(8640000 / (600 * 2)) is 8882."""
+    job = {"name": name, "user_id": os.getuid(), "tres_per_job": "gres:gpu:2", "features": "gpu&hbm80g"}
+    code = f"""
+    local logged, said = "", ""
+    slurm = {{
+      log_info = function(...) logged = string.format(...) end,
+      log_user = function(...) said = string.format(...) end,
+    }}
+    local job = {literal(job)}
+    dofile(dir .. "job_submit.lua").submit(job, {os.getuid()}, {{ advice = {literal(str(advice))} }})
+    all(job.site_factor, logged, said)
+    """
+    ((factor, logged, said),) = lua.run(code)
+    kind, key = ("F", "train-bert-#") if term == 5 else ("U", "other")
+    assert factor == term
+    done = f"set term={term} uid={os.getuid()} gpus=2 row={kind} advice=v"
+    assert re.fullmatch(rf"almanac: {done} us=\d+ key={key}", logged)
+    assert said.startswith(f"almanac: {TEXT} hbm40g holds that.") if kind == "F" else said == ""
+
+
+def filtered(lua: Lua, advice: Path, monkeypatch: pytest.MonkeyPatch, sinfo: str, **options: str) -> str:
+    """The constraint that cli_filter.lua leaves with ALMANAC_ADVICE=apply, without a terminal."""
+    program = advice / "bin/sinfo"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f"#!/bin/sh\n{sinfo}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(advice))
+    monkeypatch.setenv("SINFO_PARTITION", "of somebody who likes to see little")
+    monkeypatch.setenv("ALMANAC_ADVICE", "apply")
+    for name in ("SLURM_JOB_ID", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    asked: dict[str, Any] = {**GPU_JOB, **{name.replace("_", "-"): value for name, value in options.items()}}
+    code = f'local options = {literal(asked)}\ndofile(dir .. "cli_filter.lua").pre_submit(options, 0, '
+    ((found,),) = lua.run(f'{code}{{ advice = {literal(str(advice))} }})\nall(options["constraint"])')
+    return str(found)
+
+
+CASES = [
+    ({}, True),
+    ({"nodelist": ""}, True),
+    ({"nodelist": "n3"}, False),
+    ({"nodefile": "/nodes"}, False),
+    ({"exclude": "n1"}, False),
+    ({"reservation": "r"}, False),
+    # As real srun has it without and with --jobid.
+    ({"type": "srun", "jobid": "unset"}, True),
+    ({"type": "srun", "jobid": "12"}, False),
+]
+
+
+@pytest.mark.parametrize(("options", "is_changed"), CASES)
+def test_what_may_be_changed(
+    lua: Lua, advice: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], is_changed: bool
+) -> None:
+    assert filtered(lua, advice, monkeypatch, "exit 1", **options) == ("gpu&hbm40g" if is_changed else "gpu&hbm80g")
+
+
+NODES = 'printf "a|gpu,hbm40g|gpu:4\\nb*|gpu,hbm80g|gpu:4\\n"'
+
+
+def test_a_partition_without_the_advised_tier(lua: Lua, advice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    default = f'[ -z "$SINFO_PARTITION" ] && [ $# = 3 ] && {NODES}'
+    assert filtered(lua, advice, monkeypatch, default) == "gpu&hbm80g"
+    named = '[ "$4" = -p ] && [ "$5" = "a b" ] && echo "a b|gpu,{0}|gpu:4"'
+    for tier, expected in (("hbm80g", "gpu&hbm80g"), ("hbm40g", "gpu&hbm40g")):
+        assert filtered(lua, advice, monkeypatch, named.format(tier), partition="a b") == expected
+
+
+def test_a_slow_sinfo_is_not_waited_for(lua: Lua, advice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would have said after three seconds does not count."""
+    slow = 'sleep 3; echo "a|gpu,hbm80g|gpu:4"'
+    assert filtered(lua, advice, monkeypatch, slow, partition="a") == "gpu&hbm40g"
