@@ -59,7 +59,7 @@ def test_a_gpu_job_is_known_everywhere_by_its_id(cluster: Cluster) -> None:
         series.value < 100
         for series in cluster.scrape(FB_USED)
         if (series.labels["Hostname"], series.labels["gpu"]) in on
-    ), 5)  # fmt: skip
+    ), 20)  # fmt: skip
 
 
 def test_jobs_share_a_node_on_different_gpus(cluster: Cluster) -> None:

@@ -63,7 +63,7 @@ def test_a_newcomer_submits_is_advised_and_sees_what_the_job_used(walked: Docker
     # Prometheus' newest five seconds are left for the next run.
     walked.run("ctl", "root", "sleep", "7")
     walked.run("ctl", "root", "as-almanac", "ingest", timeout_s=180)
-    table = walked.run("ctl", "root", "almanac", "jobs", "-u", "alice", "-n", "1").stdout
+    table = walked.run("ctl", "root", "almanac", "jobs", "-u", "alice", "-j", str(job)).stdout
     assert f"{job}  alice  train-bert-100" in table and "hbm40g" in table and "18.0 GiB" in table
 
 
@@ -94,5 +94,6 @@ def test_the_bmc_stops_a_node_with_its_job_and_boots_it(walked: DockerSite) -> N
     walked.run("ctl", "root", "scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=off")
     assert walked.run("ctl", "root", "bmc", "on", "n4").stdout == "n4 on\n"
     walked.run("ctl", "root", "scancel", str(job), check=False)
-    walked.run("ctl", "root", "scontrol", "update", "NodeName=n4", "State=RESUME")
+    # Refused where the node has registered by now, and so is back already.
+    walked.run("ctl", "root", "scontrol", "update", "NodeName=n4", "State=RESUME", check=False)
     walked.wait_for_idle()
