@@ -1,11 +1,16 @@
 """Settings of every test, what it may lack, and which modules `make test-unit` leaves out for their length."""
 
 import os
+import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A run in the background of a script ignores Ctrl-C, and so would the children whose Ctrl-C is tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says something of the machine, not of the code.
 settings.register_profile("almanac", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,6 @@ end
 function slurm_cli_post_submit(offset, job_id, step_id) return slurm.SUCCESS end
 return slurm.SUCCESS
 """
-
-
-def _heed_ctrl_c() -> None:
-    """What a test run in the background ignores is ignored by its children too."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class FrontEnd:
@@ -83,9 +77,7 @@ class FrontEnd:
     def terminal(self, *argv: str, **env: str) -> Any:
         """alice's command on a terminal of her own."""
         command = self.site.command("login", "alice", argv, env={**self.env, **env}, tty=True)
-        return pexpect.spawn(
-            command[0], command[1:], timeout=30, encoding="utf-8", dimensions=(50, 150), preexec_fn=_heed_ctrl_c
-        )
+        return pexpect.spawn(command[0], command[1:], timeout=30, encoding="utf-8", dimensions=(50, 150))
 
     def run(self, *argv: str, stdin: bytes | None = None, **env: str) -> Any:
         """Without one."""
