@@ -185,6 +185,15 @@ class Services:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What the site report puts a price on. A price that is not configured is said to be, and never taken for 0."""
+
+    per_gpu_hour: float = _key(-1.0, "price of a GPU for an hour; negative: not configured", low=-1, high=1_000_000)
+    per_kwh: float = _key(-1.0, "price of electricity per kWh; negative: not configured", low=-1, high=1_000_000)
+    currency: str = _key("", "what prices are in, such as EUR")
+
+
+@dataclass(frozen=True)
 class Config:
     site: Site = Site()
     store: StoreSection = StoreSection()
@@ -200,5 +209,6 @@ class Config:
     priority: Priority = Priority()  # noqa: RUF009 - frozen
     hooks: Hooks = Hooks()  # noqa: RUF009
     services: Services = Services()
+    cost: Cost = Cost()
     tiers: tuple[Tier, ...] = ()
     source: str = ""

@@ -27,6 +27,7 @@ COMMANDS = {
     "jobs": "list past jobs with what they used",
     "report": "say what a job did with its GPUs, and what to ask for next",
     "characterize": "compare jobs across the site, as the Perlmutter study does",
+    "site-report": "report on the whole site: use, waste, cost, and the study's figures",
     "doctor": "check configuration, store, Slurm and Prometheus",
     "install-hooks": "put the hooks into Slurm's Lua scripts, or take them out",
     "demo": "show the whole path on a generated site",

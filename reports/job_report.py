@@ -82,12 +82,12 @@ def subject_of(report: Report) -> str:
 
 def render_text(report: Report) -> str:
     """For who reads mail as text; lines of at most 78 columns but for long names."""
-    return _templates().get_template("job.txt.j2").render(**_given(report))
+    return templates().get_template("job.txt.j2").render(**_given(report))
 
 
 def _html(report: Report, sources: Mapping[str, str]) -> str:
     pictures = [{"source": sources[name], "alt": ALTS[name]} for name in ALTS if name in sources]
-    page = _templates().get_template("job.html.j2").render(**_given(report), pictures=pictures)
+    page = templates().get_template("job.html.j2").render(**_given(report), pictures=pictures)
     # In ASCII nobody can take it for another encoding, wherever the inliner puts the line that names it.
     return _inliner().inline(page).encode("ascii", "xmlcharrefreplace").decode()
 
@@ -108,7 +108,8 @@ def _given(report: Report) -> dict[str, Any]:
 
 
 @cache
-def _templates() -> jinja2.Environment:
+def templates() -> jinja2.Environment:
+    """Of the pages in reports/templates; what is named .html.j2 escapes all that it is given."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("reports"),
         autoescape=jinja2.select_autoescape(enabled_extensions=("html.j2",), default=False),

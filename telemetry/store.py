@@ -138,8 +138,7 @@ class Store:
         files = self.files(table, cluster, since_s, until_s)
         if not files:
             return empty
-        low = -(2**62) if since_s is None else since_s * spec.ticks_per_s
-        high = 2**62 if until_s is None else until_s * spec.ticks_per_s
+        low, high = _ticks(spec, since_s, until_s)
         # Files written before a column was added lack it: the empty table has every column.
         files_sql = "SELECT * FROM read_parquet($files, union_by_name=true, hive_partitioning=false)"
         sql = (
@@ -154,20 +153,31 @@ class Store:
             rows = arrow(db, sql, {"files": [str(f) for f in files], "low": low, "high": high})
         return rows.cast(empty.schema)
 
-    def view(self, db: duckdb.DuckDBPyConnection, table: str, cluster: str, columns: Sequence[str]) -> None:
+    def view(
+        self,
+        db: duckdb.DuckDBPyConnection,
+        table: str,
+        cluster: str,
+        columns: Sequence[str],
+        since_s: int | None = None,
+        until_s: int | None = None,
+    ) -> None:
         """Make these columns a view of the table's name, for what reads more than is to be held in memory.
 
-        Damaged files raise duckdb.Error when the view is read.
+        Of the rows whose time is in [since_s, until_s). Damaged files raise duckdb.Error when the view is read.
         """
-        db.register(f"no_{table}", TABLES[table].schema.empty_table())
+        spec = TABLES[table]
+        db.register(f"no_{table}", spec.schema.empty_table())
         parts = [f"FROM no_{table}"]
-        files = self.files(table, cluster)
+        files = self.files(table, cluster, since_s, until_s)
         if files:
             found = db.read_parquet([str(file) for file in files], union_by_name=True, hive_partitioning=False)
             found.create_view(f"found_{table}")
             parts.append(f"FROM found_{table}")
+        low, high = _ticks(spec, since_s, until_s)
         db.execute(
             f"CREATE VIEW {table} AS SELECT {names_sql(list(columns))} FROM ({' UNION ALL BY NAME '.join(parts)})"
+            f' WHERE "{spec.time_column}" >= {low} AND "{spec.time_column}" < {high}'
         )
 
     def write(self, table: str, cluster: str, rows: pa.Table, opens: Opens = _opens_nothing) -> WriteResult:
@@ -277,6 +287,12 @@ def _by_partition(spec: Table, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]
     part = rows[spec.time_column].to_numpy() // (spec.part_s * spec.ticks_per_s)
     for number in np.unique(part).tolist():
         yield number * spec.part_s, rows.filter(pa.array(part == number))
+
+
+def _ticks(spec: Table, since_s: int | None, until_s: int | None) -> tuple[int, int]:
+    """A span in the unit of the table's time column; where it has no end, beyond every time."""
+    low = -(2**62) if since_s is None else since_s * spec.ticks_per_s
+    return low, 2**62 if until_s is None else until_s * spec.ticks_per_s
 
 
 def _replace(path: Path, rows: pa.Table, spec: Table) -> None:

@@ -1,0 +1,58 @@
+"""Names that stand for users in pages that are passed on: the same in every page of a site, and of no other."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+from almanac.errors import StoreError
+from telemetry.atomic import locked, write_atomically
+
+KEY_BYTES = 32
+
+
+def site_key(store_root: Path) -> bytes:
+    """The site's secret, made at its first use: without it a name could be found by trying all users.
+
+    Lies at `reports/pseudonyms.key` below the store's root, readable by who may read the store. Raises StoreError.
+    """
+    folder = store_root / "reports"
+    path = folder / "pseudonyms.key"
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        pass
+    try:
+        folder.mkdir(mode=0o750, exist_ok=True)
+        with locked(folder / ".pseudonyms.lock"):
+            if not path.exists():
+                write_atomically(path, secrets.token_hex(KEY_BYTES).encode() + b"\n")
+        return _read(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be written: {error.strerror}",
+            "run `almanac site-report` once as the store's owner; or show names with --names",
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    """Raises FileNotFoundError, StoreError."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
+            key = bytes.fromhex(file.read(1000).decode("ascii"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: cannot be read: {error}", "ask an operator, or show names with --names") from error
+    if len(key) < KEY_BYTES:
+        raise StoreError(f"{path}: holds {len(key)} bytes, expected {KEY_BYTES}", "remove it: pseudonyms then change")
+    return key
+
+
+def pseudonym(name: str, key: bytes) -> str:
+    """ "user-3f9a2c41": the same for a name as long as the key is."""
+    return f"user-{hmac.new(key, name.encode(), hashlib.sha256).hexdigest()[:8]}"
