@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from almanac.units import format_count
 
 Row = dict[str, Any]
 CLASS_COLOURS = {"compute": "#c2571a", "memory": "#1f5fa8"}
@@ -50,9 +54,15 @@ def size_labels(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def class_label(row: Row) -> str:
-    """ "memory (FP64)" by the paper's criterion, "memory (pipe used most)" by the other."""
-    by = "FP64" if row["class_by"] == "fp64" else "pipe used most"
-    return f"{row['class']}\n({by})"
+    """ "memory, by FP64" by the paper's criterion, "memory, by main pipe" by the other; and how many jobs."""
+    by = "FP64" if row["class_by"] == "fp64" else "main pipe"
+    return f"{row['class']}\nby {by}\n{format_count(row['jobs'])} jobs"
+
+
+def number_plainly(axis: Axis) -> None:
+    """Of a logarithmic axis: matplotlib's own numbers are formulas, which reports do not parse."""
+    axis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def draw_energy(axes: Axes, rows: Sequence[Row]) -> None:
@@ -67,6 +77,7 @@ def draw_energy(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_xticks(range(len(bands)), names, fontsize=7, rotation=30)
     axes.set_xlim(-0.6, len(bands) - 0.4)
     axes.set_yscale("log")
+    number_plainly(axes.yaxis)
     axes.set_xlabel("GPU-hours of the job", labelpad=1)
     axes.set_ylabel("energy, J")
     patches = [Patch(color=colour, alpha=0.55, label=f"{name}-bound") for name, colour in CLASS_COLOURS.items()]

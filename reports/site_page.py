@@ -87,8 +87,8 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _known_of(part: float, whole: float) -> str:
-    return f"known of {percent(_ratio(part, whole))} of the GPU-hours"
+def _known_of(part: float, whole: float, which: str = "the") -> str:
+    return f"known of {percent(_ratio(part, whole))} of {which} GPU-hours"
 
 
 def coverage_table(report: SiteReport) -> PageTable:
@@ -122,7 +122,7 @@ def waste_table(report: SiteReport) -> PageTable:
     idle = (
         f"Energy of the first two: {energy(total.wasted_kwh)}, "
         f"{money(price(total.wasted_kwh, cost.per_kwh), cost, 'kwh')} for electricity; "
-        f"{_known_of(total.wasted_kwh_hours, total.idle_hours or 0.0)}. "
+        f"{_known_of(total.wasted_kwh_hours, total.idle_hours or 0.0, 'their')}. "
         "Of a GPU that worked at other times the energy of its pauses is not known."
     )
     return PageTable(("What", "GPU-hours", "Of measured", "Cost"), rows, idle)

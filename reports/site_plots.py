@@ -12,11 +12,11 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from almanac.units import format_count
 from reports.plots import LINES, SETTINGS, WIDTH_IN, drawable, png
-from reports.site_boxes import CLASS_COLOURS, Row, class_label, draw_boxes, draw_energy, size_labels
+from reports.site_boxes import CLASS_COLOURS, Row, class_label, draw_boxes, draw_energy, number_plainly, size_labels
 from reports.site_maps import draw_matrix, heatmap
 from telemetry.characterize import Result
 from telemetry.characterize.usage import PAPER
@@ -79,6 +79,7 @@ def _sizes(axes: Axes, rows: Sequence[Row]) -> None:
     axes.bar(range(len(rows)), jobs, color=LINES[0])
     if max(jobs) > 30 * min(filter(None, jobs)):
         axes.set_yscale("log")
+        number_plainly(axes.yaxis)
     size_labels(axes, rows)
     axes.set_ylabel("jobs")
     axes.set_title("Jobs by size")
@@ -87,6 +88,7 @@ def _sizes(axes: Axes, rows: Sequence[Row]) -> None:
 def _durations(axes: Axes, rows: Sequence[Row]) -> None:
     draw_boxes(axes, rows, "elapsed_h", LINES[0])
     axes.set_yscale("log")
+    number_plainly(axes.yaxis)
     size_labels(axes, rows)
     axes.set_ylabel("hours")
     axes.set_title("Duration by size")
@@ -167,7 +169,7 @@ def _intensity(pipe: str) -> Draw:
             if ridge is not None:
                 axes.axvline(ridge, color=colour, linestyle=(0, (5, 3)), linewidth=1)
         axes.set_xscale("log")
-        axes.xaxis.set_minor_locator(NullLocator())
+        number_plainly(axes.xaxis)
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.set_xlabel("flop per byte of GPU memory (dashed: ridge)")
         axes.set_ylabel("samples")
@@ -206,8 +208,7 @@ def _by_class(word: str) -> Draw:
     def draw(axes: Axes, rows: Sequence[Row]) -> None:
         for place, row in enumerate(rows):
             draw_boxes(axes, [row], f"{word}_imbalance", CLASS_COLOURS[row["class"]], [place])
-        names = [f"{class_label(row)}\n{format_count(row['jobs'])} jobs" for row in rows]
-        axes.set_xticks(range(len(rows)), names, fontsize=7.5)
+        axes.set_xticks(range(len(rows)), list(map(class_label, rows)), fontsize=7.5)
         axes.set(ylim=(0, 1), xlim=(-0.6, len(rows) - 0.4), ylabel=f"{word} imbalance")
         axes.set_title("By class")
 

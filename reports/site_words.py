@@ -35,12 +35,11 @@ def money(amount: float | None, cost: Cost, per: str) -> str:
 
 
 def compared_cells(row: Compared) -> list[str]:
-    """Finding, value here, value published, jobs."""
-    here = _valued(row.value, row.finding.unit)
-    if row.value is None and row.why_null:
-        here = f"{NOT_KNOWN} ({printable(row.why_null, 80)})"
-    published = "-" if row.finding.published is None else _valued(row.finding.published, row.finding.unit)
-    return [row.finding.words, here, published, format_count(row.jobs)]
+    """Finding (and why it has no value here), value here, value published, jobs."""
+    finding = row.finding
+    words = f"{finding.words} ({printable(row.why_null, 80)})" if row.why_null else finding.words
+    published = "-" if finding.published is None else _valued(finding.published, finding.unit)
+    return [words, _valued(row.value, finding.unit), published, format_count(row.jobs)]
 
 
 def _valued(value: float | None, unit: str) -> str:

@@ -34,7 +34,8 @@ def _medians(word: str, by_pipes: dict[str, float], by_class: dict[str, float]) 
     column = f"p50_{word}_imbalance"
     for pipes, published in by_pipes.items():
         read = value_of(column, rule=PAPER, pipes=pipes, pipes_unknown="")
-        words = f"jobs that use only {pipes.replace('+', ' and ')}: median"
+        only = pipes.replace("+", " and ").replace("fp", "FP")
+        words = f"jobs that use only {only}: median"
         yield Finding(words, section, published, f"fig{number}_{word}_by_pipes", read, IMBALANCE)
     for name, published in by_class.items():
         read = value_of(column, class_by="fp64", **{"class": name})
