@@ -245,7 +245,7 @@ PANELS: tuple[Panel, ...] = (
             _intensity(pipe), {"pipe": pipe})
       for pipe in ("fp64", "tensor")),
     Panel("5", "fig05_energy", "Box plots of the energy of compute-bound and memory-bound jobs by GPU-hours",
-          draw_energy, {"class_by": "fp64"}, 3.0),
+          draw_energy, {"class_by": "fp64"}, 3.0, 0.85),
     *_bands("6", "fig06_spatial_by_util", "spatial"),
     *_bands("7", "fig07_temporal_by_util", "temporal"),
     *_kinds("8", "spatial"),
