@@ -16,5 +16,5 @@ def render_storm(contexts: Sequence[JobContext], config: Config) -> Rendered:
 
 
 def render_weekly(store: Store, cluster: str, user: str, config: Config, now_s: int) -> Rendered | None:
-    """The user's GPU jobs that ended within the seven days before now; None where there were none. Raises StoreError."""
+    """The GPU jobs that ended within the seven days before now; None where there were none. Raises StoreError."""
     raise NotImplementedError
