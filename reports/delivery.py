@@ -113,7 +113,7 @@ def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) ->
 
 def backoff_s(attempts: int) -> int:
     """Seconds until the next try after so many failed ones before: a minute, doubled each time, at most four hours."""
-    return min(FIRST_BACKOFF_S * 2 ** min(attempts, 20), LONGEST_BACKOFF_S)
+    return min(FIRST_BACKOFF_S << min(attempts, 20), LONGEST_BACKOFF_S)
 
 
 @dataclass

@@ -87,7 +87,7 @@ def compose(
     sender = sender_of(config.mail)
     domain = sender.partition("@")[2]
     message_id = _message_id(cluster, user, kind, runs, key, domain)
-    headers = {
+    headers: dict[str, str | Address] = {
         "From": Address(f"almanac of {printable(cluster, 60)}", addr_spec=sender),
         "To": recipient,
         "Subject": _sendable(printable(rendered.subject, MAX_SUBJECT)),
@@ -134,8 +134,7 @@ def _built(headers: Mapping[str, str | Address], text: str, html: str, images: M
         mail[name] = value
     mail.set_content(_sendable(text), cte="quoted-printable")
     mail.add_alternative(_sendable(html), subtype="html", cte="quoted-printable")
-    page = mail.get_payload()[-1]
-    assert isinstance(page, EmailMessage)
+    *_, page = mail.iter_parts()
     for content_id, content in images.items():
         name = f"{content_id.partition('.')[0]}.png"
         page.add_related(content, "image", "png", cid=f"<{content_id}>", disposition="inline", filename=name)

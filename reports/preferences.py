@@ -91,11 +91,10 @@ def write(frequency: str | None, config: Config) -> None:
         if not folder.is_dir():
             raise StoreError(f"{folder} is not there: no preference can be kept", "ask an operator of almanac")
         own, free = _places(folder, os.getuid())
-        if frequency is not None:
-            _put(folder, [*own, *free], frequency)
-            own = own[1:]
+        kept = None if frequency is None else _put(folder, [*own, *free], frequency)
         for path in own:
-            path.unlink(missing_ok=True)
+            if path != kept:
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(f"{folder}: cannot be written: {error.strerror}", "ask an operator of almanac") from error
 
@@ -112,7 +111,7 @@ def _places(folder: Path, uid: int) -> tuple[list[Path], list[Path]]:
     return own, free
 
 
-def _put(folder: Path, places: list[Path], frequency: str) -> None:
+def _put(folder: Path, places: list[Path], frequency: str) -> Path:
     """Into the first place that can be had: between the look and the rename another may have taken one."""
     temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -124,8 +123,7 @@ def _put(folder: Path, places: list[Path], frequency: str) -> None:
             os.fsync(handle)
         for path in places:
             with contextlib.suppress(PermissionError, IsADirectoryError):
-                temporary.rename(path)
-                return
+                return temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
     raise StoreError(f"{folder}: others have taken every name of yours", "tell an operator of almanac")

@@ -24,6 +24,8 @@ class Reply:
 
 def reply_of(error: Exception) -> Reply:
     """4xx and a lost connection: later. 5xx: never, but for a matter of policy (5.7.x), which the site can correct."""
+    code: int
+    said: bytes | str
     if isinstance(error, smtplib.SMTPRecipientsRefused):
         code, said = next(iter(error.recipients.values()))
     elif isinstance(error, smtplib.SMTPResponseException):
