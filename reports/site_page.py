@@ -52,7 +52,7 @@ class PageFigure:
 def render_site_page(report: SiteReport) -> str:
     tables = site_tables(report)
     page = templates().get_template("site.html.j2")
-    return page.render(
+    text = page.render(
         cluster=printable(report.cluster, 60),
         span=f"{format_moment(report.since_s)} to {format_moment(report.until_s)}",
         made=format_moment(report.made_s),
@@ -67,6 +67,8 @@ def render_site_page(report: SiteReport) -> str:
         sample=_sample(report),
         has_names=report.has_names,
     )
+    # In ASCII nobody can take it for another encoding.
+    return text.encode("ascii", "xmlcharrefreplace").decode()
 
 
 def summary_boxes(report: SiteReport) -> list[tuple[str, str, str]]:
