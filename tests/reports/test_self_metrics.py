@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -238,9 +237,10 @@ def test_only_operators_and_only_names_that_are_read(store: Store, tmp_path: Pat
 
     refused = CliRunner().invoke(command, [], obj=Ordinary(store_path=str(store.root)))
     assert "no operator" in str(refused.exception)
-    wrong = CliRunner().invoke(command, ["--textfile", str(tmp_path / "x.txt")], obj=Operator(store_path=str(store.root)))
+    operator = Operator(store_path=str(store.root))
+    wrong = CliRunner().invoke(command, ["--textfile", str(tmp_path / "x.txt")], obj=operator)
     assert wrong.exit_code == 2
     assert ".prom" in wrong.output
-        lost = CliRunner().invoke(command, ["--textfile", "/proc/self/nothing/x.prom"], obj=Operator(store_path=str(store.root)))
+    lost = CliRunner().invoke(command, ["--textfile", "/proc/self/nothing/x.prom"], obj=operator)
     assert "cannot be written" in str(lost.exception)
-    assert os.listdir(tmp_path) == ["store"]  # noqa: PTH208
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
