@@ -115,7 +115,7 @@ def _of_ingestion(store: Store, clusters: Sequence[str], now_s: int) -> Iterator
                  list(marks.items()))  # fmt: skip
     yield Metric("almanac_ingest_lag_seconds", "gauge", "How far what was read is behind, when this was written.",
                  [(labels, max(now_s - mark, 0)) for labels, mark in marks.items()])  # fmt: skip
-    yield Metric("almanac_summary_backlog", "gauge", "Days that changed since their jobs' metrics were computed.",
+    yield Metric("almanac_metrics_backlog", "gauge", "Days that changed since their jobs' metrics were computed.",
                  [((("cluster", name),), len(store.peek_open_days(name))) for name in clusters])  # fmt: skip
 
 

@@ -129,7 +129,7 @@ def test_how_far_behind_ingestion_is(store: Store) -> None:
     found = values(store)
     assert found['almanac_ingest_watermark_timestamp_seconds{cluster="c",source="sacct"}'] == NOW_S - 90
     assert found['almanac_ingest_lag_seconds{cluster="c",source="sacct"}'] == 90
-    assert found['almanac_summary_backlog{cluster="c"}'] == 0
+    assert found['almanac_metrics_backlog{cluster="c"}'] == 0
     assert not any("prometheus" in name for name in found)
 
 
