@@ -27,6 +27,8 @@ def draw_boxes(
          "whishi": row[f"p95_{value}"], "mean": row[f"mean_{value}"], "fliers": []}
         for row, _ in known
     ]  # fmt: skip
+    if not stats:
+        return
     axes.bxp(
         stats,
         positions=[spot for _, spot in known],
