@@ -175,7 +175,7 @@ def load_totals(store: Store, cluster: str, config: Config, since_s: int, until_
 def _totals(db: duckdb.DuckDBPyConnection, config: Config) -> SiteTotals:
     [total] = db.execute(f"SELECT {_SUMS} FROM runs").fetchall()
     standings = db.execute(
-        "SELECT standing, count(*), sum(gpu_hours) FROM runs GROUP BY 1 ORDER BY round(sum(gpu_hours), 6) DESC NULLS LAST, 1"
+        "SELECT standing, count(*), round(sum(gpu_hours), 6) FROM runs GROUP BY 1 ORDER BY 3 DESC NULLS LAST, 1"
     ).fetchall()
     [(running,)] = db.execute(
         """SELECT count(*) FROM jobs WHERE start_s IS NOT NULL AND end_s IS NULL
@@ -217,14 +217,15 @@ def _largest(db: duckdb.DuckDBPyConnection, config: Config) -> LargestTier:
     smaller = max(below, key=lambda tier: tier.capacity_mib)
     limit_mib = (smaller.capacity_mib - config.advice.headroom_mib) / (1 + config.advice.spike_margin)
     ended = " OR ".join(f"starts_with(state, '{state}')" for state in ENDED_WELL)
+    known = f"standing = '{OK}' AND hbm_peak_mib IS NOT NULL AND is_preallocated IS DISTINCT FROM true AND ({ended})"
     # Sums of several threads differ in their last digits: without rounding equal users would change places.
-    known = f"(standing = '{OK}' AND hbm_peak_mib IS NOT NULL AND is_preallocated IS DISTINCT FROM true AND ({ended}))"
     sql = f"""
-    SELECT "user", count(*), sum(gpu_hours), count(*) FILTER ({known}),
-           count(*) FILTER ({known} AND hbm_peak_mib <= $limit),
-           coalesce(sum(gpu_hours) FILTER ({known} AND hbm_peak_mib <= $limit), 0),
-           median(hbm_peak_mib) FILTER ({known}), max(hbm_peak_mib) FILTER ({known})
-    FROM runs WHERE list_contains($names, tier) GROUP BY 1 ORDER BY round(coalesce(sum(gpu_hours) FILTER ({known} AND hbm_peak_mib <= $limit), 0), 6) DESC, 1
+    WITH large AS (SELECT *, {known} AS is_known, {known} AND hbm_peak_mib <= $limit AS is_fit
+                   FROM runs WHERE list_contains($names, tier))
+    SELECT "user", count(*), sum(gpu_hours), count(*) FILTER (is_known), count(*) FILTER (is_fit),
+           coalesce(round(sum(gpu_hours) FILTER (is_fit), 6), 0),
+           median(hbm_peak_mib) FILTER (is_known), max(hbm_peak_mib) FILTER (is_known)
+    FROM large GROUP BY 1 ORDER BY 6 DESC, 1
     """
     rows = [LargeUser(*row) for row in db.execute(sql, {"limit": limit_mib, "names": names}).fetchall()]
     return LargestTier(

@@ -69,7 +69,7 @@ def test_each_service_runs_a_command_that_exists_and_has_its_timer(path: Path) -
 
 def test_every_timer_has_its_service() -> None:
     assert [path.stem for path in TIMERS] == [path.stem for path in SERVICES]
-    assert len(TIMERS) == 5
+    assert len(TIMERS) == 6
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
@@ -87,6 +87,7 @@ def test_services_are_hardened(path: Path) -> None:
     else:
         assert service["User"] == "almanac"
         assert service["CapabilityBoundingSet"] == ""
+        folders |= {"/var/lib/almanac-metrics"} if path.stem == "almanac-metrics" else set()
     assert set(service["ReadWritePaths"].split()) == folders
 
 
@@ -120,6 +121,7 @@ def test_modes_of_the_folders() -> None:
         "/var/lib/almanac-advice": ("0711", "root"),
         "/var/lib/almanac-advice/sched": ("0750", "root"),
         "/var/lib/almanac-advice/user": ("0711", "root"),
+        "/var/lib/almanac-metrics": ("0755", "almanac"),
         "/var/log/almanac": ("0750", "almanac"),
     }
 
