@@ -79,7 +79,7 @@ def _show(report: SiteReport) -> None:
     from reports.site_page import coverage_table, summary_boxes, waste_table
 
     for figure, words, of in summary_boxes(report):
-        click.echo(f"{figure} {words}{', ' + of if of else ''}")
+        click.echo(f"{words}: {figure}{f' ({of})' if of else ''}")
     for table in (coverage_table(report), waste_table(report)):
         click.echo()
         show_table(table.columns, table.cells, right=table.columns[1:])
