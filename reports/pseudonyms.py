@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 from almanac.errors import StoreError
-from telemetry.atomic import locked, write_atomically
+from telemetry.atomic import TEMPORARY
 
 KEY_BYTES = 32
 
@@ -19,23 +21,44 @@ def site_key(store_root: Path) -> bytes:
 
     Lies at `reports/pseudonyms.key` below the store's root, readable by who may read the store. Raises StoreError.
     """
-    folder = store_root / "reports"
-    path = folder / "pseudonyms.key"
+    path = store_root / "reports" / "pseudonyms.key"
     try:
         return _read(path)
     except FileNotFoundError:
         pass
     try:
-        folder.mkdir(mode=0o750, exist_ok=True)
-        with locked(folder / ".pseudonyms.lock"):
-            if not path.exists():
-                write_atomically(path, secrets.token_hex(KEY_BYTES).encode() + b"\n")
-        return _read(path)
+        _make(path, store_root)
     except OSError as error:
         raise StoreError(
             f"{path}: cannot be written: {error.strerror}",
             "run `almanac site-report` once as the store's owner; or show names with --names",
         ) from error
+    return _read(path)
+
+
+def _make(path: Path, store_root: Path) -> None:
+    """Of two processes at once the first one's key stays. What root makes in the store is the store's owner's."""
+    owner = store_root.stat()
+    if not path.parent.is_dir():
+        path.parent.mkdir(mode=0o750, exist_ok=True)
+        _give(path.parent, owner)
+    handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_hex(KEY_BYTES).encode() + b"\n")
+            file.flush()
+            os.fchmod(file.fileno(), 0o640)
+            os.fsync(file.fileno())
+        _give(Path(name), owner)
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _give(path: Path, owner: os.stat_result) -> None:
+    if os.geteuid() == 0:
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def _read(path: Path) -> bytes:

@@ -14,10 +14,11 @@ import pyarrow as pa
 from almanac import __version__
 from almanac.units import format_count, format_gib, format_moment, printable
 from reports.job_report import templates
+from reports.site_headline import PART_FINDINGS, PartValue
 from reports.site_plots import Picture, render_site_plots
 from reports.site_report import SiteReport
-from reports.site_tables import price, site_tables
-from reports.site_words import compared_cells, energy, hours, money, percent
+from reports.site_tables import headline_parts, price, published_parts, site_tables
+from reports.site_words import compared_cells, energy, hours, money, percent, tenths
 from telemetry.characterize import Result
 from telemetry.characterize.headline import Compared
 
@@ -60,7 +61,10 @@ def render_site_page(report: SiteReport) -> str:
         summary=summary_boxes(report),
         coverage=coverage_table(report),
         waste=waste_table(report),
-        parts=[(DIMENSION_WORDS[name], _part(report, tables[f"by_{name}"])) for name in DIMENSION_WORDS],
+        parts=[
+            (words, _part(report, tables[f"by_{name}"]), _headline_part(report, name))
+            for name, words in DIMENSION_WORDS.items()
+        ],
         largest=_largest(report),
         headline=_compared(report.headline),
         figures=_figures(report),
@@ -142,6 +146,21 @@ def _part(report: SiteReport, rows: pa.Table) -> PageTable:
     columns = ("Name", "Jobs", "GPU-hours", "Share", "Measured", "Utilisation", "Unused GPU-hours", "Their cost",
                "Energy", "Electricity")  # fmt: skip
     return PageTable(columns, cells, _left_out(rows.num_rows))
+
+
+def _headline_part(report: SiteReport, dimension: str) -> PageTable:
+    """Each cell: the share, and the number of jobs that it is of; first what the paper has."""
+    found = headline_parts(report, dimension)
+    published = ["Perlmutter", *map(tenths, published_parts())]
+    cells = [
+        [printable(name, 60) or "not recorded", *(_of_jobs(value) for value in values)]
+        for name, values in list(found.items())[:MOST_ROWS]
+    ]
+    return PageTable(("Name", *(each.short for each in PART_FINDINGS)), [published, *cells], _left_out(len(found)))
+
+
+def _of_jobs(value: PartValue) -> str:
+    return "-" if value.share is None else f"{tenths(value.share)} of {format_count(value.jobs)}"
 
 
 def _left_out(rows: int) -> str:

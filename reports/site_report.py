@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 
 from almanac.config import Config
 from reports.pseudonyms import pseudonym, site_key
@@ -64,7 +66,6 @@ def build_site_report(
     totals = load_totals(store, cluster, config, *span_s)
     population = load_population(store, cluster, *span_s, at_most=most)
     results = characterize(population, config)
-    key = b"" if has_names else site_key(store.root)
     return SiteReport(
         cluster=cluster,
         since_s=span_s[0],
@@ -77,8 +78,14 @@ def build_site_report(
         headline=tuple(compare(results, config, FINDINGS)),
         compared=_by_figure(results, config),
         has_names=has_names,
-        shown_user=(lambda name: name) if has_names else (lambda name: pseudonym(name, key)),
+        shown_user=str if has_names else _pseudonyms(store.root),
     )
+
+
+def _pseudonyms(store_root: Path) -> Callable[[str], str]:
+    """The key is read, or made, when the first name is shown: totals need none."""
+    key = cache(partial(site_key, store_root))
+    return lambda name: pseudonym(name, key())
 
 
 def _by_figure(results: Mapping[str, Result], config: Config) -> dict[str, tuple[Compared, ...]]:

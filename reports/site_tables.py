@@ -9,11 +9,13 @@ import pyarrow as pa
 
 from almanac.config import Cost
 from almanac.errors import StoreError
+from reports.site_headline import PART_FINDINGS, Headline
 from reports.site_report import SiteReport
 from reports.site_totals import DIMENSIONS, Share
 from telemetry.atomic import write_atomically
 from telemetry.characterize import contents
 from telemetry.characterize.files import CONTENTS_NAME, csv_content
+from telemetry.characterize.headline import FINDINGS
 from telemetry.characterize.table import columns
 
 _SHARE = columns(
@@ -47,6 +49,11 @@ _LARGEST = columns(
     ("median_peak_mib", "real", "MiB, of the jobs whose need is known"),
     ("highest_peak_mib", "real", "MiB"),
 )
+_HEADLINES = columns(
+    ("dimension", "text", "partition, account or gpu_type"), ("name", "text"), ("finding", "text"),
+    ("site_value", "real", "share of jobs; null: there are none"),
+    ("published_value", "real", "of perlmutter-telemetry"), ("jobs", "count", "jobs that the site's value is of"),
+)  # fmt: skip
 _COMPARED = columns(
     ("figure", "text"), ("finding", "text"), ("site_value", "real"), ("published_value", "real"), ("unit", "text"),
     ("jobs", "count"), ("why_null", "text"), ("section", "text"),
@@ -73,6 +80,7 @@ def site_tables(report: SiteReport) -> dict[str, pa.Table]:
         "total": _shares({"all": totals.total}, totals.total.hours, cost),
         "coverage": _table(_STANDINGS, ((row.name, row.jobs, row.hours) for row in totals.standings)),
         **parts,
+        "headline_by_part": _table(_HEADLINES, _headlines(report)),
         "largest_tier": _table(_LARGEST, largest),
         "published": _table(_COMPARED, _compared(report)),
     }
@@ -99,6 +107,26 @@ def _shown(report: SiteReport, dimension: str) -> dict[str, Share]:
     if dimension != "account":
         return parts
     return {report.shown_account(name): share for name, share in parts.items()}
+
+
+def headline_parts(report: SiteReport, dimension: str) -> dict[str, Headline]:
+    """In the order of the breakdown, most GPU-hours first; accounts as they are shown."""
+    found = report.totals.headlines[dimension]
+    shown = report.shown_account if dimension == "account" else str
+    return {shown(name): found[name] for name in report.totals.parts[dimension] if name in found}
+
+
+def published_parts() -> list[float | None]:
+    """What the paper has, for each of PART_FINDINGS."""
+    published = {finding.words: finding.published for finding in FINDINGS}
+    return [published[each.words] for each in PART_FINDINGS]
+
+
+def _headlines(report: SiteReport) -> Iterator[tuple[object, ...]]:
+    for dimension in DIMENSIONS:
+        for name, values in headline_parts(report, dimension).items():
+            for finding, value, published in zip(PART_FINDINGS, values, published_parts(), strict=True):
+                yield dimension, name, finding.words, value.share, published, value.jobs
 
 
 def _shares(parts: Mapping[str, Share], all_hours: float, cost: Cost) -> pa.Table:

@@ -13,6 +13,7 @@ import duckdb
 from advisor.models.peaks import ENDED_WELL
 from almanac.config import Config
 from almanac.errors import StoreError
+from reports.site_headline import Headline, load_headlines
 from telemetry.characterize.population import NOT_SUMMARISED, PART_OF_A_JOB, RUNS_SQL
 from telemetry.characterize.usage import largest_tier_names
 from telemetry.metrics.finish_sql import IDLE, OK
@@ -25,7 +26,8 @@ _JOBS = (
 )  # fmt: skip
 _METRICS = (
     "job_id", "submit_s", "verdict", "gpu_model", "gpus_seen", "coverage_frac", "mean_gpu_util_pct",
-    "mean_gr_engine_active_frac", "temporal_imbalance", "idle_gpus", "energy_j", "hbm_peak_mib", "is_preallocated",
+    "mean_gr_engine_active_frac", "spatial_imbalance", "temporal_imbalance", "idle_gpus", "energy_j", "hbm_peak_mib",
+    "hbm_peak_frac", "is_preallocated", "class_fp64", "has_profiling_fault",
 )  # fmt: skip
 _GPUS = ("job_id", "submit_s", "is_idle", "energy_j")
 _RUNS = f"""
@@ -36,24 +38,24 @@ WITH idle AS (
 base AS (
   SELECT j.job_id, j.submit_s, coalesce(j."user", '') AS "user", coalesce(j.account, '') AS account,
          coalesce(j."partition", '') AS "partition", coalesce(m.gpu_model, j.gpu_type, '') AS gpu_type, j.tier,
-         j.gpus * j.ran_s / 3600.0 AS gpu_hours, coalesce(j.state, '') AS state, m.* EXCLUDE (job_id, submit_s),
+         j.gpus, j.gpus * j.ran_s / 3600.0 AS gpu_hours, coalesce(j.state, '') AS state, m.* EXCLUDE (job_id, submit_s),
          CASE WHEN j.state IN ('REQUEUED', 'RESIZING') THEN '{PART_OF_A_JOB}'
               ELSE coalesce(m.verdict, '{NOT_SUMMARISED}') END AS standing,
-         coalesce(m.mean_gpu_util_pct / 100, m.mean_gr_engine_active_frac) AS known_util_frac,
+         coalesce(m.mean_gpu_util_pct, 100 * m.mean_gr_engine_active_frac) AS util_pct,
          CASE WHEN m.temporal_imbalance IS NOT NULL THEN len(m.idle_gpus) / nullif(m.gpus_seen, 0) END AS idle_share
   {RUNS_SQL}),
 measured AS (
-  SELECT *, CASE WHEN standing IN ('{OK}', '{IDLE}') AND known_util_frac IS NOT NULL
+  SELECT *, CASE WHEN standing IN ('{OK}', '{IDLE}') AND util_pct IS NOT NULL
                  THEN gpu_hours * coverage_frac END AS measured_h
   FROM base),
 parted AS (
-  SELECT *, CASE WHEN measured_h IS NOT NULL THEN least(known_util_frac, 1) END AS util_frac,
+  SELECT *, CASE WHEN measured_h IS NOT NULL THEN least(util_pct / 100, 1) END AS util_frac,
          CASE WHEN standing = '{IDLE}' THEN measured_h WHEN measured_h IS NOT NULL THEN 0 END AS idle_job_h,
          CASE WHEN standing = '{OK}' THEN coalesce(idle_share, 0) * measured_h
               WHEN measured_h IS NOT NULL THEN 0 END AS never_used_h
   FROM measured)
-SELECT p.job_id, p.submit_s, p."user", p.account, p."partition", p.gpu_type, p.tier, p.standing, p.state, p.gpu_hours,
-       measured_h, util_frac, idle_job_h, never_used_h, p.energy_j, p.hbm_peak_mib, p.is_preallocated,
+SELECT p.* EXCLUDE (gpus_seen, idle_gpus, coverage_frac, idle_share),
+       CASE WHEN gpus_seen = gpus AND temporal_imbalance IS NOT NULL THEN len(idle_gpus) END AS idle_gpu_count,
        CASE WHEN standing = '{OK}' THEN greatest(measured_h * (1 - util_frac) - never_used_h, 0)
             WHEN measured_h IS NOT NULL THEN 0 END AS no_kernel_h,
        CASE WHEN standing = '{IDLE}' THEN p.energy_j WHEN never_used_h > 0 THEN idle_j
@@ -149,13 +151,17 @@ class LargestTier:
 
 @dataclass(frozen=True)
 class SiteTotals:
-    """parts: by dimension the share of each of its values, most GPU-hours first; "" is a value that is not recorded."""
+    """parts: by dimension the share of each of its values, most GPU-hours first; "" is a value that is not recorded.
+
+    headlines: by dimension the study's headline figures of each value that has jobs with the verdict ok.
+    """
 
     total: Share
     standings: tuple[Standing, ...]
     still_running: int
     users: int
     parts: dict[str, dict[str, Share]]
+    headlines: dict[str, dict[str, Headline]]
     largest: LargestTier
     account_users: frozenset[str]
 
@@ -189,6 +195,7 @@ def _totals(db: duckdb.DuckDBPyConnection, config: Config) -> SiteTotals:
         still_running=running,
         users=users,
         parts={dimension: _parts(db, dimension) for dimension in DIMENSIONS},
+        headlines={dimension: load_headlines(db, dimension, config) for dimension in DIMENSIONS},
         largest=_largest(db, config),
         account_users=frozenset(account for (account,) in personal if account),
     )

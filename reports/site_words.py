@@ -27,6 +27,11 @@ def percent(share: float | None) -> str:
     return f"{100 * share:.1f}%" if 0 < abs(share) < 0.0995 else f"{100 * share:.0f}%"
 
 
+def tenths(share: float | None) -> str:
+    """A share as percent with one decimal, as the paper has them; "-" where there is none."""
+    return "-" if share is None else f"{100 * share:.1f}%"
+
+
 def money(amount: float | None, cost: Cost, per: str) -> str:
     """Never 0 for a price that is not configured. per: "gpu_hour" or "kwh"."""
     if (cost.per_gpu_hour if per == "gpu_hour" else cost.per_kwh) < 0:
@@ -46,7 +51,7 @@ def _valued(value: float | None, unit: str) -> str:
     if value is None:
         return NOT_KNOWN
     if unit == SHARE:
-        return f"{100 * value:.1f}%"
+        return tenths(value)
     if unit == PERCENT:
         return f"{value:.0f}%"
     return f"{value:.2f} h" if unit == HOURS else f"{value:.2f}"

@@ -19,6 +19,7 @@ from almanac.errors import NotAllowedError, StoreError
 from cli.app import App
 from cli.site_report import command
 from reports.pseudonyms import pseudonym, site_key
+from reports.site_headline import PART_FINDINGS
 from reports.site_page import captions, render_site_page
 from reports.site_plots import PANELS
 from reports.site_report import SiteReport, build_site_report
@@ -71,6 +72,27 @@ def test_the_papers_values_stand_beside_the_sites(page: str, report: SiteReport)
     assert rows["4-GPU jobs that never used three GPUs"][1] == "12.0%"
     found = {each.finding.words: each for each in report.headline}["4-GPU jobs that never used three GPUs"]
     assert rows["4-GPU jobs that never used three GPUs"][0] == f"{100 * (found.value or 0):.1f}%"
+
+
+def test_the_headline_figures_of_all_partitions_together_are_the_headline(report: SiteReport) -> None:
+    """Two ways to the same figure: in DuckDB by partition, and from the tables of the figures."""
+    headline = {each.finding.words: each for each in report.headline}
+    for number, finding in enumerate(PART_FINDINGS):
+        values = [values[number] for values in report.totals.headlines["partition"].values()]
+        jobs = sum(value.jobs for value in values)
+        met = sum((value.share or 0) * value.jobs for value in values)
+        whole = headline[finding.words]
+        assert jobs == whole.jobs, finding.words
+        assert jobs, finding.words
+        assert met / jobs == pytest.approx(whole.value), finding.words
+
+
+def test_each_part_stands_below_perlmutters_headline(page: str) -> None:
+    rows = cells(
+        page.replace("<h3>", "<h2>").replace("</h3>", "</h2>"), "Headline figures by GPU type, beside Perlmutter"
+    )
+    assert rows[0] == ["Perlmutter", "81%", "55%", "12%", "16%", "66%"]
+    assert {row[0] for row in rows[1:]} >= {"A100-80"}
 
 
 def test_every_published_value_belongs_to_a_figure(report: SiteReport) -> None:
