@@ -91,7 +91,7 @@ def test_each_part_stands_below_perlmutters_headline(page: str) -> None:
     rows = cells(
         page.replace("<h3>", "<h2>").replace("</h3>", "</h2>"), "Headline figures by GPU type, beside Perlmutter"
     )
-    assert rows[0] == ["Perlmutter", "81%", "55%", "12%", "16%", "66%"]
+    assert rows[0] == ["Perlmutter", "81.0%", "55.0%", "12.0%", "16.5%", "66.3%"]
     assert {row[0] for row in rows[1:]} >= {"A100-80"}
 
 
