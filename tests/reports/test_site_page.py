@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from browser import CHROMIUM, look
 from click.testing import CliRunner
 
 from almanac.config import Config, Cost
-from almanac.errors import NotAllowedError, StoreError
+from almanac.config_file import parse_config
+from almanac.errors import ConfigError, NotAllowedError, StoreError
 from cli.app import App
 from cli.site_report import command
 from reports.pseudonyms import pseudonym, site_key
@@ -131,6 +133,14 @@ def test_another_site_gives_other_pseudonyms_and_its_key_is_not_for_everybody(tm
     assert (tmp_path / "a/reports/pseudonyms.key").stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_root_makes_in_the_store_is_the_store_owners(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65534, 65534)
+    site_key(tmp_path)
+    assert {path.stat().st_uid for path in (tmp_path / "reports", tmp_path / "reports/pseudonyms.key")} == {65534}
+    assert [path.name for path in (tmp_path / "reports").iterdir()] == ["pseudonyms.key"]
+
+
 @pytest.mark.parametrize("content", [b"", b"00ff\n", b"no hex", b"\xff" * 64])
 def test_a_key_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "reports").mkdir()
@@ -171,6 +181,12 @@ def test_a_price_that_is_not_configured_is_no_price_of_0(reported: Any, page: st
     found = report_of(reported, cost=PRICED)
     rows = cells(render_site_page(found), "GPU-hours that were not used")
     assert rows[3][3] == f"{2 * (found.totals.total.unused_hours or 0):.3g} EUR"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-5.0", '"free"'])
+def test_a_price_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match="per_kwh"):
+        parse_config(tomllib.loads(f"[cost]\nper_kwh = {value}"))
 
 
 def test_jobs_without_telemetry_are_counted_and_not_idle(page: str, report: SiteReport) -> None:
@@ -247,6 +263,7 @@ def test_the_command_writes_page_and_tables_or_shows_the_totals(reported: Any, t
     assert (tmp_path / "site.html").stat().st_mode & 0o777 == 0o640
     assert (tmp_path / "csv/by_partition.csv").is_file()
     shown = run()
+    assert shown.startswith("GPU jobs: 59 (of 2 users)")
     assert "GPUs never used, in other jobs" in shown
     assert "not configured" in shown
     assert run("-S", "2001-01-01", "-E", "2001-02-01").startswith("no GPU jobs")
