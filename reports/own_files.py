@@ -27,6 +27,7 @@ _RUNS = schema_of(
         "array_task_id": pa.int64(),
         "user": pa.string(),
         "gpu_count": pa.int64(),
+        "has_report": pa.bool_(),
     }
 )
 
@@ -40,8 +41,9 @@ class OwnFiles:
     index: OwnIndex
 
     def runs(self) -> pa.Table:
-        """A row for each run: ids, times, user and GPUs, as in the table jobs."""
-        return pa.Table.from_pylist([{**vars(run), "user": self.index.user} for run in self.index.runs], _RUNS)
+        """A row for each run: ids, times, user and GPUs as in the table jobs, and has_report."""
+        rows = [{**vars(run), "user": self.index.user, "has_report": bool(run.report)} for run in self.index.runs]
+        return pa.Table.from_pylist(rows, _RUNS)
 
     def history(self, columns: Sequence[str]) -> pa.Table:
         """Rows as of telemetry.history.load_history_table, oldest end first."""

@@ -105,7 +105,7 @@ class OwnFolder:
         """Names of the reports of a uid; none where the folder is not ours, for then who made them is not known."""
         with contextlib.suppress(OSError), self._ours(uid) as folder, opened(REPORTS, folder) as handle:
             if self._is_ours(handle):
-                return {name for name in os.listdir(handle) if REPORT_NAME.fullmatch(name)}
+                return {entry.name for entry in os.scandir(handle) if REPORT_NAME.fullmatch(entry.name)}
         return set()
 
     def has_index(self, uid: int) -> bool:

@@ -51,7 +51,7 @@ class OwnRun:
     end_s: int
     array_job_id: int | None
     array_task_id: int | None
-    gpu_count: int
+    gpu_count: int | None
     report: str | None
 
 
@@ -158,7 +158,7 @@ def _row(table: str, known: Mapping[str, Any]) -> Row:
 
 
 def _pack_series(context: JobContext) -> tuple[dict[str, Any] | None, bytes]:
-    """Half floats, a row for each GPU, one counter after the other: three digits, which is more than a picture shows."""
+    """Half floats, a row for each GPU, one counter after the other: three digits, more than a picture shows."""
     series = context.series
     if series is None:
         return None, b""

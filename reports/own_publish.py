@@ -207,7 +207,7 @@ def _index(job: OwnJob, person: _Person, history: Sequence[Row]) -> OwnIndex:
             end_s=run.end_s,
             array_job_id=run.array_job_id,
             array_task_id=run.array_task_id,
-            gpu_count=run.gpus,
+            gpu_count=run.gpu_count,
             report=person.report_of(run),
         )
         for run in person.runs
