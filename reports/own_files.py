@@ -75,7 +75,8 @@ def open_own(root: Path, uid: int) -> OwnFiles:
     except FileNotFoundError as error:
         raise StoreError(
             f"no jobs of yours are published below {root}, and you may not read almanac's store",
-            "GPU jobs are published within an hour of their end; on which hosts, an operator of almanac knows",
+            "a GPU job is published some time after its end, where the site does so; else your report comes by mail, "
+            "or an operator has it (`almanac report JOBID --html FILE`)",
         ) from error
 
 
