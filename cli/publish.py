@@ -58,19 +58,23 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
         processes=len(os.sched_getaffinity(0)),
     )
     done = publish(job)
-    own = _publish_own(job)
     if job.trained is None:
         done.warnings.append("nothing is trained: there is no advice for users who have run nothing (`almanac train`)")
-    for warning in [*slurm.warnings, *done.warnings, *own.warnings]:
+    _warn([*slurm.warnings, *done.warnings])
+    if not as_json:
+        click.echo(_summary(done, dry_run))
+    own = _publish_own(job)
+    _warn(own.warnings)
+    click.echo(json_text({**vars(done), "own_reports": vars(own)}) if as_json else _own_summary(own, dry_run))
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
         click.echo(f"almanac: warning: {printable(warning, 1000)}", err=True)
-    if as_json:
-        click.echo(json_text({**vars(done), "own_reports": vars(own)}))
-    else:
-        click.echo(f"{_summary(done, dry_run)}\n{_own_summary(own, dry_run)}")
 
 
 def _publish_own(job: Job) -> OwnPublished:
-    """After the advice, which does not wait for it."""
+    """After the advice, which does not wait for it. Raises as publish_own does: the advice is out by then."""
     from reports.own_folder import OwnFolder
     from reports.own_publish import OwnJob, publish_own
 

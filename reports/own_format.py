@@ -67,7 +67,8 @@ class OwnIndex:
 
 
 def pack_index(index: OwnIndex) -> bytes:
-    return _pack("jobs", {**asdict(index), "history": list(map(_known, index.history))})
+    runs = [asdict(run) for run in index.runs]
+    return _pack("jobs", {**vars(index), "runs": runs, "history": list(map(_known, index.history))})
 
 
 def unpack_index(content: bytes) -> OwnIndex:
