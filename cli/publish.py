@@ -167,8 +167,8 @@ def _own_summary(own: OwnPublished, is_dry: bool) -> str:
         f"{format_count(own.reports)} reports {would}written{waiting}; {format_count(own.lists)} lists of users' jobs "
         f"{would}written, {format_count(own.removed)} removed"
     ]
-    if own.too_large:
-        lines.append(f"{format_count(own.too_large)} reports are too large for a file")
+    if own.unwritable:
+        lines.append(f"{format_count(own.unwritable)} reports are too large for a file, or hold a number that is none")
     lines += _naming(own.not_shown, "users have no reports of their own: they cannot be put into their folder")
     return "\n".join(lines)
 

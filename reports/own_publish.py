@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from almanac.config import Config
 from almanac.units import format_count
-from reports.context import Row, build_runs, plain_rows
+from reports.context import JobContext, Row, build_runs, plain_rows
 from reports.own_choice import Chosen, newest_runs
 from reports.own_folder import INDEX, REPORT_NAME, Listed, OwnFile, OwnFolder
 from reports.own_format import FORMAT, MAX_FILE_BYTES, OwnIndex, OwnRun, pack_index, pack_report
@@ -33,14 +33,15 @@ class OwnPublished:
     """What a run did, or (dry run) would do.
 
     lists, reports: files written; waiting: reports left for the next run; removed: users of whom nothing is left.
-    too_large: jobs whose report does not fit into a file; not_shown: users to whom a file could not be given.
+    unwritable: jobs whose report is too large for a file, or has a number that JSON has not; not_shown: users to whom a
+    file could not be given.
     """
 
     lists: int = 0
     reports: int = 0
     waiting: int = 0
     removed: int = 0
-    too_large: int = 0
+    unwritable: int = 0
     not_shown: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -168,11 +169,20 @@ def _reports(
     wanted = {(run.job_id, run.submit_s): (run, person) for run, person in part}
     for context in build_runs(job.store, job.cluster, list(wanted), job.config, job.now_s):
         run, person = wanted[context.job_id, context.job["submit_s"]]
-        content = pack_report(context)
-        if len(content) > MAX_FILE_BYTES:
-            outcome.too_large += 1
+        content = _packed(context)
+        if content is None:
+            outcome.unwritable += 1
         elif context.user == person.user:
             yield OwnFile(person.uid, _name(run), content), person
+
+
+def _packed(context: JobContext) -> bytes | None:
+    """None where it cannot be written: one job keeps no other from being published."""
+    try:
+        content = pack_report(context)
+    except ValueError:
+        return None
+    return content if len(content) <= MAX_FILE_BYTES else None
 
 
 def _write_lists(job: OwnJob, people: Sequence[_Person], listed: dict[int, Listed], outcome: OwnPublished) -> set[int]:

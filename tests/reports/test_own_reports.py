@@ -218,6 +218,23 @@ def test_a_job_without_its_report_is_listed_and_says_so(publisher: Publisher) ->
         own.contexts([30])
 
 
+@pytest.mark.parametrize("fault", ["number", "size"])
+def test_a_report_that_cannot_be_written_keeps_no_other_from_being_so(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def pack(context: JobContext) -> bytes:
+        if context.job_id != 5:
+            return pack_report(context)
+        if fault == "size":
+            return bytes(MAX_FILE_BYTES + 1)
+        return pack_report(dataclasses.replace(context, metrics={**context.metrics, "energy_j": float("inf")}))
+
+    monkeypatch.setattr("reports.own_publish.pack_report", pack)
+    done = publisher()
+    assert (done.reports, done.unwritable) == (58, 1)
+    assert [run.job_id for run in publisher.of("bob").index.runs if run.report is None] == [5]
+
+
 def test_a_dry_run_writes_nothing(publisher: Publisher) -> None:
     done = publisher(is_dry=True)
     assert (done.lists, done.reports) == (2, 59)
