@@ -125,9 +125,14 @@ class App:
 
     @cached_property
     def own_files(self) -> OwnFiles:
-        """What was published for the caller of their own jobs. Raises StoreError where nothing was."""
+        """What was published for the caller of their own jobs.
+
+        Raises StoreError where nothing was, or where a store is named that the caller cannot read.
+        """
         from reports.own_files import open_own
 
+        if self.store_path or os.environ.get("ALMANAC_STORE"):
+            self.open_store()
         return open_own(Path(self.config.hooks.advice_dir), os.getuid())
 
     def require_operator(self, why: str) -> None:

@@ -13,7 +13,7 @@ from almanac.errors import NotAllowedError
 from almanac.units import format_count, printable
 from cli.app import App
 from cli.ingest import moment
-from cli.job_table import local_time, show_columns, show_jobs
+from cli.job_table import local_time, say_published, show_columns, show_jobs
 from cli.output import json_text, write_separated
 from cli.selection import Words, check_columns, filtered, ordered, parse_limits, words_of
 from cli.steps import show_steps
@@ -134,6 +134,8 @@ def command(
             click.echo(f"{format_count(found.matching - len(found.rows))} {others} are not shown; --limit 0 shows all")
     if found.note:
         click.echo(found.note, err=not is_table)
+    if is_table:
+        say_published(app)
 
 
 def _words(app: App, given: dict[str, Any]) -> tuple[Words, ...]:

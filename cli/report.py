@@ -16,7 +16,7 @@ from almanac.errors import AlmanacError, NotAllowedError, StoreError
 from almanac.units import format_count, format_duration, format_moment, printable
 from cli.app import App
 from cli.ingest import moment
-from cli.job_table import local_time
+from cli.job_table import local_time, say_published
 from cli.output import json_text, show_table
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def command(
         _print_json(contexts)
     elif since:
         _list(contexts)
+        say_published(app)
     else:
         _show(contexts)
     if len(shown) < len(chosen):

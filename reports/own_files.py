@@ -74,7 +74,7 @@ def open_own(root: Path, uid: int) -> OwnFiles:
         return OwnFiles(folder, uid, _read(folder / INDEX, uid, unpack_index))
     except FileNotFoundError as error:
         raise StoreError(
-            f"no jobs of yours are published below {root}, and you may not read almanac's store",
+            f"no jobs of yours are published below {root}, and almanac's store cannot be read by you here",
             "a GPU job is published some time after its end, where the site does so; else your report comes by mail, "
             "or an operator has it (`almanac report JOBID --html FILE`)",
         ) from error

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from almanac.config import Config, Hooks, Reports
+from almanac.config import Config, Hooks, Reports, StoreSection
 from cli.app import App
 from cli.jobs import command as jobs_command
 from cli.report import command, find_jobs, parse_id
@@ -99,8 +99,8 @@ def test_who_may_not_read_the_store_is_told_how_the_report_comes(folder: str, tm
 
 
 def outsider(folder: str, advice: Path) -> Outsider:
-    app = Outsider(store_path=folder)
-    app.config = dataclasses.replace(Config(), hooks=Hooks(advice_dir=str(advice)))
+    app = Outsider()
+    app.config = dataclasses.replace(Config(), hooks=Hooks(advice_dir=str(advice)), store=StoreSection(path=folder))
     return app
 
 
@@ -137,9 +137,10 @@ def test_they_have_every_form_and_the_list(published: Outsider, tmp_path: Path) 
     shown = CliRunner().invoke(command, ["10"], obj=published, catch_exceptions=False)
     assert "No measurements of its GPUs reached us" in " ".join(shown.output.split())
     listed = CliRunner().invoke(command, ["--since", "@1"], obj=published, catch_exceptions=False)
-    assert [line.split()[0] for line in listed.output.splitlines()[1:]] == ["10", "20_0", "20_1", "20_3"]
+    assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == ["10", "20_0", "20_1", "20_3"]
+    assert listed.stderr == "these are the jobs published for you; the list last changed 2026-11-19 14:53 UTC\n"
     recent = CliRunner().invoke(command, ["--since", "@1795000721"], obj=published, catch_exceptions=False)
-    assert [line.split()[0] for line in recent.output.splitlines()[1:]] == ["20_1", "20_3"]
+    assert [line.split()[0] for line in recent.stdout.splitlines()[1:]] == ["20_1", "20_3"]
 
 
 def test_almanac_jobs_lists_them(published: Outsider) -> None:
@@ -163,6 +164,13 @@ def test_of_others_jobs_they_are_told_nothing(published: Outsider, text: str) ->
     assert "no such job of yours" in str(done.exception)
     assert "bob" not in str(done.exception) + done.output
     assert "ask an operator" in done.exception.hint
+
+
+@pytest.mark.parametrize("program", [command, jobs_command], ids=["report", "jobs"])
+def test_a_store_that_is_named_and_cannot_be_read_is_not_passed_over(published: Outsider, program: Any) -> None:
+    published.store_path = "/nowhere/store"
+    done = CliRunner().invoke(program, ["--since" if program is command else "-S", "@1"], obj=published)
+    assert "/nowhere/store: there is no store here" in str(done.exception)
 
 
 def test_a_number_that_came_again_is_not_shown_to_its_former_user(folder: str) -> None:
