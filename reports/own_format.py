@@ -147,7 +147,9 @@ def _unpack(kind: str, content: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _malformed(error: object) -> FileFormatError:
-    return FileFormatError(f"damaged: {error!s:.200}", "the next `almanac publish` that finds it gone writes it anew")
+    return FileFormatError(
+        f"damaged: {error!s:.200}", "an operator of almanac can remove it: the next `almanac publish` writes it anew"
+    )
 
 
 def _known(row: Row) -> dict[str, Any]:
