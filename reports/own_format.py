@@ -147,9 +147,8 @@ def _unpack(kind: str, content: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _malformed(error: object) -> FileFormatError:
-    return FileFormatError(
-        f"damaged: {error!s:.200}", "an operator of almanac can remove it: the next `almanac publish` writes it anew"
-    )
+    hint = "an operator of almanac can remove it: the next `almanac publish` writes it anew"
+    return FileFormatError(f"damaged: {error!s:.200}", hint)
 
 
 def _known(row: Row) -> dict[str, Any]:
