@@ -194,6 +194,30 @@ class Services:
 
 
 @dataclass(frozen=True)
+class Mail:
+    """Reports by mail. Nothing is sent until a server is named."""
+
+    server: str = _key("", "host of the SMTP server that takes almanac's mail, such as localhost; empty: no mail")
+    port: int = _key(25, "its port", low=1, high=65535)
+    security: str = _key("none", "none, starttls, or tls from the first byte")
+    ca_file: str = _key("", "certificate authority of the server; empty: the system's")
+    username: str = _key("", "to log in with, with password_file; empty: no login")
+    password_file: str = _key("", "file that holds the password")
+    timeout_s: float = _key(30.0, "seconds after which the server is given up", low=0.1)
+    sender: str = _key("", "address that mail comes from; empty: almanac at this host's name")
+    recipient: str = _key("{user}", "address of a user: {user} is their name, as in {user}@example.org")
+    allow_mail_user: bool = _key(False, "send to a job's --mail-user instead, where it is an address")
+    frequency: str = _key("every", "for users who have not chosen: every (GPU job), digest (weekly), off")
+    min_elapsed_s: int = _key(60, "shorter jobs get no mail of their own; the weekly digest counts them", low=0)
+    storm: int = _key(5, "more reports of one user at once than this become one mail; an array always does", low=1)
+    wait_s: int = _key(1800, "seconds after a job's end for which its report waits for telemetry", low=0)
+    per_minute: int = _key(300, "mails that the server gets within a minute, at most", low=1)
+    per_user_hour: int = _key(20, "mails that one user gets within an hour, at most; the others wait", low=1)
+    give_up_hours: int = _key(72, "hours after which a mail that the server does not take is given up", low=1)
+    keep_days: int = _key(90, "days for which the outbox remembers what was sent", low=1)
+
+
+@dataclass(frozen=True)
 class Config:
     site: Site = Site()
     store: StoreSection = StoreSection()
@@ -210,5 +234,6 @@ class Config:
     hooks: Hooks = Hooks()  # noqa: RUF009
     reports: Reports = Reports()
     services: Services = Services()
+    mail: Mail = Mail()
     tiers: tuple[Tier, ...] = ()
     source: str = ""

@@ -21,6 +21,8 @@ WORDS = {
     "metrics.window_alignment": ("utc", "job"),
     "priority.mode": ("off", "observe", "apply"),
     "hooks.prompt": ("off", "show", "ask"),
+    "mail.security": ("none", "starttls", "tls"),
+    "mail.frequency": ("every", "digest", "off"),
     "rolling.families": ("mask", "levenshtein"),
     "training.predictor": ("almanac", "helios"),
     "prometheus.exporter": ("dcgm", "jobstats"),

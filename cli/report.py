@@ -37,6 +37,7 @@ MOST_TASKS = 100_000
 @click.option("-n", "--limit", default=50, show_default=True, help="Newest jobs shown; 0: all.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path), metavar="FILE", help="Write one job as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--mail", "is_mail", is_flag=True, help="Send each report to the job's owner, now.")
 @click.pass_obj
 def command(
     app: App,
@@ -47,6 +48,7 @@ def command(
     limit: int,
     html_file: Path | None,
     as_json: bool,
+    is_mail: bool,
 ) -> None:
     """Say what a job did with its GPUs, and what to ask for next time.
 
@@ -58,11 +60,22 @@ def command(
         raise click.UsageError("name jobs, or give --since TIME")
     if (user or allusers) and not since:
         raise click.UsageError("-u and -a go with --since; a job id names its user")
+    if is_mail and (since or html_file or as_json):
+        raise click.UsageError("--mail goes with job ids alone")
+    if is_mail and not app.may_read_store:
+        raise NotAllowedError(
+            f"{app.caller} may not read almanac's store, where mails are noted",
+            "your report comes by mail after each GPU job, where the site sends it; --html FILE writes it as a page",
+        )
     chosen = find_jobs(app, job_ids) if job_ids else _ended_since(app, since or "", user, allusers)
     shown = chosen[-limit:] if limit > 0 else chosen
     contexts = load_contexts(app, shown, has_series=not since)
     if html_file:
         _write_page(html_file, contexts)
+    elif is_mail:
+        from cli.report_mail import send
+
+        send(app, contexts)
     elif as_json:
         _print_json(contexts)
     elif since:
