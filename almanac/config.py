@@ -178,6 +178,15 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Reports:
+    """What `almanac publish` gives each user of their own jobs, for who may not read the store."""
+
+    own_jobs: int = _key(50, "newest ended GPU jobs of each user that are published for them; 0: none", low=0)
+    own_days: int = _key(30, "days after which a job is no longer published for its user", low=1)
+    own_per_run: int = _key(1000, "reports that one run of publish makes, newest jobs first; others wait", low=1)
+
+
+@dataclass(frozen=True)
 class Services:
     extra: tuple[str, ...] = _key(
         (), "names of the site's own services (Python entry points almanac.services); others are never loaded"
@@ -232,6 +241,7 @@ class Config:
     training: Training = Training()
     priority: Priority = Priority()  # noqa: RUF009 - frozen
     hooks: Hooks = Hooks()  # noqa: RUF009
+    reports: Reports = Reports()
     services: Services = Services()
     cost: Cost = Cost()
     mail: Mail = Mail()

@@ -26,6 +26,7 @@ COMMANDS = {
     "reprioritize": "give pending jobs the priority term predicted for them",
     "jobs": "list past jobs with what they used",
     "report": "say what a job did with its GPUs, and what to ask for next",
+    "mail": "say how often you want reports by mail",
     "characterize": "compare jobs across the site, as the Perlmutter study does",
     "site-report": "report on the whole site: use, waste, cost, and the study's figures",
     "metrics": "write metrics of almanac itself, for Prometheus",

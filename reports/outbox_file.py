@@ -39,9 +39,9 @@ def outbox_path(store_root: Path) -> Path:
 
 def read_counts(path: Path) -> OutboxCounts | None:
     """Without a lock, for who only looks; None where there is no outbox yet. Raises StoreError."""
-    if not path.exists():
-        return None
     with explained(path):
+        if not path.exists():
+            return None
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         with contextlib.closing(database):
             database.execute("BEGIN")  # all of one moment
@@ -53,6 +53,7 @@ def open_outbox(path: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640))
     database = sqlite3.connect(path, isolation_level=None, timeout=30)
     try:
+        database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file only
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         version = _version(database)
