@@ -99,11 +99,16 @@ class Outbox:
             return db.total_changes - before
 
     def waiting(self, now_s: int, limit: int) -> list[EndedRun]:
-        """Without a decision, and not delayed beyond now; the oldest end first."""
-        sql = (
-            f"SELECT {_RUN} FROM run WHERE state = 'waiting' AND retry_s <= ? ORDER BY end_s, cluster, job_id, submit_s"
-        )
-        return [EndedRun(*row) for row in self._select(f"{sql} LIMIT ?", now_s, limit)]
+        """Without a decision, and not delayed beyond now; the oldest end first.
+
+        Tasks of an array are decided together: where one is due, all that wait come, delayed or not.
+        """
+        sql = f"""
+            WITH due AS (SELECT cluster, array_job_id FROM run WHERE state = 'waiting' AND retry_s <= ?)
+            SELECT {_RUN} FROM run
+            WHERE state = 'waiting' AND (retry_s <= ? OR (cluster, array_job_id) IN (SELECT * FROM due))
+            ORDER BY end_s, cluster, job_id, submit_s LIMIT ?"""
+        return [EndedRun(*row) for row in self._select(sql, now_s, now_s, limit)]
 
     def delay(self, runs: Sequence[EndedRun], until_s: int, reason: str) -> None:
         """Leave these, which wait, alone until then: their telemetry is not there yet, say."""

@@ -63,6 +63,18 @@ def test_a_delayed_run_comes_back(outbox: Outbox) -> None:
     assert outbox.waiting(NOW_S + 60, 10) == [run(1), run(2)]
 
 
+def test_a_task_that_is_due_brings_its_array(outbox: Outbox) -> None:
+    """But neither what was decided, nor another cluster's array of that number, nor jobs that are of none."""
+    tasks = [run(job_id, array_job_id=5) for job_id in (6, 7, 8, 9)]
+    others = [run(10, array_job_id=10), run(11, array_job_id=5, cluster="other"), run(12), run(13)]
+    outbox.notice([*tasks, *others], NOW_S)
+    outbox.skip([tasks[3]], "too short", NOW_S)
+    outbox.delay([*tasks[1:], *others[:3]], NOW_S + 60, "the array still runs")
+    assert outbox.waiting(NOW_S, 10) == [*tasks[:3], others[3]]
+    outbox.delay([tasks[0], others[3]], NOW_S + 60, "the array still runs")
+    assert outbox.waiting(NOW_S + 59, 10) == []
+
+
 def test_a_message_decides_on_its_runs(outbox: Outbox) -> None:
     outbox.notice([run(1), run(2), run(3)], NOW_S)
     assert outbox.put(message(1, run(1), run(2)), NOW_S)
