@@ -18,7 +18,7 @@ from typing import Any
 
 from almanac.units import printable
 from reports.outbox_file import OutboxCounts as OutboxCounts
-from reports.outbox_file import count, counts_of, explained, open_outbox
+from reports.outbox_file import count, counts_of, explained, make_file, make_folder, open_outbox
 from reports.outbox_file import outbox_path as outbox_path
 from reports.outbox_file import read_counts as read_counts
 from telemetry.atomic import locked
@@ -71,9 +71,12 @@ class Outbox:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Outbox:
+        lock = self.path.with_suffix(".lock")
         with contextlib.ExitStack() as opened, explained(self.path):
-            self.path.parent.mkdir(mode=0o750, exist_ok=True)
-            opened.enter_context(locked(self.path.with_suffix(".lock"), "decides on reports and sends them now"))
+            make_folder(self.path.parent)
+            make_file(lock)
+            opened.enter_context(locked(lock, "decides on reports and sends them now"))
+            make_file(self.path)
             self._database = opened.enter_context(contextlib.closing(open_outbox(self.path)))
             self._open = opened.pop_all()
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -20,8 +21,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from mails import NOW_S, message, run
 
-from almanac.errors import BusyError, SchemaVersionError, StoreError
+from almanac.errors import BusyError, NotAllowedError, SchemaVersionError, StoreError
 from reports.outbox import Outbox, OutboxCounts, outbox_path, read_counts
+
+OWNER_UID, GROUP_GID = 60_001, 60_010
 
 
 @pytest.fixture
@@ -177,6 +180,69 @@ def test_others_cannot_read_it(outbox: Outbox, path: Path) -> None:
     outbox.put(message(1), NOW_S)
     for file in path.parent.iterdir():
         assert not stat.S_IMODE(file.stat().st_mode) & 0o007, file
+
+
+@contextlib.contextmanager
+def acting_as(uid: int, gid: int) -> Iterator[None]:
+    os.setegid(gid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@pytest.fixture
+def owned() -> Iterator[Path]:
+    """The outbox of a store that belongs to a service user; others of its group may look into the store."""
+    if os.getuid() != 0:
+        pytest.skip("only root can act as other users")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, OWNER_UID, GROUP_GID)
+        Path(folder).chmod(0o750)
+        yield outbox_path(Path(folder))
+
+
+def test_what_root_makes_is_the_store_owner_s(owned: Path) -> None:
+    with Outbox(owned) as outbox:
+        outbox.notice([run(1)], NOW_S)
+        made = [owned.parent, *owned.parent.iterdir()]
+        assert len(made) >= 4
+        assert {(file.stat().st_uid, file.stat().st_gid) for file in made} == {(OWNER_UID, GROUP_GID)}
+    with acting_as(OWNER_UID, GROUP_GID), Outbox(owned) as outbox:
+        assert outbox.notice([run(1), run(2)], NOW_S) == 1
+
+
+def test_root_gives_no_file_away_that_has_another_name(owned: Path) -> None:
+    secret = owned.parents[1] / "secret"
+    secret.touch()
+    owned.parent.mkdir()
+    owned.with_suffix(".lock").hardlink_to(secret)
+    with Outbox(owned):
+        assert secret.stat().st_uid == 0
+
+
+def test_another_operator_is_told_that_it_is_not_theirs(owned: Path) -> None:
+    with acting_as(OWNER_UID, GROUP_GID), Outbox(owned) as outbox:
+        outbox.notice([run(1)], NOW_S)
+    with acting_as(OWNER_UID + 1, GROUP_GID), pytest.raises(NotAllowedError, match="the store's owner only") as caught:
+        read_counts(owned)
+    assert "away" not in caught.value.hint
+    counts = read_counts(owned)
+    assert counts is not None and counts.waiting == 1
+    with acting_as(OWNER_UID, GROUP_GID), Outbox(owned) as outbox:
+        assert outbox.counts() == counts
+
+
+def test_only_a_damaged_outbox_is_to_be_moved_away(path: Path) -> None:
+    with Outbox(path) as outbox, pytest.raises(StoreError) as caught:
+        outbox.put(replace(message(1), recipient=None), NOW_S)  # type: ignore[arg-type]
+    assert "away" not in caught.value.hint
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError) as caught:
+        read_counts(path)
+    assert "move it away" in caught.value.hint
 
 
 def test_faults_are_said(tmp_path: Path) -> None:
