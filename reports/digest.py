@@ -201,16 +201,20 @@ def _week_verdict(week: Week) -> str:
 
 
 def _compared(week: Week) -> str:
-    """With the mean of the weeks before, where there was any job in them."""
+    """With the mean of the weeks before that are known, where there was any job in them."""
+    if not week.before:
+        return ""
     usual = sum(totals.gpu_hours for _, totals in week.before) / len(week.before)
     if not usual:
         return ""
     change = week.totals.gpu_hours / usual - 1
+    number = len(week.before)
     if abs(change) < 0.1:
-        return ", about as much as in the weeks before"
+        return f", about as much as in the week{'s' * (number > 1)} before"
+    mean = "the week before" if number == 1 else f"the mean of the {number} weeks before"
     if change >= 1:
-        return f", {change + 1:.1f} times the mean of the four weeks before"
-    return f", {abs(change):.0%} {'more' if change > 0 else 'less'} than the mean of the four weeks before"
+        return f", {change + 1:.1f} times {mean}"
+    return f", {abs(change):.0%} {'more' if change > 0 else 'less'} than {mean}"
 
 
 def _savings(week: Week) -> Part:

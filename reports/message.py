@@ -39,13 +39,11 @@ def is_address(text: str) -> bool:
     return bool(_ADDRESS.fullmatch(text)) and ".." not in local and not local.endswith(".") and len(domain) <= 253
 
 
-def recipient_of(user: str, config: Config, mail_user: str = "") -> str | None:
-    """The address of a job's owner by mail.recipient; MailUser where the site allows it and it is name@domain.
+def recipient_of(user: str, config: Config) -> str | None:
+    """The address of a job's owner by mail.recipient.
 
     None where that gives no address: a user name with "@" or a blank in it must not choose where mail goes.
     """
-    if config.mail.allow_mail_user and "@" in mail_user and is_address(mail_user):
-        return mail_user
     address = config.mail.recipient.replace("{user}", user)
     return address if _USER.fullmatch(user) and is_address(address) else None
 

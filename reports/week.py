@@ -6,9 +6,12 @@ Formulas: docs/formulas.md, the weekly digest.
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import pyarrow.compute as pc
 
 from almanac.config import Config, Tier
 from telemetry.history import load_history_table
@@ -65,7 +68,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class Week:
-    """before: the totals of WEEKS_BEFORE weeks, oldest first. best, worst: job ids, the most telling first.
+    """before: the totals of at most WEEKS_BEFORE weeks, oldest first. best, worst: job ids, the most telling first.
 
     idle, tier, limit: GPU-hours on GPUs that did nothing, on a larger memory tier than needed, and asked for by time
     limits beyond what the job took.
@@ -100,16 +103,30 @@ def week_of(store: Store, cluster: str, user: str, config: Config, now_s: int) -
     if not own:
         return None
     worst = _worst(own)
+    known_s = _known_since(store, cluster, since_s, spans[-1].start_s)
     return Week(
         span=spans[-1],
         totals=totals_of(own),
-        before=tuple((span, totals_of(part)) for span, part in zip(spans[:-1], by_span[:-1], strict=True)),
+        before=tuple(
+            (span, totals_of(part))
+            for span, part in zip(spans[:-1], by_span[:-1], strict=True)
+            if span.start_s >= known_s
+        ),
         best=_best(own, worst),
         worst=worst,
         idle=_saving(idle_gpu_hours(row) for row in own),
         tier=_saving(tier_gpu_hours(row, config.tiers, config.advice.headroom_mib) for row in own),
         limit=_saving(limit_gpu_hours(row) for row in own),
     )
+
+
+def _known_since(store: Store, cluster: str, since_s: int, until_s: int) -> float:
+    """The first end of anybody's job of those submitted in between; infinite without one.
+
+    Before that the store knows nothing of the cluster: a week that begins earlier is not one without jobs.
+    """
+    first_s = pc.min(store.read("jobs", cluster, ["end_s"], since_s, until_s)["end_s"]).as_py()
+    return math.inf if first_s is None else float(first_s)
 
 
 def gpu_hours(row: Row) -> float:
