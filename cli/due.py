@@ -1,0 +1,283 @@
+"""What `almanac report --due` does: hear of jobs that have ended, wait for their telemetry, and send their reports."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from almanac.errors import AlmanacError, BusyError, SourceError
+from almanac.units import format_count
+from cli.app import App
+
+if TYPE_CHECKING:
+    from cli.ingest import Job
+    from reports.due import Plan
+    from reports.ended import Ended
+    from reports.outbox import Outbox
+    from telemetry.spool import Notice
+    from telemetry.store import Store
+
+STARTED, SEEN, TIDIED = "report-start", "report", "report-tidied"
+"""Marks in the store: when mail was switched on, up to when accounting was looked at, when the outbox was tidied."""
+LATE_S = 600
+"""How much later than the span before slurmdbd may learn of an end; what is later still comes with `almanac ingest`."""
+CLOCKS_S = 600
+"""By which the controller's clock and this host's may differ."""
+MOST_RUNS = 20_000
+
+
+@dataclass
+class Outcome:
+    """What one run did. looks: how often accounting and telemetry were asked."""
+
+    noticed: int = 0
+    looks: Counter[str] = field(default_factory=Counter)
+    put: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    delayed: Counter[str] = field(default_factory=Counter)
+    delivered: Counter[str] = field(default_factory=Counter)
+    spool: dict[str, int] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        yield f"{format_count(self.noticed)} jobs have ended; mails made: {said(self.put) or 'none'}"
+        yield from self.decisions()
+        if self.delivered:
+            yield f"  mail server: {said(self.delivered)}"
+
+    def decisions(self) -> Iterator[str]:
+        for title, counts in (("no mail of", self.skipped), ("later", self.delayed), ("spool", Counter(self.spool))):
+            if counts:
+                yield f"  {title}: {said(counts)}"
+
+
+def said(counts: Counter[str]) -> str:
+    return ", ".join(f"{format_count(number)} {what}" for what, number in counts.most_common() if number)
+
+
+def move_marks(store: Store, cluster: str, now_s: int) -> None:
+    """Jobs that end before now get no mail."""
+    for mark in (STARTED, SEEN):
+        store.set_watermark(mark, cluster, now_s)
+
+
+@dataclass
+class Due:
+    """One run for one cluster. What it could not do is in outcome.faults; the next run goes on from there."""
+
+    app: App
+    store: Store
+    cluster: str
+    outbox: Outbox
+    outcome: Outcome = field(default_factory=Outcome)
+
+    def run(self) -> Outcome:
+        self._start()
+        notices = self._spooled()
+        if notices:
+            self._ask_accounting()
+        self._notice()
+        self._settle(notices)
+        found = self._waiting()
+        if self._needs_telemetry(found):
+            self._ask_prometheus()
+        self._put(self._planned(found))
+        self._put_weekly()
+        self._deliver()
+        self._tidy()
+        return self.outcome
+
+    def _start(self) -> None:
+        """The first run tells of no job that ended before it."""
+        if self.store.watermark(STARTED, self.cluster) is None:
+            move_marks(self.store, self.cluster, self.app.now_s())
+
+    def _spooled(self) -> list[Notice]:
+        from telemetry.spool import Spool
+
+        spool = Spool(Path(self.app.config.mail.spool_dir), self.cluster, {os.getegid(), *os.getgroups()})
+        if not self.app.config.mail.spool_dir or not spool.is_there:
+            return []
+        try:
+            notices, counts = spool.read(self.app.now_s())
+        except SourceError as error:
+            self._fault(error)
+            return []
+        self.outcome.spool = {"read": counts.kept, **counts.dropped}
+        self.outcome.faults += [
+            f"spool: {number} set aside in {spool.folder}/bad: {reason}, such as {counts.examples[reason]}"
+            for reason, number in counts.dropped.items()
+        ]
+        return notices
+
+    def _ask_accounting(self) -> None:
+        """The jobs since the last look, in one query and without their steps. The very first look is `almanac ingest`'s."""
+        from cli.ingest import Job
+        from telemetry.sources.sacct import SacctSource
+
+        config, mark_s = self.app.config, self.store.watermark("sacct", self.cluster)
+        if mark_s is None:
+            self.outcome.faults.append("accounting has never been read: run `almanac ingest` first, or its timer")
+            return
+        slurm = replace(config.slurm, overlap_hours=0, read_steps=False)
+        source = SacctSource(self.app.commands, self.cluster, config.tiers, slurm, time.time)
+        names = ("prolog",) if config.bindings.prolog_dir else ()
+        self._ask([*self._jobs_of(names), Job(source, mark_s - LATE_S, self.app.now_s())])
+
+    def _ask_prometheus(self) -> None:
+        self._ask(self._jobs_of(("prometheus",)))
+
+    def _jobs_of(self, names: tuple[str, ...]) -> list[Job]:
+        from cli.ingest import live_jobs
+
+        return list(live_jobs(self.app, self.store, self.cluster, names, None, None)) if names else []
+
+    def _ask(self, jobs: list[Job]) -> None:
+        from cli.ingest import run as ingest
+
+        for name, item in ingest(self.store, self.cluster, jobs).items():
+            self.outcome.looks[name] += 1
+            if item["error"]:
+                self._fault(item["error"])
+
+    def _notice(self) -> None:
+        """What accounting has said since the last time; nothing where it has not been asked since."""
+        from reports.ended import ended_since
+
+        reached_s = self.store.watermark("sacct", self.cluster)
+        seen_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (SEEN, STARTED))
+        if reached_s is None or reached_s <= seen_s:
+            return
+        config = self.app.config
+        oldest_s = self.app.now_s() - config.mail.give_up_hours * 3600
+        since_s = max(started_s, seen_s - config.slurm.overlap_hours * 3600, oldest_s)
+        self.outcome.noticed = self.outbox.notice(ended_since(self.store, self.cluster, since_s), self.app.now_s())
+        self.store.set_watermark(SEEN, self.cluster, reached_s)
+
+    def _settle(self, notices: Sequence[Notice]) -> None:
+        """Take away the files of jobs whose end accounting has, and those that it does not come to know."""
+        from reports.ended import known_ends
+        from telemetry.spool import Spool
+
+        if not notices:
+            return
+        ends = known_ends(self.store, self.cluster, {notice.job_id for notice in notices})
+        done = [notice for notice in notices if ends.get(notice.job_id, 0) >= notice.seen_s - CLOCKS_S]
+        known = set(done)
+        old_s = self.app.now_s() - self.app.config.mail.wait_s
+        lost = [notice for notice in notices if notice not in known and notice.seen_s < old_s]
+        Spool(Path(self.app.config.mail.spool_dir), self.cluster, ()).remove([*done, *lost])
+        self.outcome.spool["not in accounting"] = len(lost)
+
+    def _waiting(self) -> list[Ended]:
+        from reports.ended import look_up
+
+        runs = self.outbox.waiting(self.app.now_s(), MOST_RUNS)
+        return look_up(self.store, self.cluster, [run for run in runs if run.cluster == self.cluster])
+
+    def _needs_telemetry(self, found: Sequence[Ended]) -> bool:
+        """Whether asking brings telemetry of the end of any of these; the first time is `almanac ingest`'s."""
+        prometheus, mark_s = self.app.config.prometheus, self.store.watermark("prometheus", self.cluster)
+        if not prometheus.url or mark_s is None:
+            return False
+        until_s = self.app.now_s() - prometheus.delay_s
+        return any(mark_s < each.run.end_s <= until_s for each in found)
+
+    def _planned(self, found: Sequence[Ended]) -> list[Ended]:
+        """What is ready, with its metrics computed; the rest is skipped or delayed in the outbox."""
+        now_s, plan = self.app.now_s(), plan_of(self.app, self.store, self.cluster, found)
+        if not self._summarise(plan.ready):
+            wait_s = self.app.config.mail.wait_s
+            early = [each.run for each in plan.ready if each.run.end_s > now_s - wait_s]
+            plan.delayed["another run computes job metrics", now_s] += early
+            plan.ready = [each for each in plan.ready if each.run.end_s <= now_s - wait_s]
+        for reason, runs in plan.skipped.items():
+            self.outbox.skip(runs, reason, now_s)
+            self.outcome.skipped[reason] += len(runs)
+        for (reason, until_s), runs in plan.delayed.items():
+            self.outbox.delay(runs, until_s, reason)
+            self.outcome.delayed[reason] += len(runs)
+        return plan.ready
+
+    def _summarise(self, ready: Sequence[Ended]) -> bool:
+        """False where another process computes metrics now."""
+        from reports.batch import spans_to_summarise
+        from telemetry.summary import summarize
+
+        try:
+            for since_s, until_s in spans_to_summarise(ready, self.app.now_s()):
+                summarize(self.store, self.cluster, self.app.config, since_s, until_s)
+        except BusyError:
+            return False
+        return True
+
+    def _put(self, ready: Sequence[Ended]) -> None:
+        if not ready:
+            return
+        from reports.batch import Batch, BatchCounts
+        from reports.due import parcels
+
+        counts = BatchCounts()
+        batch = Batch(self.store, self.cluster, self.app.config, self.app.now_s(), recipient_in(self.app))
+        for _ in batch.put(self.outbox, parcels(ready, self.app.config.mail.storm), counts):
+            self._deliver()
+        self.outcome.put += counts.put
+        self.outcome.faults += counts.faults
+
+    def _put_weekly(self) -> None:
+        from reports.weekly import put_weekly
+
+        app = self.app
+        for _ in put_weekly(
+            self.store, self.cluster, self.outbox, app.config, app.now_s(), frequency_in(app), recipient_in(app)
+        ):
+            self.outcome.put["weekly"] += 1
+
+    def _deliver(self) -> None:
+        """Send what is queued; a server that has failed is left alone until the next run."""
+        from reports.delivery import deliver
+
+        if self.outcome.delivered["fault"]:
+            return
+        counts = deliver(self.outbox, self.app.config.mail, time.time, time.sleep)
+        self.outcome.delivered.update(sent=counts.sent, failed=counts.failed, given_up=counts.given_up)
+        self.outcome.delivered["held"] = counts.held
+        if counts.fault:
+            self.outcome.delivered["fault"] = 1
+            self.outcome.faults.append(f"mail server: {counts.fault}")
+
+    def _tidy(self) -> None:
+        """Once a day."""
+        today_s = self.app.now_s() // 86400 * 86400
+        if (self.store.watermark(TIDIED, self.cluster) or 0) < today_s:
+            self.outbox.forget(today_s - self.app.config.mail.keep_days * 86400)
+            self.store.set_watermark(TIDIED, self.cluster, today_s)
+
+    def _fault(self, error: AlmanacError) -> None:
+        self.outcome.faults.append(f"{error}" + (f"; to do: {error.hint}" if error.hint else ""))
+
+
+def plan_of(app: App, store: Store, cluster: str, found: Sequence[Ended]) -> Plan:
+    from reports.due import Moment, plan_runs
+
+    telemetry_s = (store.watermark("prometheus", cluster) or 0) if app.config.prometheus.url else None
+    return plan_runs(found, frequency_in(app), recipient_in(app), app.config.mail, Moment(app.now_s(), telemetry_s))
+
+
+def frequency_in(app: App) -> Callable[[str], str]:
+    """A user's frequency, looked up once a run."""
+    from reports.preferences import read
+
+    return cache(lambda user: read(user, app.config).frequency)
+
+
+def recipient_in(app: App) -> Callable[[str], str | None]:
+    from reports.message import recipient_of
+
+    return lambda user: recipient_of(user, app.config)
