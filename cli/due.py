@@ -85,9 +85,11 @@ class Due:
         self._notice()
         self._settle(notices)
         found = self._waiting()
-        if self._needs_telemetry(found):
-            self._ask_prometheus()
-        self._put(self._planned(found))
+        plan = plan_of(self.app, self.store, self.cluster, found)
+        if self._needs_telemetry(plan):
+            self._ask(self._jobs_of(("prometheus",)))
+            plan = plan_of(self.app, self.store, self.cluster, found)
+        self._put(self._decided(plan))
         self._put_weekly()
         self._deliver()
         self._tidy()
@@ -117,7 +119,7 @@ class Due:
         return notices
 
     def _ask_accounting(self) -> None:
-        """The jobs since the last look, in one query and without their steps. The very first look is `almanac ingest`'s."""
+        """The jobs since the last look, in one query, without their steps. The first look ever is `almanac ingest`'s."""
         from cli.ingest import Job
         from telemetry.sources.sacct import SacctSource
 
@@ -129,9 +131,6 @@ class Due:
         source = SacctSource(self.app.commands, self.cluster, config.tiers, slurm, time.time)
         names = ("prolog",) if config.bindings.prolog_dir else ()
         self._ask([*self._jobs_of(names), Job(source, mark_s - LATE_S, self.app.now_s())])
-
-    def _ask_prometheus(self) -> None:
-        self._ask(self._jobs_of(("prometheus",)))
 
     def _jobs_of(self, names: tuple[str, ...]) -> list[Job]:
         from cli.ingest import live_jobs
@@ -181,17 +180,16 @@ class Due:
         runs = self.outbox.waiting(self.app.now_s(), MOST_RUNS)
         return look_up(self.store, self.cluster, [run for run in runs if run.cluster == self.cluster])
 
-    def _needs_telemetry(self, found: Sequence[Ended]) -> bool:
-        """Whether asking brings telemetry of the end of any of these; the first time is `almanac ingest`'s."""
+    def _needs_telemetry(self, plan: Plan) -> bool:
+        """Whether asking now brings the end of a run that waits for it; the first time is `almanac ingest`'s."""
         prometheus, mark_s = self.app.config.prometheus, self.store.watermark("prometheus", self.cluster)
-        if not prometheus.url or mark_s is None:
-            return False
+        waiting = [run for (reason, _), runs in plan.delayed.items() if reason == NO_TELEMETRY for run in runs]
         until_s = self.app.now_s() - prometheus.delay_s
-        return any(mark_s < each.run.end_s <= until_s for each in found)
+        return mark_s is not None and any(run.end_s <= until_s for run in waiting)
 
-    def _planned(self, found: Sequence[Ended]) -> list[Ended]:
+    def _decided(self, plan: Plan) -> list[Ended]:
         """What is ready, with its metrics computed; the rest is skipped or delayed in the outbox."""
-        now_s, plan = self.app.now_s(), plan_of(self.app, self.store, self.cluster, found)
+        now_s = self.app.now_s()
         if not self._summarise(plan.ready):
             wait_s = self.app.config.mail.wait_s
             early = [each.run for each in plan.ready if each.run.end_s > now_s - wait_s]

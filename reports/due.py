@@ -10,6 +10,7 @@ from almanac.config import Mail
 from reports.ended import Ended
 from reports.outbox import EndedRun
 
+NO_TELEMETRY = "telemetry has not arrived"
 RAN_AGAIN = "the job ran again"
 LATER_S = 20
 """A run that has to wait is looked at again by the next run of the timer."""
@@ -58,7 +59,7 @@ def plan_runs(
             # The longer it has waited, the more rarely it is looked at.
             plan.delayed["the array still runs", moment.now_s + max(LATER_S, age_s // 10)].append(each.run)
         elif _lacks_telemetry(each, moment) and age_s < config.wait_s:
-            plan.delayed["telemetry has not arrived", moment.now_s + LATER_S].append(each.run)
+            plan.delayed[NO_TELEMETRY, moment.now_s + LATER_S].append(each.run)
         else:
             plan.ready.append(each)
     return plan
