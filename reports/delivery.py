@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import smtplib
+import ssl
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from almanac.config import Mail
+from almanac.errors import ConfigError, ServerError
+from almanac.units import format_duration
+from reports.message import sender_of
 from reports.outbox import Message, Outbox
+from reports.smtp_replies import Reply, reply_of
 
 Connect = Callable[[Mail], smtplib.SMTP]
+
+BATCH = 20
+"""Messages that are in memory at once; each has at most 200 kB."""
+RUN_S = 900
+"""A run that throttling has held up for so long leaves the rest to the next one."""
+MINUTE_S, HOUR_S = 60, 3600
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 60, 4 * HOUR_S
+LOST_IN_ROW = 3
+"""Connections that may be lost one after the other before the server counts as down."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +43,38 @@ class DeliveryCounts:
     fault: str = ""
 
 
+class _StoppedError(Exception):
+    """The run cannot go on; its text says why."""
+
+
 def connect_smtp(config: Mail) -> smtplib.SMTP:
     """A connection, encrypted and logged in as configured. Raises OSError, SMTPException, ConfigError."""
-    raise NotImplementedError
+    if config.username and config.security == "none" and config.server not in ("localhost", "127.0.0.1", "::1"):
+        raise ConfigError("mail.username is set, and mail.security is none", "use starttls or tls: a login needs it")
+    password = _password(config)
+    tls = None if config.security == "none" else ssl.create_default_context(cafile=config.ca_file or None)
+    if config.security == "tls":
+        server: smtplib.SMTP = smtplib.SMTP_SSL(config.server, config.port, timeout=config.timeout_s, context=tls)
+    else:
+        server = smtplib.SMTP(config.server, config.port, timeout=config.timeout_s)
+    try:
+        if config.security == "starttls":
+            server.starttls(context=tls)
+        if config.username:
+            server.login(config.username, password)
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def _password(config: Mail) -> str:
+    if not config.username:
+        return ""
+    try:
+        return Path(config.password_file).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"mail.password_file: cannot be read: {error}", "name a readable file") from error
 
 
 def deliver(
@@ -38,10 +84,151 @@ def deliver(
     sleep: Callable[[float], None],
     connect: Connect = connect_smtp,
 ) -> DeliveryCounts:
-    """Try every message that is due. Never raises for a server's fault: that is in the counts."""
-    raise NotImplementedError
+    """Try every message that is due. A server's fault is in the counts. Raises ConfigError, StoreError."""
+    if not config.server:
+        raise ConfigError("mail.server is not set, so no mail can be sent", "name the host of an SMTP server")
+    sender_of(config)
+    run = _Run(outbox, config, clock, sleep, connect)
+    fault = ""
+    try:
+        run.deliver()
+    except _StoppedError as stopped:
+        fault = str(stopped)
+    finally:
+        run.hang_up()
+    done = run.done
+    return DeliveryCounts(done["sent"], done["failed"], done["given up"], done["held"], fault)
 
 
 def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) -> None:
-    """Send one message at once, past the outbox (`almanac report --mail`). Raises AlmanacError."""
-    raise NotImplementedError
+    """Send one message at once, past the outbox (`almanac report --mail`). Raises ServerError, ConfigError."""
+    try:
+        with connect(config) as server:
+            server.sendmail(sender_of(config), [message.recipient], message.raw)
+    except (OSError, smtplib.SMTPException) as error:
+        raise ServerError(
+            f"{config.server}:{config.port} did not take the mail: {reply_of(error).text}", "see `almanac doctor`"
+        ) from error
+
+
+def backoff_s(attempts: int) -> int:
+    """Seconds until the next try after so many failed ones before: a minute, doubled each time, at most four hours."""
+    return min(FIRST_BACKOFF_S << min(attempts, 20), LONGEST_BACKOFF_S)
+
+
+@dataclass
+class _Run:
+    """recent: when mail was handed over within the last hour; by_user: the same of each user."""
+
+    outbox: Outbox
+    config: Mail
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    connect: Connect
+    done: Counter[str] = field(default_factory=Counter)
+    recent: deque[int] = field(default_factory=deque)
+    by_user: defaultdict[str, deque[int]] = field(default_factory=lambda: defaultdict(deque))
+    server: smtplib.SMTP | None = None
+    lost_in_row: int = 0
+
+    def deliver(self) -> None:
+        start_s = self._now_s()
+        for user, sent_s in self.outbox.sent_since(start_s - HOUR_S):
+            self._remember(user, sent_s)
+        while messages := self.outbox.ready(self._now_s(), BATCH):
+            for message in messages:
+                if self._now_s() - start_s > RUN_S:
+                    raise _StoppedError(f"{format_duration(RUN_S)} are over: the rest is left to the next run")
+                if not self._held(message):
+                    self._wait_for_minute()
+                    self._try(message)
+
+    def hang_up(self) -> None:
+        if self.server is not None:
+            with contextlib.suppress(OSError, smtplib.SMTPException):
+                self.server.quit()
+            self.server.close()
+            self.server = None
+
+    def _now_s(self) -> int:
+        return int(self.clock())
+
+    def _remember(self, user: str, time_s: int) -> None:
+        self.recent.append(time_s)
+        self.by_user[user].append(time_s)
+
+    def _held(self, message: Message) -> bool:
+        """Whether its user has got enough for an hour; then it waits until the first of those is an hour old."""
+        times = self.by_user[message.user]
+        _drop_until(times, self._now_s() - HOUR_S)
+        if len(times) < self.config.per_user_hour:
+            return False
+        self.outbox.hold(message, times[-self.config.per_user_hour] + HOUR_S + 1)
+        self.done["held"] += 1
+        return True
+
+    def _wait_for_minute(self) -> None:
+        _drop_until(self.recent, self._now_s() - MINUTE_S)
+        if len(self.recent) >= self.config.per_minute:
+            self.hang_up()  # servers hang up on who is silent
+            self.sleep(max(1, self.recent[-self.config.per_minute] + MINUTE_S + 1 - self._now_s()))
+
+    def _try(self, message: Message) -> None:
+        try:
+            server = self._connected()
+            server.sendmail(sender_of(self.config), [message.recipient], message.raw)
+        except (OSError, smtplib.SMTPException, ValueError) as error:
+            self._settle(message, reply_of(error))
+        else:
+            self.lost_in_row = 0
+            self.outbox.sent(message, self._now_s())
+            self._remember(message.user, self._now_s())
+            self.done["sent"] += 1
+
+    def _connected(self) -> smtplib.SMTP:
+        """Raises _StoppedError where there is no server: then no message is to blame, but for those too old."""
+        if self.server is None:
+            try:
+                self.server = self.connect(self.config)
+            except (OSError, smtplib.SMTPException) as error:
+                self._expire(reply_of(error).text)
+                raise _StoppedError(f"{self._name}: {reply_of(error).text}") from error
+        return self.server
+
+    @property
+    def _name(self) -> str:
+        return f"{self.config.server}:{self.config.port}"
+
+    def _settle(self, message: Message, reply: Reply) -> None:
+        """What becomes of a message that was not taken."""
+        now_s = self._now_s()
+        self.recent.append(now_s)
+        if reply.is_lost:
+            self.hang_up()
+        if reply.is_sender:
+            raise _StoppedError(f"{self._name} refuses mail from {sender_of(self.config)}: {reply.text}")
+        if reply.is_final or now_s - message.put_s >= self.config.give_up_hours * HOUR_S:
+            self.outbox.give_up(message, reply.text, now_s)
+            self.done["given up"] += 1
+        else:
+            self.outbox.failed(message, reply.text, now_s + backoff_s(message.attempts))
+            self.done["failed"] += 1
+        self.lost_in_row = self.lost_in_row + 1 if reply.is_lost else 0
+        if self.lost_in_row >= LOST_IN_ROW:
+            raise _StoppedError(f"{self._name} hangs up: {reply.text}")
+
+    def _expire(self, error: str) -> None:
+        """No server for days: what waits for it must not fill the disk."""
+        now_s = self._now_s()
+        while messages := self.outbox.ready(now_s, BATCH):
+            old = [each for each in messages if now_s - each.put_s >= self.config.give_up_hours * HOUR_S]
+            for message in old:
+                self.outbox.give_up(message, error, now_s)
+                self.done["given up"] += 1
+            if len(old) < len(messages):
+                return
+
+
+def _drop_until(times: deque[int], until_s: int) -> None:
+    while times and times[0] <= until_s:
+        times.popleft()

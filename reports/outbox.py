@@ -146,7 +146,8 @@ class Outbox:
         """To be sent now, oldest first; those too that a killed process left."""
         sql = f"SELECT {_MESSAGE} FROM message WHERE state = 'queued' AND next_try_s <= ? ORDER BY put_s, message_id"
         found = self._select(f"{sql} LIMIT ?", now_s, limit)
-        return [Message(*row[:5], self._runs(row[0]), *row[5:]) for row in found]
+        names = _MESSAGE.split(", ")
+        return [Message(**dict(zip(names, row, strict=True)), runs=self._runs(row[0])) for row in found]
 
     def sent_since(self, since_s: int) -> list[tuple[str, int]]:
         """User and time of every message that was sent then or later, in order of time."""

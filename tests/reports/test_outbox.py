@@ -1,0 +1,329 @@
+"""The outbox: every run is decided once, and what is queued stays queued until it is sent or given up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from mails import NOW_S, message, run
+
+from almanac.errors import BusyError, SchemaVersionError, StoreError
+from reports.outbox import Outbox, OutboxCounts, outbox_path, read_counts
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return outbox_path(tmp_path)
+
+
+@pytest.fixture
+def outbox(path: Path) -> Iterator[Outbox]:
+    with Outbox(path) as opened:
+        yield opened
+
+
+def test_an_ended_run_is_noticed_once(outbox: Outbox) -> None:
+    assert outbox.notice([run(1), run(2, end_s=NOW_S - 90)], NOW_S) == 2
+    assert outbox.notice([run(2, end_s=NOW_S - 90), run(3)], NOW_S) == 1
+    assert [each.job_id for each in outbox.waiting(NOW_S, 10)] == [2, 1, 3]
+    assert [each.job_id for each in outbox.waiting(NOW_S, 2)] == [2, 1]
+
+
+def test_a_requeued_job_is_another_run(outbox: Outbox) -> None:
+    again = run(1, end_s=NOW_S - 5)
+    outbox.notice([run(1)], NOW_S)
+    outbox.skip([run(1)], "too short", NOW_S)
+    assert outbox.notice([run(1), again], NOW_S) == 1
+    assert outbox.waiting(NOW_S, 10) == [again]
+
+
+def test_runs_keep_all_that_is_known_of_them(outbox: Outbox) -> None:
+    task = run(7, array_job_id=5, gpu_count=4, user="o\"'; DROP TABLE run; --\n")
+    outbox.notice([task], NOW_S)
+    assert outbox.waiting(NOW_S, 1) == [task]
+
+
+def test_a_delayed_run_comes_back(outbox: Outbox) -> None:
+    outbox.notice([run(1), run(2)], NOW_S)
+    outbox.delay([run(1)], NOW_S + 60, "telemetry is not there yet")
+    assert outbox.waiting(NOW_S + 59, 10) == [run(2)]
+    assert outbox.waiting(NOW_S + 60, 10) == [run(1), run(2)]
+
+
+def test_a_message_decides_on_its_runs(outbox: Outbox) -> None:
+    outbox.notice([run(1), run(2), run(3)], NOW_S)
+    assert outbox.put(message(1, run(1), run(2)), NOW_S)
+    assert outbox.waiting(NOW_S, 10) == [run(3)]
+    assert outbox.ready(NOW_S, 10) == [replace(message(1, run(1), run(2)), put_s=NOW_S)]
+    assert not outbox.put(message(1, run(1), run(2)), NOW_S + 1)
+    assert len(outbox.ready(NOW_S + 1, 10)) == 1
+
+
+def test_what_is_sent_is_never_queued_again(outbox: Outbox) -> None:
+    weekly = message(1, kind="weekly")
+    outbox.put(weekly, NOW_S)
+    outbox.sent(weekly, NOW_S + 1)
+    assert not outbox.put(weekly, NOW_S + 2)
+    assert outbox.ready(NOW_S + 9, 10) == []
+    assert outbox.sent_since(NOW_S + 1) == [("ann", NOW_S + 1)]
+    assert outbox.sent_since(NOW_S + 2) == []
+
+
+def test_a_failed_message_is_tried_later_and_says_how_often(outbox: Outbox) -> None:
+    outbox.put(message(1), NOW_S)
+    outbox.failed(message(1), "451 later\r\nforged", NOW_S + 60)
+    assert outbox.ready(NOW_S + 59, 10) == []
+    assert [each.attempts for each in outbox.ready(NOW_S + 60, 10)] == [1]
+    outbox.hold(message(1), NOW_S + 90)
+    assert outbox.ready(NOW_S + 89, 10) == []
+    assert [each.attempts for each in outbox.ready(NOW_S + 90, 10)] == [1]
+
+
+def test_counts_say_what_became_of_everything(outbox: Outbox, path: Path) -> None:
+    outbox.notice([run(number) for number in range(1, 7)], NOW_S)
+    outbox.skip([run(1), run(2)], "opted out", NOW_S)
+    outbox.skip([run(1)], "opted out", NOW_S)
+    outbox.skip([run(3)], "too short", NOW_S)
+    for number in (4, 5):
+        outbox.put(message(number, run(number)), NOW_S + number)
+    outbox.put(message(9, kind="weekly"), NOW_S + 9)
+    outbox.sent(message(4), NOW_S + 20)
+    outbox.sent(message(4), NOW_S + 20)
+    outbox.failed(message(5), "451", NOW_S + 60)
+    outbox.failed(message(5), "451", NOW_S + 99)
+    outbox.give_up(message(9), "550 no such user", NOW_S + 20)
+    expected = OutboxCounts({"job": 1}, 2, 1, {"opted out": 2, "too short": 1}, 1, NOW_S - 60, 1, NOW_S + 5)
+    assert outbox.counts() == expected
+    outbox.forget(NOW_S + 1000)
+    assert outbox.counts() == expected
+    assert read_counts(path) == expected  # while it is held
+
+
+def test_counts_of_no_outbox_are_none_and_of_an_empty_one_zero(path: Path) -> None:
+    assert read_counts(path) is None
+    with Outbox(path) as outbox:
+        assert outbox.counts() == OutboxCounts({}, 0, 0, {}, 0, None, 0, None)
+
+
+def test_what_is_forgotten_is_no_news(outbox: Outbox) -> None:
+    outbox.notice([run(number) for number in range(1, 5)], NOW_S)
+    outbox.put(message(1, run(1)), NOW_S)
+    outbox.sent(message(1), NOW_S)
+    outbox.skip([run(2)], "too short", NOW_S)
+    outbox.put(message(3, run(3)), NOW_S)
+    assert outbox.forget(NOW_S + 1) == 3  # runs 1 and 2, and message 1
+    assert outbox.waiting(NOW_S, 10) == [run(4)]
+    assert outbox.ready(NOW_S, 10)[0].runs == (run(3),)
+    assert outbox.notice([run(1), run(2), run(3), run(4)], NOW_S) == 0
+    assert outbox.notice([run(1, end_s=NOW_S + 1)], NOW_S) == 1
+
+
+def test_a_run_that_ends_after_its_decision_is_kept(outbox: Outbox) -> None:
+    """slurmctld's clock may be ahead of ours."""
+    ahead = run(1, end_s=NOW_S + 200)
+    outbox.notice([ahead], NOW_S)
+    outbox.skip([ahead], "too short", NOW_S)
+    assert outbox.forget(NOW_S + 100) == 0
+    assert outbox.notice([ahead], NOW_S) == 0
+
+
+def test_two_processes_at_once_are_one_too_many(outbox: Outbox, path: Path) -> None:
+    with pytest.raises(BusyError):
+        Outbox(path).__enter__()
+    assert outbox.notice([run(1)], NOW_S) == 1
+
+
+def test_others_cannot_read_it(outbox: Outbox, path: Path) -> None:
+    outbox.put(message(1), NOW_S)
+    for file in path.parent.iterdir():
+        assert not stat.S_IMODE(file.stat().st_mode) & 0o007, file
+
+
+def test_faults_are_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Outbox(tmp_path / "absent" / "reports" / "outbox.sqlite").__enter__()
+    path = outbox_path(tmp_path)
+    path.parent.mkdir()
+    path.symlink_to("/etc/passwd")
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Outbox(path).__enter__()
+    path.unlink()
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match="cannot be used"):
+        Outbox(path).__enter__()
+    path.unlink()
+    with Outbox(path):
+        pass
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 2")
+    database.close()
+    with pytest.raises(SchemaVersionError):
+        Outbox(path).__enter__()
+
+
+def test_a_failed_transaction_leaves_nothing(outbox: Outbox) -> None:
+    outbox.notice([run(1)], NOW_S)
+    unnamed = replace(message(1, run(1)), recipient=None)  # type: ignore[arg-type]
+    with pytest.raises(StoreError):
+        outbox.put(unnamed, NOW_S)
+    assert outbox.waiting(NOW_S, 10) == [run(1)]
+    assert outbox.put(message(1, run(1)), NOW_S)
+
+
+# Ends with SIGKILL before statement number argv[2]; begins again where it finds the outbox, as a timer's runs do.
+WORKER = """
+import os, signal, sqlite3, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[4])
+from mails import NOW_S, message, run
+from reports.outbox import Outbox
+
+left = int(sys.argv[2])
+connect = sqlite3.connect
+def traced(*args, **options):
+    database = connect(*args, **options)
+    def count(statement):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    database.set_trace_callback(count)
+    return database
+sqlite3.connect = traced
+
+with Outbox(Path(sys.argv[1])) as outbox:
+    outbox.notice([run(number) for number in range(1, 7)], NOW_S)
+    for each in outbox.waiting(NOW_S, 10):
+        if each.job_id == 6:
+            outbox.skip([each], "too short", NOW_S)
+        else:
+            outbox.put(message(each.job_id, each), NOW_S)
+    for each in outbox.ready(NOW_S, 10):
+        if each.message_id == "<m5@example.org>":
+            outbox.give_up(each, "550", NOW_S)
+        else:
+            with open(sys.argv[3], "a") as server:  # what the server takes
+                server.write(each.message_id + "\\n")
+            outbox.sent(each, NOW_S)
+"""
+
+
+def worker(path: Path, kill_at: int, server: Path) -> int:
+    argv = [sys.executable, "-c", WORKER, str(path), str(kill_at), str(server), str(Path(__file__).parent)]
+    return subprocess.run(argv, check=False, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}).returncode
+
+
+def test_killed_before_any_statement_nothing_is_lost_and_one_mail_at_most_is_sent_twice(tmp_path: Path) -> None:
+    kill_at, code = 0, -9
+    while code == -9:
+        kill_at += 1
+        folder = tmp_path / str(kill_at)
+        folder.mkdir()
+        path, server = outbox_path(folder), folder / "server"
+        code = worker(path, kill_at, server)
+        if code == -9:
+            assert worker(path, 0, server) == 0
+        with Outbox(path) as outbox:
+            counts = outbox.counts()
+            assert counts == OutboxCounts({"job": 4}, 0, 1, {"too short": 1}, 0, None, 0, None), kill_at
+        taken = Counter(server.read_text().split())
+        assert set(taken) == {f"<m{number}@example.org>" for number in (1, 2, 3, 4)}
+        assert taken.total() <= 5
+    assert code == 0
+    assert kill_at > 50, "statements were counted"
+
+
+class Transitions(RuleBasedStateMachine):
+    """The outbox against a dictionary that says where each run and message is."""
+
+    runs = Bundle("runs")
+    messages = Bundle("messages")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.outbox = Outbox(outbox_path(self.folder)).__enter__()
+        self.now_s = NOW_S
+        self.run_states: dict[int, str] = {}
+        self.states: dict[str, str] = {}
+
+    def teardown(self) -> None:
+        self.outbox.__exit__(None, None, None)
+        shutil.rmtree(self.folder)
+
+    @rule(target=runs, job_id=st.integers(1, 8))
+    def notice(self, job_id: int) -> int:
+        self.now_s += 1
+        new = self.outbox.notice([run(job_id)], self.now_s)
+        assert new == (job_id not in self.run_states)
+        self.run_states.setdefault(job_id, "waiting")
+        return job_id
+
+    @rule(job_id=runs)
+    def skip(self, job_id: int) -> None:
+        self.outbox.skip([run(job_id)], "too short", self.now_s)
+        if self.run_states[job_id] == "waiting":
+            self.run_states[job_id] = "skipped"
+
+    @rule(job_id=runs)
+    def delay(self, job_id: int) -> None:
+        self.outbox.delay([run(job_id)], self.now_s + 3, "telemetry")
+
+    @rule(target=messages, number=st.integers(1, 4), of=st.lists(runs, max_size=3, unique=True))
+    def put(self, number: int, of: list[int]) -> str:
+        each = message(number, *map(run, of))
+        assert self.outbox.put(each, self.now_s) == (each.message_id not in self.states)
+        self.states.setdefault(each.message_id, "queued")
+        for job_id in of:
+            if self.run_states[job_id] == "waiting":
+                self.run_states[job_id] = "told"
+        return each.message_id
+
+    @rule(name=messages, outcome=st.sampled_from(["sent", "failed", "held", "given up"]))
+    def settle(self, name: str, outcome: str) -> None:
+        each = replace(message(0), message_id=name)
+        if outcome == "sent":
+            self.outbox.sent(each, self.now_s)
+        elif outcome == "failed":
+            self.outbox.failed(each, "451", self.now_s + 2)
+        elif outcome == "held":
+            self.outbox.hold(each, self.now_s + 2)
+        else:
+            self.outbox.give_up(each, "550", self.now_s)
+        if self.states[name] == "queued" and outcome in ("sent", "given up"):
+            self.states[name] = outcome
+
+    @rule(late=consumes(messages))
+    def close_and_open(self, late: str) -> None:
+        self.outbox.__exit__(None, None, None)
+        self.outbox = Outbox(self.outbox.path).__enter__()
+
+    @invariant()
+    def every_run_and_message_is_in_one_place(self) -> None:
+        far_s = self.now_s + 10
+        waiting = {each.job_id for each in self.outbox.waiting(far_s, 100)}
+        assert waiting == {job_id for job_id, state in self.run_states.items() if state == "waiting"}
+        queued = {each.message_id for each in self.outbox.ready(far_s, 100)}
+        assert queued == {name for name, state in self.states.items() if state == "queued"}
+        counts = self.outbox.counts()
+        assert (counts.waiting, counts.queued) == (len(waiting), len(queued))
+        assert sum(counts.skipped.values()) == list(self.run_states.values()).count("skipped")
+        assert counts.sent.get("job", 0) == list(self.states.values()).count("sent")
+        assert counts.given_up == list(self.states.values()).count("given up")
+
+
+TestTransitions = Transitions.TestCase
+TestTransitions.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
