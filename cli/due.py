@@ -119,7 +119,7 @@ class Due:
         return notices
 
     def _ask_accounting(self) -> None:
-        """The jobs since the last look, in one query, without their steps. The first look ever is `almanac ingest`'s."""
+        """The jobs since the last look, without their steps. The first look ever is that of `almanac ingest`."""
         from cli.ingest import Job
         from telemetry.sources.sacct import SacctSource
 
@@ -182,6 +182,8 @@ class Due:
 
     def _needs_telemetry(self, plan: Plan) -> bool:
         """Whether asking now brings the end of a run that waits for it; the first time is `almanac ingest`'s."""
+        from reports.due import NO_TELEMETRY
+
         prometheus, mark_s = self.app.config.prometheus, self.store.watermark("prometheus", self.cluster)
         waiting = [run for (reason, _), runs in plan.delayed.items() if reason == NO_TELEMETRY for run in runs]
         until_s = self.app.now_s() - prometheus.delay_s

@@ -8,9 +8,11 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from almanac.errors import StoreError
 from reports.outbox import EndedRun
+from telemetry.schema import schema_of, table_of
 from telemetry.store import Store
 
 _COLUMNS = (
@@ -31,6 +33,7 @@ _OPEN_ARRAYS = """
 SELECT DISTINCT array_job_id FROM jobs WHERE end_s IS NULL AND array_job_id IN (SELECT array_job_id FROM wanted)
 """
 _METRICS = "SELECT job_id, submit_s FROM job_metrics WHERE job_id IN (SELECT job_id FROM wanted)"
+_WANTED = schema_of({"job_id": pa.int64(), "array_job_id": pa.int64()})
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,10 @@ def ended_since(store: Store, cluster: str, since_s: int) -> list[EndedRun]:
 def known_ends(store: Store, cluster: str, job_ids: Collection[int]) -> dict[int, int]:
     """By job id, the end (s since 1970) of its latest run that has ended; jobs without one are left out."""
     rows = store.read("jobs", cluster, ["job_id", "end_s"], among={"job_id": pa.array(sorted(job_ids), pa.int64())})
+    ended = rows.filter(pc.field("end_s").is_valid())
     ends: dict[int, int] = {}
-    for job_id, end_s in zip(rows["job_id"].to_pylist(), rows["end_s"].to_pylist(), strict=True):
-        if end_s is not None:
-            ends[job_id] = max(end_s, ends.get(job_id, end_s))
+    for job_id, end_s in zip(ended["job_id"].to_numpy().tolist(), ended["end_s"].to_numpy().tolist(), strict=True):
+        ends[job_id] = max(end_s, ends.get(job_id, end_s))
     return ends
 
 
@@ -93,8 +96,7 @@ def _query(
             store.view(db, "jobs", cluster, _COLUMNS)
             store.view(db, "job_metrics", cluster, ("job_id", "submit_s"))
             if runs is not None:
-                ids = {"job_id": [run.job_id for run in runs], "array_job_id": [run.array_job_id for run in runs]}
-                db.register("wanted", pa.table({name: pa.array(column, pa.int64()) for name, column in ids.items()}))
+                db.register("wanted", table_of(_WANTED, [(run.job_id, run.array_job_id) for run in runs]))
             return [db.execute(query, values or None).fetchall() for query in queries]
         except duckdb.Error as error:
             raise StoreError(f"{store.root}: the jobs cannot be read: {error}", "see `almanac doctor`") from error

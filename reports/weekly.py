@@ -51,7 +51,7 @@ def put_weekly(
             address = recipient(user) if frequency(user) == "digest" else None
             rendered = render_weekly(store, cluster, user, config, monday_s) if address else None
             if rendered is not None and address:
-                key = f"{cluster} {user} {week_name(monday_s - WEEK_S)}"
-                outbox.put(compose(rendered, (), address, config, now_s, user=user, kind="weekly", key=key), now_s)
+                about = {"cluster": cluster, "user": user, "kind": "weekly", "key": week_name(monday_s - WEEK_S)}
+                outbox.put(compose(rendered, (), address, config, now_s, **about), now_s)
                 yield user
     store.set_watermark(_MARK, cluster, monday_s)

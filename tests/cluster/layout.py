@@ -32,7 +32,8 @@ COMMANDS = (
 )  # fmt: skip
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FOLDERS = (
-    "etc", "log", "state", "spool", "munge", "db", "dev", "hooks", "out", "home", "prolog", "hpc_job", "profiles", "ended",
+    "etc", "log", "state", "spool", "munge", "db", "dev", "hooks", "out", "home", "prolog", "hpc_job", "profiles",
+    "ended",
 )  # fmt: skip
 SOCKET_PATH_MAX = 107
 
