@@ -65,7 +65,7 @@ def ended_since(store: Store, cluster: str, since_s: int) -> list[EndedRun]:
 def known_ends(store: Store, cluster: str, job_ids: Collection[int]) -> dict[int, int]:
     """By job id, the end (s since 1970) of its latest run that has ended; jobs without one are left out."""
     rows = store.read("jobs", cluster, ["job_id", "end_s"], among={"job_id": pa.array(sorted(job_ids), pa.int64())})
-    ended = rows.filter(pc.field("end_s").is_valid())
+    ended = rows.filter(~pc.field("end_s").is_null())
     ends: dict[int, int] = {}
     for job_id, end_s in zip(ended["job_id"].to_numpy().tolist(), ended["end_s"].to_numpy().tolist(), strict=True):
         ends[job_id] = max(end_s, ends.get(job_id, end_s))
