@@ -128,7 +128,7 @@ class Due:
             self.outcome.faults.append("accounting has never been read: run `almanac ingest` first, or its timer")
             return
         slurm = replace(config.slurm, overlap_hours=0, read_steps=False)
-        source = SacctSource(self.app.commands, self.cluster, config.tiers, slurm, time.time)
+        source = SacctSource(self.app.commands, self.cluster, config.tiers, slurm, self.app.now_s)
         names = ("prolog",) if config.bindings.prolog_dir else ()
         self._ask([*self._jobs_of(names), Job(source, mark_s - LATE_S, self.app.now_s())])
 
@@ -245,7 +245,7 @@ class Due:
 
         if self.outcome.delivered["fault"]:
             return
-        counts = deliver(self.outbox, self.app.config.mail, time.time, time.sleep)
+        counts = deliver(self.outbox, self.app.config.mail, self.app.now_s, time.sleep)
         self.outcome.delivered.update(sent=counts.sent, failed=counts.failed, given_up=counts.given_up)
         self.outcome.delivered["held"] = counts.held
         if counts.fault:

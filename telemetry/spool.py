@@ -18,7 +18,7 @@ from pathlib import Path
 from almanac.errors import SourceError
 from almanac.records import Counts
 from almanac.units import printable
-from telemetry.sources.bindings import BadRecordError, arrival_s, read_trusted
+from telemetry.sources.bindings import BadRecordError, read_trusted
 
 MOST_FILES = 50_000
 """Looked at in one run; the others are left to the next."""
@@ -32,7 +32,7 @@ _CONTENT = re.compile(rb"job_id=(?P<job>[0-9]{1,10})\ncluster=(?P<cluster>[A-Za-
 
 @dataclass(frozen=True)
 class Notice:
-    """A job that is said to have ended. seen_s: when the file came into the folder, by this host's clock."""
+    """A job that is said to have ended. seen_s: when the file was written, by the controller's clock."""
 
     name: str
     job_id: int
@@ -63,11 +63,11 @@ class Spool:
         owners = self._trusted_owners()
         notices, counts = list[Notice](), Counts()
         for name in self._names():
-            arrived_s = arrival_s(self.folder / name)
+            written_s = self._written_s(name)
             try:
-                notice = self._notice(name, int(arrived_s), owners)
+                notice = self._notice(name, written_s, owners)
             except _UnfinishedError as error:
-                if now_s - arrived_s < UNFINISHED_S:
+                if now_s - written_s < UNFINISHED_S:
                     continue
                 self._set_aside(name, str(error), counts)
             except BadRecordError as error:
@@ -105,6 +105,12 @@ class Spool:
                 return [entry.name for entry in islice(entries, MOST_FILES) if entry.name != BAD]
         except OSError as error:
             raise SourceError(f"{self.folder}: cannot be read: {error.strerror}", "see docs/admin.md") from error
+
+    def _written_s(self, name: str) -> int:
+        try:
+            return int((self.folder / name).lstat().st_mtime)
+        except OSError:
+            return 0
 
     def _notice(self, name: str, seen_s: int, owners: frozenset[int]) -> Notice | None:
         """None for another cluster's. Raises BadRecordError."""

@@ -20,6 +20,9 @@ from telemetry.sources.generated import GeneratedSource, SiteShape
 from telemetry.store import Store
 from telemetry.summary import summarize
 
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "reports")]
+
 
 @dataclass(frozen=True)
 class CommandLine:

@@ -117,7 +117,7 @@ def test_a_group_that_is_not_almanacs_may_not_write_to_it(folder: Path) -> None:
 
 def test_what_is_being_written_is_given_time(folder: Path) -> None:
     path = put(folder, "7.1", b"")
-    now_s = int(path.stat().st_ctime)
+    now_s = int(path.stat().st_mtime)
     assert spool(folder).read(now_s)[1].seen == 0
     put(folder, "7.1", said(7))
     assert [notice.job_id for notice in spool(folder).read(now_s + 2 * UNFINISHED_S)[0]] == [7]
