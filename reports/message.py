@@ -88,9 +88,9 @@ def compose(
     domain = sender.partition("@")[2]
     message_id = _message_id(cluster, user, kind, runs, key, domain)
     headers: dict[str, str | Address] = {
-        "From": Address(f"almanac of {printable(cluster, 60)}", addr_spec=sender),
+        "From": Address(f"almanac of {_one_line(cluster, 60)}", addr_spec=sender),
         "To": recipient,
-        "Subject": _sendable(printable(rendered.subject, MAX_SUBJECT)),
+        "Subject": _one_line(rendered.subject, MAX_SUBJECT),
         "Date": format_datetime(datetime.fromtimestamp(now_s, UTC)),
         "Message-ID": message_id,
         "Auto-Submitted": "auto-generated",
@@ -139,6 +139,13 @@ def _built(headers: Mapping[str, str | Address], text: str, html: str, images: M
         name = f"{content_id.partition('.')[0]}.png"
         page.add_related(content, "image", "png", cid=f"<{content_id}>", disposition="inline", filename=name)
     return mail.as_bytes()
+
+
+def _one_line(text: str, limit: int) -> str:
+    """For a header. What looks like an encoded word ("=?utf-8?q?a=0d=0aBcc:_b?=") would be decoded by Python's email
+    when it is set, and folded into a header of its own.
+    """
+    return _sendable(printable(text, limit)).replace("=?", "= ?")
 
 
 def _sendable(text: str) -> str:

@@ -31,7 +31,7 @@ def reply_of(error: Exception) -> Reply:
     elif isinstance(error, smtplib.SMTPResponseException):
         code, said = error.smtp_code, error.smtp_error
     elif isinstance(error, ValueError):
-        return Reply(f"cannot be sent: {printable(str(error))}", is_final=True)
+        return Reply(f"cannot be sent: {printable(str(error))}", is_final=True, is_lost=True)
     else:
         return Reply(printable(str(error)) or type(error).__name__, is_lost=True)
     text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said

@@ -52,6 +52,7 @@ JOBS = pa.schema(
         _field("qos", _TEXT),
         _field("name", _TEXT, "null where unknown: text output can be forged, so it is never taken from there"),
         _field("name_key", _TEXT, "family key, almanac.names.name_key"),
+        _field("refuses_mail", pa.bool_(), "whether its comment says almanac:nomail; null: not known"),
         _field("state", _TEXT, "COMPLETED, FAILED, TIMEOUT, CANCELLED, ..."),
         _field("start_s", _INT, "s since 1970, UTC; null: never started"),
         _field("end_s", _INT, "s since 1970, UTC; null: not ended"),

@@ -149,6 +149,7 @@ class SacctSource:
             **row,
             "name": text.name,
             "name_key": None if text.name is None else name_key(text.name),
+            "refuses_mail": None if text.name is None else text.refuses_mail,
             "tier": tier.name if tier else None,
             "jobstats_hbm_peak_mib": stats.hbm_peak_mib if stats else None,
             "jobstats_hbm_total_mib": stats.hbm_total_mib if stats else None,

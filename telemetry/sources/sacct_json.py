@@ -1,4 +1,4 @@
-"""sacct's JSON output: names and admin comments, which text output cannot carry safely. No number is taken from it.
+"""sacct's JSON output: names and comments, which text output cannot carry safely. No number is taken from it.
 
 22.05 has wrong exit codes, no restart count and plain numbers; later releases write {set, infinite, number}.
 """
@@ -6,17 +6,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_NO_MAIL = re.compile(r"(?<![\w:-])almanac:nomail(?![\w:-])")
+
 
 @dataclass(frozen=True)
 class JobText:
-    """What people and programs wrote on a job. name is None where the record has none."""
+    """What people and programs wrote on a job. name is None where the record has none.
+
+    refuses_mail: whether the job's comment has the word almanac:nomail. slurmdbd keeps comments only with
+    AccountingStoreFlags=job_comment.
+    """
 
     name: str | None
     admin_comment: str = ""
+    refuses_mail: bool = False
 
 
 def parse_json(data: bytes, cluster: str) -> dict[tuple[int, int], JobText]:
@@ -62,5 +70,9 @@ def _key(job: Any, cluster: str) -> tuple[int, int] | None:
 
 def _text(job: dict[str, Any]) -> JobText:
     name, comment = job.get("name"), job.get("comment")
-    admin = comment.get("administrator") if isinstance(comment, dict) else None
-    return JobText(name if isinstance(name, str) else None, admin if isinstance(admin, str) else "")
+    admin, own = (comment.get("administrator"), comment.get("job")) if isinstance(comment, dict) else (None, None)
+    return JobText(
+        name=name if isinstance(name, str) else None,
+        admin_comment=admin if isinstance(admin, str) else "",
+        refuses_mail=isinstance(own, str) and _NO_MAIL.search(own) is not None,
+    )

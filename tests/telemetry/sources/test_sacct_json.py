@@ -40,6 +40,25 @@ def test_missing_texts(changes: dict[str, Any], expected: JobText) -> None:
 
 
 @pytest.mark.parametrize(
+    ("comment", "expected"),
+    [
+        ("almanac:nomail", True),
+        ("run 7, almanac:nomail; seed 3", True),
+        ("first line\nalmanac:nomail", True),
+        ("almanac:nomails", False),
+        ("my-almanac:nomail", False),
+        ("ALMANAC:NOMAIL", False),
+        ("", False),
+        (None, False),
+        (7, False),
+    ],
+)
+def test_a_comment_can_refuse_mail(comment: Any, expected: bool) -> None:
+    said = {"administrator": "almanac:nomail", "job": comment}
+    assert parse(job(comment=said)) == {(7, 100): JobText("train", "almanac:nomail", expected)}
+
+
+@pytest.mark.parametrize(
     "bad", [None, "x", 3, [], job(cluster="other"), job(job_id="7"), job(job_id=True), job(time=None), job(time={})]
 )
 def test_records_that_name_no_job_of_this_cluster_are_passed_over(bad: Any) -> None:

@@ -1,0 +1,318 @@
+"""Delivery to a real SMTP server: what is taken, refused, lost; how fast, how often, and what a kill leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiosmtpd.smtp import AuthResult
+from mail_server import HANG_UP, MailServer
+from mails import NOW_S, Clock, message, run
+
+from almanac.config import Mail
+from almanac.errors import ConfigError, ServerError
+from reports.delivery import FIRST_BACKOFF_S, HOUR_S, LONGEST_BACKOFF_S, DeliveryCounts, backoff_s, deliver, send_now
+from reports.outbox import Outbox, outbox_path
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Iterator[Outbox]:
+    with Outbox(outbox_path(tmp_path)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def server() -> Iterator[MailServer]:
+    with MailServer() as started:
+        yield started
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def mail_config(server: MailServer, **more: Any) -> Mail:
+    given = {"server": "127.0.0.1", "port": server.port, "sender": "almanac@example.org", "timeout_s": 5.0}
+    return Mail(**{**given, **more})
+
+
+def sent(outbox: Outbox, config: Mail, clock: Clock) -> DeliveryCounts:
+    return deliver(outbox, config, clock, clock.sleep)
+
+
+def test_a_mail_arrives_as_it_was_queued(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    outbox.notice([run(1)], NOW_S)
+    outbox.put(message(1, run(1)), NOW_S)
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
+    sender, recipients, mail = server.taken[0]
+    assert (sender, recipients) == ("almanac@example.org", ["ann@example.org"])
+    assert server.raw == [message(1).raw]
+    assert mail["Subject"] == "number 1"
+    assert outbox.counts().queued == 0
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts()
+
+
+def test_one_connection_serves_all(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    for number in range(50):
+        outbox.put(message(number, user=f"u{number}"), NOW_S)
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=50)
+    assert server.connections == 1
+    assert len(set(server.ids)) == 50
+
+
+def test_what_a_server_does_not_take_for_now_is_tried_again(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    server.says_rcpt = lambda address: "450 4.2.1 greylisted" if address.startswith("bob") else None
+    outbox.put(message(1, recipient="bob@example.org"), NOW_S)
+    outbox.put(message(2), NOW_S)
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1, failed=1)
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts()
+    server.says_rcpt = lambda address: None
+    clock.now_s += FIRST_BACKOFF_S
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
+    assert server.ids == ["<m2@example.org>", "<m1@example.org>"]
+
+
+@pytest.mark.parametrize(
+    ("at", "reply"), [("rcpt", "550 5.1.1 no such user"), ("data", "554 5.6.0 spam"), ("mail", "552 5.3.4 too large")]
+)
+def test_what_a_server_never_takes_is_given_up(
+    outbox: Outbox, server: MailServer, clock: Clock, at: str, reply: str
+) -> None:
+    setattr(server, f"says_{at}", lambda about: reply)
+    outbox.put(message(1), NOW_S)
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(given_up=1)
+    setattr(server, f"says_{at}", lambda about: None)
+    clock.now_s += 10 * HOUR_S
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts()
+    assert outbox.counts().given_up == 1
+
+
+def test_a_matter_of_policy_can_be_corrected(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    server.says_rcpt = lambda address: "554 5.7.1 relay access denied"
+    outbox.put(message(1), NOW_S)
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(failed=1)
+
+
+def test_a_server_that_refuses_the_sender_gets_nothing_more(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    server.says_mail = lambda address: "553 5.1.8 who are you"
+    for number in range(3):
+        outbox.put(message(number), NOW_S)
+    counts = sent(outbox, mail_config(server), clock)
+    assert counts == DeliveryCounts(fault=counts.fault)
+    assert "refuses mail from almanac@example.org: 553 5.1.8 who are you" in counts.fault
+    assert outbox.counts().queued == 3
+
+
+def test_a_connection_lost_after_the_data_repeats_the_same_mail(
+    outbox: Outbox, server: MailServer, clock: Clock
+) -> None:
+    server.says_data = lambda name: HANG_UP if name == "<m1@example.org>" and not server.taken else None
+    for number in (1, 2):
+        outbox.put(message(number), NOW_S)
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1, failed=1)
+    clock.now_s += FIRST_BACKOFF_S
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
+    assert Counter(server.ids) == {"<m1@example.org>": 2, "<m2@example.org>": 1}
+
+
+def test_a_server_that_hangs_up_again_and_again_is_left_alone(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    server.says_rcpt = lambda address: "421 too busy"
+    for number in range(9):
+        outbox.put(message(number), NOW_S)
+    counts = sent(outbox, mail_config(server), clock)
+    assert counts == DeliveryCounts(failed=3, fault=counts.fault)
+    assert "hangs up: 421 too busy" in counts.fault
+
+
+def test_no_server_is_no_message_s_fault(outbox: Outbox, clock: Clock) -> None:
+    with MailServer() as gone:
+        pass
+    outbox.put(message(1), NOW_S)
+    outbox.put(message(2), NOW_S + HOUR_S)
+    config = mail_config(gone, give_up_hours=72)
+    counts = sent(outbox, config, clock)
+    assert counts == DeliveryCounts(fault=counts.fault)
+    assert counts.fault.startswith(f"127.0.0.1:{gone.port}: ")
+    assert [each.attempts for each in outbox.ready(NOW_S, 10)] == [0, 0]
+    clock.now_s += 72 * HOUR_S
+    assert sent(outbox, config, clock).given_up == 1
+    assert [each.message_id for each in outbox.ready(int(clock()), 10)] == ["<m2@example.org>"]
+
+
+def test_backoff_doubles_and_ends(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    assert [backoff_s(attempts) for attempts in (0, 1, 2, 7, 8, 1000)] == [60, 120, 240, 7680, 14400, 14400]
+    assert LONGEST_BACKOFF_S == 14400
+    server.says_data = lambda name: "451 later"
+    outbox.put(message(1), NOW_S)
+    tries = 0
+    while outbox.counts().queued:
+        clock.now_s += 60
+        tries += sum(vars(replace(sent(outbox, mail_config(server), clock), fault=0)).values())  # type: ignore[arg-type]
+    assert 72 * HOUR_S <= clock() - NOW_S < 77 * HOUR_S
+    assert tries == 26  # nine within 255 minutes, as the waits double, then one every four hours
+
+
+def test_a_server_gets_so_many_a_minute(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    for number in range(25):
+        outbox.put(message(number, user=f"u{number}"), NOW_S)
+    assert sent(outbox, mail_config(server, per_minute=10), clock) == DeliveryCounts(sent=25)
+    assert clock.slept == [61, 61]
+    times = [time_s for _, time_s in outbox.sent_since(NOW_S)]
+    assert max(sum(start <= time_s < start + 60 for time_s in times) for start in times) == 10
+
+
+def test_a_later_run_knows_what_an_earlier_one_sent(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    for number in range(10):
+        outbox.put(message(number, user=f"u{number}"), NOW_S)
+    assert sent(outbox, mail_config(server, per_minute=10), clock).sent == 10
+    outbox.put(message(10), NOW_S)
+    assert sent(outbox, mail_config(server, per_minute=10), clock).sent == 1
+    assert clock.slept == [61]
+
+
+def test_a_user_gets_so_many_an_hour_and_keeps_nobody_waiting(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    for number in range(5):
+        outbox.put(message(number), NOW_S)
+    outbox.put(message(9, user="bob", recipient="bob@example.org"), NOW_S + 1)
+    config = mail_config(server, per_user_hour=2)
+    assert sent(outbox, config, clock) == DeliveryCounts(sent=3, held=3)
+    clock.now_s += HOUR_S
+    assert sent(outbox, config, clock) == DeliveryCounts()
+    clock.now_s += 1
+    assert sent(outbox, config, clock) == DeliveryCounts(sent=2, held=1)
+    assert server.ids[2] == "<m9@example.org>"
+
+
+def test_a_run_ends_though_much_is_left(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    for number in range(20):
+        outbox.put(message(number, user=f"u{number}"), NOW_S)
+    counts = sent(outbox, mail_config(server, per_minute=1), clock)
+    assert counts.sent == 16 and "15 min are over" in counts.fault
+    assert outbox.counts().queued == 4
+
+
+def test_what_cannot_be_sent_at_all_holds_nothing_up(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    outbox.put(message(1, recipient="\u00e4nn@example.org"), NOW_S)
+    outbox.put(message(2), NOW_S + 1)
+    counts = sent(outbox, mail_config(server), clock)
+    assert (counts.sent, counts.given_up) == (1, 1)
+
+
+def test_without_a_server_nothing_is_tried(outbox: Outbox, clock: Clock) -> None:
+    with pytest.raises(ConfigError, match=r"mail\.server"):
+        sent(outbox, Mail(), clock)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    argv = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    done = subprocess.run([*argv.split(), "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
+                          capture_output=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def context_of(folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context
+
+
+def test_it_encrypts_and_logs_in(outbox: Outbox, clock: Clock, certificate: Path, tmp_path: Path) -> None:
+    seen = []
+
+    def authenticator(server: Any, session: Any, envelope: Any, mechanism: str, data: Any) -> AuthResult:
+        seen.append((data.login, data.password))
+        return AuthResult(success=data.password == b"se cret", handled=False)
+
+    password = tmp_path / "password"
+    password.write_text("se cret\n")
+    options = {"tls_context": context_of(certificate), "require_starttls": True, "auth_required": True,
+               "authenticator": authenticator}  # fmt: skip
+    outbox.put(message(1), NOW_S)
+    with MailServer(options=options) as server:
+        config = mail_config(server, security="starttls", ca_file=str(certificate / "cert.pem"), username="almanac",
+                             password_file=str(password))  # fmt: skip
+        assert sent(outbox, config, clock) == DeliveryCounts(sent=1)
+        outbox.put(message(2), NOW_S)
+        refused = sent(outbox, replace(config, ca_file=""), clock)
+        assert "CERTIFICATE_VERIFY_FAILED" in refused.fault
+        password.write_text("wrong")
+        assert "535" in sent(outbox, config, clock).fault
+    assert seen[0] == (b"almanac", b"se cret")
+    assert outbox.counts().queued == 1
+
+
+def test_a_password_is_not_sent_in_the_open(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    outbox.put(message(1), NOW_S)
+    with pytest.raises(ConfigError, match=r"mail\.security"):
+        sent(outbox, replace(mail_config(server, username="almanac"), server="mail.example.org"), clock)
+    with pytest.raises(ConfigError, match="password_file"):
+        sent(outbox, mail_config(server, username="almanac", password_file="/nowhere"), clock)
+
+
+def test_one_mail_can_be_sent_at_once(server: MailServer) -> None:
+    send_now(message(1), mail_config(server))
+    assert server.ids == ["<m1@example.org>"]
+    server.says_rcpt = lambda address: "550 5.1.1 no such user"
+    with pytest.raises(ServerError, match=r"550 5\.1\.1 no such user"):
+        send_now(message(1), mail_config(server))
+
+
+WORKER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from almanac.config import Mail
+from mails import message
+from reports.delivery import deliver
+from reports.outbox import Outbox
+
+with Outbox(Path(sys.argv[1])) as outbox:
+    print("ready", flush=True)
+    config = Mail(server="127.0.0.1", port=int(sys.argv[2]), sender="almanac@example.org")
+    deliver(outbox, config, time.time, time.sleep)
+"""
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["before it is taken", "after it is taken"])
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_killed_while_the_server_takes_a_mail_it_is_sent_again_under_the_same_id(
+    tmp_path: Path, at: int, is_taken: bool
+) -> None:
+    path = outbox_path(tmp_path)
+    with Outbox(path) as outbox:
+        for number in range(1, 5):
+            outbox.put(message(number), NOW_S)
+    process: subprocess.Popen[bytes] | None = None
+
+    def says(name: str) -> str | None:
+        if process is None or name != f"<m{at}@example.org>":
+            return None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        return None if is_taken else "451 never heard"
+
+    with MailServer(says_data=says) as server:
+        argv = [sys.executable, "-c", WORKER, str(path), str(server.port), str(Path(__file__).parent)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        process = subprocess.Popen(argv, env=environment)
+        assert process.wait() == -signal.SIGKILL
+        process = None
+        subprocess.run(argv, env=environment, check=True)
+    expected = Counter({f"<m{number}@example.org>": 1 for number in range(1, 5)})
+    expected[f"<m{at}@example.org>"] += is_taken
+    assert Counter(server.ids) == expected
+    with Outbox(path) as outbox:
+        assert outbox.counts().sent == {"job": 4}

@@ -1,0 +1,196 @@
+"""A user's own word about mail: only their own file counts, whatever others put beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from almanac.config import Config, Hooks, Mail
+from almanac.errors import StoreError
+from reports.preferences import FOLDER_MODE, NAMES, Preference, names_of, read, write
+
+Others = Callable[[int, str], str]
+ANN, MALLORY = 65534, 1
+UIDS = {"ann": ANN, "mallory": MALLORY}
+DEFAULT = Preference("digest", False)
+
+# Runs as another user; what it needs is imported before that, as the folders of this test run may be closed to them.
+AS_USER = """
+import os, sys
+from pathlib import Path
+from almanac.config import Config, Hooks, Mail
+from almanac.errors import StoreError
+from reports.preferences import read, write
+import encodings.idna
+os.setgroups([]); os.setgid(65534); os.setuid(int(sys.argv[1])); os.umask(0o077)
+config, folder = Config(hooks=Hooks(advice_dir=sys.argv[2]), mail=Mail(frequency="digest")), Path(sys.argv[2]) / "mail"
+exec(sys.argv[3])
+"""
+
+
+@pytest.fixture
+def config() -> Iterator[Config]:
+    """Of a drop folder as the packages make it, where other users can reach it."""
+    root = Path(tempfile.mkdtemp(prefix="almanac-mail-"))
+    root.chmod(0o711)
+    (root / "mail").mkdir()
+    (root / "mail").chmod(FOLDER_MODE)
+    yield Config(hooks=Hooks(advice_dir=str(root)), mail=Mail(frequency="digest"))
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def others(config: Config) -> Others:
+    if os.getuid() != 0:
+        pytest.skip("only root can act as other users: what they can do to each other is not tried")
+
+    def run(uid: int, code: str) -> str:
+        argv = [sys.executable, "-c", AS_USER, str(uid), config.hooks.advice_dir, code]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def folder_of(config: Config) -> Path:
+    return Path(config.hooks.advice_dir) / "mail"
+
+
+def preference(config: Config, user: str = "ann") -> Preference:
+    return read(user, config, UIDS.get)
+
+
+def drop(config: Config, name: str, content: bytes, uid: int = ANN) -> Path:
+    path = folder_of(config) / name
+    path.write_bytes(content)
+    os.chown(path, uid, uid)
+    return path
+
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to other users")
+
+
+def test_a_user_says_it_and_takes_it_back(config: Config) -> None:
+    uids = {"me": os.getuid()}.get
+    assert read("me", config, uids) == DEFAULT
+    for frequency in ("off", "every", "digest"):
+        write(frequency, config)
+        assert read("me", config, uids) == Preference(frequency, True)
+        assert len(list(folder_of(config).iterdir())) == 1
+    write(None, config)
+    assert read("me", config, uids) == DEFAULT
+    assert list(folder_of(config).iterdir()) == []
+
+
+def test_who_is_not_known_gets_the_default(config: Config) -> None:
+    assert read("no-such-user-here", config) == DEFAULT
+    assert read("\0", config) == DEFAULT
+
+
+def test_without_the_folder_there_is_the_default_and_no_choice(config: Config) -> None:
+    folder_of(config).rmdir()
+    assert preference(config) == DEFAULT
+    with pytest.raises(StoreError, match="is not there"):
+        write("off", config)
+
+
+@needs_root
+@pytest.mark.parametrize("content", [b"", b"never\n", b"off" + b" " * 5000, b"off\nevery\n", b"\xff\xfe", b"OFF\n"])
+def test_what_is_no_frequency_is_none(config: Config, content: bytes) -> None:
+    drop(config, str(ANN), content)
+    assert preference(config) == DEFAULT
+
+
+@needs_root
+def test_another_s_file_under_my_name_says_nothing(config: Config) -> None:
+    drop(config, str(ANN), b"off\n", uid=MALLORY)
+    drop(config, f"{ANN}.1", b"off\n", uid=MALLORY)
+    assert preference(config) == DEFAULT
+    drop(config, f"{ANN}.2", b"every\n")
+    assert preference(config) == Preference("every", True)
+    assert preference(config, "mallory") == DEFAULT
+
+
+@needs_root
+def test_links_fifos_and_folders_say_nothing_and_hold_nobody_up(config: Config) -> None:
+    real = drop(config, "elsewhere", b"off\n")
+    (folder_of(config) / str(ANN)).symlink_to(real)
+    os.chown(folder_of(config) / str(ANN), ANN, ANN, follow_symlinks=False)
+    os.link(real, folder_of(config) / f"{ANN}.1")
+    os.mkfifo(folder_of(config) / f"{ANN}.2")
+    (folder_of(config) / f"{ANN}.3").mkdir()
+    for number in (2, 3):
+        os.chown(folder_of(config) / f"{ANN}.{number}", ANN, ANN)
+    assert preference(config) == DEFAULT
+    real.unlink()  # then the hard link is the only one, and a file of the user's like any other
+    assert preference(config) == Preference("off", True)
+
+
+@needs_root
+def test_the_newest_of_a_user_s_files_counts(config: Config) -> None:
+    for number, word in ((4, b"off"), (2, b"every"), (3, b"digest")):
+        os.utime(drop(config, f"{ANN}.{number}", word), (number, number))
+    assert preference(config).frequency == "off"
+
+
+@needs_root
+def test_a_huge_file_is_not_read(config: Config) -> None:
+    path = drop(config, str(ANN), b"off\n")
+    os.truncate(path, 1 << 40)
+    assert preference(config) == DEFAULT
+
+
+def test_another_s_squatting_neither_silences_nor_unsilences(config: Config, others: Others) -> None:
+    others(MALLORY, f'(folder / "{ANN}").write_text("off")')
+    assert preference(config) == DEFAULT
+    said = others(ANN, 'write("every", config); print(read("a", config, lambda user: os.getuid()))')
+    assert "'every'" in said
+    assert preference(config) == Preference("every", True)
+    assert (folder_of(config) / f"{ANN}.1").stat().st_uid == ANN
+    # Nobody can take away, replace or move what is another's.
+    attempts = """
+for act in (lambda: (folder / "65534.1").unlink(), lambda: (folder / "65534").rename(folder / "65534.1"),
+            lambda: (folder / "65534.1").rename(folder / "x"), lambda: (folder / "65534.1").write_text("off"),
+            lambda: os.listdir(folder)):
+    try:
+        act()
+        print("done")
+    except PermissionError:
+        pass
+"""
+    assert others(MALLORY, attempts) == ""
+    assert preference(config) == Preference("every", True)
+    # The squatter goes, and comes back in a gap: nothing changes.
+    others(MALLORY, f'(folder / "{ANN}").unlink()')
+    assert preference(config) == Preference("every", True)
+    others(ANN, 'write("off", config)')
+    assert preference(config) == Preference("off", True)
+    others(ANN, "write(None, config)")
+    assert preference(config) == DEFAULT
+
+
+def test_who_finds_every_name_taken_is_told(config: Config, others: Others) -> None:
+    for name in names_of(ANN):
+        drop(config, name, b"off\n", uid=MALLORY)
+    code = """
+try:
+    write("off", config)
+except StoreError as error:
+    print(error)
+"""
+    assert "others have taken every name" in others(ANN, code)
+    assert len(list(folder_of(config).iterdir())) == NAMES
+
+
+def test_a_service_that_is_not_root_reads_it_too(config: Config, others: Others) -> None:
+    others(ANN, 'write("off", config)')
+    assert "'off'" in others(2, 'print(read("ann", config, lambda user: 65534))')
