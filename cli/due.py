@@ -46,6 +46,9 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
+        """None where there was nothing to do: a timer runs every minute."""
+        if not (self.noticed or self.put or self.skipped or self.delayed or any(self.delivered.values()) or self.spool):
+            return
         yield f"{format_count(self.noticed)} jobs have ended; mails made: {said(self.put) or 'none'}"
         yield from self.decisions()
         if self.delivered:

@@ -75,6 +75,8 @@ def _why_not(
         return "too long ago"
     if each.elapsed_s < config.min_elapsed_s:
         return "too short"
+    if each.refuses_mail:
+        return "the job wants none"
     wanted = frequency(each.run.user)
     if wanted != "every":
         return "the user wants none" if wanted == "off" else "the user wants weekly mail"

@@ -17,6 +17,7 @@ from telemetry.store import Store
 
 _COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "elapsed_s", "user", "gpu_count", "array_job_id", "state",
+    "refuses_mail",
 )  # fmt: skip
 _ENDED = """
 SELECT job_id, submit_s, "user", end_s, gpu_count, array_job_id FROM jobs
@@ -26,7 +27,8 @@ ORDER BY end_s, job_id, submit_s
 """
 _FACTS = """
 SELECT j.job_id, j.submit_s, j.end_s, coalesce(j.elapsed_s, j.end_s - j.start_s) AS elapsed_s,
-       j.submit_s = max(j.submit_s) OVER (PARTITION BY j.job_id) AS is_last
+       j.submit_s = max(j.submit_s) OVER (PARTITION BY j.job_id) AS is_last,
+       coalesce(j.refuses_mail, false) AS refuses_mail
 FROM jobs j WHERE j.job_id IN (SELECT job_id FROM wanted)
 """
 _OPEN_ARRAYS = """
@@ -41,11 +43,13 @@ class Ended:
     """A run that waits for its report. is_last: no later run of the job is known, so that the job is over.
 
     is_array_open: tasks of its array still run or pend. has_metrics: it has a row in job_metrics.
+    refuses_mail: its comment says almanac:nomail.
     """
 
     run: EndedRun
     elapsed_s: int
     is_last: bool = True
+    refuses_mail: bool = False
     is_array_open: bool = False
     has_metrics: bool = False
 
@@ -77,13 +81,13 @@ def look_up(store: Store, cluster: str, runs: Sequence[EndedRun]) -> list[Ended]
     if not runs:
         return []
     facts, opened, measured = _query(store, cluster, runs, _FACTS, _OPEN_ARRAYS, _METRICS)
-    known = {(job_id, submit_s, end_s): (elapsed_s, is_last) for job_id, submit_s, end_s, elapsed_s, is_last in facts}
+    known = {fact[:3]: fact[3:] for fact in facts}
     open_arrays, with_metrics = {array for (array,) in opened}, set(measured)
     found = []
     for run in runs:
-        elapsed_s, is_last = known.get((run.job_id, run.submit_s, run.end_s), (0, False))
+        elapsed_s, is_last, refuses = known.get((run.job_id, run.submit_s, run.end_s), (0, False, False))
         has_metrics = (run.job_id, run.submit_s) in with_metrics
-        found.append(Ended(run, elapsed_s, is_last, run.array_job_id in open_arrays, has_metrics))
+        found.append(Ended(run, elapsed_s, is_last, refuses, run.array_job_id in open_arrays, has_metrics))
     return found
 
 
