@@ -61,7 +61,7 @@ def render_email(context: JobContext, config: Config) -> Rendered:
     plots = render_plots(context)
     images = {f"{name}.{context.job_id}@almanac": picture for name, picture in plots.items()}
     sources = {name: f"cid:{name}.{context.job_id}@almanac" for name in plots}
-    return Rendered(subject_of(report), render_text(report), _html(report, sources), images)
+    return Rendered(subject_of(report), render_text(report), _html(report, sources, is_mail=True), images)
 
 
 def render_page(context: JobContext) -> str:
@@ -82,12 +82,17 @@ def subject_of(report: Report) -> str:
 
 def render_text(report: Report) -> str:
     """For who reads mail as text; lines of at most 78 columns but for long names."""
-    return _templates().get_template("job.txt.j2").render(**_given(report))
+    return templates().get_template("job.txt.j2").render(**_given(report))
 
 
-def _html(report: Report, sources: Mapping[str, str]) -> str:
+def _html(report: Report, sources: Mapping[str, str], *, is_mail: bool = False) -> str:
     pictures = [{"source": sources[name], "alt": ALTS[name]} for name in ALTS if name in sources]
-    page = _templates().get_template("job.html.j2").render(**_given(report), pictures=pictures)
+    return render_html("job.html.j2", **_given(report), pictures=pictures, is_mail=is_mail)
+
+
+def render_html(template: str, **given: Any) -> str:
+    """A template of reports/templates as a page with its styles inline."""
+    page = templates().get_template(template).render(**given)
     # In ASCII nobody can take it for another encoding, wherever the inliner puts the line that names it.
     return _inliner().inline(page).encode("ascii", "xmlcharrefreplace").decode()
 
@@ -108,7 +113,7 @@ def _given(report: Report) -> dict[str, Any]:
 
 
 @cache
-def _templates() -> jinja2.Environment:
+def templates() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("reports"),
         autoescape=jinja2.select_autoescape(enabled_extensions=("html.j2",), default=False),
