@@ -99,8 +99,9 @@ class Layout:
             self._make_user(user)
         self._make_gpus()
         self._make_munge_key()
+        shutil.chown(self.root / "ended", "slurm")
         (self.root / "ended").chmod(0o770)
-        for name in ("state", "log", "spool", "ended"):
+        for name in ("state", "log", "spool"):
             shutil.chown(self.root / name, "slurm", "slurm")
         shutil.chown(self.root / "db", "mysql", "mysql")
         self._write_conf()
