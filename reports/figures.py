@@ -40,9 +40,11 @@ def _size_rows(context: JobContext) -> Iterator[FigureRow]:
     where = f"{gpus} on {format_count(nodes)} node{'s' * (nodes != 1)}" if nodes else gpus
     model = context.metrics.get("gpu_model")
     hours = context.gpu_hours
-    yield FigureRow("GPU-hours", NOT_KNOWN if hours is None else _real(hours), f"{where}, {model}" if model else where)
+    yield FigureRow(
+        "GPU-hours", NOT_KNOWN if hours is None else real_text(hours), f"{where}, {model}" if model else where
+    )
     energy_j = context.metrics.get("energy_j")
-    energy = NOT_KNOWN if energy_j is None else f"{_real(energy_j / 3.6e6)} kWh"
+    energy = NOT_KNOWN if energy_j is None else f"{real_text(energy_j / 3.6e6)} kWh"
     power_w = context.metrics.get("energy_power_w")
     yield FigureRow("Energy of the GPUs", energy, "" if power_w is None else f"{power_w:.0f} W per GPU")
 
@@ -92,7 +94,7 @@ def _imbalance(value: float | None, best: str) -> str:
     return NOT_KNOWN if value is None else f"{value:.2f} (0 is {best})"
 
 
-def _real(value: float) -> str:
+def real_text(value: float) -> str:
     """With three digits that count; whole where there are more."""
     return format_count(round(value)) if value >= 100 else f"{value:.3g}"
 

@@ -123,12 +123,18 @@ def templates() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters["folded"] = _folded
+    environment.filters["hung"] = _hung
     return environment
 
 
 def _folded(text: str, indent: int = 0, width: int = 78) -> str:
     """Lines of at most so many columns; the second and further ones indented."""
     return textwrap.fill(text, width, subsequent_indent=" " * indent, initial_indent=" " * indent).lstrip()
+
+
+def _hung(text: str, indent: int, width: int = 78) -> str:
+    """The same with a first line of full width."""
+    return textwrap.fill(text, width, subsequent_indent=" " * indent)
 
 
 @cache

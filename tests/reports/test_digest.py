@@ -1,0 +1,178 @@
+"""Digests: one mail of a storm of jobs, and one of a user's week."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from almanac import __version__
+from almanac.config import Tier
+from reports.digest import LISTED, render_storm, render_weekly
+from reports.job_report import Rendered
+from reports.week import idle_gpu_hours, last_week, limit_gpu_hours, tier_gpu_hours, totals_of, week_of
+
+CLUSTER = "test"
+NOW_S = 1_795_003_200  # Wednesday, 18 November 2026, 12:00
+WEEK_S = 7 * 86_400
+TIERS = (Tier("hbm40g", 40960), Tier("hbm80g", 81920))
+
+
+def row(**more: Any) -> dict[str, Any]:
+    return {
+        "job_id": 1, "end_s": 0, "elapsed_s": 3600.0, "gpu_count": 4, "state": "COMPLETED", "tier": "hbm80g",
+        "time_limit_s": 4 * 3600.0, "verdict": "ok", "coverage_frac": 1.0, "mean_gpu_util_pct": 50.0,
+        "hbm_peak_mib": 30_000.0, "idle_gpu_count": 0, "has_profiling_fault": False, "energy_j": 1e6, **more,
+    }  # fmt: skip
+
+
+def check(check_golden: Callable[[str, str], None], name: str, mail: Rendered | None) -> None:
+    assert mail is not None
+    check_golden(f"{name}.txt", f"Subject: {mail.subject}\n\n{mail.text}".replace(__version__, "VERSION"))
+    check_golden(f"{name}.html", mail.html.replace(__version__, "VERSION"))
+
+
+def test_an_array_is_one_mail(reported: Any, check_golden: Callable[[str, str], None]) -> None:
+    check(
+        check_golden, "storm-array", render_storm(reported.build(1001, 1002, 1003, has_series=False), reported.config)
+    )
+
+
+def test_a_storm_of_every_kind_of_job_is_one_mail(reported: Any, check_golden: Callable[[str, str], None]) -> None:
+    contexts = list(reported.contexts.values())
+    mail = render_storm(contexts, reported.config)
+    check(check_golden, "storm", mail)
+    assert not mail.images
+    assert "A" * 300 not in mail.html and "<script" not in mail.html and "\u202e" not in mail.text
+    assert len(mail.subject.splitlines()) == 1
+
+
+def test_of_many_jobs_those_that_failed_and_those_that_wasted_most_are_named(reported: Any) -> None:
+    """One that failed, one with three idle GPUs, and a hundred that did well."""
+    well, idle, failed = reported.build(101, 201, 1301, has_series=False)
+    many = [dataclasses.replace(well, job={**well.job, "job_id": 5000 + number}) for number in range(100)]
+    mail = render_storm([*many, idle, failed], reported.config)
+    listed = mail.text.split("most telling first\n\n")[1]
+    assert re.findall(r"^\d+", listed, re.MULTILINE)[:3] == ["1301", "201", "5000"]
+    assert len(re.findall(r"^\d+ {10}", listed, re.MULTILINE)) == LISTED
+    assert "82 more are not named" in " ".join(listed.split())
+    assert "102 jobs ended: 101 completed, 1 failed" in mail.text
+    assert len(mail.html) < 60_000
+
+
+def test_a_digest_of_nothing_is_a_fault(reported: Any) -> None:
+    with pytest.raises(ValueError, match="no jobs"):
+        render_storm([], reported.config)
+
+
+@pytest.mark.parametrize(
+    ("now", "name", "first"),
+    [
+        ("2026-11-18T12:00", "2026-W46", "2026-11-09"),
+        ("2026-11-16T00:00", "2026-W46", "2026-11-09"),
+        ("2026-11-15T23:59", "2026-W45", "2026-11-02"),
+        ("2027-01-06T08:00", "2026-W53", "2026-12-28"),
+    ],
+)
+def test_the_last_whole_week_is_from_monday_to_sunday(now: str, name: str, first: str) -> None:
+    now_s = int(datetime.fromisoformat(f"{now}+00:00").timestamp())
+    week = last_week(now_s)
+    assert (week.name, datetime.fromtimestamp(week.start_s, UTC).isoformat()) == (name, f"{first}T00:00:00+00:00")
+    assert week.end_s - week.start_s == WEEK_S
+    assert last_week(now_s, 1).end_s == week.start_s
+
+
+def test_a_week_is_what_ended_in_it(reported: Any) -> None:
+    """Of twelve jobs of alice, one a day on 4 GPUs for 15 minutes, seven ended in that week and four in that before."""
+    week = week_of(reported.store, CLUSTER, "alice", reported.config, NOW_S)
+    assert week is not None
+    assert (week.totals.jobs, week.totals.gpu_hours, week.totals.failed) == (7, pytest.approx(7.0), 0)
+    assert [(totals.jobs, totals.gpu_hours) for _, totals in week.before] == [
+        (0, 0), (0, 0), (0, 0), (4, pytest.approx(4.0))
+    ]  # fmt: skip
+    assert week.totals.util_pct == pytest.approx(90, abs=1)
+    assert len(week.best) == 3 and week.worst == ()
+    assert week.idle.jobs == 0
+    assert (week.tier.jobs, week.tier.gpu_hours) == (7, pytest.approx(7.0))  # 21 of 80 GiB
+    assert (week.limit.jobs, week.limit.gpu_hours) == (7, pytest.approx(7 * 4 * 3.75))  # 15 min of 4 h, 4 GPUs
+
+
+def test_a_week_as_a_mail(reported: Any, check_golden: Callable[[str, str], None]) -> None:
+    first = render_weekly(reported.store, CLUSTER, "alice", reported.config, NOW_S)
+    check(check_golden, "weekly", first)
+    assert first == render_weekly(reported.store, CLUSTER, "alice", reported.config, NOW_S + 3 * 86_400)
+    check(
+        check_golden, "weekly-mixed", render_weekly(reported.store, CLUSTER, "alice", reported.config, NOW_S + WEEK_S)
+    )
+
+
+def test_without_a_job_there_is_no_weekly_mail(reported: Any) -> None:
+    assert render_weekly(reported.store, CLUSTER, "nobody", reported.config, NOW_S) is None
+    assert render_weekly(reported.store, CLUSTER, "alice", reported.config, NOW_S + 3 * WEEK_S) is None
+
+
+def test_another_user_s_jobs_are_in_no_digest_of_mine(reported: Any) -> None:
+    mine = render_weekly(reported.store, CLUSTER, "bob", reported.config, NOW_S + WEEK_S)
+    assert mine is not None and "train" not in mine.text and "other-" in mine.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "hours"),
+    [
+        ({}, 0),
+        ({"idle_gpu_count": 3}, 3),
+        ({"idle_gpu_count": None}, 0),
+        ({"idle_gpu_count": 3, "coverage_frac": 0.89}, 0),
+        ({"idle_gpu_count": 3, "has_profiling_fault": True}, 0),
+        ({"verdict": "idle"}, 4),
+        ({"verdict": "idle", "elapsed_s": 179.0}, 0),
+        ({"verdict": "low coverage", "idle_gpu_count": 3}, 0),
+        ({"elapsed_s": None, "idle_gpu_count": 3}, 0),
+    ],
+)
+def test_idle_gpu_hours(changes: dict[str, Any], hours: float) -> None:
+    assert idle_gpu_hours(row(**changes)) == pytest.approx(hours)
+
+
+@pytest.mark.parametrize(
+    ("changes", "hours"),
+    [
+        ({}, 4),
+        ({"hbm_peak_mib": 40960.0 - 1024}, 4),
+        ({"hbm_peak_mib": 40960.0 - 1023}, 0),
+        ({"hbm_peak_mib": None}, 0),
+        ({"tier": "hbm40g"}, 0),
+        ({"tier": None}, 0),
+        ({"tier": "gone"}, 0),
+    ],
+)
+def test_gpu_hours_on_a_larger_tier_than_needed(changes: dict[str, Any], hours: float) -> None:
+    assert tier_gpu_hours(row(**changes), TIERS, 1024) == pytest.approx(hours)
+
+
+@pytest.mark.parametrize(
+    ("changes", "hours"),
+    [
+        ({}, 12),
+        ({"elapsed_s": 2 * 3600.0}, 8),
+        ({"elapsed_s": 2 * 3600.0 + 1}, 0),
+        ({"time_limit_s": None}, 0),
+        ({"time_limit_s": 3599.0, "elapsed_s": 60.0}, 0),
+        ({"state": "FAILED"}, 0),
+        ({"elapsed_s": None}, 0),
+    ],
+)
+def test_gpu_hours_asked_for_in_vain(changes: dict[str, Any], hours: float) -> None:
+    assert limit_gpu_hours(row(**changes)) == pytest.approx(hours)
+
+
+def test_what_is_not_known_is_not_counted_as_zero() -> None:
+    known, unknown = row(gpu_count=1), row(gpu_count=3, mean_gpu_util_pct=None, energy_j=None, state="TIMEOUT")
+    totals = totals_of([known, unknown])
+    assert (totals.gpu_hours, totals.util_pct, totals.energy_j, totals.failed) == (4, 50, 1e6, 1)
+    assert totals_of([unknown]).util_pct is None and totals_of([unknown]).energy_j is None
+    assert totals_of([row(gpu_count=1), row(gpu_count=3, mean_gpu_util_pct=10.0)]).util_pct == pytest.approx(20)
