@@ -47,17 +47,18 @@ class Outcome:
 
     def lines(self) -> Iterator[str]:
         """None where there was nothing to do: a timer runs every minute."""
-        if not (self.noticed or self.put or self.skipped or self.delayed or any(self.delivered.values()) or self.spool):
-            return
-        yield f"{format_count(self.noticed)} jobs have ended; mails made: {said(self.put) or 'none'}"
-        yield from self.decisions()
-        if self.delivered:
-            yield f"  mail server: {said(self.delivered)}"
+        decisions = list(self.decisions())
+        if self.noticed or self.put or decisions:
+            yield f"{format_count(self.noticed)} jobs have ended; mails made: {said(self.put) or 'none'}"
+        yield from decisions
 
     def decisions(self) -> Iterator[str]:
-        for title, counts in (("no mail of", self.skipped), ("later", self.delayed), ("spool", Counter(self.spool))):
-            if counts:
-                yield f"  {title}: {said(counts)}"
+        for title, counts in (
+            ("no mail of", self.skipped), ("later", self.delayed), ("spool", Counter(self.spool)),
+            ("mail server", self.delivered),
+        ):  # fmt: skip
+            if words := said(counts):
+                yield f"  {title}: {words}"
 
 
 def said(counts: Counter[str]) -> str:

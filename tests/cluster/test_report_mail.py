@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Protocol
 import pytest
 from docker_site import DockerSite
 from lab import SlurmLab
-from processes import wait_until
+from processes import LabError, wait_until
 from sites import REPOSITORY, Result, Site
 
 pytestmark = pytest.mark.cluster
@@ -132,17 +133,26 @@ def almanac(
     if isinstance(_running_site, DockerSite):
         _running_site.wait_for_idle()
         made: Almanac = OnDocker(_running_site)
-        made.run("ingest", "--no-summary")
-        made.run("report", "--due")
+        switch_on(made)
         yield made
         return
     cluster = request.getfixturevalue("cluster")
     with MailServer() as server:
         folder = tmp_path_factory.mktemp("mail")
         made = OnHost(_running_site, cluster.lab.root, cluster.prometheus.url, folder, server)
-        made.run("ingest", "--no-summary")
-        made.run("report", "--due")
+        switch_on(made)
         yield made
+
+
+def switch_on(almanac: Almanac) -> None:
+    """Once accounting and Prometheus have been read for the first time: a Prometheus has nothing for some seconds."""
+
+    def has_telemetry() -> bool:
+        said = json.loads(almanac.run("ingest", "--no-summary", "--json").stdout)
+        return bool(said["sources"]["prometheus"]["kept"])
+
+    wait_until("the first samples", has_telemetry, 60)
+    almanac.run("report", "--due")
 
 
 @dataclass(frozen=True)
@@ -188,11 +198,17 @@ def told(almanac: Almanac) -> Told:
     site.run("ctl", "root", "scontrol", "update", f"jobid={jobs['again']}", "StartTime=now", f"ExcNodeList={node}")
     site.wait_for_accounting(*(job for what, job in jobs.items() if what != "array"), timeout_s=120)
 
+    said: list[str] = []
+
     def all_came() -> bool:
-        almanac.run("report", "--due")
+        said.append(almanac.run("report", "--due").stdout)
         return len(almanac.mails()) >= 6
 
-    wait_until("six mails", all_came, 120)
+    try:
+        wait_until("six mails", all_came, 120)
+    except LabError as error:
+        subjects = [str(mail["Subject"]) for mail in almanac.mails()]
+        raise LabError(f"{error}: {subjects}\n{''.join(said)}") from None
     almanac.run("report", "--due")
     return Told(almanac, jobs, almanac.mails())
 
