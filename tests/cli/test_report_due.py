@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +31,8 @@ from telemetry.sources.sacct import SacctSource
 from telemetry.store import Store
 
 HOUR_S = 3600
+POINTS = 8
+"""Of its steps, a hundred or so, at which a run is killed."""
 
 
 @dataclass
@@ -108,6 +114,15 @@ def site_of(root: Path, server: MailServer) -> Site:
     app = SiteApp(store_path=str(root / "store"), given=given)
     app.commands = accounting = Accounting(app.now_s)  # type: ignore[assignment]
     return Site(root, server, app, accounting)
+
+
+def scenario(site: Site) -> None:
+    """Four mails are due of these jobs."""
+    for number, user in ((2, "ann"), (3, "bob"), (4, "eve")):
+        site.ends(number, NOW_S + 60 + number, user=user)
+    for task in (1, 2, 3):
+        site.ends(10 + task, NOW_S + 90, user="ann", array_job_id=10, array_task_id=task)
+    site.ends(5, NOW_S + 70, elapsed_s=30)
 
 
 @pytest.fixture
@@ -303,6 +318,32 @@ def test_two_runs_at_once_are_one(site: Site, capsys: pytest.CaptureFixture[str]
     with Outbox(outbox_path(site.root / "store")):
         assert report_due.run(site.app, is_dry=False, as_json=False) == 0
     assert "it does what is due" in capsys.readouterr().out
+
+
+def killed_at(site: Site, number: int) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    argv = [sys.executable, Path(__file__).with_name("due_worker.py"), site.root, str(site.server.port), str(number)]
+    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_killed_at_any_step_every_mail_comes_and_one_at_most_comes_twice(site: Site) -> None:
+    scenario(site)
+    site.says_ended(2, 3, 4, 5, 11, 12, 13)
+    before = shutil.copytree(site.root, site.root.with_name(f"{site.root.name}-before"))
+    done = killed_at(site, 0)
+    assert done.returncode == 0, done.stderr
+    expected, steps = sorted(site.server.ids), int(done.stdout)
+    assert len(expected) == 4
+    for number in sorted({1 + steps * part // POINTS for part in range(POINTS)}):
+        site.server.taken.clear()
+        shutil.rmtree(site.root)
+        shutil.copytree(before, site.root)
+        assert killed_at(site, number).returncode == -signal.SIGKILL
+        assert killed_at(site, 0).returncode == 0
+        got = sorted(site.server.ids)
+        assert sorted(set(got)) == expected, number
+        assert len(got) <= len(expected) + 1, number
+        assert list(site.spool.iterdir()) == []
 
 
 def test_only_operators_send_mail(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
