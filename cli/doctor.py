@@ -13,6 +13,7 @@ from almanac.hardware import gpu_models
 from almanac.units import format_count, format_duration, printable
 from cli.app import App
 from cli.doctor_hooks import check_advice_files
+from cli.doctor_mail import check_mail
 from cli.findings import Check
 from cli.ingest import configured_sources
 from cli.output import json_text
@@ -245,4 +246,5 @@ PROBES: dict[str, Callable[[App], Iterator[Check]]] = {
     "services": check_services,
     "priority": check_priority,
     "advice files": check_advice_files,
+    "mail": check_mail,
 }

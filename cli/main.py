@@ -26,6 +26,7 @@ COMMANDS = {
     "reprioritize": "give pending jobs the priority term predicted for them",
     "jobs": "list past jobs with what they used",
     "report": "say what a job did with its GPUs, and what to ask for next",
+    "mail": "say how often you want reports by mail",
     "characterize": "compare jobs across the site, as the Perlmutter study does",
     "doctor": "check configuration, store, Slurm and Prometheus",
     "install-hooks": "put the hooks into Slurm's Lua scripts, or take them out",

@@ -39,6 +39,7 @@ MOST_TASKS = 100_000
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--due", "is_due", is_flag=True, help="Mail the reports of jobs that have ended (operators; a timer).")
 @click.option("--dry-run", "is_dry", is_flag=True, help="With --due: say what would be mailed.")
+@click.option("--mail", "is_mail", is_flag=True, help="Send each report to the job's owner, now.")
 @click.pass_obj
 def command(
     app: App,
@@ -51,6 +52,7 @@ def command(
     as_json: bool,
     is_due: bool,
     is_dry: bool,
+    is_mail: bool,
 ) -> int:
     """Say what a job did with its GPUs, and what to ask for next time.
 
@@ -63,6 +65,8 @@ def command(
         raise click.UsageError("name jobs, or give --since TIME")
     if (user or allusers) and not since:
         raise click.UsageError("-u and -a go with --since; a job id names its user")
+    if is_mail and (since or html_file or as_json):
+        raise click.UsageError("--mail goes with job ids alone")
     if not app.may_read_store:
         raise NotAllowedError(
             f"{app.caller} may not read almanac's store, which holds everybody's jobs",
@@ -74,6 +78,10 @@ def command(
     contexts = load_contexts(app, shown, has_series=not since)
     if html_file:
         _write_page(html_file, contexts)
+    elif is_mail:
+        from cli.report_mail import send
+
+        send(app, contexts)
     elif as_json:
         _print_json(contexts)
     elif since:

@@ -39,9 +39,9 @@ def outbox_path(store_root: Path) -> Path:
 
 def read_counts(path: Path) -> OutboxCounts | None:
     """Without a lock, for who only looks; None where there is no outbox yet. Raises StoreError."""
-    if not path.exists():
-        return None
     with explained(path):
+        if not path.exists():
+            return None
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         with contextlib.closing(database):
             database.execute("BEGIN")  # all of one moment

@@ -163,7 +163,7 @@ def _saving(hours: Any) -> Saving:
 
 
 def _unused(row: Row) -> float:
-    return gpu_hours(row) * (1 - min(row["mean_gpu_util_pct"], 100.0) / 100)
+    return gpu_hours(row) * (1 - min(float(row["mean_gpu_util_pct"]), 100.0) / 100)
 
 
 def _worst(rows: Sequence[Row]) -> tuple[int, ...]:

@@ -1,0 +1,147 @@
+"""`almanac doctor` on mail: the server, the addresses, the outbox, and the folder of the users' preferences."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from almanac.errors import AlmanacError
+from almanac.units import format_count, format_duration, printable
+from cli.app import App
+from cli.findings import Check
+
+NAME = "mail"
+LATE_S = 3600
+_SHOWN = 5
+
+
+def check_mail(app: App) -> Iterator[Check]:
+    """Without a server nothing is sent, and nothing is amiss."""
+    if not app.config.mail.server:
+        yield Check(NAME, "ok", "mail.server is not set: no mail is sent")
+        return
+    yield from _check_server(app)
+    yield from _check_recipient(app)
+    yield from _check_password(app)
+    yield from _check_outbox(app)
+    yield from _check_preferences(app)
+    yield from _check_comments(app)
+
+
+def _check_server(app: App) -> Iterator[Check]:
+    from smtplib import SMTPException
+
+    from reports.delivery import connect_smtp
+    from reports.message import sender_of
+    from reports.smtp_replies import reply_of
+
+    config = app.config.mail
+    where = f"{config.server}:{config.port}"
+    try:
+        sender = sender_of(config)
+        with connect_smtp(config):
+            yield Check(NAME, "ok", f"{where} answers ({config.security}); mail comes from {sender}")
+    except AlmanacError as error:
+        yield Check(NAME, "fail", str(error), error.hint)
+    except (OSError, SMTPException) as error:
+        said = f"{where} does not take mail: {reply_of(error).text}"
+        yield Check(NAME, "fail", said, "correct server, port, security, ca_file or login under [mail]")
+
+
+def _check_recipient(app: App) -> Iterator[Check]:
+    from reports.message import recipient_of
+
+    pattern = app.config.mail.recipient
+    if "{user}" not in pattern or recipient_of("user", app.config) is None:
+        said = f"mail.recipient is {pattern!r}, which gives no address of a user"
+        yield Check(NAME, "fail", said, 'write such as "{user}@example.org"')
+
+
+def _check_password(app: App) -> Iterator[Check]:
+    path = Path(app.config.mail.password_file)
+    if app.config.mail.username and path.is_file() and path.stat().st_mode & 0o007:
+        yield Check(NAME, "fail", f"{path} can be read by everybody", f"chmod 640 {path}")
+
+
+def _check_outbox(app: App) -> Iterator[Check]:
+    from reports.outbox import outbox_path, read_counts
+
+    counts = read_counts(outbox_path(app.store_root))
+    if counts is None:
+        yield Check("outbox", "warn", "nothing was ever sent", "run `almanac report --due` on a timer")
+        return
+    late_s = 0 if counts.oldest_put_s is None else app.now_s() - counts.oldest_put_s
+    said = (
+        f"{format_count(sum(counts.sent.values()))} mails sent, {format_count(counts.queued)} to be sent, "
+        f"{format_count(counts.given_up)} given up; {format_count(counts.waiting)} jobs without a decision"
+    )
+    details = {"sent": dict(counts.sent), "queued": counts.queued, "given_up": counts.given_up,
+               "failed_tries": counts.failed_tries, "waiting": counts.waiting}  # fmt: skip
+    if late_s > LATE_S:
+        said = f"{said}; the oldest has waited {format_duration(late_s)}"
+        yield Check("outbox", "warn", said, "see what `almanac report --due` says of the server", details)
+    else:
+        yield Check("outbox", "ok", said, "", details)
+
+
+def _check_preferences(app: App) -> Iterator[Check]:
+    from reports.preferences import FOLDER_MODE, folder_of
+
+    folder, name = folder_of(app.config), "mail preferences"
+    todo = f"as root: mkdir -p {folder}; chown root:root {folder}; chmod {FOLDER_MODE:o} {folder}"
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        yield Check(name, "warn", f"{folder} is not there: users cannot choose", todo)
+        return
+    except PermissionError:
+        yield Check(name, "warn", f"{folder} cannot be looked into", "run doctor as root")
+        return
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0:
+        yield Check(name, "fail", f"{folder} is no folder of root's: its owner can choose for everybody", todo)
+    elif mode != FOLDER_MODE:
+        yield Check(name, "fail", f"{folder} has mode {mode:04o}, expected {FOLDER_MODE:04o}", todo)
+    else:
+        yield from _check_squatters(folder, name)
+
+
+def _check_squatters(folder: Path, name: str) -> Iterator[Check]:
+    """Who owns a file under another's name; only root can list the folder."""
+    try:
+        entries = list(folder.iterdir())
+    except PermissionError:
+        yield Check(name, "ok", f"{folder} is as it should be")
+        return
+    squatted = []
+    for path in entries:
+        uid = path.name.partition(".")[0]
+        try:
+            owner = path.lstat().st_uid
+        except FileNotFoundError:
+            continue
+        if uid.isdecimal() and owner not in (int(uid), 0):
+            squatted.append(f"{printable(path.name, 40)} of uid {owner}")
+    if squatted:
+        more = f" and {len(squatted) - _SHOWN} more" if len(squatted) > _SHOWN else ""
+        said = f"files under other users' names: {', '.join(squatted[:_SHOWN])}{more}"
+        yield Check(
+            name, "warn", said, f"they say nothing of those users; ask their owner, and remove them in {folder}"
+        )
+    else:
+        yield Check(name, "ok", f"{folder} holds {format_count(len(entries))} files")
+
+
+def _check_comments(app: App) -> Iterator[Check]:
+    """--comment=almanac:nomail is seen only where slurmdbd keeps comments."""
+    from telemetry.slurm.commands import controller_config
+
+    try:
+        flags = re.search(r"^AccountingStoreFlags\s*=(.*)$", controller_config(app.commands), re.MULTILINE)
+    except AlmanacError:
+        return  # said by the check of Slurm
+    if flags and "job_comment" not in flags[1].lower():
+        todo = "add job_comment to AccountingStoreFlags in slurm.conf"
+        yield Check("mail of one job", "warn", "--comment=almanac:nomail is not seen: comments are not kept", todo)

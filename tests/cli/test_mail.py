@@ -1,0 +1,242 @@
+"""`almanac mail`, `almanac report --mail` and what doctor says of mail."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from mail_server import MailServer
+from mails import NOW_S, message
+
+from almanac.config import Config
+from almanac.config_file import parse_config
+from almanac.errors import CommandError, ConfigError, NotAllowedError, ServerError, StoreError
+from cli import mail, report
+from cli.app import App
+from cli.doctor_mail import check_mail
+from cli.findings import Check
+from reports.outbox import Outbox, outbox_path
+from reports.preferences import FOLDER_MODE
+from telemetry.schema import TABLES
+from telemetry.store import Store
+
+FLAGS = b"AccountingStorageType   = x\nAccountingStoreFlags    = job_comment,job_script\n"
+
+
+@dataclass
+class Someone(App):
+    """A caller, with a configuration and a Slurm of their own."""
+
+    given: dict[str, Any] = field(default_factory=dict)
+    name: str = "alice"
+    can_see_all: bool = False
+    settings: bytes = FLAGS
+
+    @property
+    def config(self) -> Config:  # type: ignore[override]
+        return parse_config(self.given)
+
+    @property
+    def caller(self) -> str:
+        return self.name
+
+    @property
+    def is_operator(self) -> bool:
+        return self.can_see_all
+
+    @property
+    def may_read_store(self) -> bool:
+        return True
+
+    @property
+    def commands(self) -> Any:  # type: ignore[override]
+        def run(argv: Any) -> bytes:
+            if not self.settings:
+                raise CommandError("scontrol failed")
+            return self.settings
+
+        return run
+
+    def now_s(self) -> int:
+        return NOW_S
+
+
+@pytest.fixture
+def server() -> Iterator[MailServer]:
+    with MailServer() as started:
+        yield started
+
+
+@pytest.fixture
+def app(tmp_path: Path, server: MailServer) -> Someone:
+    store = Store.create(tmp_path / "store")
+    rows = [
+        {"job_id": job_id, "submit_s": NOW_S - 1000, "array_job_id": array, "array_task_id": task, "user": user,
+         "name": "x\r\nBcc: mallory@evil.example", "state": "COMPLETED", "start_s": NOW_S - 990, "end_s": NOW_S - 90,
+         "elapsed_s": 900, "gpu_count": 1, "node_list": "n1", "node_count": 1}
+        for job_id, array, task, user in [(1, None, None, "alice"), (2, None, None, "bob"),
+                                          *((10 + task, 10, task, "alice") for task in range(8))]
+    ]  # fmt: skip
+    store.write("jobs", "c", pa.Table.from_pylist(rows, TABLES["jobs"].schema))
+    advice = Path(tempfile.mkdtemp(dir=tmp_path))
+    (advice / "mail").mkdir()
+    (advice / "mail").chmod(FOLDER_MODE)
+    given = {
+        "mail": {"server": "127.0.0.1", "port": server.port, "sender": "almanac@example.org",
+                 "recipient": "{user}@example.org"},
+        "hooks": {"advice_dir": str(advice)},
+    }  # fmt: skip
+    return Someone(store_path=str(store.root), given=given)
+
+
+def run(app: App, *argv: str, command: Any = mail.command) -> Result:
+    return CliRunner().invoke(command, list(argv), obj=app)
+
+
+def findings(app: App) -> dict[str, Check]:
+    return {check.name: check for check in check_mail(app)}
+
+
+def test_a_user_chooses_and_sees_the_choice(app: Someone) -> None:
+    assert run(app).output == "every: a mail after every GPU job, a storm of jobs in one (this site's default)\n"
+    assert run(app, "off").output == "off: no mail (your choice)\n"
+    assert run(app).output == "off: no mail (your choice)\n"
+    assert run(app, "default").output.endswith("(this site's default)\n")
+    assert run(app, "never").exit_code == 2
+
+
+def test_a_site_that_sends_no_mail_says_so(app: Someone) -> None:
+    app.given = {"hooks": app.given["hooks"]}
+    assert "This site sends no mail" in run(app, "digest").output
+
+
+def test_where_no_choice_can_be_kept_it_is_an_error(app: Someone) -> None:
+    app.given = {"hooks": {"advice_dir": "/nowhere"}}
+    assert isinstance(run(app, "off").exception, StoreError)
+    assert run(app).exit_code == 0
+
+
+def test_a_report_is_sent_to_the_owner(app: Someone, server: MailServer) -> None:
+    done = run(app, "1", "--mail", command=report.command)
+    assert done.output == "sent to alice@example.org: 1 job\n"
+    ((sender, recipients, sent),) = server.taken
+    assert (sender, recipients) == ("almanac@example.org", ["alice@example.org"])
+    assert sent["Bcc"] is None and "GPU job 1 (x??Bcc" in sent["Subject"]
+
+
+def test_many_jobs_are_one_mail(app: Someone, server: MailServer) -> None:
+    assert run(app, "10", "--mail", command=report.command).output == "sent to alice@example.org: 8 jobs\n"
+    assert len(server.taken) == 1
+    assert "8 jobs ended" in server.taken[0][2]["Subject"]
+
+
+def test_an_operator_sends_each_report_to_its_own_user(app: Someone, server: MailServer) -> None:
+    app.name, app.can_see_all = "root", True
+    assert run(app, "1", "2", "--mail", command=report.command).exit_code == 0
+    assert [recipients for _, recipients, _ in server.taken] == [["alice@example.org"], ["bob@example.org"]]
+    assert len(set(server.ids)) == 2
+
+
+def test_another_s_job_cannot_be_mailed(app: Someone, server: MailServer) -> None:
+    assert isinstance(run(app, "2", "--mail", command=report.command).exception, StoreError)
+    assert not server.taken
+
+
+def test_who_wants_no_mail_gets_none_from_others(app: Someone, server: MailServer, monkeypatch: Any) -> None:
+    monkeypatch.setattr("reports.preferences.read.__defaults__", (lambda user: os.getuid(),))
+    run(app, "off")
+    assert run(app, "1", "--mail", command=report.command).exit_code == 0
+    app.name, app.can_see_all = "root", True
+    refused = run(app, "1", "--mail", command=report.command).exception
+    assert isinstance(refused, NotAllowedError) and str(refused) == "alice wants no mail"
+    assert len(server.taken) == 1
+
+
+def test_faults_of_mailing_are_said(app: Someone, server: MailServer) -> None:
+    server.says_rcpt = lambda address: "550 5.1.1 no such user"
+    assert isinstance(run(app, "1", "--mail", command=report.command).exception, ServerError)
+    app.given = {"hooks": app.given["hooks"]}
+    assert isinstance(run(app, "1", "--mail", command=report.command).exception, ConfigError)
+    for argv in (["1", "--mail", "--json"], ["--since", "@1", "--mail"], ["1", "--mail", "--html", "x"]):
+        assert run(app, *argv, command=report.command).exit_code == 2
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the folder of preferences has to be root's")
+def test_doctor_finds_nothing_amiss(app: Someone) -> None:
+    with Outbox(outbox_path(app.store_root)) as outbox:
+        outbox.put(message(1), NOW_S - 60)
+    found = findings(app)
+    assert {check.status for check in found.values()} == {"ok"}
+    assert found["mail"].said.endswith("answers (none); mail comes from almanac@example.org")
+    assert found["outbox"].said == "0 mails sent, 1 to be sent, 0 given up; 0 jobs without a decision"
+
+
+def test_doctor_is_silent_where_no_mail_is_sent(app: Someone) -> None:
+    app.given = {}
+    assert [check.status for check in check_mail(app)] == ["ok"]
+
+
+def test_doctor_names_a_server_that_is_not_there(app: Someone, server: MailServer) -> None:
+    app.given["mail"]["port"] = 1
+    found = findings(app)
+    assert found["mail"].status == "fail" and "127.0.0.1:1 does not take mail" in found["mail"].said
+    assert found["outbox"].status == "warn" and found["outbox"].said == "nothing was ever sent"
+
+
+@pytest.mark.parametrize("pattern", ["staff@example.org", "{user}@exa mple", "{name}@example.org", ""])
+def test_doctor_names_a_recipient_that_is_none(app: Someone, pattern: str) -> None:
+    app.given["mail"]["recipient"] = pattern
+    assert any(check.status == "fail" and "mail.recipient" in check.said for check in check_mail(app))
+
+
+def test_doctor_names_a_sender_that_is_none(app: Someone) -> None:
+    app.given["mail"]["sender"] = "almanac"
+    assert any(check.status == "fail" and "mail.sender" in check.said for check in check_mail(app))
+
+
+def test_doctor_names_an_outbox_that_does_not_empty(app: Someone) -> None:
+    with Outbox(outbox_path(app.store_root)) as outbox:
+        outbox.put(message(1), NOW_S - 7200)
+    found = findings(app)["outbox"]
+    assert found.status == "warn" and "the oldest has waited 2 h" in found.said
+
+
+def test_doctor_names_a_password_that_all_can_read(app: Someone, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("x")
+    password.chmod(0o644)
+    app.given["mail"] |= {"username": "almanac", "password_file": str(password)}
+    assert any("can be read by everybody" in check.said for check in check_mail(app))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to other users")
+def test_doctor_looks_at_the_preferences(app: Someone) -> None:
+    folder = Path(app.given["hooks"]["advice_dir"]) / "mail"
+    for name, uid in (("60001", 60001), ("60002", 60001), ("60003.7", 0)):
+        (folder / name).write_text("off\n")
+        os.chown(folder / name, uid, uid)
+    found = findings(app)["mail preferences"]
+    assert found.status == "warn" and "60002 of uid 60001" in found.said
+    assert "60001 of" not in found.said and "60003" not in found.said
+    folder.chmod(0o1777)
+    assert "has mode 1777, expected 1733" in findings(app)["mail preferences"].said
+    os.chown(folder, 60001, 0)
+    assert findings(app)["mail preferences"].status == "fail"
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    assert "users cannot choose" in findings(app)["mail preferences"].said
+
+
+def test_doctor_says_where_comments_are_not_kept(app: Someone) -> None:
+    app.settings = b"AccountingStoreFlags    = (null)\n"
+    assert "--comment=almanac:nomail is not seen" in findings(app)["mail of one job"].said
+    app.settings = b""
+    assert "mail of one job" not in findings(app)
