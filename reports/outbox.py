@@ -183,7 +183,10 @@ class Outbox:
             return counts_of(self._database)
 
     def forget(self, before_s: int) -> int:
-        """Remove what was decided, sent or given up before then; how many rows. What waits or is queued stays."""
+        """Remove what was decided, sent or given up before then; how many rows. What waits or is queued stays.
+
+        The file gives back the room of what is gone, mails that were sent included.
+        """
         with self._changing() as db:
             before = db.total_changes
             # Runs of a message that is still queued stay with it.
@@ -199,7 +202,8 @@ class Outbox:
             )
             removed = db.total_changes - before
             db.execute("UPDATE horizon SET before_s = max(before_s, ?)", (before_s,))
-            return removed
+        self._select("PRAGMA incremental_vacuum")
+        return removed
 
     def _decide(self, message: Message, state: str, label: str, error: str, now_s: int) -> None:
         with self._changing() as db:

@@ -53,6 +53,7 @@ def open_outbox(path: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640))
     database = sqlite3.connect(path, isolation_level=None, timeout=30)
     try:
+        database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file only
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         version = _version(database)

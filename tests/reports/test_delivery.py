@@ -254,6 +254,19 @@ def test_it_encrypts_and_logs_in(outbox: Outbox, clock: Clock, certificate: Path
     assert outbox.counts().queued == 1
 
 
+def test_it_encrypts_from_the_first_byte(outbox: Outbox, clock: Clock, certificate: Path) -> None:
+    outbox.put(message(1), NOW_S)
+    with MailServer(options={"ssl_context": context_of(certificate)}) as server:
+        config = mail_config(server, security="tls", ca_file=str(certificate / "cert.pem"))
+        assert sent(outbox, config, clock) == DeliveryCounts(sent=1)
+
+
+def test_a_server_without_starttls_gets_nothing_in_the_open(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    outbox.put(message(1), NOW_S)
+    assert "STARTTLS" in sent(outbox, mail_config(server, security="starttls"), clock).fault
+    assert not server.taken and outbox.counts().queued == 1
+
+
 def test_a_password_is_not_sent_in_the_open(outbox: Outbox, server: MailServer, clock: Clock) -> None:
     outbox.put(message(1), NOW_S)
     with pytest.raises(ConfigError, match=r"mail\.security"):

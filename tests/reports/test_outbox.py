@@ -131,6 +131,21 @@ def test_what_is_forgotten_is_no_news(outbox: Outbox) -> None:
     assert outbox.notice([run(1, end_s=NOW_S + 1)], NOW_S) == 1
 
 
+def test_forgetting_gives_the_room_of_sent_mails_back(path: Path) -> None:
+    mails = [replace(message(number), raw=b"x" * 100_000) for number in range(20)]
+    with Outbox(path) as outbox:
+        for each in mails:
+            outbox.put(each, NOW_S)
+        for each in mails:
+            outbox.sent(each, NOW_S)
+    assert path.stat().st_size > 2_000_000
+    with Outbox(path) as outbox:
+        outbox.forget(NOW_S)
+    assert path.stat().st_size < 100_000
+    with Outbox(path) as outbox:
+        assert outbox.counts().sent == {"job": 20}
+
+
 def test_a_run_that_ends_after_its_decision_is_kept(outbox: Outbox) -> None:
     """slurmctld's clock may be ahead of ours."""
     ahead = run(1, end_s=NOW_S + 200)
