@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from reports.due import Plan
     from reports.ended import Ended
     from reports.outbox import Outbox
-    from telemetry.spool import Notice
+    from telemetry.spool import Notice, Spool
     from telemetry.store import Store
 
 STARTED, SEEN, TIDIED = "report-start", "report", "report-tidied"
@@ -105,10 +105,8 @@ class Due:
             move_marks(self.store, self.cluster, self.app.now_s())
 
     def _spooled(self) -> list[Notice]:
-        from telemetry.spool import Spool
-
-        spool = Spool(Path(self.app.config.mail.spool_dir), self.cluster, {os.getegid(), *os.getgroups()})
-        if not self.app.config.mail.spool_dir or not spool.is_there:
+        spool = spool_of(self.app, self.cluster)
+        if not spool.is_there:
             return []
         try:
             notices, counts = spool.read(self.app.now_s())
@@ -166,7 +164,6 @@ class Due:
     def _settle(self, notices: Sequence[Notice]) -> None:
         """Take away the files of jobs whose end accounting has, and those that it does not come to know."""
         from reports.ended import known_ends
-        from telemetry.spool import Spool
 
         if not notices:
             return
@@ -175,7 +172,7 @@ class Due:
         known = set(done)
         old_s = self.app.now_s() - self.app.config.mail.wait_s
         lost = [notice for notice in notices if notice not in known and notice.seen_s < old_s]
-        Spool(Path(self.app.config.mail.spool_dir), self.cluster, ()).remove([*done, *lost])
+        spool_of(self.app, self.cluster).remove([*done, *lost])
         self.outcome.spool["not in accounting"] = len(lost)
 
     def _waiting(self) -> list[Ended]:
@@ -265,6 +262,14 @@ class Due:
 
     def _fault(self, error: AlmanacError) -> None:
         self.outcome.faults.append(f"{error}" + (f"; to do: {error.hint}" if error.hint else ""))
+
+
+def spool_of(app: App, cluster: str) -> Spool:
+    """Whoever belongs to the store's group may take files away."""
+    from telemetry.spool import Spool
+
+    gids = {os.getegid(), *os.getgroups(), app.store_root.stat().st_gid}
+    return Spool(Path(app.config.mail.spool_dir or os.devnull), cluster, gids)
 
 
 def plan_of(app: App, store: Store, cluster: str, found: Sequence[Ended]) -> Plan:

@@ -43,7 +43,7 @@ class Notice:
 class Spool:
     """The folder of one site; clusters that share it tell their files apart by their content.
 
-    gids: groups of this process, one of which may be allowed to write there: it has to take files away.
+    gids: groups of whoever runs almanac, who may be allowed to write there: they take files away.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class Spool:
 
         Raises SourceError where others could write to the folder, or it cannot be read.
         """
-        owners = self._trusted_owners()
+        owners = self.trusted_owners()
         notices, counts = list[Notice](), Counts()
         for name in self._names():
             written_s = self._written_s(name)
@@ -85,7 +85,7 @@ class Spool:
             with contextlib.suppress(OSError):
                 (self.folder / notice.name).unlink()
 
-    def _trusted_owners(self) -> frozenset[int]:
+    def trusted_owners(self) -> frozenset[int]:
         """Root and the folder's owner, which is SlurmUser: who may write there. Raises SourceError."""
         try:
             found = self.folder.lstat()
@@ -98,6 +98,10 @@ class Spool:
                 f"chown it to SlurmUser and almanac's group, chmod 0770 {self.folder}",
             )
         return frozenset({0, found.st_uid})
+
+    def waiting(self) -> list[Path]:
+        """The files that nobody has dealt with. Raises SourceError."""
+        return [self.folder / name for name in self._names()]
 
     def _names(self) -> list[str]:
         try:
