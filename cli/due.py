@@ -28,7 +28,7 @@ STARTED, SEEN, TIDIED = "report-start", "report", "report-tidied"
 LATE_S = 600
 """How much later than the span before slurmdbd may learn of an end; what is later still comes with `almanac ingest`."""
 CLOCKS_S = 600
-"""By which the controller's clock and this host's may differ."""
+"""By which the hook may run later than the end that accounting has."""
 MOST_RUNS = 20_000
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from fake_accounting import CLUSTER, Accounting, job
 from mail_server import MailServer
 from mails import NOW_S
@@ -26,6 +27,7 @@ from cli.app import App
 from cli.due import Due, Outcome
 from cli.ingest import Job
 from cli.ingest import run as read_sources
+from cli.main import cli
 from reports.outbox import Outbox, outbox_path
 from telemetry.sources.sacct import SacctSource
 from telemetry.store import Store
@@ -350,3 +352,8 @@ def test_only_operators_send_mail(site: Site, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(SiteApp, "is_operator", False)
     with pytest.raises(NotAllowedError):
         report_due.run(site.app, is_dry=False, as_json=False)
+
+
+@pytest.mark.parametrize("words", [["--due", "7"], ["--due", "--since", "now"], ["--dry-run"]])
+def test_due_goes_alone(words: list[str]) -> None:
+    assert CliRunner().invoke(cli, ["report", *words]).exit_code == 2
