@@ -50,6 +50,7 @@ class Almanac(Protocol):
 
     site: Site
     spool: str
+    hook: str
 
     def run(self, *argv: str) -> Result: ...
     def work(self, seconds: int) -> str: ...
@@ -60,6 +61,7 @@ class Almanac(Protocol):
 class OnDocker:
     site: DockerSite
     spool: str = "/var/spool/almanac/ended"
+    hook: str = "/usr/libexec/almanac/almanac-ended.sh"
 
     def __post_init__(self) -> None:
         text = CONFIG.format(
@@ -90,9 +92,10 @@ class OnHost:
     folder: Path
     server: object
     spool: str = ""
+    hook: str = ""
 
     def __post_init__(self) -> None:
-        self.spool = str(self.root / "ended")
+        self.spool, self.hook = str(self.root / "ended"), str(self.root / "hooks/ended")
         text = CONFIG.format(
             cluster="lab", store=self.folder / "store", prometheus=self.prometheus, server="127.0.0.1",
             port=self.server.port, prolog=self.root / "prolog", spool=self.spool,  # type: ignore[attr-defined]
@@ -248,6 +251,21 @@ def test_the_hook_left_nothing_undone(told: Told) -> None:
     left = told.almanac.site.run("ctl", "root", "sh", "-c", f"ls -A {told.almanac.spool}").stdout
     assert left == ""
     assert not re.search(r"(?i)error.*epilog", told.almanac.site.controller_log())
+
+
+def test_without_the_script_slurmctld_starts_and_jobs_end(almanac: Almanac) -> None:
+    """As after the package was removed."""
+    site = almanac.site
+    site.run("ctl", "root", "mv", almanac.hook, f"{almanac.hook}.away")
+    try:
+        site.restart_controller()
+        site.wait_for(site.sbatch("alice", "--gpus=1"), "COMPLETED")
+    finally:
+        site.run("ctl", "root", "mv", f"{almanac.hook}.away", almanac.hook)
+        site.restart_controller()
+    job = site.sbatch("alice", "--gpus=1")
+    site.wait_for(job, "COMPLETED")
+    wait_until("its file", lambda: f"{job}." in site.run("ctl", "root", "ls", almanac.spool).stdout, 30)
 
 
 def test_jobcomp_script_says_it_too(lab_root: Path) -> None:
