@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from telemetry.spool import Notice, Spool
     from telemetry.store import Store
 
-STARTED, SEEN, TIDIED = "report-start", "report", "report-tidied"
-"""Marks in the store: when mail was switched on, up to when accounting was looked at, when the outbox was tidied."""
+STARTED, SEEN, DAILY = "report-start", "report", "report-daily"
+"""Marks in the store: when mail was switched on, up to when accounting was looked at, the last day that was begun."""
+MORNING_S = 6 * 3600
+"""After midnight (UTC): by then the metrics of Sunday's last jobs are there."""
 LATE_S = 600
 """How much later than the span before slurmdbd may learn of an end; what is later still comes with `almanac ingest`."""
 CLOCKS_S = 600
@@ -88,15 +90,10 @@ class Due:
             self._ask_accounting()
         self._notice()
         self._settle(notices)
-        found = self._waiting()
-        plan = plan_of(self.app, self.store, self.cluster, found)
-        if self._needs_telemetry(plan):
-            self._ask(self._jobs_of(("prometheus",)))
-            plan = plan_of(self.app, self.store, self.cluster, found)
-        self._put(self._decided(plan))
-        self._put_weekly()
+        if found := self._waiting():
+            self._put(self._decided(self._planned(found)))
+        self._daily()
         self._deliver()
-        self._tidy()
         return self.outcome
 
     def _start(self) -> None:
@@ -170,7 +167,8 @@ class Due:
         ends = known_ends(self.store, self.cluster, {notice.job_id for notice in notices})
         done = [notice for notice in notices if ends.get(notice.job_id, 0) >= notice.seen_s - CLOCKS_S]
         known = set(done)
-        old_s = self.app.now_s() - self.app.config.mail.wait_s
+        asked_s = self.store.watermark("sacct", self.cluster) or 0
+        old_s = min(self.app.now_s() - self.app.config.mail.wait_s, asked_s)
         lost = [notice for notice in notices if notice not in known and notice.seen_s < old_s]
         spool_of(self.app, self.cluster).remove([*done, *lost])
         self.outcome.spool["not in accounting"] = len(lost)
@@ -180,6 +178,13 @@ class Due:
 
         runs = self.outbox.waiting(self.app.now_s(), MOST_RUNS)
         return look_up(self.store, self.cluster, [run for run in runs if run.cluster == self.cluster])
+
+    def _planned(self, found: Sequence[Ended]) -> Plan:
+        plan = plan_of(self.app, self.store, self.cluster, found)
+        if not self._needs_telemetry(plan):
+            return plan
+        self._ask(self._jobs_of(("prometheus",)))
+        return plan_of(self.app, self.store, self.cluster, found)
 
     def _needs_telemetry(self, plan: Plan) -> bool:
         """Whether asking now brings the end of a run that waits for it; the first time is `almanac ingest`'s."""
@@ -242,10 +247,10 @@ class Due:
 
     def _deliver(self) -> None:
         """Send what is queued; a server that has failed is left alone until the next run."""
+        if self.outcome.delivered["fault"] or not self.outbox.ready(self.app.now_s(), 1):
+            return
         from reports.delivery import deliver
 
-        if self.outcome.delivered["fault"]:
-            return
         counts = deliver(self.outbox, self.app.config.mail, self.app.now_s, time.sleep)
         self.outcome.delivered.update(sent=counts.sent, failed=counts.failed, given_up=counts.given_up)
         self.outcome.delivered["held"] = counts.held
@@ -253,12 +258,13 @@ class Due:
             self.outcome.delivered["fault"] = 1
             self.outcome.faults.append(f"mail server: {counts.fault}")
 
-    def _tidy(self) -> None:
-        """Once a day."""
-        today_s = self.app.now_s() // 86400 * 86400
-        if (self.store.watermark(TIDIED, self.cluster) or 0) < today_s:
+    def _daily(self) -> None:
+        """Weekly digests, and forgetting, with a day's first run after MORNING_S."""
+        today_s = (self.app.now_s() - MORNING_S) // 86400 * 86400 + MORNING_S
+        if (self.store.watermark(DAILY, self.cluster) or 0) < today_s:
+            self._put_weekly()
             self.outbox.forget(today_s - self.app.config.mail.keep_days * 86400)
-            self.store.set_watermark(TIDIED, self.cluster, today_s)
+            self.store.set_watermark(DAILY, self.cluster, today_s)
 
     def _fault(self, error: AlmanacError) -> None:
         self.outcome.faults.append(f"{error}" + (f"; to do: {error.hint}" if error.hint else ""))

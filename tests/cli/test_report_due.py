@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from mails import NOW_S
 
 from almanac.config import Config
 from almanac.config_file import parse_config
-from almanac.errors import NotAllowedError
+from almanac.errors import CommandError, NotAllowedError
 from cli import report_due
 from cli.app import App
 from cli.due import Due, Outcome
@@ -357,3 +357,38 @@ def test_only_operators_send_mail(site: Site, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("words", [["--due", "7"], ["--due", "--since", "now"], ["--dry-run"]])
 def test_due_goes_alone(words: list[str]) -> None:
     assert CliRunner().invoke(cli, ["report", *words]).exit_code == 2
+
+
+IDLE = """
+import sys
+from test_report_due import NOW_S, Path, site_of
+
+class Port:
+    port = 9
+
+site_of(Path(sys.argv[1]), Port()).due(NOW_S + 600)
+print(sorted(name for name in ("matplotlib", "jinja2", "lightgbm") if name in sys.modules))
+"""
+
+
+def test_a_run_with_nothing_to_do_loads_nothing_for_rendering(site: Site) -> None:
+    """It is run every minute."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    argv = [sys.executable, "-c", IDLE, str(site.root)]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_while_accounting_is_down_no_notice_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.ends(2, NOW_S + 60)
+    site.says_ended(2)
+
+    def down(self: Accounting, argv: Sequence[str]) -> bytes:
+        raise CommandError("sacct: Connection refused", "start slurmdbd")
+
+    monkeypatch.setattr(Accounting, "__call__", down)
+    assert "Connection refused" in site.due(NOW_S + 9000).faults[0]
+    assert len(list(site.spool.iterdir())) == 1
+    monkeypatch.undo()
+    site.due(NOW_S + 9060)
+    assert site.jobs_told == ["2"] and list(site.spool.iterdir()) == []
