@@ -2,10 +2,13 @@
 # Tells almanac that a job has ended, so that its report goes out within minutes. Without it the report waits for the
 # next `almanac ingest`; nothing else is lost where it fails.
 #
-# slurm.conf, either:  EpilogSlurmctld=/usr/libexec/almanac/almanac-ended.sh
-#                 or:  JobCompType=jobcomp/script
-#                      JobCompLoc=/usr/libexec/almanac/almanac-ended.sh
-# A site with a script of its own calls it there, in a line by itself: /usr/libexec/almanac/almanac-ended.sh
+# slurm.conf names a copy of it: slurmctld 24.11 and 26.05 do not start where the script is missing. Either
+#     EpilogSlurmctld=/etc/slurm/almanac-ended.sh
+# or
+#     JobCompType=jobcomp/script
+#     JobCompLoc=/etc/slurm/almanac-ended.sh
+# A site with an EpilogSlurmctld of its own calls it there, in a line by itself:
+#     [ ! -x /usr/libexec/almanac/almanac-ended.sh ] || /usr/libexec/almanac/almanac-ended.sh
 #
 # ALMANAC_SPOOL_DIR    where the file goes (default /var/spool/almanac/ended), which is only SlurmUser's and almanac's
 #                      to write: docs/admin.md.
