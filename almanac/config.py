@@ -178,10 +178,28 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Reports:
+    """What `almanac publish` gives each user of their own jobs, for who may not read the store."""
+
+    own_jobs: int = _key(50, "newest ended GPU jobs of each user that are published for them; 0: none", low=0)
+    own_days: int = _key(30, "days after which a job is no longer published for its user", low=1)
+    own_per_run: int = _key(1000, "reports that one run of publish makes, newest jobs first; others wait", low=1)
+
+
+@dataclass(frozen=True)
 class Services:
     extra: tuple[str, ...] = _key(
         (), "names of the site's own services (Python entry points almanac.services); others are never loaded"
     )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the site report puts a price on. A price that is not configured is said to be, and never taken for 0."""
+
+    per_gpu_hour: float = _key(-1.0, "price of a GPU for an hour; negative: not configured", low=-1, high=1_000_000)
+    per_kwh: float = _key(-1.0, "price of electricity per kWh; negative: not configured", low=-1, high=1_000_000)
+    currency: str = _key("", "what prices are in, such as EUR")
 
 
 @dataclass(frozen=True)
@@ -225,7 +243,9 @@ class Config:
     training: Training = Training()
     priority: Priority = Priority()  # noqa: RUF009 - frozen
     hooks: Hooks = Hooks()  # noqa: RUF009
+    reports: Reports = Reports()
     services: Services = Services()
+    cost: Cost = Cost()
     mail: Mail = Mail()
     tiers: tuple[Tier, ...] = ()
     source: str = ""

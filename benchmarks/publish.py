@@ -21,6 +21,8 @@ from figures import Figure, report
 from advisor.artefacts import load, save
 from advisor.service import train
 from almanac.config_file import parse_config
+from reports.own_folder import OwnFolder
+from reports.own_publish import OwnJob, publish_own
 from slurm_hooks.advice_dir import AdviceDir
 from slurm_hooks.publish import Job, Published, publish
 from telemetry.history import load_history
@@ -166,6 +168,7 @@ def measure(folder: Path) -> list[Figure]:
     busy_s = processor_s() - before_s
     again_s, again_mib, again = timed(dataclasses.replace(job, now_s=NOW_S + 600))
     renewed_s, renewed_mib, _ = timed(dataclasses.replace(job, now_s=NOW_S + 30 * 3600))
+    own = measure_own(OwnJob(store, CLUSTER, config, NOW_S, OwnFolder(advice.root, advice.owner_uid)))
     peak_mib = max(first_mib, again_mib, renewed_mib)
     slowest_s = max(first_s, renewed_s)
     size = [path.stat().st_size for path in (folder / "advice" / "sched").iterdir()]
@@ -180,7 +183,31 @@ def measure(folder: Path) -> list[Figure]:
         Figure("families published", first.families),
         Figure("size of a file, median, KiB", float(np.median(size)) / 1024),
         Figure("processes", job.processes),
+        *own,
     ]
+
+
+def measure_own(job: OwnJob) -> list[Figure]:
+    """The step after the advice: lists of all users' jobs, and reports (without samples: those are bench-reports')."""
+    uids = {f"user{number}": 100_000 + number for number in range(USERS)}
+    figures = []
+    few = dataclasses.replace(job.config, reports=dataclasses.replace(job.config.reports, own_per_run=1))
+    for what, each in (
+        ("users' own reports, the first run", job),
+        ("  the next run, of as many reports", job),
+        ("  a run with one report", dataclasses.replace(job, config=few)),
+    ):
+        with MemoryWatch() as memory:
+            started = time.perf_counter()
+            done = publish_own(each, uids.get)
+            seconds = time.perf_counter() - started
+        figures += [
+            Figure(f"{what}, s", seconds),
+            Figure("  its reports", done.reports),
+            Figure("  its lists", done.lists),
+            Figure("  its memory, MiB", memory.peak_mib, "<= 2048", memory.peak_mib <= 2048),
+        ]
+    return figures
 
 
 def main() -> None:

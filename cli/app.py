@@ -15,6 +15,7 @@ from almanac.config_file import find_config, load_config
 from almanac.errors import ConfigError, NotAllowedError, StoreError
 
 if TYPE_CHECKING:
+    from reports.own_files import OwnFiles
     from telemetry.slurm.backend import SlurmBackend
     from telemetry.slurm.commands import SlurmCommands
     from telemetry.store import Store
@@ -121,6 +122,18 @@ class App:
     def may_read_store(self) -> bool:
         """Whether the store itself is to be looked at: it is not where the caller, no operator, cannot read it."""
         return self.is_operator or os.access(self.store_root / "store.json", os.R_OK)
+
+    @cached_property
+    def own_files(self) -> OwnFiles:
+        """What was published for the caller of their own jobs.
+
+        Raises StoreError where nothing was, or where a store is named that the caller cannot read.
+        """
+        from reports.own_files import open_own
+
+        if self.store_path or os.environ.get("ALMANAC_STORE"):
+            self.open_store()
+        return open_own(Path(self.config.hooks.advice_dir), os.getuid())
 
     def require_operator(self, why: str) -> None:
         """Raises NotAllowedError, which says why, where the caller is no operator."""

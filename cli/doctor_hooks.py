@@ -24,7 +24,8 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a sym
 
 def check_advice_files(app: App) -> Iterator[Check]:
     """Before anything is published nothing is amiss."""
-    from slurm_hooks.advice_dir import AdviceDir, writable_by_others
+    from slurm_hooks.advice_dir import AdviceDir
+    from telemetry.user_files import writable_by_others
 
     root = Path(app.config.hooks.advice_dir)
     try:
@@ -44,9 +45,10 @@ def check_advice_files(app: App) -> Iterator[Check]:
 
 
 def _check_modes(folder: AdviceDir) -> Iterator[Check]:
-    from slurm_hooks.advice_dir import ROOT_MODE, SCHED_MODE
+    from slurm_hooks.advice_dir import SCHED_MODE
+    from telemetry.user_files import FOLDER_MODE
 
-    for path, mode in ((folder.root, ROOT_MODE), (folder.sched, SCHED_MODE), (folder.user, ROOT_MODE)):
+    for path, mode in ((folder.root, FOLDER_MODE), (folder.sched, SCHED_MODE), (folder.user, FOLDER_MODE)):
         found = stat.S_IMODE(path.stat().st_mode) if path.is_dir() else None
         if found is not None and found != mode:
             yield Check(NAME, "warn", f"{path} has mode {found:04o}, expected {mode:04o}", f"chmod {mode:o} {path}")

@@ -6,7 +6,10 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any
 
-from almanac.units import cell_text, format_count, format_duration, format_gib
+import click
+
+from almanac.units import cell_text, format_count, format_duration, format_gib, format_moment
+from cli.app import App
 from cli.output import show_table
 
 _TIMES = ("submit_s", "start_s", "end_s")
@@ -15,6 +18,13 @@ _TIMES = ("submit_s", "start_s", "end_s")
 def local_time(time_s: int) -> str:
     """Seconds since 1970 as "YYYY-MM-DD HH:MM" of the local time zone."""
     return dt.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M")
+
+
+def say_published(app: App) -> None:
+    """Of how old a list is what was shown to who may not read the store; on stderr, for people."""
+    if not app.may_read_store:
+        changed = format_moment(app.own_files.index.written_s)
+        click.echo(f"these are the jobs published for you; the list last changed {changed}", err=True)
 
 
 def show_jobs(rows: Sequence[dict[str, Any]]) -> None:

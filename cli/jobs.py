@@ -13,7 +13,7 @@ from almanac.errors import NotAllowedError
 from almanac.units import format_count, printable
 from cli.app import App
 from cli.ingest import moment
-from cli.job_table import local_time, show_columns, show_jobs
+from cli.job_table import local_time, say_published, show_columns, show_jobs
 from cli.output import json_text, write_separated
 from cli.selection import Words, check_columns, filtered, ordered, parse_limits, words_of
 from cli.steps import show_steps
@@ -93,7 +93,8 @@ def command(
 
     You see your own jobs; operators see everybody's with -a or -u. A job meets no filter of what is not known of it;
     how many were left out for that is said. For instance the ten most uneven jobs of at least 8 GPUs:
-    --min gpu_count=8 --sort -spatial_imbalance -n 10. docs/characterize.md explains the columns.
+    --min gpu_count=8 --sort -spatial_imbalance -n 10. docs/characterize.md explains the columns. Who may not read the
+    store sees their newest jobs, as they were last published for them.
     """
     if allusers and not app.is_operator:
         raise NotAllowedError(f"{app.caller} is no operator, and may see only their own jobs", "leave -a out")
@@ -101,6 +102,8 @@ def command(
         raise click.UsageError("--json, --csv and -P are three ways to print: give one")
     if steps and chosen:
         raise click.UsageError("--columns is of jobs; --steps has columns of its own")
+    if steps and not app.may_read_store:
+        raise NotAllowedError(f"{app.caller} may not read the store, and steps are not published", "ask an operator")
     asked = Asked(
         since_s=moment(starttime or "now-30days", app.now_s()),
         until_s=moment(endtime, app.now_s()),
@@ -131,6 +134,8 @@ def command(
             click.echo(f"{format_count(found.matching - len(found.rows))} {others} are not shown; --limit 0 shows all")
     if found.note:
         click.echo(found.note, err=not is_table)
+    if is_table:
+        say_published(app)
 
 
 def _words(app: App, given: dict[str, Any]) -> tuple[Words, ...]:
@@ -186,12 +191,9 @@ def find(app: App, asked: Asked, columns: Sequence[str]) -> Found:
     """The jobs that were asked for. Raises click.BadParameter where a word is of no job that the caller may see."""
     import pyarrow.compute as pc
 
-    from telemetry.history import load_history_table
-
-    store = app.open_store()
     filters = [*(word.column for word in asked.words), *(limit.column for limit in asked.limits)]
     needed = dict.fromkeys((*COLUMNS, *columns, *filters, *([asked.sort.removeprefix("-")] if asked.sort else [])))
-    rows = load_history_table(store, app.cluster(store), list(needed), asked.since_s, asked.until_s, asked.user)
+    rows = _history(app, asked, list(needed))
     if asked.job_ids:
         rows = rows.filter(pc.field("job_id").isin(asked.job_ids))
     chosen = filtered(rows, asked.words, asked.limits)
@@ -202,6 +204,23 @@ def find(app: App, asked: Asked, columns: Sequence[str]) -> Found:
     else:
         shown = matching
     return Found(plain(shown.select(list(columns))), matching.num_rows, rows.num_rows, chosen.note())
+
+
+def _history(app: App, asked: Asked, columns: Sequence[str]) -> pa.Table:
+    """Jobs of the user and the span that are asked for, of who may not read the store those published for them."""
+    if app.may_read_store:
+        from telemetry.history import load_history_table
+
+        store = app.open_store()
+        return load_history_table(store, app.cluster(store), columns, asked.since_s, asked.until_s, asked.user)
+    import pyarrow.compute as pc
+
+    rows = app.own_files.history(list(dict.fromkeys(["submit_s", *columns])))
+    if asked.since_s is not None:
+        rows = rows.filter(pc.field("submit_s") >= asked.since_s)
+    if asked.until_s is not None:
+        rows = rows.filter(pc.field("submit_s") < asked.until_s)
+    return rows.select(columns)
 
 
 def plain(rows: pa.Table) -> list[dict[str, Any]]:

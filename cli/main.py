@@ -28,6 +28,8 @@ COMMANDS = {
     "report": "say what a job did with its GPUs, and what to ask for next",
     "mail": "say how often you want reports by mail",
     "characterize": "compare jobs across the site, as the Perlmutter study does",
+    "site-report": "report on the whole site: use, waste, cost, and the study's figures",
+    "metrics": "write metrics of almanac itself, for Prometheus",
     "doctor": "check configuration, store, Slurm and Prometheus",
     "install-hooks": "put the hooks into Slurm's Lua scripts, or take them out",
     "demo": "show the whole path on a generated site",

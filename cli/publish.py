@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from cli.app import App
 from cli.output import json_text
 
 if TYPE_CHECKING:
-    from slurm_hooks.publish import Published
+    from reports.own_publish import OwnPublished
+    from slurm_hooks.publish import Job, Published
 
 _NAMED = 10
 """Users that are named for a person; JSON has all."""
@@ -28,6 +30,8 @@ _NAMED = 10
 @click.pass_obj
 def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> None:
     """Write an advice file per user, and one for everybody else: job_submit and sbatch read them. For a timer of root.
+
+    Then the reports of each user's newest jobs, which only that user can read: [reports] says how many.
 
     Only files whose content changed are replaced, each whole or not at all; all are renewed once half of
     hooks.lifetime_hours is over. With priority.mode = "apply" the files say so only where Slurm's weights fit. What was
@@ -56,9 +60,26 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
     done = publish(job)
     if job.trained is None:
         done.warnings.append("nothing is trained: there is no advice for users who have run nothing (`almanac train`)")
-    for warning in [*slurm.warnings, *done.warnings]:
+    _warn([*slurm.warnings, *done.warnings])
+    if not as_json:
+        click.echo(_summary(done, dry_run))
+    own = _publish_own(job)
+    _warn(own.warnings)
+    click.echo(json_text({**vars(done), "own_reports": vars(own)}) if as_json else _own_summary(own, dry_run))
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
         click.echo(f"almanac: warning: {printable(warning, 1000)}", err=True)
-    click.echo(json_text(vars(done)) if as_json else _summary(done, dry_run))
+
+
+def _publish_own(job: Job) -> OwnPublished:
+    """After the advice, which does not wait for it. Raises as publish_own does: the advice is out by then."""
+    from reports.own_folder import OwnFolder
+    from reports.own_publish import OwnJob, publish_own
+
+    folder = OwnFolder(job.folder.root, job.folder.owner_uid)
+    return publish_own(OwnJob(job.store, job.cluster, job.config, job.now_s, folder, job.is_dry))
 
 
 class _SlurmSays:
@@ -132,11 +153,30 @@ def _summary(done: Published, is_dry: bool) -> str:
         (done.shared_uid, "names share a uid, and get no file"),
         (done.not_shown, "users have no copy of their own: it cannot be put into their folder"),
     ):
-        if users:
-            named = ", ".join(printable(user, 40) for user in users[:_NAMED])
-            more = f" and {format_count(len(users) - _NAMED)} more" if len(users) > _NAMED else ""
-            lines.append(f"{format_count(len(users))} {what}: {named}{more}")
+        lines += _naming(users, what)
     if is_dry and done.changed:
         more = f" and {format_count(len(done.changed) - _NAMED)} more" if len(done.changed) > _NAMED else ""
         lines.append(f"would change: {', '.join(done.changed[:_NAMED])}{more}")
     return "\n".join(lines)
+
+
+def _own_summary(own: OwnPublished, is_dry: bool) -> str:
+    would = "would be " if is_dry else ""
+    waiting = f", {format_count(own.waiting)} left for the next run" if own.waiting else ""
+    lines = [
+        f"{format_count(own.reports)} reports {would}written{waiting}; {format_count(own.lists)} lists of users' jobs "
+        f"{would}written, {format_count(own.removed)} removed"
+    ]
+    if own.unwritable:
+        lines.append(f"{format_count(own.unwritable)} reports are too large for a file, or hold a number that is none")
+    lines += _naming(own.not_shown, "users have no reports of their own: they cannot be put into their folder")
+    return "\n".join(lines)
+
+
+def _naming(users: Sequence[str], what: str) -> list[str]:
+    """A line that counts users, and names the first; none where there are none."""
+    if not users:
+        return []
+    named = ", ".join(printable(user, 40) for user in users[:_NAMED])
+    more = f" and {format_count(len(users) - _NAMED)} more" if len(users) > _NAMED else ""
+    return [f"{format_count(len(users))} {what}: {named}{more}"]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import click
 
 from almanac.errors import AlmanacError, NotAllowedError, StoreError
-from almanac.units import format_count, format_duration, printable
+from almanac.units import format_count, format_duration, format_moment, printable
 from cli.app import App
 from cli.ingest import moment
-from cli.job_table import local_time
+from cli.job_table import local_time, say_published
 from cli.output import json_text, show_table
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def command(
     """Say what a job did with its GPUs, and what to ask for next time.
 
     JOBID is 1234, a task 1234_5, tasks 1234_[1-3], or an array's id, which stands for all its tasks. You see your own
-    jobs; operators see everybody's. docs/reports.md explains every line.
+    jobs; operators see everybody's. Who may not read the store sees their newest ones, as they were last published.
+    docs/reports.md explains every line.
     """
     if is_due or is_dry:
         return _report_due(app, bool(job_ids or since), is_due, is_dry, as_json)
@@ -67,11 +68,10 @@ def command(
         raise click.UsageError("-u and -a go with --since; a job id names its user")
     if is_mail and (since or html_file or as_json):
         raise click.UsageError("--mail goes with job ids alone")
-    if not app.may_read_store:
+    if is_mail and not app.may_read_store:
         raise NotAllowedError(
-            f"{app.caller} may not read almanac's store, which holds everybody's jobs",
-            "your report comes by mail after each GPU job, where the site sends it; or ask an operator for "
-            "`almanac report JOBID --html FILE`",
+            f"{app.caller} may not read almanac's store, where mails are noted",
+            "your report comes by mail after each GPU job, where the site sends it; --html FILE writes it as a page",
         )
     chosen = find_jobs(app, job_ids) if job_ids else _ended_since(app, since or "", user, allusers)
     shown = chosen[-limit:] if limit > 0 else chosen
@@ -86,6 +86,7 @@ def command(
         _print_json(contexts)
     elif since:
         _list(contexts)
+        say_published(app)
     else:
         _show(contexts)
     if len(shown) < len(chosen):
@@ -102,10 +103,14 @@ def _report_due(app: App, names_jobs: bool, is_due: bool, is_dry: bool, as_json:
 
 
 def load_contexts(app: App, job_ids: Sequence[int], has_series: bool = True) -> list[JobContext]:
+    """In their order. Raises StoreError, also where one of the caller's own is not published yet."""
+    if not app.may_read_store:
+        return app.own_files.contexts(job_ids)
     from reports.context import build
 
     store = app.open_store()
-    return build(store, app.cluster(store), job_ids, app.config, app.now_s(), has_series=has_series)
+    user = None if app.is_operator else app.caller
+    return build(store, app.cluster(store), job_ids, app.config, app.now_s(), has_series=has_series, user=user)
 
 
 def find_jobs(app: App, texts: Sequence[str]) -> list[int]:
@@ -113,24 +118,38 @@ def find_jobs(app: App, texts: Sequence[str]) -> list[int]:
 
     Raises StoreError where one names none: whether another user has such a job is not said.
     """
-    import pyarrow as pa
-
     wanted = [parse_id(text) for text in texts]
-    store = app.open_store()
-    cluster = app.cluster(store)
-    ids = pa.array(sorted({each.job_id for each in wanted}), pa.int64())
-    own = {} if app.is_operator else {"user": pa.array([app.caller], pa.string())}
-    by_column = (store.read("jobs", cluster, _COLUMNS, among={name: ids, **own}) for name in ("job_id", "array_job_id"))
-    rows = pa.concat_tables(by_column)
+    rows = _rows_named(app, sorted({each.job_id for each in wanted}))
     found = [_matching(each, rows) for each in wanted]
     absent = [each.text for each, ids in zip(wanted, found, strict=True) if not ids]
     if absent:
-        whose = "" if app.is_operator else " of yours"
-        raise StoreError(
-            f"no such job{whose} in the store: {printable(', '.join(absent))}",
-            "a job is known after it has ended and was ingested; `almanac jobs` lists them",
-        )
+        raise _absent(app, printable(", ".join(absent)))
     return list(dict.fromkeys(job_id for ids in found for job_id in ids))
+
+
+def _rows_named(app: App, job_ids: Sequence[int]) -> pa.Table:
+    """The runs that the caller may see, or some more, whose job or array has one of these ids."""
+    if not app.may_read_store:
+        return app.own_files.runs()
+    import pyarrow as pa
+
+    store = app.open_store()
+    cluster, ids = app.cluster(store), pa.array(job_ids, pa.int64())
+    own = {} if app.is_operator else {"user": pa.array([app.caller], pa.string())}
+    by_column = (store.read("jobs", cluster, _COLUMNS, among={name: ids, **own}) for name in ("job_id", "array_job_id"))
+    return pa.concat_tables(by_column)
+
+
+def _absent(app: App, named: str) -> StoreError:
+    whose = "" if app.is_operator else " of yours"
+    if app.may_read_store:
+        hint = "a job is known after it has ended and was ingested; `almanac jobs` lists them"
+        return StoreError(f"no such job{whose} in the store: {named}", hint)
+    as_of = format_moment(app.own_files.index.written_s)
+    return StoreError(
+        f"no such job of yours among those published for you: {named}",
+        f"your newest ended GPU jobs are, last changed {as_of}; `almanac jobs` lists them; ask an operator for others",
+    )
 
 
 @dataclass(frozen=True)
@@ -180,9 +199,13 @@ def _ended_since(app: App, since: str, user: str | None, allusers: bool) -> list
 
     if allusers and not app.is_operator:
         raise NotAllowedError(f"{app.caller} is no operator, and may see only their own jobs", "leave -a out")
-    store = app.open_store()
-    among = {} if allusers and not user else {"user": pa.array([app.visible_user(user)], pa.string())}
-    rows = store.read("jobs", app.cluster(store), _COLUMNS, among=among)
+    visible = app.visible_user(user)
+    if app.may_read_store:
+        store = app.open_store()
+        among = {} if allusers and not user else {"user": pa.array([visible], pa.string())}
+        rows = store.read("jobs", app.cluster(store), _COLUMNS, among=among)
+    else:
+        rows = app.own_files.runs().filter(pc.field("has_report"))
     since_s = moment(since, app.now_s())
     rows = rows.filter((pc.field("end_s") >= since_s) & (pc.field("gpu_count") > 0)).sort_by("end_s")
     return [int(job_id) for job_id in dict.fromkeys(rows["job_id"].to_numpy().tolist())]

@@ -93,15 +93,40 @@ class JobContext:
 
 
 def build(
-    store: Store, cluster: str, job_ids: Sequence[int], config: Config, now_s: int, *, has_series: bool = True
+    store: Store,
+    cluster: str,
+    job_ids: Sequence[int],
+    config: Config,
+    now_s: int,
+    *,
+    has_series: bool = True,
+    user: str | None = None,
 ) -> list[JobContext]:
     """The contexts of these jobs, in their order; ids that the store does not know are left out.
 
-    Every table of the store is read once for all of them. has_series: samples are read, for pictures. Raises
-    StoreError.
+    Every table of the store is read once for all of them. has_series: samples are read, for pictures. user: only jobs
+    of this one, for Slurm's numbers come again. Raises StoreError.
     """
-    runs = _runs(store, cluster, job_ids)
-    jobs = [runs[job_id][-1] for job_id in dict.fromkeys(job_ids) if job_id in runs]
+    runs = _runs(store, cluster, job_ids, user)
+    chosen = [runs[job_id] for job_id in dict.fromkeys(job_ids) if job_id in runs]
+    return _build(store, cluster, chosen, config, now_s, has_series)
+
+
+def build_runs(
+    store: Store, cluster: str, wanted: Sequence[tuple[int, int]], config: Config, now_s: int
+) -> list[JobContext]:
+    """The same of runs (job_id, submit_s), whether or not they are a job's last."""
+    runs = _runs(store, cluster, [job_id for job_id, _ in wanted])
+    chosen = [[row for row in runs.get(job_id, ()) if row["submit_s"] <= submit_s] for job_id, submit_s in wanted]
+    known = [rows for rows, key in zip(chosen, wanted, strict=True) if rows and _key(rows[-1]) == key]
+    return _build(store, cluster, known, config, now_s, True)
+
+
+def _build(
+    store: Store, cluster: str, runs: Sequence[Sequence[Row]], config: Config, now_s: int, has_series: bool
+) -> list[JobContext]:
+    """runs: of each job, oldest first; the context is the last one's."""
+    jobs = [each[-1] for each in runs]
     if not jobs:
         return []
     metrics = {_key(rows[0]): rows[0] for rows in _by_run(store, "job_metrics", cluster, jobs)}
@@ -122,9 +147,9 @@ def build(
             ranks=site.ranks(metrics.get(_key(job), {}), *span),
             advice=advices.get(_key(job)),
             tiers=config.tiers,
-            earlier_runs=tuple(runs[job["job_id"]][:-1]),
+            earlier_runs=tuple(row for row in earlier if row["user"] == job["user"]),
         )
-        for job, span, series in zip(jobs, spans, found, strict=True)
+        for (*earlier, job), span, series in zip(runs, spans, found, strict=True)
     ]
 
 
@@ -132,14 +157,14 @@ def _key(row: Row) -> tuple[int, int]:
     return row["job_id"], row["submit_s"]
 
 
-def _runs(store: Store, cluster: str, job_ids: Sequence[int]) -> dict[int, list[Row]]:
-    """All runs of each job, oldest first."""
-    ids = pa.array(sorted(set(job_ids)), pa.int64())
-    found = store.read("jobs", cluster, among={"job_id": ids}).sort_by(
-        [("job_id", "ascending"), ("submit_s", "ascending")]
-    )
+def _runs(store: Store, cluster: str, job_ids: Sequence[int], user: str | None = None) -> dict[int, list[Row]]:
+    """All runs of each job, or those of one user, oldest first."""
+    among: dict[str, pa.Array[Any]] = {"job_id": pa.array(sorted(set(job_ids)), pa.int64())}
+    if user is not None:
+        among["user"] = pa.array([user], pa.string())
+    found = store.read("jobs", cluster, among=among).sort_by([("job_id", "ascending"), ("submit_s", "ascending")])
     runs: dict[int, list[Row]] = defaultdict(list)
-    for row in _plain(found):
+    for row in plain_rows(found):
         runs[row["job_id"]].append(row)
     return runs
 
@@ -150,12 +175,13 @@ def _by_run(store: Store, table: str, cluster: str, jobs: Sequence[Row]) -> list
     ids = pa.array(sorted({job["job_id"] for job in jobs}), pa.int64())
     rows = store.read(table, cluster, None, min(submitted), max(submitted) + 1, {"job_id": ids})
     found: dict[tuple[int, int], list[Row]] = defaultdict(list)
-    for row in _plain(rows):
+    for row in plain_rows(rows):
         found[_key(row)].append(row)
     return list(found.values())
 
 
-def _plain(rows: pa.Table) -> list[Row]:
+def plain_rows(rows: pa.Table) -> list[Row]:
+    """A number that is none (NaN) is None."""
     return [
         {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
         for row in rows.to_pylist()

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from almanac.errors import StoreError
+from telemetry.partitions import partition_start
 from telemetry.schema import schema_of, table_of
-from telemetry.store import Store, partition_start
+from telemetry.store import Store
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 

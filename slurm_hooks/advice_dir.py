@@ -13,10 +13,8 @@ users, with whatever they keep there, are taken back. What is wrong with one use
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,9 +23,22 @@ from pathlib import Path
 from almanac.errors import ConfigError, StoreError
 from slurm_hooks.advice_file import SITE
 from telemetry.atomic import TEMPORARY, locked
+from telemetry.user_files import (
+    FILE_MODE,
+    FOLDER_MODE,
+    flush_file_system,
+    gives,
+    make_folder,
+    opened,
+    put,
+    stage,
+    taken_back,
+    user_folder,
+    writable_by_others,
+)
 
 SHOWN = "advice"
-ROOT_MODE, SCHED_MODE, SCHED_FILE_MODE = 0o711, 0o750, 0o640
+SCHED_MODE, SCHED_FILE_MODE = 0o750, 0o640
 
 
 @dataclass(frozen=True)
@@ -80,8 +91,8 @@ class AdviceDir:
         To be called under the lock: what another publisher has made by now looks the same.
         """
         with self._explained(self.root):
-            for path, mode in ((self.root, ROOT_MODE), (self.sched, SCHED_MODE), (self.user, ROOT_MODE)):
-                _make_folder(path, mode)
+            for path, mode in ((self.root, FOLDER_MODE), (self.sched, SCHED_MODE), (self.user, FOLDER_MODE)):
+                make_folder(path, mode)
             if self.group_gid is not None:
                 os.chown(self.sched, -1, self.group_gid)
             for folder in (self.sched, self.user):
@@ -91,7 +102,7 @@ class AdviceDir:
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Held by the one who publishes; makes the root folder. Raises BusyError where another does, StoreError."""
         with self._explained(self.root):
-            _make_folder(self.root, ROOT_MODE)
+            make_folder(self.root, FOLDER_MODE)
         return locked(self.root / ".lock", "publishes now")
 
     def is_shown(self, name: str, content: bytes, uid: int) -> bool:
@@ -134,7 +145,7 @@ class AdviceDir:
                     flush_file_system(folder)
             hidden += [each.name for each in staged if not self._put(each)]
             for folder in (self.sched, self.user):
-                with self._explained(folder), _opened(folder) as handle:
+                with self._explained(folder), opened(folder) as handle:
                     os.fsync(handle)
             return hidden
         finally:
@@ -145,18 +156,19 @@ class AdviceDir:
         """Both copies under other names, in folders that are ours alone. False: the user cannot be given theirs."""
         for folder, mode, group, target in (
             (self.sched, SCHED_FILE_MODE, self.group_gid, None),
-            (self.user, 0o444 if name == SITE else 0o400, None, uid),
+            (self.user, 0o444 if name == SITE else FILE_MODE, None, uid),
         ):
-            staged.append(_Staged(folder / f"{TEMPORARY}{secrets.token_hex(8)}", name, target))
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(staged[-1].temporary, flags, 0o600), "wb") as out:  # noqa: PTH123 - of a descriptor
-                out.write(content)
-                os.fchmod(out.fileno(), mode)
+            temporary, handle = stage(folder, content)
+            staged.append(_Staged(temporary, name, target))
+            try:
+                os.fchmod(handle, mode)
                 if self.owner_uid == 0 and group is not None:
-                    os.fchown(out.fileno(), -1, group)
-                elif self.owner_uid == 0 and target and not _gives(out.fileno(), target):
+                    os.fchown(handle, -1, group)
+                elif self.owner_uid == 0 and target and not gives(handle, target):
                     staged.pop().temporary.unlink()
                     return False
+            finally:
+                os.close(handle)
         return True
 
     def _put(self, staged: _Staged) -> bool:
@@ -173,24 +185,14 @@ class AdviceDir:
 
     def _show(self, staged: _Staged) -> None:
         """Raises OSError, for instance where another file system is mounted on the user's folder."""
-        folder = self.user / staged.name
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        with _opened(folder) as handle:
-            if self.owner_uid == 0:
-                os.fchown(handle, 0, -1)
-            os.fchmod(handle, ROOT_MODE)
-            try:
-                os.rename(staged.temporary, SHOWN, dst_dir_fd=handle)
-            except IsADirectoryError:  # made while the folder was the user's; what is in it stays theirs
-                os.rename(SHOWN, f"{SHOWN}-{secrets.token_hex(8)}", src_dir_fd=handle, dst_dir_fd=handle)
-                os.rename(staged.temporary, SHOWN, dst_dir_fd=handle)
+        with taken_back(self.user / staged.name, self.owner_uid) as handle:
+            put(staged.temporary, SHOWN, handle)
 
     def remove(self, name: str) -> None:
         """Take both copies away; a user's folder that holds more than ours stays. Raises StoreError."""
         with self._explained(self.sched / name):
             (self.sched / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError), _opened(self.user / name) as handle:
+        with contextlib.suppress(OSError), opened(self.user / name) as handle:
             os.unlink(SHOWN, dir_fd=handle)
         with contextlib.suppress(OSError):
             (self.user / name).rmdir()
@@ -212,58 +214,4 @@ class AdviceDir:
 
 def shown_path(root: Path, name: str) -> Path:
     """The copy that a user reads. name: uid, or `_site`."""
-    return root / "user" / name / SHOWN
-
-
-def flush_file_system(folder: Path) -> None:
-    """Bring to disk what has been written to its file system: one wait for thousands of files. Raises OSError.
-
-    syncfs(2), which reports what could not be written from Linux 5.8 on.
-    """
-    with _opened(folder) as handle:
-        if ctypes.CDLL(None, use_errno=True).syncfs(handle):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _make_folder(path: Path, mode: int) -> None:
-    path.mkdir(mode=mode, parents=True, exist_ok=True)
-    path.chmod(mode)
-
-
-def _gives(handle: int, uid: int) -> bool:
-    """False where a file cannot be given to a user: their quota is used up, say."""
-    try:
-        os.fchown(handle, uid, -1)
-    except OSError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def writable_by_others(root: Path, owner_uid: int) -> list[str]:
-    """Why others could change what is below root, in words: owner and mode of root, its folders and all above them.
-
-    A folder above with the sticky bit (/tmp) lets nobody replace what is not theirs.
-    """
-    real = root.resolve()
-    faults = []
-    for path in (*reversed(real.parents), real, real / "sched", real / "user"):
-        try:
-            found = path.lstat()
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISDIR(found.st_mode):
-            faults.append(f"{path} is no folder")
-        elif found.st_uid not in (0, owner_uid):
-            faults.append(f"{path} belongs to uid {found.st_uid}")
-        elif found.st_mode & 0o022 and not (found.st_mode & stat.S_ISVTX and path in real.parents):
-            faults.append(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}: others can write to it")
-    return faults
+    return user_folder(root, name) / SHOWN

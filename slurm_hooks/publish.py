@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pwd
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -39,8 +38,8 @@ from slurm_hooks.advice_workers import rows_by_user
 from slurm_hooks.published import EVERYBODY, Change, changed_rows, record
 from telemetry.history import UserHistories
 from telemetry.store import Store
+from telemetry.user_files import Uids, owners_of, uid_of
 
-Uids = Callable[[str], int | None]
 SPARE_BYTES = 64
 """Of a file's size, left for numbers that grow."""
 
@@ -95,14 +94,6 @@ class Known:
     user: str
     uid: int
     digest: str
-
-
-def uid_of(name: str) -> int | None:
-    """By the system's user database; None for a name that it does not know."""
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except (KeyError, ValueError):
-        return None
 
 
 def publish(job: Job, uids: Uids = uid_of) -> Published:
@@ -172,11 +163,9 @@ def _plan(job: Job, plan: _Plan, rows: Iterable[tuple[Known, Sequence[Row]]], ou
 
 def _resolve(users: Iterable[str], uids: Uids, outcome: Published) -> dict[str, int]:
     """uid by user; those without one, and several of one uid, are left out and named."""
-    found = {user: uids(user) for user in users}
-    times = Counter(uid for uid in found.values() if uid is not None)
-    outcome.no_uid = [user for user, uid in found.items() if uid is None]
-    outcome.shared_uid = [user for user, uid in found.items() if uid is not None and times[uid] > 1]
-    return {user: uid for user, uid in found.items() if uid is not None and times[uid] == 1}
+    owners = owners_of(users, uids)
+    outcome.no_uid, outcome.shared_uid = owners.unknown, owners.shared
+    return owners.uids
 
 
 def _known(job: Job, uids: Mapping[str, int], digests: Mapping[str, str]) -> list[Known]:

@@ -18,14 +18,14 @@ TEMPORARY = ".tmp-"
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[Any]]:
+def replacing(path: Path, mode: int = 0o640) -> Iterator[IO[Any]]:
     """A file to write that takes path's place, by rename, once it is on disk: readers see the old one or the new."""
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as out:
             yield out
             out.flush()
-            os.fchmod(out.fileno(), 0o640)
+            os.fchmod(out.fileno(), mode)
             os.fsync(out.fileno())
             Path(name).replace(path)
     finally:
@@ -37,9 +37,9 @@ def replacing(path: Path) -> Iterator[IO[Any]]:
         os.close(folder)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, mode: int = 0o640) -> None:
     """Replace the content of a file."""
-    with replacing(path) as out:
+    with replacing(path, mode) as out:
         out.write(content)
 
 

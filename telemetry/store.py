@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -24,6 +23,7 @@ from almanac.errors import SchemaVersionError, StoreError
 from telemetry.atomic import TEMPORARY, locked, replacing, write_atomically
 from telemetry.marks import Marks, safe_name
 from telemetry.merge import WriteResult, arrow, conform, merge, names_sql, replace
+from telemetry.partitions import by_partition, partition_start, span_ticks
 from telemetry.schema import SCHEMA_VERSION, TABLES, Table
 
 _ROW_GROUP = 122_880
@@ -138,8 +138,7 @@ class Store:
         files = self.files(table, cluster, since_s, until_s)
         if not files:
             return empty
-        low = -(2**62) if since_s is None else since_s * spec.ticks_per_s
-        high = 2**62 if until_s is None else until_s * spec.ticks_per_s
+        low, high = span_ticks(spec, since_s, until_s)
         # Files written before a column was added lack it: the empty table has every column.
         files_sql = "SELECT * FROM read_parquet($files, union_by_name=true, hive_partitioning=false)"
         sql = (
@@ -154,20 +153,31 @@ class Store:
             rows = arrow(db, sql, {"files": [str(f) for f in files], "low": low, "high": high})
         return rows.cast(empty.schema)
 
-    def view(self, db: duckdb.DuckDBPyConnection, table: str, cluster: str, columns: Sequence[str]) -> None:
+    def view(
+        self,
+        db: duckdb.DuckDBPyConnection,
+        table: str,
+        cluster: str,
+        columns: Sequence[str],
+        since_s: int | None = None,
+        until_s: int | None = None,
+    ) -> None:
         """Make these columns a view of the table's name, for what reads more than is to be held in memory.
 
-        Damaged files raise duckdb.Error when the view is read.
+        Of the rows whose time is in [since_s, until_s). Damaged files raise duckdb.Error when the view is read.
         """
-        db.register(f"no_{table}", TABLES[table].schema.empty_table())
+        spec = TABLES[table]
+        db.register(f"no_{table}", spec.schema.empty_table())
         parts = [f"FROM no_{table}"]
-        files = self.files(table, cluster)
+        files = self.files(table, cluster, since_s, until_s)
         if files:
             found = db.read_parquet([str(file) for file in files], union_by_name=True, hive_partitioning=False)
             found.create_view(f"found_{table}")
             parts.append(f"FROM found_{table}")
+        low, high = span_ticks(spec, since_s, until_s)
         db.execute(
             f"CREATE VIEW {table} AS SELECT {names_sql(list(columns))} FROM ({' UNION ALL BY NAME '.join(parts)})"
+            f' WHERE "{spec.time_column}" >= {low} AND "{spec.time_column}" < {high}'
         )
 
     def write(self, table: str, cluster: str, rows: pa.Table, opens: Opens = _opens_nothing) -> WriteResult:
@@ -180,7 +190,7 @@ class Store:
         spec, result, opened = TABLES[table], WriteResult(), set[int]()
         rows = conform(rows, spec)
         with self._writing() as db:
-            for start_s, chosen in _by_partition(spec, rows):
+            for start_s, chosen in by_partition(spec, rows):
                 path = self._partition(spec, cluster, start_s)
                 with _readable(path):
                     merged, written = merge(db, spec, path, chosen)
@@ -200,9 +210,9 @@ class Store:
         again are gone, so that what is computed anew leaves nothing stale.
         """
         spec, changed = TABLES[table], 0
-        given = dict(_by_partition(spec, conform(rows, spec)))
+        given = dict(by_partition(spec, conform(rows, spec)))
         with self._writing() as db:
-            for start_s, chosen in _by_partition(spec, owners):
+            for start_s, chosen in by_partition(spec, owners):
                 path = self._partition(spec, cluster, start_s)
                 own = given.get(start_s, spec.schema.empty_table())
                 with _readable(path):
@@ -264,19 +274,6 @@ class Store:
     def _writing(self) -> Iterator[duckdb.DuckDBPyConnection]:
         with self._lock(), self.connect() as db:
             yield db
-
-
-def partition_start(path: Path) -> int:
-    """Start of a partition file, s since 1970."""
-    text = f"{path.parent.name.removeprefix('date=')} {path.stem}"
-    return int(dt.datetime.strptime(text, "%Y-%m-%d %H%M").replace(tzinfo=dt.UTC).timestamp())
-
-
-def _by_partition(spec: Table, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-    """Start (s) of each partition that rows belong to, and its rows."""
-    part = rows[spec.time_column].to_numpy() // (spec.part_s * spec.ticks_per_s)
-    for number in np.unique(part).tolist():
-        yield number * spec.part_s, rows.filter(pa.array(part == number))
 
 
 def _replace(path: Path, rows: pa.Table, spec: Table) -> None:

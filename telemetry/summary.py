@@ -18,9 +18,10 @@ from telemetry.engine import ALWAYS, Prepared, compute, prepare, with_claims
 from telemetry.marks import day_text
 from telemetry.metrics.chunks import Mapper, Progress, map_partials, silent
 from telemetry.metrics.finish import Results
+from telemetry.partitions import partition_start
 from telemetry.runs import ended_jobs, load_runs, neighbours_of, sharing
 from telemetry.steps import Measure, summarize_steps
-from telemetry.store import Store, partition_start
+from telemetry.store import Store
 from telemetry.summary_counts import SummaryCounts, day_blocks, verdicts_of
 
 MOST_DAYS = 31

@@ -34,6 +34,7 @@ SLOW = {
     "test_publish.py",
     "test_report.py",
     "test_report_due.py",
+    "test_reprioritize.py",
     "test_services.py",
     "test_shown.py",
     "test_steps.py",

@@ -13,7 +13,7 @@ from almanac.config import AdviceSection, Tier
 INFORMATIVE = ("telemetry", "jobstats")
 PREALLOCATED = "preallocated memory"
 FAILED_EARLY = "failed before its end"
-_ENDED_WELL = ("COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED")
+ENDED_WELL = ("COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _run(
     verdict: str,
     config: AdviceSection,
 ) -> Run:
-    is_failed = not state.startswith(_ENDED_WELL)
+    is_failed = not state.startswith(ENDED_WELL)
     if evidence not in INFORMATIVE or not peak_mib > 0 or not math.isfinite(peak_mib):
         why_not = PREALLOCATED if evidence == "preallocated" else (verdict if verdict != "ok" else "") or "no telemetry"
         return Run(math.nan, math.nan, False, False, is_failed, capacity_mib, submit_s, end_s, why_not)

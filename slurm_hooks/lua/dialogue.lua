@@ -1,12 +1,34 @@
 -- dialogue.lua: what cli_filter.lua says to somebody at a terminal, and does by the answer. It runs as the user, within
--- sbatch, srun or salloc.
+-- sbatch, srun or salloc, reads the user's one advice file, and starts programs only when it has something to say: sh, to
+-- look whether this is a terminal and to make a folder; sinfo, as the partition may have no nodes of the advised tier.
 
 local M = {}
 
+local COMMANDS = { sbatch = true, srun = true, salloc = true }
+local MODES = { show = true, ask = true, apply = true }
+-- sbatch-almanac leaves an open file with this number whose offset ends in 1 where it has said something already.
+local MARK, MARKED = "/proc/self/fdinfo/719", "pos:%s*71900000000%d%d%d1%s"
 local DEFAULT_NAMES = { sbatch = "sbatch", salloc = "interactive", srun = "" }
 
 local getenv = os.getenv
-local proc -- returns the beginning of a file of /proc: cli_filter.lua's
+
+-- The beginning of a file of /proc, "" where there is none.
+local function proc(path)
+  local file = io.open(path, "r")
+  local text = file and file:read(4096) or ""
+  if file then
+    file:close()
+  end
+  return text
+end
+
+-- What a user said or did by which nothing is said and nothing is changed. A number of srun's jobid names the job that a
+-- step is for; without one it is "unset".
+local function is_out(options, mode)
+  return not COMMANDS[options["type"]] or options["test-only"] == "set" or options["clusters"]
+    or string.find(options["jobid"] or "", "^%d") or string.find(proc(MARK), MARKED)
+    or (mode ~= "apply" and (options["parsable"] == "set" or (tonumber(options["quiet"]) or 0) > 0))
+end
 
 local function did(result)
   return result == 0 or result == true -- of os.execute in Lua 5.1, and later
@@ -142,10 +164,12 @@ local function settle(proposal, found, mode, now)
   return word == "yes" or word == "always"
 end
 
--- mode: of $ALMANAC_ADVICE, nil where it is not set. advice_dir: the root of the advice files. lua_dir: where the modules
+-- mode: $ALMANAC_ADVICE, nil where it is not set. advice_dir: the root of the advice files. lua_dir: where the modules
 -- are.
-function M.run(options, mode, advice_dir, lua_dir, read_proc)
-  proc = read_proc
+function M.run(options, mode, advice_dir, lua_dir)
+  if is_out(options, mode) then
+    return
+  end
   local uid = string.match(proc("/proc/self/status"), "\nUid:%s+(%d+)")
   local path = string.format("%s/user/%s/advice", advice_dir, uid or "")
   if not uid or is_pipe(path) then
@@ -161,7 +185,7 @@ function M.run(options, mode, advice_dir, lua_dir, read_proc)
   local proposal = dofile(lua_dir .. "proposal.lua")
   local row = almanac.find(advice, almanac.job_key(job_name(options)), request.gpu_count)
   local found = proposal.propose(dofile(lua_dir .. "tiers.lua"), request, row, advice)
-  if found and settle(proposal, found, mode or advice.prompt, now) then
+  if found and settle(proposal, found, MODES[mode] and mode or advice.prompt, now) then
     options[string.match(found.option, "^%-%-(.*)")] = found.value
   end
 end

@@ -29,7 +29,10 @@ def write_tables(results: Mapping[str, Result], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         for name, rows in {**tables, CONTENTS_NAME: contents(results)}.items():
-            for path, content in ((folder / f"{name}.parquet", _parquet(rows)), (folder / f"{name}.csv", _csv(rows))):
+            for path, content in (
+                (folder / f"{name}.parquet", _parquet(rows)),
+                (folder / f"{name}.csv", csv_content(rows)),
+            ):
                 write_atomically(path, content)
                 written.append(path)
     except OSError as error:
@@ -54,7 +57,8 @@ def _parquet(rows: pa.Table) -> bytes:
     return out.getvalue()
 
 
-def _csv(rows: pa.Table) -> bytes:
+def csv_content(rows: pa.Table) -> bytes:
+    """A table as CSV that is safe to open in a spreadsheet; a missing value is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(rows.column_names)

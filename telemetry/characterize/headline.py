@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -19,6 +19,10 @@ Read = Callable[[pd.DataFrame], tuple[float, int]]
 """From a table's rows to a figure and the number of jobs that it is of; 0 jobs: there is no figure."""
 
 
+SHARE, RHO, PERCENT, HOURS, IMBALANCE = "share", "rho", "%", "h", "imbalance"
+"""Units of findings: a share of 0..1, a correlation, percent, hours, an imbalance of 0..1."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """A figure of the paper's text, and how it is read from one of our tables. published: None where it has none."""
@@ -28,11 +32,23 @@ class Finding:
     published: float | None
     table: str
     read: Read
+    unit: str = SHARE
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A finding at this site. value: None where there is none, and why_null then says why; jobs: that it is of."""
+
+    finding: Finding
+    value: float | None
+    jobs: int
+    why_null: str | None = None
 
 
 def _where(rows: pd.DataFrame, values: Mapping[str, object]) -> pd.DataFrame:
+    """The rows whose columns have these values, or one of the values of a tuple."""
     for column, value in values.items():
-        rows = rows[rows[column] == value]
+        rows = rows[rows[column].isin(value if isinstance(value, tuple) else (value,))]
     return rows
 
 
@@ -47,8 +63,8 @@ def _share(of: Mapping[str, object], among: Mapping[str, object]) -> Read:
     return read
 
 
-def _value(column: str, **where: object) -> Read:
-    """`column` of the rows that hold `where`; several rows are weighted by their jobs."""
+def value_of(column: str, **where: object) -> Read:
+    """`column` of the rows that hold `where` (a tuple: any of its values); several rows are weighted by their jobs."""
 
     def read(rows: pd.DataFrame) -> tuple[float, int]:
         chosen = _where(rows, where)
@@ -58,19 +74,20 @@ def _value(column: str, **where: object) -> Read:
     return read
 
 
-def _pipes(words: str, published: float, pipes: str) -> Finding:
+def pipes_share(words: str, published: float, pipes: str) -> Finding:
+    """Jobs that use just these pipes, of those of which every pipe is known."""
     # Of a job with an unknown pipe it cannot be said that it uses only others.
     among = {"rule": PAPER, "pipes_unknown": ""}
     return Finding(words, "IV-B", published, "fig02_pipe_mix", _share({"pipes": pipes}, among))
 
 
 def _peaks(words: str, published: float | None, column: str, reserved: str = "all") -> Finding:
-    read = _value(column, is_largest_tier=True, reserved=reserved)
+    read = value_of(column, is_largest_tier=True, reserved=reserved)
     return Finding(f"largest tier: HBM peak {words}", "IV-C", published, "fig03_hbm_peak_shares", read)
 
 
 def _bound(words: str, published: float | None, class_by: str, counted_in: str) -> Finding:
-    read = _value("memory_share", class_by=class_by, counted_in=counted_in)
+    read = value_of("memory_share", class_by=class_by, counted_in=counted_in)
     return Finding(f"{counted_in} memory-bound by {words}", "V", published, "fig04_class_shares", read)
 
 
@@ -79,23 +96,23 @@ def _imbalance(word: str, published: float, util_pct: int, column: str) -> Findi
     limit = "at least 0.7" if column == "share_at_least_70pct" else "below 0.3"
     section, table = ("VI", "fig06_spatial_shares") if word == "spatial" else ("VII", "fig07_temporal_shares")
     words = f"GPU_UTIL {band}: {word} imbalance {limit}"
-    return Finding(words, section, published, table, _value(column, gpu_util_from_pct=util_pct))
+    return Finding(words, section, published, table, value_of(column, gpu_util_from_pct=util_pct))
 
 
 def _heatmap(words: str, published: float, bound: str, counter: str) -> Finding:
-    read = _value("spearman", counter=counter, **{"class": bound})
-    return Finding(f"{bound}-bound: GPU_UTIL with {words} (rho)", "VIII-A", published, "fig10_correlations", read)
+    read = value_of("spearman", counter=counter, **{"class": bound})
+    return Finding(f"{bound}-bound: GPU_UTIL with {words} (rho)", "VIII-A", published, "fig10_correlations", read, RHO)
 
 
 def _util_with(words: str, published: float, counter: str) -> Finding:
-    read = _value("spearman", counter_a="mean_gpu_util_pct", counter_b=counter)
-    return Finding(f"GPU_UTIL with {words} (rho)", "VIII-B", published, "fig11_spearman", read)
+    read = value_of("spearman", counter_a="mean_gpu_util_pct", counter_b=counter)
+    return Finding(f"GPU_UTIL with {words} (rho)", "VIII-B", published, "fig11_spearman", read, RHO)
 
 
 FINDINGS = (
     Finding("jobs of 3 or 4 GPUs", "IV-A", 0.85, "fig01_job_size", _share({"gpus_from": 3}, {})),
-    _pipes("jobs that use only FP64", 0.44, "fp64"),
-    _pipes("jobs that use FP64 and tensor", 0.18, "fp64+tensor"),
+    pipes_share("jobs that use only FP64", 0.44, "fp64"),
+    pipes_share("jobs that use FP64 and tensor", 0.18, "fp64+tensor"),
     _peaks("below 20%", 0.12, "share_below_20pct"),
     _peaks("at or below 50%", 0.55, "share_at_most_50pct"),
     _peaks("at or below 50%, without preallocated", None, "share_at_most_50pct", "not preallocated"),
@@ -136,14 +153,20 @@ _SCHEMA = columns(
 
 def headline(results: Mapping[str, Result], config: Config) -> Result:
     """One row per finding; the site's value is null, with a reason, where its table holds none."""
-    rows = []
-    for finding in FINDINGS:
-        value, jobs, why = _read(results[finding.table], finding, config)
-        rows.append((finding.words, value, finding.published, jobs, why, finding.table, finding.section))
+    rows = [
+        (each.finding.words, each.value, each.finding.published, each.jobs, each.why_null, each.finding.table,
+         each.finding.section)
+        for each in compare(results, config, FINDINGS)
+    ]  # fmt: skip
     made = pa.Table.from_pylist([dict(zip(_SCHEMA.names, row, strict=True)) for row in rows], schema=_SCHEMA)
     base = results["fig01_job_size"]
     table = Table(HEADLINE, "", "This site beside the published figures", _SCHEMA, lambda jobs, config: jobs)
     return Result(table, made, base.jobs, base.left_out)
+
+
+def compare(results: Mapping[str, Result], config: Config, findings: Sequence[Finding]) -> list[Compared]:
+    """What the tables of `characterize` say of each finding, in the order given."""
+    return [Compared(finding, *_read(results[finding.table], finding, config)) for finding in findings]
 
 
 def _read(result: Result, finding: Finding, config: Config) -> tuple[float | None, int, str | None]:

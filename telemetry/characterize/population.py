@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Sized
 from dataclasses import dataclass
 
+import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from almanac.errors import StoreError
 from telemetry.characterize.table import Table
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.metrics.finish_sql import OK
@@ -31,28 +33,48 @@ POPULATION = pa.schema(
 )
 """Columns that `characterize` looks at: a job's size, time, tier and metrics."""
 
-_JOIN = f"""
-SELECT {", ".join(f'"{name}"' for name in POPULATION.names)}
+_SIZES = ("job_id", "submit_s", "state", "tier", "gpu_count", "gpu_count_req", "start_s", "end_s", "elapsed_s")
+_METRICS = tuple(name for name in POPULATION.names if name in JOB_METRICS.names)
+RUNS_SQL = """
 FROM (
-  SELECT job_id, submit_s, state, tier, coalesce(nullif(gpu_count, 0), gpu_count_req) AS gpu_count,
-         coalesce(elapsed_s, end_s - start_s) AS elapsed_s
+  SELECT *, coalesce(nullif(gpu_count, 0), gpu_count_req) AS gpus, coalesce(elapsed_s, end_s - start_s) AS ran_s
   FROM jobs WHERE start_s IS NOT NULL AND end_s IS NOT NULL) j
-LEFT JOIN job_metrics USING (job_id, submit_s)
-WHERE j.gpu_count > 0
-ORDER BY job_id, submit_s
+LEFT JOIN job_metrics m USING (job_id, submit_s)
+WHERE j.gpus > 0"""
+"""GPU jobs that have started and ended, with GPUs (gpus), run time (ran_s) and metrics (m), of two views."""
+_JOIN = f"""
+SELECT job_id, submit_s, j.state, j.tier, j.gpus AS gpu_count, j.ran_s AS elapsed_s,
+       {", ".join(f"m.{name}" for name in _METRICS if name not in ("job_id", "submit_s"))}
+{RUNS_SQL} AND hash(job_id, submit_s) % {10**6} < $per_million ORDER BY job_id, submit_s
 """
 
 
-def load_population(store: Store, cluster: str, since_s: int | None = None, until_s: int | None = None) -> pa.Table:
+def load_population(
+    store: Store, cluster: str, since_s: int | None = None, until_s: int | None = None, at_most: int | None = None
+) -> pa.Table:
     """GPU jobs submitted in [since_s, until_s) that have started and ended, with their metrics.
 
-    Columns of POPULATION; the metrics of a job that was not summarised are null. Names no user.
+    Columns of POPULATION; the metrics of a job that was not summarised are null. Names no user. at_most: where there
+    are more jobs an even sample of about so many, drawn by their ids; so large a span is not to be held in memory.
+    Raises StoreError.
     """
-    with store.connect() as db:
-        db.register("jobs", store.read("jobs", cluster, since_s=since_s, until_s=until_s))
-        db.register("job_metrics", store.read("job_metrics", cluster, since_s=since_s, until_s=until_s))
-        rows: pa.Table = db.sql(_JOIN).to_arrow_table()
+    try:
+        with store.connect() as db:
+            store.view(db, "jobs", cluster, _SIZES, since_s, until_s)
+            store.view(db, "job_metrics", cluster, _METRICS, since_s, until_s)
+            per_million = _per_million(db, at_most)
+            rows: pa.Table = db.sql(_JOIN, params={"per_million": per_million}).to_arrow_table()
+    except duckdb.Error as error:
+        raise StoreError(f"{store.root}: the jobs cannot be read: {error}", "see `almanac doctor`") from error
     return rows.cast(POPULATION)
+
+
+def _per_million(db: duckdb.DuckDBPyConnection, at_most: int | None) -> int:
+    """Of a million jobs, how many are taken."""
+    if at_most is None:
+        return 10**6
+    [(jobs,)] = db.sql(f"SELECT count(*) {RUNS_SQL}").fetchall()
+    return 10**6 if jobs <= at_most else 10**6 * at_most // jobs
 
 
 def prepare(jobs: pa.Table | pd.DataFrame) -> pd.DataFrame:

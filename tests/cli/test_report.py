@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,12 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from almanac.config import Config, Hooks, Reports, StoreSection
 from cli.app import App
+from cli.jobs import command as jobs_command
 from cli.report import command, find_jobs, parse_id
+from reports.own_folder import OwnFolder
+from reports.own_publish import OwnJob, publish_own
 from telemetry.schema import TABLES
 from telemetry.store import Store
 
@@ -85,10 +92,96 @@ def test_a_user_may_not_list_others(folder: str, argv: list[str]) -> None:
     assert done.exit_code != 0 and "operator" in str(done.exception)
 
 
-def test_who_may_not_read_the_store_is_told_how_the_report_comes(folder: str) -> None:
-    done: Any = CliRunner().invoke(command, ["10"], obj=Outsider(store_path=folder))
-    assert "may not read" in str(done.exception)
+def test_who_may_not_read_the_store_is_told_how_the_report_comes(folder: str, tmp_path: Path) -> None:
+    done: Any = CliRunner().invoke(command, ["10"], obj=outsider(folder, tmp_path / "nothing"))
+    assert "no jobs of yours are published" in str(done.exception)
     assert "by mail" in done.exception.hint
+
+
+def outsider(folder: str, advice: Path) -> Outsider:
+    app = Outsider()
+    app.config = dataclasses.replace(Config(), hooks=Hooks(advice_dir=str(advice)), store=StoreSection(path=folder))
+    return app
+
+
+@pytest.fixture
+def published(folder: str, tmp_path: Path) -> Outsider:
+    """alice, who has the uid of who runs this, with what was published for her."""
+    config = dataclasses.replace(Config(), reports=Reports(own_days=3650))
+    advice, now_s = tmp_path / "advice", 1_795_100_000
+    store = Store.open(Path(folder))
+    metrics = [{"job_id": job_id, "submit_s": 1_795_000_000, "verdict": "no telemetry"} for job_id, *_ in JOBS]
+    store.write("job_metrics", "c", pa.Table.from_pylist(metrics, TABLES["job_metrics"].schema))
+    job = OwnJob(store, "c", config, now_s, OwnFolder(advice, os.geteuid()))
+    publish_own(job, {"alice": os.getuid()}.get)
+    app = outsider(folder, advice)
+    shutil.rmtree(store.root)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("10", ["10"]), ("20", ["20_0", "20_1", "20_3"]), ("21", ["20_1"]), ("20_[0,3]", ["20_0", "20_3"])],
+)
+def test_who_may_not_read_the_store_sees_their_own_jobs_by_the_same_ids(
+    published: Outsider, text: str, found: list[str]
+) -> None:
+    done = CliRunner().invoke(command, [text, "--json"], obj=published, catch_exceptions=False)
+    assert [report["shown_id"] for report in json.loads(done.output)] == found
+
+
+def test_they_have_every_form_and_the_list(published: Outsider, tmp_path: Path) -> None:
+    page = tmp_path / "job.html"
+    CliRunner().invoke(command, ["10", "--html", str(page)], obj=published, catch_exceptions=False)
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    shown = CliRunner().invoke(command, ["10"], obj=published, catch_exceptions=False)
+    assert "No measurements of its GPUs reached us" in " ".join(shown.output.split())
+    listed = CliRunner().invoke(command, ["--since", "@1"], obj=published, catch_exceptions=False)
+    assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == ["10", "20_0", "20_1", "20_3"]
+    assert listed.stderr == "these are the jobs published for you; the list last changed 2026-11-19 14:53 UTC\n"
+    recent = CliRunner().invoke(command, ["--since", "@1795000721"], obj=published, catch_exceptions=False)
+    assert [line.split()[0] for line in recent.stdout.splitlines()[1:]] == ["20_1", "20_3"]
+
+
+def test_almanac_jobs_lists_them(published: Outsider) -> None:
+    def jobs(*argv: str) -> Any:
+        done = CliRunner().invoke(jobs_command, ["-S", "@1", *argv], obj=published, catch_exceptions=False)
+        return json.loads(done.output) if "--json" in argv else done
+
+    assert [row["job_id"] for row in jobs("--json")] == [10, 20, 21, 23]
+    assert {row["user"] for row in jobs("--json")} == {"alice"}
+    assert [row["job_id"] for row in jobs("--json", "-j", "21,30")] == [21]
+    assert jobs("--json", "-o", "end_s", "-n", "1") == [{"end_s": 1_795_000_723}]
+    assert jobs("--json", "-E", "@1795000000") == []
+    assert "no telemetry" in jobs().output
+    assert CliRunner().invoke(jobs_command, ["-u", "bob"], obj=published).exit_code != 0
+    assert "not published" in str(CliRunner().invoke(jobs_command, ["--steps"], obj=published).exception)
+
+
+@pytest.mark.parametrize("text", ["30", "40_0", "99"])
+def test_of_others_jobs_they_are_told_nothing(published: Outsider, text: str) -> None:
+    done: Any = CliRunner().invoke(command, [text], obj=published)
+    assert "no such job of yours" in str(done.exception)
+    assert "bob" not in str(done.exception) + done.output
+    assert "ask an operator" in done.exception.hint
+
+
+@pytest.mark.parametrize("program", [command, jobs_command], ids=["report", "jobs"])
+def test_a_store_that_is_named_and_cannot_be_read_is_not_passed_over(published: Outsider, program: Any) -> None:
+    published.store_path = "/nowhere/store"
+    done = CliRunner().invoke(program, ["--since" if program is command else "-S", "@1"], obj=published)
+    assert "/nowhere/store: there is no store here" in str(done.exception)
+
+
+def test_a_number_that_came_again_is_not_shown_to_its_former_user(folder: str) -> None:
+    """Slurm starts anew at MaxJobId: alice had a job 30 once, and bob's is the newer one."""
+    store = Store.open(Path(folder))
+    row = {"job_id": 30, "submit_s": 1_794_000_000, "user": "alice", "name": "x", "state": "COMPLETED",
+           "start_s": 1_794_000_010, "end_s": 1_794_000_700, "gpu_count": 1}  # fmt: skip
+    store.write("jobs", "c", pa.Table.from_pylist([row], TABLES["jobs"].schema))
+    for app, user in ((Ordinary(store_path=folder), "alice"), (Operator(store_path=folder), "bob")):
+        done = CliRunner().invoke(command, ["30", "--json"], obj=app, catch_exceptions=False)
+        assert [(report["job"]["user"], report["earlier_runs"]) for report in json.loads(done.output)] == [(user, [])]
 
 
 def test_since_lists_the_callers_jobs(folder: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from publisher import IS_ROOT, Publisher
+
 from advisor.artefacts import save
 from advisor.service import train
 from almanac.config import Config
@@ -26,6 +29,7 @@ from telemetry.history import load_history
 from telemetry.schema import TABLES, TELEMETRY
 from telemetry.store import Store
 from telemetry.summary import summarize
+from telemetry.user_files import read_own
 
 CLUSTER = "test"
 NOW_S = 1_795_003_200
@@ -221,3 +225,11 @@ def check_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             pytest.fail("\n".join([*list(lines)[:60], "if that is right: pytest --update-golden"]))
 
     return check
+
+
+@pytest.fixture
+def publisher(reported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publisher:
+    tmp_path.chmod(0o755)
+    if not IS_ROOT:  # who runs this owns everybody's files
+        monkeypatch.setattr("reports.own_files.read_own", lambda path, _, most: read_own(path, os.geteuid(), most))
+    return Publisher(reported, tmp_path / "advice")

@@ -12,7 +12,13 @@ from browser import CHROMIUM, look
 from reports.job_report import render_email, render_page
 
 WIDTHS = (360, 700)
-CASES = ("balanced", "64-gpus", "hostile", "no-telemetry", "never-started")
+LAYOUTS = ("balanced", "64-gpus", "hostile", "no-telemetry")
+"""Shown at each width in each mode; the others once narrow and dark, and once wide and light."""
+OTHERS = ("never-started", "half", "failed", "out-of-memory", "cancelled", "requeued", "mig", "array-task", "timeout")
+CASES = [
+    *((case, width, is_dark) for case in LAYOUTS for width in WIDTHS for is_dark in (False, True)),
+    *((case, width, is_dark) for case in OTHERS for width, is_dark in ((360, True), (700, False))),
+]
 
 
 @pytest.fixture(scope="session")
@@ -33,9 +39,7 @@ def test_a_request_that_leaves_would_be_seen(background: frozenset[str]) -> None
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "width", "is_dark"), CASES)
 def test_a_page_fits_and_asks_for_nothing(
     reported: Any, background: frozenset[str], tmp_path: Path, case: str, width: int, is_dark: bool
 ) -> None:

@@ -24,9 +24,9 @@ from almanac.errors import BusyError, ConfigError, StoreError
 from almanac.records import Request
 from almanac.tiers import requested_tier
 from slurm_hooks.advice_file import MAX_BYTES, AdviceFile, look_up, parse
-from slurm_hooks.publish import uid_of
 from slurm_hooks.published import published_for
 from telemetry.history import UserHistories, load_history
+from telemetry.user_files import uid_of
 
 Site = Any  # of conftest.py
 NOW_S = 1_795_256_200

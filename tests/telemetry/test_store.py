@@ -134,6 +134,29 @@ def test_reading_a_span_is_half_open(store: Store) -> None:
     assert store.read("jobs", "c", since_s=10, until_s=30)["job_id"].to_pylist() == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("since_s", "until_s", "seen"),
+    [
+        (0, 10, [0]),
+        (0, 11, [0, 10]),
+        (10, 3600, [10]),
+        (10, None, [10, 3600]),
+        (None, None, [0, 10, 3600]),
+        (4000, 9000, []),
+    ],
+)
+def test_a_view_has_the_rows_that_reading_the_span_has(
+    store: Store, since_s: int | None, until_s: int | None, seen: list[int]
+) -> None:
+    store.write("telemetry", "c", samples([("n1", 0, second, 1.0) for second in (0, 10, 3600)]))
+    span = [None if second is None else START_MS // 1000 + second for second in (since_s, until_s)]
+    with store.connect() as db:
+        store.view(db, "telemetry", "c", ["time_ms"], *span)
+        rows = db.execute("SELECT time_ms FROM telemetry ORDER BY time_ms").fetchall()
+    assert [(time_ms - START_MS) // 1000 for (time_ms,) in rows] == seen
+    assert store.read("telemetry", "c", ["time_ms"], *span)["time_ms"].to_pylist() == [time_ms for (time_ms,) in rows]
+
+
 def test_reading_only_rows_that_have_one_of_some_values(store: Store) -> None:
     given = [("n1", 0, 0, 5.0), ("n2", 0, 0, 6.0), ("n2", 1, 0, 7.0), ("n3", 1, 0, 8.0)]
     store.write("telemetry", "c", samples(given))

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from almanac.config import Config
 from almanac.errors import StoreError
-from telemetry.characterize import TABLES, characterize, contents, write_tables
+from telemetry.characterize import TABLES, characterize, contents, load_population, write_tables
+from telemetry.schema import TABLES as SCHEMAS
+from telemetry.store import Store
 
 Any_ = Any
 
@@ -118,3 +121,19 @@ def test_the_documentation_names_every_table_and_column() -> None:
             value = re.sub(r"^(mean|p\d+)_", "", column)
             assert f"`{column}`" in page or f"`{value}`" in page, f"{table.name}: {column}"
     assert all(f"`{name}`" in page for name in contents({}).column_names)
+
+
+def test_of_a_large_span_an_even_sample_is_drawn_the_same_each_time(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    jobs = [
+        {"job_id": number, "submit_s": 1000, "start_s": 1000, "end_s": 2000, "gpu_count": 1 + number % 2}
+        for number in range(4000)
+    ]
+    store.write("jobs", "c", pa.Table.from_pylist(jobs, schema=SCHEMAS["jobs"].schema))
+    assert load_population(store, "c").num_rows == 4000
+    assert load_population(store, "c", at_most=4000).num_rows == 4000
+    sample = load_population(store, "c", at_most=1000)
+    assert 850 < sample.num_rows < 1150
+    assert 0.4 < sum(size == 1 for size in sample["gpu_count"].to_pylist()) / sample.num_rows < 0.6
+    assert sample.equals(load_population(store, "c", 1000, 1001, at_most=1000))
+    assert load_population(store, "c", 1001, 2000, at_most=1000).num_rows == 0

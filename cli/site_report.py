@@ -1,0 +1,87 @@
+"""`almanac site-report`: what the jobs of a span did with the site's GPUs, as a page and as tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from almanac.errors import StoreError
+from almanac.units import format_count
+from cli.app import App
+from cli.ingest import moment
+from cli.job_table import local_time
+from cli.output import show_table
+
+if TYPE_CHECKING:
+    from reports.site_report import SiteReport
+
+
+@click.command("site-report")
+@click.option("-S", "--starttime", metavar="TIME", help="Jobs submitted from here on. [now-30days]")
+@click.option("-E", "--endtime", metavar="TIME", help="Jobs submitted before. [now]")
+@click.option(
+    "--html",
+    "html_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the page: one file that needs no other.",
+)
+@click.option(
+    "--csv",
+    "folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write every table there, as CSV that is safe to open in a spreadsheet.",
+)
+@click.option("--names", is_flag=True, help="Show users' names; otherwise they have pseudonyms.")
+@click.pass_obj
+def command(
+    app: App, starttime: str | None, endtime: str | None, html_file: Path | None, folder: Path | None, names: bool
+) -> None:
+    """Report on the whole site: use, waste, energy, cost, memory tiers, and the study's figures (operators).
+
+    Without --html and --csv the totals are shown. docs/site-report.md explains every figure.
+    """
+    from reports.site_report import build_site_report
+
+    app.require_operator("this report is of everybody's jobs")
+    store = app.open_store()
+    now_s = app.now_s()
+    span_s = moment(starttime or "now-30days", now_s) or 0, moment(endtime, now_s) or now_s
+    report = build_site_report(store, app.cluster(store), app.config, span_s, now_s, has_names=names)
+    if html_file:
+        _write_page(html_file, report)
+    if folder:
+        from reports.site_tables import write_csv
+
+        click.echo(f"{len(write_csv(report, folder))} tables are in {folder}")
+    if not report.totals.total.jobs:
+        click.echo(f"no GPU jobs submitted since {local_time(span_s[0])} have ended; see -S, -E, -M")
+    elif not (html_file or folder):
+        _show(report)
+
+
+def _write_page(path: Path, report: SiteReport) -> None:
+    from reports.site_page import render_site_page
+    from telemetry.atomic import write_atomically
+
+    page = render_site_page(report).encode()
+    try:
+        write_atomically(path, page)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror}", "name another file") from error
+    click.echo(f"the page is {path} ({format_count(len(page) // 1000)} kB)")
+
+
+def _show(report: SiteReport) -> None:
+    from reports.site_page import coverage_table, summary_boxes, waste_table
+
+    for figure, words, of in summary_boxes(report):
+        click.echo(f"{words}: {figure}{f' ({of})' if of else ''}")
+    for table in (coverage_table(report), waste_table(report)):
+        click.echo()
+        show_table(table.columns, table.cells, right=table.columns[1:])
+        click.echo(table.note)
+    click.echo("\n--html FILE writes the whole report, --csv DIR its tables")

@@ -1,0 +1,150 @@
+"""What almanac says of itself: reports by mail, how far ingestion got, what became of advice and forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+from almanac import __version__
+from almanac.errors import StoreError
+from reports.outbox_file import OutboxCounts, outbox_path, read_counts
+from reports.textfile import Labels, Metric
+from telemetry.store import Store
+
+DAY_S = 86_400
+WINDOW_DAYS = 7
+SOURCES = ("sacct", "prometheus")
+_ADVICE = ("published_s", "user", "kind", "name_key", "gpu_count", "version", "predicted_s", "tier", "expires_s")
+_JOBS = ("user", "submit_s", "name_key", "gpu_count", "gpu_count_req", "tier", "state", "start_s", "end_s", "elapsed_s")
+_TOLD = """
+CREATE TEMP TABLE told AS
+WITH asked AS (
+  SELECT *, coalesce(nullif(gpu_count_req, 0), gpu_count) AS gpus, coalesce(elapsed_s, end_s - start_s) AS ran_s
+  FROM jobs WHERE coalesce(nullif(gpu_count_req, 0), gpu_count) > 0),
+files AS (SELECT "user", published_s, version, expires_s FROM advice WHERE kind = 'file'),
+families AS (SELECT "user", name_key, gpu_count, published_s, predicted_s, tier FROM advice WHERE kind = 'F'),
+counts AS (SELECT "user", gpu_count, published_s, predicted_s FROM advice WHERE kind = 'G')
+SELECT a.tier AS asked_tier, f.tier AS told_tier, coalesce(f.predicted_s, g.predicted_s) AS predicted_s,
+       CASE WHEN a.start_s IS NOT NULL AND a.end_s IS NOT NULL
+             AND coalesce(a.state, '') NOT IN ('REQUEUED', 'RESIZING') THEN a.ran_s END AS ran_s
+FROM asked a
+ASOF JOIN files ON a."user" = files."user" AND a.submit_s >= files.published_s
+ASOF LEFT JOIN families f ON a."user" = f."user" AND a.name_key = f.name_key AND a.gpus = f.gpu_count
+  AND a.submit_s >= f.published_s
+ASOF LEFT JOIN counts g ON a."user" = g."user" AND a.gpus = g.gpu_count AND a.submit_s >= g.published_s
+WHERE files.version IS NOT NULL AND files.expires_s > a.submit_s
+"""
+"""Jobs whose user had a file of their own in force at the submission, with what it said of them."""
+_OUTCOMES = """
+SELECT CASE WHEN asked_tier = told_tier THEN 'followed' WHEN asked_tier IS NULL THEN 'no tier named'
+            ELSE 'another tier' END AS outcome, count(*)
+FROM told WHERE told_tier IS NOT NULL AND predicted_s IS NOT NULL GROUP BY 1 ORDER BY 1
+"""
+_ERRORS = """
+SELECT count(*), median(error), avg((error <= ln(2))::INT)
+FROM (SELECT abs(ln(greatest(predicted_s, 1)) - ln(greatest(ran_s, 1))) AS error FROM told
+      WHERE predicted_s IS NOT NULL AND ran_s IS NOT NULL)
+"""
+
+
+@dataclass(frozen=True)
+class Told:
+    """Of the jobs submitted in the window. outcomes: jobs by what became of the tier that they were advised.
+
+    jobs: with a predicted duration that have ended. median_abs_log_error, share_within_2x: of these; None without any.
+    """
+
+    outcomes: dict[str, int]
+    jobs: int
+    median_abs_log_error: float | None
+    share_within_2x: float | None
+
+
+def collect(store: Store, now_s: int) -> list[Metric]:
+    """Every family of which something is known, of all clusters of the store. Raises StoreError."""
+    clusters = store.clusters()
+    counts = read_counts(outbox_path(store.root))
+    return [
+        Metric("almanac_build_info", "gauge", "Version of almanac.", [((("version", __version__),), 1)]),
+        *(_of_reports(counts, now_s) if counts else ()),
+        *_of_ingestion(store, clusters, now_s),
+        *_of_advice({cluster: load_told(store, cluster, now_s) for cluster in clusters}),
+    ]
+
+
+def _of_reports(counts: OutboxCounts, now_s: int) -> Iterator[Metric]:
+    yield _counter("sent", "Reports that the mail server has taken, by kind.", _by("kind", counts.sent))
+    yield _counter("failed_tries", "Tries to send that failed; they are repeated.", [((), counts.failed_tries)])
+    yield _counter("given_up", "Reports that were never sent.", [((), counts.given_up)])
+    yield _counter(
+        "skipped", "Ended runs of jobs of which no report is sent, by reason.", _by("reason", counts.skipped)
+    )
+    for name, about, number, oldest_s in (
+        (
+            "waiting",
+            "Ended runs that wait for their telemetry, or for a decision.",
+            counts.waiting,
+            counts.oldest_end_s,
+        ),
+        ("queued", "Messages that wait to be sent.", counts.queued, counts.oldest_put_s),
+    ):
+        yield Metric(f"almanac_reports_{name}", "gauge", about, [((), number)])
+        age: list[tuple[Labels, float]] = [] if oldest_s is None else [((), max(now_s - oldest_s, 0))]
+        yield Metric(f"almanac_reports_{name}_oldest_age_seconds", "gauge", "Age of the oldest of these.", age)
+
+
+def _counter(name: str, about: str, samples: Sequence[tuple[Labels, float]]) -> Metric:
+    return Metric(f"almanac_reports_{name}_total", "counter", about, samples)
+
+
+def _by(label: str, numbers: Any) -> list[tuple[Labels, float]]:
+    return [(((label, name),), number) for name, number in sorted(numbers.items())]
+
+
+def _of_ingestion(store: Store, clusters: Sequence[str], now_s: int) -> Iterator[Metric]:
+    marks = {
+        (("cluster", cluster), ("source", source)): mark
+        for cluster in clusters
+        for source in SOURCES
+        if (mark := store.watermark(source, cluster)) is not None
+    }
+    yield Metric("almanac_ingest_watermark_timestamp_seconds", "gauge", "Up to when a source has been read.",
+                 list(marks.items()))  # fmt: skip
+    yield Metric("almanac_ingest_lag_seconds", "gauge", "How far what was read is behind, when this was written.",
+                 [(labels, max(now_s - mark, 0)) for labels, mark in marks.items()])  # fmt: skip
+    yield Metric("almanac_metrics_backlog", "gauge", "Days that changed since their jobs' metrics were computed.",
+                 [((("cluster", name),), len(store.peek_open_days(name))) for name in clusters])  # fmt: skip
+
+
+def _of_advice(told: dict[str, Told]) -> Iterator[Metric]:
+    yield Metric(
+        "almanac_advice_jobs", "gauge",
+        f"Jobs of the last {WINDOW_DAYS} days that were advised a memory tier, by what they asked for.",
+        [((("cluster", name), ("outcome", outcome)), number)
+         for name, each in told.items() for outcome, number in each.outcomes.items()],
+    )  # fmt: skip
+    for name, about in (
+        ("jobs", "Ended jobs of the last {} days whose duration had been forecast."),
+        ("median_abs_log_error", "Median over these of |ln(forecast / run time)|."),
+        ("share_within_2x", "Share of these that took between half and twice the forecast."),
+    ):
+        values = [(cluster, getattr(each, name)) for cluster, each in told.items() if each.jobs]
+        yield Metric(f"almanac_forecast_{name}", "gauge", about.format(WINDOW_DAYS),
+                     [((("cluster", cluster),), value) for cluster, value in values])  # fmt: skip
+
+
+def load_told(store: Store, cluster: str, now_s: int) -> Told:
+    """What the users' own advice files said of the jobs of the last WINDOW_DAYS. Raises StoreError."""
+    try:
+        with store.connect() as db:
+            store.view(db, "jobs", cluster, _JOBS, now_s - WINDOW_DAYS * DAY_S, now_s)
+            store.view(db, "advice", cluster, _ADVICE)
+            db.execute(_TOLD).fetchall()
+            outcomes = dict(db.execute(_OUTCOMES).fetchall())
+            [errors] = db.execute(_ERRORS).fetchall()
+    except duckdb.Error as error:
+        raise StoreError(f"{store.root}: the jobs cannot be read: {error}", "see `almanac doctor`") from error
+    return Told(outcomes, *errors)

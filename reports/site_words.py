@@ -1,0 +1,64 @@
+"""Figures of the site report as words: what is not known says so, and what has no price says that."""
+
+from __future__ import annotations
+
+import math
+
+from almanac.config import Cost
+from almanac.units import format_count, printable
+from telemetry.characterize.headline import HOURS, PERCENT, SHARE, Compared
+
+NOT_KNOWN, NOT_CONFIGURED = "not known", "not configured"
+
+
+def hours(value: float | None) -> str:
+    """GPU-hours, whole from 100 on."""
+    return NOT_KNOWN if value is None else _real(value)
+
+
+def energy(kwh: float | None) -> str:
+    return NOT_KNOWN if kwh is None else f"{_real(kwh)} kWh"
+
+
+def percent(share: float | None) -> str:
+    """A share as percent; one decimal where it is below 10."""
+    if share is None:
+        return NOT_KNOWN
+    return f"{100 * share:.1f}%" if 0 < abs(share) < 0.0995 else f"{100 * share:.0f}%"
+
+
+def tenths(share: float | None) -> str:
+    """A share as percent with one decimal, as the paper has them; "-" where there is none."""
+    return "-" if share is None else f"{100 * share:.1f}%"
+
+
+def money(amount: float | None, cost: Cost, per: str) -> str:
+    """Never 0 for a price that is not configured. per: "gpu_hour" or "kwh"."""
+    if (cost.per_gpu_hour if per == "gpu_hour" else cost.per_kwh) < 0:
+        return NOT_CONFIGURED
+    return NOT_KNOWN if amount is None else f"{_real(amount)} {printable(cost.currency, 12)}".rstrip()
+
+
+def compared_cells(row: Compared) -> list[str]:
+    """Finding (and why it has no value here), value here, value published, jobs."""
+    finding = row.finding
+    words = f"{finding.words} ({printable(row.why_null, 80)})" if row.why_null else finding.words
+    published = "-" if finding.published is None else _valued(finding.published, finding.unit)
+    return [words, _valued(row.value, finding.unit), published, format_count(row.jobs)]
+
+
+def _valued(value: float | None, unit: str) -> str:
+    if value is None:
+        return NOT_KNOWN
+    if unit == SHARE:
+        return tenths(value)
+    if unit == PERCENT:
+        return f"{value:.0f}%"
+    return f"{value:.2f} h" if unit == HOURS else f"{value:.2f}"
+
+
+def _real(value: float) -> str:
+    """With three digits that count; whole where there are more."""
+    if not math.isfinite(value):
+        return NOT_KNOWN
+    return format_count(round(value)) if abs(value) >= 100 else f"{value:.3g}"

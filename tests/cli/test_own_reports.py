@@ -1,0 +1,97 @@
+"""`almanac publish` as root, then `almanac report` and `almanac jobs` as a user who may not read the store."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from telemetry.schema import TABLES
+from telemetry.store import Store
+
+USER = "nobody"
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root publishes for others")
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A store of root's with a job of nobody's and one of daemon's, published. pytest's own folder is shut to them."""
+    root = Path(tempfile.mkdtemp(prefix="almanac-own-", dir="/var/tmp"))
+    root.chmod(0o755)
+    now_s = int(time.time())
+    (root / "almanac.toml").write_text(
+        f'[hooks]\nadvice_dir = "{root}/advice"\ngroup = "root"\n[store]\npath = "{root}/store"\n'
+    )
+    store = Store.create(root / "store")
+    rows = [
+        {"job_id": job_id, "submit_s": now_s - 7200, "user": user, "name": "train", "name_key": "train",
+         "state": "COMPLETED", "start_s": now_s - 7100, "end_s": now_s - 3600, "elapsed_s": 3500, "gpu_count": 1,
+         "node_list": "n1", "node_count": 1}
+        for job_id, user in ((10, USER), (11, "daemon"))
+    ]  # fmt: skip
+    store.write("jobs", "c", pa.Table.from_pylist(rows, TABLES["jobs"].schema))
+    metrics = [{"job_id": row["job_id"], "submit_s": row["submit_s"], "verdict": "no telemetry"} for row in rows]
+    store.write("job_metrics", "c", pa.Table.from_pylist(metrics, TABLES["job_metrics"].schema))
+    said = almanac(root, "publish", "--json")
+    assert said.returncode == 0, said.stderr
+    own = json.loads(said.stdout)["own_reports"]
+    assert (own["reports"], own["lists"], own["not_shown"]) == (2, 2, [])
+    yield root
+    shutil.rmtree(root)
+
+
+BECOME = """
+import os, sys
+import pyarrow.compute
+import almanac.hardware, cli.jobs, cli.main, cli.report, reports.job_report, reports.own_files, telemetry.history
+almanac.hardware.gpu_models(), reports.rules.rules(), reports.rules.character()
+os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[1]))
+cli.main.main(sys.argv[3:])
+"""
+"""What is imported and read of the program is so before: root's Python need not be open to others."""
+
+
+def almanac(root: Path, *argv: str, user: str = "root") -> subprocess.CompletedProcess[str]:
+    account = pwd.getpwnam(user)
+    ids = (str(account.pw_uid), str(account.pw_gid))
+    return subprocess.run(
+        [sys.executable, "-c", BECOME, *ids, "--config", str(root / "almanac.toml"), *argv],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def as_user(root: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    return almanac(root, *argv, user=USER)
+
+
+def test_the_store_is_closed_and_the_report_is_there(place: Path) -> None:
+    assert (place / "store").stat().st_mode & 0o777 == 0o750
+    done = as_user(place, "report", "10", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [report["job"]["user"] for report in json.loads(done.stdout)] == [USER]
+    done = as_user(place, "jobs", "--json")
+    assert [row["job_id"] for row in json.loads(done.stdout)] == [10]
+
+
+def test_another_users_job_is_as_one_that_never_was(place: Path) -> None:
+    done = as_user(place, "report", "11")
+    assert done.returncode == 4
+    assert "no such job of yours" in done.stderr
+    assert "daemon" not in done.stderr + done.stdout
+    assert as_user(place, "jobs", "-u", "daemon").returncode == 6
+
+
+def test_publishing_again_writes_nothing(place: Path) -> None:
+    own = json.loads(almanac(place, "publish", "--json").stdout)["own_reports"]
+    assert (own["reports"], own["lists"], own["removed"]) == (0, 0, 0)
+    assert "0 reports written; 0 lists of users' jobs written, 0 removed" in almanac(place, "publish").stdout

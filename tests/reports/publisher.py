@@ -1,0 +1,46 @@
+"""Publishing users' own reports from the site of conftest.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from almanac.config import Reports
+from reports.own_files import OwnFiles, open_own
+from reports.own_folder import OwnFolder
+from reports.own_publish import OwnJob, OwnPublished, publish_own
+
+CLUSTER = "test"
+NOW_S = 1_795_003_200
+UIDS = {"alice": 60_001, "bob": 60_002}
+NAMES = {uid: user for user, uid in UIDS.items()}
+IS_ROOT = os.geteuid() == 0
+
+
+class Publisher:
+    """Publishes from the site's store into a folder of its own."""
+
+    def __init__(self, reported: Any, root: Path) -> None:
+        self.reported, self.root, self.uids, self.now_s = reported, root, dict(UIDS), NOW_S
+        self.own = Reports()
+
+    @property
+    def folder(self) -> OwnFolder:
+        return OwnFolder(self.root, os.geteuid())
+
+    def __call__(self, **changes: Any) -> OwnPublished:
+        config = dataclasses.replace(self.reported.config, reports=self.own)
+        job = OwnJob(self.reported.store, CLUSTER, config, self.now_s, self.folder)
+        return publish_own(dataclasses.replace(job, **changes), self.uids.get, NAMES.get)
+
+    def of(self, user: str) -> OwnFiles:
+        return open_own(self.root, UIDS[user])
+
+    def files(self) -> dict[str, bytes]:
+        found = (path for path in sorted((self.root / "user").rglob("*")) if path.is_file())
+        return {str(path.relative_to(self.root / "user")): path.read_bytes() for path in found}
+
+    def times(self) -> dict[str, int]:
+        return {name: (self.root / "user" / name).stat().st_ino for name in self.files()}

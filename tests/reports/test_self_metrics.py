@@ -1,0 +1,250 @@
+"""Metrics of almanac itself: hand-computed values, in a form that Prometheus' own parser takes."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.app import App
+from cli.metrics import command
+from reports.outbox import EndedRun, Message, Outbox, outbox_path
+from reports.self_metrics import DAY_S, Told, collect, load_told
+from reports.textfile import Metric, exposition
+from telemetry.schema import TABLES
+from telemetry.store import Store
+
+NOW_S = 1_795_003_200
+HOUR_S = 3600
+PROMTOOL = shutil.which("promtool")
+
+
+class Operator(App):
+    is_operator = True
+
+    def now_s(self) -> int:
+        return NOW_S
+
+
+def check(text: str) -> None:
+    """Fails where Prometheus' own parser or linter objects."""
+    if not PROMTOOL:
+        pytest.skip("promtool is not installed (package prometheus)")
+    done = subprocess.run([PROMTOOL, "check", "metrics"], input=text.encode(), capture_output=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, b"", b"")
+
+
+def values(store: Store) -> dict[str, float]:
+    """By name and labels as they are written."""
+    lines = exposition(collect(store, NOW_S)).splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+def write(store: Store, table: str, rows: list[dict[str, Any]]) -> None:
+    store.write(table, "c", pa.Table.from_pylist(rows, schema=TABLES[table].schema))
+
+
+def test_the_format_is_escaped_and_a_family_without_samples_is_left_out() -> None:
+    text = exposition(
+        [
+            Metric("a_total", "counter", "back\\slash\nline", [((("reason", 'say "no"\nor \\ {x="1"}'),), 3)]),
+            Metric("empty", "gauge", "nothing is known", []),
+            Metric("b", "gauge", "numbers", [((), 0.1), ((("at", "x"),), math.inf)]),
+        ]
+    )
+    assert text == (
+        "# HELP a_total back\\\\slash\\nline\n# TYPE a_total counter\n"
+        'a_total{reason="say \\"no\\"\\nor \\\\ {x=\\"1\\"}"} 3\n'
+        '# HELP b numbers\n# TYPE b gauge\nb 0.1\nb{at="x"} +Inf\n'
+    )
+
+
+@given(st.lists(st.text(), min_size=1, max_size=3, unique_by=lambda text: text.encode("utf-8", "replace")))
+def test_no_label_value_can_forge_a_line(texts: list[str]) -> None:
+    text = exposition([Metric("a_total", "counter", "a", [((("reason", value),), 1) for value in texts])])
+    assert len(text.split("\n")) == len(texts) + 3
+    text.encode()
+
+
+def test_prometheus_takes_hostile_label_values() -> None:
+    hostile = ['x"} 5\nb 6', "\\", "\\n", "\u202e\x00\x1b[31m", "\ud800", "", "# TYPE a counter", "é" * 1000]
+    check(exposition([Metric("a_total", "counter", "a", [((("reason", value),), 1) for value in hostile])]))
+
+
+@pytest.mark.parametrize(("name", "labels"), [("a b", ()), ("", ()), ("a", (("b-c", "x"),))])
+def test_a_name_that_prometheus_would_refuse_is_an_error(name: str, labels: Any) -> None:
+    with pytest.raises(ValueError, match="not"):
+        exposition([Metric(name, "gauge", "a", [(labels, 1)])])
+
+
+def test_of_an_empty_store_nothing_is_said_to_be_0(store: Store) -> None:
+    assert [name for name in values(store) if "build_info" not in name] == []
+
+
+def test_reports_as_the_outbox_counts_them(store: Store) -> None:
+    runs = [EndedRun("c", number, NOW_S - 500, "alice", NOW_S - number, 1) for number in range(1, 7)]
+    mails = [
+        Message(f"<{number}@almanac>", "alice", "alice@example.org", "job", b"x", (run,))
+        for number, run in enumerate(runs[:4])
+    ]
+    with Outbox(outbox_path(store.root)) as outbox:
+        outbox.notice(runs, NOW_S - 300)
+        for mail in mails:
+            outbox.put(mail, NOW_S - 200)
+        outbox.sent(mails[0], NOW_S)
+        outbox.sent(mails[1], NOW_S)
+        outbox.failed(mails[2], "451 later", NOW_S + 60)
+        outbox.failed(mails[2], "451 later", NOW_S + 120)
+        outbox.give_up(mails[3], "550 no", NOW_S)
+        outbox.skip([runs[4]], 'no "GPU"', NOW_S)
+    found = values(store)
+    assert {name: value for name, value in found.items() if "reports" in name} == {
+        'almanac_reports_sent_total{kind="job"}': 2,
+        "almanac_reports_failed_tries_total": 2,
+        "almanac_reports_given_up_total": 1,
+        'almanac_reports_skipped_total{reason="no \\"GPU\\""}': 1,
+        "almanac_reports_waiting": 1,
+        "almanac_reports_waiting_oldest_age_seconds": 6,
+        "almanac_reports_queued": 1,
+        "almanac_reports_queued_oldest_age_seconds": 200,
+    }
+
+
+def test_how_far_behind_ingestion_is(store: Store) -> None:
+    write(store, "jobs", [{"job_id": 1, "submit_s": NOW_S}])
+    store.set_watermark("sacct", "c", NOW_S - 90)
+    found = values(store)
+    assert found['almanac_ingest_watermark_timestamp_seconds{cluster="c",source="sacct"}'] == NOW_S - 90
+    assert found['almanac_ingest_lag_seconds{cluster="c",source="sacct"}'] == 90
+    assert found['almanac_metrics_backlog{cluster="c"}'] == 0
+    assert not any("prometheus" in name for name in found)
+
+
+def file(published_s: int, **more: Any) -> dict[str, Any]:
+    return {
+        "published_s": published_s, "user": "alice", "kind": "file", "name_key": "", "gpu_count": 0, "version": "1",
+        "expires_s": published_s + 2 * DAY_S, **more,
+    }  # fmt: skip
+
+
+def row(published_s: int, **more: Any) -> dict[str, Any]:
+    return {
+        "published_s": published_s, "user": "alice", "kind": "F", "name_key": "train", "gpu_count": 4, "version": "1",
+        "predicted_s": 1000, "tier": "hbm40g", **more,
+    }  # fmt: skip
+
+
+def asked(job_id: int, submit_s: int, **more: Any) -> dict[str, Any]:
+    return {
+        "job_id": job_id, "submit_s": submit_s, "start_s": submit_s, "end_s": submit_s + 1000, "elapsed_s": 1000,
+        "user": "alice", "name_key": "train", "gpu_count": 4, "gpu_count_req": 4, "state": "COMPLETED", **more,
+    }  # fmt: skip
+
+
+def test_advice_counts_for_a_job_only_while_its_file_was_in_force(store: Store) -> None:
+    t0 = NOW_S - 3 * DAY_S
+    write(store, "advice", [file(t0), row(t0), row(t0 + HOUR_S, tier=None, predicted_s=None)])
+    write(
+        store,
+        "jobs",
+        [
+            asked(1, t0, tier="hbm40g"),  # published in the same second
+            asked(2, t0 + 1, tier="hbm80g"),
+            asked(3, t0 + 2),
+            asked(4, t0 - 1, tier="hbm40g"),  # before it was published
+            asked(5, t0 + HOUR_S, tier="hbm40g"),  # the row was gone
+            asked(6, t0 + 3, tier="hbm40g", user="bob"),  # has no file
+            asked(7, t0 + 4, tier="hbm40g", name_key="other"),
+            asked(8, t0 + 5, tier="hbm40g", gpu_count=8, gpu_count_req=8),
+        ],
+    )
+    assert load_told(store, "c", NOW_S).outcomes == {"followed": 1, "another tier": 1, "no tier named": 1}
+
+
+def test_a_file_that_was_expired_or_taken_away_said_nothing(store: Store) -> None:
+    t0 = NOW_S - 4 * DAY_S
+    write(store, "advice", [file(t0), row(t0), file(t0 + HOUR_S, version=None, expires_s=None)])
+    write(store, "jobs", [asked(1, t0 + HOUR_S), asked(2, t0 + 3 * DAY_S)])
+    assert load_told(store, "c", NOW_S) == Told({}, 0, None, None)
+
+
+def test_errors_of_forecasts_are_of_ended_jobs_of_the_window(store: Store) -> None:
+    t0 = NOW_S - 3 * DAY_S
+    old = NOW_S - 9 * DAY_S
+    write(
+        store,
+        "advice",
+        [
+            file(t0), row(t0), row(t0, kind="G", name_key="", predicted_s=500, tier=None),
+            file(old), row(old),
+        ],
+    )  # fmt: skip
+    write(
+        store,
+        "jobs",
+        [
+            asked(1, t0 + 1, elapsed_s=1000),  # as forecast
+            asked(2, t0 + 2, elapsed_s=1900),  # less than twice
+            asked(3, t0 + 3, elapsed_s=100),  # a tenth
+            asked(4, t0 + 4, elapsed_s=4000, name_key="other"),  # forecast by its GPU count: 500 s
+            asked(5, t0 + 5, state="RUNNING", end_s=None, elapsed_s=None),
+            asked(6, t0 + 6, state="REQUEUED"),
+            asked(7, old + 1, elapsed_s=9),
+        ],
+    )
+    told = load_told(store, "c", NOW_S)
+    assert told.jobs == 4
+    assert told.median_abs_log_error == pytest.approx((math.log(1.9) + math.log(8)) / 2)
+    assert told.share_within_2x == 0.5
+
+
+def test_the_file_is_whole_readable_and_taken_by_prometheus(store: Store, tmp_path: Path) -> None:
+    test_reports_as_the_outbox_counts_them(store)
+    test_errors_of_forecasts_are_of_ended_jobs_of_the_window(store)
+    store.set_watermark("prometheus", "c", 1000)
+    path = tmp_path / "almanac.prom"
+    path.write_text("old")
+    old_inode = path.stat().st_ino
+    done = CliRunner().invoke(command, ["--textfile", str(path)], obj=Operator(store_path=str(store.root)))
+    assert (done.exit_code, done.output) == (0, "")
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert path.stat().st_ino != old_inode
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".tmp")] == []
+    text = path.read_text()
+    check(text)
+    names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")} == names
+    reports = ("sent_total", "failed_tries_total", "given_up_total", "skipped_total", "waiting", "queued",
+               "waiting_oldest_age_seconds", "queued_oldest_age_seconds")  # fmt: skip
+    others = ("build_info", "ingest_watermark_timestamp_seconds", "ingest_lag_seconds", "metrics_backlog",
+              "advice_jobs", "forecast_jobs", "forecast_median_abs_log_error", "forecast_share_within_2x")  # fmt: skip
+    assert names == {f"almanac_{name}" for name in (*others, *(f"reports_{name}" for name in reports))}
+
+
+def test_only_operators_and_only_names_that_are_read(store: Store, tmp_path: Path) -> None:
+    class Ordinary(App):
+        is_operator = False
+        caller = "alice"
+
+    refused = CliRunner().invoke(command, [], obj=Ordinary(store_path=str(store.root)))
+    assert "no operator" in str(refused.exception)
+    operator = Operator(store_path=str(store.root))
+    wrong = CliRunner().invoke(command, ["--textfile", str(tmp_path / "x.txt")], obj=operator)
+    assert wrong.exit_code == 2
+    assert ".prom" in wrong.output
+    lost = CliRunner().invoke(command, ["--textfile", "/proc/self/nothing/x.prom"], obj=operator)
+    assert "cannot be written" in str(lost.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
