@@ -60,6 +60,7 @@ bench-telemetry: $(STAMP)
 
 bench-reports: $(STAMP)
 	$(BIN)/python benchmarks/job_reports.py
+	$(BIN)/python benchmarks/report_backlog.py
 
 bench-predictors: $(STAMP)
 	$(BIN)/python benchmarks/predictors.py

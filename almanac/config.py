@@ -219,6 +219,8 @@ class Mail:
     min_elapsed_s: int = _key(60, "shorter jobs get no mail of their own; the weekly digest counts them", low=0)
     storm: int = _key(5, "more reports of one user at once than this become one mail; an array always does", low=1)
     wait_s: int = _key(1800, "seconds after a job's end for which its report waits for telemetry", low=0)
+    array_wait_hours: int = _key(24, "hours after its end for which an array's task waits for the others", low=0)
+    spool_dir: str = _key("/var/spool/almanac/ended", "where almanac-ended.sh says that a job has ended; need not be")
     per_minute: int = _key(300, "mails that the server gets within a minute, at most", low=1)
     per_user_hour: int = _key(20, "mails that one user gets within an hour, at most; the others wait", low=1)
     give_up_hours: int = _key(72, "hours after which a mail that the server does not take is given up", low=1)

@@ -14,6 +14,7 @@ from almanac.units import format_count, format_duration, printable
 from cli.app import App
 from cli.doctor_hooks import check_advice_files
 from cli.doctor_mail import check_mail
+from cli.doctor_spool import check_spool
 from cli.findings import Check
 from cli.ingest import configured_sources
 from cli.output import json_text
@@ -247,4 +248,5 @@ PROBES: dict[str, Callable[[App], Iterator[Check]]] = {
     "priority": check_priority,
     "advice files": check_advice_files,
     "mail": check_mail,
+    "ended jobs": check_spool,
 }

@@ -79,7 +79,7 @@ def command(
         jobs = list(_file_jobs(app, job_files, telemetry_files, layout, since_s, until_s))
     else:
         cluster = app.cluster(store, is_new=True)
-        jobs = list(_live_jobs(app, store, cluster, sources, since_s, until_s))
+        jobs = list(live_jobs(app, store, cluster, sources, since_s, until_s))
     outcome = run(store, cluster, jobs)
     summary = None if no_summary else summarise(app, store, cluster)
     show(outcome, summary, as_json)
@@ -111,9 +111,10 @@ def _file_jobs(
         yield Job(FileSource(path, "telemetry", layout), *span)
 
 
-def _live_jobs(
+def live_jobs(
     app: App, store: Store, cluster: str, names: tuple[str, ...], since_s: int | None, until_s: int | None
 ) -> Iterator[Job]:
+    """The sources of these names, else all that are configured, each from where it was read last or from since_s."""
     from telemetry.ingest import span
 
     config = app.config

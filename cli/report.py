@@ -37,6 +37,8 @@ MOST_TASKS = 100_000
 @click.option("-n", "--limit", default=50, show_default=True, help="Newest jobs shown; 0: all.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path), metavar="FILE", help="Write one job as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--due", "is_due", is_flag=True, help="Mail the reports of jobs that have ended (operators; a timer).")
+@click.option("--dry-run", "is_dry", is_flag=True, help="With --due: say what would be mailed.")
 @click.option("--mail", "is_mail", is_flag=True, help="Send each report to the job's owner, now.")
 @click.pass_obj
 def command(
@@ -48,14 +50,18 @@ def command(
     limit: int,
     html_file: Path | None,
     as_json: bool,
+    is_due: bool,
+    is_dry: bool,
     is_mail: bool,
-) -> None:
+) -> int:
     """Say what a job did with its GPUs, and what to ask for next time.
 
     JOBID is 1234, a task 1234_5, tasks 1234_[1-3], or an array's id, which stands for all its tasks. You see your own
     jobs; operators see everybody's. Who may not read the store sees their newest ones, as they were last published.
     docs/reports.md explains every line.
     """
+    if is_due or is_dry:
+        return _report_due(app, bool(job_ids or since), is_due, is_dry, as_json)
     if bool(job_ids) == bool(since):
         raise click.UsageError("name jobs, or give --since TIME")
     if (user or allusers) and not since:
@@ -85,6 +91,15 @@ def command(
         _show(contexts)
     if len(shown) < len(chosen):
         click.echo(f"{format_count(len(chosen) - len(shown))} older ones are not shown; --limit 0 shows all", err=True)
+    return 0
+
+
+def _report_due(app: App, names_jobs: bool, is_due: bool, is_dry: bool, as_json: bool) -> int:
+    from cli.report_due import run
+
+    if names_jobs or not is_due:
+        raise click.UsageError("--due goes alone, or with --dry-run or --json")
+    return run(app, is_dry, as_json)
 
 
 def load_contexts(app: App, job_ids: Sequence[int], has_series: bool = True) -> list[JobContext]:

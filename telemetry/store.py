@@ -58,7 +58,7 @@ class Store:
             ) from error
         mark = root / "store.json"
         if not mark.exists():
-            if any(child for child in root.iterdir() if not child.name.startswith(TEMPORARY)):
+            if any(not child.name.startswith(".") for child in root.iterdir()):  # it is almanac's home, too
                 raise StoreError(f"{root}: holds files, but no store.json", "name an empty folder, or an almanac store")
             write_atomically(mark, json.dumps({"schema_version": SCHEMA_VERSION}).encode() + b"\n")
         return cls.open(root, **options)

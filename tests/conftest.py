@@ -33,6 +33,7 @@ SLOW = {
     "test_properties.py",
     "test_publish.py",
     "test_report.py",
+    "test_report_due.py",
     "test_reprioritize.py",
     "test_services.py",
     "test_shown.py",

@@ -157,23 +157,24 @@ def test_the_engines_folder_is_roots_alone(
 def test_a_purge_leaves_a_mounted_advice_folder(tmp_path: Path, mounted: str) -> None:
     """It may be the controller's; the names of what is mounted come from a file of ours."""
     advice, logs = (tmp_path / name for name in ("var/lib/almanac-advice", "var/log/almanac"))
-    for folder in (advice / "sched", logs, tmp_path / "var/lib/almanac"):
+    ended = tmp_path / "var/spool/almanac/ended"
+    for folder in (advice / "sched", logs, ended, tmp_path / "var/lib/almanac"):
         folder.mkdir(parents=True)
     mounts = ["/", "/var/lib/almanac-advice-of-others", *filter(None, [mounted])]
     lines = (f"36 35 98:0 / {tmp_path}{path} rw,noatime shared:1 - ext4 /dev/sda1 rw\n" for path in mounts)
     (tmp_path / "mountinfo").write_text("".join(lines))
     script = (SCRIPTS / "debian" / "postrm").read_text()
-    for path in ("/var/lib/", "/var/log/", "/etc/", "/run/"):
+    for path in ("/var/lib/", "/var/log/", "/var/spool/", "/etc/", "/run/"):
         script = script.replace(path, f"{tmp_path}{path}")
     script = script.replace("/proc/self/mountinfo", f"{tmp_path}/mountinfo")
     subprocess.run(["sh", "-c", script, "postrm", "purge"], check=True, timeout=30)
     assert (advice / "sched").exists() == bool(mounted)
-    assert not logs.exists()
+    assert not logs.exists() and not ended.exists() and ended.parent.exists()
     assert (tmp_path / "var/lib/almanac").exists()
 
 
 def test_a_purge_ends_well_where_the_advice_cannot_be_removed(tmp_path: Path) -> None:
     script = (SCRIPTS / "debian" / "postrm").read_text().replace("rm -rf --one-file-system", "false")
-    for path in ("/var/lib/", "/var/log/", "/etc/", "/run/"):
+    for path in ("/var/lib/", "/var/log/", "/var/spool/", "/etc/", "/run/"):
         script = script.replace(path, f"{tmp_path}{path}")
     subprocess.run(["sh", "-c", script, "postrm", "purge"], check=True, timeout=30)

@@ -20,6 +20,7 @@ from processes import LabError
 
 HERE = Path(__file__).resolve().parent
 PROLOG = HERE.parents[1] / "slurm_hooks/prolog/almanac-gpus.sh"
+ENDED = HERE.parents[1] / "slurm_hooks/spool/almanac-ended.sh"
 NODES = ("n1", "n2", "n3", "n4")
 GPUS_PER_NODE = 4
 PORTS_PER_LAB = 20
@@ -32,6 +33,7 @@ COMMANDS = (
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FOLDERS = (
     "etc", "log", "state", "spool", "munge", "db", "dev", "hooks", "out", "home", "prolog", "hpc_job", "profiles",
+    "ended",
 )  # fmt: skip
 SOCKET_PATH_MAX = 107
 
@@ -97,6 +99,8 @@ class Layout:
             self._make_user(user)
         self._make_gpus()
         self._make_munge_key()
+        shutil.chown(self.root / "ended", "slurm")
+        (self.root / "ended").chmod(0o770)
         for name in ("state", "log", "spool"):
             shutil.chown(self.root / name, "slurm", "slurm")
         shutil.chown(self.root / "db", "mysql", "mysql")
@@ -162,8 +166,9 @@ class Layout:
         (self.root / "etc/cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
 
     def _write_hooks(self) -> None:
-        script = self.root / "hooks" / PROLOG.name
-        shutil.copy(PROLOG, script)
-        script.chmod(0o755)
+        for shipped in (PROLOG, ENDED):
+            (self.root / "hooks" / shipped.name).write_bytes(shipped.read_bytes())
+            (self.root / "hooks" / shipped.name).chmod(0o755)
         for when in ("prolog", "epilog"):
-            self._fill("node-hook.in", f"hooks/{when}", 0o755, script=str(script), when=when)
+            self._fill("node-hook.in", f"hooks/{when}", 0o755, script=f"{self.root}/hooks/{PROLOG.name}", when=when)
+        self._fill("ended-hook.in", "hooks/ended", 0o755, script=f"{self.root}/hooks/{ENDED.name}")

@@ -69,7 +69,7 @@ def test_each_service_runs_a_command_that_exists_and_has_its_timer(path: Path) -
 
 def test_every_timer_has_its_service() -> None:
     assert [path.stem for path in TIMERS] == [path.stem for path in SERVICES]
-    assert len(TIMERS) == 6
+    assert len(TIMERS) == 7
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
@@ -87,7 +87,8 @@ def test_services_are_hardened(path: Path) -> None:
     else:
         assert service["User"] == "almanac"
         assert service["CapabilityBoundingSet"] == ""
-        folders |= {"/var/lib/almanac-metrics"} if path.stem == "almanac-metrics" else set()
+    folders |= {"/var/lib/almanac-metrics"} if path.stem == "almanac-metrics" else set()
+    folders |= {"-/var/spool/almanac/ended"} if path.stem == "almanac-report" else set()
     assert set(service["ReadWritePaths"].split()) == folders
 
 
@@ -124,6 +125,9 @@ def test_modes_of_the_folders() -> None:
         "/var/lib/almanac-advice/user": ("0711", "root"),
         "/var/lib/almanac-metrics": ("0755", "almanac"),
         "/var/log/almanac": ("0750", "almanac"),
+        "/var/spool/almanac": ("0755", "root"),
+        # The colon: who owns it already keeps it.
+        "/var/spool/almanac/ended": (":0770", ":root"),
     }
 
 

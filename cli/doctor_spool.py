@@ -1,0 +1,66 @@
+"""`almanac doctor` on the hook that says which jobs have ended: its folder, and whether Slurm calls it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from almanac.errors import AlmanacError
+from almanac.units import format_count, format_duration
+from cli.app import App
+from cli.findings import Check
+
+NAME = "ended jobs"
+LATE_S = 900
+_SLOW = "reports go out after the next `almanac ingest`"
+
+
+def check_spool(app: App) -> Iterator[Check]:
+    """Without the hook nothing is amiss: accounting says the same, later."""
+    from cli.due import spool_of
+    from telemetry.spool import BAD
+
+    if not app.config.mail.server or not app.store_root.exists():
+        return
+    spool = spool_of(app, "")
+    if not spool.is_there:
+        yield Check(NAME, "ok", f"{app.config.mail.spool_dir or 'mail.spool_dir'} is not there: {_SLOW}")
+        return
+    try:
+        spool.trusted_owners()
+        files = spool.waiting()
+        bad = len(list((spool.folder / BAD).iterdir())) if (spool.folder / BAD).is_dir() else 0
+    except (AlmanacError, OSError) as error:
+        yield Check(NAME, "fail", str(error), getattr(error, "hint", "") or "run doctor as root")
+        return
+    said = f"{spool.folder}: {format_count(len(files))} files wait, {format_count(bad)} were set aside in {BAD}/"
+    late_s = app.now_s() - min((_written_s(file, app.now_s()) for file in files), default=app.now_s())
+    if late_s > LATE_S:
+        yield Check(NAME, "warn", f"{said}; the oldest is of {format_duration(late_s)} ago",
+                    "see what `almanac report --due` says")  # fmt: skip
+    elif bad:
+        yield Check(NAME, "warn", said, "look at them: only SlurmUser, root and almanac's group can have made them")
+    else:
+        yield Check(NAME, "ok", said)
+    yield from _check_slurm(app)
+
+
+def _written_s(file: Path, gone_s: int) -> int:
+    try:
+        return int(file.lstat().st_mtime)
+    except OSError:
+        return gone_s
+
+
+def _check_slurm(app: App) -> Iterator[Check]:
+    """A site's own script that calls ours cannot be seen from here."""
+    from telemetry.slurm.commands import controller_config
+
+    try:
+        told = controller_config(app.commands)
+    except AlmanacError:
+        return  # said by the check of Slurm
+    if not re.search(r"^(EpilogSlurmctld|JobCompLoc)\S*\s*=\s*[^(\s]", told, re.MULTILINE):
+        todo = "name almanac-ended.sh in slurm.conf: docs/mail.md"
+        yield Check(NAME, "warn", f"Slurm calls no program when a job has ended: {_SLOW}", todo)

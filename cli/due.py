@@ -1,0 +1,298 @@
+"""What `almanac report --due` does: hear of jobs that have ended, wait for their telemetry, and send their reports."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from almanac.errors import AlmanacError, BusyError, SourceError
+from almanac.units import format_count
+from cli.app import App
+
+if TYPE_CHECKING:
+    from cli.ingest import Job
+    from reports.due import Plan
+    from reports.ended import Ended
+    from reports.outbox import Outbox
+    from telemetry.spool import Notice, Spool
+    from telemetry.store import Store
+
+STARTED, SEEN, DAILY = "report-start", "report", "report-daily"
+"""Marks in the store: when mail was switched on, up to when accounting was looked at, the last day that was begun."""
+MORNING_S = 6 * 3600
+"""After midnight (UTC): by then the metrics of Sunday's last jobs are there."""
+LATE_S = 600
+"""How much later than the span before slurmdbd may learn of an end; what is later still comes with `almanac ingest`."""
+CLOCKS_S = 600
+"""By which the hook may run later than the end that accounting has."""
+MOST_RUNS = 20_000
+
+
+@dataclass
+class Outcome:
+    """What one run did. looks: how often accounting and telemetry were asked."""
+
+    noticed: int = 0
+    looks: Counter[str] = field(default_factory=Counter)
+    put: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    delayed: Counter[str] = field(default_factory=Counter)
+    delivered: Counter[str] = field(default_factory=Counter)
+    spool: dict[str, int] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        """None where there was nothing to do: a timer runs every minute."""
+        decisions = list(self.decisions())
+        if self.noticed or self.put or decisions:
+            yield f"{format_count(self.noticed)} jobs have ended; mails made: {said(self.put) or 'none'}"
+        yield from decisions
+
+    def decisions(self) -> Iterator[str]:
+        for title, counts in (
+            ("no mail of", self.skipped), ("later", self.delayed), ("spool", Counter(self.spool)),
+            ("mail server", self.delivered),
+        ):  # fmt: skip
+            if words := said(counts):
+                yield f"  {title}: {words}"
+
+
+def said(counts: Counter[str]) -> str:
+    return ", ".join(f"{format_count(number)} {what}" for what, number in counts.most_common() if number)
+
+
+def move_marks(store: Store, cluster: str, now_s: int) -> None:
+    """Jobs that end before now get no mail."""
+    for mark in (STARTED, SEEN):
+        store.set_watermark(mark, cluster, now_s)
+
+
+@dataclass
+class Due:
+    """One run for one cluster. What it could not do is in outcome.faults; the next run goes on from there."""
+
+    app: App
+    store: Store
+    cluster: str
+    outbox: Outbox
+    outcome: Outcome = field(default_factory=Outcome)
+
+    def run(self) -> Outcome:
+        self._start()
+        notices = self._spooled()
+        if notices:
+            self._ask_accounting()
+        self._notice()
+        self._settle(notices)
+        if found := self._waiting():
+            self._put(self._decided(self._planned(found)))
+        self._daily()
+        self._deliver()
+        return self.outcome
+
+    def _start(self) -> None:
+        """The first run tells of no job that ended before it."""
+        if self.store.watermark(STARTED, self.cluster) is None:
+            move_marks(self.store, self.cluster, self.app.now_s())
+
+    def _spooled(self) -> list[Notice]:
+        spool = spool_of(self.app, self.cluster)
+        if not spool.is_there:
+            return []
+        try:
+            notices, counts = spool.read(self.app.now_s())
+        except SourceError as error:
+            self._fault(error)
+            return []
+        self.outcome.spool = {"read": counts.kept, **counts.dropped}
+        self.outcome.faults += [
+            f"spool: {number} set aside in {spool.folder}/bad: {reason}, such as {counts.examples[reason]}"
+            for reason, number in counts.dropped.items()
+        ]
+        return notices
+
+    def _ask_accounting(self) -> None:
+        """The jobs since the last look, without their steps. The first look ever is that of `almanac ingest`."""
+        from cli.ingest import Job
+        from telemetry.sources.sacct import SacctSource
+
+        config, mark_s = self.app.config, self.store.watermark("sacct", self.cluster)
+        if mark_s is None:
+            self.outcome.faults.append("accounting has never been read: run `almanac ingest` first, or its timer")
+            return
+        slurm = replace(config.slurm, overlap_hours=0, read_steps=False)
+        source = SacctSource(self.app.commands, self.cluster, config.tiers, slurm, self.app.now_s)
+        names = ("prolog",) if config.bindings.prolog_dir else ()
+        self._ask([*self._jobs_of(names), Job(source, mark_s - LATE_S, self.app.now_s())])
+
+    def _jobs_of(self, names: tuple[str, ...]) -> list[Job]:
+        from cli.ingest import live_jobs
+
+        return list(live_jobs(self.app, self.store, self.cluster, names, None, None)) if names else []
+
+    def _ask(self, jobs: list[Job]) -> None:
+        from cli.ingest import run as ingest
+
+        for name, item in ingest(self.store, self.cluster, jobs).items():
+            self.outcome.looks[name] += 1
+            if item["error"]:
+                self._fault(item["error"])
+
+    def _notice(self) -> None:
+        """What accounting has said since the last time; nothing where it has not been asked since."""
+        from reports.ended import ended_since
+
+        reached_s = self.store.watermark("sacct", self.cluster)
+        seen_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (SEEN, STARTED))
+        if reached_s is None or reached_s <= seen_s:
+            return
+        config = self.app.config
+        oldest_s = self.app.now_s() - config.mail.give_up_hours * 3600
+        since_s = max(started_s, seen_s - config.slurm.overlap_hours * 3600, oldest_s)
+        self.outcome.noticed = self.outbox.notice(ended_since(self.store, self.cluster, since_s), self.app.now_s())
+        self.store.set_watermark(SEEN, self.cluster, reached_s)
+
+    def _settle(self, notices: Sequence[Notice]) -> None:
+        """Take away the files of jobs whose end accounting has, and those that it does not come to know."""
+        from reports.ended import known_ends
+
+        if not notices:
+            return
+        ends = known_ends(self.store, self.cluster, {notice.job_id for notice in notices})
+        done = [notice for notice in notices if ends.get(notice.job_id, 0) >= notice.seen_s - CLOCKS_S]
+        known = set(done)
+        asked_s = self.store.watermark("sacct", self.cluster) or 0
+        old_s = min(self.app.now_s() - self.app.config.mail.wait_s, asked_s)
+        lost = [notice for notice in notices if notice not in known and notice.seen_s < old_s]
+        spool_of(self.app, self.cluster).remove([*done, *lost])
+        self.outcome.spool["not in accounting"] = len(lost)
+
+    def _waiting(self) -> list[Ended]:
+        from reports.ended import look_up
+
+        runs = self.outbox.waiting(self.app.now_s(), MOST_RUNS)
+        return look_up(self.store, self.cluster, [run for run in runs if run.cluster == self.cluster])
+
+    def _planned(self, found: Sequence[Ended]) -> Plan:
+        plan = plan_of(self.app, self.store, self.cluster, found)
+        if not self._needs_telemetry(plan):
+            return plan
+        self._ask(self._jobs_of(("prometheus",)))
+        return plan_of(self.app, self.store, self.cluster, found)
+
+    def _needs_telemetry(self, plan: Plan) -> bool:
+        """Whether asking now brings the end of a run that waits for it; the first time is `almanac ingest`'s."""
+        from reports.due import NO_TELEMETRY
+
+        prometheus, mark_s = self.app.config.prometheus, self.store.watermark("prometheus", self.cluster)
+        waiting = [run for (reason, _), runs in plan.delayed.items() if reason == NO_TELEMETRY for run in runs]
+        until_s = self.app.now_s() - prometheus.delay_s
+        return mark_s is not None and any(run.end_s <= until_s for run in waiting)
+
+    def _decided(self, plan: Plan) -> list[Ended]:
+        """What is ready, with its metrics computed; the rest is skipped or delayed in the outbox."""
+        now_s = self.app.now_s()
+        if not self._summarise(plan.ready):
+            wait_s = self.app.config.mail.wait_s
+            early = [each.run for each in plan.ready if each.run.end_s > now_s - wait_s]
+            plan.delayed["another run computes job metrics", now_s] += early
+            plan.ready = [each for each in plan.ready if each.run.end_s <= now_s - wait_s]
+        for reason, runs in plan.skipped.items():
+            self.outbox.skip(runs, reason, now_s)
+            self.outcome.skipped[reason] += len(runs)
+        for (reason, until_s), runs in plan.delayed.items():
+            self.outbox.delay(runs, until_s, reason)
+            self.outcome.delayed[reason] += len(runs)
+        return plan.ready
+
+    def _summarise(self, ready: Sequence[Ended]) -> bool:
+        """False where another process computes metrics now."""
+        from reports.batch import spans_to_summarise
+        from telemetry.summary import summarize
+
+        try:
+            for since_s, until_s in spans_to_summarise(ready, self.app.now_s()):
+                summarize(self.store, self.cluster, self.app.config, since_s, until_s)
+        except BusyError:
+            return False
+        return True
+
+    def _put(self, ready: Sequence[Ended]) -> None:
+        if not ready:
+            return
+        from reports.batch import Batch, BatchCounts
+        from reports.due import parcels
+
+        counts = BatchCounts()
+        batch = Batch(self.store, self.cluster, self.app.config, self.app.now_s(), recipient_in(self.app))
+        for _ in batch.put(self.outbox, parcels(ready, self.app.config.mail.storm), counts):
+            self._deliver()
+        self.outcome.put += counts.put
+        self.outcome.faults += counts.faults
+
+    def _put_weekly(self) -> None:
+        from reports.weekly import put_weekly
+
+        app = self.app
+        for _ in put_weekly(
+            self.store, self.cluster, self.outbox, app.config, app.now_s(), frequency_in(app), recipient_in(app)
+        ):
+            self.outcome.put["weekly"] += 1
+
+    def _deliver(self) -> None:
+        """Send what is queued; a server that has failed is left alone until the next run."""
+        if self.outcome.delivered["fault"] or not self.outbox.ready(self.app.now_s(), 1):
+            return
+        from reports.delivery import deliver
+
+        counts = deliver(self.outbox, self.app.config.mail, self.app.now_s, time.sleep)
+        self.outcome.delivered.update(sent=counts.sent, failed=counts.failed, given_up=counts.given_up)
+        self.outcome.delivered["held"] = counts.held
+        if counts.fault:
+            self.outcome.delivered["fault"] = 1
+            self.outcome.faults.append(f"mail server: {counts.fault}")
+
+    def _daily(self) -> None:
+        """Weekly digests, and forgetting, with a day's first run after MORNING_S."""
+        today_s = (self.app.now_s() - MORNING_S) // 86400 * 86400 + MORNING_S
+        if (self.store.watermark(DAILY, self.cluster) or 0) < today_s:
+            self._put_weekly()
+            self.outbox.forget(today_s - self.app.config.mail.keep_days * 86400)
+            self.store.set_watermark(DAILY, self.cluster, today_s)
+
+    def _fault(self, error: AlmanacError) -> None:
+        self.outcome.faults.append(f"{error}" + (f"; to do: {error.hint}" if error.hint else ""))
+
+
+def spool_of(app: App, cluster: str) -> Spool:
+    """Whoever belongs to the store's group may take files away."""
+    from telemetry.spool import Spool
+
+    gids = {os.getegid(), *os.getgroups(), app.store_root.stat().st_gid}
+    return Spool(Path(app.config.mail.spool_dir or os.devnull), cluster, gids)
+
+
+def plan_of(app: App, store: Store, cluster: str, found: Sequence[Ended]) -> Plan:
+    from reports.due import Moment, plan_runs
+
+    telemetry_s = (store.watermark("prometheus", cluster) or 0) if app.config.prometheus.url else None
+    return plan_runs(found, frequency_in(app), recipient_in(app), app.config.mail, Moment(app.now_s(), telemetry_s))
+
+
+def frequency_in(app: App) -> Callable[[str], str]:
+    """A user's frequency, looked up once a run."""
+    from reports.preferences import read
+
+    return cache(lambda user: read(user, app.config).frequency)
+
+
+def recipient_in(app: App) -> Callable[[str], str | None]:
+    from reports.message import recipient_of
+
+    return lambda user: recipient_of(user, app.config)

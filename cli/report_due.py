@@ -1,0 +1,92 @@
+"""`almanac report --due`: the mails of jobs that have ended since the last time."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from almanac.errors import BusyError
+from almanac.units import format_count, printable
+from cli.app import App
+from cli.due import MOST_RUNS, SEEN, Due, Outcome, move_marks, plan_of, recipient_in
+from cli.output import json_text
+
+if TYPE_CHECKING:
+    from reports.outbox import EndedRun
+    from telemetry.store import Store
+
+FAULT = 5
+"""Exit code where a source or the mail server failed: as everywhere, that of sources."""
+_FOREVER_S = 2**40
+
+
+def run(app: App, is_dry: bool, as_json: bool) -> int:
+    """One run of the timer. Nothing to do, or another run at work, is no fault."""
+    app.require_operator("reports are of everybody's jobs")
+    store = app.open_store()
+    cluster = app.cluster(store)
+    if is_dry:
+        return _dry_run(app, store, cluster)
+    if not app.config.mail.server:
+        move_marks(store, cluster, app.now_s())
+        click.echo("mail is off: mail.server is not set; jobs that end before it is get no mail")
+        return 0
+    from reports.outbox import Outbox, outbox_path
+
+    try:
+        with Outbox(outbox_path(store.root)) as outbox:
+            outcome = Due(app, store, cluster, outbox).run()
+    except BusyError as error:
+        click.echo(f"{error}: it does what is due")
+        return 0
+    for fault in outcome.faults:
+        click.echo(f"almanac: {printable(fault, 1000)}", err=True)
+    if as_json:
+        click.echo(json_text(vars(outcome)))
+    else:
+        for line in outcome.lines():
+            click.echo(line)
+    return FAULT if outcome.faults else 0
+
+
+def _dry_run(app: App, store: Store, cluster: str) -> int:
+    """Say what would be told of what the store knows; nothing is asked, written or sent."""
+    from reports.due import parcels
+    from reports.ended import ended_since, look_up
+
+    seen_s = store.watermark(SEEN, cluster)
+    since_s = app.now_s() - 86_400 if seen_s is None else seen_s
+    runs = {*ended_since(store, cluster, since_s), *_undecided(store, cluster)}
+    found = look_up(store, cluster, sorted(runs, key=lambda run: (run.end_s, run.job_id, run.submit_s)))
+    plan = plan_of(app, store, cluster, found)
+    for parcel in parcels(plan.ready, app.config.mail.storm):
+        what = f"{format_count(len(parcel.runs))} jobs" if parcel.is_digest else f"job {parcel.runs[0].job_id}"
+        click.echo(f"to {printable(recipient_in(app)(parcel.user) or '')}: {what}")
+    skipped = Counter({reason: len(runs) for reason, runs in plan.skipped.items()})
+    delayed = Counter({reason: len(runs) for (reason, _), runs in plan.delayed.items()})
+    for line in Outcome(skipped=skipped, delayed=delayed).decisions():
+        click.echo(line)
+    span = "of the last day; the first run tells of no job that ended before it" if seen_s is None else "that is new"
+    click.echo(f"a dry run, of what the store has {span}; nothing was asked, written or sent")
+    return 0
+
+
+def _undecided(store: Store, cluster: str) -> list[EndedRun]:
+    """What waits in the outbox, also what is delayed; by a copy, since it is another's to change."""
+    from reports.outbox import Outbox, outbox_path
+
+    path = outbox_path(store.root)
+    if not path.exists():
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as source, closing(sqlite3.connect(copy)) as to:
+            source.backup(to)
+        with Outbox(copy) as outbox:
+            return [run for run in outbox.waiting(_FOREVER_S, MOST_RUNS) if run.cluster == cluster]

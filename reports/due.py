@@ -1,0 +1,101 @@
+"""Which reports are due, as a pure decision: what is skipped, what waits, and which runs make one mail."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from almanac.config import Mail
+from reports.ended import Ended
+from reports.outbox import EndedRun
+
+NO_TELEMETRY = "telemetry has not arrived"
+RAN_AGAIN = "the job ran again"
+LATER_S = 20
+"""A run that has to wait is looked at again by the next run of the timer."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Runs of one user that make one mail: of one job, or a digest of several."""
+
+    user: str
+    runs: tuple[EndedRun, ...]
+
+    @property
+    def is_digest(self) -> bool:
+        return len(self.runs) > 1
+
+
+@dataclass
+class Plan:
+    """skipped: runs by reason. delayed: runs by reason and by when to look again (s). ready: what can be told now."""
+
+    skipped: dict[str, list[EndedRun]] = field(default_factory=lambda: defaultdict(list))
+    delayed: dict[tuple[str, int], list[EndedRun]] = field(default_factory=lambda: defaultdict(list))
+    ready: list[Ended] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Now, and up to when telemetry has been read (s since 1970); None: nothing is to be waited for."""
+
+    now_s: int
+    telemetry_s: int | None = None
+
+
+def plan_runs(
+    found: Iterable[Ended], frequency: Callable[[str], str], recipient: Callable[[str], str | None],
+    config: Mail, moment: Moment,
+) -> Plan:  # fmt: skip
+    """frequency: of a user: every, digest or off. recipient: a user's address, None where there is none."""
+    plan = Plan()
+    for each in found:
+        age_s = moment.now_s - each.run.end_s
+        if reason := _why_not(each, age_s, frequency, recipient, config):
+            plan.skipped[reason].append(each.run)
+        elif each.is_array_open and age_s < config.array_wait_hours * 3600:
+            # The longer it has waited, the more rarely it is looked at.
+            plan.delayed["the array still runs", moment.now_s + max(LATER_S, age_s // 10)].append(each.run)
+        elif _lacks_telemetry(each, moment) and age_s < config.wait_s:
+            plan.delayed[NO_TELEMETRY, moment.now_s + LATER_S].append(each.run)
+        else:
+            plan.ready.append(each)
+    return plan
+
+
+def _why_not(
+    each: Ended, age_s: int, frequency: Callable[[str], str], recipient: Callable[[str], str | None], config: Mail
+) -> str:
+    """Why a run gets no mail of its own; "" where it gets one."""
+    if not each.is_last:
+        return RAN_AGAIN
+    if age_s > config.give_up_hours * 3600:
+        return "too long ago"
+    if each.elapsed_s < config.min_elapsed_s:
+        return "too short"
+    if each.refuses_mail:
+        return "the job wants none"
+    wanted = frequency(each.run.user)
+    if wanted != "every":
+        return "the user wants none" if wanted == "off" else "the user wants weekly mail"
+    return "" if recipient(each.run.user) else "no address"
+
+
+def _lacks_telemetry(each: Ended, moment: Moment) -> bool:
+    return moment.telemetry_s is not None and moment.telemetry_s < each.run.end_s
+
+
+def parcels(ready: Sequence[Ended], storm: int) -> list[Parcel]:
+    """One for each job, one for each array; one alone for a user who would get more than `storm`. Oldest end first."""
+    by_user: dict[str, dict[tuple[bool, int], list[EndedRun]]] = defaultdict(lambda: defaultdict(list))
+    for each in ready:
+        run = each.run
+        is_task = run.array_job_id is not None
+        by_user[run.user][is_task, run.array_job_id if is_task else run.job_id].append(run)  # type: ignore[index]
+    found = []
+    for user, groups in by_user.items():
+        together = [[run for group in groups.values() for run in group]] if len(groups) > storm else groups.values()
+        found += [Parcel(user, tuple(runs)) for runs in together]
+    return sorted(found, key=lambda parcel: (parcel.runs[0].end_s, parcel.user, parcel.runs[0].job_id))

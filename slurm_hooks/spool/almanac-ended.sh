@@ -1,0 +1,28 @@
+#!/bin/sh
+# Tells almanac that a job has ended, so that its report goes out within minutes. Without it the report waits for the
+# next `almanac ingest`; nothing else is lost where it fails.
+#
+# slurm.conf names a copy of it: slurmctld 24.11 and 26.05 do not start where the script is missing. Either
+#     EpilogSlurmctld=/etc/slurm/almanac-ended.sh
+# or
+#     JobCompType=jobcomp/script
+#     JobCompLoc=/etc/slurm/almanac-ended.sh
+# A site with an EpilogSlurmctld of its own calls it there, in a line by itself:
+#     [ ! -x /usr/libexec/almanac/almanac-ended.sh ] || /usr/libexec/almanac/almanac-ended.sh
+#
+# ALMANAC_SPOOL_DIR    where the file goes (default /var/spool/almanac/ended), which is only SlurmUser's and almanac's
+#                      to write: docs/admin.md.
+#
+# slurmctld keeps a job in COMPLETING until EpilogSlurmctld is done, and jobcomp/script runs for one job after another.
+# So no program is started here: the shell alone makes one file with one write. Neither has a PATH. Seen in both:
+# SLURM_JOB_ID and SLURM_CLUSTER_NAME (EpilogSlurmctld), JOBID and CLUSTER (jobcomp/script); an array's task has its own
+# id (JobIDRaw). Whose job it was is not written: accounting says so.
+umask 022
+job=${SLURM_JOB_ID:-$JOBID}
+cluster=${SLURM_CLUSTER_NAME:-$CLUSTER}
+case $job in '' | *[!0-9]*) exit 0 ;; esac
+case $cluster in *[!0-9A-Za-z_.-]*) exit 0 ;; esac
+# The process's number: a job that was requeued ends again.
+printf 'job_id=%s\ncluster=%s\n' "$job" "$cluster" \
+    2>/dev/null >"${ALMANAC_SPOOL_DIR:-/var/spool/almanac/ended}/$job.$$"
+exit 0

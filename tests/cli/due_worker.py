@@ -1,0 +1,49 @@
+"""A run of `almanac report --due` that ends with SIGKILL at its nth step: due_worker.py ROOT PORT N; 0 is never.
+
+A step is a statement of the outbox or a rename of one of the store's files. The last line says how many there were.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+from test_report_due import NOW_S, Site, scenario, site_of
+
+steps = 0
+
+
+def step(*_: Any) -> None:
+    global steps
+    steps += 1
+    if steps == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def traced(*given: Any, **options: Any) -> sqlite3.Connection:
+    database = connect(*given, **options)
+    database.set_trace_callback(step)
+    return database
+
+
+def renamed(path: Path, target: Path) -> Path:
+    step()
+    return rename(path, target)
+
+
+connect, rename = sqlite3.connect, Path.replace
+sqlite3.connect, Path.replace = traced, renamed  # type: ignore[assignment, method-assign]
+
+
+class Port:
+    port = int(sys.argv[2])
+
+
+site: Site = site_of(Path(sys.argv[1]), Port())  # type: ignore[arg-type]
+scenario(site)
+site.due(NOW_S + 300)
+print(steps)

@@ -1,0 +1,394 @@
+"""`almanac report --due`, with a stand-in for sacct and a real SMTP server: who hears of what, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from fake_accounting import CLUSTER, Accounting, job
+from mail_server import MailServer
+from mails import NOW_S
+
+from almanac.config import Config
+from almanac.config_file import parse_config
+from almanac.errors import CommandError, NotAllowedError
+from cli import report_due
+from cli.app import App
+from cli.due import Due, Outcome
+from cli.ingest import Job
+from cli.ingest import run as read_sources
+from cli.main import cli
+from reports.outbox import Outbox, outbox_path
+from telemetry.sources.sacct import SacctSource
+from telemetry.store import Store
+
+HOUR_S = 3600
+POINTS = 8
+"""Of its steps, a hundred or so, at which a run is killed."""
+
+
+@dataclass
+class SiteApp(App):
+    """An App with a clock, a configuration and an accounting of its own."""
+
+    clock_s: int = NOW_S
+    given: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Config:  # type: ignore[override]
+        return parse_config(self.given)
+
+    def now_s(self) -> int:
+        return self.clock_s
+
+
+@dataclass
+class Site:
+    """A site whose mail was switched on at NOW_S. due() is a run of the timer."""
+
+    root: Path
+    server: MailServer
+    app: SiteApp
+    accounting: Accounting
+
+    @property
+    def store(self) -> Store:
+        return Store.open(self.root / "store")
+
+    @property
+    def spool(self) -> Path:
+        return self.root / "ended"
+
+    def ends(self, job_id: int, end_s: int, user: str = "ann", **more: Any) -> None:
+        self.accounting.rows.append(job(job_id, end_s, user=user, **more))
+
+    def says_ended(self, *job_ids: int) -> None:
+        """As the hook does."""
+        for job_id in job_ids:
+            path = self.spool / f"{job_id}.{1000 + job_id}"
+            path.write_text(f"job_id={job_id}\ncluster={CLUSTER}\n")
+            path.chmod(0o644)
+            os.utime(path, (self.app.clock_s, self.app.clock_s))
+
+    def ingest(self) -> None:
+        """The timer of `almanac ingest`."""
+        source = SacctSource(self.accounting, CLUSTER, (), self.app.config.slurm, self.app.now_s)
+        read_sources(self.store, CLUSTER, [Job(source, self.app.clock_s - 6 * HOUR_S, self.app.clock_s)])
+
+    def due(self, at_s: int | None = None) -> Outcome:
+        self.app.clock_s = self.app.clock_s if at_s is None else at_s
+        with Outbox(outbox_path(self.root / "store")) as outbox:
+            return Due(self.app, self.store, CLUSTER, outbox).run()
+
+    @property
+    def got(self) -> list[tuple[str, str]]:
+        """Recipient and subject of each mail that arrived."""
+        return [(to, str(mail["Subject"])) for _, recipients, mail in self.server.taken for to in recipients]
+
+    @property
+    def jobs_told(self) -> list[str]:
+        return sorted(subject.split()[2] for _, subject in self.got)
+
+    def change(self, section: str, **keys: Any) -> None:
+        self.app.given = {**self.app.given, section: {**self.app.given.get(section, {}), **keys}}
+
+
+def site_of(root: Path, server: MailServer) -> Site:
+    spool = root / "ended"
+    given = {
+        "site": {"cluster": CLUSTER},
+        "hooks": {"advice_dir": str(root / "advice")},
+        "mail": {
+            "server": "127.0.0.1", "port": server.port, "sender": "almanac@example.org",
+            "recipient": "{user}@example.org", "spool_dir": str(spool),
+        },
+    }  # fmt: skip
+    app = SiteApp(store_path=str(root / "store"), given=given)
+    app.commands = accounting = Accounting(app.now_s)  # type: ignore[assignment]
+    return Site(root, server, app, accounting)
+
+
+def scenario(site: Site) -> None:
+    """Four mails are due of these jobs."""
+    for number, user in ((2, "ann"), (3, "bob"), (4, "eve")):
+        site.ends(number, NOW_S + 60 + number, user=user)
+    for task in (1, 2, 3):
+        site.ends(10 + task, NOW_S + 90, user="ann", array_job_id=10, array_task_id=task)
+    site.ends(5, NOW_S + 70, elapsed_s=30)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    (tmp_path / "ended").mkdir(mode=0o770)
+    (tmp_path / "ended").chmod(0o770)
+    Store.create(tmp_path / "store")
+    with MailServer() as server:
+        made = site_of(tmp_path, server)
+        made.ends(1, NOW_S - 7200)
+        made.ingest()
+        made.due()
+        made.app.clock_s += 600
+        yield made
+
+
+def test_who_switches_mail_on_tells_nothing_of_the_past(site: Site) -> None:
+    site.ends(2, NOW_S - 1)
+    site.ends(3, NOW_S + 1)
+    site.ingest()
+    assert site.due().noticed == 1
+    assert site.jobs_told == ["3"]
+
+
+def test_a_report_goes_to_the_jobs_owner_alone(site: Site) -> None:
+    site.ends(2, NOW_S + 60)
+    site.ends(3, NOW_S + 70, user="bob", name="\r\nBcc: eve@example.org")
+    site.ingest()
+    site.due()
+    site.due(NOW_S + 900)
+    told = sorted((to, subject.split()[2]) for to, subject in site.got)
+    assert told == [("ann@example.org", "2"), ("bob@example.org", "3")]
+    assert all(len(recipients) == 1 for _, recipients, _ in site.server.taken)
+
+
+def test_accounting_is_asked_once_for_what_the_hook_said(site: Site) -> None:
+    """Whatever their number: numbers once, and names once for each 5,000 of them."""
+    for number in range(2, 202):
+        site.ends(number, NOW_S + 60 + number % 5, user=f"user{number // 4}")
+        site.says_ended(number)
+    site.accounting.asked.clear()
+    outcome = site.due(NOW_S + 120)
+    assert outcome.noticed == 200 and outcome.put == {"job": 200}
+    assert site.accounting.asked == {"numbers": 1, "names": 1}
+    assert len(set(site.server.ids)) == len(site.server.ids) == 200
+    assert list(site.spool.iterdir()) == []
+
+
+def test_where_nothing_has_happened_nothing_is_asked(site: Site) -> None:
+    site.accounting.asked.clear()
+    assert site.due().noticed == 0
+    assert site.accounting.asked == {}
+
+
+def test_a_file_that_lies_costs_a_look_and_no_mail(site: Site) -> None:
+    site.ends(2, NOW_S + 9000)
+    site.says_ended(2, 3)
+    assert site.due().noticed == 0
+    assert len(list(site.spool.iterdir())) == 2
+    assert site.due(NOW_S + 600 + 1801).spool["not in accounting"] == 2
+    assert list(site.spool.iterdir()) == []
+    assert site.got == []
+
+
+def test_what_is_no_notice_is_counted_set_aside_and_named(site: Site) -> None:
+    (site.spool / "rm -rf\x1b[31m").write_text("job_id=2\n")
+    outcome = site.due()
+    assert outcome.spool["file name of another form"] == 1
+    assert "bad: file name of another form, such as rm -rf?[31m" in outcome.faults[0]
+    assert [path.name for path in site.spool.iterdir()] == ["bad"]
+    assert site.due().faults == []
+
+
+def test_a_spool_that_others_may_write_to_is_not_believed_but_accounting_is(site: Site) -> None:
+    site.spool.chmod(0o777)
+    site.ends(2, NOW_S + 60)
+    site.says_ended(2)
+    site.ingest()
+    outcome = site.due()
+    assert "others may write to it" in outcome.faults[0]
+    assert site.jobs_told == ["2"]
+
+
+def test_a_requeued_job_is_told_once_of_its_last_run(site: Site) -> None:
+    site.ends(2, NOW_S + 60, state="REQUEUED")
+    site.says_ended(2)
+    site.due(NOW_S + 120)
+    assert site.got == []
+    site.accounting.rows.append({**job(2, NOW_S + 2000, 1900, state="FAILED"), "submit_s": NOW_S + 61})
+    site.says_ended(2)
+    site.due(NOW_S + 2060)
+    assert site.jobs_told == ["2"]
+    [mail] = [mail for _, _, mail in site.server.taken]
+    assert "failed" in mail.get_body(("plain",)).get_content().lower()  # type: ignore[union-attr]
+
+
+def test_short_jobs_jobs_without_gpu_and_jobs_that_never_ran_get_no_mail(site: Site) -> None:
+    site.ends(2, NOW_S + 60, elapsed_s=59)
+    site.ends(3, NOW_S + 60, gpu_count=0)
+    site.accounting.rows.append({**job(4, NOW_S + 60, state="CANCELLED"), "start_s": None, "elapsed_s": 0})
+    site.ingest()
+    assert site.due().skipped == {"too short": 1}
+    assert site.got == []
+
+
+def test_nobody_is_told_who_wants_none(site: Site) -> None:
+    site.change("mail", frequency="off")
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    assert site.due().skipped == {"the user wants none": 1}
+    site.change("mail", frequency="every")
+    assert site.due().put == {} and site.got == []
+
+
+def test_a_report_waits_for_telemetry_and_then_goes_without(site: Site) -> None:
+    site.change("prometheus", url="http://127.0.0.1:9", retries=0, timeout_s=1)
+    site.store.set_watermark("prometheus", CLUSTER, NOW_S)
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    outcome = site.due()
+    assert outcome.delayed == {"telemetry has not arrived": 1} and "127.0.0.1:9" in outcome.faults[0]
+    site.due(NOW_S + 60 + 1799)
+    assert site.got == []
+    site.due(NOW_S + 60 + 1900)
+    assert site.jobs_told == ["2"]
+    [(_, subject)] = site.got
+    assert "No measurements of its GPUs" in subject
+
+
+def test_with_a_server_that_is_not_there_mail_waits(site: Site) -> None:
+    port = site.app.given["mail"]["port"]
+    site.change("mail", port=9)
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    assert any("127.0.0.1:9" in fault for fault in site.due().faults)
+    site.change("mail", port=port)
+    site.due(NOW_S + 86_400)
+    assert site.jobs_told == ["2"]
+
+
+def test_a_report_that_cannot_be_made_keeps_no_other_waiting(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    import reports.batch
+
+    for number in (2, 3, 4):
+        site.ends(number, NOW_S + 60, user=f"user{number}")
+    site.ingest()
+    real = reports.batch.render_email
+
+    def faulty(context: Any, config: Config) -> Any:
+        if context.job_id == 3:
+            raise ZeroDivisionError("not ours")
+        return real(context, config)
+
+    monkeypatch.setattr(reports.batch, "render_email", faulty)
+    assert site.due().faults == ["report of job 3: ZeroDivisionError: not ours"]
+    assert site.jobs_told == ["2", "4"]
+    monkeypatch.undo()
+    site.due(NOW_S + 3 * HOUR_S)
+    assert site.jobs_told == ["2", "3", "4"]
+
+
+def test_where_mail_is_off_nothing_is_sent_now_or_later(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    server = site.app.given["mail"]["server"]
+    site.change("mail", server="")
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    assert report_due.run(site.app, is_dry=False, as_json=False) == 0
+    assert "mail is off" in capsys.readouterr().out
+    site.change("mail", server=server)
+    site.ends(3, NOW_S + 660)
+    site.app.clock_s = NOW_S + 700
+    site.ingest()
+    assert report_due.run(site.app, is_dry=False, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["put"] == {"job": 1}
+    assert site.jobs_told == ["3"]
+
+
+def test_a_dry_run_says_what_would_be_mailed_and_leaves_no_trace(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.ends(2, NOW_S + 60)
+    site.ends(3, NOW_S + 60, elapsed_s=30)
+    site.ingest()
+    before = {path: path.read_bytes() for path in site.root.rglob("*.json")}
+    assert report_due.run(site.app, is_dry=True, as_json=False) == 0
+    said = capsys.readouterr().out
+    assert "to ann@example.org: job 2\n" in said and "no mail of: 1 too short" in said
+    assert {path: path.read_bytes() for path in site.root.rglob("*.json")} == before and site.got == []
+    assert site.due().noticed == 2
+
+
+def test_two_runs_at_once_are_one(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    with Outbox(outbox_path(site.root / "store")):
+        assert report_due.run(site.app, is_dry=False, as_json=False) == 0
+    assert "it does what is due" in capsys.readouterr().out
+
+
+def killed_at(site: Site, number: int) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    argv = [sys.executable, Path(__file__).with_name("due_worker.py"), site.root, str(site.server.port), str(number)]
+    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_killed_at_any_step_every_mail_comes_and_one_at_most_comes_twice(site: Site) -> None:
+    scenario(site)
+    site.says_ended(2, 3, 4, 5, 11, 12, 13)
+    before = shutil.copytree(site.root, site.root.with_name(f"{site.root.name}-before"))
+    done = killed_at(site, 0)
+    assert done.returncode == 0, done.stderr
+    expected, steps = sorted(site.server.ids), int(done.stdout)
+    assert len(expected) == 4
+    for number in sorted({1 + steps * part // POINTS for part in range(POINTS)}):
+        site.server.taken.clear()
+        shutil.rmtree(site.root)
+        shutil.copytree(before, site.root)
+        assert killed_at(site, number).returncode == -signal.SIGKILL
+        assert killed_at(site, 0).returncode == 0
+        got = sorted(site.server.ids)
+        assert sorted(set(got)) == expected, number
+        assert len(got) <= len(expected) + 1, number
+        assert list(site.spool.iterdir()) == []
+
+
+def test_only_operators_send_mail(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SiteApp, "is_operator", False)
+    with pytest.raises(NotAllowedError):
+        report_due.run(site.app, is_dry=False, as_json=False)
+
+
+@pytest.mark.parametrize("words", [["--due", "7"], ["--due", "--since", "now"], ["--dry-run"]])
+def test_due_goes_alone(words: list[str]) -> None:
+    assert CliRunner().invoke(cli, ["report", *words]).exit_code == 2
+
+
+IDLE = """
+import sys
+from test_report_due import NOW_S, Path, site_of
+
+class Port:
+    port = 9
+
+site_of(Path(sys.argv[1]), Port()).due(NOW_S + 600)
+print(sorted(name for name in ("matplotlib", "jinja2", "lightgbm") if name in sys.modules))
+"""
+
+
+def test_a_run_with_nothing_to_do_loads_nothing_for_rendering(site: Site) -> None:
+    """It is run every minute."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    argv = [sys.executable, "-c", IDLE, str(site.root)]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_while_accounting_is_down_no_notice_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.ends(2, NOW_S + 60)
+    site.says_ended(2)
+
+    def down(self: Accounting, argv: Sequence[str]) -> bytes:
+        raise CommandError("sacct: Connection refused", "start slurmdbd")
+
+    monkeypatch.setattr(Accounting, "__call__", down)
+    assert "Connection refused" in site.due(NOW_S + 9000).faults[0]
+    assert len(list(site.spool.iterdir())) == 1
+    monkeypatch.undo()
+    site.due(NOW_S + 9060)
+    assert site.jobs_told == ["2"] and list(site.spool.iterdir()) == []

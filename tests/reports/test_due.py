@@ -1,0 +1,140 @@
+"""Who gets a mail of what, and when: decided without a clock, a store or a server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mails import NOW_S, run
+
+from almanac.config import Mail
+from reports.batch import GAP_S, RECENT_S, spans_to_summarise
+from reports.due import NO_TELEMETRY, RAN_AGAIN, Moment, Plan, parcels, plan_runs
+from reports.ended import Ended
+
+CONFIG = Mail(min_elapsed_s=60, wait_s=1800, array_wait_hours=24, give_up_hours=72)
+HOUR_S = 3600
+
+
+def ended(job_id: int = 1, elapsed_s: int = 900, **more: object) -> Ended:
+    facts = {name: more.pop(name) for name in ("is_last", "is_array_open", "has_metrics") if name in more}
+    return Ended(run(job_id, **more), elapsed_s, **facts)  # type: ignore[arg-type]
+
+
+def plan(*found: Ended, telemetry_s: int | None = NOW_S, frequency: str = "every", address: str | None = "x") -> Plan:
+    return plan_runs(found, lambda user: frequency, lambda user: address, CONFIG, Moment(NOW_S, telemetry_s))
+
+
+def reasons(made: Plan) -> list[str]:
+    return [*made.skipped, *(reason for reason, _ in made.delayed), *("ready" for _ in made.ready)]
+
+
+@pytest.mark.parametrize(
+    ("each", "reason"),
+    [
+        (ended(), "ready"),
+        (ended(elapsed_s=59), "too short"),
+        (ended(elapsed_s=60), "ready"),
+        (ended(is_last=False), RAN_AGAIN),
+        (ended(end_s=NOW_S - 72 * HOUR_S - 1), "too long ago"),
+        (ended(end_s=NOW_S - 72 * HOUR_S), "ready"),
+    ],
+)
+def test_a_job_that_is_over_and_ran_long_enough_is_told(each: Ended, reason: str) -> None:
+    assert reasons(plan(each)) == [reason]
+
+
+@pytest.mark.parametrize(
+    ("frequency", "reason"),
+    [("every", "ready"), ("off", "the user wants none"), ("digest", "the user wants weekly mail")],
+)
+def test_the_user_says_how_often(frequency: str, reason: str) -> None:
+    assert reasons(plan(ended(), frequency=frequency)) == [reason]
+
+
+def test_without_an_address_there_is_no_mail() -> None:
+    assert reasons(plan(ended(), address=None)) == ["no address"]
+
+
+def test_a_report_waits_for_telemetry_of_the_jobs_end_but_not_for_ever() -> None:
+    early, covered, old = (ended(end_s=NOW_S - age_s) for age_s in (60, 61, 1800))
+    made = plan(early, covered, old, telemetry_s=NOW_S - 61)
+    assert [each.run.end_s for each in made.ready] == [covered.run.end_s, old.run.end_s]
+    [((reason, until_s), [waiting])] = made.delayed.items()
+    assert (reason, waiting) == (NO_TELEMETRY, early.run) and NOW_S < until_s <= NOW_S + 60
+    assert reasons(plan(early, telemetry_s=None)) == ["ready"]
+
+
+def test_a_task_waits_for_its_array_but_not_for_ever() -> None:
+    task = ended(array_job_id=7, is_array_open=True)
+    assert reasons(plan(task)) == ["the array still runs"]
+    late = replace(task, run=replace(task.run, end_s=NOW_S - 24 * HOUR_S))
+    assert reasons(plan(late)) == ["ready"]
+
+
+def test_a_long_wait_is_looked_at_rarely() -> None:
+    """An array of a day is looked at some tens of times, not once a minute."""
+    now_s = end_s = NOW_S
+    looks = 0
+    while now_s < end_s + 24 * HOUR_S:
+        each = ended(end_s=end_s, array_job_id=7, is_array_open=True)
+        made = plan_runs([each], lambda user: "every", lambda user: "x", CONFIG, Moment(now_s))
+        [(_, until_s)] = made.delayed
+        assert until_s > now_s
+        now_s, looks = until_s, looks + 1
+    assert looks < 100
+
+
+def test_an_array_is_one_mail_and_a_lone_task_is_a_job() -> None:
+    tasks = [ended(number, array_job_id=10) for number in (11, 12, 13)]
+    alone = ended(21, array_job_id=20)
+    found = parcels([*tasks, alone, ended(1), ended(2)], storm=5)
+    assert sorted([run.job_id for run in parcel.runs] for parcel in found) == [[1], [2], [11, 12, 13], [21]]
+    assert [parcel.is_digest for parcel in found].count(True) == 1
+
+
+def test_a_job_whose_id_is_an_arrays_is_not_taken_for_it() -> None:
+    assert len(parcels([ended(10), ended(11, array_job_id=10)], storm=5)) == 2
+
+
+def test_more_than_a_storm_of_one_user_is_one_mail() -> None:
+    calm, stormy = [ended(number) for number in range(5)], [ended(number, user="bob") for number in range(10, 16)]
+    found = parcels([*calm, *stormy], storm=5)
+    assert Counter((parcel.user, len(parcel.runs)) for parcel in found) == {("ann", 1): 5, ("bob", 6): 1}
+
+
+each_ended = st.builds(
+    lambda job_id, user, array: ended(job_id, user=user, array_job_id=array),
+    st.integers(1, 40), st.sampled_from(["ann", "bob"]), st.sampled_from([None, 100, 200]),
+)  # fmt: skip
+
+
+@given(st.lists(each_ended, unique_by=lambda each: each.run.job_id), st.integers(1, 6))
+def test_every_run_is_in_one_mail_of_its_owner(found: list[Ended], storm: int) -> None:
+    made = parcels(found, storm)
+    assert Counter(run for parcel in made for run in parcel.runs) == Counter(each.run for each in found)
+    assert all(run.user == parcel.user for parcel in made for run in parcel.runs)
+    assert all(number <= storm for number in Counter(parcel.user for parcel in made).values())
+
+
+def test_metrics_are_computed_for_what_ended_lately_or_has_none() -> None:
+    recent = ended(end_s=NOW_S - 60, has_metrics=True)
+    old = ended(end_s=NOW_S - RECENT_S - 60, has_metrics=True)
+    assert spans_to_summarise([recent, old], NOW_S) == [(NOW_S - 61, NOW_S - 59)]
+    assert spans_to_summarise([old], NOW_S) == []
+    bare = replace(old, has_metrics=False)
+    assert spans_to_summarise([bare], NOW_S) == [(old.run.end_s - 1, old.run.end_s + 1)]
+
+
+@given(st.lists(st.integers(0, 200_000), max_size=30))
+def test_ends_far_apart_are_not_computed_together(ages_s: list[int]) -> None:
+    spans = spans_to_summarise([ended(end_s=NOW_S - age_s) for age_s in ages_s], NOW_S)
+    ends = sorted(NOW_S - age_s for age_s in ages_s)
+    assert all(any(since_s < end_s < until_s for since_s, until_s in spans) for end_s in ends)
+    for since_s, until_s in spans:
+        inside = [end_s for end_s in ends if since_s < end_s < until_s]
+        assert all(later - one <= GAP_S for one, later in pairwise(inside))

@@ -1,0 +1,77 @@
+"""Weekly digests are queued once a week, for those who want them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from mails import NOW_S
+
+from almanac.config_file import parse_config
+from reports.outbox import Outbox, outbox_path
+from reports.week import last_week
+from reports.weekly import put_weekly
+from telemetry.schema import JOBS
+from telemetry.store import Store
+
+WEEK_S = 7 * 86_400
+MONDAY_S = last_week(NOW_S).end_s
+CONFIG = parse_config({"mail": {"sender": "almanac@example.org", "recipient": "{user}@example.org"}})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+@pytest.fixture
+def outbox(store: Store) -> Iterator[Outbox]:
+    with Outbox(outbox_path(store.root)) as opened:
+        yield opened
+
+
+def ran(store: Store, job_id: int, user: str, end_s: int) -> None:
+    row: dict[str, Any] = {
+        "job_id": job_id, "submit_s": end_s - 4000, "start_s": end_s - 3600, "end_s": end_s, "elapsed_s": 3600,
+        "user": user, "gpu_count": 1, "state": "COMPLETED", "name": "x", "name_key": "x",
+    }  # fmt: skip
+    store.write("jobs", "test", pa.Table.from_pylist([{name: row.get(name) for name in JOBS.names}], schema=JOBS))
+
+
+def put(store: Store, outbox: Outbox, now_s: int) -> list[str]:
+    wants = {"ann": "digest", "bob": "every", "eve": "digest", "off": "off"}
+    return list(put_weekly(store, "test", outbox, CONFIG, now_s, wants.__getitem__, lambda user: f"{user}@example.org"))
+
+
+def test_who_wants_one_and_ran_something_gets_one_a_week(store: Store, outbox: Outbox) -> None:
+    assert put(store, outbox, MONDAY_S + 50) == []
+    for number, user in enumerate(("ann", "bob", "off")):
+        ran(store, number + 1, user, MONDAY_S + 86_400)
+    assert put(store, outbox, MONDAY_S + WEEK_S - 1) == []
+    ran(store, 9, "eve", MONDAY_S + WEEK_S + 3600)
+    monday = MONDAY_S + WEEK_S + 7200
+    assert put(store, outbox, monday) == ["ann"]
+    assert put(store, outbox, monday + 60) == []
+    [message] = outbox.ready(monday + 60, 10)
+    assert (message.kind, message.recipient, message.runs) == ("weekly", "ann@example.org", ())
+    assert put(store, outbox, monday + WEEK_S) == ["eve"]
+
+
+def test_the_past_of_who_switches_mail_on_is_no_digest(store: Store, outbox: Outbox) -> None:
+    ran(store, 1, "ann", MONDAY_S - 86_400)
+    assert put(store, outbox, MONDAY_S + 50) == put(store, outbox, MONDAY_S + 90) == []
+
+
+def test_a_killed_run_is_made_up_for_without_a_second_mail(store: Store, outbox: Outbox) -> None:
+    put(store, outbox, MONDAY_S + 50)
+    ran(store, 1, "ann", MONDAY_S + 86_400)
+    ran(store, 2, "eve", MONDAY_S + 86_400)
+    wants: dict[str, str] = {"ann": "digest", "eve": "digest"}
+    monday = MONDAY_S + WEEK_S
+    begun = put_weekly(store, "test", outbox, CONFIG, monday, wants.__getitem__, lambda user: f"{user}@example.org")
+    assert next(iter(begun)) == "ann"
+    assert put(store, outbox, monday + 60) == ["eve"]
+    assert len(outbox.ready(monday + 60, 10)) == 2
