@@ -112,7 +112,7 @@ def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) ->
 
 
 def backoff_s(attempts: int) -> int:
-    """Seconds until the next try after so many failed ones before: a minute, doubled each time, at most four hours."""
+    """Seconds from a try to the next one, after so many before it: a minute, doubled each time, at most four hours."""
     return min(FIRST_BACKOFF_S << min(attempts, 20), LONGEST_BACKOFF_S)
 
 
@@ -174,8 +174,9 @@ class _Run:
             self.sleep(max(1, self.recent[-self.config.per_minute] + MINUTE_S + 1 - self._now_s()))
 
     def _try(self, message: Message) -> None:
+        server = self._connected()
+        self.outbox.trying(message, self._now_s() + backoff_s(message.attempts))
         try:
-            server = self._connected()
             server.sendmail(sender_of(self.config), [message.recipient], message.raw)
         except (OSError, smtplib.SMTPException, ValueError) as error:
             self._settle(message, reply_of(error))
@@ -190,7 +191,7 @@ class _Run:
         if self.server is None:
             try:
                 self.server = self.connect(self.config)
-            except (OSError, smtplib.SMTPException) as error:
+            except (OSError, smtplib.SMTPException, ValueError) as error:
                 self._expire(reply_of(error).text)
                 raise _StoppedError(f"{self._name}: {reply_of(error).text}") from error
         return self.server
@@ -206,6 +207,7 @@ class _Run:
         if reply.is_lost:
             self.hang_up()
         if reply.is_sender:
+            self.outbox.not_tried(message)
             raise _StoppedError(f"{self._name} refuses mail from {sender_of(self.config)}: {reply.text}")
         if reply.is_final or now_s - message.put_s >= self.config.give_up_hours * HOUR_S:
             self.outbox.give_up(message, reply.text, now_s)
