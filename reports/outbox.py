@@ -155,7 +155,7 @@ class Outbox:
         return self._select(sql, since_s)
 
     def trying(self, message: Message, next_try_s: int) -> None:
-        """A try begins: the message is not ready before then, whatever becomes of this process. Only then may it be sent.
+        """A try begins; whatever becomes of this process, the message is not ready before then. Only now send it.
 
         Where nothing can be written (a full disk) this raises, and nothing must be sent: its acceptance could not be
         recorded either, and every run would send it again.
@@ -168,7 +168,7 @@ class Outbox:
 
     def sent(self, message: Message, now_s: int) -> None:
         """The server has taken it; its bytes are forgotten."""
-        self._decide(message, "sent", message.kind, "", now_s)
+        self._decide(message, "sent", "", now_s, ("sent", message.kind, 1))
 
     def failed(self, message: Message, error: str, next_try_s: int) -> None:
         """A try, begun before, that may succeed later."""
@@ -185,7 +185,11 @@ class Outbox:
 
     def give_up(self, message: Message, error: str, now_s: int) -> None:
         """It will never be sent; its bytes are forgotten, the error is kept until `forget`."""
-        self._decide(message, "given up", "", printable(error, _MAX_ERROR), now_s)
+        self._decide(message, "given up", printable(error, _MAX_ERROR), now_s, ("given up", "", 1))
+
+    def withdraw(self, message: Message, reason: str, now_s: int) -> None:
+        """It will not be sent, as its user does not want it any more: its runs count as skipped. reason: as of skip."""
+        self._decide(message, "given up", reason, now_s, ("skipped", reason, max(1, len(message.runs))))
 
     def counts(self) -> OutboxCounts:
         with explained(self.path):
@@ -223,14 +227,16 @@ class Outbox:
                 (attempts, until_s, message.message_id),
             )
 
-    def _decide(self, message: Message, state: str, label: str, error: str, now_s: int) -> None:
+    def _decide(self, message: Message, state: str, error: str, now_s: int, counted: tuple[str, str, int]) -> None:
+        """counted: name and label of the counter, and by how much it rises where the message was still queued."""
+        name, label, number = counted
         with self._changing() as db:
             changed = db.execute(
                 "UPDATE message SET state = ?, raw = NULL, error = ?, decided_s = ? "
                 "WHERE state = 'queued' AND message_id = ?",
                 (state, error, now_s, message.message_id),
             ).rowcount
-            count(db, state, label, changed)
+            count(db, name, label, number * changed)
 
     def _runs(self, message_id: str) -> tuple[EndedRun, ...]:
         sql = f"SELECT {_RUN} FROM run WHERE message_id = ? ORDER BY cluster, job_id, submit_s, end_s"

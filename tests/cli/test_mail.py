@@ -74,6 +74,14 @@ def server() -> Iterator[MailServer]:
         yield started
 
 
+@pytest.fixture(autouse=True)
+def known_users(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Whom the system knows: alice is who runs the tests."""
+    uids = {"alice": os.getuid(), "bob": os.getuid() + 1}
+    monkeypatch.setattr("reports.preferences.read.__defaults__", (uids.get,))
+    return uids
+
+
 @pytest.fixture
 def app(tmp_path: Path, server: MailServer) -> Someone:
     store = Store.create(tmp_path / "store")
@@ -149,14 +157,25 @@ def test_another_s_job_cannot_be_mailed(app: Someone, server: MailServer) -> Non
     assert not server.taken
 
 
-def test_who_wants_no_mail_gets_none_from_others(app: Someone, server: MailServer, monkeypatch: Any) -> None:
-    monkeypatch.setattr("reports.preferences.read.__defaults__", (lambda user: os.getuid(),))
+def test_who_wants_no_mail_gets_none_from_others(app: Someone, server: MailServer) -> None:
     run(app, "off")
     assert run(app, "1", "--mail", command=report.command).exit_code == 0
     app.name, app.can_see_all = "root", True
     refused = run(app, "1", "--mail", command=report.command).exception
     assert isinstance(refused, NotAllowedError) and str(refused) == "alice wants no mail"
     assert len(server.taken) == 1
+
+
+def test_who_may_want_no_mail_gets_none_from_others(
+    app: Someone, server: MailServer, known_users: dict[str, int]
+) -> None:
+    known_users.clear()
+    app.name, app.can_see_all = "root", True
+    refused = run(app, "1", "--mail", command=report.command).exception
+    assert isinstance(refused, NotAllowedError) and "does not know alice" in str(refused)
+    assert not server.taken
+    app.name = "alice"
+    assert run(app, "1", "--mail", command=report.command).exit_code == 0
 
 
 def test_faults_of_mailing_are_said(app: Someone, server: MailServer) -> None:

@@ -48,8 +48,9 @@ def mail_config(server: MailServer, **more: Any) -> Mail:
     return Mail(**{**given, **more})
 
 
-def sent(outbox: Outbox, config: Mail, clock: Clock) -> DeliveryCounts:
-    return deliver(outbox, config, clock, clock.sleep)
+def sent(outbox: Outbox, config: Mail, clock: Clock, **chosen: str) -> DeliveryCounts:
+    """chosen: the frequency of each user who has chosen one."""
+    return deliver(outbox, config, clock, clock.sleep, lambda user: chosen.get(user, "every"))
 
 
 def test_a_mail_arrives_as_it_was_queued(outbox: Outbox, server: MailServer, clock: Clock) -> None:
@@ -193,6 +194,45 @@ def test_a_user_gets_so_many_an_hour_and_keeps_nobody_waiting(outbox: Outbox, se
     clock.now_s += 1
     assert sent(outbox, config, clock) == DeliveryCounts(sent=2, held=1)
     assert server.ids[2] == "<m9@example.org>"
+
+
+def test_a_choice_holds_for_what_is_queued(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    outbox.notice([run(1), run(2), run(3)], NOW_S)
+    outbox.put(message(1, run(1)), NOW_S)
+    outbox.put(message(2, run(2), run(3), kind="digest"), NOW_S)
+    outbox.put(message(3, kind="weekly"), NOW_S)
+    outbox.put(message(4, user="bob"), NOW_S)
+    outbox.put(message(5, user="bob", kind="weekly"), NOW_S)
+    outbox.put(message(6, user="eve"), NOW_S)
+    counts = sent(outbox, mail_config(server), clock, ann="off", bob="digest")
+    assert counts == DeliveryCounts(sent=2, withdrawn=4)
+    assert sorted(server.ids) == ["<m5@example.org>", "<m6@example.org>"]
+    assert outbox.counts().skipped == {"the user wants none": 4, "the user wants weekly mail": 1}
+    assert (outbox.counts().given_up, outbox.counts().queued) == (0, 0)
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts()
+
+
+def test_who_opts_out_gets_nothing_of_a_backlog(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    for number in range(5):
+        outbox.put(message(number), NOW_S)
+    config = mail_config(server, per_user_hour=2)
+    assert sent(outbox, config, clock) == DeliveryCounts(sent=2, held=3)
+    clock.now_s += 10 * HOUR_S
+    assert sent(outbox, config, clock, ann="off") == DeliveryCounts(withdrawn=3)
+
+
+def test_mail_of_a_user_whom_the_system_does_not_know_waits(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    """The directory service is away: who said "off" must get nothing because of that."""
+    outbox.put(message(1), NOW_S)
+    outbox.put(message(2, user="bob"), NOW_S)
+    assert sent(outbox, mail_config(server), clock, ann="unknown") == DeliveryCounts(sent=1, held=1)
+    clock.now_s += 600
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
+    outbox.put(message(3), int(clock()))
+    clock.now_s += 72 * HOUR_S
+    assert sent(outbox, mail_config(server), clock, ann="unknown") == DeliveryCounts(withdrawn=1)
+    assert outbox.counts().skipped == {"the system does not know the user": 1}
+    assert server.ids == ["<m2@example.org>", "<m1@example.org>"]
 
 
 def test_a_run_ends_though_much_is_left(outbox: Outbox, server: MailServer, clock: Clock) -> None:
@@ -359,7 +399,7 @@ from reports.outbox import Outbox
 with Outbox(Path(sys.argv[1])) as outbox:
     print("ready", flush=True)
     config = Mail(server="127.0.0.1", port=int(sys.argv[2]), sender="almanac@example.org")
-    deliver(outbox, config, lambda: time.time() + int(sys.argv[4]), time.sleep)
+    deliver(outbox, config, lambda: time.time() + int(sys.argv[4]), time.sleep, lambda user: "every")
 """
 
 
