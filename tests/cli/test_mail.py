@@ -209,12 +209,6 @@ def test_doctor_names_a_server_that_is_not_there(app: Someone, server: MailServe
     assert found["outbox"].status == "warn" and found["outbox"].said == "nothing was ever sent"
 
 
-@pytest.mark.parametrize("pattern", ["staff@example.org", "{user}@exa mple", "{name}@example.org", ""])
-def test_doctor_names_a_recipient_that_is_none(app: Someone, pattern: str) -> None:
-    app.given["mail"]["recipient"] = pattern
-    assert any(check.status == "fail" and "mail.recipient" in check.said for check in check_mail(app))
-
-
 def test_doctor_names_a_sender_that_is_none(app: Someone) -> None:
     app.given["mail"]["sender"] = "almanac"
     assert any(check.status == "fail" and "mail.sender" in check.said for check in check_mail(app))
