@@ -197,12 +197,12 @@ class Due:
 
     def _decided(self, plan: Plan) -> list[Ended]:
         """What is ready, with its metrics computed; the rest is skipped or delayed in the outbox."""
+        from reports.due import hold_back
+
         now_s = self.app.now_s()
         if not self._summarise(plan.ready):
-            wait_s = self.app.config.mail.wait_s
-            early = [each.run for each in plan.ready if each.run.end_s > now_s - wait_s]
-            plan.delayed["another run computes job metrics", now_s] += early
-            plan.ready = [each for each in plan.ready if each.run.end_s <= now_s - wait_s]
+            early, plan.ready = hold_back(plan.ready, now_s - self.app.config.mail.wait_s)
+            plan.delayed["another run computes job metrics", now_s] += [each.run for each in early]
         for reason, runs in plan.skipped.items():
             self.outbox.skip(runs, reason, now_s)
             self.outcome.skipped[reason] += len(runs)
@@ -251,7 +251,7 @@ class Due:
             return
         from reports.delivery import deliver
 
-        counts = deliver(self.outbox, self.app.config.mail, self.app.now_s, time.sleep)
+        counts = deliver(self.outbox, self.app.config.mail, self.app.now_s, time.sleep, frequency_in(self.app))
         self.outcome.delivered.update(sent=counts.sent, failed=counts.failed, given_up=counts.given_up)
         self.outcome.delivered["held"] = counts.held
         if counts.fault:
