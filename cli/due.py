@@ -145,16 +145,17 @@ class Due:
                 self._fault(item["error"])
 
     def _notice(self) -> None:
-        """What accounting has said since the last time; nothing where it has not been asked since."""
+        """What accounting has said since the last time; nothing where it has not been asked since.
+
+        Looked at is all that could still be told: accounting may learn of an end hours late.
+        """
         from reports.ended import ended_since
 
         reached_s = self.store.watermark("sacct", self.cluster)
         seen_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (SEEN, STARTED))
         if reached_s is None or reached_s <= seen_s:
             return
-        config = self.app.config
-        oldest_s = self.app.now_s() - config.mail.give_up_hours * 3600
-        since_s = max(started_s, seen_s - config.slurm.overlap_hours * 3600, oldest_s)
+        since_s = max(started_s, self.app.now_s() - self.app.config.mail.give_up_hours * 3600)
         self.outcome.noticed = self.outbox.notice(ended_since(self.store, self.cluster, since_s), self.app.now_s())
         self.store.set_watermark(SEEN, self.cluster, reached_s)
 

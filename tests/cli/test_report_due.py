@@ -82,10 +82,11 @@ class Site:
             path.chmod(0o644)
             os.utime(path, (self.app.clock_s, self.app.clock_s))
 
-    def ingest(self) -> None:
-        """The timer of `almanac ingest`."""
+    def ingest(self, since_s: int | None = None) -> None:
+        """The timer of `almanac ingest`; since_s: not of the last six hours."""
         source = SacctSource(self.accounting, CLUSTER, (), self.app.config.slurm, self.app.now_s)
-        read_sources(self.store, CLUSTER, [Job(source, self.app.clock_s - 6 * HOUR_S, self.app.clock_s)])
+        start_s = self.app.clock_s - 6 * HOUR_S if since_s is None else since_s
+        read_sources(self.store, CLUSTER, [Job(source, start_s, self.app.clock_s)])
 
     def due(self, at_s: int | None = None) -> Outcome:
         self.app.clock_s = self.app.clock_s if at_s is None else at_s
@@ -186,6 +187,18 @@ def test_where_nothing_has_happened_nothing_is_asked(site: Site) -> None:
     site.accounting.asked.clear()
     assert site.due().noticed == 0
     assert site.accounting.asked == {}
+
+
+def test_an_end_of_which_accounting_learns_hours_late_is_told(site: Site) -> None:
+    """As after slurmdbd was away: nine hours, which is more than slurm.overlap_hours."""
+    site.app.clock_s = NOW_S + 9 * HOUR_S
+    site.ingest(since_s=NOW_S)
+    site.due()
+    site.ends(2, NOW_S + 60)
+    site.app.clock_s += 600
+    site.ingest(since_s=NOW_S)
+    assert site.due().noticed == 1
+    assert site.jobs_told == ["2"]
 
 
 def test_a_file_that_lies_costs_a_look_and_no_mail(site: Site) -> None:
