@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from almanac.errors import AlmanacError, BusyError, SourceError
+from almanac.errors import AlmanacError, BusyError, SourceError, StoreError
 from almanac.units import format_count
 from cli.app import App
 
@@ -84,6 +84,15 @@ class Due:
     outcome: Outcome = field(default_factory=Outcome)
 
     def run(self) -> Outcome:
+        """What is queued is tried whatever becomes of the rest. Raises StoreError."""
+        self._deliver()
+        try:
+            self._decide()
+        finally:
+            self._deliver()
+        return self.outcome
+
+    def _decide(self) -> None:
         self._start()
         notices = self._spooled()
         if notices:
@@ -93,8 +102,6 @@ class Due:
         if found := self._waiting():
             self._put(self._decided(self._planned(found)))
         self._daily()
-        self._deliver()
-        return self.outcome
 
     def _start(self) -> None:
         """The first run tells of no job that ended before it."""
@@ -217,11 +224,13 @@ class Due:
         from reports.batch import spans_to_summarise
         from telemetry.summary import summarize
 
-        try:
-            for since_s, until_s in spans_to_summarise(ready, self.app.now_s()):
+        for since_s, until_s in spans_to_summarise(ready, self.app.now_s()):
+            try:
                 summarize(self.store, self.cluster, self.app.config, since_s, until_s)
-        except BusyError:
-            return False
+            except BusyError:
+                return False
+            except StoreError as error:
+                self._fault(error)  # a damaged file: reports of this span go out without, all others as ever
         return True
 
     def _put(self, ready: Sequence[Ended]) -> None:
@@ -240,9 +249,9 @@ class Due:
     def _put_weekly(self) -> None:
         from reports.weekly import put_weekly
 
-        app = self.app
+        app, faults = self.app, self.outcome.faults
         for _ in put_weekly(
-            self.store, self.cluster, self.outbox, app.config, app.now_s(), frequency_in(app), recipient_in(app)
+            self.store, self.cluster, self.outbox, app.config, app.now_s(), frequency_in(app), recipient_in(app), faults
         ):
             self.outcome.put["weekly"] += 1
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from almanac.config import Config
-from almanac.errors import AlmanacError
+from almanac.errors import ConfigError
 from reports.context import JobContext, build
 from reports.digest import render_storm
 from reports.due import RAN_AGAIN, Parcel
@@ -59,8 +59,8 @@ class Batch:
     def put(self, outbox: Outbox, parcels: Sequence[Parcel], counts: BatchCounts) -> Iterator[None]:
         """Render and queue every parcel; yields after each slice, so that mail can leave meanwhile.
 
-        A parcel that cannot be made is left for later, and keeps no other waiting. Raises AlmanacError: then what was
-        queued before stays, and the rest waits for the next run.
+        A parcel that cannot be made is left for later, and keeps no other waiting. Raises StoreError where the outbox
+        cannot be written: then what was queued before stays, and the rest waits for the next run. Raises ConfigError.
         """
         singles = [parcel for parcel in parcels if not parcel.is_digest]
         for first in range(0, len(singles), SLICE):
@@ -78,8 +78,6 @@ class Batch:
         """What the store has of these jobs; None where that fails: each is then looked up by itself."""
         try:
             return self._contexts([run for parcel in parcels for run in parcel.runs], has_series=True)
-        except AlmanacError:
-            raise
         except Exception:
             return None
 
@@ -89,16 +87,16 @@ class Batch:
         kind = "digest" if parcel.is_digest else "job"
         try:
             rendered = self._rendered(parcel, found)
-            if rendered is None:
-                outbox.skip(parcel.runs, RAN_AGAIN, self.now_s)
-                return
             address = self.recipient(parcel.user) or ""
-            message = compose(rendered, parcel.runs, address, self.config, self.now_s, kind=kind)
-        except AlmanacError:
+            message = rendered and compose(rendered, parcel.runs, address, self.config, self.now_s, kind=kind)
+        except ConfigError:
             raise
         except Exception as error:  # one job's data must not keep all others from their mail
             counts.faults.append(f"report of job {parcel.runs[0].job_id}: {type(error).__name__}: {error}")
             outbox.delay(parcel.runs, self.now_s + RETRY_S, "could not be made")
+            return
+        if message is None:
+            outbox.skip(parcel.runs, RAN_AGAIN, self.now_s)
             return
         outbox.put(message, self.now_s)
         counts.put[kind] += 1

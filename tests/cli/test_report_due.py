@@ -23,7 +23,7 @@ from mails import NOW_S
 
 from almanac.config import Config
 from almanac.config_file import parse_config
-from almanac.errors import CommandError, NotAllowedError
+from almanac.errors import CommandError, NotAllowedError, StoreError
 from cli import report_due
 from cli.app import App
 from cli.due import Due, Outcome
@@ -307,6 +307,50 @@ def test_a_report_that_cannot_be_made_keeps_no_other_waiting(site: Site, monkeyp
     know_everybody(monkeypatch)
     site.due(NOW_S + 3 * HOUR_S)
     assert site.jobs_told == ["2", "3", "4"]
+
+
+def unreadable(*given: Any) -> None:
+    raise StoreError("telemetry cannot be read", "move the file away")
+
+
+def test_a_damaged_file_keeps_no_queued_mail_and_no_other_job_waiting(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import reports.batch
+
+    port = site.app.given["mail"]["port"]
+    site.change("mail", port=9)
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    site.due()
+    site.change("mail", port=port)
+    for number in (3, 4):
+        site.ends(number, NOW_S + 60, user="bob")
+    site.app.clock_s += 600
+    site.ingest()
+    with monkeypatch.context() as patch:
+        patch.setattr("reports.ended.look_up", unreadable)
+        with pytest.raises(StoreError):
+            site.due()
+    assert site.jobs_told == ["2"]
+    real = reports.batch.build
+
+    def faulty(store: Store, cluster: str, ids: Sequence[int], *more: Any, **options: Any) -> Any:
+        if 3 in ids:
+            raise StoreError("a damaged file", "move it away")
+        return real(store, cluster, ids, *more, **options)
+
+    monkeypatch.setattr(reports.batch, "build", faulty)
+    assert site.due().faults == ["report of job 3: StoreError: a damaged file"]
+    assert site.jobs_told == ["2", "4"]
+
+
+def test_without_the_telemetry_of_a_damaged_file_reports_go_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("telemetry.summary.summarize", unreadable)
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    assert site.due().faults == ["telemetry cannot be read; to do: move the file away"]
+    assert site.jobs_told == ["2"]
 
 
 def test_where_mail_is_off_nothing_is_sent_now_or_later(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

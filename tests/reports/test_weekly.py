@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 from mails import NOW_S
 
+import reports.weekly
 from almanac.config_file import parse_config
+from almanac.errors import StoreError
 from reports.outbox import Outbox, outbox_path
 from reports.week import last_week
 from reports.weekly import put_weekly
@@ -43,7 +45,11 @@ def ran(store: Store, job_id: int, user: str, end_s: int) -> None:
 
 def put(store: Store, outbox: Outbox, now_s: int) -> list[str]:
     wants = {"ann": "digest", "bob": "every", "eve": "digest", "off": "off"}
-    return list(put_weekly(store, "test", outbox, CONFIG, now_s, wants.__getitem__, lambda user: f"{user}@example.org"))
+    faults = list[str]()
+    address = "{}@example.org".format
+    told = list(put_weekly(store, "test", outbox, CONFIG, now_s, wants.__getitem__, address, faults))
+    assert not faults
+    return told
 
 
 def test_who_wants_one_and_ran_something_gets_one_a_week(store: Store, outbox: Outbox) -> None:
@@ -71,7 +77,29 @@ def test_a_killed_run_is_made_up_for_without_a_second_mail(store: Store, outbox:
     ran(store, 2, "eve", MONDAY_S + 86_400)
     wants: dict[str, str] = {"ann": "digest", "eve": "digest"}
     monday = MONDAY_S + WEEK_S
-    begun = put_weekly(store, "test", outbox, CONFIG, monday, wants.__getitem__, lambda user: f"{user}@example.org")
+    address = "{}@example.org".format
+    begun = put_weekly(store, "test", outbox, CONFIG, monday, wants.__getitem__, address, [])
     assert next(iter(begun)) == "ann"
     assert put(store, outbox, monday + 60) == ["eve"]
     assert len(outbox.ready(monday + 60, 10)) == 2
+
+
+def test_a_digest_that_cannot_be_made_keeps_no_other_user_waiting(
+    store: Store, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, outbox, MONDAY_S + 50)
+    for number, user in enumerate(("ann", "eve")):
+        ran(store, number + 1, user, MONDAY_S + 86_400)
+    real = reports.weekly.render_weekly
+
+    def faulty(store: Store, cluster: str, user: str, *more: Any) -> Any:
+        if user == "ann":
+            raise StoreError("a damaged file")
+        return real(store, cluster, user, *more)
+
+    monkeypatch.setattr(reports.weekly, "render_weekly", faulty)
+    faults = list[str]()
+    given = (store, "test", outbox, CONFIG, MONDAY_S + WEEK_S, lambda user: "digest", "{}@example.org".format, faults)
+    assert list(put_weekly(*given)) == ["eve"]
+    assert faults == ["weekly digest of ann: StoreError: a damaged file"]
+    assert list(put_weekly(*given)) == []
