@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 STARTED, SEEN, DAILY = "report-start", "report", "report-daily"
 """Marks in the store: when mail was switched on, up to when accounting was looked at, the last day that was begun."""
-MORNING_S = 6 * 3600
-"""After midnight (UTC): by then the metrics of Sunday's last jobs are there."""
 LATE_S = 600
 """How much later than the span before slurmdbd may learn of an end; what is later still comes with `almanac ingest`."""
 CLOCKS_S = 600
@@ -101,6 +99,7 @@ class Due:
         self._settle(notices)
         if found := self._waiting():
             self._put(self._decided(self._planned(found)))
+        self._put_weekly()
         self._daily()
 
     def _start(self) -> None:
@@ -247,6 +246,10 @@ class Due:
         self.outcome.faults += counts.faults
 
     def _put_weekly(self) -> None:
+        from reports.week import is_told
+
+        if is_told(self.store, self.cluster, self.app.now_s()):
+            return
         from reports.weekly import put_weekly
 
         app, faults = self.app, self.outcome.faults
@@ -269,10 +272,9 @@ class Due:
             self.outcome.faults.append(f"mail server: {counts.fault}")
 
     def _daily(self) -> None:
-        """Weekly digests, and forgetting, with a day's first run after MORNING_S."""
-        today_s = (self.app.now_s() - MORNING_S) // 86400 * 86400 + MORNING_S
+        """Forgetting, with a day's first run."""
+        today_s = self.app.now_s() // 86400 * 86400
         if (self.store.watermark(DAILY, self.cluster) or 0) < today_s:
-            self._put_weekly()
             self.outbox.forget(today_s - self.app.config.mail.keep_days * 86400)
             self.store.set_watermark(DAILY, self.cluster, today_s)
 

@@ -19,6 +19,10 @@ from telemetry.metrics.finish_sql import IDLE, OK
 from telemetry.store import Store
 
 DAY_S, WEEK_S = 86_400, 7 * 86_400
+TOLD = "report-week"
+"""Mark in the store: up to when weeks have been told."""
+LATE_S = 600
+"""slurmdbd may learn so much later of an end."""
 WEEKS_BEFORE = 4
 LONGEST_DAYS = 60
 """From submission to end: who waited and ran longer is missing from a digest."""
@@ -91,6 +95,22 @@ def last_week(now_s: int, weeks_ago: int = 0) -> Span:
     start_s = int(dt.datetime(monday.year, monday.month, monday.day, tzinfo=dt.UTC).timestamp())
     year, week, _ = monday.isocalendar()
     return Span(f"{year}-W{week:02d}", start_s, start_s + WEEK_S)
+
+
+def is_told(store: Store, cluster: str, now_s: int) -> bool:
+    """Whether the digests of the last whole week have been made."""
+    return (store.watermark(TOLD, cluster) or 0) >= last_week(now_s).end_s
+
+
+def is_known(store: Store, cluster: str, config: Config, week: Span, now_s: int) -> bool:
+    """Whether what ended in the week is in the store, with its metrics; a day after the week nobody waits any more."""
+    if now_s >= week.end_s + DAY_S:
+        return True
+    marks_s = [(store.watermark("sacct", cluster) or 0) - LATE_S]
+    if config.prometheus.url:
+        marks_s.append(store.watermark("prometheus", cluster) or 0)
+    days = range(week.start_s // DAY_S, week.end_s // DAY_S)
+    return min(marks_s) >= week.end_s and not any(day in days for day in store.peek_open_days(cluster))
 
 
 def week_of(store: Store, cluster: str, user: str, config: Config, now_s: int) -> Week | None:

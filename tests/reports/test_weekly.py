@@ -35,6 +35,12 @@ def outbox(store: Store) -> Iterator[Outbox]:
         yield opened
 
 
+def read_up_to(store: Store, time_s: int) -> None:
+    """By accounting, with all metrics computed."""
+    store.set_watermark("sacct", "test", time_s)
+    store.close_days("test", store.open_days("test"))
+
+
 def ran(store: Store, job_id: int, user: str, end_s: int) -> None:
     row: dict[str, Any] = {
         "job_id": job_id, "submit_s": end_s - 4000, "start_s": end_s - 3600, "end_s": end_s, "elapsed_s": 3600,
@@ -59,10 +65,12 @@ def test_who_wants_one_and_ran_something_gets_one_a_week(store: Store, outbox: O
     assert put(store, outbox, MONDAY_S + WEEK_S - 1) == []
     ran(store, 9, "eve", MONDAY_S + WEEK_S + 3600)
     monday = MONDAY_S + WEEK_S + 7200
+    read_up_to(store, monday)
     assert put(store, outbox, monday) == ["ann"]
     assert put(store, outbox, monday + 60) == []
     [message] = outbox.ready(monday + 60, 10)
     assert (message.kind, message.recipient, message.runs) == ("weekly", "ann@example.org", ())
+    read_up_to(store, monday + WEEK_S)
     assert put(store, outbox, monday + WEEK_S) == ["eve"]
 
 
@@ -77,6 +85,7 @@ def test_a_killed_run_is_made_up_for_without_a_second_mail(store: Store, outbox:
     ran(store, 2, "eve", MONDAY_S + 86_400)
     wants: dict[str, str] = {"ann": "digest", "eve": "digest"}
     monday = MONDAY_S + WEEK_S
+    read_up_to(store, monday + 600)
     address = "{}@example.org".format
     begun = put_weekly(store, "test", outbox, CONFIG, monday, wants.__getitem__, address, [])
     assert next(iter(begun)) == "ann"
@@ -99,7 +108,41 @@ def test_a_digest_that_cannot_be_made_keeps_no_other_user_waiting(
 
     monkeypatch.setattr(reports.weekly, "render_weekly", faulty)
     faults = list[str]()
+    read_up_to(store, MONDAY_S + WEEK_S + 600)
     given = (store, "test", outbox, CONFIG, MONDAY_S + WEEK_S, lambda user: "digest", "{}@example.org".format, faults)
     assert list(put_weekly(*given)) == ["eve"]
     assert faults == ["weekly digest of ann: StoreError: a damaged file"]
     assert list(put_weekly(*given)) == []
+
+
+def test_a_week_is_told_when_all_of_it_is_known(store: Store, outbox: Outbox) -> None:
+    put(store, outbox, MONDAY_S + 50)
+    monday = MONDAY_S + WEEK_S
+    ran(store, 1, "ann", monday - 86_400)
+    read_up_to(store, monday + 599)
+    assert put(store, outbox, monday + 900) == []
+    read_up_to(store, monday + 600)
+    row = store.read("jobs", "test", JOBS.names).set_column(0, "job_id", pa.array([2], pa.int64()))
+    store.write("jobs", "test", row, lambda *changed: {monday // 86_400 - 1})
+    assert put(store, outbox, monday + 900) == []
+    store.close_days("test", store.open_days("test"))
+    assert put(store, outbox, monday + 900) == ["ann"]
+
+
+@pytest.mark.parametrize(("telemetry_s", "told"), [(-1, []), (0, ["ann"])])
+def test_a_week_waits_for_its_telemetry(store: Store, outbox: Outbox, telemetry_s: int, told: list[str]) -> None:
+    put(store, outbox, MONDAY_S + 50)
+    monday = MONDAY_S + WEEK_S
+    ran(store, 1, "ann", monday - 86_400)
+    read_up_to(store, monday + 900)
+    store.set_watermark("prometheus", "test", monday + telemetry_s)
+    config = parse_config({"mail": {"sender": "a@example.org"}, "prometheus": {"url": "http://127.0.0.1:9"}})
+    given = (lambda user: "digest", "{}@example.org".format, [])
+    assert list(put_weekly(store, "test", outbox, config, monday + 900, *given)) == told
+
+
+def test_who_waits_for_a_day_is_told_what_there_is(store: Store, outbox: Outbox) -> None:
+    put(store, outbox, MONDAY_S + 50)
+    ran(store, 1, "ann", MONDAY_S + 86_400)
+    assert put(store, outbox, MONDAY_S + WEEK_S + 86_399) == []
+    assert put(store, outbox, MONDAY_S + WEEK_S + 86_400) == ["ann"]
