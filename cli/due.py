@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from telemetry.spool import Notice, Spool
     from telemetry.store import Store
 
-STARTED, SEEN, DAILY = "report-start", "report", "report-daily"
-"""Marks in the store: when mail was switched on, up to when accounting was looked at, the last day that was begun."""
+STARTED, SEEN, ASKED, DAILY = "report-start", "report", "report-sacct", "report-daily"
+"""Marks in the store: when mail was switched on, up to when what `almanac ingest` read was looked at, up to when
+accounting was asked from here, the last day that was begun."""
 LATE_S = 600
 """How much later than the span before slurmdbd may learn of an end; what is later still comes with `almanac ingest`."""
 CLOCKS_S = 600
@@ -95,7 +96,7 @@ class Due:
         notices = self._spooled()
         if notices:
             self._ask_accounting()
-        self._notice()
+        self._notice(is_asked=bool(notices))
         self._settle(notices)
         if found := self._waiting():
             self._put(self._decided(self._planned(found)))
@@ -124,18 +125,25 @@ class Due:
         return notices
 
     def _ask_accounting(self) -> None:
-        """The jobs since the last look, without their steps. The first look ever is that of `almanac ingest`."""
+        """The jobs that may be told since the last look, without their steps, by a mark of its own.
+
+        That of `almanac ingest` stays: it has to read all jobs, with their steps.
+        """
         from cli.ingest import Job
         from telemetry.sources.sacct import SacctSource
 
-        config, mark_s = self.app.config, self.store.watermark("sacct", self.cluster)
-        if mark_s is None:
+        config, now_s = self.app.config, self.app.now_s()
+        ingested_s = self.store.watermark("sacct", self.cluster)
+        if ingested_s is None:
             self.outcome.faults.append("accounting has never been read: run `almanac ingest` first, or its timer")
             return
+        asked_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (ASKED, STARTED))
+        since_s = max(asked_s, ingested_s, started_s, now_s - config.mail.give_up_hours * 3600)
+        self.store.set_watermark(ASKED, self.cluster, since_s)
         slurm = replace(config.slurm, overlap_hours=0, read_steps=False)
-        source = SacctSource(self.app.commands, self.cluster, config.tiers, slurm, self.app.now_s)
+        source = SacctSource(self.app.commands, self.cluster, config.tiers, slurm, self.app.now_s, name=ASKED)
         names = ("prolog",) if config.bindings.prolog_dir else ()
-        self._ask([*self._jobs_of(names), Job(source, mark_s - LATE_S, self.app.now_s())])
+        self._ask([*self._jobs_of(names), Job(source, since_s - LATE_S, now_s)])
 
     def _jobs_of(self, names: tuple[str, ...]) -> list[Job]:
         from cli.ingest import live_jobs
@@ -150,8 +158,8 @@ class Due:
             if item["error"]:
                 self._fault(item["error"])
 
-    def _notice(self) -> None:
-        """What accounting has said since the last time; nothing where it has not been asked since.
+    def _notice(self, *, is_asked: bool) -> None:
+        """What accounting has said since the last time; nothing where nobody has asked it since.
 
         Looked at is all that could still be told: accounting may learn of an end hours late.
         """
@@ -159,7 +167,7 @@ class Due:
 
         reached_s = self.store.watermark("sacct", self.cluster)
         seen_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (SEEN, STARTED))
-        if reached_s is None or reached_s <= seen_s:
+        if reached_s is None or (reached_s <= seen_s and not is_asked):
             return
         since_s = max(started_s, self.app.now_s() - self.app.config.mail.give_up_hours * 3600)
         self.outcome.noticed = self.outbox.notice(ended_since(self.store, self.cluster, since_s), self.app.now_s())
@@ -174,7 +182,7 @@ class Due:
         ends = known_ends(self.store, self.cluster, {notice.job_id for notice in notices})
         done = [notice for notice in notices if ends.get(notice.job_id, 0) >= notice.seen_s - CLOCKS_S]
         known = set(done)
-        asked_s = self.store.watermark("sacct", self.cluster) or 0
+        asked_s = max(self.store.watermark(mark, self.cluster) or 0 for mark in ("sacct", ASKED))
         old_s = min(self.app.now_s() - self.app.config.mail.wait_s, asked_s)
         lost = [notice for notice in notices if notice not in known and notice.seen_s < old_s]
         spool_of(self.app, self.cluster).remove([*done, *lost])

@@ -183,6 +183,30 @@ def test_accounting_is_asked_once_for_what_the_hook_said(site: Site) -> None:
     assert list(site.spool.iterdir()) == []
 
 
+def test_ingest_goes_on_from_where_it_stopped(site: Site) -> None:
+    """Also where it was away for longer than its overlap, while the hook went on: steps are its to read."""
+    before_s = site.store.watermark("sacct", CLUSTER)
+    for hour in range(1, 9):
+        site.app.clock_s = NOW_S + hour * HOUR_S
+        site.ends(1 + hour, site.app.clock_s - 60)
+        site.says_ended(1 + hour)
+        assert site.due().noticed == 1
+    assert len(site.jobs_told) == 8
+    assert site.store.watermark("sacct", CLUSTER) == before_s == NOW_S
+
+
+def test_during_a_back_fill_no_more_is_asked_than_can_be_told(site: Site) -> None:
+    """The timer of `almanac ingest` has read accounting up to 30 days ago."""
+    mark = next((site.root / "store").rglob("sacct.*.json"))
+    mark.write_text(mark.read_text().replace(str(NOW_S), str(NOW_S - 30 * 86_400)))
+    site.ends(2, NOW_S - 20 * 86_400)
+    site.ends(3, NOW_S + 60)
+    site.says_ended(3)
+    site.due()
+    assert site.jobs_told == ["3"]
+    assert sorted(site.store.read("jobs", CLUSTER, ["job_id"])["job_id"].to_pylist()) == [1, 3]
+
+
 def test_where_nothing_has_happened_nothing_is_asked(site: Site) -> None:
     site.accounting.asked.clear()
     assert site.due().noticed == 0
