@@ -31,6 +31,7 @@ LATE_S = 600
 CLOCKS_S = 600
 """By which the hook may run later than the end that accounting has."""
 MOST_RUNS = 20_000
+LEFT = "left to the next run"
 
 
 @dataclass
@@ -268,13 +269,14 @@ class Due:
 
     def _deliver(self) -> None:
         """Send what is queued; a server that has failed is left alone until the next run."""
-        if self.outcome.delivered["fault"] or not self.outbox.ready(self.app.now_s(), 1):
+        if self.outcome.delivered["fault"] or self.outcome.delivered[LEFT] or not self.outbox.ready(self.app.now_s(), 1):
             return
         from reports.delivery import deliver
 
         counts = deliver(self.outbox, self.app.config.mail, self.app.now_s, time.sleep, frequency_in(self.app))
         self.outcome.delivered.update(sent=counts.sent, failed=counts.failed, given_up=counts.given_up)
         self.outcome.delivered["held"] = counts.held
+        self.outcome.delivered[LEFT] = counts.left
         if counts.fault:
             self.outcome.delivered["fault"] = 1
             self.outcome.faults.append(f"mail server: {counts.fault}")

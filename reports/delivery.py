@@ -12,7 +12,6 @@ from pathlib import Path
 
 from almanac.config import Mail
 from almanac.errors import ConfigError, ServerError
-from almanac.units import format_duration
 from reports.message import sender_of
 from reports.outbox import Message, Outbox
 from reports.preferences import UNKNOWN
@@ -41,6 +40,7 @@ class DeliveryCounts:
     """What one run did. held: left for a later run because their user got enough mail within an hour, or is not known.
     withdrawn: not sent, as their user does not want them any more.
 
+    left: queued messages, where throttling has held the run up for RUN_S, which is no fault.
     fault: why the run ended before everything was tried, such as a server that is not there; "" where it did not.
     """
 
@@ -49,6 +49,7 @@ class DeliveryCounts:
     given_up: int = 0
     held: int = 0
     withdrawn: int = 0
+    left: int = 0
     fault: str = ""
 
 
@@ -110,7 +111,7 @@ def deliver(
     finally:
         run.hang_up()
     done = run.done
-    return DeliveryCounts(done["sent"], done["failed"], done["given up"], done["held"], done["withdrawn"], fault)
+    return DeliveryCounts(done["sent"], done["failed"], done["given up"], done["held"], done["withdrawn"], done["left"], fault)
 
 
 def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) -> None:
@@ -152,7 +153,8 @@ class _Run:
         while messages := self.outbox.ready(self._now_s(), BATCH):
             for message in messages:
                 if self._now_s() - start_s > RUN_S:
-                    raise _StoppedError(f"{format_duration(RUN_S)} are over: the rest is left to the next run")
+                    self.done["left"] = self.outbox.counts().queued
+                    return
                 if self._is_wanted(message) and not self._held(message):
                     self._wait_for_minute()
                     self._try(message)
@@ -235,6 +237,7 @@ class _Run:
             self.hang_up()
         if reply.is_sender:
             self.outbox.not_tried(message)
+            self._expire(reply.text)
             raise _StoppedError(f"{self._name} refuses mail from {sender_of(self.config)}: {reply.text}")
         if reply.is_final or now_s - message.put_s >= self.config.give_up_hours * HOUR_S:
             self.outbox.give_up(message, reply.text, now_s)
@@ -247,7 +250,7 @@ class _Run:
             raise _StoppedError(f"{self._name} hangs up: {reply.text}")
 
     def _expire(self, error: str) -> None:
-        """No server for days: what waits for it must not fill the disk."""
+        """No server for days, or none that takes our mail: what waits for it must not fill the disk."""
         now_s = self._now_s()
         while messages := self.outbox.ready(now_s, BATCH):
             old = [each for each in messages if now_s - each.put_s >= self.config.give_up_hours * HOUR_S]

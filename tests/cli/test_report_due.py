@@ -333,6 +333,22 @@ def test_a_report_that_cannot_be_made_keeps_no_other_waiting(site: Site, monkeyp
     assert site.jobs_told == ["2", "3", "4"]
 
 
+def test_mail_that_throttling_leaves_to_the_next_run_is_no_fault(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sleep(seconds: float) -> None:
+        site.app.clock_s += int(seconds)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    site.change("mail", per_minute=1)
+    for number in range(2, 22):
+        site.ends(number, NOW_S + 60, user=f"user{number}")
+    site.ingest()
+    assert report_due.run(site.app, is_dry=False, as_json=False) == 0
+    assert "16 sent, 4 left to the next run" in capsys.readouterr().out
+    assert len(site.server.taken) == 16
+
+
 def unreadable(*given: Any) -> None:
     raise StoreError("telemetry cannot be read", "move the file away")
 

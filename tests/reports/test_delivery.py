@@ -239,8 +239,22 @@ def test_a_run_ends_though_much_is_left(outbox: Outbox, server: MailServer, cloc
     for number in range(20):
         outbox.put(message(number, user=f"u{number}"), NOW_S)
     counts = sent(outbox, mail_config(server, per_minute=1), clock)
-    assert counts.sent == 16 and "15 min are over" in counts.fault
+    assert counts == DeliveryCounts(sent=16, left=4)
     assert outbox.counts().queued == 4
+
+
+def test_mail_that_waits_for_days_for_a_refused_sender_is_given_up(
+    outbox: Outbox, server: MailServer, clock: Clock
+) -> None:
+    server.says_mail = lambda sender: "550 not from you"
+    outbox.put(message(1), NOW_S)
+    outbox.put(message(2), NOW_S + 60)
+    clock.now_s = NOW_S + 72 * HOUR_S - 1
+    assert sent(outbox, mail_config(server), clock).given_up == 0
+    clock.now_s += 1
+    counts = sent(outbox, mail_config(server), clock)
+    assert counts.given_up == 1 and "refuses mail from almanac@example.org" in counts.fault
+    assert outbox.counts().queued == 1
 
 
 def test_what_cannot_be_sent_at_all_holds_nothing_up(outbox: Outbox, server: MailServer, clock: Clock) -> None:
