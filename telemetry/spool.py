@@ -67,7 +67,7 @@ class Spool:
             try:
                 notice = self._notice(name, written_s, owners)
             except _UnfinishedError as error:
-                if now_s - written_s < UNFINISHED_S:
+                if now_s - self._changed_s(name) < UNFINISHED_S:
                     continue
                 self._set_aside(name, str(error), counts)
             except BadRecordError as error:
@@ -116,9 +116,18 @@ class Spool:
         except OSError:
             return 0
 
+    def _changed_s(self, name: str) -> int:
+        """rsync gives a file the time of its original just before it gives it its name."""
+        try:
+            return int((self.folder / name).lstat().st_ctime)
+        except OSError:
+            return 0
+
     def _notice(self, name: str, seen_s: int, owners: frozenset[int]) -> Notice | None:
         """None for another cluster's. Raises BadRecordError."""
         match = _NAME.fullmatch(name)
+        if not match and name.startswith("."):
+            raise _UnfinishedError("file name of another form")
         if not match:
             raise BadRecordError("file name of another form")
         data = read_trusted(self.folder / name, owners, MAX_BYTES)
@@ -139,4 +148,4 @@ class Spool:
 
 
 class _UnfinishedError(BadRecordError):
-    """The hook makes a file and then writes it: it can be seen in between."""
+    """The hook makes a file and then writes it, rsync writes .NAME.XXXXXX first: they can be seen in between."""

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from almanac.errors import SourceError
+from almanac.records import Counts
 from telemetry.spool import UNFINISHED_S, Spool
 
 LATER_S = 2**35
@@ -121,6 +122,17 @@ def test_what_is_being_written_is_given_time(folder: Path) -> None:
     assert spool(folder).read(now_s)[1].seen == 0
     put(folder, "7.1", said(7))
     assert [notice.job_id for notice in spool(folder).read(now_s + 2 * UNFINISHED_S)[0]] == [7]
+
+
+def test_what_rsync_is_bringing_is_given_time(folder: Path) -> None:
+    """It has the time of its original already, and gets its name next."""
+    path = put(folder, ".7.1.Ab3dEf", said(7))
+    os.utime(path, (1, 1))
+    now_s = int(path.stat().st_ctime)
+    assert spool(folder).read(now_s + UNFINISHED_S - 1) == ([], Counts())
+    assert path.exists()
+    _, counts = spool(folder).read(now_s + UNFINISHED_S)
+    assert dict(counts.dropped) == {"file name of another form": 1}
 
 
 def test_without_a_folder_there_is_no_hook(tmp_path: Path) -> None:
