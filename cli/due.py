@@ -269,7 +269,11 @@ class Due:
 
     def _deliver(self) -> None:
         """Send what is queued; a server that has failed is left alone until the next run."""
-        if self.outcome.delivered["fault"] or self.outcome.delivered[LEFT] or not self.outbox.ready(self.app.now_s(), 1):
+        if (
+            self.outcome.delivered["fault"]
+            or self.outcome.delivered[LEFT]
+            or not self.outbox.ready(self.app.now_s(), 1)
+        ):
             return
         from reports.delivery import deliver
 

@@ -12,16 +12,13 @@ from pathlib import Path
 
 from almanac.config import Mail
 from almanac.errors import ConfigError, ServerError
+from reports.due import NOT_KNOWN, NOT_WANTED
 from reports.message import sender_of
 from reports.outbox import Message, Outbox
 from reports.preferences import UNKNOWN
 from reports.smtp_replies import Reply, reply_of
 
 Connect = Callable[[Mail], smtplib.SMTP]
-
-NOT_WANTED = {"off": "the user wants none", "digest": "the user wants weekly mail"}
-"""Why there is no mail of a run, by the frequency of its user."""
-NOT_KNOWN = "the system does not know the user"
 
 BATCH = 20
 """Messages that are in memory at once; each has at most 200 kB."""
@@ -111,7 +108,9 @@ def deliver(
     finally:
         run.hang_up()
     done = run.done
-    return DeliveryCounts(done["sent"], done["failed"], done["given up"], done["held"], done["withdrawn"], done["left"], fault)
+    return DeliveryCounts(
+        done["sent"], done["failed"], done["given up"], done["held"], done["withdrawn"], done["left"], fault
+    )
 
 
 def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) -> None:

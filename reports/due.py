@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from almanac.config import Mail
 from reports.ended import Ended
 from reports.outbox import EndedRun
+from reports.preferences import UNKNOWN
 
 NO_TELEMETRY = "telemetry has not arrived"
+NO_COMMENT = "its comment is not known yet"
+NOT_KNOWN = "the system does not know the user"
+NOT_WANTED = {"off": "the user wants none", "digest": "the user wants weekly mail"}
+"""Why there is no mail of a run, by the frequency of its user."""
 RAN_AGAIN = "the job ran again"
 ARRAY_RUNS = "the array still runs"
 LATER_S = 20
@@ -61,7 +66,8 @@ def plan_runs(
                 plan.skipped[reason].append(each.run)
             else:
                 wanted.append(each)
-        _plan_group(plan, wanted, config, moment)
+        waits = {each.run: reason for each in wanted if (reason := _waits_for(each, frequency, config, moment))}
+        _plan_group(plan, wanted, waits, config, moment)
     return plan
 
 
@@ -74,8 +80,12 @@ def _together(found: Iterable[Ended]) -> list[list[Ended]]:
     return list(groups.values())
 
 
-def _plan_group(plan: Plan, group: Sequence[Ended], config: Mail, moment: Moment) -> None:
-    """An open array waits until its oldest task has waited long enough; then what can be told of it goes together.
+def _plan_group(
+    plan: Plan, group: Sequence[Ended], waits: Mapping[EndedRun, str], config: Mail, moment: Moment
+) -> None:
+    """waits: by run, what it waits for by itself.
+
+    An open array waits until its oldest task has waited long enough; then what can be told of it goes together.
 
     Of an array that is over, all tasks wait for the last one's telemetry. Where a task ends every minute, the latest
     always lacks it: an open array leaves such tasks to its next mail.
@@ -83,7 +93,6 @@ def _plan_group(plan: Plan, group: Sequence[Ended], config: Mail, moment: Moment
     if not group:
         return
     ages_s = [moment.now_s - each.run.end_s for each in group]
-    waits = {each.run: reason for each in group if (reason := _waits_for(each, config, moment))}
     if group[0].is_array_open and max(ages_s) < config.array_wait_hours * 3600:
         # The longer no task has ended, the more rarely it is looked at.
         until_s = moment.now_s + min(max(LATER_S, min(ages_s) // 10), LATEST_S)
@@ -98,9 +107,17 @@ def _plan_group(plan: Plan, group: Sequence[Ended], config: Mail, moment: Moment
             plan.ready.append(each)
 
 
-def _waits_for(each: Ended, config: Mail, moment: Moment) -> str:
-    """What a run's report still lacks and may get; "" where it waits for nothing."""
+def _waits_for(each: Ended, frequency: Callable[[str], str], config: Mail, moment: Moment) -> str:
+    """What is not known yet, of a user's wish or the telemetry; "" where a report waits for nothing.
+
+    For a wish it waits until the job is too old for a mail: not known is no consent. Where accounting never tells
+    comments, almanac:nomail cannot be heard.
+    """
     is_early = moment.now_s - each.run.end_s < config.wait_s
+    if frequency(each.run.user) == UNKNOWN:
+        return NOT_KNOWN
+    if each.refuses_mail is None and (is_early or each.has_comments):
+        return NO_COMMENT
     return NO_TELEMETRY if is_early and _lacks_telemetry(each, moment) else ""
 
 
@@ -125,8 +142,8 @@ def _why_not(
     if each.refuses_mail:
         return "the job wants none"
     wanted = frequency(each.run.user)
-    if wanted != "every":
-        return "the user wants none" if wanted == "off" else "the user wants weekly mail"
+    if reason := NOT_WANTED.get(wanted):
+        return reason
     return "" if recipient(each.run.user) else "no address"
 
 

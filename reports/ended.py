@@ -28,12 +28,13 @@ ORDER BY end_s, job_id, submit_s
 _FACTS = """
 SELECT j.job_id, j.submit_s, j.end_s, coalesce(j.elapsed_s, j.end_s - j.start_s) AS elapsed_s,
        j.submit_s = max(j.submit_s) OVER (PARTITION BY j.job_id) AS is_last,
-       coalesce(j.refuses_mail, false) AS refuses_mail
+       j.refuses_mail
 FROM jobs j WHERE j.job_id IN (SELECT job_id FROM wanted)
 """
 _OPEN_ARRAYS = """
 SELECT DISTINCT array_job_id FROM jobs WHERE end_s IS NULL AND array_job_id IN (SELECT array_job_id FROM wanted)
 """
+_COMMENTS = "SELECT count(refuses_mail) > 0 FROM jobs"
 _METRICS = "SELECT job_id, submit_s FROM job_metrics WHERE job_id IN (SELECT job_id FROM wanted)"
 _WANTED = schema_of({"job_id": pa.int64(), "array_job_id": pa.int64()})
 
@@ -43,15 +44,17 @@ class Ended:
     """A run that waits for its report. is_last: no later run of the job is known, so that the job is over.
 
     is_array_open: tasks of its array still run or pend. has_metrics: it has a row in job_metrics.
-    refuses_mail: its comment says almanac:nomail.
+    refuses_mail: its comment says almanac:nomail; None: not known. has_comments: this cluster's accounting tells
+    comments, of other jobs at least.
     """
 
     run: EndedRun
     elapsed_s: int
     is_last: bool = True
-    refuses_mail: bool = False
+    refuses_mail: bool | None = False
     is_array_open: bool = False
     has_metrics: bool = False
+    has_comments: bool = True
 
 
 def ended_since(store: Store, cluster: str, since_s: int) -> list[EndedRun]:
@@ -80,14 +83,16 @@ def look_up(store: Store, cluster: str, runs: Sequence[EndedRun]) -> list[Ended]
     """What the store says of these runs, in their order; a run that it no longer has as such is not the last one."""
     if not runs:
         return []
-    facts, opened, measured = _query(store, cluster, runs, _FACTS, _OPEN_ARRAYS, _METRICS)
+    facts, opened, measured, comments = _query(store, cluster, runs, _FACTS, _OPEN_ARRAYS, _METRICS, _COMMENTS)
     known = {fact[:3]: fact[3:] for fact in facts}
     open_arrays, with_metrics = {array for (array,) in opened}, set(measured)
+    [(has_comments,)] = comments
     found = []
     for run in runs:
         elapsed_s, is_last, refuses = known.get((run.job_id, run.submit_s, run.end_s), (0, False, False))
         has_metrics = (run.job_id, run.submit_s) in with_metrics
-        found.append(Ended(run, elapsed_s, is_last, refuses, run.array_job_id in open_arrays, has_metrics))
+        is_open = run.array_job_id in open_arrays
+        found.append(Ended(run, elapsed_s, is_last, refuses, is_open, has_metrics, has_comments))
     return found
 
 

@@ -285,6 +285,26 @@ def test_nobody_is_told_who_wants_none(site: Site) -> None:
     assert site.due().put == {} and site.got == []
 
 
+def test_a_comment_that_accounting_has_not_told_yet_is_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Accounting.__call__
+
+    def without_json(self: Accounting, argv: Sequence[str]) -> bytes:
+        if "--json" in argv and "--helpformat" not in argv:
+            raise CommandError("sacct --json: Segmentation fault", "update Slurm")
+        return real(self, argv)
+
+    for number, comment in ((2, "almanac:nomail"), (3, "")):
+        site.ends(number, NOW_S + 60, comment=comment, user=f"user{number}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Accounting, "__call__", without_json)
+        site.ingest()
+        assert site.due(NOW_S + 2 * HOUR_S).delayed == {"its comment is not known yet": 2}
+    site.app.clock_s += 60
+    site.ingest()
+    assert site.due().skipped == {"the job wants none": 1}
+    assert site.jobs_told == ["3"]
+
+
 def test_a_report_waits_for_telemetry_and_then_goes_without(site: Site) -> None:
     site.change("prometheus", url="http://127.0.0.1:9", retries=0, timeout_s=1)
     site.store.set_watermark("prometheus", CLUSTER, NOW_S)

@@ -14,7 +14,7 @@ from mails import NOW_S, run
 
 from almanac.config import Mail
 from reports.batch import GAP_S, RECENT_S, spans_to_summarise
-from reports.due import NO_TELEMETRY, RAN_AGAIN, Moment, Plan, hold_back, parcels, plan_runs
+from reports.due import NO_COMMENT, NO_TELEMETRY, RAN_AGAIN, Moment, Plan, hold_back, parcels, plan_runs
 from reports.ended import Ended
 from reports.outbox import Outbox
 
@@ -22,8 +22,11 @@ CONFIG = Mail(min_elapsed_s=60, wait_s=1800, array_wait_hours=24, give_up_hours=
 HOUR_S = 3600
 
 
+_FACTS = ("is_last", "is_array_open", "has_metrics", "refuses_mail", "has_comments")
+
+
 def ended(job_id: int = 1, elapsed_s: int = 900, **more: object) -> Ended:
-    facts = {name: more.pop(name) for name in ("is_last", "is_array_open", "has_metrics") if name in more}
+    facts = {name: more.pop(name) for name in _FACTS if name in more}
     return Ended(run(job_id, **more), elapsed_s, **facts)  # type: ignore[arg-type]
 
 
@@ -56,6 +59,32 @@ def test_a_job_that_is_over_and_ran_long_enough_is_told(each: Ended, reason: str
 )
 def test_the_user_says_how_often(frequency: str, reason: str) -> None:
     assert reasons(plan(ended(), frequency=frequency)) == [reason]
+
+
+def test_a_user_whom_the_system_does_not_know_is_waited_for() -> None:
+    """A directory service that is away must not bring mail to who said "off"; nor does a day of it lose mail."""
+    for age_s in (60, 24 * HOUR_S, 72 * HOUR_S):
+        assert reasons(plan(ended(end_s=NOW_S - age_s), frequency="unknown")) == ["the system does not know the user"]
+    assert reasons(plan(ended(end_s=NOW_S - 72 * HOUR_S - 1), frequency="unknown")) == ["too long ago"]
+
+
+@pytest.mark.parametrize(
+    ("refuses", "age_s", "has_comments", "reason"),
+    [
+        (True, 60, True, "the job wants none"),
+        (False, 60, True, "ready"),
+        (None, 60, True, NO_COMMENT),
+        (None, 7200, True, NO_COMMENT),
+        (None, 72 * HOUR_S + 1, True, "too long ago"),
+        (None, 60, False, NO_COMMENT),
+        (None, 1800, False, "ready"),
+    ],
+)
+def test_a_comment_that_is_not_known_is_no_consent(
+    refuses: bool | None, age_s: int, has_comments: bool, reason: str
+) -> None:
+    each = ended(end_s=NOW_S - age_s, refuses_mail=refuses, has_comments=has_comments)
+    assert reasons(plan(each)) == [reason]
 
 
 def test_without_an_address_there_is_no_mail() -> None:

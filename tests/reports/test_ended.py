@@ -21,7 +21,7 @@ def store(tmp_path: Path) -> Store:
 
 def row(job_id: int, **more: Any) -> dict[str, Any]:
     given = {"submit_s": NOW_S - 900, "start_s": NOW_S - 860, "end_s": NOW_S - 60, "elapsed_s": 800, "user": "ann"}
-    return {"job_id": job_id, **given, "gpu_count": 1, "state": "COMPLETED", **more}
+    return {"job_id": job_id, **given, "gpu_count": 1, "state": "COMPLETED", "refuses_mail": False, **more}
 
 
 def write(store: Store, *rows: dict[str, Any], table: str = "jobs") -> None:
@@ -67,6 +67,16 @@ def test_what_the_store_does_not_have_is_no_last_run(store: Store) -> None:
     found = look_up(store, "test", [run(2), run(1)])
     assert found == [Ended(run(2), 0, is_last=False), Ended(run(1), 800, has_metrics=True)]
     assert look_up(store, "test", []) == []
+
+
+def test_a_comment_that_is_not_known_is_not_taken_for_another(store: Store) -> None:
+    write(store, row(1, refuses_mail=None), row(2, refuses_mail=None))
+    found = look_up(store, "test", [run(1)])
+    assert found == [Ended(run(1), 800, refuses_mail=None, has_comments=False)]
+    write(store, row(2, refuses_mail=True))
+    assert look_up(store, "test", [run(1), run(2)]) == [
+        Ended(run(1), 800, refuses_mail=None), Ended(run(2), 800, refuses_mail=True)
+    ]  # fmt: skip
 
 
 def test_when_jobs_ended_last(store: Store) -> None:
