@@ -211,3 +211,13 @@ def test_root_writes_to_no_folder_of_almanacs() -> None:
         if line.split()[5] == "root":
             assert ">>" not in line
             assert "/var/log/almanac" not in line
+
+
+def test_a_package_makes_the_same_folders_without_systemd_and_ends_every_timer() -> None:
+    scripts = Path(__file__).parents[2] / "scripts" / "debian"
+    lines = (line.split() for line in (SYSTEM / "tmpfiles.conf").read_text().splitlines() if line.startswith("d"))
+    wanted = {path: (mode.lstrip(":"), owner.lstrip(":")) for _, path, mode, owner, *_ in lines}
+    calls = [line.split() for line in (scripts / "postinst").read_text().splitlines()]
+    assert {each[1]: (each[4], each[2]) for each in calls if each[:1] == ["make_folder"] and len(each) == 5} == wanted
+    units = (scripts / "prerm").read_text().split("for unit in ")[1].split(";")[0].split()
+    assert sorted(f"almanac-{name}.timer" for name in units) == [path.name for path in TIMERS]
