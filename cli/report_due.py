@@ -86,7 +86,10 @@ def _undecided(store: Store, cluster: str) -> list[EndedRun]:
         return []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as source, closing(sqlite3.connect(copy)) as to:
+        with (
+            closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
+            closing(sqlite3.connect(copy)) as to,
+        ):
             source.backup(to)
         with Outbox(copy) as outbox:
             return [run for run in outbox.waiting(_FOREVER_S, MOST_RUNS) if run.cluster == cluster]

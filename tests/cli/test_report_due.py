@@ -443,6 +443,21 @@ def test_a_dry_run_says_what_would_be_mailed_and_leaves_no_trace(
     assert site.due().noticed == 2
 
 
+def test_a_dry_run_reads_an_outbox_wherever_it_lies(
+    tmp_path: Path, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.change("mail", port=9)
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    site.due()
+    odd = tmp_path / "100%?#"
+    (site.root / "store").rename(odd)
+    site.app.store_path = str(odd)
+    assert report_due.run(site.app, is_dry=True, as_json=False) == 0
+    assert "nothing was asked" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["100%?#", "ended"]
+
+
 def test_two_runs_at_once_are_one(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     with Outbox(outbox_path(site.root / "store")):
         assert report_due.run(site.app, is_dry=False, as_json=False) == 0
