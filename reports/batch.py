@@ -88,7 +88,11 @@ class Batch:
         try:
             rendered = self._rendered(parcel, found)
             address = self.recipient(parcel.user) or ""
-            message = rendered and compose(rendered, parcel.runs, address, self.config, self.now_s, kind=kind)
+            message = (
+                None
+                if rendered is None
+                else compose(rendered, parcel.runs, address, self.config, self.now_s, kind=kind)
+            )
         except ConfigError:
             raise
         except Exception as error:  # one job's data must not keep all others from their mail

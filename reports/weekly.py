@@ -25,9 +25,9 @@ def put_weekly(
 ) -> Iterator[str]:
     """Queue the digest of the last whole week for each user who wants it; yields the user after each.
 
-    The week in which mail is switched on is the first that is told. Nothing is done before the week is known. Done again after a kill, it queues what is
-    missing: a week's digest of a user has one Message-ID. One that cannot be made is named in faults, left out, and
-    keeps no other user waiting. Raises StoreError.
+    The week in which mail is switched on is the first that is told. Nothing is done before the week is known. Done
+    again after a kill, it queues what is missing: a week's digest of a user has one Message-ID. One that cannot be made
+    is named in faults, left out, and keeps no other user waiting. Raises StoreError.
     """
     week = last_week(now_s)
     told_s = store.watermark(TOLD, cluster)
