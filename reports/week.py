@@ -31,6 +31,8 @@ MIN_ELAPSED_S = 180
 """As in the rules idle_gpus and all_idle of reports/rules.toml."""
 FAR_LIMIT_SHARE, FAR_LIMIT_S = 0.5, 3600
 """As in the rule limit_far."""
+FAILED_STATES = ("FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "TIMEOUT")
+"""As in the rules failed and timeout: a job that was preempted, or whose end is not known, has not failed."""
 _COLUMNS = (
     "job_id", "end_s", "elapsed_s", "gpu_count", "state", "tier", "time_limit_s", "verdict", "coverage_frac",
     "mean_gpu_util_pct", "hbm_peak_mib", "idle_gpu_count", "has_profiling_fault", "energy_j",
@@ -49,7 +51,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Totals:
-    """util_pct: mean of the jobs where it is known, by GPU-hours; energy_j: of those where it is; None: of none."""
+    """util_pct: mean of the jobs where it is known, by GPU-hours; energy_j: of those where it is; None: of none.
+
+    failed: jobs that ended in one of FAILED_STATES.
+    """
 
     jobs: int
     gpu_hours: float
@@ -142,7 +147,7 @@ def totals_of(rows: Sequence[Row]) -> Totals:
         gpu_hours=sum(map(gpu_hours, rows)),
         util_pct=sum(util * hours for util, hours in used) / weight if weight else None,
         energy_j=sum(energies) if energies else None,
-        failed=sum(row["state"] not in ("COMPLETED", "CANCELLED") for row in rows),
+        failed=sum(row["state"] in FAILED_STATES for row in rows),
     )
 
 

@@ -16,7 +16,8 @@ from almanac import __version__
 from almanac.config import Config, Tier
 from reports.digest import LISTED, render_storm, render_weekly
 from reports.job_report import Rendered
-from reports.week import idle_gpu_hours, last_week, limit_gpu_hours, tier_gpu_hours, totals_of, week_of
+from reports.rules import rules
+from reports.week import FAILED_STATES, idle_gpu_hours, last_week, limit_gpu_hours, tier_gpu_hours, totals_of, week_of
 from telemetry.schema import TABLES
 from telemetry.store import Store
 
@@ -209,3 +210,10 @@ def test_what_is_not_known_is_not_counted_as_zero() -> None:
     assert (totals.gpu_hours, totals.util_pct, totals.energy_j, totals.failed) == (4, 50, 1e6, 1)
     assert totals_of([unknown]).util_pct is None and totals_of([unknown]).energy_j is None
     assert totals_of([row(gpu_count=1), row(gpu_count=3, mean_gpu_util_pct=10.0)]).util_pct == pytest.approx(20)
+
+
+def test_only_ends_that_the_rules_call_failed_count_as_failed() -> None:
+    states = ["FAILED", "TIMEOUT", "NODE_FAIL", "COMPLETED", "CANCELLED by 1000", "PREEMPTED", "REVOKED", ""]
+    assert totals_of([row(state=state) for state in states]).failed == 3
+    said = {rule.name: rule.when["state"] for rule in rules() if rule.name in ("failed", "timeout")}
+    assert {*said["failed"]["one_of"], said["timeout"]["is"]} == set(FAILED_STATES)
