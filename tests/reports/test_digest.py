@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from almanac import __version__
-from almanac.config import Config, Tier
+from almanac.config import AdviceSection, Config, Tier
 from reports.digest import LISTED, render_storm, render_weekly
 from reports.job_report import Rendered
 from reports.rules import rules
@@ -25,6 +25,7 @@ CLUSTER = "test"
 NOW_S = 1_795_003_200  # Wednesday, 18 November 2026, 12:00
 WEEK_S = 7 * 86_400
 TIERS = (Tier("hbm40g", 40960), Tier("hbm80g", 81920))
+SITE = Config(tiers=TIERS, advice=AdviceSection(headroom_mib=1024, spike_margin=0.02))
 
 
 def row(**more: Any) -> dict[str, Any]:
@@ -176,8 +177,15 @@ def test_idle_gpu_hours(changes: dict[str, Any], hours: float) -> None:
     ("changes", "hours"),
     [
         ({}, 4),
-        ({"hbm_peak_mib": 40960.0 - 1024}, 4),
-        ({"hbm_peak_mib": 40960.0 - 1023}, 0),
+        ({"hbm_peak_mib": 39_152.0}, 4),  # 2% more is 39,935; 40 GiB less 1 GiB is 39,936
+        ({"hbm_peak_mib": 39_153.0}, 0),
+        ({"state": "CANCELLED by 1000"}, 4),
+        ({"state": "FAILED"}, 0),
+        ({"state": ""}, 0),
+        ({"elapsed_s": 179.0}, 0),
+        ({"elapsed_s": None}, 0),
+        ({"idle_gpu_count": 3}, 1),  # the other three are saved as idle GPUs
+        ({"verdict": "idle"}, 0),
         ({"hbm_peak_mib": None}, 0),
         ({"tier": "hbm40g"}, 0),
         ({"tier": None}, 0),
@@ -185,7 +193,7 @@ def test_idle_gpu_hours(changes: dict[str, Any], hours: float) -> None:
     ],
 )
 def test_gpu_hours_on_a_larger_tier_than_needed(changes: dict[str, Any], hours: float) -> None:
-    assert tier_gpu_hours(row(**changes), TIERS, 1024) == pytest.approx(hours)
+    assert tier_gpu_hours(row(**changes), SITE) == pytest.approx(hours)
 
 
 @pytest.mark.parametrize(
