@@ -215,7 +215,6 @@ class Mail:
     timeout_s: float = _key(30.0, "seconds after which the server is given up", low=0.1)
     sender: str = _key("", "address that mail comes from; empty: almanac at this host's name")
     recipient: str = _key("{user}", "address of a user: {user} is their name, as in {user}@example.org")
-    allow_mail_user: bool = _key(False, "send to a job's --mail-user instead, where it is an address")
     frequency: str = _key("every", "for users who have not chosen: every (GPU job), digest (weekly), off")
     min_elapsed_s: int = _key(60, "shorter jobs get no mail of their own; the weekly digest counts them", low=0)
     storm: int = _key(5, "more reports of one user at once than this become one mail; an array always does", low=1)

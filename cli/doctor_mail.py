@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from almanac.errors import AlmanacError
+from almanac.errors import AlmanacError, NotAllowedError
 from almanac.units import format_count, format_duration, printable
 from cli.app import App
 from cli.findings import Check
@@ -58,7 +58,11 @@ def _check_password(app: App) -> Iterator[Check]:
 def _check_outbox(app: App) -> Iterator[Check]:
     from reports.outbox import outbox_path, read_counts
 
-    counts = read_counts(outbox_path(app.store_root))
+    try:
+        counts = read_counts(outbox_path(app.store_root))
+    except NotAllowedError as error:
+        yield Check("outbox", "warn", str(error), error.hint)
+        return
     if counts is None:
         yield Check("outbox", "warn", "nothing was ever sent", "run `almanac report --due` on a timer")
         return

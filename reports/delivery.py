@@ -15,14 +15,10 @@ from almanac.errors import ConfigError, ServerError
 from almanac.units import format_duration
 from reports.message import sender_of
 from reports.outbox import Message, Outbox
-from reports.preferences import UNKNOWN
+from reports.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
 from reports.smtp_replies import Reply, reply_of
 
 Connect = Callable[[Mail], smtplib.SMTP]
-
-NOT_WANTED = {"off": "the user wants none", "digest": "the user wants weekly mail"}
-"""Why there is no mail of a run, by the frequency of its user."""
-NOT_KNOWN = "the system does not know the user"
 
 BATCH = 20
 """Messages that are in memory at once; each has at most 200 kB."""

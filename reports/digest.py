@@ -14,14 +14,13 @@ from reports.context import JobContext, build
 from reports.figures import NOT_KNOWN, FigureRow, real_text
 from reports.job_report import MAX_SUBJECT, Rendered, Report, render_html, report_of, templates
 from reports.rules import MAX_SUGGESTIONS, Suggestion, rules
-from reports.week import Saving, Totals, Week, week_of
+from reports.week import FAILED_STATES, Saving, Totals, Week, week_of
 from telemetry.store import Store
 
 COMMON = 0.1
 """Share of the jobs from which on the order of the rules says what matters most."""
 LISTED = 20
 """Jobs of a storm that are named, at most."""
-_BAD = ("FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "TIMEOUT")
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ def _urgency(report: Report) -> tuple[bool, float, int]:
     context = report.context
     util_pct = context.metrics.get("mean_gpu_util_pct")
     unused = 0.0 if util_pct is None else (context.gpu_hours or 0.0) * (1 - min(util_pct, 100.0) / 100)
-    return context.job["state"] not in _BAD, -unused, context.job_id
+    return context.job["state"] not in FAILED_STATES, -unused, context.job_id
 
 
 def _job_row(report: Report) -> FigureRow:
@@ -201,16 +200,20 @@ def _week_verdict(week: Week) -> str:
 
 
 def _compared(week: Week) -> str:
-    """With the mean of the weeks before, where there was any job in them."""
+    """With the mean of the weeks before that are known, where there was any job in them."""
+    if not week.before:
+        return ""
     usual = sum(totals.gpu_hours for _, totals in week.before) / len(week.before)
     if not usual:
         return ""
     change = week.totals.gpu_hours / usual - 1
+    number = len(week.before)
     if abs(change) < 0.1:
-        return ", about as much as in the weeks before"
+        return f", about as much as in the week{'s' * (number > 1)} before"
+    mean = "the week before" if number == 1 else f"the mean of the {number} weeks before"
     if change >= 1:
-        return f", {change + 1:.1f} times the mean of the four weeks before"
-    return f", {abs(change):.0%} {'more' if change > 0 else 'less'} than the mean of the four weeks before"
+        return f", {change + 1:.1f} times {mean}"
+    return f", {abs(change):.0%} {'more' if change > 0 else 'less'} than {mean}"
 
 
 def _savings(week: Week) -> Part:

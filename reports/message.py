@@ -28,13 +28,11 @@ from reports.outbox import EndedRun, Message
 MAX_MAIL_BYTES = 200_000
 
 
-def recipient_of(user: str, config: Config, mail_user: str = "") -> str | None:
-    """The address of a job's owner by mail.recipient; MailUser where the site allows it and it is name@domain.
+def recipient_of(user: str, config: Config) -> str | None:
+    """The address of a job's owner by mail.recipient.
 
     None where that gives no address: a user name with "@" or a blank in it must not choose where mail goes.
     """
-    if config.mail.allow_mail_user and "@" in mail_user and is_address(mail_user):
-        return mail_user
     return address_of(user, config.mail.recipient)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from almanac.units import printable
 from reports.outbox_file import OutboxCounts as OutboxCounts
-from reports.outbox_file import count, counts_of, explained, open_outbox
+from reports.outbox_file import count, counts_of, explained, make_file, make_folder, open_outbox
 from reports.outbox_file import outbox_path as outbox_path
 from reports.outbox_file import read_counts as read_counts
 from telemetry.atomic import locked
@@ -71,9 +71,12 @@ class Outbox:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Outbox:
+        lock = self.path.with_suffix(".lock")
         with contextlib.ExitStack() as opened, explained(self.path):
-            self.path.parent.mkdir(mode=0o750, exist_ok=True)
-            opened.enter_context(locked(self.path.with_suffix(".lock"), "decides on reports and sends them now"))
+            make_folder(self.path.parent)
+            make_file(lock)
+            opened.enter_context(locked(lock, "decides on reports and sends them now"))
+            make_file(self.path)
             self._database = opened.enter_context(contextlib.closing(open_outbox(self.path)))
             self._open = opened.pop_all()
         return self
@@ -99,11 +102,16 @@ class Outbox:
             return db.total_changes - before
 
     def waiting(self, now_s: int, limit: int) -> list[EndedRun]:
-        """Without a decision, and not delayed beyond now; the oldest end first."""
-        sql = (
-            f"SELECT {_RUN} FROM run WHERE state = 'waiting' AND retry_s <= ? ORDER BY end_s, cluster, job_id, submit_s"
-        )
-        return [EndedRun(*row) for row in self._select(f"{sql} LIMIT ?", now_s, limit)]
+        """Without a decision, and not delayed beyond now; the oldest end first.
+
+        Tasks of an array are decided together: where one is due, all that wait come, delayed or not.
+        """
+        sql = f"""
+            WITH due AS (SELECT cluster, array_job_id FROM run WHERE state = 'waiting' AND retry_s <= ?)
+            SELECT {_RUN} FROM run
+            WHERE state = 'waiting' AND (retry_s <= ? OR (cluster, array_job_id) IN (SELECT * FROM due))
+            ORDER BY end_s, cluster, job_id, submit_s LIMIT ?"""
+        return [EndedRun(*row) for row in self._select(sql, now_s, now_s, limit)]
 
     def delay(self, runs: Sequence[EndedRun], until_s: int, reason: str) -> None:
         """Leave these, which wait, alone until then: their telemetry is not there yet, say."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from almanac.errors import SchemaVersionError, StoreError
+from almanac.errors import NotAllowedError, SchemaVersionError, StoreError
 
 VERSION = 1
 
@@ -38,7 +39,10 @@ def outbox_path(store_root: Path) -> Path:
 
 
 def read_counts(path: Path) -> OutboxCounts | None:
-    """Without a lock, for who only looks; None where there is no outbox yet. Raises StoreError."""
+    """Without a lock, for who only looks; None where there is no outbox yet.
+
+    Raises StoreError; NotAllowedError for another than its owner and root, who cannot read it while nobody has it open.
+    """
     with explained(path):
         if not path.exists():
             return None
@@ -48,9 +52,31 @@ def read_counts(path: Path) -> OutboxCounts | None:
             return counts_of(database)
 
 
+def make_folder(folder: Path) -> None:
+    """Where it is not there. Root's belongs to the owner of the folder it is in, the store: the timer is theirs."""
+    folder.mkdir(mode=0o750, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    _give(handle, folder.parent)
+
+
+def make_file(path: Path) -> None:
+    """Empty, where it is not there. Root's belongs to the owner of its folder; no link is followed."""
+    _give(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640), path.parent)
+
+
+def _give(handle: int, folder: Path) -> None:
+    """And close it. A file of root's with a second name is left alone: it may be one that root did not make here."""
+    try:
+        found, owner = os.fstat(handle), folder.stat()
+        is_mine = found.st_uid == 0 and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1)
+        if is_mine and os.geteuid() == 0 and owner.st_uid != 0:
+            os.fchown(handle, owner.st_uid, owner.st_gid)
+    finally:
+        os.close(handle)
+
+
 def open_outbox(path: Path) -> sqlite3.Connection:
-    """The database, made where there is none. A maker that is killed leaves a file without tables, or a whole one."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640))
+    """The database of a file that `make_file` made. A maker that is killed leaves one without tables, or whole."""
     database = sqlite3.connect(path, isolation_level=None, timeout=30)
     try:
         database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file only
@@ -109,7 +135,19 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        hint = "free space there, or run this as the store's owner; a damaged file: move it away"
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary one
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) and _is_of_another(path):
+            raise NotAllowedError(f"{path}: can be used by the store's owner only", "run this as its owner") from error
+        is_damaged = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        hint = "move it away: what it holds will not be sent" if is_damaged else "see that its disk has room"
         raise StoreError(f"{path}: the outbox cannot be used: {error}", hint) from error
     except OSError as error:
         raise StoreError(f"{path}: cannot be opened: {error.strerror}", "run this as the store's owner") from error
+
+
+def _is_of_another(path: Path) -> bool:
+    """False for root, and where it cannot be told."""
+    try:
+        return os.geteuid() not in (0, path.stat().st_uid)
+    except OSError:
+        return False

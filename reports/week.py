@@ -6,11 +6,15 @@ Formulas: docs/formulas.md, the weekly digest.
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from almanac.config import Config, Tier
+import pyarrow.compute as pc
+
+from advisor.models.peaks import ENDED_WELL
+from almanac.config import Config
 from telemetry.history import load_history_table
 from telemetry.metrics.finish_sql import IDLE, OK
 from telemetry.store import Store
@@ -28,6 +32,8 @@ MIN_ELAPSED_S = 180
 """As in the rules idle_gpus and all_idle of reports/rules.toml."""
 FAR_LIMIT_SHARE, FAR_LIMIT_S = 0.5, 3600
 """As in the rule limit_far."""
+FAILED_STATES = ("FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "TIMEOUT")
+"""As in the rules failed and timeout: a job that was preempted, or whose end is not known, has not failed."""
 _COLUMNS = (
     "job_id", "end_s", "elapsed_s", "gpu_count", "state", "tier", "time_limit_s", "verdict", "coverage_frac",
     "mean_gpu_util_pct", "hbm_peak_mib", "idle_gpu_count", "has_profiling_fault", "energy_j",
@@ -46,7 +52,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Totals:
-    """util_pct: mean of the jobs where it is known, by GPU-hours; energy_j: of those where it is; None: of none."""
+    """util_pct: mean of the jobs where it is known, by GPU-hours; energy_j: of those where it is; None: of none.
+
+    failed: jobs that ended in one of FAILED_STATES.
+    """
 
     jobs: int
     gpu_hours: float
@@ -65,10 +74,10 @@ class Saving:
 
 @dataclass(frozen=True)
 class Week:
-    """before: the totals of WEEKS_BEFORE weeks, oldest first. best, worst: job ids, the most telling first.
+    """before: the totals of at most WEEKS_BEFORE weeks, oldest first. best, worst: job ids, the most telling first.
 
-    idle, tier, limit: GPU-hours on GPUs that did nothing, on a larger memory tier than needed, and asked for by time
-    limits beyond what the job took.
+    idle, tier, limit: GPU-hours on GPUs that did nothing, on a larger memory tier than needed (of the GPUs that did
+    something), and asked for by time limits beyond what the job took. No GPU-hour is in two of them.
     """
 
     span: Span
@@ -100,16 +109,30 @@ def week_of(store: Store, cluster: str, user: str, config: Config, now_s: int) -
     if not own:
         return None
     worst = _worst(own)
+    known_s = _known_since(store, cluster, since_s, spans[-1].start_s)
     return Week(
         span=spans[-1],
         totals=totals_of(own),
-        before=tuple((span, totals_of(part)) for span, part in zip(spans[:-1], by_span[:-1], strict=True)),
+        before=tuple(
+            (span, totals_of(part))
+            for span, part in zip(spans[:-1], by_span[:-1], strict=True)
+            if span.start_s >= known_s
+        ),
         best=_best(own, worst),
         worst=worst,
         idle=_saving(idle_gpu_hours(row) for row in own),
-        tier=_saving(tier_gpu_hours(row, config.tiers, config.advice.headroom_mib) for row in own),
+        tier=_saving(tier_gpu_hours(row, config) for row in own),
         limit=_saving(limit_gpu_hours(row) for row in own),
     )
+
+
+def _known_since(store: Store, cluster: str, since_s: int, until_s: int) -> float:
+    """The first end of anybody's job of those submitted in between; infinite without one.
+
+    Before that the store knows nothing of the cluster: a week that begins earlier is not one without jobs.
+    """
+    first_s = pc.min(store.read("jobs", cluster, ["end_s"], since_s, until_s)["end_s"]).as_py()
+    return math.inf if first_s is None else float(first_s)
 
 
 def gpu_hours(row: Row) -> float:
@@ -125,7 +148,7 @@ def totals_of(rows: Sequence[Row]) -> Totals:
         gpu_hours=sum(map(gpu_hours, rows)),
         util_pct=sum(util * hours for util, hours in used) / weight if weight else None,
         energy_j=sum(energies) if energies else None,
-        failed=sum(row["state"] not in ("COMPLETED", "CANCELLED") for row in rows),
+        failed=sum(row["state"] in FAILED_STATES for row in rows),
     )
 
 
@@ -139,14 +162,20 @@ def idle_gpu_hours(row: Row) -> float:
     return gpu_hours(row) * float(row["idle_gpu_count"] or 0) / float(row["gpu_count"]) if is_measured else 0.0
 
 
-def tier_gpu_hours(row: Row, tiers: Sequence[Tier], headroom_mib: int) -> float:
-    """In hindsight: on the tier that was asked for, where a smaller one would have held the peak with its headroom."""
-    asked = next((tier.capacity_mib for tier in tiers if tier.name == row["tier"]), None)
-    peak_mib = row["hbm_peak_mib"]
-    if asked is None or peak_mib is None:
+def tier_gpu_hours(row: Row, config: Config) -> float:
+    """In hindsight: on the tier that was asked for, where a smaller one would have held the peak, as the advice has it.
+
+    Without idle_gpu_hours: what is saved once is not saved again. 0 where the peak says nothing of the need: it is not
+    known, the job failed, or it ran too short to have allocated all.
+    """
+    asked = next((tier.capacity_mib for tier in config.tiers if tier.name == row["tier"]), None)
+    peak_mib, advice = row["hbm_peak_mib"], config.advice
+    is_telling = row["state"].startswith(ENDED_WELL) and (row["elapsed_s"] or 0) >= MIN_ELAPSED_S
+    if asked is None or peak_mib is None or not is_telling:
         return 0.0
-    is_held = any(peak_mib <= tier.capacity_mib - headroom_mib and tier.capacity_mib < asked for tier in tiers)
-    return gpu_hours(row) if is_held else 0.0
+    need_mib = peak_mib * (1 + advice.spike_margin) + advice.headroom_mib
+    is_held = any(need_mib <= tier.capacity_mib < asked for tier in config.tiers)
+    return gpu_hours(row) - idle_gpu_hours(row) if is_held else 0.0
 
 
 def limit_gpu_hours(row: Row) -> float:

@@ -221,6 +221,17 @@ def test_doctor_names_an_outbox_that_does_not_empty(app: Someone) -> None:
     assert found.status == "warn" and "the oldest has waited 2 h" in found.said
 
 
+def test_doctor_does_not_blame_an_outbox_that_is_not_the_caller_s(
+    app: Someone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> None:
+        raise NotAllowedError(f"{path}: can be used by the store's owner only", "run this as its owner")
+
+    monkeypatch.setattr("reports.outbox.read_counts", refused)
+    found = findings(app)["outbox"]
+    assert (found.status, found.todo) == ("warn", "run this as its owner")
+
+
 def test_doctor_names_a_password_that_all_can_read(app: Someone, tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("x")

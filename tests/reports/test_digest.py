@@ -6,20 +6,26 @@ import dataclasses
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from almanac import __version__
-from almanac.config import Tier
+from almanac.config import AdviceSection, Config, Tier
 from reports.digest import LISTED, render_storm, render_weekly
 from reports.job_report import Rendered
-from reports.week import idle_gpu_hours, last_week, limit_gpu_hours, tier_gpu_hours, totals_of, week_of
+from reports.rules import rules
+from reports.week import FAILED_STATES, idle_gpu_hours, last_week, limit_gpu_hours, tier_gpu_hours, totals_of, week_of
+from telemetry.schema import TABLES
+from telemetry.store import Store
 
 CLUSTER = "test"
 NOW_S = 1_795_003_200  # Wednesday, 18 November 2026, 12:00
 WEEK_S = 7 * 86_400
 TIERS = (Tier("hbm40g", 40960), Tier("hbm80g", 81920))
+SITE = Config(tiers=TIERS, advice=AdviceSection(headroom_mib=1024, spike_margin=0.02))
 
 
 def row(**more: Any) -> dict[str, Any]:
@@ -87,18 +93,47 @@ def test_the_last_whole_week_is_from_monday_to_sunday(now: str, name: str, first
 
 
 def test_a_week_is_what_ended_in_it(reported: Any) -> None:
-    """Of twelve jobs of alice, one a day on 4 GPUs for 15 minutes, seven ended in that week and four in that before."""
+    """Of twelve jobs of alice, one a day on 4 GPUs for 15 minutes, seven ended in that week."""
     week = week_of(reported.store, CLUSTER, "alice", reported.config, NOW_S)
     assert week is not None
     assert (week.totals.jobs, week.totals.gpu_hours, week.totals.failed) == (7, pytest.approx(7.0), 0)
-    assert [(totals.jobs, totals.gpu_hours) for _, totals in week.before] == [
-        (0, 0), (0, 0), (0, 0), (4, pytest.approx(4.0))
-    ]  # fmt: skip
+    assert week.before == (), "the first job that the store knows ended on the Thursday before"
     assert week.totals.util_pct == pytest.approx(90, abs=1)
     assert len(week.best) == 3 and week.worst == ()
     assert week.idle.jobs == 0
     assert (week.tier.jobs, week.tier.gpu_hours) == (7, pytest.approx(7.0))  # 21 of 80 GiB
     assert (week.limit.jobs, week.limit.gpu_hours) == (7, pytest.approx(7 * 4 * 3.75))  # 15 min of 4 h, 4 GPUs
+
+
+@pytest.mark.parametrize(
+    ("first_s", "before", "said"),
+    [
+        (-9 * WEEK_S, [0, 0, 0, 4], "8 GPU-hours, 8.0 times the mean of the 4 weeks before."),
+        (-4 * WEEK_S, [0, 0, 0, 4], "8 GPU-hours, 8.0 times the mean of the 4 weeks before."),
+        (-4 * WEEK_S + 1, [0, 0, 4], "8 GPU-hours, 6.0 times the mean of the 3 weeks before."),
+        (-WEEK_S, [4], "8 GPU-hours, 2.0 times the week before."),
+        (-WEEK_S + 1, [], "8 GPU-hours."),
+    ],
+)
+def test_weeks_of_which_the_store_knows_nothing_are_not_counted_as_empty(
+    tmp_path: Path, first_s: int, before: list[float], said: str
+) -> None:
+    """alice ran 4 GPU-hours in the week before and 8 in the week; bob's job, long before it or not, ended first."""
+    store, week = Store.create(tmp_path), last_week(NOW_S)
+    ran = [
+        {"job_id": gpus, "user": user, "state": "COMPLETED", "submit_s": end_s - 4000, "start_s": end_s - 3600,
+         "end_s": end_s, "elapsed_s": 3600, "gpu_count": gpus}
+        for user, end_s, gpus in (("bob", week.start_s + first_s, 1), ("alice", week.start_s - 3600, 4),
+                                  ("alice", week.start_s + 7200, 8))
+    ]  # fmt: skip
+    still_pending = {"job_id": 9, "user": "bob", "state": "PENDING", "submit_s": week.start_s - 6 * WEEK_S}
+    store.write("jobs", CLUSTER, pa.Table.from_pylist([*ran, still_pending], TABLES["jobs"].schema))
+    found = week_of(store, CLUSTER, "alice", Config(), NOW_S)
+    mail = render_weekly(store, CLUSTER, "alice", Config(), NOW_S)
+    assert found is not None and mail is not None
+    assert [totals.gpu_hours for _, totals in found.before] == before
+    assert said in " ".join(mail.text.split())
+    assert ("The weeks before" in mail.text) == bool(before)
 
 
 def test_a_week_as_a_mail(reported: Any, check_golden: Callable[[str, str], None]) -> None:
@@ -142,8 +177,15 @@ def test_idle_gpu_hours(changes: dict[str, Any], hours: float) -> None:
     ("changes", "hours"),
     [
         ({}, 4),
-        ({"hbm_peak_mib": 40960.0 - 1024}, 4),
-        ({"hbm_peak_mib": 40960.0 - 1023}, 0),
+        ({"hbm_peak_mib": 39_152.0}, 4),  # 2% more is 39,935; 40 GiB less 1 GiB is 39,936
+        ({"hbm_peak_mib": 39_153.0}, 0),
+        ({"state": "CANCELLED by 1000"}, 4),
+        ({"state": "FAILED"}, 0),
+        ({"state": ""}, 0),
+        ({"elapsed_s": 179.0}, 0),
+        ({"elapsed_s": None}, 0),
+        ({"idle_gpu_count": 3}, 1),  # the other three are saved as idle GPUs
+        ({"verdict": "idle"}, 0),
         ({"hbm_peak_mib": None}, 0),
         ({"tier": "hbm40g"}, 0),
         ({"tier": None}, 0),
@@ -151,7 +193,7 @@ def test_idle_gpu_hours(changes: dict[str, Any], hours: float) -> None:
     ],
 )
 def test_gpu_hours_on_a_larger_tier_than_needed(changes: dict[str, Any], hours: float) -> None:
-    assert tier_gpu_hours(row(**changes), TIERS, 1024) == pytest.approx(hours)
+    assert tier_gpu_hours(row(**changes), SITE) == pytest.approx(hours)
 
 
 @pytest.mark.parametrize(
@@ -176,3 +218,10 @@ def test_what_is_not_known_is_not_counted_as_zero() -> None:
     assert (totals.gpu_hours, totals.util_pct, totals.energy_j, totals.failed) == (4, 50, 1e6, 1)
     assert totals_of([unknown]).util_pct is None and totals_of([unknown]).energy_j is None
     assert totals_of([row(gpu_count=1), row(gpu_count=3, mean_gpu_util_pct=10.0)]).util_pct == pytest.approx(20)
+
+
+def test_only_ends_that_the_rules_call_failed_count_as_failed() -> None:
+    states = ["FAILED", "TIMEOUT", "NODE_FAIL", "COMPLETED", "CANCELLED by 1000", "PREEMPTED", "REVOKED", ""]
+    assert totals_of([row(state=state) for state in states]).failed == 3
+    said = {rule.name: rule.when["state"] for rule in rules() if rule.name in ("failed", "timeout")}
+    assert {*said["failed"]["one_of"], said["timeout"]["is"]} == set(FAILED_STATES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -20,8 +21,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from mails import NOW_S, message, run
 
-from almanac.errors import BusyError, SchemaVersionError, StoreError
+from almanac.errors import BusyError, NotAllowedError, SchemaVersionError, StoreError
 from reports.outbox import Outbox, OutboxCounts, outbox_path, read_counts
+
+OWNER_UID, GROUP_GID = 60_001, 60_010
 
 
 @pytest.fixture
@@ -61,6 +64,18 @@ def test_a_delayed_run_comes_back(outbox: Outbox) -> None:
     outbox.delay([run(1)], NOW_S + 60, "telemetry is not there yet")
     assert outbox.waiting(NOW_S + 59, 10) == [run(2)]
     assert outbox.waiting(NOW_S + 60, 10) == [run(1), run(2)]
+
+
+def test_a_task_that_is_due_brings_its_array(outbox: Outbox) -> None:
+    """But neither what was decided, nor another cluster's array of that number, nor jobs that are of none."""
+    tasks = [run(job_id, array_job_id=5) for job_id in (6, 7, 8, 9)]
+    others = [run(10, array_job_id=10), run(11, array_job_id=5, cluster="other"), run(12), run(13)]
+    outbox.notice([*tasks, *others], NOW_S)
+    outbox.skip([tasks[3]], "too short", NOW_S)
+    outbox.delay([*tasks[1:], *others[:3]], NOW_S + 60, "the array still runs")
+    assert outbox.waiting(NOW_S, 10) == [*tasks[:3], others[3]]
+    outbox.delay([tasks[0], others[3]], NOW_S + 60, "the array still runs")
+    assert outbox.waiting(NOW_S + 59, 10) == []
 
 
 def test_a_message_decides_on_its_runs(outbox: Outbox) -> None:
@@ -168,6 +183,69 @@ def test_others_cannot_read_it(outbox: Outbox, path: Path) -> None:
     outbox.put(message(1), NOW_S)
     for file in path.parent.iterdir():
         assert not stat.S_IMODE(file.stat().st_mode) & 0o007, file
+
+
+@contextlib.contextmanager
+def acting_as(uid: int, gid: int) -> Iterator[None]:
+    os.setegid(gid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@pytest.fixture
+def owned() -> Iterator[Path]:
+    """The outbox of a store that belongs to a service user; others of its group may look into the store."""
+    if os.getuid() != 0:
+        pytest.skip("only root can act as other users")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, OWNER_UID, GROUP_GID)
+        Path(folder).chmod(0o750)
+        yield outbox_path(Path(folder))
+
+
+def test_what_root_makes_is_the_store_owner_s(owned: Path) -> None:
+    with Outbox(owned) as outbox:
+        outbox.notice([run(1)], NOW_S)
+        made = [owned.parent, *owned.parent.iterdir()]
+        assert len(made) >= 4
+        assert {(file.stat().st_uid, file.stat().st_gid) for file in made} == {(OWNER_UID, GROUP_GID)}
+    with acting_as(OWNER_UID, GROUP_GID), Outbox(owned) as outbox:
+        assert outbox.notice([run(1), run(2)], NOW_S) == 1
+
+
+def test_root_gives_no_file_away_that_has_another_name(owned: Path) -> None:
+    secret = owned.parents[1] / "secret"
+    secret.touch()
+    owned.parent.mkdir()
+    owned.with_suffix(".lock").hardlink_to(secret)
+    with Outbox(owned):
+        assert secret.stat().st_uid == 0
+
+
+def test_another_operator_is_told_that_it_is_not_theirs(owned: Path) -> None:
+    with acting_as(OWNER_UID, GROUP_GID), Outbox(owned) as outbox:
+        outbox.notice([run(1)], NOW_S)
+    with acting_as(OWNER_UID + 1, GROUP_GID), pytest.raises(NotAllowedError, match="the store's owner only") as caught:
+        read_counts(owned)
+    assert "away" not in caught.value.hint
+    counts = read_counts(owned)
+    assert counts is not None and counts.waiting == 1
+    with acting_as(OWNER_UID, GROUP_GID), Outbox(owned) as outbox:
+        assert outbox.counts() == counts
+
+
+def test_only_a_damaged_outbox_is_to_be_moved_away(path: Path) -> None:
+    with Outbox(path) as outbox, pytest.raises(StoreError) as caught:
+        outbox.put(replace(message(1), recipient=None), NOW_S)  # type: ignore[arg-type]
+    assert "away" not in caught.value.hint
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError) as caught:
+        read_counts(path)
+    assert "move it away" in caught.value.hint
 
 
 def test_faults_are_said(tmp_path: Path) -> None:
