@@ -12,6 +12,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from almanac.addresses import is_pattern
 from almanac.config import Config, Tier
 from almanac.errors import ConfigError
 
@@ -154,6 +155,9 @@ def _check_ranges(config: Config, where: str) -> None:
         )
     if config.priority.min_gpu_time_s >= config.priority.max_gpu_time_s:
         raise ConfigError(f"{where}: priority.min_gpu_time_s is not below max_gpu_time_s", "use such as 60 and 8640000")
+    if not is_pattern(config.mail.recipient):
+        said = f"{where}: mail.recipient is {config.mail.recipient!r}, which gives no user an address of their own"
+        raise ConfigError(said, 'write such as "{user}@example.org"; {user} is the user\'s name')
 
 
 def _check_words(config: Config, where: str) -> None:

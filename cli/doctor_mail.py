@@ -23,7 +23,6 @@ def check_mail(app: App) -> Iterator[Check]:
         yield Check(NAME, "ok", "mail.server is not set: no mail is sent")
         return
     yield from _check_server(app)
-    yield from _check_recipient(app)
     yield from _check_password(app)
     yield from _check_outbox(app)
     yield from _check_preferences(app)
@@ -48,15 +47,6 @@ def _check_server(app: App) -> Iterator[Check]:
     except (OSError, SMTPException) as error:
         said = f"{where} does not take mail: {reply_of(error).text}"
         yield Check(NAME, "fail", said, "correct server, port, security, ca_file or login under [mail]")
-
-
-def _check_recipient(app: App) -> Iterator[Check]:
-    from reports.message import recipient_of
-
-    pattern = app.config.mail.recipient
-    if "{user}" not in pattern or recipient_of("user", app.config) is None:
-        said = f"mail.recipient is {pattern!r}, which gives no address of a user"
-        yield Check(NAME, "fail", said, 'write such as "{user}@example.org"')
 
 
 def _check_password(app: App) -> Iterator[Check]:

@@ -44,11 +44,15 @@ def _messages(app: App, contexts: Sequence[JobContext]) -> list[Message]:
 
 
 def _recipient(app: App, user: str) -> str:
-    """Raises NotAllowedError for another user who wants none, ConfigError where there is no address."""
+    """Raises NotAllowedError for another user who wants none or may want none, ConfigError without an address."""
     from reports.message import recipient_of
-    from reports.preferences import read
+    from reports.preferences import UNKNOWN, read
 
-    if user != app.caller and read(user, app.config).frequency == "off":
+    wanted = "every" if user == app.caller else read(user, app.config).frequency
+    if wanted == UNKNOWN:
+        said = f"the system does not know {printable(user)}, so whether they want mail cannot be said"
+        raise NotAllowedError(said, "look up `getent passwd`, or write the report to a file: --html FILE")
+    if wanted == "off":
         raise NotAllowedError(f"{printable(user)} wants no mail", "write the report to a file: --html FILE")
     recipient = recipient_of(user, app.config)
     if recipient is None:

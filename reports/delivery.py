@@ -15,6 +15,7 @@ from almanac.errors import ConfigError, ServerError
 from almanac.units import format_duration
 from reports.message import sender_of
 from reports.outbox import Message, Outbox
+from reports.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
 from reports.smtp_replies import Reply, reply_of
 
 Connect = Callable[[Mail], smtplib.SMTP]
@@ -23,6 +24,8 @@ BATCH = 20
 """Messages that are in memory at once; each has at most 200 kB."""
 RUN_S = 900
 """A run that throttling has held up for so long leaves the rest to the next one."""
+UNKNOWN_S = 600
+"""Mail of a user whom the system does not know is looked at again after so long."""
 MINUTE_S, HOUR_S = 60, 3600
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 60, 4 * HOUR_S
 LOST_IN_ROW = 3
@@ -31,7 +34,8 @@ LOST_IN_ROW = 3
 
 @dataclass(frozen=True)
 class DeliveryCounts:
-    """What one run did. held: left for a later run because their user got enough mail within an hour.
+    """What one run did. held: left for a later run because their user got enough mail within an hour, or is not known.
+    withdrawn: not sent, as their user does not want them any more.
 
     fault: why the run ended before everything was tried, such as a server that is not there; "" where it did not.
     """
@@ -40,6 +44,7 @@ class DeliveryCounts:
     failed: int = 0
     given_up: int = 0
     held: int = 0
+    withdrawn: int = 0
     fault: str = ""
 
 
@@ -82,13 +87,17 @@ def deliver(
     config: Mail,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
+    frequency: Callable[[str], str],
     connect: Connect = connect_smtp,
 ) -> DeliveryCounts:
-    """Try every message that is due. A server's fault is in the counts. Raises ConfigError, StoreError."""
+    """Try every message that is due. A server's fault is in the counts. Raises ConfigError, StoreError.
+
+    frequency: of a user, now (`preferences.read`): a choice holds for what is queued already, too.
+    """
     if not config.server:
         raise ConfigError("mail.server is not set, so no mail can be sent", "name the host of an SMTP server")
     sender_of(config)
-    run = _Run(outbox, config, clock, sleep, connect)
+    run = _Run(outbox, config, clock, sleep, frequency, connect)
     fault = ""
     try:
         run.deliver()
@@ -97,7 +106,7 @@ def deliver(
     finally:
         run.hang_up()
     done = run.done
-    return DeliveryCounts(done["sent"], done["failed"], done["given up"], done["held"], fault)
+    return DeliveryCounts(done["sent"], done["failed"], done["given up"], done["held"], done["withdrawn"], fault)
 
 
 def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) -> None:
@@ -124,7 +133,7 @@ def _hang_up(server: smtplib.SMTP) -> None:
 
 
 def backoff_s(attempts: int) -> int:
-    """Seconds until the next try after so many failed ones before: a minute, doubled each time, at most four hours."""
+    """Seconds from a try to the next one, after so many before it: a minute, doubled each time, at most four hours."""
     return min(FIRST_BACKOFF_S << min(attempts, 20), LONGEST_BACKOFF_S)
 
 
@@ -136,6 +145,7 @@ class _Run:
     config: Mail
     clock: Callable[[], float]
     sleep: Callable[[float], None]
+    frequency: Callable[[str], str]
     connect: Connect
     done: Counter[str] = field(default_factory=Counter)
     recent: deque[int] = field(default_factory=deque)
@@ -151,7 +161,7 @@ class _Run:
             for message in messages:
                 if self._now_s() - start_s > RUN_S:
                     raise _StoppedError(f"{format_duration(RUN_S)} are over: the rest is left to the next run")
-                if not self._held(message):
+                if self._is_wanted(message) and not self._held(message):
                     self._wait_for_minute()
                     self._try(message)
 
@@ -166,6 +176,19 @@ class _Run:
     def _remember(self, user: str, time_s: int) -> None:
         self.recent.append(time_s)
         self.by_user[user].append(time_s)
+
+    def _is_wanted(self, message: Message) -> bool:
+        """Whether its user still wants such mail; where that cannot be known it waits, like for a server."""
+        now_s, wanted = self._now_s(), self.frequency(message.user)
+        if wanted == UNKNOWN and now_s - message.put_s < self.config.give_up_hours * HOUR_S:
+            self.outbox.hold(message, now_s + UNKNOWN_S)
+            self.done["held"] += 1
+        elif wanted in ("off", UNKNOWN) or (wanted == "digest" and message.kind != "weekly"):
+            self.outbox.withdraw(message, NOT_WANTED.get(wanted, NOT_KNOWN), now_s)
+            self.done["withdrawn"] += 1
+        else:
+            return True
+        return False
 
     def _held(self, message: Message) -> bool:
         """Whether its user has got enough for an hour; then it waits until the first of those is an hour old."""
@@ -184,8 +207,9 @@ class _Run:
             self.sleep(max(1, self.recent[-self.config.per_minute] + MINUTE_S + 1 - self._now_s()))
 
     def _try(self, message: Message) -> None:
+        server = self._connected()
+        self.outbox.trying(message, self._now_s() + backoff_s(message.attempts))
         try:
-            server = self._connected()
             server.sendmail(sender_of(self.config), [message.recipient], message.raw)
         except (OSError, smtplib.SMTPException, ValueError) as error:
             self._settle(message, reply_of(error))
@@ -200,7 +224,7 @@ class _Run:
         if self.server is None:
             try:
                 self.server = self.connect(self.config)
-            except (OSError, smtplib.SMTPException) as error:
+            except (OSError, smtplib.SMTPException, ValueError) as error:
                 self._expire(reply_of(error).text)
                 raise _StoppedError(f"{self._name}: {reply_of(error).text}") from error
         return self.server
@@ -216,6 +240,7 @@ class _Run:
         if reply.is_lost:
             self.hang_up()
         if reply.is_sender:
+            self.outbox.not_tried(message)
             raise _StoppedError(f"{self._name} refuses mail from {sender_of(self.config)}: {reply.text}")
         if reply.is_final or now_s - message.put_s >= self.config.give_up_hours * HOUR_S:
             self.outbox.give_up(message, reply.text, now_s)

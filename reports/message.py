@@ -18,6 +18,7 @@ from email.utils import format_datetime
 from functools import cache
 
 from almanac import __version__
+from almanac.addresses import address_of, is_address, is_domain
 from almanac.config import Config, Mail
 from almanac.errors import ConfigError
 from almanac.units import printable
@@ -25,18 +26,6 @@ from reports.job_report import MAX_SUBJECT, Rendered
 from reports.outbox import EndedRun, Message
 
 MAX_MAIL_BYTES = 200_000
-_LOCAL = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}"
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_DOMAIN = rf"{_LABEL}(?:\.{_LABEL}){{0,20}}"
-# Fewer characters than RFC 5321 allows: mail systems give some of the others ("|", "/", "%", "!") a meaning.
-_ADDRESS = re.compile(rf"{_LOCAL}(?:@{_DOMAIN})?")
-_USER = re.compile(_LOCAL)
-
-
-def is_address(text: str) -> bool:
-    """Whether that is an address to which mail may go: a local user's name, or name@domain, in ASCII."""
-    local, _, domain = text.partition("@")
-    return bool(_ADDRESS.fullmatch(text)) and ".." not in local and not local.endswith(".") and len(domain) <= 253
 
 
 def recipient_of(user: str, config: Config) -> str | None:
@@ -44,14 +33,13 @@ def recipient_of(user: str, config: Config) -> str | None:
 
     None where that gives no address: a user name with "@" or a blank in it must not choose where mail goes.
     """
-    address = config.mail.recipient.replace("{user}", user)
-    return address if _USER.fullmatch(user) and is_address(address) else None
+    return address_of(user, config.mail.recipient)
 
 
 @cache
 def _host_name() -> str:
     name = socket.getfqdn()
-    return name if re.fullmatch(_DOMAIN, name) else "localhost"
+    return name if is_domain(name) else "localhost"
 
 
 def sender_of(config: Mail) -> str:

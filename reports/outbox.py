@@ -2,8 +2,8 @@
 
 A run is noticed once and decided once: it becomes part of a message, or is skipped with a reason. A message is queued,
 with the decision on its runs, in one transaction; it leaves the queue when the server has taken it or it is given up.
-A process that is killed between the server's acceptance and our record of it sends the message again, with the same
-Message-ID.
+Each try is on record, with the time of the next one, before it begins. What keeps its outcome from being recorded, a
+kill or a disk that fills just then, costs the same mail once more, with the same Message-ID, and not before that time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EndedRun:
 class Message:
     """A mail, as the bytes that the server gets. kind: "job", "digest" (a storm of jobs) or "weekly".
 
-    runs: what it reports; () of a weekly one. attempts: failed tries. put_s: when it was queued.
+    runs: what it reports; () of a weekly one. attempts: tries that were begun. put_s: when it was queued.
     """
 
     message_id: str
@@ -162,29 +162,42 @@ class Outbox:
         sql = "SELECT user, decided_s FROM message WHERE state = 'sent' AND decided_s >= ? ORDER BY decided_s"
         return self._select(sql, since_s)
 
+    def trying(self, message: Message, next_try_s: int) -> None:
+        """A try begins; whatever becomes of this process, the message is not ready before then. Only now send it.
+
+        Where nothing can be written (a full disk) this raises, and nothing must be sent: its acceptance could not be
+        recorded either, and every run would send it again.
+        """
+        self._postpone(message, message.attempts + 1, next_try_s)
+
+    def not_tried(self, message: Message) -> None:
+        """The try that was begun was none of this message: it is as it was before."""
+        self._postpone(message, message.attempts, message.next_try_s)
+
     def sent(self, message: Message, now_s: int) -> None:
         """The server has taken it; its bytes are forgotten."""
-        self._decide(message, "sent", message.kind, "", now_s)
+        self._decide(message, "sent", "", now_s, ("sent", message.kind, 1))
 
     def failed(self, message: Message, error: str, next_try_s: int) -> None:
-        """A try that may succeed later."""
+        """A try, begun before, that may succeed later."""
         with self._changing() as db:
             changed = db.execute(
-                "UPDATE message SET attempts = attempts + 1, next_try_s = ?, error = ? "
-                "WHERE state = 'queued' AND message_id = ?",
+                "UPDATE message SET next_try_s = ?, error = ? WHERE state = 'queued' AND message_id = ?",
                 (next_try_s, printable(error, _MAX_ERROR), message.message_id),
             ).rowcount
             count(db, "failed", "", changed)
 
     def hold(self, message: Message, until_s: int) -> None:
         """Leave it for later without a try: its user has got enough mail for now."""
-        with self._changing() as db:
-            sql = "UPDATE message SET next_try_s = ? WHERE state = 'queued' AND message_id = ?"
-            db.execute(sql, (until_s, message.message_id))
+        self._postpone(message, None, until_s)
 
     def give_up(self, message: Message, error: str, now_s: int) -> None:
         """It will never be sent; its bytes are forgotten, the error is kept until `forget`."""
-        self._decide(message, "given up", "", printable(error, _MAX_ERROR), now_s)
+        self._decide(message, "given up", printable(error, _MAX_ERROR), now_s, ("given up", "", 1))
+
+    def withdraw(self, message: Message, reason: str, now_s: int) -> None:
+        """It will not be sent, as its user does not want it any more: its runs count as skipped. reason: as of skip."""
+        self._decide(message, "given up", reason, now_s, ("skipped", reason, max(1, len(message.runs))))
 
     def counts(self) -> OutboxCounts:
         with explained(self.path):
@@ -214,14 +227,24 @@ class Outbox:
             self._database.executescript("PRAGMA incremental_vacuum")  # execute() would end after the first page
         return removed
 
-    def _decide(self, message: Message, state: str, label: str, error: str, now_s: int) -> None:
+    def _postpone(self, message: Message, attempts: int | None, until_s: int) -> None:
+        with self._changing() as db:
+            db.execute(
+                "UPDATE message SET attempts = coalesce(?, attempts), next_try_s = ? "
+                "WHERE state = 'queued' AND message_id = ?",
+                (attempts, until_s, message.message_id),
+            )
+
+    def _decide(self, message: Message, state: str, error: str, now_s: int, counted: tuple[str, str, int]) -> None:
+        """counted: name and label of the counter, and by how much it rises where the message was still queued."""
+        name, label, number = counted
         with self._changing() as db:
             changed = db.execute(
                 "UPDATE message SET state = ?, raw = NULL, error = ?, decided_s = ? "
                 "WHERE state = 'queued' AND message_id = ?",
                 (state, error, now_s, message.message_id),
             ).rowcount
-            count(db, state, label, changed)
+            count(db, name, label, number * changed)
 
     def _runs(self, message_id: str) -> tuple[EndedRun, ...]:
         sql = f"SELECT {_RUN} FROM run WHERE message_id = ? ORDER BY cluster, job_id, submit_s, end_s"

@@ -21,6 +21,11 @@ from almanac.errors import StoreError
 from telemetry.atomic import TEMPORARY
 
 FREQUENCIES = ("off", "digest", "every")
+UNKNOWN = "unknown"
+"""Instead of a frequency: the system does not know the user, or not now (a directory service that is away)."""
+NOT_WANTED = {"off": "the user wants none", "digest": "the user wants weekly mail"}
+"""Why a run gets no mail of its own, by its user's frequency."""
+NOT_KNOWN = "the system does not know the user"
 FOLDER_MODE = 0o1733
 MAX_BYTES = 4096
 NAMES = 64
@@ -29,7 +34,7 @@ NAMES = 64
 
 @dataclass(frozen=True)
 class Preference:
-    """frequency: one of FREQUENCIES. is_own: the user's own, else the site's default."""
+    """frequency: one of FREQUENCIES, or UNKNOWN. is_own: the user's own, else the site's default."""
 
     frequency: str
     is_own: bool
@@ -52,9 +57,14 @@ def names_of(uid: int) -> list[str]:
 
 
 def read(user: str, config: Config, uids: Callable[[str], int | None] = uid_of) -> Preference:
-    """The site's default where the user has none, or none that can be read."""
+    """The site's default where the user has none, or none that can be read.
+
+    UNKNOWN without a uid: their own word cannot be looked for, and the default may be the opposite of it.
+    """
     uid = uids(user)
-    words = [] if uid is None else _own_words(folder_of(config), uid)
+    if uid is None:
+        return Preference(UNKNOWN, False)
+    words = _own_words(folder_of(config), uid)
     return Preference(max(words)[1], True) if words else Preference(config.mail.frequency, False)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import ssl
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from mail_server import HANG_UP, MailServer
 from mails import NOW_S, Clock, message, run
 
 from almanac.config import Mail
-from almanac.errors import ConfigError, ServerError
+from almanac.errors import ConfigError, ServerError, StoreError
 from reports.delivery import FIRST_BACKOFF_S, HOUR_S, LONGEST_BACKOFF_S, DeliveryCounts, backoff_s, deliver, send_now
 from reports.outbox import Outbox, outbox_path
 
@@ -46,8 +48,9 @@ def mail_config(server: MailServer, **more: Any) -> Mail:
     return Mail(**{**given, **more})
 
 
-def sent(outbox: Outbox, config: Mail, clock: Clock) -> DeliveryCounts:
-    return deliver(outbox, config, clock, clock.sleep)
+def sent(outbox: Outbox, config: Mail, clock: Clock, **chosen: str) -> DeliveryCounts:
+    """chosen: the frequency of each user who has chosen one."""
+    return deliver(outbox, config, clock, clock.sleep, lambda user: chosen.get(user, "every"))
 
 
 def test_a_mail_arrives_as_it_was_queued(outbox: Outbox, server: MailServer, clock: Clock) -> None:
@@ -193,6 +196,45 @@ def test_a_user_gets_so_many_an_hour_and_keeps_nobody_waiting(outbox: Outbox, se
     assert server.ids[2] == "<m9@example.org>"
 
 
+def test_a_choice_holds_for_what_is_queued(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    outbox.notice([run(1), run(2), run(3)], NOW_S)
+    outbox.put(message(1, run(1)), NOW_S)
+    outbox.put(message(2, run(2), run(3), kind="digest"), NOW_S)
+    outbox.put(message(3, kind="weekly"), NOW_S)
+    outbox.put(message(4, user="bob"), NOW_S)
+    outbox.put(message(5, user="bob", kind="weekly"), NOW_S)
+    outbox.put(message(6, user="eve"), NOW_S)
+    counts = sent(outbox, mail_config(server), clock, ann="off", bob="digest")
+    assert counts == DeliveryCounts(sent=2, withdrawn=4)
+    assert sorted(server.ids) == ["<m5@example.org>", "<m6@example.org>"]
+    assert outbox.counts().skipped == {"the user wants none": 4, "the user wants weekly mail": 1}
+    assert (outbox.counts().given_up, outbox.counts().queued) == (0, 0)
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts()
+
+
+def test_who_opts_out_gets_nothing_of_a_backlog(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    for number in range(5):
+        outbox.put(message(number), NOW_S)
+    config = mail_config(server, per_user_hour=2)
+    assert sent(outbox, config, clock) == DeliveryCounts(sent=2, held=3)
+    clock.now_s += 10 * HOUR_S
+    assert sent(outbox, config, clock, ann="off") == DeliveryCounts(withdrawn=3)
+
+
+def test_mail_of_a_user_whom_the_system_does_not_know_waits(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    """The directory service is away: who said "off" must get nothing because of that."""
+    outbox.put(message(1), NOW_S)
+    outbox.put(message(2, user="bob"), NOW_S)
+    assert sent(outbox, mail_config(server), clock, ann="unknown") == DeliveryCounts(sent=1, held=1)
+    clock.now_s += 600
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
+    outbox.put(message(3), int(clock()))
+    clock.now_s += 72 * HOUR_S
+    assert sent(outbox, mail_config(server), clock, ann="unknown") == DeliveryCounts(withdrawn=1)
+    assert outbox.counts().skipped == {"the system does not know the user": 1}
+    assert server.ids == ["<m2@example.org>", "<m1@example.org>"]
+
+
 def test_a_run_ends_though_much_is_left(outbox: Outbox, server: MailServer, clock: Clock) -> None:
     for number in range(20):
         outbox.put(message(number, user=f"u{number}"), NOW_S)
@@ -283,6 +325,68 @@ def test_one_mail_can_be_sent_at_once(server: MailServer) -> None:
         send_now(message(1), mail_config(server))
 
 
+@contextmanager
+def full_disk(outbox: Outbox, room_bytes: int) -> Iterator[None]:
+    """No file of this process grows past the size that the outbox's log has now and so many bytes more."""
+    log = outbox.path.with_name(f"{outbox.path.name}-wal")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((log.stat().st_size if log.exists() else 0) + room_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def copies_in_hour(path: Path, server: MailServer, clock: Clock, room_bytes: int) -> int:
+    """How many mails leave while the disk stays full and the timer fires each minute."""
+    before = len(server.ids)
+    for _ in range(60):
+        clock.now_s += 60
+        # The log of a timer's run is its own: it goes when the run ends.
+        with Outbox(path) as outbox, full_disk(outbox, room_bytes), suppress(StoreError):
+            sent(outbox, mail_config(server), clock)
+    return len(server.ids) - before
+
+
+def test_a_full_disk_stops_sending_and_repeats_nothing(tmp_path: Path, server: MailServer, clock: Clock) -> None:
+    path = outbox_path(tmp_path)
+    with Outbox(path) as outbox:
+        outbox.put(message(1), NOW_S)
+    assert copies_in_hour(path, server, clock, 0) == 0
+    assert copies_in_hour(path, server, clock, 1 << 20) == 1
+
+
+def test_a_try_is_on_record_before_the_server_hears_of_it(
+    outbox: Outbox, server: MailServer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that has room for the try and none for its outcome: the waits grow, as after any failure."""
+
+    def fails(*_: object) -> None:
+        raise StoreError("disk full")
+
+    monkeypatch.setattr(outbox, "sent", fails)
+    outbox.put(message(1), NOW_S)
+    tried_min = []
+    for minute in range(60):
+        before = len(server.ids)
+        with suppress(StoreError):
+            sent(outbox, mail_config(server), clock)
+        tried_min += [minute] * (len(server.ids) - before)
+        clock.now_s += 60
+    assert tried_min == [0, 1, 3, 7, 15, 31]
+
+
+def test_a_refused_sender_costs_a_message_no_time(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    server.says_mail = lambda address: "553 5.1.8 who are you"
+    outbox.put(message(1), NOW_S)
+    for _ in range(5):
+        sent(outbox, mail_config(server), clock)
+    server.says_mail = lambda address: None
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
+
+
 @pytest.mark.parametrize("goodbye", ["421 4.3.2 going down", "500 what?"])
 def test_a_mail_that_was_taken_is_sent_whatever_follows(server: MailServer, goodbye: str) -> None:
     server.says_quit = goodbye
@@ -302,7 +406,7 @@ from reports.outbox import Outbox
 with Outbox(Path(sys.argv[1])) as outbox:
     print("ready", flush=True)
     config = Mail(server="127.0.0.1", port=int(sys.argv[2]), sender="almanac@example.org")
-    deliver(outbox, config, time.time, time.sleep)
+    deliver(outbox, config, lambda: time.time() + int(sys.argv[4]), time.sleep, lambda user: "every")
 """
 
 
@@ -327,10 +431,12 @@ def test_killed_while_the_server_takes_a_mail_it_is_sent_again_under_the_same_id
     with MailServer(says_data=says) as server:
         argv = [sys.executable, "-c", WORKER, str(path), str(server.port), str(Path(__file__).parent)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        process = subprocess.Popen(argv, env=environment)
+        process = subprocess.Popen([*argv, "0"], env=environment)
         assert process.wait() == -signal.SIGKILL
         process = None
-        subprocess.run(argv, env=environment, check=True)
+        for later_s in (0, FIRST_BACKOFF_S):  # the mail whose try did not end waits
+            subprocess.run([*argv, str(later_s)], env=environment, check=True)
+            assert len(server.ids) == 3 + is_taken + bool(later_s)
     expected = Counter({f"<m{number}@example.org>": 1 for number in range(1, 5)})
     expected[f"<m{at}@example.org>"] += is_taken
     assert Counter(server.ids) == expected

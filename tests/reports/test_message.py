@@ -13,11 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mails import NOW_S, run
 
+from almanac.addresses import is_address
 from almanac.config import Config, Mail
 from almanac.config_file import parse_config
 from almanac.errors import ConfigError
 from reports.job_report import Rendered, render_email
-from reports.message import MAX_MAIL_BYTES, compose, is_address, recipient_of, sender_of
+from reports.message import MAX_MAIL_BYTES, compose, recipient_of, sender_of
 
 CONFIG = Config(mail=Mail(server="localhost", sender="almanac@example.org", recipient="{user}@example.org"))
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -99,6 +99,9 @@ def test_what_is_sent_is_never_queued_again(outbox: Outbox) -> None:
 
 def test_a_failed_message_is_tried_later_and_says_how_often(outbox: Outbox) -> None:
     outbox.put(message(1), NOW_S)
+    outbox.trying(message(1), NOW_S + 30)
+    assert outbox.ready(NOW_S + 29, 10) == []
+    assert [each.attempts for each in outbox.ready(NOW_S + 30, 10)] == [1]
     outbox.failed(message(1), "451 later\r\nforged", NOW_S + 60)
     assert outbox.ready(NOW_S + 59, 10) == []
     assert [each.attempts for each in outbox.ready(NOW_S + 60, 10)] == [1]

@@ -14,7 +14,7 @@ import pytest
 
 from almanac.config import Config, Hooks, Mail
 from almanac.errors import StoreError
-from reports.preferences import FOLDER_MODE, NAMES, Preference, names_of, read, write
+from reports.preferences import FOLDER_MODE, NAMES, UNKNOWN, Preference, names_of, read, write
 
 Others = Callable[[int, str], str]
 ANN, MALLORY = 65534, 1
@@ -91,9 +91,14 @@ def test_a_user_says_it_and_takes_it_back(config: Config) -> None:
     assert list(folder_of(config).iterdir()) == []
 
 
-def test_who_is_not_known_gets_the_default(config: Config) -> None:
-    assert read("no-such-user-here", config) == DEFAULT
-    assert read("\0", config) == DEFAULT
+@needs_root
+def test_of_who_is_not_known_nothing_is_known(config: Config) -> None:
+    """Not the site's default: who said "off" must not get mail because the directory service is away."""
+    drop(config, str(ANN), b"off\n")
+    assert preference(config) == Preference("off", True)
+    assert read("ann", config, lambda user: None) == Preference(UNKNOWN, False)
+    assert read("no-such-user-here", config) == Preference(UNKNOWN, False)
+    assert read("\0", config) == Preference(UNKNOWN, False)
 
 
 def test_without_the_folder_there_is_the_default_and_no_choice(config: Config) -> None:
