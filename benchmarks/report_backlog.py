@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import resource
 import socket
 import statistics
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -151,6 +153,7 @@ def due(root: Path, port: int) -> None:
     app = BenchApp(store_path=str(root / "store"), given=given)
     accounting = Accounting(time.time, json.loads((root / "rows.json").read_text()))
     app.commands = accounting  # type: ignore[assignment]
+    pwd.getpwnam = lambda user: SimpleNamespace(pw_uid=2**31 - 2)  # type: ignore[assignment]  # the system knows all
     started_s, cpu_s = time.perf_counter(), time.process_time()
     with Outbox(outbox_path(root / "store")) as outbox:
         outcome = Due(app, app.open_store(), CLUSTER, outbox).run()

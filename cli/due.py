@@ -145,16 +145,17 @@ class Due:
                 self._fault(item["error"])
 
     def _notice(self) -> None:
-        """What accounting has said since the last time; nothing where it has not been asked since."""
+        """What accounting has said since the last time; nothing where it has not been asked since.
+
+        Looked at is all that could still be told: accounting may learn of an end hours late.
+        """
         from reports.ended import ended_since
 
         reached_s = self.store.watermark("sacct", self.cluster)
         seen_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (SEEN, STARTED))
         if reached_s is None or reached_s <= seen_s:
             return
-        config = self.app.config
-        oldest_s = self.app.now_s() - config.mail.give_up_hours * 3600
-        since_s = max(started_s, seen_s - config.slurm.overlap_hours * 3600, oldest_s)
+        since_s = max(started_s, self.app.now_s() - self.app.config.mail.give_up_hours * 3600)
         self.outcome.noticed = self.outbox.notice(ended_since(self.store, self.cluster, since_s), self.app.now_s())
         self.store.set_watermark(SEEN, self.cluster, reached_s)
 
@@ -197,12 +198,12 @@ class Due:
 
     def _decided(self, plan: Plan) -> list[Ended]:
         """What is ready, with its metrics computed; the rest is skipped or delayed in the outbox."""
+        from reports.due import hold_back
+
         now_s = self.app.now_s()
         if not self._summarise(plan.ready):
-            wait_s = self.app.config.mail.wait_s
-            early = [each.run for each in plan.ready if each.run.end_s > now_s - wait_s]
-            plan.delayed["another run computes job metrics", now_s] += early
-            plan.ready = [each for each in plan.ready if each.run.end_s <= now_s - wait_s]
+            early, plan.ready = hold_back(plan.ready, now_s - self.app.config.mail.wait_s)
+            plan.delayed["another run computes job metrics", now_s] += [each.run for each in early]
         for reason, runs in plan.skipped.items():
             self.outbox.skip(runs, reason, now_s)
             self.outcome.skipped[reason] += len(runs)
@@ -251,7 +252,7 @@ class Due:
             return
         from reports.delivery import deliver
 
-        counts = deliver(self.outbox, self.app.config.mail, self.app.now_s, time.sleep)
+        counts = deliver(self.outbox, self.app.config.mail, self.app.now_s, time.sleep, frequency_in(self.app))
         self.outcome.delivered.update(sent=counts.sent, failed=counts.failed, given_up=counts.given_up)
         self.outcome.delivered["held"] = counts.held
         if counts.fault:

@@ -12,8 +12,11 @@ from reports.outbox import EndedRun
 
 NO_TELEMETRY = "telemetry has not arrived"
 RAN_AGAIN = "the job ran again"
+ARRAY_RUNS = "the array still runs"
 LATER_S = 20
 """A run that has to wait is looked at again by the next run of the timer."""
+LATEST_S = 600
+"""An array is looked at so often, at least: that it is over may be said by no task's end."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,62 @@ def plan_runs(
 ) -> Plan:  # fmt: skip
     """frequency: of a user: every, digest or off. recipient: a user's address, None where there is none."""
     plan = Plan()
+    for group in _together(found):
+        wanted = []
+        for each in group:
+            if reason := _why_not(each, moment.now_s - each.run.end_s, frequency, recipient, config):
+                plan.skipped[reason].append(each.run)
+            else:
+                wanted.append(each)
+        _plan_group(plan, wanted, config, moment)
+    return plan
+
+
+def _together(found: Iterable[Ended]) -> list[list[Ended]]:
+    """The tasks of an array, which are decided as one; every other run by itself."""
+    groups: dict[object, list[Ended]] = defaultdict(list)
     for each in found:
-        age_s = moment.now_s - each.run.end_s
-        if reason := _why_not(each, age_s, frequency, recipient, config):
-            plan.skipped[reason].append(each.run)
-        elif each.is_array_open and age_s < config.array_wait_hours * 3600:
-            # The longer it has waited, the more rarely it is looked at.
-            plan.delayed["the array still runs", moment.now_s + max(LATER_S, age_s // 10)].append(each.run)
-        elif _lacks_telemetry(each, moment) and age_s < config.wait_s:
-            plan.delayed[NO_TELEMETRY, moment.now_s + LATER_S].append(each.run)
+        run = each.run
+        groups[run if run.array_job_id is None else (run.cluster, run.array_job_id)].append(each)
+    return list(groups.values())
+
+
+def _plan_group(plan: Plan, group: Sequence[Ended], config: Mail, moment: Moment) -> None:
+    """An open array waits until its oldest task has waited long enough; then what can be told of it goes together.
+
+    Of an array that is over, all tasks wait for the last one's telemetry. Where a task ends every minute, the latest
+    always lacks it: an open array leaves such tasks to its next mail.
+    """
+    if not group:
+        return
+    ages_s = [moment.now_s - each.run.end_s for each in group]
+    waits = {each.run: reason for each in group if (reason := _waits_for(each, config, moment))}
+    if group[0].is_array_open and max(ages_s) < config.array_wait_hours * 3600:
+        # The longer no task has ended, the more rarely it is looked at.
+        until_s = moment.now_s + min(max(LATER_S, min(ages_s) // 10), LATEST_S)
+        plan.delayed[ARRAY_RUNS, until_s] += [each.run for each in group]
+        return
+    for each in group:
+        if each.run in waits:
+            plan.delayed[waits[each.run], moment.now_s + LATER_S].append(each.run)
+        elif waits and not each.is_array_open:
+            plan.delayed[next(iter(waits.values())), moment.now_s + LATER_S].append(each.run)
         else:
             plan.ready.append(each)
-    return plan
+
+
+def _waits_for(each: Ended, config: Mail, moment: Moment) -> str:
+    """What a run's report still lacks and may get; "" where it waits for nothing."""
+    is_early = moment.now_s - each.run.end_s < config.wait_s
+    return NO_TELEMETRY if is_early and _lacks_telemetry(each, moment) else ""
+
+
+def hold_back(ready: Sequence[Ended], since_s: int) -> tuple[list[Ended], list[Ended]]:
+    """Apart from the others, the runs that ended after since_s, with all tasks of their arrays."""
+    held, rest = list[Ended](), list[Ended]()
+    for group in _together(ready):
+        (held if max(each.run.end_s for each in group) > since_s else rest).extend(group)
+    return held, rest
 
 
 def _why_not(

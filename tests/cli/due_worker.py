@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from test_report_due import NOW_S, Site, scenario, site_of
+from test_report_due import NOW_S, Site, know_everybody, scenario, site_of
 
 steps = 0
 
@@ -43,6 +43,7 @@ class Port:
     port = int(sys.argv[2])
 
 
+know_everybody()
 site: Site = site_of(Path(sys.argv[1]), Port())  # type: ignore[arg-type]
 scenario(site)
 site.due(NOW_S + 300)

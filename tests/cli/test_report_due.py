@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,10 +82,11 @@ class Site:
             path.chmod(0o644)
             os.utime(path, (self.app.clock_s, self.app.clock_s))
 
-    def ingest(self) -> None:
-        """The timer of `almanac ingest`."""
+    def ingest(self, since_s: int | None = None) -> None:
+        """The timer of `almanac ingest`; since_s: not of the last six hours."""
         source = SacctSource(self.accounting, CLUSTER, (), self.app.config.slurm, self.app.now_s)
-        read_sources(self.store, CLUSTER, [Job(source, self.app.clock_s - 6 * HOUR_S, self.app.clock_s)])
+        start_s = self.app.clock_s - 6 * HOUR_S if since_s is None else since_s
+        read_sources(self.store, CLUSTER, [Job(source, start_s, self.app.clock_s)])
 
     def due(self, at_s: int | None = None) -> Outcome:
         self.app.clock_s = self.app.clock_s if at_s is None else at_s
@@ -101,6 +104,12 @@ class Site:
 
     def change(self, section: str, **keys: Any) -> None:
         self.app.given = {**self.app.given, section: {**self.app.given.get(section, {}), **keys}}
+
+
+def know_everybody(monkeypatch: pytest.MonkeyPatch | None = None) -> None:
+    """The system knows every user, by a uid that owns no file; for good in a process of its own."""
+    patch = monkeypatch or pytest.MonkeyPatch()
+    patch.setattr(pwd, "getpwnam", lambda user: SimpleNamespace(pw_uid=2**31 - 2))
 
 
 def site_of(root: Path, server: MailServer) -> Site:
@@ -128,7 +137,8 @@ def scenario(site: Site) -> None:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    know_everybody(monkeypatch)
     (tmp_path / "ended").mkdir(mode=0o770)
     (tmp_path / "ended").chmod(0o770)
     Store.create(tmp_path / "store")
@@ -177,6 +187,18 @@ def test_where_nothing_has_happened_nothing_is_asked(site: Site) -> None:
     site.accounting.asked.clear()
     assert site.due().noticed == 0
     assert site.accounting.asked == {}
+
+
+def test_an_end_of_which_accounting_learns_hours_late_is_told(site: Site) -> None:
+    """As after slurmdbd was away: nine hours, which is more than slurm.overlap_hours."""
+    site.app.clock_s = NOW_S + 9 * HOUR_S
+    site.ingest(since_s=NOW_S)
+    site.due()
+    site.ends(2, NOW_S + 60)
+    site.app.clock_s += 600
+    site.ingest(since_s=NOW_S)
+    assert site.due().noticed == 1
+    assert site.jobs_told == ["2"]
 
 
 def test_a_file_that_lies_costs_a_look_and_no_mail(site: Site) -> None:
@@ -282,6 +304,7 @@ def test_a_report_that_cannot_be_made_keeps_no_other_waiting(site: Site, monkeyp
     assert site.due().faults == ["report of job 3: ZeroDivisionError: not ours"]
     assert site.jobs_told == ["2", "4"]
     monkeypatch.undo()
+    know_everybody(monkeypatch)
     site.due(NOW_S + 3 * HOUR_S)
     assert site.jobs_told == ["2", "3", "4"]
 
@@ -361,11 +384,12 @@ def test_due_goes_alone(words: list[str]) -> None:
 
 IDLE = """
 import sys
-from test_report_due import NOW_S, Path, site_of
+from test_report_due import NOW_S, Path, know_everybody, site_of
 
 class Port:
     port = 9
 
+know_everybody()
 site_of(Path(sys.argv[1]), Port()).due(NOW_S + 600)
 print(sorted(name for name in ("matplotlib", "jinja2", "lightgbm") if name in sys.modules))
 """
@@ -390,5 +414,6 @@ def test_while_accounting_is_down_no_notice_is_given_up(site: Site, monkeypatch:
     assert "Connection refused" in site.due(NOW_S + 9000).faults[0]
     assert len(list(site.spool.iterdir())) == 1
     monkeypatch.undo()
+    know_everybody(monkeypatch)
     site.due(NOW_S + 9060)
     assert site.jobs_told == ["2"] and list(site.spool.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,9 @@ from mails import NOW_S, run
 
 from almanac.config import Mail
 from reports.batch import GAP_S, RECENT_S, spans_to_summarise
-from reports.due import NO_TELEMETRY, RAN_AGAIN, Moment, Plan, parcels, plan_runs
+from reports.due import NO_TELEMETRY, RAN_AGAIN, Moment, Plan, hold_back, parcels, plan_runs
 from reports.ended import Ended
+from reports.outbox import Outbox
 
 CONFIG = Mail(min_elapsed_s=60, wait_s=1800, array_wait_hours=24, give_up_hours=72)
 HOUR_S = 3600
@@ -86,7 +88,7 @@ def test_a_long_wait_is_looked_at_rarely() -> None:
         [(_, until_s)] = made.delayed
         assert until_s > now_s
         now_s, looks = until_s, looks + 1
-    assert looks < 100
+    assert looks < 200
 
 
 def test_an_array_is_one_mail_and_a_lone_task_is_a_job() -> None:
@@ -105,6 +107,41 @@ def test_more_than_a_storm_of_one_user_is_one_mail() -> None:
     calm, stormy = [ended(number) for number in range(5)], [ended(number, user="bob") for number in range(10, 16)]
     found = parcels([*calm, *stormy], storm=5)
     assert Counter((parcel.user, len(parcel.runs)) for parcel in found) == {("ann", 1): 5, ("bob", 6): 1}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "gap_s", "sizes"),
+    [(100, 60, [100]), (100, 600, [100]), (200, 1200, [72, 72, 56])],
+    ids=["within 100 minutes", "within 16 hours", "within 66 hours"],
+)
+def test_an_array_is_one_mail_however_its_tasks_end(tmp_path: Path, tasks: int, gap_s: int, sizes: list[int]) -> None:
+    """One for each 24 hours that it runs: of the first 73 tasks, the last has no telemetry when the first is due."""
+    runs = [run(100 + number, end_s=NOW_S + number * gap_s, array_job_id=100) for number in range(tasks)]
+    last_s, told = runs[-1].end_s, []
+    with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
+        for now_s in range(NOW_S, last_s + HOUR_S, 60):
+            outbox.notice([each for each in runs if now_s - 60 < each.end_s <= now_s], now_s)
+            found = [Ended(each, 600, is_array_open=now_s < last_s) for each in outbox.waiting(now_s, 1000)]
+            made = plan_runs(found, lambda user: "every", lambda user: "x", CONFIG, Moment(now_s, now_s - 90))
+            for (reason, until_s), waiting in made.delayed.items():
+                outbox.delay(waiting, until_s, reason)
+            for parcel in parcels(made.ready, storm=5):
+                outbox.skip(parcel.runs, "told", now_s)
+                told.append(len(parcel.runs))
+    assert told == sizes
+
+
+def test_an_array_that_is_over_waits_for_the_last_tasks_telemetry() -> None:
+    tasks = [ended(number, array_job_id=10, end_s=NOW_S - age_s) for number, age_s in ((11, 900), (12, 60))]
+    assert reasons(plan(*tasks, telemetry_s=NOW_S - 61)) == [NO_TELEMETRY]
+    assert len(plan(*tasks, telemetry_s=NOW_S - 60).ready) == 2
+
+
+def test_tasks_of_an_array_are_held_back_together() -> None:
+    tasks = [ended(number, array_job_id=10, end_s=NOW_S - age_s) for number, age_s in ((11, 900), (12, 60))]
+    early, old = ended(1, end_s=NOW_S - 60), ended(2, end_s=NOW_S - 900)
+    held, rest = hold_back([*tasks, early, old], NOW_S - 600)
+    assert (held, rest) == ([*tasks, early], [old])
 
 
 each_ended = st.builds(
