@@ -1,4 +1,4 @@
-"""`almanac demo`: the whole path on a generated site: ingest, metrics, training, advice."""
+"""`almanac demo`: the whole path on a generated site: ingest, metrics, training, advice, reports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ staff_accounts = ["nstaff"]
 @click.option("--seed", default=1, show_default=True, help="Seed of the generated site.")
 @click.pass_obj
 def command(app: App, folder: Path, seed: int) -> None:
-    """Generate a small GPU site, ingest it, train on it, and advise three of its users and a stranger.
+    """Generate a small GPU site, ingest it, train on it, advise three of its users and a stranger, and report a job.
 
     Everything is written below --dir: a configuration and a store, which every other command can then be tried on.
     """
@@ -61,6 +61,8 @@ def command(app: App, folder: Path, seed: int) -> None:
     _train(demo)
     _step("4. Advice, before the next submission")
     _advise(demo)
+    _step("5. Reports: of a job that left GPUs idle, and of the whole site")
+    _report(demo, folder)
     click.echo(f"\nThe demo took {time.monotonic() - started:.0f} s. Its site is in {folder}; look around with")
     click.echo(f"  export ALMANAC_CONFIG={shlex.quote(str(folder.resolve() / 'almanac.toml'))}")
     click.echo(f"  export ALMANAC_STORE={shlex.quote(str(folder.resolve() / 'store'))}")
@@ -124,6 +126,27 @@ def _advise(app: App) -> None:
         click.echo(f"\n{about}")
         click.echo(click.style(f"  $ almanac advise {shlex.join(submission)}", dim=True))
         advise.main(args=submission, standalone_mode=False, obj=app)
+
+
+def _report(app: App, folder: Path) -> None:
+    """The newest of the jobs that kept at least one of their GPUs idle, on the terminal and as a page."""
+    from cli.report import command as report
+    from cli.site_report import command as site_report
+    from telemetry.history import load_history_table
+
+    columns = ("job_id", "end_s", "gpu_count", "idle_gpu_count")
+    rows = load_history_table(app.open_store(), app.cluster(), columns).to_pylist()
+    wasteful = [row for row in rows if 1 <= (row["idle_gpu_count"] or 0) < row["gpu_count"]]
+    if not wasteful:
+        click.echo("no job left a GPU idle")
+        return
+    job_id = str(max(wasteful, key=lambda row: (row["end_s"], row["job_id"]))["job_id"])
+    click.echo(click.style(f"\n  $ almanac report {job_id}", dim=True))
+    report.main(args=[job_id], standalone_mode=False, obj=app)
+    page = str(folder / "report.html")
+    report.main(args=[job_id, "--html", page], standalone_mode=False, obj=app)
+    click.echo(f"  the same as a page: {page}")
+    site_report.main(args=["--html", str(folder / "site.html")], standalone_mode=False, obj=app)
 
 
 def _cases(history: pd.DataFrame) -> list[tuple[str, list[str]]]:

@@ -205,10 +205,23 @@ def _ended_since(app: App, since: str, user: str | None, allusers: bool) -> list
         among = {} if allusers and not user else {"user": pa.array([visible], pa.string())}
         rows = store.read("jobs", app.cluster(store), _COLUMNS, among=among)
     else:
-        rows = app.own_files.runs().filter(pc.field("has_report"))
+        rows = app.own_files.runs()
     since_s = moment(since, app.now_s())
     rows = rows.filter((pc.field("end_s") >= since_s) & (pc.field("gpu_count") > 0)).sort_by("end_s")
+    if not app.may_read_store:
+        rows = _published(rows)
     return [int(job_id) for job_id in dict.fromkeys(rows["job_id"].to_numpy().tolist())]
+
+
+def _published(rows: pa.Table) -> pa.Table:
+    """Those that have a report; on stderr it is said how many have none yet."""
+    import pyarrow.compute as pc
+
+    published = rows.filter(pc.field("has_report"))
+    if awaited := rows.num_rows - published.num_rows:
+        jobs = "1 more job has" if awaited == 1 else f"{format_count(awaited)} more jobs have"
+        click.echo(f"{jobs} ended since then, with no report published yet: try again in half an hour", err=True)
+    return published
 
 
 def _write_page(path: Path, contexts: Sequence[JobContext]) -> None:

@@ -15,7 +15,7 @@ from almanac.errors import ConfigError, ServerError
 from reports.due import NOT_KNOWN, NOT_WANTED
 from reports.message import sender_of
 from reports.outbox import Message, Outbox
-from reports.preferences import UNKNOWN
+from reports.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
 from reports.smtp_replies import Reply, reply_of
 
 Connect = Callable[[Mail], smtplib.SMTP]
@@ -114,14 +114,26 @@ def deliver(
 
 
 def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) -> None:
-    """Send one message at once, past the outbox (`almanac report --mail`). Raises ServerError, ConfigError."""
+    """Send one message at once, past the outbox (`almanac report --mail`). Raises ServerError, ConfigError.
+
+    A mail that the server has taken is sent, however it says goodbye.
+    """
     try:
-        with connect(config) as server:
+        server = connect(config)
+        try:
             server.sendmail(sender_of(config), [message.recipient], message.raw)
+        finally:
+            _hang_up(server)
     except (OSError, smtplib.SMTPException) as error:
         raise ServerError(
             f"{config.server}:{config.port} did not take the mail: {reply_of(error).text}", "see `almanac doctor`"
         ) from error
+
+
+def _hang_up(server: smtplib.SMTP) -> None:
+    with contextlib.suppress(OSError, smtplib.SMTPException):
+        server.quit()
+    server.close()
 
 
 def backoff_s(attempts: int) -> int:
@@ -160,9 +172,7 @@ class _Run:
 
     def hang_up(self) -> None:
         if self.server is not None:
-            with contextlib.suppress(OSError, smtplib.SMTPException):
-                self.server.quit()
-            self.server.close()
+            _hang_up(self.server)
             self.server = None
 
     def _now_s(self) -> int:

@@ -14,14 +14,13 @@ from reports.context import JobContext, build
 from reports.figures import NOT_KNOWN, FigureRow, real_text
 from reports.job_report import MAX_SUBJECT, Rendered, Report, render_html, report_of, templates
 from reports.rules import MAX_SUGGESTIONS, Suggestion, rules
-from reports.week import Saving, Totals, Week, week_of
+from reports.week import FAILED_STATES, Saving, Totals, Week, week_of
 from telemetry.store import Store
 
 COMMON = 0.1
 """Share of the jobs from which on the order of the rules says what matters most."""
 LISTED = 20
 """Jobs of a storm that are named, at most."""
-_BAD = ("FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "TIMEOUT")
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ def _urgency(report: Report) -> tuple[bool, float, int]:
     context = report.context
     util_pct = context.metrics.get("mean_gpu_util_pct")
     unused = 0.0 if util_pct is None else (context.gpu_hours or 0.0) * (1 - min(util_pct, 100.0) / 100)
-    return context.job["state"] not in _BAD, -unused, context.job_id
+    return context.job["state"] not in FAILED_STATES, -unused, context.job_id
 
 
 def _job_row(report: Report) -> FigureRow:

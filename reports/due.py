@@ -99,8 +99,8 @@ def _plan_group(
         plan.delayed[ARRAY_RUNS, until_s] += [each.run for each in group]
         return
     for each in group:
-        if reason := waits.get(each.run):
-            plan.delayed[reason, moment.now_s + LATER_S].append(each.run)
+        if each.run in waits:
+            plan.delayed[waits[each.run], moment.now_s + LATER_S].append(each.run)
         elif waits and not each.is_array_open:
             plan.delayed[next(iter(waits.values())), moment.now_s + LATER_S].append(each.run)
         else:

@@ -72,7 +72,7 @@ def compose(
     cluster, user = cluster or runs[0].cluster, user or runs[0].user
     sender = sender_of(config.mail)
     domain = sender.partition("@")[2]
-    message_id = _message_id(cluster, user, kind, runs, key, domain)
+    message_id = _message_id(cluster, user, kind, runs, key)
     headers: dict[str, str | Address] = {
         "From": Address(f"almanac of {_one_line(cluster, 60)}", addr_spec=sender),
         "To": recipient,
@@ -89,16 +89,21 @@ def compose(
     return Message(message_id, user, recipient, kind, raw, tuple(runs), put_s=now_s)
 
 
-def _message_id(cluster: str, user: str, kind: str, runs: Sequence[EndedRun], key: str, domain: str) -> str:
+def _message_id(cluster: str, user: str, kind: str, runs: Sequence[EndedRun], key: str) -> str:
+    """Of the message alone: a host name that could not be found out would make a second message of it."""
     keys = sorted((run.cluster, run.job_id, run.submit_s, run.end_s) for run in runs)
     digest = hashlib.sha256(json.dumps([cluster, user, kind, keys, key]).encode()).hexdigest()
-    return f"<{kind}.{digest[:32]}@{domain}>"
+    return f"<{kind}.{digest[:32]}@{_label(cluster)}.almanac>"
 
 
 def _list_id(cluster: str, domain: str) -> str:
-    """By which users sort these mails (RFC 2919); a cluster's name may hold what a label must not."""
-    label = re.sub(r"[^a-z0-9]+", "-", cluster.lower()).strip("-")[:40] or "cluster"
-    return f"GPU job reports <{label}.almanac.{domain}>"
+    """By which users sort these mails (RFC 2919)."""
+    return f"GPU job reports <{_label(cluster)}.almanac.{domain}>"
+
+
+def _label(cluster: str) -> str:
+    """A cluster's name may hold what a label must not."""
+    return re.sub(r"[^a-z0-9]+", "-", cluster.lower()).strip("-")[:40].rstrip("-") or "cluster"
 
 
 def _fitting(headers: Mapping[str, str | Address], rendered: Rendered) -> bytes:

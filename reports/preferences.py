@@ -23,6 +23,9 @@ from telemetry.atomic import TEMPORARY
 FREQUENCIES = ("off", "digest", "every")
 UNKNOWN = "unknown"
 """Instead of a frequency: the system does not know the user, or not now (a directory service that is away)."""
+NOT_WANTED = {"off": "the user wants none", "digest": "the user wants weekly mail"}
+"""Why a run gets no mail of its own, by its user's frequency."""
+NOT_KNOWN = "the system does not know the user"
 FOLDER_MODE = 0o1733
 MAX_BYTES = 4096
 NAMES = 64

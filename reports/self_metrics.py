@@ -16,6 +16,9 @@ from telemetry.store import Store
 
 DAY_S = 86_400
 WINDOW_DAYS = 7
+ADVICE_DAYS = 180
+"""What is kept of a file is what changed. A row that has stayed the same for longer is not found, and says nothing of
+any job: without a limit every run would read all that was ever published."""
 SOURCES = ("sacct", "prometheus")
 _ADVICE = ("published_s", "user", "kind", "name_key", "gpu_count", "version", "predicted_s", "tier", "expires_s")
 _JOBS = ("user", "submit_s", "name_key", "gpu_count", "gpu_count_req", "tier", "state", "start_s", "end_s", "elapsed_s")
@@ -24,9 +27,10 @@ CREATE TEMP TABLE told AS
 WITH asked AS (
   SELECT *, coalesce(nullif(gpu_count_req, 0), gpu_count) AS gpus, coalesce(elapsed_s, end_s - start_s) AS ran_s
   FROM jobs WHERE coalesce(nullif(gpu_count_req, 0), gpu_count) > 0),
-files AS (SELECT "user", published_s, version, expires_s FROM advice WHERE kind = 'file'),
-families AS (SELECT "user", name_key, gpu_count, published_s, predicted_s, tier FROM advice WHERE kind = 'F'),
-counts AS (SELECT "user", gpu_count, published_s, predicted_s FROM advice WHERE kind = 'G')
+own AS (SELECT * FROM advice SEMI JOIN asked USING ("user")),
+files AS (SELECT "user", published_s, version, expires_s FROM own WHERE kind = 'file'),
+families AS (SELECT "user", name_key, gpu_count, published_s, predicted_s, tier FROM own WHERE kind = 'F'),
+counts AS (SELECT "user", gpu_count, published_s, predicted_s FROM own WHERE kind = 'G')
 SELECT a.tier AS asked_tier, f.tier AS told_tier, coalesce(f.predicted_s, g.predicted_s) AS predicted_s,
        CASE WHEN a.start_s IS NOT NULL AND a.end_s IS NOT NULL
              AND coalesce(a.state, '') NOT IN ('REQUEUED', 'RESIZING') THEN a.ran_s END AS ran_s
@@ -141,7 +145,7 @@ def load_told(store: Store, cluster: str, now_s: int) -> Told:
     try:
         with store.connect() as db:
             store.view(db, "jobs", cluster, _JOBS, now_s - WINDOW_DAYS * DAY_S, now_s)
-            store.view(db, "advice", cluster, _ADVICE)
+            store.view(db, "advice", cluster, _ADVICE, now_s - ADVICE_DAYS * DAY_S, now_s)
             db.execute(_TOLD).fetchall()
             outcomes = dict(db.execute(_OUTCOMES).fetchall())
             [errors] = db.execute(_ERRORS).fetchall()

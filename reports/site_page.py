@@ -125,7 +125,10 @@ def waste_table(report: SiteReport) -> PageTable:
          money(price(amount, cost.per_gpu_hour), cost, "gpu_hour")]
         for words, amount in lines
     ]  # fmt: skip
+    known = percent(_ratio(total.never_used_known_hours, total.measured_hours))
     idle = (
+        f"GPUs never used: known of {known} of the measured GPU-hours; "
+        "of the others the line below has all the time without a kernel. "
         f"Energy of the first two: {energy(total.wasted_kwh)}, "
         f"{money(price(total.wasted_kwh, cost.per_kwh), cost, 'kwh')} for electricity; "
         f"{_known_of(total.wasted_kwh_hours, total.idle_hours or 0.0, 'their')}. "

@@ -51,20 +51,21 @@ measured AS (
 parted AS (
   SELECT *, CASE WHEN measured_h IS NOT NULL THEN least(util_pct / 100, 1) END AS util_frac,
          CASE WHEN standing = '{IDLE}' THEN measured_h WHEN measured_h IS NOT NULL THEN 0 END AS idle_job_h,
-         CASE WHEN standing = '{OK}' THEN coalesce(idle_share, 0) * measured_h
+         CASE WHEN standing = '{OK}' THEN idle_share * measured_h
               WHEN measured_h IS NOT NULL THEN 0 END AS never_used_h
   FROM measured)
 SELECT p.* EXCLUDE (gpus_seen, idle_gpus, coverage_frac, idle_share),
        CASE WHEN gpus_seen = gpus AND temporal_imbalance IS NOT NULL THEN len(idle_gpus) END AS idle_gpu_count,
-       CASE WHEN standing = '{OK}' THEN greatest(measured_h * (1 - util_frac) - never_used_h, 0)
+       CASE WHEN standing = '{OK}' THEN greatest(measured_h * (1 - util_frac) - coalesce(never_used_h, 0), 0)
             WHEN measured_h IS NOT NULL THEN 0 END AS no_kernel_h,
        CASE WHEN standing = '{IDLE}' THEN p.energy_j WHEN never_used_h > 0 THEN idle_j
-            WHEN measured_h IS NOT NULL THEN 0 END AS wasted_j
+            WHEN never_used_h = 0 THEN 0 END AS wasted_j
 FROM parted p LEFT JOIN idle i USING (job_id, submit_s)
 """
 _SUMS = """
 count(*), count(measured_h), sum(gpu_hours), coalesce(sum(measured_h), 0),
-sum(util_frac * measured_h) / nullif(sum(measured_h), 0), sum(idle_job_h), sum(never_used_h), sum(no_kernel_h),
+sum(util_frac * measured_h) / nullif(sum(measured_h), 0), sum(idle_job_h), sum(never_used_h),
+coalesce(sum(measured_h) FILTER (never_used_h IS NOT NULL), 0), sum(no_kernel_h),
 sum(energy_j) / 3.6e6, coalesce(sum(gpu_hours) FILTER (energy_j IS NOT NULL), 0), sum(wasted_j) / 3.6e6,
 coalesce(sum(idle_job_h + never_used_h) FILTER (wasted_j IS NOT NULL), 0)
 """
@@ -75,8 +76,9 @@ class Share:
     """What a part of the site's jobs had and did; hours are GPU-hours. None: of no job it is known.
 
     measured_hours: of the time and GPUs that samples cover, in jobs with the verdict ok or idle; the hours of waste
-    are parts of these. energy_hours: of the jobs whose energy is known. wasted_kwh is the energy of wasted_kwh_hours of
-    the idle hours.
+    are parts of these. never_used_known_hours: of the jobs of which it is known which GPUs were never used; of others
+    all time without a kernel is in no_kernel_hours. energy_hours: of the jobs whose energy is known. wasted_kwh is the
+    energy of wasted_kwh_hours of the idle hours.
     """
 
     jobs: int
@@ -86,6 +88,7 @@ class Share:
     util_frac: float | None
     idle_job_hours: float | None
     never_used_hours: float | None
+    never_used_known_hours: float
     no_kernel_hours: float | None
     energy_kwh: float | None
     energy_hours: float
@@ -102,9 +105,9 @@ class Share:
     @property
     def unused_hours(self) -> float | None:
         """Measured GPU-hours in which no kernel ran, on idle GPUs and on others."""
-        if self.idle_hours is None or self.no_kernel_hours is None:
+        if self.idle_job_hours is None or self.no_kernel_hours is None:
             return None
-        return self.idle_hours + self.no_kernel_hours
+        return self.idle_job_hours + (self.never_used_hours or 0.0) + self.no_kernel_hours
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from almanac.config import Config, Tier
+from advisor.models.peaks import ENDED_WELL
+from almanac.config import Config
 from telemetry.history import load_history_table
 from telemetry.metrics.finish_sql import IDLE, OK
 from telemetry.store import Store
@@ -35,6 +36,8 @@ MIN_ELAPSED_S = 180
 """As in the rules idle_gpus and all_idle of reports/rules.toml."""
 FAR_LIMIT_SHARE, FAR_LIMIT_S = 0.5, 3600
 """As in the rule limit_far."""
+FAILED_STATES = ("FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "TIMEOUT")
+"""As in the rules failed and timeout: a job that was preempted, or whose end is not known, has not failed."""
 _COLUMNS = (
     "job_id", "end_s", "elapsed_s", "gpu_count", "state", "tier", "time_limit_s", "verdict", "coverage_frac",
     "mean_gpu_util_pct", "hbm_peak_mib", "idle_gpu_count", "has_profiling_fault", "energy_j",
@@ -53,7 +56,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Totals:
-    """util_pct: mean of the jobs where it is known, by GPU-hours; energy_j: of those where it is; None: of none."""
+    """util_pct: mean of the jobs where it is known, by GPU-hours; energy_j: of those where it is; None: of none.
+
+    failed: jobs that ended in one of FAILED_STATES.
+    """
 
     jobs: int
     gpu_hours: float
@@ -74,8 +80,8 @@ class Saving:
 class Week:
     """before: the totals of at most WEEKS_BEFORE weeks, oldest first. best, worst: job ids, the most telling first.
 
-    idle, tier, limit: GPU-hours on GPUs that did nothing, on a larger memory tier than needed, and asked for by time
-    limits beyond what the job took.
+    idle, tier, limit: GPU-hours on GPUs that did nothing, on a larger memory tier than needed (of the GPUs that did
+    something), and asked for by time limits beyond what the job took. No GPU-hour is in two of them.
     """
 
     span: Span
@@ -135,7 +141,7 @@ def week_of(store: Store, cluster: str, user: str, config: Config, now_s: int) -
         best=_best(own, worst),
         worst=worst,
         idle=_saving(idle_gpu_hours(row) for row in own),
-        tier=_saving(tier_gpu_hours(row, config.tiers, config.advice.headroom_mib) for row in own),
+        tier=_saving(tier_gpu_hours(row, config) for row in own),
         limit=_saving(limit_gpu_hours(row) for row in own),
     )
 
@@ -162,7 +168,7 @@ def totals_of(rows: Sequence[Row]) -> Totals:
         gpu_hours=sum(map(gpu_hours, rows)),
         util_pct=sum(util * hours for util, hours in used) / weight if weight else None,
         energy_j=sum(energies) if energies else None,
-        failed=sum(row["state"] not in ("COMPLETED", "CANCELLED") for row in rows),
+        failed=sum(row["state"] in FAILED_STATES for row in rows),
     )
 
 
@@ -176,14 +182,20 @@ def idle_gpu_hours(row: Row) -> float:
     return gpu_hours(row) * float(row["idle_gpu_count"] or 0) / float(row["gpu_count"]) if is_measured else 0.0
 
 
-def tier_gpu_hours(row: Row, tiers: Sequence[Tier], headroom_mib: int) -> float:
-    """In hindsight: on the tier that was asked for, where a smaller one would have held the peak with its headroom."""
-    asked = next((tier.capacity_mib for tier in tiers if tier.name == row["tier"]), None)
-    peak_mib = row["hbm_peak_mib"]
-    if asked is None or peak_mib is None:
+def tier_gpu_hours(row: Row, config: Config) -> float:
+    """In hindsight: on the tier that was asked for, where a smaller one would have held the peak, as the advice has it.
+
+    Without idle_gpu_hours: what is saved once is not saved again. 0 where the peak says nothing of the need: it is not
+    known, the job failed, or it ran too short to have allocated all.
+    """
+    asked = next((tier.capacity_mib for tier in config.tiers if tier.name == row["tier"]), None)
+    peak_mib, advice = row["hbm_peak_mib"], config.advice
+    is_telling = row["state"].startswith(ENDED_WELL) and (row["elapsed_s"] or 0) >= MIN_ELAPSED_S
+    if asked is None or peak_mib is None or not is_telling:
         return 0.0
-    is_held = any(peak_mib <= tier.capacity_mib - headroom_mib and tier.capacity_mib < asked for tier in tiers)
-    return gpu_hours(row) if is_held else 0.0
+    need_mib = peak_mib * (1 + advice.spike_margin) + advice.headroom_mib
+    is_held = any(need_mib <= tier.capacity_mib < asked for tier in config.tiers)
+    return gpu_hours(row) - idle_gpu_hours(row) if is_held else 0.0
 
 
 def limit_gpu_hours(row: Row) -> float:

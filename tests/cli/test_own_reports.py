@@ -95,3 +95,18 @@ def test_publishing_again_writes_nothing(place: Path) -> None:
     own = json.loads(almanac(place, "publish", "--json").stdout)["own_reports"]
     assert (own["reports"], own["lists"], own["removed"]) == (0, 0, 0)
     assert "0 reports written; 0 lists of users' jobs written, 0 removed" in almanac(place, "publish").stdout
+
+
+def test_a_list_says_how_many_reports_are_not_published_yet(place: Path) -> None:
+    """Job 12 has ended, and its metrics are not computed."""
+    alone = as_user(place, "report", "--since", "now-2hours", "--json")
+    assert (alone.returncode, "published yet" in alone.stderr) == (0, False), alone.stderr
+    now_s = int(time.time())
+    row = {"job_id": 12, "submit_s": now_s - 600, "user": USER, "state": "COMPLETED", "start_s": now_s - 500,
+           "end_s": now_s - 100, "elapsed_s": 400, "gpu_count": 1, "node_list": "n1", "node_count": 1}  # fmt: skip
+    Store.open(place / "store").write("jobs", "c", pa.Table.from_pylist([row], TABLES["jobs"].schema))
+    assert almanac(place, "publish").returncode == 0
+    done = as_user(place, "report", "--since", "now-2hours", "--json")
+    assert [report["job"]["job_id"] for report in json.loads(done.stdout)] == [10]
+    assert "1 more job has ended since then, with no report published yet" in done.stderr
+    assert "published yet" not in as_user(place, "report", "--since", "now-10seconds", "--json").stderr

@@ -24,6 +24,7 @@ def _agrees(about: str) -> str | None:
 @dataclass
 class MailServer:
     """says_mail, says_rcpt, says_data: of a sender, a recipient, a Message-ID the reply; None: as usual; HANG_UP.
+    says_quit: the reply to QUIT.
 
     taken: sender, recipients and mail of each that it took; connections: how many there were.
     """
@@ -31,6 +32,7 @@ class MailServer:
     says_mail: Says = _agrees
     says_rcpt: Says = _agrees
     says_data: Says = _agrees
+    says_quit: str = "221 Bye"
     options: dict[str, Any] = field(default_factory=dict)
     taken: list[tuple[str, list[str], EmailMessage]] = field(default_factory=list)
     raw: list[bytes] = field(default_factory=list)
@@ -82,3 +84,6 @@ class MailServer:
             server.transport.abort()
             return "421 gone"
         return reply or "250 OK"
+
+    async def handle_QUIT(self, server: SMTP, session: Any, envelope: Any) -> str:  # noqa: N802
+        return self.says_quit

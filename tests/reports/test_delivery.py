@@ -401,6 +401,13 @@ def test_a_refused_sender_costs_a_message_no_time(outbox: Outbox, server: MailSe
     assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
 
 
+@pytest.mark.parametrize("goodbye", ["421 4.3.2 going down", "500 what?"])
+def test_a_mail_that_was_taken_is_sent_whatever_follows(server: MailServer, goodbye: str) -> None:
+    server.says_quit = goodbye
+    send_now(message(1), mail_config(server))
+    assert server.ids == ["<m1@example.org>"]
+
+
 WORKER = """
 import sys, time
 from pathlib import Path

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 
 from almanac import __version__
-from almanac.config import Config, Tier
+from almanac.config import AdviceSection, Config, Tier
 from reports.digest import LISTED, render_storm, render_weekly
 from reports.job_report import Rendered
-from reports.week import idle_gpu_hours, last_week, limit_gpu_hours, tier_gpu_hours, totals_of, week_of
+from reports.rules import rules
+from reports.week import FAILED_STATES, idle_gpu_hours, last_week, limit_gpu_hours, tier_gpu_hours, totals_of, week_of
 from telemetry.schema import TABLES
 from telemetry.store import Store
 
@@ -24,6 +25,7 @@ CLUSTER = "test"
 NOW_S = 1_795_003_200  # Wednesday, 18 November 2026, 12:00
 WEEK_S = 7 * 86_400
 TIERS = (Tier("hbm40g", 40960), Tier("hbm80g", 81920))
+SITE = Config(tiers=TIERS, advice=AdviceSection(headroom_mib=1024, spike_margin=0.02))
 
 
 def row(**more: Any) -> dict[str, Any]:
@@ -175,8 +177,15 @@ def test_idle_gpu_hours(changes: dict[str, Any], hours: float) -> None:
     ("changes", "hours"),
     [
         ({}, 4),
-        ({"hbm_peak_mib": 40960.0 - 1024}, 4),
-        ({"hbm_peak_mib": 40960.0 - 1023}, 0),
+        ({"hbm_peak_mib": 39_152.0}, 4),  # 2% more is 39,935; 40 GiB less 1 GiB is 39,936
+        ({"hbm_peak_mib": 39_153.0}, 0),
+        ({"state": "CANCELLED by 1000"}, 4),
+        ({"state": "FAILED"}, 0),
+        ({"state": ""}, 0),
+        ({"elapsed_s": 179.0}, 0),
+        ({"elapsed_s": None}, 0),
+        ({"idle_gpu_count": 3}, 1),  # the other three are saved as idle GPUs
+        ({"verdict": "idle"}, 0),
         ({"hbm_peak_mib": None}, 0),
         ({"tier": "hbm40g"}, 0),
         ({"tier": None}, 0),
@@ -184,7 +193,7 @@ def test_idle_gpu_hours(changes: dict[str, Any], hours: float) -> None:
     ],
 )
 def test_gpu_hours_on_a_larger_tier_than_needed(changes: dict[str, Any], hours: float) -> None:
-    assert tier_gpu_hours(row(**changes), TIERS, 1024) == pytest.approx(hours)
+    assert tier_gpu_hours(row(**changes), SITE) == pytest.approx(hours)
 
 
 @pytest.mark.parametrize(
@@ -209,3 +218,10 @@ def test_what_is_not_known_is_not_counted_as_zero() -> None:
     assert (totals.gpu_hours, totals.util_pct, totals.energy_j, totals.failed) == (4, 50, 1e6, 1)
     assert totals_of([unknown]).util_pct is None and totals_of([unknown]).energy_j is None
     assert totals_of([row(gpu_count=1), row(gpu_count=3, mean_gpu_util_pct=10.0)]).util_pct == pytest.approx(20)
+
+
+def test_only_ends_that_the_rules_call_failed_count_as_failed() -> None:
+    states = ["FAILED", "TIMEOUT", "NODE_FAIL", "COMPLETED", "CANCELLED by 1000", "PREEMPTED", "REVOKED", ""]
+    assert totals_of([row(state=state) for state in states]).failed == 3
+    said = {rule.name: rule.when["state"] for rule in rules() if rule.name in ("failed", "timeout")}
+    assert {*said["failed"]["one_of"], said["timeout"]["is"]} == set(FAILED_STATES)

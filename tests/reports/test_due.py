@@ -144,7 +144,7 @@ def test_more_than_a_storm_of_one_user_is_one_mail() -> None:
     ids=["within 100 minutes", "within 16 hours", "within 66 hours"],
 )
 def test_an_array_is_one_mail_however_its_tasks_end(tmp_path: Path, tasks: int, gap_s: int, sizes: list[int]) -> None:
-    """One for each 24 hours that it runs: of the first 73 tasks, the last lacks its telemetry then."""
+    """One for each 24 hours that it runs: of the first 73 tasks, the last has no telemetry when the first is due."""
     runs = [run(100 + number, end_s=NOW_S + number * gap_s, array_job_id=100) for number in range(tasks)]
     last_s, told = runs[-1].end_s, []
     with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:

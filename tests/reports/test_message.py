@@ -79,8 +79,19 @@ def test_its_id_is_that_of_its_runs() -> None:
         id_of(run(1), run(2), key="copy"), id_of(run(1, cluster="b"), run(2)), id_of(user="ann", cluster="test"),
     ]  # fmt: skip
     assert len({first, *others}) == 7
-    assert first.startswith("<job.") and first.endswith("@example.org>")
+    assert first.startswith("<job.") and first.endswith("@test.almanac>")
     assert str(mail_of()["Message-ID"]) == id_of(run(1))
+
+
+def test_its_id_does_not_depend_on_the_name_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that is away between two runs of the service must not make a second message."""
+    ids = set()
+    for name in ("head.example.org", "localhost"):
+        monkeypatch.setattr("reports.message._host_name", lambda name=name: name)
+        message = compose(PLAIN, [run(1)], "ann@example.org", Config(mail=Mail(server="localhost")), NOW_S)
+        assert parsed(message.raw)["From"].addresses[0].domain == name
+        ids.add(message.message_id)
+    assert len(ids) == 1
 
 
 @pytest.mark.parametrize("case", ["hostile", "64-gpus", "never-started"])

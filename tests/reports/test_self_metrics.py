@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cli.app import App
 from cli.metrics import command
 from reports.outbox import EndedRun, Message, Outbox, outbox_path
-from reports.self_metrics import DAY_S, Told, collect, load_told
+from reports.self_metrics import ADVICE_DAYS, DAY_S, Told, collect, load_told
 from reports.textfile import Metric, exposition
 from telemetry.schema import TABLES
 from telemetry.store import Store
@@ -209,6 +209,17 @@ def test_errors_of_forecasts_are_of_ended_jobs_of_the_window(store: Store) -> No
     assert told.jobs == 4
     assert told.median_abs_log_error == pytest.approx((math.log(1.9) + math.log(8)) / 2)
     assert told.share_within_2x == 0.5
+
+
+def test_a_row_counts_long_after_it_changed_last_and_what_is_older_is_not_read(store: Store) -> None:
+    """Of a file that is renewed each day only what changes is kept; a damaged file is not noticed where none looks."""
+    t0, forgotten = NOW_S - DAY_S, NOW_S - (ADVICE_DAYS + 2) * DAY_S
+    write(store, "advice", [file(forgotten), row(forgotten, name_key="old")])
+    for path in store.files("advice", "c"):
+        path.write_bytes(b"PAR1 nothing PAR1")
+    write(store, "advice", [file(t0), row(NOW_S - (ADVICE_DAYS - 2) * DAY_S)])
+    write(store, "jobs", [asked(1, t0 + 1, tier="hbm40g"), asked(2, t0 + 1, tier="hbm40g", name_key="old")])
+    assert load_told(store, "c", NOW_S).outcomes == {"followed": 1}
 
 
 def test_the_file_is_whole_readable_and_taken_by_prometheus(store: Store, tmp_path: Path) -> None:

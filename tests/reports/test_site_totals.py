@@ -86,6 +86,7 @@ def test_hours_waste_and_energy_of_all_jobs(totals: SiteTotals) -> None:
         util_frac=pytest.approx((0.5 * 4 + 0.005 * 3 + 0.25 * 4) / 11),
         idle_job_hours=3.0,
         never_used_hours=1.0,
+        never_used_known_hours=4.0 + 3.0,
         no_kernel_hours=pytest.approx(1.0 + 3.0),
         energy_kwh=3.0,
         energy_hours=8.0 + 3.0,
@@ -129,6 +130,14 @@ def test_energy_of_idle_gpus_is_unknown_where_one_of_them_has_none(tmp_path: Pat
     idle = [{**METRICS[0], "idle_gpus": ["n1:2", "n1:3"]}]
     found = totals_of(tmp_path, JOBS[:1], idle, [gpu(1, 2, True, None), gpu(1, 3, True, KWH)]).total
     assert (found.wasted_kwh, found.wasted_kwh_hours, found.never_used_hours) == (None, 0.0, 2.0)
+
+
+def test_gpus_never_used_are_not_0_where_activity_is_not_known(tmp_path: Path) -> None:
+    """A MIG job whose engine was active a quarter of 4 hours: 3 without a kernel, on which GPUs nobody knows."""
+    found = totals_of(tmp_path, [JOBS[5]], [{**METRICS[4], "energy_j": KWH}]).total
+    assert (found.never_used_hours, found.never_used_known_hours) == (None, 0.0)
+    assert (found.no_kernel_hours, found.unused_hours, found.idle_hours) == (3.0, 3.0, None)
+    assert (found.energy_kwh, found.wasted_kwh, found.wasted_kwh_hours) == (1.0, None, 0.0)
 
 
 def test_headline_figures_of_a_part_are_of_the_jobs_that_know_them(tmp_path: Path) -> None:
