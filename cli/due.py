@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from almanac.errors import AlmanacError, BusyError, SourceError, StoreError
-from almanac.units import format_count
 from cli.app import App
+from cli.due_outcome import Outcome
 
 if TYPE_CHECKING:
     from cli.ingest import Job
@@ -32,39 +31,6 @@ CLOCKS_S = 600
 """By which the hook may run later than the end that accounting has."""
 MOST_RUNS = 20_000
 LEFT = "left to the next run"
-
-
-@dataclass
-class Outcome:
-    """What one run did. looks: how often accounting and telemetry were asked."""
-
-    noticed: int = 0
-    looks: Counter[str] = field(default_factory=Counter)
-    put: Counter[str] = field(default_factory=Counter)
-    skipped: Counter[str] = field(default_factory=Counter)
-    delayed: Counter[str] = field(default_factory=Counter)
-    delivered: Counter[str] = field(default_factory=Counter)
-    spool: dict[str, int] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-
-    def lines(self) -> Iterator[str]:
-        """None where there was nothing to do: a timer runs every minute."""
-        decisions = list(self.decisions())
-        if self.noticed or self.put or decisions:
-            yield f"{format_count(self.noticed)} jobs have ended; mails made: {said(self.put) or 'none'}"
-        yield from decisions
-
-    def decisions(self) -> Iterator[str]:
-        for title, counts in (
-            ("no mail of", self.skipped), ("later", self.delayed), ("spool", Counter(self.spool)),
-            ("mail server", self.delivered),
-        ):  # fmt: skip
-            if words := said(counts):
-                yield f"  {title}: {words}"
-
-
-def said(counts: Counter[str]) -> str:
-    return ", ".join(f"{format_count(number)} {what}" for what, number in counts.most_common() if number)
 
 
 def move_marks(store: Store, cluster: str, now_s: int) -> None:

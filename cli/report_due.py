@@ -14,7 +14,8 @@ import click
 from almanac.errors import BusyError
 from almanac.units import format_count, printable
 from cli.app import App
-from cli.due import MOST_RUNS, SEEN, Due, Outcome, move_marks, plan_of, recipient_in
+from cli.due import MOST_RUNS, SEEN, Due, move_marks, plan_of, recipient_in
+from cli.due_outcome import Outcome
 from cli.output import json_text
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from almanac.config import Mail
 from almanac.errors import ConfigError, ServerError
-from reports.due import NOT_KNOWN, NOT_WANTED
 from reports.message import sender_of
 from reports.outbox import Message, Outbox
 from reports.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN

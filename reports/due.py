@@ -9,13 +9,10 @@ from dataclasses import dataclass, field
 from almanac.config import Mail
 from reports.ended import Ended
 from reports.outbox import EndedRun
-from reports.preferences import UNKNOWN
+from reports.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
 
 NO_TELEMETRY = "telemetry has not arrived"
 NO_COMMENT = "its comment is not known yet"
-NOT_KNOWN = "the system does not know the user"
-NOT_WANTED = {"off": "the user wants none", "digest": "the user wants weekly mail"}
-"""Why there is no mail of a run, by the frequency of its user."""
 RAN_AGAIN = "the job ran again"
 ARRAY_RUNS = "the array still runs"
 LATER_S = 20

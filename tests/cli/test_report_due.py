@@ -26,7 +26,8 @@ from almanac.config_file import parse_config
 from almanac.errors import CommandError, NotAllowedError, StoreError
 from cli import report_due
 from cli.app import App
-from cli.due import Due, Outcome
+from cli.due import Due
+from cli.due_outcome import Outcome
 from cli.ingest import Job
 from cli.ingest import run as read_sources
 from cli.main import cli

@@ -1,0 +1,42 @@
+"""What a run of `almanac report --due` says that it did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from almanac.units import format_count
+
+
+@dataclass
+class Outcome:
+    """What one run did. looks: how often accounting and telemetry were asked."""
+
+    noticed: int = 0
+    looks: Counter[str] = field(default_factory=Counter)
+    put: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    delayed: Counter[str] = field(default_factory=Counter)
+    delivered: Counter[str] = field(default_factory=Counter)
+    spool: dict[str, int] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        """None where there was nothing to do: a timer runs every minute."""
+        decisions = list(self.decisions())
+        if self.noticed or self.put or decisions:
+            yield f"{format_count(self.noticed)} jobs have ended; mails made: {said(self.put) or 'none'}"
+        yield from decisions
+
+    def decisions(self) -> Iterator[str]:
+        for title, counts in (
+            ("no mail of", self.skipped), ("later", self.delayed), ("spool", Counter(self.spool)),
+            ("mail server", self.delivered),
+        ):  # fmt: skip
+            if words := said(counts):
+                yield f"  {title}: {words}"
+
+
+def said(counts: Counter[str]) -> str:
+    return ", ".join(f"{format_count(number)} {what}" for what, number in counts.most_common() if number)
