@@ -91,7 +91,7 @@ def tables() -> str:
 
 def commands() -> str:
     lines = ["# Commands\n", NOTE, "```", _help(cli, "almanac"), "```\n"]
-    context = click.Context(cli, info_name="almanac")
+    context = click.Context(cli, info_name="almanac", **cli.context_settings)
     for name in cli.list_commands(context):
         command = cli.get_command(context, name)
         assert command is not None
@@ -104,9 +104,8 @@ def commands() -> str:
 
 
 def _help(command: click.Command, name: str, parent: click.Context | None = None) -> str:
-    return command.get_help(
-        click.Context(command, info_name=name, parent=parent, max_content_width=100, terminal_width=100)
-    )
+    settings = {**command.context_settings, "max_content_width": 100, "terminal_width": 100}
+    return command.get_help(click.Context(command, info_name=name, parent=parent, **settings))
 
 
 def report_rules() -> str:
@@ -148,6 +147,9 @@ PAGES = {
 
 
 def main() -> None:
+    if sys.argv[1:]:
+        sys.stdout.write(PAGES[sys.argv[1]]())
+        return
     for name, page in PAGES.items():
         (DOCS / name).write_text(page(), encoding="utf-8")
     for name, is_basic in FILES.items():
