@@ -16,6 +16,7 @@ from cli.due_outcome import Outcome
 
 if TYPE_CHECKING:
     from cli.ingest import Job
+    from reports.allowance import Allowance
     from reports.due import Plan
     from reports.ended import Ended
     from reports.outbox import Outbox
@@ -136,8 +137,8 @@ class Due:
         seen_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (SEEN, STARTED))
         if reached_s is None or (reached_s <= seen_s and not is_asked):
             return
-        since_s = max(started_s, self.app.now_s() - self.app.config.mail.give_up_hours * 3600)
-        self.outcome.noticed = self.outbox.notice(ended_since(self.store, self.cluster, since_s), self.app.now_s())
+        ended = ended_since(self.store, self.cluster, told_since(self.app, started_s))
+        self.outcome.noticed = self.outbox.notice(ended, self.app.now_s())
         self.store.set_watermark(SEEN, self.cluster, reached_s)
 
     def _settle(self, notices: Sequence[Notice]) -> None:
@@ -179,9 +180,12 @@ class Due:
 
     def _decided(self, plan: Plan) -> list[Ended]:
         """What is ready, with its metrics computed; the rest is skipped or delayed in the outbox."""
-        from reports.due import hold_back
+        from reports.due import ENOUGH_MAIL, hold_back, leave_for_later
 
         now_s = self.app.now_s()
+        plan.ready, later = leave_for_later(plan.ready, self._allowance())
+        for until_s, runs in later.items():
+            plan.delayed[ENOUGH_MAIL, until_s] += runs
         if not self._summarise(plan.ready):
             early, plan.ready = hold_back(plan.ready, now_s - self.app.config.mail.wait_s)
             plan.delayed["another run computes job metrics", now_s] += [each.run for each in early]
@@ -192,6 +196,11 @@ class Due:
             self.outbox.delay(runs, until_s, reason)
             self.outcome.delayed[reason] += len(runs)
         return plan.ready
+
+    def _allowance(self) -> Allowance:
+        from reports.allowance import allowance_of
+
+        return allowance_of(self.outbox, self.app.config.mail, self.app.now_s())
 
     def _summarise(self, ready: Sequence[Ended]) -> bool:
         """False where another process computes metrics now."""
@@ -215,7 +224,7 @@ class Due:
 
         counts = BatchCounts()
         batch = Batch(self.store, self.cluster, self.app.config, self.app.now_s(), recipient_in(self.app))
-        for _ in batch.put(self.outbox, parcels(ready, self.app.config.mail.storm), counts):
+        for _ in batch.put(self.outbox, parcels(ready, self._allowance().most), counts):
             self._deliver()
         self.outcome.put += counts.put
         self.outcome.faults += counts.faults
@@ -260,6 +269,12 @@ class Due:
 
     def _fault(self, error: AlmanacError) -> None:
         self.outcome.faults.append(f"{error}" + (f"; to do: {error.hint}" if error.hint else ""))
+
+
+def told_since(app: App, started_s: int | None) -> int:
+    """What ended before gets no mail; started_s: when mail was switched on, None: not yet."""
+    oldest_s = app.now_s() - app.config.mail.give_up_hours * 3600
+    return app.now_s() - 86_400 if started_s is None else max(started_s, oldest_s)
 
 
 def spool_of(app: App, cluster: str) -> Spool:

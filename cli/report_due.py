@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections import Counter
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,12 @@ import click
 from almanac.errors import BusyError
 from almanac.units import format_count, printable
 from cli.app import App
-from cli.due import MOST_RUNS, SEEN, Due, move_marks, plan_of, recipient_in
+from cli.due import MOST_RUNS, STARTED, Due, move_marks, plan_of, recipient_in, told_since
 from cli.due_outcome import Outcome
 from cli.output import json_text
 
 if TYPE_CHECKING:
-    from reports.outbox import EndedRun
+    from reports.outbox import Outbox
     from telemetry.store import Store
 
 FAULT = 5
@@ -58,39 +59,47 @@ def run(app: App, is_dry: bool, as_json: bool) -> int:
 
 def _dry_run(app: App, store: Store, cluster: str) -> int:
     """Say what would be told of what the store knows; nothing is asked, written or sent."""
-    from reports.due import parcels
+    with _copied_outbox(store) as outbox:
+        return _foretell(app, store, cluster, outbox)
+
+
+def _foretell(app: App, store: Store, cluster: str, outbox: Outbox) -> int:
+    from reports.allowance import allowance_of
+    from reports.due import ENOUGH_MAIL, leave_for_later, parcels
     from reports.ended import ended_since, look_up
 
-    seen_s = store.watermark(SEEN, cluster)
-    since_s = app.now_s() - 86_400 if seen_s is None else seen_s
-    runs = {*ended_since(store, cluster, since_s), *_undecided(store, cluster)}
-    found = look_up(store, cluster, sorted(runs, key=lambda run: (run.end_s, run.job_id, run.submit_s)))
-    plan = plan_of(app, store, cluster, found)
-    for parcel in parcels(plan.ready, app.config.mail.storm):
+    started_s = store.watermark(STARTED, cluster)
+    outbox.notice(ended_since(store, cluster, told_since(app, started_s)), app.now_s())
+    waiting = [run for run in outbox.waiting(_FOREVER_S, MOST_RUNS) if run.cluster == cluster]
+    found = look_up(store, cluster, waiting)
+    plan, allowance = plan_of(app, store, cluster, found), allowance_of(outbox, app.config.mail, app.now_s())
+    ready, later = leave_for_later(plan.ready, allowance)
+    for parcel in parcels(ready, allowance.most):
         what = f"{format_count(len(parcel.runs))} jobs" if parcel.is_digest else f"job {parcel.runs[0].job_id}"
         click.echo(f"to {printable(recipient_in(app)(parcel.user) or '')}: {what}")
     skipped = Counter({reason: len(runs) for reason, runs in plan.skipped.items()})
     delayed = Counter({reason: len(runs) for (reason, _), runs in plan.delayed.items()})
+    delayed[ENOUGH_MAIL] = sum(map(len, later.values()))
     for line in Outcome(skipped=skipped, delayed=delayed).decisions():
         click.echo(line)
-    span = "of the last day; the first run tells of no job that ended before it" if seen_s is None else "that is new"
+    span = "of the last day; the first run tells of no job that ended before it" if started_s is None else "that is new"
     click.echo(f"a dry run, of what the store has {span}; nothing was asked, written or sent")
     return 0
 
 
-def _undecided(store: Store, cluster: str) -> list[EndedRun]:
-    """What waits in the outbox, also what is delayed; by a copy, since it is another's to change."""
+@contextmanager
+def _copied_outbox(store: Store) -> Iterator[Outbox]:
+    """With what waits in the outbox, also what is delayed; a copy, since it is another's to change."""
     from reports.outbox import Outbox, outbox_path
 
     path = outbox_path(store.root)
-    if not path.exists():
-        return []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
-        with (
-            closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
-            closing(sqlite3.connect(copy)) as to,
-        ):
-            source.backup(to)
+        if path.exists():
+            with (
+                closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
+                closing(sqlite3.connect(copy)) as to,
+            ):
+                source.backup(to)
         with Outbox(copy) as outbox:
-            return [run for run in outbox.waiting(_FOREVER_S, MOST_RUNS) if run.cluster == cluster]
+            yield outbox

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from almanac.config import Mail
+from reports.allowance import Allowance
 from reports.ended import Ended
 from reports.outbox import EndedRun
 from reports.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
@@ -14,6 +15,7 @@ from reports.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
 NO_TELEMETRY = "telemetry has not arrived"
 NO_COMMENT = "its comment is not known yet"
 RAN_AGAIN = "the job ran again"
+ENOUGH_MAIL = "their user got enough mail for now"
 ARRAY_RUNS = "the array still runs"
 LATER_S = 20
 """A run that has to wait is looked at again by the next run of the timer."""
@@ -118,6 +120,20 @@ def _waits_for(each: Ended, frequency: Callable[[str], str], config: Mail, momen
     return NO_TELEMETRY if is_early and _lacks_telemetry(each, moment) else ""
 
 
+def leave_for_later(ready: Sequence[Ended], allowance: Allowance) -> tuple[list[Ended], dict[int, list[EndedRun]]]:
+    """What can be told now; and, by when to look again (s), the runs of users who have got enough mail for now.
+
+    They wait here, not as mails in the queue, so that all that ends until then is told in one.
+    """
+    now, later = list[Ended](), defaultdict[int, list[EndedRun]](list)
+    for each in ready:
+        if allowance.left(each.run.user):
+            now.append(each)
+        else:
+            later[allowance.until_s(each.run.user)].append(each.run)
+    return now, later
+
+
 def hold_back(ready: Sequence[Ended], since_s: int) -> tuple[list[Ended], list[Ended]]:
     """Apart from the others, the runs that ended after since_s, with all tasks of their arrays."""
     held, rest = list[Ended](), list[Ended]()
@@ -148,8 +164,8 @@ def _lacks_telemetry(each: Ended, moment: Moment) -> bool:
     return moment.telemetry_s is not None and moment.telemetry_s < each.run.end_s
 
 
-def parcels(ready: Sequence[Ended], storm: int) -> list[Parcel]:
-    """One for each job, one for each array; one alone for a user who would get more than `storm`. Oldest end first."""
+def parcels(ready: Sequence[Ended], most: Callable[[str], int]) -> list[Parcel]:
+    """One for each job, one for each array; one alone for a user who would get more than `most`. Oldest end first."""
     by_user: dict[str, dict[tuple[bool, int], list[EndedRun]]] = defaultdict(lambda: defaultdict(list))
     for each in ready:
         run = each.run
@@ -157,6 +173,8 @@ def parcels(ready: Sequence[Ended], storm: int) -> list[Parcel]:
         by_user[run.user][is_task, run.array_job_id if is_task else run.job_id].append(run)  # type: ignore[index]
     found = []
     for user, groups in by_user.items():
-        together = [[run for group in groups.values() for run in group]] if len(groups) > storm else groups.values()
+        together = (
+            [[run for group in groups.values() for run in group]] if len(groups) > most(user) else groups.values()
+        )
         found += [Parcel(user, tuple(runs)) for runs in together]
     return sorted(found, key=lambda parcel: (parcel.runs[0].end_s, parcel.user, parcel.runs[0].job_id))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +157,11 @@ class Outbox:
         found = self._select(f"{sql} LIMIT ?", now_s, limit)
         names = _MESSAGE.split(", ")
         return [Message(**dict(zip(names, row, strict=True)), runs=self._runs(row[0])) for row in found]
+
+    def queued(self) -> Counter[str]:
+        """How many messages of each user still have to be sent."""
+        rows = self._select("SELECT user, count(*) FROM message WHERE state = 'queued' GROUP BY user")
+        return Counter(dict(rows))
 
     def sent_since(self, since_s: int) -> list[tuple[str, int]]:
         """User and time of every message that was sent then or later, in order of time."""

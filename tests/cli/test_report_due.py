@@ -306,6 +306,27 @@ def test_a_comment_that_accounting_has_not_told_yet_is_waited_for(site: Site, mo
     assert site.jobs_told == ["3"]
 
 
+def test_who_got_enough_mail_is_told_of_the_rest_in_one(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.change("mail", per_user_hour=2)
+    for number in (2, 3):
+        site.ends(number, NOW_S + 60)
+    site.ingest()
+    assert site.due().put == {"job": 2}
+    first_s = site.app.clock_s
+    for number in (4, 5, 7):
+        site.ends(number, first_s + 20)
+    site.ends(6, first_s + 30, user="bob")
+    site.app.clock_s += 60
+    site.ingest()
+    assert report_due.run(site.app, is_dry=True, as_json=False) == 0
+    assert "to bob@example.org: job 6\n  later: 3 their user got enough mail for now" in capsys.readouterr().out
+    outcome = site.due()
+    assert (outcome.put, outcome.delayed) == ({"job": 1}, {"their user got enough mail for now": 3})
+    assert site.due(first_s + HOUR_S - 1).put == {}
+    assert site.due(first_s + HOUR_S).put == {"digest": 1}
+    assert "3 jobs ended" in site.got[-1][1]
+
+
 def test_a_report_waits_for_telemetry_and_then_goes_without(site: Site) -> None:
     site.change("prometheus", url="http://127.0.0.1:9", retries=0, timeout_s=1)
     site.store.set_watermark("prometheus", CLUSTER, NOW_S)

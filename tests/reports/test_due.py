@@ -10,11 +10,23 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mails import NOW_S, run
+from mails import NOW_S, message, run
 
 from almanac.config import Mail
+from reports.allowance import allowance_of
 from reports.batch import GAP_S, RECENT_S, spans_to_summarise
-from reports.due import NO_COMMENT, NO_TELEMETRY, RAN_AGAIN, Moment, Plan, hold_back, parcels, plan_runs
+from reports.due import (
+    ENOUGH_MAIL,
+    NO_COMMENT,
+    NO_TELEMETRY,
+    RAN_AGAIN,
+    Moment,
+    Plan,
+    hold_back,
+    leave_for_later,
+    parcels,
+    plan_runs,
+)
 from reports.ended import Ended
 from reports.outbox import Outbox
 
@@ -123,18 +135,18 @@ def test_a_long_wait_is_looked_at_rarely() -> None:
 def test_an_array_is_one_mail_and_a_lone_task_is_a_job() -> None:
     tasks = [ended(number, array_job_id=10) for number in (11, 12, 13)]
     alone = ended(21, array_job_id=20)
-    found = parcels([*tasks, alone, ended(1), ended(2)], storm=5)
+    found = parcels([*tasks, alone, ended(1), ended(2)], lambda user: 5)
     assert sorted([run.job_id for run in parcel.runs] for parcel in found) == [[1], [2], [11, 12, 13], [21]]
     assert [parcel.is_digest for parcel in found].count(True) == 1
 
 
 def test_a_job_whose_id_is_an_arrays_is_not_taken_for_it() -> None:
-    assert len(parcels([ended(10), ended(11, array_job_id=10)], storm=5)) == 2
+    assert len(parcels([ended(10), ended(11, array_job_id=10)], lambda user: 5)) == 2
 
 
 def test_more_than_a_storm_of_one_user_is_one_mail() -> None:
     calm, stormy = [ended(number) for number in range(5)], [ended(number, user="bob") for number in range(10, 16)]
-    found = parcels([*calm, *stormy], storm=5)
+    found = parcels([*calm, *stormy], lambda user: 5)
     assert Counter((parcel.user, len(parcel.runs)) for parcel in found) == {("ann", 1): 5, ("bob", 6): 1}
 
 
@@ -154,10 +166,52 @@ def test_an_array_is_one_mail_however_its_tasks_end(tmp_path: Path, tasks: int, 
             made = plan_runs(found, lambda user: "every", lambda user: "x", CONFIG, Moment(now_s, now_s - 90))
             for (reason, until_s), waiting in made.delayed.items():
                 outbox.delay(waiting, until_s, reason)
-            for parcel in parcels(made.ready, storm=5):
+            for parcel in parcels(made.ready, lambda user: 5):
                 outbox.skip(parcel.runs, "told", now_s)
                 told.append(len(parcel.runs))
     assert told == sizes
+
+
+@pytest.mark.parametrize(("gap_s", "most_mails"), [(30, 20), (90, 20), (240, 15)])
+def test_who_got_enough_mail_is_told_of_the_rest_in_one(tmp_path: Path, gap_s: int, most_mails: int) -> None:
+    """A job ends every so often for nine hours: all are told, soon, and no hour has more mails than it may."""
+    config, end_s = replace(CONFIG, per_user_hour=20), NOW_S + 9 * HOUR_S
+    told: list[int] = []
+    at_s: list[int] = []
+    with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
+        for now_s in range(NOW_S, end_s + 2 * HOUR_S, 60):
+            ends = [each_s for each_s in range(NOW_S, end_s, gap_s) if now_s - 60 < each_s <= now_s]
+            outbox.notice([run(each_s, end_s=each_s) for each_s in ends], now_s)
+            allowance = allowance_of(outbox, config, now_s)
+            found = [Ended(each, 600) for each in outbox.waiting(now_s, 1000)]
+            ready, later = leave_for_later(found, allowance)
+            for until_s, waiting in later.items():
+                assert now_s < until_s <= now_s + HOUR_S
+                outbox.delay(waiting, until_s, ENOUGH_MAIL)
+            for parcel in parcels(ready, allowance.most):
+                mail = message(len(at_s), *parcel.runs)
+                outbox.put(mail, now_s)
+                outbox.sent(mail, now_s)
+                at_s.append(now_s)
+                told += [each.job_id for each in parcel.runs]
+    assert sorted(told) == list(range(NOW_S, end_s, gap_s))
+    assert max(sum(since_s - HOUR_S < each_s <= since_s for each_s in at_s) for since_s in at_s) <= most_mails
+
+
+def test_what_is_queued_counts_as_mail(tmp_path: Path) -> None:
+    """The server is away: the queue of a user does not grow beyond what an hour allows."""
+    config = replace(CONFIG, per_user_hour=3, storm=2)
+    with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
+        outbox.put(message(1), NOW_S)
+        outbox.sent(message(1), NOW_S)
+        assert allowance_of(outbox, config, NOW_S).most("ann") == 2
+        outbox.put(message(2), NOW_S)
+        assert allowance_of(outbox, config, NOW_S + 60).most("ann") == 1
+        outbox.put(message(3), NOW_S + 60)
+        full = allowance_of(outbox, config, NOW_S + 120)
+        assert (full.left("ann"), full.left("bob")) == (0, 3)
+        assert full.until_s("ann") == NOW_S + HOUR_S
+        assert allowance_of(outbox, config, NOW_S + HOUR_S).left("ann") == 1
 
 
 def test_an_array_that_is_over_waits_for_the_last_tasks_telemetry() -> None:
@@ -181,7 +235,7 @@ each_ended = st.builds(
 
 @given(st.lists(each_ended, unique_by=lambda each: each.run.job_id), st.integers(1, 6))
 def test_every_run_is_in_one_mail_of_its_owner(found: list[Ended], storm: int) -> None:
-    made = parcels(found, storm)
+    made = parcels(found, lambda user: storm)
     assert Counter(run for parcel in made for run in parcel.runs) == Counter(each.run for each in found)
     assert all(run.user == parcel.user for parcel in made for run in parcel.runs)
     assert all(number <= storm for number in Counter(parcel.user for parcel in made).values())
