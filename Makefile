@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+# Two processes: tests on the cluster, which mostly wait, are one's; tests/conftest.py says which those are.
+PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
 export PYTHON
 
 .PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports docs deb lock clean distclean servers
@@ -43,10 +45,10 @@ lint: $(STAMP)
 
 # Lint first: the last line of the output is pytest's summary.
 test: lint servers
-	scripts/with-docker.sh $(BIN)/pytest $(PYTEST_ARGS)
+	scripts/with-docker.sh $(PYTEST) $(PYTEST_ARGS)
 
 test-unit: $(STAMP)
-	$(BIN)/pytest -m "not cluster and not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not cluster and not slow" $(PYTEST_ARGS)
 
 test-cluster: servers
 	scripts/with-docker.sh $(BIN)/pytest -m cluster $(PYTEST_ARGS)

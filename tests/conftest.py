@@ -87,3 +87,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name in SLOW:
             item.add_marker("slow")
+        if item.get_closest_marker("cluster"):  # there is one
+            item.add_marker(pytest.mark.xdist_group("cluster"))
