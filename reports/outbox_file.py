@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from almanac.errors import NotAllowedError, SchemaVersionError, StoreError
+from telemetry.atomic import hand_over
 
 VERSION = 1
 
@@ -52,25 +52,11 @@ def read_counts(path: Path) -> OutboxCounts | None:
             return counts_of(database)
 
 
-def make_folder(folder: Path) -> None:
-    """Where it is not there. Root's belongs to the owner of the folder it is in, the store: the timer is theirs."""
-    folder.mkdir(mode=0o750, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    _give(handle, folder.parent)
-
-
 def make_file(path: Path) -> None:
     """Empty, where it is not there. Root's belongs to the owner of its folder; no link is followed."""
-    _give(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640), path.parent)
-
-
-def _give(handle: int, folder: Path) -> None:
-    """And close it. A file of root's with a second name is left alone: it may be one that root did not make here."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
     try:
-        found, owner = os.fstat(handle), folder.stat()
-        is_mine = found.st_uid == 0 and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1)
-        if is_mine and os.geteuid() == 0 and owner.st_uid != 0:
-            os.fchown(handle, owner.st_uid, owner.st_gid)
+        hand_over(handle, path.parent)
     finally:
         os.close(handle)
 

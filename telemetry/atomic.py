@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,32 @@ TEMPORARY = ".tmp-"
 """How the names of files begin that a killed writer may leave behind."""
 
 
+def hand_over(handle: int, folder: Path) -> None:
+    """Give what root made, by its descriptor, to the owner of the folder that it is in, whose service works there.
+
+    A file of root's with a second name is left alone: it may be one that root did not make here.
+    """
+    if os.geteuid() != 0:
+        return
+    found, owner = os.fstat(handle), folder.stat()
+    is_mine = found.st_uid == 0 and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1)
+    if is_mine and owner.st_uid != 0:
+        os.fchown(handle, owner.st_uid, owner.st_gid)
+
+
+def make_folder(folder: Path, mode: int = 0o750) -> None:
+    """Where it is not there; root's is handed over. Raises OSError, also for a link."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=mode)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        hand_over(handle, folder.parent)
+    finally:
+        os.close(handle)
+
+
 @contextlib.contextmanager
-def replacing(path: Path, mode: int = 0o640) -> Iterator[IO[Any]]:
+def replacing(path: Path, mode: int = 0o640, *, is_handed_over: bool = False) -> Iterator[IO[Any]]:
     """A file to write that takes path's place, by rename, once it is on disk: readers see the old one or the new."""
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
     try:
@@ -26,6 +51,8 @@ def replacing(path: Path, mode: int = 0o640) -> Iterator[IO[Any]]:
             yield out
             out.flush()
             os.fchmod(out.fileno(), mode)
+            if is_handed_over:
+                hand_over(out.fileno(), path.parent)
             os.fsync(out.fileno())
             Path(name).replace(path)
     finally:
@@ -37,9 +64,9 @@ def replacing(path: Path, mode: int = 0o640) -> Iterator[IO[Any]]:
         os.close(folder)
 
 
-def write_atomically(path: Path, content: bytes, mode: int = 0o640) -> None:
+def write_atomically(path: Path, content: bytes, mode: int = 0o640, *, is_handed_over: bool = False) -> None:
     """Replace the content of a file."""
-    with replacing(path, mode) as out:
+    with replacing(path, mode, is_handed_over=is_handed_over) as out:
         out.write(content)
 
 
@@ -48,7 +75,8 @@ def locked(path: Path, busy: str = "") -> Iterator[None]:
     """Hold a lock that ends with the process, however it ends.
 
     Waits for another holder; with `busy`, what it does, raises BusyError instead. Raises StoreError where the lock
-    may not be taken. Root takes locks in folders of others: no link is followed, and no file is emptied.
+    may not be taken. Root takes locks in folders of others: no link is followed, no file is emptied, and one that root
+    made is handed over.
     """
     try:
         handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660), "r+b", 0)
@@ -57,6 +85,7 @@ def locked(path: Path, busy: str = "") -> Iterator[None]:
             raise StoreError(f"{path} is a symbolic link: no lock is taken through it", "remove the link") from error
         raise StoreError(f"{path.parent}: cannot be written: {error.strerror}", "run this as its owner") from error
     with handle:
+        hand_over(handle.fileno(), path.parent)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
         except BlockingIOError as error:

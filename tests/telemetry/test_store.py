@@ -106,6 +106,20 @@ def test_clusters_are_kept_apart(store: Store) -> None:
     assert store.clusters() == ["a", "b"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can write into another's store")
+def test_what_root_writes_is_the_store_owners(store: Store) -> None:
+    """Else one command by root stops the service that works there."""
+    owner = (54321, 54322)
+    for path in (store.root, store.root / "store.json"):
+        os.chown(path, *owner)
+    store.write("jobs", "a", pa.table({"job_id": [1], "submit_s": [1], "user": ["ann"]}))
+    store.set_watermark("sacct", "a", 1)
+    with store.summarising("a"):
+        made = [path for path in store.root.rglob("*") if path.name != "store.json"]
+    assert len(made) >= 8
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {owner}
+
+
 SAMPLE = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 2), st.integers(3590, 3610), st.floats(0, 9, width=32))
 
 
