@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from almanac.errors import AlmanacError, BusyError, SourceError, StoreError
+from almanac.errors import AlmanacError, BusyError, ConfigError, SourceError, StoreError
+from almanac.units import format_count
 from cli.app import App
 from cli.due_outcome import Outcome
 
@@ -55,8 +56,10 @@ class Due:
         self._deliver()
         try:
             self._decide()
-        finally:
+        except Exception:
             self._deliver()
+            raise
+        self._deliver()
         return self.outcome
 
     def _decide(self) -> None:
@@ -106,7 +109,8 @@ class Due:
             self.outcome.faults.append("accounting has never been read: run `almanac ingest` first, or its timer")
             return
         asked_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (ASKED, STARTED))
-        since_s = max(asked_s, ingested_s, started_s, now_s - config.mail.give_up_hours * 3600)
+        # A mark that a clock left in the future must not keep this from asking.
+        since_s = min(now_s, max(asked_s, ingested_s, started_s, now_s - give_up_s(self.app)))
         self.store.set_watermark(ASKED, self.cluster, since_s)
         slurm = replace(config.slurm, overlap_hours=0, read_steps=False)
         source = SacctSource(self.app.commands, self.cluster, config.tiers, slurm, self.app.now_s, name=ASKED)
@@ -135,7 +139,7 @@ class Due:
 
         reached_s = self.store.watermark("sacct", self.cluster)
         seen_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (SEEN, STARTED))
-        if reached_s is None or (reached_s <= seen_s and not is_asked):
+        if reached_s is None or (reached_s <= seen_s <= self.app.now_s() and not is_asked):
             return
         ended = ended_since(self.store, self.cluster, told_since(self.app, started_s))
         self.outcome.noticed = self.outbox.notice(ended, self.app.now_s())
@@ -159,8 +163,8 @@ class Due:
     def _waiting(self) -> list[Ended]:
         from reports.ended import look_up
 
-        runs = self.outbox.waiting(self.app.now_s(), MOST_RUNS)
-        return look_up(self.store, self.cluster, [run for run in runs if run.cluster == self.cluster])
+        now_s = self.app.now_s()
+        return look_up(self.store, self.cluster, self.outbox.waiting(now_s, self.cluster), comments_since(self.app))
 
     def _planned(self, found: Sequence[Ended]) -> Plan:
         plan = plan_of(self.app, self.store, self.cluster, found)
@@ -180,10 +184,11 @@ class Due:
 
     def _decided(self, plan: Plan) -> list[Ended]:
         """What is ready, with its metrics computed; the rest is skipped or delayed in the outbox."""
-        from reports.due import ENOUGH_MAIL, hold_back, leave_for_later
+        from reports.due import ENOUGH_MAIL, first_of, hold_back, leave_for_later
 
         now_s = self.app.now_s()
-        plan.ready, later = leave_for_later(plan.ready, self._allowance())
+        self.outcome.faults += stuck(plan, now_s - self.app.config.mail.wait_s)
+        plan.ready, later = leave_for_later(first_of(plan.ready, MOST_RUNS), self._allowance())
         for until_s, runs in later.items():
             plan.delayed[ENOUGH_MAIL, until_s] += runs
         if not self._summarise(plan.ready):
@@ -252,7 +257,12 @@ class Due:
             return
         from reports.delivery import deliver
 
-        counts = deliver(self.outbox, self.app.config.mail, self.app.now_s, time.sleep, frequency_in(self.app))
+        try:
+            counts = deliver(self.outbox, self.app.config.mail, self.app.now_s, time.sleep, frequency_in(self.app))
+        except ConfigError as error:  # jobs that end are noticed all the same
+            self.outcome.delivered["fault"] = 1
+            self._fault(error)
+            return
         self.outcome.delivered.update(sent=counts.sent, failed=counts.failed, given_up=counts.given_up)
         self.outcome.delivered["held"] = counts.held
         self.outcome.delivered[LEFT] = counts.left
@@ -272,9 +282,36 @@ class Due:
 
 
 def told_since(app: App, started_s: int | None) -> int:
-    """What ended before gets no mail; started_s: when mail was switched on, None: not yet."""
-    oldest_s = app.now_s() - app.config.mail.give_up_hours * 3600
-    return app.now_s() - 86_400 if started_s is None else max(started_s, oldest_s)
+    """What ended before gets no mail; started_s: when mail was switched on, None: not yet.
+
+    A clock that was ahead can have left that in the future: then the last hour is looked at, in each run.
+    """
+    now_s = app.now_s()
+    if started_s is None:
+        return now_s - 86_400
+    return max(min(started_s, now_s - 3600) if started_s > now_s else started_s, now_s - give_up_s(app))
+
+
+def comments_since(app: App) -> int:
+    """From when on a known comment shows that accounting tells them: where it stops to, mail goes on in time."""
+    return app.now_s() - give_up_s(app) // 2
+
+
+def give_up_s(app: App) -> int:
+    return app.config.mail.give_up_hours * 3600
+
+
+def stuck(plan: Plan, until_s: int) -> Iterator[str]:
+    """What keeps runs waiting that ended before until_s, where it is the site's to mend."""
+    from reports.due import NO_COMMENT
+    from reports.preferences import NOT_KNOWN
+
+    waiting = {why: [run for run in runs if run.end_s < until_s] for (why, _), runs in plan.delayed.items()}
+    if runs := waiting.get(NO_COMMENT):
+        yield f"{format_count(len(runs))} reports wait for their job's comment: see what `sacct --json` says"
+    is_anybody_known = bool(plan.ready or plan.skipped or set(waiting) - {NOT_KNOWN})
+    if (runs := waiting.get(NOT_KNOWN)) and not is_anybody_known:
+        yield f"{format_count(len(runs))} reports wait, as this host knows none of their users: see `getent passwd`"
 
 
 def spool_of(app: App, cluster: str) -> Spool:

@@ -15,7 +15,7 @@ import click
 from almanac.errors import BusyError
 from almanac.units import format_count, printable
 from cli.app import App
-from cli.due import MOST_RUNS, STARTED, Due, move_marks, plan_of, recipient_in, told_since
+from cli.due import STARTED, Due, comments_since, move_marks, plan_of, recipient_in, told_since
 from cli.due_outcome import Outcome
 from cli.output import json_text
 
@@ -68,10 +68,9 @@ def _foretell(app: App, store: Store, cluster: str, outbox: Outbox) -> int:
     from reports.due import ENOUGH_MAIL, leave_for_later, parcels
     from reports.ended import ended_since, look_up
 
-    started_s = store.watermark(STARTED, cluster)
+    started_s = store.watermark(STARTED, cluster) if app.config.mail.server else None
     outbox.notice(ended_since(store, cluster, told_since(app, started_s)), app.now_s())
-    waiting = [run for run in outbox.waiting(_FOREVER_S, MOST_RUNS) if run.cluster == cluster]
-    found = look_up(store, cluster, waiting)
+    found = look_up(store, cluster, outbox.waiting(_FOREVER_S, cluster), comments_since(app))
     plan, allowance = plan_of(app, store, cluster, found), allowance_of(outbox, app.config.mail, app.now_s())
     ready, later = leave_for_later(plan.ready, allowance)
     for parcel in parcels(ready, allowance.most):
@@ -91,12 +90,14 @@ def _foretell(app: App, store: Store, cluster: str, outbox: Outbox) -> int:
 def _copied_outbox(store: Store) -> Iterator[Outbox]:
     """With what waits in the outbox, also what is delayed; a copy, since it is another's to change."""
     from reports.outbox import Outbox, outbox_path
+    from reports.outbox_file import explained
 
     path = outbox_path(store.root)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
         if path.exists():
             with (
+                explained(path),
                 closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
                 closing(sqlite3.connect(copy)) as to,
             ):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from almanac.config import Config
-from almanac.errors import ConfigError
+from almanac.errors import ConfigError, StoreError
 from reports.context import JobContext, build
 from reports.digest import render_storm
 from reports.due import RAN_AGAIN, Parcel
@@ -32,6 +32,11 @@ class BatchCounts:
 
     put: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+
+    def leave_out(self, error: StoreError) -> None:
+        fault = f"reports are without advice and ranks: {error}"
+        if fault not in self.faults:
+            self.faults.append(fault)
 
 
 def spans_to_summarise(ready: Sequence[Ended], now_s: int) -> list[tuple[int, int]]:
@@ -65,7 +70,7 @@ class Batch:
         singles = [parcel for parcel in parcels if not parcel.is_digest]
         for first in range(0, len(singles), SLICE):
             part = singles[first : first + SLICE]
-            found = self._found_together(part)
+            found = self._found_together(part, counts)
             for parcel in part:
                 self._put_one(outbox, parcel, counts, found)
             yield
@@ -74,10 +79,10 @@ class Batch:
                 self._put_one(outbox, parcel, counts, None)
                 yield
 
-    def _found_together(self, parcels: Sequence[Parcel]) -> dict[EndedRun, JobContext] | None:
+    def _found_together(self, parcels: Sequence[Parcel], counts: BatchCounts) -> dict[EndedRun, JobContext] | None:
         """What the store has of these jobs; None where that fails: each is then looked up by itself."""
         try:
-            return self._contexts([run for parcel in parcels for run in parcel.runs], has_series=True)
+            return self._contexts([run for parcel in parcels for run in parcel.runs], counts, has_series=True)
         except Exception:
             return None
 
@@ -86,7 +91,7 @@ class Batch:
     ) -> None:
         kind = "digest" if parcel.is_digest else "job"
         try:
-            rendered = self._rendered(parcel, found)
+            rendered = self._rendered(parcel, found, counts)
             address = self.recipient(parcel.user) or ""
             message = (
                 None
@@ -105,22 +110,34 @@ class Batch:
         outbox.put(message, self.now_s)
         counts.put[kind] += 1
 
-    def _rendered(self, parcel: Parcel, found: dict[EndedRun, JobContext] | None) -> Rendered | None:
+    def _rendered(
+        self, parcel: Parcel, found: dict[EndedRun, JobContext] | None, counts: BatchCounts
+    ) -> Rendered | None:
         """None where the store has another run of each job by now."""
         if parcel.is_digest:
-            contexts = list(self._of_many(parcel.runs))
+            contexts = list(self._of_many(parcel.runs, counts))
             return render_storm(contexts, self.config) if contexts else None
-        known = self._contexts(parcel.runs, has_series=True) if found is None else found
+        known = self._contexts(parcel.runs, counts, has_series=True) if found is None else found
         context = known.get(parcel.runs[0])
         return None if context is None else render_email(context, self.config)
 
-    def _of_many(self, runs: Sequence[EndedRun]) -> Iterator[JobContext]:
+    def _of_many(self, runs: Sequence[EndedRun], counts: BatchCounts) -> Iterator[JobContext]:
         for first in range(0, len(runs), DIGEST_SLICE):
-            yield from self._contexts(runs[first : first + DIGEST_SLICE], has_series=False).values()
+            yield from self._contexts(runs[first : first + DIGEST_SLICE], counts, has_series=False).values()
 
-    def _contexts(self, runs: Sequence[EndedRun], *, has_series: bool) -> dict[EndedRun, JobContext]:
-        """By run, without those whose job has run again: a report is of a job's last run."""
+    def _contexts(
+        self, runs: Sequence[EndedRun], counts: BatchCounts, *, has_series: bool
+    ) -> dict[EndedRun, JobContext]:
+        """By run, without those whose job has run again: a report is of a job's last run.
+
+        Where a file of other jobs is damaged, the reports go out without what is drawn from those.
+        """
         ids = [run.job_id for run in runs]
-        built = build(self.store, self.cluster, ids, self.config, self.now_s, has_series=has_series)
+        given = self.store, self.cluster, ids, self.config, self.now_s
+        try:
+            built = build(*given, has_series=has_series)
+        except StoreError as error:
+            built = build(*given, has_series=has_series, is_bare=True)
+            counts.leave_out(error)
         by_key = {(context.job_id, context.job["submit_s"], context.job["end_s"]): context for context in built}
         return {run: by_key[key] for run in runs if (key := (run.job_id, run.submit_s, run.end_s)) in by_key}

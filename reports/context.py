@@ -33,7 +33,8 @@ class JobContext:
     """One job. job: its last run in the table jobs; metrics: its row of job_metrics, {} where it has none.
 
     gpus: rows of gpu_metrics, by host, gpu and mig. series: None without samples. ranks: by column of job_metrics.
-    advice: what `almanac advise` would say of the same submission now; None where the job never started.
+    advice: what `almanac advise` would say of the same submission now; None where the job never started, or where other
+    jobs were not looked at.
     earlier_runs: rows of jobs of the same id, oldest first: a requeued job has run before.
     """
 
@@ -100,16 +101,18 @@ def build(
     now_s: int,
     *,
     has_series: bool = True,
+    is_bare: bool = False,
     user: str | None = None,
 ) -> list[JobContext]:
     """The contexts of these jobs, in their order; ids that the store does not know are left out.
 
-    Every table of the store is read once for all of them. has_series: samples are read, for pictures. user: only jobs
-    of this one, for Slurm's numbers come again. Raises StoreError.
+    Every table of the store is read once for all of them. has_series: samples are read, for pictures. is_bare: no other
+    jobs are looked at, so that there are no ranks and no advice. user: only jobs of this one, for Slurm's numbers come
+    again. Raises StoreError.
     """
     runs = _runs(store, cluster, job_ids, user)
     chosen = [runs[job_id] for job_id in dict.fromkeys(job_ids) if job_id in runs]
-    return _build(store, cluster, chosen, config, now_s, has_series)
+    return _build(store, cluster, chosen, config, now_s, has_series, is_bare)
 
 
 def build_runs(
@@ -119,11 +122,17 @@ def build_runs(
     runs = _runs(store, cluster, [job_id for job_id, _ in wanted])
     chosen = [[row for row in runs.get(job_id, ()) if row["submit_s"] <= submit_s] for job_id, submit_s in wanted]
     known = [rows for rows, key in zip(chosen, wanted, strict=True) if rows and _key(rows[-1]) == key]
-    return _build(store, cluster, known, config, now_s, True)
+    return _build(store, cluster, known, config, now_s, True, False)
 
 
 def _build(
-    store: Store, cluster: str, runs: Sequence[Sequence[Row]], config: Config, now_s: int, has_series: bool
+    store: Store,
+    cluster: str,
+    runs: Sequence[Sequence[Row]],
+    config: Config,
+    now_s: int,
+    has_series: bool,
+    is_bare: bool,
 ) -> list[JobContext]:
     """runs: of each job, oldest first; the context is the last one's."""
     jobs = [each[-1] for each in runs]
@@ -132,10 +141,10 @@ def _build(
     metrics = {_key(rows[0]): rows[0] for rows in _by_run(store, "job_metrics", cluster, jobs)}
     gpus = {_key(rows[0]): rows for rows in _by_run(store, "gpu_metrics", cluster, jobs)}
     wanted = [_wanted(job, metrics.get(_key(job), {}), gpus.get(_key(job), [])) for job in jobs]
-    advices = _advise(store, cluster, jobs, config, now_s)
+    advices = {} if is_bare else _advise(store, cluster, jobs, config, now_s)
     found = load_series(store, cluster, wanted) if has_series else [None] * len(jobs)
     spans = [(job["submit_s"], job["end_s"] or now_s) for job in jobs]
-    site = SiteFigures.load(store, cluster, *span_of(spans))
+    site = None if is_bare else SiteFigures.load(store, cluster, *span_of(spans))
     return [
         JobContext(
             cluster=cluster,
@@ -144,7 +153,7 @@ def _build(
             metrics=metrics.get(_key(job), {}),
             gpus=tuple(gpus.get(_key(job), ())),
             series=series,
-            ranks=site.ranks(metrics.get(_key(job), {}), *span),
+            ranks=site.ranks(metrics.get(_key(job), {}), *span) if site else {},
             advice=advices.get(_key(job)),
             tiers=config.tiers,
             earlier_runs=tuple(row for row in earlier if row["user"] == job["user"]),

@@ -15,6 +15,7 @@ from reports.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
 NO_TELEMETRY = "telemetry has not arrived"
 NO_COMMENT = "its comment is not known yet"
 RAN_AGAIN = "the job ran again"
+TOO_OLD = "too long ago"
 ENOUGH_MAIL = "their user got enough mail for now"
 ARRAY_RUNS = "the array still runs"
 LATER_S = 20
@@ -97,11 +98,13 @@ def _plan_group(
         until_s = moment.now_s + min(max(LATER_S, min(ages_s) // 10), LATEST_S)
         plan.delayed[ARRAY_RUNS, until_s] += [each.run for each in group]
         return
+    # A comment that stays unknown is waited for long, and keeps no other task waiting so long.
+    for_all = next((why for run, why in waits.items() if moment.now_s - run.end_s < config.wait_s), "")
     for each in group:
         if each.run in waits:
             plan.delayed[waits[each.run], moment.now_s + LATER_S].append(each.run)
-        elif waits and not each.is_array_open:
-            plan.delayed[next(iter(waits.values())), moment.now_s + LATER_S].append(each.run)
+        elif for_all and not each.is_array_open:
+            plan.delayed[for_all, moment.now_s + LATER_S].append(each.run)
         else:
             plan.ready.append(each)
 
@@ -113,9 +116,9 @@ def _waits_for(each: Ended, frequency: Callable[[str], str], config: Mail, momen
     comments, almanac:nomail cannot be heard.
     """
     is_early = moment.now_s - each.run.end_s < config.wait_s
-    if frequency(each.run.user) == UNKNOWN:
-        return NOT_KNOWN
-    if each.refuses_mail is None and (is_early or each.has_comments):
+    if reason := _unknown_wish(each, frequency):
+        return reason
+    if is_early and each.refuses_mail is None:
         return NO_COMMENT
     return NO_TELEMETRY if is_early and _lacks_telemetry(each, moment) else ""
 
@@ -134,6 +137,23 @@ def leave_for_later(ready: Sequence[Ended], allowance: Allowance) -> tuple[list[
     return now, later
 
 
+def _unknown_wish(each: Ended, frequency: Callable[[str], str]) -> str:
+    """What of the user's wish is not known, though it could be; "" where nothing is."""
+    if frequency(each.run.user) == UNKNOWN:
+        return NOT_KNOWN
+    return NO_COMMENT if each.refuses_mail is None and each.has_comments else ""
+
+
+def first_of(ready: Sequence[Ended], most: int) -> list[Ended]:
+    """Not many more than so many, tasks of an array together; the others are for the next run."""
+    found = list[Ended]()
+    for group in _together(ready):
+        if len(found) >= most:
+            break
+        found += group
+    return found
+
+
 def hold_back(ready: Sequence[Ended], since_s: int) -> tuple[list[Ended], list[Ended]]:
     """Apart from the others, the runs that ended after since_s, with all tasks of their arrays."""
     held, rest = list[Ended](), list[Ended]()
@@ -149,7 +169,7 @@ def _why_not(
     if not each.is_last:
         return RAN_AGAIN
     if age_s > config.give_up_hours * 3600:
-        return "too long ago"
+        return _unknown_wish(each, frequency) or TOO_OLD
     if each.elapsed_s < config.min_elapsed_s:
         return "too short"
     if each.refuses_mail:

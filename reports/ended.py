@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -34,8 +34,7 @@ FROM jobs j WHERE j.job_id IN (SELECT job_id FROM wanted)
 _OPEN_ARRAYS = """
 SELECT DISTINCT array_job_id FROM jobs WHERE end_s IS NULL AND array_job_id IN (SELECT array_job_id FROM wanted)
 """
-_COMMENTS = "SELECT count(refuses_mail) > 0 FROM jobs"
-_METRICS = "SELECT job_id, submit_s FROM job_metrics WHERE job_id IN (SELECT job_id FROM wanted)"
+_COMMENTS = "SELECT count(refuses_mail) > 0 FROM jobs WHERE end_s >= $comments_s"
 _WANTED = schema_of({"job_id": pa.int64(), "array_job_id": pa.int64()})
 
 
@@ -45,7 +44,7 @@ class Ended:
 
     is_array_open: tasks of its array still run or pend. has_metrics: it has a row in job_metrics.
     refuses_mail: its comment says almanac:nomail; None: not known. has_comments: this cluster's accounting tells
-    comments, of other jobs at least.
+    comments, of other jobs that ended lately at least.
     """
 
     run: EndedRun
@@ -62,7 +61,8 @@ def ended_since(store: Store, cluster: str, since_s: int) -> list[EndedRun]:
 
     Runs that were requeued, and the parts of a job that was resized, are no ended jobs. Raises StoreError.
     """
-    [rows] = _query(store, cluster, None, _ENDED, since_s=since_s)
+    with _views(store, cluster) as db:
+        rows = db.execute(_ENDED, {"since_s": since_s}).fetchall()
     return [
         EndedRun(cluster, job_id, submit_s, user, end_s, gpus, array)
         for job_id, submit_s, user, end_s, gpus, array in rows
@@ -79,14 +79,20 @@ def known_ends(store: Store, cluster: str, job_ids: Collection[int]) -> dict[int
     return ends
 
 
-def look_up(store: Store, cluster: str, runs: Sequence[EndedRun]) -> list[Ended]:
-    """What the store says of these runs, in their order; a run that it no longer has as such is not the last one."""
+def look_up(store: Store, cluster: str, runs: Sequence[EndedRun], comments_s: int = 0) -> list[Ended]:
+    """What the store says of these runs, in their order; a run that it no longer has as such is not the last one.
+
+    comments_s: from which end on a known comment shows that accounting tells them. Raises StoreError.
+    """
     if not runs:
         return []
-    facts, opened, measured, comments = _query(store, cluster, runs, _FACTS, _OPEN_ARRAYS, _METRICS, _COMMENTS)
+    with _views(store, cluster) as db:
+        db.register("wanted", table_of(_WANTED, [(run.job_id, run.array_job_id) for run in runs]))
+        facts = db.execute(_FACTS).fetchall()
+        open_arrays = {array for (array,) in db.execute(_OPEN_ARRAYS).fetchall()}
+        [(has_comments,)] = db.execute(_COMMENTS, {"comments_s": comments_s}).fetchall()
     known = {fact[:3]: fact[3:] for fact in facts}
-    open_arrays, with_metrics = {array for (array,) in opened}, set(measured)
-    [(has_comments,)] = comments
+    with_metrics = _with_metrics(store, cluster, runs)
     found = []
     for run in runs:
         elapsed_s, is_last, refuses = known.get((run.job_id, run.submit_s, run.end_s), (0, False, False))
@@ -96,16 +102,26 @@ def look_up(store: Store, cluster: str, runs: Sequence[EndedRun]) -> list[Ended]
     return found
 
 
-def _query(
-    store: Store, cluster: str, runs: Sequence[EndedRun] | None, *queries: str, **values: Any
-) -> list[list[tuple[Any, ...]]]:
-    """The rows of each query over the store's jobs and job_metrics, and over `wanted`, the runs."""
+def _with_metrics(store: Store, cluster: str, runs: Sequence[EndedRun]) -> set[tuple[int, int]]:
+    """Runs (job_id, submit_s) that have metrics; none where those of their time cannot be read.
+
+    Then they are computed again, which says what is wrong.
+    """
+    submits = [run.submit_s for run in runs]
+    ids = {"job_id": pa.array(sorted({run.job_id for run in runs}), pa.int64())}
+    try:
+        rows = store.read("job_metrics", cluster, ("job_id", "submit_s"), min(submits), max(submits) + 1, ids)
+    except StoreError:
+        return set()
+    return set(zip(rows["job_id"].to_numpy().tolist(), rows["submit_s"].to_numpy().tolist(), strict=True))
+
+
+@contextlib.contextmanager
+def _views(store: Store, cluster: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database with a view of the table jobs. Raises StoreError."""
     with store.connect() as db:
         try:
             store.view(db, "jobs", cluster, _COLUMNS)
-            store.view(db, "job_metrics", cluster, ("job_id", "submit_s"))
-            if runs is not None:
-                db.register("wanted", table_of(_WANTED, [(run.job_id, run.array_job_id) for run in runs]))
-            return [db.execute(query, values or None).fetchall() for query in queries]
+            yield db
         except duckdb.Error as error:
             raise StoreError(f"{store.root}: the jobs cannot be read: {error}", "see `almanac doctor`") from error

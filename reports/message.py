@@ -72,7 +72,7 @@ def compose(
     cluster, user = cluster or runs[0].cluster, user or runs[0].user
     sender = sender_of(config.mail)
     domain = sender.partition("@")[2]
-    message_id = _message_id(cluster, user, kind, runs, key)
+    message_id = message_id_of(cluster, user, kind, runs, key)
     headers: dict[str, str | Address] = {
         "From": Address(f"almanac of {_one_line(cluster, 60)}", addr_spec=sender),
         "To": recipient,
@@ -89,7 +89,7 @@ def compose(
     return Message(message_id, user, recipient, kind, raw, tuple(runs), put_s=now_s)
 
 
-def _message_id(cluster: str, user: str, kind: str, runs: Sequence[EndedRun], key: str) -> str:
+def message_id_of(cluster: str, user: str, kind: str, runs: Sequence[EndedRun], key: str) -> str:
     """Of the message alone: a host name that could not be found out would make a second message of it."""
     keys = sorted((run.cluster, run.job_id, run.submit_s, run.end_s) for run in runs)
     digest = hashlib.sha256(json.dumps([cluster, user, kind, keys, key]).encode()).hexdigest()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -101,17 +101,22 @@ class Outbox:
             )
             return db.total_changes - before
 
-    def waiting(self, now_s: int, limit: int) -> list[EndedRun]:
-        """Without a decision, and not delayed beyond now; the oldest end first.
+    def waiting(self, now_s: int, cluster: str) -> list[EndedRun]:
+        """A cluster's runs without a decision, and not delayed beyond now; the oldest end first.
 
-        Tasks of an array are decided together: where one is due, all that wait come, delayed or not.
+        Tasks of an array are decided together: where one is due, all that wait come, delayed or not. However many wait,
+        all come: those that cannot be told yet must not hide the others.
         """
         sql = f"""
-            WITH due AS (SELECT cluster, array_job_id FROM run WHERE state = 'waiting' AND retry_s <= ?)
-            SELECT {_RUN} FROM run
-            WHERE state = 'waiting' AND (retry_s <= ? OR (cluster, array_job_id) IN (SELECT * FROM due))
-            ORDER BY end_s, cluster, job_id, submit_s LIMIT ?"""
-        return [EndedRun(*row) for row in self._select(sql, now_s, now_s, limit)]
+            WITH those AS (SELECT * FROM run WHERE state = 'waiting' AND cluster = $cluster)
+            SELECT {_RUN} FROM those
+            WHERE retry_s <= $now_s OR array_job_id IN (SELECT array_job_id FROM those WHERE retry_s <= $now_s)
+            ORDER BY end_s, job_id, submit_s"""
+        return [EndedRun(*row) for row in self._select(sql, {"now_s": now_s, "cluster": cluster})]
+
+    def has(self, message_id: str) -> bool:
+        """Whether this message was queued, whatever became of it."""
+        return bool(self._select("SELECT 1 FROM message WHERE message_id = ?", (message_id,)))
 
     def delay(self, runs: Sequence[EndedRun], until_s: int, reason: str) -> None:
         """Leave these, which wait, alone until then: their telemetry is not there yet, say."""
@@ -153,7 +158,7 @@ class Outbox:
     def ready(self, now_s: int, limit: int) -> list[Message]:
         """To be sent now, oldest first; those too that a killed process left."""
         sql = f"SELECT {_MESSAGE} FROM message WHERE state = 'queued' AND next_try_s <= ? ORDER BY put_s, message_id"
-        found = self._select(f"{sql} LIMIT ?", now_s, limit)
+        found = self._select(f"{sql} LIMIT ?", (now_s, limit))
         names = _MESSAGE.split(", ")
         return [Message(**dict(zip(names, row, strict=True)), runs=self._runs(row[0])) for row in found]
 
@@ -165,7 +170,7 @@ class Outbox:
     def sent_since(self, since_s: int) -> list[tuple[str, int]]:
         """User and time of every message that was sent then or later, in order of time."""
         sql = "SELECT user, decided_s FROM message WHERE state = 'sent' AND decided_s >= ? ORDER BY decided_s"
-        return self._select(sql, since_s)
+        return self._select(sql, (since_s,))
 
     def trying(self, message: Message, next_try_s: int) -> None:
         """A try begins; whatever becomes of this process, the message is not ready before then. Only now send it.
@@ -216,18 +221,22 @@ class Outbox:
         with self._changing() as db:
             before = db.total_changes
             # Runs of a message that is still queued stay with it.
-            db.execute(
-                "DELETE FROM run WHERE decided_s < ? AND end_s < ? AND coalesce(message_id, '') NOT IN "
-                "(SELECT message_id FROM message WHERE state = 'queued')",
-                (before_s, before_s),
+            old = (
+                "FROM run WHERE decided_s < $s AND end_s < $s AND coalesce(message_id, '') NOT IN "
+                "(SELECT message_id FROM message WHERE state = 'queued')"
             )
+            # By what is forgotten, not by a clock that may be ahead for once.
+            db.execute(
+                f"UPDATE horizon SET before_s = max(before_s, (SELECT coalesce(max(end_s) + 1, 0) {old}))",
+                {"s": before_s},
+            )
+            db.execute(f"DELETE {old}", {"s": before_s})
             db.execute(
                 "DELETE FROM message WHERE decided_s < ? AND message_id NOT IN "
                 "(SELECT message_id FROM run WHERE message_id IS NOT NULL)",
                 (before_s,),
             )
-            removed = db.total_changes - before
-            db.execute("UPDATE horizon SET before_s = max(before_s, ?)", (before_s,))
+            removed = db.total_changes - before - 1
         with explained(self.path):
             self._database.executescript("PRAGMA incremental_vacuum")  # execute() would end after the first page
         return removed
@@ -253,9 +262,9 @@ class Outbox:
 
     def _runs(self, message_id: str) -> tuple[EndedRun, ...]:
         sql = f"SELECT {_RUN} FROM run WHERE message_id = ? ORDER BY cluster, job_id, submit_s, end_s"
-        return tuple(EndedRun(*row) for row in self._select(sql, message_id))
+        return tuple(EndedRun(*row) for row in self._select(sql, (message_id,)))
 
-    def _select(self, sql: str, *values: Any) -> list[Any]:
+    def _select(self, sql: str, values: Mapping[str, Any] | Sequence[Any] = ()) -> list[Any]:
         with explained(self.path):
             return self._database.execute(sql, values).fetchall()
 

@@ -63,11 +63,14 @@ class Spool:
         owners = self.trusted_owners()
         notices, counts = list[Notice](), Counts()
         for name in self._names():
-            written_s = self._written_s(name)
+            about = self._about(name)
+            if about is None:
+                continue
             try:
-                notice = self._notice(name, written_s, owners)
+                notice = self._notice(name, int(about.st_mtime), owners)
             except _UnfinishedError as error:
-                if now_s - self._changed_s(name) < UNFINISHED_S:
+                # rsync gives a file the time of its original just before it gives it its name.
+                if now_s - int(about.st_ctime) < UNFINISHED_S:
                     continue
                 self._set_aside(name, str(error), counts)
             except BadRecordError as error:
@@ -110,18 +113,12 @@ class Spool:
         except OSError as error:
             raise SourceError(f"{self.folder}: cannot be read: {error.strerror}", "see docs/admin.md") from error
 
-    def _written_s(self, name: str) -> int:
+    def _about(self, name: str) -> os.stat_result | None:
+        """None where it is gone: rsync has renamed it, or another run has dealt with it."""
         try:
-            return int((self.folder / name).lstat().st_mtime)
+            return (self.folder / name).lstat()
         except OSError:
-            return 0
-
-    def _changed_s(self, name: str) -> int:
-        """rsync gives a file the time of its original just before it gives it its name."""
-        try:
-            return int((self.folder / name).lstat().st_ctime)
-        except OSError:
-            return 0
+            return None
 
     def _notice(self, name: str, seen_s: int, owners: frozenset[int]) -> Notice | None:
         """None for another cluster's. Raises BadRecordError."""
@@ -140,6 +137,8 @@ class Spool:
 
     def _set_aside(self, name: str, reason: str, counts: Counts) -> None:
         """Out of the way, so that it is counted once. What cannot be moved is counted again the next time."""
+        if self._about(name) is None:
+            return
         counts.seen += 1
         counts.drop(reason, example=printable(name))
         with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from fake_accounting import CLUSTER, Accounting, job
@@ -299,7 +300,9 @@ def test_a_comment_that_accounting_has_not_told_yet_is_waited_for(site: Site, mo
     with monkeypatch.context() as patch:
         patch.setattr(Accounting, "__call__", without_json)
         site.ingest()
-        assert site.due(NOW_S + 2 * HOUR_S).delayed == {"its comment is not known yet": 2}
+        outcome = site.due(NOW_S + 2 * HOUR_S)
+        assert outcome.delayed == {"its comment is not known yet": 2}
+        assert outcome.faults == ["2 reports wait for their job's comment: see what `sacct --json` says"]
     site.app.clock_s += 60
     site.ingest()
     assert site.due().skipped == {"the job wants none": 1}
@@ -425,6 +428,58 @@ def test_a_damaged_file_keeps_no_queued_mail_and_no_other_job_waiting(
     monkeypatch.setattr(reports.batch, "build", faulty)
     assert site.due().faults == ["report of job 3: StoreError: a damaged file"]
     assert site.jobs_told == ["2", "4"]
+
+
+def test_a_damaged_file_of_other_jobs_costs_advice_and_ranks_only(site: Site) -> None:
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    past = {"job_id": [1], "submit_s": [NOW_S - 10**8], "verdict": ["ok"]}
+    site.store.write("job_metrics", CLUSTER, pa.table(past))
+    for path in (site.root / "store" / "job_metrics").rglob("*.parquet"):
+        path.write_bytes(b"damaged")
+    [fault] = site.due().faults
+    assert fault.startswith("reports are without advice and ranks: ") and "job_metrics" in fault
+    assert site.jobs_told == ["2"]
+
+
+def test_settings_that_keep_mail_from_leaving_keep_no_end_from_being_noticed(site: Site) -> None:
+    site.change("mail", port=9)
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    site.due()
+    site.change("mail", username="almanac", password_file=str(site.root / "none"))
+    site.ends(3, NOW_S + 60)
+    site.app.clock_s += 60
+    site.ingest()
+    outcome = site.due()
+    assert outcome.noticed == 1 and "mail.password_file" in outcome.faults[0]
+
+
+def test_after_a_clock_that_was_ahead_mail_goes_on(site: Site) -> None:
+    """Both timers ran with it; without the hook accounting is read again only hours later."""
+    for mark in ("sacct", "report", "report-start"):
+        site.store.set_watermark(mark, CLUSTER, NOW_S + 8 * HOUR_S)
+    site.ends(2, NOW_S + 60)
+    site.ingest(NOW_S - HOUR_S)
+    assert site.due().noticed == 1
+    assert site.jobs_told == ["2"]
+    site.ends(3, NOW_S + 70)
+    site.says_ended(3)
+    site.due()
+    assert site.jobs_told == ["2", "3"]
+
+
+def test_a_host_without_its_users_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+
+    def unknown(user: str) -> Any:
+        raise KeyError(user)
+
+    monkeypatch.setattr(pwd, "getpwnam", unknown)
+    assert site.due().faults == []
+    site.app.clock_s += 2 * HOUR_S
+    assert site.due().faults == ["1 reports wait, as this host knows none of their users: see `getent passwd`"]
 
 
 def test_without_the_telemetry_of_a_damaged_file_reports_go_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

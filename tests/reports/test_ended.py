@@ -79,6 +79,22 @@ def test_a_comment_that_is_not_known_is_not_taken_for_another(store: Store) -> N
     ]  # fmt: skip
 
 
+def test_only_comments_of_jobs_that_ended_lately_show_that_accounting_tells_them(store: Store) -> None:
+    write(store, row(1, refuses_mail=None), row(2, refuses_mail=True, end_s=NOW_S - 3600))
+    assert look_up(store, "test", [run(1)], NOW_S - 3600)[0].has_comments
+    assert not look_up(store, "test", [run(1)], NOW_S - 3599)[0].has_comments
+
+
+@pytest.mark.parametrize("submit_s", [NOW_S - 900, NOW_S - 10**8])
+def test_a_damaged_file_of_metrics_keeps_no_job_from_being_looked_at(store: Store, submit_s: int) -> None:
+    write(store, row(1))
+    write(store, {"job_id": 9, "submit_s": submit_s, "verdict": "ok"}, table="job_metrics")
+    for path in (store.root / "job_metrics").rglob("*.parquet"):
+        path.write_bytes(b"damaged")
+    assert ended_since(store, "test", 0) == [run(1)]
+    assert look_up(store, "test", [run(1)]) == [Ended(run(1), 800)]
+
+
 def test_when_jobs_ended_last(store: Store) -> None:
     write(store, row(1), row(1, submit_s=NOW_S - 50, end_s=NOW_S - 20), row(2, end_s=None), row(3, gpu_count=0))
     assert known_ends(store, "test", {1, 2, 3, 4}) == {1: NOW_S - 20, 3: NOW_S - 60}

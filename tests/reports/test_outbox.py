@@ -21,7 +21,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from mails import NOW_S, message, run
 
+from almanac.config import Mail
 from almanac.errors import BusyError, NotAllowedError, SchemaVersionError, StoreError
+from reports.due import Moment, plan_runs
+from reports.ended import Ended
 from reports.outbox import Outbox, OutboxCounts, outbox_path, read_counts
 
 OWNER_UID, GROUP_GID = 60_001, 60_010
@@ -41,8 +44,7 @@ def outbox(path: Path) -> Iterator[Outbox]:
 def test_an_ended_run_is_noticed_once(outbox: Outbox) -> None:
     assert outbox.notice([run(1), run(2, end_s=NOW_S - 90)], NOW_S) == 2
     assert outbox.notice([run(2, end_s=NOW_S - 90), run(3)], NOW_S) == 1
-    assert [each.job_id for each in outbox.waiting(NOW_S, 10)] == [2, 1, 3]
-    assert [each.job_id for each in outbox.waiting(NOW_S, 2)] == [2, 1]
+    assert [each.job_id for each in outbox.waiting(NOW_S, "test")] == [2, 1, 3]
 
 
 def test_a_requeued_job_is_another_run(outbox: Outbox) -> None:
@@ -50,20 +52,20 @@ def test_a_requeued_job_is_another_run(outbox: Outbox) -> None:
     outbox.notice([run(1)], NOW_S)
     outbox.skip([run(1)], "too short", NOW_S)
     assert outbox.notice([run(1), again], NOW_S) == 1
-    assert outbox.waiting(NOW_S, 10) == [again]
+    assert outbox.waiting(NOW_S, "test") == [again]
 
 
 def test_runs_keep_all_that_is_known_of_them(outbox: Outbox) -> None:
     task = run(7, array_job_id=5, gpu_count=4, user="o\"'; DROP TABLE run; --\n")
     outbox.notice([task], NOW_S)
-    assert outbox.waiting(NOW_S, 1) == [task]
+    assert outbox.waiting(NOW_S, "test") == [task]
 
 
 def test_a_delayed_run_comes_back(outbox: Outbox) -> None:
     outbox.notice([run(1), run(2)], NOW_S)
     outbox.delay([run(1)], NOW_S + 60, "telemetry is not there yet")
-    assert outbox.waiting(NOW_S + 59, 10) == [run(2)]
-    assert outbox.waiting(NOW_S + 60, 10) == [run(1), run(2)]
+    assert outbox.waiting(NOW_S + 59, "test") == [run(2)]
+    assert outbox.waiting(NOW_S + 60, "test") == [run(1), run(2)]
 
 
 def test_a_task_that_is_due_brings_its_array(outbox: Outbox) -> None:
@@ -73,15 +75,15 @@ def test_a_task_that_is_due_brings_its_array(outbox: Outbox) -> None:
     outbox.notice([*tasks, *others], NOW_S)
     outbox.skip([tasks[3]], "too short", NOW_S)
     outbox.delay([*tasks[1:], *others[:3]], NOW_S + 60, "the array still runs")
-    assert outbox.waiting(NOW_S, 10) == [*tasks[:3], others[3]]
+    assert outbox.waiting(NOW_S, "test") == [*tasks[:3], others[3]]
     outbox.delay([tasks[0], others[3]], NOW_S + 60, "the array still runs")
-    assert outbox.waiting(NOW_S + 59, 10) == []
+    assert outbox.waiting(NOW_S + 59, "test") == []
 
 
 def test_a_message_decides_on_its_runs(outbox: Outbox) -> None:
     outbox.notice([run(1), run(2), run(3)], NOW_S)
     assert outbox.put(message(1, run(1), run(2)), NOW_S)
-    assert outbox.waiting(NOW_S, 10) == [run(3)]
+    assert outbox.waiting(NOW_S, "test") == [run(3)]
     assert outbox.ready(NOW_S, 10) == [replace(message(1, run(1), run(2)), put_s=NOW_S)]
     assert not outbox.put(message(1, run(1), run(2)), NOW_S + 1)
     assert len(outbox.ready(NOW_S + 1, 10)) == 1
@@ -143,10 +145,34 @@ def test_what_is_forgotten_is_no_news(outbox: Outbox) -> None:
     outbox.skip([run(2)], "too short", NOW_S)
     outbox.put(message(3, run(3)), NOW_S)
     assert outbox.forget(NOW_S + 1) == 3  # runs 1 and 2, and message 1
-    assert outbox.waiting(NOW_S, 10) == [run(4)]
+    assert outbox.waiting(NOW_S, "test") == [run(4)]
     assert outbox.ready(NOW_S, 10)[0].runs == (run(3),)
     assert outbox.notice([run(1), run(2), run(3), run(4)], NOW_S) == 0
     assert outbox.notice([run(1, end_s=NOW_S + 1)], NOW_S) == 1
+
+
+def test_a_clock_that_was_ahead_makes_no_later_end_old(outbox: Outbox) -> None:
+    outbox.notice([run(1)], NOW_S)
+    outbox.skip([run(1)], "too short", NOW_S)
+    outbox.forget(NOW_S + 10**7)
+    assert outbox.notice([run(1), run(2, end_s=NOW_S)], NOW_S) == 1
+
+
+def test_what_cannot_be_told_yet_hides_nothing_else(outbox: Outbox) -> None:
+    """Each minute a task of the large array ends, so that all of it is due, and other clusters' jobs wait as well."""
+    tasks = [run(1000 + number, end_s=NOW_S - 900, array_job_id=1000) for number in range(300)]
+    others = [run(number, cluster="other", end_s=NOW_S - 900) for number in range(300)]
+    outbox.notice([*tasks, *others, run(1)], NOW_S)
+    for minute in range(3):
+        now_s = NOW_S + 60 * minute
+        outbox.notice([run(2000 + minute, end_s=now_s, array_job_id=1000)], now_s)
+        found = [
+            Ended(each, 900, is_array_open=each.array_job_id is not None) for each in outbox.waiting(now_s, "test")
+        ]
+        plan = plan_runs(found, lambda user: "every", lambda user: "x", Mail(), Moment(now_s))
+        assert [each.run.job_id for each in plan.ready] == [1]
+        for (reason, until_s), runs in plan.delayed.items():
+            outbox.delay(runs, until_s, reason)
 
 
 def test_forgetting_gives_the_room_of_sent_mails_back(path: Path) -> None:
@@ -275,7 +301,7 @@ def test_a_failed_transaction_leaves_nothing(outbox: Outbox) -> None:
     unnamed = replace(message(1, run(1)), recipient=None)  # type: ignore[arg-type]
     with pytest.raises(StoreError):
         outbox.put(unnamed, NOW_S)
-    assert outbox.waiting(NOW_S, 10) == [run(1)]
+    assert outbox.waiting(NOW_S, "test") == [run(1)]
     assert outbox.put(message(1, run(1)), NOW_S)
 
 
@@ -302,7 +328,7 @@ sqlite3.connect = traced
 
 with Outbox(Path(sys.argv[1])) as outbox:
     outbox.notice([run(number) for number in range(1, 7)], NOW_S)
-    for each in outbox.waiting(NOW_S, 10):
+    for each in outbox.waiting(NOW_S, "test"):
         if each.job_id == 6:
             outbox.skip([each], "too short", NOW_S)
         else:
@@ -410,7 +436,7 @@ class Transitions(RuleBasedStateMachine):
     @invariant()
     def every_run_and_message_is_in_one_place(self) -> None:
         far_s = self.now_s + 10
-        waiting = {each.job_id for each in self.outbox.waiting(far_s, 100)}
+        waiting = {each.job_id for each in self.outbox.waiting(far_s, "test")}
         assert waiting == {job_id for job_id, state in self.run_states.items() if state == "waiting"}
         queued = {each.message_id for each in self.outbox.ready(far_s, 100)}
         assert queued == {name for name, state in self.states.items() if state == "queued"}

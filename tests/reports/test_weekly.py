@@ -12,10 +12,10 @@ from mails import NOW_S
 
 import reports.weekly
 from almanac.config_file import parse_config
-from almanac.errors import StoreError
+from almanac.errors import ConfigError, StoreError
 from reports.outbox import Outbox, outbox_path
-from reports.week import last_week
-from reports.weekly import put_weekly
+from reports.week import is_told, last_week
+from reports.weekly import LATEST_S, RETRY_S, put_weekly
 from telemetry.schema import JOBS
 from telemetry.store import Store
 
@@ -112,7 +112,52 @@ def test_a_digest_that_cannot_be_made_keeps_no_other_user_waiting(
     given = (store, "test", outbox, CONFIG, MONDAY_S + WEEK_S, lambda user: "digest", "{}@example.org".format, faults)
     assert list(put_weekly(*given)) == ["eve"]
     assert faults == ["weekly digest of ann: StoreError: a damaged file"]
+    monkeypatch.undo()
     assert list(put_weekly(*given)) == []
+    later_s = MONDAY_S + WEEK_S + RETRY_S
+    assert list(put_weekly(*given[:4], later_s, *given[5:])) == ["ann"]
+    assert is_told(store, "test", later_s)
+
+
+def test_who_is_not_known_for_a_moment_gets_a_digest_later(store: Store, outbox: Outbox) -> None:
+    put(store, outbox, MONDAY_S + 50)
+    for number, user in enumerate(("ann", "gone")):
+        ran(store, number + 1, user, MONDAY_S + 86_400)
+    read_up_to(store, MONDAY_S + WEEK_S + 600)
+    known = {"gone": "unknown"}
+    at_s = MONDAY_S + WEEK_S
+
+    def told(now_s: int) -> list[str]:
+        given = (lambda user: known.get(user, "digest"), "{}@example.org".format, [])
+        return list(put_weekly(store, "test", outbox, CONFIG, now_s, *given))
+
+    assert told(at_s) == ["ann"]
+    assert not is_told(store, "test", at_s)
+    known.clear()
+    assert told(at_s + RETRY_S - 1) == []
+    assert told(at_s + RETRY_S) == ["gone"]
+    known["gone"] = "unknown"
+    assert told(at_s + WEEK_S - 1) == []
+
+
+def test_who_is_never_known_is_not_waited_for_all_week(store: Store, outbox: Outbox) -> None:
+    put(store, outbox, MONDAY_S + 50)
+    ran(store, 1, "gone", MONDAY_S + 86_400)
+    at_s = MONDAY_S + WEEK_S + LATEST_S
+    assert list(put_weekly(store, "test", outbox, CONFIG, at_s, lambda user: "unknown", str, [])) == []
+    assert is_told(store, "test", at_s)
+
+
+def test_a_sender_that_is_none_loses_no_digest(store: Store, outbox: Outbox) -> None:
+    put(store, outbox, MONDAY_S + 50)
+    ran(store, 1, "ann", MONDAY_S + 86_400)
+    at_s = MONDAY_S + WEEK_S + 7200
+    read_up_to(store, at_s)
+    wrong = parse_config({"mail": {"sender": "almanac", "recipient": "{user}@example.org"}})
+    given = (lambda user: "digest", "{}@example.org".format, [])
+    with pytest.raises(ConfigError):
+        list(put_weekly(store, "test", outbox, wrong, at_s, *given))
+    assert put(store, outbox, at_s + 60) == ["ann"]
 
 
 def test_a_week_is_told_when_all_of_it_is_known(store: Store, outbox: Outbox) -> None:

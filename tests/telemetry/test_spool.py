@@ -135,6 +135,14 @@ def test_what_rsync_is_bringing_is_given_time(folder: Path) -> None:
     assert dict(counts.dropped) == {"file name of another form": 1}
 
 
+def test_what_is_gone_meanwhile_is_no_fault(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(folder, "7.1", said(7))
+    names = [".7.2.Ab3dEf", "8.1", "7.1"]
+    monkeypatch.setattr(Spool, "_names", lambda self: names)
+    notices, counts = spool(folder).read(LATER_S)
+    assert ([notice.job_id for notice in notices], counts.seen, counts.dropped) == ([7], 1, {})
+
+
 def test_without_a_folder_there_is_no_hook(tmp_path: Path) -> None:
     assert not Spool(tmp_path / "none", "perl", {0}).is_there
 
