@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A run in the background of a script ignores Ctrl-C, and so would the children whose Ctrl-C is tested.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A run in the background of a script ignores Ctrl-C, and so would the children whose Ctrl-C is tested; nohup, a hang-up.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 # How long an example takes says something of the machine, not of the code.
 settings.register_profile("almanac", deadline=None, suppress_health_check=[HealthCheck.too_slow])

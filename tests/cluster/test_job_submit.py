@@ -71,7 +71,8 @@ def test_apply_sets_the_term_and_nothing_else(busy: Site) -> None:
     assert term_of(busy, job) == 6397
     found = busy.job(job)
     differs = {key for key in plain if plain[key] != found.get(key) and not key.endswith("Time")}
-    assert differs <= {"JobId", "Priority", "LastSchedEval", "Scheduler", "AllocNode:Sid"}
+    assert differs <= {"JobId", "Priority", "Reason", "LastSchedEval", "Scheduler", "AllocNode:Sid"}
+    assert found["Reason"] in ("None", "Priority", "Resources")  # by what the scheduler has looked at by now
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("observe", 1), ("off", 0)])
