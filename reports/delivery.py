@@ -135,7 +135,7 @@ def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) ->
             server.sendmail(sender_of(config), [message.recipient], message.raw)
         finally:
             _hang_up(server)
-    except (OSError, smtplib.SMTPException) as error:
+    except (OSError, smtplib.SMTPException, ValueError) as error:
         raise ServerError(
             f"{config.server}:{config.port} did not take the mail: {reply_of(error).text}", "see `almanac doctor`"
         ) from error
