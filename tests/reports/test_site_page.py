@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,28 @@ def test_what_root_makes_in_the_store_is_the_store_owners(tmp_path: Path) -> Non
     site_key(tmp_path)
     assert {path.stat().st_uid for path in (tmp_path / "reports", tmp_path / "reports/pseudonyms.key")} == {65534}
     assert [path.name for path in (tmp_path / "reports").iterdir()] == ["pseudonyms.key"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_the_store_owner_puts_in_the_place_of_a_new_key_stays_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hard link to a file of root's, as soon as the key is on disk."""
+    store, secret, real = tmp_path / "store", tmp_path / "shadow", os.fsync
+    store.mkdir()
+    os.chown(store, 65534, 65534)
+    secret.write_text("root's\n")
+
+    def swapped(handle: int) -> None:
+        real(handle)
+        for path in (store / "reports").glob(".tmp-*"):
+            path.unlink()
+            path.hardlink_to(secret)
+
+    monkeypatch.setattr(os, "fsync", swapped)
+    with suppress(StoreError):
+        site_key(store)
+    assert (secret.stat().st_uid, secret.stat().st_nlink) == (0, 2)
 
 
 @pytest.mark.parametrize("content", [b"", b"00ff\n", b"no hex", b"\xff" * 64])
