@@ -44,7 +44,7 @@ def _check_server(app: App) -> Iterator[Check]:
             yield Check(NAME, "ok", f"{where} answers ({config.security}); mail comes from {sender}")
     except AlmanacError as error:
         yield Check(NAME, "fail", str(error), error.hint)
-    except (OSError, SMTPException) as error:
+    except (OSError, SMTPException, ValueError) as error:  # ValueError: a host name or password that cannot be sent
         said = f"{where} does not take mail: {reply_of(error).text}"
         yield Check(NAME, "fail", said, "correct server, port, security, ca_file or login under [mail]")
 

@@ -269,6 +269,9 @@ class Due:
         if counts.fault:
             self.outcome.delivered["fault"] = 1
             self.outcome.faults.append(f"mail server: {counts.fault}")
+        if counts.given_up:
+            said = f"mails that will never be sent: {counts.given_up}, the last one to {counts.last_error}"
+            self.outcome.faults.append(said)
 
     def _daily(self) -> None:
         """Forgetting, with a day's first run."""

@@ -38,5 +38,5 @@ class Allowance:
 def allowance_of(outbox: Outbox, config: Mail, now_s: int) -> Allowance:
     sent_s = defaultdict[str, list[int]](list)
     for user, time_s in outbox.sent_since(now_s - HOUR_S + 1):
-        sent_s[user].append(time_s)
+        sent_s[user].append(min(time_s, now_s))
     return Allowance(config, now_s, sent_s, outbox.queued())

@@ -15,6 +15,7 @@ from almanac.errors import ConfigError, ServerError
 from reports.message import sender_of
 from reports.outbox import Message, Outbox
 from reports.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
+from reports.refusals import MOST_REFUSED, Refusals
 from reports.smtp_replies import Reply, reply_of
 
 Connect = Callable[[Mail], smtplib.SMTP]
@@ -37,7 +38,8 @@ class DeliveryCounts:
     withdrawn: not sent, as their user does not want them any more.
 
     left: queued messages, where throttling has held the run up for RUN_S, which is no fault.
-    fault: why the run ended before everything was tried, such as a server that is not there; "" where it did not.
+    fault: what is wrong with the server, such as that it is not there, or takes nothing; "" where nothing is.
+    last_error: of the last one that was given up, its recipient and why it was not taken.
     """
 
     sent: int = 0
@@ -47,6 +49,7 @@ class DeliveryCounts:
     withdrawn: int = 0
     left: int = 0
     fault: str = ""
+    last_error: str = ""
 
 
 class _StoppedError(Exception):
@@ -106,9 +109,18 @@ def deliver(
         fault = str(stopped)
     finally:
         run.hang_up()
+    fault = fault or run.refusal_fault
+    run.leave_refused()
     done = run.done
     return DeliveryCounts(
-        done["sent"], done["failed"], done["given up"], done["held"], done["withdrawn"], done["left"], fault
+        sent=done["sent"],
+        failed=done["failed"],
+        given_up=done["given up"],
+        held=done["held"],
+        withdrawn=done["withdrawn"],
+        left=done["left"],
+        fault=fault,
+        last_error=run.last_error,
     )
 
 
@@ -123,7 +135,7 @@ def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) ->
             server.sendmail(sender_of(config), [message.recipient], message.raw)
         finally:
             _hang_up(server)
-    except (OSError, smtplib.SMTPException) as error:
+    except (OSError, smtplib.SMTPException, ValueError) as error:
         raise ServerError(
             f"{config.server}:{config.port} did not take the mail: {reply_of(error).text}", "see `almanac doctor`"
         ) from error
@@ -142,7 +154,10 @@ def backoff_s(attempts: int) -> int:
 
 @dataclass
 class _Run:
-    """recent: when mail was handed over within the last hour; by_user: the same of each user."""
+    """recent: when mail was handed over within the last hour; by_user: the same of each user.
+
+    refusals: those that are not settled, as the server has taken nothing. last_error: as in the counts.
+    """
 
     outbox: Outbox
     config: Mail
@@ -155,6 +170,8 @@ class _Run:
     by_user: defaultdict[str, deque[int]] = field(default_factory=lambda: defaultdict(deque))
     server: smtplib.SMTP | None = None
     lost_in_row: int = 0
+    refusals: Refusals = field(default_factory=Refusals)
+    last_error: str = ""
 
     def deliver(self) -> None:
         start_s = self._now_s()
@@ -178,6 +195,8 @@ class _Run:
         return int(self.clock())
 
     def _remember(self, user: str, time_s: int) -> None:
+        """A time that a clock left in the future counts as now."""
+        time_s = min(time_s, self._now_s())
         self.recent.append(time_s)
         self.by_user[user].append(time_s)
 
@@ -212,6 +231,7 @@ class _Run:
 
     def _try(self, message: Message) -> None:
         server = self._connected()
+        self.refusals.drop(message)
         self.outbox.trying(message, self._now_s() + backoff_s(message.attempts))
         try:
             server.sendmail(sender_of(self.config), [message.recipient], message.raw)
@@ -222,6 +242,7 @@ class _Run:
             self.outbox.sent(message, self._now_s())
             self._remember(message.user, self._now_s())
             self.done["sent"] += 1
+            self._believe_refusals()
 
     def _connected(self) -> smtplib.SMTP:
         """Raises _StoppedError where there is no server: then no message is to blame, but for those too old."""
@@ -247,15 +268,53 @@ class _Run:
             self.outbox.not_tried(message)
             self._expire(reply.text)
             raise _StoppedError(f"{self._name} refuses mail from {sender_of(self.config)}: {reply.text}")
-        if reply.is_final or now_s - message.put_s >= self.config.give_up_hours * HOUR_S:
-            self.outbox.give_up(message, reply.text, now_s)
-            self.done["given up"] += 1
+        if reply.is_refusal and not self.done["sent"]:
+            self._wait_for_others(message, reply)
+        elif reply.is_final:
+            self._give_up(message, reply.text)
         else:
-            self.outbox.failed(message, reply.text, now_s + backoff_s(message.attempts))
-            self.done["failed"] += 1
+            self._leave(message, reply)
         self.lost_in_row = self.lost_in_row + 1 if reply.is_lost else 0
         if self.lost_in_row >= LOST_IN_ROW:
             raise _StoppedError(f"{self._name} hangs up: {reply.text}")
+
+    @property
+    def refusal_fault(self) -> str:
+        return f"{self._name} {self.refusals.fault}" if self.refusals.fault else ""
+
+    def _wait_for_others(self, message: Message, reply: Reply) -> None:
+        """Whether it is this message that the server refuses shows when it takes another one."""
+        self.refusals.add(message, reply)
+        if self.refusals.recipients >= MOST_REFUSED:
+            self._expire(reply.text)
+            raise _StoppedError(self.refusal_fault)
+
+    def _believe_refusals(self) -> None:
+        """The server takes mail."""
+        for message, reply in self.refusals.pop_all():
+            if reply.is_final:
+                self._give_up(message, reply.text)
+            else:
+                self._leave(message, reply)
+
+    def leave_refused(self) -> None:
+        """The run ends, and the server has taken nothing: it may take these when it is set right."""
+        for message, reply in self.refusals.pop_all():
+            self._leave(message, reply)
+
+    def _leave(self, message: Message, reply: Reply) -> None:
+        """For a later try, or where there were enough of them, for none."""
+        now_s = self._now_s()
+        if now_s - message.put_s >= self.config.give_up_hours * HOUR_S:
+            self._give_up(message, reply.text)
+        else:
+            self.outbox.failed(message, reply.text, now_s + backoff_s(message.attempts))
+            self.done["failed"] += 1
+
+    def _give_up(self, message: Message, error: str) -> None:
+        self.outbox.give_up(message, error, self._now_s())
+        self.done["given up"] += 1
+        self.last_error = f"{message.recipient}: {error}"
 
     def _expire(self, error: str) -> None:
         """No server for days, or none that takes our mail: what waits for it must not fill the disk."""
@@ -263,8 +322,7 @@ class _Run:
         while messages := self.outbox.ready(now_s, BATCH):
             old = [each for each in messages if now_s - each.put_s >= self.config.give_up_hours * HOUR_S]
             for message in old:
-                self.outbox.give_up(message, error, now_s)
-                self.done["given up"] += 1
+                self._give_up(message, error)
             if len(old) < len(messages):
                 return
 

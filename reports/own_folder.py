@@ -2,7 +2,8 @@
 
     <advice_dir>/user/<uid>/jobs                                    0400  of that user: the list
     <advice_dir>/user/<uid>/reports/<job id>-<submission>-<digest>  0400  of that user: a report
-    <advice_dir>/.reports.json                                      0640  of root: what was listed for whom
+    <advice_dir>/.reports.json                                      0640  of root: what was listed for whom, and
+                                                                    which reports cannot be made
 
 Folders are root's, 0711: users can read what they can name, and make nothing. What is published already is known by
 the names in these folders; files of users are never read here.
@@ -19,6 +20,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from almanac.errors import ConfigError, StoreError
 from telemetry.atomic import TEMPORARY, locked, write_atomically
@@ -190,14 +192,31 @@ class OwnFolder:
 
     def listed(self, cluster: str) -> dict[int, Listed]:
         """By uid; empty where nothing was listed, or what says so is damaged: then all is listed anew."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            document = json.loads((self.root / MANIFEST).read_bytes())
-            if document["cluster"] == cluster:
-                return {int(uid): Listed(**listed) for uid, listed in document["users"].items()}
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            return {int(uid): Listed(**listed) for uid, listed in self._manifest(cluster)["users"].items()}
         return {}
 
-    def set_listed(self, cluster: str, users: dict[int, Listed]) -> None:
-        document = {"cluster": cluster, "users": {str(uid): vars(listed) for uid, listed in users.items()}}
+    def unwritable(self, cluster: str) -> set[str]:
+        """Names of reports that could not be made; empty where there were none, or what says so is damaged."""
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            return set(map(str, self._manifest(cluster)["unwritable"]))
+        return set()
+
+    def _manifest(self, cluster: str) -> dict[str, Any]:
+        """Empty where there is none of this cluster. Raises ValueError, KeyError, TypeError where it is damaged."""
+        try:
+            document = json.loads((self.root / MANIFEST).read_bytes())
+        except OSError:
+            return {}
+        return dict(document) if document["cluster"] == cluster else {}
+
+    def set_published(self, cluster: str, users: dict[int, Listed], unwritable: set[str]) -> None:
+        """Remember what was listed for whom, and names of reports that cannot be made."""
+        document = {
+            "cluster": cluster,
+            "users": {str(uid): vars(listed) for uid, listed in users.items()},
+            "unwritable": sorted(unwritable),
+        }
         with self._explained(self.root / MANIFEST):
             write_atomically(self.root / MANIFEST, json.dumps(document).encode("ascii"))
 

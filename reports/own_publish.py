@@ -1,7 +1,8 @@
 """What `almanac publish` gives users of their own jobs: reports of those that ended since, and a list of all.
 
-A report is made once, when its job's metrics are there, and again where what is stored of the job has changed. A list
-is written where any of its jobs has changed. Everything else is left alone, and is not read.
+A report is made once, when its job's metrics are there, and again where what is stored of the job has changed; one that
+cannot be written is not tried before that. A list is written where any of its jobs has changed. Everything else is left
+alone, and is not read.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class OwnPublished:
     """What a run did, or (dry run) would do.
 
     lists, reports: files written; waiting: reports left for the next run; removed: users of whom nothing is left.
-    unwritable: jobs whose report is too large for a file, or has a number that JSON has not; not_shown: users to whom a
-    file could not be given.
+    unwritable: jobs whose report is too large for a file, or has a number that JSON has not, now or in a run before;
+    not_shown: users to whom a file could not be given.
     """
 
     lists: int = 0
@@ -96,7 +97,11 @@ def _publish(job: OwnJob, uids: Uids, names: Names, outcome: OwnPublished) -> No
     chosen = newest_runs(job.store, job.cluster, job.since_s, most) if most else {}
     owners = owners_of(chosen, uids)
     people = [_Person(user, uid, chosen[user], job.folder.reports(uid)) for user, uid in owners.uids.items()]
-    refused = _write_reports(job, people, outcome)
+    unwritable = job.folder.unwritable(job.cluster)
+    refused = _write_reports(job, people, unwritable, outcome)
+    if unwritable:
+        unwritable &= {_name(run) for runs in chosen.values() for run in runs}
+    outcome.unwritable = len(unwritable)
     listed = job.folder.listed(job.cluster)
     refused |= _write_lists(job, people, listed, outcome)
     gone = _gone(job, listed, owners, names, outcome)
@@ -110,7 +115,8 @@ def _publish(job: OwnJob, uids: Uids, names: Names, outcome: OwnPublished) -> No
     for uid in gone:
         job.folder.remove_all(uid)
         listed.pop(uid, None)
-    job.folder.set_listed(job.cluster, {uid: each for uid, each in listed.items() if uid not in refused})
+    listed = {uid: each for uid, each in listed.items() if uid not in refused}
+    job.folder.set_published(job.cluster, listed, unwritable)
 
 
 def _name(run: Chosen) -> str:
@@ -126,10 +132,13 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _write_reports(job: OwnJob, people: Sequence[_Person], outcome: OwnPublished) -> set[int]:
-    """uids that a report could not be given to. Names of new reports are added to each person's."""
+def _write_reports(job: OwnJob, people: Sequence[_Person], unwritable: set[str], outcome: OwnPublished) -> set[int]:
+    """uids that a report could not be given to. Names of new reports are added to each person's, or to unwritable."""
     missing = [
-        (run, person) for person in people for run in person.runs if run.is_ready and _name(run) not in person.names
+        (run, person)
+        for person in people
+        for run in person.runs
+        if run.is_ready and (name := _name(run)) not in person.names and name not in unwritable
     ]
     missing.sort(key=lambda each: -each[0].end_s)
     now, later = missing[: job.config.reports.own_per_run], missing[job.config.reports.own_per_run :]
@@ -139,7 +148,7 @@ def _write_reports(job: OwnJob, people: Sequence[_Person], outcome: OwnPublished
         return set()
     refused: set[int] = set()
     for part in _parts(now):
-        made = list(_reports(job, part, outcome))
+        made = list(_reports(job, part, unwritable))
         failed = job.folder.write(file for file, _ in made)
         for file, person in made:
             if file.uid not in failed:
@@ -163,15 +172,15 @@ def _parts(missing: Sequence[tuple[Chosen, _Person]]) -> Iterator[list[tuple[Cho
 
 
 def _reports(
-    job: OwnJob, part: Sequence[tuple[Chosen, _Person]], outcome: OwnPublished
+    job: OwnJob, part: Sequence[tuple[Chosen, _Person]], unwritable: set[str]
 ) -> Iterator[tuple[OwnFile, _Person]]:
-    """A run that the store does not know any more, or knows of another user, has none."""
+    """A run that the store does not know any more, or knows of another user, has none. unwritable is kept up."""
     wanted = {(run.job_id, run.submit_s): (run, person) for run, person in part}
     for context in build_runs(job.store, job.cluster, list(wanted), job.config, job.now_s):
         run, person = wanted[context.job_id, context.job["submit_s"]]
         content = _packed(context)
         if content is None:
-            outcome.unwritable += 1
+            unwritable.add(_name(run))
         elif context.user == person.user:
             yield OwnFile(person.uid, _name(run), content), person
 

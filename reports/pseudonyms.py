@@ -12,6 +12,7 @@ from pathlib import Path
 
 from almanac.errors import StoreError
 from telemetry.atomic import TEMPORARY
+from telemetry.user_files import opened
 
 KEY_BYTES = 32
 
@@ -41,24 +42,26 @@ def _make(path: Path, store_root: Path) -> None:
     owner = store_root.stat()
     if not path.parent.is_dir():
         path.parent.mkdir(mode=0o750, exist_ok=True)
-        _give(path.parent, owner)
+        with opened(path.parent) as folder:
+            _give(folder, owner)
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(secrets.token_hex(KEY_BYTES).encode() + b"\n")
             file.flush()
             os.fchmod(file.fileno(), 0o640)
+            _give(file.fileno(), owner)
             os.fsync(file.fileno())
-        _give(Path(name), owner)
         with contextlib.suppress(FileExistsError):
             path.hardlink_to(name)
     finally:
         Path(name).unlink(missing_ok=True)
 
 
-def _give(path: Path, owner: os.stat_result) -> None:
+def _give(handle: int, owner: os.stat_result) -> None:
+    """Of a descriptor: the store's owner can put another file in the place of a name."""
     if os.geteuid() == 0:
-        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+        os.fchown(handle, owner.st_uid, owner.st_gid)
 
 
 def _read(path: Path) -> bytes:

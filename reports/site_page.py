@@ -157,7 +157,7 @@ def _headline_part(report: SiteReport, dimension: str) -> PageTable:
     published = ["Perlmutter", *map(tenths, published_parts())]
     cells = [
         [printable(name, 60) or "not recorded", *(_of_jobs(value) for value in values)]
-        for name, values in list(found.items())[:MOST_ROWS]
+        for name, values in found[:MOST_ROWS]
     ]
     return PageTable(("Name", *(each.short for each in PART_FINDINGS)), [published, *cells], _left_out(len(found)))
 

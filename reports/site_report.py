@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
 from almanac.config import Config
+from reports.personal_accounts import personal_accounts
 from reports.pseudonyms import pseudonym, site_key
 from reports.site_totals import SiteTotals, load_totals
 from telemetry.characterize import Result, characterize, load_population
@@ -24,7 +25,8 @@ class SiteReport:
     """All that the page and the files say.
 
     sampled: jobs that the tables of the figures are drawn from; of `totals.total.jobs`. compared: by figure ("1" to
-    "11", "section VI") the published values beside the site's. shown_user: the name by which a user is shown.
+    "11", "section VI") the published values beside the site's. shown_user, shown_account: the name by which a user or
+    an account is shown.
     """
 
     cluster: str
@@ -39,14 +41,11 @@ class SiteReport:
     compared: Mapping[str, tuple[Compared, ...]]
     has_names: bool
     shown_user: Callable[[str], str]
+    shown_account: Callable[[str], str]
 
     @property
     def is_sample(self) -> bool:
         return self.sampled < self.totals.total.jobs
-
-    def shown_account(self, account: str) -> str:
-        """An account that is named like a user says as much as the user's name."""
-        return self.shown_user(account) if account in self.totals.account_users else account
 
 
 def build_site_report(
@@ -66,6 +65,7 @@ def build_site_report(
     totals = load_totals(store, cluster, config, *span_s)
     population = load_population(store, cluster, *span_s, at_most=most)
     results = characterize(population, config)
+    shown_user = str if has_names else _pseudonyms(store.root)
     return SiteReport(
         cluster=cluster,
         since_s=span_s[0],
@@ -78,7 +78,8 @@ def build_site_report(
         headline=tuple(compare(results, config, FINDINGS)),
         compared=_by_figure(results, config),
         has_names=has_names,
-        shown_user=str if has_names else _pseudonyms(store.root),
+        shown_user=shown_user,
+        shown_account=str if has_names else _accounts(store, totals.parts["account"], shown_user),
     )
 
 
@@ -86,6 +87,12 @@ def _pseudonyms(store_root: Path) -> Callable[[str], str]:
     """The key is read, or made, when the first name is shown: totals need none."""
     key = cache(partial(site_key, store_root))
     return lambda name: pseudonym(name, key())
+
+
+def _accounts(store: Store, accounts: Iterable[str], shown_user: Callable[[str], str]) -> Callable[[str], str]:
+    """Users are looked up when the first account is shown. Raises StoreError then."""
+    personal = cache(partial(personal_accounts, store, accounts))
+    return lambda account: shown_user(personal()[account]) if account in personal() else account
 
 
 def _by_figure(results: Mapping[str, Result], config: Config) -> dict[str, tuple[Compared, ...]]:

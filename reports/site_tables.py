@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -78,7 +78,7 @@ def site_tables(report: SiteReport) -> dict[str, pa.Table]:
         for row in totals.largest.users
     ]  # fmt: skip
     return {
-        "total": _shares({"all": totals.total}, totals.total.hours, cost),
+        "total": _shares([("all", totals.total)], totals.total.hours, cost),
         "coverage": _table(_STANDINGS, ((row.name, row.jobs, row.hours) for row in totals.standings)),
         **parts,
         "headline_by_part": _table(_HEADLINES, _headlines(report)),
@@ -103,18 +103,20 @@ def write_csv(report: SiteReport, folder: Path) -> list[Path]:
     return [folder / f"{name}.csv" for name in tables]
 
 
-def _shown(report: SiteReport, dimension: str) -> dict[str, Share]:
-    parts = report.totals.parts[dimension]
-    if dimension != "account":
-        return parts
-    return {report.shown_account(name): share for name, share in parts.items()}
+def _shown(report: SiteReport, dimension: str) -> list[tuple[str, Share]]:
+    """Accounts as they are shown: two of them can have the same pseudonym, and are two rows."""
+    shown = _shown_name(report, dimension)
+    return [(shown(name), share) for name, share in report.totals.parts[dimension].items()]
 
 
-def headline_parts(report: SiteReport, dimension: str) -> dict[str, Headline]:
+def headline_parts(report: SiteReport, dimension: str) -> list[tuple[str, Headline]]:
     """In the order of the breakdown, most GPU-hours first; accounts as they are shown."""
-    found = report.totals.headlines[dimension]
-    shown = report.shown_account if dimension == "account" else str
-    return {shown(name): found[name] for name in report.totals.parts[dimension] if name in found}
+    found, shown = report.totals.headlines[dimension], _shown_name(report, dimension)
+    return [(shown(name), found[name]) for name in report.totals.parts[dimension] if name in found]
+
+
+def _shown_name(report: SiteReport, dimension: str) -> Callable[[str], str]:
+    return report.shown_account if dimension == "account" else str
 
 
 def published_parts() -> list[float | None]:
@@ -125,13 +127,13 @@ def published_parts() -> list[float | None]:
 
 def _headlines(report: SiteReport) -> Iterator[tuple[object, ...]]:
     for dimension in DIMENSIONS:
-        for name, values in headline_parts(report, dimension).items():
+        for name, values in headline_parts(report, dimension):
             for finding, value, published in zip(PART_FINDINGS, values, published_parts(), strict=True):
                 yield dimension, name, finding.words, value.share, published, value.jobs
 
 
-def _shares(parts: Mapping[str, Share], all_hours: float, cost: Cost) -> pa.Table:
-    return _table(_SHARE, (_share_row(name, share, all_hours, cost) for name, share in parts.items()))
+def _shares(parts: Iterable[tuple[str, Share]], all_hours: float, cost: Cost) -> pa.Table:
+    return _table(_SHARE, (_share_row(name, share, all_hours, cost) for name, share in parts))
 
 
 def _share_row(name: str, share: Share, all_hours: float, cost: Cost) -> tuple[object, ...]:

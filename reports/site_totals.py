@@ -166,7 +166,6 @@ class SiteTotals:
     parts: dict[str, dict[str, Share]]
     headlines: dict[str, dict[str, Headline]]
     largest: LargestTier
-    account_users: frozenset[str]
 
 
 def load_totals(store: Store, cluster: str, config: Config, since_s: int, until_s: int) -> SiteTotals:
@@ -191,7 +190,6 @@ def _totals(db: duckdb.DuckDBPyConnection, config: Config) -> SiteTotals:
            AND coalesce(nullif(gpu_count, 0), gpu_count_req) > 0"""
     ).fetchall()
     [(users,)] = db.execute('SELECT count(DISTINCT "user") FROM runs').fetchall()
-    personal = db.execute('SELECT DISTINCT account FROM runs WHERE account IN (SELECT "user" FROM runs)').fetchall()
     return SiteTotals(
         total=_share(total),
         standings=tuple(Standing(name, jobs, hours or 0.0) for name, jobs, hours in standings),
@@ -200,7 +198,6 @@ def _totals(db: duckdb.DuckDBPyConnection, config: Config) -> SiteTotals:
         parts={dimension: _parts(db, dimension) for dimension in DIMENSIONS},
         headlines={dimension: load_headlines(db, dimension, config) for dimension in DIMENSIONS},
         largest=_largest(db, config),
-        account_users=frozenset(account for (account,) in personal if account),
     )
 
 

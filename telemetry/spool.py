@@ -14,14 +14,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 from almanac.errors import SourceError
 from almanac.records import Counts
 from almanac.units import printable
 from telemetry.sources.bindings import BadRecordError, read_trusted
 
-MOST_FILES = 50_000
-"""Looked at in one run; the others are left to the next."""
+MOST_FILES, MOST_NAMES = 50_000, 1_000_000
+"""Of one run: files that are opened, and names that are listed; the others are left to the next."""
 UNFINISHED_S = 60
 BAD = "bad"
 MAX_BYTES = 256
@@ -58,11 +59,12 @@ class Spool:
     def read(self, now_s: int) -> tuple[list[Notice], Counts]:
         """The jobs that ended, oldest file first, and what became of the files; those of other clusters are left.
 
+        Of more than MOST_FILES the newest are looked at, and of the others some, which change from run to run.
         Raises SourceError where others could write to the folder, or it cannot be read.
         """
         owners = self.trusted_owners()
         notices, counts = list[Notice](), Counts()
-        for name in self._names():
+        for name in self._names(now_s):
             about = self._about(name)
             if about is None:
                 continue
@@ -103,15 +105,21 @@ class Spool:
         return frozenset({0, found.st_uid})
 
     def waiting(self) -> list[Path]:
-        """The files that nobody has dealt with. Raises SourceError."""
-        return [self.folder / name for name in self._names()]
+        """The files that nobody has dealt with, MOST_FILES at most. Raises SourceError."""
+        return [self.folder / name for name in self._names(0)]
 
-    def _names(self) -> list[str]:
+    def _names(self, seed: int) -> list[str]:
+        """Half of them the newest, the others drawn by the seed: what other clusters leave hides nothing for long."""
         try:
             with os.scandir(self.folder) as entries:
-                return [entry.name for entry in islice(entries, MOST_FILES) if entry.name != BAD]
+                found = [entry for entry in islice(entries, MOST_NAMES) if entry.name != BAD]
         except OSError as error:
             raise SourceError(f"{self.folder}: cannot be read: {error.strerror}", "see docs/admin.md") from error
+        if len(found) > MOST_FILES:
+            found.sort(key=_age_key, reverse=True)
+            newest, older = found[: MOST_FILES // 2], found[MOST_FILES // 2 :]
+            found = newest + Random(seed).sample(older, MOST_FILES - len(newest))
+        return [entry.name for entry in found]
 
     def _about(self, name: str) -> os.stat_result | None:
         """None where it is gone: rsync has renamed it, or another run has dealt with it."""
@@ -144,6 +152,14 @@ class Spool:
         with contextlib.suppress(OSError):
             (self.folder / BAD).mkdir(mode=0o700, exist_ok=True)
             (self.folder / name).rename(self.folder / BAD / name)
+
+
+def _age_key(entry: os.DirEntry[str]) -> float:
+    """When it was written; 0 of what is gone."""
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime
+    except OSError:
+        return 0.0
 
 
 class _UnfinishedError(BadRecordError):

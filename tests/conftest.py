@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A run in the background of a script ignores Ctrl-C, and so would the children whose Ctrl-C is tested; nohup, a hang-up.
+# A run in the background of a script ignores Ctrl-C, one of nohup a hang-up, and so would children of which it is tested.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from aiosmtpd.smtp import AuthResult
 from click.testing import CliRunner, Result
 from mail_server import MailServer
 from mails import NOW_S, message
@@ -207,6 +208,30 @@ def test_doctor_names_a_server_that_is_not_there(app: Someone, server: MailServe
     found = findings(app)
     assert found["mail"].status == "fail" and "127.0.0.1:1 does not take mail" in found["mail"].said
     assert found["outbox"].status == "warn" and found["outbox"].said == "nothing was ever sent"
+
+
+def test_doctor_and_mailing_name_a_server_whose_name_is_none(app: Someone) -> None:
+    app.given["mail"]["server"] = "mail..example.org"
+    found = findings(app)
+    assert found["mail"].status == "fail" and "mail..example.org:" in found["mail"].said
+    assert found["outbox"].status == "warn"
+    failed = run(app, "1", "--mail", command=report.command).exception
+    assert isinstance(failed, ServerError) and "mail..example.org:" in str(failed)
+
+
+def test_doctor_and_mailing_name_a_password_that_cannot_be_sent(app: Someone, tmp_path: Path) -> None:
+    def anybody(*_: Any) -> AuthResult:
+        return AuthResult(success=True)
+
+    password = tmp_path / "password"
+    password.write_text("p\u00e4ssword", encoding="utf-8")
+    password.chmod(0o600)
+    options = {"auth_require_tls": False, "authenticator": anybody}
+    with MailServer(options=options) as server:
+        app.given["mail"] |= {"port": server.port, "username": "almanac", "password_file": str(password)}
+        said = findings(app)["mail"]
+        assert said.status == "fail" and "does not take mail" in said.said
+        assert isinstance(run(app, "1", "--mail", command=report.command).exception, ServerError)
 
 
 def test_doctor_names_a_sender_that_is_none(app: Someone) -> None:

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from almanac.config import Config, Hooks, Reports, StoreSection
+from almanac.errors import AlmanacError
 from cli.app import App
 from cli.jobs import command as jobs_command
 from cli.report import command, find_jobs, parse_id
@@ -199,6 +200,27 @@ def test_the_forms(folder: str, tmp_path: Path) -> None:
     assert [report["shown_id"] for report in json.loads(done.output)] == ["20_0", "20_1", "20_3"]
     shown = CliRunner().invoke(command, ["10"], obj=app, catch_exceptions=False)
     assert "No measurements of its GPUs reached us" in " ".join(shown.output.split())
+
+
+def test_a_page_replaces_a_link_and_is_not_for_everybody(folder: str, tmp_path: Path) -> None:
+    """A report of another user's job, written into that user's folder by root."""
+    page, other = tmp_path / "job.html", tmp_path / "passwd"
+    other.write_text("root:x:0:0\n")
+    page.symlink_to(other)
+    CliRunner().invoke(command, ["10", "--html", str(page)], obj=Ordinary(store_path=folder), catch_exceptions=False)
+    assert other.read_text() == "root:x:0:0\n"
+    assert not page.is_symlink() and page.read_text().startswith("<!DOCTYPE html>")
+    assert page.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("place", ["folder", "pipe", "folder/none/job.html"])
+def test_where_no_page_can_be_written_nothing_is_replaced(folder: str, tmp_path: Path, place: str) -> None:
+    """Root who names /dev/stdout must not make a file of it."""
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    done = CliRunner().invoke(command, ["10", "--html", str(tmp_path / place)], obj=Ordinary(store_path=folder))
+    assert isinstance(done.exception, AlmanacError) and place in str(done.exception)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize(

@@ -613,3 +613,16 @@ def test_while_accounting_is_down_no_notice_is_given_up(site: Site, monkeypatch:
     know_everybody(monkeypatch)
     site.due(NOW_S + 9060)
     assert site.jobs_told == ["2"] and list(site.spool.iterdir()) == []
+
+
+def test_a_mail_that_will_never_be_sent_is_a_fault(site: Site) -> None:
+    site.server.says_rcpt = lambda address: "550 5.1.1 no such user" if address.startswith("bob") else None
+    site.ends(2, NOW_S + 60, user="ann")
+    site.ends(3, NOW_S + 60, user="bob")
+    site.ingest()
+    outcome = site.due()
+    assert (outcome.delivered["sent"], outcome.delivered["given_up"]) == (1, 1)
+    assert outcome.faults == [
+        "mails that will never be sent: 1, the last one to bob@example.org: 550 5.1.1 no such user"
+    ]
+    assert site.due().faults == []

@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -85,25 +85,115 @@ def test_what_a_server_does_not_take_for_now_is_tried_again(outbox: Outbox, serv
     assert server.ids == ["<m2@example.org>", "<m1@example.org>"]
 
 
-@pytest.mark.parametrize(
-    ("at", "reply"), [("rcpt", "550 5.1.1 no such user"), ("data", "554 5.6.0 spam"), ("mail", "552 5.3.4 too large")]
-)
+def put_for(outbox: Outbox, users: int, kind: str = "") -> None:
+    """A mail to each of so many users; that of number n has the Message-ID of message(n)."""
+    for number in range(1, users + 1):
+        outbox.put(message(number, user=f"u{number}", recipient=f"{kind}u{number}@example.org"), NOW_S + number)
+
+
+def refuses_first(at: str, reply: str) -> dict[str, Callable[[str], str | None]]:
+    return {f"says_{at}": lambda about: reply if about in ("u1@example.org", "<m1@example.org>") else None}
+
+
+REFUSALS = [("rcpt", "550 5.1.1 no such user"), ("data", "554 5.6.0 spam"), ("rcpt", "550 <relay@x.org> no such user")]
+
+
+@pytest.mark.parametrize(("at", "reply"), REFUSALS)
+@pytest.mark.parametrize("is_first", [True, False])
 def test_what_a_server_never_takes_is_given_up(
-    outbox: Outbox, server: MailServer, clock: Clock, at: str, reply: str
+    outbox: Outbox, server: MailServer, clock: Clock, at: str, reply: str, is_first: bool
 ) -> None:
-    setattr(server, f"says_{at}", lambda about: reply)
-    outbox.put(message(1), NOW_S)
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(given_up=1)
-    setattr(server, f"says_{at}", lambda about: None)
+    vars(server).update(refuses_first(at, reply))
+    outbox.put(message(1, recipient="u1@example.org"), NOW_S)
+    outbox.put(message(2), NOW_S + (1 if is_first else -1))
+    counts = sent(outbox, mail_config(server), clock)
+    assert counts == DeliveryCounts(sent=1, given_up=1, last_error=f"u1@example.org: {reply}")
+    vars(server).update(refuses_first(at, ""))
     clock.now_s += 10 * HOUR_S
     assert sent(outbox, mail_config(server), clock) == DeliveryCounts()
     assert outbox.counts().given_up == 1
 
 
-def test_a_matter_of_policy_can_be_corrected(outbox: Outbox, server: MailServer, clock: Clock) -> None:
-    server.says_rcpt = lambda address: "554 5.7.1 relay access denied"
+def test_a_mail_that_is_too_large_is_given_up(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    server.says_mail = lambda address: "552 5.3.4 too large"
     outbox.put(message(1), NOW_S)
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(failed=1)
+    assert sent(outbox, mail_config(server), clock).given_up == 1
+
+
+def test_a_server_that_has_taken_nothing_is_not_believed(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    """A job now and then: each mail alone in its run, and a server that does not know whom it takes mail for."""
+    server.says_rcpt = lambda address: "550 unrouteable address"
+    for number in range(1, 6):
+        outbox.put(message(number, recipient=f"u{number}@example.org"), int(clock()))
+        assert sent(outbox, mail_config(server), clock).given_up == 0
+        clock.now_s += 600
+    server.says_rcpt = lambda address: None
+    clock.now_s += LONGEST_BACKOFF_S
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=5)
+
+
+@pytest.mark.parametrize("reply", ["550 unrouteable address", "550 relay not permitted", "554 5.7.1 access denied"])
+def test_a_server_that_refuses_one_recipient_after_the_other_keeps_no_mail_from_being_sent(
+    outbox: Outbox, server: MailServer, clock: Clock, reply: str
+) -> None:
+    tried = []
+    server.says_rcpt = lambda address: tried.append(address) or reply  # type: ignore[func-returns-value]
+    put_for(outbox, 30)
+    counts = sent(outbox, mail_config(server), clock)
+    assert counts == DeliveryCounts(failed=10, fault=counts.fault)
+    assert f"has refused 10 recipients and taken no mail: {reply}" in counts.fault
+    assert (len(tried), outbox.counts().queued) == (10, 30)
+    server.says_rcpt = lambda address: None
+    assert sent(outbox, mail_config(server), clock).sent == 20
+    clock.now_s += FIRST_BACKOFF_S
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=10)
+
+
+def test_a_few_refusals_alone_name_the_server(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    server.says_rcpt = lambda address: "550 unrouteable address"
+    put_for(outbox, 3)
+    counts = sent(outbox, mail_config(server), clock)
+    assert counts == DeliveryCounts(failed=3, fault=counts.fault)
+    assert "has refused 3 recipients" in counts.fault
+
+
+def test_users_who_are_gone_hold_up_nobody_for_long(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    """Twelve, whose mails come first."""
+    server.says_rcpt = lambda address: "550 5.1.1 no such user" if address.startswith("gone") else None
+    put_for(outbox, 12, "gone-")
+    outbox.put(message(13), NOW_S + 13)
+    assert sent(outbox, mail_config(server), clock).failed == 10
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(
+        sent=1, given_up=2, last_error="gone-u12@example.org: 550 5.1.1 no such user"
+    )
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "554 5.7.1 relay access denied",
+        "550 relay not permitted",
+        "550 Relaying denied",
+        "550 Client host rejected: cannot find your hostname",
+        "553 sorry, that domain isn't allowed to be relayed thru this MTA",
+        "550 Authentication required",
+    ],
+)
+def test_a_matter_of_policy_can_be_corrected(outbox: Outbox, server: MailServer, clock: Clock, reply: str) -> None:
+    """Also where the server takes other mail: of another domain, say."""
+    vars(server).update(refuses_first("rcpt", reply))
+    outbox.put(message(1, recipient="u1@example.org"), NOW_S)
+    outbox.put(message(2), NOW_S - 1)
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1, failed=1)
+
+
+def test_what_is_refused_for_days_is_given_up_and_said(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    server.says_rcpt = lambda address: "550 5.7.1 relay access denied"
+    outbox.put(message(1), NOW_S)
+    clock.now_s += 72 * HOUR_S
+    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(
+        given_up=1, last_error="ann@example.org: 550 5.7.1 relay access denied"
+    )
 
 
 def test_a_server_that_refuses_the_sender_gets_nothing_more(outbox: Outbox, server: MailServer, clock: Clock) -> None:
@@ -160,7 +250,7 @@ def test_backoff_doubles_and_ends(outbox: Outbox, server: MailServer, clock: Clo
     tries = 0
     while outbox.counts().queued:
         clock.now_s += 60
-        tries += sum(vars(replace(sent(outbox, mail_config(server), clock), fault=0)).values())  # type: ignore[arg-type]
+        tries += sum(vars(replace(sent(outbox, mail_config(server), clock), fault=0, last_error=0)).values())  # type: ignore[arg-type]
     assert 72 * HOUR_S <= clock() - NOW_S < 77 * HOUR_S
     assert tries == 26  # nine within 255 minutes, as the waits double, then one every four hours
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
+import json
 import subprocess
 import sys
 from typing import Any
@@ -18,8 +19,9 @@ from almanac.config import Reports
 from almanac.errors import StoreError
 from reports.context import JobContext
 from reports.job_report import render_email, render_page, to_json
-from reports.own_choice import newest_runs
-from reports.own_format import MAX_FILE_BYTES, pack_report, unpack_report
+from reports.own_choice import Chosen, newest_runs
+from reports.own_folder import MANIFEST
+from reports.own_format import FORMAT, MAX_FILE_BYTES, pack_report, unpack_report
 from reports.terminal import render_terminal
 from telemetry.history import HISTORY, load_history_table
 
@@ -182,6 +184,60 @@ def test_a_report_that_cannot_be_written_keeps_no_other_from_being_so(
     done = publisher()
     assert (done.reports, done.unwritable) == (58, 1)
     assert [run.job_id for run in publisher.of("bob").index.runs if run.report is None] == [5]
+
+
+def test_reports_that_cannot_be_written_hold_up_no_older_ones(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two newest; they are tried again where their job or the format has changed, and else never."""
+    tried = []
+
+    def pack(context: JobContext) -> bytes:
+        tried.append(context.job_id)
+        if context.job_id in (1, 2):
+            raise ValueError("Out of range float values are not JSON compliant")
+        return pack_report(context)
+
+    monkeypatch.setattr("reports.own_publish.pack_report", pack)
+    publisher.own = Reports(own_jobs=30, own_per_run=2)
+    publisher.uids = {"bob": 60_002}
+    seen = [publisher() for _ in range(3)]
+    assert [(done.reports, done.unwritable, done.waiting) for done in seen] == [(0, 2, 28), (2, 2, 26), (2, 2, 24)]
+    assert tried == [1, 2, 3, 4, 5, 6]
+    publisher.own = Reports(own_jobs=30)
+    assert (publisher().reports, publisher().unwritable) == (24, 2)
+    tried.clear()
+    change_job(monkeypatch, 2)
+    assert (publisher().reports, tried) == (0, [2])
+    tried.clear()
+    monkeypatch.setattr("reports.own_publish.FORMAT", FORMAT + 1)
+    assert (publisher().unwritable, len(tried)) == (2, 30)
+    tried.clear()
+    publisher.own = Reports(own_jobs=1)
+    assert (publisher().unwritable, tried) == (1, [])
+    manifest = json.loads((publisher.root / MANIFEST).read_bytes())
+    assert [name.split("-")[0] for name in manifest["unwritable"]] == ["1"]
+
+
+def change_job(monkeypatch: pytest.MonkeyPatch, job_id: int) -> None:
+    """What is stored of it."""
+
+    def changed(*args: Any) -> dict[str, list[Chosen]]:
+        return {
+            user: [dataclasses.replace(run, digest="0") if run.job_id == job_id else run for run in runs]
+            for user, runs in newest_runs(*args).items()
+        }
+
+    monkeypatch.setattr("reports.own_publish.newest_runs", changed)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"cluster": "test", "users": {}, "unwritable": 7}', b"7"])
+def test_a_damaged_record_of_what_was_published_is_made_anew(publisher: Publisher, content: bytes) -> None:
+    publisher()
+    (publisher.root / MANIFEST).write_bytes(content)
+    done = publisher()
+    assert (done.lists, done.reports, done.unwritable) == (2, 0, 0)
+    assert publisher().lists == 0
 
 
 def test_a_dry_run_writes_nothing(publisher: Publisher) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from reports.site_headline import PART_FINDINGS
 from reports.site_page import captions, render_site_page
 from reports.site_plots import PANELS
 from reports.site_report import SiteReport, build_site_report
-from reports.site_tables import price, write_csv
+from reports.site_tables import price, site_tables, write_csv
 from telemetry.characterize import TABLES
 from telemetry.characterize.headline import FINDINGS
 from telemetry.characterize.published import FURTHER
@@ -141,6 +142,28 @@ def test_what_root_makes_in_the_store_is_the_store_owners(tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "reports").iterdir()] == ["pseudonyms.key"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_the_store_owner_puts_in_the_place_of_a_new_key_stays_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hard link to a file of root's, as soon as the key is on disk."""
+    store, secret, real = tmp_path / "store", tmp_path / "shadow", os.fsync
+    store.mkdir()
+    os.chown(store, 65534, 65534)
+    secret.write_text("root's\n")
+
+    def swapped(handle: int) -> None:
+        real(handle)
+        for path in (store / "reports").glob(".tmp-*"):
+            path.unlink()
+            path.hardlink_to(secret)
+
+    monkeypatch.setattr(os, "fsync", swapped)
+    with suppress(StoreError):
+        site_key(store)
+    assert (secret.stat().st_uid, secret.stat().st_nlink) == (0, 2)
+
+
 @pytest.mark.parametrize("content", [b"", b"00ff\n", b"no hex", b"\xff" * 64])
 def test_a_key_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "reports").mkdir()
@@ -149,18 +172,46 @@ def test_a_key_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
         site_key(tmp_path)
 
 
-def test_a_personal_account_has_its_users_pseudonym(tmp_path: Path) -> None:
+def accounts_of(tmp_path: Path, *used: tuple[str, str], **options: Any) -> tuple[SiteReport, list[str]]:
+    """The report of jobs of these users and accounts, and its accounts as the page shows them. Others are older:
+    of "smith", without a GPU, and, on another cluster, of "Jones".
+    """
     store = Store.create(tmp_path / "store")
-    job = {"submit_s": 1000, "start_s": 1000, "end_s": 4600, "elapsed_s": 3600, "gpu_count": 1}
-    jobs = [
-        {"job_id": 1, **job, "user": "alice", "account": "alice"},
-        {"job_id": 2, **job, "user": "bob", "account": "m1"},
-    ]
-    store.write("jobs", "c", pa.Table.from_pylist(jobs, schema=STORED["jobs"].schema))
-    found = build_site_report(store, "c", Config(), (0, 2000), NOW_S)
-    assert {row[0] for row in cells(render_site_page(found), "By account")} == {
-        "m1", pseudonym("alice", site_key(store.root))
-    }  # fmt: skip
+    job = {"start_s": 1000, "end_s": 4600, "elapsed_s": 3600, "gpu_count": 1, "submit_s": 90_000}
+    jobs = [{"job_id": n, **job, "user": user, "account": account} for n, (user, account) in enumerate(used, 1)]
+    older = {"job_id": 99, "submit_s": 1000, "gpu_count": 0, "account": "m1"}
+    for cluster, rows in (("c", [*jobs, {**older, "user": "smith"}]), ("d", [{**older, "user": "Jones"}])):
+        store.write("jobs", cluster, pa.Table.from_pylist(rows, schema=STORED["jobs"].schema))
+    found = build_site_report(store, "c", Config(), (80_000, 100_000), NOW_S, **options)
+    return found, [row[0] for row in cells(render_site_page(found), "By account")]
+
+
+def test_a_personal_account_has_its_users_pseudonym(tmp_path: Path) -> None:
+    """Whenever the user ran a job, and in whatever case: Slurm keeps accounts in lower case."""
+    used = [("alice", "alice"), ("bob", "m1"), ("Carol", "carol"), ("bob", "smith"), ("bob", "jones"), ("bob", "")]
+    found, shown = accounts_of(tmp_path, *used)
+    key = site_key(tmp_path / "store")
+    people = [pseudonym(name, key) for name in ("alice", "Carol", "smith", "Jones")]
+    assert sorted(shown) == sorted(["m1", "not recorded", *people])
+    written = "".join(path.read_text() for path in write_csv(found, tmp_path / "csv")) + render_site_page(found)
+    assert not re.search(r"\b(alice|carol|smith|jones)\b", written, re.IGNORECASE)
+
+
+def test_with_names_accounts_are_shown_as_they_are(tmp_path: Path) -> None:
+    _, shown = accounts_of(tmp_path, ("Carol", "carol"), has_names=True)
+    assert shown == ["carol"]
+
+
+def test_of_users_who_differ_in_case_the_account_is_that_of_its_own_name(tmp_path: Path) -> None:
+    _, shown = accounts_of(tmp_path, ("Carol", "m1"), ("carol", "m1"), ("eve", "carol"))
+    assert pseudonym("carol", site_key(tmp_path / "store")) in shown
+
+
+def test_accounts_that_share_a_pseudonym_are_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reports.site_report.pseudonym", lambda name, key: "user-00000000")
+    found, shown = accounts_of(tmp_path, ("alice", "alice"), ("bob", "bob"))
+    assert shown == ["user-00000000"] * 2
+    assert sum(float(row["gpu_hours"]) for row in site_tables(found)["by_account"].to_pylist()) == 2.0
 
 
 def test_hostile_names_are_inert(page: str, report: SiteReport, reported: Any) -> None:

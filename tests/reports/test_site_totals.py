@@ -159,10 +159,6 @@ def test_headline_figures_of_a_part_are_of_the_jobs_that_know_them(tmp_path: Pat
     assert found["account"] == {"a": found["partition"]["gpu"]}
 
 
-def test_an_account_that_is_named_like_a_user_is_known_as_such(totals: SiteTotals) -> None:
-    assert totals.account_users == {"bob"}
-
-
 def test_who_asked_for_the_largest_tier_and_did_not_need_it(tmp_path: Path) -> None:
     """40 GiB less 1 GiB of headroom, less 2% for spikes: 39,153 MiB."""
     peaks = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from almanac.errors import SourceError
 from almanac.records import Counts
+from telemetry.sources.bindings import read_trusted
 from telemetry.spool import UNFINISHED_S, Spool
 
 LATER_S = 2**35
@@ -58,6 +60,30 @@ def test_jobs_of_other_clusters_are_left_to_their_own(folder: Path) -> None:
     notices, counts = spool(folder).read(LATER_S)
     assert {notice.job_id for notice in notices} == {8, 9}
     assert counts.seen == 2 and (folder / "7.1").exists()
+
+
+def test_files_of_a_cluster_whose_almanac_is_off_hide_no_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New ones are seen at once, older ones within a few runs; the work of a run is bounded."""
+    monkeypatch.setattr("telemetry.spool.MOST_FILES", 20)
+    opened = list[Path]()
+
+    def reads(path: Path, *more: Any) -> bytes:
+        opened.append(path)
+        return read_trusted(path, *more)
+
+    monkeypatch.setattr("telemetry.spool.read_trusted", reads)
+    for job in range(1, 101):
+        os.utime(put(folder, f"{job}.1", said(job, "other")), (1000 + job, 1000 + job))
+    for job, time_s in ((201, 900), (202, 901), (203, 1050), (204, 2000), (205, 2001)):
+        os.utime(put(folder, f"{job}.1", said(job)), (time_s, time_s))
+    seen = set[int]()
+    for minute in range(60):
+        opened.clear()
+        found = {notice.job_id for notice in spool(folder).read(LATER_S + 60 * minute)[0]}
+        assert found >= {204, 205} and len(opened) <= 20
+        seen |= found
+    assert seen == {201, 202, 203, 204, 205}
+    assert len(spool(folder).waiting()) == 20
 
 
 @pytest.mark.parametrize(
@@ -138,7 +164,7 @@ def test_what_rsync_is_bringing_is_given_time(folder: Path) -> None:
 def test_what_is_gone_meanwhile_is_no_fault(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(folder, "7.1", said(7))
     names = [".7.2.Ab3dEf", "8.1", "7.1"]
-    monkeypatch.setattr(Spool, "_names", lambda self: names)
+    monkeypatch.setattr(Spool, "_names", lambda self, seed: names)
     notices, counts = spool(folder).read(LATER_S)
     assert ([notice.job_id for notice in notices], counts.seen, counts.dropped) == ([7], 1, {})
 
