@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A run in the background of a script ignores Ctrl-C, one of nohup a hang-up, and so would children of which it is tested.
+# In the background of a script Ctrl-C is ignored, under nohup a hang-up, and so by children of which it is tested.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
