@@ -11,8 +11,7 @@ import tempfile
 from pathlib import Path
 
 from almanac.errors import StoreError
-from telemetry.atomic import TEMPORARY
-from telemetry.user_files import opened
+from telemetry.atomic import TEMPORARY, hand_over, make_folder
 
 KEY_BYTES = 32
 
@@ -28,7 +27,7 @@ def site_key(store_root: Path) -> bytes:
     except FileNotFoundError:
         pass
     try:
-        _make(path, store_root)
+        _make(path)
     except OSError as error:
         raise StoreError(
             f"{path}: cannot be written: {error.strerror}",
@@ -37,31 +36,21 @@ def site_key(store_root: Path) -> bytes:
     return _read(path)
 
 
-def _make(path: Path, store_root: Path) -> None:
-    """Of two processes at once the first one's key stays. What root makes in the store is the store's owner's."""
-    owner = store_root.stat()
-    if not path.parent.is_dir():
-        path.parent.mkdir(mode=0o750, exist_ok=True)
-        with opened(path.parent) as folder:
-            _give(folder, owner)
+def _make(path: Path) -> None:
+    """Of two processes at once the first one's key stays."""
+    make_folder(path.parent)
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(secrets.token_hex(KEY_BYTES).encode() + b"\n")
             file.flush()
             os.fchmod(file.fileno(), 0o640)
-            _give(file.fileno(), owner)
+            hand_over(file.fileno(), path.parent)
             os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):
             path.hardlink_to(name)
     finally:
         Path(name).unlink(missing_ok=True)
-
-
-def _give(handle: int, owner: os.stat_result) -> None:
-    """Of a descriptor: the store's owner can put another file in the place of a name."""
-    if os.geteuid() == 0:
-        os.fchown(handle, owner.st_uid, owner.st_gid)
 
 
 def _read(path: Path) -> bytes:
