@@ -62,5 +62,5 @@ def _check_slurm(app: App) -> Iterator[Check]:
     except AlmanacError:
         return  # said by the check of Slurm
     if not re.search(r"^(EpilogSlurmctld|JobCompLoc)\S*\s*=\s*[^(\s]", told, re.MULTILINE):
-        todo = "name almanac-ended.sh in slurm.conf: docs/mail.md"
+        todo = "on the controller, as root: almanac install-hooks --ended"
         yield Check(NAME, "warn", f"Slurm calls no program when a job has ended: {_SLOW}", todo)

@@ -22,25 +22,36 @@ PACKAGED = Path("/usr/share/almanac")
               help="Folder of slurm.conf.")  # fmt: skip
 @click.option("--job-submit", "job_submit", is_flag=True, help="Only job_submit.lua (on the controller).")
 @click.option("--cli-filter", "cli_filter", is_flag=True, help="Only cli_filter.lua (on login nodes).")
+@click.option("--ended", "ended", is_flag=True,
+              help="Only almanac-ended.sh (on the controller), for mail within minutes of a job's end.")  # fmt: skip
 @click.option("--lua-dir", metavar="DIR", help="Folder of almanac's Lua modules. [where they are installed]")
 @click.option("--remove", "is_removal", is_flag=True, help="Take our lines out again.")
 @click.option("--yes", "is_agreed", is_flag=True, help="Write what is shown.")
 @click.pass_obj
 def command(
-    app: App, prefix: Path, job_submit: bool, cli_filter: bool, lua_dir: str | None, is_removal: bool, is_agreed: bool
+    app: App,
+    prefix: Path,
+    job_submit: bool,
+    cli_filter: bool,
+    ended: bool,
+    lua_dir: str | None,
+    is_removal: bool,
+    is_agreed: bool,
 ) -> None:
     """Put almanac's one line into Slurm's job_submit.lua and cli_filter.lua, or the whole script where there is none.
 
     Shows the difference. Nothing is written without --yes; each file that is changed is backed up beside itself.
     slurm.conf is never edited: the lines that it needs are said. Where hooks.advice_dir is not the usual folder, the
-    line names it.
+    line names it. almanac-ended.sh is put beside slurm.conf only where --ended asks for it.
     """
     from slurm_hooks.guarded_line import HOOKS
     from slurm_hooks.install import apply, diff_text
 
     kinds = [kind for kind, is_asked in (("job_submit", job_submit), ("cli_filter", cli_filter)) if is_asked]
-    hooks = [HOOKS[kind] for kind in kinds or HOOKS]
+    hooks = [HOOKS[kind] for kind in (kinds if kinds or ended else HOOKS)]
     changes = [_plan(app, hook, prefix, lua_dir, is_removal) for hook in hooks]
+    if ended:
+        changes.append(_plan_ended(prefix, is_removal))
     for change in changes:
         click.echo(diff_text(change) if change.is_needed else f"{change.path}: nothing to change")
         for note in change.notes:
@@ -52,7 +63,7 @@ def command(
         backup = apply(change, app.now_s())
         done = "removed" if change.after is None else "written"
         click.echo(f"{change.path}: {done}" + (f"; as it was: {backup}" if backup else ""))
-    _say_what_else(prefix, hooks, needed, is_removal)
+    _say_what_else(prefix, hooks, needed, is_removal, ended)
 
 
 def _plan(app: App, hook: Hook, prefix: Path, lua_dir: str | None, is_removal: bool) -> Change:
@@ -69,6 +80,16 @@ def _plan(app: App, hook: Hook, prefix: Path, lua_dir: str | None, is_removal: b
     return plan_install(hook, prefix, places, scripts, syntax_fault)
 
 
+def _plan_ended(prefix: Path, is_removal: bool) -> Change:
+    import slurm_hooks
+    from slurm_hooks.ended_hook import SCRIPT, plan_ended, plan_remove_ended
+
+    packaged = Path("/usr/libexec/almanac")
+    is_packaged = (packaged / SCRIPT).is_file()
+    scripts_dir = packaged if is_packaged else Path(slurm_hooks.__file__).parent / "spool"
+    return plan_remove_ended(prefix) if is_removal else plan_ended(prefix, scripts_dir)
+
+
 def _installed() -> tuple[Path, Path]:
     """The folders of the Lua modules and of the stand-alone scripts: the package's, or this environment's own."""
     import slurm_hooks
@@ -79,13 +100,16 @@ def _installed() -> tuple[Path, Path]:
     return ours / "lua", ours / "standalone"
 
 
-def _say_what_else(prefix: Path, hooks: list[Hook], needed: list[Change], is_removal: bool) -> None:
+def _say_what_else(prefix: Path, hooks: list[Hook], needed: list[Change], is_removal: bool, ended: bool) -> None:
+    from slurm_hooks.ended_hook import ended_conf_lines
     from slurm_hooks.install import slurm_conf_line
     from slurm_hooks.lua_syntax import is_checked
 
-    if needed and not is_checked():
+    if hooks and needed and not is_checked():
         click.echo("Whether the scripts parse was not checked: no Lua library or luac is here.")
     lines = [] if is_removal else list(filter(None, (slurm_conf_line(prefix, hook) for hook in hooks)))
+    if ended and not is_removal:
+        lines += ended_conf_lines(prefix)
     if lines:
         click.echo(f"\n{prefix / 'slurm.conf'} needs, on every host (then restart slurmctld):")
         for line in lines:

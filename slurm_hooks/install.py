@@ -29,12 +29,13 @@ _STAMP = re.compile(rb"-- almanac: stand-alone script, sha256 ([0-9a-f]{64})\r?\
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be done to one file: its content before and after, None where there is no file."""
+    """What is to be done to one file: its content before and after, None where there is no file. mode: of a new one."""
 
     path: Path
     before: bytes | None
     after: bytes | None
     notes: tuple[str, ...] = ()
+    mode: int = 0o644
 
     @property
     def is_needed(self) -> bool:
@@ -141,7 +142,7 @@ def apply(change: Change, now_s: int) -> Path | None:
         if change.after is None:
             change.path.unlink()
         else:
-            _replace(change.path, change.after)
+            _replace(change.path, change.after, change.mode)
     except OSError as error:
         raise ConfigError(f"{change.path}: cannot be written: {error.strerror}", "run this as root") from error
     return backup
@@ -163,7 +164,7 @@ def _backed_up(path: Path, now_s: int) -> Path:
     raise ConfigError(f"{path.parent} has a thousand backups of this second", "remove some")
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: Path, content: bytes, mode: int) -> None:
     handle, name = tempfile.mkstemp(prefix=".almanac-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as out:
@@ -173,7 +174,7 @@ def _replace(path: Path, content: bytes) -> None:
                 _take_over(path, handle, Path(name))
                 os.utime(handle)
             else:
-                os.fchmod(handle, 0o644)
+                os.fchmod(handle, mode)
             os.fsync(handle)
         Path(name).replace(path)
     finally:
@@ -190,11 +191,16 @@ def _take_over(path: Path, handle: int, copy: Path) -> None:
 def slurm_conf_plugins(prefix: Path, hook: Hook) -> list[str]:
     """The plugins that slurm.conf and the files it includes name for this hook; empty where it has no such line."""
     plugins: list[str] = []
-    for line in _slurm_conf_lines(prefix / "slurm.conf", set()):
+    for line in slurm_conf_lines(prefix):
         key, _, value = line.partition("=")
         if key.strip().lower() == hook.slurm_conf_key.lower():
             plugins = [name.strip().removeprefix(f"{hook.kind}/") for name in value.split(",") if name.strip()]
     return plugins
+
+
+def slurm_conf_lines(prefix: Path) -> list[str]:
+    """The lines of slurm.conf and of the files it includes, without comments; none where it cannot be read."""
+    return _slurm_conf_lines(prefix / "slurm.conf", set())
 
 
 def _slurm_conf_lines(path: Path, seen: set[Path]) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from almanac.errors import ConfigError
 from cli.app import App
 from cli.install_hooks import command
 
@@ -70,3 +72,63 @@ def test_where_one_of_two_is_refused_neither_is_written(site: Path) -> None:
     assert done.exit_code != 0
     assert contents(site) == before
     assert "pre_submit(options, offset) end); -- almanac" in str(getattr(done.exception, "hint", ""))
+
+
+def ended(site: Path, *options: str) -> Result:
+    return CliRunner().invoke(command, ["--prefix", str(site), "--ended", *options], obj=App())
+
+
+def conf(site: Path, *lines: str) -> None:
+    (site / "slurm.conf").write_text("ClusterName=x\n" + "".join(f"{line}\n" for line in lines))
+
+
+def test_the_hook_of_ended_jobs_is_put_beside_slurm_conf_and_called(site: Path) -> None:
+    script = site / "almanac-ended.sh"
+    before = contents(site)
+    assert "Nothing was written" in ended(site).output and not script.exists()
+    done = ended(site, "--yes")
+    assert done.exit_code == 0, done.output
+    assert script.stat().st_mode & 0o777 == 0o755
+    assert f"  EpilogSlurmctld={script}\n" in done.output
+    assert contents(site) == before
+    spool = site / "spool"
+    spool.mkdir()
+    subprocess.run([script], env={"SLURM_JOB_ID": "7", "ALMANAC_SPOOL_DIR": str(spool)}, check=True)
+    assert [path.read_text() for path in spool.iterdir()] == ["job_id=7\ncluster=\n"]
+    assert "nothing to change" in ended(site, "--yes").output
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["EpilogSlurmctld=/opt/epilog"], ["JobCompType=jobcomp/script", "JobCompLoc={}"]),
+        (["JobCompType=jobcomp/mysql"], ["EpilogSlurmctld={}"]),
+        (["EpilogSlurmctld=/opt/epilog", "JobCompType=jobcomp/mysql"], ["nothing, but /opt/epilog a line by itself"]),
+        (["EpilogSlurmctld=/opt/epilog", "epilogslurmctld={}"], []),
+        (["JobCompType=jobcomp/script", "JobCompLoc={}"], []),
+    ],
+)
+def test_what_slurm_conf_needs_for_the_hook_of_ended_jobs(site: Path, lines: list[str], said: list[str]) -> None:
+    script = site / "almanac-ended.sh"
+    conf(site, *(line.format(script) for line in lines))
+    output = ended(site, "--yes").output
+    assert ("needs, on every host" in output) == bool(said)
+    for line in said:
+        assert f"  {line.format(script)}" in output
+
+
+def test_the_hook_of_ended_jobs_stays_while_slurm_conf_names_it(site: Path) -> None:
+    """Without the script slurmctld does not start."""
+    script = site / "almanac-ended.sh"
+    ended(site, "--yes")
+    for line in (f"EpilogSlurmctld={script}", f"JobCompLoc={script}"):
+        conf(site, line)
+        done = ended(site, "--remove", "--yes")
+        assert isinstance(done.exception, ConfigError) and line in str(done.exception)
+        assert script.exists()
+    (site / "slurm.conf").unlink()
+    assert isinstance(ended(site, "--remove", "--yes").exception, ConfigError) and script.exists()
+    conf(site)
+    done = ended(site, "--remove", "--yes")
+    assert done.exit_code == 0, done.output
+    assert not script.exists() and list(site.glob("almanac-ended.sh.almanac-*"))
