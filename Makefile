@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 # Two processes: tests on the cluster, which mostly wait, are one's; tests/conftest.py says which those are.
-PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
+PYTEST := $(BIN)/pytest -n 2
 export PYTHON
 
 .PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports docs deb lock clean distclean servers

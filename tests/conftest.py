@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # In the background of a script Ctrl-C is ignored, under nohup a hang-up, and so by children of which it is tested.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -84,10 +86,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew; look at what changed")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist's reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name in SLOW:
             item.add_marker("slow")
-        if item.get_closest_marker("cluster"):  # there is one
-            item.add_marker(pytest.mark.xdist_group("cluster"))
+
+
+class OneCluster(LoadScopeScheduling):
+    """Tests on the cluster all go to one process, each of the others to whichever is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "cluster" if nodeid.startswith("tests/cluster/") else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneCluster:
+    return OneCluster(config, log)

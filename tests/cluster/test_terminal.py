@@ -233,7 +233,7 @@ def environment(front: FrontEnd, path: str) -> dict[bytes, bytes]:
     """Without what is of one job alone."""
     pairs = (entry.partition(b"=") for entry in front.site.read("login", path).split(b"\0") if entry)
     of_a_job = rb"SLURM_.*(ID|NAME|NODE|NODELIST|ADDR|TIME|GTIDS|PID|GPUS_ON_NODE)|SLURM_JOB_.*"
-    own = re.compile(rb"%s|TMPDIR|ZE_AFFINITY_MASK|ROCR_.*|GPU_.*|CUDA_.*|_" % of_a_job)
+    own = re.compile(rb"%s|SLURMD_NODENAME|HOSTNAME|TMPDIR|ZE_AFFINITY_MASK|ROCR_.*|GPU_.*|CUDA_.*|_" % of_a_job)
     return {name: value for name, _, value in pairs if not own.fullmatch(name)}
 
 
