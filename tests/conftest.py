@@ -37,6 +37,7 @@ SLOW = {
     "test_publish.py",
     "test_report.py",
     "test_report_due.py",
+    "test_report_due_trouble.py",
     "test_reprioritize.py",
     "test_services.py",
     "test_shown.py",

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from test_report_due import NOW_S, Site, know_everybody, scenario, site_of
+from due_site import NOW_S, Site, know_everybody, scenario, site_of
 
 steps = 0
 

@@ -4,153 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
-import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from due_site import HOUR_S, Site, SiteApp, running_site
 from fake_accounting import CLUSTER, Accounting, job
-from mail_server import MailServer
 from mails import NOW_S
 
-from almanac.config import Config
-from almanac.config_file import parse_config
-from almanac.errors import CommandError, NotAllowedError, StoreError
+from almanac.errors import CommandError, NotAllowedError
 from cli import report_due
-from cli.app import App
-from cli.due import Due
-from cli.due_outcome import Outcome
-from cli.ingest import Job
-from cli.ingest import run as read_sources
 from cli.main import cli
 from reports.outbox import Outbox, outbox_path
-from telemetry.sources.sacct import SacctSource
-from telemetry.store import Store
-
-HOUR_S = 3600
-POINTS = 8
-"""Of its steps, a hundred or so, at which a run is killed."""
-
-
-@dataclass
-class SiteApp(App):
-    """An App with a clock, a configuration and an accounting of its own."""
-
-    clock_s: int = NOW_S
-    given: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def config(self) -> Config:  # type: ignore[override]
-        return parse_config(self.given)
-
-    def now_s(self) -> int:
-        return self.clock_s
-
-
-@dataclass
-class Site:
-    """A site whose mail was switched on at NOW_S. due() is a run of the timer."""
-
-    root: Path
-    server: MailServer
-    app: SiteApp
-    accounting: Accounting
-
-    @property
-    def store(self) -> Store:
-        return Store.open(self.root / "store")
-
-    @property
-    def spool(self) -> Path:
-        return self.root / "ended"
-
-    def ends(self, job_id: int, end_s: int, user: str = "ann", **more: Any) -> None:
-        self.accounting.rows.append(job(job_id, end_s, user=user, **more))
-
-    def says_ended(self, *job_ids: int) -> None:
-        """As the hook does."""
-        for job_id in job_ids:
-            path = self.spool / f"{job_id}.{1000 + job_id}"
-            path.write_text(f"job_id={job_id}\ncluster={CLUSTER}\n")
-            path.chmod(0o644)
-            os.utime(path, (self.app.clock_s, self.app.clock_s))
-
-    def ingest(self, since_s: int | None = None) -> None:
-        """The timer of `almanac ingest`; since_s: not of the last six hours."""
-        source = SacctSource(self.accounting, CLUSTER, (), self.app.config.slurm, self.app.now_s)
-        start_s = self.app.clock_s - 6 * HOUR_S if since_s is None else since_s
-        read_sources(self.store, CLUSTER, [Job(source, start_s, self.app.clock_s)])
-
-    def due(self, at_s: int | None = None) -> Outcome:
-        self.app.clock_s = self.app.clock_s if at_s is None else at_s
-        with Outbox(outbox_path(self.root / "store")) as outbox:
-            return Due(self.app, self.store, CLUSTER, outbox).run()
-
-    @property
-    def got(self) -> list[tuple[str, str]]:
-        """Recipient and subject of each mail that arrived."""
-        return [(to, str(mail["Subject"])) for _, recipients, mail in self.server.taken for to in recipients]
-
-    @property
-    def jobs_told(self) -> list[str]:
-        return sorted(subject.split()[2] for _, subject in self.got)
-
-    def change(self, section: str, **keys: Any) -> None:
-        self.app.given = {**self.app.given, section: {**self.app.given.get(section, {}), **keys}}
-
-
-def know_everybody(monkeypatch: pytest.MonkeyPatch | None = None) -> None:
-    """The system knows every user, by a uid that owns no file; for good in a process of its own."""
-    patch = monkeypatch or pytest.MonkeyPatch()
-    patch.setattr(pwd, "getpwnam", lambda user: SimpleNamespace(pw_uid=2**31 - 2))
-
-
-def site_of(root: Path, server: MailServer) -> Site:
-    spool = root / "ended"
-    given = {
-        "site": {"cluster": CLUSTER},
-        "hooks": {"advice_dir": str(root / "advice")},
-        "mail": {
-            "server": "127.0.0.1", "port": server.port, "sender": "almanac@example.org",
-            "recipient": "{user}@example.org", "spool_dir": str(spool),
-        },
-    }  # fmt: skip
-    app = SiteApp(store_path=str(root / "store"), given=given)
-    app.commands = accounting = Accounting(app.now_s)  # type: ignore[assignment]
-    return Site(root, server, app, accounting)
-
-
-def scenario(site: Site) -> None:
-    """Four mails are due of these jobs."""
-    for number, user in ((2, "ann"), (3, "bob"), (4, "eve")):
-        site.ends(number, NOW_S + 60 + number, user=user)
-    for task in (1, 2, 3):
-        site.ends(10 + task, NOW_S + 90, user="ann", array_job_id=10, array_task_id=task)
-    site.ends(5, NOW_S + 70, elapsed_s=30)
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    know_everybody(monkeypatch)
-    (tmp_path / "ended").mkdir(mode=0o770)
-    (tmp_path / "ended").chmod(0o770)
-    Store.create(tmp_path / "store")
-    with MailServer() as server:
-        made = site_of(tmp_path, server)
-        made.ends(1, NOW_S - 7200)
-        made.ingest()
-        made.due()
-        made.app.clock_s += 600
-        yield made
+    yield from running_site(tmp_path, monkeypatch)
 
 
 def test_who_switches_mail_on_tells_nothing_of_the_past(site: Site) -> None:
@@ -345,151 +218,6 @@ def test_a_report_waits_for_telemetry_and_then_goes_without(site: Site) -> None:
     assert "No measurements of its GPUs" in subject
 
 
-def test_with_a_server_that_is_not_there_mail_waits(site: Site) -> None:
-    port = site.app.given["mail"]["port"]
-    site.change("mail", port=9)
-    site.ends(2, NOW_S + 60)
-    site.ingest()
-    assert any("127.0.0.1:9" in fault for fault in site.due().faults)
-    site.change("mail", port=port)
-    site.due(NOW_S + 86_400)
-    assert site.jobs_told == ["2"]
-
-
-def test_a_report_that_cannot_be_made_keeps_no_other_waiting(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    import reports.batch
-
-    for number in (2, 3, 4):
-        site.ends(number, NOW_S + 60, user=f"user{number}")
-    site.ingest()
-    real = reports.batch.render_email
-
-    def faulty(context: Any, config: Config) -> Any:
-        if context.job_id == 3:
-            raise ZeroDivisionError("not ours")
-        return real(context, config)
-
-    monkeypatch.setattr(reports.batch, "render_email", faulty)
-    assert site.due().faults == ["report of job 3: ZeroDivisionError: not ours"]
-    assert site.jobs_told == ["2", "4"]
-    monkeypatch.undo()
-    know_everybody(monkeypatch)
-    site.due(NOW_S + 3 * HOUR_S)
-    assert site.jobs_told == ["2", "3", "4"]
-
-
-def test_mail_that_throttling_leaves_to_the_next_run_is_no_fault(
-    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def sleep(seconds: float) -> None:
-        site.app.clock_s += int(seconds)
-
-    monkeypatch.setattr("time.sleep", sleep)
-    site.change("mail", per_minute=1)
-    for number in range(2, 22):
-        site.ends(number, NOW_S + 60, user=f"user{number}")
-    site.ingest()
-    assert report_due.run(site.app, is_dry=False, as_json=False) == 0
-    assert "16 sent, 4 left to the next run" in capsys.readouterr().out
-    assert len(site.server.taken) == 16
-
-
-def unreadable(*given: Any) -> None:
-    raise StoreError("telemetry cannot be read", "move the file away")
-
-
-def test_a_damaged_file_keeps_no_queued_mail_and_no_other_job_waiting(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import reports.batch
-
-    port = site.app.given["mail"]["port"]
-    site.change("mail", port=9)
-    site.ends(2, NOW_S + 60)
-    site.ingest()
-    site.due()
-    site.change("mail", port=port)
-    for number in (3, 4):
-        site.ends(number, NOW_S + 60, user="bob")
-    site.app.clock_s += 600
-    site.ingest()
-    with monkeypatch.context() as patch:
-        patch.setattr("reports.ended.look_up", unreadable)
-        with pytest.raises(StoreError):
-            site.due()
-    assert site.jobs_told == ["2"]
-    real = reports.batch.build
-
-    def faulty(store: Store, cluster: str, ids: Sequence[int], *more: Any, **options: Any) -> Any:
-        if 3 in ids:
-            raise StoreError("a damaged file", "move it away")
-        return real(store, cluster, ids, *more, **options)
-
-    monkeypatch.setattr(reports.batch, "build", faulty)
-    assert site.due().faults == ["report of job 3: StoreError: a damaged file"]
-    assert site.jobs_told == ["2", "4"]
-
-
-def test_a_damaged_file_of_other_jobs_costs_advice_and_ranks_only(site: Site) -> None:
-    site.ends(2, NOW_S + 60)
-    site.ingest()
-    past = {"job_id": [1], "submit_s": [NOW_S - 10**8], "verdict": ["ok"]}
-    site.store.write("job_metrics", CLUSTER, pa.table(past))
-    for path in (site.root / "store" / "job_metrics").rglob("*.parquet"):
-        path.write_bytes(b"damaged")
-    [fault] = site.due().faults
-    assert fault.startswith("reports are without advice and ranks: ") and "job_metrics" in fault
-    assert site.jobs_told == ["2"]
-
-
-def test_settings_that_keep_mail_from_leaving_keep_no_end_from_being_noticed(site: Site) -> None:
-    site.change("mail", port=9)
-    site.ends(2, NOW_S + 60)
-    site.ingest()
-    site.due()
-    site.change("mail", username="almanac", password_file=str(site.root / "none"))
-    site.ends(3, NOW_S + 60)
-    site.app.clock_s += 60
-    site.ingest()
-    outcome = site.due()
-    assert outcome.noticed == 1 and "mail.password_file" in outcome.faults[0]
-
-
-def test_after_a_clock_that_was_ahead_mail_goes_on(site: Site) -> None:
-    """Both timers ran with it; without the hook accounting is read again only hours later."""
-    for mark in ("sacct", "report", "report-start"):
-        site.store.set_watermark(mark, CLUSTER, NOW_S + 8 * HOUR_S)
-    site.ends(2, NOW_S + 60)
-    site.ingest(NOW_S - HOUR_S)
-    assert site.due().noticed == 1
-    assert site.jobs_told == ["2"]
-    site.ends(3, NOW_S + 70)
-    site.says_ended(3)
-    site.due()
-    assert site.jobs_told == ["2", "3"]
-
-
-def test_a_host_without_its_users_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.ends(2, NOW_S + 60)
-    site.ingest()
-
-    def unknown(user: str) -> Any:
-        raise KeyError(user)
-
-    monkeypatch.setattr(pwd, "getpwnam", unknown)
-    assert site.due().faults == []
-    site.app.clock_s += 2 * HOUR_S
-    assert site.due().faults == ["1 reports wait, as this host knows none of their users: see `getent passwd`"]
-
-
-def test_without_the_telemetry_of_a_damaged_file_reports_go_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("telemetry.summary.summarize", unreadable)
-    site.ends(2, NOW_S + 60)
-    site.ingest()
-    assert site.due().faults == ["telemetry cannot be read; to do: move the file away"]
-    assert site.jobs_told == ["2"]
-
-
 def test_where_mail_is_off_nothing_is_sent_now_or_later(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     server = site.app.given["mail"]["server"]
     site.change("mail", server="")
@@ -541,32 +269,6 @@ def test_two_runs_at_once_are_one(site: Site, capsys: pytest.CaptureFixture[str]
     assert "it does what is due" in capsys.readouterr().out
 
 
-def killed_at(site: Site, number: int) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
-    argv = [sys.executable, Path(__file__).with_name("due_worker.py"), site.root, str(site.server.port), str(number)]
-    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
-
-
-def test_killed_at_any_step_every_mail_comes_and_one_at_most_comes_twice(site: Site) -> None:
-    scenario(site)
-    site.says_ended(2, 3, 4, 5, 11, 12, 13)
-    before = shutil.copytree(site.root, site.root.with_name(f"{site.root.name}-before"))
-    done = killed_at(site, 0)
-    assert done.returncode == 0, done.stderr
-    expected, steps = sorted(site.server.ids), int(done.stdout)
-    assert len(expected) == 4
-    for number in sorted({1 + steps * part // POINTS for part in range(POINTS)}):
-        site.server.taken.clear()
-        shutil.rmtree(site.root)
-        shutil.copytree(before, site.root)
-        assert killed_at(site, number).returncode == -signal.SIGKILL
-        assert killed_at(site, 0).returncode == 0
-        got = sorted(site.server.ids)
-        assert sorted(set(got)) == expected, number
-        assert len(got) <= len(expected) + 1, number
-        assert list(site.spool.iterdir()) == []
-
-
 def test_only_operators_send_mail(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SiteApp, "is_operator", False)
     with pytest.raises(NotAllowedError):
@@ -580,7 +282,7 @@ def test_due_goes_alone(words: list[str]) -> None:
 
 IDLE = """
 import sys
-from test_report_due import NOW_S, Path, know_everybody, site_of
+from due_site import NOW_S, Path, know_everybody, site_of
 
 class Port:
     port = 9
@@ -597,32 +299,3 @@ def test_a_run_with_nothing_to_do_loads_nothing_for_rendering(site: Site) -> Non
     argv = [sys.executable, "-c", IDLE, str(site.root)]
     done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_while_accounting_is_down_no_notice_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.ends(2, NOW_S + 60)
-    site.says_ended(2)
-
-    def down(self: Accounting, argv: Sequence[str]) -> bytes:
-        raise CommandError("sacct: Connection refused", "start slurmdbd")
-
-    monkeypatch.setattr(Accounting, "__call__", down)
-    assert "Connection refused" in site.due(NOW_S + 9000).faults[0]
-    assert len(list(site.spool.iterdir())) == 1
-    monkeypatch.undo()
-    know_everybody(monkeypatch)
-    site.due(NOW_S + 9060)
-    assert site.jobs_told == ["2"] and list(site.spool.iterdir()) == []
-
-
-def test_a_mail_that_will_never_be_sent_is_a_fault(site: Site) -> None:
-    site.server.says_rcpt = lambda address: "550 5.1.1 no such user" if address.startswith("bob") else None
-    site.ends(2, NOW_S + 60, user="ann")
-    site.ends(3, NOW_S + 60, user="bob")
-    site.ingest()
-    outcome = site.due()
-    assert (outcome.delivered["sent"], outcome.delivered["given_up"]) == (1, 1)
-    assert outcome.faults == [
-        "mails that will never be sent: 1, the last one to bob@example.org: 550 5.1.1 no such user"
-    ]
-    assert site.due().faults == []

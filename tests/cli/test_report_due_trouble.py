@@ -1,0 +1,233 @@
+"""`almanac report --due` where something fails, or is killed: no mail is lost, and no other waits for it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from due_site import HOUR_S, Site, know_everybody, running_site, scenario
+from fake_accounting import CLUSTER, Accounting
+from mails import NOW_S
+
+from almanac.config import Config
+from almanac.errors import CommandError, StoreError
+from cli import report_due
+from telemetry.store import Store
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    yield from running_site(tmp_path, monkeypatch)
+
+
+POINTS = 8
+"""Of its steps, a hundred or so, at which a run is killed."""
+
+
+def test_with_a_server_that_is_not_there_mail_waits(site: Site) -> None:
+    port = site.app.given["mail"]["port"]
+    site.change("mail", port=9)
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    assert any("127.0.0.1:9" in fault for fault in site.due().faults)
+    site.change("mail", port=port)
+    site.due(NOW_S + 86_400)
+    assert site.jobs_told == ["2"]
+
+
+def test_a_report_that_cannot_be_made_keeps_no_other_waiting(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    import reports.batch
+
+    for number in (2, 3, 4):
+        site.ends(number, NOW_S + 60, user=f"user{number}")
+    site.ingest()
+    real = reports.batch.render_email
+
+    def faulty(context: Any, config: Config) -> Any:
+        if context.job_id == 3:
+            raise ZeroDivisionError("not ours")
+        return real(context, config)
+
+    monkeypatch.setattr(reports.batch, "render_email", faulty)
+    assert site.due().faults == ["report of job 3: ZeroDivisionError: not ours"]
+    assert site.jobs_told == ["2", "4"]
+    monkeypatch.undo()
+    know_everybody(monkeypatch)
+    site.due(NOW_S + 3 * HOUR_S)
+    assert site.jobs_told == ["2", "3", "4"]
+
+
+def test_mail_that_throttling_leaves_to_the_next_run_is_no_fault(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sleep(seconds: float) -> None:
+        site.app.clock_s += int(seconds)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    site.change("mail", per_minute=1)
+    for number in range(2, 22):
+        site.ends(number, NOW_S + 60, user=f"user{number}")
+    site.ingest()
+    assert report_due.run(site.app, is_dry=False, as_json=False) == 0
+    assert "16 sent, 4 left to the next run" in capsys.readouterr().out
+    assert len(site.server.taken) == 16
+
+
+def unreadable(*given: Any) -> None:
+    raise StoreError("telemetry cannot be read", "move the file away")
+
+
+def test_a_damaged_file_keeps_no_queued_mail_and_no_other_job_waiting(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import reports.batch
+
+    port = site.app.given["mail"]["port"]
+    site.change("mail", port=9)
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    site.due()
+    site.change("mail", port=port)
+    for number in (3, 4):
+        site.ends(number, NOW_S + 60, user="bob")
+    site.app.clock_s += 600
+    site.ingest()
+    with monkeypatch.context() as patch:
+        patch.setattr("reports.ended.look_up", unreadable)
+        with pytest.raises(StoreError):
+            site.due()
+    assert site.jobs_told == ["2"]
+    real = reports.batch.build
+
+    def faulty(store: Store, cluster: str, ids: Sequence[int], *more: Any, **options: Any) -> Any:
+        if 3 in ids:
+            raise StoreError("a damaged file", "move it away")
+        return real(store, cluster, ids, *more, **options)
+
+    monkeypatch.setattr(reports.batch, "build", faulty)
+    assert site.due().faults == ["report of job 3: StoreError: a damaged file"]
+    assert site.jobs_told == ["2", "4"]
+
+
+def test_a_damaged_file_of_other_jobs_costs_advice_and_ranks_only(site: Site) -> None:
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    past = {"job_id": [1], "submit_s": [NOW_S - 10**8], "verdict": ["ok"]}
+    site.store.write("job_metrics", CLUSTER, pa.table(past))
+    for path in (site.root / "store" / "job_metrics").rglob("*.parquet"):
+        path.write_bytes(b"damaged")
+    [fault] = site.due().faults
+    assert fault.startswith("reports are without advice and ranks: ") and "job_metrics" in fault
+    assert site.jobs_told == ["2"]
+
+
+def test_settings_that_keep_mail_from_leaving_keep_no_end_from_being_noticed(site: Site) -> None:
+    site.change("mail", port=9)
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    site.due()
+    site.change("mail", username="almanac", password_file=str(site.root / "none"))
+    site.ends(3, NOW_S + 60)
+    site.app.clock_s += 60
+    site.ingest()
+    outcome = site.due()
+    assert outcome.noticed == 1 and "mail.password_file" in outcome.faults[0]
+
+
+def test_after_a_clock_that_was_ahead_mail_goes_on(site: Site) -> None:
+    """Both timers ran with it; without the hook accounting is read again only hours later."""
+    for mark in ("sacct", "report", "report-start"):
+        site.store.set_watermark(mark, CLUSTER, NOW_S + 8 * HOUR_S)
+    site.ends(2, NOW_S + 60)
+    site.ingest(NOW_S - HOUR_S)
+    assert site.due().noticed == 1
+    assert site.jobs_told == ["2"]
+    site.ends(3, NOW_S + 70)
+    site.says_ended(3)
+    site.due()
+    assert site.jobs_told == ["2", "3"]
+
+
+def test_a_host_without_its_users_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+
+    def unknown(user: str) -> Any:
+        raise KeyError(user)
+
+    monkeypatch.setattr(pwd, "getpwnam", unknown)
+    assert site.due().faults == []
+    site.app.clock_s += 2 * HOUR_S
+    assert site.due().faults == ["1 reports wait, as this host knows none of their users: see `getent passwd`"]
+
+
+def test_without_the_telemetry_of_a_damaged_file_reports_go_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("telemetry.summary.summarize", unreadable)
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    assert site.due().faults == ["telemetry cannot be read; to do: move the file away"]
+    assert site.jobs_told == ["2"]
+
+
+def killed_at(site: Site, number: int) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    argv = [sys.executable, Path(__file__).with_name("due_worker.py"), site.root, str(site.server.port), str(number)]
+    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_killed_at_any_step_every_mail_comes_and_one_at_most_comes_twice(site: Site) -> None:
+    scenario(site)
+    site.says_ended(2, 3, 4, 5, 11, 12, 13)
+    before = shutil.copytree(site.root, site.root.with_name(f"{site.root.name}-before"))
+    done = killed_at(site, 0)
+    assert done.returncode == 0, done.stderr
+    expected, steps = sorted(site.server.ids), int(done.stdout)
+    assert len(expected) == 4
+    for number in sorted({1 + steps * part // POINTS for part in range(POINTS)}):
+        site.server.taken.clear()
+        shutil.rmtree(site.root)
+        shutil.copytree(before, site.root)
+        assert killed_at(site, number).returncode == -signal.SIGKILL
+        assert killed_at(site, 0).returncode == 0
+        got = sorted(site.server.ids)
+        assert sorted(set(got)) == expected, number
+        assert len(got) <= len(expected) + 1, number
+        assert list(site.spool.iterdir()) == []
+
+
+def test_while_accounting_is_down_no_notice_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.ends(2, NOW_S + 60)
+    site.says_ended(2)
+
+    def down(self: Accounting, argv: Sequence[str]) -> bytes:
+        raise CommandError("sacct: Connection refused", "start slurmdbd")
+
+    monkeypatch.setattr(Accounting, "__call__", down)
+    assert "Connection refused" in site.due(NOW_S + 9000).faults[0]
+    assert len(list(site.spool.iterdir())) == 1
+    monkeypatch.undo()
+    know_everybody(monkeypatch)
+    site.due(NOW_S + 9060)
+    assert site.jobs_told == ["2"] and list(site.spool.iterdir()) == []
+
+
+def test_a_mail_that_will_never_be_sent_is_a_fault(site: Site) -> None:
+    site.server.says_rcpt = lambda address: "550 5.1.1 no such user" if address.startswith("bob") else None
+    site.ends(2, NOW_S + 60, user="ann")
+    site.ends(3, NOW_S + 60, user="bob")
+    site.ingest()
+    outcome = site.due()
+    assert (outcome.delivered["sent"], outcome.delivered["given_up"]) == (1, 1)
+    assert outcome.faults == [
+        "mails that will never be sent: 1, the last one to bob@example.org: 550 5.1.1 no such user"
+    ]
+    assert site.due().faults == []
