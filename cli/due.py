@@ -188,7 +188,8 @@ class Due:
 
         now_s = self.app.now_s()
         self.outcome.faults += stuck(plan, now_s - self.app.config.mail.wait_s)
-        plan.ready, later = leave_for_later(first_of(plan.ready, MOST_RUNS), self._allowance())
+        plan.ready, later = leave_for_later(plan.ready, self._allowance())
+        plan.ready = first_of(plan.ready, MOST_RUNS)
         for until_s, runs in later.items():
             plan.delayed[ENOUGH_MAIL, until_s] += runs
         if not self._summarise(plan.ready):
@@ -292,7 +293,7 @@ def told_since(app: App, started_s: int | None) -> int:
     now_s = app.now_s()
     if started_s is None:
         return now_s - 86_400
-    return max(min(started_s, now_s - 3600) if started_s > now_s else started_s, now_s - give_up_s(app))
+    return max(now_s - 3600 if started_s > now_s else started_s, now_s - give_up_s(app))
 
 
 def comments_since(app: App) -> int:
@@ -311,10 +312,11 @@ def stuck(plan: Plan, until_s: int) -> Iterator[str]:
 
     waiting = {why: [run for run in runs if run.end_s < until_s] for (why, _), runs in plan.delayed.items()}
     if runs := waiting.get(NO_COMMENT):
-        yield f"{format_count(len(runs))} reports wait for their job's comment: see what `sacct --json` says"
+        yield f"reports that wait for their job's comment: {format_count(len(runs))}; see what `sacct --json` says"
     is_anybody_known = bool(plan.ready or plan.skipped or set(waiting) - {NOT_KNOWN})
     if (runs := waiting.get(NOT_KNOWN)) and not is_anybody_known:
-        yield f"{format_count(len(runs))} reports wait, as this host knows none of their users: see `getent passwd`"
+        number = format_count(len(runs))
+        yield f"reports that wait, as this host knows none of their users: {number}; see `getent passwd`"
 
 
 def spool_of(app: App, cluster: str) -> Spool:

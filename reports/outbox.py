@@ -22,7 +22,7 @@ from reports.outbox_file import OutboxCounts as OutboxCounts
 from reports.outbox_file import count, counts_of, explained, make_file, open_outbox
 from reports.outbox_file import outbox_path as outbox_path
 from reports.outbox_file import read_counts as read_counts
-from telemetry.atomic import locked, make_folder
+from telemetry.atomic import locked, make_inner_folder
 
 _KEY = "cluster = ? AND job_id = ? AND submit_s = ? AND end_s = ?"
 _RUN = "cluster, job_id, submit_s, user, end_s, gpu_count, array_job_id"
@@ -74,7 +74,7 @@ class Outbox:
     def __enter__(self) -> Outbox:
         lock = self.path.with_suffix(".lock")
         with contextlib.ExitStack() as opened, explained(self.path):
-            make_folder(self.path.parent)
+            make_inner_folder(self.path.parent)
             opened.enter_context(locked(lock, "decides on reports and sends them now"))
             make_file(self.path)
             self._database = opened.enter_context(contextlib.closing(open_outbox(self.path)))

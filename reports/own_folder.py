@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from almanac.errors import ConfigError, StoreError
-from telemetry.atomic import TEMPORARY, locked, write_atomically
+from telemetry.atomic import TEMPORARY, locked, opened, write_atomically
 from telemetry.user_files import (
     FILE_MODE,
     FOLDER_MODE,
@@ -31,7 +31,6 @@ from telemetry.user_files import (
     gives,
     make_folder,
     move_aside,
-    opened,
     put,
     stage,
     taken_back,

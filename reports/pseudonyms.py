@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from almanac.errors import StoreError
-from telemetry.atomic import TEMPORARY, hand_over, make_folder
+from telemetry.atomic import TEMPORARY, hand_over, make_inner_folder
 
 KEY_BYTES = 32
 
@@ -38,7 +38,7 @@ def site_key(store_root: Path) -> bytes:
 
 def _make(path: Path) -> None:
     """Of two processes at once the first one's key stays."""
-    make_folder(path.parent)
+    make_inner_folder(path.parent)
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

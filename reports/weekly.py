@@ -63,7 +63,8 @@ def put_weekly(
             if message is not None and outbox.put(message, now_s):
                 yield user
         if not is_whole and now_s < week.end_s + LATEST_S:
-            return store.set_watermark(TRIED, cluster, now_s)
+            store.set_watermark(TRIED, cluster, now_s)
+            return
     store.set_watermark(TOLD, cluster, week.end_s)
 
 

@@ -22,14 +22,13 @@ from pathlib import Path
 
 from almanac.errors import ConfigError, StoreError
 from slurm_hooks.advice_file import SITE
-from telemetry.atomic import TEMPORARY, locked
+from telemetry.atomic import TEMPORARY, locked, opened
 from telemetry.user_files import (
     FILE_MODE,
     FOLDER_MODE,
     flush_file_system,
     gives,
     make_folder,
-    opened,
     put,
     stage,
     taken_back,

@@ -20,7 +20,7 @@ def plan_ended(prefix: Path, scripts_dir: Path) -> Change:
         after = (scripts_dir / SCRIPT).read_bytes()
     except OSError as error:
         raise ConfigError(f"{scripts_dir / SCRIPT} cannot be read: {error.strerror}", "install the package") from error
-    return Change(prefix / SCRIPT, _read(prefix), after, mode=0o755)
+    return Change(prefix / SCRIPT, _read(prefix), after, _notes(prefix), mode=0o755)
 
 
 def plan_remove_ended(prefix: Path) -> Change:
@@ -38,19 +38,28 @@ def plan_remove_ended(prefix: Path) -> Change:
 
 
 def ended_conf_lines(prefix: Path) -> list[str]:
-    """What slurm.conf, or the site's own program that it names, needs for the script to be called; [] where it is."""
-    path, values = prefix / SCRIPT, dict[str, list[str]]()
+    """What slurm.conf needs for the script to be called; [] where it is, or where a program of the site's has to."""
+    path, (epilogs, job_comp, is_called) = prefix / SCRIPT, _programs(prefix)
+    if is_called or (epilogs and job_comp != "jobcomp/none"):
+        return []
+    return ["JobCompType=jobcomp/script", f"JobCompLoc={path}"] if epilogs else [f"EpilogSlurmctld={path}"]
+
+
+def _notes(prefix: Path) -> tuple[str, ...]:
+    path, (epilogs, job_comp, is_called) = prefix / SCRIPT, _programs(prefix)
+    if is_called or not epilogs or job_comp == "jobcomp/none":
+        return ()
+    return (f"where {epilogs[-1]} does not call it yet, give it a line by itself: [ ! -x {path} ] || {path}",)
+
+
+def _programs(prefix: Path) -> tuple[list[str], str, bool]:
+    """EpilogSlurmctld's programs, JobCompType, and whether one of the two calls the script by itself."""
+    values: dict[str, list[str]] = {}
     for key, value in _settings(prefix):
         values.setdefault(key.lower(), []).append(value)
     epilogs, job_comp = values.get("epilogslurmctld", []), values.get("jobcomptype", ["jobcomp/none"])[-1]
     called = [*epilogs, *(values.get("jobcomploc", []) if job_comp == "jobcomp/script" else [])]
-    if SCRIPT in (Path(program).name for program in called):
-        return []
-    if not epilogs:
-        return [f"EpilogSlurmctld={path}"]
-    if job_comp == "jobcomp/none":
-        return ["JobCompType=jobcomp/script", f"JobCompLoc={path}"]
-    return [f"nothing, but {epilogs[-1]} a line by itself: [ ! -x {path} ] || {path}"]
+    return epilogs, job_comp, SCRIPT in (Path(program).name for program in called)
 
 
 def _read(prefix: Path) -> bytes | None:

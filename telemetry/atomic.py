@@ -31,15 +31,26 @@ def hand_over(handle: int, folder: Path) -> None:
         os.fchown(handle, owner.st_uid, owner.st_gid)
 
 
-def make_folder(folder: Path, mode: int = 0o750) -> None:
-    """Where it is not there; root's is handed over. Raises OSError, also for a link."""
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=mode)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+@contextlib.contextmanager
+def opened(folder: Path | str, within: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder that is no link; within: descriptor of the one that it is in. Raises OSError."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(folder, flags, dir_fd=within)
     try:
-        hand_over(handle, folder.parent)
+        yield handle
     finally:
         os.close(handle)
+
+
+def make_inner_folder(folder: Path) -> None:
+    """A folder of a store, where it is not there; root's is handed over, but for one on another disk that a link names.
+
+    Raises OSError.
+    """
+    folder.mkdir(mode=0o750, exist_ok=True)
+    if os.geteuid() == 0 and not folder.is_symlink():
+        with opened(folder) as handle:
+            hand_over(handle, folder.parent)
 
 
 @contextlib.contextmanager

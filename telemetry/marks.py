@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from almanac.errors import StoreError
-from telemetry.atomic import make_folder, write_atomically
+from telemetry.atomic import make_inner_folder, write_atomically
 
 _EPOCH = dt.date(1970, 1, 1)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -96,7 +96,7 @@ class Marks:
         return self.folder / f"{safe_name(name)}.{safe_name(cluster)}.json"
 
     def _write(self, path: Path, content: Mapping[str, Any]) -> None:
-        make_folder(path.parent)
+        make_inner_folder(path.parent)
         write_atomically(path, json.dumps(content).encode() + b"\n", is_handed_over=True)
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from almanac.errors import SchemaVersionError, StoreError
-from telemetry.atomic import TEMPORARY, locked, make_folder, replacing, write_atomically
+from telemetry.atomic import TEMPORARY, locked, make_inner_folder, replacing, write_atomically
 from telemetry.marks import Marks, safe_name
 from telemetry.merge import WriteResult, arrow, conform, merge, names_sql, replace
 from telemetry.partitions import by_partition, partition_start, span_ticks
@@ -278,7 +278,7 @@ class Store:
 
 def _replace(path: Path, rows: pa.Table, spec: Table) -> None:
     for folder in reversed([path.parent, *path.parents[1:3]]):
-        make_folder(folder)
+        make_inner_folder(folder)
     table = rows.cast(spec.schema).replace_schema_metadata({"almanac.schema_version": str(SCHEMA_VERSION)})
     with replacing(path, is_handed_over=True) as out:
         pq.write_table(table, out, compression="zstd", row_group_size=_ROW_GROUP)

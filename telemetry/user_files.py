@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from almanac.errors import FileFormatError
-from telemetry.atomic import TEMPORARY
+from telemetry.atomic import TEMPORARY, opened
 
 FOLDER_MODE, FILE_MODE = 0o711, 0o400
 Uids = Callable[[str], int | None]
@@ -71,17 +71,6 @@ def make_folder(path: Path, mode: int) -> None:
     """Raises OSError."""
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     path.chmod(mode)
-
-
-@contextlib.contextmanager
-def opened(folder: Path | str, within: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder that is no link; within: descriptor of the one that it is in. Raises OSError."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(folder, flags, dir_fd=within)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

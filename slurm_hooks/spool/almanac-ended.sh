@@ -8,8 +8,8 @@
 # or
 #     JobCompType=jobcomp/script
 #     JobCompLoc=/etc/slurm/almanac-ended.sh
-# A site with an EpilogSlurmctld of its own calls it there, in a line by itself:
-#     [ ! -x /usr/libexec/almanac/almanac-ended.sh ] || /usr/libexec/almanac/almanac-ended.sh
+# A site that uses both for something else calls it from its EpilogSlurmctld, in a line by itself:
+#     [ ! -x /etc/slurm/almanac-ended.sh ] || /etc/slurm/almanac-ended.sh
 #
 # ALMANAC_SPOOL_DIR    where the file goes (default /var/spool/almanac/ended), which is only SlurmUser's and almanac's
 #                      to write: docs/admin.md.

@@ -103,7 +103,6 @@ def test_the_hook_of_ended_jobs_is_put_beside_slurm_conf_and_called(site: Path) 
     [
         (["EpilogSlurmctld=/opt/epilog"], ["JobCompType=jobcomp/script", "JobCompLoc={}"]),
         (["JobCompType=jobcomp/mysql"], ["EpilogSlurmctld={}"]),
-        (["EpilogSlurmctld=/opt/epilog", "JobCompType=jobcomp/mysql"], ["nothing, but /opt/epilog a line by itself"]),
         (["EpilogSlurmctld=/opt/epilog", "epilogslurmctld={}"], []),
         (["JobCompType=jobcomp/script", "JobCompLoc={}"], []),
     ],
@@ -115,6 +114,14 @@ def test_what_slurm_conf_needs_for_the_hook_of_ended_jobs(site: Path, lines: lis
     assert ("needs, on every host" in output) == bool(said)
     for line in said:
         assert f"  {line.format(script)}" in output
+
+
+def test_a_program_of_the_sites_own_has_to_call_the_hook(site: Path) -> None:
+    conf(site, "EpilogSlurmctld=/opt/epilog", "JobCompType=jobcomp/mysql")
+    output = ended(site, "--yes").output
+    script = site / "almanac-ended.sh"
+    assert f"/opt/epilog does not call it yet, give it a line by itself: [ ! -x {script} ] || {script}" in output
+    assert "needs, on every host" not in output
 
 
 def test_the_hook_of_ended_jobs_stays_while_slurm_conf_names_it(site: Path) -> None:

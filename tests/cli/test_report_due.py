@@ -175,7 +175,7 @@ def test_a_comment_that_accounting_has_not_told_yet_is_waited_for(site: Site, mo
         site.ingest()
         outcome = site.due(NOW_S + 2 * HOUR_S)
         assert outcome.delayed == {"its comment is not known yet": 2}
-        assert outcome.faults == ["2 reports wait for their job's comment: see what `sacct --json` says"]
+        assert outcome.faults == ["reports that wait for their job's comment: 2; see what `sacct --json` says"]
     site.app.clock_s += 60
     site.ingest()
     assert site.due().skipped == {"the job wants none": 1}
@@ -201,6 +201,20 @@ def test_who_got_enough_mail_is_told_of_the_rest_in_one(site: Site, capsys: pyte
     assert site.due(first_s + HOUR_S - 1).put == {}
     assert site.due(first_s + HOUR_S).put == {"digest": 1}
     assert "3 jobs ended" in site.got[-1][1]
+
+
+def test_who_got_enough_mail_keeps_nobody_elses_from_a_full_run(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.change("mail", per_user_hour=1)
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    site.due()
+    monkeypatch.setattr("cli.due.MOST_RUNS", 1)
+    site.ends(3, site.app.clock_s + 10)
+    site.ends(4, site.app.clock_s + 20, user="bob")
+    site.app.clock_s += 60
+    site.ingest()
+    assert site.due().put == {"job": 1}
+    assert site.jobs_told == ["2", "4"]
 
 
 def test_a_report_waits_for_telemetry_and_then_goes_without(site: Site) -> None:

@@ -167,7 +167,7 @@ def test_a_host_without_its_users_says_so(site: Site, monkeypatch: pytest.Monkey
     monkeypatch.setattr(pwd, "getpwnam", unknown)
     assert site.due().faults == []
     site.app.clock_s += 2 * HOUR_S
-    assert site.due().faults == ["1 reports wait, as this host knows none of their users: see `getent passwd`"]
+    assert site.due().faults == ["reports that wait, as this host knows none of their users: 1; see `getent passwd`"]
 
 
 def test_without_the_telemetry_of_a_damaged_file_reports_go_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

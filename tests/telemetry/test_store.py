@@ -106,6 +106,15 @@ def test_clusters_are_kept_apart(store: Store) -> None:
     assert store.clusters() == ["a", "b"]
 
 
+def test_a_table_may_lie_on_another_disk(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (store.root / "telemetry").symlink_to(tmp_path / "disk")
+    (store.root / "watermarks").symlink_to(tmp_path / "disk")
+    store.write("telemetry", "a", samples([("h", 0, 1, 1.0)]))
+    store.set_watermark("sacct", "a", 7)
+    assert (store.read("telemetry", "a").num_rows, store.watermark("sacct", "a")) == (1, 7)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can write into another's store")
 def test_what_root_writes_is_the_store_owners(store: Store) -> None:
     """Else one command by root stops the service that works there."""

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from almanac.errors import FileFormatError
-from telemetry.user_files import name_of, opened, owners_of, put, read_own, stage, taken_back, uid_of
+from telemetry.atomic import opened
+from telemetry.user_files import name_of, owners_of, put, read_own, stage, taken_back, uid_of
 
 ME = os.geteuid()
 
