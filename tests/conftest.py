@@ -105,5 +105,6 @@ class OneCluster(LoadScopeScheduling):
         return "cluster" if nodeid.startswith("tests/cluster/") else nodeid
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneCluster:
     return OneCluster(config, log)

@@ -134,7 +134,7 @@ def test_another_site_gives_other_pseudonyms_and_its_key_is_not_for_everybody(tm
     assert (tmp_path / "a/reports/pseudonyms.key").stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_what_root_makes_in_the_store_is_the_store_owners(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
     site_key(tmp_path)
@@ -142,7 +142,7 @@ def test_what_root_makes_in_the_store_is_the_store_owners(tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "reports").iterdir()] == ["pseudonyms.key"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_what_the_store_owner_puts_in_the_place_of_a_new_key_stays_roots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
