@@ -217,6 +217,19 @@ def test_who_got_enough_mail_keeps_nobody_elses_from_a_full_run(site: Site, monk
     assert site.jobs_told == ["2", "4"]
 
 
+def test_prometheus_is_asked_once_for_all_jobs_of_a_run(site: Site) -> None:
+    site.change("prometheus", url="http://127.0.0.1:9", retries=0, timeout_s=1)
+    site.store.set_watermark("prometheus", CLUSTER, NOW_S)
+    for number, user in ((2, "ann"), (3, "bob"), (4, "eve")):
+        site.ends(number, NOW_S + 60 + number, user=user)
+    site.says_ended(2, 3, 4)
+    outcome = site.due()
+    assert outcome.delayed == {"telemetry has not arrived": 3}
+    assert outcome.looks == {"report-sacct": 1, "prometheus": 1}
+    site.change("prometheus", delay_s=7200)
+    assert site.due().looks == {}, "nothing new can be had yet"
+
+
 def test_a_report_waits_for_telemetry_and_then_goes_without(site: Site) -> None:
     site.change("prometheus", url="http://127.0.0.1:9", retries=0, timeout_s=1)
     site.store.set_watermark("prometheus", CLUSTER, NOW_S)
