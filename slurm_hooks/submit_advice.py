@@ -39,7 +39,7 @@ QUIET = ("parsable", "quiet")
 SINFO_S = 1
 SINFO_VARIABLES = ("SINFO_ALL", "SINFO_PARTITION")
 """A user's own: with the first sinfo refuses -p."""
-MAX_SCRIPT_BYTES = 4 << 20
+MAX_SCRIPT_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)

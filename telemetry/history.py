@@ -40,7 +40,8 @@ _SPECIAL = {
 _JOIN = """
 SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user",
        coalesce(j.account, '') AS account, coalesce(j."partition", '') AS "partition",
-       coalesce(j.qos, '') AS qos, coalesce(j.name, '') AS name, coalesce(j.name_key, '') AS name_key,
+       coalesce(j.qos, '') AS qos, coalesce(j.name, '') AS name,
+       regexp_replace(coalesce(j.name_key, ''), '[_?]+', '_', 'g') AS name_key,
        coalesce(j.node_count, 1) AS node_count, coalesce(j.cpu_count, 1) AS cpu_count,
        greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) AS gpu_count,
        coalesce(j.gpu_type, '') AS gpu_type, coalesce(j.constraints, '') AS constraints, j.tier,

@@ -8,6 +8,12 @@ local COMMANDS = { sbatch = true, srun = true, salloc = true }
 local MODES = { show = true, ask = true, apply = true }
 -- sbatch-almanac leaves an open file with this number whose offset ends in 1 where it has said something already.
 local MARK, MARKED = "/proc/self/fdinfo/719", "pos:%s*71900000000%d%d%d1%s"
+-- What is read of a request, and how long each may be: slurmctld refuses longer ones.
+local BOUNDED = {
+  "job-name", "constraint", "partition", "gres", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task",
+  "tres-per-task", "nodes", "ntasks", "ntasks-per-node", "sockets-per-node",
+}
+local MAX_BYTES = 1024
 local DEFAULT_NAMES = { sbatch = "sbatch", salloc = "interactive", srun = "" }
 
 local getenv = os.getenv
@@ -28,6 +34,15 @@ local function is_out(options, mode)
   return not COMMANDS[options["type"]] or options["test-only"] == "set" or options["clusters"]
     or string.find(options["jobid"] or "", "^%d") or string.find(proc(MARK), MARKED)
     or (mode ~= "apply" and (options["parsable"] == "set" or (tonumber(options["quiet"]) or 0) > 0))
+end
+
+local function is_oversized(options)
+  for _, name in ipairs(BOUNDED) do
+    if #tostring(options[name] or "") > MAX_BYTES then
+      return true
+    end
+  end
+  return false
 end
 
 local function did(result)
@@ -167,7 +182,7 @@ end
 -- mode: $ALMANAC_ADVICE, nil where it is not set. advice_dir: the root of the advice files. lua_dir: where the modules
 -- are.
 function M.run(options, mode, advice_dir, lua_dir)
-  if is_out(options, mode) then
+  if is_out(options, mode) or is_oversized(options) then
     return
   end
   local uid = string.match(proc("/proc/self/status"), "\nUid:%s+(%d+)")

@@ -4,7 +4,20 @@
 local M = {}
 
 local WAYS = { "tres_per_job", "tres_per_node", "tres_per_task", "tres_per_socket" }
+local OTHERS = { "name", "features", "partition" }
+local MAX_BYTES = 1024
 local GREATEST = 2147483645 -- of a site factor; NO_VAL, 4294967294, where there is none
+
+-- Whether one of these fields is longer than slurmctld accepts. It calls job_submit before it checks that, so a field
+-- of megabytes comes here too, and would be searched while slurmctld serves nobody else.
+local function is_oversized(job, fields)
+  for _, field in ipairs(fields) do
+    if #(job[field] or "") > MAX_BYTES then
+      return true
+    end
+  end
+  return false
+end
 
 -- Most submissions of a mixed site: nothing more is loaded for them.
 local function asks_no_gpu(job)
@@ -60,7 +73,7 @@ end
 
 -- module: returns a module by its name. began: os.clock() as the site's line began.
 function M.run(job, submit_uid, advice_dir, module, began)
-  if asks_no_gpu(job) then
+  if is_oversized(job, WAYS) or asks_no_gpu(job) or is_oversized(job, OTHERS) then
     return
   end
   local almanac = module("almanac")

@@ -82,8 +82,9 @@ def parse_script(text: str) -> list[Option]:
         elif line.strip(BLANK) and not line.lstrip(BLANK).startswith("#"):
             break
     options: list[Option] = []
-    while words:
-        words = words[_take(words, options) :] if _is_option(words[0][0]) else words[1:]
+    at = 0
+    while at < len(words):
+        at += _take(words, at, options) if _is_option(words[at][0]) else 1
     return options
 
 
@@ -101,7 +102,7 @@ def split_words(line: str, number: int) -> list[str]:
     chars = iter(line)
     for char in chars:
         if char == "\\":
-            word = [*(word or []), next(chars, "")]
+            (word := word if word is not None else []).append(next(chars, ""))
         elif quote:
             if char == quote:
                 quote = ""
@@ -132,12 +133,13 @@ def parse_options(argv: Sequence[str]) -> tuple[list[Option], list[str]]:
     """
     options: list[Option] = []
     words = [(word, "command line") for word in argv]
-    while words and _is_option(words[0][0]):
-        if words[0][0] == "--":
-            words = words[1:]
+    at = 0
+    while at < len(words) and _is_option(words[at][0]):
+        if words[at][0] == "--":
+            at += 1
             break
-        words = words[_take(words, options) :]
-    return options, [word for word, _ in words]
+        at += _take(words, at, options)
+    return options, [word for word, _ in words[at:]]
 
 
 def environment_options(environ: Mapping[str, str]) -> list[Option]:
@@ -157,10 +159,10 @@ def _is_option(word: str) -> bool:
     return len(word) > 1 and word.startswith("-")
 
 
-def _take(words: Sequence[tuple[str, str]], options: list[Option]) -> int:
-    """Add the option or the short options that words begin with; how many words they are."""
-    word, origin = words[0]
-    after = words[1][0] if len(words) > 1 else None
+def _take(words: Sequence[tuple[str, str]], at: int, options: list[Option]) -> int:
+    """Add the option or the short options that stand at a place; how many words they are."""
+    word, origin = words[at]
+    after = words[at + 1][0] if at + 1 < len(words) else None
     if not word.startswith("--"):
         return _take_short(word, origin, after, options)
     written, equals, value = word[2:].partition("=")

@@ -18,6 +18,11 @@ _GPU_TERM = re.compile(r"(?:gres[:/])?gpu(?:[:/=].*)?")
 _GPU_NUMBER = re.compile(r"(?:[^:,]+:)?[0-9]{1,9}")
 _GPU_NONE = re.compile(r".*[:=]0+")
 
+MAX_BYTES = 1024
+"""Of a job's name, constraint, GRES ...: slurmctld refuses longer ones."""
+MAX_LIST_BYTES = 65_536
+"""Of a list of nodes."""
+
 Options = Mapping[str, Option]
 
 
@@ -100,9 +105,14 @@ def to_request(options: Options, user: str, submit_s: int, default_name: str = "
     )
 
 
-def _text(options: Options, name: str, default: str = "") -> str:
+def _text(options: Options, name: str, default: str = "", most: int = MAX_BYTES) -> str:
     option = options.get(name)
-    return default if option is None or option.value is None else option.value
+    if option is None or option.value is None:
+        return default
+    size = len(option.value.encode("utf-8", "surrogatepass"))
+    if size > most:
+        raise RequestError(f"{option.spelling} has {size} bytes, Slurm takes at most {most}", "shorten it")
+    return option.value
 
 
 def _number(options: Options, name: str) -> int | None:
@@ -131,7 +141,7 @@ def _nodes(options: Options) -> int | None:
 
 
 def _listed_nodes(options: Options) -> int | None:
-    listed = _text(options, "nodelist")
+    listed = _text(options, "nodelist", most=MAX_LIST_BYTES)
     if not listed or "/" in listed:
         return None  # a file's name
     from telemetry.slurm.hostlist import count  # late: ClusterShell takes a while, and sbatch-almanac seldom needs it

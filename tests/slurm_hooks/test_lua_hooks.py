@@ -109,3 +109,84 @@ def test_a_slow_sinfo_is_not_waited_for(lua: Lua, advice: Path, monkeypatch: pyt
     """What it would have said after three seconds does not count."""
     slow = 'sleep 3; echo "a|gpu,hbm80g|gpu:4"'
     assert filtered(lua, advice, monkeypatch, slow, partition="a") == "gpu&hbm40g"
+
+
+FIELDS = ("name", "features", "partition", "tres_per_job", "tres_per_node", "tres_per_task", "tres_per_socket",
+          "comment", "account", "qos", "gres", "req_nodes", "licenses", "work_dir")  # fmt: skip
+OPTIONS = ("job-name", "constraint", "partition", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres",
+           "tres-per-task", "nodes", "nodelist", "comment", "wrap")  # fmt: skip
+FILLS = ("x", "_", "0", "a1", "abcdef01-abcd-abcd-abcd-abcdef01234-", "gpu:", "gpu,", "gpu:a=1(", "(", "a&", "[a|", "!",
+         "\n", "%", "é", "\udce9", "hbm80g&")  # fmt: skip
+SIZES = (1_000, 1_024, 1_025, 1_000_000, 10_000_000)
+FUZZ = """
+slurm = { log_info = function() end, log_user = function() end }
+local dirs, worst = { advice = %s }, { 0 }
+local function seconds_with(field, text)
+  local job = %s
+  job[field] = text
+  local began = os.clock()
+  dofile(dir .. "%s.lua").%s(job, %d, dirs)
+  return os.clock() - began
+end
+local fields, sizes = %s, %s
+for _, fill in ipairs(%s) do
+  for _, size in ipairs(sizes) do
+    local text = string.sub(string.rep(fill, math.ceil(size / #fill)), 1, size)
+    collectgarbage()
+    collectgarbage("stop")
+    for _, field in ipairs(fields) do
+      local least = seconds_with(field, text)
+      for _ = 1, 4 do
+        least = least < 0.0005 and least or math.min(least, seconds_with(field, text))
+      end
+      if least > worst[1] then
+        worst = { least, field, fill, size }
+      end
+    end
+    collectgarbage("restart")
+  end
+end
+all(worst[1], worst[2], worst[3], worst[4])
+"""
+
+
+def slowest(lua: Lua, advice: Path, job: dict[str, Any], fields: tuple[str, ...], call: str) -> list[Any]:
+    """CPU seconds of the slowest call, the least of five, and what it was made with."""
+    script, function = call.split(".")
+    named, fills, sizes = (f"{{{', '.join(map(literal, values))}}}" for values in (fields, FILLS, SIZES))
+    code = FUZZ % (literal(str(advice)), literal(job), script, function, os.getuid(), named, sizes, fills)
+    ((*found,),) = lua.run(code)
+    return found
+
+
+def test_no_submission_costs_slurmctld_a_millisecond(lua: Lua, advice: Path) -> None:
+    """slurmctld runs it under its locks, before it checks how long anything is."""
+    job = {"name": "train-bert-7", "user_id": os.getuid(), "tres_per_job": "gres:gpu:2", "features": "gpu&hbm80g"}
+    seconds, *what = slowest(lua, advice, job, FIELDS, "job_submit.submit")
+    assert seconds < 0.001, what
+
+
+def test_no_option_makes_cli_filter_slow(lua: Lua, advice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALMANAC_ADVICE", "apply")
+    monkeypatch.setenv("HOME", "nowhere")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    job = {**GPU_JOB, "job-name": "another"}
+    seconds, *what = slowest(lua, advice, job, OPTIONS, "cli_filter.pre_submit")
+    assert seconds < 0.003, what
+
+
+def test_a_field_that_slurm_would_refuse_gets_no_term(lua: Lua, advice: Path) -> None:
+    """Of 1,024 bytes it does, of one more it does not."""
+    code = f"""
+    slurm = {{ log_info = function() end, log_user = function() end }}
+    local function factor(field, size)
+      local job = {{ name = "other", user_id = {os.getuid()}, tres_per_job = "gpu:2", partition = "a", features = "b" }}
+      job[field] = job[field] .. string.rep(field == "tres_per_job" and "," or "x", size - #job[field])
+      dofile(dir .. "job_submit.lua").submit(job, {os.getuid()}, {{ advice = {literal(str(advice))} }})
+      return job.site_factor
+    end
+    for _, field in ipairs({{ "name", "partition", "features", "tres_per_job" }}) do
+      all(factor(field, 1024), factor(field, 1025))
+    end
+    """
+    assert lua.run(code) == [[7 + 8882, None]] * 4
