@@ -117,9 +117,26 @@ def _rewrite_constraint(constraint: str, tiers: Sequence[Tier], target: Tier) ->
         return Rewrite(why_not=f'the constraint "{constraint}" names several tiers')
     if any(term in known for term in terms):
         changed = [target.constraint if term in known else term for term in terms]
-    else:
-        changed = [*terms, target.constraint]
-    return Rewrite("--constraint", "&".join(changed))
+        return Rewrite("--constraint", "&".join(changed))
+    misspelt = [(term, name) for term in terms for name in sorted(known) if _is_like(term, name)]
+    if misspelt:
+        return Rewrite(why_not='the constraint names "{}": did you mean {}?'.format(*misspelt[0]))
+    return Rewrite("--constraint", "&".join([*terms, target.constraint]))
+
+
+def _is_like(term: str, name: str) -> bool:
+    """Whether a feature looks like a misspelt tier: other digits or case, or one letter more, fewer or other.
+
+    Beside it no tier's own feature is ever met: "hbm80&hbm40g".
+    """
+    one, other = term.lower(), name.lower()
+    if re.sub("[0-9]+", "#", one) == re.sub("[0-9]+", "#", other):
+        return True
+    while one and other and one[0] == other[0]:
+        one, other = one[1:], other[1:]
+    while one and other and one[-1] == other[-1]:
+        one, other = one[:-1], other[:-1]
+    return len(one) <= 1 and len(other) <= 1
 
 
 def _rewrite_gres(request: Request, tiers: Sequence[Tier], target: Tier) -> Rewrite:

@@ -60,20 +60,23 @@ def parse(text: str) -> tuple[Choice, ...]:
 
 
 def read(path: str | None) -> tuple[Choice, ...]:
-    """What was answered so far; () where nothing can be read. Never raises, never waits (a FIFO is refused)."""
-    if path is None:
-        return ()
+    """What was answered so far; () where nothing can be read."""
+    return parse(read_own(path, MAX_BYTES)) if path else ()
+
+
+def read_own(path: str, most: int) -> str:
+    """A file of the user's own; "" where nothing can be read. Never raises, never waits (a FIFO is refused)."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return ()
+        return ""
     try:
         status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_size > MAX_BYTES:
-            return ()
-        return parse(os.read(handle, MAX_BYTES).decode("latin-1"))
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_size > most:
+            return ""
+        return os.read(handle, most).decode("latin-1")
     except OSError:
-        return ()
+        return ""
     finally:
         os.close(handle)
 
@@ -102,7 +105,12 @@ def _line(choice: Choice) -> str:
 
 
 def write(path: str, choices: Iterable[Choice]) -> None:
-    """Replaces the file, 0600, in a folder that is made where it is missing. Raises OSError.
+    """Raises OSError."""
+    write_own(path, "".join(map(_line, choices)))
+
+
+def write_own(path: str, text: str) -> None:
+    """Replaces a file, 0600, in a folder that is made where it is missing. Raises OSError.
 
     A link in its place is replaced, not followed.
     """
@@ -111,7 +119,7 @@ def write(path: str, choices: Iterable[Choice]) -> None:
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(handle, "wb") as file:  # noqa: PTH123 - of a descriptor
-            file.write("".join(map(_line, choices)).encode("latin-1"))
+            file.write(text.encode("latin-1"))
         os.rename(new, path)  # noqa: PTH104
     except OSError:
         os.unlink(new)  # noqa: PTH108

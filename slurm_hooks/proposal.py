@@ -43,7 +43,8 @@ class Action(Enum):
 class Proposal:
     """Another tier for a submission. change: how to ask for it; its value is "" where that cannot be rewritten.
 
-    partition: that of the request, "" where it names none.
+    asked: the tier that the request names, None: none. not_offered: why no node would take the change, "" where that is
+    not why nothing is changed.
     """
 
     key: str
@@ -51,7 +52,8 @@ class Proposal:
     row: Row
     tier: Tier
     change: Rewrite
-    partition: str = ""
+    asked: Tier | None = None
+    not_offered: str = ""
 
 
 def propose(request: Request, advice: AdviceFile, is_placed: bool = False) -> Proposal | None:
@@ -73,7 +75,7 @@ def propose(request: Request, advice: AdviceFile, is_placed: bool = False) -> Pr
     change = _change(request, advice.tiers, asked, tier)
     if is_placed:
         change = Rewrite(why_not="the request says which nodes it wants")
-    return Proposal(key, request.gpu_count, row, tier, change, request.partition)
+    return Proposal(key, request.gpu_count, row, tier, change, asked)
 
 
 def _change(request: Request, tiers: tuple[Tier, ...], asked: Tier | None, target: Tier) -> Rewrite:
@@ -103,20 +105,15 @@ def action(mode: str, proposal: Proposal, choice: Choice | None, now_s: int) -> 
     return Action.ASK if mode == ASK and can_change else Action.TELL
 
 
-def is_offered(nodes: str, partition: str, tier: Tier) -> bool:
-    """Whether a partition, "" being the default one, has nodes of a tier; True where that is not known.
-
-    nodes: what `sinfo -h -o "%P|%f|%G"` said of the partition, or of all. sbatch refuses a constraint that no node of
-    the partition meets.
+def checked(proposal: Proposal, is_offered: bool | None) -> Proposal:
+    """Once it is known whether nodes would take the change (None: not known): where that is not sure, it is only said
+    why.
     """
-    rows = [[*line.split("|", 2), "", ""] for line in nodes.split("\n") if line]
-    rows = [row for row in rows if partition or row[0].endswith("*")]
-    if not rows or tier.partition:
-        return True
-    if tier.gres:
-        types = [term.split("(")[0].split(":") for row in rows for term in row[2].split(",")]
-        return any(words[:2] == ["gpu", tier.gres] for words in types)
-    return any(tier.constraint in row[1].split(",") for row in rows)
+    if not proposal.change.value or is_offered:
+        return proposal
+    unknown = "sinfo did not say whether a node has all of" if is_offered is None else "no node has all of"
+    why_not = f"{unknown} {typed(proposal.change)}"
+    return replace(proposal, change=Rewrite(why_not=why_not), not_offered=why_not)
 
 
 def answer(text: str) -> str:
@@ -135,12 +132,16 @@ def new_choice(proposal: Proposal, earlier: Choice | None, word: str | None, now
 
 
 def message(proposal: Proposal) -> str:
-    """The evidence and the expected waits, wrapped, each line ended."""
-    row = proposal.row
-    said = _wrapped(f"{row.text} {proposal.tier.name} holds that.", HEAD)
+    """The evidence, the expected waits, and why the change is not offered; wrapped, each line ended."""
+    row, asked = proposal.row, proposal.asked
+    is_larger = asked is not None and asked.capacity_mib < proposal.tier.capacity_mib
+    why = f"{asked.name} is too small: " if asked and is_larger else ""
+    said = _wrapped(f"{why}{row.text} {proposal.tier.name} holds that.", HEAD)
     if row.waits:
         waits = ", ".join(wait.replace("=", " ", 1) for wait in row.waits.split(";"))
         said += _wrapped(f"Expected wait: {waits}.", INDENT)
+    if proposal.not_offered:
+        said += _wrapped(f"Nothing is changed: {proposal.not_offered}.", INDENT)
     return said
 
 

@@ -6,12 +6,13 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from almanac.errors import RequestError
 from almanac.submit_config import Hooks
 from almanac.tiers import Rewrite
-from slurm_hooks import advice_file, choices
+from slurm_hooks import advice_file, choices, offer
 from slurm_hooks.choices import Choice
 from slurm_hooks.proposal import (
     APPLY,
@@ -22,7 +23,7 @@ from slurm_hooks.proposal import (
     action,
     always_said,
     answer,
-    is_offered,
+    checked,
     message,
     new_choice,
     propose,
@@ -37,8 +38,8 @@ SILENT = ("help", "usage", "version", "test-only", "clusters", "cluster", "uid",
 SILENT_VARIABLES = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
 QUIET = ("parsable", "quiet")
 SINFO_S = 1
-SINFO_VARIABLES = ("SINFO_ALL", "SINFO_PARTITION")
-"""A user's own: with the first sinfo refuses -p."""
+SINFO_VARIABLES = ("SINFO_ALL", "SINFO_PARTITION", "SINFO_FORMAT", "SINFO_SORT")
+"""A user's own, which change what it lists."""
 MAX_SCRIPT_BYTES = 1 << 18
 
 
@@ -74,19 +75,32 @@ def advise(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal |
     changed = with_option(argv, submission, proposal.change)
     if changed is None:
         proposal = replace(proposal, change=Rewrite())
-    is_changed, was_told = _settle(mode, proposal, choices.choices_path(environ), now_s, terminal)
+    path = choices.choices_path(environ)
+
+    def is_offered() -> bool | None:
+        texts = {name: option.value or "" for name, option in submission.options.items()}
+        wanted = offer.wanted(request, proposal.change, proposal.tier)
+        return offer.is_offered(_nodes(path, environ, now_s), wanted, offer.needs_of(texts, proposal.gpus))
+
+    is_changed, was_told = _settle(mode, proposal, is_offered, path, now_s, terminal)
     return (changed if changed and is_changed else argv), was_told
 
 
 def _settle(
-    mode: str, proposal: Proposal, path: str | None, now_s: int, terminal: Terminal | None
+    mode: str,
+    proposal: Proposal,
+    is_offered: Callable[[], bool | None],
+    path: str | None,
+    now_s: int,
+    terminal: Terminal | None,
 ) -> tuple[bool, bool]:
     """Says what there is to say; whether the submission is to be changed, and whether anything was said."""
     known = choices.read(path)
     earlier = choices.find(known, proposal.key, proposal.gpus)
     what = action(mode, proposal, earlier, now_s)
-    if what is not Action.NOTHING and not is_offered(_nodes(proposal.partition), proposal.partition, proposal.tier):
-        return False, False
+    if what is not Action.NOTHING and proposal.change.value:
+        proposal = checked(proposal, is_offered())
+        what = action(mode, proposal, earlier, now_s)
     if what in (Action.CHANGE, Action.NOTHING) or terminal is None:
         return what is Action.CHANGE, False
     if what is Action.CHANGE_AND_SAY:
@@ -98,17 +112,32 @@ def _settle(
     return word in ("yes", choices.ALWAYS), True
 
 
-def _nodes(partition: str) -> str:
-    """Features and GRES of a partition's nodes, or of every partition's where none is named, as is_offered() takes
-    them; "" where sinfo does not say within SINFO_S.
+def _nodes(path: str | None, environ: Mapping[str, str], now_s: int) -> str:
+    """What sinfo says of all nodes, as offer.is_offered() takes it; "" where it does not within SINFO_S. It is kept
+    beside the choices, and asked once in offer.MAX_AGE_S.
     """
+    place = f"{os.uname().nodename}:{environ.get('SLURM_CONF', '')}"
+    file = path and f"{os.path.dirname(path)}/nodes"  # noqa: PTH120
+    listing = offer.kept(choices.read_own(file, offer.MAX_BYTES), now_s, place) if file else None
+    if listing is not None:
+        return listing
+    listing = _sinfo(environ)
+    if len(listing) > offer.MAX_BYTES - 1024:
+        return ""
+    if file and listing:
+        with suppress(OSError):
+            choices.write_own(file, offer.to_keep(listing, now_s, place))
+    return listing
+
+
+def _sinfo(environ: Mapping[str, str]) -> str:
     import subprocess  # late: seldom needed
 
-    argv = ["sinfo", "-h", "-o", "%P|%f|%G", *(["-p", partition] if partition else [])]
-    environ = {name: value for name, value in os.environ.items() if name not in SINFO_VARIABLES}
+    argv = ["sinfo", "-a", "-e", "-h", "-o", offer.FORMAT]
+    environ = {name: value for name, value in environ.items() if name not in SINFO_VARIABLES}
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=SINFO_S,
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="latin-1", timeout=SINFO_S,
             env=environ, check=False,
         )  # fmt: skip
     except (OSError, ValueError, subprocess.TimeoutExpired):

@@ -1,6 +1,6 @@
 -- dialogue.lua: what cli_filter.lua says to somebody at a terminal, and does by the answer. It runs as the user, within
 -- sbatch, srun or salloc, reads the user's one advice file, and starts programs only when it has something to say: sh, to
--- look whether this is a terminal and to make a folder; sinfo, as the partition may have no nodes of the advised tier.
+-- look whether this is a terminal and to make a folder; sinfo, as there may be no nodes that take the changed submission.
 
 local M = {}
 
@@ -16,7 +16,7 @@ local BOUNDED = {
 local MAX_BYTES = 1024
 local DEFAULT_NAMES = { sbatch = "sbatch", salloc = "interactive", srun = "" }
 
-local getenv = os.getenv
+local getenv, match = os.getenv, string.match
 
 -- The beginning of a file of /proc, "" where there is none.
 local function proc(path)
@@ -75,7 +75,8 @@ local function is_pipe(path)
   return file and not size
 end
 
-local function choices_path()
+-- Where the user's answers and the listing of nodes are kept; nil where the environment does not say.
+local function own_folder()
   local state, home = getenv("XDG_STATE_HOME") or "", getenv("HOME") or ""
   if string.sub(state, 1, 1) ~= "/" then
     if string.sub(home, 1, 1) ~= "/" then
@@ -83,19 +84,20 @@ local function choices_path()
     end
     state = home .. "/.local/state"
   end
-  return state .. "/almanac/choices"
+  return state .. "/almanac/"
 end
 
--- The user's own answers; only a file that they can write is theirs. (A link is followed: it is theirs too.)
-local function read_choices(proposal, path)
+-- A file of the user's own, "" where there is none; only one that they can write is theirs. (A link is followed: it is
+-- theirs too.)
+local function read_own(path, most)
   local file = path and io.open(path, "r+b")
   if not file then
-    return {}
+    return ""
   end
   local size = file:seek("end")
-  local text = size and size <= 65536 and file:seek("set") and file:read(65536)
+  local text = size and size <= most and file:seek("set") and file:read(most)
   file:close()
-  return proposal.parse_choices(text or "")
+  return text or ""
 end
 
 local function quoted(text)
@@ -103,7 +105,7 @@ local function quoted(text)
 end
 
 -- Makes the folder and an empty file that nobody else can read; Lua itself can do neither.
-local function write_choices(path, text)
+local function write_own(path, text)
   local new = path .. "." .. (string.match(proc("/proc/self/stat"), "^%d+") or "new")
   local folder = string.match(path, "^(.*)/")
   local make = "umask 077; mkdir -p -- %s && set -C && : > %s"
@@ -120,7 +122,7 @@ local function write_choices(path, text)
 end
 
 local function remember(proposal, path, choices, new)
-  local is_kept = path and write_choices(path, proposal.choices_text(choices, new))
+  local is_kept = path and write_own(path, proposal.choices_text(choices, new))
   if not is_kept and new.word ~= "asked" then
     io.stderr:write("almanac: the answer could not be kept\n")
   end
@@ -145,30 +147,51 @@ local function ask(proposal, found)
   return proposal.answer(line)
 end
 
--- Features and GRES of a partition's nodes, or of every partition's where none is named, as is_offered() takes them; ""
--- where sinfo does not say within 1 s.
-local function nodes_of(partition)
-  local named = partition ~= "" and " -p " .. quoted(partition) or ""
-  local command = "unset SINFO_ALL SINFO_PARTITION; exec timeout 1 sinfo -h -o '%P|%f|%G'" .. named
-  local pipe = io.popen(command .. " </dev/null 2>/dev/null", "r")
-  local text = pipe and pipe:read("*a") or ""
+-- What sinfo says of all nodes, as offer.lua takes it; "" where it does not within 1 s. Asked once in five minutes.
+local function nodes(offer, folder, now)
+  local place = match(proc("/proc/sys/kernel/hostname"), "^[^\n]*") .. ":" .. (getenv("SLURM_CONF") or "")
+  local kept = offer.kept(read_own(folder and folder .. "nodes", offer.MAX_BYTES), now, place)
+  if kept then
+    return kept
+  end
+  local command = "unset SINFO_ALL SINFO_PARTITION SINFO_FORMAT SINFO_SORT; exec timeout 1 sinfo -a -e -h -o '"
+  local pipe = io.popen(command .. offer.FORMAT .. "' </dev/null 2>/dev/null", "r")
+  local text = pipe and pipe:read(offer.MAX_BYTES) or ""
   if pipe then
     pipe:close()
+  end
+  if #text > offer.MAX_BYTES - 1024 then
+    return ""
+  end
+  if folder and text ~= "" then
+    write_own(folder .. "nodes", offer.to_keep(text, now, place))
   end
   return text
 end
 
+-- Whether the change is one that nodes exist for: true, false, or nil where that is not known.
+local function is_offered(almanac, found, options, offer, listing)
+  local wanted = offer.wanted(found.request, found.option, found.value, found.tier)
+  return offer.is_offered(listing, wanted, offer.needs_of(options, found.gpus, almanac.parse_gpus))
+end
+
 -- Says what there is to say, and whether the submission is to be changed.
-local function settle(proposal, found, mode, now)
-  local path = choices_path()
-  local choices = read_choices(proposal, path)
+local function settle(modules, found, options, mode, now)
+  local proposal, folder = modules.proposal, own_folder()
+  local path = folder and folder .. "choices"
+  local choices = proposal.parse_choices(read_own(path, 65536))
   local earlier = proposal.find_choice(choices, found.key, found.gpus)
   local action = proposal.action(mode, found, earlier, now)
-  if action == "nothing" or (action ~= "change" and not has_terminal())
-    or not proposal.is_offered(nodes_of(found.partition), found.partition, found.tier) then
+  if action == "nothing" or (action ~= "change" and not has_terminal()) then
     return false
-  elseif action == "change" then
-    return true
+  end
+  if found.value then
+    local offer = dofile(modules.dir .. "offer.lua")
+    proposal.checked(found, is_offered(modules.almanac, found, options, offer, nodes(offer, folder, now)))
+    action = proposal.action(mode, found, earlier, now)
+  end
+  if action == "nothing" or action == "change" then
+    return action == "change"
   elseif action == "change and say" then
     io.stderr:write(proposal.always_said(found))
     return true
@@ -200,7 +223,8 @@ function M.run(options, mode, advice_dir, lua_dir)
   local proposal = dofile(lua_dir .. "proposal.lua")
   local row = almanac.find(advice, almanac.job_key(job_name(options)), request.gpu_count)
   local found = proposal.propose(dofile(lua_dir .. "tiers.lua"), request, row, advice)
-  if found and settle(proposal, found, MODES[mode] and mode or advice.prompt, now) then
+  local modules = { almanac = almanac, proposal = proposal, dir = lua_dir }
+  if found and settle(modules, found, options, MODES[mode] and mode or advice.prompt, now) then
     options[string.match(found.option, "^%-%-(.*)")] = found.value
   end
 end

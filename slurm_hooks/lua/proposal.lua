@@ -23,8 +23,9 @@ local function tier_named(advice, name)
   end
 end
 
--- Another tier for a submission: key, gpus, row, tier, and option and value to ask for it, nil where that cannot be
--- rewritten. nil where there is nothing to say. request, key: as of almanac.lua; tiers: the module.
+-- Another tier for a submission: key, gpus, row, tier, request, asked (the tier that it names, nil: none), and option and
+-- value to ask for it, nil where that cannot be rewritten. nil where there is nothing to say. request, key: as of
+-- almanac.lua; tiers: the module.
 function M.propose(tiers, request, row, advice)
   local tier = row and row.kind == "F" and row.text and tier_named(advice, row.tier)
   if not tier then
@@ -37,7 +38,7 @@ function M.propose(tiers, request, row, advice)
   if asked and asked.capacity_mib == tier.capacity_mib then
     return nil
   end
-  local found = { key = row.key, gpus = row.gpus, row = row, tier = tier, partition = request.partition }
+  local found = { key = row.key, gpus = row.gpus, row = row, tier = tier, asked = asked, request = request }
   if not request.is_placed and (not asked or asked.kind == tier.kind) then
     found.option, found.value = tiers.rewrite(request, advice.tiers, tier)
     found.value = found.option and found.value
@@ -62,32 +63,6 @@ function M.action(mode, found, choice, now)
   return mode == "ask" and found.value and "ask" or "tell"
 end
 
-local function has_tier(features, gres, tier)
-  for term in gmatch(tier.gres and gres or features, "[^,]+") do
-    local kind = match(gsub(term, "%(.*", ""), "^gpu:([^:]*)")
-    if (tier.gres and kind == tier.gres) or (tier.constraint and term == tier.constraint) then
-      return true
-    end
-  end
-  return false
-end
-
--- Whether a partition, "" being the default one, has nodes of a tier; true where that is not known.
--- nodes: what `sinfo -h -o "%P|%f|%G"` said of the partition, or of all.
-function M.is_offered(nodes, partition, tier)
-  local is_known = false
-  for line in gmatch(nodes, "[^\n]+") do
-    local name, features, gres = match(line, "^([^|]*)|?([^|]*)|?(.*)$")
-    if partition ~= "" or sub(name, -1) == "*" then
-      if tier.partition or has_tier(features, gres, tier) then
-        return true
-      end
-      is_known = true
-    end
-  end
-  return not is_known
-end
-
 -- What a line typed at the question means: yes, no, always or never.
 function M.answer(line)
   return MEANINGS[string.lower(match(line or "", "^%s*(.-)%s*$"))] or "no"
@@ -109,12 +84,28 @@ local function wrapped(text, head)
   return concat(lines, "\n") .. "\n"
 end
 
--- The evidence and the expected waits. Only printable ASCII passes the advice file's reader.
+-- What to say once it is known whether nodes would take the change (true, false, or nil: not known), and whether it stays
+-- a proposal: option and value go where it is not sure.
+function M.checked(found, is_offered)
+  if found.value and not is_offered then
+    found.not_offered = is_offered == false and "no node has all of " .. M.typed(found)
+      or "sinfo did not say whether a node has all of " .. M.typed(found)
+    found.option, found.value = nil, nil
+  end
+end
+
+-- The evidence, the expected waits, and why the change is not offered. Only printable ASCII passes the advice file's
+-- reader.
 function M.message(found)
-  local said = wrapped(found.row.text .. " " .. found.tier.name .. " holds that.", HEAD)
+  local is_larger = found.asked and found.asked.capacity_mib < found.tier.capacity_mib
+  local why = is_larger and found.asked.name .. " is too small: " or ""
+  local said = wrapped(why .. found.row.text .. " " .. found.tier.name .. " holds that.", HEAD)
   if found.row.waits then
     local waits = gsub(gsub(found.row.waits, "([^;=]*)=", "%1 "), ";", ", ")
     said = said .. wrapped("Expected wait: " .. waits .. ".", INDENT)
+  end
+  if found.not_offered then
+    said = said .. wrapped("Nothing is changed: " .. found.not_offered .. ".", INDENT)
   end
   return said
 end

@@ -5,6 +5,7 @@
 local M = {}
 
 local concat, find, gmatch, gsub, match = table.concat, string.find, string.gmatch, string.gsub, string.match
+local lower, sub = string.lower, string.sub
 local OPERATORS = "[&|,%[%]()]"
 
 local function split(text)
@@ -115,6 +116,42 @@ local function selectors(tiers, kind)
   return known
 end
 
+local function without_ends(one, other)
+  while one ~= "" and sub(one, 1, 1) == sub(other, 1, 1) do
+    one, other = sub(one, 2), sub(other, 2)
+  end
+  while one ~= "" and sub(one, -1) == sub(other, -1) do
+    one, other = sub(one, 1, -2), sub(other, 1, -2)
+  end
+  return one, other
+end
+
+-- Whether a feature looks like a misspelt tier: other digits or case, or one letter more, fewer or other.
+local function is_like(term, name)
+  local one, other = lower(term), lower(name)
+  if gsub(one, "%d+", "#") == gsub(other, "%d+", "#") then
+    return true
+  end
+  one, other = without_ends(one, other)
+  return #one <= 1 and #other <= 1
+end
+
+-- The first feature that looks like a tier's, and that; nil where none does.
+local function misspelt(terms, tiers)
+  local names = {}
+  for name in pairs(selectors(tiers, "constraint")) do
+    names[#names + 1] = name
+  end
+  table.sort(names)
+  for _, term in ipairs(terms) do
+    for _, name in ipairs(names) do
+      if is_like(term, name) then
+        return term, name
+      end
+    end
+  end
+end
+
 local function rewrite_constraint(constraint, tiers, target)
   if constraint == "" then
     return "--constraint", target.constraint
@@ -123,13 +160,18 @@ local function rewrite_constraint(constraint, tiers, target)
   if find(joined, "[^A-Za-z0-9_.:+&-]") or find("&" .. joined .. "&", "&&", 1, true) then
     return nil, 'the constraint "' .. constraint .. '" is more than a list joined by "&"'
   end
-  local known, terms, count = selectors(tiers, "constraint"), {}, 0
+  local known, terms, asked, count = selectors(tiers, "constraint"), {}, {}, 0
   for term in gmatch(joined, "[^&]+") do
     count = count + (known[term] and 1 or 0)
+    asked[#asked + 1] = term
     terms[#terms + 1] = known[term] and target.constraint or term
   end
   if count > 1 then
     return nil, 'the constraint "' .. constraint .. '" names several tiers'
+  end
+  local term, name = misspelt(count == 0 and asked or {}, tiers)
+  if term then
+    return nil, 'the constraint names "' .. term .. '": did you mean ' .. name .. "?"
   end
   if count == 0 then
     terms[#terms + 1] = target.constraint

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 
 import pytest
 from advice_files import advice, family, hook_on, publish, uid_of
@@ -183,3 +185,61 @@ def test_hostile_names_are_printed_inert_and_executed_nowhere(busy: Site) -> Non
     assert {name for name, tries in zip(names, without, strict=True) if tries[0][0] == 0} <= keys
     for host in ("ctl", "login"):
         assert busy.run(host, "root", "test", "-e", "/tmp/almanac-was-here", check=False).rc == 1
+
+
+HUGE = "#!/bin/sh\n#SBATCH -J {}\n#SBATCH --gpus=4\n"
+LOOP = 'while [ -e "$1.on" ]; do sbatch -o /dev/null "$1" >>"$1.out" 2>&1 && echo taken >>"$1.out"; done'
+
+
+def test_two_loops_of_huge_names_hurt_nobody_else(site: Site) -> None:
+    """slurmctld calls job_submit under its locks before it checks how long a name is."""
+    publish(site, uid_of(site, "alice"), advice(BERT))
+    publish(site, uid_of(site, "bob"), advice(BERT))
+    hook_on(site)
+    home = site.run("login", "alice", "pwd").stdout.strip()
+    site.run("login", "alice", "sh", "-c", "cat >huge; : >huge.on", stdin=HUGE.format("aB0-" * 950_000))
+    loops = [
+        subprocess.Popen(
+            site.command("login", "alice", ("sh", "-c", LOOP, "sh", f"{home}/huge"), None), stdin=subprocess.DEVNULL
+        )
+        for _ in range(2)
+    ]
+    try:
+        wait_until("hostile submissions", lambda: _lines(site, "huge.out") > 2, 60)
+        jobs = [site.sbatch("bob", "-J", "train-bert-7", "--gpus=4") for _ in range(10)]
+        assert _lines(site, "huge.out") > 5
+    finally:
+        site.run("login", "alice", "rm", "huge.on")
+        for loop in loops:
+            loop.wait(60)
+        site.run("login", "alice", "sh", "-c", "grep -c taken huge.out; rm -f huge*", check=False)
+    assert len(set(jobs)) == 10
+    assert {line["uid"] for line in logged(site)[-10:]} == {uid_of(site, "bob")}
+
+
+def _lines(site: Site, name: str) -> int:
+    return int(site.run("login", "alice", "sh", "-c", f"cat {name} 2>/dev/null | wc -l").stdout)
+
+
+# Each as slurmctld is given it; slurmdbd's database keeps another name of most.
+NO_UTF_8 = ("caf\udce9-run", "\udce9", "a\udce9\udce8b", "\udcc3\udca9ok", "x\udcc3y", "\udcf0\udc9f\udc98\udc80smile",
+            "\udced\udca0\udc80sur", "\udcc0\udcafover", "na\udcefve\udce9\udce9tail", "what?")  # fmt: skip
+
+
+def test_the_hook_and_accounting_give_a_name_one_key(site: Site) -> None:
+    publish(site, "_site", advice(*SITE_ROWS, mode="observe"))
+    hook_on(site)
+    since = len(site.controller_log())
+    jobs = [site.sbatch("alice", "-J", name, "--gpus=1", script="#!/bin/sh\n") for name in NO_UTF_8]
+    hook_keys = [line["key"] for line in logged(site, since)]
+    site.wait_for_accounting(*jobs)
+    found: dict[int, str] = {}
+
+    def are_named() -> bool:
+        command = ("sacct", "-aX", "-S", "now-1days", "-j", ",".join(map(str, jobs)), "--json")
+        shown = json.loads(site.run("ctl", "root", *command).stdout)["jobs"]
+        found.update((job["job_id"], job["name"]) for job in shown)
+        return set(found) == set(jobs) and "allocation" not in found.values()  # its name until slurmdbd has the start
+
+    wait_until("names in accounting", are_named, 60)
+    assert [name_key(found[job]) for job in jobs] == hook_keys == [name_key(name) for name in NO_UTF_8]

@@ -71,6 +71,18 @@ def test_of_a_topic_the_first_rule_that_holds_speaks() -> None:
     assert [rule.name for rule in first_of_topics(made, {"x": 3})] == ["b", "c"]
 
 
+@pytest.mark.parametrize("reason", ["name it", "fits", "no evidence"])
+def test_a_job_near_the_limit_is_warned_and_told_of_no_tier_that_is_enough(reported: Any, reason: str) -> None:
+    context = reported.contexts["balanced"]
+    full = {"hbm_peak_mib": 38_502.0, "hbm_capacity_mib": 40_960.0, "hbm_peak_frac": 0.94}
+    advice = dataclasses.replace(context.advice, tier=dataclasses.replace(context.advice.tier, reason=reason))
+    context = dataclasses.replace(context, metrics={**context.metrics, **full}, advice=advice)
+    judgement = judge(facts_of(context, character()))
+    assert "memory_tight" in judgement.rules
+    said = " ".join(judgement.sentences)
+    assert "37.6 GiB of 40.0 GiB" in said and "enough" not in said
+
+
 def test_an_idle_gpu_is_not_claimed_where_it_was_hardly_measured(reported: Any) -> None:
     idle = reported.contexts["idle"]
     seen = dataclasses.replace(idle, metrics={**idle.metrics, "coverage_frac": 0.6})

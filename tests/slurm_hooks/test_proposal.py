@@ -26,7 +26,7 @@ from slurm_hooks.proposal import (
     action,
     always_said,
     answer,
-    is_offered,
+    checked,
     message,
     new_choice,
     propose,
@@ -107,6 +107,36 @@ def test_rows_without_a_tier_say_nothing() -> None:
     assert propose(request(), advice(no_tier)) is None
     assert propose(request(), advice(everybody)) is None
     assert propose(request(), advice(tiers=())) is None
+
+
+def test_a_larger_tier_is_proposed_with_the_reason() -> None:
+    row = dataclasses.replace(ROW, tier="hbm80g", waits="", text="your runs peak at 61.0 GiB.")
+    for constraints, head in (("gpu&hbm40g", "hbm40g is too small: your"), ("gpu", "your")):
+        assert message(proposal(constraints, row)) == f"almanac: {head} runs peak at 61.0 GiB. hbm80g holds that.\n"
+
+
+@pytest.mark.parametrize(
+    ("is_offered", "value", "said"),
+    [
+        (True, "gpu&hbm40g", ""),
+        (False, "", 'Nothing is changed: no node has all of -C "gpu&hbm40g".'),
+        (None, "", 'Nothing is changed: sinfo did not say whether a node has all of -C "gpu&hbm40g".'),
+    ],
+)
+def test_what_no_node_is_known_to_take_is_only_said(is_offered: bool | None, value: str, said: str) -> None:
+    found = checked(proposal(), is_offered)
+    assert found.change.value == value
+    shown = " ".join(message(found).split())
+    assert shown.endswith(said or "hbm40g 12 min.")
+    assert action(APPLY, found, None, NOW_S) is (Action.CHANGE if value else Action.NOTHING)
+    assert action(ASK, found, None, NOW_S) is (Action.ASK if value else Action.TELL)
+
+
+@pytest.mark.parametrize("term", ["hbm80", "hbm80gb", "HBM80G", "hbm81g", "hbn80g"])
+def test_a_misspelt_tier_is_not_appended_to(term: str) -> None:
+    found = proposal(f"gpu&{term}")
+    assert found.change.value == ""
+    assert f'the constraint names "{term}": did you mean hbm' in found.change.why_not
 
 
 def test_a_tier_of_the_same_size_is_kept() -> None:
@@ -195,43 +225,6 @@ def test_nothing_is_changed_where_the_request_says_which_nodes_it_wants() -> Non
     assert found.change.value == ""
 
 
-NODES = "p|gpu,hbm40g|gpu:a100:4(S:0-1)\np|(null)|(null)\np|gpu,%f|nvme:1,gpu:h100:8\n"
-ALL_NODES = "p|gpu,hbm40g|gpu:a100:4(S:0-1)\nq*|gpu,hbm80g|gpu:h100:8\np|gpu|(null)\nq*|(null)|(null)\n"
-
-
-@pytest.mark.parametrize(
-    ("nodes", "partition", "kind", "selector", "expected"),
-    [
-        (NODES, "p", "constraint", "hbm40g", True),
-        (NODES, "p", "constraint", "%f", True),
-        (NODES, "p", "constraint", "hbm80g", False),
-        (NODES, "p", "constraint", "hbm40", False),
-        (NODES, "p", "gres", "a100", True),
-        (NODES, "p", "gres", "h100", True),
-        (NODES, "p", "gres", "a10", False),
-        (NODES, "p", "gres", "gpu", False),
-        (NODES, "p", "partition", "p", True),
-        ("", "p", "constraint", "hbm80g", True),
-        ("", "p", "gres", "a100", True),
-        # Without a partition the default one counts, whose name has an asterisk.
-        (ALL_NODES, "", "constraint", "hbm80g", True),
-        (ALL_NODES, "", "constraint", "hbm40g", False),
-        (ALL_NODES, "", "gres", "h100", True),
-        (ALL_NODES, "", "gres", "a100", False),
-        (ALL_NODES, "", "partition", "p", True),
-        (NODES, "", "constraint", "hbm80g", True),
-        ("", "", "constraint", "hbm80g", True),
-    ],
-)
-def test_a_partition_without_such_nodes(
-    lua: Lua, nodes: str, partition: str, kind: str, selector: str, expected: bool
-) -> None:
-    tier = Tier(name="t", capacity_mib=1, **{kind: selector})
-    assert is_offered(nodes, partition, tier) == expected
-    arguments = ", ".join(map(literal, (nodes, partition, as_lua(tier))))
-    assert lua.run(f'all(dofile(dir .. "proposal.lua").is_offered({arguments}))') == [[expected]]
-
-
 KINDS = ("constraint", "gres", "partition")
 NAMES = st.sampled_from(["a", "b", "ab"])
 TIERS = st.lists(st.tuples(NAMES, st.sampled_from(KINDS), NAMES, st.sampled_from([10, 20])), max_size=3, unique=True)
@@ -244,13 +237,18 @@ REQUESTS = st.tuples(
     st.booleans(),
 )
 CHOICES = st.none() | st.tuples(st.sampled_from([ASKED, ALWAYS, NEVER]), NAMES, st.sampled_from([0, 10, 3600, -9]))
-CASES = st.tuples(TIERS, WAITS, REQUESTS, CHOICES, st.sampled_from(MODES), st.sampled_from(["x", "word " * 40]))
+OFFERED = st.sampled_from([True, False, None])
+CASES = st.tuples(
+    TIERS, WAITS, REQUESTS, CHOICES, st.sampled_from(MODES), st.sampled_from(["x", "word " * 40]), OFFERED
+)
 
 LUA = """
 local proposal = dofile(dir .. "proposal.lua")
-local function try(request, row, advice, choice, mode, word)
+local function try(request, row, advice, choice, mode, word, offered)
   local found = proposal.propose(tiers, request, row, advice)
   if not found then return all(false) end
+  if offered == "?" then offered = nil end
+  proposal.checked(found, offered)
   local new = proposal.new_choice(found, choice, word, 1795256200)
   all(found.tier.name, found.option or "", found.value or "", proposal.action(mode, found, choice, 1795256200),
     proposal.message(found), found.value and proposal.question(found) or "",
@@ -286,7 +284,7 @@ def expected_of(found: Proposal | None, choice: Choice | None, mode: str, word: 
 @settings(max_examples=40, deadline=None)
 def test_lua_does_what_python_does(lua: Lua, cases: list[Any]) -> None:
     code, expected = LUA, []
-    for (tiers, waits, asking, choice, mode, text), word in cases:
+    for (tiers, waits, asking, choice, mode, text, offered), word in cases:
         known = tuple(Tier(name=n, capacity_mib=size, **{kind: selector}) for n, kind, selector, size in tiers)
         row = dataclasses.replace(ROW, tier="a", waits=waits, text=text.strip())
         asked = Request("alice", "train-bert-1", gpu_count=2, constraints=asking[0], gres=asking[1],
@@ -300,8 +298,10 @@ def test_lua_does_what_python_does(lua: Lua, cases: list[Any]) -> None:
             "choice": earlier and {"key": earlier.key, "gpus": 2, "word": earlier.word, "tier": earlier.tier,
                                    "time": earlier.time_s},
         }  # fmt: skip
-        code += f"\ntry({', '.join(literal(part) for part in in_lua.values())}, {literal(mode)}, {literal(word)})"
-        expected.append(expected_of(propose(asked, advice(row, tiers=known), asking[4]), earlier, mode, word))
+        code += f"\ntry({', '.join(literal(part) for part in in_lua.values())}, {literal(mode)}, {literal(word)}"
+        code += f", {literal('?' if offered is None else offered)})"
+        found = propose(asked, advice(row, tiers=known), asking[4])
+        expected.append(expected_of(found and checked(found, offered), earlier, mode, word))
     assert lua.run(code) == expected
 
 

@@ -52,6 +52,14 @@ def as_program(path: Path) -> Path:
     return program(path, head + text)
 
 
+def nodes(partition: str, features: str) -> str:
+    """A line of sinfo's listing: four nodes."""
+    return f"{partition}|4|64|512000|{features}|gpu:a100:4|infinite|up|all"
+
+
+NODES = "\n".join([nodes("p*", "gpu,hbm40g"), nodes("p*", "gpu,hbm80g")])
+
+
 class Bench:
     """A folder with sbatch-almanac, a stand-in for sbatch, and a user's advice."""
 
@@ -62,7 +70,7 @@ class Bench:
         self.sbatch = program(root / "bin" / "sbatch", SBATCH.format(python=sys.executable, out=str(self.out)))
         self.choices = root / "home/.local/state/almanac/choices"
         (root / "home").mkdir()
-        self.sinfo("exit 1")
+        self.sinfo(f"echo '{NODES}'")
         config = root / "almanac.toml"
         config.write_text(f'[hooks]\nadvice_dir = "{root}/advice"\n')
         self.environ = {
@@ -85,7 +93,8 @@ class Bench:
         path.write_text("\n".join(lines))
 
     def sinfo(self, line: str) -> None:
-        """What sinfo does instead of asking a slurmctld."""
+        """What sinfo does instead of asking a slurmctld; what it said before is forgotten."""
+        (self.choices.parent / "nodes").unlink(missing_ok=True)
         program(self.root / "bin/sinfo", f"#!/bin/sh\n{line}\n")
 
     @property
@@ -353,29 +362,42 @@ def test_what_cannot_be_rewritten_is_told(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("mode", ["ask", "show", "apply"])
-def test_a_partition_without_the_advised_tier(bench: Bench, mode: str) -> None:
-    bench.sinfo('[ "$4" = -p ] && [ "$5" = "a b" ] && echo "a b|gpu,hbm80g|gpu:4" || exit 1')
+def test_where_no_node_takes_the_change_it_is_only_said(bench: Bench, mode: str) -> None:
+    bench.sinfo(f"echo '{nodes('a b', 'gpu,hbm80g')}\n{nodes('p*', 'gpu,hbm40g')}'")
     argv = [*GPU_JOB, "-p", "a b"]
-    assert ended(bench.terminal(*argv, ALMANAC_ADVICE=mode)) == "Submitted batch job 42\n"
+    shown = ended(bench.terminal(*argv, ALMANAC_ADVICE=mode))
+    assert ("no node has all of -C" in shown) == (mode != "apply")
+    assert "[y]es" not in shown
     assert bench.got == argv
-    ended(bench.terminal(*GPU_JOB, "-p", "other", ALMANAC_ADVICE="apply"))
+    ended(bench.terminal(*GPU_JOB, "-p", "p", ALMANAC_ADVICE="apply"))
     assert bench.got[-1] == "--constraint=gpu&hbm40g"
 
 
 def test_a_default_partition_without_the_advised_tier(bench: Bench) -> None:
-    bench.sinfo('[ -z "$SINFO_PARTITION" ] && printf "a|gpu,hbm40g|gpu:4\\nb*|gpu,hbm80g|gpu:4\\n"')
+    bench.sinfo(f'[ -z "$SINFO_PARTITION" ] && echo "{nodes("a", "gpu,hbm40g")}\n{nodes("b*", "gpu,hbm80g")}"')
     bench.run(*GPU_JOB, ALMANAC_ADVICE="apply", SINFO_PARTITION="a")
     assert bench.got == GPU_JOB
-    bench.sinfo('printf "a*|gpu,hbm40g|gpu:4\\nb|gpu,hbm80g|gpu:4\\n"')
+    bench.sinfo(f'echo "{nodes("a*", "gpu,hbm40g")}\n{nodes("b", "gpu,hbm80g")}"')
     bench.run(*GPU_JOB, ALMANAC_ADVICE="apply")
     assert bench.got[-1] == "--constraint=gpu&hbm40g"
 
 
-def test_a_slow_sinfo_is_not_waited_for(bench: Bench) -> None:
+def test_sinfo_is_asked_once_in_a_loop_of_submissions(bench: Bench) -> None:
+    bench.sinfo(f"echo x >>{bench.root}/asked; echo '{NODES}'")
+    for _ in range(3):
+        bench.run(*GPU_JOB, ALMANAC_ADVICE="apply")
+        assert bench.got[-1] == "--constraint=gpu&hbm40g"
+    assert (bench.root / "asked").read_text() == "x\n"
+    bench.run(*GPU_JOB, ALMANAC_ADVICE="apply", SLURM_CONF="/of/another/cluster")
+    assert (bench.root / "asked").read_text() == "x\nx\n"
+
+
+@pytest.mark.parametrize("sinfo", ["sleep 3; echo '{}'", "exit 1", "echo nonsense; echo 'a|b'"])
+def test_what_sinfo_does_not_say_is_not_offered(bench: Bench, sinfo: str) -> None:
     """What it would have said after three seconds does not count."""
-    bench.sinfo('sleep 3; echo "a|gpu,hbm80g|gpu:4"')
-    bench.run("-p", "a", *GPU_JOB, ALMANAC_ADVICE="apply")
-    assert bench.got[-1] == "--constraint=gpu&hbm40g"
+    bench.sinfo(sinfo.format(NODES))
+    bench.run(*GPU_JOB, ALMANAC_ADVICE="apply")
+    assert bench.got == GPU_JOB
 
 
 PLACED = [["-w", "n3"], ["--nodelist=n3"], ["-F", "nodes"], ["-xn1"], ["--exclude", "n1"], ["--reservation=r"]]

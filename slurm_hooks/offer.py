@@ -1,0 +1,205 @@
+"""Whether nodes exist that meet a rewritten submission as a whole, by what sinfo says. cli_filter.lua does the same in
+Lua (lua/offer.lua).
+
+A constraint that no node meets turns a valid submission into a refused one, so a change is offered only where the
+answer is a sure yes. Not looked at: generic resources other than GPUs, temporary disk, sockets and cores, accounts and
+QOS of a partition.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from almanac.records import Request
+from almanac.submit_config import Tier
+from almanac.tiers import Rewrite
+from almanac.tres import parse_gpus
+from almanac.units import parse_time_limit
+
+FORMAT = "%P|%D|%c|%m|%f|%G|%l|%a|%g"
+"""Of sinfo -o: partition, nodes, CPUs, memory (MiB), features, GRES, time limit, availability, groups."""
+MAX_BYTES = 262_144
+MAX_AGE_S = 300
+"""A listing that was kept serves so long: a loop of submissions asks slurmctld once."""
+_COUNT = re.compile(r"[0-9]{1,9}")
+_NODES = re.compile(r"([0-9]{1,9})(?:[-,:].*)?")
+_MEMORY = re.compile(r"([0-9]{1,12})([KMGTkmgt]?)[Bb]?\??")
+_MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
+_PLAIN = re.compile(r"[A-Za-z0-9_.:+&,-]*")
+_GPU = re.compile(r"(?:(?:gres[:/])?gpu)?(?:[:/=]?[^:/=,]*[:=])?[:=]?([0-9]{1,9})")
+_GPU = re.compile(r"gpu:(?:([^:]+):)?([0-9]{1,9})")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a submission asks of its nodes, at least. gpus: of the whole job; time_limit_s: None where it names none;
+    the rest per node.
+    """
+
+    nodes: int
+    gpus: int
+    gpus_per_node: int
+    cpus: int
+    memory_mib: int
+    time_limit_s: int | None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """partition "": the default one. features: None where the constraint is more than a list joined by "&".
+    is_moved: whether the submission itself named another partition.
+    """
+
+    partition: str
+    features: tuple[str, ...] | None
+    gpu_type: str
+    is_moved: bool = False
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """Nodes of one partition that are alike."""
+
+    partition: str
+    nodes: int
+    cpus: int
+    memory_mib: int
+    features: frozenset[str]
+    gres: str
+    limit_s: int | None
+    is_open: bool
+
+    def gpus(self, kind: str) -> int:
+        """Of each node, "gpu:a100:4(S:0-1),nvme:1"; of one type where one is named."""
+        terms = map(_GPU.fullmatch, re.sub(r"\([^()]*\)", "", self.gres).split(","))
+        return sum(int(term[2]) for term in terms if term and kind in ("", term[1]))
+
+
+def needs_of(options: Mapping[str, str], gpus: int) -> Needs | None:
+    """None where an option cannot be read. options: texts by long name; gpus: of the whole job."""
+    tasks, tasks_per_node = _number(options, "ntasks"), _number(options, "ntasks-per-node")
+    memory = [_memory(options.get(name, "0")) for name in ("mem", "mem-per-cpu", "mem-per-gpu")]
+    written = options.get("nodes", "")
+    match = _NODES.fullmatch(written)
+    if any(mib is None for mib in memory) or (written and (match is None or not int(match[1]))):
+        return None
+    nodes = int(match[1]) if match else 1
+    if written in ("", "1-0") and tasks and tasks_per_node:
+        nodes = math.ceil(tasks / tasks_per_node)
+    gpus_per_node = _gpus_per_node(options)
+    here = tasks_per_node or math.ceil((tasks or nodes) / nodes)
+    cpus = max(
+        here * (_number(options, "cpus-per-task") or 1),
+        _number(options, "mincpus") or 1,
+        gpus_per_node * (_number(options, "cpus-per-gpu") or 1),
+    )
+    mem, per_cpu, per_gpu = (mib or 0 for mib in memory)
+    memory_mib = max(mem, per_cpu * cpus, per_gpu * gpus_per_node)
+    return Needs(nodes, gpus, gpus_per_node, cpus, memory_mib, _seconds(options.get("time", "")))
+
+
+def _number(options: Mapping[str, str], name: str) -> int | None:
+    """A count that was asked for; None for every way to say that none was."""
+    text = options.get(name, "")
+    count = int(text) if _COUNT.fullmatch(text) else 0
+    return count if 1 <= count < 65_534 else None
+
+
+def _memory(text: str) -> int | None:
+    """MiB of "4G", "500" or "0"; None where it cannot be read."""
+    match = _MEMORY.fullmatch(text)
+    return math.ceil(int(match[1]) * _MIB[match[2].upper()]) if match else None
+
+
+def _gpus_per_node(options: Mapping[str, str]) -> int:
+    """That are asked for by name, at least 1."""
+    named = re.sub("[^,]+", r"gpu:\g<0>", options.get("gpus-per-node", ""))
+    return max(parse_gpus(named).count, parse_gpus(options.get("gres", "")).count, 1)
+
+
+def _seconds(text: str) -> int | None:
+    """None for no limit: "", "infinite", and what cannot be read."""
+    try:
+        return parse_time_limit(text) or None
+    except ValueError:
+        return None
+
+
+def wanted(request: Request, change: Rewrite, tier: Tier) -> Wanted:
+    """What a request asks for once one option of it is changed."""
+    constraint = change.value if change.option == "--constraint" else request.constraints
+    features = tuple(re.findall(r"[^&,]+", constraint)) if _PLAIN.fullmatch(constraint) else None
+    gpu_type = tier.gres if change.option == "--gres" else request.gpu_type
+    if change.option == "--partition":
+        return Wanted(change.value, features, gpu_type, is_moved=True)
+    return Wanted(request.partition, features, gpu_type)
+
+
+def is_offered(listing: str, asked: Wanted, needs: Needs | None) -> bool | None:
+    """None where it is not known. listing: what `sinfo -a -e -h -o FORMAT` said. Of several partitions each has to
+    hold the needs.
+    """
+    rows = list(_rows(listing))
+    if needs is None or asked.features is None or not rows:
+        return None
+    names = asked.partition.split(",")
+    return all(_holds([row for row in rows if _is_of(row, name)], asked, needs) for name in names)
+
+
+def _is_of(row: _Nodes, partition: str) -> bool:
+    if not partition:
+        return row.partition.endswith("*")
+    return row.partition in (partition, f"{partition}*")
+
+
+def _rows(listing: str) -> Iterable[_Nodes]:
+    for line in listing.split("\n"):
+        fields = line.split("|")
+        if len(fields) == 9 and all(map(_COUNT.fullmatch, fields[1:4])):
+            name, nodes, cpus, memory, features, gres, limit, state, groups = fields
+            yield _Nodes(
+                name, int(nodes), int(cpus), int(memory), frozenset(features.split(",")), gres, _seconds(limit),
+                state == "up" and groups == "all",
+            )  # fmt: skip
+
+
+def _holds(rows: Sequence[_Nodes], asked: Wanted, needs: Needs) -> bool:
+    fitting = [row for row in rows if _fits(row, asked, needs)]
+    gpus = sum(row.nodes * row.gpus(asked.gpu_type) for row in fitting)
+    return sum(row.nodes for row in fitting) >= needs.nodes and gpus >= needs.gpus
+
+
+def _fits(row: _Nodes, asked: Wanted, needs: Needs) -> bool:
+    return (
+        row.features.issuperset(asked.features or ())
+        and row.cpus >= needs.cpus
+        and row.memory_mib >= needs.memory_mib
+        and row.gpus(asked.gpu_type) >= needs.gpus_per_node
+        and (not asked.is_moved or _takes(row, needs))
+    )
+
+
+def _takes(row: _Nodes, needs: Needs) -> bool:
+    """Whether a partition that the submission did not name would take it."""
+    is_too_long = row.limit_s is not None and needs.time_limit_s is not None and needs.time_limit_s > row.limit_s
+    return row.is_open and not is_too_long
+
+
+def kept(text: str, now_s: int, place: str) -> str | None:
+    """The listing of a file that to_keep() made less than MAX_AGE_S ago, in the same place; else None."""
+    first, _, listing = text.partition("\n")
+    match = re.match(r"almanac-nodes\t1\t([0-9]{1,12})\t", first)
+    is_fresh = match is not None and 0 <= now_s - int(match[1]) < MAX_AGE_S
+    return listing if match and is_fresh and f"{first}\n" == _head(int(match[1]), place) else None
+
+
+def to_keep(listing: str, now_s: int, place: str) -> str:
+    """place: host and Slurm configuration, which tell clusters apart that share a home folder."""
+    return _head(now_s, place) + listing
+
+
+def _head(time_s: int, place: str) -> str:
+    return f"almanac-nodes\t1\t{time_s}\t{re.sub('[^!-~]', '?', place)}\n"

@@ -1,0 +1,165 @@
+"""Whether nodes exist for a whole rewritten submission: offer.py, and offer.lua, which says the same of each case."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lua_runner import Lua, literal
+
+from almanac.config import Tier
+from almanac.records import Request
+from almanac.tiers import Rewrite
+from slurm_hooks.offer import MAX_AGE_S, Wanted, is_offered, kept, needs_of, to_keep, wanted
+
+LISTING = """\
+gpu*|6|64|512000|gpu,hbm40g|gpu:a100:4(S:0-1)|2-00:00:00|up|all
+gpu*|2|128|1024000|gpu,hbm80g,nvlink|gpu:a100:4(S:0,1)|2-00:00:00|up|all
+small|1|32|256000|gpu,hbm40g|gpu:a100:2,gpu:v100:2|1:00:00|up|all
+cpu|9|64|256000|(null)|(null)|infinite|up|all
+closed|9|64|256000|gpu,hbm40g|gpu:a100:4|infinite|down|all
+staff|9|64|256000|gpu,hbm40g|gpu:a100:4|infinite|up|staff
+"""
+HBM40 = Tier(name="hbm40g", capacity_mib=40960, constraint="hbm40g")
+CASES: list[tuple[dict[str, str], int, Wanted, bool | None]] = [
+    ({}, 4, Wanted("", ("gpu", "hbm40g"), ""), True),
+    ({}, 4, Wanted("gpu", ("gpu", "nvlink", "hbm40g"), ""), False),
+    ({}, 4, Wanted("gpu", ("gpu", "hbm80", "hbm40g"), ""), False),
+    ({}, 24, Wanted("gpu", ("hbm40g",), ""), True),
+    ({}, 25, Wanted("gpu", ("hbm40g",), ""), False),
+    ({"nodes": "6"}, 6, Wanted("gpu", ("hbm40g",), ""), True),
+    ({"nodes": "7-9"}, 7, Wanted("gpu", ("hbm40g",), ""), False),
+    ({"nodes": "1-0"}, 4, Wanted("gpu", ("hbm40g",), ""), True),
+    ({"nodes": "1k"}, 4, Wanted("gpu", ("hbm40g",), ""), None),
+    ({"gpus-per-node": "4"}, 4, Wanted("gpu", ("hbm40g",), ""), True),
+    ({"gpus-per-node": "5"}, 5, Wanted("gpu", ("hbm40g",), ""), False),
+    ({"gpus-per-node": "a100:8"}, 8, Wanted("gpu", ("hbm40g",), "a100"), False),
+    ({"gres": "gpu:a100:2,nvme:1"}, 2, Wanted("small", ("hbm40g",), "a100"), True),
+    ({"gres": "gpu:a100:3"}, 3, Wanted("small", ("hbm40g",), "a100"), False),
+    ({"gres": "gpu:4"}, 4, Wanted("small", ("hbm40g",), ""), True),
+    ({}, 2, Wanted("gpu", ("hbm40g",), "h100"), False),
+    ({}, 2, Wanted("gpu,small", ("hbm40g",), ""), True),
+    ({}, 2, Wanted("gpu,small", ("hbm80g",), ""), False),
+    ({}, 2, Wanted("nowhere", ("hbm40g",), ""), False),
+    ({}, 1, Wanted("cpu", (), ""), False),
+    ({"cpus-per-task": "64"}, 1, Wanted("gpu", ("hbm40g",), ""), True),
+    ({"cpus-per-task": "65"}, 1, Wanted("gpu", ("hbm40g",), ""), False),
+    ({"ntasks": "8", "cpus-per-task": "16"}, 1, Wanted("gpu", ("hbm40g",), ""), False),
+    ({"ntasks": "8", "cpus-per-task": "16", "nodes": "2"}, 2, Wanted("gpu", ("hbm40g",), ""), True),
+    ({"ntasks": "8", "ntasks-per-node": "1"}, 8, Wanted("gpu", ("hbm40g",), ""), False),
+    ({"cpus-per-gpu": "17", "gpus-per-node": "4"}, 4, Wanted("gpu", ("hbm40g",), ""), False),
+    ({"mem": "500G"}, 1, Wanted("gpu", ("hbm40g",), ""), True),
+    ({"mem": "501G"}, 1, Wanted("gpu", ("hbm40g",), ""), False),
+    ({"mem": "0?"}, 1, Wanted("gpu", ("hbm40g",), ""), True),
+    ({"mem": "much"}, 1, Wanted("gpu", ("hbm40g",), ""), None),
+    ({"mem-per-cpu": "9G", "cpus-per-task": "64"}, 1, Wanted("gpu", ("hbm40g",), ""), False),
+    ({"mem-per-gpu": "1T"}, 1, Wanted("gpu", ("hbm40g",), ""), False),
+    ({}, 1, Wanted("gpu", None, ""), None),
+    ({}, 1, Wanted("small", (), "", is_moved=True), True),
+    ({"time": "1:00:00"}, 1, Wanted("small", (), "", is_moved=True), True),
+    ({"time": "01:00:01"}, 1, Wanted("small", (), "", is_moved=True), False),
+    ({"time": "2982616-04:14:00"}, 1, Wanted("gpu", (), "", is_moved=True), True),
+    ({"time": "2:00:00"}, 1, Wanted("small", (), ""), True),
+    ({}, 1, Wanted("closed", (), "", is_moved=True), False),
+    ({}, 1, Wanted("staff", (), "", is_moved=True), False),
+    ({}, 1, Wanted("staff", (), ""), True),
+]
+LUA = 'local offer = dofile(dir .. "offer.lua")\n'
+
+
+def in_lua(options: Mapping[str, str], gpus: int, asked: Wanted, listing: str) -> str:
+    table = {**dataclasses.asdict(asked), "features": None if asked.features is None else list(asked.features)}
+    if asked.features is not None:
+        features = ", ".join(map(literal, asked.features))
+        table.pop("features")
+        fields = literal(table)[:-1] + f', ["features"] = {{{features}}}}}'
+    else:
+        fields = literal(table)
+    needs = f"offer.needs_of({literal(options)}, {gpus}, almanac.parse_gpus)"
+    return f"all(offer.is_offered({literal(listing)}, {fields}, {needs}))"
+
+
+@pytest.mark.parametrize(("options", "gpus", "asked", "expected"), CASES)
+def test_the_whole_request_has_to_be_met(
+    options: dict[str, str], gpus: int, asked: Wanted, expected: bool | None
+) -> None:
+    # "2982616-04:14:00" is cli_filter's word for no limit; sbatch's options have none there.
+    typed = {name: value for name, value in options.items() if not value.startswith("29826")}
+    assert is_offered(LISTING, asked, needs_of(typed, gpus)) is expected
+
+
+def test_lua_says_the_same(lua: Lua) -> None:
+    code = LUA + "\n".join(in_lua(options, gpus, asked, LISTING) for options, gpus, asked, _ in CASES)
+    assert lua.run(code) == [[expected] for *_, expected in CASES]
+
+
+NUMBERS = st.sampled_from(["", "0", "1", "2", "4", "65534", "4294967294", "-2", "x", "1-0", "2-3"])
+OPTIONS = st.dictionaries(
+    st.sampled_from(["nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "mincpus", "cpus-per-gpu"]), NUMBERS
+)
+SIZES = st.dictionaries(
+    st.sampled_from(["mem", "mem-per-cpu", "mem-per-gpu"]), st.sampled_from(["0", "1", "300G", "2T", "10K", "x", "-1"])
+)
+GPUS = st.dictionaries(
+    st.sampled_from(["gpus-per-node", "gres"]),
+    st.sampled_from(["", "2", "a100:3", "gpu", "gpu:2", "nvme:1,gpu:a100:4"]),
+)
+ASKED = st.builds(
+    Wanted,
+    st.sampled_from(["", "gpu", "small", "gpu,small", "cpu", "%a", "staff", "closed"]),
+    st.sampled_from([None, (), ("gpu",), ("gpu", "hbm40g"), ("%a",)]),
+    st.sampled_from(["", "a100", "v100", "%a"]),
+    st.booleans(),
+)
+LISTINGS = st.sampled_from(
+    [LISTING, "", "nonsense", "a|b", "gpu*|x|1|1|gpu|gpu:4|infinite|up|all\n", LISTING + "cut|1|2"]
+)
+
+
+@given(cases=st.lists(st.tuples(OPTIONS, SIZES, GPUS, st.integers(1, 9), ASKED, LISTINGS), min_size=1, max_size=30))
+@settings(max_examples=30)
+def test_lua_says_the_same_of_any_request(lua: Lua, cases: list[Any]) -> None:
+    """But for GPUs per node that are spelled as no number is: those are refused before."""
+    code, expected = LUA, []
+    for numbers, sizes, gpus_asked, gpus, asked, listing in cases:
+        if gpus_asked.get("gpus-per-node", "").startswith(("gpu", "nvme")) or gpus_asked.get("gres", "")[:1].isdigit():
+            continue
+        options = {**numbers, **sizes, **gpus_asked}
+        code += "\n" + in_lua(options, gpus, asked, listing)
+        expected.append([is_offered(listing, asked, needs_of(options, gpus))])
+    assert lua.run(code) == expected
+
+
+def test_what_is_asked_for_after_the_change() -> None:
+    request = Request("a", "x", constraints="gpu&hbm80g", partition="p", gpu_count=2, gpu_type="a100")
+    assert wanted(request, Rewrite("--constraint", "gpu&hbm40g"), HBM40) == Wanted("p", ("gpu", "hbm40g"), "a100")
+    assert wanted(request, Rewrite("--partition", "q"), HBM40) == Wanted("q", ("gpu", "hbm80g"), "a100", True)
+    by_type = Tier(name="t", capacity_mib=1, gres="h100")
+    assert wanted(request, Rewrite("--gres", "gpu:h100:2"), by_type) == Wanted("p", ("gpu", "hbm80g"), "h100")
+    choice = dataclasses.replace(request, constraints="a|b")
+    assert wanted(choice, Rewrite("--gres", "gpu:h100:2"), by_type).features is None
+
+
+@pytest.mark.parametrize(
+    ("text", "now_s", "place", "is_kept"),
+    [
+        (to_keep(LISTING, 1000, "host:"), 1000, "host:", True),
+        (to_keep(LISTING, 1000, "host:"), 1000 + MAX_AGE_S - 1, "host:", True),
+        (to_keep(LISTING, 1000, "host:"), 1000 + MAX_AGE_S, "host:", False),
+        (to_keep(LISTING, 1000, "host:"), 999, "host:", False),
+        (to_keep(LISTING, 1000, "host:"), 1000, "host:/other", False),
+        (to_keep(LISTING, 1000, "a b\n:"), 1000, "a b\n:", True),
+        ("", 1000, "host:", False),
+        (LISTING, 1000, "host:", False),
+    ],
+)
+def test_a_kept_listing_serves_for_five_minutes_and_one_cluster(
+    lua: Lua, text: str, now_s: int, place: str, is_kept: bool
+) -> None:
+    assert kept(text, now_s, place) == (LISTING if is_kept else None)
+    code = f"{LUA}all(offer.kept({literal(text)}, {now_s}, {literal(place)}))"
+    assert lua.run(code) == [[LISTING if is_kept else None]]
