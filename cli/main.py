@@ -36,6 +36,10 @@ COMMANDS = {
 }
 
 
+NO_WRITING = 0o002
+"""Added to the umask: no other user writes to anything that a command, or a library that it uses, makes."""
+
+
 class LazyGroup(click.Group):
     """Imports a command's module only when it is run; the list of commands needs none."""
 
@@ -77,6 +81,8 @@ def cli(ctx: click.Context, config_path: str | None, store_path: str | None, clu
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; every error ends in words and an exit code."""
+    umask = os.umask(0o077)
+    os.umask(umask | NO_WRITING)
     try:
         code = cli.main(args=argv, prog_name="almanac", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
@@ -100,6 +106,8 @@ def main(argv: list[str] | None = None) -> None:
         click.echo(f"almanac: {type(error).__name__}: {printable(str(error), 1000)}", err=True)
         click.echo("  to do: if this is no matter of rights or space, report it; ALMANAC_DEBUG=1 shows where", err=True)
         sys.exit(1)
+    finally:
+        os.umask(umask)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -1,9 +1,9 @@
 """How often a user wants mail: one word in a file of their own in <advice_dir>/mail/, root's, mode 3733.
 
 Everybody may make files there, nobody may list them or touch another's. The folder's group is that of the service that
-sends the mail: files get this group (setgid) and mode 0640, so that other users cannot read them. Whose a preference is,
-is said by the owner of the file, never by its name: nobody can speak for another. As others can take a name, each user
-has several of them; all are looked at, and the newest of the user's own files counts.
+sends the mail: files get this group (setgid) and mode 0640, so that other users cannot read them. Whose a preference
+is, is said by the owner of the file, never by its name: nobody can speak for another. As others can take a name, each
+user has several of them; all are looked at, and the newest of the user's own files counts.
 """
 
 from __future__ import annotations
