@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -38,6 +39,13 @@ COMMANDS = {
 
 NO_WRITING = 0o002
 """Added to the umask: no other user writes to anything that a command, or a library that it uses, makes."""
+
+
+FOLDERS = (
+    "HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "MPLCONFIGDIR", "DASK_CONFIG",
+    "CLUSTERSHELL_CFGDIR", "NETRC",
+)  # fmt: skip
+"""Where libraries look for settings and keep caches."""
 
 
 class LazyGroup(click.Group):
@@ -81,6 +89,7 @@ def cli(ctx: click.Context, config_path: str | None, store_path: str | None, clu
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; every error ends in words and an exit code."""
+    _leave_homes_of_others()
     umask = os.umask(0o077)
     os.umask(umask | NO_WRITING)
     try:
@@ -109,6 +118,16 @@ def main(argv: list[str] | None = None) -> None:
     finally:
         os.umask(umask)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _leave_homes_of_others() -> None:
+    """Forget folders that the environment names and that are another user's, as some `sudo` leave it: libraries, and
+    `find_config`, would read what is planted there, and write through links. Without HOME the user database counts.
+    """
+    for name in FOLDERS:
+        with contextlib.suppress(OSError):
+            if (path := os.environ.get(name)) and os.stat(path).st_uid not in (0, os.geteuid()):  # noqa: PTH116
+                del os.environ[name]
 
 
 def _stop() -> NoReturn:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import pairwise
@@ -88,3 +91,16 @@ def test_no_matplotlibrc_has_a_say(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(mpl.rcParams, "font.size", 31.0)
     monkeypatch.setitem(mpl.rcParams, "text.usetex", True)
     assert render_tier_plot("c", 0.01, [ALL], "svg") == wanted
+
+
+MODULES = ("plots", "roofline_plot", "site_boxes", "site_maps", "site_plots", "backtest_plot")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_current_folder_cannot_stop_a_picture(tmp_path: Path, module: str) -> None:
+    """A FIFO named matplotlibrc, in a folder of another user's in which root calls almanac."""
+    os.mkfifo(tmp_path / "matplotlibrc")
+    os.mkfifo(tmp_path / "named")
+    code = f"import os; at = os.getcwd(); import reports.{module}; assert os.getcwd() == at"
+    environment = {**os.environ, "MATPLOTLIBRC": str(tmp_path / "named")}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, timeout=60)
