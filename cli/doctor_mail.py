@@ -38,7 +38,7 @@ def check_mail(app: App) -> Iterator[Check]:
 def _check_server(app: App) -> Iterator[Check]:
     from smtplib import SMTPException
 
-    from reports.delivery import connect_smtp
+    from reports.delivery import connect_smtp, secrets_of
     from reports.message import sender_of
     from reports.smtp_replies import reply_of
 
@@ -51,7 +51,7 @@ def _check_server(app: App) -> Iterator[Check]:
     except AlmanacError as error:
         yield Check(NAME, "fail", str(error), error.hint)
     except (OSError, SMTPException, ValueError) as error:  # ValueError: a host name or password that cannot be sent
-        said = f"{where} does not take mail: {reply_of(error).text}"
+        said = f"{where} does not take mail: {reply_of(error, secrets_of(config)).text}"
         yield Check(NAME, "fail", said, "correct server, port, security, ca_file or login under [mail]")
 
 
