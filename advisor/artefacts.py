@@ -37,6 +37,7 @@ from advisor.service import Trained
 from advisor.services.base import Learned
 from almanac import __version__
 from almanac.errors import SchemaVersionError, StoreError
+from telemetry.atomic import hand_over, make_folders, make_inner_folder, opened, write_atomically
 
 SCHEMA = 2
 KINDS = ("duration", "hbm", "services")
@@ -189,10 +190,14 @@ def _new_version(models_dir: Path, trained_s: int) -> str:
 
 
 def _write(folder: Path, meta: Mapping[str, object], texts: Mapping[str, str]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(folder.parents[2])
+    for inner in (folder.parents[1], folder.parent):
+        make_inner_folder(inner)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     try:
-        temporary.chmod(0o750)
+        with opened(temporary) as handle:
+            os.fchmod(handle, 0o750)
+            hand_over(handle, folder.parent)
         for name, text in texts.items():
             _write_file(temporary / f"{name}.txt", text)
         _write_file(temporary / "meta.json", json.dumps(meta, indent=1, sort_keys=True) + "\n")
@@ -203,16 +208,12 @@ def _write(folder: Path, meta: Mapping[str, object], texts: Mapping[str, str]) -
 
 
 def _write_file(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    write_atomically(path, text.encode("utf-8"), is_handed_over=True)
 
 
 def switch(folder: Path, version: str) -> None:
-    temporary = folder / f".current-{os.getpid()}"
-    _write_file(temporary, version + "\n")
-    temporary.replace(folder / "current")
+    """Make a version the current one. Raises OSError."""
+    _write_file(folder / "current", version + "\n")
 
 
 def current_version(models_dir: Path) -> str | None:

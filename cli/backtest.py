@@ -78,9 +78,9 @@ def _write_plot(path: Path, cluster: str, risk: float, scores: list[TierScores])
     # It logs, to stderr, where it keeps its list of fonts: no matter for who runs this, or for root's cron.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from reports.backtest_plot import render_tier_plot
-    from telemetry.atomic import write_atomically
+    from telemetry.atomic import write_output
 
-    write_atomically(path, render_tier_plot(cluster, risk, scores, path.suffix.lower().removeprefix(".")))
+    write_output(path, render_tier_plot(cluster, risk, scores, path.suffix.lower().removeprefix(".")))
 
 
 def _known(scores: TierScores) -> dict[str, Any]:

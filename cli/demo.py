@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -71,13 +72,22 @@ def command(app: App, folder: Path, seed: int) -> None:
 
 def _prepare(folder: Path) -> App:
     """An empty demo folder with its configuration; an earlier demo is replaced, anything else is left alone."""
+    from telemetry.atomic import make_folders, write_atomically
+
     config = folder / "almanac.toml"
+    _require_own(folder)
     if folder.exists() and any(folder.iterdir()) and not _is_demo(config):
         raise StoreError(f"{folder} holds files that are no demo", "name another folder with --dir")
     shutil.rmtree(folder / "store", ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    config.write_text(CONFIG, encoding="utf-8")
+    make_folders(folder)
+    write_atomically(config, CONFIG.encode())
     return App(config_path=str(config), store_path=str(folder / "store"))
+
+
+def _require_own(folder: Path) -> None:
+    """Raises StoreError for a folder whose content another user could change while the demo runs."""
+    if folder.exists() and (folder.stat().st_uid != os.geteuid() or folder.stat().st_mode & 0o002):
+        raise StoreError(f"{folder} is another user's, or others can write to it", "name another folder with --dir")
 
 
 def _is_demo(config: Path) -> bool:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import grp
+import os
+import pwd
 import re
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from almanac.errors import AlmanacError, NotAllowedError
@@ -15,6 +20,7 @@ from cli.findings import Check
 NAME = "mail"
 LATE_S = 3600
 _SHOWN = 5
+HARDLINKS = Path("/proc/sys/fs/protected_hardlinks")
 
 
 def check_mail(app: App) -> Iterator[Check]:
@@ -32,7 +38,7 @@ def check_mail(app: App) -> Iterator[Check]:
 def _check_server(app: App) -> Iterator[Check]:
     from smtplib import SMTPException
 
-    from reports.delivery import connect_smtp
+    from reports.delivery import connect_smtp, secrets_of
     from reports.message import sender_of
     from reports.smtp_replies import reply_of
 
@@ -45,7 +51,7 @@ def _check_server(app: App) -> Iterator[Check]:
     except AlmanacError as error:
         yield Check(NAME, "fail", str(error), error.hint)
     except (OSError, SMTPException, ValueError) as error:  # ValueError: a host name or password that cannot be sent
-        said = f"{where} does not take mail: {reply_of(error).text}"
+        said = f"{where} does not take mail: {reply_of(error, secrets_of(config)).text}"
         yield Check(NAME, "fail", said, "correct server, port, security, ca_file or login under [mail]")
 
 
@@ -81,10 +87,10 @@ def _check_outbox(app: App) -> Iterator[Check]:
 
 
 def _check_preferences(app: App) -> Iterator[Check]:
-    from reports.preferences import FOLDER_MODE, folder_of
+    from reports.preferences import FOLDER_MODE, READABLE_FOLDER_MODE, folder_of
 
-    folder, name = folder_of(app.config), "mail preferences"
-    todo = f"as root: mkdir -p {folder}; chown root:root {folder}; chmod {FOLDER_MODE:o} {folder}"
+    folder, name, service = folder_of(app.config), "mail preferences", _service(app)
+    todo = f"as root: mkdir -p {folder}; chown root:{service.group} {folder}; chmod {FOLDER_MODE:o} {folder}"
     try:
         found = folder.lstat()
     except FileNotFoundError:
@@ -96,10 +102,50 @@ def _check_preferences(app: App) -> Iterator[Check]:
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0:
         yield Check(name, "fail", f"{folder} is no folder of root's: its owner can choose for everybody", todo)
+    elif mode == READABLE_FOLDER_MODE:
+        yield Check(name, "warn", f"{folder} has mode {mode:04o}: users can read each other's choices", todo)
     elif mode != FOLDER_MODE:
         yield Check(name, "fail", f"{folder} has mode {mode:04o}, expected {FOLDER_MODE:04o}", todo)
+    elif service.uid != 0 and found.st_gid not in service.gids:
+        said = f"{folder} has group {found.st_gid}: the store's owner is not in it, and cannot read the choices"
+        yield Check(name, "fail", said, todo)
     else:
         yield from _check_squatters(folder, name)
+    yield from _check_hardlinks(name)
+
+
+@dataclass(frozen=True)
+class _Service:
+    """The store's owner, who sends the mail. group: of the store, by name or number."""
+
+    uid: int
+    gids: frozenset[int]
+    group: str
+
+
+def _service(app: App) -> _Service:
+    """Root's, where there is no store yet."""
+    try:
+        found = app.store_root.stat()
+    except OSError:
+        return _Service(0, frozenset(), "root")
+    gids = {found.st_gid}
+    with contextlib.suppress(KeyError):
+        account = pwd.getpwuid(found.st_uid)
+        gids = set(os.getgrouplist(account.pw_name, account.pw_gid))
+    try:
+        group = grp.getgrgid(found.st_gid).gr_name
+    except KeyError:
+        group = str(found.st_gid)
+    return _Service(found.st_uid, frozenset(gids), group)
+
+
+def _check_hardlinks(name: str) -> Iterator[Check]:
+    """Linux since 3.6; unknown where the setting cannot be read."""
+    with contextlib.suppress(OSError):
+        if HARDLINKS.read_text(encoding="ascii").strip() == "0":
+            said = "fs.protected_hardlinks is 0: a user can void another's choice with a link to its file"
+            yield Check(name, "warn", said, "as root: sysctl -w fs.protected_hardlinks=1, and keep it in /etc/sysctl.d")
 
 
 def _check_squatters(folder: Path, name: str) -> Iterator[Check]:

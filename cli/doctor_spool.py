@@ -30,7 +30,7 @@ def check_spool(app: App) -> Iterator[Check]:
     try:
         spool.trusted_owners()
         files = spool.waiting()
-        bad = len(list((spool.folder / BAD).iterdir())) if (spool.folder / BAD).is_dir() else 0
+        bad = spool.set_aside()
     except (AlmanacError, OSError) as error:
         yield Check(NAME, "fail", str(error), getattr(error, "hint", "") or "run doctor as root")
         return

@@ -36,6 +36,9 @@ def command(app: App, frequency: str | None) -> None:
 
 
 def _say(app: App, preference: Preference) -> None:
+    if preference.frequency not in WORDS:
+        click.echo("unknown: you cannot read your own choice; choose again (no mail is sent to you until then)")
+        return
     whose = "your choice" if preference.is_own else "this site's default"
     click.echo(f"{preference.frequency}: {WORDS[preference.frequency]} ({whose})")
     if not app.config.mail.server:

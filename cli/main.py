@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -34,6 +35,17 @@ COMMANDS = {
     "install-hooks": "put the hooks into Slurm's Lua scripts, or take them out",
     "demo": "show the whole path on a generated site",
 }
+
+
+NO_WRITING = 0o002
+"""Added to the umask: no other user writes to anything that a command, or a library that it uses, makes."""
+
+
+FOLDERS = (
+    "HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "MPLCONFIGDIR", "DASK_CONFIG",
+    "CLUSTERSHELL_CFGDIR", "NETRC",
+)  # fmt: skip
+"""Where libraries look for settings and keep caches."""
 
 
 class LazyGroup(click.Group):
@@ -77,6 +89,9 @@ def cli(ctx: click.Context, config_path: str | None, store_path: str | None, clu
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; every error ends in words and an exit code."""
+    _leave_homes_of_others()
+    umask = os.umask(0o077)
+    os.umask(umask | NO_WRITING)
     try:
         code = cli.main(args=argv, prog_name="almanac", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
@@ -100,7 +115,19 @@ def main(argv: list[str] | None = None) -> None:
         click.echo(f"almanac: {type(error).__name__}: {printable(str(error), 1000)}", err=True)
         click.echo("  to do: if this is no matter of rights or space, report it; ALMANAC_DEBUG=1 shows where", err=True)
         sys.exit(1)
+    finally:
+        os.umask(umask)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _leave_homes_of_others() -> None:
+    """Forget folders that the environment names and that are another user's, as some `sudo` leave it: libraries, and
+    `find_config`, would read what is planted there, and write through links. Without HOME the user database counts.
+    """
+    for name in FOLDERS:
+        with contextlib.suppress(OSError):
+            if (path := os.environ.get(name)) and os.stat(path).st_uid not in (0, os.geteuid()):  # noqa: PTH116
+                del os.environ[name]
 
 
 def _stop() -> NoReturn:

@@ -225,16 +225,16 @@ def _published(rows: pa.Table) -> pa.Table:
 
 
 def _write_page(path: Path, contexts: Sequence[JobContext]) -> None:
-    """For owner and group. In another user's folder a link is replaced: what it leads to stays as it is."""
+    """For owner and group, in another user's folder for the owner alone."""
     from reports.job_report import render_page
-    from telemetry.atomic import write_atomically
+    from telemetry.atomic import write_output
 
     if len(contexts) != 1:
         raise click.UsageError(f"--html takes one job, and {format_count(len(contexts))} were found: name one")
     try:
         if path.exists() and not path.is_file():
             raise AlmanacError(f"{path}: is there, and is no file", "name another file")
-        write_atomically(path, render_page(contexts[0]).encode("utf-8"))
+        write_output(path, render_page(contexts[0]).encode("utf-8"))
     except OSError as error:
         raise AlmanacError(f"{path}: cannot be written: {error.strerror}", "name another file") from error
 

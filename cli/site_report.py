@@ -65,11 +65,11 @@ def command(
 
 def _write_page(path: Path, report: SiteReport) -> None:
     from reports.site_page import render_site_page
-    from telemetry.atomic import write_atomically
+    from telemetry.atomic import write_output
 
     page = render_site_page(report).encode()
     try:
-        write_atomically(path, page)
+        write_output(path, page)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror}", "name another file") from error
     click.echo(f"the page is {path} ({format_count(len(page) // 1000)} kB)")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from almanac.config import Mail
 from almanac.errors import ConfigError, ServerError
+from almanac.scrub import forms
 from reports.message import sender_of
 from reports.outbox import Message, Outbox
 from reports.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
@@ -86,6 +87,13 @@ def _password(config: Mail) -> str:
         raise ConfigError(f"mail.password_file: cannot be read: {error}", "name a readable file") from error
 
 
+def secrets_of(config: Mail) -> tuple[str, ...]:
+    """What no text of the server may show; () where the password cannot be read: then it was not sent either."""
+    with contextlib.suppress(ConfigError):
+        return forms(_password(config), config.username)
+    return ()
+
+
 def deliver(
     outbox: Outbox,
     config: Mail,
@@ -137,7 +145,8 @@ def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) ->
             _hang_up(server)
     except (OSError, smtplib.SMTPException, ValueError) as error:
         raise ServerError(
-            f"{config.server}:{config.port} did not take the mail: {reply_of(error).text}", "see `almanac doctor`"
+            f"{config.server}:{config.port} did not take the mail: {reply_of(error, secrets_of(config)).text}",
+            "see `almanac doctor`",
         ) from error
 
 
@@ -236,7 +245,7 @@ class _Run:
         try:
             server.sendmail(sender_of(self.config), [message.recipient], message.raw)
         except (OSError, smtplib.SMTPException, ValueError) as error:
-            self._settle(message, reply_of(error))
+            self._settle(message, reply_of(error, secrets_of(self.config)))
         else:
             self.lost_in_row = 0
             self.outbox.sent(message, self._now_s())
@@ -250,8 +259,9 @@ class _Run:
             try:
                 self.server = self.connect(self.config)
             except (OSError, smtplib.SMTPException, ValueError) as error:
-                self._expire(reply_of(error).text)
-                raise _StoppedError(f"{self._name}: {reply_of(error).text}") from error
+                said = reply_of(error, secrets_of(self.config)).text
+                self._expire(said)
+                raise _StoppedError(f"{self._name}: {said}") from error
         return self.server
 
     @property

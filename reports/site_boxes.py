@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from reports import matplotlib_start as matplotlib_start  # before matplotlib itself
+
+# isort: split
 from collections.abc import Sequence
 from typing import Any
 

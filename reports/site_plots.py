@@ -5,6 +5,9 @@ Everything is drawn from the tables of `telemetry.characterize`; nothing is comp
 
 from __future__ import annotations
 
+from reports import matplotlib_start as matplotlib_start  # before matplotlib itself
+
+# isort: split
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

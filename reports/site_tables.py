@@ -12,7 +12,7 @@ from almanac.errors import StoreError
 from reports.site_headline import PART_FINDINGS, Headline
 from reports.site_report import SiteReport
 from reports.site_totals import DIMENSIONS, Share
-from telemetry.atomic import write_atomically
+from telemetry.atomic import make_folders, write_output
 from telemetry.characterize import contents
 from telemetry.characterize.files import CONTENTS_NAME, csv_content
 from telemetry.characterize.headline import FINDINGS
@@ -95,9 +95,9 @@ def write_csv(report: SiteReport, folder: Path) -> list[Path]:
     figures = {name: result.rows for name, result in report.results.items()}
     tables = {**site_tables(report), **figures, CONTENTS_NAME: contents(report.results)}
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_folders(folder)
         for name, rows in tables.items():
-            write_atomically(folder / f"{name}.csv", csv_content(rows))
+            write_output(folder / f"{name}.csv", csv_content(rows))
     except OSError as error:
         raise StoreError(f"{folder}: cannot be written: {error}", "name a folder that you may write") from error
     return [folder / f"{name}.csv" for name in tables]

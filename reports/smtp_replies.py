@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import smtplib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from almanac.units import printable
+from almanac.scrub import scrub
 
 _CODE = re.compile(r"[245]\.\d{1,3}\.\d{1,3}\b")
 """An enhanced status code (RFC 3463)."""
@@ -31,8 +32,11 @@ class Reply:
     is_sender: bool = False
 
 
-def reply_of(error: Exception) -> Reply:
-    """4xx and a lost connection: later. 5xx: never, but for a matter of policy, which the site can correct."""
+def reply_of(error: Exception, secrets: Sequence[str] = ()) -> Reply:
+    """4xx and a lost connection: later. 5xx: never, but for a matter of policy, which the site can correct.
+
+    secrets: what the text may not hold (almanac.scrub.forms): a server can say back what it was told.
+    """
     code: int
     said: bytes | str
     if isinstance(error, smtplib.SMTPRecipientsRefused):
@@ -40,11 +44,11 @@ def reply_of(error: Exception) -> Reply:
     elif isinstance(error, smtplib.SMTPResponseException):
         code, said = error.smtp_code, error.smtp_error
     elif isinstance(error, ValueError):
-        return Reply(f"cannot be sent: {printable(str(error))}", is_final=True, is_lost=True)
+        return Reply(f"cannot be sent: {scrub(str(error), secrets, 200)}", is_final=True, is_lost=True)
     else:
-        return Reply(printable(str(error)) or type(error).__name__, is_lost=True)
+        return Reply(scrub(str(error), secrets, 200) or type(error).__name__, is_lost=True)
     text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
-    reply = printable(f"{code} {' '.join(text.split())}", 300)
+    reply = scrub(f"{code} {' '.join(text.split())}", secrets)
     if code == 421 or code < 200:  # it closes; smtplib says -1 of what is no reply
         return Reply(reply, is_lost=True)
     is_size = code == 552

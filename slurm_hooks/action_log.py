@@ -11,9 +11,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from almanac.errors import StoreError
+from telemetry.atomic import hand_over, make_inner_folder
 
 DAY_S = 86_400
 KEEP_DAYS = 90
@@ -56,10 +57,12 @@ class ActionLog:
         path = self.folder / f"reprioritize-{_day(now_s)}.jsonl"
         lines = "".join(json.dumps(asdict(action), ensure_ascii=True) + "\n" for action in actions)
         try:
-            self.folder.mkdir(mode=0o750, exist_ok=True)
-            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
-            with open(handle, "ab", closefd=True) as file:  # noqa: PTH123 - of a descriptor
-                if _is_cut_off(path):
+            make_inner_folder(self.folder)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            handle = os.open(path, flags, 0o640)
+            with open(handle, "r+b") as file:  # noqa: PTH123 - of a descriptor
+                hand_over(handle, self.folder)
+                if _is_cut_off(file):
                     file.write(b"\n")
                 file.write(lines.encode())
                 file.flush()
@@ -92,13 +95,12 @@ def _day(time_s: int) -> str:
     return f"{dt.datetime.fromtimestamp(time_s, dt.UTC):%Y-%m-%d}"
 
 
-def _is_cut_off(path: Path) -> bool:
+def _is_cut_off(file: IO[bytes]) -> bool:
     """Whether the last line has no end: the disk was full, or the host went down."""
-    with path.open("rb") as file:
-        if not file.seek(0, os.SEEK_END):
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
 
 
 def _sync_folder(folder: Path) -> None:

@@ -53,6 +53,16 @@ def make_inner_folder(folder: Path) -> None:
             hand_over(handle, folder.parent)
 
 
+def make_folders(folder: Path, mode: int = 0o750) -> None:
+    """A folder, and those above it that are not there (0755): others can write to none, whatever the umask is.
+
+    Raises OSError.
+    """
+    if not folder.is_dir():
+        make_folders(folder.parent, 0o755)
+        folder.mkdir(mode=mode, exist_ok=True)
+
+
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o640, *, is_handed_over: bool = False) -> Iterator[IO[Any]]:
     """A file to write that takes path's place, by rename, once it is on disk: readers see the old one or the new."""
@@ -79,6 +89,18 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o640, *, is_handed
     """Replace the content of a file."""
     with replacing(path, mode, is_handed_over=is_handed_over) as out:
         out.write(content)
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Replace a file that the caller asked for by name: 0640, or 0600 where its group would be another's choice.
+
+    That is in a folder of another user, and for root in a folder with setgid. A link of that name is replaced. Raises
+    OSError.
+    """
+    folder = path.parent.stat()
+    is_foreign = folder.st_uid not in (0, os.geteuid())
+    is_shared = os.geteuid() == 0 and folder.st_mode & stat.S_ISGID and folder.st_gid != 0
+    write_atomically(path, content, 0o600 if is_foreign or is_shared else 0o640)
 
 
 @contextlib.contextmanager

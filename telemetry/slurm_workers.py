@@ -21,6 +21,7 @@ from distributed.utils import get_ip
 
 from almanac.config import Dask
 from almanac.errors import AlmanacError, CommandError, ConfigError, StoreError
+from telemetry.atomic import make_folders
 from telemetry.slurm.commands import Runner
 from telemetry.workers import NO_DASHBOARD, QUIET, Present, quiet_logs, shield
 
@@ -184,7 +185,7 @@ def _run_folder(shared: Path, name: str) -> Iterator[Path]:
     """A folder for one run that only this user may enter, kept where the run failed for what the jobs said."""
     folder = shared / name
     try:
-        shared.mkdir(mode=0o700, exist_ok=True, parents=True)
+        make_folders(shared, 0o700)
         folder.mkdir(mode=0o700)
     except OSError as error:
         raise StoreError(

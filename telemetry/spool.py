@@ -19,6 +19,7 @@ from random import Random
 from almanac.errors import SourceError
 from almanac.records import Counts
 from almanac.units import printable
+from telemetry.atomic import opened
 from telemetry.sources.bindings import BadRecordError, read_trusted
 
 MOST_FILES, MOST_NAMES = 50_000, 1_000_000
@@ -27,7 +28,7 @@ UNFINISHED_S = 60
 BAD = "bad"
 MAX_BYTES = 256
 
-_NAME = re.compile(r"(?P<job>[1-9][0-9]{0,9})\.[0-9]{1,10}")
+_NAME = re.compile(r"(?P<job>[1-9][0-9]{0,9})\.[0-9a-f-]{1,36}")
 _CONTENT = re.compile(rb"job_id=(?P<job>[0-9]{1,10})\ncluster=(?P<cluster>[A-Za-z0-9_.-]{0,64})\n")
 
 
@@ -135,7 +136,7 @@ class Spool:
             raise _UnfinishedError("file name of another form")
         if not match:
             raise BadRecordError("file name of another form")
-        data = read_trusted(self.folder / name, owners, MAX_BYTES)
+        data = read_trusted(self.folder / name, owners, MAX_BYTES, has_one_name=True)
         said = _CONTENT.fullmatch(data)
         if not said or said["job"].decode() != match["job"]:
             raise _UnfinishedError("content of another form")
@@ -144,14 +145,27 @@ class Spool:
         return Notice(name, int(match["job"]), seen_s)
 
     def _set_aside(self, name: str, reason: str, counts: Counts) -> None:
-        """Out of the way, so that it is counted once. What cannot be moved is counted again the next time."""
+        """Out of the way, so that it is counted once. What cannot be moved is counted again the next time.
+
+        A link in the place of `bad/` is not followed: it would choose where root moves a file of any name.
+        """
         if self._about(name) is None:
             return
         counts.seen += 1
         counts.drop(reason, example=printable(name))
-        with contextlib.suppress(OSError):
-            (self.folder / BAD).mkdir(mode=0o700, exist_ok=True)
-            (self.folder / name).rename(self.folder / BAD / name)
+        with contextlib.suppress(OSError), opened(self.folder) as folder:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(BAD, 0o700, dir_fd=folder)
+            with opened(BAD, folder) as bad:
+                os.rename(name, name, src_dir_fd=folder, dst_dir_fd=bad)
+
+    def set_aside(self) -> int:
+        """How many files lie in `bad/`, MOST_NAMES at most. Raises OSError, also where it is no folder."""
+        try:
+            with opened(self.folder) as folder, opened(BAD, folder) as bad, os.scandir(bad) as entries:
+                return sum(1 for _ in islice(entries, MOST_NAMES))
+        except FileNotFoundError:
+            return 0
 
 
 def _age_key(entry: os.DirEntry[str]) -> float:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from almanac.errors import SchemaVersionError, StoreError
-from telemetry.atomic import TEMPORARY, locked, make_inner_folder, replacing, write_atomically
+from telemetry.atomic import TEMPORARY, locked, make_folders, make_inner_folder, replacing, write_atomically
 from telemetry.marks import Marks, safe_name
 from telemetry.merge import WriteResult, arrow, conform, merge, names_sql, replace
 from telemetry.partitions import by_partition, partition_start, span_ticks
@@ -51,7 +51,7 @@ class Store:
     def create(cls, root: Path, **options: Any) -> Store:
         """Open the store of this root, made first where there is none. Raises StoreError, SchemaVersionError."""
         try:
-            root.mkdir(parents=True, exist_ok=True, mode=0o750)
+            make_folders(root)
         except OSError as error:
             raise StoreError(
                 f"{root}: cannot be made: {error}", "name a folder that you may write: --store DIR"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from almanac.errors import FileFormatError
-from telemetry.atomic import TEMPORARY, opened
+from telemetry.atomic import TEMPORARY, make_folders, opened
 
 FOLDER_MODE, FILE_MODE = 0o711, 0o400
 Uids = Callable[[str], int | None]
@@ -69,7 +69,7 @@ def user_folder(root: Path, name: str) -> Path:
 
 def make_folder(path: Path, mode: int) -> None:
     """Raises OSError."""
-    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    make_folders(path, mode)
     path.chmod(mode)
 
 

@@ -22,12 +22,16 @@
 PATH=/usr/bin:/bin
 export PATH
 umask 022
+# A site may have opened a folder to others, such as dcgm-exporter's user. So each file is made under a name that nobody
+# can guess, as a new one only (set -C), and then renamed: nothing that was planted is opened for writing.
+set -C
+read -r unique 2>/dev/null </proc/sys/kernel/random/uuid || exit 0
 map=${ALMANAC_MIG_MAP:-/run/almanac/mig}
 smi=${ALMANAC_NVIDIA_SMI:-nvidia-smi}
 
 # "mig=<MIG UUID> <GPU UUID> <GPU instance id>" for each instance of the job that the map knows.
 mig_lines() {
-    [ -r "$map" ] || return 0
+    [ -f "$map" ] && [ -r "$map" ] || return 0
     while read -r device gpu instance; do
         case ,$devices, in *",$device,"*) printf 'mig=%s %s %s\n' "$device" "$gpu" "$instance" ;; esac
     done <"$map"
@@ -70,7 +74,7 @@ write_map() {
             for (place in instance)
                 if ((uuid, place) in name) print name[uuid, place], uuid, instance[place]
             split("", instance)
-        }' >"$map.new" && mv "$map.new" "$map"
+        }' >"$map.$unique" && mv -T "$map.$unique" "$map" || rm -f "$map.$unique"
     rmdir "$map.lock"
 }
 
@@ -94,15 +98,15 @@ record() {
         printf 'job_id=%s\nhost=%s\ngpus=%s\nuid=%s\ntime=%s\n' \
             "$SLURM_JOB_ID" "$SLURMD_NODENAME" "$SLURM_JOB_GPUS" "$SLURM_JOB_UID" "$now" &&
             { [ -z "$devices" ] || printf 'cuda=%s\n' "$devices"; } && mig_lines
-    } >"$dir/.$name" &&
-        mv "$dir/.$name" "$dir/$name" || rm -f "$dir/.$name"
+    } >"$dir/.$unique" &&
+        mv -T "$dir/.$unique" "$dir/$name" || rm -f "$dir/.$unique"
 }
 
 # The GPU's other jobs (sharing by MPS) stay; this one is added by the Prolog and dropped by the Epilog.
 map_gpu() {
     file=$ALMANAC_HPC_JOB_DIR/$1
     jobs=
-    if [ -e "$file" ]; then
+    if [ -f "$file" ] && [ ! -L "$file" ]; then
         while read -r job; do
             [ "$job" = "$SLURM_JOB_ID" ] || jobs="$jobs$job
 "
@@ -110,7 +114,8 @@ map_gpu() {
     fi
     [ "$when" = epilog ] || jobs="$jobs$SLURM_JOB_ID
 "
-    printf '%s' "$jobs" >"$file"
+    printf '%s' "$jobs" >"$ALMANAC_HPC_JOB_DIR/.$unique" &&
+        mv -T "$ALMANAC_HPC_JOB_DIR/.$unique" "$file" || rm -f "$ALMANAC_HPC_JOB_DIR/.$unique"
 }
 
 main() {

@@ -23,7 +23,10 @@ job=${SLURM_JOB_ID:-$JOBID}
 cluster=${SLURM_CLUSTER_NAME:-$CLUSTER}
 case $job in '' | *[!0-9]*) exit 0 ;; esac
 case $cluster in *[!0-9A-Za-z_.-]*) exit 0 ;; esac
-# The process's number: a job that was requeued ends again.
+# almanac's group can write to the folder too: a name that nobody can guess, and a new file only (set -C), so that no
+# planted link or FIFO is opened. A job that was requeued ends again, and gets another name.
+set -C
+read -r unique 2>/dev/null </proc/sys/kernel/random/uuid || exit 0
 printf 'job_id=%s\ncluster=%s\n' "$job" "$cluster" \
-    2>/dev/null >"${ALMANAC_SPOOL_DIR:-/var/spool/almanac/ended}/$job.$$"
+    2>/dev/null >"${ALMANAC_SPOOL_DIR:-/var/spool/almanac/ended}/$job.$unique"
 exit 0

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from almanac.errors import StoreError
 from almanac.units import cell_text
-from telemetry.atomic import write_atomically
+from telemetry.atomic import make_folders, write_output
 from telemetry.characterize.table import Result, contents
 
 CONTENTS_NAME = "contents"
@@ -27,13 +27,13 @@ def write_tables(results: Mapping[str, Result], folder: Path) -> list[Path]:
     tables = {name: _described(result) for name, result in results.items()}
     written = []
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_folders(folder)
         for name, rows in {**tables, CONTENTS_NAME: contents(results)}.items():
             for path, content in (
                 (folder / f"{name}.parquet", _parquet(rows)),
                 (folder / f"{name}.csv", csv_content(rows)),
             ):
-                write_atomically(path, content)
+                write_output(path, content)
                 written.append(path)
     except OSError as error:
         raise StoreError(f"{folder}: cannot be written: {error}", "name a folder that you may write") from error

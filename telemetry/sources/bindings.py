@@ -107,9 +107,14 @@ class PrologSource:
             counts.drop(str(error), example=printable(name))
 
 
-def read_trusted(path: Path, owners: frozenset[int], limit: int = MAX_RECORD_BYTES) -> bytes:
+def read_trusted(
+    path: Path, owners: frozenset[int], limit: int = MAX_RECORD_BYTES, *, has_one_name: bool = False
+) -> bytes:
     """Content of a regular file of one of `owners`. Raises BadRecordError for anything else: no link is followed,
     no FIFO waited for, and what its owner lets others write is not believed.
+
+    has_one_name: a file with a second name is refused, too. Only for a folder that is closed to other users: elsewhere
+    anybody could void a file with a link to it (fs.protected_hardlinks=0).
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -121,6 +126,8 @@ def read_trusted(path: Path, owners: frozenset[int], limit: int = MAX_RECORD_BYT
             raise BadRecordError("not a regular file")
         if status.st_uid not in owners or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise BadRecordError("not root's own file")
+        if has_one_name and status.st_nlink != 1:
+            raise BadRecordError("a second name of another file")
         data = os.read(handle, limit + 1)
     finally:
         os.close(handle)

@@ -23,7 +23,8 @@ from urllib3.util.retry import Retry
 
 from almanac.config import Prometheus
 from almanac.errors import ConfigError, ServerError
-from almanac.units import format_duration, printable
+from almanac.scrub import forms, scrub
+from almanac.units import format_duration
 from telemetry.sources.prometheus_json import parse_answer
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
@@ -82,37 +83,43 @@ class _Answer:
 
 
 class _Session(requests.Session):
-    """The session under the client: reads JSON its own way; a refusal is a _TroubleError or TooMuchError."""
+    """The session under the client: reads JSON its own way; a refusal is a _TroubleError or TooMuchError.
+
+    secrets: what no text that the server says may hold.
+    """
+
+    secrets: tuple[str, ...] = ()
 
     def request(self, method: str | bytes, url: str | bytes, *args: Any, **kwargs: Any) -> Any:
         # Compressing costs the server more time than the bytes cost a cluster's network.
         kwargs["headers"] = {**(kwargs.get("headers") or {}), "Accept-Encoding": "identity"}
         response = super().request(method, url, *args, **kwargs)
         if response.status_code != 200:
-            raise _refusal(response)
+            raise _refusal(response, self.secrets)
         try:
             answer = parse_answer(response.content)
         except (ValueError, KeyError, TypeError) as error:
-            kind = printable(response.headers.get("Content-Type", "unknown"), 60)
+            kind = scrub(response.headers.get("Content-Type", "unknown"), self.secrets, 60)
             raise _TroubleError(f"an answer that is not Prometheus' JSON (content type {kind})") from error
         if answer.get("status") != "success" or not isinstance(answer.get("data"), dict):
             raise _TroubleError("an answer without status and data")
         if answer.get("isPartial") or answer.get("warnings"):
-            raise _TroubleError(f"only part of the data: {printable(str(answer.get('warnings', '')))}", is_passing=True)
+            said = scrub(str(answer.get("warnings", "")), self.secrets, 200)
+            raise _TroubleError(f"only part of the data: {said}", is_passing=True)
         return _Answer(answer)
 
 
-def _refusal(response: requests.Response) -> Exception:
+def _refusal(response: requests.Response, secrets: tuple[str, ...]) -> Exception:
     """What an answer other than 200 means: TooMuchError or _TroubleError."""
     try:
         body = json.loads(response.content[:65536])
         said, kind = str(body.get("error", "")), str(body.get("errorType", ""))
     except (ValueError, AttributeError):
-        said, kind = response.content[:300].decode("utf-8", "replace"), ""
+        said, kind = response.content[:65536].decode("utf-8", "replace"), ""
     status = response.status_code
     if any(phrase in said for phrase in _TOO_MUCH) or kind == "timeout" or "query timed out" in said:
-        return TooMuchError(printable(said))
-    text = f"HTTP {status} {printable(said.strip(), 300)}".strip()
+        return TooMuchError(scrub(said, secrets, 200))
+    text = f"HTTP {status} {scrub(said, secrets)}".strip()
     wait = response.headers.get("Retry-After", "")
     wait_s = float(wait) if re.fullmatch(r"[0-9]{1,6}", wait) else 0.0
     return _TroubleError(text, is_passing=status in _RETRIED, wait_s=wait_s, status=status)
@@ -161,7 +168,7 @@ class PrometheusServer:
             answer = self._insist(lambda: client._session.request("GET", url, auth=client.auth, timeout=timeout), url)
         except _NotThereError:
             return ""
-        return printable(str(answer.json()["data"].get("version", "")), 40)
+        return scrub(str(answer.json()["data"].get("version", "")), self._secrets, 40)
 
     def _insist(self, ask: Callable[[], Any], what: str) -> Any:
         """The answer, asked for again after passing troubles: connection errors, timeouts, 429 and 5xx."""
@@ -172,7 +179,9 @@ class PrometheusServer:
             except _TroubleError as error:
                 trouble = error
             except (requests.RequestException, PrometheusApiClientException) as error:
-                trouble = _TroubleError(_plain(error, self._config.timeout_s), is_passing=_may_pass(error))
+                trouble = _TroubleError(
+                    _plain(error, self._config.timeout_s, self._secrets), is_passing=_may_pass(error)
+                )
             if not trouble.is_passing or number == tries:
                 raise self._failure(what, trouble, number, self._clock() - began)
             wait_s = min(_FIRST_WAIT_S * 2 ** (number - 1), _LONGEST_WAIT_S) * self._rng.uniform(0.5, 1.0)
@@ -180,11 +189,8 @@ class PrometheusServer:
         raise AssertionError("the last try returned or raised")
 
     def _failure(self, what: str, trouble: _TroubleError, tries: int, elapsed_s: float) -> ServerError:
-        said = trouble.said
-        for secret in self._secrets:
-            said = said.replace(secret, "***")
         often = "once" if tries == 1 else f"{tries} times in {format_duration(elapsed_s)}"
-        message = f"Prometheus at {self.address}: asked {often} for {what}, the last answer was: {said}"
+        message = f"Prometheus at {self.address}: asked {often} for {what}, the last answer was: {trouble.said}"
         kind = _NotThereError if trouble.status == 404 else ServerError
         return kind(message, _advice(trouble, self.address))
 
@@ -199,6 +205,7 @@ class PrometheusServer:
             self._client = PrometheusConnect(
                 self.address, retry=once, auth=self._credentials(), session=session, timeout=self._config.timeout_s
             )
+            session.secrets = self._secrets
         return self._client
 
     def _credentials(self) -> AuthBase | None:
@@ -206,7 +213,7 @@ class PrometheusServer:
         config, split = self._config, urlsplit(self._config.url)
         if config.token_file:
             token = _read_secret(config.token_file, "prometheus.token_file")
-            self._secrets = (token,)
+            self._secrets = forms(token)
             return _Token(token)
         if config.username or config.password_file:
             password = _read_secret(config.password_file, "prometheus.password_file") if config.password_file else ""
@@ -215,7 +222,7 @@ class PrometheusServer:
             user, password = unquote(split.username), unquote(split.password or "")
         else:
             return None
-        self._secrets = (password,) if password else ()
+        self._secrets = forms(password, user)
         return HTTPBasicAuth(user.encode(), password.encode())
 
 
@@ -258,9 +265,9 @@ def _may_pass(error: Exception) -> bool:
     ) and not isinstance(error, requests.exceptions.SSLError)
 
 
-def _plain(error: Exception, timeout_s: float) -> str:
+def _plain(error: Exception, timeout_s: float, secrets: tuple[str, ...]) -> str:
     if isinstance(error, requests.exceptions.SSLError):
-        return f"TLS failed: {printable(str(error), 200)}"
+        return f"TLS failed: {scrub(str(error), secrets, 200)}"
     if isinstance(error, requests.Timeout):
         return f"no answer within {timeout_s:g} s"
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
@@ -268,7 +275,7 @@ def _plain(error: Exception, timeout_s: float) -> str:
     if isinstance(error, requests.ConnectionError):
         cause = _CAUSES.search(str(error))
         return f"no connection ({cause[0].lower()})" if cause else "no connection"
-    return printable(f"{type(error).__name__}: {error}", 200)
+    return scrub(f"{type(error).__name__}: {error}", secrets, 200)
 
 
 def _advice(trouble: _TroubleError, address: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -282,3 +283,18 @@ def test_doctor_says_when_prometheus_is_not_reached(site: CommandLine, tmp_path:
     assert done.returncode == 1
     assert "FAIL  Prometheus: Prometheus at http://127.0.0.1:9: asked once" in done.stdout
     assert "GPU counters" not in done.stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make another user's home")
+def test_root_leaves_the_home_of_another_user_alone(tmp_path: Path) -> None:
+    """Some sudo keep HOME: the user's configuration would name the programs that root runs as Slurm's."""
+    config = tmp_path / "home/.config/almanac/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("[nonsense]\n")
+    environment = {**os.environ, "HOME": str(tmp_path / "home")}
+    argv = [sys.executable, "-m", "cli.main", "doctor", "--json"]
+    own = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert "nonsense" in own.stdout
+    os.chown(tmp_path / "home", 60001, 60001)
+    another = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert "nonsense" not in another.stdout and another.stdout

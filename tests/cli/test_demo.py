@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,3 +34,16 @@ def test_an_earlier_demo_is_replaced_and_another_file_is_not(tmp_path: Path) -> 
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(StoreError, match="no demo"):
         _prepare(tmp_path)
+
+
+def test_a_folder_that_others_can_write_to_is_no_place_for_a_demo(tmp_path: Path) -> None:
+    """/tmp/almanac-demo, made by somebody who waits for root's demo, to put links into it."""
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo").chmod(0o777)
+    with pytest.raises(StoreError, match="others can write to it"):
+        _prepare(tmp_path / "demo")
+    (tmp_path / "demo").chmod(0o755)
+    if os.getuid() == 0:
+        os.chown(tmp_path / "demo", 60001, 60001)
+        with pytest.raises(StoreError, match="is another user's"):
+            _prepare(tmp_path / "demo")

@@ -275,13 +275,36 @@ def test_doctor_looks_at_the_preferences(app: Someone) -> None:
     assert found.status == "warn" and "60002 of uid 60001" in found.said
     assert "60001 of" not in found.said and "60003" not in found.said
     folder.chmod(0o1777)
-    assert "has mode 1777, expected 1733" in findings(app)["mail preferences"].said
+    assert "has mode 1777, expected 3733" in findings(app)["mail preferences"].said
+    folder.chmod(0o1733)
+    found = findings(app)["mail preferences"]
+    assert found.status == "warn" and "can read each other's choices" in found.said and "chown root:root" in found.todo
     os.chown(folder, 60001, 0)
     assert findings(app)["mail preferences"].status == "fail"
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
     assert "users cannot choose" in findings(app)["mail preferences"].said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to other users")
+def test_doctor_names_choices_that_the_service_cannot_read(app: Someone) -> None:
+    os.chown(app.store_root, 60001, 60002)
+    found = findings(app)["mail preferences"]
+    assert found.status == "fail" and "cannot read the choices" in found.said and "chown root:60002" in found.todo
+    os.chown(Path(app.given["hooks"]["advice_dir"]) / "mail", 0, 60002)
+    assert findings(app)["mail preferences"].status == "ok"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the folder of preferences has to be root's")
+def test_doctor_warns_where_users_can_link_files_of_others(
+    app: Someone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.doctor_mail.HARDLINKS", tmp_path / "protected_hardlinks")
+    for value, status in ((None, "ok"), ("1\n", "ok"), ("0\n", "warn")):
+        if value:
+            (tmp_path / "protected_hardlinks").write_text(value)
+        assert findings(app)["mail preferences"].status == status
 
 
 def test_doctor_says_where_comments_are_not_kept(app: Someone) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import pairwise
@@ -88,3 +92,19 @@ def test_no_matplotlibrc_has_a_say(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(mpl.rcParams, "font.size", 31.0)
     monkeypatch.setitem(mpl.rcParams, "text.usetex", True)
     assert render_tier_plot("c", 0.01, [ALL], "svg") == wanted
+
+
+def test_the_current_folder_cannot_stop_a_picture(tmp_path: Path) -> None:
+    """A FIFO named matplotlibrc, in a folder of another user's in which root calls almanac."""
+    os.mkfifo(tmp_path / "matplotlibrc")
+    os.mkfifo(tmp_path / "named")
+    code = "import os; at = os.getcwd(); import reports.plots; assert os.getcwd() == at"
+    environment = {**os.environ, "MATPLOTLIBRC": str(tmp_path / "named")}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, timeout=60)
+
+
+def test_every_module_that_draws_loads_matplotlib_so() -> None:
+    for path in (Path(__file__).parents[2] / "reports").glob("*.py"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        first = next((at for at, line in enumerate(lines) if re.match(r"(import|from) matplotlib", line)), None)
+        assert first is None or any("matplotlib_start" in line for line in lines[:first]), path

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sqlite3
 import ssl
 import subprocess
 import sys
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -398,6 +400,26 @@ def test_it_encrypts_and_logs_in(outbox: Outbox, clock: Clock, certificate: Path
         assert "535" in sent(outbox, config, clock).fault
     assert seen[0] == (b"almanac", b"se cret")
     assert outbox.counts().queued == 1
+
+
+@pytest.mark.parametrize("stage", ["says_mail", "says_rcpt", "says_data"])
+def test_a_password_that_the_server_says_back_is_not_kept(
+    outbox: Outbox, clock: Clock, tmp_path: Path, stage: str
+) -> None:
+    (tmp_path / "password").write_text("se cret\n")
+    told = ["se cret", *(b64encode(text).decode() for text in (b"\0almanac\0se cret", b"se cret"))]
+    echo = {stage: lambda about: f"554 5.7.1 {about} AUTH PLAIN {' '.join(told)} \x1b[2J {'x' * 400}"}
+    options = {"auth_require_tls": False, "authenticator": lambda *_: AuthResult(success=True)}
+    outbox.put(message(1), NOW_S)
+    with MailServer(**echo, options=options) as server:  # type: ignore[arg-type]
+        config = mail_config(server, username="almanac", password_file=str(tmp_path / "password"))
+        done = sent(outbox, config, clock)
+        with pytest.raises(ServerError) as caught:
+            send_now(message(2), config)
+    kept = sqlite3.connect(outbox.path).execute("SELECT * FROM message").fetchall()
+    said = f"{done} {caught.value} {kept}"
+    assert "554" in said and "\x1b" not in said and len(str(caught.value)) < 500
+    assert not [secret for secret in told if secret in said]
 
 
 def test_it_encrypts_from_the_first_byte(outbox: Outbox, clock: Clock, certificate: Path) -> None:

@@ -16,8 +16,9 @@ from almanac.config import Config, Hooks, Mail
 from almanac.errors import StoreError
 from reports.preferences import FOLDER_MODE, NAMES, UNKNOWN, Preference, names_of, read, write
 
-Others = Callable[[int, str], str]
+Others = Callable[..., str]
 ANN, MALLORY = 65534, 1
+SERVICE, SERVICE_GID = 2, 60009
 UIDS = {"ann": ANN, "mallory": MALLORY}
 DEFAULT = Preference("digest", False)
 
@@ -29,7 +30,7 @@ from almanac.config import Config, Hooks, Mail
 from almanac.errors import StoreError
 from reports.preferences import read, write
 import encodings.idna
-os.setgroups([]); os.setgid(65534); os.setuid(int(sys.argv[1])); os.umask(0o077)
+os.setgroups(list(map(int, sys.argv[4:]))); os.setgid(65534); os.setuid(int(sys.argv[1])); os.umask(0o077)
 config, folder = Config(hooks=Hooks(advice_dir=sys.argv[2]), mail=Mail(frequency="digest")), Path(sys.argv[2]) / "mail"
 exec(sys.argv[3])
 """
@@ -41,6 +42,8 @@ def config() -> Iterator[Config]:
     root = Path(tempfile.mkdtemp(prefix="almanac-mail-"))
     root.chmod(0o711)
     (root / "mail").mkdir()
+    if os.getuid() == 0:
+        os.chown(root / "mail", 0, SERVICE_GID)
     (root / "mail").chmod(FOLDER_MODE)
     yield Config(hooks=Hooks(advice_dir=str(root)), mail=Mail(frequency="digest"))
     shutil.rmtree(root)
@@ -51,8 +54,8 @@ def others(config: Config) -> Others:
     if os.getuid() != 0:
         pytest.skip("only root can act as other users: what they can do to each other is not tried")
 
-    def run(uid: int, code: str) -> str:
-        argv = [sys.executable, "-c", AS_USER, str(uid), config.hooks.advice_dir, code]
+    def run(uid: int, code: str, *gids: int) -> str:
+        argv = [sys.executable, "-c", AS_USER, str(uid), config.hooks.advice_dir, code, *map(str, gids)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
         assert done.returncode == 0, done.stderr
@@ -197,5 +200,23 @@ except StoreError as error:
 
 
 def test_a_service_that_is_not_root_reads_it_too(config: Config, others: Others) -> None:
+    asked = 'print(read("ann", config, lambda user: 65534))'
     others(ANN, 'write("off", config)')
-    assert "'off'" in others(2, 'print(read("ann", config, lambda user: 65534))')
+    assert "'off'" in others(SERVICE, asked, SERVICE_GID)
+    assert (folder_of(config) / str(ANN)).stat().st_mode & 0o7777 == 0o640
+    # Who may not read a choice does not take the site's default for it: it may be the opposite.
+    assert f"'{UNKNOWN}'" in others(SERVICE, asked)
+
+
+def test_nobody_else_reads_a_choice_and_older_folders_go_on(config: Config, others: Others) -> None:
+    look = f"""
+try:
+    print((folder / "{ANN}").read_text())
+except PermissionError:
+    print("closed")
+"""
+    others(ANN, 'write("off", config)')
+    assert others(MALLORY, look) == "closed\n"
+    folder_of(config).chmod(0o1733)
+    others(ANN, 'write("every", config)')
+    assert "'every'" in others(SERVICE, 'print(read("ann", config, lambda user: 65534))')

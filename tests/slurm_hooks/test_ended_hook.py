@@ -26,7 +26,7 @@ def run(folder: Path, env: dict[str, str]) -> list[Path]:
 @pytest.mark.parametrize("env", [EPILOG, JOBCOMP], ids=["EpilogSlurmctld", "jobcomp"])
 def test_one_file_says_which_job_ended(tmp_path: Path, env: dict[str, str]) -> None:
     [file] = run(tmp_path, env)
-    assert re.fullmatch(r"42\.\d+", file.name)
+    assert re.fullmatch(r"42\.[0-9a-f-]{36}", file.name)
     assert file.read_bytes() == b"job_id=42\ncluster=perl\n"
     assert file.stat().st_mode & 0o777 == 0o644
 
@@ -34,6 +34,21 @@ def test_one_file_says_which_job_ended(tmp_path: Path, env: dict[str, str]) -> N
 def test_a_job_that_ends_again_has_another_file(tmp_path: Path) -> None:
     run(tmp_path, EPILOG)
     assert len(run(tmp_path, EPILOG)) == 2
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "FIFO"])
+def test_nothing_that_was_planted_is_written_through(tmp_path: Path, kind: str) -> None:
+    """The folder is 0770: a member of almanac's group can make anything there, under any name that can be guessed."""
+    target = tmp_path / "target"
+    if kind == "link":
+        target.write_text("precious")
+    (tmp_path / "spool").mkdir()
+    plant = 'mkfifo "$0/42.$$"' if kind == "FIFO" else 'ln -s "$1" "$0/42.$$"'
+    env = {"ALMANAC_SPOOL_DIR": str(tmp_path / "spool"), "PATH": "/usr/bin:/bin", **EPILOG}
+    argv = ["sh", "-c", f'{plant}; exec "$2"', str(tmp_path / "spool"), str(target), str(SCRIPT)]
+    subprocess.run(argv, env=env, check=True, timeout=10)
+    assert not target.exists() if kind == "dangling link" else kind == "FIFO" or target.read_text() == "precious"
+    assert len(list((tmp_path / "spool").iterdir())) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -100,6 +101,29 @@ def test_folders_that_cannot_be_written_do_not_fail_the_job(tmp_path: Path) -> N
     (tmp_path / "jobs/1").mkdir(parents=True)
     run(tmp_path)
     assert mapping(tmp_path) == {"3": "42\n"}
+
+
+@pytest.mark.parametrize("folder", ["jobs", "gpus"])
+def test_nothing_that_was_planted_is_written_through(tmp_path: Path, folder: str) -> None:
+    """Where the site has opened a folder to others: links under every name that can be guessed."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / folder).mkdir()
+    began = int(time.time())
+    names = [f"{dot}perl.42.n7.{began + late}" for late in range(30) for dot in (".", "")]
+    for name in ["1", "3", *names]:
+        (tmp_path / folder / name).symlink_to(precious)
+    run(tmp_path)
+    assert precious.read_text() == "precious"
+    assert mapping(tmp_path) | {"1": "42\n", "3": "42\n"} == mapping(tmp_path)
+    assert len([path for path in (tmp_path / "gpus").iterdir() if not path.is_symlink()]) == 1
+
+
+def test_a_fifo_that_was_planted_holds_no_job_up(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    os.mkfifo(tmp_path / "jobs/1")
+    run(tmp_path)
+    assert mapping(tmp_path) == {"1": "42\n", "3": "42\n"}
 
 
 # What nvidia-smi says of GPU 0 in instances 7 and 13, GPU 1 whole, GPU 2 in instance 7 (shapes of drivers 470 to 550).

@@ -120,7 +120,7 @@ def test_modes_of_the_folders() -> None:
     assert {path: (mode, user) for _, path, mode, user, _, _ in lines} == {
         "/var/lib/almanac": ("0750", "almanac"),
         "/var/lib/almanac-advice": ("0711", "root"),
-        "/var/lib/almanac-advice/mail": ("1733", "root"),
+        "/var/lib/almanac-advice/mail": ("3733", "root"),
         "/var/lib/almanac-advice/sched": ("0750", "root"),
         "/var/lib/almanac-advice/user": ("0711", "root"),
         "/var/lib/almanac-metrics": ("0755", "almanac"),

@@ -45,7 +45,7 @@ def said(job: int, cluster: str = "perl") -> bytes:
 def test_each_file_is_a_job_that_ended(folder: Path) -> None:
     for job in (7, 8):
         put(folder, f"{job}.100{job}", said(job))
-    put(folder, "7.2000", said(7))
+    put(folder, "7.3f0c7a52-91de-4c53-a1a5-1f8d94ad4b6e", said(7))
     notices, counts = spool(folder).read(LATER_S)
     assert sorted(notice.job_id for notice in notices) == [7, 7, 8]
     assert (counts.seen, counts.kept, dict(counts.dropped)) == (3, 3, {})
@@ -67,9 +67,9 @@ def test_files_of_a_cluster_whose_almanac_is_off_hide_no_others(folder: Path, mo
     monkeypatch.setattr("telemetry.spool.MOST_FILES", 20)
     opened = list[Path]()
 
-    def reads(path: Path, *more: Any) -> bytes:
+    def reads(path: Path, *more: Any, **options: Any) -> bytes:
         opened.append(path)
-        return read_trusted(path, *more)
+        return read_trusted(path, *more, **options)
 
     monkeypatch.setattr("telemetry.spool.read_trusted", reads)
     for job in range(1, 101):
@@ -116,6 +116,27 @@ def test_links_folders_and_fifos_are_set_aside_unopened(folder: Path, tmp_path: 
     notices, counts = spool(folder).read(LATER_S)
     assert notices == [] and counts.seen == sum(counts.dropped.values()) == 3
     assert {path.name for path in folder.iterdir()} == {"bad"}
+
+
+def test_what_lies_badly_is_not_moved_through_a_link(folder: Path, tmp_path: Path) -> None:
+    """A member of almanac's group who plants `bad` must not choose where root moves a file that they named."""
+    (tmp_path / "cron.d").mkdir()
+    (folder / "bad").symlink_to(tmp_path / "cron.d")
+    put(folder, "evil", b"* * * * * root true\n")
+    _, counts = spool(folder).read(LATER_S)
+    assert dict(counts.dropped) == {"file name of another form": 1}
+    assert list((tmp_path / "cron.d").iterdir()) == []
+    with pytest.raises(OSError):
+        spool(folder).set_aside()
+
+
+def test_a_second_name_of_a_file_is_not_believed(folder: Path) -> None:
+    put(folder, "7.1", said(7))
+    put(folder, "8.1", said(8))
+    os.link(folder / "8.1", folder / "8.2")
+    notices, counts = spool(folder).read(LATER_S)
+    assert [notice.name for notice in notices] == ["7.1"]
+    assert dict(counts.dropped) == {"a second name of another file": 2}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to make files of others")

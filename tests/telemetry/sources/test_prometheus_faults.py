@@ -285,6 +285,18 @@ def test_credentials_are_never_said(serve: Serve, tmp_path: Path, caplog: Any, e
             assert SECRETS[number] not in said
 
 
+@pytest.mark.parametrize("status", [401, 422, 503])
+@pytest.mark.parametrize("start", [0, 290])
+def test_a_header_that_a_server_says_back_is_not_said(serve: Serve, tmp_path: Path, status: int, start: int) -> None:
+    """Not in base64 either, and not the half of it where the text is cut off."""
+    stub = serve(lambda path, n: (status, "x" * start + " ".join(["got", *stub.authorization])))
+    for options in secrets_in(tmp_path, stub.url):
+        with pytest.raises(ServerError) as caught:
+            list(source(**options, retries=0).read(HOUR_S, HOUR_S + 60))
+        sent = stub.authorization[-1].partition(" ")[2]
+        assert sent[:4] not in str(caught.value), caught.value
+
+
 @pytest.mark.parametrize("content", ["", "two\nlines", "bad\x00byte", None])
 def test_a_secret_file_that_cannot_be_used(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "token"
