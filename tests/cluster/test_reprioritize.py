@@ -52,6 +52,9 @@ class SiteCommands:
         done = self.site.run_bytes("ctl", self.user, *argv, stdin=stdin, env=ENV)
         return Done(done.returncode, done.stdout, done.stderr)
 
+    def feed(self, argv: Sequence[str], stdin: bytes) -> Done:
+        return self.run(argv, stdin)
+
     def __call__(self, argv: Sequence[str]) -> bytes:
         done = self.run(argv)
         if done.code:
