@@ -255,7 +255,7 @@ def test_the_probe_looks_where_we_import_from(installed: Installed, monkeypatch:
         ("25.11.2", True, "26.05.5", "is not for Slurm 26.05.5"),
         ("25.11.2", True, "25.1.7", "is not for Slurm 25.1.7"),
         ("25.05.0", True, "25.11.7", "pyslurm 25.05.0 is not for Slurm 25.11.7"),
-        ("25.11.0", False, "25.11.7", "pyslurm 25.11.0 has no Job.gpus"),
+        ("25.11.2", False, "25.11.7", "pyslurm 25.11.2 has no Job.gpus"),
         ("", True, "25.11.7", "is not for"),
         ("", True, "", "is not for"),
         ("25.111.0", True, "25.11.7", "is not for"),
@@ -272,7 +272,7 @@ def test_a_pyslurm_of_another_release_is_refused(version: str, has_gpus: bool, r
 
 def test_a_pyslurm_without_what_is_read_is_refused(installed: Installed) -> None:
     with pytest.raises(ConfigError, match=r"has no Job\.gpus"):
-        open_pyslurm(installed("class Job: pass\n__version__ = '25.11.0'\n"))
+        open_pyslurm(installed("class Job: pass\n__version__ = '25.11.2'\n"))
     with pytest.raises(ConfigError, match=r"is not for Slurm 26\.05\.5"):
         open_pyslurm(installed(FITS, "echo 'SLURM_VERSION = 26.05.5'"))
 
