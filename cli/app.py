@@ -60,15 +60,16 @@ class App:
 
     @property
     def backend(self) -> SlurmBackend:
-        """What slurmctld is asked and told by. Raises ConfigError where slurm.backend cannot be had."""
+        """What slurmctld is asked and told by. Raises ConfigError where slurm.backend cannot be had, CommandError where
+        Slurm does not answer.
+        """
         from telemetry.slurm.command_backend import CommandBackend
 
-        commands = CommandBackend(self.commands)
         if self.config.slurm.backend == "commands":
-            return commands
-        from telemetry.slurm.pyslurm_backend import PyslurmBackend, load_pyslurm
+            return CommandBackend(self.commands)
+        from telemetry.slurm.pyslurm_open import open_pyslurm
 
-        return PyslurmBackend(load_pyslurm(), commands)
+        return open_pyslurm(self.commands)
 
     def cluster(self, store: Store | None = None, is_new: bool = False) -> str:
         """--cluster, the configuration, the store's only cluster, or what Slurm says; ConfigError otherwise.

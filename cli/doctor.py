@@ -12,6 +12,7 @@ from almanac.errors import AlmanacError
 from almanac.hardware import gpu_models
 from almanac.units import format_count, format_duration, printable
 from cli.app import App
+from cli.doctor_backend import check_backend
 from cli.doctor_hooks import check_advice_files
 from cli.doctor_mail import check_mail
 from cli.doctor_spool import check_spool
@@ -34,7 +35,7 @@ _SHOWN = 5
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_obj
 def command(app: App, as_json: bool) -> int:
-    """Check configuration, store, Slurm's commands, accounting and weights, Prometheus and its counters.
+    """Check configuration, store, Slurm's commands, backend, accounting and weights, Prometheus and its counters.
 
     Exit code 0 where nothing failed, 1 otherwise. Nothing is written.
     """
@@ -241,6 +242,7 @@ PROBES: dict[str, Callable[[App], Iterator[Check]]] = {
     "configuration": check_config,
     "store": check_store,
     "Slurm": check_slurm,
+    "Slurm backend": check_backend,
     "Prometheus": check_prometheus,
     "GPU bindings": check_bindings,
     "models": check_models,

@@ -19,7 +19,8 @@ from telemetry.slurm.backend import FactorChange, PendingJob, SiteFactor, SlurmB
 
 BATCH = 500
 """Changes that one command makes: each is a request of its own to slurmctld, of 1 to 2 ms."""
-_DENIED = re.compile("permission denied", re.IGNORECASE)
+_DENIED = re.compile(r"(?:[0-9_,%:\[\]-]+: )?(?:Access/permission denied|Invalid user id)(?: for job \S+)?")
+"""Slurm's words to an owner, and to a user who is neither owner nor operator (22.05 and 26.05)."""
 
 Predict = Callable[[Sequence[Request]], Sequence[PriorityAdvice | None]]
 """The terms of many submissions, as advisor.services.gpu_time.priorities_of gives them."""
@@ -59,7 +60,7 @@ def plan_terms(
     predicted.
     """
     read = Counts()
-    jobs, factors = backend.pending(read), backend.site_factors()
+    jobs, factors = _pending(backend, read), backend.site_factors()
     asked = [job for job in jobs if job.gpu_count and not job.is_held and _counts(factors.get(job.job_id))]
     advice_of = dict(zip((job.job_id for job in asked), predict([job.request() for job in asked]), strict=True))
     advices = [advice_of.get(job.job_id) for job in jobs]
@@ -71,9 +72,18 @@ def plan_terms(
 def plan_clearing(backend: SlurmBackend, log: Mapping[int, Action], counts: Counts) -> list[Change]:
     """The changes that undo ours now."""
     read = Counts()
-    changes = clearing(backend.pending(read), backend.site_factors(), log, counts)
+    changes = clearing(_pending(backend, read), backend.site_factors(), log, counts)
     _add_unread(read, counts)
     return changes
+
+
+def _pending(backend: SlurmBackend, read: Counts) -> list[PendingJob]:
+    """Raises CommandError where none of several jobs can be read: that is a fault of the release, not of a job."""
+    jobs = backend.pending(read)
+    if read.seen > 1 and not jobs:
+        why = ", ".join(sorted(read.dropped))
+        raise CommandError(f"none of {read.seen} pending jobs can be read: {why}", "run `almanac doctor`")
+    return jobs
 
 
 def _add_unread(read: Counts, counts: Counts) -> None:
@@ -225,9 +235,10 @@ class Actor:
                 answer = self.backend.set_site_factors([FactorChange(change.job, change.new) for change in part])
             except CommandError as error:
                 raise CommandError(f"after {first} of {len(changes)} changes: {error}", error.hint) from error
-            if len(answer) >= len(part) and all(_DENIED.search(line) for line in answer):
+            denials = [line for line in answer if _DENIED.fullmatch(line.strip())]
+            if denials and len(answer) >= len(part):
                 raise NotAllowedError(
-                    f"Slurm refused {len(part)} changes: {answer[0]}",
+                    f"Slurm refused {len(part)} changes: {denials[0]}",
                     "run this as root or SlurmUser, or give its user AdminLevel=Operator",
                 )
             said += answer

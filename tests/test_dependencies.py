@@ -125,3 +125,11 @@ def test_a_subset_follows_the_lock_and_knows_what_is_missing() -> None:
     assert re.findall(r"(?m)^(\w)==", subset(lock, ["c[extra]"])) == ["a", "b", "c"]
     with pytest.raises(KeyError, match="d"):
         subset(lock, ["d"])
+
+
+def test_pyslurm_is_of_the_release_that_the_backend_is_made_for_and_not_locked() -> None:
+    """25.11.0 has slurm_msg_t of Slurm 24.11. It is compiled against the site's Slurm, so the lock leaves it out."""
+    (extra,) = PROJECT["project"]["optional-dependencies"]["pyslurm"]
+    assert extra == "pyslurm>=25.11.2,<25.12"
+    assert f"'{extra}'" in (ROOT / "docs/install.md").read_text()
+    assert "pyslurm" not in locked()

@@ -93,6 +93,12 @@ class Node:
 class SlurmBackend(Protocol):
     """Everything raises CommandError where Slurm does not answer."""
 
+    def program(self) -> str:
+        """What slurmctld is reached by, and its release: scontrol 24.11.5."""
+
+    def release(self) -> str:
+        """slurmctld's release: 24.11.5."""
+
     def cluster(self) -> str:
         """ClusterName of slurm.conf."""
 
@@ -110,6 +116,8 @@ class SlurmBackend(Protocol):
     def set_site_factors(self, changes: Sequence[FactorChange]) -> list[str]:
         """Tell Slurm the factors, one after another; what it said against any of them. A job that has started or is
         gone is no fault of the others.
+
+        Raises CommandError as soon as slurmctld is out of reach, and after slurm.timeout_s: some may have been told.
         """
 
     def nodes(self) -> list[Node]:

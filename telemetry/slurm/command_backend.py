@@ -21,12 +21,13 @@ _FACTORS = "%i|%Y|%S|%A|%B|%F|%J|%P|%Q|%N|%T"
 """Number, priority, site factor, then every other part of the priority; %T is a list."""
 _FACTOR_ROW = re.compile(r"\s*([0-9]+)\s*\|\s*([0-9]+)\s*\|\s*(-?[0-9]+)\s*\|(.*)")
 _CLUSTER = re.compile(r"(?m)^ClusterName\s*=\s*(\S+)")
+_RELEASE = re.compile(r"(?m)^SLURM_VERSION\s*=\s*(\S+)")
 
 
 class Commands(Runner, Protocol):
-    """What runs commands, and feeds one lines to read."""
+    """What runs commands, and feeds one requests to slurmctld, as SlurmCommands does."""
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"") -> Done: ...
+    def feed(self, argv: Sequence[str], stdin: bytes) -> Done: ...
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,20 @@ class CommandBackend:
     def configuration(self) -> str:
         return controller_config(self.commands)
 
+    def program(self) -> str:
+        words = self.commands(["scontrol", "--version"]).decode("utf-8", "replace").split()
+        return f"scontrol {words[-1] if words else 'of an unknown release'}"
+
+    def release(self) -> str:
+        return self._setting(_RELEASE, "SLURM_VERSION")
+
     def cluster(self) -> str:
-        found = _CLUSTER.search(self.configuration())
+        return self._setting(_CLUSTER, "ClusterName")
+
+    def _setting(self, pattern: re.Pattern[str], name: str) -> str:
+        found = pattern.search(self.configuration())
         if not found:
-            raise CommandError("`scontrol show config` names no ClusterName", "check that slurmctld answers")
+            raise CommandError(f"`scontrol show config` names no {name}", "check that slurmctld answers")
         return found[1]
 
     def pending(self, counts: Counts) -> list[PendingJob]:
@@ -59,11 +70,14 @@ class CommandBackend:
         return factors
 
     def set_site_factors(self, changes: Sequence[FactorChange]) -> list[str]:
-        """One scontrol reads all commands: it goes on after a refusal, and names the job in most of them."""
+        """One scontrol reads all commands: it goes on after a refusal, and names the job in most of them.
+
+        It would go on, too, when slurmctld is lost, and wait 10 s for each job.
+        """
         if not changes:
             return []
         lines = [f"update jobid={change.job.address} sitefactor={change.points}\n" for change in changes]
-        done = self.commands.run(["scontrol"], "".join(lines).encode())
+        done = self.commands.feed(["scontrol"], "".join(lines).encode())
         said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
         return said or ([f"scontrol ended with {done.code}"] if done.code else [])
 

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from almanac.errors import CommandError
+from almanac.units import printable
+
+_LOST = re.compile(
+    r"(?:[0-9_,%:\[\]-]+: |slurm_[a-z_]+ error: )?"
+    r"(?:Unable to contact slurm controller(?: \([a-z ]+\))?|Unexpected message received"
+    r"|Insane message length|Communication (?:connection|shutdown) failure|Message (?:send|receive) failure"
+    r"|Protocol authentication error|Socket timed out on send/recv operation|Zero Bytes were transmitted or received"
+    r"|Incompatible versions of client and server code|Slurm backup controller in standby mode"
+    r"|Connection (?:refused|timed out|reset by peer)|Broken pipe|No route to host)(?: for job \S+)?"
+)
+"""What slurm_strerror says of slurmctld out of reach, 22.05 to 26.05. The whole line: a hook may print a job's name."""
+
+
+def lost_error(said: str) -> CommandError | None:
+    """The error to raise where `said`, a line of Slurm's, means that slurmctld is out of reach; None otherwise.
+
+    Each further request would wait for MessageTimeout (10 s) before it fails.
+    """
+    if not _LOST.fullmatch(said.strip()):
+        return None
+    return CommandError(
+        f"slurmctld was lost: {printable(said.strip())}", "check that slurmctld answers; run this again"
+    )
 
 
 class Runner(Protocol):
@@ -49,24 +76,85 @@ class SlurmCommands:
 
     def run(self, argv: Sequence[str], stdin: bytes = b"") -> Done:
         """The same for who reads exit code and errors. Raises CommandError where argv is missing or takes too long."""
+        command, env = [self._program(argv), *argv[1:]], self._environment(argv)
+        try:
+            done = subprocess.run(
+                command, input=stdin, capture_output=True, timeout=self.timeout_s, env=env, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise self._late(argv) from error
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def feed(self, argv: Sequence[str], stdin: bytes) -> Done:
+        """How argv ended that was fed requests to slurmctld, and its error output; no standard output is kept.
+
+        Raises CommandError where argv is missing or takes too long, and at the first sign that slurmctld is out of
+        reach. argv and its children are ended then.
+        """
+        expired = threading.Event()
+        said = []
+        with _started([self._program(argv), *argv[1:]], stdin, self._environment(argv)) as process:
+
+            def expire() -> None:
+                expired.set()
+                _end(process)
+
+            timer = threading.Timer(self.timeout_s, expire)
+            timer.start()
+            try:
+                for line in process.stderr or ():
+                    said.append(line)
+                    if lost := lost_error(line.decode("utf-8", "replace")):
+                        raise lost
+                code = process.wait()
+            finally:
+                timer.cancel()
+        if expired.is_set():
+            raise self._late(argv)
+        return Done(code, b"", b"".join(said))
+
+    def _late(self, argv: Sequence[str]) -> CommandError:
+        return CommandError(
+            f"{' '.join(argv)} gave no answer within {self.timeout_s:g} s",
+            "check that slurmdbd and slurmctld answer, or raise slurm.timeout_s",
+        )
+
+    def _program(self, argv: Sequence[str]) -> str:
         program = shutil.which(argv[0], path=self.bin_dir or None)
         if program is None:
             where = self.bin_dir or "PATH"
             raise CommandError(f"{argv[0]} was not found in {where}", "install the Slurm client, or set slurm.bin_dir")
+        return program
+
+    def _environment(self, argv: Sequence[str]) -> dict[str, str]:
         # BITSTR_LEN: the tasks of a pending array, not the first 64 characters of them.
         env = {**_inherited(), "TZ": "UTC", "LC_ALL": "C", "SLURM_BITSTR_LEN": "0", **self.env}
         if "--json" not in argv:  # 22.05's sacct --json cannot read its own times back in this format
             env["SLURM_TIME_FORMAT"] = "%s"
+        return env
+
+
+@contextlib.contextmanager
+def _started(argv: Sequence[str], stdin: bytes, env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """argv in a process group of its own, which is ended whatever happens: a wrapper may have started others."""
+    with open(os.memfd_create("stdin"), "w+b") as source:  # noqa: PTH123 - of a descriptor
+        source.write(stdin)
+        source.seek(0)
+        process = subprocess.Popen(
+            argv, stdin=source, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env, start_new_session=True
+        )
+    with process:
         try:
-            done = subprocess.run(
-                [program, *argv[1:]], input=stdin, capture_output=True, timeout=self.timeout_s, env=env, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise CommandError(
-                f"{' '.join(argv)} gave no answer within {self.timeout_s:g} s",
-                "check that slurmdbd and slurmctld answer, or raise slurm.timeout_s",
-            ) from error
-        return Done(done.returncode, done.stdout, done.stderr)
+            yield process
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and what it started. Once it was waited for, its number may be another's."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def controller_config(commands: Runner) -> str:

@@ -1,43 +1,44 @@
-"""Slurm by pyslurm, written against its release 25.11, which runs with Slurm 25.11 only.
+"""Slurm by pyslurm 25.11.2 and its later patch releases, which run with Slurm 25.11 only.
 
 pyslurm has no way to ask for priority factors, nor for all settings: those stay with Slurm's commands.
+telemetry/slurm/pyslurm_open.py opens it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import re
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
-from almanac.errors import CommandError, ConfigError
+from almanac.errors import CommandError
 from almanac.records import Counts
 from telemetry.slurm.backend import FactorChange, Node, PendingJob, SiteFactor
 from telemetry.slurm.command_backend import CommandBackend
+from telemetry.slurm.commands import lost_error
 from telemetry.slurm.queue_json import address
-
-
-def load_pyslurm() -> ModuleType:
-    """Raises ConfigError where pyslurm is not installed, or does not fit the Slurm that is."""
-    try:
-        return importlib.import_module("pyslurm")
-    except Exception as error:  # its import reads slurm.conf and links Slurm's library: anything can come of it
-        raise ConfigError(
-            f"pyslurm cannot be imported: {error}",
-            'install the pyslurm of this Slurm release, or slurm.backend = "commands"',
-        ) from error
 
 
 @dataclass(frozen=True)
 class PyslurmBackend:
-    """A SlurmBackend of pyslurm, and of Slurm's commands where that has nothing."""
+    """A SlurmBackend of pyslurm, and of Slurm's commands where that has nothing.
+
+    timeout_s: bound on all changes of one call. clock: seconds.
+    """
 
     pyslurm: Any
     commands: CommandBackend
+    timeout_s: float = 300.0
+    clock: Callable[[], float] = time.monotonic
+
+    def program(self) -> str:
+        return f"pyslurm {self.pyslurm.__version__}"
+
+    def release(self) -> str:
+        return self.commands.release()
 
     def configuration(self) -> str:
         return self.commands.configuration()
@@ -66,14 +67,28 @@ class PyslurmBackend:
     def set_site_factors(self, changes: Sequence[FactorChange]) -> list[str]:
         """Each by the record's own number, which here names no other record."""
         said = []
-        for change in changes:
-            # As text: pyslurm leaves out a factor that is false, and 0 would never be told.
-            description = self.pyslurm.JobSubmitDescription(site_factor=str(change.points))
-            try:
-                self.pyslurm.Job(change.job.job_id).modify(description)
-            except self.pyslurm.RPCError as error:
-                said.append(f"{error} for job {change.job.address}")
+        until_s = self.clock() + self.timeout_s
+        for told, change in enumerate(changes):
+            if self.clock() >= until_s:
+                raise CommandError(
+                    f"pyslurm told {told} of {len(changes)} changes within {self.timeout_s:g} s",
+                    "check that slurmctld answers, or raise slurm.timeout_s",
+                )
+            if answer := self._refusal(change):
+                said.append(f"{answer} for job {change.job.address}")
         return said
+
+    def _refusal(self, change: FactorChange) -> str:
+        """What Slurm says against a change. Raises CommandError where it is out of reach."""
+        # As text: pyslurm leaves out a factor that is false, and 0 would never be told.
+        description = self.pyslurm.JobSubmitDescription(site_factor=str(change.points))
+        try:
+            self.pyslurm.Job(change.job.job_id).modify(description)
+        except self.pyslurm.RPCError as error:
+            if lost := lost_error(str(error)):
+                raise lost from error
+            return str(error) or "Slurm gave no reason"
+        return ""
 
     def nodes(self) -> list[Node]:
         with _told(self.pyslurm):
@@ -103,12 +118,12 @@ def _pending(job: Any, is_split: bool) -> PendingJob:
         job_id=job.id,
         address=address(job.id, array_id, task_id, (job.array_tasks_waiting or "") if is_split else "", het_id, offset),
         submit_s=int(job.submit_time),
-        user=job.user_name or "",
-        name=job.name or "",
-        account=job.account or "",
-        partition=job.partition or "",
-        qos=job.qos or "",
-        constraints=",".join(job.constraints or []),
+        user=_text(job, "user_name"),
+        name=_text(job, "name"),
+        account=_text(job, "account"),
+        partition=_text(job, "partition"),
+        qos=_text(job, "qos"),
+        constraints=_text(job, "constraints"),
         gpu_count=int(total),
         gpu_type=types[0] if len(types) == 1 else "",
         cpu_count=job.cpus or 1,
@@ -128,9 +143,25 @@ def _node(node: Any) -> Node:
     gres = node.configured_gres or {}
     return Node(
         name=node.name,
-        states=frozenset(re.split(r"[^A-Z_]+", (node.state or "").upper())) - {""},
-        features=tuple(node.available_features or ()),
+        states=frozenset(re.split(r"[^A-Z_]+", _text(node, "state").upper())) - {""},
+        features=_words(node, "available_features"),
         gres=",".join(f"{name}:{count}" for name, count in gres.items()),
-        partitions=tuple(node.partitions or ()),
-        reason=node.reason or "",
+        partitions=_words(node, "partitions"),
+        reason=_text(node, "reason"),
     )
+
+
+def _text(record: Any, name: str) -> str:
+    """A field as text, a list joined by ","; "" where it is not set.
+
+    pyslurm decodes Slurm's bytes when a field is read. Bytes that are not UTF-8 are replaced, as in Slurm's JSON.
+    """
+    try:
+        value = getattr(record, name)
+    except UnicodeDecodeError as error:
+        return error.object.decode("utf-8", "replace")
+    return ",".join(value) if isinstance(value, list) else value or ""
+
+
+def _words(record: Any, name: str) -> tuple[str, ...]:
+    return tuple(word for word in _text(record, name).split(",") if word)

@@ -28,8 +28,8 @@ case "$(basename "$0") $*" in
 *) exit 9;;
 esac
 """
-REFUSING = """
-"scontrol ") while read -r _ job _; do echo "Access/permission denied for job ${job#jobid=}" >&2; done; exit 1;;
+SAYING = """
+"scontrol ") while read -r _ job _; do echo "{said} for job ${{job#jobid=}}" >&2; done; exit 1;;
 esac
 """
 
@@ -71,10 +71,13 @@ def run(site: CommandLine, slurm: Slurm, tmp_path: Path) -> Callable[..., Any]:
     shutil.copytree(site.folder / "store", tmp_path / "store")
     base = (site.folder / "almanac.toml").read_text()
 
-    def run(*argv: str, mode: str = "apply", store: Path = tmp_path / "store") -> Any:
-        more = f'\n[slurm]\nbin_dir = "{slurm.folder}:/bin:/usr/bin"\n[priority]\nmode = "{mode}"\n'
+    def run(
+        *argv: str, mode: str = "apply", store: Path = tmp_path / "store", backend: str = "commands", **env: str
+    ) -> Any:
+        more = f'\n[slurm]\nbackend = "{backend}"\nbin_dir = "{slurm.folder}:/bin:/usr/bin"\n'
+        more += f'[priority]\nmode = "{mode}"\n'
         (tmp_path / "almanac.toml").write_text(base + more)
-        return site.raw("--config", str(tmp_path / "almanac.toml"), "--store", str(store), "reprioritize", *argv)
+        return site.raw("--config", str(tmp_path / "almanac.toml"), "--store", str(store), "reprioritize", *argv, **env)
 
     return run
 
@@ -115,7 +118,10 @@ def test_many_changes_are_not_all_shown(run: Callable[..., Any], slurm: Slurm) -
         ("busy", ["--apply"], 4, "another process re-prioritises now"),
         ("queue", [], 5, "squeue --json gave no list of jobs"),
         ("slurm", [], 5, "Unable to contact slurm controller"),
-        ("refuse", ["--apply"], 6, "Slurm refused 3 changes: Access/permission denied"),
+        ("Access/permission denied", ["--apply"], 6, "Slurm refused 3 changes: Access/permission denied"),
+        ("Invalid user id", ["--apply"], 6, "Slurm refused 3 changes: Invalid user id"),
+        ("Unexpected message received", ["--apply"], 5, "after 0 of 3 changes: slurmctld was lost: Unexpected message"),
+        ("unreadable", [], 5, "none of 3 pending jobs can be read"),
     ],
 )
 def test_what_stands_in_the_way_is_said(
@@ -138,9 +144,12 @@ def test_what_stands_in_the_way_is_said(
         (slurm.folder / "queue.json").write_text("{}")
     elif change == "slurm":
         (slurm.folder / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
-    elif change == "refuse":
+    elif change == "unreadable":
+        text = (slurm.folder / "queue.json").read_text()
+        (slurm.folder / "queue.json").write_text(text.replace('"submit_time"', '"submitted"'))
+    elif " " in change:
         text = (slurm.folder / "scontrol").read_text()
-        (slurm.folder / "scontrol").write_text(text[: text.index('"scontrol ")')] + REFUSING)
+        (slurm.folder / "scontrol").write_text(text[: text.index('"scontrol ")')] + SAYING.format(said=change))
     done = run(*argv, **options)
     if held:
         held.close()
@@ -148,3 +157,21 @@ def test_what_stands_in_the_way_is_said(
     assert said in done.stderr
     assert "to do:" in done.stderr
     assert done.stdout == "", "no word of success before a failure"
+
+
+@pytest.mark.parametrize(
+    ("pyslurm", "code", "said"),
+    [
+        ("import os\nos._exit(1)\n", 3, "pyslurm ended its process with exit code 1"),
+        ("__version__ = '25.05.0'\n", 3, "pyslurm 25.05.0 is not for Slurm 25.11.7"),
+    ],
+)
+def test_a_pyslurm_that_does_not_fit_is_said(
+    run: Callable[..., Any], slurm: Slurm, tmp_path: Path, pyslurm: str, code: int, said: str
+) -> None:
+    with (slurm.folder / "weights").open("a") as file:
+        file.write("SLURM_VERSION = 25.11.7\n")
+    (tmp_path / "pyslurm.py").write_text(pyslurm)
+    done = run(backend="pyslurm", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert said in done.stderr

@@ -2,7 +2,7 @@
 
 As a command, on a host of a cluster, as root, SlurmUser or an Operator: pyslurm_check.py [--act JOB ...]. It reads;
 with --act it also sets the site factors of these pending jobs, and sets them back. Exit code 0: all is kept; 1: not;
-77: pyslurm cannot be imported, and nothing was checked.
+77: pyslurm does not work with this Slurm, and nothing was checked.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from backend_contract import check_acting, check_reading
 
-from almanac.errors import AlmanacError, ConfigError
-from telemetry.slurm.command_backend import CommandBackend
+from almanac.errors import AlmanacError, CommandError, ConfigError
 from telemetry.slurm.commands import SlurmCommands
-from telemetry.slurm.pyslurm_backend import PyslurmBackend, load_pyslurm
+from telemetry.slurm.pyslurm_open import open_pyslurm
 
 NOTHING_CHECKED = 77
 
@@ -30,20 +29,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--act", metavar="JOB", type=int, nargs="+", default=[], help="set factors of these, too")
     options = parser.parse_args(argv)
     try:
-        pyslurm = load_pyslurm()
-    except ConfigError as error:
-        print(f"pyslurm cannot be imported: nothing checked ({error})")
+        backend = open_pyslurm(SlurmCommands())
+    except (ConfigError, CommandError) as error:
+        print(f"nothing checked: {error}")
         return NOTHING_CHECKED
-    backend = PyslurmBackend(pyslurm, CommandBackend(SlurmCommands()))
     try:
         jobs = check_reading(backend)
         if options.act:
             check_acting(backend, options.act)
     except (AssertionError, AlmanacError) as error:
-        print(f"pyslurm {pyslurm.__version__}: the contract is broken: {error!r}")
+        print(f"{backend.program()}: the contract is broken: {error!r}")
         return 1
     acted = f", {len(options.act)} factors set and set back" if options.act else ""
-    print(f"pyslurm {pyslurm.__version__}: the contract is kept ({len(jobs)} pending jobs read{acted})")
+    print(f"{backend.program()}: the contract is kept ({len(jobs)} pending jobs read{acted})")
     return 0
 
 

@@ -52,6 +52,9 @@ class SiteCommands:
         done = self.site.run_bytes("ctl", self.user, *argv, stdin=stdin, env=ENV)
         return Done(done.returncode, done.stdout, done.stderr)
 
+    def feed(self, argv: Sequence[str], stdin: bytes) -> Done:
+        return self.run(argv, stdin)
+
     def __call__(self, argv: Sequence[str]) -> bytes:
         done = self.run(argv)
         if done.code:
@@ -261,6 +264,11 @@ def test_the_owner_may_not_and_an_operator_may(almanac: Almanac, site: Site, bus
     assert own.rc != 0
     with pytest.raises(NotAllowedError, match="ermission denied"):
         almanac("--apply", user="alice")
+    array = site.sbatch("alice", "-G1", "-J", "long-1", "--array=1-3")
+    almanac.wait_until_ranked(array)
+    with pytest.raises(NotAllowedError, match="Invalid user id"):  # in other words for others' jobs
+        almanac("--apply", user="bob")
+    site.run("ctl", "root", "scancel", str(array))
     assert almanac.terms[job] == 0
     site.run("ctl", "root", "sacctmgr", "-i", "modify", "user", "bob", "set", "adminlevel=Operator")
     try:

@@ -19,7 +19,8 @@ return slurm.SUCCESS
 ASKS = """
 function slurm_cli_setup_defaults(options, early_pass) return slurm.SUCCESS end
 function slurm_cli_pre_submit(options, pack_offset)
-    if os.execute("test -t 0") == 0 then
+    local result = os.execute("test -t 0") -- 0 in Lua 5.1, true in later releases
+    if result == 0 or result == true then
         io.stderr:write("which tier? ")
         options["constraint"] = io.stdin:read("*l")
     end

@@ -435,7 +435,8 @@ def test_workflow_managers_find_the_job_id(front: FrontEnd) -> None:
     front.filter_on()
     folder = f"{front.home}/bin"
     front.run("sh", "-c", f"mkdir -p {folder} && ln -sf {front.wrapper} {folder}/sbatch")
-    env = {"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin"}
+    path = front.run("sh", "-c", 'printf %s "$PATH"').stdout.decode()
+    env = {"PATH": f"{folder}:{path}"}
     script = b"#!/bin/bash\n#SBATCH -J train-bert-1 --gpus=2 -o /dev/null\nexit 0\n"
     for stdin in (script, None):
         argv: tuple[str, ...] = () if stdin else ("--gpus=2", "-o", "/dev/null", "--wrap", "exit 0")

@@ -241,10 +241,17 @@ def test_what_slurm_takes_and_does_not_count_is_told_once(log: ActionLog) -> Non
     assert site.run().ignored == 1, "another term is another matter"
 
 
-def test_a_user_without_the_right_is_told_so(log: ActionLog) -> None:
-    denied = "Access/permission denied"
-    site = Site(Queue([pending(1), pending(2)], refuses={1: denied, 2: denied}), log)
-    with pytest.raises(NotAllowedError, match="refused 2 changes: Access/permission denied") as caught:
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("Access/permission denied", "Access/permission denied"),  # of one's own jobs
+        ("Invalid user id", "Invalid user id"),  # of others' jobs
+        ("Job/step already completing or completed", "Invalid user id"),
+    ],
+)
+def test_a_user_without_the_right_is_told_so(log: ActionLog, first: str, second: str) -> None:
+    site = Site(Queue([pending(1), pending(2)], refuses={1: first, 2: second}), log)
+    with pytest.raises(NotAllowedError, match=f"refused 2 changes: {second}") as caught:
         site.run()
     assert "Operator" in caught.value.hint
     site.queue.refuses.clear()

@@ -55,7 +55,7 @@ class Recorded:
             return (self.folder / "nodes.json").read_bytes()
         raise AssertionError(f"not recorded: {asked}")
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"") -> Done:
+    def feed(self, argv: Sequence[str], stdin: bytes) -> Done:
         assert argv == ["scontrol"]
         self.fed.append(stdin)
         return self.done
@@ -243,10 +243,51 @@ def test_any_list_of_tasks_gives_an_address_of_that_array(tasks: str) -> None:
 
 def test_a_command_reads_what_it_is_fed_and_its_errors_are_kept(tmp_path: Path) -> None:
     script = tmp_path / "scontrol"
-    script.write_text('#!/bin/sh\ncat\necho "$SLURM_BITSTR_LEN" >&2\nexit 1\n')
+    script.write_text('#!/bin/sh\ncat >&2\necho "$SLURM_BITSTR_LEN" >&2\nexit 1\n')
     script.chmod(0o755)
-    done = SlurmCommands(bin_dir=f"{tmp_path}:/bin:/usr/bin").run(["scontrol"], b"update\n")
-    assert done == Done(1, b"update\n", b"0\n")
+    done = SlurmCommands(bin_dir=f"{tmp_path}:/bin:/usr/bin").feed(["scontrol"], b"update\n" * 20_000)
+    assert done == Done(1, b"", b"update\n" * 20_000 + b"0\n")
+
+
+LOST = [
+    "Unexpected message received for job 1",  # scontrol of 22.05 and 26.05, slurmctld stopped or killed
+    "Unable to contact slurm controller (connect failure) for job 1",
+    "slurm_update error: Unable to contact slurm controller (connect failure)",
+    "9_1-5: Socket timed out on send/recv operation",
+    "Zero Bytes were transmitted or received for job 7+1",
+]
+CHANGES = [FactorChange(PendingJob(number, str(number), 1, "ann", "x"), 40) for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("line", LOST)
+def test_a_lost_slurmctld_ends_scontrol_at_the_first_job(
+    tmp_path: Path, command: Callable[[str], SlurmCommands], line: str
+) -> None:
+    """scontrol would wait 10 s for each further job; here it has a child, as behind a site's wrapper."""
+    told = tmp_path / "told"
+    told.touch()
+    body = f"( while read -r line; do echo '{line}' >&2; echo \"$line\" >>{told}; /bin/sleep 2; done ) & wait"
+    body = f"exec 3<&0; {body.replace('done )', 'done <&3 )')}"
+    with pytest.raises(CommandError, match="slurmctld was lost") as caught:
+        CommandBackend(command(body)).set_site_factors(CHANGES)
+    assert line in str(caught.value)
+    assert len(told.read_text().splitlines()) <= 1
+
+
+@pytest.mark.parametrize(
+    "line", ["Invalid job id specified for job 1", "lua: my job Broken pipe is", "9_1-2: No error", "Invalid user id"]
+)
+def test_what_slurm_says_of_a_job_ends_nothing(command: Callable[[str], SlurmCommands], line: str) -> None:
+    body = f"while read -r word; do echo '{line}' >&2; done; exit 1"
+    assert CommandBackend(command(body)).set_site_factors(CHANGES) == [line] * 3
+
+
+def test_scontrol_that_says_nothing_is_ended_with_its_children(tmp_path: Path) -> None:
+    script = tmp_path / "scontrol"
+    script.write_text("#!/bin/sh\n/bin/sleep 600 &\nexit 0\n")
+    script.chmod(0o755)
+    with pytest.raises(CommandError, match=r"gave no answer within 0\.3 s"):
+        SlurmCommands(bin_dir=str(tmp_path), timeout_s=0.3).feed(["scontrol"], b"update\n")
 
 
 def test_a_command_without_input_does_not_wait_for_ours(

@@ -1,12 +1,14 @@
-"""The pyslurm backend on a stand-in with what its 25.11 documents: it does not build against the Slurm of these tests.
+"""The pyslurm backend on a stand-in that does what pyslurm 25.11.2 does, which does not build with these tests' Slurm.
 
 tests/cluster/pyslurm_check.py runs the same contract on the real one.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +18,10 @@ from backend_contract import check_acting, check_reading
 
 from almanac.errors import CommandError, ConfigError
 from almanac.records import Counts
-from telemetry.slurm import pyslurm_backend
-from telemetry.slurm.pyslurm_backend import PyslurmBackend, load_pyslurm
+from telemetry.slurm.backend import FactorChange, PendingJob
+from telemetry.slurm.commands import SlurmCommands
+from telemetry.slurm.pyslurm_backend import PyslurmBackend
+from telemetry.slurm.pyslurm_open import open_pyslurm, require_fit
 
 CHECK = Path(__file__).parents[2] / "cluster/pyslurm_check.py"
 CONFIG = "ClusterName = lab\nPriorityType = priority/multifactor\n"
@@ -32,6 +36,16 @@ def _job(number: int, **values: Any) -> SimpleNamespace:
         "heterogeneous_id": None, "heterogeneous_offset": None, "requeue_count": None,
     }  # fmt: skip
     return SimpleNamespace(**{**whole, **values})
+
+
+class Latin1:
+    """A record of pyslurm whose bytes are no UTF-8: it decodes a field when that is read, and raises."""
+
+    def __init__(self, record: SimpleNamespace, **values: bytes) -> None:
+        self.record, self.values = record, values
+
+    def __getattr__(self, name: str) -> Any:
+        return self.values[name].decode() if name in self.values else getattr(self.record, name)
 
 
 JOBS = [
@@ -63,9 +77,14 @@ class FakePyslurm:
         self.Nodes = SimpleNamespace(load=lambda: {node.name: node for node in NODES})
         self.slurmctld = SimpleNamespace(Config=SimpleNamespace(load=lambda: SimpleNamespace(cluster_name="lab")))
         self.JobSubmitDescription = SimpleNamespace
+        self.refused = ""
+        self.asked: list[int] = []
 
     def Job(self, number: int) -> SimpleNamespace:  # noqa: N802 - pyslurm's name
         def modify(changes: SimpleNamespace) -> None:
+            self.asked.append(number)
+            if self.refused:
+                raise self.RPCError(self.refused)
             if number not in self.factors:
                 raise self.RPCError("Invalid job id specified")
             if changes.site_factor:
@@ -123,21 +142,146 @@ def test_a_controller_that_does_not_answer(backend: PyslurmBackend, pyslurm: Fak
             ask()
 
 
-def test_a_pyslurm_that_cannot_be_imported_is_a_fault_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
-        raise OSError("libslurmfull.so: cannot open shared object file")
+CHANGES = [FactorChange(PendingJob(number, str(number), 1, "ann", "x"), 40) for number in (2, 4, 5)]
 
-    monkeypatch.setattr(pyslurm_backend.importlib, "import_module", fail)
-    with pytest.raises(ConfigError, match="libslurmfull") as caught:
-        load_pyslurm()
+
+@pytest.mark.parametrize(
+    "said", ["Unable to contact slurm controller (connect failure)", "Socket timed out on send/recv operation"]
+)
+def test_a_lost_slurmctld_ends_the_changes_at_the_first_job(
+    backend: PyslurmBackend, pyslurm: FakePyslurm, said: str
+) -> None:
+    """Each further job would wait 10 s. So said pyslurm 25.11.2, built for 26.05.5, of slurmctld killed or stopped."""
+    pyslurm.refused = said
+    with pytest.raises(CommandError, match="slurmctld was lost"):
+        backend.set_site_factors(CHANGES)
+    assert pyslurm.asked == [2]
+
+
+def test_changes_end_at_the_time_limit(pyslurm: FakePyslurm) -> None:
+    seconds = iter(range(0, 100, 10))
+    backend = PyslurmBackend(pyslurm, SimpleNamespace(), 15, lambda: next(seconds))  # type: ignore[arg-type]
+    with pytest.raises(CommandError, match="told 1 of 3 changes within 15 s"):
+        backend.set_site_factors(CHANGES)
+    assert pyslurm.asked == [2]
+
+
+def test_a_refusal_ends_nothing(backend: PyslurmBackend, pyslurm: FakePyslurm) -> None:
+    pyslurm.refused = "Invalid user id"
+    assert backend.set_site_factors(CHANGES) == [f"Invalid user id for job {number}" for number in (2, 4, 5)]
+
+
+def test_text_that_is_not_utf8_is_read_as_slurms_json_is(backend: PyslurmBackend, pyslurm: FakePyslurm) -> None:
+    jobs = {2: Latin1(JOBS[1], name=b"caf\xe9-1", account=b"caf\xe9"), 3: Latin1(JOBS[2], constraints=b"gpu&x\xe9,y")}
+    nodes = {"n2": NODES[0], "n1": Latin1(NODES[1], reason=b"caf\xe9 broken", partitions=b"all,\xe9")}
+    pyslurm.Jobs, pyslurm.Nodes = SimpleNamespace(load=lambda: jobs), SimpleNamespace(load=lambda: nodes)
+    counts = Counts()
+    first, second = backend.pending(counts)
+    assert (first.name, first.account, counts.kept, counts.dropped) == ("caf\ufffd-1", "caf\ufffd", 2, {})
+    assert second.constraints == "gpu&x\ufffd,y"
+    assert [node.reason for node in backend.nodes()] == ["caf\ufffd broken", ""]
+    assert backend.nodes()[0].partitions == ("all", "\ufffd")
+
+
+FITS = "class Job:\n    gpus = {}\n__version__ = '25.11.2'\n"
+FLAGS = "import os, sys\nsys.setdlopenflags(sys.getdlopenflags() | os.RTLD_GLOBAL | os.RTLD_DEEPBIND)\n"
+EXITS = "import os, sys\nsys.stderr.write('error: no\\nfatal: Could not establish a configuration source\\n')\n"
+EXITS += "sys.stderr.flush()\nos._exit(1)\n"
+CHILD_ONLY = FITS + FLAGS + "if 'pytest' in sys.modules:\n    raise OSError('libslurmfull.so: cannot open')\n"
+
+Installed = Callable[..., SlurmCommands]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+    """A pyslurm of this text on sys.path, which leaves a file `touched` when imported, and a scontrol."""
+
+    def make(text: str, scontrol: str = "echo ClusterName=lab; echo 'SLURM_VERSION = 25.11.7'") -> SlurmCommands:
+        (tmp_path / "pyslurm.py").write_text(f"open({str(tmp_path / 'touched')!r}, 'w').close()\n{text}")
+        script = tmp_path / "scontrol"
+        script.write_text(f"#!/bin/sh\n{scontrol}\n")
+        script.chmod(0o755)
+        return SlurmCommands(bin_dir=str(tmp_path), timeout_s=60)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pyslurm", raising=False)
+    yield make  # type: ignore[misc]
+    sys.modules.pop("pyslurm", None)
+
+
+def test_without_slurm_conf_pyslurm_is_not_touched(installed: Installed, tmp_path: Path) -> None:
+    """Slurm's library would end this process."""
+    scontrol = "echo 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1"
+    with pytest.raises(CommandError, match="Could not establish a configuration source"):
+        open_pyslurm(installed(EXITS, scontrol))
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_library_that_ends_the_process_ends_another(installed: Installed, tmp_path: Path) -> None:
+    """scontrol has a slurm.conf, the library of pyslurm does not."""
+    with pytest.raises(ConfigError, match="exit code 1; it said: fatal: Could not establish") as caught:
+        open_pyslurm(installed(EXITS))
     assert "slurm.backend" in caught.value.hint
+    assert (tmp_path / "touched").exists()
 
 
-def test_the_check_says_that_nothing_was_checked(tmp_path: Path) -> None:
-    (tmp_path / "pyslurm.py").write_text("raise ImportError('of another release')\n")
-    done = subprocess.run(
-        [sys.executable, str(CHECK)], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize("text", [FITS + FLAGS, CHILD_ONLY, FLAGS + "raise OSError('libslurmfull.so: cannot open')\n"])
+def test_flags_of_libraries_are_as_they_were(installed: Installed, text: str) -> None:
+    before = sys.getdlopenflags()
+    try:
+        if text == FITS + FLAGS:
+            assert open_pyslurm(installed(text)).program() == "pyslurm 25.11.2"
+        else:
+            with pytest.raises(ConfigError, match="cannot be imported: libslurmfull"):
+                open_pyslurm(installed(text))
+        assert sys.getdlopenflags() == before
+    finally:
+        sys.setdlopenflags(before)
+
+
+def test_the_probe_looks_where_we_import_from(installed: Installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not at what PYTHONPATH or the current folder would put in its way."""
+    commands = installed(FITS)
+    monkeypatch.setenv("PYTHONPATH", "/nonexistent")
+    monkeypatch.chdir("/")
+    assert open_pyslurm(commands).release() == "25.11.7"
+
+
+@pytest.mark.parametrize(
+    ("version", "has_gpus", "release", "fault"),
+    [
+        ("25.11.2", True, "25.11.7", None),
+        ("26.5.0", True, "26.05.5", None),
+        ("25.11.2", True, "26.05.5", "is not for Slurm 26.05.5"),
+        ("25.11.2", True, "25.1.7", "is not for Slurm 25.1.7"),
+        ("25.05.0", True, "25.11.7", "pyslurm 25.05.0 is not for Slurm 25.11.7"),
+        ("25.11.2", False, "25.11.7", "pyslurm 25.11.2 has no Job.gpus"),
+        ("", True, "25.11.7", "is not for"),
+        ("", True, "", "is not for"),
+        ("25.111.0", True, "25.11.7", "is not for"),
+    ],
+)
+def test_a_pyslurm_of_another_release_is_refused(version: str, has_gpus: bool, release: str, fault: str | None) -> None:
+    found = {"version": version, "has_gpus": has_gpus}
+    if fault is None:
+        require_fit(found, release)
+        return
+    with pytest.raises(ConfigError, match=fault):
+        require_fit(found, release)
+
+
+def test_a_pyslurm_without_what_is_read_is_refused(installed: Installed) -> None:
+    with pytest.raises(ConfigError, match=r"has no Job\.gpus"):
+        open_pyslurm(installed("class Job: pass\n__version__ = '25.11.2'\n"))
+    with pytest.raises(ConfigError, match=r"is not for Slurm 26\.05\.5"):
+        open_pyslurm(installed(FITS, "echo 'SLURM_VERSION = 26.05.5'"))
+
+
+@pytest.mark.parametrize("scontrol", ["echo SLURM_VERSION = 25.11.7", "echo fatal: no slurm.conf >&2; exit 1"])
+def test_the_check_says_that_nothing_was_checked(installed: Installed, tmp_path: Path, scontrol: str) -> None:
+    installed("raise ImportError('of another release')\n", scontrol)
+    env = {"PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([sys.executable, str(CHECK)], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (77, "")
-    assert done.stdout.startswith("pyslurm cannot be imported: nothing checked (")
-    assert "of another release" in done.stdout
+    assert done.stdout.startswith("nothing checked: ")
+    assert ("of another release" if "25.11" in scontrol else "no slurm.conf") in done.stdout

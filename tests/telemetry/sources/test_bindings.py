@@ -199,7 +199,7 @@ def squeue(content: Any, **given: Any) -> tuple[Rows, Counts]:
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
 
     def runner(argv: Sequence[str]) -> bytes:
-        assert list(argv) == ["squeue", "-a", "--json"]
+        assert list(argv) == ["squeue", "-a", "-t", "RUNNING", "--json"]
         return data
 
     [batch] = SqueueSource(runner, lambda: NOW_S, **given).read(0, NOW_S)
