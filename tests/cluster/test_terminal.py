@@ -112,9 +112,30 @@ def test_a_partition_without_the_advised_tier(front: FrontEnd, way: str) -> None
     for mode in ("ask", "apply"):
         env = {"ALMANAC_ADVICE": mode, "SINFO_ALL": "1", "SINFO_PARTITION": "all"}
         shown = ended(front.terminal(way, *HELD, "-p", "hbm80", *WRAP, **env))
-        assert re.fullmatch(r"Submitted batch job \d+\n", shown)
+        assert "[y]es" not in shown
+        assert ("no node has all of" in shown) == (mode == "ask")
         assert front.constraint(shown) == "gpu&hbm80g"
+    front.forget()
     assert front.constraint(front.answered("y", way, *HELD, "-p", "all", *WRAP)) == "gpu&hbm40g"
+
+
+def test_a_change_that_slurm_would_refuse_is_not_offered(front: FrontEnd, way: str) -> None:
+    """No node with NVLink has the smaller tier: gpu&nvlink&hbm40g is refused, which gpu&nvlink is not."""
+    features = ("scontrol", "update", "nodename=n[3-4]")
+    front.site.run("ctl", "root", *features, "availablefeatures=gpu,hbm80g,nvlink", "activefeatures=gpu,hbm80g,nvlink")
+    try:
+        for constraint in ("gpu&nvlink", "gpu&nvlink&hbm80g"):
+            argv = (*HELD[:-1], constraint, *WRAP)
+            refused = front.run("sbatch", *HELD[1:-1], "gpu&nvlink&hbm40g", *WRAP, ALMANAC_ADVICE="off")
+            assert refused.returncode != 0
+            for mode in ("ask", "apply"):
+                shown = ended(front.terminal(way, *argv, ALMANAC_ADVICE=mode))
+                assert "[y]es" not in shown
+                assert front.constraint(shown) == constraint
+            done = front.run(way, *argv, ALMANAC_ADVICE="apply")
+            assert front.constraint(done.stdout.decode()) == constraint
+    finally:
+        front.site.run("ctl", "root", *features, "availablefeatures=gpu,hbm80g", "activefeatures=gpu,hbm80g")
 
 
 def test_nothing_is_changed_where_the_nodes_are_said(front: FrontEnd, way: str) -> None:
