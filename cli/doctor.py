@@ -34,7 +34,7 @@ _SHOWN = 5
 
 
 @click.command("doctor")
-@click.option("--verify", is_flag=True, help="Read every file of the store, not only the newest 1 GiB.")
+@click.option("--verify", is_flag=True, help="Read every file of the store, not only the newest 256 MiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_obj
 def command(app: App, verify: bool, as_json: bool) -> int:

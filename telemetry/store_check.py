@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from telemetry.damage import AT_MOST_BYTES, fault_of, within_size
+from telemetry.damage import AT_MOST_BYTES, fault_of, query_faults, within_size
 from telemetry.partitions import Stray, cluster_folders, partition_files, partition_start
 from telemetry.schema import TABLES
 from telemetry.store import Store
@@ -44,7 +44,9 @@ def check_files(store: Store, at_most_bytes: int | None = AT_MOST_BYTES) -> File
     whole = set(newest if at_most_bytes is None else within_size(newest, at_most_bytes))
     with ThreadPoolExecutor(_THREADS) as pool:
         reasons = list(pool.map(lambda path: fault_of(path, are_pages_read=path in whole), files))
-    damaged = [Damaged(path, reason) for path, reason in zip(files, reasons, strict=True) if reason]
+    faults = {path: reason for path, reason in zip(files, reasons, strict=True) if reason}
+    faults.update(query_faults(path for path in files if path in whole and path not in faults))
+    damaged = [Damaged(path, reason) for path, reason in faults.items()]
     return FileCheck(
         len(files),
         len(whole),
