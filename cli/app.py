@@ -10,15 +10,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from almanac.config import Config
 from almanac.config_file import find_config, load_config
 from almanac.errors import ConfigError, NotAllowedError, StoreError
+from almanac.units import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from reports.own_files import OwnFiles
+    from telemetry.partitions import Stray
     from telemetry.slurm.backend import SlurmBackend
     from telemetry.slurm.commands import SlurmCommands
     from telemetry.store import Store
+
+_STRAYS_NAMED = 5
 
 
 def _owner_of(path: Path) -> int | None:
@@ -36,6 +44,8 @@ class App:
     config_path: str | None = None
     store_path: str | None = None
     cluster_name: str | None = None
+    are_strays_named: bool = True
+    """On stderr; a command that looks for them itself says no."""
 
     @cached_property
     def config(self) -> Config:
@@ -50,7 +60,21 @@ class App:
 
         section = self.config.store
         opener = Store.create if create else Store.open
-        return opener(self.store_root, memory_limit_mib=section.memory_limit_mib, threads=section.threads)
+        return opener(
+            self.store_root,
+            memory_limit_mib=section.memory_limit_mib,
+            threads=section.threads,
+            on_strays=self._name_strays,
+        )
+
+    def _name_strays(self, strays: Sequence[Stray]) -> None:
+        if not self.are_strays_named:
+            return
+        for stray in strays[:_STRAYS_NAMED]:
+            said = printable(f"{stray.path}: {stray.reason}", 1000)
+            click.echo(f"almanac: passed over in the store: {said}", err=True)
+        if len(strays) > _STRAYS_NAMED:
+            click.echo(f"almanac: {len(strays) - _STRAYS_NAMED} more are passed over; see `almanac doctor`", err=True)
 
     @cached_property
     def commands(self) -> SlurmCommands:

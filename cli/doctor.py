@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -21,7 +22,9 @@ from cli.ingest import configured_sources
 from cli.output import json_text
 
 if TYPE_CHECKING:
+    from telemetry.partitions import Stray
     from telemetry.store import Store
+    from telemetry.store_check import Damaged
 
 DAY_S = 86_400
 MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
@@ -32,14 +35,16 @@ _SHOWN = 5
 
 
 @click.command("doctor")
+@click.option("--verify", is_flag=True, help="Read every file of the store, not only the newest 256 MiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_obj
-def command(app: App, as_json: bool) -> int:
+def command(app: App, verify: bool, as_json: bool) -> int:
     """Check configuration, store, Slurm's commands, backend, accounting and weights, Prometheus and its counters.
 
     Exit code 0 where nothing failed, 1 otherwise. Nothing is written.
     """
-    checks = list(examine(app))
+    app.are_strays_named = False
+    checks = list(examine(app, verify))
     if as_json:
         click.echo(json_text([vars(check) for check in checks]))
     else:
@@ -51,9 +56,11 @@ def command(app: App, as_json: bool) -> int:
     return 1 if any(check.status == "fail" for check in checks) else 0
 
 
-def examine(app: App) -> Iterator[Check]:
-    """Every check, in the order in which one depends on another."""
-    for name, probe in PROBES.items():
+def examine(app: App, verify: bool = False) -> Iterator[Check]:
+    """Every check, in the order in which one depends on another. verify: every file of the store is read."""
+    own: dict[str, Callable[[App], Iterator[Check]]] = {"store": functools.partial(check_store, verify=verify)}
+    probes = {**PROBES, **own}
+    for name, probe in probes.items():
         try:
             yield from probe(app)
         except AlmanacError as error:
@@ -81,35 +88,46 @@ def check_config(app: App) -> Iterator[Check]:
         yield Check("memory tiers", "ok", names)
 
 
-def check_store(app: App) -> Iterator[Check]:
+def check_store(app: App, verify: bool = False) -> Iterator[Check]:
     store = app.open_store()
     clusters = store.clusters()
     if not clusters:
         yield Check("store", "warn", f"{store.root} holds no jobs yet", "run `almanac ingest`")
         return
     yield Check("store", "ok", f"{store.root} holds {', '.join(clusters)}")
-    yield from _check_files(store)
+    yield from _check_files(store, verify)
     for cluster in clusters:
         yield from _check_watermarks(app, store, cluster)
         yield from _check_open_days(app, store, cluster)
 
 
-def _check_files(store: Store) -> Iterator[Check]:
+def _check_files(store: Store, verify: bool) -> Iterator[Check]:
     from telemetry.store_check import check_files
 
-    found = check_files(store)
+    found = check_files(store, None) if verify else check_files(store)
+    if found.strays:
+        said = f"{len(found.strays)} in the store are passed over: {_named(store, found.strays)}"
+        details = {"strays": [{"path": str(one.path), "reason": one.reason} for one in found.strays]}
+        yield Check("strays", "warn", said, "move them out of the store", details)
+    files, read = format_count(found.files), format_count(found.read)
     if not found.damaged:
-        yield Check("store files", "ok", f"{format_count(found.files)} files, the footer of each is whole")
+        pages = "all pages match" if found.read == found.files else f"all pages of the newest {read} match"
+        todo = "" if found.read == found.files else "; --verify reads them all"
+        yield Check("store files", "ok", f"{files} files, the footer of each is whole, {pages} their checksums{todo}")
         return
-    named = [f"{one.path.relative_to(store.root)} ({one.reason})" for one in found.damaged]
-    more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
     yield Check(
         "store files",
         "fail",
-        f"{len(named)} of {format_count(found.files)} cannot be read: {', '.join(named[:_SHOWN])}{more}",
+        f"{len(found.damaged)} of {files} cannot be read: {_named(store, found.damaged)}",
         "move each away and ingest its span again; where you may not read it, ask the store's owner",
         {"damaged": [{"path": str(one.path), "reason": one.reason} for one in found.damaged]},
     )
+
+
+def _named(store: Store, found: Sequence[Damaged | Stray]) -> str:
+    named = [f"{one.path.relative_to(store.root)} ({one.reason})" for one in found[:_SHOWN]]
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"{', '.join(named)}{more}"
 
 
 def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import NoReturn
 import click
 
 from almanac import __version__
-from almanac.errors import AlmanacError
+from almanac.errors import AlmanacError, StoreError
 from almanac.units import printable
 from cli.app import App
 
@@ -108,6 +109,8 @@ def main(argv: list[str] | None = None) -> None:
         sys.stderr.close()
         sys.exit(141)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _stop_full(error)
         if isinstance(error, RuntimeError) and "interrupted" in str(error):  # Ctrl-C within DuckDB
             _stop()
         if os.environ.get("ALMANAC_DEBUG"):
@@ -133,6 +136,12 @@ def _leave_homes_of_others() -> None:
 def _stop() -> NoReturn:
     click.echo("almanac: stopped", err=True)
     sys.exit(130)
+
+
+def _stop_full(error: OSError) -> NoReturn:
+    click.echo(f"almanac: {printable(str(error.filename or 'a file'), 1000)}: {error.strerror}", err=True)
+    click.echo("  to do: free space on its disk, or raise the quota, and run this again", err=True)
+    sys.exit(StoreError.exit_code)
 
 
 if __name__ == "__main__":

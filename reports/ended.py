@@ -120,8 +120,5 @@ def _with_metrics(store: Store, cluster: str, runs: Sequence[EndedRun]) -> set[t
 def _views(store: Store, cluster: str) -> Iterator[duckdb.DuckDBPyConnection]:
     """A database with a view of the table jobs. Raises StoreError."""
     with store.connect() as db:
-        try:
-            store.view(db, "jobs", cluster, _COLUMNS)
-            yield db
-        except duckdb.Error as error:
-            raise StoreError(f"{store.root}: the jobs cannot be read: {error}", "see `almanac doctor`") from error
+        store.view(db, "jobs", cluster, _COLUMNS)
+        yield db

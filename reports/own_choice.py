@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import duckdb
-
-from almanac.errors import StoreError
 from telemetry.schema import TABLES
 from telemetry.store import Store
 
@@ -56,12 +53,9 @@ def newest_runs(store: Store, cluster: str, since_s: int, most: int) -> dict[str
     Runs that were requeued, and parts of a job that was resized, are no whole job. Raises StoreError.
     """
     with store.connect() as db:
-        try:
-            for table in ("jobs", "job_metrics"):
-                store.view(db, table, cluster, TABLES[table].schema.names)
-            rows = db.execute(_SQL, {"since_s": since_s, "most": most}).fetchall()
-        except duckdb.Error as error:
-            raise StoreError(f"{store.root}: the jobs cannot be read: {error}", "see `almanac doctor`") from error
+        for table in ("jobs", "job_metrics"):
+            store.view(db, table, cluster, TABLES[table].schema.names)
+        rows = db.execute(_SQL, {"since_s": since_s, "most": most}).fetchall()
     found: dict[str, list[Chosen]] = {}
     for row in rows:
         found.setdefault(row[0], []).append(Chosen(*row))

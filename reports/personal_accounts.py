@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import duckdb
-
-from almanac.errors import StoreError
 from telemetry.store import Store
 
 _SQL = """
@@ -27,12 +24,6 @@ def personal_accounts(store: Store, accounts: Iterable[str]) -> dict[str, str]:
 
 
 def _matches(store: Store, cluster: str, accounts: list[str]) -> list[tuple[str, str]]:
-    try:
-        with store.connect() as db:
-            store.view(db, "jobs", cluster, ("user",))
-            return db.execute(_SQL, {"accounts": accounts}).fetchall()
-    except duckdb.Error as error:
-        raise StoreError(
-            f"{store.root}: which accounts are named like users cannot be said: {error}",
-            "see `almanac doctor`; or show names with --names",
-        ) from error
+    with store.connect() as db:
+        store.view(db, "jobs", cluster, ("user",))
+        return db.execute(_SQL, {"accounts": accounts}).fetchall()

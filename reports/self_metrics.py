@@ -6,10 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import duckdb
-
 from almanac import __version__
-from almanac.errors import StoreError
 from reports.outbox_file import OutboxCounts, outbox_path, read_counts
 from reports.textfile import Labels, Metric
 from telemetry.store import Store
@@ -142,13 +139,10 @@ def _of_advice(told: dict[str, Told]) -> Iterator[Metric]:
 
 def load_told(store: Store, cluster: str, now_s: int) -> Told:
     """What the users' own advice files said of the jobs of the last WINDOW_DAYS. Raises StoreError."""
-    try:
-        with store.connect() as db:
-            store.view(db, "jobs", cluster, _JOBS, now_s - WINDOW_DAYS * DAY_S, now_s)
-            store.view(db, "advice", cluster, _ADVICE, now_s - ADVICE_DAYS * DAY_S, now_s)
-            db.execute(_TOLD).fetchall()
-            outcomes = dict(db.execute(_OUTCOMES).fetchall())
-            [errors] = db.execute(_ERRORS).fetchall()
-    except duckdb.Error as error:
-        raise StoreError(f"{store.root}: the jobs cannot be read: {error}", "see `almanac doctor`") from error
+    with store.connect() as db:
+        store.view(db, "jobs", cluster, _JOBS, now_s - WINDOW_DAYS * DAY_S, now_s)
+        store.view(db, "advice", cluster, _ADVICE, now_s - ADVICE_DAYS * DAY_S, now_s)
+        db.execute(_TOLD).fetchall()
+        outcomes = dict(db.execute(_OUTCOMES).fetchall())
+        [errors] = db.execute(_ERRORS).fetchall()
     return Told(outcomes, *errors)

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from almanac.errors import StoreError
 from telemetry.partitions import partition_start
 from telemetry.schema import schema_of, table_of
 from telemetry.store import Store
@@ -106,12 +105,7 @@ def load_series(store: Store, cluster: str, wanted: Sequence[Wanted]) -> list[Se
     if not paths:
         return [None] * len(wanted)
     with store.connect() as db:
-        try:
-            rows = _read(db, paths, claims)
-        except (duckdb.Error, OSError) as error:
-            raise StoreError(
-                f"{store.root}: telemetry cannot be read: {error}", "move the file away and ingest its span again"
-            ) from error
+        rows = _read(db, paths, claims)
     return _split(rows, wanted)
 
 

@@ -12,7 +12,6 @@ import duckdb
 
 from advisor.models.peaks import ENDED_WELL
 from almanac.config import Config
-from almanac.errors import StoreError
 from reports.site_headline import Headline, load_headlines
 from telemetry.characterize.population import NOT_SUMMARISED, PART_OF_A_JOB, RUNS_SQL
 from telemetry.characterize.usage import largest_tier_names
@@ -170,14 +169,11 @@ class SiteTotals:
 
 def load_totals(store: Store, cluster: str, config: Config, since_s: int, until_s: int) -> SiteTotals:
     """Of the GPU jobs submitted in [since_s, until_s) that have started and ended. Raises StoreError."""
-    try:
-        with store.connect() as db:
-            for table, columns in (("jobs", _JOBS), ("job_metrics", _METRICS), ("gpu_metrics", _GPUS)):
-                store.view(db, table, cluster, columns, since_s, until_s)
-            db.execute(_RUNS).fetchall()
-            return _totals(db, config)
-    except duckdb.Error as error:
-        raise StoreError(f"{store.root}: the jobs cannot be read: {error}", "see `almanac doctor`") from error
+    with store.connect() as db:
+        for table, columns in (("jobs", _JOBS), ("job_metrics", _METRICS), ("gpu_metrics", _GPUS)):
+            store.view(db, table, cluster, columns, since_s, until_s)
+        db.execute(_RUNS).fetchall()
+        return _totals(db, config)
 
 
 def _totals(db: duckdb.DuckDBPyConnection, config: Config) -> SiteTotals:

@@ -85,6 +85,21 @@ def replacing(path: Path, mode: int = 0o640, *, is_handed_over: bool = False) ->
         os.close(folder)
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises StoreError where path cannot be written; by `replacing` it is then as it was before."""
+    try:
+        yield
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise StoreError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            "free space on its disk, or raise the quota, and run this again"
+            if is_full
+            else "see what lies there, and that its owner runs this",
+        ) from error
+
+
 def write_atomically(path: Path, content: bytes, mode: int = 0o640, *, is_handed_over: bool = False) -> None:
     """Replace the content of a file."""
     with replacing(path, mode, is_handed_over=is_handed_over) as out:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -10,7 +12,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from almanac.errors import StoreError
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.schema import JOBS
 from telemetry.store import Store
@@ -116,36 +117,40 @@ class UserHistories:
     """
 
     def __init__(self, store: Store, cluster: str) -> None:
-        self._db = store.connect()
-        sql = f"CREATE TEMP TABLE history AS {_JOIN.format(more='')}"
-        try:
+        self._store = store
+        with contextlib.ExitStack() as stack:
+            self._db = stack.enter_context(store.connect())
             store.view(self._db, "jobs", cluster, _JOBS)
             store.view(self._db, "job_metrics", cluster, _METRICS)
-            self._db.execute(sql, {"running": True}).fetchall()
-        except duckdb.Error as error:
-            raise StoreError(f"{store.root}: the jobs cannot be read: {error}", "see `almanac doctor`") from error
+            self._db.execute(f"CREATE TEMP TABLE history AS {_JOIN.format(more='')}", {"running": True}).fetchall()
+            self._open = stack.pop_all()
 
     def digests(self, since_s: int) -> dict[str, str]:
         """By user, of those who have submitted at since_s or later, what changes with any of their rows."""
         sql = """SELECT "user", count(*), bit_xor(hash(h)), sum(hash(h) % 65521) FROM history h
                  GROUP BY "user" HAVING max(submit_s) >= $since_s ORDER BY "user\""""
-        found = self._db.sql(sql, params={"since_s": since_s}).fetchall()
+        with self._store.reading():
+            found = self._db.sql(sql, params={"since_s": since_s}).fetchall()
         return {user: f"{number}-{mixed:x}-{total}" for user, number, mixed, total in found}
 
     def of(self, users: Sequence[str]) -> pd.DataFrame:
         """The rows of these users, as load_history has them. Looks at all rows each time: ask for many at once."""
         sql = 'SELECT * FROM history WHERE "user" IN (SELECT unnest($users)) ORDER BY end_s, job_id, submit_s'
-        return _whole_times(self._db.sql(sql, params={"users": list(users)}).df(), True)
+        return self._frame(sql, {"users": list(users)})
 
     def newest(self, number: int, since_s: int) -> pd.DataFrame:
         """The newest so many rows of each GPU count that were submitted at since_s or later."""
         sql = """SELECT * FROM history WHERE submit_s >= $since_s QUALIFY
                  row_number() OVER (PARTITION BY gpu_count ORDER BY submit_s DESC, job_id DESC) <= $number
                  ORDER BY submit_s, job_id"""
-        return _whole_times(self._db.sql(sql, params={"since_s": since_s, "number": number}).df(), True)
+        return self._frame(sql, {"since_s": since_s, "number": number})
 
     def close(self) -> None:
-        self._db.close()
+        self._open.close()
+
+    def _frame(self, sql: str, params: Mapping[str, Any]) -> pd.DataFrame:
+        with self._store.reading():
+            return _whole_times(self._db.sql(sql, params=params).df(), True)
 
 
 def load_history_table(

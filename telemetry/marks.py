@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from almanac.errors import StoreError
-from telemetry.atomic import make_inner_folder, write_atomically
+from telemetry.atomic import make_inner_folder, write_atomically, writing
 
 _EPOCH = dt.date(1970, 1, 1)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -28,9 +28,14 @@ def day_text(day: int) -> str:
     return (_EPOCH + dt.timedelta(days=day)).isoformat()
 
 
+def is_safe_name(name: str) -> bool:
+    """Whether a name can be that of a file of ours."""
+    return _NAME.fullmatch(name) is not None
+
+
 def safe_name(name: str) -> str:
     """The name, where it can be that of a file. Raises StoreError."""
-    if not _NAME.fullmatch(name):
+    if not is_safe_name(name):
         raise StoreError(f"{name!r} cannot name a folder", "use letters, digits, '.', '_' and '-' in cluster names")
     return name
 
@@ -96,8 +101,9 @@ class Marks:
         return self.folder / f"{safe_name(name)}.{safe_name(cluster)}.json"
 
     def _write(self, path: Path, content: Mapping[str, Any]) -> None:
-        make_inner_folder(path.parent)
-        write_atomically(path, json.dumps(content).encode() + b"\n", is_handed_over=True)
+        with writing(path):
+            make_inner_folder(path.parent)
+            write_atomically(path, json.dumps(content).encode() + b"\n", is_handed_over=True)
 
 
 def _read(path: Path, parse: Callable[[Any], _Value], absent: _Value, hint: str) -> _Value:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,41 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from almanac.errors import SchemaVersionError, StoreError
-from telemetry.atomic import TEMPORARY, locked, make_folders, make_inner_folder, replacing, write_atomically
+from telemetry import damage, database
+from telemetry.atomic import (
+    TEMPORARY,
+    locked,
+    make_folders,
+    make_inner_folder,
+    replacing,
+    write_atomically,
+    writing,
+)
 from telemetry.marks import Marks, safe_name
 from telemetry.merge import WriteResult, arrow, conform, merge, names_sql, replace
-from telemetry.partitions import by_partition, partition_start, span_ticks
+from telemetry.partitions import (
+    CLUSTER,
+    Stray,
+    by_partition,
+    cluster_folders,
+    partition_files,
+    partition_start,
+    span_ticks,
+)
 from telemetry.schema import SCHEMA_VERSION, TABLES, Table
 
 _ROW_GROUP = 122_880
-_DAMAGED = (duckdb.IOException, duckdb.InvalidInputException, duckdb.SerializationException, pa.ArrowInvalid)
-"""What reading a damaged Parquet file raises."""
 
+OnStrays = Callable[[Sequence[Stray]], None]
+"""Told of strays among the store's files, each once."""
 Opens = Callable[[int], Iterable[int]]
 """Of the start of a partition (s) that is about to change, the days since 1970 whose jobs' metrics depend on it."""
+
+
+def warn_of_strays(strays: Sequence[Stray]) -> None:
+    """As Python warnings."""
+    for stray in strays:
+        warnings.warn(f"{stray.path} is passed over: {stray.reason}", stacklevel=2)
 
 
 def _opens_nothing(start_s: int) -> Iterable[int]:
@@ -41,11 +64,16 @@ def _opens_nothing(start_s: int) -> Iterable[int]:
 class Store:
     """A store that `open` or `create` returned."""
 
-    def __init__(self, root: Path, *, memory_limit_mib: int = 2048, threads: int = 0) -> None:
+    def __init__(
+        self, root: Path, *, memory_limit_mib: int = 2048, threads: int = 0, on_strays: OnStrays = warn_of_strays
+    ) -> None:
         self.root = root
         self._marks = Marks(root / "watermarks")
         self._memory_limit_mib = memory_limit_mib
         self._threads = threads
+        self._on_strays = on_strays
+        self._strays: set[Path] = set()
+        self._listed: dict[tuple[str, str], list[Path]] = {}
 
     @classmethod
     def create(cls, root: Path, **options: Any) -> Store:
@@ -58,9 +86,11 @@ class Store:
             ) from error
         mark = root / "store.json"
         if not mark.exists():
-            if any(not child.name.startswith(".") for child in root.iterdir()):  # it is almanac's home, too
+            # It is almanac's home, too, and can be a disk of its own.
+            if any(not child.name.startswith(".") and child.name != "lost+found" for child in root.iterdir()):
                 raise StoreError(f"{root}: holds files, but no store.json", "name an empty folder, or an almanac store")
-            write_atomically(mark, json.dumps({"schema_version": SCHEMA_VERSION}).encode() + b"\n")
+            with writing(mark):
+                write_atomically(mark, json.dumps({"schema_version": SCHEMA_VERSION}).encode() + b"\n")
         return cls.open(root, **options)
 
     @classmethod
@@ -85,23 +115,29 @@ class Store:
             )
         return cls(root, **options)
 
-    def connect(self) -> duckdb.DuckDBPyConnection:
-        """A DuckDB connection of its own, held to the configured memory and threads, spilling into the store."""
-        spill = self.root / "spill"
-        config: dict[str, Any] = {
-            "memory_limit": f"{self._memory_limit_mib}MiB",
-            "threads": self._threads or os.cpu_count() or 1,
-            "autoinstall_known_extensions": False,
-        }
-        if os.access(self.root, os.W_OK):
-            config["temp_directory"] = str(spill)
-        return duckdb.connect(config=config)
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A DuckDB connection of its own, held to the configured memory and threads, with a private spill folder.
+
+        What goes wrong in it is raised as StoreError; see `reading`.
+        """
+        limits = {"memory_limit_mib": self._memory_limit_mib, "threads": self._threads}
+        with self.reading(), database.connect([self.root], **limits) as db:
+            yield db
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Raises StoreError for what DuckDB and pyarrow raise: names the damaged file, or the limit to raise."""
+        return damage.reading(
+            self.root, self._memory_limit_mib, lambda: (path for paths in self._listed.values() for path in paths)
+        )
 
     def clusters(self) -> list[str]:
-        """Names of the clusters that have jobs or telemetry, sorted."""
-        found = {
-            folder.name.removeprefix("cluster=") for table in TABLES for folder in (self.root / table).glob("cluster=*")
-        }
+        """Names of the clusters that have jobs or telemetry, sorted. Strays are passed over, and named."""
+        found = set()
+        for table in TABLES:
+            folders, strays = cluster_folders(self.root / table)
+            found |= {folder.name.removeprefix(CLUSTER) for folder in folders}
+            self._tell(strays)
         return sorted(found)
 
     def models_dir(self, cluster: str) -> Path:
@@ -109,14 +145,23 @@ class Store:
         return self._folder("models", cluster)
 
     def files(self, table: str, cluster: str, since_s: int | None = None, until_s: int | None = None) -> list[Path]:
-        """Partition files that can hold rows of [since_s, until_s), in time order."""
+        """Partition files that can hold rows of [since_s, until_s), in time order. Strays are passed over and named."""
         part_s = TABLES[table].part_s
+        files, strays = partition_files(self._folder(table, cluster))
+        self._tell(strays)
         found = []
-        for path in sorted(self._folder(table, cluster).glob("date=*/[0-9]*.parquet")):
+        for path in files:
             start_s = partition_start(path)
             if (until_s is None or start_s < until_s) and (since_s is None or start_s + part_s > since_s):
                 found.append(path)
+        self._listed[table, cluster] = found
         return found
+
+    def _tell(self, strays: Sequence[Stray]) -> None:
+        new = [stray for stray in strays if stray.path not in self._strays]
+        self._strays |= {stray.path for stray in new}
+        if new:
+            self._on_strays(new)
 
     def read(
         self,
@@ -145,13 +190,13 @@ class Store:
             f"SELECT {names_sql(names)} FROM ({files_sql} UNION ALL BY NAME SELECT * FROM empty)"
             f' WHERE "{spec.time_column}" >= $low AND "{spec.time_column}" < $high'
         )
-        with self.connect() as db, _readable(self.root / table):
+        with self.connect() as db:
             db.register("empty", spec.schema.empty_table())
             for number, (column, values) in enumerate((among or {}).items()):
                 db.register(f"among{number}", pa.table({"value": values}))
                 sql += f" AND {names_sql([column])} IN (SELECT value FROM among{number})"
             rows = arrow(db, sql, {"files": [str(f) for f in files], "low": low, "high": high})
-        return rows.cast(empty.schema)
+        return rows.rename_columns(names).cast(empty.schema)
 
     def view(
         self,
@@ -192,8 +237,7 @@ class Store:
         with self._writing() as db:
             for start_s, chosen in by_partition(spec, rows):
                 path = self._partition(spec, cluster, start_s)
-                with _readable(path):
-                    merged, written = merge(db, spec, path, chosen)
+                merged, written = merge(db, spec, path, chosen)
                 if merged is not None:
                     # Once a write is enough: nobody looks at what is open before the lock is given back.
                     days = set(opens(start_s)) - opened
@@ -215,8 +259,7 @@ class Store:
             for start_s, chosen in by_partition(spec, owners):
                 path = self._partition(spec, cluster, start_s)
                 own = given.get(start_s, spec.schema.empty_table())
-                with _readable(path):
-                    replaced = replace(db, spec, path, own, chosen)
+                replaced = replace(db, spec, path, own, chosen)
                 if replaced is not None:
                     _replace(path, replaced, spec)
                     changed += 1
@@ -267,7 +310,8 @@ class Store:
         with locked(self.root / ".lock"):
             for folder in ("", "watermarks/", "*/*/*/"):
                 for stale in self.root.glob(f"{folder}{TEMPORARY}*"):
-                    stale.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):  # a folder is none of ours
+                        stale.unlink()
             yield
 
     @contextlib.contextmanager
@@ -277,19 +321,9 @@ class Store:
 
 
 def _replace(path: Path, rows: pa.Table, spec: Table) -> None:
-    for folder in reversed([path.parent, *path.parents[1:3]]):
-        make_inner_folder(folder)
     table = rows.cast(spec.schema).replace_schema_metadata({"almanac.schema_version": str(SCHEMA_VERSION)})
-    with replacing(path, is_handed_over=True) as out:
-        pq.write_table(table, out, compression="zstd", row_group_size=_ROW_GROUP)
-
-
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Raises StoreError where what is read below path is damaged."""
-    try:
-        yield
-    except _DAMAGED as error:
-        raise StoreError(
-            f"{path}: a file of the store cannot be read: {error}", "move it away and ingest its span again"
-        ) from error
+    with writing(path):
+        for folder in reversed([path.parent, *path.parents[1:3]]):
+            make_inner_folder(folder)
+        with replacing(path, is_handed_over=True) as out:
+            pq.write_table(table, out, compression="zstd", row_group_size=_ROW_GROUP, write_page_checksum=True)

@@ -1,15 +1,15 @@
-"""Whether the files of a store can be read: their footers only, so that a year is looked through in seconds."""
+"""Whether the files of a store can be read and believed, and what lies among them that is none of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from telemetry.schema import TABLES, Table
+from telemetry.damage import AT_MOST_BYTES, fault_of, query_faults, within_size
+from telemetry.partitions import Stray, cluster_folders, partition_files, partition_start
+from telemetry.schema import TABLES
 from telemetry.store import Store
 
 _THREADS = 8
@@ -26,37 +26,43 @@ class Damaged:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """How many files there are, and those that cannot be read, in order of their paths."""
+    """How many files there are, of how many every page was read, those that are damaged, and strays; by path."""
 
     files: int
+    read: int
     damaged: tuple[Damaged, ...]
+    strays: tuple[Stray, ...]
 
 
-def check_files(store: Store) -> FileCheck:
-    """Look at the footer of every Parquet file of the store's tables."""
-    found = [(path, table) for table in TABLES.values() for path in _files(store.root / table.name)]
+def check_files(store: Store, at_most_bytes: int | None = AT_MOST_BYTES) -> FileCheck:
+    """Look at the footer of every Parquet file of the store's tables, and at all pages of the newest of them.
+
+    at_most_bytes: of the files of which all pages are read; None: of all.
+    """
+    files, strays = _listed(store)
+    newest = sorted(files, key=partition_start, reverse=True)
+    whole = set(newest if at_most_bytes is None else within_size(newest, at_most_bytes))
     with ThreadPoolExecutor(_THREADS) as pool:
-        reasons = list(pool.map(lambda one: _fault(*one), found))
-    damaged = [Damaged(path, reason) for (path, _), reason in zip(found, reasons, strict=True) if reason]
-    return FileCheck(len(found), tuple(sorted(damaged, key=lambda one: one.path)))
+        reasons = list(pool.map(lambda path: fault_of(path, are_pages_read=path in whole), files))
+    faults = {path: reason for path, reason in zip(files, reasons, strict=True) if reason}
+    faults.update(query_faults(path for path in files if path in whole and path not in faults))
+    damaged = [Damaged(path, reason) for path, reason in faults.items()]
+    return FileCheck(
+        len(files),
+        len(whole),
+        tuple(sorted(damaged, key=lambda one: one.path)),
+        tuple(sorted(strays, key=lambda one: one.path)),
+    )
 
 
-def _files(folder: Path) -> list[Path]:
-    # Not Store.files: that one reads times from the names, and a name can be wrong, too.
-    return list(folder.glob("cluster=*/date=*/[!.]*.parquet"))
-
-
-def _fault(path: Path, table: Table) -> str:
-    """Why a file cannot be read; empty where it can."""
-    try:
-        footer = pq.read_metadata(path)
-    except PermissionError:
-        return "you may not read it"
-    except FileNotFoundError:
-        return ""  # replaced or removed while we looked: no damage
-    except pa.ArrowInvalid:
-        return "no whole Parquet file"
-    except OSError as error:
-        return str(error)
-    missing = [name for name in table.key if name not in footer.schema.names]
-    return f"it lacks the columns {', '.join(missing)}" if missing else ""
+def _listed(store: Store) -> tuple[Sequence[Path], Sequence[Stray]]:
+    files: list[Path] = []
+    strays: list[Stray] = []
+    for table in TABLES:
+        clusters, more = cluster_folders(store.root / table)
+        strays += more
+        for cluster in clusters:
+            found, more = partition_files(cluster)
+            files += found
+            strays += more
+    return files, strays

@@ -11,7 +11,6 @@ import duckdb
 import pyarrow as pa
 
 from almanac.config import Config
-from almanac.errors import StoreError
 from telemetry.attribution import DAY_S, Attribution, Job, days_of
 from telemetry.bindings import Binding
 from telemetry.engine import ALWAYS, Prepared, compute, prepare, with_claims
@@ -84,17 +83,10 @@ def _summarize_span(
     paths = _telemetry(store, cluster, span, [*jobs, *sharing(jobs, others)])
     bindings = load_bindings(store, cluster, config, [*jobs, *others])
     with store.connect() as db:
-        try:
-            prepared = prepare(db, paths, jobs, bindings, config, span, neighbours=others)
-            results, counts = compute(db, prepared, config, mapper, progress)
-            measure = _measuring(db, prepared, mapper, config)
-            counts.steps = summarize_steps(
-                db, store, cluster, config, jobs, prepared.attribution, results.jobs, measure
-            )
-        except (duckdb.Error, pa.ArrowException, OSError) as error:
-            raise StoreError(
-                f"{store.root}: telemetry cannot be read: {error}", "move the file away and ingest its span again"
-            ) from error
+        prepared = prepare(db, paths, jobs, bindings, config, span, neighbours=others)
+        results, counts = compute(db, prepared, config, mapper, progress)
+        measure = _measuring(db, prepared, mapper, config)
+        counts.steps = summarize_steps(db, store, cluster, config, jobs, prepared.attribution, results.jobs, measure)
     owners = results.jobs.select(["job_id", "submit_s"])
     store.replace("gpu_metrics", cluster, results.gpus, owners)
     store.replace("job_metrics", cluster, results.jobs, owners)

@@ -53,7 +53,7 @@ def _described(result: Result) -> pa.Table:
 
 def _parquet(rows: pa.Table) -> bytes:
     out = io.BytesIO()
-    pq.write_table(rows, out, compression="zstd")
+    pq.write_table(rows, out, compression="zstd", write_page_checksum=True)
     return out.getvalue()
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from almanac.errors import StoreError
 from telemetry.characterize.table import Table
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.metrics.finish_sql import OK
@@ -58,14 +57,11 @@ def load_population(
     are more jobs an even sample of about so many, drawn by their ids; so large a span is not to be held in memory.
     Raises StoreError.
     """
-    try:
-        with store.connect() as db:
-            store.view(db, "jobs", cluster, _SIZES, since_s, until_s)
-            store.view(db, "job_metrics", cluster, _METRICS, since_s, until_s)
-            per_million = _per_million(db, at_most)
-            rows: pa.Table = db.sql(_JOIN, params={"per_million": per_million}).to_arrow_table()
-    except duckdb.Error as error:
-        raise StoreError(f"{store.root}: the jobs cannot be read: {error}", "see `almanac doctor`") from error
+    with store.connect() as db:
+        store.view(db, "jobs", cluster, _SIZES, since_s, until_s)
+        store.view(db, "job_metrics", cluster, _METRICS, since_s, until_s)
+        per_million = _per_million(db, at_most)
+        rows: pa.Table = db.sql(_JOIN, params={"per_million": per_million}).to_arrow_table()
     return rows.cast(POPULATION)
 
 

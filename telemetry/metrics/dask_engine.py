@@ -10,14 +10,13 @@ import contextlib
 import functools
 import os
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import dask
 import duckdb
@@ -28,6 +27,7 @@ from distributed.scheduler import KilledWorker
 from almanac import __version__
 from almanac.errors import AlmanacError, StoreError
 from almanac.units import format_count
+from telemetry.database import connect
 from telemetry.metrics.chunks import Progress, Work
 from telemetry.metrics.hours import Files
 from telemetry.metrics.options import Options
@@ -204,9 +204,8 @@ def _chunk_partials(files: Files, claims: pa.Table, call: _Call) -> Partials:
     _check_software(call.software)
     _check_files(files.paths)
     worker = get_worker()
-    with tempfile.TemporaryDirectory(prefix="almanac-", dir=worker.local_directory) as spill:
-        with duckdb.connect(config=_limits(worker, spill)) as db:
-            return compute_partials(db, files, claims, call.options, call.counted_ms)
+    with connect([Path(worker.local_directory)], memory_limit_mib=_memory_limit_mib(worker), threads=1) as db:
+        return compute_partials(db, files, claims, call.options, call.counted_ms)
 
 
 def _check_software(expected: Sequence[tuple[str, str]]) -> None:
@@ -227,10 +226,7 @@ def _check_files(paths: Sequence[Path]) -> None:
             )
 
 
-def _limits(worker: Worker, spill: str) -> dict[str, Any]:
-    """DuckDB's share of a worker: one thread a task, and half of the task's memory; arrays need the rest."""
-    config: dict[str, Any] = {"threads": 1, "temp_directory": spill, "autoinstall_known_extensions": False}
+def _memory_limit_mib(worker: Worker) -> int | None:
+    """DuckDB's share of a worker: half of a task's memory; arrays need the rest. None: the worker has no limit."""
     memory = worker.memory_manager.memory_limit
-    if memory:
-        config["memory_limit"] = f"{memory // (2 * worker.state.nthreads * 2**20)}MiB"
-    return config
+    return memory // (2 * worker.state.nthreads * 2**20) if memory else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.counters import COUNTER_COLUMNS
+from telemetry.damage import naming, open_checked
 from telemetry.metrics.runs import Array
+from telemetry.partitions import partition_start
 from telemetry.schema import TELEMETRY
 
 HOUR_MS = 3_600_000
-_STORED = re.compile(r"date=(\d{4}-\d\d-\d\d)/(\d\d)(\d\d)\.parquet")
 _TEXT = ["host", "mig", "model"]
 _KEYS = "host, gpu, mig, time_ms"
 _SQL_TYPES = {"string": "VARCHAR", "int16": "SMALLINT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE"}
@@ -67,12 +66,10 @@ class Files:
 
 def stored_hour_ms(path: Path) -> int | None:
     """The hour that a file of the store holds; None: it is not one."""
-    match = _STORED.fullmatch("/".join(path.parts[-2:]))
-    if not match:
+    try:
+        return partition_start(path) * 1000
+    except ValueError:
         return None
-    date, hour, minute = match.groups()
-    start = dt.datetime.fromisoformat(f"{date}T{hour}:{minute}:00+00:00")
-    return int(start.timestamp()) * 1000
 
 
 def each_hour(
@@ -83,8 +80,8 @@ def each_hour(
 ) -> list[Made]:
     """What `make` gives for each hour of the files' span that is wanted, by its start in ms; no other is read.
 
-    Raises MisplacedError where files are not sorted, although they were said to be, and duckdb.Error, pa.ArrowException
-    or OSError where one cannot be read.
+    Raises MisplacedError where files are not sorted, although they were said to be, StoreError where a sorted file
+    cannot be read, and duckdb.Error, pa.ArrowException or OSError where another one cannot.
     """
 
     def is_read(start_ms: int) -> bool:
@@ -104,7 +101,8 @@ def _starts(paths: Sequence[Path]) -> Iterator[tuple[Path, int]]:
 
 
 def _stored(path: Path, start_ms: int) -> Hour:
-    file = pq.ParquetFile(path, read_dictionary=_TEXT)
+    with naming(path):
+        file = open_checked(path, read_dictionary=_TEXT)
     names, footer = file.schema_arrow.names, file.metadata
 
     def is_absent(name: str) -> bool:
@@ -115,7 +113,8 @@ def _stored(path: Path, start_ms: int) -> Hour:
         return all(one is not None and one.has_null_count and not one.num_values for one in held)
 
     def read(name: str) -> Column | None:
-        return None if is_absent(name) else file.read([name], use_threads=False)[name]
+        with naming(path):
+            return None if is_absent(name) else file.read([name], use_threads=False)[name]
 
     return Hour(start_ms, read)
 

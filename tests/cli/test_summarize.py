@@ -131,10 +131,26 @@ def test_a_damaged_file_ends_in_words_and_its_day_stays_open(almanac: Almanac) -
     path.write_bytes(b"not parquet")
     done = almanac.raw("summarize")
     assert done.returncode == 4
-    assert "telemetry cannot be read" in done.stderr
+    assert f"{path}: cannot be read" in done.stderr
     assert "Traceback" not in done.stderr
     path.write_bytes(whole)
     assert almanac.json("summarize")["days"] == ["2025-03-09", "2025-03-10"]
+
+
+def test_strays_are_named_once_and_end_nothing(almanac: Almanac) -> None:
+    store = almanac.folder / "store"
+    for name in ("jobs/README", "jobs/cluster=c/date=garbage"):
+        (store / name).mkdir()
+        (store / name / "0000.parquet").touch()
+    for argv in (("summarize",), ("jobs", "-a"), ("ingest", "--jobs", str(almanac.folder / "jobs.csv"))):
+        done = almanac.raw(*argv)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("jobs/README: its name is not cluster=NAME") == (argv[0] != "ingest")
+        assert done.stderr.count("jobs/cluster=c/date=garbage: its name is not date=YYYY-MM-DD") == 1
+    findings = json.loads(almanac.raw("doctor", "--json").stdout)
+    [strays] = [found for found in findings if found["name"] == "strays"]
+    assert strays["status"] == "warn"
+    assert len(strays["details"]["strays"]) == 2
 
 
 BUSY = """

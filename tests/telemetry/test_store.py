@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from almanac.errors import SchemaVersionError, StoreError
 from almanac.records import Counts
 from telemetry.ingest import IngestResult, ingest
+from telemetry.partitions import Stray
 from telemetry.schema import TABLES
 from telemetry.sources.base import Batch
 from telemetry.store import Store, WriteResult
@@ -406,3 +409,140 @@ def test_a_link_in_the_place_of_the_lock_is_refused_and_what_it_names_stays(stor
     lock.hardlink_to(target)
     store.set_watermark("sacct", "c", 1)
     assert target.read_text() == "root's"
+
+
+def test_a_bit_that_flipped_is_not_written_again_with_a_good_checksum(store: Store) -> None:
+    store.write("telemetry", "c", samples([("n1", 0, second, float(second % 97)) for second in range(900)]))
+    [path] = store.files("telemetry", "c")
+    content = bytearray(path.read_bytes())
+    chunk = pq.read_metadata(path).row_group(0).column(TABLES["telemetry"].schema.get_field_index("hbm_used_mib"))
+    content[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 1
+    path.write_bytes(content)
+    for change in (
+        lambda: store.write("telemetry", "c", samples([("n1", 1, 0, 1.0)])),
+        lambda: store.replace("telemetry", "c", samples([]), pa.table({"time_ms": [START_MS]})),
+    ):
+        with pytest.raises(StoreError, match=r"2200\.parquet: cannot be read: .*CRC") as caught:
+            change()
+        assert "move it away" in caught.value.hint
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"", b"not parquet", b"PAR1" + b"\xff" * 200 + b"\x64\0\0\0PAR1"])
+def test_of_many_files_the_damaged_one_is_named_by_views_too(store: Store, content: bytes) -> None:
+    store.write("jobs", "c", pa.table({"job_id": [1, 2, 3], "submit_s": [10, 100_000, 200_000]}))
+    path = store.files("jobs", "c")[1]
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=f"{path}: cannot be read"), store.connect() as db:
+        store.view(db, "jobs", "c", ["job_id"])
+        db.execute("SELECT sum(job_id) FROM jobs").fetchall()
+    with pytest.raises(StoreError, match=f"{path}: cannot be read"):
+        store.read("jobs", "c")
+
+
+def test_without_memory_the_limit_to_raise_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("telemetry.database._is_guarded", lambda folder: False)
+    store = Store.create(tmp_path / "store", memory_limit_mib=64, threads=1)
+    with pytest.raises(StoreError, match="out of memory") as caught, store.connect() as db:
+        db.execute("CREATE TEMP TABLE t AS SELECT range i, repeat('x', 100) || range FROM range(1_500_000)").fetchall()
+    assert "store.memory_limit_mib in the configuration (now 64)" in caught.value.hint
+    assert "move" not in caught.value.hint
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_said_and_leaves_the_file_as_it_was(
+    store: Store, monkeypatch: pytest.MonkeyPatch, reason: int
+) -> None:
+    store.write("jobs", "c", pa.table({"job_id": [1], "submit_s": [10], "user": ["ann"]}))
+    [path] = store.files("jobs", "c")
+    before = path.read_bytes()
+
+    def is_full(table: pa.Table, out: IO[bytes], **options: object) -> None:
+        out.write(b"PAR1 and no more")
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(pq, "write_table", is_full)
+    with pytest.raises(StoreError, match=f"{path}: cannot be written: {os.strerror(reason)}") as caught:
+        store.write("jobs", "c", pa.table({"job_id": [2], "submit_s": [20]}))
+    assert "free space" in caught.value.hint
+    assert path.read_bytes() == before
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_a_full_disk_keeps_the_watermark(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store.set_watermark("sacct", "c", 1)
+    monkeypatch.setattr(os, "fsync", is_full)
+    with pytest.raises(StoreError, match=r"sacct\.c\.json: cannot be written: No space left") as caught:
+        store.set_watermark("sacct", "c", 2)
+    assert "free space" in caught.value.hint
+    assert store.watermark("sacct", "c") == 1
+
+
+def plant(store: Store) -> dict[str, str]:
+    """Strays among the files of the jobs of cluster c; by path below the table's folder, what is wrong with each."""
+    table = store.root / "jobs"
+    good = table / "cluster=c" / "date=1970-01-01"
+    for name in ("cluster=c/date=2026-13-45", "cluster=c/lost+found", "cluster=bad name", "cluster=c/date=garbage"):
+        (table / name).mkdir()
+        (table / name / "0000.parquet").write_bytes(b"")
+    for name in ("README", "cluster=d", "cluster=c/date=1970-02-02"):
+        (table / name).write_text("mine")
+    for name in ("0000.parquet~", "1.parquet", "9999.parquet", ".nfs000123", "0000.parquet.bak", ".0000.parquet.swp"):
+        (good / name).write_bytes(b"")
+    (good / "1200.parquet").mkdir()
+    (good / "1300.parquet").symlink_to("1300.parquet")
+    (table / "cluster=c" / "date=1970-03-03").symlink_to("date=1970-03-03")
+    (good / ".tmp-folder").mkdir()
+    (good / os.fsdecode(b"\xff.parquet")).write_bytes(b"")
+    names = dict.fromkeys(("0000.parquet~", "1.parquet", "9999.parquet", "0000.parquet.bak"), "not HHMM.parquet")
+    names[os.fsdecode(b"\xff.parquet")] = "not HHMM.parquet"
+    days = dict.fromkeys(("date=2026-13-45", "lost+found", "date=garbage"), "not date=YYYY-MM-DD")
+    return {
+        **{f"cluster=c/date=1970-01-01/{name}": f"its name is {fault}" for name, fault in names.items()},
+        **{f"cluster=c/{name}": f"its name is {fault}" for name, fault in days.items()},
+        "cluster=c/date=1970-01-01/1200.parquet": "not a regular file",
+        "cluster=c/date=1970-01-01/1300.parquet": "a link that leads nowhere: Too many levels of symbolic links",
+        "cluster=c/date=1970-03-03": "a link that leads nowhere: Too many levels of symbolic links",
+        "cluster=c/date=1970-02-02": "not a folder",
+        "README": "its name is not cluster=NAME",
+        "cluster=bad name": "its name is not cluster=NAME",
+        "cluster=d": "not a folder",
+    }
+
+
+def test_strays_are_passed_over_and_each_is_named_once(tmp_path: Path) -> None:
+    told: list[Stray] = []
+    store = Store.create(tmp_path / "store", on_strays=told.extend)
+    store.write("jobs", "c", pa.table({"job_id": [1, 2], "submit_s": [10, 100_000]}))
+    expected = plant(store)
+    for more in (3, 4):
+        assert store.clusters() == ["c"]
+        store.write("jobs", "c", pa.table({"job_id": [more], "submit_s": [more * 10]}))
+        assert store.read("jobs", "c")["job_id"].to_pylist() == [1, *range(3, more + 1), 2]
+    assert {str(one.path.relative_to(store.root / "jobs")): one.reason for one in told} == expected
+    assert len(told) == len(expected)
+
+
+def test_a_stray_in_the_place_of_a_file_or_a_folder_is_named_by_the_write(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store", on_strays=lambda strays: None)
+    (store.root / "jobs" / "cluster=c" / "date=1970-01-01" / "0000.parquet").mkdir(parents=True)
+    (store.root / "jobs" / "cluster=c" / "date=1970-01-02").write_text("mine")
+    for submit_s, name in ((10, "1970-01-01/0000.parquet"), (90_000, "1970-01-02")):
+        with pytest.raises(StoreError, match=name):
+            store.write("jobs", "c", pa.table({"job_id": [1], "submit_s": [submit_s]}))
+    assert (store.root / "jobs" / "cluster=c" / "date=1970-01-02").read_text() == "mine"
+
+
+def test_without_a_listener_strays_are_warnings(store: Store) -> None:
+    (store.root / "jobs").mkdir()
+    (store.root / "jobs" / "README").write_text("mine")
+    with pytest.warns(UserWarning, match="README is passed over: its name is not cluster=NAME"):
+        assert store.clusters() == []
+
+
+def test_a_disk_of_its_own_can_be_a_new_store(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    assert Store.create(tmp_path).clusters() == []

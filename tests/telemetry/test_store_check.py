@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from almanac.errors import StoreError
+from telemetry.damage import fault_of
 from telemetry.store import Store
 from telemetry.store_check import check_files
 
@@ -48,9 +54,61 @@ def test_damaged_files_are_named_with_the_reason(store: Store) -> None:
     assert reasons[junk]
 
 
-def test_a_name_that_is_no_time_and_half_written_files_disturb_nothing(store: Store) -> None:
+def test_half_written_files_disturb_nothing_and_strays_are_named(store: Store) -> None:
     folder = store.files("telemetry", "a")[0].parent
     (folder / ".tmp-123").write_bytes(b"half")
     (folder / ".tmp-1.parquet").write_bytes(b"half")
     (folder / "copy of 0000.parquet").write_bytes(b"")
-    assert [one.path.name for one in check_files(store).damaged] == ["copy of 0000.parquet"]
+    (folder / "2500.parquet").write_bytes(b"")
+    found = check_files(store)
+    assert (found.files, found.damaged) == (6, ())
+    assert [one.path.name for one in found.strays] == ["2500.parquet", "copy of 0000.parquet"]
+
+
+def flipped(content: bytes, seed: int, number: int) -> Iterator[bytes]:
+    """The content with one bit flipped, at so many random places."""
+    at = random.Random(seed)
+    for _ in range(number):
+        other = bytearray(content)
+        other[at.randrange(len(other))] ^= 1 << at.randrange(8)
+        yield bytes(other)
+
+
+def test_a_flipped_bit_that_changes_what_is_read_is_seen(store: Store) -> None:
+    """Two thirds of these flips and more were read as other numbers, with nothing said by anybody."""
+    rng = np.random.default_rng(1)
+    rows = {"job_id": np.arange(300), "submit_s": rng.integers(0, 86_400, 300), "gpu_count": rng.integers(0, 9, 300)}
+    store.write("jobs", "a", pa.table({**rows, "name": [f"train-{number}" for number in range(300)]}))
+    [path] = store.files("jobs", "a")
+    whole, good = path.read_bytes(), store.read("jobs", "a")
+    seen = 0
+    for content in flipped(whole, 3, 60):
+        path.write_bytes(content)
+        is_seen = bool(fault_of(path, are_pages_read=True))
+        seen += is_seen
+        with contextlib.suppress(StoreError):
+            assert is_seen or store.read("jobs", "a").equals(good)
+    assert seen > 40
+
+
+def test_a_column_that_is_none_of_the_tables_is_damage(store: Store) -> None:
+    path = store.files("telemetry", "a")[0]
+    rows = pq.read_table(path, partitioning=None)
+    pq.write_table(rows.rename_columns([name.replace("uuid", "tuid") for name in rows.column_names]), path)
+    assert fault_of(path, are_pages_read=False) == "it has columns that are none of the table's: tuid"
+
+
+def test_all_pages_are_read_of_the_newest_files_or_of_all(store: Store) -> None:
+    files = store.files("telemetry", "a") + store.files("telemetry", "b")
+    for path in files[:1] + files[-1:]:  # the oldest of a, the newest of b
+        content = bytearray(path.read_bytes())
+        chunk = pq.read_metadata(path).row_group(0).column(3)
+        content[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size - 1] ^= 1
+        path.write_bytes(content)
+    newest = check_files(store, 3 * files[-1].stat().st_size)
+    assert [one.path for one in newest.damaged] == files[-1:]
+    assert 2 <= newest.read < newest.files == 6
+    assert "CRC" in newest.damaged[0].reason
+    everything = check_files(store, None)
+    assert [one.path for one in everything.damaged] == files[:1] + files[-1:]
+    assert everything.read == 6

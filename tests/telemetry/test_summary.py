@@ -380,7 +380,7 @@ def test_telemetry_of_days_that_no_job_needs_is_not_read(filled: Site) -> None:
     filled.summarize()
     assert filled.found()[20, 24 * 9]["hbm_peak_mib"] == 9.0
     filled.telemetry(node("n2", 24, 25, hbm=9.0))
-    with pytest.raises(StoreError, match="telemetry cannot be read"):
+    with pytest.raises(StoreError, match=f"{damaged}: cannot be read"):
         filled.summarize()
     assert filled.open_days == [1]
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
 from almanac.config import Config
 from telemetry.attribution import Job
+from telemetry.database import connect
 from telemetry.engine import compute, prepare
 from telemetry.metrics.options import Options
 from telemetry.store import Store
@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Run:
             paths = [root / "b.parquet", root / "a.parquet"]
             for path, part in zip(paths, (frame[:half], frame[half:]), strict=True):
                 pq.write_table(telemetry(part), path)
-        with duckdb.connect(config={"threads": threads, "memory_limit": "512MiB"}) as db:
+        with connect([], memory_limit_mib=512, threads=threads) as db:
             results, _ = compute(db, prepare(db, paths, jobs, [], config, options=options), config)
         return {row["job_id"]: row for row in results.jobs.to_pylist()}, results.gpus.to_pylist()
 

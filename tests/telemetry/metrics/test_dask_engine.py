@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_read_is_said_as_it_is_locally(workers: Local, sto
             summarize(store, "c", OPEN, START_S, START_S + HOURS * 3600, mapper=mapper)
         said.append((str(caught.value), caught.value.hint))
     assert said[0] == said[1]
-    assert "telemetry cannot be read" in said[0][0]
+    assert f"{store.files('telemetry', 'c')[2]}: cannot be read" in said[0][0]
 
 
 def test_a_worker_that_does_not_see_the_store_is_an_error(workers: Local, store: Store) -> None:
