@@ -1,10 +1,10 @@
 #!python
 """`sbatch-almanac`: sbatch, with advice where somebody sits at a terminal. It always ends by becoming the real sbatch.
 
-This file is also a program by itself, run with `python -I`: a user's PYTHONHOME or PYTHONPATH must not matter. (The
-Debian package writes that into the first line; scripts/wheel/sbatch-almanac starts it so where pip has installed it,
-and pip writes the interpreter's path into the first line.) Until it is sure that there is somebody to ask, it imports next to nothing; and whatever
-goes wrong after that, even almanac missing, sbatch gets what was typed.
+This file is also a program by itself, run with `python -I`: a user's PYTHONHOME or PYTHONPATH must not matter. The
+Debian package writes that into the first line; where pip has installed it (and has written its interpreter into the
+first line), scripts/wheel/sbatch-almanac starts it so. Until it is sure that there is somebody to ask, it imports next
+to nothing; and whatever goes wrong after that, even almanac missing, sbatch gets what was typed.
 """
 
 from __future__ import annotations
