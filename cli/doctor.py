@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +12,7 @@ from almanac.errors import AlmanacError
 from almanac.hardware import gpu_models
 from almanac.units import format_count, format_duration, printable
 from cli.app import App
+from cli.doctor_filter import check_filter, check_node
 from cli.doctor_hooks import check_advice_files
 from cli.doctor_mail import check_mail
 from cli.doctor_spool import check_spool
@@ -32,13 +33,14 @@ _SHOWN = 5
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--node", "is_node", is_flag=True, help="Check only this host, whether srun works with cli_filter.lua.")
 @click.pass_obj
-def command(app: App, as_json: bool) -> int:
+def command(app: App, as_json: bool, is_node: bool) -> int:
     """Check configuration, store, Slurm's commands, accounting and weights, Prometheus and its counters.
 
-    Exit code 0 where nothing failed, 1 otherwise. Nothing is written.
+    The last line says whether the site is ready. Exit code 0 where nothing failed, 1 otherwise. Nothing is written.
     """
-    checks = list(examine(app))
+    checks = list(check_node(app) if is_node else examine(app))
     if as_json:
         click.echo(json_text([vars(check) for check in checks]))
     else:
@@ -47,7 +49,15 @@ def command(app: App, as_json: bool) -> int:
             click.echo(f"{click.style(mark, fg=color)}  {check.name}: {printable(check.said, 1000)}")
             if check.todo:
                 click.echo(f"      to do: {printable(check.todo, 1000)}")
+        if not is_node:
+            click.echo(verdict(checks))
     return 1 if any(check.status == "fail" for check in checks) else 0
+
+
+def verdict(checks: Sequence[Check]) -> str:
+    """One line: whether the site is ready, or what has to be settled first."""
+    open_names = dict.fromkeys(check.name for check in checks if check.status == "fail" or check.is_blocking)
+    return f"The site is not ready: {', '.join(open_names)}." if open_names else "The site is ready."
 
 
 def examine(app: App) -> Iterator[Check]:
@@ -247,6 +257,7 @@ PROBES: dict[str, Callable[[App], Iterator[Check]]] = {
     "services": check_services,
     "priority": check_priority,
     "advice files": check_advice_files,
+    "cli_filter": check_filter,
     "mail": check_mail,
     "ended jobs": check_spool,
 }

@@ -68,7 +68,8 @@ copy_files() {
     install -Dm644 -t "$share/almanac/lua" $hooks/lua/*.lua
     install -Dm644 -t "$share/almanac/slurm" $hooks/standalone/*.lua
     install -Dm644 -t "$share/almanac/exporter" $hooks/exporter/*.csv
-    install -Dm755 -t "$ROOT/usr/libexec/almanac" $hooks/prolog/almanac-gpus.sh $hooks/spool/almanac-ended.sh
+    install -Dm755 -t "$ROOT/usr/libexec/almanac" $hooks/prolog/almanac-gpus.sh $hooks/spool/almanac-ended.sh \
+        $hooks/nodes/almanac-cli-filter.sh
     install -Dm644 -t "$ROOT/usr/lib/systemd/system" $system/systemd/*
     install -Dm644 $system/tmpfiles.conf "$ROOT/usr/lib/tmpfiles.d/slurm-almanac.conf"
     install -Dm644 $system/sysusers.conf "$ROOT/usr/lib/sysusers.d/slurm-almanac.conf"

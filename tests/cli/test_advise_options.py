@@ -30,5 +30,5 @@ def test_almanacs_own_options_may_stand_anywhere_before_the_script(argv: str, ex
 
 
 def test_a_missing_value_is_said_as_sbatch_would() -> None:
-    with pytest.raises(RequestError, match="--job-name .* has no value"):
+    with pytest.raises(RequestError, match=r"--job-name .* has no value"):
         own_first(["--json", "-J"])
