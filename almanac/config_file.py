@@ -34,7 +34,8 @@ WORDS = {
 def find_config(explicit: str | None = None) -> Path | None:
     """--config, then $ALMANAC_CONFIG, then /etc, then ~/.config; None where there is none.
 
-    Raises ConfigError where a file was named and is not there.
+    Raises ConfigError where a file was named and is not there, or where that of ~/.config is another user's: sudo and
+    su can keep HOME, and the configuration names programs to run.
     """
     for origin, named in (("--config", explicit), ("$ALMANAC_CONFIG", os.environ.get("ALMANAC_CONFIG"))):
         if named:
@@ -45,7 +46,13 @@ def find_config(explicit: str | None = None) -> Path | None:
     with contextlib.suppress(RuntimeError):  # no HOME, and no such user
         home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
         files.append(home / "almanac" / "config.toml")
-    return next((path for path in files if _is_file(path)), None)
+    found = next((path for path in files if _is_file(path)), None)
+    if found and found != SYSTEM_FILE and found.stat().st_uid not in (0, os.geteuid()):
+        raise ConfigError(
+            f"{found} belongs to uid {found.stat().st_uid}, and you are uid {os.geteuid()}",
+            "name it with --config if you trust its owner; sudo -i sets HOME to your own",
+        )
+    return found
 
 
 def _is_file(path: Path) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,36 @@ if TYPE_CHECKING:
 
 NO_EVIDENCE = 10
 MAX_SCRIPT_BYTES = 4 << 20
+OWN = ("--user", "--why", "--json", "--help")
+
+
+class OwnOptionsFirst(click.Command):
+    """Takes almanac's own options wherever they stand before the script; what follows the script is the script's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, own_first(args))
+
+
+def own_first(argv: Sequence[str]) -> list[str]:
+    """The same words with almanac's own options before sbatch's. Raises RequestError where a value is missing."""
+    from telemetry.slurm.options import option_length
+
+    own: list[str] = []
+    theirs: list[str] = []
+    at = 0
+    while at < len(argv):
+        is_own = argv[at].partition("=")[0] in OWN
+        length = (2 if argv[at] == "--user" else 1) if is_own else int(argv[at] == ":") or option_length(argv[at:])
+        if not length:
+            break
+        (own if is_own else theirs).extend(argv[at : at + length])
+        at += length
+    return [*own, *theirs, *argv[at:]]
 
 
 @click.command(
     "advise",
+    cls=OwnOptionsFirst,
     # No short option of ours: click would find an "h" in the middle of sbatch's "-Chbm80g".
     context_settings={
         "ignore_unknown_options": True,
@@ -43,9 +70,9 @@ MAX_SCRIPT_BYTES = 4 << 20
 def command(app: App, user: str | None, why: bool, as_json: bool, submission: tuple[str, ...]) -> int:
     """Say which memory tier to ask for, from the caller's own past jobs, and how long the job may take.
 
-    After almanac's own options comes what would follow `sbatch`: its options, then a script, whose #SBATCH lines are
-    read (`-` reads it from standard input). Options win over the environment's SBATCH_* and over the script, as with
-    sbatch.
+    Give what would follow `sbatch`: its options, then a script, whose #SBATCH lines are read (`-` reads it from
+    standard input). Options win over the environment's SBATCH_* and over the script, as with sbatch. almanac's own
+    options may stand anywhere before the script; whatever follows the script belongs to it.
 
     Who may not read the store is told what was last published for them.
 

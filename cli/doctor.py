@@ -14,6 +14,7 @@ from almanac.hardware import gpu_models
 from almanac.units import format_count, format_duration, printable
 from cli.app import App
 from cli.doctor_backend import check_backend
+from cli.doctor_filter import check_filter, check_node
 from cli.doctor_hooks import check_advice_files
 from cli.doctor_mail import check_mail
 from cli.doctor_spool import check_spool
@@ -37,14 +38,15 @@ _SHOWN = 5
 @click.command("doctor")
 @click.option("--verify", is_flag=True, help="Read every file of the store, not only the newest 256 MiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--node", "is_node", is_flag=True, help="Check only this host, whether srun works with cli_filter.lua.")
 @click.pass_obj
-def command(app: App, verify: bool, as_json: bool) -> int:
+def command(app: App, verify: bool, as_json: bool, is_node: bool) -> int:
     """Check configuration, store, Slurm's commands, backend, accounting and weights, Prometheus and its counters.
 
-    Exit code 0 where nothing failed, 1 otherwise. Nothing is written.
+    The last line says whether the site is ready. Exit code 0 where nothing failed, 1 otherwise. Nothing is written.
     """
     app.are_strays_named = False
-    checks = list(examine(app, verify))
+    checks = list(check_node(app) if is_node else examine(app, verify))
     if as_json:
         click.echo(json_text([vars(check) for check in checks]))
     else:
@@ -53,7 +55,15 @@ def command(app: App, verify: bool, as_json: bool) -> int:
             click.echo(f"{click.style(mark, fg=color)}  {check.name}: {printable(check.said, 1000)}")
             if check.todo:
                 click.echo(f"      to do: {printable(check.todo, 1000)}")
+        if not is_node:
+            click.echo(verdict(checks))
     return 1 if any(check.status == "fail" for check in checks) else 0
+
+
+def verdict(checks: Sequence[Check]) -> str:
+    """One line: whether the site is ready, or what has to be settled first."""
+    open_names = dict.fromkeys(check.name for check in checks if check.status == "fail" or check.is_blocking)
+    return f"The site is not ready: {', '.join(open_names)}." if open_names else "The site is ready."
 
 
 def examine(app: App, verify: bool = False) -> Iterator[Check]:
@@ -267,6 +277,7 @@ PROBES: dict[str, Callable[[App], Iterator[Check]]] = {
     "services": check_services,
     "priority": check_priority,
     "advice files": check_advice_files,
+    "cli_filter": check_filter,
     "mail": check_mail,
     "ended jobs": check_spool,
 }

@@ -9,10 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Check:
-    """One finding; status is ok, warn or fail; todo is empty where it is ok. details: the same for programs."""
+    """One finding; status is ok, warn or fail; todo is empty where it is ok. details: the same for programs.
+
+    is_blocking: the site is not ready before this is settled, even where it is only a warning.
+    """
 
     name: str
     status: str
     said: str
     todo: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
+    is_blocking: bool = False

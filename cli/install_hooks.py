@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from slurm_hooks.install import Change
 
 PACKAGED = Path("/usr/share/almanac")
+FILTER_EVERYWHERE = """\
+Put cli_filter.lua beside slurm.conf on EVERY host that runs srun, sbatch or salloc, login and compute nodes alike, and
+set CliFilterPlugins=lua only then: where the file is missing, they fail, and so does every job step.
+`almanac doctor` says on which hosts that was not checked, and how to check it."""
 
 
 @click.command("install-hooks")
 @click.option("--prefix", default="/etc/slurm", show_default=True, type=click.Path(path_type=Path),
               help="Folder of slurm.conf.")  # fmt: skip
 @click.option("--job-submit", "job_submit", is_flag=True, help="Only job_submit.lua (on the controller).")
-@click.option("--cli-filter", "cli_filter", is_flag=True, help="Only cli_filter.lua (on login nodes).")
+@click.option("--cli-filter", "cli_filter", is_flag=True,
+              help="Only cli_filter.lua (on every host that runs srun, sbatch or salloc).")  # fmt: skip
 @click.option("--ended", "ended", is_flag=True,
               help="Only almanac-ended.sh (on the controller), for mail within minutes of a job's end.")  # fmt: skip
 @click.option("--lua-dir", metavar="DIR", help="Folder of almanac's Lua modules. [where they are installed]")
@@ -43,6 +48,9 @@ def command(
     Shows the difference. Nothing is written without --yes; each file that is changed is backed up beside itself.
     slurm.conf is never edited: the lines that it needs are said. Where hooks.advice_dir is not the usual folder, the
     line names it. almanac-ended.sh is put beside slurm.conf only where --ended asks for it.
+
+    cli_filter.lua has to be on login nodes and compute nodes alike, before CliFilterPlugins names lua: without it every
+    srun, sbatch and salloc there fails, job steps too.
     """
     from slurm_hooks.guarded_line import HOOKS
     from slurm_hooks.install import apply, diff_text
@@ -110,6 +118,8 @@ def _say_what_else(prefix: Path, hooks: list[Hook], needed: list[Change], is_rem
     lines = [] if is_removal else list(filter(None, (slurm_conf_line(prefix, hook) for hook in hooks)))
     if ended and not is_removal:
         lines += ended_conf_lines(prefix)
+    if not is_removal and any(hook.kind == "cli_filter" for hook in hooks):
+        click.echo(f"\n{FILTER_EVERYWHERE}")
     if lines:
         click.echo(f"\n{prefix / 'slurm.conf'} needs, on every host (then restart slurmctld):")
         for line in lines:

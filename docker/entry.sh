@@ -7,11 +7,11 @@ role=$1
 case $role in
 dbd) services="munged mariadb slurmdbd" ;;
 ctl) services="munged slurmctld almanac" ;;
-node) services="munged slurmd exporter bmc" ;;
+node | bare-node) services="munged slurmd exporter bmc" ;;
 login) services="munged" ;;
 prometheus | mail) services=$role ;;
 *)
-    echo "no role $role: expected dbd, ctl, node, login, prometheus or mail" >&2
+    echo "no role $role: expected dbd, ctl, node, bare-node, login, prometheus or mail" >&2
     exit 2
     ;;
 esac
@@ -32,7 +32,9 @@ for user in alice bob; do
     install -d -m 700 -o "$user" -g "$user" "/home/$user"
     install -m 644 -o "$user" -g "$user" /usr/local/share/cluster/train.sh "/home/$user/train.sh"
 done
-if [ "$role" = node ]; then
+# A node on which cli_filter.lua was forgotten: srun fails there.
+[ "$role" != bare-node ] || rm -f /etc/slurm/cli_filter.lua
+if [ "$role" != "${role%node}" ]; then
     # What slurmd wants behind File= of gres.conf: four more of /dev/null.
     for index in 0 1 2 3; do
         [ -e "/dev/nvidia$index" ] || mknod -m 666 "/dev/nvidia$index" c 1 3

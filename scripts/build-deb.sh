@@ -58,7 +58,7 @@ write_commands() {
     printf '#!%s/bin/python -I\nfrom cli.main import main\n\nmain()\n' "$HOME_DIR" >"$bin/almanac"
     mkdir -p "$ROOT/usr/bin"
     ln -s "$HOME_DIR/bin/almanac" "$ROOT/usr/bin/almanac"
-    { printf '#!%s/bin/python -I\n' "$HOME_DIR"; cat slurm_hooks/sbatch_almanac.py; } >"$bin/sbatch-almanac"
+    sed "1s|.*|#!$HOME_DIR/bin/python -I|" slurm_hooks/sbatch_almanac.py >"$bin/sbatch-almanac"
     ln -s "$HOME_DIR/bin/sbatch-almanac" "$ROOT/usr/bin/sbatch-almanac"
     chmod 755 "$bin/almanac" "$bin/sbatch-almanac"
 }
@@ -68,7 +68,8 @@ copy_files() {
     install -Dm644 -t "$share/almanac/lua" $hooks/lua/*.lua
     install -Dm644 -t "$share/almanac/slurm" $hooks/standalone/*.lua
     install -Dm644 -t "$share/almanac/exporter" $hooks/exporter/*.csv
-    install -Dm755 -t "$ROOT/usr/libexec/almanac" $hooks/prolog/almanac-gpus.sh $hooks/spool/almanac-ended.sh
+    install -Dm755 -t "$ROOT/usr/libexec/almanac" $hooks/prolog/almanac-gpus.sh $hooks/spool/almanac-ended.sh \
+        $hooks/nodes/almanac-cli-filter.sh
     install -Dm644 -t "$ROOT/usr/lib/systemd/system" $system/systemd/*
     install -Dm644 $system/tmpfiles.conf "$ROOT/usr/lib/tmpfiles.d/slurm-almanac.conf"
     install -Dm644 $system/sysusers.conf "$ROOT/usr/lib/sysusers.d/slurm-almanac.conf"

@@ -1,8 +1,10 @@
+#!python
 """`sbatch-almanac`: sbatch, with advice where somebody sits at a terminal. It always ends by becoming the real sbatch.
 
-This file is also a program by itself (the Debian package puts `#!.../python -I` above it: a user's PYTHONHOME or
-PYTHONPATH must not matter). Until it is sure that there is somebody to ask, it imports next to nothing; and whatever
-goes wrong after that, even almanac missing, sbatch gets what was typed.
+This file is also a program by itself, run with `python -I`: a user's PYTHONHOME or PYTHONPATH must not matter. The
+Debian package writes that into the first line; where pip has installed it (and has written its interpreter into the
+first line), scripts/wheel/sbatch-almanac starts it so. Until it is sure that there is somebody to ask, it imports next
+to nothing; and whatever goes wrong after that, even almanac missing, sbatch gets what was typed.
 """
 
 from __future__ import annotations
@@ -17,6 +19,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+PACKED = b"ALMANAC_ENVIRON_"
+"""Variables with numbers, in which scripts/wheel/sbatch-almanac hands on the environment that it got, in base64."""
+PART_BYTES = 128_000
+"""Length of each of them but the last."""
+MAX_PARTS = 100
 MARK_FD = 719
 MARK = 719_000_000_000_000
 """A mark that sbatch inherits and its job does not: an open file at MARK_FD whose offset is MARK + 10 x tried + told.
@@ -51,15 +58,37 @@ def initial_environment() -> dict[bytes, bytes]:
     """The environment as it came: Python itself sets LC_CTYPE in the C locale, and the job would inherit that."""
     try:
         with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 - pathlib takes 3 ms
-            entries = file.read().split(b"\0")
+            environment = _variables(file.read())
     except OSError:
-        return dict(os.environb)
-    environment: dict[bytes, bytes] = {}
-    for entry in entries:
+        environment = dict(os.environb)
+    block = b""
+    for number in range(MAX_PARTS):
+        part = environment.pop(PACKED + b"%d" % number, b"")
+        block += _decoded(part)
+        if len(part) < PART_BYTES:
+            break
+    return _variables(block) or environment
+
+
+def _variables(block: bytes) -> dict[bytes, bytes]:
+    variables: dict[bytes, bytes] = {}
+    for entry in block.split(b"\0"):
         name, equals, value = entry.partition(b"=")
         if equals:
-            environment.setdefault(name, value)
-    return environment
+            variables.setdefault(name, value)
+    return variables
+
+
+def _decoded(part: bytes) -> bytes:
+    """Raises no error: what is not the launcher's counts as nothing."""
+    if not part:
+        return b""
+    import binascii
+
+    try:
+        return binascii.a2b_base64(part)
+    except binascii.Error:
+        return b""
 
 
 def may_matter(environ: Mapping[str, str]) -> bool:

@@ -52,6 +52,7 @@ SLOW = {
     "test_summary.py",
     "test_summary_killed.py",
     "test_summary_splits.py",
+    "test_wheel.py",
     "test_workers.py",
 }
 

@@ -1,4 +1,5 @@
--- cli_filter.lua for a site without one of its own: copy it beside slurm.conf and set CliFilterPlugins=lua.
+-- cli_filter.lua for a site without one of its own: copy it beside slurm.conf on every host that runs
+-- srun, sbatch or salloc (login and compute nodes), and only then set CliFilterPlugins=lua.
 -- Every submission is accepted; the guarded line shows advice where somebody sits at a terminal.
 
 function slurm_cli_setup_defaults(options, early_pass)

@@ -1,6 +1,7 @@
 """sbatch's options: which exist, which take a value, and how #SBATCH lines and argument lists spell them.
 
-The table joins 22.05, 24.11 and 26.05. An option that is not in it (a SPANK plugin's) is passed over, never an error.
+The table joins 22.05, 24.11, 25.11 and 26.05. An option that is not in it (a SPANK plugin's) is passed over, and is
+never an error.
 """
 
 from __future__ import annotations
@@ -16,21 +17,25 @@ def _names(text: str) -> frozenset[str]:
 
 
 FLAGS = _names(
-    """consolidate-segments contiguous help hold ignore-pbs no-requeue no-shell overcommit oversubscribe parsable quiet
-    reboot share spread-job spread-segments stepmgr test-only usage use-min-nodes verbose version wait"""
+    """consolidate-segments contiguous external help hold ignore-pbs no-requeue no-shell overcommit oversubscribe
+    parsable quiet reboot share spread-job spread-segments stepmgr test-only usage use-min-nodes verbose version
+    wait"""
 )
 OPTIONAL_VALUE = _names("exclusive get-user-env immediate nice no-kill oom-kill-step propagate requeue resv-ports x11")
 WITH_VALUE = _names(
     """account acctg-freq array autocomplete batch bb bbf begin chdir cluster cluster-constraint clusters comment
-    constraint container container-id container-type core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task
-    deadline delay-boot dependency distribution error exclude export export-file extra extra-node-info gid gpu-bind
-    gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint input job-name kill-on-invalid-dep
-    licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile nodelist nodes
-    ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode output partition
-    power prefer priority profile qos reservation segment signal sockets-per-node switches thread-spec
-    threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey wrap"""
+    constraint container container-id container-type context core-spec cores-per-socket cpu-freq cpus-per-gpu
+    cpus-per-task deadline delay-boot dependency distribution error exclude export export-file extra extra-node-info
+    gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint input job-name
+    kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network
+    nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres
+    open-mode output partition power prefer priority profile qos reservation resources segment signal
+    sockets-per-node switches tasks-per-node thread-spec threads-per-core time time-min tmp tres-bind tres-per-task
+    uid wait-all-nodes wckey wrap"""
 )
 ALL = FLAGS | OPTIONAL_VALUE | WITH_VALUE
+ALIASES = {"tasks-per-node": "ntasks-per-node"}
+"""Another name of an option, and the name that counts."""
 SHORT = {
     "a": "array", "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
     "d": "dependency", "D": "chdir", "e": "error", "F": "nodefile", "G": "gpus", "h": "help", "H": "hold", "i": "input",
@@ -149,10 +154,18 @@ def environment_options(environ: Mapping[str, str]) -> list[Option]:
 
 def long_name(written: str) -> str | None:
     """The option that a long name or an unambiguous beginning of it means; None where it is not known."""
-    if written in ALL:
-        return written
-    matches = [name for name in ALL if name.startswith(written)]
-    return matches[0] if len(matches) == 1 else None
+    matches = [written] if written in ALL else [name for name in ALL if name.startswith(written)]
+    return ALIASES.get(matches[0], matches[0]) if len(matches) == 1 else None
+
+
+def option_length(argv: Sequence[str]) -> int:
+    """How many words the option is that argv begins with, its value among them; 0 where it begins with none.
+
+    Raises RequestError where the option's value is missing.
+    """
+    if not argv or argv[0] == "--" or not _is_option(argv[0]):
+        return 0
+    return _take([(word, "command line") for word in argv[:2]], [])
 
 
 def _is_option(word: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,29 @@ def test_the_environment_and_the_home_folder_are_looked_at(tmp_path: Path, monke
     named.touch()
     monkeypatch.setenv("ALMANAC_CONFIG", str(named))
     assert find_config() == named
+
+
+class Owned:
+    """What stat says of a file, under another owner."""
+
+    def __init__(self, real: os.stat_result, uid: int) -> None:
+        self.st_mode, self.st_uid = real.st_mode, uid
+
+
+def test_another_users_file_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root by sudo with the user's HOME: slurm.bin_dir names programs that would run as root."""
+    monkeypatch.setattr("almanac.config_file.SYSTEM_FILE", tmp_path / "etc.toml")
+    monkeypatch.delenv("ALMANAC_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = tmp_path / "almanac" / "config.toml"
+    path.parent.mkdir()
+    path.touch()
+    assert find_config() == path
+    stat = Path.stat
+    monkeypatch.setattr(Path, "stat", lambda self, **how: Owned(stat(self, **how), 4242))
+    with pytest.raises(ConfigError, match="belongs to uid"):
+        find_config()
+    assert find_config(str(path)) == path
 
 
 def test_the_hardware_table_has_every_promised_model_with_a_source() -> None:

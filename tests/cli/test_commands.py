@@ -117,6 +117,15 @@ def test_short_options_glued_to_their_value_are_sbatchs(site: CommandLine) -> No
     assert advice["request"]["job_name"] == "test-h"
 
 
+def test_our_options_count_after_sbatchs_and_not_after_the_script(site: CommandLine) -> None:
+    asked = ("-J", "x", "--tasks-per-node=2", "--gpus=4", "--json", "--user", "nobody-knows")
+    advice = site.json("advise", *asked, ok=(10,))
+    assert (advice["request"]["user"], advice["request"]["gpu_count"]) == ("nobody-knows", 4)
+    path = site.folder / "args.sh"
+    path.write_text("#!/bin/sh\n")
+    assert not site("advise", "--user", "nobody-knows", "-G4", str(path), "--json", ok=(10,)).startswith("{")
+
+
 def test_a_stranger_gets_no_advice_and_a_code_of_its_own(site: CommandLine) -> None:
     text = site("advise", "--user", "nobody-knows", "--gpus=4", "-C", "gpu&hbm80g", ok=(10,))
     assert "on 4 GPUs (0 measured runs, 5 needed): nothing is advised" in text

@@ -46,6 +46,16 @@ def test_without_yes_it_only_shows(site: Path) -> None:
     assert "CliFilterPlugins=lua\n" not in done.output, "slurm.conf has it"
 
 
+def test_it_says_where_cli_filter_lua_has_to_be_before_slurm_conf_names_it(site: Path) -> None:
+    """Without it a compute node fails every job step."""
+    (site / "slurm.conf").write_text("ClusterName=x\n")
+    said = run(site, "--cli-filter").output
+    assert "on EVERY host that runs srun, sbatch or salloc, login and compute nodes alike" in said
+    assert said.index("EVERY host") < said.index("  CliFilterPlugins=lua\n")
+    assert "EVERY host" not in run(site, "--job-submit").output
+    assert "EVERY host" not in run(site, "--cli-filter", "--remove").output
+
+
 def test_there_and_back_again(site: Path) -> None:
     before = contents(site)
     done = run(site, "--yes")

@@ -347,6 +347,14 @@ def test_the_options_of_a_script_count(bench: Bench) -> None:
     assert "almanac" not in ended(bench.terminal("sub/job.sh"))
 
 
+@pytest.mark.parametrize(
+    "option", [["--tasks-per-node", "4"], ["--context", "s0"], ["--resources", "power:1"], ["--external"]]
+)
+def test_options_of_every_release_are_known(bench: Bench, option: list[str]) -> None:
+    """An option that is not known hides what follows it, and nothing is said."""
+    assert QUESTION in bench.answer("n", *option, *GPU_JOB)
+
+
 def test_the_environments_options_count(bench: Bench) -> None:
     bench.answer("y", "-Jtrain-bert-1", "--wrap=x", SBATCH_GPUS="2", SBATCH_CONSTRAINT="gpu&hbm80g")
     assert bench.got == ["-Jtrain-bert-1", "--wrap=x", "--constraint=gpu&hbm40g"]

@@ -52,7 +52,7 @@ def test_the_job_is_as_configured(tmp_path: Path) -> None:
     assert {"-p cpu", "-A ops", "-t 00:45:00", "--qos=low", "--constraint=a&b", "--exclusive"} <= options
     assert {"-n 1", "--cpus-per-task=6", "--mem=9G"} <= options
     [command] = [line for line in lines if "distributed.cli.dask_worker" in line]
-    assert command.startswith("/shared/venv/bin/python -m distributed.cli.dask_worker tls://127.0.0.1:")
+    assert command.startswith("/shared/venv/bin/python -P -m distributed.cli.dask_worker tls://127.0.0.1:")
     for part in ("--nworkers 6", "--nthreads 1", "--memory-limit 1.50GiB", "--local-directory $TMPDIR/x"):
         assert part in command
     assert "--death-timeout 60" in command

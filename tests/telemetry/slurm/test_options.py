@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from almanac.errors import RequestError
-from telemetry.slurm.options import ALL, SHORT, WITH_VALUE, Option, environment_options, parse_options, parse_script
+from telemetry.slurm.options import (
+    ALL,
+    SHORT,
+    WITH_VALUE,
+    Option,
+    environment_options,
+    option_length,
+    parse_options,
+    parse_script,
+)
 
 
 def script(*lines: str) -> list[tuple[str, str | None]]:
@@ -110,6 +119,27 @@ def test_where_the_options_end(argv: list[str], rest: list[str]) -> None:
 def test_values_of_the_command_line_are_taken_as_they_are() -> None:
     [option], _ = parse_options(["--job-name=a #b \"c'\n"])
     assert option.value == "a #b \"c'\n"
+
+
+@pytest.mark.parametrize("argv", [["--tasks-per-node=4"], ["--tasks-per-node", "4"], ["--ntasks-per-node", "4"]])
+def test_another_name_of_an_option_is_that_option(argv: list[str]) -> None:
+    assert parse_options([*argv, "job.sh"]) == ([Option("ntasks-per-node", "4")], ["job.sh"])
+
+
+@pytest.mark.parametrize("argv", [["--context", "s0:c1"], ["--resources", "power:3"], ["--external"]])
+def test_options_of_later_releases_do_not_hide_the_script(argv: list[str]) -> None:
+    assert parse_options([*argv, "-J", "train", "job.sh", "--json"])[1] == ["job.sh", "--json"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "length"),
+    [
+        (["-J", "--json"], 2), (["-Jx", "a"], 1), (["--gpus=4", "a"], 1), (["--gpus", "4"], 2), (["-HJ", "a"], 2),
+        (["--nice", "a"], 1), (["--plugins-own", "a"], 1), (["job.sh"], 0), (["--", "a"], 0), (["-"], 0), ([], 0),
+    ],
+)  # fmt: skip
+def test_how_many_words_an_option_is(argv: list[str], length: int) -> None:
+    assert option_length(argv) == length
 
 
 def test_input_variables() -> None:

@@ -1,0 +1,140 @@
+"""`almanac doctor` on cli_filter.lua: whether it is on every host that needs it, as far as can be known from here."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from almanac.errors import AlmanacError
+from almanac.units import format_count, format_duration, printable
+from cli.app import App
+from cli.findings import Check
+
+NAME = "cli_filter"
+SCRIPT = "almanac-cli-filter.sh"
+RECORD = "checked-hosts"
+"""File beside the configuration file that keeps what SCRIPT said on each host."""
+FRESH_S = 30 * 86_400
+_SHOWN = 5
+_LINE = re.compile(r"(?:.*\s)?(\S+) (ok|absent|broken|unknown) (\d{1,12})\s*")
+_SAID = {
+    "ok": "cli_filter.lua is here, and sbatch starts",
+    "absent": "no cli_filter.lua that every user can read lies beside slurm.conf",
+    "broken": "sbatch, srun and salloc do not start: CliFilterPlugins=lua needs cli_filter.lua beside slurm.conf",
+    "unknown": "sbatch or slurm.conf was not found",
+}
+
+
+@dataclass(frozen=True)
+class HostCheck:
+    """What SCRIPT said on a host, and when."""
+
+    host: str
+    status: str
+    at_s: int
+
+
+def check_node(app: App) -> Iterator[Check]:
+    """This host alone, for `almanac doctor --node` on login and compute nodes: without a store."""
+    found = _this_host(app)
+    todo = (
+        ""
+        if found.status == "ok"
+        else "install-hooks --cli-filter --yes here, or copy cli_filter.lua from another host"
+    )
+    yield Check(NAME, "ok" if found.status == "ok" else "fail", f"{found.host}: {_SAID[found.status]}", todo)
+
+
+def check_filter(app: App) -> Iterator[Check]:
+    """This host and, by the record, the others. Nothing is said where neither slurm.conf nor a record is of it."""
+    from telemetry.slurm.commands import controller_config
+
+    try:
+        is_on = bool(re.search(r"^CliFilterPlugins\s*=.*\blua\b", controller_config(app.commands), re.MULTILINE))
+        nodes = _node_names(app) if is_on or record_path(app).is_file() else []
+    except AlmanacError:
+        return  # said by the check of Slurm
+    if not nodes:
+        return
+    known = {check.host: check for check in read_record(record_path(app), app.now_s())}
+    here = _this_host(app)
+    if here.status != "unknown":  # else no job is submitted from here
+        known[here.host] = here
+    yield from _findings(nodes, known, is_on, app)
+
+
+def _findings(
+    nodes: Sequence[tuple[str, str]], known: Mapping[str, HostCheck], is_on: bool, app: App
+) -> Iterator[Check]:
+    """nodes: NodeName and NodeHostName of each compute node."""
+    faulty = sorted(check.host for check in known.values() if check.status != "ok")
+    hosts = Counter(
+        host for _, host in nodes
+    )  # a host of several nodes stands for none of them: each has its configuration
+    unchecked = [name for name, host in nodes if name not in known and (host not in known or hosts[host] > 1)]
+    if faulty:
+        said = f"srun, sbatch and salloc fail without it, or will, on {_named(faulty)}"
+        todo = "put cli_filter.lua beside slurm.conf there, then check again (docs/hooks.md)"
+        if is_on:
+            todo = f"take lua out of CliFilterPlugins until this is done: {todo}"
+        yield Check(NAME, "fail" if is_on else "warn", said, todo, {"hosts": faulty}, is_blocking=True)
+    if unchecked:
+        said = f"not checked on {format_count(len(unchecked))} compute nodes: {_named(unchecked)}"
+        todo = f"clush -qNw @all sh -s <{_script()} >{record_path(app)}, login nodes too"
+        yield Check(NAME, "warn", said, todo, {"hosts": unchecked}, is_blocking=True)
+    if not faulty and not unchecked:
+        age = format_duration(max(0, app.now_s() - min((check.at_s for check in known.values()), default=0)))
+        switch = "" if is_on else "; CliFilterPlugins=lua can be set"
+        others = f"{format_count(len(known))} hosts, all {format_count(len(nodes))} compute nodes among them"
+        yield Check(NAME, "ok", f"cli_filter.lua is on {others}, checked within {age}{switch}")
+
+
+def record_path(app: App) -> Path:
+    return (Path(app.config.source).parent if app.config.source else Path("/etc/almanac")) / RECORD
+
+
+def read_record(path: Path, now_s: int) -> list[HostCheck]:
+    """What is not too old of the record, the newest of each host last; other lines (clush's own) are passed over."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = (HostCheck(match[1], match[2], int(match[3])) for line in lines if (match := _LINE.fullmatch(line)))
+    return sorted((check for check in found if check.at_s > now_s - FRESH_S), key=lambda check: check.at_s)
+
+
+def _this_host(app: App) -> HostCheck:
+    bin_dir = app.config.slurm.bin_dir
+    path = ":".join(filter(None, (bin_dir, os.environ.get("PATH", os.defpath))))
+    done = subprocess.run(
+        ["/bin/sh", str(_script())], env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    match = _LINE.fullmatch(done.stdout)
+    return (
+        HostCheck(match[1], match[2], int(match[3]))
+        if match
+        else HostCheck(os.uname().nodename, "unknown", app.now_s())
+    )
+
+
+def _script() -> Path:
+    import slurm_hooks
+
+    packaged = Path("/usr/libexec/almanac") / SCRIPT
+    return packaged if packaged.is_file() else Path(slurm_hooks.__file__).parent / "nodes" / SCRIPT
+
+
+def _node_names(app: App) -> list[tuple[str, str]]:
+    lines = app.commands(["sinfo", "-h", "-N", "-o", "%N %n"]).decode("utf-8", "replace").splitlines()
+    return sorted({(words[0], words[1]) for line in lines if len(words := line.split()) == 2})
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {format_count(len(names) - _SHOWN)} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(printable(name, 60) for name in names[:_SHOWN])}{more}"
