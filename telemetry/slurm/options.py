@@ -165,7 +165,7 @@ def option_length(argv: Sequence[str]) -> int:
     """
     if not argv or argv[0] == "--" or not _is_option(argv[0]):
         return 0
-    return _take([(word, "command line") for word in argv[:2]], [])
+    return _take([(word, "command line") for word in argv[:2]], 0, [])
 
 
 def _is_option(word: str) -> bool:
