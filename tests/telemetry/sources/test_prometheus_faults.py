@@ -172,7 +172,7 @@ def test_too_many_samples_halves_the_chunk(serve: Serve) -> None:
 
     stub = serve(limited)
     batches = list(source(stub.url).read(HOUR_S, HOUR_S + 3600))
-    assert [batch.watermark_s for batch in batches] == [HOUR_S + 900 * n for n in (1, 2, 3, 4)]
+    assert [batch.watermark_s for batch in batches] == [HOUR_S + 900 * n + 1 for n in range(4)]
     assert [batch.rows["time_ms"].to_pylist() for batch in batches] == [[(HOUR_S + 900 * n) * 1000] for n in range(4)]
 
 
@@ -206,12 +206,19 @@ def test_what_was_read_before_a_failure_stays_read(serve: Serve) -> None:
     with pytest.raises(ServerError):
         for batch in source(stub.url, retries=1).read(HOUR_S, HOUR_S + 5400):
             got.append(batch)
-    assert [batch.watermark_s for batch in got] == [HOUR_S + 3600]
+    assert [batch.watermark_s for batch in got] == [HOUR_S + 1], "behind its only sample"
 
 
 def test_a_span_without_samples_moves_no_watermark(serve: Serve) -> None:
     stub = serve(lambda path, n: (200, answer("vector", [])))
     assert list(source(stub.url).read(HOUR_S, HOUR_S + 7200)) == []
+
+
+def test_a_clock_that_is_ahead_moves_no_watermark_past_what_was_scraped(serve: Serve) -> None:
+    """The server's newest sample is of HOUR_S; this host says that it is two hours later."""
+    stub = serve(lambda path, n: (200, healthy(path) if span_of(path)[0] <= HOUR_S + 3600 else answer("vector", [])))
+    (batch,) = source(stub.url).read(HOUR_S, NOW_S)
+    assert batch.watermark_s == HOUR_S + 1, "the rest of the hour is still to come"
 
 
 def test_samples_of_the_future_are_noted_and_left(serve: Serve) -> None:
