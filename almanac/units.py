@@ -63,6 +63,11 @@ def printable(text: str, limit: int = 200) -> str:
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
 
 
+def valid_unicode(text: str) -> str:
+    """Text that UTF-8 can hold: a lone surrogate, as JSON's "\\ud800" gives, becomes "?"."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def cell_text(value: object, *, is_for_spreadsheets: bool) -> str:
     """A value as a cell of separated text: None is empty, a list joined by ";", control characters become "?".
 

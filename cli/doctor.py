@@ -114,9 +114,9 @@ def _check_files(store: Store) -> Iterator[Check]:
 def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
     from telemetry.marks import ahead_s
 
-    for source, mark in store.watermarks(cluster).items():
-        if ahead := ahead_s(mark, app.now_s()):
-            yield Check(f"{source} of {cluster}", "fail", *_future(source, mark, ahead), {"ahead_s": ahead})
+    for source, mark_s in store.watermarks(cluster).items():
+        if ahead := ahead_s(mark_s, app.now_s()):
+            yield Check(f"{source} of {cluster}", "fail", *_future(source, mark_s, ahead))
     for source in [name for name in configured_sources(app) if name in ("sacct", "prometheus")]:
         mark = store.watermark(source, cluster)
         if mark is None:
