@@ -57,7 +57,7 @@ class PrometheusSource:
         a server that was down. Raises ServerError where it cannot be asked; batches given before that stand.
         """
         newest_s = int(self._clock()) - self._config.delay_s
-        start_s, end_s = since_s, min(until_s, newest_s)
+        start_s, end_s = max(since_s, 0), min(until_s, newest_s)
         future = self._future_samples() if since_s < newest_s < until_s + _FUTURE_S else Counts()
         while start_s < end_s:
             stop_s = min(_border(start_s, self._span_s), end_s)
