@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from almanac.config import Config
 from almanac.config_file import find_config, load_config
 from almanac.errors import ConfigError, NotAllowedError, StoreError
+from almanac.units import valid_unicode
 
 if TYPE_CHECKING:
     from reports.own_files import OwnFiles
@@ -146,4 +147,4 @@ class App:
             return self.caller
         if not self.is_operator:
             raise NotAllowedError(f"{asked} is another user, and {self.caller} is no operator", "leave --user out")
-        return asked
+        return valid_unicode(asked)
