@@ -43,8 +43,7 @@ def move_marks(store: Store, cluster: str, now_s: int) -> None:
 
 def pull_back_marks(store: Store, cluster: str, now_s: int) -> None:
     """Mail goes on after a clock that was ahead: its marks in the future are set to an hour ago."""
-    from reports.week import TOLD
-    from reports.weekly import TRIED
+    from reports.week import TOLD, TRIED
 
     for mark in (STARTED, SEEN, ASKED, DAILY, TOLD, TRIED):
         store.pull_back_watermark(mark, cluster, now_s, now_s - 3600)
