@@ -83,7 +83,7 @@ def load(models_dir: Path) -> Trained | None:
     hbm_meta = read_meta(models_dir / "hbm" / version)
     try:
         return _trained(meta, read_texts(folder, meta), hbm_meta)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StoreError(f"{folder}: meta.json lacks or garbles a field: {error!r}", _RETRAIN) from error
 
 
@@ -96,7 +96,7 @@ def load_learned(models_dir: Path) -> dict[str, Learned]:
     meta = read_meta(folder)
     try:
         return {str(name): Learned(int(each["updated_s"]), each["artefact"]) for name, each in meta["services"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StoreError(f"{folder}: meta.json lacks or garbles a field: {error!r}", _RETRAIN) from error
 
 
@@ -234,7 +234,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     path = folder / "meta.json"
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path}: cannot be read: {error}", _RETRAIN) from error
     if not isinstance(meta, dict) or "schema" not in meta:
         raise StoreError(f"{path}: not the description of a trained model", _RETRAIN)

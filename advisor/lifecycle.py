@@ -28,6 +28,8 @@ def faults_of(trained: Trained, config: Config, now_s: int) -> list[str]:
         return []
     faults = []
     age_days = (now_s - trained.trained_s) / 86_400
+    if age_days < -1:
+        faults.append(f"trained {-age_days:.0f} days in the future, by a clock that was ahead: train again")
     if age_days > config.training.max_age_days:
         faults.append(f"trained {age_days:.0f} days ago, accepted are {config.training.max_age_days}")
     ours, simplest = trained.scores.get("almanac", NOTHING), trained.scores.get(SIMPLEST, NOTHING)

@@ -75,10 +75,15 @@ def roll_back(models_dir: Path) -> str:
     return older[-1]
 
 
-def prune(models_dir: Path, keep: int) -> list[str]:
-    """Removes all but the newest `keep` versions, and never the current one; the names of those removed."""
+def prune(models_dir: Path, keep: int, trained: str | None = None) -> list[str]:
+    """Removes all but the newest `keep` versions, and never the current one; the names of those removed.
+
+    trained: the version that was trained just now. A later one is of a clock that was ahead, and counts as the oldest.
+    """
     current = current_version(models_dir)
     names = [each.name for each in versions(models_dir)]
+    if trained is not None:
+        names.sort(key=lambda name: _in_order(name) <= _in_order(trained))
     removed = [name for name in names[: max(len(names) - keep, 0)] if name != current]
     for name in removed:
         for kind in KINDS:

@@ -35,11 +35,11 @@ class Slurm:
     backend: str = _key(
         "commands", "how slurmctld is asked and told: commands, or pyslurm, which works with Slurm 25.11 only"
     )
-    timeout_s: int = _key(300, "seconds after which a Slurm command is given up", low=1)
-    lookback_days: int = _key(30, "days of accounting that the first ingest asks for", low=1)
-    window_hours: int = _key(24, "accounting is asked for in windows of this many hours", low=1)
+    timeout_s: int = _key(300, "seconds after which a Slurm command is given up", low=1, high=86400)
+    lookback_days: int = _key(30, "days of accounting that the first ingest asks for", low=1, high=36500)
+    window_hours: int = _key(24, "accounting is asked for in windows of this many hours", low=1, high=87600)
     overlap_hours: int = _key(
-        6, "hours before the last read that are read again: slurmdbd can be told late of a job's end", low=1
+        6, "hours before the last read that are read again: slurmdbd can be told late of a job's end", low=1, high=87600
     )
     read_steps: bool = _key(
         True, "read the steps of GPU jobs too: one more sacct query for 500 ended GPU jobs; needed for step metrics"
@@ -56,12 +56,14 @@ class Prometheus:
     password_file: str = _key("", "file that holds the password")
     token_file: str = _key("", "file that holds a bearer token")
     ca_file: str = _key("", "certificate authority for https; empty: the system's")
-    timeout_s: float = _key(60.0, "seconds after which one query is given up", low=0.1)
-    retries: int = _key(4, "further tries of a query that failed, with exponential backoff", low=0)
-    chunk_minutes: int = _key(60, "minutes that one query asks for; halved where the server refuses", low=1)
+    timeout_s: float = _key(60.0, "seconds after which one query is given up", low=0.1, high=86400)
+    retries: int = _key(4, "further tries of a query that failed, with exponential backoff", low=0, high=1000)
+    chunk_minutes: int = _key(
+        60, "minutes that one query asks for; halved where the server refuses", low=1, high=525600
+    )
     max_samples: int = _key(5_000_000, "samples that may be held in memory at once", low=1000)
-    lookback_days: int = _key(15, "days that the first ingest asks for")
-    delay_s: int = _key(60, "newest samples are left for the next run for this many seconds", low=0)
+    lookback_days: int = _key(15, "days that the first ingest asks for", low=0, high=36500)
+    delay_s: int = _key(60, "newest samples are left for the next run for this many seconds", low=0, high=86400)
     host_suffix: str = _key("", "domain to cut from the exporter's host names; empty: everything after the first dot")
 
 
@@ -212,7 +214,7 @@ class Mail:
     ca_file: str = _key("", "certificate authority of the server; empty: the system's")
     username: str = _key("", "to log in with, with password_file; empty: no login")
     password_file: str = _key("", "file that holds the password")
-    timeout_s: float = _key(30.0, "seconds after which the server is given up", low=0.1)
+    timeout_s: float = _key(30.0, "seconds after which the server is given up", low=0.1, high=86400)
     sender: str = _key("", "address that mail comes from; empty: almanac at this host's name")
     recipient: str = _key("{user}", "address of a user: {user} is their name, as in {user}@example.org")
     frequency: str = _key("every", "for users who have not chosen: every (GPU job), digest (weekly), off")

@@ -15,7 +15,10 @@ from typing import Any
 from almanac.addresses import is_pattern
 from almanac.config import Config, Tier
 from almanac.errors import ConfigError
+from almanac.units import printable
 
+_MOST = 2**53
+"""Above this a float does not hold every integer; NaN and infinity are no numbers either."""
 SYSTEM_FILE = Path("/etc/almanac/almanac.toml")
 WORDS = {
     "slurm.backend": ("commands", "pyslurm"),
@@ -68,10 +71,12 @@ def load_config(path: Path | None) -> Config:
     if path is None:
         return Config()
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "make it readable UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError as error:
+        raise ConfigError(f"{path}: not valid TOML: nested too deeply", "write it as sections and keys") from error
+    except ValueError as error:  # a number of thousands of digits is one that tomllib does not make its own
         raise ConfigError(f"{path}: not valid TOML: {error}", "correct that line") from error
     return dataclasses.replace(parse_config(data, str(path)), source=str(path))
 
@@ -87,7 +92,8 @@ def parse_config(data: dict[str, Any], where: str = "configuration") -> Config:
         elif isinstance(content, dict):
             values[name] = _parse_section(type(sections[name].default), content, f"{where}: [{name}]")
         else:
-            raise ConfigError(f"{where}: {name} is {content!r}, expected a section [{name}]", "write it as a table")
+            said = f"{where}: {name} is {_shown(content)}, expected a section [{name}]"
+            raise ConfigError(said, "write it as a table")
     config = Config(**values)
     _check_ranges(config, where)
     return config
@@ -96,9 +102,9 @@ def parse_config(data: dict[str, Any], where: str = "configuration") -> Config:
 def _refuse_unknown(data: dict[str, Any], valid: list[str], where: str, what: str) -> None:
     for key in data:
         if key not in valid:
-            near = difflib.get_close_matches(key, valid, n=1, cutoff=0.0)
+            near = difflib.get_close_matches(key[:80], valid, n=1, cutoff=0.0)
             raise ConfigError(
-                f"{where}: unknown {what} {key!r}", f"did you mean {near[0]!r}? valid: {', '.join(valid)}"
+                f"{where}: unknown {what} {_shown(key)}", f"did you mean {near[0]!r}? valid: {', '.join(valid)}"
             )
 
 
@@ -112,12 +118,22 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
     if isinstance(kind, types.GenericAlias):
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
-        raise ConfigError(f"{where} is {value!r}, expected a list of strings", 'write ["a", "b"]')
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        raise ConfigError(f"{where} is {_shown(value)}, expected a list of strings", 'write ["a", "b"]')
+    if type(value) in (int, float) and not abs(value) <= _MOST:
+        raise ConfigError(f"{where} is {_shown(value)}, expected a number up to {_MOST}", "correct the value")
+    if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise ConfigError(f"{where} is {value!r}, expected {kind.__name__}", "correct the value's type")
+        raise ConfigError(f"{where} is {_shown(value)}, expected {kind.__name__}", "correct the value's type")
     return value
+
+
+def _shown(value: Any) -> str:
+    """A value of the file for a message."""
+    try:
+        return printable(repr(value), 80)
+    except (ValueError, RecursionError):  # an integer of thousands of digits has no repr
+        return f"a value of type {type(value).__name__} that is too large to show"
 
 
 def _parse_tiers(content: Any, where: str) -> tuple[Tier, ...]:

@@ -63,6 +63,11 @@ def printable(text: str, limit: int = 200) -> str:
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
 
 
+def valid_unicode(text: str) -> str:
+    """Text that UTF-8 can hold: a lone surrogate, as JSON's "\\ud800" gives, becomes "?"."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def cell_text(value: object, *, is_for_spreadsheets: bool) -> str:
     """A value as a cell of separated text: None is empty, a list joined by ";", control characters become "?".
 
@@ -87,9 +92,20 @@ _RELATIVE = re.compile(r"now(?:([+-]\d+)(second|minute|hour|day|week)s?)?", re.I
 def parse_moment(text: str, now_s: int) -> int:
     """Seconds since 1970 of a time as sacct takes it, in the local time zone.
 
-    "YYYY-MM-DD[THH:MM[:SS]]", "now", "now-7days", "today", "midnight", or "@SECONDS". Raises ValueError.
+    "YYYY-MM-DD[THH:MM[:SS]]", "now", "now-7days", "today", "midnight", or "@SECONDS". Raises ValueError, also for a
+    time that is no date.
     """
     text = text.strip()
+    try:
+        moment_s = _moment(text, now_s)
+        dt.datetime.fromtimestamp(moment_s, dt.UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        said = f"not a time: {printable(repr(text), 80)} (expected YYYY-MM-DD[THH:MM[:SS]] or now-7days)"
+        raise ValueError(said) from error
+    return moment_s
+
+
+def _moment(text: str, now_s: int) -> int:
     relative = _RELATIVE.fullmatch(text)
     if relative:
         return now_s + int(relative[1] or 0) * _UNIT_S[(relative[2] or "second").lower()]
@@ -97,7 +113,4 @@ def parse_moment(text: str, now_s: int) -> int:
         return int(text[1:])
     if text.lower() in ("today", "midnight"):
         return int(dt.datetime.fromtimestamp(now_s).replace(hour=0, minute=0, second=0).timestamp())
-    try:
-        return int(dt.datetime.fromisoformat(text).timestamp())
-    except ValueError as error:
-        raise ValueError(f"not a time: {text!r} (expected YYYY-MM-DD[THH:MM[:SS]] or now-7days)") from error
+    return int(dt.datetime.fromisoformat(text).timestamp())

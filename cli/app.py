@@ -15,7 +15,7 @@ import click
 from almanac.config import Config
 from almanac.config_file import find_config, load_config
 from almanac.errors import ConfigError, NotAllowedError, StoreError
-from almanac.units import printable
+from almanac.units import printable, valid_unicode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,4 +171,4 @@ class App:
             return self.caller
         if not self.is_operator:
             raise NotAllowedError(f"{asked} is another user, and {self.caller} is no operator", "leave --user out")
-        return asked
+        return valid_unicode(asked)

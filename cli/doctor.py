@@ -11,7 +11,7 @@ import click
 from almanac.config_file import find_config
 from almanac.errors import AlmanacError
 from almanac.hardware import gpu_models
-from almanac.units import format_count, format_duration, printable
+from almanac.units import format_count, format_duration, format_moment, printable
 from cli.app import App
 from cli.doctor_backend import check_backend
 from cli.doctor_filter import check_filter, check_node
@@ -141,10 +141,17 @@ def _named(store: Store, found: Sequence[Damaged | Stray]) -> str:
 
 
 def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
+    from telemetry.marks import ahead_s
+
+    for source, mark_s in store.watermarks(cluster).items():
+        if ahead := ahead_s(mark_s, app.now_s()):
+            yield Check(f"{source} of {cluster}", "fail", *_future(source, mark_s, ahead))
     for source in [name for name in configured_sources(app) if name in ("sacct", "prometheus")]:
         mark = store.watermark(source, cluster)
         if mark is None:
             yield Check(f"{source} of {cluster}", "warn", "never read", "run `almanac ingest` on a timer")
+            continue
+        if ahead_s(mark, app.now_s()):
             continue
         age_s = max(0, app.now_s() - mark)
         late = age_s > DAY_S
@@ -152,6 +159,13 @@ def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
         yield Check(
             f"{source} of {cluster}", "warn" if late else "ok", said, "see why the timer stopped" if late else ""
         )
+
+
+def _future(source: str, mark_s: int, ahead_s: int) -> tuple[str, str]:
+    """What is wrong with a watermark in the future, and what to do."""
+    said = f"its watermark is {format_moment(mark_s)}, {format_duration(ahead_s)} in the future: a clock was ahead"
+    command = "report --due" if source.startswith("report") else "ingest"
+    return said, f"see that this host's clock is right (`timedatectl`), then run `almanac {command}`, which mends it"
 
 
 def _check_open_days(app: App, store: Store, cluster: str) -> Iterator[Check]:

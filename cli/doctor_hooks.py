@@ -57,7 +57,7 @@ def _check_modes(folder: AdviceDir) -> Iterator[Check]:
 def _check_entries(app: App, folder: AdviceDir) -> Iterator[Check]:
     """Every entry of sched: what kind it is, and whether job_submit would use it."""
     from slurm_hooks.advice_dir import SCHED_FILE_MODE
-    from slurm_hooks.advice_file import FIRST_LINE, SITE, parse
+    from slurm_hooks.advice_file import FIRST_LINE, SITE, is_of_future, parse
 
     files: list[AdviceFile] = []
     faults: defaultdict[str, list[str]] = defaultdict(list)
@@ -83,7 +83,10 @@ def _check_entries(app: App, folder: AdviceDir) -> Iterator[Check]:
             is_other = not content.startswith(FIRST_LINE.encode() + b"\n")
             faults["are of another format" if is_other else f"are not used: {error}"].append(name)
             continue
-        files.append(file)
+        if is_of_future(file, app.now_s()):
+            faults["were written in the future, by a clock that was ahead, and are not used"].append(name)
+        else:
+            files.append(file)
         if file.expires_s <= app.now_s():
             faults["are expired"].append(name)
         if not folder.is_shown(name, content, int(name) if name != SITE else found.st_uid):

@@ -117,13 +117,22 @@ def live_jobs(
     """The sources of these names, else all that are configured, each from where it was read last or from since_s."""
     from telemetry.ingest import span
 
-    config = app.config
+    config, now_s = app.config, app.now_s()
     for name in names or configured_sources(app):
         source = live_source(app, name, store, cluster)
         lookback_days = config.prometheus.lookback_days if name == "prometheus" else config.slurm.lookback_days
         delay_s = config.prometheus.delay_s if name == "prometheus" else 0
-        start_s, end_s = span(store, name, cluster, app.now_s(), lookback_days * 86400, delay_s)
+        _read_again(store, name, cluster, now_s, lookback_days)
+        start_s, end_s = span(store, name, cluster, now_s, lookback_days * 86400, delay_s)
         yield Job(source, start_s if since_s is None else since_s, end_s if until_s is None else min(until_s, end_s))
+
+
+def _read_again(store: Store, name: str, cluster: str, now_s: int, lookback_days: int) -> None:
+    """Undo a watermark that a clock left in the future: what lies before it was never read."""
+    ahead_s = store.pull_back_watermark(name, cluster, now_s, now_s - lookback_days * 86400)
+    if ahead_s:
+        said = f"almanac: the watermark of {name} was {format_duration(ahead_s)} in the future: a clock was ahead;"
+        click.echo(f"{said} the last {lookback_days} days are read again", err=True)
 
 
 def configured_sources(app: App) -> tuple[str, ...]:
@@ -146,7 +155,7 @@ def live_source(app: App, name: str, store: Store, cluster: str) -> Source:
         from telemetry.sources.sacct import SacctSource
 
         return SacctSource(
-            app.commands, cluster, config.tiers, config.slurm, time.time, open_jobs=lambda: open_jobs(store, cluster)
+            app.commands, cluster, config.tiers, config.slurm, app.now_s, open_jobs=lambda: open_jobs(store, cluster)
         )
     if name == "prometheus":
         if not config.prometheus.url:
@@ -157,7 +166,7 @@ def live_source(app: App, name: str, store: Store, cluster: str) -> Source:
     from telemetry.sources.bindings import PrologSource, SqueueSource
 
     if name == "squeue":
-        return SqueueSource(app.commands, clock=time.time, cluster=cluster)
+        return SqueueSource(app.commands, clock=app.now_s, cluster=cluster)
     if not config.bindings.prolog_dir:
         raise ConfigError("no folder of prolog records is configured", "set bindings.prolog_dir")
     return PrologSource(Path(config.bindings.prolog_dir), cluster)

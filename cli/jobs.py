@@ -172,8 +172,9 @@ def _columns_of(kind: str) -> list[str]:
 def parse_ids(texts: tuple[str, ...]) -> tuple[int, ...]:
     """Job ids of "12" and "12,13". Raises click.BadParameter."""
     ids = [part for text in texts for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) < 2**63 for part in ids):
-        raise click.BadParameter(f"not job ids: {', '.join(texts)} (expected 12 or 12,13; the raw id of an array task)")
+    if not all(part.isascii() and part.isdigit() and len(part) < 20 and int(part) < 2**63 for part in ids):
+        named = printable(", ".join(texts), 80)
+        raise click.BadParameter(f"not job ids: {named} (expected 12 or 12,13; the raw id of an array task)")
     return tuple(map(int, ids))
 
 

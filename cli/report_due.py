@@ -15,7 +15,7 @@ import click
 from almanac.errors import BusyError
 from almanac.units import format_count, printable
 from cli.app import App
-from cli.due import STARTED, Due, comments_since, move_marks, plan_of, recipient_in, told_since
+from cli.due import STARTED, Due, comments_since, move_marks, plan_of, pull_back_marks, recipient_in, told_since
 from cli.due_outcome import Outcome
 from cli.output import json_text
 
@@ -36,6 +36,7 @@ def run(app: App, is_dry: bool, as_json: bool) -> int:
     if is_dry:
         return _dry_run(app, store, cluster)
     if not app.config.mail.server:
+        pull_back_marks(store, cluster, app.now_s())
         move_marks(store, cluster, app.now_s())
         click.echo("mail is off: mail.server is not set; jobs that end before it is get no mail")
         return 0

@@ -51,7 +51,7 @@ def command(app: App, as_json: bool) -> None:
         trained = train_site(record, previous, app.config)
         own = update_own(record, _of_current(load_learned, store.models_dir(cluster)) or {}, app.config)
     version = save(trained, store.models_dir(cluster), own.learned)
-    prune(store.models_dir(cluster), app.config.training.keep_versions)
+    prune(store.models_dir(cluster), app.config.training.keep_versions, version)
     faults = faults_of(trained, app.config, app.now_s())
     services = [*BUILT_IN, *own.names]
     if as_json:

@@ -28,6 +28,15 @@ _KEY = "cluster = ? AND job_id = ? AND submit_s = ? AND end_s = ?"
 _RUN = "cluster, job_id, submit_s, user, end_s, gpu_count, array_job_id"
 _MESSAGE = "message_id, user, recipient, kind, raw, attempts, next_try_s, put_s"
 _MAX_ERROR = 500
+MOST_DELAY_S = 86_400
+"""More than anything is ever delayed at once."""
+_SET_BACK = (
+    "UPDATE run SET retry_s = $now_s WHERE state = 'waiting' AND retry_s > $late_s",
+    "UPDATE run SET decided_s = $now_s WHERE decided_s > $now_s",
+    "UPDATE message SET next_try_s = $now_s WHERE state = 'queued' AND next_try_s > $late_s",
+    "UPDATE message SET put_s = $now_s WHERE state = 'queued' AND put_s > $now_s",
+    "UPDATE message SET decided_s = $now_s WHERE decided_s > $now_s",
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,15 @@ class Outbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
+
+    def set_back_times(self, now_s: int) -> None:
+        """Take times in the future for now: a clock was ahead, and mail would wait, or count as just sent, as long.
+
+        What is delayed by MOST_DELAY_S or less is left as it is.
+        """
+        with self._changing() as db:
+            for sql in _SET_BACK:
+                db.execute(sql, {"now_s": now_s, "late_s": now_s + MOST_DELAY_S})
 
     def notice(self, runs: Sequence[EndedRun], now_s: int) -> int:
         """Remember that these have ended, durably; those that are known already are left as they are. The new ones.

@@ -120,7 +120,7 @@ def unpack_report(content: bytes) -> JobContext:
             tiers=tuple(Tier(**tier) for tier in document["tiers"]),
             earlier_runs=tuple(_row("jobs", row) for row in document["earlier_runs"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _malformed(error) from error
 
 

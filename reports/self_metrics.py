@@ -9,6 +9,7 @@ from typing import Any
 from almanac import __version__
 from reports.outbox_file import OutboxCounts, outbox_path, read_counts
 from reports.textfile import Labels, Metric
+from telemetry.marks import ahead_s
 from telemetry.store import Store
 
 DAY_S = 86_400
@@ -116,6 +117,9 @@ def _of_ingestion(store: Store, clusters: Sequence[str], now_s: int) -> Iterator
                  list(marks.items()))  # fmt: skip
     yield Metric("almanac_ingest_lag_seconds", "gauge", "How far what was read is behind, when this was written.",
                  [(labels, max(now_s - mark, 0)) for labels, mark in marks.items()])  # fmt: skip
+    yield Metric("almanac_ingest_watermark_ahead_seconds", "gauge", "How far a watermark lies in the future.",
+                 [((("cluster", cluster), ("source", source)), ahead_s(mark, now_s))
+                  for cluster in clusters for source, mark in store.watermarks(cluster).items()])  # fmt: skip
     yield Metric("almanac_metrics_backlog", "gauge", "Days that changed since their jobs' metrics were computed.",
                  [((("cluster", name),), len(store.peek_open_days(name))) for name in clusters])  # fmt: skip
 

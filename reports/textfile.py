@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from almanac.units import valid_unicode
+
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 Labels = tuple[tuple[str, str], ...]
@@ -47,9 +49,7 @@ def _labels(labels: Labels) -> str:
 
 
 def _quoted(value: str) -> str:
-    # A lone surrogate has no UTF-8.
-    text = value.encode("utf-8", "replace").decode("utf-8")
-    return '"' + text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") + '"'
+    return '"' + valid_unicode(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") + '"'
 
 
 def _number(value: float) -> str:

@@ -20,8 +20,8 @@ from telemetry.metrics.finish_sql import IDLE, OK
 from telemetry.store import Store
 
 DAY_S, WEEK_S = 86_400, 7 * 86_400
-TOLD = "report-week"
-"""Mark in the store: up to when weeks have been told."""
+TOLD, TRIED = "report-week", "report-week-tried"
+"""Marks in the store: up to when weeks have been told, and when digests could not be made the last time."""
 LATE_S = 600
 """slurmdbd may learn so much later of an end."""
 WEEKS_BEFORE = 4

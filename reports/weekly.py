@@ -11,12 +11,10 @@ from reports.ended import ended_since
 from reports.message import compose, message_id_of
 from reports.outbox import Message, Outbox
 from reports.preferences import UNKNOWN
-from reports.week import DAY_S, TOLD, is_known, last_week
+from reports.week import DAY_S, TOLD, TRIED, is_known, last_week
 from telemetry.store import Store
 
 KIND = "weekly"
-TRIED = "report-week-tried"
-"""Mark in the store: when digests could not be made the last time."""
 RETRY_S = 3600
 LATEST_S = 2 * DAY_S
 

@@ -80,9 +80,11 @@ class ActionLog:
         Raises StoreError.
         """
         found = {}
-        oldest = f"reprioritize-{_day(now_s - KEEP_DAYS * DAY_S)}.jsonl"
+        oldest, newest = (f"reprioritize-{_day(time_s)}.jsonl" for time_s in (now_s - KEEP_DAYS * DAY_S, now_s))
         try:
-            for path in sorted(self.folder.glob("reprioritize-????-??-??.jsonl")):
+            # A file of a later day is of a clock that was ahead: every other may be newer.
+            days = self.folder.glob("reprioritize-????-??-??.jsonl")
+            for path in sorted(days, key=lambda path: (path.name <= newest, path.name)):
                 if path.name >= oldest:
                     with path.open("rb") as file:
                         found.update({action.job_id: action for action in _actions(file) if action.cluster == cluster})

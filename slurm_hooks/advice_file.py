@@ -39,6 +39,8 @@ from almanac.submit_config import Priority, Tier
 FORMAT = "1"
 FIRST_LINE = f"almanac-advice\t{FORMAT}"
 MAX_BYTES = 65_536
+CLOCK_TOLERANCE_S = 300
+"""A file that was written later than this is not used. MUNGE, and so Slurm, works with clocks that differ by less."""
 SITE = "_site"
 NONE = "-"
 FAMILY, GPUS, USER = "F", "G", "U"
@@ -195,7 +197,14 @@ def parse(content: bytes, now_s: int | None) -> AdviceFile:
         raise FileFormatError(str(error)) from error
     if now_s is not None and file.expires_s <= now_s:
         raise FileFormatError("expired")
+    if now_s is not None and is_of_future(file, now_s):
+        raise FileFormatError("written in the future: a clock was ahead")
     return file
+
+
+def is_of_future(file: AdviceFile, now_s: int) -> bool:
+    """Whether a clock was ahead when the file was written: it would then be believed for as long."""
+    return file.written_s > now_s + CLOCK_TOLERANCE_S
 
 
 def _parse_lines(lines: Sequence[str]) -> AdviceFile:

@@ -28,6 +28,7 @@ from slurm_hooks.advice_file import (
     SITE,
     AdviceFile,
     Row,
+    is_of_future,
     parse,
     render,
     render_row,
@@ -186,12 +187,13 @@ def _settings(job: Job) -> str:
 
 
 def _before(job: Job, name: str) -> tuple[AdviceFile | None, bytes]:
-    """The file that is there, expired or not, and its bytes; None where it is absent or malformed."""
+    """The file that is there, expired or not, and its bytes; None where it is absent, malformed or of the future."""
     content = job.folder.believed(name) or b""
     try:
-        return parse(content, None), content
+        file = parse(content, None)
     except FileFormatError:
         return None, content
+    return None if is_of_future(file, job.now_s) else file, content
 
 
 def _is_fresh(job: Job, known: Known) -> bool:

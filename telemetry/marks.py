@@ -18,8 +18,14 @@ from typing import Any, TypeVar
 from almanac.errors import StoreError
 from telemetry.atomic import make_inner_folder, write_atomically, writing
 
+CLOCK_TOLERANCE_S = 60
+"""A mark that is later than now by no more than this is no fault: clocks are set back by seconds all the time, and
+every source leaves out or reads again more than that."""
+
 _EPOCH = dt.date(1970, 1, 1)
+_LAST_S = 253_402_300_799  # 9999-12-31
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_SOURCE = re.compile(r"(?!open-days)[A-Za-z0-9_-]+")
 _Value = TypeVar("_Value")
 
 
@@ -38,6 +44,12 @@ def safe_name(name: str) -> str:
     if not is_safe_name(name):
         raise StoreError(f"{name!r} cannot name a folder", "use letters, digits, '.', '_' and '-' in cluster names")
     return name
+
+
+def ahead_s(mark_s: int | None, now_s: int) -> int:
+    """Seconds by which a mark lies in the future: a clock was ahead when it was written. 0 where it does not."""
+    ahead = 0 if mark_s is None else mark_s - now_s
+    return ahead if ahead > CLOCK_TOLERANCE_S else 0
 
 
 @dataclass(frozen=True)
@@ -60,13 +72,27 @@ class Marks:
     def watermark(self, source: str, cluster: str) -> int | None:
         """Up to when (s since 1970) a source has been read into the store; None before its first run."""
         path = self._path(source, cluster)
-        return _read(path, lambda content: int(content["until_s"]), None, "remove it: the source is then read again")
+        return _read(path, _parse_mark, None, "remove it: the source is then read again")
 
     def set_watermark(self, source: str, cluster: str, until_s: int) -> None:
         """Remember how far a source has been read; it never moves back."""
         known = self.watermark(source, cluster)
         if known is None or until_s > known:
             self._write(self._path(source, cluster), {"until_s": until_s})
+
+    def pull_back(self, source: str, cluster: str, now_s: int, to_s: int) -> int:
+        """Set a mark that lies in the future to to_s, and return by how many seconds it was ahead; else return 0."""
+        ahead = ahead_s(self.watermark(source, cluster), now_s)
+        if ahead:
+            self._write(self._path(source, cluster), {"until_s": to_s})
+        return ahead
+
+    def watermarks(self, cluster: str) -> dict[str, int]:
+        """Every mark of a cluster by its source, sorted; those of reports by mail have names of their own."""
+        end = f".{safe_name(cluster)}.json"
+        names = sorted(path.name.removesuffix(end) for path in self.folder.glob(f"*{end}"))
+        marks = {name: self.watermark(name, cluster) for name in names if _SOURCE.fullmatch(name)}
+        return {name: mark for name, mark in marks.items() if mark is not None}
 
     def open_days(self, cluster: str) -> dict[int, int]:
         """Days since 1970 whose jobs' metrics are to be computed, each with the number of its last opening.
@@ -111,8 +137,16 @@ def _read(path: Path, parse: Callable[[Any], _Value], absent: _Value, hint: str)
         return parse(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return absent
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise StoreError(f"{path}: not a mark: {error}", hint) from error
+
+
+def _parse_mark(content: Any) -> int:
+    """Raises ValueError for a time that is no date: no clock was ever there."""
+    until_s = int(content["until_s"])
+    if abs(until_s) > _LAST_S:
+        raise ValueError(f"{until_s:.0e} s is no date")
+    return until_s
 
 
 def _parse_days(content: Any) -> OpenDays:

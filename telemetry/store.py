@@ -30,7 +30,7 @@ from telemetry.atomic import (
     write_atomically,
     writing,
 )
-from telemetry.marks import Marks, safe_name
+from telemetry.marks import Marks, ahead_s, safe_name
 from telemetry.merge import WriteResult, arrow, conform, merge, names_sql, replace
 from telemetry.partitions import (
     CLUSTER,
@@ -273,6 +273,17 @@ class Store:
         """Remember how far a source has been read; it never moves back."""
         with self._lock():
             self._marks.set_watermark(source, cluster, until_s)
+
+    def pull_back_watermark(self, source: str, cluster: str, now_s: int, to_s: int) -> int:
+        """Set a watermark that lies in the future to to_s; by how many seconds it was ahead, 0 where it is right."""
+        if not ahead_s(self._marks.watermark(source, cluster), now_s):
+            return 0
+        with self._lock():
+            return self._marks.pull_back(source, cluster, now_s, to_s)
+
+    def watermarks(self, cluster: str) -> dict[str, int]:
+        """Every watermark of a cluster (s since 1970) by its source."""
+        return self._marks.watermarks(cluster)
 
     def open_days(self, cluster: str) -> dict[int, int]:
         """Days since 1970 that changed since their jobs' metrics were computed; see `Marks.open_days`."""

@@ -41,6 +41,9 @@ local function read_head(text, now)
   if not version or #version > 64 or #written > 12 or #expires > 12 or tonumber(expires) <= now then
     return nil
   end
+  if tonumber(written) > now + 300 then  -- by a clock that was ahead: it would be believed for as long
+    return nil
+  end
   k, least, greatest = decimal(k), decimal(least), decimal(greatest)
   if not (MODES[mode] and TELLS[tell] ~= nil and PROMPTS[prompt] and k and least and greatest) then
     return nil

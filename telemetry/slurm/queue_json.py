@@ -14,10 +14,13 @@ from typing import Any
 from almanac.errors import CommandError
 from almanac.records import Counts
 from almanac.tres import parse_gpus
+from almanac.units import valid_unicode
 from telemetry.slurm.backend import Node, PendingJob
-from telemetry.sources.sacct_json import number
+from telemetry.sources.sacct_json import number, words
 
 _TASKS = re.compile(r"[0-9]+(?:-[0-9]+(?::[0-9]+)?)?")
+UNKNOWN = frozenset({"UNKNOWN"})
+"""Slurm's own word, for a node whose state cannot be read."""
 MAX_TASK_LIST = 100_000
 """Characters of an array's list of tasks; a longer one is not written out."""
 
@@ -45,7 +48,11 @@ def pending_jobs(data: bytes, cluster: str, counts: Counts) -> list[PendingJob]:
 
     22.05 ignores filters beside --json and lists jobs that have ended, too.
     """
-    waiting = [job for job in queued(data) if _is_pending(job) and _is_of(job, cluster)]
+    own = [job for job in queued(data) if _is_of(job, cluster)]
+    unknown = [job for job in own if words(job.get("job_state")) is None]
+    counts.seen += len(unknown)
+    counts.drop("job whose state cannot be read", len(unknown), "".join(_named(job) for job in unknown[:1]))
+    waiting = [job for job in own if "PENDING" in (words(job.get("job_state")) or ())]
     with_own_record = Counter(_array_id(job) for job in waiting if number(job.get("array_task_id")) is not None)
     jobs = []
     for job in waiting:
@@ -54,13 +61,12 @@ def pending_jobs(data: bytes, cluster: str, counts: Counts) -> list[PendingJob]:
             jobs.append(_pending(job, with_own_record[_array_id(job)] > 0))
             counts.kept += 1
         except (KeyError, TypeError, ValueError):
-            counts.drop("pending job that cannot be read", example=f"job {number(job.get('job_id'))}")
+            counts.drop("pending job that cannot be read", example=_named(job))
     return sorted(jobs, key=lambda job: job.job_id)
 
 
-def _is_pending(job: Mapping[str, Any]) -> bool:
-    state = job.get("job_state")
-    return "PENDING" in ([state] if isinstance(state, str) else state or [])
+def _named(job: Mapping[str, Any]) -> str:
+    return f"job {number(job.get('job_id'))}"
 
 
 def _is_of(job: Mapping[str, Any], cluster: str) -> bool:
@@ -111,7 +117,7 @@ def _text(job: Mapping[str, Any], key: str) -> str:
     value = job.get(key)
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{key} is no text")
-    return value or ""
+    return valid_unicode(value or "")
 
 
 def address(
@@ -157,18 +163,23 @@ def nodes_of(found: list[Mapping[str, Any]]) -> list[Node]:
 
 def _nodes(found: list[Mapping[str, Any]]) -> Iterator[Node]:
     for node in found:
-        state = node.get("state")
-        flags = [*([state] if isinstance(state, str) else state or []), *(node.get("state_flags") or [])]
+        state, flags = words(node.get("state")), words(node.get("state_flags"))
+        is_known = state is not None and flags is not None
         yield Node(
-            name=str(node.get("name") or ""),
-            states=frozenset(str(flag).upper() for flag in flags),
+            name=_shown(node.get("name")),
+            states=frozenset(flag.upper() for flag in (*(state or ()), *(flags or ()))) if is_known else UNKNOWN,
             features=_words(node.get("features")),
-            gres=str(node.get("gres") or ""),
+            gres=_shown(node.get("gres")),
             partitions=_words(node.get("partitions")),
-            reason=str(node.get("reason") or ""),
+            reason=_shown(node.get("reason")),
         )
 
 
+def _shown(value: Any) -> str:
+    return valid_unicode(str(value or ""))
+
+
 def _words(value: Any) -> tuple[str, ...]:
-    """ "a,b" on 22.05, later ["a", "b"]."""
-    return tuple(str(word) for word in (value.split(",") if isinstance(value, str) else value or []) if word)
+    """ "a,b" on 22.05, later ["a", "b"]; () where it is neither."""
+    listed = words(value.split(",") if isinstance(value, str) else value)
+    return tuple(word for word in listed or () if word)

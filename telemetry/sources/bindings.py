@@ -25,7 +25,7 @@ from telemetry.slurm.commands import Runner
 from telemetry.slurm.hostlist import expand
 from telemetry.slurm.queue_json import queued
 from telemetry.sources.base import Batch
-from telemetry.sources.sacct_json import number
+from telemetry.sources.sacct_json import number, words
 
 MAX_RECORD_BYTES = 4096
 PROLOG_OVERLAP_S = 3600
@@ -213,21 +213,27 @@ class SqueueSource:
 
 
 def _is_running_gpu_job(job: Mapping[str, Any]) -> bool:
-    """job_state is "RUNNING" on 22.05, later a list of flags; gres_detail has one text per node."""
-    states = job.get("job_state")
-    detail = job.get("gres_detail")
-    is_running = "RUNNING" in ([states] if isinstance(states, str) else states or [])
+    """job_state is "RUNNING" on 22.05, later a list of flags; gres_detail has one text per node.
+
+    Where the state cannot be read, the job is looked at, and counted as not kept.
+    """
+    states, detail = words(job.get("job_state")), job.get("gres_detail")
+    is_running = states is None or "RUNNING" in states
     return is_running and isinstance(detail, list) and any("gpu" in str(text) for text in detail)
 
 
 def _squeue_rows(job: Mapping[str, Any], now_s: int) -> list[dict[str, Any]]:
+    if words(job.get("job_state")) is None:
+        raise BadRecordError("state cannot be read")
     job_id, start_s = number(job.get("job_id")), number(job.get("start_time"))
     if job_id is None:
         raise BadRecordError("job id is not a number")
     hosts = _hosts_in_order(job)
     if len(hosts) != len(job["gres_detail"]):
         raise BadRecordError("nodes and gres_detail differ in number")
-    seen_s = start_s if start_s and start_s <= now_s else now_s
+    if not all(_HOST.fullmatch(host) for host in hosts):
+        raise BadRecordError("not a host name")
+    seen_s = start_s if start_s and 0 < start_s <= now_s else now_s
     try:
         by_host = [(host, parse_gpu_indices(str(text))) for host, text in zip(hosts, job["gres_detail"], strict=True)]
     except ValueError as error:

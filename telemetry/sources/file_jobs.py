@@ -113,7 +113,7 @@ def _read(value: Any, read: Callable[[Any], Any], missing: frozenset[str]) -> An
         return None
     try:
         return read(value)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, TypeError):
         return _Bad(text)
 
 

@@ -111,14 +111,13 @@ def read_numbers(column: pa.ChunkedArray[Any]) -> _Doubles:
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         valid = pc.match_substring_regex(column, _NUMBER)
         column = pc.utf8_trim_whitespace(pc.if_else(valid, column, None))
-    try:
-        return _nan_for_null(column.cast(pa.float64()))
-    except pa.ArrowInvalid:
+    if pa.types.is_timestamp(column.type):
         return np.full(len(column), np.nan)
+    return _nan_for_null(column)
 
 
 def _nan_for_null(column: pa.ChunkedArray[Any]) -> _Doubles:
-    return np.array(column.cast(pa.float64()).to_numpy(), dtype=np.float64)
+    return np.array(column.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
 
 
 def _is_empty(column: pa.ChunkedArray[Any]) -> npt.NDArray[np.bool_]:

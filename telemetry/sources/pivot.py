@@ -57,6 +57,8 @@ class Pivot:
         self._device_of: list[tuple[_Ints, _Ints]] = []
         self._job_of: list[tuple[_Ints, _Ints]] = []
         self._bad_labels: set[str] = set()
+        self.newest_ms = start_ms
+        """Time of the newest sample of the span, kept or not."""
 
     def add(self, counter: Counter, samples: Samples) -> None:
         """Take all samples of one counter."""
@@ -144,6 +146,7 @@ class Pivot:
         inside = (samples.time_ms >= self._start_ms) & (samples.time_ms < self._end_ms)
         time_ms, value, series = samples.time_ms[inside], samples.value[inside] * scale, series[inside]
         self.counts.seen += len(value)
+        self.newest_ms = int(time_ms.max(initial=self.newest_ms))
         for at, reason in codes.unusable.items():
             self.counts.drop(reason, int(np.sum(series == at)), printable(str(samples.labels[at])))
         usable, finite = codes.gpu[series] >= 0, np.isfinite(value)

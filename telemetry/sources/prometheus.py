@@ -50,11 +50,14 @@ class PrometheusSource:
     def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
         """Batches of [since_s, until_s), in time order, none newer than delay_s ago.
 
+        The watermark goes no further than the newest sample: with a clock that is ahead, what comes after it is
+        still to be scraped.
+
         A span without any sample gives no batch, and so moves no watermark: it may be the selector that is wrong, or
         a server that was down. Raises ServerError where it cannot be asked; batches given before that stand.
         """
         newest_s = int(self._clock()) - self._config.delay_s
-        start_s, end_s = since_s, min(until_s, newest_s)
+        start_s, end_s = max(since_s, 0), min(until_s, newest_s)
         future = self._future_samples() if since_s < newest_s < until_s + _FUTURE_S else Counts()
         while start_s < end_s:
             stop_s = min(_border(start_s, self._span_s), end_s)
@@ -96,7 +99,7 @@ class PrometheusSource:
         if len(gaps_s):
             self.scrape_interval_s = float(np.median(gaps_s))
             rows = rows.replace_schema_metadata({"scrape_interval_s": f"{self.scrape_interval_s:g}"})
-        return Batch("telemetry", rows, pivot.counts, watermark_s=end_s)
+        return Batch("telemetry", rows, pivot.counts, watermark_s=min(end_s, pivot.newest_ms // 1000 + 1))
 
     def _check_amount(self, present: dict[str, Counter], start_s: int, end_s: int) -> None:
         """Raise TooMuchError where the span holds more samples than may be in memory, by the first counter's number."""

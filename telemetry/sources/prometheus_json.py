@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
+from almanac.units import printable, valid_unicode
+
 _START, _MIDDLE, _END = b'{"metric":{', b'},"values":[[', b"]]}"
 _NOT_FINITE = ["NaN", "+Inf", "-Inf", "Inf"]
+_LAST_S = 253_402_300_799  # 9999-12-31
 
 
 @dataclass(frozen=True)
@@ -37,23 +41,30 @@ class Samples:
         return len(self.time_ms)
 
 
-def parse_answer(body: bytes) -> dict[str, Any]:
-    """The answer of a query as the json module has it, but for a matrix's result, which becomes Samples.
+@dataclass(frozen=True)
+class Point:
+    """One series of a vector: its labels, and its value, which may be NaN or infinite."""
 
-    Raises ValueError where it is no JSON object.
+    labels: dict[str, str]
+    value: float
+
+
+def parse_answer(body: bytes) -> dict[str, Any]:
+    """The answer of a query as the json module has it, but for its result: Samples of a matrix, Points of a vector.
+
+    Raises ValueError where it is no JSON object, or its result is not what Prometheus documents.
     """
-    head, series, tail = _cut(body)
-    if series:
-        answer = json.loads(head + tail)
-        answer["data"]["result"] = _read(body, series)
-        return dict(answer)
-    answer = json.loads(body)
-    if not isinstance(answer, dict):
-        raise ValueError("not a JSON object")
-    data = answer.get("data")
-    if isinstance(data, dict) and data.get("resultType") == "matrix":
-        data["result"] = _from_objects(data["result"])
-    return answer
+    try:
+        head, series, tail = _cut(body)
+        answer = json.loads(head + tail if series else body)
+        data = answer.get("data")
+        if series:
+            data["result"] = _read(body, series)
+        elif isinstance(data, dict) and ("resultType" in data or "result" in data):
+            data["result"] = _READERS[data["resultType"]](_list(data["result"]))
+    except (KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError, pa.ArrowException) as error:
+        raise ValueError(f"not an answer of Prometheus: {type(error).__name__}: {error}"[:200]) from error
+    return dict(answer)
 
 
 def _cut(body: bytes) -> tuple[bytes, list[tuple[int, int, int]], bytes]:
@@ -86,18 +97,58 @@ def _read(body: bytes, series: list[tuple[int, int, int]]) -> Samples:
             column_types={"time": pa.float64(), "value": pa.float64()}, null_values=_NOT_FINITE
         ),
     )
-    seconds, value = table["time"].to_numpy(), table["value"].to_numpy()
+    if len(table) != lengths.sum():
+        raise ValueError("not a list of times and values")
+    value = table["value"].to_numpy()
     finite = np.where(np.isfinite(value), value, np.nan)
-    return Samples(labels, lengths, np.rint(seconds * 1000).astype(np.int64), finite)
+    return Samples([_labels(one) for one in labels], lengths, _times(table["time"].to_numpy()), finite)
 
 
-def _from_objects(result: list[dict[str, Any]]) -> Samples:
+def _matrix(result: list[dict[str, Any]]) -> Samples:
     values = [pair for series in result for pair in series["values"]]
-    number = np.array([float(value) for _, value in values], dtype=np.float64)
+    number = np.array([_number(value) for _, value in values], dtype=np.float64)
     number[~np.isfinite(number)] = np.nan
     return Samples(
-        [series["metric"] for series in result],
+        [_labels(series["metric"]) for series in result],
         np.array([len(series["values"]) for series in result], dtype=np.int64),
-        np.array([round(float(time) * 1000) for time, _ in values], dtype=np.int64),
+        _times(np.array([float(time) for time, _ in values], dtype=np.float64)),
         number,
     )
+
+
+def _vector(result: list[dict[str, Any]]) -> list[Point]:
+    found = []
+    for series in result:
+        _, value = series["value"]
+        found.append(Point(_labels(series["metric"]), _number(value)))
+    return found
+
+
+_READERS: dict[str, Callable[[Any], Samples | list[Point]]] = {"matrix": _matrix, "vector": _vector}
+
+
+def _list(result: Any) -> list[dict[str, Any]]:
+    if not isinstance(result, list):
+        raise ValueError(f"a result that is no list: {printable(str(result), 80)}")
+    return result
+
+
+def _labels(labels: Any) -> dict[str, str]:
+    """Raises ValueError where they are no texts. Lone surrogates, which no file can hold, are replaced."""
+    if not isinstance(labels, dict) or not all(isinstance(text, str) for text in labels.values()):
+        raise ValueError(f"labels that are no texts: {printable(str(labels), 80)}")
+    return {valid_unicode(name): valid_unicode(text) for name, text in labels.items()}
+
+
+def _number(value: Any) -> float:
+    """A sample's value, which JSON holds as text; a number is taken too. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError(f"a value that is no number: {printable(str(value), 80)}")
+    return float(value)
+
+
+def _times(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Seconds since 1970 in ms. Raises ValueError where one is no date."""
+    if not (np.abs(seconds) <= _LAST_S).all():
+        raise ValueError("a time that is no date")
+    return np.rint(seconds * 1000).astype(np.int64)

@@ -9,7 +9,6 @@ import time
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from almanac.records import Counts
 from telemetry.counters import Counter
 from telemetry.sources.exporters import EXPORTERS, UnusableSeriesError, host_of
 from telemetry.sources.pivot import Pivot
+from telemetry.sources.prometheus_json import Point
 from telemetry.sources.prometheus_queries import GpuQueries, over
 from telemetry.sources.prometheus_server import PrometheusServer, TooMuchError
 
@@ -166,11 +166,11 @@ class _Probe:
     def _recent(self) -> str:
         return over(self.end_s - PROBE_S, self.end_s)
 
-    def _ask(self, query: str, what: str) -> list[dict[str, Any]]:
-        return list(self.queries.server.query(query, self.end_s, what))
+    def _ask(self, query: str, what: str) -> list[Point]:
+        return self.queries.server.vector(query, self.end_s, what)
 
-    def _host(self, series: Mapping[str, Any]) -> str:
-        return host_of(series["metric"], self.queries.exporter, self.host_suffix)
+    def _host(self, point: Point) -> str:
+        return host_of(point.labels, self.queries.exporter, self.host_suffix)
 
     def held(self) -> tuple[dict[Group, Tally[str]], Tally[str]]:
         """How many GPUs of each group have each metric; and series that belong to no host, by reason."""
@@ -183,14 +183,15 @@ class _Probe:
             series = self.queries.everything(f'{exporter.mig_label}{sign}""')
             # A GPU has a series per job under the exporter's job label: the inner count makes it one.
             query = f"count by ({', '.join(kept)}) (count by ({unit}) (last_over_time({series}{self._recent})))"
-            for found in self._ask(query, "which GPUs have which counters"):
-                number, labels = int(float(found["value"][1])), found["metric"]
+            what = "which GPUs have which counters"
+            for found in self._ask(query, what):
+                number, labels = self.queries.server.whole(found, what), found.labels
                 try:
                     group = Group(self._host(found), labels.get(exporter.model_label, ""), is_mig)
                 except UnusableSeriesError as error:
                     unusable[str(error)] += number
                 else:
-                    held.setdefault(group, Tally())[labels["__name__"]] += number
+                    held.setdefault(group, Tally())[labels.get("__name__", "")] += number
         return held, unusable
 
     def counters(
@@ -224,7 +225,7 @@ class _Probe:
         )
         return self._hosts(self._ask(query, f"where {metric} is 0 on busy GPUs"))
 
-    def _hosts(self, found: list[dict[str, Any]]) -> tuple[str, ...]:
+    def _hosts(self, found: list[Point]) -> tuple[str, ...]:
         names = set()
         for series in found:
             try:
@@ -262,20 +263,20 @@ class _Probe:
                 continue
         return ()
 
-    def _silences(self, found: list[dict[str, Any]], before: str) -> tuple[Silence, ...]:
+    def _silences(self, found: list[Point], before: str) -> tuple[Silence, ...]:
         if not found:
             return ()
         query = f"max by (job, instance) (up) and on (job, instance) group by (job, instance) ({before})"
         targets = {
-            (target["metric"].get("job", ""), target["metric"].get("instance", "")): float(target["value"][1]) > 0
+            (target.labels.get("job", ""), target.labels.get("instance", "")): target.value > 0
             for target in self._ask(query, "whether the silent targets are up")
         }
         silences = set()
         for series in found:
-            instance = series["metric"].get("instance", "")
+            instance = series.labels.get("instance", "")
             try:
                 silences.add(
-                    Silence(self._host(series), instance, targets.get((series["metric"].get("job", ""), instance)))
+                    Silence(self._host(series), instance, targets.get((series.labels.get("job", ""), instance)))
                 )
             except UnusableSeriesError:
                 continue
@@ -290,5 +291,4 @@ class _Probe:
         return Nothing(unselected, self._number("count(up)"), self._number("count(up == 0)"))
 
     def _number(self, query: str) -> int:
-        found = self._ask(query, "what there is at all")
-        return int(float(found[0]["value"][1])) if found else 0
+        return self.queries.server.number(query, self.end_s, "what there is at all")

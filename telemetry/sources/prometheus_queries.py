@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 
-from almanac.errors import ServerError
 from telemetry.counters import Counter
 from telemetry.sources.exporters import Exporter
 from telemetry.sources.prometheus_json import Samples
@@ -29,24 +28,19 @@ class GpuQueries:
         """The counters that have a sample in the span, by metric, in the order of the columns."""
         counters = self.exporter.counters()
         query = f"count by (__name__) (last_over_time({self.everything()}{over(start_s, end_s)}))"
-        found = self.server.query(query, end_s, f"the names of the counters {_span(start_s, end_s)}")
-        names = {series["metric"]["__name__"] for series in found}
+        found = self.server.vector(query, end_s, f"the names of the counters {_span(start_s, end_s)}")
+        names = {point.labels.get("__name__") for point in found}
         return {metric: counter for metric, counter in counters.items() if metric in names}
 
     def count(self, metric: str, start_s: int, end_s: int) -> int:
         """How many samples a metric has in the span, one at its start included."""
         query = f"sum(count_over_time({self.matching(metric)}{over(start_s, end_s)}))"
-        found = self.server.query(query, end_s, f"the number of samples of {metric} {_span(start_s, end_s)}")
-        return int(float(found[0]["value"][1])) if found else 0
+        return self.server.number(query, end_s, f"the number of samples of {metric} {_span(start_s, end_s)}")
 
     def samples(self, metric: str, start_s: int, end_s: int) -> Samples:
         """All samples of a metric in the span, and those at its very end."""
         query = self.matching(metric) + over(start_s, end_s)
-        found = self.server.query(query, end_s, f"the samples of {metric} {_span(start_s, end_s)}")
-        if not isinstance(found, Samples):
-            said = f"Prometheus at {self.server.address} answered a range selector with something else than samples"
-            raise ServerError(said, "check prometheus.url")
-        return found
+        return self.server.samples(query, end_s, f"the samples of {metric} {_span(start_s, end_s)}")
 
     def everything(self, *matchers: str) -> str:
         """A selector of all counters."""

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import requests
@@ -25,7 +25,7 @@ from almanac.config import Prometheus
 from almanac.errors import ConfigError, ServerError
 from almanac.scrub import forms, scrub
 from almanac.units import format_duration
-from telemetry.sources.prometheus_json import parse_answer
+from telemetry.sources.prometheus_json import Point, Samples, parse_answer
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
@@ -41,6 +41,9 @@ _TOO_MUCH = (
 """How Prometheus, Thanos, Mimir and VictoriaMetrics refuse the amount of a query."""
 
 
+_Result = TypeVar("_Result")
+_MOST = 2**53
+"""Counts above this are no longer exact."""
 _CAUSES = re.compile(
     "Connection refused|Name or service not known|No route to host|Network is unreachable|Connection reset"
     "|Temporary failure in name resolution|Connection aborted"
@@ -98,9 +101,10 @@ class _Session(requests.Session):
             raise _refusal(response, self.secrets)
         try:
             answer = parse_answer(response.content)
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             kind = scrub(response.headers.get("Content-Type", "unknown"), self.secrets, 60)
-            raise _TroubleError(f"an answer that is not Prometheus' JSON (content type {kind})") from error
+            why = scrub(str(error), self.secrets, 120)
+            raise _TroubleError(f"an answer that is not Prometheus' JSON (content type {kind}): {why}") from error
         if answer.get("status") != "success" or not isinstance(answer.get("data"), dict):
             raise _TroubleError("an answer without status and data")
         if answer.get("isPartial") or answer.get("warnings"):
@@ -114,7 +118,7 @@ def _refusal(response: requests.Response, secrets: tuple[str, ...]) -> Exception
     try:
         body = json.loads(response.content[:65536])
         said, kind = str(body.get("error", "")), str(body.get("errorType", ""))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         said, kind = response.content[:65536].decode("utf-8", "replace"), ""
     status = response.status_code
     if any(phrase in said for phrase in _TOO_MUCH) or kind == "timeout" or "query timed out" in said:
@@ -150,14 +154,44 @@ class PrometheusServer:
             self._address = _clean_address(self._config.url)
         return self._address
 
-    def query(self, promql: str, time_s: float, what: str) -> Any:
-        """The result of an instant query: `Samples` for a range selector, else the JSON's list. An error says `what`.
+    def samples(self, promql: str, time_s: float, what: str) -> Samples:
+        """The result of an instant query of a range selector. An error says `what`.
 
         Raises ServerError, TooMuchError where the server refuses the amount, ConfigError.
         """
+        return self._query(promql, time_s, what, Samples)
+
+    def vector(self, promql: str, time_s: float, what: str) -> list[Point]:
+        """The result of any other instant query. Raises as `samples` does."""
+        return self._query(promql, time_s, what, list)
+
+    def number(self, promql: str, time_s: float, what: str) -> int:
+        """The one value of a query that counts; 0 where there is nothing to count. Raises as `samples` does."""
+        found = self.vector(promql, time_s, what)
+        if not found:
+            return 0
+        return self.whole(found[0], what)
+
+    def whole(self, point: Point, what: str) -> int:
+        """The value of a count. Raises ServerError where it is none."""
+        if not 0 <= point.value <= _MOST:
+            raise self._failure(what, _TroubleError(f"an answer that counts {point.value:g}"), 1, 0.0)
+        return int(point.value)
+
+    def _query(self, promql: str, time_s: float, what: str, kind: type[_Result]) -> _Result:
         client = self._connect()
         params = {"time": f"{time_s:.3f}", "timeout": f"{self._config.timeout_s:g}s"}
-        return self._insist(lambda: client.custom_query(promql, params=params), what)
+
+        def ask() -> _Result:
+            try:
+                found = client.custom_query(promql, params=params)
+            except KeyError as error:
+                raise _TroubleError("an answer without a result") from error
+            if not isinstance(found, kind):
+                raise _TroubleError("an answer of another type than asked for")
+            return found
+
+        return cast(_Result, self._insist(ask, what))
 
     def version(self) -> str:
         """The server's version; empty where it does not say. Raises ServerError, ConfigError."""

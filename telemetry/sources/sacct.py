@@ -68,7 +68,7 @@ class SacctSource:
         check_cluster(self.commands, self.cluster)
         names = columns(self.commands(["sacct", "--helpformat"]).decode("utf-8", "replace"))
         seen: set[int] = set()
-        spans = windows(since_s - self.config.overlap_hours * 3600, until_s, self.config.window_hours * 3600)
+        spans = windows(max(0, since_s - self.config.overlap_hours * 3600), until_s, self.config.window_hours * 3600)
         for start_s, end_s in spans:
             span = ["-S", _moment(start_s), "-E", _moment(end_s)]
             upto_s = end_s if end_s < until_s else None

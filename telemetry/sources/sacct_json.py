@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from almanac.units import valid_unicode
+
 _NO_MAIL = re.compile(r"(?<![\w:-])almanac:nomail(?![\w:-])")
 
 
@@ -48,10 +50,21 @@ def parse_json(data: bytes, cluster: str) -> dict[tuple[int, int], JobText]:
 
 
 def number(value: Any) -> int | None:
-    """A whole number in either shape: 5, or {"set": true, "infinite": false, "number": 5}; None where unset."""
+    """A whole number in either shape: 5, or {"set": true, "infinite": false, "number": 5}; None where unset.
+
+    None too where it is greater than any of Slurm's, and so than a table can hold.
+    """
     if isinstance(value, Mapping):
         value = value.get("number") if value.get("set") and not value.get("infinite") else None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and abs(value) < 2**53 else None
+
+
+def words(value: Any) -> tuple[str, ...] | None:
+    """Flags in either shape: "IDLE", or ["IDLE", "DRAIN"]; () where there are none, None where they are no text."""
+    if value is None or value == "":
+        return ()
+    listed = value if isinstance(value, list) else [value]
+    return tuple(map(valid_unicode, listed)) if all(isinstance(word, str) for word in listed) else None
 
 
 def _said(content: Any) -> str:
@@ -72,7 +85,7 @@ def _text(job: dict[str, Any]) -> JobText:
     name, comment = job.get("name"), job.get("comment")
     admin, own = (comment.get("administrator"), comment.get("job")) if isinstance(comment, dict) else (None, None)
     return JobText(
-        name=name if isinstance(name, str) else None,
+        name=valid_unicode(name) if isinstance(name, str) else None,
         admin_comment=admin if isinstance(admin, str) else "",
         refuses_mail=isinstance(own, str) and _NO_MAIL.search(own) is not None,
     )

@@ -225,6 +225,20 @@ def test_old_versions_are_removed_but_not_the_one_in_use(three: list[str], tmp_p
     assert versions(tmp_path / "nothing") == []
 
 
+def test_versions_of_a_clock_that_was_ahead_are_removed_first(three: list[str], tmp_path: Path) -> None:
+    for kind in ("duration", "hbm"):
+        for name in ("20990101T000000Z", "20990102T000000Z"):
+            (tmp_path / kind / name).mkdir()
+    assert prune(tmp_path, 2, three[2]) == ["20990101T000000Z", "20990102T000000Z", three[0]]
+
+
+def test_a_model_of_a_clock_that_was_ahead_is_not_used(site_history: pd.DataFrame, config: Config) -> None:
+    """Its age would stay below the limit for as long."""
+    trained = train(site_history, config, NOW_S)
+    assert "trained 365 days in the future" in faults_of(trained, config, NOW_S - 365 * 86_400)[0]
+    assert faults_of(trained, config, NOW_S - 3600) == []
+
+
 def test_versions_of_one_second_are_in_order(history_of: History, config: Config, tmp_path: Path) -> None:
     names = [save(train(history_of([{}] * 6), config, NOW_S), tmp_path) for _ in range(11)]
     assert [version.name for version in versions(tmp_path)] == names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,50 @@ def test_what_cannot_be_meant_is_refused_with_a_remedy(data: dict, seen: str, re
     assert seen in str(caught.value)
     assert "almanac.toml" in str(caught.value)
     assert remedy in caught.value.hint
+
+
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (f"[prometheus]\ntimeout_s = {HUGE}", "timeout_s is 1000000"),
+        (f"[slurm]\ntimeout_s = -{HUGE}", "timeout_s is -1000000"),
+        ("[slurm]\ntimeout_s = 1" + "0" * 5000, "not valid TOML: Exceeds the limit"),
+        ("[slurm]\ntimeout_s = 0x" + "f" * 9000, "too large to show"),
+        ("[slurm]\nbin_dir = 0x" + "f" * 9000, "too large to show"),
+        ("slurm = 0x" + "f" * 9000, "too large to show"),
+        (f"[[tiers]]\nname = 'a'\nconstraint = 'a'\ncapacity_mib = {HUGE}", "capacity_mib is 1000000"),
+        ("[priority]\npoints_per_e = nan", "points_per_e is nan"),
+        ("[prometheus]\ntimeout_s = inf", "timeout_s is inf"),
+        ("[prometheus]\ntimeout_s = true", "timeout_s is True"),
+        ("[prometheus]\ntimeout_s = 3_000_000", "prometheus.timeout_s is 3000000.0, expected 0.1 to 86400"),
+        ("[slurm]\ntimeout_s = 3_000_000", "slurm.timeout_s is 3000000, expected 1 to 86400"),
+        ("[slurm]\ntimeout_s = 2026-11-22", "datetime.date(2026, 11, 22)"),
+        ("[slurm]\ntimeout_s = [1]", "timeout_s is [1]"),
+        ("[slurm.timeout_s]\nnumber = 1", "timeout_s is {'number': 1}"),
+        ("[[slurm]]\ntimeout_s = 1", "expected a section"),
+        ("a = " + "[" * 100_000, "nested too deeply"),
+        ("a = " + "{a = " * 50_000, "nested too deeply"),
+        ('[slurm]\nbin_dir = "\\ud800"', "not a Unicode scalar value"),
+        ('[slurm]\nbin_dir = "a\0b"', "Illegal character"),
+        ('[slurm]\n"' + "x" * 100_000 + '" = 1', "unknown key 'xxx"),
+    ],
+)  # fmt: skip
+def test_odd_input_is_refused_in_one_line(tmp_path: Path, text: str, seen: str) -> None:
+    path = tmp_path / "almanac.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(seen)) as caught:
+        load_config(path)
+    assert len(str(caught.value)) < 400 and caught.value.hint
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "almanac.toml").write_text("\ufeff[slurm]\ntimeout_s = 5\n")
+    assert load_config(tmp_path / "almanac.toml").slurm.timeout_s == 5
+    (tmp_path / "almanac.toml").write_bytes(b"")
+    assert load_config(tmp_path / "almanac.toml").slurm == Config().slurm
 
 
 def test_tiers_are_sorted_by_capacity() -> None:

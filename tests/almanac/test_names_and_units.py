@@ -62,6 +62,10 @@ def test_moments_are_read_as_sacct_reads_them() -> None:
     assert parse_moment("2025-03-01T00:00:00+00:00", 0) == 1740787200
     with pytest.raises(ValueError, match="'yesterdayish'"):
         parse_moment("yesterdayish", 0)
+    for far in ("@999999999999", "now+99999999999days", "now-99999999999days", f"now-{'9' * 5000}days", "0001-01-01"):
+        with pytest.raises(ValueError, match="not a time") as caught:
+            parse_moment(far, 0)
+        assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_a_users_folder_that_others_can_write_to_is_named(folder: AdviceDir) -> 
 def test_old_foreign_and_broken_files_are_counted_and_named(folder: AdviceDir) -> None:
     for name, content in (
         ("60002", file(NOW_S - 49 * HOUR_S)),
+        ("60005", file(NOW_S + 24 * HOUR_S)),
         ("60003", file().replace(b"advice\t1", b"advice\t2")),
         ("60004", file()[:-5]),
         ("readme", b"?"),
@@ -97,10 +98,11 @@ def test_old_foreign_and_broken_files_are_counted_and_named(folder: AdviceDir) -
         (folder.sched / name).chmod(0o640)
     text = said(findings(folder))
     assert "warn 60002 are expired | run `almanac publish`" in text
+    assert "warn 60005 were written in the future, by a clock that was ahead" in text
     assert "warn 60003 are of another format" in text
     assert "warn 60004 are not used: cut off" in text
     assert "warn readme are no names of advice files" in text
-    assert "warn 60002 have no copy, or another one, in user/" in text
+    assert "warn 60002, 60005 have no copy, or another one, in user/" in text
 
 
 def test_modes_that_let_others_in_are_named(folder: AdviceDir) -> None:

@@ -113,6 +113,8 @@ def test_the_parsable_columns_of_before_keep_their_places(site: CommandLine) -> 
         (("--class", "both"), "'compute', 'memory'"),
         (("--json", "--csv"), "give one"),
         (("-j", "9" * 30), "not job ids"),
+        (("-j", "9" * 5000), "not job ids"),
+        (("-S", "@999999999999"), "not a time"),
     ],
 )
 def test_what_does_not_exist_is_named_beside_what_does(site: CommandLine, argv: tuple[str, ...], said: str) -> None:

@@ -21,6 +21,7 @@ from mails import NOW_S
 from almanac.config import Config
 from almanac.errors import CommandError, StoreError
 from cli import report_due
+from reports.outbox import Outbox, outbox_path
 from telemetry.store import Store
 
 
@@ -155,6 +156,44 @@ def test_after_a_clock_that_was_ahead_mail_goes_on(site: Site) -> None:
     site.says_ended(3)
     site.due()
     assert site.jobs_told == ["2", "3"]
+
+
+def test_after_a_run_with_a_clock_a_year_ahead_no_mail_waits_for_a_year(site: Site) -> None:
+    """Marks, and times of tries and of sent mail: each would keep mail back as long."""
+    site.change("mail", per_user_hour=1)
+    site.ends(2, NOW_S + 60)
+    site.ends(3, NOW_S + 60, user="bob")
+    site.ingest()
+    year_s = 365 * 24 * HOUR_S
+    site.app.clock_s += 120
+    for mark in ("report-week", "report-daily", "report-week-tried", "report-sacct"):
+        site.store.set_watermark(mark, CLUSTER, NOW_S + year_s)
+    site.due()
+    assert site.jobs_told == ["2", "3"]
+    with Outbox(outbox_path(site.root / "store")) as outbox, outbox._changing() as db:
+        db.execute("UPDATE message SET decided_s = decided_s + ?", (year_s,))
+    site.ends(4, NOW_S + 180)
+    site.app.clock_s += 2 * HOUR_S
+    site.ingest()
+    site.due()
+    assert site.jobs_told == ["2", "3"], "what was sent by a clock that was ahead counts as sent now"
+    with Outbox(outbox_path(site.root / "store")) as outbox, outbox._changing() as db:
+        db.execute("UPDATE run SET retry_s = retry_s + ? WHERE state = 'waiting'", (year_s,))
+        db.execute("UPDATE message SET next_try_s = next_try_s + ? WHERE state = 'queued'", (year_s,))
+    site.due(site.app.clock_s + 2 * HOUR_S)
+    assert site.jobs_told == ["2", "3", "4"]
+    marks = site.store.watermarks(CLUSTER)
+    assert {name: mark for name, mark in marks.items() if mark > site.app.clock_s} == {}
+
+
+def test_a_file_of_the_hook_with_a_time_in_the_future_is_taken_away(site: Site) -> None:
+    site.ends(2, NOW_S + 60)
+    site.app.clock_s += 365 * 24 * HOUR_S
+    site.says_ended(2, 99)
+    site.app.clock_s = NOW_S + 120
+    site.ingest()
+    site.due()
+    assert list(site.spool.iterdir()) == [] and site.jobs_told == ["2"]
 
 
 def test_a_host_without_its_users_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

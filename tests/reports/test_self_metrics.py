@@ -123,6 +123,14 @@ def test_reports_as_the_outbox_counts_them(store: Store) -> None:
     }
 
 
+def test_a_watermark_in_the_future_is_shown(store: Store) -> None:
+    write(store, "jobs", [{"job_id": 1, "submit_s": NOW_S}])
+    for source, mark_s in (("sacct", NOW_S + 86_400), ("prometheus", NOW_S - 90), ("report-week", NOW_S + 30)):
+        store.set_watermark(source, "c", mark_s)
+    found = {name.partition("source=")[2]: value for name, value in values(store).items() if "ahead" in name}
+    assert found == {'"sacct"}': 86_400, '"prometheus"}': 0, '"report-week"}': 0}
+
+
 def test_how_far_behind_ingestion_is(store: Store) -> None:
     write(store, "jobs", [{"job_id": 1, "submit_s": NOW_S}])
     store.set_watermark("sacct", "c", NOW_S - 90)
@@ -241,6 +249,7 @@ def test_the_file_is_whole_readable_and_taken_by_prometheus(store: Store, tmp_pa
     reports = ("sent_total", "failed_tries_total", "given_up_total", "skipped_total", "waiting", "queued",
                "waiting_oldest_age_seconds", "queued_oldest_age_seconds")  # fmt: skip
     others = ("build_info", "ingest_watermark_timestamp_seconds", "ingest_lag_seconds", "metrics_backlog",
+                  "ingest_watermark_ahead_seconds",
               "advice_jobs", "forecast_jobs", "forecast_median_abs_log_error", "forecast_share_within_2x")  # fmt: skip
     assert names == {f"almanac_{name}" for name in (*others, *(f"reports_{name}" for name in reports))}
 

@@ -163,6 +163,17 @@ def test_files_are_renewed_once_half_their_life_is_over(site: Site) -> None:
         assert renewed.version.partition("-")[0] == first.version.partition("-")[0]
 
 
+def test_files_of_a_clock_that_was_ahead_are_written_again(site: Site) -> None:
+    """They would be believed for as long, and never be half over before."""
+    now_s = site.now_s
+    site.now_s += DAY_S
+    site.publish()
+    site.now_s = now_s
+    done = site.publish()
+    assert (done.written, done.unchanged) == (13, 0)
+    assert file_of(site, "u2").written_s == now_s
+
+
 def test_a_dry_run_writes_nothing_and_says_what_would_change(site: Site) -> None:
     done = site.publish(is_dry=True)
     assert done.written == 13

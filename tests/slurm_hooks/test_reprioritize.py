@@ -351,6 +351,9 @@ def test_the_record_survives_lines_cut_off_by_a_crash_and_lines_of_others(log: A
     assert sorted(log.newest("lab", NOW_S)) == [1, 3, 4]
     assert log.newest("lab", NOW_S)[1].new == 500
     assert log.newest("lab", NOW_S + (KEEP_DAYS + 2) * DAY_S) == {}
+    log.append([replace(action, new=700)], NOW_S + 30 * DAY_S)
+    assert log.newest("lab", NOW_S)[1].new == 500, "a clock that was ahead wrote the line before that of today"
+    assert log.newest("lab", NOW_S + 30 * DAY_S)[1].new == 700
 
 
 PRIORITY = Priority(mode="apply")

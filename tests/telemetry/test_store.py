@@ -244,6 +244,31 @@ def test_a_watermark_never_moves_back(store: Store) -> None:
     assert store.watermark("sacct", "c") == 100
 
 
+def test_only_a_watermark_in_the_future_is_pulled_back(store: Store) -> None:
+    for mark_s, ahead_s, left_s in ((1000, 0, 1000), (1060, 0, 1060), (1061, 61, 400), (10**9, 10**9 - 1000, 400)):
+        store.set_watermark("sacct", "c", mark_s)
+        assert store.pull_back_watermark("sacct", "c", 1000, 400) == ahead_s
+        assert store.watermark("sacct", "c") == left_s
+    assert store.pull_back_watermark("prometheus", "c", 1000, 400) == 0
+    assert store.watermark("prometheus", "c") is None
+
+
+def test_every_watermark_of_a_cluster_is_listed(store: Store) -> None:
+    for source, cluster in (("sacct", "c"), ("report-week", "c"), ("sacct", "b.c"), ("prolog", "d")):
+        store.set_watermark(source, cluster, 7)
+    store._marks.reopen("c", [1])
+    assert store.watermarks("c") == {"report-week": 7, "sacct": 7}
+
+
+@pytest.mark.parametrize("mark", ["1e999", "9" * 400, "NaN", "null", '"x"', "[" * 50_000])
+def test_a_watermark_that_is_no_date_says_what_to_do(store: Store, mark: str) -> None:
+    (store.root / "watermarks").mkdir()
+    (store.root / "watermarks" / "sacct.c.json").write_text(f'{{"until_s": {mark}}}')
+    with pytest.raises(StoreError, match="not a mark") as caught:
+        store.watermark("sacct", "c")
+    assert "remove it" in caught.value.hint
+
+
 def test_files_are_not_readable_by_others(store: Store) -> None:
     store.write("jobs", "c", pa.table({"job_id": [1], "submit_s": [10]}))
     assert store.files("jobs", "c")[0].stat().st_mode & 0o007 == 0

@@ -104,6 +104,7 @@ def broken() -> dict[str, bytes]:
         "format_11": changed(b"advice\t1", b"advice\t11"),
         "first_line_trailing_space": changed(b"advice\t1", b"advice\t1 "),
         "expired": changed(b"expires\t1795428900", b"expires\t1795256199"),
+        "written_in_the_future": changed(lines[2], b"written\t1795256501"),
         "expires_now": changed(b"expires\t1795428900", b"expires\t1795256200"),
         "expires_no_number": changed(b"expires\t1795428900", b"expires\tnever"),
         "expires_negative": changed(b"expires\t", b"expires\t-"),

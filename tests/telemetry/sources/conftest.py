@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prometheus"
@@ -99,3 +101,24 @@ def replay(serve: Callable[[Answer], Stub]) -> Callable[[str], Stub]:
         return serve(answer)
 
     return start
+
+
+ODD = {
+    "u64": pa.array([2**64 - 1, 5], pa.uint64()),
+    "f16": pa.array([1, 2]).cast(pa.float16()),
+    "infinite": pa.array([float("inf"), float("nan")]),
+    "binary": pa.array([b"1", b"\xff"]),
+    "dictionary": pa.array(["1", "2"]).dictionary_encode(),
+    "decimal": pa.array([decimal.Decimal("1.5"), decimal.Decimal(2)]),
+    "date": pa.array([2**31 - 1, -(2**31)], pa.int32()).cast(pa.date32()),
+    "ns": pa.array([2**62, -(2**62)], pa.timestamp("ns")),
+    "far": pa.array([2**60, -(2**60)], pa.timestamp("ms")),
+    "no zone": pa.array([2**50, 5], pa.timestamp("us", "Mars/Phobos")),
+    "null": pa.nulls(2),
+}
+"""Parquet columns of every plain type, with values that are hard to convert."""
+
+
+@pytest.fixture(params=ODD)
+def odd_column(request: pytest.FixtureRequest) -> pa.Array[Any]:
+    return ODD[request.param]

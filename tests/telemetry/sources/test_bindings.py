@@ -260,6 +260,9 @@ def test_hosts_are_in_the_order_of_the_node_table() -> None:
     ("changes", "reason"),
     [
         ({"job_id": "7"}, "job id is not a number"),
+        ({"job_id": 10**400}, "job id is not a number"),
+        ({"job_state": 1}, "state cannot be read"),
+        ({"job_resources": {"allocated_nodes": [{"nodename": "\ud800"}]}}, "not a host name"),
         ({"nodes": "n1", "gres_detail": ["gpu:1(IDX:0)"] * 2}, "nodes and gres_detail differ in number"),
         ({"nodes": "n[1-2]", "gres_detail": ["gpu:1(IDX:0)"] * 2}, "order of the nodes unknown"),
         ({"nodes": "n[1-999999999]"}, "unreadable node list"),
@@ -274,7 +277,7 @@ def test_a_job_that_cannot_be_read_is_counted(changes: dict[str, Any], reason: s
     assert dict(counts.dropped) == {reason: 1}
 
 
-@pytest.mark.parametrize("start", [None, 0, NOW_S + 5, {"set": False, "number": 0}])
+@pytest.mark.parametrize("start", [None, 0, -5, NOW_S + 5, {"set": False, "number": 0}])
 def test_without_a_start_in_the_past_the_time_of_the_poll_is_taken(start: Any) -> None:
     assert {row[4] for row in squeue({"jobs": [job(start_time=start)]})[0]} == {NOW_S}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
+import io
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +20,7 @@ from almanac.errors import FileFormatError
 from almanac.names import name_key
 from almanac.records import Counts
 from telemetry.schema import JOBS
+from telemetry.sources.blocks import _ValidText
 from telemetry.sources.file_jobs import STATES, read_jobs
 from telemetry.sources.files import FileSource
 from telemetry.sources.layouts import layouts
@@ -129,6 +133,58 @@ def test_bytes_that_are_no_text_cost_one_name(tmp_path: Path) -> None:
     path = tmp_path / "jobs.csv"
     path.write_bytes(b"job_id,submit_s,name\n1,100,caf\xe9\n2,100,tea\n")
     assert [row["name"] for row in read(path)[0]] == ["caf\ufffd", "tea"]
+
+
+def test_a_row_with_a_bad_byte_and_a_wrong_number_of_fields_costs_itself(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_bytes(b"job_id,submit_s,name\n1,100,a\n2,100,caf\xe9,\xff\n3,100,\xf0\x9f\n\xff\n4,100,b\n")
+    rows, counts = read(path)
+    assert [(row["job_id"], row["name"]) for row in rows] == [(1, "a"), (3, "\ufffd"), (4, "b")]
+    assert counts.dropped == {"wrong number of fields": 2}
+    assert counts.examples == {"wrong number of fields": "2,100,caf\ufffd,\ufffd"}
+
+
+@given(st.binary(max_size=3000), st.integers(16, 64))
+def test_bytes_become_the_text_that_python_makes_of_them(data: bytes, size: int) -> None:
+    """In reads of any size: what is cut in the middle of a character is put together again."""
+    text = io.BufferedReader(_ValidText(io.BytesIO(data)), size).read()
+    assert text == data.decode("utf-8", "replace").encode()
+
+
+@given(st.lists(st.sampled_from([b"1", b"2026", b",", b"\n", b"\r", b'"', b"\xff", b"\x00", b"\xef\xbb\xbf", b"|"])))
+def test_no_bytes_raise_another_error(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
+    path = tmp_path_factory.mktemp("csv") / "jobs.csv"
+    for head in (b"", b"job_id,submit_s,name\n1,100,a\n"):
+        path.write_bytes(head + b"".join(pieces))
+        with contextlib.suppress(FileFormatError):
+            read(path)
+
+
+def test_a_bare_carriage_return_ends_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_bytes(b"job_id,submit_s,name\r1,100,a\r2,100,b\r")
+    assert [row["name"] for row in read(path)[0]] == ["a", "b"]
+    path.write_bytes(b"job_id,submit_s\rname\n1,100,a\n")
+    assert read(path)[1].dropped == {"wrong number of fields": 2}
+    path.write_bytes(b'job_id,submit_s,"' + b"x" * 200_000 + b'"\n')
+    with pytest.raises(FileFormatError, match="neither Parquet nor CSV"):
+        read(path)
+
+
+@pytest.mark.parametrize("column", ["job_id", "submit_s", "elapsed_s", "name", "state"])
+def test_a_column_of_any_plain_type_costs_only_itself(tmp_path: Path, column: str, odd_column: pa.Array[Any]) -> None:
+    path = tmp_path / "jobs.parquet"
+    pq.write_table(pa.table({"job_id": [1, 2], "submit_s": [100, 100], "elapsed_s": [1, 1], column: odd_column}), path)
+    assert read(path)[1].seen == 2
+
+
+@pytest.mark.parametrize("values", [[[1], [2]], [{"a": 1}, {"a": 2}], [dt.timedelta(1), None], [dt.time(1), None]])
+def test_a_column_of_another_type_is_named(tmp_path: Path, values: list[Any]) -> None:
+    path = tmp_path / "jobs.parquet"
+    pq.write_table(pa.table({"job_id": [1, 2], "submit_s": [100, 100], "name": pa.array(values)}), path)
+    with pytest.raises(FileFormatError, match="column name has the type") as caught:
+        read(path)
+    assert caught.value.hint
 
 
 def test_only_jobs_submitted_in_the_span_are_seen(tmp_path: Path) -> None:

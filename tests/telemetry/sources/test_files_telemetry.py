@@ -126,6 +126,32 @@ def test_only_the_span_is_read(tmp_path: Path) -> None:
     assert ([row["time_ms"] for row in rows], counts.seen) == ([3000, 4000], 2)
 
 
+def test_a_bad_byte_costs_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"host,gpu,time_ms,temp_c\nn1,0,1000,40\nn1,0,2000,41,\xff\nn1,0,3000,42\n")
+    rows, counts = read(path)
+    assert [row["time_ms"] for row in rows] == [1000, 3000]
+    assert counts.dropped == {"wrong number of fields": 1}
+
+
+@pytest.mark.parametrize("column", ["host", "gpu", "time_ms", "hbm_used_mib"])
+def test_a_column_of_any_plain_type_costs_only_itself(tmp_path: Path, column: str, odd_column: pa.Array[Any]) -> None:
+    path = tmp_path / "t.parquet"
+    good = {"host": ["n1", "n1"], "gpu": [0, 1], "time_ms": [1000, 2000], "hbm_used_mib": [5.0, 6.0], "temp_c": [1, 2]}
+    pq.write_table(pa.table({**good, column: odd_column}), path)
+    assert read(path)[1].seen >= 2
+
+
+def test_one_number_too_large_costs_only_itself(tmp_path: Path) -> None:
+    """Arrow converts a column as a whole, and refuses it where one number is above 2^53."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(
+        pa.table({"host": ["n1", "n1"], "gpu": [0, 1], "time_ms": [2**62 + 1, 2000], "hbm_used_mib": [5, 6]}), path
+    )
+    rows, counts = read(path)
+    assert ([row["time_ms"] for row in rows], counts.dropped) == ([2000], {"time in the future": 1})
+
+
 def test_gzip_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.csv.gz"
     with pa.output_stream(path, compression="gzip") as out:

@@ -41,8 +41,8 @@ def rows(batches: list[Batch], host: str, gpu: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def test_batches_are_cut_at_the_hour_and_carry_their_end_as_watermark(dcgm: list[Batch]) -> None:
-    assert [batch.watermark_s for batch in dcgm] == [HOUR_S, UNTIL_S]
+def test_batches_are_cut_at_the_hour_and_move_the_watermark_behind_their_newest_sample(dcgm: list[Batch]) -> None:
+    assert [batch.watermark_s for batch in dcgm] == [HOUR_S - 9, UNTIL_S - 9], "a scrape every 10 s"
     assert all(batch.table == "telemetry" and batch.rows.schema.equals(TELEMETRY) for batch in dcgm)
 
 

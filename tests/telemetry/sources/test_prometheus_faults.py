@@ -150,6 +150,57 @@ def test_an_answer_that_is_not_prometheus(serve: Serve, body: str) -> None:
     assert "prometheus.url" in error.hint
 
 
+SPOILED = {
+    "no name": lambda ask: answer("vector", [{"metric": {}, "value": [0, "1"]}]),
+    "a list for a label": lambda ask: answer("vector", [{"metric": {"__name__": ["x"]}, "value": [0, "1"]}]),
+    "no value": lambda ask: answer("vector", [{"metric": {"__name__": "DCGM_FI_DEV_FB_USED"}}]),
+    "an infinite count": lambda ask: healthy(ask) if "last_over" in ask else answer("vector", [POINT("+Inf")]),
+    "a count that is NaN": lambda ask: healthy(ask) if "last_over" in ask else answer("vector", [POINT("NaN")]),
+    "a negative count": lambda ask: healthy(ask) if "last_over" in ask else answer("vector", [POINT("-1")]),
+    "a count in text": lambda ask: healthy(ask) if "last_over" in ask else answer("vector", [POINT("many")]),
+    "a count of 400 digits": lambda ask: healthy(ask) if "last_over" in ask else answer("vector", [POINT(10**400)]),
+    "one number": lambda ask: healthy(ask) if "last_over" in ask else answer("vector", [{"metric": {}, "value": [1]}]),
+    "null for a value": lambda ask: healthy(ask) if "last_over" in ask else answer("vector", [POINT(None)]),
+    "a matrix for a vector": lambda ask: matrix(HOUR_S),
+    "a vector for a matrix": lambda ask: healthy(ask) if "_over_" in ask else answer("vector", [POINT("1")]),
+    "a scalar": lambda ask: answer("scalar", [0, "1"]),
+    "no result": lambda ask: json.dumps({"status": "success", "data": {}}),
+    "a result of another kind": lambda ask: json.dumps({"status": "success", "data": {"resultType": 1, "result": 2}}),
+    "a time that is NaN": lambda ask: healthy(ask) if "_over_" in ask else matrix(float("nan")),
+    "an endless time": lambda ask: healthy(ask) if "_over_" in ask else matrix(1e300),
+    "a time in text": lambda ask: healthy(ask) if "_over_" in ask else matrix("x"),
+    "a label that is a number": lambda ask: healthy(ask) if "_over_" in ask else matrix(HOUR_S, gpu=0),
+    "a label that is null": lambda ask: healthy(ask) if "_over_" in ask else matrix(HOUR_S, gpu=None),
+    "cut short": lambda ask: healthy(ask) if "_over_" in ask else matrix(HOUR_S)[:-20],
+    "a page": lambda ask: "<html><body>Sign in</body></html>",
+    "nested deeply": lambda ask: "[" * 100_000,
+}
+
+
+def POINT(value: Any) -> dict[str, Any]:  # noqa: N802 - beside SPOILED
+    return {"metric": {}, "value": [0, value]}
+
+
+@pytest.mark.parametrize("fault", SPOILED)
+def test_a_malformed_answer_is_an_error_of_the_server(serve: Serve, fault: str) -> None:
+    """ "no name" is no counter that is looked for: then there is nothing to read."""
+    stub = serve(lambda path, n: (200, SPOILED[fault](path)))
+    if fault == "no name":
+        assert list(source(stub.url).read(HOUR_S, HOUR_S + 60)) == []
+        return
+    error = fails(stub.url, retries=0)
+    assert len(str(error)) < 600 and error.hint
+
+
+@pytest.mark.parametrize("fault", SPOILED)
+def test_doctor_says_that_an_answer_is_malformed(serve: Serve, fault: str) -> None:
+    stub = serve(lambda path, n: (200, SPOILED[fault](path)))
+    try:
+        probe(Prometheus(url=stub.url), clock=lambda: NOW_S)
+    except ServerError as error:
+        assert len(str(error)) < 600 and error.hint
+
+
 def test_half_the_data_is_not_taken_for_all_of_it(serve: Serve) -> None:
     """Thanos warns, VictoriaMetrics sets isPartial, when a part of their stores is down."""
     for more in ({"warnings": ["store-2 is down"]}, {"isPartial": True}):
@@ -172,7 +223,7 @@ def test_too_many_samples_halves_the_chunk(serve: Serve) -> None:
 
     stub = serve(limited)
     batches = list(source(stub.url).read(HOUR_S, HOUR_S + 3600))
-    assert [batch.watermark_s for batch in batches] == [HOUR_S + 900 * n for n in (1, 2, 3, 4)]
+    assert [batch.watermark_s for batch in batches] == [HOUR_S + 900 * n + 1 for n in range(4)]
     assert [batch.rows["time_ms"].to_pylist() for batch in batches] == [[(HOUR_S + 900 * n) * 1000] for n in range(4)]
 
 
@@ -206,12 +257,19 @@ def test_what_was_read_before_a_failure_stays_read(serve: Serve) -> None:
     with pytest.raises(ServerError):
         for batch in source(stub.url, retries=1).read(HOUR_S, HOUR_S + 5400):
             got.append(batch)
-    assert [batch.watermark_s for batch in got] == [HOUR_S + 3600]
+    assert [batch.watermark_s for batch in got] == [HOUR_S + 1], "behind its only sample"
 
 
 def test_a_span_without_samples_moves_no_watermark(serve: Serve) -> None:
     stub = serve(lambda path, n: (200, answer("vector", [])))
     assert list(source(stub.url).read(HOUR_S, HOUR_S + 7200)) == []
+
+
+def test_a_clock_that_is_ahead_moves_no_watermark_past_what_was_scraped(serve: Serve) -> None:
+    """The server's newest sample is of HOUR_S; this host says that it is two hours later."""
+    stub = serve(lambda path, n: (200, healthy(path) if span_of(path)[0] <= HOUR_S + 3600 else answer("vector", [])))
+    (batch,) = source(stub.url).read(HOUR_S, NOW_S)
+    assert batch.watermark_s == HOUR_S + 1, "the rest of the hour is still to come"
 
 
 def test_samples_of_the_future_are_noted_and_left(serve: Serve) -> None:
