@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,8 @@ def test_the_newest_runs_of_many_families_are_the_newest_of_all(history_of: Hist
 
 def test_names_that_are_only_asked_about_take_no_more_memory_than_those_that_have_ended(history_of: History) -> None:
     made = estimator(history_of(ROWS), Rolling())
-    for number in range(3 * MAX_FAMILIES):
-        made.estimate(asked("ann", "train-bert-" + "x" * number))
+    for word in product("ghijklmnopqr", repeat=3):
+        made.estimate(asked("ann", "train-bert-" + "".join(word)))
     assert len(made._users["ann"]._similar) <= MAX_FAMILIES
 
 
