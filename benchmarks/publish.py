@@ -1,17 +1,21 @@
 """How long publishing for a large site takes, and what memory: 5,000 users with 50 job families each, six runs of each.
 
-Run: python benchmarks/publish.py (in `make bench-hooks`). ALMANAC_BENCH_USERS=500 for a tenth.
+Then what a single user costs whose jobs all have new names that resemble each other: the most that names can cost.
+Run: python benchmarks/publish.py (in `make bench-hooks`). ALMANAC_BENCH_USERS=500 for a tenth of the users,
+ALMANAC_BENCH_NAMES=10000 for a tenth of the names.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import resource
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +34,13 @@ from telemetry.schema import TABLES
 from telemetry.store import Store
 
 USERS = int(os.environ.get("ALMANAC_BENCH_USERS", "5000"))
-FAMILIES, RUNS, DAYS = 50, 6, 100
-TRAINED_JOBS = 20_000
+RUNS, DAYS = 6, 100
+WORDS = [f"{w}-{v}" for w in ("train", "eval", "prep", "tune", "sim", "md", "dft", "cfd", "qa", "gen")
+         for v in ("bert", "gpt", "water", "vit", "llama")]  # fmt: skip
+FAMILIES, TRAINED_JOBS = len(WORDS), 20_000
+NAMES = int(os.environ.get("ALMANAC_BENCH_NAMES", "100000"))
+MOST_GROWTH = 1.5
+"""Of the time per job from a tenth of the names to all of them."""
 NOW_S = 1_795_256_200
 CLUSTER = "bench"
 TIERS = [
@@ -40,25 +49,27 @@ TIERS = [
 ]
 
 
-def fill(store: Store) -> None:
-    """Every family has a GPU count, a duration and a peak of its own; its runs lie on random days."""
+def fill(store: Store, users: int, words: Sequence[str], runs: int) -> None:
+    """Every family has a GPU count, a duration and a peak of its own; its runs lie on random days.
+
+    words: names of each user's families.
+    """
     rng = np.random.default_rng(1)
-    jobs = USERS * FAMILIES * RUNS
-    family = np.repeat(np.arange(USERS * FAMILIES), RUNS)
+    families = users * len(words)
+    jobs = families * runs
+    family = np.repeat(np.arange(families), runs)
     submit_s = NOW_S - 86_400 - rng.integers(0, DAYS * 86_400, jobs)
     order = np.argsort(submit_s, kind="stable")
     family, submit_s = family[order], submit_s[order]
-    elapsed_s = np.maximum(200, rng.lognormal(7.5, 1.2, USERS * FAMILIES)[family] * rng.lognormal(0, 0.4, jobs))
-    peak_mib = rng.uniform(4000, 70_000, USERS * FAMILIES)[family] * rng.lognormal(0, 0.03, jobs)
-    names = np.array([f"{w}-{v}" for w in ("train", "eval", "prep", "tune", "sim", "md", "dft", "cfd", "qa", "gen")
-                      for v in ("bert", "gpt", "water", "vit", "llama")])  # fmt: skip
-    name = names[family % FAMILIES]
+    elapsed_s = np.maximum(200, rng.lognormal(7.5, 1.2, families)[family] * rng.lognormal(0, 0.4, jobs))
+    peak_mib = rng.uniform(4000, 70_000, families)[family] * rng.lognormal(0, 0.03, jobs)
+    name = np.array(words)[family % len(words)]
     start_s = submit_s + rng.exponential(600, jobs).astype("int64")
     columns = {
         "job_id": np.arange(1, jobs + 1),
         "submit_s": submit_s,
-        "user": np.char.add("user", (family // FAMILIES).astype(str)),
-        "account": np.char.add("acc", (family // FAMILIES % 50).astype(str)),
+        "user": np.char.add("user", (family // len(words)).astype(str)),
+        "account": np.char.add("acc", (family // len(words) % 50).astype(str)),
         "partition": np.full(jobs, "gpu"),
         "qos": np.full(jobs, "normal"),
         "name": name,
@@ -93,7 +104,7 @@ def fill(store: Store) -> None:
 def prepare(folder: Path) -> None:
     """The store, and models learned from a part of it: how long training takes is another benchmark's to say."""
     store = Store.create(folder / "store")
-    fill(store)
+    fill(store, USERS, WORDS, RUNS)
     history = load_history(store, CLUSTER, running=True)
     users = history["user"].drop_duplicates().head(max(TRAINED_JOBS // (FAMILIES * RUNS), 1))
     chosen = history[history["user"].isin(users)].reset_index(drop=True)
@@ -187,6 +198,40 @@ def measure(folder: Path) -> list[Figure]:
     ]
 
 
+def measure_names(folder: Path) -> list[Figure]:
+    """Processor time of a training and a publishing, with a tenth of the names and with all of them."""
+    figures: list[Figure] = []
+    few_s: dict[str, float] = {}
+    for number in (NAMES // 10, NAMES):
+        # In a process of its own: memory that is given back does not lower the resident memory at once.
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            took_s, peak_mib = pool.apply(one_user, (folder / f"names-{number}", number))
+        for what, seconds in took_s.items():
+            each_s = seconds / number * 10_000
+            growth = each_s / few_s.setdefault(what, each_s)
+            figures.append(Figure(f"{what}, {number} names of one user, s per 10,000 jobs", each_s))
+            if number == NAMES:
+                is_met = growth <= MOST_GROWTH
+                figures.append(Figure("  per job, times that with a tenth", growth, f"<= {MOST_GROWTH}", is_met))
+        figures.append(Figure(f"memory of both, {number} names of one user, MiB", peak_mib))
+    return figures
+
+
+def one_user(folder: Path, number: int) -> tuple[dict[str, float], float]:
+    """Seconds by step, and MiB, of a site whose only user has so many jobs, all of new names of 64 bytes."""
+    config, store = parse_config({"tiers": TIERS}), Store.create(folder / "store")
+    ends = itertools.islice(itertools.product("ghijklmnopqrstuvwxyz", repeat=4), number)
+    fill(store, 1, ["x" * 60 + "".join(end) for end in ends], 1)
+    advice = AdviceDir(folder / "advice", os.geteuid(), None)
+    with MemoryWatch() as memory:
+        started_s = time.process_time()
+        trained = train(load_history(store, CLUSTER, running=True), config, NOW_S)
+        trained_s = time.process_time()
+        publish(Job(store, CLUSTER, config, NOW_S, advice, trained, "observe"), {"user0": 100_000}.get)
+        published_s = time.process_time()
+    return {"training": trained_s - started_s, "publishing": published_s - trained_s}, memory.peak_mib
+
+
 def measure_own(job: OwnJob) -> list[Figure]:
     """The step after the advice: lists of all users' jobs, and reports (without samples: those are bench-reports')."""
     uids = {f"user{number}": 100_000 + number for number in range(USERS)}
@@ -212,7 +257,7 @@ def measure_own(job: OwnJob) -> list[Figure]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        report("publish", measure(Path(name)), "Publishing advice")
+        report("publish", measure(Path(name)) + measure_names(Path(name)), "Publishing advice")
 
 
 if __name__ == "__main__":

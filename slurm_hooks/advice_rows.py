@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -21,7 +22,7 @@ from almanac.config import Config
 from almanac.names import name_key
 from almanac.records import Advice, Request
 from almanac.units import format_duration
-from slurm_hooks.advice_file import FAMILY, GPUS, USER, Row
+from slurm_hooks.advice_file import FAMILY, GPUS, MAX_BYTES, USER, Row, render_row
 
 DAY_S = 86_400
 NAMELESS = ("", "-")
@@ -30,30 +31,52 @@ SITE_JOBS = 100
 """Newest jobs of a GPU count whose median prediction stands for a stranger's."""
 
 
-def user_rows(history: pd.DataFrame, trained: Trained | None, config: Config, now_s: int) -> dict[str, list[Row]]:
-    """By user their rows: families newest first, then GPU counts, then any job. Users without any are not there.
+LEAST_ROW_BYTES = len(render_row(Row(FAMILY, 0, 0))) - 1
+"""Of a family's line, beside its key and its GPU count."""
+
+
+@dataclass
+class UserRows:
+    """A user's rows: families newest first, then GPU counts, then any job.
+
+    cut: older families that no row was made for, because the file cannot hold one.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    cut: int = 0
+
+
+def user_rows(history: pd.DataFrame, trained: Trained | None, config: Config, now_s: int) -> dict[str, UserRows]:
+    """By user their rows. Users without any are not there.
 
     history: all of these users' jobs, load_history(..., running=True).
     """
     since_s = now_s - config.advice.history_days * DAY_S
     recent = history[(history["submit_s"] >= since_s) & (history["submit_s"] < now_s)]
     newest = recent.sort_values(["submit_s", "job_id"], ascending=False)
+    families = newest.drop_duplicates(["user", "name_key", "gpu_count"])
+    families = families[~families["name_key"].isin(NAMELESS)]
+    fits = _could_fit(families)
+    sizes = newest.drop_duplicates(["user", "gpu_count"])
+    sizes = sizes[sizes.groupby("user").cumcount() < MAX_GPU_COUNTS]
     kinds, requests = [], list[Request]()
-    for kind, columns in ((FAMILY, ["user", "name_key", "gpu_count"]), (GPUS, ["user", "gpu_count"]), (USER, ["user"])):
-        chosen = newest.drop_duplicates(columns)
-        if kind == FAMILY:
-            chosen = chosen[~chosen["name_key"].isin(NAMELESS)]
-        elif kind == GPUS:
-            chosen = chosen[chosen.groupby("user").cumcount() < MAX_GPU_COUNTS]
+    for kind, chosen in ((FAMILY, families[fits]), (GPUS, sizes), (USER, newest.drop_duplicates(["user"]))):
         for request in recorded_requests(chosen, config.tiers):
             kinds.append(kind)
             requests.append(request if kind == FAMILY else dataclasses.replace(request, job_name=""))
-    rows: dict[str, list[Row]] = {}
+    cut = families.loc[~fits, "user"].value_counts().to_dict()
+    rows: dict[str, UserRows] = {}
     for kind, advice in zip(kinds, advise_many(requests, history, trained, config, now_s), strict=True):
-        row = row_of(kind, advice, config)
+        row, user = row_of(kind, advice, config), advice.request.user
         if row is not None:
-            rows.setdefault(advice.request.user, []).append(row)
+            rows.setdefault(user, UserRows(cut=cut.get(user, 0))).rows.append(row)
     return rows
+
+
+def _could_fit(families: pd.DataFrame) -> pd.Series[bool]:
+    """Which of the families, each user's newest first, fit into a file if all rows are as short as a row can be."""
+    row_bytes = LEAST_ROW_BYTES + families["name_key"].str.len() + families["gpu_count"].astype(str).str.len()
+    return row_bytes.groupby(families["user"]).cumsum() <= MAX_BYTES
 
 
 def site_rows(newest: pd.DataFrame, trained: Trained | None, config: Config, now_s: int) -> list[Row]:
@@ -61,12 +84,12 @@ def site_rows(newest: pd.DataFrame, trained: Trained | None, config: Config, now
 
     newest: the newest SITE_JOBS jobs of each GPU count.
     """
+    counts = sorted(newest["gpu_count"].unique().tolist())[:MAX_GPU_COUNTS]
     requests = [
         dataclasses.replace(request, user="", account="", job_name="")
-        for request in recorded_requests(newest, config.tiers)
+        for request in recorded_requests(newest[newest["gpu_count"].isin(counts)], config.tiers)
     ]
     said = [each for each in advise_many(requests, newest.head(0), trained, config, now_s) if each.priority]
-    counts = sorted({each.request.gpu_count for each in said})[:MAX_GPU_COUNTS]
     groups = [(GPUS, [each for each in said if each.request.gpu_count == count]) for count in counts]
     groups.append((USER, said))
     rows = [row_of(kind, _median(group), config) for kind, group in groups if group]

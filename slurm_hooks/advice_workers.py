@@ -11,8 +11,7 @@ import pandas as pd
 
 from advisor.service import Trained
 from almanac.config import Config
-from slurm_hooks.advice_file import Row
-from slurm_hooks.advice_rows import user_rows
+from slurm_hooks.advice_rows import UserRows, user_rows
 from telemetry.history import UserHistories
 
 CHUNK = 100
@@ -27,7 +26,7 @@ _task: tuple[Trained | None, Config, int]
 
 def rows_by_user(
     histories: UserHistories, users: Sequence[str], trained: Trained | None, config: Config, now_s: int, processes: int
-) -> Iterator[dict[str, list[Row]]]:
+) -> Iterator[dict[str, UserRows]]:
     """As user_rows of some users after others."""
     chunks = _histories(histories, users)
     if processes < 2 or len(users) < MIN_USERS:
@@ -37,7 +36,7 @@ def rows_by_user(
     # Not forked: DuckDB and Arrow have threads, whose locks a forked child would inherit.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, _start, (trained, config, now_s)) as pool:
-        waiting: list[Future[dict[str, list[Row]]]] = []
+        waiting: list[Future[dict[str, UserRows]]] = []
         for history in chunks:
             if len(waiting) > processes:
                 yield waiting.pop(0).result()
@@ -64,7 +63,7 @@ def _start(trained: Trained | None, config: Config, now_s: int) -> None:
     gc.disable()
 
 
-def _rows(history: pd.DataFrame) -> dict[str, list[Row]]:
+def _rows(history: pd.DataFrame) -> dict[str, UserRows]:
     rows = user_rows(history, *_task)
     gc.collect()
     return rows

@@ -34,7 +34,7 @@ from slurm_hooks.advice_file import (
     render_row,
     unwritable,
 )
-from slurm_hooks.advice_rows import DAY_S, SITE_JOBS, site_rows
+from slurm_hooks.advice_rows import DAY_S, SITE_JOBS, UserRows, site_rows
 from slurm_hooks.advice_workers import rows_by_user
 from slurm_hooks.published import EVERYBODY, Change, changed_rows, record
 from telemetry.history import UserHistories
@@ -131,7 +131,7 @@ def _publish(job: Job, uids: Uids, outcome: Published) -> None:
     finally:
         histories.close()
     everybody = Known(SITE, EVERYBODY, job.folder.owner_uid, _digest(_settings(job)))
-    _plan(job, plan, [(everybody, site_rows(newest, job.trained, job.config, job.now_s))], outcome)
+    _plan(job, plan, [(everybody, UserRows(site_rows(newest, job.trained, job.config, job.now_s)))], outcome)
     silent = {each.name for each in stale.values()} - plan.names
     plan.gone = _gone(job, {each.name for each in known} - silent, outcome)
     plan.tables.append(changed_rows(_removals(job, plan.gone), job.now_s))
@@ -149,12 +149,13 @@ class _Plan:
     gone: list[str] = field(default_factory=list)
 
 
-def _plan(job: Job, plan: _Plan, rows: Iterable[tuple[Known, Sequence[Row]]], outcome: Published) -> None:
+def _plan(job: Job, plan: _Plan, rows: Iterable[tuple[Known, UserRows]], outcome: Published) -> None:
     changes = []
     for known, own in rows:
         plan.names.add(known.name)
         before, content = _before(job, known.name)
-        after = _after(job, known, own, before, content, outcome)
+        outcome.cut += own.cut
+        after = _after(job, known, own.rows, before, content, outcome)
         if after is not None:
             plan.files.append((known.name, render(after), known.uid))
             plan.users[known.name] = known.user

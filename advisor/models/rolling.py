@@ -115,11 +115,14 @@ class _UserPast:
         if key not in self._similar:
             keys, scorer = list(self.families), Levenshtein.normalized_similarity
             found = process.extract_iter(key, keys, scorer=scorer, processor=None, score_cutoff=similarity)
+            if len(self._similar) == MAX_FAMILIES:
+                self._similar.clear()
             self._similar[key] = [name for name, _, _ in found]
         return self._similar[key]
 
     def newest(self, keys: list[str], number: int) -> list[float]:
         """Durations of the newest runs of these families, newest first."""
+        keys = sorted(keys, key=lambda key: self.families[key][-1], reverse=True)[:number]
         runs = heapq.merge(*(reversed(self.families[key]) for key in keys), reverse=True)
         return [duration_s for _, duration_s in islice(runs, number)]
 

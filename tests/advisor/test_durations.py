@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from advisor.baselines import OURS
 from advisor.evaluation import evaluate, origins
 from advisor.features import NUMBERS, ended_jobs, features_of, submission_of
 from advisor.models.duration import blend, conformal_margins
-from advisor.models.rolling import RollingEstimator, decayed_mean
+from advisor.models.rolling import MAX_FAMILIES, RollingEstimator, decayed_mean
 from advisor.models.trees import CATEGORIES, encode
 from advisor.past import Past
 from advisor.replay import remember, replay_durations
@@ -55,6 +56,22 @@ def test_similar_names_give_the_decayed_mean_newest_heaviest(history_of: History
     assert estimate is not None
     assert (estimate.case, estimate.runs) == ("name", 2)
     assert estimate.duration_s == pytest.approx((200 + 0.5 * 100) / 1.5)
+
+
+def test_the_newest_runs_of_many_families_are_the_newest_of_all(history_of: History) -> None:
+    places = [place * place % 23 for place in range(80)]
+    rows = [{"name": f"train-bert-{'xyz'[place % 3] * place}", "elapsed_s": 100.0 + place} for place in places]
+    estimate = estimator(history_of(rows), Rolling(similarity=0.0, max_runs=7)).estimate(asked("ann", "train-bert"))
+    assert estimate is not None
+    newest = [100.0 + place for place in reversed(places)][:7]
+    assert estimate.duration_s == pytest.approx(decayed_mean(newest, Rolling().decay))
+
+
+def test_names_that_are_only_asked_about_take_no_more_memory_than_those_that_have_ended(history_of: History) -> None:
+    made = estimator(history_of(ROWS), Rolling())
+    for word in product("ghijklmnopqr", repeat=3):
+        made.estimate(asked("ann", "train-bert-" + "".join(word)))
+    assert len(made._users["ann"]._similar) <= MAX_FAMILIES
 
 
 def test_a_known_user_with_a_new_name_gets_their_own_mean(history_of: History) -> None:

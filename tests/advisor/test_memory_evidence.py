@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advisor.features import submission_of
+from advisor.models import peak_store
 from advisor.models.evidence import Evidence
-from advisor.models.peak_store import evidence_now, is_similar
+from advisor.models.peak_store import MAX_FAMILIES, Case, evidence_now, replay_peaks, similar_names
 from almanac.config import Config
 from almanac.records import Request
 
@@ -119,10 +121,101 @@ def test_old_runs_are_forgotten(history_of: History, config: Config) -> None:
     assert evidence_of(history_of([{"end_s": old + number} for number in range(9)]), config).runs == 0
 
 
+def is_like(one: str, other: str) -> bool:
+    return other in similar_names(one, [other])
+
+
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_likeness_is_mutual_and_everything_is_like_itself(one: str, other: str) -> None:
-    assert is_similar(one, one)
-    assert is_similar(one, other) == is_similar(other, one)
+    assert is_like(one, one)
+    assert is_like(one, other) == is_like(other, one)
+
+
+def test_likeness_by_hand() -> None:
+    names = ["vasp", "vas", "vasp-relax", "vasq-relaxes", "relax-vasp"]
+    assert similar_names("vasp-relax-#", names) == {"vasp", "vasp-relax"}
+    assert similar_names("vasp-relaxes", names) == {"vasp", "vasp-relax", "vasq-relaxes"}
+    assert similar_names("vas", names) == {"vas"}, "three letters are no beginning"
+
+
+def cases_of(history: pd.DataFrame, config: Config) -> list[Case]:
+    return list(replay_peaks(history, config.advice, config.tiers))
+
+
+def words(number: int) -> list[str]:
+    """Distinct words of three letters, none of them like another."""
+    letters = "ghijklmnopqrstuv"
+    return ["".join(word) for word in product(letters, repeat=3)][:number]
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many names each new name was compared with; only 8 families are remembered."""
+    counts: list[int] = []
+
+    def counted(name: str, others: Collection[str]) -> set[str]:
+        counts.append(len(others))
+        return similar_names(name, others)
+
+    monkeypatch.setattr(peak_store, "similar_names", counted)
+    monkeypatch.setattr(peak_store, "MAX_FAMILIES", 8)
+    return counts
+
+
+@pytest.mark.parametrize("start", ["", "x" * 61])
+def test_the_work_of_a_name_does_not_grow_with_the_number_of_names(
+    history_of: History, config: Config, compared: list[int], start: str
+) -> None:
+    cases_of(history_of([{"name": start + word} for word in words(300)]), config)
+    assert len(compared) <= 2 * 300, "once when it is submitted, and once when it has ended"
+    assert max(compared) == 8
+
+
+def test_names_that_are_all_alike_take_no_more_memory_than_the_families_that_are_remembered(
+    history_of: History, config: Config, compared: list[int]
+) -> None:
+    rows = [{"name": "x" * 61 + word, "gpu_count": 1 + number % 2} for number, word in enumerate(words(300))]
+    store = peak_store.remember_peaks(["ann"], history_of(rows), NOW_S, config.advice, config.tiers)
+    for gpu_count in (1, 2):
+        user = store._users["ann", gpu_count]
+        assert list(user.families) == [rows[place]["name"] for place in range(284 + gpu_count - 1, 300, 2)]
+        assert all(kin == set(user.families) for kin in user.kin_of.values())
+
+
+def test_the_family_that_ended_last_longest_ago_is_forgotten_first(
+    history_of: History, config: Config, compared: list[int]
+) -> None:
+    names = [*["keep"] * 5, *words(7), "keep", *words(8)[7:]]
+    known = evidence_of(history_of([{"name": name} for name in names]), config, name="keep")
+    assert (known.scope, known.runs) == ("family", 6)
+    names += words(14)[8:]
+    assert evidence_of(history_of([{"name": name} for name in names]), config, name="keep").scope == "family"
+    names += words(15)[14:]
+    forgotten = evidence_of(history_of([{"name": name} for name in names]), config, name="keep")
+    assert (forgotten.scope, forgotten.runs) == ("similar", 6), "its own runs are still known"
+
+
+def test_a_live_request_forgets_what_the_replay_forgets(
+    history_of: History, config: Config, compared: list[int]
+) -> None:
+    names = [word + "-relax" * (place % 3) for place, word in enumerate(words(40))] * 3
+    history = history_of([{"name": name, "hbm_peak_mib": 9000.0 + len(name)} for name in names])
+    for case in cases_of(history, config)[::7]:
+        assert evidence_now(case.submission, history, config.advice, config.tiers) == case.evidence
+
+
+@given(st.lists(st.text("abc-", min_size=1, max_size=8), min_size=1, max_size=60))
+def test_until_the_cap_evidence_is_all_runs_of_names_like_it(names: list[str]) -> None:
+    assert len(set(names)) < MAX_FAMILIES
+    user = peak_store._User()
+    runs = [peak_store.Run(1.0, 1.0, False, False, False, 1.0, number, number) for number in range(len(names))]
+    for name, run in zip(names, runs, strict=True):
+        user.family(name)
+        user.absorb(name, run)
+    for asked in {*names, "abc", "abc-abc"}:
+        expected = [run for name, run in zip(names, runs, strict=True) if is_like(asked, name)]
+        own = user.families.get(asked)
+        assert (list(own.kin) if own else user.runs_of(user.like(asked))) == expected
 
 
 def rising(per_run: float, runs: int = 8) -> Evidence:

@@ -9,20 +9,23 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from advisor.explain import short_text
 from advisor.recorded import recorded_requests
-from advisor.service import advise
+from advisor.service import advise, advise_many
 from almanac.config import Tier
 from almanac.config_file import parse_config
 from almanac.errors import BusyError, ConfigError, StoreError
 from almanac.records import Request
 from almanac.tiers import requested_tier
+from slurm_hooks import advice_rows
 from slurm_hooks.advice_file import MAX_BYTES, AdviceFile, look_up, parse
 from slurm_hooks.published import published_for
 from telemetry.history import UserHistories, load_history
@@ -342,7 +345,10 @@ def test_a_folder_in_the_place_of_a_copy_does_not_keep_files_from_being_taken_aw
 
 def test_a_user_with_more_families_than_fit_keeps_the_newest(site: Site, jobs_of: Jobs) -> None:
     names = [
-        f"{first}{second}{third}-" + "x" * 55 for first in "abcdefgh" for second in "abcdefgh" for third in "abcdefgh"
+        f"{first}{second}{third}-" + "x" * 60
+        for first in "ghijklmnop"
+        for second in "ghijklmnop"
+        for third in "ghijklmnop"
     ]
     rows = [
         {"job_id": 10_000 + number, "submit_s": NOW_S - 10_000 + number, "user": "u0", "name": name}
@@ -356,6 +362,49 @@ def test_a_user_with_more_families_than_fit_keeps_the_newest(site: Site, jobs_of
     assert families[0] == names[-1][:64]
     assert families == [name[:64] for name in reversed(names)][: len(families)]
     assert done.cut == len(names) + 3 - len(families)
+
+
+@pytest.mark.parametrize(("length", "most"), [(3, 8000 // 20), (63, 8000 // 80)])
+def test_only_families_that_a_file_could_hold_are_predicted(
+    site: Site, monkeypatch: pytest.MonkeyPatch, length: int, most: int
+) -> None:
+    history = load_history(site.store, CLUSTER, user="u0", running=True)
+    monkeypatch.setattr(advice_rows, "MAX_BYTES", 8000)
+    names = ["".join(word) * (length // 3) for word in product("ghijklmn", repeat=3)]
+    many = pd.concat([history.head(1)] * len(names), ignore_index=True)
+    many = many.assign(name=names, name_key=names, submit_s=NOW_S - DAY_S + np.arange(len(names)))
+    rows, asked = rows_and_requests(many, site, monkeypatch)
+    families = [request.job_name for request in asked if request.job_name]
+    assert families == names[::-1][: len(families)]
+    assert len(families) == most, "the shortest row has 17 bytes beside its name"
+    assert rows["u0"].cut == len(names) - len(families)
+
+
+def test_at_most_100_gpu_counts_are_predicted_for_a_user_and_for_strangers(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = load_history(site.store, CLUSTER, user="u0", running=True)
+    many = pd.concat([history.head(1)] * 1000, ignore_index=True).assign(gpu_count=np.arange(1000) + 1)
+    many = many.assign(submit_s=NOW_S - DAY_S + np.arange(1000))
+    _, asked = rows_and_requests(many, site, monkeypatch)
+    assert [request.gpu_count for request in asked if not request.job_name] == [*range(1000, 900, -1), 1000]
+    asked.clear()
+    assert len(advice_rows.site_rows(many, site.trained, site.config, NOW_S)) == 101
+    assert [request.gpu_count for request in asked] == list(range(1, 101))
+
+
+def rows_and_requests(
+    history: pd.DataFrame, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, advice_rows.UserRows], list[Request]]:
+    """The rows, and what was predicted for them; the list goes on growing."""
+    asked: list[Request] = []
+
+    def counted(requests: list[Request], *known: Any) -> list[Any]:
+        asked.extend(requests)
+        return advise_many(requests, *known)
+
+    monkeypatch.setattr(advice_rows, "advise_many", counted)
+    return advice_rows.user_rows(history, site.trained, site.config, NOW_S), asked
 
 
 def test_hostile_names_stay_within_their_fields(site: Site, jobs_of: Jobs) -> None:
