@@ -141,6 +141,19 @@ def test_sbatch_and_its_job_get_the_callers_very_environment(
     assert caller.environment == environ
 
 
+@pytest.mark.parametrize(("variables", "words"), [(9, 0), (17, 0), (3, 6), (0, 17)])
+def test_as_much_as_sbatch_itself_takes_is_submitted(scripts: Path, caller: Caller, variables: int, words: int) -> None:
+    """Of 100 kB each: a copy of the environment must not be what makes it too long for Linux."""
+    large = {f"LONG_{number}": "x" * 100_000 for number in range(variables)}
+    argv = [*JOB, *["y" * 100_000] * words]
+    assert caller.run(scripts / "sbatch-almanac", *argv, environ={**caller.environ, **large}).returncode == 7
+    assert caller.argv == argv
+    assert {name: value for name, value in caller.environment.items() if name.startswith(b"LONG_")} == {
+        name.encode(): value.encode() for name, value in large.items()
+    }
+    assert not [name for name in caller.environment if name.startswith(b"ALMANAC_ENVIRON")]
+
+
 def test_links_to_the_scripts_work(scripts: Path, caller: Caller) -> None:
     """`sbatch` earlier in PATH, as docs/hooks.md says; a link to a link; with a PATH that lacks readlink."""
     early = caller.root / "early"
