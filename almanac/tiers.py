@@ -120,7 +120,7 @@ def _rewrite_constraint(constraint: str, tiers: Sequence[Tier], target: Tier) ->
         return Rewrite("--constraint", "&".join(changed))
     misspelt = [(term, name) for term in terms for name in sorted(known) if _is_like(term, name)]
     if misspelt:
-        return Rewrite(why_not='the constraint names "{}": did you mean {}?'.format(*misspelt[0]))
+        return Rewrite(why_not='the constraint names "{}", perhaps a misspelt {}'.format(*misspelt[0]))
     return Rewrite("--constraint", "&".join([*terms, target.constraint]))
 
 

@@ -83,6 +83,7 @@ def _memory(context: JobContext) -> dict[str, Fact]:
         "tier_reason": tier.reason if tier else None,
         "tier_option_known": bool(tier and tier.rewrite),
         "has_smaller_tier": bool(_smaller_tier(context)),
+        "has_larger_tier": bool(_larger_tier(context)),
     }
 
 
@@ -93,6 +94,13 @@ def _smaller_tier(context: JobContext) -> str:
         return ""
     holding = [tier for tier in context.tiers if 1.1 * peak_mib <= tier.capacity_mib < own_mib]
     return min(holding, key=lambda tier: tier.capacity_mib).name if holding else ""
+
+
+def _larger_tier(context: JobContext) -> str:
+    """The next tier above the GPU that it ran on; "" where there is none."""
+    own_mib = context.metrics.get("hbm_capacity_mib")
+    larger = [tier for tier in context.tiers if own_mib is not None and tier.capacity_mib > own_mib]
+    return min(larger, key=lambda tier: tier.capacity_mib).name if larger else ""
 
 
 def _time(context: JobContext) -> dict[str, Fact]:
@@ -177,6 +185,7 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         "hbm_reserved": _gib(metrics.get("hbm_max_mib")),
         "hbm_capacity": _gib(metrics.get("hbm_capacity_mib")) or "an unknown amount",
         "smaller_tier": printable(_smaller_tier(context), 80),
+        "larger_tier": printable(_larger_tier(context), 80),
         "hbm_share": percent(values["hbm_share"]),
         "pipe": str(values["main_pipe"] or "").replace("tensor", "tensor core").replace("fp", "FP"),
         "pipe_active": percent(values["pipe_frac"]),

@@ -171,7 +171,7 @@ local function rewrite_constraint(constraint, tiers, target)
   end
   local term, name = misspelt(count == 0 and asked or {}, tiers)
   if term then
-    return nil, 'the constraint names "' .. term .. '": did you mean ' .. name .. "?"
+    return nil, 'the constraint names "' .. term .. '", perhaps a misspelt ' .. name
   end
   if count == 0 then
     terms[#terms + 1] = target.constraint

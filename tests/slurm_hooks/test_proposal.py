@@ -136,7 +136,7 @@ def test_what_no_node_is_known_to_take_is_only_said(is_offered: bool | None, val
 def test_a_misspelt_tier_is_not_appended_to(term: str) -> None:
     found = proposal(f"gpu&{term}")
     assert found.change.value == ""
-    assert f'the constraint names "{term}": did you mean hbm' in found.change.why_not
+    assert f'the constraint names "{term}", perhaps a misspelt hbm' in found.change.why_not
 
 
 def test_a_tier_of_the_same_size_is_kept() -> None:
