@@ -374,7 +374,7 @@ def test_where_no_node_takes_the_change_it_is_only_said(bench: Bench, mode: str)
     bench.sinfo(f"echo '{nodes('a b', 'gpu,hbm80g')}\n{nodes('p*', 'gpu,hbm40g')}'")
     argv = [*GPU_JOB, "-p", "a b"]
     shown = ended(bench.terminal(*argv, ALMANAC_ADVICE=mode))
-    assert ("no node has all of -C" in shown) == (mode != "apply")
+    assert ("no nodes were found for this job with -C" in shown) == (mode != "apply")
     assert "[y]es" not in shown
     assert bench.got == argv
     ended(bench.terminal(*GPU_JOB, "-p", "p", ALMANAC_ADVICE="apply"))
