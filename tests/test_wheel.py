@@ -154,6 +154,24 @@ def test_links_to_the_scripts_work(scripts: Path, caller: Caller) -> None:
     assert caller.run(early / "almanac", "--version", environ=environ).stdout == f"almanac, version {__version__}\n"
 
 
+def test_a_link_named_sbatch_does_not_call_itself_for_ever(scripts: Path, caller: Caller) -> None:
+    """With so few files the mark that sbatch-almanac leaves for itself cannot be set."""
+    early = caller.program("early/sbatch", "")
+    early.unlink()
+    early.symlink_to(scripts / "sbatch-almanac")
+    environ = {**caller.environ, "PATH": f"{early.parent}:{caller.environ['PATH']}"}
+    assert caller.run("sh", "-c", 'ulimit -n 64; exec "$0" "$@"', early, *JOB, environ=environ).returncode == 7
+    assert caller.argv == JOB
+
+
+def test_an_environment_that_nearly_fills_the_limit_is_handed_on(scripts: Path, caller: Caller) -> None:
+    """Packed beside itself it would be too long for Linux: Python would not start."""
+    environ = {**caller.environ, **{f"LONG_{number}": "x" * 100_000 for number in range(18)}}
+    assert caller.run(scripts / "sbatch-almanac", *JOB, environ=environ).returncode == 7
+    assert caller.argv == JOB
+    assert {name for name in caller.environment if name.startswith(b"LONG")} == {b"LONG_%d" % n for n in range(18)}
+
+
 def test_errors_and_the_demo_name_the_command_as_it_was_typed(scripts: Path, caller: Caller) -> None:
     done = caller.run(scripts / "almanac", "no-such", environ=caller.environ)
     assert done.returncode == 2
