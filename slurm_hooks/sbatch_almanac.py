@@ -169,6 +169,8 @@ def configured(environ: Mapping[str, str], section: str, key: str) -> str:
     if path is None:
         return ""
     try:
+        if path is not named and path.startswith(home) and os.stat(path).st_uid not in (0, os.geteuid()):  # noqa: PTH116
+            return ""  # sudo and su can keep HOME, and the file names a program
         import tomllib
 
         with open(path, "rb") as file:  # noqa: PTH123
