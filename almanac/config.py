@@ -33,7 +33,7 @@ class StoreSection:
 class Slurm:
     bin_dir: str = _key("", "folder of sacct, squeue, scontrol; empty: PATH")
     backend: str = _key(
-        "commands", "how almanac reaches slurmctld: commands, or pyslurm (Slurm 25.11 only)"
+        "commands", "how slurmctld is asked and told: commands, or pyslurm, which works with Slurm 25.11 only"
     )
     timeout_s: int = _key(300, "seconds after which a Slurm command is given up", low=1)
     lookback_days: int = _key(30, "days of accounting that the first ingest asks for", low=1)
