@@ -37,8 +37,8 @@ WORDS = {
 def find_config(explicit: str | None = None) -> Path | None:
     """--config, then $ALMANAC_CONFIG, then /etc, then ~/.config; None where there is none.
 
-    Raises ConfigError where a file was named and is not there, or where that of ~/.config is another user's: sudo and
-    su can keep HOME, and the configuration names programs to run.
+    Raises ConfigError where a named file is not there, or where the one of ~/.config is another user's: the
+    configuration names programs to run. `cli.main` ignores a HOME of another user; this also covers /tmp as HOME.
     """
     for origin, named in (("--config", explicit), ("$ALMANAC_CONFIG", os.environ.get("ALMANAC_CONFIG"))):
         if named:

@@ -56,11 +56,11 @@ def command(app: App, verify: bool, as_json: bool, is_node: bool) -> int:
             if check.todo:
                 click.echo(f"      to do: {printable(check.todo, 1000)}")
         if not is_node:
-            click.echo(verdict(checks))
+            click.echo(readiness(checks))
     return 1 if any(check.status == "fail" for check in checks) else 0
 
 
-def verdict(checks: Sequence[Check]) -> str:
+def readiness(checks: Sequence[Check]) -> str:
     """One line: whether the site is ready, or what has to be settled first."""
     open_names = dict.fromkeys(check.name for check in checks if check.status == "fail" or check.is_blocking)
     return f"The site is not ready: {', '.join(open_names)}." if open_names else "The site is ready."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -21,12 +22,13 @@ RECORD = "checked-hosts"
 """File beside the configuration file that keeps what SCRIPT said on each host."""
 FRESH_S = 30 * 86_400
 _SHOWN = 5
+_TIMEOUT_S = 60
 _LINE = re.compile(r"(?:.*\s)?(\S+) (ok|absent|broken|unknown) (\d{1,12})\s*")
 _SAID = {
     "ok": "cli_filter.lua is here, and sbatch starts",
     "absent": "no cli_filter.lua that every user can read lies beside slurm.conf",
     "broken": "sbatch, srun and salloc do not start: CliFilterPlugins=lua needs cli_filter.lua beside slurm.conf",
-    "unknown": "sbatch or slurm.conf was not found",
+    "unknown": "sbatch or slurm.conf was not found, or sbatch gave no answer",
 }
 
 
@@ -51,7 +53,7 @@ def check_node(app: App) -> Iterator[Check]:
 
 
 def check_filter(app: App) -> Iterator[Check]:
-    """This host and, by the record, the others. Nothing is said where neither slurm.conf nor a record is of it."""
+    """This host and, by the record, the others. Empty where slurm.conf does not name lua and no record exists."""
     from telemetry.slurm.commands import controller_config
 
     try:
@@ -73,9 +75,8 @@ def _findings(
 ) -> Iterator[Check]:
     """nodes: NodeName and NodeHostName of each compute node."""
     faulty = sorted(check.host for check in known.values() if check.status != "ok")
-    hosts = Counter(
-        host for _, host in nodes
-    )  # a host of several nodes stands for none of them: each has its configuration
+    # A host of several nodes stands for none of them: each has its own configuration.
+    hosts = Counter(host for _, host in nodes)
     unchecked = [name for name, host in nodes if name not in known and (host not in known or hosts[host] > 1)]
     if faulty:
         said = f"srun, sbatch and salloc fail without it, or will, on {_named(faulty)}"
@@ -99,7 +100,7 @@ def record_path(app: App) -> Path:
 
 
 def read_record(path: Path, now_s: int) -> list[HostCheck]:
-    """What is not too old of the record, the newest of each host last; other lines (clush's own) are passed over."""
+    """The checks of the last 30 days, the newest of each host last; other lines (clush's own) are skipped."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -111,16 +112,15 @@ def read_record(path: Path, now_s: int) -> list[HostCheck]:
 def _this_host(app: App) -> HostCheck:
     bin_dir = app.config.slurm.bin_dir
     path = ":".join(filter(None, (bin_dir, os.environ.get("PATH", os.defpath))))
-    done = subprocess.run(
-        ["/bin/sh", str(_script())], env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    match = _LINE.fullmatch(done.stdout)
-    return (
-        HostCheck(match[1], match[2], int(match[3]))
-        if match
-        else HostCheck(os.uname().nodename, "unknown", app.now_s())
-    )
+    said = ""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        said = subprocess.run(
+            ["/bin/sh", str(_script())], env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, text=True, errors="replace", timeout=_TIMEOUT_S, check=False,
+        ).stdout  # fmt: skip
+    if match := _LINE.fullmatch(said):
+        return HostCheck(match[1], match[2], int(match[3]))
+    return HostCheck(os.uname().nodename.partition(".")[0], "unknown", app.now_s())
 
 
 def _script() -> Path:

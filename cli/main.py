@@ -124,8 +124,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _leave_homes_of_others() -> None:
-    """Forget folders that the environment names and that are another user's, as some `sudo` leave it: libraries, and
-    `find_config`, would read what is planted there, and write through links. Without HOME the user database counts.
+    """Drop the variables that name another user's folders: some `sudo` keep HOME, and libraries would read what that
+    user planted there, and write through links. Without HOME, the user database gives the home folder.
     """
     for name in FOLDERS:
         with contextlib.suppress(OSError):

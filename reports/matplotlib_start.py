@@ -1,4 +1,4 @@
-"""Loads matplotlib with its own settings alone; to be imported before it.
+"""Loads matplotlib with its own settings alone. Import it before matplotlib.
 
 By itself it reads `matplotlibrc` of the current folder, which may be another user's: a FIFO of that name would stop
 root for good.

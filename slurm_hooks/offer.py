@@ -2,8 +2,8 @@
 Lua (lua/offer.lua).
 
 A constraint that no node meets turns a valid submission into a refused one, so a change is offered only where the
-answer is a sure yes. Not looked at: generic resources other than GPUs, temporary disk, sockets and cores, accounts and
-QOS of a partition.
+answer is a sure yes. It is a no for some requests that Slurm would spread over nodes (`-n 128` without `-N`). Not
+checked: generic resources other than GPUs, temporary disk, sockets and cores, and a partition's accounts and QOS.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ FORMAT = "%P|%D|%c|%m|%f|%G|%l|%a|%g"
 MAX_BYTES = 262_144
 MAX_AGE_S = 300
 """A listing that was kept serves so long: a loop of submissions asks slurmctld once."""
+_NO_COUNT = 65_534
+"""Slurm's NO_VAL16; larger numbers are its NO_VAL and INFINITE."""
 _COUNT = re.compile(r"[0-9]{1,9}")
-_NODES = re.compile(r"([0-9]{1,9})(?:[-,:].*)?")
+_NODES = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?(?:[,:].*)?")
 _MEMORY = re.compile(r"([0-9]{1,12})([KMGTkmgt]?)[Bb]?\??")
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 _PLAIN = re.compile(r"[A-Za-z0-9_.:+&,-]*")
-_GPU = re.compile(r"(?:(?:gres[:/])?gpu)?(?:[:/=]?[^:/=,]*[:=])?[:=]?([0-9]{1,9})")
 _GPU = re.compile(r"gpu:(?:([^:]+):)?([0-9]{1,9})")
 
 
@@ -82,14 +83,15 @@ def needs_of(options: Mapping[str, str], gpus: int) -> Needs | None:
     """None where an option cannot be read. options: texts by long name; gpus: of the whole job."""
     tasks, tasks_per_node = _number(options, "ntasks"), _number(options, "ntasks-per-node")
     memory = [_memory(options.get(name, "0")) for name in ("mem", "mem-per-cpu", "mem-per-gpu")]
-    written = options.get("nodes", "")
-    match = _NODES.fullmatch(written)
-    if any(mib is None for mib in memory) or (written and (match is None or not int(match[1]))):
+    span = _nodes(options.get("nodes", ""))
+    if any(mib is None for mib in memory) or span is None:
         return None
-    nodes = int(match[1]) if match else 1
-    if written in ("", "1-0") and tasks and tasks_per_node:
-        nodes = math.ceil(tasks / tasks_per_node)
-    gpus_per_node = _gpus_per_node(options)
+    nodes, most_nodes = span
+    if not nodes:
+        nodes = math.ceil(tasks / tasks_per_node) if tasks and tasks_per_node else 1
+    gpus_per_node = _gpus_per_node(options, tasks_per_node or 1)
+    if most_nodes:
+        gpus_per_node = max(gpus_per_node, math.ceil(gpus / most_nodes))
     here = tasks_per_node or math.ceil((tasks or nodes) / nodes)
     cpus = max(
         here * (_number(options, "cpus-per-task") or 1),
@@ -101,11 +103,24 @@ def needs_of(options: Mapping[str, str], gpus: int) -> Needs | None:
     return Needs(nodes, gpus, gpus_per_node, cpus, memory_mib, _seconds(options.get("time", "")))
 
 
+def _nodes(text: str) -> tuple[int, int] | None:
+    """The least and the greatest number of nodes, 0 where it is not given; None where the text cannot be read.
+
+    "1-0" is what cli_filter gets where the user names none.
+    """
+    if text in ("", "1-0"):
+        return 0, 0
+    match = _NODES.fullmatch(text)
+    if match is None or not 1 <= int(match[1]) < _NO_COUNT:
+        return None
+    return int(match[1]), int(match[2] or (match[1] if match[0] == match[1] else 0))
+
+
 def _number(options: Mapping[str, str], name: str) -> int | None:
     """A count that was asked for; None for every way to say that none was."""
     text = options.get(name, "")
     count = int(text) if _COUNT.fullmatch(text) else 0
-    return count if 1 <= count < 65_534 else None
+    return count if 1 <= count < _NO_COUNT else None
 
 
 def _memory(text: str) -> int | None:
@@ -114,10 +129,17 @@ def _memory(text: str) -> int | None:
     return math.ceil(int(match[1]) * _MIB[match[2].upper()]) if match else None
 
 
-def _gpus_per_node(options: Mapping[str, str]) -> int:
-    """That are asked for by name, at least 1."""
-    named = re.sub("[^,]+", r"gpu:\g<0>", options.get("gpus-per-node", ""))
-    return max(parse_gpus(named).count, parse_gpus(options.get("gres", "")).count, 1)
+def _gpus_per_node(options: Mapping[str, str], tasks: int) -> int:
+    """GPUs that one node needs for so many tasks, at least 1."""
+    by_node, by_task = (_spelled(options, name) for name in ("gpus-per-node", "gpus-per-task"))
+    per_node = [parse_gpus(text).count for text in (by_node, options.get("gres", ""))]
+    per_task = [parse_gpus(text).count for text in (by_task, options.get("tres-per-task", ""))]
+    return max(*per_node, *(count * tasks for count in per_task), 1)
+
+
+def _spelled(options: Mapping[str, str], name: str) -> str:
+    """An option that names GPUs alone, as GRES: "gpu:a100:4" of "a100:4"."""
+    return re.sub("[^,]+", r"gpu:\g<0>", options.get(name, ""))
 
 
 def _seconds(text: str) -> int | None:

@@ -111,8 +111,8 @@ def checked(proposal: Proposal, is_offered: bool | None) -> Proposal:
     """
     if not proposal.change.value or is_offered:
         return proposal
-    unknown = "sinfo did not say whether a node has all of" if is_offered is None else "no node has all of"
-    why_not = f"{unknown} {typed(proposal.change)}"
+    unknown = "it is not known whether nodes can take this job with"
+    why_not = f"{unknown if is_offered is None else 'no nodes were found for this job with'} {typed(proposal.change)}"
     return replace(proposal, change=Rewrite(why_not=why_not), not_offered=why_not)
 
 

@@ -24,6 +24,8 @@ PACKED = b"ALMANAC_ENVIRON_"
 PART_BYTES = 128_000
 """Length of each of them but the last."""
 MAX_PARTS = 100
+LAUNCHED = "-python"
+"""How this file's name ends where scripts/wheel/sbatch-almanac, beside it, starts it."""
 MARK_FD = 719
 MARK = 719_000_000_000_000
 """A mark that sbatch inherits and its job does not: an open file at MARK_FD whose offset is MARK + 10 x tried + told.
@@ -135,7 +137,7 @@ def _read_line() -> str:
 
 def programs(environ: Mapping[str, str]) -> Iterator[str]:
     """Programs that may be the real sbatch, in the order in which to try them; never this one."""
-    own = {_identity(path) for path in (sys.argv[0], __file__)}
+    own = {_identity(path) for path in (sys.argv[0], __file__, sys.argv[0].removesuffix(LAUNCHED))}
     named, folders = environ.get("ALMANAC_SBATCH"), environ.get("PATH", os.defpath).split(":")
     paths = [named] if named else [os.path.join(folder, "sbatch") for folder in folders]  # noqa: PTH118
     for path in paths:
@@ -167,6 +169,8 @@ def configured(environ: Mapping[str, str], section: str, key: str) -> str:
     if path is None:
         return ""
     try:
+        if path is not named and path.startswith(home) and os.stat(path).st_uid not in (0, os.geteuid()):  # noqa: PTH116
+            return ""  # sudo and su can keep HOME, and the file names a program
         import tomllib
 
         with open(path, "rb") as file:  # noqa: PTH123

@@ -111,13 +111,14 @@ def _short(error: BaseException) -> str:
 
 
 def _column_fault(file: pq.ParquetFile, table: Table) -> str:
-    stored = [file.schema.column(number).path for number in range(len(file.schema))]
-    names = {*file.schema_arrow.names, *(path.partition(".")[0] for path in stored)}
-    if missing := [name for name in table.key if name not in names]:
-        return f"it lacks the columns {', '.join(missing)}"
-    if unknown := sorted(names - set(table.schema.names)):
-        return f"it has columns that are none of the table's: {', '.join(unknown)}"
-    return ""
+    """A column of another name is damage where one of the table's is missing; else a later almanac added it."""
+    arrow = set(file.schema_arrow.names)
+    stored = {file.schema.column(number).path.partition(".")[0] for number in range(len(file.schema))}
+    missing = [name for name in table.schema.names if name not in arrow & stored]
+    if keys := [name for name in missing if name in table.key]:
+        return f"it lacks the columns {', '.join(keys)}"
+    unknown = sorted((arrow | stored) - set(table.schema.names))
+    return f"it has unknown columns in place of the table's: {', '.join(unknown)}" if unknown and missing else ""
 
 
 def _page_fault(file: pq.ParquetFile, table: Table) -> str:

@@ -173,7 +173,7 @@ def _settings(section: Dask, name: str, folder: Path) -> dict[str, Any]:
         "security": _security(folder) if section.tls else None,
         "log_directory": str(folder),
         "local_directory": section.local_directory or None,
-        # -P: a job starts in the folder that almanac was called in, whose modules are not for the operator to run.
+        # -P: a job starts in the folder that almanac was called in, whose modules may be another user's.
         "python": f"{section.worker_python or shlex.quote(sys.executable)} -P",
         "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
         "death_timeout": DEATH_TIMEOUT_S,

@@ -1,4 +1,4 @@
-"""Whether the files of a store can be read and believed, and what lies among them that is none of them."""
+"""Whether the files of a store can be read and believed, and which other files lie among them."""
 
 from __future__ import annotations
 

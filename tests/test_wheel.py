@@ -167,13 +167,23 @@ def test_links_to_the_scripts_work(scripts: Path, caller: Caller) -> None:
     assert caller.run(early / "almanac", "--version", environ=environ).stdout == f"almanac, version {__version__}\n"
 
 
+def test_a_link_named_sbatch_does_not_call_itself_for_ever(scripts: Path, caller: Caller) -> None:
+    """With so few files the mark that sbatch-almanac leaves for itself cannot be set."""
+    early = caller.program("early/sbatch", "")
+    early.unlink()
+    early.symlink_to(scripts / "sbatch-almanac")
+    environ = {**caller.environ, "PATH": f"{early.parent}:{caller.environ['PATH']}"}
+    assert caller.run("sh", "-c", 'ulimit -n 64; exec "$0" "$@"', early, *JOB, environ=environ).returncode == 7
+    assert caller.argv == JOB
+
+
 def test_errors_and_the_demo_name_the_command_as_it_was_typed(scripts: Path, caller: Caller) -> None:
     done = caller.run(scripts / "almanac", "no-such", environ=caller.environ)
     assert done.returncode == 2
     assert done.stderr.startswith("Usage: almanac ")
 
 
-@pytest.mark.parametrize("kind", ["gone", "removed"])
+@pytest.mark.parametrize("kind", ["gone", "removed", "copied"])
 def test_without_its_python_sbatch_gets_what_was_typed(scripts: Path, caller: Caller, kind: str) -> None:
     """The environment's Python was upgraded away, or the package is half removed. No script calls itself for ever."""
     broken = caller.root / "broken"
@@ -181,6 +191,8 @@ def test_without_its_python_sbatch_gets_what_was_typed(scripts: Path, caller: Ca
     shutil.copy(scripts / "sbatch-almanac", broken)
     if kind == "gone":
         (broken / "sbatch-almanac-python").write_text("#!/nonexistent/python3\n")
+    if kind == "copied":  # beside another Python
+        (broken / "python3").symlink_to(sys.executable)
     (broken / "sbatch").symlink_to("sbatch-almanac")
     environ = {**caller.environ, "PATH": f"{broken}:{caller.environ['PATH']}"}
     assert caller.run(broken / "sbatch", *JOB, environ=environ).returncode == 7

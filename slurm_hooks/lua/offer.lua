@@ -24,18 +24,38 @@ local function memory(text)
   return count and #count <= 12 and ceil(tonumber(count) * MIB[string.upper(unit)]) or nil
 end
 
--- GPUs per node that are asked for by name, at least 1; nil where that cannot be read.
-local function gpus_per_node(options, parse_gpus)
-  local named = gsub(options["gpus-per-node"] or "", "[^,]+", "gpu:%0")
-  local first, second = parse_gpus(named), parse_gpus(options["gres"] or "")
-  return first and second and max(first, second, 1)
+-- An option that names GPUs alone, as GRES: "gpu:a100:4" of "a100:4".
+local function spelled(text)
+  return (gsub(text or "", "[^,]+", "gpu:%0"))
+end
+
+-- GPUs that one node needs for so many tasks, at least 1; nil where that cannot be read.
+local function gpus_per_node(options, tasks, parse_gpus)
+  local by_node, by_gres = parse_gpus(spelled(options["gpus-per-node"])), parse_gpus(options["gres"] or "")
+  local by_task, by_tres = parse_gpus(spelled(options["gpus-per-task"])), parse_gpus(options["tres-per-task"] or "")
+  return by_node and by_gres and by_task and by_tres and max(by_node, by_gres, by_task * tasks, by_tres * tasks, 1)
+end
+
+-- The least and the greatest number of nodes, 0 where it is not given; nil where the text cannot be read. "1-0" is what
+-- cli_filter gets where the user names none.
+local function node_span(text)
+  if text == "" or text == "1-0" then
+    return 0, 0
+  end
+  local low, rest = match(text, "^(%d+)(.*)$")
+  local high = match(rest or "x", "^%-(%d+)$") or match(rest or "x", "^%-(%d+)[,:]")
+  if not number(low) or not (rest == "" or high or match(rest, "^[,:]")) then
+    return nil
+  end
+  return tonumber(low), tonumber(high or rest == "" and low or 0)
 end
 
 -- Seconds of "[D-]HH:MM:SS" as cli_filter and sinfo write it; nil for none, "infinite", and Slurm's NO_VAL minutes.
 local function seconds(text)
-  local days, hours, minutes, rest = match(text or "", "^(%d*)%-?(%d+):(%d+):(%d+)$")
-  if not days then
-    days, hours, minutes, rest = "", "0", match(text or "", "^(%d+):(%d+)$")
+  local days, clock = match(text or "", "^(%d+)%-(.*)$")
+  local hours, minutes, rest = match(clock or text or "", "^(%d+):(%d+):(%d+)$")
+  if not hours and not days then
+    hours, minutes, rest = "0", match(text or "", "^(%d+):(%d+)$")
   end
   local total = minutes and (tonumber(days) or 0) * 86400 + hours * 3600 + minutes * 60 + rest
   return total and total < 257698037640 and total or nil
@@ -46,14 +66,17 @@ end
 -- parse_gpus: that of almanac.lua.
 function M.needs_of(options, gpus, parse_gpus)
   local mem, per_cpu, per_gpu = memory(options["mem"]), memory(options["mem-per-cpu"]), memory(options["mem-per-gpu"])
-  local wanted, each = options["nodes"] or "", gpus_per_node(options, parse_gpus)
-  local is_free = wanted == "" or wanted == "1-0"
-  local nodes = number(match(wanted, "^%d+$") or match(wanted, "^(%d+)[-,:]"))
-  if not (mem and per_cpu and per_gpu and each and (is_free or nodes)) then
-    return nil
-  end
   local tasks, per_node = number(options["ntasks"]), number(options["ntasks-per-node"])
-  nodes = is_free and (tasks and per_node and ceil(tasks / per_node) or 1) or nodes
+  local nodes, most_nodes = node_span(options["nodes"] or "")
+  local each = gpus_per_node(options, per_node or 1, parse_gpus)
+  if not (mem and per_cpu and per_gpu and each and nodes) then
+    return nil
+  elseif nodes == 0 then
+    nodes = tasks and per_node and ceil(tasks / per_node) or 1
+  end
+  if most_nodes > 0 then
+    each = max(each, ceil(gpus / most_nodes))
+  end
   local here = per_node or ceil((tasks or nodes) / nodes)
   local cpus = max(
     here * (number(options["cpus-per-task"]) or 1), number(options["mincpus"]) or 1,

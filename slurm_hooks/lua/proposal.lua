@@ -88,8 +88,8 @@ end
 -- a proposal: option and value go where it is not sure.
 function M.checked(found, is_offered)
   if found.value and not is_offered then
-    found.not_offered = is_offered == false and "no node has all of " .. M.typed(found)
-      or "sinfo did not say whether a node has all of " .. M.typed(found)
+    found.not_offered = (is_offered == false and "no nodes were found for this job with "
+      or "it is not known whether nodes can take this job with ") .. M.typed(found)
     found.option, found.value = nil, nil
   end
 end

@@ -9,7 +9,7 @@
 #
 # ok       cli_filter.lua lies beside slurm.conf, every user can read it, and sbatch starts
 # absent   it does not, but sbatch starts: this host's slurm.conf does not name lua yet
-# broken   sbatch does not start, and neither do srun and salloc
+# broken   sbatch does not start within 30 s, and neither do srun and salloc
 # unknown  sbatch or slurm.conf was not found
 #
 # Exit status: 0 ok, else 1. SLURM_CONF names slurm.conf where it is elsewhere (in a job Slurm may have set it).
@@ -21,7 +21,7 @@ done
 # sbatch loads the filter before it looks at its options. (srun of 22.05 does not within a job.)
 if [ -z "$conf" ] || ! command -v sbatch >/dev/null; then
     status=unknown
-elif ! sbatch --help </dev/null >/dev/null 2>&1; then
+elif ! timeout 30 sbatch --help </dev/null >/dev/null 2>&1; then
     status=broken
 else
     case $(stat -Lc %A "${conf%/*}/cli_filter.lua" 2>/dev/null) in

@@ -132,7 +132,7 @@ main() {
     fi
     if [ "$when" = prolog ]; then
         record
-        # The record is written anew, with the instances, once the map is there; the job does not wait for it.
+        # The record is written again, with the instances, once the map is there; the job does not wait for it.
         # In a session of its own, which no signal to the Prolog's process group reaches.
         # shellcheck disable=SC2016
         (is_unmapped) && setsid sh -c '"$0" map "$1" &' "$0" "$now"

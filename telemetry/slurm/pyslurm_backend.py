@@ -71,7 +71,7 @@ class PyslurmBackend:
         for told, change in enumerate(changes):
             if self.clock() >= until_s:
                 raise CommandError(
-                    f"pyslurm told {told} of {len(changes)} changes within {self.timeout_s:g} s",
+                    f"pyslurm set {told} of {len(changes)} site factors within {self.timeout_s:g} s",
                     "check that slurmctld answers, or raise slurm.timeout_s",
                 )
             if answer := self._refusal(change):

@@ -12,8 +12,9 @@ import pytest
 
 from almanac.config import Config
 from almanac.config_file import parse_config
+from cli import doctor_filter
 from cli.app import App
-from cli.doctor import verdict
+from cli.doctor import readiness
 from cli.doctor_filter import SCRIPT, check_filter, check_node, read_record
 from cli.findings import Check
 
@@ -160,6 +161,13 @@ def test_a_record_with_other_lines_is_read(tmp_path: Path) -> None:
 
 def test_the_last_line_says_whether_the_site_is_ready() -> None:
     ok, warn = Check("a", "ok", ""), Check("b", "warn", "")
-    assert verdict([ok, warn]) == "The site is ready."
+    assert readiness([ok, warn]) == "The site is ready."
     blocked = Check("cli_filter", "warn", "", is_blocking=True)
-    assert verdict([ok, blocked, Check("c", "fail", ""), blocked]) == "The site is not ready: cli_filter, c."
+    assert readiness([ok, blocked, Check("c", "fail", ""), blocked]) == "The site is not ready: cli_filter, c."
+
+
+def test_an_sbatch_that_hangs_does_not_end_doctor(app: SiteApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    (app.folder / "bin/sbatch").write_text("#!/bin/sh\nexec sleep 5\n")
+    monkeypatch.setattr(doctor_filter, "_TIMEOUT_S", 0.5)
+    (check,) = check_node(app)
+    assert (check.status, "gave no answer" in check.said) == ("fail", True)

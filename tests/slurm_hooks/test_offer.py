@@ -20,6 +20,7 @@ LISTING = """\
 gpu*|6|64|512000|gpu,hbm40g|gpu:a100:4(S:0-1)|2-00:00:00|up|all
 gpu*|2|128|1024000|gpu,hbm80g,nvlink|gpu:a100:4(S:0,1)|2-00:00:00|up|all
 small|1|32|256000|gpu,hbm40g|gpu:a100:2,gpu:v100:2|1:00:00|up|all
+noon|1|64|512000|gpu|gpu:4|12:00:00|up|all
 cpu|9|64|256000|(null)|(null)|infinite|up|all
 closed|9|64|256000|gpu,hbm40g|gpu:a100:4|infinite|down|all
 staff|9|64|256000|gpu,hbm40g|gpu:a100:4|infinite|up|staff
@@ -34,6 +35,17 @@ CASES: list[tuple[dict[str, str], int, Wanted, bool | None]] = [
     ({"nodes": "6"}, 6, Wanted("gpu", ("hbm40g",), ""), True),
     ({"nodes": "7-9"}, 7, Wanted("gpu", ("hbm40g",), ""), False),
     ({"nodes": "1-0"}, 4, Wanted("gpu", ("hbm40g",), ""), True),
+    ({"nodes": "1"}, 8, Wanted("gpu", ("hbm40g",), ""), False),
+    ({"nodes": "2"}, 8, Wanted("gpu", ("hbm40g",), ""), True),
+    ({"nodes": "1-2"}, 8, Wanted("gpu", ("hbm40g",), ""), True),
+    ({"nodes": "1-2:1"}, 9, Wanted("gpu", ("hbm40g",), ""), False),
+    ({"nodes": "1,3"}, 9, Wanted("gpu", ("hbm40g",), ""), True),
+    ({"nodes": "1-x"}, 4, Wanted("gpu", ("hbm40g",), ""), None),
+    ({"nodes": "65534"}, 4, Wanted("gpu", ("hbm40g",), ""), None),
+    ({"ntasks": "8", "gpus-per-task": "1"}, 8, Wanted("gpu", ("hbm40g",), ""), True),
+    ({"gpus-per-task": "a100:8"}, 8, Wanted("gpu", ("hbm40g",), ""), False),
+    ({"tres-per-task": "gres/gpu:8"}, 8, Wanted("gpu", ("hbm40g",), ""), False),
+    ({"ntasks-per-node": "5", "gpus-per-task": "1"}, 5, Wanted("gpu", ("hbm40g",), ""), False),
     ({"nodes": "1k"}, 4, Wanted("gpu", ("hbm40g",), ""), None),
     ({"gpus-per-node": "4"}, 4, Wanted("gpu", ("hbm40g",), ""), True),
     ({"gpus-per-node": "5"}, 5, Wanted("gpu", ("hbm40g",), ""), False),
@@ -62,6 +74,8 @@ CASES: list[tuple[dict[str, str], int, Wanted, bool | None]] = [
     ({}, 1, Wanted("small", (), "", is_moved=True), True),
     ({"time": "1:00:00"}, 1, Wanted("small", (), "", is_moved=True), True),
     ({"time": "01:00:01"}, 1, Wanted("small", (), "", is_moved=True), False),
+    ({"time": "12:00:00"}, 1, Wanted("noon", (), "", is_moved=True), True),
+    ({"time": "12:00:01"}, 1, Wanted("noon", (), "", is_moved=True), False),
     ({"time": "2982616-04:14:00"}, 1, Wanted("gpu", (), "", is_moved=True), True),
     ({"time": "2:00:00"}, 1, Wanted("small", (), ""), True),
     ({}, 1, Wanted("closed", (), "", is_moved=True), False),
@@ -97,7 +111,9 @@ def test_lua_says_the_same(lua: Lua) -> None:
     assert lua.run(code) == [[expected] for *_, expected in CASES]
 
 
-NUMBERS = st.sampled_from(["", "0", "1", "2", "4", "65534", "4294967294", "-2", "x", "1-0", "2-3"])
+NUMBERS = st.sampled_from(
+    ["", "0", "1", "2", "4", "5", "65534", "4294967294", "-2", "x", "1-0", "2-0", "1-2", "2-3", "1,2", "1-2:1"]
+)
 OPTIONS = st.dictionaries(
     st.sampled_from(["nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "mincpus", "cpus-per-gpu"]), NUMBERS
 )
@@ -105,7 +121,7 @@ SIZES = st.dictionaries(
     st.sampled_from(["mem", "mem-per-cpu", "mem-per-gpu"]), st.sampled_from(["0", "1", "300G", "2T", "10K", "x", "-1"])
 )
 GPUS = st.dictionaries(
-    st.sampled_from(["gpus-per-node", "gres"]),
+    st.sampled_from(["gpus-per-node", "gpus-per-task", "gres", "tres-per-task"]),
     st.sampled_from(["", "2", "a100:3", "gpu", "gpu:2", "nvme:1,gpu:a100:4"]),
 )
 ASKED = st.builds(
@@ -126,7 +142,8 @@ def test_lua_says_the_same_of_any_request(lua: Lua, cases: list[Any]) -> None:
     """But for GPUs per node that are spelled as no number is: those are refused before."""
     code, expected = LUA, []
     for numbers, sizes, gpus_asked, gpus, asked, listing in cases:
-        if gpus_asked.get("gpus-per-node", "").startswith(("gpu", "nvme")) or gpus_asked.get("gres", "")[:1].isdigit():
+        is_gres = {name: text.startswith(("gpu", "nvme")) for name, text in gpus_asked.items()}
+        if any(found != (name in ("gres", "tres-per-task")) for name, found in is_gres.items()):
             continue
         options = {**numbers, **sizes, **gpus_asked}
         code += "\n" + in_lua(options, gpus, asked, listing)

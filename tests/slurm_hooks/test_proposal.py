@@ -119,8 +119,8 @@ def test_a_larger_tier_is_proposed_with_the_reason() -> None:
     ("is_offered", "value", "said"),
     [
         (True, "gpu&hbm40g", ""),
-        (False, "", 'Nothing is changed: no node has all of -C "gpu&hbm40g".'),
-        (None, "", 'Nothing is changed: sinfo did not say whether a node has all of -C "gpu&hbm40g".'),
+        (False, "", 'Nothing is changed: no nodes were found for this job with -C "gpu&hbm40g".'),
+        (None, "", 'Nothing is changed: it is not known whether nodes can take this job with -C "gpu&hbm40g".'),
     ],
 )
 def test_what_no_node_is_known_to_take_is_only_said(is_offered: bool | None, value: str, said: str) -> None:

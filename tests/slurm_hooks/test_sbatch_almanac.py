@@ -15,6 +15,8 @@ from typing import Any
 import pexpect
 import pytest
 
+from slurm_hooks.sbatch_almanac import configured
+
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "slurm_hooks" / "sbatch_almanac.py"
 TEXT = 'your last 14 runs of "train-bert-#" peaked at 21.3 GiB per GPU.'
@@ -374,7 +376,7 @@ def test_where_no_node_takes_the_change_it_is_only_said(bench: Bench, mode: str)
     bench.sinfo(f"echo '{nodes('a b', 'gpu,hbm80g')}\n{nodes('p*', 'gpu,hbm40g')}'")
     argv = [*GPU_JOB, "-p", "a b"]
     shown = ended(bench.terminal(*argv, ALMANAC_ADVICE=mode))
-    assert ("no node has all of -C" in shown) == (mode != "apply")
+    assert ("no nodes were found for this job with -C" in shown) == (mode != "apply")
     assert "[y]es" not in shown
     assert bench.got == argv
     ended(bench.terminal(*GPU_JOB, "-p", "p", ALMANAC_ADVICE="apply"))
@@ -526,6 +528,20 @@ class TestFindingSbatch:
         config = Path(bench.environ["ALMANAC_CONFIG"])
         config.write_text(f'[slurm]\nbin_dir = "{bench.sbatch.parent}"\n')
         assert bench.run("a", PATH="/nonexistent").returncode == 7
+
+    def test_named_by_another_user(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Root by a sudo that keeps HOME: the program that is named there would run as root."""
+        config = tmp_path / "almanac/config.toml"
+        config.parent.mkdir()
+        config.write_text('[slurm]\nbin_dir = "/home/alice/bin"\n')
+        environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+        assert configured(environ, "slurm", "bin_dir") == "/home/alice/bin"
+        if os.geteuid() == 0:
+            os.chown(config, 54321, 54321)
+        else:
+            monkeypatch.setattr(os, "geteuid", lambda: 54321)
+        assert configured(environ, "slurm", "bin_dir") == ""
+        assert configured({"ALMANAC_CONFIG": str(config)}, "slurm", "bin_dir") == "/home/alice/bin"
 
     def test_none_at_all(self, bench: Bench) -> None:
         config = Path(bench.environ["ALMANAC_CONFIG"])

@@ -95,7 +95,17 @@ def test_a_column_that_is_none_of_the_tables_is_damage(store: Store) -> None:
     path = store.files("telemetry", "a")[0]
     rows = pq.read_table(path, partitioning=None)
     pq.write_table(rows.rename_columns([name.replace("uuid", "tuid") for name in rows.column_names]), path)
-    assert fault_of(path, are_pages_read=False) == "it has columns that are none of the table's: tuid"
+    assert fault_of(path, are_pages_read=False) == "it has unknown columns in place of the table's: tuid"
+
+
+def test_a_column_that_a_later_almanac_added_is_no_damage(store: Store) -> None:
+    before = store.read("telemetry", "a")
+    path = store.files("telemetry", "a")[0]
+    rows = pq.read_table(path, partitioning=None)
+    pq.write_table(rows.append_column("new_counter", pa.nulls(rows.num_rows, pa.float32())), path)
+    assert fault_of(path, are_pages_read=True) == ""
+    assert check_files(store).damaged == ()
+    assert store.read("telemetry", "a").equals(before)
 
 
 def test_all_pages_are_read_of_the_newest_files_or_of_all(store: Store) -> None:

@@ -161,7 +161,7 @@ def test_a_lost_slurmctld_ends_the_changes_at_the_first_job(
 def test_changes_end_at_the_time_limit(pyslurm: FakePyslurm) -> None:
     seconds = iter(range(0, 100, 10))
     backend = PyslurmBackend(pyslurm, SimpleNamespace(), 15, lambda: next(seconds))  # type: ignore[arg-type]
-    with pytest.raises(CommandError, match="told 1 of 3 changes within 15 s"):
+    with pytest.raises(CommandError, match="set 1 of 3 site factors within 15 s"):
         backend.set_site_factors(CHANGES)
     assert pyslurm.asked == [2]
 
