@@ -60,7 +60,7 @@ def _csv_columns(path: Path) -> FileColumns:
         # A bare CR ends a line too: Arrow, which reads the rows, takes it so.
         line, *rest = re.split(rb"\r\n|\n|\r", stream.read(_LONGEST_HEADER), maxsplit=1)
     try:
-        header = line.decode("utf-8-sig")
+        header = line.decode("utf-8").removeprefix("\ufeff")
         delimiter = max(",|\t;", key=header.count)
         names = tuple(name.strip() for name in next(csv.reader([header], delimiter=delimiter), []))
     except (UnicodeDecodeError, csv.Error) as error:

@@ -22,7 +22,8 @@ from telemetry.summary import summarize
 
 config = Config(filters=Filters(min_elapsed_s=0, min_gpu_util_pct=-1.0, min_coverage=0.0))
 store = Store.open(Path(sys.argv[1]), threads=1)
-store.connect().close()
+with store.connect():
+    pass
 print("ready", flush=True)
 summarize(store, "c", config)
 """
