@@ -45,7 +45,7 @@ def opened(folder: Path | str, within: int | None = None) -> Iterator[int]:
 def make_inner_folder(folder: Path) -> None:
     """A folder of a store, where it is not there; root's is handed over, but for one on another disk that a link names.
 
-    Root follows a link only if it is root's or leads to a folder of the link's owner (the rule of fs.protected_symlinks):
+    Root follows a link only if it is root's, or leads to a folder of the link's owner (as with fs.protected_symlinks):
     the store's owner must not choose where else root writes. Raises OSError.
     """
     folder.mkdir(mode=0o750, exist_ok=True)

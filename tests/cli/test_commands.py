@@ -255,6 +255,62 @@ def test_metrics_that_a_killed_run_left_out_are_computed_by_the_next(site: Comma
     jobs.write_text(columns + "1,ann,1750000000,1750000000,1750001000,1,1,n1,COMPLETED,gpu&hbm80g\n")
     store = ["--config", str(site.folder / "almanac.toml"), "--store", str(tmp_path / "s"), "-M", "c"]
     assert site.raw(*store, "ingest", "--no-summary", "--jobs", str(jobs)).returncode == 0
+    shown = site.raw(*store, "jobs", "-a", "-S", "2025-01-01", "--json").stdout
+    assert "not summarised" in shown
+    assert '"tier": "hbm80g"' in shown
+    done = site.raw(*store, "ingest", "--jobs", str(jobs))
+    assert done.returncode == 0, done.stderr
+    assert "no telemetry" in site.raw(*store, "jobs", "-a", "-S", "2025-01-01", "--json").stdout
+
+
+def test_faults_of_rights_end_in_words(site: CommandLine) -> None:
+    done = site.raw("--store", "/proc/self/nothing", "-M", "c", "ingest")
+    assert done.returncode in (1, 4)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("almanac: ")
+
+
+def test_doctor_names_damaged_files_of_the_store(site: CommandLine, tmp_path: Any) -> None:
+    shutil.copytree(site.folder / "store", tmp_path / "store")
+    doctor = ["--config", str(site.folder / "almanac.toml"), "--store", str(tmp_path / "store"), "doctor"]
+    assert "ok    store files: " in site.raw(*doctor).stdout
+    damaged = sorted((tmp_path / "store" / "telemetry").glob("*/*/*.parquet"))[1]
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    done = site.raw(*doctor)
+    assert done.returncode == 1
+    assert f"{damaged.relative_to(tmp_path / 'store')} (no whole Parquet file)" in done.stdout
+    findings = json.loads(site.raw(*doctor, "--json").stdout)
+    (found,) = [finding for finding in findings if finding["name"] == "store files"]
+    assert found["status"] == "fail"
+    assert found["details"]["damaged"] == [{"path": str(damaged), "reason": "no whole Parquet file"}]
+
+
+def test_doctor_says_when_prometheus_is_not_reached(site: CommandLine, tmp_path: Any) -> None:
+    config = tmp_path / "almanac.toml"
+    config.write_text('[prometheus]\nurl = "http://127.0.0.1:9"\n')
+    done = site.raw("--config", str(config), "--store", str(site.folder / "store"), "doctor")
+    assert done.returncode == 1
+    assert "FAIL  Prometheus: Prometheus at http://127.0.0.1:9: asked once" in done.stdout
+    assert "GPU counters" not in done.stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make another user's home")
+def test_root_leaves_the_home_of_another_user_alone(tmp_path: Path) -> None:
+    """Some sudo keep HOME: the user's configuration would name the programs that root runs as Slurm's."""
+    config = tmp_path / "home/.config/almanac/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("[nonsense]\n")
+    environment = {**os.environ, "HOME": str(tmp_path / "home")}
+    argv = [sys.executable, "-m", "cli.main", "doctor", "--json"]
+    own = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert "nonsense" in own.stdout
+    os.chown(tmp_path / "home", 60001, 60001)
+    another = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert "nonsense" not in another.stdout and another.stdout
+
+
+def test_a_name_that_the_terminal_cannot_show_ends_no_command(site: CommandLine) -> None:
+    """One user's job name would keep an operator with another encoding from every list."""
     options = ["--config", str(site.folder / "almanac.toml"), "--store", str(site.folder / "store")]
     submission = ["-J", "caf\u00e9 \u597d", "--gpus=1"]
     shown = site.raw(*options, "advise", "--user", "newcomer", *submission, PYTHONIOENCODING="ascii")

@@ -314,7 +314,7 @@ def test_doctor_names_who_fills_the_disk_beside_the_choices(app: Someone) -> Non
     assert findings(app)["mail preferences"].status == "ok"
     (folder / "x").write_bytes(b"x" * (2 << 20))
     found = [check for check in check_mail(app) if check.name == "mail preferences"]
-    assert [check.status for check in found][0] == "warn"
+    assert found[0].status == "warn"
     assert f"uid {os.getuid()} keeps 2.0 MiB and 0 folders" in found[0].said
 
 
