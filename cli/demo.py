@@ -85,8 +85,12 @@ def _prepare(folder: Path) -> App:
 
 
 def _require_own(folder: Path) -> None:
-    """Raises StoreError for a folder whose content another user could change while the demo runs."""
-    if folder.exists() and (folder.stat().st_uid != os.geteuid() or folder.stat().st_mode & 0o002):
+    """Raises StoreError for a folder whose content another user could change while the demo runs, and for one that
+    another user's link names: in /tmp it would choose where the demo writes.
+    """
+    is_foreign_link = folder.is_symlink() and folder.lstat().st_uid != os.geteuid()
+    is_foreign = folder.exists() and (folder.stat().st_uid != os.geteuid() or folder.stat().st_mode & 0o002)
+    if is_foreign_link or is_foreign:
         raise StoreError(f"{folder} is another user's, or others can write to it", "name another folder with --dir")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import io
 import os
 import sys
 from typing import NoReturn
@@ -91,6 +92,7 @@ def cli(ctx: click.Context, config_path: str | None, store_path: str | None, clu
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; every error ends in words and an exit code."""
     _leave_homes_of_others()
+    _print_any_text()
     umask = os.umask(0o077)
     os.umask(umask | NO_WRITING)
     try:
@@ -131,6 +133,12 @@ def _leave_homes_of_others() -> None:
         with contextlib.suppress(OSError):
             if (path := os.environ.get(name)) and os.stat(path).st_uid not in (0, os.geteuid()):  # noqa: PTH116
                 del os.environ[name]
+
+
+def _print_any_text() -> None:
+    """Print "?" for what the terminal's encoding lacks: one user's job name must not end an operator's command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _stop() -> NoReturn:

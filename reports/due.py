@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from almanac.config import Mail
 from reports.allowance import Allowance
@@ -145,9 +146,17 @@ def _unknown_wish(each: Ended, frequency: Callable[[str], str]) -> str:
 
 
 def first_of(ready: Sequence[Ended], most: int) -> list[Ended]:
-    """Not many more than so many, tasks of an array together; the others are for the next run."""
-    found = list[Ended]()
+    """Not many more than so many, tasks of an array together; the others are for the next run.
+
+    Users take turns, so that one user's many jobs keep nobody else's waiting.
+    """
+    turns, before = list[tuple[int, list[Ended]]](), Counter[str]()
     for group in _together(ready):
+        user = group[0].run.user
+        turns.append((before[user], group))
+        before[user] += len(group)
+    found = list[Ended]()
+    for _, group in sorted(turns, key=itemgetter(0)):
         if len(found) >= most:
             break
         found += group

@@ -45,10 +45,16 @@ def opened(folder: Path | str, within: int | None = None) -> Iterator[int]:
 def make_inner_folder(folder: Path) -> None:
     """A folder of a store, where it is not there; root's is handed over, but for one on another disk that a link names.
 
-    Raises OSError.
+    Root follows a link only if it is root's, or leads to a folder of the link's owner (as with fs.protected_symlinks):
+    the store's owner must not choose where else root writes. Raises OSError.
     """
     folder.mkdir(mode=0o750, exist_ok=True)
-    if os.geteuid() == 0 and not folder.is_symlink():
+    if os.geteuid() != 0:
+        return
+    if folder.is_symlink():
+        if folder.lstat().st_uid not in (0, folder.stat().st_uid):
+            raise PermissionError(errno.EPERM, "a link to a folder of another owner: root does not follow it", folder)
+    else:
         with opened(folder) as handle:
             hand_over(handle, folder.parent)
 

@@ -78,14 +78,15 @@ class Store:
     @classmethod
     def create(cls, root: Path, **options: Any) -> Store:
         """Open the store of this root, made first where there is none. Raises StoreError, SchemaVersionError."""
+        mark = root / "store.json"
         try:
             make_folders(root)
+            is_new = not mark.exists()
         except OSError as error:
             raise StoreError(
-                f"{root}: cannot be made: {error}", "name a folder that you may write: --store DIR"
+                f"{root}: cannot be made or read: {error}", "name a folder that you may write: --store DIR"
             ) from error
-        mark = root / "store.json"
-        if not mark.exists():
+        if is_new:
             # It is almanac's home, too, and can be a disk of its own.
             if any(not child.name.startswith(".") and child.name != "lost+found" for child in root.iterdir()):
                 raise StoreError(f"{root}: holds files, but no store.json", "name an empty folder, or an almanac store")

@@ -159,10 +159,12 @@ def read_own(path: Path, uid: int, most_bytes: int) -> bytes:
 def writable_by_others(root: Path, owner_uid: int) -> list[str]:
     """Why others could change what is below root, in words: owner and mode of root, its folders and all above them.
 
-    A folder above with the sticky bit (/tmp) lets nobody replace what is not theirs.
+    A folder above with the sticky bit (/tmp) lets nobody replace what is not theirs; another user's link in it would
+    choose the folder.
     """
     real = root.resolve()
-    faults = []
+    links = [(link, link.lstat().st_uid) for link in _links_to(root.absolute())]
+    faults = [f"{link} is a link of uid {uid}" for link, uid in links if uid not in (0, owner_uid)]
     for path in (*reversed(real.parents), real, real / "sched", real / "user"):
         try:
             found = path.lstat()
@@ -175,3 +177,11 @@ def writable_by_others(root: Path, owner_uid: int) -> list[str]:
         elif found.st_mode & 0o022 and not (found.st_mode & stat.S_ISVTX and path in real.parents):
             faults.append(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}: others can write to it")
     return faults
+
+
+def _links_to(path: Path) -> Iterator[Path]:
+    """The links that are followed on the way to a path, which has no loop."""
+    for each in (*reversed(path.parents), path):
+        if each.is_symlink():
+            yield each
+            yield from _links_to(each.parent / each.readlink())

@@ -307,3 +307,11 @@ def test_root_leaves_the_home_of_another_user_alone(tmp_path: Path) -> None:
     os.chown(tmp_path / "home", 60001, 60001)
     another = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
     assert "nonsense" not in another.stdout and another.stdout
+
+
+def test_a_name_that_the_terminal_cannot_show_ends_no_command() -> None:
+    """One user's job name would keep an operator with another encoding from every list."""
+    code = "import click, cli.main as m; m.cli = click.Command('x', callback=lambda: print('caf\\u00e9')); m.main([])"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, "caf?\n", "")

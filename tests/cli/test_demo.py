@@ -47,3 +47,14 @@ def test_a_folder_that_others_can_write_to_is_no_place_for_a_demo(tmp_path: Path
         os.chown(tmp_path / "demo", 60001, 60001)
         with pytest.raises(StoreError, match="is another user's"):
             _prepare(tmp_path / "demo")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make another user's link")
+def test_another_users_link_does_not_choose_where_a_demo_writes(tmp_path: Path) -> None:
+    """Root's demo in /tmp, where fs.protected_symlinks is 0."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "demo").symlink_to(tmp_path / "private")
+    os.lchown(tmp_path / "demo", 60001, 60001)
+    with pytest.raises(StoreError, match="is another user's"):
+        _prepare(tmp_path / "demo")
+    assert not list((tmp_path / "private").iterdir())

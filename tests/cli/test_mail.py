@@ -307,6 +307,17 @@ def test_doctor_warns_where_users_can_link_files_of_others(
         assert findings(app)["mail preferences"].status == status
 
 
+def test_doctor_names_who_fills_the_disk_beside_the_choices(app: Someone) -> None:
+    """The folder is open to all, on the disk of the advice."""
+    folder = Path(app.config.hooks.advice_dir) / "mail"
+    (folder / "1").write_text("off\n")
+    assert findings(app)["mail preferences"].status == "ok"
+    (folder / "x").write_bytes(b"x" * (2 << 20))
+    found = [check for check in check_mail(app) if check.name == "mail preferences"]
+    assert found[0].status == "warn"
+    assert f"uid {os.getuid()} keeps 2.0 MiB and 0 folders" in found[0].said
+
+
 def test_doctor_says_where_comments_are_not_kept(app: Someone) -> None:
     app.settings = b"AccountingStoreFlags    = (null)\n"
     assert "--comment=almanac:nomail is not seen" in findings(app)["mail of one job"].said

@@ -254,6 +254,12 @@ def test_the_first_of_many_are_whole_arrays(found: list[Ended], most: int) -> No
     assert not [each for each in found if each.run.array_job_id in arrays and each not in first]
 
 
+def test_one_users_many_jobs_keep_nobody_elses_from_a_run() -> None:
+    many = [ended(number, user="mallory", end_s=NOW_S - 900) for number in range(1, 60)]
+    late = ended(99, user="ann", end_s=NOW_S - 60)
+    assert late in first_of([*many, late], 10)
+
+
 @given(st.lists(each_ended, unique_by=lambda each: each.run.job_id), st.integers(1, 6))
 def test_every_run_is_in_one_mail_of_its_owner(found: list[Ended], storm: int) -> None:
     made = parcels(found, lambda user: storm)

@@ -132,6 +132,32 @@ def test_what_root_writes_is_the_store_owners(store: Store) -> None:
     assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {owner}
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's link")
+def test_the_store_owners_link_does_not_choose_where_root_writes(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (store.root / "jobs").symlink_to(tmp_path / "etc")
+    os.lchown(store.root / "jobs", 54321, 54322)
+    rows = pa.table({"job_id": [1], "submit_s": [1], "user": ["ann"]})
+    with pytest.raises(StoreError, match=r"jobs.*link to a folder of another owner"):
+        store.write("jobs", "a", rows)
+    assert not list((tmp_path / "etc").iterdir())
+    os.chown(tmp_path / "etc", 54321, 54322)
+    store.write("jobs", "a", rows)
+    assert store.read("jobs", "a").num_rows == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_somebody_elses_store_is_refused_in_words(tmp_path: Path) -> None:
+    Store.create(tmp_path / "store")
+    (tmp_path / "store").chmod(0o700)
+    os.seteuid(60001)
+    try:
+        with pytest.raises(StoreError, match="cannot be made or read"):
+            Store.create(tmp_path / "store")
+    finally:
+        os.seteuid(0)
+
+
 SAMPLE = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 2), st.integers(3590, 3610), st.floats(0, 9, width=32))
 
 
