@@ -14,7 +14,7 @@ from advisor.demand.forecast import DemandForecast, Key
 from telemetry.node_series import NodeSeries
 
 Floats = NDArray[np.float64]
-HIGHS_SEEN = 7
+HIGHS_SEEN = 36
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ def views_of(steps: Steps, forecast: DemandForecast, changes: Mapping[Key, Float
     found = []
     for step in range(first, end):
         seen = slice(max(0, step - HIGHS_SEEN), step)
-        highs = tuple(steps.highest[seen].tolist())
+        highs = steps.highest[seen]
+        gap = np.flatnonzero(np.isnan(highs))
         is_known = step > 0 and not np.isnan(steps.last[step - 1])
         recent = float(steps.recent[step])
         has_forecast = is_known and not np.isnan(table[step]).any()
@@ -55,7 +56,7 @@ def views_of(steps: Steps, forecast: DemandForecast, changes: Mapping[Key, Float
                 step=step, total=0, powered=0,
                 active=float(steps.last[step - 1]) if is_known else None,
                 recent=None if np.isnan(recent) else recent,
-                highs=() if np.isnan(highs).any() else highs,
+                highs=tuple(highs[gap[-1] + 1 if len(gap) else 0 :].tolist()),
                 changes=dict(zip(keys, table[step].tolist(), strict=True)) if has_forecast else None,
                 expected=dict(zip(sizes, ahead[step].tolist(), strict=True)) if has_forecast else None,
                 is_stale=not is_known,
@@ -108,7 +109,7 @@ class _Run:
             return
         self._follow_total(minute)
         on = self.on
-        target = self.controller.target(view._replace(total=self.total, powered=on))
+        target = self.controller.target(self._filled(view, on))
         if target is None:
             return
         target = min(target, self.total)
@@ -124,11 +125,14 @@ class _Run:
             self._follow_total(minute)
             on = self.on
             if before + self.controller.margin > on and on < self.total:
-                wanted = self.controller.raised(view._replace(total=self.total, powered=on), before)
+                wanted = self.controller.raised(self._filled(view, on), before)
                 if min(wanted, self.total) > on:
                     self._wake(minute, min(wanted, self.total) - on)
         self.powered[minute] = self.on
         self.short[minute] = max(0, self.demand[minute] - self.up)
+
+    def _filled(self, view: DemandView, on: int) -> DemandView:
+        return view._replace(total=self.total, powered=on)
 
     def _wake(self, minute: int, nodes: int) -> None:
         if self.boot_min:

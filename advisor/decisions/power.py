@@ -17,7 +17,7 @@ class DemandView(NamedTuple):
     """What a controller knows at a decision. Nodes throughout; None where it is missing.
 
     active: in use in the last complete minute. recent: highest of the last hour. highs: highest of each of the
-    last steps of 10 minutes, the newest last. changes: forecast of the highest demand minus `recent`, by
+    last steps of 10 minutes, the newest last, as far back as none is missing. changes: forecast of the highest demand minus `recent`, by
     (steps ahead, quantile). expected: forecast mean of the highest demand of each step, by steps ahead. powered: up or booting.
     """
 
@@ -136,18 +136,18 @@ class PaperController:
 class Settings:
     """Of `ForecastController`; `advisor.backtest.power` finds them for a budget on the site's own record.
 
-    horizon (steps), quantile: forecast that power-downs go by; buffer: nodes on top of it. margin: idle nodes at which
-    to power up ahead of need; wake_horizon, wake_quantile: forecast that says up to where. smallest: nodes that a
-    power-down is worth.
+    horizon (steps), quantile: forecast that power-downs go by; buffer: nodes on top of it. patience: steps of the past
+    whose demand stays covered, since a sudden fall often comes back. margin: idle nodes at which to power up ahead of
+    need; wake_horizon, wake_quantile: forecast that says up to where.
     """
 
     horizon: int
     quantile: float
     buffer: int
-    margin: int
-    wake_horizon: int
-    wake_quantile: float
-    smallest: int = 1
+    patience: int = 6
+    margin: int = 0
+    wake_horizon: int = 36
+    wake_quantile: float = 0.95
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,14 @@ class ForecastController:
         return self.settings.margin
 
     def target(self, view: DemandView) -> int | None:
+        s = self.settings
         if view.is_stale or view.recent is None or view.active is None or view.changes is None:
             return None
-        s = self.settings
-        level = math.ceil(view.recent + view.changes[s.horizon, s.quantile]) + s.buffer
-        level = max(level, math.ceil(view.active) + s.margin + 1)
-        if level > view.powered:
-            return None  # the margin decides when to power up
-        return level if view.powered - level >= s.smallest else None
+        if len(view.highs) < s.patience:
+            return None
+        level = max(view.recent + view.changes[s.horizon, s.quantile], *view.highs[-s.patience :])
+        level = max(math.ceil(level) + s.buffer, math.ceil(view.active) + s.margin + 1)
+        return level if level < view.powered else None  # `raised` powers up
 
     def raised(self, view: DemandView, active: float) -> int:
         s = self.settings

@@ -1,7 +1,8 @@
 """Quantiles of the highest demand over the next hours, and whether the model earns its place.
 
 Target: highest demand of the next `horizon` steps minus the highest of the last hour, in nodes. Each quantile is fitted
-by LightGBM with the pinball loss. Beside it stand persistence (the same quantile of all past changes), seasonal (the
+by LightGBM with the pinball loss and averaged with persistence, since a month of one cluster is little to learn from
+(on the record before 16 November of Philly the average beat either at most horizons). Beside it stand persistence (the same quantile of all past changes), seasonal (the
 change one day before plus the quantile of its past errors), and the model's own forecast shuffled in time. Where the
 model does not beat all three on a validation span after the training span, persistence is used.
 """
@@ -19,6 +20,8 @@ from advisor.demand.features import DAY, HOUR, Floats, Steps, coming, features_o
 HORIZONS = (3 * HOUR, 6 * HOUR, 12 * HOUR)
 QUANTILES = (0.5, 0.8, 0.95)
 ROUNDS = 80
+SHRINKAGE = 0.5
+"""Weight of persistence in the model's forecast."""
 LEAST_ROWS = 3 * DAY
 """Fewer training rows than three days of decisions: no forecast."""
 MODEL, PERSISTENCE, SEASONAL, SHUFFLED = "model", "persistence", "seasonal", "shuffled"
@@ -88,8 +91,8 @@ def forecast_demand(
         for quantile in QUANTILES:
             key = (horizon, quantile)
             raw = _fit_predict(inputs, target, is_train, {"objective": "quantile", "alpha": quantile, "seed": seed})
-            models[key] = np.where(np.isnan(steps.recent), np.nan, raw)
             constant = float(np.quantile(target[is_train], quantile))
+            models[key] = np.where(np.isnan(steps.recent), np.nan, (1 - SHRINKAGE) * raw + SHRINKAGE * constant)
             persistence[key] = np.where(np.isnan(steps.recent), np.nan, constant)
             skills.append(_skill(key, steps, target, is_train, models[key], constant, (train_end, valid_end), seed))
             used[key] = models[key] if skills[-1].is_model_used else persistence[key]
