@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import logging
 import math
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from almanac.units import format_count, parse_moment, printable
+from almanac.units import format_count, printable
 from cli.output import json_text, progress, show_counts, show_table
 
 if TYPE_CHECKING:
@@ -104,9 +104,11 @@ def _time(text: str | None, name: str) -> np.datetime64 | None:
     if text is None:
         return None
     try:
-        return np.datetime64(parse_moment(text, int(time.time())), "s")
+        when = dt.datetime.fromisoformat(text.strip())
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=f"--{name.replace('_', '-')}") from error
+        said = f"not a time: {printable(text)!r} (expected YYYY-MM-DD[THH:MM[:SS]], in UTC)"
+        raise click.BadParameter(said, param_hint=f"--{name.replace('_', '-')}") from error
+    return np.datetime64(when.astimezone(dt.UTC).replace(tzinfo=None) if when.tzinfo else when, "s")
 
 
 def _write_plot(path: Path, name: str, series: NodeSeries, outcome: PowerBacktest) -> None:

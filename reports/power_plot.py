@@ -10,7 +10,7 @@ from io import BytesIO
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
 
 from advisor.backtest.power import OURS, PAPER, PowerBacktest
@@ -39,7 +39,7 @@ def render_power_plot(name: str, series: NodeSeries, outcome: PowerBacktest, kin
 def _draw_nodes(axes: Axes, series: NodeSeries, outcome: PowerBacktest) -> None:
     rows = slice(outcome.spans.score, outcome.spans.end)
     times, usable = series.times()[rows], series.is_usable[rows]
-    axes.plot(times, series.total[rows], color=GREY, linewidth=1, label="all nodes")
+    axes.plot(times, np.where(usable, series.total[rows], np.nan), color=GREY, linewidth=1, label="all nodes")
     axes.plot(times, np.where(usable, outcome.timeline[PAPER], np.nan), color=RED, linewidth=1, label=f"on: {PAPER}")
     axes.plot(times, np.where(usable, outcome.timeline[OURS], np.nan), color=BLUE, linewidth=1.4, label=f"on: {OURS}")
     s = outcome.settings
@@ -54,9 +54,11 @@ def _draw_asleep(axes: Axes, series: NodeSeries, outcome: PowerBacktest) -> None
     rows = slice(outcome.spans.score, outcome.spans.end)
     times, usable = series.times()[rows], series.is_usable[rows]
     for name, color in ((PAPER, RED), (OURS, BLUE)):
-        axes.plot(times, np.where(usable, series.total[rows] - outcome.timeline[name], np.nan), color=color, linewidth=1)
+        axes.plot(
+            times, np.where(usable, series.total[rows] - outcome.timeline[name], np.nan), color=color, linewidth=1
+        )
     axes.set_ylabel("nodes asleep")
     axes.set_ylim(bottom=0)
-    locator = AutoDateLocator()
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    axes.xaxis_date()
+    figure_dates = ConciseDateFormatter(axes.xaxis.get_major_locator())  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_formatter(figure_dates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,22 +139,22 @@ def _as_times(values: pd.Series[Any]) -> pd.Series[Any]:
     import pandas as pd
 
     unit: Any = "s" if pd.api.types.is_numeric_dtype(values) else None
-    return pd.to_datetime(values, errors="coerce", utc=True, unit=unit, format=None if unit else "ISO8601").dt.tz_localize(
-        None
-    )
+    return pd.to_datetime(
+        values, errors="coerce", utc=True, unit=unit, format=None if unit else "ISO8601"
+    ).dt.tz_localize(None)
 
 
 def _good_rows(frame: pd.DataFrame, counts: Counts) -> pd.DataFrame:
     numbers = frame[["active", "total"]]
     checks = {
-        "without a valid time": frame["time"].isna(),
-        "without active or total": ~np.isfinite(numbers).all(axis=1),
-        "with active below 0 or total below 1": (frame["active"] < 0) | (frame["total"] < 1),
-        "with active above total": frame["active"] > frame["total"],
+        "without a valid time": frame["time"].isna().to_numpy(),
+        "without active or total": ~np.isfinite(numbers.to_numpy()).all(axis=1),
+        "with active below 0 or total below 1": ((frame["active"] < 0) | (frame["total"] < 1)).to_numpy(),
+        "with active above total": (frame["active"] > frame["total"]).to_numpy(),
     }
     is_bad = np.zeros(len(frame), dtype=bool)
     for reason, failed in checks.items():
-        hit = failed.to_numpy() & ~is_bad
+        hit = failed & ~is_bad
         if hit.any():
             counts.drop(reason, int(hit.sum()), " ".join(str(v) for v in frame[hit].iloc[0]))
         is_bad |= hit
@@ -194,7 +195,7 @@ def find_outages(active: Floats) -> Bools:
     typical = pd.Series(active).rolling(TYPICAL_MIN, min_periods=60).median().shift(1).to_numpy()
     low = np.flatnonzero((active <= OUTAGE_FRACTION * typical) & (typical >= SMALLEST_FOR_OUTAGE))
     done = -1
-    for first in low:
+    for first in low.tolist():
         if first <= done:
             continue
         half = RECOVERED_FRACTION * typical[first]
@@ -219,7 +220,7 @@ def find_total_jumps(total: Floats) -> Bools:
     edges = np.flatnonzero(np.diff(values)) + 1
     bounds = np.concatenate([[0], edges, [len(values)]])
     usual = values[0]
-    for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for begin, end in itertools.pairwise(bounds.tolist()):
         if abs(values[begin] - usual) <= TOTAL_JUMP * usual:
             usual = values[begin]
             continue

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.backtest.power_oracle import oracle_asleep
-from advisor.backtest.power_replay import Replay, Views, replay, views_of
+from advisor.backtest.power_replay import PATIENCES, Replay, Views, replay, views_of
 from advisor.decisions.power import (
     Controller,
     ForecastController,
@@ -32,8 +32,7 @@ LEAST_TUNE_DAYS, LEAST_SCORE_DAYS = 3, 1
 # Chosen on October and 1 to 15 November of Philly. Buffers and margins are fractions of the set's nodes.
 FORECASTS: tuple[Key, ...] = ((3 * HOUR, 0.5), (3 * HOUR, 0.8), (6 * HOUR, 0.5), (6 * HOUR, 0.8), (12 * HOUR, 0.8))
 BUFFERS = (0.005, 0.015, 0.025, 0.035, 0.05)
-MARGINS = (0.0, 0.005, 0.012)
-PATIENCES = (HOUR, 3 * HOUR, 6 * HOUR)
+MARGINS = (0.0, 0.005)
 WARM = (0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2)
 NEARLY_BEST = 0.02
 """Of settings that let nearly as many nodes sleep as the best, the one furthest from the budget is taken."""
@@ -129,7 +128,11 @@ def spans_of(
     tune = place(train_until, score * 2 / 3)
     if score < tuned:
         raise RequestError("the scored span begins before the tuning span ends", "give -S at or after --tune-until")
-    checks = (("training", tune, 4), ("tuning", tuned - tune, LEAST_TUNE_DAYS), ("scored", last - score, LEAST_SCORE_DAYS))
+    checks = (
+        ("training", tune, 4),
+        ("tuning", tuned - tune, LEAST_TUNE_DAYS),
+        ("scored", last - score, LEAST_SCORE_DAYS),
+    )
     for name, minutes, least in checks:
         if minutes < least * DAY_MIN:
             raise RequestError(
@@ -143,7 +146,7 @@ def backtest_power(
     series: NodeSeries, spans: Spans, budget: Budget, *, seed: int = 0, boot_min: int = 5, rates: Rates | None = None,
     holidays: Iterable[np.datetime64] = (), tick: Tick = lambda done, total, note: None,
 ) -> PowerBacktest:  # fmt: skip
-    """Train before spans.tune, tune up to spans.score, score up to spans.end. Raises NoModelError on too little data."""
+    """Train before spans.tune, tune up to spans.score, score up to spans.end. Raises NoModelError."""
     steps = steps_of(series)
     tune, score, end = spans.tune // STEP_MIN, spans.score // STEP_MIN, spans.end // STEP_MIN
     total = int(np.nanmedian(series.total[: spans.score]))
@@ -208,7 +211,9 @@ class _Bench:
             chosen = min(near, key=lambda one: (one[1][1], -one[1][0]))[0]
         else:
             chosen, (_, use) = min(tried, key=lambda one: (one[1][1], -one[1][0]))
-            notes.append(f"{chosen.name}: nothing kept the budget on the tuning span; the closest used {use:.1f} times it")
+            notes.append(
+                f"{chosen.name}: nothing kept the budget on the tuning span; the closest used {use:.1f} times it"
+            )
         return chosen, self.run(chosen, scored)
 
     def best_forecast(

@@ -37,8 +37,8 @@ def oracle_asleep(demand: Floats, total: Floats, is_usable: NDArray[np.bool_], w
     """Nodes asleep on average over the usable minutes, for one who knows the demand and wakes at most so often.
 
     demand, total: (n_minutes,) nodes. It never lets demand wait, and changes its mind every 5 minutes, or more rarely
-    on a span of more than two weeks (so that there are at most 4,500 steps); with free choice of the minute and with the
-    shortage that others are allowed, slightly more could sleep. Nodes boot before they are needed, at no cost.
+    on a span of more than two weeks (so that there are at most 4,500 steps). With free choice of the minute, and with
+    the shortage that others are allowed, slightly more could sleep. Nodes boot before they are needed, at no cost.
     """
     if not is_usable.any():
         return float("nan")

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.decisions.power import Controller, DemandView
-from advisor.demand.features import STEP_MIN, Steps
+from advisor.demand.features import HOUR, STEP_MIN, Steps, trailing
 from advisor.demand.forecast import DemandForecast, Key
 from telemetry.node_series import NodeSeries
 
 Floats = NDArray[np.float64]
-HIGHS_SEEN = 36
+HIGHS_SEEN = 7
+PATIENCES = (HOUR, 3 * HOUR, 6 * HOUR)
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def views_of(steps: Steps, forecast: DemandForecast, changes: Mapping[Key, Float
     keys, sizes = list(changes), list(forecast.expected)
     table = np.column_stack([changes[key] for key in keys])
     ahead = np.column_stack([forecast.expected[size] for size in sizes]) if sizes else np.empty((len(steps), 0))
+    peaks = {size: trailing(steps.highest, size, np.max).tolist() for size in PATIENCES}
     found = []
     for step in range(first, end):
         seen = slice(max(0, step - HIGHS_SEEN), step)
@@ -57,6 +59,7 @@ def views_of(steps: Steps, forecast: DemandForecast, changes: Mapping[Key, Float
                 active=float(steps.last[step - 1]) if is_known else None,
                 recent=None if np.isnan(recent) else recent,
                 highs=tuple(highs[gap[-1] + 1 if len(gap) else 0 :].tolist()),
+                peaks={size: values[step] for size, values in peaks.items() if values[step] == values[step]},
                 changes=dict(zip(keys, table[step].tolist(), strict=True)) if has_forecast else None,
                 expected=dict(zip(sizes, ahead[step].tolist(), strict=True)) if has_forecast else None,
                 is_stale=not is_known,
@@ -73,12 +76,13 @@ def replay(series: NodeSeries, views: Views, controller: Controller, boot_min: i
     """
     begin = views.first * STEP_MIN
     size = len(views.views) * STEP_MIN
-    active, total, usable = (a[begin : begin + size] for a in (series.active, series.total, series.is_usable))
+    rows = slice(begin, begin + size)
+    active, total, usable = series.active[rows], series.total[rows], series.is_usable[rows]
     demand = np.where(usable, np.minimum(np.ceil(active), total), -1).astype(np.int64)
     totals = np.where(usable, total, -1).astype(np.int64)
     run = _Run(demand.tolist(), totals.tolist(), controller, boot_min)
     peaks = demand.reshape(-1, STEP_MIN).max(axis=1).tolist()
-    whole = usable.reshape(-1, STEP_MIN).all(axis=1).tolist()
+    whole = np.all(usable.reshape(-1, STEP_MIN), axis=1).tolist()
     for place, view in enumerate(views.views):
         run.decide(place * STEP_MIN, view)
         if whole[place] and not run.booting and peaks[place] + controller.margin <= run.up:
@@ -96,13 +100,10 @@ class _Run:
         self.demand, self.totals, self.controller, self.boot_min = demand, totals, controller, boot_min
         self.total = self.up = next((total for total in totals if total >= 0), 0)
         self.booting: list[tuple[int, int]] = []  # (minute that they are up, nodes)
+        self.on = self.up
         self.powered = [0] * len(demand)
         self.short = [0] * len(demand)
         self.wakes: list[int] = []
-
-    @property
-    def on(self) -> int:
-        return self.up + sum(nodes for _, nodes in self.booting)
 
     def decide(self, minute: int, view: DemandView) -> None:
         if view.is_stale or view.active is None:
@@ -116,10 +117,11 @@ class _Run:
         if target > on:
             self._wake(minute, target - on)
         elif not self.booting:
-            self.up = max(target, int(-(-view.active // 1)))
+            self.up = self.on = min(on, max(target, int(-(-view.active // 1))))
 
     def minute(self, minute: int, view: DemandView) -> None:
-        self._finish_boots(minute)
+        if self.booting:
+            self._finish_boots(minute)
         before = self.demand[minute - 1] if minute else -1
         if before >= 0:
             self._follow_total(minute)
@@ -139,6 +141,7 @@ class _Run:
             self.booting.append((minute + self.boot_min, nodes))
         else:
             self.up += nodes
+        self.on += nodes
         self.wakes.append(nodes)
 
     def _finish_boots(self, minute: int) -> None:
@@ -149,5 +152,7 @@ class _Run:
         """Nodes that are added arrive powered; of nodes that are removed, sleeping ones go first."""
         total = self.totals[minute - 1] if minute else self.total
         if total >= 0 and total != self.total:
-            self.up = max(0, min(self.up + max(0, total - self.total), total - (self.on - self.up)))
+            booting = self.on - self.up
+            self.up = max(0, min(self.up + max(0, total - self.total), total - booting))
+            self.on = self.up + booting
             self.total = total

@@ -16,9 +16,10 @@ from typing import NamedTuple, Protocol
 class DemandView(NamedTuple):
     """What a controller knows at a decision. Nodes throughout; None where it is missing.
 
-    active: in use in the last complete minute. recent: highest of the last hour. highs: highest of each of the
-    last steps of 10 minutes, the newest last, as far back as none is missing. changes: forecast of the highest demand minus `recent`, by
-    (steps ahead, quantile). expected: forecast mean of the highest demand of each step, by steps ahead. powered: up or booting.
+    active: in use in the last complete minute. recent: highest of the last hour. highs: highest of each of the last
+    steps of 10 minutes, the newest last, as far back as none is missing. peaks: highest of the last so many steps,
+    without those where one is missing. changes: forecast of the highest demand minus `recent`, by (steps ahead,
+    quantile). expected: forecast mean of the highest demand of each step, by steps ahead. powered: up or booting.
     """
 
     step: int
@@ -27,6 +28,7 @@ class DemandView(NamedTuple):
     active: float | None
     recent: float | None
     highs: tuple[float, ...] = ()
+    peaks: Mapping[int, float] = {}
     changes: Mapping[tuple[int, float], float] | None = None
     expected: Mapping[int, float] | None = None
     is_stale: bool = False
@@ -165,9 +167,10 @@ class ForecastController:
         s = self.settings
         if view.is_stale or view.recent is None or view.active is None or view.changes is None:
             return None
-        if len(view.highs) < s.patience:
+        peak = view.peaks.get(s.patience)
+        if peak is None:
             return None
-        level = max(view.recent + view.changes[s.horizon, s.quantile], *view.highs[-s.patience :])
+        level = max(view.recent + view.changes[s.horizon, s.quantile], peak)
         level = max(math.ceil(level) + s.buffer, math.ceil(view.active) + s.margin + 1)
         return level if level < view.powered else None  # `raised` powers up
 

@@ -2,9 +2,10 @@
 
 Target: highest demand of the next `horizon` steps minus the highest of the last hour, in nodes. Each quantile is fitted
 by LightGBM with the pinball loss and averaged with persistence, since a month of one cluster is little to learn from
-(on the record before 16 November of Philly the average beat either at most horizons). Beside it stand persistence (the same quantile of all past changes), seasonal (the
-change one day before plus the quantile of its past errors), and the model's own forecast shuffled in time. Where the
-model does not beat all three on a validation span after the training span, persistence is used.
+(on Philly before 16 November the average beat either at most horizons). Beside it stand persistence (the same quantile
+of all past changes), seasonal (the change one day before plus the quantile of its past errors), and the model's own
+forecast shuffled in time. Where the model does not beat all three on a validation span after the training span,
+persistence is used.
 """
 
 from __future__ import annotations
