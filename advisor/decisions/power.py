@@ -126,7 +126,8 @@ class PaperController:
         is_falling = past_trend >= c.past_threshold and now - near >= c.future_threshold and near >= far
         if not is_falling or view.step < self._stable_until:
             return None
-        return math.ceil(now) + c.buffer
+        level = math.ceil(now) + c.buffer
+        return level if level < view.powered else None
 
     def raised(self, view: DemandView, active: float) -> int:
         """JobArrivalCheck: the gap plus a buffer."""

@@ -89,8 +89,8 @@ def select_nodes(nodes: Sequence[PowerNode], target: int | None, limits: PowerLi
 
 
 def _wakeable(nodes: Iterable[PowerNode]) -> list[str]:
-    excluded = int(NodeFlag.EXCLUDED)
-    fit = [n for n in nodes if int(n.flags) & _ASLEEP and not int(n.flags) & (_UNFIT | excluded)]
+    """Asleep and nothing else: one that is busy or booting as well is being woken by Slurm already."""
+    fit = [node for node in nodes if int(node.flags) == _ASLEEP]
     return [node.name for node in sorted(fit, key=lambda n: (-n.tier_rank, n.cycles_today, n.name))]
 
 

@@ -1,11 +1,11 @@
 """Quantiles of the highest demand over the next hours, and whether the model earns its place.
 
 Target: highest demand of the next `horizon` steps minus the highest of the last hour, in nodes. Each quantile is fitted
-by LightGBM with the pinball loss and averaged with persistence, since a month of one cluster is little to learn from
-(on Philly before 16 November the average beat either at most horizons). Beside it stand persistence (the same quantile
-of all past changes), seasonal (the change one day before plus the quantile of its past errors), and the model's own
-forecast shuffled in time. Where the model does not beat all three on a validation span after the training span,
-persistence is used.
+by LightGBM with the pinball loss, and averaged with persistence where that serves better on a validation span after the
+training span: a month of one cluster is little to learn from. Beside it stand persistence (the same quantile of all
+past changes), seasonal (the change one day before plus the quantile of its past errors), and the model's own forecast
+shuffled in time. Where the model does not beat all three on the validation span, the better of persistence and seasonal
+is used.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from advisor.demand.features import DAY, HOUR, Floats, Steps, coming, features_o
 HORIZONS = (3 * HOUR, 6 * HOUR, 12 * HOUR)
 QUANTILES = (0.5, 0.8, 0.95)
 ROUNDS = 80
-SHRINKAGE = 0.5
-"""Weight of persistence in the model's forecast."""
+SHRINKAGES = (0.0, 0.5)
+"""Weights of persistence in the model's forecast, of which the validation span chooses one."""
 LEAST_ROWS = 3 * DAY
 """Fewer training rows than three days of decisions: no forecast."""
 MODEL, PERSISTENCE, SEASONAL, SHUFFLED = "model", "persistence", "seasonal", "shuffled"
@@ -47,7 +47,11 @@ class Skill:
     persistence: float
     seasonal: float
     shuffled: float
-    is_model_used: bool
+    used: str
+
+    @property
+    def is_model_used(self) -> bool:
+        return self.used == MODEL
 
 
 @dataclass(frozen=True)
@@ -92,11 +96,12 @@ def forecast_demand(
         for quantile in QUANTILES:
             key = (horizon, quantile)
             raw = _fit_predict(inputs, target, is_train, {"objective": "quantile", "alpha": quantile, "seed": seed})
-            constant = float(np.quantile(target[is_train], quantile))
-            models[key] = np.where(np.isnan(steps.recent), np.nan, (1 - SHRINKAGE) * raw + SHRINKAGE * constant)
-            persistence[key] = np.where(np.isnan(steps.recent), np.nan, constant)
-            skills.append(_skill(key, steps, target, is_train, models[key], constant, (train_end, valid_end), seed))
-            used[key] = models[key] if skills[-1].is_model_used else persistence[key]
+            baselines = _baselines(steps, target, is_train, key)
+            rows = slice(train_end, max(train_end, valid_end - horizon + 1))
+            models[key] = _shrunk(raw, baselines[PERSISTENCE], target, rows, quantile)
+            skills.append(_skill(key, target, models[key], baselines, rows, seed))
+            persistence[key] = baselines[PERSISTENCE]
+            used[key] = models[key] if skills[-1].is_model_used else baselines[skills[-1].used]
     expected = {size: _expected(steps, size, train_end, seed, holidays) for size in sorted(set(expected_over))}
     return DemandForecast(_ordered(used), _ordered(models), persistence, expected, skills)
 
@@ -117,24 +122,37 @@ def _fit_predict(inputs: Floats, target: Floats, is_train: Any, parameters: Mapp
     return np.asarray(model.predict(inputs, num_threads=1), dtype=np.float64)
 
 
-def _skill(
-    key: Key, steps: Steps, target: Floats, is_train: Any, model: Floats, constant: float, span: tuple[int, int],
-    seed: int,
-) -> Skill:  # fmt: skip
-    """span: from, to; targets that reach beyond it are left out."""
+def _baselines(steps: Steps, target: Floats, is_train: Any, key: Key) -> dict[str, Floats]:
+    """Persistence, and seasonal where the day before is known; NaN where `recent` is missing."""
     horizon, quantile = key
+    constant = np.where(np.isnan(steps.recent), np.nan, float(np.quantile(target[is_train], quantile)))
     season = seasonal_change(steps, horizon, DAY)
     errors = (target - season)[is_train]
-    known = errors[~np.isnan(errors)]
-    shift = float(np.quantile(known, quantile)) if len(known) else 0.0
-    rows = slice(span[0], max(span[0], span[1] - horizon + 1))
+    errors = errors[~np.isnan(errors)]
+    moved = season + (float(np.quantile(errors, quantile)) if len(errors) else np.nan)
+    return {PERSISTENCE: constant, SEASONAL: np.where(np.isnan(moved), constant, moved + 0 * constant)}
+
+
+def _shrunk(raw: Floats, constant: Floats, target: Floats, rows: slice, quantile: float) -> Floats:
+    """LightGBM's forecast, averaged with persistence by the weight that serves best on the validation rows."""
+    tried = [(1 - share) * raw + share * constant for share in SHRINKAGES]
+    losses = [pinball(target[rows], one[rows], quantile) for one in tried]
+    return tried[int(np.argmin(losses))] if not np.isnan(losses).any() else tried[-1]
+
+
+def _skill(key: Key, target: Floats, model: Floats, baselines: Mapping[str, Floats], rows: slice, seed: int) -> Skill:
+    """rows: decisions whose targets end within the validation span."""
     actual, own = target[rows], model[rows]
-    losses = [
-        pinball(actual, forecast, quantile)
-        for forecast in (own, np.full(len(own), constant), season[rows] + shift, shuffled(own, seed))
-    ]
-    is_better = all(losses[0] < other or np.isnan(other) for other in losses[1:])
-    return Skill(horizon, quantile, losses[0], losses[1], losses[2], losses[3], is_better)
+    losses = {
+        name: pinball(actual, forecast, key[1])
+        for name, forecast in (
+            (MODEL, own), (PERSISTENCE, baselines[PERSISTENCE][rows]), (SEASONAL, baselines[SEASONAL][rows]),
+            (SHUFFLED, shuffled(own, seed)),
+        )
+    }  # fmt: skip
+    is_better = all(losses[MODEL] < loss for name, loss in losses.items() if name != MODEL)
+    plain = SEASONAL if losses[SEASONAL] < losses[PERSISTENCE] else PERSISTENCE
+    return Skill(key[0], key[1], **losses, used=MODEL if is_better else plain)
 
 
 def shuffled(forecast: Floats, seed: int) -> Floats:
