@@ -129,9 +129,10 @@ def _node_columns(frame: pd.DataFrame, path: Path, gpus_per_node: int) -> pd.Dat
             "name the columns of nodes in use and of all nodes active and total",
         )
     wanted = next((numbers[name] for name in WANTED_NAMES if name in numbers), np.nan)
-    found = pd.DataFrame({"active": numbers["active"], "total": numbers["total"]}).assign(wanted=wanted)
+    found: pd.DataFrame = pd.DataFrame({"active": numbers["active"], "total": numbers["total"]}).assign(wanted=wanted)
     found = found.apply(pd.to_numeric, errors="coerce").astype(float)
-    return found.assign(time=_as_times(frame["time"]))
+    found["time"] = _as_times(frame["time"])
+    return found
 
 
 def _as_times(values: pd.Series[Any]) -> pd.Series[Any]:
