@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 PYTEST := $(BIN)/pytest -n 2
 export PYTHON
 
-.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports docs deb lock clean distclean servers
+.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power docs deb lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
@@ -18,7 +18,8 @@ help:
 	@echo "make test-unit         tests without servers, but for the slow ones"
 	@echo "make test-cluster      tests on a real Slurm, MariaDB and Prometheus (root)"
 	@echo "make lint              ruff, mypy, import-linter"
-	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration, bench-reports: only those"
+	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration, bench-reports,"
+	@echo "                       bench-power: only those"
 	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), of publishing and re-prioritising"
 	@echo "make docs              the generated pages of docs/"
 	@echo "make deb               the Debian package slurm-almanac, for this Debian (build/deb)"
@@ -54,7 +55,7 @@ test-cluster: servers
 	scripts/with-docker.sh $(BIN)/pytest -m cluster $(PYTEST_ARGS)
 
 # Each prints a table and writes build/bench/NAME.json.
-bench: bench-telemetry bench-predictors bench-calibration bench-reports
+bench: bench-telemetry bench-predictors bench-calibration bench-reports bench-power
 
 bench-telemetry: $(STAMP)
 	$(BIN)/python benchmarks/telemetry_engine.py
@@ -66,6 +67,9 @@ bench-reports: $(STAMP)
 
 bench-predictors: $(STAMP)
 	$(BIN)/python benchmarks/predictors.py
+
+bench-power: $(STAMP)
+	$(BIN)/python benchmarks/power.py
 
 bench-calibration: $(STAMP)
 	$(BIN)/python benchmarks/calibration.py

@@ -10,31 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from almanac.units import format_count, printable
+from almanac.units import format_count
 from cli.app import App
+from cli.backtest_power import plot_file, power
 from cli.output import json_text, progress, show_table
 
 if TYPE_CHECKING:
     from advisor.backtest.tier import Rate, TierScores
 
 
-PLOT_KINDS = ("png", "svg", "pdf")
-
-
-def _plot_file(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """Refused before the replay, which takes long."""
-    if path is None:
-        return None
-    if path.suffix.lower().removeprefix(".") not in PLOT_KINDS:
-        raise click.BadParameter(f"{printable(path.name)!r} must end in one of .{', .'.join(PLOT_KINDS)}")
-    if not path.parent.is_dir():
-        raise click.BadParameter(f"there is no folder {printable(str(path.parent))!r}")
-    return path
-
-
 @click.group("backtest")
 def command() -> None:
     """Replay the site's own record: each job with what was known when it was submitted."""
+
+
+command.add_command(power)
 
 
 @command.command("tier")
@@ -43,7 +33,7 @@ def command() -> None:
     "--plot",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    callback=_plot_file,
+    callback=plot_file,
     help="Draw the scores too, into a .png, .svg or .pdf file, which is replaced.",
 )
 @click.pass_obj

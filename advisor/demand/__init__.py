@@ -1,0 +1,1 @@
+"""Forecasts of how many nodes will be wanted: features, quantile model, baselines."""

@@ -1,0 +1,170 @@
+"""The replay by hand, the oracle by brute force, and the whole back-test on a made-up record."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from advisor.backtest.power import (
+    LEAKY,
+    ORACLE,
+    OURS,
+    PAPER,
+    Budget,
+    PowerBacktest,
+    Rates,
+    backtest_power,
+    spans_of,
+)
+from advisor.backtest.power_oracle import oracle_asleep, oracle_powered
+from advisor.backtest.power_replay import Replay, Views, replay
+from advisor.decisions.power import DemandView
+from almanac.errors import NoModelError, RequestError
+from telemetry.node_series import NodeSeries
+
+
+def made(active: list[float] | np.ndarray, total: float = 10.0) -> NodeSeries:
+    values = np.asarray(active, dtype=float)
+    return NodeSeries(
+        np.datetime64("2026-01-05", "m"), values, np.full(len(values), total), values * np.nan, ~np.isnan(values)
+    )
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Keeps `keep`, and wakes `extra` above demand."""
+
+    keep: int | None
+    extra: int = 0
+    margin: int = 0
+    name: str = "fixed"
+
+    def target(self, view: DemandView) -> int | None:
+        return self.keep
+
+    def raised(self, view: DemandView, active: float) -> int:
+        return int(active) + self.extra
+
+
+def run(active: list[float], controller: Fixed, boot_min: int = 5) -> Replay:
+    steps = len(active) // 10
+    views = [DemandView(step, 0, 0, active[step * 10 - 1] if step else active[0], None) for step in range(steps)]
+    return replay(made(active), Views(0, views), controller, boot_min)
+
+
+def test_a_rise_is_seen_a_minute_later_and_met_when_the_nodes_have_booted() -> None:
+    done = run([3.0] * 12 + [7.0] * 8, Fixed(keep=4, extra=1), boot_min=5)
+    assert done.wakes == [4]
+    assert done.powered.tolist() == [4] * 13 + [8] * 7
+    assert done.short.tolist() == [0] * 12 + [3] * 6 + [0, 0]
+
+
+def test_nodes_in_use_stay_on_and_a_hold_changes_nothing() -> None:
+    assert run([6.0] * 20, Fixed(keep=2)).powered.tolist() == [6] * 20
+    assert run([6.0] * 20, Fixed(keep=None)).powered.tolist() == [10] * 20
+
+
+def test_a_margin_wakes_before_there_is_a_shortage() -> None:
+    done = run([3.0] * 12 + [4.0] * 18, Fixed(keep=None, extra=3, margin=1))
+    assert not done.wakes  # all nodes are on
+    views = [DemandView(step, 0, 0, 3.0, None) for step in range(3)]
+    done = replay(made([3.0] * 12 + [4.0] * 18), Views(0, views), Fixed(keep=4, extra=3, margin=1))
+    assert done.wakes[0] == 3 and not done.short.any()
+
+
+def test_what_is_not_usable_is_neither_short_nor_seen() -> None:
+    active = [3.0] * 10 + [np.nan] * 10 + [3.0] * 10
+    views = [
+        DemandView(0, 0, 0, 3.0, None),
+        DemandView(1, 0, 0, 3.0, None),
+        DemandView(2, 0, 0, None, None, is_stale=True),
+    ]
+    done = replay(made(active), Views(0, views), Fixed(keep=4, extra=1))
+    assert done.powered.tolist() == [4] * 30
+    assert not done.wakes and not done.short.any()
+
+
+@pytest.mark.parametrize("wakes", [0, 1, 2])
+def test_the_oracle_is_the_best_of_all_ways_to_cut(wakes: int) -> None:
+    rng = np.random.default_rng(wakes)
+    for _ in range(20):
+        demand = rng.integers(0, 9, 8).astype(float)
+        costs = []
+        for cuts in itertools.combinations_with_replacement(range(9), wakes):
+            bounds = [0, *cuts, 8]
+            costs.append(
+                sum(demand[t:end].max() for begin, end in itertools.pairwise(bounds) for t in range(begin, end))
+            )
+        assert oracle_powered(demand, np.ones(8), wakes)[1] == min(costs)
+
+
+def test_the_oracle_leaves_out_what_is_not_usable() -> None:
+    demand = np.array([2.0] * 10 + [9.0] * 10 + [2.0] * 10)
+    usable = np.array([True] * 10 + [False] * 10 + [True] * 10)
+    assert oracle_asleep(demand, np.full(30, 10.0), usable, 0) == 8.0
+
+
+def daily(days: int) -> NodeSeries:
+    minutes = np.arange(days * 1440)
+    noise = np.random.default_rng(0).normal(0, 1, len(minutes))
+    return made(np.clip(np.round(50 + 30 * np.sin(minutes * 2 * np.pi / 1440) + noise), 0, 100), 100)
+
+
+@pytest.fixture(scope="module")
+def outcome() -> PowerBacktest:
+    series = daily(14)
+    return backtest_power(series, spans_of(series), Budget(1, 10), rates=Rates(1000, 1.0, 0.1, 0.5))
+
+
+def test_all_controllers_stand_side_by_side_and_none_beats_the_oracle_at_its_wakeups(outcome: PowerBacktest) -> None:
+    names = [score.controller for score in outcome.scores]
+    assert names == ["vanilla", "keep warm", PAPER, LEAKY, "persistence", "shuffled", OURS, ORACLE]
+    ours, oracle = outcome.score_of(OURS), outcome.score_of(ORACLE)
+    assert outcome.score_of("vanilla").asleep == 0
+    assert 0 < ours.asleep < oracle.asleep
+    assert ours.wakes == oracle.wakes
+    assert ours.wakes_per_day <= 2
+
+
+def test_what_is_saved_follows_from_the_nodes_asleep(outcome: PowerBacktest) -> None:
+    ours = outcome.score_of(OURS)
+    assert ours.kwh == pytest.approx(ours.asleep * outcome.days * 24)
+    assert (ours.money, ours.co2_kg) == pytest.approx((ours.kwh * 0.1, ours.kwh * 0.5))
+    assert outcome.score_of("vanilla").utilization == pytest.approx(outcome.utilization_before)
+
+
+def test_the_scored_span_decides_nothing() -> None:
+    series = daily(14)
+    spans = spans_of(series)
+    other = daily(14)
+    other.active[spans.score + 10 :] = 3.0
+    one, two = (backtest_power(s, spans, Budget(1, 10)) for s in (series, other))
+    assert one.settings == two.settings
+    assert one.skills == two.skills
+
+
+def test_a_budget_that_nothing_keeps_is_said() -> None:
+    series = daily(14)
+    notes = backtest_power(series, spans_of(series), Budget(0, 0)).notes
+    assert any("no setting kept the budget" in note for note in notes)
+
+
+def test_spans_in_the_wrong_order_or_too_short_are_refused() -> None:
+    series = daily(14)
+    at = np.datetime64
+    with pytest.raises(RequestError, match="before the tuning span ends"):
+        spans_of(series, at("2026-01-10"), at("2026-01-15"), at("2026-01-14"))
+    with pytest.raises(RequestError, match="tuning span has 1"):
+        spans_of(series, at("2026-01-13"), at("2026-01-14"))
+    with pytest.raises(RequestError, match="scored span has 0"):
+        spans_of(series, at("2026-01-10"), at("2026-01-18T12:00"), None, at("2026-01-19"))
+
+
+def test_too_little_to_train_on_is_no_model() -> None:
+    series = daily(14)
+    series.is_usable[: 6 * 1440] = False
+    with pytest.raises(NoModelError, match="nothing can be trained"):
+        backtest_power(series, spans_of(series), Budget())
