@@ -52,18 +52,26 @@ def make_inner_folder(folder: Path) -> None:
     if os.geteuid() != 0:
         return
     if folder.is_symlink():
-        if folder.lstat().st_uid not in (0, folder.stat().st_uid):
-            raise PermissionError(errno.EPERM, "a link to a folder of another owner: root does not follow it", folder)
+        refuse_foreign_link(folder)
     else:
         with opened(folder) as handle:
             hand_over(handle, folder.parent)
 
 
+def refuse_foreign_link(folder: Path) -> None:
+    """Raises PermissionError for a link of another user, unless it leads to that user's own folder: in /tmp it would
+    choose where we write.
+    """
+    if folder.is_symlink() and folder.lstat().st_uid not in (0, os.geteuid(), folder.stat().st_uid):
+        raise PermissionError(errno.EPERM, "a link of another user to a folder that is not theirs", str(folder))
+
+
 def make_folders(folder: Path, mode: int = 0o750) -> None:
     """A folder, and those above it that are not there (0755): others can write to none, whatever the umask is.
 
-    Raises OSError.
+    Raises OSError, also for a link of another user.
     """
+    refuse_foreign_link(folder)
     if not folder.is_dir():
         make_folders(folder.parent, 0o755)
         folder.mkdir(mode=mode, exist_ok=True)

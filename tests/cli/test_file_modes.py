@@ -15,11 +15,13 @@ import pytest
 from click.testing import CliRunner
 from mails import NOW_S, message
 
+from almanac.errors import StoreError
 from cli.demo import CONFIG
 from cli.main import cli
 from reports.outbox import Outbox, outbox_path
 from slurm_hooks.action_log import Action, ActionLog
 from telemetry.atomic import write_output
+from telemetry.characterize.files import write_tables
 from telemetry.ingest import IngestResult, ingest
 from telemetry.sources.generated import GeneratedSource, SiteShape
 from telemetry.store import Store
@@ -118,6 +120,19 @@ def test_what_root_writes_into_a_folder_of_others_is_roots_alone(
 
 
 @needs_root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's link")
+def test_another_users_link_does_not_choose_where_tables_are_written(tmp_path: Path) -> None:
+    """In /tmp, and where fs.protected_symlinks is 0."""
+    (tmp_path / "of-root").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "of-root")
+    os.lchown(tmp_path / "out", 60_001, 60_001)
+    with pytest.raises(StoreError, match="a link of another user"):
+        write_tables({}, tmp_path / "out")
+    assert not list((tmp_path / "of-root").iterdir())
+    os.chown(tmp_path / "of-root", 60_001, 60_001)
+    assert write_tables({}, tmp_path / "out")
+
+
 def test_root_writes_actions_through_no_link_and_hands_them_over(tmp_path: Path) -> None:
     """The store is almanac's: what it plants there must not make root write elsewhere."""
     os.chown(tmp_path, 60001, 60001)

@@ -138,7 +138,7 @@ def test_the_store_owners_link_does_not_choose_where_root_writes(store: Store, t
     (store.root / "jobs").symlink_to(tmp_path / "etc")
     os.lchown(store.root / "jobs", 54321, 54322)
     rows = pa.table({"job_id": [1], "submit_s": [1], "user": ["ann"]})
-    with pytest.raises(StoreError, match=r"jobs.*link to a folder of another owner"):
+    with pytest.raises(StoreError, match=r"jobs.*link of another user"):
         store.write("jobs", "a", rows)
     assert not list((tmp_path / "etc").iterdir())
     os.chown(tmp_path / "etc", 54321, 54322)
