@@ -29,7 +29,7 @@ from slurm_hooks import advice_rows
 from slurm_hooks.advice_file import MAX_BYTES, AdviceFile, look_up, parse
 from slurm_hooks.published import published_for
 from telemetry.history import UserHistories, load_history
-from telemetry.user_files import uid_of, writable_by_others
+from telemetry.user_files import uid_of
 
 Site = Any  # of conftest.py
 NOW_S = 1_795_256_200
@@ -595,14 +595,3 @@ def test_a_file_taken_away_says_nothing_any_more(site: Site, monkeypatch: pytest
     assert found is not None and found.row.kind == "G" and found.file.version.split("-")[0]
     request = Request(user="u4", job_name="fama-run1", gpu_count=1)
     assert request.gpu_count == found.row.gpus
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's link")
-def test_another_users_link_does_not_choose_where_is_published(tmp_path: Path) -> None:
-    """Root would change the mode of what it names, such as /etc."""
-    (tmp_path / "etc" / "advice").mkdir(parents=True)
-    (tmp_path / "own").symlink_to(tmp_path / "link")
-    (tmp_path / "link").symlink_to(tmp_path / "etc")
-    assert not [fault for fault in writable_by_others(tmp_path / "own" / "advice", 0) if "link" in fault]
-    os.lchown(tmp_path / "link", 60001, 60001)
-    assert f"{tmp_path}/link is a link of uid 60001" in writable_by_others(tmp_path / "own" / "advice", 0)

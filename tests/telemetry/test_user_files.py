@@ -10,7 +10,7 @@ import pytest
 
 from almanac.errors import FileFormatError
 from telemetry.atomic import opened
-from telemetry.user_files import name_of, owners_of, put, read_own, stage, taken_back, uid_of
+from telemetry.user_files import name_of, owners_of, put, read_own, stage, taken_back, uid_of, writable_by_others
 
 ME = os.geteuid()
 
@@ -76,3 +76,14 @@ def test_links_and_pipes_are_not_read(tmp_path: Path) -> None:
         read_own(tmp_path / "link", ME, 5)
     with pytest.raises(FileFormatError, match="no regular file"):
         read_own(tmp_path / "pipe", ME, 5)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's link")
+def test_another_users_link_does_not_choose_where_is_published(tmp_path: Path) -> None:
+    """Root would change the mode of what it names, such as /etc."""
+    (tmp_path / "etc" / "advice").mkdir(parents=True)
+    (tmp_path / "own").symlink_to(tmp_path / "link")
+    (tmp_path / "link").symlink_to(tmp_path / "etc")
+    assert not [fault for fault in writable_by_others(tmp_path / "own" / "advice", 0) if "link" in fault]
+    os.lchown(tmp_path / "link", 60001, 60001)
+    assert f"{tmp_path}/link is a link of uid 60001" in writable_by_others(tmp_path / "own" / "advice", 0)
