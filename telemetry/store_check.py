@@ -37,7 +37,7 @@ class FileCheck:
 def check_files(store: Store, at_most_bytes: int | None = AT_MOST_BYTES) -> FileCheck:
     """Look at the footer of every Parquet file of the store's tables, and at all pages of the newest of them.
 
-    at_most_bytes: of the files of which all pages are read; None: of all.
+    at_most_bytes: read the pages of the newest files up to this many bytes; None reads all.
     """
     files, strays = _listed(store)
     newest = sorted(files, key=partition_start, reverse=True)

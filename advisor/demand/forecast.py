@@ -22,7 +22,7 @@ HORIZONS = (3 * HOUR, 6 * HOUR, 12 * HOUR)
 QUANTILES = (0.5, 0.8, 0.95)
 ROUNDS = 80
 SHRINKAGES = (0.0, 0.5)
-"""Weights of persistence in the model's forecast, of which the validation span chooses one."""
+"""Weights of persistence in the forecast; the validation span chooses one."""
 LEAST_ROWS = 3 * DAY
 """Fewer training rows than three days of decisions: no forecast."""
 MODEL, PERSISTENCE, SEASONAL, SHUFFLED = "model", "persistence", "seasonal", "shuffled"
