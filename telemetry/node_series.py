@@ -90,6 +90,8 @@ def _read(path: Path) -> pd.DataFrame:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise FileFormatError(f"{path.name} ends in {path.suffix!r}", "give a .parquet or .csv file")
+    if path.exists() and not path.is_file():
+        raise FileFormatError(f"{path.name} is no regular file", "give a .parquet or .csv file")
     try:
         frame: pd.DataFrame = reader(path)
     except (OSError, ValueError, ImportError) as error:

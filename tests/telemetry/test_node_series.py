@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,3 +104,9 @@ def test_the_glitches_of_philly_are_found(trace: Callable[[str], Path]) -> None:
     times = series.times()[~series.is_usable]
     days = {str(day) for day in times.astype("datetime64[D]")}
     assert days == {"2017-10-25", "2017-10-26", "2017-11-01", "2017-11-02", "2017-11-05"}
+
+
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "nodes.csv")
+    with pytest.raises(FileFormatError, match=r"nodes\.csv is no regular file"):
+        read_node_series(tmp_path / "nodes.csv")
