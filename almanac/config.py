@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from almanac.power_config import NodeSet as NodeSet
+from almanac.power_config import Power as Power
 from almanac.submit_config import Hooks as Hooks
 from almanac.submit_config import Priority as Priority
 from almanac.submit_config import Tier as Tier
@@ -171,7 +173,7 @@ class Training:
     )
     coverage: float = _key(0.8, "share of jobs that the interval of a predicted duration holds", low=0.5, high=0.99)
     validation_share: float = _key(
-        0.2, "newest share of the jobs on which the blend is chosen and scores are taken", low=0.05, high=0.5
+        0.2, "newest share of the jobs on which the first model is tried; later ones: on jobs since", low=0.05, high=0.5
     )
     retrain_hours: int = _key(24, "hours between trainings, of the timer and of `almanac evaluate`", low=1)
     max_age_days: int = _key(14, "a model trained longer ago is not used; the rolling estimate serves", low=1)
@@ -248,5 +250,7 @@ class Config:
     services: Services = Services()
     cost: Cost = Cost()
     mail: Mail = Mail()
+    power: Power = Power()  # noqa: RUF009 - frozen
     tiers: tuple[Tier, ...] = ()
+    node_sets: tuple[NodeSet, ...] = ()
     source: str = ""

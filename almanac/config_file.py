@@ -6,19 +6,22 @@ import contextlib
 import dataclasses
 import difflib
 import os
+import re
 import tomllib
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from almanac.addresses import is_pattern
-from almanac.config import Config, Tier
+from almanac.config import Config, NodeSet, Tier
 from almanac.errors import ConfigError
 from almanac.units import printable
 
 _MOST = 2**53
 """Above this a float does not hold every integer; NaN and infinity are no numbers either."""
+_SET_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SYSTEM_FILE = Path("/etc/almanac/almanac.toml")
 WORDS = {
     "slurm.backend": ("commands", "pyslurm"),
@@ -30,6 +33,8 @@ WORDS = {
     "rolling.families": ("mask", "levenshtein"),
     "training.predictor": ("almanac", "helios"),
     "prometheus.exporter": ("dcgm", "jobstats"),
+    "power.mode": ("off", "observe", "apply"),
+    "power.actuator": ("auto", "names", "count"),
 }
 """Keys that take one of a few words."""
 
@@ -89,6 +94,8 @@ def parse_config(data: dict[str, Any], where: str = "configuration") -> Config:
     for name, content in data.items():
         if name == "tiers":
             values[name] = _parse_tiers(content, where)
+        elif name == "node_sets":
+            values[name] = _parse_node_sets(content, where)
         elif isinstance(content, dict):
             values[name] = _parse_section(type(sections[name].default), content, f"{where}: [{name}]")
         else:
@@ -137,17 +144,39 @@ def _shown(value: Any) -> str:
 
 
 def _parse_tiers(content: Any, where: str) -> tuple[Tier, ...]:
-    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
-        raise ConfigError(f"{where}: tiers must be an array of tables", "write each tier under its own [[tiers]]")
-    tiers = []
-    for number, item in enumerate(content, 1):
-        tier: Tier = _parse_section(Tier, item, f"{where}: [[tiers]] number {number}")
-        _check_tier(tier, f"{where}: [[tiers]] number {number}")
-        tiers.append(tier)
-    names = [tier.name for tier in tiers]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"{where}: two tiers have the same name: {names}", "give each tier a name of its own")
+    tiers: list[Tier] = _parse_tables(Tier, content, where, "tiers", _check_tier)
     return tuple(sorted(tiers, key=lambda tier: (tier.capacity_mib, tier.name)))
+
+
+def _parse_node_sets(content: Any, where: str) -> tuple[NodeSet, ...]:
+    return tuple(_parse_tables(NodeSet, content, where, "node_sets", _check_node_set))
+
+
+def _parse_tables(cls: type[Any], content: Any, where: str, key: str, check: Callable[[Any, str], None]) -> list[Any]:
+    """An array of tables, each with a name of its own."""
+    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
+        raise ConfigError(f"{where}: {key} must be an array of tables", f"write each one under its own [[{key}]]")
+    found = []
+    for number, item in enumerate(content, 1):
+        found.append(_parse_section(cls, item, f"{where}: [[{key}]] number {number}"))
+        check(found[-1], f"{where}: [[{key}]] number {number}")
+    names = [one.name for one in found]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"{where}: two {key} have the same name: {names}", "give each a name of its own")
+    return found
+
+
+def _check_node_set(one: NodeSet, where: str) -> None:
+    if not _SET_NAME.fullmatch(one.name):
+        raise ConfigError(f"{where}: name is {_shown(one.name)}", 'use letters, digits, ., _ and -, such as "a100"')
+    selectors = [one.nodes, one.feature, one.partition]
+    if sum(map(bool, selectors)) != 1:
+        raise ConfigError(
+            f"{where} ({one.name}): {sum(map(bool, selectors))} of nodes, feature and partition are set",
+            "set exactly one: it is what selects the nodes",
+        )
+    if one.warm_minimum < 0:
+        raise ConfigError(f"{where} ({one.name}): warm_minimum is {one.warm_minimum}", "use 0 or more")
 
 
 def _check_tier(tier: Tier, where: str) -> None:

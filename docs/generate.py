@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from almanac.config import Config, Tier
+from almanac.config import Config, NodeSet, Tier
 from cli.main import cli
 from reports.rules import character, rules
 from telemetry.counters import COUNTERS
@@ -34,7 +34,8 @@ def configuration() -> str:
     for section in dataclasses.fields(Config):
         if dataclasses.is_dataclass(section.default):
             lines += [f"## [{section.name}]\n", *_keys(type(section.default)), ""]
-    lines += ["## [[tiers]]\n", f"{(Tier.__doc__ or '').strip()} Any number of them.\n", *_keys(Tier), ""]
+    for name, table in (("tiers", Tier), ("node_sets", NodeSet)):
+        lines += [f"## [[{name}]]\n", f"{(table.__doc__ or '').strip()} Any number of them.\n", *_keys(table), ""]
     return "\n".join(lines)
 
 

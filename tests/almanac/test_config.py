@@ -60,6 +60,14 @@ def test_a_file_overrides_and_remembers_where_it_came_from(tmp_path: Path) -> No
         ({"tiers": [{"name": "x", "capacity_mib": 1, "gres": "a", "partition": "b"}]}, "2 of", "exactly one"),
         ({"tiers": [{"name": "", "capacity_mib": 1, "gres": "a"}]}, "needs a name", "name ="),
         ({"tiers": [TIERS["tiers"][0], TIERS["tiers"][0]]}, "same name", "name of its own"),
+        ({"node_sets": {"name": "x"}}, "array of tables", "[[node_sets]]"),
+        ({"node_sets": [{"name": "a/../b", "nodes": "n1"}]}, "a/../b", "letters, digits"),
+        ({"node_sets": [{"name": "a"}]}, "0 of nodes, feature and partition", "exactly one"),
+        ({"node_sets": [{"name": "a", "nodes": "n1", "feature": "b"}]}, "2 of nodes", "exactly one"),
+        ({"node_sets": [{"name": "a", "nodes": "n1", "warm_minimum": -1}]}, "warm_minimum is -1", "0 or more"),
+        ({"node_sets": [{"name": "a", "nodes": "n1"}, {"name": "a", "nodes": "n2"}]}, "same name", "name of its own"),
+        ({"power": {"mode": "on"}}, "power.mode is 'on'", "off, observe or apply"),
+        ({"power": {"wakeups_per_day": -1}}, "power.wakeups_per_day is -1", "correct"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_a_remedy(data: dict, seen: str, remedy: str) -> None:
@@ -112,6 +120,14 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
     assert load_config(tmp_path / "almanac.toml").slurm.timeout_s == 5
     (tmp_path / "almanac.toml").write_bytes(b"")
     assert load_config(tmp_path / "almanac.toml").slurm == Config().slurm
+
+
+def test_node_sets_keep_their_order() -> None:
+    sets = [{"name": "b", "nodes": "n[1-4]", "warm_minimum": 0}, {"name": "a", "feature": "hbm80g"}]
+    found = parse_config({"node_sets": sets}).node_sets
+    assert [(one.name, one.nodes, one.feature, one.warm_minimum) for one in found] == [
+        ("b", "n[1-4]", "", 0), ("a", "", "hbm80g", 1)
+    ]  # fmt: skip
 
 
 def test_tiers_are_sorted_by_capacity() -> None:
