@@ -52,3 +52,8 @@ def preallocated_sql(steady_samples: str, steady_low_mib: str, peak_mib: str, ca
         f"CASE WHEN {steady_samples} >= {MIN_SAMPLES} AND {capacity_mib} IS NOT NULL"
         f" THEN {peak_mib} - {steady_low_mib} <= {FLAT_SHARE} * {capacity_mib} AND ({shares}) END"
     )
+
+
+def is_reserved_share(peak_frac: float) -> bool:
+    """Whether a peak, as a share of the capacity, is one that frameworks reserve; False for NaN."""
+    return any(kind.low <= peak_frac <= kind.high for kind in RESERVED_SHARES)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from almanac.names import name_key
 from telemetry.schema import JOBS
 from telemetry.sources.generated.families import NO_TIER, Families, make_families
-from telemetry.sources.generated.hostile import Hostile, hostile_names, hostile_needs, make_hostile
+from telemetry.sources.generated.hostile import Hostile, hostile_jobs, hostile_names, make_hostile
 from telemetry.sources.generated.job_names import family_stems, job_names
 from telemetry.sources.generated.jobs import STATES, Jobs, make_jobs
 from telemetry.sources.generated.population import Population, make_population, make_submissions
@@ -54,7 +54,7 @@ def plan_site(shape: SiteShape) -> SitePlan:
     if shape.is_hostile:
         own_rng = np.random.default_rng([shape.seed, 11])
         hostile = make_hostile(people, families, counts, own_rng)
-        jobs = hostile_needs(hostile, profile, jobs, own_rng)
+        jobs = hostile_jobs(hostile, shape, profile, families, jobs, own_rng)
     runs = schedule(shape, jobs, families, rng[4])
     stems = family_stems(people.family_user, rng[5])
     names = job_names(stems, jobs.family, jobs.submit_s, jobs.rank, jobs.is_debug, jobs.suffix, rng[5])
