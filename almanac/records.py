@@ -62,6 +62,10 @@ class Request:
     submit_s: int = 0
 
 
+MAX_SPAN = 30
+"""A wider interval of a duration (its end divided by its start) is not told: "10 min to 5 h" helps nobody."""
+
+
 @dataclass(frozen=True)
 class Duration:
     """A predicted run time, seconds, and GPU-time, GPU-seconds.
@@ -80,16 +84,23 @@ class Duration:
     low_s: float | None = None
     high_s: float | None = None
 
+    @property
+    def is_regular(self) -> bool:
+        """Whether there is an interval that tells something: its end is at most MAX_SPAN times its start."""
+        return self.low_s is not None and self.high_s is not None and self.high_s <= MAX_SPAN * self.low_s
+
 
 @dataclass(frozen=True)
 class MemoryBound:
     """An upper bound of the HBM peak of one GPU, MiB, exceeded with probability at most `risk`.
 
-    The risk is that of all jobs of the evidence class taken together, not of one family. highest_mib: the highest
-    measured peak of the `runs` looked at; scope: "family" or "similar" (names like it).
+    tier_mib: what a tier must hold, MiB, so that the tiers advised are exceeded with probability at most `risk`. The
+    risk is that of all jobs of the evidence class taken together, not of one family. highest_mib: the highest measured
+    peak of the `runs` looked at; scope: "family" or "similar" (names like it).
     """
 
     bound_mib: float
+    tier_mib: float
     risk: float
     highest_mib: float
     runs: int
@@ -130,7 +141,10 @@ class ExpectedWait:
 
 @dataclass(frozen=True)
 class TierAdvice:
-    """tier is None where nothing is advised; reason says why. `rewrite` is the sbatch option to use."""
+    """tier is None where nothing is advised; reason says why. `rewrite` is the sbatch option to use.
+
+    holds_bound: whether the tier advised holds the whole memory bound, too, or no tier is advised.
+    """
 
     tier: str | None
     reason: str
@@ -138,6 +152,7 @@ class TierAdvice:
     is_change: bool = False
     rewrite: str | None = None
     note: str = ""
+    holds_bound: bool = True
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,18 @@ from telemetry.schema import JOBS
 from telemetry.store import Store
 
 _METRICS = (
-    "job_id", "submit_s", "hbm_peak_mib", "hbm_capacity_mib", "is_preallocated", "mean_gpu_util_pct",
+    "job_id", "submit_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "is_preallocated", "mean_gpu_util_pct",
     "coverage_frac", "verdict",
 )  # fmt: skip
 _BASE = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "qos", "name", "name_key", "node_count",
     "cpu_count", "gpu_count", "gpu_type", "constraints", "tier", "time_limit_s", "is_array", "state", "elapsed_s",
-    "hbm_peak_mib", "hbm_capacity_mib", "hbm_evidence", "mean_gpu_util_pct", "coverage_frac", "verdict",
+    "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "hbm_evidence", "mean_gpu_util_pct", "coverage_frac", "verdict",
 )  # fmt: skip
 _JOBS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "qos", "name", "name_key", "node_count",
-    "cpu_count", "gpu_count", "gpu_count_req", "gpu_type", "constraints", "tier", "time_limit_s", "array_job_id",
-    "state", "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib",
+    "cpu_count", "gpu_count", "cpu_count_req", "node_count_req", "gpu_count_req", "gpu_type", "constraints", "tier",
+    "time_limit_s", "array_job_id", "state", "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib",
 )  # fmt: skip
 MAX_NAMELESS = 2000
 _SPECIAL = {
@@ -43,14 +43,16 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
        coalesce(j.account, '') AS account, coalesce(j."partition", '') AS "partition",
        coalesce(j.qos, '') AS qos, coalesce(j.name, '') AS name,
        regexp_replace(coalesce(j.name_key, ''), '[_?]+', '_', 'g') AS name_key,
-       coalesce(j.node_count, 1) AS node_count, coalesce(j.cpu_count, 1) AS cpu_count,
-       greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) AS gpu_count,
+       coalesce(j.node_count_req, j.node_count, 1) AS node_count,
+       coalesce(j.cpu_count_req, j.cpu_count, 1) AS cpu_count,
+       coalesce(nullif(j.gpu_count_req, 0), j.gpu_count, 0) AS gpu_count,
        coalesce(j.gpu_type, '') AS gpu_type, coalesce(j.constraints, '') AS constraints, j.tier,
        j.time_limit_s::DOUBLE AS time_limit_s, j.array_job_id IS NOT NULL AS is_array,
        coalesce(j.state, '') AS state, coalesce(j.elapsed_s, j.end_s - j.start_s)::DOUBLE AS elapsed_s,
        CASE WHEN m.is_preallocated THEN NULL
             WHEN m.hbm_peak_mib IS NOT NULL THEN m.hbm_peak_mib
             WHEN by_jobstats THEN j.jobstats_hbm_peak_mib END::DOUBLE AS hbm_peak_mib,
+       m.hbm_max_mib::DOUBLE AS hbm_max_mib,
        coalesce(m.hbm_capacity_mib, j.jobstats_hbm_total_mib)::DOUBLE AS hbm_capacity_mib,
        CASE WHEN m.is_preallocated THEN 'preallocated' WHEN m.hbm_peak_mib IS NOT NULL THEN 'telemetry'
             WHEN by_jobstats AND j.jobstats_hbm_peak_mib IS NOT NULL THEN 'jobstats' ELSE 'none' END AS hbm_evidence,
@@ -58,8 +60,8 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
 FROM jobs j LEFT JOIN (
   SELECT *, verdict IN ('no telemetry', 'low coverage') OR verdict LIKE 'shared node%' AS by_jobstats
   FROM job_metrics) m USING (job_id, submit_s)
-WHERE j.start_s IS NOT NULL
-  AND ($running OR (j.end_s IS NOT NULL AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING')))
+WHERE CASE WHEN $running THEN j.start_s IS NOT NULL OR j.end_s IS NULL
+  ELSE j.start_s IS NOT NULL AND j.end_s IS NOT NULL AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING') END
   AND greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) > 0
 """
 _ORDER = "ORDER BY j.end_s, j.job_id, j.submit_s"
@@ -93,10 +95,13 @@ def load_history(
     """GPU jobs submitted in [since_s, until_s) that have started and ended, oldest end first; of some users, or all.
 
     Runs that were requeued, and the parts of a job that was resized, are left out: they are no whole job.
-    running: they come too, and so does what has not ended, last, with an end_s of NaN: all that has ever run.
+    running: they come too, and so does what has not ended, last, with an end_s of NaN; what waits has a start_s of NaN.
 
-    Missing numbers are NaN, a missing tier is None. hbm_evidence says where hbm_peak_mib comes from: "telemetry",
-    "jobstats", "preallocated" (then the peak says nothing of the need and is NaN) or "none".
+    Counts of nodes, CPUs, and GPUs are what was asked for, as a request of the same job names them; what was allocated
+    (a whole node, with --exclusive) only where accounting does not have that. Missing numbers are NaN, a missing tier
+    is None. hbm_evidence says where hbm_peak_mib comes from: "telemetry", "jobstats", "preallocated" (then the peak
+    says nothing of the need and is NaN) or "none". hbm_max_mib is the highest
+    sample, whatever the verdict.
     """
     with store.connect() as db:
         _register(db, store, cluster, _METRICS, since_s, until_s, user)
@@ -105,13 +110,12 @@ def load_history(
 
 
 def _whole_times(frame: pd.DataFrame, running: bool) -> pd.DataFrame:
-    return frame.astype(
-        {"job_id": "int64", "submit_s": "int64", "start_s": "int64", "end_s": "float64" if running else "int64"}
-    )
+    maybe = "float64" if running else "int64"
+    return frame.astype({"job_id": "int64", "submit_s": "int64", "start_s": maybe, "end_s": maybe})
 
 
 class UserHistories:
-    """All that has ever run on a cluster, joined once and handed out by users: load_history(..., running=True).
+    """All that runs, has run or waits on a cluster, joined once, handed out by users: load_history(..., running=True).
 
     Holds a DuckDB connection until it is closed.
     """

@@ -178,9 +178,14 @@ def _regular(frame: pd.DataFrame, counts: Counts, path: Path) -> NodeSeries:
     by_minute = frame.groupby("minute")[["active", "total", "wanted"]].max()
     regular = by_minute.asfreq("min").ffill(limit=MAX_HOLD_MIN - 1)
     active, total, wanted = (regular[name].to_numpy(dtype=float) for name in ("active", "total", "wanted"))
+    return marked_series(np.datetime64(regular.index[0].to_datetime64(), "m"), active, total, wanted, counts)
+
+
+def marked_series(start: np.datetime64, active: Floats, total: Floats, wanted: Floats, counts: Counts) -> NodeSeries:
+    """The series of these minutes, with missing and unusable ones marked."""
     marks = {MISSING: np.isnan(active), OUTAGE: find_outages(active), TOTAL_CHANGED: find_total_jumps(total)}
     return NodeSeries(
-        start=np.datetime64(regular.index[0].to_datetime64(), "m"), active=active, total=total, wanted=wanted,
+        start=start, active=active, total=total, wanted=wanted,
         is_usable=~np.logical_or.reduce(list(marks.values())),
         marks={reason: int(is_marked.sum()) for reason, is_marked in marks.items() if is_marked.any()}, counts=counts,
     )  # fmt: skip

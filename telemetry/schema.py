@@ -54,6 +54,7 @@ JOBS = pa.schema(
         _field("name_key", _TEXT, "family key, almanac.names.name_key"),
         _field("refuses_mail", pa.bool_(), "whether its comment says almanac:nomail; null: not known"),
         _field("state", _TEXT, "COMPLETED, FAILED, TIMEOUT, CANCELLED, ..."),
+        _field("eligible_s", _INT, "s since 1970, UTC; from then on it could start; null: not recorded"),
         _field("start_s", _INT, "s since 1970, UTC; null: never started"),
         _field("end_s", _INT, "s since 1970, UTC; null: not ended"),
         _field("elapsed_s", _INT, "s"),
@@ -63,6 +64,8 @@ JOBS = pa.schema(
         _field("cpu_count", _INT),
         _field("gpu_count", _INT, "GPUs allocated"),
         _field("gpu_count_req", _INT, "GPUs requested"),
+        _field("cpu_count_req", _INT, "CPUs requested; null: not recorded"),
+        _field("node_count_req", _INT, "nodes requested; null: not recorded"),
         _field("gpu_type", _TEXT),
         _field("constraints", _TEXT),
         _field("tier", _TEXT, "memory tier asked for, by the configuration at ingest"),
@@ -114,12 +117,23 @@ ADVICE = pa.schema(
         _field("predicted_s", _INT, "s; null for a row that is gone"),
         _field("term", _INT, "points of site_factor; for U those of options alone"),
         _field("bound_mib", _INT, "MiB, upper bound of the HBM peak of one GPU"),
-        _field("tier", _TEXT, "smallest tier that holds the bound"),
+        _field("tier", _TEXT, "tier to ask for"),
         _field("expires_s", _INT, "of a file, s since 1970, UTC"),
         _field("mode", _TEXT, "of a file: off, observe or apply"),
         _field("points_per_e", pa.float64(), "of a file: scale of the term, points"),
         _field("min_gpu_time_s", pa.float64(), "of a file: scale of the term, GPU-seconds"),
         _field("max_gpu_time_s", pa.float64(), "of a file: scale of the term, GPU-seconds"),
+    ]
+)
+
+NODE_COUNTS = pa.schema(
+    [
+        _field("node_set", _TEXT, "name of the [[node_sets]] table", nullable=False),
+        _field("time_s", _INT, "s since 1970, UTC, a full minute", nullable=False),
+        _field("total", _INT, "nodes in use or able to serve, powered or not"),
+        _field("active", _INT, "nodes in use"),
+        _field("wanted", _INT, "nodes wanted by pending jobs"),
+        _field("asleep", _INT, "nodes powered down or powering down"),
     ]
 )
 
@@ -186,6 +200,15 @@ TABLES = {
             key=("user", "kind", "name_key", "gpu_count", "published_s"),
             order=("user", "kind", "name_key", "gpu_count", "published_s"),
             time_column="published_s",
+            ticks_per_s=1,
+            part_s=86400,
+        ),
+        Table(
+            name="node_counts",
+            schema=NODE_COUNTS,
+            key=("node_set", "time_s"),
+            order=("node_set", "time_s"),
+            time_column="time_s",
             ticks_per_s=1,
             part_s=86400,
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from almanac.records import Counts, Request
 
@@ -17,7 +17,9 @@ class PendingJob:
     job_id: the record's own number (sacct's JobIDRaw). address: what scontrol takes for this record and no other.
     array_job_id, het_job_id: None where it belongs to none; array_task_id: None for an array's common record.
     Counts are of the whole job, or of one array task. A held job has priority 0 until it is released. restarts: how
-    often it was requeued; submit_s is then the time of the last one.
+    often it was requeued; submit_s is then the time of the last one. reason: why Slurm does not start it, as Slurm
+    spells it. gpus_per_node: 0 where the job did not fix it. is_exclusive: asked for whole nodes; 26.05 does not tell.
+    task_count: tasks of the record that its array's limit lets run at once.
     """
 
     job_id: int
@@ -40,6 +42,10 @@ class PendingJob:
     het_job_id: int | None = None
     het_offset: int | None = None
     restarts: int = 0
+    reason: str = ""
+    gpus_per_node: int = 0
+    is_exclusive: bool = False
+    task_count: int = 1
 
     def request(self) -> Request:
         """The submission as the history records it: slurmdbd stores a double quote in a name as a backtick."""
@@ -78,9 +84,18 @@ class FactorChange:
     points: int
 
 
+NodeState = Literal["power_down_asap", "power_up", "drain", "resume"]
+"""What a node can be told. power_down_asap lets running jobs end; the states that end jobs are left out on purpose."""
+
+
 @dataclass(frozen=True)
 class Node:
-    """states: base state and flags, upper case without symbols: {"IDLE", "POWERED_DOWN"}. gres as configured."""
+    """states: base state and flags, upper case without symbols: {"IDLE", "POWERED_DOWN"}. gres as configured.
+
+    cpu_count: 0 where it is not known.
+    last_busy_s, boot_s: unix seconds, None where Slurm has none. last_busy_s of an idle node is when its last job ended
+    or it came up; Slurm forgets it when the node powers down. reservation: the active one; 22.05 names none.
+    """
 
     name: str
     states: frozenset[str]
@@ -88,6 +103,19 @@ class Node:
     gres: str = ""
     partitions: tuple[str, ...] = ()
     reason: str = ""
+    cpu_count: int = 0
+    last_busy_s: int | None = None
+    boot_s: int | None = None
+    reservation: str = ""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Nodes set aside for a span of time, unix seconds."""
+
+    nodes: tuple[str, ...]
+    start_s: int
+    end_s: int
 
 
 class SlurmBackend(Protocol):
@@ -122,3 +150,24 @@ class SlurmBackend(Protocol):
 
     def nodes(self) -> list[Node]:
         """Every node, by name."""
+
+    def reservations(self) -> list[Reservation]:
+        """Those that have not ended, with nodes."""
+
+    def set_node_state(self, names: Sequence[str], state: NodeState, reason: str = "") -> list[str]:
+        """Tell Slurm the state of nodes; what it said against it. Some nodes may have been told all the same.
+
+        Slurm takes some orders without a word and drops them: look at the nodes afterwards. Raises CommandError as soon
+        as slurmctld is out of reach, ValueError where a name is not a node's.
+        """
+
+    def suspend_exceptions(self) -> str:
+        """SuspendExcNodes, the nodes that Slurm itself does not power down: "n1,n[2-4]:2"; "" for none."""
+
+    def set_suspend_exceptions(self, value: str) -> list[str]:
+        """Replace SuspendExcNodes; what Slurm said against it. From 24.11 on it can hold counts. It is lost when
+        slurmctld reads slurm.conf again, and Slurm takes names of nodes that do not exist: read it back.
+        """
+
+    def require_accounting(self) -> None:
+        """Raises CommandError where slurmdbd does not answer."""

@@ -13,8 +13,9 @@ from typing import Protocol
 from almanac.errors import CommandError
 from almanac.records import Counts
 from almanac.units import printable
-from telemetry.slurm.backend import FactorChange, Node, PendingJob, SiteFactor
+from telemetry.slurm.backend import FactorChange, Node, NodeState, PendingJob, Reservation, SiteFactor
 from telemetry.slurm.commands import Done, Runner, controller_config
+from telemetry.slurm.hostlist import expand, fold
 from telemetry.slurm.queue_json import nodes_of, pending_jobs, records
 
 _FACTORS = "%i|%Y|%S|%A|%B|%F|%J|%P|%Q|%N|%T"
@@ -22,6 +23,12 @@ _FACTORS = "%i|%Y|%S|%A|%B|%F|%J|%P|%Q|%N|%T"
 _FACTOR_ROW = re.compile(r"\s*([0-9]+)\s*\|\s*([0-9]+)\s*\|\s*(-?[0-9]+)\s*\|(.*)")
 _CLUSTER = re.compile(r"(?m)^ClusterName\s*=\s*(\S+)")
 _RELEASE = re.compile(r"(?m)^SLURM_VERSION\s*=\s*(\S+)")
+_EXCEPTIONS = re.compile(r"(?m)^SuspendExcNodes\s*=\s*(.*?)\s*$")
+_RESERVATION = re.compile(
+    r"ReservationName=.*? StartTime=([0-9]+) EndTime=([0-9]+) Duration=\S+ Nodes=(\S*) NodeCnt=[0-9]+ .*"
+)
+NODES_PER_COMMAND = 500
+"""Nodes that one command changes: slurmctld holds its locks meanwhile."""
 
 
 class Commands(Runner, Protocol):
@@ -89,6 +96,59 @@ class CommandBackend:
         if found is None:
             raise CommandError("neither sinfo nor scontrol gave a list of nodes", "run `scontrol show nodes --json`")
         return nodes_of(found)
+
+    def reservations(self) -> list[Reservation]:
+        """Only operators name reservations, so that their text can be believed; a name with spaces cannot be read."""
+        text = self.commands(["scontrol", "-o", "show", "reservation"]).decode("utf-8", "replace")
+        found = []
+        for line in text.splitlines():
+            if not line.strip() or line.startswith("No reservations in the system"):
+                continue
+            row = _RESERVATION.fullmatch(line.strip())
+            if row is None:
+                raise CommandError(
+                    f"scontrol printed the reservation {printable(line)!r}",
+                    "its format is not the one known: report it",
+                )
+            if row[3] and row[3] != "(null)":
+                found.append(Reservation(_hosts(row[3]), int(row[1]), int(row[2])))
+        return found
+
+    def set_node_state(self, names: Sequence[str], state: NodeState, reason: str = "") -> list[str]:
+        said = []
+        for first in range(0, len(names), NODES_PER_COMMAND):
+            hosts = fold(names[first : first + NODES_PER_COMMAND])
+            why = [f"reason={reason}"] if reason else []
+            said += self._update(f"nodename={hosts}", f"state={state}", *why)
+        return said
+
+    def suspend_exceptions(self) -> str:
+        found = _EXCEPTIONS.search(self.configuration())
+        if found is None:
+            raise CommandError("`scontrol show config` names no SuspendExcNodes", "check that slurmctld answers")
+        return "" if found[1] == "(null)" else found[1]
+
+    def set_suspend_exceptions(self, value: str) -> list[str]:
+        return self._update(f"SuspendExcNodes={value}")
+
+    def _update(self, *settings: str) -> list[str]:
+        done = self.commands.feed(["scontrol", "update", *settings], b"")
+        said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+        return [] if not done.code else said or [f"scontrol ended with {done.code}"]
+
+    def require_accounting(self) -> None:
+        """sacctmgr says 0 rows and no error where slurmdbd lists no cluster; it ends with 1 where none answers."""
+        self.commands(["sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster"])
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    """Raises CommandError where it is no host list."""
+    try:
+        return expand(text)
+    except ValueError as error:
+        raise CommandError(
+            f"a reservation of Slurm's: {error}", "its format is not the one known: report it"
+        ) from error
 
 
 def _is_explicit(priority: int, points: int, parts: str) -> bool:

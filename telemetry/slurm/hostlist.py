@@ -40,6 +40,15 @@ def count(text: str, limit: int = MAX_HOSTS) -> int:
     return len(expand(text, limit))
 
 
+def checked_terms(text: str, limit: int = MAX_HOSTS) -> list[str]:
+    """The terms of a host list, "a[1-2],b" as ["a[1-2]", "b"]. Raises ValueError as `expand` does, but for names that
+    only ClusterShell refuses.
+    """
+    if _size(text) > limit:
+        raise ValueError(f"host list of more than {limit} hosts: {text[:80]!r}")
+    return _TERM.findall(text)
+
+
 def fold(hosts: Iterable[str]) -> str:
     """A host list of these names, "n[1-3,7]"; "" for none. Raises ValueError where a name is not a host's."""
     names = list(hosts)

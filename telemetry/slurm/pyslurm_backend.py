@@ -1,6 +1,7 @@
 """Slurm by pyslurm 25.11.2 and its later patch releases, which run with Slurm 25.11 only.
 
-pyslurm has no way to ask for priority factors, nor for all settings: those stay with Slurm's commands.
+pyslurm has no way to ask for priority factors, nor for all settings: those stay with Slurm's commands, and so does
+node power.
 telemetry/slurm/pyslurm_open.py opens it.
 """
 
@@ -10,16 +11,17 @@ import contextlib
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from almanac.errors import CommandError
 from almanac.records import Counts
-from telemetry.slurm.backend import FactorChange, Node, PendingJob, SiteFactor
+from almanac.tres import parse_gpus
+from telemetry.slurm.backend import FactorChange, Node, NodeState, PendingJob, Reservation, SiteFactor
 from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.commands import lost_error
-from telemetry.slurm.queue_json import address
+from telemetry.slurm.queue_json import address, task_count
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,21 @@ class PyslurmBackend:
             found = list(self.pyslurm.Nodes.load().values())
         return sorted((_node(node) for node in found), key=lambda node: node.name)
 
+    def reservations(self) -> list[Reservation]:
+        return self.commands.reservations()
+
+    def set_node_state(self, names: Sequence[str], state: NodeState, reason: str = "") -> list[str]:
+        return self.commands.set_node_state(names, state, reason)
+
+    def suspend_exceptions(self) -> str:
+        return self.commands.suspend_exceptions()
+
+    def set_suspend_exceptions(self, value: str) -> list[str]:
+        return self.commands.set_suspend_exceptions(value)
+
+    def require_accounting(self) -> None:
+        self.commands.require_accounting()
+
 
 @contextlib.contextmanager
 def _told(pyslurm: Any) -> Iterator[None]:
@@ -135,20 +152,32 @@ def _pending(job: Any, is_split: bool) -> PendingJob:
         het_job_id=het_id,
         het_offset=offset,
         restarts=job.requeue_count or 0,
+        reason=_text(job, "state_reason"),
+        gpus_per_node=parse_gpus(
+            ",".join(f"{name}:{count}" for name, count in (job.gres_per_node or {}).items())
+        ).count,
+        task_count=task_count(job.array_tasks_waiting or "", job.array_tasks_parallel or 0),
     )
 
 
 def _node(node: Any) -> Node:
     """Its state is one text of base and flags: IDLE+POWERED_DOWN."""
-    gres = node.configured_gres or {}
     return Node(
         name=node.name,
         states=frozenset(re.split(r"[^A-Z_]+", _text(node, "state").upper())) - {""},
         features=_words(node, "available_features"),
-        gres=",".join(f"{name}:{count}" for name, count in gres.items()),
+        gres=_gres(node.configured_gres),
         partitions=_words(node, "partitions"),
         reason=_text(node, "reason"),
+        cpu_count=getattr(node, "total_cpus", None) or 0,
+        last_busy_s=getattr(node, "last_busy_time", None) or None,
+        boot_s=getattr(node, "boot_time", None) or None,
+        reservation=_text(node, "reservation_name") if hasattr(node, "reservation_name") else "",
     )
+
+
+def _gres(counts: Mapping[str, int] | None) -> str:
+    return ",".join(f"{name}:{count}" for name, count in (counts or {}).items())
 
 
 def _text(record: Any, name: str) -> str:

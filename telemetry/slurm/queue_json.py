@@ -23,6 +23,8 @@ UNKNOWN = frozenset({"UNKNOWN"})
 """Slurm's own word, for a node whose state cannot be read."""
 MAX_TASK_LIST = 100_000
 """Characters of an array's list of tasks; a longer one is not written out."""
+MAX_TASK_TEXT = 40
+"""Characters of one part of it: three numbers."""
 
 
 def records(data: bytes, key: str) -> list[Mapping[str, Any]] | None:
@@ -110,6 +112,10 @@ def _pending(job: Mapping[str, Any], is_split: bool) -> PendingJob:
         het_job_id=het_id,
         het_offset=het_offset,
         restarts=number(job.get("restart_cnt")) or 0,
+        reason=_shown(job.get("state_reason")),
+        gpus_per_node=parse_gpus(_shown(job.get("tres_per_node"))).count,
+        is_exclusive="none" in (words(job.get("shared")) or ()),
+        task_count=task_count(_shown(job.get("array_task_string")), number(job.get("array_max_tasks")) or 0),
     )
 
 
@@ -148,6 +154,21 @@ def _task_list(tasks: str) -> str:
     return listed if len(listed) <= MAX_TASK_LIST else ""
 
 
+def task_count(tasks: str, most: int) -> int:
+    """How many tasks "1-3,8-12:2%4" lists, at most `most` (0: no limit); 1 where none can be read.
+
+    Slurm cuts a long list short ("1-3,5,..."): what it still shows is counted.
+    """
+    found = 0
+    for part in tasks[:MAX_TASK_LIST].split("%")[0].split(","):
+        if _TASKS.fullmatch(part) and len(part) <= MAX_TASK_TEXT:
+            span, _, step = part.partition(":")
+            first, _, last = span.partition("-")
+            found += max(0, int(last or first) - int(first)) // max(1, int(step or 1)) + 1
+    found = max(1, found)
+    return min(found, most) if most > 0 else found
+
+
 def _written_out(part: str) -> str:
     span, colon, step = part.partition(":")
     if not colon:
@@ -172,6 +193,10 @@ def _nodes(found: list[Mapping[str, Any]]) -> Iterator[Node]:
             gres=_shown(node.get("gres")),
             partitions=_words(node.get("partitions")),
             reason=_shown(node.get("reason")),
+            cpu_count=number(node.get("cpus")) or 0,
+            last_busy_s=number(node.get("last_busy")) or None,
+            boot_s=number(node.get("boot_time")) or None,
+            reservation=_shown(node.get("reservation")),
         )
 
 

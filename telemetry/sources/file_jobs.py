@@ -123,7 +123,7 @@ def _reader(ours: str, origin: Origin, layout: Layout) -> Callable[[Any], Any]:
         return lambda value: _state(value, layout.states)
     if origin.parse:
         return _READERS[origin.parse]
-    if ours == "job_id" or ours in _TIMES:
+    if ours == "job_id" or ours in (*_TIMES, "eligible_s"):
         return _job_id if ours == "job_id" else _time
     kind = JOBS.field(ours).type
     if kind == pa.string():

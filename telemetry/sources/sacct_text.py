@@ -11,11 +11,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from almanac.records import Counts
-from almanac.tres import Gpus, parse_gpus
+from almanac.tres import Gpus, parse_gpus, parse_tres
 from almanac.units import printable
 
-_FIRST = ("Cluster", "JobIDRaw", "JobID", "User", "Account", "Partition", "QOS", "State", "Submit", "Start", "End")
-_MIDDLE = ("ElapsedRaw", "TimelimitRaw", "NNodes", "NodeList", "ReqCPUS", "AllocCPUS", "ReqTRES", "AllocTRES")
+_FIRST = ("Cluster", "JobIDRaw", "JobID", "User", "Account", "Partition", "QOS", "State", "Submit", "Eligible")
+_MIDDLE = (
+    "Start",
+    "End",
+    "ElapsedRaw",
+    "TimelimitRaw",
+    "NNodes",
+    "NodeList",
+    "ReqCPUS",
+    "AllocCPUS",
+    "ReqTRES",
+    "AllocTRES",
+)
 COLUMNS = (*_FIRST, *_MIDDLE, "Constraints", "ExitCode")
 
 _NUMBER = re.compile(r"[0-9]{1,15}")
@@ -108,11 +119,18 @@ def _times(value: dict[str, str], latest_s: int) -> dict[str, Any]:
     limit = optional_number(value["TimelimitRaw"])  # "UNLIMITED" and "Partition_Limit" name no number
     return {
         "submit_s": submit,
+        "eligible_s": _eligible(value["Eligible"], submit, start),
         "start_s": start,
         "end_s": end,
         "elapsed_s": elapsed,
         "time_limit_s": None if limit is None else limit * 60,
     }
+
+
+def _eligible(text: str, submit: int, start: int | None) -> int | None:
+    """Not before the submission nor after the start; None where there is no such time yet, or it cannot be read."""
+    eligible = optional_number(text)
+    return max(submit, eligible if start is None else min(start, eligible)) if eligible else None
 
 
 def parse_moment(text: str) -> int | None:
@@ -125,7 +143,11 @@ def parse_moment(text: str) -> int | None:
 
 
 def _resources(value: dict[str, str]) -> dict[str, Any]:
-    """What was allocated; before the start, what was asked for (22.05 gives that as AllocCPUS even then)."""
+    """What was allocated; before the start, what was asked for (22.05 gives that as AllocCPUS even then).
+
+    cpu_count_req and node_count_req are what was asked for at any time. ReqTRES is no source of CPUs: since 24.11 it
+    can name those that were allocated.
+    """
     asked = parse_gpus(value["ReqTRES"])
     given = parse_gpus(value["AllocTRES"]) if value["AllocTRES"] else Gpus(0)
     return {
@@ -134,6 +156,8 @@ def _resources(value: dict[str, str]) -> dict[str, Any]:
         "cpu_count": optional_number(value["AllocCPUS"]) or optional_number(value["ReqCPUS"]),
         "gpu_count": given.count if value["AllocTRES"] else None,
         "gpu_count_req": asked.count if value["ReqTRES"] else None,
+        "cpu_count_req": optional_number(value["ReqCPUS"]) or None,
+        "node_count_req": optional_number(parse_tres(value["ReqTRES"]).get("node", "")),
         "gpu_type": given.type or asked.type or None,
         "gpu_type_req": asked.type,
     }

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from telemetry.history import HISTORY, load_history, load_history_table
@@ -81,3 +82,46 @@ def test_of_a_user_who_is_named_nobody_elses_rows_are_read(store: Store, monkeyp
 def test_only_one_users_jobs_where_one_is_named(store: Store) -> None:
     assert load_history_table(store, "c", ["job_id"], user="bob").num_rows == 0
     assert load_history_table(store, "c", ["job_id", "user"], user="ann").num_rows == 4
+
+
+def test_counts_are_what_was_asked_for_and_else_what_was_allocated(tmp_path: Path) -> None:
+    """--exclusive allocates whole nodes, and --gpus as many nodes as it takes: a request knows of neither."""
+    times = {"submit_s": 1_750_000_000, "start_s": 1_750_000_000, "end_s": 1_750_003_600}
+    allocated = {"node_count": 2, "cpu_count": 128, "gpu_count": 8}
+    asked = {"node_count_req": 1, "cpu_count_req": 4, "gpu_count_req": 3}
+    more: list[dict[str, Any]] = [asked, {}, {"gpu_count_req": 0}]
+    made = Store.create(tmp_path / "s")
+    made.write("jobs", "c", rows(JOBS, [{"job_id": n, **times, **allocated, **each} for n, each in enumerate(more)]))
+    found = load_history(made, "c")[["node_count", "cpu_count", "gpu_count"]].to_numpy().tolist()
+    assert found == [[1, 4, 3], [2, 128, 8], [2, 128, 8]]
+
+
+def test_a_store_of_before_the_requested_counts_is_read_and_written(store: Store) -> None:
+    (path,) = store.root.glob("jobs/**/*.parquet")
+    newer = ["cpu_count_req", "node_count_req"]
+    pq.write_table(pq.read_table(path, partitioning=None).drop_columns(newer), path)
+    assert load_history(store, "c")["gpu_count"].tolist() == [4, 4, 4, 4]
+    key = {"job_id": 1, "submit_s": 1_750_000_000}
+    store.write("jobs", "c", rows(JOBS, [{**key, "cpu_count_req": 7, "node_count_req": 2}]))
+    first = load_history(store, "c").iloc[0]
+    assert (first["user"], first["cpu_count"], first["node_count"]) == ("ann", 7, 2)
+
+
+def test_what_runs_and_what_waits_comes_where_it_is_asked_for(store: Store) -> None:
+    job = {"submit_s": 1_750_000_100, "gpu_count_req": 4, "user": "ann"}
+    running = {"start_s": 1_750_000_200, "state": "RUNNING"}
+    canceled = {"end_s": 1_750_000_300, "state": "CANCELLED"}
+    more: list[dict[str, Any]] = [{"state": "PENDING"}, running, canceled]
+    store.write("jobs", "c", rows(JOBS, [{"job_id": n, **job, **extra} for n, extra in enumerate(more, 6)]))
+    frame = load_history(store, "c", running=True)
+    assert sorted(frame["job_id"]) == [1, 2, 3, 4, 5, 6, 7], "what was canceled while it waited is gone"
+    assert frame.set_index("job_id")["start_s"].isna().to_dict()[6]
+    assert load_history(store, "c")["job_id"].tolist() == [1, 2, 3, 4]
+
+
+def test_the_highest_sample_of_a_reservation_is_kept(store: Store) -> None:
+    key = {"job_id": 2, "submit_s": 1_750_000_000, "verdict": "ok", "hbm_peak_mib": 30000.0, "hbm_max_mib": 30000.0}
+    store.write("job_metrics", "c", rows(METRICS, [{**key, "is_preallocated": True, "idle_gpus": []}]))
+    reserved = load_history(store, "c").set_index("job_id").loc[2]
+    assert (reserved["hbm_max_mib"], reserved["hbm_evidence"]) == (30000.0, "preallocated")
+    assert reserved["hbm_peak_mib"] != reserved["hbm_peak_mib"]

@@ -34,6 +34,7 @@ def _job(number: int, **values: Any) -> SimpleNamespace:
         "qos": "normal", "constraints": [], "gpus": {}, "cpus": 4, "num_nodes": 1, "time_limit": 60, "priority": 1,
         "submit_time": 1_790_000_000, "array_id": None, "array_task_id": None, "array_tasks_waiting": None,
         "heterogeneous_id": None, "heterogeneous_offset": None, "requeue_count": None,
+        "state_reason": "Priority", "gres_per_node": {}, "array_tasks_parallel": None,
     }  # fmt: skip
     return SimpleNamespace(**{**whole, **values})
 
@@ -52,7 +53,15 @@ JOBS = [
     _job(1, state="RUNNING"),
     _job(2, gpus={"gpu": SimpleNamespace(count=2, type=None), "gpu:a100": SimpleNamespace(count=2, type="a100")}),
     _job(3, priority=0, time_limit=None, constraints=["gpu&hbm80g"]),
-    _job(4, array_id=4, array_tasks_waiting="3-9", gpus={"gpu:a100": SimpleNamespace(count=1, type="a100")}),
+    _job(
+        4,
+        array_id=4,
+        array_tasks_waiting="3-9%5",
+        array_tasks_parallel=5,
+        state_reason="Resources",
+        gres_per_node={"gpu:a100": 1},
+        gpus={"gpu:a100": SimpleNamespace(count=1, type="a100")},
+    ),
     _job(5, array_id=4),
     _job(6, array_id=4, array_task_id=2),
     _job(7, heterogeneous_id=7),
@@ -60,8 +69,9 @@ JOBS = [
 ]
 NODES = [
     SimpleNamespace(name="n2", state="IDLE+POWERED_DOWN", available_features=["gpu"], configured_gres={"gpu:a100": 4},
-                    partitions=["all"], reason=None),
-    SimpleNamespace(name="n1", state="MIXED", available_features=[], configured_gres={}, partitions=[], reason=None),
+                    partitions=["all"], reason=None, total_cpus=32),
+    SimpleNamespace(name="n1", state="MIXED", available_features=[], configured_gres={}, partitions=[], reason=None,
+                    total_cpus=None),
 ]  # fmt: skip
 
 
@@ -123,6 +133,8 @@ def test_pending_jobs(backend: PyslurmBackend) -> None:
     assert [jobs[number].address for number in (4, 5, 6)] == ["4_[3-9]", "4_0", "4_2"]
     assert [jobs[number].array_task_id for number in (4, 5, 6)] == [None, 0, 2]
     assert jobs[4].gpu_count == 1
+    assert (jobs[4].reason, jobs[4].gpus_per_node, jobs[4].task_count) == ("Resources", 1, 5)
+    assert (jobs[5].reason, jobs[5].gpus_per_node, jobs[5].task_count) == ("Priority", 0, 1)
     assert [jobs[number].address for number in (7, 8)] == ["7+0", "7+1"]
 
 
@@ -130,6 +142,7 @@ def test_states_are_sets_of_flags(backend: PyslurmBackend) -> None:
     first, second = backend.nodes()
     assert (first.name, first.states) == ("n1", {"MIXED"})
     assert (second.states, second.gres, second.features) == ({"IDLE", "POWERED_DOWN"}, "gpu:a100:4", ("gpu",))
+    assert (first.cpu_count, second.cpu_count) == (0, 32)
 
 
 def test_a_controller_that_does_not_answer(backend: PyslurmBackend, pyslurm: FakePyslurm) -> None:

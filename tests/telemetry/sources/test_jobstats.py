@@ -20,7 +20,7 @@ def comment(content: Any) -> str:
 
 
 def pack(data: bytes) -> str:
-    return "JS1:" + base64.b64encode(gzip.compress(data)).decode()
+    return "JS1:" + base64.b64encode(gzip.compress(data, mtime=0)).decode()
 
 
 def node(used: dict[str, Any], total: dict[str, Any]) -> dict[str, Any]:

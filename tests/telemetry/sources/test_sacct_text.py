@@ -13,9 +13,10 @@ DELIMITER = "|~5f~|"
 NOW_S = 1_800_000_000
 JOB = {
     "Cluster": "lab", "JobIDRaw": "7", "JobID": "7", "User": "alice", "Account": "ml", "Partition": "all",
-    "QOS": "normal", "State": "COMPLETED", "Submit": "1799990000", "Start": "1799990100", "End": "1799990400",
+    "QOS": "normal", "State": "COMPLETED", "Submit": "1799990000", "Eligible": "1799990050",
+    "Start": "1799990100", "End": "1799990400",
     "ElapsedRaw": "300", "TimelimitRaw": "60", "NNodes": "2", "NodeList": "n[1-2]", "ReqCPUS": "2", "AllocCPUS": "64",
-    "ReqTRES": "cpu=2,gres/gpu=8", "AllocTRES": "cpu=64,gres/gpu:a100=8,gres/gpu=8", "Constraints": "gpu&hbm80g",
+    "ReqTRES": "cpu=2,gres/gpu=8,node=2", "AllocTRES": "cpu=64,gres/gpu:a100=8,gres/gpu=8", "Constraints": "gpu&hbm80g",
     "ExitCode": "0:15",
 }  # fmt: skip
 
@@ -37,10 +38,11 @@ def test_the_whole_of_a_row() -> None:
     assert row == {
         "job_id": 7, "array_job_id": None, "array_task_id": None, "het_job_id": None, "het_offset": None,
         "user": "alice", "account": "ml", "partition": "all", "qos": "normal", "state": "COMPLETED",
-        "submit_s": 1799990000, "start_s": 1799990100, "end_s": 1799990400, "elapsed_s": 300, "time_limit_s": 3600,
+        "submit_s": 1799990000, "eligible_s": 1799990050, "start_s": 1799990100, "end_s": 1799990400,
+        "elapsed_s": 300, "time_limit_s": 3600,
         "node_count": 2, "node_list": "n[1-2]", "cpu_count": 64, "gpu_count": 8, "gpu_count_req": 8,
-        "gpu_type": "a100", "gpu_type_req": "", "constraints": "gpu&hbm80g", "restarts": None, "exit_code": 0,
-        "exit_signal": 15,
+        "cpu_count_req": 2, "node_count_req": 2, "gpu_type": "a100", "gpu_type_req": "", "constraints": "gpu&hbm80g",
+        "restarts": None, "exit_code": 0, "exit_signal": 15,
     }  # fmt: skip
 
 
@@ -124,6 +126,25 @@ def test_the_cluster_is_matched_without_case_as_slurm_stores_it() -> None:
 def test_a_column_is_asked_for_only_where_sacct_knows_it() -> None:
     assert columns("JobID  ReqTRES\nReservation") == COLUMNS
     assert columns("Reservation   Restarts  Start") == (*COLUMNS[:-1], "Restarts", "ExitCode")
+
+
+@pytest.mark.parametrize(
+    ("changes", "eligible_s"),
+    [
+        ({}, 1799990050),
+        ({"Eligible": "Unknown"}, None),
+        ({"Eligible": "0"}, None),
+        ({"Eligible": "soon"}, None),
+        ({"Eligible": "5"}, 1799990000),
+        ({"Eligible": "1799999999"}, 1799990100),
+        ({"Eligible": str(NOW_S + 9000), "Start": "Unknown", "End": "Unknown"}, NOW_S + 9000),
+    ],
+)
+def test_a_job_is_eligible_between_its_submission_and_its_start(
+    changes: dict[str, str], eligible_s: int | None
+) -> None:
+    [row], _ = parse(line(**changes))
+    assert row["eligible_s"] == eligible_s
 
 
 @given(st.sampled_from([name for name in COLUMNS if name not in ("Cluster", "ExitCode")]), st.text())

@@ -1,0 +1,210 @@
+"""Nodes of a node set, and how many of them Slurm uses, has ready, and has pending jobs for now."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from almanac.errors import ConfigError
+from almanac.power_config import NodeSet
+from almanac.tiers import required_features
+from almanac.tres import parse_gpus
+from telemetry.slurm.backend import Node, PendingJob
+from telemetry.slurm.hostlist import expand
+
+BUSY_STATES = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
+ASLEEP_STATES = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWER_DRAIN"})
+WAKING_STATES = frozenset({"POWER_UP", "POWERING_UP"})
+_UNFIT = frozenset({"DOWN", "ERROR", "FAIL", "FUTURE", "MAINT", "MAINTENANCE", "INVALID_REG", "UNKNOWN"})
+_DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
+_DRAINS = frozenset({"POWER_DOWN", "POWER_DRAIN"})
+"""Flags that drain a node until it is powered down."""
+
+_NO_HELP = frozenset({
+    "ACCOUNTNOTALLOWED", "ACCOUNTINGPOLICY", "ASSOCIATIONJOBLIMIT", "BADCONSTRAINTS", "BEGINTIME",
+    "BURSTBUFFEROPERATION", "BURSTBUFFERRESOURCES", "BURSTBUFFERSTAGEIN", "CLEANING", "DEADLINE", "DEPENDENCY",
+    "DEPENDENCYNEVERSATISFIED", "FEDJOBLOCK", "INVALIDACCOUNT", "INVALIDQOS", "JOBARRAYTASKLIMIT", "JOBHELDADMIN",
+    "JOBHELDUSER", "JOBHOLDMAXREQUEUE", "LICENSES", "PARTITIONDOWN", "PARTITIONINACTIVE", "PARTITIONNODELIMIT",
+    "PARTITIONTIMELIMIT", "RESERVATION", "RESERVATIONDELETED",
+})  # fmt: skip
+_NO_HELP_STARTS = ("ASSOC", "QOS")
+"""Reasons why a job pends that more nodes do not change: AssocGrpGRES, QOSMaxJobsPerUserLimit, ..."""
+
+
+@dataclass(frozen=True)
+class LiveDemand:
+    """Nodes of a set now. total: in use or able to serve, powered or not. active: in use. wanted: by pending jobs, at
+    most total. asleep: powered down or powering down, and not in use.
+    """
+
+    total: int
+    active: int
+    wanted: int
+    asleep: int
+
+
+def members(node_set: NodeSet, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Names of the nodes that belong to a node set, sorted; excluded ones, which always stay on, are members too.
+
+    A name in a hostlist that Slurm does not know is left out. Raises ConfigError where `nodes` is no hostlist.
+    """
+    try:
+        listed = frozenset(expand(node_set.nodes))
+    except ValueError as error:
+        raise ConfigError(
+            f"node set {node_set.name}: nodes is no hostlist: {error}", "write it as gpu[001-064]"
+        ) from error
+    return tuple(
+        sorted(
+            {
+                node.name
+                for node in nodes
+                if node.name in listed
+                or (node_set.feature and node_set.feature in node.features)
+                or (node_set.partition and node_set.partition in node.partitions)
+            }
+        )
+    )
+
+
+def is_busy(node: Node) -> bool:
+    """Whether a job uses the node, or its epilog still runs. A node that is down runs nothing."""
+    return bool(node.states & BUSY_STATES) and "DOWN" not in node.states
+
+
+def is_asleep(node: Node) -> bool:
+    """Whether it is powered down or on the way there, without a job and not being woken."""
+    return bool(node.states & ASLEEP_STATES) and not node.states & WAKING_STATES and not is_busy(node)
+
+
+def can_serve(node: Node) -> bool:
+    """Whether jobs can run on it, after a power-up if need be.
+
+    power_down_asap drains a node until it is powered down. A node with any other drain cannot serve, nor one that is
+    down, failed, in maintenance, or silent although it is powered.
+    """
+    states = node.states
+    if not states or states & _UNFIT:
+        return False
+    is_changing = bool(states & (ASLEEP_STATES | WAKING_STATES))
+    if "NOT_RESPONDING" in states and not is_changing:
+        return False
+    return not states & _DRAINED or bool(states & _DRAINS)
+
+
+def live_demand(names: Collection[str], nodes: Sequence[Node], pending: Sequence[PendingJob]) -> LiveDemand:
+    """Demand of the nodes of these names; names that Slurm does not list count as no node."""
+    chosen = frozenset(names)
+    own = {node.name: node for node in nodes if node.name in chosen}.values()
+    fit = [node for node in own if can_serve(node)]
+    active = sum(map(is_busy, own))
+    total = active + sum(not is_busy(node) for node in fit)
+    return LiveDemand(
+        total=total,
+        active=active,
+        wanted=min(total, wanted_nodes(fit, pending)),
+        asleep=sum(map(is_asleep, fit)),
+    )
+
+
+def wants_nodes(job: PendingJob) -> bool:
+    """Whether the job could start if there were nodes: not held, blocked, limited, or to begin later.
+
+    Where Slurm names no reason, or one not known here, it could: a job that waits in vain is worse than a node awake.
+    """
+    reason = re.sub(r"[^A-Z]", "", job.reason.split(",")[0].upper())
+    return not (job.is_held or reason in _NO_HELP or reason.startswith(_NO_HELP_STARTS))
+
+
+class _Kind(NamedTuple):
+    """What nodes are alike in, as far as pending jobs tell them apart."""
+
+    partitions: frozenset[str]
+    features: frozenset[str]
+    gres: str
+    cpu_count: int
+
+
+class _Need(NamedTuple):
+    """What pending jobs are alike in."""
+
+    partitions: frozenset[str]
+    features: frozenset[str]
+    gpu_type: str
+    gpu_count: int
+    gpus_per_node: int
+    cpu_count: int
+    node_count: int
+    is_exclusive: bool
+
+
+def wanted_nodes(nodes: Iterable[Node], pending: Iterable[PendingJob]) -> int:
+    """Nodes that the pending jobs could fill if all of these were free.
+
+    A job counts where a node is in one of its partitions, has the features that it requires and enough GPUs of its
+    type; so it counts in each node set that it fits. A job of one node counts as its share of it: one over the number
+    of such jobs that fit a node by GPUs, or by CPUs, whichever is more. Jobs that fit the same nodes count at most as
+    these nodes.
+    """
+    needs = Counter[_Need]()
+    for job in pending:
+        if wants_nodes(job):
+            needs[_need(job)] += max(1, job.task_count)
+    named = (frozenset[str]().union(*(need.partitions for need in needs)),
+             frozenset[str]().union(*(need.features for need in needs)))  # fmt: skip
+    kinds = Counter(
+        _Kind(named[0].intersection(node.partitions), named[1].intersection(node.features), node.gres, node.cpu_count)
+        for node in nodes
+    )
+    shares: defaultdict[tuple[_Kind, ...], float] = defaultdict(float)
+    ordered = [kind for kind, _ in kinds.most_common()]
+    for need, number in needs.items():
+        fitting = tuple(kind for kind in ordered if _fits(need, kind))
+        if fitting:
+            shares[fitting] += number * _filled(need, fitting[0])
+    return sum(min(sum(map(kinds.__getitem__, fitting)), math.ceil(share - 1e-6)) for fitting, share in shares.items())
+
+
+def _need(job: PendingJob) -> _Need:
+    return _Need(
+        frozenset(filter(None, job.partition.split(","))), required_features(job.constraints), job.gpu_type,
+        max(0, job.gpu_count), max(0, job.gpus_per_node), max(0, job.cpu_count), max(1, job.node_count),
+        job.is_exclusive,
+    )  # fmt: skip
+
+
+def _fits(need: _Need, kind: _Kind) -> bool:
+    if (need.partitions and not need.partitions & kind.partitions) or not need.features <= kind.features:
+        return False
+    gpus = _gpus(kind.gres, need.gpu_type)
+    return gpus >= max(need.gpus_per_node, min(1, need.gpu_count))
+
+
+@lru_cache(maxsize=4096)
+def _gpus(gres: str, gpu_type: str) -> int:
+    """GPUs of a type, or of any, of "gpu:a100:4(S:0-1),gpu:v100:2"."""
+    terms = [parse_gpus(term) for term in re.sub(r"\([^)]*\)", "", gres).split(",")]
+    return sum(gpus.count for gpus in terms if not gpu_type or gpus.type == gpu_type)
+
+
+def _filled(need: _Need, kind: _Kind) -> float:
+    """Nodes of this kind that one job fills: whole ones if it takes several, else its share."""
+    gpus, cpus = _gpus(kind.gres, need.gpu_type), kind.cpu_count
+    whole = need.node_count
+    if need.gpu_count:
+        whole = max(whole, -(-need.gpu_count // (need.gpus_per_node or gpus)))
+    if cpus:
+        whole = max(whole, -(-need.cpu_count // cpus))
+    if whole > 1 or need.is_exclusive:
+        return float(whole)
+    return max(_share(need.gpu_count, gpus), _share(need.cpu_count, cpus)) or 1.0
+
+
+def _share(used: int, size: int) -> float:
+    """Share of a node that a job of this size blocks among others of its size; 0 where it is not known."""
+    return 1 / max(1, size // used) if size and used else 0.0
