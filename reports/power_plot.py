@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from advisor.backtest.power import OURS, PAPER, PowerBacktest
 from advisor.demand.features import STEP_MIN
+from advisor.demand.forecast import HORIZON
 from almanac.units import printable
 from reports.backtest_plot import BLUE, GREEN, GREY, RED, SETTINGS, UNDATED
 from telemetry.node_series import NodeSeries
@@ -42,8 +43,8 @@ def _draw_nodes(axes: Axes, series: NodeSeries, outcome: PowerBacktest) -> None:
     axes.plot(times, np.where(usable, series.total[rows], np.nan), color=GREY, linewidth=1, label="all nodes")
     axes.plot(times, np.where(usable, outcome.timeline[PAPER], np.nan), color=RED, linewidth=1, label=f"on: {PAPER}")
     axes.plot(times, np.where(usable, outcome.timeline[OURS], np.nan), color=BLUE, linewidth=1.4, label=f"on: {OURS}")
-    s = outcome.settings
-    label = f"forecast highest of the next {s.horizon * STEP_MIN // 60} h, quantile {s.quantile:g}"
+    hours = HORIZON * STEP_MIN // 60
+    label = f"forecast highest of the next {hours} h, quantile {1 - outcome.settings.tail:g}"
     axes.plot(times[::STEP_MIN], outcome.forecast, color=BLUE, linewidth=0.7, linestyle=":", label=label)
     axes.plot(times, np.where(usable, series.active[rows], np.nan), color=GREEN, linewidth=0.8, label="in use")
     axes.set_ylabel("nodes")

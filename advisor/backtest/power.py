@@ -2,54 +2,54 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from advisor.backtest.power_oracle import oracle_asleep
-from advisor.backtest.power_replay import PATIENCES, Replay, Views, replay, views_of
+from advisor.backtest.power_replay import Plant, Replay, replay
+from advisor.backtest.power_tune import DAY_MIN, best_within, forecast_controllers
 from advisor.decisions.power import (
+    Budget,
     Controller,
+    DemandView,
     ForecastController,
     KeepWarm,
     PaperConstants,
     PaperController,
     Settings,
     Vanilla,
+    level_at,
 )
-from advisor.demand.features import HOUR, STEP_MIN, Floats, Steps, coming, steps_of
-from advisor.demand.forecast import DemandForecast, Key, Skill, forecast_demand, shuffled
+from advisor.decisions.power_views import Views, views_of
+from advisor.demand.features import DAY, STEP_MIN, Floats, Steps, coming, steps_of
+from advisor.demand.forecast import (
+    MODEL,
+    PERSISTENCE,
+    SHUFFLED,
+    Forecasts,
+    Skill,
+    expected_demand,
+    fit_forecaster,
+    rolling_forecasts,
+    shuffled,
+)
+from advisor.demand.model import FIRST_DAYS, RETRAIN_STEPS, DemandModel, trained_demand
 from almanac.errors import NoModelError, RequestError
 from telemetry.node_series import NodeSeries
 
-OURS, PERSISTENCE, SHUFFLED, ORACLE = "almanac", "persistence", "shuffled", "oracle"
-PAPER, LEAKY = "CES (paper)", "CES (leaky)"
-"""The same algorithm with forecasts made before the decision, and with the demand that really came. In the authors'
-code the forecast of the next hours uses demand up to an hour before each of them, so after the decision."""
-DAY_MIN = 1440
+OURS, ORACLE = "almanac", "oracle"
+PAPER, TEXT, LEAKY = "CES (paper)", "CES (text)", "CES (leaky)"
+"""The paper's algorithm with the constants of the authors' code, with those of the paper's text, and with the former
+told the demand that really came. In the authors' code the forecast of the next hours uses demand up to an hour before
+each of them, so after the decision."""
 LEAST_TUNE_DAYS, LEAST_SCORE_DAYS = 3, 1
 
-# Chosen on October and 1 to 15 November of Philly. Buffers and margins are fractions of the set's nodes.
-FORECASTS: tuple[Key, ...] = ((3 * HOUR, 0.5), (3 * HOUR, 0.8), (6 * HOUR, 0.5), (6 * HOUR, 0.8), (12 * HOUR, 0.8))
-BUFFERS = (0.005, 0.015, 0.025, 0.035, 0.05)
-MARGINS = (0.0, 0.005)
 WARM = (0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2)
-NEARLY_BEST = 0.02
-"""Of settings that let nearly as many nodes sleep as the best, the one furthest from the budget is taken."""
 
 Tick = Callable[[float, float, str], None]
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What an operator accepts: wake-ups (times, not nodes) and minutes of shortage, each per day."""
-
-    wakes_per_day: float = 1.0
-    short_min_per_day: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class PowerScore:
 
 @dataclass(frozen=True)
 class PowerBacktest:
-    """scores: one of each controller. timeline: powered nodes per minute of the scored span by controller.
+    """scores: one of each controller. timeline: powered nodes per minute of the scored span by controller. shortage:
+    nodes in use above those up, likewise.
 
     notes: what a reader has to know, such as a budget that nothing kept on the tuning span.
     """
@@ -103,10 +104,10 @@ class PowerBacktest:
     scores: list[PowerScore]
     skills: list[Skill]
     settings: Settings
-    settings_shuffled: Settings
     notes: list[str]
     spans: Spans
     timeline: dict[str, NDArray[np.int64]] = field(repr=False)
+    shortage: dict[str, NDArray[np.int64]] = field(repr=False)
     forecast: Floats = field(repr=False)
 
     def score_of(self, controller: str) -> PowerScore:
@@ -141,7 +142,7 @@ def spans_of(
         if minutes < least * DAY_MIN:
             raise RequestError(
                 f"the {name} span has {max(0, minutes) / DAY_MIN:.1f} days, at least {least} are needed",
-                "give --train-until, --tune-until, -S, and -E in this order, within the file",
+                "give --train-until, --tune-until, -S, and -E in this order, within the record",
             )
     return Spans(tune, score, last)
 
@@ -151,111 +152,70 @@ def backtest_power(
     holidays: Iterable[np.datetime64] = (), tick: Tick = lambda done, total, note: None,
 ) -> PowerBacktest:  # fmt: skip
     """Train before spans.tune, tune up to spans.score, score up to spans.end. Raises NoModelError."""
-    steps = steps_of(series)
+    steps, plant, days = steps_of(series), Plant(boot_min), frozenset(holidays)
     tune, score, end = spans.tune // STEP_MIN, spans.score // STEP_MIN, spans.end // STEP_MIN
     total = int(np.nanmedian(series.total[: spans.score]))
-    paper = PaperConstants.for_total(total)
-    tick(0, 5, "forecast")
+    paper, text = PaperConstants.for_total(total), PaperConstants.as_written(total)
+    sizes = (paper.future, 2 * paper.future, text.future)
+    tick(0, 3, "training and tuning")
     try:
-        forecast = forecast_demand(
-            steps, tune, score, seed, expected_over=(paper.future, 2 * paper.future), holidays=frozenset(holidays)
-        )
+        training = trained_demand(series, steps, budget, plant, seed, days, min(tune, FIRST_DAYS[1] * DAY), score)
+        expected = {size: expected_demand(steps, size, score, seed, days) for size in sizes}
     except ValueError as error:
         raise NoModelError(f"nothing can be trained: {error}", "train on a longer span of the record") from error
-    bench = _Bench(series, steps, forecast, (tune, score, end), boot_min, budget)
-    notes = _skill_notes(forecast.skills)
-    mixed = {key: shuffled(values, seed) for key, values in forecast.model.items()}
-    tick(1, 5, "tuning")
-    ours, paths, settings = bench.best_forecast(OURS, forecast.used, total, notes)
-    tick(2, 5, "tuning without a forecast")
-    _, plain, _ = bench.best_forecast(PERSISTENCE, forecast.persistence, total, notes)
-    tick(3, 5, "tuning the shuffled control")
-    _, control, settings_shuffled = bench.best_forecast(SHUFFLED, mixed, total, notes)
-    tick(4, 5, "scoring")
+    model, notes = training.model, [*_skill_notes(training.model.forecaster.skills), *training.model.notes]
+    tick(1, 3, "forecasting")
+    forecasters = [(score, model.forecaster)]
+    for step in range(score + RETRAIN_STEPS, end - DAY, RETRAIN_STEPS):
+        refit = fit_forecaster(steps, step, seed, days)
+        forecasters.append((step, refit.with_skills(model.forecaster.skills)))
+    bench = _Bench(series, steps, (training.origins[0][0], score, end), budget, plant)
+    used = rolling_forecasts(steps, forecasters, end=end)
+    own = rolling_forecasts(steps, forecasters, MODEL, end)
+    plain = rolling_forecasts(steps, [*training.origins, *forecasters], PERSISTENCE, end)
+    tick(2, 3, "replaying")
+    ours = ForecastController(model.settings, OURS)
+    told = {size: coming(steps.highest, size, np.mean) for size in expected}
+    scored = bench.views(used, expected)
     replays = {
-        "vanilla": bench.run(Vanilla(), bench.scored),
-        "keep warm": bench.best([KeepWarm(max(1, round(w * total))) for w in WARM], notes)[1],
-        PAPER: bench.run(PaperController(paper), bench.scored),
-        LEAKY: bench.run(PaperController(paper), bench.leaky(paper)),
-        PERSISTENCE: plain, SHUFFLED: control, OURS: paths,
+        "vanilla": bench.run(Vanilla(), scored),
+        "keep warm": bench.best([KeepWarm(max(1, round(w * total))) for w in reversed(WARM)], plain, notes),
+        PAPER: bench.run(PaperController(paper), scored),
+        TEXT: bench.run(PaperController(text, TEXT), scored),
+        LEAKY: bench.run(PaperController(paper), bench.views(used, told)),
+        PERSISTENCE: bench.best(forecast_controllers(total, PERSISTENCE), plain, notes),
+        SHUFFLED: bench.run(ForecastController(model.settings, SHUFFLED), bench.views(shuffled(own, seed))),
+        OURS: bench.run(ours, scored),
     }  # fmt: skip
-    return _summary(series, spans, bench, replays, forecast, ours, settings, settings_shuffled, notes, rates or Rates())
+    tick(3, 3, "scoring")
+    level = np.array([level_of(ours, view) for view in scored.views])
+    return _summary(bench, spans, replays, level, model, notes, rates or Rates())
+
+
+def level_of(controller: ForecastController, view: DemandView) -> float:
+    """Forecast highest demand at the settings' tail, without credit or debt; NaN without a forecast."""
+    return float("nan") if view.levels is None else level_at(view.levels, controller.settings.tail)
 
 
 class _Bench:
-    """One record, prepared to run many controllers over its tuning and scored spans."""
+    """One record, prepared to run many controllers over its past and its scored span."""
 
     def __init__(
-        self, series: NodeSeries, steps: Steps, forecast: DemandForecast, bounds: tuple[int, int, int], boot_min: int,
-        budget: Budget,
-    ) -> None:  # fmt: skip
-        self.series, self.steps, self.forecast, self.bounds = series, steps, forecast, bounds
-        self.boot_min, self.budget = boot_min, budget
-        self.tuning, self.scored = self.views(forecast.used)
+        self, series: NodeSeries, steps: Steps, bounds: tuple[int, int, int], budget: Budget, plant: Plant
+    ) -> None:
+        self.series, self.steps, self.bounds, self.budget, self.plant = series, steps, bounds, budget, plant
 
-    def views(self, changes: dict[Key, Floats]) -> tuple[Views, Views]:
-        tune, score, end = self.bounds
-        return (
-            views_of(self.steps, self.forecast, changes, tune, score),
-            views_of(self.steps, self.forecast, changes, score, end),
-        )
-
-    def leaky(self, paper: PaperConstants) -> Views:
-        """The scored span for a controller that is told the mean demand to come."""
-        sizes = (paper.future, 2 * paper.future)
-        told = {size: coming(self.steps.highest, size, np.mean) for size in sizes}
-        knowing = dataclasses.replace(self.forecast, expected=told)
-        return views_of(self.steps, knowing, self.forecast.used, self.bounds[1], self.bounds[2])
+    def views(self, changes: Forecasts, expected: dict[int, Floats] | None = None) -> Views:
+        return views_of(self.steps, changes, self.bounds[1], self.bounds[2], expected)
 
     def run(self, controller: Controller, views: Views) -> Replay:
-        return replay(self.series, views, controller, self.boot_min)
+        return replay(self.series, views, controller, self.budget, self.plant)
 
-    def best(
-        self, controllers: Iterable[Controller], notes: list[str], views: tuple[Views, Views] | None = None
-    ) -> tuple[Controller, Replay]:
-        """The controller that the tuning span prefers within the budget, and what it does on the scored span."""
-        tuning, scored = views or (self.tuning, self.scored)
-        tried = [(controller, self._outcome(self.run(controller, tuning), tuning)) for controller in controllers]
-        within = [one for one in tried if one[1][1] <= 1]
-        if within:
-            enough = max(asleep for _, (asleep, _) in within)
-            near = [one for one in within if one[1][0] >= enough * (1 - NEARLY_BEST)]
-            chosen = min(near, key=lambda one: (one[1][1], -one[1][0]))[0]
-        else:
-            chosen, (_, use) = min(tried, key=lambda one: (one[1][1], -one[1][0]))
-            notes.append(f"{chosen.name}: no setting kept the budget while tuning; the closest used {use:.1f} times it")
-        return chosen, self.run(chosen, scored)
-
-    def best_forecast(
-        self, name: str, changes: dict[Key, Floats], total: int, notes: list[str]
-    ) -> tuple[Controller, Replay, Settings]:
-        controllers = [ForecastController(settings, name) for settings in grid(total)]
-        chosen, outcome = self.best(controllers, notes, self.views(changes))
-        assert isinstance(chosen, ForecastController)
-        return chosen, outcome, chosen.settings
-
-    def _outcome(self, run: Replay, views: Views) -> tuple[float, float]:
-        """Nodes asleep, and the larger of the used shares of the budget."""
-        usable, total, _ = self.span(views)
-        days = max(usable.sum() / DAY_MIN, 1e-9)
-        use = max(
-            len(run.wakes) / days / max(self.budget.wakes_per_day, 1e-9),
-            float((run.short[usable] > 0).sum()) / days / max(self.budget.short_min_per_day, 1e-9),
-        )
-        return float((total - run.powered)[usable].mean()) if usable.any() else 0.0, use
-
-    def span(self, views: Views) -> tuple[NDArray[np.bool_], Floats, Floats]:
-        """is_usable, total and active of the minutes of these views."""
-        rows = slice(views.first * STEP_MIN, (views.first + len(views.views)) * STEP_MIN)
-        return self.series.is_usable[rows], self.series.total[rows], self.series.active[rows]
-
-
-def grid(total: int) -> Iterator[Settings]:
-    """Settings to try for a set of so many nodes, without repetition."""
-    buffers = sorted({max(1, round(share * total)) for share in BUFFERS})
-    margins = sorted({round(share * total) for share in MARGINS})
-    for (horizon, quantile), buffer, patience, margin in itertools.product(FORECASTS, buffers, PATIENCES, margins):
-        yield Settings(horizon, quantile, buffer, patience, margin)
+    def best(self, controllers: Sequence[Controller], changes: Forecasts, notes: list[str]) -> Replay:
+        """What the controller that was best within the budget before does on the scored span."""
+        past = views_of(self.steps, changes, self.bounds[0], self.bounds[1])
+        chosen = best_within(self.series, past, controllers, self.budget, self.plant, notes)
+        return self.run(chosen, self.views(changes))
 
 
 def _skill_notes(skills: list[Skill]) -> list[str]:
@@ -269,25 +229,25 @@ def _skill_notes(skills: list[Skill]) -> list[str]:
 
 
 def _summary(
-    series: NodeSeries, spans: Spans, bench: _Bench, replays: dict[str, Replay], forecast: DemandForecast,
-    ours: Controller, settings: Settings, settings_shuffled: Settings, notes: list[str], rates: Rates,
+    bench: _Bench, spans: Spans, replays: dict[str, Replay], level: Floats, model: DemandModel, notes: list[str],
+    rates: Rates,
 ) -> PowerBacktest:  # fmt: skip
-    usable, total, active = bench.span(bench.scored)
+    rows = slice(spans.score, spans.end)
+    usable, total, active = bench.series.is_usable[rows], bench.series.total[rows], bench.series.active[rows]
     if not usable.any():
         raise RequestError("the scored span has no usable minute", "choose another span with -S and -E")
     days = float(usable.sum() / DAY_MIN)
     scores = [_score(name, run, usable, total, active, rates) for name, run in replays.items()]
-    wakes = len(replays[ours.name].wakes)
+    wakes = len(replays[OURS].wakes)
     asleep = oracle_asleep(active, total, usable, wakes)
     scores.append(
         PowerScore(ORACLE, asleep, wakes, wakes / days, None, 0.0, None, *_saved(asleep * usable.sum() / 60, rates))
     )
-    key = (settings.horizon, settings.quantile)
-    level = (bench.steps.recent + forecast.used[key])[spans.score // STEP_MIN : spans.end // STEP_MIN]
     return PowerBacktest(
         days=days, utilization_before=float((active[usable] / total[usable]).mean()), scores=scores,
-        skills=forecast.skills, settings=settings, settings_shuffled=settings_shuffled, notes=notes, spans=spans,
+        skills=model.forecaster.skills, settings=model.settings, notes=notes, spans=spans,
         timeline={name: run.powered for name, run in replays.items()}, forecast=level,
+        shortage={name: run.short for name, run in replays.items()},
     )  # fmt: skip
 
 

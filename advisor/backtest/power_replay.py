@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.decisions.power import Controller, DemandView
-from advisor.demand.features import HOUR, STEP_MIN, Steps, trailing
-from advisor.demand.forecast import DemandForecast, Key
+from advisor.decisions.power import CREDIT_DAYS, DAY_S, Budget, Controller, DemandView, Spent, credit_of
+from advisor.decisions.power_views import Views
+from advisor.demand.features import STEP_MIN
 from telemetry.node_series import NodeSeries
 
 Floats = NDArray[np.float64]
-HIGHS_SEEN = 7
-PATIENCES = (HOUR, 3 * HOUR, 6 * HOUR)
+
+
+MINUTE_S = 60
 
 
 @dataclass(frozen=True)
-class Views:
-    """What every decision of a span sees of the record, prepared once for many controllers. first: step of views[0]."""
+class Plant:
+    """What limits a controller. boot_min: minutes until a woken node is up. nodes_per_run: most nodes that a decision
+    powers down. cooldown_steps: steps for which nodes stay on after a wake-up, and after they were last in use.
+    """
 
-    first: int
-    views: list[DemandView]
+    boot_min: int = 5
+    nodes_per_run: int = 20
+    cooldown_steps: int = 3
 
 
 @dataclass
@@ -31,93 +36,93 @@ class Replay:
     """What a controller did. Minutes are of the span; unusable ones are neither scored nor counted.
 
     powered: (n_minutes,) nodes up or booting. short: (n_minutes,) nodes wanted above those up. wakes: nodes of each
-    wake-up.
+    wake-up. spent: when, in seconds of the span.
     """
 
     powered: NDArray[np.int64]
     short: NDArray[np.int64]
     wakes: list[int] = field(default_factory=list)
+    spent: Spent = field(default_factory=Spent)
 
 
-def views_of(steps: Steps, forecast: DemandForecast, changes: Mapping[Key, Floats], first: int, end: int) -> Views:
-    """Views of steps first .. end-1 with those forecast changes; what a step sees ends before it."""
-    keys, sizes = list(changes), list(forecast.expected)
-    table = np.column_stack([changes[key] for key in keys])
-    ahead = np.column_stack([forecast.expected[size] for size in sizes]) if sizes else np.empty((len(steps), 0))
-    peaks = {size: trailing(steps.highest, size, np.max).tolist() for size in PATIENCES}
-    found = []
-    for step in range(first, end):
-        seen = slice(max(0, step - HIGHS_SEEN), step)
-        highs = steps.highest[seen]
-        gap = np.flatnonzero(np.isnan(highs))
-        is_known = step > 0 and not np.isnan(steps.last[step - 1])
-        recent = float(steps.recent[step])
-        has_forecast = is_known and not np.isnan(table[step]).any()
-        found.append(
-            DemandView(
-                step=step, total=0, powered=0,
-                active=float(steps.last[step - 1]) if is_known else None,
-                recent=None if np.isnan(recent) else recent,
-                highs=tuple(highs[gap[-1] + 1 if len(gap) else 0 :].tolist()),
-                peaks={size: values[step] for size, values in peaks.items() if values[step] == values[step]},
-                changes=dict(zip(keys, table[step].tolist(), strict=True)) if has_forecast else None,
-                expected=dict(zip(sizes, ahead[step].tolist(), strict=True)) if has_forecast else None,
-                is_stale=not is_known,
-            )
-        )  # fmt: skip
-    return Views(first, found)
+def span_of(views: Views) -> slice:
+    """The minutes of a series that the views decide over."""
+    return slice(views.first * STEP_MIN, (views.first + len(views.views)) * STEP_MIN)
 
 
-def replay(series: NodeSeries, views: Views, controller: Controller, boot_min: int = 5) -> Replay:
+def replay(
+    series: NodeSeries, views: Views, controller: Controller, budget: Budget | None = None, plant: Plant | None = None
+) -> Replay:
     """Run the controller over the span of the views, beginning with every node powered.
 
-    A node that is woken is up boot_min minutes later. Each minute sees the demand of the one before. Nodes in use are
-    never powered down. Demand above the total is no shortage. While minutes are unusable nothing changes.
+    Each minute sees the demand of the one before. Nodes in use are never powered down. Demand above the total is no
+    shortage. While minutes are unusable nothing changes. The controller is told what it has in hand of the budget.
     """
-    begin = views.first * STEP_MIN
-    size = len(views.views) * STEP_MIN
-    rows = slice(begin, begin + size)
+    rows = span_of(views)
     active, total, usable = series.active[rows], series.total[rows], series.is_usable[rows]
     demand = np.where(usable, np.minimum(np.ceil(active), total), -1).astype(np.int64)
     totals = np.where(usable, total, -1).astype(np.int64)
-    run = _Run(demand.tolist(), totals.tolist(), controller, boot_min)
+    run = _Run(demand.tolist(), totals.tolist(), controller, budget or Budget(), plant or Plant())
     peaks = demand.reshape(-1, STEP_MIN).max(axis=1).tolist()
     whole = np.all(usable.reshape(-1, STEP_MIN), axis=1).tolist()
     for place, view in enumerate(views.views):
-        run.decide(place * STEP_MIN, view)
+        view = run.decide(place * STEP_MIN, view)
         if whole[place] and not run.booting and peaks[place] + controller.margin <= run.up:
             run.powered[place * STEP_MIN : (place + 1) * STEP_MIN] = [run.up] * STEP_MIN
             continue
         for minute in range(place * STEP_MIN, (place + 1) * STEP_MIN):
             run.minute(minute, view)
-    return Replay(np.array(run.powered, dtype=np.int64), np.array(run.short, dtype=np.int64), run.wakes)
+    return Replay(
+        np.array(run.powered, dtype=np.int64), np.array(run.short, dtype=np.int64), run.wakes, run.spent(len(demand))
+    )
 
 
 class _Run:
     """Nodes up and booting. demand and totals are -1 where the minute is unusable."""
 
-    def __init__(self, demand: list[int], totals: list[int], controller: Controller, boot_min: int) -> None:
-        self.demand, self.totals, self.controller, self.boot_min = demand, totals, controller, boot_min
+    def __init__(
+        self, demand: list[int], totals: list[int], controller: Controller, budget: Budget, plant: Plant
+    ) -> None:
+        self.demand, self.totals, self.controller, self.plant = demand, totals, controller, plant
         self.total = self.up = next((total for total in totals if total >= 0), 0)
         self.booting: list[tuple[int, int]] = []  # (minute that they are up, nodes)
         self.on = self.up
         self.powered = [0] * len(demand)
         self.short = [0] * len(demand)
         self.wakes: list[int] = []
+        self.wake_times_s: list[int] = []
+        self.short_times_s: list[int] = []
+        self.unknown_s = list(itertools.accumulate((MINUTE_S * (total < 0) for total in totals), initial=0))
+        self.budget = budget
 
-    def decide(self, minute: int, view: DemandView) -> None:
-        if view.is_stale or view.active is None:
-            return
+    def decide(self, minute: int, view: DemandView) -> DemandView:
+        """Power down to the controller's target. Returns the view with what a controller knows of itself."""
+        view = view._replace(credit=credit_of(self.budget, self.spent(minute), minute * MINUTE_S))
+        active = view.active
+        if view.is_stale or active is None:
+            return view
         self._follow_total(minute)
-        on = self.on
-        target = self.controller.target(self._filled(view, on))
+        view = self._filled(view, self.on)
+        target = self.controller.target(view)
         if target is None:
-            return
+            return view
         target = min(target, self.total)
-        if target > on:
-            self._wake(minute, target - on)
-        elif not self.booting:
-            self.up = self.on = min(on, max(target, int(-(-view.active // 1))))
+        if target > self.on:
+            self._wake(minute, target - self.on)
+        elif not self.booting and not self._is_cooling(minute):
+            in_use = max(active, *view.highs[-self.plant.cooldown_steps :], 0)
+            self.up = self.on = min(self.on, max(target, math.ceil(in_use), self.on - self.plant.nodes_per_run))
+        return view
+
+    def spent(self, minute: int) -> Spent:
+        unknown_s = self.unknown_s[minute] - self.unknown_s[max(0, minute - CREDIT_DAYS * DAY_S // MINUTE_S)]
+        return Spent(0, self.wake_times_s, self.short_times_s, unknown_s)
+
+    def _is_cooling(self, minute: int) -> bool:
+        """Whether nodes were woken in one of the last steps."""
+        if not self.wake_times_s:
+            return False
+        return minute // STEP_MIN < self.wake_times_s[-1] // (STEP_MIN * MINUTE_S) + self.plant.cooldown_steps
 
     def minute(self, minute: int, view: DemandView) -> None:
         if self.booting:
@@ -131,18 +136,21 @@ class _Run:
                 if min(wanted, self.total) > on:
                     self._wake(minute, min(wanted, self.total) - on)
         self.powered[minute] = self.on
-        self.short[minute] = max(0, self.demand[minute] - self.up)
+        if self.demand[minute] > self.up:
+            self.short[minute] = self.demand[minute] - self.up
+            self.short_times_s.append(minute * MINUTE_S)
 
     def _filled(self, view: DemandView, on: int) -> DemandView:
         return view._replace(total=self.total, powered=on)
 
     def _wake(self, minute: int, nodes: int) -> None:
-        if self.boot_min:
-            self.booting.append((minute + self.boot_min, nodes))
+        if self.plant.boot_min:
+            self.booting.append((minute + self.plant.boot_min, nodes))
         else:
             self.up += nodes
         self.on += nodes
         self.wakes.append(nodes)
+        self.wake_times_s.append(minute * MINUTE_S)
 
     def _finish_boots(self, minute: int) -> None:
         while self.booting and self.booting[0][0] <= minute:

@@ -48,7 +48,7 @@ def replay_tiers(history: pd.DataFrame, config: Config, cases: Iterable[Case] | 
     usable = {tier.name: tier.capacity_mib - config.advice.headroom_mib for tier in config.tiers}
     capacity = {tier.name: tier.capacity_mib for tier in config.tiers}
     seen: set[tuple[str, str, int]] = set()
-    replay = BoundReplay(cases, config.advice)
+    replay = BoundReplay(cases, config.advice, config.tiers)
     rows = []
     for item in replay:
         case, job = item.case, item.case.submission

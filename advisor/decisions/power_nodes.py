@@ -10,6 +10,7 @@ from dataclasses import dataclass
 class NodeFlag(enum.IntFlag):
     """State of a node as a set of flags. ASLEEP: powered down or powering down. BOOTING: powering up.
 
+    POWERING_DOWN: not down yet; Slurm drops an order to wake it. EXCLUDED: stays as it is, on or asleep.
     UNKNOWN: Slurm's answer could not be read or understood.
     """
 
@@ -22,9 +23,13 @@ class NodeFlag(enum.IntFlag):
     ASLEEP = enum.auto()
     BOOTING = enum.auto()
     UNKNOWN = enum.auto()
+    POWERING_DOWN = enum.auto()
 
 
-_UNFIT = int(NodeFlag.RESERVED | NodeFlag.DRAINED | NodeFlag.DOWN | NodeFlag.MAINTENANCE | NodeFlag.UNKNOWN)
+_UNFIT = int(
+    NodeFlag.RESERVED | NodeFlag.DRAINED | NodeFlag.DOWN | NodeFlag.MAINTENANCE | NodeFlag.UNKNOWN
+    | NodeFlag.POWERING_DOWN
+)  # fmt: skip
 _NOT_POWERED_DOWN = _UNFIT | int(NodeFlag.BUSY | NodeFlag.EXCLUDED | NodeFlag.ASLEEP | NodeFlag.BOOTING)
 _ASLEEP, _BUSY, _BOOTING = int(NodeFlag.ASLEEP), int(NodeFlag.BUSY), int(NodeFlag.BOOTING)
 
@@ -95,11 +100,12 @@ def _wakeable(nodes: Iterable[PowerNode]) -> list[str]:
 
 
 def _restable(nodes: Iterable[PowerNode], limits: PowerLimits, now_s: int) -> list[str]:
-    fit = [node for node in nodes if _may_power_down(node, limits, now_s)]
+    fit = [node for node in nodes if may_power_down(node, limits, now_s)]
     return [node.name for node in sorted(fit, key=lambda n: (n.tier_rank, n.idle_since_s, n.name))]
 
 
-def _may_power_down(node: PowerNode, limits: PowerLimits, now_s: int) -> bool:
+def may_power_down(node: PowerNode, limits: PowerLimits, now_s: int) -> bool:
+    """Whether a node is idle, not spared, off cool-down, and has a power cycle of the day left."""
     if int(node.flags) & _NOT_POWERED_DOWN or node.idle_since_s is None:
         return False
     latest = max(node.idle_since_s, node.last_change_s or node.idle_since_s)

@@ -18,11 +18,15 @@ from telemetry.node_series import NodeSeries
 Floats = NDArray[np.float64]
 
 STEP_MIN = 10
-HOUR, DAY, WEEK = 6, 144, 1008
+HOUR, DAY = 6, 144
 """In steps."""
-LAGS = (2, 3, 6, 12, 18, 36, 72, 144)
-WINDOWS = (3, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 3 * DAY)
-SEASONS = (DAY, WEEK)
+LAGS = (HOUR, 3 * HOUR, 6 * HOUR, DAY)
+MAXIMA, MINIMA, DEVIATIONS = (3 * HOUR, 6 * HOUR, 12 * HOUR, DAY), (3 * HOUR, DAY), (3 * HOUR, 12 * HOUR)
+NOISE = (3 * HOUR, DAY)
+CALM, CALM_KNOWN, LEAST_VOLATILITY = 6 * HOUR, HOUR, 0.5
+SUSPECT_FRACTION, SUSPECT_LEAST = 0.1, 20.0
+PAST = 2 * DAY + CALM
+"""Steps of the past that a forecast can look at."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Steps:
     """A node series by steps of 10 minutes; NaN where a minute of the step is not usable.
 
     highest, mean, last, total, wanted: (n_steps,) nodes. recent: highest of the six steps before each step, which is
-    what "now" means to a forecast at that step; NaN if one of them is missing.
+    what "now" means to a forecast at that step; NaN if one of them is missing. is_suspect: demand of the hour before
+    fell to at most 10% of the median of the day before, as in an outage that nobody knows of yet.
     """
 
     start: np.datetime64
@@ -40,23 +45,57 @@ class Steps:
     total: Floats
     wanted: Floats
     recent: Floats
+    is_suspect: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.highest)
 
+    def part(self, begin: int, end: int) -> Steps:
+        """Steps begin .. end-1."""
+        rows = slice(begin, end)
+        return Steps(
+            self.start + np.timedelta64(begin * STEP_MIN, "m"), self.highest[rows], self.mean[rows], self.last[rows],
+            self.total[rows], self.wanted[rows], self.recent[rows], self.is_suspect[rows],
+        )  # fmt: skip
 
-def steps_of(series: NodeSeries) -> Steps:
-    """The series by steps; minutes after the last whole step are left out."""
-    count = len(series) // STEP_MIN
-    size = count * STEP_MIN
-    clean = np.where(series.is_usable, series.active, np.nan)[:size].reshape(count, STEP_MIN)
-    wanted = series.wanted[:size].reshape(count, STEP_MIN)
+
+def steps_of(series: NodeSeries, ahead: int = 0) -> Steps:
+    """The series by steps; minutes after the last whole step are left out. ahead: unknown steps (NaN) to append."""
+    count = len(series) // STEP_MIN + ahead
+
+    def by_step(values: Floats) -> Floats:
+        padded = np.full(count * STEP_MIN, np.nan)
+        known = (count - ahead) * STEP_MIN
+        padded[:known] = values[:known]
+        return padded.reshape(count, STEP_MIN)
+
+    clean = by_step(np.where(series.is_usable, series.active, np.nan))
     highest = clean.max(axis=1)
     return Steps(
         start=series.start, highest=highest, mean=clean.mean(axis=1), last=clean[:, -1],
-        total=series.total[:size].reshape(count, STEP_MIN)[:, -1], wanted=wanted[:, -1],
-        recent=trailing(highest, HOUR, np.max),
+        total=by_step(series.total)[:, -1], wanted=by_step(series.wanted)[:, -1],
+        recent=trailing(highest, HOUR, np.max), is_suspect=_suspect(highest),
     )  # fmt: skip
+
+
+def _suspect(highest: Floats) -> NDArray[np.bool_]:
+    typical = trailing(highest, DAY, np.median)
+    lowest = trailing(highest, HOUR, np.min)
+    return (typical >= SUSPECT_LEAST) & (lowest <= SUSPECT_FRACTION * typical)
+
+
+def volatility_of(steps: Steps) -> Floats:
+    """(n_steps,) nodes by which the highest demand of an hour exceeds its mean, averaged over the last 6 hours.
+
+    At least 0.5. NaN where less than an hour of them is known.
+    """
+    above = np.maximum(steps.recent - trailing(steps.mean, HOUR, np.mean), LEAST_VOLATILITY)
+    padded = np.concatenate([np.full(CALM - 1, np.nan), above])
+    windows = sliding_window_view(padded, CALM)
+    known = ~np.isnan(windows)
+    count = known.sum(axis=1)
+    total = np.where(known, windows, 0.0).sum(axis=1)
+    return np.where(count >= CALM_KNOWN, total / np.maximum(count, 1), np.nan)
 
 
 def trailing(values: Floats, window: int, what: object) -> Floats:
@@ -83,24 +122,27 @@ def lagged(values: Floats, lag: int) -> Floats:
     return found
 
 
-def features_of(steps: Steps, horizon: int, holidays: Collection[np.datetime64] = ()) -> tuple[list[str], Floats]:
+def features_of(steps: Steps, holidays: Collection[np.datetime64] = ()) -> tuple[list[str], Floats]:
     """Names, and (n_steps, n_features): levels relative to `recent`, in nodes. Nothing of step i or later enters row i.
 
-    horizon: steps ahead that the forecast is for, which the seasonal features look at. NaN where the past is missing.
+    NaN where the past is missing.
     """
     newest = lagged(steps.highest, 1)
     columns: dict[str, Floats] = {"level": steps.recent / lagged(steps.total, 1), "now": newest - steps.recent}
     for lag in LAGS:
         columns[f"change_{lag}"] = newest - lagged(steps.highest, 1 + lag)
-    for window in WINDOWS:
-        columns[f"mean_{window}"] = trailing(steps.mean, window, np.mean) - steps.recent
-        columns[f"std_{window}"] = trailing(steps.mean, window, np.std)
+    for window in MAXIMA:
         columns[f"max_{window}"] = trailing(steps.highest, window, np.max) - steps.recent
+    for window in MINIMA:
         columns[f"min_{window}"] = trailing(steps.highest, window, np.min) - steps.recent
-    for season in SEASONS:
-        columns[f"season_{season}"] = seasonal_change(steps, horizon, season)
-    if not np.all(np.isnan(steps.wanted)):
-        columns["wanted"] = lagged(steps.wanted, 1)
+    for window in DEVIATIONS:
+        columns[f"std_{window}"] = trailing(steps.mean, window, np.std)
+    for window in NOISE:
+        columns[f"noise_{window}"] = trailing(steps.highest - steps.mean, window, np.mean)
+    columns["mean"] = trailing(steps.mean, CALM, np.mean) - steps.recent
+    columns["moves"] = trailing(np.abs(steps.highest - lagged(steps.highest, 1)), CALM, np.mean)
+    columns["volatility"] = volatility_of(steps)
+    columns["wanted"] = lagged(steps.wanted, 1)
     columns |= _calendar(steps, holidays)
     return list(columns), np.column_stack(list(columns.values()))
 
@@ -121,9 +163,7 @@ def _calendar(steps: Steps, holidays: Collection[np.datetime64]) -> dict[str, Fl
     return {
         "hour_sin": np.sin(hour * 2 * np.pi / 24),
         "hour_cos": np.cos(hour * 2 * np.pi / 24),
-        "weekday": weekday.astype(float),
         "is_free": (np.isin(days, free) | (weekday >= 5)).astype(float),
-        "is_free_tomorrow": (np.isin(days + 1, free) | ((weekday + 1) % 7 >= 5)).astype(float),
     }
 
 

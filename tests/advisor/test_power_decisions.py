@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advisor.decisions.power import (
+    LEAST_CREDIT,
+    Budget,
     DemandView,
     ForecastController,
     KeepWarm,
     PaperConstants,
     PaperController,
     Settings,
+    Spent,
     Vanilla,
+    credit_of,
+    level_at,
 )
 from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode, select_nodes
 
@@ -23,8 +29,7 @@ NOW_S = 100_000
 NOTHING = NodeFlag(0)
 VIEW = DemandView(
     step=100, total=420, powered=400, active=299.0, recent=310.0, highs=(320.0, 310.0, 300.0),
-    peaks={6: 310.0, 36: 330.0},
-    changes={(18, 0.8): 5.0, (36, 0.95): 20.0}, expected={30: 290.0, 60: 285.0},
+    levels={(36, 0.5): 311.0, (36, 0.8): 315.0, (36, 0.9): 319.0}, expected={30: 290.0, 60: 285.0},
 )  # fmt: skip
 
 
@@ -32,9 +37,20 @@ def test_the_paper_shrinks_to_the_running_nodes_plus_a_buffer_only_when_both_tre
     paper = PaperController(PaperConstants())
     assert paper.target(VIEW) == 320
     assert paper.target(VIEW._replace(powered=310)) is None  # the periodic check never powers up
-    assert paper.target(VIEW._replace(highs=(300.0, 300.0, 300.0))) is None
-    assert paper.target(VIEW._replace(expected={30: 301.0, 60: 285.0})) is None
-    assert paper.target(VIEW._replace(expected={30: 290.0, 60: 291.0})) is None
+    for rising in ({"highs": (300.0, 300.0, 300.0)}, {"expected": {30: 301.0, 60: 285.0}}):
+        assert PaperController(PaperConstants()).target(VIEW._replace(**rising)) is None
+    far = VIEW._replace(expected={18: 290.0, 30: 290.0, 60: 291.0}, highs=(330.0,) * 6 + (300.0,))
+    assert PaperController(PaperConstants()).target(far) is None
+    assert PaperController(PaperConstants.as_written(420)).target(far) == 320
+
+
+def test_the_paper_goes_on_to_where_it_shrinks_when_a_run_stops_short_of_it() -> None:
+    paper = PaperController(PaperConstants())
+    assert paper.target(VIEW) == 320
+    later = VIEW._replace(highs=(300.0, 300.0, 300.0), powered=380)
+    assert paper.target(later) == 320
+    paper.raised(later, 381)
+    assert paper.target(later) is None
 
 
 def test_the_paper_wakes_the_gap_plus_a_buffer_and_then_holds() -> None:
@@ -44,28 +60,75 @@ def test_the_paper_wakes_the_gap_plus_a_buffer_and_then_holds() -> None:
     assert paper.target(VIEW._replace(step=110)) == 320
 
 
-def test_ours_keeps_the_forecast_highest_demand_the_buffer_and_the_remembered_peak() -> None:
-    ours = ForecastController(Settings(18, 0.8, buffer=4, patience=6))
+def test_ours_keeps_the_forecast_highest_demand_and_a_margin() -> None:
+    ours = ForecastController(Settings(0.2, margin=4, extra=10))
     assert ours.target(VIEW) == 319
-    assert ForecastController(Settings(18, 0.8, buffer=4, patience=36)).target(VIEW) == 334
     assert ours.target(VIEW._replace(powered=319)) is None
-    assert ours.raised(VIEW, 402) == 426
+    assert ours.target(VIEW._replace(active=318.0)) == 322, "never closer to demand than what would wake nodes"
+    assert ours.raised(VIEW, 300) == 329
+    assert ours.raised(VIEW, 402) == 402 + 4 + 1 + 10
+
+
+def test_credit_makes_ours_bolder_and_debt_more_careful() -> None:
+    ours = ForecastController(Settings(0.1))
+    assert ours.tail(0) == 0.1
+    assert (ours.tail(1), ours.tail(2)) == pytest.approx((0.2, 0.4))
+    assert ours.tail(-1) == pytest.approx(0.025)
+    assert (ours.tail(50), ours.tail(-50)) == (0.7, 0.005)
+    targets = [ours.target(VIEW._replace(credit=credit)) for credit in (-2, -1, 0, 1, 2)]
+    assert targets == sorted(targets, reverse=True)  # type: ignore[type-var]
+    assert targets[0] != targets[-1]
+
+
+def test_the_level_is_linear_in_the_logarithm_of_the_tail() -> None:
+    levels = {(36, 0.5): 10.0, (36, 0.8): 20.0, (36, 0.95): 40.0}
+    assert [level_at(levels, tail) for tail in (0.5, 0.2, 0.05)] == pytest.approx([10, 20, 40])
+    assert level_at(levels, 0.1) == pytest.approx(30)
+    assert level_at(levels, 0.0125) == pytest.approx(60)
+    assert level_at(levels, 0.7) < 10
+
+
+DAY = 86400
+
+
+def test_credit_by_hand() -> None:
+    budget, now = Budget(2, 10), 100 * DAY
+    assert credit_of(budget, Spent(now), now) == -1, "nothing is earned yet, and one day is kept in reserve"
+    assert credit_of(budget, Spent(now - 5 * DAY), now) == 4
+    assert credit_of(budget, Spent(0), now) == 19, "20 days at most"
+    woken = Spent(now - 5 * DAY, (now - 3 * DAY, now - DAY, now - 60))
+    assert credit_of(budget, woken, now) == pytest.approx(4 - 1.5)
+    short = Spent(now - 5 * DAY, (now - DAY,), tuple(range(now - 20 * 60, now, 60)))
+    assert credit_of(budget, short, now) == pytest.approx(4 - 2), "the scarcer of the two counts"
+    assert credit_of(budget, Spent(0, (now - 21 * DAY,)), now) == 19
+    assert credit_of(budget, Spent(now - 5 * DAY, unknown_s=2 * DAY), now) == 2
+    assert credit_of(Budget(0, 10), woken, now) < -1e6
+
+
+TIMES_S = st.lists(st.integers(0, 40 * DAY), max_size=30).map(sorted)
+
+
+@given(st.builds(Budget, st.floats(0, 10), st.floats(0, 60)), TIMES_S, TIMES_S, st.integers(0, 40 * DAY))
+def test_more_spent_is_never_more_credit(budget: Budget, wakes: list[int], short: list[int], extra: int) -> None:
+    now = 40 * DAY
+    less, more = Spent(0, wakes, short), Spent(0, sorted([*wakes, extra]), short)
+    assert credit_of(budget, more, now) <= credit_of(budget, less, now) <= 19
 
 
 @pytest.mark.parametrize(
     "missing",
     [
-        {"changes": None, "expected": None},
+        {"levels": None, "expected": None},
         {"is_stale": True},
         {"active": None},
-        {"recent": None, "highs": (), "peaks": {}},
+        {"recent": None, "highs": (), "levels": None},
     ],
 )
 def test_without_a_forecast_or_with_stale_data_nothing_is_powered_down(missing: dict[str, object]) -> None:
     view = VIEW._replace(**missing)  # type: ignore[arg-type]
-    assert ForecastController(Settings(18, 0.8, 4)).target(view) is None
+    assert ForecastController(Settings(0.2, 4)).target(view) is None
     if "active" not in missing and "is_stale" not in missing:
-        assert ForecastController(Settings(18, 0.8, 4)).raised(view, 402) > 402
+        assert ForecastController(Settings(0.2, 4)).raised(view, 402) > 402
     assert PaperController(PaperConstants()).target(view) is None
 
 
@@ -121,7 +184,7 @@ def test_no_state_breaks_a_rule(nodes: list[PowerNode], target: int | None, limi
         assert one.last_change_s is None or NOW_S - one.last_change_s >= limits.cooldown_s
         assert one.cycles_today < limits.cycles_per_day
     unfit = NodeFlag.RESERVED | NodeFlag.DRAINED | NodeFlag.DOWN | NodeFlag.MAINTENANCE
-    unfit |= NodeFlag.UNKNOWN | NodeFlag.ASLEEP
+    unfit |= NodeFlag.UNKNOWN | NodeFlag.ASLEEP | NodeFlag.POWERING_DOWN
     ready = sum(not one.flags & unfit for one in nodes)
     idle = sum(not one.flags & (unfit | NodeFlag.BUSY | NodeFlag.BOOTING) for one in nodes)
     if plan.power_down:
@@ -134,3 +197,15 @@ def test_no_state_breaks_a_rule(nodes: list[PowerNode], target: int | None, limi
     mixed = list(nodes)
     rng.shuffle(mixed)  # type: ignore[attr-defined]
     assert select_nodes(mixed, target, limits, NOW_S) == plan
+
+
+@given(st.floats(0, 420), st.integers(0, 420), st.floats(-8, 8))
+def test_nodes_wake_ahead_of_likely_demand_unless_the_budget_is_overspent(
+    soon: float, powered: int, credit: float
+) -> None:
+    controller = ForecastController(Settings(0.1))
+    view = VIEW._replace(powered=powered, soon=soon, credit=credit)
+    target = controller.target(view)
+    is_early = math.ceil(soon) + controller.margin > powered and credit > LEAST_CREDIT
+    assert is_early or target is None or target < powered
+    assert not is_early or (target is not None and target > powered)

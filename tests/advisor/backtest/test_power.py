@@ -13,15 +13,17 @@ from advisor.backtest.power import (
     ORACLE,
     OURS,
     PAPER,
-    Budget,
+    TEXT,
     PowerBacktest,
     Rates,
     backtest_power,
     spans_of,
 )
 from advisor.backtest.power_oracle import oracle_asleep, oracle_powered
-from advisor.backtest.power_replay import Replay, Views, replay
-from advisor.decisions.power import DemandView
+from advisor.backtest.power_replay import Plant, Replay, replay
+from advisor.decisions.power import Budget, DemandView, ForecastController, Settings
+from advisor.decisions.power_views import Views, views_of
+from advisor.demand.features import steps_of
 from almanac.errors import NoModelError, RequestError
 from telemetry.node_series import NodeSeries
 
@@ -52,7 +54,7 @@ class Fixed:
 def run(active: list[float], controller: Fixed, boot_min: int = 5) -> Replay:
     steps = len(active) // 10
     views = [DemandView(step, 0, 0, active[step * 10 - 1] if step else active[0], None) for step in range(steps)]
-    return replay(made(active), Views(0, views), controller, boot_min)
+    return replay(made(active), Views(0, views), controller, plant=Plant(boot_min, cooldown_steps=0))
 
 
 def test_a_rise_is_seen_a_minute_later_and_met_when_the_nodes_have_booted() -> None:
@@ -121,7 +123,7 @@ def outcome() -> PowerBacktest:
 
 def test_all_controllers_stand_side_by_side_and_none_beats_the_oracle_at_its_wakeups(outcome: PowerBacktest) -> None:
     names = [score.controller for score in outcome.scores]
-    assert names == ["vanilla", "keep warm", PAPER, LEAKY, "persistence", "shuffled", OURS, ORACLE]
+    assert names == ["vanilla", "keep warm", PAPER, TEXT, LEAKY, "persistence", "shuffled", OURS, ORACLE]
     ours, oracle = outcome.score_of(OURS), outcome.score_of(ORACLE)
     assert outcome.score_of("vanilla").asleep == 0
     assert 0 < ours.asleep < oracle.asleep
@@ -168,3 +170,44 @@ def test_too_little_to_train_on_is_no_model() -> None:
     series.is_usable[: 6 * 1440] = False
     with pytest.raises(NoModelError, match="nothing can be trained"):
         backtest_power(series, spans_of(series), Budget())
+
+
+def test_a_run_powers_down_so_many_nodes_and_none_soon_after_a_wake_up() -> None:
+    done = run_in(Plant(0, nodes_per_run=2, cooldown_steps=3), [3.0] * 60 + [9.0] * 5 + [3.0] * 95)
+    assert done.powered[:60:10].tolist() == [8, 6, 4, 4, 4, 4]
+    assert done.powered[60:62].tolist() == [4, 9]
+    assert done.powered[70::10].tolist() == [9, 9, 9, 7, 5, 4, 4, 4, 4]
+
+
+def run_in(plant: Plant, active: list[float]) -> Replay:
+    views = [
+        DemandView(step, 0, 0, active[max(0, step * 10 - 1)], None, highs=tuple(highs(active, step)))
+        for step in range(len(active) // 10)
+    ]
+    return replay(made(active), Views(0, views), Fixed(keep=4), plant=plant)
+
+
+def highs(active: list[float], step: int) -> list[float]:
+    return [max(active[each * 10 : each * 10 + 10]) for each in range(max(0, step - 7), step)]
+
+
+def test_what_is_in_use_and_was_within_the_cool_down_stays_on() -> None:
+    done = run_in(Plant(5, cooldown_steps=3), [8.0] * 20 + [3.0] * 60)
+    assert done.powered[::10].tolist() == [8, 8, 8, 8, 8, 4, 4, 4]
+
+
+@pytest.mark.parametrize("tail", [0.02, 0.6])
+def test_the_running_budget_corrects_a_tail_that_does_not_fit(tail: float) -> None:
+    """A forecast that is far too high or too low for the demand: what is spent still comes near the budget."""
+    rng = np.random.default_rng(5)
+    days = 40
+    active = np.clip(np.round(200 + np.repeat(np.cumsum(rng.normal(0, 3, days * 144)), 10) % 120), 0, 400)
+    series = made(active, 400)
+    steps = steps_of(series)
+    spread = {0.5: 0.0, 0.8: 10.0, 0.95: 30.0}
+    changes = {(36, q): np.where(np.isnan(steps.recent), np.nan, change) for q, change in spread.items()}
+    views = views_of(steps, changes, 144, len(steps))
+    done = replay(series, views, ForecastController(Settings(tail)), Budget(1, 30))
+    free = replay(series, views, ForecastController(Settings(tail)), Budget(1000, 1000))
+    assert 0.6 <= len(done.wakes) / (days - 1) <= 1.2
+    assert len(free.wakes) > 3 * len(done.wakes)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
-from advisor.demand.features import STEP_MIN, Floats, features_of, load_holidays, steps_of
-from advisor.demand.forecast import HORIZONS, forecast_demand, pinball, shuffled
+from advisor.demand.features import STEP_MIN, Floats, features_of, load_holidays, steps_of, volatility_of
+from advisor.demand.forecast import (
+    QUANTILES,
+    Skill,
+    expected_demand,
+    fit_forecaster,
+    pinball,
+    rolling_forecasts,
+    shuffled,
+    skills_of,
+)
 from telemetry.node_series import NodeSeries
 
 
@@ -28,22 +39,21 @@ def test_no_feature_and_no_forecast_sees_its_own_step_or_a_later_one() -> None:
     step = 1500
     changed[step * STEP_MIN :] = 3.0
     before, after = steps_of(made(active)), steps_of(made(changed))
-    for horizon in HORIZONS:
-        names, features = features_of(before, horizon)
-        assert len(names) == features.shape[1]
-        np.testing.assert_array_equal(features[: step + 1], features_of(after, horizon)[1][: step + 1])
-    one, other = (forecast_demand(steps, 1000, 1400, 0, expected_over=(30,)) for steps in (before, after))
-    for key in one.used:
-        np.testing.assert_array_equal(one.used[key][: step + 1], other.used[key][: step + 1])
-    np.testing.assert_array_equal(one.expected[30][: step + 1], other.expected[30][: step + 1])
+    names, features = features_of(before)
+    assert len(names) == features.shape[1]
+    np.testing.assert_array_equal(features[: step + 1], features_of(after)[1][: step + 1])
+    one, other = (fit_forecaster(steps, 1000, 0).changes(steps) for steps in (before, after))
+    for key in one:
+        np.testing.assert_array_equal(one[key][: step + 1], other[key][: step + 1])
 
 
 def test_training_sees_nothing_from_its_end_on() -> None:
     active = daily(12)
     changed = active.copy()
     changed[1000 * STEP_MIN :] = 3.0
-    one, other = (forecast_demand(steps_of(made(a)), 1000, 1400, 0, expected_over=(30,)) for a in (active, changed))
-    np.testing.assert_array_equal(one.expected[30][:1001], other.expected[30][:1001])
+    one, other = (expected_demand(steps_of(made(a)), 30, 1000, 0) for a in (active, changed))
+    np.testing.assert_array_equal(one[:1001], other[:1001])
+    assert fit_forecaster(steps_of(made(active)), 1000, 0) == fit_forecaster(steps_of(made(changed)), 1000, 0)
 
 
 def swinging(days: int) -> Floats:
@@ -56,15 +66,20 @@ def swinging(days: int) -> Floats:
     return np.clip(np.round(np.repeat(levels, 180)), 0, 100)
 
 
+def judged(active: Floats, first: int, end: int) -> list[Skill]:
+    steps = steps_of(made(active))
+    return skills_of(steps, [(first, fit_forecaster(steps, first, 0))], end, 0)
+
+
 def test_the_model_is_used_where_it_beats_every_baseline() -> None:
-    skills = forecast_demand(steps_of(made(swinging(16))), 1500, 2100, 0).skills
+    skills = judged(swinging(16), 1500, 2100)
     used = [skill for skill in skills if skill.is_model_used]
-    assert len(used) >= 5
+    assert len(used) >= 3
     assert all(s.model < min(s.persistence, s.seasonal, s.shuffled) for s in used)
 
 
 def test_where_the_model_is_no_better_a_baseline_is_used() -> None:
-    skills = forecast_demand(steps_of(made(daily(14))), 1200, 1700, 0).skills
+    skills = judged(daily(14), 1200, 1700)
     lost = [skill for skill in skills if not skill.is_model_used]
     assert lost
     assert all(s.model >= min(s.persistence, s.seasonal, s.shuffled) for s in lost)
@@ -73,24 +88,25 @@ def test_where_the_model_is_no_better_a_baseline_is_used() -> None:
 
 def test_the_same_seed_gives_the_same_forecast_and_quantiles_do_not_cross() -> None:
     steps = steps_of(made(daily(12)))
-    one, other = (forecast_demand(steps, 1000, 1400, 3) for _ in range(2))
-    assert all(np.array_equal(one.model[key], other.model[key], equal_nan=True) for key in one.model)
-    known = ~np.isnan(one.used[18, 0.5])
-    assert (one.used[18, 0.8] >= one.used[18, 0.5])[known].all()
-    assert (one.used[36, 0.8] >= one.used[18, 0.8])[known].all()
+    one, other = (fit_forecaster(steps, 1000, 3) for _ in range(2))
+    assert one.fits == other.fits
+    found = one.changes(steps)
+    known = ~np.isnan(found[36, 0.5])
+    assert all((found[36, high] >= found[36, low])[known].all() for low, high in itertools.pairwise(QUANTILES))
 
 
 def test_a_missing_minute_leaves_no_forecast_for_an_hour() -> None:
     active = daily(12)
     active[1500 * STEP_MIN + 3] = np.nan
-    found = forecast_demand(steps_of(made(active)), 1000, 1400, 0).used[18, 0.8]
+    steps = steps_of(made(active))
+    found = fit_forecaster(steps, 1000, 0).changes(steps)[36, 0.8]
     assert np.isnan(found[1501:1507]).all()
     assert not np.isnan(found[[1500, 1507]]).any()
 
 
 def test_too_short_a_record_is_refused_with_its_length() -> None:
     with pytest.raises(ValueError, match="432 needed"):
-        forecast_demand(steps_of(made(daily(4))), 300, 400, 0)
+        fit_forecaster(steps_of(made(daily(4))), 300, 0)
 
 
 def test_pinball_by_hand() -> None:
@@ -98,11 +114,41 @@ def test_pinball_by_hand() -> None:
     assert pinball(actual, forecast, 0.9) == pytest.approx((0.9 * 4 + 0.1 * 6) / 2)
 
 
-def test_shuffling_keeps_the_values_and_the_gaps() -> None:
+def test_shuffling_keeps_the_values_the_gaps_and_the_quantiles_of_a_time_together() -> None:
     values = np.array([1.0, np.nan, 2.0, 3.0, 4.0, 5.0])
-    mixed = shuffled(values, 1)
-    assert np.isnan(mixed[1]) and sorted(mixed[~np.isnan(mixed)]) == [1, 2, 3, 4, 5]
-    assert not np.array_equal(mixed, values, equal_nan=True)
+    mixed = shuffled({(36, 0.5): values, (36, 0.8): values + 10}, 1)
+    low = mixed[36, 0.5]
+    assert np.isnan(low[1]) and sorted(low[~np.isnan(low)]) == [1, 2, 3, 4, 5]
+    assert not np.array_equal(low, values, equal_nan=True)
+    np.testing.assert_array_equal(mixed[36, 0.8], low + 10)
+
+
+def test_rolling_forecasts_are_those_of_the_forecaster_of_their_time() -> None:
+    steps = steps_of(made(swinging(12)))
+    forecasters = [(step, fit_forecaster(steps, step, 0)) for step in (800, 1200)]
+    rolled = rolling_forecasts(steps, forecasters)
+    for key, values in rolled.items():
+        assert np.isnan(values[:800]).all()
+        np.testing.assert_array_equal(values[800:1200], forecasters[0][1].changes(steps)[key][800:1200])
+        np.testing.assert_array_equal(values[1200:], forecasters[1][1].changes(steps)[key][1200:])
+
+
+def test_volatility_by_hand_and_from_no_later_step() -> None:
+    active = np.tile([10.0] * 30 + [16.0] * 30, 40)
+    steps = steps_of(made(active))
+    found = volatility_of(steps)
+    assert np.isnan(found[:11]).all()
+    assert found[60] == pytest.approx(3)  # the highest of any hour is 16, its mean 13
+    active[600:] = 90.0
+    np.testing.assert_array_equal(volatility_of(steps_of(made(active)))[:61], found[:61])
+
+
+def test_a_fall_to_near_zero_is_suspect_from_the_next_step_on_until_an_hour_after_it() -> None:
+    active = np.full(4 * 1440, 60.0)
+    active[3 * 1440 : 3 * 1440 + 60] = 2.0
+    found = np.flatnonzero(steps_of(made(active)).is_suspect)
+    assert found.tolist() == list(range(3 * 144 + 1, 3 * 144 + 12))
+    assert not steps_of(made(active / 4)).is_suspect.any(), "an empty small set is ordinary"
 
 
 def test_holidays_are_data() -> None:

@@ -1,0 +1,159 @@
+"""Whether a demand model may still be used, how its forecasts have done since, and what was spent of the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from advisor.demand.features import DAY, STEP_MIN, Floats, Steps, coming, steps_of
+from advisor.demand.forecast import HORIZONS, KEYS, Key, Skill, pinball
+from advisor.demand.versions import TrainedDemand, load_demand, selection_of
+from almanac.config import Config, NodeSet, Power
+from almanac.errors import AlmanacError
+from telemetry.node_series import NodeSeries
+from telemetry.node_use import NodeUse
+
+DAY_S = 86_400
+WINDOW_DAYS = 7
+"""Days whose forecasts and wake-ups are judged."""
+LEAST_STEPS = 3 * DAY
+"""Fewer judged decisions: nothing is said."""
+DRIFT_BY = 2.0
+MAX_LOST_COVERAGE = 0.15
+LEAST_LOSS = 0.25
+"""Nodes. A smaller loss at the training counts as this much: demand that did not change proves little. A smaller loss
+since is no harm.
+"""
+OVER_BUDGET = 1.5
+FEW_WAKES, FEW_SHORT_MIN = 3, 30
+"""A budget exceeded by less is no alarm: a count every 10 minutes knows short minutes in tens."""
+
+
+def faults_of_demand(trained: TrainedDemand, node_set: NodeSet, config: Config, now_s: int) -> list[str]:
+    """Why a demand model must not be used at now_s, in words; empty if it may."""
+    faults = []
+    age_days = (now_s - trained.trained_s) / DAY_S
+    if age_days < -1:
+        faults.append(f"trained {-age_days:.0f} days in the future, by a clock that was ahead")
+    if age_days > config.training.max_age_days:
+        faults.append(f"trained {age_days:.0f} days ago, accepted are {config.training.max_age_days}")
+    if trained.selection != selection_of(node_set):
+        faults.append(f"trained for {trained.selection}, and the node set is now {selection_of(node_set)}")
+    return faults
+
+
+def usable_demand(
+    models_dir: Path, node_set: NodeSet, config: Config, now_s: int
+) -> tuple[TrainedDemand | None, str]:  # fmt: skip
+    """The model to decide by, or None and why there is none, with what to do."""
+    try:
+        trained = load_demand(models_dir, node_set.name)
+    except AlmanacError as error:
+        return None, f"{error}; {error.hint}"
+    if trained is None:
+        return None, f"nothing is trained for node set {node_set.name}; run `almanac train`"
+    faults = faults_of_demand(trained, node_set, config, now_s)
+    return (None, f"{'; '.join(faults)}; run `almanac train`") if faults else (trained, "")
+
+
+@dataclass(frozen=True)
+class DemandDrift:
+    """How the forecasts did since they were made. days: decisions judged.
+
+    loss: mean pinball loss over all horizons and quantiles, nodes. expected_loss: that of the validation spans.
+    coverage: share of the demand at or below the forecast, by quantile. alarms: in words; empty if all is well.
+    """
+
+    days: float
+    loss: float
+    expected_loss: float
+    coverage: dict[float, float]
+    alarms: tuple[str, ...]
+
+
+def drift_of_demand(versions: Sequence[TrainedDemand], series: NodeSeries, now_s: int) -> DemandDrift | None:
+    """Judge the forecasts of the last WINDOW_DAYS, each by the version that was the newest then.
+
+    series: demand of the node set up to now, from WINDOW_DAYS and the longest lag before. None if less than three days
+    can be judged.
+    """
+    if not versions:
+        return None
+    steps = steps_of(series)
+    forecasts, expected = _as_made(versions, steps, now_s)
+    actual = {horizon: coming(steps.highest, horizon, np.max) - steps.recent for horizon in HORIZONS}
+    is_known = np.logical_and.reduce(
+        [~np.isnan(actual[horizon] - forecasts[horizon, quantile]) for horizon, quantile in forecasts]
+    )
+    if is_known.sum() < LEAST_STEPS:
+        return None
+    losses = [pinball(actual[key[0]][is_known], values[is_known], key[1]) for key, values in forecasts.items()]
+    coverage = {
+        quantile: float((actual[horizon] <= forecasts[horizon, quantile])[is_known].mean())
+        for horizon, quantile in KEYS
+    }
+    loss, before = float(np.mean(losses)), float(np.nanmean(expected[is_known]))
+    return DemandDrift(float(is_known.sum() / DAY), loss, before, coverage, tuple(_alarms(loss, before, coverage)))
+
+
+def _as_made(versions: Sequence[TrainedDemand], steps: Steps, now_s: int) -> tuple[dict[Key, Floats], Floats]:
+    """Forecasts of each step by the newest version of its time, NaN outside the window; and their expected losses."""
+    ordered = sorted(versions, key=lambda one: one.trained_s)
+    times_s = steps.start.astype("datetime64[s]").astype(np.int64) + np.arange(len(steps)) * STEP_MIN * 60
+    forecasts = {key: np.full(len(steps), np.nan) for key in KEYS}
+    expected = np.full(len(steps), np.nan)
+    ends_s = [*(one.trained_s for one in ordered[1:]), now_s]
+    for trained, end_s in zip(ordered, ends_s, strict=True):
+        begin_s = max(trained.trained_s, now_s - WINDOW_DAYS * DAY_S)
+        is_own = (times_s >= begin_s) & (times_s < min(end_s, now_s))
+        if not is_own.any():
+            continue
+        for key, values in trained.model.forecaster.changes(steps).items():
+            forecasts[key][is_own] = values[is_own]
+        expected[is_own] = expected_loss(trained.model.forecaster.skills)
+    return forecasts, expected
+
+
+def expected_loss(skills: Sequence[Skill]) -> float:
+    """Mean pinball loss of what is used, on the validation span, over all horizons and quantiles; nodes."""
+    return float(np.nanmean([getattr(skill, skill.used) for skill in skills]))
+
+
+def _alarms(loss: float, before: float, coverage: dict[float, float]) -> list[str]:
+    found = []
+    if loss > DRIFT_BY * max(before, LEAST_LOSS):
+        found.append(
+            f"the forecast's pinball loss was {loss:.2f} nodes in the last {WINDOW_DAYS} days, {before:.2f} at training"
+        )
+    found += [
+        f"demand stayed within the {quantile:.0%} forecast {share:.0%} of the time"
+        for quantile, share in coverage.items()
+        if share < quantile - MAX_LOST_COVERAGE and loss > LEAST_LOSS
+    ]
+    return found
+
+
+def budget_alarms(use: NodeUse, power: Power) -> list[str]:
+    """What exceeds the budget of [power] by far, in words, over the known time of these counts."""
+    found = []
+    for spent, budget, few, words in (
+        (len(use.wake_times_s), power.wakeups_per_day, FEW_WAKES, "wake-ups"),
+        (use.short_min, power.short_min_per_day, FEW_SHORT_MIN, "short minutes"),
+    ):
+        allowed = budget * use.known_days
+        if spent > OVER_BUDGET * allowed and spent - allowed >= few:
+            found.append(f"{spent:.0f} {words} in {use.known_days:.1f} days, the budget is {budget:g} a day")
+    return found
+
+
+def trimmed(series: NodeSeries) -> NodeSeries:
+    """The series without unusable minutes at its begin and end: before the record began nothing is known."""
+    known = np.flatnonzero(series.is_usable)
+    first, end = (int(known[0]), int(known[-1]) + 1) if len(known) else (0, 0)
+    return NodeSeries(
+        series.start + np.timedelta64(first, "m"), series.active[first:end], series.total[first:end],
+        series.wanted[first:end], series.is_usable[first:end], series.marks, series.counts,
+    )  # fmt: skip
