@@ -6,43 +6,47 @@
 <models>/services/<version>/   meta.json (what the site's own services learned), where it names any
 <models>/duration/current      the version in use of all, one line
 
-A version is written to a temporary folder and renamed; `current` is replaced by rename, so that a reader sees the
-old version or the new one, and never parts of both. meta.json names the schema, the program's version, the data's
-span and checksums of the models: LightGBM's parser is not made for damaged text.
+advisor.version_folders says how they are written. meta.json names the schema, the program's version, the data's
+span and checksums of the models.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
-import re
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
 from advisor.features import NUMBERS
-from advisor.models.calibration import Calibration
-from advisor.models.duration import TREES, DurationModel, Weights
+from advisor.models.blend import Weights
+from advisor.models.calibration import Calibration, Margins
+from advisor.models.duration import TREES, DurationModel, Unseen
 from advisor.models.rolling import SiteMeans
 from advisor.models.trees import CATEGORIES
 from advisor.models.waits import Waits
 from advisor.scores import Scores
 from advisor.service import Trained
 from advisor.services.base import Learned
+from advisor.version_folders import (
+    GARBLED,
+    RETRAIN,
+    checksum,
+    garbled,
+    make_version_folder,
+    new_version,
+    read_current,
+    read_description,
+    read_text,
+    switch,
+    version_names,
+    write_version,
+)
 from almanac import __version__
 from almanac.errors import SchemaVersionError, StoreError
-from telemetry.atomic import hand_over, make_folders, make_inner_folder, opened, write_atomically
 
-SCHEMA = 2
+SCHEMA = 3
 KINDS = ("duration", "hbm", "services")
-VERSION = re.compile(r"\d{8}T\d{6}Z(-\d+)?")
-_RETRAIN = "run `almanac train`"
 
 
 def save(trained: Trained, models_dir: Path, own: Mapping[str, Learned] | None = None) -> str:
@@ -59,9 +63,13 @@ def save(trained: Trained, models_dir: Path, own: Mapping[str, Learned] | None =
         "until_s": trained.until_s,
     }
     try:
-        version = _new_version(models_dir, trained.trained_s)
+        taken = {name for kind in KINDS for name in version_names(models_dir / kind)}
+        version = new_version(trained.trained_s, taken)
         _write(models_dir / "duration" / version, {**meta, **_duration_meta(trained)}, _texts(trained))
-        calibration = {"risk": trained.calibration.risk, "margins": dict(trained.calibration.margins)}
+        calibration = {
+            "risk": trained.calibration.risk,
+            "margins": {name: list(pair) for name, pair in trained.calibration.margins.items()},
+        }
         waits = {name: list(values) for name, values in trained.waits.table.items()}
         _write(models_dir / "hbm" / version, {**meta, "calibration": calibration, "waits": waits}, {})
         if own:
@@ -83,8 +91,8 @@ def load(models_dir: Path) -> Trained | None:
     hbm_meta = read_meta(models_dir / "hbm" / version)
     try:
         return _trained(meta, read_texts(folder, meta), hbm_meta)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise StoreError(f"{folder}: meta.json lacks or garbles a field: {error!r}", _RETRAIN) from error
+    except GARBLED as error:
+        raise garbled(folder, error) from error
 
 
 def load_learned(models_dir: Path) -> dict[str, Learned]:
@@ -96,8 +104,8 @@ def load_learned(models_dir: Path) -> dict[str, Learned]:
     meta = read_meta(folder)
     try:
         return {str(name): Learned(int(each["updated_s"]), each["artefact"]) for name, each in meta["services"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise StoreError(f"{folder}: meta.json lacks or garbles a field: {error!r}", _RETRAIN) from error
+    except GARBLED as error:
+        raise garbled(folder, error) from error
 
 
 def _texts(trained: Trained) -> Mapping[str, str]:
@@ -117,13 +125,15 @@ def _duration_meta(trained: Trained) -> dict[str, object]:
 def _model_meta(model: DurationModel) -> dict[str, object]:
     return {
         "predictor": model.predictor,
-        "sha256": {name: _checksum(text) for name, text in model.texts.items()},
+        "sha256": {name: checksum(text) for name, text in model.texts.items()},
         "vocabularies": {name: list(values) for name, values in model.vocabularies.items()},
         "habit_s": model.habit_s,
         "weights": asdict(model.weights),
         "rank_weights": asdict(model.rank_weights),
         "coverage": model.coverage,
         "margins": {name: list(pair) for name, pair in model.margins.items()},
+        "trained_s": model.trained_s,
+        "unseen": [astuple(each) for each in model.unseen],
     }
 
 
@@ -137,6 +147,9 @@ def _model(meta: Mapping[str, Any], texts: Mapping[str, str]) -> DurationModel:
         rank_weights=_weights(meta["rank_weights"]),
         coverage=float(meta["coverage"]),
         margins={str(name): (float(low), float(high)) for name, (low, high) in meta["margins"].items()},
+        # A version of an older almanac has neither: the next training is then as the first one.
+        trained_s=int(meta.get("trained_s", 0)),
+        unseen=tuple(Unseen(int(a), int(b), float(c), float(d)) for a, b, c, d in meta.get("unseen", ())),
     )
 
 
@@ -165,7 +178,7 @@ def _trained(meta: Mapping[str, Any], texts: Mapping[str, str], hbm_meta: Mappin
 
 
 def _calibration(data: Mapping[str, Any]) -> Calibration:
-    margins = {str(name): float(margin) for name, margin in data["margins"].items()}
+    margins = {str(name): Margins(float(bound), float(tier)) for name, (bound, tier) in data["margins"].items()}
     return Calibration(float(data["risk"]), margins)
 
 
@@ -179,69 +192,20 @@ def read_scores(values: Mapping[str, float | None]) -> Scores:
     return Scores(int(known.pop("jobs")), **known)
 
 
-def _new_version(models_dir: Path, trained_s: int) -> str:
-    """The time of training, with a number where that version is there already."""
-    base = datetime.fromtimestamp(trained_s, UTC).strftime("%Y%m%dT%H%M%SZ")
-    version, number = base, 1
-    while any((models_dir / name / version).exists() for name in KINDS):
-        number += 1
-        version = f"{base}-{number}"
-    return version
-
-
 def _write(folder: Path, meta: Mapping[str, object], texts: Mapping[str, str]) -> None:
-    make_folders(folder.parents[2])
-    for inner in (folder.parents[1], folder.parent):
-        make_inner_folder(inner)
-    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
-    try:
-        with opened(temporary) as handle:
-            os.fchmod(handle, 0o750)
-            hand_over(handle, folder.parent)
-        for name, text in texts.items():
-            _write_file(temporary / f"{name}.txt", text)
-        _write_file(temporary / "meta.json", json.dumps(meta, indent=1, sort_keys=True) + "\n")
-        temporary.rename(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _write_file(path: Path, text: str) -> None:
-    write_atomically(path, text.encode("utf-8"), is_handed_over=True)
-
-
-def switch(folder: Path, version: str) -> None:
-    """Make a version the current one. Raises OSError."""
-    _write_file(folder / "current", version + "\n")
+    make_version_folder(folder.parent, 1)
+    write_version(folder, meta, {f"{name}.txt": text for name, text in texts.items()})
 
 
 def current_version(models_dir: Path) -> str | None:
     """None where nothing was trained yet. Raises StoreError."""
-    path = models_dir / "duration" / "current"
-    try:
-        version = path.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path}: cannot be read: {error}", _RETRAIN) from error
-    if not VERSION.fullmatch(version):
-        raise StoreError(f"{path}: {version[:40]!r} is not a version", _RETRAIN)
-    return version
+    return read_current(models_dir / "duration")
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    path = folder / "meta.json"
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{path}: cannot be read: {error}", _RETRAIN) from error
-    if not isinstance(meta, dict) or "schema" not in meta:
-        raise StoreError(f"{path}: not the description of a trained model", _RETRAIN)
-    if meta["schema"] != SCHEMA:
-        raise SchemaVersionError(f"{path}: schema {meta['schema']}, this almanac reads {SCHEMA}", _RETRAIN)
+    meta = read_description(folder, SCHEMA)
     if meta.get("features", [*NUMBERS, *CATEGORIES]) != [*NUMBERS, *CATEGORIES]:
-        raise SchemaVersionError(f"{path}: trained on other features than this almanac computes", _RETRAIN)
+        raise SchemaVersionError(f"{folder}: trained on other features than this almanac computes", RETRAIN)
     return meta
 
 
@@ -249,17 +213,4 @@ def read_texts(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
     """Empty where no model was trained."""
     if meta.get("model") is None:
         return {}
-    texts = {}
-    for name in TREES:
-        path = folder / f"{name}.txt"
-        try:
-            texts[name] = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise StoreError(f"{path}: cannot be read: {error}", _RETRAIN) from error
-        if _checksum(texts[name]) != meta["model"]["sha256"].get(name):
-            raise StoreError(f"{path}: damaged: it is not the text that was written", _RETRAIN)
-    return texts
-
-
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+    return {name: read_text(folder / f"{name}.txt", meta["model"]["sha256"].get(name)) for name in TREES}

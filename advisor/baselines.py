@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from advisor.models.duration import DurationModel, clip_to_limit
+from advisor.models.blend import clip_to_limit
+from advisor.models.duration import SAME_JOB, Predicted
 from advisor.replay import Replay
 from advisor.scores import Floats, Scores, score
 
@@ -30,12 +31,13 @@ def baselines(newest: Replay, before: Replay) -> dict[str, Floats]:
         "user last 2 mean": first_known("user_log_mean2"),
         "user last 5 median": first_known("user_log_median5"),
         "family last 5 median": first_known("family_log_median5", "user_log_median5"),
+        "same job last 5 median": first_known(*SAME_JOB),
         "time limit": np.exp(newest.features.number("log_time_limit")),
         "GPU count": newest.features.number("gpu_count"),
     }
 
 
-def predictions_of(model: DurationModel | None, newest: Replay, before: Replay) -> dict[str, Floats]:
+def predictions_of(predicted: Predicted | None, newest: Replay, before: Replay) -> dict[str, Floats]:
     """Seconds by predictor: OURS ("almanac" for people, the "ranking" value, "model": LightGBM) and the baselines.
 
     Without a model "almanac" and "ranking" are the rolling estimate.
@@ -43,8 +45,7 @@ def predictions_of(model: DurationModel | None, newest: Replay, before: Replay) 
     predictions = baselines(newest, before)
     for name in ("rolling", "almanac", "ranking"):
         predictions[name] = clip_to_limit(newest.rolling_s, newest.features)
-    if model is not None and len(newest):
-        predicted = model.predict_all(newest.features, newest.rolling_s)
+    if predicted is not None:
         predictions["almanac"], predictions["ranking"] = predicted.duration_s, predicted.rank_s
         predictions["model"] = predicted.model_s
     return predictions

@@ -12,10 +12,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from advisor.baselines import RANKS_ONLY, predictions_of
-from advisor.models.duration import CLASSES, evidence_classes, fit
+from advisor.models.duration import DurationModel, Fitted, fit
+from advisor.models.intervals import CLASSES, evidence_classes
 from advisor.replay import Replay, replay_durations
 from advisor.scores import Floats, Scores, score, score_of_users
 from almanac.config import Config
+from almanac.records import MAX_SPAN
 
 MAX_TRAININGS = 200
 
@@ -24,8 +26,9 @@ MAX_TRAININGS = 200
 class Evaluation:
     """Scores by predictor (advisor.baselines): of all tested jobs, of users, and of jobs by what was known of them.
 
-    cold: of users with fewer than KNOWN_RUNS ended jobs; warm: the others. coverage: the share of jobs within the
-    interval that people were told; None where no model was old enough for one.
+    cold: of users with fewer than KNOWN_RUNS ended jobs; warm: the others. coverage: the share of jobs within their
+    interval, and in each quarter of the jobs, oldest first; told: the share of intervals that people are told
+    (almanac.records.Duration.is_regular). None and () where no model was old enough for an interval.
     """
 
     jobs: int
@@ -36,6 +39,8 @@ class Evaluation:
     cold: Mapping[str, Scores]
     warm: Mapping[str, Scores]
     coverage: float | None
+    coverage_by_quarter: tuple[float, ...] = ()
+    told: float | None = None
 
 
 def evaluate(history: pd.DataFrame, config: Config, share: float = 0.4) -> Evaluation:
@@ -45,12 +50,16 @@ def evaluate(history: pd.DataFrame, config: Config, share: float = 0.4) -> Evalu
     if not len(past):
         return Evaluation(0, 0, None, {}, {}, {}, {}, None)
     folds, tested = [], []
+    previous: DurationModel | None = None
     edges_s = origins(past.submit_s, share, config.training.retrain_hours * 3600)
     for since_s, until_s in itertools.pairwise(edges_s):
         jobs = past.select((past.submit_s >= since_s) & (past.submit_s < until_s))
         if len(jobs):
             tested.append(jobs)
-            folds.append(_predict(past.select(past.end_s < since_s), jobs, config))
+            before = past.select(past.end_s < since_s)
+            fitted = fit(before, config.training, math.ceil(since_s), previous)
+            previous = fitted.model if fitted else None
+            folds.append(_predict(fitted, before, jobs))
     return _judge(folds, tested, int(edges_s[0]))
 
 
@@ -61,11 +70,10 @@ def origins(submit_s: npt.NDArray[np.int64], share: float, every_s: int) -> list
     return [*np.arange(first_s, last_s + 1, every_s).tolist(), math.inf]
 
 
-def _predict(before: Replay, jobs: Replay, config: Config) -> dict[str, Floats]:
-    fitted = fit(before, config.training)
-    predictions = predictions_of(fitted.model if fitted else None, jobs, before)
-    if fitted and fitted.trial:
-        predicted = fitted.model.predict_all(jobs.features, jobs.rolling_s)
+def _predict(fitted: Fitted | None, before: Replay, jobs: Replay) -> dict[str, Floats]:
+    predicted = fitted.model.predict_all(jobs.features, jobs.rolling_s) if fitted else None
+    predictions = predictions_of(predicted, jobs, before)
+    if predicted and fitted and fitted.parts:
         predictions |= {_LOW: predicted.low_s, _HIGH: predicted.high_s}
     return predictions
 
@@ -93,7 +101,9 @@ def _judge(folds: list[dict[str, Floats]], tested: list[Replay], since_s: int) -
         }
 
     has_interval = np.isfinite(low)
-    inside = (actual >= low) & (actual <= high)
+    inside = ((actual >= low) & (actual <= high))[has_interval]
+    order = np.argsort(np.concatenate([jobs.submit_s for jobs in tested])[has_interval], kind="stable")
+    quarters = np.array_split(inside[order], 4) if len(inside) >= 4 else []
     return Evaluation(
         jobs=len(actual),
         trainings=len(folds),
@@ -102,5 +112,7 @@ def _judge(folds: list[dict[str, Floats]], tested: list[Replay], since_s: int) -
         users={n: score_of_users(each, actual, gpus, users, n not in RANKS_ONLY) for n, each in predicted.items()},
         cold=scored(is_cold),
         warm=scored(~is_cold),
-        coverage=float(inside[has_interval].mean()) if has_interval.any() else None,
+        coverage=float(inside.mean()) if len(inside) else None,
+        coverage_by_quarter=tuple(float(quarter.mean()) for quarter in quarters),
+        told=float(np.mean((high <= MAX_SPAN * low)[has_interval])) if len(inside) else None,
     )

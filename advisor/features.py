@@ -150,6 +150,18 @@ def without_parts(history: pd.DataFrame) -> pd.DataFrame:
     return history[~history["state"].fillna("").isin(_PARTS_OF_A_JOB)]
 
 
+def submitted_by(history: pd.DataFrame, now_s: int, history_days: int) -> pd.DataFrame:
+    """The history as it was at now_s: what had been submitted, pending jobs too, with the end of what had ended.
+
+    Parts of a job are left out, and so is what was submitted more than history_days ago and has no end: accounting has
+    lost it.
+    """
+    known = without_parts(history[history["submit_s"] < now_s]).astype({"end_s": "float64"})
+    known["end_s"] = known["end_s"].where(known["end_s"] < now_s)
+    is_lost = known["end_s"].isna() & (known["submit_s"] < now_s - history_days * 86_400)
+    return known[~is_lost].sort_values(["submit_s", "job_id", "start_s"], ignore_index=True)
+
+
 def known_at(history: pd.DataFrame, now_s: int) -> pd.DataFrame:
     """The history as it was at now_s: what had started, with the end of what had ended; in one order of rows."""
     begun = history[history["start_s"] < now_s].astype({"end_s": "float64"})
@@ -203,6 +215,10 @@ def sweep(history: pd.DataFrame) -> Iterator[tuple[int, bool]]:
     return ((row, event is Event.END) for row, event in events(history) if event is not Event.START)
 
 
+Rows = npt.NDArray[np.bool_] | npt.NDArray[np.intp]
+"""Which rows: a mask, or their numbers."""
+
+
 @dataclass(frozen=True)
 class Features:
     """numbers: (jobs, NUMBERS), NaN where unknown; categories: (jobs, CATEGORIES) of str."""
@@ -229,13 +245,13 @@ class Features:
         column: list[str] = self.categories[:, CATEGORIES.index(name)].tolist()
         return column
 
-    def select(self, rows: npt.NDArray[np.bool_]) -> Features:
+    def select(self, rows: Rows) -> Features:
         return Features(self.numbers[rows], self.categories[rows])
 
 
-def features_of(jobs: Sequence[Submission], numbers: Sequence[Sequence[float]]) -> Features:
+def features_of(jobs: Sequence[Submission], numbers: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> Features:
     """numbers: as Past.features gave them, one per job."""
     categories = np.empty((len(jobs), len(CATEGORIES)), dtype=object)
     for row, job in enumerate(jobs):
         categories[row] = job.categories
-    return Features(np.array(numbers, dtype="float64").reshape(len(jobs), len(NUMBERS)), categories)
+    return Features(np.asarray(numbers, dtype="float64").reshape(len(jobs), len(NUMBERS)), categories)

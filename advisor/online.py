@@ -58,7 +58,9 @@ class OnlinePredictor:
 
     def _train(self, now_s: int) -> None:
         self._next_training_s = now_s + self._config.training.retrain_hours * 3600
-        jobs = [job for job in self._jobs.values() if job.ended is not None and job.ended.end_s < now_s]
+        known = enumerate(self._jobs.values())
+        numbered = [(number, job) for number, job in known if job.ended is not None and job.ended.end_s < now_s]
+        jobs = [job for _, job in numbered]
         ended = [job.ended for job in jobs if job.ended is not None]
         rolling = [job.known.rolling for job in jobs]
         past = Replay(
@@ -67,6 +69,7 @@ class OnlinePredictor:
             duration_s=np.array([each.duration_s for each in ended], dtype="float64"),
             submit_s=np.array([job.submission.submit_s for job in jobs], dtype="int64"),
             end_s=np.array([each.end_s for each in ended], dtype="float64"),
+            job_id=np.array([number for number, _ in numbered], dtype="int64"),
         )
-        fitted = fit(past, self._config.training)
+        fitted = fit(past, self._config.training, now_s, self._model)
         self._model = fitted.model if fitted else None

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from advisor.features import Submission, features_of
-from advisor.models.duration import DurationModel, Predicted, clip_to_limit
+from advisor.models.blend import clip_to_limit
+from advisor.models.duration import DurationModel, Predicted
 from advisor.replay import Known
 from almanac.records import Duration
 

@@ -13,9 +13,11 @@ import pandas as pd
 
 from advisor.families import Families
 from advisor.features import (
+    NUMBERS,
     Ended,
     Event,
     Features,
+    Rows,
     Submission,
     ended_jobs,
     event_times,
@@ -29,6 +31,8 @@ from advisor.past import Past
 from advisor.scores import Floats
 from almanac.config import Rolling
 
+BURST_S = 1800
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -39,18 +43,29 @@ class Replay:
     duration_s: Floats
     submit_s: npt.NDArray[np.int64]
     end_s: Floats
+    job_id: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.submit_s)
 
-    def select(self, rows: npt.NDArray[np.bool_]) -> Replay:
+    def select(self, rows: Rows) -> Replay:
         return Replay(
             self.features.select(rows),
             self.rolling_s[rows],
             self.duration_s[rows],
             self.submit_s[rows],
             self.end_s[rows],
+            self.job_id[rows],
         )
+
+    def bursts(self) -> npt.NDArray[np.int64]:
+        """Number of the burst that each job belongs to: of one user, each submitted at most BURST_S after the last."""
+        users = np.unique(np.array(self.features.category("user"), dtype=str), return_inverse=True)[1]
+        order = np.lexsort((self.submit_s, users))
+        is_first = (np.diff(users[order]) != 0) | (np.diff(self.submit_s[order]) > BURST_S)
+        numbers = np.zeros(len(self), dtype="int64")
+        numbers[order[1:]] = np.cumsum(is_first)
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -90,18 +105,22 @@ def replay_durations(history: pd.DataFrame, config: Rolling) -> Replay:
     jobs = submissions(history)
     ended, starts = ended_jobs(history, jobs), started_at(history)
     memory = Memory(config)
-    known = [Known((), None, 0.0)] * len(jobs)
+    # Filled row by row: as tuples of floats, the features of 400,000 jobs would take a gigabyte.
+    numbers, rolling_s = np.full((len(jobs), len(NUMBERS)), math.nan), np.full(len(jobs), math.nan)
     for row, event in events(history):
         if event is Event.SUBMIT:
-            known[row] = memory.know(jobs[row])
+            known = memory.know(jobs[row])
+            numbers[row] = known.features
+            rolling_s[row] = known.rolling.duration_s if known.rolling else math.nan
         else:
             memory.tell(event, jobs[row], starts[row], ended[row])
     return Replay(
-        features=features_of(jobs, [each.features for each in known]),
-        rolling_s=np.array([each.rolling.duration_s if each.rolling else math.nan for each in known], dtype="float64"),
+        features=features_of(jobs, numbers),
+        rolling_s=rolling_s,
         duration_s=np.array([job.duration_s if job else math.nan for job in ended], dtype="float64"),
         submit_s=np.array([job.submit_s for job in jobs], dtype="int64"),
         end_s=np.array([job.end_s if job else math.nan for job in ended], dtype="float64"),
+        job_id=history["job_id"].to_numpy(dtype="int64"),
     )
 
 

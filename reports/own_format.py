@@ -1,6 +1,6 @@
 """A user's own reports as bytes: one file that lists their jobs, and one for each report. Data only.
 
-A file is gzip: a line of JSON, and after it, in a report, the samples. docs/own-reports.md describes format 1. Nothing
+A file is gzip: a line of JSON, and after it, in a report, the samples. docs/own-reports.md describes format 2. Nothing
 that is read from one is ever run, and the caller can have changed it: it is shown to them alone.
 """
 
@@ -33,7 +33,7 @@ from reports.ranks import Rank
 from reports.series import COUNTERS, Floats, Series
 from telemetry.schema import TABLES
 
-FORMAT = 1
+FORMAT = 2
 """To be raised with any change that older programs cannot read, a new field of almanac.records' advice among them."""
 MAX_FILE_BYTES, MAX_BYTES = 16 << 20, 64 << 20
 """Of a file, and of what it unfolds to."""

@@ -36,15 +36,24 @@ def decide_memory(
         reason = PAUSED if bounded.why_not == hbm.PAUSED else NO_EVIDENCE
         tier = dataclasses.replace(tier, reason=reason, note=_why_none(bounded.why_not, evidence, config))
     bound = bounded.bound if request.gpu_count > 0 else None
+    if bound is not None:
+        tier = dataclasses.replace(tier, holds_bound=_usable_mib(tier, config) >= bound.bound_mib)
     return MemoryAdvice(tier, bound, _summary(evidence, _changes_above_mib(tier, bound, config), config))
 
 
 def _changes_above_mib(tier: TierAdvice, bound: MemoryBound | None, config: Config) -> float | None:
-    """The highest peak at which the bound, as far above it as now, is still held by the tier advised."""
-    usable_mib = [each.capacity_mib - config.advice.headroom_mib for each in config.tiers if each.name == tier.tier]
-    if bound is None or not usable_mib:
+    """The highest peak at which what a tier must hold, as far above it as now, is still held by the tier advised."""
+    if bound is None or tier.tier is None:
         return None
-    return usable_mib[0] * bound.highest_mib / bound.bound_mib
+    return _usable_mib(tier, config) * bound.highest_mib / bound.tier_mib
+
+
+def _usable_mib(tier: TierAdvice, config: Config) -> float:
+    """Of the tier advised; infinite where none is."""
+    return min(
+        [each.capacity_mib - config.advice.headroom_mib for each in config.tiers if each.name == tier.tier],
+        default=math.inf,
+    )
 
 
 def _summary(evidence: Evidence, changes_above_mib: float | None, config: Config) -> MemoryEvidence:

@@ -40,7 +40,7 @@ def decide_tier(
     if silent:
         return TierAdvice(None, silent, requested_tier=asked_name)
     if bound is not None:
-        holding = [tier for tier in tiers if tier.capacity_mib - headroom_mib >= bound.bound_mib]
+        holding = [tier for tier in tiers if tier.capacity_mib - headroom_mib >= bound.tier_mib]
     else:
         holding = [tier for tier in tiers if ran_out_mib is not None and tier.capacity_mib > ran_out_mib]
     if not holding:

@@ -6,25 +6,35 @@ Distribution-free predictive inference, section 2): the guarantee is for the cla
 scores of one family resemble each other, so that a part of the standard error of the share above, over families as
 clusters, is kept free.
 
+Jobs that are submitted together share their fate, and no outcome of theirs is known in time. So evidence is calibrated
+apart by how many submissions of the family are open.
+
+The tier that is advised has a margin of its own. What counts there is whether that tier was exceeded (conformal risk
+control, Angelopoulos et al. 2022), so needs are rounded down to the largest tier that is too small for them: a bound
+above a tier's edge by little costs that tier much, and the job nothing.
+
 The world drifts, and the bounds that are spoken are no random sample of all. So the risk that the quantile is taken
 at follows the errors of the bounds that were given (adaptive conformal inference, Gibbs and Candes 2021,
-eq. 2): after each outcome, risk_t += step * (risk - 1[the need was above the bound]), one track per scope.
+eq. 2): after each outcome, risk_t += step * (risk - 1[the need was above the bound]), one track per scope and number of
+open submissions. The errors of one user between two trainings count as one: nobody silences a site.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from advisor.models.evidence import FAMILY, SIMILAR, Evidence
+from advisor.models.evidence import FAMILY, OPEN_EDGES, SIMILAR, Evidence
 from advisor.models.peak_store import Case
-from almanac.config import AdviceSection
+from almanac.config import AdviceSection, Tier
+from almanac.records import MemoryBound
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,13 +53,14 @@ RECOVERY_DAYS = 90
 """A scope that fell silent regains the accepted risk in so many days."""
 MAX_SCORES = 20_000
 
-Class = tuple[str, int, int, int]
-"""Scope, trend, spread and number of runs, as places in the edges above."""
+Class = tuple[str, int, int, int, int]
+"""Scope, open submissions, trend, spread and number of runs, as places in their edges."""
 
 
 def class_of(evidence: Evidence) -> Class:
     return (
         evidence.scope,
+        bisect_right(OPEN_EDGES, evidence.open_jobs),
         bisect_right(TREND_EDGES, evidence.trend),
         bisect_left(SPREAD_EDGES, evidence.spread),
         bisect_right(RUN_EDGES, evidence.runs),
@@ -57,8 +68,8 @@ def class_of(evidence: Evidence) -> Class:
 
 
 def class_name(evidence: Evidence) -> str:
-    """The class in words, such as "family, steady, spread to 6%, 25-49 runs"."""
-    _, trend, spread, runs = class_of(evidence)
+    """The class in words, such as "family, steady, spread to 6%, 25-49 runs, 5-19 open"."""
+    _, waiting, trend, spread, runs = class_of(evidence)
     if runs == 0:
         many = f"fewer than {RUN_EDGES[0]} runs"
     elif runs == len(RUN_EDGES):
@@ -70,27 +81,36 @@ def class_name(evidence: Evidence) -> str:
         if spread < len(SPREAD_EDGES)
         else f"spread above {SPREAD_EDGES[-1]:.0%}"
     )
-    return f"{evidence.scope}, {('steady', 'perhaps growing', 'growing')[trend]}, {wide}, {many}"
+    least = (0, *OPEN_EDGES)[waiting]
+    still = f"{least}-{OPEN_EDGES[waiting] - 1} open" if waiting < len(OPEN_EDGES) else f"{least} open or more"
+    return f"{evidence.scope}, {('steady', 'perhaps growing', 'growing')[trend]}, {wide}, {many}, {still}"
 
 
 def pools_of(kind: Class) -> tuple[str, ...]:
     """Where the margin of a class is looked up: the class, then wider ones, none of which holds better evidence."""
-    scope, trend, spread, runs = kind
+    scope, waiting, trend, spread, runs = kind
     return (
-        f"{scope}/{trend}/{spread}/{runs}",
-        f"{scope}/{trend}/*/{runs}",
-        f"{scope}/{trend}/*/..{runs}",
-        f"{ANY}/{trend}/*/..{runs}",
+        f"{scope}/{waiting}/{trend}/{spread}/{runs}",
+        f"{scope}/{waiting}/{trend}/*/{runs}",
+        f"{scope}/{waiting}/{trend}/*/..{runs}",
+        f"{ANY}/{waiting}/{trend}/*/..{runs}",
     )
 
 
 def _pools_fed_by(kind: Class) -> Iterator[str]:
-    scope, trend, spread, runs = kind
-    yield f"{scope}/{trend}/{spread}/{runs}"
-    yield f"{scope}/{trend}/*/{runs}"
+    scope, waiting, trend, spread, runs = kind
+    yield f"{scope}/{waiting}/{trend}/{spread}/{runs}"
+    yield f"{scope}/{waiting}/{trend}/*/{runs}"
     for most in range(runs, len(RUN_EDGES) + 1):
-        yield f"{scope}/{trend}/*/..{most}"
-        yield f"{ANY}/{trend}/*/..{most}"
+        yield f"{scope}/{waiting}/{trend}/*/..{most}"
+        yield f"{ANY}/{waiting}/{trend}/*/..{most}"
+
+
+class Margins(NamedTuple):
+    """In units of scale, at least 0: how far above the centre the bound lies, and what the tier advised must hold."""
+
+    bound: float
+    tier: float
 
 
 @dataclass(frozen=True)
@@ -98,10 +118,10 @@ class Calibration:
     """Margins per pool, at the accepted risk they were taken for; a pool with too few scores is not there."""
 
     risk: float
-    margins: Mapping[str, float] = field(default_factory=dict)
+    margins: Mapping[str, Margins] = field(default_factory=dict)
 
-    def margin(self, evidence: Evidence) -> float | None:
-        """In units of scale, at least 0; None where no pool of this evidence has enough scores."""
+    def of(self, evidence: Evidence) -> Margins | None:
+        """None where no pool of this evidence has enough scores."""
         for pool in pools_of(class_of(evidence)):
             if pool in self.margins:
                 return self.margins[pool]
@@ -110,19 +130,24 @@ class Calibration:
 
 @dataclass
 class _Pool:
-    """Scores and the families they came from, oldest first."""
+    """Scores of needs and of tiers, and the families they came from, oldest first."""
 
-    scores: list[float] = field(default_factory=list)
+    needs: list[float] = field(default_factory=list)
+    edges: list[float] = field(default_factory=list)
     families: list[int] = field(default_factory=list)
 
-    def add(self, score: float, family: int) -> None:
-        self.scores.append(score)
+    def add(self, need: float, edge: float, family: int) -> None:
+        self.needs.append(need)
+        self.edges.append(edge)
         self.families.append(family)
-        if len(self.scores) > 2 * MAX_SCORES:
-            del self.scores[:MAX_SCORES], self.families[:MAX_SCORES]
+        if len(self.needs) > 2 * MAX_SCORES:
+            del self.needs[:MAX_SCORES], self.edges[:MAX_SCORES], self.families[:MAX_SCORES]
 
-    def margin(self, risk: float) -> float | None:
-        return conformal_margin(np.array(self.scores), np.array(self.families), risk)
+    def margins(self, bound_risk: float, tier_risk: float) -> Margins | None:
+        families = np.array(self.families)
+        bound = conformal_margin(np.array(self.needs), families, bound_risk)
+        tier = conformal_margin(np.array(self.edges), families, tier_risk)
+        return None if bound is None or tier is None else Margins(max(bound, 0.0), max(tier, 0.0))
 
 
 def conformal_margin(scores: Floats, families: Ints, risk: float, errors: float = STANDARD_ERRORS) -> float | None:
@@ -154,17 +179,46 @@ def conformal_margin(scores: Floats, families: Ints, risk: float, errors: float 
     return best
 
 
+class _Tracks:
+    """The risks that quantiles are taken at, one per scope and number of open submissions."""
+
+    def __init__(self, risk: float) -> None:
+        self._risk = risk
+        self._risks = {(scope, waiting): risk for scope in (FAMILY, SIMILAR) for waiting in range(len(OPEN_EDGES) + 1)}
+        self._steps: defaultdict[tuple[tuple[str, int], str], float] = defaultdict(float)
+
+    def observe(self, kind: Class, user: str, is_error: bool) -> None:
+        self._steps[kind[:2], user] += self._risk - is_error
+
+    def follow(self, days: float) -> None:
+        """Take the steps that were observed, and let time pass: tracks below the accepted risk regain it."""
+        risk = self._risk
+        for (track, _), step in self._steps.items():
+            followed = self._risks[track] + STEP * risk * max(step, risk - 1)
+            self._risks[track] = min(max(followed, 0.0), MOST_RISK * risk)
+        self._steps.clear()
+        for track, tracked in self._risks.items():
+            if tracked < risk:
+                self._risks[track] = min(tracked + risk * days / RECOVERY_DAYS, risk)
+
+    def of(self, pool: str) -> float:
+        scope, waiting, *_ = pool.split("/")
+        scopes = (FAMILY, SIMILAR) if scope == ANY else (scope,)
+        return min(self._risks[each, int(waiting)] for each in scopes)
+
+
 class Calibrator:
     """Absorbs outcomes in the order in which they are known; gives the calibration of the moment."""
 
-    def __init__(self, config: AdviceSection) -> None:
+    def __init__(self, config: AdviceSection, tiers: Sequence[Tier] = ()) -> None:
         self._config = config
+        self._usable_mib = sorted({float(tier.capacity_mib - config.headroom_mib) for tier in tiers})
         self._pools: dict[str, _Pool] = {}
         self._families: dict[tuple[str, str, int], int] = {}
         self._arrays: set[tuple[str, str, int]] = set()
-        self._risks = dict.fromkeys((FAMILY, SIMILAR), config.risk)
+        self._bounds, self._tiers = _Tracks(config.risk), _Tracks(config.risk)
 
-    def absorb(self, case: Case, bound_mib: float | None) -> None:
+    def absorb(self, case: Case, bound: MemoryBound | None) -> None:
         """The outcome of a case whose evidence supports a score, and what bound it was given.
 
         An array counts once (its first task, so that a thousand tasks are not a thousand proofs). A need that was cut
@@ -179,32 +233,36 @@ class Calibrator:
             return
         self._arrays.add(identity)
         centre, scale = evidence.centre_and_scale(self._config.min_relative_spread)
-        score = (math.log(run.need_mib) - centre) / scale
+        edge_mib = self._too_small_mib(run.need_mib)
+        need = (math.log(run.need_mib) - centre) / scale
+        edge = (math.log(edge_mib) - centre) / scale if edge_mib > 0 else -math.inf
         family = self._families.setdefault((job.user, job.name_key, job.gpu_count), len(self._families))
-        for name in _pools_fed_by(class_of(evidence)):
-            pool = self._pools.setdefault(name, _Pool())
-            pool.add(score, family)
-        if bound_mib is not None:
-            self._follow(evidence.scope, run.need_mib > bound_mib)
+        kind = class_of(evidence)
+        for name in _pools_fed_by(kind):
+            self._pools.setdefault(name, _Pool()).add(need, edge, family)
+        if bound is None:
+            return
+        self._bounds.observe(kind, job.user, run.need_mib > bound.bound_mib)
+        if not self._usable_mib or bound.tier_mib <= self._usable_mib[-1]:
+            self._tiers.observe(kind, job.user, bound.tier_mib <= edge_mib)
 
-    def _follow(self, scope: str, is_error: bool) -> None:
-        risk = self._config.risk
-        followed = self._risks[scope] + STEP * risk * (risk - is_error)
-        self._risks[scope] = min(max(followed, 0.0), MOST_RISK * risk)
+    def _too_small_mib(self, need_mib: float) -> float:
+        """The usable memory of the largest tier that does not hold a need: a tier chosen for less was exceeded.
 
-    def recover(self, days: float) -> None:
-        """Let time pass: scopes below the accepted risk regain it."""
-        risk = self._config.risk
-        for scope, tracked in self._risks.items():
-            if tracked < risk:
-                self._risks[scope] = min(tracked + risk * days / RECOVERY_DAYS, risk)
+        0 where the smallest tier holds it. Without tiers the need itself.
+        """
+        if not self._usable_mib:
+            return need_mib
+        place = bisect_left(self._usable_mib, need_mib)
+        return self._usable_mib[place - 1] * (1 + 1e-9) if place else 0.0
 
-    def calibration(self) -> Calibration:
+    def calibration(self, days: float = 0.0) -> Calibration:
+        """days: since the last one, in which silent scopes regain their risk."""
+        self._bounds.follow(days)
+        self._tiers.follow(days)
         margins = {}
         for name, pool in self._pools.items():
-            scope = name.split("/")[0]
-            risk = min(self._risks.values()) if scope == ANY else self._risks[scope]
-            margin = pool.margin(risk)
-            if margin is not None:
-                margins[name] = max(margin, 0.0)
+            found = pool.margins(self._bounds.of(name), self._tiers.of(name))
+            if found is not None:
+                margins[name] = found
         return Calibration(self._config.risk, margins)

@@ -3,22 +3,19 @@
 The value that ranks the queue is a weighted mean of logarithms of LightGBM's mean and of the user's habit (the decayed
 mean of their last runs): the first ranks users and shapes, the second follows what a user does just now. LightGBM's
 mean is that of two models, one of the duration and one of how far it is from the habit: where users change their ways
-the second is the better one, elsewhere the first. The
-prediction for people is a weighted mean of logarithms of LightGBM's middle, the habit and the median of the last five
-runs of the same kind, with an interval.
+the second is the better one, elsewhere the first. The prediction for people is the median of the last runs of the same
+job, or where that is clearly better LightGBM's middle, with an interval (advisor.models.blend).
 
-Weights are chosen on the newest jobs of the training span, predicted by models that saw only jobs that had ended
-before the first of them: by rank correlation for the queue, by typical error for people. Intervals are split-conformal
-on the same jobs, by how much was known of each (Vovk, Gammerman and Shafer 2005).
-
-"helios" in their place is the paper's own blend, w · rolling estimate + (1 - w) · LightGBM (helios-qssf-ces, 4.2.2).
+Weights are chosen, and intervals made (advisor.models.intervals), on what LightGBM really said of jobs that it had not
+seen: each training predicts the jobs that ended since the last one by the model of then, and keeps the newest. Only the
+first tries a model of older jobs on the newest ones instead.
 """
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,45 +24,19 @@ import numpy as np
 import numpy.typing as npt
 
 from advisor.features import Features
+from advisor.models.blend import Parts, Weights, choose_weights, clip_to_limit, point, ranking, unproven
+from advisor.models.intervals import conformal_margins, evidence_classes
 from advisor.models.trees import MEAN, MIDDLE, Vocabularies, booster, encode, fit_trees, predict_logs, vocabularies_of
 from advisor.replay import Replay
-from advisor.scores import Floats, ranks
+from advisor.scores import Floats
 from almanac.config import Training
 
-ALMANAC, HELIOS = "almanac", "helios"
-WEIGHT_STEP = 0.1
-LAST_RUNS = ("twin_log_median5", "family_log_median5", "shape_log_median5", "user_log_median5")
-HABIT = ("clock_decayed", "user_decayed")
+SAME_JOB = ("twin_log_median5", "family_log_median5", "shape_log_median5", "user_log_median5")
+HABIT_COLUMNS = ("clock_decayed", "user_decayed")
+UNSEEN, NEW_UNSEEN, MIN_UNSEEN = 3000, 1000, 30
+"""Jobs that a model is judged on: at most in all, at most of one training, and at least."""
 TREES = ("mean", "change", "middle")
 """LightGBM's models: the mean of log durations, the mean of what they are above the habit, their middle."""
-CLASSES = ("same kind", "same user", "new user")
-KNOWN_RUNS = 5
-MIN_RESIDUALS = 30
-"""With fewer residuals a class has the interval of all jobs together."""
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Shares of a blend, 0..1; LightGBM has the rest."""
-
-    habit: float = 0.0
-    last_runs: float = 0.0
-    rolling: float = 0.0
-
-    @property
-    def model(self) -> float:
-        return max(1.0 - self.habit - self.last_runs - self.rolling, 0.0)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The estimates that are blended: seconds, one per job; NaN where there is none."""
-
-    mean_s: Floats
-    middle_s: Floats
-    habit_s: Floats
-    last_runs_s: Floats
-    rolling_s: Floats
 
 
 @dataclass(frozen=True)
@@ -80,11 +51,22 @@ class Predicted:
 
 
 @dataclass(frozen=True)
+class Unseen:
+    """What LightGBM said of a job that it had not seen, seconds."""
+
+    job_id: int
+    submit_s: int
+    mean_s: float
+    middle_s: float
+
+
+@dataclass(frozen=True)
 class DurationModel:
     """predictor: ALMANAC or HELIOS. texts: LightGBM's own, by TREES; vocabularies: values in the order of their codes.
 
     habit_s: the habit of a user of whom nothing is known. margins: by class the log residuals between which the
-    share `coverage` of the validation jobs lay.
+    share `coverage` of unseen jobs lay. unseen: those jobs, oldest end first, at most UNSEEN. trained_s: it has seen
+    jobs that ended before.
     """
 
     predictor: str
@@ -95,6 +77,8 @@ class DurationModel:
     rank_weights: Weights
     coverage: float
     margins: Mapping[str, tuple[float, float]]
+    trained_s: int
+    unseen: tuple[Unseen, ...]
 
     @cached_property
     def _trees(self) -> dict[str, Any]:
@@ -107,13 +91,16 @@ class DurationModel:
             mean_s=_seconds((mean + habit + change) / 2),
             middle_s=_seconds(middle),
             habit_s=_seconds(habit),
-            last_runs_s=np.exp(features.first_known(*LAST_RUNS)),
+            last_runs_s=np.exp(features.first_known(*SAME_JOB)),
             rolling_s=rolling_s,
         )
 
     def predict_all(self, features: Features, rolling_s: Floats) -> Predicted:
         """At least 1 s, and not above the time limit."""
-        parts = self.parts(features, rolling_s)
+        return self.blend(self.parts(features, rolling_s), features)
+
+    def blend(self, parts: Parts, features: Features) -> Predicted:
+        """The same of estimates that are known already."""
         point_s = clip_to_limit(point(self.predictor, self.weights, parts), features)
         rank_s = clip_to_limit(ranking(self.predictor, self.rank_weights, parts), features)
         everyone = self.margins.get("", (0.0, 0.0))
@@ -124,7 +111,7 @@ class DurationModel:
 
 def log_habit(features: Features, habit_s: float) -> Floats:
     """The decayed mean of logarithms of the user's last runs, of timers' and of others'; habit_s for a new user."""
-    known = features.first_known(*HABIT)
+    known = features.first_known(*HABIT_COLUMNS)
     return np.where(np.isnan(known), math.log(habit_s), known)
 
 
@@ -133,62 +120,15 @@ def _seconds(logs: Floats) -> Floats:
     return seconds
 
 
-def point(predictor: str, weights: Weights, parts: Parts) -> Floats:
-    """The prediction for people, seconds."""
-    if predictor == HELIOS:
-        return _helios(weights, parts)
-    return blend(
-        [(weights.model, parts.middle_s), (weights.habit, parts.habit_s), (weights.last_runs, parts.last_runs_s)]
-    )
-
-
-def ranking(predictor: str, weights: Weights, parts: Parts) -> Floats:
-    """The value that ranks the queue, seconds."""
-    if predictor == HELIOS:
-        return _helios(weights, parts)
-    return blend([(weights.model, parts.mean_s), (weights.habit, parts.habit_s)])
-
-
-def _helios(weights: Weights, parts: Parts) -> Floats:
-    rolling_s = np.where(np.isnan(parts.rolling_s), parts.mean_s, parts.rolling_s)
-    seconds: Floats = weights.rolling * rolling_s + weights.model * parts.mean_s
-    return seconds
-
-
-def blend(weighted: Iterable[tuple[float, Floats]]) -> Floats:
-    """Weighted mean of logarithms of what is known, seconds; where that has no weight, the first."""
-    shares, seconds = zip(*weighted, strict=True)
-    values = np.log(np.maximum(np.stack(seconds), 1.0))
-    known = np.array(shares)[:, None] * np.isfinite(values)
-    total = known.sum(axis=0)
-    mean = (known * np.nan_to_num(values)).sum(axis=0) / np.where(total > 0, total, 1.0)
-    blended: Floats = np.exp(np.where(total > 0, mean, values[0]))
-    return blended
-
-
-def evidence_classes(features: Features) -> npt.NDArray[np.str_]:
-    """CLASSES, one per job, by whether KNOWN_RUNS runs of the same kind, or of the same user, had ended."""
-    least = math.log1p(KNOWN_RUNS) - 1e-9
-    is_kind, is_user = (features.number(f"{scope}_log_runs") >= least for scope in ("twin", "user"))
-    return np.where(is_kind, CLASSES[0], np.where(is_user, CLASSES[1], CLASSES[2]))
-
-
-def clip_to_limit(predicted_s: Floats, features: Features) -> Floats:
-    """At least 1 s, and not above the time limit where one is set."""
-    limit_s = np.exp(features.number("log_time_limit"))
-    clipped: Floats = np.maximum(np.fmin(predicted_s, limit_s), 1.0)
-    return clipped
-
-
 @dataclass(frozen=True)
 class Fitted:
-    """model has seen all jobs; trial is the one that was judged: it saw `before`, and was tried on `newest`.
+    """model has seen all jobs; `newest` are those it was judged on, with what was said of them before it saw them.
 
-    trial is None where there were too few jobs to judge one.
+    parts is None where there were too few jobs to judge one. before: the jobs that were known then.
     """
 
     model: DurationModel
-    trial: DurationModel | None
+    parts: Parts | None
     before: Replay
     newest: Replay
 
@@ -199,28 +139,62 @@ def split(past: Replay, validation_share: float) -> tuple[Replay, Replay]:
     return past.select(past.end_s < since_s), past.select(past.submit_s >= since_s)
 
 
-def fit(past: Replay, config: Training) -> Fitted | None:
-    """A model of these ended jobs; None below config.min_jobs."""
+def fit(past: Replay, config: Training, now_s: float, previous: DurationModel | None = None) -> Fitted | None:
+    """A model of these jobs, which ended before now_s; None below config.min_jobs. previous: the model in use."""
     if len(past) < config.min_jobs:
         return None
-    before, newest = split(past, config.validation_share)
-    if len(before) < config.min_jobs // 2 or not len(newest):
-        unproven = Weights(rolling=max(config.blend, 0.0)) if config.predictor == HELIOS else Weights(habit=0.5)
-        return Fitted(_fit(past, config, unproven, unproven, {}), None, before, newest)
-    raw = _fit(before, config, Weights(), Weights(), {})
-    parts = raw.parts(newest.features, newest.rolling_s)
-    weights, rank_weights = _choose_weights(parts, newest, config)
-    point_s = clip_to_limit(point(config.predictor, weights, parts), newest.features)
+    newest, parts = _since(past, previous) if previous else (past.select(np.full(len(past), False)), None)
+    if parts is None:
+        before, newest = split(past, config.validation_share)
+        if len(before) < config.min_jobs // 2 or not len(newest):
+            people, queue = unproven(config)
+            return Fitted(_fit(past, config, now_s, people, queue), None, before, newest)
+        newest = newest.select(_by_end(newest, np.full(len(newest), True))[-UNSEEN:])
+        parts = _fit(before, config, now_s, Weights(), Weights()).parts(newest.features, newest.rolling_s)
+    before = past.select(past.end_s < newest.end_s.min())
+    people, queue = choose_weights(parts, newest, config)
+    point_s = clip_to_limit(point(config.predictor, people, parts), newest.features)
     margins = conformal_margins(point_s, newest, config.coverage)
-    trial = DurationModel(
-        config.predictor, raw.texts, raw.vocabularies, raw.habit_s, weights, rank_weights, config.coverage, margins
+    model = _fit(past, config, now_s, people, queue)
+    return Fitted(dataclasses.replace(model, margins=margins, unseen=_unseen(newest, parts)), parts, before, newest)
+
+
+def _since(past: Replay, previous: DurationModel) -> tuple[Replay, Parts | None]:
+    """Jobs that LightGBM had not seen when it predicted them, newest UNSEEN by end; None where there are too few.
+
+    Of the jobs that ended since the last training, by the model of then, at most NEW_UNSEEN, evenly spaced: they are
+    those of some days, and not of a night.
+    """
+    said = {(each.job_id, each.submit_s): each for each in previous.unseen}
+    recorded = [said.get(key) for key in zip(past.job_id.tolist(), past.submit_s.tolist(), strict=True)]
+    is_recorded = np.array([each is not None for each in recorded])
+    new = _by_end(past, ~is_recorded & (past.end_s >= previous.trained_s))
+    rows = np.concatenate([_by_end(past, is_recorded), new[:: max(math.ceil(len(new) / NEW_UNSEEN), 1)]])[-UNSEEN:]
+    newest = past.select(rows)
+    if not previous.unseen or len(rows) < MIN_UNSEEN:
+        return newest, None
+    parts = previous.parts(newest.features, newest.rolling_s)
+    now = zip((recorded[row] for row in rows), parts.mean_s.tolist(), parts.middle_s.tolist(), strict=True)
+    outputs = np.array([(then.mean_s, then.middle_s) if then else (mean_s, middle_s) for then, mean_s, middle_s in now])
+    return newest, dataclasses.replace(parts, mean_s=outputs[:, 0], middle_s=outputs[:, 1])
+
+
+def _by_end(past: Replay, is_in: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    """These rows, oldest end first."""
+    rows = np.flatnonzero(is_in)
+    return rows[np.lexsort((past.job_id[rows], past.end_s[rows]))]
+
+
+def _unseen(newest: Replay, parts: Parts) -> tuple[Unseen, ...]:
+    columns = (newest.job_id, newest.submit_s, parts.mean_s, parts.middle_s)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return tuple(
+        Unseen(job, submit, float(f"{mean:.6g}"), float(f"{middle:.6g}")) for job, submit, mean, middle in rows
     )
-    return Fitted(_fit(past, config, weights, rank_weights, margins), trial, before, newest)
 
 
-def _fit(
-    past: Replay, config: Training, weights: Weights, rank: Weights, margins: Mapping[str, tuple[float, float]]
-) -> DurationModel:
+def _fit(past: Replay, config: Training, now_s: float, weights: Weights, rank_weights: Weights) -> DurationModel:
+    """Without margins."""
     vocabularies = vocabularies_of(past.features)
     habit_s = float(np.exp(np.mean(np.log(np.maximum(past.duration_s, 1.0)))))
     nothing = np.zeros(len(past))
@@ -229,71 +203,15 @@ def _fit(
         name: fit_trees(past, log_from, vocabularies, objective, config.seed)
         for name, (log_from, objective) in tasks.items()
     }
-    return DurationModel(config.predictor, texts, vocabularies, habit_s, weights, rank, config.coverage, margins)
-
-
-def _choose_weights(parts: Parts, newest: Replay, config: Training) -> tuple[Weights, Weights]:
-    """For people and for the queue, from a grid.
-
-    Of those within one standard error of the best (of the paired difference), the one that leans most on the habit
-    (the one-SE rule, Breiman et al. 1984): where the model's gain could be chance, the simple estimate is the safer
-    one.
-    """
-    grid = [round(float(each), 10) for each in np.arange(0.0, 1.0 + WEIGHT_STEP / 2, WEIGHT_STEP)]
-    points = [Weights(habit, last) for habit, last in itertools.product(grid, grid) if habit + last <= 1 + 1e-9]
-    queue = [Weights(habit) for habit in grid]
-    if config.predictor == HELIOS:
-        points = queue = [Weights(rolling=each) for each in (grid if config.blend < 0 else [config.blend])]
-    points_s = [clip_to_limit(point(config.predictor, each, parts), newest.features) for each in points]
-    ranks_s = [clip_to_limit(ranking(config.predictor, each, parts), newest.features) for each in queue]
-    return (
-        _choose(points, np.array([_error_losses(each, newest.duration_s) for each in points_s])),
-        _choose(queue, np.array([_rank_losses(each, newest.duration_s) for each in ranks_s])),
+    return DurationModel(
+        predictor=config.predictor,
+        texts=texts,
+        vocabularies=vocabularies,
+        habit_s=habit_s,
+        weights=weights,
+        rank_weights=rank_weights,
+        coverage=config.coverage,
+        margins={},
+        trained_s=int(now_s),
+        unseen=(),
     )
-
-
-def _choose(choices: list[Weights], losses: Floats) -> Weights:
-    """losses: (choices, jobs)."""
-    means = losses.mean(axis=1)
-    paired = losses - losses[int(np.argmin(np.round(means, 9)))]
-    is_near = paired.mean(axis=1) <= paired.std(axis=1) / math.sqrt(losses.shape[1]) + 1e-9
-    near = [weights for weights, near_best in zip(choices, is_near, strict=True) if near_best]
-    return max(near, key=lambda weights: (weights.habit, weights.rolling, weights.last_runs))
-
-
-def _error_losses(predicted_s: Floats, actual_s: Floats) -> Floats:
-    """log(1 + |log error|): of the few that are far off, how far hardly matters."""
-    losses: Floats = np.log1p(np.abs(np.log(predicted_s) - np.log(np.maximum(actual_s, 1.0))))
-    return losses
-
-
-def _rank_losses(predicted_s: Floats, actual_s: Floats) -> Floats:
-    """Job by job, so that their mean is 1 - Spearman's rank correlation; a constant prediction has none."""
-    predicted, actual = (_standard(ranks(each)) for each in (predicted_s, actual_s))
-    losses: Floats = 1.0 - predicted * actual
-    return losses
-
-
-def _standard(values: Floats) -> Floats:
-    spread = values.std()
-    standard: Floats = (values - values.mean()) / (spread if spread > 0 else 1.0)
-    return standard
-
-
-def conformal_margins(point_s: Floats, newest: Replay, coverage: float) -> dict[str, tuple[float, float]]:
-    """By class, and of all jobs under "": the log residuals that bound the share `coverage` of the next ones.
-
-    On n residuals each side is the ceil((n + 1)(1 + coverage) / 2)-th from the other end, or the outermost.
-    """
-    residuals = np.log(np.maximum(newest.duration_s, 1.0)) - np.log(point_s)
-    classes = evidence_classes(newest.features)
-    groups = {"": residuals, **{name: residuals[classes == name] for name in CLASSES}}
-    return {
-        name: _margins(values, coverage) for name, values in groups.items() if not name or len(values) >= MIN_RESIDUALS
-    }
-
-
-def _margins(residuals: Floats, coverage: float) -> tuple[float, float]:
-    place = min(math.ceil((len(residuals) + 1) * (1 + coverage) / 2), len(residuals))
-    ordered = np.sort(residuals)
-    return min(float(ordered[-place]), 0.0), max(float(ordered[place - 1]), 0.0)

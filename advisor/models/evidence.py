@@ -13,6 +13,8 @@ FAMILY, SIMILAR = "family", "similar"
 
 A user's other jobs were tried as a third: the bounds that they led to were exceeded 26 times as often as stated.
 """
+OPEN_EDGES = (5, 20)
+"""Evidence is calibrated apart by how many submissions of the family are open: no outcome of these is known."""
 SPREAD_RUNS = 20
 MIN_TREND_RUNS = 5
 TREND_SHARE = 0.6
@@ -37,7 +39,7 @@ class Evidence:
     were submitted. highest_mib: highest measured peak of all. least_mib: highest need that is known, failed runs
     included. censored_mib: the largest capacity at which a run was cut off; None where none was, or where a run on more
     memory has shown a need above it. since_s, until_s: of the ends. oom: of the family, whatever the scope. set_aside:
-    how many runs say nothing, by reason.
+    how many runs say nothing, by reason. open_jobs: submissions of these names that had not ended, an array as one.
     """
 
     scope: str
@@ -52,6 +54,7 @@ class Evidence:
     until_s: int | None = None
     oom: Oom | None = None
     set_aside: Mapping[str, int] = field(default_factory=dict)
+    open_jobs: int = 0
 
     def supports_bound(self, min_runs: int) -> bool:
         """Whether a bound can be laid at all: enough runs, and none of unknown height."""

@@ -45,15 +45,22 @@ def bound_of(evidence: Evidence, calibration: Calibration | None, config: Advice
         return Bounded(None, RAN_OUT)
     if not evidence.supports_bound(config.min_runs):
         return Bounded(None, TOO_FEW)
-    margin = calibration.margin(evidence) if calibration and calibration.risk == config.risk else None
-    if margin is None:
+    margins = calibration.of(evidence) if calibration and calibration.risk == config.risk else None
+    if margins is None:
         return Bounded(None, NOT_CALIBRATED)
     centre, scale = evidence.centre_and_scale(config.min_relative_spread)
-    if margin * scale > math.log(MAX_FACTOR):
+    if margins.bound * scale > math.log(MAX_FACTOR):
         return Bounded(None, TOO_WIDE)
-    bound_mib = math.exp(centre + margin * scale)
     return Bounded(
-        MemoryBound(bound_mib, config.risk, evidence.highest_mib, evidence.runs, evidence.scope, class_name(evidence))
+        MemoryBound(
+            bound_mib=math.exp(centre + margins.bound * scale),
+            tier_mib=math.exp(centre + margins.tier * scale),
+            risk=config.risk,
+            highest_mib=evidence.highest_mib,
+            runs=evidence.runs,
+            scope=evidence.scope,
+            evidence_class=class_name(evidence),
+        )
     )
 
 
@@ -71,12 +78,12 @@ class BoundReplay:
     calibration: what the past teaches, after the last step of the iteration.
     """
 
-    def __init__(self, cases: Iterable[Case], config: AdviceSection) -> None:
+    def __init__(self, cases: Iterable[Case], config: AdviceSection, tiers: Sequence[Tier] = ()) -> None:
         """cases: in order of submission, as replay_peaks gives them."""
         self._cases = cases
         self._config = config
-        self._calibrator = Calibrator(config)
-        self._running: list[tuple[int, int, Case, float | None]] = []
+        self._calibrator = Calibrator(config, tiers)
+        self._running: list[tuple[int, int, Case, MemoryBound | None]] = []
         self.calibration = Calibration(config.risk)
 
     def __iter__(self) -> Iterator[BoundedCase]:
@@ -88,23 +95,21 @@ class BoundReplay:
                 trained_s = today_s
             bounded = bound_of(case.evidence, self.calibration, self._config)
             if case.run is not None:
-                bound_mib = bounded.bound.bound_mib if bounded.bound else None
-                heapq.heappush(self._running, (case.run.end_s, number, case, bound_mib))
+                heapq.heappush(self._running, (case.run.end_s, number, case, bounded.bound))
             yield BoundedCase(case, bounded)
         self._train(None, 0.0)
 
     def _train(self, now_s: int | None, days: float) -> None:
         """Learn from what has ended before now_s (None: from all)."""
-        self._calibrator.recover(days)
         while self._running and (now_s is None or self._running[0][0] < now_s):
-            _, _, case, bound_mib = heapq.heappop(self._running)
-            self._calibrator.absorb(case, bound_mib)
-        self.calibration = self._calibrator.calibration()
+            _, _, case, bound = heapq.heappop(self._running)
+            self._calibrator.absorb(case, bound)
+        self.calibration = self._calibrator.calibration(days)
 
 
 def calibrate(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Calibration:
     """What the site's past teaches, the errors of the bounds that it would have given included."""
-    replay = BoundReplay(replay_peaks(history, config, tiers), config)
+    replay = BoundReplay(replay_peaks(history, config, tiers), config, tiers)
     for _ in replay:
         pass
     return replay.calibration

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 from rapidfuzz import process
@@ -47,12 +47,41 @@ class _Family:
 
 
 @dataclass
+class _Open:
+    """The submissions of one name that have not ended: single jobs, and tasks of arrays by when they were submitted."""
+
+    singles: int = 0
+    arrays: Counter[int] = field(default_factory=Counter)
+
+    def number(self, job: Submission) -> int:
+        """How many a submission meets; an array is one, and meets nothing of itself."""
+        return self.singles + len(self.arrays) - (job.is_array and job.submit_s in self.arrays)
+
+    def add(self, job: Submission) -> None:
+        if job.is_array:
+            self.arrays[job.submit_s] += 1
+        else:
+            self.singles += 1
+
+    def end(self, job: Submission) -> bool:
+        """Whether none is left."""
+        if not job.is_array:
+            self.singles -= 1
+        elif self.arrays[job.submit_s] > 1:
+            self.arrays[job.submit_s] -= 1
+        else:
+            del self.arrays[job.submit_s]
+        return not self.singles and not self.arrays
+
+
+@dataclass
 class _User:
-    """One user's families of one GPU count, and all their runs, oldest first."""
+    """One user's families of one GPU count, all their runs, oldest first, and by name what is open."""
 
     families: OrderedDict[str, _Family] = field(default_factory=OrderedDict)
     kin_of: dict[str, set[str]] = field(default_factory=dict)
     runs: deque[tuple[str, Run]] = field(default_factory=lambda: deque(maxlen=MAX_USER_RUNS))
+    open: defaultdict[str, _Open] = field(default_factory=lambda: defaultdict(_Open))
 
     def family(self, key: str) -> _Family:
         """The family of this key, from now on the newest; a new one starts with what is known of names like it."""
@@ -94,12 +123,19 @@ class PeakStore:
         self._config = config
         self._users: defaultdict[tuple[str, int], _User] = defaultdict(_User)
 
+    def submit(self, job: Submission) -> None:
+        self._users[job.user, job.gpu_count].open[job.name_key].add(job)
+
     def absorb(self, job: Submission, run: Run) -> None:
+        """Of a job that was submitted."""
         user = self._users[job.user, job.gpu_count]
+        still_open = user.open.get(job.name_key)
+        if still_open is not None and still_open.end(job):
+            del user.open[job.name_key]
         family = user.family(job.name_key)
         user.absorb(job.name_key, run)
         if run.why_not == PREALLOCATED:
-            family.reserved_s = run.end_s
+            family.reserved_s, family.oom = run.end_s, None
         elif run.is_known:
             family.reserved_s = None
             family.known_s.append(run.end_s)
@@ -138,13 +174,22 @@ class PeakStore:
         if user is None or job.name_key in NAMELESS:
             return Evidence(FAMILY, now_s)
         own = user.families.get(job.name_key)
+        names = user.like(job.name_key) if own is None else user.kin_of[job.name_key]
+        evidence = self._of_family(user, own, names, job, now_s)
+        return replace(evidence, open_jobs=sum([user.open[name].number(job) for name in names if name in user.open]))
+
+    def _of_family(
+        self, user: _User, own: _Family | None, names: Collection[str], job: Submission, now_s: int
+    ) -> Evidence:
         if own is None:
-            return self._of(user.runs_of(user.like(job.name_key)), SIMILAR, now_s, None)
+            return self._of(user.runs_of(names), SIMILAR, now_s, None)
         since_s = now_s - self._config.history_days * 86_400
         if len(own.known_s) == self._config.min_runs and own.known_s[0] >= since_s:
             return self._of(own.kin, FAMILY, now_s, own.oom)
         if own.reserved_s is not None and own.reserved_s >= since_s:
-            return self._of(user.runs_of({job.name_key}), FAMILY, now_s, own.oom)
+            # A flat peak before the first reservation was known was one, too: no death of memory.
+            own_runs = [run for run in user.runs_of({job.name_key}) if not run.is_flat]
+            return self._of(own_runs, FAMILY, now_s, own.oom)
         return self._of(own.kin, SIMILAR, now_s, own.oom)
 
     def _of(self, kin: Iterable[Run], scope: str, now_s: int, oom: Oom | None) -> Evidence:
@@ -195,6 +240,8 @@ def remember_peaks(
         run = runs[row]
         if is_end and run is not None and run.end_s < until_s:
             store.absorb(jobs[row], run)
+        elif not is_end and jobs[row].submit_s < until_s:
+            store.submit(jobs[row])
     return store
 
 
@@ -221,5 +268,6 @@ def replay_peaks(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[T
         run = runs[row]
         if not is_end:
             yield Case(row, jobs[row], store.evidence(jobs[row], jobs[row].submit_s), run)
+            store.submit(jobs[row])
         elif run is not None:
             store.absorb(jobs[row], run)

@@ -12,7 +12,8 @@ import pandas as pd
 from advisor.baselines import predictions_of, scores_of
 from advisor.decisions.priority import decide_priority
 from advisor.features import Submission, known_at, submission_of
-from advisor.models.duration import DurationModel, clip_to_limit, fit, split
+from advisor.models.blend import clip_to_limit
+from advisor.models.duration import DurationModel, Fitted, Predicted, fit, split
 from advisor.models.rolling import SiteMeans
 from advisor.prediction import Prediction, predict
 from advisor.replay import Replay, know_pending, remember, replay_durations
@@ -60,7 +61,7 @@ class GpuTime:
         # The model's random row samples depend on the order of rows: known_at gives one, whatever the frame's.
         past = replay_durations(known_at(data, now_s), config.rolling)
         past = past.select(np.isfinite(past.duration_s))
-        fitted = fit(past, config.training)
+        fitted = fit(past, config.training, now_s, previous.model if previous else None)
         before, newest = (fitted.before, fitted.newest) if fitted else split(past, config.training.validation_share)
         return Durations(
             jobs=len(past),
@@ -69,7 +70,7 @@ class GpuTime:
             site=_site_means(past),
             model=fitted.model if fitted else None,
             gpu_time_quantiles_s=_gpu_time_quantiles(newest, fitted.model if fitted else None),
-            scores=scores_of(predictions_of(fitted.trial if fitted else None, newest, before), newest),
+            scores=scores_of(predictions_of(_judged(fitted), newest, before), newest),
         )
 
     def predict(self, asked: Asked, artefact: Durations | None) -> Ranked:
@@ -124,6 +125,11 @@ def priorities_of(
         None if prediction is None else priority_of(job, prediction, quantiles_s, config.priority)
         for job, prediction in zip(jobs, predictions, strict=True)
     ]
+
+
+def _judged(fitted: Fitted | None) -> Predicted | None:
+    """What is said of the newest jobs by what LightGBM said of them before it had seen them."""
+    return fitted.model.blend(fitted.parts, fitted.newest.features) if fitted and fitted.parts else None
 
 
 def _site_means(past: Replay) -> SiteMeans:

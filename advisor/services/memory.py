@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from advisor.decisions.memory import MemoryAdvice, decide_memory
-from advisor.features import known_at, whole_runs
+from advisor.features import submitted_by
 from advisor.models.calibration import Calibration
 from advisor.models.hbm import calibrate
 from advisor.models.peak_store import remember_peaks
@@ -32,7 +32,7 @@ class Memory:
         return record.history
 
     def update(self, data: pd.DataFrame, previous: Calibration | None, config: Config, now_s: int) -> Calibration:
-        return calibrate(whole_runs(known_at(data, now_s)), config.advice, config.tiers)
+        return calibrate(submitted_by(data, now_s, config.advice.history_days), config.advice, config.tiers)
 
     def predict(self, asked: Asked, artefact: Calibration | None) -> Bounded:
         return self.predict_many([asked], artefact)[0]
@@ -40,7 +40,8 @@ class Memory:
     def predict_many(self, asked: Sequence[Asked], artefact: Calibration | None) -> Sequence[Bounded]:
         config, now_s = asked[0].config, asked[0].request.submit_s
         users = {each.job.user for each in asked}
-        peaks = remember_peaks(users, whole_runs(asked[0].history), now_s, config.advice, config.tiers)
+        known = submitted_by(asked[0].history, now_s, config.advice.history_days)
+        peaks = remember_peaks(users, known, now_s, config.advice, config.tiers)
         evidences = [peaks.evidence(each.job, now_s) for each in asked]
         return [
             Bounded(decide_memory(each.request, evidence, artefact, config), dict(evidence.set_aside))

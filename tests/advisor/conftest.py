@@ -43,8 +43,10 @@ def make_history(rows: list[dict[str, Any]]) -> pd.DataFrame:
     for number, row in enumerate(rows):
         full = {**DEFAULTS, "job_id": number + 1, **row}
         full.setdefault("end_s", NOW_S - 3600 * (len(rows) - number))
-        full.setdefault("start_s", int(full["end_s"] - full["elapsed_s"]))
+        if "start_s" not in full:
+            full["start_s"] = int(full["end_s"] - full["elapsed_s"])
         full.setdefault("submit_s", full["start_s"])
+        full.setdefault("hbm_max_mib", full["hbm_peak_mib"])
         full["name_key"] = name_key(full["name"])
         whole.append(full)
     frame = pd.DataFrame(whole)

@@ -29,7 +29,7 @@ TIERS = (
 
 
 def bound(mib: float) -> MemoryBound:
-    return MemoryBound(mib, 0.01, mib * 0.9, 10, "family", "family, steady")
+    return MemoryBound(mib, mib, 0.01, mib * 0.9, 10, "family", "family, steady")
 
 
 def request(constraints: str = "gpu&hbm80g", gpu_count: int = 4, **rest: str) -> Request:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from advisor.artefacts import current_version, load, save
 from advisor.explain import explain, to_json
 from advisor.lifecycle import drift_of, faults_of, trusted
-from advisor.models.calibration import Calibration
+from advisor.models.calibration import Calibration, Margins
 from advisor.service import advise, train
 from advisor.versions import prune, roll_back, use, versions
 from almanac.config import Config
@@ -33,7 +33,7 @@ def advice(history_of: History, config: Config) -> Advice:
     history = history_of([{"name": f"train-bert-{n}", "hbm_peak_mib": 21000.0 + 100 * n} for n in range(14)])
     request = Request(user="ann", job_name="train-bert-99", gpu_count=4, constraints="gpu&hbm80g")
     # a site whose record has calibrated growing families of 13 to 24 runs
-    calibration = Calibration(config.advice.risk, {"family/2/0/2": 2.0})
+    calibration = Calibration(config.advice.risk, {"family/0/2/0/2": Margins(2.0, 2.0)})
     trained = dataclasses.replace(train(history, config, NOW_S), calibration=calibration)
     return advise(request, history, trained, config, NOW_S)
 

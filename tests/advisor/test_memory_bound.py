@@ -14,14 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advisor.backtest.tier import replay_tiers, score_group
+from advisor.decisions.memory import decide_memory
+from advisor.decisions.tier import decide_tier
+from advisor.explain import short_text
 from advisor.features import submission_of
-from advisor.models.calibration import Calibration, Calibrator, class_of, conformal_margin, pools_of
+from advisor.models.calibration import Calibration, Calibrator, Margins, class_of, conformal_margin, pools_of
 from advisor.models.evidence import Evidence
 from advisor.models.hbm import bound_of
 from advisor.models.peak_store import Case
 from advisor.models.peaks import Run
 from almanac.config import AdviceSection, Config
-from almanac.records import Request
+from almanac.records import Advice, MemoryBound, Request
 
 NOW_S = 1_750_000_000
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
@@ -34,7 +37,7 @@ def evidence_of(peaks: list[float], scope: str = "family") -> Evidence:
 
 
 def calibrated(evidence: Evidence, margin: float) -> Calibration:
-    return Calibration(CONFIG.risk, {pools_of(class_of(evidence))[0]: margin})
+    return Calibration(CONFIG.risk, {pools_of(class_of(evidence))[0]: Margins(margin, margin)})
 
 
 def test_the_bound_by_hand() -> None:
@@ -44,7 +47,7 @@ def test_the_bound_by_hand() -> None:
     assert found is not None
     assert found.bound_mib == pytest.approx(22000 * math.exp(2 * spread * math.sqrt(1.2)))
     assert (found.runs, found.highest_mib, found.scope, found.risk) == (5, 22000.0, "family", 0.01)
-    assert found.evidence_class == "family, steady, spread to 6%, fewer than 8 runs"
+    assert found.evidence_class == "family, steady, spread to 6%, fewer than 8 runs, 0-4 open"
 
 
 @pytest.mark.parametrize(
@@ -111,11 +114,11 @@ def test_at_most_the_accepted_share_of_scores_lies_above_the_margin(scores: list
 def test_wider_pools_hold_no_better_evidence() -> None:
     evidence = evidence_of([20000.0] * 30)
     *_, same_scope, any_name = pools_of(class_of(evidence))
-    assert (same_scope, any_name) == ("family/0/*/..3", "names/0/*/..3")
+    assert (same_scope, any_name) == ("family/0/0/*/..3", "names/0/0/*/..3")
     few = evidence_of([20000.0] * 6)
-    calibration = Calibration(CONFIG.risk, {same_scope: 1.0})
-    assert calibration.margin(evidence) == 1.0
-    assert calibration.margin(few) is None
+    calibration = Calibration(CONFIG.risk, {same_scope: Margins(1.0, 1.0)})
+    assert calibration.of(evidence) == (1.0, 1.0)
+    assert calibration.of(few) is None
 
 
 def outcome(evidence: Evidence, need_mib: float, number: int, is_array: bool = False) -> Case:
@@ -125,23 +128,96 @@ def outcome(evidence: Evidence, need_mib: float, number: int, is_array: bool = F
     return Case(number, job, evidence, run)
 
 
+def bound(mib: float, tier_mib: float = 0.0) -> MemoryBound:
+    return MemoryBound(mib, tier_mib or mib, 0.1, mib, 30, "family", "")
+
+
+def bound_margin(calibration: Calibration, evidence: Evidence) -> float | None:
+    margins = calibration.of(evidence)
+    return margins.bound if margins else None
+
+
+def test_the_tiers_margin_counts_only_needs_above_a_tier(config: Config) -> None:
+    """Runs well above the highest need before: the bound goes up, the tier of 39 GiB still holds them all."""
+    evidence = evidence_of([20000.0] * 30)
+    calibrator = Calibrator(AdviceSection(risk=0.1), config.tiers)
+    for number in range(100):
+        calibrator.absorb(outcome(evidence, 20000.0 if number % 4 else 30000.0, number), None)
+    margins = calibrator.calibration().of(evidence)
+    assert margins is not None
+    assert margins.bound > 10
+    assert margins.tier == 0.0
+
+
+def test_a_tier_that_is_too_small_more_often_than_accepted_is_not_chosen(config: Config) -> None:
+    evidence = evidence_of([38000.0] * 30)
+    calibrator = Calibrator(AdviceSection(risk=0.1), config.tiers)
+    for number in range(100):
+        calibrator.absorb(outcome(evidence, 38000.0 if number % 4 else 60000.0, number), None)
+    section = AdviceSection(risk=0.1)
+    found = bound_of(evidence, calibrator.calibration(), section).bound
+    assert found is not None
+    assert 40960 - section.headroom_mib < found.tier_mib < found.bound_mib
+    assert decide_tier(Request(user="a", gpu_count=1), found, config.tiers, section.headroom_mib).tier == "hbm80g"
+
+
+def test_a_tier_smaller_than_the_bound_is_said_to_be_exceeded_at_the_risk(config: Config) -> None:
+    evidence = evidence_of([30000.0] * 30)
+    margins = {pools_of(class_of(evidence))[0]: Margins(20.0, 2.0)}
+    request = Request(user="a", job_name="x", gpu_count=1, constraints="hbm80g")
+    said = decide_memory(request, evidence, Calibration(config.advice.risk, margins), config)
+    assert said.bound is not None
+    assert said.bound.bound_mib > 40960
+    assert (said.tier.tier, said.tier.holds_bound) == ("hbm40g", False)
+    text = short_text(Advice(request, said.tier, said.bound, None, None))
+    assert text.endswith("of 100 jobs that are advised a tier on evidence like this, at most about 1 exceeds it.")
+
+
 def test_errors_of_given_bounds_make_the_next_ones_wider_and_time_heals() -> None:
     evidence = evidence_of([20000.0] * 30)
     config = AdviceSection(risk=0.1)
     calibrator = Calibrator(config)
     for number in range(200):
         calibrator.absorb(outcome(evidence, 20000 + 10 * number, number), None)
-    usual = calibrator.calibration().margin(evidence)
+    usual = bound_margin(calibrator.calibration(), evidence)
     for number in range(5):
-        calibrator.absorb(outcome(evidence, 20000.0, 300 + number), 19999.0)
-    strict = calibrator.calibration().margin(evidence)
-    calibrator.recover(90)
-    healed = calibrator.calibration().margin(evidence)
+        calibrator.absorb(outcome(evidence, 20000.0, 300 + number), bound(19999.0))
+    strict = bound_margin(calibrator.calibration(), evidence)
+    healed = bound_margin(calibrator.calibration(90), evidence)
     assert usual is not None
     assert strict is not None
     assert healed is not None
     assert strict > usual
     assert healed < strict
+
+
+def test_evidence_is_calibrated_apart_by_how_much_of_the_family_is_open() -> None:
+    quiet = evidence_of([20000.0] * 30)
+    busy = dataclasses.replace(quiet, open_jobs=20)
+    calibrator = Calibrator(AdviceSection(risk=0.1))
+    for number in range(100):
+        calibrator.absorb(outcome(quiet, 20000.0, number), None)
+    assert bound_margin(calibrator.calibration(), quiet) == 0.0
+    assert bound_margin(calibrator.calibration(), busy) is None
+    for number in range(100):
+        calibrator.absorb(outcome(busy, 50000.0, number), bound(20000.0))
+    calibration = calibrator.calibration(0)
+    assert bound_margin(calibration, quiet) == 0.0, "errors in bursts leave the quiet alone"
+    assert bound_margin(calibration, busy) is None
+
+
+def test_the_errors_of_one_user_between_two_trainings_count_as_one() -> None:
+    evidence = evidence_of([20000.0] * 30)
+    risks = []
+    for errors in (0, 1, 200):
+        calibrator = Calibrator(AdviceSection(risk=0.1))
+        for number in range(300):
+            calibrator.absorb(outcome(evidence, 20000 + 10 * number, number), None)
+        for _ in range(errors):
+            calibrator.absorb(outcome(evidence, 20000.0, 7), bound(19999.0))
+        calibrator.calibration()
+        risks.append(calibrator._bounds.of("family/0/0/0/0"))
+    assert risks == [pytest.approx(0.1), pytest.approx(0.091), pytest.approx(0.091)]
 
 
 def test_an_array_counts_once() -> None:

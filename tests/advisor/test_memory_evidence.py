@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.features import submission_of
+from advisor.features import submission_of, submitted_by
 from advisor.models import peak_store
 from advisor.models.evidence import Evidence
 from advisor.models.peak_store import MAX_FAMILIES, Case, evidence_now, replay_peaks, similar_names
+from advisor.models.peaks import runs_of
 from almanac.config import Config
 from almanac.records import Request
 
@@ -46,6 +47,57 @@ def test_a_family_that_preallocates_learns_nothing_from_the_users_others(history
     silent = evidence_of(history_of([*rows, {**reserved, "name": "other-jax"}]), config, name="other-jax")
     assert silent.runs == 0
     assert silent.set_aside == {"preallocated memory": 1}
+
+
+def flat(share: float, capacity_mib: float = 40960.0, **row: Any) -> dict[str, Any]:
+    """A run whose flat peak telemetry takes for a reservation."""
+    return {
+        "hbm_peak_mib": math.nan, "hbm_max_mib": share * capacity_mib, "hbm_capacity_mib": capacity_mib,
+        "hbm_evidence": "preallocated", **row,
+    }  # fmt: skip
+
+
+def test_a_flat_peak_counts_once_the_family_has_shown_what_it_uses(history_of: History, config: Config) -> None:
+    rows: list[dict[str, Any]] = [{"hbm_max_mib": 20000.0}] * 6
+    evidence = evidence_of(history_of([*rows, flat(0.75, 81920.0)]), config)
+    assert evidence.runs == 7
+    assert evidence.highest_mib == 0.75 * 81920
+    assert evidence.set_aside == {}
+
+
+@pytest.mark.parametrize("shown", [{"state": "FAILED"}, {"hbm_peak_mib": 0.76 * 81920}])
+def test_a_failed_run_and_one_at_a_reserved_share_do_not_show_what_a_family_uses(
+    history_of: History, config: Config, shown: dict[str, Any]
+) -> None:
+    evidence = evidence_of(history_of([shown, *[flat(0.75)] * 3]), config)
+    assert evidence.set_aside.get("preallocated memory") == 3
+
+
+@pytest.mark.parametrize("hidden", ["flat", "short"])
+def test_a_death_of_memory_is_recognized_however_it_was_filed(history_of: History, config: Config, hidden: str) -> None:
+    death = flat(0.98, state="FAILED", tier="hbm40g")
+    if hidden == "short":
+        death |= {"hbm_evidence": "none", "verdict": "short"}
+    for before in ([], [{"hbm_max_mib": 20000.0}] * 6):
+        evidence = evidence_of(history_of([*before, death]), config)
+        assert evidence.oom is not None
+        assert evidence.censored_mib == 40960
+    ended_well = {**death, "state": "COMPLETED"}
+    assert evidence_of(history_of([ended_well]), config).oom is None
+
+
+def test_a_family_that_reserves_does_not_die_of_memory_when_it_fails(history_of: History, config: Config) -> None:
+    died = flat(0.92, state="FAILED")
+    for rows in ([flat(0.92), died], [died, flat(0.92)]):
+        evidence = evidence_of(history_of(rows), config)
+        assert (evidence.oom, evidence.censored_mib, evidence.runs) == (None, None, 0)
+
+
+def test_a_flat_peak_is_read_by_what_had_ended_before(history_of: History, config: Config) -> None:
+    """What a family shows later changes nothing of an earlier run."""
+    rows = [flat(0.75), {"hbm_max_mib": 20000.0}, flat(0.75)]
+    runs = runs_of(history_of(rows), config.advice, config.tiers)
+    assert [run is not None and run.is_known for run in runs] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -216,6 +268,41 @@ def test_until_the_cap_evidence_is_all_runs_of_names_like_it(names: list[str]) -
         expected = [run for name, run in zip(names, runs, strict=True) if is_like(asked, name)]
         own = user.families.get(asked)
         assert (list(own.kin) if own else user.runs_of(user.like(asked))) == expected
+
+
+def submitted(ago_s: int, **row: Any) -> dict[str, Any]:
+    """A job that was submitted so long before NOW_S and has not ended."""
+    row = {"submit_s": NOW_S - ago_s, "start_s": math.nan, "end_s": math.nan, "state": "PENDING", **row}
+    return {"hbm_peak_mib": math.nan, "hbm_evidence": "none", "elapsed_s": math.nan, **row}
+
+
+def test_what_is_open_is_counted_by_family_and_an_array_once(history_of: History, config: Config) -> None:
+    rows: list[dict[str, Any]] = [{}] * 6
+    rows += [submitted(100), submitted(90, start_s=NOW_S - 50, state="RUNNING"), submitted(80, name="train-2-v2")]
+    rows += [submitted(70, is_array=True)] * 9
+    rows += [submitted(60, name="other"), submitted(60, gpu_count=8), submitted(60, user="bob"), submitted(-1)]
+    history = history_of(rows)
+    evidence = evidence_of(history, config)
+    assert (evidence.runs, evidence.open_jobs) == (6, 3), "two jobs and an array; what is like it has not ended yet"
+    like = history_of([*rows, {"name": "train-2-v2"}])
+    assert evidence_of(like, config).open_jobs == 4
+    ended = history_of([row if row.get("state") != "RUNNING" else {**row, "end_s": NOW_S - 1} for row in rows])
+    assert evidence_of(ended, config).open_jobs == 2
+
+
+def test_each_job_of_a_burst_meets_those_before_it(history_of: History, config: Config) -> None:
+    burst = [{"submit_s": NOW_S - 9000, "start_s": NOW_S - 8000, "end_s": NOW_S - 100 + n} for n in range(4)]
+    later = {"submit_s": NOW_S, "start_s": NOW_S, "end_s": NOW_S + 9}
+    array = [{**burst[0], "is_array": True, "name": "sweep-1"}] * 3
+    cases = cases_of(history_of([*burst, *array, later]), config)
+    assert [case.evidence.open_jobs for case in cases] == [0, 1, 2, 3, 0, 0, 0, 0]
+
+
+def test_what_accounting_has_lost_is_not_open(history_of: History, config: Config) -> None:
+    lost = submitted((config.advice.history_days + 1) * DAY_S, start_s=NOW_S - 999 * DAY_S, state="RUNNING")
+    history = history_of([lost, submitted(50), submitted(40, state="REQUEUED"), submitted(0)])
+    known = submitted_by(history, NOW_S, config.advice.history_days)
+    assert (NOW_S - known["submit_s"]).tolist() == [50]
 
 
 def rising(per_run: float, runs: int = 8) -> Evidence:

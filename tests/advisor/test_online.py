@@ -44,9 +44,9 @@ def test_it_says_what_the_batch_trainer_says(site_history: pd.DataFrame, config:
     said = drive(history, config)
     past = replay_durations(history, config.rolling)
     since_s = int(past.submit_s[0])
-    compared = 0
+    compared, fitted = 0, None
     while True:
-        fitted = fit(past.select(past.end_s < since_s), config.training)
+        fitted = fit(past.select(past.end_s < since_s), config.training, since_s, fitted.model if fitted else None)
         until_s = since_s + config.training.retrain_hours * 3600
         is_in = (past.submit_s >= since_s) & (past.submit_s < until_s)
         if fitted is not None:

@@ -128,7 +128,9 @@ def test_almanacs_own_services_tell_every_field_of_an_advice(config: Config, sit
 def test_a_site_is_trained_as_a_history_is(config: Config, record: Record) -> None:
     trained = train(record.history, config, NOW_S)
     assert train_site(record, None, config) == trained
-    assert train_site(record, trained, config) == trained
+    again = train_site(record, trained, config)
+    assert trained.model is not None and again.model is not None
+    assert (again.model.texts, again.model.unseen) == (trained.model.texts, trained.model.unseen)
     request = Request(user="user-1", job_name="job", gpu_count=4)
     assert advise(request, record.history, trained, config, NOW_S).services == {}
 

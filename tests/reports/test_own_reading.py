@@ -39,14 +39,16 @@ def replaced(publisher: Publisher, content: bytes) -> None:
     [
         b"",
         b"garbage",
-        gzip.compress(b"no json\n"),
-        gzip.compress(b"[]\n"),
-        gzip.compress(b"[" * 100_000 + b"\n"),
-        gzip.compress(b'{"almanac": "report", "format": 1}\n'),
-        gzip.compress(b'{"almanac": "jobs", "format": 1}\n'),
-        gzip.compress(b'{"almanac": "jobs", "format": 2}\n'),
-        gzip.compress(b'{"almanac": "jobs", "format": 1, "cluster": "c", "user": "u", "written_s": 1, "runs": 3}\n'),
-        gzip.compress(bytes(100 << 20)),
+        gzip.compress(b"no json\n", mtime=0),
+        gzip.compress(b"[]\n", mtime=0),
+        gzip.compress(b"[" * 100_000 + b"\n", mtime=0),
+        gzip.compress(b'{"almanac": "report", "format": 2}\n', mtime=0),
+        gzip.compress(b'{"almanac": "jobs", "format": 2}\n', mtime=0),
+        gzip.compress(b'{"almanac": "jobs", "format": 2}\n', mtime=0),
+        gzip.compress(
+            b'{"almanac": "jobs", "format": 2, "cluster": "c", "user": "u", "written_s": 1, "runs": 3}\n', mtime=0
+        ),
+        gzip.compress(bytes(100 << 20), mtime=0),
         bytes(MAX_FILE_BYTES + 1),
     ],
     ids=["empty", "garbage", "no-json", "list", "nested", "kind", "keys", "format", "types", "bomb", "large"],
@@ -113,8 +115,8 @@ def test_the_format_is_what_it_was(reported: Any) -> None:
     assert advice == {
         "request": ["account", "constraints", "cpu_count", "gpu_count", "gpu_type", "gres", "is_array", "job_name",
                     "node_count", "partition", "qos", "submit_s", "time_limit_s", "user"],
-        "tier": ["is_change", "note", "reason", "requested_tier", "rewrite", "tier"],
-        "bound": ["bound_mib", "evidence_class", "highest_mib", "risk", "runs", "scope"],
+        "tier": ["holds_bound", "is_change", "note", "reason", "requested_tier", "rewrite", "tier"],
+        "bound": ["bound_mib", "evidence_class", "highest_mib", "risk", "runs", "scope", "tier_mib"],
         "duration": ["case", "duration_s", "gpu_time_s", "high_s", "low_s", "model_s", "rolling_s", "runs"],
         "priority": ["extra", "gpu_time_s", "is_cautious", "share_longer", "term", "worth_wait_s"],
         "set_aside": [],
@@ -125,7 +127,7 @@ def test_the_format_is_what_it_was(reported: Any) -> None:
     series = document["series"]
     assert series["counters"] == ["gpu_util_pct", "hbm_used_mib", "tensor_active_frac", "dram_active_frac"]
     assert len(samples) == 2 * 4 * len(series["units"]) * series["bins"]
-    assert document["format"] == 1
+    assert document["format"] == 2
 
 
 def test_a_list_of_another_user_is_not_shown(publisher: Publisher) -> None:
