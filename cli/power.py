@@ -1,0 +1,225 @@
+"""`almanac power`: nodes power down when the forecast says that nobody will need them, and up before somebody does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from almanac.errors import AlmanacError, ConfigError, StoreError
+from almanac.units import printable
+from cli.app import App
+
+if TYPE_CHECKING:
+    from almanac.config import Config
+    from slurm_hooks.power.folder import PowerFolder
+    from slurm_hooks.power.planning import DemandSource, Planner
+    from telemetry.store import Store
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+HISTORY_DAYS, ROWS = 7, 30
+
+
+@click.group("power")
+def command() -> None:
+    """Power nodes down and up through Slurm, for the demand that is forecast. For operators, and a timer.
+
+    Only nodes of the configured [[node_sets]] are touched, and of these only idle ones. No job is ever ended.
+    """
+
+
+@command.command("plan")
+@as_json
+@click.pass_obj
+def plan(app: App, as_json: bool) -> None:
+    """Show what `apply` would do now. Nothing is written, and Slurm is told nothing."""
+    from cli.power_output import show_plan
+
+    planner = _planner(app)
+    made = planner.plan()
+    show_plan(made, None, "", as_json)
+
+
+@command.command("apply")
+@as_json
+@click.pass_obj
+def apply(app: App, as_json: bool) -> int:
+    """Power nodes down and up. One shot, every 10 minutes from a timer; a run that is missed does no harm.
+
+    Acts only with power.mode = "apply". With "observe" it records demand and logs what it would do. Each order is
+    written to power/actions-*.jsonl in the store before Slurm hears of it. Needs root, SlurmUser or
+    AdminLevel=Administrator.
+
+    \b
+    Exit code 4: another run is under way, or the store cannot be written.
+    Exit code 5: Slurm did not answer, or refused orders; the next run tries again.
+    """
+    from cli.power_output import show_plan
+    from slurm_hooks.power.run import PowerRun
+
+    mode = app.config.power.mode
+    if mode == "off":
+        click.echo('almanac: power.mode is "off": nothing is planned, and Slurm is told nothing', err=True)
+        return 0
+    planner = _planner(app)
+    with planner.folder.lock():
+        run = PowerRun(planner)
+        run.note_demand()
+        made = planner.plan()
+        if mode == "observe":
+            run.observe(made)
+            show_plan(made, None, mode, as_json)
+            return 0
+        outcomes = run.apply(made)
+    show_plan(made, outcomes, mode, as_json)
+    return 5 if any(each.said for each in outcomes) else 0
+
+
+@command.command("status")
+@as_json
+@click.pass_obj
+def status(app: App, as_json: bool) -> None:
+    """Show which nodes sleep, which did not wake, and whether a hold is on."""
+    from cli.power_output import show_status
+    from slurm_hooks.power.status import status_of
+
+    app.require_operator("node power is the site's")
+    _require_node_sets(app.config)
+    folder = _folder(app)
+    show_status(status_of(app.backend, app.config, folder, _cluster(app), app.now_s()), as_json)
+
+
+@command.command("history")
+@click.option("--days", default=HISTORY_DAYS, show_default=True, type=click.IntRange(1, 3660), help="Days to show.")
+@click.option("-n", "--rows", default=ROWS, show_default=True, type=click.IntRange(0), help="Newest rows; 0: all.")
+@as_json
+@click.pass_obj
+def history(app: App, days: int, rows: int, as_json: bool) -> None:
+    """Show what was ordered, newest last."""
+    from cli.power_output import show_history
+
+    app.require_operator("node power is the site's")
+    found = list(_folder(app).log.read(app.now_s() - days * 86_400, app.now_s()))
+    show_history(found[-rows:] if rows else found, len(found), as_json)
+
+
+@command.command("wake")
+@click.argument("nodes", metavar="ALL|NODE_SET|NODES")
+@as_json
+@click.pass_obj
+def wake(app: App, nodes: str, as_json: bool) -> int:
+    """Power nodes up now, and take almanac's quarantine off them. ALL also sets a hold, so that they stay on.
+
+    It needs slurmctld only: a broken store, model, configuration or lock does not stop it. Nodes that are drained or
+    down for another reason are left alone. Waits for nodes that are still powering down.
+
+    Exit code 5: Slurm did not answer, or some nodes were not woken.
+    """
+    from cli.power_output import show_woken
+    from slurm_hooks.power.waking import keep_on, names_to_wake, wake_now
+
+    config, faults = _config_if_any(app)
+    backend = _backend(app, config)
+    if nodes == "ALL":
+        faults += _try(lambda: _folder(app, config).hold(app.caller, "wake ALL", app.now_s()), "no hold is set")
+    names = names_to_wake(nodes, config, backend.nodes())
+    faults += _try(lambda: _note_wake(app, config, names), "the order is not logged")
+    said = keep_on(backend, names) if nodes == "ALL" else []
+    woken = wake_now(backend, names)
+    show_woken(woken, nodes == "ALL", [*faults, *said], as_json)
+    return 5 if woken.said or woken.late or said else 0
+
+
+@command.command("hold")
+@click.option("--off", is_flag=True, help="End the hold.")
+@click.option("--why", default="", metavar="TEXT", help="Shown to others, and in the log.")
+@click.pass_obj
+def hold(app: App, off: bool, why: str) -> None:
+    """Power nothing down until `hold --off`. Nodes that sleep wake as jobs and the warm minimum need them."""
+    app.require_operator("node power is the site's")
+    folder = _folder(app)
+    if off:
+        click.echo("the hold is off" if folder.release() else "there was no hold")
+        return
+    folder.hold(app.caller, why or "no reason given", app.now_s())
+    click.echo("hold: nothing powers down until `almanac power hold --off`")
+
+
+def _planner(app: App) -> Planner:
+    """Raises AlmanacError where the caller, the configuration or the store does not fit."""
+    from slurm_hooks.power.planning import Planner
+
+    app.require_operator("node power is the site's")
+    _require_node_sets(app.config)
+    store = app.open_store()
+    cluster, backend = app.cluster(store), app.backend
+    if (answers := backend.cluster()).lower() != cluster.lower():
+        raise ConfigError(
+            f"the store's cluster is {cluster}, Slurm's is {answers}", "correct --cluster or site.cluster"
+        )
+    return Planner(backend, app.config, _folder(app), cluster, source_of(app, store, cluster), app.now_s)
+
+
+def source_of(app: App, store: Store, cluster: str) -> DemandSource:
+    """Where decisions come from."""
+    from slurm_hooks.power.source import StoredDemand
+
+    return StoredDemand(store, app.config, cluster)
+
+
+def _require_node_sets(config: Config) -> None:
+    if not config.node_sets:
+        raise ConfigError("no [[node_sets]] are configured", "name the nodes that may power down; see docs/power.md")
+
+
+def _cluster(app: App) -> str:
+    try:
+        return app.cluster(app.open_store())
+    except StoreError:
+        return app.backend.cluster()
+
+
+def _folder(app: App, config: Config | None = None) -> PowerFolder:
+    from slurm_hooks.power.folder import PowerFolder
+
+    return PowerFolder(app.store_root / "power")
+
+
+def _config_if_any(app: App) -> tuple[Config, list[str]]:
+    """The configuration, or the defaults where it is broken: nodes with almanac's reason are known without it."""
+    from almanac.config import Config
+
+    try:
+        return app.config, []
+    except ConfigError as error:
+        return Config(), [f"{error}: only nodes that carry almanac's reason in Slurm are woken"]
+
+
+def _backend(app: App, config: Config) -> Any:
+    if config.source:
+        return app.backend
+    from telemetry.slurm.command_backend import CommandBackend
+    from telemetry.slurm.commands import SlurmCommands
+
+    return CommandBackend(SlurmCommands(timeout_s=60))
+
+
+def _note_wake(app: App, config: Config, names: tuple[str, ...]) -> None:
+    from almanac import __version__
+    from telemetry.slurm.hostlist import fold
+
+    row = {
+        "time_s": app.now_s(), "node_set": "", "what": "wake", "nodes": fold(names), "number": len(names),
+        "mode": "apply", "reason": f"{app.caller} asked for it", "almanac": __version__,
+    }  # fmt: skip
+    if names:
+        _folder(app, config).log.append([row], app.now_s())
+
+
+def _try(action: Any, otherwise: str) -> list[str]:
+    """What went wrong, in words; the way out goes on."""
+    try:
+        action()
+    except (AlmanacError, OSError) as error:
+        return [printable(f"{otherwise}: {error}", 300)]
+    return []

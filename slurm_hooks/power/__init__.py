@@ -1,0 +1,1 @@
+"""Powering nodes down and up through Slurm."""

@@ -1,0 +1,184 @@
+"""What almanac remembers of the nodes between two runs: one JSON file, replaced whole.
+
+Slurm is asked first: whose sleep it is stands in the node's reason. The file holds what Slurm does not keep: power
+cycles of the last day, failed wake-ups, wake-ups of each node set, and what SuspendExcNodes was before almanac wrote
+it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from almanac.errors import StoreError
+from telemetry.atomic import make_inner_folder, write_atomically, writing
+from telemetry.sources.bindings import BadRecordError, read_trusted
+
+DAY_S = 86_400
+VERSION = 1
+MAX_BYTES = 32 << 20
+MAX_TIMES = 2000
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """downs_s: power-downs of the last day, unix seconds. changed_s: last order. is_ours: powered down by almanac, and
+    not seen up since; is_told: and Slurm was seen to have heard it. retries: orders to wake it again. quarantined_s:
+    when it was given up, else None.
+    """
+
+    downs_s: tuple[int, ...] = ()
+    changed_s: int | None = None
+    is_ours: bool = False
+    retries: int = 0
+    quarantined_s: int | None = None
+    is_told: bool = False
+
+    def cycles(self, now_s: int) -> int:
+        return sum(now_s - DAY_S < time_s for time_s in self.downs_s)
+
+    def told_down(self, now_s: int) -> NodeMemory:
+        kept = tuple(time_s for time_s in self.downs_s if now_s - DAY_S < time_s)
+        return NodeMemory((*kept, now_s), now_s, is_ours=True)
+
+
+NO_MEMORY = NodeMemory()
+
+
+@dataclass(frozen=True)
+class SetMemory:
+    """Of a node set. wakes_s: each time that nodes were woken, by almanac or by Slurm for a job. short_s: runs that saw
+    more nodes wanted than up. asleep: the nodes that slept when the last run ended. target: of the last run; None held.
+    """
+
+    wakes_s: tuple[int, ...] = ()
+    short_s: tuple[int, ...] = ()
+    asleep: tuple[str, ...] = ()
+    target: int | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The whole file. since_s: first run. exceptions: SuspendExcNodes without almanac's entries, None while almanac
+    never wrote it; told: what almanac wrote there, the newest last.
+    """
+
+    cluster: str = ""
+    since_s: int = 0
+    run_s: int = 0
+    nodes: Mapping[str, NodeMemory] = field(default_factory=dict)
+    sets: Mapping[str, SetMemory] = field(default_factory=dict)
+    exceptions: str | None = None
+    told: tuple[str, ...] = ()
+
+    def of(self, name: str) -> NodeMemory:
+        return self.nodes.get(name, NO_MEMORY)
+
+    def set_of(self, name: str) -> SetMemory:
+        return self.sets.get(name, SetMemory())
+
+    def with_nodes(self, changed: Mapping[str, NodeMemory]) -> Memory:
+        """A node with nothing to remember is forgotten."""
+        whole = {**self.nodes, **changed}
+        return replace(
+            self, nodes={name: each for name, each in whole.items() if each is not NO_MEMORY and each != NO_MEMORY}
+        )
+
+    def with_set(self, name: str, memory: SetMemory) -> Memory:
+        short = replace(memory, wakes_s=memory.wakes_s[-MAX_TIMES:], short_s=memory.short_s[-MAX_TIMES:])
+        return replace(self, sets={**self.sets, name: short})
+
+
+def load(path: Path, cluster: str) -> Memory:
+    """An empty memory where there is no file. Raises StoreError for one that others could have written, that is broken,
+    or of another cluster.
+    """
+    if not os.path.lexists(path):
+        return Memory(cluster=cluster)
+    try:
+        owners = frozenset({0, os.geteuid(), path.parent.stat().st_uid})
+        memory = _memory(json.loads(read_trusted(path, owners, MAX_BYTES)))
+    except (BadRecordError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise StoreError(
+            f"{path}: {error if isinstance(error, BadRecordError) else 'cannot be understood'}",
+            "look who wrote it; then remove it: nodes that sleep stay known by their reason in Slurm",
+        ) from error
+    if memory.cluster != cluster:
+        raise StoreError(f"{path} is of cluster {memory.cluster!r}, not {cluster!r}", "use one store per cluster")
+    return memory
+
+
+def save(path: Path, memory: Memory) -> None:
+    """Raises StoreError."""
+    content = {"version": VERSION, **asdict(memory)}
+    with writing(path):
+        make_inner_folder(path.parent)
+        write_atomically(path, json.dumps(content, allow_nan=False).encode(), is_handed_over=True)
+
+
+def _memory(content: Any) -> Memory:
+    """Raises ValueError, TypeError, KeyError or AttributeError."""
+    if content["version"] != VERSION:
+        raise ValueError("of another version")
+    exceptions = content["exceptions"]
+    return Memory(
+        cluster=_text(content["cluster"]),
+        since_s=_time(content["since_s"]),
+        run_s=_time(content["run_s"]),
+        nodes={_text(name): _node(each) for name, each in content["nodes"].items()},
+        sets={_text(name): _set(each) for name, each in content["sets"].items()},
+        exceptions=None if exceptions is None else _text(exceptions),
+        told=tuple(map(_text, content["told"])),
+    )
+
+
+def _node(content: Any) -> NodeMemory:
+    return NodeMemory(
+        downs_s=_times(content["downs_s"]),
+        changed_s=_time_or_none(content["changed_s"]),
+        is_ours=_claim(content["is_ours"]),
+        retries=_time(content["retries"]),
+        quarantined_s=_time_or_none(content["quarantined_s"]),
+        is_told=_claim(content["is_told"]),
+    )
+
+
+def _set(content: Any) -> SetMemory:
+    return SetMemory(
+        wakes_s=_times(content["wakes_s"]),
+        short_s=_times(content["short_s"]),
+        asleep=tuple(map(_text, content["asleep"])),
+        target=_time_or_none(content["target"]),
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    return value
+
+
+def _claim(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("neither true nor false")
+    return value
+
+
+def _time(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise TypeError("no count and no time")
+    return value
+
+
+def _time_or_none(value: Any) -> int | None:
+    return None if value is None else _time(value)
+
+
+def _times(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise TypeError("no list")
+    return tuple(map(_time, value))

@@ -1,0 +1,239 @@
+"""What one run is to do, from what Slurm says, what is remembered, and what is forecast. Nothing is written or told.
+
+Node sets that cannot be decided hold: nothing of them powers down, and the nodes in use and the warm minimum stay on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode
+from advisor.demand.model import PowerDecision, Spent
+from almanac.config import Config, NodeSet
+from almanac.errors import CommandError, ConfigError, StoreError
+from almanac.records import Counts
+from slurm_hooks.power.actuators import Actuator, ByCount, ByName
+from slurm_hooks.power.folder import PowerFolder
+from slurm_hooks.power.memory import Memory
+from slurm_hooks.power.nodes import Surroundings, power_nodes, reserved_before
+from slurm_hooks.power.plan import (
+    Failures,
+    Kept,
+    Rules,
+    Selection,
+    failures_of,
+    intended,
+    kept_on,
+    observed,
+    powered_apart,
+    select,
+)
+from slurm_hooks.power.settings import KeptOn, PowerSettings, joined, others, parse_exceptions, read_settings
+from telemetry.slurm.backend import Node, SlurmBackend
+from telemetry.slurm.hostlist import expand
+from telemetry.slurm.node_sets import LiveDemand, live_demand, members
+
+RESERVED_AHEAD_S = 3600
+"""A node whose reservation starts within this time, and that of a boot, stays on; a sleeping one wakes."""
+_IS_POWERED_OFF = NodeFlag.ASLEEP | NodeFlag.BOOTING
+
+
+class DemandSource(Protocol):
+    """Where decisions come from."""
+
+    def note(self, node_set: NodeSet, demand: LiveDemand, now_s: int) -> None:
+        """Record the demand of this minute. Raises StoreError."""
+        ...
+
+    def decide(self, node_set: NodeSet, names: Sequence[str], powered: int, spent: Spent, now_s: int) -> PowerDecision:
+        """How many nodes to keep. No target, and why, where there is no model or no fresh demand."""
+        ...
+
+
+@dataclass(frozen=True)
+class SetPlan:
+    """What a run does with one node set. powered: nodes up or booting, busy ones included. target: None keeps what is
+    on. is_hold: nothing may power down, for the reason given. quarantined: given up by an earlier run.
+    """
+
+    node_set: str
+    demand: LiveDemand
+    powered: int
+    target: int | None
+    reason: str
+    is_hold: bool
+    chosen: Selection
+    failures: Failures
+    quarantined: tuple[str, ...]
+    kept: Kept
+    limits: PowerLimits
+
+    @property
+    def acts(self) -> bool:
+        failed = self.failures
+        return bool(
+            self.chosen.wake or self.chosen.power_down or failed.again or failed.back or failed.give_up or failed.lost
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run does. exceptions: what SuspendExcNodes is to be; None: it stays. memory: as if all had been done.
+
+    around: what the nodes were judged by.
+    """
+
+    now_s: int
+    actuator: Actuator
+    settings: PowerSettings
+    sets: tuple[SetPlan, ...]
+    memory: Memory
+    around: Surroundings
+    exceptions: str | None
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Everything that a plan needs. clock: unix seconds."""
+
+    backend: SlurmBackend
+    config: Config
+    folder: PowerFolder
+    cluster: str
+    source: DemandSource
+    clock: Callable[[], float]
+
+    def plan(self) -> Plan:
+        """What a run would do now; nothing is written, nobody is told. Raises CommandError, ConfigError."""
+        now_s = int(self.clock())
+        memory, fault = self._memory(now_s)
+        settings = read_settings(self.backend)
+        listed = self.backend.nodes()
+        exceptions = self._site_exceptions(settings, memory, listed)
+        actuator = self._actuator(settings, exceptions)
+        ahead_s = RESERVED_AHEAD_S + settings.suspend_timeout_s + settings.resume_timeout_s
+        around = Surroundings(
+            excluded=replace(settings, exceptions=exceptions).excluded(listed) | self._excluded(),
+            reserved_soon=reserved_before(self.backend.reservations(), now_s, now_s + ahead_s),
+            memory=memory.nodes,
+            tiers=self.config.tiers,
+            takes_any=actuator.name == "count",
+        )
+        hold = self.folder.hold_reason() or fault or self._accounting_fault()
+        pending = self.backend.pending(Counts())
+        nodes = {node.name: node for node in listed}
+        sets: list[SetPlan] = []
+        sets_of: dict[str, str] = {}
+        for node_set in self.config.node_sets:
+            names = members(node_set, listed)
+            self._require_apart(names, sets_of, node_set)
+            demand = live_demand(names, listed, pending)
+            power = power_nodes(names, nodes, around, now_s)
+            memory = observed(memory, node_set.name, nodes, power, now_s)
+            plan = self._plan_set(node_set, demand, power, nodes, memory, around, hold, bool(fault), now_s)
+            # By count, Slurm picks the nodes: they are counted when they are seen asleep.
+            told = plan.chosen if actuator.name == "names" else replace(plan.chosen, power_down=())
+            memory = intended(memory, node_set.name, told, plan.failures, plan.target, now_s)
+            sets.append(plan)
+        wanted = actuator.exceptions({each.node_set: each.kept for each in sets})
+        memory = replace(memory, run_s=now_s, since_s=memory.since_s or now_s)
+        if wanted is not None:
+            memory = replace(memory, exceptions=joined(exceptions), told=(*memory.told[-1:], wanted))
+        return Plan(now_s, actuator, settings, tuple(sets), memory, around, wanted, fault)
+
+    def _memory(self, now_s: int) -> tuple[Memory, str]:
+        try:
+            return self.folder.load(self.cluster), ""
+        except StoreError as error:
+            return Memory(cluster=self.cluster), f"{error}; {error.hint}"
+
+    def _accounting_fault(self) -> str:
+        try:
+            self.backend.require_accounting()
+        except CommandError as error:
+            return f"slurmdbd does not answer: {error}"
+        return ""
+
+    def _site_exceptions(self, settings: PowerSettings, memory: Memory, nodes: Sequence[Node]) -> tuple[KeptOn, ...]:
+        """SuspendExcNodes without almanac's entries: as before almanac wrote there, or as it stands where slurmctld has
+        read slurm.conf again, or an operator has changed it.
+        """
+        is_ours = memory.exceptions is not None and joined(settings.exceptions) in memory.told
+        found = parse_exceptions(memory.exceptions or "") if is_ours else settings.exceptions
+        own = {name for each in self.config.node_sets for name in members(each, nodes)}
+        return others(found, own)
+
+    def _actuator(self, settings: PowerSettings, exceptions: Sequence[KeptOn]) -> Actuator:
+        name = settings.actuator(self.config.power.actuator)
+        return ByCount(self.backend, exceptions) if name == "count" else ByName(self.backend)
+
+    def _excluded(self) -> frozenset[str]:
+        """Raises ConfigError where `exclude` is no host list."""
+        found: set[str] = set()
+        for each in self.config.node_sets:
+            try:
+                found.update(expand(each.exclude))
+            except ValueError as error:
+                raise ConfigError(f"node_sets.{each.name}.exclude: {error}", "give a host list") from error
+        return frozenset(found)
+
+    @staticmethod
+    def _require_apart(names: Sequence[str], sets_of: dict[str, str], node_set: NodeSet) -> None:
+        """Raises ConfigError where a node is in two node sets: each would undo what the other does."""
+        for name in names:
+            if (other := sets_of.setdefault(name, node_set.name)) != node_set.name:
+                raise ConfigError(
+                    f"node {name} is in the node sets {other} and {node_set.name}", "give each node to one node set"
+                )
+
+    def _plan_set(
+        self,
+        node_set: NodeSet,
+        demand: LiveDemand,
+        power: Sequence[PowerNode],
+        nodes: Mapping[str, Node],
+        memory: Memory,
+        around: Surroundings,
+        hold: str,
+        is_memory_lost: bool,
+        now_s: int,
+    ) -> SetPlan:
+        names = [each.name for each in power]
+        rules = self._rules(node_set)
+        ready, apart = powered_apart(power)
+        decision = PowerDecision(None, hold)
+        if not hold:
+            past = memory.set_of(node_set.name)
+            spent = Spent(memory.since_s or now_s, past.wakes_s, past.short_s)
+            decision = self.source.decide(node_set, names, ready + apart, spent, now_s)
+        chosen = select(power, decision.target, demand.active, rules, now_s)
+        chosen = replace(chosen, wake=_with_due(chosen.wake, power, around))
+        failures = Failures() if is_memory_lost else failures_of(names, nodes, memory, rules.wake_retries)
+        return SetPlan(
+            node_set=node_set.name,
+            demand=demand,
+            powered=ready + apart,
+            target=decision.target,
+            reason=decision.reason,
+            is_hold=bool(hold) or decision.target is None,
+            chosen=chosen,
+            failures=failures,
+            quarantined=tuple(name for name in names if memory.of(name).quarantined_s is not None),
+            kept=kept_on(power, chosen, rules.limits, now_s),
+            limits=rules.limits,
+        )
+
+    def _rules(self, node_set: NodeSet) -> Rules:
+        power = self.config.power
+        limits = PowerLimits(node_set.warm_minimum, power.cycles_per_day, power.cooldown_s)
+        return Rules(limits, power.nodes_per_run, power.wake_retries)
+
+
+def _with_due(wake_first: Sequence[str], power: Sequence[PowerNode], around: Surroundings) -> tuple[str, ...]:
+    """And almanac's sleepers that have to be on: excluded since, or about to be reserved."""
+    due = around.excluded | around.reserved_soon
+    more = [each.name for each in power if each.flags == NodeFlag.ASLEEP and each.name in due]
+    return tuple(dict.fromkeys((*wake_first, *more)))

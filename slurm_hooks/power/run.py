@@ -1,0 +1,150 @@
+"""One run: plan, write down what is about to happen, tell Slurm, and look again.
+
+A run that is killed leaves nothing half done that the next one would not see in Slurm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from advisor.decisions.power_nodes import NodeFlag, may_power_down
+from almanac import __version__
+from almanac.records import Counts
+from slurm_hooks.power.actuators import ByName, quarantine, resume, wake
+from slurm_hooks.power.nodes import power_nodes
+from slurm_hooks.power.plan import confirmed
+from slurm_hooks.power.planning import Plan, Planner, SetPlan
+from slurm_hooks.power.settings import joined, parse_exceptions
+from telemetry.slurm.backend import Node, SlurmBackend
+from telemetry.slurm.hostlist import fold
+from telemetry.slurm.node_sets import live_demand, members
+
+_IS_POWERED_OFF = NodeFlag.ASLEEP | NodeFlag.BOOTING
+
+
+@dataclass(frozen=True)
+class SetOutcome:
+    """What became of a plan. said: what Slurm said against it. changed: nodes that were no longer idle when it came to
+    it, and were left on. unheard: orders that Slurm took without a word and dropped; the next run repeats them.
+    """
+
+    plan: SetPlan
+    said: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    unheard: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PowerRun:
+    """Acts on the plans of a planner."""
+
+    planner: Planner
+
+    @property
+    def _backend(self) -> SlurmBackend:
+        return self.planner.backend
+
+    def note_demand(self) -> None:
+        """Record the demand of this minute, by which the plan then goes. Raises CommandError, StoreError."""
+        planner, nodes = self.planner, self._backend.nodes()
+        pending, now_s = self._backend.pending(Counts()), int(planner.clock())
+        for each in planner.config.node_sets:
+            planner.source.note(each, live_demand(members(each, nodes), nodes, pending), now_s)
+
+    def observe(self, plan: Plan) -> None:
+        """Write down what would be done; Slurm is told nothing. Raises StoreError."""
+        self._write_down(plan, "observe")
+
+    def apply(self, plan: Plan) -> list[SetOutcome]:
+        """Do it. Raises StoreError where it cannot be written down (Slurm is told nothing then), CommandError where
+        slurmctld is lost: what was done until then stays, and the next run goes on from there.
+        """
+        self._write_down(plan, "apply")
+        if not plan.fault:
+            self.planner.folder.save(plan.memory)
+        outcomes = [self._wake(each) for each in plan.sets]
+        said = self._tell_exceptions(plan)
+        outcomes = [self._power_down(each, plan) for each in outcomes]
+        if any(each.acts for each in plan.sets):
+            outcomes = self._look_again(outcomes, plan)
+            self._confirm(outcomes, plan)
+        return [replace(each, said=(*each.said, *said)) for each in outcomes]
+
+    def _write_down(self, plan: Plan, mode: str) -> None:
+        rows = [row for each in plan.sets for row in self._rows(each, plan, mode)]
+        self.planner.folder.log.append(rows, plan.now_s)
+
+    def _rows(self, each: SetPlan, plan: Plan, mode: str) -> list[dict[str, Any]]:
+        orders = {
+            "wake": each.chosen.wake,
+            "wake again": each.failures.again,
+            "resume": each.failures.back,
+            "quarantine": each.failures.give_up,
+            "power down again": each.failures.lost,
+            "power down": each.chosen.power_down,
+        }
+        return [
+            {
+                "time_s": plan.now_s, "cluster": self.planner.cluster, "node_set": each.node_set, "what": what,
+                "nodes": fold(names), "number": len(names), "mode": mode, "actuator": plan.actuator.name,
+                "target": each.target, "powered": each.powered, "active": each.demand.active,
+                "wanted": each.demand.wanted, "reason": each.reason, "almanac": __version__,
+            }
+            for what, names in orders.items() if names
+        ]  # fmt: skip
+
+    def _wake(self, each: SetPlan) -> SetOutcome:
+        failed, retries = each.failures, self.planner.config.power.wake_retries
+        said = wake(self._backend, (*each.chosen.wake, *failed.again))
+        said += resume(self._backend, failed.back)
+        said += quarantine(self._backend, failed.give_up, retries)
+        said += ByName(self._backend).power_down(failed.lost)
+        return SetOutcome(each, tuple(said))
+
+    def _tell_exceptions(self, plan: Plan) -> list[str]:
+        """Slurm forgets what it was told when it reads slurm.conf again: it is told anew where it stands otherwise."""
+        if plan.exceptions is None or joined(plan.settings.exceptions) == plan.exceptions:
+            return []
+        said = self._backend.set_suspend_exceptions(plan.exceptions)
+        stands = joined(parse_exceptions(self._backend.suspend_exceptions()))
+        if not said and stands != plan.exceptions:
+            return [f"SuspendExcNodes is {stands!r} after it was set to {plan.exceptions!r}"]
+        return said
+
+    def _power_down(self, outcome: SetOutcome, plan: Plan) -> SetOutcome:
+        """Of the nodes chosen, those that Slurm still shows as they were a moment ago."""
+        wanted = outcome.plan.chosen.power_down
+        if not wanted or plan.actuator.name == "count":
+            return outcome
+        if self.planner.folder.hold_reason():
+            return replace(outcome, changed=wanted)
+        nodes = {node.name: node for node in self._backend.nodes()}
+        now = power_nodes(wanted, nodes, plan.around, plan.now_s)
+        fit = tuple(each.name for each in now if may_power_down(each, outcome.plan.limits, plan.now_s))
+        said = plan.actuator.power_down(fit)
+        changed = tuple(name for name in wanted if name not in fit)
+        return replace(outcome, said=(*outcome.said, *said), changed=changed)
+
+    def _look_again(self, outcomes: Sequence[SetOutcome], plan: Plan) -> list[SetOutcome]:
+        nodes = {node.name: node for node in self._backend.nodes()}
+        return [replace(each, unheard=self._unheard(each, nodes, plan)) for each in outcomes]
+
+    def _confirm(self, outcomes: Sequence[SetOutcome], plan: Plan) -> None:
+        """Remember which nodes Slurm powers down by almanac's order. A run that is killed before remembers less."""
+        heard = [
+            name for each in outcomes for name in (*each.plan.chosen.power_down, *each.plan.failures.lost)
+            if name not in each.changed and name not in each.unheard
+        ]  # fmt: skip
+        if heard and not plan.fault and plan.actuator.name == "names":
+            self.planner.folder.save(confirmed(plan.memory, heard))
+
+    def _unheard(self, outcome: SetOutcome, nodes: Mapping[str, Node], plan: Plan) -> tuple[str, ...]:
+        chosen, failed = outcome.plan.chosen, outcome.plan.failures
+        told_up = (*chosen.wake, *failed.again)
+        told_down = () if plan.actuator.name == "count" else {*chosen.power_down, *failed.lost} - set(outcome.changed)
+        power = {each.name: each.flags for each in power_nodes((*told_up, *told_down), nodes, plan.around, plan.now_s)}
+        slept_on = [n for n in told_up if power[n] & NodeFlag.ASLEEP and not power[n] & NodeFlag.BOOTING]
+        stayed_on = [n for n in told_down if not power[n] & (_IS_POWERED_OFF | NodeFlag.BUSY | NodeFlag.UNKNOWN)]
+        return tuple(sorted((*slept_on, *stayed_on)))

@@ -1,0 +1,54 @@
+"""Decisions from the store: the demand of the last days, and the trained model of each node set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from advisor.demand.lifecycle import usable_demand
+from advisor.demand.model import TAIL_MIN, PowerDecision, Spent
+from almanac.config import Config, NodeSet
+from almanac.units import format_duration
+from telemetry.node_counts import append_counts, demand_series
+from telemetry.node_series import NodeSeries
+from telemetry.slurm.node_sets import LiveDemand
+from telemetry.store import Store
+
+MINUTE_S = 60
+
+
+@dataclass(frozen=True)
+class StoredDemand:
+    """A DemandSource on a store."""
+
+    store: Store
+    config: Config
+    cluster: str
+
+    def note(self, node_set: NodeSet, demand: LiveDemand, now_s: int) -> None:
+        append_counts(self.store, self.cluster, node_set.name, now_s, demand)
+
+    def decide(self, node_set: NodeSet, names: Sequence[str], powered: int, spent: Spent, now_s: int) -> PowerDecision:
+        trained, why_not = usable_demand(self.store.models_dir(self.cluster), node_set, self.config, now_s)
+        if trained is None:
+            return PowerDecision(None, why_not)
+        end_s = (now_s // MINUTE_S + 1) * MINUTE_S
+        start_s = end_s - TAIL_MIN * MINUTE_S
+        series = demand_series(self.store, self.cluster, node_set, names, start_s, end_s)
+        if stale := stale_reason(series, end_s, self.config.power.stale_s):
+            return PowerDecision(None, stale)
+        return trained.model.decide(series, powered, spent)
+
+
+def stale_reason(series: NodeSeries, end_s: int, stale_s: int) -> str:
+    """Why demand is too old to power down by; "" where it is fresh."""
+    usable = np.flatnonzero(series.is_usable)
+    if not len(usable):
+        return "no demand is known: run `almanac ingest`"
+    begin_s = int(series.start.astype("datetime64[s]").astype(np.int64))
+    age_s = end_s - (begin_s + (int(usable[-1]) + 1) * MINUTE_S)
+    if age_s <= stale_s:
+        return ""
+    return f"demand is {format_duration(age_s)} old, accepted are {format_duration(stale_s)}: run `almanac ingest`"

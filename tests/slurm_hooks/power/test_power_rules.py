@@ -1,0 +1,299 @@
+"""Rules that no state of Slurm, no kill and nobody else's command may break: hypothesis plays hours of a cluster.
+
+The stand-in itself raises AssertionError where a node that is not idle and free is told to power down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_slurm import FakeSlurm, Killed, Wanted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from advisor.decisions.power_nodes import NodeFlag, PowerLimits
+from almanac.config import Config, NodeSet, Power
+from almanac.errors import CommandError
+from slurm_hooks.power.folder import PowerFolder
+from slurm_hooks.power.memory import Memory, NodeMemory, SetMemory, load, save
+from slurm_hooks.power.nodes import REASON, Surroundings, flags_of, power_nodes
+from slurm_hooks.power.plan import Rules, Selection, failures_of, kept_on, select
+from slurm_hooks.power.planning import Planner
+from slurm_hooks.power.run import PowerRun
+from telemetry.slurm.backend import Node, Reservation
+
+EXAMPLES = int(os.environ.get("ALMANAC_POWER_EXAMPLES", "2000"))
+"""Random states of a cluster; 100,000 take some minutes."""
+NAMES = tuple(f"n{number}" for number in range(1, 7))
+POWERED_OFF = {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN"}
+CYCLES, WARM, COOLDOWN_S = 2, 1, 1200
+DAY_S = 86_400
+nodes_of_set = st.sampled_from(NAMES)
+
+
+class PowerMachine(RuleBasedStateMachine):
+    """A cluster with jobs, operators and faults; almanac runs in between, and is killed anywhere."""
+
+    by_count = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self.downs: list[tuple[int, str]] = []
+
+    @initialize()
+    def begin(self) -> None:
+        more: dict[str, Any] = {"suspend_time_s": 600, "release": "26.05.5"} if self.by_count else {}
+        self.slurm = FakeSlurm(NAMES, exceptions=NAMES[-1], **more)
+        self.folder = PowerFolder(Path(self._folder.name) / "power")
+        self.source = Wanted()
+        power = Power(mode="apply", cooldown_s=COOLDOWN_S, cycles_per_day=CYCLES, nodes_per_run=3)
+        self.config = Config(power=power, node_sets=(NodeSet(name="gpu", nodes="n[1-6]", warm_minimum=WARM),))
+
+    def teardown(self) -> None:
+        self._folder.cleanup()
+
+    @property
+    def planner(self) -> Planner:
+        return Planner(self.slurm, self.config, self.folder, "lab", self.source, lambda: self.slurm.now_s)  # type: ignore[arg-type]
+
+    @rule(wanted=st.one_of(st.none(), st.integers(0, 8)), kill_at=st.one_of(st.none(), st.integers(0, 14)))
+    def almanac_runs(self, wanted: int | None, kill_at: int | None) -> None:
+        self.source.target = wanted
+        before, told = len(self.slurm.orders), len(self.slurm.told_exceptions)
+        idle = {name for name, node in self.slurm.nodes_.items() if node.states == {"IDLE"}}
+        self.slurm.kill_at = kill_at
+        with contextlib.suppress(Killed, CommandError), self.folder.lock():
+            run = PowerRun(self.planner)
+            run.note_demand()
+            run.apply(self.planner.plan())
+        self.slurm.kill_at = None
+        downs = [name for what, names in self.slurm.orders[before:] if what == "power_down_asap" for name in names]
+        self.downs += [(self.slurm.now_s, name) for name in downs]
+        assert NAMES[-1] not in downs, "excluded in slurm.conf"
+        assert len(downs) <= 3, "rate limit"
+        if downs:
+            assert len(idle - set(downs)) >= WARM, "warm minimum"
+            assert wanted is not None
+            assert not self.slurm.has_hold
+        if self.slurm.has_hold or wanted is None or not self.slurm.has_accounting:
+            assert not downs, "hold means hold"
+            for each in self.slurm.told_exceptions[told:]:
+                assert self._spared(each) >= len(idle), "hold means hold"
+
+    def _spared(self, exceptions: str) -> int:
+        from slurm_hooks.power.settings import parse_exceptions
+
+        found = parse_exceptions(exceptions)
+        named = frozenset().union(*(each.nodes() for each in found if each.count is None))
+        return len(named) + sum(each.count or 0 for each in found)
+
+    @rule(seconds=st.sampled_from([60, 600, 3600, 6 * 3600]))
+    def time_passes(self, seconds: int) -> None:
+        self.slurm.pass_time(seconds)
+
+    @rule(name=nodes_of_set)
+    def a_job_starts(self, name: str) -> None:
+        node = self.slurm.nodes_[name]
+        if node.states == {"IDLE"}:
+            self.slurm.put(name, "ALLOCATED")
+        elif node.states == {"IDLE", "POWERED_DOWN"}:
+            self.slurm.put(name, "ALLOCATED", "POWERING_UP", "NOT_RESPONDING", reason="")
+
+    @rule(name=nodes_of_set)
+    def a_job_ends(self, name: str) -> None:
+        if self.slurm.states(name) == {"ALLOCATED"}:
+            self.slurm.put(name, "IDLE", last_busy_s=self.slurm.now_s)
+
+    @rule(name=nodes_of_set, flag=st.sampled_from(["DRAIN", "RESERVED", "PLANNED", "MAINTENANCE", "DOWN", "STRANGE"]))
+    def somebody_else_acts(self, name: str, flag: str) -> None:
+        states = self.slurm.states(name)
+        self.slurm.put(name, *((states - {"IDLE"} if flag == "DOWN" else states) | {flag}), reason="bob")
+
+    @rule(name=nodes_of_set)
+    def and_undoes_it(self, name: str) -> None:
+        if not self.slurm.states(name) & POWERED_OFF:
+            self.slurm.put(name, "IDLE", reason="", last_busy_s=self.slurm.now_s)
+
+    @rule(name=nodes_of_set)
+    def an_operator_powers_down(self, name: str) -> None:
+        if self.slurm.states(name) == {"IDLE"}:
+            self.slurm.put(name, "IDLE", "POWERED_DOWN", reason="PSU, bob", last_busy_s=None)
+
+    @rule(name=nodes_of_set, broken=st.booleans())
+    def hardware(self, name: str, broken: bool) -> None:
+        (self.slurm.dead.add if broken else self.slurm.dead.discard)(name)
+
+    @rule(is_away=st.booleans(), has_accounting=st.booleans())
+    def servers(self, is_away: bool, has_accounting: bool) -> None:
+        self.slurm.is_away, self.slurm.has_accounting = is_away, has_accounting
+
+    @rule(is_held=st.booleans())
+    def hold(self, is_held: bool) -> None:
+        self.slurm.has_hold = is_held
+        if is_held:
+            self.folder.hold("bob", "x", self.slurm.now_s)
+        else:
+            self.folder.release()
+
+    @rule(name=nodes_of_set, in_s=st.sampled_from([0, 1800, 7200]))
+    def a_reservation_is_made(self, name: str, in_s: int) -> None:
+        start_s = self.slurm.now_s + in_s
+        self.slurm.reserved = [*self.slurm.reserved[-2:], Reservation((name,), start_s, start_s + 3600)]
+
+    @precondition(lambda self: not self.by_count)
+    @rule()
+    def slurmctld_forgets(self) -> None:
+        self.slurm.forget()
+
+    @rule()
+    def slurm_conf_is_read_again(self) -> None:
+        self.slurm.reconfigure()
+
+    @precondition(lambda self: not self.by_count)
+    @invariant()
+    def no_node_cycles_more_often_than_it_may(self) -> None:
+        recent = Counter(name for time_s, name in self.downs if self.slurm.now_s - DAY_S < time_s)
+        assert all(number <= CYCLES for number in recent.values())
+
+    @invariant()
+    def what_others_powered_down_is_not_woken(self) -> None:
+        for name, node in self.slurm.nodes_.items():
+            if node.reason == "PSU, bob":
+                assert "POWER_UP" not in node.states, name
+
+
+class CountMachine(PowerMachine):
+    """The same by SuspendExcNodes: Slurm picks the nodes, and takes none that almanac would not."""
+
+    by_count = True
+
+
+TestByName = PowerMachine.TestCase
+TestByName.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestByCount = CountMachine.TestCase
+TestByCount.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+STATES = (
+    "IDLE", "ALLOCATED", "MIXED", "DOWN", "DRAIN", "RESERVED", "MAINTENANCE", "PLANNED", "COMPLETING", "POWERED_DOWN",
+    "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP", "NOT_RESPONDING", "FAIL", "REBOOT_ISSUED", "INVALID_REG",
+    "FUTURE", "UNKNOWN", "BLOCKED", "SOMETHING_NEW",
+)  # fmt: skip
+any_node = st.builds(
+    Node,
+    name=st.just("n"),
+    states=st.frozensets(st.sampled_from(STATES), min_size=1, max_size=4),
+    reason=st.sampled_from(["", "almanac: power saving", "bob", "ResumeTimeout reached"]),
+    last_busy_s=st.one_of(st.none(), st.integers(0, 20_000)),
+    boot_s=st.one_of(st.none(), st.integers(0, 20_000)),
+    reservation=st.sampled_from(["", "", "maint"]),
+)
+
+
+@given(st.lists(any_node, max_size=12), st.one_of(st.none(), st.integers(0, 15)), st.integers(0, 3))
+@settings(max_examples=EXAMPLES)
+def test_only_idle_nodes_power_down_and_only_own_sleepers_wake(
+    found: list[Node], target: int | None, warm: int
+) -> None:
+    nodes = {f"n{place}": replace(node, name=f"n{place}") for place, node in enumerate(found)}
+    memory = {"n0": NodeMemory((9000, 19_000), 19_000, is_ours=True), "n1": NodeMemory(is_ours=True)}
+    around = Surroundings(frozenset({"n2"}), frozenset({"n3"}), memory)
+    power = power_nodes(tuple(nodes), nodes, around, 20_000)
+    rules = Rules(PowerLimits(warm, 2, 1800), nodes_per_run=4)
+    chosen = select(power, target, 0, rules, 20_000)
+    for name in chosen.power_down:
+        node = nodes[name]
+        assert node.states == {"IDLE"}
+        assert not node.reservation
+        assert name not in {"n0", "n2", "n3"}
+        assert node.last_busy_s is not None
+        assert node.last_busy_s <= 20_000 - 1800
+    for name in chosen.wake:
+        assert "POWERED_DOWN" in nodes[name].states
+        assert nodes[name].reason.startswith("almanac") or name in {"n0", "n1"}
+    if target is None:
+        assert not chosen.power_down
+    assert len(chosen.power_down) <= 4
+    if chosen.power_down:
+        assert sum(node.states == {"IDLE"} for node in nodes.values()) - len(chosen.power_down) >= warm
+    assert chosen == select(list(reversed(power)), target, 0, rules, 20_000), "deterministic"
+
+
+@given(st.lists(any_node, max_size=12), st.integers(0, 15))
+@settings(max_examples=500)
+def test_the_count_lets_slurm_pick_only_nodes_that_could_go_by_name(found: list[Node], target: int) -> None:
+    nodes = {f"n{place}": replace(node, name=f"n{place}") for place, node in enumerate(found)}
+    power = power_nodes(tuple(nodes), nodes, Surroundings(takes_any=True), 20_000)
+    rules = Rules(PowerLimits(1, 2, 1800))
+    chosen = select(power, target, 0, rules, 20_000)
+    kept = kept_on(power, chosen, rules.limits, 20_000)
+    assert set(kept.always) | set(kept.counted) == set(nodes)
+    assert not set(kept.always) & set(kept.counted)
+    flags = {each.name: each.flags for each in power}
+    up = sum(not flags[name] & NodeFlag.ASLEEP for name in kept.counted)
+    assert up - kept.count + len(chosen.wake) == len(chosen.power_down)
+    idle = {name for name in kept.counted if nodes[name].states == {"IDLE"}}
+    everything = select(power, 0, 0, Rules(PowerLimits(0, 2, 1800), nodes_per_run=100), 20_000)
+    assert idle <= set(everything.power_down)
+
+
+@given(st.frozensets(st.sampled_from(STATES), max_size=5))
+def test_a_state_that_is_not_known_is_never_free(states: frozenset[str]) -> None:
+    if flags_of(states) == NodeFlag(0):
+        assert states == {"IDLE"}
+
+
+times = st.lists(st.integers(0, 2**40), max_size=3).map(tuple)
+memories = st.builds(
+    Memory,
+    cluster=st.just("lab"),
+    since_s=st.integers(0, 2**40),
+    run_s=st.integers(0, 2**40),
+    nodes=st.dictionaries(
+        st.text(max_size=5),
+        st.builds(NodeMemory, times, st.one_of(st.none(), st.integers(0, 9)), st.booleans(), st.integers(0, 9)),
+        max_size=3,
+    ),
+    sets=st.dictionaries(st.text(max_size=5), st.builds(SetMemory, times, times), max_size=2),
+    exceptions=st.one_of(st.none(), st.text(max_size=9)),
+    told=st.lists(st.text(max_size=5), max_size=2).map(tuple),
+)
+
+
+@given(memories)
+@settings(max_examples=100)
+def test_what_is_remembered_is_read_back(memory: Memory) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "power/state.json"
+        save(path, memory)
+        assert load(path, "lab") == memory
+        assert json.loads(path.read_text())["version"] == 1
+
+
+def test_a_selection_of_nothing_is_empty() -> None:
+    assert select([], 5, 0, Rules(PowerLimits()), 0) == Selection(short=5)
+
+
+@pytest.mark.parametrize(
+    ("states", "reason", "is_resumed"),
+    [
+        ({"IDLE", "DRAIN"}, REASON, True),
+        ({"MIXED", "DRAIN"}, REASON, True),
+        ({"IDLE", "DRAIN"}, "disk, bob", False),
+        ({"IDLE", "DRAIN", "POWER_DOWN"}, REASON, False),
+        ({"IDLE", "POWERED_DOWN"}, REASON, False),
+    ],
+)
+def test_a_drain_that_is_left_of_our_power_down_is_taken_off(states: set[str], reason: str, is_resumed: bool) -> None:
+    """slurmctld restarted before it saved the rest; whether almanac remembers the order does not matter."""
+    node = Node("n1", frozenset(states), reason=reason)
+    assert failures_of(["n1"], {"n1": node}, Memory(), 1).back == (("n1",) if is_resumed else ())
