@@ -60,6 +60,13 @@ write_commands() {
     ln -s "$HOME_DIR/bin/almanac" "$ROOT/usr/bin/almanac"
     sed "1s|.*|#!$HOME_DIR/bin/python -I|" slurm_hooks/sbatch_almanac.py >"$bin/sbatch-almanac"
     ln -s "$HOME_DIR/bin/sbatch-almanac" "$ROOT/usr/bin/sbatch-almanac"
+    mkdir -p "$ROOT/usr/sbin"
+    for wanted in on off; do
+        printf '#!%s/bin/python -I\nfrom cli.power_programs import main\n\nmain("%s")\n' "$HOME_DIR" $wanted \
+            >"$bin/almanac-power-$wanted"
+        ln -s "$HOME_DIR/bin/almanac-power-$wanted" "$ROOT/usr/sbin/almanac-power-$wanted"
+        chmod 755 "$bin/almanac-power-$wanted"
+    done
     chmod 755 "$bin/almanac" "$bin/sbatch-almanac"
 }
 
@@ -80,7 +87,9 @@ copy_files() {
     install -Dm644 scripts/debian/copyright -t "$share/doc/slurm-almanac"
     PYTHONPATH="$SITE" "$WORK/tools/bin/python" scripts/manual.py "$WORK/manual"
     install -Dm644 -t "$share/man/man1" "$WORK"/manual/man1/*.1 scripts/debian/sbatch-almanac.1
-    gzip -9n "$share"/man/man1/*.1
+    install -Dm644 -t "$share/man/man8" scripts/debian/almanac-power-off.8
+    gzip -9n "$share"/man/man1/*.1 "$share"/man/man8/*.8
+    ln -s almanac-power-off.8.gz "$share/man/man8/almanac-power-on.8.gz"
     install -Dm644 "$WORK/manual/completions/almanac" -t "$share/bash-completion/completions"
     install -Dm644 "$WORK/manual/completions/_almanac" -t "$share/zsh/vendor-completions"
 }

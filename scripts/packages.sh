@@ -10,11 +10,12 @@ PYTHON=${PYTHON:-python3}
 PYTHON_PACKAGES=(python3 python3-venv libgomp1)
 SERVER_PACKAGES=(slurm-wlm slurmctld slurmd slurmdbd slurm-client slurm-wlm-basic-plugins slurm-wlm-mysql-plugin
     mariadb-server munge prometheus procps passwd util-linux lua5.1 lua5.4 python3-venv
-    logrotate man-db systemd chromium)
+    logrotate man-db systemd chromium openipmi ipmitool)
 # What tests/cluster/layout.py asks for, Prometheus, the Lua of Debian's Slurm and the newest for tests of
-# the modules, and what reads the files of the Debian package (systemd is not started), and the browser of tests/reports.
+# the modules, and what reads the files of the Debian package (systemd is not started), the browser of tests/reports, and
+# a BMC that speaks IPMI with its client.
 SERVER_COMMANDS=(munged mariadbd mariadb-install-db slurmdbd slurmctld slurmd sbatch sacct setpriv useradd prometheus lua5.1 lua5.4
-    logrotate man systemd-analyze chromium)
+    logrotate man systemd-analyze chromium ipmi_sim ipmitool)
 # docker-cli: newer releases have the client apart from the engine.
 DOCKER_PACKAGES=(docker.io docker-cli docker-compose debootstrap iptables iproute2)
 POLICY=${POLICY:-/usr/sbin/policy-rc.d}

@@ -82,6 +82,20 @@ def test_it_brings_what_the_hooks_need_where_they_look_for_it(package: Package) 
         program = package.root / HOME / "bin" / name
         assert program.read_text().startswith(f"#!/{HOME}/bin/python -I\n")
         assert stat.S_IMODE(program.stat().st_mode) == 0o755
+    for wanted in ("on", "off"):
+        name = f"almanac-power-{wanted}"
+        assert (package.root / "usr" / "sbin" / name).readlink() == Path(f"/{HOME}/bin/{name}")
+        program = package.root / HOME / "bin" / name
+        assert program.read_text().startswith(f"#!/{HOME}/bin/python -I\n")
+        assert stat.S_IMODE(program.stat().st_mode) == 0o755
+        assert package.python(str(program), "--help").startswith(f"usage: {name} HOSTLIST")
+    for wanted in ("on", "off"):
+        name = f"almanac-power-{wanted}"
+        assert (package.root / "usr" / "sbin" / name).readlink() == Path(f"/{HOME}/bin/{name}")
+        program = package.root / HOME / "bin" / name
+        assert program.read_text().startswith(f"#!/{HOME}/bin/python -I\n")
+        assert stat.S_IMODE(program.stat().st_mode) == 0o755
+        assert package.python(str(program), "--help").startswith(f"usage: {name} HOSTLIST")
     assert (package.root / HOME / "bin" / "python3").readlink() == Path("/usr/bin/python3")
 
 
@@ -130,6 +144,7 @@ def test_manual_units_and_completions_are_in_it(package: Package) -> None:
     names = {line.split()[5] for line in package.listing}
     pages = {f"./usr/share/man/man1/almanac-{name}.1.gz" for name in COMMANDS}
     assert pages | {"./usr/share/man/man1/almanac.1.gz", "./usr/share/man/man1/sbatch-almanac.1.gz"} <= names
+    assert {f"./usr/share/man/man8/almanac-power-{wanted}.8.gz" for wanted in ("on", "off")} <= names
     units = {f"./usr/lib/systemd/system/{path.name}" for path in (ROOT / "slurm_hooks/system/systemd").iterdir()}
     assert units <= names
     assert {"./usr/share/bash-completion/completions/almanac", "./usr/share/zsh/vendor-completions/_almanac"} <= names

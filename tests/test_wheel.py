@@ -119,6 +119,10 @@ def test_what_a_caller_sets_neither_breaks_them_nor_runs(scripts: Path, caller: 
     environ = {**caller.environ, **hostile}
     done = caller.run(scripts / "almanac", "--version", environ=environ)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"almanac, version {__version__}\n", "")
+    for name in ("almanac-power-off", "almanac-power-on"):
+        done = caller.run(scripts / name, "--help", environ=environ)
+        assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"usage: {name} HOSTLIST")
+        assert caller.run(scripts / name, "n1;reboot", environ=environ).returncode in (2, 3)
     done = caller.run(scripts / "sbatch-almanac", *JOB, environ={**environ, "ALMANAC_ADVICE": "apply"})
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
     assert caller.argv == JOB

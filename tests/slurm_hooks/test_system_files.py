@@ -69,7 +69,15 @@ def test_each_service_runs_a_command_that_exists_and_has_its_timer(path: Path) -
 
 def test_every_timer_has_its_service() -> None:
     assert [path.stem for path in TIMERS] == [path.stem for path in SERVICES]
-    assert len(TIMERS) == 7
+    assert len(TIMERS) == 8
+
+
+def test_a_missed_power_run_is_not_made_up_for_and_one_that_hangs_ends_before_the_next_but_one() -> None:
+    """At 10 minutes; of the past state that a late run saw nothing may be left to act on."""
+    power = SYSTEM / "systemd" / "almanac-power.timer"
+    assert unit(power)["Timer"]["OnCalendar"] == "*:06/10"
+    assert unit(power)["Timer"]["Persistent"] == "no"
+    assert unit(power.with_suffix(".service"))["Service"]["TimeoutStartSec"] == "10min"
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
@@ -142,6 +150,8 @@ def test_the_shipped_configuration_is_valid_and_so_are_its_examples() -> None:
     config = parse_config(tomllib.loads(examples))
     assert [tier.name for tier in config.tiers] == ["hbm40g", "hbm80g"]
     assert config.site.operators_group
+    assert [node_set.feature for node_set in config.node_sets] == ["a100"]
+    assert config.power.mode == "observe"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

@@ -241,7 +241,7 @@ def _rewrites(
     gpu_type = named or parse_gpus(gres).type
     request = Request("ann", constraints=constraint, partition=partition, gres=gres, gpu_type=gpu_type, gpu_count=2)
     for tier in tiers:
-        bound = MemoryBound(tier.capacity_mib, 0.01, 1.0, 9, "family", "")
+        bound = MemoryBound(tier.capacity_mib, tier.capacity_mib, 0.01, 1.0, 9, "family", "")
         said = decide_tier(request, bound, tiers, 0)
         option, _, value = (said.rewrite or "").partition("=")
         yield {

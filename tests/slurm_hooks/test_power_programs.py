@@ -1,0 +1,397 @@
+"""almanac-power-off and -on: the BMC file, IPMI (a real simulator), Wake-on-LAN, commands, many nodes, being killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bmc_lab import POWERING_DOWN, PowerLab
+from hypothesis import given
+from hypothesis import strategies as st
+
+from almanac.errors import ConfigError
+from slurm_hooks.power.bmc_file import node_names, open_bmc_file, read_bmc_file
+from slurm_hooks.power.bmc_guard import parse_states, why_not_off, why_not_on
+
+TOUCH = """
+[[bmc]]
+nodes = "{nodes}"
+method = "command"
+on_command = ["{folder}/do", "on", "{{node}}"]
+off_command = ["{folder}/do", "off", "{{node}}"]
+"""
+DO = """#!/bin/sh
+echo "$1 $2" >>{folder}/done
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> PowerLab:
+    lab = PowerLab(tmp_path)
+    lab.program("do", DO.format(folder=tmp_path))
+    lab.bmc(TOUCH.format(nodes="n[1-2]", folder=tmp_path))
+    return lab
+
+
+def done(lab: PowerLab) -> list[str]:
+    path = lab.folder / "done"
+    return sorted(path.read_text().splitlines()) if path.exists() else []
+
+
+def test_a_sites_own_command_gets_the_nodes_name(lab: PowerLab) -> None:
+    assert {line["result"] for line in lab.run("off", "n[1-2]").values()} == {"done"}
+    assert done(lab) == ["off n1", "off n2"]
+
+
+def test_a_password_reaches_ipmitool_and_nobody_else(lab: PowerLab) -> None:
+    """A stand-in for ipmitool that keeps what it was started with."""
+    spy = lab.program("ipmitool", '#!/bin/sh\ntr "\\0" " " </proc/$$/cmdline >>"${0%/*}/argv"\necho no; exit 3\n')
+    from slurm_hooks.power import bmc_methods
+    from slurm_hooks.power.bmc_file import Bmc
+    from slurm_hooks.power.redfish import BmcError
+
+    method = bmc_methods.Ipmi(Bmc(method="ipmi", address="bmc-{node}", user="u", password="s3cret"), "n1", 5)
+    method._argv[0] = str(spy)
+    with pytest.raises(BmcError, match=r"ipmitool ended with 3: no") as caught:
+        method.status()
+    argv = (lab.folder / "argv").read_text()
+    assert "-H bmc-n1 -p 623 -U u -E chassis power status" in argv and "s3cret" not in argv + str(caught.value)
+    assert "s3cret" not in repr(Bmc(password="s3cret"))
+
+
+IPMI_SIM = """name "n1"
+set_working_mc 0x20
+startlan 1
+  addr 127.0.0.1 {port}
+  priv_limit admin
+  allowed_auths_callback none md2 md5 straight
+  allowed_auths_user none md2 md5 straight
+  allowed_auths_operator none md2 md5 straight
+  allowed_auths_admin none md2 md5 straight
+  guid a123456789abcdefa123456789abcdef
+endlan
+chassis_control "./chassis 0x20"
+user 1 true "" "test" user 10 none md2 md5 straight
+user 2 true "almanac" "s3cret" admin 10 none md2 md5 straight
+"""
+IPMI_MC = "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 0x1291 0xf02\nmc_enable 0x20\n"
+CHASSIS = """#!/bin/sh
+echo "$2 $3 $4" >>{folder}/chassis_log
+case "$2 $3" in
+"get power") echo "power:$(cat {folder}/power)" ;;
+"set power") echo $4 >{folder}/power ;;
+"set shutdown") [ -e {folder}/hangs ] || echo 0 >{folder}/power ;;
+esac
+"""
+
+
+@pytest.fixture
+def ipmi(lab: PowerLab) -> Iterator[PowerLab]:
+    """OpenIPMI's simulator is n1's BMC."""
+    if not (shutil.which("ipmi_sim") and shutil.which("ipmitool")):
+        pytest.skip("needs ipmi_sim and ipmitool (scripts/packages.sh servers)")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (lab.folder / "lan.conf").write_text(IPMI_SIM.format(port=port))
+    (lab.folder / "sim.emu").write_text(IPMI_MC)
+    (lab.folder / "power").write_text("1\n")
+    lab.program("chassis", CHASSIS.format(folder=lab.folder))
+    (lab.folder / "state").mkdir()
+    argv = ["ipmi_sim", "-c", "lan.conf", "-f", "sim.emu", "-s", "state", "-n"]
+    simulator = subprocess.Popen(
+        argv, cwd=lab.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    table = f'[[bmc]]\nnodes = "n1"\nmethod = "ipmi"\naddress = "127.0.0.1:{port}"\nuser = "almanac"\n'
+    table += 'cipher_suite = "3"\n'
+    (lab.folder / "table").write_text(table)
+    lab.bmc(table + 'password = "s3cret"\n', retries=2)
+    yield lab
+    simulator.terminate()
+    simulator.wait(10)
+
+
+def chassis(lab: PowerLab) -> list[str]:
+    return [line for line in (lab.folder / "chassis_log").read_text().splitlines() if line.startswith("set")]
+
+
+def test_ipmi_cuts_power_and_gives_it_back(ipmi: PowerLab) -> None:
+    line = ipmi.run("off", "n1")["n1"]
+    assert line["result"] == "done", line["message"]
+    ipmi.states({"n1": "IDLE+POWERING_UP"})
+    assert ipmi.run("on", "n1")["n1"]["result"] == "done"
+    assert ipmi.run("on", "n1")["n1"]["result"] == "already"
+    assert ipmi.start("on", "--status", "n1").stdout == "n1: on\n"
+    assert chassis(ipmi) == ["set power 0", "set power 1"]
+
+
+def test_ipmi_lets_a_node_shut_down_by_itself_and_cuts_it_where_it_hangs(ipmi: PowerLab) -> None:
+    table = (ipmi.folder / "table").read_text() + 'password = "s3cret"\n'
+    ipmi.bmc(table, soft_s=5)
+    line = ipmi.run("off", "n1")["n1"]
+    assert (line["result"], line["message"]) == ("done", "shut down by itself")
+    (ipmi.folder / "hangs").touch()
+    (ipmi.folder / "power").write_text("1\n")
+    assert ipmi.run("off", "n1")["n1"]["message"] == ""
+    assert chassis(ipmi) == ["set shutdown 1", "set shutdown 1", "set power 0"]
+
+
+def test_ipmi_with_a_wrong_password_fails_without_showing_it(ipmi: PowerLab) -> None:
+    ipmi.bmc((ipmi.folder / "table").read_text() + 'password = "hunter2"\n', timeout_s=30)
+    line = ipmi.run("off", "n1")["n1"]
+    assert line["result"] == "failed" and "hunter2" not in ipmi.log.read_text() and "ipmitool" in str(line["message"])
+
+
+def test_wake_on_lan_sends_the_magic_packet(lab: PowerLab) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.settimeout(20)
+        port = listener.getsockname()[1]
+        mac = 'mac = { n1 = "02:00:5E-10-00-ff" }'
+        table = f'[[bmc]]\nnodes = "n1"\nmethod = "wol"\nbroadcast = "127.0.0.1:{port}"\n{mac}\n'
+        lab.bmc(table + f'off_command = ["{lab.folder}/do", "poweroff", "{{node}}"]\n')
+        lab.states({"n1": "IDLE+POWERING_UP"})
+        assert lab.run("on", "n1")["n1"]["result"] == "done"
+        assert listener.recv(200) == b"\xff" * 6 + bytes.fromhex("02005e1000ff") * 16
+    lab.states({"n1": POWERING_DOWN})
+    assert lab.run("off", "n1")["n1"]["result"] == "done" and done(lab) == ["poweroff n1"]
+
+
+def test_2000_nodes_at_once(lab: PowerLab) -> None:
+    """It returns at once, runs few at a time, and asks Slurm about all in one call."""
+    counting = "#!/bin/sh\necho x >>{0}/running\nsleep 0.05\nwc -l <{0}/running >>{0}/most\n"
+    lab.program("do", counting.format(lab.folder) + DO.format(folder=lab.folder).split("\n", 1)[1])
+    lab.bmc(TOUCH.format(nodes="n[0001-2000]", folder=lab.folder), parallel=16)
+    lab.states({f"n{number:04}": POWERING_DOWN for number in range(1, 2001)})
+    started_s = time.monotonic()
+    assert lab.start("off", "n[0001-2000]").returncode == 0
+    assert time.monotonic() - started_s < 10
+    lines = lab.wait(timeout_s=180)
+    assert len(lines) == 2000 and {line["result"] for line in lines.values()} == {"done"}
+    assert len(done(lab)) == 2000 and len(set(done(lab))) == 2000
+    asked = (lab.folder / "asked").read_text().splitlines()
+    assert set(asked) == {"-o show node n[0001-2000]"} and len(asked) < 100
+
+
+def test_2000_nodes_while_slurm_hangs(lab: PowerLab) -> None:
+    """One question at a time, and its failure counts for all: not 2,000 timeouts one after another."""
+    lab.program("scontrol", f"#!/bin/sh\necho x >>{lab.folder}/asked\nsleep 300\n")
+    lab.bmc(TOUCH.format(nodes="n[0001-2000]", folder=lab.folder), timeout_s=1)
+    lines = lab.run("off", "n[0001-2000]")
+    assert {line["result"] for line in lines.values()} == {"failed"} and done(lab) == []
+    assert len((lab.folder / "asked").read_text().splitlines()) < 10
+
+
+def test_the_background_survives_slurms_kill_of_the_process_group(lab: PowerLab) -> None:
+    """slurmscriptd kills the program's process group as soon as the program has ended."""
+    lab.program("do", "#!/bin/sh\nsleep 1\n" + DO.format(folder=lab.folder).split("\n", 1)[1])
+    for _ in range(5):
+        lab.log.unlink(missing_ok=True)
+        code = "import sys; sys.path.insert(0, sys.argv.pop()); from cli.power_programs import main; main('off')"
+        root = str(Path(__file__).parents[2])
+        program = subprocess.Popen(
+            [shutil.which("python3", path=str(Path(os.sys.executable).parent)) or "", "-I", "-c", code, "n1", root],  # type: ignore[attr-defined]
+            env={"ALMANAC_CONFIG": str(lab.config)},
+            process_group=0,
+        )
+        os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)  # still a zombie: its group is there to be killed
+        os.killpg(program.pid, signal.SIGKILL)
+        assert program.wait() == 0
+        assert lab.wait()["n1"]["result"] == "done"
+
+
+def test_sigterm_stops_before_the_next_node(lab: PowerLab) -> None:
+    lab.program("do", f'#!/bin/sh\necho "$PPID" >{lab.folder}/pid\nsleep 1\n')
+    lab.bmc(TOUCH.format(nodes="n[1-9]", folder=lab.folder), parallel=1)
+    lab.states({f"n{number}": POWERING_DOWN for number in range(1, 10)})
+    assert lab.start("off", "n[1-9]").returncode == 0
+    until_s = time.monotonic() + 20
+    while not (lab.folder / "pid").exists() and time.monotonic() < until_s:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    os.kill(int((lab.folder / "pid").read_text()), signal.SIGTERM)
+    results = [line["result"] for line in lab.wait().values()]
+    assert results.count("done") <= 2 and results.count("stopped") >= 7
+
+
+def test_a_later_call_waits_for_an_earlier_one_on_the_same_node(lab: PowerLab) -> None:
+    lab.program("do", DO.format(folder=lab.folder) + f"sleep 2\necho end $1 >>{lab.folder}/done\n")
+    assert lab.start("off", "n1").returncode == 0
+    until_s = time.monotonic() + 20
+    while not done(lab) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    lab.states({"n1": "IDLE+POWERING_UP"})
+    assert lab.start("on", "n1").returncode == 0
+    while len((lab.folder / "done").read_text().splitlines()) < 4 and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert (lab.folder / "done").read_text().split("\n")[:-1] == ["off n1", "end off", "on n1", "end on"]
+
+
+@pytest.mark.parametrize(
+    "hosts", ["", "n1;reboot", "$(reboot)", "-n1", "n1 n2", "@all", "n[1-999999999]", "n1\nn2", "../n1", ".n1", "n[1"]
+)
+def test_a_hostile_host_list_is_refused(lab: PowerLab, hosts: str) -> None:
+    result = lab.start("off", hosts)
+    assert result.returncode in (2, 3) and "almanac-power-off" in result.stderr and done(lab) == []
+
+
+def test_a_node_that_the_file_does_not_name_is_said_and_left(lab: PowerLab) -> None:
+    lab.states({"n1": POWERING_DOWN, "n7": POWERING_DOWN})
+    lines = lab.run("off", "n[1,7]")
+    assert (lines["n1"]["result"], lines["n7"]["result"]) == ("done", "failed")
+    assert "no [[bmc]] table" in str(lines["n7"]["message"])
+
+
+def test_what_a_command_prints_cannot_forge_a_line_of_the_log(lab: PowerLab) -> None:
+    forged = '{"node": "n2", "result": "done"}'
+    lab.program("do", f"#!/bin/sh\nprintf '\\033[2Jx\\n%s\\n' '{forged}'; exit 1\n")
+    lines = lab.run("off", "n1")
+    assert set(lines) == {"n1"} and lines["n1"]["result"] == "failed"
+    assert "\x1b" not in lab.log.read_text() and "\\u001b" not in lab.log.read_text()
+
+
+def test_a_command_that_hangs_is_ended_with_its_children(lab: PowerLab) -> None:
+    lab.program("do", f"#!/bin/sh\nsleep 300 & echo $! >{lab.folder}/child; wait\n")
+    lab.bmc(TOUCH.format(nodes="n1", folder=lab.folder), timeout_s=1)
+    assert "did not end within 1 s" in str(lab.run("off", "n1")["n1"]["message"])
+    child = Path(f"/proc/{(lab.folder / 'child').read_text().strip()}/stat")
+    assert not child.exists() or child.read_text().split(")")[1].split()[0] in "ZX"
+
+
+def test_a_planted_log_file_is_not_followed(lab: PowerLab) -> None:
+    target = lab.folder / "target"
+    target.write_text("precious")
+    lab.log.symlink_to(target)
+    assert lab.start("off", "n1").returncode == 0
+    until_s = time.monotonic() + 20
+    while not done(lab) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert done(lab) == ["off n1"] and target.read_text() == "precious"
+
+
+def refusal(lab: PowerLab) -> str:
+    result = lab.start("off", "n1")
+    assert result.returncode == 3 and done(lab) == [] and result.stderr.startswith("almanac-power-off: ")
+    return result.stderr
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o700, 0o400])
+def test_another_mode_than_0600_is_refused(lab: PowerLab, mode: int) -> None:
+    lab.bmc_file.chmod(mode)
+    said = refusal(lab)
+    assert f"has mode {mode:04o}, expected 0600" in said or (os.geteuid() and "cannot be opened" in said)
+
+
+def test_a_link_a_folder_a_fifo_and_nothing_are_refused(lab: PowerLab) -> None:
+    lab.bmc_file.rename(lab.folder / "real.toml")
+    assert "No such file" in refusal(lab)
+    lab.bmc_file.symlink_to(lab.folder / "real.toml")
+    assert "cannot be opened" in refusal(lab)
+    lab.bmc_file.unlink()
+    lab.bmc_file.mkdir()
+    assert "cannot be opened" in refusal(lab)
+    lab.bmc_file.rmdir()
+    os.mkfifo(lab.bmc_file, 0o600)
+    assert "is no plain file" in refusal(lab)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_is_refused(lab: PowerLab) -> None:
+    os.chown(lab.bmc_file, 65534, 65534)
+    assert "belongs to uid 65534, and the programs run as root" in refusal(lab)
+
+
+WOL = 'nodes = "n1"\nmethod = "wol"\noff_command = ["/x"]\n'
+IPMI = 'nodes = "n1"\nmethod = "ipmi"\naddress = "b"\nuser = "u"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no [[bmc]] table"),
+        ("[[bmc]\n", "not TOML"),
+        ('password = "s3cret', "not TOML"),
+        ('bmc = "s3cret"', "no [[bmc]] table"),
+        (f"paralel = 3\n[[bmc]]\n{WOL}", "unknown key paralel"),
+        ('[[bmc]]\nnodes = "n1"\nmethod = "telepathy"', "method is not one of ipmi, redfish, wol, command"),
+        (f"[[bmc]]\n{IPMI}", "no password; method ipmi needs it"),
+        (f'[[bmc]]\n{IPMI}password = "s3cret"\n[[bmc]]\n{IPMI}password = "x"', "n1 is in an earlier table"),
+        (f'[[bmc]]\n{IPMI}password = "s3cret\\nx"', "password is no text of one line"),
+        (f'[[bmc]]\n{IPMI.replace(chr(34) + "b" + chr(34), chr(34) + "-oProxyCommand=x" + chr(34))}password = "s3cret"',
+         "address is no host"),
+        (f"[[bmc]]\n{WOL}", "no mac"),
+        (f'[[bmc]]\n{WOL}mac = {{ n2 = "02:00:5e:10:00:00" }}', "no MAC address for n1"),
+        (f'[[bmc]]\n{WOL}mac = {{ n1 = "s3cret" }}', "no table of MAC addresses"),
+        ('[[bmc]]\nnodes = "n1"\nmethod = "command"\non_command = "s3cret"\noff_command = ["/x"]', "no list"),
+        ('[[bmc]]\nnodes = "n1"\nmethod = "command"\non_command = ["x"]\noff_command = ["/x"]', "no absolute path"),
+        (f'[[bmc]]\n{IPMI.replace("n1", "$(x)")}password = "s3cret"', "not a host list"),
+        ('retries = 99\n[[bmc]]\nnodes = "n1"', "retries is no number from 0 to 10"),
+        ('parallel = true\n[[bmc]]\nnodes = "n1"', "parallel is no number from 1 to 256"),
+        ('timeout_s = nan\n[[bmc]]\nnodes = "n1"', "timeout_s is no number"),
+        ('log_file = "power.log"\n[[bmc]]\nnodes = "n1"', "log_file is no absolute path"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_named_without_its_values(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "bmc.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    handle = open_bmc_file(path)
+    with pytest.raises(ConfigError) as caught:
+        read_bmc_file(path, handle)
+    os.close(handle)
+    assert said in str(caught.value) and "s3cret" not in str(caught.value) + caught.value.hint
+
+
+FLAGS = ("DRAIN", "MAINT", "RESERVED", "NOT_RESPONDING", "POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN", "POWER_UP",
+         "POWERING_UP", "COMPLETING", "PLANNED", "FAIL", "INVALID_REG")  # fmt: skip
+BASES = ("IDLE", "DOWN", "ALLOCATED", "MIXED", "UNKNOWN", "ERROR", "FUTURE", "ALLOC", "FLYING")
+
+
+@given(st.sampled_from(BASES), st.frozensets(st.sampled_from(FLAGS)))
+def test_power_is_cut_only_of_an_idle_node_that_slurm_powers_down(base: str, flags: frozenset[str]) -> None:
+    if not why_not_off(flags | {base}):
+        assert base in ("IDLE", "DOWN") and "COMPLETING" not in flags
+        assert flags & {"POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN"} and not flags & {"POWER_UP", "POWERING_UP"}
+    if flags & {"POWER_UP", "POWERING_UP"}:
+        assert why_not_on(flags | {base}) == ""
+
+
+@given(st.text(alphabet="abz019.-_[],;$ \n'\"/@*!&^", max_size=40))
+def test_whatever_is_expanded_is_a_safe_word(text: str) -> None:
+    try:
+        names = node_names(text, "test")
+    except ConfigError:
+        return
+    assert names and all(re.fullmatch("[a-z0-9][a-z0-9_.-]*", name) for name in names)
+
+
+def test_states_of_every_release_are_read() -> None:
+    shared = Path(__file__).resolve().parents[3] / "shared/slurm-samples"
+    found = list(shared.glob("*/scontrol_oneline.txt"))
+    for path in found:
+        for line in path.read_text().splitlines():
+            if line.startswith("NodeName="):
+                (states,) = parse_states(line).values()
+                assert states and all(state.isupper() and state.isascii() for state in states), (path, line)
+    assert parse_states(
+        "NodeName=n1 Arch=x86_64 State=IDLE*+DRAIN+POWERED_DOWN ThreadsPerCore=1 Reason=State=DOWN"
+    ) == {"n1": frozenset({"IDLE", "DRAIN", "POWERED_DOWN"})}
+    assert parse_states("Node n9 not found\nJobId=1 State=IDLE\n") == {}
+
+
+def test_log_lines_are_json(lab: PowerLab) -> None:
+    lab.run("off", "n[1-2]")
+    first, *nodes, last = lab.lines()
+    assert first["nodes"] == "n[1-2]" and first["count"] == 2 and last["ended"] == {"done": 2}
+    assert {json.dumps(sorted(line)) for line in nodes} == {
+        json.dumps(["message", "node", "program", "result", "time", "took_s", "tries"])
+    }
