@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import logging
 import math
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from almanac.units import format_count, printable
+from cli.app import App
 from cli.output import json_text, progress, show_counts, show_table
+from cli.power_record import PowerRecord, configured, more_needed, parse_time, read_file, read_store
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from advisor.backtest.power import PowerBacktest, PowerScore
+    from advisor.backtest.power_jobs import JobDelays
     from telemetry.node_series import NodeSeries
 
 PLOT_KINDS = ("png", "svg", "pdf")
@@ -35,80 +35,73 @@ def plot_file(context: click.Context, option: click.Parameter, path: Path | None
 
 
 @click.command("power")
+@click.option("--node-set", "set_name", default="", metavar="NAME",
+              help="Node set of the configuration. [the only one]")  # fmt: skip
 @click.option(
-    "--series", "path", required=True, metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Nodes per minute, .parquet or .csv: columns time, active, total, and optionally wanted.",
+    "--series", "path", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Read nodes per minute from a file instead of the store, .parquet or .csv: columns time, active, total, and "
+    "optionally wanted.",
 )  # fmt: skip
 @click.option("-S", "--starttime", metavar="TIME", help="Score from here on. [--tune-until]")
-@click.option("-E", "--endtime", metavar="TIME", help="Score up to here. [end of the file]")
+@click.option("-E", "--endtime", metavar="TIME", help="Score up to here. [end of the record]")
 @click.option("--train-until", metavar="TIME", help="Train on what lies before. [two thirds of what is not scored]")
-@click.option("--tune-until", metavar="TIME", help="Choose settings on what lies between. [-S, or 3/4 of the file]")
-@click.option("--wakeups", metavar="W", type=click.FloatRange(min=0), default=1.0, show_default=True,
-              help="Wake-ups that you accept per day.")  # fmt: skip
-@click.option("--shortage", metavar="S", type=click.FloatRange(min=0), default=2.0, show_default=True,
-              help="Minutes per day that you accept with too few nodes.")  # fmt: skip
-@click.option("--vc", default="", metavar="NAME", help="Only the rows whose column vc is NAME.")
+@click.option("--tune-until", metavar="TIME", help="Choose settings on what lies between. [-S, or 3/4 of the record]")
+@click.option("--wakeups", metavar="W", type=click.FloatRange(min=0),
+              help="Wake-ups that you accept per day. [power.wakeups_per_day]")  # fmt: skip
+@click.option("--shortage", metavar="S", type=click.FloatRange(min=0),
+              help="Minutes per day that you accept with too few nodes. [power.short_min_per_day]")  # fmt: skip
+@click.option("--vc", default="", metavar="NAME", help="Only the rows of the file whose column vc is NAME.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), default=8, show_default=True,
               help="For files that count GPUs.")  # fmt: skip
-@click.option("--boot", metavar="MINUTES", type=click.IntRange(0, 120), default=5, show_default=True,
-              help="Time until a woken node is up.")  # fmt: skip
-@click.option("--idle-watts", type=click.FloatRange(min=0), default=800.0, show_default=True,
-              help="Power of an idle node.")  # fmt: skip
-@click.option("--pue", type=click.FloatRange(min=1), default=1.5, show_default=True, help="Power usage effectiveness.")
-@click.option("--price", type=click.FloatRange(min=0), default=0.15, show_default=True, help="Money per kWh.")
-@click.option("--co2", type=click.FloatRange(min=0), default=0.4, show_default=True, help="kg of CO2 per kWh.")
-@click.option("--holidays", default="", metavar="COUNTRY", help="Public holidays to use, such as US or CN.")
+@click.option("--boot", metavar="MINUTES", type=click.IntRange(0, 120),
+              help="Time until a woken node is up. [power.boot_min]")  # fmt: skip
+@click.option("--idle-watts", type=click.FloatRange(min=0), help="Power of an idle node. [power.idle_watts]")
+@click.option("--pue", type=click.FloatRange(min=1), help="Power usage effectiveness. [power.pue]")
+@click.option("--price", type=click.FloatRange(min=0), help="Money per kWh. [cost.per_kwh]")
+@click.option("--co2", type=click.FloatRange(min=0), help="kg of CO2 per kWh. [power.co2_kg_per_kwh]")
+@click.option("--holidays", metavar="COUNTRY", help="Public holidays to use, such as US or CN. [power.holidays]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the forecast.")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 @click.option("--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), callback=plot_file,
               help="Draw the nodes too, into a .png, .svg or .pdf file, which is replaced.")  # fmt: skip
-def power(path: Path, as_json: bool, plot: Path | None, **options: Any) -> None:
-    """Replay power controllers on a file of nodes per minute.
+@click.pass_obj
+def power(app: App, /, path: Path | None, as_json: bool, plot: Path | None, **options: Any) -> None:
+    """Replay power controllers on the record of a node set.
 
-    Trains on the oldest part, chooses settings for your budget on the next, and scores the rest. Decisions are taken
-    every 10 minutes and see only earlier minutes. Nothing is done to any node.
+    The record is the accounting in the store, or a file of nodes per minute. Trains on the oldest part, chooses
+    settings for your budget on the next, and scores the rest. Decisions are taken every 10 minutes and see only
+    earlier minutes. Nothing is done to any node. With the store, for operators only.
     """
-    from telemetry.node_series import read_node_series
-
-    series = read_node_series(path, options["vc"], options["gpus_per_node"])
-    outcome = _replay(series, options)
-    name = options["vc"] or path.stem
+    options |= {name: value for name, value in configured(app.config).items() if options[name] is None}
+    record = read_file(path, options) if path else read_store(app, options)
+    outcome, delays = _replay(record, options)
     if plot:
-        _write_plot(plot, name, series, outcome)
+        _write_plot(plot, record.name, record.series, outcome)
     if as_json:
-        click.echo(json_text(_as_json(name, series, outcome, options)))
+        click.echo(json_text(_as_json(record, outcome, delays, options)))
         return
-    show_counts(path.name, series.counts, "rows")
-    for reason, minutes in series.marks.items():
+    show_counts(record.name, record.series.counts, record.unit)
+    for reason, minutes in record.series.marks.items():
         click.echo(f"  {format_count(minutes)} minutes not used: {reason}")
-    _show(outcome, options)
+    _show(outcome, delays, options, app.config.cost.currency or "money")
 
 
-def _replay(series: NodeSeries, options: dict[str, Any]) -> PowerBacktest:
-    from advisor.backtest.power import Budget, Rates, backtest_power, spans_of
+def _replay(record: PowerRecord, options: dict[str, Any]) -> tuple[PowerBacktest, dict[str, JobDelays]]:
+    from advisor.backtest.power import Rates, backtest_power, spans_of
+    from advisor.backtest.power_jobs import delays_in
+    from advisor.decisions.power import Budget
     from advisor.demand.features import load_holidays
 
     names = ("train_until", "tune_until", "starttime", "endtime")
-    spans = spans_of(series, *(_time(options[name], name) for name in names))
-    rates = Rates(options["idle_watts"], options["pue"], options["price"], options["co2"])
+    with more_needed(record):
+        spans = spans_of(record.series, *(parse_time(options[name], name) for name in names))
+    rates = Rates(options["idle_watts"], options["pue"], max(0.0, options["price"]), options["co2"])
     with progress("backtest") as advance:
-        return backtest_power(
-            series, spans, Budget(options["wakeups"], options["shortage"]), seed=options["seed"],
+        outcome = backtest_power(
+            record.series, spans, Budget(options["wakeups"], options["shortage"]), seed=options["seed"],
             boot_min=options["boot"], rates=rates, holidays=load_holidays(options["holidays"]), tick=advance,
         )  # fmt: skip
-
-
-def _time(text: str | None, name: str) -> np.datetime64 | None:
-    import numpy as np
-
-    if text is None:
-        return None
-    try:
-        when = dt.datetime.fromisoformat(text.strip())
-    except ValueError as error:
-        said = f"not a time: {printable(text)!r} (expected YYYY-MM-DD[THH:MM[:SS]], in UTC)"
-        raise click.BadParameter(said, param_hint=f"--{name.replace('_', '-')}") from error
-    return np.datetime64(when.astimezone(dt.UTC).replace(tzinfo=None) if when.tzinfo else when, "s")
+        return outcome, delays_in(record.runs, record.series, outcome) if record.runs else {}
 
 
 def _write_plot(path: Path, name: str, series: NodeSeries, outcome: PowerBacktest) -> None:
@@ -119,15 +112,23 @@ def _write_plot(path: Path, name: str, series: NodeSeries, outcome: PowerBacktes
     write_output(path, render_power_plot(name, series, outcome, path.suffix.lower().removeprefix(".")))
 
 
-def _as_json(name: str, series: NodeSeries, outcome: PowerBacktest, options: dict[str, Any]) -> dict[str, Any]:
+def _as_json(
+    record: PowerRecord, outcome: PowerBacktest, delays: dict[str, JobDelays], options: dict[str, Any]
+) -> dict[str, Any]:
+    series = record.series
     times = {key: str(series.times()[0] + getattr(outcome.spans, key)) for key in ("tune", "score", "end")}
+    scores = [dataclasses.asdict(score) for score in outcome.scores]
+    for score in scores:
+        late = delays.get(score["controller"])
+        score |= {"jobs": dataclasses.asdict(late) if late else None}
+        score["money"] = score["money"] if options["price"] >= 0 else None
     return {
-        "series": name, "rows": series.counts.seen, "kept": series.counts.kept, "dropped": dict(series.counts.dropped),
+        "series": record.name, "node_set": record.node_set, "nodes": record.nodes,
+        record.unit: series.counts.seen, "kept": series.counts.kept, "dropped": dict(series.counts.dropped),
         "unusable_minutes": series.marks, "spans": times, "days": outcome.days,
         "budget": {"wakes_per_day": options["wakeups"], "short_min_per_day": options["shortage"]},
-        "seed": options["seed"], "utilization_before": outcome.utilization_before,
-        "controllers": [dataclasses.asdict(score) for score in outcome.scores],
-        "forecasts": [_without_nan(dataclasses.asdict(skill)) for skill in outcome.skills],
+        "boot_min": options["boot"], "seed": options["seed"], "utilization_before": outcome.utilization_before,
+        "controllers": scores, "forecasts": [_without_nan(dataclasses.asdict(skill)) for skill in outcome.skills],
         "settings": dataclasses.asdict(outcome.settings), "notes": outcome.notes,
     }  # fmt: skip
 
@@ -136,22 +137,35 @@ def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
     return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in values.items()}
 
 
-def _show(outcome: PowerBacktest, options: dict[str, Any]) -> None:
+def _show(outcome: PowerBacktest, delays: dict[str, JobDelays], options: dict[str, Any], currency: str) -> None:
     click.echo(
         f"scored {outcome.days:.1f} days; budget: {options['wakeups']:g} wake-ups and {options['shortage']:g} short "
         f"minutes a day"
     )
     for note in outcome.notes:
         click.echo(f"note: {printable(note, 300)}")
-    columns = ["controller", "asleep", "wakes/d", "nodes", "short/d", "used", "kWh", "money", "t CO2"]
-    show_table(columns, [_row(score) for score in outcome.scores], right=columns[1:])
+    columns = ["controller", "asleep", "wakes/d", "nodes", "short/d", "late", "mean min", "max min", "used"]
+    show_table(columns, [_row(score, delays.get(score.controller)) for score in outcome.scores], right=columns[1:])
+    jobs = max((late.jobs for late in delays.values()), default=0)
     click.echo(f"nodes in use of all nodes: {outcome.utilization_before:.1%}; used: of those that stay powered")
+    click.echo(f"late: jobs, of {format_count(jobs)}\n" if delays else "late: a file does not tell of jobs\n")
+    columns = ["saved", "kWh", currency, "t CO2"]
+    show_table(columns, [_saved(score, options["price"] >= 0) for score in outcome.scores], right=columns[1:])
+    if options["price"] < 0:
+        click.echo(f"{currency}: give --price, or set cost.per_kwh")
 
 
-def _row(score: PowerScore) -> list[str]:
+def _row(score: PowerScore, late: JobDelays | None) -> list[str]:
     return [
         score.controller, f"{score.asleep:.1f}", f"{score.wakes_per_day:.2f}",
         "-" if score.nodes_per_wake is None else f"{score.nodes_per_wake:.1f}", f"{score.short_min_per_day:.2f}",
-        "-" if score.utilization is None else f"{score.utilization:.1%}", format_count(round(score.kwh)),
-        format_count(round(score.money)), f"{score.co2_kg / 1000:.1f}",
+        "-" if late is None else format_count(late.delayed),
+        "-" if late is None or late.mean_min is None else f"{late.mean_min:.1f}",
+        "-" if late is None or late.longest_min is None else format_count(late.longest_min),
+        "-" if score.utilization is None else f"{score.utilization:.1%}",
     ]  # fmt: skip
+
+
+def _saved(score: PowerScore, is_priced: bool) -> list[str]:
+    money = format_count(round(score.money)) if is_priced else "-"
+    return [score.controller, format_count(round(score.kwh)), money, f"{score.co2_kg / 1000:.1f}"]

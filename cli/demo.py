@@ -1,4 +1,4 @@
-"""`almanac demo`: the whole path on a generated site: ingest, metrics, training, advice, reports."""
+"""`almanac demo`: the whole path on a generated site: ingest, metrics, training, advice, reports, node power."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import click
 from almanac.errors import StoreError
 from almanac.units import format_count
 from cli.app import App
+from cli.demo_power import show_power
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +33,20 @@ capacity_mib = 81920
 gpu_model = "A100-80"
 constraint = "hbm80g"
 """
+NODE_SETS = """
+# So few nodes, with jobs of up to four of them, cannot sleep at the default budget.
+[power]
+wakeups_per_day = 6.0
+short_min_per_day = 20.0
+
+[[node_sets]]
+name = "hbm40g"
+nodes = "nid[001001-001014]"
+
+[[node_sets]]
+name = "hbm80g"
+nodes = "nid[008193-008200]"
+"""
 FIRST_LINE = "# Written by `almanac demo`: the generated site's two memory tiers, and the account of its staff."
 CONFIG = f"""\
 {FIRST_LINE}
@@ -40,7 +55,7 @@ cluster = "demo"
 
 [filters]
 staff_accounts = ["nstaff"]
-{TIERS}"""
+{TIERS}{NODE_SETS}"""
 
 
 @click.command("demo")
@@ -48,7 +63,7 @@ staff_accounts = ["nstaff"]
 @click.option("--seed", default=1, show_default=True, help="Seed of the generated site.")
 @click.pass_obj
 def command(app: App, folder: Path, seed: int) -> None:
-    """Generate a small GPU site, ingest it, train on it, advise three of its users and a stranger, and report a job.
+    """Generate a small GPU site, ingest it, train on it, advise three of its users, report a job, plan node power.
 
     Everything is written below --dir: a configuration and a store, which every other command can then be tried on.
     """
@@ -64,6 +79,8 @@ def command(app: App, folder: Path, seed: int) -> None:
     _advise(demo)
     _step("5. Reports: of a job that left GPUs idle, and of the whole site")
     _report(demo, folder)
+    _step("6. Node power: how many nodes could have slept, and the plan of one moment")
+    show_power(demo)
     click.echo(f"\nThe demo took {time.monotonic() - started:.0f} s. Its site is in {folder}; look around with")
     click.echo(f"  export ALMANAC_CONFIG={shlex.quote(str(folder.resolve() / 'almanac.toml'))}")
     click.echo(f"  export ALMANAC_STORE={shlex.quote(str(folder.resolve() / 'store'))}")

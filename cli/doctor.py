@@ -14,9 +14,11 @@ from almanac.hardware import gpu_models
 from almanac.units import format_count, format_duration, format_moment, printable
 from cli.app import App
 from cli.doctor_backend import check_backend
+from cli.doctor_demand import check_demand
 from cli.doctor_filter import check_filter, check_node
 from cli.doctor_hooks import check_advice_files
 from cli.doctor_mail import check_mail
+from cli.doctor_power import check_power
 from cli.doctor_spool import check_spool
 from cli.findings import Check
 from cli.ingest import configured_sources
@@ -290,6 +292,8 @@ PROBES: dict[str, Callable[[App], Iterator[Check]]] = {
     "models": check_models,
     "services": check_services,
     "priority": check_priority,
+    "power": check_power,
+    "node demand": check_demand,
     "advice files": check_advice_files,
     "cli_filter": check_filter,
     "mail": check_mail,

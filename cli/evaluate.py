@@ -59,17 +59,25 @@ def command(app: App, share: float, as_json: bool) -> None:
         show_scores(title, getattr(result, name), OURS, "users" if name == "users" else "jobs")
     if result.coverage is not None:
         click.echo(
-            f"{result.coverage:.0%} of jobs ran within their interval (meant: {app.config.training.coverage:.0%})"
+            f"{result.coverage:.0%} of jobs ran within their interval (meant: {app.config.training.coverage:.0%}"
+            f"{_by_quarter(result)}); {result.told:.0%} of intervals are narrow enough to be told"
         )
 
 
+def _by_quarter(result: Evaluation) -> str:
+    shares = ", ".join(f"{share:.0%}" for share in result.coverage_by_quarter)
+    return f"; by quarter, oldest first: {shares}" if shares else ""
+
+
 def _as_json(cluster: str, result: Evaluation) -> dict[str, object]:
-    """cluster, jobs, trainings, since_s, coverage, and a table of scores by predictor for each of TABLES."""
+    """cluster, jobs, trainings, since_s, coverage, coverage_by_quarter, told; by each of TABLES scores by predictor."""
     return {
         "cluster": cluster,
         "jobs": result.jobs,
         "trainings": result.trainings,
         "since_s": result.since_s,
         "coverage": result.coverage,
+        "coverage_by_quarter": list(result.coverage_by_quarter),
+        "told": result.told,
         **{name: scores_table(getattr(result, name)) for name in TABLES},
     }

@@ -27,6 +27,7 @@ COMMANDS = {
     "publish": "write the advice files that Slurm's hooks read",
     "backtest": "replay the record: would the advice have held?",
     "reprioritize": "give pending jobs the priority term predicted for them",
+    "power": "power nodes down and up for the demand that is forecast",
     "jobs": "list past jobs with what they used",
     "report": "say what a job did with its GPUs, and what to ask for next",
     "mail": "say how often you want reports by mail",

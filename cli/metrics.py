@@ -23,10 +23,11 @@ READABLE = 0o644
 )
 @click.pass_obj
 def command(app: App, path: Path | None) -> None:
-    """Write metrics of almanac itself: reports sent, ingest lag, advice followed, forecast error (operators).
+    """Write metrics of almanac itself: reports sent, ingest lag, forecast error, node power (operators).
 
     docs/site-report.md lists them. They name no user and no job.
     """
+    from cli.metrics_power import power_metrics
     from reports.self_metrics import collect
     from reports.textfile import exposition
     from telemetry.atomic import write_atomically
@@ -34,7 +35,8 @@ def command(app: App, path: Path | None) -> None:
     app.require_operator("these metrics are of everybody's jobs")
     if path and path.suffix != ".prom":
         raise click.BadParameter(f"{path}: node_exporter reads only names that end in .prom", param_hint="--textfile")
-    text = exposition(collect(app.open_store(), app.now_s()))
+    store = app.open_store()
+    text = exposition([*collect(store, app.now_s()), *power_metrics(app, store)])
     if not path:
         click.echo(text, nl=False)
         return

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from almanac.units import format_count
 from cli.app import App
+from cli.models_demand import day, of_node_set, show_node_sets
 from cli.output import json_text, show_table
 from cli.scores import scores_table
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 @click.command("models")
 @click.option("--use", "chosen", metavar="VERSION", help="Make this version the one that is used.")
 @click.option("--rollback", is_flag=True, help="Go back to the version before the one that is used.")
+@click.option("--node-set", metavar="NAME", help="The versions of the demand model of this node set, instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print the versions as JSON.")
 @click.pass_obj
-def command(app: App, chosen: str | None, rollback: bool, as_json: bool) -> None:
+def command(app: App, chosen: str | None, rollback: bool, node_set: str | None, as_json: bool) -> None:
     """List the trained versions with their span and scores, or change the one that is used. For operators.
 
     The next training makes its own version the one that is used.
@@ -33,6 +34,9 @@ def command(app: App, chosen: str | None, rollback: bool, as_json: bool) -> None
     app.require_operator("the models are the site's")
     store = app.open_store()
     models_dir = store.models_dir(app.cluster(store))
+    if node_set is not None:
+        of_node_set(models_dir, node_set, chosen, rollback, as_json)
+        return
     if chosen:
         use(models_dir, chosen)
     if rollback:
@@ -48,6 +52,8 @@ def command(app: App, chosen: str | None, rollback: bool, as_json: bool) -> None
             [_row(each) for each in found],
             right=["jobs", "Spearman", "median |log error|"],
         )
+    if not as_json:
+        show_node_sets(models_dir)
 
 
 def _row(version: Version) -> list[str]:
@@ -57,9 +63,5 @@ def _row(version: Version) -> list[str]:
     ours, ranking = version.scores.get("almanac"), version.scores.get("ranking")
     numbers = (ranking.spearman if ranking else None, ours.median_abs_log_error if ours else None)
     cells = ["-" if number is None or number != number else f"{number:.3f}" for number in numbers]
-    span = [_day(version.since_s), _day(version.until_s)]
+    span = [day(version.since_s), day(version.until_s)]
     return [mark, version.name, format_count(version.jobs), *span, version.code_version, *cells]
-
-
-def _day(moment_s: int | None) -> str:
-    return "-" if moment_s is None else datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%d")

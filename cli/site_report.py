@@ -16,6 +16,7 @@ from cli.output import show_table
 
 if TYPE_CHECKING:
     from reports.site_report import SiteReport
+    from reports.site_words import PageTable
 
 
 @click.command("site-report")
@@ -77,11 +78,21 @@ def _write_page(path: Path, report: SiteReport) -> None:
 
 def _show(report: SiteReport) -> None:
     from reports.site_page import coverage_table, summary_boxes, waste_table
+    from reports.site_power import power_table
 
     for figure, words, of in summary_boxes(report):
         click.echo(f"{words}: {figure}{f' ({of})' if of else ''}")
     for table in (coverage_table(report), waste_table(report)):
-        click.echo()
-        show_table(table.columns, table.cells, right=table.columns[1:])
-        click.echo(table.note)
+        _show_table(table)
+    power = power_table(report.power, report.config)
+    if isinstance(power, str):
+        click.echo(f"\nNode power: {power}")
+    else:
+        _show_table(power)
     click.echo("\n--html FILE writes the whole report, --csv DIR its tables")
+
+
+def _show_table(table: PageTable) -> None:
+    click.echo()
+    show_table(table.columns, table.cells, right=table.columns[1:])
+    click.echo(table.note)

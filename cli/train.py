@@ -12,6 +12,7 @@ from almanac.units import format_count, printable
 from cli.app import App
 from cli.output import json_text, progress
 from cli.scores import scores_table, show_scores
+from cli.train_demand import show_demand_models, train_demand_models
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,10 +26,11 @@ Loaded = TypeVar("Loaded")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 @click.pass_obj
 def command(app: App, as_json: bool) -> None:
-    """Fit the duration and memory predictors to what the store holds, and say how good they are. For operators.
+    """Fit the predictors of duration, memory and node demand to the store, and say how good they are. For operators.
 
-    The newest share of the jobs (training.validation_share) is predicted from the older ones; the scores are
-    taken there, beside simple baselines.
+    Scores, beside simple baselines, are of jobs that the models had not seen when they predicted them: the newest
+    ones that ended since earlier trainings. The first training predicts the newest share of the jobs
+    (training.validation_share) from the older ones.
     """
     from advisor.artefacts import load, load_learned, save
     from advisor.baselines import OURS
@@ -52,12 +54,13 @@ def command(app: App, as_json: bool) -> None:
         own = update_own(record, _of_current(load_learned, store.models_dir(cluster)) or {}, app.config)
     version = save(trained, store.models_dir(cluster), own.learned)
     prune(store.models_dir(cluster), app.config.training.keep_versions, version)
+    demand = train_demand_models(app, store, cluster)
     faults = faults_of(trained, app.config, app.now_s())
     services = [*BUILT_IN, *own.names]
     if as_json:
         click.echo(json_text({"version": version, "jobs": trained.jobs, "has_model": trained.model is not None,
                               "scores": scores_table(trained.scores), "drift": drift, "faults": faults,
-                              "services": services, "service_faults": dict(own.faults)}))  # fmt: skip
+                              "services": services, "service_faults": dict(own.faults), "demand": demand}))  # fmt: skip
         return
     for alarm in drift:
         click.echo(f"drift: {alarm}")
@@ -67,6 +70,7 @@ def command(app: App, as_json: bool) -> None:
         click.echo(printable(f"service {name}: {fault}", 1000), err=True)
     for fault in faults:
         click.echo(f"the new duration model is not used: {fault}")
+    show_demand_models(demand)
     if trained.model is None:
         click.echo(f"fewer than {app.config.training.min_jobs} jobs: no model, the rolling estimate is used alone")
         return

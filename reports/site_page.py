@@ -16,24 +16,16 @@ from almanac.units import format_count, format_gib, format_moment, printable
 from reports.job_report import templates
 from reports.site_headline import PART_FINDINGS, PartValue
 from reports.site_plots import Picture, render_site_plots
+from reports.site_power import power_table
 from reports.site_report import SiteReport
 from reports.site_tables import headline_parts, price, published_parts, site_tables
-from reports.site_words import compared_cells, energy, hours, money, percent, tenths
+from reports.site_words import PageTable, compared_cells, energy, hours, money, percent, tenths
 from telemetry.characterize import Result
 from telemetry.characterize.headline import Compared
 
 MOST_ROWS = 25
 """Rows of a table on the page; the CSV has all."""
 DIMENSION_WORDS = {"partition": "partition", "account": "account", "gpu_type": "GPU type"}
-
-
-@dataclass(frozen=True)
-class PageTable:
-    """cells: rows of texts; the first column is the name, the others are numbers, to the right. note: below it."""
-
-    columns: Sequence[str]
-    cells: Sequence[Sequence[str]]
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,6 +58,7 @@ def render_site_page(report: SiteReport) -> str:
             for name, words in DIMENSION_WORDS.items()
         ],
         largest=_largest(report),
+        power=power_table(report.power, report.config),
         headline=_compared(report.headline),
         figures=_figures(report),
         sample=_sample(report),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from almanac.config import Config
 from reports.personal_accounts import personal_accounts
 from reports.pseudonyms import pseudonym, site_key
+from reports.site_power import NodeSetPower, load_power
 from reports.site_totals import SiteTotals, load_totals
 from telemetry.characterize import Result, characterize, load_population
 from telemetry.characterize.headline import FINDINGS, Compared, compare
@@ -35,6 +36,7 @@ class SiteReport:
     made_s: int
     config: Config
     totals: SiteTotals
+    power: Sequence[NodeSetPower]
     results: Mapping[str, Result]
     sampled: int
     headline: tuple[Compared, ...]
@@ -73,6 +75,7 @@ def build_site_report(
         made_s=now_s,
         config=config,
         totals=totals,
+        power=load_power(store, cluster, config, span_s),
         results=results,
         sampled=population.num_rows,
         headline=tuple(compare(results, config, FINDINGS)),

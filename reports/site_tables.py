@@ -10,6 +10,7 @@ import pyarrow as pa
 from almanac.config import Cost
 from almanac.errors import StoreError
 from reports.site_headline import PART_FINDINGS, Headline
+from reports.site_power import power_rows
 from reports.site_report import SiteReport
 from reports.site_totals import DIMENSIONS, Share
 from telemetry.atomic import make_folders, write_output
@@ -83,6 +84,7 @@ def site_tables(report: SiteReport) -> dict[str, pa.Table]:
         **parts,
         "headline_by_part": _table(_HEADLINES, _headlines(report)),
         "largest_tier": _table(_LARGEST, largest),
+        "power": power_rows(report.power),
         "published": _table(_COMPARED, _compared(report)),
     }
 

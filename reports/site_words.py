@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from almanac.config import Cost
 from almanac.units import format_count, printable
 from telemetry.characterize.headline import HOURS, PERCENT, SHARE, Compared
 
 NOT_KNOWN, NOT_CONFIGURED = "not known", "not configured"
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """cells: rows of texts; the first column is the name, the others are numbers, to the right. note: below it."""
+
+    columns: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    note: str = ""
 
 
 def hours(value: float | None) -> str:

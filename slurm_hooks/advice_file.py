@@ -74,7 +74,7 @@ class Row:
     """What is known of a family (F), a GPU count (G) or any job (U) of one user.
 
     predicted_s: of a job that runs; of U that which counts for its term. term: points of site_factor; of U the points
-    of options alone. bound_mib: upper bound of the HBM peak; tier: the smallest that holds it; None where unknown.
+    of options alone. bound_mib: upper bound of the HBM peak; tier: the one to ask for; None where unknown.
     waits: "hbm80g=3 h 10 min;hbm40g=12 min". text: the sentence for the user; it is whole where tier is None, else
     "TIER holds that." follows. Both "" where there is none.
     """

@@ -137,10 +137,12 @@ def _extra(advice: Advice, config: Config) -> int:
 
 
 def holding_tier(advice: Advice, config: Config) -> str | None:
-    """The smallest tier that holds the bound, also where the request leaves a choice; None without a bound."""
+    """The tier to ask for, also where the request leaves a choice; None without a bound."""
     if advice.bound is None or advice.tier.reason == RAN_OUT:
         return None
     if advice.tier.reason != CHOICE:
         return advice.tier.tier
     plain = dataclasses.replace(advice.request, constraints="", gres="", gpu_type="", partition="")
-    return decide_tier(plain, advice.bound, config.tiers, config.advice.headroom_mib).tier
+    # The text of a request that leaves a choice names the bound, so the tier must hold that.
+    bound = dataclasses.replace(advice.bound, tier_mib=max(advice.bound.bound_mib, advice.bound.tier_mib))
+    return decide_tier(plain, bound, config.tiers, config.advice.headroom_mib).tier

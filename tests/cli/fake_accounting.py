@@ -64,6 +64,7 @@ def _text(row: dict[str, Any]) -> dict[str, str]:
     return {
         "Cluster": CLUSTER, "JobIDRaw": str(row["job_id"]), "JobID": shown, "User": row["user"], "Account": "ml",
         "Partition": "gpu", "QOS": "normal", "State": row["state"], "Submit": str(row["submit_s"]),
+        "Eligible": str(row["submit_s"]),
         "Start": str(row["start_s"] or "Unknown"), "End": str(row["end_s"] or "Unknown"),
         "ElapsedRaw": str(row["elapsed_s"] or 0), "TimelimitRaw": "240", "NNodes": "1", "NodeList": row["node"],
         "ReqCPUS": "8", "AllocCPUS": "8", "ReqTRES": tres, "AllocTRES": tres if row["start_s"] else "",

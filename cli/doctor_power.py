@@ -1,0 +1,230 @@
+"""`almanac doctor` on node power: slurm.conf, the node sets, and the file of the nodes' BMCs."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from almanac.config import Config
+from almanac.errors import AlmanacError, ConfigError
+from cli.app import App
+from cli.findings import Check
+
+if TYPE_CHECKING:
+    from slurm_hooks.power.bmc_file import BmcFile
+    from slurm_hooks.power.settings import PowerSettings
+    from telemetry.slurm.backend import Node
+
+NAME = "power"
+HOW = "see docs/power-programs.md"
+PROGRAMS = ("SuspendProgram", "ResumeProgram")
+OURS = ("almanac-power-off", "almanac-power-on")
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the checks go by. values: settings of slurmctld. is_controller: doctor runs where slurmctld does."""
+
+    config: Config
+    values: Mapping[str, str]
+    settings: PowerSettings
+    nodes: Sequence[Node]
+    is_controller: bool
+
+    def sets(self) -> dict[str, tuple[str, ...]]:
+        from telemetry.slurm.node_sets import members
+
+        return {one.name: members(one, self.nodes) for one in self.config.node_sets}
+
+
+def check_power(app: App) -> Iterator[Check]:
+    """Without node sets, or with power.mode = "off", nothing is said."""
+    if app.config.power.mode == "off" or not app.config.node_sets:
+        return
+    from slurm_hooks.power.settings import read_settings
+
+    backend = app.backend
+    values = _values(backend.configuration())
+    hosts = {re.split(r"[(:]", part)[0] for key, part in values.items() if key.startswith("SlurmctldHost")}
+    seen = Seen(
+        app.config, values, read_settings(backend), backend.nodes(), socket.gethostname().split(".")[0] in hosts
+    )
+    found = list(examine(seen))
+    yield from found
+    if not found:
+        actuator = seen.settings.actuator(app.config.power.actuator)
+        yield Check(NAME, "ok", f"slurm.conf and {len(app.config.node_sets)} node sets fit; by {actuator}")
+
+
+def examine(seen: Seen) -> Iterator[Check]:
+    """What is wrong; nothing where all is well."""
+    probes: tuple[Callable[[Seen], Iterator[Check]], ...] = (_programs, _times, _exceptions, _sets, _bmc_file)
+    for probe in probes:
+        yield from probe(seen)
+
+
+def _programs(seen: Seen) -> Iterator[Check]:
+    if not seen.settings.has_programs:
+        yield _fail("slurm.conf names no SuspendProgram and ResumeProgram: Slurm cannot power nodes", HOW)
+        return
+    for key in PROGRAMS:
+        path = Path(seen.values[key].split()[0])
+        if seen.is_controller and not (path.is_file() and os.access(path, os.X_OK)):
+            yield _fail(f"{key}={path} is no program on this host", f"install it, or correct {key} in slurm.conf")
+    if not seen.values.get("ResumeFailProgram"):
+        yield _warn(
+            "slurm.conf names no ResumeFailProgram: a node that hangs at boot stays on, and no wake boots it again",
+            f"set ResumeFailProgram={seen.values['SuspendProgram']} in slurm.conf",
+        )
+    try:
+        seen.settings.actuator(seen.config.power.actuator)
+    except ConfigError as error:
+        yield _fail(str(error), error.hint)
+
+
+def _times(seen: Seen) -> Iterator[Check]:
+    settings, boot_s = seen.settings, seen.config.power.boot_min * 60
+    if seen.settings.has_programs and not re.match(r"[0-9]", seen.values.get("SuspendTime", "")):
+        yield _fail(
+            f"SuspendTime={seen.values.get('SuspendTime', 'NONE')}: "
+            "Slurm 22.05 and 24.11 then refuse to power nodes down",
+            "set SuspendTime=31536000 in slurm.conf",
+        )
+    if settings.resume_timeout_s < boot_s:
+        yield _fail(
+            f"ResumeTimeout={settings.resume_timeout_s} is shorter than power.boot_min ({boot_s} s): "
+            "Slurm marks a node DOWN that boots for that long",
+            f"set ResumeTimeout={2 * boot_s} in slurm.conf",
+        )
+    if seen.values.get("ReturnToService", "").split()[:1] in (["0"], ["none"]):
+        yield _warn(
+            "ReturnToService=0: a node that comes up too late stays DOWN",
+            "set ReturnToService=2 in slurm.conf, or run `scontrol update nodename=... state=resume` each time",
+        )
+
+
+def _exceptions(seen: Seen) -> Iterator[Check]:
+    try:
+        excluded = seen.settings.excluded(seen.nodes)
+        is_counted = seen.settings.actuator(seen.config.power.actuator) == "count"
+    except ConfigError as error:
+        if seen.settings.has_programs and str(error).startswith("SuspendExc"):
+            yield _fail(str(error), error.hint)
+        return
+    for name, members in seen.sets().items():
+        if members and excluded.issuperset(members):
+            yield _warn(
+                f"node set {name}: SuspendExcNodes and SuspendExcParts keep all its nodes on",
+                "take its nodes out of them in slurm.conf, or remove the node set",
+            )
+    if is_counted and "KeepPowerSaveSettings" not in seen.values.get("ReconfigFlags", ""):
+        yield _warn(
+            "ReconfigFlags lacks KeepPowerSaveSettings: each `scontrol reconfigure` can power nodes down until the "
+            "next run",
+            "set ReconfigFlags=KeepPowerSaveSettings in slurm.conf",
+        )
+
+
+def _sets(seen: Seen) -> Iterator[Check]:
+    from telemetry.slurm.hostlist import expand
+
+    known = {node.name for node in seen.nodes}
+    owners: dict[str, list[str]] = {}
+    for node_set in seen.config.node_sets:
+        members = seen.sets()[node_set.name]
+        for node in members:
+            owners.setdefault(node, []).append(node_set.name)
+        for key in ("nodes", "exclude"):
+            try:
+                strangers = sorted(set(expand(getattr(node_set, key))) - known)
+            except ValueError as error:
+                yield _fail(f"node set {node_set.name}: {key}: {error}", "expected a hostlist such as gpu[001-064]")
+                continue
+            if strangers:
+                yield _warn(
+                    f"node set {node_set.name}: Slurm knows no node {_some(strangers)}",
+                    f"correct {key} in [[node_sets]]",
+                )
+        if not members:
+            yield _fail(f"node set {node_set.name} has no nodes", "correct its nodes, feature, or partition")
+        elif node_set.warm_minimum >= len(members):
+            yield _warn(
+                f"node set {node_set.name}: warm_minimum {node_set.warm_minimum} keeps all {len(members)} nodes on",
+                "lower warm_minimum, or remove the node set",
+            )
+    if shared := {node: names for node, names in owners.items() if len(names) > 1}:
+        node = min(shared)
+        yield _fail(
+            f"{len(shared)} nodes are in several node sets, {node} in {' and '.join(shared[node])}",
+            "give each node one set",
+        )
+
+
+def _bmc_file(seen: Seen) -> Iterator[Check]:
+    """Only where the controller runs almanac's own programs, and only for root and SlurmUser."""
+    named = {Path(seen.values.get(key, "").split(" ")[0]).name for key in PROGRAMS}
+    slurm_user = re.fullmatch(r"[^(]+\(([0-9]+)\)", seen.values.get("SlurmUser", ""))
+    if not seen.is_controller or not named & set(OURS) or slurm_user is None:
+        return
+    path, owner = Path(seen.config.power.bmc_file), int(slurm_user[1])
+    if os.geteuid() not in (0, owner):
+        return
+    try:
+        file = _read_bmc_file(path, owner)
+    except (AlmanacError, OSError) as error:
+        todo = getattr(error, "hint", "") or f"make it SlurmUser's, mode 0600: {HOW}"
+        yield _fail(str(error), todo)
+        return
+    wanted = {node for members in seen.sets().values() for node in members}
+    if missing := sorted(wanted - set(file.by_node)):
+        yield _fail(f"{path} names no BMC of {_some(missing)}", "add a [[bmc]] table for them")
+    needed_s = file.soft_s + file.timeout_s
+    if seen.settings.suspend_timeout_s < needed_s:
+        yield _warn(
+            f"SuspendTimeout={seen.settings.suspend_timeout_s} is shorter than soft_s + timeout_s of {path} "
+            f"({needed_s:g} s): Slurm can wake a node that still shuts down",
+            f"set SuspendTimeout={needed_s:.0f} in slurm.conf, or lower soft_s",
+        )
+
+
+def _read_bmc_file(path: Path, owner: int) -> BmcFile:
+    """Raises ConfigError or OSError."""
+    from slurm_hooks.power.bmc_file import read_bmc_file
+
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        info = os.fstat(handle)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != owner or stat.S_IMODE(info.st_mode) != 0o600:
+            seen = f"uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}"
+            raise ConfigError(
+                f"{path}: {seen}, expected a file of SlurmUser (uid {owner}), mode 0600",
+                f"chown {owner} {path}; chmod 600 {path}; check who wrote it",
+            )
+        return read_bmc_file(path, handle)
+    finally:
+        os.close(handle)
+
+
+def _values(text: str) -> dict[str, str]:
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {key.strip(): value.strip().replace("(null)", "") for key, equals, value in pairs if equals}
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _fail(said: str, todo: str) -> Check:
+    return Check(NAME, "fail", said, todo)
+
+
+def _warn(said: str, todo: str) -> Check:
+    return Check(NAME, "warn", said, todo)

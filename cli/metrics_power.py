@@ -1,0 +1,110 @@
+"""`almanac metrics`: node power saving, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from almanac.errors import AlmanacError
+from cli.app import App
+from reports.textfile import Labels, Metric
+
+if TYPE_CHECKING:
+    from advisor.demand.versions import TrainedDemand
+    from slurm_hooks.power.folder import PowerFolder
+    from telemetry.node_use import NodeUse
+    from telemetry.store import Store
+
+DAY_S = 86_400
+FRESH_S = 3600
+"""A count of nodes that is older is not shown: what it says is no longer so."""
+STATES = ("total", "active", "wanted", "asleep")
+
+
+def power_metrics(app: App, store: Store) -> Iterator[Metric]:
+    """Every family of which something is known. Raises StoreError."""
+    from slurm_hooks.power.folder import PowerFolder
+    from telemetry.node_use import load_node_use
+
+    clusters, now_s = store.clusters(), app.now_s()
+    uses: dict[Labels, NodeUse] = {
+        (("cluster", cluster), ("node_set", name)): use
+        for cluster in clusters
+        for name, use in load_node_use(store, cluster, (now_s - DAY_S, now_s + 1)).items()
+    }
+    yield from _of_nodes(uses, now_s)
+    yield from _of_models({(("cluster", cluster), ("node_set", name)): trained
+                           for cluster in clusters for name, trained in _models(store, cluster)})  # fmt: skip
+    counted = {labels[0][1] for labels in uses}
+    yield from _of_runs(PowerFolder(store.root / "power"), clusters, counted)
+
+
+def _of_nodes(uses: Mapping[Labels, NodeUse], now_s: int) -> Iterator[Metric]:
+    newest = {labels: use.newest for labels, use in uses.items() if use.newest}
+    yield Metric(
+        "almanac_power_nodes", "gauge", "Nodes of a node set at the last power run, by state.",
+        [((*labels, ("state", state)), getattr(count, state))
+         for labels, count in newest.items() if now_s - count.time_s <= FRESH_S for state in STATES],
+    )  # fmt: skip
+    yield Metric("almanac_power_run_timestamp_seconds", "gauge", "When the nodes were last counted, by a power run.",
+                 [(labels, count.time_s) for labels, count in newest.items()])  # fmt: skip
+    for name, about, value in (
+        ("wakeups", "Times in the last 24 hours that nodes were woken.", lambda use: len(use.wake_times_s)),
+        ("short_minutes", "Minutes of the last 24 hours with fewer nodes on than jobs wanted.",
+         lambda use: use.short_min),
+        ("asleep_node_hours", "Node-hours asleep in the last 24 hours.", lambda use: use.asleep_hours),
+        ("known_share", "Share of the last 24 hours with counts; the other values are of this share.",
+         lambda use: use.coverage),
+    ):  # fmt: skip
+        yield Metric(f"almanac_power_day_{name}", "gauge", about,
+                     [(labels, value(use)) for labels, use in uses.items()])  # fmt: skip
+
+
+def _models(store: Store, cluster: str) -> Iterator[tuple[str, TrainedDemand]]:
+    """The current one of each node set; a damaged one is doctor's to name."""
+    from advisor.demand.versions import load_demand, trained_sets
+
+    models_dir = store.models_dir(cluster)
+    for name in trained_sets(models_dir):
+        try:
+            trained = load_demand(models_dir, name)
+        except AlmanacError:
+            continue
+        if trained:
+            yield name, trained
+
+
+def _of_models(models: Mapping[Labels, TrainedDemand]) -> Iterator[Metric]:
+    yield Metric("almanac_power_model_trained_timestamp_seconds", "gauge", "When the demand model in use was trained.",
+                 [(labels, trained.trained_s) for labels, trained in models.items()])  # fmt: skip
+    yield Metric("almanac_power_drift_alarms", "gauge", "Alarms about the forecasts of the week before that training.",
+                 [(labels, len(trained.drift)) for labels, trained in models.items()])  # fmt: skip
+
+
+def _of_runs(folder: PowerFolder, clusters: Sequence[str], counted: Collection[str]) -> Iterator[Metric]:
+    """What the last run remembered. A state that cannot be read is left out: then no run acts, and says so.
+
+    counted: clusters whose nodes were counted in the last day; without power.mode = "apply" a run remembers nothing.
+    """
+    memories = {}
+    for cluster in clusters:
+        try:
+            memories[cluster] = folder.load(cluster)
+        except AlmanacError:
+            continue
+    memories = {cluster: memory for cluster, memory in memories.items() if memory.run_s}
+    yield Metric(
+        "almanac_power_target_nodes", "gauge", "Nodes that the last run wanted on; left out while it holds.",
+        [((("cluster", cluster), ("node_set", name)), each.target)
+         for cluster, memory in memories.items() for name, each in sorted(memory.sets.items())
+         if each.target is not None],
+    )  # fmt: skip
+    yield Metric(
+        "almanac_power_quarantined_nodes", "gauge", "Nodes that did not wake, and were given up.",
+        [((("cluster", cluster),), sum(node.quarantined_s is not None for node in memory.nodes.values()))
+         for cluster, memory in memories.items()],
+    )  # fmt: skip
+    yield Metric(
+        "almanac_power_hold", "gauge", "1 while an operator holds the nodes.",
+        [((("cluster", cluster),), int(bool(folder.hold_reason()))) for cluster in sorted({*memories, *counted})],
+    )  # fmt: skip

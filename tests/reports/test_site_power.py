@@ -1,0 +1,191 @@
+"""Node power in the site report: hand-computed savings, what is not known, and what the page, the text and CSV say."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from browser import CHROMIUM, look
+from click.testing import CliRunner
+
+from almanac.config import Config, Cost, NodeSet, Power
+from cli.app import App
+from cli.site_report import command
+from reports.site_page import render_site_page
+from reports.site_power import NodeSetPower, load_power, power_rows, power_table
+from reports.site_report import build_site_report
+from reports.site_tables import write_csv
+from reports.site_words import PageTable
+from telemetry.node_counts import append_counts
+from telemetry.schema import NODE_COUNTS
+from telemetry.slurm.node_sets import LiveDemand
+from telemetry.store import Store
+
+NOW_S = 1_795_003_200
+HOUR_S, DAY_S = 3600, 86_400
+SPAN_S = (NOW_S - DAY_S, NOW_S)
+CONFIG = Config(
+    node_sets=(NodeSet(name="a100", nodes="a[1-10]"), NodeSet(name="h100", nodes="h[1-4]")),
+    power=Power(idle_watts=500, asleep_watts=20, pue=1.25, co2_kg_per_kwh=0.3),
+    cost=Cost(per_kwh=0.2, currency="EUR"),
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Half a day of a100: four of ten nodes asleep, then one of them awake; in the middle a shortage of one run."""
+    store = Store.create(tmp_path / "store")
+    demand = [LiveDemand(10, 2, 7 if number == 36 else 0, 4 if number <= 36 else 3) for number in range(72)]
+    write(store, "c", demand)
+    return store
+
+
+def write(store: Store, cluster: str, demand: Sequence[LiveDemand]) -> None:
+    """One count of a100 every 10 minutes, the last one 10 minutes ago."""
+    rows = [
+        {"node_set": "a100", "time_s": NOW_S - (len(demand) - number) * 600, **dataclasses.asdict(each)}
+        for number, each in enumerate(demand)
+    ]
+    store.write("node_counts", cluster, pa.Table.from_pylist(rows, schema=NODE_COUNTS))
+
+
+def test_savings_by_hand(store: Store) -> None:
+    found = {each.name: each for each in load_power(store, "c", CONFIG, SPAN_S)}
+    a100 = found["a100"]
+    assert a100.use is not None
+    assert a100.use.coverage == 0.5
+    hours = (37 * 4 + 35 * 3) / 6
+    assert a100.use.asleep_hours == pytest.approx(hours)
+    assert a100.saved_kwh == pytest.approx(hours * 0.480 * 1.25)
+    assert a100.saved_cost == pytest.approx(hours * 0.480 * 1.25 * 0.2)
+    assert a100.saved_co2_kg == pytest.approx(hours * 0.480 * 1.25 * 0.3)
+    assert (len(a100.use.wake_times_s), a100.use.short_min) == (1, 10)
+    assert found["h100"] == NodeSetPower("h100", None, None, None, None), "missing is not zero"
+
+
+def test_the_table_says_what_is_known_and_what_is_not(store: Store) -> None:
+    table = power_table(load_power(store, "c", CONFIG, SPAN_S), CONFIG)
+    assert isinstance(table, PageTable)
+    first, second = table.cells
+    assert first == [
+        "a100", "50%", "120", "24 (20%)", "42.2 (35%)", "25.3 kWh", "5.06 EUR", "7.59 kg", "1 (2.0 a day)",
+        "10 (20.0 a day)",
+    ]  # fmt: skip
+    assert second == ["h100", "0%", *["not known"] * 8]
+    assert "(500 W - 20 W) x PUE 1.25, with 0.3 kg of CO2 per kWh" in table.note
+
+
+def test_a_price_that_is_not_configured_is_said_to_be(store: Store) -> None:
+    config = dataclasses.replace(CONFIG, cost=Cost())
+    table = power_table(load_power(store, "c", config, SPAN_S), config)
+    assert isinstance(table, PageTable)
+    assert table.cells[0][6] == "not configured"
+    assert power_rows(load_power(store, "c", config, SPAN_S)).to_pylist()[0]["saved_cost"] is None
+
+
+def test_without_counts_it_says_so(store: Store) -> None:
+    earlier = (NOW_S - 9 * DAY_S, NOW_S - 8 * DAY_S)
+    said = power_table(load_power(store, "c", CONFIG, earlier), CONFIG)
+    assert said == "Nothing is known of a100, h100: no power run counted its nodes in this span."
+    none = power_table(load_power(store, "c", Config(), earlier), Config())
+    assert none == "No node set is configured, and none was counted in this span."
+    known = {each.name for each in load_power(store, "c", Config(), SPAN_S)}
+    assert known == {"a100"}, "counts of a set that was removed from the configuration are still counts"
+    rows = power_rows(load_power(store, "c", CONFIG, earlier)).to_pylist()
+    assert [set(row.values()) - {row["node_set"]} for row in rows] == [{None}, {None}]
+
+
+def test_a_store_of_400_days_is_added_up_quickly(tmp_path: Path) -> None:
+    """57,600 counts of each of two sets, written at once."""
+    store = Store.create(tmp_path / "store")
+    rows = {"node_set": [], "time_s": []}  # type: dict[str, list[Any]]
+    for number in range(400 * 144):
+        for name in ("a100", "h100"):
+            rows["node_set"].append(name)
+            rows["time_s"].append(NOW_S - 400 * DAY_S + number * 600)
+    size = len(rows["time_s"])
+    numbers = {"total": [10] * size, "active": [2] * size, "wanted": [0] * size, "asleep": [5] * size}
+    store.write("node_counts", "c", pa.Table.from_pydict({**rows, **numbers}, schema=NODE_COUNTS))
+    started = time.process_time()
+    found = load_power(store, "c", CONFIG, (NOW_S - 400 * DAY_S, NOW_S))
+    assert time.process_time() - started < 5
+    assert [each.use.asleep_hours for each in found if each.use] == [400 * 24 * 5] * 2
+
+
+HOSTILE = '<script>alert(1)</script>\x1b[31m\u202e=cmd|"x"' + "A" * 500
+
+
+def test_a_hostile_name_of_a_node_set_is_inert(reported: Any, tmp_path: Path) -> None:
+    """The configuration refuses such names; the store's files could still hold one."""
+    store = Store.create(tmp_path / "store")
+    append_counts(store, "c", HOSTILE, NOW_S - 600, LiveDemand(10, 2, 0, 5))
+    found = load_power(store, "c", Config(), SPAN_S)
+    report = build_site_report(reported.store, "test", reported.config, SPAN_S, NOW_S)
+    report = dataclasses.replace(report, power=found)
+    page = render_site_page(report)
+    assert "script&gt;alert(1)" in page
+    assert "<script" not in page
+    path = next(path for path in write_csv(report, tmp_path) if path.stem == "power")
+    assert "\x1b" not in page + path.read_text()
+
+
+@pytest.fixture
+def pages(reported: Any, store: Store) -> dict[str, str]:
+    """Pages of the hand-made site: with savings, and without counts."""
+    report = build_site_report(reported.store, "test", reported.config, (NOW_S - 40 * DAY_S, NOW_S), NOW_S)
+    config = dataclasses.replace(reported.config, node_sets=CONFIG.node_sets, power=CONFIG.power, cost=CONFIG.cost)
+    found = load_power(store, "c", config, SPAN_S)
+    return {
+        "savings": render_site_page(dataclasses.replace(report, power=found, config=config)),
+        "nothing": render_site_page(report),
+    }
+
+
+def test_the_page_has_the_table_or_says_why_not(pages: dict[str, str]) -> None:
+    card = pages["savings"].partition("<h2>Node power</h2>")[2].partition('<div class="card">')[0]
+    assert re.findall(r"<td[^>]*>(.*?)</td>", card)[:2] == ["a100", "50%"]
+    assert "25.3 kWh" in card
+    assert "No node set is configured, and none was counted in this span." in pages["nothing"]
+
+
+def test_the_terminal_and_the_csv_file_say_the_same(reported: Any, tmp_path: Path) -> None:
+    class Operator(App):
+        is_operator = True
+
+        def now_s(self) -> int:
+            return NOW_S
+
+    store = Store.open(shutil.copytree(reported.store.root, tmp_path / "site"))
+    write(store, "test", [LiveDemand(10, 2, 0, 5)] * 144)
+    (tmp_path / "almanac.toml").write_text('[[node_sets]]\nname = "a100"\nnodes = "a[1-10]"\n[cost]\nper_kwh = 0.1\n')
+    app = Operator(str(tmp_path / "almanac.toml"), str(store.root), "test")
+    done = CliRunner().invoke(command, ["-S", "now-1days"], obj=app)
+    assert done.exit_code == 0, done.exception
+    line = next(line for line in done.output.splitlines() if line.startswith("a100"))
+    assert line.split()[:3] == ["a100", "100%", "240"]
+    assert "144 kWh" in line
+    done = CliRunner().invoke(command, ["-S", "now-1days", "--csv", str(tmp_path / "csv")], obj=app)
+    assert done.exit_code == 0, done.exception
+    with (tmp_path / "csv" / "power.csv").open() as file:
+        [row] = csv.DictReader(file)
+    assert (row["node_set"], float(row["asleep_node_hours"]), float(row["saved_kwh"])) == ("a100", 120, 144)
+    assert float(row["saved_cost"]) == pytest.approx(14.4)
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
+@pytest.mark.parametrize(("width", "is_dark"), [(360, True), (1100, False)])
+@pytest.mark.parametrize("case", ["savings", "nothing"])
+def test_the_page_fits(pages: dict[str, str], tmp_path: Path, case: str, width: int, is_dark: bool) -> None:
+    folder = Path(os.environ.get("ALMANAC_PICTURES") or tmp_path)
+    seen = look(pages[case], width, is_dark=is_dark, picture=folder / f"site-power-{case}-{width}.png")
+    assert seen.width == width
