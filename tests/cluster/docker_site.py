@@ -17,6 +17,7 @@ SUITES = {"22.05": "bookworm", "24.11": "trixie", "26.05": "forky"}
 """Debian's suite of a Slurm release."""
 
 PREFIX = "almanac-test-"
+_HOST_OF = {"slurmctld": "ctl", "slurmdbd": "dbd"}
 
 
 class DockerSite(Site):
@@ -108,6 +109,17 @@ class DockerSite(Site):
         self.run("ctl", "root", "sv", "-w", "30", "restart", "slurmctld")
         wait_until("slurmctld to answer", lambda: self.run("ctl", "root", "scontrol", "ping", check=False).rc == 0, 60)
         self.wait_for_nodes()
+
+    def stop_server(self, name: str) -> None:
+        self.run(_HOST_OF[name], "root", "sv", "-w", "30", "down", name, timeout_s=90)
+
+    def start_server(self, name: str) -> None:
+        self.run(_HOST_OF[name], "root", "sv", "up", name)
+        answers = {"slurmctld": ["scontrol", "ping"], "slurmdbd": ["sacctmgr", "-n", "list", "cluster"]}[name]
+        wait_until(f"{name} to answer", lambda: self.run("ctl", "root", *answers, check=False).rc == 0, 60)
+
+    def bmc(self, wanted: str, *nodes: str) -> str:
+        return self.run("ctl", "root", "bmc", wanted, *nodes).stdout
 
     def controller_log(self) -> str:
         return self.read("ctl", "/var/log/slurm/slurmctld.log").decode(errors="replace")

@@ -19,7 +19,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from layout import DB_PORT, FIRST_SPARE_PORT, NODES, PATH, PORTS_PER_LAB, Layout, free_ports, missing_commands
+from layout import (
+    BMC_PORT,
+    DB_PORT,
+    FIRST_SPARE_PORT,
+    HERE,
+    NODES,
+    PATH,
+    PORTS_PER_LAB,
+    Layout,
+    free_ports,
+    missing_commands,
+)
 from processes import Daemon, LabError, describe, lab_processes, sweep, tail, wait_until
 
 ENDED = {
@@ -150,6 +161,7 @@ class SlurmLab:
             self._start_database()
             self._start_slurmdbd()
             self._start_slurmctld()
+            self._start_bmc()
             for node in NODES:
                 self.start_node(node)
             self._add_accounts()
@@ -166,8 +178,26 @@ class SlurmLab:
 
     def restart_controller(self) -> None:
         """Stops slurmctld, which saves its state, and starts it again; returns when it answers."""
-        self._daemons.pop("slurmctld").stop(timeout_s=30)
-        self._start_slurmctld()
+        self.stop_server("slurmctld")
+        self.start_server("slurmctld")
+
+    def stop_server(self, name: str) -> None:
+        """Stops slurmctld, which saves its state, or slurmdbd."""
+        self._daemons.pop(name).stop(timeout_s=30)
+
+    def start_server(self, name: str) -> None:
+        """Starts slurmctld or slurmdbd; returns when it answers."""
+        {"slurmctld": self._start_slurmctld, "slurmdbd": self._start_slurmdbd}[name]()
+
+    def bmc(self, wanted: str, *nodes: str) -> str:
+        """Asks the nodes' BMCs, as Slurm's programs do: status, on, off, broken (the node never boots), mended."""
+        url = f"http://127.0.0.1:{self.base_port + BMC_PORT}"
+        return self.run(sys.executable, HERE / "lab_bmc.py", url, wanted, *nodes).stdout
+
+    def _start_bmc(self) -> None:
+        self.start_daemon(
+            "bmc", sys.executable, HERE / "lab_bmc.py", "serve", self.root, str(self.base_port + BMC_PORT)
+        )
 
     def start_node(self, node: str) -> None:
         (self.root / "spool" / node).mkdir(exist_ok=True)

@@ -25,7 +25,7 @@ NODES = ("n1", "n2", "n3", "n4")
 GPUS_PER_NODE = 4
 PORTS_PER_LAB = 20
 # Offsets from a lab's first port, which only claims the block; 1 to 4 are the slurmds.
-CTLD_PORT, DBD_PORT, DB_PORT, FIRST_SPARE_PORT = 5, 6, 7, 8
+CTLD_PORT, DBD_PORT, DB_PORT, BMC_PORT, FIRST_SPARE_PORT = 5, 6, 7, 8, 9
 COMMANDS = (
     "munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct",
     "setpriv", "useradd",
@@ -146,6 +146,7 @@ class Layout:
             "ctld_port": str(self.base_port + CTLD_PORT),
             "dbd_port": str(self.base_port + DBD_PORT),
             "db_port": str(self.base_port + DB_PORT),
+            "bmc_port": str(self.base_port + BMC_PORT),
         }
         text = string.Template((HERE / "conf" / template).read_text()).substitute(values, **more)
         (self.root / target).write_text(text)
@@ -172,3 +173,6 @@ class Layout:
         for when in ("prolog", "epilog"):
             self._fill("node-hook.in", f"hooks/{when}", 0o755, script=f"{self.root}/hooks/{PROLOG.name}", when=when)
         self._fill("ended-hook.in", "hooks/ended", 0o755, script=f"{self.root}/hooks/{ENDED.name}")
+        shutil.copy(HERE / "lab_bmc.py", self.root / "hooks")
+        for wanted in ("on", "off"):
+            self._fill("node-power.in", f"hooks/node-power-{wanted}", 0o755, wanted=wanted, python="/usr/bin/python3")

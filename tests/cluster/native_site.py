@@ -50,5 +50,14 @@ class NativeSite(Site):
         self._lab.restart_controller()
         self.wait_for_nodes()
 
+    def stop_server(self, name: str) -> None:
+        self._lab.stop_server(name)
+
+    def start_server(self, name: str) -> None:
+        self._lab.start_server(name)
+
+    def bmc(self, wanted: str, *nodes: str) -> str:
+        return self._lab.bmc(wanted, *nodes)
+
     def controller_log(self) -> str:
         return (self._lab.root / "log/slurmctld.log").read_text(errors="replace")

@@ -87,6 +87,18 @@ class Site(ABC):
         """Stops slurmctld and starts it again; returns when it answers. Raises LabError where it does not."""
 
     @abstractmethod
+    def stop_server(self, name: str) -> None:
+        """Stops slurmctld or slurmdbd."""
+
+    @abstractmethod
+    def start_server(self, name: str) -> None:
+        """Starts it again; returns when it answers."""
+
+    @abstractmethod
+    def bmc(self, wanted: str, *nodes: str) -> str:
+        """Asks the nodes' BMCs: status, on, off, broken (the node never boots), mended."""
+
+    @abstractmethod
     def controller_log(self) -> str:
         """slurmctld's whole log."""
 
@@ -180,12 +192,15 @@ class Site(ABC):
     def wait_for_nodes(self) -> None:
         """Waits until slurmctld knows every node to be there: some seconds after its start, a second after a resume.
 
-        Until then it refuses changes of nodes, and jobs for whom too few nodes are left.
+        Until then it refuses changes of nodes, and jobs for whom too few nodes are left. Sleeping nodes do not answer.
         """
 
         def are_known() -> bool:
             shown = self.run("ctl", "root", "scontrol", "-o", "show", "nodes", check=False)
-            return shown.rc == 0 and not re.search("UNKNOWN|NOT_RESPONDING", shown.stdout)
+            states = re.findall(r" State=(\S+)", shown.stdout)
+            return shown.rc == 0 and not any(
+                re.search("UNKNOWN|NOT_RESPONDING", state) and "POWER" not in state for state in states
+            )
 
         wait_until("the nodes to register", are_known, 60)
 

@@ -16,7 +16,7 @@ import pytest
 from testbed import Cluster
 
 from advisor.artefacts import save
-from advisor.models.calibration import Calibration
+from advisor.models.calibration import Calibration, Margins
 from advisor.service import train
 from almanac.config import Config
 from cli.demo import TIERS
@@ -102,7 +102,7 @@ def calibrate_as_a_large_site(root: Path) -> None:
     store = Store.open(root)
     (cluster_name,) = store.clusters()
     nothing = train(load_history(store, cluster_name).head(0), Config(), 0)
-    margins = {f"family/{trend}/*/0": 3.0 for trend in range(3)}
+    margins = {f"family/{waiting}/{trend}/*/0": Margins(3.0, 3.0) for waiting in range(3) for trend in range(3)}
     save(dataclasses.replace(nothing, calibration=Calibration(0.01, margins)), store.models_dir(cluster_name))
 
 

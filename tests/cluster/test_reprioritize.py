@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ import pytest
 from advice_files import advice, family, hook_on, publish, uid_of
 from backend_contract import check_acting, check_reading
 from processes import wait_until
+from site_commands import SiteCommands
 from sites import Site
 
 from advisor.artefacts import save
 from advisor.service import train
 from almanac.config import Config
-from almanac.errors import CommandError, NotAllowedError
+from almanac.errors import NotAllowedError
 from almanac.names import name_key
 from almanac.records import Counts
 from cli.app import App
@@ -30,36 +31,13 @@ from slurm_hooks.published import changed_rows, record
 from telemetry.history import load_history
 from telemetry.schema import JOBS
 from telemetry.slurm.command_backend import CommandBackend
-from telemetry.slurm.commands import Done
 from telemetry.store import Store
 
 pytestmark = pytest.mark.cluster
 
-ENV = {"LC_ALL": "C", "TZ": "UTC", "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "%s"}
 QUICK_S, LONG_S = 60.0, 20_000.0
 QUICK, LONG = 11_878, 7_783
 """Terms of one GPU: 1000 ln(8640000 / s), for QUICK_S, and for the partition's limit of an hour below LONG_S."""
-
-
-@dataclass(frozen=True)
-class SiteCommands:
-    """Slurm's commands on the controller, as a user."""
-
-    site: Site
-    user: str = "root"
-
-    def run(self, argv: Sequence[str], stdin: bytes = b"") -> Done:
-        done = self.site.run_bytes("ctl", self.user, *argv, stdin=stdin, env=ENV)
-        return Done(done.returncode, done.stdout, done.stderr)
-
-    def feed(self, argv: Sequence[str], stdin: bytes) -> Done:
-        return self.run(argv, stdin)
-
-    def __call__(self, argv: Sequence[str]) -> bytes:
-        done = self.run(argv)
-        if done.code:
-            raise CommandError(f"{argv[0]}: {done.said}")
-        return done.stdout
 
 
 class SiteApp(App):

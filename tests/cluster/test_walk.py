@@ -8,6 +8,7 @@ import re
 import pexpect
 import pytest
 from docker_site import SUITES, DockerSite
+from power_walk import log_of_power, wait_for_states
 
 pytestmark = pytest.mark.cluster
 DOCKER_SITES = [name for name in os.environ.get("ALMANAC_SITES", "").split(",") if name in SUITES]
@@ -105,3 +106,22 @@ def test_the_bmc_stops_a_node_with_its_job_and_boots_it(walked: DockerSite) -> N
     # Refused where the node has registered by now, and so is back already.
     walked.run("ctl", "root", "scontrol", "update", "NodeName=n4", "State=RESUME", check=False)
     walked.wait_for_idle()
+
+
+@docker_only
+def test_a_node_goes_to_sleep_and_a_job_or_an_operator_wakes_it(walked: DockerSite) -> None:
+    """Slurm calls almanac-power-off and almanac-power-on, which reach the BMC through Redfish over TLS."""
+    assert walked.run("ctl", "slurm", "almanac-power-on", "--status", "n[3-4]").stdout == "n3: on\nn4: on\n"
+    walked.run("ctl", "root", "scontrol", "update", "nodename=n4", "state=power_down_asap")
+    wait_for_states(walked, "n4", {"IDLE", "POWERED_DOWN"}, 60)
+    assert walked.run("ctl", "root", "bmc", "status", "n4").stdout == "n4 off\n"
+    assert walked.run("n4", "root", "pgrep", "-x", "slurmd", check=False).stdout == ""
+    job = walked.sbatch("alice", "-w", "n4", script="#!/bin/sh\nsleep 2\n")
+    walked.wait_for(job, "COMPLETED", timeout_s=120)
+    assert walked.job(job)["Restarts"] == "0"
+    walked.run("ctl", "root", "scontrol", "update", "nodename=n4", "state=power_down_asap")
+    wait_for_states(walked, "n4", {"IDLE", "POWERED_DOWN"}, 60)
+    walked.run("ctl", "root", "almanac", "power", "wake", "n4")
+    wait_for_states(walked, "n4", {"IDLE"}, 60)
+    lines = [line for line in log_of_power(walked).splitlines() if '"node": "n4"' in line]
+    assert len(lines) >= 4 and all('"result": "done"' in line for line in lines)

@@ -1,0 +1,226 @@
+"""A site whose nodes almanac powers: the command, a forecast that the test makes, and time compressed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import wait_until
+from site_commands import SiteCommands
+from sites import Site
+
+import cli.power
+from advisor.demand.model import PowerDecision, Spent
+from almanac.config import NodeSet
+from cli.app import App
+from cli.power import command
+from telemetry.slurm.backend import Node, NodeState
+from telemetry.slurm.command_backend import CommandBackend
+from telemetry.slurm.node_sets import LiveDemand
+from telemetry.store import Store
+
+QUICK = {"ResumeTimeout": "12", "SuspendTimeout": "3", "SlurmdTimeout": "45", "SuspendRate": "0", "ResumeRate": "0"}
+CONFIG = """
+[power]
+mode = "apply"
+cooldown_s = 0
+cycles_per_day = 50
+[[node_sets]]
+name = "gpu"
+nodes = "n[1-4]"
+"""
+OFF = {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP"}
+
+
+@contextmanager
+def quick_slurm(site: Site, **more: str) -> Iterator[None]:
+    """slurm.conf of the controller with short times, and as it was afterwards."""
+    path = f"{site.etc_dir}/slurm.conf"
+    before = site.read("ctl", path)
+    text = before.decode()
+    for name, value in {**QUICK, **more}.items():
+        text = re.sub(rf"(?m)^{name}=.*\n", "", text) + f"{name}={value}\n"
+    try:
+        _configure(site, path, text.encode())
+        yield
+    finally:
+        _configure(site, path, before)
+
+
+def _configure(site: Site, path: str, content: bytes) -> None:
+    site.write("ctl", path, content)
+    site.run("ctl", "root", "scontrol", "reconfigure")
+    wait_until("slurmctld to answer", lambda: site.run("ctl", "root", "scontrol", "ping", check=False).rc == 0, 60)
+    site.wait_for_nodes()
+
+
+@dataclass
+class Wanted:
+    """A DemandSource that says what the test says."""
+
+    target: int | None = None
+    noted: list[LiveDemand] = field(default_factory=list)
+
+    def note(self, node_set: NodeSet, demand: LiveDemand, now_s: int) -> None:
+        self.noted.append(demand)
+
+    def decide(self, node_set: NodeSet, names: Sequence[str], powered: int, spent: Spent, now_s: int) -> PowerDecision:
+        return PowerDecision(self.target, "the test says so")
+
+
+class KilledBackend(CommandBackend):
+    """The process that uses it is killed when it first tells Slurm something."""
+
+    def set_node_state(self, names: Sequence[str], state: NodeState, reason: str = "") -> list[str]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return []
+
+
+class SiteApp(App):
+    """The command's environment, with its Slurm on the site."""
+
+    backend_of: CommandBackend
+
+    @property
+    def backend(self) -> CommandBackend:
+        return self.backend_of
+
+
+@dataclass
+class PowerSite:
+    """The command on a site. Every call is one run, as the timer does it."""
+
+    site: Site
+    folder: Path
+    capsys: pytest.CaptureFixture[str]
+    source: Wanted = field(default_factory=Wanted)
+
+    @property
+    def backend(self) -> CommandBackend:
+        return CommandBackend(SiteCommands(self.site))
+
+    def app(self, backend: CommandBackend | None = None) -> SiteApp:
+        app = SiteApp(str(self.folder / "almanac.toml"), str(self.folder / "store"), self.backend.cluster())
+        app.backend_of = backend or self.backend
+        return app
+
+    def __call__(self, *argv: str, user: str = "root", code: int = 0, app: SiteApp | None = None) -> Any:
+        """What the command says as JSON."""
+        app = app or self.app(CommandBackend(SiteCommands(self.site, user)))
+        self.capsys.readouterr()
+        assert (command.main(args=[*argv, "--json"], standalone_mode=False, obj=app) or 0) == code
+        return json.loads(self.capsys.readouterr().out)
+
+    def apply(self, target: int | None, **options: Any) -> dict[str, Any]:
+        """What one run did with the node set."""
+        self.source.target = target
+        [done] = self("apply", **options)["node_sets"]
+        result: dict[str, Any] = done
+        return result
+
+    def said(self, *argv: str) -> str:
+        """What the command prints for people."""
+        self.capsys.readouterr()
+        command.main(args=list(argv), standalone_mode=False, obj=self.app())
+        return self.capsys.readouterr().out
+
+    def killed_apply(self, target: int) -> None:
+        """A run that gets SIGKILL when it first tells Slurm something, in a process of its own."""
+        self.source.target = target
+        app = self.app(KilledBackend(SiteCommands(self.site)))
+        child = os.fork()
+        if child == 0:
+            try:
+                command.main(args=["apply", "--json"], standalone_mode=False, obj=app)
+            finally:
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    def lines(self) -> list[dict[str, Any]]:
+        texts = (path.read_text() for path in sorted((self.folder / "store/power").glob("*.jsonl")))
+        return [json.loads(line) for text in texts for line in text.splitlines()]
+
+    def nodes(self) -> dict[str, Node]:
+        return {node.name: node for node in self.backend.nodes()}
+
+    def wait_for(self, what: str, check: Callable[[dict[str, Node]], bool], timeout_s: float = 60) -> dict[str, Node]:
+        """Waits until the nodes are as wanted. Raises LabError, with the states that they are in."""
+        seen: dict[str, Node] = {}
+
+        def is_so() -> bool:
+            seen.update(self.nodes())
+            return check(seen)
+
+        try:
+            wait_until(what, is_so, timeout_s)
+        except RuntimeError as error:
+            states = {name: (sorted(node.states), node.reason) for name, node in seen.items()}
+            raise type(error)(f"{error}: {states}") from None
+        return seen
+
+    def wait_asleep(self, *names: str) -> None:
+        self.wait_for(f"{names} asleep", lambda nodes: all("POWERED_DOWN" in nodes[name].states for name in names))
+
+    def wait_up(self, *names: str) -> None:
+        self.wait_for(f"{names} up", lambda nodes: all(is_up(nodes[name]) for name in names))
+
+    def heal(self, target: int, name: str) -> None:
+        """Runs until a node that was powering down when slurmctld restarted is asleep, or up again: 22.05 can forget
+        a power-down that began a second or two before.
+        """
+        is_settled = {frozenset({"IDLE"}), frozenset({"IDLE", "POWERED_DOWN"})}
+
+        def is_well() -> bool:
+            self.apply(target)
+            return self.nodes()[name].states in is_settled
+
+        try:
+            wait_until(f"{name} to be asleep or up", is_well, 200)
+        except RuntimeError as error:
+            node = self.nodes()[name]
+            raise type(error)(f"{error}: {sorted(node.states)} {node.reason!r}") from None
+
+    def restore(self) -> None:
+        """Every node idle again, whatever a test left."""
+        self.site.bmc("mended", "n1", "n2", "n3", "n4")
+        stuck = [name for name, node in self.nodes().items() if {"DOWN", "POWERED_DOWN"} <= node.states]
+        if stuck:
+            self.site.bmc("off", *stuck)
+        for node in self.nodes().values():
+            if node.states & {"DRAIN", "DOWN"} and "POWER_DOWN" not in node.states:
+                self.backend.set_node_state([node.name], "resume")
+        off = [name for name, node in self.nodes().items() if node.states & OFF]
+        if off:
+            self("wake", ",".join(off))
+        self.wait_up("n1", "n2", "n3", "n4")
+
+    def wait_ready(self) -> None:
+        """Until every node can take a job: after a restart, slurmctld takes nodes for UNKNOWN until they answer."""
+        self.wait_for("every node ready", lambda nodes: all(node.states == {"IDLE"} for node in nodes.values()), 120)
+
+
+def is_up(node: Node) -> bool:
+    return not node.states & (OFF | {"DOWN", "DRAIN", "NOT_RESPONDING"})
+
+
+@contextmanager
+def power_site(site: Site, folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[PowerSite]:
+    (folder / "almanac.toml").write_text(CONFIG)
+    Store.create(folder / "store")
+    made = PowerSite(site, folder, capsys)
+    before = cli.power.source_of
+    cli.power.source_of = lambda app, store, cluster: made.source
+    made.wait_ready()
+    try:
+        yield made
+    finally:
+        made.restore()
+        cli.power.source_of = before

@@ -1,0 +1,22 @@
+"""What tests of the docker cluster's power programs look at."""
+
+from __future__ import annotations
+
+import re
+
+from processes import wait_until
+from sites import Site
+
+
+def states(site: Site, node: str) -> set[str]:
+    shown = site.run("ctl", "root", "scontrol", "-o", "show", "node", node).stdout
+    return set(re.search(r" State=(\S+)", shown)[1].split("+"))  # type: ignore[index]
+
+
+def wait_for_states(site: Site, node: str, wanted: set[str], timeout_s: float) -> None:
+    wait_until(f"{node} to be {'+'.join(sorted(wanted))}", lambda: states(site, node) == wanted, timeout_s)
+
+
+def log_of_power(site: Site) -> str:
+    """What the programs wrote so far; "" before their first call."""
+    return site.run("ctl", "root", "cat", "/var/log/slurm/power.jsonl", check=False).stdout
