@@ -111,8 +111,9 @@ def _is_forgotten(node: Node, known: NodeMemory) -> bool:
 
 def _is_left_drained(node: Node) -> bool:
     """Whether only the drain of our power-down is left: slurmctld restarted before the rest of it was saved."""
-    is_powering = flags_of(node.states) & (NodeFlag.ASLEEP | NodeFlag.BOOTING | NodeFlag.MAINTENANCE)
-    return "DRAIN" in node.states and "DOWN" not in node.states and not is_powering and node.reason.startswith(REASON)
+    flags = flags_of(node.states)
+    is_else = flags & ~(NodeFlag.DRAINED | NodeFlag.BUSY)  # UNKNOWN, until the node answers: Slurm refuses to resume it
+    return bool(flags & NodeFlag.DRAINED) and not is_else and node.reason.startswith(REASON)
 
 
 def _has_booted(node: Node, known: NodeMemory) -> bool:

@@ -289,6 +289,7 @@ def test_a_selection_of_nothing_is_empty() -> None:
         ({"IDLE", "DRAIN"}, REASON, True),
         ({"MIXED", "DRAIN"}, REASON, True),
         ({"IDLE", "DRAIN"}, "disk, bob", False),
+        ({"UNKNOWN", "DRAIN"}, REASON, False),
         ({"IDLE", "DRAIN", "POWER_DOWN"}, REASON, False),
         ({"IDLE", "POWERED_DOWN"}, REASON, False),
     ],
