@@ -5,8 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
-# Two processes: tests on the cluster, which mostly wait, are one's; tests/conftest.py says which those are.
-PYTEST := $(BIN)/pytest -n 2
+PYTEST := $(BIN)/pytest
 export PYTHON
 
 .PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power docs deb lock clean distclean servers
@@ -45,14 +44,15 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 # Lint first: the last line of the output is pytest's summary.
+# Four processes: one for each of three clusters, whose tests mostly wait, and one for the rest (tests/conftest.py).
 test: lint servers
-	scripts/with-docker.sh $(PYTEST) $(PYTEST_ARGS)
+	scripts/with-docker.sh $(PYTEST) -n 4 $(PYTEST_ARGS)
 
 test-unit: $(STAMP)
-	$(PYTEST) -m "not cluster and not slow" $(PYTEST_ARGS)
+	$(PYTEST) -n 2 -m "not cluster and not slow" $(PYTEST_ARGS)
 
 test-cluster: servers
-	scripts/with-docker.sh $(BIN)/pytest -m cluster $(PYTEST_ARGS)
+	scripts/with-docker.sh $(PYTEST) -m cluster $(PYTEST_ARGS)
 
 # Each prints a table and writes build/bench/NAME.json.
 bench: bench-telemetry bench-predictors bench-calibration bench-reports bench-power

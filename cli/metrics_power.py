@@ -22,7 +22,7 @@ STATES = ("total", "active", "wanted", "asleep")
 
 
 def power_metrics(app: App, store: Store) -> Iterator[Metric]:
-    """Every family of which something is known. Raises StoreError."""
+    """Yield each power metric that has a value. Raises StoreError."""
     from slurm_hooks.power.folder import PowerFolder
     from telemetry.node_use import load_node_use
 

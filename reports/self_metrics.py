@@ -66,7 +66,7 @@ class Told:
 
 
 def collect(store: Store, now_s: int) -> list[Metric]:
-    """Every family of which something is known, of all clusters of the store. Raises StoreError."""
+    """Return each metric of the store that has a value, for every cluster. Raises StoreError."""
     clusters = store.clusters()
     counts = read_counts(outbox_path(store.root))
     return [

@@ -1,6 +1,7 @@
 """Settings of every test, what it may lack, and which modules `make test-unit` leaves out for their length."""
 
 import os
+import re
 import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -108,13 +109,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
-class OneCluster(LoadScopeScheduling):
-    """Tests on the cluster all go to one process, each of the others to whichever is free."""
+class ProcessPerCluster(LoadScopeScheduling):
+    """Tests of one cluster all go to one process, each of the others to whichever is free."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "cluster" if nodeid.startswith("tests/cluster/") else nodeid
+        if not nodeid.startswith("tests/cluster/"):
+            return nodeid
+        release = re.search(r"\[(\d\d\.\d\d)\b", nodeid)
+        return release[1] if release else "native"
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneCluster:
-    return OneCluster(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ProcessPerCluster:
+    return ProcessPerCluster(config, log)

@@ -43,8 +43,8 @@ class Failures:
 
 @dataclass(frozen=True)
 class Kept:
-    """What SuspendExcNodes says of a node set. always: nodes that stay on, whatever the count is. counted: the others,
-    of which `count` stay on.
+    """The entries of SuspendExcNodes for a node set. always: nodes that stay on whatever the count is. counted: the
+    other nodes; Slurm keeps `count` of them on.
     """
 
     always: tuple[str, ...]

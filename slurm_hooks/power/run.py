@@ -104,7 +104,7 @@ class PowerRun:
         return SetOutcome(each, tuple(said))
 
     def _tell_exceptions(self, plan: Plan) -> list[str]:
-        """Slurm forgets what it was told when it reads slurm.conf again: it is told anew where it stands otherwise."""
+        """Set SuspendExcNodes where it differs: Slurm forgets the value when it reads slurm.conf again."""
         if plan.exceptions is None or joined(plan.settings.exceptions) == plan.exceptions:
             return []
         said = self._backend.set_suspend_exceptions(plan.exceptions)

@@ -173,17 +173,16 @@ class PowerSite:
         self.wait_for(f"{names} up", lambda nodes: all(is_up(nodes[name]) for name in names))
 
     def heal(self, target: int, name: str) -> None:
-        """Runs until a node that was powering down when slurmctld restarted is asleep, or up again: 22.05 can forget
-        a power-down that began a second or two before.
+        """Runs as the timer does, until a node is up. A slurmctld that restarts can forget an order of the last seconds
+        (22.05 to 26.05).
         """
-        is_settled = {frozenset({"IDLE"}), frozenset({"IDLE", "POWERED_DOWN"})}
 
         def is_well() -> bool:
             self.apply(target)
-            return self.nodes()[name].states in is_settled
+            return self.nodes()[name].states == {"IDLE"}
 
         try:
-            wait_until(f"{name} to be asleep or up", is_well, 200)
+            wait_until(f"{name} to be up", is_well, 200)
         except RuntimeError as error:
             node = self.nodes()[name]
             raise type(error)(f"{error}: {sorted(node.states)} {node.reason!r}") from None
