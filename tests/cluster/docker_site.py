@@ -64,10 +64,11 @@ class DockerSite(Site):
         self.compose("down", "-v", "--timeout", "20")
 
     def _remove_abandoned(self) -> None:
-        """Removes the clusters of test runs that were killed outright."""
+        """Removes this release's clusters of test runs that were killed outright."""
         shown = '{{.Label "com.docker.compose.project"}}'
         done = subprocess.run(["docker", "ps", "-a", "--format", shown], capture_output=True, text=True, check=True)
-        for project in {line for line in done.stdout.split() if line.startswith(PREFIX)}:
+        own = f"{PREFIX}{self._suite}-"  # another process of this run removes those of the other releases
+        for project in {line for line in done.stdout.split() if line.startswith(own)}:
             if not Path(f"/proc/{project.rpartition('-')[2]}").exists():
                 self.compose("-p", project, "down", "-v", "--timeout", "2")
 
