@@ -109,12 +109,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
+ONE_FIXTURE = {"test_generated_marginals.py", "test_package.py"}
+"""Modules whose fixture takes half a minute or more, so that no second process makes it."""
+
+
 class ProcessPerCluster(LoadScopeScheduling):
-    """Tests of one cluster all go to one process, each of the others to whichever is free."""
+    """Tests of one cluster, or of a module of ONE_FIXTURE, all go to one process; the others to whichever is free."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if not nodeid.startswith("tests/cluster/"):
-            return nodeid
+        module = nodeid.partition("::")[0]
+        if not module.startswith("tests/cluster/"):
+            return module if Path(module).name in ONE_FIXTURE else nodeid
         release = re.search(r"\[(\d\d\.\d\d)\b", nodeid)
         return release[1] if release else "native"
 
