@@ -26,9 +26,10 @@ _BASE = (
     "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "hbm_evidence", "mean_gpu_util_pct", "coverage_frac", "verdict",
 )  # fmt: skip
 _JOBS = (
-    "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "qos", "name", "name_key", "node_count",
-    "cpu_count", "gpu_count", "cpu_count_req", "node_count_req", "gpu_count_req", "gpu_type", "constraints", "tier",
-    "time_limit_s", "array_job_id", "state", "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib",
+    "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "partition_req", "qos", "name", "name_key",
+    "node_count", "cpu_count", "gpu_count", "cpu_count_req", "node_count_req", "gpu_count_req", "gpu_type",
+    "constraints", "tier", "time_limit_s", "array_job_id", "state", "elapsed_s", "jobstats_hbm_peak_mib",
+    "jobstats_hbm_total_mib",
 )  # fmt: skip
 MAX_NAMELESS = 2000
 _SPECIAL = {
@@ -40,7 +41,7 @@ _SPECIAL = {
 """Metrics of a job that need more than their column of job_metrics."""
 _JOIN = """
 SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user",
-       coalesce(j.account, '') AS account, coalesce(j."partition", '') AS "partition",
+       coalesce(j.account, '') AS account, coalesce(j.partition_req, j."partition", '') AS "partition",
        coalesce(j.qos, '') AS qos, coalesce(j.name, '') AS name,
        regexp_replace(coalesce(j.name_key, ''), '[_?]+', '_', 'g') AS name_key,
        coalesce(j.node_count_req, j.node_count, 1) AS node_count,
@@ -97,11 +98,10 @@ def load_history(
     Runs that were requeued, and the parts of a job that was resized, are left out: they are no whole job.
     running: they come too, and so does what has not ended, last, with an end_s of NaN; what waits has a start_s of NaN.
 
-    Counts of nodes, CPUs, and GPUs are what was asked for, as a request of the same job names them; what was allocated
-    (a whole node, with --exclusive) only where accounting does not have that. Missing numbers are NaN, a missing tier
-    is None. hbm_evidence says where hbm_peak_mib comes from: "telemetry", "jobstats", "preallocated" (then the peak
-    says nothing of the need and is NaN) or "none". hbm_max_mib is the highest
-    sample, whatever the verdict.
+    Partitions and counts of nodes, CPUs, and GPUs are what was asked for, as a request of the same job names them; what
+    was allocated (a whole node, with --exclusive) only where accounting does not have that. Missing numbers are NaN, a
+    missing tier is None. hbm_evidence says where hbm_peak_mib comes from: "telemetry", "jobstats", "preallocated" (then
+    the peak says nothing of the need and is NaN) or "none". hbm_max_mib is the highest sample, whatever the verdict.
     """
     with store.connect() as db:
         _register(db, store, cluster, _METRICS, since_s, until_s, user)

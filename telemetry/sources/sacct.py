@@ -144,9 +144,11 @@ class SacctSource:
         stats = decode_jobstats(text.admin_comment)
         if stats is None and row["gpu_count"] and has_jobstats(text.admin_comment):
             counts.note("jobstats summary unreadable", example=f"job {row['job_id']}")
-        tier = requested_tier(_request(row), self.tiers)
+        partitions = text.partitions or None
+        tier = requested_tier(_request(row, partitions or row["partition"] or ""), self.tiers)
         return {
             **row,
+            "partition_req": partitions,
             "name": text.name,
             "name_key": None if text.name is None else name_key(text.name),
             "refuses_mail": None if text.name is None else text.refuses_mail,
@@ -231,10 +233,10 @@ def check_cluster(commands: Runner, cluster: str) -> None:
         )
 
 
-def _request(row: dict[str, Any]) -> Request:
+def _request(row: dict[str, Any], partitions: str) -> Request:
     return Request(
         user=row["user"] or "",
-        partition=row["partition"] or "",
+        partition=partitions,
         constraints=row["constraints"],
         gpu_type=row["gpu_type_req"],
     )

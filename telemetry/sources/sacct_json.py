@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from almanac.errors import RequestError
 from almanac.units import valid_unicode
+from telemetry.slurm.options import parse_options
 
 _NO_MAIL = re.compile(r"(?<![\w:-])almanac:nomail(?![\w:-])")
 
@@ -21,12 +23,14 @@ class JobText:
     """What people and programs wrote on a job. name is None where the record has none.
 
     refuses_mail: whether the job's comment has the word almanac:nomail. slurmdbd keeps comments only with
-    AccountingStoreFlags=job_comment.
+    AccountingStoreFlags=job_comment. partitions: the list that was asked for, of several partitions the job ran in one;
+    "" where the record does not tell of a list.
     """
 
     name: str | None
     admin_comment: str = ""
     refuses_mail: bool = False
+    partitions: str = ""
 
 
 def parse_json(data: bytes, cluster: str) -> dict[tuple[int, int], JobText]:
@@ -88,4 +92,22 @@ def _text(job: dict[str, Any]) -> JobText:
         name=valid_unicode(name) if isinstance(name, str) else None,
         admin_comment=admin if isinstance(admin, str) else "",
         refuses_mail=isinstance(own, str) and _NO_MAIL.search(own) is not None,
+        partitions=_partitions(job.get("submit_line"), job.get("partition")),
     )
+
+
+def _partitions(submit_line: Any, ran_in: Any) -> str:
+    """The partitions that a submit line (22.05 gives none) lists; "" where the job's own is not among several.
+
+    Slurm joins the words of a command by blanks, so that a value with blanks ends what can be read of it. A line that
+    lies about the partition changes nothing but what is made of its user's own jobs.
+    """
+    words = submit_line.split() if isinstance(submit_line, str) else []
+    if ":" in words:
+        return ""  # of a het job, and which words are this component's is not sure
+    try:
+        typed, _ = parse_options(words[1:])
+    except RequestError:
+        return ""
+    listed = next((option.value or "" for option in reversed(typed) if option.name == "partition"), "")
+    return valid_unicode(listed) if "," in listed and ran_in in listed.split(",") else ""

@@ -96,9 +96,17 @@ def test_counts_are_what_was_asked_for_and_else_what_was_allocated(tmp_path: Pat
     assert found == [[1, 4, 3], [2, 128, 8], [2, 128, 8]]
 
 
+def test_of_several_partitions_all_that_were_asked_for_count(tmp_path: Path) -> None:
+    times = {"submit_s": 1_750_000_000, "start_s": 1_750_000_000, "end_s": 1_750_003_600, "gpu_count": 1}
+    more: list[dict[str, Any]] = [{"partition_req": "a40,a100"}, {}]
+    made = Store.create(tmp_path / "s")
+    made.write("jobs", "c", rows(JOBS, [{"job_id": n, "partition": "a40", **times, **m} for n, m in enumerate(more)]))
+    assert load_history(made, "c")["partition"].tolist() == ["a40,a100", "a40"]
+
+
 def test_a_store_of_before_the_requested_counts_is_read_and_written(store: Store) -> None:
     (path,) = store.root.glob("jobs/**/*.parquet")
-    newer = ["cpu_count_req", "node_count_req"]
+    newer = ["cpu_count_req", "node_count_req", "partition_req"]
     pq.write_table(pq.read_table(path, partitioning=None).drop_columns(newer), path)
     assert load_history(store, "c")["gpu_count"].tolist() == [4, 4, 4, 4]
     key = {"job_id": 1, "submit_s": 1_750_000_000}

@@ -104,6 +104,21 @@ def test_a_plain_job(runner: Recorded) -> None:
     assert job["node_list"] in ("n3", "n4")
 
 
+def test_a_choice_of_partitions_names_no_tier(runner: Recorded) -> None:
+    """sacct says where a job ran; its submit line, which 22.05 does not give as JSON, what it asked for."""
+    found = json.loads(runner.file("sacct.json"))
+    for job in found["jobs"]:
+        job["submit_line"] = "sbatch -p hbm80,all " + ("-G 2 x.sh" if job["name"] == "plain" else ": x.sh")
+    runner.json = json.dumps(found).encode()
+    tiers = (Tier("small", 40960, partition="all"), Tier("large", 81920, partition="hbm80"))
+    config = Slurm(overlap_hours=0, read_steps=False)
+    source = SacctSource(runner, "lab", tiers, config, lambda: runner.now_s, delimiter=lambda: DELIMITER)
+    [batch] = source.read(runner.now_s - 3600, runner.now_s)
+    said = {row["name"]: (row["partition"], row["partition_req"], row["tier"]) for row in batch.rows.to_pylist()}
+    assert said["plain"] == ("all", "hbm80,all", None)
+    assert said["fails"] == ("all", None, "small")
+
+
 def test_how_jobs_end(runner: Recorded) -> None:
     cases, _ = records(runner)
 

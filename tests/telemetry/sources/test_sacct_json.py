@@ -65,6 +65,29 @@ def test_records_that_name_no_job_of_this_cluster_are_passed_over(bad: Any) -> N
     assert list(parse(bad, job())) == [(7, 100)]
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("sbatch --parsable -p a40,a100 -G 1 train.sh", "a40,a100"),
+        ("srun --partition=a100,a40 true", "a100,a40"),
+        ("sbatch -pa40,a100 -p a100,h100 --wrap sleep 8", "a100,h100"),
+        ("sbatch -p a100 train.sh", ""),
+        ("sbatch -p a40,h100 train.sh", ""),
+        ("sbatch train.sh -p a40,a100", ""),
+        ("sbatch -p a40,a100 : -p a100 train.sh", ""),
+        ("sbatch -J my job -p a40,a100 train.sh", ""),
+        ("sbatch -p", ""),
+        ("", ""),
+        (None, ""),
+        (7, ""),
+        ("sbatch\n-p\na100,$(reboot)\x1b[31m\ud800 x", "a100,$(reboot)\x1b[31m?"),
+    ],
+)
+def test_partitions_are_those_that_the_submit_line_lists_beside_the_one_it_ran_in(line: Any, expected: str) -> None:
+    texts = parse(job(submit_line=line, partition="a100"))
+    assert texts == {(7, 100): JobText("train", "a", partitions=expected)}
+
+
 def test_sacct_says_why_there_are_no_jobs() -> None:
     data = b'{"errors": [{"description": "Unable to parse time format"}]}'
     with pytest.raises(ValueError, match="no list of jobs: Unable to parse time format"):
