@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from almanac.records import Advice, Request
+    from telemetry.slurm.sbatch import Submission
 
 NO_EVIDENCE = 10
+DEFAULTS_S = 5.0
+"""How long Slurm may take to tell its defaults; without them the advice is almost the same."""
 MAX_SCRIPT_BYTES = 4 << 20
 OWN = ("--user", "--why", "--json", "--help")
 
@@ -80,10 +83,11 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
     """
     if not submission:
         raise click.UsageError("nothing to advise on: give sbatch's options, a script, or `-`")
-    request = read_request(app.visible_user(user), list(submission), app.now_s())
+    who, typed = app.visible_user(user), read_submission(list(submission))
+    request = typed.request(who, app.now_s())
     if not app.may_read_store:
         return _show_published(app, request, as_json)
-    advice = advise(app, request)
+    advice = advise(app, request, typed.options)
     if as_json:
         from advisor.explain import to_json
 
@@ -117,11 +121,11 @@ def _show_published(app: App, request: Request, as_json: bool) -> int:
     return NO_EVIDENCE if shown.is_silent and request.gpu_count > 0 else 0
 
 
-def read_request(user: str, argv: list[str], now_s: int) -> Request:
-    """The request of an sbatch command line. Raises RequestError."""
-    from telemetry.slurm.sbatch import read_submission
+def read_submission(argv: list[str]) -> Submission:
+    """An sbatch command line. Raises RequestError."""
+    from telemetry.slurm.sbatch import parse_submission
 
-    return read_submission(argv, os.environ, _read_script, user, now_s)
+    return parse_submission(argv, os.environ, _read_script)
 
 
 def _read_script(name: str) -> str:
@@ -134,15 +138,21 @@ def _read_script(name: str) -> str:
         raise RequestError(f"{name}: cannot be read: {error.strerror}", "name an sbatch script, or `-`") from error
 
 
-def advise(app: App, request: Request) -> Advice:
-    """The advice of the store's history for this request, and what the site's own services say."""
+def advise(app: App, request: Request, typed: Collection[str]) -> Advice:
+    """The advice of the store's history for this request, and what the site's own services say.
+
+    typed: the options that the submission names; Slurm's defaults stand for others, as in the record of such a job.
+    """
     from advisor.artefacts import load
     from advisor.lifecycle import trusted
     from advisor.service import advise as decide
     from telemetry.history import load_history
+    from telemetry.slurm.defaults import with_defaults
 
     store = app.open_store()
     cluster = app.cluster(store)
+    commands = dataclasses.replace(app.commands, timeout_s=min(app.commands.timeout_s, DEFAULTS_S))
+    request = with_defaults(request, typed, app.config.tiers, cluster, commands)
     # All of the user's jobs, as in training: features count a user's runs from the first one on.
     history = load_history(store, cluster, user=request.user, running=True)
     trained = trusted(load(store.models_dir(cluster)), app.config, app.now_s())

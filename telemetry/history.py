@@ -26,8 +26,8 @@ _BASE = (
     "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "hbm_evidence", "mean_gpu_util_pct", "coverage_frac", "verdict",
 )  # fmt: skip
 _JOBS = (
-    "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "partition_req", "qos", "name", "name_key",
-    "node_count", "cpu_count", "gpu_count", "cpu_count_req", "node_count_req", "gpu_count_req", "gpu_type",
+    "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "partition_req", "qos", "name",
+    "name_key", "node_count", "cpu_count", "gpu_count", "cpu_count_req", "node_count_req", "gpu_count_req", "gpu_type",
     "constraints", "tier", "time_limit_s", "array_job_id", "state", "elapsed_s", "jobstats_hbm_peak_mib",
     "jobstats_hbm_total_mib",
 )  # fmt: skip

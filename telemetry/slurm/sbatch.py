@@ -46,19 +46,12 @@ class Submission:
         return to_request(self.options, user, submit_s, default)
 
 
-def read_submission(
-    argv: Sequence[str], environ: Mapping[str, str], read_script: Callable[[str], str], user: str, submit_s: int
-) -> Request:
-    """The request of what would follow `sbatch`. Of a het job, the first component's.
+def parse_submission(argv: Sequence[str], environ: Mapping[str, str], read_script: Callable[[str], str]) -> Submission:
+    """The options of what would follow `sbatch`. Of a het job, the first component's.
 
     read_script returns the text of a script by its name; "-" is standard input. Raises RequestError, and what
     read_script raises.
     """
-    return parse_submission(argv, environ, read_script).request(user, submit_s)
-
-
-def parse_submission(argv: Sequence[str], environ: Mapping[str, str], read_script: Callable[[str], str]) -> Submission:
-    """The options of what would follow `sbatch`; read_script and errors as of read_submission."""
     typed, rest = parse_options(argv)
     is_het = rest[:1] == [":"]
     while rest[:1] == [":"]:

@@ -26,6 +26,6 @@ def test_runs_of_any_age_count_for_the_time_as_they_do_in_training(tmp_path: Pat
     ]  # fmt: skip
     Store.create(tmp_path / "store").write("jobs", "c", pa.Table.from_pylist(rows, schema=JOBS))
     app = App(None, str(tmp_path / "store"), "c")
-    advice = advise(app, Request(user="ann", job_name="train", gpu_count=4, submit_s=NOW_S))
+    advice = advise(app, Request(user="ann", job_name="train", gpu_count=4, submit_s=NOW_S), ())
     assert advice.duration is not None
     assert advice.duration.runs == 4

@@ -19,7 +19,7 @@ from advisor.decisions.priority import site_factor
 from almanac.config import Priority
 from almanac.names import name_key
 from almanac.tres import Gpus, parse_gpus
-from telemetry.slurm.sbatch import read_submission
+from telemetry.slurm.sbatch import parse_submission
 
 VECTORS = Path(__file__).parent / "vectors"
 LOOKUPS = json.loads((VECTORS / "lookups.json").read_text())
@@ -227,7 +227,7 @@ COMMAND_LINES = [
 
 @pytest.mark.parametrize("argv", COMMAND_LINES, ids=" ".join)
 def test_gpus_of_cli_filters_options_are_those_of_the_command_line(lua: Lua, argv: list[str]) -> None:
-    request = read_submission(argv, {}, lambda _: "", "alice", 0)
+    request = parse_submission(argv, {}, lambda _: "").request("alice", 0)
     options = dict(word[2:].split("=") for word in argv)
     prefixed = {**options, "gres": f"gres:{options['gres']}"} if "gres" in options else options
     assert (

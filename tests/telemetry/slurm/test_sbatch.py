@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from almanac.errors import RequestError
 from almanac.records import Request
 from telemetry.slurm.options import ENVIRONMENT, WITH_VALUE, Option, parse_options
-from telemetry.slurm.sbatch import merge, read_submission, to_request
+from telemetry.slurm.sbatch import merge, parse_submission, to_request
 
 SCRIPT = """#!/bin/bash
 #SBATCH -J train-BERT -A ml -p gpu -q normal
@@ -20,7 +20,7 @@ srun python train.py
 
 
 def submit(*argv: str, script: str = "#!/bin/sh\ntrue\n", **environ: str) -> Request:
-    return read_submission(argv, environ, lambda name: script, "alice", 1_800_000_000)
+    return parse_submission(argv, environ, lambda name: script).request("alice", 1_800_000_000)
 
 
 def test_the_whole_of_a_script() -> None:
@@ -66,7 +66,7 @@ def test_a_script_is_read_only_where_there_is_one() -> None:
         return ""
 
     for argv in (["--wrap", "x"], ["-G1"], ["-G1", "a.sh", "b.sh"], ["-"]):
-        read_submission(argv, {}, read_script, "alice", 0)
+        parse_submission(argv, {}, read_script)
     assert asked == ["a.sh", "-"]
 
 

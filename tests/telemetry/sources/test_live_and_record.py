@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from almanac.records import Counts
-from telemetry.slurm.sbatch import read_submission
+from telemetry.slurm.sbatch import parse_submission
 from telemetry.sources.sacct_text import columns, parse_text
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
@@ -38,7 +38,7 @@ def test_counts_of_a_request_are_those_of_its_record(release: str) -> None:
         row = rows.get(int(cases.get(case) or 0))
         if row is None:
             continue
-        request = read_submission([*options, "--wrap", "true"], {}, str, "alice", 0)
+        request = parse_submission([*options, "--wrap", "true"], {}, str).request("alice", 0)
         asked = (request.node_count, request.cpu_count, request.gpu_count)
         known = (row["node_count_req"], row["cpu_count_req"], row["gpu_count_req"])
         compared += 1
