@@ -57,7 +57,7 @@ local function has_terminal()
 end
 
 -- The job's name as slurmctld will have it.
-local function job_name(options)
+function M.job_name(options)
   local argv = options["argv"]
   local program = type(argv) == "table" and argv[1]
   local wrap = options["type"] == "sbatch" and options["wrap"]
@@ -221,7 +221,7 @@ function M.run(options, mode, advice_dir, lua_dir)
     return
   end
   local proposal = dofile(lua_dir .. "proposal.lua")
-  local row = almanac.find(advice, almanac.job_key(job_name(options)), request.gpu_count)
+  local row = almanac.find(advice, almanac.job_key(M.job_name(options)), request.gpu_count)
   local found = proposal.propose(dofile(lua_dir .. "tiers.lua"), request, row, advice)
   local modules = { almanac = almanac, proposal = proposal, dir = lua_dir }
   if found and settle(modules, found, options, MODES[mode] and mode or advice.prompt, now) then

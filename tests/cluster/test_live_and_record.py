@@ -1,0 +1,351 @@
+"""A submission, as every live path reads it, and its record are one job: what is learned of records counts for it.
+
+Live: job_submit.lua, cli_filter.lua, sbatch-almanac and `almanac advise`, and `almanac reprioritize`. The record:
+sacct's, as ingest stores it and back-tests read it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from advice_files import TIERS, advice, guarded_line, publish, uid_of
+from processes import wait_until
+from site_commands import SiteCommands
+from sites import Site
+from submissions import SUBMISSIONS, Submitted, submitting
+
+from advisor.decisions.memory import decide_memory
+from advisor.explain import to_json
+from advisor.features import Submission, submission_of, submissions
+from advisor.models.calibration import Calibration, Margins
+from advisor.models.peak_store import replay_peaks
+from advisor.recorded import recorded_requests
+from advisor.replay import replay_durations
+from advisor.service import Trained, advise_many, train
+from almanac.config import Config, Slurm, Tier
+from almanac.names import name_key
+from almanac.records import Advice, Counts, Request
+from almanac.tiers import requested_tier
+from slurm_hooks.advice_file import FAMILY, Row
+from slurm_hooks.advice_rows import NAMELESS, user_rows
+from telemetry.history import load_history
+from telemetry.schema import TABLES
+from telemetry.slurm.backend import PendingJob
+from telemetry.slurm.defaults import with_defaults
+from telemetry.slurm.queue_json import pending_jobs
+from telemetry.slurm.sbatch import parse_submission
+from telemetry.sources.sacct import SacctSource, probe_accounting
+from telemetry.store import Store
+
+pytestmark = pytest.mark.cluster
+
+JOB_SUBMIT = """
+function slurm_job_submit(job_desc, part_list, submit_uid)
+    slurm.log_info("almanac-test: a submission")
+    {line}
+    return slurm.SUCCESS
+end
+function slurm_job_modify(job_desc, job_rec, part_list, modify_uid) return slurm.SUCCESS end
+return slurm.SUCCESS
+"""
+# What cli_filter.lua looks up, without the terminal on which it would say it.
+CLI_FILTER = """
+function slurm_cli_setup_defaults(options, early_pass) return slurm.SUCCESS end
+function slurm_cli_post_submit(offset, job_id, step_id) return slurm.SUCCESS end
+function slurm_cli_pre_submit(options, offset)
+    pcall(function()
+        local almanac, dialogue = dofile("{lua}/almanac.lua"), dofile("{lua}/dialogue.lua")
+        local request = almanac.request_of_options(options)
+        local file = io.open("{folder}/seen-" .. os.getenv("ALMANAC_CASE"), "a")
+        file:write(almanac.job_key(dialogue.job_name(options)), "\\t", tostring(request.gpu_count), "\\n")
+        file:close()
+    end)
+    return slurm.SUCCESS
+end
+return slurm.SUCCESS
+"""
+MARK = "almanac-test: a submission"
+HOOK_LINE = re.compile(r"lua: almanac: observe term=\d+ uid=\d+ gpus=(\d+) row=[FGU] .* key=(\S+)")
+FOLDER = "/tmp/almanac-live-and-record"
+TIER_KINDS = {
+    "constraint": TIERS,
+    "gres": (Tier("small", 40960, gres="a100"), Tier("large", 81920, gres="h100")),
+    "partition": (Tier("small", 40960, partition="all"), Tier("large", 81920, partition="hbm80")),
+}
+
+
+@dataclass(frozen=True)
+class Component:
+    """A submission, or a part of a heterogeneous one, as each path saw it.
+
+    job_submit, cli_filter: name key and number of GPUs; job_submit: None where it looked nothing up. typed: by kind of
+    tiers, as sbatch-almanac and `almanac advise` read it; None of later parts. pending: as `almanac reprioritize` does.
+    records: rows of the jobs table, several of an array.
+    """
+
+    job_submit: tuple[str, str] | None
+    cli_filter: tuple[str, str]
+    typed: Mapping[str, Request] | None
+    pending: PendingJob
+    records: tuple[dict[str, Any], ...]
+
+    def requests(self, tiers: str = "constraint") -> dict[str, Request]:
+        return {"pending": self.pending.request()} | ({"typed": self.typed[tiers]} if self.typed else {})
+
+
+@dataclass(frozen=True)
+class Lived:
+    """components: by case and offset. history: of alice, as back-tests and training have it. tiers: those that a record
+    asks for, by kind of tiers and job.
+    """
+
+    components: Mapping[str, Component]
+    history: pd.DataFrame
+    tiers: Mapping[str, Mapping[int, str | None]]
+
+
+_LIVED: dict[int, Lived] = {}
+
+
+@pytest.fixture
+def lived(site: Site, tmp_path: Path) -> Lived:
+    """What became of SUBMISSIONS, submitted to each site once."""
+    if id(site) not in _LIVED:
+        _LIVED[id(site)] = live(site, tmp_path)
+    return _LIVED[id(site)]
+
+
+def live(site: Site, root: Path) -> Lived:
+    cases = {name: case for name, case in SUBMISSIONS.items() if case.since <= site.release}
+    commands = remembered(SiteCommands(site))
+    cluster = probe_accounting(SiteCommands(site)).cluster
+    publish(site, uid_of(site, "alice"), advice(Row("U", 3600, 0), mode="observe"))
+    site.hook("job_submit", JOB_SUBMIT.format(line=guarded_line(site)))
+    site.hook("cli_filter", CLI_FILTER.format(lua=site.lua_dir, folder=FOLDER))
+    site.remove("login", FOLDER)
+    with busy(site):
+        since = len(site.controller_log())
+        script = submitting(list(cases.values()), FOLDER)
+        done = site.run_bytes("login", "alice", "sh", "-s", stdin=script, timeout_s=120)
+        said = [line.split(";")[0] for line in done.stdout.decode(errors="replace").splitlines()]
+        assert {name: line for name, line in zip(cases, said, strict=True) if not line.isdecimal()} == {}
+        jobs = dict(zip(cases, map(int, said), strict=True))
+        pending = pending_jobs(SiteCommands(site)(["squeue", "-a", "--json"]), cluster, Counts())
+        hooked = [HOOK_LINE.search(part) for part in site.controller_log()[since:].split(MARK)[1:]]
+    filtered = site.run("login", "root", "sh", "-c", f"cd {FOLDER} && cat $(ls -v | grep ^seen-)").stdout.splitlines()
+    wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout, 90)
+    tables = {kind: ended_records(site, cluster, jobs.values(), tiers) for kind, tiers in TIER_KINDS.items()}
+    components, parts = {}, iter(zip(hooked, filtered, strict=True))
+    for name, case in cases.items():
+        typed = {kind: request_of(case, cluster, tiers, commands) for kind, tiers in TIER_KINDS.items()}
+        own = [job for job in pending if jobs[name] in (job.job_id, job.array_job_id, job.het_job_id)]
+        for offset, job in enumerate(own):
+            line, seen = next(parts)
+            records = [row for row in tables["constraint"] if is_of(row, job)]
+            key, gpus = seen.split("\t")
+            components[f"{name} +{offset}" if offset else name] = Component(
+                job_submit=(line[2], line[1]) if line else None,
+                cli_filter=(key, gpus),
+                typed=None if offset else typed,
+                pending=job,
+                records=tuple(records),
+            )
+    assert next(parts, None) is None
+    return Lived(
+        components,
+        history_of(Store.create(root / "store"), cluster, tables["constraint"]),
+        {kind: {row["job_id"]: row["tier"] for row in rows} for kind, rows in tables.items()},
+    )
+
+
+@contextmanager
+def busy(site: Site) -> Iterator[None]:
+    """Jobs stay pending."""
+    site.run("ctl", "root", "scontrol", "update", "nodename=n[1-4]", "state=drain", "reason=test")
+    try:
+        yield
+    finally:
+        site.run("ctl", "root", "scontrol", "update", "nodename=n[1-4]", "state=resume", check=False)
+        site.wait_for_nodes()
+
+
+def remembered(commands: SiteCommands) -> Callable[[Sequence[str]], bytes]:
+    """The commands, each asked once: for answers that do not change meanwhile."""
+    ask = cache(lambda *argv: commands(argv))
+    return lambda argv: ask(*argv)
+
+
+def ended_records(site: Site, cluster: str, jobs: Collection[int], tiers: Sequence[Tier]) -> list[dict[str, Any]]:
+    """Rows of the jobs table, once accounting has the end of every job."""
+    config = Slurm(overlap_hours=0, read_steps=False)
+    source = SacctSource(SiteCommands(site), cluster, tiers, config, time.time, open_jobs=lambda: jobs)
+    rows: list[dict[str, Any]] = []
+
+    def have_ended() -> bool:
+        rows[:] = [row for batch in source.read(86400, 86410) for row in batch.rows.to_pylist()]
+        return len(rows) >= len(jobs) and all(row["end_s"] for row in rows)
+
+    wait_until("the ends of all jobs in sacct", have_ended, 60)
+    return rows
+
+
+def is_of(row: Mapping[str, Any], job: PendingJob) -> bool:
+    if job.array_job_id is not None:
+        return bool(row["array_job_id"] == job.array_job_id)
+    return bool(row["job_id"] == job.job_id)
+
+
+def request_of(
+    case: Submitted, cluster: str, tiers: Sequence[Tier], commands: Callable[[Sequence[str]], bytes]
+) -> Request:
+    """As `almanac advise` has it."""
+    argv = case.argv if case.file or case.is_wrapped else (*case.argv, "-")
+    submission = parse_submission(argv, case.env, lambda _: case.script)
+    return with_defaults(submission.request("alice", 0), submission.options, tiers, cluster, commands)
+
+
+def history_of(store: Store, cluster: str, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """With peaks of memory, as telemetry would have brought them."""
+    store.write("jobs", cluster, pa.Table.from_pylist(list(rows), schema=TABLES["jobs"].schema))
+    metrics = [
+        {
+            "job_id": row["job_id"], "submit_s": row["submit_s"], "verdict": "ok", "is_preallocated": False,
+            "hbm_peak_mib": 20000.0 + row["job_id"] % 7 * 100, "hbm_max_mib": 21000.0, "hbm_capacity_mib": 81920.0,
+            "idle_gpus": [],
+        }
+        for row in rows
+    ]  # fmt: skip
+    store.write("job_metrics", cluster, pa.Table.from_pylist(metrics, schema=TABLES["job_metrics"].schema))
+    return load_history(store, cluster, running=True)
+
+
+def recorded(lived: Lived, component: Component) -> list[Submission]:
+    """The component's rows of the history; [] without GPUs."""
+    ids = {row["job_id"] for row in component.records}
+    own = lived.history[lived.history["job_id"].isin(ids)]
+    return submissions(own)
+
+
+def test_every_path_looks_up_the_family_of_the_record(lived: Lived) -> None:
+    differences = {}
+    for name, component in lived.components.items():
+        jobs = recorded(lived, component)
+        expected = {(job.name_key, str(job.gpu_count)) for job in jobs} or {(component.records[0]["name_key"], "0")}
+        found: dict[str, tuple[str, str] | None] = {"cli_filter": component.cli_filter}
+        if jobs:
+            found["job_submit"] = component.job_submit
+        for path, request in component.requests().items():
+            found[path] = name_key(request.job_name), str(request.gpu_count)
+        if wrong := {path: key for path, key in found.items() if {key} != expected}:
+            differences[name] = (wrong, expected)
+    assert differences == {}
+
+
+def test_every_path_has_the_features_of_the_record(lived: Lived) -> None:
+    differences = {}
+    for name, component in lived.components.items():
+        for path, request in component.requests().items():
+            for job in recorded(lived, component):
+                one = dataclasses.asdict(dataclasses.replace(submission_of(request, TIERS), submit_s=job.submit_s))
+                other = dataclasses.asdict(job)
+                if wrong := {key: (one[key], other[key]) for key in one if repr(one[key]) != repr(other[key])}:
+                    differences[name, path] = wrong
+    assert differences == {}
+
+
+def test_every_path_names_the_tier_of_the_record(lived: Lived) -> None:
+    differences = {}
+    for name, component in lived.components.items():
+        for kind, tiers in TIER_KINDS.items():
+            for path, request in component.requests(kind).items():
+                tier = requested_tier(request, tiers)
+                named = {lived.tiers[kind][row["job_id"]] for row in component.records}
+                if named != {tier.name if tier else None}:
+                    differences[name, kind, path] = (tier.name if tier else None, named)
+    assert differences == {}
+
+
+def test_advice_is_what_a_back_test_would_say_of_the_record(lived: Lived) -> None:
+    """Byte for byte: of a submission now, and of a record of the same one."""
+    config = Config(tiers=TIERS)
+    now_s = int(lived.history["end_s"].max()) + 3600
+    trained = calibrated(train(lived.history, config, now_s))
+    published = {(row.key, row.gpus) for row in rows_of(lived.history, trained, config, now_s) if row.kind == FAMILY}
+    with_gpus = {name: component for name, component in lived.components.items() if recorded(lived, component)}
+    again = {name: submitted_again(lived.history, component, now_s) for name, component in with_gpus.items()}
+    replayed = dict(zip(again, replayed_advice(lived.history, again.values(), trained, config, now_s), strict=True))
+    differences: dict[tuple[str, str], Any] = {}
+    for path in ("pending", "typed"):
+        requests = {name: asked[path] for name, each in with_gpus.items() if path in (asked := each.requests())}
+        said = advise_many(list(requests.values()), lived.history, trained, config, now_s)
+        for name, now in zip(requests, map(told, said), strict=True):
+            was = replayed[name]
+            if as_bytes(now) != as_bytes(was):
+                differences[name, path] = {key: (now[key], was[key]) for key in was if now[key] != was[key]}
+    for name, component in with_gpus.items():
+        key, gpus = component.cli_filter
+        if key not in NAMELESS and (key, int(gpus)) not in published:
+            differences[name, "published"] = component.cli_filter
+    assert differences == {}
+    assert sum(each["tier"]["tier"] is not None for each in replayed.values()) >= 20
+
+
+def calibrated(trained: Trained) -> Trained:
+    """With the margins that a long record would give."""
+    classes = itertools.product(("family", "similar"), range(3), range(3), range(7))
+    margins = {f"{scope}/{waiting}/{trend}/*/{runs}": Margins(1.0, 1.0) for scope, waiting, trend, runs in classes}
+    return dataclasses.replace(trained, calibration=Calibration(0.01, margins))
+
+
+def rows_of(history: pd.DataFrame, trained: Trained, config: Config, now_s: int) -> list[Row]:
+    return user_rows(history, trained, config, now_s)["alice"].rows
+
+
+def submitted_again(history: pd.DataFrame, component: Component, now_s: int) -> pd.DataFrame:
+    """The component's record as one of a job that is submitted now."""
+    own = history[history["job_id"].isin({row["job_id"] for row in component.records})].tail(1)
+    unknown = dict.fromkeys(("start_s", "end_s", "elapsed_s"), math.nan)
+    return own.assign(submit_s=now_s, state="PENDING", **unknown)
+
+
+def replayed_advice(
+    history: pd.DataFrame, again: Iterable[pd.DataFrame], trained: Trained, config: Config, now_s: int
+) -> list[dict[str, Any]]:
+    """What back-tests replay of each job that comes after the history: its evidence, and what its user ran before."""
+    jobs = pd.concat(again, ignore_index=True)
+    requests = recorded_requests(jobs, config.tiers)
+    rolling_s = replay_durations(pd.concat([history, jobs], ignore_index=True), config.rolling).rolling_s[
+        len(history) :
+    ]
+    told_now = advise_many(requests, history, trained, config, now_s)
+    found = []
+    for place, (request, said) in enumerate(zip(requests, told_now, strict=True)):
+        frame = pd.concat([history, jobs.iloc[[place]]], ignore_index=True)
+        case = next(case for case in replay_peaks(frame, config.advice, config.tiers) if case.row == len(history))
+        memory = decide_memory(request, case.evidence, trained.calibration, config)
+        assert said.duration is not None and said.duration.rolling_s == rolling_s[place]
+        found.append(told(dataclasses.replace(said, tier=memory.tier, bound=memory.bound, evidence=memory.evidence)))
+    return found
+
+
+def told(advice: Advice) -> dict[str, Any]:
+    """All but the request, whose words are not those of a record."""
+    return {key: value for key, value in to_json(advice).items() if key != "request"}
+
+
+def as_bytes(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
