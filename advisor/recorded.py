@@ -23,20 +23,22 @@ def recorded_requests(history: pd.DataFrame, tiers: Sequence[Tier]) -> list[Requ
     limits = history["time_limit_s"].astype("float64").tolist()
     arrays = history["is_array"].fillna(False).astype(bool).tolist()
     asked = [by_name.get(name) for name in history["tier"].fillna("").astype(str)]
+    none = pd.Series("", history.index)
+    types = history.get("gpu_type_req", none).fillna("").astype(str)
     return [
-        _request(dict(zip((*_TEXTS, *_COUNTS), row, strict=True)), limit_s, is_array, tier, tiers)
-        for *row, limit_s, is_array, tier in zip(*texts, *counts, limits, arrays, asked, strict=True)
+        _request(dict(zip((*_TEXTS, *_COUNTS), row, strict=True)), limit_s, is_array, gpu_type, tier, tiers)
+        for *row, limit_s, is_array, gpu_type, tier in zip(*texts, *counts, limits, arrays, types, asked, strict=True)
     ]
 
 
 def _request(
-    row: dict[str, object], limit_s: float, is_array: bool, tier: Tier | None, tiers: Sequence[Tier]
+    row: dict[str, object], limit_s: float, is_array: bool, gpu_type: str, tier: Tier | None, tiers: Sequence[Tier]
 ) -> Request:
-    """gpu_type is that of the tier: the record names what was allocated, not what was asked for."""
+    """gpu_type: as recorded; where an older record does not have it, that of the tier."""
     gres = tier.gres if tier else ""
     known = {"job_name": row.pop("name"), **row, "is_array": is_array}
     known["time_limit_s"] = int(limit_s) if limit_s > 0 else None
-    known |= {"gpu_type": gres, "gres": f"gpu:{gres}:{row['gpu_count']}" if gres else ""}
+    known |= {"gpu_type": gpu_type or gres, "gres": f"gpu:{gres}:{row['gpu_count']}" if gres else ""}
     request = Request(**known)  # type: ignore[arg-type]
     if tier is None or not tier.constraint:
         return request
@@ -45,4 +47,6 @@ def _request(
         request = dataclasses.replace(request, constraints=tier.constraint)
     if requested_tier(request, tiers) != tier:
         request = dataclasses.replace(request, partition="")
+    if requested_tier(request, tiers) != tier:
+        request = dataclasses.replace(request, gpu_type="")
     return request

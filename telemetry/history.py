@@ -22,14 +22,15 @@ _METRICS = (
 )  # fmt: skip
 _BASE = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "qos", "name", "name_key", "node_count",
-    "cpu_count", "gpu_count", "gpu_type", "constraints", "tier", "time_limit_s", "is_array", "state", "elapsed_s",
-    "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "hbm_evidence", "mean_gpu_util_pct", "coverage_frac", "verdict",
+    "cpu_count", "gpu_count", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s", "is_array", "state",
+    "elapsed_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "hbm_evidence", "mean_gpu_util_pct",
+    "coverage_frac", "verdict",
 )  # fmt: skip
 _JOBS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "partition_req", "qos", "name",
     "name_key", "node_count", "cpu_count", "gpu_count", "cpu_count_req", "node_count_req", "gpu_count_req", "gpu_type",
-    "constraints", "tier", "time_limit_s", "array_job_id", "state", "elapsed_s", "jobstats_hbm_peak_mib",
-    "jobstats_hbm_total_mib",
+    "gpu_type_req", "constraints", "tier", "time_limit_s", "array_job_id", "state", "elapsed_s",
+    "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib",
 )  # fmt: skip
 MAX_NAMELESS = 2000
 _SPECIAL = {
@@ -47,7 +48,7 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
        coalesce(j.node_count_req, j.node_count, 1) AS node_count,
        coalesce(j.cpu_count_req, j.cpu_count, 1) AS cpu_count,
        coalesce(nullif(j.gpu_count_req, 0), j.gpu_count, 0) AS gpu_count,
-       coalesce(j.gpu_type, '') AS gpu_type, coalesce(j.constraints, '') AS constraints, j.tier,
+       coalesce(j.gpu_type, '') AS gpu_type, j.gpu_type_req, coalesce(j.constraints, '') AS constraints, j.tier,
        j.time_limit_s::DOUBLE AS time_limit_s, j.array_job_id IS NOT NULL AS is_array,
        coalesce(j.state, '') AS state, coalesce(j.elapsed_s, j.end_s - j.start_s)::DOUBLE AS elapsed_s,
        CASE WHEN m.is_preallocated THEN NULL

@@ -68,6 +68,7 @@ JOBS = pa.schema(
         _field("cpu_count_req", _INT, "CPUs requested; null: not recorded"),
         _field("node_count_req", _INT, "nodes requested; null: not recorded"),
         _field("gpu_type", _TEXT),
+        _field("gpu_type_req", _TEXT, "GPU type requested; empty: none; null: not recorded"),
         _field("constraints", _TEXT),
         _field("tier", _TEXT, "memory tier asked for, by the configuration at ingest"),
         _field("exit_code", _INT),

@@ -238,7 +238,7 @@ def _request(row: dict[str, Any], partitions: str) -> Request:
         user=row["user"] or "",
         partition=partitions,
         constraints=row["constraints"],
-        gpu_type=row["gpu_type_req"],
+        gpu_type=row["gpu_type_req"] or "",
     )
 
 

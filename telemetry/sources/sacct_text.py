@@ -159,7 +159,7 @@ def _resources(value: dict[str, str]) -> dict[str, Any]:
         "cpu_count_req": optional_number(value["ReqCPUS"]) or None,
         "node_count_req": optional_number(parse_tres(value["ReqTRES"]).get("node", "")),
         "gpu_type": given.type or asked.type or None,
-        "gpu_type_req": asked.type,
+        "gpu_type_req": asked.type if value["ReqTRES"] else None,
     }
 
 
