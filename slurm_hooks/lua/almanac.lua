@@ -234,7 +234,7 @@ end
 
 -- The family key of a job name.
 function M.name_key(name)
-  local key = gsub(gsub(name, "[^!->@-^`-~]+", "_"), "[A-Z]", LOWER)
+  local key = gsub(gsub(sub(name, 1, 255), "[^!->@-^`-~]+", "_"), "[A-Z]", LOWER)
   key = gsub(gsub(key, UUID, "#"), "[0-9a-z]+", mask_word)
   key = sub(gsub(key, "[0-9]+", "#"), 1, 64)
   return key ~= "" and key or "-"

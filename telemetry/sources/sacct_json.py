@@ -15,12 +15,14 @@ from almanac.errors import RequestError
 from almanac.units import valid_unicode
 from telemetry.slurm.options import parse_options
 
+_NAMELESS = "allocation"
+"""slurmdbd's name for a job that has none, and for one whose start it has not stored yet."""
 _NO_MAIL = re.compile(r"(?<![\w:-])almanac:nomail(?![\w:-])")
 
 
 @dataclass(frozen=True)
 class JobText:
-    """What people and programs wrote on a job. name is None where the record has none.
+    """What people and programs wrote on a job. name: "" for a job without one, None where the record does not tell.
 
     refuses_mail: whether the job's comment has the word almanac:nomail. slurmdbd keeps comments only with
     AccountingStoreFlags=job_comment. partitions: the list that was asked for, of several partitions the job ran in one;
@@ -89,7 +91,7 @@ def _text(job: dict[str, Any]) -> JobText:
     name, comment = job.get("name"), job.get("comment")
     admin, own = (comment.get("administrator"), comment.get("job")) if isinstance(comment, dict) else (None, None)
     return JobText(
-        name=valid_unicode(name) if isinstance(name, str) else None,
+        name=valid_unicode("" if name == _NAMELESS else name) if isinstance(name, str) else None,
         admin_comment=admin if isinstance(admin, str) else "",
         refuses_mail=isinstance(own, str) and _NO_MAIL.search(own) is not None,
         partitions=_partitions(job.get("submit_line"), job.get("partition")),

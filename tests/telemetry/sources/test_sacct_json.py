@@ -29,6 +29,7 @@ def test_texts_by_job_id_and_submit_time() -> None:
     [
         ({"name": None}, JobText(None, "a")),
         ({"name": ""}, JobText("", "a")),
+        ({"name": "allocation"}, JobText("", "a")),
         ({"name": 3}, JobText(None, "a")),
         ({"comment": {"administrator": None}}, JobText("train")),
         ({"comment": "text"}, JobText("train")),
