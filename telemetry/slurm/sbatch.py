@@ -91,7 +91,7 @@ def to_request(options: Options, user: str, submit_s: int, default_name: str = "
         gpu_count=gpus.count,
         gpu_type=gpus.type,
         node_count=nodes,
-        cpu_count=_cpus(options, nodes, tasks, gpus),
+        cpu_count=_cpus(options, tasks, gpus),
         time_limit_s=_time_limit(options),
         is_array="array" in options,
         submit_s=submit_s,
@@ -209,11 +209,10 @@ def _terms(option: Option, terms: Sequence[str]) -> Gpus:
     return parse_gpus(",".join(terms))
 
 
-def _cpus(options: Options, nodes: int, tasks: int, gpus: Gpus) -> int:
-    per_gpu, least = _number(options, "cpus-per-gpu"), _number(options, "mincpus") or 1
-    if per_gpu and gpus.count:
-        return max(per_gpu * gpus.count, least * nodes)
-    return max(tasks * (_number(options, "cpus-per-task") or 1), least * nodes)
+def _cpus(options: Options, tasks: int, gpus: Gpus) -> int:
+    """As ReqCPUS counts them, which leaves --mincpus out."""
+    per_gpu = _number(options, "cpus-per-gpu")
+    return per_gpu * gpus.count if per_gpu and gpus.count else tasks * (_number(options, "cpus-per-task") or 1)
 
 
 def _time_limit(options: Options) -> int | None:

@@ -17,7 +17,7 @@ PARTITIONS = (
     b"PartitionName=long Default=NO DefaultTime=NONE MaxTime=7-00:00:00 Nodes=n[1-4]\n"
     b"PartitionName=free Default=NO DefaultTime=NONE MaxTime=UNLIMITED Nodes=n[1-4]\n"
 )
-ASSOCIATIONS = "ml|ml|\nml|vision|high\nml|both|high\nml|both|low\n".encode()
+ASSOCIATIONS = b"ml|ml|\nml|vision|high\nml|both|high\nml|both|low\n"
 BY_CONSTRAINT = (Tier("hbm40g", 40960, constraint="hbm40g"),)
 REQUEST = Request(user="alice", job_name="x", gpu_count=2)
 
@@ -36,7 +36,9 @@ class Slurm:
         return PARTITIONS if argv[0] == "scontrol" else ASSOCIATIONS
 
 
-def completed(request: Request, *typed: str, tiers: Sequence[Tier] = BY_CONSTRAINT, slurm: Slurm | None = None) -> Request:
+def completed(
+    request: Request, *typed: str, tiers: Sequence[Tier] = BY_CONSTRAINT, slurm: Slurm | None = None
+) -> Request:
     return with_defaults(request, typed, tiers, "lab", slurm or Slurm())
 
 

@@ -105,7 +105,7 @@ def test_of_a_het_job_the_first_component_counts() -> None:
         ("-w n[1-4] --gpus-per-node=1", 4, "", 4, 4),
         ("-w ./hosts --gpus-per-node=1", 1, "", 1, 1),
         ("--cpus-per-gpu=8 --gpus=4", 4, "", 1, 32),
-        ("--mincpus=64 -N 2", 0, "", 2, 128),
+        ("--mincpus=64 -N 2", 0, "", 2, 2),
         ("-N 1k --gres=gpu:1", 1024, "", 1024, 1024),
         ("--gres=gpu:2080ti:2", 2, "2080ti", 1, 1),
     ],
