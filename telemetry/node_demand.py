@@ -3,14 +3,13 @@
 The value of a minute is the highest of its seconds, as in an imported series. A run uses its nodes in [start, end), for
 a second at least; a node counts once, however many jobs share it. A suspended job keeps its nodes: accounting records
 for how long it was suspended, but not when. A job is wanted from when it is eligible (from its submission where that is
-not recorded) until it starts or is canceled.
+not recorded) until it starts or is canceled, see `telemetry.node_waits`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import duckdb
 import numpy as np
@@ -19,13 +18,12 @@ from numpy.typing import NDArray
 
 from almanac.power_config import NodeSet
 from almanac.records import Counts
-from almanac.tiers import required_features
 from almanac.units import printable
+from telemetry.job_columns import Bools, JobColumns, TextColumn
 from telemetry.node_runs import (
     DAY_S,
     MINUTE_S,
     Floats,
-    Ints,
     Runs,
     Tick,
     highest_per_minute,
@@ -33,10 +31,9 @@ from telemetry.node_runs import (
     merged,
     no_tick,
 )
+from telemetry.node_waits import waits_of
 from telemetry.slurm.host_index import HostIndex
 from telemetry.store import Store
-
-Bools = NDArray[np.bool_]
 
 RUNAWAY_S = DAY_S
 """A run without an end that is past its time limit by more than this ends there: its end was never recorded."""
@@ -47,6 +44,7 @@ _COLUMNS = (
     "cpu_count", "gpu_count", "gpu_count_req",
 )  # fmt: skip
 _NUMBERS = ("submit_s", "eligible_s", "start_s", "end_s", "time_limit_s", "node_count", "cpu_count", "gpus")
+_TEXTS = ("node_list", "partition", "constraints")
 _KNOWN = """SELECT min(end_s) FILTER (WHERE start_s IS NOT NULL),
             max(greatest(submit_s, coalesce(start_s, 0), coalesce(end_s, 0))) FROM jobs"""
 _ROWS = """SELECT *, greatest(coalesce(gpu_count, 0), coalesce(gpu_count_req, 0)) AS gpus FROM jobs
@@ -68,35 +66,6 @@ class Accounted:
     runs: Runs
     known_s: tuple[int, int] = (0, 0)
     counts: Counts = field(default_factory=Counts)
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """A column of texts: (n,) which of the different ones."""
-
-    codes: Ints
-    texts: tuple[str, ...]
-
-    def used(self) -> list[str]:
-        return [self.texts[code] for code in np.unique(self.codes).tolist()]
-
-    def spread(self, values: Sequence[Any]) -> NDArray[Any]:
-        """(n,) the value of each row's text."""
-        return np.array(values)[self.codes] if len(self.codes) else np.array(values)[:0]
-
-
-@dataclass(frozen=True)
-class _Jobs:
-    """Job records as columns; a number that is missing is -1, a text that is missing is empty."""
-
-    number: dict[str, Ints]
-    text: dict[str, _Texts]
-
-    def where(self, chosen: Bools) -> _Jobs:
-        return _Jobs(
-            {name: values[chosen] for name, values in self.number.items()},
-            {name: _Texts(column.codes[chosen], column.texts) for name, column in self.text.items()},
-        )
 
 
 def accounted_demand(
@@ -124,9 +93,8 @@ def accounted_demand(
     if last > first:
         inside = slice(first - start_s // MINUTE_S, last - start_s // MINUTE_S)
         active[inside] = in_use_per_minute(runs, first * MINUTE_S, last * MINUTE_S, tick)
-        got = ran.text["node_list"].spread([len(one) for one in nodes])
-        begin, until, share = _waits(ran, got, jobs.where(~is_started), node_set, known_s[1])
-        level = highest_per_minute(begin, until, share, first * MINUTE_S, last * MINUTE_S)
+        waits = waits_of(jobs, is_started, ran, node_set, known_s[1])
+        level = highest_per_minute(waits.begin_s, waits.until_s, waits.nodes, first * MINUTE_S, last * MINUTE_S)
         wanted[inside] = np.clip(np.ceil(level - 1e-6), 0, len(set(names)))
         for low_s, high_s in _silences(jobs, *known_s):
             lost = slice(max(0, -(-(low_s - start_s) // MINUTE_S)), max(0, (high_s - start_s) // MINUTE_S))
@@ -134,26 +102,16 @@ def accounted_demand(
     return Accounted(start_s, active, wanted, runs, known_s, counts)
 
 
-def _read(store: Store, cluster: str, start_s: int, end_s: int) -> tuple[_Jobs, tuple[int, int]]:
+def _read(store: Store, cluster: str, start_s: int, end_s: int) -> tuple[JobColumns, tuple[int, int]]:
     """The records that matter in [start_s, end_s), and for which span accounting is complete."""
     with store.connect() as db:
         store.view(db, "jobs", cluster, _COLUMNS)
         known = _known(store, cluster, db)
         rows: pa.Table = db.sql(_ROWS, params={"start_s": start_s, "end_s": end_s}).to_arrow_table()
-    number = {name: _ints(rows[name]) for name in _NUMBERS}
-    return _Jobs(number, {name: _texts(rows[name]) for name in ("node_list", "partition", "constraints")}), known
+    return JobColumns.of(rows, _NUMBERS, _TEXTS), known
 
 
-def _ints(column: Any) -> Ints:
-    return np.asarray(column.cast(pa.int64()).fill_null(-1).to_numpy(), dtype=np.int64)
-
-
-def _texts(column: Any) -> _Texts:
-    encoded = column.cast(pa.string()).fill_null("").combine_chunks().dictionary_encode()
-    return _Texts(np.asarray(encoded.indices.to_numpy(), dtype=np.int64), tuple(encoded.dictionary.to_pylist()))
-
-
-def _closed(jobs: _Jobs, known_until_s: int, counts: Counts) -> _Jobs:
+def _closed(jobs: JobColumns, known_until_s: int, counts: Counts) -> JobColumns:
     """The jobs whose times make sense; what still runs ends at known_until_s, a runaway at its time limit."""
     start, end, limit = (jobs.number[name] for name in ("start_s", "end_s", "time_limit_s"))
     is_reversed = (start >= 0) & (end >= 0) & (end < start)
@@ -163,17 +121,17 @@ def _closed(jobs: _Jobs, known_until_s: int, counts: Counts) -> _Jobs:
     counts.note(RUNAWAY, int(is_runaway.sum()))
     end = np.where(is_runaway, start + limit, np.where(is_open, np.maximum(known_until_s, start), end))
     number = {**jobs.number, "end_s": np.where(start >= 0, np.maximum(end, start + 1), end)}
-    return _Jobs(number, jobs.text).where(~is_reversed)
+    return JobColumns(number, jobs.text).where(~is_reversed)
 
 
-def _is_started(jobs: _Jobs) -> Bools:
+def _is_started(jobs: JobColumns) -> Bools:
     """A job that is canceled while it pends has a start on some releases: that of its end, without nodes."""
     start, end, node_list = jobs.number["start_s"], jobs.number["end_s"], jobs.text["node_list"]
     is_named = node_list.spread([text != "" for text in node_list.texts]).astype(bool)
     return np.asarray((start >= 0) & (is_named | (end > start + 1)))
 
 
-def _silences(jobs: _Jobs, first_s: int, last_s: int) -> list[tuple[int, int]]:
+def _silences(jobs: JobColumns, first_s: int, last_s: int) -> list[tuple[int, int]]:
     """Spans of [first_s, last_s) without any job of the cluster that are longer than SILENCE_S."""
     submit, start, end = (jobs.number[name] for name in ("submit_s", "start_s", "end_s"))
     ran = start >= 0
@@ -197,7 +155,7 @@ def _known(store: Store, cluster: str, db: duckdb.DuckDBPyConnection) -> tuple[i
     return (0, 0) if first is None else (int(first), int(newest if mark is None else mark))
 
 
-def _nodes_of(column: _Texts, names: Collection[str], counts: Counts) -> tuple[NDArray[np.int32], ...]:
+def _nodes_of(column: TextColumn, names: Collection[str], counts: Counts) -> tuple[NDArray[np.int32], ...]:
     """For each different node list the nodes of the set in it, by their place among the sorted names."""
     index = HostIndex(names)
     often = np.bincount(column.codes, minlength=len(column.texts)).tolist()
@@ -214,55 +172,7 @@ def _nodes_of(column: _Texts, names: Collection[str], counts: Counts) -> tuple[N
     return tuple(found)
 
 
-def _runs(ran: _Jobs, nodes: tuple[NDArray[np.int32], ...]) -> Runs:
+def _runs(ran: JobColumns, nodes: tuple[NDArray[np.int32], ...]) -> Runs:
     order = np.argsort(ran.number["start_s"], kind="stable")
     start, end = ran.number["start_s"], ran.number["end_s"]
     return Runs(start[order], end[order], ran.text["node_list"].codes[order], nodes)
-
-
-def _waits(ran: _Jobs, got: Ints, never: _Jobs, node_set: NodeSet, until_s: int) -> tuple[Ints, Ints, Floats]:
-    """Begin and end of each wait for nodes of the set, and how many it is for.
-
-    A run waited for the nodes of the set that it got. A job that never started counts where a run on the set's nodes
-    had one of its partitions, and where runs there required all features that it requires.
-    """
-    largest = _largest(ran)
-    never = never.where(_could_run(never, ran, node_set))
-    start, end = never.number["start_s"], never.number["end_s"]
-    given_up = np.where(start >= 0, start, np.where(end >= 0, end, until_s))
-    return (
-        np.concatenate([_eligible(ran), _eligible(never)]),
-        np.concatenate([ran.number["start_s"], given_up]),
-        np.concatenate([np.where(got < ran.number["node_count"], got, _filled(ran, largest)), _filled(never, largest)]),
-    )
-
-
-def _largest(ran: _Jobs) -> tuple[int, int]:
-    """GPUs and CPUs of a node of the set: the most that a run on it had per node. 0 where nothing is known."""
-    nodes = np.maximum(ran.number["node_count"], 1)
-    if not len(nodes):
-        return 0, 0
-    return int((ran.number["gpus"] // nodes).max()), int((ran.number["cpu_count"] // nodes).max())
-
-
-def _eligible(jobs: _Jobs) -> Ints:
-    return np.maximum(jobs.number["eligible_s"], jobs.number["submit_s"])
-
-
-def _filled(jobs: _Jobs, largest: tuple[int, int]) -> Floats:
-    """Nodes that each job fills: whole ones if it takes several, else its share, as of pending jobs now."""
-    nodes = np.maximum(jobs.number["node_count"], 1)
-    share = np.zeros(len(nodes))
-    for used, most in zip((jobs.number["gpus"], jobs.number["cpu_count"]), largest, strict=True):
-        if most > 0:
-            share = np.maximum(share, np.where(used > 0, 1 / np.maximum(1, most // np.maximum(used, 1)), 0.0))
-    return np.where((nodes > 1) | (share == 0), nodes, share)
-
-
-def _could_run(never: _Jobs, ran: _Jobs, node_set: NodeSet) -> Bools:
-    known = {node_set.partition, *ran.text["partition"].used()} - {""}
-    required = {node_set.feature}.union(*(required_features(text) for text in ran.text["constraints"].used()))
-    partition, constraints = never.text["partition"], never.text["constraints"]
-    in_partition = partition.spread([not text or not known.isdisjoint(text.split(",")) for text in partition.texts])
-    has_features = constraints.spread([required_features(text) <= required for text in constraints.texts])
-    return np.asarray(in_partition.astype(bool) & has_features.astype(bool))

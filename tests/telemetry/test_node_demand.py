@@ -112,8 +112,8 @@ def job(
     return {**whole, **row, **more}
 
 
-EARLY = job(-9000, -9000, -8000, "n9")
-"""Accounting is complete from its end on."""
+EARLY = job(-9000, -9000, 0, "n1")
+"""Accounting is complete from its end on, and it is known what the set's nodes are and who may run there."""
 
 
 def demand(
@@ -198,8 +198,10 @@ def test_small_jobs_want_a_share_and_no_more_than_the_set_has(store: Store) -> N
     assert demand(store, *many).wanted[2] == 3
 
 
-def test_a_run_on_two_sets_wants_of_each_what_it_got(store: Store) -> None:
-    assert demand(store, job(0, 60, 90, "n[2-5]", node_count=4, gpu_count=32)).wanted.tolist() == [2, 0, 0, 0, 0]
+@pytest.mark.parametrize("later", ["n[2-5]", "n[6-9]"])
+def test_a_job_wants_what_it_asks_for_wherever_it_runs_later(store: Store, later: str) -> None:
+    assert demand(store, job(0, 60, 90, later, node_count=2, gpu_count=16)).wanted.tolist() == [2, 0, 0, 0, 0]
+    assert demand(store, job(120, 180, 190, later, node_count=4, gpu_count=32)).wanted[2] == 3, "all nodes of the set"
 
 
 @pytest.mark.parametrize(
