@@ -24,6 +24,10 @@ class TextColumn:
     def used(self) -> list[str]:
         return [self.texts[code] for code in np.unique(self.codes).tolist()]
 
+    def array(self, rows: Ints) -> pa.Array[Any]:
+        """(n_rows,) the texts of these rows."""
+        return pa.array(self.texts, pa.string()).take(pa.array(self.codes[rows], pa.int64()))
+
     def spread(self, values: Sequence[Any]) -> NDArray[Any]:
         """(n,) the value of each row's text."""
         return np.array(values)[self.codes] if len(self.codes) else np.array(values)[:0]

@@ -31,7 +31,8 @@ from telemetry.node_runs import (
     merged,
     no_tick,
 )
-from telemetry.node_waits import waits_of
+from telemetry.node_waits import Waits, queued_per_minute, waits_of
+from telemetry.run_times import ASKED, GPUS, ended_runs, expected_run_s
 from telemetry.slurm.host_index import HostIndex
 from telemetry.store import Store
 
@@ -41,14 +42,14 @@ SILENCE_S = 7 * DAY_S
 """Where no job of the whole cluster was submitted or ran for so long, accounting is taken to be lost."""
 _COLUMNS = (
     "submit_s", "eligible_s", "start_s", "end_s", "time_limit_s", "partition", "constraints", "node_count", "node_list",
-    "cpu_count", "gpu_count", "gpu_count_req",
+    "cpu_count", "gpu_count", "gpu_count_req", "user", "name_key",
 )  # fmt: skip
 _NUMBERS = ("submit_s", "eligible_s", "start_s", "end_s", "time_limit_s", "node_count", "cpu_count", "gpus")
-_TEXTS = ("node_list", "partition", "constraints")
+_TEXTS = ("node_list", "partition", "constraints", "user", "name_key")
 _KNOWN = """SELECT min(end_s) FILTER (WHERE start_s IS NOT NULL),
             max(greatest(submit_s, coalesce(start_s, 0), coalesce(end_s, 0))) FROM jobs"""
-_ROWS = """SELECT *, greatest(coalesce(gpu_count, 0), coalesce(gpu_count_req, 0)) AS gpus FROM jobs
-           WHERE submit_s < $end_s AND (end_s IS NULL OR end_s >= $start_s)"""
+_ROWS = f"""SELECT *, {GPUS} AS gpus FROM jobs
+            WHERE submit_s < $end_s AND (end_s IS NULL OR end_s >= $start_s)"""
 UNREADABLE, REVERSED, NO_NODES = "node list cannot be read", "end before start", "ran, but has no node list"
 RUNAWAY = "no end recorded: taken to end at the time limit"
 
@@ -57,12 +58,14 @@ RUNAWAY = "no end recorded: taken to end at the time limit"
 class Accounted:
     """Demand per minute from start_s on. active, wanted: (n_minutes,) nodes; NaN where accounting knows nothing.
 
+    queued: (n_minutes,) node-minutes that pending jobs will likely run for, also NaN where no run time can be said.
     known_s: the span [first, last) for which accounting is complete; (0, 0): none. counts: job records of the span.
     """
 
     start_s: int
     active: Floats
     wanted: Floats
+    queued: Floats
     runs: Runs
     known_s: tuple[int, int] = (0, 0)
     counts: Counts = field(default_factory=Counts)
@@ -79,7 +82,7 @@ def accounted_demand(
     """
     start_s, end_s = start_s // MINUTE_S * MINUTE_S, -(-end_s // MINUTE_S) * MINUTE_S
     size = max(0, end_s - start_s) // MINUTE_S
-    jobs, known_s = _read(store, cluster, start_s, end_s)
+    jobs, ended, known_s = _read(store, cluster, start_s, end_s)
     counts = Counts(seen=len(jobs.number["start_s"]))
     jobs = _closed(jobs, known_s[1], counts)
     is_started = _is_started(jobs)
@@ -88,7 +91,7 @@ def accounted_demand(
     ran = started.where(started.text["node_list"].spread([len(one) > 0 for one in nodes]).astype(bool))
     runs = _runs(ran, nodes)
     counts.kept = counts.seen - counts.dropped.total()
-    active, wanted = np.full(size, np.nan), np.full(size, np.nan)
+    active, wanted, queued = (np.full(size, np.nan) for _ in range(3))
     first, last = -(-max(start_s, known_s[0]) // MINUTE_S), min(end_s, known_s[1]) // MINUTE_S
     if last > first:
         inside = slice(first - start_s // MINUTE_S, last - start_s // MINUTE_S)
@@ -96,19 +99,29 @@ def accounted_demand(
         waits = waits_of(jobs, is_started, ran, node_set, known_s[1])
         level = highest_per_minute(waits.begin_s, waits.until_s, waits.nodes, first * MINUTE_S, last * MINUTE_S)
         wanted[inside] = np.clip(np.ceil(level - 1e-6), 0, len(set(names)))
+        minutes = expected_run_s(_asked(jobs, waits), ended) / MINUTE_S
+        queued[inside] = queued_per_minute(waits, minutes, len(set(names)), first * MINUTE_S, last * MINUTE_S)
         for low_s, high_s in _silences(jobs, *known_s):
             lost = slice(max(0, -(-(low_s - start_s) // MINUTE_S)), max(0, (high_s - start_s) // MINUTE_S))
-            active[lost] = wanted[lost] = np.nan
-    return Accounted(start_s, active, wanted, runs, known_s, counts)
+            active[lost] = wanted[lost] = queued[lost] = np.nan
+    return Accounted(start_s, active, wanted, queued, runs, known_s, counts)
 
 
-def _read(store: Store, cluster: str, start_s: int, end_s: int) -> tuple[JobColumns, tuple[int, int]]:
-    """The records that matter in [start_s, end_s), and for which span accounting is complete."""
+def _read(store: Store, cluster: str, start_s: int, end_s: int) -> tuple[JobColumns, pa.Table, tuple[int, int]]:
+    """The records that matter in [start_s, end_s), the runs that ended by then, and where accounting is complete."""
     with store.connect() as db:
         store.view(db, "jobs", cluster, _COLUMNS)
         known = _known(store, cluster, db)
         rows: pa.Table = db.sql(_ROWS, params={"start_s": start_s, "end_s": end_s}).to_arrow_table()
-    return JobColumns.of(rows, _NUMBERS, _TEXTS), known
+        ended = ended_runs(db, start_s, end_s)
+    return JobColumns.of(rows, _NUMBERS, _TEXTS), ended, known
+
+
+def _asked(jobs: JobColumns, waits: Waits) -> pa.Table:
+    """Of schema ASKED."""
+    texts = [jobs.text[name].array(waits.job) for name in ("user", "name_key")]
+    numbers = [pa.array(jobs.number[name][waits.job], pa.int64()) for name in ("gpus", "submit_s", "time_limit_s")]
+    return pa.Table.from_arrays([*texts, *numbers], schema=ASKED)
 
 
 def _closed(jobs: JobColumns, known_until_s: int, counts: Counts) -> JobColumns:

@@ -22,6 +22,7 @@ Bools = NDArray[np.bool_]
 GPU_COLUMNS = {"active": "running_gpu_num", "total": "total_gpu_num", "wanted": "pending_gpu_num"}
 """Columns of GPU counts (Helios, MIT) that stand in for node counts."""
 WANTED_NAMES = ("wanted", "pending")
+QUEUED_NAME = "queued_node_min"
 MAX_HOLD_MIN = 10
 """A value holds for at most this long; a longer gap is missing."""
 MAX_SPAN_DAYS = 3 * 366
@@ -38,6 +39,7 @@ class NodeSeries:
     """Nodes of one node set per minute, from `start` on.
 
     active, total, wanted: (n_minutes,) nodes; NaN where missing, wanted NaN throughout if the file has none.
+    queued: (n_minutes,) node-minutes that pending jobs will likely run for, NaN where not known; None: no such column.
     is_usable: minutes to train on and to score. marks: unusable minutes by reason. counts: rows of the file.
     """
 
@@ -48,9 +50,18 @@ class NodeSeries:
     is_usable: Bools
     marks: dict[str, int] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
+    queued: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.active)
+
+    def part(self, first: int, end: int) -> NodeSeries:
+        """Minutes first .. end-1."""
+        return NodeSeries(
+            self.start + np.timedelta64(first, "m"), self.active[first:end], self.total[first:end],
+            self.wanted[first:end], self.is_usable[first:end], self.marks, self.counts,
+            None if self.queued is None else self.queued[first:end],
+        )  # fmt: skip
 
     def times(self) -> NDArray[np.datetime64]:
         return self.start + np.arange(len(self)).astype("timedelta64[m]")
@@ -62,7 +73,9 @@ class NodeSeries:
 
 
 def read_node_series(path: Path, node_set: str = "", gpus_per_node: int = 8) -> NodeSeries:
-    """Read `time`, `active`, `total` and, if present, `wanted` or `pending` from a .parquet or .csv file.
+    """Read `time`, `active`, `total` and, if present, `wanted` or `pending`, and `queued_node_min` from a file.
+
+    It ends in .parquet or .csv.
 
     node_set: rows whose `vc` column has this value. Without `active` and `total`, GPU counts are divided by
     gpus_per_node and rounded up. Rows without a valid time or with impossible counts are dropped and counted.
@@ -132,7 +145,11 @@ def _node_columns(frame: pd.DataFrame, path: Path, gpus_per_node: int) -> pd.Dat
         )
     wanted = next((numbers[name] for name in WANTED_NAMES if name in numbers), np.nan)
     found: pd.DataFrame = pd.DataFrame({"active": numbers["active"], "total": numbers["total"]}).assign(wanted=wanted)
+    if QUEUED_NAME in numbers:
+        found[QUEUED_NAME] = numbers[QUEUED_NAME]
     found = found.apply(pd.to_numeric, errors="coerce").astype(float)
+    if QUEUED_NAME in found:
+        found[QUEUED_NAME] = found[QUEUED_NAME].where(np.isfinite(found[QUEUED_NAME]) & (found[QUEUED_NAME] >= 0))
     found["time"] = _as_times(frame["time"])
     return found
 
@@ -175,19 +192,25 @@ def _regular(frame: pd.DataFrame, counts: Counts, path: Path) -> NodeSeries:
     days = (frame["minute"].iloc[-1] - frame["minute"].iloc[0]).days
     if days > MAX_SPAN_DAYS:
         raise FileFormatError(f"{path.name} spans {days} days", "check the time column, or cut the file")
-    by_minute = frame.groupby("minute")[["active", "total", "wanted"]].max()
+    by_minute = frame.drop(columns="time").groupby("minute").max()
     regular = by_minute.asfreq("min").ffill(limit=MAX_HOLD_MIN - 1)
-    active, total, wanted = (regular[name].to_numpy(dtype=float) for name in ("active", "total", "wanted"))
-    return marked_series(np.datetime64(regular.index[0].to_datetime64(), "m"), active, total, wanted, counts)
+    columns = {str(name): regular[name].to_numpy(dtype=float) for name in regular}
+    return marked_series(
+        np.datetime64(regular.index[0].to_datetime64(), "m"), columns["active"], columns["total"], columns["wanted"],
+        counts, columns.get(QUEUED_NAME),
+    )  # fmt: skip
 
 
-def marked_series(start: np.datetime64, active: Floats, total: Floats, wanted: Floats, counts: Counts) -> NodeSeries:
+def marked_series(
+    start: np.datetime64, active: Floats, total: Floats, wanted: Floats, counts: Counts, queued: Floats | None = None
+) -> NodeSeries:
     """The series of these minutes, with missing and unusable ones marked."""
     marks = {MISSING: np.isnan(active), OUTAGE: find_outages(active), TOTAL_CHANGED: find_total_jumps(total)}
     return NodeSeries(
         start=start, active=active, total=total, wanted=wanted,
         is_usable=~np.logical_or.reduce(list(marks.values())),
         marks={reason: int(is_marked.sum()) for reason, is_marked in marks.items() if is_marked.any()}, counts=counts,
+        queued=queued,
     )  # fmt: skip
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from telemetry.node_counts import LIVE_HOLD_MIN, TABLE, NodeCounts
+from telemetry.node_counts import COUNTED, LIVE_HOLD_MIN, TABLE, NodeCounts
 from telemetry.store import Store
 
-COLUMNS = tuple(field.name for field in fields(NodeCounts))
 HOLD_S = 60 * LIVE_HOLD_MIN
 """A count stands until the next one, for at most so long. After that nothing is known."""
 
@@ -59,7 +59,7 @@ def node_use(counts: NodeCounts, span_s: tuple[int, int]) -> NodeUse:
     span_s: begin and end; counts outside are not used.
     """
     is_inside = (counts.time_s >= span_s[0]) & (counts.time_s < span_s[1])
-    time_s, total, active, wanted, asleep = columns = [getattr(counts, name)[is_inside] for name in COLUMNS]
+    time_s, total, active, wanted, asleep = columns = [getattr(counts, name)[is_inside] for name in COUNTED]
     stood_s = np.diff(time_s, append=span_s[1])
     is_followed = stood_s[:-1] <= HOLD_S
     stood_s = np.minimum(stood_s, HOLD_S)
@@ -81,9 +81,10 @@ def node_use(counts: NodeCounts, span_s: tuple[int, int]) -> NodeUse:
 
 def load_node_use(store: Store, cluster: str, span_s: tuple[int, int]) -> dict[str, NodeUse]:
     """Of each node set that has counts in the span, by its name. Raises StoreError."""
-    rows = store.read(TABLE, cluster, ("node_set", *COLUMNS), *span_s).to_pandas().dropna()
+    rows = store.read(TABLE, cluster, ("node_set", *COUNTED), *span_s).to_pandas().dropna()
     found = {}
     for name, own in rows.sort_values("time_s").groupby("node_set"):
-        counts = NodeCounts(*(own[column].to_numpy(dtype=np.int64) for column in COLUMNS))
+        columns: dict[str, Any] = {column: own[column].to_numpy(dtype=np.int64) for column in COUNTED}
+        counts = NodeCounts(**columns, queued_node_min=np.full(len(own), np.nan))
         found[str(name)] = node_use(counts, span_s)
     return found

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from almanac.power_config import NodeSet
 from almanac.tiers import required_features
 from telemetry.job_columns import Bools, Ints, JobColumns
+from telemetry.node_runs import Floats, highest_per_minute
 
-Floats = NDArray[np.float64]
 Split = Callable[[str], Iterable[str]]
 
 NEVER_S, ALWAYS_S = 2**62, -(2**62)
@@ -43,6 +42,18 @@ def waits_of(jobs: JobColumns, is_started: Bools, ran: JobColumns, node_set: Nod
     until = np.where(is_started, start, given_up)
     waited = np.flatnonzero(begin < until)
     return Waits(begin[waited], until[waited], _filled(jobs, ran, waited, begin[waited]), waited)
+
+
+def queued_per_minute(waits: Waits, run_min: Floats, most: int, start_s: int, end_s: int) -> Floats:
+    """(n_minutes,) node-minutes of the waits in each minute of [start_s, end_s): nodes, at most `most`, x run time.
+
+    run_min: (n_waits,) minutes that each job will likely run for. NaN while one of them is not known.
+    """
+    is_known = ~np.isnan(run_min)
+    amount = np.where(is_known, np.minimum(waits.nodes, most) * np.where(is_known, run_min, 0.0), 0.0)
+    level = highest_per_minute(waits.begin_s, waits.until_s, amount, start_s, end_s)
+    unknown = highest_per_minute(waits.begin_s, waits.until_s, (~is_known).astype(float), start_s, end_s)
+    return np.where(unknown > 0, np.nan, np.maximum(level, 0.0))
 
 
 def _fits_from(jobs: JobColumns, ran: JobColumns, node_set: NodeSet) -> Ints:

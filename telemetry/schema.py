@@ -136,6 +136,7 @@ NODE_COUNTS = pa.schema(
         _field("active", _INT, "nodes in use"),
         _field("wanted", _INT, "nodes wanted by pending jobs"),
         _field("asleep", _INT, "nodes powered down or powering down"),
+        _field("queued_node_min", pa.float64(), "predicted node-minutes of pending jobs; null: not known"),
     ]
 )
 

@@ -33,7 +33,8 @@ PAST = 2 * DAY + CALM
 class Steps:
     """A node series by steps of 10 minutes; NaN where a minute of the step is not usable.
 
-    highest, mean, last, total, wanted: (n_steps,) nodes. recent: highest of the six steps before each step, which is
+    highest, mean, last, total, wanted: (n_steps,) nodes. queued: (n_steps,) node-minutes, None where the series has
+    none. recent: highest of the six steps before each step, which is
     what "now" means to a forecast at that step; NaN if one of them is missing. is_suspect: demand of the hour before
     fell to at most 10% of the median of the day before, as in an outage that nobody knows of yet.
     """
@@ -46,6 +47,7 @@ class Steps:
     wanted: Floats
     recent: Floats
     is_suspect: NDArray[np.bool_]
+    queued: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.highest)
@@ -56,6 +58,7 @@ class Steps:
         return Steps(
             self.start + np.timedelta64(begin * STEP_MIN, "m"), self.highest[rows], self.mean[rows], self.last[rows],
             self.total[rows], self.wanted[rows], self.recent[rows], self.is_suspect[rows],
+            None if self.queued is None else self.queued[rows],
         )  # fmt: skip
 
 
@@ -75,6 +78,7 @@ def steps_of(series: NodeSeries, ahead: int = 0) -> Steps:
         start=series.start, highest=highest, mean=clean.mean(axis=1), last=clean[:, -1],
         total=by_step(series.total)[:, -1], wanted=by_step(series.wanted)[:, -1],
         recent=trailing(highest, HOUR, np.max), is_suspect=_suspect(highest),
+        queued=None if series.queued is None else by_step(series.queued)[:, -1],
     )  # fmt: skip
 
 
@@ -122,10 +126,10 @@ def lagged(values: Floats, lag: int) -> Floats:
     return found
 
 
-def features_of(steps: Steps, holidays: Collection[np.datetime64] = ()) -> tuple[list[str], Floats]:
-    """Names, and (n_steps, n_features): levels relative to `recent`, in nodes. Nothing of step i or later enters row i.
+def features_of(steps: Steps, holidays: Collection[np.datetime64] = ()) -> dict[str, Floats]:
+    """(n_steps,) by name: levels relative to `recent`, in nodes. Nothing of step i or later enters row i.
 
-    NaN where the past is missing.
+    NaN where the past is missing. A series without the queue's node-minutes has no such feature.
     """
     newest = lagged(steps.highest, 1)
     columns: dict[str, Floats] = {"level": steps.recent / lagged(steps.total, 1), "now": newest - steps.recent}
@@ -143,8 +147,13 @@ def features_of(steps: Steps, holidays: Collection[np.datetime64] = ()) -> tuple
     columns["moves"] = trailing(np.abs(steps.highest - lagged(steps.highest, 1)), CALM, np.mean)
     columns["volatility"] = volatility_of(steps)
     columns["wanted"] = lagged(steps.wanted, 1)
-    columns |= _calendar(steps, holidays)
-    return list(columns), np.column_stack(list(columns.values()))
+    if steps.queued is not None:
+        columns |= _queue(steps.queued)
+    return columns | _calendar(steps, holidays)
+
+
+def _queue(queued: Floats) -> dict[str, Floats]:
+    return {"queued_node_h": lagged(queued, 1) / 60}
 
 
 def seasonal_change(steps: Steps, horizon: int, season: int) -> Floats:

@@ -101,7 +101,7 @@ class Forecaster:
     def changes(self, steps: Steps, what: str = "") -> Forecasts:
         """what: MODEL, PERSISTENCE or SEASONAL, or "" for what each fit is to be used for."""
         wanted = {what or fit.used for fit in self.fits.values()}
-        inputs = features_of(steps, self.holidays)[1] if MODEL in wanted else np.empty((len(steps), 0))
+        inputs = features_of(steps, self.holidays) if MODEL in wanted else {}
         volatility = volatility_of(steps)
         return _ordered(
             {key: _changes(steps, fit, key[0], inputs, volatility, what or fit.used) for key, fit in self.fits.items()}
@@ -113,14 +113,16 @@ class Forecaster:
         return Forecaster(fits, skills, self.holidays)
 
 
-def _changes(steps: Steps, fit: QuantileFit, horizon: int, inputs: Floats, volatility: Floats, what: str) -> Floats:
+def _changes(
+    steps: Steps, fit: QuantileFit, horizon: int, inputs: Mapping[str, Floats], volatility: Floats, what: str
+) -> Floats:
     constant = np.where(np.isnan(steps.recent), np.nan, fit.persistence)
     if what == PERSISTENCE:
         return constant
     if what == SEASONAL:
         moved = seasonal_change(steps, horizon, DAY) + fit.season_shift
         return np.where(np.isnan(moved), constant, moved + 0 * constant)
-    found = (1 - SHRINKAGE) * booster(fit.text).predict(inputs, num_threads=1) + SHRINKAGE * fit.scaled
+    found = (1 - SHRINKAGE) * _predicted(fit.text, inputs, len(steps)) + SHRINKAGE * fit.scaled
     return np.asarray(np.where(np.isnan(steps.recent), np.nan, found * volatility), dtype=np.float64)
 
 
@@ -137,7 +139,7 @@ def fit_forecaster(steps: Steps, train_end: int, seed: int, holidays: Collection
     A training row counts only if its whole target lies before train_end. Raises ValueError if fewer than three days
     of training rows are complete.
     """
-    _, inputs = features_of(steps, holidays)
+    inputs = features_of(steps, holidays)
     volatility = volatility_of(steps)
     fits: dict[Key, QuantileFit] = {}
     for horizon in HORIZONS:
@@ -191,11 +193,19 @@ def _training_rows(target: Floats, end: int) -> Any:
     return is_train
 
 
-def _fitted(inputs: Floats, target: Floats, is_train: Any, parameters: Mapping[str, Any]) -> str:
+def _predicted(text: str, inputs: Mapping[str, Floats], size: int) -> Floats:
+    """(size,) by the features that the model was trained on; one that these steps lack is missing throughout."""
+    model = booster(text)
+    columns = [inputs.get(name, np.full(size, np.nan)) for name in model.feature_name()]
+    return np.asarray(model.predict(np.column_stack(columns), num_threads=1), dtype=np.float64)
+
+
+def _fitted(inputs: Mapping[str, Floats], target: Floats, is_train: Any, parameters: Mapping[str, Any]) -> str:
     """A LightGBM model as text."""
     import lightgbm  # 0.4 s
 
-    data = lightgbm.Dataset(inputs[is_train], target[is_train], params={"verbosity": -1, "max_bin": 63})
+    rows = np.column_stack([values[is_train] for values in inputs.values()])
+    data = lightgbm.Dataset(rows, target[is_train], feature_name=list(inputs), params={"verbosity": -1, "max_bin": 63})
     text: str = lightgbm.train({**_PARAMETERS, **parameters}, data, num_boost_round=ROUNDS).model_to_string()
     return text
 
@@ -243,8 +253,8 @@ def expected_demand(
     steps: Steps, size: int, train_end: int, seed: int, holidays: Collection[np.datetime64] = ()
 ) -> Floats:
     """(n_steps,) forecast mean of the highest demand of each of the next `size` steps, nodes; for the paper's CES."""
-    _, inputs = features_of(steps, holidays)
+    inputs = features_of(steps, holidays)
     target = coming(steps.highest, size, np.mean) - steps.recent
     is_train = _training_rows(target, train_end - size)
     text = _fitted(inputs, target, is_train, {"objective": "regression", "seed": seed})
-    return np.asarray(steps.recent + booster(text).predict(inputs, num_threads=1), dtype=np.float64)
+    return np.asarray(steps.recent + _predicted(text, inputs, len(steps)), dtype=np.float64)

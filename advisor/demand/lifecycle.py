@@ -153,7 +153,4 @@ def trimmed(series: NodeSeries) -> NodeSeries:
     """The series without unusable minutes at its begin and end: before the record began nothing is known."""
     known = np.flatnonzero(series.is_usable)
     first, end = (int(known[0]), int(known[-1]) + 1) if len(known) else (0, 0)
-    return NodeSeries(
-        series.start + np.timedelta64(first, "m"), series.active[first:end], series.total[first:end],
-        series.wanted[first:end], series.is_usable[first:end], series.marks, series.counts,
-    )  # fmt: skip
+    return series.part(first, end)

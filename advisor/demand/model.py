@@ -126,11 +126,7 @@ class DemandModel:
 def _whole_tail(series: NodeSeries) -> NodeSeries:
     """The newest whole steps, cut from the end."""
     size = min(len(series), TAIL_MIN) // STEP_MIN * STEP_MIN
-    first = len(series) - size
-    return NodeSeries(
-        series.start + np.timedelta64(first, "m"), series.active[first:], series.total[first:], series.wanted[first:],
-        series.is_usable[first:],
-    )  # fmt: skip
+    return series.part(len(series) - size, len(series))
 
 
 def _text_name(horizon: int, quantile: float) -> str:

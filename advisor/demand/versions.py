@@ -115,8 +115,9 @@ def save_demand(
 def feature_names() -> tuple[str, ...]:
     """What this almanac's forecasts look at, where pending jobs are known."""
     known = np.zeros(STEP_MIN)
-    series = NodeSeries(np.datetime64("2026-01-01", "m"), known, known + 1, known, np.ones(STEP_MIN, dtype=bool))
-    return tuple(features_of(steps_of(series))[0])
+    usable = np.ones(STEP_MIN, dtype=bool)
+    series = NodeSeries(np.datetime64("2026-01-01", "m"), known, known + 1, known, usable, queued=known)
+    return tuple(features_of(steps_of(series)))
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from slurm_hooks.power.plan import (
     select,
 )
 from slurm_hooks.power.settings import KeptOn, PowerSettings, joined, others, parse_exceptions, read_settings
-from telemetry.slurm.backend import Node, SlurmBackend
+from telemetry.slurm.backend import Node, PendingJob, SlurmBackend
 from telemetry.slurm.hostlist import expand
 from telemetry.slurm.node_sets import LiveDemand, live_demand, members
 
@@ -42,6 +42,10 @@ _IS_POWERED_OFF = NodeFlag.ASLEEP | NodeFlag.BOOTING
 
 class DemandSource(Protocol):
     """Where decisions come from."""
+
+    def run_times_s(self, pending: Sequence[PendingJob], now_s: int) -> Mapping[int, float]:
+        """Predicted run times by job id; without those of which nothing can be said. Raises StoreError."""
+        ...
 
     def note(self, node_set: NodeSet, demand: LiveDemand, now_s: int) -> None:
         """Record the demand of this minute. Raises StoreError."""

@@ -50,8 +50,9 @@ class PowerRun:
         """Record the demand of this minute, by which the plan then goes. Raises CommandError, StoreError."""
         planner, nodes = self.planner, self._backend.nodes()
         pending, now_s = self._backend.pending(Counts()), int(planner.clock())
+        run_s = planner.source.run_times_s(pending, now_s)
         for each in planner.config.node_sets:
-            planner.source.note(each, live_demand(members(each, nodes), nodes, pending), now_s)
+            planner.source.note(each, live_demand(members(each, nodes), nodes, pending, run_s), now_s)
 
     def observe(self, plan: Plan) -> None:
         """Write down what would be done; Slurm is told nothing. Raises StoreError."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,8 @@ from almanac.config import Config, NodeSet
 from almanac.units import format_duration
 from telemetry.node_counts import append_counts, demand_series
 from telemetry.node_series import NodeSeries
+from telemetry.run_times import pending_run_s
+from telemetry.slurm.backend import PendingJob
 from telemetry.slurm.node_sets import LiveDemand
 from telemetry.store import Store
 
@@ -26,6 +28,9 @@ class StoredDemand:
     store: Store
     config: Config
     cluster: str
+
+    def run_times_s(self, pending: Sequence[PendingJob], now_s: int) -> Mapping[int, float]:
+        return pending_run_s(self.store, self.cluster, pending, now_s)
 
     def note(self, node_set: NodeSet, demand: LiveDemand, now_s: int) -> None:
         append_counts(self.store, self.cluster, node_set.name, now_s, demand)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -39,13 +39,15 @@ _NO_HELP_STARTS = ("ASSOC", "QOS")
 @dataclass(frozen=True)
 class LiveDemand:
     """Nodes of a set now. total: in use or able to serve, powered or not. active: in use. wanted: by pending jobs, at
-    most total. asleep: powered down or powering down, and not in use.
+    most total. asleep: powered down or powering down, and not in use. queued_node_min: node-minutes that the pending
+    jobs will likely run for; None where that is not known.
     """
 
     total: int
     active: int
     wanted: int
     asleep: int
+    queued_node_min: float | None = None
 
 
 def members(node_set: NodeSet, nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -97,19 +99,24 @@ def can_serve(node: Node) -> bool:
     return not states & _DRAINED or bool(states & _DRAINS)
 
 
-def live_demand(names: Collection[str], nodes: Sequence[Node], pending: Sequence[PendingJob]) -> LiveDemand:
-    """Demand of the nodes of these names; names that Slurm does not list count as no node."""
+def live_demand(
+    names: Collection[str], nodes: Sequence[Node], pending: Sequence[PendingJob],
+    run_s: Mapping[int, float] | None = None,
+) -> LiveDemand:  # fmt: skip
+    """Demand of the nodes of these names; names that Slurm does not list count as no node.
+
+    run_s: predicted seconds of the pending jobs, by job id. None: not known.
+    """
     chosen = frozenset(names)
     own = {node.name: node for node in nodes if node.name in chosen}.values()
     fit = [node for node in own if can_serve(node)]
     active = sum(map(is_busy, own))
     total = active + sum(not is_busy(node) for node in fit)
+    wanted, queued_node_min = _pending_demand(fit, pending, run_s)
     return LiveDemand(
-        total=total,
-        active=active,
-        wanted=min(total, wanted_nodes(fit, pending)),
-        asleep=sum(map(is_asleep, fit)),
-    )
+        total=total, active=active, wanted=min(total, wanted), asleep=sum(map(is_asleep, fit)),
+        queued_node_min=queued_node_min,
+    )  # fmt: skip
 
 
 def wants_nodes(job: PendingJob) -> bool:
@@ -151,10 +158,19 @@ def wanted_nodes(nodes: Iterable[Node], pending: Iterable[PendingJob]) -> int:
     of such jobs that fit a node by GPUs, or by CPUs, whichever is more. Jobs that fit the same nodes count at most as
     these nodes.
     """
-    needs = Counter[_Need]()
+    return _pending_demand(nodes, pending, None)[0]
+
+
+def _pending_demand(
+    nodes: Iterable[Node], pending: Iterable[PendingJob], run_s: Mapping[int, float] | None
+) -> tuple[int, float | None]:
+    """`wanted_nodes`, and the node-minutes of these jobs: the nodes of each, at most those that it fits, x run time."""
+    needs, minutes = Counter[_Need](), defaultdict[_Need, float](float)
     for job in pending:
         if wants_nodes(job):
-            needs[_need(job)] += max(1, job.task_count)
+            need, tasks = _need(job), max(1, job.task_count)
+            needs[need] += tasks
+            minutes[need] += tasks * (math.nan if run_s is None else run_s.get(job.job_id, math.nan)) / 60
     named = (frozenset[str]().union(*(need.partitions for need in needs)),
              frozenset[str]().union(*(need.features for need in needs)))  # fmt: skip
     kinds = Counter(
@@ -162,12 +178,18 @@ def wanted_nodes(nodes: Iterable[Node], pending: Iterable[PendingJob]) -> int:
         for node in nodes
     )
     shares: defaultdict[tuple[_Kind, ...], float] = defaultdict(float)
+    queued_node_min = 0.0 if run_s is not None else math.nan
     ordered = [kind for kind, _ in kinds.most_common()]
     for need, number in needs.items():
         fitting = tuple(kind for kind in ordered if _fits(need, kind))
         if fitting:
-            shares[fitting] += number * _filled(need, fitting[0])
-    return sum(min(sum(map(kinds.__getitem__, fitting)), math.ceil(share - 1e-6)) for fitting, share in shares.items())
+            filled = _filled(need, fitting[0])
+            shares[fitting] += number * filled
+            queued_node_min += minutes[need] * min(filled, sum(map(kinds.__getitem__, fitting)))
+    wanted = sum(
+        min(sum(map(kinds.__getitem__, fitting)), math.ceil(share - 1e-6)) for fitting, share in shares.items()
+    )
+    return wanted, None if math.isnan(queued_node_min) else queued_node_min
 
 
 def _need(job: PendingJob) -> _Need:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from advisor.demand.model import PowerDecision, Spent
 from almanac.config import NodeSet
 from cli.app import App
 from cli.power import command
-from telemetry.slurm.backend import Node, NodeState
+from telemetry.slurm.backend import Node, NodeState, PendingJob
 from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.node_sets import LiveDemand
 from telemetry.store import Store
@@ -68,6 +68,9 @@ class Wanted:
 
     target: int | None = None
     noted: list[LiveDemand] = field(default_factory=list)
+
+    def run_times_s(self, pending: Sequence[PendingJob], now_s: int) -> Mapping[int, float]:
+        return {job.job_id: 3600.0 for job in pending}
 
     def note(self, node_set: NodeSet, demand: LiveDemand, now_s: int) -> None:
         self.noted.append(demand)

@@ -58,6 +58,23 @@ def test_counts_are_kept_once_a_minute_and_by_node_set(store: Store) -> None:
     assert len(read_counts(store, "lab", "nosuch", 0, 2**40)) == 0
 
 
+def test_the_queue_that_power_runs_saw_wins_and_accounting_fills_in(store: Store) -> None:
+    fill(store, (0, None, "n1"), mark=3600)
+    rows = [
+        {"job_id": number, "submit_s": T0 + 60 * number, "node_count": 1, "cpu_count": 1, "time_limit_s": 600}
+        for number in (1, 2)
+    ]
+    rows.append({"job_id": 7, "submit_s": T0 - 5000, "start_s": T0 - 5000, "end_s": T0 - 4640, "node_list": "n8"})
+    store.write("jobs", "lab", pa.Table.from_pylist(rows, schema=JOBS))
+    before = demand_series(store, "lab", SET, NAMES, T0, T0 + 1800).queued
+    assert before is not None and before[:4].tolist() == [0, 10, 20, 20], "at most the time limit"
+    for minute, queued in ((2, 55.5), (3, None), (4, float("nan")), (5, float("inf")), (6, -3.0), (7, 0.0)):
+        append_counts(store, "lab", "gpu", T0 + 60 * minute, LiveDemand(3, 1, 2, 0, queued))
+    found = demand_series(store, "lab", SET, NAMES, T0, T0 + 1800)
+    assert found.queued is not None and found.queued[:9].tolist() == [0, 10, 55.5, 20, 20, 20, 20, 0, 0]
+    assert found.wanted[2:9].tolist() == [2] * 7, "a count without a queue counts all the same"
+
+
 def test_an_empty_store_gives_a_series_of_missing_minutes(store: Store) -> None:
     found = demand_series(store, "lab", SET, NAMES, T0 + 1, T0 + 119)
     assert len(found) == 2 and np.isnan(found.active).all()

@@ -98,6 +98,18 @@ def test_a_total_that_jumps_and_returns_is_marked_and_a_lasting_change_is_not() 
     assert np.flatnonzero(find_total_jumps(total)).tolist() == list(range(3000, 4000))
 
 
+def test_a_file_may_tell_of_the_queue(tmp_path: Path) -> None:
+    head, rows = (
+        "time,active,total,queued_node_min\n",
+        ["60,1,2,5", "120,1,2,-1", "180,1,2,x", "240,1,2,inf", "300,1,2,7.5"],
+    )
+    (tmp_path / "with.csv").write_text(head + "\n".join(rows))
+    queued = read_node_series(tmp_path / "with.csv").queued
+    assert queued is not None and queued.tolist() == [5, 5, 5, 5, 7.5], "held, as the other values are"
+    (tmp_path / "without.csv").write_text("time,active,total\n60,1,2\n")
+    assert read_node_series(tmp_path / "without.csv").queued is None
+
+
 def test_the_glitches_of_philly_are_found(trace: Callable[[str], Path]) -> None:
     series = read_node_series(trace("philly_nodes_1min_to_nov.parquet"))
     assert set(series.marks) == {MISSING, OUTAGE, TOTAL_CHANGED}

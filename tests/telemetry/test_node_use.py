@@ -22,7 +22,7 @@ Row = tuple[int, int, int, int, int]
 def counts(*rows: Row) -> NodeCounts:
     """Rows of minute, total, active, wanted, asleep."""
     table = np.array(rows, dtype=np.int64).reshape(-1, 5)
-    return NodeCounts(table[:, 0] * 60, *table[:, 1:].T)
+    return NodeCounts(table[:, 0] * 60, *table[:, 1:].T, queued_node_min=np.full(len(table), np.nan))
 
 
 def test_an_hour_by_hand() -> None:

@@ -24,7 +24,7 @@ DAY_S = 86_400
 SET = NodeSet("gpu", nodes="n[1-3]")
 NAMES = ("n1", "n2", "n3")
 MINUTES = 30
-SHOWN = ("active", "wanted")
+SHOWN = ("active", "wanted", "queued")
 
 
 def as_of(rows: list[dict[str, Any]], now_s: int) -> list[dict[str, Any]]:
@@ -88,6 +88,35 @@ def test_what_happens_later_changes_nothing(
     compare(early, late, cut)
 
 
+def test_the_queue_is_nodes_times_predicted_minutes(tmp_path: Path) -> None:
+    """Two families: "a" ran for 10 minutes before, "b" for 40. Nothing is known of the user "w" but its time limit."""
+    known = {"user": "u", "name_key": "a"}
+    rows = [
+        record(1, -4000, 0, 600, "n1", known),
+        record(2, -3000, 0, 2400, "n1", {**known, "name_key": "b"}),
+        record(3, 0, 120, 60, "n[1-2]", known),
+        record(4, 60, 180, 60, "n3", {**known, "name_key": "b"}),
+        record(5, 60, None, 120, "n3", {**known, "time_limit_s": 120}),
+        record(6, 240, 60, 60, "n[1-8]", {**known, "node_count": 8}),
+    ]
+    found = demand(Store.create(tmp_path / "store"), rows, T0 + 3600, T0, T0 + 360)
+    assert found.wanted.tolist() == [2, 3, 2, 1, 3, 0]
+    most = 3 * (10 + 1) / 2  # all nodes of the set, for the median of 10 minutes and 1
+    assert found.queued.tolist() == [20, 20 + 40 + 2, 40 + 2, 40, most, 0]
+
+
+def test_of_a_queue_with_a_job_of_unknown_length_nothing_is_said(tmp_path: Path) -> None:
+    rows = [record(1, 0, 120, 60, "n1", {}), record(2, 60, 180, 60, "n2", {})]
+    rows.append(record(3, -1000, 0, 3000, "n3", {}))
+    found = demand(Store.create(tmp_path / "store"), rows, T0 + 3600, T0 - 60, T0 + 300)
+    store = Store.open(tmp_path / "store")
+    assert np.isnan(found.queued[:5]).all() and found.wanted[4:].tolist() == [1, 0], "unknown is not zero"
+    assert found.queued[5] == 0
+    store.write("jobs", "lab", pa.Table.from_pylist([record(4, -9000, 0, 60, "n8", {})], schema=JOBS))
+    again = accounted_demand(store, "lab", SET, NAMES, T0 - 60, T0 + 300)
+    assert again.queued.tolist() == [0, 1, 2, 1, 1, 0], "a run on other nodes says something, too"
+
+
 @pytest.fixture(scope="module")
 def site() -> tuple[SiteShape, Any]:
     shape = SiteShape(seed=3, days=4, nodes_40=6, nodes_80=3, users=20, jobs_per_day=250, max_nodes=3)
@@ -111,5 +140,5 @@ def test_a_generated_site_cut_at_a_time_says_the_same(site: tuple[SiteShape, Any
         )
         first = (late.known_s[0] - shape.start_s) // 60 + 1
         compare(early, late, cut_s // 60)
-        waited += late.wanted[first : cut_s // 60].sum()
+        waited += np.nansum(late.queued[first : cut_s // 60])
     assert waited, "there was a queue"

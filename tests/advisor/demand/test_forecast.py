@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -39,12 +40,51 @@ def test_no_feature_and_no_forecast_sees_its_own_step_or_a_later_one() -> None:
     step = 1500
     changed[step * STEP_MIN :] = 3.0
     before, after = steps_of(made(active)), steps_of(made(changed))
-    names, features = features_of(before)
-    assert len(names) == features.shape[1]
-    np.testing.assert_array_equal(features[: step + 1], features_of(after)[1][: step + 1])
+    seen, later = features_of(before), features_of(after)
+    assert list(seen) == list(later)
+    for name, values in seen.items():
+        np.testing.assert_array_equal(values[: step + 1], later[name][: step + 1], name)
     one, other = (fit_forecaster(steps, 1000, 0).changes(steps) for steps in (before, after))
     for key in one:
         np.testing.assert_array_equal(one[key][: step + 1], other[key][: step + 1])
+
+
+def announced(days: int) -> NodeSeries:
+    """40 nodes that 30 more join at random for 4 hours; the queue holds their node-minutes for 3 hours before."""
+    rng, active, queued = np.random.default_rng(2), np.full(days * 1440, 40.0), np.zeros(days * 1440)
+    for begin in np.cumsum(rng.integers(500, 1500, days * 2)):
+        active[begin + 180 : begin + 420] = 70.0
+        queued[begin : begin + 180] = 30.0 * 240
+    series = made(active[: days * 1440] + rng.integers(0, 3, days * 1440))
+    return dataclasses.replace(series, queued=queued)
+
+
+def test_the_queue_is_a_feature_of_a_series_that_has_it_and_of_no_other() -> None:
+    series = announced(12)
+    steps, without = steps_of(series), steps_of(dataclasses.replace(series, queued=None))
+    assert set(features_of(steps)) - set(features_of(without)) == {"queued_node_h"}
+    assert series.queued is not None
+    later = series.queued.copy()
+    later[1500 * STEP_MIN :] = 5.0
+    seen = features_of(steps_of(dataclasses.replace(series, queued=later)))["queued_node_h"]
+    np.testing.assert_array_equal(seen[:1501], features_of(steps)["queued_node_h"][:1501])
+    assert seen[1501] != features_of(steps)["queued_node_h"][1501]
+    losses = []
+    for one in (steps, without):
+        skills = skills_of(one, [(1000, fit_forecaster(one, 1000, 0))], len(one), 0)
+        losses.append(np.mean([skill.model for skill in skills]))
+    assert losses[0] < 0.95 * losses[1], "the queue tells what comes"
+
+
+def test_a_forecaster_of_a_queue_bears_a_series_without_one_and_the_other_way_round() -> None:
+    series = announced(8)
+    steps, without = steps_of(series), steps_of(dataclasses.replace(series, queued=None))
+    unknown = steps_of(dataclasses.replace(series, queued=np.full(len(series), np.nan)))
+    of_queue, of_none = (fit_forecaster(one, 1000, 0) for one in (steps, without))
+    for key, values in of_queue.changes(without).items():
+        np.testing.assert_array_equal(values, of_queue.changes(unknown)[key])
+    for key, values in of_none.changes(steps).items():
+        np.testing.assert_array_equal(values, of_none.changes(without)[key])
 
 
 def test_training_sees_nothing_from_its_end_on() -> None:

@@ -77,6 +77,7 @@ class PowerMachine(RuleBasedStateMachine):
             run.note_demand()
             run.apply(self.planner.plan())
         self.slurm.kill_at = None
+        assert all(each.queued_node_min is not None for each in self.source.noted), "run times are told of"
         downs = [name for what, names in self.slurm.orders[before:] if what == "power_down_asap" for name in names]
         self.downs += [(self.slurm.now_s, name) for name in downs]
         assert NAMES[-1] not in downs, "excluded in slurm.conf"

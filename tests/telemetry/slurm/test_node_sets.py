@@ -145,6 +145,18 @@ def test_wanted(jobs: list[PendingJob], wanted: int) -> None:
     assert live_demand([f"n{number}" for number in range(1, 5)], NODES, jobs).wanted == wanted
 
 
+def test_the_queue_in_node_minutes() -> None:
+    names = [f"n{number}" for number in range(1, 5)]
+    jobs = [job(1, gpu_count=1, task_count=3), job(2, gpu_count=99, node_count=25), job(3, is_held=True)]
+    jobs.append(job(4, partition="other"))
+    run_s = {1: 600.0, 2: 60.0}
+    assert live_demand(names, NODES, jobs, run_s).queued_node_min == 3 * 10 / 4 + 4, "at most all four nodes"
+    assert live_demand(names, NODES, jobs, run_s) == live_demand(names, NODES, jobs[::-1], run_s)
+    assert live_demand(names, NODES, jobs).queued_node_min is None
+    assert live_demand(names, NODES, jobs, {1: 600.0}).queued_node_min is None, "unknown is not zero"
+    assert live_demand(names, NODES, [], {}).queued_node_min == 0
+
+
 def test_a_job_counts_in_each_set_that_it_fits() -> None:
     nodes = [node("n1", features=("hbm40g",)), node("n2", features=("hbm80g",))]
     assert [live_demand([name], nodes, [job(gpu_count=4)]).wanted for name in ("n1", "n2")] == [1, 1]
