@@ -18,6 +18,7 @@ from cli.power_record import PowerRecord, configured, more_needed, parse_time, r
 if TYPE_CHECKING:
     from advisor.backtest.power import PowerBacktest, PowerScore
     from advisor.backtest.power_jobs import JobDelays
+    from almanac.config import Power
     from telemetry.node_series import NodeSeries
 
 PLOT_KINDS = ("png", "svg", "pdf")
@@ -74,7 +75,7 @@ def power(app: App, /, path: Path | None, as_json: bool, plot: Path | None, **op
     """
     options |= {name: value for name, value in configured(app.config).items() if options[name] is None}
     record = read_file(path, options) if path else read_store(app, options)
-    outcome, delays = _replay(record, options)
+    outcome, delays = _replay(record, options, app.config.power)
     if plot:
         _write_plot(plot, record.name, record.series, outcome)
     if as_json:
@@ -86,20 +87,22 @@ def power(app: App, /, path: Path | None, as_json: bool, plot: Path | None, **op
     _show(outcome, delays, options, app.config.cost.currency or "money")
 
 
-def _replay(record: PowerRecord, options: dict[str, Any]) -> tuple[PowerBacktest, dict[str, JobDelays]]:
+def _replay(record: PowerRecord, options: dict[str, Any], power: Power) -> tuple[PowerBacktest, dict[str, JobDelays]]:
     from advisor.backtest.power import Rates, backtest_power, spans_of
     from advisor.backtest.power_jobs import delays_in
+    from advisor.backtest.power_replay import Plant
     from advisor.decisions.power import Budget
     from advisor.demand.features import load_holidays
 
     names = ("train_until", "tune_until", "starttime", "endtime")
     with more_needed(record):
         spans = spans_of(record.series, *(parse_time(options[name], name) for name in names))
+    plant = dataclasses.replace(Plant.configured(power), boot_min=options["boot"])
     rates = Rates(options["idle_watts"], options["pue"], max(0.0, options["price"]), options["co2"])
     with progress("backtest") as advance:
         outcome = backtest_power(
             record.series, spans, Budget(options["wakeups"], options["shortage"]), seed=options["seed"],
-            boot_min=options["boot"], rates=rates, holidays=load_holidays(options["holidays"]), tick=advance,
+            plant=plant, rates=rates, holidays=load_holidays(options["holidays"]), tick=advance,
         )  # fmt: skip
         return outcome, delays_in(record.runs, record.series, outcome) if record.runs else {}
 

@@ -148,11 +148,11 @@ def spans_of(
 
 
 def backtest_power(
-    series: NodeSeries, spans: Spans, budget: Budget, *, seed: int = 0, boot_min: int = 5, rates: Rates | None = None,
-    holidays: Iterable[np.datetime64] = (), tick: Tick = lambda done, total, note: None,
+    series: NodeSeries, spans: Spans, budget: Budget, *, seed: int = 0, plant: Plant | None = None,
+    rates: Rates | None = None, holidays: Iterable[np.datetime64] = (), tick: Tick = lambda done, total, note: None,
 ) -> PowerBacktest:  # fmt: skip
     """Train before spans.tune, tune up to spans.score, score up to spans.end. Raises NoModelError."""
-    steps, plant, days = steps_of(series), Plant(boot_min), frozenset(holidays)
+    steps, plant, days = steps_of(series), plant or Plant(), frozenset(holidays)
     tune, score, end = spans.tune // STEP_MIN, spans.score // STEP_MIN, spans.end // STEP_MIN
     total = int(np.nanmedian(series.total[: spans.score]))
     paper, text = PaperConstants.for_total(total), PaperConstants.as_written(total)

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.decisions.power import CREDIT_DAYS, DAY_S, Budget, Controller, DemandView, Spent, credit_of
-from advisor.decisions.power_views import Views
+from advisor.decisions.power_views import HIGHS_SEEN, Views
 from advisor.demand.features import STEP_MIN
+from almanac.power_config import Power
 from telemetry.node_series import NodeSeries
 
 Floats = NDArray[np.float64]
@@ -29,6 +30,12 @@ class Plant:
     boot_min: int = 5
     nodes_per_run: int = 20
     cooldown_steps: int = 3
+
+    @classmethod
+    def configured(cls, power: Power) -> Plant:
+        """The limits of a section [power]; a cool-down counts in whole steps, and at most HIGHS_SEEN of them."""
+        steps = -(-power.cooldown_s // (STEP_MIN * MINUTE_S))
+        return cls(power.boot_min, power.nodes_per_run, min(steps, HIGHS_SEEN))
 
 
 @dataclass
@@ -110,7 +117,8 @@ class _Run:
         if target > self.on:
             self._wake(minute, target - self.on)
         elif not self.booting and not self._is_cooling(minute):
-            in_use = max(active, *view.highs[-self.plant.cooldown_steps :], 0)
+            cooling = view.highs[max(0, len(view.highs) - self.plant.cooldown_steps) :]
+            in_use = max(active, *cooling, 0)
             self.up = self.on = min(self.on, max(target, math.ceil(in_use), self.on - self.plant.nodes_per_run))
         return view
 

@@ -11,7 +11,8 @@ from advisor.decisions.power import DemandView
 from advisor.demand.features import HOUR, Floats, Steps
 from advisor.demand.forecast import HORIZON, LIKELY, SOON, Key
 
-HIGHS_SEEN = 7
+HIGHS_SEEN = 6 * HOUR
+"""A longer cool-down is replayed as one of so many steps."""
 AGREED = HOUR
 """Nodes power down only to the highest level that the forecasts of so many steps ask for: one low forecast is not
 enough.

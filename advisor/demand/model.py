@@ -185,10 +185,15 @@ class Training:
 
 
 def train_demand(
-    series: NodeSeries, budget: Budget, *, seed: int = 0, boot_min: int = 5, holidays: Iterable[np.datetime64] = ()
+    series: NodeSeries,
+    budget: Budget,
+    *,
+    seed: int = 0,
+    plant: Plant | None = None,
+    holidays: Iterable[np.datetime64] = (),
 ) -> DemandModel:
     """Train on the whole series. Raises ValueError: too little data."""
-    return trained_demand(series, steps_of(series), budget, Plant(boot_min), seed, frozenset(holidays)).model
+    return trained_demand(series, steps_of(series), budget, plant or Plant(), seed, frozenset(holidays)).model
 
 
 def trained_demand(

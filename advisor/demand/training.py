@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from advisor.backtest.power_replay import Plant
 from advisor.decisions.power import Budget
 from advisor.demand.features import STEP_MIN, load_holidays
 from advisor.demand.forecast import Skill
@@ -61,7 +62,7 @@ def train_node_set(
     budget = Budget(config.power.wakeups_per_day, config.power.short_min_per_day)
     try:
         model = train_demand(
-            record, budget, seed=config.training.seed, boot_min=config.power.boot_min,
+            record, budget, seed=config.training.seed, plant=Plant.configured(config.power),
             holidays=load_holidays(config.power.holidays),
         )  # fmt: skip
     except ValueError as error:

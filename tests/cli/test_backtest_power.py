@@ -116,6 +116,17 @@ def test_the_store_gives_jobs_too(site: tuple[Path, Path], tmp_path: Path) -> No
     assert (tmp_path / "power.svg").read_bytes().startswith(b"<?xml")
 
 
+def test_nodes_power_down_as_the_configuration_limits_them(site: tuple[Path, Path], tmp_path: Path) -> None:
+    """Nodes that stay on for 6 hours after their work, one a run, sleep less; nothing else changes."""
+    (tmp_path / "slow.toml").write_text(CONFIG.replace("[cost]", "nodes_per_run = 1\ncooldown_s = 21600\n[cost]"))
+    asleep = []
+    for config in (site[0], tmp_path / "slow.toml"):
+        found = json.loads(called("--json", config=config, store=site[1]).stdout)
+        asleep.append({score["controller"]: score["asleep"] for score in found["controllers"]})
+    assert asleep[1]["keep warm"] < 0.7 * asleep[0]["keep warm"]
+    assert asleep[1]["vanilla"] == asleep[0]["vanilla"] == 0
+
+
 def test_late_jobs_and_prices_by_the_configuration(site: tuple[Path, Path]) -> None:
     found = json.loads(called("--json", "--node-set", "gpu", config=site[0], store=site[1]).stdout)
     assert (found["node_set"], found["nodes"], found["jobs"], found["boot_min"]) == ("gpu", 20, 320, 4)

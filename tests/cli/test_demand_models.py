@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from advisor.backtest.power_replay import Plant
 from advisor.demand.versions import trained_sets
 from almanac.config import NodeSet
 from almanac.errors import CommandError, ConfigError
@@ -127,6 +128,20 @@ def test_the_demo_ends_with_a_back_test_and_a_plan(place: Path, capsys: pytest.C
     assert (total, kept + down) == (20, 20)
     assert plans["new"][1:8] == ["3", *["-"] * 6]
     assert "nothing is trained for node set new" in plans["new"][8]
+
+
+def test_training_replays_the_configured_limits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Plant] = []
+
+    def watched(*args: Any, plant: Plant, **more: Any) -> None:
+        seen.append(plant)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("advisor.demand.training.train_demand", watched)
+    app = make(place, SETS + "[power]\nboot_min = 9\nnodes_per_run = 3\ncooldown_s = 7200\n")
+    [outcome] = train_demand_models(app, app.open_store(), "c")
+    assert "enough" in outcome["fault"]
+    assert seen == [Plant(boot_min=9, nodes_per_run=3, cooldown_steps=12)]
 
 
 def test_too_little_data_is_said_and_stops_no_other_training(site: CommandLine) -> None:

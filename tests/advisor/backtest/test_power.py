@@ -25,6 +25,7 @@ from advisor.decisions.power import Budget, DemandView, ForecastController, Sett
 from advisor.decisions.power_views import Views, views_of
 from advisor.demand.features import steps_of
 from almanac.errors import NoModelError, RequestError
+from almanac.power_config import Power
 from telemetry.node_series import NodeSeries
 
 
@@ -194,6 +195,25 @@ def highs(active: list[float], step: int) -> list[float]:
 def test_what_is_in_use_and_was_within_the_cool_down_stays_on() -> None:
     done = run_in(Plant(5, cooldown_steps=3), [8.0] * 20 + [3.0] * 60)
     assert done.powered[::10].tolist() == [8, 8, 8, 8, 8, 4, 4, 4]
+
+
+def test_without_a_cool_down_nodes_go_down_as_soon_as_they_are_idle() -> None:
+    done = run_in(Plant(5, cooldown_steps=0), [8.0] * 20 + [3.0] * 60)
+    assert done.powered[::10].tolist() == [8, 8, 8, 4, 4, 4, 4, 4]
+
+
+def test_the_limits_are_those_of_the_configuration() -> None:
+    assert Plant.configured(Power()) == Plant()
+    assert Plant.configured(Power(boot_min=7, nodes_per_run=3, cooldown_s=1801)) == Plant(7, 3, 4)
+    assert Plant.configured(Power(cooldown_s=0)).cooldown_steps == 0
+    assert Plant.configured(Power(cooldown_s=90_000)).cooldown_steps == 36, "6 hours are replayed"
+
+
+def test_a_cool_down_of_hours_is_replayed() -> None:
+    steps = steps_of(made([8.0] * 300 + [3.0] * 600))
+    views = views_of(steps, {}, 0, len(steps))
+    done = replay(made([8.0] * 300 + [3.0] * 600), views, Fixed(keep=4), plant=Plant(5, cooldown_steps=36))
+    assert done.powered[[300, 650, 659, 660]].tolist() == [8, 8, 8, 4]
 
 
 @pytest.mark.parametrize("tail", [0.02, 0.6])
