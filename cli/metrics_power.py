@@ -100,6 +100,13 @@ def _of_runs(folder: PowerFolder, clusters: Sequence[str], counted: Collection[s
          if each.target is not None],
     )  # fmt: skip
     yield Metric(
+        "almanac_power_forecast_nodes", "gauge",
+        "Highest number of nodes in use within the next 6 hours, by quantile, as the last run forecast it.",
+        [((("cluster", cluster), ("node_set", name), ("quantile", f"{quantile:g}")), nodes)
+         for cluster, memory in memories.items() for name, each in sorted(memory.sets.items())
+         for quantile, nodes in each.forecast],
+    )  # fmt: skip
+    yield Metric(
         "almanac_power_quarantined_nodes", "gauge", "Nodes that did not wake, and were given up.",
         [((("cluster", cluster),), sum(node.quarantined_s is not None for node in memory.nodes.values()))
          for cluster, memory in memories.items()],

@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -53,12 +54,14 @@ NO_MEMORY = NodeMemory()
 class SetMemory:
     """Of a node set. wakes_s: each time that nodes were woken, by almanac or by Slurm for a job. short_s: runs that saw
     more nodes wanted than up. asleep: the nodes that slept when the last run ended. target: of the last run; None held.
+    forecast: of the last run, (quantile, nodes) of the highest demand within the horizon; empty where there was none.
     """
 
     wakes_s: tuple[int, ...] = ()
     short_s: tuple[int, ...] = ()
     asleep: tuple[str, ...] = ()
     target: int | None = None
+    forecast: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,7 @@ def _set(content: Any) -> SetMemory:
         short_s=_times(content["short_s"]),
         asleep=tuple(map(_text, content["asleep"])),
         target=_time_or_none(content["target"]),
+        forecast=tuple((_number(quantile), _number(nodes)) for quantile, nodes in content.get("forecast", ())),
     )
 
 
@@ -166,6 +170,12 @@ def _claim(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError("neither true nor false")
     return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError("no number")
+    return float(value)
 
 
 def _time(value: Any) -> int:

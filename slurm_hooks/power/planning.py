@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode
+from advisor.demand.features import STEP_MIN
+from advisor.demand.forecast import HORIZON
 from advisor.demand.model import PowerDecision, Spent
 from almanac.config import Config, NodeSet
 from almanac.errors import CommandError, ConfigError, StoreError
@@ -37,6 +39,7 @@ from telemetry.slurm.node_sets import LiveDemand, live_demand, members
 
 RESERVED_AHEAD_S = 3600
 """A node whose reservation starts within this time, and that of a boot, stays on; a sleeping one wakes."""
+HORIZON_MIN = HORIZON * STEP_MIN
 _IS_POWERED_OFF = NodeFlag.ASLEEP | NodeFlag.BOOTING
 
 
@@ -60,6 +63,7 @@ class DemandSource(Protocol):
 class SetPlan:
     """What a run does with one node set. powered: nodes up or booting, busy ones included. target: None keeps what is
     on. is_hold: nothing may power down, for the reason given. quarantined: given up by an earlier run.
+    forecast: (quantile, nodes) of the highest demand within the horizon.
     """
 
     node_set: str
@@ -73,6 +77,7 @@ class SetPlan:
     quarantined: tuple[str, ...]
     kept: Kept
     limits: PowerLimits
+    forecast: tuple[tuple[float, float], ...] = ()
 
     @property
     def acts(self) -> bool:
@@ -141,6 +146,7 @@ class Planner:
             # By count, Slurm picks the nodes: they are counted when they are seen asleep.
             told = plan.chosen if actuator.name == "names" else replace(plan.chosen, power_down=())
             memory = intended(memory, node_set.name, told, plan.failures, plan.target, now_s)
+            memory = memory.with_set(node_set.name, replace(memory.set_of(node_set.name), forecast=plan.forecast))
             sets.append(plan)
         wanted = actuator.exceptions({each.node_set: each.kept for each in sets})
         memory = replace(memory, run_s=now_s, since_s=memory.since_s or now_s)
@@ -228,6 +234,9 @@ class Planner:
             quarantined=tuple(name for name in names if memory.of(name).quarantined_s is not None),
             kept=kept_on(power, chosen, rules.limits, now_s),
             limits=rules.limits,
+            forecast=tuple(
+                (quantile, nodes) for (minutes, quantile), nodes in decision.forecast.items() if minutes == HORIZON_MIN
+            ),
         )
 
     def _rules(self, node_set: NodeSet) -> Rules:

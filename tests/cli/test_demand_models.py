@@ -275,8 +275,9 @@ def test_metrics_by_hand(place: Path) -> None:
     store = app.open_store()
     for minutes, demand in ((120, (20, 5, 0, 10)), (110, (20, 9, 4, 10)), (100, (20, 13, 0, 5)), (30, (20, 13, 0, 5))):
         append_counts(store, "c", "a100", app.time_s - minutes * 60, LiveDemand(*demand))
-    memory = Memory("c", 1, app.time_s - 1800, {"n1": NodeMemory(quarantined_s=5), "n2": NodeMemory(retries=1)},
-                    {"a100": SetMemory(target=15), "b": SetMemory(target=None)})  # fmt: skip
+    sets = {"a100": SetMemory(target=15, forecast=((0.5, 11.5), (0.95, 14.0))), "b": SetMemory(target=None)}
+    nodes = {"n1": NodeMemory(quarantined_s=5), "n2": NodeMemory(retries=1)}
+    memory = Memory("c", 1, app.time_s - 1800, nodes, sets)
     folder = PowerFolder(store.root / "power")
     with folder.lock():
         folder.save(memory)
@@ -294,6 +295,9 @@ def test_metrics_by_hand(place: Path) -> None:
     assert day["known_share"] == pytest.approx(60 / 1440, abs=0.001)
     assert found[f"almanac_power_target_nodes{{{labels}}}"] == 15
     assert 'almanac_power_target_nodes{cluster="c",node_set="b"}' not in found
+    forecast = {labels: value for labels, value in found.items() if labels.startswith("almanac_power_forecast_nodes")}
+    assert forecast == {f'almanac_power_forecast_nodes{{{labels},quantile="{quantile}"}}': nodes
+                        for quantile, nodes in (("0.5", 11.5), ("0.95", 14))}  # fmt: skip
     assert found['almanac_power_quarantined_nodes{cluster="c"}'] == 1
     assert found['almanac_power_hold{cluster="c"}'] == 0
     assert found[f"almanac_power_drift_alarms{{{labels}}}"] == 0

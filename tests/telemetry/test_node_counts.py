@@ -60,7 +60,7 @@ def test_counts_are_kept_once_a_minute_and_by_node_set(store: Store) -> None:
 
 def test_the_queue_that_power_runs_saw_wins_and_accounting_fills_in(store: Store) -> None:
     fill(store, (0, None, "n1"), mark=3600)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"job_id": number, "submit_s": T0 + 60 * number, "node_count": 1, "cpu_count": 1, "time_limit_s": 600}
         for number in (1, 2)
     ]

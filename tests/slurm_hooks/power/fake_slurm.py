@@ -208,6 +208,7 @@ class Wanted:
     target: int | None = None
     noted: list[LiveDemand] = field(default_factory=list)
     seen: list[tuple[int, Spent]] = field(default_factory=list)
+    forecast: dict[tuple[int, float], float] = field(default_factory=dict)
 
     def run_times_s(self, pending: Sequence[PendingJob], now_s: int) -> Mapping[int, float]:
         return {job.job_id: 3600.0 for job in pending}
@@ -217,4 +218,4 @@ class Wanted:
 
     def decide(self, node_set: NodeSet, names: Sequence[str], powered: int, spent: Spent, now_s: int) -> PowerDecision:
         self.seen.append((powered, spent))
-        return PowerDecision(self.target, "the test says so")
+        return PowerDecision(self.target, "the test says so", self.forecast)

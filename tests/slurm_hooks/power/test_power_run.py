@@ -185,6 +185,25 @@ def test_without_slurmdbd_or_with_a_state_nobody_can_read_nothing_powers_down(si
     assert len(site.run(target=2).plan.chosen.power_down) == 6
 
 
+def test_the_forecast_of_the_horizon_is_remembered_and_forgotten_with_a_hold(site: Site) -> None:
+    site.source.forecast = {(180, 0.3): 2.5, (360, 0.5): 3.5, (360, 0.98): 7.25}
+    site.run(target=4)
+    assert site.folder.load("lab").set_of("gpu").forecast == ((0.5, 3.5), (0.98, 7.25))
+    state = site.folder.root / "state.json"
+    content = json.loads(state.read_text())
+    for bad in ([[0.5]], [[0.5, None]], [[True, 1]], "x", [["0.5", 1]], None):
+        content["sets"]["gpu"]["forecast"] = bad
+        state.write_text(json.dumps(content))
+        with pytest.raises(StoreError):
+            site.folder.load("lab")
+    del content["sets"]["gpu"]["forecast"]
+    state.write_text(json.dumps(content))
+    assert site.folder.load("lab").set_of("gpu").forecast == (), "of an earlier almanac"
+    site.folder.hold("ops", "now", site.slurm.now_s)
+    site.run(target=4)
+    assert site.folder.load("lab").set_of("gpu").forecast == ()
+
+
 def test_a_state_that_others_can_write_is_not_believed(site: Site) -> None:
     site.run(target=6)
     (site.folder.root / "state.json").chmod(0o664)
