@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from advisor.baselines import RANKS_ONLY, predictions_of
-from advisor.models.duration import DurationModel, Fitted, fit
+from advisor.models.duration import DurationModel, Fitted, fit, learned_rows
 from advisor.models.intervals import CLASSES, evidence_classes
 from advisor.replay import Replay, replay_durations
 from advisor.scores import Floats, Scores, score, score_of_users
@@ -57,7 +57,8 @@ def evaluate(history: pd.DataFrame, config: Config, share: float = 0.4) -> Evalu
         if len(jobs):
             tested.append(jobs)
             before = past.select(past.end_s < since_s)
-            fitted = fit(before, config.training, math.ceil(since_s), previous)
+            learned = before.select(learned_rows(before.job_id, before.submit_s, before.end_s, previous))
+            fitted = fit(learned, config.training, math.ceil(since_s), previous)
             previous = fitted.model if fitted else None
             folds.append(_predict(fitted, before, jobs))
     return _judge(folds, tested, int(edges_s[0]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from advisor.features import known_at
+from advisor.features import has_ended, known_at
 from advisor.replay import replay_durations
 from advisor.scores import NOTHING, Scores, score
 from advisor.service import Trained
@@ -61,10 +61,11 @@ def drift_of(trained: Trained, history: pd.DataFrame, config: Config, now_s: int
     """None without a model, and below MIN_JOBS_SINCE jobs submitted since the training that have ended."""
     if trained.model is None:
         return None
-    past = replay_durations(known_at(history, now_s), config.rolling)
-    past = past.select(np.isfinite(past.duration_s) & (past.submit_s >= trained.trained_s))
-    if len(past) < MIN_JOBS_SINCE:
+    known = known_at(history, now_s)
+    is_since = has_ended(known) & (known["submit_s"].to_numpy() >= trained.trained_s)
+    if is_since.sum() < MIN_JOBS_SINCE:
         return None
+    past = replay_durations(known, config.rolling, is_since)
     predicted = trained.model.predict_all(past.features, past.rolling_s)
     since = score(predicted.duration_s, past.duration_s, past.features.number("gpu_count"))
     coverage = float(np.mean((past.duration_s >= predicted.low_s) & (past.duration_s <= predicted.high_s)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from advisor.features import Ended, Event, Submission, features_of
-from advisor.models.duration import DurationModel, fit
+from advisor.models.duration import DurationModel, fit, learned_rows
 from advisor.prediction import Prediction, predict
 from advisor.replay import Known, Memory, Replay
 from almanac.config import Config
@@ -71,5 +71,6 @@ class OnlinePredictor:
             end_s=np.array([each.end_s for each in ended], dtype="float64"),
             job_id=np.array([number for number, _ in numbered], dtype="int64"),
         )
+        past = past.select(learned_rows(past.job_id, past.submit_s, past.end_s, self._model))
         fitted = fit(past, self._config.training, now_s, self._model)
         self._model = fitted.model if fitted else None

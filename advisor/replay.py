@@ -100,27 +100,36 @@ class Memory:
         return Known(self._past.features(job), self._rolling.estimate(job), self._past.overran(job.user))
 
 
-def replay_durations(history: pd.DataFrame, config: Rolling) -> Replay:
-    """Features and rolling estimate of every submission, each from what had started and ended before it."""
+def replay_durations(history: pd.DataFrame, config: Rolling, rows: Rows | None = None) -> Replay:
+    """Features and rolling estimate of every submission, each from what had started and ended before it.
+
+    rows: of these rows alone, in the order of the frame. What is known of them is the same as without `rows`.
+    """
     jobs = submissions(history)
     ended, starts = ended_jobs(history, jobs), started_at(history)
+    wanted = np.arange(len(jobs)) if rows is None else np.unique(np.arange(len(jobs))[rows])
+    places = np.full(len(jobs), -1)
+    places[wanted] = np.arange(len(wanted))
+    place_of: list[int] = places.tolist()
     memory = Memory(config)
     # Filled row by row: as tuples of floats, the features of 400,000 jobs would take a gigabyte.
-    numbers, rolling_s = np.full((len(jobs), len(NUMBERS)), math.nan), np.full(len(jobs), math.nan)
+    numbers, rolling_s = np.full((len(wanted), len(NUMBERS)), math.nan), np.full(len(wanted), math.nan)
     for row, event in events(history):
-        if event is Event.SUBMIT:
-            known = memory.know(jobs[row])
-            numbers[row] = known.features
-            rolling_s[row] = known.rolling.duration_s if known.rolling else math.nan
-        else:
+        if event is not Event.SUBMIT:
             memory.tell(event, jobs[row], starts[row], ended[row])
+        elif (place := place_of[row]) >= 0:
+            known = memory.know(jobs[row])
+            numbers[place] = known.features
+            rolling_s[place] = known.rolling.duration_s if known.rolling else math.nan
+    asked = [jobs[row] for row in wanted.tolist()]
+    over = [ended[row] for row in wanted.tolist()]
     return Replay(
-        features=features_of(jobs, numbers),
+        features=features_of(asked, numbers),
         rolling_s=rolling_s,
-        duration_s=np.array([job.duration_s if job else math.nan for job in ended], dtype="float64"),
-        submit_s=np.array([job.submit_s for job in jobs], dtype="int64"),
-        end_s=np.array([job.end_s if job else math.nan for job in ended], dtype="float64"),
-        job_id=history["job_id"].to_numpy(dtype="int64"),
+        duration_s=np.array([job.duration_s if job else math.nan for job in over], dtype="float64"),
+        submit_s=np.array([job.submit_s for job in asked], dtype="int64"),
+        end_s=np.array([job.end_s if job else math.nan for job in over], dtype="float64"),
+        job_id=history["job_id"].to_numpy(dtype="int64")[wanted],
     )
 
 

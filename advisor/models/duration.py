@@ -35,6 +35,8 @@ SAME_JOB = ("twin_log_median5", "family_log_median5", "shape_log_median5", "user
 HABIT_COLUMNS = ("clock_decayed", "user_decayed")
 UNSEEN, NEW_UNSEEN, MIN_UNSEEN = 3000, 1000, 30
 """Jobs that a model is judged on: at most in all, at most of one training, and at least."""
+LEARNED = 50_000
+"""Jobs that a model learns from, at most: evenly spaced among all, in order of submission."""
 TREES = ("mean", "change", "middle")
 """LightGBM's models: the mean of log durations, the mean of what they are above the habit, their middle."""
 
@@ -131,6 +133,21 @@ class Fitted:
     parts: Parts | None
     before: Replay
     newest: Replay
+
+
+def learned_rows(
+    job_id: npt.NDArray[np.int64],
+    submit_s: npt.NDArray[np.int64],
+    end_s: npt.NDArray[np.int64] | Floats,
+    previous: DurationModel | None,
+) -> npt.NDArray[np.intp]:
+    """Of ended jobs those that fit() needs, ascending: at most LEARNED, and those that `previous` is judged on."""
+    order = np.lexsort((end_s, job_id, submit_s))
+    if len(order) > LEARNED:
+        order = order[np.linspace(0, len(order) - 1, LEARNED).astype("int64")]
+    said = {(each.job_id, each.submit_s) for each in previous.unseen} if previous else set()
+    is_said = [key in said for key in zip(job_id.tolist(), submit_s.tolist(), strict=True)] if said else []
+    return np.union1d(order, np.flatnonzero(is_said))
 
 
 def split(past: Replay, validation_share: float) -> tuple[Replay, Replay]:

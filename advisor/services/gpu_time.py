@@ -11,9 +11,9 @@ import pandas as pd
 
 from advisor.baselines import predictions_of, scores_of
 from advisor.decisions.priority import decide_priority
-from advisor.features import Submission, known_at, submission_of
+from advisor.features import HISTORY_COLUMNS, Submission, has_ended, known_at, submission_of
 from advisor.models.blend import clip_to_limit
-from advisor.models.duration import DurationModel, Fitted, Predicted, fit, split
+from advisor.models.duration import DurationModel, Fitted, Predicted, fit, learned_rows, split
 from advisor.models.rolling import SiteMeans
 from advisor.prediction import Prediction, predict
 from advisor.replay import Replay, know_pending, remember, replay_durations
@@ -59,15 +59,19 @@ class GpuTime:
     def update(self, data: pd.DataFrame, previous: Durations | None, config: Config, now_s: int) -> Durations:
         """From the jobs that ended before now_s; with few or none, what can be learned from them."""
         # The model's random row samples depend on the order of rows: known_at gives one, whatever the frame's.
-        past = replay_durations(known_at(data, now_s), config.rolling)
-        past = past.select(np.isfinite(past.duration_s))
-        fitted = fit(past, config.training, now_s, previous.model if previous else None)
+        known = known_at(data[list(HISTORY_COLUMNS)], now_s)
+        model = previous.model if previous else None
+        ended = known[has_ended(known)]
+        job_id, submit_s, end_s = (ended[name].to_numpy(dtype="int64") for name in ("job_id", "submit_s", "end_s"))
+        rows = np.flatnonzero(has_ended(known))[learned_rows(job_id, submit_s, end_s, model)]
+        past = replay_durations(known, config.rolling, rows)
+        fitted = fit(past, config.training, now_s, model)
         before, newest = (fitted.before, fitted.newest) if fitted else split(past, config.training.validation_share)
         return Durations(
-            jobs=len(past),
-            since_s=int(past.submit_s.min()) if len(past) else None,
-            until_s=int(past.end_s.max()) if len(past) else None,
-            site=_site_means(past),
+            jobs=len(ended),
+            since_s=int(ended["submit_s"].min()) if len(ended) else None,
+            until_s=int(ended["end_s"].max()) if len(ended) else None,
+            site=_site_means(ended),
             model=fitted.model if fitted else None,
             gpu_time_quantiles_s=_gpu_time_quantiles(newest, fitted.model if fitted else None),
             scores=scores_of(predictions_of(_judged(fitted), newest, before), newest),
@@ -132,9 +136,10 @@ def _judged(fitted: Fitted | None) -> Predicted | None:
     return fitted.model.blend(fitted.parts, fitted.newest.features) if fitted and fitted.parts else None
 
 
-def _site_means(past: Replay) -> SiteMeans:
+def _site_means(ended: pd.DataFrame) -> SiteMeans:
     site = SiteMeans()
-    for gpu_count, duration_s in zip(past.features.number("gpu_count").tolist(), past.duration_s.tolist(), strict=True):
+    durations_s = ended["elapsed_s"].astype("float64").clip(lower=1.0)
+    for gpu_count, duration_s in zip(ended["gpu_count"].fillna(0).tolist(), durations_s.tolist(), strict=True):
         site.add(int(gpu_count), duration_s)
     return site
 
