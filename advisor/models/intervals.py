@@ -1,7 +1,9 @@
 """Intervals around predicted durations: split-conformal, by how much is known of a job.
 
-(Vovk, Gammerman and Shafer 2005, by class.) Their proof asks for exchangeable jobs, and jobs of one burst share their
-fate: each weighs 1 / √(jobs of its burst), so that no burst of hundreds is the whole evidence.
+(Vovk, Gammerman and Shafer 2005, by class.) Their proof asks for exchangeable jobs. Those of one burst share their
+fate: each weighs 1 / √(jobs of its burst), so that no burst of hundreds is the whole evidence. And users change what
+they do: a job's weight halves for each HALF_LIFE_S that it ended before the newest one, down to LEAST_WEIGHT of it
+(Barber, Candes, Ramdas and Tibshirani 2023, Conformal prediction beyond exchangeability).
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ CLASSES = ("same kind", "same user", "new user")
 KNOWN_RUNS = 5
 MIN_RESIDUALS = 30
 """With fewer residuals a class has the interval of all jobs together."""
+HALF_LIFE_S, LEAST_WEIGHT = 36 * 3600, 0.05
+"""Chosen on the first 60% of the Helios and Mason traces, and checked on the rest (docs/predictors.md)."""
 
 
 def evidence_classes(features: Features) -> npt.NDArray[np.str_]:
@@ -31,12 +35,13 @@ def evidence_classes(features: Features) -> npt.NDArray[np.str_]:
 def conformal_margins(point_s: Floats, newest: Replay, coverage: float) -> dict[str, tuple[float, float]]:
     """By class, and of all jobs under "": the log residuals that bound the share `coverage` of the next ones.
 
-    Where each of n jobs is a burst of its own, a side is the ceil((n + 1)(1 + coverage) / 2)-th residual from the other
-    end, or the outermost.
+    Where n jobs ended at once, each a burst of its own, a side is the ceil((n + 1)(1 + coverage) / 2)-th residual from
+    the other end, or the outermost.
     """
     residuals = np.log(np.maximum(newest.duration_s, 1.0)) - np.log(point_s)
     bursts = newest.bursts()
-    weights = 1 / np.sqrt(np.bincount(bursts)[bursts])
+    age_s = newest.end_s.max() - newest.end_s
+    weights = np.maximum(np.exp2(-age_s / HALF_LIFE_S), LEAST_WEIGHT) / np.sqrt(np.bincount(bursts)[bursts])
     classes = evidence_classes(newest.features)
     groups = {"": np.full(len(newest), True), **{name: classes == name for name in CLASSES}}
     known = {name: rows for name, rows in groups.items() if not name or rows.sum() >= MIN_RESIDUALS}

@@ -28,19 +28,20 @@ DAY_S = 86_400
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
 
 
-def ended(duration_s: Floats, submit_s: list[int]) -> Replay:
-    """Jobs of one user of whom nothing else is known."""
+def ended(duration_s: Floats, submit_s: list[int], end_s: float = 1000.0 * DAY_S) -> Replay:
+    """Jobs of one user of whom nothing else is known; all end at once, unless end_s is NaN."""
     features = Features(
         np.full((len(submit_s), len(NUMBERS)), np.nan), np.full((len(submit_s), len(CATEGORIES)), "u", dtype=object)
     )
     times_s = np.array(submit_s, dtype="int64")
-    return Replay(
-        features, np.full(len(times_s), np.nan), duration_s, times_s, times_s + duration_s, np.arange(len(times_s))
-    )
+    ends_s = times_s + duration_s if math.isnan(end_s) else np.full(len(times_s), end_s)
+    return Replay(features, np.full(len(times_s), np.nan), duration_s, times_s, ends_s, np.arange(len(times_s)))
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=60), st.sampled_from([0.5, 0.8, 0.9]))
-def test_of_jobs_a_day_apart_an_interval_ends_at_the_conformal_rank(residuals: list[float], coverage: float) -> None:
+def test_of_jobs_that_end_at_once_an_interval_ends_at_the_conformal_rank(
+    residuals: list[float], coverage: float
+) -> None:
     past = ended(1000 * np.exp(residuals), [DAY_S * place for place in range(len(residuals))])
     low, high = conformal_margins(np.full(len(past), 1000.0), past, coverage)[""]
     place = min(math.ceil((len(residuals) + 1) * (1 + coverage) / 2 - 1e-9), len(residuals))
@@ -58,6 +59,18 @@ def test_one_burst_of_odd_jobs_does_not_widen_the_intervals_of_all() -> None:
     apart = [DAY_S * place for place in range(150)]
     _, high = conformal_margins(np.full(150, 1000.0), ended(1000 * np.exp(residuals), apart), 0.8)[""]
     assert high == pytest.approx(math.log(100))
+
+
+def test_the_newest_days_count_more_and_the_older_ones_are_not_forgotten() -> None:
+    """For 90 days jobs took half to twice as long as said; in the last 3 days, up to ten times as long."""
+    old, new = np.linspace(-math.log(2), math.log(2), 900), np.linspace(0, math.log(10), 30)
+    submit_s = [place * DAY_S // 10 for place in range(930)]
+    past = ended(1000 * np.exp(np.concatenate([old, new])), submit_s, math.nan)
+    _, high = conformal_margins(np.full(930, 1000.0), past, 0.8)[""]
+    assert math.log(3) < high < math.log(10), "of 930 alike, the tenth from above is below twice"
+    calm = ended(1000 * np.exp(np.concatenate([old, np.zeros(30)])), submit_s, math.nan)
+    _, high = conformal_margins(np.full(930, 1000.0), calm, 0.8)[""]
+    assert 0.3 < high < math.log(2), "three calm days do not close the interval"
 
 
 @pytest.mark.parametrize(
