@@ -116,7 +116,7 @@ def submission_of(request: Request, tiers: Sequence[Tier]) -> Submission:
 
 def submissions(history: pd.DataFrame) -> list[Submission]:
     """One per row of the history frame, in its order."""
-    texts = [_texts(history[name]) for name in CATEGORIES]
+    texts = [texts_of(history[name]) for name in CATEGORIES]
     counts = [history[name].fillna(0).astype("int64").tolist() for name in ("gpu_count", "node_count", "cpu_count")]
     limits = history["time_limit_s"].astype("float64").tolist()
     arrays = history["is_array"].fillna(False).astype(bool).tolist()
@@ -124,7 +124,7 @@ def submissions(history: pd.DataFrame) -> list[Submission]:
     return [Submission(*row) for row in zip(*texts, *counts, limits, arrays, submits, strict=True)]
 
 
-def _texts(column: pd.Series[Any]) -> list[str]:
+def texts_of(column: pd.Series[Any]) -> list[str]:
     """Equal texts are one object: 400,000 rows with six of their own each would take 150 MiB."""
     codes, values = pd.factorize(column.fillna("").astype(str))
     shared = [str(value) for value in values]

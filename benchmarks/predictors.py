@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 from figures import Figure, report
+from training import cost
 
 from advisor.backtest.tier import replay_tiers, score_group
 from advisor.baselines import OURS
@@ -40,16 +42,22 @@ BATCH, SINGLE = 10_000, 300
 SIMILARITIES = (0.9, 0.8, 0.6)
 
 
-def load_trace(path: Path, folder: Path) -> pd.DataFrame:
-    """The trace's jobs, through the same import and history as an operator's; CPU-only jobs count as one GPU a slot."""
-    store = Store.create(folder)
-    source = FileSource(path, "jobs")
-    for batch in source.read(-FOREVER, FOREVER):
+def read_trace(path: Path) -> pa.Table:
+    """The trace's jobs, through the same import as an operator's; CPU-only jobs count as one GPU a slot."""
+    parts = []
+    for batch in FileSource(path, "jobs").read(-FOREVER, FOREVER):
         rows = batch.rows
         if not any(rows["gpu_count"].to_pylist()):
             at = rows.schema.get_field_index("gpu_count")
             rows = rows.set_column(at, rows.schema.field(at), rows["cpu_count"])
-        store.write("jobs", "trace", rows)
+        parts.append(rows)
+    return pa.concat_tables(parts)
+
+
+def load_trace(path: Path, folder: Path) -> pd.DataFrame:
+    """Its history, as an operator's."""
+    store = Store.create(folder)
+    store.write("jobs", "trace", read_trace(path))
     return load_history(store, "trace", running=True)
 
 
@@ -76,6 +84,7 @@ def durations(config: Config, folder: Path) -> list[Figure]:
         figures += times(name, history, config)
         if name == "mason":
             figures += clustered(history, config)
+            figures += cost(read_trace(path), folder)
     return figures
 
 

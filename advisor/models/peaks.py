@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from advisor.features import texts_of
 from almanac.config import AdviceSection, Tier
 from telemetry.metrics.preallocation import is_reserved_share
 
@@ -20,7 +21,7 @@ FAILED_EARLY = "failed before its end"
 ENDED_WELL = ("COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Run:
     """One ended run of a job.
 
@@ -50,17 +51,17 @@ def runs_of(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] 
     Whether a flat peak is a reservation depends on the family's runs that had ended before.
     """
     capacities = {tier.name: float(tier.capacity_mib) for tier in tiers}
-    verdicts = history["verdict"].fillna("").astype(str) if "verdict" in history else pd.Series("", history.index)
+    verdicts = texts_of(history["verdict"]) if "verdict" in history else [""] * len(history)
     asked = [capacities.get(tier, math.inf) if isinstance(tier, str) else math.inf for tier in history["tier"]]
     numbers = [history[name].astype("float64").tolist() for name in ("hbm_peak_mib", "hbm_capacity_mib", "hbm_max_mib")]
-    texts = [history[name].astype(str).tolist() for name in ("hbm_evidence", "state")]
+    texts = [texts_of(history[name]) for name in ("hbm_evidence", "state")]
     times = [history[name].astype("float64").tolist() for name in ("submit_s", "end_s")]
-    records = [_Record(*row) for row in zip(*numbers, *texts, verdicts.tolist(), *times, strict=True)]
-    users, keys = (history[name].fillna("").astype(str).tolist() for name in ("user", "name_key"))
+    columns = [*numbers, *texts, verdicts, *times]
+    users, keys = (texts_of(history[name]) for name in ("user", "name_key"))
     families: defaultdict[tuple[str, str], _Use] = defaultdict(_Use)
-    runs: list[Run | None] = [None] * len(records)
+    runs: list[Run | None] = [None] * len(history)
     for row in np.lexsort((history["submit_s"].to_numpy(), history["job_id"].to_numpy(), np.array(times[1]))).tolist():
-        record = records[row]
+        record = _Record(*[column[row] for column in columns])
         if not math.isnan(record.end_s):
             capacity_mib = record.capacity_mib if record.capacity_mib > 0 else asked[row]
             runs[row] = families[users[row], keys[row]].read(record, capacity_mib, config)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from advisor.evaluation import evaluate
+from advisor.features import submissions
 from advisor.models import duration, trees
 from advisor.models.duration import DurationModel, fit, learned_rows
 from advisor.replay import Replay, replay_durations
@@ -31,6 +32,13 @@ def test_some_rows_are_known_as_they_are_among_all(site_history: pd.DataFrame, c
     assert np.array_equal(some.features.categories, expected.features.categories)
     for name in ("rolling_s", "duration_s", "submit_s", "end_s", "job_id"):
         assert np.array_equal(getattr(some, name), getattr(expected, name), equal_nan=True), name
+
+
+def test_equal_texts_are_one_object(site_history: pd.DataFrame) -> None:
+    jobs = submissions(site_history)
+    for name in ("user", "account", "partition", "qos", "name_key", "tier"):
+        texts = [getattr(job, name) for job in jobs]
+        assert len({id(text) for text in texts}) == len(set(texts)) < 100, name
 
 
 def test_of_many_jobs_evenly_spaced_ones_are_learned_whatever_the_order_of_rows(

@@ -50,6 +50,17 @@ def test_the_same_jobs_in_the_same_order(store: Store) -> None:
         assert table[name].to_pylist() == known.tolist(), name
 
 
+def test_a_missing_tier_is_none_beside_known_ones(tmp_path: Path) -> None:
+    job = {"submit_s": 1_750_000_000, "start_s": 1_750_000_000, "gpu_count": 4, "user": "ann"}
+    made = Store.create(tmp_path / "s")
+    made.write("jobs", "c", rows(JOBS, [{"job_id": 1, **job, "tier": "hbm40g"}, {"job_id": 2, **job, "end_s": None}]))
+    for user in (None, "ann"):
+        frame = load_history(made, "c", user=user, running=True)
+        assert frame["tier"].tolist() == ["hbm40g", None]
+        assert frame["end_s"].dtype == frame["start_s"].dtype == "float64"
+    assert load_history(made, "c").empty and load_history(made, "c").columns.tolist() == frame.columns.tolist()
+
+
 def test_metrics_and_what_stands_where_they_are_not_known(store: Store) -> None:
     columns = ["hbm_peak_frac", "idle_gpu_count", "idle_gpus", "mean_sm_active_frac", "samples"]
     table = load_history_table(store, "c", columns).to_pydict()
