@@ -166,7 +166,9 @@ def _needs(
     )
     capacity_mib = np.where(families.tier[family] == TIER_80, MIB_80, MIB_40)
     near_mib = capacity_mib * factor * (1 + 0.02 * np.clip(noise, -3, 3))
-    return np.where(kind == NEAR, near_mib, jobs.need_mib * times)
+    need_mib = np.where(kind == NEAR, near_mib, jobs.need_mib * times)
+    # A framework uses no more than it reserves: a job that needs more would die on every tier.
+    return np.where(kind == RESERVED, np.minimum(need_mib, factor * capacity_mib), need_mib)
 
 
 def _mean_by(values: Floats, group: Ints) -> Floats:

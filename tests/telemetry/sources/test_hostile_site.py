@@ -83,6 +83,13 @@ def test_what_is_reserved_is_told_by_the_products_rule(record: tuple[pd.DataFram
     assert taken[(truth["kind"] == "preallocating") & is_long].all()
 
 
+def test_no_framework_uses_more_than_it_reserves(record: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+    history, truth = record
+    is_seen = (truth["kind"] == "reserved") & history["hbm_max_mib"].notna() & ~truth["is_death"]
+    assert is_seen.sum() > 100
+    assert (truth["need_mib"] <= history["hbm_max_mib"] * 1.03)[is_seen].all()
+
+
 def test_gaps_hide_runs_and_peaks(record: tuple[pd.DataFrame, pd.DataFrame]) -> None:
     history, truth = record
     gaps = (truth["kind"] == "gaps") & (history["verdict"] != "short")
