@@ -45,7 +45,7 @@ from advisor.version_folders import (
 from almanac import __version__
 from almanac.errors import SchemaVersionError, StoreError
 
-SCHEMA = 3
+SCHEMA = 4
 KINDS = ("duration", "hbm", "services")
 
 
@@ -178,8 +178,12 @@ def _trained(meta: Mapping[str, Any], texts: Mapping[str, str], hbm_meta: Mappin
 
 
 def _calibration(data: Mapping[str, Any]) -> Calibration:
-    margins = {str(name): Margins(float(bound), float(tier)) for name, (bound, tier) in data["margins"].items()}
+    margins = {str(name): Margins(*map(_number, pair)) for name, pair in data["margins"].items()}
     return Calibration(float(data["risk"]), margins)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _wait(values: Sequence[Any]) -> tuple[int, float, float, float]:

@@ -66,7 +66,7 @@ def _bound_text(advice: Advice, bound: MemoryBound) -> str:
     like = "names like " if bound.scope == SIMILAR else ""
     runs = f"your last {bound.runs} runs of {like}{_family(advice)}"
     jobs = format_count(_jobs_per_exceedance(bound.risk))
-    if not advice.tier.holds_bound:
+    if bound.bound_mib is None or not advice.tier.holds_bound:
         return (
             f"{runs} peaked at {format_gib(bound.highest_mib)} per GPU; "
             f"of {jobs} jobs that are advised a tier on evidence like this, at most about 1 exceeds it."
@@ -239,7 +239,8 @@ def to_json(advice: Advice) -> dict[str, object]:
 
     request   the submission: user, job_name, name_key, gpu_count, node_count, constraints, partition, time_limit_s
     tier      tier (null: none advised), reason, requested_tier, is_change, option (as sbatch takes it), note
-    bound     null, or bound_mib, tier_mib, risk, highest_mib, runs, scope, evidence_class (the risk is that class's)
+    bound     null, or bound_mib (null: none can be stated), tier_mib, risk, highest_mib, runs, scope,
+              evidence_class (the risk is that class's)
     duration  null, or duration_s, gpu_time_s, rolling_s, model_s, case, runs, low_s, high_s
     priority  null, or term, gpu_time_s, share_longer, worth_wait_s, is_cautious, extra
     set_aside runs without evidence, by reason

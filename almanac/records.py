@@ -94,12 +94,13 @@ class Duration:
 class MemoryBound:
     """An upper bound of the HBM peak of one GPU, MiB, exceeded with probability at most `risk`.
 
-    tier_mib: what a tier must hold, MiB, so that the tiers advised are exceeded with probability at most `risk`. The
-    risk is that of all jobs of the evidence class taken together, not of one family. highest_mib: the highest measured
-    peak of the `runs` looked at; scope: "family" or "similar" (names like it).
+    bound_mib: None where runs differ too much, or too little is known of such evidence, to state one; a tier can still
+    be advised. tier_mib: what a tier must hold, MiB, so that the tiers advised are exceeded with probability at most
+    `risk`. The risk is that of all jobs of the evidence class taken together, not of one family. highest_mib: the
+    highest measured peak of the `runs` looked at; scope: "family" or "similar" (names like it).
     """
 
-    bound_mib: float
+    bound_mib: float | None
     tier_mib: float
     risk: float
     highest_mib: float

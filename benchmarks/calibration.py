@@ -150,7 +150,8 @@ def rates_of(group: str, rows: pd.DataFrame) -> dict[str, Rate]:
         scores = score_group(group, rows)
         return {"bound": scores.exceeded_bound, "tier": scores.exceeded_tier}
     advised = rows[rows["move"].ne(SILENT)]
-    over = {"bound": advised["need_mib"] > advised["bound_mib"], "tier": advised["need_mib"] > advised["usable_mib"]}
+    stated = advised[advised["bound_mib"].notna()]
+    over = {"bound": stated["need_mib"] > stated["bound_mib"], "tier": advised["need_mib"] > advised["usable_mib"]}
     users = advised.groupby("batch")["user"].first()
     return {name: rate_of(each.groupby(advised["batch"]).mean(), users) for name, each in over.items()}
 

@@ -123,7 +123,7 @@ def row_of(kind: str, advice: Advice, config: Config) -> Row | None:
         priority.term,
         name_key(advice.request.job_name),
         gpus,
-        round(advice.bound.bound_mib) if advice.bound else None,
+        _stated_mib(advice),
         holding_tier(advice, config),
         ";".join(f"{wait.tier}={format_duration(wait.median_s)}" for wait in advice.waits),
         short_text(advice),
@@ -136,12 +136,19 @@ def _extra(advice: Advice, config: Config) -> int:
     return decide_priority(longest_s, longest_s, 1.0, advice.request.user, (), config.priority).extra
 
 
+def _stated_mib(advice: Advice) -> int | None:
+    stated_mib = advice.bound.bound_mib if advice.bound else None
+    return None if stated_mib is None else round(stated_mib)
+
+
 def holding_tier(advice: Advice, config: Config) -> str | None:
-    """The tier to ask for, also where the request leaves a choice; None without a bound."""
+    """The tier to ask for; None without one, and where the request leaves a choice and no bound is stated."""
     if advice.bound is None or advice.tier.reason == RAN_OUT:
         return None
     if advice.tier.reason != CHOICE:
         return advice.tier.tier
+    if advice.bound.bound_mib is None:
+        return None
     plain = dataclasses.replace(advice.request, constraints="", gres="", gpu_type="", partition="")
     # The text of a request that leaves a choice names the bound, so the tier must hold that.
     bound = dataclasses.replace(advice.bound, tier_mib=max(advice.bound.bound_mib, advice.bound.tier_mib))

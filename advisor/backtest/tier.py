@@ -61,12 +61,17 @@ def replay_tiers(history: pd.DataFrame, config: Config, cases: Iterable[Case] | 
         rows.append(
             (
                 case.row, job.user, job.submit_s, is_first, case.evidence.scope, advice.tier.requested_tier, advised,
-                _move(advice, capacity), advice.bound.bound_mib if advised and advice.bound else math.nan,
+                _move(advice, capacity), _stated_mib(advice) if advised else math.nan,
                 usable.get(advised or "", math.nan), case.run.need_mib if case.run else math.nan,
                 bool(case.run and case.run.is_known), gpu_hours[case.row],
             )
         )  # fmt: skip
     return pd.DataFrame(rows, columns=list(OUTCOMES))
+
+
+def _stated_mib(advice: MemoryAdvice) -> float:
+    bound_mib = advice.bound.bound_mib if advice.bound else None
+    return math.nan if bound_mib is None else bound_mib
 
 
 def _move(advice: MemoryAdvice, capacity: Mapping[str, int]) -> str:

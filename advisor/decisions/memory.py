@@ -37,7 +37,9 @@ def decide_memory(
         tier = dataclasses.replace(tier, reason=reason, note=_why_none(bounded.why_not, evidence, config))
     bound = bounded.bound if request.gpu_count > 0 else None
     if bound is not None:
-        tier = dataclasses.replace(tier, holds_bound=_usable_mib(tier, config) >= bound.bound_mib)
+        tier = dataclasses.replace(
+            tier, holds_bound=bound.bound_mib is not None and _usable_mib(tier, config) >= bound.bound_mib
+        )
     return MemoryAdvice(tier, bound, _summary(evidence, _changes_above_mib(tier, bound, config), config))
 
 

@@ -3,15 +3,16 @@
 Each past run is scored with the evidence that it had when it was submitted: (log need - centre) / scale. The margin of
 a class of evidence is the split-conformal quantile of its scores (Vovk, Gammerman and Shafer 2005; Lei et al. 2018,
 Distribution-free predictive inference, section 2): the guarantee is for the class, never for one family. The
-scores of one family resemble each other, so that a part of the standard error of the share above, over families as
-clusters, is kept free.
+scores of one family resemble each other, so that a bound keeps the standard error of the share above, over families
+as clusters, free.
 
 Jobs that are submitted together share their fate, and no outcome of theirs is known in time. So evidence is calibrated
 apart by how many submissions of the family are open.
 
 The tier that is advised has a margin of its own. What counts there is whether that tier was exceeded (conformal risk
 control, Angelopoulos et al. 2022), so needs are rounded down to the largest tier that is too small for them: a bound
-above a tier's edge by little costs that tier much, and the job nothing.
+above a tier's edge by little costs that tier much, and the job nothing. Where runs differ so much that no bound can be
+stated, every one of them may still fit a tier: so a tier needs no bound.
 
 The world drifts, and the bounds that are spoken are no random sample of all. So the risk that the quantile is taken
 at follows the errors of the bounds that were given (adaptive conformal inference, Gibbs and Candes 2021,
@@ -22,6 +23,7 @@ open submissions. The errors of one user between two trainings count as one: nob
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +46,8 @@ SPREAD_EDGES = (0.06, 0.12, 0.3)
 TREND_EDGES = (1.5, 4.0)
 """Evidence is calibrated apart by its number of runs, how much they differ, and how surely they grow (a t value)."""
 ANY = "names"
-STANDARD_ERRORS = 0.5
+BOUND_ERRORS = 1.0
+"""Standard errors that a bound keeps free. A tier needs none: few needs come near one's edge."""
 STEP = 0.1
 """Of adaptive conformal inference, as a share of the risk."""
 MOST_RISK = 1.5
@@ -107,34 +110,37 @@ def _pools_fed_by(kind: Class) -> Iterator[str]:
 
 
 class Margins(NamedTuple):
-    """In units of scale, at least 0: how far above the centre the bound lies, and what the tier advised must hold."""
+    """In units of scale, at least 0: how far above the centre the bound lies, and what the tier advised must hold.
 
-    bound: float
-    tier: float
+    None where there are too few scores for it.
+    """
+
+    bound: float | None
+    tier: float | None
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Margins per pool, at the accepted risk they were taken for; a pool with too few scores is not there."""
+    """Margins per pool, at the accepted risk they were taken for; a pool with too few scores for both is not there."""
 
     risk: float
     margins: Mapping[str, Margins] = field(default_factory=dict)
 
     def of(self, evidence: Evidence) -> Margins | None:
-        """None where no pool of this evidence has enough scores."""
-        for pool in pools_of(class_of(evidence)):
-            if pool in self.margins:
-                return self.margins[pool]
-        return None
+        """Each margin from the first pool that has enough scores for it; None where none has for the tier."""
+        found = [self.margins[pool] for pool in pools_of(class_of(evidence)) if pool in self.margins]
+        bound = next((each.bound for each in found if each.bound is not None), None)
+        tier = next((each.tier for each in found if each.tier is not None), None)
+        return None if tier is None else Margins(bound, tier)
 
 
 @dataclass
 class _Pool:
     """Scores of needs and of tiers, and the families they came from, oldest first."""
 
-    needs: list[float] = field(default_factory=list)
-    edges: list[float] = field(default_factory=list)
-    families: list[int] = field(default_factory=list)
+    needs: array[float] = field(default_factory=lambda: array("d"))
+    edges: array[float] = field(default_factory=lambda: array("d"))
+    families: array[int] = field(default_factory=lambda: array("q"))
 
     def add(self, need: float, edge: float, family: int) -> None:
         self.needs.append(need)
@@ -144,13 +150,15 @@ class _Pool:
             del self.needs[:MAX_SCORES], self.edges[:MAX_SCORES], self.families[:MAX_SCORES]
 
     def margins(self, bound_risk: float, tier_risk: float) -> Margins | None:
-        families = np.array(self.families)
-        bound = conformal_margin(np.array(self.needs), families, bound_risk)
-        tier = conformal_margin(np.array(self.edges), families, tier_risk)
-        return None if bound is None or tier is None else Margins(max(bound, 0.0), max(tier, 0.0))
+        families = np.frombuffer(self.families, dtype=np.int64)
+        bound = conformal_margin(np.frombuffer(self.needs), families, bound_risk, BOUND_ERRORS)
+        tier = conformal_margin(np.frombuffer(self.edges), families, tier_risk)
+        if bound is None and tier is None:
+            return None
+        return Margins(None if bound is None else max(bound, 0.0), None if tier is None else max(tier, 0.0))
 
 
-def conformal_margin(scores: Floats, families: Ints, risk: float, errors: float = STANDARD_ERRORS) -> float | None:
+def conformal_margin(scores: Floats, families: Ints, risk: float, errors: float = 0.0) -> float | None:
     """The smallest score that a next one exceeds with probability at most `risk`; None with too few scores.
 
     Split-conformal: with k of n scores above it, (k + 1) / (n + 1) <= risk. `errors` standard errors of the share
@@ -160,10 +168,12 @@ def conformal_margin(scores: Floats, families: Ints, risk: float, errors: float 
     most = min(int(risk * (number + 1) + 1e-9), number)
     if most < 1:
         return None
+    if not errors:
+        return float(np.partition(scores, number - most)[number - most])
     top = np.argpartition(scores, number - most)[number - most :]
     top = top[np.argsort(-scores[top], kind="stable")]
-    sizes = Counter(families.tolist())
-    squares = math.fsum(size * size for size in sizes.values())
+    sizes = np.bincount(families)
+    squares = float(sizes @ sizes)
     above: Counter[int] = Counter()
     above_squares = above_sizes = 0.0
     best = None
@@ -175,7 +185,7 @@ def conformal_margin(scores: Floats, families: Ints, risk: float, errors: float 
         family = int(families[place])
         above_squares += 2 * above[family] + 1
         above[family] += 1
-        above_sizes += sizes[family]
+        above_sizes += float(sizes[family])
     return best
 
 
@@ -242,7 +252,8 @@ class Calibrator:
             self._pools.setdefault(name, _Pool()).add(need, edge, family)
         if bound is None:
             return
-        self._bounds.observe(kind, job.user, run.need_mib > bound.bound_mib)
+        if bound.bound_mib is not None:
+            self._bounds.observe(kind, job.user, run.need_mib > bound.bound_mib)
         if not self._usable_mib or bound.tier_mib <= self._usable_mib[-1]:
             self._tiers.observe(kind, job.user, bound.tier_mib <= edge_mib)
 

@@ -22,7 +22,7 @@ from almanac.config import AdviceSection, Tier
 from almanac.records import MemoryBound
 
 MAX_FACTOR = 4.0
-"""Where the bound would be further above the highest need than this, the runs differ too much to say anything."""
+"""A bound further above the highest need than this is not stated; where a tier must hold more, none is advised."""
 TOO_FEW, RAN_OUT, PAUSED = "too few runs", "ran out", "paused"
 NOT_CALIBRATED, TOO_WIDE = "not calibrated", "too wide"
 RETRAIN_S = 86_400
@@ -46,14 +46,15 @@ def bound_of(evidence: Evidence, calibration: Calibration | None, config: Advice
     if not evidence.supports_bound(config.min_runs):
         return Bounded(None, TOO_FEW)
     margins = calibration.of(evidence) if calibration and calibration.risk == config.risk else None
-    if margins is None:
+    if margins is None or margins.tier is None:
         return Bounded(None, NOT_CALIBRATED)
     centre, scale = evidence.centre_and_scale(config.min_relative_spread)
-    if margins.bound * scale > math.log(MAX_FACTOR):
+    if margins.tier * scale > math.log(MAX_FACTOR):
         return Bounded(None, TOO_WIDE)
+    above = math.inf if margins.bound is None else margins.bound * scale
     return Bounded(
         MemoryBound(
-            bound_mib=math.exp(centre + margins.bound * scale),
+            bound_mib=math.exp(centre + above) if above <= math.log(MAX_FACTOR) else None,
             tier_mib=math.exp(centre + margins.tier * scale),
             risk=config.risk,
             highest_mib=evidence.highest_mib,

@@ -131,9 +131,13 @@ def test_hostile_text_is_inert(name: str, constraint: str) -> None:
 
 def test_a_model_is_kept_and_read_back(site_history: pd.DataFrame, config: Config, tmp_path: Path) -> None:
     assert load(tmp_path) is None
-    trained = train(site_history, config, NOW_S)
+    calibration = Calibration(
+        config.advice.risk, {"family/0/0/0/5": Margins(None, 0.5), "family/0/0/0/4": Margins(1.0, None)}
+    )
+    trained = dataclasses.replace(train(site_history, config, NOW_S), calibration=calibration)
     save(trained, tmp_path)
     back = load(tmp_path)
+    assert back is not None and back.calibration == calibration
     request = Request(user="u1", job_name="fama-run9", gpu_count=1, constraints="gpu&hbm80g")
     assert advise(request, site_history, back, config, NOW_S) == advise(request, site_history, trained, config, NOW_S)
 

@@ -76,11 +76,24 @@ def test_runs_that_differ_wildly_support_no_bound() -> None:
     assert bound_of(evidence, calibrated(evidence, 1.0), CONFIG).why_not == "too wide"
 
 
+def test_runs_that_differ_too_much_for_a_bound_can_still_have_a_tier(config: Config) -> None:
+    evidence = evidence_of([500.0, 9000.0, 900.0, 7000.0, 700.0, 600.0])
+    calibration = Calibration(config.advice.risk, {pools_of(class_of(evidence))[0]: Margins(3.0, 0.5)})
+    request = Request(user="a", job_name="x", gpu_count=1, constraints="hbm80g")
+    said = decide_memory(request, evidence, calibration, config)
+    assert said.bound is not None
+    assert said.bound.bound_mib is None
+    assert (said.tier.tier, said.tier.reason, said.tier.holds_bound) == ("hbm40g", "smaller", False)
+    text = short_text(Advice(request, said.tier, said.bound, None, None))
+    assert text.endswith("of 100 jobs that are advised a tier on evidence like this, at most about 1 exceeds it.")
+
+
 @given(st.lists(st.floats(10, 80000), min_size=5, max_size=60), st.floats(0, 9))
 def test_a_bound_is_never_below_a_need_that_was_seen(peaks: list[float], margin: float) -> None:
     evidence = evidence_of(peaks)
     found = bound_of(evidence, calibrated(evidence, margin), CONFIG).bound
-    assert found is None or found.bound_mib >= max(peaks) * (1 - 1e-12)
+    assert found is None or found.bound_mib is None or found.bound_mib >= max(peaks) * (1 - 1e-12)
+    assert found is None or found.tier_mib >= max(peaks) * (1 - 1e-12)
 
 
 def margin_of(scores: list[float], risk: float, errors: float = 0.0, families: list[int] | None = None) -> float | None:
@@ -119,6 +132,17 @@ def test_wider_pools_hold_no_better_evidence() -> None:
     calibration = Calibration(CONFIG.risk, {same_scope: Margins(1.0, 1.0)})
     assert calibration.of(evidence) == (1.0, 1.0)
     assert calibration.of(few) is None
+
+
+def test_each_margin_comes_from_the_first_pool_that_has_it() -> None:
+    evidence = evidence_of([20000.0] * 30)
+    own, _, wider, widest = pools_of(class_of(evidence))
+    margins = {own: Margins(None, 1.0), wider: Margins(2.0, 3.0), widest: Margins(4.0, 5.0)}
+    assert Calibration(CONFIG.risk, margins).of(evidence) == (2.0, 1.0)
+    assert Calibration(CONFIG.risk, {own: Margins(None, 1.0)}).of(evidence) == (None, 1.0)
+    only_bound = Calibration(CONFIG.risk, {own: Margins(2.0, None)})
+    assert only_bound.of(evidence) is None
+    assert bound_of(evidence, only_bound, CONFIG).why_not == "not calibrated"
 
 
 def outcome(evidence: Evidence, need_mib: float, number: int, is_array: bool = False) -> Case:
@@ -218,6 +242,28 @@ def test_the_errors_of_one_user_between_two_trainings_count_as_one() -> None:
         calibrator.calibration()
         risks.append(calibrator._bounds.of("family/0/0/0/0"))
     assert risks == [pytest.approx(0.1), pytest.approx(0.091), pytest.approx(0.091)]
+
+
+def test_a_tier_is_advised_while_errors_above_the_bound_silence_it(config: Config) -> None:
+    """What exceeds the bound but fits every tier costs no job anything, and a tier no trust."""
+    evidence = evidence_of([20000.0] * 30)
+    calibrator = Calibrator(AdviceSection(risk=0.1), config.tiers)
+    for number in range(100):
+        calibrator.absorb(outcome(evidence, 21000.0, number), None)
+    for number in range(200):
+        calibrator.absorb(outcome(evidence, 25000.0, number), bound(22000.0))
+        calibrator.calibration()
+    assert calibrator.calibration().of(evidence) == (None, 0.0)
+
+
+def test_a_bound_that_was_not_stated_is_no_error_of_one(config: Config) -> None:
+    evidence = evidence_of([20000.0] * 30)
+    calibrator = Calibrator(AdviceSection(risk=0.1), config.tiers)
+    for number in range(200):
+        calibrator.absorb(outcome(evidence, 60000.0, number), dataclasses.replace(bound(22000.0), bound_mib=None))
+    calibrator.calibration()
+    assert calibrator._bounds.of("family/0/0/0/0") == pytest.approx(0.1)
+    assert calibrator._tiers.of("family/0/0/0/0") == 0.0
 
 
 def test_an_array_counts_once() -> None:

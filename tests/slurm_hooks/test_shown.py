@@ -18,6 +18,7 @@ import pytest
 
 from advisor.artefacts import save
 from advisor.explain import explain
+from advisor.models.calibration import Margins
 from advisor.service import advise
 from almanac.records import Request
 from slurm_hooks.advice_file import parse
@@ -77,6 +78,27 @@ def test_the_first_line_is_that_of_advise_and_so_are_tier_bound_time_and_term(
     if constraint == "gpu&hbm80g":  # as the family's newest job
         assert told["duration"]["duration_s"] == round(advice.duration.duration_s)
         assert told["priority"]["term"] == advice.priority.term
+
+
+@pytest.mark.parametrize("constraint", ["gpu&hbm80g", "gpu&hbm40g", "gpu", "hbm40g|hbm80g", "[hbm80g]"])
+def test_a_tier_without_a_bound_is_shown_as_advise_shows_it(site: Site, jobs_of: Jobs, constraint: str) -> None:
+    jobs_of(site.store, steady("nobody", 50_000, 20_000, NOW_S))
+    site.uids = {**site.uids, **UIDS}
+    margins = {name: Margins(None, each.tier) for name, each in site.trained.calibration.margins.items()}
+    calibration = dataclasses.replace(site.trained.calibration, margins=margins)
+    site.trained = dataclasses.replace(site.trained, calibration=calibration)
+    site.publish()
+    request = dataclasses.replace(ASKED, constraints=constraint)
+    history = load_history(site.store, CLUSTER, user="nobody", running=True)
+    advice = advise(request, history, site.trained, site.config, NOW_S)
+    shown = shown_to(site, request)
+    assert advice.bound is not None and advice.bound.bound_mib is None
+    assert not shown.is_silent
+    assert explain_shown(shown).splitlines()[0] == explain(advice).splitlines()[0]
+    assert dataclasses.replace(shown.tier, requested_tier=None) == dataclasses.replace(
+        advice.tier, requested_tier=None, holds_bound=True
+    )
+    assert to_json(shown)["bound"] is None
 
 
 def test_a_name_that_was_never_run_gets_a_time_and_a_term_but_no_tier(published: Site) -> None:
