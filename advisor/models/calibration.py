@@ -96,7 +96,7 @@ def pools_of(kind: Class) -> tuple[str, ...]:
         f"{scope}/{waiting}/{trend}/{spread}/{runs}",
         f"{scope}/{waiting}/{trend}/*/{runs}",
         f"{scope}/{waiting}/{trend}/*/..{runs}",
-        f"{ANY}/{waiting}/{trend}/*/..{runs}",
+        f"{ANY}/{waiting}/{trend}+/*/..{runs}",
     )
 
 
@@ -106,7 +106,8 @@ def _pools_fed_by(kind: Class) -> Iterator[str]:
     yield f"{scope}/{waiting}/{trend}/*/{runs}"
     for most in range(runs, len(RUN_EDGES) + 1):
         yield f"{scope}/{waiting}/{trend}/*/..{most}"
-        yield f"{ANY}/{waiting}/{trend}/*/..{most}"
+        for least in range(trend + 1):
+            yield f"{ANY}/{waiting}/{least}+/*/..{most}"
 
 
 class Margins(NamedTuple):

@@ -127,7 +127,7 @@ def test_at_most_the_accepted_share_of_scores_lies_above_the_margin(scores: list
 def test_wider_pools_hold_no_better_evidence() -> None:
     evidence = evidence_of([20000.0] * 30)
     *_, same_scope, any_name = pools_of(class_of(evidence))
-    assert (same_scope, any_name) == ("family/0/0/*/..3", "names/0/0/*/..3")
+    assert (same_scope, any_name) == ("family/0/0/*/..3", "names/0/0+/*/..3")
     few = evidence_of([20000.0] * 6)
     calibration = Calibration(CONFIG.risk, {same_scope: Margins(1.0, 1.0)})
     assert calibration.of(evidence) == (1.0, 1.0)
@@ -254,6 +254,17 @@ def test_a_tier_is_advised_while_errors_above_the_bound_silence_it(config: Confi
         calibrator.absorb(outcome(evidence, 25000.0, number), bound(22000.0))
         calibrator.calibration()
     assert calibrator.calibration().of(evidence) == (None, 0.0)
+
+
+def test_steady_evidence_is_supported_by_that_of_growing_families_and_not_the_reverse() -> None:
+    steady = evidence_of([20000.0] * 30)
+    growing = evidence_of([20000.0 + 100 * run for run in range(30)])
+    assert (class_of(steady)[2], class_of(growing)[2]) == (0, 2)
+    for scored, asked, has_margin in ((growing, steady, True), (steady, growing, False)):
+        calibrator = Calibrator(AdviceSection(risk=0.1))
+        for number in range(100):
+            calibrator.absorb(outcome(scored, 20000.0, number), None)
+        assert (calibrator.calibration().of(asked) is not None) == has_margin
 
 
 def test_a_bound_that_was_not_stated_is_no_error_of_one(config: Config) -> None:
