@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -56,7 +56,7 @@ def runs_of(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] 
     numbers = [history[name].astype("float64").tolist() for name in ("hbm_peak_mib", "hbm_capacity_mib", "hbm_max_mib")]
     texts = [texts_of(history[name]) for name in ("hbm_evidence", "state")]
     times = [history[name].astype("float64").tolist() for name in ("submit_s", "end_s")]
-    columns = [*numbers, *texts, verdicts, *times]
+    columns: list[list[Any]] = [*numbers, *texts, verdicts, *times]
     users, keys = (texts_of(history[name]) for name in ("user", "name_key"))
     families: defaultdict[tuple[str, str], _Use] = defaultdict(_Use)
     runs: list[Run | None] = [None] * len(history)
