@@ -17,6 +17,7 @@ from reports.job_report import templates
 from reports.site_headline import PART_FINDINGS, PartValue
 from reports.site_plots import Picture, render_site_plots
 from reports.site_power import power_table
+from reports.site_power_plot import render_power_plots
 from reports.site_report import SiteReport
 from reports.site_tables import headline_parts, price, published_parts, site_tables
 from reports.site_words import PageTable, compared_cells, energy, hours, money, percent, tenths
@@ -59,6 +60,7 @@ def render_site_page(report: SiteReport) -> str:
         ],
         largest=_largest(report),
         power=power_table(report.power, report.config),
+        power_pictures=[_source(each) for each in render_power_plots(report.power, report.until_s)],
         headline=_compared(report.headline),
         figures=_figures(report),
         sample=_sample(report),
@@ -207,12 +209,17 @@ def _figure(report: SiteReport, number: str, about: dict[str, str], pictures: Se
     why = next((result.why_empty for result in tables if result.why_empty), "") or "no job has what it needs"
     return PageFigure(
         number=number,
-        pictures=[(f"data:image/png;base64,{base64.b64encode(each.png).decode()}", each.alt) for each in pictures],
+        pictures=[_source(each) for each in pictures],
         values=_compared(compared),
         note=_jobs_of(tables[0]) + (_energy_note(report) if number == "5" else ""),
         why_empty="" if pictures else printable(why, 200),
         **about,
     )
+
+
+def _source(picture: Picture) -> tuple[str, str]:
+    """Its content as an address, and what it shows."""
+    return f"data:image/png;base64,{base64.b64encode(picture.png).decode()}", picture.alt
 
 
 def _jobs_of(result: Result) -> str:

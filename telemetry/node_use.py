@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class NodeUse:
 
     Hours are node-hours. wake_times_s: when fewer nodes were asleep than at the count before; two wake-ups between two
     counts are one. short_min: minutes with nodes asleep while pending jobs wanted more nodes than were idle.
-    newest: the last count; None without any.
+    newest: the last count; None without any. counts: those of the span.
     """
 
     span_s: int
@@ -42,6 +42,7 @@ class NodeUse:
     wake_times_s: tuple[int, ...]
     short_min: float
     newest: NodeCount | None = None
+    counts: NodeCounts | None = field(default=None, repr=False, compare=False)
 
     @property
     def coverage(self) -> float:
@@ -76,6 +77,7 @@ def node_use(counts: NodeCounts, span_s: tuple[int, int]) -> NodeUse:
         wake_times_s=tuple(time_s[1:][is_followed & (woken > 0)].tolist()),
         short_min=float(stood_s[is_short].sum() / 60),
         newest=NodeCount(*(int(values[-1]) for values in columns)) if len(time_s) else None,
+        counts=NodeCounts(time_s, total, active, wanted, asleep, counts.queued_node_min[is_inside]),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from browser import CHROMIUM, look
@@ -22,6 +23,7 @@ from cli.app import App
 from cli.site_report import command
 from reports.site_page import render_site_page
 from reports.site_power import NodeSetPower, load_power, power_rows, power_table
+from reports.site_power_plot import _steps, render_power_plots
 from reports.site_report import build_site_report
 from reports.site_tables import write_csv
 from reports.site_words import PageTable
@@ -113,7 +115,8 @@ def test_a_store_of_400_days_is_added_up_quickly(tmp_path: Path) -> None:
             rows["node_set"].append(name)
             rows["time_s"].append(NOW_S - 400 * DAY_S + number * 600)
     size = len(rows["time_s"])
-    numbers = {"total": [10] * size, "active": [2] * size, "wanted": [0] * size, "asleep": [5] * size}
+    numbers = {"total": [10] * size, "active": [2] * size, "wanted": [0] * size, "asleep": [5] * size,
+               "queued_node_min": [None] * size}  # fmt: skip
     store.write("node_counts", "c", pa.Table.from_pydict({**rows, **numbers}, schema=NODE_COUNTS))
     started = time.process_time()
     found = load_power(store, "c", CONFIG, (NOW_S - 400 * DAY_S, NOW_S))
@@ -155,6 +158,27 @@ def test_the_page_has_the_table_or_says_why_not(pages: dict[str, str]) -> None:
     assert re.findall(r"<td[^>]*>(.*?)</td>", card)[:2] == ["a100", "50%"]
     assert "25.3 kWh" in card
     assert "No node set is configured, and none was counted in this span." in pages["nothing"]
+
+
+def test_the_card_has_a_picture_of_the_last_days_with_its_words(pages: dict[str, str], store: Store) -> None:
+    cards = {
+        name: page.partition("<h2>Node power</h2>")[2].partition('<div class="card">')[0]
+        for name, page in pages.items()
+    }
+    [alt] = re.findall(r'<img class="picture" src="data:image/png;base64,[^"]+" alt="([^"]*)">', cards["savings"])
+    assert alt == "Nodes of a100 over the last 7 days. At the end 2 are in use, 7 are powered, and 3 are asleep."
+    assert "<img" not in cards["nothing"]
+    found = load_power(store, "c", CONFIG, (NOW_S - 40 * DAY_S, NOW_S))
+    assert len(render_power_plots(found, NOW_S)) == 1, "of h100 there are no counts"
+    assert render_power_plots(found, NOW_S) == render_power_plots(found, NOW_S)
+    assert render_power_plots(found, NOW_S + 30 * DAY_S) == [], "the last days have none"
+
+
+def test_where_nothing_was_counted_the_line_has_a_gap() -> None:
+    times, level = _steps(np.array([0, 600, 3000, 3600]), np.array([4, 5, 6, 7]), 0, 4000)
+    seconds = times.astype("datetime64[s]").astype(int).reshape(-1, 3)
+    assert seconds[:, :2].tolist() == [[0, 600], [600, 1800], [3000, 3600], [3600, 4000]]
+    assert np.isnan(level.reshape(-1, 3)[:, 2]).tolist() == [False, True, False, True]
 
 
 def test_the_terminal_and_the_csv_file_say_the_same(reported: Any, tmp_path: Path) -> None:
