@@ -53,7 +53,7 @@ def tiled(trace: pa.Table, number: int) -> pa.Table:
         for name in ("submit_s", "eligible_s", "start_s", "end_s"):
             part = _with(part, name, pc.add(part[name], tile * EVERY_S))
         part = _with(part, "job_id", pc.add(part["job_id"], tile * 10_000_000))
-        parts.append(_with(part, "user", pc.binary_join_element_wise(part["user"], f"-{tile}", "")))
+        parts.append(_with(part, "user", pa.chunked_array([[f"{user}-{tile}" for user in part["user"].to_pylist()]])))
     return pa.concat_tables(parts).slice(0, number)
 
 
