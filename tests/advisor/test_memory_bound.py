@@ -169,7 +169,7 @@ def test_the_tiers_margin_counts_only_needs_above_a_tier(config: Config) -> None
         calibrator.absorb(outcome(evidence, 20000.0 if number % 4 else 30000.0, number), None)
     margins = calibrator.calibration().of(evidence)
     assert margins is not None
-    assert margins.bound > 10
+    assert margins.bound is not None and margins.bound > 10
     assert margins.tier == 0.0
 
 
@@ -181,6 +181,7 @@ def test_a_tier_that_is_too_small_more_often_than_accepted_is_not_chosen(config:
     section = AdviceSection(risk=0.1)
     found = bound_of(evidence, calibrator.calibration(), section).bound
     assert found is not None
+    assert found.bound_mib is not None
     assert 40960 - section.headroom_mib < found.tier_mib < found.bound_mib
     assert decide_tier(Request(user="a", gpu_count=1), found, config.tiers, section.headroom_mib).tier == "hbm80g"
 
@@ -191,7 +192,7 @@ def test_a_tier_smaller_than_the_bound_is_said_to_be_exceeded_at_the_risk(config
     request = Request(user="a", job_name="x", gpu_count=1, constraints="hbm80g")
     said = decide_memory(request, evidence, Calibration(config.advice.risk, margins), config)
     assert said.bound is not None
-    assert said.bound.bound_mib > 40960
+    assert said.bound.bound_mib is not None and said.bound.bound_mib > 40960
     assert (said.tier.tier, said.tier.holds_bound) == ("hbm40g", False)
     text = short_text(Advice(request, said.tier, said.bound, None, None))
     assert text.endswith("of 100 jobs that are advised a tier on evidence like this, at most about 1 exceeds it.")

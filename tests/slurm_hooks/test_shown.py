@@ -74,7 +74,7 @@ def test_the_first_line_is_that_of_advise_and_so_are_tier_bound_time_and_term(
     assert explain_shown(shown).splitlines()[0] == explain(advice).splitlines()[0]
     assert dataclasses.replace(shown.tier, requested_tier=None) == dataclasses.replace(advice.tier, requested_tier=None)
     told = to_json(shown)
-    assert told["bound"]["bound_mib"] == round(advice.bound.bound_mib)
+    assert told["bound"]["bound_mib"] == round(advice.bound.bound_mib or 0)
     if constraint == "gpu&hbm80g":  # as the family's newest job
         assert told["duration"]["duration_s"] == round(advice.duration.duration_s)
         assert told["priority"]["term"] == advice.priority.term
