@@ -51,7 +51,7 @@ def apply(app: App, as_json: bool) -> int:
     AdminLevel=Administrator.
 
     \b
-    Exit code 4: another run is under way, or the store cannot be written.
+    Exit code 4: another run is under way, or the store cannot be read or written.
     Exit code 5: Slurm did not answer, or refused orders; the next run tries again.
     """
     from cli.power_output import show_plan
@@ -64,15 +64,17 @@ def apply(app: App, as_json: bool) -> int:
     planner = _planner(app)
     with planner.folder.lock():
         run = PowerRun(planner)
-        run.note_demand()
+        faults = run.note_demand()
+        for fault in faults:
+            click.echo(printable(f"almanac: {fault}", 500), err=True)
         made = planner.plan()
         if mode == "observe":
             run.observe(made)
             show_plan(made, None, mode, as_json)
-            return 0
+            return 4 if faults else 0
         outcomes = run.apply(made)
     show_plan(made, outcomes, mode, as_json)
-    return 5 if any(each.said for each in outcomes) else 0
+    return 5 if any(each.said for each in outcomes) else 4 if faults else 0
 
 
 @command.command("status")

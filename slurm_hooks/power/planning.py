@@ -55,7 +55,7 @@ class DemandSource(Protocol):
         ...
 
     def decide(self, node_set: NodeSet, names: Sequence[str], powered: int, spent: Spent, now_s: int) -> PowerDecision:
-        """How many nodes to keep. No target, and why, where there is no model or no fresh demand."""
+        """How many nodes to keep. No target, and why, where there is no model or no fresh demand. Raises StoreError."""
         ...
 
 
@@ -218,7 +218,7 @@ class Planner:
         if not hold:
             past = memory.set_of(node_set.name)
             spent = Spent(memory.since_s or now_s, past.wakes_s, past.short_s)
-            decision = self.source.decide(node_set, names, ready + apart, spent, now_s)
+            decision = self._decision(node_set, names, ready + apart, spent, now_s)
         chosen = select(power, decision.target, demand.active, rules, now_s)
         chosen = replace(chosen, wake=_with_due(chosen.wake, power, around))
         failures = Failures() if is_memory_lost else failures_of(names, nodes, memory, rules.wake_retries)
@@ -238,6 +238,15 @@ class Planner:
                 (quantile, nodes) for (minutes, quantile), nodes in decision.forecast.items() if minutes == HORIZON_MIN
             ),
         )
+
+    def _decision(
+        self, node_set: NodeSet, names: Sequence[str], powered: int, spent: Spent, now_s: int
+    ) -> PowerDecision:
+        """The source's decision. A store that cannot be read holds."""
+        try:
+            return self.source.decide(node_set, names, powered, spent, now_s)
+        except StoreError as error:
+            return PowerDecision(None, f"{error}; {error.hint}")
 
     def _rules(self, node_set: NodeSet) -> Rules:
         power = self.config.power

@@ -11,6 +11,7 @@ from typing import Any
 
 from advisor.decisions.power_nodes import NodeFlag, may_power_down
 from almanac import __version__
+from almanac.errors import StoreError
 from almanac.records import Counts
 from slurm_hooks.power.actuators import ByName, quarantine, resume, wake
 from slurm_hooks.power.nodes import power_nodes
@@ -46,13 +47,23 @@ class PowerRun:
     def _backend(self) -> SlurmBackend:
         return self.planner.backend
 
-    def note_demand(self) -> None:
-        """Record the demand of this minute, by which the plan then goes. Raises CommandError, StoreError."""
-        planner, nodes = self.planner, self._backend.nodes()
+    def note_demand(self) -> list[str]:
+        """Record the demand of this minute, which the plan then uses. Returns what the store refused: the run goes on,
+        and holds without fresh demand. Raises CommandError.
+        """
+        planner, nodes, faults = self.planner, self._backend.nodes(), list[str]()
         pending, now_s = self._backend.pending(Counts()), int(planner.clock())
-        run_s = planner.source.run_times_s(pending, now_s)
+        run_s: Mapping[int, float] | None = None
+        try:
+            run_s = planner.source.run_times_s(pending, now_s)
+        except StoreError as error:
+            faults.append(f"run times of pending jobs are not known: {error}; {error.hint}")
         for each in planner.config.node_sets:
-            planner.source.note(each, live_demand(members(each, nodes), nodes, pending, run_s), now_s)
+            try:
+                planner.source.note(each, live_demand(members(each, nodes), nodes, pending, run_s), now_s)
+            except StoreError as error:
+                faults.append(f"the demand of {each.name} is not recorded: {error}; {error.hint}")
+        return faults
 
     def observe(self, plan: Plan) -> None:
         """Write down what would be done; Slurm is told nothing. Raises StoreError."""

@@ -185,6 +185,30 @@ def test_without_slurmdbd_or_with_a_state_nobody_can_read_nothing_powers_down(si
     assert len(site.run(target=2).plan.chosen.power_down) == 6
 
 
+def test_a_store_that_cannot_be_read_holds_and_wakes_what_is_in_use_and_warm(site: Site) -> None:
+    site.run(target=2)
+    site.slurm.pass_time(TEN_MIN)
+    for name in sorted(set(site.slurm.names) - site.slurm.asleep()):
+        site.slurm.put(name, "ALLOCATED")
+    broken = StoreError("jobs: part-0.parquet is damaged", "run almanac doctor")
+
+    class Broken(Wanted):
+        def fail(self, *_: Any) -> Any:
+            raise broken
+
+        run_times_s = note = decide = fail
+
+    site.source = Broken()
+    run_times, demand = PowerRun(site.planner).note_demand()
+    assert "run times of pending jobs" in run_times
+    assert "the demand of gpu is not recorded: jobs: part-0.parquet is damaged" in demand
+    outcome = site.run(target=1)
+    assert outcome.plan.is_hold
+    assert outcome.plan.reason == "jobs: part-0.parquet is damaged; run almanac doctor"
+    assert len(outcome.plan.chosen.wake) == 1, "the warm minimum"
+    assert not outcome.plan.chosen.power_down
+
+
 def test_the_forecast_of_the_horizon_is_remembered_and_forgotten_with_a_hold(site: Site) -> None:
     site.source.forecast = {(180, 0.3): 2.5, (360, 0.5): 3.5, (360, 0.98): 7.25}
     site.run(target=4)
