@@ -252,7 +252,7 @@ def said_of(lived: Lived, component: Component) -> Iterator[tuple[str, str, obje
             yield path, "gpu_count", found and found[1], gpus
     for path, request in component.requests().items():
         for job in jobs:
-            one, other = (vars(each) for each in (submission_of(request, TIERS), job))
+            one, other = (dataclasses.asdict(each) for each in (submission_of(request, TIERS), job))
             yield from ((path, name, repr(one[name]), repr(other[name])) for name in one if name != "submit_s")
     for kind, tiers in TIER_KINDS.items():
         for path, request in component.requests(kind).items():
