@@ -22,7 +22,7 @@ KNOWN_RUNS = 5
 MIN_RESIDUALS = 30
 """With fewer residuals a class has the interval of all jobs together."""
 HALF_LIFE_S, LEAST_WEIGHT = 36 * 3600, 0.05
-"""Chosen on the first 60% of the Helios and Mason traces, and checked on the rest (docs/predictors.md)."""
+"""Compared on both parts of the Helios and Mason traces; no unseen trace confirms it (docs/predictors.md)."""
 
 
 def evidence_classes(features: Features) -> npt.NDArray[np.str_]:
