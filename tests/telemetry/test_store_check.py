@@ -77,8 +77,8 @@ def flipped(content: bytes, seed: int, number: int) -> Iterator[bytes]:
 def test_a_flipped_bit_that_changes_what_is_read_is_seen(store: Store) -> None:
     """Two thirds of these flips and more were read as other numbers, with nothing said by anybody."""
     rng = np.random.default_rng(1)
-    rows = {"job_id": np.arange(300), "submit_s": rng.integers(0, 86_400, 300), "gpu_count": rng.integers(0, 9, 300)}
-    store.write("jobs", "a", pa.table({**rows, "name": [f"train-{number}" for number in range(300)]}))
+    rows = {"job_id": np.arange(600), "submit_s": rng.integers(0, 86_400, 600), "gpu_count": rng.integers(0, 9, 600)}
+    store.write("jobs", "a", pa.table({**rows, "name": [f"train-{number}" for number in range(600)]}))
     [path] = store.files("jobs", "a")
     whole, good = path.read_bytes(), store.read("jobs", "a")
     seen = 0
