@@ -65,7 +65,7 @@ def ended_runs(db: duckdb.DuckDBPyConnection, start_s: int, end_s: int) -> pa.Ta
 
 
 def pending_run_s(store: Store, cluster: str, pending: Sequence[PendingJob], now_s: int) -> dict[int, float]:
-    """Predicted seconds of these jobs by job id; those of which nothing can be said are left out. Raises StoreError."""
+    """Return predicted run times (s) by job id; jobs without a prediction are left out. Raises StoreError."""
     if not pending:
         return {}
     rows = [

@@ -47,7 +47,7 @@ class DemandSource(Protocol):
     """Where decisions come from."""
 
     def run_times_s(self, pending: Sequence[PendingJob], now_s: int) -> Mapping[int, float]:
-        """Predicted run times by job id; without those of which nothing can be said. Raises StoreError."""
+        """Return predicted run times (s) by job id; jobs without a prediction are left out. Raises StoreError."""
         ...
 
     def note(self, node_set: NodeSet, demand: LiveDemand, now_s: int) -> None:
