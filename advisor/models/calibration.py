@@ -4,10 +4,11 @@ Each past run is scored with the evidence that it had when it was submitted: (lo
 a class of evidence is the split-conformal quantile of its scores (Vovk, Gammerman and Shafer 2005; Lei et al. 2018,
 Distribution-free predictive inference, section 2): the guarantee is for the class, never for one family. The
 scores of one family resemble each other, so that a bound keeps the standard error of the share above, over families
-as clusters, free.
+as clusters, free, and is stated only where its scores are worth those of enough families of equal size.
 
 Jobs that are submitted together share their fate, and no outcome of theirs is known in time. So evidence is calibrated
-apart by how many submissions of the family are open.
+apart by how many submissions of the family are open. A tier is advised sooner: while a number of open submissions has
+few scores, by those of all evidence, and by the highest of the few.
 
 The tier that is advised has a margin of its own. What counts there is whether that tier was exceeded (conformal risk
 control, Angelopoulos et al. 2022), so needs are rounded down to the largest tier that is too small for them: a bound
@@ -28,6 +29,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +50,11 @@ TREND_EDGES = (1.5, 4.0)
 ANY = "names"
 BOUND_ERRORS = 1.0
 """Standard errors that a bound keeps free. A tier needs none: few needs come near one's edge."""
+BOUND_FAMILIES = 20
+"""So many families of equal size a bound's scores must be worth (Kish's effective sample size)."""
+ALL, FEW = "all", "few"
+FEW_SCORES, FEW_FAMILIES = 20, 5
+"""What a number of open submissions must have seen before a tier is advised by all evidence."""
 STEP = 0.1
 """Of adaptive conformal inference, as a share of the risk."""
 MOST_RISK = 1.5
@@ -90,13 +97,17 @@ def class_name(evidence: Evidence) -> str:
 
 
 def pools_of(kind: Class) -> tuple[str, ...]:
-    """Where the margin of a class is looked up: the class, then wider ones, none of which holds better evidence."""
+    """Where the margin of a class is looked up: the class, then wider ones.
+
+    None of these holds better evidence, but the last, which has a margin for tiers alone.
+    """
     scope, waiting, trend, spread, runs = kind
     return (
         f"{scope}/{waiting}/{trend}/{spread}/{runs}",
         f"{scope}/{waiting}/{trend}/*/{runs}",
         f"{scope}/{waiting}/{trend}/*/..{runs}",
         f"{ANY}/{waiting}/{trend}+/*/..{runs}",
+        f"{FEW}/{waiting}/{trend}+",
     )
 
 
@@ -108,6 +119,8 @@ def _pools_fed_by(kind: Class) -> Iterator[str]:
         yield f"{scope}/{waiting}/{trend}/*/..{most}"
         for least in range(trend + 1):
             yield f"{ANY}/{waiting}/{least}+/*/..{most}"
+    for least in range(trend + 1):
+        yield f"{ALL}/{least}+"
 
 
 class Margins(NamedTuple):
@@ -158,12 +171,18 @@ class _Pool:
             return None
         return Margins(None if bound is None else max(bound, 0.0), None if tier is None else max(tier, 0.0))
 
+    def highest_edge(self) -> float | None:
+        """None with too few scores to go by."""
+        if len(self.edges) < FEW_SCORES or len(set(self.families)) < FEW_FAMILIES:
+            return None
+        return max(self.edges)
+
 
 def conformal_margin(scores: Floats, families: Ints, risk: float, errors: float = 0.0) -> float | None:
     """The smallest score that a next one exceeds with probability at most `risk`; None with too few scores.
 
     Split-conformal: with k of n scores above it, (k + 1) / (n + 1) <= risk. `errors` standard errors of the share
-    above, over families as clusters, are kept free as well.
+    above, over families as clusters, are kept free as well; there must be BOUND_FAMILIES then.
     """
     number = len(scores)
     most = min(int(risk * (number + 1) + 1e-9), number)
@@ -175,6 +194,8 @@ def conformal_margin(scores: Floats, families: Ints, risk: float, errors: float 
     top = top[np.argsort(-scores[top], kind="stable")]
     sizes = np.bincount(families)
     squares = float(sizes @ sizes)
+    if number * number < BOUND_FAMILIES * squares:
+        return None
     above: Counter[int] = Counter()
     above_squares = above_sizes = 0.0
     best = None
@@ -214,7 +235,7 @@ class _Tracks:
 
     def of(self, pool: str) -> float:
         scope, waiting, *_ = pool.split("/")
-        scopes = (FAMILY, SIMILAR) if scope == ANY else (scope,)
+        scopes = (scope,) if scope in (FAMILY, SIMILAR) else (FAMILY, SIMILAR)
         return min(self._risks[each, int(waiting)] for each in scopes)
 
 
@@ -274,7 +295,19 @@ class Calibrator:
         self._tiers.follow(days)
         margins = {}
         for name, pool in self._pools.items():
-            found = pool.margins(self._bounds.of(name), self._tiers.of(name))
+            found = pool.margins(self._bounds.of(name), self._tiers.of(name)) if not name.startswith(ALL) else None
             if found is not None:
                 margins[name] = found
-        return Calibration(self._config.risk, margins)
+        return Calibration(self._config.risk, margins | self._few())
+
+    def _few(self) -> dict[str, Margins]:
+        """By number of open submissions: the tier's margin by all evidence, and by the highest score of their own."""
+        found = {}
+        for waiting, trend in product(range(len(OPEN_EDGES) + 1), range(len(TREND_EDGES) + 1)):
+            name, own = f"{FEW}/{waiting}/{trend}+", self._pools.get(f"{ANY}/{waiting}/0+/*/..{len(RUN_EDGES)}")
+            highest = own.highest_edge() if own else None
+            pool = self._pools.get(f"{ALL}/{trend}+")
+            every = pool.margins(0.0, self._tiers.of(name)) if pool and highest is not None else None
+            if highest is not None and every is not None and every.tier is not None:
+                found[name] = Margins(None, max(every.tier, highest))
+        return found

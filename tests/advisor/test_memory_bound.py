@@ -126,8 +126,8 @@ def test_at_most_the_accepted_share_of_scores_lies_above_the_margin(scores: list
 
 def test_wider_pools_hold_no_better_evidence() -> None:
     evidence = evidence_of([20000.0] * 30)
-    *_, same_scope, any_name = pools_of(class_of(evidence))
-    assert (same_scope, any_name) == ("family/0/0/*/..3", "names/0/0+/*/..3")
+    *_, same_scope, any_name, few_scores = pools_of(class_of(evidence))
+    assert (same_scope, any_name, few_scores) == ("family/0/0/*/..3", "names/0/0+/*/..3", "few/0/0+")
     few = evidence_of([20000.0] * 6)
     calibration = Calibration(CONFIG.risk, {same_scope: Margins(1.0, 1.0)})
     assert calibration.of(evidence) == (1.0, 1.0)
@@ -136,13 +136,47 @@ def test_wider_pools_hold_no_better_evidence() -> None:
 
 def test_each_margin_comes_from_the_first_pool_that_has_it() -> None:
     evidence = evidence_of([20000.0] * 30)
-    own, _, wider, widest = pools_of(class_of(evidence))
+    own, _, wider, widest, _ = pools_of(class_of(evidence))
     margins = {own: Margins(None, 1.0), wider: Margins(2.0, 3.0), widest: Margins(4.0, 5.0)}
     assert Calibration(CONFIG.risk, margins).of(evidence) == (2.0, 1.0)
     assert Calibration(CONFIG.risk, {own: Margins(None, 1.0)}).of(evidence) == (None, 1.0)
     only_bound = Calibration(CONFIG.risk, {own: Margins(2.0, None)})
     assert only_bound.of(evidence) is None
     assert bound_of(evidence, only_bound, CONFIG).why_not == "not calibrated"
+
+
+def test_a_bound_is_stated_by_the_scores_of_twenty_families_or_more() -> None:
+    scores = [float(value) for value in range(1000)]
+    assert margin_of(scores, 0.05, 1.0, [number % 20 for number in range(1000)]) is not None
+    assert margin_of(scores, 0.05, 1.0, [number % 19 for number in range(1000)]) is None
+    assert margin_of(scores, 0.05, 1.0, [*range(100), *[100] * 900]) is None, "one of them is nine tenths"
+    assert margin_of(scores, 0.05, 0.0, [0] * 1000) is not None
+
+
+@pytest.mark.parametrize(
+    ("scores", "families", "need_mib", "is_advised"),
+    [(20, 5, 20000.0, True), (20, 5, 45000.0, True), (19, 5, 20000.0, False), (20, 4, 20000.0, False)],
+)
+def test_a_tier_is_advised_by_all_evidence_while_few_submissions_were_as_many_at_once(
+    config: Config, scores: int, families: int, need_mib: float, is_advised: bool
+) -> None:
+    quiet = evidence_of([20000.0] * 30)
+    busy = dataclasses.replace(quiet, open_jobs=20)
+    calibrator = Calibrator(AdviceSection(risk=0.01), config.tiers)
+    for number in range(200):
+        calibrator.absorb(outcome(quiet, 20000.0, number), None)
+    for number in range(scores):
+        calibrator.absorb(outcome(busy, need_mib if number == 0 else 20000.0, number % families), None)
+    margins = calibrator.calibration().of(busy)
+    assert (margins is not None) == is_advised
+    if margins is None:
+        return
+    centre, scale = busy.centre_and_scale(CONFIG.min_relative_spread)
+    highest = (math.log(40960 - CONFIG.headroom_mib) - centre) / scale if need_mib > 40960 else 0.0
+    assert margins.bound is None
+    assert margins.tier == pytest.approx(highest)
+    growing = dataclasses.replace(evidence_of([20000.0 + 100 * run for run in range(30)]), open_jobs=20)
+    assert calibrator.calibration().of(growing) is None, "steady evidence says nothing of what grows"
 
 
 def outcome(evidence: Evidence, need_mib: float, number: int, is_array: bool = False) -> Case:
@@ -309,8 +343,8 @@ def test_the_stated_risk_holds_where_every_family_grows(history_of: History, con
     rng = np.random.default_rng(12)
     rows = []
     for number in range(4000):
-        family, step = number % 20, number // 20
-        peak = (4000 + 800 * family) * math.exp(0.006 * step) * rng.lognormal(0, 0.03)
+        family, step = number % 25, number // 25
+        peak = (4000 + 640 * family) * math.exp(0.0075 * step) * rng.lognormal(0, 0.03)
         rows.append({"user": f"u{family}", "hbm_peak_mib": float(peak), "end_s": NOW_S - 900 * (4000 - number)})
     advised, share = exceeded(history_of(rows), config)
     assert advised > 1000
