@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from advisor.models.blend import clip_to_limit
-from advisor.models.duration import SAME_JOB, Predicted
+from advisor.models.duration import SAME_JOB, Predicted, untrained
 from advisor.replay import Replay
 from advisor.scores import Floats, Scores, score
 
@@ -40,13 +40,13 @@ def baselines(newest: Replay, before: Replay) -> dict[str, Floats]:
 def predictions_of(predicted: Predicted | None, newest: Replay, before: Replay) -> dict[str, Floats]:
     """Seconds by predictor: OURS ("almanac" for people, the "ranking" value, "model": LightGBM) and the baselines.
 
-    Without a model "almanac" and "ranking" are the rolling estimate.
+    predicted: None without a model.
     """
     predictions = baselines(newest, before)
-    for name in ("rolling", "almanac", "ranking"):
-        predictions[name] = clip_to_limit(newest.rolling_s, newest.features)
+    predictions["rolling"] = clip_to_limit(newest.rolling_s, newest.features)
+    told = predicted or untrained(newest.features, newest.rolling_s)
+    predictions["almanac"], predictions["ranking"] = told.duration_s, told.rank_s
     if predicted is not None:
-        predictions["almanac"], predictions["ranking"] = predicted.duration_s, predicted.rank_s
         predictions["model"] = predicted.model_s
     return predictions
 

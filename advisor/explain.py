@@ -222,7 +222,8 @@ def _why_duration(advice: Advice) -> str:
         return ""
     rolling = f"the weighted mean of {_basis(duration)} is {format_duration(duration.rolling_s)}"
     if duration.model_s is None:
-        return f"  why this time: {rolling}; no trained model is used"
+        last = "" if duration.case.startswith("site") else "it is the median of your last runs most like it; "
+        return f"  why this time: {last}{rolling}; no trained model is used"
     model = f"the site's model says {format_duration(duration.model_s)}"
     return f"  why this time: {model}; {rolling}; the prediction weighs the model with your last runs"
 

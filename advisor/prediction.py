@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from advisor.features import Submission, features_of
-from advisor.models.blend import clip_to_limit
-from advisor.models.duration import DurationModel, Predicted
+from advisor.models.duration import DurationModel, Predicted, untrained
 from advisor.replay import Known
 from almanac.records import Duration
 
@@ -25,14 +24,10 @@ class Prediction:
 
 
 def predict(jobs: Sequence[Submission], known: Sequence[Known], model: DurationModel | None) -> list[Prediction | None]:
-    """known: what Memory.know said of each job. Without a model the rolling estimate serves; None without one."""
+    """known: what Memory.know said of each job. None without a model and a rolling estimate."""
     features = features_of(jobs, [each.features for each in known])
     rolling_s = np.array([each.rolling.duration_s if each.rolling else math.nan for each in known], dtype="float64")
-    if model is None:
-        duration_s, nothing = clip_to_limit(rolling_s, features), np.full(len(jobs), math.nan)
-        predicted = Predicted(duration_s, nothing, nothing, duration_s, nothing)
-    else:
-        predicted = model.predict_all(features, rolling_s)
+    predicted = model.predict_all(features, rolling_s) if model else untrained(features, rolling_s)
     return [
         None if model is None and math.isnan(rolling_s[place]) else _prediction(job, known[place], predicted, place)
         for place, job in enumerate(jobs)

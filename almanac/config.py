@@ -176,7 +176,7 @@ class Training:
         0.2, "newest share of the jobs on which the first model is tried; later ones: on jobs since", low=0.05, high=0.5
     )
     retrain_hours: int = _key(24, "hours between trainings, of the timer and of `almanac evaluate`", low=1)
-    max_age_days: int = _key(14, "a model trained longer ago is not used; the rolling estimate serves", low=1)
+    max_age_days: int = _key(14, "a model trained longer ago is not used; the last runs serve", low=1)
     keep_versions: int = _key(10, "trained versions that are kept, for going back", low=1)
     seed: int = _key(1, "seed of LightGBM")
 

@@ -241,7 +241,7 @@ def check_models(app: App) -> Iterator[Check]:
             faults = faults_of(trained, app.config, app.now_s())
             said = f"{cluster}: {trained.jobs} jobs, trained {age} ago"
             if faults:
-                todo = "run `almanac train` on a timer; until then the rolling estimate serves"
+                todo = "run `almanac train` on a timer; until then the last runs serve"
                 yield Check("models", "warn", f"{said}; not used: {'; '.join(faults)}", todo)
             else:
                 yield Check("models", "ok", said)

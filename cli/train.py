@@ -72,7 +72,7 @@ def command(app: App, as_json: bool) -> None:
         click.echo(f"the new duration model is not used: {fault}")
     show_demand_models(demand)
     if trained.model is None:
-        click.echo(f"fewer than {app.config.training.min_jobs} jobs: no model, the rolling estimate is used alone")
+        click.echo(f"fewer than {app.config.training.min_jobs} jobs: no model, the last runs serve")
         return
     show_scores("duration predicted by", trained.scores, OURS)
 

@@ -111,6 +111,17 @@ class DurationModel:
         return Predicted(point_s, low_s, high_s, rank_s, parts.middle_s)
 
 
+def untrained(features: Features, rolling_s: Floats) -> Predicted:
+    """What is said without a model: the median of the last runs of the same job, without any the rolling estimate.
+
+    The rolling estimate ranks the queue.
+    """
+    last_s = np.exp(features.first_known(*SAME_JOB))
+    point_s = clip_to_limit(np.where(np.isnan(last_s), rolling_s, last_s), features)
+    nothing = np.full(len(features), math.nan)
+    return Predicted(point_s, nothing, nothing, clip_to_limit(rolling_s, features), nothing)
+
+
 def log_habit(features: Features, habit_s: float) -> Floats:
     """The decayed mean of logarithms of the user's last runs, of timers' and of others'; habit_s for a new user."""
     known = features.first_known(*HABIT_COLUMNS)

@@ -20,6 +20,7 @@ from advisor.models.intervals import conformal_margins
 from advisor.models.rolling import MAX_FAMILIES, RollingEstimator, decayed_mean
 from advisor.models.trees import CATEGORIES, encode
 from advisor.past import Past
+from advisor.prediction import predict
 from advisor.replay import remember, replay_durations
 from advisor.scores import score, score_of_users
 from advisor.service import advise, train
@@ -89,6 +90,20 @@ def test_a_new_user_gets_the_sites_mean_at_that_gpu_count(history_of: History) -
     assert (single.case, single.duration_s) == ("site", 5000.0)
     assert (unseen.case, unseen.runs) == ("site, any size", 4)
     assert unseen.duration_s == pytest.approx(6300 / 4)
+
+
+def test_without_a_model_the_last_runs_of_the_same_job_are_told(history_of: History, config: Config) -> None:
+    """The rolling estimate ranks the queue, and serves a user without runs."""
+    runs = [{"user": "ann", "name": f"train-{n}", "elapsed_s": float(100 + n)} for n in range(5)]
+    history = history_of([*runs, {"user": "ann", "name": "train-9", "elapsed_s": 90_000.0}])
+    jobs, memory = [asked("ann", "train-7"), asked("eve", "x")], remember(["ann"], history, NOW_S, Rolling(), None)
+    known = [memory.know(job) for job in jobs]
+    ann, eve = predict(jobs, known, None)
+    assert ann is not None and eve is not None and known[0].rolling is not None and known[1].rolling is not None
+    assert ann.duration.duration_s == pytest.approx(103.0)
+    assert (ann.duration.low_s, ann.duration.model_s) == (None, None)
+    assert ann.rank_gpu_time_s == pytest.approx(known[0].rolling.duration_s * 4)
+    assert eve.duration.duration_s == pytest.approx(known[1].rolling.duration_s)
 
 
 def test_nothing_known_is_none(history_of: History, config: Config) -> None:
