@@ -33,10 +33,11 @@ from telemetry.sources.generated.plan import plan_site
 from telemetry.sources.generated.record import record_of
 from telemetry.store import Store
 
+TIERS = (Tier("hbm40g", 40960, "A100-40", constraint="hbm40g"), Tier("hbm80g", 81920, "A100-80", constraint="hbm80g"))
+SMALLER, LARGER = (tier.name for tier in TIERS)
 RISKS = (0.005, 0.01, 0.05)
 JUDGED = (0.005, 0.01)
 """The risks that goals are set for."""
-TIERS = (Tier("hbm40g", 40960, "A100-40", constraint="hbm40g"), Tier("hbm80g", 81920, "A100-80", constraint="hbm80g"))
 KINDS_JUDGED = (*KINDS, PREALLOCATING, NEW_USER)
 LEAST_JOBS = 2_000
 """A kind with fewer advised jobs over all seeds is not judged."""
@@ -50,6 +51,7 @@ def outcomes_of(seed: int) -> tuple[dict[float, pd.DataFrame], pd.DataFrame]:
     """What each risk's advice came to after the warm-up, and the deaths of memory that telemetry saw."""
     advice, shape = AdviceSection(), proof_shape(seed)
     history, truth = record_of(plan_site(shape))
+    truth = truth.assign(asked=history["tier"])
     since_s = shape.start_s + round(hostile_profile()["site"]["warmup_days"] * 86_400)
     found = {}
     for risk in RISKS:
@@ -63,16 +65,21 @@ def outcomes_of(seed: int) -> tuple[dict[float, pd.DataFrame], pd.DataFrame]:
 
 
 def judged(history: pd.DataFrame, truth: pd.DataFrame, config: Config, since_s: int, seed: int) -> pd.DataFrame:
-    """The outcomes of the advice since since_s by the true needs, with kind, batch and is_movable."""
+    """The outcomes of the advice since since_s by the true needs, with kind, batch and is_movable.
+
+    A job whose user has followed the advice counts as moved, although its request says so already.
+    """
     rows = replay_tiers(history, config)
     known = truth.iloc[rows["row"]].reset_index(drop=True)
+    is_followed = rows["asked"].eq(SMALLER) & known["asked"].eq(LARGER) & rows["advised"].eq(SMALLER)
     batch = known["family"].astype(str) + "/" + known["batch"].astype(str)
     rows = rows.assign(
         need_mib=known["need_mib"], is_known=True, kind=known["kind"], user=f"{seed}/" + rows["user"],
         batch=f"{seed}/" + batch.where(known["batch"] >= 0, "job " + rows["row"].astype(str)),
+        asked=known["asked"], move=rows["move"].mask(is_followed, DOWN),
     )  # fmt: skip
     usable_mib = TIERS[0].capacity_mib - config.advice.headroom_mib
-    rows["is_movable"] = (rows["asked"] == "hbm80g") & (rows["need_mib"] <= usable_mib)
+    rows["is_movable"] = (rows["asked"] == LARGER) & (rows["need_mib"] <= usable_mib)
     return rows[rows["submit_s"] >= since_s]
 
 
@@ -247,19 +254,22 @@ def real_memory(folder: Path) -> list[Figure]:
         scores = score_group("mason", rows)
         is_movable = rows["is_known"] & (rows["need_mib"] <= tiers[-2].capacity_mib)
         moved = float((is_movable & rows["move"].eq(DOWN)).sum() / is_movable.sum())
-        share, is_judged = scores.exceeded_bound.share, risk == MASON_RISK
+        is_judged = risk == MASON_RISK
         bursts = first_of_bursts(rows, history)
         over = bursts["need_mib"] > bursts["bound_mib"]
         by_burst = rate_of(over, bursts["user"])
         others = without_worst_family(rows, history)
         about = f"mason, risk {risk:.0%}"
         figures += [
-            Figure(f"{about}: jobs advised with a known need", scores.exceeded_bound.jobs),
-            Figure(
-                f"{about}: share above the bound",
-                share,
-                f"<= {MASON_GOAL * risk:g}" if is_judged else "",
-                share <= MASON_GOAL * risk if is_judged else None,
+            Figure(f"{about}: jobs with a stated bound and a known need", scores.exceeded_bound.jobs),
+            *(
+                Figure(
+                    f"{about}: share above the {name}",
+                    _or_none(rate.share),
+                    f"<= {MASON_GOAL * risk:g}" if is_judged else "",
+                    rate.share <= MASON_GOAL * risk if is_judged and rate.jobs else None,
+                )
+                for name, rate in (("bound", scores.exceeded_bound), ("tier", scores.exceeded_tier))
             ),
             Figure(
                 f"{about}: requests moved / by the oracle",
@@ -267,14 +277,17 @@ def real_memory(folder: Path) -> list[Figure]:
                 f">= {MASON_MOVED_GOAL}" if is_judged else "",
                 moved >= MASON_MOVED_GOAL if is_judged else None,
             ),
-            Figure(f"{about}: 95% interval over users, from", scores.exceeded_bound.low),
-            Figure(f"{about}: 95% interval over users, to", scores.exceeded_bound.high),
-            Figure(f"{about}: share above the bound, without the family that exceeded it most often", others),
-            Figure(f"{about}: share above the tier", scores.exceeded_tier.share),
+            Figure(f"{about}: 95% interval over users, from", _or_none(scores.exceeded_bound.low)),
+            Figure(f"{about}: 95% interval over users, to", _or_none(scores.exceeded_bound.high)),
+            Figure(f"{about}: share above the bound, without the family that exceeded it most often", _or_none(others)),
             Figure(f"{about}: bursts of one family, each counted once", by_burst.jobs),
-            Figure(f"{about}: share above the bound, bursts counted once", by_burst.share),
+            Figure(f"{about}: share above the bound, bursts counted once", _or_none(by_burst.share)),
         ]
     return figures
+
+
+def _or_none(share: float) -> float | str:
+    return share if share == share else "none stated"
 
 
 def without_worst_family(rows: pd.DataFrame, history: pd.DataFrame) -> float:
