@@ -126,8 +126,8 @@ def submissions(history: pd.DataFrame) -> list[Submission]:
 
 def texts_of(column: pd.Series[Any]) -> list[str]:
     """Equal texts are one object: 400,000 rows with six of their own each would take 150 MiB."""
-    codes, values = pd.factorize(column.fillna("").astype(str))
-    shared = [str(value) for value in values]
+    codes, values = pd.factorize(column)
+    shared = [*map(str, values), ""]  # a missing value's code is -1
     return [shared[code] for code in codes.tolist()]
 
 
@@ -145,6 +145,13 @@ def ended_jobs(history: pd.DataFrame, jobs: Sequence[Submission] | None = None) 
         else Ended(job, int(end), max(duration, 1.0), not state.startswith("COMPLETED"))
         for job, end, duration, state in zip(jobs or submissions(history), ends, durations, states, strict=True)
     ]
+
+
+def outcomes(ended: pd.DataFrame) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """(duration_s, is_failed) of jobs that have ended, row by row as `ended_jobs` has them."""
+    codes, states = pd.factorize(ended["state"])
+    failed = np.array([*(not str(state).startswith("COMPLETED") for state in states), True])  # a missing state's is -1
+    return np.maximum(ended["elapsed_s"].to_numpy(dtype="float64"), 1.0), failed[codes]
 
 
 HISTORY_COLUMNS = (

@@ -13,6 +13,7 @@ import pandas as pd
 
 from advisor.families import Families
 from advisor.features import (
+    HISTORY_COLUMNS,
     NUMBERS,
     Ended,
     Event,
@@ -23,6 +24,7 @@ from advisor.features import (
     event_times,
     events,
     features_of,
+    has_ended,
     in_order,
     submissions,
 )
@@ -93,6 +95,11 @@ class Memory:
             self._past.absorb(ended)
             self._rolling.absorb(ended)
 
+    def absorb_all(self, ended: pd.DataFrame) -> None:
+        """tell() of the ends of these rows of the history frame, oldest first, whose starts are not told."""
+        self._past.absorb_all(ended)
+        self._rolling.absorb_all(ended)
+
     def overran(self, user: str) -> float:
         return self._past.overran(user)
 
@@ -144,9 +151,9 @@ def remember(
     users: Collection[str], history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None
 ) -> Memory:
     """What these users' rows tell of the time before until_s. Without `site` the means are gathered from the rows."""
-    own = history[history["user"].isin(users) & (history["submit_s"] < until_s)].reset_index(drop=True)
-    memory = Memory(config, site)
-    for _, event, job, start_s, ended in _tellings(own, until_s, until_s, config):
+    rows = _rows_of(users, history)
+    memory, own = _memory_at(rows[rows["submit_s"] < until_s], until_s, config, site)
+    for _, event, job, start_s, ended in _tellings(own, until_s):
         memory.tell(event, job, start_s, ended)
     return memory
 
@@ -165,9 +172,10 @@ def know_pending(
     while a job waits counts for it. overran: the same share by user as it is known from elsewhere; the greater counts.
     """
     waiting = sorted(range(len(jobs)), key=lambda place: jobs[place].submit_s)
-    own = history[history["user"].isin({job.user for job in jobs})].reset_index(drop=True)
-    memory, known = Memory(config, site), dict[int, Known]()
-    told = _tellings(own, now_s, jobs[waiting[0]].submit_s if waiting else now_s, config)
+    asked_s = min(jobs[waiting[0]].submit_s, now_s) if waiting else now_s
+    known = dict[int, Known]()
+    memory, own = _memory_at(_rows_of({job.user for job in jobs}, history), asked_s, config, site)
+    told = _tellings(own, now_s)
     ahead = next(told, None)
     for place in waiting:
         while ahead is not None and ahead[0] < jobs[place].submit_s:
@@ -181,17 +189,28 @@ def know_pending(
     return [dataclasses.replace(known[place], overran=shares[job.user]) for place, job in enumerate(jobs)]
 
 
-def _tellings(
-    own: pd.DataFrame, until_s: int, asked_s: int, config: Rolling
-) -> Iterator[tuple[float, Event, Submission, float, Ended | None]]:
-    """When and what to tell a Memory that is first asked at asked_s of starts and ends before until_s, in order."""
+def _rows_of(users: Collection[str], history: pd.DataFrame) -> pd.DataFrame:
+    return history.loc[history["user"].isin(users), list(HISTORY_COLUMNS)]
+
+
+def _memory_at(own: pd.DataFrame, asked_s: int, config: Rolling, site: SiteMeans | None) -> tuple[Memory, pd.DataFrame]:
+    """(a Memory of what ended before asked_s, when it is first asked; the rows that are left to tell it of)."""
+    memory, is_over = Memory(config, site), own["end_s"].to_numpy(dtype="float64", na_value=math.nan) < asked_s
+    if config.families != "mask":
+        # Names join families in the order of starts and ends.
+        return memory, own.reset_index(drop=True)
+    ended = own[is_over & has_ended(own)]
+    order = np.lexsort([ended[name].to_numpy() for name in ("submit_s", "job_id", "end_s")])
+    memory.absorb_all(ended.iloc[order])
+    return memory, own[~is_over].reset_index(drop=True)
+
+
+def _tellings(own: pd.DataFrame, until_s: int) -> Iterator[tuple[float, Event, Submission, float, Ended | None]]:
+    """When and what to tell a Memory of starts and ends before until_s, in order."""
     jobs = submissions(own)
     ended, times = ended_jobs(own, jobs), event_times(own)
     times[Event.SUBMIT] = math.nan
     times[times >= until_s] = math.nan
-    if config.families == "mask":
-        # Nobody asks before asked_s: that what has ended by then had started need not be told.
-        times[Event.START, times[Event.END] < asked_s] = math.nan
     starts = times[Event.START].tolist()
     for row, event in in_order(own, times):
         yield float(times[event, row]), event, jobs[row], starts[row], ended[row]

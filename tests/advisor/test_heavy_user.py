@@ -1,0 +1,145 @@
+"""A user's whole past, read at once: to the last bit what a replay that is told of one event after the other knows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from advisor.features import Event, Submission, ended_jobs, events, submissions
+from advisor.models import rolling
+from advisor.models.rolling import SiteMeans
+from advisor.past import DECAY, NEWEST, _weights
+from advisor.replay import Memory, know_pending, remember, started_at
+from almanac.config import Rolling
+
+NOW_S = 1_750_000_000 // 1800 * 1800
+SHAPES = ((1, 1, 8), (4, 1, 32), (4, 2, 32))
+
+
+def told(history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None = None) -> Memory:
+    """A Memory that is told of each start and end before until_s, in order."""
+    memory, jobs = Memory(config, site), submissions(history)
+    ended, starts = ended_jobs(history, jobs), started_at(history)
+    for row, event in events(history):
+        at_s = history["start_s" if event is Event.START else "end_s"].iloc[row]
+        if event is not Event.SUBMIT and at_s < until_s and jobs[row].submit_s < until_s:
+            start_s = starts[row] if starts[row] < until_s else float("nan")
+            memory.tell(event, jobs[row], start_s, ended[row])
+    return memory
+
+
+def alike(one: Memory, other: Memory, jobs: list[Submission]) -> None:
+    for job in jobs:
+        first, second = one.know(job), other.know(job)
+        assert repr(first.features) == repr(second.features)
+        assert repr(first.rolling) == repr(second.rolling)
+        assert first.overran == second.overran
+
+
+def frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    whole = [{"account": "a", "partition": "p", "qos": "q", "tier": None, "is_array": False, **row} for row in rows]
+    return pd.DataFrame([{**row, "job_id": number} for number, row in enumerate(whole)])
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> dict[str, Any]:
+    """Times from few seconds, so that many fall together; ends, starts and durations can be missing or absurd."""
+    submit_s = NOW_S - draw(st.sampled_from([0, 30, 59, 60, 1800, 3600]))
+    start_s = draw(st.one_of(st.just(float("nan")), st.integers(0, 40).map(lambda more: float(submit_s + more))))
+    end_s = draw(st.one_of(st.just(float("nan")), st.integers(-5, 60).map(lambda more: float(submit_s + more))))
+    gpus, nodes, cpus = draw(st.sampled_from(SHAPES))
+    return {
+        "user": draw(st.sampled_from(["ann", "bob"])),
+        "name_key": draw(st.sampled_from(["train", "trane", "eval-#", "", "a\nb", "$(x)"])),
+        "state": draw(st.sampled_from(["COMPLETED", "FAILED", "CANCELLED by 0", "REQUEUED", "RESIZING", None])),
+        "elapsed_s": draw(st.sampled_from([0.0, 0.3, 1.0, 59.7, 60.0, 3600.1, 1e7, float("nan")])),
+        "time_limit_s": draw(st.sampled_from([60.0, 7200.0, 0.0, -1.0, float("nan")])),
+        "gpu_count": gpus,
+        "node_count": nodes,
+        "cpu_count": cpus,
+        "submit_s": submit_s,
+        "start_s": start_s,
+        "end_s": end_s,
+    }
+
+
+@pytest.mark.parametrize("families", ["mask", "levenshtein"])
+@pytest.mark.parametrize("has_site", [True, False])
+def test_any_past_read_at_once_is_known_as_if_told(families: str, has_site: bool) -> None:
+    config = dataclasses.replace(Rolling(), families=families)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(rows(), max_size=40), st.integers(-30, 90))
+    def check(made: list[dict[str, Any]], after_s: int) -> None:
+        if not made:
+            return
+        history, until_s = frame(made), NOW_S + after_s
+        site = SiteMeans() if has_site else None
+        probes = [dataclasses.replace(job, submit_s=until_s) for job in submissions(history)]
+        users = ["ann", "bob"]
+        alike(remember(users, history, until_s, config, site), told(history, until_s, config, site), probes)
+
+    check()
+
+
+def heavy(number: int, names: int, seed: int) -> pd.DataFrame:
+    """One user's runs: many names, many of which end in the same second, some still running; and one large array."""
+    rng = np.random.default_rng(seed)
+    end_s = NOW_S - 200_000 + np.sort(rng.integers(0, 100_000, number)) // 60 * 60
+    durations = rng.lognormal(6, 2, number)
+    shapes = rng.integers(0, 3, number)
+    made = [
+        {
+            "user": "ann",
+            "name_key": f"name-{rng.integers(names)}",
+            "state": "COMPLETED" if rng.random() < 0.8 else "FAILED",
+            "elapsed_s": float(durations[row]),
+            "time_limit_s": float(rng.choice([600.0, 86400.0])),
+            "gpu_count": SHAPES[shapes[row]][0],
+            "node_count": SHAPES[shapes[row]][1],
+            "cpu_count": SHAPES[shapes[row]][2],
+            "submit_s": int(end_s[row] - durations[row]),
+            "start_s": float(int(end_s[row] - durations[row])),
+            "end_s": float(end_s[row]) if rng.random() < 0.97 else float("nan"),
+        }
+        for row in range(number)
+    ]
+    array = {**made[0], "name_key": "sweep", "is_array": True, "submit_s": NOW_S - 50_000, "start_s": NOW_S - 40_000.0}
+    tasks = [
+        {**array, "elapsed_s": float(durations[task]), "end_s": NOW_S - 30_000.0 + task // 50} for task in range(1000)
+    ]
+    return frame([*made, *tasks])
+
+
+@pytest.mark.parametrize("names", [3, 900])
+def test_a_heavy_users_past_read_at_once_is_known_as_if_told(names: int) -> None:
+    """With more names than are remembered, too: those that were forgotten begin anew when they come back."""
+    history = heavy(3000, names, seed=names)
+    for until_s in (NOW_S - 150_000, NOW_S - 30_000 + 7, NOW_S):
+        probes = [dataclasses.replace(job, submit_s=until_s) for job in submissions(history.iloc[::61])]
+        alike(remember(["ann"], history, until_s, Rolling(), None), told(history, until_s, Rolling()), probes)
+    assert history["name_key"].nunique() == names + 1 or names > rolling.MAX_FAMILIES
+
+
+def test_jobs_that_wait_are_known_as_if_told() -> None:
+    history = heavy(1500, 40, seed=5)
+    site = SiteMeans()
+    waiting = [dataclasses.replace(job, submit_s=NOW_S - 9000 * at) for at, job in enumerate(submissions(history[:20]))]
+    for job, known in zip(waiting, know_pending(waiting, history, NOW_S, Rolling(), site), strict=True):
+        alone = told(history[history["submit_s"] < NOW_S], job.submit_s, Rolling(), site).know(job)
+        assert repr(known.features) == repr(alone.features)
+        assert repr(known.rolling) == repr(alone.rolling)
+
+
+def test_the_sum_of_weights_is_that_of_so_many_steps() -> None:
+    weight, sums = 0.0, _weights()
+    for runs in range(1, 400):
+        weight = DECAY * weight + 1.0
+        assert sums[min(runs, len(sums) - 1)] == weight
+    assert len(sums) > NEWEST
