@@ -145,8 +145,12 @@ class Past:
         for group in self._groups_of(job):
             group.stop(start_s)
 
-    def absorb(self, job: Ended) -> None:
+    def absorb(self, job: Ended, start_s: int | None = None) -> None:
+        """start_s: as start() was told of it, for stop() of the same job."""
         groups, log_s = self._groups_of(job.submission), math.log(job.duration_s)
+        if start_s is not None:
+            for group in groups:
+                group.stop(start_s)
         expected = next((group for group in (groups[-1], groups[0]) if group.runs), None)
         if expected is not None:
             overran = log_s > expected.decayed + LOG_OVERRUN

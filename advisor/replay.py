@@ -89,11 +89,12 @@ class Memory:
 
     def tell(self, event: Event, job: Submission, start_s: float, ended: Ended | None) -> None:
         """A start or an end, in order of time; a start_s of NaN is a job that is not known to have run."""
-        if not math.isnan(start_s):
-            (self._past.start if event is Event.START else self._past.stop)(job, int(start_s))
+        started_s = None if math.isnan(start_s) else int(start_s)
         if event is Event.END and ended is not None:
-            self._past.absorb(ended)
+            self._past.absorb(ended, started_s)
             self._rolling.absorb(ended)
+        elif started_s is not None:
+            (self._past.start if event is Event.START else self._past.stop)(job, started_s)
 
     def absorb_all(self, ended: pd.DataFrame) -> None:
         """tell() of the ends of these rows of the history frame, oldest first, whose starts are not told."""

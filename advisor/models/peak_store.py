@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
 
 import pandas as pd
 from rapidfuzz import process
@@ -74,14 +77,31 @@ class _Open:
         return not self.singles and not self.arrays
 
 
+class _Read(NamedTuple):
+    """What the runs that ended at since_s or later say for a name: fields of Evidence. names: whose runs.
+
+    It is the same for each later time up to until_s, as long as no run is added.
+    """
+
+    since_s: int
+    until_s: float
+    names: Collection[str]
+    fields: Mapping[str, Any]
+
+
 @dataclass
 class _User:
-    """One user's families of one GPU count, all their runs, oldest first, and by name what is open."""
+    """One user's families of one GPU count, all their runs, oldest first, and by name what is open.
+
+    read, read_of_new: what was read last for families, and for names that are none yet. A burst is read once.
+    """
 
     families: OrderedDict[str, _Family] = field(default_factory=OrderedDict)
     kin_of: dict[str, set[str]] = field(default_factory=dict)
     runs: deque[tuple[str, Run]] = field(default_factory=lambda: deque(maxlen=MAX_USER_RUNS))
     open: defaultdict[str, _Open] = field(default_factory=lambda: defaultdict(_Open))
+    read: dict[str, _Read] = field(default_factory=dict)
+    read_of_new: dict[str, _Read] = field(default_factory=dict)
 
     def family(self, key: str) -> _Family:
         """The family of this key, from now on the newest; a new one starts with what is known of names like it."""
@@ -98,6 +118,7 @@ class _User:
 
     def _forget(self, key: str) -> None:
         del self.families[key]
+        self.read.pop(key, None)
         for other in self.kin_of.pop(key) - {key}:
             self.kin_of[other].remove(key)
 
@@ -114,6 +135,8 @@ class _User:
         self.runs.append((key, run))
         for other in self.kin_of[key]:
             self.families[other].kin.append(run)
+            self.read.pop(other, None)
+        self.read_of_new.clear()
 
 
 class PeakStore:
@@ -173,46 +196,61 @@ class PeakStore:
         user = self._users.get((job.user, job.gpu_count))
         if user is None or job.name_key in NAMELESS:
             return Evidence(FAMILY, now_s)
-        own = user.families.get(job.name_key)
-        names = user.like(job.name_key) if own is None else user.kin_of[job.name_key]
-        evidence = self._of_family(user, own, names, job, now_s)
-        return replace(evidence, open_jobs=sum([user.open[name].number(job) for name in names if name in user.open]))
+        since_s = now_s - self._config.history_days * 86_400
+        known = user.read if job.name_key in user.families else user.read_of_new
+        read = known.get(job.name_key)
+        if read is None or not read.since_s <= since_s <= read.until_s:
+            if len(known) >= MAX_FAMILIES:
+                known.clear()
+            read = known[job.name_key] = self._read(user, job.name_key, since_s)
+        open_jobs = sum([user.open[name].number(job) for name in read.names if name in user.open])
+        return Evidence(now_s=now_s, open_jobs=open_jobs, **read.fields)
 
-    def _of_family(
-        self, user: _User, own: _Family | None, names: Collection[str], job: Submission, now_s: int
-    ) -> Evidence:
+    def _read(self, user: _User, name: str, since_s: int) -> _Read:
+        own = user.families.get(name)
         if own is None:
-            return self._of(user.runs_of(names), SIMILAR, now_s, None)
-        since_s = now_s - self._config.history_days * 86_400
-        if len(own.known_s) == self._config.min_runs and own.known_s[0] >= since_s:
-            return self._of(own.kin, FAMILY, now_s, own.oom)
-        if own.reserved_s is not None and own.reserved_s >= since_s:
-            # A flat peak before the first reservation was known was one, too: no death of memory.
-            own_runs = [run for run in user.runs_of({job.name_key}) if not run.is_flat]
-            return self._of(own_runs, FAMILY, now_s, own.oom)
-        return self._of(own.kin, SIMILAR, now_s, own.oom)
+            names = user.like(name)
+            runs, ends = _since(user.runs_of(names), since_s), list[int]()
+            fields = {"scope": SIMILAR, **self._fields(runs)}
+        else:
+            names, runs = user.kin_of[name], _since(own.kin, since_s)
+            ends = [end_s for end_s in (own.reserved_s, *islice(own.known_s, 1)) if end_s is not None]
+            is_known = len(own.known_s) == self._config.min_runs and own.known_s[0] >= since_s
+            is_reserved = not is_known and own.reserved_s is not None and own.reserved_s >= since_s
+            if is_reserved:
+                # A flat peak before the first reservation was known was one, too: no death of memory.
+                runs = _since([run for run in user.runs_of({name}) if not run.is_flat], since_s)
+            scope = FAMILY if is_known or is_reserved else SIMILAR
+            fields = {"scope": scope, "oom": own.oom, **self._fields(runs)}
+        until_s = min(
+            [end_s for end_s in (*ends, *(run.end_s for run in runs[:1])) if end_s >= since_s], default=math.inf
+        )
+        return _Read(since_s, until_s, names, fields)
 
-    def _of(self, kin: Iterable[Run], scope: str, now_s: int, oom: Oom | None) -> Evidence:
-        since_s = now_s - self._config.history_days * 86_400
-        runs = [run for run in kin if run.end_s >= since_s]
+    def _fields(self, runs: Sequence[Run]) -> dict[str, Any]:
         known = [run for run in runs if run.is_known]
         newest = known[-self._config.max_runs :]
         cut_off_mib = max((run.capacity_mib for run in known if run.is_censored), default=0.0)
         shown_mib = max((run.need_mib for run in known if not run.is_censored), default=0.0)
-        return Evidence(
-            scope=scope,
-            now_s=now_s,
-            runs=len(known),
-            newest=tuple([math.log(run.need_mib) for run in newest]),
-            newest_s=tuple([run.submit_s for run in newest]),
-            highest_mib=max([run.peak_mib for run in known], default=math.nan),
-            least_mib=max([run.need_mib for run in runs if run.need_mib > 0], default=math.nan),
-            censored_mib=cut_off_mib if cut_off_mib > shown_mib else None,
-            since_s=known[0].end_s if known else None,
-            until_s=known[-1].end_s if known else None,
-            oom=oom,
-            set_aside=dict(Counter([run.why_not for run in runs if run.why_not])),
-        )
+        return {
+            "runs": len(known),
+            "newest": tuple([math.log(run.need_mib) for run in newest]),
+            "newest_s": tuple([run.submit_s for run in newest]),
+            "highest_mib": max([run.peak_mib for run in known], default=math.nan),
+            "least_mib": max([run.need_mib for run in runs if run.need_mib > 0], default=math.nan),
+            "censored_mib": cut_off_mib if cut_off_mib > shown_mib else None,
+            "since_s": known[0].end_s if known else None,
+            "until_s": known[-1].end_s if known else None,
+            "set_aside": dict(Counter([run.why_not for run in runs if run.why_not])),
+        }
+
+
+def _since(runs: Iterable[Run], since_s: int) -> list[Run]:
+    """Of runs, oldest end first, those that ended at since_s or later."""
+    found = list(runs)
+    if not found or found[0].end_s >= since_s:
+        return found
+    return found[bisect_left(found, since_s, key=lambda run: run.end_s) :]
 
 
 def similar_names(name: str, others: Iterable[str]) -> set[str]:
