@@ -172,7 +172,7 @@ class Past:
         ends: npt.NDArray[np.float64] = ended["end_s"].to_numpy()
         for scope in zip(*keys, strict=True):
             numbers, names = _numbered(scope)
-            order, edges = _by_number(numbers[kinds[before]])
+            order, edges = by_number(numbers[kinds[before]])
             rows = before[order]
             by_group = logs[rows].tolist(), is_failed[rows].tolist(), ends[rows].tolist()
             for first, last in itertools.pairwise(edges):
@@ -223,7 +223,7 @@ def _numbered(keys: Iterable[Hashable]) -> tuple[npt.NDArray[np.intp], list[Hash
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype="intp"), list(numbers)
 
 
-def _by_number(numbers: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], list[int]]:
+def by_number(numbers: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], list[int]]:
     """(the rows, number by number, each in their order; where in them each number begins, and the end)."""
     order = np.argsort(numbers, kind="stable")
     changes = np.flatnonzero(np.diff(numbers[order], prepend=-1))
@@ -232,7 +232,7 @@ def _by_number(numbers: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], lis
 
 def _is_newest(users: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
     """Row by row: whether fewer than NEWEST rows of the same user follow."""
-    order, edges = _by_number(users)
+    order, edges = by_number(users)
     newest = np.full(len(users), False)
     for first, last in itertools.pairwise(edges):
         newest[order[max(first, last - NEWEST) : last]] = True

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +23,13 @@ from advisor.features import (
     Submission,
     ended_jobs,
     event_times,
-    events,
     features_of,
     has_ended,
     in_order,
     submissions,
 )
 from advisor.models.rolling import Estimate, RollingEstimator, SiteMeans
-from advisor.past import Past
+from advisor.past import Past, by_number
 from advisor.scores import Floats
 from almanac.config import Rolling
 
@@ -114,15 +114,19 @@ def replay_durations(history: pd.DataFrame, config: Rolling, rows: Rows | None =
     rows: of these rows alone, in the order of the frame. What is known of them is the same as without `rows`.
     """
     jobs = submissions(history)
-    ended, starts = ended_jobs(history, jobs), started_at(history)
+    ended, times = ended_jobs(history, jobs), event_times(history)
     wanted = np.arange(len(jobs)) if rows is None else np.unique(np.arange(len(jobs))[rows])
+    times[Event.SUBMIT, np.setdiff1d(np.arange(len(jobs)), wanted)] = math.nan
+    if config.families == "mask":
+        times[Event.START, ~_is_met(history, times, wanted)] = math.nan
+    starts = times[Event.START].tolist()
     places = np.full(len(jobs), -1)
     places[wanted] = np.arange(len(wanted))
     place_of: list[int] = places.tolist()
     memory = Memory(config)
     # Filled row by row: as tuples of floats, the features of 400,000 jobs would take a gigabyte.
     numbers, rolling_s = np.full((len(wanted), len(NUMBERS)), math.nan), np.full(len(wanted), math.nan)
-    for row, event in events(history):
+    for row, event in in_order(history, times):
         if event is not Event.SUBMIT:
             memory.tell(event, jobs[row], starts[row], ended[row])
         elif (place := place_of[row]) >= 0:
@@ -141,11 +145,25 @@ def replay_durations(history: pd.DataFrame, config: Rolling, rows: Rows | None =
     )
 
 
-def started_at(history: pd.DataFrame) -> list[float]:
-    """Row by row: the start, NaN where events() tells of none."""
-    start_s, end_s = (history[name].to_numpy(dtype="float64", na_value=math.nan) for name in ("start_s", "end_s"))
-    starts: list[float] = np.where(start_s > end_s, math.nan, start_s).tolist()
-    return starts
+def _is_met(
+    history: pd.DataFrame, times: npt.NDArray[np.float64], wanted: npt.NDArray[np.intp]
+) -> npt.NDArray[np.bool_]:
+    """Row by row: whether its user submits one of the wanted rows while it runs; else nobody asks whether it does.
+
+    times: of event_times.
+    """
+    users, (submits, start_s, end_s) = pd.factorize(history["user"], use_na_sentinel=False)[0], times
+    order, edges = by_number(users[wanted])
+    asked = [np.sort(submits[wanted[order[first:last]]]) for first, last in pairwise(edges)]
+    asked_of = {int(users[wanted[order[first]]]): each for first, each in zip(edges, asked, strict=False)}
+    met = np.full(len(history), False)
+    order, edges = by_number(users)
+    for first, last in pairwise(edges):
+        own = order[first:last]
+        submitted = asked_of.get(int(users[own[0]]), np.array([]))
+        # A NaN sorts last: a job without an end runs on.
+        met[own] = np.searchsorted(submitted, start_s[own], "right") < np.searchsorted(submitted, end_s[own], "right")
+    return met
 
 
 def remember(

@@ -15,7 +15,7 @@ from advisor.features import Event, Submission, ended_jobs, events, submissions
 from advisor.models import rolling
 from advisor.models.rolling import SiteMeans
 from advisor.past import DECAY, NEWEST, _weights
-from advisor.replay import Memory, know_pending, remember, started_at
+from advisor.replay import Memory, know_pending, remember, replay_durations
 from almanac.config import Rolling
 
 NOW_S = 1_750_000_000 // 1800 * 1800
@@ -25,13 +25,31 @@ SHAPES = ((1, 1, 8), (4, 1, 32), (4, 2, 32))
 def told(history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None = None) -> Memory:
     """A Memory that is told of each start and end before until_s, in order."""
     memory, jobs = Memory(config, site), submissions(history)
-    ended, starts = ended_jobs(history, jobs), started_at(history)
+    ended, starts = ended_jobs(history, jobs), started(history)
     for row, event in events(history):
         at_s = history["start_s" if event is Event.START else "end_s"].iloc[row]
         if event is not Event.SUBMIT and at_s < until_s and jobs[row].submit_s < until_s:
             start_s = starts[row] if starts[row] < until_s else float("nan")
             memory.tell(event, jobs[row], start_s, ended[row])
     return memory
+
+
+def started(history: pd.DataFrame) -> list[float]:
+    """Row by row, NaN for a job that ended before it started."""
+    return [float(value) for value in history["start_s"].where(~(history["start_s"] > history["end_s"]))]
+
+
+def replayed(history: pd.DataFrame, config: Rolling) -> list[tuple[str, float]]:
+    """Of each submission, what a Memory knows that is told of every event in order."""
+    memory, jobs = Memory(config), submissions(history)
+    ended, starts, known = ended_jobs(history, jobs), started(history), [("", 0.0)] * len(jobs)
+    for row, event in events(history):
+        if event is Event.SUBMIT:
+            each = memory.know(jobs[row])
+            known[row] = repr(each.features), each.rolling.duration_s if each.rolling else -1.0
+        else:
+            memory.tell(event, jobs[row], starts[row], ended[row])
+    return known
 
 
 def alike(one: Memory, other: Memory, jobs: list[Submission]) -> None:
@@ -84,6 +102,23 @@ def test_any_past_read_at_once_is_known_as_if_told(families: str, has_site: bool
         probes = [dataclasses.replace(job, submit_s=until_s) for job in submissions(history)]
         users = ["ann", "bob"]
         alike(remember(users, history, until_s, config, site), told(history, until_s, config, site), probes)
+
+    check()
+
+
+@pytest.mark.parametrize("families", ["mask", "levenshtein"])
+def test_a_replay_that_leaves_out_what_nobody_asks_for_knows_the_same(families: str) -> None:
+    config = dataclasses.replace(Rolling(), families=families)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(rows(), min_size=1, max_size=40), st.integers(1, 5))
+    def check(made: list[dict[str, Any]], step: int) -> None:
+        history = frame(made)
+        wanted = np.arange(0, len(history), step)
+        replay, expected = replay_durations(history, config, wanted), replayed(history, config)
+        numbers = [repr(tuple(row)) for row in replay.features.numbers.tolist()]
+        assert numbers == [expected[row][0] for row in wanted]
+        assert np.nan_to_num(replay.rolling_s, nan=-1.0).tolist() == [expected[row][1] for row in wanted]
 
     check()
 
