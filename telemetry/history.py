@@ -201,7 +201,7 @@ def _register(
     users = [user] if isinstance(user, str) else user
     own = {"user": pa.array(sorted(users), pa.string())} if users is not None else None
     jobs = store.read("jobs", cluster, _JOBS, since_s, until_s, own)
-    theirs = {"job_id": pc.unique(jobs["job_id"].combine_chunks())} if own else None
+    theirs = {name: pc.unique(jobs[name].combine_chunks()) for name in ("job_id", "submit_s")} if own else None
     db.register("jobs", jobs)
     db.register("job_metrics", store.read("job_metrics", cluster, metrics, since_s, until_s, theirs))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -101,6 +102,12 @@ def by_partition(spec: Table, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
     part = rows[spec.time_column].to_numpy() // (spec.part_s * spec.ticks_per_s)
     for number in np.unique(part).tolist():
         yield number * spec.part_s, rows.filter(pa.array(part == number))
+
+
+def of_times(spec: Table, files: Sequence[Path], times: pa.Array[Any]) -> list[Path]:
+    """Those of the partition files that can hold rows of these times, in the unit of the table's time column."""
+    starts = set((np.unique(times.to_numpy() // (spec.part_s * spec.ticks_per_s)) * spec.part_s).tolist())
+    return [path for path in files if partition_start(path) in starts]
 
 
 def span_ticks(spec: Table, since_s: int | None, until_s: int | None) -> tuple[int, int]:

@@ -37,6 +37,7 @@ from telemetry.partitions import (
     Stray,
     by_partition,
     cluster_folders,
+    of_times,
     partition_files,
     partition_start,
     span_ticks,
@@ -176,12 +177,14 @@ class Store:
         """Rows whose time is in [since_s, until_s), in the order of the files; an empty table where there are none.
 
         among: only rows whose value of each of these columns is one of those given, in any order; the others are never
-        in memory.
+        in memory. Where the time column is one of them, only files that can hold such a time are opened.
         """
         spec = TABLES[table]
         names = list(columns) if columns is not None else spec.schema.names
         empty = pa.schema([spec.schema.field(name) for name in names]).empty_table()
         files = self.files(table, cluster, since_s, until_s)
+        if among and spec.time_column in among:
+            files = of_times(spec, files, among[spec.time_column])
         if not files:
             return empty
         low, high = span_ticks(spec, since_s, until_s)

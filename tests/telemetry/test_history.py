@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from almanac.errors import StoreError
 from telemetry.history import HISTORY, load_history, load_history_table
 from telemetry.schema import JOBS, TABLES
 from telemetry.store import Store
@@ -88,6 +89,27 @@ def test_of_a_user_who_is_named_nobody_elses_rows_are_read(store: Store, monkeyp
     assert load_history(store, "c", user="bob")["hbm_peak_mib"].tolist() == [1.0]
     assert load_history(store, "c", user="eve").empty
     assert seen == [[9], [9], [], []]
+
+
+def test_of_a_named_user_only_the_days_of_their_jobs_are_opened(store: Store) -> None:
+    """What cannot be read shows what is opened: a file of measurements of a day on which the user submitted nothing."""
+    day, later = 1_750_000_000, 1_750_000_000 + 86_400
+    bobs = {"job_id": 9, "submit_s": later, "start_s": later, "end_s": later + 9, "gpu_count": 4, "user": "bob"}
+    store.write("jobs", "c", rows(JOBS, [bobs]))
+    store.write(
+        "job_metrics", "c", rows(METRICS, [{"job_id": 9, "submit_s": later, "verdict": "ok", "hbm_peak_mib": 1.0}])
+    )
+    anns, other = store.files("job_metrics", "c")
+    kept = anns.read_bytes()
+    anns.write_bytes(b"no Parquet")
+    assert load_history(store, "c", user="bob")["hbm_peak_mib"].tolist() == [1.0]
+    with pytest.raises(StoreError, match=str(anns)):
+        load_history(store, "c", user="ann")
+    anns.write_bytes(kept)
+    other.write_bytes(b"no Parquet")
+    found = load_history(store, "c", user="ann")
+    assert found["hbm_evidence"].tolist() == ["telemetry", "preallocated", "jobstats", "none"]
+    assert found["submit_s"].tolist() == [day] * 4
 
 
 def test_only_one_users_jobs_where_one_is_named(store: Store) -> None:
