@@ -226,6 +226,8 @@ def _memory_at(own: pd.DataFrame, asked_s: int, config: Rolling, site: SiteMeans
 
 def _tellings(own: pd.DataFrame, until_s: int) -> Iterator[tuple[float, Event, Submission, float, Ended | None]]:
     """When and what to tell a Memory of starts and ends before until_s, in order."""
+    if own.empty:
+        return
     jobs = submissions(own)
     ended, times = ended_jobs(own, jobs), event_times(own)
     times[Event.SUBMIT] = math.nan

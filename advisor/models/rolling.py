@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -112,10 +112,10 @@ class _UserPast:
         self._max_runs = max_runs
         self._absorbed = 0
 
-    def add(self, keys: Iterable[str], durations_s: Iterable[float]) -> None:
+    def add(self, keys: Sequence[str], durations_s: Sequence[float]) -> None:
         """To the families alone, oldest first; means are told apart."""
-        families, number = self.families, self._absorbed
-        for key, duration_s in zip(keys, durations_s, strict=True):
+        families = self.families
+        for key, run in zip(keys, enumerate(durations_s, self._absorbed), strict=True):
             runs = families.get(key)
             if runs is None:
                 runs = families[key] = deque(maxlen=self._max_runs)
@@ -124,9 +124,8 @@ class _UserPast:
                     families.popitem(last=False)
             else:
                 families.move_to_end(key)
-            number += 1
-            runs.append((number, duration_s))
-        self._absorbed = number
+            runs.append(run)
+        self._absorbed += len(durations_s)
 
     def similar(self, key: str, similarity: float) -> list[str]:
         """Families whose key is at least this similar; remembered until a new family appears."""
