@@ -178,16 +178,14 @@ class Past:
             numbers, names = _numbered(scope)
             order, edges = by_number(numbers[kinds[before]])
             rows = before[order]
-            sorted_logs, has_failed = logs[rows].tolist(), is_failed[rows]
-            for first, last in itertools.pairwise(edges):
-                newest = rows[last - 1]
-                self._groups[names[numbers[kinds[newest]]]].add_all(
-                    sorted_logs[first:last],
-                    int(np.count_nonzero(has_failed[first:last])),
-                    bool(is_failed[newest]),
-                    int(ends[newest]),
-                )
-        for job in ended_jobs(ended[is_newest]):
+            newest = rows[np.array(edges[1:], dtype="intp") - 1]
+            failed = np.diff(np.append(0, np.cumsum(is_failed[rows], dtype="int64"))[edges])
+            outcome = (failed.tolist(), is_failed[newest].tolist(), ends[newest].tolist())
+            found = [names[number] for number in numbers[kinds[newest]].tolist()]
+            by_group = logs[rows].tolist()
+            for key, (first, last), *of_group in zip(found, itertools.pairwise(edges), *outcome, strict=True):
+                self._groups[key].add_all(by_group[first:last], *of_group)
+        for job in ended_jobs(ended.iloc[np.flatnonzero(is_newest)]):
             if job is not None:
                 self.absorb(job)
 
@@ -217,10 +215,14 @@ class Past:
         """A number for each row, in the order in which they first appear, and the keys of the groups of each number."""
         is_scheduled = ended["submit_s"].to_numpy(dtype="int64") % ROUND_S < SCHEDULED_WITHIN_S
         kinds: npt.NDArray[np.intp] = is_scheduled.astype("intp")
+        number = 2
         for name in _OF_GROUPS:
             values, distinct = pd.factorize(ended[name])
-            kinds = pd.factorize(kinds * (len(distinct) + 1) + values + 1)[0]
-        first = np.unique(kinds, return_index=True)[1]
+            if number * (len(distinct) + 1) > 2**62:
+                kinds, number = pd.factorize(kinds)[0], len(kinds)
+            kinds, number = kinds * (len(distinct) + 1) + values + 1, number * (len(distinct) + 1)
+        kinds = pd.factorize(kinds)[0]
+        first = np.flatnonzero(np.diff(np.maximum.accumulate(kinds), prepend=-1))
         rows = ended[list(_OF_GROUPS)].iloc[first]
         users, names = (texts_of(rows[name]) for name in _OF_GROUPS[:2])
         shapes = zip(*(rows[name].fillna(0).astype("int64").tolist() for name in _OF_GROUPS[2:5]), strict=True)

@@ -209,7 +209,8 @@ def know_pending(
 
 
 def _rows_of(users: Collection[str], history: pd.DataFrame) -> pd.DataFrame:
-    return history.loc[history["user"].isin(users), list(HISTORY_COLUMNS)]
+    columns, are_theirs = history[list(HISTORY_COLUMNS)], history["user"].isin(users)
+    return columns if are_theirs.all() else columns[are_theirs]
 
 
 def _memory_at(own: pd.DataFrame, asked_s: int, config: Rolling, site: SiteMeans | None) -> tuple[Memory, pd.DataFrame]:
@@ -218,9 +219,9 @@ def _memory_at(own: pd.DataFrame, asked_s: int, config: Rolling, site: SiteMeans
     if config.families != "mask":
         # Names join families in the order of starts and ends.
         return memory, own.reset_index(drop=True)
-    ended = own[is_over & has_ended(own)]
-    order = np.lexsort([ended[name].to_numpy() for name in ("submit_s", "job_id", "end_s")])
-    memory.absorb_all(ended.iloc[order])
+    rows = np.flatnonzero(is_over & has_ended(own))
+    order = np.lexsort([own[name].to_numpy()[rows] for name in ("submit_s", "job_id", "end_s")])
+    memory.absorb_all(own.iloc[rows[order]])
     return memory, own[~is_over].reset_index(drop=True)
 
 

@@ -19,6 +19,7 @@ from rapidfuzz import process
 from rapidfuzz.distance import Levenshtein
 
 from advisor.features import Ended, Submission, outcomes, texts_of
+from advisor.past import by_number
 from almanac.config import Rolling
 
 MAX_FAMILIES = 400
@@ -166,9 +167,10 @@ class RollingEstimator:
         keys = np.array(texts_of(ended["name_key"]), dtype=object)
         gpu_counts = ended["gpu_count"].fillna(0).to_numpy(dtype="int64")
         durations_s, _ = outcomes(ended)
-        codes, names = pd.factorize(np.array(texts_of(ended["user"]), dtype=object))
-        for code, name in enumerate(names):
-            user, rows = self._user(name), codes == code
+        codes, names = pd.factorize(ended["user"].fillna(""))
+        order, edges = by_number(codes)
+        for name, first, last in zip(names.tolist(), edges[:-1], edges[1:], strict=True):
+            user, rows = self._user(str(name)), order[first:last]
             user.add(keys[rows].tolist(), durations_s[rows].tolist())
             user.means.add_all(gpu_counts[rows], durations_s[rows])
         if self._gathers_site:
