@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -68,9 +69,9 @@ def frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
 @st.composite
 def rows(draw: st.DrawFn) -> dict[str, Any]:
     """Times from few seconds, so that many fall together; ends, starts and durations can be missing or absurd."""
-    submit_s = NOW_S - draw(st.sampled_from([0, 30, 59, 60, 1800, 3600]))
-    start_s = draw(st.one_of(st.just(float("nan")), st.integers(0, 40).map(lambda more: float(submit_s + more))))
-    end_s = draw(st.one_of(st.just(float("nan")), st.integers(-5, 60).map(lambda more: float(submit_s + more))))
+    submit_s = NOW_S - draw(st.sampled_from([0, 20, 40, 60, 80, 1800, 3600]))
+    start_s = draw(st.sampled_from([float("nan"), submit_s, submit_s + 20.0, submit_s + 40.0]))
+    end_s = draw(st.sampled_from([float("nan"), submit_s - 20.0, submit_s, submit_s + 20.0, submit_s + 60.0]))
     gpus, nodes, cpus = draw(st.sampled_from(SHAPES))
     return {
         "user": draw(st.sampled_from(["ann", "bob"])),
@@ -104,6 +105,19 @@ def test_any_past_read_at_once_is_known_as_if_told(families: str, has_site: bool
         alike(remember(users, history, until_s, config, site), told(history, until_s, config, site), probes)
 
     check()
+
+
+def test_a_job_runs_for_a_submission_of_the_second_of_its_end_and_not_of_its_start() -> None:
+    job = {"user": "ann", "name_key": "x", "state": "COMPLETED", "elapsed_s": 60.0, "time_limit_s": 60.0,
+           "gpu_count": 1, "node_count": 1, "cpu_count": 1}  # fmt: skip
+    runs = {**job, "submit_s": NOW_S, "start_s": NOW_S + 60.0, "end_s": NOW_S + 120.0}
+    asks = [
+        {**job, "submit_s": NOW_S + at_s, "start_s": float("nan"), "end_s": float("nan")} for at_s in (60, 120, 121)
+    ]
+    for row, running in enumerate((0, 1, 0), 1):
+        history = frame([runs, *asks])
+        replay = replay_durations(history, Rolling(), np.array([row]))
+        assert replay.features.number("user_running").tolist() == [math.log1p(running)]
 
 
 @pytest.mark.parametrize("families", ["mask", "levenshtein"])
