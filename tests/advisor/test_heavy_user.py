@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advisor.features import Event, Submission, ended_jobs, events, submissions
-from advisor.models import rolling
+from advisor.models import peak_store, rolling
+from advisor.models.peak_store import evidence_now, replay_peaks
 from advisor.models.rolling import SiteMeans
 from advisor.past import DECAY, NEWEST, _weights
 from advisor.replay import Memory, know_pending, remember, replay_durations
-from almanac.config import Rolling
+from almanac.config import Config, Rolling
 
 NOW_S = 1_750_000_000 // 1800 * 1800
 SHAPES = ((1, 1, 8), (4, 1, 32), (4, 2, 32))
@@ -192,3 +193,48 @@ def test_the_sum_of_weights_is_that_of_so_many_steps() -> None:
         weight = DECAY * weight + 1.0
         assert sums[min(runs, len(sums) - 1)] == weight
     assert len(sums) > NEWEST
+
+
+@st.composite
+def measured(draw: st.DrawFn) -> dict[str, Any]:
+    """Runs of two days, many of which end in the same hour: of alike names, flat, unmeasured, failed or still open."""
+    submit_s = NOW_S - 3600 * draw(st.integers(0, 48))
+    peak_mib = draw(st.sampled_from([1000.0, 20_000.0, 32_000.0, 80_000.0, math.nan]))
+    return {
+        "user": "ann",
+        "name_key": draw(st.sampled_from(["train", "trains", "train-x", "eval", "evil", "sweep", ""])),
+        "state": draw(st.sampled_from(["COMPLETED", "FAILED"])),
+        "gpu_count": draw(st.sampled_from([1, 2])),
+        "submit_s": submit_s,
+        "start_s": submit_s,
+        "end_s": draw(st.sampled_from([submit_s + 3600.0, submit_s + 7200.0, submit_s + 86_400.0, math.nan])),
+        "hbm_peak_mib": peak_mib,
+        "hbm_max_mib": peak_mib,
+        "hbm_capacity_mib": 81_920.0,
+        "hbm_evidence": "none" if math.isnan(peak_mib) else draw(st.sampled_from(["telemetry", "preallocated"])),
+        "verdict": "ok",
+        "elapsed_s": 3600.0,
+        "time_limit_s": 7200.0,
+        "node_count": 1,
+        "cpu_count": 8,
+    }
+
+
+@pytest.mark.parametrize("remembered", [3, 256])
+def test_evidence_that_is_read_once_for_a_burst_is_that_of_each_job(
+    remembered: int, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that grow too old between two submissions, and families that are forgotten and come back, among them."""
+    monkeypatch.setattr(peak_store, "MAX_FAMILIES", remembered)
+    advice = dataclasses.replace(config.advice, history_days=1, min_runs=2)
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(measured(), min_size=5, max_size=20))
+    def check(made: list[dict[str, Any]]) -> None:
+        # Each in a second of its own: a replay alone counts others of the same second as open.
+        history = frame([{**row, "submit_s": row["submit_s"] + number} for number, row in enumerate(made)])
+        for case in replay_peaks(history, advice, config.tiers):
+            live = evidence_now(case.submission, history, advice, config.tiers)
+            assert repr(live) == repr(case.evidence)
+
+    check()
