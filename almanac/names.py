@@ -28,7 +28,12 @@ _DIGITS = re.compile(rb"[0-9]+")
 
 def name_key(name: str) -> str:
     """The family key of a job name: "train-BERT-0042" and "train-bert-7" both give "train-bert-#"."""
-    raw = _UNSURE.sub(b"_", name.encode("utf-8", "surrogateescape")[:MAX_NAME_BYTES]).lower()
+    return mask(name.encode("utf-8", "surrogateescape")[:MAX_NAME_BYTES])[:MAX_BYTES] or "-"
+
+
+def mask(text: bytes) -> str:
+    """The text by rules 1 to 4, whatever its length."""
+    raw = _UNSURE.sub(b"_", text).lower()
     raw = _UUID.sub(b"#", raw)
     raw = _WORD.sub(lambda word: b"#" if _HASH.fullmatch(word[0]) else word[0], raw)
-    return _DIGITS.sub(b"#", raw)[:MAX_BYTES].decode("ascii") or "-"
+    return _DIGITS.sub(b"#", raw).decode("ascii")

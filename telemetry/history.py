@@ -21,16 +21,16 @@ _METRICS = (
     "coverage_frac", "verdict",
 )  # fmt: skip
 _BASE = (
-    "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "qos", "name", "name_key", "node_count",
-    "cpu_count", "gpu_count", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s", "is_array", "state",
-    "elapsed_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "hbm_evidence", "mean_gpu_util_pct",
-    "coverage_frac", "verdict",
+    "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "qos", "name", "name_key", "script_key",
+    "node_count", "cpu_count", "gpu_count", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s",
+    "is_array", "state", "elapsed_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "hbm_evidence",
+    "mean_gpu_util_pct", "coverage_frac", "verdict",
 )  # fmt: skip
 _JOBS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "partition_req", "qos", "name",
-    "name_key", "node_count", "cpu_count", "gpu_count", "cpu_count_req", "node_count_req", "gpu_count_req", "gpu_type",
-    "gpu_type_req", "constraints", "tier", "time_limit_s", "array_job_id", "state", "elapsed_s",
-    "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib",
+    "name_key", "script_key", "node_count", "cpu_count", "gpu_count", "cpu_count_req", "node_count_req",
+    "gpu_count_req", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s", "array_job_id", "state",
+    "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib",
 )  # fmt: skip
 MAX_NAMELESS = 2000
 _SPECIAL = {
@@ -45,7 +45,7 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
        coalesce(j.account, '') AS account, coalesce(j.partition_req, j."partition", '') AS "partition",
        coalesce(j.qos, '') AS qos, coalesce(j.name, '') AS name,
        regexp_replace(coalesce(j.name_key, ''), '[_?]+', '_', 'g') AS name_key,
-       coalesce(j.node_count_req, j.node_count, 1) AS node_count,
+       j.script_key, coalesce(j.node_count_req, j.node_count, 1) AS node_count,
        coalesce(j.cpu_count_req, j.cpu_count, 1) AS cpu_count,
        coalesce(nullif(j.gpu_count_req, 0), j.gpu_count, 0) AS gpu_count,
        coalesce(j.gpu_type, '') AS gpu_type, j.gpu_type_req, coalesce(j.constraints, '') AS constraints, j.tier,

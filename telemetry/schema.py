@@ -53,6 +53,7 @@ JOBS = pa.schema(
         _field("qos", _TEXT),
         _field("name", _TEXT, "null where unknown: text output can be forged, so it is never taken from there"),
         _field("name_key", _TEXT, "family key, almanac.names.name_key"),
+        _field("script_key", _TEXT, "hash of script, work directory, names of arguments; null: none, or not recorded"),
         _field("refuses_mail", pa.bool_(), "whether its comment says almanac:nomail; null: not known"),
         _field("state", _TEXT, "COMPLETED, FAILED, TIMEOUT, CANCELLED, ..."),
         _field("eligible_s", _INT, "s since 1970, UTC; from then on it could start; null: not recorded"),

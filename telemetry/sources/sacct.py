@@ -151,6 +151,7 @@ class SacctSource:
             "partition_req": partitions,
             "name": text.name,
             "name_key": None if text.name is None else name_key(text.name),
+            "script_key": text.script_key or None,
             "refuses_mail": None if text.name is None else text.refuses_mail,
             "tier": tier.name if tier else None,
             "jobstats_hbm_peak_mib": stats.hbm_peak_mib if stats else None,

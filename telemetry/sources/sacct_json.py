@@ -14,6 +14,7 @@ from typing import Any
 from almanac.errors import RequestError
 from almanac.units import valid_unicode
 from telemetry.slurm.options import parse_options
+from telemetry.slurm.script_key import script_key
 
 _NAMELESS = "allocation"
 """slurmdbd's name for a job that has none, and for one whose start it has not stored yet."""
@@ -26,13 +27,15 @@ class JobText:
 
     refuses_mail: whether the job's comment has the word almanac:nomail. slurmdbd keeps comments only with
     AccountingStoreFlags=job_comment. partitions: the list that was asked for, of several partitions the job ran in one;
-    "" where the record does not tell of a list.
+    "" where the record does not tell of a list. script_key: of telemetry.slurm.script_key; "" on 22.05, whose
+    JSON has no submit line.
     """
 
     name: str | None
     admin_comment: str = ""
     refuses_mail: bool = False
     partitions: str = ""
+    script_key: str = ""
 
 
 def parse_json(data: bytes, cluster: str) -> dict[tuple[int, int], JobText]:
@@ -95,7 +98,14 @@ def _text(job: dict[str, Any]) -> JobText:
         admin_comment=admin if isinstance(admin, str) else "",
         refuses_mail=isinstance(own, str) and _NO_MAIL.search(own) is not None,
         partitions=_partitions(job.get("submit_line"), job.get("partition")),
+        script_key=_script_key(job.get("user"), job.get("submit_line"), job.get("working_directory")),
     )
+
+
+def _script_key(user: Any, submit_line: Any, work_dir: Any) -> str:
+    if not (isinstance(user, str) and isinstance(submit_line, str) and isinstance(work_dir, str)):
+        return ""
+    return script_key(user, submit_line, work_dir)
 
 
 def _partitions(submit_line: Any, ran_in: Any) -> str:

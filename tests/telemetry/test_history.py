@@ -139,9 +139,10 @@ def test_of_several_partitions_all_that_were_asked_for_count(tmp_path: Path) -> 
 
 def test_a_store_of_before_the_requested_counts_is_read_and_written(store: Store) -> None:
     (path,) = store.root.glob("jobs/**/*.parquet")
-    newer = ["cpu_count_req", "node_count_req", "partition_req", "gpu_type_req"]
+    newer = ["cpu_count_req", "node_count_req", "partition_req", "gpu_type_req", "script_key"]
     pq.write_table(pq.read_table(path, partitioning=None).drop_columns(newer), path)
     assert load_history(store, "c")["gpu_count"].tolist() == [4, 4, 4, 4]
+    assert load_history(store, "c")["script_key"].isna().all()
     key = {"job_id": 1, "submit_s": 1_750_000_000}
     store.write("jobs", "c", rows(JOBS, [{**key, "cpu_count_req": 7, "node_count_req": 2}]))
     first = load_history(store, "c").iloc[0]

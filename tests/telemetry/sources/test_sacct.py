@@ -13,6 +13,7 @@ import pytest
 from almanac.config import Slurm, Tier
 from almanac.errors import CommandError, SourceError
 from telemetry.schema import JOBS
+from telemetry.slurm.script_key import script_key
 from telemetry.sources.base import Batch
 from telemetry.sources.sacct import SacctSource, probe_accounting, random_delimiter, windows
 
@@ -117,6 +118,19 @@ def test_a_choice_of_partitions_names_no_tier(runner: Recorded) -> None:
     said = {row["name"]: (row["partition"], row["partition_req"], row["tier"]) for row in batch.rows.to_pylist()}
     assert said["plain"] == ("all", "hbm80,all", None)
     assert said["fails"] == ("all", None, "small")
+
+
+def test_only_a_hash_of_the_script_is_stored(runner: Recorded) -> None:
+    found = json.loads(runner.file("sacct.json"))
+    for job in found["jobs"]:
+        job["submit_line"] = "sbatch secret.sh" if job["name"] == "plain" else "sbatch --wrap secret.sh"
+        job["working_directory"] = "/secret"
+    runner.json = json.dumps(found).encode()
+    [batch] = read(runner)
+    keys = {row["name"]: row["script_key"] for row in batch.rows.to_pylist()}
+    assert keys["plain"] == script_key("alice", "sbatch secret.sh", "/secret")
+    assert keys["fails"] is None
+    assert "secret" not in str(batch.rows.to_pylist())
 
 
 def test_how_jobs_end(runner: Recorded) -> None:

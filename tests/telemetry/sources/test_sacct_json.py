@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from telemetry.slurm.script_key import script_key
 from telemetry.sources.sacct_json import JobText, number, parse_json
 
 
@@ -87,6 +88,21 @@ def test_records_that_name_no_job_of_this_cluster_are_passed_over(bad: Any) -> N
 def test_partitions_are_those_that_the_submit_line_lists_beside_the_one_it_ran_in(line: Any, expected: str) -> None:
     texts = parse(job(submit_line=line, partition="a100"))
     assert texts == {(7, 100): JobText("train", "a", partitions=expected)}
+
+
+LINE = "sbatch -J x run.sh --lr=1"
+
+
+def test_a_script_is_kept_as_a_hash() -> None:
+    texts = parse(job(user="ann", submit_line=LINE, working_directory="/home/ann"))
+    assert texts == {(7, 100): JobText("train", "a", script_key=script_key("ann", LINE, "/home/ann"))}
+    assert "run.sh" not in repr(texts)
+
+
+@pytest.mark.parametrize("missing", [{"user": None}, {"submit_line": None}, {"working_directory": 7}])
+def test_no_script_is_known_where_the_record_lacks_a_part(missing: dict[str, Any]) -> None:
+    whole = {"user": "ann", "submit_line": LINE, "working_directory": "/home/ann"}
+    assert parse(job(**{**whole, **missing})) == {(7, 100): JobText("train", "a")}
 
 
 def test_sacct_says_why_there_are_no_jobs() -> None:

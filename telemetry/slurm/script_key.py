@@ -1,0 +1,66 @@
+"""What a batch job runs, as a hash: its script, its work directory, and what its arguments are called.
+
+A sweep has a name, a value, or a directory of its own for each job. So paths and arguments are masked as job names are
+(almanac.names), and an option's value does not count: "run.sh --lr=0.1" and "run.sh --lr=0.2" have one key.
+
+Slurm joins the words of a command by blanks, and the record of a job has no more. A live request goes the same way, so
+that both get one key whatever the words hold. The user is part of the hash: equal keys of two users mean nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from collections.abc import Iterator, Sequence
+
+from almanac.errors import RequestError
+from almanac.names import mask
+from telemetry.slurm.options import parse_options
+
+KEY_LETTERS = 16
+_PROGRAM = "sbatch"
+_SPOOLED = "slurm_script"
+"""slurmd's own copy of a script, which a job submits again as $0: it may be any."""
+_PASSING = ("/dev/", "/proc/")
+"""A shell's <(...) and the like."""
+
+
+def script_key(user: str, submit_line: str, work_dir: str) -> str:
+    """16 hex digits; "" where nothing is known of a script.
+
+    That is so of standard input, --wrap, srun, salloc, het jobs, a line that sbatch would refuse, and an unknown work
+    directory. A relative path is resolved by the work directory, as sbatch does; no file is looked at.
+    """
+    words = submit_line.replace('"', "`").split()  # slurmdbd stores a backtick for a double quote
+    if not words or words[0].rpartition("/")[2] != _PROGRAM or ":" in words:
+        return ""
+    try:
+        typed, rest = parse_options(words[1:])
+    except RequestError:
+        return ""
+    return "" if any(option.name == "wrap" for option in typed) else command_key(user, rest, work_dir)
+
+
+def command_key(user: str, command: Sequence[str], work_dir: str) -> str:
+    """The same of a script and its arguments, split at blanks. "" without a script."""
+    if not command or not work_dir.startswith("/"):
+        return ""
+    path = posixpath.normpath(posixpath.join(work_dir, command[0]))
+    if command[0] == "-" or path.startswith(_PASSING) or posixpath.basename(path) == _SPOOLED:
+        return ""
+    parts = [user, _mask(path), _mask(posixpath.normpath(work_dir)), *sorted({*map(_mask, _arguments(command[1:]))})]
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:KEY_LETTERS]
+
+
+def _arguments(words: Sequence[str]) -> Iterator[str]:
+    """Names of options, and what is no option's value: whether "--fast" takes the next word is not known."""
+    is_value = False
+    for word in words:
+        is_option = word.startswith("-")
+        if is_option or not is_value:
+            yield word.partition("=")[0]
+        is_value = is_option and "=" not in word
+
+
+def _mask(text: str) -> str:
+    return mask(text.encode("utf-8", "replace"))
