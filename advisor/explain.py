@@ -9,7 +9,7 @@ import shlex
 from datetime import UTC, datetime
 
 from advisor.decisions import tier as reasons
-from advisor.models.evidence import SIMILAR
+from advisor.models.evidence import SCRIPT, SIMILAR
 from almanac.names import name_key
 from almanac.records import Advice, Duration, MemoryBound, PriorityAdvice, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, printable
@@ -64,7 +64,8 @@ def _family(advice: Advice) -> str:
 
 def _bound_text(advice: Advice, bound: MemoryBound) -> str:
     like = "names like " if bound.scope == SIMILAR else ""
-    runs = f"your last {bound.runs} runs of {like}{_family(advice)}"
+    what = "this script" if bound.scope == SCRIPT else f"{like}{_family(advice)}"
+    runs = f"your last {bound.runs} runs of {what}"
     jobs = format_count(_jobs_per_exceedance(bound.risk))
     if bound.bound_mib is None or not advice.tier.holds_bound:
         return (

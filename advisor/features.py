@@ -70,6 +70,7 @@ class Submission:
     time_limit_s: float
     is_array: bool
     submit_s: int
+    script_key: str = ""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -111,6 +112,7 @@ def submission_of(request: Request, tiers: Sequence[Tier]) -> Submission:
         time_limit_s=math.nan if request.time_limit_s is None else float(request.time_limit_s),
         is_array=request.is_array,
         submit_s=request.submit_s,
+        script_key=request.script_key,
     )
 
 
@@ -121,7 +123,8 @@ def submissions(history: pd.DataFrame) -> list[Submission]:
     limits = history["time_limit_s"].astype("float64").tolist()
     arrays = history["is_array"].fillna(False).astype(bool).tolist()
     submits = history["submit_s"].astype("int64").tolist()
-    return [Submission(*row) for row in zip(*texts, *counts, limits, arrays, submits, strict=True)]
+    scripts = texts_of(history["script_key"]) if "script_key" in history else [""] * len(history)
+    return [Submission(*row) for row in zip(*texts, *counts, limits, arrays, submits, scripts, strict=True)]
 
 
 def texts_of(column: pd.Series[Any]) -> list[str]:

@@ -24,10 +24,14 @@ def recorded_requests(history: pd.DataFrame, tiers: Sequence[Tier]) -> list[Requ
     arrays = history["is_array"].fillna(False).astype(bool).tolist()
     asked = [by_name.get(name) for name in history["tier"].fillna("").astype(str)]
     none = pd.Series("", history.index)
-    types = history.get("gpu_type_req", none).fillna("").astype(str)
+    types, scripts = (history.get(name, none).fillna("").astype(str) for name in ("gpu_type_req", "script_key"))
     return [
-        _request(dict(zip((*_TEXTS, *_COUNTS), row, strict=True)), limit_s, is_array, gpu_type, tier, tiers)
-        for *row, limit_s, is_array, gpu_type, tier in zip(*texts, *counts, limits, arrays, types, asked, strict=True)
+        _request(
+            dict(zip((*_TEXTS, *_COUNTS, "script_key"), row, strict=True)), limit_s, is_array, gpu_type, tier, tiers
+        )
+        for *row, limit_s, is_array, gpu_type, tier in zip(
+            *texts, *counts, scripts, limits, arrays, types, asked, strict=True
+        )
     ]
 
 

@@ -44,7 +44,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class Request:
-    """One submission, as known at submit time. Counts are of the whole job (one array task)."""
+    """One submission, as known at submit time. Counts are of the whole job (one array task).
+
+    script_key: of telemetry.slurm.script_key; "" where no script is known.
+    """
 
     user: str
     job_name: str = ""
@@ -60,6 +63,7 @@ class Request:
     time_limit_s: int | None = None
     is_array: bool = False
     submit_s: int = 0
+    script_key: str = ""
 
 
 MAX_SPAN = 30
@@ -97,7 +101,8 @@ class MemoryBound:
     bound_mib: None where runs differ too much, or too little is known of such evidence, to state one; a tier can still
     be advised. tier_mib: what a tier must hold, MiB, so that the tiers advised are exceeded with probability at most
     `risk`. The risk is that of all jobs of the evidence class taken together, not of one family. highest_mib: the
-    highest measured peak of the `runs` looked at; scope: "family" or "similar" (names like it).
+    highest measured peak of the `runs` looked at; scope: "family", "similar" (names like it) or
+    "script" (runs of the same script, under other names).
     """
 
     bound_mib: float | None

@@ -62,7 +62,7 @@ def _summary(evidence: Evidence, changes_above_mib: float | None, config: Config
     oom, pause_days = evidence.oom, config.advice.pause_days
     newest = [math.exp(need) / (1 + config.advice.spike_margin) for need in evidence.newest[-NEWEST_SHOWN:]]
     return MemoryEvidence(
-        scope=evidence.scope,
+        scope=evidence.told_scope,
         runs=evidence.runs,
         since_s=evidence.since_s,
         until_s=evidence.until_s,

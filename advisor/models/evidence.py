@@ -9,10 +9,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 FAMILY, SIMILAR = "family", "similar"
-"""Scopes: enough runs of this name itself, or of names like it only. All of one user, with as many GPUs.
+"""Scopes: enough runs of this name itself, or only of names like it or of its script. All of one user, with as many
+GPUs.
 
 A user's other jobs were tried as a third: the bounds that they led to were exceeded 26 times as often as stated.
 """
+SCRIPT = "script"
+"""What people are told of evidence of scope SIMILAR that is of a script."""
 OPEN_EDGES = (5, 20)
 """Evidence is calibrated apart by how many submissions of the family are open: no outcome of these is known."""
 SPREAD_RUNS = 20
@@ -40,6 +43,7 @@ class Evidence:
     included. censored_mib: the largest capacity at which a run was cut off; None where none was, or where a run on more
     memory has shown a need above it. since_s, until_s: of the ends. oom: of the family, whatever the scope. set_aside:
     how many runs say nothing, by reason. open_jobs: submissions of these names that had not ended, an array as one.
+    is_of_script: the runs are of the job's script, under names that say as little as the job's.
     """
 
     scope: str
@@ -55,6 +59,11 @@ class Evidence:
     oom: Oom | None = None
     set_aside: Mapping[str, int] = field(default_factory=dict)
     open_jobs: int = 0
+    is_of_script: bool = False
+
+    @property
+    def told_scope(self) -> str:
+        return SCRIPT if self.is_of_script else self.scope
 
     def supports_bound(self, min_runs: int) -> bool:
         """Whether a bound can be laid at all: enough runs, and none of unknown height."""

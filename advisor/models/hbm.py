@@ -59,7 +59,7 @@ def bound_of(evidence: Evidence, calibration: Calibration | None, config: Advice
             risk=config.risk,
             highest_mib=evidence.highest_mib,
             runs=evidence.runs,
-            scope=evidence.scope,
+            scope=evidence.told_scope,
             evidence_class=class_name(evidence),
         )
     )

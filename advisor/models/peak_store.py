@@ -38,12 +38,15 @@ class _Family:
     """What one user's family, of one GPU count, is remembered by beside its runs.
 
     kin: all runs of names like this, oldest first. known_s: ends of its own newest min_runs runs with a known need, s
-    since 1970; reserved_s: of its newest run, where the framework reserved memory.
+    since 1970; reserved_s: of its newest run, where the framework reserved memory. submit_s: of its newest run;
+    comes_again: it was submitted more than once.
     """
 
     kin: deque[Run]
     known_s: deque[int] = field(default_factory=deque)
     reserved_s: int | None = None
+    submit_s: int | None = None
+    comes_again: bool = False
     largest_mib: float = 0.0
     oom: Oom | None = None
     failed: Run | None = None
@@ -89,17 +92,35 @@ class _Read(NamedTuple):
     fields: Mapping[str, Any]
 
 
+class _OpenBy(defaultdict[str, _Open]):
+    """By key the submissions that have not ended; a key without any is forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__(_Open)
+
+    def end(self, key: str, job: Submission) -> None:
+        still_open = self.get(key)
+        if still_open is not None and still_open.end(job):
+            del self[key]
+
+    def number(self, key: str, job: Submission) -> int:
+        return self[key].number(job) if key in self else 0
+
+
 @dataclass
 class _User:
-    """One user's families of one GPU count, all their runs, oldest first, and by name what is open.
+    """One user's families of one GPU count, all their runs with names, oldest first, and what is open, by name.
 
+    scripts: of each script the runs under names that were submitted once, by name; open_scripts: what of it is open.
     read, read_of_new: what was read last for families, and for names that are none yet. A burst is read once.
     """
 
     families: OrderedDict[str, _Family] = field(default_factory=OrderedDict)
     kin_of: dict[str, set[str]] = field(default_factory=dict)
     runs: deque[tuple[str, Run]] = field(default_factory=lambda: deque(maxlen=MAX_USER_RUNS))
-    open: defaultdict[str, _Open] = field(default_factory=lambda: defaultdict(_Open))
+    scripts: OrderedDict[str, OrderedDict[str, deque[Run]]] = field(default_factory=OrderedDict)
+    open: _OpenBy = field(default_factory=_OpenBy)
+    open_scripts: _OpenBy = field(default_factory=_OpenBy)
     read: dict[str, _Read] = field(default_factory=dict)
     read_of_new: dict[str, _Read] = field(default_factory=dict)
 
@@ -130,13 +151,32 @@ class _User:
         """The newest, oldest first."""
         return [run for name, run in self.runs if name in names]
 
-    def absorb(self, key: str, run: Run) -> None:
+    def absorb(self, key: str, script: str, run: Run) -> None:
         """Of a family that family() has given."""
         self.runs.append((key, run))
         for other in self.kin_of[key]:
             self.families[other].kin.append(run)
             self.read.pop(other, None)
         self.read_of_new.clear()
+        self._absorb_script(key, script, run)
+
+    def _absorb_script(self, key: str, script: str, run: Run) -> None:
+        family, before = self.families[key], self.scripts.get(script)
+        first_s = before[key][0].submit_s if before and key in before else family.submit_s
+        family.submit_s = run.submit_s
+        if not family.comes_again and first_s not in (None, run.submit_s):
+            family.comes_again = True
+            for other in self.scripts.values():
+                other.pop(key, None)
+        if family.comes_again or not script:
+            return
+        names = self.scripts.setdefault(script, OrderedDict())
+        names.setdefault(key, deque(maxlen=MAX_FAMILY_RUNS)).append(run)
+        self.scripts.move_to_end(script)
+        if len(names) > MAX_FAMILIES:
+            names.popitem(last=False)
+        if len(self.scripts) > MAX_FAMILIES:
+            self.scripts.popitem(last=False)
 
 
 class PeakStore:
@@ -147,16 +187,18 @@ class PeakStore:
         self._users: defaultdict[tuple[str, int], _User] = defaultdict(_User)
 
     def submit(self, job: Submission) -> None:
-        self._users[job.user, job.gpu_count].open[job.name_key].add(job)
+        user = self._users[job.user, job.gpu_count]
+        user.open[job.name_key].add(job)
+        if job.script_key:
+            user.open_scripts[job.script_key].add(job)
 
     def absorb(self, job: Submission, run: Run) -> None:
         """Of a job that was submitted."""
         user = self._users[job.user, job.gpu_count]
-        still_open = user.open.get(job.name_key)
-        if still_open is not None and still_open.end(job):
-            del user.open[job.name_key]
+        user.open.end(job.name_key, job)
+        user.open_scripts.end(job.script_key, job)
         family = user.family(job.name_key)
-        user.absorb(job.name_key, run)
+        user.absorb(job.name_key, job.script_key, run)
         if run.why_not == PREALLOCATED:
             family.reserved_s, family.oom = run.end_s, None
         elif run.is_known:
@@ -189,12 +231,21 @@ class PeakStore:
         return failed.capacity_mib
 
     def evidence(self, job: Submission, now_s: int) -> Evidence:
-        """Of the user's runs of this name and of names like it.
+        """Of the user's runs of this name and of names like it; where these are too few, of the same script, too.
 
         A family whose framework reserves memory is no kin of the user's others: its own runs alone speak for it.
         """
         user = self._users.get((job.user, job.gpu_count))
-        if user is None or job.name_key in NAMELESS:
+        if user is None:
+            return Evidence(FAMILY, now_s)
+        evidence = self._of_name(user, job, now_s)
+        if evidence.runs >= self._config.min_runs or not job.script_key:
+            return evidence
+        of_script = self._of_script(user, job, now_s)
+        return evidence if of_script is None or of_script.runs < self._config.min_runs else of_script
+
+    def _of_name(self, user: _User, job: Submission, now_s: int) -> Evidence:
+        if job.name_key in NAMELESS:
             return Evidence(FAMILY, now_s)
         since_s = now_s - self._config.history_days * 86_400
         known = user.read if job.name_key in user.families else user.read_of_new
@@ -203,8 +254,26 @@ class PeakStore:
             if len(known) >= MAX_FAMILIES:
                 known.clear()
             read = known[job.name_key] = self._read(user, job.name_key, since_s)
-        open_jobs = sum([user.open[name].number(job) for name in read.names if name in user.open])
+        open_jobs = sum([user.open.number(name, job) for name in read.names])
         return Evidence(now_s=now_s, open_jobs=open_jobs, **read.fields)
+
+    def _of_script(self, user: _User, job: Submission, now_s: int) -> Evidence | None:
+        """Of the runs of this script under names that were submitted once; None where they are too few.
+
+        A launcher runs everything: its runs under names that come again are evidence for these names alone.
+        """
+        own = user.families.get(job.name_key)
+        if own is not None and own.reserved_s is not None:
+            return None
+        names = user.scripts.get(job.script_key)
+        if names is None or len(names) < self._config.min_runs:
+            return None
+        runs = sorted([run for own_runs in names.values() for run in own_runs], key=lambda run: run.end_s)
+        ooms = [family.oom for name in names if (family := user.families.get(name)) and family.oom]
+        oom = max(ooms, key=lambda each: each.end_s, default=None)
+        fields = self._fields(_since(runs, now_s - self._config.history_days * 86_400))
+        open_jobs = user.open_scripts.number(job.script_key, job)
+        return Evidence(SIMILAR, now_s, oom=oom, open_jobs=open_jobs, is_of_script=True, **fields)
 
     def _read(self, user: _User, name: str, since_s: int) -> _Read:
         own = user.families.get(name)

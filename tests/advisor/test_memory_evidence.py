@@ -263,7 +263,7 @@ def test_until_the_cap_evidence_is_all_runs_of_names_like_it(names: list[str]) -
     runs = [peak_store.Run(1.0, 1.0, False, False, False, 1.0, number, number) for number in range(len(names))]
     for name, run in zip(names, runs, strict=True):
         user.family(name)
-        user.absorb(name, run)
+        user.absorb(name, "", run)
     for asked in {*names, "abc", "abc-abc"}:
         expected = [run for name, run in zip(names, runs, strict=True) if is_like(asked, name)]
         own = user.families.get(asked)

@@ -18,6 +18,7 @@ from telemetry.sources.generated.jobs import STATES, Jobs, make_jobs
 from telemetry.sources.generated.population import Population, make_population, make_submissions
 from telemetry.sources.generated.profile import Bools, Floats, Ints, Profile, load_profile
 from telemetry.sources.generated.schedule import Runs, schedule
+from telemetry.sources.generated.scripts import job_scripts
 from telemetry.sources.generated.shape import SiteShape
 
 TIERS = (None, "hbm40g", "hbm80g")
@@ -27,7 +28,9 @@ _FIRST_40, _FIRST_80, _CPUS_PER_NODE = 1001, 8193, 128
 
 @dataclass(frozen=True)
 class SitePlan:
-    """All that is decided of a site. `names` are the jobs' names, `hosts` the nodes', in the order of Runs.node."""
+    """All that is decided of a site. `names` are the jobs', `scripts` the keys of what they run, `hosts` the nodes'
+    names, in the order of Runs.node.
+    """
 
     shape: SiteShape
     profile: Profile
@@ -37,6 +40,7 @@ class SitePlan:
     runs: Runs
     names: list[str]
     hosts: list[str]
+    scripts: list[str | None]
     hostile: Hostile | None = None
 
 
@@ -60,7 +64,8 @@ def plan_site(shape: SiteShape) -> SitePlan:
     names = job_names(stems, jobs.family, jobs.submit_s, jobs.rank, jobs.is_debug, jobs.suffix, rng[5])
     if hostile:
         names = hostile_names(hostile, jobs, names)
-    return SitePlan(shape, profile, people, families, jobs, runs, names, host_names(shape), hostile)
+    scripts = job_scripts(shape.seed, people, jobs)
+    return SitePlan(shape, profile, people, families, jobs, runs, names, host_names(shape), scripts, hostile)
 
 
 def host_names(shape: SiteShape) -> list[str]:
@@ -140,6 +145,7 @@ def _requests(plan: SitePlan, job: Ints) -> dict[str, pa.Array[Any]]:
         "qos": _chosen(["regular", "debug"], jobs.is_debug[job].astype(np.int64)),
         "name": pa.array(names),
         "name_key": pa.array([name_key(name) for name in names]),
+        "script_key": pa.array([plan.scripts[n] for n in job.tolist()], pa.string()),
         "time_limit_s": pa.array(jobs.limit_s[job]),
         "node_count": pa.array(jobs.nodes[job]),
         "cpu_count": pa.array((_CPUS_PER_NODE * jobs.nodes[job] * share).astype(np.int64)),

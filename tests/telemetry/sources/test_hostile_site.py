@@ -44,6 +44,21 @@ def test_the_needs_are_those_of_their_kinds(record: tuple[pd.DataFrame, pd.DataF
     assert (growing.apply(lambda need: need.tail(5).mean() / need.head(5).mean()) > 1.2).mean() > 0.8
 
 
+def test_most_families_have_a_script_and_some_users_one_for_all(record: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+    history, truth = record
+    whole = history.assign(family=truth["family"])
+    has_script = whole.groupby("family")["script_key"].agg(lambda keys: keys.notna().any())
+    assert 0.75 < has_script.mean() < 0.95
+    known = whole[whole["script_key"].notna()]
+    assert (known.groupby("script_key")["user"].nunique() == 1).all()
+    families = known.groupby("script_key")["family"].nunique()
+    launchers = families[families > 1].index
+    users = known[known["script_key"].isin(launchers)]["user"].unique()
+    assert 0.1 < len(users) / known["user"].nunique() < 0.45
+    of_launchers = known[known["user"].isin(users)]
+    assert (of_launchers.groupby("user")["script_key"].nunique() == 1).all(), "everything"
+
+
 def test_batches_are_submitted_together_as_single_jobs(record: tuple[pd.DataFrame, pd.DataFrame]) -> None:
     history, truth = record
     batched = truth["kind"].isin(BATCHES)
