@@ -84,7 +84,7 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
     if not submission:
         raise click.UsageError("nothing to advise on: give sbatch's options, a script, or `-`")
     who, typed = app.visible_user(user), read_submission(list(submission))
-    request = typed.request(who, app.now_s())
+    request = typed.request(who, app.now_s(), _work_dir())
     if not app.may_read_store:
         return _show_published(app, request, as_json)
     advice = advise(app, request, typed.options)
@@ -126,6 +126,13 @@ def read_submission(argv: list[str]) -> Submission:
     from telemetry.slurm.sbatch import parse_submission
 
     return parse_submission(argv, os.environ, _read_script)
+
+
+def _work_dir() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was removed
+        return ""
 
 
 def _read_script(name: str) -> str:

@@ -19,7 +19,8 @@ class PendingJob:
     Counts are of the whole job, or of one array task. A held job has priority 0 until it is released. restarts: how
     often it was requeued; submit_s is then the time of the last one. reason: why Slurm does not start it, as Slurm
     spells it. gpus_per_node: 0 where the job did not fix it. is_exclusive: asked for whole nodes; 26.05 does not tell.
-    task_count: tasks of the record that its array's limit lets run at once.
+    task_count: tasks of the record that its array's limit lets run at once. script_key: "" where no script is known, as
+    by pyslurm.
     """
 
     job_id: int
@@ -46,6 +47,7 @@ class PendingJob:
     gpus_per_node: int = 0
     is_exclusive: bool = False
     task_count: int = 1
+    script_key: str = ""
 
     def request(self) -> Request:
         """The submission as the history records it: slurmdbd stores a double quote in a name as a backtick."""
@@ -63,6 +65,7 @@ class PendingJob:
             time_limit_s=self.time_limit_s,
             is_array=self.array_job_id is not None,
             submit_s=self.submit_s,
+            script_key=self.script_key,
         )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from almanac.errors import RequestError
 from almanac.records import Request
 from almanac.tres import Gpus, parse_gpus
 from almanac.units import parse_time_limit
 from telemetry.slurm.options import Option, environment_options, is_het_script, parse_options, parse_script
+from telemetry.slurm.script_key import script_key
 
 _COUNT = re.compile(r"[0-9]{1,9}")
 _NODES = re.compile(r"([0-9]{1,9})([kKmM]?)(?:[-,:].*)?")
@@ -30,20 +32,25 @@ Options = Mapping[str, Option]
 class Submission:
     """What would follow `sbatch`. Of a het job, the first component's options.
 
-    options: merged as sbatch merges them; rest: the script and its arguments, as typed.
+    options: merged as sbatch merges them; rest: the script and its arguments, as typed; line: all words, joined by
+    blanks as Slurm does.
     """
 
     options: Options
     rest: tuple[str, ...]
     script: str | None
     is_het: bool
+    line: str = "sbatch"
 
-    def request(self, user: str, submit_s: int) -> Request:
-        """Raises RequestError."""
+    def request(self, user: str, submit_s: int, work_dir: str = "") -> Request:
+        """work_dir: where it is typed; "": not known, and no script neither. Raises RequestError."""
         is_wrapped = "wrap" in self.options
         script = self.script or ""
         default = "wrap" if is_wrapped else "sbatch" if script == "-" else script.rpartition("/")[2]
-        return to_request(self.options, user, submit_s, default)
+        request = to_request(self.options, user, submit_s, default)
+        chdir = self.options.get("chdir")
+        folder = posixpath.join(work_dir, chdir.value or "") if chdir and work_dir else work_dir
+        return replace(request, script_key="" if self.is_het else script_key(user, self.line, folder))
 
 
 def parse_submission(argv: Sequence[str], environ: Mapping[str, str], read_script: Callable[[str], str]) -> Submission:
@@ -60,7 +67,7 @@ def parse_submission(argv: Sequence[str], environ: Mapping[str, str], read_scrip
     script = rest[0] if rest and not wrapped else None
     text = read_script(script) if script is not None else ""
     options = merge(parse_script(text), environment_options(environ), typed)
-    return Submission(options, tuple(rest), script, is_het or is_het_script(text))
+    return Submission(options, tuple(rest), script, is_het or is_het_script(text), " ".join(["sbatch", *argv]))
 
 
 def merge(*sources: Iterable[Option]) -> dict[str, Option]:

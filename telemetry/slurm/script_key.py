@@ -9,7 +9,6 @@ that both get one key whatever the words hold. The user is part of the hash: equ
 
 from __future__ import annotations
 
-import hashlib
 import posixpath
 from collections.abc import Iterator, Sequence
 
@@ -32,23 +31,23 @@ def script_key(user: str, submit_line: str, work_dir: str) -> str:
     directory. A relative path is resolved by the work directory, as sbatch does; no file is looked at.
     """
     words = submit_line.replace('"', "`").split()  # slurmdbd stores a backtick for a double quote
-    if not words or words[0].rpartition("/")[2] != _PROGRAM or ":" in words:
+    if not work_dir.startswith("/") or not words or words[0].rpartition("/")[2] != _PROGRAM or ":" in words:
         return ""
     try:
-        typed, rest = parse_options(words[1:])
+        typed, command = parse_options(words[1:])
     except RequestError:
         return ""
-    return "" if any(option.name == "wrap" for option in typed) else command_key(user, rest, work_dir)
-
-
-def command_key(user: str, command: Sequence[str], work_dir: str) -> str:
-    """The same of a script and its arguments, split at blanks. "" without a script."""
-    if not command or not work_dir.startswith("/"):
+    # A blank within a value before it, as in a job's name, hides --wrap behind what looks like a script.
+    is_wrapped = any(word.partition("=")[0] == "--wrap" for word in words)
+    if is_wrapped or any(option.name == "wrap" for option in typed) or command[:1] in ([], ["-"]):
         return ""
-    path = posixpath.normpath(posixpath.join(work_dir, command[0]))
-    if command[0] == "-" or path.startswith(_PASSING) or posixpath.basename(path) == _SPOOLED:
+    folder = posixpath.normpath(work_dir)
+    path = posixpath.normpath(posixpath.join(folder, command[0]))
+    if path.startswith(_PASSING) or posixpath.basename(path) == _SPOOLED:
         return ""
-    parts = [user, _mask(path), _mask(posixpath.normpath(work_dir)), *sorted({*map(_mask, _arguments(command[1:]))})]
+    import hashlib  # late: sbatch-almanac needs none
+
+    parts = [user, _mask(path), _mask(folder), *sorted({*map(_mask, _arguments(command[1:]))})]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:KEY_LETTERS]
 
 

@@ -98,11 +98,14 @@ def _text(job: dict[str, Any]) -> JobText:
         admin_comment=admin if isinstance(admin, str) else "",
         refuses_mail=isinstance(own, str) and _NO_MAIL.search(own) is not None,
         partitions=_partitions(job.get("submit_line"), job.get("partition")),
-        script_key=_script_key(job.get("user"), job.get("submit_line"), job.get("working_directory")),
+        script_key=_script_key(job),
     )
 
 
-def _script_key(user: Any, submit_line: Any, work_dir: Any) -> str:
+def _script_key(job: dict[str, Any]) -> str:
+    user, submit_line, work_dir, het = (job.get(key) for key in ("user", "submit_line", "working_directory", "het"))
+    if isinstance(het, dict) and number(het.get("job_id")):
+        return ""
     if not (isinstance(user, str) and isinstance(submit_line, str) and isinstance(work_dir, str)):
         return ""
     return script_key(user, submit_line, work_dir)

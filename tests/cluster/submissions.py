@@ -8,26 +8,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 BODY = "#!/bin/sh\n"
+FOLDER = "/tmp/almanac-live-and-record"
+"""Where scripts lie and submissions are typed."""
 
 
 @dataclass(frozen=True)
 class Submitted:
     """One sbatch command. options: its words before the script; "--wrap" comes among them.
 
-    file: the script's name, "" where there is none; lines: what stands below its first line. since: the oldest release
-    that takes it.
+    file: the script's name, "" where there is none; lines: what stands below its first line; arguments: the script's.
+    since: the oldest release that takes it.
     """
 
     options: tuple[str, ...] = ()
     file: str = ""
     lines: str = ""
+    arguments: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     since: str = "22.05"
 
     @property
     def argv(self) -> tuple[str, ...]:
         """What follows sbatch; a script without a name comes from standard input."""
-        return (*self.options, self.file) if self.file else self.options
+        return (*self.options, self.file, *self.arguments) if self.file else self.options
 
     @property
     def script(self) -> str:
@@ -119,6 +122,15 @@ SUBMISSIONS: Mapping[str, Submitted] = {
     "array: of one": split("-G1 --array=5"),
     "dependency": split("-G1 --dependency=singleton"),
     "begin": split("-G1 --begin=now --no-requeue --nice=5"),
+    "script: arguments": Submitted(("-J", "x-1", "-G1"), "a.sh", arguments=("--lr=0.1", "train.py", "--seed", "7")),
+    "script: by its path": Submitted(("-J", "x-2", "-G1"), f"{FOLDER}/./b.sh", arguments=("3",)),
+    "script: another work directory": Submitted(("-J", "x-3", "-G1", "-D", "/tmp"), f"{FOLDER}/c.sh"),
+    "script: hostile": Submitted(
+        ("-J", "x-4", "-G1"), 'd\n999|root \x1b[31m"$(touch x)".sh',
+        arguments=("--a=1\nsbatch e.sh", "caf\udce9", "🚀", "'"),
+    ),
+    "script: of 60 kB": Submitted(("-J", "x-5", "-G1"), "f.sh", arguments=("--list=" + "7," * 30_000,)),
+    "script: a blank in an option": Submitted(("-J", "x 6", "-G1"), "g.sh"),
     "het": wrapped("-J", "het-run-1", "-G1", "-C", "hbm40g", ":", "-G2", "-C", "hbm80g", "-t", "5"),
     "het: in a script": Submitted(
         ("-J", "het-2"), "het.sh", "#SBATCH -G2 -N1\n#SBATCH hetjob\n#SBATCH -N2 --gpus-per-node=1"
@@ -141,7 +153,9 @@ class Difference:
     until: str = "99"
 
 
+SCRIPTED = tuple(name for name, case in SUBMISSIONS.items() if case.file and name != "het: in a script")
 DIFFERENCES = (
+    *(Difference(case, ("typed",), ("script_key",), "its JSON has no submit line", "22.05") for case in SCRIPTED),
     Difference("nodes: a list", ("cli_filter",), ("gpu_count",), "cli_filter.lua counts no list, and says nothing"),
     Difference("nodes: a range", ("pending",), ("node_count",), "squeue names the most nodes, ReqTRES the fewest"),
     Difference("gpus: --gpus-per-socket", ("typed",), ("cpu_count",), "Slurm raises the CPUs to the sockets"),

@@ -26,7 +26,7 @@ from advice_files import TIERS, advice, guarded_line, publish, uid_of
 from processes import wait_until
 from site_commands import SiteCommands
 from sites import Site
-from submissions import DIFFERENCES, SUBMISSIONS, Submitted, submitting
+from submissions import DIFFERENCES, FOLDER, SCRIPTED, SUBMISSIONS, Submitted, submitting
 
 from advisor.decisions.memory import decide_memory
 from advisor.explain import to_json
@@ -79,7 +79,6 @@ return slurm.SUCCESS
 """
 MARK = "almanac-test: a submission"
 HOOK_LINE = re.compile(r"lua: almanac: observe term=\d+ uid=\d+ gpus=(\d+) row=[FGU] .* key=(\S+)")
-FOLDER = "/tmp/almanac-live-and-record"
 TIER_KINDS = {
     "constraint": TIERS,
     "gres": (Tier("small", 40960, gres="a100"), Tier("large", 81920, gres="h100")),
@@ -214,7 +213,7 @@ def request_of(
     """As `almanac advise` has it."""
     argv = case.argv if case.file or case.is_wrapped else (*case.argv, "-")
     submission = parse_submission(argv, case.env, lambda _: case.script)
-    return with_defaults(submission.request("alice", 0), submission.options, tiers, cluster, commands)
+    return with_defaults(submission.request("alice", 0, FOLDER), submission.options, tiers, cluster, commands)
 
 
 def history_of(store: Store, cluster: str, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -253,7 +252,8 @@ def said_of(lived: Lived, component: Component) -> Iterator[tuple[str, str, obje
     for path, request in component.requests().items():
         for job in jobs:
             one, other = (dataclasses.asdict(each) for each in (submission_of(request, TIERS), job))
-            yield from ((path, name, repr(one[name]), repr(other[name])) for name in one if name != "submit_s")
+            same = {"submit_s"} if one["script_key"] else {"submit_s", "script_key"}  # a path that knows none says none
+            yield from ((path, name, repr(one[name]), repr(other[name])) for name in one if name not in same)
     for kind, tiers in TIER_KINDS.items():
         for path, request in component.requests(kind).items():
             tier = requested_tier(request, tiers)
@@ -275,6 +275,18 @@ def test_every_path_says_what_the_record_says(site: Site, lived: Lived) -> None:
     known = exceptions(site)
     assert {what: values for what, values in found.items() if what not in known} == {}
     assert set(found) == set(known)
+
+
+def test_a_script_has_one_key_on_every_path_that_knows_it(site: Site, lived: Lived) -> None:
+    """Whatever its path and its arguments hold; values of options do not count."""
+    recorded_keys = {name: recorded(lived, lived.components[name])[0].script_key for name in SCRIPTED}
+    typed = {name: (each := lived.components[name].typed) and each["constraint"].script_key for name in SCRIPTED}
+    pending = {name: lived.components[name].pending.script_key for name in SCRIPTED}
+    assert all(typed.values())
+    assert recorded_keys == (typed if site.release >= "24.11" else dict.fromkeys(SCRIPTED, ""))
+    assert pending == (typed if site.release >= "26.05" else dict.fromkeys(SCRIPTED, ""))
+    others = [component for name, component in lived.components.items() if name not in SCRIPTED]
+    assert not any(row["script_key"] for component in others for row in component.records)
 
 
 def test_advice_is_what_a_back_test_would_say_of_the_record(site: Site, lived: Lived) -> None:

@@ -19,6 +19,7 @@ from telemetry.slurm.backend import FactorChange, PendingJob, SiteFactor
 from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.commands import Done, SlurmCommands
 from telemetry.slurm.queue_json import address
+from telemetry.slurm.script_key import script_key
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/slurm"
 RELEASES = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())
@@ -125,6 +126,18 @@ def test_how_often_a_job_was_requeued(folder: Path) -> None:
     answers = {"squeue -a -t PENDING --json": json.dumps(content).encode()}
     (again, *_) = CommandBackend(Recorded(folder, answers=answers)).pending(Counts())
     assert (again.job_id, again.restarts) == (waiting.job_id, 2)
+
+
+def test_a_pending_job_has_the_script_key_of_its_record(folder: Path) -> None:
+    """Where squeue shows the submit line: from 26.05 on."""
+    content = json.loads((folder / "queue.json").read_bytes())
+    for job in content["jobs"]:
+        job |= {"submit_line": "sbatch -J x\n$(reboot) run.sh --lr=1", "current_working_directory": "/home/alice"}
+    answers = {"squeue -a -t PENDING --json": json.dumps(content).encode()}
+    jobs = CommandBackend(Recorded(folder, answers=answers)).pending(Counts())
+    keys = {job.het_job_id is None: job.request().script_key for job in jobs}
+    assert keys == {True: script_key("alice", "sbatch -J x $(reboot) run.sh --lr=2", "/home/alice"), False: ""}
+    assert {job.script_key for job in CommandBackend(Recorded(folder, "queue.json")).pending(Counts())} == {""}
 
 
 def test_an_array_is_named_whole_unless_tasks_of_it_have_records(queue: CommandBackend, cases: dict[str, int]) -> None:

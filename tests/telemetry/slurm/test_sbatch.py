@@ -10,6 +10,7 @@ from almanac.errors import RequestError
 from almanac.records import Request
 from telemetry.slurm.options import ENVIRONMENT, WITH_VALUE, Option, parse_options
 from telemetry.slurm.sbatch import merge, parse_submission, to_request
+from telemetry.slurm.script_key import script_key
 
 SCRIPT = """#!/bin/bash
 #SBATCH -J train-BERT -A ml -p gpu -q normal
@@ -68,6 +69,29 @@ def test_a_script_is_read_only_where_there_is_one() -> None:
     for argv in (["--wrap", "x"], ["-G1"], ["-G1", "a.sh", "b.sh"], ["-"]):
         parse_submission(argv, {}, read_script)
     assert asked == ["a.sh", "-"]
+
+
+def script_of(*argv: str, script: str = "#!/bin/sh\n", work_dir: str = "/home/alice") -> str:
+    return parse_submission(argv, {}, lambda _: script).request("alice", 0, work_dir).script_key
+
+
+def test_a_request_has_the_script_key_of_its_record() -> None:
+    line = "sbatch -J try-2 --array=1-3 run.sh --lr=0.5"
+    assert script_of("-J", "try-1", "run.sh", "--lr=0.1") == script_key("alice", line, "/home/alice") != ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "script"), [(["-D", "sub"], ""), (["--chdir=/home/alice/sub"], ""), ([], "#SBATCH --chdir=sub\n")]
+)
+def test_the_record_has_the_work_directory_that_chdir_names(argv: list[str], script: str) -> None:
+    found = script_of(*argv, "run.sh", script=script)
+    assert found == script_key("alice", "sbatch run.sh", "/home/alice/sub") != ""
+
+
+def test_no_script_is_known_without_a_work_directory_and_of_a_het_job() -> None:
+    assert submit("run.sh").script_key == script_of("run.sh", work_dir="") == ""
+    assert script_of("-G1", ":", "-G2", "run.sh") == ""
+    assert script_of("run.sh", script="#SBATCH -G1\n#SBATCH hetjob\n#SBATCH -G2\n") == ""
 
 
 def test_of_a_het_job_the_first_component_counts() -> None:

@@ -66,6 +66,7 @@ def test_the_order_of_arguments_does_not_count() -> None:
         "sbatch -",
         "sbatch --wrap python train.py",
         "sbatch -G1 --wrap=true run.sh",
+        "sbatch -J my job --wrap python train.py",
         "srun python train.py",
         "salloc -G 1",
         "sbatch -G1 : -G2 run.sh",

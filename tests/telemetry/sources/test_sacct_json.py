@@ -99,7 +99,10 @@ def test_a_script_is_kept_as_a_hash() -> None:
     assert "run.sh" not in repr(texts)
 
 
-@pytest.mark.parametrize("missing", [{"user": None}, {"submit_line": None}, {"working_directory": 7}])
+@pytest.mark.parametrize(
+    "missing",
+    [{"user": None}, {"submit_line": None}, {"working_directory": 7}, {"het": {"job_id": 7}}],
+)
 def test_no_script_is_known_where_the_record_lacks_a_part(missing: dict[str, Any]) -> None:
     whole = {"user": "ann", "submit_line": LINE, "working_directory": "/home/ann"}
     assert parse(job(**{**whole, **missing})) == {(7, 100): JobText("train", "a")}
