@@ -268,7 +268,8 @@ class Calibrator:
         edge_mib = self._too_small_mib(run.need_mib)
         need = (math.log(run.need_mib) - centre) / scale
         edge = (math.log(edge_mib) - centre) / scale if edge_mib > 0 else -math.inf
-        family = self._families.setdefault((job.user, job.name_key, job.gpu_count), len(self._families))
+        key = job.script_key if evidence.is_of_script else job.name_key
+        family = self._families.setdefault((job.user, key, job.gpu_count), len(self._families))
         kind = class_of(evidence)
         for name in _pools_fed_by(kind):
             self._pools.setdefault(name, _Pool()).add(need, edge, family)

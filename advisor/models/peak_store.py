@@ -4,179 +4,23 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
-from rapidfuzz import process
-from rapidfuzz.distance import Levenshtein
 
 from advisor.features import Submission, submissions, sweep
 from advisor.models.evidence import FAMILY, SIMILAR, Evidence, Oom
 from advisor.models.peaks import PREALLOCATED, Run, runs_of
+from advisor.models.user_peaks import MAX_FAMILIES, PeakFamily, ReadPeaks, UserPeaks
 from almanac.config import AdviceSection, Tier
 
 NAMELESS = ("", "-")
 """Keys of jobs whose name is unknown or empty: they are no family."""
-SIMILARITY = 0.8
-MIN_PREFIX = 4
-MAX_FAMILY_RUNS = 256
-MAX_USER_RUNS = 1024
-MAX_FAMILIES = 256
-"""Families remembered per user and GPU count; a new one takes the place of the one whose last end is oldest.
-
-Each new name is compared with them all. In the Mason trace (two months), no user has more than 71 with one GPU count.
-"""
 RETRY_S = 14 * 86_400
-
-
-@dataclass
-class _Family:
-    """What one user's family, of one GPU count, is remembered by beside its runs.
-
-    kin: all runs of names like this, oldest first. known_s: ends of its own newest min_runs runs with a known need, s
-    since 1970; reserved_s: of its newest run, where the framework reserved memory. submit_s: of its newest run;
-    comes_again: it was submitted more than once.
-    """
-
-    kin: deque[Run]
-    known_s: deque[int] = field(default_factory=deque)
-    reserved_s: int | None = None
-    submit_s: int | None = None
-    comes_again: bool = False
-    largest_mib: float = 0.0
-    oom: Oom | None = None
-    failed: Run | None = None
-
-
-@dataclass
-class _Open:
-    """The submissions of one name that have not ended: single jobs, and tasks of arrays by when they were submitted."""
-
-    singles: int = 0
-    arrays: Counter[int] = field(default_factory=Counter)
-
-    def number(self, job: Submission) -> int:
-        """How many a submission meets; an array is one, and meets nothing of itself."""
-        return self.singles + len(self.arrays) - (job.is_array and job.submit_s in self.arrays)
-
-    def add(self, job: Submission) -> None:
-        if job.is_array:
-            self.arrays[job.submit_s] += 1
-        else:
-            self.singles += 1
-
-    def end(self, job: Submission) -> bool:
-        """Whether none is left."""
-        if not job.is_array:
-            self.singles -= 1
-        elif self.arrays[job.submit_s] > 1:
-            self.arrays[job.submit_s] -= 1
-        else:
-            del self.arrays[job.submit_s]
-        return not self.singles and not self.arrays
-
-
-class _Read(NamedTuple):
-    """What the runs that ended at since_s or later say for a name: fields of Evidence. names: whose runs.
-
-    It is the same for each later time up to until_s, as long as no run is added.
-    """
-
-    since_s: int
-    until_s: float
-    names: Collection[str]
-    fields: Mapping[str, Any]
-
-
-class _OpenBy(defaultdict[str, _Open]):
-    """By key the submissions that have not ended; a key without any is forgotten."""
-
-    def __init__(self) -> None:
-        super().__init__(_Open)
-
-    def end(self, key: str, job: Submission) -> None:
-        still_open = self.get(key)
-        if still_open is not None and still_open.end(job):
-            del self[key]
-
-    def number(self, key: str, job: Submission) -> int:
-        return self[key].number(job) if key in self else 0
-
-
-@dataclass
-class _User:
-    """One user's families of one GPU count, all their runs with names, oldest first, and what is open, by name.
-
-    scripts: of each script the runs under names that were submitted once, by name; open_scripts: what of it is open.
-    read, read_of_new: what was read last for families, and for names that are none yet. A burst is read once.
-    """
-
-    families: OrderedDict[str, _Family] = field(default_factory=OrderedDict)
-    kin_of: dict[str, set[str]] = field(default_factory=dict)
-    runs: deque[tuple[str, Run]] = field(default_factory=lambda: deque(maxlen=MAX_USER_RUNS))
-    scripts: OrderedDict[str, OrderedDict[str, deque[Run]]] = field(default_factory=OrderedDict)
-    open: _OpenBy = field(default_factory=_OpenBy)
-    open_scripts: _OpenBy = field(default_factory=_OpenBy)
-    read: dict[str, _Read] = field(default_factory=dict)
-    read_of_new: dict[str, _Read] = field(default_factory=dict)
-
-    def family(self, key: str) -> _Family:
-        """The family of this key, from now on the newest; a new one starts with what is known of names like it."""
-        if key not in self.families:
-            kin = self.like(key)
-            self.families[key] = _Family(deque(self.runs_of(kin), maxlen=MAX_FAMILY_RUNS))
-            self.kin_of[key] = kin
-            for other in kin - {key}:
-                self.kin_of[other].add(key)
-            if len(self.families) > MAX_FAMILIES:
-                self._forget(next(iter(self.families)))
-        self.families.move_to_end(key)
-        return self.families[key]
-
-    def _forget(self, key: str) -> None:
-        del self.families[key]
-        self.read.pop(key, None)
-        for other in self.kin_of.pop(key) - {key}:
-            self.kin_of[other].remove(key)
-
-    def like(self, key: str) -> set[str]:
-        """This name, and the names like it that are remembered."""
-        return similar_names(key, self.families) | {key}
-
-    def runs_of(self, names: Collection[str]) -> list[Run]:
-        """The newest, oldest first."""
-        return [run for name, run in self.runs if name in names]
-
-    def absorb(self, key: str, script: str, run: Run) -> None:
-        """Of a family that family() has given."""
-        self.runs.append((key, run))
-        for other in self.kin_of[key]:
-            self.families[other].kin.append(run)
-            self.read.pop(other, None)
-        self.read_of_new.clear()
-        self._absorb_script(key, script, run)
-
-    def _absorb_script(self, key: str, script: str, run: Run) -> None:
-        family, before = self.families[key], self.scripts.get(script)
-        first_s = before[key][0].submit_s if before and key in before else family.submit_s
-        family.submit_s = run.submit_s
-        if not family.comes_again and first_s not in (None, run.submit_s):
-            family.comes_again = True
-            for other in self.scripts.values():
-                other.pop(key, None)
-        if family.comes_again or not script:
-            return
-        names = self.scripts.setdefault(script, OrderedDict())
-        names.setdefault(key, deque(maxlen=MAX_FAMILY_RUNS)).append(run)
-        self.scripts.move_to_end(script)
-        if len(names) > MAX_FAMILIES:
-            names.popitem(last=False)
-        if len(self.scripts) > MAX_FAMILIES:
-            self.scripts.popitem(last=False)
 
 
 class PeakStore:
@@ -184,7 +28,7 @@ class PeakStore:
 
     def __init__(self, config: AdviceSection) -> None:
         self._config = config
-        self._users: defaultdict[tuple[str, int], _User] = defaultdict(_User)
+        self._users: defaultdict[tuple[str, int], UserPeaks] = defaultdict(UserPeaks)
 
     def submit(self, job: Submission) -> None:
         user = self._users[job.user, job.gpu_count]
@@ -212,7 +56,7 @@ class PeakStore:
         if math.isfinite(run.capacity_mib):
             family.largest_mib = max(family.largest_mib, run.capacity_mib)
 
-    def _out_of_memory(self, family: _Family, run: Run) -> float | None:
+    def _out_of_memory(self, family: PeakFamily, run: Run) -> float | None:
         """The capacity that a run seems to have run out of, if this run says so: its own, or that of one before it.
 
         A run that failed and then succeeded on a larger tier needed more than the smaller one has, unless its peak
@@ -244,7 +88,7 @@ class PeakStore:
         of_script = self._of_script(user, job, now_s)
         return evidence if of_script is None or of_script.runs < self._config.min_runs else of_script
 
-    def _of_name(self, user: _User, job: Submission, now_s: int) -> Evidence:
+    def _of_name(self, user: UserPeaks, job: Submission, now_s: int) -> Evidence:
         if job.name_key in NAMELESS:
             return Evidence(FAMILY, now_s)
         since_s = now_s - self._config.history_days * 86_400
@@ -257,7 +101,7 @@ class PeakStore:
         open_jobs = sum([user.open.number(name, job) for name in read.names])
         return Evidence(now_s=now_s, open_jobs=open_jobs, **read.fields)
 
-    def _of_script(self, user: _User, job: Submission, now_s: int) -> Evidence | None:
+    def _of_script(self, user: UserPeaks, job: Submission, now_s: int) -> Evidence | None:
         """Of the runs of this script under names that were submitted once; None where they are too few.
 
         A launcher runs everything: its runs under names that come again are evidence for these names alone.
@@ -275,7 +119,7 @@ class PeakStore:
         open_jobs = user.open_scripts.number(job.script_key, job)
         return Evidence(SIMILAR, now_s, oom=oom, open_jobs=open_jobs, is_of_script=True, **fields)
 
-    def _read(self, user: _User, name: str, since_s: int) -> _Read:
+    def _read(self, user: UserPeaks, name: str, since_s: int) -> ReadPeaks:
         own = user.families.get(name)
         if own is None:
             names = user.like(name)
@@ -294,7 +138,7 @@ class PeakStore:
         until_s = min(
             [end_s for end_s in (*ends, *(run.end_s for run in runs[:1])) if end_s >= since_s], default=math.inf
         )
-        return _Read(since_s, until_s, names, fields)
+        return ReadPeaks(since_s, until_s, names, fields)
 
     def _fields(self, runs: Sequence[Run]) -> dict[str, Any]:
         known = [run for run in runs if run.is_known]
@@ -320,20 +164,6 @@ def _since(runs: Iterable[Run], since_s: int) -> list[Run]:
     if not found or found[0].end_s >= since_s:
         return found
     return found[bisect_left(found, since_s, key=lambda run: run.end_s) :]
-
-
-def similar_names(name: str, others: Iterable[str]) -> set[str]:
-    """The others that begin with the name, that it begins with, or that differ from it in at most a fifth of letters.
-
-    Fewer than MIN_PREFIX letters are no beginning.
-    """
-    names, scorer = list(others), Levenshtein.normalized_similarity
-    alike = process.extract_iter(name, names, scorer=scorer, processor=None, score_cutoff=SIMILARITY)
-    found = {other for other, _, _ in alike}
-    if len(name) >= MIN_PREFIX:
-        long = (other for other in names if len(other) >= MIN_PREFIX)
-        found.update(other for other in long if other.startswith(name) or name.startswith(other))
-    return found
 
 
 def remember_peaks(

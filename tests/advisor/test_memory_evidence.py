@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advisor.features import submission_of, submitted_by
-from advisor.models import peak_store
+from advisor.models import user_peaks
 from advisor.models.evidence import Evidence
-from advisor.models.peak_store import MAX_FAMILIES, Case, evidence_now, replay_peaks, similar_names
-from advisor.models.peaks import runs_of
+from advisor.models.peak_store import Case, evidence_now, remember_peaks, replay_peaks
+from advisor.models.peaks import Run, runs_of
+from advisor.models.user_peaks import MAX_FAMILIES, similar_names
 from almanac.config import Config
 from almanac.records import Request
 
@@ -209,8 +210,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(others))
         return similar_names(name, others)
 
-    monkeypatch.setattr(peak_store, "similar_names", counted)
-    monkeypatch.setattr(peak_store, "MAX_FAMILIES", 8)
+    monkeypatch.setattr(user_peaks, "similar_names", counted)
+    monkeypatch.setattr(user_peaks, "MAX_FAMILIES", 8)
     return counts
 
 
@@ -227,7 +228,7 @@ def test_names_that_are_all_alike_take_no_more_memory_than_the_families_that_are
     history_of: History, config: Config, compared: list[int]
 ) -> None:
     rows = [{"name": "x" * 61 + word, "gpu_count": 1 + number % 2} for number, word in enumerate(words(300))]
-    store = peak_store.remember_peaks(["ann"], history_of(rows), NOW_S, config.advice, config.tiers)
+    store = remember_peaks(["ann"], history_of(rows), NOW_S, config.advice, config.tiers)
     for gpu_count in (1, 2):
         user = store._users["ann", gpu_count]
         assert list(user.families) == [rows[place]["name"] for place in range(284 + gpu_count - 1, 300, 2)]
@@ -259,8 +260,8 @@ def test_a_live_request_forgets_what_the_replay_forgets(
 @given(st.lists(st.text("abc-", min_size=1, max_size=8), min_size=1, max_size=60))
 def test_until_the_cap_evidence_is_all_runs_of_names_like_it(names: list[str]) -> None:
     assert len(set(names)) < MAX_FAMILIES
-    user = peak_store._User()
-    runs = [peak_store.Run(1.0, 1.0, False, False, False, 1.0, number, number) for number in range(len(names))]
+    user = user_peaks.UserPeaks()
+    runs = [Run(1.0, 1.0, False, False, False, 1.0, number, number) for number in range(len(names))]
     for name, run in zip(names, runs, strict=True):
         user.family(name)
         user.absorb(name, "", run)

@@ -13,7 +13,8 @@ from advisor.explain import short_text
 from advisor.features import submission_of, submissions
 from advisor.models.calibration import Calibration, Margins, class_of, pools_of
 from advisor.models.evidence import Evidence
-from advisor.models.peak_store import MAX_FAMILIES, evidence_now
+from advisor.models.peak_store import evidence_now
+from advisor.models.user_peaks import MAX_FAMILIES
 from advisor.recorded import recorded_requests
 from almanac.config import Config
 from almanac.records import Advice, Request
