@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advisor.features import Event, Submission, ended_jobs, events, submissions
-from advisor.models import peak_store, rolling
+from advisor.models import peak_store, rolling, user_peaks
 from advisor.models.peak_store import evidence_now, replay_peaks
 from advisor.models.rolling import SiteMeans
 from advisor.past import DECAY, NEWEST, _weights
@@ -225,7 +225,8 @@ def test_evidence_that_is_read_once_for_a_burst_is_that_of_each_job(
     remembered: int, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs that grow too old between two submissions, and families that are forgotten and come back, among them."""
-    monkeypatch.setattr(peak_store, "MAX_FAMILIES", remembered)
+    for module in (peak_store, user_peaks):
+        monkeypatch.setattr(module, "MAX_FAMILIES", remembered)
     advice = dataclasses.replace(config.advice, history_days=1, min_runs=2)
 
     @settings(max_examples=40, deadline=None)
