@@ -1,1 +1,1 @@
-"""Plots of what almanac found; job reports, digests and the site report are still to come."""
+"""Reports on past GPU jobs: per job (terminal, page, mail), weekly, for the whole site, and plots of back-tests."""

@@ -1,1 +1,1 @@
-"""An event-driven cluster for proving policies before they are switched on. Holds no policy yet."""
+"""An empty package, reserved for a simulated cluster."""
