@@ -39,3 +39,14 @@ def test_the_readme_shows_every_command() -> None:
 def test_commands_named_in_the_docs_exist(page: Path) -> None:
     for name in re.findall(r"`almanac ([a-z][a-z-]*)", page.read_text(encoding="utf-8")):
         assert name in COMMANDS, f"{page.name} names `almanac {name}`"
+
+
+def test_the_page_for_users_leads_to_no_operators_page() -> None:
+    page = (ROOT / "docs/users.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\]\(([^)#]+)", page)) <= {"reports.md"}
+    for word in ("systemctl", "slurm.conf", "almanac.toml", "publish", "/etc/", "almanac ingest"):
+        assert word not in page
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
