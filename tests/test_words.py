@@ -1,0 +1,78 @@
+"""The documentation is written in plain words: phrasings that readers stumble over are in no page listed here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Pages that hold none of the phrasings. Add a page once it is rewritten; never take one out.
+PLAIN_PAGES = [
+    "README.md",
+    "docker/README.md",
+    "docs/advice-file.md",
+    "docs/architecture.md",
+    "docs/developing.md",
+    "docs/examples.md",
+    "docs/formulas.md",
+    "docs/index.md",
+    "docs/install.md",
+    "docs/mail.md",
+    "docs/own-reports.md",
+    "docs/power-backtest.md",
+    "docs/power-programs.md",
+    "docs/power.md",
+    "docs/reports.md",
+    "docs/security.md",
+    "docs/site-report.md",
+    "docs/users.md",
+]
+
+FORBIDDEN = {
+    r"of which": "start a sentence of its own",
+    r"anew": "again",
+    r"thereof": "of it",
+    r"(is|are|was|were) told of": "knows, learns of",
+    r"(has|have) to be said": "say it",
+    r"(is|are) to be": "must be, or an imperative",
+    r"none but": "only",
+    r"be it": "whether",
+    r"no matter of": "not a ... problem",
+    r"as if it had been": "say what happens",
+    r"against a job in the middle": "behind a typical job",
+    r"put to bed": "power down",
+    r"who may not": "if you cannot, without access to",
+    r"meets no filter": "is filtered out",
+    r"set aside": "excluded",
+    r"(honour|colour|licence|summaris|prioritis)\w*": "US spelling",
+}
+
+
+def prose(page: str) -> str:
+    """The page without code, fenced or indented, and without link targets.
+
+    Code shows what a program prints. Line breaks become blanks, because a phrasing can be wrapped.
+    """
+    page = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+    page = re.sub(r"^ {4}.*$", "", page, flags=re.MULTILINE)
+    page = re.sub(r"`[^`]*`|\]\([^)]*\)", "", page)
+    return re.sub(r"\s+", " ", page)
+
+
+def found_in(text: str) -> list[str]:
+    hits = ((re.search(rf"\b{phrase}\b", text, re.IGNORECASE), better) for phrase, better in FORBIDDEN.items())
+    return [f"{hit[0]!r}: write {better!r}" for hit, better in hits if hit]
+
+
+def test_a_phrasing_is_found_across_a_line_break_and_not_in_program_output() -> None:
+    assert found_in(prose("A list, of\nwhich two are new.")) == ["'of which': write 'start a sentence of its own'"]
+    assert found_in(prose("Write it ANEW.")) == ["'ANEW': write 'again'"]
+    assert found_in(prose("```\nmade anew\n```\n\n    anew\n\n`anew` [page](anew.md) renewed, maybe it")) == []
+
+
+@pytest.mark.parametrize("name", PLAIN_PAGES)
+def test_a_plain_page_stays_plain(name: str) -> None:
+    assert found_in(prose((ROOT / name).read_text(encoding="utf-8"))) == []
