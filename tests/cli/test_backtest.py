@@ -17,7 +17,8 @@ def test_the_back_test_of_the_tier_is_for_operators_and_names_its_groups(site: C
     everything = groups["all"]
     assert outcome["risk"] == 0.05
     assert 0 < everything["advised"] <= everything["jobs"]
-    assert everything["exceeded_tier"]["share"] <= everything["exceeded_bound"]["share"] <= 0.2
+    assert everything["exceeded_tier"]["share"] <= 0.2
+    assert everything["exceeded_bound"]["share"] is None, "the site has too few families to state a bound"
     assert {"evidence: family", "users with 20-199 jobs"} < set(groups)
     assert "above tier" in site("backtest", "tier")
 
