@@ -97,7 +97,7 @@ def pack_report(context: JobContext) -> bytes:
         "gpus": list(map(_known, context.gpus)),
         "earlier_runs": list(map(_known, context.earlier_runs)),
         "ranks": {name: asdict(rank) for name, rank in context.ranks.items()},
-        "advice": None if context.advice is None else asdict(context.advice),
+        "advice": None if context.advice is None else _advice_row(context.advice),
         "tiers": [asdict(tier) for tier in context.tiers],
         "series": series,
     }
@@ -191,6 +191,13 @@ def _series(head: Mapping[str, Any] | None, samples: bytes) -> Series | None:
     for name, grid in zip(counters, found, strict=True):
         values[name] = grid * _UNITS.get(name, np.float32(1))
     return Series(units, float(head["bin_s"]), values)
+
+
+def _advice_row(advice: Advice) -> dict[str, Any]:
+    """Without the script key, which no report shows and older programs do not know."""
+    values = asdict(advice)
+    del values["request"]["script_key"]
+    return values
 
 
 def _advice(values: Mapping[str, Any]) -> Advice:

@@ -122,8 +122,9 @@ def test_a_damaged_file_keeps_no_queued_mail_and_no_other_job_waiting(
 def test_a_damaged_file_of_other_jobs_costs_advice_and_ranks_only(site: Site) -> None:
     site.ends(2, NOW_S + 60)
     site.ingest()
-    past = {"job_id": [1], "submit_s": [NOW_S - 10**8], "verdict": ["ok"]}
-    site.store.write("job_metrics", CLUSTER, pa.table(past))
+    past = {"job_id": [1], "submit_s": [NOW_S - 10**8]}
+    site.store.write("jobs", CLUSTER, pa.table({**past, "user": ["ann"]}))  # of another day of theirs
+    site.store.write("job_metrics", CLUSTER, pa.table({**past, "verdict": ["ok"]}))
     for path in (site.root / "store" / "job_metrics").rglob("*.parquet"):
         path.write_bytes(b"damaged")
     [fault] = site.due().faults
