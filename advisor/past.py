@@ -72,7 +72,7 @@ class _Group:
         self.last_end_s = job.end_s
 
     def add_all(self, logs: Sequence[float], failed: int, last_failed: bool, last_end_s: int) -> None:
-        """add() of at least one job, oldest end first, of which so many failed."""
+        """Add at least one job, oldest end first. failed: how many of them failed."""
         weighted = self.weighted
         for log_s in logs:
             weighted = DECAY * weighted + log_s
@@ -151,7 +151,7 @@ class Past:
             group.stop(start_s)
 
     def absorb(self, job: Ended, start_s: int | None = None) -> None:
-        """start_s: as start() was told of it, for stop() of the same job."""
+        """start_s: what start() received for this job; None where start() did not."""
         groups, log_s = self._groups_of(job.submission), math.log(job.duration_s)
         if start_s is not None:
             for group in groups:

@@ -144,7 +144,7 @@ def _summary(done: Published, is_dry: bool) -> str:
     lines = [
         f"{format_count(done.written)} files {would}written, {format_count(done.renewed)} renewed, "
         f"{format_count(done.removed)} removed, {format_count(done.unchanged)} left as they are; mode {done.mode}",
-        f"{format_count(done.families)} families in the files that were made anew",
+        f"{format_count(done.families)} families in the rewritten files",
     ]
     if done.cut:
         lines.append(f"{format_count(done.cut)} older families do not fit into 64 KiB")

@@ -15,7 +15,7 @@ GPUs.
 A user's other jobs were tried as a third: the bounds that they led to were exceeded 26 times as often as stated.
 """
 SCRIPT = "script"
-"""What people are told of evidence of scope SIMILAR that is of a script."""
+"""Scope that people read where SIMILAR evidence comes from runs of the same script."""
 OPEN_EDGES = (5, 20)
 """Evidence is calibrated apart by how many submissions of the family are open: no outcome of these is known."""
 SPREAD_RUNS = 20

@@ -1,4 +1,4 @@
-"""A user's whole past, read at once: to the last bit what a replay that is told of one event after the other knows."""
+"""A user's whole past, read at once: the same to the last bit as a replay of one event after the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = ((1, 1, 8), (4, 1, 32), (4, 2, 32))
 
 
 def told(history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None = None) -> Memory:
-    """A Memory that is told of each start and end before until_s, in order."""
+    """A Memory that receives each start and end before until_s, in order."""
     memory, jobs = Memory(config, site), submissions(history)
     ended, starts = ended_jobs(history, jobs), started(history)
     for row, event in events(history):
@@ -42,7 +42,7 @@ def started(history: pd.DataFrame) -> list[float]:
 
 
 def replayed(history: pd.DataFrame, config: Rolling) -> list[tuple[str, float]]:
-    """Of each submission, what a Memory knows that is told of every event in order."""
+    """What a Memory that receives every event in order knows at each submission."""
     memory, jobs = Memory(config), submissions(history)
     ended, starts, known = ended_jobs(history, jobs), started(history), [("", 0.0)] * len(jobs)
     for row, event in events(history):
@@ -139,7 +139,7 @@ def test_a_replay_that_leaves_out_what_nobody_asks_for_knows_the_same(families: 
 
 
 def heavy(number: int, names: int, seed: int) -> pd.DataFrame:
-    """One user's runs: many names, many of which end in the same second, some still running; and one large array."""
+    """One user's runs: many names, often ending in the same second, some still running; and one large array."""
     rng = np.random.default_rng(seed)
     end_s = NOW_S - 200_000 + np.sort(rng.integers(0, 100_000, number)) // 60 * 60
     durations = rng.lognormal(6, 2, number)
@@ -169,7 +169,7 @@ def heavy(number: int, names: int, seed: int) -> pd.DataFrame:
 
 @pytest.mark.parametrize("names", [3, 900])
 def test_a_heavy_users_past_read_at_once_is_known_as_if_told(names: int) -> None:
-    """With more names than are remembered, too: those that were forgotten begin anew when they come back."""
+    """With more names than are remembered, too: forgotten names start again when they come back."""
     history = heavy(3000, names, seed=names)
     for until_s in (NOW_S - 150_000, NOW_S - 30_000 + 7, NOW_S):
         probes = [dataclasses.replace(job, submit_s=until_s) for job in submissions(history.iloc[::61])]
@@ -197,7 +197,7 @@ def test_the_sum_of_weights_is_that_of_so_many_steps() -> None:
 
 @st.composite
 def measured(draw: st.DrawFn) -> dict[str, Any]:
-    """Runs of two days, many of which end in the same hour: of alike names, flat, unmeasured, failed or still open."""
+    """Runs of two days, often ending in the same hour: with alike names, flat, unmeasured, failed or still open."""
     submit_s = NOW_S - 3600 * draw(st.integers(0, 48))
     peak_mib = draw(st.sampled_from([1000.0, 20_000.0, 32_000.0, 80_000.0, math.nan]))
     return {
