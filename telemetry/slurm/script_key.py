@@ -17,6 +17,8 @@ from almanac.names import mask
 from telemetry.slurm.options import parse_options
 
 KEY_LETTERS = 16
+LONGEST_LINE = 8192
+"""Characters of a submit line that gets a key: reading one of 64 kB takes 29 ms, and a user may submit thousands."""
 _PROGRAM = "sbatch"
 _SPOOLED = "slurm_script"
 """slurmd's own copy of a script, which a job submits again as $0: it may be any."""
@@ -27,9 +29,12 @@ _PASSING = ("/dev/", "/proc/")
 def script_key(user: str, submit_line: str, work_dir: str) -> str:
     """16 hex digits; "" where nothing is known of a script.
 
-    That is so of standard input, --wrap, srun, salloc, het jobs, a line that sbatch would refuse, and an unknown work
-    directory. A relative path is resolved by the work directory, as sbatch does; no file is looked at.
+    Such are standard input, --wrap, srun, salloc, het jobs, a line that sbatch would refuse, a line longer than
+    LONGEST_LINE, and an unknown work directory. A relative path is resolved by the work directory, as sbatch does; no
+    file is looked at.
     """
+    if len(submit_line) > LONGEST_LINE:
+        return ""
     words = submit_line.replace('"', "`").split()  # slurmdbd stores a backtick for a double quote
     if not work_dir.startswith("/") or not words or words[0].rpartition("/")[2] != _PROGRAM or ":" in words:
         return ""
