@@ -18,14 +18,14 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
-from advisor.features import NUMBERS
-from advisor.models.blend import Weights
-from advisor.models.calibration import Calibration, Margins
-from advisor.models.duration import TREES, DurationModel, Unseen
-from advisor.models.rolling import SiteMeans
-from advisor.models.trees import CATEGORIES
-from advisor.models.waits import Waits
-from advisor.scores import Scores
+from advisor.duration.blend import Weights
+from advisor.duration.features import NUMBERS
+from advisor.duration.model import TREES, DurationModel, Unseen
+from advisor.duration.rolling import SiteMeans
+from advisor.duration.trees import CATEGORIES
+from advisor.duration.waits import Waits
+from advisor.evaluation.scores import Scores
+from advisor.memory.calibration import Calibration, Margins
 from advisor.service import Trained
 from advisor.services.base import Learned
 from advisor.version_folders import (

@@ -9,7 +9,7 @@ import shlex
 from datetime import UTC, datetime
 
 from advisor.decisions import tier as reasons
-from advisor.models.evidence import SCRIPT, SIMILAR
+from advisor.memory.evidence import SCRIPT, SIMILAR
 from almanac.names import name_key
 from almanac.records import Advice, Duration, MemoryBound, PriorityAdvice, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, printable

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from advisor.features import has_ended, known_at
-from advisor.replay import replay_durations
-from advisor.scores import NOTHING, Scores, score
+from advisor.duration.features import has_ended, known_at
+from advisor.evaluation.replay import replay_durations
+from advisor.evaluation.scores import NOTHING, Scores, score
 from advisor.service import Trained
 from almanac.config import Config
 

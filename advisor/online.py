@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from advisor.features import Ended, Event, Submission, features_of
-from advisor.models.duration import DurationModel, fit, learned_rows
-from advisor.prediction import Prediction, predict
-from advisor.replay import Known, Memory, Replay
+from advisor.duration.features import Ended, Event, Submission, features_of
+from advisor.duration.model import DurationModel, fit, learned_rows
+from advisor.duration.prediction import Prediction, predict
+from advisor.evaluation.replay import Known, Memory, Replay
 from almanac.config import Config
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from advisor.models.calibration import Calibration
-from advisor.models.waits import Waits
+from advisor.duration.waits import Waits
+from advisor.memory.calibration import Calibration
 from advisor.services.base import Asked, BuiltIn, Record
 from advisor.services.gpu_time import Durations, GpuTime
 from advisor.services.memory import Memory

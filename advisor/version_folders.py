@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from almanac.errors import SchemaVersionError, StoreError
-from telemetry.atomic import hand_over, make_folders, make_inner_folder, opened, write_atomically
+from telemetry.store.atomic import hand_over, make_folders, make_inner_folder, opened, write_atomically
 
 VERSION = re.compile(r"\d{8}T\d{6}Z(-\d+)?")
 RETRAIN = "run `almanac train`"

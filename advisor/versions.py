@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from advisor.artefacts import KINDS, current_version, read_meta, read_scores, read_texts
-from advisor.scores import Scores
+from advisor.evaluation.scores import Scores
 from advisor.version_folders import outdated, require_usable, switch, version_before, version_names
 from almanac.errors import SchemaVersionError, StoreError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from advisor.backtest.tier import DOWN, replay_tiers
+from advisor.evaluation.tier import DOWN, replay_tiers
 from almanac.config import Config
-from telemetry.sources.generated.hostile import hostile_profile
-from telemetry.sources.generated.record import evidence_columns
+from telemetry.demo_site.hostile import hostile_profile
+from telemetry.demo_site.record import evidence_columns
 
 ROUND_DAYS = 20
 DIES_AFTER_S = 600

@@ -34,7 +34,7 @@ from lab import SlurmLab  # noqa: E402
 from native_site import NativeSite  # noqa: E402
 from sites import Site  # noqa: E402
 
-from slurm_hooks.advice_file import MAX_BYTES, Row  # noqa: E402
+from slurm_hooks.advice.file import MAX_BYTES, Row  # noqa: E402
 
 SUBMISSIONS = int(os.environ.get("ALMANAC_BENCH_SUBMISSIONS", "500"))
 USERS, FAMILIES, OF_EACH_FAULT, OF_WRAPPER = 5000, 50, 40, 60

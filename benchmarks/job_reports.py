@@ -14,12 +14,12 @@ import numpy as np
 from figures import Figure, report
 
 from almanac.config_file import parse_config
-from reports.context import build
-from reports.job_report import render_email
+from reports.job.context import build
+from reports.job.report import render_email
+from telemetry.demo_site import GeneratedSource, SiteShape
 from telemetry.ingest import IngestResult, ingest
-from telemetry.sources.generated import GeneratedSource, SiteShape
-from telemetry.store import Store
-from telemetry.summary import summarize
+from telemetry.metrics.summary import summarize
+from telemetry.store.store import Store
 
 BATCH, MOST_S, MOST_BYTES = 100, 0.5, 200_000
 CLUSTER = "bench"

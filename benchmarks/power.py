@@ -19,7 +19,11 @@ import numpy as np
 from figures import Figure, report
 from predictors import DATA
 
-from advisor.backtest.power import (
+from advisor.decisions.power import Budget
+from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode, select_nodes
+from advisor.demand.features import load_holidays
+from advisor.demand.forecast import PERSISTENCE, SHUFFLED
+from advisor.evaluation.power import (
     LEAKY,
     ORACLE,
     OURS,
@@ -29,11 +33,7 @@ from advisor.backtest.power import (
     backtest_power,
     spans_of,
 )
-from advisor.decisions.power import Budget
-from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode, select_nodes
-from advisor.demand.features import load_holidays
-from advisor.demand.forecast import PERSISTENCE, SHUFFLED
-from telemetry.node_series import NodeSeries, read_node_series
+from telemetry.nodes.series import NodeSeries, read_node_series
 
 SEEDS = range(5)
 BUDGET = Budget(wakes_per_day=1, short_min_per_day=2)

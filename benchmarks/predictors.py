@@ -16,23 +16,23 @@ import pyarrow as pa
 from figures import Figure, report
 from training import cost
 
-from advisor.backtest.tier import replay_tiers, score_group
-from advisor.baselines import OURS
-from advisor.evaluation import Evaluation, evaluate
-from advisor.features import submissions, whole_runs
-from advisor.prediction import predict
-from advisor.replay import remember
+from advisor.duration.baselines import OURS
+from advisor.duration.features import submissions, whole_runs
+from advisor.duration.prediction import predict
+from advisor.evaluation.durations import Evaluation, evaluate
+from advisor.evaluation.replay import remember
+from advisor.evaluation.tier import replay_tiers, score_group
 from advisor.service import advise, train
 from almanac.config import Config
 from almanac.config_file import parse_config
 from almanac.records import Request
 from cli.demo import CONFIG
+from telemetry.demo_site import GeneratedSource, SiteShape
 from telemetry.history import load_history
 from telemetry.ingest import IngestResult, ingest
+from telemetry.metrics.summary import summarize
 from telemetry.sources.files import FileSource
-from telemetry.sources.generated import GeneratedSource, SiteShape
-from telemetry.store import Store
-from telemetry.summary import summarize
+from telemetry.store.store import Store
 
 DATA = Path(os.environ.get("ALMANAC_SHARED_DATA") or Path(__file__).parents[1].parent / "shared" / "data")
 TRACES = {

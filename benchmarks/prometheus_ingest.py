@@ -22,7 +22,7 @@ from almanac.config import Prometheus
 from almanac.records import Counts
 from telemetry.counters import COUNTERS, Counter
 from telemetry.sources.prometheus import PrometheusSource
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 GPUS_A_NODE = 4
 STEP_S = 10

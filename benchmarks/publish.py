@@ -25,13 +25,13 @@ from figures import Figure, report
 from advisor.artefacts import load, save
 from advisor.service import train
 from almanac.config_file import parse_config
-from reports.own_folder import OwnFolder
-from reports.own_publish import OwnJob, publish_own
-from slurm_hooks.advice_dir import AdviceDir
-from slurm_hooks.publish import Job, Published, publish
+from reports.published.folder import OwnFolder
+from reports.published.publish import OwnJob, publish_own
+from slurm_hooks.advice.folder import AdviceDir
+from slurm_hooks.advice.publish import Job, Published, publish
 from telemetry.history import load_history
-from telemetry.schema import TABLES
-from telemetry.store import Store
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 USERS = int(os.environ.get("ALMANAC_BENCH_USERS", "5000"))
 RUNS, DAYS = 6, 100

@@ -36,9 +36,9 @@ from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.app import App
 from cli.due import Due
-from reports.outbox import Outbox, outbox_path
-from telemetry.schema import TELEMETRY
-from telemetry.store import Store
+from reports.mail.outbox import Outbox, outbox_path
+from telemetry.store.schema import TELEMETRY
+from telemetry.store.store import Store
 
 HOOK = Path(__file__).parents[1] / "slurm_hooks/spool/almanac-ended.sh"
 JOBS = int(os.environ.get("ALMANAC_BENCH_JOBS", "10000"))

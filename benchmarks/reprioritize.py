@@ -27,12 +27,12 @@ from advisor.artefacts import load
 from advisor.services.gpu_time import priorities_of
 from almanac.config_file import parse_config
 from almanac.records import Counts, PriorityAdvice, Request
-from slurm_hooks.action_log import ActionLog
-from slurm_hooks.reprioritize import Actor, plan_terms
+from slurm_hooks.priority.action_log import ActionLog
+from slurm_hooks.priority.reprioritize import Actor, plan_terms
 from telemetry.history import load_history
 from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.commands import Done
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 FIXTURES = Path(__file__).parents[1] / "tests/telemetry/fixtures/slurm"
 JOBS, PENDING_USERS = 10_000, 300

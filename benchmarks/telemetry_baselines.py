@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from telemetry.runs import load_jobs
-from telemetry.sources.generated.shape import BENCH_COUNTERS
-from telemetry.store import Store
+from telemetry.attribution.runs import load_jobs
+from telemetry.demo_site.shape import BENCH_COUNTERS
+from telemetry.store.store import Store
 
 # Imported where it is used: the engine does without, and its memory is measured by the same file.
 if TYPE_CHECKING:

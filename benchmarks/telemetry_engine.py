@@ -19,12 +19,12 @@ from telemetry_measured import Measured, measure
 from telemetry_partials import compare
 
 from almanac.config import Config
-from telemetry.engine import compute, prepare
+from telemetry.attribution.runs import load_jobs
+from telemetry.demo_site import GeneratedSource, SiteShape
+from telemetry.demo_site.shape import BENCH_COUNTERS
+from telemetry.metrics.engine import compute, prepare
 from telemetry.metrics.options import Options
-from telemetry.runs import load_jobs
-from telemetry.sources.generated import GeneratedSource, SiteShape
-from telemetry.sources.generated.shape import BENCH_COUNTERS
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 ROWS_PER_DAY = 2_800_000
 """What 100 nodes of four GPUs give that are busy four fifths of the time, a sample every 10 s."""

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 from telemetry_baselines import COLUMNS
 
 from almanac.config import Config
-from telemetry.engine import Prepared, complete, prepare
+from telemetry.attribution.runs import load_jobs
 from telemetry.metrics.chunks import map_partials, silent
+from telemetry.metrics.engine import Prepared, complete, prepare
 from telemetry.metrics.hours import Files
 from telemetry.metrics.partials import Partials, merge_partials
-from telemetry.runs import load_jobs
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 DAY_MS = 86_400_000
 SMALLEST = {"hbm_growth_mib_h": 1.0, "temporal_imbalance": 1e-3, "spatial_imbalance": 1e-3}

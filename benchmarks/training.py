@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from figures import Figure, report
 
-from advisor.features import submitted_by
-from advisor.models.peak_store import remember_peaks
-from advisor.models.rolling import SiteMeans
-from advisor.replay import remember
+from advisor.duration.features import submitted_by
+from advisor.duration.rolling import SiteMeans
+from advisor.evaluation.replay import remember
+from advisor.memory.peak_store import remember_peaks
 from advisor.service import train
 from almanac.config import Config
 from telemetry.history import load_history
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 JOBS, EVERY_S, HEAVY, SHARE = 400_000, 10 * 86_400, 16_000, 12
 MAX_CPU_S, MAX_MIB, MAX_READ_MS = 60, 1024, 50

@@ -105,9 +105,9 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
 
 def _show_published(app: App, request: Request, as_json: bool) -> int:
     """What the caller's own advice file says. Raises StoreError where there is none, nor one for everybody."""
-    from slurm_hooks.advice_dir import shown_path
-    from slurm_hooks.advice_file import SITE, usable
-    from slurm_hooks.shown import explain, from_files, to_json
+    from slurm_hooks.advice.file import SITE, usable
+    from slurm_hooks.advice.folder import shown_path
+    from slurm_hooks.advice.shown import explain, from_files, to_json
 
     root = Path(app.config.hooks.advice_dir)
     own, site = (usable(shown_path(root, name), app.now_s()) for name in (str(os.getuid()), SITE))

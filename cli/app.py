@@ -20,11 +20,11 @@ from almanac.units import printable, valid_unicode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reports.own_files import OwnFiles
-    from telemetry.partitions import Stray
+    from reports.published.files import OwnFiles
     from telemetry.slurm.backend import SlurmBackend
     from telemetry.slurm.commands import SlurmCommands
-    from telemetry.store import Store
+    from telemetry.store.partitions import Stray
+    from telemetry.store.store import Store
 
 _STRAYS_NAMED = 5
 
@@ -56,7 +56,7 @@ class App:
         return Path(self.store_path or os.environ.get("ALMANAC_STORE") or self.config.store.path)
 
     def open_store(self, create: bool = False) -> Store:
-        from telemetry.store import Store
+        from telemetry.store.store import Store
 
         section = self.config.store
         opener = Store.create if create else Store.open
@@ -154,7 +154,7 @@ class App:
 
         Raises StoreError where nothing was, or where a store is named that the caller cannot read.
         """
-        from reports.own_files import open_own
+        from reports.published.files import open_own
 
         if self.store_path or os.environ.get("ALMANAC_STORE"):
             self.open_store()

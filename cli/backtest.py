@@ -16,7 +16,7 @@ from cli.backtest_power import plot_file, power
 from cli.output import json_text, progress, show_table
 
 if TYPE_CHECKING:
-    from advisor.backtest.tier import Rate, TierScores
+    from advisor.evaluation.tier import Rate, TierScores
 
 
 @click.group("backtest")
@@ -43,7 +43,7 @@ def tier(app: App, as_json: bool, plot: Path | None) -> None:
     Rates are of advised jobs whose need is known, an array counted once, with 95% intervals by bootstrap over users.
     The accepted risk is advice.risk.
     """
-    from advisor.backtest.tier import replay_tiers, score_tiers
+    from advisor.evaluation.tier import replay_tiers, score_tiers
     from telemetry.history import load_history
 
     app.require_operator("a back-test looks at everybody's jobs")
@@ -68,7 +68,7 @@ def _write_plot(path: Path, cluster: str, risk: float, scores: list[TierScores])
     # It logs, to stderr, where it keeps its list of fonts: no matter for who runs this, or for root's cron.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from reports.backtest_plot import render_tier_plot
-    from telemetry.atomic import write_output
+    from telemetry.store.atomic import write_output
 
     write_output(path, render_tier_plot(cluster, risk, scores, path.suffix.lower().removeprefix(".")))
 

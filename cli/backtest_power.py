@@ -16,10 +16,10 @@ from cli.output import json_text, progress, show_counts, show_table
 from cli.power_record import PowerRecord, configured, more_needed, parse_time, read_file, read_store
 
 if TYPE_CHECKING:
-    from advisor.backtest.power import PowerBacktest, PowerScore
-    from advisor.backtest.power_jobs import JobDelays
+    from advisor.evaluation.power import PowerBacktest, PowerScore
+    from advisor.evaluation.power_jobs import JobDelays
     from almanac.config import Power
-    from telemetry.node_series import NodeSeries
+    from telemetry.nodes.series import NodeSeries
 
 PLOT_KINDS = ("png", "svg", "pdf")
 
@@ -88,11 +88,11 @@ def power(app: App, /, path: Path | None, as_json: bool, plot: Path | None, **op
 
 
 def _replay(record: PowerRecord, options: dict[str, Any], power: Power) -> tuple[PowerBacktest, dict[str, JobDelays]]:
-    from advisor.backtest.power import Rates, backtest_power, spans_of
-    from advisor.backtest.power_jobs import delays_in
-    from advisor.backtest.power_replay import Plant
     from advisor.decisions.power import Budget
     from advisor.demand.features import load_holidays
+    from advisor.evaluation.power import Rates, backtest_power, spans_of
+    from advisor.evaluation.power_jobs import delays_in
+    from advisor.evaluation.power_replay import Plant
 
     names = ("train_until", "tune_until", "starttime", "endtime")
     with more_needed(record):
@@ -110,7 +110,7 @@ def _replay(record: PowerRecord, options: dict[str, Any], power: Power) -> tuple
 def _write_plot(path: Path, name: str, series: NodeSeries, outcome: PowerBacktest) -> None:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs where it keeps its list of fonts
     from reports.power_plot import render_power_plot
-    from telemetry.atomic import write_output
+    from telemetry.store.atomic import write_output
 
     write_output(path, render_power_plot(name, series, outcome, path.suffix.lower().removeprefix(".")))
 

@@ -89,7 +89,7 @@ def command(app: App, folder: Path, seed: int) -> None:
 
 def _prepare(folder: Path) -> App:
     """An empty demo folder with its configuration; an earlier demo is replaced, anything else is left alone."""
-    from telemetry.atomic import make_folders, write_atomically
+    from telemetry.store.atomic import make_folders, write_atomically
 
     config = folder / "almanac.toml"
     _require_own(folder)
@@ -124,7 +124,7 @@ def _generate(app: App, seed: int) -> None:
     import dataclasses
 
     from cli.ingest import Job, run, show
-    from telemetry.sources.generated import GeneratedSource, SiteShape
+    from telemetry.demo_site import GeneratedSource, SiteShape
 
     shape = SiteShape.demo(seed)
     # The site ends today, so that its history is recent enough to advise from.

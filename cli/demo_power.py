@@ -46,7 +46,7 @@ def _plan(app: App, node_set: NodeSet) -> tuple[list[str], int]:
     from advisor.demand.lifecycle import usable_demand
     from advisor.demand.model import TAIL_MIN
     from cli.train_demand import node_names
-    from telemetry.node_counts import demand_series
+    from telemetry.nodes.counts import demand_series
 
     store = app.open_store()
     cluster, names = app.cluster(store), node_names(app, node_set)

@@ -25,9 +25,9 @@ from cli.ingest import configured_sources
 from cli.output import json_text
 
 if TYPE_CHECKING:
-    from telemetry.partitions import Stray
-    from telemetry.store import Store
-    from telemetry.store_check import Damaged
+    from telemetry.store.check import Damaged
+    from telemetry.store.partitions import Stray
+    from telemetry.store.store import Store
 
 DAY_S = 86_400
 MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
@@ -114,7 +114,7 @@ def check_store(app: App, verify: bool = False) -> Iterator[Check]:
 
 
 def _check_files(store: Store, verify: bool) -> Iterator[Check]:
-    from telemetry.store_check import check_files
+    from telemetry.store.check import check_files
 
     found = check_files(store, None) if verify else check_files(store)
     if found.strays:
@@ -143,7 +143,7 @@ def _named(store: Store, found: Sequence[Damaged | Stray]) -> str:
 
 
 def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
-    from telemetry.marks import ahead_s
+    from telemetry.store.marks import ahead_s
 
     for source, mark_s in store.watermarks(cluster).items():
         if ahead := ahead_s(mark_s, app.now_s()):
@@ -172,7 +172,7 @@ def _future(source: str, mark_s: int, ahead_s: int) -> tuple[str, str]:
 
 def _check_open_days(app: App, store: Store, cluster: str) -> Iterator[Check]:
     """Only days that ended a day ago or more: the newest are open as a matter of course."""
-    from telemetry.marks import day_text
+    from telemetry.store.marks import day_text
 
     today = app.now_s() // DAY_S
     late = sorted(day for day in store.peek_open_days(cluster) if day < today - 1)

@@ -11,8 +11,8 @@ from cli.app import App
 from cli.findings import Check
 
 if TYPE_CHECKING:
-    from telemetry.node_use import NodeUse
-    from telemetry.store import Store
+    from telemetry.nodes.use import NodeUse
+    from telemetry.store.store import Store
 
 DAY_S = 86_400
 LATE_S = 3600
@@ -24,7 +24,7 @@ def check_demand(app: App) -> Iterator[Check]:
     if app.config.power.mode == "off" or not app.config.node_sets:
         return
     from advisor.demand.lifecycle import WINDOW_DAYS
-    from telemetry.node_use import load_node_use
+    from telemetry.nodes.use import load_node_use
 
     store = app.open_store()
     if not store.clusters():

@@ -14,8 +14,8 @@ from cli.app import App
 from cli.findings import Check
 
 if TYPE_CHECKING:
-    from slurm_hooks.advice_dir import AdviceDir
-    from slurm_hooks.advice_file import AdviceFile
+    from slurm_hooks.advice.file import AdviceFile
+    from slurm_hooks.advice.folder import AdviceDir
 
 NAME = "advice files"
 _SHOWN = 5
@@ -24,8 +24,8 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a sym
 
 def check_advice_files(app: App) -> Iterator[Check]:
     """Before anything is published nothing is amiss."""
-    from slurm_hooks.advice_dir import AdviceDir
-    from telemetry.user_files import writable_by_others
+    from slurm_hooks.advice.folder import AdviceDir
+    from telemetry.store.user_files import writable_by_others
 
     root = Path(app.config.hooks.advice_dir)
     try:
@@ -45,8 +45,8 @@ def check_advice_files(app: App) -> Iterator[Check]:
 
 
 def _check_modes(folder: AdviceDir) -> Iterator[Check]:
-    from slurm_hooks.advice_dir import SCHED_MODE
-    from telemetry.user_files import FOLDER_MODE
+    from slurm_hooks.advice.folder import SCHED_MODE
+    from telemetry.store.user_files import FOLDER_MODE
 
     for path, mode in ((folder.root, FOLDER_MODE), (folder.sched, SCHED_MODE), (folder.user, FOLDER_MODE)):
         found = stat.S_IMODE(path.stat().st_mode) if path.is_dir() else None
@@ -56,8 +56,8 @@ def _check_modes(folder: AdviceDir) -> Iterator[Check]:
 
 def _check_entries(app: App, folder: AdviceDir) -> Iterator[Check]:
     """Every entry of sched: what kind it is, and whether job_submit would use it."""
-    from slurm_hooks.advice_dir import SCHED_FILE_MODE
-    from slurm_hooks.advice_file import FIRST_LINE, SITE, is_of_future, parse
+    from slurm_hooks.advice.file import FIRST_LINE, SITE, is_of_future, parse
+    from slurm_hooks.advice.folder import SCHED_FILE_MODE
 
     files: list[AdviceFile] = []
     faults: defaultdict[str, list[str]] = defaultdict(list)

@@ -41,9 +41,9 @@ def check_mail(app: App) -> Iterator[Check]:
 def _check_server(app: App) -> Iterator[Check]:
     from smtplib import SMTPException
 
-    from reports.delivery import connect_smtp, secrets_of
-    from reports.message import sender_of
-    from reports.smtp_replies import reply_of
+    from reports.mail.delivery import connect_smtp, secrets_of
+    from reports.mail.message import sender_of
+    from reports.mail.smtp_replies import reply_of
 
     config = app.config.mail
     where = f"{config.server}:{config.port}"
@@ -65,7 +65,7 @@ def _check_password(app: App) -> Iterator[Check]:
 
 
 def _check_outbox(app: App) -> Iterator[Check]:
-    from reports.outbox import outbox_path, read_counts
+    from reports.mail.outbox import outbox_path, read_counts
 
     try:
         counts = read_counts(outbox_path(app.store_root))
@@ -90,7 +90,7 @@ def _check_outbox(app: App) -> Iterator[Check]:
 
 
 def _check_preferences(app: App) -> Iterator[Check]:
-    from reports.preferences import FOLDER_MODE, READABLE_FOLDER_MODE, folder_of
+    from reports.mail.preferences import FOLDER_MODE, READABLE_FOLDER_MODE, folder_of
 
     folder, name, service = folder_of(app.config), "mail preferences", _service(app)
     todo = f"as root: mkdir -p {folder}; chown root:{service.group} {folder}; chmod {FOLDER_MODE:o} {folder}"

@@ -19,7 +19,7 @@ _SLOW = "reports go out after the next `almanac ingest`"
 def check_spool(app: App) -> Iterator[Check]:
     """Without the hook nothing is amiss: accounting says the same, later."""
     from cli.due import spool_of
-    from telemetry.spool import BAD
+    from telemetry.slurm.spool import BAD
 
     if not app.config.mail.server or not app.store_root.exists():
         return

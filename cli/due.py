@@ -17,12 +17,12 @@ from cli.due_outcome import Outcome
 
 if TYPE_CHECKING:
     from cli.ingest import Job
-    from reports.allowance import Allowance
-    from reports.due import Plan
-    from reports.ended import Ended
-    from reports.outbox import Outbox
-    from telemetry.spool import Notice, Spool
-    from telemetry.store import Store
+    from reports.mail.allowance import Allowance
+    from reports.mail.due import Plan
+    from reports.mail.ended import Ended
+    from reports.mail.outbox import Outbox
+    from telemetry.slurm.spool import Notice, Spool
+    from telemetry.store.store import Store
 
 STARTED, SEEN, ASKED, DAILY = "report-start", "report", "report-sacct", "report-daily"
 """Marks in the store: when mail was switched on, up to when what `almanac ingest` read was looked at, up to when
@@ -43,7 +43,7 @@ def move_marks(store: Store, cluster: str, now_s: int) -> None:
 
 def pull_back_marks(store: Store, cluster: str, now_s: int) -> None:
     """Mail goes on after a clock that was ahead: its marks in the future are set to an hour ago."""
-    from reports.week import TOLD, TRIED
+    from reports.mail.week import TOLD, TRIED
 
     for mark in (STARTED, SEEN, ASKED, DAILY, TOLD, TRIED):
         store.pull_back_watermark(mark, cluster, now_s, now_s - 3600)
@@ -145,7 +145,7 @@ class Due:
 
         Looked at is all that could still be told: accounting may learn of an end hours late.
         """
-        from reports.ended import ended_since
+        from reports.mail.ended import ended_since
 
         reached_s = self.store.watermark("sacct", self.cluster)
         seen_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (SEEN, STARTED))
@@ -157,7 +157,7 @@ class Due:
 
     def _settle(self, notices: Sequence[Notice]) -> None:
         """Take away the files of jobs whose end accounting has, and those that it does not come to know."""
-        from reports.ended import known_ends
+        from reports.mail.ended import known_ends
 
         if not notices:
             return
@@ -176,7 +176,7 @@ class Due:
         self.outcome.spool["not in accounting"] = len(lost)
 
     def _waiting(self) -> list[Ended]:
-        from reports.ended import look_up
+        from reports.mail.ended import look_up
 
         now_s = self.app.now_s()
         return look_up(self.store, self.cluster, self.outbox.waiting(now_s, self.cluster), comments_since(self.app))
@@ -190,7 +190,7 @@ class Due:
 
     def _needs_telemetry(self, plan: Plan) -> bool:
         """Whether asking now brings the end of a run that waits for it; the first time is `almanac ingest`'s."""
-        from reports.due import NO_TELEMETRY
+        from reports.mail.due import NO_TELEMETRY
 
         prometheus, mark_s = self.app.config.prometheus, self.store.watermark("prometheus", self.cluster)
         waiting = [run for (reason, _), runs in plan.delayed.items() if reason == NO_TELEMETRY for run in runs]
@@ -199,7 +199,7 @@ class Due:
 
     def _decided(self, plan: Plan) -> list[Ended]:
         """What is ready, with its metrics computed; the rest is skipped or delayed in the outbox."""
-        from reports.due import ENOUGH_MAIL, first_of, hold_back, leave_for_later
+        from reports.mail.due import ENOUGH_MAIL, first_of, hold_back, leave_for_later
 
         now_s = self.app.now_s()
         self.outcome.faults += stuck(plan, now_s - self.app.config.mail.wait_s)
@@ -219,14 +219,14 @@ class Due:
         return plan.ready
 
     def _allowance(self) -> Allowance:
-        from reports.allowance import allowance_of
+        from reports.mail.allowance import allowance_of
 
         return allowance_of(self.outbox, self.app.config.mail, self.app.now_s())
 
     def _summarise(self, ready: Sequence[Ended]) -> bool:
         """False where another process computes metrics now."""
-        from reports.batch import spans_to_summarise
-        from telemetry.summary import summarize
+        from reports.mail.batch import spans_to_summarise
+        from telemetry.metrics.summary import summarize
 
         for since_s, until_s in spans_to_summarise(ready, self.app.now_s()):
             try:
@@ -240,8 +240,8 @@ class Due:
     def _put(self, ready: Sequence[Ended]) -> None:
         if not ready:
             return
-        from reports.batch import Batch, BatchCounts
-        from reports.due import parcels
+        from reports.mail.batch import Batch, BatchCounts
+        from reports.mail.due import parcels
 
         counts = BatchCounts()
         batch = Batch(self.store, self.cluster, self.app.config, self.app.now_s(), recipient_in(self.app))
@@ -251,11 +251,11 @@ class Due:
         self.outcome.faults += counts.faults
 
     def _put_weekly(self) -> None:
-        from reports.week import is_told
+        from reports.mail.week import is_told
 
         if is_told(self.store, self.cluster, self.app.now_s()):
             return
-        from reports.weekly import put_weekly
+        from reports.mail.weekly import put_weekly
 
         app, faults = self.app, self.outcome.faults
         for _ in put_weekly(
@@ -271,7 +271,7 @@ class Due:
             or not self.outbox.ready(self.app.now_s(), 1)
         ):
             return
-        from reports.delivery import deliver
+        from reports.mail.delivery import deliver
 
         try:
             counts = deliver(self.outbox, self.app.config.mail, self.app.now_s, time.sleep, frequency_in(self.app))
@@ -322,8 +322,8 @@ def give_up_s(app: App) -> int:
 
 def stuck(plan: Plan, until_s: int) -> Iterator[str]:
     """What keeps runs waiting that ended before until_s, where it is the site's to mend."""
-    from reports.due import NO_COMMENT
-    from reports.preferences import NOT_KNOWN
+    from reports.mail.due import NO_COMMENT
+    from reports.mail.preferences import NOT_KNOWN
 
     waiting = {why: [run for run in runs if run.end_s < until_s] for (why, _), runs in plan.delayed.items()}
     if runs := waiting.get(NO_COMMENT):
@@ -336,14 +336,14 @@ def stuck(plan: Plan, until_s: int) -> Iterator[str]:
 
 def spool_of(app: App, cluster: str) -> Spool:
     """Whoever belongs to the store's group may take files away."""
-    from telemetry.spool import Spool
+    from telemetry.slurm.spool import Spool
 
     gids = {os.getegid(), *os.getgroups(), app.store_root.stat().st_gid}
     return Spool(Path(app.config.mail.spool_dir or os.devnull), cluster, gids)
 
 
 def plan_of(app: App, store: Store, cluster: str, found: Sequence[Ended]) -> Plan:
-    from reports.due import Moment, plan_runs
+    from reports.mail.due import Moment, plan_runs
 
     telemetry_s = (store.watermark("prometheus", cluster) or 0) if app.config.prometheus.url else None
     return plan_runs(found, frequency_in(app), recipient_in(app), app.config.mail, Moment(app.now_s(), telemetry_s))
@@ -351,12 +351,12 @@ def plan_of(app: App, store: Store, cluster: str, found: Sequence[Ended]) -> Pla
 
 def frequency_in(app: App) -> Callable[[str], str]:
     """A user's frequency, looked up once a run."""
-    from reports.preferences import read
+    from reports.mail.preferences import read
 
     return cache(lambda user: read(user, app.config).frequency)
 
 
 def recipient_in(app: App) -> Callable[[str], str | None]:
-    from reports.message import recipient_of
+    from reports.mail.message import recipient_of
 
     return lambda user: recipient_of(user, app.config)

@@ -60,11 +60,11 @@ def open_engine(app: App, engine: str, scheduler: str | None = None) -> Iterator
 def _workers(app: App, engine: str, scheduler: str | None) -> contextlib.AbstractContextManager[Workers]:
     section = app.config.dask
     if engine == "slurm":
-        from telemetry.slurm_workers import slurm_workers
+        from telemetry.metrics.slurm_workers import slurm_workers
 
         shared = Path(section.shared_directory) if section.shared_directory else app.store_root / "workers"
         return slurm_workers(section, app.commands, shared.absolute(), app.config.slurm.bin_dir)
-    from telemetry.workers import local_workers, scheduler_workers
+    from telemetry.metrics.workers import local_workers, scheduler_workers
 
     return scheduler_workers(scheduler, section) if scheduler else local_workers(section)
 

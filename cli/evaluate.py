@@ -13,7 +13,7 @@ from cli.output import json_text, progress
 from cli.scores import scores_table, show_scores
 
 if TYPE_CHECKING:
-    from advisor.evaluation import Evaluation
+    from advisor.evaluation.durations import Evaluation
 
 TABLES = {
     "all": "all jobs, predicted by",
@@ -35,8 +35,8 @@ def command(app: App, share: float, as_json: bool) -> None:
     Time is replayed: every training.retrain_hours the models are trained on what had ended by then, and each job is
     predicted from what was known when it was submitted. Nothing is written.
     """
-    from advisor.baselines import OURS
-    from advisor.evaluation import evaluate
+    from advisor.duration.baselines import OURS
+    from advisor.evaluation.durations import evaluate
     from telemetry.history import load_history
 
     app.require_operator("an evaluation looks at everybody's jobs")

@@ -17,9 +17,9 @@ from cli.output import json_text, progress, show_counts
 
 if TYPE_CHECKING:
     from telemetry.ingest import IngestResult
+    from telemetry.metrics.summary_counts import SummaryCounts
     from telemetry.sources.base import Source
-    from telemetry.store import Store
-    from telemetry.summary_counts import SummaryCounts
+    from telemetry.store.store import Store
 
 FOREVER_S = 2**40
 SOURCES = ("sacct", "prometheus", "prolog", "squeue")

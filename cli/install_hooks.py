@@ -11,8 +11,8 @@ from almanac.units import printable
 from cli.app import App
 
 if TYPE_CHECKING:
-    from slurm_hooks.guarded_line import Hook
-    from slurm_hooks.install import Change
+    from slurm_hooks.install.guarded_line import Hook
+    from slurm_hooks.install.scripts import Change
 
 PACKAGED = Path("/usr/share/almanac")
 FILTER_EVERYWHERE = """\
@@ -52,8 +52,8 @@ def command(
     cli_filter.lua has to be on login nodes and compute nodes alike, before CliFilterPlugins names lua: without it every
     srun, sbatch and salloc there fails, job steps too.
     """
-    from slurm_hooks.guarded_line import HOOKS
-    from slurm_hooks.install import apply, diff_text
+    from slurm_hooks.install.guarded_line import HOOKS
+    from slurm_hooks.install.scripts import apply, diff_text
 
     kinds = [kind for kind, is_asked in (("job_submit", job_submit), ("cli_filter", cli_filter)) if is_asked]
     hooks = [HOOKS[kind] for kind in (kinds if kinds or ended else HOOKS)]
@@ -76,9 +76,9 @@ def command(
 
 def _plan(app: App, hook: Hook, prefix: Path, lua_dir: str | None, is_removal: bool) -> Change:
     from almanac.config import Hooks
-    from slurm_hooks.guarded_line import Places
-    from slurm_hooks.install import plan_install, plan_remove
-    from slurm_hooks.lua_syntax import syntax_fault
+    from slurm_hooks.install.guarded_line import Places
+    from slurm_hooks.install.lua_syntax import syntax_fault
+    from slurm_hooks.install.scripts import plan_install, plan_remove
 
     if is_removal:
         return plan_remove(hook, prefix, syntax_fault)
@@ -90,7 +90,7 @@ def _plan(app: App, hook: Hook, prefix: Path, lua_dir: str | None, is_removal: b
 
 def _plan_ended(prefix: Path, is_removal: bool) -> Change:
     import slurm_hooks
-    from slurm_hooks.ended_hook import SCRIPT, plan_ended, plan_remove_ended
+    from slurm_hooks.install.ended_hook import SCRIPT, plan_ended, plan_remove_ended
 
     packaged = Path("/usr/libexec/almanac")
     is_packaged = (packaged / SCRIPT).is_file()
@@ -109,9 +109,9 @@ def _installed() -> tuple[Path, Path]:
 
 
 def _say_what_else(prefix: Path, hooks: list[Hook], needed: list[Change], is_removal: bool, ended: bool) -> None:
-    from slurm_hooks.ended_hook import ended_conf_lines
-    from slurm_hooks.install import slurm_conf_line
-    from slurm_hooks.lua_syntax import is_checked
+    from slurm_hooks.install.ended_hook import ended_conf_lines
+    from slurm_hooks.install.lua_syntax import is_checked
+    from slurm_hooks.install.scripts import slurm_conf_line
 
     if hooks and needed and not is_checked():
         click.echo("Whether the scripts parse was not checked: no Lua library or luac is here.")

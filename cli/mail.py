@@ -10,7 +10,7 @@ import click
 from cli.app import App
 
 if TYPE_CHECKING:
-    from reports.preferences import Preference
+    from reports.mail.preferences import Preference
 
 WORDS = {
     "every": "a mail after every GPU job, a storm of jobs in one",
@@ -28,7 +28,7 @@ def command(app: App, frequency: str | None) -> None:
     every: after every GPU job; digest: once a week; off: never; default: what the site has chosen. Your choice is
     yours alone, and holds until you make another. For one job: sbatch --comment=almanac:nomail.
     """
-    from reports.preferences import read, write
+    from reports.mail.preferences import read, write
 
     if frequency is not None:
         write(None if frequency == "default" else frequency, app.config)

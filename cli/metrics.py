@@ -30,7 +30,7 @@ def command(app: App, path: Path | None) -> None:
     from cli.metrics_power import power_metrics
     from reports.self_metrics import collect
     from reports.textfile import exposition
-    from telemetry.atomic import write_atomically
+    from telemetry.store.atomic import write_atomically
 
     app.require_operator("these metrics are of everybody's jobs")
     if path and path.suffix != ".prom":

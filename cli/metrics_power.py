@@ -12,8 +12,8 @@ from reports.textfile import Labels, Metric
 if TYPE_CHECKING:
     from advisor.demand.versions import TrainedDemand
     from slurm_hooks.power.folder import PowerFolder
-    from telemetry.node_use import NodeUse
-    from telemetry.store import Store
+    from telemetry.nodes.use import NodeUse
+    from telemetry.store.store import Store
 
 DAY_S = 86_400
 FRESH_S = 3600
@@ -24,7 +24,7 @@ STATES = ("total", "active", "wanted", "asleep")
 def power_metrics(app: App, store: Store) -> Iterator[Metric]:
     """Yield each power metric that has a value. Raises StoreError."""
     from slurm_hooks.power.folder import PowerFolder
-    from telemetry.node_use import load_node_use
+    from telemetry.nodes.use import load_node_use
 
     clusters, now_s = store.clusters(), app.now_s()
     uses: dict[Labels, NodeUse] = {

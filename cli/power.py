@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from almanac.config import Config
     from slurm_hooks.power.folder import PowerFolder
     from slurm_hooks.power.planning import DemandSource, Planner
-    from telemetry.store import Store
+    from telemetry.store.store import Store
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 HISTORY_DAYS, ROWS = 7, 30

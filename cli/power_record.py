@@ -20,9 +20,9 @@ from cli.output import progress
 if TYPE_CHECKING:
     import numpy as np
 
-    from telemetry.node_demand import Accounted
-    from telemetry.node_runs import Runs
-    from telemetry.node_series import NodeSeries
+    from telemetry.nodes.demand import Accounted
+    from telemetry.nodes.runs import Runs
+    from telemetry.nodes.series import NodeSeries
 
 DAY_S = 86400
 RECORD_DAYS = 400
@@ -53,7 +53,7 @@ def configured(config: Config) -> dict[str, Any]:
 
 def read_file(path: Path, options: dict[str, Any]) -> PowerRecord:
     """Raises click.UsageError, FileFormatError."""
-    from telemetry.node_series import read_node_series
+    from telemetry.nodes.series import read_node_series
 
     if options["set_name"]:
         raise click.UsageError(
@@ -65,8 +65,8 @@ def read_file(path: Path, options: dict[str, Any]) -> PowerRecord:
 
 def read_store(app: App, options: dict[str, Any]) -> PowerRecord:
     """Raises NotAllowedError, ConfigError, StoreError, RequestError, CommandError, click.UsageError."""
-    from telemetry.node_counts import with_counts
-    from telemetry.node_demand import accounted_demand, known_span
+    from telemetry.nodes.counts import with_counts
+    from telemetry.nodes.demand import accounted_demand, known_span
 
     if options["vc"]:
         raise click.UsageError("--vc is for a file: name one with --series, or give --node-set instead")
@@ -129,7 +129,7 @@ def _names(app: App, node_set: NodeSet) -> tuple[str, ...]:
 
 
 def _require_runs(accounted: Accounted, node_set: NodeSet, names: tuple[str, ...], cluster: str) -> None:
-    from telemetry.node_demand import NO_NODES
+    from telemetry.nodes.demand import NO_NODES
 
     if len(accounted.runs):
         return

@@ -16,8 +16,8 @@ from cli.app import App
 from cli.output import json_text
 
 if TYPE_CHECKING:
-    from reports.own_publish import OwnPublished
-    from slurm_hooks.publish import Job, Published
+    from reports.published.publish import OwnPublished
+    from slurm_hooks.advice.publish import Job, Published
 
 _NAMED = 10
 """Users that are named for a person; JSON has all."""
@@ -40,7 +40,7 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
     app.require_operator("advice is published for everybody")
     from advisor.artefacts import load
     from advisor.lifecycle import trusted
-    from slurm_hooks.publish import Job, publish
+    from slurm_hooks.advice.publish import Job, publish
 
     store = app.open_store()
     cluster = app.cluster(store)
@@ -75,8 +75,8 @@ def _warn(warnings: Sequence[str]) -> None:
 
 def _publish_own(job: Job) -> OwnPublished:
     """After the advice, which does not wait for it. Raises as publish_own does: the advice is out by then."""
-    from reports.own_folder import OwnFolder
-    from reports.own_publish import OwnJob, publish_own
+    from reports.published.folder import OwnFolder
+    from reports.published.publish import OwnJob, publish_own
 
     folder = OwnFolder(job.folder.root, job.folder.owner_uid)
     return publish_own(OwnJob(job.store, job.cluster, job.config, job.now_s, folder, job.is_dry))
@@ -116,7 +116,7 @@ def _mode(app: App, slurm: _SlurmSays) -> str:
 
 
 def _folder(app: App, named: str | None, slurm: _SlurmSays) -> Any:
-    from slurm_hooks.advice_dir import AdviceDir
+    from slurm_hooks.advice.folder import AdviceDir
 
     root = Path(named or app.config.hooks.advice_dir).absolute()
     is_root = os.geteuid() == 0

@@ -22,7 +22,7 @@ from cli.output import json_text, show_table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from reports.context import JobContext
+    from reports.job.context import JobContext
 
 _ID = re.compile(r"(\d{1,18})(?:_(?:(\d{1,9})|\[([\d,\-]{1,200})\]))?")
 _COLUMNS = ("job_id", "submit_s", "end_s", "array_job_id", "array_task_id", "user", "gpu_count")
@@ -106,7 +106,7 @@ def load_contexts(app: App, job_ids: Sequence[int], has_series: bool = True) -> 
     """In their order. Raises StoreError, also where one of the caller's own is not published yet."""
     if not app.may_read_store:
         return app.own_files.contexts(job_ids)
-    from reports.context import build
+    from reports.job.context import build
 
     store = app.open_store()
     user = None if app.is_operator else app.caller
@@ -226,8 +226,8 @@ def _published(rows: pa.Table) -> pa.Table:
 
 def _write_page(path: Path, contexts: Sequence[JobContext]) -> None:
     """For owner and group, in another user's folder for the owner alone."""
-    from reports.job_report import render_page
-    from telemetry.atomic import write_output
+    from reports.job.report import render_page
+    from telemetry.store.atomic import write_output
 
     if len(contexts) != 1:
         raise click.UsageError(f"--html takes one job, and {format_count(len(contexts))} were found: name one")
@@ -240,7 +240,7 @@ def _write_page(path: Path, contexts: Sequence[JobContext]) -> None:
 
 
 def _print_json(contexts: Sequence[JobContext]) -> None:
-    from reports.job_report import to_json
+    from reports.job.report import to_json
 
     click.echo(json_text([to_json(context) for context in contexts]))
 
@@ -248,7 +248,7 @@ def _print_json(contexts: Sequence[JobContext]) -> None:
 def _show(contexts: Sequence[JobContext]) -> None:
     from rich.console import Console
 
-    from reports.terminal import render_terminal
+    from reports.job.terminal import render_terminal
 
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
     console = Console(highlight=False, markup=False, emoji=False, width=width)
@@ -257,7 +257,7 @@ def _show(contexts: Sequence[JobContext]) -> None:
 
 
 def _list(contexts: Sequence[JobContext]) -> None:
-    from reports.job_report import report_of
+    from reports.job.report import report_of
 
     if not contexts:
         click.echo("no GPU jobs ended since then; see -u and -a")

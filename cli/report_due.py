@@ -20,8 +20,8 @@ from cli.due_outcome import Outcome
 from cli.output import json_text
 
 if TYPE_CHECKING:
-    from reports.outbox import Outbox
-    from telemetry.store import Store
+    from reports.mail.outbox import Outbox
+    from telemetry.store.store import Store
 
 FAULT = 5
 """Exit code where a source or the mail server failed: as everywhere, that of sources."""
@@ -40,7 +40,7 @@ def run(app: App, is_dry: bool, as_json: bool) -> int:
         move_marks(store, cluster, app.now_s())
         click.echo("mail is off: mail.server is not set; jobs that end before it is get no mail")
         return 0
-    from reports.outbox import Outbox, outbox_path
+    from reports.mail.outbox import Outbox, outbox_path
 
     try:
         with Outbox(outbox_path(store.root)) as outbox:
@@ -65,9 +65,9 @@ def _dry_run(app: App, store: Store, cluster: str) -> int:
 
 
 def _foretell(app: App, store: Store, cluster: str, outbox: Outbox) -> int:
-    from reports.allowance import allowance_of
-    from reports.due import ENOUGH_MAIL, leave_for_later, parcels
-    from reports.ended import ended_since, look_up
+    from reports.mail.allowance import allowance_of
+    from reports.mail.due import ENOUGH_MAIL, leave_for_later, parcels
+    from reports.mail.ended import ended_since, look_up
 
     started_s = store.watermark(STARTED, cluster) if app.config.mail.server else None
     outbox.notice(ended_since(store, cluster, told_since(app, started_s)), app.now_s())
@@ -90,8 +90,8 @@ def _foretell(app: App, store: Store, cluster: str, outbox: Outbox) -> int:
 @contextmanager
 def _copied_outbox(store: Store) -> Iterator[Outbox]:
     """With what waits in the outbox, also what is delayed; a copy, since it is another's to change."""
-    from reports.outbox import Outbox, outbox_path
-    from reports.outbox_file import explained
+    from reports.mail.outbox import Outbox, outbox_path
+    from reports.mail.outbox_file import explained
 
     path = outbox_path(store.root)
     with tempfile.TemporaryDirectory() as folder:

@@ -13,8 +13,8 @@ from almanac.units import format_count, printable
 from cli.app import App
 
 if TYPE_CHECKING:
-    from reports.context import JobContext
-    from reports.outbox import Message
+    from reports.job.context import JobContext
+    from reports.mail.outbox import Message
 
 
 def send(app: App, contexts: Sequence[JobContext]) -> None:
@@ -22,7 +22,7 @@ def send(app: App, contexts: Sequence[JobContext]) -> None:
 
     Its Message-ID is another one than that of the report after the job: a mail client would hide the second.
     """
-    from reports.delivery import send_now
+    from reports.mail.delivery import send_now
 
     if not app.config.mail.server:
         raise ConfigError("mail.server is not set, so no mail can be sent", "ask an operator of almanac")
@@ -45,8 +45,8 @@ def _messages(app: App, contexts: Sequence[JobContext]) -> list[Message]:
 
 def _recipient(app: App, user: str) -> str:
     """Raises NotAllowedError for another user who wants none or may want none, ConfigError without an address."""
-    from reports.message import recipient_of
-    from reports.preferences import UNKNOWN, read
+    from reports.mail.message import recipient_of
+    from reports.mail.preferences import UNKNOWN, read
 
     wanted = "every" if user == app.caller else read(user, app.config).frequency
     if wanted == UNKNOWN:
@@ -61,10 +61,10 @@ def _recipient(app: App, user: str) -> str:
 
 
 def _message(app: App, contexts: Sequence[JobContext], recipient: str) -> Message:
-    from reports.digest import render_storm
-    from reports.job_report import render_email
-    from reports.message import compose
-    from reports.outbox import EndedRun
+    from reports.job.report import render_email
+    from reports.mail.digest import render_storm
+    from reports.mail.message import compose
+    from reports.mail.outbox import EndedRun
 
     runs = [
         EndedRun(

@@ -15,10 +15,10 @@ from cli.app import App
 from cli.output import json_text, show_table
 
 if TYPE_CHECKING:
-    from slurm_hooks.action_log import Action
-    from slurm_hooks.reprioritize import Actor, Change, Outcome
+    from slurm_hooks.priority.action_log import Action
+    from slurm_hooks.priority.reprioritize import Actor, Change, Outcome
     from telemetry.slurm.backend import SlurmBackend
-    from telemetry.store import Store
+    from telemetry.store.store import Store
 
 SHOWN, SAID = 20, 5
 
@@ -38,7 +38,7 @@ def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: b
 
     Exit code 5: Slurm did not answer, or refused some changes; they are tried again by the next run.
     """
-    from slurm_hooks.reprioritize import Outcome
+    from slurm_hooks.priority.reprioritize import Outcome
 
     app.require_operator("the queue holds everybody's jobs")
     store = app.open_store()
@@ -60,8 +60,8 @@ def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: b
 
 def _one_at_a_time(store: Store, cluster: str) -> contextlib.AbstractContextManager[None]:
     """Raises BusyError where another run is under way, StoreError where the store may not be written."""
-    from telemetry.atomic import locked
-    from telemetry.marks import safe_name
+    from telemetry.store.atomic import locked
+    from telemetry.store.marks import safe_name
 
     return locked(store.root / f".reprioritize-{safe_name(cluster)}.lock", "re-prioritises now")
 
@@ -72,9 +72,9 @@ def _plan(
     """Raises ConfigError where terms are not to be applied, NoModelError where nothing was trained."""
     from advisor.artefacts import current_version
     from advisor.decisions.priority import require_ageing
-    from slurm_hooks.action_log import ActionLog
-    from slurm_hooks.published_terms import PublishedTerms
-    from slurm_hooks.reprioritize import Actor, plan_clearing, plan_terms
+    from slurm_hooks.priority.action_log import ActionLog
+    from slurm_hooks.priority.published_site_factors import PublishedTerms
+    from slurm_hooks.priority.reprioritize import Actor, plan_clearing, plan_terms
 
     log = ActionLog(store.root / "actions")
     model = current_version(store.models_dir(cluster)) or ""
@@ -100,7 +100,7 @@ def _predictor(app: App, store: Store, cluster: str, known: Mapping[int, Action]
     from advisor.artefacts import load
     from advisor.lifecycle import trusted
     from advisor.services.gpu_time import priorities_of
-    from slurm_hooks.told import overruns
+    from slurm_hooks.priority.overruns import overruns
     from telemetry.history import load_history
 
     trained = trusted(load(store.models_dir(cluster)), app.config, app.now_s())

@@ -11,7 +11,7 @@ from almanac.units import format_count
 from cli.output import show_table
 
 if TYPE_CHECKING:
-    from advisor.scores import Scores
+    from advisor.evaluation.scores import Scores
 
 _NUMBERS = {
     "spearman": "Spearman",

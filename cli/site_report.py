@@ -15,8 +15,8 @@ from cli.job_table import local_time
 from cli.output import show_table
 
 if TYPE_CHECKING:
-    from reports.site_report import SiteReport
-    from reports.site_words import PageTable
+    from reports.site.report import SiteReport
+    from reports.site.words import PageTable
 
 
 @click.command("site-report")
@@ -45,7 +45,7 @@ def command(
 
     Without --html and --csv the totals are shown. docs/site-report.md explains every figure.
     """
-    from reports.site_report import build_site_report
+    from reports.site.report import build_site_report
 
     app.require_operator("this report is of everybody's jobs")
     store = app.open_store()
@@ -55,7 +55,7 @@ def command(
     if html_file:
         _write_page(html_file, report)
     if folder:
-        from reports.site_tables import write_csv
+        from reports.site.tables import write_csv
 
         click.echo(f"{len(write_csv(report, folder))} tables are in {folder}")
     if not report.totals.total.jobs:
@@ -65,8 +65,8 @@ def command(
 
 
 def _write_page(path: Path, report: SiteReport) -> None:
-    from reports.site_page import render_site_page
-    from telemetry.atomic import write_output
+    from reports.site.page import render_site_page
+    from telemetry.store.atomic import write_output
 
     page = render_site_page(report).encode()
     try:
@@ -77,8 +77,8 @@ def _write_page(path: Path, report: SiteReport) -> None:
 
 
 def _show(report: SiteReport) -> None:
-    from reports.site_page import coverage_table, summary_boxes, waste_table
-    from reports.site_power import power_table
+    from reports.site.page import coverage_table, summary_boxes, waste_table
+    from reports.site.power import power_table
 
     for figure, words, of in summary_boxes(report):
         click.echo(f"{words}: {figure}{f' ({of})' if of else ''}")

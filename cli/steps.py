@@ -24,7 +24,7 @@ def show_steps(app: App, jobs: Sequence[Mapping[str, Any]], *, as_json: bool, se
 
     separator: between the values of a line, ',' for spreadsheets; empty: a table for people.
     """
-    from telemetry.steps import stored_steps
+    from telemetry.metrics.steps import stored_steps
 
     store = app.open_store()
     runs = [(job["job_id"], job["submit_s"]) for job in jobs]

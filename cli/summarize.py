@@ -12,8 +12,8 @@ from cli.ingest import moment
 from cli.output import json_text, progress
 
 if TYPE_CHECKING:
-    from telemetry.store import Store
-    from telemetry.summary_counts import SummaryCounts
+    from telemetry.metrics.summary_counts import SummaryCounts
+    from telemetry.store.store import Store
 
 
 @click.command("summarize")
@@ -45,8 +45,8 @@ def command(
 
 
 def run(app: App, store: Store, cluster: str, **arguments: Any) -> SummaryCounts:
-    """`telemetry.summary.summarize` with a progress bar."""
-    from telemetry.summary import summarize
+    """`telemetry.metrics.summary.summarize` with a progress bar."""
+    from telemetry.metrics.summary import summarize
 
     with progress("job metrics") as advance:
         return summarize(store, cluster, app.config, progress=advance, **arguments)

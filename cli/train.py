@@ -33,7 +33,7 @@ def command(app: App, as_json: bool) -> None:
     (training.validation_share) from the older ones.
     """
     from advisor.artefacts import load, load_learned, save
-    from advisor.baselines import OURS
+    from advisor.duration.baselines import OURS
     from advisor.lifecycle import faults_of
     from advisor.service import BUILT_IN, train_site
     from advisor.services.base import Record

@@ -15,7 +15,7 @@ from cli.models_demand import day
 from cli.output import progress
 
 if TYPE_CHECKING:
-    from telemetry.store import Store
+    from telemetry.store.store import Store
 
 
 def train_demand_models(app: App, store: Store, cluster: str) -> list[dict[str, Any]]:

@@ -12,11 +12,11 @@ import click
 
 from almanac.config import Config, NodeSet, Tier
 from cli.main import cli
-from reports.rules import character, rules
+from reports.job.rules import character, rules
 from telemetry.counters import COUNTERS
-from telemetry.schema import SCHEMA_VERSION, TABLES
 from telemetry.sources.exporter_csv import FILES, csv_text
 from telemetry.sources.layouts import layouts
+from telemetry.store.schema import SCHEMA_VERSION, TABLES
 
 DOCS = Path(__file__).parent
 EXPORTER = DOCS.parent / "slurm_hooks" / "exporter"
@@ -113,7 +113,7 @@ def report_rules() -> str:
     lines = [
         "# Rules of the job report\n",
         NOTE,
-        "What a report can say, from `reports/rules.toml`. Of the rules of one topic the first that holds speaks. "
+        "What a report can say, from `reports/job/rules.toml`. Of the rules of one topic the first that holds speaks. "
         "The verdict is made of the first two sentences, and the first three suggestions are shown. A fact that is not "
         "known meets no limit. P is the paper on Perlmutter's telemetry, with its section. "
         "[How to read a report](reports.md).\n",

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from almanac.config import Filters
 from almanac.hardware import gpu_models
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 PAGE = Path(__file__).with_name("h100.md")
 TEMPLATE = Path(__file__).with_name("h100.md.j2")

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from advisor.backtest.tier import TierScores
+from advisor.evaluation.tier import TierScores
 from almanac.units import format_count, printable
 
 # Text stays text in an SVG and a PDF, no text is taken for a formula, and the same scores give the same bytes.

@@ -13,12 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
 
-from advisor.backtest.power import OURS, PAPER, PowerBacktest
 from advisor.demand.features import STEP_MIN
 from advisor.demand.forecast import HORIZON
+from advisor.evaluation.power import OURS, PAPER, PowerBacktest
 from almanac.units import printable
 from reports.backtest_plot import BLUE, GREEN, GREY, RED, SETTINGS, UNDATED
-from telemetry.node_series import NodeSeries
+from telemetry.nodes.series import NodeSeries
 
 
 def render_power_plot(name: str, series: NodeSeries, outcome: PowerBacktest, kind: str) -> bytes:

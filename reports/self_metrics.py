@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from almanac import __version__
-from reports.outbox_file import OutboxCounts, outbox_path, read_counts
+from reports.mail.outbox_file import OutboxCounts, outbox_path, read_counts
 from reports.textfile import Labels, Metric
-from telemetry.marks import ahead_s
-from telemetry.store import Store
+from telemetry.store.marks import ahead_s
+from telemetry.store.store import Store
 
 DAY_S = 86_400
 WINDOW_DAYS = 7

@@ -58,7 +58,7 @@ write_commands() {
     printf '#!%s/bin/python -I\nfrom cli.main import main\n\nmain()\n' "$HOME_DIR" >"$bin/almanac"
     mkdir -p "$ROOT/usr/bin"
     ln -s "$HOME_DIR/bin/almanac" "$ROOT/usr/bin/almanac"
-    sed "1s|.*|#!$HOME_DIR/bin/python -I|" slurm_hooks/sbatch_almanac.py >"$bin/sbatch-almanac"
+    sed "1s|.*|#!$HOME_DIR/bin/python -I|" slurm_hooks/submit/sbatch_almanac.py >"$bin/sbatch-almanac"
     ln -s "$HOME_DIR/bin/sbatch-almanac" "$ROOT/usr/bin/sbatch-almanac"
     mkdir -p "$ROOT/usr/sbin"
     for wanted in on off; do

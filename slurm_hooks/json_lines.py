@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from almanac.errors import StoreError
-from telemetry.atomic import hand_over, make_inner_folder
+from telemetry.store.atomic import hand_over, make_inner_folder
 
 DAY_S = 86_400
 KEEP_DAYS = 400

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.metrics.catalogue import JOB_METRICS
-from telemetry.schema import JOBS
-from telemetry.store import Store
+from telemetry.store.schema import JOBS
+from telemetry.store.store import Store
 
 _METRICS = (
     "job_id", "submit_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "is_preallocated", "mean_gpu_util_pct",

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from almanac.records import Counts
-from telemetry.merge import WriteResult
-from telemetry.reopening import opens
 from telemetry.sources.base import Source
-from telemetry.store import Store
+from telemetry.store.merge import WriteResult
+from telemetry.store.stale_days import opens
+from telemetry.store.store import Store
 
 Progress = Callable[[int, int], None]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from almanac.names import name_key
 from telemetry.slurm.backend import PendingJob
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass
 
 from advisor.decisions.tier import NO_EVIDENCE, PAUSED, decide_tier
-from advisor.models import hbm
-from advisor.models.calibration import Calibration
-from advisor.models.evidence import Evidence
-from advisor.models.hbm import bound_of
+from advisor.memory import bound as memory_bound
+from advisor.memory.bound import bound_of
+from advisor.memory.calibration import Calibration
+from advisor.memory.evidence import Evidence
 from almanac.config import Config
 from almanac.records import MemoryBound, MemoryEvidence, Request, TierAdvice
 
@@ -30,10 +30,10 @@ def decide_memory(
     request: Request, evidence: Evidence, calibration: Calibration | None, config: Config
 ) -> MemoryAdvice:
     bounded = bound_of(evidence, calibration, config.advice)
-    ran_out_mib = evidence.censored_mib if bounded.why_not == hbm.RAN_OUT else None
+    ran_out_mib = evidence.censored_mib if bounded.why_not == memory_bound.RAN_OUT else None
     tier = decide_tier(request, bounded.bound, config.tiers, config.advice.headroom_mib, ran_out_mib)
     if tier.reason == NO_EVIDENCE:
-        reason = PAUSED if bounded.why_not == hbm.PAUSED else NO_EVIDENCE
+        reason = PAUSED if bounded.why_not == memory_bound.PAUSED else NO_EVIDENCE
         tier = dataclasses.replace(tier, reason=reason, note=_why_none(bounded.why_not, evidence, config))
     bound = bounded.bound if request.gpu_count > 0 else None
     if bound is not None:
@@ -78,14 +78,14 @@ def _why_none(why_not: str, evidence: Evidence, config: Config) -> str:
     number = evidence.runs
     runs = f"{number} measured run{'' if number == 1 else 's'}"
     match why_not:
-        case hbm.TOO_FEW:
+        case memory_bound.TOO_FEW:
             return f"{runs}, {config.advice.min_runs} needed"
-        case hbm.TOO_WIDE:
+        case memory_bound.TOO_WIDE:
             return f"your last {runs} differ too much"
-        case hbm.RAN_OUT:
+        case memory_bound.RAN_OUT:
             return "a run seems to have run out of GPU memory, and what it needed is not known"
-        case hbm.PAUSED:
+        case memory_bound.PAUSED:
             return "a run on a smaller tier than before seems to have run out of GPU memory"
-        case hbm.NOT_CALIBRATED:
+        case memory_bound.NOT_CALIBRATED:
             return f"{runs}, and the site's record is too short to say what such evidence is worth"
     return ""

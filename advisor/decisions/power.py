@@ -198,7 +198,7 @@ LEAST_CREDIT = -2.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Of `ForecastController`; `advisor.backtest.power_tune` finds the tail for a budget on the site's own record.
+    """Of `ForecastController`; `advisor.evaluation.power_tune` finds the tail for a budget on the site's own record.
 
     tail: accepted probability that demand exceeds the level within the forecast's horizon, without credit or debt.
     margin: idle nodes at which nodes are woken ahead of need. extra: nodes woken on top of the level.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from telemetry.node_series import NodeSeries
+from telemetry.nodes.series import NodeSeries
 
 Floats = NDArray[np.float64]
 

@@ -13,8 +13,8 @@ from advisor.demand.forecast import HORIZONS, KEYS, Key, Skill, pinball
 from advisor.demand.versions import TrainedDemand, load_demand, selection_of
 from almanac.config import Config, NodeSet, Power
 from almanac.errors import AlmanacError
-from telemetry.node_series import NodeSeries
-from telemetry.node_use import NodeUse
+from telemetry.nodes.series import NodeSeries
+from telemetry.nodes.use import NodeUse
 
 DAY_S = 86_400
 WINDOW_DAYS = 7

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from advisor.backtest.power_replay import Plant
-from advisor.backtest.power_tune import tuned_settings
 from advisor.decisions.power import Budget, ForecastController, Settings, credit_of
 from advisor.decisions.power import Spent as Spent
 from advisor.decisions.power_views import views_of
@@ -35,7 +33,9 @@ from advisor.demand.forecast import (
     rolling_forecasts,
     skills_of,
 )
-from telemetry.node_series import NodeSeries
+from advisor.evaluation.power_replay import Plant
+from advisor.evaluation.power_tune import tuned_settings
+from telemetry.nodes.series import NodeSeries
 
 FORMAT = 2
 TAIL_MIN = (PAST + 2 * HOUR) * STEP_MIN

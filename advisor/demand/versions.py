@@ -42,8 +42,8 @@ from advisor.version_folders import (
 from almanac import __version__
 from almanac.config import NodeSet
 from almanac.errors import SchemaVersionError, StoreError
-from telemetry.atomic import locked
-from telemetry.node_series import NodeSeries
+from telemetry.nodes.series import NodeSeries
+from telemetry.store.atomic import locked
 
 SCHEMA = 1
 _PREFIX = "node_set="

@@ -9,10 +9,10 @@ from typing import Any, Protocol, TypeVar
 
 import pandas as pd
 
-from advisor.features import Submission, submission_of
+from advisor.duration.features import Submission, submission_of
 from almanac.config import Config
 from almanac.records import Request
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 Data = TypeVar("Data")
 Artefact = TypeVar("Artefact")

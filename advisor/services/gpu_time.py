@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from advisor.baselines import predictions_of, scores_of
 from advisor.decisions.priority import decide_priority
-from advisor.features import HISTORY_COLUMNS, Submission, has_ended, known_at, submission_of
-from advisor.models.blend import clip_to_limit
-from advisor.models.duration import DurationModel, Fitted, Predicted, fit, learned_rows, split
-from advisor.models.rolling import SiteMeans
-from advisor.prediction import Prediction, predict
-from advisor.replay import Replay, know_pending, remember, replay_durations
-from advisor.scores import Floats, Scores
+from advisor.duration.baselines import predictions_of, scores_of
+from advisor.duration.blend import clip_to_limit
+from advisor.duration.features import HISTORY_COLUMNS, Submission, has_ended, known_at, submission_of
+from advisor.duration.model import DurationModel, Fitted, Predicted, fit, learned_rows, split
+from advisor.duration.prediction import Prediction, predict
+from advisor.duration.rolling import SiteMeans
+from advisor.evaluation.replay import Replay, know_pending, remember, replay_durations
+from advisor.evaluation.scores import Floats, Scores
 from advisor.services.base import Asked, Record
 from almanac.config import Config, Priority
 from almanac.records import PriorityAdvice, Request

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 
 from advisor.decisions.memory import MemoryAdvice, decide_memory
-from advisor.features import submitted_by
-from advisor.models.calibration import Calibration
-from advisor.models.hbm import calibrate
-from advisor.models.peak_store import remember_peaks
+from advisor.duration.features import submitted_by
+from advisor.memory.bound import calibrate
+from advisor.memory.calibration import Calibration
+from advisor.memory.peak_store import remember_peaks
 from advisor.services.base import Asked, Record
 from almanac.config import Config
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from advisor.features import known_at, without_parts
-from advisor.models.waits import Waits, learn_waits
+from advisor.duration.features import known_at, without_parts
+from advisor.duration.waits import Waits, learn_waits
 from advisor.services.base import Asked, Record
 from almanac.config import Config
 from almanac.records import ExpectedWait

@@ -1,6 +1,6 @@
 -- almanac.lua: what job_submit.lua and cli_filter.lua share: advice files, name keys, GPU requests. Lua 5.1 to 5.4.
 -- `local almanac = dofile(".../almanac.lua")`. It reads one file and does nothing else; no global is set.
--- It says what slurm_hooks/advice_file.py, almanac/names.py and almanac/tres.py say: the tests give them the same
+-- It says what slurm_hooks/advice/file.py, almanac/names.py and almanac/tres.py say: the tests give them the same
 -- examples. Tiers are in tiers.lua. Job names and constraints are hostile: none ever becomes a pattern.
 
 local M = {}
@@ -10,7 +10,7 @@ local gsub, match, sub = string.gsub, string.match, string.sub
 local floor, log, max, min = math.floor, math.log, math.max, math.min
 local concat = table.concat
 
--- Advice files (slurm_hooks/advice_file.py):
+-- Advice files (slurm_hooks/advice/file.py):
 
 local MAX_BYTES = 65536
 local MODES = { off = true, observe = true, apply = true }

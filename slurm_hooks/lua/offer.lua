@@ -1,4 +1,4 @@
--- offer.lua: whether nodes exist that meet a rewritten submission as a whole (slurm_hooks/offer.py in Lua).
+-- offer.lua: whether nodes exist that meet a rewritten submission as a whole (slurm_hooks/submit/offer.py in Lua).
 -- `local offer = dofile(".../offer.lua")`. Lua 5.1 to 5.4. It reads and writes nothing; no global is set.
 
 local M = {}

@@ -1,4 +1,4 @@
--- proposal.lua: what to say of a submission at a terminal, and whether to (slurm_hooks/proposal.py, choices.py in Lua).
+-- proposal.lua: what to say of a submission at a terminal, and whether to (slurm_hooks/submit/proposal.py, choices.py in Lua).
 -- `local proposal = dofile(".../proposal.lua")`. Lua 5.1 to 5.4. It reads and writes nothing; no global is set.
 
 local M = {}

@@ -15,7 +15,7 @@ from almanac.units import printable
 from slurm_hooks.json_lines import JsonLines
 from slurm_hooks.power import memory
 from slurm_hooks.power.memory import Memory
-from telemetry.atomic import locked, make_inner_folder, write_atomically, writing
+from telemetry.store.atomic import locked, make_inner_folder, write_atomically, writing
 
 MAX_HOLD_BYTES = 4096
 

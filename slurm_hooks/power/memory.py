@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from almanac.errors import StoreError
-from telemetry.atomic import make_inner_folder, write_atomically, writing
 from telemetry.sources.bindings import BadRecordError, read_trusted
+from telemetry.store.atomic import make_inner_folder, write_atomically, writing
 
 DAY_S = 86_400
 VERSION = 1

@@ -11,12 +11,12 @@ from advisor.demand.lifecycle import usable_demand
 from advisor.demand.model import TAIL_MIN, PowerDecision, Spent
 from almanac.config import Config, NodeSet
 from almanac.units import format_duration
-from telemetry.node_counts import append_counts, demand_series
-from telemetry.node_series import NodeSeries
+from telemetry.nodes.counts import append_counts, demand_series
+from telemetry.nodes.series import NodeSeries
 from telemetry.run_times import pending_run_s
 from telemetry.slurm.backend import PendingJob
 from telemetry.slurm.node_sets import LiveDemand
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 MINUTE_S = 60
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from almanac.errors import StoreError
 from almanac.units import cell_text
-from telemetry.atomic import make_folders, write_output
 from telemetry.characterize.table import Result, contents
+from telemetry.store.atomic import make_folders, write_output
 
 CONTENTS_NAME = "contents"
 

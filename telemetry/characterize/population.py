@@ -14,7 +14,7 @@ import pyarrow as pa
 from telemetry.characterize.table import Table
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.metrics.finish_sql import OK
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 NOT_SUMMARISED = "not summarised"
 PART_OF_A_JOB = "part of a job that was requeued or resized"

@@ -27,11 +27,11 @@ from distributed.scheduler import KilledWorker
 from almanac import __version__
 from almanac.errors import AlmanacError, StoreError
 from almanac.units import format_count
-from telemetry.database import connect
 from telemetry.metrics.chunks import Progress, Work
 from telemetry.metrics.hours import Files
 from telemetry.metrics.options import Options
 from telemetry.metrics.partials import Partials, compute_partials, merge_partials
+from telemetry.store.database import connect
 
 if TYPE_CHECKING:
     from distributed import Worker

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from almanac.config import Filters
 from almanac.errors import ConfigError
-from telemetry.attribution import Job
+from telemetry.attribution.allocations import Job
 from telemetry.slurm.hostlist import expand
 
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from almanac.config import Filters
 from almanac.hardware import GpuModel, find_gpu_model, gpu_models
-from telemetry.attribution import Attribution, Job
+from telemetry.attribution.allocations import Attribution, Job
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.claims import NO_LABEL
 from telemetry.metrics.filters import host_filter, set_aside
 from telemetry.metrics.inventory import Survey
 from telemetry.metrics.preallocation import steady_span_ms
-from telemetry.schema import schema_of, table_of
+from telemetry.store.schema import schema_of, table_of
 
 _DAY_MS = 86_400_000
 _HARDWARE = schema_of(

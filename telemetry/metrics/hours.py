@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.counters import COUNTER_COLUMNS
-from telemetry.damage import naming, open_checked
 from telemetry.metrics.runs import Array
-from telemetry.partitions import partition_start
-from telemetry.schema import TELEMETRY
+from telemetry.store.damage import naming, open_checked
+from telemetry.store.partitions import partition_start
+from telemetry.store.schema import TELEMETRY
 
 HOUR_MS = 3_600_000
 _TEXT = ["host", "mig", "model"]

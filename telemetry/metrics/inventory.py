@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.attribution import Inventory
+from telemetry.attribution.allocations import Inventory
 from telemetry.metrics.chunks import each_chunk
 from telemetry.metrics.hours import HOUR_MS, Files, Hour, MisplacedError, each_hour
 from telemetry.metrics.runs import Array, Runs
 from telemetry.metrics.samples import Units
-from telemetry.schema import schema_of
+from telemetry.store.schema import schema_of
 
 UNITS = schema_of(
     {

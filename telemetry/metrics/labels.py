@@ -10,7 +10,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from telemetry.attribution import CLAIMS, Attribution, Inventory, Job
+from telemetry.attribution.allocations import CLAIMS, Attribution, Inventory, Job
 from telemetry.metrics.chunks import each_chunk
 from telemetry.metrics.claims import Claims
 from telemetry.metrics.frames import claim_frame
@@ -18,7 +18,7 @@ from telemetry.metrics.hours import Files, each_hour
 from telemetry.metrics.inventory import Survey
 from telemetry.metrics.runs import Array
 from telemetry.metrics.samples import Samples
-from telemetry.schema import table_of
+from telemetry.store.schema import table_of
 
 
 def aligned(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], claims: pa.Table) -> pa.Table:

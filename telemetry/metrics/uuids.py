@@ -9,8 +9,8 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from telemetry.bindings import Binding, Unit
-from telemetry.schema import schema_of
+from telemetry.attribution.bindings import Binding, Unit
+from telemetry.store.schema import schema_of
 
 _COLUMNS = schema_of(
     {"host": pa.string(), "gpu": pa.int16(), "mig": pa.string(), "time_ms": pa.int64(), "uuid": pa.string()}

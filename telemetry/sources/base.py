@@ -13,7 +13,7 @@ from almanac.records import Counts
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one table of the store (`telemetry.schema.TABLES`), and what became of the records behind them.
+    """Rows of one table of the store (`telemetry.store.schema.TABLES`), and what became of the records behind them.
 
     watermark_s: everything up to here (s since 1970) has been read once this batch is stored; None where the
     source has no watermark.

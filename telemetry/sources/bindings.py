@@ -20,12 +20,12 @@ from almanac.errors import SourceError
 from almanac.records import Counts
 from almanac.tres import parse_gpu_indices, parse_index_list
 from almanac.units import printable
-from telemetry.schema import BINDINGS
 from telemetry.slurm.commands import Runner
 from telemetry.slurm.hostlist import expand
 from telemetry.slurm.queue_json import queued
 from telemetry.sources.base import Batch
 from telemetry.sources.sacct_json import number, words
+from telemetry.store.schema import BINDINGS
 
 MAX_RECORD_BYTES = 4096
 PROLOG_OVERLAP_S = 3600

@@ -15,8 +15,8 @@ from almanac.names import name_key
 from almanac.records import Counts
 from almanac.tres import parse_gpus
 from almanac.units import parse_time_limit, printable
-from telemetry.schema import JOBS
 from telemetry.sources.layouts import Layout, Origin
+from telemetry.store.schema import JOBS
 
 STATES = frozenset(
     {"PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}

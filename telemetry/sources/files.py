@@ -11,12 +11,12 @@ import pyarrow as pa
 from almanac.config import Tier
 from almanac.records import Counts, Request
 from almanac.tiers import requested_tier
-from telemetry.schema import TABLES
 from telemetry.sources.base import Batch
 from telemetry.sources.blocks import open_columns, read_blocks
 from telemetry.sources.file_jobs import read_jobs
 from telemetry.sources.file_telemetry import Span, read_telemetry
 from telemetry.sources.layouts import Kind, Layout, choose_layout
+from telemetry.store.schema import TABLES
 
 _BLOCK_ROWS = {"jobs": 50_000, "telemetry": 500_000}
 _CLOCK_TOLERANCE_S = 300

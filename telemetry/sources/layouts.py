@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from almanac.errors import FileFormatError
 from almanac.units import printable
-from telemetry.schema import TABLES
+from telemetry.store.schema import TABLES
 
 Kind = Literal["jobs", "telemetry"]
 _MOST_COLUMNS_SAID = 40

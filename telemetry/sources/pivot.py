@@ -16,9 +16,9 @@ import pyarrow as pa
 from almanac.records import Counts
 from almanac.units import printable
 from telemetry.counters import COUNTERS, Counter
-from telemetry.schema import TELEMETRY
 from telemetry.sources.exporters import MAX_JOB_ID, Exporter, Gpu, Series, UnusableSeriesError, identify
 from telemetry.sources.prometheus_json import Samples
+from telemetry.store.schema import TELEMETRY
 
 _SHIFT = 42
 _Ints = npt.NDArray[np.int64]

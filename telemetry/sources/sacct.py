@@ -20,7 +20,6 @@ from almanac.errors import CommandError, SourceError
 from almanac.names import name_key
 from almanac.records import Counts, Request
 from almanac.tiers import requested_tier
-from telemetry.schema import JOBS, STEPS
 from telemetry.slurm.commands import Runner
 from telemetry.sources.base import Batch
 from telemetry.sources.jobstats import decode_jobstats, has_jobstats
@@ -28,6 +27,7 @@ from telemetry.sources.sacct_json import JobText, parse_json
 from telemetry.sources.sacct_steps import COLUMNS as STEP_COLUMNS
 from telemetry.sources.sacct_steps import parse_steps
 from telemetry.sources.sacct_text import columns, parse_text
+from telemetry.store.schema import JOBS, STEPS
 
 _Row = TypeVar("_Row")
 

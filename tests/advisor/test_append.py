@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from advisor.features import NUMBERS, submission_of
-from advisor.replay import remember
+from advisor.duration.features import NUMBERS, submission_of
+from advisor.evaluation.replay import remember
 from advisor.service import Trained, advise, train
 from almanac.config import Config
 from almanac.records import Request

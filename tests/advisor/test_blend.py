@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from advisor.baselines import baselines
-from advisor.features import CATEGORIES, NUMBERS, Features
-from advisor.models.blend import MAX_HABIT, PEOPLE, Parts, choose_weights, point, ranking
-from advisor.replay import Replay, replay_durations
-from advisor.scores import Floats
+from advisor.duration.baselines import baselines
+from advisor.duration.blend import MAX_HABIT, PEOPLE, Parts, choose_weights, point, ranking
+from advisor.duration.features import CATEGORIES, NUMBERS, Features
+from advisor.evaluation.replay import Replay, replay_durations
+from advisor.evaluation.scores import Floats
 from almanac.config import Config, Rolling, Training
 
 JOBS = 400

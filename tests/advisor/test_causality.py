@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from advisor.backtest.tier import replay_tiers
-from advisor.features import submission_of, submissions
-from advisor.models.hbm import bound_of, calibrate
-from advisor.models.peak_store import evidence_now, replay_peaks
-from advisor.replay import remember, replay_durations
+from advisor.duration.features import submission_of, submissions
+from advisor.evaluation.replay import remember, replay_durations
+from advisor.evaluation.tier import replay_tiers
+from advisor.memory.bound import bound_of, calibrate
+from advisor.memory.peak_store import evidence_now, replay_peaks
 from advisor.service import advise, train
 from almanac.config import Config
 from almanac.records import Request

@@ -12,17 +12,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from advisor.baselines import OURS
-from advisor.evaluation import evaluate, origins
-from advisor.features import NUMBERS, ended_jobs, features_of, submission_of
-from advisor.models.blend import blend
-from advisor.models.intervals import conformal_margins
-from advisor.models.rolling import MAX_FAMILIES, RollingEstimator, decayed_mean
-from advisor.models.trees import CATEGORIES, encode
-from advisor.past import Past
-from advisor.prediction import predict
-from advisor.replay import remember, replay_durations
-from advisor.scores import score, score_of_users
+from advisor.duration.baselines import OURS
+from advisor.duration.blend import blend
+from advisor.duration.features import NUMBERS, ended_jobs, features_of, submission_of
+from advisor.duration.intervals import conformal_margins
+from advisor.duration.past import Past
+from advisor.duration.prediction import predict
+from advisor.duration.rolling import MAX_FAMILIES, RollingEstimator, decayed_mean
+from advisor.duration.trees import CATEGORIES, encode
+from advisor.evaluation.durations import evaluate, origins
+from advisor.evaluation.replay import remember, replay_durations
+from advisor.evaluation.scores import score, score_of_users
 from advisor.service import advise, train
 from almanac.config import Config, Rolling
 from almanac.names import name_key

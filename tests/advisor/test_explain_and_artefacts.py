@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from advisor.artefacts import current_version, load, save
 from advisor.explain import explain, to_json
 from advisor.lifecycle import drift_of, faults_of, trusted
-from advisor.models.calibration import Calibration, Margins
+from advisor.memory.calibration import Calibration, Margins
 from advisor.service import advise, train
 from advisor.versions import prune, roll_back, use, versions
 from almanac.config import Config

@@ -9,9 +9,9 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.families import Families
-from advisor.features import submissions
-from advisor.replay import remember, replay_durations
+from advisor.duration.families import Families
+from advisor.duration.features import submissions
+from advisor.evaluation.replay import remember, replay_durations
 from almanac.config import Rolling
 
 NAMES = st.lists(st.text("abc-#", max_size=8), max_size=30)

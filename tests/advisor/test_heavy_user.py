@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.features import Event, Submission, ended_jobs, events, submissions
-from advisor.models import peak_store, rolling, user_peaks
-from advisor.models.peak_store import evidence_now, replay_peaks
-from advisor.models.rolling import SiteMeans
-from advisor.past import DECAY, NEWEST, _weights
-from advisor.replay import Memory, know_pending, remember, replay_durations
+from advisor.duration import rolling
+from advisor.duration.features import Event, Submission, ended_jobs, events, submissions
+from advisor.duration.past import DECAY, NEWEST, _weights
+from advisor.duration.rolling import SiteMeans
+from advisor.evaluation.replay import Memory, know_pending, remember, replay_durations
+from advisor.memory import peak_store, user_peaks
+from advisor.memory.peak_store import evidence_now, replay_peaks
 from almanac.config import Config, Rolling
 
 NOW_S = 1_750_000_000 // 1800 * 1800

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.evaluation import evaluate
+from advisor.duration.features import CATEGORIES, NUMBERS, Features
+from advisor.duration.intervals import conformal_margins
+from advisor.evaluation.durations import evaluate
+from advisor.evaluation.replay import Replay
+from advisor.evaluation.scores import Floats
 from advisor.explain import explain
-from advisor.features import CATEGORIES, NUMBERS, Features
-from advisor.models.intervals import conformal_margins
-from advisor.replay import Replay
-from advisor.scores import Floats
 from advisor.service import advise
 from almanac.config import Config
 from almanac.records import Duration, Request

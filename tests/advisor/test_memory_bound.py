@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.backtest.tier import replay_tiers, score_group
 from advisor.decisions.memory import decide_memory
 from advisor.decisions.tier import decide_tier
+from advisor.duration.features import submission_of
+from advisor.evaluation.tier import replay_tiers, score_group
 from advisor.explain import short_text
-from advisor.features import submission_of
-from advisor.models.calibration import Calibration, Calibrator, Margins, class_of, conformal_margin, pools_of
-from advisor.models.evidence import Evidence
-from advisor.models.hbm import bound_of
-from advisor.models.peak_store import Case
-from advisor.models.peaks import Run
+from advisor.memory.bound import bound_of
+from advisor.memory.calibration import Calibration, Calibrator, Margins, class_of, conformal_margin, pools_of
+from advisor.memory.evidence import Evidence
+from advisor.memory.peak_store import Case
+from advisor.memory.peaks import Run
 from almanac.config import AdviceSection, Config
 from almanac.records import Advice, MemoryBound, Request
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.features import submission_of, submitted_by
-from advisor.models import user_peaks
-from advisor.models.evidence import Evidence
-from advisor.models.peak_store import Case, evidence_now, remember_peaks, replay_peaks
-from advisor.models.peaks import Run, runs_of
-from advisor.models.user_peaks import MAX_FAMILIES, similar_names
+from advisor.duration.features import submission_of, submitted_by
+from advisor.memory import user_peaks
+from advisor.memory.evidence import Evidence
+from advisor.memory.peak_store import Case, evidence_now, remember_peaks, replay_peaks
+from advisor.memory.peaks import Run, runs_of
+from advisor.memory.user_peaks import MAX_FAMILIES, similar_names
 from almanac.config import Config
 from almanac.records import Request
 

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pandas as pd
 
-from advisor.features import Event, events, submissions
-from advisor.models.duration import fit
+from advisor.duration.features import Event, events, submissions
+from advisor.duration.model import fit
+from advisor.evaluation.replay import replay_durations
 from advisor.online import OnlinePredictor
-from advisor.replay import replay_durations
 from almanac.config import Config
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.features import Submission, submission_of
-from advisor.models.rolling import SiteMeans
-from advisor.replay import know_pending, remember
+from advisor.duration.features import Submission, submission_of
+from advisor.duration.rolling import SiteMeans
+from advisor.evaluation.replay import know_pending, remember
 from advisor.service import Trained, advise, train
 from advisor.services.gpu_time import priorities_of
 from almanac.config import Config, Rolling

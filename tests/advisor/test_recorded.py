@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from advisor.recorded import recorded_requests
+from advisor.evaluation.recorded import recorded_requests
 from almanac.config import Tier
 from almanac.records import Request
 

@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 
 from advisor.decisions.memory import decide_memory
+from advisor.duration.features import submission_of, submissions
+from advisor.evaluation.recorded import recorded_requests
 from advisor.explain import short_text
-from advisor.features import submission_of, submissions
-from advisor.models.calibration import Calibration, Margins, class_of, pools_of
-from advisor.models.evidence import Evidence
-from advisor.models.peak_store import evidence_now
-from advisor.models.user_peaks import MAX_FAMILIES
-from advisor.recorded import recorded_requests
+from advisor.memory.calibration import Calibration, Margins, class_of, pools_of
+from advisor.memory.evidence import Evidence
+from advisor.memory.peak_store import evidence_now
+from advisor.memory.user_peaks import MAX_FAMILIES
 from almanac.config import Config
 from almanac.records import Advice, Request
 

@@ -20,7 +20,7 @@ from almanac.config import Config
 from almanac.config_file import parse_config
 from almanac.errors import StoreError
 from almanac.records import Advice, Request
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 NOW_S = 1_750_000_000
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]

@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from advisor.evaluation import evaluate
-from advisor.features import submissions
-from advisor.models import duration, trees
-from advisor.models.duration import DurationModel, fit, learned_rows
-from advisor.replay import Replay, replay_durations
+from advisor.duration import model as duration
+from advisor.duration import trees
+from advisor.duration.features import submissions
+from advisor.duration.model import DurationModel, fit, learned_rows
+from advisor.evaluation.durations import evaluate
+from advisor.evaluation.replay import Replay, replay_durations
 from advisor.service import train
 from almanac.config import Config
 

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 from advisor.artefacts import load, save
-from advisor.models import duration
-from advisor.models.duration import MIN_UNSEEN, DurationModel, fit
-from advisor.replay import Replay, replay_durations
+from advisor.duration import model as duration
+from advisor.duration.model import MIN_UNSEEN, DurationModel, fit
+from advisor.evaluation.replay import Replay, replay_durations
 from advisor.service import train
 from almanac.config import Config
 

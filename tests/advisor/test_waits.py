@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pandas as pd
 
-from advisor.models.waits import MIN_JOBS, RECENT_DAYS, Waits, learn_waits
+from advisor.duration.waits import MIN_JOBS, RECENT_DAYS, Waits, learn_waits
 from advisor.services.base import Record
 from advisor.services.wait import Wait
 from almanac.config import Config
 from almanac.records import ExpectedWait
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 NOW_S = 1_750_000_000
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]

@@ -15,10 +15,10 @@ import pytest
 
 from almanac.config_file import load_config
 from cli.demo import CONFIG
+from telemetry.demo_site import GeneratedSource, SiteShape
 from telemetry.ingest import IngestResult, ingest
-from telemetry.sources.generated import GeneratedSource, SiteShape
-from telemetry.store import Store
-from telemetry.summary import summarize
+from telemetry.metrics.summary import summarize
+from telemetry.store.store import Store
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "reports")]

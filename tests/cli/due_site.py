@@ -22,9 +22,9 @@ from cli.due import Due
 from cli.due_outcome import Outcome
 from cli.ingest import Job
 from cli.ingest import run as read_sources
-from reports.outbox import Outbox, outbox_path
+from reports.mail.outbox import Outbox, outbox_path
 from telemetry.sources.sacct import SacctSource
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 HOUR_S = 3600
 

@@ -17,9 +17,9 @@ from cli.advise import advise
 from cli.app import App
 from cli.main import cli
 from telemetry.metrics.catalogue import JOB_METRICS
-from telemetry.schema import JOBS
 from telemetry.slurm.script_key import script_key
-from telemetry.store import Store
+from telemetry.store.schema import JOBS
+from telemetry.store.store import Store
 
 NOW_S, DAY_S = 1_760_000_000, 86_400
 

@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from almanac.errors import CommandError, ConfigError, FileFormatError, NotAllowedError, RequestError, StoreError
 from cli.app import App
 from cli.backtest_power import power
-from telemetry.schema import JOBS
-from telemetry.store import Store
+from telemetry.store.schema import JOBS
+from telemetry.store.store import Store
 
 T0 = 1_767_571_200
 """2026-01-05, a Monday."""

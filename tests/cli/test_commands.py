@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli.main import COMMANDS
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from advisor.backtest.power_replay import Plant
 from advisor.demand.versions import trained_sets
+from advisor.evaluation.power_replay import Plant
 from almanac.config import NodeSet
 from almanac.errors import CommandError, ConfigError
 from cli.app import App
@@ -26,12 +26,12 @@ from cli.train_demand import node_names, train_demand_models
 from reports.textfile import exposition
 from slurm_hooks.power.folder import PowerFolder
 from slurm_hooks.power.memory import Memory, NodeMemory, SetMemory
-from telemetry.node_counts import append_counts
-from telemetry.schema import JOBS, NODE_COUNTS
+from telemetry.demo_site import SiteShape
+from telemetry.demo_site.plan import host_names
+from telemetry.nodes.counts import append_counts
 from telemetry.slurm.node_sets import LiveDemand
-from telemetry.sources.generated import SiteShape
-from telemetry.sources.generated.plan import host_names
-from telemetry.store import Store
+from telemetry.store.schema import JOBS, NODE_COUNTS
+from telemetry.store.store import Store
 
 if TYPE_CHECKING:
     from conftest import CommandLine

@@ -16,8 +16,8 @@ from almanac.errors import CommandError, SourceError
 from cli.app import App
 from cli.doctor import check_priority, check_slurm, check_store
 from cli.findings import Check
-from telemetry.marks import Marks
-from telemetry.store import Store
+from telemetry.store.marks import Marks
+from telemetry.store.store import Store
 
 SHOWN = """Configuration data as of 2026-11-21T08:00:00
 PriorityParameters      = (null)

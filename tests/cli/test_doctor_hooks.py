@@ -11,8 +11,8 @@ from almanac.config import Config, Hooks, Priority
 from cli.app import App
 from cli.doctor_hooks import check_advice_files
 from cli.findings import Check
-from slurm_hooks.advice_dir import AdviceDir
-from slurm_hooks.advice_file import AdviceFile, Row, render
+from slurm_hooks.advice.file import AdviceFile, Row, render
+from slurm_hooks.advice.folder import AdviceDir
 
 NOW_S = 1_795_256_200
 HOUR_S = 3600

@@ -58,7 +58,7 @@ def test_a_run_under_nohup_goes_on_without_its_terminal(app: App) -> None:
 def test_without_the_extra_the_error_says_how_to_install_it(
     app: App, engine: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("telemetry.metrics.dask_engine", "telemetry.workers", "telemetry.slurm_workers"):
+    for module in ("telemetry.metrics.dask_engine", "telemetry.metrics.workers", "telemetry.metrics.slurm_workers"):
         package, _, name = module.rpartition(".")
         if module in sys.modules:  # what is imported anew below must not stay the package's
             monkeypatch.setattr(sys.modules[package], name, sys.modules[module])

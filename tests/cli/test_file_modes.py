@@ -18,13 +18,13 @@ from mails import NOW_S, message
 from almanac.errors import StoreError
 from cli.demo import CONFIG
 from cli.main import cli
-from reports.outbox import Outbox, outbox_path
-from slurm_hooks.action_log import Action, ActionLog
-from telemetry.atomic import write_output
+from reports.mail.outbox import Outbox, outbox_path
+from slurm_hooks.priority.action_log import Action, ActionLog
 from telemetry.characterize.files import write_tables
+from telemetry.demo_site import GeneratedSource, SiteShape
 from telemetry.ingest import IngestResult, ingest
-from telemetry.sources.generated import GeneratedSource, SiteShape
-from telemetry.store import Store
+from telemetry.store.atomic import write_output
+from telemetry.store.store import Store
 
 MEANT_FOR_ALL = {"advice/user/_site/advice", "almanac.prom", "slurm/almanac-ended.sh", "slurm/job_submit.lua",
                  "slurm/cli_filter.lua"}  # fmt: skip
@@ -74,7 +74,7 @@ def test_no_file_is_writable_by_others_and_none_of_jobs_is_readable(tmp_path: Pa
     ActionLog(store.root / "actions").append([Action("set", NOW_S, "demo", 1, "1", NOW_S, 0, 1, "")], NOW_S)
     with Outbox(outbox_path(store.root)) as outbox:
         outbox.put(message(1), NOW_S)
-        assert (store.root / "reports/outbox.sqlite-wal").exists()
+        assert (store.root / "reports/mail/outbox.sqlite-wal").exists()
         faults = faults_below(tmp_path)
     assert faults == []
 

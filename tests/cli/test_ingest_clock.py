@@ -14,7 +14,7 @@ from almanac.config_file import parse_config
 from cli.app import App
 from cli.doctor import check_store
 from cli.ingest import live_jobs, run
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 NOW_S = 1_780_000_000
 HOUR_S, YEAR_S = 3600, 365 * 86_400

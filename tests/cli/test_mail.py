@@ -23,10 +23,10 @@ from cli import mail, report
 from cli.app import App
 from cli.doctor_mail import check_mail
 from cli.findings import Check
-from reports.outbox import Outbox, outbox_path
-from reports.preferences import FOLDER_MODE
-from telemetry.schema import TABLES
-from telemetry.store import Store
+from reports.mail.outbox import Outbox, outbox_path
+from reports.mail.preferences import FOLDER_MODE
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 FLAGS = b"AccountingStorageType   = x\nAccountingStoreFlags    = job_comment,job_script\n"
 
@@ -79,7 +79,7 @@ def server() -> Iterator[MailServer]:
 def known_users(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Whom the system knows: alice is who runs the tests."""
     uids = {"alice": os.getuid(), "bob": os.getuid() + 1}
-    monkeypatch.setattr("reports.preferences.read.__defaults__", (uids.get,))
+    monkeypatch.setattr("reports.mail.preferences.read.__defaults__", (uids.get,))
     return uids
 
 
@@ -252,7 +252,7 @@ def test_doctor_does_not_blame_an_outbox_that_is_not_the_caller_s(
     def refused(path: Path) -> None:
         raise NotAllowedError(f"{path}: can be used by the store's owner only", "run this as its owner")
 
-    monkeypatch.setattr("reports.outbox.read_counts", refused)
+    monkeypatch.setattr("reports.mail.outbox.read_counts", refused)
     found = findings(app)["outbox"]
     assert (found.status, found.todo) == ("warn", "run this as its owner")
 

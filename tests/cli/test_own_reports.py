@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from telemetry.schema import TABLES
-from telemetry.store import Store
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 USER = "nobody"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root publishes for others")
@@ -53,8 +53,8 @@ def place() -> Iterator[Path]:
 BECOME = """
 import os, sys
 import pyarrow.compute
-import almanac.hardware, cli.jobs, cli.main, cli.report, reports.job_report, reports.own_files, telemetry.history
-almanac.hardware.gpu_models(), reports.rules.rules(), reports.rules.character()
+import almanac.hardware, cli.jobs, cli.main, cli.report, reports.job.report, reports.published.files, telemetry.history
+almanac.hardware.gpu_models(), reports.job.rules.rules(), reports.job.rules.character()
 os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[1]))
 cli.main.main(sys.argv[3:])
 """

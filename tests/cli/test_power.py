@@ -16,7 +16,7 @@ import cli.power
 from almanac.errors import AlmanacError, ConfigError
 from cli.app import App
 from cli.power import command
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 CONFIG = """
 [site]

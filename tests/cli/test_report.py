@@ -19,10 +19,10 @@ from almanac.errors import AlmanacError
 from cli.app import App
 from cli.jobs import command as jobs_command
 from cli.report import command, find_jobs, parse_id
-from reports.own_folder import OwnFolder
-from reports.own_publish import OwnJob, publish_own
-from telemetry.schema import TABLES
-from telemetry.store import Store
+from reports.published.folder import OwnFolder
+from reports.published.publish import OwnJob, publish_own
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 
 class Ordinary(App):

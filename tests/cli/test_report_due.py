@@ -18,7 +18,7 @@ from mails import NOW_S
 from almanac.errors import CommandError, NotAllowedError
 from cli import report_due
 from cli.main import cli
-from reports.outbox import Outbox, outbox_path
+from reports.mail.outbox import Outbox, outbox_path
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from mails import NOW_S
 from almanac.config import Config
 from almanac.errors import CommandError, StoreError
 from cli import report_due
-from reports.outbox import Outbox, outbox_path
-from telemetry.store import Store
+from reports.mail.outbox import Outbox, outbox_path
+from telemetry.store.store import Store
 
 
 @pytest.fixture
@@ -46,19 +46,19 @@ def test_with_a_server_that_is_not_there_mail_waits(site: Site) -> None:
 
 
 def test_a_report_that_cannot_be_made_keeps_no_other_waiting(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    import reports.batch
+    import reports.mail.batch
 
     for number in (2, 3, 4):
         site.ends(number, NOW_S + 60, user=f"user{number}")
     site.ingest()
-    real = reports.batch.render_email
+    real = reports.mail.batch.render_email
 
     def faulty(context: Any, config: Config) -> Any:
         if context.job_id == 3:
             raise ZeroDivisionError("not ours")
         return real(context, config)
 
-    monkeypatch.setattr(reports.batch, "render_email", faulty)
+    monkeypatch.setattr(reports.mail.batch, "render_email", faulty)
     assert site.due().faults == ["report of job 3: ZeroDivisionError: not ours"]
     assert site.jobs_told == ["2", "4"]
     monkeypatch.undo()
@@ -90,7 +90,7 @@ def unreadable(*given: Any) -> None:
 def test_a_damaged_file_keeps_no_queued_mail_and_no_other_job_waiting(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import reports.batch
+    import reports.mail.batch
 
     port = site.app.given["mail"]["port"]
     site.change("mail", port=9)
@@ -103,18 +103,18 @@ def test_a_damaged_file_keeps_no_queued_mail_and_no_other_job_waiting(
     site.app.clock_s += 600
     site.ingest()
     with monkeypatch.context() as patch:
-        patch.setattr("reports.ended.look_up", unreadable)
+        patch.setattr("reports.mail.ended.look_up", unreadable)
         with pytest.raises(StoreError):
             site.due()
     assert site.jobs_told == ["2"]
-    real = reports.batch.build
+    real = reports.mail.batch.build
 
     def faulty(store: Store, cluster: str, ids: Sequence[int], *more: Any, **options: Any) -> Any:
         if 3 in ids:
             raise StoreError("a damaged file", "move it away")
         return real(store, cluster, ids, *more, **options)
 
-    monkeypatch.setattr(reports.batch, "build", faulty)
+    monkeypatch.setattr(reports.mail.batch, "build", faulty)
     assert site.due().faults == ["report of job 3: StoreError: a damaged file"]
     assert site.jobs_told == ["2", "4"]
 
@@ -211,7 +211,7 @@ def test_a_host_without_its_users_says_so(site: Site, monkeypatch: pytest.Monkey
 
 
 def test_without_the_telemetry_of_a_damaged_file_reports_go_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("telemetry.summary.summarize", unreadable)
+    monkeypatch.setattr("telemetry.metrics.summary.summarize", unreadable)
     site.ends(2, NOW_S + 60)
     site.ingest()
     assert site.due().faults == ["telemetry cannot be read; to do: move the file away"]

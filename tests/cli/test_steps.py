@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from almanac.config import Config, Filters
-from telemetry.schema import JOBS, STEPS, TELEMETRY
-from telemetry.store import Store
-from telemetry.summary import summarize
+from telemetry.metrics.summary import summarize
+from telemetry.store.schema import JOBS, STEPS, TELEMETRY
+from telemetry.store.store import Store
 
 START_S = 1_741_046_400
 CALLER = pwd.getpwuid(os.geteuid()).pw_name

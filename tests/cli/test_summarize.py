@@ -156,7 +156,7 @@ def test_strays_are_named_once_and_end_nothing(almanac: Almanac) -> None:
 BUSY = """
 import sys
 from pathlib import Path
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 with Store.open(Path(sys.argv[1])).summarising("c"):
     print("held", flush=True)

@@ -7,7 +7,7 @@ import time
 from sites import Site
 
 from almanac.config import Priority, Tier
-from slurm_hooks.advice_file import AdviceFile, Row, render
+from slurm_hooks.advice.file import AdviceFile, Row, render
 
 TIERS = (
     Tier(name="hbm40g", capacity_mib=40960, constraint="hbm40g"),

@@ -70,7 +70,9 @@ class FrontEnd:
         head = f"#!{sys.executable if can_use else '/usr/bin/python3'} -I\n"
         start = f"import sys\nsys.path.insert(0, {str(folder)!r})\nimport gc\n"
         path = folder / "sbatch-almanac"
-        path.write_text(head + (folder / "slurm_hooks/sbatch_almanac.py").read_text().replace("import gc\n", start, 1))
+        path.write_text(
+            head + (folder / "slurm_hooks/submit/sbatch_almanac.py").read_text().replace("import gc\n", start, 1)
+        )
         path.chmod(0o755)
         return str(path)
 

@@ -25,7 +25,7 @@ from cli.power import command
 from telemetry.slurm.backend import Node, NodeState, PendingJob
 from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.node_sets import LiveDemand
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 QUICK = {"ResumeTimeout": "12", "SuspendTimeout": "3", "SlurmdTimeout": "45", "SuspendRate": "0", "ResumeRate": "0"}
 CONFIG = """

@@ -20,7 +20,7 @@ from telemetry.slurm.sbatch import merge, to_request
 from telemetry.sources.bindings import PrologSource, SqueueSource
 from telemetry.sources.sacct import SacctSource, probe_accounting
 from telemetry.sources.sacct_text import COLUMNS
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 pytestmark = pytest.mark.cluster
 TIERS = (Tier("hbm40g", 40960, constraint="hbm40g"), Tier("hbm80g", 81920, constraint="hbm80g"))

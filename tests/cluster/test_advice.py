@@ -16,12 +16,12 @@ import pytest
 from testbed import Cluster
 
 from advisor.artefacts import save
-from advisor.models.calibration import Calibration, Margins
+from advisor.memory.calibration import Calibration, Margins
 from advisor.service import train
 from almanac.config import Config
 from cli.demo import TIERS
 from telemetry.history import load_history
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 pytestmark = pytest.mark.cluster
 

@@ -13,7 +13,7 @@ from advice_files import TEXT, advice, family, guarded_line, hook_on, publish, u
 from processes import wait_until
 from sites import Site
 
-from slurm_hooks.advice_file import MAX_BYTES, Row
+from slurm_hooks.advice.file import MAX_BYTES, Row
 
 pytestmark = pytest.mark.cluster
 

@@ -13,7 +13,7 @@ from sites import Site
 from test_job_submit import BERT, SITE_ROWS, busy, logged, submit, term_of
 
 from almanac.names import name_key
-from slurm_hooks.advice_file import Row
+from slurm_hooks.advice.file import Row
 
 pytestmark = pytest.mark.cluster
 

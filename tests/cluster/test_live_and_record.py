@@ -29,26 +29,26 @@ from sites import Site
 from submissions import DIFFERENCES, FOLDER, SCRIPTED, SUBMISSIONS, Submitted, submitting
 
 from advisor.decisions.memory import decide_memory
+from advisor.duration.features import Submission, submission_of, submissions
+from advisor.evaluation.recorded import recorded_requests
+from advisor.evaluation.replay import replay_durations
 from advisor.explain import to_json
-from advisor.features import Submission, submission_of, submissions
-from advisor.models.calibration import Calibration, Margins
-from advisor.models.peak_store import replay_peaks
-from advisor.recorded import recorded_requests
-from advisor.replay import replay_durations
+from advisor.memory.calibration import Calibration, Margins
+from advisor.memory.peak_store import replay_peaks
 from advisor.service import Trained, advise_many, train
 from almanac.config import Config, Slurm, Tier
 from almanac.records import Advice, Counts, Request
 from almanac.tiers import requested_tier
-from slurm_hooks.advice_file import FAMILY, Row
-from slurm_hooks.advice_rows import NAMELESS, user_rows
+from slurm_hooks.advice.file import FAMILY, Row
+from slurm_hooks.advice.rows import NAMELESS, user_rows
 from telemetry.history import load_history
-from telemetry.schema import TABLES
 from telemetry.slurm.backend import PendingJob
 from telemetry.slurm.defaults import with_defaults
 from telemetry.slurm.queue_json import pending_jobs
 from telemetry.slurm.sbatch import parse_submission
 from telemetry.sources.sacct import SacctSource, probe_accounting
-from telemetry.store import Store
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 pytestmark = pytest.mark.cluster
 

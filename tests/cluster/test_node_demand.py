@@ -13,13 +13,13 @@ from testbed import Cluster
 
 from almanac.config import NodeSet, Slurm
 from almanac.records import Counts
-from telemetry.node_demand import accounted_demand
-from telemetry.schema import JOBS
+from telemetry.nodes.demand import accounted_demand
 from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.commands import SlurmCommands
 from telemetry.slurm.node_sets import live_demand, members, wants_nodes
 from telemetry.sources.sacct import SacctSource
-from telemetry.store import Store
+from telemetry.store.schema import JOBS
+from telemetry.store.store import Store
 
 pytestmark = pytest.mark.cluster
 SET = NodeSet("all", nodes="n[1-4]")

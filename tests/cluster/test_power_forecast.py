@@ -14,10 +14,10 @@ from sites import Site
 from advisor.demand.training import train_node_set
 from almanac.config_file import load_config
 from slurm_hooks.power.source import StoredDemand
-from telemetry.node_counts import append_counts
-from telemetry.schema import JOBS
+from telemetry.nodes.counts import append_counts
 from telemetry.slurm.node_sets import LiveDemand
-from telemetry.store import Store
+from telemetry.store.schema import JOBS
+from telemetry.store.store import Store
 
 pytestmark = pytest.mark.cluster
 

@@ -25,13 +25,13 @@ from almanac.names import name_key
 from almanac.records import Counts
 from cli.app import App
 from cli.reprioritize import command
-from slurm_hooks.advice_file import parse
-from slurm_hooks.published import Change as Published
-from slurm_hooks.published import changed_rows, record
+from slurm_hooks.advice.file import parse
+from slurm_hooks.advice.published import Change as Published
+from slurm_hooks.advice.published import changed_rows, record
 from telemetry.history import load_history
-from telemetry.schema import JOBS
 from telemetry.slurm.command_backend import CommandBackend
-from telemetry.store import Store
+from telemetry.store.schema import JOBS
+from telemetry.store.store import Store
 
 pytestmark = pytest.mark.cluster
 

@@ -21,16 +21,16 @@ from testbed import Cluster
 import telemetry.metrics.chunks
 import telemetry.metrics.dask_engine
 from almanac.config import Config, Dask
-from telemetry.engine import ALWAYS, compute, prepare
+from telemetry.attribution.runs import load_jobs
+from telemetry.demo_site import GeneratedSource, SiteShape
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.chunks import Mapper, map_partials
 from telemetry.metrics.dask_engine import DaskMapper
+from telemetry.metrics.engine import ALWAYS, compute, prepare
 from telemetry.metrics.finish import Results
-from telemetry.runs import load_jobs
+from telemetry.metrics.slurm_workers import slurm_workers
 from telemetry.slurm.commands import SlurmCommands
-from telemetry.slurm_workers import slurm_workers
-from telemetry.sources.generated import GeneratedSource, SiteShape
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 pytestmark = pytest.mark.cluster
 

@@ -11,14 +11,14 @@ from testbed import Cluster
 
 from almanac.config import Config, Filters, Prometheus, Slurm
 from telemetry.ingest import IngestResult, ingest
+from telemetry.metrics.steps import CONCURRENT, SOME_GPUS
+from telemetry.metrics.summary import summarize
+from telemetry.metrics.summary_counts import SummaryCounts
 from telemetry.slurm.commands import SlurmCommands
 from telemetry.sources.prometheus import PrometheusSource
 from telemetry.sources.sacct import SacctSource
 from telemetry.sources.sacct_steps import COLUMNS
-from telemetry.steps import CONCURRENT, SOME_GPUS
-from telemetry.store import Store
-from telemetry.summary import summarize
-from telemetry.summary_counts import SummaryCounts
+from telemetry.store.store import Store
 
 pytestmark = pytest.mark.cluster
 

@@ -24,12 +24,12 @@ from advisor.service import train
 from almanac.config import Config
 from almanac.config_file import parse_config
 from almanac.names import name_key
-from reports.context import JobContext, build
+from reports.job.context import JobContext, build
 from telemetry.history import load_history
-from telemetry.schema import TABLES, TELEMETRY
-from telemetry.store import Store
-from telemetry.summary import summarize
-from telemetry.user_files import read_own
+from telemetry.metrics.summary import summarize
+from telemetry.store.schema import TABLES, TELEMETRY
+from telemetry.store.store import Store
+from telemetry.store.user_files import read_own
 
 CLUSTER = "test"
 NOW_S = 1_795_003_200
@@ -231,5 +231,7 @@ def check_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 def publisher(reported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publisher:
     tmp_path.chmod(0o755)
     if not IS_ROOT:  # who runs this owns everybody's files
-        monkeypatch.setattr("reports.own_files.read_own", lambda path, _, most: read_own(path, os.geteuid(), most))
+        monkeypatch.setattr(
+            "reports.published.files.read_own", lambda path, _, most: read_own(path, os.geteuid(), most)
+        )
     return Publisher(reported, tmp_path / "advice")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from reports.outbox import EndedRun, Message
+from reports.mail.outbox import EndedRun, Message
 
 NOW_S = 1_795_003_200
 

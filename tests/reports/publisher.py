@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from almanac.config import Reports
-from reports.own_files import OwnFiles, open_own
-from reports.own_folder import OwnFolder
-from reports.own_publish import OwnJob, OwnPublished, publish_own
+from reports.published.files import OwnFiles, open_own
+from reports.published.folder import OwnFolder
+from reports.published.publish import OwnJob, OwnPublished, publish_own
 
 CLUSTER = "test"
 NOW_S = 1_795_003_200

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from advisor.backtest.tier import Rate, TierScores
+from advisor.evaluation.tier import Rate, TierScores
 from reports.backtest_plot import UNDATED, render_tier_plot
 
 NONE = Rate(0, math.nan, math.nan, math.nan)
@@ -98,13 +98,13 @@ def test_the_current_folder_cannot_stop_a_picture(tmp_path: Path) -> None:
     """A FIFO named matplotlibrc, in a folder of another user's in which root calls almanac."""
     os.mkfifo(tmp_path / "matplotlibrc")
     os.mkfifo(tmp_path / "named")
-    code = "import os; at = os.getcwd(); import reports.plots; assert os.getcwd() == at"
+    code = "import os; at = os.getcwd(); import reports.job.plots; assert os.getcwd() == at"
     environment = {**os.environ, "MATPLOTLIBRC": str(tmp_path / "named")}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, timeout=60)
 
 
 def test_every_module_that_draws_loads_matplotlib_so() -> None:
-    for path in (Path(__file__).parents[2] / "reports").glob("*.py"):
+    for path in (Path(__file__).parents[2] / "reports").rglob("*.py"):
         lines = path.read_text(encoding="utf-8").splitlines()
         first = next((at for at, line in enumerate(lines) if re.match(r"(import|from) matplotlib", line)), None)
         assert first is None or any("matplotlib_start" in line for line in lines[:first]), path

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from browser import CHROMIUM, look
 
-from reports.job_report import render_email, render_page
+from reports.job.report import render_email, render_page
 
 WIDTHS = (360, 700)
 LAYOUTS = ("balanced", "64-gpus", "hostile", "no-telemetry")

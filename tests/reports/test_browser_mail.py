@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from browser import CHROMIUM, look
 
-from reports.digest import render_storm, render_weekly
+from reports.mail.digest import render_storm, render_weekly
 
 NOW_S = 1_795_003_200
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reports.ranks import SiteFigures
-from reports.series import MAX_CELLS, Wanted
+from reports.job.ranks import SiteFigures
+from reports.job.series import MAX_CELLS, Wanted
 
 
 def test_every_gpu_has_a_row_of_its_own_samples(reported: Any) -> None:

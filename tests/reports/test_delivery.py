@@ -24,8 +24,16 @@ from mails import NOW_S, Clock, message, run
 
 from almanac.config import Mail
 from almanac.errors import ConfigError, ServerError, StoreError
-from reports.delivery import FIRST_BACKOFF_S, HOUR_S, LONGEST_BACKOFF_S, DeliveryCounts, backoff_s, deliver, send_now
-from reports.outbox import Outbox, outbox_path
+from reports.mail.delivery import (
+    FIRST_BACKOFF_S,
+    HOUR_S,
+    LONGEST_BACKOFF_S,
+    DeliveryCounts,
+    backoff_s,
+    deliver,
+    send_now,
+)
+from reports.mail.outbox import Outbox, outbox_path
 
 
 @pytest.fixture
@@ -526,8 +534,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from almanac.config import Mail
 from mails import message
-from reports.delivery import deliver
-from reports.outbox import Outbox
+from reports.mail.delivery import deliver
+from reports.mail.outbox import Outbox
 
 with Outbox(Path(sys.argv[1])) as outbox:
     print("ready", flush=True)

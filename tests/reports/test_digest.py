@@ -14,12 +14,20 @@ import pytest
 
 from almanac import __version__
 from almanac.config import AdviceSection, Config, Tier
-from reports.digest import LISTED, render_storm, render_weekly
-from reports.job_report import Rendered
-from reports.rules import rules
-from reports.week import FAILED_STATES, idle_gpu_hours, last_week, limit_gpu_hours, tier_gpu_hours, totals_of, week_of
-from telemetry.schema import TABLES
-from telemetry.store import Store
+from reports.job.report import Rendered
+from reports.job.rules import rules
+from reports.mail.digest import LISTED, render_storm, render_weekly
+from reports.mail.week import (
+    FAILED_STATES,
+    idle_gpu_hours,
+    last_week,
+    limit_gpu_hours,
+    tier_gpu_hours,
+    totals_of,
+    week_of,
+)
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 CLUSTER = "test"
 NOW_S = 1_795_003_200  # Wednesday, 18 November 2026, 12:00

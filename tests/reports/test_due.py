@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from mails import NOW_S, message, run
 
 from almanac.config import Mail
-from reports.allowance import allowance_of
-from reports.batch import GAP_S, RECENT_S, spans_to_summarise
-from reports.due import (
+from reports.mail.allowance import allowance_of
+from reports.mail.batch import GAP_S, RECENT_S, spans_to_summarise
+from reports.mail.due import (
     ENOUGH_MAIL,
     NO_COMMENT,
     NO_TELEMETRY,
@@ -28,8 +28,8 @@ from reports.due import (
     parcels,
     plan_runs,
 )
-from reports.ended import Ended
-from reports.outbox import Outbox
+from reports.mail.ended import Ended
+from reports.mail.outbox import Outbox
 
 CONFIG = Mail(min_elapsed_s=60, wait_s=1800, array_wait_hours=24, give_up_hours=72)
 HOUR_S = 3600

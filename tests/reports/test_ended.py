@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from mails import NOW_S, run
 
-from reports.ended import Ended, ended_since, known_ends, look_up
-from telemetry.schema import TABLES
-from telemetry.store import Store
+from reports.mail.ended import Ended, ended_since, known_ends, look_up
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from almanac import __version__
-from reports.context import JobContext
-from reports.job_report import render_email, render_page, report_of, to_json
-from reports.terminal import render_terminal
+from reports.job.context import JobContext
+from reports.job.report import render_email, render_page, report_of, to_json
+from reports.job.terminal import render_terminal
 
 CASES = (
     "balanced", "idle", "no-telemetry", "half", "out-of-memory", "64-gpus", "cancelled", "requeued", "mig",

@@ -17,8 +17,8 @@ from almanac.addresses import is_address
 from almanac.config import Config, Mail
 from almanac.config_file import parse_config
 from almanac.errors import ConfigError
-from reports.job_report import Rendered, render_email
-from reports.message import MAX_MAIL_BYTES, compose, recipient_of, sender_of
+from reports.job.report import Rendered, render_email
+from reports.mail.message import MAX_MAIL_BYTES, compose, recipient_of, sender_of
 
 CONFIG = Config(mail=Mail(server="localhost", sender="almanac@example.org", recipient="{user}@example.org"))
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -87,7 +87,7 @@ def test_its_id_does_not_depend_on_the_name_of_the_host(monkeypatch: pytest.Monk
     """A name server that is away between two runs of the service must not make a second message."""
     ids = set()
     for name in ("head.example.org", "localhost"):
-        monkeypatch.setattr("reports.message._host_name", lambda name=name: name)
+        monkeypatch.setattr("reports.mail.message._host_name", lambda name=name: name)
         message = compose(PLAIN, [run(1)], "ann@example.org", Config(mail=Mail(server="localhost")), NOW_S)
         assert parsed(message.raw)["From"].addresses[0].domain == name
         ids.add(message.message_id)

@@ -23,9 +23,9 @@ from mails import NOW_S, message, run
 
 from almanac.config import Mail
 from almanac.errors import BusyError, NotAllowedError, SchemaVersionError, StoreError
-from reports.due import Moment, plan_runs
-from reports.ended import Ended
-from reports.outbox import Outbox, OutboxCounts, outbox_path, read_counts
+from reports.mail.due import Moment, plan_runs
+from reports.mail.ended import Ended
+from reports.mail.outbox import Outbox, OutboxCounts, outbox_path, read_counts
 
 OWNER_UID, GROUP_GID = 60_001, 60_010
 
@@ -311,7 +311,7 @@ import os, signal, sqlite3, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from mails import NOW_S, message, run
-from reports.outbox import Outbox
+from reports.mail.outbox import Outbox
 
 left = int(sys.argv[2])
 connect = sqlite3.connect

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from publisher import CLUSTER, IS_ROOT, NOW_S, Publisher
 
 from almanac.errors import FileFormatError, StoreError
-from reports.own_format import MAX_FILE_BYTES, pack_report, unpack_index, unpack_report
+from reports.published.format import MAX_FILE_BYTES, pack_report, unpack_index, unpack_report
 
 only_root = pytest.mark.skipif(not IS_ROOT, reason="only root can give files away")
 
@@ -104,7 +104,7 @@ def test_no_damage_to_a_report_is_more_than_an_error(reported: Any, cut: float, 
 
 
 def test_the_format_is_what_it_was(reported: Any) -> None:
-    """Other keys are another format: raise FORMAT in reports/own_format.py, and say so in docs/own-reports.md."""
+    """Other keys are another format: raise FORMAT in reports/published/format.py, and say so in docs/own-reports.md."""
     line, _, samples = gzip.decompress(pack_report(reported.contexts["balanced"])).partition(b"\n")
     document = json.loads(line)
     assert list(document) == [

@@ -17,12 +17,12 @@ from rich.console import Console
 
 from almanac.config import Reports
 from almanac.errors import StoreError
-from reports.context import JobContext
-from reports.job_report import render_email, render_page, to_json
-from reports.own_choice import Chosen, newest_runs
-from reports.own_folder import MANIFEST
-from reports.own_format import FORMAT, MAX_FILE_BYTES, pack_report, unpack_report
-from reports.terminal import render_terminal
+from reports.job.context import JobContext
+from reports.job.report import render_email, render_page, to_json
+from reports.job.terminal import render_terminal
+from reports.published.choice import Chosen, newest_runs
+from reports.published.folder import MANIFEST
+from reports.published.format import FORMAT, MAX_FILE_BYTES, pack_report, unpack_report
 from telemetry.history import HISTORY, load_history_table
 
 DAY_S = 86_400
@@ -114,7 +114,8 @@ def test_a_run_in_another_process_makes_nothing_again(publisher: Publisher) -> N
     """What says that a job has not changed must not depend on the process."""
     runs = newest_runs(publisher.reported.store, CLUSTER, 0, 50)["alice"]
     program = (
-        "import sys, pathlib; from telemetry.store import Store; from reports.own_choice import newest_runs;"
+        "import sys, pathlib; from telemetry.store.store import Store;"
+        "from reports.published.choice import newest_runs;"
         f"runs = newest_runs(Store.open(pathlib.Path(sys.argv[1])), {CLUSTER!r}, 0, 50);"
         "print(*[run.digest for run in runs['alice']])"
     )
@@ -180,7 +181,7 @@ def test_a_report_that_cannot_be_written_keeps_no_other_from_being_so(
             return bytes(MAX_FILE_BYTES + 1)
         return pack_report(dataclasses.replace(context, metrics={**context.metrics, "energy_j": float("inf")}))
 
-    monkeypatch.setattr("reports.own_publish.pack_report", pack)
+    monkeypatch.setattr("reports.published.publish.pack_report", pack)
     done = publisher()
     assert (done.reports, done.unwritable) == (58, 1)
     assert [run.job_id for run in publisher.of("bob").index.runs if run.report is None] == [5]
@@ -198,7 +199,7 @@ def test_reports_that_cannot_be_written_hold_up_no_older_ones(
             raise ValueError("Out of range float values are not JSON compliant")
         return pack_report(context)
 
-    monkeypatch.setattr("reports.own_publish.pack_report", pack)
+    monkeypatch.setattr("reports.published.publish.pack_report", pack)
     publisher.own = Reports(own_jobs=30, own_per_run=2)
     publisher.uids = {"bob": 60_002}
     seen = [publisher() for _ in range(3)]
@@ -210,7 +211,7 @@ def test_reports_that_cannot_be_written_hold_up_no_older_ones(
     change_job(monkeypatch, 2)
     assert (publisher().reports, tried) == (0, [2])
     tried.clear()
-    monkeypatch.setattr("reports.own_publish.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("reports.published.publish.FORMAT", FORMAT + 1)
     assert (publisher().unwritable, len(tried)) == (2, 30)
     tried.clear()
     publisher.own = Reports(own_jobs=1)
@@ -228,7 +229,7 @@ def change_job(monkeypatch: pytest.MonkeyPatch, job_id: int) -> None:
             for user, runs in newest_runs(*args).items()
         }
 
-    monkeypatch.setattr("reports.own_publish.newest_runs", changed)
+    monkeypatch.setattr("reports.published.publish.newest_runs", changed)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"cluster": "test", "users": {}, "unwritable": 7}', b"7"])

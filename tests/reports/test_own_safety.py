@@ -14,7 +14,7 @@ from publisher import IS_ROOT, NAMES, UIDS, Publisher
 
 from almanac.config import Reports
 from almanac.errors import BusyError, ConfigError, StoreError
-from reports.own_files import open_own
+from reports.published.files import open_own
 
 only_root = pytest.mark.skipif(not IS_ROOT, reason="only root can give files away")
 
@@ -148,7 +148,7 @@ def test_a_user_who_swaps_files_while_they_are_published_steers_nothing(
     publisher.own = Reports(own_jobs=40, own_days=29)
     for path in list(reports.iterdir())[:5]:
         path.unlink()
-    monkeypatch.setattr("reports.own_folder.os.stat", swapped)
+    monkeypatch.setattr("reports.published.folder.os.stat", swapped)
     done = publisher()
     assert done.not_shown == ["alice"]
     assert list(elsewhere.iterdir()) == []
@@ -194,7 +194,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(publisher: Publisher, mon
     def full(folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("reports.own_folder.flush_file_system", full)
+    monkeypatch.setattr("reports.published.folder.flush_file_system", full)
     with pytest.raises(StoreError, match="No space left") as caught:
         publisher()
     assert "make room" in caught.value.hint

@@ -14,7 +14,7 @@ import pytest
 
 from almanac.config import Config, Hooks, Mail
 from almanac.errors import StoreError
-from reports.preferences import FOLDER_MODE, NAMES, UNKNOWN, Preference, names_of, read, write
+from reports.mail.preferences import FOLDER_MODE, NAMES, UNKNOWN, Preference, names_of, read, write
 
 Others = Callable[..., str]
 ANN, MALLORY = 65534, 1
@@ -28,7 +28,7 @@ import os, sys
 from pathlib import Path
 from almanac.config import Config, Hooks, Mail
 from almanac.errors import StoreError
-from reports.preferences import read, write
+from reports.mail.preferences import read, write
 import encodings.idna
 os.setgroups(list(map(int, sys.argv[4:]))); os.setgid(65534); os.setuid(int(sys.argv[1])); os.umask(0o077)
 config, folder = Config(hooks=Hooks(advice_dir=sys.argv[2]), mail=Mail(frequency="digest")), Path(sys.argv[2]) / "mail"

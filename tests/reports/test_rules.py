@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from reports.facts import facts_of
-from reports.rules import TESTS, Rule, character, first_of_topics, judge, rules
+from reports.job.facts import facts_of
+from reports.job.rules import TESTS, Rule, character, first_of_topics, judge, rules
 
 EXPECTED = {
     "balanced": {"well_used", "tier_too_large", "limit_far", "memory_bound"},

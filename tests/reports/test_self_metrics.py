@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from cli.app import App
 from cli.metrics import command
-from reports.outbox import EndedRun, Message, Outbox, outbox_path
+from reports.mail.outbox import EndedRun, Message, Outbox, outbox_path
 from reports.self_metrics import ADVICE_DAYS, DAY_S, Told, collect, load_told
 from reports.textfile import Metric, exposition
-from telemetry.schema import TABLES
-from telemetry.store import Store
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 NOW_S = 1_795_003_200
 HOUR_S = 3600

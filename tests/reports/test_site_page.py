@@ -21,17 +21,17 @@ from almanac.config_file import parse_config
 from almanac.errors import ConfigError, NotAllowedError, StoreError
 from cli.app import App
 from cli.site_report import command
-from reports.pseudonyms import pseudonym, site_key
-from reports.site_headline import PART_FINDINGS
-from reports.site_page import captions, render_site_page
-from reports.site_plots import PANELS
-from reports.site_report import SiteReport, build_site_report
-from reports.site_tables import price, site_tables, write_csv
+from reports.site.headline import PART_FINDINGS
+from reports.site.page import captions, render_site_page
+from reports.site.plots import PANELS
+from reports.site.pseudonyms import pseudonym, site_key
+from reports.site.report import SiteReport, build_site_report
+from reports.site.tables import price, site_tables, write_csv
 from telemetry.characterize import TABLES
 from telemetry.characterize.headline import FINDINGS
 from telemetry.characterize.published import FURTHER
-from telemetry.schema import TABLES as STORED
-from telemetry.store import Store
+from telemetry.store.schema import TABLES as STORED
+from telemetry.store.store import Store
 
 NOW_S = 1_795_003_200
 SPAN_S = (NOW_S - 40 * 86_400, NOW_S)
@@ -208,7 +208,7 @@ def test_of_users_who_differ_in_case_the_account_is_that_of_its_own_name(tmp_pat
 
 
 def test_accounts_that_share_a_pseudonym_are_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reports.site_report.pseudonym", lambda name, key: "user-00000000")
+    monkeypatch.setattr("reports.site.report.pseudonym", lambda name, key: "user-00000000")
     found, shown = accounts_of(tmp_path, ("alice", "alice"), ("bob", "bob"))
     assert shown == ["user-00000000"] * 2
     assert sum(float(row["gpu_hours"]) for row in site_tables(found)["by_account"].to_pylist()) == 2.0

@@ -21,16 +21,16 @@ from click.testing import CliRunner
 from almanac.config import Config, Cost, NodeSet, Power
 from cli.app import App
 from cli.site_report import command
-from reports.site_page import render_site_page
-from reports.site_power import NodeSetPower, load_power, power_rows, power_table
-from reports.site_power_plot import _steps, render_power_plots
-from reports.site_report import build_site_report
-from reports.site_tables import write_csv
-from reports.site_words import PageTable
-from telemetry.node_counts import append_counts
-from telemetry.schema import NODE_COUNTS
+from reports.site.page import render_site_page
+from reports.site.power import NodeSetPower, load_power, power_rows, power_table
+from reports.site.power_plot import _steps, render_power_plots
+from reports.site.report import build_site_report
+from reports.site.tables import write_csv
+from reports.site.words import PageTable
+from telemetry.nodes.counts import append_counts
 from telemetry.slurm.node_sets import LiveDemand
-from telemetry.store import Store
+from telemetry.store.schema import NODE_COUNTS
+from telemetry.store.store import Store
 
 NOW_S = 1_795_003_200
 HOUR_S, DAY_S = 3600, 86_400

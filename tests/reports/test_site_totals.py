@@ -11,9 +11,9 @@ import pytest
 
 from almanac.config import AdviceSection, Config, Tier
 from almanac.errors import StoreError
-from reports.site_totals import Share, SiteTotals, Standing, load_totals
-from telemetry.schema import TABLES
-from telemetry.store import Store
+from reports.site.totals import Share, SiteTotals, Standing, load_totals
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 CLUSTER, T0, HOUR_S = "c", 1_780_000_000, 3600
 TIERS = tuple(Tier(name=f"hbm{size}g", capacity_mib=size * 1024, constraint=f"hbm{size}g") for size in (40, 80))

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 from mails import NOW_S
 
-import reports.weekly
+import reports.mail.weekly
 from almanac.config_file import parse_config
 from almanac.errors import ConfigError, StoreError
-from reports.outbox import Outbox, outbox_path
-from reports.week import is_told, last_week
-from reports.weekly import LATEST_S, RETRY_S, put_weekly
-from telemetry.schema import JOBS
-from telemetry.store import Store
+from reports.mail.outbox import Outbox, outbox_path
+from reports.mail.week import is_told, last_week
+from reports.mail.weekly import LATEST_S, RETRY_S, put_weekly
+from telemetry.store.schema import JOBS
+from telemetry.store.store import Store
 
 WEEK_S = 7 * 86_400
 MONDAY_S = last_week(NOW_S).end_s
@@ -99,14 +99,14 @@ def test_a_digest_that_cannot_be_made_keeps_no_other_user_waiting(
     put(store, outbox, MONDAY_S + 50)
     for number, user in enumerate(("ann", "eve")):
         ran(store, number + 1, user, MONDAY_S + 86_400)
-    real = reports.weekly.render_weekly
+    real = reports.mail.weekly.render_weekly
 
     def faulty(store: Store, cluster: str, user: str, *more: Any) -> Any:
         if user == "ann":
             raise StoreError("a damaged file")
         return real(store, cluster, user, *more)
 
-    monkeypatch.setattr(reports.weekly, "render_weekly", faulty)
+    monkeypatch.setattr(reports.mail.weekly, "render_weekly", faulty)
     faults = list[str]()
     read_up_to(store, MONDAY_S + WEEK_S + 600)
     given = (store, "test", outbox, CONFIG, MONDAY_S + WEEK_S, lambda user: "digest", "{}@example.org".format, faults)

@@ -22,11 +22,11 @@ from advisor.service import Trained, train
 from almanac.config import Config
 from almanac.config_file import parse_config
 from almanac.names import name_key
-from slurm_hooks.advice_dir import AdviceDir
-from slurm_hooks.publish import Job, Published, publish
+from slurm_hooks.advice.folder import AdviceDir
+from slurm_hooks.advice.publish import Job, Published, publish
 from telemetry.history import load_history
-from telemetry.schema import TABLES
-from telemetry.store import Store
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from almanac.config import Priority, Tier
 from almanac.errors import FileFormatError
-from slurm_hooks.advice_file import MAX_BYTES, AdviceFile, Row, look_up, parse, read, render, unwritable, usable
+from slurm_hooks.advice.file import MAX_BYTES, AdviceFile, Row, look_up, parse, read, render, unwritable, usable
 
 VECTORS = Path(__file__).parent / "vectors"
 BROKEN = sorted(path.name for path in (VECTORS / "broken").iterdir())

@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from slurm_hooks.choices import ALWAYS, ASKED, MAX_BYTES, NEVER, Choice, choices_path, find, read, replaced, write
+from slurm_hooks.submit.choices import (
+    ALWAYS,
+    ASKED,
+    MAX_BYTES,
+    NEVER,
+    Choice,
+    choices_path,
+    find,
+    read,
+    replaced,
+    write,
+)
 
 NOW_S = 1_795_256_200
 ANSWER = Choice("train-bert-#", 2, ALWAYS, "hbm40g", NOW_S)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from almanac.errors import ConfigError
-from slurm_hooks.guarded_line import HOOKS, Hook, Places, adapted, definitions, insert, remove
-from slurm_hooks.lua_syntax import is_checked, syntax_fault
+from slurm_hooks.install.guarded_line import HOOKS, Hook, Places, adapted, definitions, insert, remove
+from slurm_hooks.install.lua_syntax import is_checked, syntax_fault
 
 JOB_SUBMIT, CLI_FILTER = HOOKS["job_submit"], HOOKS["cli_filter"]
 LUA_DIR = "/usr/share/almanac/lua"

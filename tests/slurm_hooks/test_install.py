@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from almanac.errors import ConfigError
-from slurm_hooks.guarded_line import HOOKS, Places
-from slurm_hooks.install import (
+from slurm_hooks.install.guarded_line import HOOKS, Places
+from slurm_hooks.install.scripts import (
     Change,
     apply,
     diff_text,

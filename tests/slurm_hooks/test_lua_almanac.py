@@ -128,7 +128,7 @@ def test_a_damaged_file_is_refused_or_read_and_never_raises(lua: Lua, data: st.D
 
 def is_usable(text: bytes) -> bool:
     from almanac.errors import FileFormatError
-    from slurm_hooks.advice_file import parse
+    from slurm_hooks.advice.file import parse
 
     try:
         parse(text, NOW_S)

@@ -14,7 +14,7 @@ from lua_runner import Lua, literal
 from almanac.config import Tier
 from almanac.records import Request
 from almanac.tiers import Rewrite
-from slurm_hooks.offer import MAX_AGE_S, Wanted, is_offered, kept, needs_of, to_keep, wanted
+from slurm_hooks.submit.offer import MAX_AGE_S, Wanted, is_offered, kept, needs_of, to_keep, wanted
 
 LISTING = """\
 gpu*|6|64|512000|gpu,hbm40g|gpu:a100:4(S:0-1)|2-00:00:00|up|all

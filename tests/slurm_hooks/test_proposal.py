@@ -13,9 +13,9 @@ from lua_runner import Lua, literal
 from almanac.config import Priority, Tier
 from almanac.records import Request
 from almanac.tiers import Rewrite
-from slurm_hooks.advice_file import AdviceFile, Row
-from slurm_hooks.choices import ALWAYS, ASKED, NEVER, Choice, parse, replaced
-from slurm_hooks.proposal import (
+from slurm_hooks.advice.file import AdviceFile, Row
+from slurm_hooks.submit.choices import ALWAYS, ASKED, NEVER, Choice, parse, replaced
+from slurm_hooks.submit.proposal import (
     APPLY,
     ASK,
     MODES,

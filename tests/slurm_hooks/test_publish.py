@@ -17,19 +17,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from advisor.evaluation.recorded import recorded_requests
 from advisor.explain import short_text
-from advisor.recorded import recorded_requests
 from advisor.service import advise, advise_many
 from almanac.config import Tier
 from almanac.config_file import parse_config
 from almanac.errors import BusyError, ConfigError, StoreError
 from almanac.records import Request
 from almanac.tiers import requested_tier
-from slurm_hooks import advice_rows
-from slurm_hooks.advice_file import MAX_BYTES, AdviceFile, look_up, parse
-from slurm_hooks.published import published_for
+from slurm_hooks.advice import rows as advice_rows
+from slurm_hooks.advice.file import MAX_BYTES, AdviceFile, look_up, parse
+from slurm_hooks.advice.published import published_for
 from telemetry.history import UserHistories, load_history
-from telemetry.user_files import uid_of
+from telemetry.store.user_files import uid_of
 
 Site = Any  # of conftest.py
 NOW_S = 1_795_256_200
@@ -82,7 +82,7 @@ def test_several_processes_say_what_one_does(site: Site, monkeypatch: pytest.Mon
     alone = site.files()
     shutil.rmtree(site.root)
     for name, value in (("MIN_USERS", 1), ("CHUNK", 3), ("CHUNKS_READ", 2)):
-        monkeypatch.setattr(f"slurm_hooks.advice_workers.{name}", value)
+        monkeypatch.setattr(f"slurm_hooks.advice.workers.{name}", value)
     site.publish(processes=2)
     assert site.files() == alone
 
@@ -489,7 +489,7 @@ def test_killed_at_any_moment_every_file_is_the_old_one_or_the_new_one(site: Sit
 
 
 def _die_at(call: str, after: int) -> None:
-    import slurm_hooks.advice_dir as module
+    import slurm_hooks.advice.folder as module
 
     count, real = [0], getattr(os, call)
 
@@ -511,7 +511,7 @@ def test_a_full_disk_leaves_the_old_files_and_is_said(site: Site, error: int, mo
     def full(folder: Path) -> None:
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr("slurm_hooks.advice_dir.flush_file_system", full)
+    monkeypatch.setattr("slurm_hooks.advice.folder.flush_file_system", full)
     with pytest.raises(StoreError, match=os.strerror(error)) as caught:
         site.publish()
     assert ("make room" in caught.value.hint) == (error != errno.EIO)
@@ -587,7 +587,7 @@ def test_a_file_taken_away_says_nothing_any_more(site: Site, monkeypatch: pytest
     site.publish()
     shared = {**site.uids, "u4": site.uids["u5"]}  # two names of one uid get no file any more
     monkeypatch.setattr(
-        "slurm_hooks.publish.pwd.getpwuid", lambda uid: type("Account", (), {"pw_name": f"u{uid - 60_000}"})
+        "slurm_hooks.advice.publish.pwd.getpwuid", lambda uid: type("Account", (), {"pw_name": f"u{uid - 60_000}"})
     )
     site.now_s += 60
     assert site.publish(shared.get).removed == 2

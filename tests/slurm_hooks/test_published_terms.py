@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from almanac.config import Priority
-from slurm_hooks.advice_file import FAMILY, GPUS, USER, AdviceFile, Row
-from slurm_hooks.published import EVERYBODY, Change, changed_rows, record
-from slurm_hooks.published_terms import LATE_S, PublishedTerms
+from slurm_hooks.advice.file import FAMILY, GPUS, USER, AdviceFile, Row
+from slurm_hooks.advice.published import EVERYBODY, Change, changed_rows, record
+from slurm_hooks.priority.published_site_factors import LATE_S, PublishedTerms
 from telemetry.slurm.backend import PendingJob
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 T0_S, DAY_S = 1_795_000_000, 86_400
 

@@ -16,8 +16,8 @@ from advisor.decisions.priority import DAY_S, check_ageing, decide_priority, fac
 from almanac.config import Priority
 from almanac.errors import CommandError, NotAllowedError, StoreError
 from almanac.records import Counts, PriorityAdvice, Request
-from slurm_hooks.action_log import KEEP_DAYS, Action, ActionLog
-from slurm_hooks.reprioritize import Actor, Change, Outcome, plan_clearing, plan_terms
+from slurm_hooks.priority.action_log import KEEP_DAYS, Action, ActionLog
+from slurm_hooks.priority.reprioritize import Actor, Change, Outcome, plan_clearing, plan_terms
 from telemetry.slurm.backend import FactorChange, Node, PendingJob, SiteFactor
 
 NOW_S = 1_795_256_100

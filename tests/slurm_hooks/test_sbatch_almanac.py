@@ -15,7 +15,7 @@ from typing import Any
 import pexpect
 import pytest
 
-from slurm_hooks.sbatch_almanac import configured
+from slurm_hooks.submit.sbatch_almanac import configured
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "slurm_hooks" / "sbatch_almanac.py"
@@ -588,9 +588,9 @@ def loaded(code: str, *argv: str) -> set[str]:
 
 def test_nothing_heavy_is_imported() -> None:
     before = loaded("")
-    quick = loaded("import slurm_hooks.sbatch_almanac") - before
+    quick = loaded("import slurm_hooks.submit.sbatch_almanac") - before
     assert not quick & {"re", "dataclasses", "pathlib", "typing", "subprocess", "almanac.config"}
-    whole = loaded("import slurm_hooks.submit_advice, tomllib") - before
+    whole = loaded("import slurm_hooks.submit.prompt, tomllib") - before
     heavy = {"click", "pandas", "numpy", "pyarrow", "duckdb", "lightgbm", "scipy", "requests", "rich", "jinja2", "dask",
              "ClusterShell", "matplotlib", "rapidfuzz", "subprocess", "pathlib", "logging", "almanac.config",
              "almanac.config_file", "advisor.explain", "json", "argparse"}  # fmt: skip

@@ -18,12 +18,12 @@ import pytest
 
 from advisor.artefacts import save
 from advisor.explain import explain
-from advisor.models.calibration import Margins
+from advisor.memory.calibration import Margins
 from advisor.service import advise
 from almanac.records import Request
-from slurm_hooks.advice_file import parse
-from slurm_hooks.shown import explain as explain_shown
-from slurm_hooks.shown import from_files, to_json
+from slurm_hooks.advice.file import parse
+from slurm_hooks.advice.shown import explain as explain_shown
+from slurm_hooks.advice.shown import from_files, to_json
 from telemetry.history import load_history
 
 Site = Any  # of conftest.py
@@ -131,7 +131,7 @@ class As:
     def __call__(self, uid: int, *argv: str) -> subprocess.CompletedProcess[str]:
         main = ["--config", str(self.folder / "almanac.toml"), "-M", CLUSTER, *argv]
         program = (
-            f"import os, sys, cli.main, cli.advise, cli.publish, slurm_hooks.advice_dir, slurm_hooks.shown\n"
+            f"import os, sys, cli.main, cli.advise, cli.publish, slurm_hooks.advice.folder, slurm_hooks.advice.shown\n"
             # All that is needed is imported while the interpreter's own folder may still be read.
             "import telemetry.slurm.sbatch\n"
             f"os.setgroups([]); os.setgid(65534); os.setuid({uid})\ncli.main.main({main!r})\n"

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from slurm_hooks.action_log import Action, ActionLog
-from slurm_hooks.told import overruns
+from slurm_hooks.priority.action_log import Action, ActionLog
+from slurm_hooks.priority.overruns import overruns
 
 T0_S = 1_795_000_000
 

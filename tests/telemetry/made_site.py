@@ -13,11 +13,11 @@ import pyarrow as pa
 from almanac.config import Config, Filters
 from almanac.records import Counts
 from telemetry.ingest import IngestResult, ingest
-from telemetry.schema import BINDINGS, JOBS, STEPS, TELEMETRY
+from telemetry.metrics.summary import summarize
+from telemetry.metrics.summary_counts import SummaryCounts
 from telemetry.sources.base import Batch
-from telemetry.store import Store
-from telemetry.summary import summarize
-from telemetry.summary_counts import SummaryCounts
+from telemetry.store.schema import BINDINGS, JOBS, STEPS, TELEMETRY
+from telemetry.store.store import Store
 
 DAY = 20_156
 """2025-03-09 as days since 1970: the day on which clocks in the USA go forward."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.attribution import (
+from telemetry.attribution.allocations import (
     DOUBLY_BOUND,
     NO_NODES,
     UNBOUND,
@@ -18,7 +18,7 @@ from telemetry.attribution import (
     parse_hosts,
     shared_jobs,
 )
-from telemetry.bindings import CONTRADICTED, UNBOUND_MIG, Binding, Unit
+from telemetry.attribution.bindings import CONTRADICTED, UNBOUND_MIG, Binding, Unit
 
 DAY_S = 86_400
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from telemetry import database
-from telemetry.database import SPILL, connect
-from telemetry.store import Store
+from telemetry.store import database
+from telemetry.store.database import SPILL, connect
+from telemetry.store.store import Store
 
 ROOT = Path(__file__).parents[2]
 OTHER_UID = 54321
@@ -124,4 +124,4 @@ def test_only_one_module_connects() -> None:
     paths = [path.relative_to(ROOT) for path in ROOT.rglob("*.py")]
     ours = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
     found = {str(path) for path in ours if used.search((ROOT / path).read_text(encoding="utf-8"))}
-    assert found - {"tests/telemetry/test_database.py"} == {"telemetry/database.py"}
+    assert found - {"tests/telemetry/test_database.py"} == {"telemetry/store/database.py"}

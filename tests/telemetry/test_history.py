@@ -11,8 +11,8 @@ import pytest
 
 from almanac.errors import StoreError
 from telemetry.history import HISTORY, load_history, load_history_table
-from telemetry.schema import JOBS, TABLES
-from telemetry.store import Store
+from telemetry.store.schema import JOBS, TABLES
+from telemetry.store.store import Store
 
 METRICS = TABLES["job_metrics"].schema
 

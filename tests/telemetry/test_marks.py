@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from almanac.errors import BusyError, StoreError
-from telemetry.marks import Marks
-from telemetry.store import Store
+from telemetry.store.marks import Marks
+from telemetry.store.store import Store
 
 DAY_MS = 86_400_000
 
@@ -94,7 +94,7 @@ def test_a_damaged_mark_says_what_to_do(marks: Marks, tmp_path: Path, content: s
 LOOK = """
 import sys
 from pathlib import Path
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 sys.stdin.readline()
 print("looking", flush=True)

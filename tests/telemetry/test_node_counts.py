@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from almanac.errors import StoreError
 from almanac.power_config import NodeSet
-from telemetry.node_counts import append_counts, demand_series, read_counts
-from telemetry.node_demand import SILENCE_S, known_span
-from telemetry.node_series import MISSING, read_node_series
-from telemetry.schema import JOBS
+from telemetry.nodes.counts import append_counts, demand_series, read_counts
+from telemetry.nodes.demand import SILENCE_S, known_span
+from telemetry.nodes.series import MISSING, read_node_series
 from telemetry.slurm.node_sets import LiveDemand
-from telemetry.store import Store
+from telemetry.store.schema import JOBS
+from telemetry.store.store import Store
 
 T0 = 1_790_000_040
 """A full minute."""

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from almanac.power_config import NodeSet
-from telemetry.node_demand import NO_NODES, REVERSED, RUNAWAY, UNREADABLE, Accounted, accounted_demand
-from telemetry.node_runs import Runs, highest_per_minute, in_use_per_minute
-from telemetry.schema import JOBS
-from telemetry.store import Store
+from telemetry.nodes.demand import NO_NODES, REVERSED, RUNAWAY, UNREADABLE, Accounted, accounted_demand
+from telemetry.nodes.runs import Runs, highest_per_minute, in_use_per_minute
+from telemetry.store.schema import JOBS
+from telemetry.store.store import Store
 
 T0 = 1_790_000_040
 """A full minute."""
@@ -75,7 +75,7 @@ def test_days_are_joined_without_a_seam() -> None:
 def test_parts_are_short_where_many_nodes_are_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     spans = [(60 * n, 60 * n + 90, tuple(range(n % 7))) for n in range(2880)]
     whole = in_use_per_minute(runs_of(spans), 0, 2 * 86400)
-    monkeypatch.setattr("telemetry.node_runs.MAX_PAIRS", 500)
+    monkeypatch.setattr("telemetry.nodes.runs.MAX_PAIRS", 500)
     parts = list(runs_of(spans).windows(0, 2 * 86400))
     assert [low for low, _ in parts[1:]] == [high for _, high in parts[:-1]]
     assert (parts[0][0], parts[-1][1], len(parts)) == (0, 2 * 86400, 32)

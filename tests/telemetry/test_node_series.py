@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from almanac.errors import FileFormatError
-from telemetry.node_series import (
+from telemetry.nodes.series import (
     MISSING,
     OUTAGE,
     TOTAL_CHANGED,

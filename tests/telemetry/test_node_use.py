@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.node_counts import NodeCounts, append_counts
-from telemetry.node_use import HOLD_S, NodeCount, load_node_use, node_use
+from telemetry.nodes.counts import NodeCounts, append_counts
+from telemetry.nodes.use import HOLD_S, NodeCount, load_node_use, node_use
 from telemetry.slurm.node_sets import LiveDemand
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 NOW_S = 1_795_003_200
 HOUR_S, DAY_S = 3600, 86_400

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from almanac.power_config import NodeSet
-from telemetry.node_demand import Accounted, accounted_demand
-from telemetry.schema import JOBS
-from telemetry.sources.generated import SiteShape, jobs_table, plan_site
-from telemetry.sources.generated.plan import host_names
-from telemetry.store import Store
+from telemetry.demo_site import SiteShape, jobs_table, plan_site
+from telemetry.demo_site.plan import host_names
+from telemetry.nodes.demand import Accounted, accounted_demand
+from telemetry.store.schema import JOBS
+from telemetry.store.store import Store
 
 T0 = 1_790_000_040
 """A full minute."""

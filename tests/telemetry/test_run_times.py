@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.run_times import ASKED, ENDED, HISTORY_S, NEWEST, expected_run_s, pending_run_s
-from telemetry.schema import JOBS
 from telemetry.slurm.backend import PendingJob
-from telemetry.store import Store
+from telemetry.store.schema import JOBS
+from telemetry.store.store import Store
 
 NOW = 1_790_000_000
 

@@ -13,7 +13,7 @@ import pytest
 
 from almanac.config import Dask
 from almanac.errors import AlmanacError, CommandError, ConfigError, StoreError
-from telemetry.slurm_workers import SlurmWorkers, slurm_workers
+from telemetry.metrics.slurm_workers import SlurmWorkers, slurm_workers
 
 
 class FakeSlurm:
@@ -232,5 +232,5 @@ def test_the_end_of_the_wait_says_what_squeue_says(workers: Any, site: Site, que
 
 
 def test_ctrl_c_still_interrupts_where_dask_jobqueue_is_imported() -> None:
-    program = "import signal, telemetry.slurm_workers\nassert signal.getsignal(2) is signal.default_int_handler"
+    program = "import signal, telemetry.metrics.slurm_workers\nassert signal.getsignal(2) is signal.default_int_handler"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from almanac.errors import SourceError
 from almanac.records import Counts
+from telemetry.slurm.spool import UNFINISHED_S, Spool
 from telemetry.sources.bindings import read_trusted
-from telemetry.spool import UNFINISHED_S, Spool
 
 LATER_S = 2**35
 """When nothing is new any more."""
@@ -64,14 +64,14 @@ def test_jobs_of_other_clusters_are_left_to_their_own(folder: Path) -> None:
 
 def test_files_of_a_cluster_whose_almanac_is_off_hide_no_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """New ones are seen at once, older ones within a few runs; the work of a run is bounded."""
-    monkeypatch.setattr("telemetry.spool.MOST_FILES", 20)
+    monkeypatch.setattr("telemetry.slurm.spool.MOST_FILES", 20)
     opened = list[Path]()
 
     def reads(path: Path, *more: Any, **options: Any) -> bytes:
         opened.append(path)
         return read_trusted(path, *more, **options)
 
-    monkeypatch.setattr("telemetry.spool.read_trusted", reads)
+    monkeypatch.setattr("telemetry.slurm.spool.read_trusted", reads)
     for job in range(1, 101):
         os.utime(put(folder, f"{job}.1", said(job, "other")), (1000 + job, 1000 + job))
     for job, time_s in ((201, 900), (202, 901), (203, 1050), (204, 2000), (205, 2001)):

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from almanac.config import Config, Filters, MetricsSection
-from telemetry.attribution import UNBOUND, Attribution, Inventory, Job, attribute, parse_hosts
+from telemetry.attribution.allocations import UNBOUND, Attribution, Inventory, Job, attribute, parse_hosts
 from telemetry.metrics.catalogue import JOB_METRICS, STEP_METRICS
-from telemetry.schema import BINDINGS, JOBS, STEPS, TELEMETRY
-from telemetry.steps import (
+from telemetry.metrics.steps import (
     CONCURRENT,
     NO_GPUS,
     SOME_GPUS,
@@ -25,9 +24,10 @@ from telemetry.steps import (
     attribute_steps,
     concurrent_steps,
 )
-from telemetry.store import Store
-from telemetry.summary import summarize
-from telemetry.summary_counts import SummaryCounts
+from telemetry.metrics.summary import summarize
+from telemetry.metrics.summary_counts import SummaryCounts
+from telemetry.store.schema import BINDINGS, JOBS, STEPS, TELEMETRY
+from telemetry.store.store import Store
 
 START_S = 1_741_046_400  # midnight UTC
 OPEN = Config(filters=Filters(min_elapsed_s=0, min_gpu_util_pct=-1.0, min_coverage=0.0))

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from almanac.errors import SchemaVersionError, StoreError
 from almanac.records import Counts
 from telemetry.ingest import IngestResult, ingest
-from telemetry.partitions import Stray
-from telemetry.schema import TABLES
 from telemetry.sources.base import Batch
-from telemetry.store import Store, WriteResult
+from telemetry.store.partitions import Stray
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store, WriteResult
 
 HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
@@ -306,7 +306,7 @@ WRITER = textwrap.dedent(
     import sys
     from pathlib import Path
     import numpy as np, pyarrow as pa
-    from telemetry.store import Store
+    from telemetry.store.store import Store
     from almanac.records import Counts
     from telemetry.ingest import IngestResult, ingest
     from telemetry.sources.base import Batch
@@ -381,7 +381,7 @@ def test_the_days_of_a_file_are_open_before_it_changes(store: Store, monkeypatch
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("telemetry.store._replace", killed)
+    monkeypatch.setattr("telemetry.store.store._replace", killed)
     with pytest.raises(KeyboardInterrupt):
         store.write("telemetry", "c", samples([("n1", 0, 0, 1.0)]), lambda start_s: [start_s // 86_400])
     assert list(store.open_days("c")) == [START_MS // 86_400_000]
@@ -444,7 +444,7 @@ def test_a_store_that_may_not_be_written_says_so(store: Store, monkeypatch: pyte
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("telemetry.atomic.os.open", refused)
+    monkeypatch.setattr("telemetry.store.atomic.os.open", refused)
     with pytest.raises(StoreError, match="cannot be written: Permission denied"):
         store.set_watermark("sacct", "c", 1)
 
@@ -492,7 +492,7 @@ def test_of_many_files_the_damaged_one_is_named_by_views_too(store: Store, conte
 
 
 def test_without_memory_the_limit_to_raise_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("telemetry.database._is_guarded", lambda folder: False)
+    monkeypatch.setattr("telemetry.store.database._is_guarded", lambda folder: False)
     store = Store.create(tmp_path / "store", memory_limit_mib=64, threads=1)
     with pytest.raises(StoreError, match="out of memory") as caught, store.connect() as db:
         db.execute("CREATE TEMP TABLE t AS SELECT range i, repeat('x', 100) || range FROM range(1_500_000)").fetchall()

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from almanac.errors import StoreError
-from telemetry.damage import fault_of
-from telemetry.store import Store
-from telemetry.store_check import check_files
+from telemetry.store.check import check_files
+from telemetry.store.damage import fault_of
+from telemetry.store.store import Store
 
 HOUR_MS = 3_600_000
 

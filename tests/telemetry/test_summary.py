@@ -12,8 +12,8 @@ import pytest
 from made_site import DAY, T0_S, Rows, Site, is_same, job, prolog, samples
 
 from almanac.errors import BusyError, StoreError
-from telemetry.attribution import DOUBLY_BOUND, UNBOUND
-from telemetry.marks import day_text
+from telemetry.attribution.allocations import DOUBLY_BOUND, UNBOUND
+from telemetry.store.marks import day_text
 
 
 def node(host: str, first_h: float, last_h: float, **given: Any) -> Rows:
@@ -137,7 +137,7 @@ def test_a_long_span_is_looked_at_in_parts_with_the_same_result(
     whole, tables = filled.summarize().as_dict(), filled.tables()
     for table in ("job_metrics", "gpu_metrics"):
         shutil.rmtree(filled.store.root / table)
-    monkeypatch.setattr("telemetry.summary.MOST_DAYS", 1)
+    monkeypatch.setattr("telemetry.metrics.summary.MOST_DAYS", 1)
     filled.store._marks.reopen("c", [DAY, DAY + 1])
     looked_at: list[tuple[int, int]] = []
     counts = filled.summarize(

@@ -11,14 +11,14 @@ import time
 import pytest
 from made_site import Site, is_same, job, samples
 
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 SUMMARY = """
 import sys
 from pathlib import Path
 from almanac.config import Config, Filters
-from telemetry.store import Store
-from telemetry.summary import summarize
+from telemetry.store.store import Store
+from telemetry.metrics.summary import summarize
 
 config = Config(filters=Filters(min_elapsed_s=0, min_gpu_util_pct=-1.0, min_coverage=0.0))
 store = Store.open(Path(sys.argv[1]), threads=1)

@@ -14,9 +14,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from made_site import DAY, T0_S, Rows, Site, is_same, job, prolog, samples
 
+from telemetry.attribution.runs import ended_jobs, load_runs
+from telemetry.demo_site import GeneratedSource, SiteShape
 from telemetry.ingest import IngestResult, ingest
-from telemetry.runs import ended_jobs, load_runs
-from telemetry.sources.generated import GeneratedSource, SiteShape
 
 QUICK = (Phase.explicit, Phase.generate)
 """No shrinking: an example takes seconds."""

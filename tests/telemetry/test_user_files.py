@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from almanac.errors import FileFormatError
-from telemetry.atomic import opened
-from telemetry.user_files import name_of, owners_of, put, read_own, stage, taken_back, uid_of, writable_by_others
+from telemetry.store.atomic import opened
+from telemetry.store.user_files import name_of, owners_of, put, read_own, stage, taken_back, uid_of, writable_by_others
 
 ME = os.geteuid()
 

@@ -10,7 +10,7 @@ from distributed import Client
 
 from almanac.config import Dask
 from almanac.errors import AlmanacError, ConfigError
-from telemetry.workers import Local, Present, local_workers, scheduler_workers
+from telemetry.metrics.workers import Local, Present, local_workers, scheduler_workers
 
 
 class Workerless:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from advisor.backtest.power import (
+from advisor.decisions.power import Budget, DemandView, ForecastController, Settings
+from advisor.decisions.power_views import Views, views_of
+from advisor.demand.features import steps_of
+from advisor.evaluation.power import (
     LEAKY,
     ORACLE,
     OURS,
@@ -19,14 +22,11 @@ from advisor.backtest.power import (
     backtest_power,
     spans_of,
 )
-from advisor.backtest.power_oracle import oracle_asleep, oracle_powered
-from advisor.backtest.power_replay import Plant, Replay, replay
-from advisor.decisions.power import Budget, DemandView, ForecastController, Settings
-from advisor.decisions.power_views import Views, views_of
-from advisor.demand.features import steps_of
+from advisor.evaluation.power_oracle import oracle_asleep, oracle_powered
+from advisor.evaluation.power_replay import Plant, Replay, replay
 from almanac.errors import NoModelError, RequestError
 from almanac.power_config import Power
-from telemetry.node_series import NodeSeries
+from telemetry.nodes.series import NodeSeries
 
 
 def made(active: list[float] | np.ndarray, total: float = 10.0) -> NodeSeries:

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.backtest.power_jobs import JobDelays, Starts, delays_of, starts_of
-from telemetry.node_runs import Runs
+from advisor.evaluation.power_jobs import JobDelays, Starts, delays_of, starts_of
+from telemetry.nodes.runs import Runs
 
 
 def runs_of(spans: list[tuple[int, int, tuple[int, ...]]]) -> Runs:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from advisor.backtest.tier import DOWN, KEPT, SILENT, UP, rate_of, replay_tiers, score_group, score_tiers
+from advisor.evaluation.tier import DOWN, KEPT, SILENT, UP, rate_of, replay_tiers, score_group, score_tiers
 from almanac.config import Config
 
 USABLE = {"hbm40g": 39936.0, "hbm80g": 80896.0}

@@ -19,7 +19,7 @@ from advisor.demand.forecast import (
     shuffled,
     skills_of,
 )
-from telemetry.node_series import NodeSeries
+from telemetry.nodes.series import NodeSeries
 
 
 def made(active: Floats) -> NodeSeries:

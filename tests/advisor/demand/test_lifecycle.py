@@ -16,8 +16,8 @@ from advisor.demand.lifecycle import DAY_S, budget_alarms, drift_of_demand, expe
 from advisor.demand.model import DemandModel, train_demand
 from advisor.demand.versions import TrainedDemand
 from almanac.config import Power
-from telemetry.node_series import NodeSeries
-from telemetry.node_use import NodeUse
+from telemetry.nodes.series import NodeSeries
+from telemetry.nodes.use import NodeUse
 
 DAYS, TRAINED_DAYS = 30, 20
 START = np.datetime64("2026-10-05", "m")

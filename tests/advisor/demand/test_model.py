@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from advisor.backtest.power_replay import replay
 from advisor.decisions.power import Budget, DemandView, ForecastController
 from advisor.decisions.power_views import views_of
 from advisor.demand.features import STEP_MIN, steps_of
 from advisor.demand.model import MODEL_FILE, TAIL_MIN, DemandModel, Spent, train_demand
-from telemetry.node_series import NodeSeries
+from advisor.evaluation.power_replay import replay
+from telemetry.nodes.series import NodeSeries
 
 NOTHING = Spent()
 

@@ -29,7 +29,7 @@ from advisor.demand.versions import (
 )
 from almanac.config import Config, NodeSet, Training
 from almanac.errors import SchemaVersionError, StoreError
-from telemetry.node_series import NodeSeries
+from telemetry.nodes.series import NodeSeries
 
 NOW_S = 1_795_003_200
 DAY_S = 86_400

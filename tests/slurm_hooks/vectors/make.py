@@ -22,7 +22,7 @@ from advisor.decisions.tier import decide_tier
 from almanac.config import Priority, Tier
 from almanac.records import MemoryBound, Request
 from almanac.tres import parse_gpus
-from slurm_hooks.advice_file import MAX_BYTES, AdviceFile, Row, look_up, render, usable
+from slurm_hooks.advice.file import MAX_BYTES, AdviceFile, Row, look_up, render, usable
 
 FOLDER = Path(__file__).parent
 NOW_S = 1_795_256_200

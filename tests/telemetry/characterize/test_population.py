@@ -14,8 +14,8 @@ import pytest
 from almanac.config import Config
 from almanac.errors import StoreError
 from telemetry.characterize import TABLES, characterize, contents, load_population, write_tables
-from telemetry.schema import TABLES as SCHEMAS
-from telemetry.store import Store
+from telemetry.store.schema import TABLES as SCHEMAS
+from telemetry.store.store import Store
 
 Any_ = Any
 

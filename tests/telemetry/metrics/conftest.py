@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from almanac.config import Config
-from telemetry.attribution import Job
-from telemetry.database import connect
-from telemetry.engine import compute, prepare
+from telemetry.attribution.allocations import Job
+from telemetry.metrics.engine import compute, prepare
 from telemetry.metrics.options import Options
-from telemetry.store import Store
+from telemetry.store.database import connect
+from telemetry.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small_sites import OPEN, telemetry

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from almanac.config import Config, Filters
 from telemetry.counters import COUNTER_COLUMNS
-from telemetry.schema import TELEMETRY
+from telemetry.store.schema import TELEMETRY
 
 # Nothing is set aside, so that small examples are measured.
 OPEN = Config(filters=Filters(min_elapsed_s=0, min_gpu_util_pct=-1.0, min_coverage=0.0))

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from telemetry.attribution import Job
+from telemetry.attribution.allocations import Job
 from telemetry.metrics.options import Options
 
 DAY_S = 86_400

@@ -20,16 +20,16 @@ import telemetry.metrics.chunks
 import telemetry.metrics.dask_engine
 from almanac.config import Config, Dask, Filters
 from almanac.errors import AlmanacError, StoreError
-from telemetry.attribution import Job
+from telemetry.attribution.allocations import Job
 from telemetry.counters import COUNTER_COLUMNS
-from telemetry.engine import compute, prepare
 from telemetry.metrics.chunks import Mapper, map_partials
 from telemetry.metrics.dask_engine import DaskMapper
+from telemetry.metrics.engine import compute, prepare
 from telemetry.metrics.finish import Results
-from telemetry.schema import TELEMETRY
-from telemetry.store import Store
-from telemetry.summary import summarize
-from telemetry.workers import Local, local_workers
+from telemetry.metrics.summary import summarize
+from telemetry.metrics.workers import Local, local_workers
+from telemetry.store.schema import TELEMETRY
+from telemetry.store.store import Store
 
 # The workers cannot import this module: what it sends them goes by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from almanac.config import Bindings, Config, Filters
-from telemetry.attribution import Job
+from telemetry.attribution.allocations import Job
 from telemetry.metrics.options import Options
 
 START_S = 1_741_046_400  # midnight UTC

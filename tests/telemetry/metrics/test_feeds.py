@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from telemetry.attribution import Job
+from telemetry.attribution.allocations import Job
 from telemetry.counters import COUNTERS, Counter
 
 START_S, SAMPLES = 1_741_046_400, 120

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from test_against_numpy import assert_same
 
-from telemetry.attribution import Job
+from telemetry.attribution.allocations import Job
 from telemetry.sources.files import FileSource
 
 # First and last second of run e2 (mixed traffic: GPUs 0-3 nearly idle, some counters null).

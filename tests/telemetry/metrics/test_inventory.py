@@ -9,7 +9,7 @@ import pandas as pd
 
 from telemetry.metrics.chunks import split_files
 from telemetry.metrics.inventory import Survey, survey
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 START_S = 1_741_046_400  # midnight UTC
 DAY = START_S // 86_400

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from almanac.errors import ConfigError
-from telemetry.attribution import Job
-from telemetry.engine import Prepared, complete, prepare
+from telemetry.attribution.allocations import Job
 from telemetry.metrics.chunks import map_partials, silent
 from telemetry.metrics.columns import HIGHEST, NUMBER, TOTAL, Rows, packed, unpacked
+from telemetry.metrics.engine import Prepared, complete, prepare
 from telemetry.metrics.options import Options
 from telemetry.metrics.partials import CLAIM, FAMILIES, Partials, compute_partials, merge_partials
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 HOUR_S, START_S = 3600, 1_741_046_400 - 2 * 3600  # two hours before midnight UTC
 COUNTED_MS = (-(2**60), 2**60)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import telemetry.metrics.chunks
-from telemetry.attribution import Job
+from telemetry.attribution.allocations import Job
 
 START_S = 1_741_046_400 - 1200
 QUICK = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

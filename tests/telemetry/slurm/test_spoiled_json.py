@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from almanac.names import name_key
 from almanac.records import Counts
-from telemetry.schema import BINDINGS
 from telemetry.slurm.queue_json import nodes_of, pending_jobs, records
 from telemetry.sources.bindings import SqueueSource
 from telemetry.sources.sacct_json import parse_json
+from telemetry.store.schema import BINDINGS
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
 RELEASES = ["22.05.8", "24.11.5"]

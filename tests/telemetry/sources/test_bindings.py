@@ -11,9 +11,9 @@ import pytest
 
 from almanac.errors import CommandError, SourceError
 from almanac.records import Counts
-from telemetry.schema import BINDINGS
 from telemetry.sources.bindings import PrologSource, SqueueSource, arrival_s
-from telemetry.store import Store
+from telemetry.store.schema import BINDINGS
+from telemetry.store.store import Store
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
 NOW_S = 1_800_000_000

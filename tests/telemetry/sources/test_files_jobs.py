@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from almanac.errors import FileFormatError
 from almanac.names import name_key
 from almanac.records import Counts
-from telemetry.schema import JOBS
 from telemetry.sources.blocks import _ValidText
 from telemetry.sources.file_jobs import STATES, read_jobs
 from telemetry.sources.files import FileSource
 from telemetry.sources.layouts import layouts
+from telemetry.store.schema import JOBS
 
 EVER = (-(2**40), 2**40)
 NOW_S = 1_790_002_800

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from almanac.errors import FileFormatError
 from almanac.records import Counts
 from telemetry.counters import COUNTERS
-from telemetry.schema import TELEMETRY
 from telemetry.sources.files import FileSource
+from telemetry.store.schema import TELEMETRY
 
 EVER = (-(2**40), 2**40)
 NOW_S = 1_790_002_800

@@ -12,9 +12,7 @@ from ClusterShell.NodeSet import NodeSet
 
 from almanac.names import name_key
 from telemetry.counters import COUNTERS
-from telemetry.schema import JOBS, TELEMETRY
-from telemetry.sources.base import Source
-from telemetry.sources.generated import (
+from telemetry.demo_site import (
     BENCH_COUNTERS,
     Faults,
     GeneratedSource,
@@ -26,7 +24,9 @@ from telemetry.sources.generated import (
     plan_site,
     truth_table,
 )
-from telemetry.sources.generated.plan import fold_hosts
+from telemetry.demo_site.plan import fold_hosts
+from telemetry.sources.base import Source
+from telemetry.store.schema import JOBS, TELEMETRY
 
 SMALL = SiteShape(
     seed=11, days=2, nodes_40=6, nodes_80=4, users=20, jobs_per_day=150, tier80_request_share=0.3, max_nodes=2,

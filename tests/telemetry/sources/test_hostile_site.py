@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from telemetry.demo_site import SiteShape, generate_jobs
+from telemetry.demo_site.hostile import BATCHES, KINDS, hostile_profile, proof_shape
+from telemetry.demo_site.plan import SitePlan, plan_site
+from telemetry.demo_site.record import record_of
 from telemetry.history import load_history
 from telemetry.metrics.preallocation import is_reserved_share
-from telemetry.sources.generated import SiteShape, generate_jobs
-from telemetry.sources.generated.hostile import BATCHES, KINDS, hostile_profile, proof_shape
-from telemetry.sources.generated.plan import SitePlan, plan_site
-from telemetry.sources.generated.record import record_of
-from telemetry.store import Store
+from telemetry.store.store import Store
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from almanac.config import Prometheus
-from telemetry.schema import TELEMETRY
 from telemetry.sources.base import Batch
 from telemetry.sources.prometheus import PrometheusSource
+from telemetry.store.schema import TELEMETRY
 
 HOUR_S = 1_790_002_800
 SINCE_S, UNTIL_S = HOUR_S - 60, HOUR_S + 120

@@ -12,10 +12,10 @@ import pytest
 
 from almanac.config import Slurm, Tier
 from almanac.errors import CommandError, SourceError
-from telemetry.schema import JOBS
 from telemetry.slurm.script_key import script_key
 from telemetry.sources.base import Batch
 from telemetry.sources.sacct import SacctSource, probe_accounting, random_delimiter, windows
+from telemetry.store.schema import JOBS
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
 RELEASES = ["22.05.8", "24.11.5", "26.05.5"]

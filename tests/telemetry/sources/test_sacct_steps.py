@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from almanac.config import Slurm
 from almanac.errors import CommandError
 from almanac.records import Counts
-from telemetry.schema import STEPS
 from telemetry.sources.base import Batch
 from telemetry.sources.sacct import SacctSource
 from telemetry.sources.sacct_steps import COLUMNS, parse_steps
+from telemetry.store.schema import STEPS
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
 RELEASES = ["22.05.8", "24.11.5", "26.05.5"]

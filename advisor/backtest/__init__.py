@@ -1,1 +1,0 @@
-"""What would have been said, had almanac run all along, against what happened."""

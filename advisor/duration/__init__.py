@@ -1,0 +1,1 @@
+"""Features and models of job durations and waiting times."""

@@ -1,0 +1,245 @@
+"""The duration model: two outputs, because they are two jobs.
+
+The value that ranks the queue is a weighted mean of logarithms of LightGBM's mean and of the user's habit (the decayed
+mean of their last runs): the first ranks users and shapes, the second follows what a user does just now. LightGBM's
+mean is that of two models, one of the duration and one of how far it is from the habit: where users change their ways
+the second is the better one, elsewhere the first. The prediction for people is the median of the last runs of the same
+job, or where that is clearly better LightGBM's middle, with an interval (advisor.duration.blend).
+
+Weights are chosen, and intervals made (advisor.duration.intervals), on what LightGBM said of jobs that it had not
+seen: each training predicts the jobs that ended since the last one with the model of that time, and keeps the newest.
+Only the first training tries a model of older jobs on the newest ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from advisor.duration.blend import Parts, Weights, choose_weights, clip_to_limit, point, ranking, unproven
+from advisor.duration.features import Features
+from advisor.duration.intervals import conformal_margins, evidence_classes
+from advisor.duration.trees import MEAN, MIDDLE, Vocabularies, booster, encode, fit_trees, predict_logs, vocabularies_of
+from advisor.evaluation.replay import Replay
+from advisor.evaluation.scores import Floats
+from almanac.config import Training
+
+SAME_JOB = ("twin_log_median5", "family_log_median5", "shape_log_median5", "user_log_median5")
+HABIT_COLUMNS = ("clock_decayed", "user_decayed")
+UNSEEN, NEW_UNSEEN, MIN_UNSEEN = 3000, 1000, 30
+"""Jobs that a model is judged on: at most in all, at most of one training, and at least."""
+LEARNED = 50_000
+"""Jobs that a model learns from, at most: evenly spaced among all, in order of submission."""
+TREES = ("mean", "change", "middle")
+"""LightGBM's models: the mean of log durations, the mean of what they are above the habit, their middle."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Seconds, one per job: the prediction for people and its interval, the value that ranks the queue, LightGBM's."""
+
+    duration_s: Floats
+    low_s: Floats
+    high_s: Floats
+    rank_s: Floats
+    model_s: Floats
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What LightGBM said of a job that it had not seen, seconds."""
+
+    job_id: int
+    submit_s: int
+    mean_s: float
+    middle_s: float
+
+
+@dataclass(frozen=True)
+class DurationModel:
+    """predictor: ALMANAC or HELIOS. texts: LightGBM's own, by TREES; vocabularies: values in the order of their codes.
+
+    habit_s: the habit of a user of whom nothing is known. margins: by class the log residuals between which the
+    share `coverage` of unseen jobs lay. unseen: those jobs, oldest end first, at most UNSEEN. trained_s: it has seen
+    jobs that ended before.
+    """
+
+    predictor: str
+    texts: Mapping[str, str]
+    vocabularies: Vocabularies
+    habit_s: float
+    weights: Weights
+    rank_weights: Weights
+    coverage: float
+    margins: Mapping[str, tuple[float, float]]
+    trained_s: int
+    unseen: tuple[Unseen, ...]
+
+    @cached_property
+    def _trees(self) -> dict[str, Any]:
+        return {name: booster(self.texts[name]) for name in TREES}
+
+    def parts(self, features: Features, rolling_s: Floats) -> Parts:
+        encoded, habit = encode(features, self.vocabularies), log_habit(features, self.habit_s)
+        mean, change, middle = (predict_logs(self._trees[name], encoded) for name in TREES)
+        return Parts(
+            mean_s=_seconds((mean + habit + change) / 2),
+            middle_s=_seconds(middle),
+            habit_s=_seconds(habit),
+            last_runs_s=np.exp(features.first_known(*SAME_JOB)),
+            rolling_s=rolling_s,
+        )
+
+    def predict_all(self, features: Features, rolling_s: Floats) -> Predicted:
+        """At least 1 s, and not above the time limit."""
+        return self.blend(self.parts(features, rolling_s), features)
+
+    def blend(self, parts: Parts, features: Features) -> Predicted:
+        """The same of estimates that are known already."""
+        point_s = clip_to_limit(point(self.predictor, self.weights, parts), features)
+        rank_s = clip_to_limit(ranking(self.predictor, self.rank_weights, parts), features)
+        everyone = self.margins.get("", (0.0, 0.0))
+        margins = np.array([self.margins.get(name, everyone) for name in evidence_classes(features)]).reshape(-1, 2)
+        low_s, high_s = (clip_to_limit(point_s * np.exp(margins[:, side]), features) for side in (0, 1))
+        return Predicted(point_s, low_s, high_s, rank_s, parts.middle_s)
+
+
+def untrained(features: Features, rolling_s: Floats) -> Predicted:
+    """What is said without a model: the median of the last runs of the same job, without any the rolling estimate.
+
+    The rolling estimate ranks the queue.
+    """
+    last_s = np.exp(features.first_known(*SAME_JOB))
+    point_s = clip_to_limit(np.where(np.isnan(last_s), rolling_s, last_s), features)
+    nothing = np.full(len(features), math.nan)
+    return Predicted(point_s, nothing, nothing, clip_to_limit(rolling_s, features), nothing)
+
+
+def log_habit(features: Features, habit_s: float) -> Floats:
+    """The decayed mean of logarithms of the user's last runs, of timers' and of others'; habit_s for a new user."""
+    known = features.first_known(*HABIT_COLUMNS)
+    return np.where(np.isnan(known), math.log(habit_s), known)
+
+
+def _seconds(logs: Floats) -> Floats:
+    seconds: Floats = np.exp(np.clip(logs, 0.0, 25.0))
+    return seconds
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """model has seen all jobs; `newest` are those it was judged on, with what was said of them before it saw them.
+
+    parts is None where there were too few jobs to judge one. before: the jobs that were known then.
+    """
+
+    model: DurationModel
+    parts: Parts | None
+    before: Replay
+    newest: Replay
+
+
+def learned_rows(
+    job_id: npt.NDArray[np.int64],
+    submit_s: npt.NDArray[np.int64],
+    end_s: npt.NDArray[np.int64] | Floats,
+    previous: DurationModel | None,
+) -> npt.NDArray[np.intp]:
+    """Of ended jobs those that fit() needs, ascending: at most LEARNED, and those that `previous` is judged on."""
+    order = np.lexsort((end_s, job_id, submit_s))
+    if len(order) > LEARNED:
+        order = order[np.linspace(0, len(order) - 1, LEARNED).astype("int64")]
+    said = {(each.job_id, each.submit_s) for each in previous.unseen} if previous else set()
+    is_said = [key in said for key in zip(job_id.tolist(), submit_s.tolist(), strict=True)] if said else []
+    return np.union1d(order, np.flatnonzero(is_said))
+
+
+def split(past: Replay, validation_share: float) -> tuple[Replay, Replay]:
+    """(jobs that had ended before the newest share of submissions, that share)."""
+    since_s = np.quantile(past.submit_s, 1 - validation_share) if len(past) else 0.0
+    return past.select(past.end_s < since_s), past.select(past.submit_s >= since_s)
+
+
+def fit(past: Replay, config: Training, now_s: float, previous: DurationModel | None = None) -> Fitted | None:
+    """A model of these jobs, which ended before now_s; None below config.min_jobs. previous: the model in use."""
+    if len(past) < config.min_jobs:
+        return None
+    newest, parts = _since(past, previous) if previous else (past.select(np.full(len(past), False)), None)
+    if parts is None:
+        before, newest = split(past, config.validation_share)
+        if len(before) < config.min_jobs // 2 or not len(newest):
+            people, queue = unproven(config)
+            return Fitted(_fit(past, config, now_s, people, queue), None, before, newest)
+        newest = newest.select(_by_end(newest, np.full(len(newest), True))[-UNSEEN:])
+        parts = _fit(before, config, now_s, Weights(), Weights()).parts(newest.features, newest.rolling_s)
+    before = past.select(past.end_s < newest.end_s.min())
+    people, queue = choose_weights(parts, newest, config)
+    point_s = clip_to_limit(point(config.predictor, people, parts), newest.features)
+    margins = conformal_margins(point_s, newest, config.coverage)
+    model = _fit(past, config, now_s, people, queue)
+    return Fitted(dataclasses.replace(model, margins=margins, unseen=_unseen(newest, parts)), parts, before, newest)
+
+
+def _since(past: Replay, previous: DurationModel) -> tuple[Replay, Parts | None]:
+    """Jobs that LightGBM had not seen when it predicted them, newest UNSEEN by end; None where there are too few.
+
+    Of the jobs that ended since the last training, by the model of then, at most NEW_UNSEEN, evenly spaced: they are
+    those of some days, and not of a night.
+    """
+    said = {(each.job_id, each.submit_s): each for each in previous.unseen}
+    recorded = [said.get(key) for key in zip(past.job_id.tolist(), past.submit_s.tolist(), strict=True)]
+    is_recorded = np.array([each is not None for each in recorded])
+    new = _by_end(past, ~is_recorded & (past.end_s >= previous.trained_s))
+    rows = np.concatenate([_by_end(past, is_recorded), new[:: max(math.ceil(len(new) / NEW_UNSEEN), 1)]])[-UNSEEN:]
+    newest = past.select(rows)
+    if not previous.unseen or len(rows) < MIN_UNSEEN:
+        return newest, None
+    parts = previous.parts(newest.features, newest.rolling_s)
+    now = zip((recorded[row] for row in rows), parts.mean_s.tolist(), parts.middle_s.tolist(), strict=True)
+    outputs = np.array([(then.mean_s, then.middle_s) if then else (mean_s, middle_s) for then, mean_s, middle_s in now])
+    return newest, dataclasses.replace(parts, mean_s=outputs[:, 0], middle_s=outputs[:, 1])
+
+
+def _by_end(past: Replay, is_in: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    """These rows, oldest end first."""
+    rows = np.flatnonzero(is_in)
+    return rows[np.lexsort((past.job_id[rows], past.end_s[rows]))]
+
+
+def _unseen(newest: Replay, parts: Parts) -> tuple[Unseen, ...]:
+    columns = (newest.job_id, newest.submit_s, parts.mean_s, parts.middle_s)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return tuple(
+        Unseen(job, submit, float(f"{mean:.6g}"), float(f"{middle:.6g}")) for job, submit, mean, middle in rows
+    )
+
+
+def _fit(past: Replay, config: Training, now_s: float, weights: Weights, rank_weights: Weights) -> DurationModel:
+    """Without margins."""
+    vocabularies = vocabularies_of(past.features)
+    habit_s = float(np.exp(np.mean(np.log(np.maximum(past.duration_s, 1.0)))))
+    nothing = np.zeros(len(past))
+    tasks = {"mean": (nothing, MEAN), "change": (log_habit(past.features, habit_s), MEAN), "middle": (nothing, MIDDLE)}
+    texts = {
+        name: fit_trees(past, log_from, vocabularies, objective, config.seed)
+        for name, (log_from, objective) in tasks.items()
+    }
+    return DurationModel(
+        predictor=config.predictor,
+        texts=texts,
+        vocabularies=vocabularies,
+        habit_s=habit_s,
+        weights=weights,
+        rank_weights=rank_weights,
+        coverage=config.coverage,
+        margins={},
+        trained_s=int(now_s),
+        unseen=(),
+    )

@@ -1,0 +1,53 @@
+"""Predicted durations of submissions, many at once or one: 10,000 in less than a second, one in less than 2 ms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from advisor.duration.features import Submission, features_of
+from advisor.duration.model import DurationModel, Predicted, untrained
+from advisor.evaluation.replay import Known
+from almanac.records import Duration
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """rank_gpu_time_s: the GPU-time that ranks the job in the queue. overran: share of the user's newest runs."""
+
+    duration: Duration
+    rank_gpu_time_s: float
+    overran: float
+
+
+def predict(jobs: Sequence[Submission], known: Sequence[Known], model: DurationModel | None) -> list[Prediction | None]:
+    """known: what Memory.know said of each job. None without a model and a rolling estimate."""
+    features = features_of(jobs, [each.features for each in known])
+    rolling_s = np.array([each.rolling.duration_s if each.rolling else math.nan for each in known], dtype="float64")
+    predicted = model.predict_all(features, rolling_s) if model else untrained(features, rolling_s)
+    return [
+        None if model is None and math.isnan(rolling_s[place]) else _prediction(job, known[place], predicted, place)
+        for place, job in enumerate(jobs)
+    ]
+
+
+def _prediction(job: Submission, known: Known, predicted: Predicted, place: int) -> Prediction:
+    duration_s = float(predicted.duration_s[place])
+    model_s, low_s, high_s = (
+        None if math.isnan(each[place]) else float(each[place])
+        for each in (predicted.model_s, predicted.low_s, predicted.high_s)
+    )
+    duration = Duration(
+        duration_s=duration_s,
+        gpu_time_s=duration_s * job.gpu_count,
+        rolling_s=known.rolling.duration_s if known.rolling else duration_s,
+        model_s=model_s,
+        case=known.rolling.case if known.rolling else "site",
+        runs=known.rolling.runs if known.rolling else 0,
+        low_s=low_s,
+        high_s=high_s,
+    )
+    return Prediction(duration, float(predicted.rank_s[place]) * job.gpu_count, known.overran)

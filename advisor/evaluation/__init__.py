@@ -1,0 +1,1 @@
+"""Back-tests, replays of the record, and scores."""

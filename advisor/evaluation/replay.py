@@ -1,0 +1,238 @@
+"""The past, replayed: for each submission what was known then, by the same code that serves a live request."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from advisor.duration.families import Families
+from advisor.duration.features import (
+    HISTORY_COLUMNS,
+    NUMBERS,
+    Ended,
+    Event,
+    Features,
+    Rows,
+    Submission,
+    ended_jobs,
+    event_times,
+    features_of,
+    has_ended,
+    in_order,
+    submissions,
+)
+from advisor.duration.past import Past, by_number
+from advisor.duration.rolling import Estimate, RollingEstimator, SiteMeans
+from advisor.evaluation.scores import Floats
+from almanac.config import Rolling
+
+BURST_S = 1800
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Row by row of the history frame. NaN where there is no estimate; a running job's duration and end are NaN."""
+
+    features: Features
+    rolling_s: Floats
+    duration_s: Floats
+    submit_s: npt.NDArray[np.int64]
+    end_s: Floats
+    job_id: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.submit_s)
+
+    def select(self, rows: Rows) -> Replay:
+        return Replay(
+            self.features.select(rows),
+            self.rolling_s[rows],
+            self.duration_s[rows],
+            self.submit_s[rows],
+            self.end_s[rows],
+            self.job_id[rows],
+        )
+
+    def bursts(self) -> npt.NDArray[np.int64]:
+        """Number of the burst that each job belongs to: of one user, each submitted at most BURST_S after the last."""
+        users = np.unique(np.array(self.features.category("user"), dtype=str), return_inverse=True)[1]
+        order = np.lexsort((self.submit_s, users))
+        is_first = (np.diff(users[order]) != 0) | (np.diff(self.submit_s[order]) > BURST_S)
+        numbers = np.zeros(len(self), dtype="int64")
+        numbers[order[1:]] = np.cumsum(is_first)
+        return numbers
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of one submission."""
+
+    features: tuple[float, ...]
+    rolling: Estimate | None
+    overran: float
+
+
+class Memory:
+    """What had started and ended up to a moment: all that features and rolling estimates are made of."""
+
+    def __init__(self, config: Rolling, site: SiteMeans | None = None) -> None:
+        """site: the site's means where they are known from elsewhere (a trained model); else they are gathered."""
+        families = Families(config.similarity) if config.families == "levenshtein" else None
+        self._past, self._rolling = Past(families), RollingEstimator(config, site)
+
+    def tell(self, event: Event, job: Submission, start_s: float, ended: Ended | None) -> None:
+        """A start or an end, in order of time; a start_s of NaN is a job that is not known to have run."""
+        started_s = None if math.isnan(start_s) else int(start_s)
+        if event is Event.END and ended is not None:
+            self._past.absorb(ended, started_s)
+            self._rolling.absorb(ended)
+        elif started_s is not None:
+            (self._past.start if event is Event.START else self._past.stop)(job, started_s)
+
+    def absorb_all(self, ended: pd.DataFrame) -> None:
+        """tell() of the ends of these rows of the history frame, oldest first, whose starts are not told."""
+        self._past.absorb_all(ended)
+        self._rolling.absorb_all(ended)
+
+    def overran(self, user: str) -> float:
+        return self._past.overran(user)
+
+    def know(self, job: Submission) -> Known:
+        return Known(self._past.features(job), self._rolling.estimate(job), self._past.overran(job.user))
+
+
+def replay_durations(history: pd.DataFrame, config: Rolling, rows: Rows | None = None) -> Replay:
+    """Features and rolling estimate of every submission, each from what had started and ended before it.
+
+    rows: of these rows alone, in the order of the frame. What is known of them is the same as without `rows`.
+    """
+    jobs = submissions(history)
+    ended, times = ended_jobs(history, jobs), event_times(history)
+    wanted = np.arange(len(jobs)) if rows is None else np.unique(np.arange(len(jobs))[rows])
+    times[Event.SUBMIT, np.setdiff1d(np.arange(len(jobs)), wanted)] = math.nan
+    if config.families == "mask":
+        times[Event.START, ~_is_met(history, times, wanted)] = math.nan
+    starts = times[Event.START].tolist()
+    places = np.full(len(jobs), -1)
+    places[wanted] = np.arange(len(wanted))
+    place_of: list[int] = places.tolist()
+    memory = Memory(config)
+    # Filled row by row: as tuples of floats, the features of 400,000 jobs would take a gigabyte.
+    numbers, rolling_s = np.full((len(wanted), len(NUMBERS)), math.nan), np.full(len(wanted), math.nan)
+    for row, event in in_order(history, times):
+        if event is not Event.SUBMIT:
+            memory.tell(event, jobs[row], starts[row], ended[row])
+        elif (place := place_of[row]) >= 0:
+            known = memory.know(jobs[row])
+            numbers[place] = known.features
+            rolling_s[place] = known.rolling.duration_s if known.rolling else math.nan
+    asked = [jobs[row] for row in wanted.tolist()]
+    over = [ended[row] for row in wanted.tolist()]
+    return Replay(
+        features=features_of(asked, numbers),
+        rolling_s=rolling_s,
+        duration_s=np.array([job.duration_s if job else math.nan for job in over], dtype="float64"),
+        submit_s=np.array([job.submit_s for job in asked], dtype="int64"),
+        end_s=np.array([job.end_s if job else math.nan for job in over], dtype="float64"),
+        job_id=history["job_id"].to_numpy(dtype="int64")[wanted],
+    )
+
+
+def _is_met(
+    history: pd.DataFrame, times: npt.NDArray[np.float64], wanted: npt.NDArray[np.intp]
+) -> npt.NDArray[np.bool_]:
+    """Row by row: whether its user submits one of the wanted rows while it runs; else nobody asks whether it does.
+
+    times: of event_times.
+    """
+    users, (submits, start_s, end_s) = pd.factorize(history["user"], use_na_sentinel=False)[0], times
+    order, edges = by_number(users[wanted])
+    asked = [np.sort(submits[wanted[order[first:last]]]) for first, last in pairwise(edges)]
+    asked_of = {int(users[wanted[order[first]]]): each for first, each in zip(edges, asked, strict=False)}
+    met = np.full(len(history), False)
+    order, edges = by_number(users)
+    for first, last in pairwise(edges):
+        own = order[first:last]
+        submitted = asked_of.get(int(users[own[0]]), np.array([]))
+        # A NaN sorts last: a job without an end runs on.
+        met[own] = np.searchsorted(submitted, start_s[own], "right") < np.searchsorted(submitted, end_s[own], "right")
+    return met
+
+
+def remember(
+    users: Collection[str], history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None
+) -> Memory:
+    """What these users' rows tell of the time before until_s. Without `site` the means are gathered from the rows."""
+    rows = _rows_of(users, history)
+    memory, own = _memory_at(rows[rows["submit_s"] < until_s], until_s, config, site)
+    for _, event, job, start_s, ended in _tellings(own, until_s):
+        memory.tell(event, job, start_s, ended)
+    return memory
+
+
+def know_pending(
+    jobs: Sequence[Submission],
+    history: pd.DataFrame,
+    now_s: int,
+    config: Rolling,
+    site: SiteMeans,
+    overran: Mapping[str, float] | None = None,
+) -> list[Known]:
+    """What `remember` knows of each of many submissions, by one pass over their users' rows, whatever their order.
+
+    But `overran` is as of now_s: it is no feature but how far a user's jobs are believed, and what is learned of that
+    while a job waits counts for it. overran: the same share by user as it is known from elsewhere; the greater counts.
+    """
+    waiting = sorted(range(len(jobs)), key=lambda place: jobs[place].submit_s)
+    asked_s = min(jobs[waiting[0]].submit_s, now_s) if waiting else now_s
+    known = dict[int, Known]()
+    memory, own = _memory_at(_rows_of({job.user for job in jobs}, history), asked_s, config, site)
+    told = _tellings(own, now_s)
+    ahead = next(told, None)
+    for place in waiting:
+        while ahead is not None and ahead[0] < jobs[place].submit_s:
+            memory.tell(*ahead[1:])
+            ahead = next(told, None)
+        known[place] = memory.know(jobs[place])
+    while ahead is not None:
+        memory.tell(*ahead[1:])
+        ahead = next(told, None)
+    shares = {job.user: max(memory.overran(job.user), (overran or {}).get(job.user, 0.0)) for job in jobs}
+    return [dataclasses.replace(known[place], overran=shares[job.user]) for place, job in enumerate(jobs)]
+
+
+def _rows_of(users: Collection[str], history: pd.DataFrame) -> pd.DataFrame:
+    columns, are_theirs = history[list(HISTORY_COLUMNS)], history["user"].isin(users)
+    return columns if are_theirs.all() else columns[are_theirs]
+
+
+def _memory_at(own: pd.DataFrame, asked_s: int, config: Rolling, site: SiteMeans | None) -> tuple[Memory, pd.DataFrame]:
+    """(a Memory of what ended before asked_s, when it is first asked; the rows that are left to tell it of)."""
+    memory, is_over = Memory(config, site), own["end_s"].to_numpy(dtype="float64", na_value=math.nan) < asked_s
+    if config.families != "mask":
+        # Names join families in the order of starts and ends.
+        return memory, own.reset_index(drop=True)
+    rows = np.flatnonzero(is_over & has_ended(own))
+    order = np.lexsort([own[name].to_numpy()[rows] for name in ("submit_s", "job_id", "end_s")])
+    memory.absorb_all(own.iloc[rows[order]])
+    return memory, own[~is_over].reset_index(drop=True)
+
+
+def _tellings(own: pd.DataFrame, until_s: int) -> Iterator[tuple[float, Event, Submission, float, Ended | None]]:
+    """When and what to tell a Memory of starts and ends before until_s, in order."""
+    if own.empty:
+        return
+    jobs = submissions(own)
+    ended, times = ended_jobs(own, jobs), event_times(own)
+    times[Event.SUBMIT] = math.nan
+    times[times >= until_s] = math.nan
+    starts = times[Event.START].tolist()
+    for row, event in in_order(own, times):
+        yield float(times[event, row]), event, jobs[row], starts[row], ended[row]

@@ -1,0 +1,1 @@
+"""Memory evidence, peaks, and the bound with its calibration."""

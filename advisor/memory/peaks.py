@@ -1,0 +1,137 @@
+"""What each past run says of the memory it needed: a peak, a peak that was cut off, or nothing."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from advisor.duration.features import texts_of
+from almanac.config import AdviceSection, Tier
+from telemetry.metrics.preallocation import is_reserved_share
+
+INFORMATIVE = ("telemetry", "jobstats")
+PREALLOCATED = "preallocated memory"
+FAILED_EARLY = "failed before its end"
+ENDED_WELL = ("COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One ended run of a job.
+
+    peak_mib: as measured; NaN where it says nothing. need_mib: the least HBM that the run can have needed, with the
+    margin for spikes; NaN likewise. is_censored: it may have needed more. is_oom: it seems to have died of that.
+    is_failed: it failed, so that its peak is no more than a least need. is_known: it says what the family needs, if
+    only "at least the capacity". capacity_mib: of the GPUs it ran on; infinite where unknown. submit_s, end_s: s since
+    1970. why_not: in a word, why the run is no evidence; "" where it is. is_flat: the peak could be a reservation.
+    """
+
+    peak_mib: float
+    need_mib: float
+    is_censored: bool
+    is_oom: bool
+    is_failed: bool
+    capacity_mib: float
+    submit_s: int
+    end_s: int
+    why_not: str = ""
+    is_known: bool = False
+    is_flat: bool = False
+
+
+def runs_of(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> list[Run | None]:
+    """One per row of the history frame, in its order; None for a job that has not ended.
+
+    Whether a flat peak is a reservation depends on the family's runs that had ended before.
+    """
+    capacities = {tier.name: float(tier.capacity_mib) for tier in tiers}
+    verdicts = texts_of(history["verdict"]) if "verdict" in history else [""] * len(history)
+    asked = [capacities.get(tier, math.inf) if isinstance(tier, str) else math.inf for tier in history["tier"]]
+    numbers = [history[name].astype("float64").tolist() for name in ("hbm_peak_mib", "hbm_capacity_mib", "hbm_max_mib")]
+    texts = [texts_of(history[name]) for name in ("hbm_evidence", "state")]
+    times = [history[name].astype("float64").tolist() for name in ("submit_s", "end_s")]
+    columns: list[list[Any]] = [*numbers, *texts, verdicts, *times]
+    users, keys = (texts_of(history[name]) for name in ("user", "name_key"))
+    families: defaultdict[tuple[str, str], _Use] = defaultdict(_Use)
+    runs: list[Run | None] = [None] * len(history)
+    for row in np.lexsort((history["submit_s"].to_numpy(), history["job_id"].to_numpy(), np.array(times[1]))).tolist():
+        record = _Record(*[column[row] for column in columns])
+        if not math.isnan(record.end_s):
+            capacity_mib = record.capacity_mib if record.capacity_mib > 0 else asked[row]
+            runs[row] = families[users[row], keys[row]].read(record, capacity_mib, config)
+    return runs
+
+
+class _Record(NamedTuple):
+    """The columns of the history frame that a run is read from."""
+
+    peak_mib: float
+    capacity_mib: float
+    highest_mib: float
+    evidence: str
+    state: str
+    verdict: str
+    submit_s: float
+    end_s: float
+
+
+@dataclass
+class _Use:
+    """What a family's runs so far say of flat peaks.
+
+    shows_use: a run that ended well peaked at a share that no framework reserves. reserves: one ended well with a peak
+    that was flat, at such a share.
+    """
+
+    shows_use: bool = False
+    reserves: bool = False
+
+    def read(self, record: _Record, capacity_mib: float, config: AdviceSection) -> Run:
+        is_failed = not record.state.startswith(ENDED_WELL)
+        peak_mib, is_flat = record.peak_mib, record.evidence == "preallocated"
+        is_measured = record.evidence in INFORMATIVE and 0 < peak_mib < math.inf
+        if not is_measured and self._is_need(record, capacity_mib, is_failed, config):
+            peak_mib, is_measured = record.highest_mib, True
+        elif is_flat and not is_failed:
+            self.reserves = True
+        elif is_measured and not is_failed:
+            self.shows_use |= not is_reserved_share(peak_mib / capacity_mib)
+        times = int(record.submit_s), int(record.end_s)
+        if not is_measured:
+            verdict = record.verdict if record.verdict != "ok" else ""
+            why_not = PREALLOCATED if is_flat else verdict or "no telemetry"
+            return Run(math.nan, math.nan, False, False, is_failed, capacity_mib, *times, why_not)
+        return _measured(peak_mib, capacity_mib, is_failed, is_flat, times, config)
+
+    def _is_need(self, record: _Record, capacity_mib: float, is_failed: bool, config: AdviceSection) -> bool:
+        """Whether the highest sample is the job's own use, although the run's verdict or its flat peak hide it.
+
+        A flat peak is, where the family has shown that it reserves nothing. So is that of a run that failed near the
+        capacity, flat or short, unless the family reserves: such a run has died of memory.
+        """
+        if not 0 < record.highest_mib < math.inf:
+            return False
+        is_flat, is_short = record.evidence == "preallocated", record.verdict == "short"
+        if is_flat and self.shows_use:
+            return True
+        is_near = record.highest_mib >= config.failed_share * capacity_mib
+        return (is_flat or is_short) and is_failed and is_near and (self.shows_use or not self.reserves)
+
+
+def _measured(
+    peak_mib: float, capacity_mib: float, is_failed: bool, is_flat: bool, times: tuple[int, int], config: AdviceSection
+) -> Run:
+    share = config.failed_share if is_failed else config.censored_share
+    is_censored = peak_mib >= share * capacity_mib
+    need_mib = peak_mib * (1 + config.spike_margin)
+    if is_censored:
+        need_mib = max(need_mib, capacity_mib)
+    why_not = FAILED_EARLY if is_failed and not is_censored else ""
+    is_oom = is_censored and is_failed
+    return Run(peak_mib, need_mib, is_censored, is_oom, is_failed, capacity_mib, *times, why_not, not why_not, is_flat)

@@ -1,1 +1,0 @@
-"""Models of what a job will need, trained on what jobs did."""

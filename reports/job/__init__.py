@@ -1,0 +1,1 @@
+"""The report of one job: its facts, rules, pictures, and texts."""

@@ -1,0 +1,235 @@
+"""Everything that a report says of a job, as data, from the store."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from advisor.artefacts import load
+from advisor.evaluation.recorded import recorded_requests
+from advisor.lifecycle import trusted
+from advisor.service import advise_many
+from almanac.config import Config, Tier
+from almanac.hardware import GpuModel, gpu_models
+from almanac.records import Advice
+from reports.job.ranks import Rank, SiteFigures, span_of
+from reports.job.series import Series, Wanted, load_series
+from telemetry.history import UserHistories, load_history
+from telemetry.store.store import Store
+
+NOT_SUMMARISED = "not summarised"
+Row = Mapping[str, Any]
+"""A row of the store by its columns; None where missing, NaN included."""
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """One job. job: its last run in the table jobs; metrics: its row of job_metrics, {} where it has none.
+
+    gpus: rows of gpu_metrics, by host, gpu and mig. series: None without samples. ranks: by column of job_metrics.
+    advice: what `almanac advise` would say of the same submission now; None where the job never started, or where other
+    jobs were not looked at.
+    earlier_runs: rows of jobs of the same id, oldest first: a requeued job has run before.
+    """
+
+    cluster: str
+    now_s: int
+    job: Row
+    metrics: Row
+    gpus: tuple[Row, ...]
+    series: Series | None
+    ranks: Mapping[str, Rank]
+    advice: Advice | None
+    tiers: tuple[Tier, ...]
+    earlier_runs: tuple[Row, ...] = ()
+
+    @property
+    def job_id(self) -> int:
+        return int(self.job["job_id"])
+
+    @property
+    def shown_id(self) -> str:
+        """As Slurm shows it: an array's task is 1234_5."""
+        array, task = self.job["array_job_id"], self.job["array_task_id"]
+        return str(self.job_id) if array is None or task is None else f"{array}_{task}"
+
+    @property
+    def user(self) -> str:
+        return self.job["user"] or ""
+
+    @property
+    def verdict(self) -> str:
+        """That of job_metrics, or NOT_SUMMARISED."""
+        return self.metrics.get("verdict") or NOT_SUMMARISED
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs allocated; of a job that never started, asked for."""
+        return self.job["gpu_count"] or self.job["gpu_count_req"] or 0
+
+    @property
+    def elapsed_s(self) -> int | None:
+        start_s, end_s = self.job["start_s"], self.job["end_s"]
+        known: int | None = self.job["elapsed_s"]
+        return end_s - start_s if known is None and start_s is not None and end_s is not None else known
+
+    @property
+    def gpu_hours(self) -> float | None:
+        return None if self.elapsed_s is None else self.gpu_count * self.elapsed_s / 3600
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether it had parts of GPUs: then the peaks and the memory of a whole one are not its own."""
+        return any(row["mig"] for row in self.gpus)
+
+    @property
+    def model(self) -> GpuModel | None:
+        return gpu_models().get(self.metrics.get("gpu_model") or "")
+
+
+def build(
+    store: Store,
+    cluster: str,
+    job_ids: Sequence[int],
+    config: Config,
+    now_s: int,
+    *,
+    has_series: bool = True,
+    is_bare: bool = False,
+    user: str | None = None,
+) -> list[JobContext]:
+    """The contexts of these jobs, in their order; ids that the store does not know are left out.
+
+    Every table of the store is read once for all of them. has_series: samples are read, for pictures. is_bare: no other
+    jobs are looked at, so that there are no ranks and no advice. user: only jobs of this one, for Slurm's numbers come
+    again. Raises StoreError.
+    """
+    runs = _runs(store, cluster, job_ids, user)
+    chosen = [runs[job_id] for job_id in dict.fromkeys(job_ids) if job_id in runs]
+    return _build(store, cluster, chosen, config, now_s, has_series, is_bare)
+
+
+def build_runs(
+    store: Store, cluster: str, wanted: Sequence[tuple[int, int]], config: Config, now_s: int
+) -> list[JobContext]:
+    """The same of runs (job_id, submit_s), whether or not they are a job's last."""
+    runs = _runs(store, cluster, [job_id for job_id, _ in wanted])
+    chosen = [[row for row in runs.get(job_id, ()) if row["submit_s"] <= submit_s] for job_id, submit_s in wanted]
+    known = [rows for rows, key in zip(chosen, wanted, strict=True) if rows and _key(rows[-1]) == key]
+    return _build(store, cluster, known, config, now_s, True, False)
+
+
+def _build(
+    store: Store,
+    cluster: str,
+    runs: Sequence[Sequence[Row]],
+    config: Config,
+    now_s: int,
+    has_series: bool,
+    is_bare: bool,
+) -> list[JobContext]:
+    """runs: of each job, oldest first; the context is the last one's."""
+    jobs = [each[-1] for each in runs]
+    if not jobs:
+        return []
+    metrics = {_key(rows[0]): rows[0] for rows in _by_run(store, "job_metrics", cluster, jobs)}
+    gpus = {_key(rows[0]): rows for rows in _by_run(store, "gpu_metrics", cluster, jobs)}
+    wanted = [_wanted(job, metrics.get(_key(job), {}), gpus.get(_key(job), [])) for job in jobs]
+    advices = {} if is_bare else _advise(store, cluster, jobs, config, now_s)
+    found = load_series(store, cluster, wanted) if has_series else [None] * len(jobs)
+    spans = [(job["submit_s"], job["end_s"] or now_s) for job in jobs]
+    site = None if is_bare else SiteFigures.load(store, cluster, *span_of(spans))
+    return [
+        JobContext(
+            cluster=cluster,
+            now_s=now_s,
+            job=job,
+            metrics=metrics.get(_key(job), {}),
+            gpus=tuple(gpus.get(_key(job), ())),
+            series=series,
+            ranks=site.ranks(metrics.get(_key(job), {}), *span) if site else {},
+            advice=advices.get(_key(job)),
+            tiers=config.tiers,
+            earlier_runs=tuple(row for row in earlier if row["user"] == job["user"]),
+        )
+        for (*earlier, job), span, series in zip(runs, spans, found, strict=True)
+    ]
+
+
+def _key(row: Row) -> tuple[int, int]:
+    return row["job_id"], row["submit_s"]
+
+
+def _runs(store: Store, cluster: str, job_ids: Sequence[int], user: str | None = None) -> dict[int, list[Row]]:
+    """All runs of each job, or those of one user, oldest first."""
+    among: dict[str, pa.Array[Any]] = {"job_id": pa.array(sorted(set(job_ids)), pa.int64())}
+    if user is not None:
+        among["user"] = pa.array([user], pa.string())
+    found = store.read("jobs", cluster, among=among).sort_by([("job_id", "ascending"), ("submit_s", "ascending")])
+    runs: dict[int, list[Row]] = defaultdict(list)
+    for row in plain_rows(found):
+        runs[row["job_id"]].append(row)
+    return runs
+
+
+def _by_run(store: Store, table: str, cluster: str, jobs: Sequence[Row]) -> list[list[Row]]:
+    """The rows of a table that are of these runs, those of one together, in the order of the store."""
+    submitted = [job["submit_s"] for job in jobs]
+    ids = pa.array(sorted({job["job_id"] for job in jobs}), pa.int64())
+    rows = store.read(table, cluster, None, min(submitted), max(submitted) + 1, {"job_id": ids})
+    found: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for row in plain_rows(rows):
+        found[_key(row)].append(row)
+    return list(found.values())
+
+
+def plain_rows(rows: pa.Table) -> list[Row]:
+    """A number that is none (NaN) is None."""
+    return [
+        {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
+        for row in rows.to_pylist()
+    ]
+
+
+def _wanted(job: Row, metrics: Row, gpus: Sequence[Row]) -> Wanted:
+    start_s, end_s = job["start_s"] or 0, job["end_s"] or 0
+    units = sorted((row["host"], row["gpu"], row["mig"]) for row in gpus)
+    expected = next((row["expected_samples"] for row in gpus if row["expected_samples"]), None)
+    return Wanted(
+        start_s=start_s,
+        end_s=end_s,
+        units=tuple(units) if end_s > start_s else (),
+        interval_s=(end_s - start_s) / expected if expected else None,
+        label=job["job_id"] if metrics.get("attributed_by") == "label" else None,
+    )
+
+
+def _advise(
+    store: Store, cluster: str, jobs: Sequence[Row], config: Config, now_s: int
+) -> dict[tuple[int, int], Advice]:
+    """By run, what `almanac advise` would say now of a submission that asks for the same."""
+    history = _history(store, cluster, sorted({job["user"] or "" for job in jobs}))
+    keys = list(zip(history["job_id"].tolist(), history["submit_s"].tolist(), strict=True))
+    wanted = {_key(job) for job in jobs}
+    chosen = [place for place, key in enumerate(keys) if key in wanted]
+    requests = recorded_requests(history.iloc[chosen], config.tiers)
+    trained = trusted(load(store.models_dir(cluster)), config, now_s)
+    advices = advise_many(requests, history, trained, config, now_s)
+    return {keys[place]: advice for place, advice in zip(chosen, advices, strict=True)}
+
+
+def _history(store: Store, cluster: str, users: Sequence[str]) -> pd.DataFrame:
+    """All that these users have ever run."""
+    if len(users) == 1:
+        return load_history(store, cluster, user=users[0], running=True)
+    histories = UserHistories(store, cluster)
+    try:
+        return histories.of(users)
+    finally:
+        histories.close()

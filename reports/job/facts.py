@@ -1,0 +1,283 @@
+"""A job's facts, which rules look at, and the same as words, which rules say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from advisor.explain import shell_option, short_text
+from almanac.records import Advice
+from almanac.units import format_count, format_duration, format_gib, printable
+from telemetry.metrics.finish_sql import OK
+
+if TYPE_CHECKING:
+    from reports.job.context import JobContext
+    from reports.job.rules import Character
+
+Fact: TypeAlias = float | str | bool | None
+UNATTRIBUTED = ("shared node", "GPU bound", "node list")
+LIMITS_S = [900, 1800, *(3600 * hours for hours in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 36, 48, 72, 96, 120, 168))]
+"""Time limits that are suggested."""
+LIMIT_MARGIN = 1.5
+"""A suggested limit is at least so many times what this run took."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """values: a fact that is not known is None. words: texts without control characters, "" where not known."""
+
+    values: Mapping[str, Fact]
+    words: Mapping[str, str]
+
+
+def facts_of(context: JobContext, character: Character) -> Facts:
+    values = {**_outcome(context), **_use(context), **_memory(context), **_time(context), **_kernel(context)}
+    sentence = character_of(values, character)
+    values["has_character"] = bool(sentence)
+    return Facts(values, _words(context, values, sentence))
+
+
+def _outcome(context: JobContext) -> dict[str, Fact]:
+    job, verdict = context.job, context.verdict
+    return {
+        "state": job["state"],
+        "has_started": job["start_s"] is not None,
+        "has_ended": job["end_s"] is not None,
+        "gpus": context.gpu_count,
+        "elapsed_s": context.elapsed_s,
+        "verdict": verdict,
+        "is_attributed": not verdict.startswith(UNATTRIBUTED),
+        "coverage": context.metrics.get("coverage_frac"),
+        "has_fault": bool(context.metrics.get("has_profiling_fault")),
+    }
+
+
+def _use(context: JobContext) -> dict[str, Fact]:
+    metrics = context.metrics
+    engine = metrics.get("mean_gr_engine_active_frac")
+    util_pct = metrics.get("mean_gpu_util_pct")
+    spatial, temporal = metrics.get("spatial_imbalance"), metrics.get("temporal_imbalance")
+    # Short jobs and those that were hardly measured have figures too, but no verdict to say of them.
+    is_judged = context.verdict in (OK, "idle")
+    is_whole = metrics.get("gpus_seen") == context.gpu_count and temporal is not None and is_judged
+    idle = len(metrics.get("idle_gpus") or ()) if is_whole else None
+    return {
+        "util_pct": util_pct if util_pct is not None else None if engine is None else 100 * engine,
+        "spatial": spatial if is_judged else None,
+        "temporal": temporal if is_judged else None,
+        "idle_gpus": idle,
+        "used_gpus": None if idle is None else context.gpu_count - idle,
+    }
+
+
+def _memory(context: JobContext) -> dict[str, Fact]:
+    metrics, tier = context.metrics, context.advice.tier if context.advice else None
+    return {
+        "hbm_peak_mib": None if metrics.get("is_preallocated") else metrics.get("hbm_peak_mib"),
+        "hbm_share": metrics.get("hbm_peak_frac"),
+        "is_preallocated": metrics.get("is_preallocated"),
+        "tier_reason": tier.reason if tier else None,
+        "tier_option_known": bool(tier and tier.rewrite),
+        "has_smaller_tier": bool(_smaller_tier(context)),
+        "has_larger_tier": bool(_larger_tier(context)),
+    }
+
+
+def _smaller_tier(context: JobContext) -> str:
+    """The smallest tier below the GPU that it ran on whose memory holds what was used with a tenth to spare."""
+    peak_mib, own_mib = context.metrics.get("hbm_peak_mib"), context.metrics.get("hbm_capacity_mib")
+    if peak_mib is None or own_mib is None:
+        return ""
+    holding = [tier for tier in context.tiers if 1.1 * peak_mib <= tier.capacity_mib < own_mib]
+    return min(holding, key=lambda tier: tier.capacity_mib).name if holding else ""
+
+
+def _larger_tier(context: JobContext) -> str:
+    """The next tier above the GPU that it ran on; "" where there is none."""
+    own_mib = context.metrics.get("hbm_capacity_mib")
+    larger = [tier for tier in context.tiers if own_mib is not None and tier.capacity_mib > own_mib]
+    return min(larger, key=lambda tier: tier.capacity_mib).name if larger else ""
+
+
+def _time(context: JobContext) -> dict[str, Fact]:
+    limit_s, elapsed_s = context.job["time_limit_s"], context.elapsed_s
+    next_s = suggested_limit_s(context)
+    return {
+        "limit_s": limit_s,
+        "limit_share": elapsed_s / limit_s if limit_s and elapsed_s is not None else None,
+        "limit_next_s": next_s,
+        "limit_next_share": next_s / limit_s if limit_s and next_s else None,
+    }
+
+
+def suggested_limit_s(context: JobContext) -> int | None:
+    """The shortest usual limit that holds this run with a margin, and the predicted longer end of such jobs."""
+    if context.elapsed_s is None:
+        return None
+    duration = context.advice.duration if context.advice else None
+    needed_s = max(LIMIT_MARGIN * context.elapsed_s, (duration.high_s or duration.duration_s) if duration else 0.0)
+    return next((limit_s for limit_s in LIMITS_S if limit_s >= needed_s), None)
+
+
+def _kernel(context: JobContext) -> dict[str, Fact]:
+    metrics, pipe = context.metrics, context.metrics.get("main_pipe")
+    is_ok = context.verdict == OK and not metrics.get("has_profiling_fault")
+    return {
+        "main_pipe": pipe if is_ok else None,
+        "job_class": metrics.get("job_class") if is_ok else None,
+        "pipe_frac": metrics.get(f"mean_{pipe}_active_frac"),
+        "compute_frac": metrics.get(f"compute_frac_{pipe}"),
+        "tensor_frac": metrics.get("mean_tensor_active_frac"),
+        "dram_frac": metrics.get("mean_dram_active_frac"),
+    }
+
+
+def character_of(values: Mapping[str, Fact], limits: Character) -> str:
+    """ "Memory-bound, steady, well balanced", as far as it is known; "" where nothing is."""
+    parts = []
+    if values["job_class"]:
+        parts.append(f"{values['job_class']}-bound")
+    temporal, spatial = values["temporal"], values["spatial"]
+    if isinstance(temporal, int | float):
+        steady = temporal <= limits.steady_max
+        parts.append("steady" if steady else "in bursts" if temporal >= limits.bursty_min else "fairly steady")
+    if isinstance(spatial, int | float) and spatial <= limits.balanced_max:
+        parts.append("well balanced")
+    text = ", ".join(parts)
+    if not text:
+        return ""
+    return f"{text[0].upper()}{text[1:]}: {_gloss(values)}"
+
+
+def _gloss(values: Mapping[str, Fact]) -> str:
+    """What that means, for who has never heard the words."""
+    util_pct = values["util_pct"]
+    own = "its GPU was" if values["gpus"] == 1 else "its GPUs were"
+    busy = f"{own} busy {util_pct:.0f}% of the time" if isinstance(util_pct, int | float) else f"{own} in use"
+    means = {"memory": ", mostly moving data", "compute": ", mostly computing"}
+    return busy + means.get(str(values["job_class"]), "")
+
+
+def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> dict[str, str]:
+    metrics, advice = context.metrics, context.advice
+    gpus = context.gpu_count
+    words = {
+        **_use_words(context),
+        "gpus": format_count(gpus),
+        "all_gpus": "Your GPU" if gpus == 1 else "Both of your GPUs" if gpus == 2 else f"All {gpus} of your GPUs",
+        "idle_gpus": _number(values["idle_gpus"], "{:.0f}"),
+        "used_gpus": _number(values["used_gpus"], "{:.0f}"),
+        "used_named": "1 GPU" if values["used_gpus"] == 1 else _number(values["used_gpus"], "{:.0f} GPUs"),
+        "idle_names": _listed(metrics.get("idle_gpus") or ()),
+        "elapsed": _span(context.elapsed_s),
+        "limit": _span(values["limit_s"]),
+        "limit_option": _limit_option(values["limit_next_s"]),
+        "exit": _exit(context.job["exit_code"], context.job["exit_signal"]),
+        "coverage": percent(values["coverage"]),
+        "util": _number(values["util_pct"], "{:.0f}%"),
+        "spatial": _number(values["spatial"], "{:.2f}"),
+        "temporal": _number(values["temporal"], "{:.2f}"),
+        "hbm_peak": _gib(values["hbm_peak_mib"] or metrics.get("hbm_max_mib")),
+        "hbm_reserved": _gib(metrics.get("hbm_max_mib")),
+        "hbm_capacity": _gib(metrics.get("hbm_capacity_mib")) or "an unknown amount",
+        "smaller_tier": printable(_smaller_tier(context), 80),
+        "larger_tier": printable(_larger_tier(context), 80),
+        "hbm_share": percent(values["hbm_share"]),
+        "pipe": str(values["main_pipe"] or "").replace("tensor", "tensor core").replace("fp", "FP"),
+        "pipe_active": percent(values["pipe_frac"]),
+        "tensor": percent(values["tensor_frac"]),
+        "compute_time": percent(values["compute_frac"]),
+        "memory_time": percent(None if values["compute_frac"] is None else 1 - float(values["compute_frac"])),
+        "character": character,
+    }
+    return words | _advice_words(advice)
+
+
+def _use_words(context: JobContext) -> dict[str, str]:
+    """The GPUs that did least and most, and where the job stands."""
+    means = [
+        (row["mean_gpu_util_pct"], f"{row['host']}:{row['gpu']}")
+        for row in context.gpus
+        if row["mean_gpu_util_pct"] is not None
+    ]
+    low, high = min(means, default=(None, "")), max(means, default=(None, ""))
+    return {
+        "lowest_util": _number(low[0], "{:.0f}%"),
+        "lowest_gpu": printable(low[1] or "one", 80),
+        "highest_util": _number(high[0], "{:.0f}%"),
+        "highest_gpu": printable(high[1] or "another", 80),
+        "spatial_rank": _rank_words(context, "spatial_imbalance", "more uneven than"),
+        "temporal_rank": _rank_words(context, "temporal_imbalance", "more unsteady than"),
+        "util_rank": _rank_words(context, "mean_gpu_util_pct", "higher than"),
+    }
+
+
+def _rank_words(context: JobContext, metric: str, than: str) -> str:
+    rank = context.ranks.get(metric)
+    return f", {than} {percent(rank.below)} of this site's jobs" if rank else ""
+
+
+def _advice_words(advice: Advice | None) -> dict[str, str]:
+    if advice is None:
+        return dict.fromkeys(("tier_option", "asked_tier", "evidence", "waits"), "")
+    tier = advice.tier
+    option = shell_option(tier.rewrite) if tier.rewrite else printable(tier.tier or "")
+    return {
+        "tier_option": option,
+        "asked_tier": printable(tier.requested_tier or "what you asked for", 80),
+        "evidence": f"{evidence[0].upper()}{evidence[1:]}" if (evidence := short_text(advice)) else "",
+        "waits": _waits(advice),
+    }
+
+
+def _waits(advice: Advice) -> str:
+    """ " (recent waits: hbm40g 12 min, hbm80g 3 h)", where both are known."""
+    waits = {wait.tier: wait for wait in advice.waits}
+    names = [name for name in (advice.tier.tier, advice.tier.requested_tier) if name in waits]
+    if len(names) != 2:
+        return ""
+    smaller, asked = (f"{printable(name)} {format_duration(waits[name].median_s)}" for name in names)
+    return f" (recent waits: {smaller}, {asked})"
+
+
+def percent(value: Fact) -> str:
+    """A share as "12%"; a small one that is not zero as "below 1%"; "" where it is not known."""
+    if not isinstance(value, int | float) or math.isnan(value):
+        return ""
+    return "below 1%" if 0 < value < 0.005 else f"{100 * value:.0f}%"
+
+
+def _number(value: object, form: str) -> str:
+    return form.format(value) if isinstance(value, int | float | np.number) else ""
+
+
+def _span(seconds: Fact) -> str:
+    return format_duration(seconds) if isinstance(seconds, int | float) else "an unknown time"
+
+
+def _gib(mib: object) -> str:
+    return format_gib(mib) if isinstance(mib, int | float) else ""
+
+
+def _limit_option(limit_s: Fact) -> str:
+    if not isinstance(limit_s, int | float):
+        return ""
+    hours, rest = divmod(int(limit_s), 3600)
+    return f"--time={hours:02d}:{rest // 60:02d}:00"
+
+
+def _exit(code: int | None, signal: int | None) -> str:
+    if signal:
+        return f" (signal {signal})"
+    return f" (exit code {code})" if code else ""
+
+
+def _listed(names: list[str] | tuple[str, ...]) -> str:
+    """The first four of the names."""
+    shown = [printable(str(name), 80) for name in names[:4]]
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(shown) + more

@@ -1,0 +1,120 @@
+"""The small table of a report: a job's figures as texts, and where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from almanac.units import format_count, format_duration, format_gib, printable
+from reports.job.context import JobContext
+from reports.job.facts import percent
+from reports.job.ranks import Rank
+
+
+@dataclass(frozen=True)
+class FigureRow:
+    """A line of the table. about: where the figure stands, or what it means; "" where there is nothing to say."""
+
+    name: str
+    value: str
+    about: str = ""
+
+
+NOT_KNOWN = "not known"
+
+
+def figure_rows(context: JobContext) -> list[FigureRow]:
+    """Time, GPU-hours, energy, utilisation, memory and imbalance; what is not known says so."""
+    if context.job["start_s"] is None:
+        limit_s = context.job["time_limit_s"]
+        return [FigureRow("Asked for", _gpus(context), f"for {format_duration(limit_s)}" if limit_s else "")]
+    return [*_size_rows(context), *_use_rows(context)]
+
+
+def _size_rows(context: JobContext) -> Iterator[FigureRow]:
+    limit_s, elapsed_s = context.job["time_limit_s"], context.elapsed_s
+    limit = f"of the {format_duration(limit_s)} asked for" if limit_s else ""
+    yield FigureRow("Time", NOT_KNOWN if elapsed_s is None else format_duration(elapsed_s), limit)
+    gpus = _gpus(context)
+    nodes = context.job["node_count"]
+    where = f"{gpus} on {format_count(nodes)} node{'s' * (nodes != 1)}" if nodes else gpus
+    model = context.metrics.get("gpu_model")
+    hours = context.gpu_hours
+    yield FigureRow(
+        "GPU-hours", NOT_KNOWN if hours is None else real_text(hours), f"{where}, {model}" if model else where
+    )
+    energy_j = context.metrics.get("energy_j")
+    energy = NOT_KNOWN if energy_j is None else f"{real_text(energy_j / 3.6e6)} kWh"
+    power_w = context.metrics.get("energy_power_w")
+    yield FigureRow("Energy of the GPUs", energy, "" if power_w is None else f"{power_w:.0f} W per GPU")
+
+
+def _use_rows(context: JobContext) -> Iterator[FigureRow]:
+    metrics, ranks = context.metrics, context.ranks
+    util_pct, engine = metrics.get("mean_gpu_util_pct"), metrics.get("mean_gr_engine_active_frac")
+    if util_pct is None and engine is not None:
+        yield FigureRow("GPU activity", f"{100 * engine:.0f}%", "mean of its MIG instances" if context.is_mig else "")
+    else:
+        util = NOT_KNOWN if util_pct is None else f"{util_pct:.0f}%"
+        yield FigureRow("GPU utilisation", util, _stands(ranks.get("mean_gpu_util_pct"), "higher than"))
+    yield _memory_row(context)
+    spatial, temporal = metrics.get("spatial_imbalance"), metrics.get("temporal_imbalance")
+    if context.gpu_count > 1:
+        about = _stands(ranks.get("spatial_imbalance"), "more uneven than")
+        yield FigureRow("Imbalance between GPUs", _imbalance(spatial, "even"), about)
+    about = _stands(ranks.get("temporal_imbalance"), "more unsteady than")
+    yield FigureRow("Imbalance over time", _imbalance(temporal, "steady"), about)
+    coverage = metrics.get("coverage_frac")
+    if coverage is not None and coverage < 0.95:
+        yield FigureRow("Measured", percent(coverage), "of the job's time; the rest is missing, not idle")
+
+
+def _gpus(context: JobContext) -> str:
+    return f"{format_count(context.gpu_count)} GPU{'s' * (context.gpu_count != 1)}"
+
+
+def _memory_row(context: JobContext) -> FigureRow:
+    metrics = context.metrics
+    peak_mib = metrics.get("hbm_peak_mib") or metrics.get("hbm_max_mib")
+    capacity_mib = metrics.get("hbm_capacity_mib")
+    if peak_mib is None:
+        return FigureRow("Peak of GPU memory", NOT_KNOWN)
+    if metrics.get("is_preallocated"):
+        return FigureRow("Peak of GPU memory", format_gib(peak_mib), "reserved by your framework: the need is not seen")
+    of = f" of {format_gib(capacity_mib)}" if capacity_mib else ""
+    about = _stands(context.ranks.get("hbm_peak_frac"), "a larger share than")
+    return FigureRow("Peak of GPU memory", f"{format_gib(peak_mib)}{of}", about)
+
+
+def _stands(rank: Rank | None, than: str) -> str:
+    return f"{than} {percent(rank.below)} of {format_count(rank.jobs)} jobs here" if rank else ""
+
+
+def _imbalance(value: float | None, best: str) -> str:
+    return NOT_KNOWN if value is None else f"{value:.2f} (0 is {best})"
+
+
+def real_text(value: float) -> str:
+    """With three digits that count; whole where there are more."""
+    return format_count(round(value)) if value >= 100 else f"{value:.3g}"
+
+
+def heading_rows(context: JobContext) -> list[FigureRow]:
+    """Which job it was: id, name, how it ended, and where."""
+    job = context.job
+    rows = [
+        FigureRow("Job", context.shown_id),
+        FigureRow("Name", printable(job["name"] or NOT_KNOWN)),
+        FigureRow("State", printable(job["state"] or NOT_KNOWN, 40), _restarts(context)),
+        FigureRow("Partition", printable(job["partition"] or NOT_KNOWN, 60)),
+    ]
+    if job["node_list"]:
+        rows.append(FigureRow("Nodes", printable(job["node_list"], 120)))
+    return rows
+
+
+def _restarts(context: JobContext) -> str:
+    earlier = len(context.earlier_runs) or context.job["restarts"] or 0
+    if not earlier:
+        return ""
+    return f"requeued {format_count(earlier)} time{'s' * (earlier != 1)}: this is about its last run"

@@ -1,0 +1,207 @@
+"""The pictures of a job's report: its GPUs over time, the roofline, and GPU memory against the tiers."""
+
+from __future__ import annotations
+
+from reports import matplotlib_start as matplotlib_start  # before matplotlib itself
+
+# isort: split
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from PIL import Image
+
+from almanac.units import format_count, printable
+from reports.job.roofline_plot import draw_roofline, placed_pipes
+from reports.job.series import Floats, Series
+
+if TYPE_CHECKING:
+    from reports.job.context import JobContext
+
+# A white ground of its own keeps a picture readable in a dark mail.
+SETTINGS: dict[Any, Any] = {
+    "text.parse_math": False, "font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titley": 1.0,
+    "axes.edgecolor": "#5a6472",
+    "text.color": "#1f2733", "axes.labelcolor": "#1f2733", "xtick.color": "#3a4452", "ytick.color": "#3a4452",
+}  # fmt: skip
+WIDTH_IN, DPI, COLOURS = 4.9, 200, 64
+MARGIN_IN = 0.62
+BUSY = LinearSegmentedColormap.from_list("busy", ["#f6e7c8", "#a9cfa5", "#3f8fa8", "#17335c"])
+MISSING = "#d7d7d7"
+LINES = ("#1f5fa8", "#c2571a", "#3b7a57", "#8a3f8f", "#8c6d1f", "#2a8f9e", "#a3304a", "#5b5fc7")
+NAMED_GPUS, LINED_GPUS, STRIPS_IN = 16, 8, 4.6
+"""GPUs with a name and a line of their own; height of all strips together, inches."""
+
+
+def render_plots(context: JobContext) -> dict[str, bytes]:
+    """PNGs by name (timeline, roofline, memory) of what there is to show; the same for the same job."""
+    series = context.series
+    if series is None:
+        return {}
+    found: dict[str, Figure] = {}
+    # A matplotlibrc of the caller, or of the folder this runs in, has no say.
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(SETTINGS)
+        if np.isfinite(series.util_pct).any():
+            found["timeline"] = _timeline(series)
+        pipes = placed_pipes(context.model, context.metrics, series)
+        if context.model is not None and pipes and not context.is_mig:
+            found["roofline"] = figure = Figure(figsize=(WIDTH_IN, 2.9))
+            draw_roofline(_axes(figure, 0.72, 0.42), context.model, pipes, series)
+        if series.has("hbm_used_mib"):
+            found["memory"] = figure = Figure(figsize=(WIDTH_IN, 2.3))
+            _draw_memory(_axes(figure, MARGIN_IN, 0.42), context, series)
+        return {name: png(figure) for name, figure in found.items()}
+
+
+def png(figure: Figure) -> bytes:
+    """With a palette: a third of the size, and nobody sees it."""
+    canvas = FigureCanvasAgg(figure)
+    figure.set_dpi(DPI)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    drawn = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
+    picture = Image.fromarray(drawn).convert("RGB")
+    content = BytesIO()
+    picture.quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(content, "PNG")
+    return content.getvalue()
+
+
+def drawable(name: str, limit: int = 24) -> str:
+    """No font has every letter, and matplotlib warns of those that it lacks."""
+    return printable(name, limit).encode("ascii", "replace").decode()
+
+
+def _axes(figure: Figure, left_in: float, bottom_in: float, right_in: float = 0.28, top_in: float = 0.3) -> Axes:
+    """One panel at fixed margins: the automatic layout draws everything twice."""
+    width, height = figure.get_size_inches()
+    box = (left_in / width, bottom_in / height, 1 - (left_in + right_in) / width, 1 - (bottom_in + top_in) / height)
+    return figure.add_axes(box)
+
+
+def _timeline(series: Series) -> Figure:
+    """A strip for each GPU; grey and hatched where nothing was measured."""
+    gpus = len(series.units)
+    strips_in = min(0.24 * gpus, STRIPS_IN)
+    left_in = 0.3 + 0.062 * max(len(name) for name in _labels(series.units).values())
+    figure = Figure(figsize=(WIDTH_IN, 0.92 + strips_in))
+    axes = _axes(figure, left_in, 0.62, 0.5, 0.3)
+    axes.set_facecolor(MISSING)
+    if np.isnan(series.util_pct).any():
+        axes.patch.set(hatch="////", edgecolor="#b9b9b9")
+    end_s = series.bins * series.bin_s
+    shown = np.ma.masked_invalid(series.util_pct)
+    picture = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=BUSY, vmin=0, vmax=100,
+                          extent=(0, end_s, gpus, 0))  # fmt: skip
+    if gpus <= NAMED_GPUS:
+        axes.hlines(range(1, gpus), 0, end_s, color="white", linewidth=1.2)
+        for row, mean in enumerate(_means(series.util_pct)):
+            text = "?" if np.isnan(mean) else f"{mean:.0f}%"
+            axes.annotate(text, (1, row + 0.5), (4, 0), xycoords=("axes fraction", "data"), va="center",
+                          textcoords="offset points", annotation_clip=False)  # fmt: skip
+    labels = _labels(series.units)
+    axes.yaxis.set_major_locator(FixedLocator([row + 0.5 for row in labels]))
+    axes.set_yticks([row + 0.5 for row in labels], list(labels.values()))
+    axes.tick_params(axis="y", length=0)
+    axes.set_title("How busy each GPU was, over time")
+    time_axis(axes, end_s)
+    _busy_legend(figure, picture)
+    return figure
+
+
+def _busy_legend(figure: Figure, picture: Any) -> None:
+    width, height = figure.get_size_inches()
+    bar = figure.colorbar(picture, cax=figure.add_axes((1 - 1.75 / width, 0.2 / height, 1.0 / width, 0.09 / height)),
+                          orientation="horizontal")  # fmt: skip
+    bar.set_ticks([])
+    bar.outline.set_visible(False)
+    for at, text, align in ((1 - 1.8 / width, "idle", "right"), (1 - 0.7 / width, "busy", "left")):
+        figure.text(at, 0.245 / height, text, ha=align, va="center", fontsize=8.5)
+
+
+def _labels(units: Sequence[str]) -> dict[int, str]:
+    """Row and name of the GPUs that are named: all of a few, else the first of each host, at most NAMED_GPUS."""
+    if len(units) <= NAMED_GPUS:
+        return {row: drawable(unit) for row, unit in enumerate(units)}
+    first: dict[str, int] = {}
+    for row, unit in enumerate(units):
+        first.setdefault(unit.partition(":")[0], row)
+    step = -(-len(first) // NAMED_GPUS)
+    return {row: drawable(host) for host, row in list(first.items())[::step]}
+
+
+def _means(values: Floats) -> Floats:
+    """Mean of each row over what is known of it, NaN where nothing is."""
+    known = np.isfinite(values)
+    number = known.sum(axis=1)
+    total = np.where(known, values, 0).sum(axis=1)
+    means: Floats = np.divide(total, number, out=np.full(len(values), np.nan), where=number > 0).astype(np.float32)
+    return means
+
+
+def time_axis(axes: Axes, end_s: float) -> None:
+    """Time since the job's start, in the unit that suits."""
+    unit_s, unit = next(((s, u) for s, u in ((86_400, "d"), (3600, "h"), (60, "min")) if end_s >= 3 * s), (1, "s"))
+    ticks = MaxNLocator(6, steps=[1, 2, 3, 5, 6, 10]).tick_values(0, end_s / unit_s)
+    axes.set_xlim(0, end_s)
+    axes.xaxis.set_major_locator(FixedLocator([tick * unit_s for tick in ticks if tick * unit_s <= end_s]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value / unit_s:g} {unit}"))
+
+
+def _draw_memory(axes: Axes, context: JobContext, series: Series) -> None:
+    """The highest use of every bin; of many GPUs the lowest and highest of them, and the middle one."""
+    used = series.values["hbm_used_mib"] / np.float32(1024)
+    time_s = (np.arange(series.bins) + 0.5) * series.bin_s
+    if len(used) <= LINED_GPUS:
+        for row, colour in zip(used, LINES, strict=False):
+            axes.plot(time_s, row, color=colour, linewidth=1.2)
+    else:
+        low, high = np.fmin.reduce(used), np.fmax.reduce(used)
+        axes.fill_between(time_s, low, high, color="#9fc3e6", linewidth=0)
+        axes.plot(time_s, high, color=LINES[0], linewidth=1.2)
+    axes.set_title("GPU memory in use, GiB" + _whose(series.units))
+    time_axis(axes, series.bins * series.bin_s)
+    peak = float(np.fmax.reduce(used, axis=None))
+    _draw_tiers(axes, _tier_levels(context), peak)
+
+
+def _whose(units: Sequence[str]) -> str:
+    if len(units) == 1:
+        return ""
+    if len(units) <= LINED_GPUS:
+        return f" (a line for each of {len(units)} GPUs)"
+    return f" ({format_count(len(units))} GPUs: least to most)"
+
+
+def _tier_levels(context: JobContext) -> dict[float, str]:
+    """GiB and name of the tiers, and of the GPU that it ran on where no tier is as large; none for MIG instances."""
+    if context.is_mig:
+        return {}
+    levels = {tier.capacity_mib / 1024: drawable(tier.name) for tier in context.tiers}
+    own_mib = context.metrics.get("hbm_capacity_mib")
+    if own_mib and own_mib / 1024 not in levels:
+        levels[own_mib / 1024] = "this GPU"
+    return levels
+
+
+def _draw_tiers(axes: Axes, levels: Mapping[float, str], peak: float) -> None:
+    top = max([peak, *levels]) * 1.12 or 1.0
+    axes.set_ylim(0, top)
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 4, 5, 10]))
+    last = -np.inf
+    for level, name in sorted(levels.items()):
+        axes.axhline(level, color="#8b1e1e", linestyle=(0, (5, 3)), linewidth=1)
+        # Two tiers of nearly one size would write over each other.
+        if level - last > 0.08 * top:
+            axes.annotate(f"{name}: {level:.0f} GiB", (1, level), (-3, 3), xycoords=("axes fraction", "data"),
+                          textcoords="offset points", ha="right", fontsize=8, color="#8b1e1e")  # fmt: skip
+            last = level

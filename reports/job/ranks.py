@@ -1,0 +1,67 @@
+"""Where a job stands among the jobs of its site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from telemetry.history import load_history_table
+from telemetry.metrics.finish_sql import OK
+from telemetry.store.store import Store
+
+RANKED = ("spatial_imbalance", "temporal_imbalance", "mean_gpu_util_pct", "hbm_peak_frac", "energy_j")
+SITE_DAYS = 30
+MIN_JOBS = 20
+
+
+@dataclass(frozen=True)
+class Rank:
+    """below: share of the site's jobs, of those with such a figure, that have less; jobs: how many there are."""
+
+    below: float
+    jobs: int
+
+
+@dataclass(frozen=True)
+class SiteFigures:
+    """The figures of a site's jobs with the verdict ok, in the order of their submission. Names no user."""
+
+    submit_s: npt.NDArray[np.int64]
+    figures: Mapping[str, npt.NDArray[np.float64]]
+
+    @classmethod
+    def load(cls, store: Store, cluster: str, since_s: int, until_s: int) -> SiteFigures:
+        """Of the jobs submitted in [since_s - SITE_DAYS, until_s)."""
+        columns = ["submit_s", "verdict", *RANKED]
+        rows = load_history_table(store, cluster, columns, since_s - SITE_DAYS * 86_400, until_s).sort_by("submit_s")
+        is_ok = rows["verdict"].to_numpy() == OK
+        return cls(
+            rows["submit_s"].to_numpy()[is_ok],
+            {name: rows[name].to_numpy().astype(np.float64)[is_ok] for name in RANKED},
+        )
+
+    def ranks(self, metrics: Mapping[str, Any], submit_s: int, end_s: int) -> dict[str, Rank]:
+        """Among the jobs submitted in the SITE_DAYS before a job's submission and until its end.
+
+        A figure that the job lacks, or that fewer than MIN_JOBS have, has no rank.
+        """
+        if metrics.get("verdict") != OK:
+            return {}
+        low, high = np.searchsorted(self.submit_s, [submit_s - SITE_DAYS * 86_400, end_s])
+        found = {}
+        for name, values in self.figures.items():
+            own, others = metrics.get(name), values[low:high]
+            known = int(np.isfinite(others).sum())
+            if own is not None and known >= MIN_JOBS:
+                # A figure is computed and stored as it is compared: less means less by more than rounding.
+                found[name] = Rank(float((others < own - 1e-9 * abs(own)).sum()) / known, known)
+        return found
+
+
+def span_of(runs: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """First and last of (submit_s, end_s) of several runs."""
+    return min(first for first, _ in runs), max(last for _, last in runs)

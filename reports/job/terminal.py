@@ -1,0 +1,101 @@
+"""A job's report on a terminal, with the GPUs over time as rows of blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from almanac.units import format_duration, format_gib, printable
+from reports.job.context import JobContext
+from reports.job.report import Report, report_of
+from reports.job.series import Floats, Series
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+MISSING = "·"
+MOST_STRIPS = 16
+
+
+def render_terminal(context: JobContext, width: int) -> Group:
+    """Everything in it is text without markup and without control characters. width: columns of the terminal."""
+    report = report_of(context)
+    parts: list[RenderableType] = [_head(report), _figures(report)]
+    if context.series is not None:
+        parts += _plots(context, context.series, max(20, min(72, width - 30)))
+    if report.judgement.suggestions:
+        parts += [Text("\nFor next time", style="bold"), _suggestions(report)]
+    return Group(*parts)
+
+
+def _head(report: Report) -> RenderableType:
+    rows = " · ".join(f"{row.value}{f' ({row.about})' if row.about else ''}" for row in report.heading)
+    return Panel(
+        Text(report.judgement.verdict, style="bold"), title=Text(f"Job {rows}"), title_align="left", padding=(0, 1)
+    )
+
+
+def _figures(report: Report) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for row in report.figures:
+        table.add_row(Text(row.name, style="dim"), Text(row.value, style="bold"), Text(row.about))
+    return table
+
+
+def _suggestions(report: Report) -> Table:
+    table = Table.grid(padding=(0, 1))
+    for number, suggestion in enumerate(report.judgement.suggestions, 1):
+        table.add_row(Text(f"{number}."), Text(suggestion.advice, style="bold"))
+        table.add_row("", Text(suggestion.reason, style="dim"))
+    return table
+
+
+def _plots(context: JobContext, series: Series, columns: int) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    names = [printable(unit, 24) for unit in series.units]
+    end = format_duration(series.bins * series.bin_s)
+    if np.isfinite(series.util_pct).any():
+        title = f"\nHow busy each GPU was, over {end} ({MISSING} not measured)"
+        parts += [Text(title, style="bold"), _strips(names, series.util_pct, 100.0, columns, _percent)]
+    used = series.values["hbm_used_mib"]
+    if np.isfinite(used).any():
+        top = context.metrics.get("hbm_capacity_mib") or float(np.fmax.reduce(used, axis=None))
+        highest = np.fmax.reduce(used)[None, :]
+        title = f"\nGPU memory of the fullest GPU, of {format_gib(top)}"
+        parts += [Text(title, style="bold"), _strips(["memory"], highest, top, columns, _peak)]
+    return parts
+
+
+def _strips(names: list[str], values: Floats, top: float, columns: int, said: object) -> RenderableType:
+    """A row of blocks for each GPU; of more than MOST_STRIPS the first ones, and how many there are."""
+    table = Table.grid(padding=(0, 1))
+    for name, row in zip(names[:MOST_STRIPS], values[:MOST_STRIPS], strict=True):
+        table.add_row(Text(name), Text(blocks(row, top, columns), style="cyan", no_wrap=True), Text(said(row)))  # type: ignore[operator]
+    if len(names) > MOST_STRIPS:
+        table.add_row("", Text(f"and {len(names) - MOST_STRIPS} GPUs more (--html shows all)", style="dim"), "")
+    return Padding(table, (0, 0, 0, 1))
+
+
+def blocks(row: Floats, top: float, columns: int) -> str:
+    """One character for each of at most so many parts of the time: the mean of what is known of it, of 0..top."""
+    parts = np.array_split(row, min(columns, len(row)))
+    return "".join(_block(part[np.isfinite(part)], top) for part in parts)
+
+
+def _block(known: Floats, top: float) -> str:
+    if not len(known):
+        return MISSING
+    place = int(float(known.mean()) / top * len(BLOCKS)) if top > 0 else 0
+    return BLOCKS[min(max(place, 0), len(BLOCKS) - 1)]
+
+
+def _percent(row: Floats) -> str:
+    known = row[np.isfinite(row)]
+    return f"{known.mean():.0f}%" if len(known) else "not measured"
+
+
+def _peak(row: Floats) -> str:
+    known = row[np.isfinite(row)]
+    return f"peak {format_gib(float(known.max()))}" if len(known) else "not measured"

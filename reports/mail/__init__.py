@@ -1,0 +1,1 @@
+"""Reports by mail: what is due, the outbox, delivery, digests, and preferences."""

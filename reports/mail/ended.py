@@ -1,0 +1,124 @@
+"""What the store says of runs that have ended: which ones there are, and what decides on their mail."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from almanac.errors import StoreError
+from reports.mail.outbox import EndedRun
+from telemetry.store.schema import schema_of, table_of
+from telemetry.store.store import Store
+
+_COLUMNS = (
+    "job_id", "submit_s", "start_s", "end_s", "elapsed_s", "user", "gpu_count", "array_job_id", "state",
+    "refuses_mail",
+)  # fmt: skip
+_ENDED = """
+SELECT job_id, submit_s, "user", end_s, gpu_count, array_job_id FROM jobs
+WHERE end_s >= $since_s AND start_s IS NOT NULL AND gpu_count > 0 AND coalesce("user", '') != ''
+  AND coalesce(state, '') NOT IN ('REQUEUED', 'RESIZING')
+ORDER BY end_s, job_id, submit_s
+"""
+_FACTS = """
+SELECT j.job_id, j.submit_s, j.end_s, coalesce(j.elapsed_s, j.end_s - j.start_s) AS elapsed_s,
+       j.submit_s = max(j.submit_s) OVER (PARTITION BY j.job_id) AS is_last,
+       j.refuses_mail
+FROM jobs j WHERE j.job_id IN (SELECT job_id FROM wanted)
+"""
+_OPEN_ARRAYS = """
+SELECT DISTINCT array_job_id FROM jobs WHERE end_s IS NULL AND array_job_id IN (SELECT array_job_id FROM wanted)
+"""
+_COMMENTS = "SELECT count(refuses_mail) > 0 FROM jobs WHERE end_s >= $comments_s"
+_WANTED = schema_of({"job_id": pa.int64(), "array_job_id": pa.int64()})
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that waits for its report. is_last: no later run of the job is known, so that the job is over.
+
+    is_array_open: tasks of its array still run or pend. has_metrics: it has a row in job_metrics.
+    refuses_mail: its comment says almanac:nomail; None: not known. has_comments: this cluster's accounting tells
+    comments, of other jobs that ended lately at least.
+    """
+
+    run: EndedRun
+    elapsed_s: int
+    is_last: bool = True
+    refuses_mail: bool | None = False
+    is_array_open: bool = False
+    has_metrics: bool = False
+    has_comments: bool = True
+
+
+def ended_since(store: Store, cluster: str, since_s: int) -> list[EndedRun]:
+    """GPU runs that started, and ended at since_s or later, oldest end first.
+
+    Runs that were requeued, and the parts of a job that was resized, are no ended jobs. Raises StoreError.
+    """
+    with _views(store, cluster) as db:
+        rows = db.execute(_ENDED, {"since_s": since_s}).fetchall()
+    return [
+        EndedRun(cluster, job_id, submit_s, user, end_s, gpus, array)
+        for job_id, submit_s, user, end_s, gpus, array in rows
+    ]
+
+
+def known_ends(store: Store, cluster: str, job_ids: Collection[int]) -> dict[int, int]:
+    """By job id, the end (s since 1970) of its latest run that has ended; jobs without one are left out."""
+    rows = store.read("jobs", cluster, ["job_id", "end_s"], among={"job_id": pa.array(sorted(job_ids), pa.int64())})
+    ended = rows.filter(~pc.field("end_s").is_null())
+    ends: dict[int, int] = {}
+    for job_id, end_s in zip(ended["job_id"].to_numpy().tolist(), ended["end_s"].to_numpy().tolist(), strict=True):
+        ends[job_id] = max(end_s, ends.get(job_id, end_s))
+    return ends
+
+
+def look_up(store: Store, cluster: str, runs: Sequence[EndedRun], comments_s: int = 0) -> list[Ended]:
+    """What the store says of these runs, in their order; a run that it no longer has as such is not the last one.
+
+    comments_s: from which end on a known comment shows that accounting tells them. Raises StoreError.
+    """
+    if not runs:
+        return []
+    with _views(store, cluster) as db:
+        db.register("wanted", table_of(_WANTED, [(run.job_id, run.array_job_id) for run in runs]))
+        facts = db.execute(_FACTS).fetchall()
+        open_arrays = {array for (array,) in db.execute(_OPEN_ARRAYS).fetchall()}
+        [(has_comments,)] = db.execute(_COMMENTS, {"comments_s": comments_s}).fetchall()
+    known = {fact[:3]: fact[3:] for fact in facts}
+    with_metrics = _with_metrics(store, cluster, runs)
+    found = []
+    for run in runs:
+        elapsed_s, is_last, refuses = known.get((run.job_id, run.submit_s, run.end_s), (0, False, False))
+        has_metrics = (run.job_id, run.submit_s) in with_metrics
+        is_open = run.array_job_id in open_arrays
+        found.append(Ended(run, elapsed_s, is_last, refuses, is_open, has_metrics, has_comments))
+    return found
+
+
+def _with_metrics(store: Store, cluster: str, runs: Sequence[EndedRun]) -> set[tuple[int, int]]:
+    """Runs (job_id, submit_s) that have metrics; none where those of their time cannot be read.
+
+    Then they are computed again, which says what is wrong.
+    """
+    submits = [run.submit_s for run in runs]
+    ids = {"job_id": pa.array(sorted({run.job_id for run in runs}), pa.int64())}
+    try:
+        rows = store.read("job_metrics", cluster, ("job_id", "submit_s"), min(submits), max(submits) + 1, ids)
+    except StoreError:
+        return set()
+    return set(zip(rows["job_id"].to_numpy().tolist(), rows["submit_s"].to_numpy().tolist(), strict=True))
+
+
+@contextlib.contextmanager
+def _views(store: Store, cluster: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database with a view of the table jobs. Raises StoreError."""
+    with store.connect() as db:
+        store.view(db, "jobs", cluster, _COLUMNS)
+        yield db

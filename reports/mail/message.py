@@ -1,0 +1,144 @@
+"""A rendered report as the mail that a server gets: text and HTML alternatives, pictures by Content-ID, headers.
+
+Nothing that a user wrote becomes part of an address or of a header but the subject, where it is one printable line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import format_datetime
+from functools import cache
+
+from almanac import __version__
+from almanac.addresses import address_of, is_address, is_domain
+from almanac.config import Config, Mail
+from almanac.errors import ConfigError
+from almanac.units import printable
+from reports.job.report import MAX_SUBJECT, Rendered
+from reports.mail.outbox import EndedRun, Message
+
+MAX_MAIL_BYTES = 200_000
+
+
+def recipient_of(user: str, config: Config) -> str | None:
+    """The address of a job's owner by mail.recipient.
+
+    None where that gives no address: a user name with "@" or a blank in it must not choose where mail goes.
+    """
+    return address_of(user, config.mail.recipient)
+
+
+@cache
+def _host_name() -> str:
+    name = socket.getfqdn()
+    return name if is_domain(name) else "localhost"
+
+
+def sender_of(config: Mail) -> str:
+    """The address that mail comes from. Raises ConfigError."""
+    sender = config.sender or f"almanac@{_host_name()}"
+    if "@" not in sender or not is_address(sender):
+        raise ConfigError(f"mail.sender is {sender!r}, which is no address", "write such as almanac@example.org")
+    return sender
+
+
+def compose(
+    rendered: Rendered,
+    runs: Sequence[EndedRun],
+    recipient: str,
+    config: Config,
+    now_s: int,
+    *,
+    cluster: str = "",
+    user: str = "",
+    kind: str = "job",
+    key: str = "",
+) -> Message:
+    """cluster and user: of the runs where left out. key: what makes it this message beside its runs, such as a week.
+
+    The same cluster, user, kind, runs and key give the same Message-ID. Raises ConfigError for a sender that is none,
+    ValueError for a recipient that is none.
+    """
+    if not is_address(recipient):
+        raise ValueError(f"no address: {recipient!r}")
+    cluster, user = cluster or runs[0].cluster, user or runs[0].user
+    sender = sender_of(config.mail)
+    domain = sender.partition("@")[2]
+    message_id = message_id_of(cluster, user, kind, runs, key)
+    headers: dict[str, str | Address] = {
+        "From": Address(f"almanac of {_one_line(cluster, 60)}", addr_spec=sender),
+        "To": recipient,
+        "Subject": _one_line(rendered.subject, MAX_SUBJECT),
+        "Date": format_datetime(datetime.fromtimestamp(now_s, UTC)),
+        "Message-ID": message_id,
+        "Auto-Submitted": "auto-generated",
+        "Precedence": "bulk",
+        "X-Auto-Response-Suppress": "All",
+        "List-Id": _list_id(cluster, domain),
+        "X-Mailer": f"almanac {__version__}",
+    }
+    raw = _fitting(headers, rendered)
+    return Message(message_id, user, recipient, kind, raw, tuple(runs), put_s=now_s)
+
+
+def message_id_of(cluster: str, user: str, kind: str, runs: Sequence[EndedRun], key: str) -> str:
+    """Of the message alone: a host name that could not be found out would make a second message of it."""
+    keys = sorted((run.cluster, run.job_id, run.submit_s, run.end_s) for run in runs)
+    digest = hashlib.sha256(json.dumps([cluster, user, kind, keys, key]).encode()).hexdigest()
+    return f"<{kind}.{digest[:32]}@{_label(cluster)}.almanac>"
+
+
+def _list_id(cluster: str, domain: str) -> str:
+    """By which users sort these mails (RFC 2919)."""
+    return f"GPU job reports <{_label(cluster)}.almanac.{domain}>"
+
+
+def _label(cluster: str) -> str:
+    """A cluster's name may hold what a label must not."""
+    return re.sub(r"[^a-z0-9]+", "-", cluster.lower()).strip("-")[:40].rstrip("-") or "cluster"
+
+
+def _fitting(headers: Mapping[str, str | Address], rendered: Rendered) -> bytes:
+    """With as many pictures as fit into MAX_MAIL_BYTES; the words of those that do not stand in their place."""
+    images = dict(rendered.images)
+    html = rendered.html
+    while True:
+        raw = _built(headers, rendered.text, html, images)
+        if len(raw) <= MAX_MAIL_BYTES or not images:
+            return raw
+        largest = max(images, key=lambda name: len(images[name]))
+        del images[largest]
+        html = re.sub(rf'<img [^>]*src="cid:{re.escape(largest)}" alt="([^"]*)"[^>]*>', r"<p>(\1: left out)</p>", html)
+
+
+def _built(headers: Mapping[str, str | Address], text: str, html: str, images: Mapping[str, bytes]) -> bytes:
+    mail = EmailMessage(policy=SMTP)
+    for name, value in headers.items():
+        mail[name] = value
+    mail.set_content(_sendable(text), cte="quoted-printable")
+    mail.add_alternative(_sendable(html), subtype="html", cte="quoted-printable")
+    *_, page = mail.iter_parts()
+    for content_id, content in images.items():
+        name = f"{content_id.partition('.')[0]}.png"
+        page.add_related(content, "image", "png", cid=f"<{content_id}>", disposition="inline", filename=name)
+    return mail.as_bytes()
+
+
+def _one_line(text: str, limit: int) -> str:
+    """For a header. What looks like an encoded word ("=?utf-8?q?a=0d=0aBcc:_b?=") would be decoded by Python's email
+    when it is set, and folded into a header of its own.
+    """
+    return _sendable(printable(text, limit)).replace("=?", "= ?")
+
+
+def _sendable(text: str) -> str:
+    """Half of a surrogate pair has no bytes in UTF-8."""
+    return text.encode("utf-8", "replace").decode()

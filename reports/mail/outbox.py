@@ -1,0 +1,307 @@
+"""Which ended runs still need a decision, and which mails still have to be sent: SQLite, so that no kill loses one.
+
+A run is noticed once and decided once: it becomes part of a message, or is skipped with a reason. A message is queued,
+with the decision on its runs, in one transaction; it leaves the queue when the server has taken it or it is given up.
+Each try is on record, with the time of the next one, before it begins. What keeps its outcome from being recorded, a
+kill or a disk that fills just then, costs the same mail once more, with the same Message-ID, and not before that time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from almanac.units import printable
+from reports.mail.outbox_file import OutboxCounts as OutboxCounts
+from reports.mail.outbox_file import count, counts_of, explained, make_file, open_outbox
+from reports.mail.outbox_file import outbox_path as outbox_path
+from reports.mail.outbox_file import read_counts as read_counts
+from telemetry.store.atomic import locked, make_inner_folder
+
+_KEY = "cluster = ? AND job_id = ? AND submit_s = ? AND end_s = ?"
+_RUN = "cluster, job_id, submit_s, user, end_s, gpu_count, array_job_id"
+_MESSAGE = "message_id, user, recipient, kind, raw, attempts, next_try_s, put_s"
+_MAX_ERROR = 500
+MOST_DELAY_S = 86_400
+"""More than anything is ever delayed at once."""
+_SET_BACK = (
+    "UPDATE run SET retry_s = $now_s WHERE state = 'waiting' AND retry_s > $late_s",
+    "UPDATE run SET decided_s = $now_s WHERE decided_s > $now_s",
+    "UPDATE message SET next_try_s = $now_s WHERE state = 'queued' AND next_try_s > $late_s",
+    "UPDATE message SET put_s = $now_s WHERE state = 'queued' AND put_s > $now_s",
+    "UPDATE message SET decided_s = $now_s WHERE decided_s > $now_s",
+)
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A run of a job that has ended. A requeued job's next run has another submit or end time, and is another one.
+
+    Times as the table jobs has them: a hook's own clock can differ by a second, and would make it another run.
+    """
+
+    cluster: str
+    job_id: int
+    submit_s: int
+    user: str
+    end_s: int
+    gpu_count: int
+    array_job_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    """A mail, as the bytes that the server gets. kind: "job", "digest" (a storm of jobs) or "weekly".
+
+    runs: what it reports; () of a weekly one. attempts: tries that were begun. put_s: when it was queued.
+    """
+
+    message_id: str
+    user: str
+    recipient: str
+    kind: str
+    raw: bytes
+    runs: tuple[EndedRun, ...] = ()
+    attempts: int = 0
+    next_try_s: int = 0
+    put_s: int = 0
+
+
+class Outbox:
+    """To be entered (`with Outbox(path) as outbox`), by one process at a time: BusyError. All raises StoreError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Outbox:
+        lock = self.path.with_suffix(".lock")
+        with contextlib.ExitStack() as opened, explained(self.path):
+            make_inner_folder(self.path.parent)
+            opened.enter_context(locked(lock, "decides on reports and sends them now"))
+            make_file(self.path)
+            self._database = opened.enter_context(contextlib.closing(open_outbox(self.path)))
+            self._open = opened.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def set_back_times(self, now_s: int) -> None:
+        """Take times in the future for now: a clock was ahead, and mail would wait, or count as just sent, as long.
+
+        What is delayed by MOST_DELAY_S or less is left as it is.
+        """
+        with self._changing() as db:
+            for sql in _SET_BACK:
+                db.execute(sql, {"now_s": now_s, "late_s": now_s + MOST_DELAY_S})
+
+    def notice(self, runs: Sequence[EndedRun], now_s: int) -> int:
+        """Remember that these have ended, durably; those that are known already are left as they are. The new ones.
+
+        What ended before the last `forget` reaches is no news: it may have been told and forgotten.
+        """
+        rows = [(*_values(run), run.end_s) for run in runs]
+        with self._changing() as db:
+            before = db.total_changes
+            db.executemany(
+                f"INSERT OR IGNORE INTO run ({_RUN}, state) SELECT ?, ?, ?, ?, ?, ?, ?, 'waiting' FROM horizon "
+                "WHERE before_s <= ?",
+                rows,
+            )
+            return db.total_changes - before
+
+    def waiting(self, now_s: int, cluster: str) -> list[EndedRun]:
+        """A cluster's runs without a decision, and not delayed beyond now; the oldest end first.
+
+        Tasks of an array are decided together: where one is due, all that wait come, delayed or not. However many wait,
+        all come: those that cannot be told yet must not hide the others.
+        """
+        sql = f"""
+            WITH those AS (SELECT * FROM run WHERE state = 'waiting' AND cluster = $cluster)
+            SELECT {_RUN} FROM those
+            WHERE retry_s <= $now_s OR array_job_id IN (SELECT array_job_id FROM those WHERE retry_s <= $now_s)
+            ORDER BY end_s, job_id, submit_s"""
+        return [EndedRun(*row) for row in self._select(sql, {"now_s": now_s, "cluster": cluster})]
+
+    def has(self, message_id: str) -> bool:
+        """Whether this message was queued, whatever became of it."""
+        return bool(self._select("SELECT 1 FROM message WHERE message_id = ?", (message_id,)))
+
+    def delay(self, runs: Sequence[EndedRun], until_s: int, reason: str) -> None:
+        """Leave these, which wait, alone until then: their telemetry is not there yet, say."""
+        with self._changing() as db:
+            sql = f"UPDATE run SET retry_s = ?, reason = ? WHERE state = 'waiting' AND {_KEY}"
+            db.executemany(sql, [(until_s, reason, *_key(run)) for run in runs])
+
+    def put(self, message: Message, now_s: int) -> bool:
+        """Queue a message, and decide on its runs, in one transaction. False where the same one was queued before.
+
+        Its runs have been noticed; those that are decided on already stay so.
+        """
+        with self._changing() as db:
+            known = db.execute("SELECT 1 FROM message WHERE message_id = ?", (message.message_id,)).fetchall()
+            if not known:
+                values = (message.message_id, message.user, message.recipient, message.kind, message.raw)
+                db.execute(
+                    "INSERT INTO message (message_id, user, recipient, kind, raw, state, next_try_s, put_s) "
+                    "VALUES (?, ?, ?, ?, ?, 'queued', ?, ?)",
+                    (*values, message.next_try_s, now_s),
+                )
+            db.executemany(
+                "UPDATE run SET state = 'told', reason = '', message_id = ?, decided_s = ? "
+                f"WHERE state = 'waiting' AND {_KEY}",
+                [(message.message_id, now_s, *_key(run)) for run in message.runs],
+            )
+            return not known
+
+    def skip(self, runs: Sequence[EndedRun], reason: str, now_s: int) -> None:
+        """Decide that there is no mail of these, which wait. reason: a few words, one of a small number of texts."""
+        with self._changing() as db:
+            before = db.total_changes
+            db.executemany(
+                f"UPDATE run SET state = 'skipped', reason = ?, decided_s = ? WHERE state = 'waiting' AND {_KEY}",
+                [(reason, now_s, *_key(run)) for run in runs],
+            )
+            count(db, "skipped", reason, db.total_changes - before)
+
+    def ready(self, now_s: int, limit: int) -> list[Message]:
+        """To be sent now, oldest first; those too that a killed process left."""
+        sql = f"SELECT {_MESSAGE} FROM message WHERE state = 'queued' AND next_try_s <= ? ORDER BY put_s, message_id"
+        found = self._select(f"{sql} LIMIT ?", (now_s, limit))
+        names = _MESSAGE.split(", ")
+        return [Message(**dict(zip(names, row, strict=True)), runs=self._runs(row[0])) for row in found]
+
+    def queued(self) -> Counter[str]:
+        """How many messages of each user still have to be sent."""
+        rows = self._select("SELECT user, count(*) FROM message WHERE state = 'queued' GROUP BY user")
+        return Counter(dict(rows))
+
+    def sent_since(self, since_s: int) -> list[tuple[str, int]]:
+        """User and time of every message that was sent then or later, in order of time."""
+        sql = "SELECT user, decided_s FROM message WHERE state = 'sent' AND decided_s >= ? ORDER BY decided_s"
+        return self._select(sql, (since_s,))
+
+    def trying(self, message: Message, next_try_s: int) -> None:
+        """A try begins; whatever becomes of this process, the message is not ready before then. Only now send it.
+
+        Where nothing can be written (a full disk) this raises, and nothing must be sent: its acceptance could not be
+        recorded either, and every run would send it again.
+        """
+        self._postpone(message, message.attempts + 1, next_try_s)
+
+    def not_tried(self, message: Message) -> None:
+        """The try that was begun was none of this message: it is as it was before."""
+        self._postpone(message, message.attempts, message.next_try_s)
+
+    def sent(self, message: Message, now_s: int) -> None:
+        """The server has taken it; its bytes are forgotten."""
+        self._decide(message, "sent", "", now_s, ("sent", message.kind, 1))
+
+    def failed(self, message: Message, error: str, next_try_s: int) -> None:
+        """A try, begun before, that may succeed later."""
+        with self._changing() as db:
+            changed = db.execute(
+                "UPDATE message SET next_try_s = ?, error = ? WHERE state = 'queued' AND message_id = ?",
+                (next_try_s, printable(error, _MAX_ERROR), message.message_id),
+            ).rowcount
+            count(db, "failed", "", changed)
+
+    def hold(self, message: Message, until_s: int) -> None:
+        """Leave it for later without a try: its user has got enough mail for now."""
+        self._postpone(message, None, until_s)
+
+    def give_up(self, message: Message, error: str, now_s: int) -> None:
+        """It will never be sent; its bytes are forgotten, the error is kept until `forget`."""
+        self._decide(message, "given up", printable(error, _MAX_ERROR), now_s, ("given up", "", 1))
+
+    def withdraw(self, message: Message, reason: str, now_s: int) -> None:
+        """It will not be sent, as its user does not want it any more: its runs count as skipped. reason: as of skip."""
+        self._decide(message, "given up", reason, now_s, ("skipped", reason, max(1, len(message.runs))))
+
+    def counts(self) -> OutboxCounts:
+        with explained(self.path):
+            return counts_of(self._database)
+
+    def forget(self, before_s: int) -> int:
+        """Remove what was decided, sent or given up before then; how many rows. What waits or is queued stays.
+
+        The file gives back the room of what is gone, mails that were sent included.
+        """
+        with self._changing() as db:
+            before = db.total_changes
+            # Runs of a message that is still queued stay with it.
+            old = (
+                "FROM run WHERE decided_s < $s AND end_s < $s AND coalesce(message_id, '') NOT IN "
+                "(SELECT message_id FROM message WHERE state = 'queued')"
+            )
+            # By what is forgotten, not by a clock that may be ahead for once.
+            db.execute(
+                f"UPDATE horizon SET before_s = max(before_s, (SELECT coalesce(max(end_s) + 1, 0) {old}))",
+                {"s": before_s},
+            )
+            db.execute(f"DELETE {old}", {"s": before_s})
+            db.execute(
+                "DELETE FROM message WHERE decided_s < ? AND message_id NOT IN "
+                "(SELECT message_id FROM run WHERE message_id IS NOT NULL)",
+                (before_s,),
+            )
+            removed = db.total_changes - before - 1
+        with explained(self.path):
+            self._database.executescript("PRAGMA incremental_vacuum")  # execute() would end after the first page
+        return removed
+
+    def _postpone(self, message: Message, attempts: int | None, until_s: int) -> None:
+        with self._changing() as db:
+            db.execute(
+                "UPDATE message SET attempts = coalesce(?, attempts), next_try_s = ? "
+                "WHERE state = 'queued' AND message_id = ?",
+                (attempts, until_s, message.message_id),
+            )
+
+    def _decide(self, message: Message, state: str, error: str, now_s: int, counted: tuple[str, str, int]) -> None:
+        """counted: name and label of the counter, and by how much it rises where the message was still queued."""
+        name, label, number = counted
+        with self._changing() as db:
+            changed = db.execute(
+                "UPDATE message SET state = ?, raw = NULL, error = ?, decided_s = ? "
+                "WHERE state = 'queued' AND message_id = ?",
+                (state, error, now_s, message.message_id),
+            ).rowcount
+            count(db, name, label, number * changed)
+
+    def _runs(self, message_id: str) -> tuple[EndedRun, ...]:
+        sql = f"SELECT {_RUN} FROM run WHERE message_id = ? ORDER BY cluster, job_id, submit_s, end_s"
+        return tuple(EndedRun(*row) for row in self._select(sql, (message_id,)))
+
+    def _select(self, sql: str, values: Mapping[str, Any] | Sequence[Any] = ()) -> list[Any]:
+        with explained(self.path):
+            return self._database.execute(sql, values).fetchall()
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: on disk as a whole when this is left, or not at all."""
+        with explained(self.path):
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+                self._database.execute("COMMIT")
+            finally:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+
+
+def _values(run: EndedRun) -> tuple[Any, ...]:
+    return (run.cluster, run.job_id, run.submit_s, run.user, run.end_s, run.gpu_count, run.array_job_id)
+
+
+def _key(run: EndedRun) -> tuple[Any, ...]:
+    return run.cluster, run.job_id, run.submit_s, run.end_s

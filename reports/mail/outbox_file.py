@@ -1,0 +1,139 @@
+"""The file of the outbox: where it is, how it is made and opened, and what has been counted in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from almanac.errors import NotAllowedError, SchemaVersionError, StoreError
+from telemetry.store.atomic import hand_over
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class OutboxCounts:
+    """sent, by kind, failed_tries, given_up, skipped, by reason: since the outbox was made; they never fall.
+
+    waiting: runs without a decision now; oldest_end_s: end of the oldest of them. queued: messages to be sent;
+    oldest_put_s: when the oldest of them was queued. None where there are none.
+    """
+
+    sent: Mapping[str, int]
+    failed_tries: int
+    given_up: int
+    skipped: Mapping[str, int]
+    waiting: int
+    oldest_end_s: int | None
+    queued: int
+    oldest_put_s: int | None
+
+
+def outbox_path(store_root: Path) -> Path:
+    return store_root / "reports" / "outbox.sqlite"
+
+
+def read_counts(path: Path) -> OutboxCounts | None:
+    """Without a lock, for who only looks; None where there is no outbox yet.
+
+    Raises StoreError; NotAllowedError for another than its owner and root, who cannot read it while nobody has it open.
+    """
+    with explained(path):
+        if not path.exists():
+            return None
+        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        with contextlib.closing(database):
+            database.execute("BEGIN")  # all of one moment
+            return counts_of(database)
+
+
+def make_file(path: Path) -> None:
+    """Empty, where it is not there. Root's belongs to the owner of its folder; no link is followed."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+    try:
+        hand_over(handle, path.parent)
+    finally:
+        os.close(handle)
+
+
+def open_outbox(path: Path) -> sqlite3.Connection:
+    """The database of a file that `make_file` made. A maker that is killed leaves one without tables, or whole."""
+    database = sqlite3.connect(path, isolation_level=None, timeout=30)
+    try:
+        database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file only
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        version = _version(database)
+        if version == 0:
+            tables = (resources.files("reports.mail") / "outbox.sql").read_text(encoding="utf-8")
+            database.executescript(f"BEGIN IMMEDIATE;{tables}PRAGMA user_version = {VERSION};COMMIT;")
+        elif version != VERSION:
+            raise SchemaVersionError(
+                f"{path}: outbox version {version}, this almanac reads version {VERSION}",
+                "use the almanac that wrote it, or move the file away: what it holds will not be sent",
+            )
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _version(database: sqlite3.Connection) -> int:
+    return int(database.execute("PRAGMA user_version").fetchall()[0][0])
+
+
+def counts_of(database: sqlite3.Connection) -> OutboxCounts:
+    if _version(database) != VERSION:  # made this moment, or of another release
+        return OutboxCounts({}, 0, 0, {}, 0, None, 0, None)
+    numbers: dict[str, dict[str, int]] = {}
+    for name, label, number in database.execute("SELECT name, label, number FROM counter ORDER BY name, label"):
+        numbers.setdefault(name, {})[label] = number
+    waiting = database.execute("SELECT count(*), min(end_s) FROM run WHERE state = 'waiting'").fetchall()[0]
+    queued = database.execute("SELECT count(*), min(put_s) FROM message WHERE state = 'queued'").fetchall()[0]
+    return OutboxCounts(
+        sent=numbers.get("sent", {}),
+        failed_tries=sum(numbers.get("failed", {}).values()),
+        given_up=sum(numbers.get("given up", {}).values()),
+        skipped=numbers.get("skipped", {}),
+        waiting=waiting[0],
+        oldest_end_s=waiting[1],
+        queued=queued[0],
+        oldest_put_s=queued[1],
+    )
+
+
+def count(database: sqlite3.Connection, name: str, label: str, number: int) -> None:
+    if number:
+        database.execute(
+            "INSERT INTO counter VALUES (?, ?, ?) ON CONFLICT (name, label) DO UPDATE "
+            "SET number = number + excluded.number",
+            (name, label, number),
+        )
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary one
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) and _is_of_another(path):
+            raise NotAllowedError(f"{path}: can be used by the store's owner only", "run this as its owner") from error
+        is_damaged = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        hint = "move it away: what it holds will not be sent" if is_damaged else "see that its disk has room"
+        raise StoreError(f"{path}: the outbox cannot be used: {error}", hint) from error
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be opened: {error.strerror}", "run this as the store's owner") from error
+
+
+def _is_of_another(path: Path) -> bool:
+    """False for root, and where it cannot be told."""
+    try:
+        return os.geteuid() not in (0, path.stat().st_uid)
+    except OSError:
+        return False

@@ -1,0 +1,232 @@
+"""A user's week in figures: totals, the weeks before, the best and the worst job, and what could have been saved.
+
+Formulas: docs/formulas.md, the weekly digest.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+
+from advisor.memory.peaks import ENDED_WELL
+from almanac.config import Config
+from telemetry.history import load_history_table
+from telemetry.metrics.finish_sql import IDLE, OK
+from telemetry.store.store import Store
+
+DAY_S, WEEK_S = 86_400, 7 * 86_400
+TOLD, TRIED = "report-week", "report-week-tried"
+"""Marks in the store: up to when weeks have been told, and when digests could not be made the last time."""
+LATE_S = 600
+"""slurmdbd may learn so much later of an end."""
+WEEKS_BEFORE = 4
+LONGEST_DAYS = 60
+"""From submission to end: who waited and ran longer is missing from a digest."""
+NAMED = 3
+"""Best and worst jobs that are named, at most."""
+WELL_USED_PCT = 70.0
+"""P (perlmutter-telemetry), VI: jobs above 70% GPU_UTIL count as well used."""
+MIN_COVERAGE = 0.9
+MIN_ELAPSED_S = 180
+"""As in the rules idle_gpus and all_idle of reports/job/rules.toml."""
+FAR_LIMIT_SHARE, FAR_LIMIT_S = 0.5, 3600
+"""As in the rule limit_far."""
+FAILED_STATES = ("FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "TIMEOUT")
+"""As in the rules failed and timeout: a job that was preempted, or whose end is not known, has not failed."""
+_COLUMNS = (
+    "job_id", "end_s", "elapsed_s", "gpu_count", "state", "tier", "time_limit_s", "verdict", "coverage_frac",
+    "mean_gpu_util_pct", "hbm_peak_mib", "idle_gpu_count", "has_profiling_fault", "energy_j",
+)  # fmt: skip
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Span:
+    """[start_s, end_s). name: as people count weeks, "2026-W47"."""
+
+    name: str
+    start_s: int
+    end_s: int
+
+
+@dataclass(frozen=True)
+class Totals:
+    """util_pct: mean of the jobs where it is known, by GPU-hours; energy_j: of those where it is; None: of none.
+
+    failed: jobs that ended in one of FAILED_STATES.
+    """
+
+    jobs: int
+    gpu_hours: float
+    util_pct: float | None
+    energy_j: float | None
+    failed: int
+
+
+@dataclass(frozen=True)
+class Saving:
+    """GPU-hours in so many jobs."""
+
+    jobs: int
+    gpu_hours: float
+
+
+@dataclass(frozen=True)
+class Week:
+    """before: the totals of at most WEEKS_BEFORE weeks, oldest first. best, worst: job ids, the most telling first.
+
+    idle, tier, limit: GPU-hours on GPUs that did nothing, on a larger memory tier than needed (of the GPUs that did
+    something), and asked for by time limits beyond what the job took. No GPU-hour is in two of them.
+    """
+
+    span: Span
+    totals: Totals
+    before: tuple[tuple[Span, Totals], ...]
+    best: tuple[int, ...]
+    worst: tuple[int, ...]
+    idle: Saving
+    tier: Saving
+    limit: Saving
+
+
+def last_week(now_s: int, weeks_ago: int = 0) -> Span:
+    """The last whole week, Monday to Sunday (UTC, ISO 8601), or one so many before it."""
+    today = dt.datetime.fromtimestamp(now_s, dt.UTC).date()
+    monday = today - dt.timedelta(days=today.weekday() + 7 * (weeks_ago + 1))
+    start_s = int(dt.datetime(monday.year, monday.month, monday.day, tzinfo=dt.UTC).timestamp())
+    year, week, _ = monday.isocalendar()
+    return Span(f"{year}-W{week:02d}", start_s, start_s + WEEK_S)
+
+
+def is_told(store: Store, cluster: str, now_s: int) -> bool:
+    """Whether the digests of the last whole week have been made."""
+    return (store.watermark(TOLD, cluster) or 0) >= last_week(now_s).end_s
+
+
+def is_known(store: Store, cluster: str, config: Config, week: Span, now_s: int) -> bool:
+    """Whether what ended in the week is in the store, with its metrics; a day after the week nobody waits any more."""
+    if now_s >= week.end_s + DAY_S:
+        return True
+    marks_s = [(store.watermark("sacct", cluster) or 0) - LATE_S]
+    if config.prometheus.url:
+        marks_s.append(store.watermark("prometheus", cluster) or 0)
+    days = range(week.start_s // DAY_S, week.end_s // DAY_S)
+    return min(marks_s) >= week.end_s and not any(day in days for day in store.peek_open_days(cluster))
+
+
+def week_of(store: Store, cluster: str, user: str, config: Config, now_s: int) -> Week | None:
+    """The user's GPU jobs that ended in the last whole week; None where none did. Raises StoreError."""
+    spans = [last_week(now_s, ago) for ago in range(WEEKS_BEFORE, -1, -1)]
+    since_s = spans[0].start_s - LONGEST_DAYS * DAY_S
+    rows = load_history_table(store, cluster, _COLUMNS, since_s, spans[-1].end_s, user).to_pylist()
+    by_span = [[row for row in rows if span.start_s <= row["end_s"] < span.end_s] for span in spans]
+    own = by_span[-1]
+    if not own:
+        return None
+    worst = _worst(own)
+    known_s = _known_since(store, cluster, since_s, spans[-1].start_s)
+    return Week(
+        span=spans[-1],
+        totals=totals_of(own),
+        before=tuple(
+            (span, totals_of(part))
+            for span, part in zip(spans[:-1], by_span[:-1], strict=True)
+            if span.start_s >= known_s
+        ),
+        best=_best(own, worst),
+        worst=worst,
+        idle=_saving(idle_gpu_hours(row) for row in own),
+        tier=_saving(tier_gpu_hours(row, config) for row in own),
+        limit=_saving(limit_gpu_hours(row) for row in own),
+    )
+
+
+def _known_since(store: Store, cluster: str, since_s: int, until_s: int) -> float:
+    """The first end of anybody's job of those submitted in between; infinite without one.
+
+    Before that the store knows nothing of the cluster: a week that begins earlier is not one without jobs.
+    """
+    first_s = pc.min(store.read("jobs", cluster, ["end_s"], since_s, until_s)["end_s"]).as_py()
+    return math.inf if first_s is None else float(first_s)
+
+
+def gpu_hours(row: Row) -> float:
+    return float(row["gpu_count"]) * (row["elapsed_s"] or 0.0) / 3600
+
+
+def totals_of(rows: Sequence[Row]) -> Totals:
+    used = [(row["mean_gpu_util_pct"], gpu_hours(row)) for row in rows if row["mean_gpu_util_pct"] is not None]
+    weight = sum(hours for _, hours in used)
+    energies = [row["energy_j"] for row in rows if row["energy_j"] is not None]
+    return Totals(
+        jobs=len(rows),
+        gpu_hours=sum(map(gpu_hours, rows)),
+        util_pct=sum(util * hours for util, hours in used) / weight if weight else None,
+        energy_j=sum(energies) if energies else None,
+        failed=sum(row["state"] in FAILED_STATES for row in rows),
+    )
+
+
+def idle_gpu_hours(row: Row) -> float:
+    """On GPUs that did nothing in the whole job; 0 where that is not known for sure."""
+    if row["has_profiling_fault"] or (row["elapsed_s"] or 0) < MIN_ELAPSED_S:
+        return 0.0
+    if row["verdict"] == IDLE:
+        return gpu_hours(row)
+    is_measured = row["verdict"] == OK and (row["coverage_frac"] or 0) >= MIN_COVERAGE
+    return gpu_hours(row) * float(row["idle_gpu_count"] or 0) / float(row["gpu_count"]) if is_measured else 0.0
+
+
+def tier_gpu_hours(row: Row, config: Config) -> float:
+    """In hindsight: on the tier that was asked for, where a smaller one would have held the peak, as the advice has it.
+
+    Without idle_gpu_hours: what is saved once is not saved again. 0 where the peak says nothing of the need: it is not
+    known, the job failed, or it ran too short to have allocated all.
+    """
+    asked = next((tier.capacity_mib for tier in config.tiers if tier.name == row["tier"]), None)
+    peak_mib, advice = row["hbm_peak_mib"], config.advice
+    is_telling = row["state"].startswith(ENDED_WELL) and (row["elapsed_s"] or 0) >= MIN_ELAPSED_S
+    if asked is None or peak_mib is None or not is_telling:
+        return 0.0
+    need_mib = peak_mib * (1 + advice.spike_margin) + advice.headroom_mib
+    is_held = any(need_mib <= tier.capacity_mib < asked for tier in config.tiers)
+    return gpu_hours(row) - idle_gpu_hours(row) if is_held else 0.0
+
+
+def limit_gpu_hours(row: Row) -> float:
+    """Asked for beyond the run time of a job that ended well, where the limit was far off."""
+    limit_s, elapsed_s = row["time_limit_s"], row["elapsed_s"]
+    if row["state"] != "COMPLETED" or not limit_s or elapsed_s is None or limit_s < FAR_LIMIT_S:
+        return 0.0
+    return float(row["gpu_count"] * (limit_s - elapsed_s) / 3600) if elapsed_s <= FAR_LIMIT_SHARE * limit_s else 0.0
+
+
+def _saving(hours: Any) -> Saving:
+    found = [each for each in hours if each > 0]
+    return Saving(len(found), sum(found))
+
+
+def _unused(row: Row) -> float:
+    return gpu_hours(row) * (1 - min(float(row["mean_gpu_util_pct"]), 100.0) / 100)
+
+
+def _worst(rows: Sequence[Row]) -> tuple[int, ...]:
+    """With most GPU-hours unused, of the jobs that were not well used."""
+    found = [row for row in _judged(rows) if row["mean_gpu_util_pct"] < WELL_USED_PCT]
+    return tuple(row["job_id"] for row in sorted(found, key=lambda row: (-_unused(row), row["job_id"]))[:NAMED])
+
+
+def _best(rows: Sequence[Row], worst: Sequence[int]) -> tuple[int, ...]:
+    """With most GPU-hours used, of the jobs that were well used."""
+    found = [row for row in _judged(rows) if row["mean_gpu_util_pct"] >= WELL_USED_PCT and row["job_id"] not in worst]
+    found.sort(key=lambda row: (_unused(row) - gpu_hours(row), row["job_id"]))
+    return tuple(row["job_id"] for row in found[:NAMED])
+
+
+def _judged(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["verdict"] in (OK, IDLE) and row["mean_gpu_util_pct"] is not None]

@@ -1,0 +1,74 @@
+"""Queues the weekly digests: once a week, as soon as all of it is known, for who asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from almanac.config import Config
+from almanac.errors import ConfigError
+from reports.mail.digest import render_weekly
+from reports.mail.ended import ended_since
+from reports.mail.message import compose, message_id_of
+from reports.mail.outbox import Message, Outbox
+from reports.mail.preferences import UNKNOWN
+from reports.mail.week import DAY_S, TOLD, TRIED, is_known, last_week
+from telemetry.store.store import Store
+
+KIND = "weekly"
+RETRY_S = 3600
+LATEST_S = 2 * DAY_S
+
+
+def put_weekly(
+    store: Store,
+    cluster: str,
+    outbox: Outbox,
+    config: Config,
+    now_s: int,
+    frequency: Callable[[str], str],
+    recipient: Callable[[str], str | None],
+    faults: list[str],
+) -> Iterator[str]:
+    """Queue the digest of the last whole week for each user who wants it; yields the user after each.
+
+    The week in which mail is switched on is the first that is told. Nothing is done before the week is known. Done
+    again after a kill, it queues what is missing: a week's digest of a user has one Message-ID. One that cannot be made
+    is named in faults, and keeps no other user waiting. It is tried again every hour, as is that of a user whom the
+    system does not know now, until LATEST_S after the week. Raises ConfigError, StoreError.
+    """
+    week = last_week(now_s)
+    told_s = store.watermark(TOLD, cluster)
+    if told_s is not None and told_s < week.end_s:
+        tried_s = store.watermark(TRIED, cluster) or 0
+        if tried_s <= now_s < tried_s + RETRY_S or not is_known(store, cluster, config, week, now_s):
+            return
+        is_whole = True
+        runs = ended_since(store, cluster, week.start_s)
+        for user in sorted({run.user for run in runs if run.end_s < week.end_s}):
+            wanted, address = frequency(user), recipient(user)
+            is_whole &= wanted != UNKNOWN
+            is_queued = outbox.has(message_id_of(cluster, user, KIND, (), week.name))
+            if wanted != "digest" or address is None or is_queued:
+                continue
+            try:
+                message = _digest(store, cluster, user, address, config, now_s)
+            except ConfigError:
+                raise
+            except Exception as error:
+                faults.append(f"weekly digest of {user}: {type(error).__name__}: {error}")
+                is_whole = False
+                continue
+            if message is not None and outbox.put(message, now_s):
+                yield user
+        if not is_whole and now_s < week.end_s + LATEST_S:
+            store.set_watermark(TRIED, cluster, now_s)
+            return
+    store.set_watermark(TOLD, cluster, week.end_s)
+
+
+def _digest(store: Store, cluster: str, user: str, address: str, config: Config, now_s: int) -> Message | None:
+    rendered = render_weekly(store, cluster, user, config, now_s)
+    if rendered is None:
+        return None
+    week = last_week(now_s).name
+    return compose(rendered, (), address, config, now_s, cluster=cluster, user=user, kind=KIND, key=week)

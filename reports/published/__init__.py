@@ -1,0 +1,1 @@
+"""Reports and job lists that users read without access to the store."""

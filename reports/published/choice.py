@@ -1,0 +1,62 @@
+"""Which runs each user gets a report of: their newest ended GPU jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
+
+_SQL = """
+WITH ended AS MATERIALIZED (
+  SELECT j."user" AS "user", j.job_id, j.submit_s, j.start_s, j.end_s, j.array_job_id, j.array_task_id,
+         j.gpu_count, greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) AS gpus, hash(j) AS job_hash
+  FROM jobs j
+  WHERE j.end_s >= $since_s AND j."user" IS NOT NULL AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING')
+    AND greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) > 0
+  QUALIFY row_number() OVER (PARTITION BY j."user" ORDER BY j.end_s DESC, j.job_id DESC, j.submit_s DESC) <= $most
+)
+SELECT e."user", e.job_id, e.submit_s, e.end_s, e.array_job_id, e.array_task_id, e.gpu_count, e.gpus,
+       lower(to_hex(hash(e.job_hash, m.metrics_hash))), m.metrics_hash IS NOT NULL OR e.start_s IS NULL
+FROM ended e LEFT JOIN (SELECT r.job_id, r.submit_s, hash(r) AS metrics_hash
+                        FROM job_metrics r SEMI JOIN ended USING (job_id, submit_s)) m USING (job_id, submit_s)
+ORDER BY e."user", e.end_s, e.job_id, e.submit_s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A run. gpu_count: allocated; gpus: that or what was asked for, whichever is more.
+
+    digest: of all that is stored of the run. is_ready: its metrics are computed, or there are none to wait for.
+    """
+
+    user: str
+    job_id: int
+    submit_s: int
+    end_s: int
+    array_job_id: int | None
+    array_task_id: int | None
+    gpu_count: int | None
+    gpus: int
+    digest: str
+    is_ready: bool
+
+    @property
+    def run(self) -> str:
+        return f"{self.job_id}-{self.submit_s}"
+
+
+def newest_runs(store: Store, cluster: str, since_s: int, most: int) -> dict[str, list[Chosen]]:
+    """By user at most so many runs that ended at since_s or later, oldest end first.
+
+    Runs that were requeued, and parts of a job that was resized, are no whole job. Raises StoreError.
+    """
+    with store.connect() as db:
+        for table in ("jobs", "job_metrics"):
+            store.view(db, table, cluster, TABLES[table].schema.names)
+        rows = db.execute(_SQL, {"since_s": since_s, "most": most}).fetchall()
+    found: dict[str, list[Chosen]] = {}
+    for row in rows:
+        found.setdefault(row[0], []).append(Chosen(*row))
+    return found

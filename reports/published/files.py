@@ -1,0 +1,92 @@
+"""A user's own reports, as `almanac publish` left them: for who may not read the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+
+from almanac.errors import FileFormatError, StoreError
+from reports.job.context import JobContext
+from reports.published.folder import INDEX, REPORT_NAME, REPORTS
+from reports.published.format import MAX_FILE_BYTES, OwnIndex, OwnRun, unpack_index, unpack_report
+from telemetry.history import HISTORY
+from telemetry.store.schema import schema_of
+from telemetry.store.user_files import read_own, user_folder
+
+_T = TypeVar("_T")
+_RUNS = schema_of(
+    {
+        "job_id": pa.int64(),
+        "submit_s": pa.int64(),
+        "end_s": pa.int64(),
+        "array_job_id": pa.int64(),
+        "array_task_id": pa.int64(),
+        "user": pa.string(),
+        "gpu_count": pa.int64(),
+        "has_report": pa.bool_(),
+    }
+)
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """What was published for one user. folder: theirs."""
+
+    folder: Path
+    uid: int
+    index: OwnIndex
+
+    def runs(self) -> pa.Table:
+        """A row for each run: ids, times, user and GPUs as in the table jobs, and has_report."""
+        rows = [{**vars(run), "user": self.index.user, "has_report": bool(run.report)} for run in self.index.runs]
+        return pa.Table.from_pylist(rows, _RUNS)
+
+    def history(self, columns: Sequence[str]) -> pa.Table:
+        """Rows as of telemetry.history.load_history_table, oldest end first."""
+        known = [{name: row.get(name) for name in columns} for row in self.index.history]
+        try:
+            return pa.Table.from_pylist(known, pa.schema([HISTORY.field(name) for name in columns]))
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise FileFormatError(f"{self.folder / INDEX}: damaged: {error}", "tell an operator of almanac") from error
+
+    def contexts(self, job_ids: Sequence[int]) -> list[JobContext]:
+        """The newest run of each of these jobs, in their order. Raises StoreError where one has no report yet."""
+        newest = {run.job_id: run for run in sorted(self.index.runs, key=lambda run: run.submit_s)}
+        return [self._context(newest[job_id]) for job_id in dict.fromkeys(job_ids) if job_id in newest]
+
+    def _context(self, run: OwnRun) -> JobContext:
+        if run.report is None or not REPORT_NAME.fullmatch(run.report):
+            raise StoreError(f"job {run.job_id}: its report is not published yet", "try again in half an hour")
+        try:
+            return _read(self.folder / REPORTS / run.report, self.uid, unpack_report)
+        except FileNotFoundError as error:
+            raise StoreError(f"job {run.job_id}: its report was replaced just now", "try again") from error
+
+
+def open_own(root: Path, uid: int) -> OwnFiles:
+    """root: hooks.advice_dir. Raises StoreError where nothing was published for this user, FileFormatError."""
+    folder = user_folder(root, str(uid))
+    try:
+        return OwnFiles(folder, uid, _read(folder / INDEX, uid, unpack_index))
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"no jobs of yours are published below {root}, and almanac's store cannot be read by you here",
+            "a GPU job is published some time after its end, where the site does so; else your report comes by mail, "
+            "or an operator has it (`almanac report JOBID --html FILE`)",
+        ) from error
+
+
+def _read(path: Path, uid: int, unpack: Callable[[bytes], _T]) -> _T:
+    """Raises FileFormatError, FileNotFoundError, StoreError."""
+    try:
+        return unpack(read_own(path, uid, MAX_FILE_BYTES))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}", "tell an operator of almanac") from error
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error}", error.hint) from error

@@ -1,0 +1,243 @@
+"""Where a user's own reports lie, and how root puts them there.
+
+    <advice_dir>/user/<uid>/jobs                                    0400  of that user: the list
+    <advice_dir>/user/<uid>/reports/<job id>-<submission>-<digest>  0400  of that user: a report
+    <advice_dir>/.reports.json                                      0640  of root: what was listed for whom, and
+                                                                    which reports cannot be made
+
+Folders are root's, 0711: users can read what they can name, and make nothing. What is published already is known by
+the names in these folders; files of users are never read here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from almanac.errors import ConfigError, StoreError
+from telemetry.store.atomic import TEMPORARY, locked, opened, write_atomically
+from telemetry.store.user_files import (
+    FILE_MODE,
+    FOLDER_MODE,
+    flush_file_system,
+    gives,
+    make_folder,
+    move_aside,
+    put,
+    stage,
+    taken_back,
+    user_folder,
+    writable_by_others,
+)
+
+INDEX, REPORTS, MANIFEST = "jobs", "reports", ".reports.json"
+REPORT_NAME = re.compile(r"(\d{1,19}-\d{1,19})-[0-9a-f]{1,16}")
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """name: INDEX, or of a report."""
+
+    uid: int
+    name: str
+    content: bytes
+
+    @property
+    def is_report(self) -> bool:
+        return self.name != INDEX
+
+
+@dataclass
+class Listed:
+    """What the list of a uid was made from, and for whom: user, digest, and the newest end of a job in it."""
+
+    user: str
+    digest: str
+    newest_end_s: int
+
+
+@dataclass(frozen=True)
+class OwnFolder:
+    """root: hooks.advice_dir. owner_uid: whose the folders are: root's, in tests one's own."""
+
+    root: Path
+    owner_uid: int
+
+    @property
+    def user(self) -> Path:
+        return self.root / "user"
+
+    @contextlib.contextmanager
+    def publishing(self) -> Iterator[None]:
+        """Held by the one who publishes, advice included. Raises ConfigError where others can write there, BusyError,
+        StoreError.
+        """
+        faults = writable_by_others(self.root, self.owner_uid)
+        if faults:
+            raise ConfigError(
+                f"reports are not published: {'; '.join(faults)}",
+                "correct owner and mode, or choose another hooks.advice_dir",
+            )
+        with self._explained(self.root):
+            make_folder(self.root, FOLDER_MODE)
+        with locked(self.root / ".lock", "publishes now"):
+            with self._explained(self.user):
+                make_folder(self.user, FOLDER_MODE)
+                for stale in self.user.glob(f"{TEMPORARY}*"):
+                    stale.unlink()
+            yield
+
+    def uids(self) -> list[int]:
+        """Who has a list or reports here."""
+        with contextlib.suppress(FileNotFoundError):
+            names = [path.name for path in self.user.iterdir() if path.name.isascii() and path.name.isdecimal()]
+            return sorted(int(name) for name in names if self.has_index(int(name)) or self.reports(int(name)))
+        return []
+
+    def reports(self, uid: int) -> set[str]:
+        """Names of the reports of a uid; none where the folder is not ours, for then who made them is not known."""
+        with contextlib.suppress(OSError), self._ours(uid) as folder, opened(REPORTS, folder) as handle:
+            if self._is_ours(handle):
+                return {entry.name for entry in os.scandir(handle) if REPORT_NAME.fullmatch(entry.name)}
+        return set()
+
+    def has_index(self, uid: int) -> bool:
+        with contextlib.suppress(OSError), self._ours(uid) as folder:
+            found = os.stat(INDEX, dir_fd=folder, follow_symlinks=False)
+            return stat.S_ISREG(found.st_mode) and found.st_uid == (uid if self.owner_uid == 0 else self.owner_uid)
+        return False
+
+    def write(self, files: Iterable[OwnFile]) -> set[int]:
+        """Put files in their places, each whole or not at all; uids that one could not be given to.
+
+        All are on disk before the first is put in its place. Raises StoreError: what was not replaced is as before.
+        """
+        staged, refused = list[tuple[Path, OwnFile]](), set[int]()
+        try:
+            for file in files:
+                with self._explained(self.user):
+                    temporary = self._stage(file)
+                if temporary:
+                    staged.append((temporary, file))
+                else:
+                    refused.add(file.uid)
+            with self._explained(self.user):
+                flush_file_system(self.user)
+            refused |= {file.uid for temporary, file in staged if not self._put(temporary, file)}
+            return refused
+        finally:
+            for temporary, _ in staged:
+                temporary.unlink(missing_ok=True)
+
+    def _stage(self, file: OwnFile) -> Path | None:
+        """None where the user cannot be given it. Raises OSError."""
+        temporary, handle = stage(self.user, file.content)
+        try:
+            os.fchmod(handle, FILE_MODE)
+            if self.owner_uid == 0 and not gives(handle, file.uid):
+                temporary.unlink()
+                return None
+            return temporary
+        finally:
+            os.close(handle)
+
+    def _put(self, temporary: Path, file: OwnFile) -> bool:
+        with contextlib.suppress(OSError), taken_back(user_folder(self.root, str(file.uid)), self.owner_uid) as folder:
+            if not file.is_report:
+                put(temporary, file.name, folder)
+                return True
+            with self._reports_folder(folder) as handle:
+                put(temporary, file.name, handle)
+                return True
+        return False
+
+    @contextlib.contextmanager
+    def _reports_folder(self, folder: int) -> Iterator[int]:
+        """What else has that name, or was not ours, is moved aside: a user made it while the folder was theirs."""
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(REPORTS, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != self.owner_uid:
+                move_aside(REPORTS, folder)
+        with taken_back(REPORTS, self.owner_uid, folder) as handle:
+            yield handle
+
+    def remove(self, uid: int, names: Iterable[str]) -> None:
+        """Take reports away. What cannot be stays; nothing outside these folders is touched."""
+        with contextlib.suppress(OSError), self._ours(uid) as folder, opened(REPORTS, folder) as handle:
+            if not self._is_ours(handle):
+                return
+            for name in names:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=handle)
+
+    def remove_all(self, uid: int) -> None:
+        """Take the list and all reports of a uid away; what else is there stays."""
+        with contextlib.suppress(OSError), self._ours(uid) as folder:
+            with contextlib.suppress(OSError):
+                os.unlink(INDEX, dir_fd=folder)
+            self.remove(uid, self.reports(uid))
+            with contextlib.suppress(OSError):
+                os.rmdir(REPORTS, dir_fd=folder)
+        with contextlib.suppress(OSError):
+            user_folder(self.root, str(uid)).rmdir()
+
+    def listed(self, cluster: str) -> dict[int, Listed]:
+        """By uid; empty where nothing was listed, or what says so is damaged: then all is listed anew."""
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            return {int(uid): Listed(**listed) for uid, listed in self._manifest(cluster)["users"].items()}
+        return {}
+
+    def unwritable(self, cluster: str) -> set[str]:
+        """Names of reports that could not be made; empty where there were none, or what says so is damaged."""
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            return set(map(str, self._manifest(cluster)["unwritable"]))
+        return set()
+
+    def _manifest(self, cluster: str) -> dict[str, Any]:
+        """Empty where there is none of this cluster. Raises ValueError, KeyError, TypeError where it is damaged."""
+        try:
+            document = json.loads((self.root / MANIFEST).read_bytes())
+        except OSError:
+            return {}
+        return dict(document) if document["cluster"] == cluster else {}
+
+    def set_published(self, cluster: str, users: dict[int, Listed], unwritable: set[str]) -> None:
+        """Remember what was listed for whom, and names of reports that cannot be made."""
+        document = {
+            "cluster": cluster,
+            "users": {str(uid): vars(listed) for uid, listed in users.items()},
+            "unwritable": sorted(unwritable),
+        }
+        with self._explained(self.root / MANIFEST):
+            write_atomically(self.root / MANIFEST, json.dumps(document).encode("ascii"))
+
+    @contextlib.contextmanager
+    def _ours(self, uid: int) -> Iterator[int]:
+        """A descriptor of a user's folder; raises OSError where there is none, or it is not ours."""
+        with opened(user_folder(self.root, str(uid))) as handle:
+            if not self._is_ours(handle):
+                raise PermissionError(errno.EPERM, "a user's folder")
+            yield handle
+
+    def _is_ours(self, handle: int) -> bool:
+        found = os.fstat(handle)
+        return found.st_uid == self.owner_uid and not found.st_mode & 0o022
+
+    @contextlib.contextmanager
+    def _explained(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            todo = f"make room on the file system of {self.root}" if full else "run this as the folder's owner"
+            raise StoreError(
+                f"{path}: cannot be written: {error.strerror}; what was there before is still in place", todo
+            ) from error

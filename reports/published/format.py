@@ -1,0 +1,225 @@
+"""A user's own reports as bytes: one file that lists their jobs, and one for each report. Data only.
+
+A file is gzip: a line of JSON, and after it, in a report, the samples. docs/own-reports.md describes format 2. Nothing
+that is read from one is ever run, and the caller can have changed it: it is shown to them alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from almanac.config import Tier
+from almanac.errors import FileFormatError
+from almanac.records import (
+    Advice,
+    Duration,
+    ExpectedWait,
+    MemoryBound,
+    MemoryEvidence,
+    PriorityAdvice,
+    Request,
+    TierAdvice,
+)
+from reports.job.context import JobContext, Row
+from reports.job.ranks import Rank
+from reports.job.series import COUNTERS, Floats, Series
+from telemetry.store.schema import TABLES
+
+FORMAT = 2
+"""To be raised with any change that older programs cannot read, a new field of almanac.records' advice among them."""
+MAX_FILE_BYTES, MAX_BYTES = 16 << 20, 64 << 20
+"""Of a file, and of what it unfolds to."""
+_UNITS = {"hbm_used_mib": np.float32(16.0)}
+"""Half floats end at 65504: memory is counted in 16 MiB."""
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True)
+class OwnRun:
+    """A run that can be reported, or listed. report: name of its file; None where there is none yet."""
+
+    job_id: int
+    submit_s: int
+    end_s: int
+    array_job_id: int | None
+    array_task_id: int | None
+    gpu_count: int | None
+    report: str | None
+
+
+@dataclass(frozen=True)
+class OwnIndex:
+    """history: rows of telemetry.history.HISTORY, oldest end first; what is not known is not in them."""
+
+    cluster: str
+    user: str
+    written_s: int
+    runs: tuple[OwnRun, ...]
+    history: tuple[Row, ...]
+
+
+def pack_index(index: OwnIndex) -> bytes:
+    runs = [asdict(run) for run in index.runs]
+    return _pack("jobs", {**vars(index), "runs": runs, "history": list(map(_known, index.history))})
+
+
+def unpack_index(content: bytes) -> OwnIndex:
+    """Raises FileFormatError."""
+    document, _ = _unpack("jobs", content)
+    try:
+        return OwnIndex(
+            cluster=document["cluster"],
+            user=document["user"],
+            written_s=int(document["written_s"]),
+            runs=tuple(OwnRun(**run) for run in document["runs"]),
+            history=tuple(document["history"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _malformed(error) from error
+
+
+def pack_report(context: JobContext) -> bytes:
+    """All that a report says, but for samples that none of its forms shows."""
+    series, samples = _pack_series(context)
+    document = {
+        "cluster": context.cluster,
+        "now_s": context.now_s,
+        "job": _known(context.job),
+        "metrics": _known(context.metrics),
+        "gpus": list(map(_known, context.gpus)),
+        "earlier_runs": list(map(_known, context.earlier_runs)),
+        "ranks": {name: asdict(rank) for name, rank in context.ranks.items()},
+        "advice": None if context.advice is None else _advice_row(context.advice),
+        "tiers": [asdict(tier) for tier in context.tiers],
+        "series": series,
+    }
+    return _pack("report", document, samples)
+
+
+def unpack_report(content: bytes) -> JobContext:
+    """Raises FileFormatError."""
+    document, samples = _unpack("report", content)
+    try:
+        return JobContext(
+            cluster=document["cluster"],
+            now_s=int(document["now_s"]),
+            job=_row("jobs", document["job"]),
+            metrics=_row("job_metrics", document["metrics"]) if document["metrics"] else {},
+            gpus=tuple(_row("gpu_metrics", row) for row in document["gpus"]),
+            series=_series(document["series"], samples),
+            ranks={name: Rank(**rank) for name, rank in document["ranks"].items()},
+            advice=None if document["advice"] is None else _advice(document["advice"]),
+            tiers=tuple(Tier(**tier) for tier in document["tiers"]),
+            earlier_runs=tuple(_row("jobs", row) for row in document["earlier_runs"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _malformed(error) from error
+
+
+def _pack(kind: str, document: Mapping[str, Any], payload: bytes = b"") -> bytes:
+    line = json.dumps({"almanac": kind, "format": FORMAT, **document}, allow_nan=False, separators=(",", ":"))
+    return gzip.compress(line.encode("ascii") + b"\n" + payload, 6, mtime=0)
+
+
+def _unpack(kind: str, content: bytes) -> tuple[dict[str, Any], bytes]:
+    try:
+        whole = zlib.decompressobj(wbits=31).decompress(content, MAX_BYTES + 1)
+        line, _, payload = whole.partition(b"\n")
+        document = json.loads(line) if len(whole) <= MAX_BYTES else None
+    except (zlib.error, ValueError, RecursionError) as error:
+        raise _malformed(error) from error
+    if not isinstance(document, dict) or document.get("almanac") != kind:
+        raise _malformed("of another kind, or too large")
+    if document.get("format") != FORMAT:
+        raise FileFormatError(
+            f"format {document.get('format')!r}, expected {FORMAT}",
+            "use the almanac that publishes here, or wait for the next `almanac publish`",
+        )
+    return document, payload
+
+
+def _malformed(error: object) -> FileFormatError:
+    hint = "an operator of almanac can remove it: the next `almanac publish` writes it anew"
+    return FileFormatError(f"damaged: {error!s:.200}", hint)
+
+
+def _known(row: Row) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _row(table: str, known: Mapping[str, Any]) -> Row:
+    return {**dict.fromkeys(TABLES[table].schema.names), **known}
+
+
+def _pack_series(context: JobContext) -> tuple[dict[str, Any] | None, bytes]:
+    """Half floats, a row for each GPU, one counter after the other: three digits, more than a picture shows."""
+    series = context.series
+    if series is None:
+        return None, b""
+    shown = [name for name in _shown_counters(context, series) if series.has(name)]
+    head = {"units": list(series.units), "bin_s": series.bin_s, "bins": series.bins, "counters": shown}
+    with np.errstate(over="ignore"):  # what a broken sensor says is not finite then, which counts as missing
+        halves = [(series.values[name] / _UNITS.get(name, np.float32(1))).astype("<f2") for name in shown]
+    return head, b"".join(half.tobytes() for half in halves)
+
+
+def _shown_counters(context: JobContext, series: Series) -> Iterable[str]:
+    """What pictures and the terminal look at."""
+    pipes = context.metrics.get("pipes_used") or ()
+    util = "gpu_util_pct" if series.has("gpu_util_pct") else "gr_engine_active_frac"
+    roofline = [f"{pipe}_active_frac" for pipe in pipes] + (["dram_active_frac"] if pipes else [])
+    return dict.fromkeys((util, "hbm_used_mib", *(name for name in roofline if name in COUNTERS)))
+
+
+def _series(head: Mapping[str, Any] | None, samples: bytes) -> Series | None:
+    if head is None:
+        return None
+    units, counters = tuple(map(str, head["units"])), list(head["counters"])
+    shape = (len(units), int(head["bins"]))
+    if shape[1] < 1 or set(counters) - set(COUNTERS) or len(samples) != 2 * len(counters) * shape[0] * shape[1]:
+        raise ValueError("samples are missing")
+    found = np.frombuffer(samples, "<f2").astype(np.float32).reshape(len(counters), *shape)
+    values: dict[str, Floats] = {name: np.full(shape, np.nan, np.float32) for name in COUNTERS}
+    for name, grid in zip(counters, found, strict=True):
+        values[name] = grid * _UNITS.get(name, np.float32(1))
+    return Series(units, float(head["bin_s"]), values)
+
+
+def _advice_row(advice: Advice) -> dict[str, Any]:
+    """Without the script key, which no report shows and older programs do not know."""
+    values = asdict(advice)
+    del values["request"]["script_key"]
+    return values
+
+
+def _advice(values: Mapping[str, Any]) -> Advice:
+    evidence = _record(MemoryEvidence, values["evidence"])
+    if evidence:
+        evidence = dataclasses.replace(evidence, newest_peaks_mib=tuple(evidence.newest_peaks_mib))
+    return Advice(
+        request=Request(**values["request"]),
+        tier=TierAdvice(**values["tier"]),
+        bound=_record(MemoryBound, values["bound"]),
+        duration=_record(Duration, values["duration"]),
+        priority=_record(PriorityAdvice, values["priority"]),
+        set_aside=values["set_aside"],
+        evidence=evidence,
+        waits=tuple(_records(ExpectedWait, values["waits"])),
+        services=values["services"],
+    )
+
+
+def _record(kind: type[_Record], values: Mapping[str, Any] | None) -> _Record | None:
+    return None if values is None else kind(**values)
+
+
+def _records(kind: type[_Record], rows: Sequence[Mapping[str, Any]]) -> Iterable[_Record]:
+    return (kind(**values) for values in rows)

@@ -1,0 +1,266 @@
+"""What `almanac publish` gives users of their own jobs: reports of those that ended since, and a list of all.
+
+A report is made once, when its job's metrics are there, and again where what is stored of the job has changed; one that
+cannot be written is not tried before that. A list is written where any of its jobs has changed. Everything else is left
+alone, and is not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow.compute as pc
+
+from almanac.config import Config
+from almanac.units import format_count
+from reports.job.context import JobContext, Row, build_runs, plain_rows
+from reports.published.choice import Chosen, newest_runs
+from reports.published.folder import INDEX, REPORT_NAME, Listed, OwnFile, OwnFolder
+from reports.published.format import FORMAT, MAX_FILE_BYTES, OwnIndex, OwnRun, pack_index, pack_report
+from telemetry.history import HISTORY, load_history_table
+from telemetry.store.store import Store
+from telemetry.store.user_files import Names, Owners, Uids, name_of, owners_of, uid_of
+
+DAY_S = 86_400
+JOBS_AT_ONCE, GPUS_AT_ONCE = 400, 4000
+"""Runs whose samples are in memory at once: about 100 MB."""
+USERS_AT_ONCE = 500
+
+
+@dataclass
+class OwnPublished:
+    """What a run did, or (dry run) would do.
+
+    lists, reports: files written; waiting: reports left for the next run; removed: users of whom nothing is left.
+    unwritable: jobs whose report is too large for a file, or has a number that JSON has not, now or in a run before;
+    not_shown: users to whom a file could not be given.
+    """
+
+    lists: int = 0
+    reports: int = 0
+    waiting: int = 0
+    removed: int = 0
+    unwritable: int = 0
+    not_shown: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OwnJob:
+    """One run. is_dry: nothing is written."""
+
+    store: Store
+    cluster: str
+    config: Config
+    now_s: int
+    folder: OwnFolder
+    is_dry: bool = False
+
+    @property
+    def since_s(self) -> int:
+        return self.now_s - self.config.reports.own_days * DAY_S
+
+
+@dataclass(frozen=True)
+class _Person:
+    """A user, their runs, oldest end first, and the names of the reports that are there for them."""
+
+    user: str
+    uid: int
+    runs: Sequence[Chosen]
+    names: set[str]
+
+    def report_of(self, run: Chosen) -> str | None:
+        """The run's report; where it has changed since, and the new one waits, the old one."""
+        name = _name(run)
+        return name if name in self.names else next((each for each in self.names if _run_of(each) == run.run), None)
+
+    def stale(self) -> set[str]:
+        return self.names - {self.report_of(run) for run in self.runs}
+
+
+def publish_own(job: OwnJob, uids: Uids = uid_of, names: Names = name_of) -> OwnPublished:
+    """Raises ConfigError, StoreError (no space: the old files are still there), BusyError."""
+    outcome = OwnPublished()
+    if job.is_dry:
+        _publish(job, uids, names, outcome)
+        return outcome
+    with job.folder.publishing():
+        _publish(job, uids, names, outcome)
+    return outcome
+
+
+def _publish(job: OwnJob, uids: Uids, names: Names, outcome: OwnPublished) -> None:
+    most = job.config.reports.own_jobs
+    chosen = newest_runs(job.store, job.cluster, job.since_s, most) if most else {}
+    owners = owners_of(chosen, uids)
+    people = [_Person(user, uid, chosen[user], job.folder.reports(uid)) for user, uid in owners.uids.items()]
+    unwritable = job.folder.unwritable(job.cluster)
+    refused = _write_reports(job, people, unwritable, outcome)
+    if unwritable:
+        unwritable &= {_name(run) for runs in chosen.values() for run in runs}
+    outcome.unwritable = len(unwritable)
+    listed = job.folder.listed(job.cluster)
+    refused |= _write_lists(job, people, listed, outcome)
+    gone = _gone(job, listed, owners, names, outcome)
+    outcome.removed = len(gone)
+    outcome.not_shown = sorted(person.user for person in people if person.uid in refused)
+    if job.is_dry:
+        return
+    for person in people:
+        if stale := person.stale():
+            job.folder.remove(person.uid, stale)
+    for uid in gone:
+        job.folder.remove_all(uid)
+        listed.pop(uid, None)
+    listed = {uid: each for uid, each in listed.items() if uid not in refused}
+    job.folder.set_published(job.cluster, listed, unwritable)
+
+
+def _name(run: Chosen) -> str:
+    return f"{run.run}-{_digest(f'{FORMAT} {run.digest}')}"
+
+
+def _run_of(name: str) -> str:
+    match = REPORT_NAME.fullmatch(name)
+    return match[1] if match else ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _write_reports(job: OwnJob, people: Sequence[_Person], unwritable: set[str], outcome: OwnPublished) -> set[int]:
+    """uids that a report could not be given to. Names of new reports are added to each person's, or to unwritable."""
+    missing = [
+        (run, person)
+        for person in people
+        for run in person.runs
+        if run.is_ready and (name := _name(run)) not in person.names and name not in unwritable
+    ]
+    missing.sort(key=lambda each: -each[0].end_s)
+    now, later = missing[: job.config.reports.own_per_run], missing[job.config.reports.own_per_run :]
+    outcome.waiting = len(later)
+    if job.is_dry:
+        outcome.reports = len(now)
+        return set()
+    refused: set[int] = set()
+    for part in _parts(now):
+        made = list(_reports(job, part, unwritable))
+        failed = job.folder.write(file for file, _ in made)
+        for file, person in made:
+            if file.uid not in failed:
+                person.names.add(file.name)
+                outcome.reports += 1
+        refused |= failed
+    return refused
+
+
+def _parts(missing: Sequence[tuple[Chosen, _Person]]) -> Iterator[list[tuple[Chosen, _Person]]]:
+    part: list[tuple[Chosen, _Person]] = []
+    gpus = 0
+    for run, person in missing:
+        if part and (len(part) == JOBS_AT_ONCE or gpus + run.gpus > GPUS_AT_ONCE):
+            yield part
+            part, gpus = [], 0
+        part.append((run, person))
+        gpus += run.gpus
+    if part:
+        yield part
+
+
+def _reports(
+    job: OwnJob, part: Sequence[tuple[Chosen, _Person]], unwritable: set[str]
+) -> Iterator[tuple[OwnFile, _Person]]:
+    """A run that the store does not know any more, or knows of another user, has none. unwritable is kept up."""
+    wanted = {(run.job_id, run.submit_s): (run, person) for run, person in part}
+    for context in build_runs(job.store, job.cluster, list(wanted), job.config, job.now_s):
+        run, person = wanted[context.job_id, context.job["submit_s"]]
+        content = _packed(context)
+        if content is None:
+            unwritable.add(_name(run))
+        elif context.user == person.user:
+            yield OwnFile(person.uid, _name(run), content), person
+
+
+def _packed(context: JobContext) -> bytes | None:
+    """None where it cannot be written: one job keeps no other from being published."""
+    try:
+        content = pack_report(context)
+    except ValueError:
+        return None
+    return content if len(content) <= MAX_FILE_BYTES else None
+
+
+def _write_lists(job: OwnJob, people: Sequence[_Person], listed: dict[int, Listed], outcome: OwnPublished) -> set[int]:
+    """Lists of those whose jobs or reports have changed; uids that one could not be given to. listed is kept up."""
+    changed = []
+    for person in people:
+        now = Listed(person.user, _list_digest(job, person), max(run.end_s for run in person.runs))
+        if listed.get(person.uid) != now or not job.folder.has_index(person.uid):
+            changed.append(person)
+        listed[person.uid] = now
+    outcome.lists = len(changed)
+    refused: set[int] = set()
+    for first in range(0, 0 if job.is_dry else len(changed), USERS_AT_ONCE):
+        some = changed[first : first + USERS_AT_ONCE]
+        history = _history(job, some)
+        refused |= job.folder.write(
+            OwnFile(person.uid, INDEX, pack_index(_index(job, person, history.get(person.user, ())))) for person in some
+        )
+    return refused
+
+
+def _list_digest(job: OwnJob, person: _Person) -> str:
+    runs = [(run.run, run.digest, person.report_of(run)) for run in person.runs]
+    return _digest(repr((FORMAT, job.cluster, HISTORY.names, runs)))
+
+
+def _index(job: OwnJob, person: _Person, history: Sequence[Row]) -> OwnIndex:
+    runs = tuple(
+        OwnRun(
+            job_id=run.job_id,
+            submit_s=run.submit_s,
+            end_s=run.end_s,
+            array_job_id=run.array_job_id,
+            array_task_id=run.array_task_id,
+            gpu_count=run.gpu_count,
+            report=person.report_of(run),
+        )
+        for run in person.runs
+    )
+    return OwnIndex(job.cluster, person.user, job.now_s, runs, tuple(history))
+
+
+def _history(job: OwnJob, people: Sequence[_Person]) -> dict[str, list[Row]]:
+    """By user the rows of HISTORY of their runs, oldest end first."""
+    keys = {(person.user, run.job_id, run.submit_s) for person in people for run in person.runs}
+    first_s = min(submit_s for _, _, submit_s in keys)
+    users = [person.user for person in people]
+    rows = load_history_table(job.store, job.cluster, HISTORY.names, first_s, None, users)
+    found: dict[str, list[Row]] = {}
+    for row in plain_rows(rows.filter(pc.field("end_s") >= job.since_s)):
+        if (row["user"], row["job_id"], row["submit_s"]) in keys:
+            found.setdefault(row["user"], []).append(row)
+    return found
+
+
+def _gone(job: OwnJob, listed: Mapping[int, Listed], owners: Owners, names: Names, outcome: OwnPublished) -> list[int]:
+    """uids that have something here and no job any more.
+
+    While a name of the record has no uid, the user database may be out of reach: then those are kept whose jobs are
+    not too old yet, unless the uid is another user's now.
+    """
+    served = set(owners.uids.values())
+    gone = [uid for uid in job.folder.uids() if uid not in served]
+    if not owners.unknown:
+        return gone
+    known = {uid: listed[uid] for uid in gone if uid in listed}
+    recent = [uid for uid, each in known.items() if each.newest_end_s >= job.since_s]
+    kept = {uid for uid in recent if names(uid) in (None, known[uid].user)}
+    if kept:
+        many = format_count(len(kept))
+        outcome.warnings.append(f"reports of {many} users nobody knows are kept for now: some users have no uid here")
+    return [uid for uid in gone if uid not in kept]

@@ -1,0 +1,1 @@
+"""The report of the whole site: totals, tables, pictures, and the page."""

@@ -1,0 +1,262 @@
+"""The pictures of the site report: the counterparts of figures 1 to 11 of perlmutter-telemetry.
+
+Everything is drawn from the tables of `telemetry.characterize`; nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from reports import matplotlib_start as matplotlib_start  # before matplotlib itself
+
+# isort: split
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from almanac.units import format_count
+from reports.job.plots import LINES, SETTINGS, WIDTH_IN, drawable, png
+from reports.site.boxes import CLASS_COLOURS, Row, class_label, draw_boxes, draw_energy, number_plainly, size_labels
+from reports.site.maps import draw_matrix, heatmap
+from telemetry.characterize import Result
+from telemetry.characterize.usage import PAPER
+
+MAX_MIXES, MAX_MODELS = 10, 4
+KINDS = {"not preallocated": LINES[0], "cannot be told": "#9aa5b1", "preallocated": LINES[1]}
+PIPE_WORDS = {"fp64": "FP64", "fp32": "FP32", "fp16": "FP16", "tensor": "tensor"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """alt: what it shows, for who does not see it."""
+
+    png: bytes
+    alt: str
+
+
+Draw = Callable[[Axes, Sequence[Row]], None]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture: of the rows of one table that have the values of `where`; where there are none, none is drawn."""
+
+    figure: str
+    table: str
+    alt: str
+    draw: Draw
+    where: Mapping[str, object] = field(default_factory=dict)
+    height_in: float = 2.7
+    left_in: float = 0.68
+    bottom_in: float = 0.55
+
+
+def render_site_plots(results: Mapping[str, Result]) -> dict[str, list[Picture]]:
+    """By the number of the figure; the same for the same tables."""
+    found: dict[str, list[Picture]] = {}
+    # A matplotlibrc of the caller, or of the folder this runs in, has no say.
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(SETTINGS)
+        for panel in PANELS:
+            rows = [row for row in results[panel.table].rows.to_pylist() if panel.where.items() <= row.items()]
+            if any(row.get("jobs", 1) for row in rows):
+                found.setdefault(panel.figure, []).append(Picture(_draw(panel, rows), panel.alt))
+    return found
+
+
+def _draw(panel: Panel, rows: Sequence[Row]) -> bytes:
+    figure = Figure(figsize=(WIDTH_IN, panel.height_in))
+    width, height = figure.get_size_inches()
+    box = (panel.left_in / width, panel.bottom_in / height, 1 - (panel.left_in + 0.5) / width,
+           1 - (panel.bottom_in + 0.32) / height)  # fmt: skip
+    panel.draw(figure.add_axes(box), rows)
+    return png(figure)
+
+
+def _sizes(axes: Axes, rows: Sequence[Row]) -> None:
+    jobs = [row["jobs"] for row in rows]
+    axes.bar(range(len(rows)), jobs, color=LINES[0])
+    if max(jobs) > 30 * min(filter(None, jobs)):
+        axes.set_yscale("log")
+        number_plainly(axes.yaxis)
+    size_labels(axes, rows)
+    axes.set_ylabel("jobs")
+    axes.set_title("Jobs by size")
+
+
+def _durations(axes: Axes, rows: Sequence[Row]) -> None:
+    draw_boxes(axes, rows, "elapsed_h", LINES[0])
+    axes.set_yscale("log")
+    number_plainly(axes.yaxis)
+    size_labels(axes, rows)
+    axes.set_ylabel("hours")
+    axes.set_title("Duration by size")
+
+
+def _utilisation(axes: Axes, rows: Sequence[Row]) -> None:
+    draw_boxes(axes, rows, "gpu_util_pct", LINES[0])
+    size_labels(axes, rows)
+    axes.set(ylim=(0, 100), ylabel="mean GPU_UTIL, %")
+    axes.set_title("GPU_UTIL by size")
+
+
+def _mixes(axes: Axes, rows: Sequence[Row]) -> None:
+    """Bars by jobs; below each a dot for every pipe that is used."""
+    shown = sorted(rows, key=lambda row: -row["jobs"])[:MAX_MIXES]
+    heights = [row["jobs"] for row in shown]
+    axes.bar(range(len(shown)), heights, color=LINES[0])
+    top = max(heights)
+    for place, row in enumerate(shown):
+        util = "" if row["mean_gpu_util_pct"] is None else f"\n{row['mean_gpu_util_pct']:.0f}%"
+        axes.annotate(f"{format_count(row['jobs'])}{util}", (place, row["jobs"]), (0, 2), ha="center", fontsize=7.5,
+                      textcoords="offset points")  # fmt: skip
+        used = row["pipes"].split("+")
+        for line, pipe in enumerate(PIPE_WORDS):
+            is_used = pipe in used
+            axes.plot(place, -top * (0.1 + 0.1 * line), "o", markersize=6, clip_on=False,
+                      color=LINES[0] if is_used else "#d9dee5")  # fmt: skip
+    for line, word in enumerate(PIPE_WORDS.values()):
+        axes.annotate(word, (-0.6, -top * (0.1 + 0.1 * line)), ha="right", va="center", fontsize=8)
+    axes.set(ylim=(-top * 0.46, top * 1.22), xlim=(-0.7, max(len(shown), 6) - 0.3))
+    axes.set_yticks([])
+    axes.xaxis.set_visible(False)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.set_title("Pipes used together: jobs, and their mean GPU_UTIL")
+
+
+def _peaks(axes: Axes, rows: Sequence[Row]) -> None:
+    """A bar for each 5% of the capacity, by whether it was preallocated; the line is the share of jobs below."""
+    edges = sorted({row["hbm_peak_frac_from"] for row in rows})
+    counts = {kind: np.zeros(len(edges)) for kind in KINDS}
+    for row in rows:
+        counts[row["reserved"]][edges.index(row["hbm_peak_frac_from"])] += row["jobs"]
+    total = sum(map(np.sum, counts.values()))
+    base = np.zeros(len(edges))
+    for kind, number in counts.items():
+        if number.any():
+            axes.bar(np.add(edges, 0.025), number / total, 0.046, bottom=base, color=KINDS[kind], label=kind)
+            base += number / total
+    axes.legend(frameon=False, fontsize=7.5, loc="upper center")
+    axes.set_xlim(0, 1.05)
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_xlabel("HBM peak, share of the capacity")
+    axes.set_ylabel("jobs")
+    both = axes.twinx()
+    both.plot(np.add(edges, 0.05), np.cumsum(base), color="#c2571a", linewidth=1.4)
+    both.set_ylim(0, 1.02)
+    both.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_title("Jobs that asked for the largest tier")
+
+
+def _intensity(pipe: str) -> Draw:
+    def draw(axes: Axes, rows: Sequence[Row]) -> None:
+        """A line for each GPU model; dashed is its ridge: to the left a sample is memory-bound."""
+        by_model: dict[str, list[Row]] = {}
+        for row in rows:
+            by_model.setdefault(row["gpu_model"], []).append(row)
+        largest = sorted(by_model, key=lambda model: -sum(row["samples"] for row in by_model[model]))[:MAX_MODELS]
+        for model, colour in zip(largest, LINES, strict=False):
+            bins = sorted(by_model[model], key=lambda row: row["intensity_from_flop_per_byte"])
+            if bins[0]["share"] is None:
+                continue
+            edges = [bins[1]["intensity_from_flop_per_byte"] / 10**0.2,
+                     *(row["intensity_from_flop_per_byte"] for row in bins[1:])]  # fmt: skip
+            shares = [row["share"] for row in bins]
+            axes.stairs(shares, [*edges, edges[-1] * 10**0.2], color=colour, linewidth=1.3, label=drawable(model))
+            ridge = bins[0]["ridge_flop_per_byte"]
+            if ridge is not None:
+                axes.axvline(ridge, color=colour, linestyle=(0, (5, 3)), linewidth=1)
+        axes.set_xscale("log")
+        number_plainly(axes.xaxis)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.set_xlabel("flop per byte of GPU memory (dashed: ridge)")
+        axes.set_ylabel("samples")
+        axes.legend(frameon=False, fontsize=7.5)
+        axes.set_title(f"Arithmetic intensity, {PIPE_WORDS[pipe]}")
+
+    return draw
+
+
+def _imbalance(word: str, band: str) -> Draw:
+    def draw(axes: Axes, rows: Sequence[Row]) -> None:
+        left = [row[f"{word}_imbalance_from"] for row in rows]
+        axes.bar(np.add(left, 0.025), [row["share"] for row in rows], 0.046, color=LINES[0])
+        axes.set_xlim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.set_xlabel(f"{word} imbalance")
+        axes.set_ylabel("jobs")
+        axes.set_title(f"GPU_UTIL {band}: {format_count(sum(row['jobs'] for row in rows))} jobs")
+
+    return draw
+
+
+def _by_pipes(word: str) -> Draw:
+    def draw(axes: Axes, rows: Sequence[Row]) -> None:
+        shown = sorted(rows, key=lambda row: -row["jobs"])[:MAX_MIXES]
+        draw_boxes(axes, shown, f"{word}_imbalance", LINES[0])
+        names = ["\n".join(PIPE_WORDS.get(pipe, pipe) for pipe in row["pipes"].split("+")) for row in shown]
+        axes.set_xticks(range(len(shown)), names, fontsize=7.5)
+        axes.set(ylim=(0, 1), ylabel=f"{word} imbalance")
+        axes.set_title("By pipes used, most jobs first")
+
+    return draw
+
+
+def _by_class(word: str) -> Draw:
+    def draw(axes: Axes, rows: Sequence[Row]) -> None:
+        for place, row in enumerate(rows):
+            draw_boxes(axes, [row], f"{word}_imbalance", CLASS_COLOURS[row["class"]], [place])
+        axes.set_xticks(range(len(rows)), list(map(class_label, rows)), fontsize=7.5)
+        axes.set(ylim=(0, 1), xlim=(-0.6, len(rows) - 0.4), ylabel=f"{word} imbalance")
+        axes.set_title("By class")
+
+    return draw
+
+
+BANDS = {0: "below 30%", 30: "30% to 70%", 70: "from 70%"}
+_BY_PAPER = {"rule": PAPER, "pipes_unknown": ""}
+
+
+def _bands(figure: str, table: str, word: str) -> Iterator[Panel]:
+    for low, band in BANDS.items():
+        alt = f"Share of jobs by {word} imbalance, of the jobs with GPU_UTIL {band}"
+        yield Panel(figure, table, alt, _imbalance(word, band), {"gpu_util_from_pct": low})
+
+
+def _kinds(figure: str, word: str) -> Iterator[Panel]:
+    table = f"fig{int(figure):02}_{word}"
+    alt = f"Box plots of {word} imbalance by floating-point pipes used"
+    yield Panel(figure, f"{table}_by_pipes", alt, _by_pipes(word), _BY_PAPER, bottom_in=0.62)
+    alt = f"Box plots of {word} imbalance of compute-bound and memory-bound jobs"
+    yield Panel(figure, f"{table}_by_class", alt, _by_class(word))
+
+
+PANELS: tuple[Panel, ...] = (
+    Panel("1", "fig01_job_size", "Number of jobs by number of GPUs", _sizes),
+    Panel("1", "fig01_duration", "Box plots of the duration of jobs by number of GPUs", _durations),
+    Panel("1", "fig01_gpu_util", "Box plots of the mean GPU_UTIL of jobs by number of GPUs", _utilisation),
+    Panel("2", "fig02_pipe_mix", "Number of jobs by the floating-point pipes that they use, with their mean GPU_UTIL",
+          _mixes, _BY_PAPER, 3.2, bottom_in=0.1),
+    Panel("3", "fig03_hbm_peak", "Distribution of HBM peaks of the jobs that asked for the largest tier", _peaks,
+          {"is_largest_tier": True}),
+    *(Panel("4", "fig04_intensity", f"Distribution of arithmetic intensity of samples, {PIPE_WORDS[pipe]} pipe",
+            _intensity(pipe), {"pipe": pipe})
+      for pipe in ("fp64", "tensor")),
+    Panel("5", "fig05_energy", "Box plots of the energy of compute-bound and memory-bound jobs by GPU-hours",
+          draw_energy, {"class_by": "fp64"}, 3.0, 0.85),
+    *_bands("6", "fig06_spatial_by_util", "spatial"),
+    *_bands("7", "fig07_temporal_by_util", "temporal"),
+    *_kinds("8", "spatial"),
+    *_kinds("9", "temporal"),
+    *(Panel("10", "fig10_heatmap", f"Mean GPU_UTIL by FP64 and DRAM activity of {name}-bound jobs", heatmap(name),
+            {"class": name})
+      for name in ("compute", "memory")),
+    Panel("11", "fig11_spearman", "Matrix of Spearman correlations of the mean counters of jobs", draw_matrix,
+          height_in=4.6, left_in=0.9, bottom_in=0.95),
+)  # fmt: skip
+"""In the order in which they are shown."""

@@ -1,0 +1,106 @@
+"""The site report: what the jobs of a span did with the site's GPUs, beside what was published of Perlmutter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+from almanac.config import Config
+from reports.site.personal_accounts import personal_accounts
+from reports.site.power import NodeSetPower, load_power
+from reports.site.pseudonyms import pseudonym, site_key
+from reports.site.totals import SiteTotals, load_totals
+from telemetry.characterize import Result, characterize, load_population
+from telemetry.characterize.headline import FINDINGS, Compared, compare
+from telemetry.characterize.published import FURTHER
+from telemetry.store.store import Store
+
+MOST_CHARACTERIZED = 100_000
+"""Jobs above which the tables of the figures are of an even sample of so many: they are made in memory."""
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """All that the page and the files say.
+
+    sampled: jobs that the tables of the figures are drawn from; of `totals.total.jobs`. compared: by figure ("1" to
+    "11", "section VI") the published values beside the site's. shown_user, shown_account: the name by which a user or
+    an account is shown.
+    """
+
+    cluster: str
+    since_s: int
+    until_s: int
+    made_s: int
+    config: Config
+    totals: SiteTotals
+    power: Sequence[NodeSetPower]
+    results: Mapping[str, Result]
+    sampled: int
+    headline: tuple[Compared, ...]
+    compared: Mapping[str, tuple[Compared, ...]]
+    has_names: bool
+    shown_user: Callable[[str], str]
+    shown_account: Callable[[str], str]
+
+    @property
+    def is_sample(self) -> bool:
+        return self.sampled < self.totals.total.jobs
+
+
+def build_site_report(
+    store: Store,
+    cluster: str,
+    config: Config,
+    span_s: tuple[int, int],
+    now_s: int,
+    *,
+    has_names: bool = False,
+    most: int = MOST_CHARACTERIZED,
+) -> SiteReport:
+    """Of the GPU jobs submitted in the span that have ended. Raises StoreError.
+
+    most: jobs above which the figures are of a sample; totals, waste and tiers are of all jobs.
+    """
+    totals = load_totals(store, cluster, config, *span_s)
+    population = load_population(store, cluster, *span_s, at_most=most)
+    results = characterize(population, config)
+    shown_user = str if has_names else _pseudonyms(store.root)
+    return SiteReport(
+        cluster=cluster,
+        since_s=span_s[0],
+        until_s=span_s[1],
+        made_s=now_s,
+        config=config,
+        totals=totals,
+        power=load_power(store, cluster, config, span_s),
+        results=results,
+        sampled=population.num_rows,
+        headline=tuple(compare(results, config, FINDINGS)),
+        compared=_by_figure(results, config),
+        has_names=has_names,
+        shown_user=shown_user,
+        shown_account=str if has_names else _accounts(store, totals.parts["account"], shown_user),
+    )
+
+
+def _pseudonyms(store_root: Path) -> Callable[[str], str]:
+    """The key is read, or made, when the first name is shown: totals need none."""
+    key = cache(partial(site_key, store_root))
+    return lambda name: pseudonym(name, key())
+
+
+def _accounts(store: Store, accounts: Iterable[str], shown_user: Callable[[str], str]) -> Callable[[str], str]:
+    """Users are looked up when the first account is shown. Raises StoreError then."""
+    personal = cache(partial(personal_accounts, store, accounts))
+    return lambda account: shown_user(personal()[account]) if account in personal() else account
+
+
+def _by_figure(results: Mapping[str, Result], config: Config) -> dict[str, tuple[Compared, ...]]:
+    found: dict[str, tuple[Compared, ...]] = {}
+    for each in compare(results, config, (*FINDINGS, *FURTHER)):
+        figure = results[each.finding.table].table.figure
+        found[figure] = (*found.get(figure, ()), each)
+    return found

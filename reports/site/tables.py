@@ -1,0 +1,175 @@
+"""The tables of the site report, the same for its page and for its CSV files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from almanac.config import Cost
+from almanac.errors import StoreError
+from reports.site.headline import PART_FINDINGS, Headline
+from reports.site.power import power_rows
+from reports.site.report import SiteReport
+from reports.site.totals import DIMENSIONS, Share
+from telemetry.characterize import contents
+from telemetry.characterize.files import CONTENTS_NAME, csv_content
+from telemetry.characterize.headline import FINDINGS
+from telemetry.characterize.table import columns
+from telemetry.store.atomic import make_folders, write_output
+
+_SHARE = columns(
+    ("name", "text"),
+    ("jobs", "count"),
+    ("gpu_hours", "real", "GPUs times run time"),
+    ("gpu_hours_share", "real", "of all GPU-hours"),
+    ("measured_jobs", "count", "with the verdict ok or idle"),
+    ("measured_gpu_hours", "real", "that samples cover, in these"),
+    ("mean_gpu_util_frac", "real", "weighted by measured GPU-hours"),
+    ("idle_job_gpu_hours", "real", "measured, of jobs that did nothing"),
+    ("never_used_gpu_hours", "real", "measured, of GPUs never used in other jobs"),
+    ("never_used_known_gpu_hours", "real", "measured, of jobs of which this is known"),
+    ("no_kernel_gpu_hours", "real", "measured, of other GPUs while no kernel ran"),
+    ("unused_gpu_hours", "real", "the three together"),
+    ("unused_cost", "real", "by cost.per_gpu_hour; null: not configured, or not measured"),
+    ("energy_kwh", "real", "of the GPUs"),
+    ("energy_gpu_hours", "real", "of the jobs whose energy is known"),
+    ("energy_cost", "real", "by cost.per_kwh"),
+    ("idle_energy_kwh", "real", "of idle jobs and of GPUs never used"),
+    ("idle_energy_gpu_hours", "real", "of the idle GPU-hours whose energy is known"),
+    ("idle_energy_cost", "real", "by cost.per_kwh"),
+)
+_STANDINGS = columns(("verdict", "text"), ("jobs", "count"), ("gpu_hours", "real"))
+_LARGEST = columns(
+    ("user", "text"),
+    ("asked_jobs", "count", "that asked for the largest tier"),
+    ("asked_gpu_hours", "real"),
+    ("known_jobs", "count", "of these, whose need is known"),
+    ("fit_jobs", "count", "of these, whose need the next smaller tier holds"),
+    ("fit_gpu_hours", "real"),
+    ("median_peak_mib", "real", "MiB, of the jobs whose need is known"),
+    ("highest_peak_mib", "real", "MiB"),
+)
+_HEADLINES = columns(
+    ("dimension", "text", "partition, account or gpu_type"), ("name", "text"), ("finding", "text"),
+    ("site_value", "real", "share of jobs; null: there are none"),
+    ("published_value", "real", "of perlmutter-telemetry"), ("jobs", "count", "jobs that the site's value is of"),
+)  # fmt: skip
+_COMPARED = columns(
+    ("figure", "text"), ("finding", "text"), ("site_value", "real"), ("published_value", "real"), ("unit", "text"),
+    ("jobs", "count"), ("why_null", "text"), ("section", "text"),
+)  # fmt: skip
+
+
+def price(amount: float | None, per_unit: float) -> float | None:
+    """None where the amount is not known, or the price is not configured (negative)."""
+    return None if amount is None or per_unit < 0 else amount * per_unit
+
+
+def site_tables(report: SiteReport) -> dict[str, pa.Table]:
+    """By the name of their file. Rows of users have pseudonyms, unless the report has names."""
+    totals, cost = report.totals, report.config.cost
+    parts = {
+        f"by_{dimension}": _shares(_shown(report, dimension), totals.total.hours, cost) for dimension in DIMENSIONS
+    }
+    largest = [
+        (report.shown_user(row.user), row.asked_jobs, row.asked_hours, row.known_jobs, row.fit_jobs, row.fit_hours,
+         row.median_peak_mib, row.highest_peak_mib)
+        for row in totals.largest.users
+    ]  # fmt: skip
+    return {
+        "total": _shares([("all", totals.total)], totals.total.hours, cost),
+        "coverage": _table(_STANDINGS, ((row.name, row.jobs, row.hours) for row in totals.standings)),
+        **parts,
+        "headline_by_part": _table(_HEADLINES, _headlines(report)),
+        "largest_tier": _table(_LARGEST, largest),
+        "power": power_rows(report.power),
+        "published": _table(_COMPARED, _compared(report)),
+    }
+
+
+def write_csv(report: SiteReport, folder: Path) -> list[Path]:
+    """A CSV file of each table, and of each table of the figures; files of the same names are replaced.
+
+    Raises StoreError where they cannot be written.
+    """
+    figures = {name: result.rows for name, result in report.results.items()}
+    tables = {**site_tables(report), **figures, CONTENTS_NAME: contents(report.results)}
+    try:
+        make_folders(folder)
+        for name, rows in tables.items():
+            write_output(folder / f"{name}.csv", csv_content(rows))
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be written: {error}", "name a folder that you may write") from error
+    return [folder / f"{name}.csv" for name in tables]
+
+
+def _shown(report: SiteReport, dimension: str) -> list[tuple[str, Share]]:
+    """Accounts as they are shown: two of them can have the same pseudonym, and are two rows."""
+    shown = _shown_name(report, dimension)
+    return [(shown(name), share) for name, share in report.totals.parts[dimension].items()]
+
+
+def headline_parts(report: SiteReport, dimension: str) -> list[tuple[str, Headline]]:
+    """In the order of the breakdown, most GPU-hours first; accounts as they are shown."""
+    found, shown = report.totals.headlines[dimension], _shown_name(report, dimension)
+    return [(shown(name), found[name]) for name in report.totals.parts[dimension] if name in found]
+
+
+def _shown_name(report: SiteReport, dimension: str) -> Callable[[str], str]:
+    return report.shown_account if dimension == "account" else str
+
+
+def published_parts() -> list[float | None]:
+    """What the paper has, for each of PART_FINDINGS."""
+    published = {finding.words: finding.published for finding in FINDINGS}
+    return [published[each.words] for each in PART_FINDINGS]
+
+
+def _headlines(report: SiteReport) -> Iterator[tuple[object, ...]]:
+    for dimension in DIMENSIONS:
+        for name, values in headline_parts(report, dimension):
+            for finding, value, published in zip(PART_FINDINGS, values, published_parts(), strict=True):
+                yield dimension, name, finding.words, value.share, published, value.jobs
+
+
+def _shares(parts: Iterable[tuple[str, Share]], all_hours: float, cost: Cost) -> pa.Table:
+    return _table(_SHARE, (_share_row(name, share, all_hours, cost) for name, share in parts))
+
+
+def _share_row(name: str, share: Share, all_hours: float, cost: Cost) -> tuple[object, ...]:
+    return (
+        name,
+        share.jobs,
+        share.hours,
+        share.hours / all_hours if all_hours else None,
+        share.measured_jobs,
+        share.measured_hours,
+        share.util_frac,
+        share.idle_job_hours,
+        share.never_used_hours,
+        share.never_used_known_hours,
+        share.no_kernel_hours,
+        share.unused_hours,
+        price(share.unused_hours, cost.per_gpu_hour),
+        share.energy_kwh,
+        share.energy_hours,
+        price(share.energy_kwh, cost.per_kwh),
+        share.wasted_kwh,
+        share.wasted_kwh_hours,
+        price(share.wasted_kwh, cost.per_kwh),
+    )
+
+
+def _compared(report: SiteReport) -> Iterator[tuple[object, ...]]:
+    for figure, rows in report.compared.items():
+        for row in rows:
+            finding = row.finding
+            yield (figure, finding.words, row.value, finding.published, finding.unit, row.jobs, row.why_null,
+                   finding.section)  # fmt: skip
+
+
+def _table(schema: pa.Schema, rows: Iterable[Sequence[object]]) -> pa.Table:
+    made = [dict(zip(schema.names, row, strict=True)) for row in rows]
+    return pa.Table.from_pylist(made, schema=schema)

@@ -1,0 +1,244 @@
+"""What GPU-hours and energy went into, across a site's jobs: totals, parts, waste, and largest-tier requests.
+
+All sums are made in DuckDB, of views of the store, so that a large span needs no more memory than a small one.
+docs/site-report.md says what each figure means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import duckdb
+
+from advisor.memory.peaks import ENDED_WELL
+from almanac.config import Config
+from reports.site.headline import Headline, load_headlines
+from telemetry.characterize.population import NOT_SUMMARISED, PART_OF_A_JOB, RUNS_SQL
+from telemetry.characterize.usage import largest_tier_names
+from telemetry.metrics.finish_sql import IDLE, OK
+from telemetry.store.store import Store
+
+DIMENSIONS = ("partition", "account", "gpu_type")
+_JOBS = (
+    "job_id", "submit_s", "user", "account", "partition", "state", "tier", "gpu_count", "gpu_count_req", "gpu_type",
+    "start_s", "end_s", "elapsed_s",
+)  # fmt: skip
+_METRICS = (
+    "job_id", "submit_s", "verdict", "gpu_model", "gpus_seen", "coverage_frac", "mean_gpu_util_pct",
+    "mean_gr_engine_active_frac", "spatial_imbalance", "temporal_imbalance", "idle_gpus", "energy_j", "hbm_peak_mib",
+    "hbm_peak_frac", "is_preallocated", "class_fp64", "has_profiling_fault",
+)  # fmt: skip
+_GPUS = ("job_id", "submit_s", "is_idle", "energy_j")
+_RUNS = f"""
+CREATE TEMP TABLE runs AS
+WITH idle AS (
+  SELECT job_id, submit_s, CASE WHEN count(energy_j) = count(*) THEN sum(energy_j) END AS idle_j
+  FROM gpu_metrics WHERE is_idle GROUP BY ALL),
+base AS (
+  SELECT j.job_id, j.submit_s, coalesce(j."user", '') AS "user", coalesce(j.account, '') AS account,
+         coalesce(j."partition", '') AS "partition", coalesce(m.gpu_model, j.gpu_type, '') AS gpu_type, j.tier,
+         j.gpus, j.gpus * j.ran_s / 3600.0 AS gpu_hours, coalesce(j.state, '') AS state, m.* EXCLUDE (job_id, submit_s),
+         CASE WHEN j.state IN ('REQUEUED', 'RESIZING') THEN '{PART_OF_A_JOB}'
+              ELSE coalesce(m.verdict, '{NOT_SUMMARISED}') END AS standing,
+         coalesce(m.mean_gpu_util_pct, 100 * m.mean_gr_engine_active_frac) AS util_pct,
+         CASE WHEN m.temporal_imbalance IS NOT NULL THEN len(m.idle_gpus) / nullif(m.gpus_seen, 0) END AS idle_share
+  {RUNS_SQL}),
+measured AS (
+  SELECT *, CASE WHEN standing IN ('{OK}', '{IDLE}') AND util_pct IS NOT NULL
+                 THEN gpu_hours * coverage_frac END AS measured_h
+  FROM base),
+parted AS (
+  SELECT *, CASE WHEN measured_h IS NOT NULL THEN least(util_pct / 100, 1) END AS util_frac,
+         CASE WHEN standing = '{IDLE}' THEN measured_h WHEN measured_h IS NOT NULL THEN 0 END AS idle_job_h,
+         CASE WHEN standing = '{OK}' THEN idle_share * measured_h
+              WHEN measured_h IS NOT NULL THEN 0 END AS never_used_h
+  FROM measured)
+SELECT p.* EXCLUDE (gpus_seen, idle_gpus, coverage_frac, idle_share),
+       CASE WHEN gpus_seen = gpus AND temporal_imbalance IS NOT NULL THEN len(idle_gpus) END AS idle_gpu_count,
+       CASE WHEN standing = '{OK}' THEN greatest(measured_h * (1 - util_frac) - coalesce(never_used_h, 0), 0)
+            WHEN measured_h IS NOT NULL THEN 0 END AS no_kernel_h,
+       CASE WHEN standing = '{IDLE}' THEN p.energy_j WHEN never_used_h > 0 THEN idle_j
+            WHEN never_used_h = 0 THEN 0 END AS wasted_j
+FROM parted p LEFT JOIN idle i USING (job_id, submit_s)
+"""
+_SUMS = """
+count(*), count(measured_h), sum(gpu_hours), coalesce(sum(measured_h), 0),
+sum(util_frac * measured_h) / nullif(sum(measured_h), 0), sum(idle_job_h), sum(never_used_h),
+coalesce(sum(measured_h) FILTER (never_used_h IS NOT NULL), 0), sum(no_kernel_h),
+sum(energy_j) / 3.6e6, coalesce(sum(gpu_hours) FILTER (energy_j IS NOT NULL), 0), sum(wasted_j) / 3.6e6,
+coalesce(sum(idle_job_h + never_used_h) FILTER (wasted_j IS NOT NULL), 0)
+"""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a part of the site's jobs had and did; hours are GPU-hours. None: of no job it is known.
+
+    measured_hours: of the time and GPUs that samples cover, in jobs with the verdict ok or idle; the hours of waste
+    are parts of these. never_used_known_hours: of the jobs of which it is known which GPUs were never used; of others
+    all time without a kernel is in no_kernel_hours. energy_hours: of the jobs whose energy is known. wasted_kwh is the
+    energy of wasted_kwh_hours of the idle hours.
+    """
+
+    jobs: int
+    measured_jobs: int
+    hours: float
+    measured_hours: float
+    util_frac: float | None
+    idle_job_hours: float | None
+    never_used_hours: float | None
+    never_used_known_hours: float
+    no_kernel_hours: float | None
+    energy_kwh: float | None
+    energy_hours: float
+    wasted_kwh: float | None
+    wasted_kwh_hours: float
+
+    @property
+    def idle_hours(self) -> float | None:
+        """Of jobs that did nothing, and of GPUs that were never used in others."""
+        if self.idle_job_hours is None or self.never_used_hours is None:
+            return None
+        return self.idle_job_hours + self.never_used_hours
+
+    @property
+    def unused_hours(self) -> float | None:
+        """Measured GPU-hours in which no kernel ran, on idle GPUs and on others."""
+        if self.idle_job_hours is None or self.no_kernel_hours is None:
+            return None
+        return self.idle_job_hours + (self.never_used_hours or 0.0) + self.no_kernel_hours
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Jobs of one verdict, or that have none for this reason."""
+
+    name: str
+    jobs: int
+    hours: float
+
+
+@dataclass(frozen=True)
+class LargeUser:
+    """A user's jobs that asked for the largest tier. fit: those whose need the next smaller tier holds."""
+
+    user: str
+    asked_jobs: int
+    asked_hours: float
+    known_jobs: int
+    fit_jobs: int
+    fit_hours: float
+    median_peak_mib: float | None
+    highest_peak_mib: float | None
+
+
+@dataclass(frozen=True)
+class LargestTier:
+    """Who asked for the largest tier. users: those with jobs that fit, most GPU-hours first.
+
+    why_none: why nothing can be said; then the rest is empty. limit_mib: what a job may need to fit in `smaller`.
+    """
+
+    why_none: str = ""
+    names: tuple[str, ...] = ()
+    smaller: str = ""
+    limit_mib: float = 0.0
+    asked_jobs: int = 0
+    asked_hours: float = 0.0
+    known_jobs: int = 0
+    fit_jobs: int = 0
+    fit_hours: float = 0.0
+    users: tuple[LargeUser, ...] = ()
+
+
+@dataclass(frozen=True)
+class SiteTotals:
+    """parts: by dimension the share of each of its values, most GPU-hours first; "" is a value that is not recorded.
+
+    headlines: by dimension the study's headline figures of each value that has jobs with the verdict ok.
+    """
+
+    total: Share
+    standings: tuple[Standing, ...]
+    still_running: int
+    users: int
+    parts: dict[str, dict[str, Share]]
+    headlines: dict[str, dict[str, Headline]]
+    largest: LargestTier
+
+
+def load_totals(store: Store, cluster: str, config: Config, since_s: int, until_s: int) -> SiteTotals:
+    """Of the GPU jobs submitted in [since_s, until_s) that have started and ended. Raises StoreError."""
+    with store.connect() as db:
+        for table, columns in (("jobs", _JOBS), ("job_metrics", _METRICS), ("gpu_metrics", _GPUS)):
+            store.view(db, table, cluster, columns, since_s, until_s)
+        db.execute(_RUNS).fetchall()
+        return _totals(db, config)
+
+
+def _totals(db: duckdb.DuckDBPyConnection, config: Config) -> SiteTotals:
+    [total] = db.execute(f"SELECT {_SUMS} FROM runs").fetchall()
+    standings = db.execute(
+        "SELECT standing, count(*), round(sum(gpu_hours), 6) FROM runs GROUP BY 1 ORDER BY 3 DESC NULLS LAST, 1"
+    ).fetchall()
+    [(running,)] = db.execute(
+        """SELECT count(*) FROM jobs WHERE start_s IS NOT NULL AND end_s IS NULL
+           AND coalesce(nullif(gpu_count, 0), gpu_count_req) > 0"""
+    ).fetchall()
+    [(users,)] = db.execute('SELECT count(DISTINCT "user") FROM runs').fetchall()
+    return SiteTotals(
+        total=_share(total),
+        standings=tuple(Standing(name, jobs, hours or 0.0) for name, jobs, hours in standings),
+        still_running=running,
+        users=users,
+        parts={dimension: _parts(db, dimension) for dimension in DIMENSIONS},
+        headlines={dimension: load_headlines(db, dimension, config) for dimension in DIMENSIONS},
+        largest=_largest(db, config),
+    )
+
+
+def _share(row: tuple[float | int | None, ...]) -> Share:
+    jobs, measured_jobs, hours, *rest = row
+    return Share(jobs, measured_jobs, hours or 0.0, *rest)  # type: ignore[arg-type]
+
+
+def _parts(db: duckdb.DuckDBPyConnection, dimension: str) -> dict[str, Share]:
+    rows = db.execute(
+        f'SELECT "{dimension}", {_SUMS} FROM runs GROUP BY 1 ORDER BY round(sum(gpu_hours), 6) DESC NULLS LAST, 1'
+    ).fetchall()
+    return {name: _share(tuple(sums)) for name, *sums in rows}
+
+
+def _largest(db: duckdb.DuckDBPyConnection, config: Config) -> LargestTier:
+    """By the same margins as the advice: config.advice's spike_margin and headroom_mib."""
+    names = sorted(largest_tier_names(config))
+    below = [tier for tier in config.tiers if tier.name not in names]
+    if not names:
+        return LargestTier(why_none="no memory tiers are configured")
+    if not below:
+        return LargestTier(why_none="only one size of memory tier is configured")
+    smaller = max(below, key=lambda tier: tier.capacity_mib)
+    limit_mib = (smaller.capacity_mib - config.advice.headroom_mib) / (1 + config.advice.spike_margin)
+    ended = " OR ".join(f"starts_with(state, '{state}')" for state in ENDED_WELL)
+    known = f"standing = '{OK}' AND hbm_peak_mib IS NOT NULL AND is_preallocated IS DISTINCT FROM true AND ({ended})"
+    # Sums of several threads differ in their last digits: without rounding equal users would change places.
+    sql = f"""
+    WITH large AS (SELECT *, {known} AS is_known, {known} AND hbm_peak_mib <= $limit AS is_fit
+                   FROM runs WHERE list_contains($names, tier))
+    SELECT "user", count(*), sum(gpu_hours), count(*) FILTER (is_known), count(*) FILTER (is_fit),
+           coalesce(round(sum(gpu_hours) FILTER (is_fit), 6), 0),
+           median(hbm_peak_mib) FILTER (is_known), max(hbm_peak_mib) FILTER (is_known)
+    FROM large GROUP BY 1 ORDER BY 6 DESC, 1
+    """
+    rows = [LargeUser(*row) for row in db.execute(sql, {"limit": limit_mib, "names": names}).fetchall()]
+    return LargestTier(
+        names=tuple(names),
+        smaller=smaller.name,
+        limit_mib=limit_mib,
+        asked_jobs=sum(row.asked_jobs for row in rows),
+        asked_hours=sum(row.asked_hours for row in rows),
+        known_jobs=sum(row.known_jobs for row in rows),
+        fit_jobs=sum(row.fit_jobs for row in rows),
+        fit_hours=sum(row.fit_hours for row in rows),
+        users=tuple(row for row in rows if row.fit_jobs),
+    )

@@ -1,0 +1,1 @@
+"""Advice files: the rows, the files, and the folder that hooks read."""

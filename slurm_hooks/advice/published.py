@@ -1,0 +1,111 @@
+"""What was published when: the table `advice` of the store, and the answer to what was predicted for which job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from almanac.config import Priority
+from slurm_hooks.advice.file import FAMILY, GPUS, USER, AdviceFile, Found, Row, look_up
+from telemetry.store.schema import TABLES, table_of
+from telemetry.store.store import Store
+
+TABLE = "advice"
+FILE = "file"
+EVERYBODY = ""
+"""The user of `_site`."""
+_KINDS = (FAMILY, GPUS, USER)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A user's file before and after one run; None: there was none, or it is taken away."""
+
+    user: str
+    before: AdviceFile | None
+    after: AdviceFile | None
+
+
+def changed_rows(changes: Iterable[Change], now_s: int) -> pa.Table:
+    """Of the table `advice`: version and lifetime of each file, and its rows that changed."""
+    return table_of(TABLES[TABLE].schema, [row for change in changes for row in _rows(change, now_s)])
+
+
+def record(store: Store, cluster: str, rows: pa.Table) -> None:
+    """Keep what changed. Raises StoreError."""
+    if rows.num_rows:
+        store.write(TABLE, cluster, rows)
+
+
+def _rows(change: Change, now_s: int) -> Iterator[tuple[object, ...]]:
+    """In the order of the table's columns. A row that is gone has no predicted_s, a file that is gone no version."""
+    before, after = change.before, change.after
+    scale = after.priority if after else None
+    yield (
+        now_s, change.user, FILE, "", 0, after.version if after else None, None, None, None, None,
+        after.expires_s if after else None, after.mode if after else None,
+        scale.points_per_e if scale else None, scale.min_gpu_time_s if scale else None,
+        scale.max_gpu_time_s if scale else None,
+    )  # fmt: skip
+    old, new = ({_place(row): row for row in file.rows} if file else {} for file in (before, after))
+    for place in old.keys() | new.keys():
+        row = new.get(place)
+        if _told(row) == _told(old.get(place)):
+            continue
+        version = after.version if after else None
+        values = (row.predicted_s, row.term, row.bound_mib, row.tier) if row else (None,) * 4
+        yield (now_s, change.user, *place, version, *values, *(None,) * 5)
+
+
+def _place(row: Row) -> tuple[str, str, int]:
+    return row.kind, row.key, row.gpus or 0
+
+
+def _told(row: Row | None) -> Row | None:
+    """What the table keeps of a row."""
+    return dataclasses.replace(row, waits="", text="") if row else None
+
+
+def published_for(store: Store, cluster: str, user: str, key: str, gpus: int, submit_s: int) -> Found | None:
+    """What the files said of a job when it was submitted: row, term, version and mode. None where they said nothing.
+
+    key: name_key of the job's name. Waits and texts are not kept. A run that was killed can have recorded what it did
+    not come to write.
+    """
+    own, site = (published_file(store, cluster, each, submit_s) for each in (user, EVERYBODY))
+    return look_up(own, site, key, gpus)
+
+
+def published_file(store: Store, cluster: str, user: str, at_s: int) -> AdviceFile | None:
+    """A user's file as it was at that time, without tiers, waits and texts; None where none was in force."""
+    known = store.read(TABLE, cluster, until_s=at_s + 1)
+    return file_at(known.filter(pc.field("user") == user).sort_by("published_s").to_pylist(), at_s)
+
+
+def file_at(rows: Iterable[Mapping[str, Any]], at_s: int) -> AdviceFile | None:
+    """The same from one user's rows of the table, oldest first, none of them later than at_s."""
+    newest = {(row["kind"], row["name_key"], row["gpu_count"]): row for row in rows}
+    file = newest.pop((FILE, "", 0), None)
+    if file is None or file["version"] is None or file["expires_s"] <= at_s:
+        return None
+    kept = sorted((row for row in newest.values() if row["predicted_s"] is not None), key=lambda row: row["kind"])
+    return AdviceFile(
+        version=file["version"],
+        written_s=file["published_s"],
+        expires_s=file["expires_s"],
+        mode=file["mode"],
+        tell=False,
+        prompt="off",
+        priority=Priority(**{name: file[name] for name in ("points_per_e", "min_gpu_time_s", "max_gpu_time_s")}),
+        tiers=(),
+        rows=tuple(
+            Row(row["kind"], row["predicted_s"], row["term"], row["name_key"], row["gpu_count"] or None,
+                row["bound_mib"], row["tier"])
+            for row in kept
+        ),
+    )  # fmt: skip

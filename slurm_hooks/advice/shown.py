@@ -1,0 +1,116 @@
+"""What the advice files say of a submission, for a user who may not read the store: fewer reasons, the same advice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from advisor.decisions.tier import NO_EVIDENCE, NO_GPU, NO_TIERS, decide_tier
+from advisor.explain import tier_text
+from almanac.names import name_key
+from almanac.records import MemoryBound, Request, TierAdvice
+from almanac.units import format_count, format_duration, format_gib, format_moment, printable
+from slurm_hooks.advice.file import AdviceFile, Found, Row, look_up
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A submission, the row that was found (None: none) and the tier that follows from it."""
+
+    request: Request
+    found: Found | None
+    tier: TierAdvice
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing is known of the memory that the job needs."""
+        row = self.found.row if self.found else None
+        return row is None or (row.bound_mib is None and not row.text)
+
+
+def from_files(request: Request, user: AdviceFile | None, site: AdviceFile | None) -> Shown:
+    if request.gpu_count <= 0:
+        return Shown(request, None, TierAdvice(None, NO_GPU))
+    found = look_up(user, site, name_key(request.job_name), request.gpu_count)
+    return Shown(request, found, tier_for(request, found.row, found.file) if found else TierAdvice(None, NO_EVIDENCE))
+
+
+def tier_for(request: Request, row: Row, file: AdviceFile) -> TierAdvice:
+    """Whether to change this request to the row's tier, as `almanac advise` decides it."""
+    holding = next((tier for tier in file.tiers if tier.name == row.tier), None)
+    if holding is None:
+        return TierAdvice(None, NO_EVIDENCE if file.tiers else NO_TIERS)
+    # The publisher has counted the headroom: every tier as large as the row's holds the bound.
+    bound = MemoryBound(holding.capacity_mib, holding.capacity_mib, 0.0, 0.0, 0, "", "")
+    return decide_tier(request, bound, file.tiers, 0)
+
+
+def explain(shown: Shown) -> str:
+    """Lines joined by newlines, without a last one."""
+    if shown.tier.reason == NO_GPU:
+        return "almanac: no GPU is asked for, so there is no memory tier to advise."
+    if shown.found is None:
+        return f"{_memory_line(shown, None)}\n  predicted time: unknown"
+    row, file = shown.found.row, shown.found.file
+    gpus, seconds = shown.request.gpu_count, row.predicted_s
+    gpu_time = f", {format_duration(seconds * gpus)} of GPU-time" if gpus > 1 else ""
+    lines = [
+        _memory_line(shown, row),
+        f"  recent waits: {_waits(row, shown.tier)}" if shown.tier.is_change and _waits(row, shown.tier) else "",
+        f"  predicted time: {format_duration(seconds)}{gpu_time}",
+        f"  priority: site factor {format_count(shown.found.term)}",
+        f"  as of {format_moment(file.written_s)}",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _memory_line(shown: Shown, row: Row | None) -> str:
+    family = f'"{printable(name_key(shown.request.job_name))}"'
+    if row is None or (row.bound_mib is None and not row.text):
+        return f"almanac: too little is known of the memory of {family}: nothing is advised."
+    if not row.text:
+        most = format_gib(row.bound_mib or 0)
+        return f"almanac: a job like {family} needs at most {most} per GPU. {tier_text(shown.tier)}"
+    return f"almanac: {row.text} {tier_text(shown.tier) if row.tier else ''}".rstrip()
+
+
+def _waits(row: Row, tier: TierAdvice) -> str:
+    waits = dict(part.split("=", 1) for part in row.waits.split(";") if "=" in part)
+    named = [name for name in (tier.tier, tier.requested_tier) if name in waits]
+    return ", ".join(f"{name} {waits[name]}" for name in named)
+
+
+def to_json(shown: Shown) -> dict[str, Any]:
+    """As of advisor.explain.to_json, as far as the files tell; published says which row of which file it was."""
+    request, found, tier = shown.request, shown.found, shown.tier
+    row = found.row if found else None
+    return {
+        "request": {
+            "user": request.user,
+            "job_name": request.job_name,
+            "name_key": name_key(request.job_name),
+            "gpu_count": request.gpu_count,
+            "node_count": request.node_count,
+            "constraints": request.constraints,
+            "partition": request.partition,
+            "time_limit_s": request.time_limit_s,
+        },
+        "tier": {
+            "tier": tier.tier,
+            "reason": tier.reason,
+            "requested_tier": tier.requested_tier,
+            "is_change": tier.is_change,
+            "option": tier.rewrite,
+            "note": tier.note,
+        },
+        "bound": {"bound_mib": row.bound_mib} if row and row.bound_mib is not None else None,
+        "duration": {"duration_s": row.predicted_s, "gpu_time_s": row.predicted_s * request.gpu_count} if row else None,
+        "priority": {"term": found.term} if found else None,
+        "published": _published(found) if found else None,
+    }
+
+
+def _published(found: Found) -> dict[str, Any]:
+    row, file = found.row, found.file
+    return {"kind": row.kind, "text": row.text, "waits": row.waits, "version": file.version, "mode": file.mode,
+            "written_s": file.written_s, "expires_s": file.expires_s}  # fmt: skip

@@ -1,0 +1,1 @@
+"""Installation of the hooks in a site's own scripts."""

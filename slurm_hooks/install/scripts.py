@@ -1,0 +1,228 @@
+"""Putting the hooks into a site's job_submit.lua and cli_filter.lua, and taking them out again.
+
+`plan_install` and `plan_remove` read and decide; `apply` writes what they planned, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from almanac.errors import ConfigError
+from almanac.units import printable
+from slurm_hooks.install.guarded_line import Hook, Places, adapted, by_hand, insert, remove
+
+SyntaxCheck = Callable[[bytes], str | None]
+"""What is wrong with a Lua script; None where nothing is."""
+
+_UNKNOWN = "no slurm.conf in {}: first make sure that {} does not name lua, or submissions will fail"
+_STAMP = re.compile(rb"-- almanac: stand-alone script, sha256 ([0-9a-f]{64})\r?\n")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is to be done to one file: its content before and after, None where there is no file. mode: of a new one."""
+
+    path: Path
+    before: bytes | None
+    after: bytes | None
+    notes: tuple[str, ...] = ()
+    mode: int = 0o644
+
+    @property
+    def is_needed(self) -> bool:
+        return self.before != self.after
+
+
+def plan_install(hook: Hook, prefix: Path, places: Places, standalone_dir: Path, syntax_fault: SyntaxCheck) -> Change:
+    """Our line in the site's script; where there is none, the stand-alone script.
+
+    Raises ConfigError where the modules are missing, the line finds no place, or the outcome would not parse.
+    """
+    for folder in filter(None, (places.lua_dir, places.advice_dir)):
+        if not re.fullmatch(r"/[\w./+@:-]+", folder, re.ASCII):
+            raise ConfigError(f"{printable(folder)!r} cannot stand in a script", "name it by a plain absolute path")
+    if not (module := Path(places.lua_dir, hook.script)).is_file():
+        raise ConfigError(f"{module} is not there", "install the package, or name the modules' folder with --lua-dir")
+    path, before = _read(prefix, hook)
+    if before is None or _is_untouched_standalone(before):
+        after = stamped(adapted(_read_standalone(standalone_dir / hook.script), hook, places))
+    else:
+        after = insert(before, hook, places)
+    if after != before and (fault := syntax_fault(after)):
+        raise ConfigError(f"{path} would not parse as Lua: {fault}", by_hand(hook, places))
+    return Change(path, before, after)
+
+
+def plan_remove(hook: Hook, prefix: Path, syntax_fault: SyntaxCheck) -> Change:
+    """The site's script without our lines; a stand-alone script that nobody edited goes as a whole.
+
+    Raises ConfigError where slurm.conf still asks for a script that would go: Slurm would refuse submissions, or to
+    start.
+    """
+    path, before = _read(prefix, hook)
+    if before is None:
+        return Change(path, None, None)
+    if _is_untouched_standalone(before):
+        if "lua" in slurm_conf_plugins(prefix, hook):
+            raise ConfigError(
+                f"slurm.conf still has lua in {hook.slurm_conf_key}, which cannot be without {path}",
+                f"take lua out of {hook.slurm_conf_key}, restart slurmctld or run scontrol reconfigure, then try again",
+            )
+        is_told = (prefix / "slurm.conf").is_file()
+        return Change(path, before, None, () if is_told else (_UNKNOWN.format(prefix, hook.slurm_conf_key),))
+    after = remove(before, hook)
+    if after != before and (fault := syntax_fault(after)) and not syntax_fault(before):
+        raise ConfigError(f"{path} would not parse as Lua: {fault}", "take our line out by hand")
+    left = after.decode("latin-1").splitlines()
+    lines = [number for number, line in enumerate(left, 1) if re.search(rf"almanac.*{re.escape(hook.script)}", line)]
+    notes = (f"{path} still names almanac in line {', '.join(map(str, lines))}: not ours to remove",) if lines else ()
+    return Change(path, before, after, notes)
+
+
+def _read(prefix: Path, hook: Hook) -> tuple[Path, bytes | None]:
+    """The file that the hook's script is, links followed, and its content."""
+    if not prefix.is_dir():
+        raise ConfigError(f"{prefix} is no folder", "name the folder of slurm.conf with --prefix")
+    path = (prefix / hook.script).resolve()
+    try:
+        return path, path.read_bytes()
+    except FileNotFoundError:
+        return path, None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", "run this as root") from error
+
+
+def _read_standalone(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", "install the package again") from error
+
+
+def stamped(script: bytes) -> bytes:
+    """A stand-alone script under a first line by which it is known later whether somebody edited it."""
+    return b"-- almanac: stand-alone script, sha256 %s\n%s" % (hashlib.sha256(script).hexdigest().encode(), script)
+
+
+def _is_untouched_standalone(content: bytes) -> bool:
+    stamp = _STAMP.match(content)
+    return stamp is not None and hashlib.sha256(content[stamp.end() :]).hexdigest().encode() == stamp[1]
+
+
+def diff_text(change: Change) -> str:
+    """A unified diff of a change, safe for a terminal; empty where nothing changes."""
+    before, after = (
+        [printable(line, 10_000) for line in (content or b"").decode("utf-8", "replace").splitlines()]
+        for content in (change.before, change.after)
+    )
+    old, new = ("/dev/null" if content is None else str(change.path) for content in (change.before, change.after))
+    return "\n".join(difflib.unified_diff(before, after, old, new, lineterm=""))
+
+
+def apply(change: Change, now_s: int) -> Path | None:
+    """Write a change, whole or not at all, with the file's owner and mode; the backup beside it, None for a new file.
+
+    The new file has a new time of change, by which slurmctld notices it. Raises ConfigError where the file is no
+    longer what was planned from, or cannot be written.
+    """
+    try:
+        now = change.path.read_bytes() if change.path.exists() else None
+        if now != change.before:
+            raise ConfigError(f"{change.path} was changed meanwhile", "run this again and look at the new difference")
+        backup = _backed_up(change.path, now_s) if now is not None else None
+        if change.after is None:
+            change.path.unlink()
+        else:
+            _replace(change.path, change.after, change.mode)
+    except OSError as error:
+        raise ConfigError(f"{change.path}: cannot be written: {error.strerror}", "run this as root") from error
+    return backup
+
+
+def _backed_up(path: Path, now_s: int) -> Path:
+    """A copy beside the file, with its owner and mode, under a name that was free."""
+    moment = dt.datetime.fromtimestamp(now_s, dt.UTC).strftime("%Y%m%dT%H%M%SZ")
+    for number in range(1000):
+        backup = path.with_name(f"{path.name}.almanac-{moment}" + (f".{number}" if number else ""))
+        try:
+            handle = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            continue
+        with os.fdopen(handle, "wb") as out:
+            out.write(path.read_bytes())
+            _take_over(path, out.fileno(), backup)
+        return backup
+    raise ConfigError(f"{path.parent} has a thousand backups of this second", "remove some")
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    handle, name = tempfile.mkstemp(prefix=".almanac-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(content)
+            out.flush()
+            if path.exists():
+                _take_over(path, handle, Path(name))
+                os.utime(handle)
+            else:
+                os.fchmod(handle, mode)
+            os.fsync(handle)
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _take_over(path: Path, handle: int, copy: Path) -> None:
+    """Owner first, since changing it clears bits of the mode; then mode and extended attributes (ACLs, SELinux)."""
+    owner = path.stat()
+    os.fchown(handle, owner.st_uid, owner.st_gid)
+    shutil.copystat(path, copy)
+
+
+def slurm_conf_plugins(prefix: Path, hook: Hook) -> list[str]:
+    """The plugins that slurm.conf and the files it includes name for this hook; empty where it has no such line."""
+    plugins: list[str] = []
+    for line in slurm_conf_lines(prefix):
+        key, _, value = line.partition("=")
+        if key.strip().lower() == hook.slurm_conf_key.lower():
+            plugins = [name.strip().removeprefix(f"{hook.kind}/") for name in value.split(",") if name.strip()]
+    return plugins
+
+
+def slurm_conf_lines(prefix: Path) -> list[str]:
+    """The lines of slurm.conf and of the files it includes, without comments; none where it cannot be read."""
+    return _slurm_conf_lines(prefix / "slurm.conf", set())
+
+
+def _slurm_conf_lines(path: Path, seen: set[Path]) -> list[str]:
+    """The lines of a file and of those that it includes, without comments; none where it cannot be read."""
+    if path in seen:
+        return []
+    seen.add(path)
+    try:
+        content = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    lines = []
+    for line in (line.partition("#")[0].strip() for line in content.splitlines()):
+        words = line.split(maxsplit=1)
+        if len(words) == 2 and words[0].lower() == "include":
+            lines += _slurm_conf_lines(path.parent / words[1], seen)
+        else:
+            lines.append(line)
+    return lines
+
+
+def slurm_conf_line(prefix: Path, hook: Hook) -> str | None:
+    """The line that slurm.conf needs for this hook; None where it has it."""
+    plugins = slurm_conf_plugins(prefix, hook)
+    return None if "lua" in plugins else f"{hook.slurm_conf_key}={','.join([*plugins, 'lua'])}"

@@ -1,0 +1,1 @@
+"""Priorities of pending jobs, and the log of every change."""

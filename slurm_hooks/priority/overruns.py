@@ -1,0 +1,40 @@
+"""Whose jobs take longer than the record says they were believed to, whatever they are called by now.
+
+A name can be changed while a job waits and while it runs; what its term stood for when it was last told cannot.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+
+import pandas as pd
+
+from advisor.duration.features import without_parts
+from advisor.duration.past import MIN_OVERRUNS, NEWEST
+from slurm_hooks.priority.action_log import Action
+
+TIMES = 2.0
+
+
+def overruns(lines: Mapping[int, Action], history: pd.DataFrame, least_gpu_time_s: float) -> dict[str, float]:
+    """By user, the share of the newest NEWEST ended jobs on record that took more than TIMES the GPU-time which their
+    term stood for; users with fewer than MIN_OVERRUNS of them are left out.
+
+    lines: as ActionLog.newest gives them. history: as telemetry.history.load_history. least_gpu_time_s: what is less
+    has no other term.
+    """
+    newest: defaultdict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=NEWEST))
+    told = {
+        (line.job_id, line.submit_s): line.gpu_time_s
+        for line in lines.values()
+        if line.what in ("set", "agreed") and line.gpu_time_s is not None
+    }
+    ended = without_parts(history)
+    ended = ended[ended["job_id"].isin(lines) & ended["end_s"].notna() & ended["elapsed_s"].notna()]
+    columns = ended.sort_values(["end_s", "job_id"])[["job_id", "submit_s", "user", "elapsed_s", "gpu_count"]]
+    for job_id, submit_s, user, elapsed_s, gpus in columns.itertuples(index=False, name=None):
+        believed_s = told.get((job_id, submit_s))
+        if believed_s is not None and pd.notna(gpus):
+            newest[user].append(elapsed_s * gpus > TIMES * max(believed_s, least_gpu_time_s))
+    return {user: sum(each) / len(each) for user, each in newest.items() if len(each) >= MIN_OVERRUNS}

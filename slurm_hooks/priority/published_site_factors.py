@@ -1,0 +1,72 @@
+"""The terms that job_submit may have given waiting jobs, by what was published when they were submitted."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from slurm_hooks.advice.file import USER, AdviceFile, Row, term_of
+from slurm_hooks.advice.published import EVERYBODY, TABLE, file_at
+from telemetry.slurm.backend import PendingJob
+from telemetry.store.store import Store
+
+LATE_S = 120
+"""What is published is recorded before it is in place, and may reach the controller's disk this much later."""
+
+
+@dataclass
+class PublishedTerms:
+    """Call it with a job and its points. Reads the table when it is first asked, and no more often.
+
+    most_gpus: GPUs that one job can ask for; called once, when it is first needed.
+    """
+
+    store: Store
+    cluster: str
+    most_gpus: Callable[[], int]
+    _files: dict[tuple[str, int], AdviceFile | None] = field(default_factory=dict)
+
+    def __call__(self, job: PendingJob, points: int) -> bool:
+        """Whether a file in force at the submission, or LATE_S before, could have given the job these points.
+
+        Any row counts: the owner may have changed name and GPU count since. Only files that are to be applied do.
+        """
+        files = (
+            self._file(user, at_s) for user in (job.user, EVERYBODY) for at_s in (job.submit_s, job.submit_s - LATE_S)
+        )
+        return any(file.mode == "apply" and self._could_give(file, points) for file in files if file is not None)
+
+    def _could_give(self, file: AdviceFile, points: int) -> bool:
+        return any(row.term == points for row in file.rows if row.kind != USER) or any(
+            self._is_of_some_count(row, file, points) for row in file.rows if row.kind == USER
+        )
+
+    def _is_of_some_count(self, row: Row, file: AdviceFile, points: int) -> bool:
+        """Whether the row gives them to some number of GPUs: the more of them, the fewer points."""
+        counts = range(1, self._most + 1)
+        place = bisect.bisect_left(counts, -points, key=lambda gpus: -term_of(row, gpus, file.priority))
+        return place < len(counts) and term_of(row, counts[place], file.priority) == points
+
+    @cached_property
+    def _most(self) -> int:
+        return self.most_gpus()
+
+    @cached_property
+    def _rows(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """By user, oldest first."""
+        rows: dict[str, list[Mapping[str, Any]]] = {}
+        for row in self.store.read(TABLE, self.cluster).sort_by("published_s").to_pylist():
+            rows.setdefault(row["user"], []).append(row)
+        return rows
+
+    def _file(self, user: str, at_s: int) -> AdviceFile | None:
+        """Between two changes the file is the same, but for its end."""
+        rows = self._rows.get(user, ())
+        known = bisect.bisect_right(rows, at_s, key=lambda row: row["published_s"])
+        if (user, known) not in self._files:
+            self._files[user, known] = file_at(rows[:known], rows[known - 1]["published_s"]) if known else None
+        file = self._files[user, known]
+        return None if file is None or file.expires_s <= at_s else file

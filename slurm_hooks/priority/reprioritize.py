@@ -1,0 +1,283 @@
+"""Pending jobs get the priority term of the model's own prediction, in place of the one guessed when they came.
+
+What is to be changed is planned from what Slurm and the record say, by pure functions; `apply` writes each change
+down, tells Slurm in batches and looks at what became of it. A job is left alone where its site factor is not ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from almanac import __version__
+from almanac.errors import CommandError, NotAllowedError
+from almanac.records import Counts, PriorityAdvice, Request
+from almanac.units import format_duration
+from slurm_hooks.priority.action_log import Action, ActionLog
+from telemetry.slurm.backend import FactorChange, PendingJob, SiteFactor, SlurmBackend
+
+BATCH = 500
+"""Changes that one command makes: each is a request of its own to slurmctld, of 1 to 2 ms."""
+_DENIED = re.compile(r"(?:[0-9_,%:\[\]-]+: )?(?:Access/permission denied|Invalid user id)(?: for job \S+)?")
+"""Slurm's words to an owner, and to a user who is neither owner nor operator (22.05 and 26.05)."""
+
+Predict = Callable[[Sequence[Request]], Sequence[PriorityAdvice | None]]
+"""The terms of many submissions, as advisor.services.gpu_time.priorities_of gives them."""
+Published = Callable[[PendingJob, int], bool]
+"""Whether job_submit may have given a job these points, by what was published for its user."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A site factor that is to be another. advice: None where it is to be cleared. what: as in Action."""
+
+    job: PendingJob
+    old: int
+    new: int
+    reason: str
+    advice: PriorityAdvice | None = None
+    what: str = "set"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the changes. gone: the job has started, ended or been held meanwhile. ignored: Slurm said nothing
+    against it, and the factor is as it was. failed: it is as it was, and Slurm said why.
+    """
+
+    taken: int = 0
+    gone: int = 0
+    ignored: int = 0
+    failed: int = 0
+    said: tuple[str, ...] = field(default=())
+
+
+def plan_terms(
+    backend: SlurmBackend, log: Mapping[int, Action], predict: Predict, published: Published, counts: Counts
+) -> tuple[list[Change], list[Change]]:
+    """The changes that the pending jobs need now, and what is only to be noted. Only jobs that can be changed are
+    predicted.
+    """
+    read = Counts()
+    jobs, factors = _pending(backend, read), backend.site_factors()
+    asked = [job for job in jobs if job.gpu_count and not job.is_held and _counts(factors.get(job.job_id))]
+    advice_of = dict(zip((job.job_id for job in asked), predict([job.request() for job in asked]), strict=True))
+    advices = [advice_of.get(job.job_id) for job in jobs]
+    changes = plan(jobs, advices, factors, log, published, counts)
+    _add_unread(read, counts)
+    return changes, agreed(jobs, advices, factors, log)
+
+
+def plan_clearing(backend: SlurmBackend, log: Mapping[int, Action], counts: Counts) -> list[Change]:
+    """The changes that undo ours now."""
+    read = Counts()
+    changes = clearing(_pending(backend, read), backend.site_factors(), log, counts)
+    _add_unread(read, counts)
+    return changes
+
+
+def _pending(backend: SlurmBackend, read: Counts) -> list[PendingJob]:
+    """Raises CommandError where none of several jobs can be read: that is a fault of the release, not of a job."""
+    jobs = backend.pending(read)
+    if read.seen > 1 and not jobs:
+        why = ", ".join(sorted(read.dropped))
+        raise CommandError(f"none of {read.seen} pending jobs can be read: {why}", "run `almanac doctor`")
+    return jobs
+
+
+def _add_unread(read: Counts, counts: Counts) -> None:
+    """Pending jobs that could not be read are among those seen, too."""
+    counts.add(Counts(seen=read.dropped.total(), dropped=read.dropped, examples=read.examples))
+
+
+def _counts(factor: SiteFactor | None) -> bool:
+    return factor is not None and not factor.is_explicit
+
+
+def plan(
+    jobs: Sequence[PendingJob],
+    advices: Sequence[PriorityAdvice | None],
+    factors: Mapping[int, SiteFactor],
+    log: Mapping[int, Action],
+    published: Published,
+    counts: Counts,
+) -> list[Change]:
+    """The changes to make, in the order of jobs; why the others get none is counted. Pure.
+
+    advices: one per job. log: the last action of each job, as ActionLog.newest gives it.
+    """
+    changes = []
+    for job, advice in zip(jobs, advices, strict=True):
+        counts.seen += 1
+        factor = factors.get(job.job_id)
+        why_not = _why_not(job, advice, factor, log, published)
+        if why_not or advice is None or factor is None:
+            counts.drop(why_not)
+            continue
+        changes.append(Change(job, factor.points, advice.term, _reason(advice), advice))
+    counts.kept += len(changes)
+    return changes
+
+
+def _why_not(
+    job: PendingJob,
+    advice: PriorityAdvice | None,
+    factor: SiteFactor | None,
+    log: Mapping[int, Action],
+    published: Published,
+) -> str:
+    """Why a job is left as it is; "" where it is to be changed."""
+    if not job.gpu_count:
+        return "asks for no GPU"
+    if job.is_held:
+        return "held: it keeps its site factor until it is released"
+    if factor is None:
+        return "not ranked by Slurm yet (begin time, dependency, array limit)"
+    if factor.is_explicit:
+        return "has a priority that somebody set: a site factor does not count"
+    if advice is None:
+        return "nothing is known to predict it from"
+    if factor.points == advice.term:
+        return "has its term already"
+    last = _last_action(job, log)
+    if factor.points and not _is_ours(factor.points, last) and not published(job, factor.points):
+        return "has a site factor that almanac did not set"
+    if last and last.what == "ignored" and (last.old, last.new) == (factor.points, advice.term):
+        return "Slurm took this term before and did not count it"
+    return ""
+
+
+def _last_action(job: PendingJob, log: Mapping[int, Action]) -> Action | None:
+    """Of the record, else of the array that it was part of when it was told.
+
+    Numbers come again: a line of another submission is nobody's, unless the job was requeued, which makes it a new one.
+    """
+    lines = (log.get(number) for number in (job.job_id, job.array_job_id) if number is not None)
+    return next((line for line in lines if line and (line.submit_s == job.submit_s or job.restarts)), None)
+
+
+def agreed(
+    jobs: Sequence[PendingJob],
+    advices: Sequence[PriorityAdvice | None],
+    factors: Mapping[int, SiteFactor],
+    log: Mapping[int, Action],
+) -> list[Change]:
+    """The jobs that have their term, of which the record has no line yet: what they were believed is to be noted."""
+    found = []
+    for job, advice in zip(jobs, advices, strict=True):
+        factor, last = factors.get(job.job_id), _last_action(job, log)
+        if advice is None or factor is None or factor.points != advice.term:
+            continue
+        if last is None or last.submit_s != job.submit_s:
+            is_set = last is not None and last.what == "set"
+            found.append(
+                Change(job, factor.points, advice.term, _reason(advice), advice, "set" if is_set else "agreed")
+            )
+    return found
+
+
+def _is_ours(points: int, last: Action | None) -> bool:
+    """Whether the record explains a factor: what it says was to be set, or, where that did not come about (a run was
+    killed, Slurm was away), what was there before: nothing else than ours is ever changed.
+    """
+    return last is not None and points in (last.old, last.new)
+
+
+def _reason(advice: PriorityAdvice) -> str:
+    counted = f"GPU-time {format_duration(advice.gpu_time_s)}"
+    if advice.is_cautious:
+        counted += ", the upper end: the user's newest runs took far longer than expected"
+    return f"{counted}, {advice.extra} points more" if advice.extra else counted
+
+
+def clearing(
+    jobs: Sequence[PendingJob], factors: Mapping[int, SiteFactor], log: Mapping[int, Action], counts: Counts
+) -> list[Change]:
+    """The changes that undo ours: 0 for a job that still has the factor which the record says it was given. Pure."""
+    changes = []
+    for job in jobs:
+        counts.seen += 1
+        factor, last = factors.get(job.job_id), _last_action(job, log)
+        if factor is None:
+            counts.drop("not ranked by Slurm now (held, begin time, dependency, array limit)")
+        elif not factor.points:
+            counts.drop("has no site factor")
+        elif last is None or last.what == "agreed" or not _is_ours(factor.points, last):
+            counts.drop("has a site factor that `almanac reprioritize` did not set")
+        else:
+            changes.append(Change(job, factor.points, 0, "cleared", what="clear"))
+    counts.kept += len(changes)
+    return changes
+
+
+@dataclass
+class Actor:
+    """Makes changes: the record first, then Slurm. clock: seconds since 1970; model: version of the trained model."""
+
+    backend: SlurmBackend
+    log: ActionLog
+    cluster: str
+    model: str
+    clock: Callable[[], float]
+    batch: int = BATCH
+
+    def apply(self, changes: Sequence[Change]) -> Outcome:
+        """Raises StoreError where the record cannot be written (nothing is changed then), CommandError where Slurm does
+        not answer, NotAllowedError where it refuses all: what was done until then stays.
+        """
+        said: list[str] = []
+        silent: set[int] = set()
+        for first in range(0, len(changes), self.batch):
+            part = changes[first : first + self.batch]
+            self.log.append([self._action(change) for change in part], int(self.clock()))
+            try:
+                answer = self.backend.set_site_factors([FactorChange(change.job, change.new) for change in part])
+            except CommandError as error:
+                raise CommandError(f"after {first} of {len(changes)} changes: {error}", error.hint) from error
+            denials = [line for line in answer if _DENIED.fullmatch(line.strip())]
+            if denials and len(answer) >= len(part):
+                raise NotAllowedError(
+                    f"Slurm refused {len(part)} changes: {denials[0]}",
+                    "run this as root or SlurmUser, or give its user AdminLevel=Operator",
+                )
+            said += answer
+            if not answer:
+                silent.update(change.job.job_id for change in part)
+        return self._outcome(changes, silent, said) if changes else Outcome()
+
+    def note(self, agreed: Sequence[Change]) -> None:
+        """Write down what jobs are believed that have their term already. Raises StoreError."""
+        self.log.append([self._action(change) for change in agreed], int(self.clock()))
+
+    def _outcome(self, changes: Sequence[Change], silent: Collection[int], said: Sequence[str]) -> Outcome:
+        """By what Slurm shows now: which words it has for a refusal differs from release to release."""
+        factors = self.backend.site_factors()
+        shown = [(change, factors.get(change.job.job_id)) for change in changes]
+        same = [change for change, factor in shown if factor is not None and factor.points != change.new]
+        ignored = [change for change in same if change.job.job_id in silent]
+        self.log.append([self._action(change, "ignored") for change in ignored], int(self.clock()))
+        gone = sum(factor is None for _, factor in shown)
+        return Outcome(
+            taken=len(changes) - gone - len(same),
+            gone=gone,
+            ignored=len(ignored),
+            failed=len(same) - len(ignored),
+            said=tuple(dict.fromkeys(said)),
+        )
+
+    def _action(self, change: Change, what: str = "") -> Action:
+        return Action(
+            what=what or change.what,
+            time_s=int(self.clock()),
+            cluster=self.cluster,
+            job_id=change.job.job_id,
+            address=change.job.address,
+            submit_s=change.job.submit_s,
+            old=change.old,
+            new=change.new,
+            reason=change.reason,
+            gpu_time_s=change.advice.gpu_time_s if change.advice else None,
+            model=self.model,
+            almanac=__version__,
+        )

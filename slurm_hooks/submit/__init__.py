@@ -1,0 +1,1 @@
+"""The submit side: sbatch-almanac, its prompt, proposals, and remembered answers."""

@@ -1,0 +1,215 @@
+"""The part of sbatch-almanac that reads: the submission, the user's advice and earlier answers; then it asks."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from almanac.errors import RequestError
+from almanac.submit_config import Hooks
+from almanac.tiers import Rewrite
+from slurm_hooks.advice import file as advice_file
+from slurm_hooks.submit import choices, offer
+from slurm_hooks.submit.choices import Choice
+from slurm_hooks.submit.proposal import (
+    APPLY,
+    MODES,
+    PLACING,
+    Action,
+    Proposal,
+    action,
+    always_said,
+    answer,
+    checked,
+    message,
+    new_choice,
+    propose,
+    question,
+)
+from slurm_hooks.submit.sbatch_almanac import configured
+from telemetry.slurm.options import SHORT, long_name, parse_options
+from telemetry.slurm.sbatch import Submission, parse_submission
+
+SILENT = ("help", "usage", "version", "test-only", "clusters", "cluster", "uid", "gid")
+"""Options with which nothing is said: nothing is submitted, or not here, or not as this user."""
+SILENT_VARIABLES = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
+QUIET = ("parsable", "quiet")
+SINFO_S = 1
+SINFO_VARIABLES = ("SINFO_ALL", "SINFO_PARTITION", "SINFO_FORMAT", "SINFO_SORT")
+"""A user's own, which change what it lists."""
+MAX_SCRIPT_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """How to talk to the user: write() to standard error, read_line() from standard input ("" at its end)."""
+
+    write: Callable[[str], None]
+    read_line: Callable[[], str]
+
+
+def advise(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal | None) -> tuple[Sequence[str], bool]:
+    """The arguments to submit with, and whether the user was told or asked anything. terminal: None: there is none.
+
+    May raise anything at all: the caller then submits what was typed.
+    """
+    submission = _read(argv, environ)
+    if submission is None:
+        return argv, False
+    now_s = int(time.time())
+    request = submission.request("", now_s)
+    root = configured(environ, "hooks", "advice_dir") or Hooks().advice_dir
+    advice = advice_file.usable(f"{root}/user/{os.getuid()}/advice", now_s)
+    if advice is None or request.gpu_count <= 0:
+        return argv, False
+    mode = environ.get("ALMANAC_ADVICE", "")
+    mode = mode if mode in MODES else advice.prompt
+    if mode != APPLY and (terminal is None or any(name in submission.options for name in QUIET)):
+        return argv, False
+    proposal = propose(request, advice, any(name in submission.options for name in PLACING))
+    if proposal is None:
+        return argv, False
+    changed = with_option(argv, submission, proposal.change)
+    if changed is None:
+        proposal = replace(proposal, change=Rewrite())
+    path = choices.choices_path(environ)
+
+    def is_offered() -> bool | None:
+        texts = {name: option.value or "" for name, option in submission.options.items()}
+        wanted = offer.wanted(request, proposal.change, proposal.tier)
+        return offer.is_offered(_nodes(path, environ, now_s), wanted, offer.needs_of(texts, proposal.gpus))
+
+    is_changed, was_told = _settle(mode, proposal, is_offered, path, now_s, terminal)
+    return (changed if changed and is_changed else argv), was_told
+
+
+def _settle(
+    mode: str,
+    proposal: Proposal,
+    is_offered: Callable[[], bool | None],
+    path: str | None,
+    now_s: int,
+    terminal: Terminal | None,
+) -> tuple[bool, bool]:
+    """Says what there is to say; whether the submission is to be changed, and whether anything was said."""
+    known = choices.read(path)
+    earlier = choices.find(known, proposal.key, proposal.gpus)
+    what = action(mode, proposal, earlier, now_s)
+    if what is not Action.NOTHING and proposal.change.value:
+        proposal = checked(proposal, is_offered())
+        what = action(mode, proposal, earlier, now_s)
+    if what in (Action.CHANGE, Action.NOTHING) or terminal is None:
+        return what is Action.CHANGE, False
+    if what is Action.CHANGE_AND_SAY:
+        terminal.write(always_said(proposal))
+        return True, True
+    terminal.write(message(proposal))
+    word = _ask(terminal, proposal) if what is Action.ASK else None
+    _remember(path, known, new_choice(proposal, earlier, word, now_s), terminal)
+    return word in ("yes", choices.ALWAYS), True
+
+
+def _nodes(path: str | None, environ: Mapping[str, str], now_s: int) -> str:
+    """What sinfo says of all nodes, as offer.is_offered() takes it; "" where it does not within SINFO_S. It is kept
+    beside the choices, and asked once in offer.MAX_AGE_S.
+    """
+    place = f"{os.uname().nodename}:{environ.get('SLURM_CONF', '')}"
+    file = path and f"{os.path.dirname(path)}/nodes"  # noqa: PTH120
+    listing = offer.kept(choices.read_own(file, offer.MAX_BYTES), now_s, place) if file else None
+    if listing is not None:
+        return listing
+    listing = _sinfo(environ)
+    if len(listing) > offer.MAX_BYTES - 1024:
+        return ""
+    if file and listing:
+        with suppress(OSError):
+            choices.write_own(file, offer.to_keep(listing, now_s, place))
+    return listing
+
+
+def _sinfo(environ: Mapping[str, str]) -> str:
+    import subprocess  # late: seldom needed
+
+    argv = ["sinfo", "-a", "-e", "-h", "-o", offer.FORMAT]
+    environ = {name: value for name, value in environ.items() if name not in SINFO_VARIABLES}
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="latin-1", timeout=SINFO_S,
+            env=environ, check=False,
+        )  # fmt: skip
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def _ask(terminal: Terminal, proposal: Proposal) -> str:
+    terminal.write(question(proposal))
+    line = terminal.read_line()
+    if not line.endswith("\n"):
+        terminal.write("\n")
+    return answer(line)
+
+
+def _remember(path: str | None, known: Iterable[Choice], new: Choice, terminal: Terminal) -> None:
+    """What cannot be kept is asked again; a lasting answer that is lost is worth a word."""
+    try:
+        if path is None:
+            raise OSError("HOME is not set")
+        choices.write(path, choices.replaced(known, new))
+    except OSError as error:
+        if new.word != choices.ASKED:
+            terminal.write(f"almanac: the answer could not be kept: {error.strerror or error}\n")
+
+
+def _read(argv: Sequence[str], environ: Mapping[str, str]) -> Submission | None:
+    """The submission; None where it is not one to say anything about, or cannot be read for sure."""
+    typed, rest = parse_options(argv)
+    words = argv[: len(argv) - len(rest)]
+    if any(variable in environ for variable in SILENT_VARIABLES) or not all(map(_is_known, words)):
+        return None
+    is_wrapped = any(option.name == "wrap" for option in typed)
+    if not rest and not is_wrapped:
+        return None  # the script will come from standard input, which is sbatch's alone
+    folder = next((option.value for option in reversed(typed) if option.name == "chdir"), None) or ""
+    try:
+        submission = parse_submission(argv, environ, lambda name: _script(name, folder))
+    except (RequestError, OSError):
+        return None
+    is_silent = submission.is_het or any(name in submission.options for name in SILENT)
+    return None if is_silent else submission
+
+
+def _is_known(word: str) -> bool:
+    """False for an option that is a plugin's: it may take the next word, so that nothing after it is sure."""
+    if word.startswith("--"):
+        return word == "--" or "=" in word or long_name(word[2:]) is not None
+    return not (len(word) > 1 and word.startswith("-")) or word[1] in SHORT
+
+
+def _script(name: str, folder: str) -> str:
+    """A script's text, read from where sbatch looks first. Raises OSError where it is no regular file."""
+    handle = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # noqa: PTH118
+    with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SCRIPT_BYTES:
+            raise OSError("not a script")
+        return file.read().decode("utf-8", "surrogateescape")
+
+
+def with_option(argv: Sequence[str], submission: Submission, change: Rewrite) -> tuple[str, ...] | None:
+    """The arguments with one more option, which wins over earlier ones; None where it is not sure to do only that."""
+    if not change.value:
+        return None
+    at = len(argv) - len(submission.rest)
+    if at and argv[at - 1] == "--":
+        at -= 1
+    new = (*argv[:at], f"{change.option}={change.value}", *argv[at:])
+    typed, rest = parse_options(new)
+    before, before_rest = parse_options(argv)
+    name = change.option.removeprefix("--")
+    is_sure = typed[:-1] == before and rest == before_rest and (typed[-1].name, typed[-1].value) == (name, change.value)
+    return new if is_sure else None

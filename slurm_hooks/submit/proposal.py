@@ -1,0 +1,174 @@
+"""What to say of a submission at a terminal, and whether to say it: pure. cli_filter.lua does the same in Lua.
+
+tests/slurm_hooks/vectors/ has examples that both pass.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from almanac.names import name_key
+from almanac.records import Request
+from almanac.submit_config import Tier
+from almanac.tiers import Rewrite, names_any_tier, requested_tier, rewrite
+from almanac.units import printable
+from slurm_hooks.advice import file as advice_file
+from slurm_hooks.advice.file import AdviceFile, Row
+from slurm_hooks.submit import choices
+from slurm_hooks.submit.choices import Choice
+
+COLUMNS = 88
+HEAD = "almanac: "
+INDENT = " " * len(HEAD)
+OFF, SHOW, ASK, APPLY = "off", "show", "ask", "apply"
+MODES = (OFF, SHOW, ASK, APPLY)
+PLACING = ("nodelist", "nodefile", "exclude", "reservation")
+"""Options with which nothing is changed: the nodes that they leave may be none of the advised tier."""
+SHORT = {"--constraint": "-C", "--partition": "-p"}
+_SAFE = re.compile(r"[A-Za-z0-9_.:,+&|=-]*")
+
+
+class Action(Enum):
+    """What happens to a submission: nothing, words alone, a question, the change, or the change with a word on it."""
+
+    NOTHING = "nothing"
+    TELL = "tell"
+    ASK = "ask"
+    CHANGE = "change"
+    CHANGE_AND_SAY = "change and say"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Another tier for a submission. change: how to ask for it; its value is "" where that cannot be rewritten.
+
+    asked: the tier that the request names, None: none. not_offered: why no node would take the change, "" where that is
+    not why nothing is changed.
+    """
+
+    key: str
+    gpus: int
+    row: Row
+    tier: Tier
+    change: Rewrite
+    asked: Tier | None = None
+    not_offered: str = ""
+
+
+def propose(request: Request, advice: AdviceFile, is_placed: bool = False) -> Proposal | None:
+    """None where there is nothing to say: no row with a tier, a tier of that size is asked for already, or the request
+    leaves a choice between tiers. is_placed: whether an option of PLACING is given.
+    """
+    key = name_key(request.job_name)
+    row = advice.find(key, request.gpu_count) if request.gpu_count > 0 else None
+    if row is None or row.kind != advice_file.FAMILY or not row.text:
+        return None
+    tier = next((tier for tier in advice.tiers if tier.name == row.tier), None)
+    if tier is None:
+        return None
+    asked = requested_tier(request, advice.tiers)
+    if asked is None and names_any_tier(request, advice.tiers):
+        return None
+    if asked is not None and asked.capacity_mib == tier.capacity_mib:
+        return None
+    change = _change(request, advice.tiers, asked, tier)
+    if is_placed:
+        change = Rewrite(why_not="the request says which nodes it wants")
+    return Proposal(key, request.gpu_count, row, tier, change, asked)
+
+
+def _change(request: Request, tiers: tuple[Tier, ...], asked: Tier | None, target: Tier) -> Rewrite:
+    if asked is not None and _kind(asked) != _kind(target):
+        return Rewrite(why_not=f"{asked.name} is asked for by another option than {target.name}")
+    return rewrite(request, tiers, target)
+
+
+def _kind(tier: Tier) -> str:
+    return "constraint" if tier.constraint else "gres" if tier.gres else "partition"
+
+
+def action(mode: str, proposal: Proposal, choice: Choice | None, now_s: int) -> Action:
+    """mode: OFF, SHOW, ASK or APPLY. All but APPLY take a terminal for granted."""
+    word = choice.word if choice else None
+    can_change = bool(proposal.change.value)
+    is_recent = choice is not None and choice.is_recent(now_s)
+    is_always = choice is not None and word == choices.ALWAYS and choice.tier == proposal.tier.name
+    if mode == OFF or word == choices.NEVER:
+        return Action.NOTHING
+    if mode == APPLY:
+        return Action.CHANGE if can_change else Action.NOTHING
+    if mode == ASK and is_always:
+        return Action.CHANGE_AND_SAY if can_change else Action.NOTHING
+    if is_recent and (word == choices.ASKED or is_always):
+        return Action.NOTHING
+    return Action.ASK if mode == ASK and can_change else Action.TELL
+
+
+def checked(proposal: Proposal, is_offered: bool | None) -> Proposal:
+    """Once it is known whether nodes would take the change (None: not known): where that is not sure, it is only said
+    why.
+    """
+    if not proposal.change.value or is_offered:
+        return proposal
+    unknown = "it is not known whether nodes can take this job with"
+    why_not = f"{unknown if is_offered is None else 'no nodes were found for this job with'} {typed(proposal.change)}"
+    return replace(proposal, change=Rewrite(why_not=why_not), not_offered=why_not)
+
+
+def answer(text: str) -> str:
+    """What a line typed at the question means: "yes", "no", choices.ALWAYS or choices.NEVER."""
+    word = text.strip().lower()
+    meanings = {"y": "yes", "yes": "yes", "a": choices.ALWAYS, "always": choices.ALWAYS}
+    return {**meanings, "v": choices.NEVER, "never": choices.NEVER}.get(word, "no")
+
+
+def new_choice(proposal: Proposal, earlier: Choice | None, word: str | None, now_s: int) -> Choice:
+    """What to remember after an answer. word: as answer() has it; None where the user was only told."""
+    if word is None and earlier is not None and earlier.word == choices.ALWAYS:
+        return replace(earlier, time_s=now_s)
+    lasting = word if word in (choices.ALWAYS, choices.NEVER) else choices.ASKED
+    return Choice(proposal.key, proposal.gpus, lasting, proposal.tier.name, now_s)
+
+
+def message(proposal: Proposal) -> str:
+    """The evidence, the expected waits, and why the change is not offered; wrapped, each line ended."""
+    row, asked = proposal.row, proposal.asked
+    is_larger = asked is not None and asked.capacity_mib < proposal.tier.capacity_mib
+    why = f"{asked.name} is too small: " if asked and is_larger else ""
+    said = _wrapped(f"{why}{row.text} {proposal.tier.name} holds that.", HEAD)
+    if row.waits:
+        waits = ", ".join(wait.replace("=", " ", 1) for wait in row.waits.split(";"))
+        said += _wrapped(f"Expected wait: {waits}.", INDENT)
+    if proposal.not_offered:
+        said += _wrapped(f"Nothing is changed: {proposal.not_offered}.", INDENT)
+    return said
+
+
+def question(proposal: Proposal) -> str:
+    return f"{INDENT}Submit with {typed(proposal.change)} instead? [y]es / [N]o / [a]lways / ne[v]er for this job: "
+
+
+def always_said(proposal: Proposal) -> str:
+    return _wrapped(f'{typed(proposal.change)}, as you answered "always" for {proposal.key}.', HEAD)
+
+
+def typed(change: Rewrite) -> str:
+    """The option as it can be typed in a shell: -C "gpu&hbm40g"."""
+    value = printable(change.value, 1000)
+    quoted = f'"{value}"' if _SAFE.fullmatch(value) else "'" + value.replace("'", "'\\''") + "'"
+    name = SHORT.get(change.option)
+    return f"{name} {quoted}" if name else f"{change.option}={quoted}"
+
+
+def _wrapped(text: str, head: str) -> str:
+    """Lines of at most COLUMNS, unless a word is longer. Only printable ASCII passes the file's reader."""
+    lines = [head]
+    for word in text.split():
+        gap = "" if lines[-1] in (head, INDENT) else " "
+        if gap and len(lines[-1]) + 1 + len(word) > COLUMNS:
+            lines.append(INDENT)
+            gap = ""
+        lines[-1] += gap + word
+    return "".join(f"{line}\n" for line in lines)

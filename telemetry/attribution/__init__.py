@@ -1,0 +1,1 @@
+"""Which job had which GPU, and when."""

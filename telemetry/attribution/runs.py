@@ -1,0 +1,114 @@
+"""Runs of GPU jobs as the store's jobs table has them: those to summarise, and those beside them."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from telemetry.attribution.allocations import DAY_S, Job, days_of, parse_hosts
+from telemetry.store.store import Store
+
+OVERTIME_S = 3600
+_COLUMNS = (
+    "job_id", "submit_s", "start_s", "end_s", "gpu_count", "node_list", "account", "partition", "time_limit_s",
+)  # fmt: skip
+
+
+def occupied_until(start_s: int, end_s: int | None, time_limit_s: int | None, latest_s: int) -> int:
+    """Until when a run has its nodes. latest_s: the latest end that accounting knows, of any job.
+
+    A run without an end has them until latest_s, after which there is nobody to share them with; but at most an hour
+    beyond its time limit: what accounting lists for longer is taken for a runaway record.
+    """
+    if end_s is not None:
+        return end_s
+    limited_s = latest_s if time_limit_s is None else min(latest_s, start_s + time_limit_s + OVERTIME_S)
+    return max(limited_s, start_s + 1)
+
+
+def load_runs(store: Store, cluster: str) -> pa.Table:
+    """Every GPU run that has started, in the order of its start: the columns of `Job`, and time_limit_s.
+
+    end_s is null where accounting knows none; until_s is `occupied_until`. Runs of no length are left out.
+    """
+    rows = store.read("jobs", cluster, _COLUMNS)
+    latest_s = pc.max(rows["end_s"]).as_py() or 0
+    rows = rows.filter(~pc.field("start_s").is_null() & (pc.field("gpu_count") > 0))
+    known = (rows[name].to_pylist() for name in ("start_s", "end_s", "time_limit_s"))
+    until = [occupied_until(start_s, end_s, limit_s, latest_s) for start_s, end_s, limit_s in zip(*known, strict=True)]
+    rows = rows.append_column("until_s", pa.array(until, pa.int64()))
+    return rows.filter(pc.field("start_s") < pc.field("until_s")).sort_by(
+        [("start_s", "ascending"), ("job_id", "ascending"), ("submit_s", "ascending")]
+    )
+
+
+def load_jobs(store: Store, cluster: str, since_s: int, until_s: int) -> list[Job]:
+    """GPU jobs that have ended and ran at some time of [since_s, until_s), in the order of their start."""
+    return ended_jobs(load_runs(store, cluster), since_s, until_s)
+
+
+def ended_jobs(runs: pa.Table, since_s: int, until_s: int) -> list[Job]:
+    """Those of the runs that have ended and ran at some time of [since_s, until_s)."""
+    return _jobs(runs.filter(~pc.field("end_s").is_null() & _is_within(since_s, until_s)))
+
+
+def neighbours_of(runs: pa.Table, jobs: Sequence[Job]) -> list[Job]:
+    """Other runs that bear on which GPUs the given jobs had, ended or not.
+
+    They had a host of a given job on a day of it, or are another run of any of these jobs' ids. So what is found out
+    of a job does not depend on which others are looked at with it.
+    """
+    if not jobs:
+        return []
+    places = {place for job in jobs for place in _places(job)}
+    span = days_of(min(job.start_s for job in jobs), max(job.end_s for job in jobs))
+    near = _jobs(runs.filter(_is_within(span.start * DAY_S, span.stop * DAY_S)))
+    beside = [job for job in near if any(place in places for place in _places(job, span))]
+    ids = pa.array(sorted({job.job_id for job in (*jobs, *beside)}), pa.int64())
+    found = {*beside, *_jobs(runs.filter(pc.field("job_id").isin(ids)))}
+    return sorted(found.difference(jobs), key=lambda job: (job.start_s, job.job_id, job.submit_s))
+
+
+def sharing(jobs: Sequence[Job], others: Sequence[Job]) -> list[Job]:
+    """Those of `others` that had a host of one of `jobs` at the same time."""
+    spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for job in jobs:
+        for host in job.hosts:
+            spans[host].append((job.start_s, job.end_s))
+    return [
+        other
+        for other in others
+        if any(start < other.end_s and other.start_s < end for host in other.hosts for start, end in spans[host])
+    ]
+
+
+def _places(job: Job, within: range | None = None) -> Iterator[tuple[str, int]]:
+    days = days_of(job.start_s, job.end_s)
+    if within is not None:
+        days = range(max(days.start, within.start), min(days.stop, within.stop))
+    return ((host, day) for day in days for host in job.hosts)
+
+
+def _is_within(since_s: int, until_s: int) -> pc.Expression:
+    return (pc.field("start_s") < until_s) & (pc.field("until_s") > since_s)
+
+
+def _jobs(runs: pa.Table) -> list[Job]:
+    hosts = functools.cache(parse_hosts)
+    return [
+        Job(
+            job_id=row["job_id"],
+            submit_s=row["submit_s"],
+            start_s=row["start_s"],
+            end_s=row["until_s"],
+            gpu_count=row["gpu_count"],
+            hosts=hosts(row["node_list"]),
+            account=row["account"] or "",
+            partition=row["partition"] or "",
+        )
+        for row in runs.to_pylist()
+    ]

@@ -1,0 +1,112 @@
+"""Metrics of jobs from telemetry files: whose GPUs they were, the map over chunks, and the merge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from almanac.config import Config
+from telemetry.attribution.allocations import Attribution, Job, attribute, shared_jobs
+from telemetry.attribution.bindings import Binding
+from telemetry.metrics.chunks import Mapper, Progress, Work, map_partials, silent, split_files
+from telemetry.metrics.finish import Results, finish
+from telemetry.metrics.frames import claim_frame, job_frame, model_frame
+from telemetry.metrics.inventory import Survey, survey
+from telemetry.metrics.labels import aligned, labelled_units
+from telemetry.metrics.options import Options
+from telemetry.metrics.partials import Partials
+from telemetry.metrics.summary_counts import SummaryCounts, verdicts_of
+from telemetry.metrics.uuids import unit_names
+
+ALWAYS = (-(2**40), 2**40)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the partials of any chunk need, and the end of the summary. Small: claims and jobs, no samples."""
+
+    work: Work
+    jobs: pa.Table
+    given: Sequence[Job]
+    attribution: Attribution
+    seen: Survey
+
+
+def prepare(
+    db: duckdb.DuckDBPyConnection,
+    paths: Sequence[Path],
+    jobs: Sequence[Job],
+    bindings: Sequence[Binding],
+    config: Config,
+    counted_s: tuple[int, int] = ALWAYS,
+    *,
+    neighbours: Sequence[Job] = (),
+    options: Options | None = None,
+) -> Prepared:
+    """Look through the files once: which GPUs there are, how often they were scraped, and whose they were.
+
+    counted_s: the span in which samples are counted. neighbours: jobs of which nothing is computed, but which may
+    have had the same nodes. options: by default what the configuration says.
+    """
+    counted_ms = (counted_s[0] * 1000, counted_s[1] * 1000)
+    seen = survey(db, split_files(paths), counted_ms)
+    attribution = attribute_jobs(db, jobs, seen, bindings, config, neighbours)
+    work = Work(seen.chunks, pa.table({}), options or Options.of(config.metrics), counted_ms)
+    return with_claims(db, Prepared(work, pa.table({}), jobs, attribution, seen), config)
+
+
+def with_claims(db: duckdb.DuckDBPyConnection, prepared: Prepared, config: Config) -> Prepared:
+    """With the claims of its attribution, and the frame of its jobs."""
+    jobs, attribution, seen, work = prepared.given, prepared.attribution, prepared.seen, prepared.work
+    claims = claim_frame(jobs, attribution, seen)
+    if work.options.is_aligned_to_job:
+        claims = aligned(db, work.chunks, claims)
+    frame = job_frame(jobs, attribution, seen, config.filters)
+    return replace(prepared, work=replace(work, claims=claims), jobs=frame)
+
+
+def compute(
+    db: duckdb.DuckDBPyConnection,
+    prepared: Prepared,
+    config: Config,
+    mapper: Mapper = map_partials,
+    progress: Progress = silent,
+) -> tuple[Results, SummaryCounts]:
+    """Metrics of what was prepared. mapper: where the chunks are computed."""
+    return complete(db, prepared, mapper(db, prepared.work, progress), config)
+
+
+def complete(
+    db: duckdb.DuckDBPyConnection, prepared: Prepared, partials: Partials, config: Config
+) -> tuple[Results, SummaryCounts]:
+    """Metrics from the merged partials of all chunks."""
+    work = prepared.work
+    results = finish(db, partials, work.claims, model_frame(), prepared.jobs, config, work.options)
+    samples = prepared.seen.counted
+    counts = SummaryCounts(samples=samples, samples_without_job=samples - partials.counted)
+    counts.count_jobs(verdicts_of(results.jobs).values())
+    return results, counts
+
+
+def attribute_jobs(
+    db: duckdb.DuckDBPyConnection,
+    jobs: Sequence[Job],
+    seen: Survey,
+    bindings: Sequence[Binding],
+    config: Config,
+    neighbours: Sequence[Job] = (),
+) -> Attribution:
+    """Claims of the jobs, with the exporter's labels where the configuration believes them.
+
+    Neighbours may crowd a job's nodes, or be bound to its GPUs; they get no claims themselves.
+    """
+    everyone = [*jobs, *neighbours]
+    paths = [path for files in seen.chunks for path in files.paths]
+    inventory = replace(seen.inventory(), named=unit_names(db, paths, bindings))
+    shared = shared_jobs(everyone, inventory) if config.bindings.use_labels else []
+    labelled = labelled_units(db, everyone, shared, seen, inventory) if shared else {}
+    return attribute(everyone, inventory, labelled, bindings).of_first(len(jobs))

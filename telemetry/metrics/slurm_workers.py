@@ -1,0 +1,241 @@
+"""Dask workers as jobs of the site's own Slurm, started and ended by dask-jobqueue."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from distributed import Client, Security
+from distributed.utils import get_ip
+
+from almanac.config import Dask
+from almanac.errors import AlmanacError, CommandError, ConfigError, StoreError
+from telemetry.metrics.workers import NO_DASHBOARD, QUIET, Present, quiet_logs, shield
+from telemetry.slurm.commands import Runner
+from telemetry.store.atomic import make_folders
+
+# dask-jobqueue 0.9, once imported, has Ctrl-C end the process with exit code 0.
+_ON_INTERRUPT = signal.getsignal(signal.SIGINT)
+from dask_jobqueue.slurm import SLURMCluster, SLURMJob  # noqa: E402
+
+signal.signal(signal.SIGINT, _ON_INTERRUPT)
+
+DEATH_TIMEOUT_S = 60
+"""A worker that has lost its scheduler ends after this long, and its job with it: also after a kill -9 of almanac."""
+
+_LOOK_S = 5.0
+_LOG_TAIL = 600
+# dask-jobqueue puts these into a shell script as they are.
+_WORD = re.compile(r"[\w@%+=:,./-]*", re.ASCII)
+_PATH = re.compile(r"[\w@%+=:,./~${}-]*", re.ASCII)
+
+
+class SlurmWorkers(Present):
+    """Workers in Slurm jobs of one name. A job that ends early is replaced, as often as there are jobs."""
+
+    def __init__(
+        self,
+        client: Client,
+        cluster: SLURMCluster,
+        section: Dask,
+        runner: Runner,
+        folder: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(client, section.wait_s, clock=clock)
+        self._cluster = cluster
+        self._section = section
+        self._runner = runner
+        self._folder = folder
+        self._clock = clock
+        self._looked_s = clock()
+        self._wanted = 0
+        self._replaced = 0
+
+    def want(self, tasks: int) -> None:
+        wanted = min(self._section.jobs, -(-tasks // self._section.cores))
+        if wanted > self._wanted:
+            self._cluster.scale(jobs=len(self._cluster.worker_spec) + wanted - self._wanted)
+            self._wanted = wanted
+
+    def tend(self) -> int:
+        present = super().tend()
+        is_submitted = len(self._cluster.workers) == len(self._cluster.worker_spec)
+        if is_submitted and self._clock() - self._looked_s > _LOOK_S:
+            with contextlib.suppress(CommandError):  # slurmctld may be busy: it is asked again
+                self._replace(self._wanted - len(self._queue()), present)
+            self._looked_s = self._clock()
+        return present
+
+    def _replace(self, lost: int, present: int) -> None:
+        """Start jobs in place of those that have left the queue. Raises AlmanacError where that has not helped."""
+        if lost <= 0:
+            return
+        if self._replaced + lost <= self._section.jobs and (present or self._replaced == 0):
+            self._replaced += lost
+            self._cluster.scale(jobs=len(self._cluster.worker_spec) + lost)
+        elif lost == self._wanted and not present:
+            raise AlmanacError(*self.explain("every Slurm job of the workers has ended"))
+
+    def explain(self, seen: str) -> tuple[str, str]:
+        try:
+            queue = self._queue()
+        except CommandError as error:
+            return f"{seen}; squeue: {error}", "see that slurmctld answers"
+        shown = "; ".join(queue) or "none in the queue"
+        if not any(" RUNNING " in job for job in queue):
+            hint = "squeue --start says when they may run; see dask.partition, account, qos and walltime"
+        else:
+            hint = f"their nodes must reach {self._cluster.scheduler_address}: see dask.interface and dask.host"
+        if said := _last_words(self._folder):
+            hint = f"read the jobs' output, which is kept in {self._folder}"
+        return f"{seen}; jobs {self._cluster.job_name}: {shown}{said}", hint
+
+    def _queue(self) -> list[str]:
+        """Each job that waits or runs: id, state, and why it waits. Raises CommandError."""
+        argv = ["squeue", "-h", "-n", self._cluster.job_name, "-o", "%i %T %r"]
+        return self._runner(argv).decode("utf-8", "replace").splitlines()
+
+
+@contextlib.contextmanager
+def slurm_workers(section: Dask, runner: Runner, shared: Path, bin_dir: str = "") -> Iterator[SlurmWorkers]:
+    """Workers in Slurm jobs; all are cancelled on leaving, whatever happened.
+
+    shared: a folder that the nodes see under the same path. Of each run it holds a folder with the jobs' output and
+    the keys, which is removed unless the run failed. Raises CommandError where sbatch refuses such jobs.
+    """
+    _check_words(section, shared)
+    name = f"almanac-{secrets.token_hex(4)}"
+    with quiet_logs(), _run_folder(shared, name) as folder:
+        try:
+            cluster = SLURMCluster(**_settings(section, name, folder), **_commands(bin_dir))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise AlmanacError(
+                f"the scheduler cannot be started: {error}", "check dask.interface, dask.host and dask.port"
+            ) from error
+        with cluster:
+            shield(cluster)
+            _rehearse(cluster.job_script(), runner, folder)
+            with Client(cluster) as client:
+                yield SlurmWorkers(client, cluster, section, runner, folder)
+
+
+def _check_words(section: Dask, shared: Path) -> None:
+    """Raises ConfigError where a value would be more than one word in the job's script."""
+    words = ("partition", "account", "qos", "walltime", "interface", "host", "worker_python")
+    values = {name: (getattr(section, name), _WORD) for name in words}
+    values["local_directory"] = (section.local_directory, _PATH)
+    values["shared_directory"] = (str(shared), _PATH)
+    for name, (value, pattern) in values.items():
+        if not pattern.fullmatch(value):
+            raise ConfigError(f"dask.{name} is {value!r}", "name one without spaces and quotes")
+    if any("\n" in directive for directive in section.directives):
+        raise ConfigError("one of dask.directives has several lines", "write one option in each")
+
+
+def _commands(bin_dir: str) -> dict[str, Any]:
+    """dask-jobqueue's kind of job, by the commands of the configured installation."""
+    commands = {
+        key: shlex.quote(str(Path(bin_dir) / command))
+        for key, command in (("submit_command", "sbatch"), ("cancel_command", "scancel"))
+    }
+    return {"job_cls": type("Job", (SLURMJob,), commands)}
+
+
+def _settings(section: Dask, name: str, folder: Path) -> dict[str, Any]:
+    """Arguments of SLURMCluster. None leaves a value to the site's own jobqueue.yaml."""
+    qos = [f"--qos={section.qos}"] if section.qos else []
+    # On one address only: without any, Dask listens on all.
+    place = {} if section.interface and not section.host else {"host": section.host or get_ip()}
+    return {
+        "name": name,
+        "job_name": name,
+        "cores": section.cores,
+        "processes": section.cores,
+        "memory": f"{section.cores * section.memory_gib}GiB",
+        "queue": section.partition or None,
+        "account": section.account or None,
+        "walltime": section.walltime or None,
+        "job_extra_directives": [*qos, *section.directives] or None,
+        "interface": section.interface or None,
+        "scheduler_options": {**NO_DASHBOARD, **place, "port": section.port},
+        "security": _security(folder) if section.tls else None,
+        "log_directory": str(folder),
+        "local_directory": section.local_directory or None,
+        # -P: a job starts in the folder that almanac was called in, whose modules may be another user's.
+        "python": f"{section.worker_python or shlex.quote(sys.executable)} -P",
+        "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
+        "death_timeout": DEATH_TIMEOUT_S,
+        "silence_logs": QUIET,
+    }
+
+
+@contextlib.contextmanager
+def _run_folder(shared: Path, name: str) -> Iterator[Path]:
+    """A folder for one run that only this user may enter, kept where the run failed for what the jobs said."""
+    folder = shared / name
+    try:
+        make_folders(shared, 0o700)
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise StoreError(
+            f"{folder}: cannot be made: {error}", "set dask.shared_directory to a folder that you may write"
+        ) from error
+    has_failed = False
+    try:
+        yield folder
+    except Exception:
+        has_failed = True
+        raise
+    finally:
+        for key in folder.glob("*.pem"):
+            key.unlink()
+        if not has_failed or not any(folder.iterdir()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _security(folder: Path) -> Security:
+    """Keys for one run, in files that only this user may read; whoever has them may talk to its scheduler."""
+    made = Security.temporary()
+    paths = {}
+    for kind in ("cert", "key"):
+        paths[kind] = folder / f"{kind}.pem"
+        handle = os.open(paths[kind], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(getattr(made, f"tls_worker_{kind}"))
+    roles = {f"tls_{role}_{kind}": str(paths[kind]) for role in ("client", "scheduler", "worker") for kind in paths}
+    return Security(require_encryption=True, tls_ca_file=str(paths["cert"]), **roles)
+
+
+def _rehearse(script: str, runner: Runner, folder: Path) -> None:
+    """Ask Slurm whether it would take such a job: dask-jobqueue only logs a refusal."""
+    with tempfile.NamedTemporaryFile("w", suffix=".sh", dir=folder) as file:
+        file.write(script)
+        file.flush()
+        try:
+            runner(["sbatch", "--test-only", file.name])
+        except CommandError as error:
+            raise CommandError(
+                f"Slurm refuses the workers' jobs: {error}", "correct partition, account, qos, cores … in [dask]"
+            ) from error
+
+
+def _last_words(folder: Path) -> str:
+    """The end of the newest output that holds anything; "" where none does."""
+    written = [path for path in folder.glob("almanac-*") if path.stat().st_size]
+    if not written:
+        return ""
+    newest = max(written, key=lambda path: path.stat().st_mtime)
+    lines = newest.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:].splitlines()
+    return f"; {newest.name}: …{' | '.join(lines)}"

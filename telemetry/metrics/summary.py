@@ -1,0 +1,150 @@
+"""From the store's jobs and telemetry to its job_metrics and gpu_metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from almanac.config import Config
+from telemetry.attribution.allocations import DAY_S, Attribution, Job, days_of
+from telemetry.attribution.bindings import Binding
+from telemetry.attribution.runs import ended_jobs, load_runs, neighbours_of, sharing
+from telemetry.metrics.chunks import Mapper, Progress, map_partials, silent
+from telemetry.metrics.engine import ALWAYS, Prepared, compute, prepare, with_claims
+from telemetry.metrics.finish import Results
+from telemetry.metrics.steps import Measure, summarize_steps
+from telemetry.metrics.summary_counts import SummaryCounts, day_blocks, verdicts_of
+from telemetry.store.marks import day_text
+from telemetry.store.partitions import partition_start
+from telemetry.store.store import Store
+
+MOST_DAYS = 31
+"""Days of telemetry looked at together: of each, some 30 MB are held for 1,800 nodes of four GPUs."""
+
+
+def summarize(
+    store: Store,
+    cluster: str,
+    config: Config,
+    since_s: int | None = None,
+    until_s: int | None = None,
+    *,
+    progress: Progress = silent,
+    mapper: Mapper = map_partials,
+) -> SummaryCounts:
+    """Compute and store the metrics of every ended GPU job that ran on a day that has changed.
+
+    With since_s or until_s instead of every one that ran in [since_s, until_s), changed or not. Such jobs are looked
+    at whole, also outside the days or the span, and what is found of each does not depend on which others are looked
+    at. Days are closed once their jobs' metrics are stored. mapper: where the chunks are computed. Raises
+    StoreError where a file cannot be read, BusyError where another process summarises.
+    """
+    total, verdicts = SummaryCounts(), dict[tuple[int, int], tuple[str, str | None]]()
+    with store.summarising(cluster):
+        opened = store.open_days(cluster)
+        if since_s is None and until_s is None:
+            blocks = [((days[0] * DAY_S, (days[-1] + 1) * DAY_S), days) for days in day_blocks(opened)]
+        else:
+            span = (ALWAYS[0] if since_s is None else since_s, ALWAYS[1] if until_s is None else until_s)
+            blocks = [(span, _days_of_telemetry(store, cluster, span))]
+        spans = [part for span, days in blocks for part in _parts(span, days)]
+        runs = load_runs(store, cluster)
+        for place, span in enumerate(spans):
+            step = _part_of(progress, place, len(spans))
+            results, counts = _summarize_span(store, cluster, config, runs, span, step, mapper)
+            done = {day: number for day, number in opened.items() if _is_within(day, span)}
+            store.close_days(cluster, done)
+            total.days += map(day_text, sorted(done))
+            total.samples += counts.samples
+            total.samples_without_job += counts.samples_without_job
+            total.steps.add(counts.steps)
+            verdicts |= verdicts_of(results.jobs)
+    total.count_jobs(verdicts.values())
+    return total
+
+
+def _summarize_span(
+    store: Store,
+    cluster: str,
+    config: Config,
+    runs: pa.Table,
+    span: tuple[int, int],
+    progress: Progress,
+    mapper: Mapper,
+) -> tuple[Results, SummaryCounts]:
+    """Compute and store the metrics of the runs that have ended and touch the span."""
+    jobs = ended_jobs(runs, *span)
+    others = neighbours_of(runs, jobs)
+    paths = _telemetry(store, cluster, span, [*jobs, *sharing(jobs, others)])
+    bindings = load_bindings(store, cluster, config, [*jobs, *others])
+    with store.connect() as db:
+        prepared = prepare(db, paths, jobs, bindings, config, span, neighbours=others)
+        results, counts = compute(db, prepared, config, mapper, progress)
+        measure = _measuring(db, prepared, mapper, config)
+        counts.steps = summarize_steps(db, store, cluster, config, jobs, prepared.attribution, results.jobs, measure)
+    owners = results.jobs.select(["job_id", "submit_s"])
+    store.replace("gpu_metrics", cluster, results.gpus, owners)
+    store.replace("job_metrics", cluster, results.jobs, owners)
+    return results, counts
+
+
+def _days_of_telemetry(store: Store, cluster: str, span: tuple[int, int]) -> list[int]:
+    return sorted({partition_start(path) // DAY_S for path in store.files("telemetry", cluster, *span)})
+
+
+def _parts(span: tuple[int, int], days: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The span, cut at midnights so that no part has more than MOST_DAYS of the days (in order)."""
+    return pairwise([span[0], *(day * DAY_S for day in days[MOST_DAYS::MOST_DAYS]), span[1]])
+
+
+def _is_within(day: int, span: tuple[int, int]) -> bool:
+    return span[0] <= day * DAY_S and (day + 1) * DAY_S <= span[1]
+
+
+def _part_of(progress: Progress, place: int, parts: int) -> Progress:
+    """Progress of one of several parts as that of them all."""
+    return lambda done, total, word: progress(place * total + done, parts * total, word)
+
+
+def _telemetry(store: Store, cluster: str, span: tuple[int, int], runs: Sequence[Job]) -> list[Path]:
+    """Files of the span, and of every whole day of the runs: which GPUs there were is said of days."""
+    days = {day for run in runs for day in days_of(run.start_s, run.end_s)}
+    in_span = set(store.files("telemetry", cluster, *span))
+    return [
+        path for path in store.files("telemetry", cluster) if path in in_span or partition_start(path) // DAY_S in days
+    ]
+
+
+def _measuring(db: duckdb.DuckDBPyConnection, prepared: Prepared, mapper: Mapper, config: Config) -> Measure:
+    """Measures other intervals on the files that were looked through; of them, those with claims are read."""
+
+    def measure(jobs: Sequence[Job], attribution: Attribution) -> pa.Table:
+        start_ms, end_ms = (attribution.claims[name].to_numpy() for name in ("start_ms", "end_ms"))
+        work = prepared.work
+        chunks = [files for files in work.chunks if ((start_ms < files.until_ms) & (end_ms > files.from_ms)).any()]
+        part = replace(prepared, work=replace(work, chunks=chunks), given=jobs, attribution=attribution)
+        return compute(db, with_claims(db, part, config), config, mapper)[0].jobs
+
+    return measure
+
+
+def load_bindings(store: Store, cluster: str, config: Config, jobs: Sequence[Job]) -> list[Binding]:
+    """Prolog and squeue records of the jobs' ids, made in the time of these jobs or a day around it."""
+    if not jobs:
+        return []
+    first_s, last_s = min(job.start_s for job in jobs), max(job.end_s for job in jobs)
+    wanted = ["prolog", *(["squeue"] if config.bindings.use_squeue else [])]
+    ids = pa.array(sorted({job.job_id for job in jobs}), pa.int64())
+    rows = store.read(
+        "bindings",
+        cluster,
+        since_s=first_s - DAY_S,
+        until_s=last_s + DAY_S,
+        among={"origin": pa.array(wanted), "job_id": ids},
+    )
+    return [Binding(**row) for row in rows.to_pylist()]

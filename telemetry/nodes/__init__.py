@@ -1,0 +1,1 @@
+"""Nodes of a node set over time: demand, use, waits, and counts."""

@@ -1,0 +1,1 @@
+"""The Parquet store: tables, files, marks, and checks."""

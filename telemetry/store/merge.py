@@ -1,0 +1,124 @@
+"""What a partition file holds after rows were given to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from almanac.errors import StoreError
+from telemetry.store.damage import naming, open_checked
+from telemetry.store.schema import Table
+
+
+@dataclass(frozen=True)
+class WriteResult:
+    """What became of the rows of one write; rows given twice within it count once."""
+
+    added: int = 0
+    unchanged: int = 0
+    replaced: int = 0
+
+    def __add__(self, other: WriteResult) -> WriteResult:
+        return WriteResult(self.added + other.added, self.unchanged + other.unchanged, self.replaced + other.replaced)
+
+
+def conform(rows: pa.Table, spec: Table) -> pa.Table:
+    """Rows with the columns of the table, null where they are missing. Raises StoreError, also for null keys."""
+    unknown = set(rows.column_names) - set(spec.schema.names)
+    if unknown:
+        raise StoreError(f"{spec.name}: unknown columns {sorted(unknown)}", f"expected some of {spec.schema.names}")
+    arrays = [
+        rows[field.name] if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        for field in spec.schema
+    ]
+    table = pa.table(arrays, names=spec.schema.names)
+    for name in {*spec.key, spec.time_column}:
+        if table[name].null_count:
+            raise StoreError(f"{spec.name}: {table[name].null_count} rows without {name}", "the source must drop these")
+    return table.cast(spec.schema)
+
+
+def merge(
+    db: duckdb.DuckDBPyConnection, spec: Table, path: Path, rows: pa.Table
+) -> tuple[pa.Table | None, WriteResult]:
+    """The file's rows with `rows` merged in by key, in order; None where nothing changes.
+
+    A newer row wins over an older one, the last given over the first, and a null never erases a known value.
+    """
+    db.register("given", rows)
+    given = _counts(db, f"SELECT count(*), count(DISTINCT ({names_sql(spec.key)})) FROM given")
+    source = "given" if given[0] == given[1] else f"({_last_of_each(spec)})"
+    order = names_sql(spec.order)
+    if not path.exists():
+        merged = arrow(db, f"SELECT * FROM {source} ORDER BY {order}")
+        return merged, WriteResult(added=merged.num_rows)
+    _load_old(db, spec, path)
+    on = " AND ".join(f'n."{key}" = e."{key}"' for key in spec.key)
+    rest = [name for name in spec.schema.names if name not in spec.key]
+    differs = " OR ".join(f'(n."{c}" IS NOT NULL AND n."{c}" IS DISTINCT FROM e."{c}")' for c in rest) or "false"
+    both = _counts(db, f"SELECT count(*), count(*) FILTER (WHERE {differs}) FROM {source} n JOIN old e ON {on}")
+    result = WriteResult(added=given[1] - both[0], unchanged=both[0] - both[1], replaced=both[1])
+    if not (result.added or result.replaced):
+        return None, result
+    joined = ", ".join(f'coalesce(n."{c}", e."{c}") AS "{c}"' for c in spec.schema.names)
+    return arrow(db, f"SELECT {joined} FROM old e FULL OUTER JOIN {source} n ON {on} ORDER BY {order}"), result
+
+
+def replace(
+    db: duckdb.DuckDBPyConnection, spec: Table, path: Path, rows: pa.Table, owners: pa.Table
+) -> pa.Table | None:
+    """The file's rows with `rows` in place of those of the owners, in order; None where nothing changes.
+
+    owners: values of some columns of the key; every row that has one of them goes.
+    """
+    db.register("given", rows)
+    db.register("owners", owners)
+    order = names_sql(spec.order)
+    if not path.exists():
+        return arrow(db, f"SELECT * FROM given ORDER BY {order}") if rows.num_rows else None
+    _load_old(db, spec, path)
+    kept = f"SELECT * FROM old ANTI JOIN owners USING ({names_sql(owners.column_names)})"
+    merged = arrow(db, f"SELECT * FROM ({kept} UNION ALL SELECT * FROM given) ORDER BY {order}")
+    is_same = merged.cast(spec.schema).equals(arrow(db, "SELECT * FROM old").cast(spec.schema))
+    return None if is_same else merged
+
+
+def _load_old(db: duckdb.DuckDBPyConnection, spec: Table, path: Path) -> None:
+    """Through pyarrow: DuckDB compares no checksums, and what is written again would be damage with a good one."""
+    with naming(path), open_checked(path) as file:
+        rows = file.read([name for name in spec.schema.names if name in file.schema_arrow.names])
+    absent = [name for name in spec.schema.names if name not in rows.column_names]
+    columns = ", ".join(f'NULL AS "{name}"' if name in absent else f'"{name}"' for name in spec.schema.names)
+    db.register("old_rows", rows)
+    db.execute(f"CREATE OR REPLACE TEMP TABLE old AS SELECT {columns} FROM old_rows").fetchall()
+    db.unregister("old_rows")
+
+
+def names_sql(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _last_of_each(spec: Table) -> str:
+    """One row per key of `given`: of every column the last value that is not null."""
+    rest = [name for name in spec.schema.names if name not in spec.key]
+    last = ", ".join(f'last("{c}" ORDER BY seq) FILTER (WHERE "{c}" IS NOT NULL) AS "{c}"' for c in rest)
+    numbered = "SELECT *, row_number() OVER () AS seq FROM given"
+    grouped = f"SELECT {names_sql(spec.key)}, {last} FROM ({numbered}) GROUP BY {names_sql(spec.key)}"
+    return f"SELECT {names_sql(spec.schema.names)} FROM ({grouped})"
+
+
+def _counts(db: duckdb.DuckDBPyConnection, sql: str) -> tuple[int, ...]:
+    # DuckDB 2 refuses a further query on a connection whose last result was not fetched to its end.
+    row: tuple[int, ...] = db.execute(sql).fetchall()[0]
+    return row
+
+
+def arrow(db: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, Any] | None = None) -> pa.Table:
+    """The result of one query."""
+    rows: pa.Table = db.sql(sql, params=parameters or {}).to_arrow_table()
+    return rows

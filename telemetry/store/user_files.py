@@ -1,0 +1,187 @@
+"""Files that root makes and gives to users: whose folders they lie in, and how they are put there.
+
+    <root>/user/<uid>/...  0400  of that user, in folders 0711 of root's: for showing only, never believed by root
+
+Users can change the content of their files, and can make none. Folders that once were given to their users, with
+whatever they keep there, are taken back. No link is followed, and a file is made where nobody else can write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pwd
+import secrets
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from almanac.errors import FileFormatError
+from telemetry.store.atomic import TEMPORARY, make_folders, opened
+
+FOLDER_MODE, FILE_MODE = 0o711, 0o400
+Uids = Callable[[str], int | None]
+Names = Callable[[int], str | None]
+
+
+def uid_of(name: str) -> int | None:
+    """By the system's user database; None for a name that it does not know."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        return None
+
+
+def name_of(uid: int) -> str | None:
+    """By the system's user database; None for a uid that it does not know."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return None
+
+
+@dataclass(frozen=True)
+class Owners:
+    """uids: by user. unknown: users without a uid here; shared: several of one uid, of whom none is served."""
+
+    uids: dict[str, int]
+    unknown: list[str]
+    shared: list[str]
+
+
+def owners_of(users: Iterable[str], uids: Uids) -> Owners:
+    found = {user: uids(user) for user in users}
+    times = Counter(uid for uid in found.values() if uid is not None)
+    return Owners(
+        uids={user: uid for user, uid in found.items() if uid is not None and times[uid] == 1},
+        unknown=[user for user, uid in found.items() if uid is None],
+        shared=[user for user, uid in found.items() if uid is not None and times[uid] > 1],
+    )
+
+
+def user_folder(root: Path, name: str) -> Path:
+    """Where a user's files are. name: uid, or `_site` for everybody else."""
+    return root / "user" / name
+
+
+def make_folder(path: Path, mode: int) -> None:
+    """Raises OSError."""
+    make_folders(path, mode)
+    path.chmod(mode)
+
+
+@contextlib.contextmanager
+def taken_back(folder: Path | str, owner_uid: int, within: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder that is made where it is not there, and that only its owner can write to afterwards.
+
+    Raises OSError, also where it is no folder.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700, dir_fd=within)
+    with opened(folder, within) as handle:
+        if owner_uid == 0:
+            os.fchown(handle, 0, -1)
+        os.fchmod(handle, FOLDER_MODE)
+        yield handle
+
+
+def stage(folder: Path, content: bytes) -> tuple[Path, int]:
+    """A file of another name in a folder that is the caller's alone, and its descriptor, which the caller closes."""
+    path = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(handle, "wb", closefd=False) as out:
+            out.write(content)
+    except OSError:
+        os.close(handle)
+        path.unlink(missing_ok=True)
+        raise
+    return path, handle
+
+
+def gives(handle: int, uid: int) -> bool:
+    """False where a file cannot be given to a user: their quota is used up, say."""
+    try:
+        os.fchown(handle, uid, -1)
+    except OSError:
+        return False
+    return True
+
+
+def put(temporary: Path, name: str, folder: int) -> None:
+    """Put a file in its place. A folder of that name, made while its folder was the user's, is moved aside.
+
+    Raises OSError, for instance where another file system is mounted on the user's folder.
+    """
+    try:
+        os.rename(temporary, name, dst_dir_fd=folder)
+    except IsADirectoryError:
+        move_aside(name, folder)
+        os.rename(temporary, name, dst_dir_fd=folder)
+
+
+def move_aside(name: str, folder: int) -> None:
+    """What a user kept there stays theirs, under another name. Raises OSError."""
+    os.rename(name, f"{name}-{secrets.token_hex(8)}", src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def flush_file_system(folder: Path) -> None:
+    """Bring to disk what has been written to its file system: one wait for thousands of files. Raises OSError.
+
+    syncfs(2), which reports what could not be written from Linux 5.8 on.
+    """
+    with opened(folder) as handle:
+        if ctypes.CDLL(None, use_errno=True).syncfs(handle):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def read_own(path: Path, uid: int, most_bytes: int) -> bytes:
+    """Content of a file that was given to a user. Never waits, and follows no link.
+
+    Raises FileFormatError where it is not theirs (or root's) alone to write, or larger; OSError.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise FileFormatError("no regular file", "tell an operator of almanac")
+        if found.st_uid not in (0, uid) or found.st_mode & 0o022:
+            raise FileFormatError("others than you can write to it", "tell an operator of almanac")
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise FileFormatError(f"larger than {most_bytes} bytes", "tell an operator of almanac")
+    return content
+
+
+def writable_by_others(root: Path, owner_uid: int) -> list[str]:
+    """Why others could change what is below root, in words: owner and mode of root, its folders and all above them.
+
+    A folder above with the sticky bit (/tmp) lets nobody replace what is not theirs; another user's link in it would
+    choose the folder.
+    """
+    real = root.resolve()
+    links = [(link, link.lstat().st_uid) for link in _links_to(root.absolute())]
+    faults = [f"{link} is a link of uid {uid}" for link, uid in links if uid not in (0, owner_uid)]
+    for path in (*reversed(real.parents), real, real / "sched", real / "user"):
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISDIR(found.st_mode):
+            faults.append(f"{path} is no folder")
+        elif found.st_uid not in (0, owner_uid):
+            faults.append(f"{path} belongs to uid {found.st_uid}")
+        elif found.st_mode & 0o022 and not (found.st_mode & stat.S_ISVTX and path in real.parents):
+            faults.append(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}: others can write to it")
+    return faults
+
+
+def _links_to(path: Path) -> Iterator[Path]:
+    """The links that are followed on the way to a path, which has no loop."""
+    for each in (*reversed(path.parents), path):
+        if each.is_symlink():
+            yield each
+            yield from _links_to(each.parent / each.readlink())
