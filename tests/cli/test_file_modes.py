@@ -74,7 +74,7 @@ def test_no_file_is_writable_by_others_and_none_of_jobs_is_readable(tmp_path: Pa
     ActionLog(store.root / "actions").append([Action("set", NOW_S, "demo", 1, "1", NOW_S, 0, 1, "")], NOW_S)
     with Outbox(outbox_path(store.root)) as outbox:
         outbox.put(message(1), NOW_S)
-        assert (store.root / "reports/mail/outbox.sqlite-wal").exists()
+        assert (store.root / "reports/outbox.sqlite-wal").exists()
         faults = faults_below(tmp_path)
     assert faults == []
 
