@@ -1,4 +1,4 @@
-"""A site's own service, as docs/admin.md shows it, installed, trained and asked; and one that fails beside it."""
+"""A site's own service, as docs/own-services.md shows it, installed, trained and asked; and one that fails beside it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 
 CommandLine = Any  # of conftest.py
 
-ADMIN = Path(__file__).parents[2] / "docs" / "admin.md"
+PAGE = Path(__file__).parents[2] / "docs" / "own-services.md"
 BROKEN = "\n\nclass Broken:\n    def fetch(self, record):\n        raise OSError('no \\x1b[31mtable')\n"
 
 
 @pytest.fixture(scope="module")
 def code_and_tables() -> tuple[str, dict[str, Any], str]:
     """The guide's module, the package's table of entry points, and the configuration."""
-    section = ADMIN.read_text(encoding="utf-8").split("## Services of your own")[1].split("\n## ")[0]
+    section = PAGE.read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     package, config = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
     return code, tomllib.loads(package)["project"], config
