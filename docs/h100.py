@@ -1,7 +1,7 @@
-"""Writes docs/h100.md: real H100 runs, treated as jobs, imported and summarised by almanac itself.
+"""Writes docs/h100.md: real H100 runs, treated as jobs, imported and summarized by almanac itself.
 
 `python docs/h100.py` reads h100_dcgm_10hz.parquet of $ALMANAC_SHARED_DATA (by default ../shared/data) and writes the
-page; `--check` only says whether the page is what the code gives. Nothing else is kept.
+page. `--check` only says whether the page is up to date.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FILE = "h100_dcgm_10hz.parquet"
 CLUSTER = "h100"
 LONG_GAP_S = 1.0
 ABOUT = {
-    "b1": "a model is loaded, and nothing is asked of it",
+    "b1": "a model is loaded, and gets no requests",
     "e2": "mixed inference traffic",
     "t2": "training, data parallel, 136M parameters",
     "t13": "training on two nodes, tensor and pipeline parallel",
@@ -46,7 +46,7 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the recording: a job of whole nodes, from the second of its first sample to past that of its last."""
+    """One run of the recording: a job of whole nodes, from its first sample to its last, in whole seconds."""
 
     job_id: int
     name: str
@@ -64,8 +64,8 @@ class Run:
 class Power:
     """A run's energy twice: by the counter's steps and by the integral of its power samples (trapezoids), J.
 
-    by_gpu: (counter, integral) of each GPU between its first and last sample. in_gaps_j: what of the difference
-    arose between samples more than LONG_GAP_S apart.
+    by_gpu: (counter, integral) of each GPU between its first and last sample. in_gaps_j: the part of the difference
+    from samples more than LONG_GAP_S apart.
     """
 
     by_gpu: tuple[tuple[float, float], ...]
@@ -121,7 +121,7 @@ def write_jobs(runs: Iterable[Run], path: Path) -> None:
 
 
 def ingest(path: Path, runs: Iterable[Run], folder: Path) -> Store:
-    """A store that `almanac ingest` made of the recording, with its default configuration."""
+    """A store that `almanac ingest` made from the recording, with its default configuration."""
     config, jobs = folder / "almanac.toml", folder / "jobs.csv"
     config.touch()
     write_jobs(runs, jobs)
@@ -134,7 +134,7 @@ def ingest(path: Path, runs: Iterable[Run], folder: Path) -> Store:
 
 
 def power(store: Store, run: Run, every_s: float = 0.0) -> Power:
-    """Both energies of a run. every_s: as if it had been scraped so rarely."""
+    """Both energies of a run. every_s: keep one sample per so many seconds; 0: all."""
     columns = ["host", "gpu", "time_ms", "power_w", "energy_mj"]
     rows = store.read("telemetry", CLUSTER, columns, run.start_s, run.end_s).sort_by(
         [("host", "ascending"), ("gpu", "ascending"), ("time_ms", "ascending")]
@@ -151,7 +151,7 @@ def power(store: Store, run: Run, every_s: float = 0.0) -> Power:
 
 
 def _series(rows: list[dict[str, Any]]) -> Iterator[Doubles]:
-    """Of each GPU a row per sample: time (s), power (W), energy (J)."""
+    """For each GPU, a row per sample: time (s), power (W), energy (J)."""
     for _, mine in groupby(rows, key=lambda row: (row["host"], row["gpu"])):
         yield np.array([(row["time_ms"] / 1e3, row["power_w"], row["energy_mj"] / 1e3) for row in mine])
 
@@ -189,7 +189,7 @@ def page(path: Path) -> str:
 
 
 def show(value: Any, template: str = "{}") -> str:
-    """A value of a table; null where it is not known."""
+    """A value of a table; null if it is not known."""
     return "null" if value is None else template.format(value)
 
 
@@ -203,10 +203,10 @@ def name_class(job: dict[str, Any], pipe: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=DATA / FILE, help=f"the recording [{DATA / FILE}]")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where the page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is stale")
     options = parser.parse_args()
     if not options.data.exists():
-        sys.stderr.write(f"{options.data} is not there: the real traces are not part of the project\n")
+        sys.stderr.write(f"{options.data} is missing: the real traces are not part of the project\n")
         return 2
     text = page(options.data)
     if options.check:

@@ -21,6 +21,7 @@ PLAIN_PAGES = [
     "docs/developing.md",
     "docs/examples.md",
     "docs/formulas.md",
+    "docs/h100.md",
     "docs/hooks.md",
     "docs/index.md",
     "docs/install.md",
