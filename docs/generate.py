@@ -20,22 +20,23 @@ from telemetry.store.schema import SCHEMA_VERSION, TABLES
 
 DOCS = Path(__file__).parent
 EXPORTER = DOCS.parent / "slurm_hooks" / "exporter"
-NOTE = "<!-- Written by docs/generate.py; `make docs` writes it anew. -->\n"
+NOTE = "<!-- Written by docs/generate.py. To update it, run `make docs`. -->\n"
 
 
 def configuration() -> str:
     lines = [
         "# Configuration reference\n",
         NOTE,
-        "One TOML file: `--config FILE`, else `$ALMANAC_CONFIG`, else `/etc/almanac/almanac.toml`, else "
-        "`~/.config/almanac/config.toml`. Every key has a default; an unknown key is refused and the nearest valid "
-        "one named.\n",
+        "almanac reads one TOML file, the first of these that is named or exists: `--config FILE`, `$ALMANAC_CONFIG`, "
+        "`/etc/almanac/almanac.toml`, `~/.config/almanac/config.toml`. Every key has a default. almanac refuses an "
+        "unknown key, and names the nearest valid one.\n",
     ]
     for section in dataclasses.fields(Config):
         if dataclasses.is_dataclass(section.default):
             lines += [f"## [{section.name}]\n", *_keys(type(section.default)), ""]
     for name, table in (("tiers", Tier), ("node_sets", NodeSet)):
-        lines += [f"## [[{name}]]\n", f"{(table.__doc__ or '').strip()} Any number of them.\n", *_keys(table), ""]
+        about = f"{(table.__doc__ or '').strip()} You can have any number of these sections.\n"
+        lines += [f"## [[{name}]]\n", about, *_keys(table), ""]
     return "\n".join(lines)
 
 
@@ -54,9 +55,9 @@ def tables() -> str:
         "# Tables of the store\n",
         NOTE,
         f"Schema version {SCHEMA_VERSION}. Parquet files (zstd) at "
-        "`<store>/<table>/cluster=<name>/date=YYYY-MM-DD/HHMM.parquet`, sorted and unique by key, replaced only by "
-        "rename. Times are UTC, seconds (`_s`) or milliseconds (`_ms`) since 1970. A missing value is null, never 0. "
-        "Units are also in each column's Parquet metadata.\n",
+        "`<store>/<table>/cluster=<name>/date=YYYY-MM-DD/HHMM.parquet`, sorted and unique by key. A file is replaced "
+        "only by rename. Times are UTC, seconds (`_s`) or milliseconds (`_ms`) since 1970. A missing value is null, "
+        "never 0. Units are also in each column's Parquet metadata.\n",
     ]
     for table in TABLES.values():
         span = {3600: "hour", 86400: "day"}[table.part_s]
@@ -82,7 +83,7 @@ def tables() -> str:
         )
     lines += ["", "## Files that can be imported\n",
               "`almanac ingest --jobs FILE` and `--telemetry FILE` take Parquet and "
-              "CSV; the layout is found from the columns, or named with `--layout`.\n",
+              "CSV. almanac finds the layout from the columns, or you name it with `--layout`.\n",
               "| layout | kind | needs the columns | about |", "|---|---|---|---|"]  # fmt: skip
     for layout in layouts():
         needs = ", ".join(f"`{column}`" for column in layout.requires)
@@ -113,11 +114,11 @@ def report_rules() -> str:
     lines = [
         "# Rules of the job report\n",
         NOTE,
-        "What a report can say, from `reports/job/rules.toml`. Of the rules of one topic the first that holds speaks. "
-        "The verdict is made of the first two sentences, and the first three suggestions are shown. A fact that is not "
-        "known meets no limit. P is the paper on Perlmutter's telemetry, with its section. "
-        "[How to read a report](reports.md).\n",
-        "| rule | topic | holds where | sentence of the verdict | suggestion | source |",
+        "These are the rules of `reports/job/rules.toml`. In each topic, the first rule that holds counts. The "
+        "report's summary is the first two sentences, followed by the first three suggestions. A rule with a limit on "
+        "an unknown fact does not hold. P is the paper on Perlmutter's telemetry, with its section. "
+        "[Job reports](reports.md) explains how to read a report.\n",
+        "| rule | topic | holds if | sentence of the summary | suggestion | source |",
         "|---|---|---|---|---|---|",
     ]
     for rule in rules():
@@ -127,8 +128,9 @@ def report_rules() -> str:
     limits = character()
     lines += [
         "",
-        f"The words of `{{character}}`: *steady* up to {limits.steady_max} of temporal imbalance, *in bursts* from "
-        f"{limits.bursty_min}, *well balanced* up to {limits.balanced_max} of spatial imbalance ({limits.source}).",
+        f"`{{character}}` is *steady* up to a temporal imbalance of {limits.steady_max}, *in bursts* from "
+        f"{limits.bursty_min}, and *well balanced* up to a spatial imbalance of {limits.balanced_max} "
+        f"({limits.source}).",
         "",
     ]
     return "\n".join(lines)
