@@ -64,7 +64,7 @@ def _nothing(nothing: Nothing, silent: Sequence[Silence], config: Prometheus) ->
         return Check(NAME, "fail", f"{said}; {found.said}", found.todo, found.details)
     return Check(NAME, "fail", f"{said}, and none of the day before: Prometheus scrapes {nothing.targets} targets, "
                  f"{nothing.down} of them down, and none gives GPU counters",
-                 "install dcgm-exporter on the GPU nodes and add it to scrape_configs (docs/admin.md)")  # fmt: skip
+                 "install dcgm-exporter on the GPU nodes and add it to scrape_configs (docs/counters.md)")  # fmt: skip
 
 
 def _silent(silent: Sequence[Silence]) -> Check:
@@ -181,7 +181,7 @@ def _never(exporter: str) -> Iterator[Check]:
     lacking = [counter.column for counter in COUNTERS if not EXPORTERS[exporter].metric(counter)]
     if lacking:
         yield Check(NAME, "warn", f"{exporter}'s exporter has no {', '.join(lacking)}: no classes, and no energy",
-                    "run dcgm-exporter in place of it where these are wanted (docs/admin.md)")  # fmt: skip
+                    "run dcgm-exporter in place of it where these are wanted (docs/counters.md)")  # fmt: skip
 
 
 def _hosts(names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""`almanac publish`: from what the store holds to one advice file per user, and `_site` for everybody else.
+"""`almanac publish`: writes an advice file for each user from the store, and `_site` for everybody else.
 
-A user's file is made anew where their record, the models, the settings or the program have changed since, and once half
-of its lifetime is over; it is written where that changes what it says, and in the latter case.
+A user's file is computed again after their history, the models, the settings or the program change, and once half of
+its lifetime is over. It is written if the content changes, or if half of its lifetime is over.
 """
 
 from __future__ import annotations

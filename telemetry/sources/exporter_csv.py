@@ -12,7 +12,7 @@ FILES = {"almanac-counters.csv": False, "almanac-counters-basic.csv": True}
 """The files of slurm_hooks/exporter, and whether each leaves out the profiling fields."""
 
 _HEAD = """# What almanac reads of dcgm-exporter (--collectors FILE). This list replaces the exporter's own.
-# Written by docs/generate.py from telemetry/counters.py; docs/admin.md says how to install it.
+# Written by docs/generate.py from telemetry/counters.py; docs/counters.md says how to install it.
 # DCGM field, Prometheus metric type, help message
 """
 _DRIVER = "# From the driver: every GPU that DCGM supports"
