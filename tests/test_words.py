@@ -23,6 +23,7 @@ PLAIN_PAGES = [
     "docs/formulas.md",
     "docs/h100.md",
     "docs/hooks.md",
+    "docs/glossary.md",
     "docs/index.md",
     "docs/install.md",
     "docs/mail.md",
