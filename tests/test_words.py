@@ -32,6 +32,8 @@ PLAIN_PAGES = [
     "docs/power-backtest.md",
     "docs/power-programs.md",
     "docs/power.md",
+    "docs/predictor-trials.md",
+    "docs/predictors.md",
     "docs/reports.md",
     "docs/reprioritize.md",
     "docs/security.md",

@@ -22,7 +22,7 @@ KNOWN_RUNS = 5
 MIN_RESIDUALS = 30
 """With fewer residuals a class has the interval of all jobs together."""
 HALF_LIFE_S, LEAST_WEIGHT = 36 * 3600, 0.05
-"""Compared on both parts of the Helios and Mason traces; no unseen trace confirms it (docs/predictors.md)."""
+"""Compared on both parts of the Helios and Mason traces; no unseen trace confirms it (docs/predictor-trials.md)."""
 
 
 def evidence_classes(features: Features) -> npt.NDArray[np.str_]:
