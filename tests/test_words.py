@@ -18,6 +18,7 @@ PLAIN_PAGES = [
     "docs/architecture.md",
     "docs/counters.md",
     "docs/dask.md",
+    "docs/characterize.md",
     "docs/developing.md",
     "docs/examples.md",
     "docs/formulas.md",
