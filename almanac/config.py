@@ -18,9 +18,9 @@ from almanac.submit_config import key as _key
 
 @dataclass(frozen=True)
 class Site:
-    cluster: str = _key("", "Slurm cluster name; empty: asked from Slurm")
+    cluster: str = _key("", "Slurm cluster name; empty: ask Slurm")
     operators_group: str = _key(
-        "", "Unix group whose members may look at other users' jobs; empty: root and the store's owner"
+        "", "Unix group whose members may see the jobs of all users; empty: root and the store's owner"
     )
 
 
@@ -33,202 +33,221 @@ class StoreSection:
 
 @dataclass(frozen=True)
 class Slurm:
-    bin_dir: str = _key("", "folder of sacct, squeue, scontrol; empty: PATH")
-    backend: str = _key(
-        "commands", "how slurmctld is asked and told: commands, or pyslurm, which works with Slurm 25.11 only"
-    )
-    timeout_s: int = _key(300, "seconds after which a Slurm command is given up", low=1, high=86400)
-    lookback_days: int = _key(30, "days of accounting that the first ingest asks for", low=1, high=36500)
-    window_hours: int = _key(24, "accounting is asked for in windows of this many hours", low=1, high=87600)
+    bin_dir: str = _key("", "folder of sacct, squeue, and scontrol; empty: search PATH")
+    backend: str = _key("commands", "how almanac reaches slurmctld: commands, or pyslurm (Slurm 25.11 only)")
+    timeout_s: int = _key(300, "seconds after which almanac stops waiting for a Slurm command", low=1, high=86400)
+    lookback_days: int = _key(30, "days of accounting that the first ingest reads", low=1, high=36500)
+    window_hours: int = _key(24, "hours of accounting that one sacct query reads", low=1, high=87600)
     overlap_hours: int = _key(
-        6, "hours before the last read that are read again: slurmdbd can be told late of a job's end", low=1, high=87600
+        6, "hours before the last read to read again, because slurmdbd can learn late of a job's end", low=1, high=87600
     )
     read_steps: bool = _key(
-        True, "read the steps of GPU jobs too: one more sacct query for 500 ended GPU jobs; needed for step metrics"
+        True, "also read the steps of GPU jobs, for step metrics; one more sacct query for each 500 ended GPU jobs"
     )
-    max_clock_skew_s: int = _key(300, "a job that starts or ends further in the future is dropped and counted")
+    max_clock_skew_s: int = _key(300, "jobs that start or end further in the future (seconds) are dropped and counted")
 
 
 @dataclass(frozen=True)
 class Prometheus:
     url: str = _key("", "base address, such as http://prometheus.example:9090; empty: no Prometheus", is_secret=True)
     selector: str = _key("", 'label matchers added to every query, such as job="dcgm"')
-    exporter: str = _key("dcgm", "whose names to read: dcgm (dcgm-exporter) or jobstats (nvidia_gpu_*)")
-    username: str = _key("", "for HTTP basic authentication, with password_file")
+    exporter: str = _key("dcgm", "metric names to read: dcgm (dcgm-exporter) or jobstats (nvidia_gpu_*)")
+    username: str = _key("", "user name for HTTP basic authentication, with password_file")
     password_file: str = _key("", "file that holds the password")
     token_file: str = _key("", "file that holds a bearer token")
     ca_file: str = _key("", "certificate authority for https; empty: the system's")
-    timeout_s: float = _key(60.0, "seconds after which one query is given up", low=0.1, high=86400)
-    retries: int = _key(4, "further tries of a query that failed, with exponential backoff", low=0, high=1000)
-    chunk_minutes: int = _key(
-        60, "minutes that one query asks for; halved where the server refuses", low=1, high=525600
+    timeout_s: float = _key(60.0, "seconds after which one query fails", low=0.1, high=86400)
+    retries: int = _key(4, "retries of a failed query, with exponential backoff", low=0, high=1000)
+    chunk_minutes: int = _key(60, "minutes that one query reads; halved if the server refuses", low=1, high=525600)
+    max_samples: int = _key(5_000_000, "largest number of samples in memory at once", low=1000)
+    lookback_days: int = _key(15, "days that the first ingest reads", low=0, high=36500)
+    delay_s: int = _key(60, "samples younger than this many seconds wait for the next run", low=0, high=86400)
+    host_suffix: str = _key(
+        "", "domain to remove from the exporter's host names; empty: everything after the first dot"
     )
-    max_samples: int = _key(5_000_000, "samples that may be held in memory at once", low=1000)
-    lookback_days: int = _key(15, "days that the first ingest asks for", low=0, high=36500)
-    delay_s: int = _key(60, "newest samples are left for the next run for this many seconds", low=0, high=86400)
-    host_suffix: str = _key("", "domain to cut from the exporter's host names; empty: everything after the first dot")
 
 
 @dataclass(frozen=True)
 class Bindings:
-    prolog_dir: str = _key("", "folder of the records that slurm_hooks/prolog/almanac-gpus.sh writes; empty: none")
-    use_labels: bool = _key(True, "believe the exporter's hpc_job or jobid label")
-    use_squeue: bool = _key(True, "poll gres_detail of running jobs from squeue")
+    prolog_dir: str = _key(
+        "", "folder of the records that slurm_hooks/prolog/almanac-gpus.sh writes; empty: no records"
+    )
+    use_labels: bool = _key(True, "use the exporter's hpc_job or jobid label")
+    use_squeue: bool = _key(True, "read gres_detail of running jobs from squeue")
 
 
 @dataclass(frozen=True)
 class Filters:
-    min_elapsed_s: int = _key(180, "shorter jobs are set aside (perlmutter-telemetry, II-C)")
-    min_gpu_util_pct: float = _key(1.0, "jobs whose mean GPU_UTIL is below are set aside (perlmutter-telemetry, II-C)")
-    min_coverage: float = _key(0.5, "below this share of the expected samples a job gets no verdict", low=0, high=1)
-    partitions: tuple[str, ...] = _key((), "only jobs of these partitions; empty: all")
-    staff_accounts: tuple[str, ...] = _key((), "jobs of these accounts are set aside")
-    login_nodes: tuple[str, ...] = _key((), "jobs on these nodes (hostlists such as login[01-04]) are set aside")
+    min_elapsed_s: int = _key(180, "shorter jobs are excluded, seconds (perlmutter-telemetry, II-C)")
+    min_gpu_util_pct: float = _key(1.0, "jobs with a lower mean GPU_UTIL are idle (perlmutter-telemetry, II-C)")
+    min_coverage: float = _key(
+        0.5, "jobs with a smaller share of the expected samples have low coverage", low=0, high=1
+    )
+    partitions: tuple[str, ...] = _key((), "use only jobs of these partitions; empty: all")
+    staff_accounts: tuple[str, ...] = _key((), "jobs of these accounts are excluded")
+    login_nodes: tuple[str, ...] = _key((), "jobs on these nodes are excluded (hostlists such as login[01-04])")
 
 
 @dataclass(frozen=True)
 class MetricsSection:
-    imbalance_counter: str = _key("gpu_util_pct", "counter whose spatial and temporal imbalance is computed")
-    window_s: int = _key(60, "seconds of a window of spatial imbalance; a divisor of 3600", low=1, high=3600)
+    imbalance_counter: str = _key("gpu_util_pct", "counter that spatial and temporal imbalance are computed from")
+    window_s: int = _key(60, "window of spatial imbalance, seconds; a divisor of 3600", low=1, high=3600)
     window_alignment: str = _key("utc", "windows start at full UTC minutes (utc), or at the job's first sample (job)")
     pipe_used_frac: float = _key(
-        0.005, "a floating-point pipe counts as used above this mean activity (perlmutter-telemetry, IV-B)", low=0
+        0.005, "mean activity above which a floating-point pipe counts as used (perlmutter-telemetry, IV-B)", low=0
     )
 
 
 @dataclass(frozen=True)
 class Dask:
-    """Workers of `--engine dask` and `--engine slurm`. What is empty here is Dask's own configuration's to say."""
+    """Workers of `--engine dask` and `--engine slurm`. Dask's own configuration fills in empty keys."""
 
     workers: int = _key(0, "worker processes on this machine (--engine dask); 0: one per core", low=0)
     memory_gib: float = _key(4.0, "memory of one worker process, GiB; DuckDB uses at most half of it", low=0.25)
-    wait_s: float = _key(600.0, "seconds without any worker after which a run is given up", low=1)
-    jobs: int = _key(4, "Slurm jobs that --engine slurm runs at once, at most", low=1)
-    cores: int = _key(8, "cores of a job, each with one worker process", low=1)
-    partition: str = _key("", "partition of the jobs")
-    account: str = _key("", "account of the jobs")
-    qos: str = _key("", "QOS of the jobs")
-    walltime: str = _key("02:00:00", "time limit of the jobs; a job that ends early is replaced")
-    directives: tuple[str, ...] = _key((), 'further options of sbatch, such as "--constraint=cpu"')
-    interface: str = _key("", "network interface of scheduler and workers, such as ib0")
-    host: str = _key("", "address at which the scheduler listens; empty: that of interface, or of the default route")
-    port: int = _key(0, "the scheduler's port; 0: any free one", low=0, high=65535)
-    worker_python: str = _key("", "Python of the jobs, with this almanac installed; empty: the one that runs now")
-    local_directory: str = _key("", "folder on a worker's node to spill to; can name a variable of the job: $TMPDIR")
-    shared_directory: str = _key(
-        "", "folder that nodes see too, for jobs' output and keys; empty: the store's workers/"
+    wait_s: float = _key(600.0, "seconds without any worker after which a run fails", low=1)
+    jobs: int = _key(4, "most Slurm jobs that --engine slurm runs at once", low=1)
+    cores: int = _key(8, "cores of each Slurm job, one worker process on each", low=1)
+    partition: str = _key("", "partition of these Slurm jobs")
+    account: str = _key("", "account of these Slurm jobs")
+    qos: str = _key("", "QOS of these Slurm jobs")
+    walltime: str = _key("02:00:00", "time limit of these Slurm jobs; a job that ends early is replaced")
+    directives: tuple[str, ...] = _key((), 'more sbatch options, such as "--constraint=cpu"')
+    interface: str = _key("", "network interface of the scheduler and workers, such as ib0")
+    host: str = _key(
+        "", "address that the scheduler listens on; empty: the address of interface, or of the default route"
     )
-    tls: bool = _key(True, "encrypt, and admit only who has the key, made for each run (--engine slurm)")
-    tls_ca_file: str = _key("", "certificate authority of a scheduler that is already there (--scheduler tls://...)")
+    port: int = _key(0, "port of the scheduler; 0: any free port", low=0, high=65535)
+    worker_python: str = _key(
+        "", "Python of these Slurm jobs, with this almanac installed; empty: the Python that runs now"
+    )
+    local_directory: str = _key(
+        "", "folder on a worker's node for temporary data; can name a variable of the job: $TMPDIR"
+    )
+    shared_directory: str = _key("", "shared folder for the jobs' output and keys; empty: workers/ in the store")
+    tls: bool = _key(True, "use mutual TLS with a key made for each run (--engine slurm)")
+    tls_ca_file: str = _key("", "certificate authority of an existing scheduler (--scheduler tls://...)")
     tls_cert_file: str = _key("", "this client's certificate for it")
     tls_key_file: str = _key("", "this client's key for it")
 
 
 @dataclass(frozen=True)
 class AdviceSection:
-    risk: float = _key(0.01, "accepted probability that a job's HBM peak exceeds the bound", low=0.0001, high=0.5)
-    min_runs: int = _key(5, "runs that a bound needs; with fewer nothing is advised", low=2)
-    max_runs: int = _key(60, "newest runs by which growth is judged", low=2)
-    history_days: int = _key(120, "older jobs are not looked at", low=1)
-    headroom_mib: int = _key(1024, "HBM of a tier that a job cannot use (driver, contexts, fragmentation)", low=0)
-    spike_margin: float = _key(0.02, "share by which a peak may exceed its highest 10 s sample", low=0, high=1)
-    min_relative_spread: float = _key(0.02, "smallest relative spread of needs assumed", low=0.001, high=1)
-    censored_share: float = _key(
-        0.97, "a peak above this share of the capacity may have been cut off there", low=0.5, high=1
+    risk: float = _key(
+        0.01, "accepted probability that a job's peak GPU memory exceeds the memory bound", low=0.0001, high=0.5
     )
+    min_runs: int = _key(5, "runs that a memory bound needs; with fewer there is no advice", low=2)
+    max_runs: int = _key(60, "newest runs that show growth", low=2)
+    history_days: int = _key(120, "age in days above which past jobs are ignored", low=1)
+    headroom_mib: int = _key(
+        1024, "GPU memory of a tier that a job cannot use, MiB (driver, contexts, fragmentation)", low=0
+    )
+    spike_margin: float = _key(0.02, "share by which the true peak may exceed the highest 10 s sample", low=0, high=1)
+    min_relative_spread: float = _key(0.02, "smallest relative spread of memory requirements", low=0.001, high=1)
+    censored_share: float = _key(0.97, "share of the capacity above which a peak may be cut off", low=0.5, high=1)
     failed_share: float = _key(
-        0.9, "the same of a job that failed: it is suspected to have run out of GPU memory", low=0.5, high=1
+        0.9, "the same for a failed job, which is then suspected to have run out of GPU memory", low=0.5, high=1
     )
     pause_days: int = _key(
-        30, "how long a family that ran out of memory on a smaller tier than before gets no advice", low=0
+        30, "days without advice for a job family that ran out of memory on a smaller tier than before", low=0
     )
 
 
 @dataclass(frozen=True)
 class Rolling:
     decay: float = _key(
-        0.8, "weight of a matched run against the next newer one (helios-qssf-ces, algorithm 1)", low=0, high=1
+        0.8, "weight of a matched run relative to the next newer one (helios-qssf-ces, algorithm 1)", low=0, high=1
     )
     similarity: float = _key(
-        0.8, "smallest normalised Levenshtein similarity of names that count as the same", low=0, high=1
+        0.8, "smallest normalized Levenshtein similarity of names that count as similar", low=0, high=1
     )
-    max_runs: int = _key(50, "newest matched runs that are looked at", low=1)
+    max_runs: int = _key(50, "newest matched runs to use", low=1)
     families: str = _key(
-        "mask", "name families of the model's features; mask: names alike but for numbers; levenshtein: by similarity"
+        "mask", "name families of the model's features; mask: same name without digits; levenshtein: similar names"
     )
 
 
 @dataclass(frozen=True)
 class Training:
-    min_jobs: int = _key(200, "ended jobs below which no LightGBM model is trained", low=20)
+    min_jobs: int = _key(200, "ended jobs needed to train a LightGBM model", low=20)
     predictor: str = _key(
         "almanac",
-        "almanac: LightGBM with the last runs; helios: LightGBM with the rolling estimate, as the paper has it",
+        "almanac: LightGBM with the last runs; helios: LightGBM with the rolling estimate, as in the paper",
     )
     blend: float = _key(
         -1.0,
-        "weight of the rolling estimate under predictor helios, 0..1; negative: chosen on the validation span",
+        "weight of the rolling estimate with predictor helios, 0..1; negative: chosen on the validation span",
         low=-1,
         high=1,
     )
-    coverage: float = _key(0.8, "share of jobs that the interval of a predicted duration holds", low=0.5, high=0.99)
-    validation_share: float = _key(
-        0.2, "newest share of the jobs on which the first model is tried; later ones: on jobs since", low=0.05, high=0.5
+    coverage: float = _key(
+        0.8, "share of jobs that end inside the interval of their predicted duration", low=0.5, high=0.99
     )
-    retrain_hours: int = _key(24, "hours between trainings, of the timer and of `almanac evaluate`", low=1)
-    max_age_days: int = _key(14, "a model trained longer ago is not used; the last runs serve", low=1)
-    keep_versions: int = _key(10, "trained versions that are kept, for going back", low=1)
+    validation_share: float = _key(
+        0.2,
+        "newest share of the jobs that tests the first model; later models are tested on newer jobs",
+        low=0.05,
+        high=0.5,
+    )
+    retrain_hours: int = _key(24, "hours between trainings, for the timer and `almanac evaluate`", low=1)
+    max_age_days: int = _key(14, "age in days above which a model is not used; then the last runs predict", low=1)
+    keep_versions: int = _key(10, "trained versions to keep, for rollback", low=1)
     seed: int = _key(1, "seed of LightGBM")
 
 
 @dataclass(frozen=True)
 class Reports:
-    """What `almanac publish` gives each user of their own jobs, for who may not read the store."""
+    """What `almanac publish` gives each user of their own jobs, to read without access to the store."""
 
-    own_jobs: int = _key(50, "newest ended GPU jobs of each user that are published for them; 0: none", low=0)
-    own_days: int = _key(30, "days after which a job is no longer published for its user", low=1)
-    own_per_run: int = _key(1000, "reports that one run of publish makes, newest jobs first; others wait", low=1)
+    own_jobs: int = _key(50, "newest ended GPU jobs to publish for each user; 0: none", low=0)
+    own_days: int = _key(30, "days after which a job is no longer published", low=1)
+    own_per_run: int = _key(
+        1000, "most reports that one run of publish makes, newest jobs first; the others wait", low=1
+    )
 
 
 @dataclass(frozen=True)
 class Services:
     extra: tuple[str, ...] = _key(
-        (), "names of the site's own services (Python entry points almanac.services); others are never loaded"
+        (), "names of the site's own services (Python entry points almanac.services); no others are loaded"
     )
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What the site report puts a price on. A price that is not configured is said to be, and never taken for 0."""
+    """Prices of the site report. The report says if a price is not configured; it never counts as 0."""
 
-    per_gpu_hour: float = _key(-1.0, "price of a GPU for an hour; negative: not configured", low=-1, high=1_000_000)
+    per_gpu_hour: float = _key(-1.0, "price of one GPU-hour; negative: not configured", low=-1, high=1_000_000)
     per_kwh: float = _key(-1.0, "price of electricity per kWh; negative: not configured", low=-1, high=1_000_000)
-    currency: str = _key("", "what prices are in, such as EUR")
+    currency: str = _key("", "currency of the prices, such as EUR")
 
 
 @dataclass(frozen=True)
 class Mail:
-    """Reports by mail. Nothing is sent until a server is named."""
+    """Reports by mail. almanac sends nothing until you name a server."""
 
-    server: str = _key("", "host of the SMTP server that takes almanac's mail, such as localhost; empty: no mail")
-    port: int = _key(25, "its port", low=1, high=65535)
-    security: str = _key("none", "none, starttls, or tls from the first byte")
+    server: str = _key("", "host of the SMTP server, such as localhost; empty: no mail")
+    port: int = _key(25, "port of the SMTP server", low=1, high=65535)
+    security: str = _key("none", "none, starttls, or tls (from the first byte)")
     ca_file: str = _key("", "certificate authority of the server; empty: the system's")
-    username: str = _key("", "to log in with, with password_file; empty: no login")
+    username: str = _key("", "user name for the login, with password_file; empty: no login")
     password_file: str = _key("", "file that holds the password")
-    timeout_s: float = _key(30.0, "seconds after which the server is given up", low=0.1, high=86400)
-    sender: str = _key("", "address that mail comes from; empty: almanac at this host's name")
-    recipient: str = _key("{user}", "address of a user: {user} is their name, as in {user}@example.org")
-    frequency: str = _key("every", "for users who have not chosen: every (GPU job), digest (weekly), off")
-    min_elapsed_s: int = _key(60, "shorter jobs get no mail of their own; the weekly digest counts them", low=0)
-    storm: int = _key(5, "more reports of one user at once than this become one mail; an array always does", low=1)
-    wait_s: int = _key(1800, "seconds after a job's end for which its report waits for telemetry", low=0)
-    array_wait_hours: int = _key(24, "hours after its end for which an array's task waits for the others", low=0)
-    spool_dir: str = _key("/var/spool/almanac/ended", "where almanac-ended.sh says that a job has ended; need not be")
-    per_minute: int = _key(300, "mails that the server gets within a minute, at most", low=1)
-    per_user_hour: int = _key(20, "mails that one user gets within an hour, at most; the others wait", low=1)
-    give_up_hours: int = _key(72, "hours after which a mail that the server does not take is given up", low=1)
-    keep_days: int = _key(90, "days for which the outbox remembers what was sent", low=1)
+    timeout_s: float = _key(30.0, "seconds after which almanac stops waiting for the server", low=0.1, high=86400)
+    sender: str = _key("", "sender address; empty: almanac at this host's name")
+    recipient: str = _key("{user}", "address of a user, where {user} is the user name, as in {user}@example.org")
+    frequency: str = _key("every", "frequency for users without a choice: every (GPU job), digest (weekly), off")
+    min_elapsed_s: int = _key(
+        60, "shorter jobs (in seconds) get no mail of their own; the weekly digest counts them", low=0
+    )
+    storm: int = _key(5, "more reports than this for one user at once become one mail; an array always does", low=1)
+    wait_s: int = _key(1800, "most seconds that a report waits for telemetry after the job ends", low=0)
+    array_wait_hours: int = _key(24, "hours that a task of an array waits for the others after it ends", low=0)
+    spool_dir: str = _key(
+        "/var/spool/almanac/ended", "folder that almanac-ended.sh writes to when a job ends; optional"
+    )
+    per_minute: int = _key(300, "most mails to the server within a minute", low=1)
+    per_user_hour: int = _key(20, "most mails to one user within an hour; the others wait", low=1)
+    give_up_hours: int = _key(72, "hours after which almanac drops a mail that the server does not accept", low=1)
+    keep_days: int = _key(90, "days that the outbox keeps sent mails", low=1)
 
 
 @dataclass(frozen=True)
