@@ -1,4 +1,4 @@
-"""The tables of the store: columns, units and keys. A change that old code cannot read raises SCHEMA_VERSION.
+"""The tables of the store: columns, units, and keys. Raise SCHEMA_VERSION for a change that old code cannot read.
 
 Times are UTC: seconds (`_s`) or milliseconds (`_ms`) since 1970. A missing value is null, never 0.
 """
@@ -29,11 +29,11 @@ TELEMETRY = pa.schema(
     [
         _field("host", _TEXT, nullable=False),
         _field("gpu", pa.int16(), "GPU index on its host", nullable=False),
-        _field("mig", _TEXT, "MIG instance id; empty: the whole GPU", nullable=False),
+        _field("mig", _TEXT, "MIG instance id; empty: whole GPU", nullable=False),
         _field("time_ms", _INT, "ms since 1970, UTC", nullable=False),
         _field("uuid", _TEXT),
         _field("model", _TEXT, "the exporter's model name"),
-        _field("job_label", _INT, "job id that the exporter's label names"),
+        _field("job_label", _INT, "job id in the exporter's label"),
         *(_field(c.column, pa.float64() if c.column in _DOUBLE else pa.float32(), c.unit) for c in COUNTERS),
     ]
 )
@@ -48,17 +48,17 @@ JOBS = pa.schema(
         _field("het_offset", _INT),
         _field("user", _TEXT),
         _field("account", _TEXT),
-        _field("partition", _TEXT, "where it ran; before its start, as requested"),
-        _field("partition_req", _TEXT, "the partitions that its submit line lists; null: one at most, or not recorded"),
+        _field("partition", _TEXT, "where it ran; before its start, the requested one"),
+        _field("partition_req", _TEXT, "partitions in its submit line; null: at most one, or not recorded"),
         _field("qos", _TEXT),
-        _field("name", _TEXT, "null where unknown: text output can be forged, so it is never taken from there"),
-        _field("name_key", _TEXT, "family key, almanac.names.name_key"),
-        _field("script_key", _TEXT, "hash of script, work directory, names of arguments; null: none, or not recorded"),
-        _field("refuses_mail", pa.bool_(), "whether its comment says almanac:nomail; null: not known"),
+        _field("name", _TEXT, "null: unknown; never read from text output, which a user can forge"),
+        _field("name_key", _TEXT, "key of the job family (almanac.names.name_key)"),
+        _field("script_key", _TEXT, "hash of script, work directory, and argument names; null: none, or not recorded"),
+        _field("refuses_mail", pa.bool_(), "whether its comment has almanac:nomail; null: unknown"),
         _field("state", _TEXT, "COMPLETED, FAILED, TIMEOUT, CANCELLED, ..."),
-        _field("eligible_s", _INT, "s since 1970, UTC; from then on it could start; null: not recorded"),
+        _field("eligible_s", _INT, "s since 1970, UTC: when it became eligible to start; null: not recorded"),
         _field("start_s", _INT, "s since 1970, UTC; null: never started"),
-        _field("end_s", _INT, "s since 1970, UTC; null: not ended"),
+        _field("end_s", _INT, "s since 1970, UTC; null: still running or pending"),
         _field("elapsed_s", _INT, "s"),
         _field("time_limit_s", _INT, "s; null: none"),
         _field("node_count", _INT),
@@ -71,21 +71,21 @@ JOBS = pa.schema(
         _field("gpu_type", _TEXT),
         _field("gpu_type_req", _TEXT, "GPU type requested; empty: none; null: not recorded"),
         _field("constraints", _TEXT),
-        _field("tier", _TEXT, "memory tier asked for, by the configuration at ingest"),
+        _field("tier", _TEXT, "memory tier requested, by the configuration at ingest"),
         _field("exit_code", _INT),
         _field("exit_signal", _INT),
         _field("restarts", _INT),
-        _field("jobstats_hbm_peak_mib", pa.float64(), "MiB, highest GPU of jobstats' AdminComment blob"),
+        _field("jobstats_hbm_peak_mib", pa.float64(), "MiB, highest GPU in jobstats' AdminComment blob"),
         _field("jobstats_hbm_total_mib", pa.float64(), "MiB"),
-        _field("used_mem_mib", pa.float64(), "MiB of host memory, where a trace records it"),
+        _field("used_mem_mib", pa.float64(), "MiB of host memory, if a trace records it"),
     ]
 )
 
 STEPS = pa.schema(
     [
         _field("job_id", _INT, "JobIDRaw", nullable=False),
-        _field("submit_s", _INT, "of the job's run, s since 1970, UTC", nullable=False),
-        _field("step", _TEXT, "0, 1, ..., or 1+0 of a heterogeneous step", nullable=False),
+        _field("submit_s", _INT, "s since 1970, UTC, of the job's run", nullable=False),
+        _field("step", _TEXT, "0, 1, ..., or 1+0 for a heterogeneous step", nullable=False),
         _field("state", _TEXT, "COMPLETED, FAILED, CANCELLED, ..."),
         _field("start_s", _INT, "s since 1970, UTC"),
         _field("end_s", _INT, "s since 1970, UTC"),
@@ -101,53 +101,52 @@ BINDINGS = pa.schema(
     [
         _field("job_id", _INT, nullable=False),
         _field("host", _TEXT, nullable=False),
-        _field("gpu", pa.int16(), "Slurm's index on the host: of a GPU, or of a MIG instance", nullable=False),
+        _field("gpu", pa.int16(), "Slurm's index on the host, of a GPU or a MIG instance", nullable=False),
         _field("origin", _TEXT, "prolog or squeue", nullable=False),
         _field("seen_s", _INT, "s since 1970, UTC", nullable=False),
-        _field("uuid", _TEXT, "of the GPU (GPU-...), or of the MIG instance (MIG-...) while its GPU is not known"),
-        _field("mig", _TEXT, "MIG instance id on the GPU that uuid names; null: whole GPU, or not known"),
+        _field("uuid", _TEXT, "UUID of the GPU (GPU-...), or of the MIG instance (MIG-...) if its GPU is unknown"),
+        _field("mig", _TEXT, "MIG instance id on the GPU of uuid; null: whole GPU, or unknown"),
     ]
 )
 
 ADVICE = pa.schema(
     [
         _field("published_s", _INT, "s since 1970, UTC", nullable=False),
-        _field("user", _TEXT, "empty: everybody else (_site)", nullable=False),
-        _field("kind", _TEXT, "file, or a row of it: F (family), G (GPU count), U (any job)", nullable=False),
-        _field("name_key", _TEXT, "family key; empty but for F", nullable=False),
-        _field("gpu_count", _INT, "GPUs asked for; 0 for U and file", nullable=False),
-        _field("version", _TEXT, "of the file that says so; null for a file that was taken away"),
-        _field("predicted_s", _INT, "s; null for a row that is gone"),
-        _field("term", _INT, "points of site_factor; for U those of options alone"),
-        _field("bound_mib", _INT, "MiB, upper bound of the HBM peak of one GPU"),
-        _field("tier", _TEXT, "tier to ask for"),
-        _field("expires_s", _INT, "of a file, s since 1970, UTC"),
-        _field("mode", _TEXT, "of a file: off, observe or apply"),
-        _field("points_per_e", pa.float64(), "of a file: scale of the term, points"),
-        _field("min_gpu_time_s", pa.float64(), "of a file: scale of the term, GPU-seconds"),
-        _field("max_gpu_time_s", pa.float64(), "of a file: scale of the term, GPU-seconds"),
+        _field("user", _TEXT, "user; empty: everybody else (_site)", nullable=False),
+        _field("kind", _TEXT, "file, or a row in it: F (job family), G (GPU count), U (any job)", nullable=False),
+        _field("name_key", _TEXT, "key of the job family; empty except for F", nullable=False),
+        _field("gpu_count", _INT, "GPUs requested; 0 for U and file", nullable=False),
+        _field("version", _TEXT, "version of the advice file; null: the file was removed"),
+        _field("predicted_s", _INT, "s, predicted duration; null: the row was removed"),
+        _field("term", _INT, "site factor; for U only the points of options"),
+        _field("bound_mib", _INT, "MiB, memory bound of one GPU"),
+        _field("tier", _TEXT, "memory tier to ask for"),
+        _field("expires_s", _INT, "s since 1970, UTC, when the file expires"),
+        _field("mode", _TEXT, "of a file: off, observe, or apply"),
+        _field("points_per_e", pa.float64(), "of a file: scale of the site factor, points"),
+        _field("min_gpu_time_s", pa.float64(), "of a file: scale of the site factor, GPU-seconds"),
+        _field("max_gpu_time_s", pa.float64(), "of a file: scale of the site factor, GPU-seconds"),
     ]
 )
 
 NODE_COUNTS = pa.schema(
     [
-        _field("node_set", _TEXT, "name of the [[node_sets]] table", nullable=False),
+        _field("node_set", _TEXT, "name of the node set", nullable=False),
         _field("time_s", _INT, "s since 1970, UTC, a full minute", nullable=False),
-        _field("total", _INT, "nodes in use or able to serve, powered or not"),
+        _field("total", _INT, "nodes in use or usable, powered up or down"),
         _field("active", _INT, "nodes in use"),
-        _field("wanted", _INT, "nodes wanted by pending jobs"),
+        _field("wanted", _INT, "nodes that pending jobs want"),
         _field("asleep", _INT, "nodes powered down or powering down"),
-        _field("queued_node_min", pa.float64(), "predicted node-minutes of pending jobs; null: not known"),
+        _field("queued_node_min", pa.float64(), "predicted node-minutes of pending jobs; null: unknown"),
     ]
 )
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table of the store. `key` makes a row unique within a cluster; `order` is how files are sorted.
+    """One table of the store. `key` makes a row unique within a cluster. Files are sorted by `order`.
 
-    time_column and part_s say which partition file a row belongs to: date=YYYY-MM-DD/HHMM of
-    floor(time / part_s).
+    time_column and part_s give the partition file of a row: date=YYYY-MM-DD/HHMM of floor(time / part_s).
     """
 
     name: str
@@ -160,7 +159,7 @@ class Table:
 
 
 def _of_runs(name: str, schema: pa.Schema, *more: str) -> Table:
-    """A table of jobs' runs, or of what each run has several of, which the columns `more` tell apart."""
+    """A table of job runs, or of parts of runs (steps, GPUs), which the columns `more` identify."""
     return Table(
         name=name,
         schema=schema,
@@ -221,12 +220,12 @@ TABLES = {
 
 
 def schema_of(columns: Mapping[str, pa.DataType]) -> pa.Schema:
-    """A schema of nullable columns without metadata, for tables that are not stored."""
+    """A schema of nullable columns without metadata, for tables outside the store."""
     return pa.schema([pa.field(name, kind) for name, kind in columns.items()])
 
 
 def table_of(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.Table:
-    """Rows of plain values, in the order of the schema's columns, as a table."""
+    """A table from rows of plain values in the order of the schema's columns."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema.names)
     arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
     return pa.table(arrays, schema=schema)
