@@ -20,6 +20,7 @@ PLAIN_PAGES = [
     "docs/counters.md",
     "docs/dask.md",
     "docs/characterize.md",
+    "docs/configuration.md",
     "docs/developing.md",
     "docs/examples.md",
     "docs/formulas.md",
@@ -40,6 +41,7 @@ PLAIN_PAGES = [
     "docs/reprioritize.md",
     "docs/security.md",
     "docs/site-report.md",
+    "docs/tables.md",
     "docs/users.md",
 ]
 
