@@ -269,7 +269,7 @@ def _list(contexts: Sequence[JobContext]) -> None:
             local_time(context.job["end_s"]),
             format_count(context.gpu_count),
             "-" if context.elapsed_s is None else format_duration(context.elapsed_s),
-            report_of(context).judgement.verdict,
+            report_of(context).conclusions.summary,
         ]
         for context in contexts
     ]

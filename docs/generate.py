@@ -127,7 +127,7 @@ def report_rules() -> str:
     ]
     for rule in rules():
         holds = "; ".join(f"`{fact}` {_limit(tests)}" for fact, tests in rule.when.items())
-        cells = (f"`{rule.name}`", rule.topic, holds, rule.verdict, rule.advice, rule.source)
+        cells = (f"`{rule.name}`", rule.topic, holds, rule.summary, rule.advice, rule.source)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     limits = character()
     lines += [

@@ -64,8 +64,8 @@ class JobContext:
         return self.job["user"] or ""
 
     @property
-    def verdict(self) -> str:
-        """That of job_metrics, or NOT_SUMMARISED."""
+    def data_quality(self) -> str:
+        """Whether the job's data can be used: the column `verdict` of job_metrics, or NOT_SUMMARISED."""
         return self.metrics.get("verdict") or NOT_SUMMARISED
 
     @property

@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from advisor.explain import shell_option, short_text
 from almanac.records import Advice
 from almanac.units import format_count, format_duration, format_gib, printable
+from reports.job.context import JobContext
+from reports.job.rules import CharacterLimits, Fact, character
 from telemetry.metrics.finish_sql import OK
 
-if TYPE_CHECKING:
-    from reports.job.context import JobContext
-    from reports.job.rules import Character
-
-Fact: TypeAlias = float | str | bool | None
 UNATTRIBUTED = ("shared node", "GPU bound", "node list")
 LIMITS_S = [900, 1800, *(3600 * hours for hours in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 36, 48, 72, 96, 120, 168))]
 """Time limits that are suggested."""
@@ -34,23 +30,24 @@ class Facts:
     words: Mapping[str, str]
 
 
-def facts_of(context: JobContext, character: Character) -> Facts:
+def facts_of(context: JobContext) -> Facts:
+    """The facts of a job that the rules test, and the same facts as words for their texts."""
     values = {**_outcome(context), **_use(context), **_memory(context), **_time(context), **_kernel(context)}
-    sentence = character_of(values, character)
+    sentence = character_of(values, character())
     values["has_character"] = bool(sentence)
     return Facts(values, _words(context, values, sentence))
 
 
 def _outcome(context: JobContext) -> dict[str, Fact]:
-    job, verdict = context.job, context.verdict
+    job, data_quality = context.job, context.data_quality
     return {
         "state": job["state"],
         "has_started": job["start_s"] is not None,
         "has_ended": job["end_s"] is not None,
         "gpus": context.gpu_count,
         "elapsed_s": context.elapsed_s,
-        "verdict": verdict,
-        "is_attributed": not verdict.startswith(UNATTRIBUTED),
+        "verdict": data_quality,
+        "is_attributed": not data_quality.startswith(UNATTRIBUTED),
         "coverage": context.metrics.get("coverage_frac"),
         "has_fault": bool(context.metrics.get("has_profiling_fault")),
     }
@@ -61,8 +58,8 @@ def _use(context: JobContext) -> dict[str, Fact]:
     engine = metrics.get("mean_gr_engine_active_frac")
     util_pct = metrics.get("mean_gpu_util_pct")
     spatial, temporal = metrics.get("spatial_imbalance"), metrics.get("temporal_imbalance")
-    # Short jobs and those that were hardly measured have figures too, but no verdict to say of them.
-    is_judged = context.verdict in (OK, "idle")
+    # Short jobs and those that were hardly measured have figures too, but these do not describe how the GPUs were used.
+    is_judged = context.data_quality in (OK, "idle")
     is_whole = metrics.get("gpus_seen") == context.gpu_count and temporal is not None and is_judged
     idle = len(metrics.get("idle_gpus") or ()) if is_whole else None
     return {
@@ -125,7 +122,7 @@ def suggested_limit_s(context: JobContext) -> int | None:
 
 def _kernel(context: JobContext) -> dict[str, Fact]:
     metrics, pipe = context.metrics, context.metrics.get("main_pipe")
-    is_ok = context.verdict == OK and not metrics.get("has_profiling_fault")
+    is_ok = context.data_quality == OK and not metrics.get("has_profiling_fault")
     return {
         "main_pipe": pipe if is_ok else None,
         "job_class": metrics.get("job_class") if is_ok else None,
@@ -136,7 +133,7 @@ def _kernel(context: JobContext) -> dict[str, Fact]:
     }
 
 
-def character_of(values: Mapping[str, Fact], limits: Character) -> str:
+def character_of(values: Mapping[str, Fact], limits: CharacterLimits) -> str:
     """ "Memory-bound, steady, well balanced", as far as it is known; "" where nothing is."""
     parts = []
     if values["job_class"]:

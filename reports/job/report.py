@@ -16,11 +16,11 @@ from advisor.explain import to_json as advice_json
 from almanac import __version__
 from almanac.config import Config
 from almanac.units import format_moment, printable
+from reports.job.conclusions import Conclusions, conclude
 from reports.job.context import JobContext
 from reports.job.facts import facts_of
 from reports.job.figures import FigureRow, figure_rows, heading_rows
 from reports.job.plots import render_plots
-from reports.job.rules import Judgement, character, judge
 
 MAX_SUBJECT = 150
 ALTS = {
@@ -45,14 +45,14 @@ class Report:
     """What all forms of a report say."""
 
     context: JobContext
-    judgement: Judgement
+    conclusions: Conclusions
     heading: tuple[FigureRow, ...]
     figures: tuple[FigureRow, ...]
 
 
 def report_of(context: JobContext) -> Report:
-    judgement = judge(facts_of(context, character()))
-    return Report(context, judgement, tuple(heading_rows(context)), tuple(figure_rows(context)))
+    conclusions = conclude(facts_of(context))
+    return Report(context, conclusions, tuple(heading_rows(context)), tuple(figure_rows(context)))
 
 
 def render_email(context: JobContext, config: Config) -> Rendered:
@@ -75,9 +75,8 @@ def subject_of(report: Report) -> str:
     """ "GPU job 1234 (train): 3 of your 4 GPUs did nothing", one line."""
     name = printable(report.context.job["name"] or "", 40)
     named = f" ({name})" if name else ""
-    return printable(f"GPU job {report.context.shown_id}{named}: {report.judgement.sentences[0]}", MAX_SUBJECT).rstrip(
-        "."
-    )
+    said = f"GPU job {report.context.shown_id}{named}: {report.conclusions.sentences[0]}"
+    return printable(said, MAX_SUBJECT).rstrip(".")
 
 
 def render_text(report: Report) -> str:
@@ -102,7 +101,7 @@ def _given(report: Report) -> dict[str, Any]:
     end_s = context.job["end_s"]
     return {
         "subject": subject_of(report),
-        "judgement": report.judgement,
+        "conclusions": report.conclusions,
         "heading": report.heading,
         "figures": report.figures,
         "ended": format_moment(end_s) if end_s is not None else "",
@@ -155,9 +154,9 @@ def to_json(context: JobContext) -> dict[str, Any]:
         "cluster": context.cluster,
         "job": dict(context.job),
         "earlier_runs": [dict(run) for run in context.earlier_runs],
-        "verdict": report.judgement.verdict,
-        "rules": list(report.judgement.rules),
-        "suggestions": [asdict(suggestion) for suggestion in report.judgement.suggestions],
+        "verdict": report.conclusions.summary,
+        "rules": list(report.conclusions.rules),
+        "suggestions": [asdict(suggestion) for suggestion in report.conclusions.suggestions],
         "figures": [asdict(row) for row in report.figures],
         "gpu_hours": context.gpu_hours,
         "metrics": dict(context.metrics) or None,

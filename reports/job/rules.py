@@ -1,4 +1,4 @@
-"""The rules of rules.toml: which of them hold for a job, its verdict, and what is suggested."""
+"""The rules of rules.toml: which facts each one needs, and what it says."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeAlias
 
-from reports.job.facts import Fact, Facts
-
-MAX_SUGGESTIONS = 3
-MAX_SENTENCES = 2
+Fact: TypeAlias = float | str | bool | None
+"""A fact about a job; None if it is not known."""
 TESTS = ("min", "max", "is", "one_of")
+_OLD_KEYS = {"verdict": "summary"}
+"""Keys of a rule in files that were written for older releases."""
 
 
 @dataclass(frozen=True)
-class Character:
+class CharacterLimits:
     """Limits of the words "steady", "in bursts" and "well balanced"."""
 
     steady_max: float
@@ -28,13 +28,13 @@ class Character:
 
 @dataclass(frozen=True)
 class Rule:
-    """when: by fact, its limits (min, max, is, one_of). verdict, advice and reason name words in braces."""
+    """A rule. when: by fact, its limits (min, max, is, one_of). The texts name the job's figures in braces."""
 
     name: str
     topic: str
     source: str
     when: Mapping[str, Mapping[str, Any]]
-    verdict: str = ""
+    summary: str = ""
     advice: str = ""
     reason: str = ""
 
@@ -44,28 +44,6 @@ class Rule:
         )
 
 
-@dataclass(frozen=True)
-class Suggestion:
-    """rule: its name. advice: what to do; reason: why, with the evidence. Plain text without control characters."""
-
-    rule: str
-    advice: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What a job is told. sentences: one or two; suggestions: at most MAX_SUGGESTIONS, most important first."""
-
-    sentences: tuple[str, ...]
-    suggestions: tuple[Suggestion, ...]
-    rules: tuple[str, ...]
-
-    @property
-    def verdict(self) -> str:
-        return " ".join(self.sentences)
-
-
 @cache
 def _file() -> dict[str, Any]:
     return tomllib.loads((resources.files("reports.job") / "rules.toml").read_text(encoding="utf-8"))
@@ -73,33 +51,22 @@ def _file() -> dict[str, Any]:
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """In the order of the file."""
-    return tuple(Rule(**row) for row in _file()["rule"])
+    """The rules, in the order of the file."""
+    return tuple(map(rule_of, _file()["rule"]))
+
+
+def rule_of(row: Mapping[str, Any]) -> Rule:
+    """A rule from its table in the file. Raises TypeError for an unknown or missing key."""
+    return Rule(**{_OLD_KEYS.get(key, key): value for key, value in row.items()})
 
 
 @cache
-def character() -> Character:
-    return Character(**_file()["character"])
-
-
-def judge(facts: Facts) -> Judgement:
-    """Of each topic its first rule that holds. A job of which nothing is known gets a sentence that says so."""
-    found = first_of_topics(rules(), facts.values)
-    sentences = [rule.verdict.format_map(facts.words) for rule in found if rule.verdict]
-    suggestions = [
-        Suggestion(rule.name, rule.advice.format_map(facts.words), rule.reason.format_map(facts.words))
-        for rule in found
-        if rule.advice
-    ]
-    return Judgement(
-        sentences=tuple(sentences[:MAX_SENTENCES]) or ("There is nothing to say of how this job used its GPUs.",),
-        suggestions=tuple(suggestions[:MAX_SUGGESTIONS]),
-        rules=tuple(rule.name for rule in found),
-    )
+def character() -> CharacterLimits:
+    return CharacterLimits(**_file()["character"])
 
 
 def first_of_topics(among: Sequence[Rule], values: Mapping[str, Fact]) -> list[Rule]:
-    """The first rule of each topic that holds; a job without GPU or run has nothing but its outcome."""
+    """The first rule of each topic that holds. A job without a GPU or a run has only its outcome."""
     found: dict[str, Rule] = {}
     for rule in among:
         if rule.topic not in found and rule.holds(values):
@@ -110,7 +77,7 @@ def first_of_topics(among: Sequence[Rule], values: Mapping[str, Fact]) -> list[R
 
 
 def _meets(value: Fact, test: str, limit: Any) -> bool:
-    """A fact that is not known meets nothing."""
+    """Whether a fact is within one limit; an unknown fact never is."""
     if value is None:
         return False
     if test == "is":

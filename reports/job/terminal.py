@@ -25,7 +25,7 @@ def render_terminal(context: JobContext, width: int) -> Group:
     parts: list[RenderableType] = [_head(report), _figures(report)]
     if context.series is not None:
         parts += _plots(context, context.series, max(20, min(72, width - 30)))
-    if report.judgement.suggestions:
+    if report.conclusions.suggestions:
         parts += [Text("\nFor next time", style="bold"), _suggestions(report)]
     return Group(*parts)
 
@@ -33,7 +33,7 @@ def render_terminal(context: JobContext, width: int) -> Group:
 def _head(report: Report) -> RenderableType:
     rows = " · ".join(f"{row.value}{f' ({row.about})' if row.about else ''}" for row in report.heading)
     return Panel(
-        Text(report.judgement.verdict, style="bold"), title=Text(f"Job {rows}"), title_align="left", padding=(0, 1)
+        Text(report.conclusions.summary, style="bold"), title=Text(f"Job {rows}"), title_align="left", padding=(0, 1)
     )
 
 
@@ -46,7 +46,7 @@ def _figures(report: Report) -> Table:
 
 def _suggestions(report: Report) -> Table:
     table = Table.grid(padding=(0, 1))
-    for number, suggestion in enumerate(report.judgement.suggestions, 1):
+    for number, suggestion in enumerate(report.conclusions.suggestions, 1):
         table.add_row(Text(f"{number}."), Text(suggestion.advice, style="bold"))
         table.add_row("", Text(suggestion.reason, style="dim"))
     return table

@@ -10,10 +10,11 @@ from typing import Any
 from almanac import __version__
 from almanac.config import Config
 from almanac.units import format_count, format_duration, format_gib, format_moment, printable
+from reports.job.conclusions import MAX_SUGGESTIONS, Suggestion
 from reports.job.context import JobContext, build
 from reports.job.figures import NOT_KNOWN, FigureRow, real_text
 from reports.job.report import MAX_SUBJECT, Rendered, Report, render_html, report_of, templates
-from reports.job.rules import MAX_SUGGESTIONS, Suggestion, rules
+from reports.job.rules import rules
 from reports.mail.week import FAILED_STATES, Saving, Totals, Week, week_of
 from telemetry.store.store import Store
 
@@ -38,7 +39,7 @@ def render_storm(contexts: Sequence[JobContext], config: Config) -> Rendered:
     if not contexts:
         raise ValueError("a digest of no jobs")
     reports = [report_of(context) for context in contexts]
-    verdict = f"{_ended(contexts)}, {_hours(sum(context.gpu_hours or 0.0 for context in contexts))} in all."
+    summary = f"{_ended(contexts)}, {_hours(sum(context.gpu_hours or 0.0 for context in contexts))} in all."
     listed = sorted(reports, key=_urgency)[:LISTED]
     more = len(reports) - len(listed)
     rest = f"{format_count(more)} more are not named; `almanac report JOBID` tells of each." if more else ""
@@ -47,7 +48,7 @@ def render_storm(contexts: Sequence[JobContext], config: Config) -> Rendered:
         Part("In figures", tuple(_storm_rows(contexts))),
         Part("The jobs" if not more else "The jobs, the most telling first", tuple(map(_job_row, listed)), note=rest),
     ]
-    return _rendered(contexts[0].cluster, _storm_subject(contexts), verdict, _kicker(contexts), parts)
+    return _rendered(contexts[0].cluster, _storm_subject(contexts), summary, _kicker(contexts), parts)
 
 
 def render_weekly(store: Store, cluster: str, user: str, config: Config, now_s: int) -> Rendered | None:
@@ -73,13 +74,13 @@ def render_weekly(store: Store, cluster: str, user: str, config: Config, now_s: 
     kicker = f"Week {week.span.name}: {format_moment(week.span.start_s)} to {format_moment(week.span.end_s)}"
     totals = week.totals
     subject = f"Your GPU week {week.span.name}: {_jobs(totals.jobs)}, {_hours(totals.gpu_hours)}"
-    return _rendered(cluster, subject, _week_verdict(week), kicker, parts)
+    return _rendered(cluster, subject, _week_summary(week), kicker, parts)
 
 
-def _rendered(cluster: str, subject: str, verdict: str, kicker: str, parts: Sequence[Part]) -> Rendered:
+def _rendered(cluster: str, subject: str, summary: str, kicker: str, parts: Sequence[Part]) -> Rendered:
     given: dict[str, Any] = {
         "subject": printable(subject, MAX_SUBJECT),
-        "verdict": verdict,
+        "summary": summary,
         "kicker": kicker,
         "parts": [part for part in parts if part.rows or part.suggestions or part.note],
         "cluster": printable(cluster, 60),
@@ -139,7 +140,7 @@ def _suggested(reports: Sequence[Report]) -> Part:
     """What jobs are told, with the one of most GPU-hours as the example; what a tenth of them is told comes first."""
     found: dict[str, list[tuple[Report, Suggestion]]] = {}
     for report in sorted(reports, key=lambda report: -(report.context.gpu_hours or 0.0)):
-        for suggestion in report.judgement.suggestions:
+        for suggestion in report.conclusions.suggestions:
             found.setdefault(suggestion.rule, []).append((report, suggestion))
     order = {rule.name: place for place, rule in enumerate(rules())}
 
@@ -170,7 +171,7 @@ def _job_row(report: Report) -> FigureRow:
     name = printable(context.job["name"] or "", 40)
     time = format_duration(context.elapsed_s) if context.elapsed_s is not None else NOT_KNOWN
     gpus = f"{format_count(context.gpu_count)} GPU{'s' * (context.gpu_count != 1)}"
-    return FigureRow(context.shown_id, f"{name + ', ' if name else ''}{gpus}, {time}", report.judgement.sentences[0])
+    return FigureRow(context.shown_id, f"{name + ', ' if name else ''}{gpus}, {time}", report.conclusions.sentences[0])
 
 
 def _total_rows(totals: Totals) -> Iterator[FigureRow]:
@@ -188,7 +189,7 @@ def _trend(totals: Totals) -> tuple[str, str]:
     return _hours(totals.gpu_hours), f"{_jobs(totals.jobs)}{busy}"
 
 
-def _week_verdict(week: Week) -> str:
+def _week_summary(week: Week) -> str:
     totals = week.totals
     first = f"{_jobs(totals.jobs)} ran {_hours(totals.gpu_hours)}{_compared(week)}."
     if week.idle.gpu_hours >= 0.05 * totals.gpu_hours > 0:

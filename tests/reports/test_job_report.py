@@ -52,7 +52,7 @@ def test_mail_is_small_and_whole(reported: Any, case: str) -> None:
     assert set(re.findall(r'src="cid:([^"]+)"', mail.html)) == set(mail.images)
     assert mail.html.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]{20,}"', mail.html)) == len(mail.images)
     assert all(content.startswith(b"\x89PNG") for content in mail.images.values())
-    assert len(report_of(reported.contexts[case]).judgement.suggestions) <= 3
+    assert len(report_of(reported.contexts[case]).conclusions.suggestions) <= 3
 
 
 class Page(HTMLParser):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from reports.job.conclusions import conclude
 from reports.job.facts import facts_of
-from reports.job.rules import TESTS, Rule, character, first_of_topics, judge, rules
+from reports.job.rules import TESTS, Rule, first_of_topics, rule_of, rules
 
 EXPECTED = {
     "balanced": {"well_used", "tier_too_large", "limit_far", "memory_bound"},
@@ -28,15 +29,15 @@ EXPECTED = {
 
 @pytest.mark.parametrize("case", EXPECTED)
 def test_the_rules_that_speak(reported: Any, case: str) -> None:
-    assert set(judge(facts_of(reported.contexts[case], character())).rules) >= EXPECTED[case]
+    assert set(conclude(facts_of(reported.contexts[case])).rules) >= EXPECTED[case]
 
 
 def test_every_fact_and_word_of_a_rule_exists(reported: Any) -> None:
-    facts = facts_of(reported.contexts["balanced"], character())
+    facts = facts_of(reported.contexts["balanced"])
     for rule in rules():
         assert set(rule.when) <= set(facts.values), rule.name
         assert {test for tests in rule.when.values() for test in tests} <= set(TESTS), rule.name
-        for text in (rule.verdict, rule.advice, rule.reason):
+        for text in (rule.summary, rule.advice, rule.reason):
             words = {field for _, field, _, _ in string.Formatter().parse(text) if field is not None}
             assert words <= set(facts.words), rule.name
 
@@ -45,14 +46,14 @@ def test_every_rule_says_why_and_names_its_source() -> None:
     assert len({rule.name for rule in rules()}) == len(rules())
     for rule in rules():
         assert rule.source and rule.when
-        assert rule.verdict or rule.advice
+        assert rule.summary or rule.advice
         assert bool(rule.advice) == bool(rule.reason) or not rule.advice
 
 
 def test_texts_leave_no_braces_and_no_gaps(reported: Any) -> None:
     for name, context in reported.contexts.items():
-        judgement = judge(facts_of(context, character()))
-        for text in (*judgement.sentences, *(text for s in judgement.suggestions for text in (s.advice, s.reason))):
+        conclusions = conclude(facts_of(context))
+        for text in (*conclusions.sentences, *(text for s in conclusions.suggestions for text in (s.advice, s.reason))):
             assert "  " not in text and not set("{}") & set(text), (name, text)
             assert text and not text[0].islower() and text.endswith((".", ")")), (name, text)
 
@@ -61,6 +62,11 @@ def test_an_unknown_fact_meets_no_limit() -> None:
     rule = Rule("r", "t", "s", {"spatial": {"min": 0.3}})
     assert not rule.holds({"spatial": None})
     assert rule.holds({"spatial": 0.3}) and not rule.holds({"spatial": 0.29})
+
+
+def test_a_rule_of_an_older_file_keeps_its_sentence() -> None:
+    row = {"name": "r", "topic": "t", "source": "s", "when": {}, "verdict": "It ran."}
+    assert rule_of(row).summary == "It ran."
 
 
 def test_of_a_topic_the_first_rule_that_holds_speaks() -> None:
@@ -77,15 +83,15 @@ def test_a_job_near_the_limit_is_warned_and_told_of_no_tier_that_is_enough(repor
     full = {"hbm_peak_mib": 38_502.0, "hbm_capacity_mib": 40_960.0, "hbm_peak_frac": 0.94}
     advice = dataclasses.replace(context.advice, tier=dataclasses.replace(context.advice.tier, reason=reason))
     context = dataclasses.replace(context, metrics={**context.metrics, **full}, advice=advice)
-    judgement = judge(facts_of(context, character()))
-    assert "memory_tight" in judgement.rules
-    said = " ".join(judgement.sentences)
+    conclusions = conclude(facts_of(context))
+    assert "memory_tight" in conclusions.rules
+    said = " ".join(conclusions.sentences)
     assert "37.6 GiB of 40.0 GiB" in said and "enough" not in said
 
 
 def test_an_idle_gpu_is_not_claimed_where_it_was_hardly_measured(reported: Any) -> None:
     idle = reported.contexts["idle"]
     seen = dataclasses.replace(idle, metrics={**idle.metrics, "coverage_frac": 0.6})
-    assert "idle_gpus" not in judge(facts_of(seen, character())).rules
+    assert "idle_gpus" not in conclude(facts_of(seen)).rules
     fault = dataclasses.replace(idle, metrics={**idle.metrics, "has_profiling_fault": True})
-    assert "idle_gpus" not in judge(facts_of(fault, character())).rules
+    assert "idle_gpus" not in conclude(facts_of(fault)).rules
