@@ -49,7 +49,7 @@ def conclude(facts: Facts) -> Conclusions:
         if rule.advice
     ]
     return Conclusions(
-        sentences=tuple(sentences[:MAX_SENTENCES]) or ("There is nothing to say of how this job used its GPUs.",),
+        sentences=tuple(sentences[:MAX_SENTENCES]) or ("There is nothing to report about how this job used its GPUs.",),
         suggestions=tuple(suggestions[:MAX_SUGGESTIONS]),
         rules=tuple(rule.name for rule in found),
     )

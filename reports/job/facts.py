@@ -1,4 +1,4 @@
-"""A job's facts, which rules look at, and the same as words, which rules say."""
+"""The facts of a job that the rules test, and the same facts as words for the rules' texts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from reports.job.rules import CharacterLimits, Fact, character
 from telemetry.metrics.finish_sql import OK
 
 UNATTRIBUTED = ("shared node", "GPU bound", "node list")
+"""How the data quality begins if nobody knows which GPUs the job had."""
 LIMITS_S = [900, 1800, *(3600 * hours for hours in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 36, 48, 72, 96, 120, 168))]
-"""Time limits that are suggested."""
+"""Time limits to suggest, in seconds."""
 LIMIT_MARGIN = 1.5
-"""A suggested limit is at least so many times what this run took."""
+"""A suggested limit is at least this many times the run time."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """values: a fact that is not known is None. words: texts without control characters, "" where not known."""
+    """values: the facts, None if not known. words: texts without control characters, "" if not known."""
 
     values: Mapping[str, Fact]
     words: Mapping[str, str]
@@ -58,7 +59,7 @@ def _use(context: JobContext) -> dict[str, Fact]:
     engine = metrics.get("mean_gr_engine_active_frac")
     util_pct = metrics.get("mean_gpu_util_pct")
     spatial, temporal = metrics.get("spatial_imbalance"), metrics.get("temporal_imbalance")
-    # Short jobs and those that were hardly measured have figures too, but these do not describe how the GPUs were used.
+    # Short and hardly measured jobs have figures too, but these do not say how the GPUs were used.
     is_judged = context.data_quality in (OK, "idle")
     is_whole = metrics.get("gpus_seen") == context.gpu_count and temporal is not None and is_judged
     idle = len(metrics.get("idle_gpus") or ()) if is_whole else None
@@ -85,7 +86,7 @@ def _memory(context: JobContext) -> dict[str, Fact]:
 
 
 def _smaller_tier(context: JobContext) -> str:
-    """The smallest tier below the GPU that it ran on whose memory holds what was used with a tenth to spare."""
+    """The smallest tier that holds the job's peak with 10% to spare, if it is smaller than the GPU used; else ""."""
     peak_mib, own_mib = context.metrics.get("hbm_peak_mib"), context.metrics.get("hbm_capacity_mib")
     if peak_mib is None or own_mib is None:
         return ""
@@ -94,7 +95,7 @@ def _smaller_tier(context: JobContext) -> str:
 
 
 def _larger_tier(context: JobContext) -> str:
-    """The next tier above the GPU that it ran on; "" where there is none."""
+    """The next tier above the GPU that the job ran on; "" if there is none."""
     own_mib = context.metrics.get("hbm_capacity_mib")
     larger = [tier for tier in context.tiers if own_mib is not None and tier.capacity_mib > own_mib]
     return min(larger, key=lambda tier: tier.capacity_mib).name if larger else ""
@@ -112,7 +113,7 @@ def _time(context: JobContext) -> dict[str, Fact]:
 
 
 def suggested_limit_s(context: JobContext) -> int | None:
-    """The shortest usual limit that holds this run with a margin, and the predicted longer end of such jobs."""
+    """The shortest of LIMITS_S that holds this run with LIMIT_MARGIN, and a long predicted run; None if none does."""
     if context.elapsed_s is None:
         return None
     duration = context.advice.duration if context.advice else None
@@ -134,7 +135,10 @@ def _kernel(context: JobContext) -> dict[str, Fact]:
 
 
 def character_of(values: Mapping[str, Fact], limits: CharacterLimits) -> str:
-    """ "Memory-bound, steady, well balanced", as far as it is known; "" where nothing is."""
+    """How the job used its GPUs, as far as that is known; "" if nothing is.
+
+    "Your GPUs were busy 90% of the time, mostly moving data (memory-bound, steady, well balanced)"
+    """
     parts = []
     if values["job_class"]:
         parts.append(f"{values['job_class']}-bound")
@@ -144,16 +148,13 @@ def character_of(values: Mapping[str, Fact], limits: CharacterLimits) -> str:
         parts.append("steady" if steady else "in bursts" if temporal >= limits.bursty_min else "fairly steady")
     if isinstance(spatial, int | float) and spatial <= limits.balanced_max:
         parts.append("well balanced")
-    text = ", ".join(parts)
-    if not text:
-        return ""
-    return f"{text[0].upper()}{text[1:]}: {_gloss(values)}"
+    return f"{_busy(values)} ({', '.join(parts)})" if parts else ""
 
 
-def _gloss(values: Mapping[str, Fact]) -> str:
-    """What that means, for who has never heard the words."""
+def _busy(values: Mapping[str, Fact]) -> str:
+    """How busy the GPUs were, in everyday words."""
     util_pct = values["util_pct"]
-    own = "its GPU was" if values["gpus"] == 1 else "its GPUs were"
+    own = "Your GPU was" if values["gpus"] == 1 else "Your GPUs were"
     busy = f"{own} busy {util_pct:.0f}% of the time" if isinstance(util_pct, int | float) else f"{own} in use"
     means = {"memory": ", mostly moving data", "compute": ", mostly computing"}
     return busy + means.get(str(values["job_class"]), "")
@@ -166,6 +167,7 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         **_use_words(context),
         "gpus": format_count(gpus),
         "all_gpus": "Your GPU" if gpus == 1 else "Both of your GPUs" if gpus == 2 else f"All {gpus} of your GPUs",
+        "each_gpu": "Your GPU" if gpus == 1 else "Each GPU",
         "idle_gpus": _number(values["idle_gpus"], "{:.0f}"),
         "used_gpus": _number(values["used_gpus"], "{:.0f}"),
         "used_named": "1 GPU" if values["used_gpus"] == 1 else _number(values["used_gpus"], "{:.0f} GPUs"),
@@ -184,7 +186,7 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         "smaller_tier": printable(_smaller_tier(context), 80),
         "larger_tier": printable(_larger_tier(context), 80),
         "hbm_share": percent(values["hbm_share"]),
-        "pipe": str(values["main_pipe"] or "").replace("tensor", "tensor core").replace("fp", "FP"),
+        "pipe": _pipe(values["main_pipe"]),
         "pipe_active": percent(values["pipe_frac"]),
         "tensor": percent(values["tensor_frac"]),
         "compute_time": percent(values["compute_frac"]),
@@ -195,22 +197,24 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
 
 
 def _use_words(context: JobContext) -> dict[str, str]:
-    """The GPUs that did least and most, and where the job stands."""
+    """The least and the most busy GPU, and how the job compares with others of its site."""
     means = [
         (row["mean_gpu_util_pct"], f"{row['host']}:{row['gpu']}")
         for row in context.gpus
         if row["mean_gpu_util_pct"] is not None
     ]
-    low, high = min(means, default=(None, "")), max(means, default=(None, ""))
     return {
-        "lowest_util": _number(low[0], "{:.0f}%"),
-        "lowest_gpu": printable(low[1] or "one", 80),
-        "highest_util": _number(high[0], "{:.0f}%"),
-        "highest_gpu": printable(high[1] or "another", 80),
+        "busy_range": _busy_range(min(means), max(means)) if means else "",
         "spatial_rank": _rank_words(context, "spatial_imbalance", "more uneven than"),
-        "temporal_rank": _rank_words(context, "temporal_imbalance", "more unsteady than"),
-        "util_rank": _rank_words(context, "mean_gpu_util_pct", "higher than"),
+        "temporal_rank": _rank_words(context, "temporal_imbalance", "less steady than"),
+        "util_rank": _rank_words(context, "mean_gpu_util_pct", "higher than in"),
     }
+
+
+def _busy_range(low: tuple[float, str], high: tuple[float, str]) -> str:
+    """low, high: utilization in percent, and the GPU's name."""
+    names = printable(low[1], 80), printable(high[1], 80)
+    return f" GPU {names[0]} was busy {low[0]:.0f}% of the time, GPU {names[1]} {high[0]:.0f}%."
 
 
 def _rank_words(context: JobContext, metric: str, than: str) -> str:
@@ -232,24 +236,29 @@ def _advice_words(advice: Advice | None) -> dict[str, str]:
 
 
 def _waits(advice: Advice) -> str:
-    """ " (recent waits: hbm40g 12 min, hbm80g 3 h)", where both are known."""
+    """ " (median wait lately: hbm40g 12 min, hbm80g 3 h)"; "" unless both are known."""
     waits = {wait.tier: wait for wait in advice.waits}
     names = [name for name in (advice.tier.tier, advice.tier.requested_tier) if name in waits]
     if len(names) != 2:
         return ""
     smaller, asked = (f"{printable(name)} {format_duration(waits[name].median_s)}" for name in names)
-    return f" (recent waits: {smaller}, {asked})"
+    return f" (median wait lately: {smaller}, {asked})"
 
 
 def percent(value: Fact) -> str:
-    """A share as "12%"; a small one that is not zero as "below 1%"; "" where it is not known."""
+    """A share as "12%"; a small share above zero as "less than 1%"; "" if it is not known."""
     if not isinstance(value, int | float) or math.isnan(value):
         return ""
-    return "below 1%" if 0 < value < 0.005 else f"{100 * value:.0f}%"
+    return "less than 1%" if 0 < value < 0.005 else f"{100 * value:.0f}%"
 
 
 def _number(value: object, form: str) -> str:
     return form.format(value) if isinstance(value, int | float | np.number) else ""
+
+
+def _pipe(name: Fact) -> str:
+    """ "FP64 units" or "tensor cores"; "" if it is not known."""
+    return "tensor cores" if name == "tensor" else f"{str(name).upper()} units" if name else ""
 
 
 def _span(seconds: Fact) -> str:
@@ -274,7 +283,7 @@ def _exit(code: int | None, signal: int | None) -> str:
 
 
 def _listed(names: list[str] | tuple[str, ...]) -> str:
-    """The first four of the names."""
+    """The first four names, and how many more there are."""
     shown = [printable(str(name), 80) for name in names[:4]]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(shown) + more

@@ -1,4 +1,4 @@
-"""The small table of a report: a job's figures as texts, and where they stand."""
+"""The figures of a report as texts, and how they compare with other jobs of the site."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reports.job.ranks import Rank
 
 @dataclass(frozen=True)
 class FigureRow:
-    """A line of the table. about: where the figure stands, or what it means; "" where there is nothing to say."""
+    """A line of the table. about: what the figure means, or how it compares with other jobs; may be empty."""
 
     name: str
     value: str
@@ -24,17 +24,17 @@ NOT_KNOWN = "not known"
 
 
 def figure_rows(context: JobContext) -> list[FigureRow]:
-    """Time, GPU-hours, energy, utilisation, memory and imbalance; what is not known says so."""
+    """Time, GPU-hours, energy, utilization, memory, and imbalance; NOT_KNOWN if a figure is missing."""
     if context.job["start_s"] is None:
         limit_s = context.job["time_limit_s"]
-        return [FigureRow("Asked for", _gpus(context), f"for {format_duration(limit_s)}" if limit_s else "")]
+        return [FigureRow("Requested", _gpus(context), f"for {format_duration(limit_s)}" if limit_s else "")]
     return [*_size_rows(context), *_use_rows(context)]
 
 
 def _size_rows(context: JobContext) -> Iterator[FigureRow]:
     limit_s, elapsed_s = context.job["time_limit_s"], context.elapsed_s
-    limit = f"of the {format_duration(limit_s)} asked for" if limit_s else ""
-    yield FigureRow("Time", NOT_KNOWN if elapsed_s is None else format_duration(elapsed_s), limit)
+    limit = f"of the {format_duration(limit_s)} requested" if limit_s else ""
+    yield FigureRow("Run time", NOT_KNOWN if elapsed_s is None else format_duration(elapsed_s), limit)
     gpus = _gpus(context)
     nodes = context.job["node_count"]
     where = f"{gpus} on {format_count(nodes)} node{'s' * (nodes != 1)}" if nodes else gpus
@@ -46,7 +46,7 @@ def _size_rows(context: JobContext) -> Iterator[FigureRow]:
     energy_j = context.metrics.get("energy_j")
     energy = NOT_KNOWN if energy_j is None else f"{real_text(energy_j / 3.6e6)} kWh"
     power_w = context.metrics.get("energy_power_w")
-    yield FigureRow("Energy of the GPUs", energy, "" if power_w is None else f"{power_w:.0f} W per GPU")
+    yield FigureRow("GPU energy", energy, "" if power_w is None else f"{power_w:.0f} W per GPU on average")
 
 
 def _use_rows(context: JobContext) -> Iterator[FigureRow]:
@@ -56,17 +56,17 @@ def _use_rows(context: JobContext) -> Iterator[FigureRow]:
         yield FigureRow("GPU activity", f"{100 * engine:.0f}%", "mean of its MIG instances" if context.is_mig else "")
     else:
         util = NOT_KNOWN if util_pct is None else f"{util_pct:.0f}%"
-        yield FigureRow("GPU utilisation", util, _stands(ranks.get("mean_gpu_util_pct"), "higher than"))
+        yield FigureRow("GPU utilization", util, _stands(ranks.get("mean_gpu_util_pct"), "higher than in"))
     yield _memory_row(context)
     spatial, temporal = metrics.get("spatial_imbalance"), metrics.get("temporal_imbalance")
     if context.gpu_count > 1:
         about = _stands(ranks.get("spatial_imbalance"), "more uneven than")
         yield FigureRow("Imbalance between GPUs", _imbalance(spatial, "even"), about)
-    about = _stands(ranks.get("temporal_imbalance"), "more unsteady than")
+    about = _stands(ranks.get("temporal_imbalance"), "less steady than")
     yield FigureRow("Imbalance over time", _imbalance(temporal, "steady"), about)
     coverage = metrics.get("coverage_frac")
     if coverage is not None and coverage < 0.95:
-        yield FigureRow("Measured", percent(coverage), "of the job's time; the rest is missing, not idle")
+        yield FigureRow("Measured", percent(coverage), "of the run time; the rest is missing, not idle")
 
 
 def _gpus(context: JobContext) -> str:
@@ -78,12 +78,13 @@ def _memory_row(context: JobContext) -> FigureRow:
     peak_mib = metrics.get("hbm_peak_mib") or metrics.get("hbm_max_mib")
     capacity_mib = metrics.get("hbm_capacity_mib")
     if peak_mib is None:
-        return FigureRow("Peak of GPU memory", NOT_KNOWN)
+        return FigureRow("Peak GPU memory", NOT_KNOWN)
     if metrics.get("is_preallocated"):
-        return FigureRow("Peak of GPU memory", format_gib(peak_mib), "reserved by your framework: the need is not seen")
+        about = "reserved by your framework, which hides the real use"
+        return FigureRow("Peak GPU memory", format_gib(peak_mib), about)
     of = f" of {format_gib(capacity_mib)}" if capacity_mib else ""
-    about = _stands(context.ranks.get("hbm_peak_frac"), "a larger share than")
-    return FigureRow("Peak of GPU memory", f"{format_gib(peak_mib)}{of}", about)
+    about = _stands(context.ranks.get("hbm_peak_frac"), "a larger share than in")
+    return FigureRow("Peak GPU memory", f"{format_gib(peak_mib)}{of}", about)
 
 
 def _stands(rank: Rank | None, than: str) -> str:
@@ -95,12 +96,12 @@ def _imbalance(value: float | None, best: str) -> str:
 
 
 def real_text(value: float) -> str:
-    """With three digits that count; whole where there are more."""
+    """A number with three significant digits; a whole number from 100 on."""
     return format_count(round(value)) if value >= 100 else f"{value:.3g}"
 
 
 def heading_rows(context: JobContext) -> list[FigureRow]:
-    """Which job it was: id, name, how it ended, and where."""
+    """Which job it was: id, name, how it ended, and where it ran."""
     job = context.job
     rows = [
         FigureRow("Job", context.shown_id),
@@ -117,4 +118,4 @@ def _restarts(context: JobContext) -> str:
     earlier = len(context.earlier_runs) or context.job["restarts"] or 0
     if not earlier:
         return ""
-    return f"requeued {format_count(earlier)} time{'s' * (earlier != 1)}: this is about its last run"
+    return f"requeued {format_count(earlier)} time{'s' * (earlier != 1)}; last run shown"

@@ -1,4 +1,4 @@
-"""The pictures of a job's report: its GPUs over time, the roofline, and GPU memory against the tiers."""
+"""The charts of a job's report: its GPUs over time, the roofline, and GPU memory with the tiers."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _timeline(series: Series) -> Figure:
     axes.yaxis.set_major_locator(FixedLocator([row + 0.5 for row in labels]))
     axes.set_yticks([row + 0.5 for row in labels], list(labels.values()))
     axes.tick_params(axis="y", length=0)
-    axes.set_title("How busy each GPU was, over time")
+    axes.set_title("How busy each GPU was over time")
     time_axis(axes, end_s)
     _busy_legend(figure, picture)
     return figure
@@ -178,8 +178,8 @@ def _whose(units: Sequence[str]) -> str:
     if len(units) == 1:
         return ""
     if len(units) <= LINED_GPUS:
-        return f" (a line for each of {len(units)} GPUs)"
-    return f" ({format_count(len(units))} GPUs: least to most)"
+        return f" (one line for each of {len(units)} GPUs)"
+    return f" ({format_count(len(units))} GPUs, lowest to highest)"
 
 
 def _tier_levels(context: JobContext) -> dict[float, str]:

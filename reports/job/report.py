@@ -1,4 +1,4 @@
-"""A job's report: as an HTML mail with a plain-text twin, as one HTML file, for a terminal, and as JSON."""
+"""A job's report as a mail (HTML and plain text), as one HTML file, and as JSON."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from reports.job.plots import render_plots
 
 MAX_SUBJECT = 150
 ALTS = {
-    "timeline": "How busy each GPU was over time, a strip of colour for each",
-    "roofline": "Roofline: what the GPUs achieved against what memory and arithmetic units allow",
-    "memory": "GPU memory in use over time, against the memory tiers of this site",
+    "timeline": "How busy each GPU was over time, one strip of color per GPU",
+    "roofline": "Roofline: what the GPUs achieved, compared with what their memory and arithmetic units allow",
+    "memory": "GPU memory in use over time, compared with the memory tiers of this site",
 }
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A mail. subject: one line. text and html: the same in two forms. images: PNG by content id, as html names it."""
+    """A mail. subject: one line. text, html: the same content twice. images: PNGs by the content id that html names."""
 
     subject: str
     text: str
@@ -42,7 +42,7 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Report:
-    """What all forms of a report say."""
+    """The content of a report, in whatever form it is shown."""
 
     context: JobContext
     conclusions: Conclusions
@@ -56,7 +56,7 @@ def report_of(context: JobContext) -> Report:
 
 
 def render_email(context: JobContext, config: Config) -> Rendered:
-    """The mail to the job's owner. No part of it names anything outside the mail but by text."""
+    """The mail to the job's owner. It loads nothing from outside the mail."""
     report = report_of(context)
     plots = render_plots(context)
     images = {f"{name}.{context.job_id}@almanac": picture for name, picture in plots.items()}
@@ -65,14 +65,14 @@ def render_email(context: JobContext, config: Config) -> Rendered:
 
 
 def render_page(context: JobContext) -> str:
-    """One HTML file that needs no other."""
+    """The report as one HTML file, with its charts inside."""
     plots = render_plots(context)
     sources = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in plots.items()}
     return _html(report_of(context), sources)
 
 
 def subject_of(report: Report) -> str:
-    """ "GPU job 1234 (train): 3 of your 4 GPUs did nothing", one line."""
+    """The mail's subject, one line: "GPU job 1234 (train): 3 of your 4 GPUs did nothing"."""
     name = printable(report.context.job["name"] or "", 40)
     named = f" ({name})" if name else ""
     said = f"GPU job {report.context.shown_id}{named}: {report.conclusions.sentences[0]}"
@@ -80,7 +80,7 @@ def subject_of(report: Report) -> str:
 
 
 def render_text(report: Report) -> str:
-    """For who reads mail as text; lines of at most 78 columns but for long names."""
+    """The mail as plain text. Lines have at most 78 columns, except those with long names."""
     return templates().get_template("job.txt.j2").render(**_given(report))
 
 
@@ -90,9 +90,9 @@ def _html(report: Report, sources: Mapping[str, str], *, is_mail: bool = False) 
 
 
 def render_html(template: str, **given: Any) -> str:
-    """A template of reports/templates as a page with its styles inline."""
+    """A page from a template of reports/templates, with its styles inline."""
     page = templates().get_template(template).render(**given)
-    # In ASCII nobody can take it for another encoding, wherever the inliner puts the line that names it.
+    # ASCII reads the same in every encoding, wherever the inliner puts the line that names one.
     return _inliner().inline(page).encode("ascii", "xmlcharrefreplace").decode()
 
 
@@ -127,25 +127,26 @@ def templates() -> jinja2.Environment:
 
 
 def _folded(text: str, indent: int = 0, width: int = 78) -> str:
-    """Lines of at most so many columns; the second and further ones indented."""
-    return textwrap.fill(text, width, subsequent_indent=" " * indent, initial_indent=" " * indent).lstrip()
+    """Text wrapped for a place that already has `indent` columns on its first line; later lines are indented."""
+    return _hung(" " * indent + text, indent, width).lstrip()
 
 
 def _hung(text: str, indent: int, width: int = 78) -> str:
-    """The same with a first line of full width."""
-    return textwrap.fill(text, width, subsequent_indent=" " * indent)
+    """Text wrapped at `width` columns, with every line after the first indented."""
+    # An option such as --gpu-memory-utilization stays in one piece.
+    return textwrap.fill(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 @cache
 def _inliner() -> css_inline.CSSInliner:
-    """Rules within @media stay in the head: mail clients that know dark mode read them there."""
+    """An inliner that leaves @media rules in the head, where mail clients with a dark mode read them."""
     return css_inline.CSSInliner(load_remote_stylesheets=False, keep_at_rules=True, keep_style_tags=False)
 
 
 def to_json(context: JobContext) -> dict[str, Any]:
-    """The report as plain values: job, verdict, suggestions, figures as texts, metrics, gpus, ranks and advice.
+    """The report as plain values: job, summary (`verdict`), suggestions, figures as texts, metrics, ranks, and advice.
 
-    Columns of metrics and gpus: docs/tables.md. What is not known is null. The samples are not in it.
+    docs/tables.md lists the columns of metrics and gpus. Missing values are null. Samples are left out.
     """
     report = report_of(context)
     return {

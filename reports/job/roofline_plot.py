@@ -60,7 +60,7 @@ def draw_roofline(axes: Axes, model: GpuModel, pipes: Sequence[str], series: Ser
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: _rate(value)))
     axes.set_xlabel("flop per byte of GPU memory", labelpad=1)
     axes.set_ylabel("flop/s of one GPU", labelpad=1)
-    axes.set_title(f"Roofline, {model.name}: a dot is one GPU in {format_duration(series.bin_s)}")
+    axes.set_title(f"Roofline, {model.name}: one dot is one GPU for {format_duration(series.bin_s)}")
 
 
 def _draw_roof(axes: Axes, pipe: str, peak: float, bandwidth: float, low_x: float, high_x: float) -> None:

@@ -1,4 +1,4 @@
-"""A job's report on a terminal, with the GPUs over time as rows of blocks."""
+"""A job's report on a terminal, with a row of blocks that shows each GPU over time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_STRIPS = 16
 
 
 def render_terminal(context: JobContext, width: int) -> Group:
-    """Everything in it is text without markup and without control characters. width: columns of the terminal."""
+    """The report as text without markup and control characters. width: columns of the terminal."""
     report = report_of(context)
     parts: list[RenderableType] = [_head(report), _figures(report)]
     if context.series is not None:
@@ -63,23 +63,23 @@ def _plots(context: JobContext, series: Series, columns: int) -> list[Renderable
     if np.isfinite(used).any():
         top = context.metrics.get("hbm_capacity_mib") or float(np.fmax.reduce(used, axis=None))
         highest = np.fmax.reduce(used)[None, :]
-        title = f"\nGPU memory of the fullest GPU, of {format_gib(top)}"
+        title = f"\nMemory of the fullest GPU, out of {format_gib(top)}"
         parts += [Text(title, style="bold"), _strips(["memory"], highest, top, columns, _peak)]
     return parts
 
 
 def _strips(names: list[str], values: Floats, top: float, columns: int, said: object) -> RenderableType:
-    """A row of blocks for each GPU; of more than MOST_STRIPS the first ones, and how many there are."""
+    """A row of blocks for each of the first MOST_STRIPS GPUs, and how many more there are."""
     table = Table.grid(padding=(0, 1))
     for name, row in zip(names[:MOST_STRIPS], values[:MOST_STRIPS], strict=True):
         table.add_row(Text(name), Text(blocks(row, top, columns), style="cyan", no_wrap=True), Text(said(row)))  # type: ignore[operator]
     if len(names) > MOST_STRIPS:
-        table.add_row("", Text(f"and {len(names) - MOST_STRIPS} GPUs more (--html shows all)", style="dim"), "")
+        table.add_row("", Text(f"and {len(names) - MOST_STRIPS} more GPUs (--html shows all)", style="dim"), "")
     return Padding(table, (0, 0, 0, 1))
 
 
 def blocks(row: Floats, top: float, columns: int) -> str:
-    """One character for each of at most so many parts of the time: the mean of what is known of it, of 0..top."""
+    """The values as at most `columns` characters, each the mean of a part of the time, from 0 to top."""
     parts = np.array_split(row, min(columns, len(row)))
     return "".join(_block(part[np.isfinite(part)], top) for part in parts)
 

@@ -136,7 +136,7 @@ def test_they_have_every_form_and_the_list(published: Outsider, tmp_path: Path) 
     CliRunner().invoke(command, ["10", "--html", str(page)], obj=published, catch_exceptions=False)
     assert page.read_text().startswith("<!DOCTYPE html>")
     shown = CliRunner().invoke(command, ["10"], obj=published, catch_exceptions=False)
-    assert "No measurements of its GPUs reached us" in " ".join(shown.output.split())
+    assert "We have no measurements of this job's GPUs" in " ".join(shown.output.split())
     listed = CliRunner().invoke(command, ["--since", "@1"], obj=published, catch_exceptions=False)
     assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == ["10", "20_0", "20_1", "20_3"]
     assert listed.stderr == "these are the jobs published for you; the list last changed 2026-11-19 14:53 UTC\n"
@@ -199,7 +199,7 @@ def test_the_forms(folder: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(command, ["20", "--json"], obj=app, catch_exceptions=False)
     assert [report["shown_id"] for report in json.loads(done.output)] == ["20_0", "20_1", "20_3"]
     shown = CliRunner().invoke(command, ["10"], obj=app, catch_exceptions=False)
-    assert "No measurements of its GPUs reached us" in " ".join(shown.output.split())
+    assert "We have no measurements of this job's GPUs" in " ".join(shown.output.split())
 
 
 def test_a_page_replaces_a_link_and_is_not_for_everybody(folder: str, tmp_path: Path) -> None:
@@ -240,5 +240,5 @@ def test_usage(folder: str, argv: list[str]) -> None:
 def test_report_of_a_generated_job(site: Any) -> None:
     rows = site.json("jobs", "-a", "--verdict", "ok", "--min", "gpu_count=4", "-n", "3", "--json")
     said = site("report", *(str(row["job_id"]) for row in rows))
-    assert said.count("GPU utilisation") == len(rows) == 3
+    assert said.count("GPU utilization") == len(rows) == 3
     assert "█" in said or "▄" in said

@@ -242,7 +242,7 @@ def test_a_report_waits_for_telemetry_and_then_goes_without(site: Site) -> None:
     site.due(NOW_S + 60 + 1900)
     assert site.jobs_told == ["2"]
     [(_, subject)] = site.got
-    assert "No measurements of its GPUs" in subject
+    assert "We have no measurements of this job" in subject
 
 
 def test_where_mail_is_off_nothing_is_sent_now_or_later(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

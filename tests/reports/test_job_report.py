@@ -46,6 +46,12 @@ def test_report_is_as_it_was(reported: Any, check_golden: Callable[[str, str], N
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_text_mail_fits_a_terminal_of_80_columns(reported: Any, case: str) -> None:
+    lines = render_email(reported.contexts[case], reported.config).text.splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith("Name ")] == []
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_mail_is_small_and_whole(reported: Any, case: str) -> None:
     mail = render_email(reported.contexts[case], reported.config)
     assert len(mail.html) + len(mail.text) + sum(map(len, mail.images.values())) * 4 / 3 < MAX_MAIL_BYTES
@@ -115,7 +121,7 @@ def test_what_is_not_known_is_null_in_json(reported: Any) -> None:
     said = to_json(reported.contexts["no-telemetry"])
     assert said["metrics"]["mean_gpu_util_pct"] is None
     assert said["gpus"] == [] and said["ranks"] == {}
-    assert said["verdict"] == "No measurements of its GPUs reached us, so we cannot say how it used them."
+    assert said["verdict"] == "We have no measurements of this job's GPUs, so we cannot say how it used them."
     json.dumps(said, allow_nan=False)
 
 

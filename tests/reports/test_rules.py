@@ -58,6 +58,13 @@ def test_texts_leave_no_braces_and_no_gaps(reported: Any) -> None:
             assert text and not text[0].islower() and text.endswith((".", ")")), (name, text)
 
 
+def test_an_uneven_job_without_gpu_utilization_names_no_gpu(reported: Any) -> None:
+    context = reported.contexts["mig"]
+    uneven = dataclasses.replace(context, metrics={**context.metrics, "spatial_imbalance": 0.5})
+    [reason] = [each.reason for each in conclude(facts_of(uneven)).suggestions if each.rule == "uneven"]
+    assert reason.startswith("Imbalance between GPUs is 0.50 (0 is even)") and "busy" not in reason
+
+
 def test_an_unknown_fact_meets_no_limit() -> None:
     rule = Rule("r", "t", "s", {"spatial": {"min": 0.3}})
     assert not rule.holds({"spatial": None})
