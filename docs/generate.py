@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ named in PAGES, and the exporter's CSVs, from the code. `make docs` runs it."""
+"""Write the pages of docs/ named in PAGES, and the exporter's CSV files, from the code. `make docs` runs it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,33 @@ from almanac.config import Config, NodeSet, Tier
 from cli.main import cli
 from reports.job.rules import character, rules
 from telemetry.counters import COUNTERS
+from telemetry.store.schema import SCHEMA_VERSION, TABLES
 from telemetry.sources.exporter_csv import FILES, csv_text
 from telemetry.sources.layouts import layouts
-from telemetry.store.schema import SCHEMA_VERSION, TABLES
 
 DOCS = Path(__file__).parent
 EXPORTER = DOCS.parent / "slurm_hooks" / "exporter"
-NOTE = "<!-- Written by docs/generate.py; `make docs` writes it anew. -->\n"
+NOTE = "<!-- Written by docs/generate.py; `make docs` writes it again. -->\n"
 
 
 def configuration() -> str:
     lines = [
         "# Configuration reference\n",
         NOTE,
-        "One TOML file: `--config FILE`, else `$ALMANAC_CONFIG`, else `/etc/almanac/almanac.toml`, else "
-        "`~/.config/almanac/config.toml`. Every key has a default; an unknown key is refused and the nearest valid "
-        "one named.\n",
+        "almanac reads one TOML file: `--config FILE`, else `$ALMANAC_CONFIG`, else `/etc/almanac/almanac.toml`, else "
+        "`~/.config/almanac/config.toml`. Every key has a default. An unknown key is an error, which names the nearest "
+        "valid key. [Glossary](glossary.md).\n",
     ]
     for section in dataclasses.fields(Config):
         if dataclasses.is_dataclass(section.default):
             lines += [f"## [{section.name}]\n", *_keys(type(section.default)), ""]
     for name, table in (("tiers", Tier), ("node_sets", NodeSet)):
-        lines += [f"## [[{name}]]\n", f"{(table.__doc__ or '').strip()} Any number of them.\n", *_keys(table), ""]
+        lines += [
+            f"## [[{name}]]\n",
+            f"{(table.__doc__ or '').strip()} You can have any number of these tables.\n",
+            *_keys(table),
+            "",
+        ]
     return "\n".join(lines)
 
 
@@ -53,10 +58,10 @@ def tables() -> str:
     lines = [
         "# Tables of the store\n",
         NOTE,
-        f"Schema version {SCHEMA_VERSION}. Parquet files (zstd) at "
-        "`<store>/<table>/cluster=<name>/date=YYYY-MM-DD/HHMM.parquet`, sorted and unique by key, replaced only by "
-        "rename. Times are UTC, seconds (`_s`) or milliseconds (`_ms`) since 1970. A missing value is null, never 0. "
-        "Units are also in each column's Parquet metadata.\n",
+        f"Schema version {SCHEMA_VERSION}. The store is Parquet files (zstd) at "
+        "`<store>/<table>/cluster=<name>/date=YYYY-MM-DD/HHMM.parquet`. Rows are sorted and unique by key, and almanac "
+        "replaces a file only by rename. Times are UTC, in seconds (`_s`) or milliseconds (`_ms`) since 1970. A "
+        "missing value is null, never 0. Each column's Parquet metadata has its unit too. [Glossary](glossary.md).\n",
     ]
     for table in TABLES.values():
         span = {3600: "hour", 86400: "day"}[table.part_s]
@@ -81,9 +86,9 @@ def tables() -> str:
             f"| `{c.column}` | {c.unit} | `{c.dcgm}` | {on} | {f'`{c.jobstats}`' if c.jobstats else ''} | {c.about} |"
         )
     lines += ["", "## Files that can be imported\n",
-              "`almanac ingest --jobs FILE` and `--telemetry FILE` take Parquet and "
-              "CSV; the layout is found from the columns, or named with `--layout`.\n",
-              "| layout | kind | needs the columns | about |", "|---|---|---|---|"]  # fmt: skip
+              "`almanac ingest --jobs FILE` and `--telemetry FILE` read Parquet and "
+              "CSV. almanac recognizes the layout by its columns, or you name it with `--layout`.\n",
+              "| layout | kind | required columns | about |", "|---|---|---|---|"]  # fmt: skip
     for layout in layouts():
         needs = ", ".join(f"`{column}`" for column in layout.requires)
         lines.append(f"| `{layout.name}` | {layout.kind} | {needs} | {layout.about.replace('|', chr(92) + '|')} |")
@@ -113,11 +118,11 @@ def report_rules() -> str:
     lines = [
         "# Rules of the job report\n",
         NOTE,
-        "This page lists all that a [job report](reports.md) can say. The rules are in `reports/job/rules.toml`. In "
-        "each topic, the first rule that applies is used. The report's summary shows the first two sentences, and the report "
-        "shows the first three suggestions. An unknown fact meets no limit. Words in braces stand for figures of the "
-        "job. P is the paper on Perlmutter's telemetry, with its section.\n",
-        "| rule | topic | holds if | sentence of the summary | suggestion | source |",
+        "What a report can say, from `reports/job/rules.toml`. In each topic, the first rule that applies is used. The "
+        "summary is the first two sentences, and a report shows the first three suggestions. A rule with an unknown "
+        "fact does not apply. P is the paper on Perlmutter's telemetry, with its section. "
+        "[How to read a report](reports.md).\n",
+        "| rule | topic | applies if | sentence of the summary | suggestion | source |",
         "|---|---|---|---|---|---|",
     ]
     for rule in rules():
@@ -127,9 +132,9 @@ def report_rules() -> str:
     limits = character()
     lines += [
         "",
-        f"`{{character}}` describes how the GPUs were used. *Steady* means a temporal imbalance of at most "
-        f"{limits.steady_max}, *in bursts* of at least {limits.bursty_min}. *Well balanced* means a spatial imbalance "
-        f"of at most {limits.balanced_max}. Source: {limits.source}.",
+        f"`{{character}}` says *steady* up to {limits.steady_max} of temporal imbalance, *in bursts* from "
+        f"{limits.bursty_min}, and *well balanced* up to {limits.balanced_max} of spatial imbalance. "
+        f"Source: {limits.source}.",
         "",
     ]
     return "\n".join(lines)

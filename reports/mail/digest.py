@@ -1,4 +1,4 @@
-"""Mails of several jobs: a storm of them, such as an array's tasks, and a user's week."""
+"""Mails about several jobs: a burst of them, such as an array's tasks, and a user's week."""
 
 from __future__ import annotations
 
@@ -19,42 +19,43 @@ from reports.mail.week import FAILED_STATES, Saving, Totals, Week, week_of
 from telemetry.store.store import Store
 
 COMMON = 0.1
-"""Share of the jobs from which on the order of the rules says what matters most."""
+"""Suggestions for at least this share of the jobs come first, in the order of the rules."""
 LISTED = 20
-"""Jobs of a storm that are named, at most."""
+"""Most jobs that the mail about a burst lists."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A card of a digest, or a section of its text."""
+    """A card of a digest, or a section of its text. separator: stands between a row's value and what it is about."""
 
     title: str
     rows: tuple[FigureRow, ...] = ()
     suggestions: tuple[Suggestion, ...] = ()
     note: str = ""
+    separator: str = ", "
 
 
 def render_storm(contexts: Sequence[JobContext], config: Config) -> Rendered:
-    """One mail of many jobs of one user; contexts need no series. Raises ValueError for none."""
+    """One mail about many jobs of one user. The contexts need no series. Raises ValueError if there are none."""
     if not contexts:
         raise ValueError("a digest of no jobs")
     reports = [report_of(context) for context in contexts]
-    summary = f"{_ended(contexts)}, {_hours(sum(context.gpu_hours or 0.0 for context in contexts))} in all."
+    summary = f"{_ended(contexts)}. They used {_hours(sum(context.gpu_hours or 0.0 for context in contexts))}."
     listed = sorted(reports, key=_urgency)[:LISTED]
     more = len(reports) - len(listed)
-    rest = f"{format_count(more)} more are not named; `almanac report JOBID` tells of each." if more else ""
+    rest = f"{format_count(more)} more are not listed. `almanac report JOBID` shows any of them." if more else ""
     parts = [
         _suggested(reports),
-        Part("In figures", tuple(_storm_rows(contexts))),
-        Part("The jobs" if not more else "The jobs, the most telling first", tuple(map(_job_row, listed)), note=rest),
+        Part("Figures", tuple(_storm_rows(contexts))),
+        Part("Jobs (failed ones first, then by unused GPU-hours)", tuple(map(_job_row, listed)), (), rest, ": "),
     ]
     return _rendered(contexts[0].cluster, _storm_subject(contexts), summary, _kicker(contexts), parts)
 
 
 def render_weekly(store: Store, cluster: str, user: str, config: Config, now_s: int) -> Rendered | None:
-    """The user's GPU jobs of the last whole week (Monday to Sunday, UTC); None where none ended. Raises StoreError.
+    """The mail about the user's GPU jobs of the last whole week (Monday to Sunday, UTC); None if none ended.
 
-    Asked for at any time of the week after it is about the same jobs; `week.last_week` gives the week's name.
+    The mail is the same at any time of the following week. Raises StoreError.
     """
     week = week_of(store, cluster, user, config, now_s)
     if week is None:
@@ -64,10 +65,10 @@ def render_weekly(store: Store, cluster: str, user: str, config: Config, now_s: 
     worst = [reports[job_id] for job_id in week.worst if job_id in reports]
     best = [reports[job_id] for job_id in week.best if job_id in reports]
     parts = [
-        Part("In figures", tuple(_total_rows(week.totals))),
-        Part("The weeks before", tuple(FigureRow(span.name, *_trend(totals)) for span, totals in week.before)),
-        Part("Your best jobs", tuple(map(_job_row, best))),
-        Part("Jobs that could do better", tuple(map(_job_row, worst))),
+        Part("Figures", tuple(_total_rows(week.totals))),
+        Part("Earlier weeks", tuple(FigureRow(span.name, *_trend(totals)) for span, totals in week.before)),
+        Part("Your best jobs", tuple(map(_job_row, best)), separator=": "),
+        Part("Jobs to improve", tuple(map(_job_row, worst)), separator=": "),
         _suggested(worst),
         _savings(week),
     ]
@@ -117,27 +118,29 @@ def _storm_rows(contexts: Sequence[JobContext]) -> Iterator[FigureRow]:
     known = [context.elapsed_s for context in contexts if context.elapsed_s is not None]
     if known:
         span = f"{format_duration(min(known))} to {format_duration(max(known))}"
-        yield FigureRow("Time", format_duration(sum(known) / len(known)), f"mean; {span}")
+        yield FigureRow("Run time", format_duration(sum(known) / len(known)), f"on average; {span}")
     yield FigureRow("GPU-hours", real_text(sum(context.gpu_hours or 0.0 for context in contexts)))
     energies = [context.metrics["energy_j"] for context in contexts if context.metrics.get("energy_j") is not None]
     if energies:
-        yield FigureRow("Energy of the GPUs", f"{real_text(sum(energies) / 3.6e6)} kWh", _of(energies, contexts))
+        yield FigureRow("GPU energy", f"{real_text(sum(energies) / 3.6e6)} kWh", _of(energies, contexts))
     used = [(context.metrics.get("mean_gpu_util_pct"), context.gpu_hours or 0.0) for context in contexts]
     measured = [(util_pct, hours) for util_pct, hours in used if util_pct is not None]
     weight = sum(hours for _, hours in measured)
     util = f"{sum(util * hours for util, hours in measured) / weight:.0f}%" if weight else NOT_KNOWN
-    yield FigureRow("GPU utilisation", util, f"mean by GPU-hours{_of(measured, contexts, ', ')}" if weight else "")
+    yield FigureRow(
+        "GPU utilization", util, f"average weighted by GPU-hours{_of(measured, contexts, ', ')}" if weight else ""
+    )
     peaks = [context.metrics["hbm_peak_mib"] for context in contexts if context.metrics.get("hbm_peak_mib") is not None]
     peak = format_gib(max(peaks)) if peaks else NOT_KNOWN
-    yield FigureRow("Peak of GPU memory", peak, f"the highest{_of(peaks, contexts, ', ')}" if peaks else "")
+    yield FigureRow("Peak GPU memory", peak, f"the highest{_of(peaks, contexts, ', ')}" if peaks else "")
 
 
 def _of(known: Sequence[Any], contexts: Sequence[JobContext], before: str = "") -> str:
-    return "" if len(known) == len(contexts) else f"{before}of the {_jobs(len(known))} where it is known"
+    return "" if len(known) == len(contexts) else f"{before}known for {_jobs(len(known))}"
 
 
 def _suggested(reports: Sequence[Report]) -> Part:
-    """What jobs are told, with the one of most GPU-hours as the example; what a tenth of them is told comes first."""
+    """The most important suggestions, each with the job of most GPU-hours as its example. See COMMON."""
     found: dict[str, list[tuple[Report, Suggestion]]] = {}
     for report in sorted(reports, key=lambda report: -(report.context.gpu_hours or 0.0)):
         for suggestion in report.conclusions.suggestions:
@@ -154,12 +157,12 @@ def _suggested(reports: Sequence[Report]) -> Part:
 
 def _example(those: Sequence[tuple[Report, Suggestion]], of: int) -> Suggestion:
     report, suggestion = those[0]
-    share = f"{_jobs(len(those))} of {format_count(of)}, such as {report.context.shown_id}"
+    share = f"{format_count(len(those))} of {_jobs(of)}, such as {report.context.shown_id}"
     return Suggestion(suggestion.rule, suggestion.advice, f"{share}: {suggestion.reason}")
 
 
 def _urgency(report: Report) -> tuple[bool, float, int]:
-    """Failures first, then most GPU-hours unused."""
+    """A sort key: failed jobs first, then the jobs with the most unused GPU-hours."""
     context = report.context
     util_pct = context.metrics.get("mean_gpu_util_pct")
     unused = 0.0 if util_pct is None else (context.gpu_hours or 0.0) * (1 - min(util_pct, 100.0) / 100)
@@ -179,9 +182,11 @@ def _total_rows(totals: Totals) -> Iterator[FigureRow]:
     yield FigureRow("Jobs", format_count(totals.jobs), failed)
     yield FigureRow("GPU-hours", real_text(totals.gpu_hours))
     if totals.energy_j is not None:
-        yield FigureRow("Energy of the GPUs", f"{real_text(totals.energy_j / 3.6e6)} kWh")
+        yield FigureRow("GPU energy", f"{real_text(totals.energy_j / 3.6e6)} kWh")
     util = NOT_KNOWN if totals.util_pct is None else f"{totals.util_pct:.0f}%"
-    yield FigureRow("GPU utilisation", util, "" if totals.util_pct is None else "mean by GPU-hours, where it is known")
+    yield FigureRow(
+        "GPU utilization", util, "" if totals.util_pct is None else "average weighted by GPU-hours, over measured jobs"
+    )
 
 
 def _trend(totals: Totals) -> tuple[str, str]:
@@ -191,17 +196,17 @@ def _trend(totals: Totals) -> tuple[str, str]:
 
 def _week_summary(week: Week) -> str:
     totals = week.totals
-    first = f"{_jobs(totals.jobs)} ran {_hours(totals.gpu_hours)}{_compared(week)}."
+    first = f"You ran {_jobs(totals.jobs)} with {_hours(totals.gpu_hours)}{_compared(week)}."
     if week.idle.gpu_hours >= 0.05 * totals.gpu_hours > 0:
         share = week.idle.gpu_hours / totals.gpu_hours
-        return f"{first} GPUs that did nothing took {share:.0%} of that."
+        return f"{first} GPUs that did nothing took {share:.0%} of these hours."
     if totals.util_pct is not None:
-        return f"{first} The GPUs were busy {totals.util_pct:.0f}% of the time."
+        return f"{first} Your GPUs were busy {totals.util_pct:.0f}% of the time."
     return first
 
 
 def _compared(week: Week) -> str:
-    """With the mean of the weeks before that are known, where there was any job in them."""
+    """How the week compares with the mean of the known weeks before it; "" without a job in these."""
     if not week.before:
         return ""
     usual = sum(totals.gpu_hours for _, totals in week.before) / len(week.before)
@@ -209,9 +214,9 @@ def _compared(week: Week) -> str:
         return ""
     change = week.totals.gpu_hours / usual - 1
     number = len(week.before)
+    mean = "the week before" if number == 1 else f"the average of the {number} weeks before"
     if abs(change) < 0.1:
-        return f", about as much as in the week{'s' * (number > 1)} before"
-    mean = "the week before" if number == 1 else f"the mean of the {number} weeks before"
+        return f", about as much as {mean}"
     if change >= 1:
         return f", {change + 1:.1f} times {mean}"
     return f", {abs(change):.0%} {'more' if change > 0 else 'less'} than {mean}"
@@ -219,19 +224,17 @@ def _compared(week: Week) -> str:
 
 def _savings(week: Week) -> Part:
     texts: Mapping[str, tuple[Saving, str]] = {
-        "GPUs that did nothing": (week.idle, "in {jobs}: ask for the GPUs that you use"),
-        "Memory tier too large": (week.tier, "in {jobs} that a smaller one would have held"),
-        "Time limits far off": (week.limit, "asked for by {jobs} beyond what they took; short limits start sooner"),
+        "GPUs that did nothing": (week.idle, "in {jobs}; ask only for GPUs that you use"),
+        "Memory tier too large": (week.tier, "in {jobs} that fit in a smaller tier"),
+        "Time limit too long": (week.limit, "requested by {jobs} but not used; short jobs can start earlier"),
     }
     rows = [
         FigureRow(name, _hours(saving.gpu_hours), about.format(jobs=_jobs(saving.jobs)))
         for name, (saving, about) in texts.items()
         if saving.jobs
     ]
-    known = (
-        "Nothing that was measured" if week.totals.util_pct is not None else "Not known: your jobs were not measured"
-    )
-    return Part("What the suggestions would have saved", tuple(rows), note="" if rows else f"{known}.")
+    none = "Nothing." if week.totals.util_pct is not None else "Not known, because your jobs were not measured."
+    return Part("What the suggestions would have saved", tuple(rows), note="" if rows else none)
 
 
 def _jobs(number: int) -> str:

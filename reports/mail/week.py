@@ -1,6 +1,6 @@
-"""A user's week in figures: totals, the weeks before, the best and the worst job, and what could have been saved.
+"""A user's week in figures: totals, earlier weeks, best and worst jobs, and possible savings.
 
-Formulas: docs/formulas.md, the weekly digest.
+docs/formulas.md has the formulas, under the weekly digest.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ DAY_S, WEEK_S = 86_400, 7 * 86_400
 TOLD, TRIED = "report-week", "report-week-tried"
 """Marks in the store: up to when weeks have been told, and when digests could not be made the last time."""
 LATE_S = 600
-"""slurmdbd may learn so much later of an end."""
+"""Seconds by which slurmdbd may learn late that a job ended."""
 WEEKS_BEFORE = 4
 LONGEST_DAYS = 60
-"""From submission to end: who waited and ran longer is missing from a digest."""
+"""From submission to end; a digest leaves out jobs that waited and ran longer."""
 NAMED = 3
-"""Best and worst jobs that are named, at most."""
+"""Most best jobs, and most worst jobs, that a digest lists."""
 WELL_USED_PCT = 70.0
 """P (perlmutter-telemetry), VI: jobs above 70% GPU_UTIL count as well used."""
 MIN_COVERAGE = 0.9
@@ -37,7 +37,7 @@ MIN_ELAPSED_S = 180
 FAR_LIMIT_SHARE, FAR_LIMIT_S = 0.5, 3600
 """As in the rule limit_far."""
 FAILED_STATES = ("FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "TIMEOUT")
-"""As in the rules failed and timeout: a job that was preempted, or whose end is not known, has not failed."""
+"""As in the rules failed and timeout. A preempted job, or one with an unknown end, has not failed."""
 _COLUMNS = (
     "job_id", "end_s", "elapsed_s", "gpu_count", "state", "tier", "time_limit_s", "verdict", "coverage_frac",
     "mean_gpu_util_pct", "hbm_peak_mib", "idle_gpu_count", "has_profiling_fault", "energy_j",
@@ -47,7 +47,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """[start_s, end_s). name: as people count weeks, "2026-W47"."""
+    """The time [start_s, end_s). name: the ISO week, "2026-W47"."""
 
     name: str
     start_s: int
@@ -56,9 +56,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Totals:
-    """util_pct: mean of the jobs where it is known, by GPU-hours; energy_j: of those where it is; None: of none.
+    """Totals of some jobs. util_pct: mean over the jobs with a known value, weighted by GPU-hours.
 
-    failed: jobs that ended in one of FAILED_STATES.
+    energy_j: sum over the jobs with a known value. Both are None if no job has one. failed: jobs in FAILED_STATES.
     """
 
     jobs: int
@@ -70,7 +70,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Saving:
-    """GPU-hours in so many jobs."""
+    """GPU-hours that could be saved, and in how many jobs."""
 
     jobs: int
     gpu_hours: float
@@ -78,10 +78,10 @@ class Saving:
 
 @dataclass(frozen=True)
 class Week:
-    """before: the totals of at most WEEKS_BEFORE weeks, oldest first. best, worst: job ids, the most telling first.
+    """A user's week. before: totals of at most WEEKS_BEFORE weeks, oldest first. best, worst: ids, best or worst first.
 
-    idle, tier, limit: GPU-hours on GPUs that did nothing, on a larger memory tier than needed (of the GPUs that did
-    something), and asked for by time limits beyond what the job took. No GPU-hour is in two of them.
+    idle: GPU-hours on GPUs that did nothing. tier: GPU-hours of other GPUs on a larger memory tier than needed.
+    limit: GPU-hours that time limits requested but jobs did not use. No GPU-hour counts twice.
     """
 
     span: Span
@@ -109,7 +109,7 @@ def is_told(store: Store, cluster: str, now_s: int) -> bool:
 
 
 def is_known(store: Store, cluster: str, config: Config, week: Span, now_s: int) -> bool:
-    """Whether what ended in the week is in the store, with its metrics; a day after the week nobody waits any more."""
+    """Whether the store has all jobs that ended in the week, with their metrics; always true one day after the week."""
     if now_s >= week.end_s + DAY_S:
         return True
     marks_s = [(store.watermark("sacct", cluster) or 0) - LATE_S]
@@ -120,7 +120,7 @@ def is_known(store: Store, cluster: str, config: Config, week: Span, now_s: int)
 
 
 def week_of(store: Store, cluster: str, user: str, config: Config, now_s: int) -> Week | None:
-    """The user's GPU jobs that ended in the last whole week; None where none did. Raises StoreError."""
+    """The user's GPU jobs that ended in the last whole week; None if none did. Raises StoreError."""
     spans = [last_week(now_s, ago) for ago in range(WEEKS_BEFORE, -1, -1)]
     since_s = spans[0].start_s - LONGEST_DAYS * DAY_S
     rows = load_history_table(store, cluster, _COLUMNS, since_s, spans[-1].end_s, user).to_pylist()
@@ -147,9 +147,9 @@ def week_of(store: Store, cluster: str, user: str, config: Config, now_s: int) -
 
 
 def _known_since(store: Store, cluster: str, since_s: int, until_s: int) -> float:
-    """The first end of anybody's job of those submitted in between; infinite without one.
+    """The first end of any user's job among those submitted in between; infinite without one.
 
-    Before that the store knows nothing of the cluster: a week that begins earlier is not one without jobs.
+    The store knows nothing about earlier times, so an earlier week is unknown rather than empty.
     """
     first_s = pc.min(store.read("jobs", cluster, ["end_s"], since_s, until_s)["end_s"]).as_py()
     return math.inf if first_s is None else float(first_s)
@@ -173,7 +173,7 @@ def totals_of(rows: Sequence[Row]) -> Totals:
 
 
 def idle_gpu_hours(row: Row) -> float:
-    """On GPUs that did nothing in the whole job; 0 where that is not known for sure."""
+    """GPU-hours on GPUs that did nothing in the whole job; 0 unless that is certain."""
     if row["has_profiling_fault"] or (row["elapsed_s"] or 0) < MIN_ELAPSED_S:
         return 0.0
     if row["verdict"] == IDLE:
@@ -183,10 +183,10 @@ def idle_gpu_hours(row: Row) -> float:
 
 
 def tier_gpu_hours(row: Row, config: Config) -> float:
-    """In hindsight: on the tier that was asked for, where a smaller one would have held the peak, as the advice has it.
+    """GPU-hours on the requested tier, if a smaller tier would have held the peak with the margins of the advice.
 
-    Without idle_gpu_hours: what is saved once is not saved again. 0 where the peak says nothing of the need: it is not
-    known, the job failed, or it ran too short to have allocated all.
+    Leaves out idle_gpu_hours, which count already. 0 if the peak does not show the need: the peak is unknown, the job
+    failed, or it was too short to allocate all its memory.
     """
     asked = next((tier.capacity_mib for tier in config.tiers if tier.name == row["tier"]), None)
     peak_mib, advice = row["hbm_peak_mib"], config.advice
@@ -199,7 +199,7 @@ def tier_gpu_hours(row: Row, config: Config) -> float:
 
 
 def limit_gpu_hours(row: Row) -> float:
-    """Asked for beyond the run time of a job that ended well, where the limit was far off."""
+    """GPU-hours that a completed job requested but did not use, if its time limit was much too long."""
     limit_s, elapsed_s = row["time_limit_s"], row["elapsed_s"]
     if row["state"] != "COMPLETED" or not limit_s or elapsed_s is None or limit_s < FAR_LIMIT_S:
         return 0.0
@@ -216,13 +216,13 @@ def _unused(row: Row) -> float:
 
 
 def _worst(rows: Sequence[Row]) -> tuple[int, ...]:
-    """With most GPU-hours unused, of the jobs that were not well used."""
+    """Ids of the jobs with the most unused GPU-hours, among those below WELL_USED_PCT."""
     found = [row for row in _judged(rows) if row["mean_gpu_util_pct"] < WELL_USED_PCT]
     return tuple(row["job_id"] for row in sorted(found, key=lambda row: (-_unused(row), row["job_id"]))[:NAMED])
 
 
 def _best(rows: Sequence[Row], worst: Sequence[int]) -> tuple[int, ...]:
-    """With most GPU-hours used, of the jobs that were well used."""
+    """Ids of the jobs with the most used GPU-hours, among those from WELL_USED_PCT."""
     found = [row for row in _judged(rows) if row["mean_gpu_util_pct"] >= WELL_USED_PCT and row["job_id"] not in worst]
     found.sort(key=lambda row: (_unused(row) - gpu_hours(row), row["job_id"]))
     return tuple(row["job_id"] for row in found[:NAMED])

@@ -70,10 +70,10 @@ def test_of_many_jobs_those_that_failed_and_those_that_wasted_most_are_named(rep
     well, idle, failed = reported.build(101, 201, 1301, has_series=False)
     many = [dataclasses.replace(well, job={**well.job, "job_id": 5000 + number}) for number in range(100)]
     mail = render_storm([*many, idle, failed], reported.config)
-    listed = mail.text.split("most telling first\n\n")[1]
+    listed = mail.text.split("by unused GPU-hours)\n\n")[1]
     assert re.findall(r"^\d+", listed, re.MULTILINE)[:3] == ["1301", "201", "5000"]
     assert len(re.findall(r"^\d+ {10}", listed, re.MULTILINE)) == LISTED
-    assert "82 more are not named" in " ".join(listed.split())
+    assert "82 more are not listed" in " ".join(listed.split())
     assert "102 jobs ended: 101 completed, 1 failed" in mail.text
     assert len(mail.html) < 60_000
 
@@ -116,9 +116,9 @@ def test_a_week_is_what_ended_in_it(reported: Any) -> None:
 @pytest.mark.parametrize(
     ("first_s", "before", "said"),
     [
-        (-9 * WEEK_S, [0, 0, 0, 4], "8 GPU-hours, 8.0 times the mean of the 4 weeks before."),
-        (-4 * WEEK_S, [0, 0, 0, 4], "8 GPU-hours, 8.0 times the mean of the 4 weeks before."),
-        (-4 * WEEK_S + 1, [0, 0, 4], "8 GPU-hours, 6.0 times the mean of the 3 weeks before."),
+        (-9 * WEEK_S, [0, 0, 0, 4], "8 GPU-hours, 8.0 times the average of the 4 weeks before."),
+        (-4 * WEEK_S, [0, 0, 0, 4], "8 GPU-hours, 8.0 times the average of the 4 weeks before."),
+        (-4 * WEEK_S + 1, [0, 0, 4], "8 GPU-hours, 6.0 times the average of the 3 weeks before."),
         (-WEEK_S, [4], "8 GPU-hours, 2.0 times the week before."),
         (-WEEK_S + 1, [], "8 GPU-hours."),
     ],
@@ -141,7 +141,7 @@ def test_weeks_of_which_the_store_knows_nothing_are_not_counted_as_empty(
     assert found is not None and mail is not None
     assert [totals.gpu_hours for _, totals in found.before] == before
     assert said in " ".join(mail.text.split())
-    assert ("The weeks before" in mail.text) == bool(before)
+    assert ("Earlier weeks" in mail.text) == bool(before)
 
 
 def test_a_week_as_a_mail(reported: Any, check_golden: Callable[[str, str], None]) -> None:
