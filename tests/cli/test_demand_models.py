@@ -19,7 +19,7 @@ from almanac.errors import CommandError, ConfigError
 from cli.app import App
 from cli.demo import CONFIG, NODE_SETS
 from cli.demo_power import show_power
-from cli.doctor_demand import check_demand
+from cli.doctor.demand import check_demand
 from cli.metrics_power import power_metrics
 from cli.models import command as models
 from cli.train_demand import node_names, train_demand_models

@@ -14,8 +14,9 @@ from almanac.config import Config
 from almanac.config_file import parse_config
 from almanac.errors import CommandError, SourceError
 from cli.app import App
-from cli.doctor import check_priority, check_slurm, check_store
-from cli.findings import Check
+from cli.doctor.findings import Check
+from cli.doctor.main import check_priority, check_slurm
+from cli.doctor.store import check_store
 from telemetry.store.marks import Marks
 from telemetry.store.store import Store
 

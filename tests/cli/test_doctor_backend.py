@@ -10,9 +10,9 @@ import pytest
 
 from almanac.config_file import parse_config
 from cli.app import App
-from cli.doctor import PROBES
-from cli.doctor_backend import NAME
-from cli.findings import Check
+from cli.doctor.backend import NAME
+from cli.doctor.findings import Check
+from cli.doctor.main import PROBES
 
 SCONTROL = """#!/bin/sh
 case "$*" in

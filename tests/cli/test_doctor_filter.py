@@ -12,11 +12,11 @@ import pytest
 
 from almanac.config import Config
 from almanac.config_file import parse_config
-from cli import doctor_filter
 from cli.app import App
-from cli.doctor import readiness
-from cli.doctor_filter import SCRIPT, check_filter, check_node, read_record
-from cli.findings import Check
+from cli.doctor import cli_filter
+from cli.doctor.cli_filter import SCRIPT, check_filter, check_node, read_record
+from cli.doctor.findings import Check
+from cli.doctor.main import readiness
 
 NOW_S = 1_795_003_200
 SCRIPT_PATH = Path(__file__).parents[2] / "slurm_hooks/nodes" / SCRIPT
@@ -168,6 +168,6 @@ def test_the_last_line_says_whether_the_site_is_ready() -> None:
 
 def test_an_sbatch_that_hangs_does_not_end_doctor(app: SiteApp, monkeypatch: pytest.MonkeyPatch) -> None:
     (app.folder / "bin/sbatch").write_text("#!/bin/sh\nexec sleep 5\n")
-    monkeypatch.setattr(doctor_filter, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(cli_filter, "_TIMEOUT_S", 0.5)
     (check,) = check_node(app)
     assert (check.status, "gave no answer" in check.said) == ("fail", True)

@@ -9,8 +9,8 @@ import pytest
 
 from almanac.config import Config, Hooks, Priority
 from cli.app import App
-from cli.doctor_hooks import check_advice_files
-from cli.findings import Check
+from cli.doctor.advice_files import check_advice_files
+from cli.doctor.findings import Check
 from slurm_hooks.advice.file import AdviceFile, Row, render
 from slurm_hooks.advice.folder import AdviceDir
 

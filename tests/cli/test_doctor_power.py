@@ -11,9 +11,9 @@ import pytest
 
 from almanac.config_file import parse_config
 from cli.app import App
-from cli.doctor import PROBES
-from cli.doctor_power import NAME
-from cli.findings import Check
+from cli.doctor.findings import Check
+from cli.doctor.main import PROBES
+from cli.doctor.power import NAME
 from telemetry.slurm.backend import Node
 
 SETTINGS = {

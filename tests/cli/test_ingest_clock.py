@@ -12,7 +12,7 @@ from fake_accounting import CLUSTER, Accounting, job
 from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.app import App
-from cli.doctor import check_store
+from cli.doctor.store import check_store
 from cli.ingest import live_jobs, run
 from telemetry.store.store import Store
 

@@ -21,8 +21,8 @@ from almanac.config_file import parse_config
 from almanac.errors import CommandError, ConfigError, NotAllowedError, ServerError, StoreError
 from cli import mail, report
 from cli.app import App
-from cli.doctor_mail import check_mail
-from cli.findings import Check
+from cli.doctor.findings import Check
+from cli.doctor.mail import check_mail
 from reports.mail.outbox import Outbox, outbox_path
 from reports.mail.preferences import FOLDER_MODE
 from telemetry.store.schema import TABLES
@@ -300,7 +300,7 @@ def test_doctor_names_choices_that_the_service_cannot_read(app: Someone) -> None
 def test_doctor_warns_where_users_can_link_files_of_others(
     app: Someone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.doctor_mail.HARDLINKS", tmp_path / "protected_hardlinks")
+    monkeypatch.setattr("cli.doctor.mail.HARDLINKS", tmp_path / "protected_hardlinks")
     for value, status in ((None, "ok"), ("1\n", "ok"), ("0\n", "warn")):
         if value:
             (tmp_path / "protected_hardlinks").write_text(value)

@@ -18,8 +18,8 @@ import pytest
 
 from almanac.config import Prometheus
 from almanac.errors import ServerError
-from cli.doctor_counters import check_counters
-from cli.findings import Check
+from cli.doctor.counters import check_counters
+from cli.doctor.findings import Check
 from telemetry.counters import COUNTERS
 from telemetry.sources.exporters import EXPORTERS
 from telemetry.sources.prometheus_probe import Group, PrometheusStatus, Silence, probe

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from almanac.config import NodeSet
 from almanac.units import format_duration
 from cli.app import App
-from cli.findings import Check
+from cli.doctor.findings import Check
 
 if TYPE_CHECKING:
     from telemetry.nodes.use import NodeUse

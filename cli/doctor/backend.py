@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from almanac.errors import AlmanacError
 from almanac.units import format_count
 from cli.app import App
-from cli.findings import Check
+from cli.doctor.findings import Check
 
 NAME = "Slurm backend"
 

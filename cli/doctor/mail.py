@@ -16,7 +16,7 @@ from pathlib import Path
 from almanac.errors import AlmanacError, NotAllowedError
 from almanac.units import format_count, format_duration, printable
 from cli.app import App
-from cli.findings import Check
+from cli.doctor.findings import Check
 
 NAME = "mail"
 LATE_S = 3600

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from almanac.errors import FileFormatError
 from almanac.units import format_count, format_duration, printable
 from cli.app import App
-from cli.findings import Check
+from cli.doctor.findings import Check
 
 if TYPE_CHECKING:
     from slurm_hooks.advice.file import AdviceFile

@@ -9,7 +9,7 @@ from pathlib import Path
 from almanac.errors import AlmanacError
 from almanac.units import format_count, format_duration
 from cli.app import App
-from cli.findings import Check
+from cli.doctor.findings import Check
 
 NAME = "ended jobs"
 LATE_S = 900

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from almanac.config import Config
 from almanac.errors import AlmanacError, ConfigError
 from cli.app import App
-from cli.findings import Check
+from cli.doctor.findings import Check
 
 if TYPE_CHECKING:
     from slurm_hooks.power.bmc_file import BmcFile

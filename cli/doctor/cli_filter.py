@@ -14,7 +14,7 @@ from pathlib import Path
 from almanac.errors import AlmanacError
 from almanac.units import format_count, format_duration, printable
 from cli.app import App
-from cli.findings import Check
+from cli.doctor.findings import Check
 
 NAME = "cli_filter"
 SCRIPT = "almanac-cli-filter.sh"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from almanac.config import Prometheus
-from cli.findings import Check
+from cli.doctor.findings import Check
 
 if TYPE_CHECKING:
     from telemetry.sources.prometheus_probe import CounterStatus, Nothing, PrometheusStatus, Silence

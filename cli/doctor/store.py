@@ -1,0 +1,102 @@
+"""`almanac doctor` on the store: its files, how far each source was read, and stale days."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from almanac.units import format_count, format_duration, format_moment
+from cli.app import App
+from cli.doctor.findings import Check
+from cli.ingest import configured_sources
+
+if TYPE_CHECKING:
+    from telemetry.store.check import Damaged
+    from telemetry.store.partitions import Stray
+    from telemetry.store.store import Store
+
+DAY_S = 86_400
+_SHOWN = 5
+"""Damaged files that are named for a person; JSON has all."""
+
+
+def check_store(app: App, verify: bool = False) -> Iterator[Check]:
+    store = app.open_store()
+    clusters = store.clusters()
+    if not clusters:
+        yield Check("store", "warn", f"{store.root} holds no jobs yet", "run `almanac ingest`")
+        return
+    yield Check("store", "ok", f"{store.root} holds {', '.join(clusters)}")
+    yield from _check_files(store, verify)
+    for cluster in clusters:
+        yield from _check_watermarks(app, store, cluster)
+        yield from _check_open_days(app, store, cluster)
+
+
+def _check_files(store: Store, verify: bool) -> Iterator[Check]:
+    from telemetry.store.check import check_files
+
+    found = check_files(store, None) if verify else check_files(store)
+    if found.strays:
+        said = f"{len(found.strays)} in the store are passed over: {_named(store, found.strays)}"
+        details = {"strays": [{"path": str(one.path), "reason": one.reason} for one in found.strays]}
+        yield Check("strays", "warn", said, "move them out of the store", details)
+    files, read = format_count(found.files), format_count(found.read)
+    if not found.damaged:
+        pages = "all pages match" if found.read == found.files else f"all pages of the newest {read} match"
+        todo = "" if found.read == found.files else "; --verify reads them all"
+        yield Check("store files", "ok", f"{files} files, the footer of each is whole, {pages} their checksums{todo}")
+        return
+    yield Check(
+        "store files",
+        "fail",
+        f"{len(found.damaged)} of {files} cannot be read: {_named(store, found.damaged)}",
+        "move each away and ingest its span again; where you may not read it, ask the store's owner",
+        {"damaged": [{"path": str(one.path), "reason": one.reason} for one in found.damaged]},
+    )
+
+
+def _named(store: Store, found: Sequence[Damaged | Stray]) -> str:
+    named = [f"{one.path.relative_to(store.root)} ({one.reason})" for one in found[:_SHOWN]]
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"{', '.join(named)}{more}"
+
+
+def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
+    from telemetry.store.marks import ahead_s
+
+    for source, mark_s in store.watermarks(cluster).items():
+        if ahead := ahead_s(mark_s, app.now_s()):
+            yield Check(f"{source} of {cluster}", "fail", *_future(source, mark_s, ahead))
+    for source in [name for name in configured_sources(app) if name in ("sacct", "prometheus")]:
+        mark = store.watermark(source, cluster)
+        if mark is None:
+            yield Check(f"{source} of {cluster}", "warn", "never read", "run `almanac ingest` on a timer")
+            continue
+        if ahead_s(mark, app.now_s()):
+            continue
+        age_s = max(0, app.now_s() - mark)
+        late = age_s > DAY_S
+        said = f"read up to {format_duration(age_s)} ago"
+        yield Check(
+            f"{source} of {cluster}", "warn" if late else "ok", said, "see why the timer stopped" if late else ""
+        )
+
+
+def _future(source: str, mark_s: int, ahead_s: int) -> tuple[str, str]:
+    """What is wrong with a watermark in the future, and what to do."""
+    said = f"its watermark is {format_moment(mark_s)}, {format_duration(ahead_s)} in the future: a clock was ahead"
+    command = "report --due" if source.startswith("report") else "ingest"
+    return said, f"see that this host's clock is right (`timedatectl`), then run `almanac {command}`, which mends it"
+
+
+def _check_open_days(app: App, store: Store, cluster: str) -> Iterator[Check]:
+    """Only days that ended a day ago or more: the newest are open as a matter of course."""
+    from telemetry.store.marks import day_text
+
+    today = app.now_s() // DAY_S
+    late = sorted(day for day in store.peek_open_days(cluster) if day < today - 1)
+    if late:
+        changed = "1 day has changed" if len(late) == 1 else f"{format_count(len(late))} days have changed"
+        said = f"{changed} since they were computed, the oldest {day_text(late[0])}"
+        yield Check(f"job metrics of {cluster}", "warn", said, "run `almanac summarize`")
