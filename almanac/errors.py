@@ -3,24 +3,24 @@
 AlmanacError                    exit 1
 ├── ConfigError                 exit 3   the configuration cannot be used
 ├── StoreError                  exit 4   the store cannot be used
-│   ├── SchemaVersionError               written by another version of almanac
-│   └── BusyError                        another process does the same at this moment
+│   ├── SchemaVersionError               another version of almanac wrote it
+│   └── BusyError                        another process is doing the same work
 ├── SourceError                 exit 5   a source cannot be read at all
-│   ├── CommandError                     a Slurm command is missing, failed or timed out
+│   ├── CommandError                     a Slurm command is missing, failed, or timed out
 │   ├── ServerError                      Prometheus did not answer, or refused
-│   └── FileFormatError                  a file to import is unreadable or of another kind
-├── RequestError                exit 2   a submission (script or options) that cannot be understood
+│   └── FileFormatError                  a file to import is unreadable, or has another format
+├── RequestError                exit 2   a submission (script or options) cannot be parsed
 ├── NotAllowedError             exit 6   another user's data
 └── NoModelError                exit 7   nothing has been trained yet
 
-A record that is bad on its own is no error: it is counted (`almanac.records.Counts`) and the rest is kept.
+A single bad record is not an error: it is counted (`almanac.records.Counts`), and the rest is kept.
 """
 
 from __future__ import annotations
 
 
 class AlmanacError(Exception):
-    """Said to a person as: what was seen, what was expected, what to do (`hint`)."""
+    """Printed as `error: <message>` and `try: <hint>`: what happened, the value seen, and the fix."""
 
     exit_code = 1
 

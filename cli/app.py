@@ -1,4 +1,4 @@
-"""What every command starts from: configuration, store, cluster, the caller and what the caller may see."""
+"""What every command starts from: configuration, store, cluster, and the caller's permissions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STRAYS_NAMED = 5
 
 
 def _owner_of(path: Path) -> int | None:
-    """None where there is nothing, or nothing that may be looked at."""
+    """None if nothing is there, or the caller cannot look at it."""
     try:
         return path.stat().st_uid
     except OSError:
@@ -45,7 +45,7 @@ class App:
     store_path: str | None = None
     cluster_name: str | None = None
     are_strays_named: bool = True
-    """On stderr; a command that looks for them itself says no."""
+    """Whether skipped files of the store are named on stderr. A command that lists them itself sets this to False."""
 
     @cached_property
     def config(self) -> Config:
@@ -72,9 +72,11 @@ class App:
             return
         for stray in strays[:_STRAYS_NAMED]:
             said = printable(f"{stray.path}: {stray.reason}", 1000)
-            click.echo(f"almanac: passed over in the store: {said}", err=True)
+            click.echo(f"warning: skipped in the store: {said}", err=True)
         if len(strays) > _STRAYS_NAMED:
-            click.echo(f"almanac: {len(strays) - _STRAYS_NAMED} more are passed over; see `almanac doctor`", err=True)
+            click.echo(
+                f"warning: {len(strays) - _STRAYS_NAMED} more skipped; run `almanac doctor` to list them", err=True
+            )
 
     @cached_property
     def commands(self) -> SlurmCommands:
@@ -84,8 +86,8 @@ class App:
 
     @property
     def backend(self) -> SlurmBackend:
-        """What slurmctld is asked and told by. Raises ConfigError where slurm.backend cannot be had, CommandError where
-        Slurm does not answer.
+        """The connection to slurmctld. Raises ConfigError if slurm.backend is not available, CommandError if Slurm does
+        not answer.
         """
         from telemetry.slurm.command_backend import CommandBackend
 
@@ -96,23 +98,26 @@ class App:
         return open_pyslurm(self.commands)
 
     def cluster(self, store: Store | None = None, is_new: bool = False) -> str:
-        """--cluster, the configuration, the store's only cluster, or what Slurm says; ConfigError otherwise.
+        """The cluster of --cluster, the configuration, the store (if it holds one only), or Slurm, in this order.
 
-        Of a store that holds nothing nothing can be read: StoreError, but for who is about to fill it (is_new).
+        Raises ConfigError if none of them names one, and StoreError if the store is empty. is_new: the store may be
+        empty, because the caller is about to fill it.
         """
         known = store.clusters() if store else []
         named = self.cluster_name or self.config.site.cluster or (known[0] if len(known) == 1 else "")
         if named:
             return named
         if known:
-            raise ConfigError(f"the store holds several clusters: {', '.join(known)}", "name one with --cluster")
+            raise ConfigError(f"the store holds several clusters: {', '.join(known)}", "choose one with --cluster")
         if store and not is_new:
-            raise StoreError(f"{store.root}: holds no jobs yet", "run `almanac ingest` first, or name another --store")
+            raise StoreError(
+                f"{store.root}: the store holds no jobs yet", "run `almanac ingest` first, or name another --store"
+            )
         from telemetry.sources.sacct import probe_accounting
 
         name = probe_accounting(self.commands).cluster
         if not name:
-            raise ConfigError("Slurm did not name its cluster", "set site.cluster, or give --cluster")
+            raise ConfigError("Slurm reports no cluster name", "set site.cluster, or give --cluster")
         return name
 
     def now_s(self) -> int:
@@ -120,7 +125,7 @@ class App:
 
     @property
     def caller(self) -> str:
-        """The user who runs this process; a numeric id where it has no name."""
+        """The user who runs this process; the numeric id if it has no name."""
         try:
             return pwd.getpwuid(os.getuid()).pw_name
         except KeyError:
@@ -145,14 +150,14 @@ class App:
 
     @property
     def may_read_store(self) -> bool:
-        """Whether the store itself is to be looked at: it is not where the caller, no operator, cannot read it."""
+        """Whether the caller can read the store; other users read what was published for them."""
         return self.is_operator or os.access(self.store_root / "store.json", os.R_OK)
 
     @cached_property
     def own_files(self) -> OwnFiles:
-        """What was published for the caller of their own jobs.
+        """What was published for the caller about their own jobs.
 
-        Raises StoreError where nothing was, or where a store is named that the caller cannot read.
+        Raises StoreError if nothing was published, or if the caller names a store that they cannot read.
         """
         from reports.published.files import open_own
 
@@ -161,14 +166,14 @@ class App:
         return open_own(Path(self.config.hooks.advice_dir), os.getuid())
 
     def require_operator(self, why: str) -> None:
-        """Raises NotAllowedError, which says why, where the caller is no operator."""
+        """Raises NotAllowedError, which says why, if the caller is not an operator."""
         if not self.is_operator:
-            raise NotAllowedError(f"{self.caller} is no operator, and {why}", "ask an operator")
+            raise NotAllowedError(f"{self.caller} is not an operator, and {why}", "ask an operator")
 
     def visible_user(self, asked: str | None) -> str:
-        """The user whose jobs are looked at. Raises NotAllowedError where the caller may not."""
+        """The user whose jobs the command shows. Raises NotAllowedError if the caller may not see them."""
         if asked is None or asked == self.caller:
             return self.caller
         if not self.is_operator:
-            raise NotAllowedError(f"{asked} is another user, and {self.caller} is no operator", "leave --user out")
+            raise NotAllowedError(f"{asked} is another user, and {self.caller} is not an operator", "leave out --user")
         return valid_unicode(asked)

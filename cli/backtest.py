@@ -1,4 +1,4 @@
-"""`almanac backtest`: what would have been advised, against what happened."""
+"""`almanac backtest`: compare what almanac would have advised with what happened."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group("backtest")
 def command() -> None:
-    """Replay the site's own record: each job with what was known when it was submitted."""
+    """Replay the site's past jobs, each with what was known at its submission."""
 
 
 command.add_command(power)
@@ -34,19 +34,19 @@ command.add_command(power)
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=plot_file,
-    help="Draw the scores too, into a .png, .svg or .pdf file, which is replaced.",
+    help="Also draw the scores. Replaces the .png, .svg, or .pdf file.",
 )
 @click.pass_obj
 def tier(app: App, as_json: bool, plot: Path | None) -> None:
-    """Would the memory advice have held? For operators.
+    """Score the memory advice: how many jobs would have needed more than it said? For operators.
 
-    Rates are of advised jobs whose need is known, an array counted once, with 95% intervals by bootstrap over users.
-    The accepted risk is advice.risk.
+    The rates cover advised jobs with a measured peak; a job array counts once. The 95% intervals come from a bootstrap
+    over users. The accepted risk is advice.risk.
     """
     from advisor.evaluation.tier import replay_tiers, score_tiers
     from telemetry.history import load_history
 
-    app.require_operator("a back-test looks at everybody's jobs")
+    app.require_operator("a back-test reads all users' jobs")
     store = app.open_store()
     cluster = app.cluster(store)
     history = load_history(store, cluster)
@@ -65,7 +65,7 @@ def tier(app: App, as_json: bool, plot: Path | None) -> None:
 
 
 def _write_plot(path: Path, cluster: str, risk: float, scores: list[TierScores]) -> None:
-    # It logs, to stderr, where it keeps its list of fonts: no matter for who runs this, or for root's cron.
+    # It logs to stderr where it keeps its font list; cron would mail that.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from reports.backtest_plot import render_tier_plot
     from telemetry.store.atomic import write_output

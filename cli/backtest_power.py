@@ -1,4 +1,4 @@
-"""`almanac backtest power`: how many nodes could have slept."""
+"""`almanac backtest power`: how many nodes could have been powered down."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PLOT_KINDS = ("png", "svg", "pdf")
 
 
 def plot_file(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """Refused before the replay, which takes long."""
+    """Refuse a bad file name before the replay, which takes long."""
     if path is None:
         return None
     if path.suffix.lower().removeprefix(".") not in PLOT_KINDS:
-        raise click.BadParameter(f"{printable(path.name)!r} must end in one of .{', .'.join(PLOT_KINDS)}")
+        raise click.BadParameter(f"{printable(path.name)!r} must end in .png, .svg, or .pdf")
     if not path.parent.is_dir():
         raise click.BadParameter(f"there is no folder {printable(str(path.parent))!r}")
     return path
@@ -40,38 +40,42 @@ def plot_file(context: click.Context, option: click.Parameter, path: Path | None
               help="Node set of the configuration. [the only one]")  # fmt: skip
 @click.option(
     "--series", "path", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Read nodes per minute from a file instead of the store, .parquet or .csv: columns time, active, total, and "
+    help="Read nodes per minute from a .parquet or .csv file instead of the store. Columns: time, active, total, and "
     "optionally wanted.",
 )  # fmt: skip
-@click.option("-S", "--starttime", metavar="TIME", help="Score from here on. [--tune-until]")
-@click.option("-E", "--endtime", metavar="TIME", help="Score up to here. [end of the record]")
-@click.option("--train-until", metavar="TIME", help="Train on what lies before. [two thirds of what is not scored]")
-@click.option("--tune-until", metavar="TIME", help="Choose settings on what lies between. [-S, or 3/4 of the record]")
+@click.option("-S", "--starttime", metavar="TIME", help="Start of the scored time. [--tune-until]")
+@click.option("-E", "--endtime", metavar="TIME", help="End of the scored time. [end of the record]")
+@click.option("--train-until", metavar="TIME", help="End of the training time. [2/3 of the time before -S]")
+@click.option("--tune-until", metavar="TIME", help="End of the time for choosing settings. [-S, or 3/4 of the record]")
 @click.option("--wakeups", metavar="W", type=click.FloatRange(min=0),
-              help="Wake-ups that you accept per day. [power.wakeups_per_day]")  # fmt: skip
+              help="Budget: wake-ups per day. [power.wakeups_per_day]")  # fmt: skip
 @click.option("--shortage", metavar="S", type=click.FloatRange(min=0),
-              help="Minutes per day that you accept with too few nodes. [power.short_min_per_day]")  # fmt: skip
-@click.option("--vc", default="", metavar="NAME", help="Only the rows of the file whose column vc is NAME.")
+              help="Budget: minutes per day with too few nodes. [power.short_min_per_day]")  # fmt: skip
+@click.option("--vc", default="", metavar="NAME", help="Use only rows of the file with NAME in column vc.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), default=8, show_default=True,
-              help="For files that count GPUs.")  # fmt: skip
+              help="GPUs per node, for files that count GPUs.")  # fmt: skip
 @click.option("--boot", metavar="MINUTES", type=click.IntRange(0, 120),
-              help="Time until a woken node is up. [power.boot_min]")  # fmt: skip
-@click.option("--idle-watts", type=click.FloatRange(min=0), help="Power of an idle node. [power.idle_watts]")
+              help="Boot time of a node. [power.boot_min]")  # fmt: skip
+@click.option(
+    "--idle-watts",
+    type=click.FloatRange(min=0),
+    help="Watts saved per powered-down node. [power.idle_watts - power.asleep_watts]",
+)
 @click.option("--pue", type=click.FloatRange(min=1), help="Power usage effectiveness. [power.pue]")
-@click.option("--price", type=click.FloatRange(min=0), help="Money per kWh. [cost.per_kwh]")
+@click.option("--price", type=click.FloatRange(min=0), help="Price of a kWh. [cost.per_kwh]")
 @click.option("--co2", type=click.FloatRange(min=0), help="kg of CO2 per kWh. [power.co2_kg_per_kwh]")
-@click.option("--holidays", metavar="COUNTRY", help="Public holidays to use, such as US or CN. [power.holidays]")
+@click.option("--holidays", metavar="COUNTRY", help="Country of public holidays, such as US or CN. [power.holidays]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the forecast.")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 @click.option("--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), callback=plot_file,
-              help="Draw the nodes too, into a .png, .svg or .pdf file, which is replaced.")  # fmt: skip
+              help="Also draw the nodes. Replaces the .png, .svg, or .pdf file.")  # fmt: skip
 @click.pass_obj
 def power(app: App, /, path: Path | None, as_json: bool, plot: Path | None, **options: Any) -> None:
     """Replay power controllers on the record of a node set.
 
-    The record is the accounting in the store, or a file of nodes per minute. Trains on the oldest part, chooses
-    settings for your budget on the next, and scores the rest. Decisions are taken every 10 minutes and see only
-    earlier minutes. Nothing is done to any node. With the store, for operators only.
+    The record is the accounting in the store (for operators only), or a file of nodes per minute. The back-test trains
+    on the oldest part, chooses settings for your budget on the next part, and scores the rest. It decides every 10
+    minutes from earlier minutes only. It changes no node.
     """
     options |= {name: value for name, value in configured(app.config).items() if options[name] is None}
     record = read_file(path, options) if path else read_store(app, options)
@@ -83,7 +87,7 @@ def power(app: App, /, path: Path | None, as_json: bool, plot: Path | None, **op
         return
     show_counts(record.name, record.series.counts, record.unit)
     for reason, minutes in record.series.marks.items():
-        click.echo(f"  {format_count(minutes)} minutes not used: {reason}")
+        click.echo(f"  {format_count(minutes)} minutes excluded: {reason}")
     _show(outcome, delays, options, app.config.cost.currency or "money")
 
 
@@ -108,7 +112,7 @@ def _replay(record: PowerRecord, options: dict[str, Any], power: Power) -> tuple
 
 
 def _write_plot(path: Path, name: str, series: NodeSeries, outcome: PowerBacktest) -> None:
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs where it keeps its list of fonts
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs where it keeps its font list
     from reports.power_plot import render_power_plot
     from telemetry.store.atomic import write_output
 
@@ -142,20 +146,22 @@ def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
 
 def _show(outcome: PowerBacktest, delays: dict[str, JobDelays], options: dict[str, Any], currency: str) -> None:
     click.echo(
-        f"scored {outcome.days:.1f} days; budget: {options['wakeups']:g} wake-ups and {options['shortage']:g} short "
-        f"minutes a day"
+        f"scored {outcome.days:.1f} days; budget per day: {options['wakeups']:g} wake-ups, {options['shortage']:g} min "
+        f"with too few nodes"
     )
     for note in outcome.notes:
         click.echo(f"note: {printable(note, 300)}")
     columns = ["controller", "asleep", "wakes/d", "nodes", "short/d", "late", "mean min", "max min", "used"]
     show_table(columns, [_row(score, delays.get(score.controller)) for score in outcome.scores], right=columns[1:])
     jobs = max((late.jobs for late in delays.values()), default=0)
-    click.echo(f"nodes in use of all nodes: {outcome.utilization_before:.1%}; used: of those that stay powered")
-    click.echo(f"late: jobs, of {format_count(jobs)}\n" if delays else "late: a file does not tell of jobs\n")
-    columns = ["saved", "kWh", currency, "t CO2"]
+    click.echo(f"node use without power saving: {outcome.utilization_before:.1%}; used: share of powered nodes in use")
+    click.echo(
+        f"late: delayed jobs, of {format_count(jobs)}\n" if delays else "late: unknown, because the file has no jobs\n"
+    )
+    columns = ["saved by", "kWh", currency, "t CO2"]
     show_table(columns, [_saved(score, options["price"] >= 0) for score in outcome.scores], right=columns[1:])
     if options["price"] < 0:
-        click.echo(f"{currency}: give --price, or set cost.per_kwh")
+        click.echo(f"{currency}: unknown; give --price, or set cost.per_kwh")
 
 
 def _row(score: PowerScore, late: JobDelays | None) -> list[str]:

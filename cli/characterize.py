@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 
 @click.command("characterize")
-@click.option("-S", "--starttime", metavar="TIME", help="Jobs submitted from here on. [now-30days]")
-@click.option("-E", "--endtime", metavar="TIME", help="Jobs submitted before. [now]")
+@click.option("-S", "--starttime", metavar="TIME", help="Use jobs submitted at this time or later. [now-30days]")
+@click.option("-E", "--endtime", metavar="TIME", help="Use jobs submitted before this time. [now]")
 @click.option(
     "--out",
     "folder",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write every table there, as Parquet and CSV; files of the same names are replaced.",
+    help="Write every table to this folder, as Parquet and CSV. Replaces files of the same name.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print every table as JSON.")
 @click.pass_obj
 def command(app: App, starttime: str | None, endtime: str | None, folder: Path | None, as_json: bool) -> None:
-    """Compare jobs across the site: size, pipes, memory, roofline, energy, imbalance, correlations (operators).
+    """Compare jobs across the site: size, pipes, memory, roofline, energy, imbalance, correlations. For operators.
 
-    These are the tables behind figures 1 to 11 of the study of Perlmutter's telemetry, beside what it published.
-    docs/characterize.md explains each.
+    Prints your site's numbers beside those of the Perlmutter study. The tables are those behind its figures 1 to 11;
+    docs/characterize.md explains them.
     """
     from telemetry.characterize import characterize, load_population, write_tables
 
-    app.require_operator("these tables are of everybody's jobs")
+    app.require_operator("these tables cover all users' jobs")
     store = app.open_store()
     cluster = app.cluster(store)
     since_s, until_s = moment(starttime or "now-30days", app.now_s()), moment(endtime, app.now_s())
@@ -52,11 +52,11 @@ def command(app: App, starttime: str | None, endtime: str | None, folder: Path |
     if jobs.num_rows:
         _show(results, jobs.num_rows)
     else:
-        click.echo(f"no GPU jobs submitted since {local_time(since_s or 0)}; see -S, -E, -M")
+        click.echo(f"no GPU jobs submitted since {local_time(since_s or 0)}; try other -S, -E, or -M")
     if folder:
-        click.echo(f"\n{len(files)} files are in {folder}")
+        click.echo(f"\n{len(files)} files written to {folder}")
     else:
-        click.echo("\n--out DIR writes these tables, as Parquet and CSV")
+        click.echo("\n--out DIR writes these tables as Parquet and CSV")
 
 
 def _as_dict(result: Result) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def _as_dict(result: Result) -> dict[str, Any]:
 def _show(results: Mapping[str, Result], total: int) -> None:
     *tables, headline = results.values()
     reasons = [f"{format_count(jobs)} {why.removeprefix('verdict: ')}" for why, jobs in headline.left_out.items()]
-    left_out = f"; left out: {', '.join(reasons)}" if reasons else ""
-    click.echo(f"{format_count(total)} GPU jobs, {format_count(headline.jobs)} with a verdict{left_out}\n")
+    excluded = f"; excluded: {', '.join(reasons)}" if reasons else ""
+    click.echo(f"{format_count(total)} GPU jobs, {format_count(headline.jobs)} with usable data{excluded}\n")
     _show_findings(headline)
     click.echo()
     shown = [
@@ -88,7 +88,7 @@ def _show(results: Mapping[str, Result], total: int) -> None:
         ]
         for result in tables
     ]
-    show_table(["table", "figure", "title", "jobs", "left out", "rows"], shown, right=("jobs", "left out", "rows"))
+    show_table(["table", "figure", "title", "jobs", "excluded", "rows"], shown, right=("jobs", "excluded", "rows"))
 
 
 def _show_findings(headline: Result) -> None:
@@ -103,4 +103,4 @@ def _show_findings(headline: Result) -> None:
         for row in headline.rows.to_pylist()
     ]
     columns = ["finding", "here", "published", "jobs", "note"]
-    show_table(columns, findings, right=columns[1:4], title="This site beside Perlmutter in March 2025")
+    show_table(columns, findings, right=columns[1:4], title="Your site beside Perlmutter in March 2025")

@@ -63,38 +63,38 @@ staff_accounts = ["nstaff"]
 @click.option("--seed", default=1, show_default=True, help="Seed of the generated site.")
 @click.pass_obj
 def command(app: App, folder: Path, seed: int) -> None:
-    """Generate a small GPU site, ingest it, train on it, advise three of its users, report a job, plan node power.
+    """Generate a small GPU site, ingest it, train on it, advise its users, report on a job, and plan node power.
 
-    Everything is written below --dir: a configuration and a store, which every other command can then be tried on.
+    Writes a configuration and a store to --dir. You can then try every other command on them.
     """
     demo = _prepare(folder)
     started = time.monotonic()
-    _step("1. Two weeks of a generated site go into the store (jobs and GPU counters, every 10 s)")
+    _step("1. Ingest two weeks of a generated site: jobs, and GPU counters every 10 s")
     _generate(demo, seed)
-    _step("2. Samples are joined to jobs, and each job gets its metrics")
-    _summarise(demo)
-    _step("3. The predictors are trained and scored on the newest fifth of the jobs")
+    _step("2. Join the samples to jobs, and compute the metrics of each job")
+    _summarize(demo)
+    _step("3. Train the predictors, and score them on the newest fifth of the jobs")
     _train(demo)
-    _step("4. Advice, before the next submission")
+    _step("4. Advise users before their next submission")
     _advise(demo)
-    _step("5. Reports: of a job that left GPUs idle, and of the whole site")
+    _step("5. Report on a job that left GPUs idle, and on the whole site")
     _report(demo, folder)
-    _step("6. Node power: how many nodes could have slept, and the plan of one moment")
+    _step("6. Replay node power saving, and plan the next step")
     show_power(demo)
-    click.echo(f"\nThe demo took {time.monotonic() - started:.0f} s. Its site is in {folder}; look around with")
+    click.echo(f"\nThe demo took {time.monotonic() - started:.0f} s. To explore its site, in {folder}:")
     click.echo(f"  export ALMANAC_CONFIG={shlex.quote(str(folder.resolve() / 'almanac.toml'))}")
     click.echo(f"  export ALMANAC_STORE={shlex.quote(str(folder.resolve() / 'store'))}")
     click.echo(f"  {shlex.quote(sys.argv[0])} jobs -a -n 20")
 
 
 def _prepare(folder: Path) -> App:
-    """An empty demo folder with its configuration; an earlier demo is replaced, anything else is left alone."""
+    """Make an empty demo folder with its configuration. Replaces an earlier demo, but no other files."""
     from telemetry.store.atomic import make_folders, write_atomically
 
     config = folder / "almanac.toml"
     _require_own(folder)
     if folder.exists() and any(folder.iterdir()) and not _is_demo(config):
-        raise StoreError(f"{folder} holds files that are no demo", "name another folder with --dir")
+        raise StoreError(f"{folder} holds files that no demo wrote", "choose another folder with --dir")
     shutil.rmtree(folder / "store", ignore_errors=True)
     make_folders(folder)
     write_atomically(config, CONFIG.encode())
@@ -102,13 +102,15 @@ def _prepare(folder: Path) -> App:
 
 
 def _require_own(folder: Path) -> None:
-    """Raises StoreError for a folder whose content another user could change while the demo runs, and for one that
-    another user's link names: in /tmp it would choose where the demo writes.
+    """Raises StoreError if another user could change the folder's content while the demo runs, or if the folder is
+    another user's link: in /tmp, that link would choose where the demo writes.
     """
     is_foreign_link = folder.is_symlink() and folder.lstat().st_uid != os.geteuid()
     is_foreign = folder.exists() and (folder.stat().st_uid != os.geteuid() or folder.stat().st_mode & 0o002)
     if is_foreign_link or is_foreign:
-        raise StoreError(f"{folder} is another user's, or others can write to it", "name another folder with --dir")
+        raise StoreError(
+            f"{folder} belongs to another user, or others can write to it", "choose another folder with --dir"
+        )
 
 
 def _is_demo(config: Path) -> bool:
@@ -134,7 +136,7 @@ def _generate(app: App, seed: int) -> None:
     show(outcome, None, as_json=False)
 
 
-def _summarise(app: App) -> None:
+def _summarize(app: App) -> None:
     from cli.summarize import run as summarize
 
     for line in summarize(app, app.open_store(), app.cluster()).lines():
@@ -160,7 +162,7 @@ def _advise(app: App) -> None:
 
 
 def _report(app: App, folder: Path) -> None:
-    """The newest of the jobs that kept at least one of their GPUs idle, on the terminal and as a page."""
+    """Report on the newest job that left a GPU idle, on the terminal and as a page."""
     from cli.report import command as report
     from cli.site_report import command as site_report
     from telemetry.history import load_history_table
@@ -176,12 +178,12 @@ def _report(app: App, folder: Path) -> None:
     report.main(args=[job_id], standalone_mode=False, obj=app)
     page = str(folder / "report.html")
     report.main(args=[job_id, "--html", page], standalone_mode=False, obj=app)
-    click.echo(f"  the same as a page: {page}")
+    click.echo(f"  the same report as a page: {page}")
     site_report.main(args=["--html", str(folder / "site.html")], standalone_mode=False, obj=app)
 
 
 def _cases(history: pd.DataFrame) -> list[tuple[str, list[str]]]:
-    """A user who asks for too much, one who needs it, one whose framework reserves memory, and a stranger."""
+    """A user who asks for too much, one who needs it, one whose framework reserves memory, and a newcomer."""
     asked = history[history["tier"] == "hbm80g"]
     families = asked.groupby(["user", "name_key", "gpu_count"]).agg(
         runs=("job_id", "size"),

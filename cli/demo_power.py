@@ -1,4 +1,4 @@
-"""The end of `almanac demo`: what node power saving would do on the generated site."""
+"""The last step of `almanac demo`: what node power saving would do on the generated site."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 QUANTILES = (0.5, 0.8, 0.95)
 QUIET_DAYS = 3
-"""Days without a wake-up before the plan: what is left of the budget counts."""
+"""Days without a wake-up before the plan, because the plan depends on the rest of the budget."""
 COLUMNS = ("node set", "nodes", "in use", "50%", "80%", "95%", "keep on", "power down", "why")
 
 
@@ -35,8 +35,8 @@ def show_power(app: App) -> None:
         rows.append(row)
         until_s = max(until_s, end_s)
     hours = HORIZON * STEP_MIN // 60
-    click.echo(f"\nThe plan at {format_moment(until_s)}, if all nodes are on and none was woken for {QUIET_DAYS} days.")
-    click.echo(f"50%, 80%, and 95%: forecasts of the nodes in use at most within {hours} hours")
+    click.echo(f"\nPlan at {format_moment(until_s)}, if all nodes are on and no node woke for {QUIET_DAYS} days.")
+    click.echo(f"50%, 80%, and 95%: quantiles of the highest number of nodes in use within {hours} h.")
     show_table(COLUMNS, rows, right=COLUMNS[1:-1])
 
 

@@ -1,4 +1,4 @@
-"""Where `almanac summarize` computes: here, on Dask, or in jobs of the site's own Slurm."""
+"""Where `almanac summarize` computes: in this process, on Dask, or in jobs of the site's Slurm."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ Command = TypeVar("Command", bound=Callable[..., object])
 def engine_options(command: Command) -> Command:
     """--engine and --scheduler, which arrive as `engine` and `scheduler`."""
     where = "Compute in this process, on Dask workers, or on workers in Slurm jobs. [local]"
-    address = "Scheduler of --engine dask that is already there, such as tls://host:8786. [workers on this machine]"
+    address = "Running scheduler for --engine dask, such as tls://host:8786. [workers on this machine]"
     command = click.option("--scheduler", metavar="ADDRESS", help=address)(command)
     return click.option("--engine", type=click.Choice(ENGINES), default="local", help=where)(command)
 
 
 @contextlib.contextmanager
 def open_engine(app: App, engine: str, scheduler: str | None = None) -> Iterator[Mapper]:
-    """What maps the summary's chunks; workers start when there is first work, and all have ended on leaving.
+    """The function that maps the summary's chunks. Workers start with the first work, and end with the context.
 
-    Raises ConfigError where the extra is not installed.
+    Raises ConfigError if the extra is not installed.
     """
     if scheduler and engine != "dask":
-        raise click.UsageError("--scheduler is of --engine dask")
+        raise click.UsageError("--scheduler needs --engine dask")
     if engine == "local":
         from telemetry.metrics.chunks import map_partials
 
@@ -49,7 +49,7 @@ def open_engine(app: App, engine: str, scheduler: str | None = None) -> Iterator
 
         manager = _workers(app, engine, scheduler)
     with contextlib.ExitStack() as stack:
-        # A timer that is stopped, a login node that shuts down, or a lost terminal must not leave jobs behind.
+        # A stopped timer, a login node that shuts down, or a lost terminal must not leave jobs behind.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 former = signal.signal(number, lambda number, _frame: sys.exit(128 + number))

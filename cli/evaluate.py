@@ -1,4 +1,4 @@
-"""`almanac evaluate`: how good the predictions would have been, had almanac run all along."""
+"""`almanac evaluate`: replay the duration predictions and score them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,25 @@ TABLES = {
 
 @click.command("evaluate")
 @click.option(
-    "--share", default=0.4, show_default=True, type=click.FloatRange(0.05, 0.9), help="Newest share of jobs to predict."
+    "--share",
+    default=0.4,
+    show_default=True,
+    type=click.FloatRange(0.05, 0.9),
+    help="Share of the jobs to predict, the newest ones.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 @click.pass_obj
 def command(app: App, share: float, as_json: bool) -> None:
-    """Predict the newest jobs as they came, and say how good that was, beside simple predictors. For operators.
+    """Predict the newest jobs in order of submission, and score the predictions beside simple baselines. For operators.
 
-    Time is replayed: every training.retrain_hours the models are trained on what had ended by then, and each job is
-    predicted from what was known when it was submitted. Nothing is written.
+    The replay retrains the models every training.retrain_hours on the jobs that had ended by then. It predicts each job
+    from what was known at its submission. It writes nothing.
     """
     from advisor.duration.baselines import OURS
     from advisor.evaluation.durations import evaluate
     from telemetry.history import load_history
 
-    app.require_operator("an evaluation looks at everybody's jobs")
+    app.require_operator("an evaluation reads all users' jobs")
     store = app.open_store()
     cluster = app.cluster(store)
     history = load_history(store, cluster, running=True)
@@ -50,7 +54,7 @@ def command(app: App, share: float, as_json: bool) -> None:
         click.echo(json_text(_as_json(cluster, result)))
         return
     if result.since_s is None:
-        click.echo(f"{cluster}: no job has ended: there is nothing to predict")
+        click.echo(f"{cluster}: no job has ended yet, so there is nothing to predict")
         return
     since = datetime.fromtimestamp(result.since_s, UTC).strftime("%Y-%m-%d %H:%M")
     trainings = format_count(result.trainings)
@@ -58,10 +62,9 @@ def command(app: App, share: float, as_json: bool) -> None:
     for name, title in TABLES.items():
         show_scores(title, getattr(result, name), OURS, "users" if name == "users" else "jobs")
     if result.coverage is not None:
-        click.echo(
-            f"{result.coverage:.0%} of jobs ran within their interval (meant: {app.config.training.coverage:.0%}"
-            f"{_by_quarter(result)}); {result.told:.0%} of intervals are narrow enough to be told"
-        )
+        goal = f"goal: {app.config.training.coverage:.0%}{_by_quarter(result)}"
+        click.echo(f"{result.coverage:.0%} of jobs ended within their predicted interval ({goal})")
+        click.echo(f"{result.told:.0%} of the intervals are narrow enough to show")
 
 
 def _by_quarter(result: Evaluation) -> str:

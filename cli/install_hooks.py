@@ -1,4 +1,4 @@
-"""`almanac install-hooks`: put our line into the site's Lua scripts, or take it out."""
+"""`almanac install-hooks`: add almanac's line to the site's Lua scripts, or remove it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ if TYPE_CHECKING:
 
 PACKAGED = Path("/usr/share/almanac")
 FILTER_EVERYWHERE = """\
-Put cli_filter.lua beside slurm.conf on EVERY host that runs srun, sbatch or salloc, login and compute nodes alike, and
-set CliFilterPlugins=lua only then: where the file is missing, they fail, and so does every job step.
-`almanac doctor` says on which hosts that was not checked, and how to check it."""
+Install cli_filter.lua beside slurm.conf on EVERY host that runs srun, sbatch, or
+salloc: login and compute nodes. Only then set CliFilterPlugins=lua. On a host
+without the file, these commands fail, and so does every job step.
+`almanac doctor` lists the hosts that were not checked, and how to check them."""
 
 
 @click.command("install-hooks")
 @click.option("--prefix", default="/etc/slurm", show_default=True, type=click.Path(path_type=Path),
               help="Folder of slurm.conf.")  # fmt: skip
-@click.option("--job-submit", "job_submit", is_flag=True, help="Only job_submit.lua (on the controller).")
+@click.option("--job-submit", "job_submit", is_flag=True, help="Only job_submit.lua, on the controller.")
 @click.option("--cli-filter", "cli_filter", is_flag=True,
-              help="Only cli_filter.lua (on every host that runs srun, sbatch or salloc).")  # fmt: skip
+              help="Only cli_filter.lua, on every host that runs srun, sbatch, or salloc.")  # fmt: skip
 @click.option("--ended", "ended", is_flag=True,
-              help="Only almanac-ended.sh (on the controller), for mail within minutes of a job's end.")  # fmt: skip
-@click.option("--lua-dir", metavar="DIR", help="Folder of almanac's Lua modules. [where they are installed]")
-@click.option("--remove", "is_removal", is_flag=True, help="Take our lines out again.")
-@click.option("--yes", "is_agreed", is_flag=True, help="Write what is shown.")
+              help="Only almanac-ended.sh, on the controller: sends mail within minutes of a job's end.")  # fmt: skip
+@click.option("--lua-dir", metavar="DIR", help="Folder of almanac's Lua modules. [as installed]")
+@click.option("--remove", "is_removal", is_flag=True, help="Remove almanac's lines.")
+@click.option("--yes", "is_agreed", is_flag=True, help="Write the changes that are shown.")
 @click.pass_obj
 def command(
     app: App,
@@ -43,14 +44,14 @@ def command(
     is_removal: bool,
     is_agreed: bool,
 ) -> None:
-    """Put almanac's one line into Slurm's job_submit.lua and cli_filter.lua, or the whole script where there is none.
+    """Add almanac's one line to Slurm's job_submit.lua and cli_filter.lua, or install these scripts if there are none.
 
-    Shows the difference. Nothing is written without --yes; each file that is changed is backed up beside itself.
-    slurm.conf is never edited: the lines that it needs are said. Where hooks.advice_dir is not the usual folder, the
-    line names it. almanac-ended.sh is put beside slurm.conf only where --ended asks for it.
+    Shows the difference, and writes it only with --yes. Backs up each changed file beside itself. Never edits
+    slurm.conf, but prints the lines that it needs. The line in the scripts names hooks.advice_dir if you changed it.
+    almanac-ended.sh is installed beside slurm.conf only with --ended.
 
-    cli_filter.lua has to be on login nodes and compute nodes alike, before CliFilterPlugins names lua: without it every
-    srun, sbatch and salloc there fails, job steps too.
+    Install cli_filter.lua on all login and compute nodes before you set CliFilterPlugins=lua. On a host without it,
+    every srun, sbatch, and salloc fails, and so does every job step.
     """
     from slurm_hooks.install.guarded_line import HOOKS
     from slurm_hooks.install.scripts import apply, diff_text
@@ -66,11 +67,11 @@ def command(
             click.echo(printable(note, 1000))
     needed = [change for change in changes if change.is_needed]
     if needed and not is_agreed:
-        click.echo("\nNothing was written: --yes writes it.")
+        click.echo("\nNothing was written. Use --yes to write this.")
     for change in needed if is_agreed else []:
         backup = apply(change, app.now_s())
         done = "removed" if change.after is None else "written"
-        click.echo(f"{change.path}: {done}" + (f"; as it was: {backup}" if backup else ""))
+        click.echo(f"{change.path}: {done}" + (f"; backup: {backup}" if backup else ""))
     _say_what_else(prefix, hooks, needed, is_removal, ended)
 
 
@@ -114,16 +115,16 @@ def _say_what_else(prefix: Path, hooks: list[Hook], needed: list[Change], is_rem
     from slurm_hooks.install.scripts import slurm_conf_line
 
     if hooks and needed and not is_checked():
-        click.echo("Whether the scripts parse was not checked: no Lua library or luac is here.")
+        click.echo("The syntax of the scripts was not checked: no Lua library or luac was found.")
     lines = [] if is_removal else list(filter(None, (slurm_conf_line(prefix, hook) for hook in hooks)))
     if ended and not is_removal:
         lines += ended_conf_lines(prefix)
     if not is_removal and any(hook.kind == "cli_filter" for hook in hooks):
         click.echo(f"\n{FILTER_EVERYWHERE}")
     if lines:
-        click.echo(f"\n{prefix / 'slurm.conf'} needs, on every host (then restart slurmctld):")
+        click.echo(f"\nAdd to {prefix / 'slurm.conf'} on every host, then restart slurmctld:")
         for line in lines:
             click.echo(f"  {printable(line, 1000)}")
     if needed and any(hook.kind == "job_submit" for hook in hooks):
-        click.echo("slurmctld loads a changed job_submit.lua with the next submission; where it does not: touch it, or")
-        click.echo("scontrol reconfigure. A script that does not load is said in slurmctld's log.")
+        click.echo("slurmctld loads a changed job_submit.lua at the next submission. If it does not,")
+        click.echo("touch the file or run `scontrol reconfigure`; slurmctld's log says why.")

@@ -21,14 +21,14 @@ def local_time(time_s: int) -> str:
 
 
 def say_published(app: App) -> None:
-    """Of how old a list is what was shown to who may not read the store; on stderr, for people."""
+    """Print to stderr how old the published list is, for users without access to the store."""
     if not app.may_read_store:
         changed = format_moment(app.own_files.index.written_s)
-        click.echo(f"these are the jobs published for you; the list last changed {changed}", err=True)
+        click.echo(f"showing the jobs published for you; the list last changed {changed}", err=True)
 
 
 def show_jobs(rows: Sequence[dict[str, Any]]) -> None:
-    """The usual table: rows with the columns of cli.jobs.COLUMNS."""
+    """Print the default table. rows: with the columns of cli.jobs.COLUMNS."""
     cells = [
         [
             str(row["job_id"]),
@@ -48,10 +48,10 @@ def show_jobs(rows: Sequence[dict[str, Any]]) -> None:
         for row in rows
     ]
     columns = [
-        "job", "user", "name", "ended", "state", "GPUs", "time", "tier", "HBM peak", "GPU util", "imbalance", "class",
-        "verdict",
+        "job", "user", "name", "ended", "state", "GPUs", "time", "tier", "peak memory", "GPU util", "imbalance",
+        "class", "data quality",
     ]  # fmt: skip
-    right = ("job", "GPUs", "time", "HBM peak", "GPU util", "imbalance")
+    right = ("job", "GPUs", "time", "peak memory", "GPU util", "imbalance")
     show_table(columns, cells, right=right)
 
 
@@ -60,7 +60,7 @@ def _share(value: float | None) -> str:
 
 
 def show_columns(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    """The columns that were asked for, under their own names; numbers with four digits that count."""
+    """Print the chosen columns under their own names; numbers have four significant digits."""
     cells = [[_text(name, row[name]) for name in names] for row in rows]
     right = [name for name in names if any(isinstance(row[name], int | float) for row in rows)]
     show_table(names, cells, right=right)

@@ -19,29 +19,29 @@ from cli.app import App
 
 COMMANDS = {
     "ingest": "read jobs and GPU counters into the store",
-    "summarize": "compute the metrics of jobs with new data",
-    "train": "fit the predictors to what the store holds",
-    "evaluate": "say how good the predictions would have been",
-    "models": "list the trained versions, and go back to one",
-    "advise": "say what to ask for, for one submission",
+    "summarize": "compute job metrics for days with new data",
+    "train": "train the predictors on the jobs in the store",
+    "evaluate": "replay past predictions and score them",
+    "models": "list the trained versions, or switch to another",
+    "advise": "get advice for one submission",
     "publish": "write the advice files that Slurm's hooks read",
-    "backtest": "replay the record: would the advice have held?",
-    "reprioritize": "give pending jobs the priority term predicted for them",
-    "power": "power nodes down and up for the demand that is forecast",
-    "jobs": "list past jobs with what they used",
-    "report": "say what a job did with its GPUs, and what to ask for next",
-    "mail": "say how often you want reports by mail",
-    "characterize": "compare jobs across the site, as the Perlmutter study does",
-    "site-report": "report on the whole site: use, waste, cost, and the study's figures",
-    "metrics": "write metrics of almanac itself, for Prometheus",
-    "doctor": "check configuration, store, Slurm and Prometheus",
-    "install-hooks": "put the hooks into Slurm's Lua scripts, or take them out",
-    "demo": "show the whole path on a generated site",
+    "backtest": "replay past jobs: check memory advice and node power",
+    "reprioritize": "set the site factor of pending jobs",
+    "power": "power nodes down and up, following the demand forecast",
+    "jobs": "list past jobs and what they used",
+    "report": "report what a job did with its GPUs, and what to ask for",
+    "mail": "choose how often you get reports by mail",
+    "characterize": "compare jobs across the site, as in the Perlmutter study",
+    "site-report": "report on the whole site: use, waste, and cost",
+    "metrics": "write almanac's own metrics for Prometheus",
+    "doctor": "check configuration, store, Slurm, and Prometheus",
+    "install-hooks": "install the Slurm hooks, or remove them",
+    "demo": "run everything on a generated site",
 }
 
 
 NO_WRITING = 0o002
-"""Added to the umask: no other user writes to anything that a command, or a library that it uses, makes."""
+"""Added to the umask: other users cannot write to any file that a command, or a library that it uses, creates."""
 
 
 FOLDERS = (
@@ -69,29 +69,28 @@ class LazyGroup(click.Group):
 
 
 EPILOG = """
-Exit codes: 0 done; 1 fault; 2 wrong usage or a submission that cannot be understood; 3 configuration; 4 store;
-5 source (Slurm, Prometheus, file); 6 not allowed; 7 nothing trained; 10 no evidence to advise from;
-130 stopped by Ctrl-C.
+Exit codes: 0 success; 1 failure; 2 wrong usage or unreadable submission; 3 configuration; 4 store; 5 source (Slurm,
+Prometheus, file); 6 not allowed; 7 nothing trained; 10 no evidence for advice; 130 stopped by Ctrl-C.
 """
 
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--config", "config_path", metavar="FILE", help="Configuration. [$ALMANAC_CONFIG, /etc/almanac, ~/.config]"
+    "--config", "config_path", metavar="FILE", help="Configuration file. [$ALMANAC_CONFIG, /etc/almanac, ~/.config]"
 )
-@click.option("--store", "store_path", metavar="DIR", help="Store. [$ALMANAC_STORE, or the configuration's]")
-@click.option("-M", "--cluster", "cluster_name", metavar="NAME", help="Slurm cluster, where there are several.")
+@click.option("--store", "store_path", metavar="DIR", help="Folder of the store. [$ALMANAC_STORE, or store.path]")
+@click.option("-M", "--cluster", "cluster_name", metavar="NAME", help="Slurm cluster, if the store holds several.")
 @click.version_option(__version__, prog_name="almanac")
 @click.pass_context
 def cli(ctx: click.Context, config_path: str | None, store_path: str | None, cluster_name: str | None) -> None:
-    """What GPU jobs really did, used for the next ones: advice at submit time for Slurm clusters."""
+    """Advise GPU jobs on Slurm clusters from what past jobs really used."""
     if os.environ.get("NO_COLOR"):
         ctx.color = False
     ctx.obj = App(config_path, store_path, cluster_name)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; every error ends in words and an exit code."""
+    """Run the command line. Every error prints what happened and what to try, and sets the exit code."""
     _leave_homes_of_others()
     _print_any_text()
     umask = os.umask(0o077)
@@ -104,9 +103,7 @@ def main(argv: list[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except AlmanacError as error:
-        click.echo(f"almanac: {printable(str(error), 1000)}", err=True)
-        if error.hint:
-            click.echo(f"  to do: {printable(error.hint, 1000)}", err=True)
+        _complain(str(error), error.hint)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
@@ -118,8 +115,8 @@ def main(argv: list[str] | None = None) -> None:
             _stop()
         if os.environ.get("ALMANAC_DEBUG"):
             raise
-        click.echo(f"almanac: {type(error).__name__}: {printable(str(error), 1000)}", err=True)
-        click.echo("  to do: if this is no matter of rights or space, report it; ALMANAC_DEBUG=1 shows where", err=True)
+        hint = "if this is not a permission or disk-space problem, report it with the output of ALMANAC_DEBUG=1"
+        _complain(f"{type(error).__name__}: {error}", hint)
         sys.exit(1)
     finally:
         os.umask(umask)
@@ -142,14 +139,20 @@ def _print_any_text() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
+def _complain(message: str, hint: str) -> None:
+    click.echo(f"error: {printable(message, 1000)}", err=True)
+    if hint:
+        click.echo(f"try: {printable(hint, 1000)}", err=True)
+
+
 def _stop() -> NoReturn:
-    click.echo("almanac: stopped", err=True)
+    click.echo("stopped", err=True)
     sys.exit(130)
 
 
 def _stop_full(error: OSError) -> NoReturn:
-    click.echo(f"almanac: {printable(str(error.filename or 'a file'), 1000)}: {error.strerror}", err=True)
-    click.echo("  to do: free space on its disk, or raise the quota, and run this again", err=True)
+    hint = "free disk space or raise the quota, then run this again"
+    _complain(f"{error.filename or 'a file'}: {error.strerror}", hint)
     sys.exit(StoreError.exit_code)
 
 

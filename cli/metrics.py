@@ -1,4 +1,4 @@
-"""`almanac metrics`: what almanac says of itself, for Prometheus."""
+"""`almanac metrics`: almanac's own metrics, for Prometheus."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ READABLE = 0o644
     "path",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Replace this file, for node_exporter's textfile collector; its name ends in .prom. [standard output]",
+    help="Write this .prom file, for the textfile collector of node_exporter. [standard output]",
 )
 @click.pass_obj
 def command(app: App, path: Path | None) -> None:
-    """Write metrics of almanac itself: reports sent, ingest lag, forecast error, node power (operators).
+    """Write almanac's own metrics: reports sent, ingest lag, forecast error, and node power. For operators.
 
     docs/site-report.md lists them. They name no user and no job.
     """
@@ -32,9 +32,11 @@ def command(app: App, path: Path | None) -> None:
     from reports.textfile import exposition
     from telemetry.store.atomic import write_atomically
 
-    app.require_operator("these metrics are of everybody's jobs")
+    app.require_operator("these metrics cover all users' jobs")
     if path and path.suffix != ".prom":
-        raise click.BadParameter(f"{path}: node_exporter reads only names that end in .prom", param_hint="--textfile")
+        raise click.BadParameter(
+            f"{path} does not end in .prom: node_exporter would not read it", param_hint="--textfile"
+        )
     store = app.open_store()
     text = exposition([*collect(store, app.now_s()), *power_metrics(app, store)])
     if not path:
@@ -43,4 +45,4 @@ def command(app: App, path: Path | None) -> None:
     try:
         write_atomically(path, text.encode(), READABLE)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror}", "name a file that you may write") from error
+        raise StoreError(f"{path}: cannot be written: {error.strerror}", "choose a file that you can write") from error

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DAY_S = 86_400
 FRESH_S = 3600
-"""A count of nodes that is older is not shown: what it says is no longer so."""
+"""Older counts of nodes are not shown, because they are no longer true."""
 STATES = ("total", "active", "wanted", "asleep")
 
 
@@ -61,7 +61,7 @@ def _of_nodes(uses: Mapping[Labels, NodeUse], now_s: int) -> Iterator[Metric]:
 
 
 def _models(store: Store, cluster: str) -> Iterator[tuple[str, TrainedDemand]]:
-    """The current one of each node set; a damaged one is doctor's to name."""
+    """The current model of each node set. `almanac doctor` reports damaged ones."""
     from advisor.demand.versions import load_demand, trained_sets
 
     models_dir = store.models_dir(cluster)
@@ -82,9 +82,9 @@ def _of_models(models: Mapping[Labels, TrainedDemand]) -> Iterator[Metric]:
 
 
 def _of_runs(folder: PowerFolder, clusters: Sequence[str], counted: Collection[str]) -> Iterator[Metric]:
-    """What the last run remembered. A state that cannot be read is left out: then no run acts, and says so.
+    """The state that the last run saved. An unreadable state is left out: then no run acts, and each run says so.
 
-    counted: clusters whose nodes were counted in the last day; without power.mode = "apply" a run remembers nothing.
+    counted: clusters whose nodes were counted in the last day. Runs save no state unless power.mode is "apply".
     """
     memories = {}
     for cluster in clusters:

@@ -1,4 +1,4 @@
-"""`almanac models`: the trained versions, and which one is used."""
+"""`almanac models`: list the trained versions, and choose which one is used."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 @click.command("models")
-@click.option("--use", "chosen", metavar="VERSION", help="Make this version the one that is used.")
-@click.option("--rollback", is_flag=True, help="Go back to the version before the one that is used.")
-@click.option("--node-set", metavar="NAME", help="The versions of the demand model of this node set, instead.")
+@click.option("--use", "chosen", metavar="VERSION", help="Use this version.")
+@click.option("--rollback", is_flag=True, help="Use the version before the current one.")
+@click.option("--node-set", metavar="NAME", help="Show or change the demand model of this node set instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print the versions as JSON.")
 @click.pass_obj
 def command(app: App, chosen: str | None, rollback: bool, node_set: str | None, as_json: bool) -> None:
-    """List the trained versions with their span and scores, or change the one that is used. For operators.
+    """List the trained versions with their time spans and scores, or choose which one is used. For operators.
 
-    The next training makes its own version the one that is used.
+    `*` marks the version in use. The next training switches to its own version.
     """
     from advisor.versions import roll_back, use, versions
 
     if chosen and rollback:
-        raise click.UsageError("--use and --rollback: give one of them")
-    app.require_operator("the models are the site's")
+        raise click.UsageError("give --use or --rollback, not both")
+    app.require_operator("the models serve all users")
     store = app.open_store()
     models_dir = store.models_dir(app.cluster(store))
     if node_set is not None:
@@ -45,7 +45,7 @@ def command(app: App, chosen: str | None, rollback: bool, node_set: str | None, 
     if as_json:
         click.echo(json_text([{**vars(each), "scores": scores_table(each.scores)} for each in found]))
     elif not found:
-        click.echo("nothing is trained yet")
+        click.echo("no model is trained yet")
     else:
         show_table(
             ["", "version", "jobs", "from", "to", "almanac", "Spearman", "median |log error|"],
@@ -59,7 +59,7 @@ def command(app: App, chosen: str | None, rollback: bool, node_set: str | None, 
 def _row(version: Version) -> list[str]:
     mark = "*" if version.is_current else ""
     if version.fault:
-        return [mark, version.name, "-", "-", "-", "not usable", "-", "-"]
+        return [mark, version.name, "-", "-", "-", "unusable", "-", "-"]
     ours, ranking = version.scores.get("almanac"), version.scores.get("ranking")
     numbers = (ranking.spearman if ranking else None, ours.median_abs_log_error if ours else None)
     cells = ["-" if number is None or number != number else f"{number:.3f}" for number in numbers]

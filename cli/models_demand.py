@@ -21,7 +21,7 @@ def day(time_s: int | None) -> str:
 
 
 def of_node_set(models_dir: Path, node_set: str, chosen: str | None, rollback: bool, as_json: bool) -> None:
-    """List the versions of one node set, after a change of the one that is used. Raises StoreError."""
+    """Choose the version in use, if asked to, then list the versions of one node set. Raises StoreError."""
     from advisor.demand.versions import demand_versions, roll_back_demand, use_demand
 
     if chosen:
@@ -32,7 +32,7 @@ def of_node_set(models_dir: Path, node_set: str, chosen: str | None, rollback: b
     if as_json:
         click.echo(json_text([_as_json(each) for each in found]))
     elif not found:
-        click.echo(f"nothing is trained yet for node set {node_set}")
+        click.echo(f"no model is trained yet for node set {node_set}")
     else:
         show_table(COLUMNS, [_row(node_set, each) for each in found], right=COLUMNS[6:])
 
@@ -50,7 +50,7 @@ def show_node_sets(models_dir: Path) -> None:
 def _row(node_set: str, version: DemandVersion) -> list[str]:
     mark, trained = "*" if version.is_current else "", version.trained
     if trained is None:
-        return [mark, node_set, version.name, "-", "-", "not usable", "-", "-"]
+        return [mark, node_set, version.name, "-", "-", "unusable", "-", "-"]
     from advisor.demand.lifecycle import expected_loss
 
     skills = trained.model.forecaster.skills

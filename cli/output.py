@@ -1,4 +1,4 @@
-"""Showing things: tables for people, JSON and separated text for programs, progress on a terminal only."""
+"""Print tables for people, JSON and separated text for programs, and progress on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 WIDTH = 1000
-"""Columns of a table that goes into a file or a pipe: as many as it needs."""
+"""Columns of a table that goes into a file or a pipe: enough for any table."""
 
 
 class Advance(Protocol):
@@ -36,7 +36,7 @@ def json_text(data: Any) -> str:
 def show_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), title: str = ""
 ) -> None:
-    """A table for people; cells are shown inert."""
+    """Print a table for people; control characters in cells are escaped."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -53,9 +53,9 @@ def show_table(
 def write_separated(
     columns: Sequence[str], rows: Sequence[Mapping[str, Any]], delimiter: str, *, is_for_spreadsheets: bool = False
 ) -> None:
-    """Separated text with a header; every cell quoted where it needs to be, missing values empty.
+    """Print separated text with a header; cells are quoted if needed, and missing values are empty.
 
-    is_for_spreadsheets: text that a spreadsheet would take for a formula is made inert.
+    is_for_spreadsheets: escape text that a spreadsheet would take for a formula.
     """
     writer = csv.writer(sys.stdout, delimiter=delimiter, lineterminator="\n")
     writer.writerow(columns)
@@ -64,7 +64,7 @@ def write_separated(
 
 
 def show_counts(what: str, counts: Counts, unit: str = "records") -> None:
-    """What became of the records of a run, and one example of each kind that was dropped or lacks something."""
+    """Print how many records were read, kept, and dropped, with one example of each reason."""
     click.echo(f"{what}: {format_count(counts.seen)} {unit} read, {format_count(counts.kept)} kept")
     said = [(reason, number, "") for reason, number in sorted(counts.dropped.items())]
     said += [(note, number, "kept ") for note, number in sorted(counts.notes.items())]
@@ -78,7 +78,7 @@ def show_counts(what: str, counts: Counts, unit: str = "records") -> None:
 
 @contextmanager
 def progress(label: str) -> Iterator[Advance]:
-    """A progress bar on stderr where that is a terminal; otherwise nothing."""
+    """Show a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total, note="": None
         return

@@ -1,4 +1,4 @@
-"""`almanac power`: nodes power down when the forecast says that nobody will need them, and up before somebody does."""
+"""`almanac power`: power nodes down while the forecast does not need them, and up before jobs do."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ HISTORY_DAYS, ROWS = 7, 30
 
 @click.group("power")
 def command() -> None:
-    """Power nodes down and up through Slurm, for the demand that is forecast. For operators, and a timer.
+    """Power nodes down and up through Slurm, following the demand forecast. For operators, and a timer.
 
-    Only nodes of the configured [[node_sets]] are touched, and of these only idle ones. No job is ever ended.
+    almanac powers down only idle nodes of the configured [[node_sets]]. It never ends a job.
     """
 
 
@@ -32,7 +32,7 @@ def command() -> None:
 @as_json
 @click.pass_obj
 def plan(app: App, as_json: bool) -> None:
-    """Show what `apply` would do now. Nothing is written, and Slurm is told nothing."""
+    """Show what `apply` would do now. Writes nothing, and sends nothing to Slurm."""
     from cli.power_output import show_plan
 
     planner = _planner(app)
@@ -44,14 +44,14 @@ def plan(app: App, as_json: bool) -> None:
 @as_json
 @click.pass_obj
 def apply(app: App, as_json: bool) -> int:
-    """Power nodes down and up. One shot, every 10 minutes from a timer; a run that is missed does no harm.
+    """Power nodes down and up once. Run this from a timer every 10 minutes; a missed run does no harm.
 
-    Acts only with power.mode = "apply". With "observe" it records demand and logs what it would do. Each order is
-    written to power/actions-*.jsonl in the store before Slurm hears of it. Needs root, SlurmUser or
+    Acts only with power.mode = "apply". With "observe", it records demand and logs what it would do. It writes each
+    order to power/actions-*.jsonl in the store, then sends it to Slurm. Needs root, SlurmUser, or
     AdminLevel=Administrator.
 
     \b
-    Exit code 4: another run is under way, or the store cannot be read or written.
+    Exit code 4: another run is active, or the store cannot be read or written.
     Exit code 5: Slurm did not answer, or refused orders; the next run tries again.
     """
     from cli.power_output import show_plan
@@ -59,14 +59,14 @@ def apply(app: App, as_json: bool) -> int:
 
     mode = app.config.power.mode
     if mode == "off":
-        click.echo('almanac: power.mode is "off": nothing is planned, and Slurm is told nothing', err=True)
+        click.echo('power.mode is "off": nothing is planned, and nothing is sent to Slurm', err=True)
         return 0
     planner = _planner(app)
     with planner.folder.lock():
         run = PowerRun(planner)
         faults = run.note_demand()
         for fault in faults:
-            click.echo(printable(f"almanac: {fault}", 500), err=True)
+            click.echo(printable(f"warning: {fault}", 500), err=True)
         made = planner.plan()
         if mode == "observe":
             run.observe(made)
@@ -81,11 +81,11 @@ def apply(app: App, as_json: bool) -> int:
 @as_json
 @click.pass_obj
 def status(app: App, as_json: bool) -> None:
-    """Show which nodes sleep, which did not wake, and whether a hold is on."""
+    """Show which nodes are powered down, which did not wake, and whether a hold is active."""
     from cli.power_output import show_status
     from slurm_hooks.power.status import status_of
 
-    app.require_operator("node power is the site's")
+    app.require_operator("node power affects all users")
     _require_node_sets(app.config)
     folder = _folder(app)
     show_status(status_of(app.backend, app.config, folder, _cluster(app), app.now_s()), as_json)
@@ -93,14 +93,21 @@ def status(app: App, as_json: bool) -> None:
 
 @command.command("history")
 @click.option("--days", default=HISTORY_DAYS, show_default=True, type=click.IntRange(1, 3660), help="Days to show.")
-@click.option("-n", "--rows", default=ROWS, show_default=True, type=click.IntRange(0), help="Newest rows; 0: all.")
+@click.option(
+    "-n",
+    "--rows",
+    default=ROWS,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Number of rows to show, the newest; 0: all.",
+)
 @as_json
 @click.pass_obj
 def history(app: App, days: int, rows: int, as_json: bool) -> None:
-    """Show what was ordered, newest last."""
+    """Show the orders to Slurm, newest last."""
     from cli.power_output import show_history
 
-    app.require_operator("node power is the site's")
+    app.require_operator("node power affects all users")
     found = list(_folder(app).log.read(app.now_s() - days * 86_400, app.now_s()))
     show_history(found[-rows:] if rows else found, len(found), as_json)
 
@@ -110,10 +117,10 @@ def history(app: App, days: int, rows: int, as_json: bool) -> None:
 @as_json
 @click.pass_obj
 def wake(app: App, nodes: str, as_json: bool) -> int:
-    """Power nodes up now, and take almanac's quarantine off them. ALL also sets a hold, so that they stay on.
+    """Power nodes up now, and end almanac's quarantine of them. ALL also sets a hold, so that they stay on.
 
-    It needs slurmctld only: a broken store, model, configuration or lock does not stop it. Nodes that are drained or
-    down for another reason are left alone. Waits for nodes that are still powering down.
+    This needs only slurmctld: a broken store, model, configuration, or lock does not stop it. It skips nodes that are
+    drained or down for another reason. It waits for nodes that are still powering down.
 
     Exit code 5: Slurm did not answer, or some nodes were not woken.
     """
@@ -123,7 +130,7 @@ def wake(app: App, nodes: str, as_json: bool) -> int:
     config, faults = _config_if_any(app)
     backend = _backend(app, config)
     if nodes == "ALL":
-        faults += _try(lambda: _folder(app, config).hold(app.caller, "wake ALL", app.now_s()), "no hold is set")
+        faults += _try(lambda: _folder(app, config).hold(app.caller, "wake ALL", app.now_s()), "the hold is not set")
     names = names_to_wake(nodes, config, backend.nodes())
     faults += _try(lambda: _note_wake(app, config, names), "the order is not logged")
     said = keep_on(backend, names) if nodes == "ALL" else []
@@ -134,24 +141,24 @@ def wake(app: App, nodes: str, as_json: bool) -> int:
 
 @command.command("hold")
 @click.option("--off", is_flag=True, help="End the hold.")
-@click.option("--why", default="", metavar="TEXT", help="Shown to others, and in the log.")
+@click.option("--why", default="", metavar="TEXT", help="Reason, shown by `status` and in the log.")
 @click.pass_obj
 def hold(app: App, off: bool, why: str) -> None:
-    """Power nothing down until `hold --off`. Nodes that sleep wake as jobs and the warm minimum need them."""
-    app.require_operator("node power is the site's")
+    """Power no node down until `hold --off`. Powered-down nodes still wake when jobs or the warm minimum need them."""
+    app.require_operator("node power affects all users")
     folder = _folder(app)
     if off:
-        click.echo("the hold is off" if folder.release() else "there was no hold")
+        click.echo("hold ended" if folder.release() else "there was no hold")
         return
     folder.hold(app.caller, why or "no reason given", app.now_s())
-    click.echo("hold: nothing powers down until `almanac power hold --off`")
+    click.echo("hold: no node powers down until `almanac power hold --off`")
 
 
 def _planner(app: App) -> Planner:
-    """Raises AlmanacError where the caller, the configuration or the store does not fit."""
+    """Raises AlmanacError if the caller, the configuration, or the store does not allow a plan."""
     from slurm_hooks.power.planning import Planner
 
-    app.require_operator("node power is the site's")
+    app.require_operator("node power affects all users")
     _require_node_sets(app.config)
     store = app.open_store()
     cluster, backend = app.cluster(store), app.backend
@@ -171,7 +178,7 @@ def source_of(app: App, store: Store, cluster: str) -> DemandSource:
 
 def _require_node_sets(config: Config) -> None:
     if not config.node_sets:
-        raise ConfigError("no [[node_sets]] are configured", "name the nodes that may power down; see docs/power.md")
+        raise ConfigError("no [[node_sets]] are configured", "name the nodes that may power down (docs/power.md)")
 
 
 def _cluster(app: App) -> str:
@@ -188,13 +195,13 @@ def _folder(app: App, config: Config | None = None) -> PowerFolder:
 
 
 def _config_if_any(app: App) -> tuple[Config, list[str]]:
-    """The configuration, or the defaults where it is broken: nodes with almanac's reason are known without it."""
+    """The configuration, or the defaults if it is broken: nodes with almanac's reason are known without it."""
     from almanac.config import Config
 
     try:
         return app.config, []
     except ConfigError as error:
-        return Config(), [f"{error}: only nodes that carry almanac's reason in Slurm are woken"]
+        return Config(), [f"{error}; only nodes with almanac's reason in Slurm are woken"]
 
 
 def _backend(app: App, config: Config) -> Any:
@@ -219,7 +226,7 @@ def _note_wake(app: App, config: Config, names: tuple[str, ...]) -> None:
 
 
 def _try(action: Any, otherwise: str) -> list[str]:
-    """What went wrong, in words; the way out goes on."""
+    """Run an action; return what went wrong, and go on."""
     try:
         action()
     except (AlmanacError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What `almanac power` prints: 80 columns, what to do first."""
+"""The output of `almanac power`, in 80 columns."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 COLUMNS = 80
 MOST_NAMES = 200
-_STAY = "in use, reserved, excluded, cooling down, out of power cycles, the warm minimum, or over nodes_per_run"
+_STAY = "in use, reserved, excluded, cooling down, out of power cycles, warm minimum, or above nodes_per_run"
 
 
 def show_plan(plan: Plan, outcomes: Sequence[SetOutcome] | None, mode: str, as_json: bool) -> None:
-    """A plan, or what became of it."""
+    """Print a plan, or the outcome of a run."""
     if as_json:
         click.echo(json_text(_plan_json(plan, outcomes)))
         return
@@ -35,23 +35,23 @@ def show_plan(plan: Plan, outcomes: Sequence[SetOutcome] | None, mode: str, as_j
         for what, names in _orders(each):
             _say(2, f"{what} {len(names)}: {_hosts(names)}")
         if each.target is not None and (more := each.powered - each.target - len(each.chosen.power_down)) > 0:
-            _say(2, f"{more} more stay on: {_STAY}")
+            _say(2, f"{more} more stay on ({_STAY})")
         if each.chosen.short:
-            _say(2, f"{each.chosen.short} nodes are missing: no further node of almanac's sleeps")
+            _say(2, f"{each.chosen.short} nodes too few: almanac has no other node to wake")
         if each.quarantined:
-            _say(2, f"did not wake, drained until somebody looks: {_hosts(each.quarantined)}")
+            _say(2, f"did not wake, drained until an operator repairs them: {_hosts(each.quarantined)}")
         if outcomes:
             _show_outcome(outcomes[place])
     if outcomes is None:
         why = {"observe": ' (power.mode is "observe")', "": " (this is a plan)"}.get(mode, "")
-        _say(0, f"Slurm was told nothing{why}")
+        _say(0, f"nothing was sent to Slurm{why}")
 
 
 def _show_outcome(outcome: SetOutcome) -> None:
     if outcome.changed:
-        _say(2, f"left on, no longer idle or on hold: {_hosts(outcome.changed)}")
+        _say(2, f"left on, because no longer idle, or held: {_hosts(outcome.changed)}")
     if outcome.unheard:
-        _say(2, f"Slurm dropped the order, the next run repeats it: {_hosts(outcome.unheard)}")
+        _say(2, f"Slurm dropped the order; the next run repeats it: {_hosts(outcome.unheard)}")
     for line in dict.fromkeys(outcome.said):
         click.echo(f"Slurm said: {printable(line)}", err=True)
 
@@ -68,7 +68,7 @@ def _orders(each: SetPlan) -> list[tuple[str, Sequence[str]]]:
 
 def _target(each: SetPlan) -> str:
     if each.target is None:
-        return f"keep what is on: {each.reason}"
+        return f"no change: {each.reason}"
     return f"target {each.target} nodes: {each.reason}"
 
 
@@ -102,11 +102,11 @@ def show_status(status: Status, as_json: bool) -> None:
         click.echo(json_text(asdict(status)))
         return
     if status.hold:
-        _say(0, f"{status.hold}; nothing powers down until `almanac power hold --off`")
+        _say(0, f"{status.hold}; no node powers down until `almanac power hold --off`")
     if status.fault:
-        _say(0, f"nothing powers down: {status.fault}")
+        _say(0, f"no node powers down: {status.fault}")
     if status.mode != "apply":
-        _say(0, f'power.mode is "{status.mode}": Slurm is told nothing')
+        _say(0, f'power.mode is "{status.mode}": nothing is sent to Slurm')
     _say(0, f"last run: {format_moment(status.run_s) if status.run_s else 'none yet'}")
     for each in status.sets:
         _show_set(each)
@@ -119,8 +119,8 @@ def _show_set(each: SetStatus) -> None:
     if each.asleep:
         _say(2, f"asleep: {_hosts(each.asleep)}")
     if each.asleep_by_others:
-        _say(2, f"asleep, not by almanac, which leaves them alone: {_hosts(each.asleep_by_others)}")
-    _say(2, f"last 24 h: {each.wakes} wake-ups, {each.cycles} power-downs of a node")
+        _say(2, f"asleep, but not powered down by almanac, so left alone: {_hosts(each.asleep_by_others)}")
+    _say(2, f"last 24 h: {each.wakes} wake-ups, {each.cycles} node power-downs")
 
 
 def show_history(rows: Sequence[Mapping[str, Any]], total: int, as_json: bool) -> None:
@@ -128,7 +128,7 @@ def show_history(rows: Sequence[Mapping[str, Any]], total: int, as_json: bool) -
         click.echo(json_text(list(rows)))
         return
     if not rows:
-        click.echo("nothing was ordered")
+        click.echo("no orders")
     for row in rows:
         number = row.get("number", "")
         when = format_moment(row["time_s"]) if isinstance(row.get("time_s"), int) else "at an unknown time"
@@ -137,28 +137,28 @@ def show_history(rows: Sequence[Mapping[str, Any]], total: int, as_json: bool) -
         _say(0, head)
         _say(4, str(row.get("reason", "")))
     if total > len(rows):
-        click.echo(f"... {total - len(rows)} older rows: -n 0 shows all")
+        click.echo(f"... {total - len(rows)} older rows; -n 0 shows all")
 
 
 def show_woken(woken: Woken, is_held: bool, faults: Sequence[str], as_json: bool) -> None:
     if as_json:
         click.echo(json_text({**asdict(woken), "faults": list(faults)}))
         return
-    _say(0, f"told {len(woken.woken)} nodes to power up" + (f": {_hosts(woken.woken)}" if woken.woken else ""))
+    _say(0, f"powering up {len(woken.woken)} nodes" + (f": {_hosts(woken.woken)}" if woken.woken else ""))
     if woken.undrained:
-        _say(0, f"quarantine taken off: {_hosts(woken.undrained)}")
+        _say(0, f"quarantine ended: {_hosts(woken.undrained)}")
     if woken.late:
-        _say(0, f"still powering down, run this again: {_hosts(woken.late)}")
+        _say(0, f"still powering down; run this again later: {_hosts(woken.late)}")
     if woken.left:
-        _say(0, f"left alone, drained or down by others, or unknown: {_hosts(woken.left)}")
+        _say(0, f"skipped, because unknown, or drained or down for another reason: {_hosts(woken.left)}")
     if is_held:
-        _say(0, "hold: nothing powers down until `almanac power hold --off`")
+        _say(0, "hold: no node powers down until `almanac power hold --off`")
     for line in (*faults, *dict.fromkeys(woken.said)):
-        click.echo(f"almanac: {printable(line, 300)}", err=True)
+        click.echo(f"warning: {printable(line, 300)}", err=True)
 
 
 def _hosts(names: Sequence[str]) -> str:
-    """A host list, cut where it is long."""
+    """A host list, cut if it is long."""
     from telemetry.slurm.hostlist import fold
 
     text = fold(names)

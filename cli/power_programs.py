@@ -1,7 +1,7 @@
 """almanac-power-off and almanac-power-on: Slurm's SuspendProgram and ResumeProgram (docs/power-programs.md).
 
-They return as soon as the work goes on in a session of its own. When the program has ended, Slurm kills what is left
-of its process group: the parent waits until its child has left that group.
+They return as soon as the work runs in a session of its own. When a program ends, Slurm kills what is left of its
+process group, so the parent waits until its child has left that group.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 if TYPE_CHECKING:
     from slurm_hooks.power.bmc_file import BmcFile
 
-USAGE = """usage: almanac-power-{0} HOSTLIST             as Slurm calls it: returns at once, see the log
-       almanac-power-{0} --status HOSTLIST    says what power the nodes have, and changes nothing"""
+USAGE = """usage: almanac-power-{0} HOSTLIST             power nodes {0}; returns at once, and logs the outcome
+       almanac-power-{0} --status HOSTLIST    print the power state of the nodes, and change nothing"""
 
 
 def main(wanted: Literal["on", "off"]) -> NoReturn:
-    """What the launchers start. Exit status 2: wrong arguments; 3: the BMC file or the configuration is refused."""
+    """Entry point of the launchers. Exit status 2: wrong arguments; 3: a refused BMC file or configuration."""
     from almanac.errors import AlmanacError
     from almanac.units import printable
 
@@ -96,7 +96,7 @@ def detach(keep: int) -> None:
 
 
 def _show(nodes: tuple[str, ...], file: BmcFile) -> int:
-    """Print each node's power. Status 1: some BMC did not say."""
+    """Print each node's power state. Returns 1 if a BMC did not answer."""
     from concurrent.futures import ThreadPoolExecutor
 
     from almanac.units import printable
@@ -119,7 +119,7 @@ def _show(nodes: tuple[str, ...], file: BmcFile) -> int:
 
 
 def _complain(wanted: str, message: str, hint: str) -> None:
-    """On standard error and in syslog: Slurm throws away what its programs print."""
+    """Print to standard error and to syslog, because Slurm discards what its programs print."""
     import syslog
 
     print(f"almanac-power-{wanted}: {message}", *([f"try: {hint}"] if hint else []), sep="\n", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What `almanac backtest power` replays: the record of a node set, from the store or from a file."""
+"""The record of a node set that `almanac backtest power` replays, from the store or from a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DAY_S = 86400
 RECORD_DAYS = 400
-"""Older demand is not read: it says little of today's."""
+"""Older demand is not read, because it says little about today's."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PowerRecord:
 
 
 def configured(config: Config) -> dict[str, Any]:
-    """What options stand for that are not given. A price below 0 is not configured."""
+    """Values of options that are not given. A price below 0 is not configured."""
     power = config.power
     return {
         "wakeups": power.wakeups_per_day, "shortage": power.short_min_per_day, "boot": power.boot_min,
@@ -56,9 +56,7 @@ def read_file(path: Path, options: dict[str, Any]) -> PowerRecord:
     from telemetry.nodes.series import read_node_series
 
     if options["set_name"]:
-        raise click.UsageError(
-            "--node-set is for the store, and --series names a file: give --vc for a set of the file"
-        )
+        raise click.UsageError("--node-set selects from the store, but --series names a file: use --vc instead")
     series = read_node_series(path, options["vc"], options["gpus_per_node"])
     return PowerRecord(options["vc"] or path.stem, series, "rows")
 
@@ -69,8 +67,8 @@ def read_store(app: App, options: dict[str, Any]) -> PowerRecord:
     from telemetry.nodes.demand import accounted_demand, known_span
 
     if options["vc"]:
-        raise click.UsageError("--vc is for a file: name one with --series, or give --node-set instead")
-    app.require_operator("a back-test looks at everybody's jobs")
+        raise click.UsageError("--vc selects from a file: add --series FILE, or use --node-set instead")
+    app.require_operator("a back-test reads all users' jobs")
     node_set = chosen_set(app.config, options["set_name"])
     store = app.open_store()
     cluster = app.cluster(store)
@@ -78,7 +76,7 @@ def read_store(app: App, options: dict[str, Any]) -> PowerRecord:
     known_s = known_span(store, cluster)
     if known_s[1] <= known_s[0]:
         raise StoreError(
-            f"{store.root}: holds no job of {cluster} that has ended",
+            f"{store.root}: the store holds no ended job of {cluster}",
             "run `almanac ingest`, or give a file of nodes per minute with --series",
         )
     until = parse_time(options["endtime"], "endtime")
@@ -87,7 +85,7 @@ def read_store(app: App, options: dict[str, Any]) -> PowerRecord:
     start_s = max(known_s[0], end_s - RECORD_DAYS * DAY_S)
     if end_s <= start_s:
         first, last = (dt.datetime.fromtimestamp(second, dt.UTC).isoformat(" ", "minutes")[:16] for second in known_s)
-        raise RequestError(f"-E ends before the record begins: it is from {first} to {last}", "give a later -E")
+        raise RequestError(f"-E is before the record, which is from {first} to {last}", "give a later -E")
     with progress("record") as advance:
         accounted = accounted_demand(store, cluster, node_set, names, start_s, end_s, advance)
     _require_runs(accounted, node_set, names, cluster)
@@ -106,10 +104,10 @@ def chosen_set(config: Config, name: str) -> NodeSet:
     known = ", ".join(sets)
     if name and name not in sets:
         raise click.BadParameter(
-            f"there is no node set {printable(name)!r}; there are: {known}", param_hint="--node-set"
+            f"there is no node set {printable(name)!r}; choose one of: {known}", param_hint="--node-set"
         )
     if not name and len(sets) > 1:
-        raise ConfigError(f"{len(sets)} node sets are configured", f"give --node-set with one of: {known}")
+        raise ConfigError(f"{len(sets)} node sets are configured", f"choose one with --node-set: {known}")
     return sets[name] if name else config.node_sets[0]
 
 
@@ -120,11 +118,11 @@ def _names(app: App, node_set: NodeSet) -> tuple[str, ...]:
         names = node_names(app, node_set)
     except CommandError as error:
         raise CommandError(
-            f"node set {node_set.name}: Slurm does not say which nodes it has: {error}",
+            f"node set {node_set.name}: Slurm did not list its nodes: {error}",
             'run this where slurmctld answers, or select the nodes by name: nodes = "gpu[001-064]"',
         ) from error
     if not names:
-        raise ConfigError(f"node set {node_set.name} has no nodes", "correct its nodes, feature or partition")
+        raise ConfigError(f"node set {node_set.name} has no nodes", "correct its nodes, feature, or partition")
     return names
 
 
@@ -143,7 +141,7 @@ def _require_runs(accounted: Accounted, node_set: NodeSet, names: tuple[str, ...
 
 @contextmanager
 def more_needed(record: PowerRecord) -> Iterator[None]:
-    """Says of a record from the store that is too short how to get a longer one."""
+    """Tell how to get a longer record if that from the store is too short."""
     try:
         yield
     except RequestError as error:
@@ -151,8 +149,8 @@ def more_needed(record: PowerRecord) -> Iterator[None]:
             raise
         days = len(record.series) / 1440
         raise RequestError(
-            f"{error} (the store knows the demand of {days:.1f} days)",
-            f"{error.hint}, or read older jobs with `almanac ingest --source sacct -S TIME`",
+            f"{error} (the store holds the demand of {days:.1f} days)",
+            f"{error.hint}, or ingest older jobs: `almanac ingest --source sacct -S TIME`",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""`almanac reprioritize`: pending jobs get the term of the model's own prediction."""
+"""`almanac reprioritize`: set the site factor of pending jobs to the model's current prediction."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ SHOWN, SAID = 20, 5
 
 
 @click.command("reprioritize")
-@click.option("--apply", "is_applied", is_flag=True, help="Tell Slurm. [only show what would change]")
-@click.option("--clear", "is_clearing", is_flag=True, help="Set back to 0 what this command has set.")
-@click.option("-n", "--rows", default=SHOWN, show_default=True, help="Changes to show; 0: all.")
-@click.option("--json", "as_json", is_flag=True, help="Print the changes, the counts and the outcome as JSON.")
+@click.option("--apply", "is_applied", is_flag=True, help="Send the changes to Slurm. [only show them]")
+@click.option("--clear", "is_clearing", is_flag=True, help="Reset to 0 the site factors that this command set.")
+@click.option("-n", "--rows", default=SHOWN, show_default=True, help="Number of changes to show; 0: all.")
+@click.option("--json", "as_json", is_flag=True, help="Print the changes, the counts, and the outcome as JSON.")
 @click.pass_obj
 def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: bool) -> int:
-    """Give pending GPU jobs the priority term that the model predicts for them now. For operators, and a timer.
+    """Set the site factor of pending GPU jobs to the model's current prediction. For operators, and a timer.
 
-    A dry run unless --apply is given; that needs priority.mode = "apply" and weights in slurm.conf that fit (see
-    `almanac doctor`), and root, SlurmUser or AdminLevel=Operator. Jobs with a site factor of somebody else are left
-    alone. Each change is written to actions/ in the store before Slurm is told. Running it again changes nothing.
+    Only shows the changes unless you give --apply, which needs priority.mode = "apply", weights in slurm.conf that fit
+    (see `almanac doctor`), and root, SlurmUser, or AdminLevel=Operator. Skips jobs whose site factor somebody else set.
+    Writes each change to actions/ in the store, then sends it to Slurm. A second run changes nothing.
 
-    Exit code 5: Slurm did not answer, or refused some changes; they are tried again by the next run.
+    Exit code 5: Slurm did not answer, or refused some changes; the next run tries again.
     """
     from slurm_hooks.priority.reprioritize import Outcome
 
-    app.require_operator("the queue holds everybody's jobs")
+    app.require_operator("the queue holds all users' jobs")
     store = app.open_store()
     cluster = app.cluster(store)
     backend = app.backend
@@ -59,17 +59,17 @@ def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: b
 
 
 def _one_at_a_time(store: Store, cluster: str) -> contextlib.AbstractContextManager[None]:
-    """Raises BusyError where another run is under way, StoreError where the store may not be written."""
+    """Raises BusyError if another run is active, StoreError if the store is not writable."""
     from telemetry.store.atomic import locked
     from telemetry.store.marks import safe_name
 
-    return locked(store.root / f".reprioritize-{safe_name(cluster)}.lock", "re-prioritises now")
+    return locked(store.root / f".reprioritize-{safe_name(cluster)}.lock", "is setting site factors")
 
 
 def _plan(
     app: App, store: Store, cluster: str, backend: SlurmBackend, is_applied: bool, is_clearing: bool, counts: Counts
 ) -> tuple[Actor, list[Change], list[Change]]:
-    """Raises ConfigError where terms are not to be applied, NoModelError where nothing was trained."""
+    """Raises ConfigError if site factors must not be set, NoModelError if nothing was trained."""
     from advisor.artefacts import current_version
     from advisor.decisions.priority import require_ageing
     from slurm_hooks.priority.action_log import ActionLog
@@ -96,7 +96,7 @@ def _gpus(backend: SlurmBackend) -> int:
 
 
 def _predictor(app: App, store: Store, cluster: str, known: Mapping[int, Action]) -> Any:
-    """What predicts the terms of many submissions. Raises NoModelError, StoreError."""
+    """A function that predicts the site factors of many submissions. Raises NoModelError, StoreError."""
     from advisor.artefacts import load
     from advisor.lifecycle import trusted
     from advisor.services.gpu_time import priorities_of
@@ -105,7 +105,7 @@ def _predictor(app: App, store: Store, cluster: str, known: Mapping[int, Action]
 
     trained = trusted(load(store.models_dir(cluster)), app.config, app.now_s())
     if trained is None:
-        raise NoModelError(f"nothing was trained for {cluster} yet", "run `almanac train` first")
+        raise NoModelError(f"no model is trained for {cluster}", "run `almanac train` first")
 
     def predict(requests: Sequence[Any]) -> Sequence[Any]:
         if not requests:
@@ -123,21 +123,21 @@ def _show(changes: Sequence[Change], counts: Counts, outcome: Outcome | None, ro
         return
     shown = changes[: rows or None]
     if shown:
-        columns = ["job", "user", "now", "to be" if outcome is None else "told", "why"]
+        columns = ["job", "user", "now", "new" if outcome is None else "set", "why"]
         cells = [[each.job.address, each.job.user, str(each.old), str(each.new), each.reason] for each in shown]
         show_table(columns, cells, right=columns[2:4])
     if len(changes) > len(shown):
         click.echo(f"... and {format_count(len(changes) - len(shown))} more")
     click.echo(f"{format_count(counts.seen)} pending, {format_count(len(changes))} to change")
     for reason, number in sorted(counts.dropped.items()):
-        click.echo(f"  {format_count(number)} left alone: {reason}")
+        click.echo(f"  {format_count(number)} unchanged: {reason}")
     if outcome is None:
-        click.echo("a dry run: Slurm was told nothing (--apply)")
+        click.echo("dry run: nothing was sent to Slurm; use --apply")
         return
     click.echo(f"{format_count(outcome.taken)} changed")
     ends = {
-        "started, ended or held meanwhile": outcome.gone,
-        "taken by Slurm, but not counted": outcome.ignored,
+        "started, ended, or held meanwhile": outcome.gone,
+        "accepted by Slurm, but without effect": outcome.ignored,
         "refused": outcome.failed,
     }
     for what, number in ends.items():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = {
     "spearman": "Spearman",
-    "gpu_time_spearman": "of GPU-time",
+    "gpu_time_spearman": "Spearman of GPU-time",
     "median_abs_log_error": "median |log error|",
     "share_within_2x": "within 2x",
 }
@@ -30,7 +30,7 @@ def scores_table(scores: Mapping[str, Scores]) -> dict[str, dict[str, float | No
 
 
 def show_scores(title: str, scores: Mapping[str, Scores], ours: tuple[str, ...], counted: str = "jobs") -> None:
-    """Nothing where there are no scores. `ours` come first."""
+    """Print a table, with `ours` first; nothing if there are no scores."""
     rows = []
     for name in sorted(scores, key=lambda name: (ours.index(name) if name in ours else len(ours), name)):
         numbers = [getattr(scores[name], key) for key in _NUMBERS]

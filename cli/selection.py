@@ -1,4 +1,4 @@
-"""Choosing, filtering and sorting rows of a table by what a person asks for."""
+"""Choose, filter, and sort the rows of a table by the user's options."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MAX_NAMED = 40
 
 @dataclass(frozen=True)
 class Words:
-    """Rows whose text in `column` is one of `values`. known: values that are right though no row has them.
+    """Rows whose text in `column` is one of `values`. known: values that are valid even if no row has them.
 
-    is_metric: a row without a value says nothing, and is counted as left out.
+    is_metric: a row without a value does not match, and is counted.
     """
 
     option: str
@@ -48,13 +48,13 @@ def words_of(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_columns(option: str, names: Iterable[str], valid: Sequence[str], what: str = "column") -> None:
-    """Raises click.BadParameter, naming what there is, where a column does not exist."""
+    """Raises click.BadParameter, which lists the columns, if a column does not exist."""
     for name in names:
         if name not in valid:
             near = difflib.get_close_matches(name, valid, n=1)
             guess = f"did you mean {near[0]}? " if near else ""
             raise click.BadParameter(
-                f"there is no {what} {printable(name)!r}; {guess}there are: {', '.join(valid)}", param_hint=option
+                f"there is no {what} {printable(name)!r}; {guess}choose one of: {', '.join(valid)}", param_hint=option
             )
 
 
@@ -81,9 +81,9 @@ def _pairs(option: str, texts: Sequence[str], valid: Sequence[str]) -> Iterable[
 
 @dataclass(frozen=True)
 class Filtered:
-    """The rows that meet every filter. maybe: rows that no filter excludes, but of which a metric is not known.
+    """The rows that match every filter. maybe: rows that no filter excludes, but that lack a metric.
 
-    unknown: of those, by metric, how many lack it.
+    unknown: by metric, how many of those rows lack it.
     """
 
     rows: pa.Table
@@ -91,18 +91,18 @@ class Filtered:
     unknown: dict[str, int]
 
     def note(self) -> str:
-        """Who was left out since a metric is not known, as a sentence; empty where nobody was."""
+        """A sentence about jobs that were filtered out because a metric is unknown; empty if there are none."""
         if not self.maybe:
             return ""
-        parts = ", ".join(f"{column} of {format_count(number)}" for column, number in self.unknown.items())
+        parts = ", ".join(f"{column} ({format_count(number)})" for column, number in self.unknown.items())
         jobs = "1 job that may match is" if self.maybe == 1 else f"{format_count(self.maybe)} jobs that may match are"
-        return f"{jobs} left out, for what is not known: {parts}"
+        return f"{jobs} filtered out, because of unknown values: {parts}"
 
 
 def filtered(rows: pa.Table, words: Sequence[Words], limits: Sequence[Limit]) -> Filtered:
-    """Apply every filter; a row that lacks a metric does not meet a filter of it.
+    """Apply every filter; a row that lacks a metric does not match a filter on it.
 
-    Raises click.BadParameter where a word is of no row.
+    Raises click.BadParameter if no row has a word.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -112,7 +112,7 @@ def filtered(rows: pa.Table, words: Sequence[Words], limits: Sequence[Limit]) ->
     for word in words:
         _check_words(word, rows)
         is_one = pc.is_in(rows[word.column], value_set=pa.array(word.values, rows[word.column].type))
-        # Null and true is null, null and false is false (Kleene): what is unknown only where it decides.
+        # Null and true is null, null and false is false (Kleene): a row is unknown only if the unknown value decides.
         is_met = pc.and_kleene(
             is_met, pc.if_else(rows[word.column].is_valid(), is_one, None if word.is_metric else False)
         )
@@ -137,7 +137,7 @@ def _check_words(word: Words, rows: pa.Table) -> None:
     more = f" and {format_count(len(seen) - MAX_NAMED)} more" if len(seen) > MAX_NAMED else ""
     raise click.BadParameter(
         f"no job has {', '.join(repr(printable(value)) for value in strange)}; "
-        f"there are: {', '.join(named) or 'none'}{more}",
+        f"choose one of: {', '.join(named) or 'none'}{more}",
         param_hint=word.option,
     )
 

@@ -1,4 +1,4 @@
-"""`almanac site-report`: what the jobs of a span did with the site's GPUs, as a page and as tables."""
+"""`almanac site-report`: how jobs used the site's GPUs in a time span, as a page and as tables."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
 
 
 @click.command("site-report")
-@click.option("-S", "--starttime", metavar="TIME", help="Jobs submitted from here on. [now-30days]")
-@click.option("-E", "--endtime", metavar="TIME", help="Jobs submitted before. [now]")
+@click.option("-S", "--starttime", metavar="TIME", help="Use jobs submitted at this time or later. [now-30days]")
+@click.option("-E", "--endtime", metavar="TIME", help="Use jobs submitted before this time. [now]")
 @click.option(
     "--html",
     "html_file",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the page: one file that needs no other.",
+    help="Write the report as one self-contained HTML file.",
 )
 @click.option(
     "--csv",
     "folder",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write every table there, as CSV that is safe to open in a spreadsheet.",
+    help="Write every table to this folder, as CSV that is safe to open in a spreadsheet.",
 )
-@click.option("--names", is_flag=True, help="Show users' names; otherwise they have pseudonyms.")
+@click.option("--names", is_flag=True, help="Show user names instead of pseudonyms.")
 @click.pass_obj
 def command(
     app: App, starttime: str | None, endtime: str | None, html_file: Path | None, folder: Path | None, names: bool
 ) -> None:
-    """Report on the whole site: use, waste, energy, cost, memory tiers, and the study's figures (operators).
+    """Report on the whole site: use, waste, energy, cost, memory tiers, and the study's figures. For operators.
 
-    Without --html and --csv the totals are shown. docs/site-report.md explains every figure.
+    Prints the totals unless you give --html or --csv. docs/site-report.md explains every figure.
     """
     from reports.site.report import build_site_report
 
-    app.require_operator("this report is of everybody's jobs")
+    app.require_operator("this report covers all users' jobs")
     store = app.open_store()
     now_s = app.now_s()
     span_s = moment(starttime or "now-30days", now_s) or 0, moment(endtime, now_s) or now_s
@@ -57,9 +57,9 @@ def command(
     if folder:
         from reports.site.tables import write_csv
 
-        click.echo(f"{len(write_csv(report, folder))} tables are in {folder}")
+        click.echo(f"{len(write_csv(report, folder))} tables written to {folder}")
     if not report.totals.total.jobs:
-        click.echo(f"no GPU jobs submitted since {local_time(span_s[0])} have ended; see -S, -E, -M")
+        click.echo(f"no GPU jobs submitted since {local_time(span_s[0])} have ended; try other -S, -E, or -M")
     elif not (html_file or folder):
         _show(report)
 
@@ -72,8 +72,8 @@ def _write_page(path: Path, report: SiteReport) -> None:
     try:
         write_output(path, page)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror}", "name another file") from error
-    click.echo(f"the page is {path} ({format_count(len(page) // 1000)} kB)")
+        raise StoreError(f"{path}: cannot be written: {error.strerror}", "choose another file") from error
+    click.echo(f"page written to {path} ({format_count(len(page) // 1000)} kB)")
 
 
 def _show(report: SiteReport) -> None:

@@ -1,4 +1,4 @@
-"""`almanac train`: fit the predictors to the jobs in the store."""
+"""`almanac train`: train the predictors on the jobs in the store."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ Loaded = TypeVar("Loaded")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 @click.pass_obj
 def command(app: App, as_json: bool) -> None:
-    """Fit the predictors of duration, memory and node demand to the store, and say how good they are. For operators.
+    """Train the predictors of job duration, memory, and node demand, and print their scores. For operators.
 
-    Scores, beside simple baselines, are of jobs that the models had not seen when they predicted them: the newest
-    ones that ended since earlier trainings. The first training predicts the newest share of the jobs
-    (training.validation_share) from the older ones.
+    The scores compare the models with simple baselines, on jobs that the models had not seen: the jobs that ended since
+    earlier trainings. The first training holds back the newest share of the jobs (training.validation_share) for this.
     """
     from advisor.artefacts import load, load_learned, save
     from advisor.duration.baselines import OURS
@@ -41,7 +40,7 @@ def command(app: App, as_json: bool) -> None:
     from advisor.versions import prune
     from telemetry.history import load_history
 
-    app.require_operator("training looks at everybody's jobs")
+    app.require_operator("training reads all users' jobs")
     store = app.open_store()
     cluster = app.cluster(store)
     history = load_history(store, cluster, running=True)
@@ -72,13 +71,15 @@ def command(app: App, as_json: bool) -> None:
         click.echo(f"the new duration model is not used: {fault}")
     show_demand_models(demand)
     if trained.model is None:
-        click.echo(f"fewer than {app.config.training.min_jobs} jobs: no model, the last runs serve")
+        click.echo(
+            f"no duration model: fewer than {app.config.training.min_jobs} jobs. Each user's last runs are used."
+        )
         return
     show_scores("duration predicted by", trained.scores, OURS)
 
 
 def _of_current(load: Callable[[Path], Loaded], models_dir: Path) -> Loaded | None:
-    """Of the version used until now; None where it cannot be read: it is replaced without a word."""
+    """Load from the version in use; None if it cannot be read, because the new version replaces it anyway."""
     from almanac.errors import AlmanacError
 
     try:
@@ -88,7 +89,7 @@ def _of_current(load: Callable[[Path], Loaded], models_dir: Path) -> Loaded | No
 
 
 def _drift(app: App, trained: Trained | None, history: pd.DataFrame) -> list[str]:
-    """What is amiss with the version used until now."""
+    """Alarms about the version in use before this training."""
     from advisor.lifecycle import drift_of
 
     drift = drift_of(trained, history, app.config, app.now_s()) if trained else None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def train_demand_models(app: App, store: Store, cluster: str) -> list[dict[str, Any]]:
-    """What became of each node set: fields of DemandTraining, or its name and a fault. A fault stops no other set."""
+    """Train each node set: fields of DemandTraining, or its name and a fault. A fault does not stop the other sets."""
     from advisor.demand.training import train_node_set
 
     if app.config.power.mode == "off":
@@ -37,7 +37,7 @@ def train_demand_models(app: App, store: Store, cluster: str) -> list[dict[str, 
 
 
 def node_names(app: App, node_set: NodeSet) -> tuple[str, ...]:
-    """Nodes of a set. slurmctld is asked only for a feature or a partition. Raises ConfigError, CommandError."""
+    """Names of a set's nodes. Asks slurmctld only for a feature or a partition. Raises ConfigError, CommandError."""
     from telemetry.slurm.hostlist import expand
     from telemetry.slurm.node_sets import members
 
@@ -47,7 +47,7 @@ def node_names(app: App, node_set: NodeSet) -> tuple[str, ...]:
         return tuple(expand(node_set.nodes))
     except ValueError as error:
         raise ConfigError(
-            f"node set {node_set.name}: {node_set.nodes!r} is no hostlist: {error}", "write it as gpu[001-064]"
+            f"node set {node_set.name}: {node_set.nodes!r} is not a hostlist: {error}", "write it as gpu[001-064]"
         ) from error
 
 

@@ -120,26 +120,26 @@ def check_ageing(slurm_conf: str, priority: Priority, tolerance: float = 0.1) ->
     if max_age_s < needed_s:
         max_age_s = math.ceil(needed_s / DAY_S) * DAY_S
         lines.append(f"PriorityMaxAge={max_age_s // DAY_S}-0")
-        faults.append("PriorityMaxAge ends before the longest job has been waited for: it could starve")
+        faults.append("PriorityMaxAge is too short: long jobs could starve")
     wanted = max(round(priority.points_per_e * max_age_s / goal_s), 1)
     if not weight or abs(math.log(wanted / weight)) > math.log1p(tolerance):
         lines.append(f"PriorityWeightAge={wanted}")
-        now = "age does not count" if tau_s is None else f"a job e times as long waits {tau_s / 3600:.1f} h longer"
-        faults.append(f"PriorityWeightAge is {weight}: {now}, meant are {priority.tau_hours:g} h")
+        now = "age does not count" if tau_s is None else f"tau is {tau_s / 3600:.1f} h"
+        faults.append(f"PriorityWeightAge is {weight}: {now}, the goal is {priority.tau_hours:g} h")
     return AgeingCheck(tau_s, tuple(lines), tuple(faults))
 
 
 def require_ageing(slurm_conf: str, priority: Priority) -> None:
-    """To be called before Slurm is told any term. Raises ConfigError where the site only observes or nothing fits yet.
+    """Call this before a site factor is set. Raises ConfigError if the site only observes, or the weights do not fit.
 
     slurm_conf: as of check_ageing.
     """
     if priority.mode != "apply":
-        raise ConfigError(f"priority.mode is {priority.mode}: Slurm is told no term", 'set priority.mode = "apply"')
+        raise ConfigError(f"priority.mode is {priority.mode}: no site factor is set", 'set priority.mode = "apply"')
     check = check_ageing(slurm_conf, priority)
     if not check.fits:
         raise ConfigError(
-            f"the priority term is not applied: {'; '.join(check.faults)}", f"in slurm.conf: {', '.join(check.lines)}"
+            f"the site factor is not set: {'; '.join(check.faults)}", f"in slurm.conf: {', '.join(check.lines)}"
         )
 
 
@@ -158,7 +158,7 @@ def _seconds(text: str) -> int:
         seconds = parse_time_limit(text)
     except ValueError as error:
         raise ConfigError(
-            f"slurm.conf: PriorityMaxAge is {text!r}, expected a time", "write days-hours, 7-0"
+            f"slurm.conf: PriorityMaxAge is {text!r}, expected a time", "write days-hours, such as 7-0"
         ) from error
     if seconds is None:
         raise ConfigError(f"slurm.conf: PriorityMaxAge is {text!r}, expected a time", "write days-hours, such as 7-0")
@@ -167,5 +167,5 @@ def _seconds(text: str) -> int:
 
 def _whole(text: str) -> int:
     if not text.isdecimal():
-        raise ConfigError(f"slurm.conf: PriorityWeightAge is {text!r}, expected a whole number", "correct it")
+        raise ConfigError(f"slurm.conf: PriorityWeightAge is {text!r}, expected a whole number", "write such as 1000")
     return int(text)

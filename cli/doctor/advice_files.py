@@ -1,4 +1,4 @@
-"""`almanac doctor` on the advice files: who could write there, and whether they are whole and of today."""
+"""`almanac doctor` on the advice files: who can write to them, and whether they are complete and current."""
 
 from __future__ import annotations
 
@@ -23,25 +23,28 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a sym
 
 
 def check_advice_files(app: App) -> Iterator[Check]:
-    """Before anything is published nothing is amiss."""
+    """It is fine if nothing is published yet."""
     from slurm_hooks.advice.folder import AdviceDir
     from telemetry.store.user_files import writable_by_others
 
     root = Path(app.config.hooks.advice_dir)
     try:
         if not root.exists():
-            yield Check(NAME, "ok", f"{root} is not there: nothing is published (`almanac publish`)")
+            yield Check(NAME, "ok", f"{root} does not exist: `almanac publish` has not run")
             return
         folder = AdviceDir(root, root.stat().st_uid)
         faults = writable_by_others(root, folder.owner_uid)
         if faults:
             yield Check(
-                NAME, "fail", "; ".join(faults), "who can write there can stop slurmctld: correct owner and mode"
+                NAME,
+                "fail",
+                "; ".join(faults),
+                "correct owner and mode: other users who can write there can stop slurmctld",
             )
         yield from _check_modes(folder)
         yield from _check_entries(app, folder)
     except PermissionError as error:
-        yield Check(NAME, "warn", f"{error.filename} cannot be looked into", "run doctor as root")
+        yield Check(NAME, "warn", f"{error.filename} cannot be read", "run doctor as root")
 
 
 def _check_modes(folder: AdviceDir) -> Iterator[Check]:
@@ -55,7 +58,7 @@ def _check_modes(folder: AdviceDir) -> Iterator[Check]:
 
 
 def _check_entries(app: App, folder: AdviceDir) -> Iterator[Check]:
-    """Every entry of sched: what kind it is, and whether job_submit would use it."""
+    """Check every entry of sched/: its kind, and whether job_submit can use it."""
     from slurm_hooks.advice.file import FIRST_LINE, SITE, is_of_future, parse
     from slurm_hooks.advice.folder import SCHED_FILE_MODE
 
@@ -74,27 +77,27 @@ def _check_entries(app: App, folder: AdviceDir) -> Iterator[Check]:
         if stat.S_IMODE(found.st_mode) & ~SCHED_FILE_MODE:
             faults["can be read or written by others: chmod 640"].append(name)
         if name != SITE and not name.isdecimal():
-            faults["are no names of advice files: take them away"].append(name)
+            faults["are not advice files: remove them"].append(name)
             continue
         content = folder.believed(name) or b""
         try:
             file = parse(content, None)
         except FileFormatError as error:
             is_other = not content.startswith(FIRST_LINE.encode() + b"\n")
-            faults["are of another format" if is_other else f"are not used: {error}"].append(name)
+            faults["have another format" if is_other else f"are not used: {error}"].append(name)
             continue
         if is_of_future(file, app.now_s()):
-            faults["were written in the future, by a clock that was ahead, and are not used"].append(name)
+            faults["are not used: their timestamps are in the future, because a clock was ahead"].append(name)
         else:
             files.append(file)
         if file.expires_s <= app.now_s():
-            faults["are expired"].append(name)
+            faults["have expired"].append(name)
         if not folder.is_shown(name, content, int(name) if name != SITE else found.st_uid):
             is_given = folder.is_given_away(name)
             what = (
                 "have a folder in user/ that others can write to"
                 if is_given
-                else "have no copy, or another one, in user/"
+                else "have no copy, or a different one, in user/"
             )
             faults[what].append(name)
     for what, names in faults.items():
@@ -103,18 +106,18 @@ def _check_entries(app: App, folder: AdviceDir) -> Iterator[Check]:
 
 
 def _not_regular(path: Path, kind: int) -> Check:
-    what = _KINDS.get(kind, "no regular file")
-    danger = ": opening it stops slurmctld until somebody writes" if kind == stat.S_IFIFO else ""
+    what = _KINDS.get(kind, "not a regular file")
+    danger = ": slurmctld hangs when it opens this, until somebody writes to it" if kind == stat.S_IFIFO else ""
     return Check(NAME, "fail", f"{printable(str(path))} is {what}{danger}", f"remove it: rm -r {printable(str(path))}")
 
 
 def _check_whole(app: App, known: Sequence[AdviceFile]) -> Iterator[Check]:
     if not known:
-        yield Check(NAME, "warn", "no file can be used", "run `almanac publish` on a timer")
+        yield Check(NAME, "warn", "no file is usable", "run `almanac publish` on a timer")
         return
     age_s = max(0, app.now_s() - max(file.written_s for file in known))
     is_late = age_s > app.config.hooks.lifetime_hours * 3600 / 2
-    todo = "see why the timer of `almanac publish` stopped" if is_late else ""
+    todo = "check why the timer of `almanac publish` stopped" if is_late else ""
     said = f"{format_count(len(known))} files, the newest written {format_duration(age_s)} ago"
     yield Check(NAME, "warn" if is_late else "ok", said, todo)
     modes, wanted = sorted({file.mode for file in known}), app.config.priority.mode
@@ -122,7 +125,7 @@ def _check_whole(app: App, known: Sequence[AdviceFile]) -> Iterator[Check]:
         yield Check(
             NAME,
             "warn",
-            f"files say mode {' and '.join(modes)}, the configuration {wanted}",
+            f"the files have mode {' and '.join(modes)}, the configuration has {wanted}",
             "run `almanac publish`, which says why",
         )
 

@@ -1,4 +1,4 @@
-"""doctor's look at slurm.backend: what `almanac reprioritize` reaches slurmctld by."""
+"""`almanac doctor` on slurm.backend, through which `almanac reprioritize` reaches slurmctld."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ NAME = "Slurm backend"
 
 
 def check_backend(app: App) -> Iterator[Check]:
-    """A fault is a warning while nothing depends on the backend. The queue is not read: squeue's JSON of 10,000 pending
-    jobs takes 15 s and 1.9 GiB.
+    """A fault is only a warning until something depends on the backend. The queue is not read, because squeue's JSON of
+    10,000 pending jobs takes 15 s and 1.9 GiB.
     """
     named = app.config.slurm.backend
     bad = "fail" if named != "commands" or app.config.priority.mode == "apply" else "warn"
@@ -31,4 +31,4 @@ def check_backend(app: App) -> Iterator[Check]:
     if nodes:
         yield Check(NAME, "ok", said, "", details)
     else:
-        yield Check(NAME, bad, said, "see why Slurm shows no node: run `scontrol show nodes`", details)
+        yield Check(NAME, bad, said, "run `scontrol show nodes` to see why Slurm shows no node", details)

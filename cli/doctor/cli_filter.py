@@ -1,4 +1,4 @@
-"""`almanac doctor` on cli_filter.lua: whether it is on every host that needs it, as far as can be known from here."""
+"""`almanac doctor` on cli_filter.lua: whether every host that needs it has it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _TIMEOUT_S = 60
 _LINE = re.compile(r"(?:.*\s)?(\S+) (ok|absent|broken|unknown) (\d{1,12})\s*")
 _SAID = {
     "ok": "cli_filter.lua is here, and sbatch starts",
-    "absent": "no cli_filter.lua that every user can read lies beside slurm.conf",
-    "broken": "sbatch, srun and salloc do not start: CliFilterPlugins=lua needs cli_filter.lua beside slurm.conf",
-    "unknown": "sbatch or slurm.conf was not found, or sbatch gave no answer",
+    "absent": "cli_filter.lua beside slurm.conf is missing, or not readable by every user",
+    "broken": "sbatch, srun, and salloc do not start: CliFilterPlugins=lua needs cli_filter.lua beside slurm.conf",
+    "unknown": "sbatch or slurm.conf was not found, or sbatch did not answer",
 }
 
 
@@ -42,25 +42,25 @@ class HostCheck:
 
 
 def check_node(app: App) -> Iterator[Check]:
-    """This host alone, for `almanac doctor --node` on login and compute nodes: without a store."""
+    """This host only, for `almanac doctor --node` on login and compute nodes. Needs no store."""
     found = _this_host(app)
     todo = (
         ""
         if found.status == "ok"
-        else "install-hooks --cli-filter --yes here, or copy cli_filter.lua from another host"
+        else "run `almanac install-hooks --cli-filter --yes` here, or copy cli_filter.lua from another host"
     )
     yield Check(NAME, "ok" if found.status == "ok" else "fail", f"{found.host}: {_SAID[found.status]}", todo)
 
 
 def check_filter(app: App) -> Iterator[Check]:
-    """This host and, by the record, the others. Empty where slurm.conf does not name lua and no record exists."""
+    """This host, and the others by the record. Yields nothing without a record and lua in CliFilterPlugins."""
     from telemetry.slurm.commands import controller_config
 
     try:
         is_on = bool(re.search(r"^CliFilterPlugins\s*=.*\blua\b", controller_config(app.commands), re.MULTILINE))
         nodes = _node_names(app) if is_on or record_path(app).is_file() else []
     except AlmanacError:
-        return  # said by the check of Slurm
+        return  # the check of Slurm reports it
     if not nodes:
         return
     known = {check.host: check for check in read_record(record_path(app), app.now_s())}
@@ -75,23 +75,23 @@ def _findings(
 ) -> Iterator[Check]:
     """nodes: NodeName and NodeHostName of each compute node."""
     faulty = sorted(check.host for check in known.values() if check.status != "ok")
-    # A host of several nodes stands for none of them: each has its own configuration.
+    # A host that runs several nodes counts for none of them, because each has its own configuration.
     hosts = Counter(host for _, host in nodes)
     unchecked = [name for name, host in nodes if name not in known and (host not in known or hosts[host] > 1)]
     if faulty:
-        said = f"srun, sbatch and salloc fail without it, or will, on {_named(faulty)}"
+        said = f"srun, sbatch, and salloc {'' if is_on else 'will '}fail without cli_filter.lua on {_named(faulty)}"
         todo = "put cli_filter.lua beside slurm.conf there, then check again (docs/hooks.md)"
         if is_on:
-            todo = f"take lua out of CliFilterPlugins until this is done: {todo}"
+            todo = f"remove lua from CliFilterPlugins until this is fixed: {todo}"
         yield Check(NAME, "fail" if is_on else "warn", said, todo, {"hosts": faulty}, is_blocking=True)
     if unchecked:
         said = f"not checked on {format_count(len(unchecked))} compute nodes: {_named(unchecked)}"
-        todo = f"clush -qNw @all sh -s <{_script()} >{record_path(app)}, login nodes too"
+        todo = f"clush -qNw @all sh -s <{_script()} >{record_path(app)}, including login nodes"
         yield Check(NAME, "warn", said, todo, {"hosts": unchecked}, is_blocking=True)
     if not faulty and not unchecked:
         age = format_duration(max(0, app.now_s() - min((check.at_s for check in known.values()), default=0)))
-        switch = "" if is_on else "; CliFilterPlugins=lua can be set"
-        others = f"{format_count(len(known))} hosts, all {format_count(len(nodes))} compute nodes among them"
+        switch = "" if is_on else "; you can set CliFilterPlugins=lua"
+        others = f"{format_count(len(known))} hosts, including all {format_count(len(nodes))} compute nodes"
         yield Check(NAME, "ok", f"cli_filter.lua is on {others}, checked within {age}{switch}")
 
 

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 NAME = "GPU counters"
 ESSENTIAL = ("gpu_util_pct", "hbm_used_mib", "hbm_total_mib")
-"""Without one of these nothing can be advised."""
+"""Without one of these there is no advice."""
 
 _SHOWN = 4
 
 
 def check_counters(status: PrometheusStatus, config: Prometheus) -> Iterator[Check]:
-    """What is wrong with the counters; each one that is off, where, at what cost, and what to do."""
+    """Each counter that is missing or stuck: on which hosts, what is lost, and the fix."""
     for reason, number in status.unusable.items():
         yield Check(NAME, "warn" if status.groups else "fail", f"{number} series belong to no host: {reason}",
                     "run dcgm-exporter without --no-hostname, and scrape it with honor_labels")  # fmt: skip
@@ -49,27 +49,27 @@ def _overview(status: PrometheusStatus) -> Check:
 
 
 def _nothing(nothing: Nothing, silent: Sequence[Silence], config: Prometheus) -> Check:
-    """Why there is no GPU: hidden by the selector, another exporter, stopped, or never there."""
-    said = "no GPU series in the last ten minutes"
+    """Why there is no GPU series: hidden by the selector, from another exporter, stopped, or never there."""
+    said = "no GPU series of the last 10 min"
     others = [name for name, number in nothing.unselected.items() if number and name != config.exporter]
     if nothing.unselected.get(config.exporter):
         number = nothing.unselected[config.exporter]
-        return Check(NAME, "fail", f"{said} under prometheus.selector; there are {number} without it",
+        return Check(NAME, "fail", f"{said} match prometheus.selector; without it there are {number}",
                      f"correct prometheus.selector, now {config.selector!r}")  # fmt: skip
     if others:
-        return Check(NAME, "fail", f"{said} of {config.exporter}; there are some of {others[0]}",
+        return Check(NAME, "fail", f"{said} come from {config.exporter}; some come from {others[0]}",
                      f'set prometheus.exporter = "{others[0]}"')  # fmt: skip
     if silent:
         found = _silent(silent)
-        return Check(NAME, "fail", f"{said}; {found.said}", found.todo, found.details)
-    return Check(NAME, "fail", f"{said}, and none of the day before: Prometheus scrapes {nothing.targets} targets, "
-                 f"{nothing.down} of them down, and none gives GPU counters",
+        return Check(NAME, "fail", f"there are {said}; {found.said}", found.todo, found.details)
+    return Check(NAME, "fail", f"there are no GPU series of the last day: Prometheus scrapes {nothing.targets} targets "
+                 f"({nothing.down} down), and none has GPU counters",
                  "install dcgm-exporter on the GPU nodes and add it to scrape_configs (docs/counters.md)")  # fmt: skip
 
 
 def _silent(silent: Sequence[Silence]) -> Check:
-    """Hosts that had counters within a day and have none now, by what Prometheus says of their targets."""
-    kinds = {False: "does not answer", True: "answers, without GPU counters", None: "is no target any more"}
+    """Hosts that had counters within the last day and have none now, by the state of their targets."""
+    kinds = {False: "down", True: "up, but without GPU counters", None: "no longer a target"}
     parts = [
         f"{_hosts([item.host for item in silent if item.up is up])} ({kind})"
         for up, kind in kinds.items()
@@ -78,17 +78,17 @@ def _silent(silent: Sequence[Silence]) -> Check:
     return Check(
         NAME,
         "warn",
-        f"silent for ten minutes, after counters within the last day: {', '.join(parts)}",
-        "see Prometheus' page of targets, and on the host whether dcgm-exporter runs and what it logs",
+        f"hosts with counters in the last day, but none for 10 min: {', '.join(parts)}",
+        "check the targets page of Prometheus, and on the host whether dcgm-exporter runs and what it logs",
         {"silent": [vars(item) for item in silent]},
     )
 
 
 def _off(status: CounterStatus, exporter: str) -> Check:
     counter = status.counter
-    share = f"off on all {status.expected} GPUs"
+    share = f"missing on all {status.expected} GPUs"
     if status.present:
-        share = f"off on {status.expected - status.present} of {status.expected} GPUs: {_where(status)}"
+        share = f"missing on {status.expected - status.present} of {status.expected} GPUs: {_where(status)}"
     is_fatal = counter.column in ESSENTIAL and not status.present
     return Check(
         NAME,
@@ -125,26 +125,26 @@ def _lost(status: CounterStatus) -> tuple[str, ...]:
 def _cost(status: CounterStatus) -> str:
     lost = _lost(status)
     if not lost:  # hbm_total_mib
-        return "without it a GPU whose model name does not tell its memory has no capacity"
+        return "without it, GPU models that almanac does not know have no capacity"
     more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
-    return f"without it {', '.join(lost[:_SHOWN])}{more} {'is' if len(lost) == 1 else 'are'} null"
+    return f"without it, {', '.join(lost[:_SHOWN])}{more} {'is' if len(lost) == 1 else 'are'} null"
 
 
 def _remedy(status: CounterStatus, exporter: str) -> str:
     """What to change so that the exporter gives a counter."""
     if exporter != "dcgm":
-        return "check prometheus.selector: the exporter gives it for every GPU without MIG"
+        return "check prometheus.selector: the exporter has it for every GPU without MIG"
     from telemetry.sources.exporter_csv import csv_line
 
-    line = f'the CSV of dcgm-exporter\'s --collectors needs the line "{csv_line(status.counter)}"'
+    line = f'add the line "{csv_line(status.counter)}" to the CSV file of dcgm-exporter --collectors'
     if not status.counter.default_on:
-        line += ", which its own has commented out"
+        line += " (its own file has it commented out)"
     if not status.counter.is_profiling:
         return line
     models = [model or "unknown" for model, (present, _) in status.by_model.items() if not present]
     if status.present and models:
-        return f"{line}; no {' and no '.join(models)} has it: `dcgmi profile --list` there says whether it can"
-    return f"{line}; the GPU must be a data-centre model of Volta or newer, and dcgm-exporter needs CAP_SYS_ADMIN"
+        return f"{line}; no {' and no '.join(models)} has it: run `dcgmi profile --list` there to see whether it can"
+    return f"{line}; this needs a data-center GPU, Volta or newer, and dcgm-exporter with CAP_SYS_ADMIN"
 
 
 def _details(status: CounterStatus, exporter: str) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _stuck(status: CounterStatus) -> Check:
         NAME,
         "warn",
         f"{status.metric} reads 0 on busy GPUs of {_hosts(status.stuck_hosts)}: a profiling fault, not idleness",
-        "restart DCGM and dcgm-exporter there; see whether a profiler (Nsight, CUPTI) holds the counters: "
+        "restart DCGM and dcgm-exporter there; check whether a profiler (Nsight, CUPTI) holds the counters: "
         "`dcgmi profile --pause` and `--resume`",
         {"counter": status.counter.column, "metric": status.metric, "hosts_stuck": list(status.stuck_hosts)},
     )
@@ -180,8 +180,9 @@ def _never(exporter: str) -> Iterator[Check]:
 
     lacking = [counter.column for counter in COUNTERS if not EXPORTERS[exporter].metric(counter)]
     if lacking:
-        yield Check(NAME, "warn", f"{exporter}'s exporter has no {', '.join(lacking)}: no classes, and no energy",
-                    "run dcgm-exporter in place of it where these are wanted (docs/counters.md)")  # fmt: skip
+        said = f"the {exporter} exporter has no {', '.join(lacking)}: jobs have no class and no energy"
+        yield Check(NAME, "warn", said,
+                    "run dcgm-exporter instead if you want these (docs/counters.md)")  # fmt: skip
 
 
 def _hosts(names: Sequence[str]) -> str:

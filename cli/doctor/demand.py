@@ -20,7 +20,7 @@ LATE_S = 3600
 
 
 def check_demand(app: App) -> Iterator[Check]:
-    """Without node sets, or with power.mode = "off", nothing is said."""
+    """Yields nothing without node sets, or with power.mode = "off"."""
     if app.config.power.mode == "off" or not app.config.node_sets:
         return
     from advisor.demand.lifecycle import WINDOW_DAYS
@@ -54,12 +54,16 @@ def _check_model(app: App, store: Store, cluster: str, node_set: NodeSet, use: N
 
 
 def _check_runs(name: str, use: NodeUse | None, now_s: int) -> Check:
+    from advisor.demand.lifecycle import WINDOW_DAYS
+
     name = f"power runs of {name}"
     if use is None or use.newest is None:
-        return Check(name, "warn", "none in the last days", "enable almanac-power.timer on the controller")
+        return Check(
+            name, "warn", f"none in the last {WINDOW_DAYS} days", "enable almanac-power.timer on the controller"
+        )
     age_s = max(0, now_s - use.newest.time_s)
     said = f"nodes counted {format_duration(age_s)} ago"
-    return Check(name, "warn", said, "see why the timer stopped") if age_s > LATE_S else Check(name, "ok", said)
+    return Check(name, "warn", said, "check why the timer stopped") if age_s > LATE_S else Check(name, "ok", said)
 
 
 def _check_removed(app: App, store: Store, cluster: str) -> Iterator[Check]:
@@ -69,5 +73,7 @@ def _check_removed(app: App, store: Store, cluster: str) -> Iterator[Check]:
     models_dir = store.models_dir(cluster)
     gone = sorted({*trained_sets(models_dir)} - {node_set.name for node_set in app.config.node_sets})
     if gone:
-        said = f"there are models of node sets that are not configured: {', '.join(gone)}"
-        yield Check("demand models", "warn", said, f"give the set its old name, or remove it from {models_dir}/demand")
+        said = f"models exist for node sets that are not configured: {', '.join(gone)}"
+        yield Check(
+            "demand models", "warn", said, f"give the set its old name, or remove its folder from {models_dir}/demand"
+        )

@@ -1,4 +1,4 @@
-"""`almanac doctor` on the hook that says which jobs have ended: its folder, and whether Slurm calls it."""
+"""`almanac doctor` on the hook for ended jobs: its folder, and whether Slurm calls it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SLOW = "reports go out after the next `almanac ingest`"
 
 
 def check_spool(app: App) -> Iterator[Check]:
-    """Without the hook nothing is amiss: accounting says the same, later."""
+    """It is fine if the hook is not installed: accounting says the same, later."""
     from cli.due import spool_of
     from telemetry.slurm.spool import BAD
 
@@ -25,7 +25,7 @@ def check_spool(app: App) -> Iterator[Check]:
         return
     spool = spool_of(app, "")
     if not spool.is_there:
-        yield Check(NAME, "ok", f"{app.config.mail.spool_dir or 'mail.spool_dir'} is not there: {_SLOW}")
+        yield Check(NAME, "ok", f"{app.config.mail.spool_dir or 'mail.spool_dir'} does not exist: {_SLOW}")
         return
     try:
         spool.trusted_owners()
@@ -34,13 +34,13 @@ def check_spool(app: App) -> Iterator[Check]:
     except (AlmanacError, OSError) as error:
         yield Check(NAME, "fail", str(error), getattr(error, "hint", "") or "run doctor as root")
         return
-    said = f"{spool.folder}: {format_count(len(files))} files wait, {format_count(bad)} were set aside in {BAD}/"
+    said = f"{spool.folder}: {format_count(len(files))} files waiting, {format_count(bad)} excluded, in {BAD}/"
     late_s = app.now_s() - min((_written_s(file, app.now_s()) for file in files), default=app.now_s())
     if late_s > LATE_S:
-        yield Check(NAME, "warn", f"{said}; the oldest is of {format_duration(late_s)} ago",
-                    "see what `almanac report --due` says")  # fmt: skip
+        yield Check(NAME, "warn", f"{said}; the oldest is {format_duration(late_s)} old",
+                    "run `almanac report --due` to see why")  # fmt: skip
     elif bad:
-        yield Check(NAME, "warn", said, "look at them: only SlurmUser, root and almanac's group can have made them")
+        yield Check(NAME, "warn", said, "look at them: only SlurmUser, root, and almanac's group can write there")
     else:
         yield Check(NAME, "ok", said)
     yield from _check_slurm(app)
@@ -54,13 +54,13 @@ def _written_s(file: Path, gone_s: int) -> int:
 
 
 def _check_slurm(app: App) -> Iterator[Check]:
-    """A site's own script that calls ours cannot be seen from here."""
+    """Whether Slurm calls any program when a job ends; a site's own script may call ours."""
     from telemetry.slurm.commands import controller_config
 
     try:
         told = controller_config(app.commands)
     except AlmanacError:
-        return  # said by the check of Slurm
+        return  # the check of Slurm reports it
     if not re.search(r"^(EpilogSlurmctld|JobCompLoc)\S*\s*=\s*[^(\s]", told, re.MULTILINE):
         todo = "on the controller, as root: almanac install-hooks --ended"
-        yield Check(NAME, "warn", f"Slurm calls no program when a job has ended: {_SLOW}", todo)
+        yield Check(NAME, "warn", f"Slurm calls no program when a job ends: {_SLOW}", todo)

@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Check:
-    """One finding; status is ok, warn or fail; todo is empty where it is ok. details: the same for programs.
+    """One finding. status: ok, warn, or fail. todo: the fix, empty if ok. details: the same as data, for programs.
 
-    is_blocking: the site is not ready before this is settled, even where it is only a warning.
+    is_blocking: the site is not ready until this is fixed, even if it is only a warning.
     """
 
     name: str

@@ -22,12 +22,12 @@ NAME = "mail"
 LATE_S = 3600
 _SHOWN = 5
 MOST_BYTES = 1 << 20
-"""Of one user, before it is said: each choice takes 4 KiB of disk, and a user has 64 names."""
+"""Bytes that one user may keep without a warning: each choice takes 4 KiB of disk, and a user has 64 names."""
 HARDLINKS = Path("/proc/sys/fs/protected_hardlinks")
 
 
 def check_mail(app: App) -> Iterator[Check]:
-    """Without a server nothing is sent, and nothing is amiss."""
+    """It is fine if no server is configured: then no mail is sent."""
     if not app.config.mail.server:
         yield Check(NAME, "ok", "mail.server is not set: no mail is sent")
         return
@@ -50,18 +50,18 @@ def _check_server(app: App) -> Iterator[Check]:
     try:
         sender = sender_of(config)
         with connect_smtp(config):
-            yield Check(NAME, "ok", f"{where} answers ({config.security}); mail comes from {sender}")
+            yield Check(NAME, "ok", f"{where} answers ({config.security}); mail is sent from {sender}")
     except AlmanacError as error:
         yield Check(NAME, "fail", str(error), error.hint)
     except (OSError, SMTPException, ValueError) as error:  # ValueError: a host name or password that cannot be sent
-        said = f"{where} does not take mail: {reply_of(error, secrets_of(config)).text}"
-        yield Check(NAME, "fail", said, "correct server, port, security, ca_file or login under [mail]")
+        said = f"{where} does not accept mail: {reply_of(error, secrets_of(config)).text}"
+        yield Check(NAME, "fail", said, "correct server, port, security, ca_file, or login under [mail]")
 
 
 def _check_password(app: App) -> Iterator[Check]:
     path = Path(app.config.mail.password_file)
     if app.config.mail.username and path.is_file() and path.stat().st_mode & 0o007:
-        yield Check(NAME, "fail", f"{path} can be read by everybody", f"chmod 640 {path}")
+        yield Check(NAME, "fail", f"{path} is readable by everybody", f"chmod 640 {path}")
 
 
 def _check_outbox(app: App) -> Iterator[Check]:
@@ -77,14 +77,14 @@ def _check_outbox(app: App) -> Iterator[Check]:
         return
     late_s = 0 if counts.oldest_put_s is None else app.now_s() - counts.oldest_put_s
     said = (
-        f"{format_count(sum(counts.sent.values()))} mails sent, {format_count(counts.queued)} to be sent, "
-        f"{format_count(counts.given_up)} given up; {format_count(counts.waiting)} jobs without a decision"
+        f"{format_count(sum(counts.sent.values()))} mails sent, {format_count(counts.queued)} queued, "
+        f"{format_count(counts.given_up)} given up; {format_count(counts.waiting)} jobs not decided yet"
     )
     details = {"sent": dict(counts.sent), "queued": counts.queued, "given_up": counts.given_up,
                "failed_tries": counts.failed_tries, "waiting": counts.waiting}  # fmt: skip
     if late_s > LATE_S:
-        said = f"{said}; the oldest has waited {format_duration(late_s)}"
-        yield Check("outbox", "warn", said, "see what `almanac report --due` says of the server", details)
+        said = f"{said}; the oldest mail has waited {format_duration(late_s)}"
+        yield Check("outbox", "warn", said, "run `almanac report --due` to see what the server answers", details)
     else:
         yield Check("outbox", "ok", said, "", details)
 
@@ -97,14 +97,14 @@ def _check_preferences(app: App) -> Iterator[Check]:
     try:
         found = folder.lstat()
     except FileNotFoundError:
-        yield Check(name, "warn", f"{folder} is not there: users cannot choose", todo)
+        yield Check(name, "warn", f"{folder} does not exist: users cannot choose", todo)
         return
     except PermissionError:
-        yield Check(name, "warn", f"{folder} cannot be looked into", "run doctor as root")
+        yield Check(name, "warn", f"{folder} cannot be read", "run doctor as root")
         return
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0:
-        yield Check(name, "fail", f"{folder} is no folder of root's: its owner can choose for everybody", todo)
+        yield Check(name, "fail", f"{folder} is not a folder owned by root: its owner can choose for everybody", todo)
     elif mode == READABLE_FOLDER_MODE:
         yield Check(name, "warn", f"{folder} has mode {mode:04o}: users can read each other's choices", todo)
     elif mode != FOLDER_MODE:
@@ -147,7 +147,7 @@ def _check_hardlinks(name: str) -> Iterator[Check]:
     """Linux since 3.6; unknown where the setting cannot be read."""
     with contextlib.suppress(OSError):
         if HARDLINKS.read_text(encoding="ascii").strip() == "0":
-            said = "fs.protected_hardlinks is 0: a user can void another's choice with a link to its file"
+            said = "fs.protected_hardlinks is 0: users can disable each other's choices with hard links"
             yield Check(name, "warn", said, "as root: sysctl -w fs.protected_hardlinks=1, and keep it in /etc/sysctl.d")
 
 
@@ -156,7 +156,7 @@ def _check_squatters(folder: Path, name: str) -> Iterator[Check]:
     try:
         entries = list(folder.iterdir())
     except PermissionError:
-        yield Check(name, "ok", f"{folder} is as it should be")
+        yield Check(name, "ok", f"{folder} has the right owner and mode")
         return
     squatted, used, folders = list[str](), Counter[int](), Counter[int]()
     for path in entries:
@@ -173,9 +173,7 @@ def _check_squatters(folder: Path, name: str) -> Iterator[Check]:
     if squatted:
         more = f" and {len(squatted) - _SHOWN} more" if len(squatted) > _SHOWN else ""
         said = f"files under other users' names: {', '.join(squatted[:_SHOWN])}{more}"
-        yield Check(
-            name, "warn", said, f"they say nothing of those users; ask their owner, and remove them in {folder}"
-        )
+        yield Check(name, "warn", said, f"ask their owner, then remove them from {folder}; they have no effect")
     else:
         yield Check(name, "ok", f"{folder} holds {format_count(len(entries))} files")
 
@@ -185,17 +183,19 @@ def _check_space(folder: Path, name: str, used: Counter[int], folders: Counter[i
     for uid, size in used.most_common(_SHOWN):
         if size > MOST_BYTES or folders[uid]:
             said = f"uid {uid} keeps {size / 2**20:.1f} MiB and {format_count(folders[uid])} folders in {folder}"
-            yield Check(name, "warn", said, "a choice is 4 KiB: ask their owner, and remove them; a quota prevents it")
+            todo = "ask their owner, then remove them: a choice needs 4 KiB; a disk quota prevents this"
+            yield Check(name, "warn", said, todo)
 
 
 def _check_comments(app: App) -> Iterator[Check]:
-    """--comment=almanac:nomail is seen only where slurmdbd keeps comments."""
+    """--comment=almanac:nomail works only if slurmdbd stores comments."""
     from telemetry.slurm.commands import controller_config
 
     try:
         flags = re.search(r"^AccountingStoreFlags\s*=(.*)$", controller_config(app.commands), re.MULTILINE)
     except AlmanacError:
-        return  # said by the check of Slurm
+        return  # the check of Slurm reports it
     if flags and "job_comment" not in flags[1].lower():
         todo = "add job_comment to AccountingStoreFlags in slurm.conf"
-        yield Check("mail of one job", "warn", "--comment=almanac:nomail is not seen: comments are not kept", todo)
+        said = "--comment=almanac:nomail has no effect: Slurm does not store comments"
+        yield Check("mail of one job", "warn", said, todo)

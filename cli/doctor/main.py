@@ -1,4 +1,4 @@
-"""`almanac doctor`: probe what almanac stands on, and say for each fault what to do."""
+"""`almanac doctor`: check what almanac needs, and say how to fix each fault."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "
 @click.command("doctor")
 @click.option("--verify", is_flag=True, help="Read every file of the store, not only the newest 256 MiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("--node", "is_node", is_flag=True, help="Check only this host, whether srun works with cli_filter.lua.")
+@click.option("--node", "is_node", is_flag=True, help="Check only whether srun works with cli_filter.lua on this host.")
 @click.pass_obj
 def command(app: App, verify: bool, as_json: bool, is_node: bool) -> int:
-    """Check configuration, store, Slurm's commands, backend, accounting and weights, Prometheus and its counters.
+    """Check the configuration, store, Slurm, Prometheus, models, hooks, node power, and mail.
 
-    The last line says whether the site is ready. Exit code 0 where nothing failed, 1 otherwise. Nothing is written.
+    Each finding says how to fix it. The last line says whether the site is ready. Writes nothing. The exit code is 0 if
+    no check failed, and 1 otherwise.
     """
     app.are_strays_named = False
     checks = list(check_node(app) if is_node else examine(app, verify))
@@ -45,20 +46,20 @@ def command(app: App, verify: bool, as_json: bool, is_node: bool) -> int:
             mark, color = MARKS[check.status]
             click.echo(f"{click.style(mark, fg=color)}  {check.name}: {printable(check.said, 1000)}")
             if check.todo:
-                click.echo(f"      to do: {printable(check.todo, 1000)}")
+                click.echo(f"      try: {printable(check.todo, 1000)}")
         if not is_node:
             click.echo(readiness(checks))
     return 1 if any(check.status == "fail" for check in checks) else 0
 
 
 def readiness(checks: Sequence[Check]) -> str:
-    """One line: whether the site is ready, or what has to be settled first."""
+    """One line: whether the site is ready, or which checks must pass first."""
     open_names = dict.fromkeys(check.name for check in checks if check.status == "fail" or check.is_blocking)
     return f"The site is not ready: {', '.join(open_names)}." if open_names else "The site is ready."
 
 
 def examine(app: App, verify: bool = False) -> Iterator[Check]:
-    """Every check, in the order in which one depends on another. verify: every file of the store is read."""
+    """Run all checks; each comes after those that it depends on. verify: read every file of the store."""
     own: dict[str, Callable[[App], Iterator[Check]]] = {"store": functools.partial(check_store, verify=verify)}
     probes = {**PROBES, **own}
     for name, probe in probes.items():
@@ -73,16 +74,16 @@ def examine(app: App, verify: bool = False) -> Iterator[Check]:
 def check_config(app: App) -> Iterator[Check]:
     path = find_config(app.config_path)
     tiers = app.config.tiers
-    yield Check("configuration", "ok", str(path) if path else "no file, every key has its default")
+    yield Check("configuration", "ok", str(path) if path else "no file: all keys have their defaults")
     if not tiers:
         yield Check(
-            "memory tiers", "warn", "none is configured", "describe them under [[tiers]], or no tier is advised"
+            "memory tiers", "warn", "none is configured: no tier is advised", "describe each one in a [[tiers]] table"
         )
     for tier in tiers:
         if tier.gpu_model not in gpu_models():
             known = ", ".join(gpu_models())
             yield Check(
-                "memory tiers", "warn", f"{tier.name}: unknown GPU model {tier.gpu_model!r}", f"use one of {known}"
+                "memory tiers", "warn", f"{tier.name}: unknown GPU model {tier.gpu_model!r}", f"use one of: {known}"
             )
     if tiers:
         names = ", ".join(f"{tier.name} ({tier.capacity_mib} MiB)" for tier in tiers)
@@ -95,11 +96,11 @@ def check_slurm(app: App) -> Iterator[Check]:
     status = probe_accounting(app.commands)
     yield Check("Slurm", "ok", f"version {status.version}, cluster {status.cluster}")
     if status.tracks_gpus is False:
-        todo = "add gres/gpu to AccountingStorageTRES in slurm.conf: until then accounting knows of no GPUs"
+        todo = "add gres/gpu to AccountingStorageTRES in slurm.conf"
         yield Check("accounting", "fail", "GPUs are not recorded", todo)
     if not status.has_json:
-        todo = "install Slurm's JSON serializer plugin; until then job names and families are unknown"
-        yield Check("accounting", "warn", "sacct answers, but sacct --json does not", todo)
+        said = "sacct answers, but sacct --json does not: job names and families are unknown"
+        yield Check("accounting", "warn", said, "install Slurm's JSON serializer plugin")
     else:
         yield Check("accounting", "ok", f"sacct answers, {status.jobs_last_day} jobs in the last day")
     named = app.cluster_name or app.config.site.cluster
@@ -124,10 +125,11 @@ def check_bindings(app: App) -> Iterator[Check]:
 
     bindings = app.config.bindings
     if bindings.prolog_dir and not Path(bindings.prolog_dir).is_dir():
-        todo = "install slurm_hooks/prolog/almanac-gpus.sh as a Slurm Prolog, or empty bindings.prolog_dir"
+        todo = "install slurm_hooks/prolog/almanac-gpus.sh as a Slurm Prolog, or clear bindings.prolog_dir"
         yield Check("GPU bindings", "warn", f"{bindings.prolog_dir} is not a folder", todo)
     elif not (bindings.prolog_dir or bindings.use_labels or bindings.use_squeue):
-        yield Check("GPU bindings", "warn", "every source is off", "jobs on shared nodes get no verdict")
+        todo = "set bindings.use_labels, bindings.use_squeue, or bindings.prolog_dir"
+        yield Check("GPU bindings", "warn", "every source is off: jobs on shared nodes have no metrics", todo)
     else:
         on = [name for name, used in (("exporter label", bindings.use_labels), ("prolog", bindings.prolog_dir),
                                       ("squeue", bindings.use_squeue)) if used]  # fmt: skip
@@ -142,20 +144,20 @@ def check_models(app: App) -> Iterator[Check]:
     for cluster in store.clusters():
         trained = load(store.models_dir(cluster))
         if trained is None:
-            yield Check("models", "warn", f"nothing is trained for {cluster}", "run `almanac train`")
+            yield Check("models", "warn", f"no model is trained for {cluster}", "run `almanac train`")
         else:
             age = format_duration(max(0, app.now_s() - trained.trained_s))
             faults = faults_of(trained, app.config, app.now_s())
             said = f"{cluster}: {trained.jobs} jobs, trained {age} ago"
             if faults:
-                todo = "run `almanac train` on a timer; until then the last runs serve"
+                todo = "run `almanac train` on a timer; until then, predictions come from each user's last runs"
                 yield Check("models", "warn", f"{said}; not used: {'; '.join(faults)}", todo)
             else:
                 yield Check("models", "ok", said)
 
 
 def check_priority(app: App) -> Iterator[Check]:
-    """A fault is a warning while the term is only shown: nothing in Slurm depends on it yet."""
+    """A fault is only a warning until priority.mode is "apply": before that, nothing in Slurm depends on it."""
     from advisor.decisions.priority import check_ageing
     from telemetry.slurm.commands import controller_config
 
@@ -168,7 +170,7 @@ def check_priority(app: App) -> Iterator[Check]:
         return
     tau = "no tau (age does not count)" if check.tau_s is None else f"a tau of {check.tau_s / 3600:.1f} h"
     details = {"tau_s": check.tau_s, "goal_s": priority.tau_hours * 3600, "lines": check.lines, "faults": check.faults}
-    said = f"mode {priority.mode}; Slurm's weights imply {tau}, goal {priority.tau_hours:g} h"
+    said = f"mode {priority.mode}; Slurm's weights give {tau}, the goal is {priority.tau_hours:g} h"
     if check.fits:
         yield Check("priority", "ok", f"{said}: fits", "", details)
         return
@@ -179,14 +181,14 @@ def check_priority(app: App) -> Iterator[Check]:
 
 
 def check_services(app: App) -> Iterator[Check]:
-    """The site's own; without any, nothing is said."""
+    """The site's own services; yields nothing if there are none."""
     from advisor.services.own import load_own
 
     own = load_own(app.config.services.extra)
     for name, fault in own.faults.items():
-        yield Check(f"service {name}", "fail", fault, "install or correct it, or take it out of services.extra")
+        yield Check(f"service {name}", "fail", fault, "install or correct it, or remove it from services.extra")
     if own.services:
-        yield Check("services", "ok", f"{', '.join(own.services)} can be loaded")
+        yield Check("services", "ok", f"loaded: {', '.join(own.services)}")
 
 
 PROBES: dict[str, Callable[[App], Iterator[Check]]] = {

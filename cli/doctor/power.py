@@ -30,7 +30,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Seen:
-    """What the checks go by. values: settings of slurmctld. is_controller: doctor runs where slurmctld does."""
+    """The input of the checks. values: settings of slurmctld. is_controller: doctor runs where slurmctld does."""
 
     config: Config
     values: Mapping[str, str]
@@ -45,7 +45,7 @@ class Seen:
 
 
 def check_power(app: App) -> Iterator[Check]:
-    """Without node sets, or with power.mode = "off", nothing is said."""
+    """Yields nothing without node sets, or with power.mode = "off"."""
     if app.config.power.mode == "off" or not app.config.node_sets:
         return
     from slurm_hooks.power.settings import read_settings
@@ -60,11 +60,11 @@ def check_power(app: App) -> Iterator[Check]:
     yield from found
     if not found:
         actuator = seen.settings.actuator(app.config.power.actuator)
-        yield Check(NAME, "ok", f"slurm.conf and {len(app.config.node_sets)} node sets fit; by {actuator}")
+        yield Check(NAME, "ok", f"slurm.conf and {len(app.config.node_sets)} node sets fit; actuator: {actuator}")
 
 
 def examine(seen: Seen) -> Iterator[Check]:
-    """What is wrong; nothing where all is well."""
+    """Yield each fault; nothing if there is none."""
     probes: tuple[Callable[[Seen], Iterator[Check]], ...] = (_programs, _times, _exceptions, _sets, _bmc_file)
     for probe in probes:
         yield from probe(seen)
@@ -72,15 +72,15 @@ def examine(seen: Seen) -> Iterator[Check]:
 
 def _programs(seen: Seen) -> Iterator[Check]:
     if not seen.settings.has_programs:
-        yield _fail("slurm.conf names no SuspendProgram and ResumeProgram: Slurm cannot power nodes", HOW)
+        yield _fail("slurm.conf sets no SuspendProgram and ResumeProgram: Slurm cannot power nodes down or up", HOW)
         return
     for key in PROGRAMS:
         path = Path(seen.values[key].split()[0])
         if seen.is_controller and not (path.is_file() and os.access(path, os.X_OK)):
-            yield _fail(f"{key}={path} is no program on this host", f"install it, or correct {key} in slurm.conf")
+            yield _fail(f"{key}={path} is not a program on this host", f"install it, or correct {key} in slurm.conf")
     if not seen.values.get("ResumeFailProgram"):
         yield _warn(
-            "slurm.conf names no ResumeFailProgram: a node that hangs at boot stays on, and no wake boots it again",
+            "slurm.conf sets no ResumeFailProgram: a node that hangs at boot stays on; waking it does not reboot it",
             f"set ResumeFailProgram={seen.values['SuspendProgram']} in slurm.conf",
         )
     try:
@@ -100,7 +100,7 @@ def _times(seen: Seen) -> Iterator[Check]:
     if settings.resume_timeout_s < boot_s:
         yield _fail(
             f"ResumeTimeout={settings.resume_timeout_s} is shorter than power.boot_min ({boot_s} s): "
-            "Slurm marks a node DOWN that boots for that long",
+            "Slurm marks slowly booting nodes DOWN",
             f"set ResumeTimeout={2 * boot_s} in slurm.conf",
         )
     if seen.values.get("ReturnToService", "").split()[:1] in (["0"], ["none"]):
@@ -122,7 +122,7 @@ def _exceptions(seen: Seen) -> Iterator[Check]:
         if members and excluded.issuperset(members):
             yield _warn(
                 f"node set {name}: SuspendExcNodes and SuspendExcParts keep all its nodes on",
-                "take its nodes out of them in slurm.conf, or remove the node set",
+                "remove its nodes from them in slurm.conf, or remove the node set",
             )
     if is_counted and "KeepPowerSaveSettings" not in seen.values.get("ReconfigFlags", ""):
         yield _warn(
@@ -145,11 +145,11 @@ def _sets(seen: Seen) -> Iterator[Check]:
             try:
                 strangers = sorted(set(expand(getattr(node_set, key))) - known)
             except ValueError as error:
-                yield _fail(f"node set {node_set.name}: {key}: {error}", "expected a hostlist such as gpu[001-064]")
+                yield _fail(f"node set {node_set.name}: {key}: {error}", "write a hostlist such as gpu[001-064]")
                 continue
             if strangers:
                 yield _warn(
-                    f"node set {node_set.name}: Slurm knows no node {_some(strangers)}",
+                    f"node set {node_set.name}: Slurm does not know {_some(strangers)}",
                     f"correct {key} in [[node_sets]]",
                 )
         if not members:
@@ -162,13 +162,13 @@ def _sets(seen: Seen) -> Iterator[Check]:
     if shared := {node: names for node, names in owners.items() if len(names) > 1}:
         node = min(shared)
         yield _fail(
-            f"{len(shared)} nodes are in several node sets, {node} in {' and '.join(shared[node])}",
-            "give each node one set",
+            f"{len(shared)} nodes are in more than one node set, such as {node} in {' and '.join(shared[node])}",
+            "put each node in one set",
         )
 
 
 def _bmc_file(seen: Seen) -> Iterator[Check]:
-    """Only where the controller runs almanac's own programs, and only for root and SlurmUser."""
+    """Yields nothing unless the controller runs almanac's own programs and the caller is root or SlurmUser."""
     named = {Path(seen.values.get(key, "").split(" ")[0]).name for key in PROGRAMS}
     slurm_user = re.fullmatch(r"[^(]+\(([0-9]+)\)", seen.values.get("SlurmUser", ""))
     if not seen.is_controller or not named & set(OURS) or slurm_user is None:
@@ -184,12 +184,12 @@ def _bmc_file(seen: Seen) -> Iterator[Check]:
         return
     wanted = {node for members in seen.sets().values() for node in members}
     if missing := sorted(wanted - set(file.by_node)):
-        yield _fail(f"{path} names no BMC of {_some(missing)}", "add a [[bmc]] table for them")
+        yield _fail(f"{path} has no BMC for {_some(missing)}", "add a [[bmc]] table for them")
     needed_s = file.soft_s + file.timeout_s
     if seen.settings.suspend_timeout_s < needed_s:
         yield _warn(
             f"SuspendTimeout={seen.settings.suspend_timeout_s} is shorter than soft_s + timeout_s of {path} "
-            f"({needed_s:g} s): Slurm can wake a node that still shuts down",
+            f"({needed_s:g} s): Slurm could wake a node that is still shutting down",
             f"set SuspendTimeout={needed_s:.0f} in slurm.conf, or lower soft_s",
         )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DAY_S = 86_400
 _SHOWN = 5
-"""Damaged files that are named for a person; JSON has all."""
+"""Damaged files that the text names; JSON has all."""
 
 
 def check_store(app: App, verify: bool = False) -> Iterator[Check]:
@@ -38,20 +38,20 @@ def _check_files(store: Store, verify: bool) -> Iterator[Check]:
 
     found = check_files(store, None) if verify else check_files(store)
     if found.strays:
-        said = f"{len(found.strays)} in the store are passed over: {_named(store, found.strays)}"
+        said = f"{len(found.strays)} skipped in the store: {_named(store, found.strays)}"
         details = {"strays": [{"path": str(one.path), "reason": one.reason} for one in found.strays]}
         yield Check("strays", "warn", said, "move them out of the store", details)
     files, read = format_count(found.files), format_count(found.read)
     if not found.damaged:
-        pages = "all pages match" if found.read == found.files else f"all pages of the newest {read} match"
-        todo = "" if found.read == found.files else "; --verify reads them all"
-        yield Check("store files", "ok", f"{files} files, the footer of each is whole, {pages} their checksums{todo}")
+        pages = "all pages match" if found.read == found.files else f"the pages of the newest {read} match"
+        more = "" if found.read == found.files else " (--verify reads all)"
+        yield Check("store files", "ok", f"{files} files, all with an intact footer; {pages} their checksums{more}")
         return
     yield Check(
         "store files",
         "fail",
         f"{len(found.damaged)} of {files} cannot be read: {_named(store, found.damaged)}",
-        "move each away and ingest its span again; where you may not read it, ask the store's owner",
+        "move each away and ingest its time span again; if you lack permission, ask the store's owner",
         {"damaged": [{"path": str(one.path), "reason": one.reason} for one in found.damaged]},
     )
 
@@ -79,24 +79,23 @@ def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
         late = age_s > DAY_S
         said = f"read up to {format_duration(age_s)} ago"
         yield Check(
-            f"{source} of {cluster}", "warn" if late else "ok", said, "see why the timer stopped" if late else ""
+            f"{source} of {cluster}", "warn" if late else "ok", said, "check why the timer stopped" if late else ""
         )
 
 
 def _future(source: str, mark_s: int, ahead_s: int) -> tuple[str, str]:
-    """What is wrong with a watermark in the future, and what to do."""
+    """The finding and the fix for a watermark in the future."""
     said = f"its watermark is {format_moment(mark_s)}, {format_duration(ahead_s)} in the future: a clock was ahead"
     command = "report --due" if source.startswith("report") else "ingest"
-    return said, f"see that this host's clock is right (`timedatectl`), then run `almanac {command}`, which mends it"
+    return said, f"check this host's clock with `timedatectl`, then run `almanac {command}`, which corrects it"
 
 
 def _check_open_days(app: App, store: Store, cluster: str) -> Iterator[Check]:
-    """Only days that ended a day ago or more: the newest are open as a matter of course."""
+    """Stale days that ended at least a day ago; the newest days are always stale."""
     from telemetry.store.marks import day_text
 
     today = app.now_s() // DAY_S
     late = sorted(day for day in store.peek_open_days(cluster) if day < today - 1)
     if late:
-        changed = "1 day has changed" if len(late) == 1 else f"{format_count(len(late))} days have changed"
-        said = f"{changed} since they were computed, the oldest {day_text(late[0])}"
+        said = f"{format_count(len(late))} stale {'day' if len(late) == 1 else 'days'}, the oldest {day_text(late[0])}"
         yield Check(f"job metrics of {cluster}", "warn", said, "run `almanac summarize`")

@@ -45,7 +45,7 @@ class PowerFolder:
     def lock(self) -> contextlib.AbstractContextManager[None]:
         """Raises BusyError where another run is under way, StoreError where the folder cannot be written."""
         self._make()
-        return locked(self.root / "lock", "powers nodes now")
+        return locked(self.root / "lock", "is powering nodes")
 
     def hold_reason(self) -> str:
         """Why an operator holds the nodes; "" where nobody does. Whatever lies there holds, readable or not."""

@@ -151,5 +151,5 @@ def locked(path: Path, busy: str = "") -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
         except BlockingIOError as error:
-            raise BusyError(f"{path.parent}: another process {busy}", "try again when it is done") from error
+            raise BusyError(f"{path.parent}: another process {busy}", "run this again when it is done") from error
         yield

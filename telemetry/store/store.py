@@ -305,7 +305,7 @@ class Store:
 
     def summarising(self, cluster: str) -> contextlib.AbstractContextManager[None]:
         """Held by the one process that computes a cluster's job metrics. Raises BusyError where another does."""
-        return locked(self.root / f".summary-{safe_name(cluster)}.lock", "computes the job metrics now")
+        return locked(self.root / f".summary-{safe_name(cluster)}.lock", "is computing the job metrics")
 
     def _folder(self, table: str, cluster: str) -> Path:
         return self.root / table / f"cluster={safe_name(cluster)}"

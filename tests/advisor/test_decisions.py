@@ -159,7 +159,7 @@ def test_a_value_that_cannot_be_read_is_named(line: str) -> None:
 def test_slurm_is_told_nothing_until_its_weights_fit_and_the_site_applies() -> None:
     applied = Priority(mode="apply")
     require_ageing(FITTING, applied)
-    with pytest.raises(ConfigError, match="is observe: Slurm is told no term"):
+    with pytest.raises(ConfigError, match="is observe: no site factor is set"):
         require_ageing(FITTING, Priority())
     with pytest.raises(ConfigError, match="age does not count") as refused:
         require_ageing("", applied)

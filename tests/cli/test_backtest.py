@@ -30,7 +30,7 @@ def test_the_back_test_is_drawn_beside_its_table(site: CommandLine, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["scores.PNG"]
 
 
-@pytest.mark.parametrize(("name", "said"), [("scores.gif", ".png, .svg, .pdf"), ("missing/scores.png", "no folder")])
+@pytest.mark.parametrize(("name", "said"), [("scores.gif", ".png, .svg, or .pdf"), ("missing/scores.png", "no folder")])
 def test_a_picture_that_cannot_be_drawn_is_refused_before_the_replay(
     site: CommandLine, tmp_path: Path, name: str, said: str
 ) -> None:

@@ -79,8 +79,8 @@ def test_the_tables_fit_a_terminal_and_the_picture_is_drawn(series: Path, tmp_pa
     assert done.exit_code == 0, done.output
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if not line.startswith("note"))
     assert all(name in done.stdout for name in ("vanilla", "CES (paper)", "shuffled", "almanac", "oracle"))
-    assert "late: a file does not tell of jobs" in done.stdout
-    assert "money: give --price, or set cost.per_kwh" in done.stdout
+    assert "late: unknown, because the file has no jobs" in done.stdout
+    assert "money: unknown; give --price, or set cost.per_kwh" in done.stdout
     assert (tmp_path / "power.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -151,9 +151,9 @@ def test_late_jobs_and_prices_by_the_configuration(site: tuple[Path, Path]) -> N
         (CONFIG + '[[node_sets]]\nname = "b"\nnodes = "m1"\n', [], ConfigError, "2 node sets"),
         (CONFIG + '[[node_sets]]\nname = "b"\nnodes = "m1"\n', ["--node-set", "b"], ConfigError, "none of its 1 nodes"),
         (CONFIG.replace("n[01-20]", "n[01-"), [], ConfigError, "hostlist"),
-        (CONFIG.replace("nodes =", "feature ="), [], CommandError, "Slurm does not say"),
-        (CONFIG.replace('"lab"', '"other"'), [], StoreError, "no job of other"),
-        (CONFIG, ["-E", "2026-01-10"], RequestError, "the store knows the demand of 4.6 days"),
+        (CONFIG.replace("nodes =", "feature ="), [], CommandError, "Slurm did not list its nodes"),
+        (CONFIG.replace('"lab"', '"other"'), [], StoreError, "no ended job of other"),
+        (CONFIG, ["-E", "2026-01-10"], RequestError, "the store holds the demand of 4.6 days"),
         (CONFIG, ["-E", "2020-01-10"], RequestError, "from 2026-01-05 10:30 to 2026-01-21 00:00"),
     ],
 )  # fmt: skip

@@ -122,12 +122,12 @@ def test_the_demo_ends_with_a_back_test_and_a_plan(place: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert "$ almanac backtest power --node-set a100" in said
     assert "oracle" in said
-    rows = [line.split(maxsplit=8) for line in said.partition("The plan at")[2].splitlines()]
+    rows = [line.split(maxsplit=8) for line in said.partition("Plan at")[2].splitlines()]
     plans = {row[0]: row for row in rows if row[:1] in (["a100"], ["new"])}
     total, kept, down = (int(plans["a100"][place]) for place in (1, 6, 7))
     assert (total, kept + down) == (20, 20)
     assert plans["new"][1:8] == ["3", *["-"] * 6]
-    assert "nothing is trained for node set new" in plans["new"][8]
+    assert "no model is trained for node set new" in plans["new"][8]
 
 
 def test_training_replays_the_configured_limits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_a_set_that_cannot_be_trained_stops_no_other(place: Path) -> None:
     app = make(place, config)
     found = {each["node_set"]: each for each in train_demand_models(app, app.open_store(), "c")}
     assert "fault" not in found["a100"]
-    assert "is no hostlist" in found["strange"]["fault"]
+    assert "is not a hostlist" in found["strange"]["fault"]
     assert "sinfo was not found" in found["asked"]["fault"]
     assert "none of its 4 nodes (m1, ...) was in use" in found["idle"]["fault"]
     assert trained_sets(app.open_store().models_dir("c")) == ["a100"]
@@ -185,7 +185,7 @@ def test_names_of_a_feature_come_from_slurm_and_its_silence_is_an_error(place: P
     app = make(place, SETS + NOT_THERE)
     with pytest.raises(CommandError):
         node_names(app, NodeSet(name="x", feature="a100"))
-    with pytest.raises(ConfigError, match="no hostlist"):
+    with pytest.raises(ConfigError, match="not a hostlist"):
         node_names(app, NodeSet(name="x", nodes="n[9-1]x["))
 
 
@@ -194,7 +194,7 @@ def test_versions_are_listed_and_gone_back_to(place: Path) -> None:
     app.time_s += 60
     [outcome] = train_demand_models(app, app.open_store(), "c")
     text = run(app)
-    assert "nothing is trained yet" in text, "of durations"
+    assert "no model is trained yet" in text, "of durations"
     assert text.count(" a100 ") == 2
     newest, oldest = outcome["version"], json.loads(run(app, "--node-set", "a100", "--json"))[0]["name"]
     assert newest != oldest
@@ -204,14 +204,14 @@ def test_versions_are_listed_and_gone_back_to(place: Path) -> None:
         == oldest
     )
     assert json.loads(run(app, "--node-set", "a100", "--use", newest, "--json"))[1]["is_current"] is True
-    assert "nothing is trained yet for node set other" in run(app, "--node-set", "other")
+    assert "no model is trained yet for node set other" in run(app, "--node-set", "other")
 
 
 def test_a_damaged_version_is_listed_as_such_and_doctor_says_what_to_do(place: Path) -> None:
     app = make(place, SETS)
     folder = app.open_store().models_dir("c") / "demand" / "node_set=a100"
     next(folder.glob("*/model.json")).write_text("{}")
-    assert "not usable" in run(app)
+    assert "unusable" in run(app)
     status, said = checks(app)["demand of a100"]
     assert status == "warn"
     assert "damaged" in said
@@ -224,7 +224,7 @@ def test_doctor_finds_what_is_amiss(place: Path) -> None:
     store = app.open_store()
     found = checks(app)
     assert found["demand of a100"][0] == "ok"
-    assert found["power runs of a100"] == ("warn", "none in the last days|enable almanac-power.timer on the controller")
+    assert found["power runs of a100"] == ("warn", "none in the last 7 days|enable almanac-power.timer on the controller")
     append_counts(store, "c", "a100", app.time_s - 600, LiveDemand(20, 5, 0, 3))
     assert checks(app)["power runs of a100"][0] == "ok"
     app.time_s += 2 * 3600
@@ -255,7 +255,7 @@ def test_doctor_warns_of_a_budget_exceeded_by_far(place: Path) -> None:
 ])  # fmt: skip
 def test_a_set_that_was_renamed_or_removed_is_named(place: Path, config: str) -> None:
     found = checks(make(place, config))
-    assert "models of node sets that are not configured: a100" in found["demand models"][1]
+    assert "models exist for node sets that are not configured: a100" in found["demand models"][1]
     assert not any("a100" in name for name in found if name != "demand models")
 
 

@@ -87,7 +87,7 @@ def finding(commands: Any, mode: str = "observe") -> Check:
 def test_weights_that_fit_are_in_order(mode: str) -> None:
     check = finding(FakeScontrol(max_age="12-00:00:00", weight="12000"), mode)
     assert (check.status, check.todo) == ("ok", "")
-    assert check.said == f"mode {mode}; Slurm's weights imply a tau of 24.0 h, goal 24 h: fits"
+    assert check.said == f"mode {mode}; Slurm's weights give a tau of 24.0 h, the goal is 24 h: fits"
     assert check.details["tau_s"] == pytest.approx(86_400)
 
 
@@ -95,7 +95,7 @@ def test_weights_that_fit_are_in_order(mode: str) -> None:
 def test_weights_that_do_not_fit_are_a_fault_where_the_term_is_applied(mode: str, status: str) -> None:
     check = finding(FakeScontrol(), mode)
     assert check.status == status
-    assert "imply no tau (age does not count), goal 24 h: PriorityMaxAge ends before" in check.said
+    assert "give no tau (age does not count), the goal is 24 h: PriorityMaxAge is too short" in check.said
     assert check.todo.endswith("in slurm.conf: PriorityMaxAge=12-0, PriorityWeightAge=12000")
     assert check.todo.startswith("before priority.mode") == (mode == "observe")
     assert check.details["lines"] == ("PriorityMaxAge=12-0", "PriorityWeightAge=12000")
@@ -123,8 +123,8 @@ def test_settings_that_cannot_be_read_are_said(mode: str, status: str) -> None:
     [
         ((), None),
         ((0, 1), None),
-        ((1, 2), "1 day has changed since they were computed, the oldest {oldest}"),
-        ((0, 30, 3), "2 days have changed since they were computed, the oldest {oldest}"),
+        ((1, 2), "1 stale day, the oldest {oldest}"),
+        ((0, 30, 3), "2 stale days, the oldest {oldest}"),
     ],
 )
 def test_days_that_no_summary_has_closed_are_a_warning(tmp_path: Path, ages: tuple[int, ...], said: str | None) -> None:

@@ -52,7 +52,7 @@ def said(checks: list[Check]) -> str:
 def test_nothing_published_is_no_fault(tmp_path: Path) -> None:
     (check,) = findings(AdviceDir(tmp_path / "none", 0))
     assert check.status == "ok"
-    assert "nothing is published" in check.said
+    assert "does not exist" in check.said
 
 
 def test_whole_files_of_today_are_ok(folder: AdviceDir) -> None:
@@ -66,7 +66,7 @@ def test_a_fifo_and_other_entries_that_are_no_files_are_named(folder: AdviceDir)
     (folder.sched / "60011").symlink_to("/dev/zero")
     checks = findings(folder)
     assert [check.status for check in checks] == ["fail", "fail", "fail", "ok"]
-    assert "60009 is a FIFO: opening it stops slurmctld" in checks[0].said
+    assert "60009 is a FIFO: slurmctld hangs" in checks[0].said
     assert checks[0].todo == f"remove it: rm -r {folder.sched / '60009'}"
     assert "60010 is a folder" in checks[1].said
     assert "60011 is a symbolic link" in checks[2].said
@@ -97,12 +97,12 @@ def test_old_foreign_and_broken_files_are_counted_and_named(folder: AdviceDir) -
         (folder.sched / name).write_bytes(content)
         (folder.sched / name).chmod(0o640)
     text = said(findings(folder))
-    assert "warn 60002 are expired | run `almanac publish`" in text
-    assert "warn 60005 were written in the future, by a clock that was ahead" in text
-    assert "warn 60003 are of another format" in text
+    assert "warn 60002 have expired | run `almanac publish`" in text
+    assert "warn 60005 are not used: their timestamps are in the future" in text
+    assert "warn 60003 have another format" in text
     assert "warn 60004 are not used: cut off" in text
-    assert "warn readme are no names of advice files" in text
-    assert "warn 60002, 60005 have no copy, or another one, in user/" in text
+    assert "warn readme are not advice files" in text
+    assert "warn 60002, 60005 have no copy, or a different one, in user/" in text
 
 
 def test_modes_that_let_others_in_are_named(folder: AdviceDir) -> None:
@@ -122,4 +122,4 @@ def test_a_timer_that_stopped_and_a_mode_that_differs_are_warnings(folder: Advic
     checks = findings(folder, "apply")
     assert checks[0].said == "2 files, the newest written 1 d 1 h ago"
     assert "timer" in checks[0].todo
-    assert checks[1].said == "files say mode observe, the configuration apply"
+    assert checks[1].said == "the files have mode observe, the configuration has apply"

@@ -69,18 +69,18 @@ def one(checks: list[Check]) -> Check:
 
 def test_what_fits_is_ok_and_nothing_is_said_without_node_sets(examine: Examine) -> None:
     check = one(examine())
-    assert (check.status, check.said) == ("ok", "slurm.conf and 2 node sets fit; by names")
+    assert (check.status, check.said) == ("ok", "slurm.conf and 2 node sets fit; actuator: names")
     assert examine(sets=[]) == [] and examine(power={"mode": "off"}) == []
 
 
 @pytest.mark.parametrize(
     ("settings", "status", "said"),
     [
-        ({"SuspendProgram": "(null)"}, "fail", "names no SuspendProgram"),
+        ({"SuspendProgram": "(null)"}, "fail", "sets no SuspendProgram"),
         ({"SuspendTime": "INFINITE"}, "fail", "22.05 and 24.11 then refuse"),
         ({"SuspendTime": "NONE"}, "fail", "SuspendTime=NONE"),
         ({"ResumeTimeout": "60 sec"}, "fail", "ResumeTimeout=60 is shorter than power.boot_min (300 s)"),
-        ({"ResumeFailProgram": "(null)"}, "warn", "names no ResumeFailProgram"),
+        ({"ResumeFailProgram": "(null)"}, "warn", "sets no ResumeFailProgram"),
         ({"ReturnToService": "0"}, "warn", "stays DOWN"),
         ({"SuspendExcNodes": "n[1-2]"}, "warn", "node set small: SuspendExcNodes and SuspendExcParts keep all"),
         ({"SuspendExcNodes": "gpus"}, "fail", "names gpus, which is no node"),
@@ -102,9 +102,9 @@ def test_an_actuator_that_slurm_is_not_set_up_for(examine: Examine) -> None:
     ("sets", "status", "said"),
     [
         ([{"name": "none", "feature": "gh200"}], "fail", "node set none has no nodes"),
-        ([*SETS, {"name": "all", "partition": "all"}], "fail", "4 nodes are in several node sets, n1 in small and all"),
-        ([{"name": "x", "nodes": "n[3-12]"}], "warn", "knows no node n10, n11, n12, n5, n6 and 3 more"),
-        ([{"name": "x", "nodes": "n[3-4]", "exclude": "login1"}], "warn", "knows no node login1"),
+        ([*SETS, {"name": "all", "partition": "all"}], "fail", "4 nodes are in more than one node set, such as n1 in small and all"),
+        ([{"name": "x", "nodes": "n[3-12]"}], "warn", "does not know n10, n11, n12, n5, n6 and 3 more"),
+        ([{"name": "x", "nodes": "n[3-4]", "exclude": "login1"}], "warn", "does not know login1"),
         ([{"name": "x", "nodes": "n[3-4]", "warm_minimum": 2}], "warn", "warm_minimum 2 keeps all 2 nodes on"),
     ],
 )
@@ -121,7 +121,7 @@ def test_programs_are_looked_at_on_the_controller_only(examine: Examine, tmp_pat
     assert one(examine(SuspendProgram=str(plain))).status == "ok"
     host = f"{socket.gethostname().split('.')[0]}(127.0.0.1)"
     check = one(examine(SuspendProgram=str(plain), **{"SlurmctldHost[0]": host}))
-    assert check.status == "fail" and f"SuspendProgram={plain} is no program" in check.said
+    assert check.status == "fail" and f"SuspendProgram={plain} is not a program" in check.said
 
 
 BMC = '[[bmc]]\nnodes = "n[1-4]"\nmethod = "ipmi"\naddress = "bmc-{node}"\nuser = "u"\npassword = "s3cret"\n'
@@ -133,7 +133,7 @@ BMC = '[[bmc]]\nnodes = "n[1-4]"\nmethod = "ipmi"\naddress = "bmc-{node}"\nuser 
         (BMC, 0o600, "60", "slurm.conf and 2 node sets fit"),
         (BMC, 0o640, "60", "mode 0640, expected a file of SlurmUser"),
         (BMC, 0o600, "30", "SuspendTimeout=30 is shorter than soft_s + timeout_s"),
-        (BMC.replace("[1-4]", "[1-3]"), 0o600, "60", "names no BMC of n4"),
+        (BMC.replace("[1-4]", "[1-3]"), 0o600, "60", "has no BMC for n4"),
         (BMC + "pasword = 1\n", 0o600, "60", "unknown key pasword"),
         (None, 0o600, "60", "No such file"),
     ],

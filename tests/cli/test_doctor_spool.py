@@ -56,17 +56,17 @@ def test_a_spool_in_use_is_counted(folder: Path) -> None:
     file = folder / "ended/7.1"
     file.write_text("x")
     os.utime(file, (NOW_S - 60, NOW_S - 60))
-    assert said(app_on(folder)) == [("ok", f"{folder}/ended: 1 files wait, 0 were set aside in bad/")]
+    assert said(app_on(folder)) == [("ok", f"{folder}/ended: 1 files waiting, 0 excluded, in bad/")]
     os.utime(file, (NOW_S - 3600, NOW_S - 3600))
     [(status, words)] = said(app_on(folder))
-    assert status == "warn" and words.endswith("the oldest is of 1 h ago")
+    assert status == "warn" and words.endswith("the oldest is 1 h old")
 
 
 def test_what_was_set_aside_is_said(folder: Path) -> None:
     (folder / "ended/bad").mkdir()
     (folder / "ended/bad/x").write_text("x")
     [(status, words)] = said(app_on(folder))
-    assert status == "warn" and "1 were set aside" in words
+    assert status == "warn" and "1 excluded" in words
 
 
 def test_a_folder_that_others_may_write_to_fails(folder: Path) -> None:

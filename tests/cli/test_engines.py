@@ -73,7 +73,7 @@ def test_without_the_extra_the_error_says_how_to_install_it(
 
 
 def test_a_scheduler_is_of_the_engine_dask(app: App) -> None:
-    with pytest.raises(click.UsageError, match="--scheduler is of --engine dask"):
+    with pytest.raises(click.UsageError, match="--scheduler needs --engine dask"):
         with open_engine(app, "slurm", "tcp://127.0.0.1:1"):
             raise AssertionError("opened")
 

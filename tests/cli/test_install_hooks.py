@@ -50,7 +50,7 @@ def test_it_says_where_cli_filter_lua_has_to_be_before_slurm_conf_names_it(site:
     """Without it a compute node fails every job step."""
     (site / "slurm.conf").write_text("ClusterName=x\n")
     said = run(site, "--cli-filter").output
-    assert "on EVERY host that runs srun, sbatch or salloc, login and compute nodes alike" in said
+    assert "on EVERY host that runs srun, sbatch, or\nsalloc: login and compute nodes" in said
     assert said.index("EVERY host") < said.index("  CliFilterPlugins=lua\n")
     assert "EVERY host" not in run(site, "--job-submit").output
     assert "EVERY host" not in run(site, "--cli-filter", "--remove").output
@@ -61,7 +61,7 @@ def test_there_and_back_again(site: Path) -> None:
     done = run(site, "--yes")
     assert done.exit_code == 0, done.output
     assert all("-- almanac" in text for text in contents(site).values())
-    assert done.output.count("as it was: ") == 2
+    assert done.output.count("backup: ") == 2
     assert "nothing to change" in run(site, "--yes").output
     shown = run(site, "--remove")
     assert "Nothing was written" in shown.output
@@ -121,7 +121,7 @@ def test_what_slurm_conf_needs_for_the_hook_of_ended_jobs(site: Path, lines: lis
     script = site / "almanac-ended.sh"
     conf(site, *(line.format(script) for line in lines))
     output = ended(site, "--yes").output
-    assert ("needs, on every host" in output) == bool(said)
+    assert ("on every host, then restart slurmctld" in output) == bool(said)
     for line in said:
         assert f"  {line.format(script)}" in output
 

@@ -70,7 +70,7 @@ def test_several_filters_and_a_sort(site: CommandLine, rows: list[dict[str, Any]
 def test_jobs_whose_metric_is_not_known_are_said_to_be_left_out(site: CommandLine, rows: list[dict[str, Any]]) -> None:
     unknown = sum(row["job_class"] is None for row in rows)
     assert unknown > 0
-    note = f"{unknown} jobs that may match are left out, for what is not known: job_class of {unknown}"
+    note = f"{unknown} jobs that may match are filtered out, because of unknown values: job_class ({unknown})"
     options = ("--config", str(site.folder / "almanac.toml"), "--store", str(site.folder / "store"))
     as_json = site.raw(*options, *ALL, "--json", "--class", "memory")
     assert note in as_json.stderr
@@ -109,7 +109,7 @@ def test_the_parsable_columns_of_before_keep_their_places(site: CommandLine) -> 
         (("--sort", "idle_gpus"), "there is no column 'idle_gpus'"),
         (("--min", "user=1"), "there is no column of numbers 'user'"),
         (("--min", "energy_j=much"), "expected COLUMN=NUMBER"),
-        (("--account", "nobody"), "there are: m"),
+        (("--account", "nobody"), "choose one of: m"),
         (("--class", "both"), "'compute', 'memory'"),
         (("--json", "--csv"), "give one"),
         (("-j", "9" * 30), "not job ids"),

@@ -194,8 +194,8 @@ def test_doctor_finds_nothing_amiss(app: Someone) -> None:
         outbox.put(message(1), NOW_S - 60)
     found = findings(app)
     assert {check.status for check in found.values()} == {"ok"}
-    assert found["mail"].said.endswith("answers (none); mail comes from almanac@example.org")
-    assert found["outbox"].said == "0 mails sent, 1 to be sent, 0 given up; 0 jobs without a decision"
+    assert found["mail"].said.endswith("answers (none); mail is sent from almanac@example.org")
+    assert found["outbox"].said == "0 mails sent, 1 queued, 0 given up; 0 jobs not decided yet"
 
 
 def test_doctor_is_silent_where_no_mail_is_sent(app: Someone) -> None:
@@ -206,7 +206,7 @@ def test_doctor_is_silent_where_no_mail_is_sent(app: Someone) -> None:
 def test_doctor_names_a_server_that_is_not_there(app: Someone, server: MailServer) -> None:
     app.given["mail"]["port"] = 1
     found = findings(app)
-    assert found["mail"].status == "fail" and "127.0.0.1:1 does not take mail" in found["mail"].said
+    assert found["mail"].status == "fail" and "127.0.0.1:1 does not accept mail" in found["mail"].said
     assert found["outbox"].status == "warn" and found["outbox"].said == "nothing was ever sent"
 
 
@@ -230,7 +230,7 @@ def test_doctor_and_mailing_name_a_password_that_cannot_be_sent(app: Someone, tm
     with MailServer(options=options) as server:
         app.given["mail"] |= {"port": server.port, "username": "almanac", "password_file": str(password)}
         said = findings(app)["mail"]
-        assert said.status == "fail" and "does not take mail" in said.said
+        assert said.status == "fail" and "does not accept mail" in said.said
         assert isinstance(run(app, "1", "--mail", command=report.command).exception, ServerError)
 
 
@@ -243,7 +243,7 @@ def test_doctor_names_an_outbox_that_does_not_empty(app: Someone) -> None:
     with Outbox(outbox_path(app.store_root)) as outbox:
         outbox.put(message(1), NOW_S - 7200)
     found = findings(app)["outbox"]
-    assert found.status == "warn" and "the oldest has waited 2 h" in found.said
+    assert found.status == "warn" and "the oldest mail has waited 2 h" in found.said
 
 
 def test_doctor_does_not_blame_an_outbox_that_is_not_the_caller_s(
@@ -262,7 +262,7 @@ def test_doctor_names_a_password_that_all_can_read(app: Someone, tmp_path: Path)
     password.write_text("x")
     password.chmod(0o644)
     app.given["mail"] |= {"username": "almanac", "password_file": str(password)}
-    assert any("can be read by everybody" in check.said for check in check_mail(app))
+    assert any("is readable by everybody" in check.said for check in check_mail(app))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to other users")
@@ -320,6 +320,6 @@ def test_doctor_names_who_fills_the_disk_beside_the_choices(app: Someone) -> Non
 
 def test_doctor_says_where_comments_are_not_kept(app: Someone) -> None:
     app.settings = b"AccountingStoreFlags    = (null)\n"
-    assert "--comment=almanac:nomail is not seen" in findings(app)["mail of one job"].said
+    assert "--comment=almanac:nomail has no effect" in findings(app)["mail of one job"].said
     app.settings = b""
     assert "mail of one job" not in findings(app)

@@ -93,7 +93,7 @@ def test_a_plan_tells_slurm_nothing_and_writes_nothing(bench: Bench) -> None:
     said = bench("plan")
     assert "gpu: 8 nodes: 0 in use, 0 wanted, 0 asleep, 8 on" in said
     assert "power down 3: n[1-3]" in said
-    assert said.endswith("Slurm was told nothing (this is a plan)\n")
+    assert said.endswith("nothing was sent to Slurm (this is a plan)\n")
     assert bench.slurm.orders == []
     assert sorted(bench.folder.rglob("*")) == before
 
@@ -104,7 +104,7 @@ def test_a_plan_says_why_nodes_stay_on(bench: Bench) -> None:
     bench.source.target = 0
     said = " ".join(bench("plan").split())
     assert "power down 6: n[3-8]" in said
-    assert "2 more stay on: in use, reserved, excluded, cooling down" in said
+    assert "2 more stay on (in use, reserved, excluded, cooling down" in said
 
 
 def test_apply_acts_and_history_and_status_say_so(bench: Bench) -> None:
@@ -121,7 +121,7 @@ def test_apply_acts_and_history_and_status_say_so(bench: Bench) -> None:
 
 def test_observe_logs_what_it_would_do_and_off_does_nothing(bench: Bench) -> None:
     bench.mode("observe")
-    assert 'Slurm was told nothing (power.mode is "observe")' in bench("apply")
+    assert 'nothing was sent to Slurm (power.mode is "observe")' in bench("apply")
     assert bench.slurm.orders == []
     assert "would power down 3" in bench("history")
     assert len(bench.source.noted) == 1
@@ -132,11 +132,11 @@ def test_observe_logs_what_it_would_do_and_off_does_nothing(bench: Bench) -> Non
 
 
 def test_a_hold_is_set_shown_and_taken_off(bench: Bench) -> None:
-    assert "nothing powers down" in bench("hold", "--why", "fire drill \x1b[31m")
+    assert "no node powers down" in bench("hold", "--why", "fire drill \x1b[31m")
     assert bench.json("apply")["node_sets"][0]["power_down"] == []
     assert "fire drill" in bench("status")
     assert "\x1b" not in bench("status")
-    assert bench("hold", "--off") == "the hold is off\n"
+    assert bench("hold", "--off") == "hold ended\n"
     assert bench("hold", "--off") == "there was no hold\n"
     assert len(bench.json("apply")["node_sets"][0]["power_down"]) == 3
 
@@ -156,8 +156,8 @@ def test_wake_all_works_with_a_broken_configuration_store_and_lock(bench: Bench)
     (bench.folder / "store/power/lock").unlink()
     (bench.folder / "store/power/lock").symlink_to("/nowhere")
     said = bench("wake", "ALL")
-    assert "told 3 nodes to power up: n[1-3]" in said
-    assert "hold: nothing powers down" in said
+    assert "powering up 3 nodes: n[1-3]" in said
+    assert "hold: no node powers down" in said
     bench.slurm.pass_time(600)
     assert bench.slurm.asleep() == set()
 
@@ -184,5 +184,5 @@ def test_without_node_sets_it_says_what_to_do(bench: Bench) -> None:
 def test_without_a_model_it_holds_and_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     said = bench("apply")
-    assert "keep what is on: nothing is trained for node set gpu; run `almanac train`" in " ".join(said.split())
+    assert "no change: no model is trained for node set gpu; run `almanac train`" in " ".join(said.split())
     assert bench.slurm.orders == []

@@ -86,7 +86,7 @@ def test_a_dry_run_tells_slurm_nothing_and_an_applied_one_does_it_once(run: Call
     dry = run(mode="observe")
     assert (dry.returncode, dry.stderr) == (0, "")
     assert "3 pending, 3 to change" in dry.stdout
-    assert "a dry run" in dry.stdout
+    assert "dry run" in dry.stdout
     assert "\x1b" not in dry.stdout
     assert set(slurm.factors.values()) == {0}
     done = run("--apply")
@@ -113,9 +113,9 @@ def test_many_changes_are_not_all_shown(run: Callable[..., Any], slurm: Slurm) -
         ("mode", ["--apply"], 3, "priority.mode is observe"),
         ("weights", ["--apply"], 3, "age does not count"),
         ("cluster", [], 3, "the store's cluster is demo, Slurm's is other"),
-        ("model", [], 7, "nothing was trained for demo yet"),
+        ("model", [], 7, "no model is trained for demo"),
         ("store", [], 4, "there is no store here"),
-        ("busy", ["--apply"], 4, "another process re-prioritises now"),
+        ("busy", ["--apply"], 4, "another process is setting site factors"),
         ("queue", [], 5, "squeue --json gave no list of jobs"),
         ("slurm", [], 5, "Unable to contact slurm controller"),
         ("Access/permission denied", ["--apply"], 6, "Slurm refused 3 changes: Access/permission denied"),
@@ -155,7 +155,7 @@ def test_what_stands_in_the_way_is_said(
         held.close()
     assert done.returncode == code, done.stderr
     assert said in done.stderr
-    assert "to do:" in done.stderr
+    assert "try:" in done.stderr
     assert done.stdout == "", "no word of success before a failure"
 
 

@@ -32,8 +32,8 @@ def test_a_row_without_the_metric_meets_no_filter_and_is_counted() -> None:
     found = filtered(ROWS, [], [Limit("imbalance", low=0.5)])
     assert ids(found.rows) == [1, 2, 5]
     assert (found.maybe, found.unknown) == (1, {"imbalance": 1})
-    assert "1 job that may match is left out" in found.note()
-    assert "imbalance of 1" in found.note()
+    assert "1 job that may match is filtered out" in found.note()
+    assert "imbalance (1)" in found.note()
 
 
 def test_a_row_that_another_filter_excludes_is_not_counted_as_unknown() -> None:
@@ -56,7 +56,7 @@ def test_limits_hold_their_edges_and_any_whole_number() -> None:
 
 
 def test_a_word_of_no_row_names_those_there_are() -> None:
-    with pytest.raises(click.BadParameter, match=r"no job has 'c'; there are: a, b"):
+    with pytest.raises(click.BadParameter, match=r"no job has 'c'; choose one of: a, b"):
         filtered(ROWS, [Words("--account", "account", ("a", "c"))], [])
     known = Words("--state", "account", ("TIMEOUT",), known=frozenset({"TIMEOUT"}))
     assert ids(filtered(ROWS, [known], []).rows) == []
@@ -72,7 +72,7 @@ def test_sorting_puts_unknown_last_either_way() -> None:
 
 
 def test_an_unknown_column_names_the_nearest_and_all() -> None:
-    with pytest.raises(click.BadParameter, match=r"did you mean imbalance\? there are: gpus, imbalance"):
+    with pytest.raises(click.BadParameter, match=r"did you mean imbalance\? choose one of: gpus, imbalance"):
         check_columns("--sort", ["imbalanse"], ["gpus", "imbalance"])
 
 

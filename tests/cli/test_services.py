@@ -85,7 +85,7 @@ def test_people_are_told_of_services_in_plain_text(own: OwnSite) -> None:
 
 
 def test_doctor_says_which_services_can_be_loaded(own: OwnSite) -> None:
-    assert "ok    services: gpu_use, broken can be loaded" in own("doctor").stdout
+    assert "ok    services: loaded: gpu_use, broken" in own("doctor").stdout
     config = own.line.folder / "almanac.toml"
     text = config.read_text()
     config.write_text(text.replace('"broken"', '"mistyped"'))
@@ -94,7 +94,7 @@ def test_doctor_says_which_services_can_be_loaded(own: OwnSite) -> None:
     finally:
         config.write_text(text)
     assert "FAIL  service mistyped: failed to load: LookupError: 0 entry points" in done.stdout
-    assert "to do: install or correct it, or take it out of services.extra" in done.stdout
+    assert "try: install or correct it, or remove it from services.extra" in done.stdout
 
 
 def test_a_site_without_services_of_its_own_hears_of_almanacs_only(site: CommandLine) -> None:

@@ -176,7 +176,7 @@ def test_while_another_summarises_ingest_leaves_it_to_the_next_run(almanac: Alma
     ingested = almanac.raw("ingest", "--telemetry", str(path))
     holder.communicate()
     assert refused.returncode == 4
-    assert "another process computes the job metrics now" in refused.stderr
+    assert "another process is computing the job metrics" in refused.stderr
     assert ingested.returncode == 0
     assert "left to the next run" in ingested.stderr
     assert almanac.json("summarize")["days"] == ["2025-03-09", "2025-03-10"]
@@ -195,5 +195,5 @@ def test_a_user_who_is_no_operator_is_refused(almanac: Almanac) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("refused 6 ")
-    assert "is no operator" in done.stdout
+    assert "is not an operator" in done.stdout
     assert almanac.json("summarize")["jobs"] == 2

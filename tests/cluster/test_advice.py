@@ -220,7 +220,7 @@ def test_doctor_names_the_lines_of_slurm_conf_and_is_content_with_them(
     assert "age does not count" in before["said"]
     after = priority()
     assert (after["status"], after["details"]["lines"]) == ("ok", [])
-    assert after["said"] == "mode observe; Slurm's weights imply a tau of 24.0 h, goal 24 h: fits"
+    assert after["said"] == "mode observe; Slurm's weights give a tau of 24.0 h, the goal is 24 h: fits"
 
 
 def test_prometheus_down_for_a_while_loses_no_job(almanac: Almanac, ingested: Any, cluster: Cluster) -> None:

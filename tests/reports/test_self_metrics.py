@@ -260,7 +260,7 @@ def test_only_operators_and_only_names_that_are_read(store: Store, tmp_path: Pat
         caller = "alice"
 
     refused = CliRunner().invoke(command, [], obj=Ordinary(store_path=str(store.root)))
-    assert "no operator" in str(refused.exception)
+    assert "is not an operator" in str(refused.exception)
     operator = Operator(store_path=str(store.root))
     wrong = CliRunner().invoke(command, ["--textfile", str(tmp_path / "x.txt")], obj=operator)
     assert wrong.exit_code == 2

@@ -141,7 +141,7 @@ def test_a_counter_that_is_off_everywhere(status: PrometheusStatus) -> None:
     check = finding(status, "DCGM_FI_PROF_PIPE_FP16_ACTIVE")
     assert check.status == "warn"
     assert check.said == (
-        "DCGM_FI_PROF_PIPE_FP16_ACTIVE is off on all 9 GPUs; without it class_fp16, compute_frac_fp16, "
+        "DCGM_FI_PROF_PIPE_FP16_ACTIVE is missing on all 9 GPUs; without it, class_fp16, compute_frac_fp16, "
         "compute_sample_frac_fp16, placed_samples_fp16 and 4 more are null"
     )
     assert '"DCGM_FI_PROF_PIPE_FP16_ACTIVE, gauge, Cycles the FP16 pipe was active (fraction)."' in check.todo
@@ -152,14 +152,14 @@ def test_a_counter_that_is_off_everywhere(status: PrometheusStatus) -> None:
 
 def test_a_counter_that_some_hosts_and_models_lack(status: PrometheusStatus) -> None:
     check = finding(status, "DCGM_FI_PROF_PIPE_FP64_ACTIVE")
-    assert f"off on 3 of 9 GPUs: n[3-4] ({A100}: 6 of 8 have it; {L4}: none of 1 has it)" in check.said
-    assert f"no {L4} has it: `dcgmi profile --list`" in check.todo
+    assert f"missing on 3 of 9 GPUs: n[3-4] ({A100}: 6 of 8 have it; {L4}: none of 1 has it)" in check.said
+    assert f"no {L4} has it: run `dcgmi profile --list`" in check.todo
     assert check.details["hosts_without"] == ["n3", "n4"]
     assert check.details["models"] == {A100: {"gpus_with": 6, "gpus": 8}, L4: {"gpus_with": 0, "gpus": 1}}
 
 
 def test_what_stands_in_for_gpu_util_under_mig_costs_what_gpu_util_would(status: PrometheusStatus) -> None:
-    assert "temporal_imbalance" in finding(status, "DCGM_FI_PROF_GR_ENGINE_ACTIVE is off").details["null_without"]
+    assert "temporal_imbalance" in finding(status, "DCGM_FI_PROF_GR_ENGINE_ACTIVE is missing").details["null_without"]
 
 
 def test_a_counter_at_0_on_a_busy_gpu_is_a_fault_and_a_pipe_at_0_is_not(status: PrometheusStatus) -> None:
@@ -171,8 +171,8 @@ def test_a_counter_at_0_on_a_busy_gpu_is_a_fault_and_a_pipe_at_0_is_not(status: 
 
 def test_silent_hosts_and_what_prometheus_says_of_their_targets(status: PrometheusStatus) -> None:
     assert status.silent == (Silence("n5", "n5:9400", False), Silence("n6", "n6:9400", None))
-    said = finding(status, "silent").said
-    assert "n5 (does not answer), n6 (is no target any more)" in said
+    said = finding(status, "none for 10 min").said
+    assert "n5 (down), n6 (no longer a target)" in said
 
 
 def test_nothing_essential_is_missing_and_nothing_is_said_of_what_is_there(status: PrometheusStatus) -> None:
@@ -185,7 +185,7 @@ def test_an_essential_counter_that_is_off_everywhere_is_a_failure(tmp_path: Path
     site.host("n1", A100, 1, without=("hbm_total_mib",))
     with site.serve(tmp_path) as url:
         (check,) = [c for c in findings(probe(Prometheus(url=url), clock=lambda: NOW_S)) if c.status == "fail"]
-    assert check.said.startswith("DCGM_FI_DEV_FB_FREE is off on all 1 GPUs; ")
+    assert check.said.startswith("DCGM_FI_DEV_FB_FREE is missing on all 1 GPUs; ")
     assert '"DCGM_FI_DEV_FB_FREE, gauge, Device memory not in use (MiB)."' in check.todo
 
 
@@ -197,7 +197,7 @@ def only(url: str, **options: Any) -> Check:
 def test_a_selector_that_hides_everything(url: str) -> None:
     check = only(url, selector='job="gpu"')
     assert check.status == "fail"
-    assert "under prometheus.selector; there are " in check.said
+    assert "match prometheus.selector; without it there are " in check.said
     assert "'job=\"gpu\"'" in check.todo
 
 
@@ -212,7 +212,7 @@ def test_an_exporter_that_is_not_scraped_any_more(tmp_path: Path) -> None:
     with site.serve(tmp_path) as url:
         check = only(url)
     assert check.status == "fail"
-    assert "no GPU series in the last ten minutes; silent" in check.said and "n1 (does not answer)" in check.said
+    assert "no GPU series of the last 10 min; hosts" in check.said and "n1 (down)" in check.said
 
 
 def test_a_prometheus_without_any_exporter(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_prometheus_without_any_exporter(tmp_path: Path) -> None:
     with site.serve(tmp_path) as url:
         check = only(url)
     assert check.status == "fail"
-    assert "Prometheus scrapes 3 targets, 1 of them down, and none gives GPU counters" in check.said
+    assert "Prometheus scrapes 3 targets (1 down), and none has GPU counters" in check.said
 
 
 def test_an_exporter_without_host_names(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_an_exporter_with_our_list_is_scraped_and_nothing_of_the_list_is_off(
     assert (status.gpus, status.hosts) == (2, 1)
     assert checks[0].details["counters"]["energy_mj"] == {"gpus_with": 2, "gpus": 2}
     assert len(checks) == 1 + off
-    assert all("DCGM_FI_PROF_" in check.said and " is off on all 2 GPUs" in check.said for check in checks[1:])
+    assert all("DCGM_FI_PROF_" in check.said and " is missing on all 2 GPUs" in check.said for check in checks[1:])
 
 
 def test_a_selector_that_is_no_promql_is_told(url: str) -> None:
