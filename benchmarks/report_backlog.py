@@ -35,8 +35,9 @@ from fake_accounting import CLUSTER, Accounting, job
 from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.app import App
-from cli.due import Due
+from cli.report_due import mail_site
 from reports.mail.outbox import Outbox, outbox_path
+from reports.mail.run import MailRun
 from telemetry.store.schema import TELEMETRY
 from telemetry.store.store import Store
 
@@ -156,7 +157,7 @@ def due(root: Path, port: int) -> None:
     pwd.getpwnam = lambda user: SimpleNamespace(pw_uid=2**31 - 2)  # type: ignore[assignment]  # the system knows all
     started_s, cpu_s = time.perf_counter(), time.process_time()
     with Outbox(outbox_path(root / "store")) as outbox:
-        outcome = Due(app, app.open_store(), CLUSTER, outbox).run()
+        outcome = MailRun(mail_site(app, app.open_store(), CLUSTER), outbox).run()
         counts = outbox.counts()
     print(json.dumps({
         "wall_s": time.perf_counter() - started_s, "cpu_s": time.process_time() - cpu_s,

@@ -18,12 +18,12 @@ _SLOW = "reports go out after the next `almanac ingest`"
 
 def check_spool(app: App) -> Iterator[Check]:
     """It is fine if the hook is not installed: accounting says the same, later."""
-    from cli.due import spool_of
+    from reports.mail.mail_site import spool_of
     from telemetry.slurm.spool import BAD
 
     if not app.config.mail.server or not app.store_root.exists():
         return
-    spool = spool_of(app, "")
+    spool = spool_of(app.config, app.store_root, "")
     if not spool.is_there:
         yield Check(NAME, "ok", f"{app.config.mail.spool_dir or 'mail.spool_dir'} does not exist: {_SLOW}")
         return

@@ -39,7 +39,7 @@ class BatchCounts:
             self.faults.append(fault)
 
 
-def spans_to_summarise(ready: Sequence[Ended], now_s: int) -> list[tuple[int, int]]:
+def spans_to_summarize(ready: Sequence[Ended], now_s: int) -> list[tuple[int, int]]:
     """Spans [since_s, until_s) in which runs ended whose metrics are not there, or may be of half their samples.
 
     Metrics of a run that ended long ago have been computed with all that there is. Ends far apart are not one span:

@@ -18,11 +18,12 @@ from mails import NOW_S
 from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.app import App
-from cli.due import Due
-from cli.due_outcome import Outcome
 from cli.ingest import Job
 from cli.ingest import run as read_sources
+from cli.report_due import mail_site
 from reports.mail.outbox import Outbox, outbox_path
+from reports.mail.outcome import Outcome
+from reports.mail.run import MailRun
 from telemetry.sources.sacct import SacctSource
 from telemetry.store.store import Store
 
@@ -81,7 +82,7 @@ class Site:
     def due(self, at_s: int | None = None) -> Outcome:
         self.app.clock_s = self.app.clock_s if at_s is None else at_s
         with Outbox(outbox_path(self.root / "store")) as outbox:
-            return Due(self.app, self.store, CLUSTER, outbox).run()
+            return MailRun(mail_site(self.app, self.store, CLUSTER), outbox).run()
 
     @property
     def got(self) -> list[tuple[str, str]]:

@@ -208,7 +208,7 @@ def test_who_got_enough_mail_keeps_nobody_elses_from_a_full_run(site: Site, monk
     site.ends(2, NOW_S + 60)
     site.ingest()
     site.due()
-    monkeypatch.setattr("cli.due.MOST_RUNS", 1)
+    monkeypatch.setattr("reports.mail.run.MOST_RUNS", 1)
     site.ends(3, site.app.clock_s + 10)
     site.ends(4, site.app.clock_s + 20, user="bob")
     site.app.clock_s += 60

@@ -14,7 +14,7 @@ from mails import NOW_S, message, run
 
 from almanac.config import Mail
 from reports.mail.allowance import allowance_of
-from reports.mail.batch import GAP_S, RECENT_S, spans_to_summarise
+from reports.mail.batch import GAP_S, RECENT_S, spans_to_summarize
 from reports.mail.due import (
     ENOUGH_MAIL,
     NO_COMMENT,
@@ -271,15 +271,15 @@ def test_every_run_is_in_one_mail_of_its_owner(found: list[Ended], storm: int) -
 def test_metrics_are_computed_for_what_ended_lately_or_has_none() -> None:
     recent = ended(end_s=NOW_S - 60, has_metrics=True)
     old = ended(end_s=NOW_S - RECENT_S - 60, has_metrics=True)
-    assert spans_to_summarise([recent, old], NOW_S) == [(NOW_S - 61, NOW_S - 59)]
-    assert spans_to_summarise([old], NOW_S) == []
+    assert spans_to_summarize([recent, old], NOW_S) == [(NOW_S - 61, NOW_S - 59)]
+    assert spans_to_summarize([old], NOW_S) == []
     bare = replace(old, has_metrics=False)
-    assert spans_to_summarise([bare], NOW_S) == [(old.run.end_s - 1, old.run.end_s + 1)]
+    assert spans_to_summarize([bare], NOW_S) == [(old.run.end_s - 1, old.run.end_s + 1)]
 
 
 @given(st.lists(st.integers(0, 200_000), max_size=30))
 def test_ends_far_apart_are_not_computed_together(ages_s: list[int]) -> None:
-    spans = spans_to_summarise([ended(end_s=NOW_S - age_s) for age_s in ages_s], NOW_S)
+    spans = spans_to_summarize([ended(end_s=NOW_S - age_s) for age_s in ages_s], NOW_S)
     ends = sorted(NOW_S - age_s for age_s in ages_s)
     assert all(any(since_s < end_s < until_s for since_s, until_s in spans) for end_s in ends)
     for since_s, until_s in spans:

@@ -1,4 +1,4 @@
-"""What a run of `almanac report --due` says that it did."""
+"""Counts of what one run of `almanac report --due` did, and how they read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from almanac.units import format_count
 
 @dataclass
 class Outcome:
-    """What one run did. looks: how often accounting and telemetry were asked."""
+    """Counts of one run. looks: how often each source was read."""
 
     noticed: int = 0
     looks: Counter[str] = field(default_factory=Counter)
@@ -23,7 +23,7 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
-        """None where there was nothing to do: a timer runs every minute."""
+        """No line if there was nothing to do, because a timer runs this every minute."""
         decisions = list(self.decisions())
         if self.noticed or self.put or decisions:
             yield f"{format_count(self.noticed)} jobs have ended; mails made: {said(self.put) or 'none'}"

@@ -1,0 +1,65 @@
+"""What `almanac report --due --dry-run` shows: the mails that are due, without asking, writing, or sending anything."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports.mail.due import ENOUGH_MAIL, Parcel, leave_for_later, parcels
+from reports.mail.ended import ended_since
+from reports.mail.mail_site import MailSite
+from reports.mail.outbox import Outbox, outbox_path
+from reports.mail.outbox_file import explained
+from reports.mail.outcome import Outcome
+from reports.mail.run import STARTED
+from telemetry.store.store import Store
+
+_FOREVER_S = 2**40
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """parcels: the mails that are due. outcome: runs that are skipped or wait.
+
+    is_started: whether an earlier run had mail switched on.
+    """
+
+    parcels: list[Parcel]
+    outcome: Outcome
+    is_started: bool
+
+
+def dry_run(site: MailSite) -> DryRun:
+    """What a run would mail now, from what the store knows. Raises StoreError."""
+    with _copied_outbox(site.store) as outbox:
+        started_s = site.store.watermark(STARTED, site.cluster) if site.config.mail.server else None
+        outbox.notice(ended_since(site.store, site.cluster, site.earliest_end_s(started_s)), site.clock())
+        plan, allowance = site.plan(site.look_up_waiting(outbox, _FOREVER_S)), site.allowance(outbox)
+        ready, later = leave_for_later(plan.ready, allowance)
+        skipped = Counter({reason: len(runs) for reason, runs in plan.skipped.items()})
+        delayed = Counter({reason: len(runs) for (reason, _), runs in plan.delayed.items()})
+        delayed[ENOUGH_MAIL] = sum(map(len, later.values()))
+        outcome = Outcome(skipped=skipped, delayed=delayed)
+        return DryRun(parcels(ready, allowance.most), outcome, started_s is not None)
+
+
+@contextmanager
+def _copied_outbox(store: Store) -> Iterator[Outbox]:
+    """A copy of the outbox, because a run may use the outbox itself now."""
+    path = outbox_path(store.root)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        if path.exists():
+            with (
+                explained(path),
+                closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
+                closing(sqlite3.connect(copy)) as to,
+            ):
+                source.backup(to)
+        with Outbox(copy) as outbox:
+            yield outbox

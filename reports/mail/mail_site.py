@@ -1,0 +1,95 @@
+"""The site that a run of the mail timer works for: its store, configuration, clock, and ways to ask Slurm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from almanac.config import Config
+
+if TYPE_CHECKING:
+    from reports.mail.allowance import Allowance
+    from reports.mail.due import Plan
+    from reports.mail.ended import Ended
+    from reports.mail.outbox import Outbox
+    from telemetry.slurm.commands import SlurmCommands
+    from telemetry.slurm.spool import Spool
+    from telemetry.store.store import Store
+
+ReadSource = Callable[[str], None]
+"""Reads one configured source (by name) into the store, from where it was read last. Raises AlmanacError."""
+
+
+@dataclass(frozen=True)
+class MailSite:
+    """What a run works on: the store, one cluster in it, and how to ask Slurm and Prometheus.
+
+    clock: seconds since 1970, now.
+    """
+
+    store: Store
+    cluster: str
+    config: Config
+    commands: SlurmCommands
+    read_source: ReadSource
+    clock: Callable[[], int]
+
+    @property
+    def give_up_s(self) -> int:
+        return self.config.mail.give_up_hours * 3600
+
+    def earliest_end_s(self, started_s: int | None) -> int:
+        """Jobs that ended before get no mail. started_s: when mail was switched on; None: not yet.
+
+        If a clock that was ahead left started_s in the future, each run looks at the last hour.
+        """
+        now_s = self.clock()
+        if started_s is None:
+            return now_s - 86_400
+        return max(now_s - 3600 if started_s > now_s else started_s, now_s - self.give_up_s)
+
+    def look_up_waiting(self, outbox: Outbox, until_s: int) -> list[Ended]:
+        """Runs of the outbox that wait for a decision at until_s, with what the store knows of them.
+
+        Comments of the last half of mail.give_up_hours show whether accounting keeps comments. If it stops, mail goes
+        on in time.
+        """
+        from reports.mail.ended import look_up
+
+        comments_s = self.clock() - self.give_up_s // 2
+        return look_up(self.store, self.cluster, outbox.waiting(until_s, self.cluster), comments_s)
+
+    def plan(self, found: Sequence[Ended]) -> Plan:
+        from reports.mail.due import Moment, plan_runs
+
+        telemetry_s = (self.store.watermark("prometheus", self.cluster) or 0) if self.config.prometheus.url else None
+        moment = Moment(self.clock(), telemetry_s)
+        return plan_runs(found, self.frequencies(), self.recipient, self.config.mail, moment)
+
+    def frequencies(self) -> Callable[[str], str]:
+        """A user's chosen frequency, looked up once."""
+        from reports.mail.preferences import read
+
+        return cache(lambda user: read(user, self.config).frequency)
+
+    def recipient(self, user: str) -> str | None:
+        from reports.mail.message import recipient_of
+
+        return recipient_of(user, self.config)
+
+    def allowance(self, outbox: Outbox) -> Allowance:
+        from reports.mail.allowance import allowance_of
+
+        return allowance_of(outbox, self.config.mail, self.clock())
+
+
+def spool_of(config: Config, store_root: Path, cluster: str) -> Spool:
+    """The spool of the hook. Members of the store's group may remove files from it."""
+    from telemetry.slurm.spool import Spool
+
+    gids = {os.getegid(), *os.getgroups(), store_root.stat().st_gid}
+    return Spool(Path(config.mail.spool_dir or os.devnull), cluster, gids)

@@ -1,0 +1,312 @@
+"""One run of the mail timer: notice jobs that have ended, wait for their telemetry, and mail their reports.
+
+`almanac report --due` calls this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from almanac.config import Config
+from almanac.errors import AlmanacError, BusyError, ConfigError, SourceError, StoreError
+from almanac.units import format_count
+from reports.mail.mail_site import MailSite, spool_of
+from reports.mail.outcome import Outcome
+
+if TYPE_CHECKING:
+    from reports.mail.due import Plan
+    from reports.mail.ended import Ended
+    from reports.mail.outbox import Outbox
+    from telemetry.slurm.spool import Notice
+    from telemetry.sources.base import Source
+    from telemetry.store.store import Store
+
+STARTED, SEEN, ASKED, DAILY = "report-start", "report", "report-sacct", "report-daily"
+"""Marks in the store: when mail was switched on, the end of the accounting data that was looked at, the time of the
+last accounting query of this module, and the last day that was begun."""
+LATE_S = 600
+"""slurmdbd can learn of an end this much later than the queried span; later ends come with `almanac ingest`."""
+CLOCKS_S = 600
+"""The hook's clock can be this far behind the end that accounting has."""
+MOST_RUNS = 20_000
+LEFT = "left to the next run"
+
+
+def move_marks(store: Store, cluster: str, now_s: int) -> None:
+    """Jobs that end before now get no mail."""
+    for mark in (STARTED, SEEN):
+        store.set_watermark(mark, cluster, now_s)
+
+
+def pull_back_marks(store: Store, cluster: str, now_s: int) -> None:
+    """Set marks in the future to an hour ago, so that mail goes on after a clock that was ahead."""
+    from reports.mail.week import TOLD, TRIED
+
+    for mark in (STARTED, SEEN, ASKED, DAILY, TOLD, TRIED):
+        store.pull_back_watermark(mark, cluster, now_s, now_s - 3600)
+
+
+@dataclass
+class MailRun:
+    """One run for one cluster. outcome.faults names what failed; the next run tries it again."""
+
+    site: MailSite
+    outbox: Outbox
+    outcome: Outcome = field(default_factory=Outcome)
+
+    @property
+    def store(self) -> Store:
+        return self.site.store
+
+    @property
+    def cluster(self) -> str:
+        return self.site.cluster
+
+    @property
+    def config(self) -> Config:
+        return self.site.config
+
+    def run(self) -> Outcome:
+        """Notice, decide, and send. Queued mail is tried even if the rest fails. Raises StoreError."""
+        pull_back_marks(self.store, self.cluster, self.site.clock())
+        self.outbox.set_back_times(self.site.clock())
+        self._deliver()
+        try:
+            self._decide()
+        except Exception:
+            self._deliver()
+            raise
+        self._deliver()
+        return self.outcome
+
+    def _decide(self) -> None:
+        self._start()
+        notices = self._spooled()
+        if notices:
+            self._ask_accounting()
+        self._notice(is_asked=bool(notices))
+        self._settle(notices)
+        if found := self.site.look_up_waiting(self.outbox, self.site.clock()):
+            self._put(self._decided(self._planned(found)))
+        self._put_weekly()
+        self._daily()
+
+    def _start(self) -> None:
+        """The first run mails no job that ended before it."""
+        if self.store.watermark(STARTED, self.cluster) is None:
+            move_marks(self.store, self.cluster, self.site.clock())
+
+    def _spooled(self) -> list[Notice]:
+        spool = spool_of(self.config, self.store.root, self.cluster)
+        if not spool.is_there:
+            return []
+        try:
+            notices, counts = spool.read(self.site.clock())
+        except SourceError as error:
+            self._fault(error)
+            return []
+        self.outcome.spool = {"read": counts.kept, **counts.dropped}
+        self.outcome.faults += [
+            f"spool: {number} set aside in {spool.folder}/bad: {reason}, such as {counts.examples[reason]}"
+            for reason, number in counts.dropped.items()
+        ]
+        return notices
+
+    def _ask_accounting(self) -> None:
+        """Read the jobs that may need mail, without their steps, and move a mark of our own.
+
+        The mark of `almanac ingest` stays, because it has to read all jobs with their steps.
+        """
+        from telemetry.sources.sacct import SacctSource
+
+        config, now_s = self.config, self.site.clock()
+        ingested_s = self.store.watermark("sacct", self.cluster)
+        if ingested_s is None:
+            self.outcome.faults.append("accounting has never been read: run `almanac ingest` first, or its timer")
+            return
+        asked_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (ASKED, STARTED))
+        # A clock that was ahead can have left a mark in the future.
+        since_s = min(now_s, max(asked_s, ingested_s, started_s, now_s - self.site.give_up_s))
+        self.store.set_watermark(ASKED, self.cluster, since_s)
+        slurm = replace(config.slurm, overlap_hours=0, read_steps=False)
+        source = SacctSource(self.site.commands, self.cluster, config.tiers, slurm, self.site.clock, name=ASKED)
+        if config.bindings.prolog_dir:
+            self._read("prolog", lambda: self.site.read_source("prolog"))
+        self._read(ASKED, lambda: self._ingest(source, since_s - LATE_S, now_s))
+
+    def _ingest(self, source: Source, since_s: int, until_s: int) -> None:
+        from telemetry.ingest import IngestResult, ingest
+
+        result = IngestResult(source.name, since_s, until_s)
+        ingest(source, self.store, self.cluster, since_s, until_s, result, lambda rows, reached_s: None)
+
+    def _read(self, name: str, read: Callable[[], None]) -> None:
+        self.outcome.looks[name] += 1
+        try:
+            read()
+        except AlmanacError as error:
+            self._fault(error)
+
+    def _notice(self, *, is_asked: bool) -> None:
+        """Put runs that have ended into the outbox, unless accounting was not read since the last time.
+
+        This looks at all runs that can still get mail, because accounting can learn of an end hours late.
+        """
+        from reports.mail.ended import ended_since
+
+        reached_s = self.store.watermark("sacct", self.cluster)
+        seen_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (SEEN, STARTED))
+        if reached_s is None or (reached_s <= seen_s <= self.site.clock() and not is_asked):
+            return
+        ended = ended_since(self.store, self.cluster, self.site.earliest_end_s(started_s))
+        self.outcome.noticed = self.outbox.notice(ended, self.site.clock())
+        self.store.set_watermark(SEEN, self.cluster, min(reached_s, self.site.clock()))
+
+    def _settle(self, notices: Sequence[Notice]) -> None:
+        """Remove the files of jobs whose end accounting knows, and old files whose jobs it does not know."""
+        from reports.mail.ended import known_ends
+
+        if not notices:
+            return
+        ends = known_ends(self.store, self.cluster, {notice.job_id for notice in notices})
+        ahead_s = self.site.clock() + CLOCKS_S  # the time of a later file is wrong; accounting was asked just now
+        done = [
+            notice
+            for notice in notices
+            if notice.seen_s > ahead_s or ends.get(notice.job_id, 0) >= notice.seen_s - CLOCKS_S
+        ]
+        known = set(done)
+        asked_s = max(self.store.watermark(mark, self.cluster) or 0 for mark in ("sacct", ASKED))
+        old_s = min(self.site.clock() - self.config.mail.wait_s, asked_s)
+        lost = [notice for notice in notices if notice not in known and notice.seen_s < old_s]
+        spool_of(self.config, self.store.root, self.cluster).remove([*done, *lost])
+        self.outcome.spool["not in accounting"] = len(lost)
+
+    def _planned(self, found: Sequence[Ended]) -> Plan:
+        plan = self.site.plan(found)
+        if not self._needs_telemetry(plan):
+            return plan
+        self._read("prometheus", lambda: self.site.read_source("prometheus"))
+        return self.site.plan(found)
+
+    def _needs_telemetry(self, plan: Plan) -> bool:
+        """Whether Prometheus now has the telemetry that a run waits for. `almanac ingest` reads it the first time."""
+        from reports.mail.due import NO_TELEMETRY
+
+        prometheus, mark_s = self.config.prometheus, self.store.watermark("prometheus", self.cluster)
+        waiting = [run for (reason, _), runs in plan.delayed.items() if reason == NO_TELEMETRY for run in runs]
+        until_s = self.site.clock() - prometheus.delay_s
+        return mark_s is not None and any(run.end_s <= until_s for run in waiting)
+
+    def _decided(self, plan: Plan) -> list[Ended]:
+        """Runs that are ready, with their metrics computed. The others are skipped or delayed in the outbox."""
+        from reports.mail.due import ENOUGH_MAIL, first_of, hold_back, leave_for_later
+
+        now_s = self.site.clock()
+        self.outcome.faults += stuck(plan, now_s - self.config.mail.wait_s)
+        plan.ready, later = leave_for_later(plan.ready, self.site.allowance(self.outbox))
+        plan.ready = first_of(plan.ready, MOST_RUNS)
+        for until_s, runs in later.items():
+            plan.delayed[ENOUGH_MAIL, until_s] += runs
+        if not self._summarize(plan.ready):
+            early, plan.ready = hold_back(plan.ready, now_s - self.config.mail.wait_s)
+            plan.delayed["another run computes job metrics", now_s] += [each.run for each in early]
+        for reason, runs in plan.skipped.items():
+            self.outbox.skip(runs, reason, now_s)
+            self.outcome.skipped[reason] += len(runs)
+        for (reason, until_s), runs in plan.delayed.items():
+            self.outbox.delay(runs, until_s, reason)
+            self.outcome.delayed[reason] += len(runs)
+        return plan.ready
+
+    def _summarize(self, ready: Sequence[Ended]) -> bool:
+        """Compute metrics of these runs. False if another process computes metrics now."""
+        from reports.mail.batch import spans_to_summarize
+        from telemetry.metrics.summary import summarize
+
+        for since_s, until_s in spans_to_summarize(ready, self.site.clock()):
+            try:
+                summarize(self.store, self.cluster, self.config, since_s, until_s)
+            except BusyError:
+                return False
+            except StoreError as error:
+                self._fault(error)  # a damaged file: reports of this span go out without metrics
+        return True
+
+    def _put(self, ready: Sequence[Ended]) -> None:
+        if not ready:
+            return
+        from reports.mail.batch import Batch, BatchCounts
+        from reports.mail.due import parcels
+
+        counts = BatchCounts()
+        batch = Batch(self.store, self.cluster, self.config, self.site.clock(), self.site.recipient)
+        for _ in batch.put(self.outbox, parcels(ready, self.site.allowance(self.outbox).most), counts):
+            self._deliver()
+        self.outcome.put += counts.put
+        self.outcome.faults += counts.faults
+
+    def _put_weekly(self) -> None:
+        from reports.mail.week import is_told
+
+        if is_told(self.store, self.cluster, self.site.clock()):
+            return
+        from reports.mail.weekly import put_weekly
+
+        site, faults = self.site, self.outcome.faults
+        given = (self.store, self.cluster, self.outbox, self.config, site.clock(), site.frequencies(), site.recipient)
+        for _ in put_weekly(*given, faults):
+            self.outcome.put["weekly"] += 1
+
+    def _deliver(self) -> None:
+        """Send queued mail. After a failure of the server, the next run tries again."""
+        if (
+            self.outcome.delivered["fault"]
+            or self.outcome.delivered[LEFT]
+            or not self.outbox.ready(self.site.clock(), 1)
+        ):
+            return
+        from reports.mail.delivery import deliver
+
+        try:
+            counts = deliver(self.outbox, self.config.mail, self.site.clock, time.sleep, self.site.frequencies())
+        except ConfigError as error:  # jobs that end must still be noticed
+            self.outcome.delivered["fault"] = 1
+            self._fault(error)
+            return
+        self.outcome.delivered.update(sent=counts.sent, failed=counts.failed, given_up=counts.given_up)
+        self.outcome.delivered["held"] = counts.held
+        self.outcome.delivered[LEFT] = counts.left
+        if counts.fault:
+            self.outcome.delivered["fault"] = 1
+            self.outcome.faults.append(f"mail server: {counts.fault}")
+        if counts.given_up:
+            said = f"mails that will never be sent: {counts.given_up}, the last one to {counts.last_error}"
+            self.outcome.faults.append(said)
+
+    def _daily(self) -> None:
+        """Forget old decisions in the first run of a day."""
+        today_s = self.site.clock() // 86400 * 86400
+        if (self.store.watermark(DAILY, self.cluster) or 0) < today_s:
+            self.outbox.forget(today_s - self.config.mail.keep_days * 86400)
+            self.store.set_watermark(DAILY, self.cluster, today_s)
+
+    def _fault(self, error: AlmanacError) -> None:
+        self.outcome.faults.append(f"{error}" + (f"; to do: {error.hint}" if error.hint else ""))
+
+
+def stuck(plan: Plan, until_s: int) -> Iterator[str]:
+    """Name faults of the site that keep runs waiting that ended before until_s."""
+    from reports.mail.due import NO_COMMENT
+    from reports.mail.preferences import NOT_KNOWN
+
+    waiting = {why: [run for run in runs if run.end_s < until_s] for (why, _), runs in plan.delayed.items()}
+    if runs := waiting.get(NO_COMMENT):
+        yield f"reports that wait for their job's comment: {format_count(len(runs))}; see what `sacct --json` says"
+    is_anybody_known = bool(plan.ready or plan.skipped or set(waiting) - {NOT_KNOWN})
+    if (runs := waiting.get(NOT_KNOWN)) and not is_anybody_known:
+        number = format_count(len(runs))
+        yield f"reports that wait, as this host knows none of their users: {number}; see `getent passwd`"
