@@ -36,6 +36,7 @@ from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.app import App
 from cli.report_due import mail_site
+from reports.mail.marks import start_now
 from reports.mail.outbox import Outbox, outbox_path
 from reports.mail.run import MailRun
 from telemetry.store.schema import TELEMETRY
@@ -111,8 +112,9 @@ def fill(root: Path, number: int) -> list[dict[str, Any]]:
     store = Store.create(root / "store")
     for first in range(0, number, 2000):
         store.write("telemetry", CLUSTER, samples(rows[first : first + 2000]))
-    for mark in ("sacct", "report", "report-start"):
-        store.set_watermark(mark, CLUSTER, now_s - 600)
+    store.set_watermark("sacct", CLUSTER, now_s - 600)
+    with Outbox(outbox_path(root / "store")) as outbox:
+        start_now(outbox, CLUSTER, now_s - 600)
     (root / "ended").mkdir(mode=0o770)
     for row in rows:
         path = root / "ended" / f"{row['job_id']}.1"

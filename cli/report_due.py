@@ -22,7 +22,7 @@ FAULT = 5
 def run(app: App, is_dry: bool, as_json: bool) -> int:
     """One run of the timer. Nothing to do, or another run at work, is no fault."""
     from reports.mail.outbox import Outbox, outbox_path
-    from reports.mail.run import MailRun, move_marks, pull_back_marks
+    from reports.mail.run import MailRun, skip_until_now
 
     app.require_operator("reports are of everybody's jobs")
     store = app.open_store()
@@ -30,13 +30,12 @@ def run(app: App, is_dry: bool, as_json: bool) -> int:
     site = mail_site(app, store, cluster)
     if is_dry:
         return _dry_run(site)
-    if not app.config.mail.server:
-        pull_back_marks(store, cluster, app.now_s())
-        move_marks(store, cluster, app.now_s())
-        click.echo("mail is off: mail.server is not set; jobs that end before it is get no mail")
-        return 0
     try:
         with Outbox(outbox_path(store.root)) as outbox:
+            if not app.config.mail.server:
+                skip_until_now(site, outbox)
+                click.echo("mail is off: mail.server is not set; jobs that end before it is get no mail")
+                return 0
             outcome = MailRun(site, outbox).run()
     except BusyError as error:
         click.echo(f"{error}: it does what is due")

@@ -67,7 +67,7 @@ def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
 
     for source, mark_s in store.watermarks(cluster).items():
         if ahead := ahead_s(mark_s, app.now_s()):
-            yield Check(f"{source} of {cluster}", "fail", *_future(source, mark_s, ahead))
+            yield Check(f"{source} of {cluster}", "fail", *_future(mark_s, ahead))
     for source in [name for name in configured_sources(app) if name in ("sacct", "prometheus")]:
         mark = store.watermark(source, cluster)
         if mark is None:
@@ -83,11 +83,10 @@ def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
         )
 
 
-def _future(source: str, mark_s: int, ahead_s: int) -> tuple[str, str]:
+def _future(mark_s: int, ahead_s: int) -> tuple[str, str]:
     """The finding and the fix for a watermark in the future."""
     said = f"its watermark is {format_moment(mark_s)}, {format_duration(ahead_s)} in the future: a clock was ahead"
-    command = "report --due" if source.startswith("report") else "ingest"
-    return said, f"check this host's clock with `timedatectl`, then run `almanac {command}`, which corrects it"
+    return said, f"check this host's clock with `timedatectl`, then run `almanac ingest`, which corrects it"
 
 
 def _check_open_days(app: App, store: Store, cluster: str) -> Iterator[Check]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from reports.mail.due import ENOUGH_MAIL, Parcel, leave_for_later, parcels
 from reports.mail.ended import ended_since
 from reports.mail.mail_site import MailSite
+from reports.mail.marks import STARTED, copy_from_store
 from reports.mail.outbox import Outbox, outbox_path
 from reports.mail.outbox_file import explained
 from reports.mail.outcome import Outcome
-from reports.mail.run import STARTED
 from telemetry.store.store import Store
 
 _FOREVER_S = 2**40
@@ -37,7 +37,8 @@ class DryRun:
 def dry_run(site: MailSite) -> DryRun:
     """What a run would mail now, from what the store knows. Raises StoreError."""
     with _copied_outbox(site.store) as outbox:
-        started_s = site.store.watermark(STARTED, site.cluster) if site.config.mail.server else None
+        copy_from_store(outbox, site.store, site.cluster)
+        started_s = outbox.mark(STARTED, site.cluster) if site.config.mail.server else None
         outbox.notice(ended_since(site.store, site.cluster, site.earliest_end_s(started_s)), site.clock())
         plan, allowance = site.plan(site.look_up_waiting(outbox, _FOREVER_S)), site.allowance(outbox)
         ready, later = leave_for_later(plan.ready, allowance)

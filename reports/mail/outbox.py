@@ -36,6 +36,7 @@ _SET_BACK = (
     "UPDATE message SET next_try_s = $now_s WHERE state = 'queued' AND next_try_s > $late_s",
     "UPDATE message SET put_s = $now_s WHERE state = 'queued' AND put_s > $now_s",
     "UPDATE message SET decided_s = $now_s WHERE decided_s > $now_s",
+    "UPDATE mark SET time_s = $now_s - 3600 WHERE time_s > $now_s + 60",
 )
 
 
@@ -96,13 +97,35 @@ class Outbox:
         self._open.close()
 
     def set_back_times(self, now_s: int) -> None:
-        """Take times in the future for now: a clock was ahead, and mail would wait, or count as just sent, as long.
+        """Correct times in the future, which a clock that was ahead has left: mail would wait for them.
 
-        What is delayed by MOST_DELAY_S or less is left as it is.
+        Marks are set to an hour ago, other times to now. Delays of up to MOST_DELAY_S stay as they are.
         """
         with self._changing() as db:
             for sql in _SET_BACK:
                 db.execute(sql, {"now_s": now_s, "late_s": now_s + MOST_DELAY_S})
+
+    def mark(self, name: str, cluster: str) -> int | None:
+        """The time (s since 1970) of a mark (`reports.mail.marks`). None if it was never set."""
+        found = self._select("SELECT time_s FROM mark WHERE name = ? AND cluster = ?", (name, cluster))
+        return found[0][0] if found else None
+
+    def set_mark(self, name: str, cluster: str, time_s: int) -> None:
+        """Move a mark forward. It never moves back."""
+        with self._changing() as db:
+            db.execute(
+                "INSERT INTO mark VALUES (?, ?, ?) ON CONFLICT (name, cluster) DO UPDATE "
+                "SET time_s = max(time_s, excluded.time_s)",
+                (name, cluster, time_s),
+            )
+
+    def add_marks(self, cluster: str, marks: Mapping[str, int]) -> None:
+        """Set all of these marks, unless the cluster has a mark already."""
+        if marks and not self._select("SELECT 1 FROM mark WHERE cluster = ?", (cluster,)):
+            with self._changing() as db:
+                db.executemany(
+                    "INSERT INTO mark VALUES (?, ?, ?)", [(name, cluster, time_s) for name, time_s in marks.items()]
+                )
 
     def notice(self, runs: Sequence[EndedRun], now_s: int) -> int:
         """Remember that these have ended, durably; those that are known already are left as they are. The new ones.

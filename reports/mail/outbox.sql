@@ -28,9 +28,12 @@ CREATE TABLE message (
 CREATE INDEX message_queued ON message (put_s) WHERE state = 'queued';
 CREATE INDEX message_sent ON message (decided_s) WHERE state = 'sent';
 
--- What never falls, though rows are forgotten.
+-- Counters of all time, also of rows that were forgotten.
 CREATE TABLE counter (name TEXT NOT NULL, label TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (name, label));
 
--- Runs that ended before this are no news: what became of them has been forgotten.
+-- Runs that ended before this are not noticed again: their rows were forgotten.
 CREATE TABLE horizon (before_s INTEGER NOT NULL);
 INSERT INTO horizon VALUES (0);
+
+-- How far the mail timer has come (reports/mail/marks.py). Version 1 has no such table.
+CREATE TABLE mark (name TEXT NOT NULL, cluster TEXT NOT NULL, time_s INTEGER NOT NULL, PRIMARY KEY (name, cluster));

@@ -13,7 +13,9 @@ from pathlib import Path
 from almanac.errors import NotAllowedError, SchemaVersionError, StoreError
 from telemetry.store.atomic import hand_over
 
-VERSION = 1
+VERSION = 2
+_ADDED_IN_2 = "-- How far the mail timer"
+"""From here on, the text of outbox.sql makes what version 1 lacks."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,10 @@ def open_outbox(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         version = _version(database)
-        if version == 0:
+        if version in (0, 1):
             tables = (resources.files("reports.mail") / "outbox.sql").read_text(encoding="utf-8")
-            database.executescript(f"BEGIN IMMEDIATE;{tables}PRAGMA user_version = {VERSION};COMMIT;")
+            missing = tables[tables.index(_ADDED_IN_2) :] if version == 1 else tables
+            database.executescript(f"BEGIN IMMEDIATE;{missing}PRAGMA user_version = {VERSION};COMMIT;")
         elif version != VERSION:
             raise SchemaVersionError(
                 f"{path}: outbox version {version}, this almanac reads version {VERSION}",
@@ -88,7 +91,7 @@ def _version(database: sqlite3.Connection) -> int:
 
 
 def counts_of(database: sqlite3.Connection) -> OutboxCounts:
-    if _version(database) != VERSION:  # made this moment, or of another release
+    if not 1 <= _version(database) <= VERSION:  # just made, or written by a newer release
         return OutboxCounts({}, 0, 0, {}, 0, None, 0, None)
     numbers: dict[str, dict[str, int]] = {}
     for name, label, number in database.execute("SELECT name, label, number FROM counter ORDER BY name, label"):

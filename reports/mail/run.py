@@ -14,6 +14,7 @@ from almanac.config import Config
 from almanac.errors import AlmanacError, BusyError, ConfigError, SourceError, StoreError
 from almanac.units import format_count
 from reports.mail.mail_site import MailSite, spool_of
+from reports.mail.marks import ASKED, DAILY, SEEN, STARTED, start_now, take_from_store
 from reports.mail.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -21,32 +22,35 @@ if TYPE_CHECKING:
     from reports.mail.ended import Ended
     from reports.mail.outbox import Outbox
     from telemetry.slurm.spool import Notice
-    from telemetry.sources.base import Source
+    from telemetry.sources.base import Batch, Source
     from telemetry.store.store import Store
 
-STARTED, SEEN, ASKED, DAILY = "report-start", "report", "report-sacct", "report-daily"
-"""Marks in the store: when mail was switched on, the end of the accounting data that was looked at, the time of the
-last accounting query of this module, and the last day that was begun."""
 LATE_S = 600
 """slurmdbd can learn of an end this much later than the queried span; later ends come with `almanac ingest`."""
 CLOCKS_S = 600
 """The hook's clock can be this far behind the end that accounting has."""
 MOST_RUNS = 20_000
 LEFT = "left to the next run"
+SOURCE = "report-sacct"
+"""The name of the accounting query of a run in Outcome.looks."""
 
 
-def move_marks(store: Store, cluster: str, now_s: int) -> None:
-    """Jobs that end before now get no mail."""
-    for mark in (STARTED, SEEN):
-        store.set_watermark(mark, cluster, now_s)
+@dataclass(frozen=True)
+class MarkedSource:
+    """A source whose mark is kept outside of the store. set_mark: gets each watermark once its batch is stored."""
 
+    source: Source
+    set_mark: Callable[[int], None]
 
-def pull_back_marks(store: Store, cluster: str, now_s: int) -> None:
-    """Set marks in the future to an hour ago, so that mail goes on after a clock that was ahead."""
-    from reports.mail.week import TOLD, TRIED
+    @property
+    def name(self) -> str:
+        return self.source.name
 
-    for mark in (STARTED, SEEN, ASKED, DAILY, TOLD, TRIED):
-        store.pull_back_watermark(mark, cluster, now_s, now_s - 3600)
+    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+        for batch in self.source.read(since_s, until_s):
+            yield replace(batch, watermark_s=None)
+            if batch.watermark_s is not None:
+                self.set_mark(batch.watermark_s)
 
 
 @dataclass
@@ -71,7 +75,7 @@ class MailRun:
 
     def run(self) -> Outcome:
         """Notice, decide, and send. Queued mail is tried even if the rest fails. Raises StoreError."""
-        pull_back_marks(self.store, self.cluster, self.site.clock())
+        take_from_store(self.outbox, self.store, self.cluster)
         self.outbox.set_back_times(self.site.clock())
         self._deliver()
         try:
@@ -96,8 +100,8 @@ class MailRun:
 
     def _start(self) -> None:
         """The first run mails no job that ended before it."""
-        if self.store.watermark(STARTED, self.cluster) is None:
-            move_marks(self.store, self.cluster, self.site.clock())
+        if self._mark(STARTED) is None:
+            start_now(self.outbox, self.cluster, self.site.clock())
 
     def _spooled(self) -> list[Notice]:
         spool = spool_of(self.config, self.store.root, self.cluster)
@@ -127,21 +131,22 @@ class MailRun:
         if ingested_s is None:
             self.outcome.faults.append("accounting has never been read: run `almanac ingest` first, or its timer")
             return
-        asked_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (ASKED, STARTED))
+        asked_s, started_s = (self._mark(name) or 0 for name in (ASKED, STARTED))
         # A clock that was ahead can have left a mark in the future.
         since_s = min(now_s, max(asked_s, ingested_s, started_s, now_s - self.site.give_up_s))
-        self.store.set_watermark(ASKED, self.cluster, since_s)
+        self.outbox.set_mark(ASKED, self.cluster, since_s)
         slurm = replace(config.slurm, overlap_hours=0, read_steps=False)
-        source = SacctSource(self.site.commands, self.cluster, config.tiers, slurm, self.site.clock, name=ASKED)
+        source = SacctSource(self.site.commands, self.cluster, config.tiers, slurm, self.site.clock, name=SOURCE)
         if config.bindings.prolog_dir:
             self._read("prolog", lambda: self.site.read_source("prolog"))
-        self._read(ASKED, lambda: self._ingest(source, since_s - LATE_S, now_s))
+        self._read(SOURCE, lambda: self._ingest(source, since_s - LATE_S, now_s))
 
     def _ingest(self, source: Source, since_s: int, until_s: int) -> None:
         from telemetry.ingest import IngestResult, ingest
 
+        marked = MarkedSource(source, lambda time_s: self.outbox.set_mark(ASKED, self.cluster, time_s))
         result = IngestResult(source.name, since_s, until_s)
-        ingest(source, self.store, self.cluster, since_s, until_s, result, lambda rows, reached_s: None)
+        ingest(marked, self.store, self.cluster, since_s, until_s, result, lambda rows, reached_s: None)
 
     def _read(self, name: str, read: Callable[[], None]) -> None:
         self.outcome.looks[name] += 1
@@ -158,12 +163,12 @@ class MailRun:
         from reports.mail.ended import ended_since
 
         reached_s = self.store.watermark("sacct", self.cluster)
-        seen_s, started_s = (self.store.watermark(mark, self.cluster) or 0 for mark in (SEEN, STARTED))
+        seen_s, started_s = (self._mark(name) or 0 for name in (SEEN, STARTED))
         if reached_s is None or (reached_s <= seen_s <= self.site.clock() and not is_asked):
             return
         ended = ended_since(self.store, self.cluster, self.site.earliest_end_s(started_s))
         self.outcome.noticed = self.outbox.notice(ended, self.site.clock())
-        self.store.set_watermark(SEEN, self.cluster, min(reached_s, self.site.clock()))
+        self.outbox.set_mark(SEEN, self.cluster, min(reached_s, self.site.clock()))
 
     def _settle(self, notices: Sequence[Notice]) -> None:
         """Remove the files of jobs whose end accounting knows, and old files whose jobs it does not know."""
@@ -179,7 +184,7 @@ class MailRun:
             if notice.seen_s > ahead_s or ends.get(notice.job_id, 0) >= notice.seen_s - CLOCKS_S
         ]
         known = set(done)
-        asked_s = max(self.store.watermark(mark, self.cluster) or 0 for mark in ("sacct", ASKED))
+        asked_s = max(self.store.watermark("sacct", self.cluster) or 0, self._mark(ASKED) or 0)
         old_s = min(self.site.clock() - self.config.mail.wait_s, asked_s)
         lost = [notice for notice in notices if notice not in known and notice.seen_s < old_s]
         spool_of(self.config, self.store.root, self.cluster).remove([*done, *lost])
@@ -252,7 +257,7 @@ class MailRun:
     def _put_weekly(self) -> None:
         from reports.mail.week import is_told
 
-        if is_told(self.store, self.cluster, self.site.clock()):
+        if is_told(self.outbox, self.cluster, self.site.clock()):
             return
         from reports.mail.weekly import put_weekly
 
@@ -290,12 +295,22 @@ class MailRun:
     def _daily(self) -> None:
         """Forget old decisions in the first run of a day."""
         today_s = self.site.clock() // 86400 * 86400
-        if (self.store.watermark(DAILY, self.cluster) or 0) < today_s:
+        if (self._mark(DAILY) or 0) < today_s:
             self.outbox.forget(today_s - self.config.mail.keep_days * 86400)
-            self.store.set_watermark(DAILY, self.cluster, today_s)
+            self.outbox.set_mark(DAILY, self.cluster, today_s)
+
+    def _mark(self, name: str) -> int | None:
+        return self.outbox.mark(name, self.cluster)
 
     def _fault(self, error: AlmanacError) -> None:
         self.outcome.faults.append(f"{error}" + (f"; to do: {error.hint}" if error.hint else ""))
+
+
+def skip_until_now(site: MailSite, outbox: Outbox) -> None:
+    """What a run does while mail is off: jobs that end before now get no mail. Raises StoreError."""
+    take_from_store(outbox, site.store, site.cluster)
+    outbox.set_back_times(site.clock())
+    start_now(outbox, site.cluster, site.clock())
 
 
 def stuck(plan: Plan, until_s: int) -> Iterator[str]:

@@ -9,19 +9,21 @@ import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
 from advisor.memory.peaks import ENDED_WELL
 from almanac.config import Config
+from reports.mail.marks import WEEK
 from telemetry.history import load_history_table
 from telemetry.metrics.finish_sql import IDLE, OK
 from telemetry.store.store import Store
 
+if TYPE_CHECKING:
+    from reports.mail.outbox import Outbox
+
 DAY_S, WEEK_S = 86_400, 7 * 86_400
-TOLD, TRIED = "report-week", "report-week-tried"
-"""Marks in the store: up to when weeks have been told, and when digests could not be made the last time."""
 LATE_S = 600
 """Seconds by which slurmdbd may learn late that a job ended."""
 WEEKS_BEFORE = 4
@@ -103,9 +105,9 @@ def last_week(now_s: int, weeks_ago: int = 0) -> Span:
     return Span(f"{year}-W{week:02d}", start_s, start_s + WEEK_S)
 
 
-def is_told(store: Store, cluster: str, now_s: int) -> bool:
+def is_told(outbox: Outbox, cluster: str, now_s: int) -> bool:
     """Whether the digests of the last whole week have been made."""
-    return (store.watermark(TOLD, cluster) or 0) >= last_week(now_s).end_s
+    return (outbox.mark(WEEK, cluster) or 0) >= last_week(now_s).end_s
 
 
 def is_known(store: Store, cluster: str, config: Config, week: Span, now_s: int) -> bool:

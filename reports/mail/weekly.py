@@ -8,10 +8,11 @@ from almanac.config import Config
 from almanac.errors import ConfigError
 from reports.mail.digest import render_weekly
 from reports.mail.ended import ended_since
+from reports.mail.marks import WEEK, WEEK_TRIED
 from reports.mail.message import compose, message_id_of
 from reports.mail.outbox import Message, Outbox
 from reports.mail.preferences import UNKNOWN
-from reports.mail.week import DAY_S, TOLD, TRIED, is_known, last_week
+from reports.mail.week import DAY_S, is_known, last_week
 from telemetry.store.store import Store
 
 KIND = "weekly"
@@ -37,9 +38,9 @@ def put_weekly(
     system does not know now, until LATEST_S after the week. Raises ConfigError, StoreError.
     """
     week = last_week(now_s)
-    told_s = store.watermark(TOLD, cluster)
+    told_s = outbox.mark(WEEK, cluster)
     if told_s is not None and told_s < week.end_s:
-        tried_s = store.watermark(TRIED, cluster) or 0
+        tried_s = outbox.mark(WEEK_TRIED, cluster) or 0
         if tried_s <= now_s < tried_s + RETRY_S or not is_known(store, cluster, config, week, now_s):
             return
         is_whole = True
@@ -61,9 +62,9 @@ def put_weekly(
             if message is not None and outbox.put(message, now_s):
                 yield user
         if not is_whole and now_s < week.end_s + LATEST_S:
-            store.set_watermark(TRIED, cluster, now_s)
+            outbox.set_mark(WEEK_TRIED, cluster, now_s)
             return
-    store.set_watermark(TOLD, cluster, week.end_s)
+    outbox.set_mark(WEEK, cluster, week.end_s)
 
 
 def _digest(store: Store, cluster: str, user: str, address: str, config: Config, now_s: int) -> Message | None:

@@ -80,6 +80,12 @@ class Marks:
         if known is None or until_s > known:
             self._write(self._path(source, cluster), {"until_s": until_s})
 
+    def remove(self, source: str, cluster: str) -> None:
+        """Remove a watermark, if there is one."""
+        path = self._path(source, cluster)
+        with writing(path):
+            path.unlink(missing_ok=True)
+
     def pull_back(self, source: str, cluster: str, now_s: int, to_s: int) -> int:
         """Set a mark that lies in the future to to_s, and return by how many seconds it was ahead; else return 0."""
         ahead = ahead_s(self.watermark(source, cluster), now_s)
@@ -88,7 +94,7 @@ class Marks:
         return ahead
 
     def watermarks(self, cluster: str) -> dict[str, int]:
-        """Every mark of a cluster by its source, sorted; those of reports by mail have names of their own."""
+        """Every watermark of a cluster, by its source, sorted."""
         end = f".{safe_name(cluster)}.json"
         names = sorted(path.name.removesuffix(end) for path in self.folder.glob(f"*{end}"))
         marks = {name: self.watermark(name, cluster) for name in names if _SOURCE.fullmatch(name)}

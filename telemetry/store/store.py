@@ -278,6 +278,12 @@ class Store:
         with self._lock():
             self._marks.set_watermark(source, cluster, until_s)
 
+    def remove_watermark(self, source: str, cluster: str) -> None:
+        """Remove a watermark, if there is one: what it stood for is kept elsewhere."""
+        if self._marks.watermark(source, cluster) is not None:
+            with self._lock():
+                self._marks.remove(source, cluster)
+
     def pull_back_watermark(self, source: str, cluster: str, now_s: int, to_s: int) -> int:
         """Set a watermark that lies in the future to to_s; by how many seconds it was ahead, 0 where it is right."""
         if not ahead_s(self._marks.watermark(source, cluster), now_s):

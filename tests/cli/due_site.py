@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,6 +127,13 @@ def scenario(site: Site) -> None:
     for task in (1, 2, 3):
         site.ends(10 + task, NOW_S + 90, user="ann", array_job_id=10, array_task_id=task)
     site.ends(5, NOW_S + 70, elapsed_s=30)
+
+
+def killed_at(site: Site, number: int) -> subprocess.CompletedProcess[str]:
+    """A run of the timer in a process that is killed at this step (0: never), for the jobs of `scenario`."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    argv = [sys.executable, Path(__file__).with_name("due_worker.py"), site.root, str(site.server.port), str(number)]
+    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 
 def running_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:

@@ -1,6 +1,6 @@
 """A run of `almanac report --due` that ends with SIGKILL at its nth step: due_worker.py ROOT PORT N; 0 is never.
 
-A step is a statement of the outbox or a rename of one of the store's files. The last line says how many there were.
+A step is a statement of the outbox, or the rename or removal of a file. The last line says how many there were.
 """
 
 from __future__ import annotations
@@ -35,8 +35,13 @@ def renamed(path: Path, target: Path) -> Path:
     return rename(path, target)
 
 
-connect, rename = sqlite3.connect, Path.replace
-sqlite3.connect, Path.replace = traced, renamed  # type: ignore[assignment, method-assign]
+def removed(path: Path, missing_ok: bool = False) -> None:
+    step()
+    unlink(path, missing_ok)
+
+
+connect, rename, unlink = sqlite3.connect, Path.replace, Path.unlink
+sqlite3.connect, Path.replace, Path.unlink = traced, renamed, removed  # type: ignore[assignment, method-assign]
 
 
 class Port:

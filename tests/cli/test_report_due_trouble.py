@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import pwd
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from due_site import HOUR_S, Site, know_everybody, running_site, scenario
+from due_site import HOUR_S, Site, killed_at, know_everybody, running_site, scenario
 from fake_accounting import CLUSTER, Accounting
 from mails import NOW_S
 
 from almanac.config import Config
 from almanac.errors import CommandError, StoreError
 from cli import report_due
+from reports.mail.marks import ASKED, DAILY, OF_THE_STORE, SEEN, STARTED, WEEK, WEEK_TRIED
 from reports.mail.outbox import Outbox, outbox_path
 from telemetry.store.store import Store
 
@@ -145,10 +143,16 @@ def test_settings_that_keep_mail_from_leaving_keep_no_end_from_being_noticed(sit
     assert outcome.noticed == 1 and "mail.password_file" in outcome.faults[0]
 
 
+def set_marks(site: Site, time_s: int, *names: str) -> None:
+    with Outbox(outbox_path(site.root / "store")) as outbox:
+        for name in names:
+            outbox.set_mark(name, CLUSTER, time_s)
+
+
 def test_after_a_clock_that_was_ahead_mail_goes_on(site: Site) -> None:
     """Both timers ran with it; without the hook accounting is read again only hours later."""
-    for mark in ("sacct", "report", "report-start"):
-        site.store.set_watermark(mark, CLUSTER, NOW_S + 8 * HOUR_S)
+    site.store.set_watermark("sacct", CLUSTER, NOW_S + 8 * HOUR_S)
+    set_marks(site, NOW_S + 8 * HOUR_S, SEEN, STARTED)
     site.ends(2, NOW_S + 60)
     site.ingest(NOW_S - HOUR_S)
     assert site.due().noticed == 1
@@ -167,8 +171,7 @@ def test_after_a_run_with_a_clock_a_year_ahead_no_mail_waits_for_a_year(site: Si
     site.ingest()
     year_s = 365 * 24 * HOUR_S
     site.app.clock_s += 120
-    for mark in ("report-week", "report-daily", "report-week-tried", "report-sacct"):
-        site.store.set_watermark(mark, CLUSTER, NOW_S + year_s)
+    set_marks(site, NOW_S + year_s, WEEK, DAILY, WEEK_TRIED, ASKED)
     site.due()
     assert site.jobs_told == ["2", "3"]
     with Outbox(outbox_path(site.root / "store")) as outbox, outbox._changing() as db:
@@ -183,8 +186,8 @@ def test_after_a_run_with_a_clock_a_year_ahead_no_mail_waits_for_a_year(site: Si
         db.execute("UPDATE message SET next_try_s = next_try_s + ? WHERE state = 'queued'", (year_s,))
     site.due(site.app.clock_s + 2 * HOUR_S)
     assert site.jobs_told == ["2", "3", "4"]
-    marks = site.store.watermarks(CLUSTER)
-    assert {name: mark for name, mark in marks.items() if mark > site.app.clock_s} == {}
+    with Outbox(outbox_path(site.root / "store")) as outbox:
+        assert max(outbox.mark(name, CLUSTER) or 0 for name in OF_THE_STORE.values()) <= site.app.clock_s
 
 
 def test_a_file_of_the_hook_with_a_time_in_the_future_is_taken_away(site: Site) -> None:
@@ -216,12 +219,6 @@ def test_without_the_telemetry_of_a_damaged_file_reports_go_out(site: Site, monk
     site.ingest()
     assert site.due().faults == ["telemetry cannot be read; to do: move the file away"]
     assert site.jobs_told == ["2"]
-
-
-def killed_at(site: Site, number: int) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
-    argv = [sys.executable, Path(__file__).with_name("due_worker.py"), site.root, str(site.server.port), str(number)]
-    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 
 def test_killed_at_any_step_every_mail_comes_and_one_at_most_comes_twice(site: Site) -> None:

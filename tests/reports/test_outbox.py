@@ -290,7 +290,7 @@ def test_faults_are_said(tmp_path: Path) -> None:
     with Outbox(path):
         pass
     with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 2")
+        database.execute("PRAGMA user_version = 3")
     database.close()
     with pytest.raises(SchemaVersionError):
         Outbox(path).__enter__()

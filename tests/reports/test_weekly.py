@@ -116,7 +116,7 @@ def test_a_digest_that_cannot_be_made_keeps_no_other_user_waiting(
     assert list(put_weekly(*given)) == []
     later_s = MONDAY_S + WEEK_S + RETRY_S
     assert list(put_weekly(*given[:4], later_s, *given[5:])) == ["ann"]
-    assert is_told(store, "test", later_s)
+    assert is_told(outbox, "test", later_s)
 
 
 def test_who_is_not_known_for_a_moment_gets_a_digest_later(store: Store, outbox: Outbox) -> None:
@@ -132,7 +132,7 @@ def test_who_is_not_known_for_a_moment_gets_a_digest_later(store: Store, outbox:
         return list(put_weekly(store, "test", outbox, CONFIG, now_s, *given))
 
     assert told(at_s) == ["ann"]
-    assert not is_told(store, "test", at_s)
+    assert not is_told(outbox, "test", at_s)
     known.clear()
     assert told(at_s + RETRY_S - 1) == []
     assert told(at_s + RETRY_S) == ["gone"]
@@ -145,7 +145,7 @@ def test_who_is_never_known_is_not_waited_for_all_week(store: Store, outbox: Out
     ran(store, 1, "gone", MONDAY_S + 86_400)
     at_s = MONDAY_S + WEEK_S + LATEST_S
     assert list(put_weekly(store, "test", outbox, CONFIG, at_s, lambda user: "unknown", str, [])) == []
-    assert is_told(store, "test", at_s)
+    assert is_told(outbox, "test", at_s)
 
 
 def test_a_sender_that_is_none_loses_no_digest(store: Store, outbox: Outbox) -> None:
