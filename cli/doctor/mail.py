@@ -22,7 +22,7 @@ NAME = "mail"
 LATE_S = 3600
 _SHOWN = 5
 MOST_BYTES = 1 << 20
-"""Bytes that one user may keep without a warning: each choice takes 4 KiB of disk, and a user has 64 names."""
+"""Doctor warns about users who use more disk space than this. A choice takes 4 KiB."""
 HARDLINKS = Path("/proc/sys/fs/protected_hardlinks")
 
 

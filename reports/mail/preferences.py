@@ -1,9 +1,8 @@
-"""How often a user wants mail: one word in a file of their own in <advice_dir>/mail/, root's, mode 3733.
+"""How often a user wants mail: one word in a file <uid> of their own in <advice_dir>/mail/.
 
-Everybody may make files there, nobody may list them or touch another's. The folder's group is that of the service that
-sends the mail: files get this group (setgid) and mode 0640, so that other users cannot read them. Whose a preference
-is, is said by the owner of the file, never by its name: nobody can speak for another. As others can take a name, each
-user has several of them; all are looked at, and the newest of the user's own files counts.
+The folder belongs to root and the mail service's group, with mode 3733: users can make files there, and cannot list the
+folder or change files of others. Files get the folder's group (setgid) and mode 0640, so other users cannot read them.
+A choice is only valid if its file belongs to the user, so nobody can choose for another.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from telemetry.store.atomic import TEMPORARY
 
 FREQUENCIES = ("off", "digest", "every")
 UNKNOWN = "unknown"
-"""Instead of a frequency: the system does not know the user, or not now (a directory service that is away)."""
+"""Instead of a frequency: the system does not know the user now, for example while a directory service is down."""
 NOT_WANTED = {"off": "the user wants none", "digest": "the user wants weekly mail"}
-"""Why a run gets no mail of its own, by its user's frequency."""
+"""Reasons to skip a run, by the frequency of its user."""
 NOT_KNOWN = "the system does not know the user"
 FOLDER_MODE = 0o3733
 READABLE_FOLDER_MODE = 0o1733
-"""Of an older folder: the service reads its files as everybody can (0644)."""
+"""Of an older folder: everybody can read its files (0644)."""
 MAX_BYTES = 4096
-NAMES = 64
-"""Of each user: <uid>, <uid>.1, ... Who wants to keep a user from choosing has to own as many files."""
+OLD_NAMES = 64
+"""Older releases wrote a choice to <uid>, <uid>.1, ... or <uid>.63. Such files are still read."""
 
 
 @dataclass(frozen=True)
 class Preference:
-    """frequency: one of FREQUENCIES, or UNKNOWN. is_own: the user's own, else the site's default."""
+    """frequency: one of FREQUENCIES, or UNKNOWN. is_own: chosen by the user, not the site's default."""
 
     frequency: str
     is_own: bool
 
 
 def uid_of(user: str) -> int | None:
-    """None for a name that the system does not know."""
+    """The uid, or None if the system does not know the name."""
     try:
         return pwd.getpwnam(user).pw_uid
     except (KeyError, ValueError):
@@ -55,102 +54,89 @@ def folder_of(config: Config) -> Path:
     return Path(config.hooks.advice_dir) / "mail"
 
 
-def names_of(uid: int) -> list[str]:
-    return [str(uid), *(f"{uid}.{number}" for number in range(1, NAMES))]
+def _old_paths(folder: Path, uid: int) -> list[Path]:
+    return [folder / f"{uid}.{number}" for number in range(1, OLD_NAMES)]
 
 
 def read(user: str, config: Config, uids: Callable[[str], int | None] = uid_of) -> Preference:
-    """The site's default where the user has none, or none that can be read.
+    """The user's choice, or the site's default without a valid choice.
 
-    UNKNOWN without a uid, or where a file of theirs may not be read: the default may be the opposite of their word.
+    UNKNOWN without a uid, or if the user's file cannot be read: the default could be the opposite of the choice.
     """
     uid = uids(user)
     if uid is None:
         return Preference(UNKNOWN, False)
+    folder = folder_of(config)
     try:
-        words = _own_words(folder_of(config), uid)
+        for path in (folder / str(uid), *_old_paths(folder, uid)):
+            if (word := _word(path, uid)) in FREQUENCIES:
+                return Preference(word, True)
     except PermissionError:
         return Preference(UNKNOWN, False)
-    return Preference(max(words)[1], True) if words else Preference(config.mail.frequency, False)
-
-
-def _own_words(folder: Path, uid: int) -> list[tuple[int, str]]:
-    """When each of a user's files was written (ns) and what it says. Raises PermissionError."""
-    found = []
-    for name in names_of(uid):
-        # Another's file is not even opened; a missing one is the rule.
-        try:
-            if _is_own(about := (folder / name).lstat(), uid) and about.st_size <= MAX_BYTES:
-                found.append(_word(folder / name, uid))
-        except PermissionError:
-            raise
-        except (OSError, ValueError):
-            continue
-    return found
+    return Preference(config.mail.frequency, False)
 
 
 def _is_own(about: os.stat_result, uid: int) -> bool:
-    """Whether it is a file of that user's alone.
+    """Whether it is a small regular file that belongs to the user, under one name.
 
-    A second link may be another's doing: of a file of the user's that was never meant to be here. Where the kernel lets
-    users link files of others (fs.protected_hardlinks=0, `almanac doctor` warns), they can void a choice so.
+    Another user can make a second name for a file that was not meant as a choice, if the kernel allows hard links to
+    files of others (fs.protected_hardlinks=0, see `almanac doctor`).
     """
-    return about.st_uid == uid and stat.S_ISREG(about.st_mode) and about.st_nlink == 1
+    is_file = stat.S_ISREG(about.st_mode) and about.st_nlink == 1
+    return is_file and about.st_uid == uid and about.st_size <= MAX_BYTES
 
 
-def _word(path: Path, uid: int) -> tuple[int, str]:
-    """Raises OSError, or ValueError where it is no file of that user's that says a frequency."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
-        about = os.fstat(handle)
-        if not _is_own(about, uid) or about.st_size > MAX_BYTES:
-            raise ValueError(f"{path}: not a preference of uid {uid}")
-        word = file.read(MAX_BYTES).decode("ascii").strip()
-    if word not in FREQUENCIES:
-        raise ValueError(f"{path}: does not say a frequency")
-    return about.st_mtime_ns, word
+def _word(path: Path, uid: int) -> str:
+    """The content of the user's own file, or "". Files of others are not opened. Raises PermissionError."""
+    try:
+        if not _is_own(path.lstat(), uid):
+            return ""
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
+            return file.read(MAX_BYTES).decode("ascii").strip() if _is_own(os.fstat(handle), uid) else ""
+    except PermissionError:
+        raise
+    except (OSError, ValueError):
+        return ""
 
 
 def write(frequency: str | None, config: Config) -> None:
-    """The caller's own; None: the site's default from now on. Raises StoreError."""
-    folder = folder_of(config)
+    """Set the caller's own choice; None removes it. Raises StoreError."""
+    folder, uid = folder_of(config), os.getuid()
+    if not folder.is_dir():
+        raise StoreError(f"{folder} is not there: no preference can be kept", "ask an operator of almanac")
+    path = folder / str(uid)
     try:
-        if not folder.is_dir():
-            raise StoreError(f"{folder} is not there: no preference can be kept", "ask an operator of almanac")
-        own, free = _places(folder, os.getuid())
-        kept = None if frequency is None else _put(folder, [*own, *free], frequency)
-        for path in own:
-            if path != kept:
-                path.unlink(missing_ok=True)
+        if frequency is not None:
+            _put(path, frequency)
+        for old in [*([path] if frequency is None else []), *_old_paths(folder, uid)]:
+            with contextlib.suppress(FileNotFoundError):
+                if old.lstat().st_uid == uid:
+                    old.unlink()
     except OSError as error:
+        if isinstance(error, PermissionError) and _owner(path) not in (None, uid):
+            said = f"{path} belongs to another user: no preference can be kept"
+            raise StoreError(said, "tell an operator of almanac") from error
         raise StoreError(f"{folder}: cannot be written: {error.strerror}", "ask an operator of almanac") from error
 
 
-def _places(folder: Path, uid: int) -> tuple[list[Path], list[Path]]:
-    """Names that hold something of the user's, whatever it is, and those that are free."""
-    own, free = [], []
-    for path in (folder / name for name in names_of(uid)):
-        try:
-            if path.lstat().st_uid == uid:
-                own.append(path)
-        except FileNotFoundError:
-            free.append(path)
-    return own, free
+def _owner(path: Path) -> int | None:
+    try:
+        return path.lstat().st_uid
+    except OSError:
+        return None
 
 
-def _put(folder: Path, places: list[Path], frequency: str) -> Path:
-    """Into the first place that can be had: between the look and the rename another may have taken one."""
-    temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
+def _put(path: Path, frequency: str) -> None:
+    """Write the file whole and rename it, so that no reader sees half of it."""
+    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(handle, "wb") as file:  # noqa: PTH123 - of a descriptor
-            os.fchmod(handle, 0o640 if folder.stat().st_mode & stat.S_ISGID else 0o644)
+            os.fchmod(handle, 0o640 if path.parent.stat().st_mode & stat.S_ISGID else 0o644)
             file.write(frequency.encode() + b"\n")
             file.flush()
             os.fsync(handle)
-        for path in places:
-            with contextlib.suppress(PermissionError, IsADirectoryError):
-                return temporary.rename(path)
+        temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
-    raise StoreError(f"{folder}: others have taken every name of yours", "tell an operator of almanac")

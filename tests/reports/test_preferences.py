@@ -14,7 +14,7 @@ import pytest
 
 from almanac.config import Config, Hooks, Mail
 from almanac.errors import StoreError
-from reports.mail.preferences import FOLDER_MODE, NAMES, UNKNOWN, Preference, names_of, read, write
+from reports.mail.preferences import FOLDER_MODE, OLD_NAMES, UNKNOWN, Preference, read, write
 
 Others = Callable[..., str]
 ANN, MALLORY = 65534, 1
@@ -144,10 +144,18 @@ def test_links_fifos_and_folders_say_nothing_and_hold_nobody_up(config: Config) 
 
 
 @needs_root
-def test_the_newest_of_a_user_s_files_counts(config: Config) -> None:
-    for number, word in ((4, b"off"), (2, b"every"), (3, b"digest")):
-        os.utime(drop(config, f"{ANN}.{number}", word), (number, number))
-    assert preference(config).frequency == "off"
+def test_choices_of_older_releases_are_read_until_the_user_chooses_again(config: Config, others: Others) -> None:
+    """They could be under any of 64 names, because others could take the first ones."""
+    drop(config, str(ANN), b"every\n", uid=MALLORY)
+    drop(config, f"{ANN}.{OLD_NAMES - 1}", b"off\n")
+    assert preference(config) == Preference("off", True)
+    (folder_of(config) / str(ANN)).unlink()
+    others(ANN, 'write("every", config)')
+    assert preference(config) == Preference("every", True)
+    assert [path.name for path in folder_of(config).iterdir()] == [str(ANN)]
+    drop(config, f"{ANN}.7", b"off\n")
+    others(ANN, "write(None, config)")
+    assert list(folder_of(config).iterdir()) == []
 
 
 @needs_root
@@ -157,18 +165,13 @@ def test_a_huge_file_is_not_read(config: Config) -> None:
     assert preference(config) == DEFAULT
 
 
-def test_another_s_squatting_neither_silences_nor_unsilences(config: Config, others: Others) -> None:
-    others(MALLORY, f'(folder / "{ANN}").write_text("off")')
-    assert preference(config) == DEFAULT
-    said = others(ANN, 'write("every", config); print(read("a", config, lambda user: os.getuid()))')
-    assert "'every'" in said
-    assert preference(config) == Preference("every", True)
-    assert (folder_of(config) / f"{ANN}.1").stat().st_uid == ANN
-    # Nobody can take away, replace or move what is another's.
+def test_nobody_changes_the_choice_of_another(config: Config, others: Others) -> None:
+    others(ANN, 'write("every", config)')
     attempts = """
-for act in (lambda: (folder / "65534.1").unlink(), lambda: (folder / "65534").rename(folder / "65534.1"),
-            lambda: (folder / "65534.1").rename(folder / "x"), lambda: (folder / "65534.1").write_text("off"),
+for act in (lambda: (folder / "65534").unlink(), lambda: (folder / "x").rename(folder / "65534"),
+            lambda: (folder / "65534").rename(folder / "y"), lambda: (folder / "65534").write_text("off"),
             lambda: os.listdir(folder)):
+    (folder / "x").write_text("off")
     try:
         act()
         print("done")
@@ -177,26 +180,26 @@ for act in (lambda: (folder / "65534.1").unlink(), lambda: (folder / "65534").re
 """
     assert others(MALLORY, attempts) == ""
     assert preference(config) == Preference("every", True)
-    # The squatter goes, and comes back in a gap: nothing changes.
-    others(MALLORY, f'(folder / "{ANN}").unlink()')
-    assert preference(config) == Preference("every", True)
-    others(ANN, 'write("off", config)')
-    assert preference(config) == Preference("off", True)
-    others(ANN, "write(None, config)")
-    assert preference(config) == DEFAULT
 
 
-def test_who_finds_every_name_taken_is_told(config: Config, others: Others) -> None:
-    for name in names_of(ANN):
-        drop(config, name, b"off\n", uid=MALLORY)
-    code = """
+def test_who_finds_their_name_taken_is_told_and_keeps_the_default(config: Config, others: Others) -> None:
+    """The files of the other say nothing, and one that almanac may not read does not hold up the user's mail."""
+    choose = """
 try:
     write("off", config)
 except StoreError as error:
     print(error)
 """
-    assert "others have taken every name" in others(ANN, code)
-    assert len(list(folder_of(config).iterdir())) == NAMES
+    others(MALLORY, f'(folder / "{ANN}").write_text("off")')
+    assert "65534 belongs to another user" in others(ANN, choose)
+    assert [path.name for path in folder_of(config).iterdir()] == [str(ANN)]
+    assert preference(config) == DEFAULT
+    (folder_of(config) / str(ANN)).chmod(0)
+    assert str(DEFAULT) in others(SERVICE, 'print(read("ann", config, lambda user: 65534))', SERVICE_GID)
+    others(ANN, "write(None, config)")
+    others(MALLORY, f'(folder / "{ANN}").unlink()')
+    assert others(ANN, choose) == ""
+    assert preference(config) == Preference("off", True)
 
 
 def test_a_service_that_is_not_root_reads_it_too(config: Config, others: Others) -> None:
