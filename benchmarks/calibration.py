@@ -21,9 +21,9 @@ import numpy as np
 import pandas as pd
 from closed_loop import followed
 from figures import FOLDER, Figure, report
-from predictors import DATA, TRACES, load_trace
 from rich.console import Console
 from rich.table import Table
+from traces import DATA, TRACES, load_trace
 
 from advisor.evaluation.tier import DOWN, SILENT, Rate, rate_of, replay_tiers, score_group
 from advisor.memory.peak_store import Case, replay_peaks

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from figures import Figure, report
-from predictors import DATA
+from traces import DATA
 
 from advisor.decisions.power import Budget
 from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode, select_nodes

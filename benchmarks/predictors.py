@@ -6,14 +6,13 @@ Run: make bench-predictors. Rolling origin on the last 40% of each trace. A trac
 from __future__ import annotations
 
 import dataclasses
-import os
 import tempfile
 import time
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 from figures import Figure, report
+from traces import DATA, TRACES, load_trace, read_trace
 from training import cost
 
 from advisor.duration.baselines import OURS
@@ -31,39 +30,12 @@ from telemetry.demo_site import GeneratedSource, SiteShape
 from telemetry.history import load_history
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.summary import summarize
-from telemetry.sources.files import FileSource
 from telemetry.store.store import Store
 
-DATA = Path(os.environ.get("ALMANAC_SHARED_DATA") or Path(__file__).parents[1].parent / "shared" / "data")
-TRACES = {
-    "helios": ("helios_jobs_15k.parquet", 0.61),
-    "mason": ("mason_named_jobs_oct_nov.parquet", 0.67),
-    "clustercockpit": ("clustercockpit_jobs.parquet", None),
-}
-"""File and goal of the rank correlation. The last has too few jobs for a model, and so no such goal."""
 SAME_JOB = "same job last 5 median"
 FOREVER = 2**40
 BATCH, SINGLE = 10_000, 300
 SIMILARITIES = (0.9, 0.8, 0.6)
-
-
-def read_trace(path: Path) -> pa.Table:
-    """The trace's jobs, through the same import as an operator's; CPU-only jobs count as one GPU a slot."""
-    parts = []
-    for batch in FileSource(path, "jobs").read(-FOREVER, FOREVER):
-        rows = batch.rows
-        if not any(rows["gpu_count"].to_pylist()):
-            at = rows.schema.get_field_index("gpu_count")
-            rows = rows.set_column(at, rows.schema.field(at), rows["cpu_count"])
-        parts.append(rows)
-    return pa.concat_tables(parts)
-
-
-def load_trace(path: Path, folder: Path) -> pd.DataFrame:
-    """Its history, as an operator's."""
-    store = Store.create(folder)
-    store.write("jobs", "trace", read_trace(path))
-    return load_history(store, "trace", running=True)
 
 
 def durations(config: Config, folder: Path) -> list[Figure]:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 from figures import Figure, report
+from traces import DATA, TRACES, read_trace
 
 from advisor.duration.features import submitted_by
 from advisor.duration.rolling import SiteMeans
@@ -110,8 +111,6 @@ def main() -> None:
     if len(sys.argv) > 1:
         print(json.dumps(measure(Path(sys.argv[1]))))
         return
-    from predictors import DATA, TRACES, read_trace
-
     with tempfile.TemporaryDirectory() as name:
         report("training", cost(read_trace(DATA / TRACES["mason"][0]), Path(name)), "Training on a large site")
 

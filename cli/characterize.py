@@ -10,9 +10,9 @@ import click
 
 from almanac.units import format_count
 from cli.app import App
-from cli.ingest import moment
 from cli.job_table import local_time
 from cli.output import json_text, show_table
+from cli.times import time_option
 
 if TYPE_CHECKING:
     from telemetry.characterize import Result
@@ -41,7 +41,7 @@ def command(app: App, starttime: str | None, endtime: str | None, folder: Path |
     app.require_operator("these tables cover all users' jobs")
     store = app.open_store()
     cluster = app.cluster(store)
-    since_s, until_s = moment(starttime or "now-30days", app.now_s()), moment(endtime, app.now_s())
+    since_s, until_s = time_option(starttime or "now-30days", app.now_s()), time_option(endtime, app.now_s())
     jobs = load_population(store, cluster, since_s, until_s)
     results = characterize(jobs, app.config)
     files = write_tables(results, folder) if folder else []

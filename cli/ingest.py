@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from almanac.errors import AlmanacError, BusyError, ConfigError
-from almanac.units import format_count, format_duration, parse_moment, printable
+from almanac.units import format_count, format_duration, printable
 from cli.app import App
 from cli.output import json_text, progress, show_counts
+from cli.times import time_option
 
 if TYPE_CHECKING:
     from telemetry.ingest import IngestResult
@@ -68,7 +69,7 @@ def command(
     Reading the same span again changes nothing. A source that fails is named, the others are read all the same,
     and the exit code is 5.
     """
-    since_s, until_s = moment(starttime, app.now_s()), moment(endtime, app.now_s())
+    since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
     store = app.open_store(create=True)
     if layout and job_files and telemetry_files:
         raise click.UsageError("--layout is of one kind of file: import jobs and telemetry one after another")
@@ -84,14 +85,6 @@ def command(
     summary = None if no_summary else summarise(app, store, cluster)
     show(outcome, summary, as_json)
     return 5 if any(item["error"] for item in outcome.values()) else 0
-
-
-def moment(text: str | None, now_s: int) -> int | None:
-    """A -S or -E value in seconds since 1970. Raises click.BadParameter."""
-    try:
-        return None if text is None else parse_moment(text, now_s)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def _file_jobs(

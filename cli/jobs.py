@@ -12,11 +12,11 @@ import click
 from almanac.errors import NotAllowedError
 from almanac.units import format_count, printable
 from cli.app import App
-from cli.ingest import moment
 from cli.job_table import local_time, say_published, show_columns, show_jobs
 from cli.output import json_text, write_separated
 from cli.selection import Words, check_columns, filtered, ordered, parse_limits, words_of
 from cli.steps import show_steps
+from cli.times import time_option
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,8 +105,8 @@ def command(
     if steps and not app.may_read_store:
         raise NotAllowedError(f"{app.caller} may not read the store, and steps are not published", "ask an operator")
     asked = Asked(
-        since_s=moment(starttime or "now-30days", app.now_s()),
-        until_s=moment(endtime, app.now_s()),
+        since_s=time_option(starttime or "now-30days", app.now_s()),
+        until_s=time_option(endtime, app.now_s()),
         user=None if allusers and not user else app.visible_user(user),
         job_ids=parse_ids(job_ids),
         words=_words(app, words),

@@ -15,9 +15,9 @@ import click
 from almanac.errors import AlmanacError, NotAllowedError, StoreError
 from almanac.units import format_count, format_duration, format_moment, printable
 from cli.app import App
-from cli.ingest import moment
 from cli.job_table import local_time, say_published
 from cli.output import json_text, show_table
+from cli.times import time_option
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -206,7 +206,7 @@ def _ended_since(app: App, since: str, user: str | None, allusers: bool) -> list
         rows = store.read("jobs", app.cluster(store), _COLUMNS, among=among)
     else:
         rows = app.own_files.runs()
-    since_s = moment(since, app.now_s())
+    since_s = time_option(since, app.now_s())
     rows = rows.filter((pc.field("end_s") >= since_s) & (pc.field("gpu_count") > 0)).sort_by("end_s")
     if not app.may_read_store:
         rows = _published(rows)

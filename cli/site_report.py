@@ -10,9 +10,9 @@ import click
 from almanac.errors import StoreError
 from almanac.units import format_count
 from cli.app import App
-from cli.ingest import moment
 from cli.job_table import local_time
 from cli.output import show_table
+from cli.times import time_option
 
 if TYPE_CHECKING:
     from reports.site.report import SiteReport
@@ -50,7 +50,7 @@ def command(
     app.require_operator("this report covers all users' jobs")
     store = app.open_store()
     now_s = app.now_s()
-    span_s = moment(starttime or "now-30days", now_s) or 0, moment(endtime, now_s) or now_s
+    span_s = time_option(starttime or "now-30days", now_s) or 0, time_option(endtime, now_s) or now_s
     report = build_site_report(store, app.cluster(store), app.config, span_s, now_s, has_names=names)
     if html_file:
         _write_page(html_file, report)

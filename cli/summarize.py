@@ -8,8 +8,8 @@ import click
 
 from cli.app import App
 from cli.engines import engine_options, open_engine
-from cli.ingest import moment
 from cli.output import json_text, progress
+from cli.times import time_option
 
 if TYPE_CHECKING:
     from telemetry.metrics.summary_counts import SummaryCounts
@@ -30,7 +30,7 @@ def command(
     `almanac ingest` does the same when it has read its sources; with --no-summary it leaves the days to this command.
     -S or -E names a span instead, whose jobs are computed whether or not anything has changed.
     """
-    since_s, until_s = moment(starttime, app.now_s()), moment(endtime, app.now_s())
+    since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
     store = app.open_store()
     app.require_operator("job metrics are everybody's")
     with open_engine(app, engine, scheduler) as mapper:

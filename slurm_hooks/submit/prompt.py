@@ -30,7 +30,6 @@ from slurm_hooks.submit.proposal import (
     propose,
     question,
 )
-from slurm_hooks.submit.sbatch_almanac import configured
 from telemetry.slurm.options import SHORT, long_name, parse_options
 from telemetry.slurm.sbatch import Submission, parse_submission
 
@@ -52,17 +51,21 @@ class Terminal:
     read_line: Callable[[], str]
 
 
-def advise(argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal | None) -> tuple[Sequence[str], bool]:
-    """The arguments to submit with, and whether the user was told or asked anything. terminal: None: there is none.
+def advise(
+    argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal | None, advice_dir: Callable[[], str]
+) -> tuple[Sequence[str], bool]:
+    """The arguments to submit with, and whether the user was told or asked anything.
 
-    May raise anything at all: the caller then submits what was typed.
+    terminal: None without one. advice_dir: reads hooks.advice_dir from the configuration; "" is the default
+    folder. It is called only for a submission that advice may change. May raise any error: the caller then submits what
+    was typed.
     """
     submission = _read(argv, environ)
     if submission is None:
         return argv, False
     now_s = int(time.time())
     request = submission.request("", now_s)
-    root = configured(environ, "hooks", "advice_dir") or Hooks().advice_dir
+    root = advice_dir() or Hooks().advice_dir
     advice = advice_file.usable(f"{root}/user/{os.getuid()}/advice", now_s)
     if advice is None or request.gpu_count <= 0:
         return argv, False

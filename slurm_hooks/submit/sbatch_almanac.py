@@ -118,7 +118,7 @@ def advised(argv: Sequence[str]) -> tuple[Sequence[str], bool]:
         from slurm_hooks.submit.prompt import Terminal, advise
 
         terminal = Terminal(_say, _read_line) if has_terminal() else None
-        return advise(argv, os.environ, terminal)
+        return advise(argv, os.environ, terminal, lambda: configured(os.environ, "hooks", "advice_dir"))
     except Exception as error:
         if os.environ.get("ALMANAC_DEBUG"):
             sys.stderr.write(f"sbatch-almanac: {error!r}\n")
