@@ -125,14 +125,15 @@ def _step(text: str) -> None:
 def _generate(app: App, seed: int) -> None:
     import dataclasses
 
-    from cli.ingest import Job, run, show
+    from cli.ingest import run, show
     from telemetry.demo_site import GeneratedSource, SiteShape
+    from telemetry.ingest import SourceSpan
 
     shape = SiteShape.demo(seed)
     # The site ends today, so that its history is recent enough to advise from.
     shape = dataclasses.replace(shape, start_s=(app.now_s() // 86400) * 86400 - round(shape.days) * 86400)
     store = app.open_store(create=True)
-    outcome = run(store, app.cluster(), [Job(GeneratedSource(shape), shape.start_s, shape.end_s)])
+    outcome = run(store, app.cluster(), [SourceSpan(GeneratedSource(shape), shape.start_s, shape.end_s)])
     show(outcome, None, as_json=False)
 
 

@@ -54,12 +54,11 @@ def mail_site(app: App, store: Store, cluster: str) -> MailSite:
     from reports.mail.mail_site import MailSite
 
     def read_source(name: str) -> None:
-        from cli.ingest import live_jobs
-        from cli.ingest import run as ingest
+        from cli.ingest import live_spans, run
 
-        for item in ingest(store, cluster, list(live_jobs(app, store, cluster, (name,), None, None))).values():
-            if item["error"]:
-                raise item["error"]
+        for result in run(store, cluster, live_spans(app, store, cluster, (name,))).values():
+            if result.error:
+                raise result.error
 
     return MailSite(store, cluster, app.config, app.commands, read_source, app.now_s)
 

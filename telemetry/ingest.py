@@ -1,28 +1,123 @@
-"""Reading a source into the store: batch by batch, stored before the watermark moves."""
+"""Reading sources into the store: batch by batch, stored before the watermark moves.
+
+The order of calls: `ConfiguredSources.spans` says what to read, and `ingest_all` reads it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from almanac.config import Config
+from almanac.errors import AlmanacError
 from almanac.records import Counts
+from almanac.units import format_count, format_duration
 from telemetry.sources.base import Source
+from telemetry.sources.configured import configured_sources, source_of
 from telemetry.store.merge import WriteResult
 from telemetry.store.stale_days import opens
 from telemetry.store.store import Store
 
+if TYPE_CHECKING:
+    from telemetry.slurm.commands import SlurmCommands
+
 Progress = Callable[[int, int], None]
+Advance = Callable[[int, int, str], None]
+"""Seconds done, seconds in total, and a note."""
+
+
+@dataclass(frozen=True)
+class SourceSpan:
+    """A source, and the span [since_s, until_s) to read of it, in seconds since 1970."""
+
+    source: Source
+    since_s: int
+    until_s: int
 
 
 @dataclass
 class IngestResult:
-    """What one source gave. error is what stopped it; everything before that is stored."""
+    """The rows that one source gave, in wall_s seconds. error stopped it; all rows before it are stored."""
 
     source: str
     since_s: int
     until_s: int
     counts: Counts = field(default_factory=Counts)
     written: dict[str, WriteResult] = field(default_factory=dict)
+    error: AlmanacError | None = None
+    wall_s: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as `almanac ingest --json` prints them."""
+        return {
+            "since_s": self.since_s,
+            "until_s": self.until_s,
+            "seen": self.counts.seen,
+            "kept": self.counts.kept,
+            "dropped": dict(self.counts.dropped),
+            "notes": dict(self.counts.notes),
+            "written": {table: vars(written) for table, written in self.written.items()},
+            "error": str(self.error) if self.error else None,
+        }
+
+
+def ignore(text: str) -> None:
+    """Show no warning."""
+
+
+@dataclass(frozen=True)
+class ConfiguredSources:
+    """The sources that a configuration names, for one cluster of a store. clock: seconds since 1970."""
+
+    config: Config
+    store: Store
+    cluster: str
+    commands: SlurmCommands
+    clock: Callable[[], int] = lambda: int(time.time())
+
+    def spans(
+        self,
+        names: Sequence[str] = (),
+        since_s: int | None = None,
+        until_s: int | None = None,
+        warn: Callable[[str], None] = ignore,
+    ) -> Iterator[SourceSpan]:
+        """The sources of these names, else all, each from where it was read last or from since_s.
+
+        warn is called with a sentence where a clock left a watermark in the future. Raises ConfigError.
+        """
+        config, now_s = self.config, self.clock()
+        for name in names or configured_sources(config):
+            source = self._source(name)
+            lookback_days = config.prometheus.lookback_days if name == "prometheus" else config.slurm.lookback_days
+            delay_s = config.prometheus.delay_s if name == "prometheus" else 0
+            self._pull_back_watermark(name, now_s, lookback_days, warn)
+            start_s, end_s = span(self.store, name, self.cluster, now_s, lookback_days * 86400, delay_s)
+            yield SourceSpan(
+                source,
+                start_s if since_s is None else since_s,
+                end_s if until_s is None else min(until_s, end_s),
+            )
+
+    def _source(self, name: str) -> Source:
+        def open_ids() -> list[int]:
+            from telemetry.history import open_jobs
+
+            return open_jobs(self.store, self.cluster)
+
+        return source_of(name, self.config, self.cluster, self.commands, self.clock, open_ids)
+
+    def _pull_back_watermark(self, name: str, now_s: int, lookback_days: int, warn: Callable[[str], None]) -> None:
+        """Undo a watermark that a clock left in the future: the rows before it were never read."""
+        ahead_s = self.store.pull_back_watermark(name, self.cluster, now_s, now_s - lookback_days * 86400)
+        if ahead_s:
+            warn(
+                f"the watermark of {name} was {format_duration(ahead_s)} in the future: a clock was ahead; "
+                f"the last {lookback_days} days are read again"
+            )
 
 
 def span(store: Store, source: str, cluster: str, now_s: int, lookback_s: int, delay_s: int = 0) -> tuple[int, int]:
@@ -56,3 +151,43 @@ def ingest(
             if is_gapless:
                 store.set_watermark(source.name, cluster, batch.watermark_s)
         progress(batch.rows.num_rows, batch.watermark_s or until_s)
+
+
+def show_nothing(name: str) -> AbstractContextManager[Advance]:
+    """Display no progress."""
+    return nullcontext(lambda done, total, note: None)
+
+
+def ingest_all(
+    store: Store,
+    cluster: str,
+    spans: Sequence[SourceSpan],
+    show: Callable[[str], AbstractContextManager[Advance]] = show_nothing,
+) -> dict[str, IngestResult]:
+    """Read every source; the results by its name. An AlmanacError ends one source only, and is kept in its result.
+
+    show opens a display of the progress of the source of that name.
+    """
+    results: dict[str, IngestResult] = {}
+    for number, each in enumerate(spans):
+        name = each.source.name if each.source.name not in results else f"{each.source.name} {number + 1}"
+        result = results[name] = IngestResult(each.source.name, each.since_s, each.until_s)
+        started = time.monotonic()
+        with show(name) as advance:
+            try:
+                ingest(each.source, store, cluster, each.since_s, each.until_s, result, _counting(result, advance))
+            except AlmanacError as error:
+                result.error = error
+        result.wall_s = time.monotonic() - started
+    return results
+
+
+def _counting(result: IngestResult, advance: Advance) -> Progress:
+    rows = 0
+
+    def step(added: int, reached_s: int) -> None:
+        nonlocal rows
+        rows += added
+        advance(reached_s - result.since_s, result.until_s - result.since_s, f"{format_count(rows)} rows")
+
+    return step

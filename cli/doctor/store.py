@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from almanac.units import format_count, format_duration, format_moment
 from cli.app import App
 from cli.doctor.findings import Check
-from cli.ingest import configured_sources
+from telemetry.sources.configured import configured_sources
 
 if TYPE_CHECKING:
     from telemetry.store.check import Damaged
@@ -68,7 +68,7 @@ def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
     for source, mark_s in store.watermarks(cluster).items():
         if ahead := ahead_s(mark_s, app.now_s()):
             yield Check(f"{source} of {cluster}", "fail", *_future(mark_s, ahead))
-    for source in [name for name in configured_sources(app) if name in ("sacct", "prometheus")]:
+    for source in [name for name in configured_sources(app.config) if name in ("sacct", "prometheus")]:
         mark = store.watermark(source, cluster)
         if mark is None:
             yield Check(f"{source} of {cluster}", "warn", "never read", "run `almanac ingest` on a timer")
@@ -86,7 +86,7 @@ def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
 def _future(mark_s: int, ahead_s: int) -> tuple[str, str]:
     """The finding and the fix for a watermark in the future."""
     said = f"its watermark is {format_moment(mark_s)}, {format_duration(ahead_s)} in the future: a clock was ahead"
-    return said, f"check this host's clock with `timedatectl`, then run `almanac ingest`, which corrects it"
+    return said, "check this host's clock with `timedatectl`, then run `almanac ingest`, which corrects it"
 
 
 def _check_open_days(app: App, store: Store, cluster: str) -> Iterator[Check]:

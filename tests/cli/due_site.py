@@ -20,12 +20,12 @@ from mails import NOW_S
 from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.app import App
-from cli.ingest import Job
 from cli.ingest import run as read_sources
 from cli.report_due import mail_site
 from reports.mail.outbox import Outbox, outbox_path
 from reports.mail.outcome import Outcome
 from reports.mail.run import MailRun
+from telemetry.ingest import SourceSpan
 from telemetry.sources.sacct import SacctSource
 from telemetry.store.store import Store
 
@@ -79,7 +79,7 @@ class Site:
         """The timer of `almanac ingest`; since_s: not of the last six hours."""
         source = SacctSource(self.accounting, CLUSTER, (), self.app.config.slurm, self.app.now_s)
         start_s = self.app.clock_s - 6 * HOUR_S if since_s is None else since_s
-        read_sources(self.store, CLUSTER, [Job(source, start_s, self.app.clock_s)])
+        read_sources(self.store, CLUSTER, [SourceSpan(source, start_s, self.app.clock_s)])
 
     def due(self, at_s: int | None = None) -> Outcome:
         self.app.clock_s = self.app.clock_s if at_s is None else at_s

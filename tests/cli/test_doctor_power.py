@@ -102,7 +102,11 @@ def test_an_actuator_that_slurm_is_not_set_up_for(examine: Examine) -> None:
     ("sets", "status", "said"),
     [
         ([{"name": "none", "feature": "gh200"}], "fail", "node set none has no nodes"),
-        ([*SETS, {"name": "all", "partition": "all"}], "fail", "4 nodes are in more than one node set, such as n1 in small and all"),
+        (
+            [*SETS, {"name": "all", "partition": "all"}],
+            "fail",
+            "4 nodes are in more than one node set, such as n1 in small and all",
+        ),
         ([{"name": "x", "nodes": "n[3-12]"}], "warn", "does not know n10, n11, n12, n5, n6 and 3 more"),
         ([{"name": "x", "nodes": "n[3-4]", "exclude": "login1"}], "warn", "does not know login1"),
         ([{"name": "x", "nodes": "n[3-4]", "warm_minimum": 2}], "warn", "warm_minimum 2 keeps all 2 nodes on"),

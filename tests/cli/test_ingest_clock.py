@@ -13,7 +13,7 @@ from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.app import App
 from cli.doctor.store import check_store
-from cli.ingest import live_jobs, run
+from cli.ingest import live_spans, run
 from telemetry.store.store import Store
 
 NOW_S = 1_780_000_000
@@ -40,7 +40,7 @@ class Clocked(App):
 
     def ingest(self, store: Store, at_s: int) -> None:
         self.clock_s = at_s
-        run(store, CLUSTER, list(live_jobs(self, store, CLUSTER, ("sacct",), None, None)))
+        run(store, CLUSTER, live_spans(self, store, CLUSTER, ("sacct",)))
 
 
 @pytest.fixture
