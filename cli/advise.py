@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,8 +18,6 @@ from cli.app import App
 from cli.output import json_text
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from almanac.records import Advice, Request
     from telemetry.slurm.sbatch import Submission
 
@@ -87,7 +85,7 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
     request = typed.request(who, app.now_s(), _work_dir())
     if not app.may_read_store:
         return _show_published(app, request, as_json)
-    advice = advise(app, request, typed.options)
+    advice = _advise(app, request, typed.options)
     if as_json:
         from advisor.explain import to_json
 
@@ -103,20 +101,27 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
     return NO_EVIDENCE if is_silent and request.gpu_count > 0 else 0
 
 
+def _advise(app: App, request: Request, typed: Collection[str]) -> Advice:
+    """typed: the options that the submission names; Slurm's defaults stand for others."""
+    from advisor.from_store import advise_from_store
+
+    store = app.open_store()
+    commands = dataclasses.replace(app.commands, timeout_s=min(app.commands.timeout_s, DEFAULTS_S))
+    cluster = app.cluster(store)
+    return advise_from_store(store, cluster, request, app.config, app.now_s(), commands=commands, typed=typed)
+
+
 def _show_published(app: App, request: Request, as_json: bool) -> int:
-    """What the caller's own advice file says. Raises StoreError where there is none, nor one for everybody."""
-    from slurm_hooks.advice.file import SITE, usable
-    from slurm_hooks.advice.folder import shown_path
-    from slurm_hooks.advice.shown import explain, from_files, to_json
+    """Print the advice in the caller's own file. Raises StoreError where neither it nor the site's file is there."""
+    from slurm_hooks.advice.shown import explain, read_shown, to_json
 
     root = Path(app.config.hooks.advice_dir)
-    own, site = (usable(shown_path(root, name), app.now_s()) for name in (str(os.getuid()), SITE))
-    if own is None and site is None:
+    shown = read_shown(request, root, os.getuid(), app.now_s())
+    if shown is None:
         raise StoreError(
             f"{app.store_root}: you may not read this store, and no advice is published below {root}",
             "ask an operator of almanac (`almanac publish`)",
         )
-    shown = from_files(request, own, site)
     click.echo(json_text(to_json(shown)) if as_json else explain(shown))
     return NO_EVIDENCE if shown.is_silent and request.gpu_count > 0 else 0
 
@@ -143,44 +148,3 @@ def _read_script(name: str) -> str:
             return handle.read(MAX_SCRIPT_BYTES).decode("utf-8", "surrogateescape")
     except OSError as error:
         raise RequestError(f"{name}: cannot be read: {error.strerror}", "name an sbatch script, or `-`") from error
-
-
-def advise(app: App, request: Request, typed: Collection[str]) -> Advice:
-    """The advice of the store's history for this request, and what the site's own services say.
-
-    typed: the options that the submission names; Slurm's defaults stand for others, as in the record of such a job.
-    """
-    from advisor.artefacts import load
-    from advisor.lifecycle import trusted
-    from advisor.service import advise as decide
-    from telemetry.history import load_history
-    from telemetry.slurm.defaults import with_defaults
-
-    store = app.open_store()
-    cluster = app.cluster(store)
-    commands = dataclasses.replace(app.commands, timeout_s=min(app.commands.timeout_s, DEFAULTS_S))
-    request = with_defaults(request, typed, app.config.tiers, cluster, commands)
-    # All of the user's jobs, as in training: features count a user's runs from the first one on.
-    history = load_history(store, cluster, user=request.user, running=True)
-    trained = trusted(load(store.models_dir(cluster)), app.config, app.now_s())
-    advice = decide(request, history, trained, app.config, app.now_s())
-    if not app.config.services.extra:
-        return advice
-    return dataclasses.replace(advice, services=_own(app, advice.request, history, store.models_dir(cluster)))
-
-
-def _own(app: App, request: Request, history: pd.DataFrame, models_dir: Path) -> dict[str, dict[str, Any]]:
-    """What the site's own services say; they go on as if new where what they learned cannot be read."""
-    from advisor.artefacts import load_learned
-    from advisor.services.base import Asked, Learned
-    from advisor.services.own import tell_own
-    from almanac.errors import AlmanacError
-
-    learned: dict[str, Learned] = {}
-    fault = None
-    try:
-        learned = load_learned(models_dir)
-    except AlmanacError as error:
-        fault = str(error)
-    said = tell_own(Asked(request, history, app.config), learned)
-    return {name: {**each, "error": each["error"] or fault} for name, each in said.items()}

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from almanac.errors import AlmanacError, ConfigError
 from almanac.units import format_count, printable
 from cli.app import App
 from cli.output import json_text
@@ -38,29 +34,13 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
     published is kept in the store.
     """
     app.require_operator("advice is published for everybody")
-    from advisor.artefacts import load
-    from advisor.lifecycle import trusted
-    from slurm_hooks.advice.publish import Job, publish
+    from slurm_hooks.advice.run import prepare, publish_site
 
     store = app.open_store()
     cluster = app.cluster(store)
-    slurm = _SlurmSays(app)
-    mode = _mode(app, slurm)
-    job = Job(
-        store=store,
-        cluster=cluster,
-        config=app.config,
-        now_s=app.now_s(),
-        folder=_folder(app, advice_dir, slurm),
-        trained=trusted(load(store.models_dir(cluster)), app.config, app.now_s()),
-        mode=mode,
-        is_dry=dry_run,
-        processes=len(os.sched_getaffinity(0)),
-    )
-    done = publish(job)
-    if job.trained is None:
-        done.warnings.append("nothing is trained: there is no advice for users who have run nothing (`almanac train`)")
-    _warn([*slurm.warnings, *done.warnings])
+    job, warnings = prepare(store, cluster, app.config, app.commands, app.now_s(), advice_dir or "", dry_run)
+    done = publish_site(job)
+    _warn([*warnings, *done.warnings])
     if not as_json:
         click.echo(_summary(done, dry_run))
     own = _publish_own(job)
@@ -80,63 +60,6 @@ def _publish_own(job: Job) -> OwnPublished:
 
     folder = OwnFolder(job.folder.root, job.folder.owner_uid)
     return publish_own(OwnJob(job.store, job.cluster, job.config, job.now_s, folder, job.is_dry))
-
-
-class _SlurmSays:
-    """What `scontrol show config` prints, asked once and only where it is needed."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-        self._text: str | None = None
-        self.warnings: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """Raises CommandError."""
-        from telemetry.slurm.commands import controller_config
-
-        if self._text is None:
-            self._text = controller_config(self._app.commands)
-        return self._text
-
-
-def _mode(app: App, slurm: _SlurmSays) -> str:
-    """The configured mode, or observe where Slurm's weights do not fit, or are not known."""
-    from advisor.decisions.priority import require_ageing
-
-    mode = app.config.priority.mode
-    if mode != "apply":
-        return mode
-    try:
-        require_ageing(slurm.text, app.config.priority)
-    except AlmanacError as error:
-        slurm.warnings.append(f'files say mode "observe": {error}; {error.hint}')
-        return "observe"
-    return mode
-
-
-def _folder(app: App, named: str | None, slurm: _SlurmSays) -> Any:
-    from slurm_hooks.advice.folder import AdviceDir
-
-    root = Path(named or app.config.hooks.advice_dir).absolute()
-    is_root = os.geteuid() == 0
-    return AdviceDir(root, os.geteuid(), _group(app, slurm) if is_root else None)
-
-
-def _group(app: App, slurm: _SlurmSays) -> int:
-    """Who may read sched/: hooks.group, else the group of Slurm's SlurmUser. Raises ConfigError, CommandError."""
-    import grp
-    import pwd
-
-    named = app.config.hooks.group
-    try:
-        if named:
-            return grp.getgrnam(named).gr_gid
-        match = re.search(r"^SlurmUser\s*=\s*[^(\s]*\((\d+)\)", slurm.text, re.MULTILINE)
-        return pwd.getpwuid(int(match[1] if match else -1)).pw_gid
-    except (KeyError, OverflowError) as error:
-        seen = f"there is no group {named!r}" if named else "Slurm did not name its SlurmUser"
-        raise ConfigError(f"{seen}, whose group has to read the advice", "set hooks.group") from error
 
 
 def _summary(done: Published, is_dry: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from advisor.decisions.tier import NO_EVIDENCE, NO_GPU, NO_TIERS, decide_tier
@@ -10,7 +11,8 @@ from advisor.explain import tier_text
 from almanac.names import name_key
 from almanac.records import MemoryBound, Request, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, format_moment, printable
-from slurm_hooks.advice.file import AdviceFile, Found, Row, look_up
+from slurm_hooks.advice.file import SITE, AdviceFile, Found, Row, look_up, usable
+from slurm_hooks.advice.folder import shown_path
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ def from_files(request: Request, user: AdviceFile | None, site: AdviceFile | Non
         return Shown(request, None, TierAdvice(None, NO_GPU))
     found = look_up(user, site, name_key(request.job_name), request.gpu_count)
     return Shown(request, found, tier_for(request, found.row, found.file) if found else TierAdvice(None, NO_EVIDENCE))
+
+
+def read_shown(request: Request, root: Path, uid: int, now_s: int) -> Shown | None:
+    """The same from the files below root (hooks.advice_dir) that are usable at now_s; None where there is no file."""
+    own, site = (usable(shown_path(root, name), now_s) for name in (str(uid), SITE))
+    return None if own is None and site is None else from_files(request, own, site)
 
 
 def tier_for(request: Request, row: Row, file: AdviceFile) -> TierAdvice:

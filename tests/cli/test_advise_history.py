@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from advisor.from_store import advise_from_store
+from almanac.config import Config
 from almanac.records import Request
-from cli.advise import advise
-from cli.app import App
 from cli.main import cli
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.slurm.script_key import script_key
@@ -33,9 +33,10 @@ def test_runs_of_any_age_count_for_the_time_as_they_do_in_training(tmp_path: Pat
         }
         for number, start_s in enumerate(starts_s, 1)
     ]  # fmt: skip
-    Store.create(tmp_path / "store").write("jobs", "c", pa.Table.from_pylist(rows, schema=JOBS))
-    app = App(None, str(tmp_path / "store"), "c")
-    advice = advise(app, Request(user="ann", job_name="train", gpu_count=4, submit_s=NOW_S), ())
+    store = Store.create(tmp_path / "store")
+    store.write("jobs", "c", pa.Table.from_pylist(rows, schema=JOBS))
+    request = Request(user="ann", job_name="train", gpu_count=4)
+    advice = advise_from_store(store, "c", request, Config(), NOW_S)
     assert advice.duration is not None
     assert advice.duration.runs == 4
 
