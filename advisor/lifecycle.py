@@ -42,7 +42,7 @@ def faults_of(trained: Trained, config: Config, now_s: int) -> list[str]:
 
 
 def trusted(trained: Trained | None, config: Config, now_s: int) -> Trained | None:
-    """Without the duration model where that has faults: then the rolling estimate serves."""
+    """The trained models, without the duration model if it has faults: then the last runs of the same job predict."""
     if trained is None or not faults_of(trained, config, now_s):
         return trained
     return dataclasses.replace(trained, model=None)
