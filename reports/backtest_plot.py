@@ -1,4 +1,4 @@
-"""The scores of `almanac backtest tier` as one picture: was the risk kept, and what was gained, group by group."""
+"""The scores of `almanac backtest tier` as one chart: risk and benefit of the advice, by group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from advisor.evaluation.tier import TierScores
 from almanac.units import format_count, printable
 
-# Text stays text in an SVG and a PDF, no text is taken for a formula, and the same scores give the same bytes.
+# SVG and PDF keep text as text, no text becomes a formula, and the same scores give the same bytes.
 SETTINGS: dict[Any, Any] = {
     "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "almanac", "pdf.fonttype": 42, "font.size": 9.0,
     "axes.spines.top": False, "axes.spines.right": False,
@@ -30,10 +30,10 @@ BLUE, RED, GREEN, GREY = "#1f5fa8", "#b3261e", "#3b7a57", "#6b6b6b"
 def render_tier_plot(cluster: str, risk: float, scores: Sequence[TierScores], kind: str) -> bytes:
     """The content of a file of that kind (a key of UNDATED), the same for the same scores.
 
-    scores: as score_tiers gives them, one row each from the top, the first of all submissions.
-    risk: the accepted one, a fraction. Without any advice the picture says so, and has no panels.
+    scores: from score_tiers, drawn from the top; the first covers all submissions. risk: the accepted risk, a fraction.
+    Without any advice, the chart has only a text that says so.
     """
-    # A matplotlibrc of the caller, or of the folder this runs in, has no say.
+    # Ignore the matplotlibrc of the caller and of the current folder.
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)
@@ -47,14 +47,14 @@ def render_tier_plot(cluster: str, risk: float, scores: Sequence[TierScores], ki
         if everything.advised:
             _draw(figure, risk, scores)
         else:
-            figure.text(0.5, 0.5, "nothing to judge: no job would have been advised", ha="center", color=GREY)
+            figure.text(0.5, 0.5, "no scores: no job would have been advised", ha="center", color=GREY)
         content = BytesIO()
         figure.savefig(content, format=kind, dpi=150, metadata=UNDATED[kind])
         return content.getvalue()
 
 
 def _drawable(name: str) -> str:
-    """No font has every letter, and matplotlib warns of those that it lacks."""
+    """A name in ASCII: matplotlib warns about letters that its font lacks."""
     return printable(name, 60).encode("ascii", "replace").decode()
 
 
@@ -71,7 +71,7 @@ def _draw(figure: Figure, risk: float, scores: Sequence[TierScores]) -> None:
 
 
 def _draw_rates(axes: Axes, risk: float, scores: Sequence[TierScores]) -> None:
-    """An interval that is wider than the panel ends in an arrow: small groups must not squeeze the others."""
+    """Draw the shares of exceeded bounds. Intervals wider than the panel end in an arrow."""
     rates = [score.exceeded_bound for score in scores]
     end = min(1.0, max([4 * risk, *(1.2 * rate.share for rate in rates if rate.jobs)]))
     for row, rate in enumerate(rates):
@@ -90,7 +90,7 @@ def _draw_rates(axes: Axes, risk: float, scores: Sequence[TierScores]) -> None:
     axes.set_xlim(0, end)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1))
-    axes.set_xlabel("share of advised jobs above their bound\nwith 95% interval; an arrow: it goes on")
+    axes.set_xlabel("share of advised jobs above their memory bound\nwith 95% interval (arrow: it extends further)")
 
 
 def _draw_gains(axes: Axes, scores: Sequence[TierScores]) -> None:
@@ -104,4 +104,4 @@ def _draw_gains(axes: Axes, scores: Sequence[TierScores]) -> None:
     axes.set_xlim(0, 1.05 * max(freed) or 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.xaxis.set_major_formatter(lambda value, position: format_count(round(value)))
-    axes.set_xlabel("time freed on the larger tier (GPU-hours)\nand jobs moved to a smaller tier")
+    axes.set_xlabel("time freed on the larger tier (GPU-hours),\nand jobs moved to a smaller tier")

@@ -1,7 +1,7 @@
-"""Loads matplotlib with its own settings alone. Import it before matplotlib.
+"""Loads matplotlib with only its built-in settings. Import it before matplotlib.
 
-By itself it reads `matplotlibrc` of the current folder, which may be another user's: a FIFO of that name would stop
-root for good.
+Otherwise matplotlib reads `matplotlibrc` from the current folder, which can belong to another user. A FIFO with that
+name would block root forever.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def _elsewhere() -> Iterator[None]:
-    """With / as the current folder; one that may not be searched stays, as nothing in it can be found."""
+    """Use / as the current folder. A folder that cannot be searched stays, because nothing in it can be found."""
     try:
         here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -32,7 +32,7 @@ def _elsewhere() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_settings() -> Iterator[None]:
-    """With $MATPLOTLIBRC naming the file that matplotlib brings along."""
+    """Let $MATPLOTLIBRC name the file that comes with matplotlib."""
     found = importlib.util.find_spec("matplotlib")
     before = os.environ.get("MATPLOTLIBRC")
     if found and found.origin:

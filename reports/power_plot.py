@@ -1,4 +1,4 @@
-"""The replay of `almanac backtest power` as one picture: nodes in use, powered and forecast, and nodes asleep."""
+"""The replay of `almanac backtest power` as one chart: nodes in use, powered, forecast, and asleep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from telemetry.nodes.series import NodeSeries
 
 
 def render_power_plot(name: str, series: NodeSeries, outcome: PowerBacktest, kind: str) -> bytes:
-    """The content of a file of that kind (a key of UNDATED), the same for the same outcome."""
+    """The content of a file of that kind (a key of UNDATED). The same outcome gives the same bytes."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)
@@ -44,7 +44,7 @@ def _draw_nodes(axes: Axes, series: NodeSeries, outcome: PowerBacktest) -> None:
     axes.plot(times, np.where(usable, outcome.timeline[PAPER], np.nan), color=RED, linewidth=1, label=f"on: {PAPER}")
     axes.plot(times, np.where(usable, outcome.timeline[OURS], np.nan), color=BLUE, linewidth=1.4, label=f"on: {OURS}")
     hours = HORIZON * STEP_MIN // 60
-    label = f"forecast highest of the next {hours} h, quantile {1 - outcome.settings.tail:g}"
+    label = f"forecast peak of the next {hours} h (quantile {1 - outcome.settings.tail:g})"
     axes.plot(times[::STEP_MIN], outcome.forecast, color=BLUE, linewidth=0.7, linestyle=":", label=label)
     axes.plot(times, np.where(usable, series.active[rows], np.nan), color=GREEN, linewidth=0.8, label="in use")
     axes.set_ylabel("nodes")

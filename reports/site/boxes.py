@@ -1,4 +1,4 @@
-"""Box plots from quantiles: the box holds the middle half, whiskers reach from the 5th to the 95th percentile."""
+"""Box plots from quantiles. Boxes hold the middle half, and whiskers reach from the 5th to the 95th percentile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLASS_COLOURS = {"compute": "#c2571a", "memory": "#1f5fa8"}
 def draw_boxes(
     axes: Axes, rows: Sequence[Row], value: str, colour: str, places: Sequence[float] | None = None, width: float = 0.6
 ) -> None:
-    """A box for each row that has the quantiles of `value`, at its place; the dot is the mean."""
+    """Draw a box for each row that has quantiles of `value`, with a dot at the mean."""
     spots = range(len(rows)) if places is None else places
     known = [(row, spot) for row, spot in zip(rows, spots, strict=True) if row[f"p50_{value}"] is not None]
     stats = [
@@ -48,7 +48,7 @@ def draw_boxes(
 
 
 def size_labels(axes: Axes, rows: Sequence[Row]) -> None:
-    """The size classes of the rows, which lie at 0, 1, ...: "5-8", ">512"."""
+    """Label the rows, which are at 0, 1, ..., with their size classes: "5-8", ">512"."""
     names = [
         f">{row['gpus_from'] - 1}" if row["gpus_below"] is None else f"{row['gpus_from']}-{row['gpus_below'] - 1}"
         for row in rows
@@ -59,19 +59,19 @@ def size_labels(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def class_label(row: Row) -> str:
-    """ "memory, by FP64" by the paper's criterion, "memory, by main pipe" by the other; and how many jobs."""
+    """The class, its criterion (by FP64 as in the paper, or by main pipe), and its number of jobs, in three lines."""
     by = "FP64" if row["class_by"] == "fp64" else "main pipe"
     return f"{row['class']}\nby {by}\n{format_count(row['jobs'])} jobs"
 
 
 def number_plainly(axis: Axis) -> None:
-    """Of a logarithmic axis: matplotlib's own numbers are formulas, which reports do not parse."""
+    """Label a logarithmic axis with plain numbers: matplotlib's own labels are formulas, which reports do not parse."""
     axis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
 
 
 def draw_energy(axes: Axes, rows: Sequence[Row]) -> None:
-    """Two boxes for each band of GPU-hours: compute-bound jobs to the left, memory-bound ones to the right."""
+    """Draw two boxes for each band of GPU-hours: compute-bound jobs on the left, memory-bound jobs on the right."""
     bands = sorted({(row["gpu_hours_from"], row["gpu_hours_below"]) for row in rows}, key=lambda band: band[0])
     place = {first: number for number, (first, _) in enumerate(bands)}
     for name, shift in (("compute", -0.2), ("memory", 0.2)):
@@ -84,7 +84,7 @@ def draw_energy(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_yscale("log")
     number_plainly(axes.yaxis)
     axes.set_xlabel("GPU-hours of the job", labelpad=1)
-    axes.set_ylabel("energy, J")
+    axes.set_ylabel("energy (J)")
     patches = [Patch(color=colour, alpha=0.55, label=f"{name}-bound") for name, colour in CLASS_COLOURS.items()]
     axes.legend(handles=patches, frameon=False, fontsize=7.5)
     axes.set_title("Energy of a job by GPU-hours and class (FP64)")

@@ -1,4 +1,4 @@
-"""Headline figures of perlmutter-telemetry by partition, account and GPU type, of all jobs."""
+"""Headline figures of perlmutter-telemetry by partition, account, and GPU type, over all jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from telemetry.metrics.finish_sql import OK
 
 @dataclass(frozen=True)
 class PartFinding:
-    """words: of the finding in telemetry.characterize.headline. among, of: SQL conditions on a run of site_totals."""
+    """A share of jobs: those that meet `of` among those that meet `among`, both SQL conditions on the view `runs`.
+
+    words: the finding's name in telemetry.characterize.headline. short: its column header.
+    """
 
     words: str
     short: str
@@ -58,18 +61,18 @@ PART_FINDINGS = (
 
 @dataclass(frozen=True)
 class PartValue:
-    """share: of `jobs`; None where there are none."""
+    """share: a fraction of `jobs`; None without jobs."""
 
     share: float | None
     jobs: int
 
 
 Headline = tuple[PartValue, ...]
-"""One for each of PART_FINDINGS, in their order."""
+"""One value for each of PART_FINDINGS, in the same order."""
 
 
 def load_headlines(db: duckdb.DuckDBPyConnection, dimension: str, config: Config) -> dict[str, Headline]:
-    """By the values of a dimension, of the jobs with the verdict ok; a value without such a job is not there."""
+    """The figures by value of a dimension, over jobs with data quality ok. Values without such jobs are left out."""
     sums = [f"avg((({each.of}))::INT) FILTER ({each.among}), count(*) FILTER ({each.among})" for each in PART_FINDINGS]
     sql = f"SELECT \"{dimension}\", {', '.join(sums)} FROM runs WHERE standing = '{OK}' GROUP BY 1"
     rows = db.execute(sql, {"names": sorted(largest_tier_names(config))}).fetchall()

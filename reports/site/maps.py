@@ -1,4 +1,4 @@
-"""Coloured grids of the site report: GPU_UTIL by compute and memory activity, and the matrix of correlations."""
+"""Color maps of the site report: GPU_UTIL by compute and memory activity, and the matrix of correlations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHORT = {
 
 def heatmap(name: str) -> Callable[[Axes, Sequence[Row]], None]:
     def draw(axes: Axes, rows: Sequence[Row]) -> None:
-        """Colour: mean GPU_UTIL of the jobs of a bin; white bins have none."""
+        """Color the bins by the mean GPU_UTIL of their jobs; white bins have no jobs."""
         grid = np.full((20, 20), np.nan)
         for row in rows:
             place = round(row["dram_active_from_frac"] * 20), round(row["fp64_active_from_frac"] * 20)
@@ -47,7 +47,7 @@ def heatmap(name: str) -> Callable[[Axes, Sequence[Row]], None]:
 
 
 def draw_matrix(axes: Axes, rows: Sequence[Row]) -> None:
-    """In the order of the correlation with GPU_UTIL; numbers only where it is strong."""
+    """Sort the counters by their correlation with GPU_UTIL; write numbers for strong correlations only."""
     order = sorted({row["counter_a"]: row["place"] for row in rows}.items(), key=lambda item: item[1])
     place = {counter: number for number, (counter, _) in enumerate(order)}
     grid = np.full((len(place), len(place)), np.nan)
@@ -66,4 +66,4 @@ def draw_matrix(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.figure.colorbar(picture, ax=axes, fraction=0.04, pad=0.03)
-    axes.set_title("Spearman's rho; grey: not known")
+    axes.set_title("Spearman's rho (gray: not known)")

@@ -1,4 +1,4 @@
-"""The site report as one HTML file that needs no other: no script, nothing from the network."""
+"""The site report as one HTML file, without scripts and without anything from the network."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from telemetry.characterize import Result
 from telemetry.characterize.headline import Compared
 
 MOST_ROWS = 25
-"""Rows of a table on the page; the CSV has all."""
+"""Most rows of a table on the page; the CSV files have all."""
 DIMENSION_WORDS = {"partition": "partition", "account": "account", "gpu_type": "GPU type"}
 
 
 @dataclass(frozen=True)
 class PageFigure:
-    """why_empty: why there are no pictures."""
+    """A figure of the study. pictures: addresses and texts of its charts. why_empty: why there are none."""
 
     number: str
     title: str
@@ -44,6 +44,7 @@ class PageFigure:
 
 
 def render_site_page(report: SiteReport) -> str:
+    """The page as ASCII text."""
     tables = site_tables(report)
     page = templates().get_template("site.html.j2")
     text = page.render(
@@ -66,21 +67,21 @@ def render_site_page(report: SiteReport) -> str:
         sample=_sample(report),
         has_names=report.has_names,
     )
-    # In ASCII nobody can take it for another encoding.
+    # ASCII reads the same in every encoding.
     return text.encode("ascii", "xmlcharrefreplace").decode()
 
 
 def summary_boxes(report: SiteReport) -> list[tuple[str, str, str]]:
-    """The boxes at the top: a figure, what it is, and what it is of."""
+    """The boxes at the top: a figure, its name, and a note on it (may be empty)."""
     total, cost = report.totals.total, report.config.cost
     unused = None if total.unused_hours is None else total.unused_hours / total.measured_hours
     return [
-        (format_count(total.jobs), "GPU jobs", f"of {format_count(report.totals.users)} users"),
+        (format_count(total.jobs), "GPU jobs", f"from {format_count(report.totals.users)} users"),
         (hours(total.hours), "GPU-hours", f"{percent(_ratio(total.measured_hours, total.hours))} measured"),
-        (percent(total.util_frac), "mean utilisation", "of the measured GPU-hours"),
-        (hours(total.unused_hours), "GPU-hours without a kernel", f"{percent(unused)} of the measured"),
-        (energy(total.energy_kwh), "energy of the GPUs", _known_of(total.energy_hours, total.hours)),
-        (money(price(total.unused_hours, cost.per_gpu_hour), cost, "gpu_hour"), "cost of the unused GPU-hours", ""),
+        (percent(total.util_frac), "average utilization", "over measured GPU-hours"),
+        (hours(total.unused_hours), "unused GPU-hours", f"{percent(unused)} of measured GPU-hours"),
+        (energy(total.energy_kwh), "GPU energy", _known_of(total.energy_hours, total.hours)),
+        (money(price(total.unused_hours, cost.per_gpu_hour), cost, "gpu_hour"), "cost of unused GPU-hours", ""),
     ]
 
 
@@ -88,8 +89,8 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _known_of(part: float, whole: float, which: str = "the") -> str:
-    return f"known of {percent(_ratio(part, whole))} of {which} GPU-hours"
+def _known_of(part: float, whole: float, which: str = "") -> str:
+    return f"known for {percent(_ratio(part, whole))} of {which}GPU-hours"
 
 
 def coverage_table(report: SiteReport) -> PageTable:
@@ -100,20 +101,20 @@ def coverage_table(report: SiteReport) -> PageTable:
     ]
     running = report.totals.still_running
     note = (
-        "ok and idle are measured; all others are counted here, and never taken for idle. "
-        f"Jobs of the span that had not ended, and are in no figure: {format_count(running)}."
+        "Only jobs with ok or idle are measured. The other jobs count in this table, and never as idle. "
+        f"Excluded from all figures: {format_count(running)} jobs that had not ended."
     )
-    return PageTable(("Verdict", "Jobs", "GPU-hours", "Share"), rows, note)
+    return PageTable(("Data quality", "Jobs", "GPU-hours", "Share"), rows, note)
 
 
 def waste_table(report: SiteReport) -> PageTable:
-    """Energy of a GPU that worked at other times cannot be parted: the counter is one sum."""
+    """Unused GPU-hours by cause. The pauses of a GPU that also worked have no energy: its counter is one sum."""
     total, cost = report.totals.total, report.config.cost
     lines = (
         ("Jobs that did nothing", total.idle_job_hours),
-        ("GPUs never used, in other jobs", total.never_used_hours),
-        ("Other GPUs while no kernel ran", total.no_kernel_hours),
-        ("Together", total.unused_hours),
+        ("GPUs never used in other jobs", total.never_used_hours),
+        ("Other GPUs, while no kernel ran", total.no_kernel_hours),
+        ("Total", total.unused_hours),
     )
     rows = [
         [words, hours(amount), percent(None if amount is None else _ratio(amount, total.measured_hours)),
@@ -121,15 +122,15 @@ def waste_table(report: SiteReport) -> PageTable:
         for words, amount in lines
     ]  # fmt: skip
     known = percent(_ratio(total.never_used_known_hours, total.measured_hours))
-    idle = (
-        f"GPUs never used: known of {known} of the measured GPU-hours; "
-        "of the others the line below has all the time without a kernel. "
-        f"Energy of the first two: {energy(total.wasted_kwh)}, "
-        f"{money(price(total.wasted_kwh, cost.per_kwh), cost, 'kwh')} for electricity; "
-        f"{_known_of(total.wasted_kwh_hours, total.idle_hours or 0.0, 'their')}. "
-        "Of a GPU that worked at other times the energy of its pauses is not known."
+    note = (
+        f"GPUs never used: known for {known} of measured GPU-hours. "
+        "For the rest, all time without a kernel is in the line below. "
+        f"Energy of the first two lines: {energy(total.wasted_kwh)}, "
+        f"{_known_of(total.wasted_kwh_hours, total.idle_hours or 0.0, 'their ')}. "
+        f"Electricity cost: {money(price(total.wasted_kwh, cost.per_kwh), cost, 'kwh')}. "
+        "The energy of pauses is not known for GPUs that worked at other times."
     )
-    return PageTable(("What", "GPU-hours", "Of measured", "Cost"), rows, idle)
+    return PageTable(("Unused", "GPU-hours", "Of measured", "Cost"), rows, note)
 
 
 def _part(report: SiteReport, rows: pa.Table) -> PageTable:
@@ -141,13 +142,13 @@ def _part(report: SiteReport, rows: pa.Table) -> PageTable:
          money(row["unused_cost"], cost, "gpu_hour"), energy(row["energy_kwh"]), money(row["energy_cost"], cost, "kwh")]
         for row in rows.slice(0, MOST_ROWS).to_pylist()
     ]  # fmt: skip
-    columns = ("Name", "Jobs", "GPU-hours", "Share", "Measured", "Utilisation", "Unused GPU-hours", "Their cost",
+    columns = ("Name", "Jobs", "GPU-hours", "Share", "Measured", "Utilization", "Unused GPU-hours", "Cost of unused",
                "Energy", "Electricity")  # fmt: skip
     return PageTable(columns, cells, _left_out(rows.num_rows))
 
 
 def _headline_part(report: SiteReport, dimension: str) -> PageTable:
-    """Each cell: the share, and the number of jobs that it is of; first what the paper has."""
+    """A share and its number of jobs in each cell; the first row has the paper's shares."""
     found = headline_parts(report, dimension)
     published = ["Perlmutter", *map(tenths, published_parts())]
     cells = [
@@ -162,29 +163,29 @@ def _of_jobs(value: PartValue) -> str:
 
 
 def _left_out(rows: int) -> str:
-    return f"{format_count(rows - MOST_ROWS)} more are in the CSV files." if rows > MOST_ROWS else ""
+    return f"The CSV files have {format_count(rows - MOST_ROWS)} more rows." if rows > MOST_ROWS else ""
 
 
 def _largest(report: SiteReport) -> PageTable | str:
-    """A text where nothing can be said."""
+    """The users whose requests for the largest tier would fit in a smaller one; a text if there is no table."""
     tier = report.totals.largest
     if tier.why_none:
-        return f"Nothing can be said: {tier.why_none}."
+        return f"Not available: {tier.why_none}."
     if not tier.asked_jobs:
         return f"No job asked for {printable(', '.join(tier.names), 80)}."
     note = (
         f"{format_count(tier.asked_jobs)} jobs ({hours(tier.asked_hours)} GPU-hours) asked for "
-        f"{printable(', '.join(tier.names), 80)}. The need of {format_count(tier.known_jobs)} is known; "
-        f"{format_count(tier.fit_jobs)} of these ({hours(tier.fit_hours)} GPU-hours) peaked at no more than "
-        f"{format_gib(tier.limit_mib)}, which {printable(tier.smaller, 60)} holds with the margins of the advice. "
-        "Jobs that preallocate, that failed or that were not measured are not judged."
+        f"{printable(', '.join(tier.names), 80)}. The peak of {format_count(tier.known_jobs)} is known. "
+        f"{format_count(tier.fit_jobs)} of these ({hours(tier.fit_hours)} GPU-hours) peaked at "
+        f"{format_gib(tier.limit_mib)} or less, which fits in {printable(tier.smaller, 60)} with the margins of the "
+        "advice. Excluded: jobs that preallocate memory, that failed, or that were not measured."
     )
     cells = [
         [printable(report.shown_user(row.user), 60), format_count(row.asked_jobs), format_count(row.known_jobs),
          format_count(row.fit_jobs), hours(row.fit_hours), _gib(row.median_peak_mib), _gib(row.highest_peak_mib)]
         for row in tier.users[:MOST_ROWS]
     ]  # fmt: skip
-    columns = ("User", "Asked", "Known", "Fit", "GPU-hours of these", "Median peak", "Highest peak")
+    columns = ("User", "Requests", "Peak known", "Would fit", "GPU-hours that fit", "Median peak", "Highest peak")
     return PageTable(columns, cells, f"{note} {_left_out(len(tier.users))}".rstrip())
 
 
@@ -206,7 +207,7 @@ def _figure(report: SiteReport, number: str, about: dict[str, str], pictures: Se
     if number == "6":
         compared = (*compared, *report.compared.get("section VI", ()))
     tables = [result for result in report.results.values() if result.table.figure == number]
-    why = next((result.why_empty for result in tables if result.why_empty), "") or "no job has what it needs"
+    why = next((result.why_empty for result in tables if result.why_empty), "") or "no job has the data for it"
     return PageFigure(
         number=number,
         pictures=[_source(each) for each in pictures],
@@ -218,17 +219,17 @@ def _figure(report: SiteReport, number: str, about: dict[str, str], pictures: Se
 
 
 def _source(picture: Picture) -> tuple[str, str]:
-    """Its content as an address, and what it shows."""
+    """The picture as a data URL, and the text for readers who do not see it."""
     return f"data:image/png;base64,{base64.b64encode(picture.png).decode()}", picture.alt
 
 
 def _jobs_of(result: Result) -> str:
     left_out = sum(result.left_out.values())
-    return f"Of {format_count(result.jobs)} jobs; {format_count(left_out)} lack what it needs, or are not measured."
+    return f"Based on {format_count(result.jobs)} jobs; {format_count(left_out)} lack the data or were not measured."
 
 
 def _energy_note(report: SiteReport) -> str:
-    """In how many bands the median memory-bound job used more: the paper gives no number."""
+    """In how many bands the median memory-bound job used more energy; the paper has no number."""
     medians: dict[float, dict[str, float]] = {}
     for row in report.results["fig05_energy"].rows.to_pylist():
         if row["class_by"] == "fp64":
@@ -237,19 +238,19 @@ def _energy_note(report: SiteReport) -> str:
     more = sum(band["memory"] > band["compute"] for band in both)
     if not both:
         return ""
-    return f" In {more} of {len(both)} bands that have both classes the median memory-bound job used more energy."
+    return f" In {more} of {len(both)} bands with both classes, the median memory-bound job used more energy."
 
 
 def _sample(report: SiteReport) -> str:
     if not report.is_sample:
         return ""
     return (
-        f"The figures and the values beside them are of an even sample of {format_count(report.sampled)} jobs; "
-        "totals, waste and tiers are of all."
+        f"The figures and their values come from an even sample of {format_count(report.sampled)} jobs. "
+        "Totals, unused GPU-hours, and tiers cover all jobs."
     )
 
 
 @cache
 def captions() -> dict[str, dict[str, str]]:
-    """By the number of the figure: title, caption, and what the paper says (paper)."""
+    """The texts of each figure, by its number: title, caption, and what the paper says (paper)."""
     return tomllib.loads((resources.files("reports.site") / "captions.toml").read_text(encoding="utf-8"))

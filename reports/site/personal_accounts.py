@@ -1,4 +1,4 @@
-"""Accounts that are named like a user, whose names say as much as the user's."""
+"""Accounts with the name of a user. Their names identify a person as much as the user's name does."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ JOIN jobs j ON lower(j."user") = lower(a.account)
 
 
 def personal_accounts(store: Store, accounts: Iterable[str]) -> dict[str, str]:
-    """By account the user of that name, but for case: Slurm keeps accounts in lower case. Raises StoreError.
+    """The user with an account's name, by account. Case does not count: Slurm keeps accounts in lower case.
 
-    Users are all who have a job in the store, of any time and cluster: one who ran nothing lately is a person, too.
+    Covers every user with a job in the store, at any time and on any cluster. Raises StoreError.
     """
     wanted = [account for account in accounts if account]
     rows = {row for cluster in store.clusters() for row in _matches(store, cluster, wanted)}

@@ -1,6 +1,6 @@
-"""The pictures of the site report: the counterparts of figures 1 to 11 of perlmutter-telemetry.
+"""The charts of the site report: the counterparts of figures 1 to 11 of perlmutter-telemetry.
 
-Everything is drawn from the tables of `telemetry.characterize`; nothing is computed twice.
+All values come from the tables of `telemetry.characterize`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PIPE_WORDS = {"fp64": "FP64", "fp32": "FP32", "fp16": "FP16", "tensor": "tensor"
 
 @dataclass(frozen=True)
 class Picture:
-    """alt: what it shows, for who does not see it."""
+    """A chart as PNG. alt: a text for readers who do not see it."""
 
     png: bytes
     alt: str
@@ -42,7 +42,7 @@ Draw = Callable[[Axes, Sequence[Row]], None]
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture: of the rows of one table that have the values of `where`; where there are none, none is drawn."""
+    """How to draw one chart from those rows of a table that have the values of `where`, if there are any."""
 
     figure: str
     table: str
@@ -55,9 +55,9 @@ class Panel:
 
 
 def render_site_plots(results: Mapping[str, Result]) -> dict[str, list[Picture]]:
-    """By the number of the figure; the same for the same tables."""
+    """The charts by the number of their figure. The same tables give the same bytes."""
     found: dict[str, list[Picture]] = {}
-    # A matplotlibrc of the caller, or of the folder this runs in, has no say.
+    # Ignore the matplotlibrc of the caller and of the current folder.
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)
@@ -97,7 +97,7 @@ def _durations(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_title("Duration by size")
 
 
-def _utilisation(axes: Axes, rows: Sequence[Row]) -> None:
+def _utilization(axes: Axes, rows: Sequence[Row]) -> None:
     draw_boxes(axes, rows, "gpu_util_pct", LINES[0])
     size_labels(axes, rows)
     axes.set(ylim=(0, 100), ylabel="mean GPU_UTIL, %")
@@ -105,7 +105,7 @@ def _utilisation(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _mixes(axes: Axes, rows: Sequence[Row]) -> None:
-    """Bars by jobs; below each a dot for every pipe that is used."""
+    """A bar for each set of pipes, and below it a dot for each pipe of the set."""
     shown = sorted(rows, key=lambda row: -row["jobs"])[:MAX_MIXES]
     heights = [row["jobs"] for row in shown]
     axes.bar(range(len(shown)), heights, color=LINES[0])
@@ -125,11 +125,11 @@ def _mixes(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_yticks([])
     axes.xaxis.set_visible(False)
     axes.spines[["left", "bottom"]].set_visible(False)
-    axes.set_title("Pipes used together: jobs, and their mean GPU_UTIL")
+    axes.set_title("Pipes used together: jobs and their mean GPU_UTIL")
 
 
 def _peaks(axes: Axes, rows: Sequence[Row]) -> None:
-    """A bar for each 5% of the capacity, by whether it was preallocated; the line is the share of jobs below."""
+    """A bar for each 5% of the capacity, split by preallocation; the line is the share of jobs up to there."""
     edges = sorted({row["hbm_peak_frac_from"] for row in rows})
     counts = {kind: np.zeros(len(edges)) for kind in KINDS}
     for row in rows:
@@ -144,7 +144,7 @@ def _peaks(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_xlim(0, 1.05)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_xlabel("HBM peak, share of the capacity")
+    axes.set_xlabel("HBM peak, share of GPU memory")
     axes.set_ylabel("jobs")
     both = axes.twinx()
     both.plot(np.add(edges, 0.05), np.cumsum(base), color="#c2571a", linewidth=1.4)
@@ -155,7 +155,7 @@ def _peaks(axes: Axes, rows: Sequence[Row]) -> None:
 
 def _intensity(pipe: str) -> Draw:
     def draw(axes: Axes, rows: Sequence[Row]) -> None:
-        """A line for each GPU model; dashed is its ridge: to the left a sample is memory-bound."""
+        """A line for each GPU model, and its ridge as a dashed line; samples left of the ridge are memory-bound."""
         by_model: dict[str, list[Row]] = {}
         for row in rows:
             by_model.setdefault(row["gpu_model"], []).append(row)
@@ -174,7 +174,7 @@ def _intensity(pipe: str) -> Draw:
         axes.set_xscale("log")
         number_plainly(axes.xaxis)
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.set_xlabel("flop per byte of GPU memory (dashed: ridge)")
+        axes.set_xlabel("flop per byte of GPU memory traffic (dashed: ridge)")
         axes.set_ylabel("samples")
         axes.legend(frameon=False, fontsize=7.5)
         axes.set_title(f"Arithmetic intensity, {PIPE_WORDS[pipe]}")
@@ -202,7 +202,7 @@ def _by_pipes(word: str) -> Draw:
         names = ["\n".join(PIPE_WORDS.get(pipe, pipe) for pipe in row["pipes"].split("+")) for row in shown]
         axes.set_xticks(range(len(shown)), names, fontsize=7.5)
         axes.set(ylim=(0, 1), ylabel=f"{word} imbalance")
-        axes.set_title("By pipes used, most jobs first")
+        axes.set_title("By pipes used (most jobs first)")
 
     return draw
 
@@ -224,7 +224,7 @@ _BY_PAPER = {"rule": PAPER, "pipes_unknown": ""}
 
 def _bands(figure: str, table: str, word: str) -> Iterator[Panel]:
     for low, band in BANDS.items():
-        alt = f"Share of jobs by {word} imbalance, of the jobs with GPU_UTIL {band}"
+        alt = f"Share of jobs by {word} imbalance, among jobs with GPU_UTIL {band}"
         yield Panel(figure, table, alt, _imbalance(word, band), {"gpu_util_from_pct": low})
 
 
@@ -239,8 +239,8 @@ def _kinds(figure: str, word: str) -> Iterator[Panel]:
 PANELS: tuple[Panel, ...] = (
     Panel("1", "fig01_job_size", "Number of jobs by number of GPUs", _sizes),
     Panel("1", "fig01_duration", "Box plots of the duration of jobs by number of GPUs", _durations),
-    Panel("1", "fig01_gpu_util", "Box plots of the mean GPU_UTIL of jobs by number of GPUs", _utilisation),
-    Panel("2", "fig02_pipe_mix", "Number of jobs by the floating-point pipes that they use, with their mean GPU_UTIL",
+    Panel("1", "fig01_gpu_util", "Box plots of the mean GPU_UTIL of jobs by number of GPUs", _utilization),
+    Panel("2", "fig02_pipe_mix", "Number of jobs by the floating-point pipes that they use, and their mean GPU_UTIL",
           _mixes, _BY_PAPER, 3.2, bottom_in=0.1),
     Panel("3", "fig03_hbm_peak", "Distribution of HBM peaks of the jobs that asked for the largest tier", _peaks,
           {"is_largest_tier": True}),
@@ -256,7 +256,7 @@ PANELS: tuple[Panel, ...] = (
     *(Panel("10", "fig10_heatmap", f"Mean GPU_UTIL by FP64 and DRAM activity of {name}-bound jobs", heatmap(name),
             {"class": name})
       for name in ("compute", "memory")),
-    Panel("11", "fig11_spearman", "Matrix of Spearman correlations of the mean counters of jobs", draw_matrix,
+    Panel("11", "fig11_spearman", "Matrix of Spearman correlations between the mean counters of jobs", draw_matrix,
           height_in=4.6, left_in=0.9, bottom_in=0.95),
 )  # fmt: skip
-"""In the order in which they are shown."""
+"""All charts, in the order of the page."""

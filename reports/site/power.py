@@ -1,4 +1,4 @@
-"""What node power saving came to in the span of a site report, by node set."""
+"""What node power saving achieved in the span of a site report, by node set."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NodeSetPower:
 
 
 def load_power(store: Store, cluster: str, config: Config, span_s: tuple[int, int]) -> list[NodeSetPower]:
-    """Of every node set that is configured or has counts in the span, by name. Raises StoreError."""
+    """Every node set that is configured or has counts in the span, sorted by name. Raises StoreError."""
     uses = load_node_use(store, cluster, span_s)
     names = sorted({*uses, *(node_set.name for node_set in config.node_sets)})
     return [_savings(name, uses.get(name), config) for name in names]
@@ -58,7 +58,7 @@ def _savings(name: str, use: NodeUse | None, config: Config) -> NodeSetPower:
 
 
 def power_rows(found: Sequence[NodeSetPower]) -> pa.Table:
-    """For the CSV file; null where nothing is known."""
+    """The rows of the CSV file; null for unknown values."""
     rows = []
     for each in found:
         use = each.use
@@ -70,12 +70,12 @@ def power_rows(found: Sequence[NodeSetPower]) -> pa.Table:
 
 
 def power_table(found: Sequence[NodeSetPower], config: Config) -> PageTable | str:
-    """A text if there is nothing to show."""
+    """The table on the page; a text if there is nothing to show."""
     if not found:
-        return "No node set is configured, and none was counted in this span."
+        return "No node set is configured, and no power run counted nodes in this span."
     if all(each.use is None for each in found):
         names = printable(", ".join(each.name for each in found), 200)
-        return f"Nothing is known of {names}: no power run counted its nodes in this span."
+        return f"No data on {names}: no power run counted nodes in this span."
     headers = ("Node set", "Known", "Node-hours", "In use", "Asleep", "Energy saved", "Cost saved", "CO2", "Wake-ups",
                "Short minutes")  # fmt: skip
     return PageTable(headers, [_cells(each, config.cost) for each in found], _note(config.power))

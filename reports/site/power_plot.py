@@ -1,4 +1,4 @@
-"""The picture of node power in the site report: nodes in use, powered, and asleep over the last days of its span."""
+"""The charts of node power in the site report: nodes in use, powered, and asleep over the last days of its span."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from telemetry.nodes.use import HOLD_S
 
 SHOWN_DAYS = 7
 MOST_SETS = 8
-"""Node sets with a picture; the table has all."""
+"""Most node sets with a chart; the table has all."""
 POWERED, ACTIVE, ASLEEP = "#5a6472", LINES[0], LINES[1]
 
 
 def render_power_plots(found: Sequence[NodeSetPower], until_s: int) -> list[Picture]:
-    """One of each of the first node sets with counts in the last SHOWN_DAYS before until_s; the same for the same."""
+    """A chart for each of the first node sets with counts in the last SHOWN_DAYS. Equal counts give equal bytes."""
     pictures: list[Picture] = []
     with mpl.rc_context():
         mpl.rcdefaults()
@@ -81,7 +81,7 @@ def _label(axes: Axes) -> None:
 
 
 def _steps(time_s: np.ndarray, values: np.ndarray, since_s: int, until_s: int) -> tuple[np.ndarray, np.ndarray]:
-    """A level from each count to the next, for HOLD_S at most; then a gap, because nothing is known."""
+    """A level from each count to the next, for at most HOLD_S. After that comes a gap, because nothing is known."""
     is_shown = (time_s >= since_s) & (time_s < until_s)
     begin, level = time_s[is_shown], values[is_shown].astype(np.float64)
     end = np.minimum(np.append(begin[1:], until_s), begin + HOLD_S)

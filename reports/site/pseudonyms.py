@@ -1,4 +1,4 @@
-"""Names that stand for users in pages that are passed on: the same in every page of a site, and of no other."""
+"""Pseudonyms of users: the same in every report of a site, and different at every site."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ KEY_BYTES = 32
 
 
 def site_key(store_root: Path) -> bytes:
-    """The site's secret, made at its first use: without it a name could be found by trying all users.
+    """The site's secret key, made at its first use. Without a key, anyone could find a name by trying all users.
 
-    Lies at `reports/pseudonyms.key` below the store's root, readable by who may read the store. Raises StoreError.
+    The file is `reports/pseudonyms.key` in the store. Everyone with access to the store can read it. Raises StoreError.
     """
     path = store_root / "reports" / "pseudonyms.key"
     try:
@@ -31,13 +31,13 @@ def site_key(store_root: Path) -> bytes:
     except OSError as error:
         raise StoreError(
             f"{path}: cannot be written: {error.strerror}",
-            "run `almanac site-report` once as the store's owner; or show names with --names",
+            "run `almanac site-report` once as the store's owner, or show names with --names",
         ) from error
     return _read(path)
 
 
 def _make(path: Path) -> None:
-    """Of two processes at once the first one's key stays."""
+    """Write a new key. If two processes do so at once, the first key stays."""
     make_inner_folder(path.parent)
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
     try:
@@ -69,5 +69,5 @@ def _read(path: Path) -> bytes:
 
 
 def pseudonym(name: str, key: bytes) -> str:
-    """ "user-3f9a2c41": the same for a name as long as the key is."""
+    """A user's pseudonym, such as "user-3f9a2c41". It depends on the name and the key only."""
     return f"user-{hmac.new(key, name.encode(), hashlib.sha256).hexdigest()[:8]}"

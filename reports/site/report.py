@@ -1,4 +1,4 @@
-"""The site report: what the jobs of a span did with the site's GPUs, beside what was published of Perlmutter."""
+"""The data of a site report: what the jobs of a span did with the site's GPUs, compared with Perlmutter."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from telemetry.characterize.published import FURTHER
 from telemetry.store.store import Store
 
 MOST_CHARACTERIZED = 100_000
-"""Jobs above which the tables of the figures are of an even sample of so many: they are made in memory."""
+"""The tables of the figures are made in memory, so they use an even sample of at most this many jobs."""
 
 
 @dataclass(frozen=True)
 class SiteReport:
-    """All that the page and the files say.
+    """The content of the page and the CSV files.
 
-    sampled: jobs that the tables of the figures are drawn from; of `totals.total.jobs`. compared: by figure ("1" to
-    "11", "section VI") the published values beside the site's. shown_user, shown_account: the name by which a user or
-    an account is shown.
+    sampled: number of jobs behind the tables of the figures, out of `totals.total.jobs`. compared: the site's and the
+    published values, by figure ("1" to "11", "section VI"). shown_user, shown_account: return the name or pseudonym
+    that the report shows.
     """
 
     cluster: str
@@ -60,9 +60,9 @@ def build_site_report(
     has_names: bool = False,
     most: int = MOST_CHARACTERIZED,
 ) -> SiteReport:
-    """Of the GPU jobs submitted in the span that have ended. Raises StoreError.
+    """The report on the GPU jobs submitted in the span that have ended. Raises StoreError.
 
-    most: jobs above which the figures are of a sample; totals, waste and tiers are of all jobs.
+    most: with more jobs, the figures use a sample. Totals, unused GPU-hours, and tiers always cover all jobs.
     """
     totals = load_totals(store, cluster, config, *span_s)
     population = load_population(store, cluster, *span_s, at_most=most)
@@ -87,13 +87,13 @@ def build_site_report(
 
 
 def _pseudonyms(store_root: Path) -> Callable[[str], str]:
-    """The key is read, or made, when the first name is shown: totals need none."""
+    """A function that gives a user's pseudonym. It reads or makes the key at its first call; totals need none."""
     key = cache(partial(site_key, store_root))
     return lambda name: pseudonym(name, key())
 
 
 def _accounts(store: Store, accounts: Iterable[str], shown_user: Callable[[str], str]) -> Callable[[str], str]:
-    """Users are looked up when the first account is shown. Raises StoreError then."""
+    """A function that gives an account's shown name. Its first call reads the users, and can raise StoreError."""
     personal = cache(partial(personal_accounts, store, accounts))
     return lambda account: shown_user(personal()[account]) if account in personal() else account
 

@@ -1,4 +1,4 @@
-"""The tables of the site report, the same for its page and for its CSV files."""
+"""The tables of the site report, for its page and its CSV files alike."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _SHARE = columns(
     ("jobs", "count"),
     ("gpu_hours", "real", "GPUs times run time"),
     ("gpu_hours_share", "real", "of all GPU-hours"),
-    ("measured_jobs", "count", "with the verdict ok or idle"),
-    ("measured_gpu_hours", "real", "that samples cover, in these"),
+    ("measured_jobs", "count", "with data quality ok or idle"),
+    ("measured_gpu_hours", "real", "of these jobs, covered by samples"),
     ("mean_gpu_util_frac", "real", "weighted by measured GPU-hours"),
     ("idle_job_gpu_hours", "real", "measured, of jobs that did nothing"),
     ("never_used_gpu_hours", "real", "measured, of GPUs never used in other jobs"),
-    ("never_used_known_gpu_hours", "real", "measured, of jobs of which this is known"),
+    ("never_used_known_gpu_hours", "real", "measured, of jobs where this is known"),
     ("no_kernel_gpu_hours", "real", "measured, of other GPUs while no kernel ran"),
-    ("unused_gpu_hours", "real", "the three together"),
+    ("unused_gpu_hours", "real", "sum of idle_job, never_used, and no_kernel"),
     ("unused_cost", "real", "by cost.per_gpu_hour; null: not configured, or not measured"),
     ("energy_kwh", "real", "of the GPUs"),
     ("energy_gpu_hours", "real", "of the jobs whose energy is known"),
@@ -45,16 +45,16 @@ _LARGEST = columns(
     ("user", "text"),
     ("asked_jobs", "count", "that asked for the largest tier"),
     ("asked_gpu_hours", "real"),
-    ("known_jobs", "count", "of these, whose need is known"),
-    ("fit_jobs", "count", "of these, whose need the next smaller tier holds"),
+    ("known_jobs", "count", "of these, with a known peak"),
+    ("fit_jobs", "count", "of these, that would fit in the next smaller tier"),
     ("fit_gpu_hours", "real"),
-    ("median_peak_mib", "real", "MiB, of the jobs whose need is known"),
+    ("median_peak_mib", "real", "MiB, of the jobs with a known peak"),
     ("highest_peak_mib", "real", "MiB"),
 )
 _HEADLINES = columns(
     ("dimension", "text", "partition, account or gpu_type"), ("name", "text"), ("finding", "text"),
     ("site_value", "real", "share of jobs; null: there are none"),
-    ("published_value", "real", "of perlmutter-telemetry"), ("jobs", "count", "jobs that the site's value is of"),
+    ("published_value", "real", "of perlmutter-telemetry"), ("jobs", "count", "number of jobs behind the site's value"),
 )  # fmt: skip
 _COMPARED = columns(
     ("figure", "text"), ("finding", "text"), ("site_value", "real"), ("published_value", "real"), ("unit", "text"),
@@ -63,12 +63,12 @@ _COMPARED = columns(
 
 
 def price(amount: float | None, per_unit: float) -> float | None:
-    """None where the amount is not known, or the price is not configured (negative)."""
+    """The cost of an amount; None if the amount is unknown, or the price is not configured (negative)."""
     return None if amount is None or per_unit < 0 else amount * per_unit
 
 
 def site_tables(report: SiteReport) -> dict[str, pa.Table]:
-    """By the name of their file. Rows of users have pseudonyms, unless the report has names."""
+    """The tables by the name of their file. Users have pseudonyms, unless the report has names."""
     totals, cost = report.totals, report.config.cost
     parts = {
         f"by_{dimension}": _shares(_shown(report, dimension), totals.total.hours, cost) for dimension in DIMENSIONS
@@ -90,9 +90,9 @@ def site_tables(report: SiteReport) -> dict[str, pa.Table]:
 
 
 def write_csv(report: SiteReport, folder: Path) -> list[Path]:
-    """A CSV file of each table, and of each table of the figures; files of the same names are replaced.
+    """Write a CSV file for each table, and for each table of the figures. Existing files are replaced.
 
-    Raises StoreError where they cannot be written.
+    Returns their paths. Raises StoreError if a file cannot be written.
     """
     figures = {name: result.rows for name, result in report.results.items()}
     tables = {**site_tables(report), **figures, CONTENTS_NAME: contents(report.results)}
@@ -101,18 +101,18 @@ def write_csv(report: SiteReport, folder: Path) -> list[Path]:
         for name, rows in tables.items():
             write_output(folder / f"{name}.csv", csv_content(rows))
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be written: {error}", "name a folder that you may write") from error
+        raise StoreError(f"{folder}: cannot be written: {error}", "name a folder that you can write to") from error
     return [folder / f"{name}.csv" for name in tables]
 
 
 def _shown(report: SiteReport, dimension: str) -> list[tuple[str, Share]]:
-    """Accounts as they are shown: two of them can have the same pseudonym, and are two rows."""
+    """The rows of a breakdown. Two accounts with the same pseudonym stay two rows."""
     shown = _shown_name(report, dimension)
     return [(shown(name), share) for name, share in report.totals.parts[dimension].items()]
 
 
 def headline_parts(report: SiteReport, dimension: str) -> list[tuple[str, Headline]]:
-    """In the order of the breakdown, most GPU-hours first; accounts as they are shown."""
+    """The headline figures of each value, most GPU-hours first, with the shown names of accounts."""
     found, shown = report.totals.headlines[dimension], _shown_name(report, dimension)
     return [(shown(name), found[name]) for name in report.totals.parts[dimension] if name in found]
 
@@ -122,7 +122,7 @@ def _shown_name(report: SiteReport, dimension: str) -> Callable[[str], str]:
 
 
 def published_parts() -> list[float | None]:
-    """What the paper has, for each of PART_FINDINGS."""
+    """The paper's value for each of PART_FINDINGS."""
     published = {finding.words: finding.published for finding in FINDINGS}
     return [published[each.words] for each in PART_FINDINGS]
 

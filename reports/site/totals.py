@@ -1,6 +1,6 @@
-"""What GPU-hours and energy went into, across a site's jobs: totals, parts, waste, and largest-tier requests.
+"""Totals of a site's jobs: GPU-hours, energy, unused GPU-hours, and requests for the largest memory tier.
 
-All sums are made in DuckDB, of views of the store, so that a large span needs no more memory than a small one.
+DuckDB computes all sums on views of the store, so a long span needs no more memory than a short one.
 docs/site-report.md says what each figure means.
 """
 
@@ -72,12 +72,12 @@ coalesce(sum(idle_job_h + never_used_h) FILTER (wasted_j IS NOT NULL), 0)
 
 @dataclass(frozen=True)
 class Share:
-    """What a part of the site's jobs had and did; hours are GPU-hours. None: of no job it is known.
+    """Totals of some of the site's jobs; all hours are GPU-hours. None: not known for any job.
 
-    measured_hours: of the time and GPUs that samples cover, in jobs with the verdict ok or idle; the hours of waste
-    are parts of these. never_used_known_hours: of the jobs of which it is known which GPUs were never used; of others
-    all time without a kernel is in no_kernel_hours. energy_hours: of the jobs whose energy is known. wasted_kwh is the
-    energy of wasted_kwh_hours of the idle hours.
+    measured_hours: the part that samples cover, in jobs with data quality ok or idle. All unused hours are parts of it.
+    never_used_known_hours: in jobs where it is known which GPUs were never used. For other jobs, all time without a
+    kernel is in no_kernel_hours. energy_hours: in jobs with known energy. wasted_kwh: the energy of wasted_kwh_hours,
+    which are part of the idle hours.
     """
 
     jobs: int
@@ -96,7 +96,7 @@ class Share:
 
     @property
     def idle_hours(self) -> float | None:
-        """Of jobs that did nothing, and of GPUs that were never used in others."""
+        """GPU-hours of jobs that did nothing, and of GPUs never used in other jobs."""
         if self.idle_job_hours is None or self.never_used_hours is None:
             return None
         return self.idle_job_hours + self.never_used_hours
@@ -111,7 +111,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Standing:
-    """Jobs of one verdict, or that have none for this reason."""
+    """The jobs of one data quality. name: the quality, or why the jobs have none."""
 
     name: str
     jobs: int
@@ -120,7 +120,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class LargeUser:
-    """A user's jobs that asked for the largest tier. fit: those whose need the next smaller tier holds."""
+    """A user's jobs that asked for the largest tier. fit: those whose peak fits in the next smaller tier."""
 
     user: str
     asked_jobs: int
@@ -134,9 +134,9 @@ class LargeUser:
 
 @dataclass(frozen=True)
 class LargestTier:
-    """Who asked for the largest tier. users: those with jobs that fit, most GPU-hours first.
+    """Jobs that asked for the largest tier. users: those with jobs that would fit in `smaller`, most GPU-hours first.
 
-    why_none: why nothing can be said; then the rest is empty. limit_mib: what a job may need to fit in `smaller`.
+    why_none: why there are no figures; then the rest is empty. limit_mib: the highest peak that fits in `smaller`.
     """
 
     why_none: str = ""
@@ -153,9 +153,9 @@ class LargestTier:
 
 @dataclass(frozen=True)
 class SiteTotals:
-    """parts: by dimension the share of each of its values, most GPU-hours first; "" is a value that is not recorded.
+    """All totals. parts: by dimension and value, most GPU-hours first; the value "" means not recorded.
 
-    headlines: by dimension the study's headline figures of each value that has jobs with the verdict ok.
+    headlines: by dimension and value, the study's headline figures, if the value has jobs with data quality ok.
     """
 
     total: Share
@@ -168,7 +168,7 @@ class SiteTotals:
 
 
 def load_totals(store: Store, cluster: str, config: Config, since_s: int, until_s: int) -> SiteTotals:
-    """Of the GPU jobs submitted in [since_s, until_s) that have started and ended. Raises StoreError."""
+    """Totals of the GPU jobs submitted in [since_s, until_s) that have started and ended. Raises StoreError."""
     with store.connect() as db:
         for table, columns in (("jobs", _JOBS), ("job_metrics", _METRICS), ("gpu_metrics", _GPUS)):
             store.view(db, table, cluster, columns, since_s, until_s)
@@ -210,7 +210,7 @@ def _parts(db: duckdb.DuckDBPyConnection, dimension: str) -> dict[str, Share]:
 
 
 def _largest(db: duckdb.DuckDBPyConnection, config: Config) -> LargestTier:
-    """By the same margins as the advice: config.advice's spike_margin and headroom_mib."""
+    """Requests for the largest tier, with the margins of the advice: advice.spike_margin and advice.headroom_mib."""
     names = sorted(largest_tier_names(config))
     below = [tier for tier in config.tiers if tier.name not in names]
     if not names:
@@ -221,7 +221,7 @@ def _largest(db: duckdb.DuckDBPyConnection, config: Config) -> LargestTier:
     limit_mib = (smaller.capacity_mib - config.advice.headroom_mib) / (1 + config.advice.spike_margin)
     ended = " OR ".join(f"starts_with(state, '{state}')" for state in ENDED_WELL)
     known = f"standing = '{OK}' AND hbm_peak_mib IS NOT NULL AND is_preallocated IS DISTINCT FROM true AND ({ended})"
-    # Sums of several threads differ in their last digits: without rounding equal users would change places.
+    # Sums from several threads differ in their last digits. Rounding keeps users with equal sums in order.
     sql = f"""
     WITH large AS (SELECT *, {known} AS is_known, {known} AND hbm_peak_mib <= $limit AS is_fit
                    FROM runs WHERE list_contains($names, tier))

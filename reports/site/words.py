@@ -1,4 +1,4 @@
-"""Figures of the site report as words: what is not known says so, and what has no price says that."""
+"""Figures of the site report as words, with NOT_KNOWN for unknown ones and NOT_CONFIGURED for missing prices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOT_KNOWN, NOT_CONFIGURED = "not known", "not configured"
 
 @dataclass(frozen=True)
 class PageTable:
-    """cells: rows of texts; the first column is the name, the others are numbers, to the right. note: below it."""
+    """A table of texts. The first column is a name; the others are numbers, aligned right. note: the text below."""
 
     columns: Sequence[str]
     cells: Sequence[Sequence[str]]
@@ -23,7 +23,7 @@ class PageTable:
 
 
 def hours(value: float | None) -> str:
-    """GPU-hours, whole from 100 on."""
+    """GPU-hours with three significant digits; whole numbers from 100 on."""
     return NOT_KNOWN if value is None else _real(value)
 
 
@@ -32,26 +32,26 @@ def energy(kwh: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share as percent; one decimal where it is below 10."""
+    """A share as percent, with one decimal below 10%."""
     if share is None:
         return NOT_KNOWN
     return f"{100 * share:.1f}%" if 0 < abs(share) < 0.0995 else f"{100 * share:.0f}%"
 
 
 def tenths(share: float | None) -> str:
-    """A share as percent with one decimal, as the paper has them; "-" where there is none."""
+    """A share as percent with one decimal, like the paper's; "-" if there is none."""
     return "-" if share is None else f"{100 * share:.1f}%"
 
 
 def money(amount: float | None, cost: Cost, per: str) -> str:
-    """Never 0 for a price that is not configured. per: "gpu_hour" or "kwh"."""
+    """An amount with its currency; NOT_CONFIGURED (never 0) without a price. per: "gpu_hour" or "kwh"."""
     if (cost.per_gpu_hour if per == "gpu_hour" else cost.per_kwh) < 0:
         return NOT_CONFIGURED
     return NOT_KNOWN if amount is None else f"{_real(amount)} {printable(cost.currency, 12)}".rstrip()
 
 
 def compared_cells(row: Compared) -> list[str]:
-    """Finding (and why it has no value here), value here, value published, jobs."""
+    """The cells of one finding: its name (and why it has no value here), value here, published value, jobs."""
     finding = row.finding
     words = f"{finding.words} ({printable(row.why_null, 80)})" if row.why_null else finding.words
     published = "-" if finding.published is None else _valued(finding.published, finding.unit)
@@ -69,7 +69,7 @@ def _valued(value: float | None, unit: str) -> str:
 
 
 def _real(value: float) -> str:
-    """With three digits that count; whole where there are more."""
+    """A number with three significant digits; a whole number from 100 on."""
     if not math.isfinite(value):
         return NOT_KNOWN
     return format_count(round(value)) if abs(value) >= 100 else f"{value:.3g}"

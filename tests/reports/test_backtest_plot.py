@@ -47,7 +47,7 @@ def test_without_advice_there_is_nothing_to_judge() -> None:
     said = words(render_tier_plot("perlmutter", 0.01, [silent], "svg"))
     assert said == [
         "perlmutter: memory advice replayed on 10 jobs, 0 advised",
-        "nothing to judge: no job would have been advised",
+        "no scores: no job would have been advised",
     ]
 
 

@@ -69,7 +69,7 @@ def test_every_figure_of_the_paper_has_a_caption_and_says_what_the_paper_has(pag
 
 
 def test_the_papers_values_stand_beside_the_sites(page: str, report: SiteReport) -> None:
-    rows = {row[0]: row[1:] for row in cells(page, "Beside Perlmutter")}
+    rows = {row[0]: row[1:] for row in cells(page, "Comparison with Perlmutter")}
     assert rows["jobs memory-bound by FP64 intensity"][1] == "81.0%"
     assert rows["largest tier: HBM peak at or below 50%"][1] == "55.0%"
     assert rows["4-GPU jobs that never used three GPUs"][1] == "12.0%"
@@ -92,7 +92,7 @@ def test_the_headline_figures_of_all_partitions_together_are_the_headline(report
 
 def test_each_part_stands_below_perlmutters_headline(page: str) -> None:
     rows = cells(
-        page.replace("<h3>", "<h2>").replace("</h3>", "</h2>"), "Headline figures by GPU type, beside Perlmutter"
+        page.replace("<h3>", "<h2>").replace("</h3>", "</h2>"), "Headline figures by GPU type, compared with Perlmutter"
     )
     assert rows[0] == ["Perlmutter", "81.0%", "55.0%", "12.0%", "16.5%", "66.3%"]
     assert {row[0] for row in rows[1:]} >= {"A100-80"}
@@ -227,10 +227,10 @@ def test_a_price_that_is_not_configured_is_no_price_of_0(reported: Any, page: st
     assert price(3.0, -1.0) is None
     assert price(None, 2.0) is None
     assert price(3.0, 0.0) == 0.0
-    assert {row[3] for row in cells(page, "GPU-hours that were not used")} == {"not configured"}
+    assert {row[3] for row in cells(page, "Unused GPU-hours")} == {"not configured"}
     assert {row[9] for row in cells(page, "By partition")} == {"not configured"}
     found = report_of(reported, cost=PRICED)
-    rows = cells(render_site_page(found), "GPU-hours that were not used")
+    rows = cells(render_site_page(found), "Unused GPU-hours")
     assert rows[3][3] == f"{2 * (found.totals.total.unused_hours or 0):.3g} EUR"
 
 
@@ -241,7 +241,7 @@ def test_a_price_that_is_none_is_refused(value: str) -> None:
 
 
 def test_jobs_without_telemetry_are_counted_and_not_idle(page: str, report: SiteReport) -> None:
-    rows = {row[0]: row[1:] for row in cells(page, "What is measured")}
+    rows = {row[0]: row[1:] for row in cells(page, "Data quality")}
     assert rows["no telemetry"][:2] == ["1", "4"]
     assert sum(int(row[0]) for row in rows.values()) == report.totals.total.jobs
 
@@ -259,10 +259,10 @@ def test_a_large_span_gives_figures_of_a_sample_and_says_so(reported: Any, repor
 def test_without_any_job_everything_says_so(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     page = render_site_page(build_site_report(store, "c", Config(cost=PRICED), SPAN_S, NOW_S))
-    assert page.count("No picture: there are no jobs.") == 11
+    assert page.count("No chart: there are no jobs.") == 11
     assert "<img" not in page
     assert "no memory tiers are configured" in page
-    assert {row[1] for row in cells(page, "GPU-hours that were not used")} == {"not known"}
+    assert {row[1] for row in cells(page, "Unused GPU-hours")} == {"not known"}
 
 
 def test_csv_files_hold_every_table_and_no_formula(reported: Any, tmp_path: Path) -> None:
@@ -314,8 +314,8 @@ def test_the_command_writes_page_and_tables_or_shows_the_totals(reported: Any, t
     assert (tmp_path / "site.html").stat().st_mode & 0o777 == 0o640
     assert (tmp_path / "csv/by_partition.csv").is_file()
     shown = run()
-    assert shown.startswith("GPU jobs: 59 (of 2 users)")
-    assert "GPUs never used, in other jobs" in shown
+    assert shown.startswith("GPU jobs: 59 (from 2 users)")
+    assert "GPUs never used in other jobs" in shown
     assert "not configured" in shown
     assert run("-S", "2001-01-01", "-E", "2001-02-01").startswith("no GPU jobs")
 

@@ -97,9 +97,9 @@ def test_a_price_that_is_not_configured_is_said_to_be(store: Store) -> None:
 def test_without_counts_it_says_so(store: Store) -> None:
     earlier = (NOW_S - 9 * DAY_S, NOW_S - 8 * DAY_S)
     said = power_table(load_power(store, "c", CONFIG, earlier), CONFIG)
-    assert said == "Nothing is known of a100, h100: no power run counted its nodes in this span."
+    assert said == "No data on a100, h100: no power run counted nodes in this span."
     none = power_table(load_power(store, "c", Config(), earlier), Config())
-    assert none == "No node set is configured, and none was counted in this span."
+    assert none == "No node set is configured, and no power run counted nodes in this span."
     known = {each.name for each in load_power(store, "c", Config(), SPAN_S)}
     assert known == {"a100"}, "counts of a set that was removed from the configuration are still counts"
     rows = power_rows(load_power(store, "c", CONFIG, earlier)).to_pylist()
@@ -157,7 +157,7 @@ def test_the_page_has_the_table_or_says_why_not(pages: dict[str, str]) -> None:
     card = pages["savings"].partition("<h2>Node power</h2>")[2].partition('<div class="card">')[0]
     assert re.findall(r"<td[^>]*>(.*?)</td>", card)[:2] == ["a100", "50%"]
     assert "25.3 kWh" in card
-    assert "No node set is configured, and none was counted in this span." in pages["nothing"]
+    assert "No node set is configured, and no power run counted nodes in this span." in pages["nothing"]
 
 
 def test_the_card_has_a_picture_of_the_last_days_with_its_words(pages: dict[str, str], store: Store) -> None:
