@@ -77,7 +77,9 @@ def save(trained: Trained, models_dir: Path, own: Mapping[str, Learned] | None =
             _write(models_dir / "services" / version, {**meta, "services": services}, {})
         switch(models_dir / "duration", version)
     except OSError as error:
-        raise StoreError(f"{models_dir}: cannot write the trained models: {error}", "check space and rights") from error
+        raise StoreError(
+            f"{models_dir}: cannot write the trained models: {error}", "check disk space and permissions"
+        ) from error
     return version
 
 

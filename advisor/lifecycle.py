@@ -31,7 +31,7 @@ def faults_of(trained: Trained, config: Config, now_s: int) -> list[str]:
     if age_days < -1:
         faults.append(f"trained {-age_days:.0f} days in the future, by a clock that was ahead: train again")
     if age_days > config.training.max_age_days:
-        faults.append(f"trained {age_days:.0f} days ago, accepted are {config.training.max_age_days}")
+        faults.append(f"trained {age_days:.0f} days ago, the limit is {config.training.max_age_days}")
     ours, simplest = trained.scores.get("almanac", NOTHING), trained.scores.get(SIMPLEST, NOTHING)
     if ours.median_abs_log_error > WORSE_BY * simplest.median_abs_log_error:
         faults.append(
@@ -76,5 +76,5 @@ def drift_of(trained: Trained, history: pd.DataFrame, config: Config, now_s: int
             f"the median |log error| is {since.median_abs_log_error:.2f} since the training, {then:.2f} before"
         )
     if coverage < trained.model.coverage - MAX_LOST_COVERAGE:
-        alarms.append(f"{coverage:.0%} of jobs ran within their interval, meant were {trained.model.coverage:.0%}")
+        alarms.append(f"{coverage:.0%} of jobs ran within their interval, the goal was {trained.model.coverage:.0%}")
     return Drift(since, coverage, tuple(alarms))

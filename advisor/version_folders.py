@@ -93,7 +93,7 @@ def switch(folder: Path, version: str) -> None:
     try:
         _write_file(folder / "current", version + "\n")
     except OSError as error:
-        raise StoreError(f"{folder}: cannot switch versions: {error}", "check space and rights") from error
+        raise StoreError(f"{folder}: cannot switch versions: {error}", "check disk space and permissions") from error
 
 
 def read_current(folder: Path) -> str | None:
@@ -131,19 +131,19 @@ def read_text(path: Path, expected: str | None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path}: cannot be read: {error}", RETRAIN) from error
     if checksum(text) != expected:
-        raise StoreError(f"{path}: damaged: it is not the text that was written", RETRAIN)
+        raise StoreError(f"{path}: damaged: its checksum differs", RETRAIN)
     return text
 
 
 def garbled(folder: Path, error: Exception) -> StoreError:
-    return StoreError(f"{folder}: meta.json lacks or garbles a field: {error!r}", RETRAIN)
+    return StoreError(f"{folder}: meta.json has a missing or bad field: {error!r}", RETRAIN)
 
 
 def require_usable(faults: Mapping[str, str], version: str) -> None:
     """faults: of each version, "" if it can be used. Raises StoreError if this one is not there or cannot be used."""
     if version not in faults:
         known = ", ".join(faults) or "none"
-        raise StoreError(f"{version[:40]!r} is no trained version", f"choose one of: {known}")
+        raise StoreError(f"{version[:40]!r} is not a trained version", f"choose one of: {known}")
     if faults[version]:
         raise StoreError(faults[version], "choose another version, or train again")
 

@@ -58,7 +58,7 @@ def find_config(explicit: str | None = None) -> Path | None:
     if found and found != SYSTEM_FILE and found.stat().st_uid not in (0, os.geteuid()):
         raise ConfigError(
             f"{found} belongs to uid {found.stat().st_uid}, and you are uid {os.geteuid()}",
-            "name it with --config if you trust its owner; sudo -i sets HOME to your own",
+            "give it with --config if you trust its owner; `sudo -i` sets HOME to your own",
         )
     return found
 
@@ -78,7 +78,7 @@ def load_config(path: Path | None) -> Config:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8").removeprefix("\ufeff"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", "make it readable UTF-8") from error
+        raise ConfigError(f"{path}: cannot be read: {error}", "make the file readable, in UTF-8") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: not valid TOML: nested too deeply", "write it as sections and keys") from error
     except ValueError as error:  # a number of thousands of digits is one that tomllib does not make its own
@@ -162,7 +162,7 @@ def _parse_tables(cls: type[Any], content: Any, where: str, key: str, check: Cal
         check(found[-1], f"{where}: [[{key}]] number {number}")
     names = [one.name for one in found]
     if len(set(names)) != len(names):
-        raise ConfigError(f"{where}: two {key} have the same name: {names}", "give each a name of its own")
+        raise ConfigError(f"{where}: two {key} have the same name: {names}", "give each its own name")
     return found
 
 
@@ -172,8 +172,8 @@ def _check_node_set(one: NodeSet, where: str) -> None:
     selectors = [one.nodes, one.feature, one.partition]
     if sum(map(bool, selectors)) != 1:
         raise ConfigError(
-            f"{where} ({one.name}): {sum(map(bool, selectors))} of nodes, feature and partition are set",
-            "set exactly one: it is what selects the nodes",
+            f"{where} ({one.name}): {sum(map(bool, selectors))} of nodes, feature, and partition are set",
+            "set exactly one of them",
         )
     if one.warm_minimum < 0:
         raise ConfigError(f"{where} ({one.name}): warm_minimum is {one.warm_minimum}", "use 0 or more")
@@ -187,8 +187,8 @@ def _check_tier(tier: Tier, where: str) -> None:
     selectors = [tier.constraint, tier.gres, tier.partition]
     if sum(map(bool, selectors)) != 1:
         raise ConfigError(
-            f"{where} ({tier.name}): {sum(map(bool, selectors))} of constraint, gres and partition are set",
-            "set exactly one: it is what selects the tier",
+            f"{where} ({tier.name}): {sum(map(bool, selectors))} of constraint, gres, and partition are set",
+            "set exactly one of them",
         )
 
 
@@ -203,13 +203,15 @@ def _check_ranges(config: Config, where: str) -> None:
     _check_words(config, where)
     if 3600 % config.metrics.window_s:
         raise ConfigError(
-            f"{where}: metrics.window_s is {config.metrics.window_s}, which does not divide 3600", "use 60, or 300"
+            f"{where}: metrics.window_s is {config.metrics.window_s}, which does not divide 3600", "use 60 or 300"
         )
     if config.priority.min_gpu_time_s >= config.priority.max_gpu_time_s:
-        raise ConfigError(f"{where}: priority.min_gpu_time_s is not below max_gpu_time_s", "use such as 60 and 8640000")
+        raise ConfigError(
+            f"{where}: priority.min_gpu_time_s is not below max_gpu_time_s", "use, for example, 60 and 8640000"
+        )
     if not is_pattern(config.mail.recipient):
-        said = f"{where}: mail.recipient is {config.mail.recipient!r}, which gives no user an address of their own"
-        raise ConfigError(said, 'write such as "{user}@example.org"; {user} is the user\'s name')
+        said = f"{where}: mail.recipient is {config.mail.recipient!r}, which does not give each user an address"
+        raise ConfigError(said, 'write, for example, "{user}@example.org"; {user} stands for the user name')
 
 
 def _check_words(config: Config, where: str) -> None:
@@ -217,4 +219,4 @@ def _check_words(config: Config, where: str) -> None:
         section, name = key.split(".")
         value = getattr(getattr(config, section), name)
         if value not in words:
-            raise ConfigError(f"{where}: {key} is {value!r}", f"use {', '.join(words[:-1])} or {words[-1]}")
+            raise ConfigError(f"{where}: {key} is {value!r}", f"use one of: {', '.join(words)}")

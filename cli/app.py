@@ -111,7 +111,7 @@ class App:
             raise ConfigError(f"the store holds several clusters: {', '.join(known)}", "choose one with --cluster")
         if store and not is_new:
             raise StoreError(
-                f"{store.root}: the store holds no jobs yet", "run `almanac ingest` first, or name another --store"
+                f"{store.root}: the store holds no jobs yet", "run `almanac ingest` first, or choose another --store"
             )
         from telemetry.sources.sacct import probe_accounting
 

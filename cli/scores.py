@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = {
     "spearman": "Spearman",
-    "gpu_time_spearman": "Spearman of GPU-time",
+    "gpu_time_spearman": "of GPU-time",
     "median_abs_log_error": "median |log error|",
     "share_within_2x": "within 2x",
 }

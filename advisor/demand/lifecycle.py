@@ -39,7 +39,7 @@ def faults_of_demand(trained: TrainedDemand, node_set: NodeSet, config: Config, 
     if age_days < -1:
         faults.append(f"trained {-age_days:.0f} days in the future, by a clock that was ahead")
     if age_days > config.training.max_age_days:
-        faults.append(f"trained {age_days:.0f} days ago, accepted are {config.training.max_age_days}")
+        faults.append(f"trained {age_days:.0f} days ago, the limit is {config.training.max_age_days}")
     if trained.selection != selection_of(node_set):
         faults.append(f"trained for {trained.selection}, and the node set is now {selection_of(node_set)}")
     return faults
@@ -54,7 +54,7 @@ def usable_demand(
     except AlmanacError as error:
         return None, f"{error}; {error.hint}"
     if trained is None:
-        return None, f"nothing is trained for node set {node_set.name}; run `almanac train`"
+        return None, f"no model is trained for node set {node_set.name}; run `almanac train`"
     faults = faults_of_demand(trained, node_set, config, now_s)
     return (None, f"{'; '.join(faults)}; run `almanac train`") if faults else (trained, "")
 

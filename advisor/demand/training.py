@@ -48,7 +48,7 @@ def train_node_set(
     Raises NoModelError, which says how much data is needed, and StoreError.
     """
     if not names:
-        raise NoModelError("it has no nodes", "correct its nodes, feature or partition")
+        raise NoModelError("it has no nodes", "correct its nodes, feature, or partition")
     models_dir = store.models_dir(cluster)
     series = demand_series(store, cluster, node_set, names, now_s - TRAIN_DAYS * DAY_S, now_s)
     found = drift_of_demand(_usable(models_dir, node_set), series, now_s)
@@ -67,7 +67,7 @@ def train_node_set(
         )  # fmt: skip
     except ValueError as error:
         raise NoModelError(
-            str(error), "it is trained when there is more; until then no node is powered down"
+            str(error), "its model is trained once there is more; until then, no node is powered down"
         ) from error
     since_s = int(record.start.astype("datetime64[s]").astype(np.int64))
     span_s = since_s, since_s + 60 * len(record)

@@ -129,7 +129,9 @@ def _writing(folder: Path) -> Iterator[None]:
             remove_unfinished(folder)
             yield
     except OSError as error:
-        raise StoreError(f"{folder}: cannot write the demand model: {error}", "check space and rights") from error
+        raise StoreError(
+            f"{folder}: cannot write the demand model: {error}", "check disk space and permissions"
+        ) from error
 
 
 def load_demand(models_dir: Path, node_set: str) -> TrainedDemand | None:
@@ -177,7 +179,7 @@ def _switch(folder: Path, version: str) -> None:
 
 def _folder(models_dir: Path, node_set: str) -> Path:
     if not _SET_NAME.fullmatch(node_set):
-        raise StoreError(f"{node_set[:80]!r} cannot name a node set", "use letters, digits, ., _ and -")
+        raise StoreError(f"{node_set[:80]!r} cannot name a node set", "use letters, digits, ., _, and -")
     return models_dir / "demand" / f"{_PREFIX}{node_set}"
 
 
@@ -199,7 +201,7 @@ def _read(folder: Path) -> TrainedDemand:
 def _trained(folder: Path, meta: dict[str, Any]) -> TrainedDemand:
     for name in meta["sha256"]:
         if not _FILE_NAME.fullmatch(name):
-            raise ValueError(f"{name[:40]!r} is no file of a model")
+            raise ValueError(f"{name[:40]!r} is not a file of a model")
     if tuple(meta["features"]) != feature_names():
         raise SchemaVersionError(f"{folder}: trained on other features than this almanac computes", RETRAIN)
     texts = {name: read_text(folder / name, expected) for name, expected in meta["sha256"].items()}

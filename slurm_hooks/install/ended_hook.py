@@ -29,10 +29,10 @@ def plan_remove_ended(prefix: Path) -> Change:
     if before is None:
         return Change(path, None, None)
     if not (prefix / "slurm.conf").is_file():
-        raise ConfigError(f"no slurm.conf in {prefix}: whether it names {path} is not known", f"see, then: rm {path}")
+        raise ConfigError(f"no slurm.conf in {prefix}: it may still name {path}", f"check slurm.conf, then: rm {path}")
     for key, value in _settings(prefix):
         if Path(value).name == SCRIPT:
-            todo = "take that out, run scontrol reconfigure or restart slurmctld, then try again"
+            todo = "remove that, run scontrol reconfigure or restart slurmctld, then run this again"
             raise ConfigError(f"slurm.conf still has {key}={value}: without it slurmctld does not start", todo)
     return Change(path, before, None)
 
@@ -49,7 +49,7 @@ def _notes(prefix: Path) -> tuple[str, ...]:
     path, (epilogs, job_comp, is_called) = prefix / SCRIPT, _programs(prefix)
     if is_called or not epilogs or job_comp == "jobcomp/none":
         return ()
-    return (f"where {epilogs[-1]} does not call it yet, give it a line by itself: [ ! -x {path} ] || {path}",)
+    return (f"if {epilogs[-1]} does not call it yet, add this line to it: [ ! -x {path} ] || {path}",)
 
 
 def _programs(prefix: Path) -> tuple[list[str], str, bool]:
@@ -64,7 +64,7 @@ def _programs(prefix: Path) -> tuple[list[str], str, bool]:
 
 def _read(prefix: Path) -> bytes | None:
     if not prefix.is_dir():
-        raise ConfigError(f"{prefix} is no folder", "name the folder of slurm.conf with --prefix")
+        raise ConfigError(f"{prefix} is not a folder", "give the folder of slurm.conf with --prefix")
     try:
         return (prefix / SCRIPT).read_bytes()
     except FileNotFoundError:

@@ -123,7 +123,7 @@ def statement(hook: Hook, places: Places, parameters: tuple[str, ...]) -> str:
     """
     named = [(index, parameters[index]) for index in hook.wanted if index < len(parameters)]
     if not parameters or any(name in parameters[index + 1 :] for index, name in named):
-        raise ConfigError(f"{hook.function}({', '.join(parameters)}) does not name what is to be passed on",
+        raise ConfigError(f"{hook.function}({', '.join(parameters)}) lacks parameters that almanac needs",
                           by_hand(hook, places))  # fmt: skip
     called = f'dofile("{places.lua_dir}/{hook.script}").{hook.method}'
     options = f', {{advice = "{places.advice_dir}"}}' if places.advice_dir else ""

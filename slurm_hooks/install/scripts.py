@@ -49,9 +49,11 @@ def plan_install(hook: Hook, prefix: Path, places: Places, standalone_dir: Path,
     """
     for folder in filter(None, (places.lua_dir, places.advice_dir)):
         if not re.fullmatch(r"/[\w./+@:-]+", folder, re.ASCII):
-            raise ConfigError(f"{printable(folder)!r} cannot stand in a script", "name it by a plain absolute path")
+            raise ConfigError(f"{printable(folder)!r} cannot be written into a script", "use a plain absolute path")
     if not (module := Path(places.lua_dir, hook.script)).is_file():
-        raise ConfigError(f"{module} is not there", "install the package, or name the modules' folder with --lua-dir")
+        raise ConfigError(
+            f"{module} does not exist", "install the package, or give the folder of the modules with --lua-dir"
+        )
     path, before = _read(prefix, hook)
     if before is None or _is_untouched_standalone(before):
         after = stamped(adapted(_read_standalone(standalone_dir / hook.script), hook, places))
@@ -74,24 +76,28 @@ def plan_remove(hook: Hook, prefix: Path, syntax_fault: SyntaxCheck) -> Change:
     if _is_untouched_standalone(before):
         if "lua" in slurm_conf_plugins(prefix, hook):
             raise ConfigError(
-                f"slurm.conf still has lua in {hook.slurm_conf_key}, which cannot be without {path}",
-                f"take lua out of {hook.slurm_conf_key}, restart slurmctld or run scontrol reconfigure, then try again",
+                f"slurm.conf still has lua in {hook.slurm_conf_key}, which needs {path}",
+                f"remove lua from {hook.slurm_conf_key}, run scontrol reconfigure or restart slurmctld, then try again",
             )
         is_told = (prefix / "slurm.conf").is_file()
         return Change(path, before, None, () if is_told else (_UNKNOWN.format(prefix, hook.slurm_conf_key),))
     after = remove(before, hook)
     if after != before and (fault := syntax_fault(after)) and not syntax_fault(before):
-        raise ConfigError(f"{path} would not parse as Lua: {fault}", "take our line out by hand")
+        raise ConfigError(f"{path} would not parse as Lua: {fault}", "remove almanac's line by hand")
     left = after.decode("latin-1").splitlines()
     lines = [number for number, line in enumerate(left, 1) if re.search(rf"almanac.*{re.escape(hook.script)}", line)]
-    notes = (f"{path} still names almanac in line {', '.join(map(str, lines))}: not ours to remove",) if lines else ()
+    notes = (
+        (f"{path} still names almanac in line {', '.join(map(str, lines))}, which almanac did not write",)
+        if lines
+        else ()
+    )
     return Change(path, before, after, notes)
 
 
 def _read(prefix: Path, hook: Hook) -> tuple[Path, bytes | None]:
     """The file that the hook's script is, links followed, and its content."""
     if not prefix.is_dir():
-        raise ConfigError(f"{prefix} is no folder", "name the folder of slurm.conf with --prefix")
+        raise ConfigError(f"{prefix} is not a folder", "give the folder of slurm.conf with --prefix")
     path = (prefix / hook.script).resolve()
     try:
         return path, path.read_bytes()
@@ -137,7 +143,9 @@ def apply(change: Change, now_s: int) -> Path | None:
     try:
         now = change.path.read_bytes() if change.path.exists() else None
         if now != change.before:
-            raise ConfigError(f"{change.path} was changed meanwhile", "run this again and look at the new difference")
+            raise ConfigError(
+                f"{change.path} has changed in the meantime", "run this again, and check the new difference"
+            )
         backup = _backed_up(change.path, now_s) if now is not None else None
         if change.after is None:
             change.path.unlink()

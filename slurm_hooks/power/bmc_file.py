@@ -74,14 +74,14 @@ def open_bmc_file(path: Path) -> int:
     try:
         handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        todo = f"create it as {_user()}, mode 0600: docs/power-programs.md"
+        todo = f"create it as {_user()}, mode 0600 (docs/power-programs.md)"
         raise ConfigError(f"{path}: cannot be opened by {_user()}: {error.strerror}", todo) from error
     info = os.fstat(handle)
     found = ""
     if not stat.S_ISREG(info.st_mode):
-        found = "is no plain file"
+        found = "is not a regular file"
     elif info.st_uid != os.geteuid():
-        found = f"belongs to uid {info.st_uid}, and the programs run as {_user()}"
+        found = f"belongs to uid {info.st_uid}, but the programs run as {_user()}"
     elif stat.S_IMODE(info.st_mode) != 0o600:
         found = f"has mode {stat.S_IMODE(info.st_mode):04o}, expected 0600"
     elif info.st_size > MAX_BYTES:
@@ -101,16 +101,16 @@ def read_bmc_file(path: Path, handle: int) -> BmcFile:
         raise ConfigError(f"{path}: not TOML {place[0] if place else ''}".rstrip(), "correct the file") from None
     tables = data.pop("bmc", [])
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError(f"{path}: no [[bmc]] table", "add one for each kind of node: docs/power-programs.md")
+        raise ConfigError(f"{path}: no [[bmc]] table", "add one for each kind of node (docs/power-programs.md)")
     _refuse_unknown(data, {*_NUMBERS, "log_file"}, str(path))
     for name, (low, high) in _NUMBERS.items():
         value = data.get(name, low)
         is_number = isinstance(value, int if name in ("parallel", "retries") else (int, float))
         if not is_number or isinstance(value, bool) or not low <= value <= high:
-            raise ConfigError(f"{path}: {name} is no number from {low} to {high}", f"correct {name}")
+            raise ConfigError(f"{path}: {name} is not a number from {low} to {high}", f"correct {name}")
     log_file = data.get("log_file", "")
     if not isinstance(log_file, str) or (log_file and not log_file.startswith("/")):
-        raise ConfigError(f"{path}: log_file is no absolute path", 'name a file, or "" for syslog')
+        raise ConfigError(f"{path}: log_file is not an absolute path", 'name a file, or "" for syslog')
     by_node: dict[str, Bmc] = {}
     for number, table in enumerate(tables, 1):
         where = f"{path}: [[bmc]] table {number}"
@@ -129,9 +129,11 @@ def node_names(text: str, where: str) -> tuple[str, ...]:
     try:
         names = hostlist.expand(text)
     except ValueError as error:
-        raise ConfigError(f"{where}: {printable(str(error))}", "expected a host list such as gpu[001-064]") from error
+        raise ConfigError(f"{where}: {printable(str(error))}", "write a host list such as gpu[001-064]") from error
     if not names or not all(_NODE.fullmatch(name) for name in names):
-        raise ConfigError(f"{where}: {printable(text[:80])!r} is no list of node names", "expected gpu[001-064]")
+        raise ConfigError(
+            f"{where}: {printable(text[:80])!r} is not a list of node names", "write a host list such as gpu[001-064]"
+        )
     return names
 
 
@@ -145,7 +147,7 @@ def _table(table: Mapping[str, Any], where: str) -> Bmc:
         elif name == "mac":
             values[name] = _macs(value, where)
         elif not isinstance(value, str) or "\0" in value or "\n" in value:
-            raise ConfigError(f"{where}: {name} is no text of one line", f"correct {name}")
+            raise ConfigError(f"{where}: {name} is not a single line of text", f"correct {name}")
         else:
             values[name] = value
     bmc = Bmc(**values)
@@ -164,11 +166,11 @@ def _check(bmc: Bmc, where: str) -> None:
         raise ConfigError(f"{where}: method is not one of {', '.join(METHODS)}", "correct method")
     for name in needed[bmc.method]:
         if not getattr(bmc, name):
-            raise ConfigError(f"{where}: no {name}; method {bmc.method} needs it", "docs/power-programs.md")
+            raise ConfigError(f"{where}: no {name}; method {bmc.method} needs it", "see docs/power-programs.md")
     if bmc.address and not _ADDRESS.fullmatch(bmc.address):
-        raise ConfigError(f"{where}: address is no host, or host:port", 'expected such as "bmc-{node}"')
+        raise ConfigError(f"{where}: address is not HOST or HOST:PORT", 'write, for example, "bmc-{node}"')
     if bmc.cipher_suite and not re.fullmatch(r"[0-9]{1,2}", bmc.cipher_suite):
-        raise ConfigError(f"{where}: cipher_suite is no number", 'expected such as "17" or "3", or leave it out')
+        raise ConfigError(f"{where}: cipher_suite is not a number", 'write, for example, "17" or "3", or leave it out')
     if bmc.user.startswith("-") or (bmc.method == "redfish" and ":" in bmc.user):
         raise ConfigError(f"{where}: user begins with - or holds a colon", "use another account of the BMC")
 
@@ -176,21 +178,25 @@ def _check(bmc: Bmc, where: str) -> None:
 def _command(value: object, where: str) -> tuple[str, ...]:
     parts: list[Any] = value if isinstance(value, list) else []
     if not parts or not all(isinstance(part, str) and "\0" not in part for part in parts):
-        raise ConfigError(f"{where} is no list of texts", 'expected such as ["/usr/local/sbin/power-off", "{node}"]')
+        raise ConfigError(
+            f"{where} is not a list of strings", 'write, for example, ["/usr/local/sbin/power-off", "{node}"]'
+        )
     if not parts[0].startswith("/"):
-        raise ConfigError(f"{where} begins with no absolute path", "name the program by its whole path")
+        raise ConfigError(f"{where} does not begin with an absolute path", "write the full path of the program")
     return tuple(parts)
 
 
 def _macs(value: object, where: str) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(mac, str) and _MAC.fullmatch(mac) for mac in value.values()):
-        raise ConfigError(f"{where}: mac is no table of MAC addresses", 'expected mac = { n1 = "aa:bb:cc:dd:ee:ff" }')
+        raise ConfigError(f"{where}: mac is not a table of MAC addresses", 'write mac = { n1 = "aa:bb:cc:dd:ee:ff" }')
     return value
 
 
 def _refuse_unknown(data: Mapping[str, Any], valid: set[str], where: str) -> None:
     if unknown := sorted(set(data) - valid):
-        raise ConfigError(f"{where}: unknown key {printable(unknown[0][:60])}", f"known are {', '.join(sorted(valid))}")
+        raise ConfigError(
+            f"{where}: unknown key {printable(unknown[0][:60])}", f"use one of: {', '.join(sorted(valid))}"
+        )
 
 
 def _user() -> str:

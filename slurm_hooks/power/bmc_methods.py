@@ -100,7 +100,7 @@ def wake(mac: str, broadcast: str) -> None:
             sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
             sender.sendto(packet, (host, int(port or 9)))
     except (OSError, ValueError) as error:
-        raise BmcError(f"no magic packet to {broadcast}: {error}") from error
+        raise BmcError(f"cannot send a magic packet to {broadcast}: {error}") from error
 
 
 def run(argv: list[str], timeout_s: float, secrets: dict[str, str] | None = None) -> str:
@@ -122,9 +122,9 @@ def run(argv: list[str], timeout_s: float, secrets: dict[str, str] | None = None
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        raise BmcError(f"{argv[0]} did not end within {timeout_s:g} s") from None
+        raise BmcError(f"{argv[0]} timed out after {timeout_s:g} s") from None
     if process.returncode:
         for secret in (secrets or {}).values():
             said = said.replace(secret, "***")
-        raise BmcError(f"{argv[0]} ended with {process.returncode}: {said.strip()[-200:]}")
+        raise BmcError(f"{argv[0]} failed with exit code {process.returncode}: {said.strip()[-200:]}")
     return said

@@ -90,7 +90,7 @@ class Switch:
         except RefusedError as error:
             return outcome("refused", str(error))
         except StoppedError:
-            return outcome("stopped", "the program was told to end")
+            return outcome("stopped", "the program was stopped")
         except Exception as error:  # one node's trouble is not the others'; no text of it: it may hold a password
             return outcome("failed", f"unexpected {type(error).__name__}")
 

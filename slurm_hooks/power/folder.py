@@ -79,5 +79,5 @@ class PowerFolder:
             make_inner_folder(self.root)
         except OSError as error:
             raise StoreError(
-                f"{self.root}: cannot be made: {error.strerror}", "run this as the store's owner"
+                f"{self.root}: cannot be created: {error.strerror}", "run this as the store's owner"
             ) from error

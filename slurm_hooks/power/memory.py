@@ -107,8 +107,8 @@ def load(path: Path, cluster: str) -> Memory:
         memory = _memory(json.loads(read_trusted(path, owners, MAX_BYTES)))
     except (BadRecordError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise StoreError(
-            f"{path}: {error if isinstance(error, BadRecordError) else 'cannot be understood'}",
-            "look who wrote it; then remove it: nodes that sleep stay known by their reason in Slurm",
+            f"{path}: {error if isinstance(error, BadRecordError) else 'cannot be parsed'}",
+            "check who wrote it, then remove it; powered-down nodes stay known by their reason in Slurm",
         ) from error
     if memory.cluster != cluster:
         raise StoreError(f"{path} is of cluster {memory.cluster!r}, not {cluster!r}", "use one store per cluster")

@@ -196,7 +196,7 @@ class Planner:
         for name in names:
             if (other := sets_of.setdefault(name, node_set.name)) != node_set.name:
                 raise ConfigError(
-                    f"node {name} is in the node sets {other} and {node_set.name}", "give each node to one node set"
+                    f"node {name} is in the node sets {other} and {node_set.name}", "put each node in one node set"
                 )
 
     def _plan_set(

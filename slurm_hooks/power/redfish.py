@@ -78,7 +78,7 @@ class Redfish:
     def _inside(self, path: object) -> str:
         """A path of this BMC. Raises BmcError where it points elsewhere."""
         if not isinstance(path, str) or not path.startswith("/redfish/") or not path.isprintable() or " " in path:
-            raise BmcError(f"{self._where}: no path of Redfish: {str(path)[:80]!r}", is_final=True)
+            raise BmcError(f"{self._where}: not a Redfish path: {str(path)[:80]!r}", is_final=True)
         return path
 
     def _get(self, path: str) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Redfish:
         try:
             return _dict(json.loads(answer))
         except (ValueError, RecursionError):
-            raise BmcError(f"{self._where}{path}: the answer is no JSON") from None
+            raise BmcError(f"{self._where}{path}: the answer is not JSON") from None
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
         connection = self._connection()

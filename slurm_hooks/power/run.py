@@ -57,7 +57,7 @@ class PowerRun:
         try:
             run_s = planner.source.run_times_s(pending, now_s)
         except StoreError as error:
-            faults.append(f"run times of pending jobs are not known: {error}; {error.hint}")
+            faults.append(f"run times of pending jobs are unknown: {error}; {error.hint}")
         for each in planner.config.node_sets:
             try:
                 planner.source.note(each, live_demand(members(each, nodes), nodes, pending, run_s), now_s)

@@ -61,7 +61,7 @@ class PowerSettings:
         """ "names" or "count" for power.actuator. Raises ConfigError where Slurm is not set up for it."""
         if not self.has_programs:
             raise ConfigError(
-                "slurm.conf names no SuspendProgram and ResumeProgram: Slurm cannot power nodes",
+                "slurm.conf sets no SuspendProgram and ResumeProgram: Slurm cannot power nodes down or up",
                 "see docs/power-programs.md",
             )
         is_own = self.suspend_time_s is not None
@@ -69,7 +69,7 @@ class PowerSettings:
             wanted = "count" if is_own else "names"
         if wanted == "names" and is_own:
             raise ConfigError(
-                f"SuspendTime={self.suspend_time_s}: Slurm powers idle nodes down itself, so that none can be kept on",
+                f"SuspendTime={self.suspend_time_s}: Slurm powers idle nodes down itself; almanac cannot keep any on",
                 'set SuspendTime=31536000 in slurm.conf, or power.actuator = "count" (Slurm 24.11 and later)',
             )
         if wanted == "count" and self.release < COUNT_SINCE:
@@ -93,7 +93,7 @@ def plainly_excluded(exceptions: Iterable[KeptOn], nodes: Sequence[Node]) -> fro
         if entry.count is None:
             if strangers := entry.nodes() - known:
                 raise ConfigError(
-                    f"SuspendExcNodes of slurm.conf names {min(strangers)}, which is no node",
+                    f"SuspendExcNodes of slurm.conf names {min(strangers)}, which is not a node",
                     "name nodes there, not NodeSets",
                 )
             found |= entry.nodes()
@@ -137,7 +137,7 @@ def read_settings(backend: SlurmBackend) -> PowerSettings:
     values = dict(_pairs(backend.configuration()))
     version = re.match(r"([0-9]+)\.([0-9]+)", values.get("SLURM_VERSION", ""))
     if version is None:
-        raise CommandError("`scontrol show config` names no SLURM_VERSION", "check that slurmctld answers")
+        raise CommandError("`scontrol show config` shows no SLURM_VERSION", "check that slurmctld answers")
     time_s = _seconds(values, "SuspendTime")
     return PowerSettings(
         release=(int(version[1]), int(version[2])),

@@ -56,4 +56,4 @@ def stale_reason(series: NodeSeries, end_s: int, stale_s: int) -> str:
     age_s = end_s - (begin_s + (int(usable[-1]) + 1) * MINUTE_S)
     if age_s <= stale_s:
         return ""
-    return f"demand is {format_duration(age_s)} old, accepted are {format_duration(stale_s)}: run `almanac ingest`"
+    return f"demand is {format_duration(age_s)} old, the limit is {format_duration(stale_s)}: run `almanac ingest`"

@@ -36,7 +36,7 @@ def write_tables(results: Mapping[str, Result], folder: Path) -> list[Path]:
                 write_output(path, content)
                 written.append(path)
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be written: {error}", "name a folder that you may write") from error
+        raise StoreError(f"{folder}: cannot be written: {error}", "choose a folder that you can write") from error
     return written
 
 

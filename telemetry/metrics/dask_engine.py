@@ -149,8 +149,8 @@ def _scheduler_at_hand() -> Iterator[None]:
         yield
     except (CancelledError, OSError) as error:
         raise AlmanacError(
-            f"the Dask scheduler was lost: {error or type(error).__name__}",
-            "see that it runs and can be reached, and run this again: what is stored is unharmed",
+            f"lost the connection to the Dask scheduler: {error or type(error).__name__}",
+            "check that it runs and is reachable, then run this again; the store is intact",
         ) from error
 
 
@@ -169,7 +169,7 @@ def _said(error: BaseException, files: Files) -> BaseException:
     if isinstance(error, KilledWorker):
         return AlmanacError(
             f"{error.allowed_failures + 1} workers died while they computed {_named(files)}",
-            "most often they lacked memory: raise dask.memory_gib; the workers' output says more",
+            "they probably ran out of memory: raise dask.memory_gib, or read the workers' output",
         )
     if isinstance(error, duckdb.OutOfMemoryException):
         return AlmanacError(f"{_named(files)}: a worker ran out of memory: {error}", "raise dask.memory_gib")
@@ -221,7 +221,7 @@ def _check_files(paths: Sequence[Path]) -> None:
     for path in paths:
         if not os.access(path, os.R_OK):
             raise StoreError(
-                f"{path}: the worker on {socket.gethostname()} does not see it, or may not read it",
+                f"{path}: the worker on {socket.gethostname()} cannot read it",
                 "put the store on a file system that the workers' nodes mount at the same path",
             )
 

@@ -86,7 +86,7 @@ class SlurmWorkers(Present):
             self._replaced += lost
             self._cluster.scale(jobs=len(self._cluster.worker_spec) + lost)
         elif lost == self._wanted and not present:
-            raise AlmanacError(*self.explain("every Slurm job of the workers has ended"))
+            raise AlmanacError(*self.explain("all Slurm jobs of the workers have ended"))
 
     def explain(self, seen: str) -> tuple[str, str]:
         try:
@@ -139,9 +139,9 @@ def _check_words(section: Dask, shared: Path) -> None:
     values["shared_directory"] = (str(shared), _PATH)
     for name, (value, pattern) in values.items():
         if not pattern.fullmatch(value):
-            raise ConfigError(f"dask.{name} is {value!r}", "name one without spaces and quotes")
+            raise ConfigError(f"dask.{name} is {value!r}", "use a value without spaces and quotes")
     if any("\n" in directive for directive in section.directives):
-        raise ConfigError("one of dask.directives has several lines", "write one option in each")
+        raise ConfigError("an entry of dask.directives has several lines", "write one option per entry")
 
 
 def _commands(bin_dir: str) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _run_folder(shared: Path, name: str) -> Iterator[Path]:
         folder.mkdir(mode=0o700)
     except OSError as error:
         raise StoreError(
-            f"{folder}: cannot be made: {error}", "set dask.shared_directory to a folder that you may write"
+            f"{folder}: cannot be created: {error}", "set dask.shared_directory to a folder that you can write"
         ) from error
     has_failed = False
     try:
@@ -227,7 +227,7 @@ def _rehearse(script: str, runner: Runner, folder: Path) -> None:
             runner(["sbatch", "--test-only", file.name])
         except CommandError as error:
             raise CommandError(
-                f"Slurm refuses the workers' jobs: {error}", "correct partition, account, qos, cores … in [dask]"
+                f"Slurm refused the workers' jobs: {error}", "correct partition, account, qos, or cores in [dask]"
             ) from error
 
 

@@ -47,7 +47,7 @@ class Present:
         if present:
             self._seen_s = now_s
         elif now_s - self._seen_s > self._wait_s:
-            raise AlmanacError(*self.explain(f"no Dask worker for {self._wait_s:g} s (dask.wait_s)"))
+            raise AlmanacError(*self.explain(f"no Dask worker came within {self._wait_s:g} s (dask.wait_s)"))
         return present
 
     def explain(self, seen: str) -> tuple[str, str]:
@@ -108,7 +108,8 @@ def scheduler_workers(address: str, section: Dask) -> Iterator[Present]:
             client = Client(address, security=security, timeout=min(30, section.wait_s))
         except OSError as error:
             raise AlmanacError(
-                f"no Dask scheduler answers at {address}: {error}", "start one: dask scheduler; or correct --scheduler"
+                f"no Dask scheduler answers at {address}: {error}",
+                "start one with `dask scheduler`, or correct --scheduler",
             ) from error
         with client:
             yield Present(client, section.wait_s, address)
@@ -120,8 +121,8 @@ def _security(section: Dask) -> Security:
     for key in roles:
         if not os.access(getattr(section, key), os.R_OK):
             raise ConfigError(
-                f"a tls:// scheduler wants certificates, and dask.{key} is {getattr(section, key)!r}",
-                f"name a file that you may read: {', '.join(f'dask.{name}' for name in roles)}",
+                f"a tls:// scheduler needs certificates, but dask.{key} is {getattr(section, key)!r}",
+                f"name readable files in: {', '.join(f'dask.{name}' for name in roles)}",
             )
     return Security(require_encryption=True, **{role: getattr(section, key) for key, role in roles.items()})
 

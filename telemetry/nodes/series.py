@@ -104,12 +104,14 @@ def _read(path: Path) -> pd.DataFrame:
     if reader is None:
         raise FileFormatError(f"{path.name} ends in {path.suffix!r}", "give a .parquet or .csv file")
     if path.exists() and not path.is_file():
-        raise FileFormatError(f"{path.name} is no regular file", "give a .parquet or .csv file")
+        raise FileFormatError(f"{path.name} is not a regular file", "give a .parquet or .csv file")
     try:
         frame: pd.DataFrame = reader(path)
     except (OSError, ValueError, ImportError) as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileFormatError(f"{path.name} cannot be read: {detail}", "check the file") from error
+        raise FileFormatError(
+            f"{path.name} cannot be read: {detail}", "check that it is a valid .parquet or .csv file"
+        ) from error
     return frame
 
 

@@ -59,7 +59,7 @@ class CommandBackend:
     def _setting(self, pattern: re.Pattern[str], name: str) -> str:
         found = pattern.search(self.configuration())
         if not found:
-            raise CommandError(f"`scontrol show config` names no {name}", "check that slurmctld answers")
+            raise CommandError(f"`scontrol show config` shows no {name}", "check that slurmctld answers")
         return found[1]
 
     def pending(self, counts: Counts) -> list[PendingJob]:
@@ -71,7 +71,9 @@ class CommandBackend:
         for line in self.commands(["sprio", "-h", "-o", _FACTORS]).decode("utf-8", "replace").splitlines():
             row = _FACTOR_ROW.fullmatch(line)
             if row is None:
-                raise CommandError(f"sprio printed {printable(line)!r}", "its format is not the one known: report it")
+                raise CommandError(
+                    f"sprio printed {printable(line)!r}", "report this: almanac does not know the format"
+                )
             job_id, priority, points = map(int, row.groups()[:3])
             factors[job_id] = SiteFactor(points, _is_explicit(priority, points, row[4]))
         return factors
@@ -108,7 +110,7 @@ class CommandBackend:
             if row is None:
                 raise CommandError(
                     f"scontrol printed the reservation {printable(line)!r}",
-                    "its format is not the one known: report it",
+                    "report this: almanac does not know the format",
                 )
             if row[3] and row[3] != "(null)":
                 found.append(Reservation(_hosts(row[3]), int(row[1]), int(row[2])))
@@ -125,7 +127,7 @@ class CommandBackend:
     def suspend_exceptions(self) -> str:
         found = _EXCEPTIONS.search(self.configuration())
         if found is None:
-            raise CommandError("`scontrol show config` names no SuspendExcNodes", "check that slurmctld answers")
+            raise CommandError("`scontrol show config` shows no SuspendExcNodes", "check that slurmctld answers")
         return "" if found[1] == "(null)" else found[1]
 
     def set_suspend_exceptions(self, value: str) -> list[str]:
@@ -147,7 +149,7 @@ def _hosts(text: str) -> tuple[str, ...]:
         return expand(text)
     except ValueError as error:
         raise CommandError(
-            f"a reservation of Slurm's: {error}", "its format is not the one known: report it"
+            f"unreadable reservation: {error}", "report this: almanac does not know the format"
         ) from error
 
 

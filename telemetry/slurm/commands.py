@@ -35,7 +35,8 @@ def lost_error(said: str) -> CommandError | None:
     if not _LOST.fullmatch(said.strip()):
         return None
     return CommandError(
-        f"slurmctld was lost: {printable(said.strip())}", "check that slurmctld answers; run this again"
+        f"lost the connection to slurmctld: {printable(said.strip())}",
+        "check that slurmctld answers, then run this again",
     )
 
 
@@ -71,7 +72,9 @@ class SlurmCommands:
         """Standard output of argv. Raises CommandError where it is missing, fails or takes too long."""
         done = self.run(argv)
         if done.code:
-            raise CommandError(f"{' '.join(argv)} ended with {done.code}: {done.said}", f"run {argv[0]} by hand")
+            raise CommandError(
+                f"{' '.join(argv)} failed with exit code {done.code}: {done.said}", f"run {argv[0]} yourself to see why"
+            )
         return done.stdout
 
     def run(self, argv: Sequence[str], stdin: bytes = b"") -> Done:
@@ -115,7 +118,7 @@ class SlurmCommands:
 
     def _late(self, argv: Sequence[str]) -> CommandError:
         return CommandError(
-            f"{' '.join(argv)} gave no answer within {self.timeout_s:g} s",
+            f"{' '.join(argv)} timed out after {self.timeout_s:g} s",
             "check that slurmdbd and slurmctld answer, or raise slurm.timeout_s",
         )
 

@@ -59,7 +59,7 @@ def members(node_set: NodeSet, nodes: Sequence[Node]) -> tuple[str, ...]:
         listed = frozenset(expand(node_set.nodes))
     except ValueError as error:
         raise ConfigError(
-            f"node set {node_set.name}: nodes is no hostlist: {error}", "write it as gpu[001-064]"
+            f"node set {node_set.name}: nodes is not a hostlist: {error}", "write it as gpu[001-064]"
         ) from error
     return tuple(
         sorted(

@@ -126,7 +126,7 @@ def split_words(line: str, number: int) -> list[str]:
             (word := word if word is not None else []).append(char)
     if quote:
         raise RequestError(
-            f"script line {number}: a quote ({quote}) is opened and not closed", "close it: sbatch refuses it, too"
+            f"script line {number}: a quote ({quote}) is not closed", "close it; sbatch would refuse it too"
         )
     return words if word is None else [*words, "".join(word)]
 
@@ -208,5 +208,5 @@ def _take_short(word: str, origin: str, after: str | None, options: list[Option]
 
 def _value(name: str, after: str | None, origin: str) -> str:
     if after is None:
-        raise RequestError(f"--{name} ({origin}) has no value", "give it one: sbatch refuses it, too")
+        raise RequestError(f"--{name} ({origin}) has no value", "add a value; sbatch would refuse this too")
     return after

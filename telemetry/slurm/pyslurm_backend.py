@@ -73,7 +73,7 @@ class PyslurmBackend:
         for told, change in enumerate(changes):
             if self.clock() >= until_s:
                 raise CommandError(
-                    f"pyslurm set {told} of {len(changes)} site factors within {self.timeout_s:g} s",
+                    f"pyslurm timed out after {self.timeout_s:g} s, with {told} of {len(changes)} site factors set",
                     "check that slurmctld answers, or raise slurm.timeout_s",
                 )
             if answer := self._refusal(change):

@@ -39,7 +39,7 @@ def require_fit(found: Mapping[str, Any], release: str) -> None:
     version = str(found.get("version"))
     ours, slurms = _year_month(version), _year_month(release)
     if ours is None or ours != slurms:
-        raise ConfigError(f"pyslurm {printable(version)} is not for Slurm {printable(release)}", _HINT)
+        raise ConfigError(f"pyslurm {printable(version)} does not support Slurm {printable(release)}", _HINT)
     if not found.get("has_gpus"):
         raise ConfigError(f"pyslurm {printable(version)} has no Job.gpus", "install pyslurm 25.11.2 or later")
 
@@ -57,7 +57,7 @@ def _probed(commands: SlurmCommands) -> Mapping[str, Any]:
         found = json.loads(done.stdout.strip().rpartition(b"\n")[2])
     except ValueError as error:
         said = printable(done.said.rpartition("; ")[2]) or "nothing"
-        raise ConfigError(f"pyslurm ended its process with exit code {done.code}; it said: {said}", _HINT) from error
+        raise ConfigError(f"pyslurm crashed with exit code {done.code}: {said}", _HINT) from error
     if "error" in found:
         raise ConfigError(f"pyslurm cannot be imported: {printable(str(found['error']))}", _HINT)
     return dict(found)

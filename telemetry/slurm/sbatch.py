@@ -111,7 +111,7 @@ def _text(options: Options, name: str, default: str = "", most: int = MAX_BYTES)
         return default
     size = len(option.value.encode("utf-8", "surrogatepass"))
     if size > most:
-        raise RequestError(f"{option.spelling} has {size} bytes, Slurm takes at most {most}", "shorten it")
+        raise RequestError(f"{option.spelling} has {size} bytes, Slurm accepts at most {most}", "shorten it")
     return option.value
 
 
@@ -126,7 +126,7 @@ def _number(options: Options, name: str) -> int | None:
 
 
 def _unreadable(option: Option, expected: str) -> RequestError:
-    return RequestError(f"{option.spelling} is {option.value!r:.100}, expected {expected}", "correct it")
+    return RequestError(f"{option.spelling} is {option.value!r:.100}, expected {expected}", "correct the option")
 
 
 def _nodes(options: Options) -> int | None:

@@ -100,8 +100,8 @@ class Spool:
         is_open = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid not in self.gids)
         if not stat.S_ISDIR(found.st_mode) or is_open:
             raise SourceError(
-                f"{self.folder}: not believed: no folder, or others may write to it ({stat.filemode(found.st_mode)})",
-                f"chown it to SlurmUser and almanac's group, chmod 0770 {self.folder}",
+                f"{self.folder}: not trusted: not a folder, or others can write to it ({stat.filemode(found.st_mode)})",
+                f"chown it to SlurmUser and almanac's group, then chmod 0770 {self.folder}",
             )
         return frozenset({0, found.st_uid})
 

@@ -89,8 +89,8 @@ def choose_layout(where: str, columns: Sequence[str], kind: Kind, named: str | N
     if not fitting:
         expected = "; ".join(f"{layout.name} ({', '.join(layout.requires)})" for layout in known)
         raise FileFormatError(
-            f"{where}: its columns ({_said(columns)}) are those of no {kind} file known: {expected}",
-            f"rename its columns to one of these, or check that it is a {kind} file",
+            f"{where}: its columns ({_said(columns)}) fit no known {kind} file: {expected}",
+            f"rename the columns to fit one of these, or check that it is a {kind} file",
         )
     return max(fitting, key=lambda layout: len(layout.requires))
 
@@ -100,13 +100,13 @@ def _named(where: str, columns: Sequence[str], kind: Kind, named: str, known: Se
     if layout is None:
         raise FileFormatError(
             f"{where}: there is no layout {printable(named, 60)} for {kind}",
-            f"name one of: {', '.join(layout.name for layout in known)}",
+            f"choose one of: {', '.join(layout.name for layout in known)}",
         )
     absent = [column for column in layout.requires if column not in columns]
     if absent:
         raise FileFormatError(
-            f"{where}: layout {named} needs the columns {', '.join(absent)}, the file has: {_said(columns)}",
-            "leave --layout out to have it found by the columns, or rename them",
+            f"{where}: layout {named} needs the columns {', '.join(absent)}; the file has: {_said(columns)}",
+            "leave out --layout to detect it from the columns, or rename them",
         )
     return layout
 

@@ -224,7 +224,7 @@ class PrometheusServer:
 
     def _failure(self, what: str, trouble: _TroubleError, tries: int, elapsed_s: float) -> ServerError:
         often = "once" if tries == 1 else f"{tries} times in {format_duration(elapsed_s)}"
-        message = f"Prometheus at {self.address}: asked {often} for {what}, the last answer was: {trouble.said}"
+        message = f"Prometheus at {self.address}: the query for {what} failed {often}: {trouble.said}"
         kind = _NotThereError if trouble.status == 404 else ServerError
         return kind(message, _advice(trouble, self.address))
 

@@ -230,7 +230,7 @@ def check_cluster(commands: Runner, cluster: str) -> None:
     if known is not None and cluster.lower() not in (name.lower() for name in known):
         names = ", ".join(known) or "none"
         raise SourceError(
-            f"accounting does not know a cluster {cluster!r}; it knows: {names}", "correct site.cluster or --cluster"
+            f"accounting has no cluster {cluster!r}; it has: {names}", "correct site.cluster or --cluster"
         )
 
 

@@ -108,9 +108,9 @@ def writing(path: Path) -> Iterator[None]:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise StoreError(
             f"{path}: cannot be written: {error.strerror or error}",
-            "free space on its disk, or raise the quota, and run this again"
+            "free disk space or raise the quota, then run this again"
             if is_full
-            else "see what lies there, and that its owner runs this",
+            else "check what is there, and run this as its owner",
         ) from error
 
 
@@ -144,7 +144,7 @@ def locked(path: Path, busy: str = "") -> Iterator[None]:
         handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660), "r+b", 0)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise StoreError(f"{path} is a symbolic link: no lock is taken through it", "remove the link") from error
+            raise StoreError(f"{path} is a symbolic link, so it cannot be a lock", "remove the link") from error
         raise StoreError(f"{path.parent}: cannot be written: {error.strerror}", "run this as its owner") from error
     with handle:
         hand_over(handle.fileno(), path.parent)

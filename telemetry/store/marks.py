@@ -42,7 +42,7 @@ def is_safe_name(name: str) -> bool:
 def safe_name(name: str) -> str:
     """The name, where it can be that of a file. Raises StoreError."""
     if not is_safe_name(name):
-        raise StoreError(f"{name!r} cannot name a folder", "use letters, digits, '.', '_' and '-' in cluster names")
+        raise StoreError(f"{name!r} cannot name a folder", "use letters, digits, '.', '_', and '-' in cluster names")
     return name
 
 
@@ -144,7 +144,7 @@ def _read(path: Path, parse: Callable[[Any], _Value], absent: _Value, hint: str)
     except FileNotFoundError:
         return absent
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise StoreError(f"{path}: not a mark: {error}", hint) from error
+        raise StoreError(f"{path}: not a watermark: {error}", hint) from error
 
 
 def _parse_mark(content: Any) -> int:

@@ -85,12 +85,14 @@ class Store:
             is_new = not mark.exists()
         except OSError as error:
             raise StoreError(
-                f"{root}: cannot be made or read: {error}", "name a folder that you may write: --store DIR"
+                f"{root}: cannot be created or read: {error}", "choose a folder that you can write with --store"
             ) from error
         if is_new:
             # It is almanac's home, too, and can be a disk of its own.
             if any(not child.name.startswith(".") and child.name != "lost+found" for child in root.iterdir()):
-                raise StoreError(f"{root}: holds files, but no store.json", "name an empty folder, or an almanac store")
+                raise StoreError(
+                    f"{root}: holds files, but no store.json", "choose an empty folder or an almanac store"
+                )
             with writing(mark):
                 write_atomically(mark, json.dumps({"schema_version": SCHEMA_VERSION}).encode() + b"\n")
         return cls.open(root, **options)
@@ -102,13 +104,13 @@ class Store:
             version = json.loads((root / "store.json").read_text(encoding="utf-8"))["schema_version"]
         except FileNotFoundError as error:
             raise StoreError(
-                f"{root}: there is no store here", "run `almanac ingest` first, or name another --store"
+                f"{root}: there is no store here", "run `almanac ingest` first, or choose another --store"
             ) from error
         except PermissionError as error:
-            raise StoreError(f"{root}: you may not read this store", "ask an operator of almanac") from error
+            raise StoreError(f"{root}: you cannot read this store", "ask an operator of almanac") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(
-                f"{root}/store.json: cannot be read: {error}", "restore it, or name another --store"
+                f"{root}/store.json: cannot be read: {error}", "restore it, or choose another --store"
             ) from error
         if version != SCHEMA_VERSION:
             raise SchemaVersionError(
@@ -321,7 +323,7 @@ class Store:
             start = dt.datetime.fromtimestamp(start_s, dt.UTC)
         except (ValueError, OverflowError, OSError) as error:
             raise StoreError(
-                f"{spec.name}: a row's time is {start_s} s, which is no date", "correct the source"
+                f"{spec.name}: a row's time is {start_s} s, which is not a date", "correct the source"
             ) from error
         return self._folder(spec.name, cluster) / f"date={start:%Y-%m-%d}" / f"{start:%H%M}.parquet"
 

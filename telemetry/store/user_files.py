@@ -147,9 +147,9 @@ def read_own(path: Path, uid: int, most_bytes: int) -> bytes:
     with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise FileFormatError("no regular file", "tell an operator of almanac")
+            raise FileFormatError("not a regular file", "tell an operator of almanac")
         if found.st_uid not in (0, uid) or found.st_mode & 0o022:
-            raise FileFormatError("others than you can write to it", "tell an operator of almanac")
+            raise FileFormatError("other users can write to it", "tell an operator of almanac")
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise FileFormatError(f"larger than {most_bytes} bytes", "tell an operator of almanac")

@@ -217,7 +217,7 @@ def test_going_back_passes_over_what_is_damaged(three: list[str], tmp_path: Path
 
 @pytest.mark.parametrize("name", ["20990101T000000Z", "../..", ""])
 def test_a_version_that_is_not_there_is_not_used(three: list[str], tmp_path: Path, name: str) -> None:
-    with pytest.raises(StoreError, match="no trained version"):
+    with pytest.raises(StoreError, match="not a trained version"):
         use(tmp_path, name)
     assert current_version(tmp_path) == three[2]
 

@@ -233,7 +233,7 @@ def test_doctor_finds_what_is_amiss(place: Path) -> None:
     app.time_s += 2 * 3600
     assert "nodes counted 2 h" in checks(app)["power runs of a100"][1]
     app.time_s += 20 * DAY_S
-    assert "trained 20 days ago, accepted are 14" in checks(app)["demand of a100"][1]
+    assert "trained 20 days ago, the limit is 14" in checks(app)["demand of a100"][1]
     app.time_s -= 60 * DAY_S
     assert "by a clock that was ahead" in checks(app)["demand of a100"][1]
 

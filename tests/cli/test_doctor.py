@@ -70,7 +70,7 @@ def slurm_findings(cluster: str) -> list[Check]:
 
 def test_a_cluster_that_accounting_does_not_know_is_a_fault() -> None:
     """`almanac ingest` refuses it."""
-    with pytest.raises(SourceError, match="does not know a cluster 'demo'; it knows: lab"):
+    with pytest.raises(SourceError, match="has no cluster 'demo'; it has: lab"):
         slurm_findings("demo")
     assert [check.status for check in slurm_findings("LAB")] == ["ok", "ok"]
 

@@ -73,8 +73,8 @@ def test_a_pyslurm_that_fits_is_in_order(examine: Examine) -> None:
 @pytest.mark.parametrize(
     ("pyslurm", "config", "said"),
     [
-        (PYSLURM + "__version__ = '25.05.0'\n", CONFIG, "pyslurm: pyslurm 25.05.0 is not for Slurm 25.11.7"),
-        ("import os\nos._exit(1)\n", CONFIG, "pyslurm: pyslurm ended its process with exit code 1"),
+        (PYSLURM + "__version__ = '25.05.0'\n", CONFIG, "pyslurm: pyslurm 25.05.0 does not support Slurm 25.11.7"),
+        ("import os\nos._exit(1)\n", CONFIG, "pyslurm: pyslurm crashed with exit code 1"),
         ("raise ImportError('no module')\n", CONFIG, "pyslurm: pyslurm cannot be imported: no module"),
         (PYSLURM, AWAY, "Unable to contact slurm controller"),
     ],
@@ -90,5 +90,5 @@ def test_a_pyslurm_that_does_not_work_is_a_fault(examine: Examine, pyslurm: str,
 def test_commands_that_do_not_work_are_a_fault_where_factors_are_set(examine: Examine, mode: str, status: str) -> None:
     check = examine("commands", config=AWAY, mode=mode)
     assert check.status == status
-    assert check.said.startswith("commands: scontrol show config ended with 1: ")
+    assert check.said.startswith("commands: scontrol show config failed with exit code 1: ")
     assert check.todo

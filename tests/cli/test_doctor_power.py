@@ -83,7 +83,7 @@ def test_what_fits_is_ok_and_nothing_is_said_without_node_sets(examine: Examine)
         ({"ResumeFailProgram": "(null)"}, "warn", "sets no ResumeFailProgram"),
         ({"ReturnToService": "0"}, "warn", "stays DOWN"),
         ({"SuspendExcNodes": "n[1-2]"}, "warn", "node set small: SuspendExcNodes and SuspendExcParts keep all"),
-        ({"SuspendExcNodes": "gpus"}, "fail", "names gpus, which is no node"),
+        ({"SuspendExcNodes": "gpus"}, "fail", "names gpus, which is not a node"),
         ({"SuspendTime": "600 sec", "ReconfigFlags": "(null)"}, "warn", "lacks KeepPowerSaveSettings"),
     ],
 )
@@ -105,7 +105,7 @@ def test_an_actuator_that_slurm_is_not_set_up_for(examine: Examine) -> None:
         (
             [*SETS, {"name": "all", "partition": "all"}],
             "fail",
-            "4 nodes are in more than one node set, such as n1 in small and all",
+            "4 nodes are in more than one node set, such as n1 in small",
         ),
         ([{"name": "x", "nodes": "n[3-12]"}], "warn", "does not know n10, n11, n12, n5, n6 and 3 more"),
         ([{"name": "x", "nodes": "n[3-4]", "exclude": "login1"}], "warn", "does not know login1"),

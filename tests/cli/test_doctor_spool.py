@@ -72,7 +72,7 @@ def test_what_was_set_aside_is_said(folder: Path) -> None:
 def test_a_folder_that_others_may_write_to_fails(folder: Path) -> None:
     (folder / "ended").chmod(0o777)
     [(status, words)] = said(app_on(folder))
-    assert status == "fail" and "others may write" in words
+    assert status == "fail" and "others can write" in words
 
 
 def test_a_slurm_that_calls_nothing_is_named(folder: Path) -> None:

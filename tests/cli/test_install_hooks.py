@@ -130,7 +130,7 @@ def test_a_program_of_the_sites_own_has_to_call_the_hook(site: Path) -> None:
     conf(site, "EpilogSlurmctld=/opt/epilog", "JobCompType=jobcomp/mysql")
     output = ended(site, "--yes").output
     script = site / "almanac-ended.sh"
-    assert f"/opt/epilog does not call it yet, give it a line by itself: [ ! -x {script} ] || {script}" in output
+    assert f"/opt/epilog does not call it yet, add this line to it: [ ! -x {script} ] || {script}" in output
     assert "needs, on every host" not in output
 
 

@@ -125,7 +125,7 @@ def test_a_spool_that_others_may_write_to_is_not_believed_but_accounting_is(site
     site.says_ended(2)
     site.ingest()
     outcome = site.due()
-    assert "others may write to it" in outcome.faults[0]
+    assert "others can write to it" in outcome.faults[0]
     assert site.jobs_told == ["2"]
 
 

@@ -120,7 +120,7 @@ def test_many_changes_are_not_all_shown(run: Callable[..., Any], slurm: Slurm) -
         ("slurm", [], 5, "Unable to contact slurm controller"),
         ("Access/permission denied", ["--apply"], 6, "Slurm refused 3 changes: Access/permission denied"),
         ("Invalid user id", ["--apply"], 6, "Slurm refused 3 changes: Invalid user id"),
-        ("Unexpected message received", ["--apply"], 5, "after 0 of 3 changes: slurmctld was lost: Unexpected message"),
+        ("Unexpected message received", ["--apply"], 5, "0 of 3 changes: lost the connection to slurmctld: Unexpected"),
         ("unreadable", [], 5, "none of 3 pending jobs can be read"),
     ],
 )
@@ -162,8 +162,8 @@ def test_what_stands_in_the_way_is_said(
 @pytest.mark.parametrize(
     ("pyslurm", "code", "said"),
     [
-        ("import os\nos._exit(1)\n", 3, "pyslurm ended its process with exit code 1"),
-        ("__version__ = '25.05.0'\n", 3, "pyslurm 25.05.0 is not for Slurm 25.11.7"),
+        ("import os\nos._exit(1)\n", 3, "pyslurm crashed with exit code 1"),
+        ("__version__ = '25.05.0'\n", 3, "pyslurm 25.05.0 does not support Slurm 25.11.7"),
     ],
 )
 def test_a_pyslurm_that_does_not_fit_is_said(

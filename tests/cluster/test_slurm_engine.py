@@ -246,7 +246,7 @@ def test_a_run_that_is_stopped_leaves_no_job(site: Site, number: signal.Signals,
 def test_jobs_that_do_not_start_are_shown_as_squeue_shows_them(site: Site) -> None:
     code, said = ended(site.summarize("--engine", "slurm", config=LATER.replace("120.0", "3.0")))
     assert code == 1
-    assert "no Dask worker for 3 s" in said
+    assert "no Dask worker came within 3 s" in said
     assert "PENDING BeginTime" in said
     site.wait_for_empty_queue()
 

@@ -81,7 +81,7 @@ def test_what_others_could_have_made_is_not_read(publisher: Publisher, tmp_path:
 def test_a_file_of_another_user_is_not_read(publisher: Publisher) -> None:
     publisher()
     os.chown(publisher.root / "user" / "60001" / "jobs", 60_002, 60_002)
-    with pytest.raises(FileFormatError, match="others than you"):
+    with pytest.raises(FileFormatError, match="other users can write"):
         publisher.of("alice")
 
 

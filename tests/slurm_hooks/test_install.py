@@ -182,7 +182,7 @@ def test_what_is_missing_is_named(prefix: Path, shipped: Path) -> None:
     with pytest.raises(ConfigError, match="not there"):
         plan_install(JOB_SUBMIT, prefix, Places("/absent"), shipped, lambda script: None)
     for places in (Places('/x"); os.execute("'), Places(str(shipped / "lua"), "/srv/my advice"), Places("lua")):
-        with pytest.raises(ConfigError, match="cannot stand in a script"):
+        with pytest.raises(ConfigError, match="cannot be written into a script"):
             plan_install(JOB_SUBMIT, prefix, places, shipped, lambda script: None)
 
 

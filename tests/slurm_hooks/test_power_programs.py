@@ -61,7 +61,7 @@ def test_a_password_reaches_ipmitool_and_nobody_else(lab: PowerLab) -> None:
 
     method = bmc_methods.Ipmi(Bmc(method="ipmi", address="bmc-{node}", user="u", password="s3cret"), "n1", 5)
     method._argv[0] = str(spy)
-    with pytest.raises(BmcError, match=r"ipmitool ended with 3: no") as caught:
+    with pytest.raises(BmcError, match=r"ipmitool failed with exit code 3: no") as caught:
         method.status()
     argv = (lab.folder / "argv").read_text()
     assert "-H bmc-n1 -p 623 -U u -E chassis power status" in argv and "s3cret" not in argv + str(caught.value)
@@ -262,7 +262,7 @@ def test_what_a_command_prints_cannot_forge_a_line_of_the_log(lab: PowerLab) -> 
 def test_a_command_that_hangs_is_ended_with_its_children(lab: PowerLab) -> None:
     lab.program("do", f"#!/bin/sh\nsleep 300 & echo $! >{lab.folder}/child; wait\n")
     lab.bmc(TOUCH.format(nodes="n1", folder=lab.folder), timeout_s=1)
-    assert "did not end within 1 s" in str(lab.run("off", "n1")["n1"]["message"])
+    assert "timed out after 1 s" in str(lab.run("off", "n1")["n1"]["message"])
     child = Path(f"/proc/{(lab.folder / 'child').read_text().strip()}/stat")
     assert not child.exists() or child.read_text().split(")")[1].split()[0] in "ZX"
 
@@ -301,13 +301,13 @@ def test_a_link_a_folder_a_fifo_and_nothing_are_refused(lab: PowerLab) -> None:
     assert "cannot be opened" in refusal(lab)
     lab.bmc_file.rmdir()
     os.mkfifo(lab.bmc_file, 0o600)
-    assert "is no plain file" in refusal(lab)
+    assert "is not a regular file" in refusal(lab)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_file_of_another_user_is_refused(lab: PowerLab) -> None:
     os.chown(lab.bmc_file, 65534, 65534)
-    assert "belongs to uid 65534, and the programs run as root" in refusal(lab)
+    assert "belongs to uid 65534, but the programs run as root" in refusal(lab)
 
 
 WOL = 'nodes = "n1"\nmethod = "wol"\noff_command = ["/x"]\n'
@@ -325,19 +325,19 @@ IPMI = 'nodes = "n1"\nmethod = "ipmi"\naddress = "b"\nuser = "u"\n'
         ('[[bmc]]\nnodes = "n1"\nmethod = "telepathy"', "method is not one of ipmi, redfish, wol, command"),
         (f"[[bmc]]\n{IPMI}", "no password; method ipmi needs it"),
         (f'[[bmc]]\n{IPMI}password = "s3cret"\n[[bmc]]\n{IPMI}password = "x"', "n1 is in an earlier table"),
-        (f'[[bmc]]\n{IPMI}password = "s3cret\\nx"', "password is no text of one line"),
+        (f'[[bmc]]\n{IPMI}password = "s3cret\\nx"', "password is not a single line of text"),
         (f'[[bmc]]\n{IPMI.replace(chr(34) + "b" + chr(34), chr(34) + "-oProxyCommand=x" + chr(34))}password = "s3cret"',
          "address is no host"),
         (f"[[bmc]]\n{WOL}", "no mac"),
         (f'[[bmc]]\n{WOL}mac = {{ n2 = "02:00:5e:10:00:00" }}', "no MAC address for n1"),
-        (f'[[bmc]]\n{WOL}mac = {{ n1 = "s3cret" }}', "no table of MAC addresses"),
-        ('[[bmc]]\nnodes = "n1"\nmethod = "command"\non_command = "s3cret"\noff_command = ["/x"]', "no list"),
-        ('[[bmc]]\nnodes = "n1"\nmethod = "command"\non_command = ["x"]\noff_command = ["/x"]', "no absolute path"),
+        (f'[[bmc]]\n{WOL}mac = {{ n1 = "s3cret" }}', "not a table of MAC addresses"),
+        ('[[bmc]]\nnodes = "n1"\nmethod = "command"\non_command = "s3cret"\noff_command = ["/x"]', "not a list"),
+        ('[[bmc]]\nnodes = "n1"\nmethod = "command"\non_command = ["x"]\noff_command = ["/x"]', "an absolute path"),
         (f'[[bmc]]\n{IPMI.replace("n1", "$(x)")}password = "s3cret"', "not a host list"),
-        ('retries = 99\n[[bmc]]\nnodes = "n1"', "retries is no number from 0 to 10"),
-        ('parallel = true\n[[bmc]]\nnodes = "n1"', "parallel is no number from 1 to 256"),
-        ('timeout_s = nan\n[[bmc]]\nnodes = "n1"', "timeout_s is no number"),
-        ('log_file = "power.log"\n[[bmc]]\nnodes = "n1"', "log_file is no absolute path"),
+        ('retries = 99\n[[bmc]]\nnodes = "n1"', "retries is not a number from 0 to 10"),
+        ('parallel = true\n[[bmc]]\nnodes = "n1"', "parallel is not a number from 1 to 256"),
+        ('timeout_s = nan\n[[bmc]]\nnodes = "n1"', "timeout_s is not a number"),
+        ('log_file = "power.log"\n[[bmc]]\nnodes = "n1"', "log_file is not an absolute path"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_named_without_its_values(tmp_path: Path, text: str, said: str) -> None:

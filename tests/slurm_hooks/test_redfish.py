@@ -169,7 +169,7 @@ def test_a_bmc_cannot_send_it_elsewhere(site: Site, path: object) -> None:
     root = {"Systems": {"@odata.id": path}}
     site.bmcs.handler._redfish = lambda handler, body: handler._json(root)  # type: ignore[method-assign]
     line = site.lab.run("off", "n1")["n1"]
-    assert line["result"] == "failed" and "no path of Redfish" in str(line["message"]) and line["tries"] == 1
+    assert line["result"] == "failed" and "not a Redfish path" in str(line["message"]) and line["tries"] == 1
 
 
 @pytest.mark.parametrize("power", [None, "Paused", 7, "off"])

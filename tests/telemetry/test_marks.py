@@ -86,7 +86,7 @@ def test_no_order_of_openings_and_summaries_loses_a_day(tmp_path_factory: pytest
 @pytest.mark.parametrize("content", ["", "[]", '{"last": 1}', '{"last": 1, "days": {"never": 1}}', '{"days": 3}'])
 def test_a_damaged_mark_says_what_to_do(marks: Marks, tmp_path: Path, content: str) -> None:
     (tmp_path / "open-days.c.json").write_text(content)
-    with pytest.raises(StoreError, match="not a mark") as caught:
+    with pytest.raises(StoreError, match="not a watermark") as caught:
         marks.open_days("c")
     assert "summarize -S 1970-01-01" in caught.value.hint
 
@@ -128,7 +128,7 @@ def test_what_is_open_is_looked_at_when_no_writer_is_between_opening_and_changin
 
 def test_two_summaries_of_a_cluster_do_not_run_at_once(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
-    with store.summarising("c"), pytest.raises(BusyError, match="computes the job metrics"), store.summarising("c"):
+    with store.summarising("c"), pytest.raises(BusyError, match="is computing the job metrics"), store.summarising("c"):
         pass
     with store.summarising("c"), store.summarising("other"):
         pass

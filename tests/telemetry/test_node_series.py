@@ -120,5 +120,5 @@ def test_the_glitches_of_philly_are_found(trace: Callable[[str], Path]) -> None:
 
 def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "nodes.csv")
-    with pytest.raises(FileFormatError, match=r"nodes\.csv is no regular file"):
+    with pytest.raises(FileFormatError, match=r"nodes\.csv is not a regular file"):
         read_node_series(tmp_path / "nodes.csv")

@@ -90,7 +90,7 @@ def test_without_tls_no_key_is_made(tmp_path: Path) -> None:
 
 
 def test_a_refusal_of_slurm_is_told_before_anything_is_started(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="Slurm refuses the workers' jobs: invalid partition") as caught:
+    with pytest.raises(CommandError, match="Slurm refused the workers' jobs: invalid partition") as caught:
         with slurm_workers(Dask(interface="lo"), FakeSlurm("invalid partition"), tmp_path):
             raise AssertionError("started")
     assert "[dask]" in caught.value.hint
@@ -124,7 +124,7 @@ def test_an_interface_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 def test_a_shared_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="cannot be made"):
+    with pytest.raises(StoreError, match="cannot be created"):
         with slurm_workers(Dask(interface="lo"), FakeSlurm(), tmp_path / "file"):
             raise AssertionError("started")
 
@@ -208,7 +208,7 @@ def test_jobs_that_all_end_at_once_end_the_wait(workers: Any, site: Site, tmp_pa
     assert made.tend() == 0
     assert len(cluster.worker_spec) == 4
     (tmp_path / "almanac-x-3.err").write_text("line 1\nNo module named distributed\n")
-    with pytest.raises(AlmanacError, match=r"every Slurm job .* has ended.*line 1 \| No module named") as caught:
+    with pytest.raises(AlmanacError, match=r"all Slurm jobs .* have ended.*line 1 \| No module named") as caught:
         made.tend()
     assert str(tmp_path) in caught.value.hint
 

@@ -154,12 +154,12 @@ def test_a_file_of_a_user_is_not_believed(folder: Path) -> None:
 def test_a_folder_that_others_may_write_to_is_not_read(folder: Path, mode: int) -> None:
     put(folder, "7.1", said(7))
     folder.chmod(mode)
-    with pytest.raises(SourceError, match="others may write"):
+    with pytest.raises(SourceError, match="others can write"):
         spool(folder).read(LATER_S)
 
 
 def test_a_group_that_is_not_almanacs_may_not_write_to_it(folder: Path) -> None:
-    with pytest.raises(SourceError, match="others may write"):
+    with pytest.raises(SourceError, match="others can write"):
         Spool(folder, "perl", {folder.stat().st_gid + 1}).read(LATER_S)
 
 

@@ -152,7 +152,7 @@ def test_somebody_elses_store_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "store").chmod(0o700)
     os.seteuid(60001)
     try:
-        with pytest.raises(StoreError, match="cannot be made or read"):
+        with pytest.raises(StoreError, match="cannot be created or read"):
             Store.create(tmp_path / "store")
     finally:
         os.seteuid(0)
@@ -290,7 +290,7 @@ def test_every_watermark_of_a_cluster_is_listed(store: Store) -> None:
 def test_a_watermark_that_is_no_date_says_what_to_do(store: Store, mark: str) -> None:
     (store.root / "watermarks").mkdir()
     (store.root / "watermarks" / "sacct.c.json").write_text(f'{{"until_s": {mark}}}')
-    with pytest.raises(StoreError, match="not a mark") as caught:
+    with pytest.raises(StoreError, match="not a watermark") as caught:
         store.watermark("sacct", "c")
     assert "remove it" in caught.value.hint
 

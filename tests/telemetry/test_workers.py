@@ -27,7 +27,7 @@ def test_the_wait_for_workers_ends_and_starts_anew_when_one_was_there() -> None:
     times = iter([0.0, 9.0, 18.0, 27.0, 29.0])
     present = Present(Workerless(0, 1, 0, 0), 10, "tcp://h:1", clock=lambda: next(times))  # type: ignore[arg-type]
     assert [present.tend() for _ in range(3)] == [0, 1, 0]
-    with pytest.raises(AlmanacError, match=r"no Dask worker for 10 s .* at the scheduler tcp://h:1") as caught:
+    with pytest.raises(AlmanacError, match=r"no Dask worker came within 10 s .* at the scheduler tcp://h:1") as caught:
         present.tend()
     assert caught.value.hint == "start some: dask worker tcp://h:1"
 
@@ -66,7 +66,7 @@ def test_a_scheduler_that_is_already_there_is_used_with_the_configured_keys(loca
 
 
 def test_a_tls_scheduler_without_keys_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"wants certificates, and dask.tls_ca_file is ''"):
+    with pytest.raises(ConfigError, match=r"needs certificates, but dask.tls_ca_file is ''"):
         with scheduler_workers("tls://127.0.0.1:1", Dask()):
             raise AssertionError("let in")
 

@@ -199,7 +199,7 @@ def test_versions_are_listed_gone_back_to_and_chosen(model: DemandModel, tmp_pat
         roll_back_demand(tmp_path, "a100")
     with pytest.raises(StoreError, match="damaged"):
         use_demand(tmp_path, "a100", names[1])
-    with pytest.raises(StoreError, match="no trained version"):
+    with pytest.raises(StoreError, match="not a trained version"):
         use_demand(tmp_path, "a100", "../..")
     use_demand(tmp_path, "a100", names[2])
     assert [each.is_current for each in demand_versions(tmp_path, "a100")] == [False, False, True]
@@ -244,12 +244,12 @@ def test_trainings_at_once_leave_whole_versions(model: DemandModel, tmp_path: Pa
 
 
 def test_a_model_is_used_for_the_nodes_and_the_time_that_it_was_trained_for(model: DemandModel, tmp_path: Path) -> None:
-    assert "nothing is trained for node set a100" in usable_demand(tmp_path, A100, CONFIG, NOW_S)[1]
+    assert "no model is trained for node set a100" in usable_demand(tmp_path, A100, CONFIG, NOW_S)[1]
     save(tmp_path, model)
     found = load_demand(tmp_path, "a100")
     assert found is not None
     assert faults_of_demand(found, A100, CONFIG, NOW_S + 14 * DAY_S) == []
-    assert "trained 15 days ago, accepted are 14" in faults_of_demand(found, A100, CONFIG, NOW_S + 15 * DAY_S)[0]
+    assert "trained 15 days ago, the limit is 14" in faults_of_demand(found, A100, CONFIG, NOW_S + 15 * DAY_S)[0]
     without = dataclasses.replace(A100, exclude="")
     for other in (without, dataclasses.replace(A100, feature="h100"), NodeSet(name="a100", nodes="gpu[1-9]")):
         faults = faults_of_demand(found, other, CONFIG, NOW_S)

@@ -409,7 +409,7 @@ def test_busy_nodes_that_take_no_further_job_count_as_powered(site: Site) -> Non
         ({"suspend_time_s": 600, "release": "24.11.5", "wanted": "names"}, "SuspendTime=600"),
         ({"release": "24.11.5", "wanted": "count"}, "longer than 30 days"),
         ({"wanted": "count", "suspend_time_s": 600}, "has no count"),
-        ({"exceptions": "gpuset"}, "which is no node"),
+        ({"exceptions": "gpuset"}, "which is not a node"),
     ],
 )
 def test_a_slurm_conf_that_does_not_fit_is_refused(site: Site, values: dict[str, Any], said: str) -> None:

@@ -208,7 +208,7 @@ def test_a_worker_that_does_not_see_the_store_is_an_error(workers: Local, store:
             store.files("telemetry", "c")[2].rename(store.root / "hidden")
             return super().__call__(*arguments)
 
-    with pytest.raises(StoreError, match=r"the worker on .* does not see it") as caught:
+    with pytest.raises(StoreError, match=r"the worker on .* cannot read it") as caught:
         computed(store, Hiding(lambda: workers))
     assert "mount at the same path" in caught.value.hint
 

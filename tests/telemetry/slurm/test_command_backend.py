@@ -281,7 +281,7 @@ def test_a_lost_slurmctld_ends_scontrol_at_the_first_job(
     told.touch()
     body = f"( while read -r line; do echo '{line}' >&2; echo \"$line\" >>{told}; /bin/sleep 2; done ) & wait"
     body = f"exec 3<&0; {body.replace('done )', 'done <&3 )')}"
-    with pytest.raises(CommandError, match="slurmctld was lost") as caught:
+    with pytest.raises(CommandError, match="lost the connection to slurmctld") as caught:
         CommandBackend(command(body)).set_site_factors(CHANGES)
     assert line in str(caught.value)
     assert len(told.read_text().splitlines()) <= 1
@@ -299,7 +299,7 @@ def test_scontrol_that_says_nothing_is_ended_with_its_children(tmp_path: Path) -
     script = tmp_path / "scontrol"
     script.write_text("#!/bin/sh\n/bin/sleep 600 &\nexit 0\n")
     script.chmod(0o755)
-    with pytest.raises(CommandError, match=r"gave no answer within 0\.3 s"):
+    with pytest.raises(CommandError, match=r"timed out after 0\.3 s"):
         SlurmCommands(bin_dir=str(tmp_path), timeout_s=0.3).feed(["scontrol"], b"update\n")
 
 

@@ -171,7 +171,7 @@ def test_parquet_timestamps_and_float_labels(tmp_path: Path) -> None:
 def test_a_job_file_is_no_telemetry(tmp_path: Path) -> None:
     path = write(tmp_path / "jobs.csv", "job_id,submit_s", "1,2")
     with pytest.raises(
-        FileFormatError, match=r"no telemetry file known: .*long \(timestamp, host, gpu, metric, value\)"
+        FileFormatError, match=r"fit no known telemetry file: .*long \(timestamp, host, gpu, metric, value\)"
     ):
         read(path)
 

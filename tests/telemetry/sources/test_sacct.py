@@ -332,7 +332,7 @@ def test_many_records_get_their_names_by_parts(runner: Recorded, monkeypatch: py
 
 
 def test_an_unknown_cluster_does_not_look_like_an_idle_one(runner: Recorded) -> None:
-    with pytest.raises(SourceError, match="does not know a cluster 'nosuch'; it knows: lab"):
+    with pytest.raises(SourceError, match="has no cluster 'nosuch'; it has: lab"):
         read(runner, cluster="nosuch")
 
 
