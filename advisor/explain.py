@@ -1,4 +1,4 @@
-"""An advice as a few plain lines for a person, and as a table for programs."""
+"""An advice as plain text for people, and as a table for programs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 import math
 import re
 import shlex
+import textwrap
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from advisor.decisions import tier as reasons
@@ -14,47 +16,69 @@ from almanac.names import name_key
 from almanac.records import Advice, Duration, MemoryBound, PriorityAdvice, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, printable
 
+COLUMNS = 80
+_KEPT_BLANK = "\xa0"
+"""A blank where no line may break. Names hold none: printable() replaces it."""
+NO_GPU_LINE = "almanac: no memory tier to advise: the job asks for no GPU."
+
 
 def explain(advice: Advice, why: bool = False) -> str:
-    """Lines joined by newlines, without a last one. Names are shown with control characters replaced.
+    """Lines of at most COLUMNS, without a newline at the end. Control characters in names are replaced.
 
-    why: also what the predicted time and the priority are made of.
+    why: add what the predicted time and the priority are made of.
     """
     lines = [
         _memory_line(advice),
         _change_line(advice),
         _waits_line(advice),
-        _set_aside_line(advice),
+        _not_counted_line(advice),
         _duration_line(advice),
         _priority_line(advice),
     ]
     if why:
         lines += [_why_duration(advice), _why_priority(advice)]
-    return "\n".join(line for line in lines if line)
+    return wrapped(lines)
+
+
+def wrapped(lines: Iterable[str]) -> str:
+    """The lines that are not empty, wrapped at COLUMNS and indented by 4 where they continue.
+
+    A number stays on one line with its unit.
+    """
+    return "\n".join(
+        part.replace(_KEPT_BLANK, " ")
+        for line in lines
+        for part in textwrap.wrap(
+            re.sub(r"(?<=[0-9]) (?=[^ ])", _KEPT_BLANK, line),
+            COLUMNS,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )
 
 
 def _memory_line(advice: Advice) -> str:
     if advice.tier.reason == reasons.NO_GPU:
-        return "almanac: no GPU is asked for, so there is no memory tier to advise."
+        return NO_GPU_LINE
     if advice.bound is None:
-        return _no_evidence_line(advice)
-    return f"almanac: {_bound_text(advice, advice.bound)} {tier_text(advice.tier)}"
+        return _no_bound_line(advice)
+    return f"almanac: {with_tier(advice.tier, _bound_text(advice, advice.bound))}"
 
 
-def _no_evidence_line(advice: Advice) -> str:
+def _no_bound_line(advice: Advice) -> str:
     evidence, tier = advice.evidence, advice.tier
     if tier.reason == reasons.RAN_OUT and evidence is not None and evidence.ran_out_mib is not None:
-        return f"almanac: {_ran_out_text(advice)} {tier_text(tier)}"
-    note = f" ({printable(tier.note)})" if tier.note else ""
+        return f"almanac: {with_tier(tier, _ran_out_text(advice))}"
+    why = f": {printable(tier.note)}" if tier.note else ""
     if tier.reason == reasons.PAUSED:
         until = _date((evidence.paused_until_s if evidence else None) or 0)
-        return f"almanac: advice on the memory of {_family(advice)} is paused until {until}{note}: check its last runs."
-    return f"almanac: too little is known of the memory of {_family(advice)}{_on(advice)}{note}: nothing is advised."
+        return f"almanac: check the last runs of {_family(advice)}{why}. Its memory advice is paused until {until}."
+    return f"almanac: no advice yet for {_family(advice)}{on_gpus(advice.request.gpu_count)}{why}."
 
 
-def _on(advice: Advice) -> str:
-    """A family's runs on other numbers of GPUs are no evidence: the number belongs to what is said of them."""
-    gpus = advice.request.gpu_count
+def on_gpus(gpus: int) -> str:
+    """ " on 4 GPUs": runs of a family on another number of GPUs do not count."""
     return f" on {gpus} GPU{'' if gpus == 1 else 's'}"
 
 
@@ -65,31 +89,25 @@ def _family(advice: Advice) -> str:
 def _bound_text(advice: Advice, bound: MemoryBound) -> str:
     like = "names like " if bound.scope == SIMILAR else ""
     what = "this script" if bound.scope == SCRIPT else f"{like}{_family(advice)}"
-    runs = f"your last {bound.runs} runs of {what}"
-    jobs = format_count(_jobs_per_exceedance(bound.risk))
+    runs = f"your last {bound.runs} runs of {what} peaked at {format_gib(bound.highest_mib)} per GPU"
+    one_in = f"about 1 in {format_count(_jobs_per_exceedance(bound.risk))}"
     if bound.bound_mib is None or not advice.tier.holds_bound:
-        return (
-            f"{runs} peaked at {format_gib(bound.highest_mib)} per GPU; "
-            f"of {jobs} jobs that are advised a tier on evidence like this, at most about 1 exceeds it."
-        )
-    return (
-        f"{runs} peaked at {format_gib(bound.highest_mib)} per GPU; of {jobs} jobs with evidence like this, "
-        f"at most about 1 exceeds {format_gib(bound.bound_mib)}."
-    )
+        return f"{runs}; {one_in} jobs with such advice needs a larger tier."
+    return f"{runs}; {one_in} such jobs needs more than {format_gib(bound.bound_mib)}."
 
 
 def short_text(advice: Advice) -> str:
-    """What is known of the memory of such jobs, as a sentence or two; "" where nothing is to be shown.
+    """What is known of the memory of such jobs, as one or two sentences; "" where nothing is to be shown.
 
-    Where no tier is advised by a bound it is whole; else "TIER holds that." can follow.
+    Where a bound leads to a tier, "TIER is enough: " can go before it. Otherwise the text stands alone.
     """
     if advice.tier.reason == reasons.NO_TIERS:
         return ""
     if advice.bound is not None:
-        whole = f" {tier_text(advice.tier)}" if advice.tier.reason == reasons.NONE_LARGE_ENOUGH else ""
-        return _bound_text(advice, advice.bound) + whole
+        text = _bound_text(advice, advice.bound)
+        return with_tier(advice.tier, text) if advice.tier.reason == reasons.NONE_LARGE_ENOUGH else text
     if advice.tier.reason == reasons.RAN_OUT:
-        return f"{_ran_out_text(advice)} {advice.tier.tier} is the next larger."
+        return f"{_ran_out_text(advice)} {advice.tier.tier} is the next larger tier."
     return ""
 
 
@@ -102,30 +120,30 @@ def _jobs_per_exceedance(risk: float) -> int:
     return max(math.floor(1 / risk + 1e-9), 1)
 
 
-def tier_text(tier: TierAdvice) -> str:
-    """Which tier holds what was said before, and what to ask for; "" where nothing is to be said."""
+def with_tier(tier: TierAdvice, evidence: str) -> str:
+    """What to ask for, the evidence, and the exception, in this order; a text for wrapped()."""
     name, asked = printable(tier.tier or ""), printable(tier.requested_tier or "")
-    option = f": ask for {shell_option(tier.rewrite)}" if tier.rewrite else ""
+    option = f" ({shell_option(tier.rewrite).replace(' ', _KEPT_BLANK)})" if tier.rewrite else ""
     match tier.reason:
         case reasons.FITS:
-            return f"{name} holds that: keep it."
+            return f"keep {name}: {evidence}"
         case reasons.SMALLER:
-            return f"{name} holds that{option} in place of {asked}."
+            return f"ask for {name}{option} instead of {asked}: {evidence}"
         case reasons.RAN_OUT:
-            return f"{name} is the next larger{option}."
+            return f"ask for {name}{option}, the next larger tier: {evidence}"
         case reasons.LARGER:
-            return f"{asked} is too small for that, {name} holds it{option}."
+            return f"ask for {name}{option}, because {asked} is too small: {evidence}"
         case reasons.NAME_IT:
-            return f"{name} holds that{option}; naming a tier may shorten the wait."
+            return f"ask for {name}{option}, which may shorten the wait: {evidence}"
         case reasons.NONE_LARGE_ENOUGH:
-            return "No tier of this site is sure to hold that: nothing is advised."
+            return f"{evidence} No tier of this site is surely large enough."
         case reasons.CHOICE:
-            return "The request leaves a choice between tiers: it is left as it is."
+            return f"{evidence} Your request leaves a choice between tiers, so it stays as it is."
         case reasons.NOT_REWRITABLE:
-            return f"{name} holds that, but the request is left as it is: {printable(tier.note)}."
+            return f"{name} is enough: {evidence} almanac suggests no option: {printable(tier.note)}."
         case reasons.NO_TIERS:
-            return "No memory tiers are configured."
-    return ""
+            return f"{evidence} This site has no memory tiers configured."
+    return evidence
 
 
 def shell_option(option: str) -> str:
@@ -136,13 +154,12 @@ def shell_option(option: str) -> str:
 
 
 def _change_line(advice: Advice) -> str:
-    """Since when the evidence goes, and what would change the advice."""
+    """How far back the evidence goes, and what would change the advice."""
     evidence = advice.evidence
     if evidence is None or evidence.changes_above_mib is None or evidence.since_s is None:
         return ""
-    return (
-        f"  runs since {_date(evidence.since_s)}; one above {format_gib(evidence.changes_above_mib)} would change this"
-    )
+    above = format_gib(evidence.changes_above_mib)
+    return f"  based on runs since {_date(evidence.since_s)}; a peak above {above} would change the advice"
 
 
 def _date(time_s: int) -> str:
@@ -150,28 +167,41 @@ def _date(time_s: int) -> str:
 
 
 def _waits_line(advice: Advice) -> str:
-    """Where another tier is advised, and both waits are known."""
+    """Recent waits of the tier advised and of the one asked for, where these differ."""
     waits = {wait.tier: wait for wait in advice.waits}
     named = [waits[name] for name in (advice.tier.tier, advice.tier.requested_tier) if name in waits]
     if not advice.tier.is_change or not named:
         return ""
     parts = [
-        f"{printable(wait.tier)} {format_duration(wait.median_s)} (half of {format_count(wait.jobs)} jobs: "
+        f"{printable(wait.tier)} {format_duration(wait.median_s)} (half of {format_count(wait.jobs)} jobs waited "
         f"{format_duration(wait.low_s)} to {format_duration(wait.high_s)})"
         for wait in named
     ]
     return f"  recent waits: {', '.join(parts)}"
 
 
-def _set_aside_line(advice: Advice) -> str:
-    if not advice.set_aside:
-        return ""
-    parts = [f"{number} ({printable(reason)})" for reason, number in sorted(advice.set_aside.items())]
-    return f"  runs that say nothing about memory: {', '.join(parts)}"
+def _not_counted_line(advice: Advice) -> str:
+    parts = [_runs_text(number, reason) for reason, number in sorted(advice.set_aside.items())]
+    return f"  not counted: {', '.join(parts)}" if parts else ""
 
 
+def _runs_text(number: int, reason: str) -> str:
+    """ "3 short runs", "1 run with low coverage"."""
+    before, after = _EXCLUDED.get(reason, ("", f" ({printable(reason)})"))
+    return f"{format_count(number)} {before}run{'' if number == 1 else 's'}{after}"
+
+
+_EXCLUDED = {
+    "failed before its end": ("failed ", ""),
+    "idle": ("idle ", ""),
+    "short": ("short ", ""),
+    "low coverage": ("", " with low coverage"),
+    "no telemetry": ("", " without telemetry"),
+    "preallocated memory": ("", " with preallocated memory"),
+}
+"""Words before and after "runs", by reason."""
 _CASES = {
-    "name": "your runs of similar name",
+    "name": "your runs with similar names",
     "user": "your runs with as many GPUs",
     "user, any size": "your runs",
     "site": "the site's jobs with as many GPUs",
@@ -187,10 +217,10 @@ def _duration_line(advice: Advice) -> str:
     gpu_time = f", {format_duration(duration.gpu_time_s)} of GPU-time" if advice.request.gpu_count > 1 else ""
     interval = ""
     if duration.low_s is not None and duration.high_s is not None and not duration.is_regular:
-        interval = ", too irregular to say a range"
+        interval = ", too irregular for a range"
     elif duration.low_s is not None and duration.high_s is not None:
         low, high = format_duration(duration.low_s), format_duration(duration.high_s)
-        interval = f", mostly {low} to {high}" if low != high else ""
+        interval = f", usually {low} to {high}" if low != high else ""
     return (
         f"  predicted time: {format_duration(duration.duration_s)}{interval}{gpu_time} (from {_basis(duration)}{model})"
     )
@@ -205,15 +235,15 @@ def _priority_line(advice: Advice) -> str:
     if priority is None:
         return ""
     parts = [f"site factor {format_count(priority.term)}"]
-    if priority.share_longer is not None:
-        parts.append(f"{priority.share_longer:.0%} of recent jobs are predicted to need more")
     if priority.worth_wait_s is not None and abs(priority.worth_wait_s) >= 60:
-        than = "as good as having waited" if priority.worth_wait_s > 0 else "as if it had been submitted later by"
-        parts.append(f"against a job in the middle it is {than} {format_duration(abs(priority.worth_wait_s))}")
+        place = "ahead of" if priority.worth_wait_s > 0 else "behind"
+        parts.append(f"ranks about {format_duration(abs(priority.worth_wait_s))} {place} a typical job")
+    if priority.share_longer is not None:
+        parts.append(f"{priority.share_longer:.0%} of recent jobs are predicted to need more GPU-time")
     if priority.is_cautious:
-        parts.append("your newest runs took longer than expected, so the longer end counts")
+        parts.append("the upper end of the time counts, because your newest runs took longer than predicted")
     if priority.extra:
-        parts.append(f"{format_count(priority.extra)} of it by this site's options")
+        parts.append(f"options of this site add {format_count(priority.extra)}")
     return f"  priority: {'; '.join(parts)}"
 
 
@@ -223,17 +253,20 @@ def _why_duration(advice: Advice) -> str:
         return ""
     rolling = f"the weighted mean of {_basis(duration)} is {format_duration(duration.rolling_s)}"
     if duration.model_s is None:
-        last = "" if duration.case.startswith("site") else "it is the median of your last runs most like it; "
-        return f"  why this time: {last}{rolling}; no trained model is used"
-    model = f"the site's model says {format_duration(duration.model_s)}"
-    return f"  why this time: {model}; {rolling}; the prediction weighs the model with your last runs"
+        median = "" if duration.case.startswith("site") else "the median of your most similar recent runs; "
+        return f"  why this time: {median}{rolling}; no trained model is used"
+    model = f"the site's model predicts {format_duration(duration.model_s)}"
+    return f"  why this time: {model}; {rolling}; the prediction combines both"
 
 
 def _why_priority(advice: Advice) -> str:
     if advice.priority is None:
         return ""
     counted = format_duration(advice.priority.gpu_time_s)
-    return f"  why this priority: it falls with the logarithm of the GPU-time ({counted} are counted); age adds to it"
+    return (
+        f"  why this priority: the site factor falls with the logarithm of the GPU-time ({counted} counted); "
+        "the age of the job adds to it"
+    )
 
 
 def to_json(advice: Advice) -> dict[str, object]:

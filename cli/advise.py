@@ -63,24 +63,24 @@ def own_first(argv: Sequence[str]) -> list[str]:
     },
     options_metavar="[--user USER] [--why] [--json]",
 )
-@click.option("--user", metavar="USER", help="Advise for another user (operators).")
-@click.option("--why", is_flag=True, help="Also say what the predicted time and the priority are made of.")
-@click.option("--json", "as_json", is_flag=True, help="Print the advice with its reasons as JSON.")
+@click.option("--user", metavar="USER", help="Advise for another user (operators only).")
+@click.option("--why", is_flag=True, help="Also show how the predicted time and the priority come about.")
+@click.option("--json", "as_json", is_flag=True, help="Print the advice and its reasons as JSON.")
 @click.argument("submission", nargs=-1, type=click.UNPROCESSED, metavar="[SBATCH-OPTIONS]... [SCRIPT [ARGS]...]")
 @click.pass_obj
 def command(app: App, user: str | None, why: bool, as_json: bool, submission: tuple[str, ...]) -> int:
-    """Say which memory tier to ask for, from the caller's own past jobs, and how long the job may take.
+    """Advise a memory tier and predict the run time of a job, from your own past jobs.
 
-    Give what would follow `sbatch`: its options, then a script, whose #SBATCH lines are read (`-` reads it from
-    standard input). Options win over the environment's SBATCH_* and over the script, as with sbatch. almanac's own
-    options may stand anywhere before the script; whatever follows the script belongs to it.
+    Type what you would type after `sbatch`: options, then a script. almanac reads the script's #SBATCH lines; `-` is
+    standard input. As with sbatch, options win over SBATCH_* variables, and these win over the script. almanac's own
+    options may stand anywhere before the script.
 
-    Who may not read the store is told what was last published for them.
+    Without access to the store, you see the advice last published for you.
 
-    Exit code 10: there is no evidence of the memory that this job needs, and no tier is advised.
+    Exit code 10: almanac has no advice on memory yet.
     """
     if not submission:
-        raise click.UsageError("nothing to advise on: give sbatch's options, a script, or `-`")
+        raise click.UsageError("no submission given: add sbatch options, a script, or `-`")
     who, typed = app.visible_user(user), read_submission(list(submission))
     request = typed.request(who, app.now_s(), _work_dir())
     if not app.may_read_store:
@@ -119,8 +119,8 @@ def _show_published(app: App, request: Request, as_json: bool) -> int:
     shown = read_shown(request, root, os.getuid(), app.now_s())
     if shown is None:
         raise StoreError(
-            f"{app.store_root}: you may not read this store, and no advice is published below {root}",
-            "ask an operator of almanac (`almanac publish`)",
+            f"{app.store_root}: no permission to read the store, and {root} holds no published advice",
+            "ask an operator to run `almanac publish`",
         )
     click.echo(json_text(to_json(shown)) if as_json else explain(shown))
     return NO_EVIDENCE if shown.is_silent and request.gpu_count > 0 else 0

@@ -1,4 +1,4 @@
-"""All that is decided of one submission's memory: the same pure function for a live request and for the back-test."""
+"""Memory bound and tier of one submission: one pure function for live requests and for the back-test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEWEST_SHOWN = 5
 
 @dataclass(frozen=True)
 class MemoryAdvice:
-    """bound is None where none is given; tier.note then says why."""
+    """The tier to ask for and the bound behind it. bound: None where there is none; tier.note then says why."""
 
     tier: TierAdvice
     bound: MemoryBound | None
@@ -79,13 +79,13 @@ def _why_none(why_not: str, evidence: Evidence, config: Config) -> str:
     runs = f"{number} measured run{'' if number == 1 else 's'}"
     match why_not:
         case memory_bound.TOO_FEW:
-            return f"{runs}, {config.advice.min_runs} needed"
+            return f"{number} of the {config.advice.min_runs} measured runs needed"
         case memory_bound.TOO_WIDE:
-            return f"your last {runs} differ too much"
+            return f"the memory of your last {runs} differs too much"
         case memory_bound.RAN_OUT:
-            return "a run seems to have run out of GPU memory, and what it needed is not known"
+            return "a run seems to have run out of GPU memory, so its need is unknown"
         case memory_bound.PAUSED:
-            return "a run on a smaller tier than before seems to have run out of GPU memory"
+            return "one on a smaller tier than before seems to have run out of GPU memory"
         case memory_bound.NOT_CALIBRATED:
-            return f"{runs}, and the site's record is too short to say what such evidence is worth"
+            return f"the site's history is too short to judge {runs}"
     return ""

@@ -29,10 +29,10 @@ def decide_tier(
     headroom_mib: float,
     ran_out_mib: float | None = None,
 ) -> TierAdvice:
-    """The tier to ask for, or why none is advised; `reason` is one of this module's constants.
+    """The tier to ask for, or why there is no advice; `reason` is one of this module's constants.
 
-    Of tiers with the same capacity the one asked for is kept, else the first by name is taken. ran_out_mib: without a
-    bound, the capacity at which past runs seem to have run out: the next larger one is advised in its place.
+    Among tiers of the same capacity, the requested one wins, then the first by name. ran_out_mib: the capacity at
+    which past runs seem to have run out of memory. Without a bound, the next larger tier is advised.
     """
     silent = _why_silent(request, bound, tiers, ran_out_mib)
     asked = requested_tier(request, tiers)

@@ -1,4 +1,4 @@
-"""What the advice files say of a submission, for a user who may not read the store: fewer reasons, the same advice."""
+"""The advice of the advice files, for users without access to the store: the same advice with fewer reasons."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from advisor.decisions.tier import NO_EVIDENCE, NO_GPU, NO_TIERS, decide_tier
-from advisor.explain import tier_text
+from advisor.explain import NO_GPU_LINE, on_gpus, with_tier, wrapped
 from almanac.names import name_key
 from almanac.records import MemoryBound, Request, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, format_moment, printable
@@ -17,7 +17,7 @@ from slurm_hooks.advice.folder import shown_path
 
 @dataclass(frozen=True)
 class Shown:
-    """A submission, the row that was found (None: none) and the tier that follows from it."""
+    """A submission, its row of an advice file (None: none), and the tier that follows from the row."""
 
     request: Request
     found: Found | None
@@ -25,7 +25,7 @@ class Shown:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing is known of the memory that the job needs."""
+        """Whether the files say nothing about the job's memory."""
         row = self.found.row if self.found else None
         return row is None or (row.bound_mib is None and not row.text)
 
@@ -44,7 +44,7 @@ def read_shown(request: Request, root: Path, uid: int, now_s: int) -> Shown | No
 
 
 def tier_for(request: Request, row: Row, file: AdviceFile) -> TierAdvice:
-    """Whether to change this request to the row's tier, as `almanac advise` decides it."""
+    """Decide whether to change the request to the row's tier, as `almanac advise` does."""
     holding = next((tier for tier in file.tiers if tier.name == row.tier), None)
     if holding is None:
         return TierAdvice(None, NO_EVIDENCE if file.tiers else NO_TIERS)
@@ -54,11 +54,11 @@ def tier_for(request: Request, row: Row, file: AdviceFile) -> TierAdvice:
 
 
 def explain(shown: Shown) -> str:
-    """Lines joined by newlines, without a last one."""
+    """Lines of at most 80 columns, without a newline at the end."""
     if shown.tier.reason == NO_GPU:
-        return "almanac: no GPU is asked for, so there is no memory tier to advise."
+        return NO_GPU_LINE
     if shown.found is None:
-        return f"{_memory_line(shown, None)}\n  predicted time: unknown"
+        return wrapped([_memory_line(shown, None), "  predicted time: unknown"])
     row, file = shown.found.row, shown.found.file
     gpus, seconds = shown.request.gpu_count, row.predicted_s
     gpu_time = f", {format_duration(seconds * gpus)} of GPU-time" if gpus > 1 else ""
@@ -67,19 +67,19 @@ def explain(shown: Shown) -> str:
         f"  recent waits: {_waits(row, shown.tier)}" if shown.tier.is_change and _waits(row, shown.tier) else "",
         f"  predicted time: {format_duration(seconds)}{gpu_time}",
         f"  priority: site factor {format_count(shown.found.term)}",
-        f"  as of {format_moment(file.written_s)}",
+        f"  published: {format_moment(file.written_s)}",
     ]
-    return "\n".join(line for line in lines if line)
+    return wrapped(lines)
 
 
 def _memory_line(shown: Shown, row: Row | None) -> str:
     family = f'"{printable(name_key(shown.request.job_name))}"'
     if row is None or (row.bound_mib is None and not row.text):
-        return f"almanac: too little is known of the memory of {family}: nothing is advised."
+        return f"almanac: no advice yet for {family}{on_gpus(shown.request.gpu_count)}."
     if not row.text:
-        most = format_gib(row.bound_mib or 0)
-        return f"almanac: a job like {family} needs at most {most} per GPU. {tier_text(shown.tier)}"
-    return f"almanac: {row.text} {tier_text(shown.tier) if row.tier else ''}".rstrip()
+        text = f"jobs like {family} need at most {format_gib(row.bound_mib or 0)} per GPU."
+        return f"almanac: {with_tier(shown.tier, text)}"
+    return f"almanac: {with_tier(shown.tier, row.text) if row.tier else row.text}"
 
 
 def _waits(row: Row, tier: TierAdvice) -> str:
@@ -89,7 +89,7 @@ def _waits(row: Row, tier: TierAdvice) -> str:
 
 
 def to_json(shown: Shown) -> dict[str, Any]:
-    """As of advisor.explain.to_json, as far as the files tell; published says which row of which file it was."""
+    """The table of advisor.explain.to_json, as far as the files know it; published names the row and its file."""
     request, found, tier = shown.request, shown.found, shown.tier
     row = found.row if found else None
     return {

@@ -85,7 +85,7 @@ def test_runs_that_differ_too_much_for_a_bound_can_still_have_a_tier(config: Con
     assert said.bound.bound_mib is None
     assert (said.tier.tier, said.tier.reason, said.tier.holds_bound) == ("hbm40g", "smaller", False)
     text = short_text(Advice(request, said.tier, said.bound, None, None))
-    assert text.endswith("of 100 jobs that are advised a tier on evidence like this, at most about 1 exceeds it.")
+    assert text.endswith("; about 1 in 100 jobs with such advice needs a larger tier.")
 
 
 @given(st.lists(st.floats(10, 80000), min_size=5, max_size=60), st.floats(0, 9))
@@ -229,7 +229,7 @@ def test_a_tier_smaller_than_the_bound_is_said_to_be_exceeded_at_the_risk(config
     assert said.bound.bound_mib is not None and said.bound.bound_mib > 40960
     assert (said.tier.tier, said.tier.holds_bound) == ("hbm40g", False)
     text = short_text(Advice(request, said.tier, said.bound, None, None))
-    assert text.endswith("of 100 jobs that are advised a tier on evidence like this, at most about 1 exceeds it.")
+    assert text.endswith("; about 1 in 100 jobs with such advice needs a larger tier.")
 
 
 def test_errors_of_given_bounds_make_the_next_ones_wider_and_time_heals() -> None:

@@ -105,7 +105,7 @@ def test_a_name_that_was_never_run_gets_a_time_and_a_term_but_no_tier(published:
     shown = shown_to(published, dataclasses.replace(ASKED, job_name="first-time"))
     assert shown.is_silent
     lines = explain_shown(shown).splitlines()
-    assert lines[0] == 'almanac: too little is known of the memory of "first-time": nothing is advised.'
+    assert lines[0] == 'almanac: no advice yet for "first-time" on 4 GPUs.'
     assert lines[1].startswith("  predicted time: ")
     assert lines[2].startswith("  priority: site factor ")
     assert to_json(shown)["published"]["kind"] == "G"
@@ -113,7 +113,7 @@ def test_a_name_that_was_never_run_gets_a_time_and_a_term_but_no_tier(published:
 
 def test_without_gpus_and_without_files_nothing_is_said(published: Site) -> None:
     shown = shown_to(published, dataclasses.replace(ASKED, gpu_count=0))
-    assert explain_shown(shown) == "almanac: no GPU is asked for, so there is no memory tier to advise."
+    assert explain_shown(shown) == "almanac: no memory tier to advise: the job asks for no GPU."
     nothing = from_files(ASKED, None, None)
     assert to_json(nothing)["published"] is None
     assert "unknown" in explain_shown(nothing)
@@ -169,13 +169,13 @@ def test_a_user_who_may_not_read_the_store_reads_only_their_own_file(other: As) 
     asked += ["-t120", "--wrap=x"]
     missing = other(65534, "advise", *asked)
     assert missing.returncode == 4
-    assert "no advice is published" in missing.stderr
+    assert "holds no published advice" in missing.stderr
     done = other(0, "publish")
     assert done.returncode == 0, done.stderr
     theirs, operators = other(65534, "advise", *asked), other(0, "advise", "--user", "nobody", *asked)
     assert (theirs.returncode, operators.returncode) == (0, 0), theirs.stderr + operators.stderr
     assert theirs.stdout.splitlines()[0] == operators.stdout.splitlines()[0]
-    assert 'ask for -C "gpu&hbm40g" in place of hbm80g.' in theirs.stdout
+    assert theirs.stdout.startswith('almanac: ask for hbm40g (-C "gpu&hbm40g") instead of hbm80g: your last 14')
     assert "predicted time: " in theirs.stdout
     told = json.loads(other(65534, "advise", "--json", *asked).stdout)
     assert told["tier"]["option"] == "--constraint=gpu&hbm40g"
