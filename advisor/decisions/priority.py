@@ -1,4 +1,4 @@
-"""The priority term: jobs predicted to need little GPU-time start earlier (helios-qssf-ces, 4.2.2).
+"""The site factor: jobs predicted to need little GPU-time start earlier (helios-qssf-ces, 4.2.2).
 
 site_factor = C - K ln(GPU-time), GPU-time held between a least and a greatest, C such that the greatest gets 0. Slurm
 adds its age term, PriorityWeightAge * age / PriorityMaxAge, and starts the greatest sum first. Where
@@ -28,13 +28,13 @@ DEFAULTS = {"PriorityType": "priority/multifactor", "PriorityMaxAge": "7-0", "Pr
 
 
 def site_factor(gpu_time_s: float, priority: Priority) -> int:
-    """The term for a predicted GPU-time, in 0..factor_span(priority); a longer job never gets the greater term."""
+    """The site factor for a predicted GPU-time, in 0..factor_span(priority); it never rises with the GPU-time."""
     held_s = min(max(gpu_time_s, priority.min_gpu_time_s), priority.max_gpu_time_s)
     return round(priority.points_per_e * math.log(priority.max_gpu_time_s / held_s))
 
 
 def factor_span(priority: Priority) -> int:
-    """The term of the least GPU-time."""
+    """The site factor of the least GPU-time."""
     return site_factor(priority.min_gpu_time_s, priority)
 
 
@@ -87,9 +87,9 @@ def share_longer(gpu_time_s: float, quantiles_s: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class AgeingCheck:
-    """What a site's slurm.conf makes of the term. tau_s: None where age does not count at all.
+    """How a site's slurm.conf weighs age against the site factor. tau_s: None where age does not count.
 
-    lines: what slurm.conf has to say instead, in its own words; () where the weights fit. faults: why, in words.
+    lines: the lines that slurm.conf needs; () where its weights fit. faults: why, for people.
     """
 
     tau_s: float | None
@@ -116,7 +116,7 @@ def check_ageing(slurm_conf: str, priority: Priority, tolerance: float = 0.1) ->
     lines, faults = [], []
     if said["prioritytype"] != DEFAULTS["PriorityType"]:
         lines.append(f"PriorityType={DEFAULTS['PriorityType']}")
-        faults.append(f"PriorityType is {said['prioritytype']}: only multifactor adds the site factor")
+        faults.append(f"PriorityType is {said['prioritytype']}: only priority/multifactor adds the site factor")
     if max_age_s < needed_s:
         max_age_s = math.ceil(needed_s / DAY_S) * DAY_S
         lines.append(f"PriorityMaxAge={max_age_s // DAY_S}-0")
@@ -124,22 +124,22 @@ def check_ageing(slurm_conf: str, priority: Priority, tolerance: float = 0.1) ->
     wanted = max(round(priority.points_per_e * max_age_s / goal_s), 1)
     if not weight or abs(math.log(wanted / weight)) > math.log1p(tolerance):
         lines.append(f"PriorityWeightAge={wanted}")
-        now = "age does not count" if tau_s is None else f"tau is {tau_s / 3600:.1f} h"
-        faults.append(f"PriorityWeightAge is {weight}: {now}, the goal is {priority.tau_hours:g} h")
+        now = "age does not count" if tau_s is None else f"a job e times as long waits {tau_s / 3600:.1f} h longer"
+        faults.append(f"PriorityWeightAge is {weight}: {now}, but priority.tau_hours is {priority.tau_hours:g}")
     return AgeingCheck(tau_s, tuple(lines), tuple(faults))
 
 
 def require_ageing(slurm_conf: str, priority: Priority) -> None:
-    """Call this before a site factor is set. Raises ConfigError if the site only observes, or the weights do not fit.
+    """Raise ConfigError unless site factors may be set: the mode is apply, and slurm.conf's weights fit.
 
-    slurm_conf: as of check_ageing.
+    slurm_conf: as for check_ageing.
     """
     if priority.mode != "apply":
         raise ConfigError(f"priority.mode is {priority.mode}: no site factor is set", 'set priority.mode = "apply"')
     check = check_ageing(slurm_conf, priority)
     if not check.fits:
         raise ConfigError(
-            f"the site factor is not set: {'; '.join(check.faults)}", f"in slurm.conf: {', '.join(check.lines)}"
+            f"no site factor is set: {'; '.join(check.faults)}", f"in slurm.conf: {', '.join(check.lines)}"
         )
 
 
@@ -167,5 +167,5 @@ def _seconds(text: str) -> int:
 
 def _whole(text: str) -> int:
     if not text.isdecimal():
-        raise ConfigError(f"slurm.conf: PriorityWeightAge is {text!r}, expected a whole number", "write such as 1000")
+        raise ConfigError(f"slurm.conf: PriorityWeightAge is {text!r}, expected a whole number", "write 0 or more")
     return int(text)

@@ -164,7 +164,7 @@ def test_slurm_is_told_nothing_until_its_weights_fit_and_the_site_applies() -> N
     with pytest.raises(ConfigError, match="age does not count") as refused:
         require_ageing("", applied)
     assert refused.value.hint == "in slurm.conf: PriorityMaxAge=12-0, PriorityWeightAge=12000"
-    with pytest.raises(ConfigError, match="only multifactor"):
+    with pytest.raises(ConfigError, match="only priority/multifactor"):
         require_ageing(FITTING.replace("multifactor", "basic"), applied)
     with pytest.raises(ConfigError, match="PriorityMaxAge"):
         require_ageing("PriorityMaxAge=UNLIMITED", applied)
