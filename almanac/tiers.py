@@ -118,14 +118,14 @@ def _rewrite_constraint(constraint: str, tiers: Sequence[Tier], target: Tier) ->
     if any(term in known for term in terms):
         changed = [target.constraint if term in known else term for term in terms]
         return Rewrite("--constraint", "&".join(changed))
-    misspelt = [(term, name) for term in terms for name in sorted(known) if _is_like(term, name)]
-    if misspelt:
-        return Rewrite(why_not='the constraint names "{}", perhaps a misspelt {}'.format(*misspelt[0]))
+    misspelled = [(term, name) for term in terms for name in sorted(known) if _is_like(term, name)]
+    if misspelled:
+        return Rewrite(why_not='the constraint names "{}", perhaps a misspelled {}'.format(*misspelled[0]))
     return Rewrite("--constraint", "&".join([*terms, target.constraint]))
 
 
 def _is_like(term: str, name: str) -> bool:
-    """Whether a feature looks like a misspelt tier: other digits or case, or one letter more, fewer or other.
+    """Whether a feature looks like a misspelled tier: other digits or case, or one letter more, fewer or other.
 
     Beside it no tier's own feature is ever met: "hbm80&hbm40g".
     """
@@ -144,7 +144,7 @@ def _rewrite_gres(request: Request, tiers: Sequence[Tier], target: Tier) -> Rewr
     terms = request.gres.split(",") if request.gres else []
     gpu_terms = [n for n, term in enumerate(terms) if re.fullmatch(r"gpu(:[^,]*)?", term)]
     if len(gpu_terms) != 1 or "(" in request.gres or (request.gpu_type and request.gpu_type not in known):
-        return Rewrite(why_not="the GPUs are not asked for by one --gres=gpu term of a known type")
+        return Rewrite(why_not="the request does not name its GPUs by one --gres=gpu term of a known type")
     count = terms[gpu_terms[0]].split(":")[-1]
     terms[gpu_terms[0]] = f"gpu:{target.gres}:{count if count.isdigit() else 1}"
     return Rewrite("--gres", ",".join(terms))

@@ -150,7 +150,7 @@ def compare(
 
 def publish_all(site: Site) -> str:
     """A file of 50 families for each of 5,000 users and for alice, whose path is returned; and `_site`."""
-    text = "your last 14 runs of it peaked at 21.3 GiB per GPU; of 100 jobs with evidence like this, at most 1 exceeds"
+    text = "your last 14 runs of it peaked at 21.3 GiB per GPU; about 1 in 100 such jobs needs more than 24.8 GiB."
     names = [f"family-{chr(97 + number % 26)}{number // 26}" for number in range(FAMILIES - 1)]
     names.append("family-#")
     rows = [family(name, 4, 5000, bound_mib=25395, tier="hbm40g", waits="hbm40g=1 h", text=text) for name in names]

@@ -1,7 +1,7 @@
--- almanac.lua: what job_submit.lua and cli_filter.lua share: advice files, name keys, GPU requests. Lua 5.1 to 5.4.
+-- almanac.lua: advice files, name keys, and GPU requests for job_submit.lua and cli_filter.lua. Lua 5.1 to 5.4.
 -- `local almanac = dofile(".../almanac.lua")`. It reads one file and does nothing else; no global is set.
--- It says what slurm_hooks/advice/file.py, almanac/names.py and almanac/tres.py say: the tests give them the same
--- examples. Tiers are in tiers.lua. Job names and constraints are hostile: none ever becomes a pattern.
+-- It follows slurm_hooks/advice/file.py, almanac/names.py, and almanac/tres.py: the tests give them the same examples.
+-- Tiers are in tiers.lua. Job names and constraints are hostile: none ever becomes a pattern.
 
 local M = {}
 
@@ -120,10 +120,10 @@ function M.parse_advice(text, now)
   return advice and read_lines(advice, text, at)
 end
 
--- What was read last: who submits once mostly submits again, and checking 50 rows takes as long as all the rest.
+-- The file read last: a user who submits once mostly submits again, and checking 50 rows takes as long as all the rest.
 local kept_text, kept_advice
 
--- The advice of a file; nil where it is not to be used. A FIFO would block: folder and file have to be root's.
+-- The advice of a file; nil where it must not be used. A FIFO would block: folder and file must be root's.
 function M.read_advice(path, now)
   local text = slurp(path)
   if text and (text ~= kept_text or kept_advice.expires <= now) then
@@ -146,7 +146,7 @@ local function round(x)
   return below
 end
 
--- advisor/decisions/priority.py: points for a predicted GPU-time; priority as of the advice file.
+-- The site factor for a predicted GPU-time (advisor/decisions/priority.py). priority: from the advice file.
 function M.site_factor(gpu_time_s, priority)
   local held = min(max(gpu_time_s, priority.min), priority.max)
   return round(priority.k * log(priority.max / held))
@@ -158,7 +158,7 @@ local function or_nil(field)
   end
 end
 
--- The row that begins with a key, its term being that of the whole submission; nil where there is none.
+-- The row that begins with a key, with the site factor (term) of the whole submission; nil where there is none.
 local function row_of(advice, key, gpus)
   local before = find(advice.text, "\n" .. key .. "\t", 1, true)
   if not before then
@@ -175,17 +175,17 @@ local function row_of(advice, key, gpus)
   return row
 end
 
--- The row of any name with so many GPUs, by this file alone; nil where it has none.
+-- The row for any name with so many GPUs in this file; nil where it has none.
 function M.find_any(advice, gpus)
   return row_of(advice, format("G\t-\t%d", gpus), gpus) or row_of(advice, "U\t-\t-", gpus)
 end
 
--- The row of a name key and GPU count, by this file alone.
+-- The row for a name key and GPU count in this file.
 function M.find(advice, key, gpus)
   return row_of(advice, format("F\t%s\t%d", key, gpus), gpus) or M.find_any(advice, gpus)
 end
 
--- Row and file for a submission: the user's own file first, then what `_site` says of any name. nil without GPUs.
+-- Row and file for a submission: from the user's own file, else the row for any name of `_site`. nil without GPUs.
 function M.look_up(user, site, key, gpus)
   if gpus <= 0 then
     return nil
@@ -198,15 +198,12 @@ function M.look_up(user, site, key, gpus)
   return row or nil, row and site
 end
 
--- The sentences for a user; nil where the row has none. It is printable ASCII: nothing else passes the reader.
+-- The sentences for a user; nil where the row has none. They are printable ASCII: nothing else passes the reader.
 function M.sentences(row)
   if not row.text then
     return nil
   end
-  local said = { row.text }
-  if row.tier then
-    said[2] = row.tier .. " holds that."
-  end
+  local said = { (row.tier and row.tier .. " is enough: " or "") .. row.text }
   if row.waits then
     local waits = {}
     for tier, wait in gmatch(row.waits, "([^=;]+)=([^;]+)") do
@@ -371,7 +368,7 @@ function M.gpus_of_options(options)
   })
 end
 
--- Options with which nothing is changed: the nodes that they leave may be none of the advised tier.
+-- With these options nothing is changed: they may leave no nodes of the advised tier.
 local PLACING = { "nodelist", "nodefile", "exclude", "reservation" }
 
 local function is_placed(options)

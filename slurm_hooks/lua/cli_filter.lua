@@ -1,7 +1,7 @@
--- cli_filter.lua: advice inside sbatch, srun and salloc, for somebody at a terminal. The site's own cli_filter.lua has
+-- cli_filter.lua: advice in sbatch, srun, and salloc for a user at a terminal. The site's own cli_filter.lua has
 --   pcall(function() dofile("/usr/share/almanac/lua/cli_filter.lua").pre_submit(options, offset) end)
--- as the first line of its slurm_cli_pre_submit. It runs as the user. Compiling it is a part of every submission: this
--- file only finds out whether there may be anybody to ask, and dialogue.lua does the rest.
+-- as the first line of its slurm_cli_pre_submit. It runs as the user. Every submission compiles this file, so it only
+-- tests whether a user may be at a terminal; dialogue.lua does the rest.
 
 local M = {}
 
@@ -27,8 +27,8 @@ local function run(options, dirs)
   dofile(lua_dir .. "dialogue.lua").run(options, mode, dirs.advice or "/var/lib/almanac-advice", lua_dir)
 end
 
--- Never raises. dirs: advice, the root of the advice files, and lua, where the modules are (ending in "/"), where
--- they are not in their usual places. Components of a het job come one by one; each is asked for at most once.
+-- Never raises. dirs: advice (root of the advice files) and lua (folder of the modules, ending in "/"), where these are
+-- not in their usual places. The components of a het job come one by one; each is asked about at most once.
 function M.pre_submit(options, offset, dirs)
   pcall(run, options, dirs or {})
 end

@@ -1,6 +1,6 @@
--- dialogue.lua: what cli_filter.lua says to somebody at a terminal, and does by the answer. It runs as the user, within
--- sbatch, srun or salloc, reads the user's one advice file, and starts programs only when it has something to say: sh, to
--- look whether this is a terminal and to make a folder; sinfo, as there may be no nodes that take the changed submission.
+-- dialogue.lua: shows the advice of cli_filter.lua at a terminal, asks, and applies the answer. It runs as the user in
+-- sbatch, srun, or salloc, and reads the user's one advice file. It starts programs only when it has something to say:
+-- sh, to test for a terminal and to make a folder; sinfo, to check that nodes can take the changed submission.
 
 local M = {}
 
@@ -28,8 +28,7 @@ local function proc(path)
   return text
 end
 
--- What a user said or did by which nothing is said and nothing is changed. A number of srun's jobid names the job that a
--- step is for; without one it is "unset".
+-- Whether the options or an earlier message forbid advice. srun's jobid is a number for a step of a job, else "unset".
 local function is_out(options, mode)
   return not COMMANDS[options["type"]] or options["test-only"] == "set" or options["clusters"]
     or string.find(options["jobid"] or "", "^%d") or string.find(proc(MARK), MARKED)
@@ -124,7 +123,7 @@ end
 local function remember(proposal, path, choices, new)
   local is_kept = path and write_own(path, proposal.choices_text(choices, new))
   if not is_kept and new.word ~= "asked" then
-    io.stderr:write("almanac: the answer could not be kept\n")
+    io.stderr:write("almanac: could not save your answer\n")
   end
 end
 
@@ -175,7 +174,7 @@ local function is_offered(almanac, found, options, offer, listing)
   return offer.is_offered(listing, wanted, offer.needs_of(options, found.gpus, almanac.parse_gpus))
 end
 
--- Says what there is to say, and whether the submission is to be changed.
+-- Shows the message, asks where it should, and returns whether to change the submission.
 local function settle(modules, found, options, mode, now)
   local proposal, folder = modules.proposal, own_folder()
   local path = folder and folder .. "choices"

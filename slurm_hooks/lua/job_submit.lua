@@ -1,7 +1,7 @@
--- job_submit.lua: the priority term of a submission, out of the advice files. The site's own job_submit.lua has
+-- job_submit.lua: sets the site factor of a submission from the advice files. The site's own job_submit.lua has
 --   pcall(function() dofile("/usr/share/almanac/lua/job_submit.lua").submit(job_desc, submit_uid) end)
--- as the first line of its slurm_job_submit: loaded anew at each call, so that a module which is missing, broken or
--- upgraded changes nothing but the term. That costs compiling, so this file is short; submission.lua does the work.
+-- as the first line of its slurm_job_submit. The file is loaded again at each call, so a missing, broken, or upgraded
+-- module changes only the site factor. Each call compiles it, so it is short; submission.lua does the work.
 
 local began = os.clock()
 local M = {}

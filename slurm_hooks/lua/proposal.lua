@@ -1,4 +1,4 @@
--- proposal.lua: what to say of a submission at a terminal, and whether to (slurm_hooks/submit/proposal.py, choices.py in Lua).
+-- proposal.lua: the message and the question at a terminal (slurm_hooks/submit/proposal.py and choices.py in Lua).
 -- `local proposal = dofile(".../proposal.lua")`. Lua 5.1 to 5.4. It reads and writes nothing; no global is set.
 
 local M = {}
@@ -6,7 +6,7 @@ local M = {}
 local concat, find, format, gmatch, gsub, match, sub =
   table.concat, string.find, string.format, string.gmatch, string.gsub, string.match, string.sub
 
-local COLUMNS = 88
+local COLUMNS = 80
 local HEAD, INDENT = "almanac: ", "         "
 local SHORT = { ["--constraint"] = "-C", ["--partition"] = "-p" }
 local MEANINGS = { y = "yes", yes = "yes", a = "always", always = "always", v = "never", never = "never" }
@@ -68,9 +68,10 @@ function M.answer(line)
   return MEANINGS[string.lower(match(line or "", "^%s*(.-)%s*$"))] or "no"
 end
 
+-- Lines of at most COLUMNS, unless a word is longer. Byte 1, which no text has, keeps a number on one line with its unit.
 local function wrapped(text, head)
   local lines, line = {}, head
-  for word in gmatch(text, "%S+") do
+  for word in gmatch(gsub(text, "(%d) (%a)", "%1\1%2"), "%S+") do
     if line == head or line == INDENT then
       line = line .. word
     elseif #line + 1 + #word > COLUMNS then
@@ -81,31 +82,31 @@ local function wrapped(text, head)
     end
   end
   lines[#lines + 1] = line
-  return concat(lines, "\n") .. "\n"
+  return (gsub(concat(lines, "\n") .. "\n", "\1", " "))
 end
 
--- What to say once it is known whether nodes would take the change (true, false, or nil: not known), and whether it stays
--- a proposal: option and value go where it is not sure.
+-- Takes the change (option and value) out of the proposal unless nodes would take the changed request.
+-- is_offered: true, false, or nil: not known.
 function M.checked(found, is_offered)
   if found.value and not is_offered then
-    found.not_offered = (is_offered == false and "no nodes were found for this job with "
-      or "it is not known whether nodes can take this job with ") .. M.typed(found)
+    local nodes = is_offered == false and "found no nodes for this job" or "could not check for nodes"
+    found.not_offered = "almanac " .. nodes .. " with " .. M.typed(found)
     found.option, found.value = nil, nil
   end
 end
 
--- The evidence, the expected waits, and why the change is not offered. Only printable ASCII passes the advice file's
--- reader.
+-- The tier, the evidence, the expected waits, and why the change is not offered.
+-- The reader of the advice file lets only printable ASCII pass.
 function M.message(found)
   local is_larger = found.asked and found.asked.capacity_mib < found.tier.capacity_mib
-  local why = is_larger and found.asked.name .. " is too small: " or ""
-  local said = wrapped(why .. found.row.text .. " " .. found.tier.name .. " holds that.", HEAD)
+  local too_small = is_larger and found.asked.name .. " is too small, " or ""
+  local said = wrapped(too_small .. found.tier.name .. " is enough: " .. found.row.text, HEAD)
   if found.row.waits then
     local waits = gsub(gsub(found.row.waits, "([^;=]*)=", "%1 "), ";", ", ")
     said = said .. wrapped("Expected wait: " .. waits .. ".", INDENT)
   end
   if found.not_offered then
-    said = said .. wrapped("Nothing is changed: " .. found.not_offered .. ".", INDENT)
+    said = said .. wrapped("No change: " .. found.not_offered .. ".", INDENT)
   end
   return said
 end
@@ -118,13 +119,14 @@ function M.typed(found)
   return name and name .. " " .. quoted or found.option .. "=" .. quoted
 end
 
+-- The question in two lines; the cursor stays on the second.
 function M.question(found)
-  return INDENT .. "Submit with " .. M.typed(found)
-    .. " instead? [y]es / [N]o / [a]lways / ne[v]er for this job: "
+  return wrapped("Submit with " .. M.typed(found) .. " instead?", INDENT)
+    .. INDENT .. "[y]es, [N]o, [a]lways, or ne[v]er for this job: "
 end
 
 function M.always_said(found)
-  return wrapped(M.typed(found) .. ', as you answered "always" for ' .. found.key .. ".", HEAD)
+  return wrapped("using " .. M.typed(found) .. ': you answered "always" for ' .. found.key .. ".", HEAD)
 end
 
 -- The answers of a choices file as a list; empty where any line breaks the format.
@@ -177,7 +179,7 @@ function M.choices_text(choices, new)
   return concat(lines)
 end
 
--- What is to be remembered after an answer (nil: the user was only told).
+-- The choice to keep after an answer. word: from M.answer(); nil where the user was not asked.
 function M.new_choice(found, earlier, word, now)
   local lasting = (word == "always" or word == "never") and word or "asked"
   local tier = found.tier.name

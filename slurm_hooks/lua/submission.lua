@@ -1,5 +1,5 @@
--- submission.lua: what job_submit.lua does with a submission. It runs inside slurmctld under its locks: it reads at most
--- two small files, and writes one line to the log.
+-- submission.lua: sets the site factor of a submission for job_submit.lua. It runs in slurmctld under its locks, so it
+-- reads at most two small files and writes one line to the log.
 
 local M = {}
 
@@ -8,8 +8,8 @@ local OTHERS = { "name", "features", "partition" }
 local MAX_BYTES = 1024
 local GREATEST = 2147483645 -- of a site factor; NO_VAL, 4294967294, where there is none
 
--- Whether one of these fields is longer than slurmctld accepts. It calls job_submit before it checks that, so a field
--- of megabytes comes here too, and would be searched while slurmctld serves nobody else.
+-- Whether one of these fields is longer than slurmctld accepts. slurmctld checks that after job_submit, so a field of
+-- megabytes can come here, and slurmctld would serve nobody while it is searched.
 local function is_oversized(job, fields)
   for _, field in ipairs(fields) do
     if #(job[field] or "") > MAX_BYTES then
@@ -19,7 +19,7 @@ local function is_oversized(job, fields)
   return false
 end
 
--- Most submissions of a mixed site: nothing more is loaded for them.
+-- True for most submissions of a mixed site; nothing more is loaded for them.
 local function asks_no_gpu(job)
   for _, way in ipairs(WAYS) do
     if string.find(job[way] or "", "gpu", 1, true) then
@@ -33,7 +33,7 @@ local function is_uid(value)
   return type(value) == "number" and value >= 0 and value < 4294967294
 end
 
--- The row for a submission and the file that has it; nil where nothing is known.
+-- The row for a submission, its file, and its key; the row is nil where no file has one.
 local function look_up(almanac, dir, uid, job, gpus, now)
   local user = almanac.read_advice(string.format("%s/sched/%d", dir, uid), now)
   local key = almanac.job_key(job.name)
@@ -47,8 +47,8 @@ local function look_up(almanac, dir, uid, job, gpus, now)
   return site and almanac.find_any(site, gpus), site, key
 end
 
--- A term that the site's script has set is its own: Slurm itself hands every submission over without one.
-local function set_term(job, mode, term)
+-- Keeps a site factor that the site's own script has set: Slurm hands every submission over without one.
+local function set_site_factor(job, mode, site_factor)
   if mode ~= "apply" then
     return mode
   end
@@ -56,7 +56,7 @@ local function set_term(job, mode, term)
   if type(present) == "number" and present <= GREATEST then
     return "kept"
   end
-  job.site_factor = math.min(term, GREATEST)
+  job.site_factor = math.min(site_factor, GREATEST)
   return "set"
 end
 
@@ -87,9 +87,9 @@ function M.run(job, submit_uid, advice_dir, module, began)
     return
   end
   if advice.mode ~= "off" then
-    local done = set_term(job, advice.mode, row.term)
+    local done = set_site_factor(job, advice.mode, row.term)
     slurm.log_info(
-      "almanac: %s term=%d uid=%d gpus=%d row=%s advice=%s us=%d key=%s",
+      "almanac: %s site_factor=%d uid=%d gpus=%d row=%s advice=%s us=%d key=%s",
       done, row.term, uid, gpus, row.kind, advice.version, math.floor((os.clock() - began) * 1e6), key
     )
   end

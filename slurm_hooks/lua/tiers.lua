@@ -126,7 +126,7 @@ local function without_ends(one, other)
   return one, other
 end
 
--- Whether a feature looks like a misspelt tier: other digits or case, or one letter more, fewer or other.
+-- Whether a feature looks like a misspelled tier: other digits or case, or one letter more, fewer or other.
 local function is_like(term, name)
   local one, other = lower(term), lower(name)
   if gsub(one, "%d+", "#") == gsub(other, "%d+", "#") then
@@ -137,7 +137,7 @@ local function is_like(term, name)
 end
 
 -- The first feature that looks like a tier's, and that; nil where none does.
-local function misspelt(terms, tiers)
+local function misspelled(terms, tiers)
   local names = {}
   for name in pairs(selectors(tiers, "constraint")) do
     names[#names + 1] = name
@@ -169,9 +169,9 @@ local function rewrite_constraint(constraint, tiers, target)
   if count > 1 then
     return nil, 'the constraint "' .. constraint .. '" names several tiers'
   end
-  local term, name = misspelt(count == 0 and asked or {}, tiers)
+  local term, name = misspelled(count == 0 and asked or {}, tiers)
   if term then
-    return nil, 'the constraint names "' .. term .. '", perhaps a misspelt ' .. name
+    return nil, 'the constraint names "' .. term .. '", perhaps a misspelled ' .. name
   end
   if count == 0 then
     terms[#terms + 1] = target.constraint
@@ -189,7 +189,7 @@ local function rewrite_gres(request, tiers, target)
     end
   end
   if not place or not is_plain then
-    return nil, "the GPUs are not asked for by one --gres=gpu term of a known type"
+    return nil, "the request does not name its GPUs by one --gres=gpu term of a known type"
   end
   terms[place] = "gpu:" .. target.gres .. ":" .. (match(terms[place], ":(%d+)$") or "1")
   return "--gres", concat(terms, ",")

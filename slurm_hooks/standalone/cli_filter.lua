@@ -1,6 +1,6 @@
 -- cli_filter.lua for a site without one of its own: copy it beside slurm.conf on every host that runs
--- srun, sbatch or salloc (login and compute nodes), and only then set CliFilterPlugins=lua.
--- Every submission is accepted; the guarded line shows advice where somebody sits at a terminal.
+-- srun, sbatch, or salloc (login and compute nodes), and only then set CliFilterPlugins=lua.
+-- It accepts every submission. The guarded line shows advice to a user at a terminal.
 
 function slurm_cli_setup_defaults(options, early_pass)
   return slurm.SUCCESS

@@ -1,5 +1,5 @@
 -- job_submit.lua for a site without one of its own: copy it beside slurm.conf and set JobSubmitPlugins=lua.
--- Every submission and every change is accepted; the guarded line adds the priority term where advice says so.
+-- It accepts every submission and every change. The guarded line sets the site factor when the advice files say so.
 
 function slurm_job_submit(job_desc, part_list, submit_uid)
   pcall(function() dofile("/usr/share/almanac/lua/job_submit.lua").submit(job_desc, submit_uid) end)

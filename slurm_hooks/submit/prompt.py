@@ -158,14 +158,14 @@ def _ask(terminal: Terminal, proposal: Proposal) -> str:
 
 
 def _remember(path: str | None, known: Iterable[Choice], new: Choice, terminal: Terminal) -> None:
-    """What cannot be kept is asked again; a lasting answer that is lost is worth a word."""
+    """Save the answer. A failure is reported only for a lasting answer: any other is asked again."""
     try:
         if path is None:
             raise OSError("HOME is not set")
         choices.write(path, choices.replaced(known, new))
     except OSError as error:
         if new.word != choices.ASKED:
-            terminal.write(f"almanac: the answer could not be kept: {error.strerror or error}\n")
+            terminal.write(f"almanac: could not save your answer: {error.strerror or error}\n")
 
 
 def _read(argv: Sequence[str], environ: Mapping[str, str]) -> Submission | None:

@@ -19,19 +19,19 @@ from slurm_hooks.advice.file import AdviceFile, Row
 from slurm_hooks.submit import choices
 from slurm_hooks.submit.choices import Choice
 
-COLUMNS = 88
+COLUMNS = 80
 HEAD = "almanac: "
 INDENT = " " * len(HEAD)
 OFF, SHOW, ASK, APPLY = "off", "show", "ask", "apply"
 MODES = (OFF, SHOW, ASK, APPLY)
 PLACING = ("nodelist", "nodefile", "exclude", "reservation")
-"""Options with which nothing is changed: the nodes that they leave may be none of the advised tier."""
+"""With these options nothing is changed: they may leave no nodes of the advised tier."""
 SHORT = {"--constraint": "-C", "--partition": "-p"}
 _SAFE = re.compile(r"[A-Za-z0-9_.:,+&|=-]*")
 
 
 class Action(Enum):
-    """What happens to a submission: nothing, words alone, a question, the change, or the change with a word on it."""
+    """What happens to a submission: nothing, a message, a question, a silent change, or a change with a message."""
 
     NOTHING = "nothing"
     TELL = "tell"
@@ -44,8 +44,7 @@ class Action(Enum):
 class Proposal:
     """Another tier for a submission. change: how to ask for it; its value is "" where that cannot be rewritten.
 
-    asked: the tier that the request names, None: none. not_offered: why no node would take the change, "" where that is
-    not why nothing is changed.
+    asked: the tier that the request names, None: none. not_offered: "" unless no node is known to take the change.
     """
 
     key: str
@@ -58,8 +57,8 @@ class Proposal:
 
 
 def propose(request: Request, advice: AdviceFile, is_placed: bool = False) -> Proposal | None:
-    """None where there is nothing to say: no row with a tier, a tier of that size is asked for already, or the request
-    leaves a choice between tiers. is_placed: whether an option of PLACING is given.
+    """The other tier, or None: no row has a tier, the request names a tier of that size already, or it leaves a choice
+    between tiers. is_placed: whether an option of PLACING is given.
     """
     key = name_key(request.job_name)
     row = advice.find(key, request.gpu_count) if request.gpu_count > 0 else None
@@ -90,7 +89,7 @@ def _kind(tier: Tier) -> str:
 
 
 def action(mode: str, proposal: Proposal, choice: Choice | None, now_s: int) -> Action:
-    """mode: OFF, SHOW, ASK or APPLY. All but APPLY take a terminal for granted."""
+    """What to do with a submission. mode: OFF, SHOW, ASK, or APPLY; all but APPLY assume a terminal."""
     word = choice.word if choice else None
     can_change = bool(proposal.change.value)
     is_recent = choice is not None and choice.is_recent(now_s)
@@ -107,13 +106,11 @@ def action(mode: str, proposal: Proposal, choice: Choice | None, now_s: int) -> 
 
 
 def checked(proposal: Proposal, is_offered: bool | None) -> Proposal:
-    """Once it is known whether nodes would take the change (None: not known): where that is not sure, it is only said
-    why.
-    """
+    """The proposal, without its change unless nodes would take the changed request. is_offered: None: not known."""
     if not proposal.change.value or is_offered:
         return proposal
-    unknown = "it is not known whether nodes can take this job with"
-    why_not = f"{unknown if is_offered is None else 'no nodes were found for this job with'} {typed(proposal.change)}"
+    nodes = "could not check for nodes" if is_offered is None else "found no nodes for this job"
+    why_not = f"almanac {nodes} with {typed(proposal.change)}"
     return replace(proposal, change=Rewrite(why_not=why_not), not_offered=why_not)
 
 
@@ -125,7 +122,7 @@ def answer(text: str) -> str:
 
 
 def new_choice(proposal: Proposal, earlier: Choice | None, word: str | None, now_s: int) -> Choice:
-    """What to remember after an answer. word: as answer() has it; None where the user was only told."""
+    """The choice to keep after an answer. word: from answer(); None where the user was not asked."""
     if word is None and earlier is not None and earlier.word == choices.ALWAYS:
         return replace(earlier, time_s=now_s)
     lasting = word if word in (choices.ALWAYS, choices.NEVER) else choices.ASKED
@@ -133,25 +130,26 @@ def new_choice(proposal: Proposal, earlier: Choice | None, word: str | None, now
 
 
 def message(proposal: Proposal) -> str:
-    """The evidence, the expected waits, and why the change is not offered; wrapped, each line ended."""
-    row, asked = proposal.row, proposal.asked
-    is_larger = asked is not None and asked.capacity_mib < proposal.tier.capacity_mib
-    why = f"{asked.name} is too small: " if asked and is_larger else ""
-    said = _wrapped(f"{why}{row.text} {proposal.tier.name} holds that.", HEAD)
+    """The tier, the evidence, the expected waits, and why the change is not offered; wrapped, each line ended."""
+    row, asked, tier = proposal.row, proposal.asked, proposal.tier
+    too_small = f"{asked.name} is too small, " if asked and asked.capacity_mib < tier.capacity_mib else ""
+    said = _wrapped(f"{too_small}{tier.name} is enough: {row.text}", HEAD)
     if row.waits:
         waits = ", ".join(wait.replace("=", " ", 1) for wait in row.waits.split(";"))
         said += _wrapped(f"Expected wait: {waits}.", INDENT)
     if proposal.not_offered:
-        said += _wrapped(f"Nothing is changed: {proposal.not_offered}.", INDENT)
+        said += _wrapped(f"No change: {proposal.not_offered}.", INDENT)
     return said
 
 
 def question(proposal: Proposal) -> str:
-    return f"{INDENT}Submit with {typed(proposal.change)} instead? [y]es / [N]o / [a]lways / ne[v]er for this job: "
+    """The question in two lines; the cursor stays on the second."""
+    submit = _wrapped(f"Submit with {typed(proposal.change)} instead?", INDENT)
+    return f"{submit}{INDENT}[y]es, [N]o, [a]lways, or ne[v]er for this job: "
 
 
 def always_said(proposal: Proposal) -> str:
-    return _wrapped(f'{typed(proposal.change)}, as you answered "always" for {proposal.key}.', HEAD)
+    return _wrapped(f'using {typed(proposal.change)}: you answered "always" for {proposal.key}.', HEAD)
 
 
 def typed(change: Rewrite) -> str:
@@ -163,12 +161,15 @@ def typed(change: Rewrite) -> str:
 
 
 def _wrapped(text: str, head: str) -> str:
-    """Lines of at most COLUMNS, unless a word is longer. Only printable ASCII passes the file's reader."""
+    """Lines of at most COLUMNS, unless a word is longer. A number stays on one line with its unit.
+
+    The file's reader lets only printable ASCII pass, so the text has no byte 1 of its own.
+    """
     lines = [head]
-    for word in text.split():
+    for word in re.sub("([0-9]) ([A-Za-z])", "\\1\x01\\2", text).split():
         gap = "" if lines[-1] in (head, INDENT) else " "
         if gap and len(lines[-1]) + 1 + len(word) > COLUMNS:
             lines.append(INDENT)
             gap = ""
         lines[-1] += gap + word
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{line}\n" for line in lines).replace("\x01", " ")

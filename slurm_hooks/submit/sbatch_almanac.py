@@ -1,5 +1,5 @@
 #!python
-"""`sbatch-almanac`: sbatch, with advice where somebody sits at a terminal. It always ends by becoming the real sbatch.
+"""`sbatch-almanac`: sbatch with advice for a user at a terminal. It always ends by becoming the real sbatch.
 
 This file is also a program by itself, run with `python -I`: a user's PYTHONHOME or PYTHONPATH must not matter. The
 Debian package writes that into the first line; where pip has installed it (and has written its interpreter into the
@@ -43,7 +43,7 @@ def main() -> NoReturn:
     changed, asked = advised(argv) if tried == 0 and may_matter(os.environ) else (argv, False)
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and sbatch would inherit that
         signal.signal(signum, signal.SIG_DFL)
-    fault = "none in PATH but this one"
+    fault = "PATH holds no other one"
     for number, path in enumerate(programs(os.environ)):
         if number < tried:
             continue
@@ -53,7 +53,7 @@ def main() -> NoReturn:
                 os.execve(path, ["sbatch", *words], environment)
             except OSError as error:
                 fault = f"{path}: {error.strerror}"
-    sys.exit(f"sbatch-almanac: no sbatch can be run: {fault}")
+    sys.exit(f"sbatch-almanac: cannot run sbatch: {fault}")
 
 
 def initial_environment() -> dict[bytes, bytes]:

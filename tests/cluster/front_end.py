@@ -16,7 +16,7 @@ PACKAGES = ("almanac", "advisor", "telemetry", "slurm_hooks")
 ROW = family(
     "train-bert-#", 2, 500, bound_mib=25396, tier="hbm40g", waits="hbm80g=3 h 10 min;hbm40g=12 min", text=f"{TEXT}."
 )
-QUESTION = 'Submit with -C "gpu&hbm40g" instead? [y]es / [N]o / [a]lways / ne[v]er for this job: '
+QUESTION = 'Submit with -C "gpu&hbm40g" instead?\n         [y]es, [N]o, [a]lways, or ne[v]er for this job: '
 JOB = ("-J", "train-BERT-7", "--gpus=2", "-C", "gpu&hbm80g")
 FILTER = """
 function slurm_cli_setup_defaults(options, early_pass) return slurm.SUCCESS end

@@ -53,7 +53,7 @@ def split(options: str, since: str = "22.05", **env: str) -> Submitted:
 NAMES: Mapping[str, tuple[str, ...]] = {
     "mixed case": ("train-BERT-0042",),
     "markup": ('tab\t"quote"\x1b[31mred | <b>&amp;</b> \\ ü',),
-    "forged rows": ("innocent\n999|999|root|COMPLETED\nalmanac: set term=1 uid=0",),
+    "forged rows": ("innocent\n999|999|root|COMPLETED\nalmanac: set site_factor=1 uid=0",),
     "no UTF-8": ("caf\udce9-\udcff\udcfe-3",),
     "emoji": ("run-🚀🚀-9",),
     "shell": ("$(touch /tmp/almanac-was-here); `id` && 'x'",),

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
 NODES = "n[1-4]"
 LINE = re.compile(
-    r"\[[\dT:.-]+\] lua: almanac: (?P<done>set|kept|observe) term=(?P<term>\d+) uid=(?P<uid>\d+) gpus=(?P<gpus>\d+) "
-    r"row=(?P<row>[FGU]) advice=(?P<advice>[\w.-]+) us=\d+ key=(?P<key>[!-~]{1,64})"
+    r"\[[\dT:.-]+\] lua: almanac: (?P<done>set|kept|observe) site_factor=(?P<term>\d+) uid=(?P<uid>\d+) "
+    r"gpus=(?P<gpus>\d+) row=(?P<row>[FGU]) advice=(?P<advice>[\w.-]+) us=\d+ key=(?P<key>[!-~]{1,64})"
 )
 BERT = family("train-bert-#", 4, 6397, bound_mib=25395, tier="hbm40g", waits="hbm40g=12 min", text=TEXT)
 SITE_ROWS = (Row("G", 2400, 8189, gpus=4), Row("U", 3000, 0))
@@ -256,7 +256,7 @@ def test_the_user_is_told_unless_the_job_asks_for_the_tier_already(busy: Site) -
         command = ("sbatch", "-J", "train-bert-1", "--gpus=4", "-o/dev/null", *options, "--wrap=true")
         return busy.run("login", "alice", *command).stderr
 
-    assert f"almanac: {TEXT} hbm40g holds that. Expected wait: hbm40g 12 min." in said()
+    assert f"almanac: hbm40g is enough: {TEXT} Expected wait: hbm40g 12 min." in said()
     assert "almanac" in said("-C", "gpu&hbm80g")
     assert said("-C", "gpu&hbm40g") == ""
     assert said("-J", "another") == ""

@@ -154,10 +154,10 @@ def test_nothing_that_a_user_writes_changes_the_term(busy: Site) -> None:
 
 TOUCH = "touch /tmp/almanac-was-here"
 HOSTILE = [
-    "a'b\"c", f"$({TOUCH})", f"`{TOUCH}`", f"x; {TOUCH} #", "a\nlua: almanac: set term=9 uid=0", "\x1b[31mred\x1b[2J",
-    "a\tb\r", "%d%s%n%99999d", "[%a", "%b()", "(.-)*$", "^%", "../../etc/passwd", "é\u202e\u2028x", "x" * 1000,
-    "9" * 1000, "x" * 10_240, "%" * 10_240, f'"..os.execute("{TOUCH}").."', "\\27]0;x\\7", "-- ]] return",
-    "F\tx\t4\t1\t1",
+    "a'b\"c", f"$({TOUCH})", f"`{TOUCH}`", f"x; {TOUCH} #", "a\nlua: almanac: set site_factor=9 uid=0",
+    "\x1b[31mred\x1b[2J", "a\tb\r", "%d%s%n%99999d", "[%a", "%b()", "(.-)*$", "^%", "../../etc/passwd",
+    "é\u202e\u2028x", "x" * 1000, "9" * 1000, "x" * 10_240, "%" * 10_240,
+    f'"..os.execute("{TOUCH}").."', "\\27]0;x\\7", "-- ]] return", "F\tx\t4\t1\t1",
 ]  # fmt: skip
 
 

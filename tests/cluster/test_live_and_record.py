@@ -78,7 +78,7 @@ end
 return slurm.SUCCESS
 """
 MARK = "almanac-test: a submission"
-HOOK_LINE = re.compile(r"lua: almanac: observe term=\d+ uid=\d+ gpus=(\d+) row=[FGU] .* key=(\S+)")
+HOOK_LINE = re.compile(r"lua: almanac: observe site_factor=\d+ uid=\d+ gpus=(\d+) row=[FGU] .* key=(\S+)")
 TIER_KINDS = {
     "constraint": TIERS,
     "gres": (Tier("small", 40960, gres="a100"), Tier("large", 81920, gres="h100")),

@@ -56,7 +56,7 @@ docker_only = pytest.mark.parametrize("_running_site", DOCKER_SITES, indirect=Tr
 def test_a_newcomer_submits_is_advised_and_sees_what_the_job_used(walked: DockerSite) -> None:
     shown = answer(walked, "alice", ["sbatch", "train.sh"], "y")
     assert re.search(r'your last \d+ runs of "train-bert-#" peaked at', shown)
-    assert "hbm40g holds that." in shown
+    assert "hbm40g is enough: " in shown
     job = int(re.search(r"Submitted batch job (\d+)", shown)[1])  # type: ignore[index]
     assert walked.job(job)["Features"] == "gpu&hbm40g"
     # Waiting age adds to it, but not within seconds: the term alone.

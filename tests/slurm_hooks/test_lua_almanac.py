@@ -268,7 +268,7 @@ def test_hostile_options_never_raise(lua: Lua, name: str) -> None:
 def test_the_sentences_for_a_user(lua: Lua) -> None:
     row = {"text": "It ran.", "tier": "hbm40g", "waits": "hbm80g=3 h 10 min;hbm40g=12 min"}
     assert lua.call("almanac.sentences", row) == [
-        "It ran. hbm40g holds that. Expected wait: hbm80g 3 h 10 min, hbm40g 12 min."
+        "hbm40g is enough: It ran. Expected wait: hbm80g 3 h 10 min, hbm40g 12 min."
     ]
     assert lua.call("almanac.sentences", {"text": "It ran."}) == ["It ran."]
     assert lua.call("almanac.sentences", {"tier": "hbm40g"}) == [None]

@@ -51,9 +51,9 @@ def test_a_submission_gets_its_term_a_line_in_the_log_and_a_word(lua: Lua, advic
     ((factor, logged, said),) = lua.run(code)
     kind, key = ("F", "train-bert-#") if term == 5 else ("U", "other")
     assert factor == term
-    done = f"set term={term} uid={os.getuid()} gpus=2 row={kind} advice=v"
+    done = f"set site_factor={term} uid={os.getuid()} gpus=2 row={kind} advice=v"
     assert re.fullmatch(rf"almanac: {done} us=\d+ key={key}", logged)
-    assert said.startswith(f"almanac: {TEXT} hbm40g holds that.") if kind == "F" else said == ""
+    assert said.startswith(f"almanac: hbm40g is enough: {TEXT}") if kind == "F" else said == ""
 
 
 def listing(*rows: tuple[str, str]) -> str:

@@ -40,8 +40,7 @@ HBM40, HBM80 = (
     Tier(name="hbm80g", capacity_mib=81920, constraint="hbm80g"),
 )
 TEXT = (
-    'your last 14 runs of "train-bert" peaked at 21.3 GiB per GPU; of 100 jobs with evidence like this, at most 1 '
-    "exceeds 24.8 GiB."
+    'your last 14 runs of "train-bert" peaked at 21.3 GiB per GPU; about 1 in 100 such jobs needs more than 24.8 GiB.'
 )
 ROW = Row("F", 3600, 6397, "train-bert-#", 2, 25395, "hbm40g", "hbm80g=3 h 10 min;hbm40g=12 min", TEXT)
 
@@ -62,10 +61,11 @@ def proposal(constraints: str = "gpu&hbm80g", row: Row = ROW) -> Proposal:
 
 def test_the_message_of_the_issue() -> None:
     assert message(proposal()) + question(proposal()) == (
-        'almanac: your last 14 runs of "train-bert" peaked at 21.3 GiB per GPU; of 100 jobs with\n'
-        "         evidence like this, at most 1 exceeds 24.8 GiB. hbm40g holds that.\n"
+        'almanac: hbm40g is enough: your last 14 runs of "train-bert" peaked at 21.3 GiB\n'
+        "         per GPU; about 1 in 100 such jobs needs more than 24.8 GiB.\n"
         "         Expected wait: hbm80g 3 h 10 min, hbm40g 12 min.\n"
-        '         Submit with -C "gpu&hbm40g" instead? [y]es / [N]o / [a]lways / ne[v]er for this job: '
+        '         Submit with -C "gpu&hbm40g" instead?\n'
+        "         [y]es, [N]o, [a]lways, or ne[v]er for this job: "
     )
 
 
@@ -111,16 +111,17 @@ def test_rows_without_a_tier_say_nothing() -> None:
 
 def test_a_larger_tier_is_proposed_with_the_reason() -> None:
     row = dataclasses.replace(ROW, tier="hbm80g", waits="", text="your runs peak at 61.0 GiB.")
-    for constraints, head in (("gpu&hbm40g", "hbm40g is too small: your"), ("gpu", "your")):
-        assert message(proposal(constraints, row)) == f"almanac: {head} runs peak at 61.0 GiB. hbm80g holds that.\n"
+    for constraints, head in (("gpu&hbm40g", "hbm40g is too small, "), ("gpu", "")):
+        said = message(proposal(constraints, row))
+        assert said == f"almanac: {head}hbm80g is enough: your runs peak at 61.0 GiB.\n"
 
 
 @pytest.mark.parametrize(
     ("is_offered", "value", "said"),
     [
         (True, "gpu&hbm40g", ""),
-        (False, "", 'Nothing is changed: no nodes were found for this job with -C "gpu&hbm40g".'),
-        (None, "", 'Nothing is changed: it is not known whether nodes can take this job with -C "gpu&hbm40g".'),
+        (False, "", 'No change: almanac found no nodes for this job with -C "gpu&hbm40g".'),
+        (None, "", 'No change: almanac could not check for nodes with -C "gpu&hbm40g".'),
     ],
 )
 def test_what_no_node_is_known_to_take_is_only_said(is_offered: bool | None, value: str, said: str) -> None:
@@ -133,10 +134,10 @@ def test_what_no_node_is_known_to_take_is_only_said(is_offered: bool | None, val
 
 
 @pytest.mark.parametrize("term", ["hbm80", "hbm80gb", "HBM80G", "hbm81g", "hbn80g"])
-def test_a_misspelt_tier_is_not_appended_to(term: str) -> None:
+def test_a_misspelled_tier_is_not_appended_to(term: str) -> None:
     found = proposal(f"gpu&{term}")
     assert found.change.value == ""
-    assert f'the constraint names "{term}", perhaps a misspelt hbm' in found.change.why_not
+    assert f'the constraint names "{term}", perhaps a misspelled hbm' in found.change.why_not
 
 
 def test_a_tier_of_the_same_size_is_kept() -> None:

@@ -31,8 +31,7 @@ CONSTRAINTS = (
     Tier(name="hbm80g", capacity_mib=81920, constraint="hbm80g"),
 )
 TEXT = (
-    'your last 14 runs of "train-bert-#" peaked at 21.3 GiB per GPU; of 100 jobs with evidence like this, '
-    "at most about 1 exceeds 24.8 GiB."
+    'your last 14 runs of "train-bert-#" peaked at 21.3 GiB per GPU; about 1 in 100 such jobs needs more than 24.8 GiB.'
 )
 USER = AdviceFile(
     version="20261121T101500Z-3f2a9c0d1e2f",
@@ -48,7 +47,17 @@ USER = AdviceFile(
         Row("F", 900, 9169, "train-bert-#", 1, 25395, "hbm40g", "", TEXT),
         Row("F", 60, 11184, "%d+[%a]$(reboot)`id`", 2),
         Row("F", 60, 11878, '";drop', 1, None, None, "", 'a run of "";drop" seems to have run out of memory.'),
-        Row("F", 86_400, 4605, "x" * 64, 1, 79000, None, "hbm80g=2 d 4 h", "no tier is sure to hold that."),
+        Row(
+            "F",
+            86_400,
+            4605,
+            "x" * 64,
+            1,
+            79000,
+            None,
+            "hbm80g=2 d 4 h",
+            "No tier of this site is surely large enough.",
+        ),
         Row("G", 1800, 8476, gpus=1),
         Row("G", 7200, 4317, gpus=16),
         Row("U", 5400, 250),
