@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from advisor.decisions import tier as reasons
 from advisor.memory.evidence import SCRIPT, SIMILAR
 from almanac.names import name_key
-from almanac.records import Advice, Duration, MemoryBound, PriorityAdvice, TierAdvice
+from almanac.records import Advice, Duration, MemoryBound, PriorityAdvice, Request, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, printable
 
 COLUMNS = 80
@@ -284,26 +284,9 @@ def to_json(advice: Advice) -> dict[str, object]:
     waits     expected wait per tier: tier, jobs, median_s, low_s, high_s
     services  by name of the site's own service: updated_s, told (null: nothing), error (null: none)
     """
-    request = advice.request
     return {
-        "request": {
-            "user": request.user,
-            "job_name": request.job_name,
-            "name_key": name_key(request.job_name),
-            "gpu_count": request.gpu_count,
-            "node_count": request.node_count,
-            "constraints": request.constraints,
-            "partition": request.partition,
-            "time_limit_s": request.time_limit_s,
-        },
-        "tier": {
-            "tier": advice.tier.tier,
-            "reason": advice.tier.reason,
-            "requested_tier": advice.tier.requested_tier,
-            "is_change": advice.tier.is_change,
-            "option": advice.tier.rewrite,
-            "note": advice.tier.note,
-        },
+        "request": request_table(advice.request),
+        "tier": tier_table(advice.tier),
         "bound": _table(advice.bound),
         "duration": _table(advice.duration),
         "priority": _table(advice.priority),
@@ -313,6 +296,17 @@ def to_json(advice: Advice) -> dict[str, object]:
         "services": dict(advice.services),
         "has_evidence": advice.has_evidence,
     }
+
+
+def request_table(request: Request) -> dict[str, object]:
+    names = ("gpu_count", "node_count", "constraints", "partition", "time_limit_s")
+    own = {"user": request.user, "job_name": request.job_name, "name_key": name_key(request.job_name)}
+    return {**own, **{name: getattr(request, name) for name in names}}
+
+
+def tier_table(tier: TierAdvice) -> dict[str, object]:
+    names = ("tier", "reason", "requested_tier", "is_change")
+    return {**{name: getattr(tier, name) for name in names}, "option": tier.rewrite, "note": tier.note}
 
 
 def _table(part: MemoryBound | Duration | PriorityAdvice | None) -> dict[str, object] | None:

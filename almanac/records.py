@@ -1,4 +1,4 @@
-"""What passes between the layers: frozen records without behaviour of their own."""
+"""Records that the layers hand to each other: frozen, without behavior of their own."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Request:
 
 
 MAX_SPAN = 30
-"""A wider interval of a duration (its end divided by its start) is not told: "10 min to 5 h" helps nobody."""
+"""A wider interval of a duration (its end divided by its start) is not shown: "10 min to 5 h" helps nobody."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +90,19 @@ class Duration:
 
     @property
     def is_regular(self) -> bool:
-        """Whether there is an interval that tells something: its end is at most MAX_SPAN times its start."""
+        """Whether the interval is narrow enough to show: its end is at most MAX_SPAN times its start."""
         return self.low_s is not None and self.high_s is not None and self.high_s <= MAX_SPAN * self.low_s
 
 
 @dataclass(frozen=True)
 class MemoryBound:
-    """An upper bound of the HBM peak of one GPU, MiB, exceeded with probability at most `risk`.
+    """An upper bound of the peak memory of one GPU, MiB, exceeded with probability at most `risk`.
 
-    bound_mib: None where runs differ too much, or too little is known of such evidence, to state one; a tier can still
-    be advised. tier_mib: what a tier must hold, MiB, so that the tiers advised are exceeded with probability at most
-    `risk`. The risk is that of all jobs of the evidence class taken together, not of one family. highest_mib: the
-    highest measured peak of the `runs` looked at; scope: "family", "similar" (names like it) or
-    "script" (runs of the same script, under other names).
+    bound_mib: None where runs differ too much, or the history is too short, to state a bound; a tier can still be
+    advised. tier_mib: what a tier must hold, MiB, so that jobs exceed the tiers advised with probability at most
+    `risk`. The risk holds for all jobs of the evidence class together, not for one family. highest_mib: the highest
+    measured peak of the `runs`. scope: "family", "similar" (names like it), or "script" (runs of the same script under
+    other names).
     """
 
     bound_mib: float | None
@@ -116,11 +116,11 @@ class MemoryBound:
 
 @dataclass(frozen=True)
 class MemoryEvidence:
-    """What a memory advice looked at. since_s, until_s: ends of the oldest and the newest run, s since 1970.
+    """The runs behind a memory advice. since_s, until_s: ends of the oldest and the newest run, s since 1970.
 
     ran_out_mib: capacity of the GPUs on which a run of the family seems to have run out of memory; ran_out_s: when the
-    last one did. paused_until_s: no advice before then, because it did so on a smaller tier than it had before.
-    changes_above_mib: a peak above this would lead to another tier; None where none is advised by a bound.
+    last one did. paused_until_s: no advice before then, because it happened on a smaller tier than before.
+    changes_above_mib: a peak above this would lead to another tier; None where no bound leads to a tier.
     """
 
     scope: str
@@ -147,9 +147,9 @@ class ExpectedWait:
 
 @dataclass(frozen=True)
 class TierAdvice:
-    """tier is None where nothing is advised; reason says why. `rewrite` is the sbatch option to use.
+    """The tier to ask for, None where there is no advice; reason says why. rewrite: the sbatch option to use.
 
-    holds_bound: whether the tier advised holds the whole memory bound, too, or no tier is advised.
+    holds_bound: False if the memory bound cannot be stated or is larger than the tier advised.
     """
 
     tier: str | None
@@ -163,11 +163,11 @@ class TierAdvice:
 
 @dataclass(frozen=True)
 class PriorityAdvice:
-    """A site factor, 0 or more points; greater starts earlier. gpu_time_s: the GPU-time it stands for, GPU-seconds.
+    """A site factor (term), 0 or more; the greater starts earlier. gpu_time_s: the GPU-time behind it, GPU-seconds.
 
-    share_longer: share of recent jobs predicted longer; worth_wait_s: the waiting time that it is worth against a
-    recent job in the middle, negative where the job has to wait longer; None of it without recent jobs.
-    is_cautious: the upper end of the interval counted, because the user's runs overrun. extra: points of options.
+    share_longer: share of recent jobs predicted to need more GPU-time. worth_wait_s: lead over a typical (median)
+    recent job, seconds of waiting; negative behind it. Both None without recent jobs. is_cautious: the upper end of
+    the interval counted, because the user's runs overrun. extra: what options of the site add.
     """
 
     term: int
@@ -180,9 +180,9 @@ class PriorityAdvice:
 
 @dataclass(frozen=True)
 class Advice:
-    """All that almanac has to say of one submission; the text is rendered from this.
+    """The advice for one submission; advisor.explain renders it.
 
-    services: what the site's own services say, by name.
+    set_aside: excluded runs by reason. services: results of the site's own services, by name.
     """
 
     request: Request
@@ -197,5 +197,5 @@ class Advice:
 
     @property
     def has_evidence(self) -> bool:
-        """Whether anything at all is known of this user's jobs."""
+        """Whether the history has jobs of this user to learn from."""
         return self.bound is not None or (self.duration is not None and self.duration.case != "site")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from advisor.decisions.tier import NO_EVIDENCE, NO_GPU, NO_TIERS, decide_tier
-from advisor.explain import NO_GPU_LINE, on_gpus, with_tier, wrapped
+from advisor.explain import NO_GPU_LINE, on_gpus, request_table, tier_table, with_tier, wrapped
 from almanac.names import name_key
 from almanac.records import MemoryBound, Request, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, format_moment, printable
@@ -90,27 +90,11 @@ def _waits(row: Row, tier: TierAdvice) -> str:
 
 def to_json(shown: Shown) -> dict[str, Any]:
     """The table of advisor.explain.to_json, as far as the files know it; published names the row and its file."""
-    request, found, tier = shown.request, shown.found, shown.tier
+    request, found = shown.request, shown.found
     row = found.row if found else None
     return {
-        "request": {
-            "user": request.user,
-            "job_name": request.job_name,
-            "name_key": name_key(request.job_name),
-            "gpu_count": request.gpu_count,
-            "node_count": request.node_count,
-            "constraints": request.constraints,
-            "partition": request.partition,
-            "time_limit_s": request.time_limit_s,
-        },
-        "tier": {
-            "tier": tier.tier,
-            "reason": tier.reason,
-            "requested_tier": tier.requested_tier,
-            "is_change": tier.is_change,
-            "option": tier.rewrite,
-            "note": tier.note,
-        },
+        "request": request_table(request),
+        "tier": tier_table(shown.tier),
         "bound": {"bound_mib": row.bound_mib} if row and row.bound_mib is not None else None,
         "duration": {"duration_s": row.predicted_s, "gpu_time_s": row.predicted_s * request.gpu_count} if row else None,
         "priority": {"term": found.term} if found else None,

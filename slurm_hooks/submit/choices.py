@@ -1,9 +1,9 @@
-"""What a user answered at the prompt, in a file of their own: one line per job family, rewritten as a whole.
+"""A user's answers at the prompt, in the user's own file: one line per job family, rewritten as a whole.
 
-    key  gpus  asked|always|never  tier  time      parted by tabs; the time in s since 1970
+    key  gpus  asked|always|never  tier  time      separated by tabs; the time in s since 1970
 
-sbatch-almanac and cli_filter.lua share it. A file that breaks the format in any place, is too large, is no regular
-file or is somebody else's is as if empty.
+sbatch-almanac and cli_filter.lua share the file. It counts as empty if it breaks the format anywhere, is too large, is
+not a regular file, or belongs to another user.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class Choice:
-    """The last answer for a job family. tier: the one that was advised then."""
+    """The last answer for a job family. tier: the tier advised at that time."""
 
     key: str
     gpus: int
@@ -33,12 +33,12 @@ class Choice:
     time_s: int
 
     def is_recent(self, now_s: int) -> bool:
-        """Whether the user was asked or told within the hour; a time to come says nothing."""
+        """Whether the user saw the advice within the last hour; False for a time in the future."""
         return 0 <= now_s - self.time_s < ASK_AGAIN_S
 
 
 def choices_path(environ: Mapping[str, str]) -> str | None:
-    """Where a user's answers are kept; None where the environment does not say."""
+    """Path of the user's answers; None where neither XDG_STATE_HOME nor HOME is set."""
     state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
     if not state.startswith("/"):
         if not home.startswith("/"):
@@ -48,7 +48,7 @@ def choices_path(environ: Mapping[str, str]) -> str | None:
 
 
 def parse(text: str) -> tuple[Choice, ...]:
-    """() where any line breaks the format. Of lines of one family the first counts."""
+    """The answers; () where any line breaks the format. The first line of a family counts."""
     found: dict[tuple[str, int], Choice] = {}
     for line in text.splitlines(keepends=True):
         match = _LINE.fullmatch(line)
@@ -60,12 +60,12 @@ def parse(text: str) -> tuple[Choice, ...]:
 
 
 def read(path: str | None) -> tuple[Choice, ...]:
-    """What was answered so far; () where nothing can be read."""
+    """The answers so far; () where the file cannot be read."""
     return parse(read_own(path, MAX_BYTES)) if path else ()
 
 
 def read_own(path: str, most: int) -> str:
-    """A file of the user's own; "" where nothing can be read. Never raises, never waits (a FIFO is refused)."""
+    """Text of a file of the user; "" where it cannot be read. Never raises, never waits (a FIFO is refused)."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -86,7 +86,7 @@ def find(choices: Iterable[Choice], key: str, gpus: int) -> Choice | None:
 
 
 def replaced(choices: Iterable[Choice], new: Choice) -> tuple[Choice, ...]:
-    """With the new answer first. Questions of over an hour ago are forgotten, and the last lines of too many."""
+    """The answers with the new one first, without questions older than an hour, cut at MAX_BYTES."""
     kept = [new]
     room = MAX_BYTES - len(_line(new))
     for choice in choices:
@@ -110,7 +110,7 @@ def write(path: str, choices: Iterable[Choice]) -> None:
 
 
 def write_own(path: str, text: str) -> None:
-    """Replaces a file, 0600, in a folder that is made where it is missing. Raises OSError.
+    """Replace a file with mode 0600, and make its folder if it is missing. Raises OSError.
 
     A link in its place is replaced, not followed.
     """

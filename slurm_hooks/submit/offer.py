@@ -1,9 +1,8 @@
-"""Whether nodes exist that meet a rewritten submission as a whole, by what sinfo says. cli_filter.lua does the same in
-Lua (lua/offer.lua).
+"""Whether sinfo lists nodes that meet a rewritten submission as a whole. cli_filter.lua does the same (lua/offer.lua).
 
-A constraint that no node meets turns a valid submission into a refused one, so a change is offered only where the
-answer is a sure yes. It is a no for some requests that Slurm would spread over nodes (`-n 128` without `-N`). Not
-checked: generic resources other than GPUs, temporary disk, sockets and cores, and a partition's accounts and QOS.
+Slurm refuses a submission whose constraint no node meets, so a change is offered only if the answer is a sure yes. The
+answer is no for some requests that Slurm would spread over nodes (`-n 128` without `-N`). Not checked: generic
+resources other than GPUs, temporary disk, sockets and cores, and a partition's accounts and QOS.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ FORMAT = "%P|%D|%c|%m|%f|%G|%l|%a|%g"
 """Of sinfo -o: partition, nodes, CPUs, memory (MiB), features, GRES, time limit, availability, groups."""
 MAX_BYTES = 262_144
 MAX_AGE_S = 300
-"""A listing that was kept serves so long: a loop of submissions asks slurmctld once."""
+"""Age up to which a saved listing is used, so that a loop of submissions asks slurmctld once."""
 _NO_COUNT = 65_534
 """Slurm's NO_VAL16; larger numbers are its NO_VAL and INFINITE."""
 _COUNT = re.compile(r"[0-9]{1,9}")
@@ -36,7 +35,7 @@ _GPU = re.compile(r"gpu:(?:([^:]+):)?([0-9]{1,9})")
 
 @dataclass(frozen=True)
 class Needs:
-    """What a submission asks of its nodes, at least. gpus: of the whole job; time_limit_s: None where it names none;
+    """The least that a submission asks of its nodes. gpus: of the whole job; time_limit_s: None where it names none;
     the rest per node.
     """
 
@@ -80,7 +79,7 @@ class _Nodes:
 
 
 def needs_of(options: Mapping[str, str], gpus: int) -> Needs | None:
-    """None where an option cannot be read. options: texts by long name; gpus: of the whole job."""
+    """The needs; None where an option cannot be read. options: texts by long name; gpus: of the whole job."""
     tasks, tasks_per_node = _number(options, "ntasks"), _number(options, "ntasks-per-node")
     memory = [_memory(options.get(name, "0")) for name in ("mem", "mem-per-cpu", "mem-per-gpu")]
     span = _nodes(options.get("nodes", ""))
@@ -117,7 +116,7 @@ def _nodes(text: str) -> tuple[int, int] | None:
 
 
 def _number(options: Mapping[str, str], name: str) -> int | None:
-    """A count that was asked for; None for every way to say that none was."""
+    """The count that an option asks for; None where it asks for none."""
     text = options.get(name, "")
     count = int(text) if _COUNT.fullmatch(text) else 0
     return count if 1 <= count < _NO_COUNT else None
@@ -151,7 +150,7 @@ def _seconds(text: str) -> int | None:
 
 
 def wanted(request: Request, change: Rewrite, tier: Tier) -> Wanted:
-    """What a request asks for once one option of it is changed."""
+    """What the request asks for with the change."""
     constraint = change.value if change.option == "--constraint" else request.constraints
     features = tuple(re.findall(r"[^&,]+", constraint)) if _PLAIN.fullmatch(constraint) else None
     gpu_type = tier.gres if change.option == "--gres" else request.gpu_type
@@ -161,8 +160,9 @@ def wanted(request: Request, change: Rewrite, tier: Tier) -> Wanted:
 
 
 def is_offered(listing: str, asked: Wanted, needs: Needs | None) -> bool | None:
-    """None where it is not known. listing: what `sinfo -a -e -h -o FORMAT` said. Of several partitions each has to
-    hold the needs.
+    """Whether nodes take the request; None where that is not known. Each of several partitions must hold the needs.
+
+    listing: output of `sinfo -a -e -h -o FORMAT`.
     """
     rows = list(_rows(listing))
     if needs is None or asked.features is None or not rows:
@@ -211,7 +211,7 @@ def _takes(row: _Nodes, needs: Needs) -> bool:
 
 
 def kept(text: str, now_s: int, place: str) -> str | None:
-    """The listing of a file that to_keep() made less than MAX_AGE_S ago, in the same place; else None."""
+    """The listing of a file that to_keep() wrote for this place less than MAX_AGE_S ago; else None."""
     first, _, listing = text.partition("\n")
     match = re.match(r"almanac-nodes\t1\t([0-9]{1,12})\t", first)
     is_fresh = match is not None and 0 <= now_s - int(match[1]) < MAX_AGE_S
@@ -219,7 +219,7 @@ def kept(text: str, now_s: int, place: str) -> str | None:
 
 
 def to_keep(listing: str, now_s: int, place: str) -> str:
-    """place: host and Slurm configuration, which tell clusters apart that share a home folder."""
+    """Text of the file to save. place: host and Slurm configuration, for clusters that share a home folder."""
     return _head(now_s, place) + listing
 
 

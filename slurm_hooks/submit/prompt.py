@@ -1,4 +1,4 @@
-"""The part of sbatch-almanac that reads: the submission, the user's advice and earlier answers; then it asks."""
+"""sbatch-almanac at a terminal: read the submission, the user's advice, and earlier answers; then ask."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from telemetry.slurm.options import SHORT, long_name, parse_options
 from telemetry.slurm.sbatch import Submission, parse_submission
 
 SILENT = ("help", "usage", "version", "test-only", "clusters", "cluster", "uid", "gid")
-"""Options with which nothing is said: nothing is submitted, or not here, or not as this user."""
+"""No advice with these options: nothing is submitted, or not to this cluster, or not as this user."""
 SILENT_VARIABLES = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
 QUIET = ("parsable", "quiet")
 SINFO_S = 1
 SINFO_VARIABLES = ("SINFO_ALL", "SINFO_PARTITION", "SINFO_FORMAT", "SINFO_SORT")
-"""A user's own, which change what it lists."""
+"""Variables of a user that change what sinfo lists."""
 MAX_SCRIPT_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """How to talk to the user: write() to standard error, read_line() from standard input ("" at its end)."""
+    """The user's terminal: write() to standard error, read_line() from standard input ("" at its end)."""
 
     write: Callable[[str], None]
     read_line: Callable[[], str]
@@ -54,7 +54,7 @@ class Terminal:
 def advise(
     argv: Sequence[str], environ: Mapping[str, str], terminal: Terminal | None, advice_dir: Callable[[], str]
 ) -> tuple[Sequence[str], bool]:
-    """The arguments to submit with, and whether the user was told or asked anything.
+    """The arguments to submit with, and whether the user saw a message.
 
     terminal: None without one. advice_dir: reads hooks.advice_dir from the configuration; "" is the default
     folder. It is called only for a submission that advice may change. May raise any error: the caller then submits what
@@ -98,7 +98,7 @@ def _settle(
     now_s: int,
     terminal: Terminal | None,
 ) -> tuple[bool, bool]:
-    """Says what there is to say; whether the submission is to be changed, and whether anything was said."""
+    """Show the message and ask where needed. Returns whether to change the submission, and whether it said anything."""
     known = choices.read(path)
     earlier = choices.find(known, proposal.key, proposal.gpus)
     what = action(mode, proposal, earlier, now_s)
@@ -117,8 +117,9 @@ def _settle(
 
 
 def _nodes(path: str | None, environ: Mapping[str, str], now_s: int) -> str:
-    """What sinfo says of all nodes, as offer.is_offered() takes it; "" where it does not within SINFO_S. It is kept
-    beside the choices, and asked once in offer.MAX_AGE_S.
+    """sinfo's listing of all nodes for offer.is_offered(); "" where sinfo fails or needs more than SINFO_S.
+
+    The listing is saved beside the choices and used for offer.MAX_AGE_S.
     """
     place = f"{os.uname().nodename}:{environ.get('SLURM_CONF', '')}"
     file = path and f"{os.path.dirname(path)}/nodes"  # noqa: PTH120
@@ -169,7 +170,7 @@ def _remember(path: str | None, known: Iterable[Choice], new: Choice, terminal: 
 
 
 def _read(argv: Sequence[str], environ: Mapping[str, str]) -> Submission | None:
-    """The submission; None where it is not one to say anything about, or cannot be read for sure."""
+    """The submission; None where it gets no advice, or cannot be read with certainty."""
     typed, rest = parse_options(argv)
     words = argv[: len(argv) - len(rest)]
     if any(variable in environ for variable in SILENT_VARIABLES) or not all(map(_is_known, words)):
@@ -187,14 +188,14 @@ def _read(argv: Sequence[str], environ: Mapping[str, str]) -> Submission | None:
 
 
 def _is_known(word: str) -> bool:
-    """False for an option that is a plugin's: it may take the next word, so that nothing after it is sure."""
+    """False for an option of a plugin: it may take the next word, so the rest cannot be read with certainty."""
     if word.startswith("--"):
         return word == "--" or "=" in word or long_name(word[2:]) is not None
     return not (len(word) > 1 and word.startswith("-")) or word[1] in SHORT
 
 
 def _script(name: str, folder: str) -> str:
-    """A script's text, read from where sbatch looks first. Raises OSError where it is no regular file."""
+    """Text of the script where sbatch looks first. Raises OSError unless it is a regular file."""
     handle = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # noqa: PTH118
     with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
         status = os.fstat(handle)
@@ -204,7 +205,7 @@ def _script(name: str, folder: str) -> str:
 
 
 def with_option(argv: Sequence[str], submission: Submission, change: Rewrite) -> tuple[str, ...] | None:
-    """The arguments with one more option, which wins over earlier ones; None where it is not sure to do only that."""
+    """The arguments with one more option, which wins over earlier ones; None unless it surely does only that."""
     if not change.value:
         return None
     at = len(argv) - len(submission.rest)

@@ -82,7 +82,7 @@ def _variables(block: bytes) -> dict[bytes, bytes]:
 
 
 def _decoded(part: bytes) -> bytes:
-    """Raises no error: what is not the launcher's counts as nothing."""
+    """The decoded part; b"" where the launcher did not write it."""
     if not part:
         return b""
     import binascii
@@ -94,16 +94,15 @@ def _decoded(part: bytes) -> bytes:
 
 
 def may_matter(environ: Mapping[str, str]) -> bool:
-    """Whether anything could be said or changed: not inside a job, not where it is switched off, not without somebody
-    to ask.
-    """
+    """Whether advice is possible: outside jobs, not switched off, and with a terminal or in mode apply."""
     mode = environ.get("ALMANAC_ADVICE", "")
     return "SLURM_JOB_ID" not in environ and mode != "off" and (mode == "apply" or has_terminal())
 
 
 def has_terminal() -> bool:
-    """Whether standard input and standard error are terminals, and we are in the foreground: elsewhere a question
-    would stop us.
+    """Whether standard input and standard error are terminals and this program is in the foreground.
+
+    In the background a question would stop it.
     """
     try:
         return os.isatty(0) and os.isatty(2) and os.tcgetpgrp(0) == os.getpgrp()
@@ -112,7 +111,7 @@ def has_terminal() -> bool:
 
 
 def advised(argv: Sequence[str]) -> tuple[Sequence[str], bool]:
-    """The arguments to submit with, and whether the user was told or asked. Those typed, whatever goes wrong."""
+    """The arguments to submit with, and whether the user saw a message. After any fault, those that were typed."""
     gc.disable()  # nothing here lives long; 5 % of the time
     try:
         from slurm_hooks.submit.prompt import Terminal, advise
@@ -136,7 +135,7 @@ def _read_line() -> str:
 
 
 def programs(environ: Mapping[str, str]) -> Iterator[str]:
-    """Programs that may be the real sbatch, in the order in which to try them; never this one."""
+    """Programs that may be the real sbatch, in the order to try them; never this one."""
     own = {_identity(path) for path in (sys.argv[0], __file__, sys.argv[0].removesuffix(LAUNCHED))}
     named, folders = environ.get("ALMANAC_SBATCH"), environ.get("PATH", os.defpath).split(":")
     paths = [named] if named else [os.path.join(folder, "sbatch") for folder in folders]  # noqa: PTH118
@@ -180,7 +179,7 @@ def configured(environ: Mapping[str, str], section: str, key: str) -> str:
 
 
 def read_mark() -> tuple[int, bool]:
-    """What an earlier sbatch-almanac of this very submission has left: tried, told."""
+    """The mark of an earlier sbatch-almanac of the same submission: tried, told."""
     try:
         offset = os.lseek(MARK_FD, 0, os.SEEK_CUR) - MARK
     except OSError:
