@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import re
 
+DAY_S = 86_400
+
 
 def parse_time_limit(text: str) -> int | None:
     """Seconds of a Slurm time: "90" (minutes), "MM:SS", "HH:MM:SS", "D-HH[:MM[:SS]]". None: no limit.

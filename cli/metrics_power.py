@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from almanac.errors import AlmanacError
+from almanac.units import DAY_S
 from cli.app import App
 from reports.textfile import Labels, Metric
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from telemetry.nodes.use import NodeUse
     from telemetry.store.store import Store
 
-DAY_S = 86_400
 FRESH_S = 3600
 """Older counts of nodes are not shown, because they are no longer true."""
 STATES = ("total", "active", "wanted", "asleep")

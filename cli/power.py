@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from almanac.errors import AlmanacError, ConfigError, StoreError
-from almanac.units import printable
+from almanac.units import DAY_S, printable
 from cli.app import App
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def history(app: App, days: int, rows: int, as_json: bool) -> None:
     from cli.power_output import show_history
 
     app.require_operator("node power affects all users")
-    found = list(_folder(app).log.read(app.now_s() - days * 86_400, app.now_s()))
+    found = list(_folder(app).log.read(app.now_s() - days * DAY_S, app.now_s()))
     show_history(found[-rows:] if rows else found, len(found), as_json)
 
 

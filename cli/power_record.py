@@ -13,7 +13,7 @@ import click
 
 from almanac.config import Config, NodeSet
 from almanac.errors import CommandError, ConfigError, RequestError, StoreError
-from almanac.units import format_count, printable
+from almanac.units import DAY_S, format_count, printable
 from cli.app import App
 from cli.output import progress
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from telemetry.nodes.runs import Runs
     from telemetry.nodes.series import NodeSeries
 
-DAY_S = 86400
 RECORD_DAYS = 400
 """Older demand is not read, because it says little about today's."""
 

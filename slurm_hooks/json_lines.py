@@ -14,7 +14,6 @@ from typing import IO, Any
 from almanac.errors import StoreError
 from telemetry.store.atomic import hand_over, make_inner_folder
 
-DAY_S = 86_400
 KEEP_DAYS = 400
 """Older files are removed, so that a year can be looked back on."""
 

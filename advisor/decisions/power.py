@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-DAY_S = 86400
+from almanac.units import DAY_S
+
 CREDIT_DAYS, RESERVE_DAYS = 20, 1.0
 LEAST_RATE = 1e-9
 """Stands in for a budget of zero: the first wake-up takes all credit."""

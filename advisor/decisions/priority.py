@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from almanac.errors import ConfigError
 from almanac.records import PriorityAdvice
 from almanac.submit_config import Priority
-from almanac.units import parse_time_limit
+from almanac.units import DAY_S, parse_time_limit
 
-DAY_S = 86_400
 DEFAULTS = {"PriorityType": "priority/multifactor", "PriorityMaxAge": "7-0", "PriorityWeightAge": "0"}
 """Of slurm.conf(5) where it is silent; PriorityType has been multifactor since 23.11."""
 

@@ -13,10 +13,10 @@ from advisor.demand.forecast import HORIZONS, KEYS, Key, Skill, pinball
 from advisor.demand.versions import TrainedDemand, load_demand, selection_of
 from almanac.config import Config, NodeSet, Power
 from almanac.errors import AlmanacError
+from almanac.units import DAY_S
 from telemetry.nodes.series import NodeSeries
 from telemetry.nodes.use import NodeUse
 
-DAY_S = 86_400
 WINDOW_DAYS = 7
 """Days whose forecasts and wake-ups are judged."""
 LEAST_STEPS = 3 * DAY

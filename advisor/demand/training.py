@@ -11,12 +11,13 @@ import numpy as np
 from advisor.decisions.power import Budget
 from advisor.demand.features import STEP_MIN, load_holidays
 from advisor.demand.forecast import Skill
-from advisor.demand.lifecycle import DAY_S, WINDOW_DAYS, budget_alarms, drift_of_demand, trimmed
+from advisor.demand.lifecycle import WINDOW_DAYS, budget_alarms, drift_of_demand, trimmed
 from advisor.demand.model import DemandModel, train_demand
 from advisor.demand.versions import TrainedDemand, demand_versions, save_demand
 from advisor.evaluation.power_replay import Plant
 from almanac.config import Config, NodeSet
 from almanac.errors import AlmanacError, NoModelError
+from almanac.units import DAY_S
 from telemetry.nodes.counts import demand_series
 from telemetry.nodes.use import load_node_use
 from telemetry.store.store import Store

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from almanac.errors import AlmanacError
-from almanac.units import format_count, format_duration, printable
+from almanac.units import DAY_S, format_count, format_duration, printable
 from cli.app import App
 from cli.doctor.findings import Check
 
@@ -20,7 +20,7 @@ NAME = "cli_filter"
 SCRIPT = "almanac-cli-filter.sh"
 RECORD = "checked-hosts"
 """File beside the configuration file that keeps what SCRIPT said on each host."""
-FRESH_S = 30 * 86_400
+FRESH_S = 30 * DAY_S
 _SHOWN = 5
 _TIMEOUT_S = 60
 _LINE = re.compile(r"(?:.*\s)?(\S+) (ok|absent|broken|unknown) (\d{1,12})\s*")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from almanac.config import NodeSet
-from almanac.units import format_duration
+from almanac.units import DAY_S, format_duration
 from cli.app import App
 from cli.doctor.findings import Check
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from telemetry.nodes.use import NodeUse
     from telemetry.store.store import Store
 
-DAY_S = 86_400
 LATE_S = 3600
 """Six power runs that did not happen."""
 

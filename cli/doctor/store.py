@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from almanac.units import format_count, format_duration, format_moment
+from almanac.units import DAY_S, format_count, format_duration, format_moment
 from cli.app import App
 from cli.doctor.findings import Check
 from telemetry.sources.configured import configured_sources
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from telemetry.store.partitions import Stray
     from telemetry.store.store import Store
 
-DAY_S = 86_400
 _SHOWN = 5
 """Damaged files that the text names; JSON has all."""
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from almanac.errors import StoreError
+from almanac.units import DAY_S
 from telemetry.sources.bindings import BadRecordError, read_trusted
 from telemetry.store.atomic import make_inner_folder, write_atomically, writing
 
-DAY_S = 86_400
 VERSION = 1
 MAX_BYTES = 32 << 20
 MAX_TIMES = 2000

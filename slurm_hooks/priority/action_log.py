@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_hooks.json_lines import DAY_S, JsonLines
+from almanac.units import DAY_S
+from slurm_hooks.json_lines import JsonLines
 
 KEEP_DAYS = 90
 """Older lines are not looked at: what they say a job was given is then taken for somebody else's."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from almanac.units import DAY_S
 from telemetry.attribution.bindings import CONTRADICTED, Binding, Unit, units_of
 from telemetry.slurm.hostlist import expand
 from telemetry.store.schema import schema_of, table_of
@@ -23,7 +24,6 @@ UNBOUND_COUNT = f"{UNBOUND} (GPUs per node unknown)"
 DOUBLY_BOUND = "GPU bound to two jobs at once"
 NO_NODES = "node list missing or unreadable"
 
-DAY_S = 86_400
 # A prolog runs just before the start that accounting records.
 _PROLOG_LEAD_S = 300
 

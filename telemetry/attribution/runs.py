@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.attribution.allocations import DAY_S, Job, days_of, parse_hosts
+from almanac.units import DAY_S
+from telemetry.attribution.allocations import Job, days_of, parse_hosts
 from telemetry.store.store import Store
 
 OVERTIME_S = 3600

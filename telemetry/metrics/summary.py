@@ -11,7 +11,8 @@ import duckdb
 import pyarrow as pa
 
 from almanac.config import Config
-from telemetry.attribution.allocations import DAY_S, Attribution, Job, days_of
+from almanac.units import DAY_S
+from telemetry.attribution.allocations import Attribution, Job, days_of
 from telemetry.attribution.bindings import Binding
 from telemetry.attribution.runs import ended_jobs, load_runs, neighbours_of, sharing
 from telemetry.metrics.chunks import Mapper, Progress, map_partials, silent
@@ -45,7 +46,7 @@ def summarize(
     StoreError where a file cannot be read, BusyError where another process summarises.
     """
     total, verdicts = SummaryCounts(), dict[tuple[int, int], tuple[str, str | None]]()
-    with store.summarising(cluster):
+    with store.summarizing(cluster):
         opened = store.open_days(cluster)
         if since_s is None and until_s is None:
             blocks = [((days[0] * DAY_S, (days[-1] + 1) * DAY_S), days) for days in day_blocks(opened)]

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from almanac.power_config import NodeSet
+from almanac.units import DAY_S
 from telemetry.nodes.demand import Accounted, accounted_demand
-from telemetry.nodes.runs import DAY_S, MINUTE_S, Floats, Tick, no_tick
+from telemetry.nodes.runs import MINUTE_S, Floats, Tick, no_tick
 from telemetry.nodes.series import NodeSeries, marked_series
 from telemetry.slurm.hostlist import MAX_HOSTS
 from telemetry.slurm.node_sets import LiveDemand

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from almanac.power_config import NodeSet
 from almanac.records import Counts
-from almanac.units import printable
+from almanac.units import DAY_S, printable
 from telemetry.nodes.runs import (
-    DAY_S,
     MINUTE_S,
     Floats,
     Runs,

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from almanac.units import DAY_S
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Tick = Callable[[float, float, str], None]
 
-MINUTE_S, DAY_S = 60, 86400
+MINUTE_S = 60
 MAX_PAIRS = 4_000_000
 """Nodes of runs that are in memory at once, unless a single hour has more."""
 

@@ -20,9 +20,9 @@ from telemetry.sources.sacct_text import (
     EXIT,
     BadRowError,
     optional_number,
-    parse_moment,
     parse_node_list,
     parse_state,
+    parse_unix_time,
 )
 
 COLUMNS = (
@@ -96,14 +96,14 @@ def _fields(values: list[str], cluster: str) -> tuple[dict[str, str], str | None
 
 def _run(value: dict[str, str]) -> Run | None:
     try:
-        submit_s = parse_moment(value["Submit"])
+        submit_s = parse_unix_time(value["Submit"])
     except BadRowError:
         return None
     return None if submit_s is None else (int(value["JobIDRaw"]), submit_s)
 
 
 def _row(value: dict[str, str], latest_s: int) -> dict[str, Any]:
-    start, end = parse_moment(value["Start"]), parse_moment(value["End"])
+    start, end = parse_unix_time(value["Start"]), parse_unix_time(value["End"])
     if any(moment is not None and moment > latest_s for moment in (start, end)):
         raise BadRowError("in the future")
     if start is not None and end is not None and end < start:

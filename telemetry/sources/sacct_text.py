@@ -104,7 +104,7 @@ def _identity(value: dict[str, str]) -> dict[str, Any]:
 
 
 def _times(value: dict[str, str], latest_s: int) -> dict[str, Any]:
-    submit, start, end = (parse_moment(value[name]) for name in ("Submit", "Start", "End"))
+    submit, start, end = (parse_unix_time(value[name]) for name in ("Submit", "Start", "End"))
     if submit is None:
         raise BadRowError("unreadable time")
     if any(moment is not None and moment > latest_s for moment in (submit, start, end)):
@@ -133,7 +133,7 @@ def _eligible(text: str, submit: int, start: int | None) -> int | None:
     return max(submit, eligible if start is None else min(start, eligible)) if eligible else None
 
 
-def parse_moment(text: str) -> int | None:
+def parse_unix_time(text: str) -> int | None:
     """Seconds since 1970; None where there is no such time yet. Raises BadRowError."""
     if text in _NO_TIME:
         return None

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.attribution.allocations import DAY_S, days_of
+from almanac.units import DAY_S
+from telemetry.attribution.allocations import days_of
 from telemetry.attribution.runs import load_runs, occupied_until
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Opens, Store

@@ -311,7 +311,7 @@ class Store:
         with self._lock():
             self._marks.close(cluster, done)
 
-    def summarising(self, cluster: str) -> contextlib.AbstractContextManager[None]:
+    def summarizing(self, cluster: str) -> contextlib.AbstractContextManager[None]:
         """Held by the one process that computes a cluster's job metrics. Raises BusyError where another does."""
         return locked(self.root / f".summary-{safe_name(cluster)}.lock", "is computing the job metrics")
 

@@ -158,7 +158,7 @@ import sys
 from pathlib import Path
 from telemetry.store.store import Store
 
-with Store.open(Path(sys.argv[1])).summarising("c"):
+with Store.open(Path(sys.argv[1])).summarizing("c"):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_hooks.json_lines import DAY_S, KEEP_DAYS, JsonLines
+from almanac.units import DAY_S
+from slurm_hooks.json_lines import KEEP_DAYS, JsonLines
 
 NOW_S = 1_795_003_200  # 2026-11-18
 

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.decisions.priority import DAY_S, check_ageing, decide_priority, factor_span, site_factor
+from advisor.decisions.priority import check_ageing, decide_priority, factor_span, site_factor
 from almanac.config import Priority
 from almanac.errors import CommandError, NotAllowedError, StoreError
 from almanac.records import Counts, PriorityAdvice, Request
+from almanac.units import DAY_S
 from slurm_hooks.priority.action_log import KEEP_DAYS, Action, ActionLog
 from slurm_hooks.priority.reprioritize import Actor, Change, Outcome, plan_clearing, plan_terms
 from telemetry.slurm.backend import FactorChange, Node, PendingJob, SiteFactor

@@ -128,7 +128,7 @@ def test_what_is_open_is_looked_at_when_no_writer_is_between_opening_and_changin
 
 def test_two_summaries_of_a_cluster_do_not_run_at_once(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
-    with store.summarising("c"), pytest.raises(BusyError, match="is computing the job metrics"), store.summarising("c"):
+    with store.summarizing("c"), pytest.raises(BusyError, match="is computing the job metrics"), store.summarizing("c"):
         pass
-    with store.summarising("c"), store.summarising("other"):
+    with store.summarizing("c"), store.summarizing("other"):
         pass

@@ -126,7 +126,7 @@ def test_what_root_writes_is_the_store_owners(store: Store) -> None:
         os.chown(path, *owner)
     store.write("jobs", "a", pa.table({"job_id": [1], "submit_s": [1], "user": ["ann"]}))
     store.set_watermark("sacct", "a", 1)
-    with store.summarising("a"):
+    with store.summarizing("a"):
         made = [path for path in store.root.rglob("*") if path.name != "store.json"]
     assert len(made) >= 8
     assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {owner}

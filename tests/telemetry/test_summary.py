@@ -409,6 +409,6 @@ def test_progress_moves_on_over_days_apart(site: Site) -> None:
 
 
 def test_a_second_summary_at_the_same_time_is_refused(filled: Site) -> None:
-    with filled.store.summarising("c"), pytest.raises(BusyError):
+    with filled.store.summarizing("c"), pytest.raises(BusyError):
         filled.summarize()
     assert filled.open_days == [0, 1]

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from advisor.decisions.power import Budget
 from advisor.demand.features import DAY, STEP_MIN
 from advisor.demand.forecast import HORIZONS, KEYS, pinball
-from advisor.demand.lifecycle import DAY_S, budget_alarms, drift_of_demand, expected_loss, trimmed
+from advisor.demand.lifecycle import budget_alarms, drift_of_demand, expected_loss, trimmed
 from advisor.demand.model import DemandModel, train_demand
 from advisor.demand.versions import TrainedDemand
 from almanac.config import Power
+from almanac.units import DAY_S
 from telemetry.nodes.series import NodeSeries
 from telemetry.nodes.use import NodeUse
 
