@@ -20,7 +20,7 @@ help:
 	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration, bench-reports,"
 	@echo "                       bench-power: only those"
 	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), of publishing and re-prioritising"
-	@echo "make docs              the generated pages of docs/"
+	@echo "make docs              the generated pages of docs/, and the site of the documentation (build/site)"
 	@echo "make deb               the Debian package slurm-almanac, for this Debian (build/deb)"
 	@echo "make lock              requirements.lock from pyproject.toml"
 	@echo "make clean             build outputs and caches; make distclean: the environment too"
@@ -80,8 +80,10 @@ bench-hooks: servers
 	if [ -e benchmarks/publish.py ]; then $(BIN)/python benchmarks/publish.py; fi
 	$(BIN)/python benchmarks/reprioritize.py
 
+# --strict fails on a broken link and on a page without a place in mkdocs.yml.
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 deb:
 	scripts/build-deb.sh build/deb
