@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 PYTEST := $(BIN)/pytest
 export PYTHON
 
-.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power docs deb lock clean distclean servers
+.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power docs screenshots deb lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
@@ -21,6 +21,7 @@ help:
 	@echo "                       bench-power: only those"
 	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), of publishing and re-prioritising"
 	@echo "make docs              the generated pages of docs/, and the site of the documentation (build/site)"
+	@echo "make screenshots       the pictures of docs/images, from the program on a generated site (chromium)"
 	@echo "make deb               the Debian package slurm-almanac, for this Debian (build/deb)"
 	@echo "make lock              requirements.lock from pyproject.toml"
 	@echo "make clean             build outputs and caches; make distclean: the environment too"
@@ -84,6 +85,9 @@ bench-hooks: servers
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
+
+screenshots: $(STAMP)
+	$(BIN)/python docs/screenshots.py
 
 deb:
 	scripts/build-deb.sh build/deb

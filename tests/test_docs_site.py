@@ -146,3 +146,20 @@ def test_a_broken_link_or_a_page_without_a_place_fails_the_build(
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode != 0
     assert named in done.stdout + done.stderr
+
+
+PICTURES = sorted((ROOT / "docs/images").iterdir())
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_a_picture_is_generated_used_and_small(picture: Path) -> None:
+    assert f'"{picture.name}"' in (ROOT / "docs/screenshots.py").read_text(encoding="utf-8"), "`make screenshots`"
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert any(f"images/{picture.name}" in page.read_text(encoding="utf-8") for page in pages)
+    assert picture.stat().st_size <= 150_000
+
+
+def test_a_drawn_terminal_loads_nothing_from_another_host() -> None:
+    picture = (ROOT / "docs/images/prompt.svg").read_text(encoding="utf-8")
+    assert "[y]es" in picture.replace("&#160;", " ")
+    assert not re.search(r"@font-face|@import|url\([\"']?https?:|href=", picture)
