@@ -193,7 +193,7 @@ def largest_file(site: Site) -> Iterator[Figure]:
 
 
 def faults(site: Site, path: str) -> Iterator[Figure]:
-    """How much longer sbatch takes than without the hook: the median of the differences of neighbours."""
+    """How much longer sbatch takes than without the hook: the median of the differences of neighbors."""
     whole = site.read("ctl", path)
     for fault, command in FAULTS.items():
         if fault.startswith("largest"):

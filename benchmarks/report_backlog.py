@@ -75,7 +75,7 @@ def ended_jobs(number: int, first_end_s: int) -> list[dict[str, Any]]:
 
 
 def samples(rows: list[dict[str, Any]]) -> pa.Table:
-    """A GPU for each job, labelled with it, a sample every ten seconds."""
+    """A GPU for each job, labeled with it, a sample every ten seconds."""
     per_job = ELAPSED_S // STEP_S
     job_id = np.repeat([row["job_id"] for row in rows], per_job)
     step = np.tile(np.arange(per_job), len(rows))

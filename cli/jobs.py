@@ -89,7 +89,7 @@ def command(
     parsable: bool,
     **words: Any,
 ) -> None:
-    """List past GPU jobs, newest last: size, time, HBM peak, mean utilisation, imbalance, class, verdict.
+    """List past GPU jobs, newest last: size, time, HBM peak, mean utilization, imbalance, class, verdict.
 
     You see your own jobs; operators see everybody's with -a or -u. A job meets no filter of what is not known of it;
     how many were left out for that is said. For instance the ten most uneven jobs of at least 8 GPUs:

@@ -24,7 +24,7 @@ SETTINGS: dict[Any, Any] = {
 }  # fmt: skip
 UNDATED: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 WIDTH_IN, HEAD_IN, ROW_IN = 11.0, 1.9, 0.28
-BLUE, RED, GREEN, GREY = "#1f5fa8", "#b3261e", "#3b7a57", "#6b6b6b"
+BLUE, RED, GREEN, GRAY = "#1f5fa8", "#b3261e", "#3b7a57", "#6b6b6b"
 
 
 def render_tier_plot(cluster: str, risk: float, scores: Sequence[TierScores], kind: str) -> bytes:
@@ -76,7 +76,7 @@ def _draw_rates(axes: Axes, risk: float, scores: Sequence[TierScores]) -> None:
     end = min(1.0, max([4 * risk, *(1.2 * rate.share for rate in rates if rate.jobs)]))
     for row, rate in enumerate(rates):
         if not rate.jobs:
-            axes.text(end / 100, row, "too few", va="center", color=GREY, style="italic")
+            axes.text(end / 100, row, "too few", va="center", color=GRAY, style="italic")
             continue
         axes.hlines(row, rate.low, min(rate.high, end), color=BLUE, linewidth=1.5)
         axes.plot(rate.share, row, "o", color=BLUE, markersize=5, clip_on=False, zorder=3)

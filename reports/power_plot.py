@@ -17,7 +17,7 @@ from advisor.demand.features import STEP_MIN
 from advisor.demand.forecast import HORIZON
 from advisor.evaluation.power import OURS, PAPER, PowerBacktest
 from almanac.units import printable
-from reports.backtest_plot import BLUE, GREEN, GREY, RED, SETTINGS, UNDATED
+from reports.backtest_plot import BLUE, GRAY, GREEN, RED, SETTINGS, UNDATED
 from telemetry.nodes.series import NodeSeries
 
 
@@ -40,7 +40,7 @@ def render_power_plot(name: str, series: NodeSeries, outcome: PowerBacktest, kin
 def _draw_nodes(axes: Axes, series: NodeSeries, outcome: PowerBacktest) -> None:
     rows = slice(outcome.spans.score, outcome.spans.end)
     times, usable = series.times()[rows], series.is_usable[rows]
-    axes.plot(times, np.where(usable, series.total[rows], np.nan), color=GREY, linewidth=1, label="all nodes")
+    axes.plot(times, np.where(usable, series.total[rows], np.nan), color=GRAY, linewidth=1, label="all nodes")
     axes.plot(times, np.where(usable, outcome.timeline[PAPER], np.nan), color=RED, linewidth=1, label=f"on: {PAPER}")
     axes.plot(times, np.where(usable, outcome.timeline[OURS], np.nan), color=BLUE, linewidth=1.4, label=f"on: {OURS}")
     hours = HORIZON * STEP_MIN // 60

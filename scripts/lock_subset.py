@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def normalised(name: str) -> str:
+def normalized(name: str) -> str:
     """The name of a requirement as PEP 503 compares it, without version and extras."""
     return re.sub(r"[-_.]+", "-", re.split(r"[=\[<>~!; ]", name, maxsplit=1)[0]).lower()
 
@@ -26,7 +26,7 @@ def entries(lock: str) -> list[tuple[str, set[str], str]]:
     blocks = re.split(r"(?m)^(?=[A-Za-z0-9])", lock)[1:]
     parents = [re.findall(r"(?m)^    #(?: via|  ) +([A-Za-z0-9][\w.\-]*)", block) for block in blocks]
     return [
-        (normalised(block), {normalised(name) for name in needed_by}, block)
+        (normalized(block), {normalized(name) for name in needed_by}, block)
         for block, needed_by in zip(blocks, parents, strict=True)
     ]
 
@@ -34,7 +34,7 @@ def entries(lock: str) -> list[tuple[str, set[str], str]]:
 def subset(lock: str, roots: list[str]) -> str:
     """The entries of the roots and of all that they need, directly or not. Raises KeyError for a root not locked."""
     locked = entries(lock)
-    wanted = {normalised(root) for root in roots}
+    wanted = {normalized(root) for root in roots}
     if missing := wanted - {name for name, _, _ in locked}:
         raise KeyError(f"not in the lock: {', '.join(sorted(missing))}; run `make lock`")
     while more := {name for name, parents, _ in locked if parents & wanted} - wanted:

@@ -21,7 +21,7 @@ TOP_LEVEL = {*PACKAGES, "tests", "docker", "benchmarks", "docs"}
 LOCK = (ROOT / "requirements.lock").read_text()
 
 
-def normalised(name: str) -> str:
+def normalized(name: str) -> str:
     """A distribution's name as PEP 503 compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -42,7 +42,7 @@ def top_level_names(files: Iterable[str]) -> set[str]:
 def locked() -> dict[str, str]:
     """Each pinned distribution of the lock and the lines that belong to it."""
     blocks = re.split(r"\n(?=[A-Za-z0-9])", re.sub(r"(?m)^\s*#.*\n", "", LOCK))
-    return {normalised(re.split(r"[=\[<>~! ]", block, maxsplit=1)[0]): block for block in blocks if block.strip()}
+    return {normalized(re.split(r"[=\[<>~! ]", block, maxsplit=1)[0]): block for block in blocks if block.strip()}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_no_dependency_ships_one_of_our_top_level_names() -> None:
     clashes = {
         distribution.name: taken
         for distribution in metadata.distributions()
-        if normalised(distribution.name) != normalised(OURS)
+        if normalized(distribution.name) != normalized(OURS)
         and (taken := TOP_LEVEL & top_level_names(map(str, distribution.files or ())))
     }
     assert clashes == {}
@@ -92,7 +92,7 @@ def test_the_lock_names_no_index() -> None:
 def test_the_lock_has_every_dependency_of_the_project() -> None:
     project, extras = PROJECT["project"], PROJECT["project"]["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["dev"], *extras["cluster"], *PROJECT["build-system"]["requires"]]
-    names = {normalised(re.split(r"[=\[<>~!; ]", requirement, maxsplit=1)[0]) for requirement in wanted}
+    names = {normalized(re.split(r"[=\[<>~!; ]", requirement, maxsplit=1)[0]) for requirement in wanted}
     assert names - {OURS} <= locked().keys()  # dev names our own extra
 
 
@@ -108,7 +108,7 @@ def _lock_subset() -> Any:
 def test_the_package_gets_what_the_program_needs_and_no_more() -> None:
     text = _lock_subset().subset(LOCK, PROJECT["project"]["dependencies"])
     names = set(re.findall(r"(?m)^([a-z0-9-]+)==", text))
-    assert {normalised(re.split(r"[><=]", wanted)[0]) for wanted in PROJECT["project"]["dependencies"]} <= names
+    assert {normalized(re.split(r"[><=]", wanted)[0]) for wanted in PROJECT["project"]["dependencies"]} <= names
     assert {"urllib3", "python-dateutil", "kiwisolver"} <= names, "what they need in turn"
     assert names & {"dask", "pytest", "mypy", "hatchling", "click-man", "pluggy", "cryptography"} == set()
     assert text.count("--hash=sha256:") >= len(names)

@@ -17,7 +17,7 @@ class Families:
     """
 
     def __init__(self, similarity: float) -> None:
-        """similarity: least normalised Levenshtein similarity, 0..1, of a name to its founder."""
+        """similarity: least normalized Levenshtein similarity, 0..1, of a name to its founder."""
         self._similarity = similarity
         self._founders: dict[str, list[str]] = {}
         self._known: dict[tuple[str, str], str] = {}

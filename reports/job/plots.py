@@ -32,7 +32,7 @@ SETTINGS: dict[Any, Any] = {
     "axes.edgecolor": "#5a6472",
     "text.color": "#1f2733", "axes.labelcolor": "#1f2733", "xtick.color": "#3a4452", "ytick.color": "#3a4452",
 }  # fmt: skip
-WIDTH_IN, DPI, COLOURS = 4.9, 200, 64
+WIDTH_IN, DPI, COLORS = 4.9, 200, 64
 MARGIN_IN = 0.62
 BUSY = LinearSegmentedColormap.from_list("busy", ["#f6e7c8", "#a9cfa5", "#3f8fa8", "#17335c"])
 MISSING = "#d7d7d7"
@@ -71,7 +71,7 @@ def png(figure: Figure) -> bytes:
     drawn = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
     picture = Image.fromarray(drawn).convert("RGB")
     content = BytesIO()
-    picture.quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(content, "PNG")
+    picture.quantize(COLORS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(content, "PNG")
     return content.getvalue()
 
 
@@ -88,7 +88,7 @@ def _axes(figure: Figure, left_in: float, bottom_in: float, right_in: float = 0.
 
 
 def _timeline(series: Series) -> Figure:
-    """A strip for each GPU; grey and hatched where nothing was measured."""
+    """A strip for each GPU; gray and hatched where nothing was measured."""
     gpus = len(series.units)
     strips_in = min(0.24 * gpus, STRIPS_IN)
     left_in = 0.3 + 0.062 * max(len(name) for name in _labels(series.units).values())
@@ -162,8 +162,8 @@ def _draw_memory(axes: Axes, context: JobContext, series: Series) -> None:
     used = series.values["hbm_used_mib"] / np.float32(1024)
     time_s = (np.arange(series.bins) + 0.5) * series.bin_s
     if len(used) <= LINED_GPUS:
-        for row, colour in zip(used, LINES, strict=False):
-            axes.plot(time_s, row, color=colour, linewidth=1.2)
+        for row, color in zip(used, LINES, strict=False):
+            axes.plot(time_s, row, color=color, linewidth=1.2)
     else:
         low, high = np.fmin.reduce(used), np.fmax.reduce(used)
         axes.fill_between(time_s, low, high, color="#9fc3e6", linewidth=0)

@@ -17,7 +17,7 @@ from almanac.units import format_duration
 from reports.job.series import Floats, Series
 
 MAX_PIPES, MAX_POINTS, MIN_SPAN = 2, 2500, 300.0
-COLOURS = {"fp64": "#1f5fa8", "fp32": "#3b7a57", "fp16": "#8a3f8f", "tensor": "#c2571a"}
+COLORS = {"fp64": "#1f5fa8", "fp32": "#3b7a57", "fp16": "#8a3f8f", "tensor": "#c2571a"}
 NAMES = {"fp64": "FP64", "fp32": "FP32", "fp16": "FP16", "tensor": "tensor cores"}
 
 
@@ -51,7 +51,7 @@ def draw_roofline(axes: Axes, model: GpuModel, pipes: Sequence[str], series: Ser
     low_y = min(float(np.quantile(all_y, 0.005)), min(peaks.values()) / 100) / 2
     for pipe, (x, y) in drawn.items():
         step = -(-len(x) * len(drawn) // MAX_POINTS)
-        axes.plot(x[::step], y[::step], "o", color=COLOURS[pipe], markersize=2.6, alpha=0.35, markeredgewidth=0)
+        axes.plot(x[::step], y[::step], "o", color=COLORS[pipe], markersize=2.6, alpha=0.35, markeredgewidth=0)
         _draw_roof(axes, pipe, peaks[pipe], bandwidth, low_x, high_x)
     axes.set(xscale="log", yscale="log", xlim=(low_x, high_x), ylim=(low_y, max(peaks.values()) * 3))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -65,12 +65,12 @@ def draw_roofline(axes: Axes, model: GpuModel, pipes: Sequence[str], series: Ser
 
 def _draw_roof(axes: Axes, pipe: str, peak: float, bandwidth: float, low_x: float, high_x: float) -> None:
     ridge = peak / bandwidth
-    axes.plot([low_x, ridge, high_x], [low_x * bandwidth, peak, peak], color=COLOURS[pipe], linewidth=1.4)
-    axes.plot([ridge], [peak], "D", color=COLOURS[pipe], markersize=4)
+    axes.plot([low_x, ridge, high_x], [low_x * bandwidth, peak, peak], color=COLORS[pipe], linewidth=1.4)
+    axes.plot([ridge], [peak], "D", color=COLORS[pipe], markersize=4)
     axes.annotate(f"ridge {ridge:.3g}", (ridge, peak), (4, -10), textcoords="offset points", fontsize=7.5,
-                  color=COLOURS[pipe])  # fmt: skip
+                  color=COLORS[pipe])  # fmt: skip
     axes.annotate(NAMES[pipe], (high_x, peak), (-2, 3), textcoords="offset points", ha="right", fontsize=8,
-                  color=COLOURS[pipe])  # fmt: skip
+                  color=COLORS[pipe])  # fmt: skip
 
 
 def _rate(value: float) -> str:

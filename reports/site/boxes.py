@@ -16,11 +16,11 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from almanac.units import format_count
 
 Row = dict[str, Any]
-CLASS_COLOURS = {"compute": "#c2571a", "memory": "#1f5fa8"}
+CLASS_COLORS = {"compute": "#c2571a", "memory": "#1f5fa8"}
 
 
 def draw_boxes(
-    axes: Axes, rows: Sequence[Row], value: str, colour: str, places: Sequence[float] | None = None, width: float = 0.6
+    axes: Axes, rows: Sequence[Row], value: str, color: str, places: Sequence[float] | None = None, width: float = 0.6
 ) -> None:
     """Draw a box for each row that has quantiles of `value`, with a dot at the mean."""
     spots = range(len(rows)) if places is None else places
@@ -39,7 +39,7 @@ def draw_boxes(
         patch_artist=True,
         showmeans=True,
         showfliers=False,
-        boxprops={"facecolor": colour, "alpha": 0.55, "linewidth": 0.8},
+        boxprops={"facecolor": color, "alpha": 0.55, "linewidth": 0.8},
         medianprops={"color": "#111827", "linewidth": 1.4},
         meanprops={"marker": "o", "markersize": 3, "markerfacecolor": "#a3304a", "markeredgewidth": 0},
         whiskerprops={"linewidth": 0.8},
@@ -77,7 +77,7 @@ def draw_energy(axes: Axes, rows: Sequence[Row]) -> None:
     for name, shift in (("compute", -0.2), ("memory", 0.2)):
         chosen = [row for row in rows if row["class"] == name]
         places = [place[row["gpu_hours_from"]] + shift for row in chosen]
-        draw_boxes(axes, chosen, "energy_j", CLASS_COLOURS[name], places, 0.34)
+        draw_boxes(axes, chosen, "energy_j", CLASS_COLORS[name], places, 0.34)
     names = [f">{first:g}" if below is None else f"{first:g}-{below:g}" for first, below in bands]
     axes.set_xticks(range(len(bands)), names, fontsize=7, rotation=30)
     axes.set_xlim(-0.6, len(bands) - 0.4)

@@ -19,7 +19,7 @@ from matplotlib.ticker import PercentFormatter
 
 from almanac.units import format_count
 from reports.job.plots import LINES, SETTINGS, WIDTH_IN, drawable, png
-from reports.site.boxes import CLASS_COLOURS, Row, class_label, draw_boxes, draw_energy, number_plainly, size_labels
+from reports.site.boxes import CLASS_COLORS, Row, class_label, draw_boxes, draw_energy, number_plainly, size_labels
 from reports.site.maps import draw_matrix, heatmap
 from telemetry.characterize import Result
 from telemetry.characterize.usage import PAPER
@@ -160,17 +160,17 @@ def _intensity(pipe: str) -> Draw:
         for row in rows:
             by_model.setdefault(row["gpu_model"], []).append(row)
         largest = sorted(by_model, key=lambda model: -sum(row["samples"] for row in by_model[model]))[:MAX_MODELS]
-        for model, colour in zip(largest, LINES, strict=False):
+        for model, color in zip(largest, LINES, strict=False):
             bins = sorted(by_model[model], key=lambda row: row["intensity_from_flop_per_byte"])
             if bins[0]["share"] is None:
                 continue
             edges = [bins[1]["intensity_from_flop_per_byte"] / 10**0.2,
                      *(row["intensity_from_flop_per_byte"] for row in bins[1:])]  # fmt: skip
             shares = [row["share"] for row in bins]
-            axes.stairs(shares, [*edges, edges[-1] * 10**0.2], color=colour, linewidth=1.3, label=drawable(model))
+            axes.stairs(shares, [*edges, edges[-1] * 10**0.2], color=color, linewidth=1.3, label=drawable(model))
             ridge = bins[0]["ridge_flop_per_byte"]
             if ridge is not None:
-                axes.axvline(ridge, color=colour, linestyle=(0, (5, 3)), linewidth=1)
+                axes.axvline(ridge, color=color, linestyle=(0, (5, 3)), linewidth=1)
         axes.set_xscale("log")
         number_plainly(axes.xaxis)
         axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -210,7 +210,7 @@ def _by_pipes(word: str) -> Draw:
 def _by_class(word: str) -> Draw:
     def draw(axes: Axes, rows: Sequence[Row]) -> None:
         for place, row in enumerate(rows):
-            draw_boxes(axes, [row], f"{word}_imbalance", CLASS_COLOURS[row["class"]], [place])
+            draw_boxes(axes, [row], f"{word}_imbalance", CLASS_COLORS[row["class"]], [place])
         axes.set_xticks(range(len(rows)), list(map(class_label, rows)), fontsize=7.5)
         axes.set(ylim=(0, 1), xlim=(-0.6, len(rows) - 0.4), ylabel=f"{word} imbalance")
         axes.set_title("By class")

@@ -64,7 +64,7 @@ function M.job_name(options)
   return options["job-name"] or (wrap and "wrap") or base or DEFAULT_NAMES[options["type"]]
 end
 
--- A pipe in place of a file would make its reader wait. One that can be written to can be recognised without waiting.
+-- A pipe in place of a file would make its reader wait. One that can be written to can be recognized without waiting.
 local function is_pipe(path)
   local file = io.open(path, "r+b")
   local size = file and file:seek("end")

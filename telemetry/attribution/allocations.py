@@ -133,12 +133,12 @@ def parse_hosts(node_list: str | None) -> tuple[str, ...]:
 def attribute(
     jobs: Sequence[Job],
     inventory: Inventory,
-    labelled: Mapping[int, Iterable[tuple[str, int, str]]],
+    labeled: Mapping[int, Iterable[tuple[str, int, str]]],
     bindings: Sequence[Binding],
 ) -> Attribution:
     """Claims of every job whose GPUs are known.
 
-    labelled: units (host, gpu, mig) that carry the job's own label on its own hosts and in its own time
+    labeled: units (host, gpu, mig) that carry the job's own label on its own hosts and in its own time
     (`shared_jobs` says for which jobs it is looked at).
     """
     shared = set(shared_jobs(jobs, inventory))
@@ -153,7 +153,7 @@ def attribute(
             result.origin[number] = "whole node"
         else:
             bound = records.get(number, _Bound())
-            bound.units["label"] = set(labelled.get(number, ()))
+            bound.units["label"] = set(labeled.get(number, ()))
             _claim_bound(number, job, inventory, bound, claims, result)
     for number in _overlapping(jobs, claims):
         del claims[number]

@@ -1,4 +1,4 @@
-"""Runs of GPU jobs as the store's jobs table has them: those to summarise, and those beside them."""
+"""Runs of GPU jobs as the store's jobs table has them: those to summarize, and those beside them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ended_jobs(runs: pa.Table, since_s: int, until_s: int) -> list[Job]:
     return _jobs(runs.filter(~pc.field("end_s").is_null() & _is_within(since_s, until_s)))
 
 
-def neighbours_of(runs: pa.Table, jobs: Sequence[Job]) -> list[Job]:
+def neighbors_of(runs: pa.Table, jobs: Sequence[Job]) -> list[Job]:
     """Other runs that bear on which GPUs the given jobs had, ended or not.
 
     They had a host of a given job on a day of it, or are another run of any of these jobs' ids. So what is found out

@@ -1,4 +1,4 @@
-"""Figures 6 to 9: spatial and temporal imbalance by utilisation, pipes used and class; GPUs never used."""
+"""Figures 6 to 9: spatial and temporal imbalance by utilization, pipes used and class; GPUs never used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from telemetry.characterize.table import Table, columns
 from telemetry.characterize.usage import PIPE_COLUMNS, PIPE_KEYS, spread_columns, with_pipes
 from telemetry.metrics.catalogue import PIPES
 
-UTILISATION = Bands("gpu_util_from_pct", "gpu_util_below_pct", (0, 30, 70), top=100)
+UTILIZATION = Bands("gpu_util_from_pct", "gpu_util_below_pct", (0, 30, 70), top=100)
 LOW, HIGH = 0.3, 0.7
 _BAND = (("gpu_util_from_pct", "real"), ("gpu_util_below_pct", "real", "the last band holds 100 too"))
 
@@ -24,11 +24,11 @@ def _bands(metric: str) -> Bands:
 
 
 def _banded(jobs: pd.DataFrame) -> pd.DataFrame:
-    return jobs.assign(band=UTILISATION.place(jobs["gpu_util_pct"]))
+    return jobs.assign(band=UTILIZATION.place(jobs["gpu_util_pct"]))
 
 
 def _with_band(found: pd.DataFrame) -> pd.DataFrame:
-    return pd.concat([UTILISATION.frame(found["band"]), found], axis=1)
+    return pd.concat([UTILIZATION.frame(found["band"]), found], axis=1)
 
 
 def _distribution(metric: str, jobs: pd.DataFrame, config: Config) -> pd.DataFrame:

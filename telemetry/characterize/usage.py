@@ -45,7 +45,7 @@ def _durations(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
     return _with_edges(spread(_by_size(jobs), ["size_class"], "elapsed_h"))
 
 
-def _utilisation(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
+def _utilization(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
     return _with_edges(spread(_by_size(jobs), ["size_class"], "gpu_util_pct"))
 
 
@@ -163,7 +163,7 @@ USAGE = (
         "1",
         "Mean GPU_UTIL by size class",
         columns(*_SIZE, *spread_columns("gpu_util_pct")),
-        _utilisation,
+        _utilization,
         needs=("gpu_util_pct",),
     ),
     Table(

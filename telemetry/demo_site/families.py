@@ -63,7 +63,7 @@ def make_families(
     combo = deal(counted, [c.share for c in profile.pipes.combos])
     compute = _compute_bound(profile, counted, combo, rng)
     one_gpu = _one_gpu(profile, exclusive, size_bin, combo, compute, rng)
-    util_low, util_width = _utilisation(profile, counted, size_bin, combo, compute, one_gpu, rng)
+    util_low, util_width = _utilization(profile, counted, size_bin, combo, compute, one_gpu, rng)
     need = _needs(profile, exclusive, tier, growing, framework, rng)
     return Families(
         tier=tier, size_bin=size_bin, nodes=nodes, is_shared=shared, combo=combo, is_compute_bound=compute,
@@ -156,7 +156,7 @@ def _one_gpu(
 _ONE_GPU_MOST = 0.34  # quantile of the four-GPU curve below which one GPU alone can make the mean
 
 
-def _utilisation(
+def _utilization(
     profile: Profile,
     counts: Ints,
     size_bin: Ints,

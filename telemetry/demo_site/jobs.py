@@ -159,7 +159,7 @@ def _use(
     role: Ints,
     rng: np.random.Generator,
 ) -> tuple[Floats, Floats, Floats]:
-    """Mean utilisation, spatial and temporal imbalance of each job (perlmutter-telemetry, IV-A, VI and VII)."""
+    """Mean utilization, spatial and temporal imbalance of each job (perlmutter-telemetry, IV-A, VI and VII)."""
     number = len(family)
     jitter = rng.uniform(-0.05, 0.05, number)
     share = families.util_low[family] + families.util_width[family] * rng.random(number) + jitter

@@ -60,7 +60,7 @@ class Durations:
 
 @dataclass(frozen=True)
 class Combo:
-    """A set of FP pipes that a job uses; lean > 0 means more utilisation than others."""
+    """A set of FP pipes that a job uses; lean > 0 means more utilization than others."""
 
     pipes: frozenset[str]
     share: float
@@ -128,7 +128,7 @@ class People:
 
 @dataclass(frozen=True)
 class Profile:
-    """spatial and temporal hold the curves of low, medium and high utilisation, in this order."""
+    """spatial and temporal hold the curves of low, medium and high utilization, in this order."""
 
     bins: tuple[SizeBin, ...]
     duration: Durations
@@ -164,15 +164,15 @@ def _bands(row: dict[str, list[list[float]]]) -> tuple[Curve, Curve, Curve]:
 def load_profile() -> Profile:
     """The profile that ships with the package."""
     raw = tomllib.loads((resources.files(__package__) / "profile.toml").read_text(encoding="utf-8"))
-    utilisation = _typed(raw["utilisation"])
+    utilization = _typed(raw["utilization"])
     memory = raw["memory"]
     preallocate = tuple(Preallocation(**row) for row in memory.pop("preallocate"))
     pipes = raw["pipes"]
     combos = tuple(Combo(frozenset(c["pipes"]), c["share"], c["lean"]) for c in pipes.pop("combos"))
     return Profile(
-        bins=tuple(SizeBin(**{**row, "util": utilisation[row["util"]]}) for row in raw["size"]["bins"]),
+        bins=tuple(SizeBin(**{**row, "util": utilization[row["util"]]}) for row in raw["size"]["bins"]),
         duration=Durations(**_typed(raw["duration"])),
-        one_gpu_share=raw["utilisation"]["one_gpu_share"],
+        one_gpu_share=raw["utilization"]["one_gpu_share"],
         pipes=Pipes(combos=combos, **_typed(pipes)),
         spatial=_bands(raw["spatial"]),
         temporal=_bands(raw["temporal"]),

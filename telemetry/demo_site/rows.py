@@ -161,9 +161,9 @@ class TelemetryMaker:
         shape = self._shape
         if not shape.shared_nodes:
             return pa.nulls(len(run), pa.int64())
-        is_labelled = (node >= shape.nodes_40 + shape.nodes_80) & (run < len(self._plan.runs))
+        is_labeled = (node >= shape.nodes_40 + shape.nodes_80) & (run < len(self._plan.runs))
         job_id = np.append(self._plan.jobs.job_id[self._plan.runs.job], 0)[run]
-        return pa.array(job_id, pa.int64(), mask=~is_labelled)
+        return pa.array(job_id, pa.int64(), mask=~is_labeled)
 
 
 def _chance(words: Words) -> Floats:

@@ -23,7 +23,7 @@ IDLE_W, MOST_W = 55.0, 400.0
 class Signals:
     """Parallel arrays over runs, and one last entry for a GPU without a job.
 
-    lead_util: mean utilisation of the busiest GPU. excess: how far the other GPUs lie below it on average, in 0..1,
+    lead_util: mean utilization of the busiest GPU. excess: how far the other GPUs lie below it on average, in 0..1,
     spread: the relative spread of that. peak: level while active; level_noise: share of it that varies. inv_cycle,
     phase: of the pattern of activity, per sample. *_rate: counter per unit of activity. hbm_*: the curve of memory
     over samples: (k + 1) * ramp, rise + k * slope, each at most 1, and waves of relative depth hbm_wave.
@@ -137,7 +137,7 @@ def _rates(plan: SitePlan, job: Ints, family: Ints, rng: np.random.Generator) ->
 
 
 def _pipe_rate(plan: SitePlan, name: str, util: Floats, family: Ints, rng: np.random.Generator) -> Floats:
-    """Mean of the pipe per unit of utilisation: above the threshold of use where the combination has it, else below."""
+    """Mean of the pipe per unit of utilization: above the threshold of use where the combination has it, else below."""
     pipes, families = plan.profile.pipes, len(plan.families.tier)
     has = np.array([name in combo.pipes for combo in pipes.combos])[plan.families.combo[family]]
     used = np.maximum(pipes.used_rate(rng.random(families))[family] * util, pipes.used_least_frac)

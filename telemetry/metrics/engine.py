@@ -44,17 +44,17 @@ def prepare(
     config: Config,
     counted_s: tuple[int, int] = ALWAYS,
     *,
-    neighbours: Sequence[Job] = (),
+    neighbors: Sequence[Job] = (),
     options: Options | None = None,
 ) -> Prepared:
     """Look through the files once: which GPUs there are, how often they were scraped, and whose they were.
 
-    counted_s: the span in which samples are counted. neighbours: jobs of which nothing is computed, but which may
+    counted_s: the span in which samples are counted. neighbors: jobs of which nothing is computed, but which may
     have had the same nodes. options: by default what the configuration says.
     """
     counted_ms = (counted_s[0] * 1000, counted_s[1] * 1000)
     seen = survey(db, split_files(paths), counted_ms)
-    attribution = attribute_jobs(db, jobs, seen, bindings, config, neighbours)
+    attribution = attribute_jobs(db, jobs, seen, bindings, config, neighbors)
     work = Work(seen.chunks, pa.table({}), options or Options.of(config.metrics), counted_ms)
     return with_claims(db, Prepared(work, pa.table({}), jobs, attribution, seen), config)
 
@@ -98,15 +98,15 @@ def attribute_jobs(
     seen: Survey,
     bindings: Sequence[Binding],
     config: Config,
-    neighbours: Sequence[Job] = (),
+    neighbors: Sequence[Job] = (),
 ) -> Attribution:
     """Claims of the jobs, with the exporter's labels where the configuration believes them.
 
-    Neighbours may crowd a job's nodes, or be bound to its GPUs; they get no claims themselves.
+    Neighbors may crowd a job's nodes, or be bound to its GPUs; they get no claims themselves.
     """
-    everyone = [*jobs, *neighbours]
+    everyone = [*jobs, *neighbors]
     paths = [path for files in seen.chunks for path in files.paths]
     inventory = replace(seen.inventory(), named=unit_names(db, paths, bindings))
     shared = shared_jobs(everyone, inventory) if config.bindings.use_labels else []
-    labelled = labelled_units(db, everyone, shared, seen, inventory) if shared else {}
-    return attribute(everyone, inventory, labelled, bindings).of_first(len(jobs))
+    labeled = labelled_units(db, everyone, shared, seen, inventory) if shared else {}
+    return attribute(everyone, inventory, labeled, bindings).of_first(len(jobs))

@@ -20,7 +20,7 @@ class Runs:
 
     @classmethod
     def of(cls, *keys: Array) -> Runs:
-        """Runs of neighbouring rows that are equal in every key."""
+        """Runs of neighboring rows that are equal in every key."""
         rows = len(keys[0])
         differs = np.zeros(max(rows - 1, 0), bool)
         for key in keys:

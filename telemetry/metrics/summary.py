@@ -14,7 +14,7 @@ from almanac.config import Config
 from almanac.units import DAY_S
 from telemetry.attribution.allocations import Attribution, Job, days_of
 from telemetry.attribution.bindings import Binding
-from telemetry.attribution.runs import ended_jobs, load_runs, neighbours_of, sharing
+from telemetry.attribution.runs import ended_jobs, load_runs, neighbors_of, sharing
 from telemetry.metrics.chunks import Mapper, Progress, map_partials, silent
 from telemetry.metrics.engine import ALWAYS, Prepared, compute, prepare, with_claims
 from telemetry.metrics.finish import Results
@@ -43,7 +43,7 @@ def summarize(
     With since_s or until_s instead of every one that ran in [since_s, until_s), changed or not. Such jobs are looked
     at whole, also outside the days or the span, and what is found of each does not depend on which others are looked
     at. Days are closed once their jobs' metrics are stored. mapper: where the chunks are computed. Raises
-    StoreError where a file cannot be read, BusyError where another process summarises.
+    StoreError where a file cannot be read, BusyError where another process summarizes.
     """
     total, verdicts = SummaryCounts(), dict[tuple[int, int], tuple[str, str | None]]()
     with store.summarizing(cluster):
@@ -80,11 +80,11 @@ def _summarize_span(
 ) -> tuple[Results, SummaryCounts]:
     """Compute and store the metrics of the runs that have ended and touch the span."""
     jobs = ended_jobs(runs, *span)
-    others = neighbours_of(runs, jobs)
+    others = neighbors_of(runs, jobs)
     paths = _telemetry(store, cluster, span, [*jobs, *sharing(jobs, others)])
     bindings = load_bindings(store, cluster, config, [*jobs, *others])
     with store.connect() as db:
-        prepared = prepare(db, paths, jobs, bindings, config, span, neighbours=others)
+        prepared = prepare(db, paths, jobs, bindings, config, span, neighbors=others)
         results, counts = compute(db, prepared, config, mapper, progress)
         measure = _measuring(db, prepared, mapper, config)
         counts.steps = summarize_steps(db, store, cluster, config, jobs, prepared.attribution, results.jobs, measure)

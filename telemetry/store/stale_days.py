@@ -40,7 +40,7 @@ def opens(store: Store, cluster: str, table: str, rows: pa.Table) -> Opens:
 
 @dataclass(frozen=True)
 class _Run:
-    """What a run's metrics, and those of its neighbours, take from its record."""
+    """What a run's metrics, and those of its neighbors, take from its record."""
 
     start_s: int
     until_s: int

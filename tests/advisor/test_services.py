@@ -70,7 +70,7 @@ class NoJson(Longest):
 
 class BreaksLoad(Longest):
     def __init__(self) -> None:
-        raise RuntimeError("no licence")
+        raise RuntimeError("no license")
 
 
 class Entry:
@@ -150,7 +150,7 @@ def test_what_a_service_does_wrong_costs_that_one_alone(config: Config, record: 
     assert updated.learned["longest"].artefact[user] == history[history["user"] == user]["elapsed_s"].max()
     assert updated.learned["breaks_update"] == Learned(5, {"ann": 1.0}), "what it had learned is kept"
     assert set(updated.learned) == {"longest", "breaks_update"}
-    assert updated.faults["breaks_load"] == "failed to load: RuntimeError: no licence"
+    assert updated.faults["breaks_load"] == "failed to load: RuntimeError: no license"
     assert updated.faults["breaks_update"] == "failed to update: SystemExit: no such table"
     assert updated.faults["no_json"].startswith("failed to update: TypeError: ")
     assert "0 entry points" in updated.faults["missing"]

@@ -250,7 +250,7 @@ def test_a_broken_configuration_is_a_finding(site: CommandLine, tmp_path: Any) -
 
 
 def test_metrics_that_a_killed_run_left_out_are_computed_by_the_next(site: CommandLine, tmp_path: Any) -> None:
-    """--no-summary stands for a run that was killed between storing and summarising."""
+    """--no-summary stands for a run that was killed between storing and summarizing."""
     jobs = tmp_path / "jobs.csv"
     columns = "job_id,user,submit_s,start_s,end_s,gpu_count,node_count,node_list,state,constraints\n"
     jobs.write_text(columns + "1,ann,1750000000,1750000000,1750001000,1,1,n1,COMPLETED,gpu&hbm80g\n")

@@ -32,7 +32,7 @@ def on_terminal(context: JobContext) -> str:
 
 
 def plain(text: str) -> str:
-    """Without the colours that rich itself sets."""
+    """Without the colors that rich itself sets."""
     return "\n".join(line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()) + "\n"
 
 

@@ -221,10 +221,10 @@ def test_an_index_and_a_uuid_of_different_gpus_are_not_believed_and_nor_is_anoth
     for uuid in ("GPU-2", "GPU-gone"):
         found = attribute([job(1, 0, 100, 1)], WHOLE, {}, [Binding(1, "n1", 1, "prolog", 0, uuid=uuid), squeue])
         assert (found.failed, found.claims.num_rows) == ({0: CONTRADICTED}, 0)
-    labelled = attribute(
+    labeled = attribute(
         [job(1, 0, 100, 1)], WHOLE, {0: {("n1", 3, "")}}, [Binding(1, "n1", 1, "prolog", 0, uuid="GPU-2")]
     )
-    assert units_of(labelled, 0) == {(3, "")}
+    assert units_of(labeled, 0) == {(3, "")}
 
 
 def test_where_telemetry_has_no_uuid_the_index_is_taken() -> None:

@@ -307,7 +307,7 @@ def test_samples_at_a_jobs_ends_with_the_label_of_another_job_are_not_its_own(si
     assert (counts.samples, counts.samples_without_job) == (24, 14)
 
 
-def test_a_neighbours_label_counts_wherever_it_stands(site: Site) -> None:
+def test_a_neighbors_label_counts_wherever_it_stands(site: Site) -> None:
     """Job 2 carries its label a day after job 1 ended, and had GPU 0 all along."""
     site.telemetry(node("n1", 0, 60), samples("n1", 0, 60, 72, label=2), samples("n1", 1, 60, 72))
     site.jobs(job(1, 1, 30, "n1", 1), job(2, 26, 72, "n1", 1))

@@ -32,7 +32,7 @@ def test_size_classes_hold_their_lower_edge(job: Any_, rows: Any_) -> None:
     assert found[1]["gpu_hours_share"] == pytest.approx(7 / sum(sizes))
 
 
-def test_durations_and_utilisation_are_quantiles_between_order_statistics(job: Any_, rows: Any_) -> None:
+def test_durations_and_utilization_are_quantiles_between_order_statistics(job: Any_, rows: Any_) -> None:
     jobs = [job(elapsed_s=3600 * hours, mean_gpu_util_pct=10.0 * hours) for hours in (1, 2, 3, 4, 5)]
     (hours,) = rows("fig01_duration", jobs)
     assert hours == {"gpus_from": 3, "gpus_below": 5, "jobs": 5, "mean_elapsed_h": 3.0, "p5_elapsed_h": 1.2,
@@ -176,7 +176,7 @@ def test_energy_by_gpu_hours_and_either_class(job: Any_, rows: Any_) -> None:
 
 
 @pytest.mark.parametrize(("metric", "table"), [("spatial", "fig06_spatial"), ("temporal", "fig07_temporal")])
-def test_imbalance_by_utilisation_band(job: Any_, rows: Any_, metric: str, table: str) -> None:
+def test_imbalance_by_utilization_band(job: Any_, rows: Any_, metric: str, table: str) -> None:
     pairs = [(29.9, 0.7), (30.0, 0.29), (69.9, 0.3), (70.0, 0.0), (100.0, 1.0), (10.0, 0.1)]
     jobs = [job(mean_gpu_util_pct=util, **{f"{metric}_imbalance": value}) for util, value in pairs]
     shares = {row["gpu_util_from_pct"]: row for row in rows(f"{table}_shares", jobs)}

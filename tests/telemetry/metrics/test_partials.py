@@ -125,8 +125,8 @@ def test_partials_of_files_merge_in_any_order_and_travel(store: Store) -> None:
         whole = jobs_of(db, found, mapped(db, found))[0]
         assert len(hours) == 4
         hours = pickle.loads(pickle.dumps(hours))
-        neighbours = [merge_partials(db, hours[2:]), merge_partials(db, hours[:2])]
-        for parts in [neighbours, *permutations(hours)]:
+        neighbors = [merge_partials(db, hours[2:]), merge_partials(db, hours[:2])]
+        for parts in [neighbors, *permutations(hours)]:
             assert_close(whole, jobs_of(db, found, merge_partials(db, parts))[0])
 
 

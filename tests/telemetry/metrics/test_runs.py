@@ -15,7 +15,7 @@ KEYED = st.lists(st.tuples(st.integers(0, 3), VALUE, st.booleans()), max_size=30
 
 
 def split(keys: list[int], values: list[Any]) -> list[list[Any]]:
-    """Neighbours of equal keys."""
+    """Neighbors of equal keys."""
     parts: list[list[Any]] = []
     for place, value in enumerate(values):
         if place and keys[place] == keys[place - 1]:

@@ -125,7 +125,7 @@ def test_run_times(measured: pd.DataFrame) -> None:
     ("low", "high", "median_pct", "within"),
     [(1, 4, 38, 2), (5, 8, 45, 4), (33, 512, 47.5, 6), (513, 10_000, 20, 8)],
 )
-def test_medians_of_utilisation_by_size(
+def test_medians_of_utilization_by_size(
     measured: pd.DataFrame, low: int, high: int, median_pct: float, within: float
 ) -> None:
     """The bins of larger jobs hold few families, so their medians vary more from seed to seed."""
@@ -133,7 +133,7 @@ def test_medians_of_utilisation_by_size(
     assert members.gpu_util_pct.median() == pytest.approx(median_pct, abs=within)
 
 
-def test_bands_of_utilisation(measured: pd.DataFrame) -> None:
+def test_bands_of_utilization(measured: pd.DataFrame) -> None:
     shares = pd.cut(measured.gpu_util_pct, [0, 30, 70, 101]).value_counts(normalize=True, sort=False)
     assert shares.to_list() == pytest.approx([0.39, 0.50, 0.11], abs=TOLERANCE)
 

@@ -351,11 +351,11 @@ def test_shared_nodes_hold_jobs_of_one_or_two_gpus_with_labels() -> None:
     assert 0.1 < len(shared) / len(frame) < 0.3
     assert set(shared.gpu_count) <= {1, 2}
     rows = pa.concat_tables(generate_telemetry(plan)).to_pandas()
-    labelled = rows[rows.job_label.notna()]
-    assert set(labelled.host) == set(plan.hosts[-2:])
+    labeled = rows[rows.job_label.notna()]
+    assert set(labeled.host) == set(plan.hosts[-2:])
     assert not rows[rows.host.isin(plan.hosts[-2:])].job_label.isna().any()
-    assert not labelled.duplicated(["host", "gpu", "time_ms"]).any()
-    gpus = labelled.groupby("job_label").gpu.nunique()
+    assert not labeled.duplicated(["host", "gpu", "time_ms"]).any()
+    gpus = labeled.groupby("job_label").gpu.nunique()
     asked = shared.drop_duplicates("job_id").set_index("job_id").gpu_count
     assert (gpus == asked.reindex(gpus.index)).all()
 
