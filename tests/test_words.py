@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+SPELLED = (".md", ".py", ".lua", ".j2", ".toml", ".sql", ".sh", ".yml", "Makefile")
 
 # Pages that hold none of the phrasings. Add a page once it is rewritten; never take one out.
 PLAIN_PAGES = [
@@ -61,7 +64,7 @@ FORBIDDEN = {
     r"who may not": "if you cannot, without access to",
     r"meets no filter": "is filtered out",
     r"set aside": "excluded",
-    r"(honour|colour|licence|summaris|prioritis)\w*": "US spelling",
+    r"(honour|colour|licence|summaris|prioritis)\w*": "US spelling",  # codespell:ignore
 }
 
 
@@ -90,3 +93,27 @@ def test_a_phrasing_is_found_across_a_line_break_and_not_in_program_output() -> 
 @pytest.mark.parametrize("name", PLAIN_PAGES)
 def test_a_plain_page_stays_plain(name: str) -> None:
     assert found_in(prose((ROOT / name).read_text(encoding="utf-8"))) == []
+
+
+def test_words_are_spelled_as_in_the_us() -> None:
+    """codespell's lists of common mistakes and of British spellings; pyproject.toml says which words stay."""
+    listed = subprocess.run(
+        ["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT, capture_output=True, check=True,
+    ).stdout  # fmt: skip
+    files = [name for name in listed.decode().split("\0") if name.endswith(SPELLED) and (ROOT / name).is_file()]
+    assert {"README.md", "docs/users.md", "cli/main.py", "almanac/config.py"} <= set(files)
+    done = subprocess.run(
+        [sys.executable, "-m", "codespell_lib", *files], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("word", ["utilisation", "recieve", "colour"])  # codespell:ignore
+def test_a_misspelled_word_is_found(tmp_path: Path, word: str) -> None:
+    (tmp_path / "page.md").write_text(f"The {word}.\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "codespell_lib", "--toml", ROOT / "pyproject.toml", tmp_path / "page.md"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert word in done.stdout
