@@ -14,9 +14,9 @@ from almanac.config import Config, NodeSet, Tier
 from cli.main import cli
 from reports.job.rules import character, rules
 from telemetry.counters import COUNTERS
-from telemetry.store.schema import SCHEMA_VERSION, TABLES
 from telemetry.sources.exporter_csv import FILES, csv_text
 from telemetry.sources.layouts import layouts
+from telemetry.store.schema import SCHEMA_VERSION, TABLES
 
 DOCS = Path(__file__).parent
 EXPORTER = DOCS.parent / "slurm_hooks" / "exporter"

@@ -47,7 +47,7 @@ def render_tier_plot(cluster: str, risk: float, scores: Sequence[TierScores], ki
         if everything.advised:
             _draw(figure, risk, scores)
         else:
-            figure.text(0.5, 0.5, "no scores: no job would have been advised", ha="center", color=GREY)
+            figure.text(0.5, 0.5, "no scores: no job would have been advised", ha="center", color=GRAY)
         content = BytesIO()
         figure.savefig(content, format=kind, dpi=150, metadata=UNDATED[kind])
         return content.getvalue()

@@ -85,6 +85,6 @@ def draw_energy(axes: Axes, rows: Sequence[Row]) -> None:
     number_plainly(axes.yaxis)
     axes.set_xlabel("GPU-hours of the job", labelpad=1)
     axes.set_ylabel("energy (J)")
-    patches = [Patch(color=colour, alpha=0.55, label=f"{name}-bound") for name, colour in CLASS_COLOURS.items()]
+    patches = [Patch(color=color, alpha=0.55, label=f"{name}-bound") for name, color in CLASS_COLORS.items()]
     axes.legend(handles=patches, frameon=False, fontsize=7.5)
     axes.set_title("Energy of a job by GPU-hours and class (FP64)")
