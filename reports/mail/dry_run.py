@@ -40,13 +40,13 @@ def dry_run(site: MailSite) -> DryRun:
         copy_from_store(outbox, site.store, site.cluster)
         started_s = outbox.mark(STARTED, site.cluster) if site.config.mail.server else None
         outbox.notice(ended_since(site.store, site.cluster, site.earliest_end_s(started_s)), site.clock())
-        plan, allowance = site.plan(site.look_up_waiting(outbox, _FOREVER_S)), site.allowance(outbox)
-        ready, later = leave_for_later(plan.ready, allowance)
+        plan, limit = site.plan(site.look_up_waiting(outbox, _FOREVER_S)), site.rate_limit(outbox)
+        ready, later = leave_for_later(plan.ready, limit)
         skipped = Counter({reason: len(runs) for reason, runs in plan.skipped.items()})
         delayed = Counter({reason: len(runs) for (reason, _), runs in plan.delayed.items()})
         delayed[ENOUGH_MAIL] = sum(map(len, later.values()))
         outcome = Outcome(skipped=skipped, delayed=delayed)
-        return DryRun(parcels(ready, allowance.most), outcome, started_s is not None)
+        return DryRun(parcels(ready, limit.most), outcome, started_s is not None)
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from almanac.config import Mail
-from reports.mail.allowance import Allowance
 from reports.mail.ended import Ended
 from reports.mail.outbox import EndedRun
 from reports.mail.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
+from reports.mail.rate_limit import UserRateLimit
 
 NO_TELEMETRY = "telemetry has not arrived"
 NO_COMMENT = "its comment is not known yet"
@@ -124,17 +124,17 @@ def _waits_for(each: Ended, frequency: Callable[[str], str], config: Mail, momen
     return NO_TELEMETRY if is_early and _lacks_telemetry(each, moment) else ""
 
 
-def leave_for_later(ready: Sequence[Ended], allowance: Allowance) -> tuple[list[Ended], dict[int, list[EndedRun]]]:
+def leave_for_later(ready: Sequence[Ended], limit: UserRateLimit) -> tuple[list[Ended], dict[int, list[EndedRun]]]:
     """What can be told now; and, by when to look again (s), the runs of users who have got enough mail for now.
 
     They wait here, not as mails in the queue, so that all that ends until then is told in one.
     """
     now, later = list[Ended](), defaultdict[int, list[EndedRun]](list)
     for each in ready:
-        if allowance.left(each.run.user):
+        if limit.left(each.run.user):
             now.append(each)
         else:
-            later[allowance.until_s(each.run.user)].append(each.run)
+            later[limit.next_s(each.run.user)].append(each.run)
     return now, later
 
 

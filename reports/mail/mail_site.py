@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from almanac.config import Config
 
 if TYPE_CHECKING:
-    from reports.mail.allowance import Allowance
     from reports.mail.due import Plan
     from reports.mail.ended import Ended
     from reports.mail.outbox import Outbox
+    from reports.mail.rate_limit import UserRateLimit
     from telemetry.slurm.commands import SlurmCommands
     from telemetry.slurm.spool import Spool
     from telemetry.store.store import Store
@@ -81,10 +81,10 @@ class MailSite:
 
         return recipient_of(user, self.config)
 
-    def allowance(self, outbox: Outbox) -> Allowance:
-        from reports.mail.allowance import allowance_of
+    def rate_limit(self, outbox: Outbox) -> UserRateLimit:
+        from reports.mail.rate_limit import user_rate_limit
 
-        return allowance_of(outbox, self.config.mail, self.clock())
+        return user_rate_limit(outbox, self.config.mail, self.clock())
 
 
 def spool_of(config: Config, store_root: Path, cluster: str) -> Spool:

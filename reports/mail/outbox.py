@@ -221,10 +221,6 @@ class Outbox:
         """
         self._postpone(message, message.attempts + 1, next_try_s)
 
-    def not_tried(self, message: Message) -> None:
-        """The try that was begun was none of this message: it is as it was before."""
-        self._postpone(message, message.attempts, message.next_try_s)
-
     def sent(self, message: Message, now_s: int) -> None:
         """The server has taken it; its bytes are forgotten."""
         self._decide(message, "sent", "", now_s, ("sent", message.kind, 1))

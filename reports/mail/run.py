@@ -212,7 +212,7 @@ class MailRun:
 
         now_s = self.site.clock()
         self.outcome.faults += stuck(plan, now_s - self.config.mail.wait_s)
-        plan.ready, later = leave_for_later(plan.ready, self.site.allowance(self.outbox))
+        plan.ready, later = leave_for_later(plan.ready, self.site.rate_limit(self.outbox))
         plan.ready = first_of(plan.ready, MOST_RUNS)
         for until_s, runs in later.items():
             plan.delayed[ENOUGH_MAIL, until_s] += runs
@@ -249,7 +249,7 @@ class MailRun:
 
         counts = BatchCounts()
         batch = Batch(self.store, self.cluster, self.config, self.site.clock(), self.site.recipient)
-        for _ in batch.put(self.outbox, parcels(ready, self.site.allowance(self.outbox).most), counts):
+        for _ in batch.put(self.outbox, parcels(ready, self.site.rate_limit(self.outbox).most), counts):
             self._deliver()
         self.outcome.put += counts.put
         self.outcome.faults += counts.faults

@@ -263,6 +263,11 @@ def test_a_mail_that_will_never_be_sent_is_a_fault(site: Site) -> None:
     site.ends(3, NOW_S + 60, user="bob")
     site.ingest()
     outcome = site.due()
+    assert (outcome.delivered["sent"], outcome.delivered["failed"], outcome.faults) == (1, 1, [])
+    site.ends(4, NOW_S + 60 + 72 * HOUR_S, user="ann")
+    site.app.clock_s += 72 * HOUR_S
+    site.ingest()
+    outcome = site.due()
     assert (outcome.delivered["sent"], outcome.delivered["given_up"]) == (1, 1)
     assert outcome.faults == [
         "mails that will never be sent: 1, the last one to bob@example.org: 550 5.1.1 no such user"

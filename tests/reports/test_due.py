@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from mails import NOW_S, message, run
 
 from almanac.config import Mail
-from reports.mail.allowance import allowance_of
 from reports.mail.batch import GAP_S, RECENT_S, spans_to_summarize
 from reports.mail.due import (
     ENOUGH_MAIL,
@@ -30,6 +30,7 @@ from reports.mail.due import (
 )
 from reports.mail.ended import Ended
 from reports.mail.outbox import Outbox
+from reports.mail.rate_limit import user_rate_limit
 
 CONFIG = Mail(min_elapsed_s=60, wait_s=1800, array_wait_hours=24, give_up_hours=72)
 HOUR_S = 3600
@@ -186,13 +187,13 @@ def test_who_got_enough_mail_is_told_of_the_rest_in_one(tmp_path: Path, gap_s: i
         for now_s in range(NOW_S, end_s + 2 * HOUR_S, 60):
             ends = [each_s for each_s in range(NOW_S, end_s, gap_s) if now_s - 60 < each_s <= now_s]
             outbox.notice([run(each_s, end_s=each_s) for each_s in ends], now_s)
-            allowance = allowance_of(outbox, config, now_s)
+            limit = user_rate_limit(outbox, config, now_s)
             found = [Ended(each, 600) for each in outbox.waiting(now_s, "test")]
-            ready, later = leave_for_later(found, allowance)
+            ready, later = leave_for_later(found, limit)
             for until_s, waiting in later.items():
                 assert now_s < until_s <= now_s + HOUR_S
                 outbox.delay(waiting, until_s, ENOUGH_MAIL)
-            for parcel in parcels(ready, allowance.most):
+            for parcel in parcels(ready, limit.most):
                 mail = message(len(at_s), *parcel.runs)
                 outbox.put(mail, now_s)
                 outbox.sent(mail, now_s)
@@ -202,20 +203,47 @@ def test_who_got_enough_mail_is_told_of_the_rest_in_one(tmp_path: Path, gap_s: i
     assert max(sum(since_s - HOUR_S < each_s <= since_s for each_s in at_s) for since_s in at_s) <= most_mails
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_no_hour_has_too_many_mails_though_the_server_was_down(tmp_path: Path, seed: int) -> None:
+    """The limit applies when mails are queued. It holds for the hour after an outage, too, and all runs are told."""
+    config, chance, end_s = replace(CONFIG, per_user_hour=5), random.Random(seed), NOW_S + 10 * HOUR_S
+    told, at_s, is_up, change_s = list[int](), list[int](), False, NOW_S
+    with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
+        for now_s in range(NOW_S, end_s + 3 * HOUR_S, 60):
+            if now_s >= change_s:
+                is_up, change_s = not is_up or now_s > end_s, now_s + chance.randrange(300, 3 * HOUR_S)
+            if now_s < end_s:
+                first = now_s * 10
+                outbox.notice([run(first + n, end_s=now_s) for n in range(chance.choice((0, 0, 1, 1, 8)))], now_s)
+            limit = user_rate_limit(outbox, config, now_s)
+            ready, later = leave_for_later([Ended(each, 600) for each in outbox.waiting(now_s, "test")], limit)
+            for until_s, waiting in later.items():
+                outbox.delay(waiting, until_s, ENOUGH_MAIL)
+            for parcel in parcels(ready, limit.most):
+                outbox.put(message(parcel.runs[0].job_id, *parcel.runs), now_s)
+            for mail in outbox.ready(now_s, 100) if is_up else ():
+                outbox.sent(mail, now_s)
+                at_s.append(now_s)
+                told += [each.job_id for each in mail.runs]
+        counts = outbox.counts()
+    assert (counts.waiting, counts.queued) == (0, 0) and len(told) == len(set(told)) > 500
+    assert max(sum(since_s - HOUR_S < each_s <= since_s for each_s in at_s) for since_s in at_s) == 5
+
+
 def test_what_is_queued_counts_as_mail(tmp_path: Path) -> None:
     """The server is away: the queue of a user does not grow beyond what an hour allows."""
     config = replace(CONFIG, per_user_hour=3, storm=2)
     with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
         outbox.put(message(1), NOW_S)
         outbox.sent(message(1), NOW_S)
-        assert allowance_of(outbox, config, NOW_S).most("ann") == 2
+        assert user_rate_limit(outbox, config, NOW_S).most("ann") == 2
         outbox.put(message(2), NOW_S)
-        assert allowance_of(outbox, config, NOW_S + 60).most("ann") == 1
+        assert user_rate_limit(outbox, config, NOW_S + 60).most("ann") == 1
         outbox.put(message(3), NOW_S + 60)
-        full = allowance_of(outbox, config, NOW_S + 120)
+        full = user_rate_limit(outbox, config, NOW_S + 120)
         assert (full.left("ann"), full.left("bob")) == (0, 3)
-        assert full.until_s("ann") == NOW_S + HOUR_S
-        assert allowance_of(outbox, config, NOW_S + HOUR_S).left("ann") == 1
+        assert full.next_s("ann") == NOW_S + HOUR_S
+        assert user_rate_limit(outbox, config, NOW_S + HOUR_S).left("ann") == 1
 
 
 def test_an_array_that_is_over_waits_for_the_last_tasks_telemetry() -> None:
