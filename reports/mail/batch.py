@@ -1,4 +1,4 @@
-"""Makes the mails of what is due, in slices of bounded memory, and hands them to the outbox."""
+"""Render the mails that are due, in slices of bounded memory, and put them into the outbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reports.mail.outbox import EndedRun, Outbox
 from telemetry.store.store import Store
 
 SLICE = 100
-"""Reports rendered together: with their samples and pictures they are some 100 MB at most."""
+"""Reports rendered together. With samples and pictures they take about 100 MB at most."""
 DIGEST_SLICE = 500
 RECENT_S = 2 * 3600
 GAP_S = 3600
@@ -28,7 +28,7 @@ RETRY_S = 3600
 
 @dataclass
 class BatchCounts:
-    """put: mails queued, by kind. faults: what could not be made, and why; it is tried again in an hour."""
+    """put: queued mails, by kind. faults: mails that could not be made, and why. They are tried again in an hour."""
 
     put: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -40,10 +40,10 @@ class BatchCounts:
 
 
 def spans_to_summarize(ready: Sequence[Ended], now_s: int) -> list[tuple[int, int]]:
-    """Spans [since_s, until_s) in which runs ended whose metrics are not there, or may be of half their samples.
+    """Spans [since_s, until_s) with ends of runs that have no metrics, or metrics that may miss late samples.
 
-    Metrics of a run that ended long ago have been computed with all that there is. Ends far apart are not one span:
-    the summary computes every job that ran within one.
+    Metrics of a run that ended long ago have all samples. Ends that are far apart make separate spans, because each
+    span computes every job that ran within it.
     """
     ends = sorted({each.run.end_s for each in ready if not each.has_metrics or each.run.end_s > now_s - RECENT_S})
     cuts = [place for place, (one, next_s) in enumerate(pairwise(ends), 1) if next_s - one > GAP_S]
@@ -53,7 +53,7 @@ def spans_to_summarize(ready: Sequence[Ended], now_s: int) -> list[tuple[int, in
 
 @dataclass(frozen=True)
 class Batch:
-    """What is due of one cluster. recipient: a user's address."""
+    """The mails that are due for one cluster. recipient: gives a user's address."""
 
     store: Store
     cluster: str
@@ -62,10 +62,10 @@ class Batch:
     recipient: Callable[[str], str | None]
 
     def put(self, outbox: Outbox, parcels: Sequence[Parcel], counts: BatchCounts) -> Iterator[None]:
-        """Render and queue every parcel; yields after each slice, so that mail can leave meanwhile.
+        """Render and queue every parcel. Yields after each slice, so that mail can be sent meanwhile.
 
-        A parcel that cannot be made is left for later, and keeps no other waiting. Raises StoreError where the outbox
-        cannot be written: then what was queued before stays, and the rest waits for the next run. Raises ConfigError.
+        A parcel that cannot be made is left for later and delays no other. Raises ConfigError. Raises StoreError if
+        the outbox cannot be written: queued mails stay, and the rest waits for the next run.
         """
         singles = [parcel for parcel in parcels if not parcel.is_digest]
         for first in range(0, len(singles), SLICE):
@@ -80,7 +80,7 @@ class Batch:
                 yield
 
     def _found_together(self, parcels: Sequence[Parcel], counts: BatchCounts) -> dict[EndedRun, JobContext] | None:
-        """What the store has of these jobs; None where that fails: each is then looked up by itself."""
+        """Contexts of these jobs, read together. None if that fails; then each job is read by itself."""
         try:
             return self._contexts([run for parcel in parcels for run in parcel.runs], counts, has_series=True)
         except Exception:
@@ -100,7 +100,7 @@ class Batch:
             )
         except ConfigError:
             raise
-        except Exception as error:  # one job's data must not keep all others from their mail
+        except Exception as error:  # one job's data must not block the mail of all others
             counts.faults.append(f"report of job {parcel.runs[0].job_id}: {type(error).__name__}: {error}")
             outbox.delay(parcel.runs, self.now_s + RETRY_S, "could not be made")
             return
@@ -113,7 +113,7 @@ class Batch:
     def _rendered(
         self, parcel: Parcel, found: dict[EndedRun, JobContext] | None, counts: BatchCounts
     ) -> Rendered | None:
-        """None where the store has another run of each job by now."""
+        """The mail of a parcel. None if all its jobs have run again since."""
         if parcel.is_digest:
             contexts = list(self._of_many(parcel.runs, counts))
             return render_storm(contexts, self.config) if contexts else None
@@ -128,9 +128,9 @@ class Batch:
     def _contexts(
         self, runs: Sequence[EndedRun], counts: BatchCounts, *, has_series: bool
     ) -> dict[EndedRun, JobContext]:
-        """By run, without those whose job has run again: a report is of a job's last run.
+        """Contexts by run, without runs whose job has run again: a report is about a job's last run.
 
-        Where a file of other jobs is damaged, the reports go out without what is drawn from those.
+        If a file of other jobs is damaged, reports go out without advice and ranks.
         """
         ids = [run.job_id for run in runs]
         given = self.store, self.cluster, ids, self.config, self.now_s

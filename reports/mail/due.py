@@ -1,13 +1,14 @@
-"""Which reports are due, as a pure decision: what is skipped, what waits, and which runs make one mail."""
+"""Decide, as pure functions, which runs are skipped, which wait, and which make one mail."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
 from almanac.config import Mail
+from almanac.units import format_count
 from reports.mail.ended import Ended
 from reports.mail.outbox import EndedRun
 from reports.mail.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
@@ -20,14 +21,14 @@ TOO_OLD = "too long ago"
 ENOUGH_MAIL = "their user got enough mail for now"
 ARRAY_RUNS = "the array still runs"
 LATER_S = 20
-"""A run that has to wait is looked at again by the next run of the timer."""
+"""Delay of a run that waits: the next run of the timer looks at it again."""
 LATEST_S = 600
-"""An array is looked at so often, at least: that it is over may be said by no task's end."""
+"""Longest delay of an array. It can be over without another task that ends."""
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """Runs of one user that make one mail: of one job, or a digest of several."""
+    """Runs of one user that make one mail: a job report, or a digest of several jobs."""
 
     user: str
     runs: tuple[EndedRun, ...]
@@ -39,7 +40,7 @@ class Parcel:
 
 @dataclass
 class Plan:
-    """skipped: runs by reason. delayed: runs by reason and by when to look again (s). ready: what can be told now."""
+    """skipped: runs by reason. delayed: runs by reason and time of the next look (s). ready: runs to report now."""
 
     skipped: dict[str, list[EndedRun]] = field(default_factory=lambda: defaultdict(list))
     delayed: dict[tuple[str, int], list[EndedRun]] = field(default_factory=lambda: defaultdict(list))
@@ -48,7 +49,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Moment:
-    """Now, and up to when telemetry has been read (s since 1970); None: nothing is to be waited for."""
+    """The time now, and the time up to which telemetry was read (s since 1970). None: do not wait for telemetry."""
 
     now_s: int
     telemetry_s: int | None = None
@@ -58,7 +59,7 @@ def plan_runs(
     found: Iterable[Ended], frequency: Callable[[str], str], recipient: Callable[[str], str | None],
     config: Mail, moment: Moment,
 ) -> Plan:  # fmt: skip
-    """frequency: of a user: every, digest or off. recipient: a user's address, None where there is none."""
+    """frequency: gives every, digest, off, or unknown for a user. recipient: gives the user's address, or None."""
     plan = Plan()
     for group in _together(found):
         wanted = []
@@ -73,7 +74,7 @@ def plan_runs(
 
 
 def _together(found: Iterable[Ended]) -> list[list[Ended]]:
-    """The tasks of an array, which are decided as one; every other run by itself."""
+    """Groups of runs that are decided together: the tasks of an array, or a single run."""
     groups: dict[object, list[Ended]] = defaultdict(list)
     for each in found:
         run = each.run
@@ -84,22 +85,22 @@ def _together(found: Iterable[Ended]) -> list[list[Ended]]:
 def _plan_group(
     plan: Plan, group: Sequence[Ended], waits: Mapping[EndedRun, str], config: Mail, moment: Moment
 ) -> None:
-    """waits: by run, what it waits for by itself.
+    """waits: by run, the reason why it waits by itself.
 
-    An open array waits until its oldest task has waited long enough; then what can be told of it goes together.
+    An array that still runs waits until its oldest task has waited long enough. Then its ready tasks go together.
 
-    Of an array that is over, all tasks wait for the last one's telemetry. Where a task ends every minute, the latest
-    always lacks it: an open array leaves such tasks to its next mail.
+    When an array is over, all its tasks wait for the telemetry of the last one. While it runs, tasks without telemetry
+    are left to its next mail: if a task ends every minute, there is always one.
     """
     if not group:
         return
     ages_s = [moment.now_s - each.run.end_s for each in group]
     if group[0].is_array_open and max(ages_s) < config.array_wait_hours * 3600:
-        # The longer no task has ended, the more rarely it is looked at.
+        # The longer no task has ended, the longer the delay.
         until_s = moment.now_s + min(max(LATER_S, min(ages_s) // 10), LATEST_S)
         plan.delayed[ARRAY_RUNS, until_s] += [each.run for each in group]
         return
-    # A comment that stays unknown is waited for long, and keeps no other task waiting so long.
+    # The wait for an unknown comment is long; other tasks wait only for a while.
     for_all = next((why for run, why in waits.items() if moment.now_s - run.end_s < config.wait_s), "")
     for each in group:
         if each.run in waits:
@@ -111,10 +112,10 @@ def _plan_group(
 
 
 def _waits_for(each: Ended, frequency: Callable[[str], str], config: Mail, moment: Moment) -> str:
-    """What is not known yet, of a user's wish or the telemetry; "" where a report waits for nothing.
+    """Why a run has to wait: the user's choice or the telemetry is unknown. "" if it need not wait.
 
-    For a wish it waits until the job is too old for a mail: not known is no consent. Where accounting never tells
-    comments, almanac:nomail cannot be heard.
+    While the choice is unknown, a run waits until it is too old for a mail: unknown is not consent. If accounting keeps
+    no comments, almanac:nomail cannot be seen.
     """
     is_early = moment.now_s - each.run.end_s < config.wait_s
     if reason := _unknown_wish(each, frequency):
@@ -125,9 +126,9 @@ def _waits_for(each: Ended, frequency: Callable[[str], str], config: Mail, momen
 
 
 def leave_for_later(ready: Sequence[Ended], limit: UserRateLimit) -> tuple[list[Ended], dict[int, list[EndedRun]]]:
-    """What can be told now; and, by when to look again (s), the runs of users who have got enough mail for now.
+    """Runs to report now, and runs that wait for their user's rate limit, by the time of the next mail (s).
 
-    They wait here, not as mails in the queue, so that all that ends until then is told in one.
+    The latter wait as runs, not as queued mails, so that one mail reports all that end until then.
     """
     now, later = list[Ended](), defaultdict[int, list[EndedRun]](list)
     for each in ready:
@@ -139,16 +140,16 @@ def leave_for_later(ready: Sequence[Ended], limit: UserRateLimit) -> tuple[list[
 
 
 def _unknown_wish(each: Ended, frequency: Callable[[str], str]) -> str:
-    """What of the user's wish is not known, though it could be; "" where nothing is."""
+    """Why it is unknown whether the user wants this mail; "" if it is known, or cannot be known."""
     if frequency(each.run.user) == UNKNOWN:
         return NOT_KNOWN
     return NO_COMMENT if each.refuses_mail is None and each.has_comments else ""
 
 
 def first_of(ready: Sequence[Ended], most: int) -> list[Ended]:
-    """Not many more than so many, tasks of an array together; the others are for the next run.
+    """About `most` runs, with tasks of an array together. The next run gets the others.
 
-    Users take turns, so that one user's many jobs keep nobody else's waiting.
+    Users take turns, so that one user's many jobs do not delay the jobs of others.
     """
     turns, before = list[tuple[int, list[Ended]]](), Counter[str]()
     for group in _together(ready):
@@ -164,7 +165,7 @@ def first_of(ready: Sequence[Ended], most: int) -> list[Ended]:
 
 
 def hold_back(ready: Sequence[Ended], since_s: int) -> tuple[list[Ended], list[Ended]]:
-    """Apart from the others, the runs that ended after since_s, with all tasks of their arrays."""
+    """Split off the runs that ended after since_s, with all tasks of their arrays."""
     held, rest = list[Ended](), list[Ended]()
     for group in _together(ready):
         (held if max(each.run.end_s for each in group) > since_s else rest).extend(group)
@@ -174,7 +175,7 @@ def hold_back(ready: Sequence[Ended], since_s: int) -> tuple[list[Ended], list[E
 def _why_not(
     each: Ended, age_s: int, frequency: Callable[[str], str], recipient: Callable[[str], str | None], config: Mail
 ) -> str:
-    """Why a run gets no mail of its own; "" where it gets one."""
+    """Why a run gets no mail of its own; "" if it gets one."""
     if not each.is_last:
         return RAN_AGAIN
     if age_s > config.give_up_hours * 3600:
@@ -193,8 +194,19 @@ def _lacks_telemetry(each: Ended, moment: Moment) -> bool:
     return moment.telemetry_s is not None and moment.telemetry_s < each.run.end_s
 
 
+def stuck(plan: Plan, until_s: int) -> Iterator[str]:
+    """Name faults of the site that keep runs waiting that ended before until_s."""
+    waiting = {why: [run for run in runs if run.end_s < until_s] for (why, _), runs in plan.delayed.items()}
+    if runs := waiting.get(NO_COMMENT):
+        yield f"reports that wait for their job's comment: {format_count(len(runs))}; see what `sacct --json` says"
+    is_anybody_known = bool(plan.ready or plan.skipped or set(waiting) - {NOT_KNOWN})
+    if (runs := waiting.get(NOT_KNOWN)) and not is_anybody_known:
+        number = format_count(len(runs))
+        yield f"reports that wait, as this host knows none of their users: {number}; see `getent passwd`"
+
+
 def parcels(ready: Sequence[Ended], most: Callable[[str], int]) -> list[Parcel]:
-    """One for each job, one for each array; one alone for a user who would get more than `most`. Oldest end first."""
+    """One for each job or array, but only one for a user who would get more than `most`. Oldest end first."""
     by_user: dict[str, dict[tuple[bool, int], list[EndedRun]]] = defaultdict(lambda: defaultdict(list))
     for each in ready:
         run = each.run

@@ -1,4 +1,4 @@
-"""What the store says of runs that have ended: which ones there are, and what decides on their mail."""
+"""Read from the store which runs have ended, and the facts that decide on their mail."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ _WANTED = schema_of({"job_id": pa.int64(), "array_job_id": pa.int64()})
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that waits for its report. is_last: no later run of the job is known, so that the job is over.
+    """A run that waits for its report. is_last: no later run of the job is known, so the job is over.
 
-    is_array_open: tasks of its array still run or pend. has_metrics: it has a row in job_metrics.
-    refuses_mail: its comment says almanac:nomail; None: not known. has_comments: this cluster's accounting tells
-    comments, of other jobs that ended lately at least.
+    refuses_mail: its comment has almanac:nomail; None: unknown. is_array_open: tasks of its array still run or pend.
+    has_metrics: it has a row in job_metrics. has_comments: accounting has comments of other jobs that ended lately.
     """
 
     run: EndedRun
@@ -57,9 +56,9 @@ class Ended:
 
 
 def ended_since(store: Store, cluster: str, since_s: int) -> list[EndedRun]:
-    """GPU runs that started, and ended at since_s or later, oldest end first.
+    """GPU runs that started, and ended at since_s or later, oldest end first. Raises StoreError.
 
-    Runs that were requeued, and the parts of a job that was resized, are no ended jobs. Raises StoreError.
+    Leaves out runs that were requeued, and parts of jobs that were resized.
     """
     with _views(store, cluster) as db:
         rows = db.execute(_ENDED, {"since_s": since_s}).fetchall()
@@ -70,7 +69,7 @@ def ended_since(store: Store, cluster: str, since_s: int) -> list[EndedRun]:
 
 
 def known_ends(store: Store, cluster: str, job_ids: Collection[int]) -> dict[int, int]:
-    """By job id, the end (s since 1970) of its latest run that has ended; jobs without one are left out."""
+    """By job id, the latest end of its runs (s since 1970). Leaves out jobs that have not ended."""
     rows = store.read("jobs", cluster, ["job_id", "end_s"], among={"job_id": pa.array(sorted(job_ids), pa.int64())})
     ended = rows.filter(~pc.field("end_s").is_null())
     ends: dict[int, int] = {}
@@ -80,9 +79,10 @@ def known_ends(store: Store, cluster: str, job_ids: Collection[int]) -> dict[int
 
 
 def look_up(store: Store, cluster: str, runs: Sequence[EndedRun], comments_s: int = 0) -> list[Ended]:
-    """What the store says of these runs, in their order; a run that it no longer has as such is not the last one.
+    """The facts about these runs, in their order. A run that is gone from the store counts as not the last one.
 
-    comments_s: from which end on a known comment shows that accounting tells them. Raises StoreError.
+    comments_s: a known comment of a job that ended at this time or later shows that accounting keeps comments.
+    Raises StoreError.
     """
     if not runs:
         return []
@@ -103,9 +103,9 @@ def look_up(store: Store, cluster: str, runs: Sequence[EndedRun], comments_s: in
 
 
 def _with_metrics(store: Store, cluster: str, runs: Sequence[EndedRun]) -> set[tuple[int, int]]:
-    """Runs (job_id, submit_s) that have metrics; none where those of their time cannot be read.
+    """Runs (job_id, submit_s) that have metrics. None of them if the metrics cannot be read.
 
-    Then they are computed again, which says what is wrong.
+    Then the metrics are computed again, which names the fault.
     """
     submits = [run.submit_s for run in runs]
     ids = {"job_id": pa.array(sorted({run.job_id for run in runs}), pa.int64())}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from reports.mail.outbox import Outbox
+    from telemetry.sources.base import Batch, Source
     from telemetry.store.store import Store
 
 STARTED = "started"
@@ -46,3 +49,21 @@ def start_now(outbox: Outbox, cluster: str, now_s: int) -> None:
     """Jobs that end before now get no mail."""
     for name in (STARTED, SEEN):
         outbox.set_mark(name, cluster, now_s)
+
+
+@dataclass(frozen=True)
+class MarkedSource:
+    """A source whose mark is kept outside of the store. set_mark: gets each watermark once its batch is stored."""
+
+    source: Source
+    set_mark: Callable[[int], None]
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+        for batch in self.source.read(since_s, until_s):
+            yield replace(batch, watermark_s=None)
+            if batch.watermark_s is not None:
+                self.set_mark(batch.watermark_s)

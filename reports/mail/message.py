@@ -1,6 +1,6 @@
-"""A rendered report as the mail that a server gets: text and HTML alternatives, pictures by Content-ID, headers.
+"""Turn a rendered report into a mail: headers, text and HTML alternatives, and pictures by Content-ID.
 
-Nothing that a user wrote becomes part of an address or of a header but the subject, where it is one printable line.
+Text that a user wrote never gets into an address, and into no header except the subject, as one printable line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_MAIL_BYTES = 200_000
 def recipient_of(user: str, config: Config) -> str | None:
     """The address of a job's owner by mail.recipient.
 
-    None where that gives no address: a user name with "@" or a blank in it must not choose where mail goes.
+    None if that is no address: a user name with "@" or a blank in it must not choose where mail goes.
     """
     return address_of(user, config.mail.recipient)
 
@@ -62,10 +62,10 @@ def compose(
     kind: str = "job",
     key: str = "",
 ) -> Message:
-    """cluster and user: of the runs where left out. key: what makes it this message beside its runs, such as a week.
+    """The mail to a recipient. cluster and user: by default those of the runs. key: such as the week of a digest.
 
-    The same cluster, user, kind, runs and key give the same Message-ID. Raises ConfigError for a sender that is none,
-    ValueError for a recipient that is none.
+    The same cluster, user, kind, runs, and key give the same Message-ID. Raises ConfigError for a bad sender, and
+    ValueError for a bad recipient.
     """
     if not is_address(recipient):
         raise ValueError(f"no address: {recipient!r}")
@@ -90,24 +90,24 @@ def compose(
 
 
 def message_id_of(cluster: str, user: str, kind: str, runs: Sequence[EndedRun], key: str) -> str:
-    """Of the message alone: a host name that could not be found out would make a second message of it."""
+    """The Message-ID. It does not use the host name, which can change when name lookup fails."""
     keys = sorted((run.cluster, run.job_id, run.submit_s, run.end_s) for run in runs)
     digest = hashlib.sha256(json.dumps([cluster, user, kind, keys, key]).encode()).hexdigest()
     return f"<{kind}.{digest[:32]}@{_label(cluster)}.almanac>"
 
 
 def _list_id(cluster: str, domain: str) -> str:
-    """By which users sort these mails (RFC 2919)."""
+    """A header for mail filters (RFC 2919)."""
     return f"GPU job reports <{_label(cluster)}.almanac.{domain}>"
 
 
 def _label(cluster: str) -> str:
-    """A cluster's name may hold what a label must not."""
+    """The cluster's name without the characters that a domain label must not hold."""
     return re.sub(r"[^a-z0-9]+", "-", cluster.lower()).strip("-")[:40].rstrip("-") or "cluster"
 
 
 def _fitting(headers: Mapping[str, str | Address], rendered: Rendered) -> bytes:
-    """With as many pictures as fit into MAX_MAIL_BYTES; the words of those that do not stand in their place."""
+    """The mail with as many pictures as fit into MAX_MAIL_BYTES. The others are replaced by their text."""
     images = dict(rendered.images)
     html = rendered.html
     while True:
@@ -133,12 +133,12 @@ def _built(headers: Mapping[str, str | Address], text: str, html: str, images: M
 
 
 def _one_line(text: str, limit: int) -> str:
-    """For a header. What looks like an encoded word ("=?utf-8?q?a=0d=0aBcc:_b?=") would be decoded by Python's email
-    when it is set, and folded into a header of its own.
+    """Text for a header. Python's email would decode an encoded word ("=?utf-8?q?a=0d=0aBcc:_b?=") in it, and fold the
+    result into a header of its own.
     """
     return _sendable(printable(text, limit)).replace("=?", "= ?")
 
 
 def _sendable(text: str) -> str:
-    """Half of a surrogate pair has no bytes in UTF-8."""
+    """The text without halves of surrogate pairs, which UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()

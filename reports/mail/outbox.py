@@ -1,9 +1,10 @@
-"""Which ended runs still need a decision, and which mails still have to be sent: SQLite, so that no kill loses one.
+"""The ended runs that still need a decision, and the mails that still have to be sent, in SQLite: no kill loses one.
 
-A run is noticed once and decided once: it becomes part of a message, or is skipped with a reason. A message is queued,
-with the decision on its runs, in one transaction; it leaves the queue when the server has taken it or it is given up.
-Each try is on record, with the time of the next one, before it begins. What keeps its outcome from being recorded, a
-kill or a disk that fills just then, costs the same mail once more, with the same Message-ID, and not before that time.
+A run is noticed once and decided once: it becomes part of a message, or is skipped with a reason. One transaction
+queues a message and decides on its runs. A message leaves the queue when the server has taken it, or it is given up.
+
+Each try is recorded, with the time of the next try, before it begins. If a kill or a full disk then prevents the record
+of its outcome, the same mail is sent once more, with the same Message-ID, and not before that time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import contextlib
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +22,8 @@ from reports.mail.outbox_file import OutboxCounts as OutboxCounts
 from reports.mail.outbox_file import count, counts_of, explained, make_file, open_outbox
 from reports.mail.outbox_file import outbox_path as outbox_path
 from reports.mail.outbox_file import read_counts as read_counts
+from reports.mail.records import EndedRun as EndedRun
+from reports.mail.records import Message as Message
 from telemetry.store.atomic import locked, make_inner_folder
 
 _KEY = "cluster = ? AND job_id = ? AND submit_s = ? AND end_s = ?"
@@ -29,7 +31,7 @@ _RUN = "cluster, job_id, submit_s, user, end_s, gpu_count, array_job_id"
 _MESSAGE = "message_id, user, recipient, kind, raw, attempts, next_try_s, put_s"
 _MAX_ERROR = 500
 MOST_DELAY_S = 86_400
-"""More than anything is ever delayed at once."""
+"""No delay is ever longer than this."""
 _SET_BACK = (
     "UPDATE run SET retry_s = $now_s WHERE state = 'waiting' AND retry_s > $late_s",
     "UPDATE run SET decided_s = $now_s WHERE decided_s > $now_s",
@@ -40,42 +42,8 @@ _SET_BACK = (
 )
 
 
-@dataclass(frozen=True)
-class EndedRun:
-    """A run of a job that has ended. A requeued job's next run has another submit or end time, and is another one.
-
-    Times as the table jobs has them: a hook's own clock can differ by a second, and would make it another run.
-    """
-
-    cluster: str
-    job_id: int
-    submit_s: int
-    user: str
-    end_s: int
-    gpu_count: int
-    array_job_id: int | None = None
-
-
-@dataclass(frozen=True)
-class Message:
-    """A mail, as the bytes that the server gets. kind: "job", "digest" (a storm of jobs) or "weekly".
-
-    runs: what it reports; () of a weekly one. attempts: tries that were begun. put_s: when it was queued.
-    """
-
-    message_id: str
-    user: str
-    recipient: str
-    kind: str
-    raw: bytes
-    runs: tuple[EndedRun, ...] = ()
-    attempts: int = 0
-    next_try_s: int = 0
-    put_s: int = 0
-
-
 class Outbox:
-    """To be entered (`with Outbox(path) as outbox`), by one process at a time: BusyError. All raises StoreError."""
+    """Use it as `with Outbox(path) as outbox`. A second process gets BusyError. All methods raise StoreError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -128,9 +96,9 @@ class Outbox:
                 )
 
     def notice(self, runs: Sequence[EndedRun], now_s: int) -> int:
-        """Remember that these have ended, durably; those that are known already are left as they are. The new ones.
+        """Add runs that have ended, and return how many of them are new. Known runs stay as they are.
 
-        What ended before the last `forget` reaches is no news: it may have been told and forgotten.
+        Runs that ended before the time that `forget` has reached are not added: they may have had their mail.
         """
         rows = [(*_values(run), run.end_s) for run in runs]
         with self._changing() as db:
@@ -143,10 +111,10 @@ class Outbox:
             return db.total_changes - before
 
     def waiting(self, now_s: int, cluster: str) -> list[EndedRun]:
-        """A cluster's runs without a decision, and not delayed beyond now; the oldest end first.
+        """A cluster's runs without a decision whose delay is over, the oldest end first.
 
-        Tasks of an array are decided together: where one is due, all that wait come, delayed or not. However many wait,
-        all come: those that cannot be told yet must not hide the others.
+        Tasks of an array are decided together: if one is due, all waiting tasks are returned, delayed or not. The
+        number is not limited, so runs that are not ready cannot hide others.
         """
         sql = f"""
             WITH those AS (SELECT * FROM run WHERE state = 'waiting' AND cluster = $cluster)
@@ -156,19 +124,19 @@ class Outbox:
         return [EndedRun(*row) for row in self._select(sql, {"now_s": now_s, "cluster": cluster})]
 
     def has(self, message_id: str) -> bool:
-        """Whether this message was queued, whatever became of it."""
+        """Whether this message was ever queued."""
         return bool(self._select("SELECT 1 FROM message WHERE message_id = ?", (message_id,)))
 
     def delay(self, runs: Sequence[EndedRun], until_s: int, reason: str) -> None:
-        """Leave these, which wait, alone until then: their telemetry is not there yet, say."""
+        """Let waiting runs wait until then, for example because their telemetry is not there yet."""
         with self._changing() as db:
             sql = f"UPDATE run SET retry_s = ?, reason = ? WHERE state = 'waiting' AND {_KEY}"
             db.executemany(sql, [(until_s, reason, *_key(run)) for run in runs])
 
     def put(self, message: Message, now_s: int) -> bool:
-        """Queue a message, and decide on its runs, in one transaction. False where the same one was queued before.
+        """Queue a message and decide on its runs, in one transaction. False if it was queued before.
 
-        Its runs have been noticed; those that are decided on already stay so.
+        Its runs must have been noticed. Earlier decisions on them stay.
         """
         with self._changing() as db:
             known = db.execute("SELECT 1 FROM message WHERE message_id = ?", (message.message_id,)).fetchall()
@@ -187,7 +155,7 @@ class Outbox:
             return not known
 
     def skip(self, runs: Sequence[EndedRun], reason: str, now_s: int) -> None:
-        """Decide that there is no mail of these, which wait. reason: a few words, one of a small number of texts."""
+        """Decide that waiting runs get no mail. reason: a few words, one of a small number of texts."""
         with self._changing() as db:
             before = db.total_changes
             db.executemany(
@@ -197,36 +165,36 @@ class Outbox:
             count(db, "skipped", reason, db.total_changes - before)
 
     def ready(self, now_s: int, limit: int) -> list[Message]:
-        """To be sent now, oldest first; those too that a killed process left."""
+        """Messages to send now, oldest first, also those that a killed process left."""
         sql = f"SELECT {_MESSAGE} FROM message WHERE state = 'queued' AND next_try_s <= ? ORDER BY put_s, message_id"
         found = self._select(f"{sql} LIMIT ?", (now_s, limit))
         names = _MESSAGE.split(", ")
         return [Message(**dict(zip(names, row, strict=True)), runs=self._runs(row[0])) for row in found]
 
     def queued(self) -> Counter[str]:
-        """How many messages of each user still have to be sent."""
+        """The number of queued messages, by user."""
         rows = self._select("SELECT user, count(*) FROM message WHERE state = 'queued' GROUP BY user")
         return Counter(dict(rows))
 
     def sent_since(self, since_s: int) -> list[tuple[str, int]]:
-        """User and time of every message that was sent then or later, in order of time."""
+        """User and time of each message that was sent then or later, in order of time."""
         sql = "SELECT user, decided_s FROM message WHERE state = 'sent' AND decided_s >= ? ORDER BY decided_s"
         return self._select(sql, (since_s,))
 
     def trying(self, message: Message, next_try_s: int) -> None:
-        """A try begins; whatever becomes of this process, the message is not ready before then. Only now send it.
+        """Record that a try begins. Send the message only after this: it is not ready again before next_try_s.
 
-        Where nothing can be written (a full disk) this raises, and nothing must be sent: its acceptance could not be
-        recorded either, and every run would send it again.
+        If nothing can be written (a full disk), this raises. Then do not send: the outcome could not be recorded
+        either, and every run would send the mail again.
         """
         self._postpone(message, message.attempts + 1, next_try_s)
 
     def sent(self, message: Message, now_s: int) -> None:
-        """The server has taken it; its bytes are forgotten."""
+        """The server has taken it. Removes its bytes."""
         self._decide(message, "sent", "", now_s, ("sent", message.kind, 1))
 
     def failed(self, message: Message, error: str, next_try_s: int) -> None:
-        """A try, begun before, that may succeed later."""
+        """The try that `trying` recorded has failed; a later one may succeed."""
         with self._changing() as db:
             changed = db.execute(
                 "UPDATE message SET next_try_s = ?, error = ? WHERE state = 'queued' AND message_id = ?",
@@ -235,15 +203,15 @@ class Outbox:
             count(db, "failed", "", changed)
 
     def hold(self, message: Message, until_s: int) -> None:
-        """Leave it for later without a try: its user has got enough mail for now."""
+        """Let it wait without a try, while the system does not know its user."""
         self._postpone(message, None, until_s)
 
     def give_up(self, message: Message, error: str, now_s: int) -> None:
-        """It will never be sent; its bytes are forgotten, the error is kept until `forget`."""
+        """It will never be sent. Removes its bytes; the error stays until `forget`."""
         self._decide(message, "given up", printable(error, _MAX_ERROR), now_s, ("given up", "", 1))
 
     def withdraw(self, message: Message, reason: str, now_s: int) -> None:
-        """It will not be sent, as its user does not want it any more: its runs count as skipped. reason: as of skip."""
+        """It will not be sent, because its user no longer wants it. Its runs count as skipped. reason: see `skip`."""
         self._decide(message, "given up", reason, now_s, ("skipped", reason, max(1, len(message.runs))))
 
     def counts(self) -> OutboxCounts:
@@ -251,10 +219,7 @@ class Outbox:
             return counts_of(self._database)
 
     def forget(self, before_s: int) -> int:
-        """Remove what was decided, sent or given up before then; how many rows. What waits or is queued stays.
-
-        The file gives back the room of what is gone, mails that were sent included.
-        """
+        """Remove rows that were decided, sent, or given up before then, and return how many. The file shrinks."""
         with self._changing() as db:
             before = db.total_changes
             # Runs of a message that is still queued stay with it.
@@ -262,7 +227,7 @@ class Outbox:
                 "FROM run WHERE decided_s < $s AND end_s < $s AND coalesce(message_id, '') NOT IN "
                 "(SELECT message_id FROM message WHERE state = 'queued')"
             )
-            # By what is forgotten, not by a clock that may be ahead for once.
+            # Take the time from the removed rows: the clock may be ahead.
             db.execute(
                 f"UPDATE horizon SET before_s = max(before_s, (SELECT coalesce(max(end_s) + 1, 0) {old}))",
                 {"s": before_s},
@@ -287,7 +252,7 @@ class Outbox:
             )
 
     def _decide(self, message: Message, state: str, error: str, now_s: int, counted: tuple[str, str, int]) -> None:
-        """counted: name and label of the counter, and by how much it rises where the message was still queued."""
+        """counted: name and label of the counter, and its increase if the message was still queued."""
         name, label, number = counted
         with self._changing() as db:
             changed = db.execute(
@@ -307,7 +272,7 @@ class Outbox:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: on disk as a whole when this is left, or not at all."""
+        """One transaction: fully on disk at the end, or not at all."""
         with explained(self.path):
             self._database.execute("BEGIN IMMEDIATE")
             try:

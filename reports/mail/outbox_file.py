@@ -1,4 +1,4 @@
-"""The file of the outbox: where it is, how it is made and opened, and what has been counted in it."""
+"""The file of the outbox: its path, how it is made and opened, and its counters."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _ADDED_IN_2 = "-- How far the mail timer"
 
 @dataclass(frozen=True)
 class OutboxCounts:
-    """sent, by kind, failed_tries, given_up, skipped, by reason: since the outbox was made; they never fall.
+    """Counters and gauges of the outbox.
 
-    waiting: runs without a decision now; oldest_end_s: end of the oldest of them. queued: messages to be sent;
-    oldest_put_s: when the oldest of them was queued. None where there are none.
+    sent (by kind), failed_tries, given_up, and skipped (by reason) count since the outbox was made, and never fall.
+    waiting: runs without a decision now. oldest_end_s: end of the oldest one, or None.
+    queued: messages that still have to be sent. oldest_put_s: when the oldest one was queued, or None.
     """
 
     sent: Mapping[str, int]
@@ -41,21 +42,22 @@ def outbox_path(store_root: Path) -> Path:
 
 
 def read_counts(path: Path) -> OutboxCounts | None:
-    """Without a lock, for who only looks; None where there is no outbox yet.
+    """Counts without a lock. None if there is no outbox yet.
 
-    Raises StoreError; NotAllowedError for another than its owner and root, who cannot read it while nobody has it open.
+    Raises StoreError. Raises NotAllowedError for users other than the owner and root: they cannot read the file while
+    no process has it open.
     """
     with explained(path):
         if not path.exists():
             return None
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         with contextlib.closing(database):
-            database.execute("BEGIN")  # all of one moment
+            database.execute("BEGIN")  # one consistent snapshot
             return counts_of(database)
 
 
 def make_file(path: Path) -> None:
-    """Empty, where it is not there. Root's belongs to the owner of its folder; no link is followed."""
+    """Make an empty file if there is none. Root gives it to the owner of its folder. Follows no link."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
     try:
         hand_over(handle, path.parent)
@@ -64,10 +66,10 @@ def make_file(path: Path) -> None:
 
 
 def open_outbox(path: Path) -> sqlite3.Connection:
-    """The database of a file that `make_file` made. A maker that is killed leaves one without tables, or whole."""
+    """The database in the file, made or upgraded in one transaction."""
     database = sqlite3.connect(path, isolation_level=None, timeout=30)
     try:
-        database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file only
+        database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # works only on a new file
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         version = _version(database)
@@ -78,7 +80,7 @@ def open_outbox(path: Path) -> sqlite3.Connection:
         elif version != VERSION:
             raise SchemaVersionError(
                 f"{path}: outbox version {version}, this almanac reads version {VERSION}",
-                "use the almanac that wrote it, or move the file away: what it holds will not be sent",
+                "use the almanac that wrote it, or move the file away: its mails will not be sent",
             )
     except BaseException:
         database.close()
@@ -135,7 +137,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def _is_of_another(path: Path) -> bool:
-    """False for root, and where it cannot be told."""
+    """False for root, and if the owner is unknown."""
     try:
         return os.geteuid() not in (0, path.stat().st_uid)
     except OSError:

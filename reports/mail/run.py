@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from almanac.config import Config
 from almanac.errors import AlmanacError, BusyError, ConfigError, SourceError, StoreError
-from almanac.units import format_count
 from reports.mail.mail_site import MailSite, spool_of
-from reports.mail.marks import ASKED, DAILY, SEEN, STARTED, start_now, take_from_store
+from reports.mail.marks import ASKED, DAILY, SEEN, STARTED, MarkedSource, start_now, take_from_store
 from reports.mail.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from reports.mail.ended import Ended
     from reports.mail.outbox import Outbox
     from telemetry.slurm.spool import Notice
-    from telemetry.sources.base import Batch, Source
+    from telemetry.sources.base import Source
     from telemetry.store.store import Store
 
 LATE_S = 600
@@ -33,24 +32,6 @@ MOST_RUNS = 20_000
 LEFT = "left to the next run"
 SOURCE = "report-sacct"
 """The name of the accounting query of a run in Outcome.looks."""
-
-
-@dataclass(frozen=True)
-class MarkedSource:
-    """A source whose mark is kept outside of the store. set_mark: gets each watermark once its batch is stored."""
-
-    source: Source
-    set_mark: Callable[[int], None]
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
-        for batch in self.source.read(since_s, until_s):
-            yield replace(batch, watermark_s=None)
-            if batch.watermark_s is not None:
-                self.set_mark(batch.watermark_s)
 
 
 @dataclass
@@ -208,7 +189,7 @@ class MailRun:
 
     def _decided(self, plan: Plan) -> list[Ended]:
         """Runs that are ready, with their metrics computed. The others are skipped or delayed in the outbox."""
-        from reports.mail.due import ENOUGH_MAIL, first_of, hold_back, leave_for_later
+        from reports.mail.due import ENOUGH_MAIL, first_of, hold_back, leave_for_later, stuck
 
         now_s = self.site.clock()
         self.outcome.faults += stuck(plan, now_s - self.config.mail.wait_s)
@@ -311,17 +292,3 @@ def skip_until_now(site: MailSite, outbox: Outbox) -> None:
     take_from_store(outbox, site.store, site.cluster)
     outbox.set_back_times(site.clock())
     start_now(outbox, site.cluster, site.clock())
-
-
-def stuck(plan: Plan, until_s: int) -> Iterator[str]:
-    """Name faults of the site that keep runs waiting that ended before until_s."""
-    from reports.mail.due import NO_COMMENT
-    from reports.mail.preferences import NOT_KNOWN
-
-    waiting = {why: [run for run in runs if run.end_s < until_s] for (why, _), runs in plan.delayed.items()}
-    if runs := waiting.get(NO_COMMENT):
-        yield f"reports that wait for their job's comment: {format_count(len(runs))}; see what `sacct --json` says"
-    is_anybody_known = bool(plan.ready or plan.skipped or set(waiting) - {NOT_KNOWN})
-    if (runs := waiting.get(NOT_KNOWN)) and not is_anybody_known:
-        number = format_count(len(runs))
-        yield f"reports that wait, as this host knows none of their users: {number}; see `getent passwd`"

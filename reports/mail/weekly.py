@@ -1,4 +1,4 @@
-"""Queues the weekly digests: once a week, as soon as all of it is known, for who asked for them."""
+"""Queue the weekly digests once a week, as soon as the whole week is known, for users who chose them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def put_weekly(
     recipient: Callable[[str], str | None],
     faults: list[str],
 ) -> Iterator[str]:
-    """Queue the digest of the last whole week for each user who wants it; yields the user after each.
+    """Queue the digest of the last whole week for each user who wants it, and yield each user.
 
-    The week in which mail is switched on is the first that is told. Nothing is done before the week is known. Done
-    again after a kill, it queues what is missing: a week's digest of a user has one Message-ID. One that cannot be made
-    is named in faults, and keeps no other user waiting. It is tried again every hour, as is that of a user whom the
-    system does not know now, until LATEST_S after the week. Raises ConfigError, StoreError.
+    The first digests are about the week in which mail was switched on. Nothing is queued before the week is known.
+    After a kill, the next call queues the digests that are missing: each has one Message-ID. A digest that cannot be
+    made is named in faults and delays no other. It is tried again every hour until LATEST_S after the week, and so is
+    the digest of a user whom the system does not know now. Raises ConfigError, StoreError.
     """
     week = last_week(now_s)
     told_s = outbox.mark(WEEK, cluster)
