@@ -14,7 +14,7 @@ import click
 
 from almanac.config import Config
 from almanac.config_file import find_config, load_config
-from almanac.errors import ConfigError, NotAllowedError, StoreError
+from almanac.errors import ConfigError, NotAllowedError
 from almanac.units import printable, valid_unicode
 
 if TYPE_CHECKING:
@@ -103,16 +103,13 @@ class App:
         Raises ConfigError if none of them names one, and StoreError if the store is empty. is_new: the store may be
         empty, because the caller is about to fill it.
         """
-        known = store.clusters() if store else []
-        named = self.cluster_name or self.config.site.cluster or (known[0] if len(known) == 1 else "")
+        named = self.cluster_name or self.config.site.cluster
         if named:
             return named
-        if known:
-            raise ConfigError(f"the store holds several clusters: {', '.join(known)}", "choose one with --cluster")
-        if store and not is_new:
-            raise StoreError(
-                f"{store.root}: the store holds no jobs yet", "run `almanac ingest` first, or choose another --store"
-            )
+        if store and (store.clusters() or not is_new):
+            from telemetry.store.clusters import cluster_of
+
+            return cluster_of(store)
         from telemetry.sources.sacct import probe_accounting
 
         name = probe_accounting(self.commands).cluster

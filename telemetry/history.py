@@ -84,6 +84,12 @@ def _history_schema() -> pa.Schema:
 
 HISTORY = _history_schema()
 """What `load_history_table` can give: the columns of `load_history`, then every other one of job_metrics."""
+UNITS = {
+    field.name: field.metadata[b"unit"].decode()
+    for field in (*JOB_METRICS, *JOBS)
+    if field.name in HISTORY.names and field.metadata and field.metadata.get(b"unit")
+}
+"""Unit or meaning of these columns, as docs/tables.md has it; a column without an entry has none."""
 
 
 def load_history(

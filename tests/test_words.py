@@ -40,6 +40,7 @@ PLAIN_PAGES = [
     "docs/power.md",
     "docs/predictor-trials.md",
     "docs/predictors.md",
+    "docs/python-api.md",
     "docs/reports.md",
     "docs/reprioritize.md",
     "docs/security.md",
