@@ -20,6 +20,7 @@ from almanac.units import printable, valid_unicode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from reports.published.caller import CallerJobs
     from reports.published.files import OwnFiles
     from telemetry.slurm.backend import SlurmBackend
     from telemetry.slurm.commands import SlurmCommands
@@ -161,6 +162,17 @@ class App:
         if self.store_path or os.environ.get("ALMANAC_STORE"):
             self.open_store()
         return open_own(Path(self.config.hooks.advice_dir), os.getuid())
+
+    @cached_property
+    def caller_jobs(self) -> CallerJobs:
+        """The jobs that the caller may see: in the store, or published for them. Raises ConfigError, StoreError."""
+        if not self.may_read_store:
+            return self.own_files
+        from reports.published.caller import StoreJobs
+
+        store = self.open_store()
+        only = None if self.is_operator else self.caller
+        return StoreJobs(store, self.cluster(store), self.config, self.now_s(), only)
 
     def require_operator(self, why: str) -> None:
         """Raises NotAllowedError, which says why, if the caller is not an operator."""

@@ -22,8 +22,8 @@ def local_time(time_s: int) -> str:
 
 def say_published(app: App) -> None:
     """Print to stderr how old the published list is, for users without access to the store."""
-    if not app.may_read_store:
-        changed = format_moment(app.own_files.index.written_s)
+    if (published_s := app.caller_jobs.published_s) is not None:
+        changed = format_moment(published_s)
         click.echo(f"showing the jobs published for you; the list last changed {changed}", err=True)
 
 

@@ -194,7 +194,7 @@ def find(app: App, asked: Asked, columns: Sequence[str]) -> Found:
 
     filters = [*(word.column for word in asked.words), *(limit.column for limit in asked.limits)]
     needed = dict.fromkeys((*COLUMNS, *columns, *filters, *([asked.sort.removeprefix("-")] if asked.sort else [])))
-    rows = _history(app, asked, list(needed))
+    rows = app.caller_jobs.history(list(needed), asked.since_s, asked.until_s, asked.user)
     if asked.job_ids:
         rows = rows.filter(pc.field("job_id").isin(asked.job_ids))
     chosen = filtered(rows, asked.words, asked.limits)
@@ -205,23 +205,6 @@ def find(app: App, asked: Asked, columns: Sequence[str]) -> Found:
     else:
         shown = matching
     return Found(plain(shown.select(list(columns))), matching.num_rows, rows.num_rows, chosen.note())
-
-
-def _history(app: App, asked: Asked, columns: Sequence[str]) -> pa.Table:
-    """Jobs of the user and the span that are asked for, of who may not read the store those published for them."""
-    if app.may_read_store:
-        from telemetry.history import load_history_table
-
-        store = app.open_store()
-        return load_history_table(store, app.cluster(store), columns, asked.since_s, asked.until_s, asked.user)
-    import pyarrow.compute as pc
-
-    rows = app.own_files.history(list(dict.fromkeys(["submit_s", *columns])))
-    if asked.since_s is not None:
-        rows = rows.filter(pc.field("submit_s") >= asked.since_s)
-    if asked.until_s is not None:
-        rows = rows.filter(pc.field("submit_s") < asked.until_s)
-    return rows.select(columns)
 
 
 def plain(rows: pa.Table) -> list[dict[str, Any]]:

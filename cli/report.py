@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from reports.job.context import JobContext
 
 _ID = re.compile(r"(\d{1,18})(?:_(?:(\d{1,9})|\[([\d,\-]{1,200})\]))?")
-_COLUMNS = ("job_id", "submit_s", "end_s", "array_job_id", "array_task_id", "user", "gpu_count")
 MOST_TASKS = 100_000
 
 
@@ -75,7 +74,7 @@ def command(
         )
     chosen = find_jobs(app, job_ids) if job_ids else _ended_since(app, since or "", user, allusers)
     shown = chosen[-limit:] if limit > 0 else chosen
-    contexts = load_contexts(app, shown, has_series=not since)
+    contexts = app.caller_jobs.contexts(shown, has_series=not since)
     if html_file:
         _write_page(html_file, contexts)
     elif is_mail:
@@ -102,24 +101,13 @@ def _report_due(app: App, names_jobs: bool, is_due: bool, is_dry: bool, as_json:
     return run(app, is_dry, as_json)
 
 
-def load_contexts(app: App, job_ids: Sequence[int], has_series: bool = True) -> list[JobContext]:
-    """In their order. Raises StoreError, also where one of the caller's own is not published yet."""
-    if not app.may_read_store:
-        return app.own_files.contexts(job_ids)
-    from reports.job.context import build
-
-    store = app.open_store()
-    user = None if app.is_operator else app.caller
-    return build(store, app.cluster(store), job_ids, app.config, app.now_s(), has_series=has_series, user=user)
-
-
 def find_jobs(app: App, texts: Sequence[str]) -> list[int]:
     """Raw ids of the jobs that are named and that the caller may see, in the order named; array ids as their tasks.
 
     Raises StoreError where one names none: whether another user has such a job is not said.
     """
     wanted = [parse_id(text) for text in texts]
-    rows = _rows_named(app, sorted({each.job_id for each in wanted}))
+    rows = app.caller_jobs.runs_named(sorted({each.job_id for each in wanted}))
     found = [_matching(each, rows) for each in wanted]
     absent = [each.text for each, ids in zip(wanted, found, strict=True) if not ids]
     if absent:
@@ -127,25 +115,13 @@ def find_jobs(app: App, texts: Sequence[str]) -> list[int]:
     return list(dict.fromkeys(job_id for ids in found for job_id in ids))
 
 
-def _rows_named(app: App, job_ids: Sequence[int]) -> pa.Table:
-    """The runs that the caller may see, or some more, whose job or array has one of these ids."""
-    if not app.may_read_store:
-        return app.own_files.runs()
-    import pyarrow as pa
-
-    store = app.open_store()
-    cluster, ids = app.cluster(store), pa.array(job_ids, pa.int64())
-    own = {} if app.is_operator else {"user": pa.array([app.caller], pa.string())}
-    by_column = (store.read("jobs", cluster, _COLUMNS, among={name: ids, **own}) for name in ("job_id", "array_job_id"))
-    return pa.concat_tables(by_column)
-
-
 def _absent(app: App, named: str) -> StoreError:
     whose = "" if app.is_operator else " of yours"
-    if app.may_read_store:
+    published_s = app.caller_jobs.published_s
+    if published_s is None:
         hint = "a job is known after it has ended and was ingested; `almanac jobs` lists them"
         return StoreError(f"no such job{whose} in the store: {named}", hint)
-    as_of = format_moment(app.own_files.index.written_s)
+    as_of = format_moment(published_s)
     return StoreError(
         f"no such job of yours among those published for you: {named}",
         f"your newest ended GPU jobs are, last changed {as_of}; `almanac jobs` lists them; ask an operator for others",
@@ -194,21 +170,15 @@ def _matching(named: Named, rows: pa.Table) -> list[int]:
 
 def _ended_since(app: App, since: str, user: str | None, allusers: bool) -> list[int]:
     """Raw ids of the GPU jobs that ended since then, oldest end first."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     if allusers and not app.is_operator:
         raise NotAllowedError(f"{app.caller} is no operator, and may see only their own jobs", "leave -a out")
     visible = app.visible_user(user)
-    if app.may_read_store:
-        store = app.open_store()
-        among = {} if allusers and not user else {"user": pa.array([visible], pa.string())}
-        rows = store.read("jobs", app.cluster(store), _COLUMNS, among=among)
-    else:
-        rows = app.own_files.runs()
+    rows = app.caller_jobs.runs(None if allusers and not user else visible)
     since_s = time_option(since, app.now_s())
     rows = rows.filter((pc.field("end_s") >= since_s) & (pc.field("gpu_count") > 0)).sort_by("end_s")
-    if not app.may_read_store:
+    if app.caller_jobs.published_s is not None:
         rows = _published(rows)
     return [int(job_id) for job_id in dict.fromkeys(rows["job_id"].to_numpy().tolist())]
 

@@ -53,7 +53,8 @@ def place() -> Iterator[Path]:
 BECOME = """
 import os, sys
 import pyarrow.compute
-import almanac.hardware, cli.jobs, cli.main, cli.report, reports.job.report, reports.published.files, telemetry.history
+import almanac.hardware, cli.jobs, cli.main, cli.report, reports.job.report, telemetry.history
+import reports.published.caller, reports.published.files
 almanac.hardware.gpu_models(), reports.job.rules.rules(), reports.job.rules.character()
 os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[1]))
 cli.main.main(sys.argv[3:])

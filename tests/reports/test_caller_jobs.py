@@ -1,0 +1,77 @@
+"""One way to get a caller's jobs: from the store, and from what was published for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from almanac.config import Config
+from reports.published.caller import CallerJobs, StoreJobs
+from reports.published.files import OwnFiles
+from reports.published.format import OwnIndex, OwnRun
+from telemetry.store.schema import JOBS
+from telemetry.store.store import Store
+
+DAY_S = 86_400
+ROWS = [
+    {
+        "job_id": job_id, "submit_s": job_id * DAY_S, "start_s": job_id * DAY_S, "end_s": job_id * DAY_S + 60,
+        "user": user, "gpu_count": 1, "state": "COMPLETED", "array_job_id": array, "array_task_id": array and 0,
+    }
+    for job_id, user, array in ((1, "ann", None), (2, "bob", None), (3, "ann", 30), (4, "bob", 30))
+]  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store.create(tmp_path / "store")
+    store.write("jobs", "c", pa.Table.from_pylist(ROWS, schema=JOBS))
+    return store
+
+
+def in_store(store: Store, only: str | None) -> CallerJobs:
+    return StoreJobs(store, "c", Config(), 9 * DAY_S, only)
+
+
+def published(folder: Path) -> CallerJobs:
+    own = [row for row in ROWS if row["user"] == "ann"]
+    names = ("job_id", "submit_s", "end_s", "array_job_id", "array_task_id", "gpu_count")
+    runs = tuple(OwnRun(**{name: row[name] for name in names}, report=None) for row in own)
+    return OwnFiles(folder, 1000, OwnIndex("c", "ann", 7 * DAY_S, runs, tuple(own)))
+
+
+def ids(rows: pa.Table) -> list[int]:
+    return sorted(rows["job_id"].to_pylist())
+
+
+def test_both_give_a_user_their_own_jobs(store: Store, tmp_path: Path) -> None:
+    for jobs in (in_store(store, "ann"), published(tmp_path)):
+        assert ids(jobs.history(["job_id"])) == [1, 3]
+        assert ids(jobs.history(["job_id"], since_s=2 * DAY_S)) == [3]
+        assert ids(jobs.history(["job_id"], until_s=3 * DAY_S)) == [1]
+        assert jobs.history(["job_id"]).column_names == ["job_id"]
+        assert ids(jobs.runs()) == [1, 3]
+        assert 3 in ids(jobs.runs_named([30]))
+
+
+@pytest.mark.parametrize("user", [None, "bob"])
+def test_naming_another_user_shows_none_of_their_jobs(store: Store, tmp_path: Path, user: str | None) -> None:
+    for jobs in (in_store(store, "ann"), published(tmp_path)):
+        assert ids(jobs.history(["job_id"], user=user)) == ids(jobs.runs(user)) == [1, 3]
+        assert 4 not in ids(jobs.runs_named([30])) and 2 not in ids(jobs.runs_named([2]))
+    assert in_store(store, "ann").contexts([2, 4]) == []
+
+
+def test_an_operator_sees_all_or_those_of_one_user(store: Store) -> None:
+    jobs = in_store(store, None)
+    assert ids(jobs.history(["job_id"])) == ids(jobs.runs()) == [1, 2, 3, 4]
+    assert ids(jobs.history(["job_id"], user="bob")) == ids(jobs.runs("bob")) == [2, 4]
+    assert ids(jobs.runs_named([30, 1])) == [1, 3, 4]
+
+
+def test_only_published_jobs_have_a_time(store: Store, tmp_path: Path) -> None:
+    assert in_store(store, None).published_s is None
+    assert published(tmp_path).published_s == 7 * DAY_S
+    assert "has_report" in published(tmp_path).runs().column_names
