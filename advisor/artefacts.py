@@ -23,7 +23,7 @@ from advisor.duration.features import NUMBERS
 from advisor.duration.model import TREES, DurationModel, Unseen
 from advisor.duration.rolling import SiteMeans
 from advisor.duration.trees import CATEGORIES
-from advisor.duration.waits import Waits
+from advisor.duration.waits import WaitQuartiles
 from advisor.evaluation.scores import Scores
 from advisor.memory.calibration import Calibration, Margins
 from advisor.service import Trained
@@ -175,7 +175,7 @@ def _trained(meta: Mapping[str, Any], texts: Mapping[str, str], hbm_meta: Mappin
         gpu_time_quantiles_s=tuple(map(float, meta["gpu_time_quantiles_s"])),
         calibration=_calibration(hbm_meta["calibration"]),
         scores={str(name): read_scores(values) for name, values in meta["scores"].items()},
-        waits=Waits({str(name): _wait(values) for name, values in hbm_meta["waits"].items()}),
+        waits=WaitQuartiles({str(name): _wait(values) for name, values in hbm_meta["waits"].items()}),
     )
 
 

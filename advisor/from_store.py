@@ -12,7 +12,7 @@ import pandas as pd
 from advisor.artefacts import load, load_learned
 from advisor.lifecycle import trusted
 from advisor.service import advise
-from advisor.services.base import Asked, Learned
+from advisor.services.base import AdviceRequest, Learned
 from advisor.services.own import tell_own
 from almanac.config import Config
 from almanac.errors import AlmanacError
@@ -58,5 +58,5 @@ def _extra(request: Request, history: pd.DataFrame, config: Config, models_dir: 
         learned = load_learned(models_dir)
     except AlmanacError as error:
         fault = str(error)
-    said = tell_own(Asked(request, history, config), learned)
+    said = tell_own(AdviceRequest(request, history, config), learned)
     return {name: {**each, "error": each["error"] or fault} for name, each in said.items()}

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from advisor.duration.features import Ended, Event, Submission, features_of
+from advisor.duration.features import EndedJob, Event, Submission, features_of
 from advisor.duration.model import DurationModel, fit, learned_rows
 from advisor.duration.prediction import Prediction, predict
-from advisor.evaluation.replay import Known, Memory, Replay
+from advisor.evaluation.replay import DurationReplay, KnownAtSubmit, SiteHistory
 from almanac.config import Config
 
 
 @dataclass
 class _Job:
     submission: Submission
-    known: Known
+    known: KnownAtSubmit
     start_s: float = math.nan
-    ended: Ended | None = None
+    ended: EndedJob | None = None
 
 
 class OnlinePredictor:
@@ -31,7 +31,7 @@ class OnlinePredictor:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._memory = Memory(config.rolling)
+        self._memory = SiteHistory(config.rolling)
         self._jobs: dict[Hashable, _Job] = {}
         self._model: DurationModel | None = None
         self._next_training_s = -math.inf
@@ -53,7 +53,7 @@ class OnlinePredictor:
     def end(self, key: Hashable, end_s: int, is_failed: bool) -> None:
         """Of a job that has started."""
         job = self._jobs[key]
-        job.ended = Ended(job.submission, end_s, max(end_s - job.start_s, 1.0), is_failed)
+        job.ended = EndedJob(job.submission, end_s, max(end_s - job.start_s, 1.0), is_failed)
         self._memory.tell(Event.END, job.submission, job.start_s, job.ended)
 
     def _train(self, now_s: int) -> None:
@@ -63,7 +63,7 @@ class OnlinePredictor:
         jobs = [job for _, job in numbered]
         ended = [job.ended for job in jobs if job.ended is not None]
         rolling = [job.known.rolling for job in jobs]
-        past = Replay(
+        past = DurationReplay(
             features=features_of([job.submission for job in jobs], [job.known.features for job in jobs]),
             rolling_s=np.array([each.duration_s if each else math.nan for each in rolling], dtype="float64"),
             duration_s=np.array([each.duration_s for each in ended], dtype="float64"),

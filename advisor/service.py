@@ -9,26 +9,30 @@ from typing import Any
 
 import pandas as pd
 
-from advisor.duration.waits import Waits
+from advisor.duration.waits import WaitQuartiles
 from advisor.memory.calibration import Calibration
-from advisor.services.base import Asked, BuiltIn, Record
-from advisor.services.gpu_time import Durations, GpuTime
-from advisor.services.memory import Memory
-from advisor.services.wait import Wait
+from advisor.services.base import AdviceRequest, BuiltInService, Record
+from advisor.services.gpu_time import GpuTimeService, LearnedDurations
+from advisor.services.memory import MemoryService
+from advisor.services.wait import WaitService
 from almanac.config import Config
 from almanac.records import Advice, Request
 
-BUILT_IN: Mapping[str, BuiltIn[Any, Any, Any]] = {"gpu_time": GpuTime(), "memory": Memory(), "wait": Wait()}
+BUILT_IN: Mapping[str, BuiltInService[Any, Any, Any]] = {
+    "gpu_time": GpuTimeService(),
+    "memory": MemoryService(),
+    "wait": WaitService(),
+}
 """almanac's own services; together they tell all fields of `Advice`. Node demand comes later."""
 
 
 @dataclass(frozen=True)
-class Trained(Durations):
+class Trained(LearnedDurations):
     """What almanac's own services learned from a site's jobs at trained_s."""
 
     trained_s: int
     calibration: Calibration
-    waits: Waits = field(default_factory=Waits)
+    waits: WaitQuartiles = field(default_factory=WaitQuartiles)
 
     def artefacts(self) -> Mapping[str, Any]:
         """What each service of BUILT_IN learned."""
@@ -72,7 +76,7 @@ def advise_many(
     """
     if not requests:
         return []
-    asked = [Asked(dataclasses.replace(request, submit_s=now_s), history, config) for request in requests]
+    asked = [AdviceRequest(dataclasses.replace(request, submit_s=now_s), history, config) for request in requests]
     artefacts = trained.artefacts() if trained else {}
     told: list[dict[str, Any]] = [{} for _ in asked]
     for name, service in BUILT_IN.items():

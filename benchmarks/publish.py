@@ -28,7 +28,7 @@ from almanac.config_file import parse_config
 from reports.published.folder import OwnFolder
 from reports.published.publish import OwnJob, publish_own
 from slurm_hooks.advice.folder import AdviceDir
-from slurm_hooks.advice.publish import Job, Published, publish
+from slurm_hooks.advice.publish import Published, PublishRun, publish
 from telemetry.history import load_history
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
@@ -154,7 +154,7 @@ def processor_s() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def timed(job: Job) -> tuple[float, float, Published]:
+def timed(job: PublishRun) -> tuple[float, float, Published]:
     """Seconds, MiB, and what was done."""
     uids = {f"user{number}": 100_000 + number for number in range(USERS)}
     with MemoryWatch() as memory:
@@ -173,7 +173,7 @@ def measure(folder: Path) -> list[Figure]:
     store = Store.open(folder / "store")
     trained = load(store.models_dir(CLUSTER))
     advice = AdviceDir(folder / "advice", os.geteuid(), None)
-    job = Job(store, CLUSTER, config, NOW_S, advice, trained, "observe", processes=len(os.sched_getaffinity(0)))
+    job = PublishRun(store, CLUSTER, config, NOW_S, advice, trained, "observe", processes=len(os.sched_getaffinity(0)))
     before_s = processor_s()
     first_s, first_mib, first = timed(job)
     busy_s = processor_s() - before_s
@@ -227,7 +227,7 @@ def one_user(folder: Path, number: int) -> tuple[dict[str, float], float]:
         started_s = time.process_time()
         trained = train(load_history(store, CLUSTER, running=True), config, NOW_S)
         trained_s = time.process_time()
-        publish(Job(store, CLUSTER, config, NOW_S, advice, trained, "observe"), {"user0": 100_000}.get)
+        publish(PublishRun(store, CLUSTER, config, NOW_S, advice, trained, "observe"), {"user0": 100_000}.get)
         published_s = time.process_time()
     return {"training": trained_s - started_s, "publishing": published_s - trained_s}, memory.peak_mib
 

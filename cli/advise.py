@@ -19,7 +19,7 @@ from cli.output import json_text
 
 if TYPE_CHECKING:
     from almanac.records import Advice, Request
-    from telemetry.slurm.sbatch import Submission
+    from telemetry.slurm.sbatch import SbatchRequest
 
 NO_EVIDENCE = 10
 DEFAULTS_S = 5.0
@@ -126,7 +126,7 @@ def _show_published(app: App, request: Request, as_json: bool) -> int:
     return NO_EVIDENCE if shown.is_silent and request.gpu_count > 0 else 0
 
 
-def read_submission(argv: list[str]) -> Submission:
+def read_submission(argv: list[str]) -> SbatchRequest:
     """An sbatch command line. Raises RequestError."""
     from telemetry.slurm.sbatch import parse_submission
 

@@ -12,7 +12,7 @@ from cli.app import App
 
 if TYPE_CHECKING:
     from slurm_hooks.install.guarded_line import Hook
-    from slurm_hooks.install.scripts import Change
+    from slurm_hooks.install.scripts import FileChange
 
 PACKAGED = Path("/usr/share/almanac")
 FILTER_EVERYWHERE = """\
@@ -75,7 +75,7 @@ def command(
     _say_what_else(prefix, hooks, needed, is_removal, ended)
 
 
-def _plan(app: App, hook: Hook, prefix: Path, lua_dir: str | None, is_removal: bool) -> Change:
+def _plan(app: App, hook: Hook, prefix: Path, lua_dir: str | None, is_removal: bool) -> FileChange:
     from almanac.config import Hooks
     from slurm_hooks.install.guarded_line import Places
     from slurm_hooks.install.lua_syntax import syntax_fault
@@ -89,7 +89,7 @@ def _plan(app: App, hook: Hook, prefix: Path, lua_dir: str | None, is_removal: b
     return plan_install(hook, prefix, places, scripts, syntax_fault)
 
 
-def _plan_ended(prefix: Path, is_removal: bool) -> Change:
+def _plan_ended(prefix: Path, is_removal: bool) -> FileChange:
     import slurm_hooks
     from slurm_hooks.install.ended_hook import SCRIPT, plan_ended, plan_remove_ended
 
@@ -109,7 +109,7 @@ def _installed() -> tuple[Path, Path]:
     return ours / "lua", ours / "standalone"
 
 
-def _say_what_else(prefix: Path, hooks: list[Hook], needed: list[Change], is_removal: bool, ended: bool) -> None:
+def _say_what_else(prefix: Path, hooks: list[Hook], needed: list[FileChange], is_removal: bool, ended: bool) -> None:
     from slurm_hooks.install.ended_hook import ended_conf_lines
     from slurm_hooks.install.lua_syntax import is_checked
     from slurm_hooks.install.scripts import slurm_conf_line

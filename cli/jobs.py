@@ -33,7 +33,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class JobQuery:
     """Which jobs, in which order. sort: a column, with "-" before it highest first; None: oldest end first."""
 
     since_s: int | None
@@ -104,7 +104,7 @@ def command(
         raise click.UsageError("--columns is of jobs; --steps has columns of its own")
     if steps and not app.may_read_store:
         raise NotAllowedError(f"{app.caller} may not read the store, and steps are not published", "ask an operator")
-    asked = Asked(
+    asked = JobQuery(
         since_s=time_option(starttime or "now-30days", app.now_s()),
         until_s=time_option(endtime, app.now_s()),
         user=None if allusers and not user else app.visible_user(user),
@@ -179,7 +179,7 @@ def parse_ids(texts: tuple[str, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Found:
+class QueryResult:
     """Rows to show as plain values, None where missing; jobs that match; jobs looked at; who was left out, in words."""
 
     rows: list[dict[str, Any]]
@@ -188,7 +188,7 @@ class Found:
     note: str
 
 
-def find(app: App, asked: Asked, columns: Sequence[str]) -> Found:
+def find(app: App, asked: JobQuery, columns: Sequence[str]) -> QueryResult:
     """The jobs that were asked for. Raises click.BadParameter where a word is of no job that the caller may see."""
     import pyarrow.compute as pc
 
@@ -204,7 +204,7 @@ def find(app: App, asked: Asked, columns: Sequence[str]) -> Found:
         shown = matching.slice(first, asked.limit)
     else:
         shown = matching
-    return Found(plain(shown.select(list(columns))), matching.num_rows, rows.num_rows, chosen.note())
+    return QueryResult(plain(shown.select(list(columns))), matching.num_rows, rows.num_rows, chosen.note())
 
 
 def plain(rows: pa.Table) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ def plain(rows: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def _say_none(asked: Asked, found: Found) -> None:
+def _say_none(asked: JobQuery, found: QueryResult) -> None:
     if found.total:
         click.echo(f"none of {format_count(found.total)} jobs matches")
         return

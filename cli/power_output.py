@@ -13,7 +13,7 @@ from almanac.units import format_moment, printable
 from cli.output import json_text
 
 if TYPE_CHECKING:
-    from slurm_hooks.power.planning import Plan, SetPlan
+    from slurm_hooks.power.planning import PowerPlan, SetPlan
     from slurm_hooks.power.run import SetOutcome
     from slurm_hooks.power.status import SetStatus, Status
     from slurm_hooks.power.waking import Woken
@@ -24,7 +24,7 @@ MOST_NAMES = 200
 _STAY = "in use, reserved, excluded, cooling down, out of power cycles, warm minimum, or above nodes_per_run"
 
 
-def show_plan(plan: Plan, outcomes: Sequence[SetOutcome] | None, mode: str, as_json: bool) -> None:
+def show_plan(plan: PowerPlan, outcomes: Sequence[SetOutcome] | None, mode: str, as_json: bool) -> None:
     """Print a plan, or the outcome of a run."""
     if as_json:
         click.echo(json_text(_plan_json(plan, outcomes)))
@@ -77,7 +77,7 @@ def _counts(demand: LiveDemand, powered: int | None = None) -> str:
     return f"{demand.total} nodes: {demand.active} in use, {demand.wanted} wanted, {demand.asleep} asleep{on}"
 
 
-def _plan_json(plan: Plan, outcomes: Sequence[SetOutcome] | None) -> dict[str, Any]:
+def _plan_json(plan: PowerPlan, outcomes: Sequence[SetOutcome] | None) -> dict[str, Any]:
     sets = []
     for place, each in enumerate(plan.sets):
         row: dict[str, Any] = {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from telemetry.nodes.demand import Accounted
-    from telemetry.nodes.runs import Runs
+    from telemetry.nodes.runs import NodeRuns
     from telemetry.nodes.series import NodeSeries
 
 RECORD_DAYS = 400
@@ -35,7 +35,7 @@ class PowerRecord:
     name: str
     series: NodeSeries
     unit: str
-    runs: Runs | None = None
+    runs: NodeRuns | None = None
     node_set: str | None = None
     nodes: int | None = None
 

@@ -13,7 +13,7 @@ from cli.output import json_text
 
 if TYPE_CHECKING:
     from reports.published.publish import OwnPublished
-    from slurm_hooks.advice.publish import Job, Published
+    from slurm_hooks.advice.publish import Published, PublishRun
 
 _NAMED = 10
 """Users that are named for a person; JSON has all."""
@@ -53,7 +53,7 @@ def _warn(warnings: Sequence[str]) -> None:
         click.echo(f"almanac: warning: {printable(warning, 1000)}", err=True)
 
 
-def _publish_own(job: Job) -> OwnPublished:
+def _publish_own(job: PublishRun) -> OwnPublished:
     """After the advice, which does not wait for it. Raises as publish_own does: the advice is out by then."""
     from reports.published.folder import OwnFolder
     from reports.published.publish import OwnJob, publish_own

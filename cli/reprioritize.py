@@ -15,8 +15,8 @@ from cli.app import App
 from cli.output import json_text, show_table
 
 if TYPE_CHECKING:
-    from slurm_hooks.priority.action_log import Action
-    from slurm_hooks.priority.reprioritize import Actor, Change, Outcome
+    from slurm_hooks.priority.action_log import LoggedAction
+    from slurm_hooks.priority.reprioritize import Actor, ReprioritizeOutcome, SiteFactorChange
     from telemetry.slurm.backend import SlurmBackend
     from telemetry.store.store import Store
 
@@ -38,7 +38,7 @@ def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: b
 
     Exit code 5: Slurm did not answer, or refused some changes; the next run tries again.
     """
-    from slurm_hooks.priority.reprioritize import Outcome
+    from slurm_hooks.priority.reprioritize import ReprioritizeOutcome
 
     app.require_operator("the queue holds all users' jobs")
     store = app.open_store()
@@ -48,7 +48,7 @@ def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: b
         raise ConfigError(
             f"the store's cluster is {cluster}, Slurm's is {answers}", "correct --cluster or site.cluster"
         )
-    counts, outcome = Counts(), Outcome()
+    counts, outcome = Counts(), ReprioritizeOutcome()
     with _one_at_a_time(store, cluster) if is_applied else contextlib.nullcontext():
         actor, changes, agreed = _plan(app, store, cluster, backend, is_applied, is_clearing, counts)
         if is_applied:
@@ -68,12 +68,12 @@ def _one_at_a_time(store: Store, cluster: str) -> contextlib.AbstractContextMana
 
 def _plan(
     app: App, store: Store, cluster: str, backend: SlurmBackend, is_applied: bool, is_clearing: bool, counts: Counts
-) -> tuple[Actor, list[Change], list[Change]]:
+) -> tuple[Actor, list[SiteFactorChange], list[SiteFactorChange]]:
     """Raises ConfigError if site factors must not be set, NoModelError if nothing was trained."""
     from advisor.artefacts import current_version
     from advisor.decisions.priority import require_ageing
     from slurm_hooks.priority.action_log import ActionLog
-    from slurm_hooks.priority.published_site_factors import PublishedTerms
+    from slurm_hooks.priority.published_site_factors import PublishedSiteFactors
     from slurm_hooks.priority.reprioritize import Actor, plan_clearing, plan_terms
 
     log = ActionLog(store.root / "actions")
@@ -85,7 +85,7 @@ def _plan(
     if is_applied:
         require_ageing(backend.configuration(), app.config.priority)
     predict = _predictor(app, store, cluster, known)
-    published = PublishedTerms(store, cluster, lambda: _gpus(backend))
+    published = PublishedSiteFactors(store, cluster, lambda: _gpus(backend))
     return actor, *plan_terms(backend, known, predict, published, counts)
 
 
@@ -95,7 +95,7 @@ def _gpus(backend: SlurmBackend) -> int:
     return sum(parse_gpus(node.gres).count for node in backend.nodes())
 
 
-def _predictor(app: App, store: Store, cluster: str, known: Mapping[int, Action]) -> Any:
+def _predictor(app: App, store: Store, cluster: str, known: Mapping[int, LoggedAction]) -> Any:
     """A function that predicts the site factors of many submissions. Raises NoModelError, StoreError."""
     from advisor.artefacts import load
     from advisor.lifecycle import trusted
@@ -117,7 +117,9 @@ def _predictor(app: App, store: Store, cluster: str, known: Mapping[int, Action]
     return predict
 
 
-def _show(changes: Sequence[Change], counts: Counts, outcome: Outcome | None, rows: int, as_json: bool) -> None:
+def _show(
+    changes: Sequence[SiteFactorChange], counts: Counts, outcome: ReprioritizeOutcome | None, rows: int, as_json: bool
+) -> None:
     if as_json:
         click.echo(json_text(_as_json(changes, counts, outcome)))
         return
@@ -147,7 +149,9 @@ def _show(changes: Sequence[Change], counts: Counts, outcome: Outcome | None, ro
         click.echo(f"Slurm said: {printable(line)}", err=True)
 
 
-def _as_json(changes: Sequence[Change], counts: Counts, outcome: Outcome | None) -> dict[str, Any]:
+def _as_json(
+    changes: Sequence[SiteFactorChange], counts: Counts, outcome: ReprioritizeOutcome | None
+) -> dict[str, Any]:
     return {
         "applied": outcome is not None,
         "pending": counts.seen,

@@ -53,7 +53,7 @@ FROM (SELECT abs(ln(greatest(predicted_s, 1)) - ln(greatest(ran_s, 1))) AS error
 
 
 @dataclass(frozen=True)
-class Told:
+class AdviceOutcomes:
     """Of the jobs submitted in the window. outcomes: jobs by what became of the tier that they were advised.
 
     jobs: with a predicted duration that have ended. median_abs_log_error, share_within_2x: of these; None without any.
@@ -124,7 +124,7 @@ def _of_ingestion(store: Store, clusters: Sequence[str], now_s: int) -> Iterator
                  [((("cluster", name),), len(store.peek_open_days(name))) for name in clusters])  # fmt: skip
 
 
-def _of_advice(told: dict[str, Told]) -> Iterator[Metric]:
+def _of_advice(told: dict[str, AdviceOutcomes]) -> Iterator[Metric]:
     yield Metric(
         "almanac_advice_jobs", "gauge",
         f"Jobs of the last {WINDOW_DAYS} days that were advised a memory tier, by what they asked for.",
@@ -141,7 +141,7 @@ def _of_advice(told: dict[str, Told]) -> Iterator[Metric]:
                      [((("cluster", cluster),), value) for cluster, value in values])  # fmt: skip
 
 
-def load_told(store: Store, cluster: str, now_s: int) -> Told:
+def load_told(store: Store, cluster: str, now_s: int) -> AdviceOutcomes:
     """What the users' own advice files said of the jobs of the last WINDOW_DAYS. Raises StoreError."""
     with store.connect() as db:
         store.view(db, "jobs", cluster, _JOBS, now_s - WINDOW_DAYS * DAY_S, now_s)
@@ -149,4 +149,4 @@ def load_told(store: Store, cluster: str, now_s: int) -> Told:
         db.execute(_TOLD).fetchall()
         outcomes = dict(db.execute(_OUTCOMES).fetchall())
         [errors] = db.execute(_ERRORS).fetchall()
-    return Told(outcomes, *errors)
+    return AdviceOutcomes(outcomes, *errors)

@@ -177,7 +177,7 @@ def _read(files: Mapping[str, str]) -> DemandModel:
 
 
 @dataclass(frozen=True)
-class Training:
+class DemandFit:
     """A model, and the forecasters that its settings were chosen with: each with the first step that it forecasts."""
 
     model: DemandModel
@@ -199,7 +199,7 @@ def train_demand(
 def trained_demand(
     series: NodeSeries, steps: Steps, budget: Budget, plant: Plant, seed: int, holidays: frozenset[np.datetime64],
     first: int | None = None, end: int | None = None,
-) -> Training:  # fmt: skip
+) -> DemandFit:  # fmt: skip
     """Train on the steps before `end`.
 
     Skill and settings come from rolling origins: from step `first` on, every three days are forecast by a model of what
@@ -216,4 +216,4 @@ def trained_demand(
     views = views_of(steps, rolling_forecasts(steps, origins, end=end), first, end)
     settings, notes = tuned_settings(series, views, budget, plant)
     final = fit_forecaster(steps, end, seed, holidays).with_skills(skills)
-    return Training(DemandModel(final, settings, budget, tuple(notes)), origins)
+    return DemandFit(DemandModel(final, settings, budget, tuple(notes)), origins)

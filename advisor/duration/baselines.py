@@ -8,14 +8,14 @@ import numpy as np
 
 from advisor.duration.blend import clip_to_limit
 from advisor.duration.model import SAME_JOB, Predicted, untrained
-from advisor.evaluation.replay import Replay
+from advisor.evaluation.replay import DurationReplay
 from advisor.evaluation.scores import Floats, Scores, score
 
 OURS = ("almanac", "ranking", "rolling", "model")
 RANKS_ONLY = ("GPU count",)
 
 
-def baselines(newest: Replay, before: Replay) -> dict[str, Floats]:
+def baselines(newest: DurationReplay, before: DurationReplay) -> dict[str, Floats]:
     """Seconds by name; a user or family without ended jobs gets the next wider one, at last the global median.
 
     before: the jobs that are known. "GPU count" is no duration: it ranks jobs alone.
@@ -37,7 +37,7 @@ def baselines(newest: Replay, before: Replay) -> dict[str, Floats]:
     }
 
 
-def predictions_of(predicted: Predicted | None, newest: Replay, before: Replay) -> dict[str, Floats]:
+def predictions_of(predicted: Predicted | None, newest: DurationReplay, before: DurationReplay) -> dict[str, Floats]:
     """Seconds by predictor: OURS ("almanac" for people, the "ranking" value, "model": LightGBM) and the baselines.
 
     predicted: None without a model.
@@ -51,7 +51,7 @@ def predictions_of(predicted: Predicted | None, newest: Replay, before: Replay) 
     return predictions
 
 
-def scores_of(predictions: dict[str, Floats], newest: Replay) -> dict[str, Scores]:
+def scores_of(predictions: dict[str, Floats], newest: DurationReplay) -> dict[str, Scores]:
     gpu_count = newest.features.number("gpu_count")
     return {
         name: score(seconds, newest.duration_s, gpu_count, name not in RANKS_ONLY)

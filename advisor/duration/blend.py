@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from advisor.duration.features import Features
-from advisor.evaluation.replay import Replay
+from advisor.evaluation.replay import DurationReplay
 from advisor.evaluation.scores import Floats, ranks
 from almanac.config import Training
 
@@ -94,7 +94,7 @@ def clip_to_limit(predicted_s: Floats, features: Features) -> Floats:
     return clipped
 
 
-def choose_weights(parts: Parts, newest: Replay, config: Training) -> tuple[Weights, Weights]:
+def choose_weights(parts: Parts, newest: DurationReplay, config: Training) -> tuple[Weights, Weights]:
     """For people and for the queue, from jobs that LightGBM had not seen."""
 
     def losses(is_queue: bool, choices: Sequence[Weights]) -> Floats:

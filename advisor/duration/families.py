@@ -9,7 +9,7 @@ MAX_FOUNDERS = 1000
 """Per user; further names are families of their own."""
 
 
-class Families:
+class NameFamilies:
     """Clusters of names. Incremental and stable: a name keeps its family, whatever comes later.
 
     A family is called by the name that founded it. A new name joins the founder most like it, or founds its own

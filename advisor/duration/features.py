@@ -87,7 +87,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedJob:
     """A job that is over: its submission, how long it ran and how it went."""
 
     submission: Submission
@@ -134,7 +134,7 @@ def texts_of(column: pd.Series[Any]) -> list[str]:
     return [shared[code] for code in codes.tolist()]
 
 
-def ended_jobs(history: pd.DataFrame, jobs: Sequence[Submission] | None = None) -> list[Ended | None]:
+def ended_jobs(history: pd.DataFrame, jobs: Sequence[Submission] | None = None) -> list[EndedJob | None]:
     """One per row of the history frame, in its order; None for a job that is still running, and for a part of one.
 
     jobs: the rows' submissions, where the caller has them.
@@ -145,7 +145,7 @@ def ended_jobs(history: pd.DataFrame, jobs: Sequence[Submission] | None = None) 
     return [
         None
         if math.isnan(end) or math.isnan(duration) or state in _PARTS_OF_A_JOB
-        else Ended(job, int(end), max(duration, 1.0), not state.startswith("COMPLETED"))
+        else EndedJob(job, int(end), max(duration, 1.0), not state.startswith("COMPLETED"))
         for job, end, duration, state in zip(jobs or submissions(history), ends, durations, states, strict=True)
     ]
 

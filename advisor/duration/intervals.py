@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from advisor.duration.features import Features
-from advisor.evaluation.replay import Replay
+from advisor.evaluation.replay import DurationReplay
 from advisor.evaluation.scores import Floats
 
 CLASSES = ("same kind", "same user", "new user")
@@ -32,7 +32,7 @@ def evidence_classes(features: Features) -> npt.NDArray[np.str_]:
     return np.where(is_kind, CLASSES[0], np.where(is_user, CLASSES[1], CLASSES[2]))
 
 
-def conformal_margins(point_s: Floats, newest: Replay, coverage: float) -> dict[str, tuple[float, float]]:
+def conformal_margins(point_s: Floats, newest: DurationReplay, coverage: float) -> dict[str, tuple[float, float]]:
     """By class, and of all jobs under "": the log residuals that bound the share `coverage` of the next ones.
 
     Where n jobs ended at once, each a burst of its own, a side is the ceil((n + 1)(1 + coverage) / 2)-th residual from

@@ -27,7 +27,7 @@ from advisor.duration.blend import Parts, Weights, choose_weights, clip_to_limit
 from advisor.duration.features import Features
 from advisor.duration.intervals import conformal_margins, evidence_classes
 from advisor.duration.trees import MEAN, MIDDLE, Vocabularies, booster, encode, fit_trees, predict_logs, vocabularies_of
-from advisor.evaluation.replay import Replay
+from advisor.evaluation.replay import DurationReplay
 from advisor.evaluation.scores import Floats
 from almanac.config import Training
 
@@ -142,8 +142,8 @@ class Fitted:
 
     model: DurationModel
     parts: Parts | None
-    before: Replay
-    newest: Replay
+    before: DurationReplay
+    newest: DurationReplay
 
 
 def learned_rows(
@@ -161,13 +161,13 @@ def learned_rows(
     return np.union1d(order, np.flatnonzero(is_said))
 
 
-def split(past: Replay, validation_share: float) -> tuple[Replay, Replay]:
+def split(past: DurationReplay, validation_share: float) -> tuple[DurationReplay, DurationReplay]:
     """(jobs that had ended before the newest share of submissions, that share)."""
     since_s = np.quantile(past.submit_s, 1 - validation_share) if len(past) else 0.0
     return past.select(past.end_s < since_s), past.select(past.submit_s >= since_s)
 
 
-def fit(past: Replay, config: Training, now_s: float, previous: DurationModel | None = None) -> Fitted | None:
+def fit(past: DurationReplay, config: Training, now_s: float, previous: DurationModel | None = None) -> Fitted | None:
     """A model of these jobs, which ended before now_s; None below config.min_jobs. previous: the model in use."""
     if len(past) < config.min_jobs:
         return None
@@ -187,7 +187,7 @@ def fit(past: Replay, config: Training, now_s: float, previous: DurationModel | 
     return Fitted(dataclasses.replace(model, margins=margins, unseen=_unseen(newest, parts)), parts, before, newest)
 
 
-def _since(past: Replay, previous: DurationModel) -> tuple[Replay, Parts | None]:
+def _since(past: DurationReplay, previous: DurationModel) -> tuple[DurationReplay, Parts | None]:
     """Jobs that LightGBM had not seen when it predicted them, newest UNSEEN by end; None where there are too few.
 
     Of the jobs that ended since the last training, by the model of then, at most NEW_UNSEEN, evenly spaced: they are
@@ -207,13 +207,13 @@ def _since(past: Replay, previous: DurationModel) -> tuple[Replay, Parts | None]
     return newest, dataclasses.replace(parts, mean_s=outputs[:, 0], middle_s=outputs[:, 1])
 
 
-def _by_end(past: Replay, is_in: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+def _by_end(past: DurationReplay, is_in: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
     """These rows, oldest end first."""
     rows = np.flatnonzero(is_in)
     return rows[np.lexsort((past.job_id[rows], past.end_s[rows]))]
 
 
-def _unseen(newest: Replay, parts: Parts) -> tuple[Unseen, ...]:
+def _unseen(newest: DurationReplay, parts: Parts) -> tuple[Unseen, ...]:
     columns = (newest.job_id, newest.submit_s, parts.mean_s, parts.middle_s)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return tuple(
@@ -221,7 +221,9 @@ def _unseen(newest: Replay, parts: Parts) -> tuple[Unseen, ...]:
     )
 
 
-def _fit(past: Replay, config: Training, now_s: float, weights: Weights, rank_weights: Weights) -> DurationModel:
+def _fit(
+    past: DurationReplay, config: Training, now_s: float, weights: Weights, rank_weights: Weights
+) -> DurationModel:
     """Without margins."""
     vocabularies = vocabularies_of(past.features)
     habit_s = float(np.exp(np.mean(np.log(np.maximum(past.duration_s, 1.0)))))

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from advisor.duration.families import Families
+from advisor.duration.families import NameFamilies
 from advisor.duration.features import (
     ENDED,
     ROUND_S,
     RUNNING,
     SCHEDULED_WITHIN_S,
-    Ended,
+    EndedJob,
     Submission,
     ended_jobs,
     outcomes,
@@ -62,7 +62,7 @@ class _Group:
     weighted: float = 0.0
     starts: list[int] = field(default_factory=list)
 
-    def add(self, job: Ended, log_s: float) -> None:
+    def add(self, job: EndedJob, log_s: float) -> None:
         """log_s: natural logarithm of its duration."""
         self.newest.append(log_s)
         self.weighted = DECAY * self.weighted + log_s
@@ -132,10 +132,10 @@ def _spread(values: Sequence[float]) -> float:
     return math.sqrt(sum([(value - mean) ** 2 for value in values]) / len(values))
 
 
-class Past:
+class JobHistory:
     """The jobs that have started and ended so far, as features of the next submission see them."""
 
-    def __init__(self, families: Families | None = None) -> None:
+    def __init__(self, families: NameFamilies | None = None) -> None:
         """families: None for those of the name's mask."""
         self._groups: defaultdict[tuple[object, ...], _Group] = defaultdict(_Group)
         self._families = families
@@ -150,7 +150,7 @@ class Past:
         for group in self._groups_of(job):
             group.stop(start_s)
 
-    def absorb(self, job: Ended, start_s: int | None = None) -> None:
+    def absorb(self, job: EndedJob, start_s: int | None = None) -> None:
         """start_s: what start() received for this job; None where start() did not."""
         groups, log_s = self._groups_of(job.submission), math.log(job.duration_s)
         if start_s is not None:

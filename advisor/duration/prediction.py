@@ -10,7 +10,7 @@ import numpy as np
 
 from advisor.duration.features import Submission, features_of
 from advisor.duration.model import DurationModel, Predicted, untrained
-from advisor.evaluation.replay import Known
+from advisor.evaluation.replay import KnownAtSubmit
 from almanac.records import Duration
 
 
@@ -23,7 +23,9 @@ class Prediction:
     overran: float
 
 
-def predict(jobs: Sequence[Submission], known: Sequence[Known], model: DurationModel | None) -> list[Prediction | None]:
+def predict(
+    jobs: Sequence[Submission], known: Sequence[KnownAtSubmit], model: DurationModel | None
+) -> list[Prediction | None]:
     """known: what Memory.know said of each job. None without a model and a rolling estimate."""
     features = features_of(jobs, [each.features for each in known])
     rolling_s = np.array([each.rolling.duration_s if each.rolling else math.nan for each in known], dtype="float64")
@@ -34,7 +36,7 @@ def predict(jobs: Sequence[Submission], known: Sequence[Known], model: DurationM
     ]
 
 
-def _prediction(job: Submission, known: Known, predicted: Predicted, place: int) -> Prediction:
+def _prediction(job: Submission, known: KnownAtSubmit, predicted: Predicted, place: int) -> Prediction:
     duration_s = float(predicted.duration_s[place])
     model_s, low_s, high_s = (
         None if math.isnan(each[place]) else float(each[place])

@@ -18,7 +18,7 @@ import pandas as pd
 from rapidfuzz import process
 from rapidfuzz.distance import Levenshtein
 
-from advisor.duration.features import Ended, Submission, outcomes, texts_of
+from advisor.duration.features import EndedJob, Submission, outcomes, texts_of
 from advisor.duration.past import by_number
 from almanac.config import Rolling
 
@@ -155,7 +155,7 @@ class RollingEstimator:
         self._config = config
         self._users: dict[str, _UserPast] = {}
 
-    def absorb(self, job: Ended) -> None:
+    def absorb(self, job: EndedJob) -> None:
         user = self._user(job.submission.user)
         user.add((job.submission.name_key,), (job.duration_s,))
         user.means.add(job.submission.gpu_count, job.duration_s)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from advisor.duration.features import NUMBERS, Features
-from advisor.evaluation.replay import Replay
+from advisor.evaluation.replay import DurationReplay
 from advisor.evaluation.scores import Floats
 
 CATEGORIES = ("account", "partition", "qos", "tier")
@@ -56,7 +56,7 @@ def vocabularies_of(features: Features) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def fit_trees(past: Replay, log_from: Floats, vocabularies: Vocabularies, objective: str, seed: int) -> str:
+def fit_trees(past: DurationReplay, log_from: Floats, vocabularies: Vocabularies, objective: str, seed: int) -> str:
     """LightGBM's own text of a model of log durations, less log_from."""
     import lightgbm  # 0.4 s, and not needed by what only reads advice
 

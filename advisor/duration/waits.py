@@ -18,7 +18,7 @@ ALL_SIZES = "any size"
 
 
 @dataclass(frozen=True)
-class Waits:
+class WaitQuartiles:
     """Per "tier/size", what ExpectedWait holds: jobs, median, lower and upper quartile, seconds."""
 
     table: Mapping[str, tuple[int, float, float, float]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ def size_of(node_count: int) -> str:
     return next(name for most, name in SIZES if most is None or node_count <= most)
 
 
-def learn_waits(history: pd.DataFrame, now_s: int) -> Waits:
+def learn_waits(history: pd.DataFrame, now_s: int) -> WaitQuartiles:
     """From the jobs that started within RECENT_DAYS before now_s, by the tier they asked for.
 
     An array counts once: its later tasks often wait for its own earlier ones. Jobs that gave up waiting are not in the
@@ -55,4 +55,4 @@ def learn_waits(history: pd.DataFrame, now_s: int) -> Waits:
             if len(group) >= MIN_JOBS:
                 low_s, median_s, high_s = np.quantile(group, [0.25, 0.5, 0.75]).tolist()
                 table[f"{tier}/{name}"] = (len(group), median_s, low_s, high_s)
-    return Waits(dict(sorted(table.items())))
+    return WaitQuartiles(dict(sorted(table.items())))

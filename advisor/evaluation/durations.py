@@ -14,7 +14,7 @@ import pandas as pd
 from advisor.duration.baselines import RANKS_ONLY, predictions_of
 from advisor.duration.intervals import CLASSES, evidence_classes
 from advisor.duration.model import DurationModel, Fitted, fit, learned_rows
-from advisor.evaluation.replay import Replay, replay_durations
+from advisor.evaluation.replay import DurationReplay, replay_durations
 from advisor.evaluation.scores import Floats, Scores, score, score_of_users
 from almanac.config import Config
 from almanac.records import MAX_SPAN
@@ -71,7 +71,7 @@ def origins(submit_s: npt.NDArray[np.int64], share: float, every_s: int) -> list
     return [*np.arange(first_s, last_s + 1, every_s).tolist(), math.inf]
 
 
-def _predict(fitted: Fitted | None, before: Replay, jobs: Replay) -> dict[str, Floats]:
+def _predict(fitted: Fitted | None, before: DurationReplay, jobs: DurationReplay) -> dict[str, Floats]:
     predicted = fitted.model.predict_all(jobs.features, jobs.rolling_s) if fitted else None
     predictions = predictions_of(predicted, jobs, before)
     if predicted and fitted and fitted.parts:
@@ -82,7 +82,7 @@ def _predict(fitted: Fitted | None, before: Replay, jobs: Replay) -> dict[str, F
 _LOW, _HIGH = "interval from", "interval to"
 
 
-def _judge(folds: list[dict[str, Floats]], tested: list[Replay], since_s: int) -> Evaluation:
+def _judge(folds: list[dict[str, Floats]], tested: list[DurationReplay], since_s: int) -> Evaluation:
     def whole(name: str) -> Floats:
         missing = [np.full(len(jobs), math.nan) for jobs in tested]
         return np.concatenate([fold.get(name, nan) for fold, nan in zip(folds, missing, strict=True)])

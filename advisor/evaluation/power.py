@@ -35,7 +35,7 @@ from advisor.demand.forecast import (
 )
 from advisor.demand.model import FIRST_DAYS, RETRAIN_STEPS, DemandModel, trained_demand
 from advisor.evaluation.power_oracle import oracle_asleep
-from advisor.evaluation.power_replay import Plant, Replay, replay
+from advisor.evaluation.power_replay import Plant, PowerReplay, replay
 from advisor.evaluation.power_tune import DAY_MIN, best_within, forecast_controllers
 from almanac.errors import NoModelError, RequestError
 from telemetry.nodes.series import NodeSeries
@@ -208,10 +208,10 @@ class _Bench:
     def views(self, changes: Forecasts, expected: dict[int, Floats] | None = None) -> Views:
         return views_of(self.steps, changes, self.bounds[1], self.bounds[2], expected)
 
-    def run(self, controller: Controller, views: Views) -> Replay:
+    def run(self, controller: Controller, views: Views) -> PowerReplay:
         return replay(self.series, views, controller, self.budget, self.plant)
 
-    def best(self, controllers: Sequence[Controller], changes: Forecasts, notes: list[str]) -> Replay:
+    def best(self, controllers: Sequence[Controller], changes: Forecasts, notes: list[str]) -> PowerReplay:
         """What the controller that was best within the budget before does on the scored span."""
         past = views_of(self.steps, changes, self.bounds[0], self.bounds[1])
         chosen = best_within(self.series, past, controllers, self.budget, self.plant, notes)
@@ -229,7 +229,7 @@ def _skill_notes(skills: list[Skill]) -> list[str]:
 
 
 def _summary(
-    bench: _Bench, spans: Spans, replays: dict[str, Replay], level: Floats, model: DemandModel, notes: list[str],
+    bench: _Bench, spans: Spans, replays: dict[str, PowerReplay], level: Floats, model: DemandModel, notes: list[str],
     rates: Rates,
 ) -> PowerBacktest:  # fmt: skip
     rows = slice(spans.score, spans.end)
@@ -252,7 +252,7 @@ def _summary(
 
 
 def _score(
-    name: str, run: Replay, usable: NDArray[np.bool_], total: Floats, active: Floats, rates: Rates
+    name: str, run: PowerReplay, usable: NDArray[np.bool_], total: Floats, active: Floats, rates: Rates
 ) -> PowerScore:
     days = float(usable.sum() / DAY_MIN)
     asleep = (total - run.powered)[usable]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.evaluation.power import ORACLE, PowerBacktest
-from telemetry.nodes.runs import MINUTE_S, Ints, Runs, merged
+from telemetry.nodes.runs import MINUTE_S, Ints, NodeRuns, merged
 from telemetry.nodes.series import NodeSeries
 
 Bools = NDArray[np.bool_]
@@ -36,7 +36,7 @@ class JobDelays:
     longest_min: int | None
 
 
-def starts_of(runs: Runs, start_s: int, end_s: int, is_usable: Bools) -> Starts:
+def starts_of(runs: NodeRuns, start_s: int, end_s: int, is_usable: Bools) -> Starts:
     """Starts within the usable minutes of [start_s, end_s), whole minutes. Part by part, so that memory is bounded."""
     minutes, levels = [], []
     for low_s, high_s in runs.windows(start_s, end_s):
@@ -50,7 +50,7 @@ def starts_of(runs: Runs, start_s: int, end_s: int, is_usable: Bools) -> Starts:
     return Starts(minute[counted], level[counted], int(is_usable[(began - start_s) // MINUTE_S].sum()))
 
 
-def _of_part(runs: Runs, low_s: int, high_s: int) -> tuple[Ints, Ints]:
+def _of_part(runs: NodeRuns, low_s: int, high_s: int) -> tuple[Ints, Ints]:
     """Second of each start in [low_s, high_s) that took a node, and the nodes in use right after."""
     run, node, begin, until = runs.pairs(low_s - 1, high_s)  # a node that is free from low_s on was in use before
     begin, until, first = merged(node, begin, until)
@@ -82,7 +82,7 @@ def delays_of(starts: Starts, demand: Ints, short: Ints) -> JobDelays:
     return JobDelays(starts.all_jobs, len(waits), float(np.mean(waits)), max(waits))
 
 
-def delays_in(runs: Runs, series: NodeSeries, outcome: PowerBacktest) -> dict[str, JobDelays]:
+def delays_in(runs: NodeRuns, series: NodeSeries, outcome: PowerBacktest) -> dict[str, JobDelays]:
     """Delayed jobs of each controller over the scored span; the oracle delays none."""
     rows = slice(outcome.spans.score, outcome.spans.end)
     usable = series.is_usable[rows]

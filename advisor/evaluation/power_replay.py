@@ -40,7 +40,7 @@ class Plant:
 
 
 @dataclass
-class Replay:
+class PowerReplay:
     """What a controller did. Minutes are of the span; unusable ones are neither scored nor counted.
 
     powered: (n_minutes,) nodes up or booting. short: (n_minutes,) nodes wanted above those up. wakes: nodes of each
@@ -60,7 +60,7 @@ def span_of(views: Views) -> slice:
 
 def replay(
     series: NodeSeries, views: Views, controller: Controller, budget: Budget | None = None, plant: Plant | None = None
-) -> Replay:
+) -> PowerReplay:
     """Run the controller over the span of the views, beginning with every node powered.
 
     Each minute sees the demand of the one before. Nodes in use are never powered down. Demand above the total is no
@@ -70,7 +70,7 @@ def replay(
     active, total, usable = series.active[rows], series.total[rows], series.is_usable[rows]
     demand = np.where(usable, np.minimum(np.ceil(active), total), -1).astype(np.int64)
     totals = np.where(usable, total, -1).astype(np.int64)
-    run = _Run(demand.tolist(), totals.tolist(), controller, budget or Budget(), plant or Plant())
+    run = _NodeMinutes(demand.tolist(), totals.tolist(), controller, budget or Budget(), plant or Plant())
     peaks = demand.reshape(-1, STEP_MIN).max(axis=1).tolist()
     whole = np.all(usable.reshape(-1, STEP_MIN), axis=1).tolist()
     for place, view in enumerate(views.views):
@@ -80,12 +80,12 @@ def replay(
             continue
         for minute in range(place * STEP_MIN, (place + 1) * STEP_MIN):
             run.minute(minute, view)
-    return Replay(
+    return PowerReplay(
         np.array(run.powered, dtype=np.int64), np.array(run.short, dtype=np.int64), run.wakes, run.spent(len(demand))
     )
 
 
-class _Run:
+class _NodeMinutes:
     """Nodes up and booting. demand and totals are -1 where the minute is unusable."""
 
     def __init__(

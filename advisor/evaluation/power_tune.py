@@ -8,7 +8,7 @@ import numpy as np
 
 from advisor.decisions.power import Budget, Controller, ForecastController, Settings
 from advisor.decisions.power_views import Views
-from advisor.evaluation.power_replay import Plant, Replay, replay, span_of
+from advisor.evaluation.power_replay import Plant, PowerReplay, replay, span_of
 from telemetry.nodes.series import NodeSeries
 
 DAY_MIN = 1440
@@ -54,7 +54,7 @@ def best_within(
     return chosen
 
 
-def _outcome(series: NodeSeries, views: Views, run: Replay, budget: Budget) -> tuple[float, float]:
+def _outcome(series: NodeSeries, views: Views, run: PowerReplay, budget: Budget) -> tuple[float, float]:
     """Nodes asleep, and the larger of the used shares of the budget."""
     rows = span_of(views)
     usable = series.is_usable[rows]

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from advisor.duration.families import Families
+from advisor.duration.families import NameFamilies
 from advisor.duration.features import (
     HISTORY_COLUMNS,
     NUMBERS,
-    Ended,
+    EndedJob,
     Event,
     Features,
     Rows,
@@ -28,7 +28,7 @@ from advisor.duration.features import (
     in_order,
     submissions,
 )
-from advisor.duration.past import Past, by_number
+from advisor.duration.past import JobHistory, by_number
 from advisor.duration.rolling import Estimate, RollingEstimator, SiteMeans
 from advisor.evaluation.scores import Floats
 from almanac.config import Rolling
@@ -37,7 +37,7 @@ BURST_S = 1800
 
 
 @dataclass(frozen=True)
-class Replay:
+class DurationReplay:
     """Row by row of the history frame. NaN where there is no estimate; a running job's duration and end are NaN."""
 
     features: Features
@@ -50,8 +50,8 @@ class Replay:
     def __len__(self) -> int:
         return len(self.submit_s)
 
-    def select(self, rows: Rows) -> Replay:
-        return Replay(
+    def select(self, rows: Rows) -> DurationReplay:
+        return DurationReplay(
             self.features.select(rows),
             self.rolling_s[rows],
             self.duration_s[rows],
@@ -71,7 +71,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownAtSubmit:
     """What is known of one submission."""
 
     features: tuple[float, ...]
@@ -79,15 +79,15 @@ class Known:
     overran: float
 
 
-class Memory:
+class SiteHistory:
     """What had started and ended up to a moment: all that features and rolling estimates are made of."""
 
     def __init__(self, config: Rolling, site: SiteMeans | None = None) -> None:
         """site: the site's means where they are known from elsewhere (a trained model); else they are gathered."""
-        families = Families(config.similarity) if config.families == "levenshtein" else None
-        self._past, self._rolling = Past(families), RollingEstimator(config, site)
+        families = NameFamilies(config.similarity) if config.families == "levenshtein" else None
+        self._past, self._rolling = JobHistory(families), RollingEstimator(config, site)
 
-    def tell(self, event: Event, job: Submission, start_s: float, ended: Ended | None) -> None:
+    def tell(self, event: Event, job: Submission, start_s: float, ended: EndedJob | None) -> None:
         """A start or an end, in order of time; a start_s of NaN is a job that is not known to have run."""
         started_s = None if math.isnan(start_s) else int(start_s)
         if event is Event.END and ended is not None:
@@ -104,11 +104,11 @@ class Memory:
     def overran(self, user: str) -> float:
         return self._past.overran(user)
 
-    def know(self, job: Submission) -> Known:
-        return Known(self._past.features(job), self._rolling.estimate(job), self._past.overran(job.user))
+    def know(self, job: Submission) -> KnownAtSubmit:
+        return KnownAtSubmit(self._past.features(job), self._rolling.estimate(job), self._past.overran(job.user))
 
 
-def replay_durations(history: pd.DataFrame, config: Rolling, rows: Rows | None = None) -> Replay:
+def replay_durations(history: pd.DataFrame, config: Rolling, rows: Rows | None = None) -> DurationReplay:
     """Features and rolling estimate of every submission, each from what had started and ended before it.
 
     rows: of these rows alone, in the order of the frame. What is known of them is the same as without `rows`.
@@ -123,7 +123,7 @@ def replay_durations(history: pd.DataFrame, config: Rolling, rows: Rows | None =
     places = np.full(len(jobs), -1)
     places[wanted] = np.arange(len(wanted))
     place_of: list[int] = places.tolist()
-    memory = Memory(config)
+    memory = SiteHistory(config)
     # Filled row by row: as tuples of floats, the features of 400,000 jobs would take a gigabyte.
     numbers, rolling_s = np.full((len(wanted), len(NUMBERS)), math.nan), np.full(len(wanted), math.nan)
     for row, event in in_order(history, times):
@@ -135,7 +135,7 @@ def replay_durations(history: pd.DataFrame, config: Rolling, rows: Rows | None =
             rolling_s[place] = known.rolling.duration_s if known.rolling else math.nan
     asked = [jobs[row] for row in wanted.tolist()]
     over = [ended[row] for row in wanted.tolist()]
-    return Replay(
+    return DurationReplay(
         features=features_of(asked, numbers),
         rolling_s=rolling_s,
         duration_s=np.array([job.duration_s if job else math.nan for job in over], dtype="float64"),
@@ -168,7 +168,7 @@ def _is_met(
 
 def remember(
     users: Collection[str], history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None
-) -> Memory:
+) -> SiteHistory:
     """What these users' rows tell of the time before until_s. Without `site` the means are gathered from the rows."""
     rows = _rows_of(users, history)
     memory, own = _memory_at(rows[rows["submit_s"] < until_s], until_s, config, site)
@@ -184,7 +184,7 @@ def know_pending(
     config: Rolling,
     site: SiteMeans,
     overran: Mapping[str, float] | None = None,
-) -> list[Known]:
+) -> list[KnownAtSubmit]:
     """What `remember` knows of each of many submissions, by one pass over their users' rows, whatever their order.
 
     But `overran` is as of now_s: it is no feature but how far a user's jobs are believed, and what is learned of that
@@ -192,7 +192,7 @@ def know_pending(
     """
     waiting = sorted(range(len(jobs)), key=lambda place: jobs[place].submit_s)
     asked_s = min(jobs[waiting[0]].submit_s, now_s) if waiting else now_s
-    known = dict[int, Known]()
+    known = dict[int, KnownAtSubmit]()
     memory, own = _memory_at(_rows_of({job.user for job in jobs}, history), asked_s, config, site)
     told = _tellings(own, now_s)
     ahead = next(told, None)
@@ -213,9 +213,11 @@ def _rows_of(users: Collection[str], history: pd.DataFrame) -> pd.DataFrame:
     return columns if are_theirs.all() else columns[are_theirs]
 
 
-def _memory_at(own: pd.DataFrame, asked_s: int, config: Rolling, site: SiteMeans | None) -> tuple[Memory, pd.DataFrame]:
+def _memory_at(
+    own: pd.DataFrame, asked_s: int, config: Rolling, site: SiteMeans | None
+) -> tuple[SiteHistory, pd.DataFrame]:
     """(a Memory of what ended before asked_s, when it is first asked; the rows that are left to tell it of)."""
-    memory, is_over = Memory(config, site), own["end_s"].to_numpy(dtype="float64", na_value=math.nan) < asked_s
+    memory, is_over = SiteHistory(config, site), own["end_s"].to_numpy(dtype="float64", na_value=math.nan) < asked_s
     if config.families != "mask":
         # Names join families in the order of starts and ends.
         return memory, own.reset_index(drop=True)
@@ -225,7 +227,7 @@ def _memory_at(own: pd.DataFrame, asked_s: int, config: Rolling, site: SiteMeans
     return memory, own[~is_over].reset_index(drop=True)
 
 
-def _tellings(own: pd.DataFrame, until_s: int) -> Iterator[tuple[float, Event, Submission, float, Ended | None]]:
+def _tellings(own: pd.DataFrame, until_s: int) -> Iterator[tuple[float, Event, Submission, float, EndedJob | None]]:
     """When and what to tell a Memory of starts and ends before until_s, in order."""
     if own.empty:
         return

@@ -30,29 +30,29 @@ RETRAIN_S = 86_400
 
 
 @dataclass(frozen=True)
-class Bounded:
+class BoundOutcome:
     """A bound, or why there is none: one of this module's constants."""
 
     bound: MemoryBound | None
     why_not: str = ""
 
 
-def bound_of(evidence: Evidence, calibration: Calibration | None, config: AdviceSection) -> Bounded:
+def bound_of(evidence: Evidence, calibration: Calibration | None, config: AdviceSection) -> BoundOutcome:
     """The bound that this evidence supports."""
     if evidence.is_paused(config.pause_days):
-        return Bounded(None, PAUSED)
+        return BoundOutcome(None, PAUSED)
     if evidence.censored_mib is not None:
-        return Bounded(None, RAN_OUT)
+        return BoundOutcome(None, RAN_OUT)
     if not evidence.supports_bound(config.min_runs):
-        return Bounded(None, TOO_FEW)
+        return BoundOutcome(None, TOO_FEW)
     margins = calibration.of(evidence) if calibration and calibration.risk == config.risk else None
     if margins is None or margins.tier is None:
-        return Bounded(None, NOT_CALIBRATED)
+        return BoundOutcome(None, NOT_CALIBRATED)
     centre, scale = evidence.centre_and_scale(config.min_relative_spread)
     if margins.tier * scale > math.log(MAX_FACTOR):
-        return Bounded(None, TOO_WIDE)
+        return BoundOutcome(None, TOO_WIDE)
     above = math.inf if margins.bound is None else margins.bound * scale
-    return Bounded(
+    return BoundOutcome(
         MemoryBound(
             bound_mib=math.exp(centre + above) if above <= math.log(MAX_FACTOR) else None,
             tier_mib=math.exp(centre + margins.tier * scale),
@@ -70,7 +70,7 @@ class BoundedCase:
     """A submission of the past and what it would have been told."""
 
     case: Case
-    bounded: Bounded
+    bounded: BoundOutcome
 
 
 class BoundReplay:

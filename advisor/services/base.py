@@ -33,7 +33,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AdviceRequest:
     """A submission at request.submit_s, the submitting user's own jobs, and the settings.
 
     history: load_history(..., running=True) of that user.
@@ -56,7 +56,7 @@ class Learned:
     artefact: Any
 
 
-class Service(Protocol[Data, Artefact, Predicted]):
+class AdviceService(Protocol[Data, Artefact, Predicted]):
     """Learns one thing of a site, and predicts it for a submission."""
 
     def fetch(self, record: Record) -> Data:
@@ -65,18 +65,18 @@ class Service(Protocol[Data, Artefact, Predicted]):
     def update(self, data: Data, previous: Artefact | None, config: Config, now_s: int) -> Artefact:
         """What is learned at now_s. previous: what was the last time; None where nothing was."""
 
-    def predict(self, asked: Asked, artefact: Artefact | None) -> Predicted:
+    def predict(self, asked: AdviceRequest, artefact: Artefact | None) -> Predicted:
         """Pure. artefact: None where nothing was learned yet."""
 
-    def act(self, asked: Asked, predicted: Predicted) -> Mapping[str, Any]:
+    def act(self, asked: AdviceRequest, predicted: Predicted) -> Mapping[str, Any]:
         """What is told of a prediction: fields of `Advice`, for a site's own service plain JSON values. Pure.
 
         What acts on Slurm reads what is told here; a service never does so itself.
         """
 
 
-class BuiltIn(Service[Data, Artefact, Predicted], Protocol[Data, Artefact, Predicted]):
+class BuiltInService(AdviceService[Data, Artefact, Predicted], Protocol[Data, Artefact, Predicted]):
     """One of almanac's own: it predicts for many submissions at once, as for each alone."""
 
-    def predict_many(self, asked: Sequence[Asked], artefact: Artefact | None) -> Sequence[Predicted]:
+    def predict_many(self, asked: Sequence[AdviceRequest], artefact: Artefact | None) -> Sequence[Predicted]:
         """In the order of `asked`, which all have the same history, settings and submit_s. Pure."""

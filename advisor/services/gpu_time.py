@@ -16,9 +16,9 @@ from advisor.duration.features import HISTORY_COLUMNS, Submission, has_ended, kn
 from advisor.duration.model import DurationModel, Fitted, Predicted, fit, learned_rows, split
 from advisor.duration.prediction import Prediction, predict
 from advisor.duration.rolling import SiteMeans
-from advisor.evaluation.replay import Replay, know_pending, remember, replay_durations
+from advisor.evaluation.replay import DurationReplay, know_pending, remember, replay_durations
 from advisor.evaluation.scores import Floats, Scores
-from advisor.services.base import Asked, Record
+from advisor.services.base import AdviceRequest, Record
 from almanac.config import Config, Priority
 from almanac.records import PriorityAdvice, Request
 
@@ -26,7 +26,7 @@ QUANTILES = 101
 
 
 @dataclass(frozen=True)
-class Durations:
+class LearnedDurations:
     """What was learned of durations. model is None where there were too few jobs for one.
 
     jobs, since_s and until_s: how many ended jobs, the first submission and the last end; None without any.
@@ -50,13 +50,15 @@ class Ranked:
     quantiles_s: tuple[float, ...]
 
 
-class GpuTime:
+class GpuTimeService:
     """The service `gpu_time`: fields duration and priority of the advice."""
 
     def fetch(self, record: Record) -> pd.DataFrame:
         return record.history
 
-    def update(self, data: pd.DataFrame, previous: Durations | None, config: Config, now_s: int) -> Durations:
+    def update(
+        self, data: pd.DataFrame, previous: LearnedDurations | None, config: Config, now_s: int
+    ) -> LearnedDurations:
         """From the jobs that ended before now_s; with few or none, what can be learned from them."""
         # The model's random row samples depend on the order of rows: known_at gives one, whatever the frame's.
         known = known_at(data[list(HISTORY_COLUMNS)], now_s)
@@ -67,7 +69,7 @@ class GpuTime:
         past = replay_durations(known, config.rolling, rows)
         fitted = fit(past, config.training, now_s, model)
         before, newest = (fitted.before, fitted.newest) if fitted else split(past, config.training.validation_share)
-        return Durations(
+        return LearnedDurations(
             jobs=len(ended),
             since_s=int(ended["submit_s"].min()) if len(ended) else None,
             until_s=int(ended["end_s"].max()) if len(ended) else None,
@@ -77,11 +79,11 @@ class GpuTime:
             scores=scores_of(predictions_of(_judged(fitted), newest, before), newest),
         )
 
-    def predict(self, asked: Asked, artefact: Durations | None) -> Ranked:
+    def predict(self, asked: AdviceRequest, artefact: LearnedDurations | None) -> Ranked:
         """prediction is None where nothing is known of the user or the site, and no model is trained."""
         return self.predict_many([asked], artefact)[0]
 
-    def predict_many(self, asked: Sequence[Asked], artefact: Durations | None) -> Sequence[Ranked]:
+    def predict_many(self, asked: Sequence[AdviceRequest], artefact: LearnedDurations | None) -> Sequence[Ranked]:
         jobs, first = [each.job for each in asked], asked[0]
         # Untrained, no user's runs speak for another: the site's means stay empty.
         site = artefact.site if artefact else SiteMeans()
@@ -90,7 +92,7 @@ class GpuTime:
         predicted = predict(jobs, [memory.know(job) for job in jobs], artefact.model if artefact else None)
         return [Ranked(each, artefact.gpu_time_quantiles_s if artefact else ()) for each in predicted]
 
-    def act(self, asked: Asked, predicted: Ranked) -> Mapping[str, Any]:
+    def act(self, asked: AdviceRequest, predicted: Ranked) -> Mapping[str, Any]:
         if predicted.prediction is None:
             return {"duration": None, "priority": None}
         priority = priority_of(asked.job, predicted.prediction, predicted.quantiles_s, asked.config.priority)
@@ -111,7 +113,7 @@ def priority_of(
 def priorities_of(
     requests: Sequence[Request],
     history: pd.DataFrame,
-    trained: Durations | None,
+    trained: LearnedDurations | None,
     config: Config,
     now_s: int,
     overran: Mapping[str, float] | None = None,
@@ -144,7 +146,7 @@ def _site_means(ended: pd.DataFrame) -> SiteMeans:
     return site
 
 
-def _gpu_time_quantiles(newest: Replay, model: DurationModel | None) -> tuple[float, ...]:
+def _gpu_time_quantiles(newest: DurationReplay, model: DurationModel | None) -> tuple[float, ...]:
     rank_s: Floats = clip_to_limit(newest.rolling_s, newest.features)
     if model is not None and len(rank_s):
         rank_s = model.predict_all(newest.features, newest.rolling_s).rank_s

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from advisor.service import BUILT_IN
-from advisor.services.base import Asked, Learned, Record, Service
+from advisor.services.base import AdviceRequest, AdviceService, Learned, Record
 from almanac.config import Config
 
 GROUP = "almanac.services"
@@ -23,7 +23,7 @@ GROUP = "almanac.services"
 class Own:
     """The services that could be loaded, and by name why others could not."""
 
-    services: Mapping[str, Service[Any, Any, Any]]
+    services: Mapping[str, AdviceService[Any, Any, Any]]
     faults: Mapping[str, str]
 
 
@@ -46,13 +46,13 @@ def load_own(names: Sequence[str]) -> Own:
     return Own(services, faults)
 
 
-def _load(name: str) -> Service[Any, Any, Any]:
+def _load(name: str) -> AdviceService[Any, Any, Any]:
     if name in BUILT_IN:
         raise LookupError("one of almanac's own services has that name")
     found = list(entry_points(group=GROUP, name=name))
     if len(found) != 1:
         raise LookupError(f"{len(found)} entry points of the group {GROUP} have that name, expected 1")
-    service: Service[Any, Any, Any] = found[0].load()()
+    service: AdviceService[Any, Any, Any] = found[0].load()()
     return service
 
 
@@ -74,7 +74,7 @@ def update_own(record: Record, previous: Mapping[str, Learned], config: Config) 
     return Updated(tuple(names), learned, faults)
 
 
-def tell_own(asked: Asked, learned: Mapping[str, Learned]) -> dict[str, dict[str, Any]]:
+def tell_own(asked: AdviceRequest, learned: Mapping[str, Learned]) -> dict[str, dict[str, Any]]:
     """By name: updated_s (None before the first update), told, and error (None where it did its work)."""
     own = load_own(asked.config.services.extra)
     said: dict[str, dict[str, Any]] = {

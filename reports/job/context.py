@@ -19,7 +19,7 @@ from almanac.config import Config, Tier
 from almanac.hardware import GpuModel, gpu_models
 from almanac.records import Advice
 from reports.job.ranks import Rank, SiteFigures, span_of
-from reports.job.series import Series, Wanted, load_series
+from reports.job.series import GpuSeries, SeriesRequest, load_series
 from telemetry.history import UserHistories, load_history
 from telemetry.store.store import Store
 
@@ -43,7 +43,7 @@ class JobContext:
     job: Row
     metrics: Row
     gpus: tuple[Row, ...]
-    series: Series | None
+    series: GpuSeries | None
     ranks: Mapping[str, Rank]
     advice: Advice | None
     tiers: tuple[Tier, ...]
@@ -197,11 +197,11 @@ def plain_rows(rows: pa.Table) -> list[Row]:
     ]
 
 
-def _wanted(job: Row, metrics: Row, gpus: Sequence[Row]) -> Wanted:
+def _wanted(job: Row, metrics: Row, gpus: Sequence[Row]) -> SeriesRequest:
     start_s, end_s = job["start_s"] or 0, job["end_s"] or 0
     units = sorted((row["host"], row["gpu"], row["mig"]) for row in gpus)
     expected = next((row["expected_samples"] for row in gpus if row["expected_samples"]), None)
-    return Wanted(
+    return SeriesRequest(
         start_s=start_s,
         end_s=end_s,
         units=tuple(units) if end_s > start_s else (),

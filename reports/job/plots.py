@@ -20,7 +20,7 @@ from PIL import Image
 
 from almanac.units import format_count, printable
 from reports.job.roofline_plot import draw_roofline, placed_pipes
-from reports.job.series import Floats, Series
+from reports.job.series import Floats, GpuSeries
 
 if TYPE_CHECKING:
     from reports.job.context import JobContext
@@ -87,7 +87,7 @@ def _axes(figure: Figure, left_in: float, bottom_in: float, right_in: float = 0.
     return figure.add_axes(box)
 
 
-def _timeline(series: Series) -> Figure:
+def _timeline(series: GpuSeries) -> Figure:
     """A strip for each GPU; gray and hatched where nothing was measured."""
     gpus = len(series.units)
     strips_in = min(0.24 * gpus, STRIPS_IN)
@@ -157,7 +157,7 @@ def time_axis(axes: Axes, end_s: float) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value / unit_s:g} {unit}"))
 
 
-def _draw_memory(axes: Axes, context: JobContext, series: Series) -> None:
+def _draw_memory(axes: Axes, context: JobContext, series: GpuSeries) -> None:
     """The highest use of every bin; of many GPUs the lowest and highest of them, and the middle one."""
     used = series.values["hbm_used_mib"] / np.float32(1024)
     time_s = (np.arange(series.bins) + 0.5) * series.bin_s

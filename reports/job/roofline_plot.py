@@ -14,14 +14,14 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from almanac.hardware import GpuModel
 from almanac.units import format_duration
-from reports.job.series import Floats, Series
+from reports.job.series import Floats, GpuSeries
 
 MAX_PIPES, MAX_POINTS, MIN_SPAN = 2, 2500, 300.0
 COLORS = {"fp64": "#1f5fa8", "fp32": "#3b7a57", "fp16": "#8a3f8f", "tensor": "#c2571a"}
 NAMES = {"fp64": "FP64", "fp32": "FP32", "fp16": "FP16", "tensor": "tensor cores"}
 
 
-def placed_pipes(model: GpuModel | None, metrics: Mapping[str, Any], series: Series) -> list[str]:
+def placed_pipes(model: GpuModel | None, metrics: Mapping[str, Any], series: GpuSeries) -> list[str]:
     """The pipes that are drawn, most active first: at most MAX_PIPES that have a peak and points."""
     if model is None:
         return []
@@ -30,7 +30,7 @@ def placed_pipes(model: GpuModel | None, metrics: Mapping[str, Any], series: Ser
     return [pipe for pipe in used if len(points(model, pipe, series)[0])][:MAX_PIPES]
 
 
-def points(model: GpuModel, pipe: str, series: Series) -> tuple[Floats, Floats]:
+def points(model: GpuModel, pipe: str, series: GpuSeries) -> tuple[Floats, Floats]:
     """Intensity (flop/byte) and flop/s of one GPU, for each bin in which both are known and above zero."""
     active, memory = series.values[f"{pipe}_active_frac"], series.values["dram_active_frac"]
     is_placed = (active > 0) & (memory > 0) & (active <= 1) & (memory <= 1)
@@ -38,7 +38,7 @@ def points(model: GpuModel, pipe: str, series: Series) -> tuple[Floats, Floats]:
     return (flops / (memory[is_placed] * model.hbm_bytes_per_s)).astype(np.float32), flops.astype(np.float32)
 
 
-def draw_roofline(axes: Axes, model: GpuModel, pipes: Sequence[str], series: Series) -> None:
+def draw_roofline(axes: Axes, model: GpuModel, pipes: Sequence[str], series: GpuSeries) -> None:
     """Both axes logarithmic; the ridge of each pipe is where its roof meets the memory's."""
     drawn = {pipe: points(model, pipe, series) for pipe in pipes}
     peaks = {pipe: float(getattr(model, f"{pipe}_flops")) for pipe in pipes}

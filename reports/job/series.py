@@ -44,7 +44,7 @@ _CLAIMS = schema_of(
 
 
 @dataclass(frozen=True)
-class Series:
+class GpuSeries:
     """units: host:gpu or host:gpu:mig, one a row. values: by counter (n_gpus, n_bins), NaN where nothing is known.
 
     A bin is the mean of its samples, of hbm_used_mib the highest. bin_s: seconds of a bin.
@@ -70,7 +70,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SeriesRequest:
     """A run of a job, [start_s, end_s), and its GPUs (host, gpu, mig), as gpu_metrics has them.
 
     interval_s: between samples; None where not known. label: the job id that the samples' label has to name, where it
@@ -93,7 +93,7 @@ class Wanted:
         return max(1, -(-(self.end_s - self.start_s) * 1000 // self.bins()))
 
 
-def load_series(store: Store, cluster: str, wanted: Sequence[Wanted]) -> list[Series | None]:
+def load_series(store: Store, cluster: str, wanted: Sequence[SeriesRequest]) -> list[GpuSeries | None]:
     """One for each run, in order; None where no GPU is known, or none of its samples. Every file is read once.
 
     Raises StoreError.
@@ -109,7 +109,7 @@ def load_series(store: Store, cluster: str, wanted: Sequence[Wanted]) -> list[Se
     return _split(rows, wanted)
 
 
-def _files(store: Store, cluster: str, wanted: Sequence[Wanted]) -> list[str]:
+def _files(store: Store, cluster: str, wanted: Sequence[SeriesRequest]) -> list[str]:
     """The hours in which any of the runs ran."""
     hours = {hour for run in wanted if run.units for hour in range(run.start_s // 3600, (run.end_s - 1) // 3600 + 1)}
     if not hours:
@@ -118,7 +118,7 @@ def _files(store: Store, cluster: str, wanted: Sequence[Wanted]) -> list[str]:
     return [str(path) for path in files if partition_start(path) // 3600 in hours]
 
 
-def _claims(wanted: Sequence[Wanted]) -> pa.Table:
+def _claims(wanted: Sequence[SeriesRequest]) -> pa.Table:
     rows: list[tuple[Any, ...]] = []
     for run in wanted:
         fixed = (run.start_s * 1000, run.end_s * 1000, run.bin_ms(), run.bins(), run.label)
@@ -146,11 +146,11 @@ def _read(db: duckdb.DuckDBPyConnection, paths: list[str], claims: pa.Table) -> 
     return rows
 
 
-def _split(rows: pa.Table, wanted: Sequence[Wanted]) -> list[Series | None]:
+def _split(rows: pa.Table, wanted: Sequence[SeriesRequest]) -> list[GpuSeries | None]:
     claim, place = rows["claim"].to_numpy(), rows["bin"].to_numpy()
     known = [name for name in COUNTERS if name in rows.column_names]
     values = {name: rows[name].to_numpy().astype(np.float32) for name in known}
-    found: list[Series | None] = []
+    found: list[GpuSeries | None] = []
     first = 0
     for run in wanted:
         low, high = np.searchsorted(claim, [first, first + len(run.units)])
@@ -159,7 +159,7 @@ def _split(rows: pa.Table, wanted: Sequence[Wanted]) -> list[Series | None]:
         for name in known if grids else ():
             grids[name][claim[low:high] - first, place[low:high]] = values[name][low:high]
         units = tuple(unit_name(*unit) for unit in run.units)
-        found.append(Series(units, run.bin_ms() / 1000, grids) if grids else None)
+        found.append(GpuSeries(units, run.bin_ms() / 1000, grids) if grids else None)
         first += len(run.units)
     return found
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from almanac.units import format_duration, format_gib, printable
 from reports.job.context import JobContext
 from reports.job.report import Report, report_of
-from reports.job.series import Floats, Series
+from reports.job.series import Floats, GpuSeries
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 MISSING = "·"
@@ -52,7 +52,7 @@ def _suggestions(report: Report) -> Table:
     return table
 
 
-def _plots(context: JobContext, series: Series, columns: int) -> list[RenderableType]:
+def _plots(context: JobContext, series: GpuSeries, columns: int) -> list[RenderableType]:
     parts: list[RenderableType] = []
     names = [printable(unit, 24) for unit in series.units]
     end = format_duration(series.bins * series.bin_s)

@@ -13,7 +13,7 @@ from reports.job.context import JobContext, build
 from reports.job.report import Rendered, render_email
 from reports.mail.digest import render_storm
 from reports.mail.due import RAN_AGAIN, Parcel
-from reports.mail.ended import Ended
+from reports.mail.ended import ReportCandidate
 from reports.mail.message import compose
 from reports.mail.outbox import EndedRun, Outbox
 from telemetry.store.store import Store
@@ -39,7 +39,7 @@ class BatchCounts:
             self.faults.append(fault)
 
 
-def spans_to_summarize(ready: Sequence[Ended], now_s: int) -> list[tuple[int, int]]:
+def spans_to_summarize(ready: Sequence[ReportCandidate], now_s: int) -> list[tuple[int, int]]:
     """Spans [since_s, until_s) with ends of runs that have no metrics, or metrics that may miss late samples.
 
     Metrics of a run that ended long ago have all samples. Ends that are far apart make separate spans, because each
@@ -52,7 +52,7 @@ def spans_to_summarize(ready: Sequence[Ended], now_s: int) -> list[tuple[int, in
 
 
 @dataclass(frozen=True)
-class Batch:
+class MailBatch:
     """The mails that are due for one cluster. recipient: gives a user's address."""
 
     store: Store

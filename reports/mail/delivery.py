@@ -106,7 +106,7 @@ def deliver(
     if not config.server:
         raise ConfigError("mail.server is not set, so no mail can be sent", "name the host of an SMTP server")
     sender_of(config)
-    run = _Run(outbox, config, clock, sleep, frequency, connect)
+    run = _DeliveryRun(outbox, config, clock, sleep, frequency, connect)
     try:
         run.deliver()
     finally:
@@ -152,7 +152,7 @@ def backoff_s(attempts: int) -> int:
 
 
 @dataclass
-class _Run:
+class _DeliveryRun:
     """recent: times of the tries of the last minute. failed_in_row: refused mails and lost connections."""
 
     outbox: Outbox

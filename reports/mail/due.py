@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from almanac.config import Mail
 from almanac.units import format_count
-from reports.mail.ended import Ended
+from reports.mail.ended import ReportCandidate
 from reports.mail.outbox import EndedRun
 from reports.mail.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
 from reports.mail.rate_limit import UserRateLimit
@@ -39,12 +39,12 @@ class Parcel:
 
 
 @dataclass
-class Plan:
+class DuePlan:
     """skipped: runs by reason. delayed: runs by reason and time of the next look (s). ready: runs to report now."""
 
     skipped: dict[str, list[EndedRun]] = field(default_factory=lambda: defaultdict(list))
     delayed: dict[tuple[str, int], list[EndedRun]] = field(default_factory=lambda: defaultdict(list))
-    ready: list[Ended] = field(default_factory=list)
+    ready: list[ReportCandidate] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class Moment:
 
 
 def plan_runs(
-    found: Iterable[Ended], frequency: Callable[[str], str], recipient: Callable[[str], str | None],
+    found: Iterable[ReportCandidate], frequency: Callable[[str], str], recipient: Callable[[str], str | None],
     config: Mail, moment: Moment,
-) -> Plan:  # fmt: skip
+) -> DuePlan:  # fmt: skip
     """frequency: gives every, digest, off, or unknown for a user. recipient: gives the user's address, or None."""
-    plan = Plan()
+    plan = DuePlan()
     for group in _together(found):
         wanted = []
         for each in group:
@@ -73,9 +73,9 @@ def plan_runs(
     return plan
 
 
-def _together(found: Iterable[Ended]) -> list[list[Ended]]:
+def _together(found: Iterable[ReportCandidate]) -> list[list[ReportCandidate]]:
     """Groups of runs that are decided together: the tasks of an array, or a single run."""
-    groups: dict[object, list[Ended]] = defaultdict(list)
+    groups: dict[object, list[ReportCandidate]] = defaultdict(list)
     for each in found:
         run = each.run
         groups[run if run.array_job_id is None else (run.cluster, run.array_job_id)].append(each)
@@ -83,7 +83,7 @@ def _together(found: Iterable[Ended]) -> list[list[Ended]]:
 
 
 def _plan_group(
-    plan: Plan, group: Sequence[Ended], waits: Mapping[EndedRun, str], config: Mail, moment: Moment
+    plan: DuePlan, group: Sequence[ReportCandidate], waits: Mapping[EndedRun, str], config: Mail, moment: Moment
 ) -> None:
     """waits: by run, the reason why it waits by itself.
 
@@ -111,7 +111,7 @@ def _plan_group(
             plan.ready.append(each)
 
 
-def _waits_for(each: Ended, frequency: Callable[[str], str], config: Mail, moment: Moment) -> str:
+def _waits_for(each: ReportCandidate, frequency: Callable[[str], str], config: Mail, moment: Moment) -> str:
     """Why a run has to wait: the user's choice or the telemetry is unknown. "" if it need not wait.
 
     While the choice is unknown, a run waits until it is too old for a mail: unknown is not consent. If accounting keeps
@@ -125,12 +125,14 @@ def _waits_for(each: Ended, frequency: Callable[[str], str], config: Mail, momen
     return NO_TELEMETRY if is_early and _lacks_telemetry(each, moment) else ""
 
 
-def leave_for_later(ready: Sequence[Ended], limit: UserRateLimit) -> tuple[list[Ended], dict[int, list[EndedRun]]]:
+def leave_for_later(
+    ready: Sequence[ReportCandidate], limit: UserRateLimit
+) -> tuple[list[ReportCandidate], dict[int, list[EndedRun]]]:
     """Runs to report now, and runs that wait for their user's rate limit, by the time of the next mail (s).
 
     The latter wait as runs, not as queued mails, so that one mail reports all that end until then.
     """
-    now, later = list[Ended](), defaultdict[int, list[EndedRun]](list)
+    now, later = list[ReportCandidate](), defaultdict[int, list[EndedRun]](list)
     for each in ready:
         if limit.left(each.run.user):
             now.append(each)
@@ -139,24 +141,24 @@ def leave_for_later(ready: Sequence[Ended], limit: UserRateLimit) -> tuple[list[
     return now, later
 
 
-def _unknown_wish(each: Ended, frequency: Callable[[str], str]) -> str:
+def _unknown_wish(each: ReportCandidate, frequency: Callable[[str], str]) -> str:
     """Why it is unknown whether the user wants this mail; "" if it is known, or cannot be known."""
     if frequency(each.run.user) == UNKNOWN:
         return NOT_KNOWN
     return NO_COMMENT if each.refuses_mail is None and each.has_comments else ""
 
 
-def first_of(ready: Sequence[Ended], most: int) -> list[Ended]:
+def first_of(ready: Sequence[ReportCandidate], most: int) -> list[ReportCandidate]:
     """About `most` runs, with tasks of an array together. The next run gets the others.
 
     Users take turns, so that one user's many jobs do not delay the jobs of others.
     """
-    turns, before = list[tuple[int, list[Ended]]](), Counter[str]()
+    turns, before = list[tuple[int, list[ReportCandidate]]](), Counter[str]()
     for group in _together(ready):
         user = group[0].run.user
         turns.append((before[user], group))
         before[user] += len(group)
-    found = list[Ended]()
+    found = list[ReportCandidate]()
     for _, group in sorted(turns, key=itemgetter(0)):
         if len(found) >= most:
             break
@@ -164,16 +166,20 @@ def first_of(ready: Sequence[Ended], most: int) -> list[Ended]:
     return found
 
 
-def hold_back(ready: Sequence[Ended], since_s: int) -> tuple[list[Ended], list[Ended]]:
+def hold_back(ready: Sequence[ReportCandidate], since_s: int) -> tuple[list[ReportCandidate], list[ReportCandidate]]:
     """Split off the runs that ended after since_s, with all tasks of their arrays."""
-    held, rest = list[Ended](), list[Ended]()
+    held, rest = list[ReportCandidate](), list[ReportCandidate]()
     for group in _together(ready):
         (held if max(each.run.end_s for each in group) > since_s else rest).extend(group)
     return held, rest
 
 
 def _why_not(
-    each: Ended, age_s: int, frequency: Callable[[str], str], recipient: Callable[[str], str | None], config: Mail
+    each: ReportCandidate,
+    age_s: int,
+    frequency: Callable[[str], str],
+    recipient: Callable[[str], str | None],
+    config: Mail,
 ) -> str:
     """Why a run gets no mail of its own; "" if it gets one."""
     if not each.is_last:
@@ -190,11 +196,11 @@ def _why_not(
     return "" if recipient(each.run.user) else "no address"
 
 
-def _lacks_telemetry(each: Ended, moment: Moment) -> bool:
+def _lacks_telemetry(each: ReportCandidate, moment: Moment) -> bool:
     return moment.telemetry_s is not None and moment.telemetry_s < each.run.end_s
 
 
-def stuck(plan: Plan, until_s: int) -> Iterator[str]:
+def stuck(plan: DuePlan, until_s: int) -> Iterator[str]:
     """Name faults of the site that keep runs waiting that ended before until_s."""
     waiting = {why: [run for run in runs if run.end_s < until_s] for (why, _), runs in plan.delayed.items()}
     if runs := waiting.get(NO_COMMENT):
@@ -205,7 +211,7 @@ def stuck(plan: Plan, until_s: int) -> Iterator[str]:
         yield f"reports that wait, as this host knows none of their users: {number}; see `getent passwd`"
 
 
-def parcels(ready: Sequence[Ended], most: Callable[[str], int]) -> list[Parcel]:
+def parcels(ready: Sequence[ReportCandidate], most: Callable[[str], int]) -> list[Parcel]:
     """One for each job or array, but only one for a user who would get more than `most`. Oldest end first."""
     by_user: dict[str, dict[tuple[bool, int], list[EndedRun]]] = defaultdict(lambda: defaultdict(list))
     for each in ready:

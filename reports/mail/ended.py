@@ -39,7 +39,7 @@ _WANTED = schema_of({"job_id": pa.int64(), "array_job_id": pa.int64()})
 
 
 @dataclass(frozen=True)
-class Ended:
+class ReportCandidate:
     """A run that waits for its report. is_last: no later run of the job is known, so the job is over.
 
     refuses_mail: its comment has almanac:nomail; None: unknown. is_array_open: tasks of its array still run or pend.
@@ -78,7 +78,7 @@ def known_ends(store: Store, cluster: str, job_ids: Collection[int]) -> dict[int
     return ends
 
 
-def look_up(store: Store, cluster: str, runs: Sequence[EndedRun], comments_s: int = 0) -> list[Ended]:
+def look_up(store: Store, cluster: str, runs: Sequence[EndedRun], comments_s: int = 0) -> list[ReportCandidate]:
     """The facts about these runs, in their order. A run that is gone from the store counts as not the last one.
 
     comments_s: a known comment of a job that ended at this time or later shows that accounting keeps comments.
@@ -98,7 +98,7 @@ def look_up(store: Store, cluster: str, runs: Sequence[EndedRun], comments_s: in
         elapsed_s, is_last, refuses = known.get((run.job_id, run.submit_s, run.end_s), (0, False, False))
         has_metrics = (run.job_id, run.submit_s) in with_metrics
         is_open = run.array_job_id in open_arrays
-        found.append(Ended(run, elapsed_s, is_last, refuses, is_open, has_metrics, has_comments))
+        found.append(ReportCandidate(run, elapsed_s, is_last, refuses, is_open, has_metrics, has_comments))
     return found
 
 

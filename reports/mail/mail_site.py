@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from almanac.config import Config
 
 if TYPE_CHECKING:
-    from reports.mail.due import Plan
-    from reports.mail.ended import Ended
+    from reports.mail.due import DuePlan
+    from reports.mail.ended import ReportCandidate
     from reports.mail.outbox import Outbox
     from reports.mail.rate_limit import UserRateLimit
     from telemetry.slurm.commands import SlurmCommands
@@ -52,7 +52,7 @@ class MailSite:
             return now_s - 86_400
         return max(now_s - 3600 if started_s > now_s else started_s, now_s - self.give_up_s)
 
-    def look_up_waiting(self, outbox: Outbox, until_s: int) -> list[Ended]:
+    def look_up_waiting(self, outbox: Outbox, until_s: int) -> list[ReportCandidate]:
         """Runs of the outbox that wait for a decision at until_s, with what the store knows of them.
 
         Comments of the last half of mail.give_up_hours show whether accounting keeps comments. If it stops, mail goes
@@ -63,7 +63,7 @@ class MailSite:
         comments_s = self.clock() - self.give_up_s // 2
         return look_up(self.store, self.cluster, outbox.waiting(until_s, self.cluster), comments_s)
 
-    def plan(self, found: Sequence[Ended]) -> Plan:
+    def plan(self, found: Sequence[ReportCandidate]) -> DuePlan:
         from reports.mail.due import Moment, plan_runs
 
         telemetry_s = (self.store.watermark("prometheus", self.cluster) or 0) if self.config.prometheus.url else None

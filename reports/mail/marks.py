@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from reports.mail.outbox import Outbox
-    from telemetry.sources.base import Batch, Source
+    from telemetry.sources.base import RowBatch, Source
     from telemetry.store.store import Store
 
 STARTED = "started"
@@ -62,7 +62,7 @@ class MarkedSource:
     def name(self) -> str:
         return self.source.name
 
-    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+    def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         for batch in self.source.read(since_s, until_s):
             yield replace(batch, watermark_s=None)
             if batch.watermark_s is not None:

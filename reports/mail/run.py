@@ -17,8 +17,8 @@ from reports.mail.marks import ASKED, DAILY, SEEN, STARTED, MarkedSource, start_
 from reports.mail.outcome import Outcome
 
 if TYPE_CHECKING:
-    from reports.mail.due import Plan
-    from reports.mail.ended import Ended
+    from reports.mail.due import DuePlan
+    from reports.mail.ended import ReportCandidate
     from reports.mail.outbox import Outbox
     from telemetry.slurm.spool import Notice
     from telemetry.sources.base import Source
@@ -171,14 +171,14 @@ class MailRun:
         spool_of(self.config, self.store.root, self.cluster).remove([*done, *lost])
         self.outcome.spool["not in accounting"] = len(lost)
 
-    def _planned(self, found: Sequence[Ended]) -> Plan:
+    def _planned(self, found: Sequence[ReportCandidate]) -> DuePlan:
         plan = self.site.plan(found)
         if not self._needs_telemetry(plan):
             return plan
         self._read("prometheus", lambda: self.site.read_source("prometheus"))
         return self.site.plan(found)
 
-    def _needs_telemetry(self, plan: Plan) -> bool:
+    def _needs_telemetry(self, plan: DuePlan) -> bool:
         """Whether Prometheus now has the telemetry that a run waits for. `almanac ingest` reads it the first time."""
         from reports.mail.due import NO_TELEMETRY
 
@@ -187,7 +187,7 @@ class MailRun:
         until_s = self.site.clock() - prometheus.delay_s
         return mark_s is not None and any(run.end_s <= until_s for run in waiting)
 
-    def _decided(self, plan: Plan) -> list[Ended]:
+    def _decided(self, plan: DuePlan) -> list[ReportCandidate]:
         """Runs that are ready, with their metrics computed. The others are skipped or delayed in the outbox."""
         from reports.mail.due import ENOUGH_MAIL, first_of, hold_back, leave_for_later, stuck
 
@@ -208,7 +208,7 @@ class MailRun:
             self.outcome.delayed[reason] += len(runs)
         return plan.ready
 
-    def _summarize(self, ready: Sequence[Ended]) -> bool:
+    def _summarize(self, ready: Sequence[ReportCandidate]) -> bool:
         """Compute metrics of these runs. False if another process computes metrics now."""
         from reports.mail.batch import spans_to_summarize
         from telemetry.metrics.summary import summarize
@@ -222,14 +222,14 @@ class MailRun:
                 self._fault(error)  # a damaged file: reports of this span go out without metrics
         return True
 
-    def _put(self, ready: Sequence[Ended]) -> None:
+    def _put(self, ready: Sequence[ReportCandidate]) -> None:
         if not ready:
             return
-        from reports.mail.batch import Batch, BatchCounts
+        from reports.mail.batch import BatchCounts, MailBatch
         from reports.mail.due import parcels
 
         counts = BatchCounts()
-        batch = Batch(self.store, self.cluster, self.config, self.site.clock(), self.site.recipient)
+        batch = MailBatch(self.store, self.cluster, self.config, self.site.clock(), self.site.recipient)
         for _ in batch.put(self.outbox, parcels(ready, self.site.rate_limit(self.outbox).most), counts):
             self._deliver()
         self.outcome.put += counts.put

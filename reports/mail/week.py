@@ -48,7 +48,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Span:
+class WeekSpan:
     """The time [start_s, end_s). name: the ISO week, "2026-W47"."""
 
     name: str
@@ -86,9 +86,9 @@ class Week:
     limit: GPU-hours that time limits requested but jobs did not use. No GPU-hour counts twice.
     """
 
-    span: Span
+    span: WeekSpan
     totals: Totals
-    before: tuple[tuple[Span, Totals], ...]
+    before: tuple[tuple[WeekSpan, Totals], ...]
     best: tuple[int, ...]
     worst: tuple[int, ...]
     idle: Saving
@@ -96,13 +96,13 @@ class Week:
     limit: Saving
 
 
-def last_week(now_s: int, weeks_ago: int = 0) -> Span:
+def last_week(now_s: int, weeks_ago: int = 0) -> WeekSpan:
     """The last whole week, Monday to Sunday (UTC, ISO 8601), or one so many before it."""
     today = dt.datetime.fromtimestamp(now_s, dt.UTC).date()
     monday = today - dt.timedelta(days=today.weekday() + 7 * (weeks_ago + 1))
     start_s = int(dt.datetime(monday.year, monday.month, monday.day, tzinfo=dt.UTC).timestamp())
     year, week, _ = monday.isocalendar()
-    return Span(f"{year}-W{week:02d}", start_s, start_s + WEEK_S)
+    return WeekSpan(f"{year}-W{week:02d}", start_s, start_s + WEEK_S)
 
 
 def is_told(outbox: Outbox, cluster: str, now_s: int) -> bool:
@@ -110,7 +110,7 @@ def is_told(outbox: Outbox, cluster: str, now_s: int) -> bool:
     return (outbox.mark(WEEK, cluster) or 0) >= last_week(now_s).end_s
 
 
-def is_known(store: Store, cluster: str, config: Config, week: Span, now_s: int) -> bool:
+def is_known(store: Store, cluster: str, config: Config, week: WeekSpan, now_s: int) -> bool:
     """Whether the store has all jobs that ended in the week, with their metrics; always true one day after the week."""
     if now_s >= week.end_s + DAY_S:
         return True

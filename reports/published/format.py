@@ -30,7 +30,7 @@ from almanac.records import (
 )
 from reports.job.context import JobContext, Row
 from reports.job.ranks import Rank
-from reports.job.series import COUNTERS, Floats, Series
+from reports.job.series import COUNTERS, Floats, GpuSeries
 from telemetry.store.schema import TABLES
 
 FORMAT = 2
@@ -171,7 +171,7 @@ def _pack_series(context: JobContext) -> tuple[dict[str, Any] | None, bytes]:
     return head, b"".join(half.tobytes() for half in halves)
 
 
-def _shown_counters(context: JobContext, series: Series) -> Iterable[str]:
+def _shown_counters(context: JobContext, series: GpuSeries) -> Iterable[str]:
     """What pictures and the terminal look at."""
     pipes = context.metrics.get("pipes_used") or ()
     util = "gpu_util_pct" if series.has("gpu_util_pct") else "gr_engine_active_frac"
@@ -179,7 +179,7 @@ def _shown_counters(context: JobContext, series: Series) -> Iterable[str]:
     return dict.fromkeys((util, "hbm_used_mib", *(name for name in roofline if name in COUNTERS)))
 
 
-def _series(head: Mapping[str, Any] | None, samples: bytes) -> Series | None:
+def _series(head: Mapping[str, Any] | None, samples: bytes) -> GpuSeries | None:
     if head is None:
         return None
     units, counters = tuple(map(str, head["units"])), list(head["counters"])
@@ -190,7 +190,7 @@ def _series(head: Mapping[str, Any] | None, samples: bytes) -> Series | None:
     values: dict[str, Floats] = {name: np.full(shape, np.nan, np.float32) for name in COUNTERS}
     for name, grid in zip(counters, found, strict=True):
         values[name] = grid * _UNITS.get(name, np.float32(1))
-    return Series(units, float(head["bin_s"]), values)
+    return GpuSeries(units, float(head["bin_s"]), values)
 
 
 def _advice_row(advice: Advice) -> dict[str, Any]:

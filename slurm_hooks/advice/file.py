@@ -122,7 +122,7 @@ class AdviceFile:
 
 
 @dataclass(frozen=True)
-class Found:
+class AdviceMatch:
     """The row of a submission, the file that it is from, and the term: points of site_factor."""
 
     row: Row
@@ -130,14 +130,14 @@ class Found:
     term: int
 
 
-def look_up(user: AdviceFile | None, site: AdviceFile | None, key: str, gpus: int) -> Found | None:
+def look_up(user: AdviceFile | None, site: AdviceFile | None, key: str, gpus: int) -> AdviceMatch | None:
     """What the files say of a submission; None where they say nothing, and for one without GPUs."""
     if gpus <= 0:
         return None
     ways = ((user, user.find(key, gpus) if user else None), (site, site.find_any(gpus) if site else None))
     for file, row in ways:
         if file is not None and row is not None:
-            return Found(row, file, term_of(row, gpus, file.priority))
+            return AdviceMatch(row, file, term_of(row, gpus, file.priority))
     return None
 
 

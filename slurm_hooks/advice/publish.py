@@ -34,7 +34,7 @@ from slurm_hooks.advice.file import (
     unwritable,
 )
 from slurm_hooks.advice.folder import AdviceDir
-from slurm_hooks.advice.published import EVERYBODY, Change, changed_rows, record
+from slurm_hooks.advice.published import EVERYBODY, PublishedChange, changed_rows, record
 from slurm_hooks.advice.rows import DAY_S, SITE_JOBS, UserRows, site_rows
 from slurm_hooks.advice.workers import rows_by_user
 from telemetry.history import UserHistories
@@ -69,7 +69,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Job:
+class PublishRun:
     """One run. mode: what files say of the term. is_dry: nothing is written."""
 
     store: Store
@@ -88,7 +88,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Known:
+class FileInputs:
     """A file's name, the user whose it is, and what it is made from."""
 
     name: str
@@ -97,7 +97,7 @@ class Known:
     digest: str
 
 
-def publish(job: Job, uids: Uids = uid_of) -> Published:
+def publish(job: PublishRun, uids: Uids = uid_of) -> Published:
     """Raises ConfigError, StoreError (no space: the old files are still there), BusyError."""
     strange = unwritable(job.config.tiers)
     if strange:
@@ -116,7 +116,7 @@ def publish(job: Job, uids: Uids = uid_of) -> Published:
     return outcome
 
 
-def _publish(job: Job, uids: Uids, outcome: Published) -> None:
+def _publish(job: PublishRun, uids: Uids, outcome: Published) -> None:
     since_s = job.now_s - job.config.advice.history_days * DAY_S
     histories = UserHistories(job.store, job.cluster)
     plan = _Plan()
@@ -130,7 +130,7 @@ def _publish(job: Job, uids: Uids, outcome: Published) -> None:
         newest = histories.newest(SITE_JOBS, since_s)
     finally:
         histories.close()
-    everybody = Known(SITE, EVERYBODY, job.folder.owner_uid, _digest(_settings(job)))
+    everybody = FileInputs(SITE, EVERYBODY, job.folder.owner_uid, _digest(_settings(job)))
     _plan(job, plan, [(everybody, UserRows(site_rows(newest, job.trained, job.config, job.now_s)))], outcome)
     silent = {each.name for each in stale.values()} - plan.names
     plan.gone = _gone(job, {each.name for each in known} - silent, outcome)
@@ -149,7 +149,7 @@ class _Plan:
     gone: list[str] = field(default_factory=list)
 
 
-def _plan(job: Job, plan: _Plan, rows: Iterable[tuple[Known, UserRows]], outcome: Published) -> None:
+def _plan(job: PublishRun, plan: _Plan, rows: Iterable[tuple[FileInputs, UserRows]], outcome: Published) -> None:
     changes = []
     for known, own in rows:
         plan.names.add(known.name)
@@ -159,7 +159,7 @@ def _plan(job: Job, plan: _Plan, rows: Iterable[tuple[Known, UserRows]], outcome
         if after is not None:
             plan.files.append((known.name, render(after), known.uid))
             plan.users[known.name] = known.user
-            changes.append(Change(known.user, before, after))
+            changes.append(PublishedChange(known.user, before, after))
     plan.tables.append(changed_rows(changes, job.now_s))
 
 
@@ -170,16 +170,18 @@ def _resolve(users: Iterable[str], uids: Uids, outcome: Published) -> dict[str, 
     return owners.uids
 
 
-def _known(job: Job, uids: Mapping[str, int], digests: Mapping[str, str]) -> list[Known]:
+def _known(job: PublishRun, uids: Mapping[str, int], digests: Mapping[str, str]) -> list[FileInputs]:
     settings = _settings(job)
-    return [Known(str(uid), user, uid, _digest(f"{settings} {user} {digests[user]}")) for user, uid in uids.items()]
+    return [
+        FileInputs(str(uid), user, uid, _digest(f"{settings} {user} {digests[user]}")) for user, uid in uids.items()
+    ]
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
 
 
-def _settings(job: Job) -> str:
+def _settings(job: PublishRun) -> str:
     """What changes with all that rows are made from but the user's own record."""
     trained, config = job.trained, job.config
     model = (trained.trained_s, trained.model is None, trained.jobs) if trained else None
@@ -187,7 +189,7 @@ def _settings(job: Job) -> str:
     return repr((FORMAT, __version__, model, sections))
 
 
-def _before(job: Job, name: str) -> tuple[AdviceFile | None, bytes]:
+def _before(job: PublishRun, name: str) -> tuple[AdviceFile | None, bytes]:
     """The file that is there, expired or not, and its bytes; None where it is absent, malformed or of the future."""
     content = job.folder.believed(name) or b""
     try:
@@ -197,7 +199,7 @@ def _before(job: Job, name: str) -> tuple[AdviceFile | None, bytes]:
     return None if is_of_future(file, job.now_s) else file, content
 
 
-def _is_fresh(job: Job, known: Known) -> bool:
+def _is_fresh(job: PublishRun, known: FileInputs) -> bool:
     """Whether nothing has changed that the file is made from, and both copies are there."""
     before, content = _before(job, known.name)
     return (
@@ -208,12 +210,17 @@ def _is_fresh(job: Job, known: Known) -> bool:
     )
 
 
-def _is_half_over(job: Job, file: AdviceFile) -> bool:
+def _is_half_over(job: PublishRun, file: AdviceFile) -> bool:
     return file.expires_s - job.now_s <= job.lifetime_s / 2
 
 
 def _after(
-    job: Job, known: Known, rows: Sequence[Row], before: AdviceFile | None, content: bytes, outcome: Published
+    job: PublishRun,
+    known: FileInputs,
+    rows: Sequence[Row],
+    before: AdviceFile | None,
+    content: bytes,
+    outcome: Published,
 ) -> AdviceFile | None:
     """What is to be written; None where the file says the same and is not half over."""
     file = _fitting(job, known, rows)
@@ -234,7 +241,7 @@ def _said(file: AdviceFile) -> AdviceFile:
     return dataclasses.replace(file, version="", written_s=0, expires_s=0)
 
 
-def _fitting(job: Job, known: Known, rows: Sequence[Row]) -> AdviceFile:
+def _fitting(job: PublishRun, known: FileInputs, rows: Sequence[Row]) -> AdviceFile:
     """The file of these rows; of families, which come newest first, as many as fit."""
     empty = _file(job, known, [])
     rest = [row for row in rows if row.kind != FAMILY]
@@ -253,7 +260,7 @@ def _size(row: Row) -> int:
     return len(render_row(row)) + 1
 
 
-def _file(job: Job, known: Known, rows: Sequence[Row]) -> AdviceFile:
+def _file(job: PublishRun, known: FileInputs, rows: Sequence[Row]) -> AdviceFile:
     hooks, config = job.config.hooks, job.config
     return AdviceFile(
         version=f"{datetime.fromtimestamp(job.now_s, UTC):%Y%m%dT%H%M%SZ}-{known.digest}",
@@ -273,7 +280,7 @@ def _file(job: Job, known: Known, rows: Sequence[Row]) -> AdviceFile:
     )
 
 
-def _gone(job: Job, kept: set[str], outcome: Published) -> list[str]:
+def _gone(job: PublishRun, kept: set[str], outcome: Published) -> list[str]:
     """Files of users who are no more, or of whom there is nothing to say any more.
 
     While a name of the record has no uid only expired ones: a user database may be out of reach, in part or as a whole.
@@ -288,13 +295,13 @@ def _gone(job: Job, kept: set[str], outcome: Published) -> list[str]:
     return expired
 
 
-def _is_expired(job: Job, name: str) -> bool:
+def _is_expired(job: PublishRun, name: str) -> bool:
     """Also where the file is malformed: it is not used."""
     before, _ = _before(job, name)
     return before is None or before.expires_s <= job.now_s
 
 
-def _apply(job: Job, plan: _Plan, outcome: Published) -> None:
+def _apply(job: PublishRun, plan: _Plan, outcome: Published) -> None:
     """First what is published is recorded, then it is: a file that hooks have read is never unknown."""
     outcome.removed = len(plan.gone)
     outcome.changed = [*(name for name, _, _ in plan.files), *plan.gone]
@@ -307,11 +314,11 @@ def _apply(job: Job, plan: _Plan, outcome: Published) -> None:
         job.folder.remove(name)
 
 
-def _removals(job: Job, names: Sequence[str]) -> Iterator[Change]:
+def _removals(job: PublishRun, names: Sequence[str]) -> Iterator[PublishedChange]:
     for name in names:
         try:
             user = pwd.getpwuid(int(name)).pw_name
             before = parse(job.folder.believed(name) or b"", None)
         except (KeyError, OverflowError, FileFormatError):
             continue  # the name is not known any more, and so nothing can be asked by it
-        yield Change(user, before, None)
+        yield PublishedChange(user, before, None)

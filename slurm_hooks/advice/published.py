@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.config import Priority
-from slurm_hooks.advice.file import FAMILY, GPUS, USER, AdviceFile, Found, Row, look_up
+from slurm_hooks.advice.file import FAMILY, GPUS, USER, AdviceFile, AdviceMatch, Row, look_up
 from telemetry.store.schema import TABLES, table_of
 from telemetry.store.store import Store
 
@@ -23,7 +23,7 @@ _KINDS = (FAMILY, GPUS, USER)
 
 
 @dataclass(frozen=True)
-class Change:
+class PublishedChange:
     """A user's file before and after one run; None: there was none, or it is taken away."""
 
     user: str
@@ -31,7 +31,7 @@ class Change:
     after: AdviceFile | None
 
 
-def changed_rows(changes: Iterable[Change], now_s: int) -> pa.Table:
+def changed_rows(changes: Iterable[PublishedChange], now_s: int) -> pa.Table:
     """Of the table `advice`: version and lifetime of each file, and its rows that changed."""
     return table_of(TABLES[TABLE].schema, [row for change in changes for row in _rows(change, now_s)])
 
@@ -42,7 +42,7 @@ def record(store: Store, cluster: str, rows: pa.Table) -> None:
         store.write(TABLE, cluster, rows)
 
 
-def _rows(change: Change, now_s: int) -> Iterator[tuple[object, ...]]:
+def _rows(change: PublishedChange, now_s: int) -> Iterator[tuple[object, ...]]:
     """In the order of the table's columns. A row that is gone has no predicted_s, a file that is gone no version."""
     before, after = change.before, change.after
     scale = after.priority if after else None
@@ -71,7 +71,7 @@ def _told(row: Row | None) -> Row | None:
     return dataclasses.replace(row, waits="", text="") if row else None
 
 
-def published_for(store: Store, cluster: str, user: str, key: str, gpus: int, submit_s: int) -> Found | None:
+def published_for(store: Store, cluster: str, user: str, key: str, gpus: int, submit_s: int) -> AdviceMatch | None:
     """What the files said of a job when it was submitted: row, term, version and mode. None where they said nothing.
 
     key: name_key of the job's name. Waits and texts are not kept. A run that was killed can have recorded what it did

@@ -15,7 +15,7 @@ from advisor.lifecycle import trusted
 from almanac.config import Config
 from almanac.errors import AlmanacError, ConfigError
 from slurm_hooks.advice.folder import AdviceDir
-from slurm_hooks.advice.publish import Job, Published, publish
+from slurm_hooks.advice.publish import Published, PublishRun, publish
 from telemetry.slurm.commands import Runner, controller_config
 from telemetry.store.store import Store
 
@@ -30,7 +30,7 @@ def prepare(
     now_s: int,
     advice_dir: str = "",
     is_dry: bool = False,
-) -> tuple[Job, list[str]]:
+) -> tuple[PublishRun, list[str]]:
     """A run that writes below advice_dir, or hooks.advice_dir, and what is wrong with Slurm's weights.
 
     As root it needs the group of SlurmUser. Raises ConfigError, CommandError, StoreError.
@@ -39,7 +39,7 @@ def prepare(
     mode = _mode(config, controller, warnings)
     root = Path(advice_dir or config.hooks.advice_dir).absolute()
     uid = os.geteuid()
-    job = Job(
+    job = PublishRun(
         store=store,
         cluster=cluster,
         config=config,
@@ -53,7 +53,7 @@ def prepare(
     return job, warnings
 
 
-def publish_site(job: Job) -> Published:
+def publish_site(job: PublishRun) -> Published:
     """Publish the advice of every user. Warns where no model was trained. Raises what `publish` raises."""
     done = publish(job)
     if job.trained is None:

@@ -11,7 +11,7 @@ from advisor.explain import NO_GPU_LINE, on_gpus, request_table, tier_table, wit
 from almanac.names import name_key
 from almanac.records import MemoryBound, Request, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, format_moment, printable
-from slurm_hooks.advice.file import SITE, AdviceFile, Found, Row, look_up, usable
+from slurm_hooks.advice.file import SITE, AdviceFile, AdviceMatch, Row, look_up, usable
 from slurm_hooks.advice.folder import shown_path
 
 
@@ -20,7 +20,7 @@ class Shown:
     """A submission, its row of an advice file (None: none), and the tier that follows from the row."""
 
     request: Request
-    found: Found | None
+    found: AdviceMatch | None
     tier: TierAdvice
 
     @property
@@ -102,7 +102,7 @@ def to_json(shown: Shown) -> dict[str, Any]:
     }
 
 
-def _published(found: Found) -> dict[str, Any]:
+def _published(found: AdviceMatch) -> dict[str, Any]:
     row, file = found.row, found.file
     return {"kind": row.kind, "text": row.text, "waits": row.waits, "version": file.version, "mode": file.mode,
             "written_s": file.written_s, "expires_s": file.expires_s}  # fmt: skip

@@ -9,32 +9,32 @@ from __future__ import annotations
 from pathlib import Path
 
 from almanac.errors import ConfigError
-from slurm_hooks.install.scripts import Change, slurm_conf_lines
+from slurm_hooks.install.scripts import FileChange, slurm_conf_lines
 
 SCRIPT = "almanac-ended.sh"
 
 
-def plan_ended(prefix: Path, scripts_dir: Path) -> Change:
+def plan_ended(prefix: Path, scripts_dir: Path) -> FileChange:
     """Raises ConfigError."""
     try:
         after = (scripts_dir / SCRIPT).read_bytes()
     except OSError as error:
         raise ConfigError(f"{scripts_dir / SCRIPT} cannot be read: {error.strerror}", "install the package") from error
-    return Change(prefix / SCRIPT, _read(prefix), after, _notes(prefix), mode=0o755)
+    return FileChange(prefix / SCRIPT, _read(prefix), after, _notes(prefix), mode=0o755)
 
 
-def plan_remove_ended(prefix: Path) -> Change:
+def plan_remove_ended(prefix: Path) -> FileChange:
     """Raises ConfigError where slurm.conf names the script, or cannot be asked: slurmctld would not start."""
     path, before = prefix / SCRIPT, _read(prefix)
     if before is None:
-        return Change(path, None, None)
+        return FileChange(path, None, None)
     if not (prefix / "slurm.conf").is_file():
         raise ConfigError(f"no slurm.conf in {prefix}: it may still name {path}", f"check slurm.conf, then: rm {path}")
     for key, value in _settings(prefix):
         if Path(value).name == SCRIPT:
             todo = "remove that, run scontrol reconfigure or restart slurmctld, then run this again"
             raise ConfigError(f"slurm.conf still has {key}={value}: without it slurmctld does not start", todo)
-    return Change(path, before, None)
+    return FileChange(path, before, None)
 
 
 def ended_conf_lines(prefix: Path) -> list[str]:

@@ -28,7 +28,7 @@ _STAMP = re.compile(rb"-- almanac: stand-alone script, sha256 ([0-9a-f]{64})\r?\
 
 
 @dataclass(frozen=True)
-class Change:
+class FileChange:
     """What is to be done to one file: its content before and after, None where there is no file. mode: of a new one."""
 
     path: Path
@@ -42,7 +42,9 @@ class Change:
         return self.before != self.after
 
 
-def plan_install(hook: Hook, prefix: Path, places: Places, standalone_dir: Path, syntax_fault: SyntaxCheck) -> Change:
+def plan_install(
+    hook: Hook, prefix: Path, places: Places, standalone_dir: Path, syntax_fault: SyntaxCheck
+) -> FileChange:
     """Our line in the site's script; where there is none, the stand-alone script.
 
     Raises ConfigError where the modules are missing, the line finds no place, or the outcome would not parse.
@@ -61,10 +63,10 @@ def plan_install(hook: Hook, prefix: Path, places: Places, standalone_dir: Path,
         after = insert(before, hook, places)
     if after != before and (fault := syntax_fault(after)):
         raise ConfigError(f"{path} would not parse as Lua: {fault}", by_hand(hook, places))
-    return Change(path, before, after)
+    return FileChange(path, before, after)
 
 
-def plan_remove(hook: Hook, prefix: Path, syntax_fault: SyntaxCheck) -> Change:
+def plan_remove(hook: Hook, prefix: Path, syntax_fault: SyntaxCheck) -> FileChange:
     """The site's script without our lines; a stand-alone script that nobody edited goes as a whole.
 
     Raises ConfigError where slurm.conf still asks for a script that would go: Slurm would refuse submissions, or to
@@ -72,7 +74,7 @@ def plan_remove(hook: Hook, prefix: Path, syntax_fault: SyntaxCheck) -> Change:
     """
     path, before = _read(prefix, hook)
     if before is None:
-        return Change(path, None, None)
+        return FileChange(path, None, None)
     if _is_untouched_standalone(before):
         if "lua" in slurm_conf_plugins(prefix, hook):
             raise ConfigError(
@@ -80,7 +82,7 @@ def plan_remove(hook: Hook, prefix: Path, syntax_fault: SyntaxCheck) -> Change:
                 f"remove lua from {hook.slurm_conf_key}, run scontrol reconfigure or restart slurmctld, then try again",
             )
         is_told = (prefix / "slurm.conf").is_file()
-        return Change(path, before, None, () if is_told else (_UNKNOWN.format(prefix, hook.slurm_conf_key),))
+        return FileChange(path, before, None, () if is_told else (_UNKNOWN.format(prefix, hook.slurm_conf_key),))
     after = remove(before, hook)
     if after != before and (fault := syntax_fault(after)) and not syntax_fault(before):
         raise ConfigError(f"{path} would not parse as Lua: {fault}", "remove almanac's line by hand")
@@ -91,7 +93,7 @@ def plan_remove(hook: Hook, prefix: Path, syntax_fault: SyntaxCheck) -> Change:
         if lines
         else ()
     )
-    return Change(path, before, after, notes)
+    return FileChange(path, before, after, notes)
 
 
 def _read(prefix: Path, hook: Hook) -> tuple[Path, bytes | None]:
@@ -124,7 +126,7 @@ def _is_untouched_standalone(content: bytes) -> bool:
     return stamp is not None and hashlib.sha256(content[stamp.end() :]).hexdigest().encode() == stamp[1]
 
 
-def diff_text(change: Change) -> str:
+def diff_text(change: FileChange) -> str:
     """A unified diff of a change, safe for a terminal; empty where nothing changes."""
     before, after = (
         [printable(line, 10_000) for line in (content or b"").decode("utf-8", "replace").splitlines()]
@@ -134,7 +136,7 @@ def diff_text(change: Change) -> str:
     return "\n".join(difflib.unified_diff(before, after, old, new, lineterm=""))
 
 
-def apply(change: Change, now_s: int) -> Path | None:
+def apply(change: FileChange, now_s: int) -> Path | None:
     """Write a change, whole or not at all, with the file's owner and mode; the backup beside it, None for a new file.
 
     The new file has a new time of change, by which slurmctld notices it. Raises ConfigError where the file is no

@@ -37,7 +37,7 @@ def method_of(bmc: Bmc, node: str, timeout_s: float) -> Method:
         return Ipmi(bmc, node, timeout_s)
     if bmc.method == "redfish":
         return Redfish(bmc, node, timeout_s)
-    return Commands(bmc, node, timeout_s)
+    return CommandBmc(bmc, node, timeout_s)
 
 
 class Ipmi:
@@ -67,7 +67,7 @@ class Ipmi:
         return run([*self._argv, "chassis", "power", what], self._timeout_s, self._env)
 
 
-class Commands:
+class CommandBmc:
     """A site's own programs, or Wake-on-LAN: that can only switch on, so off is a program too."""
 
     can_soften = False

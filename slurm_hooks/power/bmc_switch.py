@@ -35,7 +35,7 @@ class StoppedError(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SwitchOutcome:
     """How it went. result: done, already, refused, stopped or failed."""
 
     node: str
@@ -56,10 +56,10 @@ class Switch:
     poll_s: float = POLL_S
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def run(self, nodes: Sequence[str], log: Callable[[Outcome], None]) -> list[Outcome]:
+    def run(self, nodes: Sequence[str], log: Callable[[SwitchOutcome], None]) -> list[SwitchOutcome]:
         """Change every node; `log` hears of each as soon as it is done."""
 
-        def one(node: str) -> Outcome:
+        def one(node: str) -> SwitchOutcome:
             outcome = self._node(node)
             log(outcome)
             return outcome
@@ -67,11 +67,11 @@ class Switch:
         with ThreadPoolExecutor(self.file.parallel) as pool:
             return list(pool.map(one, nodes))
 
-    def _node(self, node: str) -> Outcome:
+    def _node(self, node: str) -> SwitchOutcome:
         started_s, tries = time.monotonic(), 0
 
-        def outcome(result: str, message: str = "") -> Outcome:
-            return Outcome(node, result, message, tries, round(time.monotonic() - started_s, 2))
+        def outcome(result: str, message: str = "") -> SwitchOutcome:
+            return SwitchOutcome(node, result, message, tries, round(time.monotonic() - started_s, 2))
 
         bmc = self.file.by_node.get(node)
         if bmc is None:
@@ -161,7 +161,7 @@ class Log:
         self._wanted, self._file = wanted, log_file
         syslog.openlog(f"almanac-power-{wanted}", syslog.LOG_PID, syslog.LOG_DAEMON)
 
-    def outcome(self, outcome: Outcome) -> None:
+    def outcome(self, outcome: SwitchOutcome) -> None:
         level = syslog.LOG_INFO if outcome.result in ("done", "already") else syslog.LOG_WARNING
         message = printable(outcome.message, 300)
         self._write({**outcome.__dict__, "message": message}, level)

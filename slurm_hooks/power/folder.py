@@ -14,7 +14,7 @@ from almanac.errors import StoreError
 from almanac.units import printable
 from slurm_hooks.json_lines import JsonLines
 from slurm_hooks.power import memory
-from slurm_hooks.power.memory import Memory
+from slurm_hooks.power.memory import PowerState
 from telemetry.store.atomic import locked, make_inner_folder, write_atomically, writing
 
 MAX_HOLD_BYTES = 4096
@@ -34,11 +34,11 @@ class PowerFolder:
     def _hold(self) -> Path:
         return self.root / "hold"
 
-    def load(self, cluster: str) -> Memory:
+    def load(self, cluster: str) -> PowerState:
         """Raises StoreError where what is there cannot be believed or understood."""
         return memory.load(self.root / "state.json", cluster)
 
-    def save(self, content: Memory) -> None:
+    def save(self, content: PowerState) -> None:
         """Raises StoreError."""
         memory.save(self.root / "state.json", content)
 

@@ -26,7 +26,7 @@ MAX_TIMES = 2000
 
 
 @dataclass(frozen=True)
-class NodeMemory:
+class NodeState:
     """downs_s: power-downs of the last day, unix seconds. changed_s: last order. is_ours: powered down by almanac, and
     not seen up since; is_told: and Slurm was seen to have heard it. retries: orders to wake it again. quarantined_s:
     when it was given up, else None.
@@ -42,16 +42,16 @@ class NodeMemory:
     def cycles(self, now_s: int) -> int:
         return sum(now_s - DAY_S < time_s for time_s in self.downs_s)
 
-    def told_down(self, now_s: int) -> NodeMemory:
+    def told_down(self, now_s: int) -> NodeState:
         kept = tuple(time_s for time_s in self.downs_s if now_s - DAY_S < time_s)
-        return NodeMemory((*kept, now_s), now_s, is_ours=True)
+        return NodeState((*kept, now_s), now_s, is_ours=True)
 
 
-NO_MEMORY = NodeMemory()
+NO_MEMORY = NodeState()
 
 
 @dataclass(frozen=True)
-class SetMemory:
+class NodeSetState:
     """Of a node set. wakes_s: each time that nodes were woken, by almanac or by Slurm for a job. short_s: runs that saw
     more nodes wanted than up. asleep: the nodes that slept when the last run ended. target: of the last run; None held.
     forecast: of the last run, (quantile, nodes) of the highest demand within the horizon; empty where there was none.
@@ -65,7 +65,7 @@ class SetMemory:
 
 
 @dataclass(frozen=True)
-class Memory:
+class PowerState:
     """The whole file. since_s: first run. exceptions: SuspendExcNodes without almanac's entries, None while almanac
     never wrote it; told: what almanac wrote there, the newest last.
     """
@@ -73,35 +73,35 @@ class Memory:
     cluster: str = ""
     since_s: int = 0
     run_s: int = 0
-    nodes: Mapping[str, NodeMemory] = field(default_factory=dict)
-    sets: Mapping[str, SetMemory] = field(default_factory=dict)
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    sets: Mapping[str, NodeSetState] = field(default_factory=dict)
     exceptions: str | None = None
     told: tuple[str, ...] = ()
 
-    def of(self, name: str) -> NodeMemory:
+    def of(self, name: str) -> NodeState:
         return self.nodes.get(name, NO_MEMORY)
 
-    def set_of(self, name: str) -> SetMemory:
-        return self.sets.get(name, SetMemory())
+    def set_of(self, name: str) -> NodeSetState:
+        return self.sets.get(name, NodeSetState())
 
-    def with_nodes(self, changed: Mapping[str, NodeMemory]) -> Memory:
+    def with_nodes(self, changed: Mapping[str, NodeState]) -> PowerState:
         """A node with nothing to remember is forgotten."""
         whole = {**self.nodes, **changed}
         return replace(
             self, nodes={name: each for name, each in whole.items() if each is not NO_MEMORY and each != NO_MEMORY}
         )
 
-    def with_set(self, name: str, memory: SetMemory) -> Memory:
+    def with_set(self, name: str, memory: NodeSetState) -> PowerState:
         short = replace(memory, wakes_s=memory.wakes_s[-MAX_TIMES:], short_s=memory.short_s[-MAX_TIMES:])
         return replace(self, sets={**self.sets, name: short})
 
 
-def load(path: Path, cluster: str) -> Memory:
+def load(path: Path, cluster: str) -> PowerState:
     """An empty memory where there is no file. Raises StoreError for one that others could have written, that is broken,
     or of another cluster.
     """
     if not os.path.lexists(path):
-        return Memory(cluster=cluster)
+        return PowerState(cluster=cluster)
     try:
         owners = frozenset({0, os.geteuid(), path.parent.stat().st_uid})
         memory = _memory(json.loads(read_trusted(path, owners, MAX_BYTES)))
@@ -115,7 +115,7 @@ def load(path: Path, cluster: str) -> Memory:
     return memory
 
 
-def save(path: Path, memory: Memory) -> None:
+def save(path: Path, memory: PowerState) -> None:
     """Raises StoreError."""
     content = {"version": VERSION, **asdict(memory)}
     with writing(path):
@@ -123,12 +123,12 @@ def save(path: Path, memory: Memory) -> None:
         write_atomically(path, json.dumps(content, allow_nan=False).encode(), is_handed_over=True)
 
 
-def _memory(content: Any) -> Memory:
+def _memory(content: Any) -> PowerState:
     """Raises ValueError, TypeError, KeyError or AttributeError."""
     if content["version"] != VERSION:
         raise ValueError("of another version")
     exceptions = content["exceptions"]
-    return Memory(
+    return PowerState(
         cluster=_text(content["cluster"]),
         since_s=_time(content["since_s"]),
         run_s=_time(content["run_s"]),
@@ -139,8 +139,8 @@ def _memory(content: Any) -> Memory:
     )
 
 
-def _node(content: Any) -> NodeMemory:
-    return NodeMemory(
+def _node(content: Any) -> NodeState:
+    return NodeState(
         downs_s=_times(content["downs_s"]),
         changed_s=_time_or_none(content["changed_s"]),
         is_ours=_claim(content["is_ours"]),
@@ -150,8 +150,8 @@ def _node(content: Any) -> NodeMemory:
     )
 
 
-def _set(content: Any) -> SetMemory:
-    return SetMemory(
+def _set(content: Any) -> NodeSetState:
+    return NodeSetState(
         wakes_s=_times(content["wakes_s"]),
         short_s=_times(content["short_s"]),
         asleep=tuple(map(_text, content["asleep"])),

@@ -9,7 +9,7 @@ from functools import lru_cache
 from advisor.decisions.power_nodes import NodeFlag, PowerNode
 from almanac.config import Tier
 from almanac.tres import parse_gpus
-from slurm_hooks.power.memory import NO_MEMORY, NodeMemory
+from slurm_hooks.power.memory import NO_MEMORY, NodeState
 from telemetry.slurm.backend import Node, Reservation
 
 REASON = "almanac: power saving"
@@ -62,7 +62,7 @@ class Surroundings:
 
     excluded: frozenset[str] = frozenset()
     reserved_soon: frozenset[str] = frozenset()
-    memory: Mapping[str, NodeMemory] = field(default_factory=dict)
+    memory: Mapping[str, NodeState] = field(default_factory=dict)
     tiers: Sequence[Tier] = ()
     takes_any: bool = False
 

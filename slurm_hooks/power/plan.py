@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode, may_power_down, select_nodes
-from slurm_hooks.power.memory import Memory, NodeMemory
+from slurm_hooks.power.memory import NodeState, PowerState
 from slurm_hooks.power.nodes import DID_NOT_WAKE, REASON, RESUME_FAILED, flags_of
 from telemetry.slurm.backend import Node
 
@@ -53,7 +53,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Selection:
+class NodeSelection:
     """Nodes to wake and to power down, in the order to act. short: nodes that the target lacks though all wake."""
 
     wake: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ def powered_apart(nodes: Sequence[PowerNode]) -> tuple[int, int]:
     return ready, apart
 
 
-def select(nodes: Sequence[PowerNode], target: int | None, active: int, rules: Rules, now_s: int) -> Selection:
+def select(nodes: Sequence[PowerNode], target: int | None, active: int, rules: Rules, now_s: int) -> NodeSelection:
     """The nodes for a target, which counts busy nodes that take no further job, too. At most nodes_per_run power down.
 
     Without a target nothing powers down, and as many wake as the nodes in use and the warm minimum need.
@@ -76,10 +76,10 @@ def select(nodes: Sequence[PowerNode], target: int | None, active: int, rules: R
     wanted = max(active + rules.limits.warm_minimum, target or 0) - powered_apart(nodes)[1]
     plan = select_nodes(nodes, max(0, wanted), rules.limits, now_s)
     down = () if target is None else plan.power_down[: rules.nodes_per_run]
-    return Selection(plan.wake, down, plan.short)
+    return NodeSelection(plan.wake, down, plan.short)
 
 
-def failures_of(names: Sequence[str], nodes: Mapping[str, Node], memory: Memory, wake_retries: int) -> Failures:
+def failures_of(names: Sequence[str], nodes: Mapping[str, Node], memory: PowerState, wake_retries: int) -> Failures:
     """What to do about nodes that did not wake. Only nodes that almanac powered down, and that nobody drained since."""
     again, back, give_up, lost = [], [], [], []
     for name in names:
@@ -102,7 +102,7 @@ def failures_of(names: Sequence[str], nodes: Mapping[str, Node], memory: Memory,
     return Failures(tuple(again), tuple(back), tuple(give_up), tuple(lost))
 
 
-def _is_forgotten(node: Node, known: NodeMemory) -> bool:
+def _is_forgotten(node: Node, known: NodeState) -> bool:
     """Whether Slurm had heard the order to power down, and the node has not booted since."""
     is_silent = node.states == _FORGOTTEN and node.reason.startswith((_SILENT, REASON))
     is_silent |= node.states == _FORGOTTEN | {"DRAIN"} and node.reason.startswith(REASON)
@@ -116,7 +116,7 @@ def _is_left_drained(node: Node) -> bool:
     return bool(flags & NodeFlag.DRAINED) and not is_else and node.reason.startswith(REASON)
 
 
-def _has_booted(node: Node, known: NodeMemory) -> bool:
+def _has_booted(node: Node, known: NodeState) -> bool:
     return (node.boot_s or 0) >= max(known.downs_s, default=0)
 
 
@@ -128,7 +128,7 @@ def _has_failed(node: Node) -> bool:
     return is_down and (is_off or node.reason.startswith(RESUME_FAILED))
 
 
-def kept_on(nodes: Sequence[PowerNode], chosen: Selection, limits: PowerLimits, now_s: int) -> Kept:
+def kept_on(nodes: Sequence[PowerNode], chosen: NodeSelection, limits: PowerLimits, now_s: int) -> Kept:
     """What keeps all nodes on but as many as are to power down. Slurm picks which, so that it can pick only those that
     could be powered down by name: the others stay on by name.
     """
@@ -147,8 +147,8 @@ def kept_on(nodes: Sequence[PowerNode], chosen: Selection, limits: PowerLimits, 
 
 
 def observed(
-    memory: Memory, node_set: str, nodes: Mapping[str, Node], power: Sequence[PowerNode], now_s: int
-) -> Memory:
+    memory: PowerState, node_set: str, nodes: Mapping[str, Node], power: Sequence[PowerNode], now_s: int
+) -> PowerState:
     """The memory after a look at Slurm: what came up is no longer almanac's sleeper, and what woke without almanac's
     order was woken by Slurm for a job.
     """
@@ -162,7 +162,7 @@ def observed(
     return memory.with_nodes(changed).with_set(node_set, after)
 
 
-def _seen(known: NodeMemory, each: PowerNode, node: Node | None, now_s: int) -> NodeMemory:
+def _seen(known: NodeState, each: PowerNode, node: Node | None, now_s: int) -> NodeState:
     if node is None or each.flags & NodeFlag.UNKNOWN:
         return known
     if known.quarantined_s is not None:
@@ -178,8 +178,8 @@ def _seen(known: NodeMemory, each: PowerNode, node: Node | None, now_s: int) -> 
 
 
 def intended(
-    memory: Memory, node_set: str, chosen: Selection, failures: Failures, target: int | None, now_s: int
-) -> Memory:
+    memory: PowerState, node_set: str, chosen: NodeSelection, failures: Failures, target: int | None, now_s: int
+) -> PowerState:
     """The memory before a run acts: a run that is killed then has counted its orders, heard or not."""
     changed = {name: memory.of(name).told_down(now_s) for name in (*chosen.power_down, *failures.lost)}
     changed |= {name: replace(memory.of(name), changed_s=now_s, is_told=False) for name in chosen.wake}
@@ -194,6 +194,6 @@ def intended(
     return memory.with_nodes(changed).with_set(node_set, after)
 
 
-def confirmed(memory: Memory, heard: Iterable[str]) -> Memory:
+def confirmed(memory: PowerState, heard: Iterable[str]) -> PowerState:
     """The memory after Slurm was seen to power these nodes down."""
     return memory.with_nodes({name: replace(memory.of(name), is_told=True) for name in heard})

@@ -18,13 +18,13 @@ from almanac.errors import CommandError, ConfigError, StoreError
 from almanac.records import Counts
 from slurm_hooks.power.actuators import Actuator, ByCount, ByName
 from slurm_hooks.power.folder import PowerFolder
-from slurm_hooks.power.memory import Memory
+from slurm_hooks.power.memory import PowerState
 from slurm_hooks.power.nodes import Surroundings, power_nodes, reserved_before
 from slurm_hooks.power.plan import (
     Failures,
     Kept,
+    NodeSelection,
     Rules,
-    Selection,
     failures_of,
     intended,
     kept_on,
@@ -72,7 +72,7 @@ class SetPlan:
     target: int | None
     reason: str
     is_hold: bool
-    chosen: Selection
+    chosen: NodeSelection
     failures: Failures
     quarantined: tuple[str, ...]
     kept: Kept
@@ -88,7 +88,7 @@ class SetPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PowerPlan:
     """What one run does. exceptions: what SuspendExcNodes is to be; None: it stays. memory: as if all had been done.
 
     around: what the nodes were judged by.
@@ -98,7 +98,7 @@ class Plan:
     actuator: Actuator
     settings: PowerSettings
     sets: tuple[SetPlan, ...]
-    memory: Memory
+    memory: PowerState
     around: Surroundings
     exceptions: str | None
     fault: str = ""
@@ -115,7 +115,7 @@ class Planner:
     source: DemandSource
     clock: Callable[[], float]
 
-    def plan(self) -> Plan:
+    def plan(self) -> PowerPlan:
         """What a run would do now; nothing is written, nobody is told. Raises CommandError, ConfigError."""
         now_s = int(self.clock())
         memory, fault = self._memory(now_s)
@@ -152,13 +152,13 @@ class Planner:
         memory = replace(memory, run_s=now_s, since_s=memory.since_s or now_s)
         if wanted is not None:
             memory = replace(memory, exceptions=joined(exceptions), told=(*memory.told[-1:], wanted))
-        return Plan(now_s, actuator, settings, tuple(sets), memory, around, wanted, fault)
+        return PowerPlan(now_s, actuator, settings, tuple(sets), memory, around, wanted, fault)
 
-    def _memory(self, now_s: int) -> tuple[Memory, str]:
+    def _memory(self, now_s: int) -> tuple[PowerState, str]:
         try:
             return self.folder.load(self.cluster), ""
         except StoreError as error:
-            return Memory(cluster=self.cluster), f"{error}; {error.hint}"
+            return PowerState(cluster=self.cluster), f"{error}; {error.hint}"
 
     def _accounting_fault(self) -> str:
         try:
@@ -167,7 +167,9 @@ class Planner:
             return f"slurmdbd does not answer: {error}"
         return ""
 
-    def _site_exceptions(self, settings: PowerSettings, memory: Memory, nodes: Sequence[Node]) -> tuple[KeptOn, ...]:
+    def _site_exceptions(
+        self, settings: PowerSettings, memory: PowerState, nodes: Sequence[Node]
+    ) -> tuple[KeptOn, ...]:
         """SuspendExcNodes without almanac's entries: as before almanac wrote there, or as it stands where slurmctld has
         read slurm.conf again, or an operator has changed it.
         """
@@ -205,7 +207,7 @@ class Planner:
         demand: LiveDemand,
         power: Sequence[PowerNode],
         nodes: Mapping[str, Node],
-        memory: Memory,
+        memory: PowerState,
         around: Surroundings,
         hold: str,
         is_memory_lost: bool,

@@ -16,7 +16,7 @@ from almanac.records import Counts
 from slurm_hooks.power.actuators import ByName, quarantine, resume, wake
 from slurm_hooks.power.nodes import power_nodes
 from slurm_hooks.power.plan import confirmed
-from slurm_hooks.power.planning import Plan, Planner, SetPlan
+from slurm_hooks.power.planning import Planner, PowerPlan, SetPlan
 from slurm_hooks.power.settings import joined, parse_exceptions
 from telemetry.slurm.backend import Node, SlurmBackend
 from telemetry.slurm.hostlist import fold
@@ -65,11 +65,11 @@ class PowerRun:
                 faults.append(f"the demand of {each.name} is not recorded: {error}; {error.hint}")
         return faults
 
-    def observe(self, plan: Plan) -> None:
+    def observe(self, plan: PowerPlan) -> None:
         """Write down what would be done; Slurm is told nothing. Raises StoreError."""
         self._write_down(plan, "observe")
 
-    def apply(self, plan: Plan) -> list[SetOutcome]:
+    def apply(self, plan: PowerPlan) -> list[SetOutcome]:
         """Do it. Raises StoreError where it cannot be written down (Slurm is told nothing then), CommandError where
         slurmctld is lost: what was done until then stays, and the next run goes on from there.
         """
@@ -84,11 +84,11 @@ class PowerRun:
             self._confirm(outcomes, plan)
         return [replace(each, said=(*each.said, *said)) for each in outcomes]
 
-    def _write_down(self, plan: Plan, mode: str) -> None:
+    def _write_down(self, plan: PowerPlan, mode: str) -> None:
         rows = [row for each in plan.sets for row in self._rows(each, plan, mode)]
         self.planner.folder.log.append(rows, plan.now_s)
 
-    def _rows(self, each: SetPlan, plan: Plan, mode: str) -> list[dict[str, Any]]:
+    def _rows(self, each: SetPlan, plan: PowerPlan, mode: str) -> list[dict[str, Any]]:
         orders = {
             "wake": each.chosen.wake,
             "wake again": each.failures.again,
@@ -115,7 +115,7 @@ class PowerRun:
         said += ByName(self._backend).power_down(failed.lost)
         return SetOutcome(each, tuple(said))
 
-    def _tell_exceptions(self, plan: Plan) -> list[str]:
+    def _tell_exceptions(self, plan: PowerPlan) -> list[str]:
         """Set SuspendExcNodes where it differs: Slurm forgets the value when it reads slurm.conf again."""
         if plan.exceptions is None or joined(plan.settings.exceptions) == plan.exceptions:
             return []
@@ -125,7 +125,7 @@ class PowerRun:
             return [f"SuspendExcNodes is {stands!r} after it was set to {plan.exceptions!r}"]
         return said
 
-    def _power_down(self, outcome: SetOutcome, plan: Plan) -> SetOutcome:
+    def _power_down(self, outcome: SetOutcome, plan: PowerPlan) -> SetOutcome:
         """Of the nodes chosen, those that Slurm still shows as they were a moment ago."""
         wanted = outcome.plan.chosen.power_down
         if not wanted or plan.actuator.name == "count":
@@ -139,11 +139,11 @@ class PowerRun:
         changed = tuple(name for name in wanted if name not in fit)
         return replace(outcome, said=(*outcome.said, *said), changed=changed)
 
-    def _look_again(self, outcomes: Sequence[SetOutcome], plan: Plan) -> list[SetOutcome]:
+    def _look_again(self, outcomes: Sequence[SetOutcome], plan: PowerPlan) -> list[SetOutcome]:
         nodes = {node.name: node for node in self._backend.nodes()}
         return [replace(each, unheard=self._unheard(each, nodes, plan)) for each in outcomes]
 
-    def _confirm(self, outcomes: Sequence[SetOutcome], plan: Plan) -> None:
+    def _confirm(self, outcomes: Sequence[SetOutcome], plan: PowerPlan) -> None:
         """Remember which nodes Slurm powers down by almanac's order. A run that is killed before remembers less."""
         heard = [
             name for each in outcomes for name in (*each.plan.chosen.power_down, *each.plan.failures.lost)
@@ -152,7 +152,7 @@ class PowerRun:
         if heard and not plan.fault and plan.actuator.name == "names":
             self.planner.folder.save(confirmed(plan.memory, heard))
 
-    def _unheard(self, outcome: SetOutcome, nodes: Mapping[str, Node], plan: Plan) -> tuple[str, ...]:
+    def _unheard(self, outcome: SetOutcome, nodes: Mapping[str, Node], plan: PowerPlan) -> tuple[str, ...]:
         chosen, failed = outcome.plan.chosen, outcome.plan.failures
         told_up = (*chosen.wake, *failed.again)
         told_down = () if plan.actuator.name == "count" else {*chosen.power_down, *failed.lost} - set(outcome.changed)

@@ -8,7 +8,7 @@ from almanac.config import Config
 from almanac.errors import StoreError
 from almanac.records import Counts
 from slurm_hooks.power.folder import PowerFolder
-from slurm_hooks.power.memory import Memory
+from slurm_hooks.power.memory import PowerState
 from slurm_hooks.power.nodes import DID_NOT_WAKE, Surroundings, is_ours
 from telemetry.slurm.backend import SlurmBackend
 from telemetry.slurm.node_sets import LiveDemand, is_asleep, live_demand, members
@@ -47,7 +47,7 @@ def status_of(backend: SlurmBackend, config: Config, folder: PowerFolder, cluste
     try:
         memory = folder.load(cluster)
     except StoreError as error:
-        memory, fault = Memory(cluster=cluster), f"{error}; {error.hint}"
+        memory, fault = PowerState(cluster=cluster), f"{error}; {error.hint}"
     nodes, pending = backend.nodes(), backend.pending(Counts())
     around = Surroundings(memory=memory.nodes, takes_any=memory.exceptions is not None)
     sets = []

@@ -18,7 +18,7 @@ KEEP_DAYS = 90
 
 
 @dataclass(frozen=True)
-class Action:
+class LoggedAction:
     """One line. what: "set" (told Slurm), "clear" (told it 0 again), "ignored" (Slurm took a change without a word, and
     the factor stayed `old`) or "agreed" (the job had its term when it was first seen, and Slurm was told nothing).
     old, new: site factors. model: version of the trained model.
@@ -46,11 +46,11 @@ class ActionLog:
 
     folder: Path
 
-    def append(self, actions: Sequence[Action], now_s: int) -> None:
+    def append(self, actions: Sequence[LoggedAction], now_s: int) -> None:
         """Add lines to the day's file; they are on disk when this returns. Raises StoreError."""
         self._lines.append([asdict(action) for action in actions], now_s)
 
-    def newest(self, cluster: str, now_s: int) -> dict[int, Action]:
+    def newest(self, cluster: str, now_s: int) -> dict[int, LoggedAction]:
         """The last line of each job of a cluster, of the last KEEP_DAYS. A line that a crash cut off is passed over.
 
         Raises StoreError.
@@ -63,7 +63,7 @@ class ActionLog:
         return JsonLines(self.folder, "reprioritize-")
 
 
-def _actions(rows: Iterable[Mapping[str, Any]]) -> Iterator[Action]:
+def _actions(rows: Iterable[Mapping[str, Any]]) -> Iterator[LoggedAction]:
     for row in rows:
         try:
             yield _action(row)
@@ -71,9 +71,9 @@ def _actions(rows: Iterable[Mapping[str, Any]]) -> Iterator[Action]:
             continue
 
 
-def _action(content: Mapping[str, Any]) -> Action:
+def _action(content: Mapping[str, Any]) -> LoggedAction:
     """Raises KeyError, TypeError or ValueError. Fields of later versions are passed over."""
     numbers = {name: int(content[name]) for name in ("time_s", "job_id", "submit_s", "old", "new")}
     texts = {name: str(content[name]) for name in ("what", "cluster", "address", "reason")}
     gpu_time_s = content.get("gpu_time_s")
-    return Action(**texts, **numbers, gpu_time_s=None if gpu_time_s is None else float(gpu_time_s))  # type: ignore[arg-type]
+    return LoggedAction(**texts, **numbers, gpu_time_s=None if gpu_time_s is None else float(gpu_time_s))  # type: ignore[arg-type]

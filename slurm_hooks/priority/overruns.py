@@ -12,12 +12,12 @@ import pandas as pd
 
 from advisor.duration.features import without_parts
 from advisor.duration.past import MIN_OVERRUNS, NEWEST
-from slurm_hooks.priority.action_log import Action
+from slurm_hooks.priority.action_log import LoggedAction
 
 TIMES = 2.0
 
 
-def overruns(lines: Mapping[int, Action], history: pd.DataFrame, least_gpu_time_s: float) -> dict[str, float]:
+def overruns(lines: Mapping[int, LoggedAction], history: pd.DataFrame, least_gpu_time_s: float) -> dict[str, float]:
     """By user, the share of the newest NEWEST ended jobs on record that took more than TIMES the GPU-time which their
     term stood for; users with fewer than MIN_OVERRUNS of them are left out.
 

@@ -18,7 +18,7 @@ LATE_S = 120
 
 
 @dataclass
-class PublishedTerms:
+class PublishedSiteFactors:
     """Call it with a job and its points. Reads the table when it is first asked, and no more often.
 
     most_gpus: GPUs that one job can ask for; called once, when it is first needed.

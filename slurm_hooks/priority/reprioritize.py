@@ -14,7 +14,7 @@ from almanac import __version__
 from almanac.errors import CommandError, NotAllowedError
 from almanac.records import Counts, PriorityAdvice, Request
 from almanac.units import format_duration
-from slurm_hooks.priority.action_log import Action, ActionLog
+from slurm_hooks.priority.action_log import ActionLog, LoggedAction
 from telemetry.slurm.backend import FactorChange, PendingJob, SiteFactor, SlurmBackend
 
 BATCH = 500
@@ -29,7 +29,7 @@ Published = Callable[[PendingJob, int], bool]
 
 
 @dataclass(frozen=True)
-class Change:
+class SiteFactorChange:
     """A site factor that is to be another. advice: None where it is to be cleared. what: as in Action."""
 
     job: PendingJob
@@ -41,7 +41,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReprioritizeOutcome:
     """What became of the changes. gone: the job has started, ended or been held meanwhile. ignored: Slurm said nothing
     against it, and the factor is as it was. failed: it is as it was, and Slurm said why.
     """
@@ -54,8 +54,8 @@ class Outcome:
 
 
 def plan_terms(
-    backend: SlurmBackend, log: Mapping[int, Action], predict: Predict, published: Published, counts: Counts
-) -> tuple[list[Change], list[Change]]:
+    backend: SlurmBackend, log: Mapping[int, LoggedAction], predict: Predict, published: Published, counts: Counts
+) -> tuple[list[SiteFactorChange], list[SiteFactorChange]]:
     """The changes that the pending jobs need now, and what is only to be noted. Only jobs that can be changed are
     predicted.
     """
@@ -69,7 +69,7 @@ def plan_terms(
     return changes, agreed(jobs, advices, factors, log)
 
 
-def plan_clearing(backend: SlurmBackend, log: Mapping[int, Action], counts: Counts) -> list[Change]:
+def plan_clearing(backend: SlurmBackend, log: Mapping[int, LoggedAction], counts: Counts) -> list[SiteFactorChange]:
     """The changes that undo ours now."""
     read = Counts()
     changes = clearing(_pending(backend, read), backend.site_factors(), log, counts)
@@ -99,10 +99,10 @@ def plan(
     jobs: Sequence[PendingJob],
     advices: Sequence[PriorityAdvice | None],
     factors: Mapping[int, SiteFactor],
-    log: Mapping[int, Action],
+    log: Mapping[int, LoggedAction],
     published: Published,
     counts: Counts,
-) -> list[Change]:
+) -> list[SiteFactorChange]:
     """The changes to make, in the order of jobs; why the others get none is counted. Pure.
 
     advices: one per job. log: the last action of each job, as ActionLog.newest gives it.
@@ -115,7 +115,7 @@ def plan(
         if why_not or advice is None or factor is None:
             counts.drop(why_not)
             continue
-        changes.append(Change(job, factor.points, advice.term, _reason(advice), advice))
+        changes.append(SiteFactorChange(job, factor.points, advice.term, _reason(advice), advice))
     counts.kept += len(changes)
     return changes
 
@@ -124,7 +124,7 @@ def _why_not(
     job: PendingJob,
     advice: PriorityAdvice | None,
     factor: SiteFactor | None,
-    log: Mapping[int, Action],
+    log: Mapping[int, LoggedAction],
     published: Published,
 ) -> str:
     """Why a job is left as it is; "" where it is to be changed."""
@@ -148,7 +148,7 @@ def _why_not(
     return ""
 
 
-def _last_action(job: PendingJob, log: Mapping[int, Action]) -> Action | None:
+def _last_action(job: PendingJob, log: Mapping[int, LoggedAction]) -> LoggedAction | None:
     """Of the record, else of the array that it was part of when it was told.
 
     Numbers come again: a line of another submission is nobody's, unless the job was requeued, which makes it a new one.
@@ -161,8 +161,8 @@ def agreed(
     jobs: Sequence[PendingJob],
     advices: Sequence[PriorityAdvice | None],
     factors: Mapping[int, SiteFactor],
-    log: Mapping[int, Action],
-) -> list[Change]:
+    log: Mapping[int, LoggedAction],
+) -> list[SiteFactorChange]:
     """The jobs that have their term, of which the record has no line yet: what they were believed is to be noted."""
     found = []
     for job, advice in zip(jobs, advices, strict=True):
@@ -172,12 +172,14 @@ def agreed(
         if last is None or last.submit_s != job.submit_s:
             is_set = last is not None and last.what == "set"
             found.append(
-                Change(job, factor.points, advice.term, _reason(advice), advice, "set" if is_set else "agreed")
+                SiteFactorChange(
+                    job, factor.points, advice.term, _reason(advice), advice, "set" if is_set else "agreed"
+                )
             )
     return found
 
 
-def _is_ours(points: int, last: Action | None) -> bool:
+def _is_ours(points: int, last: LoggedAction | None) -> bool:
     """Whether the record explains a factor: what it says was to be set, or, where that did not come about (a run was
     killed, Slurm was away), what was there before: nothing else than ours is ever changed.
     """
@@ -192,8 +194,8 @@ def _reason(advice: PriorityAdvice) -> str:
 
 
 def clearing(
-    jobs: Sequence[PendingJob], factors: Mapping[int, SiteFactor], log: Mapping[int, Action], counts: Counts
-) -> list[Change]:
+    jobs: Sequence[PendingJob], factors: Mapping[int, SiteFactor], log: Mapping[int, LoggedAction], counts: Counts
+) -> list[SiteFactorChange]:
     """The changes that undo ours: 0 for a job that still has the factor which the record says it was given. Pure."""
     changes = []
     for job in jobs:
@@ -206,7 +208,7 @@ def clearing(
         elif last is None or last.what == "agreed" or not _is_ours(factor.points, last):
             counts.drop("has a site factor that `almanac reprioritize` did not set")
         else:
-            changes.append(Change(job, factor.points, 0, "cleared", what="clear"))
+            changes.append(SiteFactorChange(job, factor.points, 0, "cleared", what="clear"))
     counts.kept += len(changes)
     return changes
 
@@ -222,7 +224,7 @@ class Actor:
     clock: Callable[[], float]
     batch: int = BATCH
 
-    def apply(self, changes: Sequence[Change]) -> Outcome:
+    def apply(self, changes: Sequence[SiteFactorChange]) -> ReprioritizeOutcome:
         """Raises StoreError where the record cannot be written (nothing is changed then), CommandError where Slurm does
         not answer, NotAllowedError where it refuses all: what was done until then stays.
         """
@@ -244,13 +246,15 @@ class Actor:
             said += answer
             if not answer:
                 silent.update(change.job.job_id for change in part)
-        return self._outcome(changes, silent, said) if changes else Outcome()
+        return self._outcome(changes, silent, said) if changes else ReprioritizeOutcome()
 
-    def note(self, agreed: Sequence[Change]) -> None:
+    def note(self, agreed: Sequence[SiteFactorChange]) -> None:
         """Write down what jobs are believed that have their term already. Raises StoreError."""
         self.log.append([self._action(change) for change in agreed], int(self.clock()))
 
-    def _outcome(self, changes: Sequence[Change], silent: Collection[int], said: Sequence[str]) -> Outcome:
+    def _outcome(
+        self, changes: Sequence[SiteFactorChange], silent: Collection[int], said: Sequence[str]
+    ) -> ReprioritizeOutcome:
         """By what Slurm shows now: which words it has for a refusal differs from release to release."""
         factors = self.backend.site_factors()
         shown = [(change, factors.get(change.job.job_id)) for change in changes]
@@ -258,7 +262,7 @@ class Actor:
         ignored = [change for change in same if change.job.job_id in silent]
         self.log.append([self._action(change, "ignored") for change in ignored], int(self.clock()))
         gone = sum(factor is None for _, factor in shown)
-        return Outcome(
+        return ReprioritizeOutcome(
             taken=len(changes) - gone - len(same),
             gone=gone,
             ignored=len(ignored),
@@ -266,8 +270,8 @@ class Actor:
             said=tuple(dict.fromkeys(said)),
         )
 
-    def _action(self, change: Change, what: str = "") -> Action:
-        return Action(
+    def _action(self, change: SiteFactorChange, what: str = "") -> LoggedAction:
+        return LoggedAction(
             what=what or change.what,
             time_s=int(self.clock()),
             cluster=self.cluster,

@@ -48,7 +48,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class NodeRequest:
     """partition "": the default one. features: None where the constraint is more than a list joined by "&".
     is_moved: whether the submission itself named another partition.
     """
@@ -149,17 +149,17 @@ def _seconds(text: str) -> int | None:
         return None
 
 
-def wanted(request: Request, change: Rewrite, tier: Tier) -> Wanted:
+def wanted(request: Request, change: Rewrite, tier: Tier) -> NodeRequest:
     """What the request asks for with the change."""
     constraint = change.value if change.option == "--constraint" else request.constraints
     features = tuple(re.findall(r"[^&,]+", constraint)) if _PLAIN.fullmatch(constraint) else None
     gpu_type = tier.gres if change.option == "--gres" else request.gpu_type
     if change.option == "--partition":
-        return Wanted(change.value, features, gpu_type, is_moved=True)
-    return Wanted(request.partition, features, gpu_type)
+        return NodeRequest(change.value, features, gpu_type, is_moved=True)
+    return NodeRequest(request.partition, features, gpu_type)
 
 
-def is_offered(listing: str, asked: Wanted, needs: Needs | None) -> bool | None:
+def is_offered(listing: str, asked: NodeRequest, needs: Needs | None) -> bool | None:
     """Whether nodes take the request; None where that is not known. Each of several partitions must hold the needs.
 
     listing: output of `sinfo -a -e -h -o FORMAT`.
@@ -188,13 +188,13 @@ def _rows(listing: str) -> Iterable[_Nodes]:
             )  # fmt: skip
 
 
-def _holds(rows: Sequence[_Nodes], asked: Wanted, needs: Needs) -> bool:
+def _holds(rows: Sequence[_Nodes], asked: NodeRequest, needs: Needs) -> bool:
     fitting = [row for row in rows if _fits(row, asked, needs)]
     gpus = sum(row.nodes * row.gpus(asked.gpu_type) for row in fitting)
     return sum(row.nodes for row in fitting) >= needs.nodes and gpus >= needs.gpus
 
 
-def _fits(row: _Nodes, asked: Wanted, needs: Needs) -> bool:
+def _fits(row: _Nodes, asked: NodeRequest, needs: Needs) -> bool:
     return (
         row.features.issuperset(asked.features or ())
         and row.cpus >= needs.cpus

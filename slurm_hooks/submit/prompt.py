@@ -19,7 +19,7 @@ from slurm_hooks.submit.proposal import (
     APPLY,
     MODES,
     PLACING,
-    Action,
+    PromptAction,
     Proposal,
     action,
     always_said,
@@ -31,7 +31,7 @@ from slurm_hooks.submit.proposal import (
     question,
 )
 from telemetry.slurm.options import SHORT, long_name, parse_options
-from telemetry.slurm.sbatch import Submission, parse_submission
+from telemetry.slurm.sbatch import SbatchRequest, parse_submission
 
 SILENT = ("help", "usage", "version", "test-only", "clusters", "cluster", "uid", "gid")
 """No advice with these options: nothing is submitted, or not to this cluster, or not as this user."""
@@ -102,16 +102,16 @@ def _settle(
     known = choices.read(path)
     earlier = choices.find(known, proposal.key, proposal.gpus)
     what = action(mode, proposal, earlier, now_s)
-    if what is not Action.NOTHING and proposal.change.value:
+    if what is not PromptAction.NOTHING and proposal.change.value:
         proposal = checked(proposal, is_offered())
         what = action(mode, proposal, earlier, now_s)
-    if what in (Action.CHANGE, Action.NOTHING) or terminal is None:
-        return what is Action.CHANGE, False
-    if what is Action.CHANGE_AND_SAY:
+    if what in (PromptAction.CHANGE, PromptAction.NOTHING) or terminal is None:
+        return what is PromptAction.CHANGE, False
+    if what is PromptAction.CHANGE_AND_SAY:
         terminal.write(always_said(proposal))
         return True, True
     terminal.write(message(proposal))
-    word = _ask(terminal, proposal) if what is Action.ASK else None
+    word = _ask(terminal, proposal) if what is PromptAction.ASK else None
     _remember(path, known, new_choice(proposal, earlier, word, now_s), terminal)
     return word in ("yes", choices.ALWAYS), True
 
@@ -169,7 +169,7 @@ def _remember(path: str | None, known: Iterable[Choice], new: Choice, terminal: 
             terminal.write(f"almanac: could not save your answer: {error.strerror or error}\n")
 
 
-def _read(argv: Sequence[str], environ: Mapping[str, str]) -> Submission | None:
+def _read(argv: Sequence[str], environ: Mapping[str, str]) -> SbatchRequest | None:
     """The submission; None where it gets no advice, or cannot be read with certainty."""
     typed, rest = parse_options(argv)
     words = argv[: len(argv) - len(rest)]
@@ -204,7 +204,7 @@ def _script(name: str, folder: str) -> str:
         return file.read().decode("utf-8", "surrogateescape")
 
 
-def with_option(argv: Sequence[str], submission: Submission, change: Rewrite) -> tuple[str, ...] | None:
+def with_option(argv: Sequence[str], submission: SbatchRequest, change: Rewrite) -> tuple[str, ...] | None:
     """The arguments with one more option, which wins over earlier ones; None unless it surely does only that."""
     if not change.value:
         return None

@@ -30,7 +30,7 @@ SHORT = {"--constraint": "-C", "--partition": "-p"}
 _SAFE = re.compile(r"[A-Za-z0-9_.:,+&|=-]*")
 
 
-class Action(Enum):
+class PromptAction(Enum):
     """What happens to a submission: nothing, a message, a question, a silent change, or a change with a message."""
 
     NOTHING = "nothing"
@@ -88,21 +88,21 @@ def _kind(tier: Tier) -> str:
     return "constraint" if tier.constraint else "gres" if tier.gres else "partition"
 
 
-def action(mode: str, proposal: Proposal, choice: Choice | None, now_s: int) -> Action:
+def action(mode: str, proposal: Proposal, choice: Choice | None, now_s: int) -> PromptAction:
     """What to do with a submission. mode: OFF, SHOW, ASK, or APPLY; all but APPLY assume a terminal."""
     word = choice.word if choice else None
     can_change = bool(proposal.change.value)
     is_recent = choice is not None and choice.is_recent(now_s)
     is_always = choice is not None and word == choices.ALWAYS and choice.tier == proposal.tier.name
     if mode == OFF or word == choices.NEVER:
-        return Action.NOTHING
+        return PromptAction.NOTHING
     if mode == APPLY:
-        return Action.CHANGE if can_change else Action.NOTHING
+        return PromptAction.CHANGE if can_change else PromptAction.NOTHING
     if mode == ASK and is_always:
-        return Action.CHANGE_AND_SAY if can_change else Action.NOTHING
+        return PromptAction.CHANGE_AND_SAY if can_change else PromptAction.NOTHING
     if is_recent and (word == choices.ASKED or is_always):
-        return Action.NOTHING
-    return Action.ASK if mode == ASK and can_change else Action.TELL
+        return PromptAction.NOTHING
+    return PromptAction.ASK if mode == ASK and can_change else PromptAction.TELL
 
 
 def checked(proposal: Proposal, is_offered: bool | None) -> Proposal:

@@ -29,7 +29,7 @@ _PROLOG_LEAD_S = 300
 
 
 @dataclass(frozen=True)
-class Job:
+class JobRun:
     """One run of a GPU job that has ended: half-open [start_s, end_s). A requeued run is a job of its own.
 
     hosts is () where the node list cannot be read.
@@ -131,7 +131,7 @@ def parse_hosts(node_list: str | None) -> tuple[str, ...]:
 
 
 def attribute(
-    jobs: Sequence[Job],
+    jobs: Sequence[JobRun],
     inventory: Inventory,
     labeled: Mapping[int, Iterable[tuple[str, int, str]]],
     bindings: Sequence[Binding],
@@ -163,7 +163,7 @@ def attribute(
     return result
 
 
-def shared_jobs(jobs: Sequence[Job], inventory: Inventory) -> list[int]:
+def shared_jobs(jobs: Sequence[JobRun], inventory: Inventory) -> list[int]:
     """Places of the jobs that cannot be told to own every GPU of their nodes.
 
     A job owns its nodes where its GPUs are as many as those of all its nodes (hosts without telemetry are taken to
@@ -194,7 +194,7 @@ def days_of(start_s: int, end_s: int) -> range:
     return range(start_s // DAY_S, (max(end_s, start_s + 1) - 1) // DAY_S + 1)
 
 
-def _places(job: Job, host: str) -> Iterator[tuple[str, int]]:
+def _places(job: JobRun, host: str) -> Iterator[tuple[str, int]]:
     return ((host, day) for day in days_of(job.start_s, job.end_s))
 
 
@@ -210,7 +210,7 @@ def _size(units: frozenset[Unit], known: int) -> int:
     return max(len(units), 1 + max(gpu for gpu, _ in units), known)
 
 
-def _crowded(jobs: Sequence[Job]) -> set[int]:
+def _crowded(jobs: Sequence[JobRun]) -> set[int]:
     """Jobs that share a host with another job for some time."""
     by_host: dict[str, list[int]] = defaultdict(list)
     for number, job in enumerate(jobs):
@@ -235,13 +235,13 @@ def overlaps(spans: list[tuple[int, int, int]]) -> set[int]:
     return found
 
 
-def _whole_nodes(job: Job, inventory: Inventory) -> list[tuple[str, Unit]]:
+def _whole_nodes(job: JobRun, inventory: Inventory) -> list[tuple[str, Unit]]:
     return [(host, unit) for host in job.hosts for unit in sorted(inventory.of(host, job.start_s, job.end_s))]
 
 
 def _claim_bound(
     number: int,
-    job: Job,
+    job: JobRun,
     inventory: Inventory,
     bound: _Bound,
     claims: _Claims,
@@ -262,7 +262,7 @@ def _claim_bound(
     result.failed[number] = min(bound.doubts, default=UNBOUND if divisible else UNBOUND_COUNT)
 
 
-def _records_by_job(jobs: Sequence[Job], inventory: Inventory, bindings: Sequence[Binding]) -> dict[int, _Bound]:
+def _records_by_job(jobs: Sequence[JobRun], inventory: Inventory, bindings: Sequence[Binding]) -> dict[int, _Bound]:
     """What prolog and squeue records name, by job. Each record goes to one run of its job."""
     runs: dict[int, list[int]] = defaultdict(list)
     for number, job in enumerate(jobs):
@@ -290,7 +290,7 @@ def _run_of(seen_s: int, runs: list[tuple[int, int, int]]) -> int | None:
     return None
 
 
-def _overlapping(jobs: Sequence[Job], claims: _Claims) -> set[int]:
+def _overlapping(jobs: Sequence[JobRun], claims: _Claims) -> set[int]:
     """Jobs that claim a unit at a time at which another job claims it too."""
     by_unit: dict[tuple[str, Unit], list[tuple[int, int, int]]] = defaultdict(list)
     for number, units in claims.items():
@@ -299,7 +299,7 @@ def _overlapping(jobs: Sequence[Job], claims: _Claims) -> set[int]:
     return set().union(*(overlaps(spans) for spans in by_unit.values() if len(spans) > 1))
 
 
-def _table(jobs: Sequence[Job], claims: _Claims) -> pa.Table:
+def _table(jobs: Sequence[JobRun], claims: _Claims) -> pa.Table:
     rows = [
         (number, host, gpu, mig, jobs[number].start_s * 1000, jobs[number].end_s * 1000)
         for number, units in claims.items()

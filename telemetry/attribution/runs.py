@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.units import DAY_S
-from telemetry.attribution.allocations import Job, days_of, parse_hosts
+from telemetry.attribution.allocations import JobRun, days_of, parse_hosts
 from telemetry.store.store import Store
 
 OVERTIME_S = 3600
@@ -32,7 +32,7 @@ def occupied_until(start_s: int, end_s: int | None, time_limit_s: int | None, la
 
 
 def load_runs(store: Store, cluster: str) -> pa.Table:
-    """Every GPU run that has started, in the order of its start: the columns of `Job`, and time_limit_s.
+    """Every GPU run that has started, in the order of its start: the columns of `JobRun`, and time_limit_s.
 
     end_s is null where accounting knows none; until_s is `occupied_until`. Runs of no length are left out.
     """
@@ -47,17 +47,17 @@ def load_runs(store: Store, cluster: str) -> pa.Table:
     )
 
 
-def load_jobs(store: Store, cluster: str, since_s: int, until_s: int) -> list[Job]:
+def load_jobs(store: Store, cluster: str, since_s: int, until_s: int) -> list[JobRun]:
     """GPU jobs that have ended and ran at some time of [since_s, until_s), in the order of their start."""
     return ended_jobs(load_runs(store, cluster), since_s, until_s)
 
 
-def ended_jobs(runs: pa.Table, since_s: int, until_s: int) -> list[Job]:
+def ended_jobs(runs: pa.Table, since_s: int, until_s: int) -> list[JobRun]:
     """Those of the runs that have ended and ran at some time of [since_s, until_s)."""
     return _jobs(runs.filter(~pc.field("end_s").is_null() & _is_within(since_s, until_s)))
 
 
-def neighbors_of(runs: pa.Table, jobs: Sequence[Job]) -> list[Job]:
+def neighbors_of(runs: pa.Table, jobs: Sequence[JobRun]) -> list[JobRun]:
     """Other runs that bear on which GPUs the given jobs had, ended or not.
 
     They had a host of a given job on a day of it, or are another run of any of these jobs' ids. So what is found out
@@ -74,7 +74,7 @@ def neighbors_of(runs: pa.Table, jobs: Sequence[Job]) -> list[Job]:
     return sorted(found.difference(jobs), key=lambda job: (job.start_s, job.job_id, job.submit_s))
 
 
-def sharing(jobs: Sequence[Job], others: Sequence[Job]) -> list[Job]:
+def sharing(jobs: Sequence[JobRun], others: Sequence[JobRun]) -> list[JobRun]:
     """Those of `others` that had a host of one of `jobs` at the same time."""
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for job in jobs:
@@ -87,7 +87,7 @@ def sharing(jobs: Sequence[Job], others: Sequence[Job]) -> list[Job]:
     ]
 
 
-def _places(job: Job, within: range | None = None) -> Iterator[tuple[str, int]]:
+def _places(job: JobRun, within: range | None = None) -> Iterator[tuple[str, int]]:
     days = days_of(job.start_s, job.end_s)
     if within is not None:
         days = range(max(days.start, within.start), min(days.stop, within.stop))
@@ -98,10 +98,10 @@ def _is_within(since_s: int, until_s: int) -> pc.Expression:
     return (pc.field("start_s") < until_s) & (pc.field("until_s") > since_s)
 
 
-def _jobs(runs: pa.Table) -> list[Job]:
+def _jobs(runs: pa.Table) -> list[JobRun]:
     hosts = functools.cache(parse_hosts)
     return [
-        Job(
+        JobRun(
             job_id=row["job_id"],
             submit_s=row["submit_s"],
             start_s=row["start_s"],

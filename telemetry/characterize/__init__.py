@@ -3,6 +3,6 @@
 from telemetry.characterize.catalogue import TABLES, characterize
 from telemetry.characterize.files import write_tables
 from telemetry.characterize.population import load_population
-from telemetry.characterize.table import Result, Table, contents
+from telemetry.characterize.table import Result, StudyTable, contents
 
-__all__ = ["TABLES", "Result", "Table", "characterize", "contents", "load_population", "write_tables"]
+__all__ = ["TABLES", "Result", "StudyTable", "characterize", "contents", "load_population", "write_tables"]

@@ -11,10 +11,10 @@ from telemetry.characterize.imbalance import IMBALANCE_TABLES
 from telemetry.characterize.population import prepare, select
 from telemetry.characterize.relations import RELATION_TABLES
 from telemetry.characterize.roofline import ROOFLINE_TABLES
-from telemetry.characterize.table import Result, Table
+from telemetry.characterize.table import Result, StudyTable
 from telemetry.characterize.usage import USAGE
 
-TABLES: tuple[Table, ...] = (*USAGE, *ROOFLINE_TABLES, *IMBALANCE_TABLES, *RELATION_TABLES)
+TABLES: tuple[StudyTable, ...] = (*USAGE, *ROOFLINE_TABLES, *IMBALANCE_TABLES, *RELATION_TABLES)
 """Every table but the headline, which is read off these."""
 
 
@@ -29,7 +29,7 @@ def characterize(jobs: pa.Table | pd.DataFrame, config: Config) -> dict[str, Res
     return {**results, HEADLINE: headline(results, config)}
 
 
-def _result(table: Table, jobs: pd.DataFrame, config: Config) -> Result:
+def _result(table: StudyTable, jobs: pd.DataFrame, config: Config) -> Result:
     selection = select(jobs, table)
     if selection.jobs.empty:
         return Result(table, table.schema.empty_table(), 0, selection.left_out, _why_empty(selection.left_out))

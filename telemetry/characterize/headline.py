@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from almanac.config import Config
 from telemetry.characterize.relations import X, Y
-from telemetry.characterize.table import Result, Table, columns
+from telemetry.characterize.table import Result, StudyTable, columns
 from telemetry.characterize.usage import PAPER, largest_tier_names
 
 HEADLINE = "headline"
@@ -160,7 +160,7 @@ def headline(results: Mapping[str, Result], config: Config) -> Result:
     ]  # fmt: skip
     made = pa.Table.from_pylist([dict(zip(_SCHEMA.names, row, strict=True)) for row in rows], schema=_SCHEMA)
     base = results["fig01_job_size"]
-    table = Table(HEADLINE, "", "This site beside the published figures", _SCHEMA, lambda jobs, config: jobs)
+    table = StudyTable(HEADLINE, "", "This site beside the published figures", _SCHEMA, lambda jobs, config: jobs)
     return Result(table, made, base.jobs, base.left_out)
 
 

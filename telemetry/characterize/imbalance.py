@@ -10,7 +10,7 @@ import pandas as pd
 from almanac.config import Config
 from telemetry.characterize.roofline import CLASS_COLUMNS, CRITERIA, with_classes
 from telemetry.characterize.statistics import Bands, histogram, share_of, spread, steps
-from telemetry.characterize.table import Table, columns
+from telemetry.characterize.table import StudyTable, columns
 from telemetry.characterize.usage import PIPE_COLUMNS, PIPE_KEYS, spread_columns, with_pipes
 from telemetry.metrics.catalogue import PIPES
 
@@ -57,13 +57,13 @@ def _idle_gpus(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
     return found.assign(share=found["jobs"] / found.groupby("gpu_count")["jobs"].transform("sum"))
 
 
-def _tables(metric: str, word: str, by_util: str, by_kind: str) -> tuple[Table, ...]:
+def _tables(metric: str, word: str, by_util: str, by_kind: str) -> tuple[StudyTable, ...]:
     """The four tables of one metric; by_util and by_kind are the numbers of their figures."""
     title, short = f"{word} imbalance", word.lower()
     made: Callable[..., partial[pd.DataFrame]] = lambda function: partial(function, metric)  # noqa: E731
     spread_of = spread_columns(metric)
     return (
-        Table(
+        StudyTable(
             f"fig0{by_util}_{short}_by_util",
             by_util,
             f"{title} by mean GPU_UTIL",
@@ -78,7 +78,7 @@ def _tables(metric: str, word: str, by_util: str, by_kind: str) -> tuple[Table, 
             made(_distribution),
             needs=(metric, "gpu_util_pct"),
         ),
-        Table(
+        StudyTable(
             f"fig0{by_util}_{short}_shares",
             by_util,
             f"{title} by mean GPU_UTIL: low and high shares",
@@ -86,7 +86,7 @@ def _tables(metric: str, word: str, by_util: str, by_kind: str) -> tuple[Table, 
             made(_shares),
             needs=(metric, "gpu_util_pct"),
         ),
-        Table(
+        StudyTable(
             f"fig0{by_kind}_{short}_by_pipes",
             by_kind,
             f"{title} by floating-point pipes used",
@@ -96,7 +96,7 @@ def _tables(metric: str, word: str, by_util: str, by_kind: str) -> tuple[Table, 
             needs_any=tuple(f"mean_{pipe}_active_frac" for pipe in PIPES),
             is_profiled=True,
         ),
-        Table(
+        StudyTable(
             f"fig0{by_kind}_{short}_by_class",
             by_kind,
             f"{title} by class",
@@ -111,7 +111,7 @@ def _tables(metric: str, word: str, by_util: str, by_kind: str) -> tuple[Table, 
 
 _SPATIAL = _tables("spatial_imbalance", "Spatial", "6", "8")
 _TEMPORAL = _tables("temporal_imbalance", "Temporal", "7", "9")
-_IDLE = Table(
+_IDLE = StudyTable(
     "sec06_idle_gpus",
     "section VI",
     "GPUs of the allocation that were never used",

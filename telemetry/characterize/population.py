@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from telemetry.characterize.table import Table
+from telemetry.characterize.table import StudyTable
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.metrics.finish_sql import OK
 from telemetry.store.store import Store
@@ -107,14 +107,14 @@ def _set_aside(verdict: object, state: object) -> str:
 
 
 @dataclass(frozen=True)
-class Selection:
+class JobSelection:
     """The jobs that a table is made of, and the number of the others by reason; together they are all jobs."""
 
     jobs: pd.DataFrame
     left_out: dict[str, int]
 
 
-def select(jobs: pd.DataFrame, table: Table) -> Selection:
+def select(jobs: pd.DataFrame, table: StudyTable) -> JobSelection:
     """The jobs of `prepare` that have what a table needs. Each other one counts once, by its first reason."""
     why = jobs["set_aside"].to_numpy(dtype=object, copy=True)
     if table.is_profiled:
@@ -126,7 +126,7 @@ def select(jobs: pd.DataFrame, table: Table) -> Selection:
         is_missing = jobs[list(table.needs_any)].isna().all(axis=1).to_numpy()
         why[(why == "") & is_missing] = f"not known: {', '.join(table.needs_any)}"
     counted = Counter(reason for reason in why.tolist() if reason)
-    return Selection(jobs[why == ""].reset_index(drop=True), dict(sorted(counted.items())))
+    return JobSelection(jobs[why == ""].reset_index(drop=True), dict(sorted(counted.items())))
 
 
 def _why_null(metric: str, reasons: object) -> str:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from almanac.config import Config
 from telemetry.characterize.statistics import Bands, steps
-from telemetry.characterize.table import Table, columns
+from telemetry.characterize.table import StudyTable, columns
 from telemetry.metrics.catalogue import AVERAGED
 
 X, Y, UTIL = "mean_fp64_active_frac", "mean_dram_active_frac", "gpu_util_pct"
@@ -63,7 +63,7 @@ def _matrix(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
 
 _HEATMAP_NEEDS = (UTIL, X, Y, "class_fp64")
 RELATION_TABLES = (
-    Table(
+    StudyTable(
         "fig10_heatmap",
         "10",
         "Mean GPU_UTIL by FP64 and DRAM activity and class",
@@ -80,7 +80,7 @@ RELATION_TABLES = (
         needs=_HEATMAP_NEEDS,
         is_profiled=True,
     ),
-    Table(
+    StudyTable(
         "fig10_correlations",
         "10",
         "Correlation of GPU_UTIL with FP64 and DRAM activity by class",
@@ -95,7 +95,7 @@ RELATION_TABLES = (
         needs=_HEATMAP_NEEDS,
         is_profiled=True,
     ),
-    Table(
+    StudyTable(
         "fig11_spearman",
         "11",
         "Spearman correlation of job-level mean counters",

@@ -8,7 +8,7 @@ import pandas as pd
 from almanac.config import Config
 from almanac.hardware import gpu_models
 from telemetry.characterize.statistics import Bands, spread
-from telemetry.characterize.table import Table, columns, named
+from telemetry.characterize.table import StudyTable, columns, named
 from telemetry.characterize.usage import spread_columns
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.histogram import bin_edges
@@ -103,7 +103,7 @@ _INTENSITY = columns(
     ("ridge_flop_per_byte", "real", "peak flop/s by peak bytes/s; null: no peak known"),
 )
 ROOFLINE_TABLES = (
-    Table(
+    StudyTable(
         "fig04_intensity",
         "4",
         "Arithmetic intensity of samples by pipe and GPU",
@@ -113,7 +113,7 @@ ROOFLINE_TABLES = (
         needs_any=tuple(f"intensity_bins_{pipe}" for pipe in PIPES),
         is_profiled=True,
     ),
-    Table(
+    StudyTable(
         "fig04_class_shares",
         "4",
         "Share of compute-bound and memory-bound samples and jobs",
@@ -128,7 +128,7 @@ ROOFLINE_TABLES = (
         needs_any=tuple(f"class_{pipe}" for pipe in PIPES),
         is_profiled=True,
     ),
-    Table(
+    StudyTable(
         "fig05_energy",
         "5",
         "Energy of a job by GPU hours and class",

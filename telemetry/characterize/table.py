@@ -14,7 +14,7 @@ _TYPES: dict[str, pa.DataType] = {"text": pa.string(), "count": pa.int64(), "rea
 
 
 @dataclass(frozen=True)
-class Table:
+class StudyTable:
     """One table: `of` makes its rows of the jobs that have a verdict and every metric of `needs`.
 
     needs_any: metrics of which a job must have at least one. is_profiled: profiling counters enter, so jobs in which
@@ -39,7 +39,7 @@ class Result:
     why_empty: in words why there are no rows; empty where there are some.
     """
 
-    table: Table
+    table: StudyTable
     rows: pa.Table
     jobs: int
     left_out: Mapping[str, int]

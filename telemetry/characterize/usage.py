@@ -7,7 +7,7 @@ import pandas as pd
 
 from almanac.config import Config
 from telemetry.characterize.statistics import Bands, histogram, quantile_names, share_of, spread, steps
-from telemetry.characterize.table import Table, columns
+from telemetry.characterize.table import StudyTable, columns
 from telemetry.metrics.catalogue import PIPES
 
 SIZES = Bands("gpus_from", "gpus_below", (1, 3, 5, 9, 17, 33, 65, 129, 257, 513))
@@ -143,14 +143,14 @@ def _peak_shares(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
 
 _PEAK_NEEDS = ("hbm_peak_mib", "hbm_peak_frac")
 USAGE = (
-    Table(
+    StudyTable(
         "fig01_job_size",
         "1",
         "Jobs and GPU hours by size class",
         columns(*_SIZE, ("jobs", "count"), ("share", "real"), ("gpu_hours", "real"), ("gpu_hours_share", "real")),
         _sizes,
     ),
-    Table(
+    StudyTable(
         "fig01_duration",
         "1",
         "Duration by size class",
@@ -158,7 +158,7 @@ USAGE = (
         _durations,
         needs=("elapsed_h",),
     ),
-    Table(
+    StudyTable(
         "fig01_gpu_util",
         "1",
         "Mean GPU_UTIL by size class",
@@ -166,7 +166,7 @@ USAGE = (
         _utilization,
         needs=("gpu_util_pct",),
     ),
-    Table(
+    StudyTable(
         "fig02_pipe_mix",
         "2",
         "Floating-point pipes used together, and mean GPU_UTIL",
@@ -182,7 +182,7 @@ USAGE = (
         needs_any=tuple(f"mean_{pipe}_active_frac" for pipe in PIPES),
         is_profiled=True,
     ),
-    Table(
+    StudyTable(
         "fig03_hbm_peak",
         "3",
         "HBM peak by tier asked for and capacity",
@@ -197,7 +197,7 @@ USAGE = (
         _peaks,
         needs=_PEAK_NEEDS,
     ),
-    Table(
+    StudyTable(
         "fig03_hbm_peak_shares",
         "3",
         "HBM peaks below and above round shares of the capacity",

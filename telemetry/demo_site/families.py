@@ -17,7 +17,7 @@ MIB_40, MIB_80 = 40960.0, 81920.0
 
 
 @dataclass(frozen=True)
-class Families:
+class DemoFamilies:
     """Parallel arrays over families. *_low and *_width: the family's stretch of a quantile curve.
 
     need_mib: usual HBM peak of the busiest GPU; need_low/high_mib: limits of its band; grow_mib: (families, 2), first
@@ -48,7 +48,7 @@ class Families:
 
 def make_families(
     shape: SiteShape, profile: Profile, people: Population, counts: Ints, rng: np.random.Generator
-) -> Families:
+) -> DemoFamilies:
     """counts: jobs per family. Idle and staff families get traits too, but do not take from the shares."""
     regular = np.where(people.family_role == REGULAR, counts, 0)
     shared = _shared(shape, people, regular, rng)
@@ -65,7 +65,7 @@ def make_families(
     one_gpu = _one_gpu(profile, exclusive, size_bin, combo, compute, rng)
     util_low, util_width = _utilization(profile, counted, size_bin, combo, compute, one_gpu, rng)
     need = _needs(profile, exclusive, tier, growing, framework, rng)
-    return Families(
+    return DemoFamilies(
         tier=tier, size_bin=size_bin, nodes=nodes, is_shared=shared, combo=combo, is_compute_bound=compute,
         is_one_gpu=one_gpu, util_low=util_low, util_width=util_width, imbalance_share=rng.random(len(counts)),
         log_median=log_median, log_sigma=sigma,

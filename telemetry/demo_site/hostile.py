@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from telemetry.demo_site.families import MIB_40, MIB_80, TIER_80, Families
+from telemetry.demo_site.families import MIB_40, MIB_80, TIER_80, DemoFamilies
 from telemetry.demo_site.jobs import Jobs
 from telemetry.demo_site.population import REGULAR, Population
 from telemetry.demo_site.profile import Bools, Floats, Ints, Profile
@@ -67,7 +67,7 @@ def proof_shape(seed: int) -> SiteShape:
     )  # fmt: skip
 
 
-def make_hostile(people: Population, families: Families, counts: Ints, rng: np.random.Generator) -> Hostile:
+def make_hostile(people: Population, families: DemoFamilies, counts: Ints, rng: np.random.Generator) -> Hostile:
     """Kinds dealt by jobs to the families that neither preallocate nor grow by themselves."""
     tables = hostile_profile()
     free = (people.family_role == REGULAR) & (families.framework < 0) & ~families.is_growing
@@ -87,7 +87,7 @@ def make_hostile(people: Population, families: Families, counts: Ints, rng: np.r
 
 
 def hostile_jobs(
-    hostile: Hostile, shape: SiteShape, profile: Profile, families: Families, jobs: Jobs, rng: np.random.Generator
+    hostile: Hostile, shape: SiteShape, profile: Profile, families: DemoFamilies, jobs: Jobs, rng: np.random.Generator
 ) -> Jobs:
     """The jobs with the times, sizes and needs (MiB) of their kinds; no need is above what the largest GPU holds."""
     jobs = _sized(hostile, shape, _in_batches(hostile, shape, jobs, rng), rng)
@@ -135,7 +135,7 @@ def _sized(hostile: Hostile, shape: SiteShape, jobs: Jobs, rng: np.random.Genera
 
 
 def _needs(
-    hostile: Hostile, shape: SiteShape, profile: Profile, families: Families, jobs: Jobs, rng: np.random.Generator
+    hostile: Hostile, shape: SiteShape, profile: Profile, families: DemoFamilies, jobs: Jobs, rng: np.random.Generator
 ) -> Floats:
     family, kind = jobs.family, hostile.kind[jobs.family]
     chance, factor = hostile.chance[family], hostile.factor[family]

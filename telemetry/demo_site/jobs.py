@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from telemetry.demo_site.families import MIB_40, MIB_80, TIER_80, Families, size_bins
+from telemetry.demo_site.families import MIB_40, MIB_80, TIER_80, DemoFamilies, size_bins
 from telemetry.demo_site.population import IDLE, REGULAR, Population, Submissions
-from telemetry.demo_site.profile import Bools, Durations, Floats, Ints, Profile
+from telemetry.demo_site.profile import Bools, DurationProfile, Floats, Ints, Profile
 from telemetry.demo_site.quotas import rank_within, reflect
 from telemetry.demo_site.shape import SiteShape
 
@@ -58,7 +58,7 @@ def make_jobs(
     shape: SiteShape,
     profile: Profile,
     people: Population,
-    families: Families,
+    families: DemoFamilies,
     submissions: Submissions,
     rng: np.random.Generator,
 ) -> Jobs:
@@ -97,7 +97,7 @@ def _ids(submissions: Submissions) -> tuple[Ints, Ints]:
 def _times(
     shape: SiteShape,
     profile: Profile,
-    families: Families,
+    families: DemoFamilies,
     family: Ints,
     is_debug: Bools,
     several: Bools,
@@ -131,7 +131,7 @@ def _times(
     return state, run_s.astype(np.int64), np.maximum(again, 5).astype(np.int64), limit.astype(np.int64)
 
 
-def _limits(durations: Durations, wanted_s: Floats, is_debug: Bools) -> Floats:
+def _limits(durations: DurationProfile, wanted_s: Floats, is_debug: Bools) -> Floats:
     """The habitual limit at or above wanted_s; half an hour for debug jobs."""
     habits = np.array(durations.limits_s, dtype=float)
     place = np.minimum(np.searchsorted(habits, wanted_s), len(habits) - 1)
@@ -139,7 +139,7 @@ def _limits(durations: Durations, wanted_s: Floats, is_debug: Bools) -> Floats:
 
 
 def _needs(
-    profile: Profile, families: Families, family: Ints, rank: Ints, of: Ints, rng: np.random.Generator
+    profile: Profile, families: DemoFamilies, family: Ints, rank: Ints, of: Ints, rng: np.random.Generator
 ) -> Floats:
     """HBM peak of each job: around the family's usual one within its band, or growing from run to run."""
     noise = np.clip(rng.normal(0.0, 1.0, len(family)), -3, 3)
@@ -154,7 +154,7 @@ def _needs(
 def _use(
     shape: SiteShape,
     profile: Profile,
-    families: Families,
+    families: DemoFamilies,
     family: Ints,
     role: Ints,
     rng: np.random.Generator,

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from almanac.names import name_key
-from telemetry.demo_site.families import NO_TIER, Families, make_families
+from telemetry.demo_site.families import NO_TIER, DemoFamilies, make_families
 from telemetry.demo_site.hostile import Hostile, hostile_jobs, hostile_names, make_hostile
 from telemetry.demo_site.job_names import family_stems, job_names
 from telemetry.demo_site.jobs import STATES, Jobs, make_jobs
 from telemetry.demo_site.population import Population, make_population, make_submissions
 from telemetry.demo_site.profile import Bools, Floats, Ints, Profile, load_profile
-from telemetry.demo_site.schedule import Runs, schedule
+from telemetry.demo_site.schedule import ScheduledRuns, schedule
 from telemetry.demo_site.scripts import job_scripts
 from telemetry.demo_site.shape import SiteShape
 from telemetry.store.schema import JOBS
@@ -35,9 +35,9 @@ class SitePlan:
     shape: SiteShape
     profile: Profile
     people: Population
-    families: Families
+    families: DemoFamilies
     jobs: Jobs
-    runs: Runs
+    runs: ScheduledRuns
     names: list[str]
     hosts: list[str]
     scripts: list[str | None]

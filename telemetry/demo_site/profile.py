@@ -44,7 +44,7 @@ class SizeBin:
 
 
 @dataclass(frozen=True)
-class Durations:
+class DurationProfile:
     """The means are those of jobs that last at least mean_from_s."""
 
     mean_from_s: int
@@ -77,7 +77,7 @@ class Pipes:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryProfile:
     """HBM peaks: bands_80 (least, most, share) and grow_80 are of 80 GB, other_40 and grow_40 of 40 GB."""
 
     bands_80: tuple[tuple[float, float, float], ...]
@@ -103,7 +103,7 @@ class Preallocation:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OutcomeProfile:
     failed: float
     cancelled: float
     node_fail: float
@@ -131,13 +131,13 @@ class Profile:
     """spatial and temporal hold the curves of low, medium and high utilization, in this order."""
 
     bins: tuple[SizeBin, ...]
-    duration: Durations
+    duration: DurationProfile
     one_gpu_share: float
     pipes: Pipes
     spatial: tuple[Curve, Curve, Curve]
     temporal: tuple[Curve, Curve, Curve]
-    memory: Memory
-    outcome: Outcome
+    memory: MemoryProfile
+    outcome: OutcomeProfile
     people: People
 
 
@@ -171,12 +171,12 @@ def load_profile() -> Profile:
     combos = tuple(Combo(frozenset(c["pipes"]), c["share"], c["lean"]) for c in pipes.pop("combos"))
     return Profile(
         bins=tuple(SizeBin(**{**row, "util": utilization[row["util"]]}) for row in raw["size"]["bins"]),
-        duration=Durations(**_typed(raw["duration"])),
+        duration=DurationProfile(**_typed(raw["duration"])),
         one_gpu_share=raw["utilization"]["one_gpu_share"],
         pipes=Pipes(combos=combos, **_typed(pipes)),
         spatial=_bands(raw["spatial"]),
         temporal=_bands(raw["temporal"]),
-        memory=Memory(preallocate=preallocate, **_typed(memory)),
-        outcome=Outcome(**_typed(raw["outcome"])),
+        memory=MemoryProfile(preallocate=preallocate, **_typed(memory)),
+        outcome=OutcomeProfile(**_typed(raw["outcome"])),
         people=People(**_typed(raw["people"])),
     )

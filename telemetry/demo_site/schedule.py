@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from telemetry.demo_site.families import MIB_40, MIB_80, NO_TIER, TIER_80, Families
+from telemetry.demo_site.families import MIB_40, MIB_80, NO_TIER, TIER_80, DemoFamilies
 from telemetry.demo_site.jobs import CANCELLED, COMPLETED, FAILED, NODE_FAIL, Jobs
 from telemetry.demo_site.profile import Floats, Ints
 from telemetry.demo_site.shape import SiteShape
 
 
 @dataclass(frozen=True)
-class Runs:
+class ScheduledRuns:
     """One entry per accounting record, in order of submission: a requeued job has two.
 
     start_s is -1 where the job gave up waiting. Nodes of run n: node[first_node[n] : first_node[n + 1]], indices of
@@ -37,7 +37,7 @@ class Runs:
 
 
 @dataclass
-class _Pool:
+class _FreeNodes:
     """Nodes (or, where shared, GPUs) of one kind, and when each is free again, s since 1970."""
 
     first: int
@@ -61,12 +61,12 @@ class _Site:
 
     def __init__(self, shape: SiteShape) -> None:
         start, self.per_node = float(shape.start_s), shape.gpus_per_node
-        self.small = _Pool(0, np.full(shape.nodes_40, start), MIB_40)
-        self.large = _Pool(shape.nodes_40, np.full(shape.nodes_80, start), MIB_80)
+        self.small = _FreeNodes(0, np.full(shape.nodes_40, start), MIB_40)
+        self.large = _FreeNodes(shape.nodes_40, np.full(shape.nodes_80, start), MIB_80)
         first_shared = shape.nodes_40 + shape.nodes_80
-        self.shared = _Pool(first_shared, np.full(shape.shared_nodes * self.per_node, start), MIB_40)
+        self.shared = _FreeNodes(first_shared, np.full(shape.shared_nodes * self.per_node, start), MIB_40)
 
-    def pool(self, tier: int, prefers_large: bool, submit_s: int, nodes: int) -> tuple[_Pool, float]:
+    def pool(self, tier: int, prefers_large: bool, submit_s: int, nodes: int) -> tuple[_FreeNodes, float]:
         """The pool that serves a job first, and when. Without a tier asked for, either does."""
         if tier != NO_TIER:
             pool = self.large if tier == TIER_80 else self.small
@@ -97,7 +97,7 @@ class _Log:
 _NO_NODES = np.empty(0, dtype=np.int64)
 
 
-def schedule(shape: SiteShape, jobs: Jobs, families: Families, rng: np.random.Generator) -> Runs:
+def schedule(shape: SiteShape, jobs: Jobs, families: DemoFamilies, rng: np.random.Generator) -> ScheduledRuns:
     """Places every job. A job that needs more memory than its GPUs have dies there within minutes."""
     site, log = _Site(shape), _Log([], [])
     prefers_large = rng.random(len(jobs)) < 0.15
@@ -122,7 +122,7 @@ def schedule(shape: SiteShape, jobs: Jobs, families: Families, rng: np.random.Ge
 def _place(
     site: _Site,
     jobs: Jobs,
-    families: Families,
+    families: DemoFamilies,
     log: _Log,
     job: int,
     submit_s: int,
@@ -156,11 +156,11 @@ def _place(
     return start_s + run_s
 
 
-def _runs(log: _Log) -> Runs:
+def _runs(log: _Log) -> ScheduledRuns:
     columns = list(zip(*log.rows, strict=True))
     whole = [np.array(column, dtype=np.int64) for column in (*columns[:6], columns[7])]
     sizes = np.array([len(nodes) for nodes in log.nodes], dtype=np.int64)
-    return Runs(
+    return ScheduledRuns(
         job=whole[0], submit_s=whole[1], start_s=whole[2], end_s=whole[3], state=whole[4], restarts=whole[5],
         capacity_mib=np.array(columns[6]), gpu_mask=whole[6],
         first_node=np.concatenate([[0], np.cumsum(sizes)]), node=np.concatenate(log.nodes),

@@ -13,7 +13,7 @@ from almanac.records import Counts
 from telemetry.demo_site.plan import SitePlan, jobs_table, plan_site, truth_table
 from telemetry.demo_site.rows import iterate_hours
 from telemetry.demo_site.shape import SiteShape
-from telemetry.sources.base import Batch
+from telemetry.sources.base import RowBatch
 
 
 def generate_jobs(shape: SiteShape) -> pa.Table:
@@ -43,7 +43,7 @@ class GeneratedSource:
     def plan(self) -> SitePlan:
         return plan_site(self.shape)
 
-    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+    def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         """Jobs as accounting has them at until_s, where they touch the span; then the telemetry hour by hour."""
         until_s = min(until_s, self.shape.end_s)
         rows = jobs_table(self.plan, until_s)
@@ -53,5 +53,5 @@ class GeneratedSource:
                 yield _batch("telemetry", table, end_s)
 
 
-def _batch(table: str, rows: pa.Table, watermark_s: int | None) -> Batch:
-    return Batch(table, rows, Counts(seen=len(rows), kept=len(rows)), watermark_s)
+def _batch(table: str, rows: pa.Table, watermark_s: int | None) -> RowBatch:
+    return RowBatch(table, rows, Counts(seen=len(rows), kept=len(rows)), watermark_s)

@@ -9,7 +9,7 @@ from telemetry.metrics.columns import HIGHEST, NUMBER, TOTAL, Columns
 from telemetry.metrics.hours import HOUR_MS
 from telemetry.metrics.options import Options
 from telemetry.metrics.runs import Array
-from telemetry.metrics.samples import Counter, Samples
+from telemetry.metrics.samples import CounterValues, GpuSamples
 
 MEANS = tuple(counter.column for counter in AVERAGED)
 
@@ -29,7 +29,7 @@ KINDS = {
 }
 
 
-def measure(samples: Samples, options: Options, counted_ms: tuple[int, int]) -> Columns:
+def measure(samples: GpuSamples, options: Options, counted_ms: tuple[int, int]) -> Columns:
     """uncounted: samples outside the span counted_ms. missing_*: samples in which the counter is not known."""
     runs = samples.runs
     found: Columns = {"samples": runs.lengths}
@@ -47,7 +47,7 @@ def measure(samples: Samples, options: Options, counted_ms: tuple[int, int]) -> 
     return found | _faults(samples)
 
 
-def activity(samples: Samples, options: Options) -> Counter | None:
+def activity(samples: GpuSamples, options: Options) -> CounterValues | None:
     """The chosen counter. MIG instances have no GPU_UTIL: GR_ENGINE_ACTIVE stands in, as percent."""
     chosen, engine = samples.counter(options.imbalance_counter), samples.counter("gr_engine_active_frac")
     if options.imbalance_counter != "gpu_util_pct" or not samples.is_mig.any():
@@ -58,10 +58,10 @@ def activity(samples: Samples, options: Options) -> Counter | None:
         unknown if engine is None else 100 * engine.values.astype(np.float64),
         unknown if chosen is None else chosen.values,
     )
-    return Counter.of(values)
+    return CounterValues.of(values)
 
 
-def _faults(samples: Samples) -> Columns:
+def _faults(samples: GpuSamples) -> Columns:
     """Samples in which the GPU is busy, and among them those in which every profiling counter reads 0."""
     use = samples.counter("gpu_util_pct")
     if use is None:
@@ -75,7 +75,7 @@ def _faults(samples: Samples) -> Columns:
     return found | ({"fault_samples": samples.runs.sum(silent)} if silent.any() else {})
 
 
-def _silent(busy: Array, profiling: list[Counter]) -> Array:
+def _silent(busy: Array, profiling: list[CounterValues]) -> Array:
     silent, any_known = busy.copy(), np.zeros(len(busy), bool)
     for counter in profiling:
         silent &= ~(counter.values > 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from telemetry.metrics.runs import Array, Runs
+from telemetry.metrics.runs import Array, RowRuns
 
 Columns = dict[str, Array]
 
@@ -43,13 +43,13 @@ class Rows:
         whole = np.concatenate([np.zeros(0, kind.dtype), *(_of(name, kind, part) for part in self.parts)])
         return whole if self.order is None else whole[self.order]
 
-    def by(self, *keys: str) -> tuple[Rows, Runs]:
+    def by(self, *keys: str) -> tuple[Rows, RowRuns]:
         """The rows sorted by columns, the first one foremost, and the runs that are equal in all of them."""
         order = np.lexsort([self[key] for key in reversed(keys)])
         rows = Rows(self.kinds, self.parts, order if self.order is None else self.order[order])
-        return rows, Runs.of(*(rows[key] for key in keys))
+        return rows, RowRuns.of(*(rows[key] for key in keys))
 
-    def merged(self, runs: Runs) -> Columns:
+    def merged(self, runs: RowRuns) -> Columns:
         """The plain columns, a row for each run."""
         merges = {"sum": runs.sum, "max": runs.max, "min": runs.min}
         return {name: merges[kind.merge](self[name]) for name, kind in self.kinds.items() if kind.merge}

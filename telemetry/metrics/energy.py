@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from telemetry.metrics.columns import NUMBER, REAL, WHOLE, Columns, Rows, scattered
-from telemetry.metrics.runs import Array, Runs, grouped
-from telemetry.metrics.samples import Samples
+from telemetry.metrics.runs import Array, RowRuns, grouped
+from telemetry.metrics.samples import GpuSamples
 
 KINDS = {
     "missing_energy_mj": NUMBER,
@@ -25,7 +25,7 @@ KINDS = {
 """from, until: of the first and last reading, ms since the start of the claim."""
 
 
-def measure(samples: Samples) -> Columns:
+def measure(samples: GpuSamples) -> Columns:
     counter = samples.counter("energy_mj")
     if counter is None:
         return {"missing_energy_mj": samples.runs.lengths}
@@ -46,14 +46,14 @@ def measure(samples: Samples) -> Columns:
     return {"missing_energy_mj": counter.missing(samples.runs)} | scattered(found, places, len(samples.claim))
 
 
-def _falls(first: Array, last: Array, runs: Runs) -> Array:
+def _falls(first: Array, last: Array, runs: RowRuns) -> Array:
     """Whether the first reading of the next row of the run is below the last one of this row."""
     falls = np.append(first[1:] < last[:-1], False)[: len(first)]
     falls[runs.ends - 1] = False
     return falls
 
 
-def merge(rows: Rows, all_runs: Runs) -> Columns:
+def merge(rows: Rows, all_runs: RowRuns) -> Columns:
     """Rows in runs of the same claim, in any order of time."""
     number = np.arange(len(all_runs.starts))
     claim = all_runs.spread(number)

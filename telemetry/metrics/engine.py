@@ -10,7 +10,7 @@ import duckdb
 import pyarrow as pa
 
 from almanac.config import Config
-from telemetry.attribution.allocations import Attribution, Job, attribute, shared_jobs
+from telemetry.attribution.allocations import Attribution, JobRun, attribute, shared_jobs
 from telemetry.attribution.bindings import Binding
 from telemetry.metrics.chunks import Mapper, Progress, Work, map_partials, silent, split_files
 from telemetry.metrics.finish import Results, finish
@@ -31,7 +31,7 @@ class Prepared:
 
     work: Work
     jobs: pa.Table
-    given: Sequence[Job]
+    given: Sequence[JobRun]
     attribution: Attribution
     seen: Survey
 
@@ -39,12 +39,12 @@ class Prepared:
 def prepare(
     db: duckdb.DuckDBPyConnection,
     paths: Sequence[Path],
-    jobs: Sequence[Job],
+    jobs: Sequence[JobRun],
     bindings: Sequence[Binding],
     config: Config,
     counted_s: tuple[int, int] = ALWAYS,
     *,
-    neighbors: Sequence[Job] = (),
+    neighbors: Sequence[JobRun] = (),
     options: Options | None = None,
 ) -> Prepared:
     """Look through the files once: which GPUs there are, how often they were scraped, and whose they were.
@@ -94,11 +94,11 @@ def complete(
 
 def attribute_jobs(
     db: duckdb.DuckDBPyConnection,
-    jobs: Sequence[Job],
+    jobs: Sequence[JobRun],
     seen: Survey,
     bindings: Sequence[Binding],
     config: Config,
-    neighbors: Sequence[Job] = (),
+    neighbors: Sequence[JobRun] = (),
 ) -> Attribution:
     """Claims of the jobs, with the exporter's labels where the configuration believes them.
 

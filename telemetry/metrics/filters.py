@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from almanac.config import Filters
 from almanac.errors import ConfigError
-from telemetry.attribution.allocations import Job
+from telemetry.attribution.allocations import JobRun
 from telemetry.slurm.hostlist import expand
 
 
-def set_aside(job: Job, filters: Filters, login_nodes: frozenset[str]) -> str | None:
+def set_aside(job: JobRun, filters: Filters, login_nodes: frozenset[str]) -> str | None:
     """Why a job is not looked at, whatever its telemetry says (perlmutter-telemetry, II-C); None: it is."""
     if filters.partitions and job.partition not in filters.partitions:
         return "partition"

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from almanac.config import Filters
 from almanac.hardware import GpuModel, find_gpu_model, gpu_models
-from telemetry.attribution.allocations import Attribution, Job
+from telemetry.attribution.allocations import Attribution, JobRun
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.claims import NO_LABEL
 from telemetry.metrics.filters import host_filter, set_aside
@@ -64,7 +64,7 @@ JOB_FRAME = schema_of(
 )
 
 
-def claim_frame(jobs: Sequence[Job], attribution: Attribution, seen: Survey) -> pa.Table:
+def claim_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Survey) -> pa.Table:
     """Claims with what the metrics want to know of each: its job's steady span, its GPU's capacity and ridges.
 
     A GPU is of the model that it had on the first day of the claim on which that is known.
@@ -130,7 +130,7 @@ def model_frame() -> pa.Table:
     )
 
 
-def job_frame(jobs: Sequence[Job], attribution: Attribution, seen: Survey, filters: Filters) -> pa.Table:
+def job_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Survey, filters: Filters) -> pa.Table:
     """What `finish` wants to know of each job.
 
     expected: samples that one of its GPUs should have. set_aside: a reason known before any sample is looked at.

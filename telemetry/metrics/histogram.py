@@ -15,7 +15,7 @@ from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.columns import NUMBER, WHOLE, Columns, Rows
 from telemetry.metrics.roofline import Placed
 from telemetry.metrics.runs import Array
-from telemetry.metrics.samples import Samples
+from telemetry.metrics.samples import GpuSamples
 
 DECADES_FROM = -3
 PER_DECADE = 5
@@ -31,7 +31,7 @@ def bin_edges() -> list[float]:
     return [10 ** (DECADES_FROM + number / PER_DECADE) for number in range(BINS + 1)]
 
 
-def measure(samples: Samples, placed: Placed | None) -> Columns:
+def measure(samples: GpuSamples, placed: Placed | None) -> Columns:
     memory = samples.counter("dram_active_frac")
     if placed is None or memory is None:
         return {}

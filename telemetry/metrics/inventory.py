@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from telemetry.attribution.allocations import Inventory
 from telemetry.metrics.chunks import each_chunk
 from telemetry.metrics.hours import HOUR_MS, Files, Hour, MisplacedError, each_hour
-from telemetry.metrics.runs import Array, Runs
+from telemetry.metrics.runs import Array, RowRuns
 from telemetry.metrics.samples import Units
 from telemetry.store.schema import schema_of
 
@@ -126,7 +126,7 @@ def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:
     return pa.table(columns).cast(UNITS)
 
 
-def _model(hour: Hour, runs: Runs) -> pa.Array[Any]:
+def _model(hour: Hour, runs: RowRuns) -> pa.Array[Any]:
     """The model that each GPU's samples name; the last by the alphabet where there are several."""
     model = hour.text("model")
     if not len(model):
@@ -143,6 +143,6 @@ def _intervals(day: Array, gap_ms: Array) -> list[tuple[int, float]]:
     known = gap_ms > 0
     day, gap_ms = day[known], gap_ms[known]
     order = np.lexsort((gap_ms, day))
-    days = Runs.of(day[order])
+    days = RowRuns.of(day[order])
     median = gap_ms[order][days.starts + (days.lengths - 1) // 2] / 1000
     return list(zip(days.first(day[order]).tolist(), median.tolist(), strict=True))

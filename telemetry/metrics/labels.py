@@ -10,21 +10,21 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from telemetry.attribution.allocations import CLAIMS, Attribution, Inventory, Job
+from telemetry.attribution.allocations import CLAIMS, Attribution, Inventory, JobRun
 from telemetry.metrics.chunks import each_chunk
 from telemetry.metrics.claims import Claims
 from telemetry.metrics.frames import claim_frame
 from telemetry.metrics.hours import Files, each_hour
 from telemetry.metrics.inventory import Survey
 from telemetry.metrics.runs import Array
-from telemetry.metrics.samples import Samples
+from telemetry.metrics.samples import GpuSamples
 from telemetry.store.schema import table_of
 
 
 def aligned(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], claims: pa.Table) -> pa.Table:
     """Claims whose windows begin at the first sample of their job."""
 
-    def look(samples: Samples) -> Array:
+    def look(samples: GpuSamples) -> Array:
         return np.stack([samples.claims.job[samples.claim], samples.runs.first(samples.time_ms)])
 
     first_ms: dict[int, int] = {}
@@ -39,7 +39,7 @@ def aligned(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], claims: pa.T
 
 def labelled_units(
     db: duckdb.DuckDBPyConnection,
-    jobs: Sequence[Job],
+    jobs: Sequence[JobRun],
     numbers: Sequence[int],
     seen: Survey,
     inventory: Inventory,
@@ -53,7 +53,7 @@ def labelled_units(
     ]
     job_id = np.array([jobs[row[0]].job_id for row in rows])
 
-    def look(samples: Samples) -> Array:
+    def look(samples: GpuSamples) -> Array:
         label = samples.label()
         if label is None:
             return np.zeros(0, np.int64)
@@ -69,12 +69,12 @@ def labelled_units(
 
 
 def _each(
-    db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], claims: pa.Table, look: Callable[[Samples], Array]
+    db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], claims: pa.Table, look: Callable[[GpuSamples], Array]
 ) -> list[Array]:
     """What `look` gives for the samples within claims, hour by hour."""
 
     def one(db: duckdb.DuckDBPyConnection, files: Files) -> list[Array]:
         held = Claims.of(claims, files.from_ms, files.until_ms)
-        return each_hour(db, files, lambda hour: look(Samples.of(hour, held)), held.touch)
+        return each_hour(db, files, lambda hour: look(GpuSamples.of(hour, held)), held.touch)
 
     return list(chain.from_iterable(each_chunk(db, chunks, one)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from telemetry.metrics.columns import HIGHEST, LOWEST, NUMBER, REAL, WHOLE, Columns, Rows
-from telemetry.metrics.runs import Array, Runs
-from telemetry.metrics.samples import Counter, Samples
+from telemetry.metrics.runs import Array, RowRuns
+from telemetry.metrics.samples import CounterValues, GpuSamples
 
 KINDS = {
     "hbm_peak_mib": HIGHEST,
@@ -23,7 +23,7 @@ hbm_ms, the sum of times t; hbm_spread, the sum of (t - mean(t)) ** 2; hbm_slope
 _NEVER = 2**62
 
 
-def measure(samples: Samples, is_full: bool) -> Columns:
+def measure(samples: GpuSamples, is_full: bool) -> Columns:
     used = samples.counter("hbm_used_mib")
     if used is None:
         return {}
@@ -33,11 +33,11 @@ def measure(samples: Samples, is_full: bool) -> Columns:
     return found | _steady(samples, used) | _growth(samples, used) if is_full else found
 
 
-def _first(runs: Runs, values: Array, peak: Array, time_ms: Array) -> Array:
+def _first(runs: RowRuns, values: Array, peak: Array, time_ms: Array) -> Array:
     return runs.min(np.where(values == runs.spread(peak), time_ms, _NEVER))
 
 
-def _steady(samples: Samples, used: Counter) -> Columns:
+def _steady(samples: GpuSamples, used: CounterValues) -> Columns:
     runs, claims = samples.runs, samples.claims
     after, before = (bound[samples.claim] for bound in (claims.steady_from_ms, claims.steady_until_ms))
     steady = (samples.time_ms >= runs.spread(after)) & (samples.time_ms < runs.spread(before))
@@ -45,7 +45,7 @@ def _steady(samples: Samples, used: Counter) -> Columns:
     return {"steady_samples": runs.sum(~np.isnan(low)), "steady_low_mib": runs.min(low)}
 
 
-def _growth(samples: Samples, used: Counter) -> Columns:
+def _growth(samples: GpuSamples, used: CounterValues) -> Columns:
     """From the means of the hour on, so that no digits are lost to the length of the job."""
     runs, number = samples.runs, samples.runs.lengths - used.missing(samples.runs)
     elapsed = samples.time_ms - runs.spread(samples.claims.start_ms[samples.claim])
@@ -61,7 +61,7 @@ def _growth(samples: Samples, used: Counter) -> Columns:
     }
 
 
-def merge(rows: Rows, runs: Runs) -> Columns:
+def merge(rows: Rows, runs: RowRuns) -> Columns:
     """Rows in runs of the same claim. See Chan and others (1983), Algorithms for computing the sample variance."""
     peak = runs.max(rows["hbm_peak_mib"])
     number = rows["samples"] - rows["missing_hbm_used_mib"]

@@ -13,7 +13,7 @@ from telemetry.metrics.claims import Claims
 from telemetry.metrics.columns import WHOLE, Columns, Kind, Rows, packed, unpacked
 from telemetry.metrics.hours import Files, Hour, each_hour
 from telemetry.metrics.options import Options
-from telemetry.metrics.samples import Samples
+from telemetry.metrics.samples import GpuSamples
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ def compute_partials(
     held = Claims.of(claims, files.from_ms, files.until_ms)
 
     def measure(hour: Hour) -> tuple[Columns, ...]:
-        return _measure(Samples.of(hour, held), options, counted_ms)
+        return _measure(GpuSamples.of(hour, held), options, counted_ms)
 
     return _merged([list(found) for found in zip(*each_hour(db, files, measure, held.touch), strict=True)])
 
 
-def _measure(samples: Samples, options: Options, counted_ms: tuple[int, int]) -> tuple[Columns, ...]:
+def _measure(samples: GpuSamples, options: Options, counted_ms: tuple[int, int]) -> tuple[Columns, ...]:
     """Columns of each family, of one hour."""
     placed = roofline.place(samples)
     claim = {"claim": samples.claims.number[samples.claim], **base.measure(samples, options, counted_ms)}

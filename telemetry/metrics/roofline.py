@@ -13,8 +13,8 @@ import numpy as np
 
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.columns import NUMBER, WHOLE, Columns, Rows, scattered
-from telemetry.metrics.runs import Array, Runs, grouped
-from telemetry.metrics.samples import Samples
+from telemetry.metrics.runs import Array, RowRuns, grouped
+from telemetry.metrics.samples import GpuSamples
 
 KINDS = {
     "placed": NUMBER,
@@ -42,7 +42,7 @@ class Placed:
     unknown: dict[str, Array]
 
 
-def place(samples: Samples) -> Placed | None:
+def place(samples: GpuSamples) -> Placed | None:
     """Placed are samples whose fractions are at most 1, whose memory's is known, and with some pipe active.
 
     The intensity a * F / (d * B) exceeds the balance point F / B exactly where a > d: the peaks cancel, so the class
@@ -67,7 +67,7 @@ def place(samples: Samples) -> Placed | None:
     return Placed(flags, compute, unknown)
 
 
-def measure(samples: Samples, placed: Placed | None, is_full: bool) -> Columns:
+def measure(samples: GpuSamples, placed: Placed | None, is_full: bool) -> Columns:
     if placed is None:
         return {}
     runs = samples.runs
@@ -77,7 +77,7 @@ def measure(samples: Samples, placed: Placed | None, is_full: bool) -> Columns:
     return found | _weights(samples, placed) if is_full else found
 
 
-def _weights(samples: Samples, placed: Placed) -> Columns:
+def _weights(samples: GpuSamples, placed: Placed) -> Columns:
     """Weights of the placed samples, and what the last one of each run is."""
     places, runs = samples.runs.where(placed.flags)
     time_ms = samples.time_ms[placed.flags]
@@ -96,7 +96,7 @@ def _weights(samples: Samples, placed: Placed) -> Columns:
     return scattered(found, places, len(samples.claim))
 
 
-def merge(rows: Rows, all_runs: Runs) -> Columns:
+def merge(rows: Rows, all_runs: RowRuns) -> Columns:
     """Rows in runs of the same claim, in any order of time: a last sample weighs the time to the next row."""
     number = np.arange(len(all_runs.starts))
     claim = all_runs.spread(number)

@@ -12,14 +12,14 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Runs:
+class RowRuns:
     """Run i is the rows starts[i] up to the next start, the last one up to `rows`. No run is empty."""
 
     starts: Array
     rows: int
 
     @classmethod
-    def of(cls, *keys: Array) -> Runs:
+    def of(cls, *keys: Array) -> RowRuns:
         """Runs of neighboring rows that are equal in every key."""
         rows = len(keys[0])
         differs = np.zeros(max(rows - 1, 0), bool)
@@ -28,7 +28,7 @@ class Runs:
         return cls(np.concatenate([np.arange(min(rows, 1)), np.flatnonzero(differs) + 1]), rows)
 
     @classmethod
-    def of_lengths(cls, lengths: Array) -> Runs:
+    def of_lengths(cls, lengths: Array) -> RowRuns:
         ends = np.cumsum(lengths)
         return cls(ends - lengths, int(ends[-1]) if len(ends) else 0)
 
@@ -65,19 +65,19 @@ class Runs:
         """One value a run, repeated for each of its rows."""
         return np.repeat(values, self.lengths)
 
-    def where(self, flags: Array) -> tuple[Array, Runs]:
+    def where(self, flags: Array) -> tuple[Array, RowRuns]:
         """Places of the runs that keep a row where flags are set, and the runs of the rows kept."""
         kept = self.sum(flags)
         places = np.flatnonzero(kept)
-        return places, Runs.of_lengths(kept[places])
+        return places, RowRuns.of_lengths(kept[places])
 
 
-def grouped(*keys: Array) -> tuple[Array, Runs]:
+def grouped(*keys: Array) -> tuple[Array, RowRuns]:
     """The order that sorts rows by the keys, the first one foremost, and the runs of equal first keys in that order."""
     order = np.lexsort(keys[::-1])
-    return order, Runs.of(keys[0][order])
+    return order, RowRuns.of(keys[0][order])
 
 
-def ragged(firsts: Array, runs: Runs) -> Array:
+def ragged(firsts: Array, runs: RowRuns) -> Array:
     """firsts[i], firsts[i] + 1, ...: as many numbers as run i has rows, run after run."""
     return np.arange(runs.rows) + runs.spread(firsts - runs.starts)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.claims import NO_LABEL, Claims
 from telemetry.metrics.hours import HOUR_MS, Hour, MisplacedError
-from telemetry.metrics.runs import Array, Runs, ragged
+from telemetry.metrics.runs import Array, RowRuns, ragged
 
 _KEPT = {"gpu_util_pct", "hbm_used_mib", *(f"{name}_active_frac" for name in ("sm", "dram", "gr_engine", *PIPES))}
 
@@ -21,7 +21,7 @@ _KEPT = {"gpu_util_pct", "hbm_used_mib", *(f"{name}_active_frac" for name in ("s
 class Units:
     """The GPUs of an hour, each a run of samples in time order. key: run * HOUR_MS + ms into the hour, ascending."""
 
-    runs: Runs
+    runs: RowRuns
     host: pa.Array[Any]
     gpu: Array
     mig: pa.Array[Any]
@@ -34,7 +34,7 @@ class Units:
         host, mig = hour.text("host"), hour.text("mig")
         gpu, time_ms = hour.numbers("gpu"), hour.numbers("time_ms")
         codes = (host.indices.to_numpy(), gpu, mig.indices.to_numpy())
-        runs = Runs.of(*codes)
+        runs = RowRuns.of(*codes)
         into_ms = time_ms - hour.start_ms
         if len(into_ms) and (into_ms.min() < 0 or into_ms.max() >= HOUR_MS):
             raise MisplacedError
@@ -47,26 +47,26 @@ class Units:
 
 
 @dataclass(frozen=True)
-class Counter:
+class CounterValues:
     """Values of a counter; known: in which samples it is, None for all of them. A value that is not known is NaN."""
 
     values: Array
     known: Array | None
 
     @classmethod
-    def of(cls, values: Array) -> Counter:
+    def of(cls, values: Array) -> CounterValues:
         missing = np.isnan(values)
         return cls(values, ~missing if missing.any() else None)
 
-    def missing(self, runs: Runs) -> Array:
+    def missing(self, runs: RowRuns) -> Array:
         return np.zeros(len(runs.starts), np.int64) if self.known is None else runs.sum(~self.known)
 
-    def total(self, runs: Runs) -> Array:
+    def total(self, runs: RowRuns) -> Array:
         return runs.sum(self.values if self.known is None else np.where(self.known, self.values, 0))
 
 
 @dataclass(frozen=True)
-class Samples:
+class GpuSamples:
     """A run for each claim that has samples in the hour; claim: its place in `claims`. Runs may share samples.
 
     Of the counters only those are kept that several metrics look at: an hour of a large site has millions of samples.
@@ -75,13 +75,13 @@ class Samples:
     hour: Hour
     claims: Claims
     claim: Array
-    runs: Runs
+    runs: RowRuns
     time_ms: Array
     _take: Callable[[Array], Array]
-    _counters: dict[str, Counter | None] = field(default_factory=dict)
+    _counters: dict[str, CounterValues | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, hour: Hour, claims: Claims) -> Samples:
+    def of(cls, hour: Hour, claims: Claims) -> GpuSamples:
         """Raises MisplacedError, as Units.of."""
         units = Units.of(hour)
         claim, run = claims.find(hour.start_ms, units.host, units.gpu, units.mig)
@@ -109,12 +109,12 @@ class Samples:
         column: Any = self.hour.read("job_label")
         return None if column is None else self._take(column.fill_null(-1).to_numpy())
 
-    def counter(self, name: str) -> Counter | None:
+    def counter(self, name: str) -> CounterValues | None:
         """A counter's values in the samples; None where it is not known in any of the hour."""
         if name in self._counters:
             return self._counters[name]
         column = self.hour.read(name)
-        counter = None if column is None else Counter.of(self._take(column.to_numpy()))
+        counter = None if column is None else CounterValues.of(self._take(column.to_numpy()))
         if name in _KEPT:
             self._counters[name] = counter
         return counter
@@ -141,9 +141,9 @@ def _own(hour: Hour, label: Array, low: Array, high: Array) -> tuple[Array, Arra
     return low, high
 
 
-def _taken(low: Array, high: Array, rows: int) -> tuple[Runs, Callable[[Array], Array]]:
+def _taken(low: Array, high: Array, rows: int) -> tuple[RowRuns, Callable[[Array], Array]]:
     """Runs of the rows low..high of each claim, one after the other, and what takes these rows from a column."""
-    runs = Runs.of_lengths(high - low)
+    runs = RowRuns.of_lengths(high - low)
     if runs.rows == rows and (low == runs.starts).all():
         return runs, lambda column: column
     places = ragged(low, runs)

@@ -13,14 +13,14 @@ from telemetry.metrics.base import activity
 from telemetry.metrics.columns import NUMBER, TOTAL, WHOLE, Columns, Rows
 from telemetry.metrics.hours import HOUR_MS
 from telemetry.metrics.options import Options
-from telemetry.metrics.runs import Array, Runs
-from telemetry.metrics.samples import Samples
+from telemetry.metrics.runs import Array, RowRuns
+from telemetry.metrics.samples import GpuSamples
 
 CLOSED = {"job": WHOLE, "windows": NUMBER, "active_windows": NUMBER, "ratio_sum": TOTAL}
 OPEN = {"job": WHOLE, "claim": WHOLE, "opened_ms": WHOLE, "total": TOTAL}
 
 
-def measure(samples: Samples, options: Options) -> tuple[Columns, Columns]:
+def measure(samples: GpuSamples, options: Options) -> tuple[Columns, Columns]:
     """Closed and open windows of the hour, see CLOSED and OPEN."""
     counter = activity(samples, options)
     if counter is None:
@@ -34,7 +34,7 @@ def measure(samples: Samples, options: Options) -> tuple[Columns, Columns]:
     ahead_ms = (samples.hour.start_ms - samples.claims.offset_ms[claim]) % options.window_ms
     window = _windows(time_ms - samples.hour.start_ms, ahead_ms, runs, options.window_ms)
     run_of_row = runs.spread(np.arange(len(places)))
-    pieces = Runs.of(run_of_row, window)
+    pieces = RowRuns.of(run_of_row, window)
     run = pieces.first(run_of_row)
     opened_ms = pieces.first(window).astype(np.int64) * options.window_ms - ahead_ms[run]
     rows = {
@@ -48,7 +48,7 @@ def measure(samples: Samples, options: Options) -> tuple[Columns, Columns]:
     return fold(closed), still
 
 
-def _windows(into_ms: Array, ahead_ms: Array, runs: Runs, width_ms: int) -> Array:
+def _windows(into_ms: Array, ahead_ms: Array, runs: RowRuns, width_ms: int) -> Array:
     """The window of each sample, counted from the one in which the hour begins."""
     shifted = into_ms.astype(np.int32)
     if ahead_ms.any():
@@ -64,9 +64,9 @@ def fold(rows: Columns | Rows) -> Columns:
         first_ms = opened.min()
         order = np.argsort(job * (opened.max() - first_ms + 1) + opened - first_ms, kind="stable")
         job, opened, total = job[order], opened[order], total[order]
-    windows = Runs.of(job, opened)
+    windows = RowRuns.of(job, opened)
     whole, highest, of_job = windows.sum(total), windows.max(total), windows.first(job)
-    jobs = Runs.of(of_job)
+    jobs = RowRuns.of(of_job)
     active = highest > 0
     ratio = np.divide(whole, highest, out=np.zeros(len(whole)), where=active)
     return {

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from almanac.config import Config
 from almanac.units import format_count
-from telemetry.attribution.allocations import CLAIMS, NO_NODES, Attribution, Job, overlaps, parse_hosts
+from telemetry.attribution.allocations import CLAIMS, NO_NODES, Attribution, JobRun, overlaps, parse_hosts
 from telemetry.metrics.catalogue import STEP_METRICS
 from telemetry.metrics.filters import host_filter, set_aside
 from telemetry.store.schema import TABLES, table_of
@@ -102,7 +102,7 @@ class StepCounts:
         ]
 
 
-Measure = Callable[[Sequence[Job], Attribution], pa.Table]
+Measure = Callable[[Sequence[JobRun], Attribution], pa.Table]
 """Metrics of intervals of jobs with these claims: rows of the table job_metrics, in the order of the intervals."""
 
 
@@ -111,7 +111,7 @@ def summarize_steps(
     store: Store,
     cluster: str,
     config: Config,
-    jobs: Sequence[Job],
+    jobs: Sequence[JobRun],
     owned: Attribution,
     job_metrics: pa.Table,
     measure: Measure,
@@ -128,7 +128,7 @@ def summarize_steps(
     return _counted(steps, found, jobs, job_metrics)
 
 
-def _counted(steps: Sequence[Step], found: pa.Table, jobs: Sequence[Job], job_metrics: pa.Table) -> StepCounts:
+def _counted(steps: Sequence[Step], found: pa.Table, jobs: Sequence[JobRun], job_metrics: pa.Table) -> StepCounts:
     samples: list[Any] = job_metrics["samples"].to_pylist()
     outcomes: dict[int, list[Any]] = defaultdict(list)
     for step, *outcome in zip(steps, found["verdict"].to_pylist(), found["samples"].to_pylist(), strict=True):
@@ -143,7 +143,7 @@ def _counted(steps: Sequence[Step], found: pa.Table, jobs: Sequence[Job], job_me
     )
 
 
-def load_steps(db: duckdb.DuckDBPyConnection, store: Store, cluster: str, jobs: Sequence[Job]) -> list[Step]:
+def load_steps(db: duckdb.DuckDBPyConnection, store: Store, cluster: str, jobs: Sequence[JobRun]) -> list[Step]:
     """Steps that ran, of those of the jobs that have two or more; by job, start, end and name."""
     submits = [job.submit_s for job in jobs]
     kept = store.read("steps", cluster, since_s=min(submits), until_s=max(submits) + 1) if jobs else None
@@ -184,7 +184,7 @@ def stored_steps(store: Store, cluster: str, runs: Sequence[Run], columns: Seque
 
 
 def measure_steps(
-    steps: Sequence[Step], config: Config, jobs: Sequence[Job], owned: Attribution, measure: Measure
+    steps: Sequence[Step], config: Config, jobs: Sequence[JobRun], owned: Attribution, measure: Measure
 ) -> pa.Table:
     """Rows of the table step_metrics, in the order of the steps."""
     as_jobs = [_as_job(step, jobs[step.job]) for step in steps]
@@ -195,12 +195,12 @@ def measure_steps(
     return named.select(STEP_METRICS.names).cast(STEP_METRICS)
 
 
-def _as_job(step: Step, job: Job) -> Job:
+def _as_job(step: Step, job: JobRun) -> JobRun:
     return replace(job, start_s=step.start_s, end_s=step.end_s, gpu_count=step.gpu_count or 0, hosts=step.hosts)
 
 
 def attribute_steps(
-    steps: Sequence[Step], jobs: Sequence[Job], owned: Attribution, ignored: Mapping[int, str] | None = None
+    steps: Sequence[Step], jobs: Sequence[JobRun], owned: Attribution, ignored: Mapping[int, str] | None = None
 ) -> Attribution:
     """Claims of steps: their job's, on their hosts and in their time. No two claims of a unit overlap.
 
@@ -243,7 +243,7 @@ def _without_gpus(step: Step) -> str | None:
     return {None: UNKNOWN_COUNT, 0: NO_GPUS}.get(step.gpu_count)
 
 
-def _has_some(step: Step, job: Job, on_hosts: list[_Place], seen: int) -> bool:
+def _has_some(step: Step, job: JobRun, on_hosts: list[_Place], seen: int) -> bool:
     """Whether a step has fewer GPUs than its job on the step's hosts.
 
     Where the job has GPUs that telemetry does not show, each of its hosts is taken to have an equal share of them.

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from almanac.config import Config
 from almanac.units import DAY_S
-from telemetry.attribution.allocations import Attribution, Job, days_of
+from telemetry.attribution.allocations import Attribution, JobRun, days_of
 from telemetry.attribution.bindings import Binding
 from telemetry.attribution.runs import ended_jobs, load_runs, neighbors_of, sharing
 from telemetry.metrics.chunks import Mapper, Progress, map_partials, silent
@@ -112,7 +112,7 @@ def _part_of(progress: Progress, place: int, parts: int) -> Progress:
     return lambda done, total, word: progress(place * total + done, parts * total, word)
 
 
-def _telemetry(store: Store, cluster: str, span: tuple[int, int], runs: Sequence[Job]) -> list[Path]:
+def _telemetry(store: Store, cluster: str, span: tuple[int, int], runs: Sequence[JobRun]) -> list[Path]:
     """Files of the span, and of every whole day of the runs: which GPUs there were is said of days."""
     days = {day for run in runs for day in days_of(run.start_s, run.end_s)}
     in_span = set(store.files("telemetry", cluster, *span))
@@ -124,7 +124,7 @@ def _telemetry(store: Store, cluster: str, span: tuple[int, int], runs: Sequence
 def _measuring(db: duckdb.DuckDBPyConnection, prepared: Prepared, mapper: Mapper, config: Config) -> Measure:
     """Measures other intervals on the files that were looked through; of them, those with claims are read."""
 
-    def measure(jobs: Sequence[Job], attribution: Attribution) -> pa.Table:
+    def measure(jobs: Sequence[JobRun], attribution: Attribution) -> pa.Table:
         start_ms, end_ms = (attribution.claims[name].to_numpy() for name in ("start_ms", "end_ms"))
         work = prepared.work
         chunks = [files for files in work.chunks if ((start_ms < files.until_ms) & (end_ms > files.from_ms)).any()]
@@ -134,7 +134,7 @@ def _measuring(db: duckdb.DuckDBPyConnection, prepared: Prepared, mapper: Mapper
     return measure
 
 
-def load_bindings(store: Store, cluster: str, config: Config, jobs: Sequence[Job]) -> list[Binding]:
+def load_bindings(store: Store, cluster: str, config: Config, jobs: Sequence[JobRun]) -> list[Binding]:
     """Prolog and squeue records of the jobs' ids, made in the time of these jobs or a day around it."""
     if not jobs:
         return []

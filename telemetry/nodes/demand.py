@@ -22,14 +22,14 @@ from almanac.units import DAY_S, printable
 from telemetry.nodes.runs import (
     MINUTE_S,
     Floats,
-    Runs,
+    NodeRuns,
     Tick,
     highest_per_minute,
     in_use_per_minute,
     merged,
     no_tick,
 )
-from telemetry.nodes.waits import Waits, queued_per_minute, waits_of
+from telemetry.nodes.waits import NodeWaits, queued_per_minute, waits_of
 from telemetry.run_times import ASKED, GPUS, ended_runs, expected_run_s
 from telemetry.slurm.host_index import HostIndex
 from telemetry.store.job_columns import Bools, JobColumns, TextColumn
@@ -65,7 +65,7 @@ class Accounted:
     active: Floats
     wanted: Floats
     queued: Floats
-    runs: Runs
+    runs: NodeRuns
     known_s: tuple[int, int] = (0, 0)
     counts: Counts = field(default_factory=Counts)
 
@@ -116,7 +116,7 @@ def _read(store: Store, cluster: str, start_s: int, end_s: int) -> tuple[JobColu
     return JobColumns.of(rows, _NUMBERS, _TEXTS), ended, known
 
 
-def _asked(jobs: JobColumns, waits: Waits) -> pa.Table:
+def _asked(jobs: JobColumns, waits: NodeWaits) -> pa.Table:
     """Of schema ASKED."""
     texts = [jobs.text[name].array(waits.job) for name in ("user", "name_key")]
     numbers = [pa.array(jobs.number[name][waits.job], pa.int64()) for name in ("gpus", "submit_s", "time_limit_s")]
@@ -184,7 +184,7 @@ def _nodes_of(column: TextColumn, names: Collection[str], counts: Counts) -> tup
     return tuple(found)
 
 
-def _runs(ran: JobColumns, nodes: tuple[NDArray[np.int32], ...]) -> Runs:
+def _runs(ran: JobColumns, nodes: tuple[NDArray[np.int32], ...]) -> NodeRuns:
     order = np.argsort(ran.number["start_s"], kind="stable")
     start, end = ran.number["start_s"], ran.number["end_s"]
-    return Runs(start[order], end[order], ran.text["node_list"].codes[order], nodes)
+    return NodeRuns(start[order], end[order], ran.text["node_list"].codes[order], nodes)

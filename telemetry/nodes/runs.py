@@ -24,7 +24,7 @@ def no_tick(done: float, total: float, note: str) -> None:
 
 
 @dataclass(frozen=True)
-class Runs:
+class NodeRuns:
     """Runs that used nodes of a set, in order of their start: [start_s, end_s), and which of the set's nodes.
 
     nodes: for each different node list the set's nodes in it, by index; node_list: (n_runs,) which of them.
@@ -62,7 +62,7 @@ class Runs:
         return run, node, np.maximum(self.start_s[run], low_s), np.minimum(self.end_s[run], high_s)
 
 
-def in_use_per_minute(runs: Runs, start_s: int, end_s: int, tick: Tick = no_tick) -> Floats:
+def in_use_per_minute(runs: NodeRuns, start_s: int, end_s: int, tick: Tick = no_tick) -> Floats:
     """(n_minutes,) nodes in use, the highest of the seconds of each minute of [start_s, end_s), whole minutes.
 
     Part by part, so that memory is bounded.

@@ -21,7 +21,7 @@ NEVER_S, ALWAYS_S = 2**62, -(2**62)
 
 
 @dataclass(frozen=True)
-class Waits:
+class NodeWaits:
     """Waits for nodes of the set: [begin_s, until_s), nodes that the job fills, and which of the jobs it is; (n,)."""
 
     begin_s: Ints
@@ -30,7 +30,7 @@ class Waits:
     job: Ints
 
 
-def waits_of(jobs: JobColumns, is_started: Bools, ran: JobColumns, node_set: NodeSet, until_s: int) -> Waits:
+def waits_of(jobs: JobColumns, is_started: Bools, ran: JobColumns, node_set: NodeSet, until_s: int) -> NodeWaits:
     """Waits of these jobs. ran: runs on nodes of the set. until_s: up to here what is still pending waits.
 
     A job waits from when it is eligible until it starts or is canceled. It counts where a run on the set's nodes had
@@ -41,10 +41,10 @@ def waits_of(jobs: JobColumns, is_started: Bools, ran: JobColumns, node_set: Nod
     begin = np.maximum(np.maximum(jobs.number["eligible_s"], jobs.number["submit_s"]), _fits_from(jobs, ran, node_set))
     until = np.where(is_started, start, given_up)
     waited = np.flatnonzero(begin < until)
-    return Waits(begin[waited], until[waited], _filled(jobs, ran, waited, begin[waited]), waited)
+    return NodeWaits(begin[waited], until[waited], _filled(jobs, ran, waited, begin[waited]), waited)
 
 
-def queued_per_minute(waits: Waits, run_min: Floats, most: int, start_s: int, end_s: int) -> Floats:
+def queued_per_minute(waits: NodeWaits, run_min: Floats, most: int, start_s: int, end_s: int) -> Floats:
     """(n_minutes,) node-minutes of the waits in each minute of [start_s, end_s): nodes, at most `most`, x run time.
 
     run_min: (n_waits,) minutes that each job will likely run for. NaN while one of them is not known.

@@ -31,7 +31,7 @@ NODES_PER_COMMAND = 500
 """Nodes that one command changes: slurmctld holds its locks meanwhile."""
 
 
-class Commands(Runner, Protocol):
+class CommandRunner(Runner, Protocol):
     """What runs commands, and feeds one requests to slurmctld, as SlurmCommands does."""
 
     def feed(self, argv: Sequence[str], stdin: bytes) -> Done: ...
@@ -41,7 +41,7 @@ class Commands(Runner, Protocol):
 class CommandBackend:
     """A SlurmBackend of Slurm's commands."""
 
-    commands: Commands
+    commands: CommandRunner
 
     def configuration(self) -> str:
         return controller_config(self.commands)

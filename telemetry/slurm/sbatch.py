@@ -29,7 +29,7 @@ Options = Mapping[str, Option]
 
 
 @dataclass(frozen=True)
-class Submission:
+class SbatchRequest:
     """What would follow `sbatch`. Of a het job, the first component's options.
 
     options: merged as sbatch merges them; rest: the script and its arguments, as typed; line: all words, joined by
@@ -53,7 +53,9 @@ class Submission:
         return replace(request, script_key="" if self.is_het else script_key(user, self.line, folder))
 
 
-def parse_submission(argv: Sequence[str], environ: Mapping[str, str], read_script: Callable[[str], str]) -> Submission:
+def parse_submission(
+    argv: Sequence[str], environ: Mapping[str, str], read_script: Callable[[str], str]
+) -> SbatchRequest:
     """The options of what would follow `sbatch`. Of a het job, the first component's.
 
     read_script returns the text of a script by its name; "-" is standard input. Raises RequestError, and what
@@ -67,7 +69,7 @@ def parse_submission(argv: Sequence[str], environ: Mapping[str, str], read_scrip
     script = rest[0] if rest and not wrapped else None
     text = read_script(script) if script is not None else ""
     options = merge(parse_script(text), environment_options(environ), typed)
-    return Submission(options, tuple(rest), script, is_het or is_het_script(text), " ".join(["sbatch", *argv]))
+    return SbatchRequest(options, tuple(rest), script, is_het or is_het_script(text), " ".join(["sbatch", *argv]))
 
 
 def merge(*sources: Iterable[Option]) -> dict[str, Option]:

@@ -12,7 +12,7 @@ from almanac.records import Counts
 
 
 @dataclass(frozen=True)
-class Batch:
+class RowBatch:
     """Rows of one table of the store (`telemetry.store.schema.TABLES`), and what became of the records behind them.
 
     watermark_s: everything up to here (s since 1970) has been read once this batch is stored; None where the
@@ -33,6 +33,6 @@ class Source(Protocol):
         """What its watermark is kept under."""
         ...
 
-    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+    def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         """Batches of [since_s, until_s), in time order. Raises SourceError where nothing can be read."""
         ...

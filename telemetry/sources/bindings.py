@@ -23,7 +23,7 @@ from almanac.units import printable
 from telemetry.slurm.commands import Runner
 from telemetry.slurm.hostlist import expand
 from telemetry.slurm.queue_json import queued
-from telemetry.sources.base import Batch
+from telemetry.sources.base import RowBatch
 from telemetry.sources.sacct_json import number, words
 from telemetry.store.schema import BINDINGS
 
@@ -69,7 +69,7 @@ class PrologSource:
     arrival: Callable[[Path], float] = arrival_s
     name: str = "prolog"
 
-    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+    def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         """Rows of the records that were made in [since_s, until_s), and of older ones that came after since_s.
 
         An hour is added before since_s, for clocks that differ. Raises SourceError where the folder cannot be read.
@@ -190,7 +190,7 @@ class SqueueSource:
     cluster: str = ""
     name: str = "squeue"
 
-    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+    def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         """One batch of the jobs that run now, whatever the span. seen_s is the job's start, so that polling again
         changes nothing. Raises CommandError where squeue fails, or gives no list of jobs.
         """
@@ -271,5 +271,5 @@ def _row(
     }  # fmt: skip
 
 
-def _batch(rows: list[dict[str, Any]], counts: Counts, watermark_s: int | None = None) -> Batch:
-    return Batch("bindings", pa.Table.from_pylist(rows, schema=BINDINGS), counts, watermark_s)
+def _batch(rows: list[dict[str, Any]], counts: Counts, watermark_s: int | None = None) -> RowBatch:
+    return RowBatch("bindings", pa.Table.from_pylist(rows, schema=BINDINGS), counts, watermark_s)

@@ -79,7 +79,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Series:
+class SeriesLabels:
     """Whose samples a series holds. job_id is None where no job is named, or where the label is no job id."""
 
     gpu: Gpu
@@ -93,7 +93,7 @@ class UnusableSeriesError(ValueError):
     """A series that belongs to no GPU that can be named; the message is the reason to count."""
 
 
-def identify(labels: Mapping[str, str], exporter: Exporter, host_suffix: str = "") -> Series:
+def identify(labels: Mapping[str, str], exporter: Exporter, host_suffix: str = "") -> SeriesLabels:
     """The GPU, device and job that a series' labels name. Raises UnusableSeriesError."""
     host = host_of(labels, exporter, host_suffix)
     index = _first(labels, exporter.gpu_labels)
@@ -105,7 +105,7 @@ def identify(labels: Mapping[str, str], exporter: Exporter, host_suffix: str = "
     if not _MIG.fullmatch(mig):
         raise UnusableSeriesError("MIG label is no instance id")
     job_id, bad = parse_job_label(labels.get(exporter.job_label, ""))
-    return Series(
+    return SeriesLabels(
         Gpu(host, int(index), mig),
         labels.get(exporter.uuid_label, ""),
         labels.get(exporter.model_label, ""),

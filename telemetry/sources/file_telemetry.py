@@ -18,7 +18,7 @@ from telemetry.counters import COUNTERS, Counter
 from telemetry.sources.exporters import EXPORTERS, FILE
 from telemetry.sources.layouts import Layout
 from telemetry.sources.pivot import Pivot
-from telemetry.sources.prometheus_json import Samples
+from telemetry.sources.prometheus_json import SeriesSamples
 
 _LABELS = ("host", "gpu", "mig", "uuid", "model", "job_label")
 _NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
@@ -28,7 +28,7 @@ _Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Span:
+class ReadSpan:
     """What is read: times in [since_ms, until_ms), none later than latest_ms."""
 
     since_ms: int
@@ -43,7 +43,7 @@ class _Metric:
     is_free: bool = False
 
 
-def read_telemetry(block: pa.Table, layout: Layout, span: Span, counts: Counts) -> pa.Table:
+def read_telemetry(block: pa.Table, layout: Layout, span: ReadSpan, counts: Counts) -> pa.Table:
     """The rows of one block. `counts` is in samples: one value of one counter at one time."""
     block, time_ms = _in_span(block, layout, span, counts)
     codes, labels = _series(block, layout)
@@ -56,11 +56,11 @@ def read_telemetry(block: pa.Table, layout: Layout, span: Span, counts: Counts) 
         position = np.empty(len(time_ms), dtype=np.int64)
         position[at] = np.arange(len(at))
         lengths = np.bincount(codes[order], minlength=len(labels))
-        pivot.add(metric.counter, Samples(labels, lengths, time_ms[order], value[position[order]] * metric.scale))
+        pivot.add(metric.counter, SeriesSamples(labels, lengths, time_ms[order], value[position[order]] * metric.scale))
     return pivot.table()
 
 
-def _in_span(block: pa.Table, layout: Layout, span: Span, counts: Counts) -> tuple[pa.Table, _Ints]:
+def _in_span(block: pa.Table, layout: Layout, span: ReadSpan, counts: Counts) -> tuple[pa.Table, _Ints]:
     """The rows within the span and their times; rows without a time, or with one of the future, are counted."""
     column = layout.columns["time_ms"].columns[0]
     time_ms = read_times(block[column], is_ms=column.endswith("_ms"))

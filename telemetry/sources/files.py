@@ -11,10 +11,10 @@ import pyarrow as pa
 from almanac.config import Tier
 from almanac.records import Counts, Request
 from almanac.tiers import requested_tier
-from telemetry.sources.base import Batch
+from telemetry.sources.base import RowBatch
 from telemetry.sources.blocks import open_columns, read_blocks
 from telemetry.sources.file_jobs import read_jobs
-from telemetry.sources.file_telemetry import Span, read_telemetry
+from telemetry.sources.file_telemetry import ReadSpan, read_telemetry
 from telemetry.sources.layouts import Kind, Layout, choose_layout
 from telemetry.store.schema import TABLES
 
@@ -46,24 +46,24 @@ class FileSource:
         """How the file is read. Raises FileFormatError."""
         return choose_layout(str(self._path), open_columns(self._path).names, self._kind, self._layout)
 
-    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+    def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         """Batches of bounded size with the rows of [since_s, until_s): by submit time (jobs), by time (telemetry).
 
         Raises FileFormatError where the file cannot be read, or its columns are those of no known layout.
         """
         columns, layout = open_columns(self._path), self.layout()
         latest_s = int(self._clock()) + _CLOCK_TOLERANCE_S
-        span = Span(since_s * 1000, until_s * 1000, latest_s * 1000)
+        span = ReadSpan(since_s * 1000, until_s * 1000, latest_s * 1000)
         counts = Counts()
         for block in read_blocks(columns, layout.needed(columns.names), _BLOCK_ROWS[self._kind], counts):
             if self._kind == "jobs":
                 rows = _with_tiers(read_jobs(block, layout, since_s, until_s, latest_s, counts), self._tiers)
             else:
                 rows = read_telemetry(block, layout, span, counts)
-            yield Batch(self._kind, rows, counts)
+            yield RowBatch(self._kind, rows, counts)
             counts = Counts()
         if counts.seen:
-            yield Batch(self._kind, TABLES[self._kind].schema.empty_table(), counts)
+            yield RowBatch(self._kind, TABLES[self._kind].schema.empty_table(), counts)
 
 
 def _with_tiers(rows: pa.Table, tiers: Sequence[Tier]) -> pa.Table:

@@ -16,8 +16,8 @@ import pyarrow as pa
 from almanac.records import Counts
 from almanac.units import printable
 from telemetry.counters import COUNTERS, Counter
-from telemetry.sources.exporters import MAX_JOB_ID, Exporter, Gpu, Series, UnusableSeriesError, identify
-from telemetry.sources.prometheus_json import Samples
+from telemetry.sources.exporters import MAX_JOB_ID, Exporter, Gpu, SeriesLabels, UnusableSeriesError, identify
+from telemetry.sources.prometheus_json import SeriesSamples
 from telemetry.store.schema import TELEMETRY
 
 _SHIFT = 42
@@ -60,7 +60,7 @@ class Pivot:
         self.newest_ms = start_ms
         """Time of the newest sample of the span, kept or not."""
 
-    def add(self, counter: Counter, samples: Samples) -> None:
+    def add(self, counter: Counter, samples: SeriesSamples) -> None:
         """Take all samples of one counter."""
         codes = self._identify(samples)
         low = 0.0 if self._is_free(counter.column) else counter.low
@@ -72,7 +72,7 @@ class Pivot:
             self._device_of.append((key, codes.device[points.series]))
             self._job_of.append((key, codes.job[points.series]))
 
-    def add_jobs(self, samples: Samples) -> None:
+    def add_jobs(self, samples: SeriesSamples) -> None:
         """Take the samples of a metric whose value is the job id (jobstats); 0 is no job."""
         points = self._accept(samples, self._identify(samples), "job_label", (0.0, float(MAX_JOB_ID)), 1.0)
         self._job_of.append((points.key, points.value.astype(np.int64)))
@@ -115,7 +115,7 @@ class Pivot:
     def _is_free(self, column: str) -> bool:
         return self._exporter.total_is_free and column == "hbm_total_mib"
 
-    def _identify(self, samples: Samples) -> _Codes:
+    def _identify(self, samples: SeriesSamples) -> _Codes:
         number = len(samples.labels)
         gpu, device = np.full(number, -1, dtype=np.int64), np.full(number, -1, dtype=np.int64)
         codes = _Codes(gpu, device, np.zeros(number, dtype=np.int64), {})
@@ -132,14 +132,14 @@ class Pivot:
             self._note_bad_label(series)
         return codes
 
-    def _note_bad_label(self, series: Series) -> None:
+    def _note_bad_label(self, series: SeriesLabels) -> None:
         """A label that is no job id, once per span: its samples are kept without a job."""
         if series.bad_job_label and series.bad_job_label not in self._bad_labels:
             self._bad_labels.add(series.bad_job_label)
             self.counts.note("job label is no job id", 1, printable(series.bad_job_label, 60))
 
     def _accept(
-        self, samples: Samples, codes: _Codes, column: str, limits: tuple[float, float], scale: float
+        self, samples: SeriesSamples, codes: _Codes, column: str, limits: tuple[float, float], scale: float
     ) -> _Points:
         """The samples that can be used; the others are counted, but for those outside the span, which are others'."""
         series = np.repeat(np.arange(len(samples.labels)), samples.lengths)

@@ -12,7 +12,7 @@ from almanac.config import Prometheus
 from almanac.errors import ServerError
 from almanac.records import Counts
 from telemetry.counters import Counter
-from telemetry.sources.base import Batch
+from telemetry.sources.base import RowBatch
 from telemetry.sources.exporters import EXPORTERS
 from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus_queries import GpuQueries
@@ -47,7 +47,7 @@ class PrometheusSource:
         self._span_s = config.chunk_minutes * 60
         self.scrape_interval_s: float | None = None
 
-    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+    def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         """Batches of [since_s, until_s), in time order, none newer than delay_s ago.
 
         The watermark goes no further than the newest sample: with a clock that is ahead, what comes after it is
@@ -81,7 +81,7 @@ class PrometheusSource:
             )
         self._span_s = span_s // 2
 
-    def _read_chunk(self, start_s: int, end_s: int) -> Batch | None:
+    def _read_chunk(self, start_s: int, end_s: int) -> RowBatch | None:
         """One table of [start_s, end_s); None where there is no sample. Raises TooMuchError, ServerError."""
         present = self._queries.present(start_s, end_s)
         if not present:
@@ -99,7 +99,7 @@ class PrometheusSource:
         if len(gaps_s):
             self.scrape_interval_s = float(np.median(gaps_s))
             rows = rows.replace_schema_metadata({"scrape_interval_s": f"{self.scrape_interval_s:g}"})
-        return Batch("telemetry", rows, pivot.counts, watermark_s=min(end_s, pivot.newest_ms // 1000 + 1))
+        return RowBatch("telemetry", rows, pivot.counts, watermark_s=min(end_s, pivot.newest_ms // 1000 + 1))
 
     def _check_amount(self, present: dict[str, Counter], start_s: int, end_s: int) -> None:
         """Raise TooMuchError where the span holds more samples than may be in memory, by the first counter's number."""

@@ -26,7 +26,7 @@ _LAST_S = 253_402_300_799  # 9999-12-31
 
 
 @dataclass(frozen=True)
-class Samples:
+class SeriesSamples:
     """Samples of several series: labels[i] and lengths[i] of each, then all times (ms) and values one after another.
 
     A value that is NaN or infinite is NaN.
@@ -84,7 +84,7 @@ def _cut(body: bytes) -> tuple[bytes, list[tuple[int, int, int]], bytes]:
     return b"", [], b""
 
 
-def _read(body: bytes, series: list[tuple[int, int, int]]) -> Samples:
+def _read(body: bytes, series: list[tuple[int, int, int]]) -> SeriesSamples:
     view = memoryview(body)
     labels = [json.loads(body[start + len(_START) - 1 : middle + 1]) for start, middle, _ in series]
     pieces = [bytes(view[middle + len(_MIDDLE) : end]).replace(b"],[", b"\n") for _, middle, end in series]
@@ -101,14 +101,14 @@ def _read(body: bytes, series: list[tuple[int, int, int]]) -> Samples:
         raise ValueError("not a list of times and values")
     value = table["value"].to_numpy()
     finite = np.where(np.isfinite(value), value, np.nan)
-    return Samples([_labels(one) for one in labels], lengths, _times(table["time"].to_numpy()), finite)
+    return SeriesSamples([_labels(one) for one in labels], lengths, _times(table["time"].to_numpy()), finite)
 
 
-def _matrix(result: list[dict[str, Any]]) -> Samples:
+def _matrix(result: list[dict[str, Any]]) -> SeriesSamples:
     values = [pair for series in result for pair in series["values"]]
     number = np.array([_number(value) for _, value in values], dtype=np.float64)
     number[~np.isfinite(number)] = np.nan
-    return Samples(
+    return SeriesSamples(
         [_labels(series["metric"]) for series in result],
         np.array([len(series["values"]) for series in result], dtype=np.int64),
         _times(np.array([float(time) for time, _ in values], dtype=np.float64)),
@@ -124,7 +124,7 @@ def _vector(result: list[dict[str, Any]]) -> list[Point]:
     return found
 
 
-_READERS: dict[str, Callable[[Any], Samples | list[Point]]] = {"matrix": _matrix, "vector": _vector}
+_READERS: dict[str, Callable[[Any], SeriesSamples | list[Point]]] = {"matrix": _matrix, "vector": _vector}
 
 
 def _list(result: Any) -> list[dict[str, Any]]:

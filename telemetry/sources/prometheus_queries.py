@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from telemetry.counters import Counter
 from telemetry.sources.exporters import Exporter
-from telemetry.sources.prometheus_json import Samples
+from telemetry.sources.prometheus_json import SeriesSamples
 from telemetry.sources.prometheus_server import PrometheusServer
 
 
@@ -37,7 +37,7 @@ class GpuQueries:
         query = f"sum(count_over_time({self.matching(metric)}{over(start_s, end_s)}))"
         return self.server.number(query, end_s, f"the number of samples of {metric} {_span(start_s, end_s)}")
 
-    def samples(self, metric: str, start_s: int, end_s: int) -> Samples:
+    def samples(self, metric: str, start_s: int, end_s: int) -> SeriesSamples:
         """All samples of a metric in the span, and those at its very end."""
         query = self.matching(metric) + over(start_s, end_s)
         return self.server.samples(query, end_s, f"the samples of {metric} {_span(start_s, end_s)}")

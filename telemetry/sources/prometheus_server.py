@@ -25,7 +25,7 @@ from almanac.config import Prometheus
 from almanac.errors import ConfigError, ServerError
 from almanac.scrub import forms, scrub
 from almanac.units import format_duration
-from telemetry.sources.prometheus_json import Point, Samples, parse_answer
+from telemetry.sources.prometheus_json import Point, SeriesSamples, parse_answer
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
@@ -74,7 +74,7 @@ class _Token(AuthBase):
 
 
 class _Answer:
-    """What the client sees of a response: status 200, and JSON whose matrix is `Samples`."""
+    """What the client sees of a response: status 200, and JSON whose matrix is `SeriesSamples`."""
 
     status_code = 200
 
@@ -154,12 +154,12 @@ class PrometheusServer:
             self._address = _clean_address(self._config.url)
         return self._address
 
-    def samples(self, promql: str, time_s: float, what: str) -> Samples:
+    def samples(self, promql: str, time_s: float, what: str) -> SeriesSamples:
         """The result of an instant query of a range selector. An error says `what`.
 
         Raises ServerError, TooMuchError where the server refuses the amount, ConfigError.
         """
-        return self._query(promql, time_s, what, Samples)
+        return self._query(promql, time_s, what, SeriesSamples)
 
     def vector(self, promql: str, time_s: float, what: str) -> list[Point]:
         """The result of any other instant query. Raises as `samples` does."""

@@ -21,7 +21,7 @@ from almanac.names import name_key
 from almanac.records import Counts, Request
 from almanac.tiers import requested_tier
 from telemetry.slurm.commands import Runner
-from telemetry.sources.base import Batch
+from telemetry.sources.base import RowBatch
 from telemetry.sources.jobstats import decode_jobstats, has_jobstats
 from telemetry.sources.sacct_json import JobText, parse_json
 from telemetry.sources.sacct_steps import COLUMNS as STEP_COLUMNS
@@ -58,7 +58,7 @@ class SacctSource:
     delimiter: Callable[[], str] = random_delimiter
     name: str = "sacct"
 
-    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+    def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         """One batch of jobs per window of config.window_hours, from config.overlap_hours before since_s; before it
         the batches of its jobs' steps, so that the watermark passes a window only when its steps are stored.
 
@@ -84,7 +84,7 @@ class SacctSource:
 
     def _batch(
         self, selection: list[str], names: Sequence[str], seen: set[int], upto_s: int | None, watermark_s: int | None
-    ) -> Batch:
+    ) -> RowBatch:
         """The records of one selection; those that end at or after upto_s, or not yet, are for a later batch."""
         counts = Counts()
         delimiter = self.delimiter()
@@ -103,9 +103,9 @@ class SacctSource:
         for part in _parts(rows, JSON_RECORDS):
             texts = self._texts(_by_ids(part) if is_large else selection, counts, len(part))
             complete += [self._complete(row, texts, counts) for row in part]
-        return Batch("jobs", pa.Table.from_pylist(complete, schema=JOBS), counts, watermark_s)
+        return RowBatch("jobs", pa.Table.from_pylist(complete, schema=JOBS), counts, watermark_s)
 
-    def _steps(self, jobs: pa.Table) -> Iterator[Batch]:
+    def _steps(self, jobs: pa.Table) -> Iterator[RowBatch]:
         """Steps of the GPU jobs that have ended, IDS_PER_QUERY jobs at once: a job may have any number of steps."""
         columns = (jobs[name].to_pylist() for name in ("job_id", "submit_s", "end_s", "gpu_count"))
         runs = sorted(
@@ -122,7 +122,7 @@ class SacctSource:
                 rows = parse_steps(self.commands(query), delimiter, self.cluster, latest_s, frozenset(part), counts)
             except CommandError as error:
                 counts.note("jobs without their steps: sacct failed", len(part), str(error))
-            yield Batch("steps", pa.Table.from_pylist(rows, schema=STEPS), counts)
+            yield RowBatch("steps", pa.Table.from_pylist(rows, schema=STEPS), counts)
 
     def _base(self, selection: list[str]) -> list[str]:
         return ["sacct", "-a", "-X", "-D", "-M", self.cluster, *selection]

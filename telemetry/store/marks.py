@@ -53,7 +53,7 @@ def ahead_s(mark_s: int | None, now_s: int) -> int:
 
 
 @dataclass(frozen=True)
-class OpenDays:
+class StaleDays:
     """Days since 1970, each with the number of its last opening; last: the number of the last opening of any."""
 
     last: int = 0
@@ -113,19 +113,19 @@ class Marks:
         if wanted:
             before = self._opened(cluster)
             number = before.last + 1
-            self._write_opened(cluster, OpenDays(number, {**before.days, **dict.fromkeys(wanted, number)}))
+            self._write_opened(cluster, StaleDays(number, {**before.days, **dict.fromkeys(wanted, number)}))
 
     def close(self, cluster: str, done: Mapping[int, int]) -> None:
         """Close the days of `done` (as open_days gave them) that were not opened again."""
         before = self._opened(cluster)
         left = {day: number for day, number in before.days.items() if done.get(day) != number}
         if left != before.days:
-            self._write_opened(cluster, OpenDays(before.last, left))
+            self._write_opened(cluster, StaleDays(before.last, left))
 
-    def _opened(self, cluster: str) -> OpenDays:
-        return _read(self._path("open-days", cluster), _parse_days, OpenDays(), _anew(cluster))
+    def _opened(self, cluster: str) -> StaleDays:
+        return _read(self._path("open-days", cluster), _parse_days, StaleDays(), _anew(cluster))
 
-    def _write_opened(self, cluster: str, opened: OpenDays) -> None:
+    def _write_opened(self, cluster: str, opened: StaleDays) -> None:
         days = {day_text(day): number for day, number in sorted(opened.days.items())}
         self._write(self._path("open-days", cluster), {"last": opened.last, "days": days})
 
@@ -155,9 +155,9 @@ def _parse_mark(content: Any) -> int:
     return until_s
 
 
-def _parse_days(content: Any) -> OpenDays:
+def _parse_days(content: Any) -> StaleDays:
     days = {(dt.date.fromisoformat(day) - _EPOCH).days: int(number) for day, number in content["days"].items()}
-    return OpenDays(int(content["last"]), days)
+    return StaleDays(int(content["last"]), days)
 
 
 def _anew(cluster: str) -> str:

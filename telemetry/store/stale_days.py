@@ -39,7 +39,7 @@ def opens(store: Store, cluster: str, table: str, rows: pa.Table) -> Opens:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _StaleRun:
     """What a run's metrics, and those of its neighbors, take from its record."""
 
     start_s: int
@@ -76,16 +76,16 @@ def _job_days(store: Store, cluster: str, rows: pa.Table) -> set[int]:
     return set().union(*(_touched(_run(known.get(key), latest_s), _run(row, latest_s)) for key, row in changed.items()))
 
 
-def _run(row: Mapping[str, Any] | None, latest_s: int) -> _Run | None:
+def _run(row: Mapping[str, Any] | None, latest_s: int) -> _StaleRun | None:
     """None where the record is of no GPU run that has started."""
     if row is None or row["start_s"] is None or not row["gpu_count"]:
         return None
     until_s = occupied_until(row["start_s"], row["end_s"], row["time_limit_s"], latest_s)
     place, owner = (row["node_list"], row["gpu_count"]), (row["account"], row["partition"])
-    return _Run(row["start_s"], until_s, row["end_s"] is not None, place, owner)
+    return _StaleRun(row["start_s"], until_s, row["end_s"] is not None, place, owner)
 
 
-def _touched(old: _Run | None, new: _Run | None) -> Iterable[int]:
+def _touched(old: _StaleRun | None, new: _StaleRun | None) -> Iterable[int]:
     """Days on which anything differs between two records of a run."""
     if old is None or new is None or (old.start_s, old.place) != (new.start_s, new.place):
         return {day for run in (old, new) if run is not None for day in run.days()}

@@ -12,7 +12,7 @@ import pytest
 from advisor.duration.baselines import baselines
 from advisor.duration.blend import MAX_HABIT, PEOPLE, Parts, choose_weights, point, ranking
 from advisor.duration.features import CATEGORIES, NUMBERS, Features
-from advisor.evaluation.replay import Replay, replay_durations
+from advisor.evaluation.replay import DurationReplay, replay_durations
 from advisor.evaluation.scores import Floats
 from almanac.config import Config, Rolling, Training
 
@@ -22,7 +22,7 @@ SUBMITTED = (("ann", 0), ("bob", 10), ("ann", 1800), ("ann", 3600), ("ann", 5401
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
 
 
-def made(seed: int, submitted: int = 7200, **log_noise: float) -> tuple[Parts, Replay]:
+def made(seed: int, submitted: int = 7200, **log_noise: float) -> tuple[Parts, DurationReplay]:
     """Estimates of known error: actual durations times a factor with this standard deviation of its logarithm.
 
     submitted: seconds between two jobs.
@@ -37,7 +37,9 @@ def made(seed: int, submitted: int = 7200, **log_noise: float) -> tuple[Parts, R
     parts = Parts(*(estimate(name) for name in ("mean", "middle", "habit", "last_runs", "rolling")))
     features = Features(np.full((JOBS, len(NUMBERS)), np.nan), np.full((JOBS, len(CATEGORIES)), "u", dtype=object))
     submit_s = submitted * np.arange(JOBS)
-    return parts, Replay(features, np.full(JOBS, np.nan), actual_s, submit_s, submit_s + actual_s, np.arange(JOBS))
+    return parts, DurationReplay(
+        features, np.full(JOBS, np.nan), actual_s, submit_s, submit_s + actual_s, np.arange(JOBS)
+    )
 
 
 def test_the_queue_never_leans_on_habit_alone() -> None:

@@ -16,7 +16,7 @@ from advisor.duration.baselines import OURS
 from advisor.duration.blend import blend
 from advisor.duration.features import NUMBERS, ended_jobs, features_of, submission_of
 from advisor.duration.intervals import conformal_margins
-from advisor.duration.past import Past
+from advisor.duration.past import JobHistory
 from advisor.duration.prediction import predict
 from advisor.duration.rolling import MAX_FAMILIES, RollingEstimator, decayed_mean
 from advisor.duration.trees import CATEGORIES, encode
@@ -192,7 +192,7 @@ def test_the_order_of_rows_does_not_matter(site_history: pd.DataFrame, config: C
 
 def test_a_value_that_training_did_not_see_is_missing_to_the_model() -> None:
     jobs = [dataclasses.replace(asked("ann", "x"), account=account) for account in ("ml", "stranger")]
-    features = features_of(jobs, [Past().features(job) for job in jobs])
+    features = features_of(jobs, [JobHistory().features(job) for job in jobs])
     codes = encode(features, {"account": ("bio", "ml")})[:, -len(CATEGORIES)]
     assert codes[0] == 1
     assert np.isnan(codes[1])

@@ -9,7 +9,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.duration.families import Families
+from advisor.duration.families import NameFamilies
 from advisor.duration.features import submissions
 from advisor.evaluation.replay import remember, replay_durations
 from almanac.config import Rolling
@@ -18,7 +18,7 @@ NAMES = st.lists(st.text("abc-#", max_size=8), max_size=30)
 
 
 def test_a_new_name_joins_the_founder_most_like_it() -> None:
-    families = Families(0.75)
+    families = NameFamilies(0.75)
     assert families.join("ann", "train-bert-#") == "train-bert-#"
     assert families.join("ann", "train-bart-#") == "train-bert-#"
     assert families.join("ann", "evaluate") == "evaluate"
@@ -27,7 +27,7 @@ def test_a_new_name_joins_the_founder_most_like_it() -> None:
 
 @given(NAMES, NAMES)
 def test_a_name_keeps_its_family_whatever_comes_later(first: list[str], later: list[str]) -> None:
-    families = Families(0.6)
+    families = NameFamilies(0.6)
     before = {name: families.join("ann", name) for name in first}
     for name in later:
         families.join("ann", name)
@@ -37,7 +37,7 @@ def test_a_name_keeps_its_family_whatever_comes_later(first: list[str], later: l
 
 @given(NAMES, st.text("abc-#", max_size=8))
 def test_asking_changes_nothing_and_tells_what_joining_would_give(names: list[str], asked: str) -> None:
-    families = Families(0.6)
+    families = NameFamilies(0.6)
     for name in names:
         families.join("ann", name)
     assert families.find("ann", asked) == families.find("ann", asked) == families.join("ann", asked)

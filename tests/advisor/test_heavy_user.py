@@ -16,7 +16,7 @@ from advisor.duration import rolling
 from advisor.duration.features import Event, Submission, ended_jobs, events, submissions
 from advisor.duration.past import DECAY, NEWEST, _weights
 from advisor.duration.rolling import SiteMeans
-from advisor.evaluation.replay import Memory, know_pending, remember, replay_durations
+from advisor.evaluation.replay import SiteHistory, know_pending, remember, replay_durations
 from advisor.memory import peak_store, user_peaks
 from advisor.memory.peak_store import evidence_now, replay_peaks
 from almanac.config import Config, Rolling
@@ -25,9 +25,9 @@ NOW_S = 1_750_000_000 // 1800 * 1800
 SHAPES = ((1, 1, 8), (4, 1, 32), (4, 2, 32))
 
 
-def told(history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None = None) -> Memory:
+def told(history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None = None) -> SiteHistory:
     """A Memory that receives each start and end before until_s, in order."""
-    memory, jobs = Memory(config, site), submissions(history)
+    memory, jobs = SiteHistory(config, site), submissions(history)
     ended, starts = ended_jobs(history, jobs), started(history)
     for row, event in events(history):
         at_s = history["start_s" if event is Event.START else "end_s"].iloc[row]
@@ -44,7 +44,7 @@ def started(history: pd.DataFrame) -> list[float]:
 
 def replayed(history: pd.DataFrame, config: Rolling) -> list[tuple[str, float]]:
     """What a Memory that receives every event in order knows at each submission."""
-    memory, jobs = Memory(config), submissions(history)
+    memory, jobs = SiteHistory(config), submissions(history)
     ended, starts, known = ended_jobs(history, jobs), started(history), [("", 0.0)] * len(jobs)
     for row, event in events(history):
         if event is Event.SUBMIT:
@@ -55,7 +55,7 @@ def replayed(history: pd.DataFrame, config: Rolling) -> list[tuple[str, float]]:
     return known
 
 
-def alike(one: Memory, other: Memory, jobs: list[Submission]) -> None:
+def alike(one: SiteHistory, other: SiteHistory, jobs: list[Submission]) -> None:
     for job in jobs:
         first, second = one.know(job), other.know(job)
         assert repr(first.features) == repr(second.features)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from advisor.duration.features import CATEGORIES, NUMBERS, Features
 from advisor.duration.intervals import conformal_margins
 from advisor.evaluation.durations import evaluate
-from advisor.evaluation.replay import Replay
+from advisor.evaluation.replay import DurationReplay
 from advisor.evaluation.scores import Floats
 from advisor.explain import explain
 from advisor.service import advise
@@ -28,14 +28,14 @@ DAY_S = 86_400
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
 
 
-def ended(duration_s: Floats, submit_s: list[int], end_s: float = 1000.0 * DAY_S) -> Replay:
+def ended(duration_s: Floats, submit_s: list[int], end_s: float = 1000.0 * DAY_S) -> DurationReplay:
     """Jobs of one user of whom nothing else is known; all end at once, unless end_s is NaN."""
     features = Features(
         np.full((len(submit_s), len(NUMBERS)), np.nan), np.full((len(submit_s), len(CATEGORIES)), "u", dtype=object)
     )
     times_s = np.array(submit_s, dtype="int64")
     ends_s = times_s + duration_s if math.isnan(end_s) else np.full(len(times_s), end_s)
-    return Replay(features, np.full(len(times_s), np.nan), duration_s, times_s, ends_s, np.arange(len(times_s)))
+    return DurationReplay(features, np.full(len(times_s), np.nan), duration_s, times_s, ends_s, np.arange(len(times_s)))
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=60), st.sampled_from([0.5, 0.8, 0.9]))

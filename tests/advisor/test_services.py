@@ -13,7 +13,7 @@ import pytest
 import advisor.services.own as own_services
 from advisor.artefacts import load_learned, save
 from advisor.service import BUILT_IN, advise, train, train_site
-from advisor.services.base import Asked, Learned, Record
+from advisor.services.base import AdviceRequest, Learned, Record
 from advisor.services.own import load_own, tell_own, update_own
 from advisor.versions import prune, roll_back
 from almanac.config import Config
@@ -38,10 +38,10 @@ class Longest:
         longest: dict[str, float] = data.groupby("user")["elapsed_s"].max().to_dict()
         return {user: max(seconds, (previous or {}).get(user, 0.0)) for user, seconds in longest.items()}
 
-    def predict(self, asked: Asked, artefact: dict[str, float] | None) -> float | None:
+    def predict(self, asked: AdviceRequest, artefact: dict[str, float] | None) -> float | None:
         return (artefact or {}).get(asked.request.user)
 
-    def act(self, asked: Asked, predicted: float | None) -> Mapping[str, Any]:
+    def act(self, asked: AdviceRequest, predicted: float | None) -> Mapping[str, Any]:
         return {"longest_s": predicted}
 
 
@@ -58,7 +58,7 @@ class BreaksUpdate(Longest):
 
 
 class BreaksPredict(Longest):
-    def predict(self, asked: Asked, artefact: Any) -> float:
+    def predict(self, asked: AdviceRequest, artefact: Any) -> float:
         asked.history["elapsed_s"] = 1e9
         return 1 / 0
 
@@ -118,7 +118,7 @@ def naming(config: Config, *names: str) -> Config:
 
 
 def test_almanacs_own_services_tell_every_field_of_an_advice(config: Config, site_history: pd.DataFrame) -> None:
-    asked = Asked(Request(user="ann", gpu_count=4, submit_s=NOW_S), site_history, config)
+    asked = AdviceRequest(Request(user="ann", gpu_count=4, submit_s=NOW_S), site_history, config)
     told = [set(service.act(asked, service.predict(asked, None))) for service in BUILT_IN.values()]
     assert list(BUILT_IN) == ["gpu_time", "memory", "wait"]
     assert sum(map(len, told)) == len(set.union(*told)), "no two tell the same"
@@ -137,7 +137,7 @@ def test_a_site_is_trained_as_a_history_is(config: Config, record: Record) -> No
 
 def test_nothing_is_loaded_that_the_site_does_not_name(config: Config, record: Record, asked_for: list[str]) -> None:
     assert update_own(record, {"longest": Learned(1, {})}, config).learned == {}
-    assert tell_own(Asked(Request(user="ann"), record.history, config), {}) == {}
+    assert tell_own(AdviceRequest(Request(user="ann"), record.history, config), {}) == {}
     assert asked_for == []
 
 
@@ -167,7 +167,9 @@ def test_a_service_learns_on_from_what_it_had_learned(config: Config, record: Re
 
 
 def test_a_service_that_cannot_predict_leaves_the_others_theirs(config: Config, record: Record) -> None:
-    asked = Asked(Request(user="ann", submit_s=NOW_S), record.history, naming(config, "breaks_predict", "longest"))
+    asked = AdviceRequest(
+        Request(user="ann", submit_s=NOW_S), record.history, naming(config, "breaks_predict", "longest")
+    )
     history = record.history.copy()
     said = tell_own(asked, {"longest": Learned(7, {"ann": 3.0})})
     assert said == {

@@ -13,14 +13,14 @@ from advisor.duration import trees
 from advisor.duration.features import submissions
 from advisor.duration.model import DurationModel, fit, learned_rows
 from advisor.evaluation.durations import evaluate
-from advisor.evaluation.replay import Replay, replay_durations
+from advisor.evaluation.replay import DurationReplay, replay_durations
 from advisor.service import train
 from almanac.config import Config
 
 NOW_S = 1_750_000_000
 
 
-def rows_of(past: Replay, previous: DurationModel | None = None) -> list[int]:
+def rows_of(past: DurationReplay, previous: DurationModel | None = None) -> list[int]:
     return [int(row) for row in learned_rows(past.job_id, past.submit_s, past.end_s, previous)]
 
 
@@ -87,7 +87,7 @@ def test_a_back_test_learns_from_as_few(
     sizes: list[int] = []
     real = trees.fit_trees
 
-    def counted(past: Replay, *rest: object) -> str:
+    def counted(past: DurationReplay, *rest: object) -> str:
         sizes.append(len(past))
         return real(past, *rest)  # type: ignore[arg-type]
 

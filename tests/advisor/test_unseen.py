@@ -14,7 +14,7 @@ import pytest
 from advisor.artefacts import load, save
 from advisor.duration import model as duration
 from advisor.duration.model import MIN_UNSEEN, DurationModel, fit
-from advisor.evaluation.replay import Replay, replay_durations
+from advisor.evaluation.replay import DurationReplay, replay_durations
 from advisor.service import train
 from almanac.config import Config
 
@@ -24,17 +24,17 @@ FIRST_S, SECOND_S = NOW_S - 20 * DAY_S, NOW_S - 8 * DAY_S
 
 
 @pytest.fixture(scope="module")
-def past(site_history: pd.DataFrame, config: Config) -> Replay:
+def past(site_history: pd.DataFrame, config: Config) -> DurationReplay:
     return replay_durations(site_history, config.rolling)
 
 
-def trained(past: Replay, config: Config, now_s: int, previous: DurationModel | None = None) -> duration.Fitted:
+def trained(past: DurationReplay, config: Config, now_s: int, previous: DurationModel | None = None) -> duration.Fitted:
     fitted = fit(past.select(past.end_s < now_s), config.training, now_s, previous)
     assert fitted is not None and fitted.parts is not None
     return fitted
 
 
-def test_what_ended_since_is_judged_by_the_model_of_then(past: Replay, config: Config) -> None:
+def test_what_ended_since_is_judged_by_the_model_of_then(past: DurationReplay, config: Config) -> None:
     first = trained(past, config, FIRST_S).model
     second = trained(past, config, SECOND_S, first)
     since = past.select((past.end_s >= FIRST_S) & (past.end_s < SECOND_S))
@@ -49,7 +49,7 @@ def test_what_ended_since_is_judged_by_the_model_of_then(past: Replay, config: C
 
 
 def test_only_the_first_training_tries_a_model_on_the_newest_jobs(
-    past: Replay, config: Config, monkeypatch: pytest.MonkeyPatch
+    past: DurationReplay, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, fits = duration.fit_trees, []
 
@@ -65,7 +65,7 @@ def test_only_the_first_training_tries_a_model_on_the_newest_jobs(
 
 
 def test_the_newest_are_kept_and_a_busy_day_is_thinned(
-    past: Replay, config: Config, monkeypatch: pytest.MonkeyPatch
+    past: DurationReplay, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(duration, "UNSEEN", 100)
     monkeypatch.setattr(duration, "NEW_UNSEEN", 40)
@@ -78,14 +78,14 @@ def test_the_newest_are_kept_and_a_busy_day_is_thinned(
     assert np.ptp(new_s) > 0.8 * (SECOND_S - FIRST_S), "those of all the time since, not of its last night"
 
 
-def test_a_user_who_was_forgotten_is_no_evidence(past: Replay, config: Config) -> None:
+def test_a_user_who_was_forgotten_is_no_evidence(past: DurationReplay, config: Config) -> None:
     first = trained(past, config, FIRST_S).model
     is_kept = np.array(past.features.category("user")) != "u1"
     second = trained(past.select(is_kept), config, SECOND_S, first)
     assert {each.job_id for each in second.model.unseen} <= set(past.job_id[is_kept].tolist())
 
 
-def test_too_few_unseen_jobs_are_no_judges(past: Replay, config: Config) -> None:
+def test_too_few_unseen_jobs_are_no_judges(past: DurationReplay, config: Config) -> None:
     few = dataclasses.replace(
         trained(past, config, FIRST_S).model, unseen=trained(past, config, FIRST_S).model.unseen[: MIN_UNSEEN - 1]
     )

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pandas as pd
 
-from advisor.duration.waits import MIN_JOBS, RECENT_DAYS, Waits, learn_waits
+from advisor.duration.waits import MIN_JOBS, RECENT_DAYS, WaitQuartiles, learn_waits
 from advisor.services.base import Record
-from advisor.services.wait import Wait
+from advisor.services.wait import WaitService
 from almanac.config import Config
 from almanac.records import ExpectedWait
 from telemetry.store.store import Store
@@ -38,7 +38,7 @@ def test_old_jobs_those_without_a_tier_and_the_tasks_of_one_array_do_not_count(h
     old = {"end_s": NOW_S - 86_400 * RECENT_DAYS, "start_s": NOW_S - 86_400 * (RECENT_DAYS + 1)}
     array = [{**row, "submit_s": NOW_S - 9000, "is_array": True} for row in jobs(20)]
     history = history_of([*jobs(20, **old), *jobs(20, tier=None), *array])
-    assert learn_waits(history, NOW_S) == Waits({})
+    assert learn_waits(history, NOW_S) == WaitQuartiles({})
 
 
 def test_jobs_that_still_run_have_waited_too(config: Config) -> None:
@@ -48,7 +48,7 @@ def test_jobs_that_still_run_have_waited_too(config: Config) -> None:
     base = {"user": "a", "name_key": "k", "tier": "hbm80g", "node_count": 1, "is_array": False, "state": "COMPLETED"}
     history = pd.DataFrame([{"job_id": n, **base, **row} for n, row in enumerate(ended + running + parts)])
     record = Record(cast(Store, None), "c", history, NOW_S)
-    service = Wait()
+    service = WaitService()
     waits = service.update(service.fetch(record), None, config, NOW_S)
     [found] = waits.expected(config.tiers, 1)
     assert (found.jobs, found.median_s) == (3 * MIN_JOBS, 7200.0)

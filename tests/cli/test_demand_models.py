@@ -25,7 +25,7 @@ from cli.models import command as models
 from cli.train_demand import node_names, train_demand_models
 from reports.textfile import exposition
 from slurm_hooks.power.folder import PowerFolder
-from slurm_hooks.power.memory import Memory, NodeMemory, SetMemory
+from slurm_hooks.power.memory import NodeSetState, NodeState, PowerState
 from telemetry.demo_site import SiteShape
 from telemetry.demo_site.plan import host_names
 from telemetry.nodes.counts import append_counts
@@ -278,9 +278,9 @@ def test_metrics_by_hand(place: Path) -> None:
     store = app.open_store()
     for minutes, demand in ((120, (20, 5, 0, 10)), (110, (20, 9, 4, 10)), (100, (20, 13, 0, 5)), (30, (20, 13, 0, 5))):
         append_counts(store, "c", "a100", app.time_s - minutes * 60, LiveDemand(*demand))
-    sets = {"a100": SetMemory(target=15, forecast=((0.5, 11.5), (0.95, 14.0))), "b": SetMemory(target=None)}
-    nodes = {"n1": NodeMemory(quarantined_s=5), "n2": NodeMemory(retries=1)}
-    memory = Memory("c", 1, app.time_s - 1800, nodes, sets)
+    sets = {"a100": NodeSetState(target=15, forecast=((0.5, 11.5), (0.95, 14.0))), "b": NodeSetState(target=None)}
+    nodes = {"n1": NodeState(quarantined_s=5), "n2": NodeState(retries=1)}
+    memory = PowerState("c", 1, app.time_s - 1800, nodes, sets)
     folder = PowerFolder(store.root / "power")
     with folder.lock():
         folder.save(memory)

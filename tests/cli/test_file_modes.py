@@ -19,7 +19,7 @@ from almanac.errors import StoreError
 from cli.demo import CONFIG
 from cli.main import cli
 from reports.mail.outbox import Outbox, outbox_path
-from slurm_hooks.priority.action_log import Action, ActionLog
+from slurm_hooks.priority.action_log import ActionLog, LoggedAction
 from telemetry.characterize.files import write_tables
 from telemetry.demo_site import GeneratedSource, SiteShape
 from telemetry.ingest import IngestResult, ingest
@@ -71,7 +71,7 @@ def test_no_file_is_writable_by_others_and_none_of_jobs_is_readable(tmp_path: Pa
     (tmp_path / "slurm").mkdir(mode=0o755)
     run(tmp_path, "install-hooks", "--prefix", str(tmp_path / "slurm"), "--yes")
     run(tmp_path, "install-hooks", "--prefix", str(tmp_path / "slurm"), "--ended", "--yes")
-    ActionLog(store.root / "actions").append([Action("set", NOW_S, "demo", 1, "1", NOW_S, 0, 1, "")], NOW_S)
+    ActionLog(store.root / "actions").append([LoggedAction("set", NOW_S, "demo", 1, "1", NOW_S, 0, 1, "")], NOW_S)
     with Outbox(outbox_path(store.root)) as outbox:
         outbox.put(message(1), NOW_S)
         assert (store.root / "reports/outbox.sqlite-wal").exists()
@@ -136,7 +136,7 @@ def test_another_users_link_does_not_choose_where_tables_are_written(tmp_path: P
 def test_root_writes_actions_through_no_link_and_hands_them_over(tmp_path: Path) -> None:
     """The store is almanac's: what it plants there must not make root write elsewhere."""
     os.chown(tmp_path, 60001, 60001)
-    log, actions = ActionLog(tmp_path / "actions"), [Action("set", NOW_S, "demo", 1, "1", NOW_S, 0, 1, "")]
+    log, actions = ActionLog(tmp_path / "actions"), [LoggedAction("set", NOW_S, "demo", 1, "1", NOW_S, 0, 1, "")]
     log.append(actions, NOW_S)
     [made] = (tmp_path / "actions").iterdir()
     assert (made.stat().st_uid, made.parent.stat().st_uid) == (60001, 60001)

@@ -26,7 +26,7 @@ from almanac.records import Counts
 from cli.app import App
 from cli.reprioritize import command
 from slurm_hooks.advice.file import parse
-from slurm_hooks.advice.published import Change as Published
+from slurm_hooks.advice.published import PublishedChange as Published
 from slurm_hooks.advice.published import changed_rows, record
 from telemetry.history import load_history
 from telemetry.slurm.command_backend import CommandBackend

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from reports.job.ranks import SiteFigures
-from reports.job.series import MAX_CELLS, Wanted
+from reports.job.series import MAX_CELLS, SeriesRequest
 
 
 def test_every_gpu_has_a_row_of_its_own_samples(reported: Any) -> None:
@@ -80,7 +80,7 @@ def test_a_rank_is_the_share_of_the_sites_jobs_with_less() -> None:
 def test_the_grid_is_bounded_and_covers_the_job(gpus: int) -> None:
     units = tuple(("n", number, "") for number in range(gpus))
     for elapsed_s in (1, 15, 600, 86_399, 30 * 86_400):
-        run = Wanted(0, elapsed_s, units, 10.0)
+        run = SeriesRequest(0, elapsed_s, units, 10.0)
         assert 1 <= run.bins() <= 600
         assert run.bins() * gpus <= max(MAX_CELLS, 60 * gpus)
         assert (run.bins() - 1) * run.bin_ms() < elapsed_s * 1000 <= run.bins() * run.bin_ms()

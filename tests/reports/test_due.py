@@ -20,15 +20,15 @@ from reports.mail.due import (
     NO_COMMENT,
     NO_TELEMETRY,
     RAN_AGAIN,
+    DuePlan,
     Moment,
-    Plan,
     first_of,
     hold_back,
     leave_for_later,
     parcels,
     plan_runs,
 )
-from reports.mail.ended import Ended
+from reports.mail.ended import ReportCandidate
 from reports.mail.outbox import Outbox
 from reports.mail.rate_limit import user_rate_limit
 
@@ -39,16 +39,18 @@ HOUR_S = 3600
 _FACTS = ("is_last", "is_array_open", "has_metrics", "refuses_mail", "has_comments")
 
 
-def ended(job_id: int = 1, elapsed_s: int = 900, **more: object) -> Ended:
+def ended(job_id: int = 1, elapsed_s: int = 900, **more: object) -> ReportCandidate:
     facts = {name: more.pop(name) for name in _FACTS if name in more}
-    return Ended(run(job_id, **more), elapsed_s, **facts)  # type: ignore[arg-type]
+    return ReportCandidate(run(job_id, **more), elapsed_s, **facts)  # type: ignore[arg-type]
 
 
-def plan(*found: Ended, telemetry_s: int | None = NOW_S, frequency: str = "every", address: str | None = "x") -> Plan:
+def plan(
+    *found: ReportCandidate, telemetry_s: int | None = NOW_S, frequency: str = "every", address: str | None = "x"
+) -> DuePlan:
     return plan_runs(found, lambda user: frequency, lambda user: address, CONFIG, Moment(NOW_S, telemetry_s))
 
 
-def reasons(made: Plan) -> list[str]:
+def reasons(made: DuePlan) -> list[str]:
     return [*made.skipped, *(reason for reason, _ in made.delayed), *("ready" for _ in made.ready)]
 
 
@@ -63,7 +65,7 @@ def reasons(made: Plan) -> list[str]:
         (ended(end_s=NOW_S - 72 * HOUR_S), "ready"),
     ],
 )
-def test_a_job_that_is_over_and_ran_long_enough_is_told(each: Ended, reason: str) -> None:
+def test_a_job_that_is_over_and_ran_long_enough_is_told(each: ReportCandidate, reason: str) -> None:
     assert reasons(plan(each)) == [reason]
 
 
@@ -167,7 +169,7 @@ def test_an_array_is_one_mail_however_its_tasks_end(tmp_path: Path, tasks: int, 
     with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
         for now_s in range(NOW_S, last_s + HOUR_S, 60):
             outbox.notice([each for each in runs if now_s - 60 < each.end_s <= now_s], now_s)
-            found = [Ended(each, 600, is_array_open=now_s < last_s) for each in outbox.waiting(now_s, "test")]
+            found = [ReportCandidate(each, 600, is_array_open=now_s < last_s) for each in outbox.waiting(now_s, "test")]
             made = plan_runs(found, lambda user: "every", lambda user: "x", CONFIG, Moment(now_s, now_s - 90))
             for (reason, until_s), waiting in made.delayed.items():
                 outbox.delay(waiting, until_s, reason)
@@ -188,7 +190,7 @@ def test_who_got_enough_mail_is_told_of_the_rest_in_one(tmp_path: Path, gap_s: i
             ends = [each_s for each_s in range(NOW_S, end_s, gap_s) if now_s - 60 < each_s <= now_s]
             outbox.notice([run(each_s, end_s=each_s) for each_s in ends], now_s)
             limit = user_rate_limit(outbox, config, now_s)
-            found = [Ended(each, 600) for each in outbox.waiting(now_s, "test")]
+            found = [ReportCandidate(each, 600) for each in outbox.waiting(now_s, "test")]
             ready, later = leave_for_later(found, limit)
             for until_s, waiting in later.items():
                 assert now_s < until_s <= now_s + HOUR_S
@@ -216,7 +218,9 @@ def test_no_hour_has_too_many_mails_though_the_server_was_down(tmp_path: Path, s
                 first = now_s * 10
                 outbox.notice([run(first + n, end_s=now_s) for n in range(chance.choice((0, 0, 1, 1, 8)))], now_s)
             limit = user_rate_limit(outbox, config, now_s)
-            ready, later = leave_for_later([Ended(each, 600) for each in outbox.waiting(now_s, "test")], limit)
+            ready, later = leave_for_later(
+                [ReportCandidate(each, 600) for each in outbox.waiting(now_s, "test")], limit
+            )
             for until_s, waiting in later.items():
                 outbox.delay(waiting, until_s, ENOUGH_MAIL)
             for parcel in parcels(ready, limit.most):
@@ -274,7 +278,7 @@ each_ended = st.builds(
 
 
 @given(st.lists(each_ended, unique_by=lambda each: each.run.job_id), st.integers(1, 9))
-def test_the_first_of_many_are_whole_arrays(found: list[Ended], most: int) -> None:
+def test_the_first_of_many_are_whole_arrays(found: list[ReportCandidate], most: int) -> None:
     first = first_of(found, most)
     assert len(first) >= min(most, len(found))
     assert len([each for each in first if each.run.array_job_id is None]) <= most
@@ -289,7 +293,7 @@ def test_one_users_many_jobs_keep_nobody_elses_from_a_run() -> None:
 
 
 @given(st.lists(each_ended, unique_by=lambda each: each.run.job_id), st.integers(1, 6))
-def test_every_run_is_in_one_mail_of_its_owner(found: list[Ended], storm: int) -> None:
+def test_every_run_is_in_one_mail_of_its_owner(found: list[ReportCandidate], storm: int) -> None:
     made = parcels(found, lambda user: storm)
     assert Counter(run for parcel in made for run in parcel.runs) == Counter(each.run for each in found)
     assert all(run.user == parcel.user for parcel in made for run in parcel.runs)

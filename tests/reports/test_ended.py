@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from mails import NOW_S, run
 
-from reports.mail.ended import Ended, ended_since, known_ends, look_up
+from reports.mail.ended import ReportCandidate, ended_since, known_ends, look_up
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -65,17 +65,17 @@ def test_what_the_store_does_not_have_is_no_last_run(store: Store) -> None:
     write(store, row(1))
     write(store, {"job_id": 1, "submit_s": NOW_S - 900, "verdict": "ok"}, table="job_metrics")
     found = look_up(store, "test", [run(2), run(1)])
-    assert found == [Ended(run(2), 0, is_last=False), Ended(run(1), 800, has_metrics=True)]
+    assert found == [ReportCandidate(run(2), 0, is_last=False), ReportCandidate(run(1), 800, has_metrics=True)]
     assert look_up(store, "test", []) == []
 
 
 def test_a_comment_that_is_not_known_is_not_taken_for_another(store: Store) -> None:
     write(store, row(1, refuses_mail=None), row(2, refuses_mail=None))
     found = look_up(store, "test", [run(1)])
-    assert found == [Ended(run(1), 800, refuses_mail=None, has_comments=False)]
+    assert found == [ReportCandidate(run(1), 800, refuses_mail=None, has_comments=False)]
     write(store, row(2, refuses_mail=True))
     assert look_up(store, "test", [run(1), run(2)]) == [
-        Ended(run(1), 800, refuses_mail=None), Ended(run(2), 800, refuses_mail=True)
+        ReportCandidate(run(1), 800, refuses_mail=None), ReportCandidate(run(2), 800, refuses_mail=True)
     ]  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def test_a_damaged_file_of_metrics_keeps_no_job_from_being_looked_at(store: Stor
     for path in (store.root / "job_metrics").rglob("*.parquet"):
         path.write_bytes(b"damaged")
     assert ended_since(store, "test", 0) == [run(1)]
-    assert look_up(store, "test", [run(1)]) == [Ended(run(1), 800)]
+    assert look_up(store, "test", [run(1)]) == [ReportCandidate(run(1), 800)]
 
 
 def test_when_jobs_ended_last(store: Store) -> None:

@@ -24,7 +24,7 @@ from mails import NOW_S, message, run
 from almanac.config import Mail
 from almanac.errors import BusyError, NotAllowedError, SchemaVersionError, StoreError
 from reports.mail.due import Moment, plan_runs
-from reports.mail.ended import Ended
+from reports.mail.ended import ReportCandidate
 from reports.mail.outbox import Outbox, OutboxCounts, outbox_path, read_counts
 
 OWNER_UID, GROUP_GID = 60_001, 60_010
@@ -167,7 +167,8 @@ def test_what_cannot_be_told_yet_hides_nothing_else(outbox: Outbox) -> None:
         now_s = NOW_S + 60 * minute
         outbox.notice([run(2000 + minute, end_s=now_s, array_job_id=1000)], now_s)
         found = [
-            Ended(each, 900, is_array_open=each.array_job_id is not None) for each in outbox.waiting(now_s, "test")
+            ReportCandidate(each, 900, is_array_open=each.array_job_id is not None)
+            for each in outbox.waiting(now_s, "test")
         ]
         plan = plan_runs(found, lambda user: "every", lambda user: "x", Mail(), Moment(now_s))
         assert [each.run.job_id for each in plan.ready] == [1]

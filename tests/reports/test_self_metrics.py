@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cli.app import App
 from cli.metrics import command
 from reports.mail.outbox import EndedRun, Message, Outbox, outbox_path
-from reports.self_metrics import ADVICE_DAYS, DAY_S, Told, collect, load_told
+from reports.self_metrics import ADVICE_DAYS, DAY_S, AdviceOutcomes, collect, load_told
 from reports.textfile import Metric, exposition
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
@@ -186,7 +186,7 @@ def test_a_file_that_was_expired_or_taken_away_said_nothing(store: Store) -> Non
     t0 = NOW_S - 4 * DAY_S
     write(store, "advice", [file(t0), row(t0), file(t0 + HOUR_S, version=None, expires_s=None)])
     write(store, "jobs", [asked(1, t0 + HOUR_S), asked(2, t0 + 3 * DAY_S)])
-    assert load_told(store, "c", NOW_S) == Told({}, 0, None, None)
+    assert load_told(store, "c", NOW_S) == AdviceOutcomes({}, 0, None, None)
 
 
 def test_errors_of_forecasts_are_of_ended_jobs_of_the_window(store: Store) -> None:

@@ -23,7 +23,7 @@ from almanac.config import Config
 from almanac.config_file import parse_config
 from almanac.names import name_key
 from slurm_hooks.advice.folder import AdviceDir
-from slurm_hooks.advice.publish import Job, Published, publish
+from slurm_hooks.advice.publish import Published, PublishRun, publish
 from telemetry.history import load_history
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
@@ -115,7 +115,7 @@ class Site:
         return AdviceDir(self.root, os.geteuid())
 
     def publish(self, uids: Callable[[str], int | None] | None = None, **changes: Any) -> Published:
-        job = Job(self.store, CLUSTER, self.config, self.now_s, self.folder, self.trained, self.mode)
+        job = PublishRun(self.store, CLUSTER, self.config, self.now_s, self.folder, self.trained, self.mode)
         return publish(dataclasses.replace(job, **changes), uids or self.uids.get)
 
     def files(self) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ import pytest
 from almanac.errors import ConfigError
 from slurm_hooks.install.guarded_line import HOOKS, Places
 from slurm_hooks.install.scripts import (
-    Change,
+    FileChange,
     apply,
     diff_text,
     plan_install,
@@ -49,11 +49,11 @@ def shipped(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def installed(prefix: Path, shipped: Path, fault: str | None = None) -> Change:
+def installed(prefix: Path, shipped: Path, fault: str | None = None) -> FileChange:
     return plan_install(JOB_SUBMIT, prefix, Places(str(shipped / "lua")), shipped / "slurm", lambda script: fault)
 
 
-def removed(prefix: Path, fault: str | None = None) -> Change:
+def removed(prefix: Path, fault: str | None = None) -> FileChange:
     return plan_remove(JOB_SUBMIT, prefix, lambda script: fault)
 
 
@@ -193,7 +193,7 @@ def test_what_still_names_almanac_is_said(prefix: Path) -> None:
 
 
 def test_control_characters_of_a_script_do_not_reach_the_terminal() -> None:
-    change = Change(Path("/etc/slurm/job_submit.lua"), b"a\x1b[2J\nb\n", b"a\x1b[2J\nc\n")
+    change = FileChange(Path("/etc/slurm/job_submit.lua"), b"a\x1b[2J\nb\n", b"a\x1b[2J\nc\n")
     assert "\x1b" not in diff_text(change)
 
 

@@ -14,7 +14,7 @@ from lua_runner import Lua, literal
 from almanac.config import Tier
 from almanac.records import Request
 from almanac.tiers import Rewrite
-from slurm_hooks.submit.offer import MAX_AGE_S, Wanted, is_offered, kept, needs_of, to_keep, wanted
+from slurm_hooks.submit.offer import MAX_AGE_S, NodeRequest, is_offered, kept, needs_of, to_keep, wanted
 
 LISTING = """\
 gpu*|6|64|512000|gpu,hbm40g|gpu:a100:4(S:0-1)|2-00:00:00|up|all
@@ -26,66 +26,66 @@ closed|9|64|256000|gpu,hbm40g|gpu:a100:4|infinite|down|all
 staff|9|64|256000|gpu,hbm40g|gpu:a100:4|infinite|up|staff
 """
 HBM40 = Tier(name="hbm40g", capacity_mib=40960, constraint="hbm40g")
-CASES: list[tuple[dict[str, str], int, Wanted, bool | None]] = [
-    ({}, 4, Wanted("", ("gpu", "hbm40g"), ""), True),
-    ({}, 4, Wanted("gpu", ("gpu", "nvlink", "hbm40g"), ""), False),
-    ({}, 4, Wanted("gpu", ("gpu", "hbm80", "hbm40g"), ""), False),
-    ({}, 24, Wanted("gpu", ("hbm40g",), ""), True),
-    ({}, 25, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"nodes": "6"}, 6, Wanted("gpu", ("hbm40g",), ""), True),
-    ({"nodes": "7-9"}, 7, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"nodes": "1-0"}, 4, Wanted("gpu", ("hbm40g",), ""), True),
-    ({"nodes": "1"}, 8, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"nodes": "2"}, 8, Wanted("gpu", ("hbm40g",), ""), True),
-    ({"nodes": "1-2"}, 8, Wanted("gpu", ("hbm40g",), ""), True),
-    ({"nodes": "1-2:1"}, 9, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"nodes": "1,3"}, 9, Wanted("gpu", ("hbm40g",), ""), True),
-    ({"nodes": "1-x"}, 4, Wanted("gpu", ("hbm40g",), ""), None),
-    ({"nodes": "65534"}, 4, Wanted("gpu", ("hbm40g",), ""), None),
-    ({"ntasks": "8", "gpus-per-task": "1"}, 8, Wanted("gpu", ("hbm40g",), ""), True),
-    ({"gpus-per-task": "a100:8"}, 8, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"tres-per-task": "gres/gpu:8"}, 8, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"ntasks-per-node": "5", "gpus-per-task": "1"}, 5, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"nodes": "1k"}, 4, Wanted("gpu", ("hbm40g",), ""), None),
-    ({"gpus-per-node": "4"}, 4, Wanted("gpu", ("hbm40g",), ""), True),
-    ({"gpus-per-node": "5"}, 5, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"gpus-per-node": "a100:8"}, 8, Wanted("gpu", ("hbm40g",), "a100"), False),
-    ({"gres": "gpu:a100:2,nvme:1"}, 2, Wanted("small", ("hbm40g",), "a100"), True),
-    ({"gres": "gpu:a100:3"}, 3, Wanted("small", ("hbm40g",), "a100"), False),
-    ({"gres": "gpu:4"}, 4, Wanted("small", ("hbm40g",), ""), True),
-    ({}, 2, Wanted("gpu", ("hbm40g",), "h100"), False),
-    ({}, 2, Wanted("gpu,small", ("hbm40g",), ""), True),
-    ({}, 2, Wanted("gpu,small", ("hbm80g",), ""), False),
-    ({}, 2, Wanted("nowhere", ("hbm40g",), ""), False),
-    ({}, 1, Wanted("cpu", (), ""), False),
-    ({"cpus-per-task": "64"}, 1, Wanted("gpu", ("hbm40g",), ""), True),
-    ({"cpus-per-task": "65"}, 1, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"ntasks": "8", "cpus-per-task": "16"}, 1, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"ntasks": "8", "cpus-per-task": "16", "nodes": "2"}, 2, Wanted("gpu", ("hbm40g",), ""), True),
-    ({"ntasks": "8", "ntasks-per-node": "1"}, 8, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"cpus-per-gpu": "17", "gpus-per-node": "4"}, 4, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"mem": "500G"}, 1, Wanted("gpu", ("hbm40g",), ""), True),
-    ({"mem": "501G"}, 1, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"mem": "0?"}, 1, Wanted("gpu", ("hbm40g",), ""), True),
-    ({"mem": "much"}, 1, Wanted("gpu", ("hbm40g",), ""), None),
-    ({"mem-per-cpu": "9G", "cpus-per-task": "64"}, 1, Wanted("gpu", ("hbm40g",), ""), False),
-    ({"mem-per-gpu": "1T"}, 1, Wanted("gpu", ("hbm40g",), ""), False),
-    ({}, 1, Wanted("gpu", None, ""), None),
-    ({}, 1, Wanted("small", (), "", is_moved=True), True),
-    ({"time": "1:00:00"}, 1, Wanted("small", (), "", is_moved=True), True),
-    ({"time": "01:00:01"}, 1, Wanted("small", (), "", is_moved=True), False),
-    ({"time": "12:00:00"}, 1, Wanted("noon", (), "", is_moved=True), True),
-    ({"time": "12:00:01"}, 1, Wanted("noon", (), "", is_moved=True), False),
-    ({"time": "2982616-04:14:00"}, 1, Wanted("gpu", (), "", is_moved=True), True),
-    ({"time": "2:00:00"}, 1, Wanted("small", (), ""), True),
-    ({}, 1, Wanted("closed", (), "", is_moved=True), False),
-    ({}, 1, Wanted("staff", (), "", is_moved=True), False),
-    ({}, 1, Wanted("staff", (), ""), True),
+CASES: list[tuple[dict[str, str], int, NodeRequest, bool | None]] = [
+    ({}, 4, NodeRequest("", ("gpu", "hbm40g"), ""), True),
+    ({}, 4, NodeRequest("gpu", ("gpu", "nvlink", "hbm40g"), ""), False),
+    ({}, 4, NodeRequest("gpu", ("gpu", "hbm80", "hbm40g"), ""), False),
+    ({}, 24, NodeRequest("gpu", ("hbm40g",), ""), True),
+    ({}, 25, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"nodes": "6"}, 6, NodeRequest("gpu", ("hbm40g",), ""), True),
+    ({"nodes": "7-9"}, 7, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"nodes": "1-0"}, 4, NodeRequest("gpu", ("hbm40g",), ""), True),
+    ({"nodes": "1"}, 8, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"nodes": "2"}, 8, NodeRequest("gpu", ("hbm40g",), ""), True),
+    ({"nodes": "1-2"}, 8, NodeRequest("gpu", ("hbm40g",), ""), True),
+    ({"nodes": "1-2:1"}, 9, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"nodes": "1,3"}, 9, NodeRequest("gpu", ("hbm40g",), ""), True),
+    ({"nodes": "1-x"}, 4, NodeRequest("gpu", ("hbm40g",), ""), None),
+    ({"nodes": "65534"}, 4, NodeRequest("gpu", ("hbm40g",), ""), None),
+    ({"ntasks": "8", "gpus-per-task": "1"}, 8, NodeRequest("gpu", ("hbm40g",), ""), True),
+    ({"gpus-per-task": "a100:8"}, 8, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"tres-per-task": "gres/gpu:8"}, 8, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"ntasks-per-node": "5", "gpus-per-task": "1"}, 5, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"nodes": "1k"}, 4, NodeRequest("gpu", ("hbm40g",), ""), None),
+    ({"gpus-per-node": "4"}, 4, NodeRequest("gpu", ("hbm40g",), ""), True),
+    ({"gpus-per-node": "5"}, 5, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"gpus-per-node": "a100:8"}, 8, NodeRequest("gpu", ("hbm40g",), "a100"), False),
+    ({"gres": "gpu:a100:2,nvme:1"}, 2, NodeRequest("small", ("hbm40g",), "a100"), True),
+    ({"gres": "gpu:a100:3"}, 3, NodeRequest("small", ("hbm40g",), "a100"), False),
+    ({"gres": "gpu:4"}, 4, NodeRequest("small", ("hbm40g",), ""), True),
+    ({}, 2, NodeRequest("gpu", ("hbm40g",), "h100"), False),
+    ({}, 2, NodeRequest("gpu,small", ("hbm40g",), ""), True),
+    ({}, 2, NodeRequest("gpu,small", ("hbm80g",), ""), False),
+    ({}, 2, NodeRequest("nowhere", ("hbm40g",), ""), False),
+    ({}, 1, NodeRequest("cpu", (), ""), False),
+    ({"cpus-per-task": "64"}, 1, NodeRequest("gpu", ("hbm40g",), ""), True),
+    ({"cpus-per-task": "65"}, 1, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"ntasks": "8", "cpus-per-task": "16"}, 1, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"ntasks": "8", "cpus-per-task": "16", "nodes": "2"}, 2, NodeRequest("gpu", ("hbm40g",), ""), True),
+    ({"ntasks": "8", "ntasks-per-node": "1"}, 8, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"cpus-per-gpu": "17", "gpus-per-node": "4"}, 4, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"mem": "500G"}, 1, NodeRequest("gpu", ("hbm40g",), ""), True),
+    ({"mem": "501G"}, 1, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"mem": "0?"}, 1, NodeRequest("gpu", ("hbm40g",), ""), True),
+    ({"mem": "much"}, 1, NodeRequest("gpu", ("hbm40g",), ""), None),
+    ({"mem-per-cpu": "9G", "cpus-per-task": "64"}, 1, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({"mem-per-gpu": "1T"}, 1, NodeRequest("gpu", ("hbm40g",), ""), False),
+    ({}, 1, NodeRequest("gpu", None, ""), None),
+    ({}, 1, NodeRequest("small", (), "", is_moved=True), True),
+    ({"time": "1:00:00"}, 1, NodeRequest("small", (), "", is_moved=True), True),
+    ({"time": "01:00:01"}, 1, NodeRequest("small", (), "", is_moved=True), False),
+    ({"time": "12:00:00"}, 1, NodeRequest("noon", (), "", is_moved=True), True),
+    ({"time": "12:00:01"}, 1, NodeRequest("noon", (), "", is_moved=True), False),
+    ({"time": "2982616-04:14:00"}, 1, NodeRequest("gpu", (), "", is_moved=True), True),
+    ({"time": "2:00:00"}, 1, NodeRequest("small", (), ""), True),
+    ({}, 1, NodeRequest("closed", (), "", is_moved=True), False),
+    ({}, 1, NodeRequest("staff", (), "", is_moved=True), False),
+    ({}, 1, NodeRequest("staff", (), ""), True),
 ]
 LUA = 'local offer = dofile(dir .. "offer.lua")\n'
 
 
-def in_lua(options: Mapping[str, str], gpus: int, asked: Wanted, listing: str) -> str:
+def in_lua(options: Mapping[str, str], gpus: int, asked: NodeRequest, listing: str) -> str:
     table = {**dataclasses.asdict(asked), "features": None if asked.features is None else list(asked.features)}
     if asked.features is not None:
         features = ", ".join(map(literal, asked.features))
@@ -99,7 +99,7 @@ def in_lua(options: Mapping[str, str], gpus: int, asked: Wanted, listing: str) -
 
 @pytest.mark.parametrize(("options", "gpus", "asked", "expected"), CASES)
 def test_the_whole_request_has_to_be_met(
-    options: dict[str, str], gpus: int, asked: Wanted, expected: bool | None
+    options: dict[str, str], gpus: int, asked: NodeRequest, expected: bool | None
 ) -> None:
     # "2982616-04:14:00" is cli_filter's word for no limit; sbatch's options have none there.
     typed = {name: value for name, value in options.items() if not value.startswith("29826")}
@@ -125,7 +125,7 @@ GPUS = st.dictionaries(
     st.sampled_from(["", "2", "a100:3", "gpu", "gpu:2", "nvme:1,gpu:a100:4"]),
 )
 ASKED = st.builds(
-    Wanted,
+    NodeRequest,
     st.sampled_from(["", "gpu", "small", "gpu,small", "cpu", "%a", "staff", "closed"]),
     st.sampled_from([None, (), ("gpu",), ("gpu", "hbm40g"), ("%a",)]),
     st.sampled_from(["", "a100", "v100", "%a"]),
@@ -153,10 +153,10 @@ def test_lua_says_the_same_of_any_request(lua: Lua, cases: list[Any]) -> None:
 
 def test_what_is_asked_for_after_the_change() -> None:
     request = Request("a", "x", constraints="gpu&hbm80g", partition="p", gpu_count=2, gpu_type="a100")
-    assert wanted(request, Rewrite("--constraint", "gpu&hbm40g"), HBM40) == Wanted("p", ("gpu", "hbm40g"), "a100")
-    assert wanted(request, Rewrite("--partition", "q"), HBM40) == Wanted("q", ("gpu", "hbm80g"), "a100", True)
+    assert wanted(request, Rewrite("--constraint", "gpu&hbm40g"), HBM40) == NodeRequest("p", ("gpu", "hbm40g"), "a100")
+    assert wanted(request, Rewrite("--partition", "q"), HBM40) == NodeRequest("q", ("gpu", "hbm80g"), "a100", True)
     by_type = Tier(name="t", capacity_mib=1, gres="h100")
-    assert wanted(request, Rewrite("--gres", "gpu:h100:2"), by_type) == Wanted("p", ("gpu", "hbm80g"), "h100")
+    assert wanted(request, Rewrite("--gres", "gpu:h100:2"), by_type) == NodeRequest("p", ("gpu", "hbm80g"), "h100")
     choice = dataclasses.replace(request, constraints="a|b")
     assert wanted(choice, Rewrite("--gres", "gpu:h100:2"), by_type).features is None
 

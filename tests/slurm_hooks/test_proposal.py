@@ -21,7 +21,7 @@ from slurm_hooks.submit.proposal import (
     MODES,
     OFF,
     SHOW,
-    Action,
+    PromptAction,
     Proposal,
     action,
     always_said,
@@ -129,8 +129,8 @@ def test_what_no_node_is_known_to_take_is_only_said(is_offered: bool | None, val
     assert found.change.value == value
     shown = " ".join(message(found).split())
     assert shown.endswith(said or "hbm40g 12 min.")
-    assert action(APPLY, found, None, NOW_S) is (Action.CHANGE if value else Action.NOTHING)
-    assert action(ASK, found, None, NOW_S) is (Action.ASK if value else Action.TELL)
+    assert action(APPLY, found, None, NOW_S) is (PromptAction.CHANGE if value else PromptAction.NOTHING)
+    assert action(ASK, found, None, NOW_S) is (PromptAction.ASK if value else PromptAction.TELL)
 
 
 @pytest.mark.parametrize("term", ["hbm80", "hbm80gb", "HBM80G", "hbm81g", "hbn80g"])
@@ -159,33 +159,33 @@ def chosen(word: str, seconds_ago: int = 0, tier: str = "hbm40g") -> Choice:
 @pytest.mark.parametrize(
     ("mode", "earlier", "expected"),
     [
-        (ASK, None, Action.ASK),
-        (SHOW, None, Action.TELL),
-        (APPLY, None, Action.CHANGE),
-        (OFF, None, Action.NOTHING),
-        (ASK, chosen(ASKED, 3599), Action.NOTHING),
-        (ASK, chosen(ASKED, 3600), Action.ASK),
-        (ASK, chosen(ASKED, -60), Action.ASK),  # a clock that was wrong
-        (SHOW, chosen(ASKED, 10), Action.NOTHING),
-        (APPLY, chosen(ASKED, 10), Action.CHANGE),
-        (ASK, chosen(ALWAYS, 10**6), Action.CHANGE_AND_SAY),
-        (ASK, chosen(ALWAYS, 10, tier="hbm20g"), Action.ASK),
-        (SHOW, chosen(ALWAYS, 10), Action.NOTHING),
-        (SHOW, chosen(ALWAYS, 10**6), Action.TELL),
-        (ASK, chosen(NEVER, 10**8), Action.NOTHING),
-        (APPLY, chosen(NEVER, 10**8), Action.NOTHING),
+        (ASK, None, PromptAction.ASK),
+        (SHOW, None, PromptAction.TELL),
+        (APPLY, None, PromptAction.CHANGE),
+        (OFF, None, PromptAction.NOTHING),
+        (ASK, chosen(ASKED, 3599), PromptAction.NOTHING),
+        (ASK, chosen(ASKED, 3600), PromptAction.ASK),
+        (ASK, chosen(ASKED, -60), PromptAction.ASK),  # a clock that was wrong
+        (SHOW, chosen(ASKED, 10), PromptAction.NOTHING),
+        (APPLY, chosen(ASKED, 10), PromptAction.CHANGE),
+        (ASK, chosen(ALWAYS, 10**6), PromptAction.CHANGE_AND_SAY),
+        (ASK, chosen(ALWAYS, 10, tier="hbm20g"), PromptAction.ASK),
+        (SHOW, chosen(ALWAYS, 10), PromptAction.NOTHING),
+        (SHOW, chosen(ALWAYS, 10**6), PromptAction.TELL),
+        (ASK, chosen(NEVER, 10**8), PromptAction.NOTHING),
+        (APPLY, chosen(NEVER, 10**8), PromptAction.NOTHING),
     ],
 )
-def test_what_happens(mode: str, earlier: Choice | None, expected: Action) -> None:
+def test_what_happens(mode: str, earlier: Choice | None, expected: PromptAction) -> None:
     assert action(mode, proposal(), earlier, NOW_S) is expected
 
 
 def test_what_cannot_be_changed_is_told_once_an_hour() -> None:
     fixed = proposal("[hbm80g*2]")
-    assert action(ASK, fixed, None, NOW_S) is Action.TELL
-    assert action(ASK, fixed, chosen(ASKED, 10), NOW_S) is Action.NOTHING
-    assert action(ASK, fixed, chosen(ALWAYS, 10**6), NOW_S) is Action.NOTHING
-    assert action(APPLY, fixed, None, NOW_S) is Action.NOTHING
+    assert action(ASK, fixed, None, NOW_S) is PromptAction.TELL
+    assert action(ASK, fixed, chosen(ASKED, 10), NOW_S) is PromptAction.NOTHING
+    assert action(ASK, fixed, chosen(ALWAYS, 10**6), NOW_S) is PromptAction.NOTHING
+    assert action(APPLY, fixed, None, NOW_S) is PromptAction.NOTHING
 
 
 @pytest.mark.parametrize(

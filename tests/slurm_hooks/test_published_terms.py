@@ -9,8 +9,8 @@ import pytest
 
 from almanac.config import Priority
 from slurm_hooks.advice.file import FAMILY, GPUS, USER, AdviceFile, Row
-from slurm_hooks.advice.published import EVERYBODY, Change, changed_rows, record
-from slurm_hooks.priority.published_site_factors import LATE_S, PublishedTerms
+from slurm_hooks.advice.published import EVERYBODY, PublishedChange, changed_rows, record
+from slurm_hooks.priority.published_site_factors import LATE_S, PublishedSiteFactors
 from telemetry.slurm.backend import PendingJob
 from telemetry.store.store import Store
 
@@ -26,16 +26,20 @@ def _job(submit_s: int, name: str = "train-7", user: str = "ann", gpus: int = 4)
 
 
 @pytest.fixture
-def terms(tmp_path: Path) -> PublishedTerms:
+def terms(tmp_path: Path) -> PublishedSiteFactors:
     """ann's file of T0, and of a day later with another term; everybody's, in force for two days."""
     store = Store.create(tmp_path / "store")
     first = _file(T0_S, Row(FAMILY, 60, 900, "train-#", 4), Row(GPUS, 60, 700, gpus=4))
     second = _file(T0_S + DAY_S, Row(FAMILY, 90, 800, "train-#", 4))
     everybody = _file(T0_S, Row(USER, 8_640_000, 5))
-    record(store, "lab", changed_rows([Change("ann", None, first), Change(EVERYBODY, None, everybody)], T0_S))
-    record(store, "lab", changed_rows([Change("ann", first, second)], T0_S + DAY_S))
-    record(store, "lab", changed_rows([Change("obs", None, replace(first, mode="observe"))], T0_S))
-    return PublishedTerms(store, "lab", lambda: 4)
+    record(
+        store,
+        "lab",
+        changed_rows([PublishedChange("ann", None, first), PublishedChange(EVERYBODY, None, everybody)], T0_S),
+    )
+    record(store, "lab", changed_rows([PublishedChange("ann", first, second)], T0_S + DAY_S))
+    record(store, "lab", changed_rows([PublishedChange("obs", None, replace(first, mode="observe"))], T0_S))
+    return PublishedSiteFactors(store, "lab", lambda: 4)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,7 @@ def terms(tmp_path: Path) -> PublishedTerms:
     ],
 )
 def test_terms_of_the_files_in_force_at_the_submission(
-    terms: PublishedTerms, job: PendingJob, expected: set[int]
+    terms: PublishedSiteFactors, job: PendingJob, expected: set[int]
 ) -> None:
     assert {points for points in range(1000) if terms(job, points)} == expected
 
@@ -60,7 +64,9 @@ def test_terms_of_the_files_in_force_at_the_submission(
 @pytest.mark.parametrize(
     "job", [_job(T0_S + 60, name="other"), _job(T0_S + 60, name='q"'), _job(T0_S + 60, gpus=1), _job(T0_S + 60, gpus=8)]
 )
-def test_the_owner_cannot_keep_a_term_by_another_name_or_gpu_count(terms: PublishedTerms, job: PendingJob) -> None:
+def test_the_owner_cannot_keep_a_term_by_another_name_or_gpu_count(
+    terms: PublishedSiteFactors, job: PendingJob
+) -> None:
     assert terms(job, 900)
     assert terms(job, 700)
     assert not terms(job, 901)
@@ -70,12 +76,12 @@ def test_the_row_of_any_job_gives_a_term_for_each_gpu_count(tmp_path: Path) -> N
     """1000 ln(8640000 / 3600 g) + 5 points, g from 1 to 4; the least and greatest GPU-time end it."""
     store = Store.create(tmp_path / "store")
     file = _file(T0_S, Row(USER, 3600, 5))
-    record(store, "lab", changed_rows([Change(EVERYBODY, None, file)], T0_S))
-    terms = PublishedTerms(store, "lab", lambda: 4)
+    record(store, "lab", changed_rows([PublishedChange(EVERYBODY, None, file)], T0_S))
+    terms = PublishedSiteFactors(store, "lab", lambda: 4)
     assert [points for points in range(12_000) if terms(_job(T0_S + 60), points)] == [6402, 6690, 7095, 7788]
-    none = PublishedTerms(store, "lab", lambda: 0)
+    none = PublishedSiteFactors(store, "lab", lambda: 0)
     assert not any(none(_job(T0_S + 60), points) for points in (5, 7788))
 
 
 def test_a_store_without_publications_has_none(tmp_path: Path) -> None:
-    assert not PublishedTerms(Store.create(tmp_path / "store"), "lab", lambda: 4)(_job(T0_S), 900)
+    assert not PublishedSiteFactors(Store.create(tmp_path / "store"), "lab", lambda: 4)(_job(T0_S), 900)

@@ -17,8 +17,8 @@ from almanac.config import Priority
 from almanac.errors import CommandError, NotAllowedError, StoreError
 from almanac.records import Counts, PriorityAdvice, Request
 from almanac.units import DAY_S
-from slurm_hooks.priority.action_log import KEEP_DAYS, Action, ActionLog
-from slurm_hooks.priority.reprioritize import Actor, Change, Outcome, plan_clearing, plan_terms
+from slurm_hooks.priority.action_log import KEEP_DAYS, ActionLog, LoggedAction
+from slurm_hooks.priority.reprioritize import Actor, ReprioritizeOutcome, SiteFactorChange, plan_clearing, plan_terms
 from telemetry.slurm.backend import FactorChange, Node, PendingJob, SiteFactor
 
 NOW_S = 1_795_256_100
@@ -103,9 +103,9 @@ class Site:
     now_s: int = NOW_S
     batch: int = 500
     counts: Counts = field(default_factory=Counts)
-    agreed: list[Change] = field(default_factory=list)
+    agreed: list[SiteFactorChange] = field(default_factory=list)
 
-    def plan(self, is_clearing: bool = False) -> list[Change]:
+    def plan(self, is_clearing: bool = False) -> list[SiteFactorChange]:
         self.counts = Counts()
         known = self.log.newest("lab", self.now_s)
         if is_clearing:
@@ -121,7 +121,7 @@ class Site:
         assert self.counts.seen == self.counts.kept + self.counts.dropped.total()
         return changes
 
-    def run(self, is_clearing: bool = False) -> Outcome:
+    def run(self, is_clearing: bool = False) -> ReprioritizeOutcome:
         changes = self.plan(is_clearing)
         actor = Actor(self.queue, self.log, "lab", "20261121T000000Z", lambda: self.now_s, self.batch)
         if not is_clearing:
@@ -140,10 +140,10 @@ def log(tmp_path: Path) -> ActionLog:
 
 def test_each_pending_gpu_job_gets_its_term_and_a_second_run_changes_nothing(log: ActionLog) -> None:
     site = Site(Queue([pending(1), pending(2), pending(3, gpu_count=0)]), log, terms(job_1=900, job_2=0))
-    assert site.run() == Outcome(taken=1)
+    assert site.run() == ReprioritizeOutcome(taken=1)
     assert site.queue.points == {1: 900, 2: 0, 3: 0}
     assert site.counts.dropped == {"asks for no GPU": 1, "has its term already": 1}
-    assert site.run() == Outcome()
+    assert site.run() == ReprioritizeOutcome()
     assert site.queue.commands == [[("1", 900)]]
 
 
@@ -151,7 +151,7 @@ def test_a_newer_prediction_replaces_our_older_one(log: ActionLog) -> None:
     site = Site(Queue([pending(1)]), log, terms(job_1=900))
     site.run()
     site.predict, site.now_s = terms(job_1=20), NOW_S + DAY_S
-    assert site.run() == Outcome(taken=1)
+    assert site.run() == ReprioritizeOutcome(taken=1)
     assert site.queue.points == {1: 20}
     assert [(line["old"], line["new"]) for line in site.lines()] == [(0, 900), (900, 20)]
 
@@ -160,11 +160,11 @@ def test_somebody_elses_factor_is_left_alone_and_a_published_one_is_ours(log: Ac
     jobs = [pending(1), pending(2), pending(3), pending(4)]
     queue = Queue(jobs, {1: SiteFactor(77), 2: SiteFactor(77), 3: SiteFactor(-5), 4: SiteFactor(0)})
     site = Site(queue, log, published={2: {60, 77}})
-    assert site.run() == Outcome(taken=2)
+    assert site.run() == ReprioritizeOutcome(taken=2)
     assert queue.points == {1: 77, 2: 500, 3: -5, 4: 500}
     assert site.counts.dropped["has a site factor that almanac did not set"] == 2
     queue.factors[4] = SiteFactor(123)
-    assert site.run() == Outcome(), "somebody took it over"
+    assert site.run() == ReprioritizeOutcome(), "somebody took it over"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_jobs_that_get_no_term(log: ActionLog, job: PendingJob, factor: SiteFact
     queue = Queue([job])
     queue.factors = {} if factor is None else {1: factor}
     site = Site(queue, log, terms(unknown=None))
-    assert site.run() == Outcome()
+    assert site.run() == ReprioritizeOutcome()
     (why,) = site.counts.dropped
     assert why.startswith(reason)
     assert queue.commands == []
@@ -209,7 +209,7 @@ def test_changes_are_on_disk_before_slurm_hears_of_them(log: ActionLog) -> None:
         return tell(changes)
 
     site.queue.set_site_factors = listening  # type: ignore[method-assign]
-    assert site.run() == Outcome(taken=5)
+    assert site.run() == ReprioritizeOutcome(taken=5)
     assert seen == [2, 4, 5]
     assert [len(batch) for batch in site.queue.commands] == [2, 2, 1]
     first = site.lines()[0]
@@ -224,18 +224,18 @@ def test_changes_are_on_disk_before_slurm_hears_of_them(log: ActionLog) -> None:
 def test_jobs_that_start_meanwhile_or_are_refused_do_not_stop_the_others(log: ActionLog) -> None:
     queue = Queue([pending(number) for number in range(1, 5)], starts={1}, refuses={3: "Invalid job state"})
     site = Site(queue, log)
-    assert site.run() == Outcome(
+    assert site.run() == ReprioritizeOutcome(
         taken=2, gone=1, failed=1, said=("Job is not pending for job 1", "Invalid job state for job 3")
     )
     queue.refuses.clear()
     queue.jobs = [job for job in queue.jobs if job.job_id != 1]
-    assert site.run() == Outcome(taken=1), "what was refused is tried again"
+    assert site.run() == ReprioritizeOutcome(taken=1), "what was refused is tried again"
 
 
 def test_what_slurm_takes_and_does_not_count_is_told_once(log: ActionLog) -> None:
     site = Site(Queue([pending(1), pending(2)], ignores={1}), log)
-    assert site.run() == Outcome(taken=1, ignored=1)
-    assert site.run() == Outcome()
+    assert site.run() == ReprioritizeOutcome(taken=1, ignored=1)
+    assert site.run() == ReprioritizeOutcome()
     assert site.counts.dropped["Slurm took this term before and did not count it"] == 1
     assert len(site.queue.commands) == 1
     site.predict = terms(job_1=10)
@@ -256,7 +256,7 @@ def test_a_user_without_the_right_is_told_so(log: ActionLog, first: str, second:
         site.run()
     assert "Operator" in caught.value.hint
     site.queue.refuses.clear()
-    assert site.run() == Outcome(taken=2), "with the right, it goes on"
+    assert site.run() == ReprioritizeOutcome(taken=2), "with the right, it goes on"
 
 
 def test_slurm_that_goes_away_in_between_is_said_and_the_next_run_finishes(log: ActionLog) -> None:
@@ -266,7 +266,7 @@ def test_slurm_that_goes_away_in_between_is_said_and_the_next_run_finishes(log: 
         site.run()
     assert queue.points == {1: 500, 2: 500, 3: 0, 4: 0, 5: 0}
     queue.fails_after = 10**9
-    assert site.run() == Outcome(taken=3)
+    assert site.run() == ReprioritizeOutcome(taken=3)
 
 
 def test_a_run_that_was_killed_between_writing_and_telling_leaves_no_job_behind(log: ActionLog) -> None:
@@ -277,7 +277,7 @@ def test_a_run_that_was_killed_between_writing_and_telling_leaves_no_job_behind(
         site.run()
     assert site.queue.points == {1: 900}
     site.queue.fails_after = 10**9
-    assert site.run() == Outcome(taken=1), "900 is still known as ours"
+    assert site.run() == ReprioritizeOutcome(taken=1), "900 is still known as ours"
 
 
 def test_nothing_is_told_that_cannot_be_written_down(tmp_path: Path) -> None:
@@ -295,10 +295,10 @@ def test_clear_undoes_what_is_still_as_we_set_it(log: ActionLog) -> None:
     queue.factors[2] = SiteFactor(499)
     queue.jobs[2] = replace(queue.jobs[2], is_held=True)
     queue.factors.pop(3)
-    assert site.run(is_clearing=True) == Outcome(taken=2)
+    assert site.run(is_clearing=True) == ReprioritizeOutcome(taken=2)
     assert queue.points == {1: 0, 2: 499, 4: 77, 5: 0}
     assert [line["what"] for line in site.lines()[-2:]] == ["clear", "clear"]
-    assert site.run(is_clearing=True) == Outcome()
+    assert site.run(is_clearing=True) == ReprioritizeOutcome()
 
 
 def test_a_task_that_got_a_record_of_its_own_has_the_factor_of_its_array(log: ActionLog) -> None:
@@ -307,7 +307,7 @@ def test_a_task_that_got_a_record_of_its_own_has_the_factor_of_its_array(log: Ac
     site.queue.jobs.append(pending(14, address="10_3", array_job_id=10, array_task_id=3, submit_s=NOW_S, restarts=1))
     site.queue.factors[14] = SiteFactor(500)
     site.predict = lambda requests: [PriorityAdvice(40, 1.0, None, None)] * len(requests)
-    assert site.run() == Outcome(taken=2)
+    assert site.run() == ReprioritizeOutcome(taken=2)
     assert site.queue.commands[-1] == [("10", 40), ("10_3", 40)]
 
 
@@ -319,11 +319,11 @@ def test_a_number_that_came_again_is_another_job(log: ActionLog) -> None:
     jobs = [pending(1, **later), pending(8, array_job_id=7, array_task_id=1, **later)]
     site.queue = Queue(jobs, {1: SiteFactor(500), 8: SiteFactor(500)})
     site.predict = lambda requests: [PriorityAdvice(40, 1.0, None, None)] * len(requests)
-    assert site.run() == Outcome()
+    assert site.run() == ReprioritizeOutcome()
     assert site.counts.dropped["has a site factor that almanac did not set"] == 2
-    assert site.run(is_clearing=True) == Outcome()
+    assert site.run(is_clearing=True) == ReprioritizeOutcome()
     site.queue.jobs = [replace(job, restarts=1) for job in jobs]
-    assert site.run() == Outcome(taken=2), "requeued: the record speaks of them"
+    assert site.run() == ReprioritizeOutcome(taken=2), "requeued: the record speaks of them"
 
 
 def test_what_a_job_was_believed_is_noted_once_where_it_has_its_term_already(log: ActionLog) -> None:
@@ -335,14 +335,14 @@ def test_what_a_job_was_believed_is_noted_once_where_it_has_its_term_already(log
     (line,) = site.lines()
     assert (line["what"], line["old"], line["new"], line["gpu_time_s"]) == ("agreed", 500, 500, 3600.0)
     assert site.queue.commands == []
-    assert site.run(is_clearing=True) == Outcome(), "it was not set by us"
+    assert site.run(is_clearing=True) == ReprioritizeOutcome(), "it was not set by us"
     site.queue.jobs = [pending(1, submit_s=NOW_S, restarts=1)]
     site.run()
     assert [line["submit_s"] for line in site.lines()] == [NOW_S - 600, NOW_S], "and once more when it is requeued"
 
 
 def test_the_record_survives_lines_cut_off_by_a_crash_and_lines_of_others(log: ActionLog) -> None:
-    action = Action("set", NOW_S, "lab", 1, "1", NOW_S, 0, 500, "x")
+    action = LoggedAction("set", NOW_S, "lab", 1, "1", NOW_S, 0, 500, "x")
     log.append([action, replace(action, cluster="other", job_id=2)], NOW_S)
     (path,) = log.folder.iterdir()
     with path.open("ab") as file:
@@ -409,11 +409,11 @@ def test_points_of_options_need_an_age_that_grows_longer() -> None:
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=30))
 def test_whatever_sequence_of_predictions_a_job_keeps_a_term_within_the_span(predicted_s: list[float]) -> None:
     queue = Queue([pending(1)])
-    lines: dict[int, Action] = {}
+    lines: dict[int, LoggedAction] = {}
     for gpu_time_s in predicted_s:
         advice = decide_priority(gpu_time_s, gpu_time_s, 0.0, "ann", (), PRIORITY)
         for change in plan_terms(queue, lines, lambda requests, advice=advice: [advice], lambda *_: False, Counts())[0]:
             queue.set_site_factors([FactorChange(change.job, change.new)])
-            lines[1] = Action("set", NOW_S, "lab", 1, "1", NOW_S - 600, change.old, change.new, "")
+            lines[1] = LoggedAction("set", NOW_S, "lab", 1, "1", NOW_S - 600, change.old, change.new, "")
         assert queue.points[1] == site_factor(gpu_time_s, PRIORITY)
         assert 0 <= queue.points[1] <= factor_span(PRIORITY)

@@ -8,14 +8,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from slurm_hooks.priority.action_log import Action, ActionLog
+from slurm_hooks.priority.action_log import ActionLog, LoggedAction
 from slurm_hooks.priority.overruns import overruns
 
 T0_S = 1_795_000_000
 
 
-def line(job_id: int, gpu_time_s: float | None = 60.0, what: str = "set", submit_s: int = T0_S) -> Action:
-    return Action(what, T0_S, "lab", job_id, str(job_id), submit_s, 0, 11_878, "", gpu_time_s)
+def line(job_id: int, gpu_time_s: float | None = 60.0, what: str = "set", submit_s: int = T0_S) -> LoggedAction:
+    return LoggedAction(what, T0_S, "lab", job_id, str(job_id), submit_s, 0, 11_878, "", gpu_time_s)
 
 
 def ran(job_id: int, elapsed_s: float, user: str = "ann", **more: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def ran(job_id: int, elapsed_s: float, user: str = "ann", **more: Any) -> dict[s
     return row | more
 
 
-def shares(lines: list[Action], rows: list[dict[str, Any]], least_s: float = 1.0) -> dict[str, float]:
+def shares(lines: list[LoggedAction], rows: list[dict[str, Any]], least_s: float = 1.0) -> dict[str, float]:
     return overruns({each.job_id: each for each in lines}, pd.DataFrame(rows), least_s)
 
 
@@ -52,7 +52,7 @@ def test_only_the_newest_eight_count_and_each_user_for_themselves() -> None:
         ([line(number) for number in range(1, 5)], {"state": "REQUEUED"}),
     ],
 )
-def test_what_says_nothing(lines: list[Action], more: dict[str, Any]) -> None:
+def test_what_says_nothing(lines: list[LoggedAction], more: dict[str, Any]) -> None:
     assert shares(lines, [ran(number, 20_000, **more) for number in range(1, 5)]) == {}
 
 

@@ -15,7 +15,7 @@ from almanac.records import Counts
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.summary import summarize
 from telemetry.metrics.summary_counts import SummaryCounts
-from telemetry.sources.base import Batch
+from telemetry.sources.base import RowBatch
 from telemetry.store.schema import BINDINGS, JOBS, STEPS, TELEMETRY
 from telemetry.store.store import Store
 
@@ -33,10 +33,10 @@ Rows = list[dict[str, Any]]
 class Given:
     """A source that gives one batch."""
 
-    batch: Batch
+    batch: RowBatch
     name: str = "given"
 
-    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+    def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         yield self.batch
 
 
@@ -88,7 +88,7 @@ class Site:
     def _ingest(self, table: str, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> list[int]:
         """Store rows; days, counted from DAY, that this opened."""
         before = self.store.open_days("c")
-        batch = Batch(table, pa.Table.from_pylist(list(rows), schema=schema), Counts(len(rows), len(rows)))
+        batch = RowBatch(table, pa.Table.from_pylist(list(rows), schema=schema), Counts(len(rows), len(rows)))
         ingest(Given(batch), self.store, "c", 0, 1, IngestResult("given", 0, 1), lambda *_: None)
         after = self.store.open_days("c")
         return [day - DAY for day, number in sorted(after.items()) if before.get(day) != number]

@@ -13,7 +13,7 @@ from telemetry.attribution.allocations import (
     UNBOUND,
     UNBOUND_COUNT,
     Inventory,
-    Job,
+    JobRun,
     attribute,
     parse_hosts,
     shared_jobs,
@@ -23,8 +23,8 @@ from telemetry.attribution.bindings import CONTRADICTED, UNBOUND_MIG, Binding, U
 DAY_S = 86_400
 
 
-def job(job_id: int, start_s: int, end_s: int, gpus: int, *hosts: str) -> Job:
-    return Job(job_id, start_s, start_s, end_s, gpus, hosts or ("n1",))
+def job(job_id: int, start_s: int, end_s: int, gpus: int, *hosts: str) -> JobRun:
+    return JobRun(job_id, start_s, start_s, end_s, gpus, hosts or ("n1",))
 
 
 def nodes(gpus: int = 4, hosts: Sequence[str] = ("n1", "n2"), days: int = 3) -> Inventory:
@@ -236,7 +236,7 @@ def test_an_unreadable_node_list_is_said() -> None:
     assert parse_hosts("n[1-") == ()
     assert parse_hosts(None) == ()
     assert parse_hosts("n[2-3],n1") == ("n1", "n2", "n3")
-    assert attribute([Job(1, 0, 0, 100, 1, ())], nodes(), {}, []).failed == {0: NO_NODES}
+    assert attribute([JobRun(1, 0, 0, 100, 1, ())], nodes(), {}, []).failed == {0: NO_NODES}
 
 
 @given(

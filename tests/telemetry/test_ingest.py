@@ -16,7 +16,7 @@ from almanac.config_file import parse_config
 from almanac.errors import ConfigError, SourceError
 from almanac.records import Counts
 from telemetry.ingest import Advance, ConfiguredSources, SourceSpan, ingest_all
-from telemetry.sources.base import Batch
+from telemetry.sources.base import RowBatch
 from telemetry.sources.configured import configured_sources
 from telemetry.store.schema import JOBS
 from telemetry.store.store import Store
@@ -31,9 +31,9 @@ class Jobs:
     name: str
     fault: str = ""
 
-    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
+    def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         rows = [{"job_id": 1, "submit_s": since_s, "end_s": since_s + 5, "user": "ann", "gpu_count": 1}]
-        yield Batch("jobs", pa.Table.from_pylist(rows, schema=JOBS), Counts(seen=1, kept=1), since_s + 5)
+        yield RowBatch("jobs", pa.Table.from_pylist(rows, schema=JOBS), Counts(seen=1, kept=1), since_s + 5)
         if self.fault:
             raise SourceError(self.fault, "mend it")
 

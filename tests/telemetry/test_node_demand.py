@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from almanac.power_config import NodeSet
 from telemetry.nodes.demand import NO_NODES, REVERSED, RUNAWAY, UNREADABLE, Accounted, accounted_demand
-from telemetry.nodes.runs import Runs, highest_per_minute, in_use_per_minute
+from telemetry.nodes.runs import NodeRuns, highest_per_minute, in_use_per_minute
 from telemetry.store.schema import JOBS
 from telemetry.store.store import Store
 
@@ -25,10 +25,10 @@ NAMES = ("n1", "n2", "n3")
 SET = NodeSet("gpu", nodes="n[1-3]")
 
 
-def runs_of(spans: list[tuple[int, int, tuple[int, ...]]]) -> Runs:
+def runs_of(spans: list[tuple[int, int, tuple[int, ...]]]) -> NodeRuns:
     spans = sorted(spans)
     start, end, nodes = zip(*spans, strict=True) if spans else ((), (), ())
-    return Runs(
+    return NodeRuns(
         np.array(start, dtype=np.int64), np.array(end, dtype=np.int64), np.arange(len(spans)),
         tuple(np.array(one, dtype=np.int32) for one in nodes),
     )  # fmt: skip
@@ -301,7 +301,7 @@ def test_a_million_jobs_over_ninety_days_take_seconds() -> None:
     size, days = 1_000_000, 90
     start = np.sort(rng.integers(0, days * 86400, size))
     lists = tuple(rng.choice(2000, rng.integers(1, 9), replace=False).astype(np.int32) for _ in range(5000))
-    runs = Runs(start, start + rng.integers(1, 7200, size), rng.integers(0, 5000, size), lists)
+    runs = NodeRuns(start, start + rng.integers(1, 7200, size), rng.integers(0, 5000, size), lists)
     begin = time.process_time()
     found = in_use_per_minute(runs, 0, days * 86400)
     assert time.process_time() - begin < 20

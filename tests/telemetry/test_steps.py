@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from almanac.config import Config, Filters, MetricsSection
-from telemetry.attribution.allocations import UNBOUND, Attribution, Inventory, Job, attribute, parse_hosts
+from telemetry.attribution.allocations import UNBOUND, Attribution, Inventory, JobRun, attribute, parse_hosts
 from telemetry.metrics.catalogue import JOB_METRICS, STEP_METRICS
 from telemetry.metrics.steps import (
     CONCURRENT,
@@ -37,13 +37,13 @@ def step(name: str, start_s: int, end_s: int, gpus: int | None = 4, on: str = "n
     return Step(job, name, start_s, end_s, gpus, parse_hosts(on))
 
 
-def owned(*jobs: Job, gpus: int = 4) -> Attribution:
+def owned(*jobs: JobRun, gpus: int = 4) -> Attribution:
     units = frozenset((gpu, "") for gpu in range(gpus))
     return attribute(jobs, Inventory({(host, 0): units for job in jobs for host in job.hosts}), {}, [])
 
 
-def job(gpus: int = 4, on: str = "n1", job_id: int = 1, start_s: int = 0, end_s: int = 1000) -> Job:
-    return Job(job_id, start_s, start_s, end_s, gpus, parse_hosts(on))
+def job(gpus: int = 4, on: str = "n1", job_id: int = 1, start_s: int = 0, end_s: int = 1000) -> JobRun:
+    return JobRun(job_id, start_s, start_s, end_s, gpus, parse_hosts(on))
 
 
 def claimed(found: Attribution) -> dict[int, set[tuple[str, int, int, int]]]:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from almanac.errors import SchemaVersionError, StoreError
 from almanac.records import Counts
 from telemetry.ingest import IngestResult, ingest
-from telemetry.sources.base import Batch
+from telemetry.sources.base import RowBatch
 from telemetry.store.partitions import Stray
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store, WriteResult
@@ -363,8 +363,8 @@ class Spans:
 
     name = "spans"
 
-    def read(self, since_s: int, until_s: int) -> Iterator[Batch]:
-        yield Batch("jobs", pa.table({"job_id": [since_s], "submit_s": [since_s]}), Counts(1, 1), until_s)
+    def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
+        yield RowBatch("jobs", pa.table({"job_id": [since_s], "submit_s": [since_s]}), Counts(1, 1), until_s)
 
 
 def test_a_span_behind_a_gap_leaves_the_watermark_where_it_is(store: Store) -> None:

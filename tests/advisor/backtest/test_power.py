@@ -23,7 +23,7 @@ from advisor.evaluation.power import (
     spans_of,
 )
 from advisor.evaluation.power_oracle import oracle_asleep, oracle_powered
-from advisor.evaluation.power_replay import Plant, Replay, replay
+from advisor.evaluation.power_replay import Plant, PowerReplay, replay
 from almanac.errors import NoModelError, RequestError
 from almanac.power_config import Power
 from telemetry.nodes.series import NodeSeries
@@ -52,7 +52,7 @@ class Fixed:
         return int(active) + self.extra
 
 
-def run(active: list[float], controller: Fixed, boot_min: int = 5) -> Replay:
+def run(active: list[float], controller: Fixed, boot_min: int = 5) -> PowerReplay:
     steps = len(active) // 10
     views = [DemandView(step, 0, 0, active[step * 10 - 1] if step else active[0], None) for step in range(steps)]
     return replay(made(active), Views(0, views), controller, plant=Plant(boot_min, cooldown_steps=0))
@@ -180,7 +180,7 @@ def test_a_run_powers_down_so_many_nodes_and_none_soon_after_a_wake_up() -> None
     assert done.powered[70::10].tolist() == [9, 9, 9, 7, 5, 4, 4, 4, 4]
 
 
-def run_in(plant: Plant, active: list[float]) -> Replay:
+def run_in(plant: Plant, active: list[float]) -> PowerReplay:
     views = [
         DemandView(step, 0, 0, active[max(0, step * 10 - 1)], None, highs=tuple(highs(active, step)))
         for step in range(len(active) // 10)

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advisor.evaluation.power_jobs import JobDelays, Starts, delays_of, starts_of
-from telemetry.nodes.runs import Runs
+from telemetry.nodes.runs import NodeRuns
 
 
-def runs_of(spans: list[tuple[int, int, tuple[int, ...]]]) -> Runs:
+def runs_of(spans: list[tuple[int, int, tuple[int, ...]]]) -> NodeRuns:
     spans = sorted(spans)
-    return Runs(
+    return NodeRuns(
         np.array([one[0] for one in spans], dtype=np.int64), np.array([one[1] for one in spans], dtype=np.int64),
         np.arange(len(spans)), tuple(np.array(one[2], dtype=np.int32) for one in spans),
     )  # fmt: skip

@@ -24,9 +24,9 @@ from advisor.decisions.power_nodes import NodeFlag, PowerLimits
 from almanac.config import Config, NodeSet, Power
 from almanac.errors import CommandError
 from slurm_hooks.power.folder import PowerFolder
-from slurm_hooks.power.memory import Memory, NodeMemory, SetMemory, load, save
+from slurm_hooks.power.memory import NodeSetState, NodeState, PowerState, load, save
 from slurm_hooks.power.nodes import REASON, Surroundings, flags_of, power_nodes
-from slurm_hooks.power.plan import Rules, Selection, failures_of, kept_on, select
+from slurm_hooks.power.plan import NodeSelection, Rules, failures_of, kept_on, select
 from slurm_hooks.power.planning import Planner
 from slurm_hooks.power.run import PowerRun
 from telemetry.slurm.backend import Node, Reservation
@@ -206,7 +206,7 @@ def test_only_idle_nodes_power_down_and_only_own_sleepers_wake(
     found: list[Node], target: int | None, warm: int
 ) -> None:
     nodes = {f"n{place}": replace(node, name=f"n{place}") for place, node in enumerate(found)}
-    memory = {"n0": NodeMemory((9000, 19_000), 19_000, is_ours=True), "n1": NodeMemory(is_ours=True)}
+    memory = {"n0": NodeState((9000, 19_000), 19_000, is_ours=True), "n1": NodeState(is_ours=True)}
     around = Surroundings(frozenset({"n2"}), frozenset({"n3"}), memory)
     power = power_nodes(tuple(nodes), nodes, around, 20_000)
     rules = Rules(PowerLimits(warm, 2, 1800), nodes_per_run=4)
@@ -255,16 +255,16 @@ def test_a_state_that_is_not_known_is_never_free(states: frozenset[str]) -> None
 
 times = st.lists(st.integers(0, 2**40), max_size=3).map(tuple)
 memories = st.builds(
-    Memory,
+    PowerState,
     cluster=st.just("lab"),
     since_s=st.integers(0, 2**40),
     run_s=st.integers(0, 2**40),
     nodes=st.dictionaries(
         st.text(max_size=5),
-        st.builds(NodeMemory, times, st.one_of(st.none(), st.integers(0, 9)), st.booleans(), st.integers(0, 9)),
+        st.builds(NodeState, times, st.one_of(st.none(), st.integers(0, 9)), st.booleans(), st.integers(0, 9)),
         max_size=3,
     ),
-    sets=st.dictionaries(st.text(max_size=5), st.builds(SetMemory, times, times), max_size=2),
+    sets=st.dictionaries(st.text(max_size=5), st.builds(NodeSetState, times, times), max_size=2),
     exceptions=st.one_of(st.none(), st.text(max_size=9)),
     told=st.lists(st.text(max_size=5), max_size=2).map(tuple),
 )
@@ -272,7 +272,7 @@ memories = st.builds(
 
 @given(memories)
 @settings(max_examples=100)
-def test_what_is_remembered_is_read_back(memory: Memory) -> None:
+def test_what_is_remembered_is_read_back(memory: PowerState) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "power/state.json"
         save(path, memory)
@@ -281,7 +281,7 @@ def test_what_is_remembered_is_read_back(memory: Memory) -> None:
 
 
 def test_a_selection_of_nothing_is_empty() -> None:
-    assert select([], 5, 0, Rules(PowerLimits()), 0) == Selection(short=5)
+    assert select([], 5, 0, Rules(PowerLimits()), 0) == NodeSelection(short=5)
 
 
 @pytest.mark.parametrize(
@@ -298,4 +298,4 @@ def test_a_selection_of_nothing_is_empty() -> None:
 def test_a_drain_that_is_left_of_our_power_down_is_taken_off(states: set[str], reason: str, is_resumed: bool) -> None:
     """slurmctld restarted before it saved the rest; whether almanac remembers the order does not matter."""
     node = Node("n1", frozenset(states), reason=reason)
-    assert failures_of(["n1"], {"n1": node}, Memory(), 1).back == (("n1",) if is_resumed else ())
+    assert failures_of(["n1"], {"n1": node}, PowerState(), 1).back == (("n1",) if is_resumed else ())

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from almanac.config import Config
-from telemetry.attribution.allocations import Job
+from telemetry.attribution.allocations import JobRun
 from telemetry.metrics.engine import compute, prepare
 from telemetry.metrics.options import Options
 from telemetry.store.database import connect
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Run:
 
     def run_once(
         frame: pd.DataFrame,
-        jobs: Sequence[Job],
+        jobs: Sequence[JobRun],
         *,
         config: Config = OPEN,
         stored: bool = True,

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from telemetry.attribution.allocations import Job
+from telemetry.attribution.allocations import JobRun
 from telemetry.metrics.options import Options
 
 DAY_S = 86_400
@@ -43,7 +43,7 @@ def gpu_rows(rng: np.random.Generator, host: str, gpu: int) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def site() -> tuple[pd.DataFrame, list[Job]]:
+def site() -> tuple[pd.DataFrame, list[JobRun]]:
     """Two nodes; n1 runs one job across midnight and two more back to back, n2 belongs to a two-node job at times."""
     rng = np.random.default_rng(7)
     hosts = [(host, gpu) for host in ("n1", "n2") for gpu in range(4)]
@@ -51,11 +51,11 @@ def site() -> tuple[pd.DataFrame, list[Job]]:
     frame.loc[(frame.host == "n2") & (frame.gpu == 3), "gpu_util_pct"] = np.float32(0)
     cuts = [START_S, START_S + 5003, START_S + 5004, START_S + 9001, START_S + SPAN_S]
     jobs = [
-        Job(1, cuts[0], cuts[0], cuts[1], 4, ("n1",)),
-        Job(2, cuts[0], cuts[0], cuts[1], 4, ("n2",)),
-        Job(3, cuts[2], cuts[2], cuts[3], 8, ("n1", "n2")),
-        Job(4, cuts[3], cuts[3], cuts[4], 4, ("n1",)),
-        Job(5, cuts[3], cuts[3], cuts[3] + 60, 4, ("n2",)),
+        JobRun(1, cuts[0], cuts[0], cuts[1], 4, ("n1",)),
+        JobRun(2, cuts[0], cuts[0], cuts[1], 4, ("n2",)),
+        JobRun(3, cuts[2], cuts[2], cuts[3], 8, ("n1", "n2")),
+        JobRun(4, cuts[3], cuts[3], cuts[4], 4, ("n1",)),
+        JobRun(5, cuts[3], cuts[3], cuts[3] + 60, 4, ("n2",)),
     ]
     return frame, jobs
 
@@ -75,7 +75,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], where: str) -> 
 @pytest.mark.parametrize("stored", [True, False], ids=["store", "two unsorted files"])
 @pytest.mark.parametrize("is_aligned_to_job", [False, True], ids=["UTC", "job"])
 def test_every_metric_agrees_to_1e_12(
-    run: Any, site: tuple[pd.DataFrame, list[Job]], stored: bool, is_aligned_to_job: bool
+    run: Any, site: tuple[pd.DataFrame, list[JobRun]], stored: bool, is_aligned_to_job: bool
 ) -> None:
     from numpy_reference import job_metrics
 
@@ -88,7 +88,7 @@ def test_every_metric_agrees_to_1e_12(
         assert_same(rows[job.job_id], expected, f"job {job.job_id}")
 
 
-def test_the_number_of_threads_changes_nothing_beyond_1e_12(run: Any, site: tuple[pd.DataFrame, list[Job]]) -> None:
+def test_the_number_of_threads_changes_nothing_beyond_1e_12(run: Any, site: tuple[pd.DataFrame, list[JobRun]]) -> None:
     one, _ = run(*site, threads=1)
     four, _ = run(*site, threads=4)
     for job_id, row in one.items():

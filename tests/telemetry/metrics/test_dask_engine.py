@@ -20,7 +20,7 @@ import telemetry.metrics.chunks
 import telemetry.metrics.dask_engine
 from almanac.config import Config, Dask, Filters
 from almanac.errors import AlmanacError, StoreError
-from telemetry.attribution.allocations import Job
+from telemetry.attribution.allocations import JobRun
 from telemetry.counters import COUNTER_COLUMNS
 from telemetry.metrics.chunks import Mapper, map_partials
 from telemetry.metrics.dask_engine import DaskMapper
@@ -38,8 +38,8 @@ OPEN = Config(filters=Filters(min_elapsed_s=0, min_gpu_util_pct=-1.0, min_covera
 START_S = 1_741_046_400 - 3600
 HOURS = 4
 JOBS = [
-    Job(1, START_S, START_S, START_S + HOURS * 3600, 4, ("n1", "n2")),
-    Job(2, START_S, START_S + 1800, START_S + 9000, 2, ("n3",)),
+    JobRun(1, START_S, START_S, START_S + HOURS * 3600, 4, ("n1", "n2")),
+    JobRun(2, START_S, START_S + 1800, START_S + 9000, 2, ("n3",)),
 ]
 
 

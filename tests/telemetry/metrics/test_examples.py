@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from almanac.config import Bindings, Config, Filters
-from telemetry.attribution.allocations import Job
+from telemetry.attribution.allocations import JobRun
 from telemetry.metrics.options import Options
 
 START_S = 1_741_046_400  # midnight UTC
@@ -29,8 +29,8 @@ def gpus(host: str, columns: dict[str, list[list[float]]], step_s: int = 10, sta
     return pd.concat(frames, ignore_index=True)
 
 
-def job(length_s: int, gpu_count: int, *, job_id: int = 1, start_s: int = START_S, **more: Any) -> Job:
-    return Job(job_id, start_s, start_s, start_s + length_s, gpu_count, ("n1",), **more)
+def job(length_s: int, gpu_count: int, *, job_id: int = 1, start_s: int = START_S, **more: Any) -> JobRun:
+    return JobRun(job_id, start_s, start_s, start_s + length_s, gpu_count, ("n1",), **more)
 
 
 def test_the_mean_of_a_job_is_the_mean_of_its_gpus_means(run: Any) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from telemetry.attribution.allocations import Job
+from telemetry.attribution.allocations import JobRun
 from telemetry.counters import COUNTERS, Counter
 
 START_S, SAMPLES = 1_741_046_400, 120
@@ -31,7 +31,7 @@ def frame() -> pd.DataFrame:
 
 
 def missing(run: Any, frame: pd.DataFrame) -> set[str]:
-    rows, _ = run(frame, [Job(1, START_S, START_S, START_S + SAMPLES * 10, 2, ("n1",))])
+    rows, _ = run(frame, [JobRun(1, START_S, START_S, START_S + SAMPLES * 10, 2, ("n1",))])
     return {name for name, value in rows[1].items() if value is None}
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from test_against_numpy import assert_same
 
-from telemetry.attribution.allocations import Job
+from telemetry.attribution.allocations import JobRun
 from telemetry.sources.files import FileSource
 
 # First and last second of run e2 (mixed traffic: GPUs 0-3 nearly idle, some counters null).
@@ -34,7 +34,7 @@ def test_every_metric_of_a_real_run_agrees_to_1e_12(
 
     monkeypatch.setattr(numpy_reference, "PEAKS", PEAKS)
     monkeypatch.setattr(numpy_reference, "BANDWIDTH", 3.35e12)
-    rows, _ = run(frame, [Job(1, START_S, START_S, END_S, 8, ("node0",))])
+    rows, _ = run(frame, [JobRun(1, START_S, START_S, END_S, 8, ("node0",))])
     unknown = ("fp64", "fp32", "gr_engine")  # all-null columns are objects in pandas
     given = frame.assign(**{f"{name}_active_frac": np.nan for name in unknown})
     expected = numpy_reference.job_metrics(given, START_S, END_S, [("node0", gpu, "") for gpu in range(8)])

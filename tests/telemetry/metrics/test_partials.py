@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from almanac.errors import ConfigError
-from telemetry.attribution.allocations import Job
+from telemetry.attribution.allocations import JobRun
 from telemetry.metrics.chunks import map_partials, silent
 from telemetry.metrics.columns import HIGHEST, NUMBER, TOTAL, Rows, packed, unpacked
 from telemetry.metrics.engine import Prepared, complete, prepare
@@ -46,9 +46,9 @@ def draw(hours: int = 4, gpus: int = 2, seed: int = 5) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def job(from_h: float, until_h: float, number: int = 1) -> Job:
+def job(from_h: float, until_h: float, number: int = 1) -> JobRun:
     start_s, end_s = START_S + round(from_h * HOUR_S), START_S + round(until_h * HOUR_S)
-    return Job(number, start_s, start_s, end_s, 2, ("n1",))
+    return JobRun(number, start_s, start_s, end_s, 2, ("n1",))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def prepared(db: duckdb.DuckDBPyConnection, store: Store, *jobs: Job, options: Options | None = None) -> Prepared:
+def prepared(db: duckdb.DuckDBPyConnection, store: Store, *jobs: JobRun, options: Options | None = None) -> Prepared:
     from small_sites import OPEN
 
     return prepare(db, store.files("telemetry", "c"), jobs, [], OPEN, options=options)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import telemetry.metrics.chunks
-from telemetry.attribution.allocations import Job
+from telemetry.attribution.allocations import JobRun
 
 START_S = 1_741_046_400 - 1200
 QUICK = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -19,7 +19,7 @@ COUNTERS = ("gpu_util_pct", "hbm_used_mib", "fp64_active_frac", "tensor_active_f
 IGNORED = {"idle_gpus", "hbm_peak_ms"}
 
 
-def draw_site(seed: int, step_ms: int = 10_000, number: int = 240) -> tuple[pd.DataFrame, Job]:
+def draw_site(seed: int, step_ms: int = 10_000, number: int = 240) -> tuple[pd.DataFrame, JobRun]:
     """Two nodes of two GPUs around midnight."""
     rng = np.random.default_rng(seed)
     frames = []
@@ -34,7 +34,7 @@ def draw_site(seed: int, step_ms: int = 10_000, number: int = 240) -> tuple[pd.D
             frame["energy_mj"] = np.cumsum(np.round(1e6 * frame["energy_mj"]))
             frames.append(frame[rng.random(number) > 0.1])
     length_s = number * step_ms // 1000
-    return pd.concat(frames, ignore_index=True), Job(1, START_S, START_S, START_S + length_s, 4, ("n1", "n2"))
+    return pd.concat(frames, ignore_index=True), JobRun(1, START_S, START_S, START_S + length_s, 4, ("n1", "n2"))
 
 
 def assert_close(one: dict[str, Any], other: dict[str, Any], only: tuple[str, ...] = ()) -> None:
@@ -58,7 +58,7 @@ def test_the_order_of_rows_and_repeated_rows_change_nothing(run: Any, seed: int)
 def test_renumbering_gpus_and_renaming_hosts_change_nothing(run: Any, seed: int) -> None:
     frame, job = draw_site(seed)
     permuted = frame.assign(gpu=1 - frame.gpu, host=frame.host.map({"n1": "z", "n2": "a"}))
-    moved = Job(1, job.submit_s, job.start_s, job.end_s, 4, ("a", "z"))
+    moved = JobRun(1, job.submit_s, job.start_s, job.end_s, 4, ("a", "z"))
     assert_close(run(frame, [job])[0][1], run(permuted, [moved])[0][1])
 
 
@@ -84,6 +84,6 @@ def test_scaling_time_changes_no_imbalance_and_no_share(run: Any, seed: int) -> 
     same = ("temporal_imbalance", "spatial_imbalance", "compute_frac_fp64", "class_tensor", "mean_gpu_util_pct")
     frame, job = draw_site(seed)
     slow = frame.assign(time_ms=START_S * 1000 + (frame.time_ms - START_S * 1000) * 2)
-    slow_job = Job(1, job.submit_s, job.start_s, job.start_s + 2 * job.elapsed_s, 4, job.hosts)
+    slow_job = JobRun(1, job.submit_s, job.start_s, job.start_s + 2 * job.elapsed_s, 4, job.hosts)
     found = run(slow, [slow_job], options=Options(window_ms=120_000))[0][1]
     assert_close(run(frame, [job])[0][1], found, only=same)

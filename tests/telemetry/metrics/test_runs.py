@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.metrics.runs import Runs, ragged
+from telemetry.metrics.runs import RowRuns, ragged
 
 VALUE = st.one_of(st.just(np.nan), st.integers(-50, 50).map(float))
 KEYED = st.lists(st.tuples(st.integers(0, 3), VALUE, st.booleans()), max_size=30)
@@ -28,7 +28,7 @@ def split(keys: list[int], values: list[Any]) -> list[list[Any]]:
 @given(KEYED)
 def test_reductions(rows: list[tuple[int, float, bool]]) -> None:
     keys, values, flags = ([row[place] for row in rows] for place in range(3))
-    runs = Runs.of(np.array(keys, int))
+    runs = RowRuns.of(np.array(keys, int))
     parts, flagged = split(keys, values), split(keys, flags)
     known = [[value for value in part if value == value] for part in parts]
     array, flag = np.array(values, np.float32), np.array(flags, bool)
@@ -46,7 +46,7 @@ def test_reductions(rows: list[tuple[int, float, bool]]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), max_size=6))
 def test_ragged_numbers_count_up_from_the_first_of_each_run(given: list[tuple[int, int]]) -> None:
-    runs = Runs.of_lengths(np.array([length for _, length in given], int))
+    runs = RowRuns.of_lengths(np.array([length for _, length in given], int))
     found = ragged(np.array([first for first, _ in given], int), runs)
     assert found.tolist() == [first + step for first, length in given for step in range(length)]
     assert runs.spread(np.arange(len(given))).tolist() == [
@@ -55,6 +55,6 @@ def test_ragged_numbers_count_up_from_the_first_of_each_run(given: list[tuple[in
 
 
 def test_sums_of_small_types_do_not_overflow() -> None:
-    runs = Runs.of(np.zeros(300, int))
+    runs = RowRuns.of(np.zeros(300, int))
     assert runs.sum(np.full(300, 100, np.int8)).tolist() == [30_000]
     assert runs.sum(np.full(300, 3e38, np.float32)).tolist() == [300 * float(np.float32(3e38))]

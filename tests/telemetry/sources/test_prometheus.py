@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from almanac.config import Prometheus
-from telemetry.sources.base import Batch
+from telemetry.sources.base import RowBatch
 from telemetry.sources.prometheus import PrometheusSource
 from telemetry.store.schema import TELEMETRY
 
@@ -17,22 +17,22 @@ HOUR_S = 1_790_002_800
 SINCE_S, UNTIL_S = HOUR_S - 60, HOUR_S + 120
 
 
-def read(url: str, exporter: str, **options: Any) -> list[Batch]:
+def read(url: str, exporter: str, **options: Any) -> list[RowBatch]:
     source = PrometheusSource(Prometheus(url=url, exporter=exporter, **options), clock=lambda: UNTIL_S + 3600)
     return list(source.read(SINCE_S, UNTIL_S))
 
 
 @pytest.fixture
-def dcgm(replay: Callable[[str], Any]) -> list[Batch]:
+def dcgm(replay: Callable[[str], Any]) -> list[RowBatch]:
     return read(replay("dcgm").url, "dcgm")
 
 
 @pytest.fixture
-def jobstats(replay: Callable[[str], Any]) -> list[Batch]:
+def jobstats(replay: Callable[[str], Any]) -> list[RowBatch]:
     return read(replay("jobstats").url, "jobstats")
 
 
-def rows(batches: list[Batch], host: str, gpu: int) -> list[dict[str, Any]]:
+def rows(batches: list[RowBatch], host: str, gpu: int) -> list[dict[str, Any]]:
     return [
         row
         for batch in batches
@@ -41,18 +41,18 @@ def rows(batches: list[Batch], host: str, gpu: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def test_batches_are_cut_at_the_hour_and_move_the_watermark_behind_their_newest_sample(dcgm: list[Batch]) -> None:
+def test_batches_are_cut_at_the_hour_and_move_the_watermark_behind_their_newest_sample(dcgm: list[RowBatch]) -> None:
     assert [batch.watermark_s for batch in dcgm] == [HOUR_S - 9, UNTIL_S - 9], "a scrape every 10 s"
     assert all(batch.table == "telemetry" and batch.rows.schema.equals(TELEMETRY) for batch in dcgm)
 
 
-def test_a_sample_on_a_border_is_in_exactly_one_batch(dcgm: list[Batch]) -> None:
+def test_a_sample_on_a_border_is_in_exactly_one_batch(dcgm: list[RowBatch]) -> None:
     times = [row["time_ms"] for row in rows(dcgm, "n1", 0)]
     assert times == [s * 1000 for s in range(SINCE_S, UNTIL_S, 10)]
     assert HOUR_S * 1000 in [row["time_ms"] for row in dcgm[1].rows.to_pylist()]
 
 
-def test_the_counters_of_a_scrape_are_one_row(dcgm: list[Batch]) -> None:
+def test_the_counters_of_a_scrape_are_one_row(dcgm: list[RowBatch]) -> None:
     first = rows(dcgm, "n1", 0)[0]
     wanted = {"uuid": "GPU-a", "model": "NVIDIA A100-SXM4-40GB", "job_label": 101, "mig": "", "gpu_util_pct": 50.0}
     assert {key: first[key] for key in wanted} == wanted
@@ -60,28 +60,28 @@ def test_the_counters_of_a_scrape_are_one_row(dcgm: list[Batch]) -> None:
     assert first["tensor_active_frac"] is None
 
 
-def test_times_keep_their_milliseconds(dcgm: list[Batch]) -> None:
+def test_times_keep_their_milliseconds(dcgm: list[RowBatch]) -> None:
     assert {row["time_ms"] % 10_000 for row in rows(dcgm, "n2", 0)} == {123}
 
 
-def test_nan_infinity_and_impossible_values_become_null_and_are_counted(dcgm: list[Batch]) -> None:
+def test_nan_infinity_and_impossible_values_become_null_and_are_counted(dcgm: list[RowBatch]) -> None:
     assert [row["gpu_util_pct"] for row in rows(dcgm, "n1", 0)][:6] == [50, 51, None, None, None, 55]
     assert dcgm[0].counts.dropped["not a number: gpu_util_pct"] == 2
     assert dcgm[0].counts.dropped["beyond limit: gpu_util_pct"] == 1
     assert dcgm[0].counts.examples["beyond limit: gpu_util_pct"] == "120"
 
 
-def test_a_mig_instance_is_a_gpu_of_its_own(dcgm: list[Batch]) -> None:
+def test_a_mig_instance_is_a_gpu_of_its_own(dcgm: list[RowBatch]) -> None:
     found = rows(dcgm, "n1", 1)
     assert {row["mig"] for row in found} == {"3"}
     assert [row["hbm_total_mib"] for row in found][:6] == [4800.0] * 5 + [None]
 
 
-def test_hostname_is_cut_and_both_spellings_are_read(dcgm: list[Batch]) -> None:
+def test_hostname_is_cut_and_both_spellings_are_read(dcgm: list[RowBatch]) -> None:
     assert {row["host"] for batch in dcgm for row in batch.rows.to_pylist()} == {"n1", "n2"}
 
 
-def test_job_labels(dcgm: list[Batch]) -> None:
+def test_job_labels(dcgm: list[RowBatch]) -> None:
     """ "0" is no job; a label that is no number is noted; two jobs at once on one GPU give the GPU to neither."""
     labels = {gpu: {row["job_label"] for row in rows(dcgm, "n2", gpu)} for gpu in (0, 1, 2)}
     assert labels == {0: {None}, 1: {None}, 2: {None}}
@@ -90,19 +90,19 @@ def test_job_labels(dcgm: list[Batch]) -> None:
     assert [row["hbm_used_mib"] for row in rows(dcgm, "n2", 2)] == [40.0] * 18
 
 
-def test_labels_that_look_like_the_answer_s_own_structure_forge_nothing(dcgm: list[Batch]) -> None:
+def test_labels_that_look_like_the_answer_s_own_structure_forge_nothing(dcgm: list[RowBatch]) -> None:
     found = rows(dcgm, "n2", 1)
     assert [row["hbm_used_mib"] for row in found] == [30.0] * 18
     assert {row["uuid"] for row in found} == {'GPU-"},"values":[['}
     assert "\n" not in "".join(dcgm[0].counts.examples.values())
 
 
-def test_a_series_without_host_is_dropped_with_an_example(dcgm: list[Batch]) -> None:
+def test_a_series_without_host_is_dropped_with_an_example(dcgm: list[RowBatch]) -> None:
     assert sum(batch.counts.dropped["no host label"] for batch in dcgm) == 18
     assert "GPU-f" in dcgm[0].counts.examples["no host label"]
 
 
-def test_nothing_is_lost_silently(dcgm: list[Batch], jobstats: list[Batch]) -> None:
+def test_nothing_is_lost_silently(dcgm: list[RowBatch], jobstats: list[RowBatch]) -> None:
     for batch in (*dcgm, *jobstats):
         assert batch.counts.seen == batch.counts.kept + sum(batch.counts.dropped.values())
     values = sum(batch.rows[name].length() - batch.rows[name].null_count
@@ -111,13 +111,13 @@ def test_nothing_is_lost_silently(dcgm: list[Batch], jobstats: list[Batch]) -> N
     assert (sum(batch.counts.seen for batch in dcgm), free) == (18 * 9 + 5, 18 + 5)
 
 
-def test_rows_are_sorted_and_unique(dcgm: list[Batch]) -> None:
+def test_rows_are_sorted_and_unique(dcgm: list[RowBatch]) -> None:
     for batch in dcgm:
         keys = [(row["host"], row["gpu"], row["mig"], row["time_ms"]) for row in batch.rows.to_pylist()]
         assert keys == sorted(set(keys))
 
 
-def test_jobstats_names_units_and_both_ways_to_name_a_job(jobstats: list[Batch]) -> None:
+def test_jobstats_names_units_and_both_ways_to_name_a_job(jobstats: list[RowBatch]) -> None:
     card, newer = rows(jobstats, "d1", 1), rows(jobstats, "d1", 2)
     first = card[0]
     assert (first["gpu_util_pct"], first["hbm_used_mib"], first["hbm_total_mib"]) == (70.0, 1024.0, 40960.0)
@@ -142,7 +142,7 @@ def test_the_newest_samples_are_left_for_the_next_run(replay: Callable[[str], An
     assert stub.paths == []
 
 
-def test_a_full_answer_is_no_nan(dcgm: list[Batch]) -> None:
+def test_a_full_answer_is_no_nan(dcgm: list[RowBatch]) -> None:
     for batch in dcgm:
         for name in TELEMETRY.names:
             assert not any(isinstance(v, float) and math.isnan(v) for v in batch.rows[name].to_pylist())

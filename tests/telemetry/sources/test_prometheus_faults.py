@@ -14,7 +14,7 @@ import pytest
 
 from almanac.config import Prometheus
 from almanac.errors import AlmanacError, ConfigError, ServerError
-from telemetry.sources.base import Batch
+from telemetry.sources.base import RowBatch
 from telemetry.sources.prometheus import PrometheusSource
 from telemetry.sources.prometheus_probe import probe
 
@@ -253,7 +253,7 @@ def test_one_second_that_is_still_too_much(serve: Serve) -> None:
 def test_what_was_read_before_a_failure_stays_read(serve: Serve) -> None:
     down = lambda path: span_of(path)[0] > HOUR_S + 3600  # noqa: E731
     stub = serve(lambda path, n: (500, "") if down(path) else (200, healthy(path)))
-    got: list[Batch] = []
+    got: list[RowBatch] = []
     with pytest.raises(ServerError):
         for batch in source(stub.url, retries=1).read(HOUR_S, HOUR_S + 5400):
             got.append(batch)

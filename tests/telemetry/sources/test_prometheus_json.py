@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from almanac.records import Counts
 from telemetry.sources.exporters import EXPORTERS
 from telemetry.sources.pivot import Pivot
-from telemetry.sources.prometheus_json import Point, Samples, parse_answer
+from telemetry.sources.prometheus_json import Point, SeriesSamples, parse_answer
 
 TIMES = st.integers(0, 4 * 10**12).map(lambda ms: ms / 1000)
 VALUES = st.one_of(st.sampled_from(["NaN", "+Inf", "-Inf", "0", "1e+06", "-0"]), st.floats(allow_nan=False).map(str))
@@ -42,7 +42,7 @@ def test_labels_lengths_times_and_values_are_those_of_the_json(
     result: list[dict[str, Any]], indent: int | None
 ) -> None:
     samples = parse_answer(body(result, indent=indent))["data"]["result"]
-    assert isinstance(samples, Samples)
+    assert isinstance(samples, SeriesSamples)
     assert samples.labels == [one["metric"] for one in result]
     assert samples.lengths.tolist() == [len(one["values"]) for one in result]
     assert samples.time_ms.tolist() == [round(time * 1000) for one in result for time, _ in one["values"]]
@@ -92,7 +92,7 @@ def test_a_spoiled_answer_is_a_value_error_or_can_be_used(content: Any, is_tight
     except ValueError:
         return
     found = data.get("result") if isinstance(data, dict) else None
-    if isinstance(found, Samples):
+    if isinstance(found, SeriesSamples):
         pivot = Pivot(EXPORTERS["dcgm"], "", 0, 10_000, Counts())
         pivot.add(EXPORTERS["dcgm"].counters()["DCGM_FI_DEV_FB_USED"], found)
         pivot.table()

@@ -13,7 +13,7 @@ from almanac.records import Counts
 from telemetry.counters import COUNTERS
 from telemetry.sources.exporters import FILE
 from telemetry.sources.pivot import Pivot
-from telemetry.sources.prometheus_json import Samples
+from telemetry.sources.prometheus_json import SeriesSamples
 
 BY_NAME = {counter.column: counter for counter in COUNTERS}
 NAMES = ("gpu_util_pct", "hbm_used_mib", "temp_c")
@@ -23,11 +23,11 @@ VALUE = st.sampled_from([1.0, 50.0, np.nan, 10.0**9, -200.0])
 GIVEN = st.dictionaries(st.tuples(st.sampled_from(NAMES), POINT), VALUE, max_size=25)
 
 
-def samples(points: dict[tuple[str, int, int], float], order: list[tuple[str, int]]) -> Samples:
+def samples(points: dict[tuple[str, int, int], float], order: list[tuple[str, int]]) -> SeriesSamples:
     """Samples of these points, series in the given order, each sorted by time as Prometheus gives them."""
     per = {gpu: sorted((t, v) for (h, g, t), v in points.items() if (h, g) == gpu) for gpu in order}
     flat = [pair for gpu in order for pair in per[gpu]]
-    return Samples(
+    return SeriesSamples(
         [{"host": host, "gpu": str(gpu), "uuid": f"GPU-{host}-{gpu}", "job_label": "5"} for host, gpu in order],
         np.array([len(per[gpu]) for gpu in order], dtype=np.int64),
         np.array([t for t, _ in flat], dtype=np.int64),
@@ -60,7 +60,7 @@ def test_gaps_are_the_median_of_each_gpu() -> None:
     pivot = Pivot(FILE, "", 0, 10**6, Counts())
     times = np.array([0, 10_000, 20_000, 60_000, 0, 30_000, 60_000, 5], dtype=np.int64)
     labels = [{"host": "n1", "gpu": str(gpu)} for gpu in range(3)]
-    pivot.add(BY_NAME["temp_c"], Samples(labels, np.array([4, 3, 1]), times, np.full(8, 40.0)))
+    pivot.add(BY_NAME["temp_c"], SeriesSamples(labels, np.array([4, 3, 1]), times, np.full(8, 40.0)))
     assert pivot.median_gaps_s().tolist() == [10.0, 30.0]
 
 

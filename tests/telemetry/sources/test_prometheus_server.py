@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from almanac.config import Prometheus
-from telemetry.sources.base import Batch
+from telemetry.sources.base import RowBatch
 from telemetry.sources.prometheus import PrometheusSource
 from telemetry.sources.prometheus_probe import probe
 
@@ -47,12 +47,12 @@ def url(root: Path) -> Iterator[str]:
         yield server.url
 
 
-def read(url: str, since_s: int = SINCE_S, until_s: int = UNTIL_S, **options: Any) -> list[Batch]:
+def read(url: str, since_s: int = SINCE_S, until_s: int = UNTIL_S, **options: Any) -> list[RowBatch]:
     source = PrometheusSource(Prometheus(url=url, **options), clock=lambda: UNTIL_S + 3600, sleep=lambda _: None)
     return list(source.read(since_s, until_s))
 
 
-def rows(batches: list[Batch]) -> list[dict[str, Any]]:
+def rows(batches: list[RowBatch]) -> list[dict[str, Any]]:
     found = [row for batch in batches for row in batch.rows.to_pylist()]
     return sorted(found, key=lambda row: (row["host"], row["gpu"], row["mig"], row["time_ms"]))
 

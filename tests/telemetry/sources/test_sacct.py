@@ -13,7 +13,7 @@ import pytest
 from almanac.config import Slurm, Tier
 from almanac.errors import CommandError, SourceError
 from telemetry.slurm.script_key import script_key
-from telemetry.sources.base import Batch
+from telemetry.sources.base import RowBatch
 from telemetry.sources.sacct import SacctSource, probe_accounting, random_delimiter, windows
 from telemetry.store.schema import JOBS
 
@@ -59,7 +59,7 @@ class Recorded:
         return int(self.file("now_s.txt"))
 
 
-def read(runner: Recorded, since_s: int | None = None, **given: Any) -> list[Batch]:
+def read(runner: Recorded, since_s: int | None = None, **given: Any) -> list[RowBatch]:
     config = given.pop("config", Slurm(overlap_hours=0, read_steps=False))
     source = SacctSource(
         runner, given.pop("cluster", "lab"), TIERS, config, lambda: runner.now_s, delimiter=lambda: DELIMITER, **given
@@ -67,7 +67,7 @@ def read(runner: Recorded, since_s: int | None = None, **given: Any) -> list[Bat
     return list(source.read(runner.now_s - 3600 if since_s is None else since_s, runner.now_s))
 
 
-def records(runner: Recorded, **given: Any) -> tuple[dict[str, list[dict[str, Any]]], Batch]:
+def records(runner: Recorded, **given: Any) -> tuple[dict[str, list[dict[str, Any]]], RowBatch]:
     """Rows of each case of cases.tsv, by its name; several where a job has several records."""
     [batch] = read(runner, **given)
     rows: dict[int, list[dict[str, Any]]] = {}

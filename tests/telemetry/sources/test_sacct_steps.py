@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from almanac.config import Slurm
 from almanac.errors import CommandError
 from almanac.records import Counts
-from telemetry.sources.base import Batch
+from telemetry.sources.base import RowBatch
 from telemetry.sources.sacct import SacctSource
 from telemetry.sources.sacct_steps import COLUMNS, parse_steps
 from telemetry.store.schema import STEPS
@@ -199,7 +199,7 @@ class Accounting:
         return DELIMITER.join(value.get(name, "") for name in columns) + "\n"
 
 
-def read(runner: Accounting, **config: Any) -> list[Batch]:
+def read(runner: Accounting, **config: Any) -> list[RowBatch]:
     source = SacctSource(
         runner, "lab", (), Slurm(overlap_hours=1, **config), lambda: LATEST_S, delimiter=lambda: DELIMITER
     )
