@@ -13,7 +13,7 @@ from advisor.artefacts import load, load_learned
 from advisor.lifecycle import trusted
 from advisor.service import advise
 from advisor.services.base import AdviceRequest, Learned
-from advisor.services.own import tell_own
+from advisor.services.own import own_advice
 from almanac.config import Config
 from almanac.errors import AlmanacError
 from almanac.records import Advice, Request
@@ -58,5 +58,5 @@ def _extra(request: Request, history: pd.DataFrame, config: Config, models_dir: 
         learned = load_learned(models_dir)
     except AlmanacError as error:
         fault = str(error)
-    said = tell_own(AdviceRequest(request, history, config), learned)
+    said = own_advice(AdviceRequest(request, history, config), learned)
     return {name: {**each, "error": each["error"] or fault} for name, each in said.items()}

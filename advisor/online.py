@@ -31,7 +31,7 @@ class OnlinePredictor:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._memory = SiteHistory(config.rolling)
+        self._observed = SiteHistory(config.rolling)
         self._jobs: dict[Hashable, _Job] = {}
         self._model: DurationModel | None = None
         self._next_training_s = -math.inf
@@ -40,7 +40,7 @@ class OnlinePredictor:
         """Predictions for jobs that are submitted now; the key names a job when it starts and ends."""
         if submitted and submitted[0][1].submit_s >= self._next_training_s:
             self._train(submitted[0][1].submit_s)
-        known = [self._memory.know(job) for _, job in submitted]
+        known = [self._observed.known_at_submit(job) for _, job in submitted]
         for (key, job), each in zip(submitted, known, strict=True):
             self._jobs[key] = _Job(job, each)
         return predict([job for _, job in submitted], known, self._model)
@@ -48,13 +48,13 @@ class OnlinePredictor:
     def start(self, key: Hashable, start_s: int) -> None:
         job = self._jobs[key]
         job.start_s = float(start_s)
-        self._memory.tell(Event.START, job.submission, job.start_s, None)
+        self._observed.observe(Event.START, job.submission, job.start_s, None)
 
     def end(self, key: Hashable, end_s: int, is_failed: bool) -> None:
         """Of a job that has started."""
         job = self._jobs[key]
         job.ended = EndedJob(job.submission, end_s, max(end_s - job.start_s, 1.0), is_failed)
-        self._memory.tell(Event.END, job.submission, job.start_s, job.ended)
+        self._observed.observe(Event.END, job.submission, job.start_s, job.ended)
 
     def _train(self, now_s: int) -> None:
         self._next_training_s = now_s + self._config.training.retrain_hours * 3600

@@ -82,5 +82,5 @@ def advise_many(
     for name, service in BUILT_IN.items():
         predicted = service.predict_many(asked, artefacts.get(name))
         for each, own, fields in zip(asked, predicted, told, strict=True):
-            fields |= service.act(each, own)
+            fields |= service.advise(each, own)
     return [Advice(request=each.request, **fields) for each, fields in zip(asked, told, strict=True)]

@@ -19,7 +19,7 @@ from advisor.duration.baselines import OURS
 from advisor.duration.features import submissions, whole_runs
 from advisor.duration.prediction import predict
 from advisor.evaluation.durations import Evaluation, evaluate
-from advisor.evaluation.replay import remember
+from advisor.evaluation.replay import observed_history
 from advisor.evaluation.tier import replay_tiers, score_group
 from advisor.service import advise, train
 from almanac.config import Config
@@ -114,17 +114,17 @@ def times(name: str, history: pd.DataFrame, config: Config) -> list[Figure]:
     user = str(history["user"].value_counts().index[0])
     own = history[history["user"] == user]
     started = time.perf_counter()
-    memory = remember([user], own, now_s, config.rolling, trained.site)
+    memory = observed_history([user], own, now_s, config.rolling, trained.site)
     remember_ms = (time.perf_counter() - started) * 1000
     jobs = [dataclasses.replace(job, submit_s=now_s) for job in submissions(own)]
     many = [jobs[place % len(jobs)] for place in range(BATCH)]
-    predict(many[:1], [memory.know(many[0])], trained.model)
+    predict(many[:1], [memory.known_at_submit(many[0])], trained.model)
     started = time.perf_counter()
     for job in many[:SINGLE]:
-        predict([job], [memory.know(job)], trained.model)
+        predict([job], [memory.known_at_submit(job)], trained.model)
     one_ms = (time.perf_counter() - started) / SINGLE * 1000
     started = time.perf_counter()
-    predict(many, [memory.know(job) for job in many], trained.model)
+    predict(many, [memory.known_at_submit(job) for job in many], trained.model)
     batch_s = time.perf_counter() - started
     return [
         Figure(f"{name}: training on {len(history)} jobs, s", train_s, "<= 30", train_s <= 30),

@@ -23,7 +23,7 @@ from traces import DATA, TRACES, read_trace
 
 from advisor.duration.features import submitted_by
 from advisor.duration.rolling import SiteMeans
-from advisor.evaluation.replay import remember
+from advisor.evaluation.replay import observed_history
 from advisor.memory.peak_store import remember_peaks
 from advisor.service import train
 from almanac.config import Config
@@ -78,7 +78,7 @@ def reading(trace: pa.Table, folder: Path) -> list[Figure]:
     store.write("jobs", "heavy", _with(rows, "user", pa.chunked_array([users])))
     own, store_ms = timed(lambda: load_history(store, "heavy", user="ann", running=True))
     now_s, config = int(own["end_s"].max()) + 1, Config()
-    _, past_ms = timed(lambda: remember(["ann"], own, now_s, config.rolling, SiteMeans()))
+    _, past_ms = timed(lambda: observed_history(["ann"], own, now_s, config.rolling, SiteMeans()))
     known = submitted_by(own, now_s, config.advice.history_days)
     _, peaks_ms = timed(lambda: remember_peaks(["ann"], known, now_s, config.advice, config.tiers))
     what = f"the {len(own):,} jobs of one user"

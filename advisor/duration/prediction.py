@@ -26,7 +26,7 @@ class Prediction:
 def predict(
     jobs: Sequence[Submission], known: Sequence[KnownAtSubmit], model: DurationModel | None
 ) -> list[Prediction | None]:
-    """known: what Memory.know said of each job. None without a model and a rolling estimate."""
+    """known: what SiteHistory.known_at_submit said of each job. None without a model and a rolling estimate."""
     features = features_of(jobs, [each.features for each in known])
     rolling_s = np.array([each.rolling.duration_s if each.rolling else math.nan for each in known], dtype="float64")
     predicted = model.predict_all(features, rolling_s) if model else untrained(features, rolling_s)

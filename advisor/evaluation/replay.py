@@ -80,14 +80,14 @@ class KnownAtSubmit:
 
 
 class SiteHistory:
-    """What had started and ended up to a moment: all that features and rolling estimates are made of."""
+    """The jobs that started and ended up to a time, for features and rolling estimates."""
 
     def __init__(self, config: Rolling, site: SiteMeans | None = None) -> None:
         """site: the site's means where they are known from elsewhere (a trained model); else they are gathered."""
         families = NameFamilies(config.similarity) if config.families == "levenshtein" else None
         self._past, self._rolling = JobHistory(families), RollingEstimator(config, site)
 
-    def tell(self, event: Event, job: Submission, start_s: float, ended: EndedJob | None) -> None:
+    def observe(self, event: Event, job: Submission, start_s: float, ended: EndedJob | None) -> None:
         """A start or an end, in order of time; a start_s of NaN is a job that is not known to have run."""
         started_s = None if math.isnan(start_s) else int(start_s)
         if event is Event.END and ended is not None:
@@ -97,14 +97,14 @@ class SiteHistory:
             (self._past.start if event is Event.START else self._past.stop)(job, started_s)
 
     def absorb_all(self, ended: pd.DataFrame) -> None:
-        """tell() of the ends of these rows of the history frame, oldest first, whose starts are not told."""
+        """Observe the ends of these rows of the history frame, oldest first, without their starts."""
         self._past.absorb_all(ended)
         self._rolling.absorb_all(ended)
 
     def overran(self, user: str) -> float:
         return self._past.overran(user)
 
-    def know(self, job: Submission) -> KnownAtSubmit:
+    def known_at_submit(self, job: Submission) -> KnownAtSubmit:
         return KnownAtSubmit(self._past.features(job), self._rolling.estimate(job), self._past.overran(job.user))
 
 
@@ -123,14 +123,14 @@ def replay_durations(history: pd.DataFrame, config: Rolling, rows: Rows | None =
     places = np.full(len(jobs), -1)
     places[wanted] = np.arange(len(wanted))
     place_of: list[int] = places.tolist()
-    memory = SiteHistory(config)
+    observed = SiteHistory(config)
     # Filled row by row: as tuples of floats, the features of 400,000 jobs would take a gigabyte.
     numbers, rolling_s = np.full((len(wanted), len(NUMBERS)), math.nan), np.full(len(wanted), math.nan)
     for row, event in in_order(history, times):
         if event is not Event.SUBMIT:
-            memory.tell(event, jobs[row], starts[row], ended[row])
+            observed.observe(event, jobs[row], starts[row], ended[row])
         elif (place := place_of[row]) >= 0:
-            known = memory.know(jobs[row])
+            known = observed.known_at_submit(jobs[row])
             numbers[place] = known.features
             rolling_s[place] = known.rolling.duration_s if known.rolling else math.nan
     asked = [jobs[row] for row in wanted.tolist()]
@@ -166,18 +166,18 @@ def _is_met(
     return met
 
 
-def remember(
+def observed_history(
     users: Collection[str], history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None
 ) -> SiteHistory:
-    """What these users' rows tell of the time before until_s. Without `site` the means are gathered from the rows."""
+    """Observe these users' jobs up to until_s. Without `site`, the means are those of the rows."""
     rows = _rows_of(users, history)
-    memory, own = _memory_at(rows[rows["submit_s"] < until_s], until_s, config, site)
-    for _, event, job, start_s, ended in _tellings(own, until_s):
-        memory.tell(event, job, start_s, ended)
-    return memory
+    observed, own = _history_at(rows[rows["submit_s"] < until_s], until_s, config, site)
+    for _, event, job, start_s, ended in _observations(own, until_s):
+        observed.observe(event, job, start_s, ended)
+    return observed
 
 
-def know_pending(
+def known_of_pending(
     jobs: Sequence[Submission],
     history: pd.DataFrame,
     now_s: int,
@@ -185,26 +185,26 @@ def know_pending(
     site: SiteMeans,
     overran: Mapping[str, float] | None = None,
 ) -> list[KnownAtSubmit]:
-    """What `remember` knows of each of many submissions, by one pass over their users' rows, whatever their order.
+    """As `observed_history` and `known_at_submit` for each of many submissions, in one pass over their users' rows.
 
-    But `overran` is as of now_s: it is no feature but how far a user's jobs are believed, and what is learned of that
-    while a job waits counts for it. overran: the same share by user as it is known from elsewhere; the greater counts.
+    Only `overran` is as of now_s, because what almanac learns while a job waits counts for it. overran: the share by
+    user as another source knows it; the greater share counts.
     """
     waiting = sorted(range(len(jobs)), key=lambda place: jobs[place].submit_s)
     asked_s = min(jobs[waiting[0]].submit_s, now_s) if waiting else now_s
     known = dict[int, KnownAtSubmit]()
-    memory, own = _memory_at(_rows_of({job.user for job in jobs}, history), asked_s, config, site)
-    told = _tellings(own, now_s)
+    observed, own = _history_at(_rows_of({job.user for job in jobs}, history), asked_s, config, site)
+    told = _observations(own, now_s)
     ahead = next(told, None)
     for place in waiting:
         while ahead is not None and ahead[0] < jobs[place].submit_s:
-            memory.tell(*ahead[1:])
+            observed.observe(*ahead[1:])
             ahead = next(told, None)
-        known[place] = memory.know(jobs[place])
+        known[place] = observed.known_at_submit(jobs[place])
     while ahead is not None:
-        memory.tell(*ahead[1:])
+        observed.observe(*ahead[1:])
         ahead = next(told, None)
-    shares = {job.user: max(memory.overran(job.user), (overran or {}).get(job.user, 0.0)) for job in jobs}
+    shares = {job.user: max(observed.overran(job.user), (overran or {}).get(job.user, 0.0)) for job in jobs}
     return [dataclasses.replace(known[place], overran=shares[job.user]) for place, job in enumerate(jobs)]
 
 
@@ -213,22 +213,22 @@ def _rows_of(users: Collection[str], history: pd.DataFrame) -> pd.DataFrame:
     return columns if are_theirs.all() else columns[are_theirs]
 
 
-def _memory_at(
+def _history_at(
     own: pd.DataFrame, asked_s: int, config: Rolling, site: SiteMeans | None
 ) -> tuple[SiteHistory, pd.DataFrame]:
-    """(a Memory of what ended before asked_s, when it is first asked; the rows that are left to tell it of)."""
-    memory, is_over = SiteHistory(config, site), own["end_s"].to_numpy(dtype="float64", na_value=math.nan) < asked_s
+    """(the history up to asked_s; the rows that are left to observe)."""
+    observed, is_over = SiteHistory(config, site), own["end_s"].to_numpy(dtype="float64", na_value=math.nan) < asked_s
     if config.families != "mask":
         # Names join families in the order of starts and ends.
-        return memory, own.reset_index(drop=True)
+        return observed, own.reset_index(drop=True)
     rows = np.flatnonzero(is_over & has_ended(own))
     order = np.lexsort([own[name].to_numpy()[rows] for name in ("submit_s", "job_id", "end_s")])
-    memory.absorb_all(own.iloc[rows[order]])
-    return memory, own[~is_over].reset_index(drop=True)
+    observed.absorb_all(own.iloc[rows[order]])
+    return observed, own[~is_over].reset_index(drop=True)
 
 
-def _tellings(own: pd.DataFrame, until_s: int) -> Iterator[tuple[float, Event, Submission, float, EndedJob | None]]:
-    """When and what to tell a Memory of starts and ends before until_s, in order."""
+def _observations(own: pd.DataFrame, until_s: int) -> Iterator[tuple[float, Event, Submission, float, EndedJob | None]]:
+    """The time and the arguments of `SiteHistory.observe` for each start and end before until_s, in order."""
     if own.empty:
         return
     jobs = submissions(own)

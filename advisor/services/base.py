@@ -1,4 +1,4 @@
-"""The interface of a service, the four steps of the paper's framework: fetch, update, predict, act."""
+"""The interface of a service: fetch, update, predict, and advise (act, in the framework of the paper)."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class AdviceService(Protocol[Data, Artefact, Predicted]):
     def predict(self, asked: AdviceRequest, artefact: Artefact | None) -> Predicted:
         """Pure. artefact: None where nothing was learned yet."""
 
-    def act(self, asked: AdviceRequest, predicted: Predicted) -> Mapping[str, Any]:
-        """What is told of a prediction: fields of `Advice`, for a site's own service plain JSON values. Pure.
+    def advise(self, asked: AdviceRequest, predicted: Predicted) -> Mapping[str, Any]:
+        """The advice: fields of `Advice`, or for a site's own service plain JSON values. Pure.
 
-        What acts on Slurm reads what is told here; a service never does so itself.
+        The hooks that change Slurm read these values. A service never changes Slurm itself.
         """
 
 

@@ -16,7 +16,7 @@ from advisor.duration.features import HISTORY_COLUMNS, Submission, has_ended, kn
 from advisor.duration.model import DurationModel, Fitted, Predicted, fit, learned_rows, split
 from advisor.duration.prediction import Prediction, predict
 from advisor.duration.rolling import SiteMeans
-from advisor.evaluation.replay import DurationReplay, know_pending, remember, replay_durations
+from advisor.evaluation.replay import DurationReplay, known_of_pending, observed_history, replay_durations
 from advisor.evaluation.scores import Floats, Scores
 from advisor.services.base import AdviceRequest, Record
 from almanac.config import Config, Priority
@@ -88,11 +88,11 @@ class GpuTimeService:
         # Untrained, no user's runs speak for another: the site's means stay empty.
         site = artefact.site if artefact else SiteMeans()
         users = {job.user for job in jobs}
-        memory = remember(users, first.history, first.request.submit_s, first.config.rolling, site)
-        predicted = predict(jobs, [memory.know(job) for job in jobs], artefact.model if artefact else None)
+        observed = observed_history(users, first.history, first.request.submit_s, first.config.rolling, site)
+        predicted = predict(jobs, [observed.known_at_submit(job) for job in jobs], artefact.model if artefact else None)
         return [Ranked(each, artefact.gpu_time_quantiles_s if artefact else ()) for each in predicted]
 
-    def act(self, asked: AdviceRequest, predicted: Ranked) -> Mapping[str, Any]:
+    def advise(self, asked: AdviceRequest, predicted: Ranked) -> Mapping[str, Any]:
         if predicted.prediction is None:
             return {"duration": None, "priority": None}
         priority = priority_of(asked.job, predicted.prediction, predicted.quantiles_s, asked.config.priority)
@@ -124,7 +124,7 @@ def priorities_of(
     None where nothing is known, and without GPUs.
     """
     jobs = [submission_of(request, config.tiers) for request in requests]
-    known = know_pending(jobs, history, now_s, config.rolling, trained.site if trained else SiteMeans(), overran)
+    known = known_of_pending(jobs, history, now_s, config.rolling, trained.site if trained else SiteMeans(), overran)
     quantiles_s = trained.gpu_time_quantiles_s if trained else ()
     predictions = predict(jobs, known, trained.model if trained else None)
     return [

@@ -48,7 +48,7 @@ class MemoryService:
             for each, evidence in zip(asked, evidences, strict=True)
         ]
 
-    def act(self, asked: AdviceRequest, predicted: PredictedMemory) -> Mapping[str, Any]:
+    def advise(self, asked: AdviceRequest, predicted: PredictedMemory) -> Mapping[str, Any]:
         advice = predicted.advice
         return {
             "tier": advice.tier,

@@ -74,7 +74,7 @@ def update_own(record: Record, previous: Mapping[str, Learned], config: Config) 
     return Updated(tuple(names), learned, faults)
 
 
-def tell_own(asked: AdviceRequest, learned: Mapping[str, Learned]) -> dict[str, dict[str, Any]]:
+def own_advice(asked: AdviceRequest, learned: Mapping[str, Learned]) -> dict[str, dict[str, Any]]:
     """By name: updated_s (None before the first update), told, and error (None where it did its work)."""
     own = load_own(asked.config.services.extra)
     said: dict[str, dict[str, Any]] = {
@@ -84,7 +84,7 @@ def tell_own(asked: AdviceRequest, learned: Mapping[str, Learned]) -> dict[str, 
         known, told, fault = learned.get(name), None, None
         alone = dataclasses.replace(asked, history=asked.history.copy())
         try:
-            told = _plain(dict(service.act(alone, service.predict(alone, known.artefact if known else None))))
+            told = _plain(dict(service.advise(alone, service.predict(alone, known.artefact if known else None))))
         except (Exception, SystemExit) as error:
             fault = _said("predict", error)
         said[name] = {"updated_s": known.updated_s if known else None, "told": told, "error": fault}

@@ -31,5 +31,5 @@ class WaitService:
     ) -> Sequence[tuple[ExpectedWait, ...]]:
         return [self.predict(each, artefact) for each in asked]
 
-    def act(self, asked: AdviceRequest, predicted: tuple[ExpectedWait, ...]) -> Mapping[str, Any]:
+    def advise(self, asked: AdviceRequest, predicted: tuple[ExpectedWait, ...]) -> Mapping[str, Any]:
         return {"waits": predicted}

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from advisor.duration.features import NUMBERS, submission_of
-from advisor.evaluation.replay import remember
+from advisor.evaluation.replay import observed_history
 from advisor.service import Trained, advise, train
 from almanac.config import Config
 from almanac.records import Request
@@ -50,7 +50,10 @@ def test_the_model_is_asked_with_the_runs_since_its_training(
         assert abs(np.log(is_now / 100)) < abs(np.log(was / 100)), name
     job = submission_of(REQUEST, config.tiers)
     place = NUMBERS.index("user_log_runs")
-    known = [remember(["u1"], each, NOW_S, config.rolling, trained.site).know(job) for each in (site_history, history)]
+    known = [
+        observed_history(["u1"], each, NOW_S, config.rolling, trained.site).known_at_submit(job)
+        for each in (site_history, history)
+    ]
     more = np.expm1(known[1].features[place]) - np.expm1(known[0].features[place])
     assert more == pytest.approx(12)
 

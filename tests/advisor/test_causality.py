@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from advisor.duration.features import submission_of, submissions
-from advisor.evaluation.replay import remember, replay_durations
+from advisor.evaluation.replay import observed_history, replay_durations
 from advisor.evaluation.tier import replay_tiers
 from advisor.memory.bound import bound_of, calibrate
 from advisor.memory.peak_store import evidence_now, replay_peaks
@@ -140,7 +140,7 @@ def test_a_live_request_sees_what_the_replay_saw(site_history: pd.DataFrame, con
     for row in range(200, len(site_history), 97):
         job = submissions(site_history)[row]
         own = site_history[site_history["user"] == job.user]
-        known = remember([job.user], own, job.submit_s, config.rolling, None).know(job)
+        known = observed_history([job.user], own, job.submit_s, config.rolling, None).known_at_submit(job)
         assert np.array_equal(np.array(known.features), replay.features.numbers[row], equal_nan=True)
         if known.rolling is not None and not known.rolling.case.startswith("site"):
             assert known.rolling.duration_s == replay.rolling_s[row]

@@ -21,7 +21,7 @@ from advisor.duration.prediction import predict
 from advisor.duration.rolling import MAX_FAMILIES, RollingEstimator, decayed_mean
 from advisor.duration.trees import CATEGORIES, encode
 from advisor.evaluation.durations import evaluate, origins
-from advisor.evaluation.replay import remember, replay_durations
+from advisor.evaluation.replay import observed_history, replay_durations
 from advisor.evaluation.scores import score, score_of_users
 from advisor.service import advise, train
 from almanac.config import Config, Rolling
@@ -96,8 +96,11 @@ def test_without_a_model_the_last_runs_of_the_same_job_are_told(history_of: Hist
     """The rolling estimate ranks the queue, and serves a user without runs."""
     runs = [{"user": "ann", "name": f"train-{n}", "elapsed_s": float(100 + n)} for n in range(5)]
     history = history_of([*runs, {"user": "ann", "name": "train-9", "elapsed_s": 90_000.0}])
-    jobs, memory = [asked("ann", "train-7"), asked("eve", "x")], remember(["ann"], history, NOW_S, Rolling(), None)
-    known = [memory.know(job) for job in jobs]
+    jobs, memory = (
+        [asked("ann", "train-7"), asked("eve", "x")],
+        observed_history(["ann"], history, NOW_S, Rolling(), None),
+    )
+    known = [memory.known_at_submit(job) for job in jobs]
     ann, eve = predict(jobs, known, None)
     assert ann is not None and eve is not None and known[0].rolling is not None and known[1].rolling is not None
     assert ann.duration.duration_s == pytest.approx(103.0)
@@ -209,7 +212,7 @@ def test_a_submission_on_the_half_hour_is_remembered_with_its_like(history_of: H
     history = history_of([{**row, "end_s": int(row["submit_s"] + row["elapsed_s"])} for row in rows])
     for submit_s, expected_s in ((midnight_s + 1800 + 59, 100), (midnight_s + 1800 + 60, 3600)):
         job = dataclasses.replace(asked("ann", "run-7"), submit_s=submit_s)
-        known = remember(["ann"], history, submit_s, Rolling(), None).know(job)
+        known = observed_history(["ann"], history, submit_s, Rolling(), None).known_at_submit(job)
         habit = known.features[NUMBERS.index("clock_decayed")]
         assert np.exp(habit) == pytest.approx(expected_s)
 
@@ -221,7 +224,7 @@ def test_running_jobs_are_features_as_long_as_they_run(history_of: History) -> N
     seen = []
     for at_s in (NOW_S - 4000, NOW_S - 3999, NOW_S - 2500, NOW_S - 999, NOW_S - 499):
         job = dataclasses.replace(asked("ann", "train-2"), submit_s=at_s)
-        seen.append(remember(["ann"], history, at_s, Rolling(), None).know(job).features)
+        seen.append(observed_history(["ann"], history, at_s, Rolling(), None).known_at_submit(job).features)
     assert [round(float(np.expm1(each[place]))) for each in seen] == [0, 1, 2, 1, 0]
     assert np.expm1(seen[2][place + 1]) == pytest.approx(1500), "the oldest has run for 1500 s"
     assert np.expm1(seen[4][NUMBERS.index("user_log_runs")]) == pytest.approx(1), "a requeued run is no whole job"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from advisor.duration.families import NameFamilies
 from advisor.duration.features import submissions
-from advisor.evaluation.replay import remember, replay_durations
+from advisor.evaluation.replay import observed_history, replay_durations
 from almanac.config import Rolling
 
 NAMES = st.lists(st.text("abc-#", max_size=8), max_size=30)
@@ -50,5 +50,5 @@ def test_live_and_replay_agree_on_clusters_too(site_history: pd.DataFrame) -> No
     assert not np.array_equal(replay.features.numbers, mask.features.numbers, equal_nan=True)
     for row in range(200, len(site_history), 197):
         job = submissions(site_history)[row]
-        known = remember([job.user], site_history, job.submit_s, config, None).know(job)
+        known = observed_history([job.user], site_history, job.submit_s, config, None).known_at_submit(job)
         assert np.array_equal(np.array(known.features), replay.features.numbers[row], equal_nan=True)

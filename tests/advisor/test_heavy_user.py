@@ -16,7 +16,7 @@ from advisor.duration import rolling
 from advisor.duration.features import Event, Submission, ended_jobs, events, submissions
 from advisor.duration.past import DECAY, NEWEST, _weights
 from advisor.duration.rolling import SiteMeans
-from advisor.evaluation.replay import SiteHistory, know_pending, remember, replay_durations
+from advisor.evaluation.replay import SiteHistory, known_of_pending, observed_history, replay_durations
 from advisor.memory import peak_store, user_peaks
 from advisor.memory.peak_store import evidence_now, replay_peaks
 from almanac.config import Config, Rolling
@@ -33,7 +33,7 @@ def told(history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans |
         at_s = history["start_s" if event is Event.START else "end_s"].iloc[row]
         if event is not Event.SUBMIT and at_s < until_s and jobs[row].submit_s < until_s:
             start_s = starts[row] if starts[row] < until_s else float("nan")
-            memory.tell(event, jobs[row], start_s, ended[row])
+            memory.observe(event, jobs[row], start_s, ended[row])
     return memory
 
 
@@ -48,16 +48,16 @@ def replayed(history: pd.DataFrame, config: Rolling) -> list[tuple[str, float]]:
     ended, starts, known = ended_jobs(history, jobs), started(history), [("", 0.0)] * len(jobs)
     for row, event in events(history):
         if event is Event.SUBMIT:
-            each = memory.know(jobs[row])
+            each = memory.known_at_submit(jobs[row])
             known[row] = repr(each.features), each.rolling.duration_s if each.rolling else -1.0
         else:
-            memory.tell(event, jobs[row], starts[row], ended[row])
+            memory.observe(event, jobs[row], starts[row], ended[row])
     return known
 
 
 def alike(one: SiteHistory, other: SiteHistory, jobs: list[Submission]) -> None:
     for job in jobs:
-        first, second = one.know(job), other.know(job)
+        first, second = one.known_at_submit(job), other.known_at_submit(job)
         assert repr(first.features) == repr(second.features)
         assert repr(first.rolling) == repr(second.rolling)
         assert first.overran == second.overran
@@ -104,7 +104,7 @@ def test_any_past_read_at_once_is_known_as_if_told(families: str, has_site: bool
         site = SiteMeans() if has_site else None
         probes = [dataclasses.replace(job, submit_s=until_s) for job in submissions(history)]
         users = ["ann", "bob"]
-        alike(remember(users, history, until_s, config, site), told(history, until_s, config, site), probes)
+        alike(observed_history(users, history, until_s, config, site), told(history, until_s, config, site), probes)
 
     check()
 
@@ -174,7 +174,7 @@ def test_a_heavy_users_past_read_at_once_is_known_as_if_told(names: int) -> None
     history = heavy(3000, names, seed=names)
     for until_s in (NOW_S - 150_000, NOW_S - 30_000 + 7, NOW_S):
         probes = [dataclasses.replace(job, submit_s=until_s) for job in submissions(history.iloc[::61])]
-        alike(remember(["ann"], history, until_s, Rolling(), None), told(history, until_s, Rolling()), probes)
+        alike(observed_history(["ann"], history, until_s, Rolling(), None), told(history, until_s, Rolling()), probes)
     assert history["name_key"].nunique() == names + 1 or names > rolling.MAX_FAMILIES
 
 
@@ -182,8 +182,8 @@ def test_jobs_that_wait_are_known_as_if_told() -> None:
     history = heavy(1500, 40, seed=5)
     site = SiteMeans()
     waiting = [dataclasses.replace(job, submit_s=NOW_S - 9000 * at) for at, job in enumerate(submissions(history[:20]))]
-    for job, known in zip(waiting, know_pending(waiting, history, NOW_S, Rolling(), site), strict=True):
-        alone = told(history[history["submit_s"] < NOW_S], job.submit_s, Rolling(), site).know(job)
+    for job, known in zip(waiting, known_of_pending(waiting, history, NOW_S, Rolling(), site), strict=True):
+        alone = told(history[history["submit_s"] < NOW_S], job.submit_s, Rolling(), site).known_at_submit(job)
         assert repr(known.features) == repr(alone.features)
         assert repr(known.rolling) == repr(alone.rolling)
 

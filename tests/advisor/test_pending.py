@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from advisor.duration.features import Submission, submission_of
 from advisor.duration.rolling import SiteMeans
-from advisor.evaluation.replay import know_pending, remember
+from advisor.evaluation.replay import known_of_pending, observed_history
 from advisor.service import Trained, advise, train
 from advisor.services.gpu_time import priorities_of
 from almanac.config import Config, Rolling
@@ -51,9 +51,9 @@ def test_features_are_those_of_the_moment_of_submission(families: str, site_hist
     @settings(max_examples=15, deadline=None)
     @given(submitted)
     def check(jobs: list[Submission]) -> None:
-        known = know_pending(jobs, site_history, NOW_S, rolling, site)
+        known = known_of_pending(jobs, site_history, NOW_S, rolling, site)
         for job, each in zip(jobs, known, strict=True):
-            alone = remember([job.user], site_history, job.submit_s, rolling, site).know(job)
+            alone = observed_history([job.user], site_history, job.submit_s, rolling, site).known_at_submit(job)
             assert repr(each.features) == repr(alone.features)
             assert each.rolling == alone.rolling
 

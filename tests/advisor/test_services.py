@@ -14,7 +14,7 @@ import advisor.services.own as own_services
 from advisor.artefacts import load_learned, save
 from advisor.service import BUILT_IN, advise, train, train_site
 from advisor.services.base import AdviceRequest, Learned, Record
-from advisor.services.own import load_own, tell_own, update_own
+from advisor.services.own import load_own, own_advice, update_own
 from advisor.versions import prune, roll_back
 from almanac.config import Config
 from almanac.config_file import parse_config
@@ -41,7 +41,7 @@ class Longest:
     def predict(self, asked: AdviceRequest, artefact: dict[str, float] | None) -> float | None:
         return (artefact or {}).get(asked.request.user)
 
-    def act(self, asked: AdviceRequest, predicted: float | None) -> Mapping[str, Any]:
+    def advise(self, asked: AdviceRequest, predicted: float | None) -> Mapping[str, Any]:
         return {"longest_s": predicted}
 
 
@@ -119,7 +119,7 @@ def naming(config: Config, *names: str) -> Config:
 
 def test_almanacs_own_services_tell_every_field_of_an_advice(config: Config, site_history: pd.DataFrame) -> None:
     asked = AdviceRequest(Request(user="ann", gpu_count=4, submit_s=NOW_S), site_history, config)
-    told = [set(service.act(asked, service.predict(asked, None))) for service in BUILT_IN.values()]
+    told = [set(service.advise(asked, service.predict(asked, None))) for service in BUILT_IN.values()]
     assert list(BUILT_IN) == ["gpu_time", "memory", "wait"]
     assert sum(map(len, told)) == len(set.union(*told)), "no two tell the same"
     assert set.union(*told) == {field.name for field in dataclasses.fields(Advice)} - {"request", "services"}
@@ -137,7 +137,7 @@ def test_a_site_is_trained_as_a_history_is(config: Config, record: Record) -> No
 
 def test_nothing_is_loaded_that_the_site_does_not_name(config: Config, record: Record, asked_for: list[str]) -> None:
     assert update_own(record, {"longest": Learned(1, {})}, config).learned == {}
-    assert tell_own(AdviceRequest(Request(user="ann"), record.history, config), {}) == {}
+    assert own_advice(AdviceRequest(Request(user="ann"), record.history, config), {}) == {}
     assert asked_for == []
 
 
@@ -171,7 +171,7 @@ def test_a_service_that_cannot_predict_leaves_the_others_theirs(config: Config, 
         Request(user="ann", submit_s=NOW_S), record.history, naming(config, "breaks_predict", "longest")
     )
     history = record.history.copy()
-    said = tell_own(asked, {"longest": Learned(7, {"ann": 3.0})})
+    said = own_advice(asked, {"longest": Learned(7, {"ann": 3.0})})
     assert said == {
         "breaks_predict": {
             "updated_s": None,
