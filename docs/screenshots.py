@@ -31,7 +31,7 @@ IMAGES = ROOT / "docs" / "images"
 DEMO = ROOT / "build" / "screenshots"
 BIN = Path(sys.executable).parent
 USER, NAME = "dinaberg", "run82_diffusion_sweep"
-COLUMNS, MAX_BYTES, COLORS = 96, 150_000, 64
+COLUMNS, MAX_BYTES, COLORS = 80, 150_000, 64
 SCRIPT = f"""#!/bin/bash
 #SBATCH -J {NAME}
 #SBATCH --gpus=4
