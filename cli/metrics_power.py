@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from almanac.errors import AlmanacError
 from almanac.units import DAY_S
 from cli.app import App
-from reports.textfile import Labels, Metric
+from reports.textfile import Labels, family
 
 if TYPE_CHECKING:
+    from prometheus_client import Metric
+
     from advisor.demand.versions import TrainedDemand
     from slurm_hooks.power.folder import PowerFolder
     from telemetry.nodes.use import NodeUse
@@ -41,12 +43,12 @@ def power_metrics(app: App, store: Store) -> Iterator[Metric]:
 
 def _of_nodes(uses: Mapping[Labels, NodeUse], now_s: int) -> Iterator[Metric]:
     newest = {labels: use.newest for labels, use in uses.items() if use.newest}
-    yield Metric(
+    yield family(
         "almanac_power_nodes", "gauge", "Nodes of a node set at the last power run, by state.",
         [((*labels, ("state", state)), getattr(count, state))
          for labels, count in newest.items() if now_s - count.time_s <= FRESH_S for state in STATES],
     )  # fmt: skip
-    yield Metric("almanac_power_run_timestamp_seconds", "gauge", "When the nodes were last counted, by a power run.",
+    yield family("almanac_power_run_timestamp_seconds", "gauge", "When the nodes were last counted, by a power run.",
                  [(labels, count.time_s) for labels, count in newest.items()])  # fmt: skip
     for name, about, value in (
         ("wakeups", "Times in the last 24 hours that nodes were woken.", lambda use: len(use.wake_times_s)),
@@ -56,7 +58,7 @@ def _of_nodes(uses: Mapping[Labels, NodeUse], now_s: int) -> Iterator[Metric]:
         ("known_share", "Share of the last 24 hours with counts; the other values are of this share.",
          lambda use: use.coverage),
     ):  # fmt: skip
-        yield Metric(f"almanac_power_day_{name}", "gauge", about,
+        yield family(f"almanac_power_day_{name}", "gauge", about,
                      [(labels, value(use)) for labels, use in uses.items()])  # fmt: skip
 
 
@@ -75,9 +77,9 @@ def _models(store: Store, cluster: str) -> Iterator[tuple[str, TrainedDemand]]:
 
 
 def _of_models(models: Mapping[Labels, TrainedDemand]) -> Iterator[Metric]:
-    yield Metric("almanac_power_model_trained_timestamp_seconds", "gauge", "When the demand model in use was trained.",
+    yield family("almanac_power_model_trained_timestamp_seconds", "gauge", "When the demand model in use was trained.",
                  [(labels, trained.trained_s) for labels, trained in models.items()])  # fmt: skip
-    yield Metric("almanac_power_drift_alarms", "gauge", "Alarms about the forecasts of the week before that training.",
+    yield family("almanac_power_drift_alarms", "gauge", "Alarms about the forecasts of the week before that training.",
                  [(labels, len(trained.drift)) for labels, trained in models.items()])  # fmt: skip
 
 
@@ -93,25 +95,25 @@ def _of_runs(folder: PowerFolder, clusters: Sequence[str], counted: Collection[s
         except AlmanacError:
             continue
     memories = {cluster: memory for cluster, memory in memories.items() if memory.run_s}
-    yield Metric(
+    yield family(
         "almanac_power_target_nodes", "gauge", "Nodes that the last run wanted on; left out while it holds.",
         [((("cluster", cluster), ("node_set", name)), each.target)
          for cluster, memory in memories.items() for name, each in sorted(memory.sets.items())
          if each.target is not None],
     )  # fmt: skip
-    yield Metric(
+    yield family(
         "almanac_power_forecast_nodes", "gauge",
         "Highest number of nodes in use within the next 6 hours, by quantile, as the last run forecast it.",
         [((("cluster", cluster), ("node_set", name), ("quantile", f"{quantile:g}")), nodes)
          for cluster, memory in memories.items() for name, each in sorted(memory.sets.items())
          for quantile, nodes in each.forecast],
     )  # fmt: skip
-    yield Metric(
+    yield family(
         "almanac_power_quarantined_nodes", "gauge", "Nodes that did not wake, and were given up.",
         [((("cluster", cluster),), sum(node.quarantined_s is not None for node in memory.nodes.values()))
          for cluster, memory in memories.items()],
     )  # fmt: skip
-    yield Metric(
+    yield family(
         "almanac_power_hold", "gauge", "1 while an operator holds the nodes.",
         [((("cluster", cluster),), int(bool(folder.hold_reason()))) for cluster in sorted({*memories, *counted})],
     )  # fmt: skip

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prometheus_client import Metric
+
 from almanac import __version__
 from reports.mail.outbox_file import OutboxCounts, outbox_path, read_counts
-from reports.textfile import Labels, Metric
+from reports.textfile import Labels, family
 from telemetry.store.marks import ahead_s
 from telemetry.store.store import Store
 
@@ -70,7 +72,7 @@ def collect(store: Store, now_s: int) -> list[Metric]:
     clusters = store.clusters()
     counts = read_counts(outbox_path(store.root))
     return [
-        Metric("almanac_build_info", "gauge", "Version of almanac.", [((("version", __version__),), 1)]),
+        family("almanac_build_info", "gauge", "Version of almanac.", [((("version", __version__),), 1)]),
         *(_of_reports(counts, now_s) if counts else ()),
         *_of_ingestion(store, clusters, now_s),
         *_of_advice({cluster: load_told(store, cluster, now_s) for cluster in clusters}),
@@ -93,13 +95,13 @@ def _of_reports(counts: OutboxCounts, now_s: int) -> Iterator[Metric]:
         ),
         ("queued", "Messages that wait to be sent.", counts.queued, counts.oldest_put_s),
     ):
-        yield Metric(f"almanac_reports_{name}", "gauge", about, [((), number)])
+        yield family(f"almanac_reports_{name}", "gauge", about, [((), number)])
         age: list[tuple[Labels, float]] = [] if oldest_s is None else [((), max(now_s - oldest_s, 0))]
-        yield Metric(f"almanac_reports_{name}_oldest_age_seconds", "gauge", "Age of the oldest of these.", age)
+        yield family(f"almanac_reports_{name}_oldest_age_seconds", "gauge", "Age of the oldest of these.", age)
 
 
 def _counter(name: str, about: str, samples: Sequence[tuple[Labels, float]]) -> Metric:
-    return Metric(f"almanac_reports_{name}_total", "counter", about, samples)
+    return family(f"almanac_reports_{name}_total", "counter", about, samples)
 
 
 def _by(label: str, numbers: Any) -> list[tuple[Labels, float]]:
@@ -113,19 +115,19 @@ def _of_ingestion(store: Store, clusters: Sequence[str], now_s: int) -> Iterator
         for source in SOURCES
         if (mark := store.watermark(source, cluster)) is not None
     }
-    yield Metric("almanac_ingest_watermark_timestamp_seconds", "gauge", "Up to when a source has been read.",
+    yield family("almanac_ingest_watermark_timestamp_seconds", "gauge", "Up to when a source has been read.",
                  list(marks.items()))  # fmt: skip
-    yield Metric("almanac_ingest_lag_seconds", "gauge", "How far what was read is behind, when this was written.",
+    yield family("almanac_ingest_lag_seconds", "gauge", "How far what was read is behind, when this was written.",
                  [(labels, max(now_s - mark, 0)) for labels, mark in marks.items()])  # fmt: skip
-    yield Metric("almanac_ingest_watermark_ahead_seconds", "gauge", "How far a watermark lies in the future.",
+    yield family("almanac_ingest_watermark_ahead_seconds", "gauge", "How far a watermark lies in the future.",
                  [((("cluster", cluster), ("source", source)), ahead_s(mark, now_s))
                   for cluster in clusters for source, mark in store.watermarks(cluster).items()])  # fmt: skip
-    yield Metric("almanac_metrics_backlog", "gauge", "Days that changed since their jobs' metrics were computed.",
+    yield family("almanac_metrics_backlog", "gauge", "Days that changed since their jobs' metrics were computed.",
                  [((("cluster", name),), len(store.peek_open_days(name))) for name in clusters])  # fmt: skip
 
 
 def _of_advice(told: dict[str, AdviceOutcomes]) -> Iterator[Metric]:
-    yield Metric(
+    yield family(
         "almanac_advice_jobs", "gauge",
         f"Jobs of the last {WINDOW_DAYS} days that were advised a memory tier, by what they asked for.",
         [((("cluster", name), ("outcome", outcome)), number)
@@ -137,7 +139,7 @@ def _of_advice(told: dict[str, AdviceOutcomes]) -> Iterator[Metric]:
         ("share_within_2x", "Share of these that took between half and twice the forecast."),
     ):
         values = [(cluster, getattr(each, name)) for cluster, each in told.items() if each.jobs]
-        yield Metric(f"almanac_forecast_{name}", "gauge", about.format(WINDOW_DAYS),
+        yield family(f"almanac_forecast_{name}", "gauge", about.format(WINDOW_DAYS),
                      [((("cluster", cluster),), value) for cluster, value in values])  # fmt: skip
 
 

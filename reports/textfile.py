@@ -1,60 +1,38 @@
-"""Prometheus' text exposition format (version 0.0.4), for node_exporter's textfile collector."""
+"""Metrics in Prometheus' text format, for the textfile collector of node_exporter. prometheus_client writes it."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.registry import Collector
 
 from almanac.units import valid_unicode
 
-_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 Labels = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A family. kind: "counter" or "gauge". samples: the value for each set of labels; none: the family is left out.
+def family(name: str, kind: str, about: str, samples: Sequence[tuple[Labels, float]]) -> Metric:
+    """Return a metric family. kind: "counter" (the name ends in _total) or "gauge". samples: value for each label set.
 
-    A value that is not known is no sample: never 0.
+    An unknown value is no sample: never 0.
     """
-
-    name: str
-    kind: str
-    about: str
-    samples: Sequence[tuple[Labels, float]]
-
-
-def exposition(metrics: Sequence[Metric]) -> str:
-    """The families with samples, in the order given, each with its HELP and TYPE. Label values may hold anything."""
-    return "".join(line + "\n" for metric in metrics if metric.samples for line in _lines(metric))
+    made = Metric(name.removesuffix("_total"), about, kind)
+    for labels, value in samples:
+        made.add_sample(name, {label: valid_unicode(text) for label, text in labels}, value)
+    return made
 
 
-def _lines(metric: Metric) -> Iterator[str]:
-    if not _NAME.fullmatch(metric.name):
-        raise ValueError(f"not a name of a metric: {metric.name!r}")
-    about = metric.about.replace("\\", r"\\").replace("\n", r"\n")
-    yield f"# HELP {metric.name} {about}"
-    yield f"# TYPE {metric.name} {metric.kind}"
-    for labels, value in metric.samples:
-        yield f"{metric.name}{_labels(labels)} {_number(value)}"
+def exposition(families: Iterable[Metric]) -> str:
+    """Return the text of the families that have samples, in the order given. Label values may hold anything."""
+    registry = CollectorRegistry()
+    registry.register(_Families(families))
+    return generate_latest(registry).decode()
 
 
-def _labels(labels: Labels) -> str:
-    if not all(_LABEL.fullmatch(name) for name, _ in labels):
-        raise ValueError(f"not names of labels: {labels!r}")
-    return f"{{{','.join(f'{name}={_quoted(value)}' for name, value in labels)}}}" if labels else ""
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = [family for family in families if family.samples]
 
-
-def _quoted(value: str) -> str:
-    return '"' + valid_unicode(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") + '"'
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return str(int(value)) if float(value).is_integer() and abs(value) < 2**53 else repr(float(value))
+    def collect(self) -> Iterable[Metric]:
+        return self._families
