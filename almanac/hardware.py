@@ -20,9 +20,6 @@ class GpuModel:
     fp32_flops: float | None
     fp16_flops: float | None
     tensor_flops: float | None
-    nvlink_bytes_per_s: float | None
-    pcie_bytes_per_s: float
-    max_power_w: float
     patterns: tuple[str, ...]
     source: str
 
@@ -32,7 +29,7 @@ def gpu_models() -> dict[str, GpuModel]:
     """Every known model, by name such as "A100-80"."""
     text = (resources.files("almanac") / "hardware.toml").read_text(encoding="utf-8")
     rows = tomllib.loads(text)
-    optional = ("fp64_flops", "fp32_flops", "fp16_flops", "tensor_flops", "nvlink_bytes_per_s")
+    optional = ("fp64_flops", "fp32_flops", "fp16_flops", "tensor_flops")
     return {
         name: GpuModel(name=name, **{**dict.fromkeys(optional), **row, "patterns": tuple(row["patterns"])})
         for name, row in rows.items()

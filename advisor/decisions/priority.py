@@ -27,14 +27,12 @@ DEFAULTS = {"PriorityType": "priority/multifactor", "PriorityMaxAge": "7-0", "Pr
 
 
 def site_factor(gpu_time_s: float, priority: Priority) -> int:
-    """The site factor for a predicted GPU-time, in 0..factor_span(priority); it never rises with the GPU-time."""
+    """Return the site factor for a predicted GPU-time: at least 0, at most that of priority.min_gpu_time_s.
+
+    It never rises with the GPU-time.
+    """
     held_s = min(max(gpu_time_s, priority.min_gpu_time_s), priority.max_gpu_time_s)
     return round(priority.points_per_e * math.log(priority.max_gpu_time_s / held_s))
-
-
-def factor_span(priority: Priority) -> int:
-    """The site factor of the least GPU-time."""
-    return site_factor(priority.min_gpu_time_s, priority)
 
 
 def decide_priority(

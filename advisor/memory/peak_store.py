@@ -182,11 +182,6 @@ def remember_peaks(
     return store
 
 
-def evidence_now(job: Submission, history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Evidence:
-    """Evidence for a live submission, from its user's jobs that ended before it."""
-    return remember_peaks([job.user], history, job.submit_s, config, tiers).evidence(job, job.submit_s)
-
-
 @dataclass(frozen=True)
 class Case:
     """A submission of the past with the evidence it had then, and the run that it came to (None: not ended)."""

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 Fact: TypeAlias = float | str | bool | None
 """A fact about a job; None if it is not known."""
-TESTS = ("min", "max", "is", "one_of")
 _OLD_KEYS = {"verdict": "summary"}
 """Keys of a rule in files that were written for older releases."""
 

@@ -150,21 +150,18 @@ class _Need(NamedTuple):
     is_exclusive: bool
 
 
-def wanted_nodes(nodes: Iterable[Node], pending: Iterable[PendingJob]) -> int:
-    """Nodes that the pending jobs could fill if all of these were free.
+def _pending_demand(
+    nodes: Iterable[Node], pending: Iterable[PendingJob], run_s: Mapping[int, float] | None
+) -> tuple[int, float | None]:
+    """Return the nodes that the pending jobs could fill if all nodes were free, and the node-minutes of these jobs.
 
     A job counts where a node is in one of its partitions, has the features that it requires and enough GPUs of its
     type; so it counts in each node set that it fits. A job of one node counts as its share of it: one over the number
     of such jobs that fit a node by GPUs, or by CPUs, whichever is more. Jobs that fit the same nodes count at most as
     these nodes.
+
+    The node-minutes are each job's nodes, at most those that it fits, times its run time.
     """
-    return _pending_demand(nodes, pending, None)[0]
-
-
-def _pending_demand(
-    nodes: Iterable[Node], pending: Iterable[PendingJob], run_s: Mapping[int, float] | None
-) -> tuple[int, float | None]:
-    """`wanted_nodes`, and the node-minutes of these jobs: the nodes of each, at most those that it fits, x run time."""
     needs, minutes = Counter[_Need](), defaultdict[_Need, float](float)
     for job in pending:
         if wants_nodes(job):

@@ -12,7 +12,7 @@ from advisor.duration.features import submission_of, submissions
 from advisor.evaluation.replay import observed_history, replay_durations
 from advisor.evaluation.tier import replay_tiers
 from advisor.memory.bound import bound_of, calibrate
-from advisor.memory.peak_store import evidence_now, replay_peaks
+from advisor.memory.peak_store import remember_peaks, replay_peaks
 from advisor.service import advise, train
 from almanac.config import Config
 from almanac.records import Request
@@ -150,7 +150,9 @@ def test_a_live_bound_is_the_back_tests_bound(site_history: pd.DataFrame, config
     cases = list(replay_peaks(site_history, config.advice, config.tiers))
     calibration = calibrate(site_history, config.advice, config.tiers)
     for case in cases[300::101]:
-        live = evidence_now(case.submission, site_history, config.advice, config.tiers)
+        job = case.submission
+        store = remember_peaks([job.user], site_history, job.submit_s, config.advice, config.tiers)
+        live = store.evidence(job, job.submit_s)
         assert live == case.evidence
         assert bound_of(live, calibration, config.advice) == bound_of(case.evidence, calibration, config.advice)
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from advisor.decisions.priority import (
     check_ageing,
     decide_priority,
-    factor_span,
     require_ageing,
     share_longer,
     site_factor,
@@ -81,7 +80,7 @@ def test_an_advised_tier_always_holds_the_bound(mib: float, constraints: str) ->
 @given(st.floats(0, 1e12), st.floats(0, 1e12))
 def test_a_longer_job_never_gets_the_greater_factor(first: float, second: float) -> None:
     low, high = sorted((first, second))
-    assert 0 <= site_factor(high, Priority()) <= site_factor(low, Priority()) <= factor_span(Priority())
+    assert 0 <= site_factor(high, Priority()) <= site_factor(low, Priority()) <= site_factor(0, Priority())
 
 
 def test_the_factor_falls_by_k_where_the_gpu_time_is_e_times_as_long() -> None:
@@ -89,7 +88,7 @@ def test_the_factor_falls_by_k_where_the_gpu_time_is_e_times_as_long() -> None:
     assert site_factor(8_640_000, priority) == site_factor(1e12, priority) == 0
     assert site_factor(86_400, priority) == round(1000 * math.log(100))
     assert site_factor(86_400 / math.e, priority) == round(1000 * (math.log(100) + 1))
-    assert factor_span(priority) == site_factor(1, priority) == round(1000 * math.log(144_000))
+    assert site_factor(0, priority) == site_factor(1, priority) == round(1000 * math.log(144_000))
 
 
 @given(st.floats(60, 8e6), st.floats(60, 8e6), st.integers(0, 500_000))

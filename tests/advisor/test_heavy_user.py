@@ -18,7 +18,7 @@ from advisor.duration.past import DECAY, NEWEST, _weights
 from advisor.duration.rolling import SiteMeans
 from advisor.evaluation.replay import SiteHistory, known_of_pending, observed_history, replay_durations
 from advisor.memory import peak_store, user_peaks
-from advisor.memory.peak_store import evidence_now, replay_peaks
+from advisor.memory.peak_store import remember_peaks, replay_peaks
 from almanac.config import Config, Rolling
 
 NOW_S = 1_750_000_000 // 1800 * 1800
@@ -236,7 +236,9 @@ def test_evidence_that_is_read_once_for_a_burst_is_that_of_each_job(
         # Each in a second of its own: a replay alone counts others of the same second as open.
         history = frame([{**row, "submit_s": row["submit_s"] + number} for number, row in enumerate(made)])
         for case in replay_peaks(history, advice, config.tiers):
-            live = evidence_now(case.submission, history, advice, config.tiers)
+            job = case.submission
+            store = remember_peaks([job.user], history, job.submit_s, advice, config.tiers)
+            live = store.evidence(job, job.submit_s)
             assert repr(live) == repr(case.evidence)
 
     check()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from advisor.duration.features import submission_of, submitted_by
 from advisor.memory import user_peaks
 from advisor.memory.evidence import Evidence
-from advisor.memory.peak_store import Case, evidence_now, remember_peaks, replay_peaks
+from advisor.memory.peak_store import Case, remember_peaks, replay_peaks
 from advisor.memory.peaks import Run, runs_of
 from advisor.memory.user_peaks import MAX_FAMILIES, similar_names
 from almanac.config import Config
@@ -29,7 +29,7 @@ SMALL = {"hbm_capacity_mib": 40960.0, "tier": "hbm40g"}
 
 def evidence_of(history: pd.DataFrame, config: Config, name: str = "train-9", **request: Any) -> Evidence:
     job = submission_of(Request(user="ann", job_name=name, gpu_count=4, submit_s=NOW_S, **request), config.tiers)
-    return evidence_now(job, history, config.advice, config.tiers)
+    return remember_peaks([job.user], history, NOW_S, config.advice, config.tiers).evidence(job, NOW_S)
 
 
 def test_preallocated_and_unjudged_runs_are_set_aside_and_counted(history_of: History, config: Config) -> None:
@@ -254,7 +254,9 @@ def test_a_live_request_forgets_what_the_replay_forgets(
     names = [word + "-relax" * (place % 3) for place, word in enumerate(words(40))] * 3
     history = history_of([{"name": name, "hbm_peak_mib": 9000.0 + len(name)} for name in names])
     for case in cases_of(history, config)[::7]:
-        assert evidence_now(case.submission, history, config.advice, config.tiers) == case.evidence
+        job = case.submission
+        store = remember_peaks([job.user], history, job.submit_s, config.advice, config.tiers)
+        assert store.evidence(job, job.submit_s) == case.evidence
 
 
 @given(st.lists(st.text("abc-", min_size=1, max_size=8), min_size=1, max_size=60))

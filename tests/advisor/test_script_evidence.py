@@ -14,7 +14,7 @@ from advisor.evaluation.recorded import recorded_requests
 from advisor.explain import short_text
 from advisor.memory.calibration import Calibration, Margins, class_of, pools_of
 from advisor.memory.evidence import Evidence
-from advisor.memory.peak_store import evidence_now
+from advisor.memory.peak_store import remember_peaks
 from advisor.memory.user_peaks import MAX_FAMILIES
 from almanac.config import Config
 from almanac.records import Advice, Request
@@ -32,7 +32,8 @@ def named(*names: str, script: str | None = RUN, **row: Any) -> list[dict[str, A
 
 def evidence_of(history: pd.DataFrame, config: Config, name: str = "zebra", script: str = RUN) -> Evidence:
     request = Request(user="ann", job_name=name, gpu_count=4, submit_s=NOW_S, script_key=script)
-    return evidence_now(submission_of(request, config.tiers), history, config.advice, config.tiers)
+    store = remember_peaks([request.user], history, NOW_S, config.advice, config.tiers)
+    return store.evidence(submission_of(request, config.tiers), NOW_S)
 
 
 @pytest.mark.parametrize("name", ["zebra", "", "amber"])

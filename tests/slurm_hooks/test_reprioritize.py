@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.decisions.priority import check_ageing, decide_priority, factor_span, site_factor
+from advisor.decisions.priority import check_ageing, decide_priority, site_factor
 from almanac.config import Priority
 from almanac.errors import CommandError, NotAllowedError, StoreError
 from almanac.records import Counts, PriorityAdvice, Request
@@ -393,7 +393,7 @@ def test_no_job_is_overtaken_by_one_submitted_much_later(
         since_s = apart_s + share * (max_age_s - apart_s)
         for (gpu_time_s, cautious_s, overran, user), age_s in zip(both, (since_s, since_s - apart_s), strict=True):
             term = decide_priority(gpu_time_s, cautious_s, overran, user, (), priority).term
-            assert 0 <= term <= factor_span(priority) + options
+            assert 0 <= term <= site_factor(0, priority) + options
             ranks.append(term + WEIGHT_AGE * age_s / max_age_s)
         assert ranks[0] >= ranks[1] - 1, "terms are whole points"
 
@@ -416,4 +416,4 @@ def test_whatever_sequence_of_predictions_a_job_keeps_a_term_within_the_span(pre
             queue.set_site_factors([FactorChange(change.job, change.new)])
             lines[1] = LoggedAction("set", NOW_S, "lab", 1, "1", NOW_S - 600, change.old, change.new, "")
         assert queue.points[1] == site_factor(gpu_time_s, PRIORITY)
-        assert 0 <= queue.points[1] <= factor_span(PRIORITY)
+        assert 0 <= queue.points[1] <= site_factor(0, PRIORITY)

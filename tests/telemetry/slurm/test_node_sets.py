@@ -22,7 +22,6 @@ from telemetry.slurm.node_sets import (
     is_busy,
     live_demand,
     members,
-    wanted_nodes,
     wants_nodes,
 )
 from telemetry.slurm.queue_json import nodes_of, pending_jobs, task_count
@@ -40,6 +39,10 @@ def node(name: str = "n1", *states: str, **values: Any) -> Node:
 def job(number: int = 1, **values: Any) -> PendingJob:
     whole: dict[str, Any] = {"partition": "all", "gpu_count": 1, "reason": "Resources"}
     return PendingJob(number, str(number), 1, "ann", "x", **{**whole, **values})
+
+
+def wanted_nodes(nodes: list[Node], pending: list[PendingJob]) -> int:
+    return live_demand([node.name for node in nodes], nodes, pending).wanted
 
 
 NODES = [node(f"n{number}") for number in range(1, 5)]
