@@ -22,7 +22,7 @@ from advisor.service import advise, train
 from advisor.versions import prune, roll_back, use, versions
 from almanac.config import Config
 from almanac.errors import SchemaVersionError, StoreError
-from almanac.records import Advice, ExpectedWait, Request, TierAdvice
+from almanac.records import Advice, ExpectedWait, PriorityAdvice, Request, TierAdvice
 
 NOW_S = 1_750_000_000
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
@@ -86,6 +86,35 @@ def test_waits_are_shown_where_another_tier_is_advised(advice: Advice) -> None:
     said = one_line(explain(dataclasses.replace(advice, waits=waits)))
     assert "recent waits: hbm40g 1 min (half of 40 jobs waited 30 s to 10 min), hbm80g 2 h (half of 12" in said
     assert "recent waits" not in explain(dataclasses.replace(advice, waits=()))
+
+
+@pytest.mark.parametrize(
+    ("worth_wait_s", "said"),
+    [
+        (44_400.0, "; ranks about 12 h 20 min ahead of a typical job; 40% of recent jobs are predicted to need more"),
+        (-44_400.0, "; ranks about 12 h 20 min behind a typical job; 40% of recent jobs are predicted to need more"),
+        (59.0, "site factor 7,286; 40% of recent jobs are predicted to need more GPU-time"),
+        (None, "site factor 7,286; 40% of recent jobs are predicted to need more GPU-time"),
+    ],
+)
+def test_the_rank_is_said_against_a_typical_job(advice: Advice, worth_wait_s: float | None, said: str) -> None:
+    priority = PriorityAdvice(7286, 2400.0, 0.4, worth_wait_s)
+    assert said in one_line(explain(dataclasses.replace(advice, priority=priority)))
+
+
+def test_runs_that_do_not_count_are_named(advice: Advice) -> None:
+    excluded = {"short": 3, "low coverage": 1, "odd\x1b[2J": 1200}
+    said = one_line(explain(dataclasses.replace(advice, set_aside=excluded)))
+    assert " not counted: 1 run with low coverage, 1,200 runs (odd?[2J), 3 short runs predicted time: " in said
+    assert "not counted" not in explain(dataclasses.replace(advice, set_aside={}))
+
+
+def test_lines_fit_80_columns_and_keep_numbers_with_their_units(advice: Advice) -> None:
+    waits = (ExpectedWait("hbm40g", 40, 60.0, 30.0, 600.0), ExpectedWait("hbm80g", 12, 7200.0, 3600.0, 14400.0))
+    lines = explain(dataclasses.replace(advice, waits=waits), why=True).split("\n")
+    assert len(lines) > 8
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines[:-1] if line[-1].isdigit()]
 
 
 def test_one_familys_runs_alone_support_no_small_risk(history_of: History, config: Config) -> None:

@@ -133,6 +133,14 @@ def test_what_no_node_is_known_to_take_is_only_said(is_offered: bool | None, val
     assert action(ASK, found, None, NOW_S) is (PromptAction.ASK if value else PromptAction.TELL)
 
 
+def test_lines_fit_80_columns_and_keep_numbers_with_their_units() -> None:
+    for runs in range(14, 10**8, 9_999_937):
+        row = dataclasses.replace(ROW, text=f"your last {runs} {TEXT.partition(' 14 ')[2]}")
+        lines = (message(checked(proposal(row=row), None)) + question(proposal(row=row))).split("\n")
+        assert max(map(len, lines)) <= 80
+        assert not [line for line in lines if line[-1].isdigit()]
+
+
 @pytest.mark.parametrize("term", ["hbm80", "hbm80gb", "HBM80G", "hbm81g", "hbn80g"])
 def test_a_misspelled_tier_is_not_appended_to(term: str) -> None:
     found = proposal(f"gpu&{term}")
