@@ -71,12 +71,12 @@ _END = re.compile(rf"end\t({_INT})")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is known of a family (F), a GPU count (G) or any job (U) of one user.
+    """The prediction and the advice for a family (F), a GPU count (G), or any job (U) of one user.
 
-    predicted_s: of a job that runs; of U that which counts for its term. term: points of site_factor; of U the points
-    of options alone. bound_mib: upper bound of the HBM peak; tier: the one to ask for; None where unknown.
-    waits: "hbm80g=3 h 10 min;hbm40g=12 min". text: the sentence for the user; it is whole where tier is None, else
-    "TIER holds that." follows. Both "" where there is none.
+    predicted_s: run time; of U the time that counts for the site factor. term: the site factor; of U what options add.
+    bound_mib: upper bound of the peak GPU memory; tier: the one to ask for; None where unknown.
+    waits: "hbm80g=3 h 10 min;hbm40g=12 min". text: the sentence for the user; with a tier, "TIER is enough: " goes
+    before it. Both "" where there is none.
     """
 
     kind: str
