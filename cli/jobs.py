@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,14 +12,13 @@ from almanac.units import format_count, printable
 from cli.app import App
 from cli.job_table import local_time, say_published, show_columns, show_jobs
 from cli.output import json_text, write_separated
-from cli.selection import Words, check_columns, filtered, ordered, parse_limits, words_of
+from cli.selection import check_columns, parse_limits, words_of
 from cli.steps import show_steps
 from cli.times import time_option
+from telemetry.job_selection import JobQuery, QueryResult, UnknownTextError, Words, select_jobs
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from cli.selection import Limit
 
 COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "name", "name_key", "state",
@@ -30,20 +27,6 @@ COLUMNS = (
     "main_pipe", "job_class", "energy_j", "idle_gpu_count",
 )  # fmt: skip
 """What JSON, CSV and -P show unless other columns are asked for."""
-
-
-@dataclass(frozen=True)
-class JobQuery:
-    """Which jobs, in which order. sort: a column, with "-" before it highest first; None: oldest end first."""
-
-    since_s: int | None
-    until_s: int | None
-    user: str | None
-    job_ids: tuple[int, ...]
-    words: tuple[Words, ...]
-    limits: tuple[Limit, ...]
-    sort: str | None
-    limit: int
 
 
 @click.command("jobs")
@@ -104,7 +87,7 @@ def command(
         raise click.UsageError("--columns is of jobs; --steps has columns of its own")
     if steps and not app.may_read_store:
         raise NotAllowedError(f"{app.caller} may not read the store, and steps are not published", "ask an operator")
-    asked = JobQuery(
+    query = JobQuery(
         since_s=time_option(starttime or "now-30days", app.now_s()),
         until_s=time_option(endtime, app.now_s()),
         user=None if allusers and not user else app.visible_user(user),
@@ -118,7 +101,7 @@ def command(
     check_columns("--columns", names, _columns_of("any"))
     check_columns("--sort", [sort.removeprefix("-")] if sort else [], _columns_of("sortable"))
     is_table = not (as_json or as_csv or parsable)
-    found = find(app, asked, COLUMNS if steps else names or COLUMNS)
+    found = _select(app, query, COLUMNS if steps else names or COLUMNS)
     if steps and (found.rows or not is_table):
         show_steps(app, found.rows, as_json=as_json, separator="|" if parsable else "," if as_csv else "")
     elif as_json:
@@ -126,7 +109,7 @@ def command(
     elif not is_table:
         write_separated(names or COLUMNS, found.rows, "|" if parsable else ",", is_for_spreadsheets=as_csv)
     elif not found.rows:
-        _say_none(asked, found)
+        _say_none(query, found)
     else:
         show_columns(names, found.rows) if names else show_jobs(found.rows)
         if found.matching > len(found.rows):
@@ -136,6 +119,14 @@ def command(
         click.echo(found.note, err=not is_table)
     if is_table:
         say_published(app)
+
+
+def _select(app: App, query: JobQuery, columns: Sequence[str]) -> QueryResult:
+    """The jobs that the caller may see and asked for. Raises click.BadParameter if no job has a filter's text."""
+    try:
+        return select_jobs(app.caller_jobs.history, query, columns)
+    except UnknownTextError as error:
+        raise click.BadParameter(str(error), param_hint=error.option) from error
 
 
 def _words(app: App, given: dict[str, Any]) -> tuple[Words, ...]:
@@ -178,46 +169,9 @@ def parse_ids(texts: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(map(int, ids))
 
 
-@dataclass(frozen=True)
-class QueryResult:
-    """Rows to show as plain values, None where missing; jobs that match; jobs looked at; who was left out, in words."""
-
-    rows: list[dict[str, Any]]
-    matching: int
-    total: int
-    note: str
-
-
-def find(app: App, asked: JobQuery, columns: Sequence[str]) -> QueryResult:
-    """The jobs that were asked for. Raises click.BadParameter where a word is of no job that the caller may see."""
-    import pyarrow.compute as pc
-
-    filters = [*(word.column for word in asked.words), *(limit.column for limit in asked.limits)]
-    needed = dict.fromkeys((*COLUMNS, *columns, *filters, *([asked.sort.removeprefix("-")] if asked.sort else [])))
-    rows = app.caller_jobs.history(list(needed), asked.since_s, asked.until_s, asked.user)
-    if asked.job_ids:
-        rows = rows.filter(pc.field("job_id").isin(asked.job_ids))
-    chosen = filtered(rows, asked.words, asked.limits)
-    matching = ordered(chosen.rows, asked.sort)
-    if asked.limit > 0:
-        first = 0 if asked.sort else max(0, matching.num_rows - asked.limit)
-        shown = matching.slice(first, asked.limit)
-    else:
-        shown = matching
-    return QueryResult(plain(shown.select(list(columns))), matching.num_rows, rows.num_rows, chosen.note())
-
-
-def plain(rows: pa.Table) -> list[dict[str, Any]]:
-    """Rows as dictionaries; a number that is none (NaN) is None, so that JSON can hold it."""
-    return [
-        {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
-        for row in rows.to_pylist()
-    ]
-
-
-def _say_none(asked: JobQuery, found: QueryResult) -> None:
+def _say_none(query: JobQuery, found: QueryResult) -> None:
     if found.total:
         click.echo(f"none of {format_count(found.total)} jobs matches")
         return
-    since = local_time(asked.since_s or 0)
-    click.echo(f"no GPU jobs of {printable(asked.user or 'anybody')} submitted since {since}; see -S, -E, -a, -u, -M")
+    since = local_time(query.since_s or 0)
+    click.echo(f"no GPU jobs of {printable(query.user or 'anybody')} submitted since {since}; see -S, -E, -a, -u, -M")

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.selection import Limit, Words, check_columns, filtered, ordered, parse_limits, words_of
+from cli.selection import check_columns, parse_limits, words_of
+from telemetry.job_selection import (
+    JobQuery,
+    Limit,
+    UnknownTextError,
+    Words,
+    filtered,
+    ordered,
+    select_jobs,
+)
 
 ROWS = pa.table(
     {
@@ -56,7 +65,7 @@ def test_limits_hold_their_edges_and_any_whole_number() -> None:
 
 
 def test_a_word_of_no_row_names_those_there_are() -> None:
-    with pytest.raises(click.BadParameter, match=r"no job has 'c'; choose one of: a, b"):
+    with pytest.raises(UnknownTextError, match=r"no job has 'c'; choose one of: a, b"):
         filtered(ROWS, [Words("--account", "account", ("a", "c"))], [])
     known = Words("--state", "account", ("TIMEOUT",), known=frozenset({"TIMEOUT"}))
     assert ids(filtered(ROWS, [known], []).rows) == []
@@ -69,6 +78,23 @@ def test_sorting_puts_unknown_last_either_way() -> None:
     assert ids(ordered(ROWS, "-imbalance")) == [1, 2, 5, 4, 3]
     assert ids(ordered(ROWS, "gpus")) == [1, 3, 2, 5, 4]
     assert ids(ordered(ROWS, None)) == [1, 2, 3, 4, 5]
+
+
+def test_jobs_are_selected_without_the_command_line() -> None:
+    rows = pa.table({"job_id": [1, 2, 3, 4], "user": ["a", "b", "a", "a"], "use": [0.5, float("nan"), 0.1, None]})
+    asked: list[Any] = []
+
+    def history(columns: Any, since_s: Any = None, until_s: Any = None, user: Any = None) -> pa.Table:
+        asked.append((since_s, until_s, user))
+        return rows.select(columns)
+
+    newest = select_jobs(history, JobQuery(5, 9, "a", limit=2), ["job_id", "use"])
+    assert newest.rows == [{"job_id": 3, "use": 0.1}, {"job_id": 4, "use": None}]
+    assert (newest.matching, newest.total, asked) == (4, 4, [(5, 9, "a")])
+    most = select_jobs(history, JobQuery(sort="-use", limit=1, limits=(Limit("use", low=0),)), ["job_id"])
+    assert (most.rows, most.matching) == ([{"job_id": 1}], 2)
+    assert "1 job that may match" in most.note
+    assert select_jobs(history, JobQuery(job_ids=(2,)), ["use"]).rows == [{"use": None}]
 
 
 def test_an_unknown_column_names_the_nearest_and_all() -> None:
