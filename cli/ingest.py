@@ -26,7 +26,9 @@ FOREVER_S = 2**40
 @click.command("ingest")
 @click.option("-S", "--starttime", metavar="TIME", help="Read from here, instead of where the last run stopped.")
 @click.option("-E", "--endtime", metavar="TIME", help="Read up to here. [now]")
-@click.option("--source", "sources", multiple=True, type=click.Choice(SOURCES), help="Only these. [all configured]")
+@click.option(
+    "--source", "sources", multiple=True, type=click.Choice(SOURCES), help="Read only this source. [all configured]"
+)
 @click.option(
     "--jobs", "job_files", multiple=True, type=click.Path(path_type=Path), help="Import a job trace (Parquet, CSV)."
 )
@@ -54,17 +56,17 @@ def command(
 ) -> int:
     """Read jobs (sacct) and GPU counters (Prometheus) into the store, from where the last run stopped.
 
-    Reading the same span again changes nothing. A source that fails is named, the others are read all the same,
-    and the exit code is 5.
+    You can read the same time span again: nothing changes. If a source fails, the others are still read, and the exit
+    code is 5.
     """
     since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
     store = app.open_store(create=True)
     if layout and job_files and telemetry_files:
-        raise click.UsageError("--layout is of one kind of file: import jobs and telemetry one after another")
+        raise click.UsageError("--layout applies to one kind of file: import jobs and telemetry one after the other")
     if job_files or telemetry_files:
         cluster = app.cluster_name or app.config.site.cluster or "imported"
         if sources:
-            raise click.UsageError("--source names servers to read: leave it out when files are imported")
+            raise click.UsageError("--source applies to servers: leave it out when you import files")
         spans = list(_file_spans(app, job_files, telemetry_files, layout, since_s, until_s))
     else:
         cluster = app.cluster(store, is_new=True)
@@ -122,7 +124,7 @@ def _summarize(app: App, store: Store, cluster: str) -> SummaryCounts | None:
     try:
         counts = summarize(app, store, cluster)
     except BusyError as error:
-        click.echo(f"{error}: what is new here is left to the next run", err=True)
+        click.echo(f"{error}: the metrics of the new rows are left to the next run", err=True)
         return None
     return counts if counts.days else None
 

@@ -26,7 +26,7 @@ COLUMNS = (
     "mean_gpu_util_pct", "coverage_frac", "verdict", "hbm_peak_frac", "spatial_imbalance", "temporal_imbalance",
     "main_pipe", "job_class", "energy_j", "idle_gpu_count",
 )  # fmt: skip
-"""What JSON, CSV and -P show unless other columns are asked for."""
+"""The default columns of JSON, CSV, and -P."""
 
 
 @click.command("jobs")
@@ -35,20 +35,25 @@ COLUMNS = (
 @click.option("-u", "--user", metavar="USER", help="Another user's jobs (operators).")
 @click.option("-a", "--allusers", is_flag=True, help="Everybody's jobs (operators).")
 @click.option("-j", "--job", "job_ids", multiple=True, metavar="ID[,ID]", help="Only these jobs.")
-@click.option("-A", "--account", "account", multiple=True, metavar="NAME[,NAME]", help="Only of these accounts.")
-@click.option("--partition", "partition", multiple=True, metavar="NAME[,NAME]", help="Only of these partitions.")
-@click.option("--state", "state", multiple=True, metavar="STATE[,STATE]", help="Only in these states.")
-@click.option("--tier", "tier", multiple=True, metavar="NAME[,NAME]", help="Only those that asked for these tiers.")
-@click.option("--verdict", "verdict", multiple=True, metavar="WORD", help="Only with this verdict, such as ok.")
+@click.option("-A", "--account", "account", multiple=True, metavar="NAME[,NAME]", help="Only jobs of these accounts.")
+@click.option("--partition", "partition", multiple=True, metavar="NAME[,NAME]", help="Only jobs of these partitions.")
+@click.option("--state", "state", multiple=True, metavar="STATE[,STATE]", help="Only jobs in these states.")
+@click.option("--tier", "tier", multiple=True, metavar="NAME[,NAME]", help="Only jobs that asked for these tiers.")
 @click.option(
-    "--class", "job_class", type=click.Choice(["compute", "memory"]), help="Only of this class, by the pipe used most."
+    "--verdict", "verdict", multiple=True, metavar="WORD", help="Only jobs with this data quality, such as ok."
 )
-@click.option("--min", "lows", multiple=True, metavar="COLUMN=NUMBER", help="Only with at least this much.")
-@click.option("--max", "highs", multiple=True, metavar="COLUMN=NUMBER", help="Only with at most this much.")
+@click.option(
+    "--class",
+    "job_class",
+    type=click.Choice(["compute", "memory"]),
+    help="Only jobs of this class, by their most used pipe.",
+)
+@click.option("--min", "lows", multiple=True, metavar="COLUMN=NUMBER", help="Only jobs with at least this value.")
+@click.option("--max", "highs", multiple=True, metavar="COLUMN=NUMBER", help="Only jobs with at most this value.")
 @click.option("--sort", metavar="[-]COLUMN", help="Lowest first; with -, highest first. [end_s]")
 @click.option("-n", "--limit", default=50, show_default=True, help="Newest jobs shown, or first of --sort; 0: all.")
 @click.option("-o", "--columns", "chosen", multiple=True, metavar="COLUMN[,COLUMN]", help="Columns to show.")
-@click.option("--steps", is_flag=True, help="The steps of these jobs instead, each with what it used.")
+@click.option("--steps", is_flag=True, help="Show the steps of these jobs instead, with their use.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, safe to open in a spreadsheet.")
 @click.option("-P", "--parsable", is_flag=True, help="Print text separated by '|', as sacct -P.")
@@ -72,21 +77,22 @@ def command(
     parsable: bool,
     **words: Any,
 ) -> None:
-    """List past GPU jobs, newest last: size, time, HBM peak, mean utilization, imbalance, class, verdict.
+    """List past GPU jobs, newest last: size, time, peak memory, mean utilization, imbalance, class, data quality.
 
-    You see your own jobs; operators see everybody's with -a or -u. A job meets no filter of what is not known of it;
-    how many were left out for that is said. For instance the ten most uneven jobs of at least 8 GPUs:
-    --min gpu_count=8 --sort -spatial_imbalance -n 10. docs/characterize.md explains the columns. Who may not read the
-    store sees their newest jobs, as they were last published for them.
+    You see your own jobs; operators see everybody's with -a or -u. Without access to the store, you see your newest
+    jobs as last published for you.
+
+    A filter leaves out jobs with an unknown value, and the command prints how many. For the ten most uneven jobs of at
+    least 8 GPUs, type --min gpu_count=8 --sort -spatial_imbalance -n 10. docs/characterize.md explains the columns.
     """
     if allusers and not app.is_operator:
-        raise NotAllowedError(f"{app.caller} is no operator, and may see only their own jobs", "leave -a out")
+        raise NotAllowedError(f"{app.caller} is not an operator, and can see only their own jobs", "leave out -a")
     if as_json + as_csv + parsable > 1:
-        raise click.UsageError("--json, --csv and -P are three ways to print: give one")
+        raise click.UsageError("--json, --csv, and -P exclude each other: choose one")
     if steps and chosen:
-        raise click.UsageError("--columns is of jobs; --steps has columns of its own")
+        raise click.UsageError("--columns applies to jobs; --steps has columns of its own")
     if steps and not app.may_read_store:
-        raise NotAllowedError(f"{app.caller} may not read the store, and steps are not published", "ask an operator")
+        raise NotAllowedError(f"{app.caller} cannot read the store, and steps are not published", "ask an operator")
     query = JobQuery(
         since_s=time_option(starttime or "now-30days", app.now_s()),
         until_s=time_option(endtime, app.now_s()),
@@ -130,7 +136,7 @@ def _select(app: App, query: JobQuery, columns: Sequence[str]) -> QueryResult:
 
 
 def _words(app: App, given: dict[str, Any]) -> tuple[Words, ...]:
-    """The filters by text. Slurm's states and the configured tiers are right even where no job has them."""
+    """The filters by text. Slurm's states and the configured tiers are valid even if no job has them."""
     from telemetry.sources.file_jobs import STATES
 
     known = {"state": STATES, "tier": frozenset(tier.name for tier in app.config.tiers)}

@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from slurm_hooks.advice.publish import Published, PublishRun
 
 _NAMED = 10
-"""Users that are named for a person; JSON has all."""
+"""Users named in the summary; JSON names all."""
 
 
 @click.command("publish")
 @click.option("--advice-dir", metavar="DIR", help="Root folder of the files. [hooks.advice_dir]")
-@click.option("--dry-run", is_flag=True, help="Write nothing; say what would change.")
+@click.option("--dry-run", is_flag=True, help="Write nothing; show what would change.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
 @click.pass_obj
 def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> None:
-    """Write an advice file per user, and one for everybody else: job_submit and sbatch read them. For a timer of root.
+    """Write the advice files that job_submit and sbatch read, one per user and one for everybody else (root, a timer).
 
-    Then the reports of each user's newest jobs, which only that user can read: [reports] says how many.
+    Then write the reports of each user's newest jobs, which only that user can read. [reports] sets how many.
 
-    Only files whose content changed are replaced, each whole or not at all; all are renewed once half of
-    hooks.lifetime_hours is over. With priority.mode = "apply" the files say so only where Slurm's weights fit. What was
-    published is kept in the store.
+    Only files with changed content are replaced, each as a whole. Every file is renewed after half of
+    hooks.lifetime_hours. With priority.mode = "apply", site factors are applied only if Slurm's weights fit. The store
+    keeps what was published.
     """
     app.require_operator("advice is published for everybody")
     from slurm_hooks.advice.run import prepare, publish_site
@@ -66,15 +66,15 @@ def _summary(done: Published, is_dry: bool) -> str:
     would = "would be " if is_dry else ""
     lines = [
         f"{format_count(done.written)} files {would}written, {format_count(done.renewed)} renewed, "
-        f"{format_count(done.removed)} removed, {format_count(done.unchanged)} left as they are; mode {done.mode}",
+        f"{format_count(done.removed)} removed, {format_count(done.unchanged)} unchanged; mode {done.mode}",
         f"{format_count(done.families)} families in the rewritten files",
     ]
     if done.cut:
         lines.append(f"{format_count(done.cut)} older families do not fit into 64 KiB")
     for users, what in (
-        (done.no_uid, "users of the record have no uid here"),
-        (done.shared_uid, "names share a uid, and get no file"),
-        (done.not_shown, "users have no copy of their own: it cannot be put into their folder"),
+        (done.no_uid, "users in the history have no account on this host"),
+        (done.shared_uid, "users share a uid and get no file"),
+        (done.not_shown, "users have no file to read: it could not be written to their folder"),
     ):
         lines += _naming(users, what)
     if is_dry and done.changed:
@@ -91,13 +91,15 @@ def _own_summary(own: OwnPublished, is_dry: bool) -> str:
         f"{would}written, {format_count(own.removed)} removed"
     ]
     if own.unwritable:
-        lines.append(f"{format_count(own.unwritable)} reports are too large for a file, or hold a number that is none")
-    lines += _naming(own.not_shown, "users have no reports of their own: they cannot be put into their folder")
+        lines.append(
+            f"{format_count(own.unwritable)} reports are too large for a file, or hold a value that JSON cannot hold"
+        )
+    lines += _naming(own.not_shown, "users have no reports to read: they could not be written to their folder")
     return "\n".join(lines)
 
 
 def _naming(users: Sequence[str], what: str) -> list[str]:
-    """A line that counts users, and names the first; none where there are none."""
+    """A line that counts users and names the first ones; no line without users."""
     if not users:
         return []
     named = ", ".join(printable(user, 40) for user in users[:_NAMED])

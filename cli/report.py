@@ -30,14 +30,14 @@ MOST_TASKS = 100_000
 
 @click.command("report")
 @click.argument("job_ids", nargs=-1, metavar="[JOBID]...")
-@click.option("--since", metavar="TIME", help="List the jobs that ended since then, a line each.")
+@click.option("--since", metavar="TIME", help="List the jobs that ended since then, one per line.")
 @click.option("-u", "--user", metavar="USER", help="With --since: another user's jobs (operators).")
 @click.option("-a", "--allusers", is_flag=True, help="With --since: everybody's jobs (operators).")
 @click.option("-n", "--limit", default=50, show_default=True, help="Newest jobs shown; 0: all.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path), metavar="FILE", help="Write one job as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--due", "is_due", is_flag=True, help="Mail the reports of jobs that have ended (operators; a timer).")
-@click.option("--dry-run", "is_dry", is_flag=True, help="With --due: say what would be mailed.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="With --due: show what would be mailed.")
 @click.option("--mail", "is_mail", is_flag=True, help="Send each report to the job's owner, now.")
 @click.pass_obj
 def command(
@@ -53,10 +53,10 @@ def command(
     is_dry: bool,
     is_mail: bool,
 ) -> int:
-    """Say what a job did with its GPUs, and what to ask for next time.
+    """Show what a job did with its GPUs, and what to ask for next time.
 
     JOBID is 1234, a task 1234_5, tasks 1234_[1-3], or an array's id, which stands for all its tasks. You see your own
-    jobs; operators see everybody's. Who may not read the store sees their newest ones, as they were last published.
+    jobs; operators see everybody's. Without access to the store, you see your newest jobs as last published for you.
     docs/reports.md explains every line.
     """
     if is_due or is_dry:
@@ -69,8 +69,8 @@ def command(
         raise click.UsageError("--mail goes with job ids alone")
     if is_mail and not app.may_read_store:
         raise NotAllowedError(
-            f"{app.caller} may not read almanac's store, where mails are noted",
-            "your report comes by mail after each GPU job, where the site sends it; --html FILE writes it as a page",
+            f"{app.caller} cannot read almanac's store, which records the mails",
+            "use --html FILE for a page; if the site sends mail, a report comes after each GPU job",
         )
     chosen = find_jobs(app, job_ids) if job_ids else _ended_since(app, since or "", user, allusers)
     shown = chosen[-limit:] if limit > 0 else chosen
@@ -173,7 +173,7 @@ def _ended_since(app: App, since: str, user: str | None, allusers: bool) -> list
     import pyarrow.compute as pc
 
     if allusers and not app.is_operator:
-        raise NotAllowedError(f"{app.caller} is no operator, and may see only their own jobs", "leave -a out")
+        raise NotAllowedError(f"{app.caller} is not an operator, and can see only their own jobs", "leave out -a")
     visible = app.visible_user(user)
     rows = app.caller_jobs.runs(None if allusers and not user else visible)
     since_s = time_option(since, app.now_s())
@@ -184,7 +184,7 @@ def _ended_since(app: App, since: str, user: str | None, allusers: bool) -> list
 
 
 def _published(rows: pa.Table) -> pa.Table:
-    """Those that have a report; on stderr it is said how many have none yet."""
+    """Runs that have a report; stderr says how many have none yet."""
     import pyarrow.compute as pc
 
     published = rows.filter(pc.field("has_report"))
@@ -203,7 +203,7 @@ def _write_page(path: Path, contexts: Sequence[JobContext]) -> None:
         raise click.UsageError(f"--html takes one job, and {format_count(len(contexts))} were found: name one")
     try:
         if path.exists() and not path.is_file():
-            raise AlmanacError(f"{path}: is there, and is no file", "name another file")
+            raise AlmanacError(f"{path}: exists and is not a regular file", "name another file")
         write_output(path, render_page(contexts[0]).encode("utf-8"))
     except OSError as error:
         raise AlmanacError(f"{path}: cannot be written: {error.strerror}", "name another file") from error

@@ -28,11 +28,11 @@ def command(
     """Compute the metrics of every job that ran on a day (UTC) with new data, each job as a whole.
 
     `almanac ingest` does the same when it has read its sources; with --no-summary it leaves the days to this command.
-    -S or -E names a span instead, whose jobs are computed whether or not anything has changed.
+    With -S or -E it computes the jobs of that time span instead, changed or not.
     """
     since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
     store = app.open_store()
-    app.require_operator("job metrics are everybody's")
+    app.require_operator("job metrics cover all users")
     with open_engine(app, engine, scheduler) as mapper:
         counts = run(app, store, app.cluster(store), since_s=since_s, until_s=until_s, mapper=mapper)
     if as_json:
@@ -41,7 +41,7 @@ def command(
         for line in counts.lines():
             click.echo(line)
     else:
-        click.echo("metrics: no day has changed since the last summary; -S TIME computes a span all the same")
+        click.echo("metrics: no day has changed since the last summary; use -S TIME to compute a time span anyway")
 
 
 def run(app: App, store: Store, cluster: str, **arguments: Any) -> SummaryCounts:
