@@ -139,7 +139,7 @@ def test_they_have_every_form_and_the_list(published: Outsider, tmp_path: Path) 
     assert "We have no measurements of this job's GPUs" in " ".join(shown.output.split())
     listed = CliRunner().invoke(command, ["--since", "@1"], obj=published, catch_exceptions=False)
     assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == ["10", "20_0", "20_1", "20_3"]
-    assert listed.stderr == "these are the jobs published for you; the list last changed 2026-11-19 14:53 UTC\n"
+    assert listed.stderr == "showing the jobs published for you; the list last changed 2026-11-19 14:53 UTC\n"
     recent = CliRunner().invoke(command, ["--since", "@1795000721"], obj=published, catch_exceptions=False)
     assert [line.split()[0] for line in recent.stdout.splitlines()[1:]] == ["20_1", "20_3"]
 
