@@ -45,8 +45,8 @@ from telemetry.store.store import Store
 HOOK = Path(__file__).parents[1] / "slurm_hooks/spool/almanac-ended.sh"
 JOBS = int(os.environ.get("ALMANAC_BENCH_JOBS", "10000"))
 ELAPSED_S, STEP_S = 600, 10
-ARRAY, STORM, FEW = 1000, 50, 2
-"""Tasks of an array, jobs of who has a storm of them, jobs of everybody else."""
+ARRAY, BURST, FEW = 1000, 50, 2
+"""Tasks of an array, jobs of a user with a burst, and jobs of each other user."""
 HOOK_MS, MOST_MIB, MOST_S = 5.0, 2048, 900
 
 
@@ -60,7 +60,7 @@ class BenchApp(App):
 
 
 def ended_jobs(number: int, first_end_s: int) -> list[dict[str, Any]]:
-    """Half of them tasks of arrays, four tenths in storms, a tenth of users who ran two; all end within a minute."""
+    """Half are tasks of arrays, four tenths come in bursts, and a tenth two by two; all end within a minute."""
     rows = []
     for place in range(number):
         job_id, share = 1_000_000 + place, place / number
@@ -69,7 +69,7 @@ def ended_jobs(number: int, first_end_s: int) -> list[dict[str, Any]]:
             array = 1_000_000 + place // ARRAY * ARRAY
             more = {"user": f"array{place // ARRAY}", "array_job_id": array, "array_task_id": place % ARRAY}
         elif share < 0.9:
-            more = {"user": f"storm{place // STORM}"}
+            more = {"user": f"burst{place // BURST}"}
         rows.append(job(job_id, first_end_s + place * 60 // number, ELAPSED_S, node=f"n{place // 4:05d}", **more))
     return rows
 
@@ -207,8 +207,8 @@ def hook_ms(folder: Path, runs: int = 500) -> list[float]:
 def expected_mails(number: int) -> int:
     rows = ended_jobs(number, 0)
     arrays = {row["array_job_id"] for row in rows if row.get("array_job_id")}
-    storms = {row["user"] for row in rows if row["user"].startswith("storm")}
-    return len(arrays) + len(storms) + sum(row["user"].startswith("few") for row in rows)
+    bursts = {row["user"] for row in rows if row["user"].startswith("burst")}
+    return len(arrays) + len(bursts) + sum(row["user"].startswith("few") for row in rows)
 
 
 def measure() -> list[Figure]:
@@ -225,7 +225,7 @@ def measure() -> list[Figure]:
         Figure("queries of accounting: numbers", asked["numbers"], "1", asked["numbers"] == 1),
         Figure("queries of accounting: names, 5,000 jobs each", asked["names"], str(names), asked["names"] == names),
         Figure(
-            "mails: reports, a digest for each array and storm", large["mails"], str(mails), large["mails"] == mails
+            "mails: reports, a digest for each array and burst", large["mails"], str(mails), large["mails"] == mails
         ),
         Figure("runs, files and mails left over", large["left"], "0", large["left"] == 0),
         Figure("until all mail is out, s", large["wall_s"], f"<= {MOST_S}", large["wall_s"] <= MOST_S),

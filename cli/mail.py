@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from reports.mail.preferences import Preference
 
 WORDS = {
-    "every": "a mail after every GPU job, a storm of jobs in one",
+    "every": "one mail after each GPU job, or one for a burst of jobs",
     "digest": "one mail a week about all of your GPU jobs",
     "off": "no mail",
 }

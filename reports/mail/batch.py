@@ -11,7 +11,7 @@ from almanac.config import Config
 from almanac.errors import ConfigError, StoreError
 from reports.job.context import JobContext, build
 from reports.job.report import Rendered, render_email
-from reports.mail.digest import render_storm
+from reports.mail.digest import render_burst
 from reports.mail.due import RAN_AGAIN, Parcel
 from reports.mail.ended import ReportCandidate
 from reports.mail.message import compose
@@ -116,7 +116,7 @@ class MailBatch:
         """The mail of a parcel. None if all its jobs have run again since."""
         if parcel.is_digest:
             contexts = list(self._of_many(parcel.runs, counts))
-            return render_storm(contexts, self.config) if contexts else None
+            return render_burst(contexts, self.config) if contexts else None
         known = self._contexts(parcel.runs, counts, has_series=True) if found is None else found
         context = known.get(parcel.runs[0])
         return None if context is None else render_email(context, self.config)

@@ -35,7 +35,7 @@ class Part:
     separator: str = ", "
 
 
-def render_storm(contexts: Sequence[JobContext], config: Config) -> Rendered:
+def render_burst(contexts: Sequence[JobContext], config: Config) -> Rendered:
     """One mail about many jobs of one user. The contexts need no series. Raises ValueError if there are none."""
     if not contexts:
         raise ValueError("a digest of no jobs")
@@ -46,10 +46,10 @@ def render_storm(contexts: Sequence[JobContext], config: Config) -> Rendered:
     rest = f"{format_count(more)} more are not listed. `almanac report JOBID` shows any of them." if more else ""
     parts = [
         _suggested(reports),
-        Part("Figures", tuple(_storm_rows(contexts))),
+        Part("Figures", tuple(_burst_rows(contexts))),
         Part("Jobs (failed ones first, then by unused GPU-hours)", tuple(map(_job_row, listed)), (), rest, ": "),
     ]
-    return _rendered(contexts[0].cluster, _storm_subject(contexts), summary, _kicker(contexts), parts)
+    return _rendered(contexts[0].cluster, _burst_subject(contexts), summary, _kicker(contexts), parts)
 
 
 def render_weekly(store: Store, cluster: str, user: str, config: Config, now_s: int) -> Rendered | None:
@@ -91,7 +91,7 @@ def _rendered(cluster: str, subject: str, summary: str, kicker: str, parts: Sequ
     return Rendered(given["subject"], text, render_html("digest.html.j2", **given, is_mail=True), {})
 
 
-def _storm_subject(contexts: Sequence[JobContext]) -> str:
+def _burst_subject(contexts: Sequence[JobContext]) -> str:
     arrays = {context.job["array_job_id"] for context in contexts}
     names = {context.job["name"] for context in contexts}
     name = f" ({printable(names.pop(), 40)})" if len(names) == 1 and None not in names else ""
@@ -114,7 +114,7 @@ def _kicker(contexts: Sequence[JobContext]) -> str:
     return f"Jobs {', '.join(ids[:3])}{f' and {format_count(len(ids) - 3)} more' if len(ids) > 3 else ''}{when}"
 
 
-def _storm_rows(contexts: Sequence[JobContext]) -> Iterator[FigureRow]:
+def _burst_rows(contexts: Sequence[JobContext]) -> Iterator[FigureRow]:
     known = [context.elapsed_s for context in contexts if context.elapsed_s is not None]
     if known:
         span = f"{format_duration(min(known))} to {format_duration(max(known))}"

@@ -114,7 +114,7 @@ def findings(app: App) -> dict[str, Check]:
 
 
 def test_a_user_chooses_and_sees_the_choice(app: Someone) -> None:
-    assert run(app).output == "every: a mail after every GPU job, a storm of jobs in one (this site's default)\n"
+    assert run(app).output == "every: one mail after each GPU job, or one for a burst of jobs (this site's default)\n"
     assert run(app, "off").output == "off: no mail (your choice)\n"
     assert run(app).output == "off: no mail (your choice)\n"
     assert run(app, "default").output.endswith("(this site's default)\n")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from browser import CHROMIUM, look
 
-from reports.mail.digest import render_storm, render_weekly
+from reports.mail.digest import render_burst, render_weekly
 
 NOW_S = 1_795_003_200
 
@@ -27,7 +27,7 @@ def test_a_digest_fits_and_asks_for_nothing(
         pytest.skip("the digests are not looked at: chromium is not installed (make test installs it as root)")
     store, config = reported.store, reported.config
     if kind == "storm":
-        mail = render_storm(list(reported.contexts.values()), config)
+        mail = render_burst(list(reported.contexts.values()), config)
     else:
         found = render_weekly(store, "test", "alice", config, NOW_S + 7 * 86_400)
         assert found is not None

@@ -1,4 +1,4 @@
-"""Digests: one mail of a storm of jobs, and one of a user's week."""
+"""Digests: one mail about a burst of jobs, and one about a user's week."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from almanac import __version__
 from almanac.config import AdviceSection, Config, Tier
 from reports.job.report import Rendered
 from reports.job.rules import rules
-from reports.mail.digest import LISTED, render_storm, render_weekly
+from reports.mail.digest import LISTED, render_burst, render_weekly
 from reports.mail.week import (
     FAILED_STATES,
     idle_gpu_hours,
@@ -52,13 +52,13 @@ def check(check_golden: Callable[[str, str], None], name: str, mail: Rendered | 
 
 def test_an_array_is_one_mail(reported: Any, check_golden: Callable[[str, str], None]) -> None:
     check(
-        check_golden, "storm-array", render_storm(reported.build(1001, 1002, 1003, has_series=False), reported.config)
+        check_golden, "storm-array", render_burst(reported.build(1001, 1002, 1003, has_series=False), reported.config)
     )
 
 
 def test_a_storm_of_every_kind_of_job_is_one_mail(reported: Any, check_golden: Callable[[str, str], None]) -> None:
     contexts = list(reported.contexts.values())
-    mail = render_storm(contexts, reported.config)
+    mail = render_burst(contexts, reported.config)
     check(check_golden, "storm", mail)
     assert not mail.images
     assert "A" * 300 not in mail.html and "<script" not in mail.html and "\u202e" not in mail.text
@@ -69,7 +69,7 @@ def test_of_many_jobs_those_that_failed_and_those_that_wasted_most_are_named(rep
     """One that failed, one with three idle GPUs, and a hundred that did well."""
     well, idle, failed = reported.build(101, 201, 1301, has_series=False)
     many = [dataclasses.replace(well, job={**well.job, "job_id": 5000 + number}) for number in range(100)]
-    mail = render_storm([*many, idle, failed], reported.config)
+    mail = render_burst([*many, idle, failed], reported.config)
     listed = mail.text.split("by unused GPU-hours)\n\n")[1]
     assert re.findall(r"^\d+", listed, re.MULTILINE)[:3] == ["1301", "201", "5000"]
     assert len(re.findall(r"^\d+ {10}", listed, re.MULTILINE)) == LISTED
@@ -80,7 +80,7 @@ def test_of_many_jobs_those_that_failed_and_those_that_wasted_most_are_named(rep
 
 def test_a_digest_of_nothing_is_a_fault(reported: Any) -> None:
     with pytest.raises(ValueError, match="no jobs"):
-        render_storm([], reported.config)
+        render_burst([], reported.config)
 
 
 @pytest.mark.parametrize(
