@@ -131,7 +131,7 @@ def test_a_program_of_the_sites_own_has_to_call_the_hook(site: Path) -> None:
     output = ended(site, "--yes").output
     script = site / "almanac-ended.sh"
     assert f"/opt/epilog does not call it yet, add this line to it: [ ! -x {script} ] || {script}" in output
-    assert "needs, on every host" not in output
+    assert "on every host, then restart slurmctld" not in output
 
 
 def test_the_hook_of_ended_jobs_stays_while_slurm_conf_names_it(site: Path) -> None:
