@@ -92,14 +92,14 @@ class SlurmWorkers(Present):
         try:
             queue = self._queue()
         except CommandError as error:
-            return f"{seen}; squeue: {error}", "see that slurmctld answers"
+            return f"{seen}; squeue: {error}", "check that slurmctld answers"
         shown = "; ".join(queue) or "none in the queue"
         if not any(" RUNNING " in job for job in queue):
-            hint = "squeue --start says when they may run; see dask.partition, account, qos and walltime"
+            hint = "run `squeue --start` to see when they can run; check dask.partition, account, qos, and walltime"
         else:
-            hint = f"their nodes must reach {self._cluster.scheduler_address}: see dask.interface and dask.host"
+            hint = f"their nodes must reach {self._cluster.scheduler_address}: check dask.interface and dask.host"
         if said := _last_words(self._folder):
-            hint = f"read the jobs' output, which is kept in {self._folder}"
+            hint = f"read the jobs' output in {self._folder}"
         return f"{seen}; jobs {self._cluster.job_name}: {shown}{said}", hint
 
     def _queue(self) -> list[str]:

@@ -53,7 +53,7 @@ class Present:
     def explain(self, seen: str) -> tuple[str, str]:
         """Message and hint of the error that ends the wait."""
         where = self._address
-        return f"{seen} at the scheduler {where}", f"start some: dask worker {where}"
+        return f"{seen} at the scheduler {where}", f"start workers with `dask worker {where}`"
 
 
 class Local(Present):

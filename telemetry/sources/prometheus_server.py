@@ -305,7 +305,7 @@ def _plain(error: Exception, timeout_s: float, secrets: tuple[str, ...]) -> str:
     if isinstance(error, requests.Timeout):
         return f"no answer within {timeout_s:g} s"
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return "the connection broke within the answer"
+        return "the connection broke during the answer"
     if isinstance(error, requests.ConnectionError):
         cause = _CAUSES.search(str(error))
         return f"no connection ({cause[0].lower()})" if cause else "no connection"
@@ -314,17 +314,17 @@ def _plain(error: Exception, timeout_s: float, secrets: tuple[str, ...]) -> str:
 
 def _advice(trouble: _TroubleError, address: str) -> str:
     if trouble.status == 401:
-        return "check prometheus.username, password_file or token_file"
+        return "check prometheus.username, password_file, or token_file"
     if trouble.status == 403:
-        return "this user may not query: ask who runs Prometheus"
+        return "ask the administrator of Prometheus to let this user query"
     if trouble.status in (400, 422):
         return 'check prometheus.selector: it must be PromQL label matchers such as job="dcgm"'
     if trouble.said.startswith("TLS"):
         return "check prometheus.ca_file, and the server's certificate and name"
     if trouble.said.startswith("an answer") or trouble.status == 404:
-        return f"check prometheus.url: is {address} Prometheus itself, and not a page in front of it?"
+        return f"check prometheus.url: {address} must be Prometheus itself, not a page in front of it"
     if trouble.said.startswith("no connection") or trouble.status >= 500:
-        return f"check that Prometheus runs and is reached from here: curl {address}/-/ready"
+        return f"check that Prometheus runs and is reachable from here: curl {address}/-/ready"
     if trouble.said.startswith("no answer"):
         return "raise prometheus.timeout_s, or lower prometheus.chunk_minutes"
-    return "run `almanac doctor`; what was stored so far is kept, and the next run goes on from there"
+    return "run `almanac doctor`; the next run continues after what is stored"

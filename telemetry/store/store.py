@@ -55,7 +55,7 @@ Opens = Callable[[int], Iterable[int]]
 def warn_of_strays(strays: Sequence[Stray]) -> None:
     """As Python warnings."""
     for stray in strays:
-        warnings.warn(f"{stray.path} is passed over: {stray.reason}", stacklevel=2)
+        warnings.warn(f"{stray.path} is skipped: {stray.reason}", stacklevel=2)
 
 
 def _opens_nothing(start_s: int) -> Iterable[int]:

@@ -171,7 +171,7 @@ def writable_by_others(root: Path, owner_uid: int) -> list[str]:
         except FileNotFoundError:
             continue
         if not stat.S_ISDIR(found.st_mode):
-            faults.append(f"{path} is no folder")
+            faults.append(f"{path} is not a folder")
         elif found.st_uid not in (0, owner_uid):
             faults.append(f"{path} belongs to uid {found.st_uid}")
         elif found.st_mode & 0o022 and not (found.st_mode & stat.S_ISVTX and path in real.parents):

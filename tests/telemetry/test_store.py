@@ -590,7 +590,7 @@ def test_a_stray_in_the_place_of_a_file_or_a_folder_is_named_by_the_write(tmp_pa
 def test_without_a_listener_strays_are_warnings(store: Store) -> None:
     (store.root / "jobs").mkdir()
     (store.root / "jobs" / "README").write_text("mine")
-    with pytest.warns(UserWarning, match="README is passed over: its name is not cluster=NAME"):
+    with pytest.warns(UserWarning, match="README is skipped: its name is not cluster=NAME"):
         assert store.clusters() == []
 
 

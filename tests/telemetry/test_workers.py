@@ -29,7 +29,7 @@ def test_the_wait_for_workers_ends_and_starts_anew_when_one_was_there() -> None:
     assert [present.tend() for _ in range(3)] == [0, 1, 0]
     with pytest.raises(AlmanacError, match=r"no Dask worker came within 10 s .* at the scheduler tcp://h:1") as caught:
         present.tend()
-    assert caught.value.hint == "start some: dask worker tcp://h:1"
+    assert caught.value.hint == "start workers with `dask worker tcp://h:1`"
 
 
 @pytest.fixture(scope="module")

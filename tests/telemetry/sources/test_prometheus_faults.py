@@ -131,7 +131,7 @@ def test_retry_after_is_waited_for_but_not_for_ever(serve: Serve) -> None:
     [
         (400, refusal("parse error: unexpected character", "bad_data"), "selector"),
         (401, "Unauthorized", "password_file"),
-        (403, "Forbidden", "ask who runs"),
+        (403, "Forbidden", "ask the administrator of Prometheus"),
         (404, "no such page", "prometheus.url"),
     ],
 )
