@@ -1,4 +1,4 @@
-"""Everything that a report says of a job, as data, from the store."""
+"""The data behind a job's report, from the store."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from telemetry.store.store import Store
 
 NOT_SUMMARISED = "not summarised"
 Row = Mapping[str, Any]
-"""A row of the store by its columns; None where missing, NaN included."""
+"""A row of the store by column. Missing values and NaN are None."""
 
 
 @dataclass(frozen=True)
 class JobContext:
-    """One job. job: its last run in the table jobs; metrics: its row of job_metrics, {} where it has none.
+    """One job. job: its last run in the table jobs. metrics: its row of job_metrics; {} if it has none.
 
-    gpus: rows of gpu_metrics, by host, gpu and mig. series: None without samples. ranks: by column of job_metrics.
-    advice: what `almanac advise` would say of the same submission now; None where the job never started, or where other
-    jobs were not looked at.
-    earlier_runs: rows of jobs of the same id, oldest first: a requeued job has run before.
+    gpus: its rows of gpu_metrics, sorted by host, gpu, and mig. series: None without samples. ranks: by column of
+    job_metrics. advice: what `almanac advise` would say now about the same submission; None if the job never started,
+    or if other jobs were not read. earlier_runs: earlier rows of the same job id, oldest first, from requeues.
     """
 
     cluster: str
@@ -55,7 +54,7 @@ class JobContext:
 
     @property
     def shown_id(self) -> str:
-        """As Slurm shows it: an array's task is 1234_5."""
+        """The id as Slurm shows it; an array task is 1234_5."""
         array, task = self.job["array_job_id"], self.job["array_task_id"]
         return str(self.job_id) if array is None or task is None else f"{array}_{task}"
 
@@ -70,7 +69,7 @@ class JobContext:
 
     @property
     def gpu_count(self) -> int:
-        """GPUs allocated; of a job that never started, asked for."""
+        """Allocated GPUs; requested GPUs if the job never started."""
         return self.job["gpu_count"] or self.job["gpu_count_req"] or 0
 
     @property
@@ -85,7 +84,7 @@ class JobContext:
 
     @property
     def is_mig(self) -> bool:
-        """Whether it had parts of GPUs: then the peaks and the memory of a whole one are not its own."""
+        """Whether the job had parts of GPUs. The peaks and the memory of a whole GPU do not apply to it then."""
         return any(row["mig"] for row in self.gpus)
 
     @property
@@ -104,11 +103,10 @@ def build(
     is_bare: bool = False,
     user: str | None = None,
 ) -> list[JobContext]:
-    """The contexts of these jobs, in their order; ids that the store does not know are left out.
+    """The contexts of these jobs, in their order, without ids that the store does not have.
 
-    Every table of the store is read once for all of them. has_series: samples are read, for pictures. is_bare: no other
-    jobs are looked at, so that there are no ranks and no advice. user: only jobs of this one, for Slurm's numbers come
-    again. Raises StoreError.
+    Reads every table once for all jobs. has_series: also read samples, for charts. is_bare: do not read other jobs, so
+    there are no ranks and no advice. user: only this user's jobs, because Slurm can reuse job ids. Raises StoreError.
     """
     runs = _runs(store, cluster, job_ids, user)
     chosen = [runs[job_id] for job_id in dict.fromkeys(job_ids) if job_id in runs]
@@ -118,7 +116,7 @@ def build(
 def build_runs(
     store: Store, cluster: str, wanted: Sequence[tuple[int, int]], config: Config, now_s: int
 ) -> list[JobContext]:
-    """The same of runs (job_id, submit_s), whether or not they are a job's last."""
+    """The contexts of runs (job_id, submit_s), which need not be the last runs of their jobs. Raises StoreError."""
     runs = _runs(store, cluster, [job_id for job_id, _ in wanted])
     chosen = [[row for row in runs.get(job_id, ()) if row["submit_s"] <= submit_s] for job_id, submit_s in wanted]
     known = [rows for rows, key in zip(chosen, wanted, strict=True) if rows and _key(rows[-1]) == key]
@@ -134,7 +132,7 @@ def _build(
     has_series: bool,
     is_bare: bool,
 ) -> list[JobContext]:
-    """runs: of each job, oldest first; the context is the last one's."""
+    """The context of each job's last run. runs: all runs of each job, oldest first."""
     jobs = [each[-1] for each in runs]
     if not jobs:
         return []
@@ -179,7 +177,7 @@ def _runs(store: Store, cluster: str, job_ids: Sequence[int], user: str | None =
 
 
 def _by_run(store: Store, table: str, cluster: str, jobs: Sequence[Row]) -> list[list[Row]]:
-    """The rows of a table that are of these runs, those of one together, in the order of the store."""
+    """The rows of a table for these runs, grouped by run, in the order of the store."""
     submitted = [job["submit_s"] for job in jobs]
     ids = pa.array(sorted({job["job_id"] for job in jobs}), pa.int64())
     rows = store.read(table, cluster, None, min(submitted), max(submitted) + 1, {"job_id": ids})
@@ -190,7 +188,7 @@ def _by_run(store: Store, table: str, cluster: str, jobs: Sequence[Row]) -> list
 
 
 def plain_rows(rows: pa.Table) -> list[Row]:
-    """A number that is none (NaN) is None."""
+    """The rows as dictionaries, with None for NaN and infinity."""
     return [
         {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
         for row in rows.to_pylist()
@@ -213,7 +211,7 @@ def _wanted(job: Row, metrics: Row, gpus: Sequence[Row]) -> SeriesRequest:
 def _advise(
     store: Store, cluster: str, jobs: Sequence[Row], config: Config, now_s: int
 ) -> dict[tuple[int, int], Advice]:
-    """By run, what `almanac advise` would say now of a submission that asks for the same."""
+    """What `almanac advise` would say now about the same submission, by run (job_id, submit_s)."""
     history = _history(store, cluster, sorted({job["user"] or "" for job in jobs}))
     keys = list(zip(history["job_id"].tolist(), history["submit_s"].tolist(), strict=True))
     wanted = {_key(job) for job in jobs}
@@ -225,7 +223,7 @@ def _advise(
 
 
 def _history(store: Store, cluster: str, users: Sequence[str]) -> pd.DataFrame:
-    """All that these users have ever run."""
+    """All jobs of these users."""
     if len(users) == 1:
         return load_history(store, cluster, user=users[0], running=True)
     histories = UserHistories(store, cluster)

@@ -25,7 +25,7 @@ from reports.job.series import Floats, GpuSeries
 if TYPE_CHECKING:
     from reports.job.context import JobContext
 
-# A white ground of its own keeps a picture readable in a dark mail.
+# A white background keeps a chart readable in a dark mail.
 SETTINGS: dict[Any, Any] = {
     "text.parse_math": False, "font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False,
     "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titley": 1.0,
@@ -38,16 +38,16 @@ BUSY = LinearSegmentedColormap.from_list("busy", ["#f6e7c8", "#a9cfa5", "#3f8fa8
 MISSING = "#d7d7d7"
 LINES = ("#1f5fa8", "#c2571a", "#3b7a57", "#8a3f8f", "#8c6d1f", "#2a8f9e", "#a3304a", "#5b5fc7")
 NAMED_GPUS, LINED_GPUS, STRIPS_IN = 16, 8, 4.6
-"""GPUs with a name and a line of their own; height of all strips together, inches."""
+"""Most GPUs that get a name, most GPUs that get a line, and the height of all strips in inches."""
 
 
 def render_plots(context: JobContext) -> dict[str, bytes]:
-    """PNGs by name (timeline, roofline, memory) of what there is to show; the same for the same job."""
+    """The charts that have data, as PNGs by name (timeline, roofline, memory). The same job gives the same bytes."""
     series = context.series
     if series is None:
         return {}
     found: dict[str, Figure] = {}
-    # A matplotlibrc of the caller, or of the folder this runs in, has no say.
+    # Ignore the matplotlibrc of the caller and of the current folder.
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)
@@ -64,7 +64,7 @@ def render_plots(context: JobContext) -> dict[str, bytes]:
 
 
 def png(figure: Figure) -> bytes:
-    """With a palette: a third of the size, and nobody sees it."""
+    """The figure as PNG with a palette, which cuts its size to a third without visible loss."""
     canvas = FigureCanvasAgg(figure)
     figure.set_dpi(DPI)
     canvas.draw()  # type: ignore[no-untyped-call]
@@ -76,19 +76,19 @@ def png(figure: Figure) -> bytes:
 
 
 def drawable(name: str, limit: int = 24) -> str:
-    """No font has every letter, and matplotlib warns of those that it lacks."""
+    """A name in ASCII: matplotlib warns about letters that its font lacks."""
     return printable(name, limit).encode("ascii", "replace").decode()
 
 
 def _axes(figure: Figure, left_in: float, bottom_in: float, right_in: float = 0.28, top_in: float = 0.3) -> Axes:
-    """One panel at fixed margins: the automatic layout draws everything twice."""
+    """Add one panel with fixed margins. The automatic layout would draw everything twice."""
     width, height = figure.get_size_inches()
     box = (left_in / width, bottom_in / height, 1 - (left_in + right_in) / width, 1 - (bottom_in + top_in) / height)
     return figure.add_axes(box)
 
 
-def _timeline(series: GpuSeries) -> Figure:
-    """A strip for each GPU; gray and hatched where nothing was measured."""
+def _timeline(series: Series) -> Figure:
+    """One strip for each GPU, gray and hatched if nothing was measured."""
     gpus = len(series.units)
     strips_in = min(0.24 * gpus, STRIPS_IN)
     left_in = 0.3 + 0.062 * max(len(name) for name in _labels(series.units).values())
@@ -128,7 +128,7 @@ def _busy_legend(figure: Figure, picture: Any) -> None:
 
 
 def _labels(units: Sequence[str]) -> dict[int, str]:
-    """Row and name of the GPUs that are named: all of a few, else the first of each host, at most NAMED_GPUS."""
+    """Row and name of labeled GPUs: all if they are few, else the first of each host, at most NAMED_GPUS."""
     if len(units) <= NAMED_GPUS:
         return {row: drawable(unit) for row, unit in enumerate(units)}
     first: dict[str, int] = {}
@@ -139,7 +139,7 @@ def _labels(units: Sequence[str]) -> dict[int, str]:
 
 
 def _means(values: Floats) -> Floats:
-    """Mean of each row over what is known of it, NaN where nothing is."""
+    """Mean of each row's known values; NaN if there are none."""
     known = np.isfinite(values)
     number = known.sum(axis=1)
     total = np.where(known, values, 0).sum(axis=1)
@@ -148,7 +148,7 @@ def _means(values: Floats) -> Floats:
 
 
 def time_axis(axes: Axes, end_s: float) -> None:
-    """Time since the job's start, in the unit that suits."""
+    """Label the axis with the time since the job's start, in seconds, minutes, hours, or days."""
     unit_s, unit = next(((s, u) for s, u in ((86_400, "d"), (3600, "h"), (60, "min")) if end_s >= 3 * s), (1, "s"))
     ticks = MaxNLocator(6, steps=[1, 2, 3, 5, 6, 10]).tick_values(0, end_s / unit_s)
     axes.set_xlim(0, end_s)
@@ -157,8 +157,8 @@ def time_axis(axes: Axes, end_s: float) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value / unit_s:g} {unit}"))
 
 
-def _draw_memory(axes: Axes, context: JobContext, series: GpuSeries) -> None:
-    """The highest use of every bin; of many GPUs the lowest and highest of them, and the middle one."""
+def _draw_memory(axes: Axes, context: JobContext, series: Series) -> None:
+    """Draw each bin's highest use, by GPU; for many GPUs, draw the range from the lowest to the highest."""
     used = series.values["hbm_used_mib"] / np.float32(1024)
     time_s = (np.arange(series.bins) + 0.5) * series.bin_s
     if len(used) <= LINED_GPUS:
@@ -183,7 +183,7 @@ def _whose(units: Sequence[str]) -> str:
 
 
 def _tier_levels(context: JobContext) -> dict[float, str]:
-    """GiB and name of the tiers, and of the GPU that it ran on where no tier is as large; none for MIG instances."""
+    """Name by GiB of the tiers, and of the job's GPU if no tier has its size; empty for MIG instances."""
     if context.is_mig:
         return {}
     levels = {tier.capacity_mib / 1024: drawable(tier.name) for tier in context.tiers}
@@ -200,7 +200,7 @@ def _draw_tiers(axes: Axes, levels: Mapping[float, str], peak: float) -> None:
     last = -np.inf
     for level, name in sorted(levels.items()):
         axes.axhline(level, color="#8b1e1e", linestyle=(0, (5, 3)), linewidth=1)
-        # Two tiers of nearly one size would write over each other.
+        # The names of two tiers of similar size would overlap.
         if level - last > 0.08 * top:
             axes.annotate(f"{name}: {level:.0f} GiB", (1, level), (-3, 3), xycoords=("axes fraction", "data"),
                           textcoords="offset points", ha="right", fontsize=8, color="#8b1e1e")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where a job stands among the jobs of its site."""
+"""How a job compares with other jobs of its site."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIN_JOBS = 20
 
 @dataclass(frozen=True)
 class Rank:
-    """below: share of the site's jobs, of those with such a figure, that have less; jobs: how many there are."""
+    """A job's rank. below: the share of the site's jobs with a lower figure. jobs: how many jobs have the figure."""
 
     below: float
     jobs: int
@@ -28,14 +28,14 @@ class Rank:
 
 @dataclass(frozen=True)
 class SiteFigures:
-    """The figures of a site's jobs with the verdict ok, in the order of their submission. Names no user."""
+    """The figures of a site's jobs with data quality ok, in the order of submission, without users."""
 
     submit_s: npt.NDArray[np.int64]
     figures: Mapping[str, npt.NDArray[np.float64]]
 
     @classmethod
     def load(cls, store: Store, cluster: str, since_s: int, until_s: int) -> SiteFigures:
-        """Of the jobs submitted in [since_s - SITE_DAYS, until_s)."""
+        """The figures of jobs submitted in [since_s - SITE_DAYS, until_s). Raises StoreError."""
         columns = ["submit_s", "verdict", *RANKED]
         rows = load_history_table(store, cluster, columns, since_s - SITE_DAYS * 86_400, until_s).sort_by("submit_s")
         is_ok = rows["verdict"].to_numpy() == OK
@@ -45,9 +45,9 @@ class SiteFigures:
         )
 
     def ranks(self, metrics: Mapping[str, Any], submit_s: int, end_s: int) -> dict[str, Rank]:
-        """Among the jobs submitted in the SITE_DAYS before a job's submission and until its end.
+        """A job's ranks by figure, among jobs submitted between SITE_DAYS before its submission and its end.
 
-        A figure that the job lacks, or that fewer than MIN_JOBS have, has no rank.
+        A figure has no rank if the job lacks it, or if fewer than MIN_JOBS have it.
         """
         if metrics.get("verdict") != OK:
             return {}
@@ -57,11 +57,11 @@ class SiteFigures:
             own, others = metrics.get(name), values[low:high]
             known = int(np.isfinite(others).sum())
             if own is not None and known >= MIN_JOBS:
-                # A figure is computed and stored as it is compared: less means less by more than rounding.
+                # Less means less by more than rounding.
                 found[name] = Rank(float((others < own - 1e-9 * abs(own)).sum()) / known, known)
         return found
 
 
 def span_of(runs: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """First and last of (submit_s, end_s) of several runs."""
+    """The first submit_s and the last end_s of several runs (submit_s, end_s)."""
     return min(first for first, _ in runs), max(last for _, last in runs)

@@ -1,4 +1,4 @@
-"""The roofline of a job: what its GPUs achieved against what the memory and each pipe allow."""
+"""The roofline of a job: what its GPUs achieved, compared with the limits of the memory and of each pipe."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ COLORS = {"fp64": "#1f5fa8", "fp32": "#3b7a57", "fp16": "#8a3f8f", "tensor": "#c
 NAMES = {"fp64": "FP64", "fp32": "FP32", "fp16": "FP16", "tensor": "tensor cores"}
 
 
-def placed_pipes(model: GpuModel | None, metrics: Mapping[str, Any], series: GpuSeries) -> list[str]:
-    """The pipes that are drawn, most active first: at most MAX_PIPES that have a peak and points."""
+def placed_pipes(model: GpuModel | None, metrics: Mapping[str, Any], series: Series) -> list[str]:
+    """The pipes to draw, most active first: at most MAX_PIPES with a known peak and with points."""
     if model is None:
         return []
     used = [pipe for pipe in metrics.get("pipes_used") or () if getattr(model, f"{pipe}_flops", None)]
@@ -30,16 +30,16 @@ def placed_pipes(model: GpuModel | None, metrics: Mapping[str, Any], series: Gpu
     return [pipe for pipe in used if len(points(model, pipe, series)[0])][:MAX_PIPES]
 
 
-def points(model: GpuModel, pipe: str, series: GpuSeries) -> tuple[Floats, Floats]:
-    """Intensity (flop/byte) and flop/s of one GPU, for each bin in which both are known and above zero."""
+def points(model: GpuModel, pipe: str, series: Series) -> tuple[Floats, Floats]:
+    """Intensity (flop/byte) and flop/s of one GPU, for each bin where both are known and above zero."""
     active, memory = series.values[f"{pipe}_active_frac"], series.values["dram_active_frac"]
     is_placed = (active > 0) & (memory > 0) & (active <= 1) & (memory <= 1)
     flops = active[is_placed].astype(np.float64) * getattr(model, f"{pipe}_flops")
     return (flops / (memory[is_placed] * model.hbm_bytes_per_s)).astype(np.float32), flops.astype(np.float32)
 
 
-def draw_roofline(axes: Axes, model: GpuModel, pipes: Sequence[str], series: GpuSeries) -> None:
-    """Both axes logarithmic; the ridge of each pipe is where its roof meets the memory's."""
+def draw_roofline(axes: Axes, model: GpuModel, pipes: Sequence[str], series: Series) -> None:
+    """Draw the roofline on logarithmic axes. The ridge of a pipe is where its roof meets the memory's."""
     drawn = {pipe: points(model, pipe, series) for pipe in pipes}
     peaks = {pipe: float(getattr(model, f"{pipe}_flops")) for pipe in pipes}
     bandwidth = model.hbm_bytes_per_s
@@ -47,7 +47,7 @@ def draw_roofline(axes: Axes, model: GpuModel, pipes: Sequence[str], series: Gpu
     all_y = np.concatenate([y for _, y in drawn.values()])
     low_x = min(float(np.quantile(all_x, 0.005)), min(peaks.values()) / bandwidth) / 8
     high_x = max(float(np.quantile(all_x, 0.995)), max(peaks.values()) / bandwidth) * 5
-    low_x = min(low_x, high_x / MIN_SPAN)  # two powers of ten at least, so that the axis can be read
+    low_x = min(low_x, high_x / MIN_SPAN)  # at least two powers of ten, so that the axis has labels
     low_y = min(float(np.quantile(all_y, 0.005)), min(peaks.values()) / 100) / 2
     for pipe, (x, y) in drawn.items():
         step = -(-len(x) * len(drawn) // MAX_POINTS)

@@ -1,4 +1,4 @@
-"""What each GPU of a job did over time, on a grid of bounded size."""
+"""The counters of a job's GPUs over time, on a grid of limited size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 MAX_BINS = 600
 MIN_BINS = 60
 MAX_CELLS = 200_000
-"""GPUs times bins of one counter: a job of more than 333 GPUs gets fewer bins."""
+"""Most GPUs times bins of one counter. Jobs with more than 333 GPUs get fewer bins."""
 DEFAULT_INTERVAL_S = 10.0
 
 _MEANS = (
@@ -28,9 +28,9 @@ _MEANS = (
     "fp16_active_frac", "tensor_active_frac",
 )  # fmt: skip
 COUNTERS = (*_MEANS, "hbm_used_mib")
-_CLAIMS = schema_of(
+_ALLOCATIONS = schema_of(
     {
-        "claim": pa.int32(),
+        "allocation": pa.int32(),
         "host": pa.string(),
         "gpu": pa.int16(),
         "mig": pa.string(),
@@ -45,9 +45,10 @@ _CLAIMS = schema_of(
 
 @dataclass(frozen=True)
 class GpuSeries:
-    """units: host:gpu or host:gpu:mig, one a row. values: by counter (n_gpus, n_bins), NaN where nothing is known.
+    """A job's counters over time. units: host:gpu or host:gpu:mig, one for each row.
 
-    A bin is the mean of its samples, of hbm_used_mib the highest. bin_s: seconds of a bin.
+    values: by counter, (n_gpus, n_bins); NaN if unknown. A bin has the mean of its samples, or the highest sample of
+    hbm_used_mib. bin_s: seconds of a bin.
     """
 
     units: tuple[str, ...]
@@ -63,7 +64,7 @@ class GpuSeries:
 
     @property
     def util_pct(self) -> Floats:
-        """GPU_UTIL; of a job without it (MIG) the activity of the graphics engine."""
+        """GPU_UTIL in percent; for jobs without it (MIG), the activity of the graphics engine."""
         if self.has("gpu_util_pct"):
             return self.values["gpu_util_pct"]
         return self.values["gr_engine_active_frac"] * np.float32(100)
@@ -71,10 +72,10 @@ class GpuSeries:
 
 @dataclass(frozen=True)
 class SeriesRequest:
-    """A run of a job, [start_s, end_s), and its GPUs (host, gpu, mig), as gpu_metrics has them.
+    """A run to load, [start_s, end_s), with its GPUs (host, gpu, mig) from gpu_metrics.
 
-    interval_s: between samples; None where not known. label: the job id that the samples' label has to name, where it
-    is by the label that the GPUs are known.
+    interval_s: seconds between samples; None if unknown. label: the job id that samples must have in their label, if
+    the label says which GPUs the job had.
     """
 
     start_s: int
@@ -84,7 +85,7 @@ class SeriesRequest:
     label: int | None = None
 
     def bins(self) -> int:
-        """Of at least two samples each, so that a late sample leaves no gap."""
+        """The number of bins. Each has at least two samples, so that a late sample leaves no gap."""
         most = max(MIN_BINS, min(MAX_BINS, MAX_CELLS // max(len(self.units), 1)))
         narrowest_s = 2 * (self.interval_s or DEFAULT_INTERVAL_S)
         return max(1, min(most, int((self.end_s - self.start_s) / narrowest_s)))
@@ -94,23 +95,23 @@ class SeriesRequest:
 
 
 def load_series(store: Store, cluster: str, wanted: Sequence[SeriesRequest]) -> list[GpuSeries | None]:
-    """One for each run, in order; None where no GPU is known, or none of its samples. Every file is read once.
+    """The series of each run, in order; None if no GPU or no sample is known. Reads every file once.
 
     Raises StoreError.
     """
     if not any(run.units for run in wanted):
         return [None] * len(wanted)
     paths = _files(store, cluster, wanted)
-    claims = _claims(wanted)
+    allocations = _allocations(wanted)
     if not paths:
         return [None] * len(wanted)
     with store.connect() as db:
-        rows = _read(db, paths, claims)
+        rows = _read(db, paths, allocations)
     return _split(rows, wanted)
 
 
 def _files(store: Store, cluster: str, wanted: Sequence[SeriesRequest]) -> list[str]:
-    """The hours in which any of the runs ran."""
+    """The telemetry files of the hours in which any of the runs ran."""
     hours = {hour for run in wanted if run.units for hour in range(run.start_s // 3600, (run.end_s - 1) // 3600 + 1)}
     if not hours:
         return []
@@ -118,46 +119,46 @@ def _files(store: Store, cluster: str, wanted: Sequence[SeriesRequest]) -> list[
     return [str(path) for path in files if partition_start(path) // 3600 in hours]
 
 
-def _claims(wanted: Sequence[SeriesRequest]) -> pa.Table:
+def _allocations(wanted: Sequence[SeriesRequest]) -> pa.Table:
     rows: list[tuple[Any, ...]] = []
     for run in wanted:
         fixed = (run.start_s * 1000, run.end_s * 1000, run.bin_ms(), run.bins(), run.label)
         rows += [(len(rows) + place, *unit, *fixed) for place, unit in enumerate(run.units)]
-    return table_of(_CLAIMS, rows)
+    return table_of(_ALLOCATIONS, rows)
 
 
-def _read(db: duckdb.DuckDBPyConnection, paths: list[str], claims: pa.Table) -> pa.Table:
-    """A row for each claim and bin that has samples, by claim and bin. A file's rows of other hosts are passed over."""
+def _read(db: duckdb.DuckDBPyConnection, paths: list[str], allocations: pa.Table) -> pa.Table:
+    """A row for each allocation and bin with samples, sorted by both."""
     known = {row[0] for row in db.execute("SELECT name FROM parquet_schema($paths)", {"paths": paths}).fetchall()}
     used = [name for name in _MEANS if name in known]
     means = "".join(f", avg(t.{name}) FILTER (NOT isnan(t.{name}))::FLOAT AS {name}" for name in used)
-    db.register("claims", claims)
+    db.register("allocations", allocations)
     sql = f"""
-    SELECT c.claim, least((t.time_ms - c.start_ms) // c.bin_ms, c.bins - 1) AS bin,
+    SELECT c.allocation, least((t.time_ms - c.start_ms) // c.bin_ms, c.bins - 1) AS bin,
            max(t.hbm_used_mib) FILTER (NOT isnan(t.hbm_used_mib))::FLOAT AS hbm_used_mib{means}
     FROM read_parquet($paths, union_by_name=true, hive_partitioning=false) t
-    JOIN claims c ON t.host = c.host AND t.gpu = c.gpu AND t.mig = c.mig
+    JOIN allocations c ON t.host = c.host AND t.gpu = c.gpu AND t.mig = c.mig
     WHERE t.host BETWEEN $first AND $last AND t.time_ms >= c.start_ms AND t.time_ms < c.end_ms
       AND (c.label IS NULL OR t.job_label IS NULL OR t.job_label = c.label)
-    GROUP BY c.claim, bin ORDER BY c.claim, bin
+    GROUP BY c.allocation, bin ORDER BY c.allocation, bin
     """
-    hosts = sorted(str(host) for host in claims["host"].to_pylist())
+    hosts = sorted(str(host) for host in allocations["host"].to_pylist())
     rows: pa.Table = db.sql(sql, params={"paths": paths, "first": hosts[0], "last": hosts[-1]}).to_arrow_table()
     return rows
 
 
 def _split(rows: pa.Table, wanted: Sequence[SeriesRequest]) -> list[GpuSeries | None]:
-    claim, place = rows["claim"].to_numpy(), rows["bin"].to_numpy()
+    allocation, place = rows["allocation"].to_numpy(), rows["bin"].to_numpy()
     known = [name for name in COUNTERS if name in rows.column_names]
     values = {name: rows[name].to_numpy().astype(np.float32) for name in known}
     found: list[GpuSeries | None] = []
     first = 0
     for run in wanted:
-        low, high = np.searchsorted(claim, [first, first + len(run.units)])
+        low, high = np.searchsorted(allocation, [first, first + len(run.units)])
         shape = (len(run.units), run.bins())
         grids = {name: np.full(shape, np.nan, np.float32) for name in COUNTERS} if high > low else {}
         for name in known if grids else ():
-            grids[name][claim[low:high] - first, place[low:high]] = values[name][low:high]
+            grids[name][allocation[low:high] - first, place[low:high]] = values[name][low:high]
         units = tuple(unit_name(*unit) for unit in run.units)
         found.append(GpuSeries(units, run.bin_ms() / 1000, grids) if grids else None)
         first += len(run.units)
@@ -165,5 +166,5 @@ def _split(rows: pa.Table, wanted: Sequence[SeriesRequest]) -> list[GpuSeries | 
 
 
 def unit_name(host: str, gpu: int, mig: str) -> str:
-    """host:gpu, or host:gpu:mig, as in idle_gpus."""
+    """host:gpu, or host:gpu:mig, as in the column idle_gpus."""
     return f"{host}:{gpu}" + (f":{mig}" if mig else "")

@@ -1,4 +1,4 @@
-"""Which runs each user gets a report of: their newest ended GPU jobs."""
+"""Chooses the runs to publish for each user: their newest ended GPU jobs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ ORDER BY e."user", e.end_s, e.job_id, e.submit_s
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A run. gpu_count: allocated; gpus: that or what was asked for, whichever is more.
+    """A run to publish. gpu_count: allocated GPUs; gpus: allocated or requested GPUs, whichever is more.
 
-    digest: of all that is stored of the run. is_ready: its metrics are computed, or there are none to wait for.
+    digest: changes with any stored value of the run. is_ready: its metrics are computed, or it will never have any.
     """
 
     user: str
@@ -48,9 +48,9 @@ class Chosen:
 
 
 def newest_runs(store: Store, cluster: str, since_s: int, most: int) -> dict[str, list[Chosen]]:
-    """By user at most so many runs that ended at since_s or later, oldest end first.
+    """At most `most` runs of each user that ended at since_s or later, by user, oldest end first.
 
-    Runs that were requeued, and parts of a job that was resized, are no whole job. Raises StoreError.
+    Leaves out requeued runs and parts of resized jobs, which are not whole jobs. Raises StoreError.
     """
     with store.connect() as db:
         for table in ("jobs", "job_metrics"):

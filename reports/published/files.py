@@ -1,4 +1,4 @@
-"""A user's own reports, as `almanac publish` left them: for who may not read the store."""
+"""Reads the reports that `almanac publish` wrote for a user without access to the store."""
 
 from __future__ import annotations
 
@@ -35,77 +35,49 @@ _RUNS = schema_of(
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """What was published for one user. folder: theirs."""
+    """The files published for one user. folder: the user's folder."""
 
     folder: Path
     uid: int
     index: OwnIndex
 
-    @property
-    def published_s(self) -> int | None:
-        """When the list of jobs last changed (s since 1970)."""
-        return self.index.written_s
-
-    def runs_named(self, job_ids: Sequence[int]) -> pa.Table:
-        """Every run: the caller picks those named."""
-        return self.runs()
-
-    def runs(self, user: str | None = None) -> pa.Table:
-        """A row for each run: ids, times, user and GPUs as in the table jobs, and has_report.
-
-        The files are of one user only.
-        """
+    def runs(self) -> pa.Table:
+        """A row for each run: ids, times, user, and GPUs as in the table jobs, and has_report."""
         rows = [{**vars(run), "user": self.index.user, "has_report": bool(run.report)} for run in self.index.runs]
         return pa.Table.from_pylist(rows, _RUNS)
 
-    def history(
-        self, columns: Sequence[str], since_s: int | None = None, until_s: int | None = None, user: str | None = None
-    ) -> pa.Table:
-        """Rows as of telemetry.history.load_history_table, oldest end first. The files are of one user only.
-
-        Raises FileFormatError.
-        """
-        rows = self._history(list(dict.fromkeys(["submit_s", *columns])))
-        if since_s is not None:
-            rows = rows.filter(pc.field("submit_s") >= since_s)
-        if until_s is not None:
-            rows = rows.filter(pc.field("submit_s") < until_s)
-        return rows.select(list(columns))
-
-    def _history(self, columns: Sequence[str]) -> pa.Table:
+    def history(self, columns: Sequence[str]) -> pa.Table:
+        """Rows as from telemetry.history.load_history_table, oldest end first. Raises FileFormatError."""
         known = [{name: row.get(name) for name in columns} for row in self.index.history]
         try:
             return pa.Table.from_pylist(known, pa.schema([HISTORY.field(name) for name in columns]))
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise FileFormatError(f"{self.folder / INDEX}: damaged: {error}", "tell an operator of almanac") from error
+            raise FileFormatError(f"{self.folder / INDEX}: damaged: {error}", "tell your almanac operator") from error
 
-    def contexts(self, job_ids: Sequence[int], *, has_series: bool = True) -> list[JobContext]:
-        """The newest run of each of these jobs, in their order. Raises StoreError where one has no report yet.
-
-        A published report holds its series: has_series does not count.
-        """
+    def contexts(self, job_ids: Sequence[int]) -> list[JobContext]:
+        """The newest run of each of these jobs, in their order. Raises StoreError if one has no report yet."""
         newest = {run.job_id: run for run in sorted(self.index.runs, key=lambda run: run.submit_s)}
         return [self._context(newest[job_id]) for job_id in dict.fromkeys(job_ids) if job_id in newest]
 
     def _context(self, run: OwnRun) -> JobContext:
         if run.report is None or not REPORT_NAME.fullmatch(run.report):
-            raise StoreError(f"job {run.job_id}: its report is not published yet", "try again in half an hour")
+            raise StoreError(f"job {run.job_id}: the report is not published yet", "try again in half an hour")
         try:
             return _read(self.folder / REPORTS / run.report, self.uid, unpack_report)
         except FileNotFoundError as error:
-            raise StoreError(f"job {run.job_id}: its report was replaced just now", "try again") from error
+            raise StoreError(f"job {run.job_id}: the report was just replaced", "try again") from error
 
 
 def open_own(root: Path, uid: int) -> OwnFiles:
-    """root: hooks.advice_dir. Raises StoreError where nothing was published for this user, FileFormatError."""
+    """The files of this user. root: hooks.advice_dir. Raises StoreError if nothing is published, FileFormatError."""
     folder = user_folder(root, str(uid))
     try:
         return OwnFiles(folder, uid, _read(folder / INDEX, uid, unpack_index))
     except FileNotFoundError as error:
         raise StoreError(
-            f"no jobs of yours are published below {root}, and almanac's store cannot be read by you here",
-            "a GPU job is published some time after its end, where the site does so; else your report comes by mail, "
-            "or an operator has it (`almanac report JOBID --html FILE`)",
+            f"no reports for you are published in {root}, and you have no access to almanac's store",
+            "if your site publishes reports, one appears some time after a GPU job ends; otherwise it comes by mail, "
+            "or you can ask an operator for it (`almanac report JOBID --html FILE`)",
         ) from error
 
 
@@ -116,6 +88,6 @@ def _read(path: Path, uid: int, unpack: Callable[[bytes], _T]) -> _T:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}", "tell an operator of almanac") from error
+        raise StoreError(f"{path}: cannot be read: {error.strerror}", "tell your almanac operator") from error
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}", error.hint) from error

@@ -1,12 +1,12 @@
-"""Where a user's own reports lie, and how root puts them there.
+"""The folders of published reports, and how root writes to them.
 
     <advice_dir>/user/<uid>/jobs                                    0400  of that user: the list
     <advice_dir>/user/<uid>/reports/<job id>-<submission>-<digest>  0400  of that user: a report
-    <advice_dir>/.reports.json                                      0640  of root: what was listed for whom, and
-                                                                    which reports cannot be made
+    <advice_dir>/.reports.json                                      0640  of root: which list was written for
+                                                                    whom, and which reports cannot be made
 
-Folders are root's, 0711: users can read what they can name, and make nothing. What is published already is known by
-the names in these folders; files of users are never read here.
+Folders belong to root with mode 0711: users can read files whose names they know, and can create nothing. File names
+say what is published already. This module never reads a user's files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REPORT_NAME = re.compile(r"(\d{1,19}-\d{1,19})-[0-9a-f]{1,16}")
 
 @dataclass(frozen=True)
 class OwnFile:
-    """name: INDEX, or of a report."""
+    """A file to write for a user. name: INDEX, or the name of a report."""
 
     uid: int
     name: str
@@ -57,7 +57,7 @@ class OwnFile:
 
 @dataclass
 class Listed:
-    """What the list of a uid was made from, and for whom: user, digest, and the newest end of a job in it."""
+    """The list last written for a uid: its user, the digest of its content, and the newest end of its jobs."""
 
     user: str
     digest: str
@@ -66,7 +66,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class OwnFolder:
-    """root: hooks.advice_dir. owner_uid: whose the folders are: root's, in tests one's own."""
+    """All published folders. root: hooks.advice_dir. owner_uid: their owner, 0 except in tests."""
 
     root: Path
     owner_uid: int
@@ -77,8 +77,9 @@ class OwnFolder:
 
     @contextlib.contextmanager
     def publishing(self) -> Iterator[None]:
-        """Held by the one who publishes, advice included. Raises ConfigError where others can write there, BusyError,
-        StoreError.
+        """Hold the lock of everyone who publishes here, advice included.
+
+        Raises ConfigError if others can write to the folder, BusyError, StoreError.
         """
         faults = writable_by_others(self.root, self.owner_uid)
         if faults:
@@ -96,14 +97,14 @@ class OwnFolder:
             yield
 
     def uids(self) -> list[int]:
-        """Who has a list or reports here."""
+        """The uids with a list or reports here, sorted."""
         with contextlib.suppress(FileNotFoundError):
             names = [path.name for path in self.user.iterdir() if path.name.isascii() and path.name.isdecimal()]
             return sorted(int(name) for name in names if self.has_index(int(name)) or self.reports(int(name)))
         return []
 
     def reports(self, uid: int) -> set[str]:
-        """Names of the reports of a uid; none where the folder is not ours, for then who made them is not known."""
+        """Names of the reports of a uid; empty if the folder is not ours, because anyone could have made them."""
         with contextlib.suppress(OSError), self._ours(uid) as folder, opened(REPORTS, folder) as handle:
             if self._is_ours(handle):
                 return {entry.name for entry in os.scandir(handle) if REPORT_NAME.fullmatch(entry.name)}
@@ -116,9 +117,10 @@ class OwnFolder:
         return False
 
     def write(self, files: Iterable[OwnFile]) -> set[int]:
-        """Put files in their places, each whole or not at all; uids that one could not be given to.
+        """Write files, each whole or not at all. Returns the uids that could not be given a file.
 
-        All are on disk before the first is put in its place. Raises StoreError: what was not replaced is as before.
+        All files are on disk before the first one is put in place. After a StoreError, old files are unchanged or
+        replaced as a whole.
         """
         staged, refused = list[tuple[Path, OwnFile]](), set[int]()
         try:
@@ -138,7 +140,7 @@ class OwnFolder:
                 temporary.unlink(missing_ok=True)
 
     def _stage(self, file: OwnFile) -> Path | None:
-        """None where the user cannot be given it. Raises OSError."""
+        """A temporary file with the content; None if it cannot be given to the user. Raises OSError."""
         temporary, handle = stage(self.user, file.content)
         try:
             os.fchmod(handle, FILE_MODE)
@@ -161,7 +163,7 @@ class OwnFolder:
 
     @contextlib.contextmanager
     def _reports_folder(self, folder: int) -> Iterator[int]:
-        """What else has that name, or was not ours, is moved aside: a user made it while the folder was theirs."""
+        """A descriptor of `reports/`. Moves aside what a user made there while the folder was theirs."""
         with contextlib.suppress(FileNotFoundError):
             found = os.stat(REPORTS, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != self.owner_uid:
@@ -170,7 +172,7 @@ class OwnFolder:
             yield handle
 
     def remove(self, uid: int, names: Iterable[str]) -> None:
-        """Take reports away. What cannot be stays; nothing outside these folders is touched."""
+        """Remove reports. Files that cannot be removed stay."""
         with contextlib.suppress(OSError), self._ours(uid) as folder, opened(REPORTS, folder) as handle:
             if not self._is_ours(handle):
                 return
@@ -179,7 +181,7 @@ class OwnFolder:
                     os.unlink(name, dir_fd=handle)
 
     def remove_all(self, uid: int) -> None:
-        """Take the list and all reports of a uid away; what else is there stays."""
+        """Remove the list and all reports of a uid; other files stay."""
         with contextlib.suppress(OSError), self._ours(uid) as folder:
             with contextlib.suppress(OSError):
                 os.unlink(INDEX, dir_fd=folder)
@@ -190,19 +192,19 @@ class OwnFolder:
             user_folder(self.root, str(uid)).rmdir()
 
     def listed(self, cluster: str) -> dict[int, Listed]:
-        """By uid; empty where nothing was listed, or what says so is damaged: then all is listed anew."""
+        """The lists written so far, by uid; empty if the manifest is missing or damaged: all are then written again."""
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             return {int(uid): Listed(**listed) for uid, listed in self._manifest(cluster)["users"].items()}
         return {}
 
     def unwritable(self, cluster: str) -> set[str]:
-        """Names of reports that could not be made; empty where there were none, or what says so is damaged."""
+        """Names of reports that could not be made; empty if the manifest is missing or damaged."""
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             return set(map(str, self._manifest(cluster)["unwritable"]))
         return set()
 
     def _manifest(self, cluster: str) -> dict[str, Any]:
-        """Empty where there is none of this cluster. Raises ValueError, KeyError, TypeError where it is damaged."""
+        """The manifest; empty if this cluster has none. Raises ValueError, KeyError, or TypeError if it is damaged."""
         try:
             document = json.loads((self.root / MANIFEST).read_bytes())
         except OSError:
@@ -210,7 +212,7 @@ class OwnFolder:
         return dict(document) if document["cluster"] == cluster else {}
 
     def set_published(self, cluster: str, users: dict[int, Listed], unwritable: set[str]) -> None:
-        """Remember what was listed for whom, and names of reports that cannot be made."""
+        """Write the manifest: which lists were written, and which reports cannot be made."""
         document = {
             "cluster": cluster,
             "users": {str(uid): vars(listed) for uid, listed in users.items()},
@@ -221,7 +223,7 @@ class OwnFolder:
 
     @contextlib.contextmanager
     def _ours(self, uid: int) -> Iterator[int]:
-        """A descriptor of a user's folder; raises OSError where there is none, or it is not ours."""
+        """A descriptor of a user's folder. Raises OSError if there is none, or if it is not ours."""
         with opened(user_folder(self.root, str(uid))) as handle:
             if not self._is_ours(handle):
                 raise PermissionError(errno.EPERM, "a user's folder")
@@ -239,5 +241,5 @@ class OwnFolder:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             todo = f"make room on the file system of {self.root}" if full else "run this as the folder's owner"
             raise StoreError(
-                f"{path}: cannot be written: {error.strerror}; what was there before is still in place", todo
+                f"{path}: cannot be written: {error.strerror}; the old files are still in place", todo
             ) from error

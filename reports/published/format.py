@@ -1,7 +1,7 @@
-"""A user's own reports as bytes: one file that lists their jobs, and one for each report. Data only.
+"""The format of published reports: one file with the list of a user's jobs, and one file for each report.
 
-A file is gzip: a line of JSON, and after it, in a report, the samples. docs/own-reports.md describes format 2. Nothing
-that is read from one is ever run, and the caller can have changed it: it is shown to them alone.
+A file is gzip. It holds a line of JSON, and in a report also the samples. docs/own-reports.md describes format 2. Files
+are data only, and are shown only to the user who could have changed them.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from reports.job.series import COUNTERS, Floats, GpuSeries
 from telemetry.store.schema import TABLES
 
 FORMAT = 2
-"""To be raised with any change that older programs cannot read, a new field of almanac.records' advice among them."""
+"""Raise it with every change that older programs cannot read, such as a new field in the records of an advice."""
 MAX_FILE_BYTES, MAX_BYTES = 16 << 20, 64 << 20
-"""Of a file, and of what it unfolds to."""
+"""Largest size of a file, and of its unpacked content."""
 _UNITS = {"hbm_used_mib": np.float32(16.0)}
-"""Half floats end at 65504: memory is counted in 16 MiB."""
+"""Half floats end at 65504, so memory is stored in units of 16 MiB."""
 _Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True)
 class OwnRun:
-    """A run that can be reported, or listed. report: name of its file; None where there is none yet."""
+    """A run in the list. report: the name of its file; None if there is none yet."""
 
     job_id: int
     submit_s: int
@@ -57,7 +57,7 @@ class OwnRun:
 
 @dataclass(frozen=True)
 class OwnIndex:
-    """history: rows of telemetry.history.HISTORY, oldest end first; what is not known is not in them."""
+    """A user's list. history: rows of telemetry.history.HISTORY without their unknown values, oldest end first."""
 
     cluster: str
     user: str
@@ -87,7 +87,7 @@ def unpack_index(content: bytes) -> OwnIndex:
 
 
 def pack_report(context: JobContext) -> bytes:
-    """All that a report says, but for samples that none of its forms shows."""
+    """The file of a report, without the samples that no form of the report shows. Raises ValueError for NaN."""
     series, samples = _pack_series(context)
     document = {
         "cluster": context.cluster,
@@ -137,17 +137,17 @@ def _unpack(kind: str, content: bytes) -> tuple[dict[str, Any], bytes]:
     except (zlib.error, ValueError, RecursionError) as error:
         raise _malformed(error) from error
     if not isinstance(document, dict) or document.get("almanac") != kind:
-        raise _malformed("of another kind, or too large")
+        raise _malformed("not a file of this kind, or too large")
     if document.get("format") != FORMAT:
         raise FileFormatError(
             f"format {document.get('format')!r}, expected {FORMAT}",
-            "use the almanac that publishes here, or wait for the next `almanac publish`",
+            "use the almanac version that publishes here, or wait for the next `almanac publish`",
         )
     return document, payload
 
 
 def _malformed(error: object) -> FileFormatError:
-    hint = "an operator of almanac can remove it: the next `almanac publish` writes it anew"
+    hint = "ask an operator to remove it; the next `almanac publish` writes it again"
     return FileFormatError(f"damaged: {error!s:.200}", hint)
 
 
@@ -160,19 +160,19 @@ def _row(table: str, known: Mapping[str, Any]) -> Row:
 
 
 def _pack_series(context: JobContext) -> tuple[dict[str, Any] | None, bytes]:
-    """Half floats, a row for each GPU, one counter after the other: three digits, more than a picture shows."""
+    """The series' description and its samples: half floats, one counter after the other, a row for each GPU."""
     series = context.series
     if series is None:
         return None, b""
     shown = [name for name in _shown_counters(context, series) if series.has(name)]
     head = {"units": list(series.units), "bin_s": series.bin_s, "bins": series.bins, "counters": shown}
-    with np.errstate(over="ignore"):  # what a broken sensor says is not finite then, which counts as missing
+    with np.errstate(over="ignore"):  # values of a broken sensor become infinite, which counts as missing
         halves = [(series.values[name] / _UNITS.get(name, np.float32(1))).astype("<f2") for name in shown]
     return head, b"".join(half.tobytes() for half in halves)
 
 
-def _shown_counters(context: JobContext, series: GpuSeries) -> Iterable[str]:
-    """What pictures and the terminal look at."""
+def _shown_counters(context: JobContext, series: Series) -> Iterable[str]:
+    """The counters that charts and the terminal show."""
     pipes = context.metrics.get("pipes_used") or ()
     util = "gpu_util_pct" if series.has("gpu_util_pct") else "gr_engine_active_frac"
     roofline = [f"{pipe}_active_frac" for pipe in pipes] + (["dram_active_frac"] if pipes else [])
@@ -194,7 +194,7 @@ def _series(head: Mapping[str, Any] | None, samples: bytes) -> GpuSeries | None:
 
 
 def _advice_row(advice: Advice) -> dict[str, Any]:
-    """Without the script key, which no report shows and older programs do not know."""
+    """An advice as plain values, without the script key, which no report shows and older programs do not know."""
     values = asdict(advice)
     del values["request"]["script_key"]
     return values

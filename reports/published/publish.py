@@ -1,8 +1,8 @@
-"""What `almanac publish` gives users of their own jobs: reports of those that ended since, and a list of all.
+"""Publishes reports for users without access to the store: one for each recent job, and a list of all.
 
-A report is made once, when its job's metrics are there, and again where what is stored of the job has changed; one that
-cannot be written is not tried before that. A list is written where any of its jobs has changed. Everything else is left
-alone, and is not read.
+A report is made when its job has metrics, and again when a stored value of the job changes. A report that cannot be
+written is not tried again before such a change. A list is written when one of its jobs changes. Other files stay
+unread and unchanged.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from telemetry.store.user_files import Names, Owners, Uids, name_of, owners_of, 
 
 DAY_S = 86_400
 JOBS_AT_ONCE, GPUS_AT_ONCE = 400, 4000
-"""Runs whose samples are in memory at once: about 100 MB."""
+"""Most runs, and most GPUs, whose samples are in memory at once (about 100 MB)."""
 USERS_AT_ONCE = 500
 
 
 @dataclass
 class OwnPublished:
-    """What a run did, or (dry run) would do.
+    """What a run of `almanac publish` did, or would do in a dry run.
 
-    lists, reports: files written; waiting: reports left for the next run; removed: users of whom nothing is left.
-    unwritable: jobs whose report is too large for a file, or has a number that JSON has not, now or in a run before;
-    not_shown: users to whom a file could not be given.
+    lists, reports: files written. waiting: reports left for the next run. removed: users whose files were removed.
+    unwritable: jobs whose report is too large, or has a number that JSON cannot hold, now or in an earlier run.
+    not_shown: users who could not be given a file.
     """
 
     lists: int = 0
@@ -49,7 +49,7 @@ class OwnPublished:
 
 @dataclass(frozen=True)
 class OwnJob:
-    """One run. is_dry: nothing is written."""
+    """One run of `almanac publish`. is_dry: write nothing."""
 
     store: Store
     cluster: str
@@ -65,7 +65,7 @@ class OwnJob:
 
 @dataclass(frozen=True)
 class _Person:
-    """A user, their runs, oldest end first, and the names of the reports that are there for them."""
+    """A user, their runs (oldest end first), and the names of their existing reports."""
 
     user: str
     uid: int
@@ -73,7 +73,7 @@ class _Person:
     names: set[str]
 
     def report_of(self, run: Chosen) -> str | None:
-        """The run's report; where it has changed since, and the new one waits, the old one."""
+        """The name of the run's report; an outdated report if the new one is not written yet; None if there is none."""
         name = _name(run)
         return name if name in self.names else next((each for each in self.names if _run_of(each) == run.run), None)
 
@@ -82,7 +82,7 @@ class _Person:
 
 
 def publish_own(job: OwnJob, uids: Uids = uid_of, names: Names = name_of) -> OwnPublished:
-    """Raises ConfigError, StoreError (no space: the old files are still there), BusyError."""
+    """Publish the reports and lists that are due. Raises ConfigError, BusyError, StoreError (old files stay then)."""
     outcome = OwnPublished()
     if job.is_dry:
         _publish(job, uids, names, outcome)
@@ -133,7 +133,7 @@ def _digest(text: str) -> str:
 
 
 def _write_reports(job: OwnJob, people: Sequence[_Person], unwritable: set[str], outcome: OwnPublished) -> set[int]:
-    """uids that a report could not be given to. Names of new reports are added to each person's, or to unwritable."""
+    """Write due reports, and note their names. Returns the uids that could not be given one."""
     missing = [
         (run, person)
         for person in people
@@ -174,7 +174,7 @@ def _parts(missing: Sequence[tuple[Chosen, _Person]]) -> Iterator[list[tuple[Cho
 def _reports(
     job: OwnJob, part: Sequence[tuple[Chosen, _Person]], unwritable: set[str]
 ) -> Iterator[tuple[OwnFile, _Person]]:
-    """A run that the store does not know any more, or knows of another user, has none. unwritable is kept up."""
+    """The reports of these runs, except runs that left the store or changed their user. Adds to unwritable."""
     wanted = {(run.job_id, run.submit_s): (run, person) for run, person in part}
     for context in build_runs(job.store, job.cluster, list(wanted), job.config, job.now_s):
         run, person = wanted[context.job_id, context.job["submit_s"]]
@@ -186,7 +186,7 @@ def _reports(
 
 
 def _packed(context: JobContext) -> bytes | None:
-    """None where it cannot be written: one job keeps no other from being published."""
+    """The file of a report; None if it cannot be written, so that other jobs are still published."""
     try:
         content = pack_report(context)
     except ValueError:
@@ -195,7 +195,7 @@ def _packed(context: JobContext) -> bytes | None:
 
 
 def _write_lists(job: OwnJob, people: Sequence[_Person], listed: dict[int, Listed], outcome: OwnPublished) -> set[int]:
-    """Lists of those whose jobs or reports have changed; uids that one could not be given to. listed is kept up."""
+    """Write lists whose jobs or reports changed, and update `listed`. Returns the uids that could not be given one."""
     changed = []
     for person in people:
         now = Listed(person.user, _list_digest(job, person), max(run.end_s for run in person.runs))
@@ -235,7 +235,7 @@ def _index(job: OwnJob, person: _Person, history: Sequence[Row]) -> OwnIndex:
 
 
 def _history(job: OwnJob, people: Sequence[_Person]) -> dict[str, list[Row]]:
-    """By user the rows of HISTORY of their runs, oldest end first."""
+    """The rows of HISTORY of each user's runs, by user, oldest end first."""
     keys = {(person.user, run.job_id, run.submit_s) for person in people for run in person.runs}
     first_s = min(submit_s for _, _, submit_s in keys)
     users = [person.user for person in people]
@@ -248,10 +248,10 @@ def _history(job: OwnJob, people: Sequence[_Person]) -> dict[str, list[Row]]:
 
 
 def _gone(job: OwnJob, listed: Mapping[int, Listed], owners: Owners, names: Names, outcome: OwnPublished) -> list[int]:
-    """uids that have something here and no job any more.
+    """The uids with files here but no jobs any more.
 
-    While a name of the record has no uid, the user database may be out of reach: then those are kept whose jobs are
-    not too old yet, unless the uid is another user's now.
+    If a user in the history has no uid, the user database may be unreachable. Then recent files are kept, unless the
+    uid now belongs to another user.
     """
     served = set(owners.uids.values())
     gone = [uid for uid in job.folder.uids() if uid not in served]
@@ -261,6 +261,7 @@ def _gone(job: OwnJob, listed: Mapping[int, Listed], owners: Owners, names: Name
     recent = [uid for uid, each in known.items() if each.newest_end_s >= job.since_s]
     kept = {uid for uid in recent if names(uid) in (None, known[uid].user)}
     if kept:
-        many = format_count(len(kept))
-        outcome.warnings.append(f"reports of {many} users nobody knows are kept for now: some users have no uid here")
+        many = f"{format_count(len(kept))} unknown users"
+        why = "some users in the history have no account on this host"
+        outcome.warnings.append(f"reports of {many} are kept for now: {why}")
     return [uid for uid in gone if uid not in kept]

@@ -95,7 +95,7 @@ def test_a_user_may_not_list_others(folder: str, argv: list[str]) -> None:
 
 def test_who_may_not_read_the_store_is_told_how_the_report_comes(folder: str, tmp_path: Path) -> None:
     done: Any = CliRunner().invoke(command, ["10"], obj=outsider(folder, tmp_path / "nothing"))
-    assert "no jobs of yours are published" in str(done.exception)
+    assert "no reports for you are published" in str(done.exception)
     assert "by mail" in done.exception.hint
 
 

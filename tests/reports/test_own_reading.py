@@ -22,7 +22,7 @@ only_root = pytest.mark.skipif(not IS_ROOT, reason="only root can give files awa
 
 
 def test_who_has_nothing_is_told_so(publisher: Publisher) -> None:
-    with pytest.raises(StoreError, match="no jobs of yours are published") as caught:
+    with pytest.raises(StoreError, match="no reports for you are published") as caught:
         publisher.of("alice")
     assert "by mail" in caught.value.hint
 

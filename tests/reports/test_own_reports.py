@@ -277,5 +277,5 @@ def test_a_uid_that_is_another_users_now_shows_them_nothing_of_the_former(
     monkeypatch.setitem(NAMES, 60_002, "carol")
     assert publisher().removed == 1
     assert publisher.folder.uids() == [60_001]
-    with pytest.raises(StoreError, match="no jobs of yours"):
+    with pytest.raises(StoreError, match="no reports for you"):
         publisher.of("bob")
