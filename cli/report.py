@@ -236,7 +236,7 @@ def _list(contexts: Sequence[JobContext]) -> None:
         [
             context.shown_id,
             context.job["name"] or "",
-            local_time(context.job["end_s"]),
+            "-" if context.job["end_s"] is None else local_time(context.job["end_s"]),
             format_count(context.gpu_count),
             "-" if context.elapsed_s is None else format_duration(context.elapsed_s),
             report_of(context).conclusions.summary,

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pyarrow as pa
@@ -19,6 +19,7 @@ from almanac.config import Config, Tier
 from almanac.hardware import GpuModel, gpu_models
 from almanac.records import Advice
 from reports.job.ranks import Rank, SiteFigures, span_of
+from reports.job.rows import GpuRow, JobRow, MetricsRow
 from reports.job.series import GpuSeries, SeriesRequest, load_series
 from telemetry.history import UserHistories, load_history
 from telemetry.store.store import Store
@@ -39,14 +40,14 @@ class JobContext:
 
     cluster: str
     now_s: int
-    job: Row
-    metrics: Row
-    gpus: tuple[Row, ...]
+    job: JobRow
+    metrics: MetricsRow
+    gpus: tuple[GpuRow, ...]
     series: GpuSeries | None
     ranks: Mapping[str, Rank]
     advice: Advice | None
     tiers: tuple[Tier, ...]
-    earlier_runs: tuple[Row, ...] = ()
+    earlier_runs: tuple[JobRow, ...] = ()
 
     @property
     def job_id(self) -> int:
@@ -147,14 +148,14 @@ def _build(
         JobContext(
             cluster=cluster,
             now_s=now_s,
-            job=job,
-            metrics=metrics.get(_key(job), {}),
-            gpus=tuple(gpus.get(_key(job), ())),
+            job=cast(JobRow, job),
+            metrics=cast(MetricsRow, metrics.get(_key(job), {})),
+            gpus=tuple(cast(list[GpuRow], gpus.get(_key(job), []))),
             series=series,
             ranks=site.ranks(metrics.get(_key(job), {}), *span) if site else {},
             advice=advices.get(_key(job)),
             tiers=config.tiers,
-            earlier_runs=tuple(row for row in earlier if row["user"] == job["user"]),
+            earlier_runs=tuple(cast(JobRow, row) for row in earlier if row["user"] == job["user"]),
         )
         for (*earlier, job), span, series in zip(runs, spans, found, strict=True)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -123,12 +124,13 @@ def suggested_limit_s(context: JobContext) -> int | None:
 
 def _kernel(context: JobContext) -> dict[str, Fact]:
     metrics, pipe = context.metrics, context.metrics.get("main_pipe")
+    by_pipe: Mapping[str, Any] = metrics
     is_ok = context.data_quality == OK and not metrics.get("has_profiling_fault")
     return {
         "main_pipe": pipe if is_ok else None,
         "job_class": metrics.get("job_class") if is_ok else None,
-        "pipe_frac": metrics.get(f"mean_{pipe}_active_frac"),
-        "compute_frac": metrics.get(f"compute_frac_{pipe}"),
+        "pipe_frac": by_pipe.get(f"mean_{pipe}_active_frac"),
+        "compute_frac": by_pipe.get(f"compute_frac_{pipe}"),
         "tensor_frac": metrics.get("mean_tensor_active_frac"),
         "dram_frac": metrics.get("mean_dram_active_frac"),
     }

@@ -94,7 +94,8 @@ def _rendered(cluster: str, subject: str, summary: str, kicker: str, parts: Sequ
 def _burst_subject(contexts: Sequence[JobContext]) -> str:
     arrays = {context.job["array_job_id"] for context in contexts}
     names = {context.job["name"] for context in contexts}
-    name = f" ({printable(names.pop(), 40)})" if len(names) == 1 and None not in names else ""
+    only = names.pop() if len(names) == 1 else None
+    name = "" if only is None else f" ({printable(only, 40)})"
     array = arrays.pop() if len(arrays) == 1 else None
     what = f"GPU array {array}{name}" if array is not None else f"GPU jobs{name}"
     return f"{what}: {_ended(contexts)}"
@@ -120,7 +121,7 @@ def _burst_rows(contexts: Sequence[JobContext]) -> Iterator[FigureRow]:
         span = f"{format_duration(min(known))} to {format_duration(max(known))}"
         yield FigureRow("Run time", format_duration(sum(known) / len(known)), f"on average; {span}")
     yield FigureRow("GPU-hours", real_text(sum(context.gpu_hours or 0.0 for context in contexts)))
-    energies = [context.metrics["energy_j"] for context in contexts if context.metrics.get("energy_j") is not None]
+    energies = [energy_j for each in contexts if (energy_j := each.metrics.get("energy_j")) is not None]
     if energies:
         yield FigureRow("GPU energy", f"{real_text(sum(energies) / 3.6e6)} kWh", _of(energies, contexts))
     used = [(context.metrics.get("mean_gpu_util_pct"), context.gpu_hours or 0.0) for context in contexts]
@@ -130,7 +131,7 @@ def _burst_rows(contexts: Sequence[JobContext]) -> Iterator[FigureRow]:
     yield FigureRow(
         "GPU utilization", util, f"average weighted by GPU-hours{_of(measured, contexts, ', ')}" if weight else ""
     )
-    peaks = [context.metrics["hbm_peak_mib"] for context in contexts if context.metrics.get("hbm_peak_mib") is not None]
+    peaks = [peak_mib for each in contexts if (peak_mib := each.metrics.get("hbm_peak_mib")) is not None]
     peak = format_gib(max(peaks)) if peaks else NOT_KNOWN
     yield FigureRow("Peak GPU memory", peak, f"the highest{_of(peaks, contexts, ', ')}" if peaks else "")
 

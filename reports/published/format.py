@@ -155,7 +155,8 @@ def _known(row: Row) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value is not None}
 
 
-def _row(table: str, known: Mapping[str, Any]) -> Row:
+def _row(table: str, known: Mapping[str, Any]) -> Any:
+    """A row with all columns of a table, None for those that are not known."""
     return {**dict.fromkeys(TABLES[table].schema.names), **known}
 
 

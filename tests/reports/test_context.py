@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 
 from reports.job.ranks import SiteFigures
+from reports.job.rows import GpuRow, JobRow, MetricsRow
 from reports.job.series import MAX_CELLS, SeriesRequest
+from telemetry.store.schema import TABLES
+
+
+@pytest.mark.parametrize(("row", "table"), [(JobRow, "jobs"), (MetricsRow, "job_metrics"), (GpuRow, "gpu_metrics")])
+def test_typed_rows_name_columns_of_the_store(row: type, table: str) -> None:
+    assert set(get_type_hints(row)) <= set(TABLES[table].schema.names)
 
 
 def test_every_gpu_has_a_row_of_its_own_samples(reported: Any) -> None:
