@@ -87,7 +87,7 @@ def _axes(figure: Figure, left_in: float, bottom_in: float, right_in: float = 0.
     return figure.add_axes(box)
 
 
-def _timeline(series: Series) -> Figure:
+def _timeline(series: GpuSeries) -> Figure:
     """One strip for each GPU, gray and hatched if nothing was measured."""
     gpus = len(series.units)
     strips_in = min(0.24 * gpus, STRIPS_IN)
@@ -157,7 +157,7 @@ def time_axis(axes: Axes, end_s: float) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value / unit_s:g} {unit}"))
 
 
-def _draw_memory(axes: Axes, context: JobContext, series: Series) -> None:
+def _draw_memory(axes: Axes, context: JobContext, series: GpuSeries) -> None:
     """Draw each bin's highest use, by GPU; for many GPUs, draw the range from the lowest to the highest."""
     used = series.values["hbm_used_mib"] / np.float32(1024)
     time_s = (np.arange(series.bins) + 0.5) * series.bin_s

@@ -21,7 +21,7 @@ COLORS = {"fp64": "#1f5fa8", "fp32": "#3b7a57", "fp16": "#8a3f8f", "tensor": "#c
 NAMES = {"fp64": "FP64", "fp32": "FP32", "fp16": "FP16", "tensor": "tensor cores"}
 
 
-def placed_pipes(model: GpuModel | None, metrics: Mapping[str, Any], series: Series) -> list[str]:
+def placed_pipes(model: GpuModel | None, metrics: Mapping[str, Any], series: GpuSeries) -> list[str]:
     """The pipes to draw, most active first: at most MAX_PIPES with a known peak and with points."""
     if model is None:
         return []
@@ -30,7 +30,7 @@ def placed_pipes(model: GpuModel | None, metrics: Mapping[str, Any], series: Ser
     return [pipe for pipe in used if len(points(model, pipe, series)[0])][:MAX_PIPES]
 
 
-def points(model: GpuModel, pipe: str, series: Series) -> tuple[Floats, Floats]:
+def points(model: GpuModel, pipe: str, series: GpuSeries) -> tuple[Floats, Floats]:
     """Intensity (flop/byte) and flop/s of one GPU, for each bin where both are known and above zero."""
     active, memory = series.values[f"{pipe}_active_frac"], series.values["dram_active_frac"]
     is_placed = (active > 0) & (memory > 0) & (active <= 1) & (memory <= 1)
@@ -38,7 +38,7 @@ def points(model: GpuModel, pipe: str, series: Series) -> tuple[Floats, Floats]:
     return (flops / (memory[is_placed] * model.hbm_bytes_per_s)).astype(np.float32), flops.astype(np.float32)
 
 
-def draw_roofline(axes: Axes, model: GpuModel, pipes: Sequence[str], series: Series) -> None:
+def draw_roofline(axes: Axes, model: GpuModel, pipes: Sequence[str], series: GpuSeries) -> None:
     """Draw the roofline on logarithmic axes. The ridge of a pipe is where its roof meets the memory's."""
     drawn = {pipe: points(model, pipe, series) for pipe in pipes}
     peaks = {pipe: float(getattr(model, f"{pipe}_flops")) for pipe in pipes}

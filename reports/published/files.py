@@ -41,21 +41,49 @@ class OwnFiles:
     uid: int
     index: OwnIndex
 
-    def runs(self) -> pa.Table:
-        """A row for each run: ids, times, user, and GPUs as in the table jobs, and has_report."""
+    @property
+    def published_s(self) -> int | None:
+        """When the list of jobs last changed (s since 1970)."""
+        return self.index.written_s
+
+    def runs_named(self, job_ids: Sequence[int]) -> pa.Table:
+        """Every run: the caller picks those named."""
+        return self.runs()
+
+    def runs(self, user: str | None = None) -> pa.Table:
+        """A row for each run: ids, times, user, and GPUs as in the table jobs, and has_report.
+
+        The files are of one user only.
+        """
         rows = [{**vars(run), "user": self.index.user, "has_report": bool(run.report)} for run in self.index.runs]
         return pa.Table.from_pylist(rows, _RUNS)
 
-    def history(self, columns: Sequence[str]) -> pa.Table:
-        """Rows as from telemetry.history.load_history_table, oldest end first. Raises FileFormatError."""
+    def history(
+        self, columns: Sequence[str], since_s: int | None = None, until_s: int | None = None, user: str | None = None
+    ) -> pa.Table:
+        """Rows as from telemetry.history.load_history_table, oldest end first. The files are of one user only.
+
+        Raises FileFormatError.
+        """
+        rows = self._history(list(dict.fromkeys(["submit_s", *columns])))
+        if since_s is not None:
+            rows = rows.filter(pc.field("submit_s") >= since_s)
+        if until_s is not None:
+            rows = rows.filter(pc.field("submit_s") < until_s)
+        return rows.select(list(columns))
+
+    def _history(self, columns: Sequence[str]) -> pa.Table:
         known = [{name: row.get(name) for name in columns} for row in self.index.history]
         try:
             return pa.Table.from_pylist(known, pa.schema([HISTORY.field(name) for name in columns]))
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise FileFormatError(f"{self.folder / INDEX}: damaged: {error}", "tell your almanac operator") from error
 
-    def contexts(self, job_ids: Sequence[int]) -> list[JobContext]:
-        """The newest run of each of these jobs, in their order. Raises StoreError if one has no report yet."""
+    def contexts(self, job_ids: Sequence[int], *, has_series: bool = True) -> list[JobContext]:
+        """The newest run of each of these jobs, in their order. Raises StoreError if one has no report yet.
+
+        A published report holds its series: has_series does not count.
+        """
         newest = {run.job_id: run for run in sorted(self.index.runs, key=lambda run: run.submit_s)}
         return [self._context(newest[job_id]) for job_id in dict.fromkeys(job_ids) if job_id in newest]
 

@@ -172,7 +172,7 @@ def _pack_series(context: JobContext) -> tuple[dict[str, Any] | None, bytes]:
     return head, b"".join(half.tobytes() for half in halves)
 
 
-def _shown_counters(context: JobContext, series: Series) -> Iterable[str]:
+def _shown_counters(context: JobContext, series: GpuSeries) -> Iterable[str]:
     """The counters that charts and the terminal show."""
     pipes = context.metrics.get("pipes_used") or ()
     util = "gpu_util_pct" if series.has("gpu_util_pct") else "gr_engine_active_frac"
