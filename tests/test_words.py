@@ -49,6 +49,22 @@ PLAIN_PAGES = [
     "docs/users.md",
 ]
 
+# Commands whose help texts hold none of the phrasings.
+PLAIN_COMMANDS = [
+    "backtest",
+    "characterize",
+    "demo",
+    "doctor",
+    "evaluate",
+    "install-hooks",
+    "metrics",
+    "models",
+    "power",
+    "reprioritize",
+    "site-report",
+    "train",
+]
+
 FORBIDDEN = {
     r"of which": "start a sentence of its own",
     r"anew": "again",
@@ -118,3 +134,9 @@ def test_a_misspelled_word_is_found(tmp_path: Path, word: str) -> None:
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert word in done.stdout
+@pytest.mark.parametrize("name", PLAIN_COMMANDS)
+def test_a_plain_command_has_plain_help(name: str) -> None:
+    reference = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    sections = re.findall(rf"^#+ almanac {name}\b.*?(?=^#|\Z)", reference, re.MULTILINE | re.DOTALL)
+    assert sections
+    assert [found for section in sections for found in found_in(re.sub(r"\s+", " ", section))] == []

@@ -291,7 +291,7 @@ def test_doctor_says_when_prometheus_is_not_reached(site: CommandLine, tmp_path:
     config.write_text('[prometheus]\nurl = "http://127.0.0.1:9"\n')
     done = site.raw("--config", str(config), "--store", str(site.folder / "store"), "doctor")
     assert done.returncode == 1
-    assert "FAIL  Prometheus: Prometheus at http://127.0.0.1:9: asked once" in done.stdout
+    assert "FAIL  Prometheus: Prometheus at http://127.0.0.1:9: the query for" in done.stdout
     assert "GPU counters" not in done.stdout
 
 

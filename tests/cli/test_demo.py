@@ -45,7 +45,7 @@ def test_a_folder_that_others_can_write_to_is_no_place_for_a_demo(tmp_path: Path
     (tmp_path / "demo").chmod(0o755)
     if os.getuid() == 0:
         os.chown(tmp_path / "demo", 60001, 60001)
-        with pytest.raises(StoreError, match="is another user's"):
+        with pytest.raises(StoreError, match="belongs to another user"):
             _prepare(tmp_path / "demo")
 
 
@@ -55,6 +55,6 @@ def test_another_users_link_does_not_choose_where_a_demo_writes(tmp_path: Path) 
     (tmp_path / "private").mkdir()
     (tmp_path / "demo").symlink_to(tmp_path / "private")
     os.lchown(tmp_path / "demo", 60001, 60001)
-    with pytest.raises(StoreError, match="is another user's"):
+    with pytest.raises(StoreError, match="belongs to another user"):
         _prepare(tmp_path / "demo")
     assert not list((tmp_path / "private").iterdir())
