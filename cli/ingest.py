@@ -144,7 +144,7 @@ def show(results: dict[str, IngestResult], summary: SummaryCounts | None, as_jso
             )
         if result.error:
             click.echo(f"  failed: {printable(str(result.error), 1000)}", err=True)
-            click.echo(f"  to do: {printable(result.error.hint, 1000)}", err=True)
+            click.echo(f"  try: {printable(result.error.hint, 1000)}", err=True)
     if summary is not None:
         for line in summary.lines():
             click.echo(line)

@@ -284,7 +284,7 @@ class MailRun:
         return self.outbox.mark(name, self.cluster)
 
     def _fault(self, error: AlmanacError) -> None:
-        self.outcome.faults.append(f"{error}" + (f"; to do: {error.hint}" if error.hint else ""))
+        self.outcome.faults.append(f"{error}" + (f"; try: {error.hint}" if error.hint else ""))
 
 
 def skip_until_now(site: MailSite, outbox: Outbox) -> None:

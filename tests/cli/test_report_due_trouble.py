@@ -217,7 +217,7 @@ def test_without_the_telemetry_of_a_damaged_file_reports_go_out(site: Site, monk
     monkeypatch.setattr("telemetry.metrics.summary.summarize", unreadable)
     site.ends(2, NOW_S + 60)
     site.ingest()
-    assert site.due().faults == ["telemetry cannot be read; to do: move the file away"]
+    assert site.due().faults == ["telemetry cannot be read; try: move the file away"]
     assert site.jobs_told == ["2"]
 
 
