@@ -97,7 +97,7 @@ def _bound_text(advice: Advice, bound: MemoryBound) -> str:
 
 
 def short_text(advice: Advice) -> str:
-    """What is known of the memory of such jobs, as one or two sentences; "" where nothing is to be shown.
+    """The evidence about the memory of such jobs, in one or two sentences; "" for nothing to show.
 
     Where a bound leads to a tier, "TIER is enough: " can go before it. Otherwise the text stands alone.
     """

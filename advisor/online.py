@@ -1,6 +1,6 @@
-"""A predictor that is told of events as they happen and trains itself anew: what a simulated cluster drives.
+"""A predictor for a simulated cluster: it observes events as they happen, and trains itself again.
 
-It knows no more than a live one: what it has been told, in the order in which it was told.
+It knows as much as a live one: the events so far, in their order.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[1] / "build" / "bench"
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure. `goal` is in words, empty where there is none; `ok` is None where nothing is to be met."""
+    """One measured figure. `goal` is in words, or empty without one; `ok` is None without a goal."""
 
     figure: str
     value: float | str

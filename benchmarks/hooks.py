@@ -170,7 +170,7 @@ def submissions(site: Site) -> Iterator[Figure]:
     for what, seconds in zip(kinds, others, strict=True):
         ratio = statistics.median(seconds) / statistics.median(off)
         yield Figure(f"{release}: sbatch with {what}, median of {len(seconds)}, times", ratio, "<= 1.05", ratio <= 1.05)
-    for name, what in (("family-7", "the file read last"), ("stranger", "the user's file and _site checked anew")):
+    for name, what in (("family-7", "the file read last"), ("stranger", "the user's file and _site checked again")):
         # os.clock() counts what other threads still do with the submission before.
         _, line_us = compare(site, Kind(name=name), count=SUBMISSIONS, pause_s=PAUSE_S)
         line = f"{release}: guarded line, {USERS} users published, {what}"

@@ -34,7 +34,7 @@ CONFIG = parse_config(
 
 
 def fill(folder: Path) -> tuple[Store, int]:
-    """Four days of the generated site, summarised, and when it ends."""
+    """Four days of the generated site with their summary, and when they end."""
     shape = dataclasses.replace(SiteShape.demo(1), days=4)
     store = Store.create(folder / "store")
     result = IngestResult("generated", shape.start_s, shape.end_s)

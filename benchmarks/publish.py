@@ -187,7 +187,7 @@ def measure(folder: Path) -> list[Figure]:
         Figure(f"publishing for {USERS} users x {FAMILIES} families, s", slowest_s, "<= 60", slowest_s <= 60),
         Figure("  for the first time, s", first_s),
         Figure("  processor time of that, all processes, s", busy_s),
-        Figure("  all of it anew, half a lifetime later, s", renewed_s),
+        Figure("  all of it again, half a lifetime later, s", renewed_s),
         Figure("  ten minutes later, nothing changed, s", again_s),
         Figure("  files left alone then", again.unchanged),
         Figure("memory of all processes, MiB", peak_mib, "<= 2048", peak_mib <= 2048),

@@ -83,9 +83,7 @@ def _of_reports(counts: OutboxCounts, now_s: int) -> Iterator[Metric]:
     yield _counter("sent", "Reports that the mail server has taken, by kind.", _by("kind", counts.sent))
     yield _counter("failed_tries", "Tries to send that failed; they are repeated.", [((), counts.failed_tries)])
     yield _counter("given_up", "Reports that were never sent.", [((), counts.given_up)])
-    yield _counter(
-        "skipped", "Ended runs of jobs of which no report is sent, by reason.", _by("reason", counts.skipped)
-    )
+    yield _counter("skipped", "Ended runs without a report, by reason.", _by("reason", counts.skipped))
     for name, about, number, oldest_s in (
         (
             "waiting",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -134,9 +136,42 @@ def test_a_misspelled_word_is_found(tmp_path: Path, word: str) -> None:
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert word in done.stdout
+
+
 @pytest.mark.parametrize("name", PLAIN_COMMANDS)
 def test_a_plain_command_has_plain_help(name: str) -> None:
     reference = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
     sections = re.findall(rf"^#+ almanac {name}\b.*?(?=^#|\Z)", reference, re.MULTILINE | re.DOTALL)
     assert sections
     assert [found for section in sections for found in found_in(re.sub(r"\s+", " ", section))] == []
+
+
+DATA = ("not summarised", "the job is set aside")
+"""Values that tables and outputs hold; they keep their spelling."""
+
+
+def texts_of(source: str) -> str:
+    """Strings, docstrings, and comments of a Python module."""
+    kinds = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = [line for token in tokens if token.type in kinds for line in token.string.splitlines()]
+    return "\n".join(line.strip("\"'# ") for line in lines)
+
+
+def test_texts_of_a_module_are_its_strings_and_comments() -> None:
+    source = 'def anew():  # made anew\n    """Of\n    which two."""\n'
+    assert found_in(prose(texts_of(source))) == [
+        "'Of which': write 'start a sentence of its own'", "'anew': write 'again'"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("package", ["almanac", "telemetry", "advisor", "simulator", "slurm_hooks", "reports", "cli"])
+def test_texts_in_the_code_are_plain(package: str) -> None:
+    found = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        text = prose(texts_of(path.read_text(encoding="utf-8")))
+        for value in DATA:
+            text = text.replace(value, "")
+        if hits := found_in(text):
+            found[str(path.relative_to(ROOT))] = hits
+    assert found == {}

@@ -99,7 +99,7 @@ class Forecaster:
     holidays: frozenset[np.datetime64] = frozenset()
 
     def changes(self, steps: Steps, what: str = "") -> Forecasts:
-        """what: MODEL, PERSISTENCE or SEASONAL, or "" for what each fit is to be used for."""
+        """what: MODEL, PERSISTENCE or SEASONAL, or "" to use what each fit chose."""
         wanted = {what or fit.used for fit in self.fits.values()}
         inputs = features_of(steps, self.holidays) if MODEL in wanted else {}
         volatility = volatility_of(steps)

@@ -146,7 +146,7 @@ class JobHistory:
             bisect.insort(group.starts, start_s)
 
     def stop(self, job: Submission, start_s: int) -> None:
-        """Of a job that was told of by start()."""
+        """Observe the end of a job that start() observed."""
         for group in self._groups_of(job):
             group.stop(start_s)
 

@@ -26,7 +26,7 @@ MAX_FACTOR = 4.0
 TOO_FEW, RAN_OUT, PAUSED = "too few runs", "ran out", "paused"
 NOT_CALIBRATED, TOO_WIDE = "not calibrated", "too wide"
 RETRAIN_S = 86_400
-"""How often a replay learns anew, as the timer of `almanac train` does."""
+"""How often a replay trains again, as the timer of `almanac train` does."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class BoundedCase:
 
 
 class BoundReplay:
-    """Replays a site's past: every submission with the bound it would have had, learning anew every RETRAIN_S.
+    """Replays a site's past: every submission with the bound it would have had, trained again every RETRAIN_S.
 
     calibration: what the past teaches, after the last step of the iteration.
     """

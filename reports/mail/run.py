@@ -95,7 +95,7 @@ class MailRun:
             return []
         self.outcome.spool = {"read": counts.kept, **counts.dropped}
         self.outcome.faults += [
-            f"spool: {number} set aside in {spool.folder}/bad: {reason}, such as {counts.examples[reason]}"
+            f"spool: {number} moved to {spool.folder}/bad: {reason}, such as {counts.examples[reason]}"
             for reason, number in counts.dropped.items()
         ]
         return notices

@@ -14,7 +14,7 @@
     U  -    -     predicted_s  extra  -  -  -  -                 any job: the term of predicted_s x gpus, and extra
     end             3                              the number of rows F, G and U
 
-Lines come in this order and end in a newline; one tab parts the fields, none of which is empty ("-": none). Every
+Lines come in this order and end in a newline; one tab parts the fields. No field is empty ("-": none). Every
 other byte is 0x20..0x7e. What breaks a rule is not used at all. A reader looks for F of the key and GPU count, then G
 of the GPU count, then U, in the user's file; then for G and U in `_site`. Of equal rows the first counts.
 """

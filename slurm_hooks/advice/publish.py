@@ -51,7 +51,7 @@ class Published:
 
     written: files whose content changed, renewed: only their lifetime; unchanged: left as they were. cut: families
     that did not fit. no_uid: names that the system does not know; shared_uid: several names of one uid, refused.
-    not_shown: users whose own copy could not be written. families: in the files of all users looked at anew.
+    not_shown: users whose own copy could not be written. families: in the files of all users that this run computed.
     """
 
     mode: str
@@ -222,7 +222,7 @@ def _after(
     content: bytes,
     outcome: Published,
 ) -> AdviceFile | None:
-    """What is to be written; None where the file says the same and is not half over."""
+    """The file to write; None if the file says the same and is less than half over."""
     file = _fitting(job, known, rows)
     outcome.families += sum(row.kind == FAMILY for row in file.rows)
     outcome.cut += len(rows) - len(file.rows)

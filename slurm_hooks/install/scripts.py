@@ -29,7 +29,7 @@ _STAMP = re.compile(rb"-- almanac: stand-alone script, sha256 ([0-9a-f]{64})\r?\
 
 @dataclass(frozen=True)
 class FileChange:
-    """What is to be done to one file: its content before and after, None where there is no file. mode: of a new one."""
+    """The change of one file: its content before and after, None without a file. mode: that of a new file."""
 
     path: Path
     before: bytes | None

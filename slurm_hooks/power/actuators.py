@@ -23,7 +23,7 @@ class Actuator(Protocol):
     def name(self) -> str: ...
 
     def exceptions(self, kept: Mapping[str, Kept]) -> str | None:
-        """What SuspendExcNodes is to be, for all node sets together; None where this actuator leaves it alone."""
+        """The new SuspendExcNodes, for all node sets together; None if this actuator leaves it alone."""
         ...
 
     def power_down(self, names: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ class Rules:
 class Failures:
     """Nodes that almanac powered down and that are not back. again: to be woken again. back: they answer, and Slurm
     calls them down all the same. give_up: to be quarantined. lost: slurmctld restarted and forgot that they were
-    powering down (22.05); they are off, and it waits for their answer: the order is to be repeated.
+    powering down (22.05); they are off, and it waits for their answer: repeat the order.
     """
 
     again: tuple[str, ...] = ()

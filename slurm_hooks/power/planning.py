@@ -89,7 +89,7 @@ class SetPlan:
 
 @dataclass(frozen=True)
 class PowerPlan:
-    """What one run does. exceptions: what SuspendExcNodes is to be; None: it stays. memory: as if all had been done.
+    """What one run does. exceptions: the new SuspendExcNodes; None: it stays. memory: the state after the run.
 
     around: what the nodes were judged by.
     """

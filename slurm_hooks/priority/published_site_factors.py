@@ -32,7 +32,7 @@ class PublishedSiteFactors:
     def __call__(self, job: PendingJob, points: int) -> bool:
         """Whether a file in force at the submission, or LATE_S before, could have given the job these points.
 
-        Any row counts: the owner may have changed name and GPU count since. Only files that are to be applied do.
+        Any row counts: the owner may have changed name and GPU count since. Only files of mode apply count.
         """
         files = (
             self._file(user, at_s) for user in (job.user, EVERYBODY) for at_s in (job.submit_s, job.submit_s - LATE_S)

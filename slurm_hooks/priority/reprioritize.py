@@ -1,7 +1,7 @@
-"""Pending jobs get the priority term of the model's own prediction, in place of the one guessed when they came.
+"""Sets the site factor of pending jobs from the model's prediction, in place of the one set at submission.
 
-What is to be changed is planned from what Slurm and the record say, by pure functions; `apply` writes each change
-down, tells Slurm in batches and looks at what became of it. A job is left alone where its site factor is not ours.
+Pure functions plan the changes from Slurm's state and almanac's record. `apply` logs each change, sends the changes to
+Slurm in batches, and checks the outcome. Jobs keep a site factor that almanac did not set.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Published = Callable[[PendingJob, int], bool]
 
 @dataclass(frozen=True)
 class SiteFactorChange:
-    """A site factor that is to be another. advice: None where it is to be cleared. what: as in Action."""
+    """A new site factor for a job. advice: None to clear it. what: as in LoggedAction."""
 
     job: PendingJob
     old: int
@@ -127,7 +127,7 @@ def _why_not(
     log: Mapping[int, LoggedAction],
     published: Published,
 ) -> str:
-    """Why a job is left as it is; "" where it is to be changed."""
+    """Why a job keeps its site factor; "" if it changes."""
     if not job.gpu_count:
         return "asks for no GPU"
     if job.is_held:
@@ -163,7 +163,7 @@ def agreed(
     factors: Mapping[int, SiteFactor],
     log: Mapping[int, LoggedAction],
 ) -> list[SiteFactorChange]:
-    """The jobs that have their term, of which the record has no line yet: what they were believed is to be noted."""
+    """The jobs with the right site factor and no line in the record yet. The record needs their predicted GPU-time."""
     found = []
     for job, advice in zip(jobs, advices, strict=True):
         factor, last = factors.get(job.job_id), _last_action(job, log)

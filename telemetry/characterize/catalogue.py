@@ -21,8 +21,8 @@ TABLES: tuple[StudyTable, ...] = (*USAGE, *ROOFLINE_TABLES, *IMBALANCE_TABLES, *
 def characterize(jobs: pa.Table | pd.DataFrame, config: Config) -> dict[str, Result]:
     """Every table by its name, "headline" last, from the jobs of `load_population`.
 
-    The order of the jobs changes nothing. A column that is missing counts as null in every job. A table of which no
-    job has what it needs is empty, and says why.
+    The order of the jobs changes nothing. A column that is missing counts as null in every job. A table without
+    suitable jobs is empty, and says why.
     """
     prepared = prepare(jobs)
     results = {table.name: _result(table, prepared, config) for table in TABLES}

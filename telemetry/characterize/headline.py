@@ -75,7 +75,7 @@ def value_of(column: str, **where: object) -> Read:
 
 
 def pipes_share(words: str, published: float, pipes: str) -> Finding:
-    """Jobs that use just these pipes, of those of which every pipe is known."""
+    """Jobs that use exactly these pipes, among the jobs with data on every pipe."""
     # Of a job with an unknown pipe it cannot be said that it uses only others.
     among = {"rule": PAPER, "pipes_unknown": ""}
     return Finding(words, "IV-B", published, "fig02_pipe_mix", _share({"pipes": pipes}, among))

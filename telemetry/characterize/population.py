@@ -53,7 +53,7 @@ def load_population(
 ) -> pa.Table:
     """GPU jobs submitted in [since_s, until_s) that have started and ended, with their metrics.
 
-    Columns of POPULATION; the metrics of a job that was not summarised are null. Names no user. at_most: where there
+    Columns of POPULATION; the metrics of a job without a summary are null. Names no user. at_most: where there
     are more jobs an even sample of about so many, drawn by their ids; so large a span is not to be held in memory.
     Raises StoreError.
     """

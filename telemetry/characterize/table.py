@@ -17,7 +17,7 @@ _TYPES: dict[str, pa.DataType] = {"text": pa.string(), "count": pa.int64(), "rea
 class StudyTable:
     """One table: `of` makes its rows of the jobs that have a verdict and every metric of `needs`.
 
-    needs_any: metrics of which a job must have at least one. is_profiled: profiling counters enter, so jobs in which
+    needs_any: a job must have at least one of these metrics. is_profiled: profiling counters enter, so jobs in which
     these read 0 while GPU_UTIL was high are left out. `of` is never called without jobs; its frame has the columns
     of the schema, in any order.
     """

@@ -1,4 +1,4 @@
-"""A generated site's history frame, drawn from the needs themselves: as if its telemetry had been summarised.
+"""A generated site's history frame, drawn from the needs themselves, without telemetry.
 
 The rows are those of telemetry.history.load_history. Only the HBM peak is drawn; no sample of telemetry is made. What
 counts as reserved is decided by the product's rule, from what telemetry shows, and never from the truth.

@@ -1,8 +1,8 @@
 """Energy from the cumulative counter.
 
-The counter is mJ since the driver was loaded, so energy is the sum of its steps in time order. Where it falls, the
-driver was loaded anew, and what it then shows was used since (paper-constants, Energy). So the energy is the last
-reading less the first, and the readings before each fall.
+The counter is mJ since the driver was loaded, so energy is the sum of its steps in time order. A fall means that
+the driver was loaded again. The reading after it is energy used since (paper-constants, Energy). So the energy is the
+last reading less the first, and the readings before each fall.
 """
 
 from __future__ import annotations

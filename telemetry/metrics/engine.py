@@ -49,7 +49,7 @@ def prepare(
 ) -> Prepared:
     """Look through the files once: which GPUs there are, how often they were scraped, and whose they were.
 
-    counted_s: the span in which samples are counted. neighbors: jobs of which nothing is computed, but which may
+    counted_s: the span in which samples are counted. neighbors: jobs without computed metrics, which may
     have had the same nodes. options: by default what the configuration says.
     """
     counted_ms = (counted_s[0] * 1000, counted_s[1] * 1000)

@@ -1,4 +1,4 @@
-"""Jobs that are set aside whatever their telemetry says (perlmutter-telemetry, II-C)."""
+"""Jobs that are excluded whatever their telemetry says (perlmutter-telemetry, II-C)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from telemetry.slurm.hostlist import expand
 
 
 def set_aside(job: JobRun, filters: Filters, login_nodes: frozenset[str]) -> str | None:
-    """Why a job is not looked at, whatever its telemetry says (perlmutter-telemetry, II-C); None: it is."""
+    """Why a job is excluded, whatever its telemetry says (perlmutter-telemetry, II-C); None if it is not."""
     if filters.partitions and job.partition not in filters.partitions:
         return "partition"
     if job.account in filters.staff_accounts:

@@ -1,8 +1,8 @@
 """Metrics of job steps: what each srun of a job did, by the engine that measures jobs.
 
-A step owns the GPUs that its job had on the step's hosts, during the step. Nothing says which of them a step got, so
-that a step with fewer GPUs than its job had there, or one that shares a host with another step at the same time, is
-set aside. Only jobs with two steps or more are looked at: one step says what its job's row says.
+A step owns the GPUs that its job had on the step's hosts, during the step. No record says which of them a step
+got. So a step is excluded if it has fewer GPUs than its job had there, or shares a host with another step at the same
+time. Only jobs with two steps or more count: a single step has the metrics of its job.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Reservation:
-    """Nodes set aside for a span of time, unix seconds."""
+    """A reservation of nodes for a span of time, unix seconds."""
 
     nodes: tuple[str, ...]
     start_s: int

@@ -1,7 +1,7 @@
 """The spool of ended jobs: one small file per job, written by slurm_hooks/spool/almanac-ended.sh within slurmctld.
 
-A file says no more than that a job has ended, so that accounting is asked now; whose it was, and whether it has ended,
-is accounting's to say. So a file that lies costs one look at accounting. What is no such file is set aside in `bad/`.
+A file only says that a job has ended, so almanac asks accounting now. Accounting says whose job it was, and whether it
+has ended. So a false file costs one query. Other files move to `bad/`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `almanac doctor` asks a Prometheus server: which counters it has lately, of which GPUs, and what is wrong.
+"""What `almanac doctor` asks a Prometheus server: which counters it has lately, on which GPUs, and what is wrong.
 
 Counting is left to the server: answers hold a number per counter, host and GPU model, and no samples.
 """

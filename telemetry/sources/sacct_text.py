@@ -1,7 +1,7 @@
 """sacct's text output: every number of a job, and no field that its owner can write freely.
 
-Names and comments may hold newlines and delimiters, so they are not asked for here; the delimiter is drawn anew for
-every query and the first and last columns are Slurm's own, so that no other field can pass for a row either.
+Names and comments may hold newlines and delimiters, so this module does not read them. Every query draws a new
+delimiter, and the first and last columns are Slurm's own. So no other field can pass for a row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the store remembers of its own progress: how far sources were read, and which days are to be summarised.
+"""The store's record of its progress: how far sources were read, and which days are stale.
 
-A day is open from just before rows change that its jobs' metrics depend on, until a summary that began after the
-change is stored. Every time a day is opened it gets a new number, so that a summary closes a day only where nothing
-has opened it since.
+A day becomes stale just before rows change that its jobs' metrics depend on. It stays stale until a summary that began
+after the change is stored. Each change gives the day a new number, so a summary clears a day only if no change
+followed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Marks:
         return {name: mark for name, mark in marks.items() if mark is not None}
 
     def open_days(self, cluster: str) -> dict[int, int]:
-        """Days since 1970 whose jobs' metrics are to be computed, each with the number of its last opening.
+        """Stale days (days since 1970), each with the number of its last change.
 
         Raises StoreError where the marks cannot be read.
         """
@@ -123,7 +123,7 @@ class Marks:
             self._write_opened(cluster, StaleDays(before.last, left))
 
     def _opened(self, cluster: str) -> StaleDays:
-        return _read(self._path("open-days", cluster), _parse_days, StaleDays(), _anew(cluster))
+        return _read(self._path("open-days", cluster), _parse_days, StaleDays(), _again(cluster))
 
     def _write_opened(self, cluster: str, opened: StaleDays) -> None:
         days = {day_text(day): number for day, number in sorted(opened.days.items())}
@@ -160,5 +160,5 @@ def _parse_days(content: Any) -> StaleDays:
     return StaleDays(int(content["last"]), days)
 
 
-def _anew(cluster: str) -> str:
+def _again(cluster: str) -> str:
     return f"remove it, then compute all metrics: almanac -M {cluster} summarize -S 1970-01-01"

@@ -213,7 +213,7 @@ class Store:
         since_s: int | None = None,
         until_s: int | None = None,
     ) -> None:
-        """Make these columns a view of the table's name, for what reads more than is to be held in memory.
+        """Make these columns a view of the table's name, for readers of more rows than fit in memory.
 
         Of the rows whose time is in [since_s, until_s). Damaged files raise duckdb.Error when the view is read.
         """
@@ -257,7 +257,7 @@ class Store:
         """Store rows in place of all rows of their owners; how many partition files that changed.
 
         owners: values of some columns of the key, the time column among them. Rows of an owner that are not given
-        again are gone, so that what is computed anew leaves nothing stale.
+        again are gone, so that computing again leaves nothing stale.
         """
         spec, changed = TABLES[table], 0
         given = dict(by_partition(spec, conform(rows, spec)))
