@@ -29,7 +29,7 @@ UNKNOWN_S = 600
 MINUTE_S, HOUR_S = 60, 3600
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 60, 4 * HOUR_S
 MOST_FAILED = 3
-"""Refused mails and lost connections in a row that end a run."""
+"""Refused recipients, refused senders, and lost connections in a row that end a run. One dead mailbox never ends it."""
 _FAILURES = (OSError, smtplib.SMTPException, ValueError)
 
 
@@ -153,7 +153,11 @@ def backoff_s(attempts: int) -> int:
 
 @dataclass
 class _DeliveryRun:
-    """recent: times of the tries of the last minute. failed_in_row: refused mails and lost connections."""
+    """recent: times of the tries of the last minute.
+
+    failed_in_row: since the last mail that was sent, the refused recipients, and the Message-IDs of mails with
+    another failure: a lost connection, or a refused sender.
+    """
 
     outbox: Outbox
     config: Mail
@@ -164,7 +168,7 @@ class _DeliveryRun:
     done: Counter[str] = field(default_factory=Counter)
     recent: deque[int] = field(default_factory=deque)
     server: smtplib.SMTP | None = None
-    failed_in_row: int = 0
+    failed_in_row: set[str] = field(default_factory=set)
     fault: str = ""
     last_error: str = ""
 
@@ -229,7 +233,7 @@ class _DeliveryRun:
         else:
             self.outbox.sent(message, self._now_s())
             self.done["sent"] += 1
-            self.failed_in_row = 0
+            self.failed_in_row.clear()
         self.recent.append(self._now_s())
         return not self.fault
 
@@ -245,9 +249,9 @@ class _DeliveryRun:
         if reply.is_lost:
             self.hang_up()
         if reply.is_lost or reply.is_refusal:
-            self.failed_in_row += 1
-        if self.failed_in_row >= MOST_FAILED:
-            self.fault = f"{self._name} took none of the last {MOST_FAILED} mails: {reply.text}"
+            self.failed_in_row.add(message.message_id if reply.is_lost or reply.is_of_sender else message.recipient)
+        if len(self.failed_in_row) >= MOST_FAILED:
+            self.fault = f"{self._name} takes no mail: {reply.text}"
         if self._is_old(message):
             self._give_up(message, reply.text)
         else:

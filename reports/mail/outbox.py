@@ -165,8 +165,12 @@ class Outbox:
             count(db, "skipped", reason, db.total_changes - before)
 
     def ready(self, now_s: int, limit: int) -> list[Message]:
-        """Messages to send now, oldest first, also those that a killed process left."""
-        sql = f"SELECT {_MESSAGE} FROM message WHERE state = 'queued' AND next_try_s <= ? ORDER BY put_s, message_id"
+        """Messages to send now, also those of a killed process: first tries, then repeated ones, each oldest first.
+
+        So mail that is refused again and again delays no other.
+        """
+        order = "attempts > 0, put_s, message_id"
+        sql = f"SELECT {_MESSAGE} FROM message WHERE state = 'queued' AND next_try_s <= ? ORDER BY {order}"
         found = self._select(f"{sql} LIMIT ?", (now_s, limit))
         names = _MESSAGE.split(", ")
         return [Message(**dict(zip(names, row, strict=True)), runs=self._runs(row[0])) for row in found]

@@ -11,11 +11,15 @@ from almanac.scrub import scrub
 
 @dataclass(frozen=True)
 class Reply:
-    """text: one safe line. is_lost: the connection cannot be used again. is_refusal: a 5xx reply."""
+    """text: one safe line. is_lost: the connection cannot be used again. is_refusal: a 5xx reply.
+
+    is_of_sender: the reply is to the sender's address.
+    """
 
     text: str
     is_lost: bool = False
     is_refusal: bool = False
+    is_of_sender: bool = False
 
 
 def reply_of(error: Exception, secrets: Sequence[str] = ()) -> Reply:
@@ -30,4 +34,5 @@ def reply_of(error: Exception, secrets: Sequence[str] = ()) -> Reply:
     text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
     # 421: the server hangs up. smtplib gives -1 if the server's line is no reply.
     is_lost = code == 421 or code < 200
-    return Reply(scrub(f"{code} {' '.join(text.split())}", secrets), is_lost=is_lost, is_refusal=code >= 500)
+    said = scrub(f"{code} {' '.join(text.split())}", secrets)
+    return Reply(said, is_lost, code >= 500, isinstance(error, smtplib.SMTPSenderRefused))
