@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -73,10 +73,3 @@ class AdviceService(Protocol[Data, Artefact, Predicted]):
 
         The hooks that change Slurm read these values. A service never changes Slurm itself.
         """
-
-
-class BuiltInService(AdviceService[Data, Artefact, Predicted], Protocol[Data, Artefact, Predicted]):
-    """One of almanac's own: it predicts for many submissions at once, as for each alone."""
-
-    def predict_many(self, asked: Sequence[AdviceRequest], artefact: Artefact | None) -> Sequence[Predicted]:
-        """In the order of `asked`, which all have the same history, settings and submit_s. Pure."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,9 +17,9 @@ from advisor.duration.prediction import Prediction, predict
 from advisor.duration.rolling import SiteMeans
 from advisor.evaluation.replay import DurationReplay, known_of_pending, observed_history, replay_durations
 from advisor.evaluation.scores import Floats, Scores
-from advisor.services.base import AdviceRequest, Record
+from advisor.services.base import AdviceRequest
 from almanac.config import Config, Priority
-from almanac.records import PriorityAdvice, Request
+from almanac.records import Duration, PriorityAdvice, Request
 
 QUANTILES = 101
 
@@ -43,66 +42,58 @@ class LearnedDurations:
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """A predicted duration and its place in the queue. quantiles_s: as in Durations."""
+class AdvisedDuration:
+    """A predicted duration, and from it the place in the queue; None if nothing is known of the user or the site."""
 
-    prediction: Prediction | None
-    quantiles_s: tuple[float, ...]
+    duration: Duration | None
+    priority: PriorityAdvice | None
 
 
-class GpuTimeService:
-    """The service `gpu_time`: fields duration and priority of the advice."""
+def learn_durations(
+    history: pd.DataFrame, previous: LearnedDurations | None, config: Config, now_s: int
+) -> LearnedDurations:
+    """From the jobs that ended before now_s; few or no jobs give as much as can be learned."""
+    # The model's random row samples depend on the order of rows: known_at gives one, whatever the frame's.
+    known = known_at(history[list(HISTORY_COLUMNS)], now_s)
+    model = previous.model if previous else None
+    ended = known[has_ended(known)]
+    job_id, submit_s, end_s = (ended[name].to_numpy(dtype="int64") for name in ("job_id", "submit_s", "end_s"))
+    rows = np.flatnonzero(has_ended(known))[learned_rows(job_id, submit_s, end_s, model)]
+    past = replay_durations(known, config.rolling, rows)
+    fitted = fit(past, config.training, now_s, model)
+    before, newest = (fitted.before, fitted.newest) if fitted else split(past, config.training.validation_share)
+    return LearnedDurations(
+        jobs=len(ended),
+        since_s=int(ended["submit_s"].min()) if len(ended) else None,
+        until_s=int(ended["end_s"].max()) if len(ended) else None,
+        site=_site_means(ended),
+        model=fitted.model if fitted else None,
+        gpu_time_quantiles_s=_gpu_time_quantiles(newest, fitted.model if fitted else None),
+        scores=scores_of(predictions_of(_judged(fitted), newest, before), newest),
+    )
 
-    def fetch(self, record: Record) -> pd.DataFrame:
-        return record.history
 
-    def update(
-        self, data: pd.DataFrame, previous: LearnedDurations | None, config: Config, now_s: int
-    ) -> LearnedDurations:
-        """From the jobs that ended before now_s; with few or none, what can be learned from them."""
-        # The model's random row samples depend on the order of rows: known_at gives one, whatever the frame's.
-        known = known_at(data[list(HISTORY_COLUMNS)], now_s)
-        model = previous.model if previous else None
-        ended = known[has_ended(known)]
-        job_id, submit_s, end_s = (ended[name].to_numpy(dtype="int64") for name in ("job_id", "submit_s", "end_s"))
-        rows = np.flatnonzero(has_ended(known))[learned_rows(job_id, submit_s, end_s, model)]
-        past = replay_durations(known, config.rolling, rows)
-        fitted = fit(past, config.training, now_s, model)
-        before, newest = (fitted.before, fitted.newest) if fitted else split(past, config.training.validation_share)
-        return LearnedDurations(
-            jobs=len(ended),
-            since_s=int(ended["submit_s"].min()) if len(ended) else None,
-            until_s=int(ended["end_s"].max()) if len(ended) else None,
-            site=_site_means(ended),
-            model=fitted.model if fitted else None,
-            gpu_time_quantiles_s=_gpu_time_quantiles(newest, fitted.model if fitted else None),
-            scores=scores_of(predictions_of(_judged(fitted), newest, before), newest),
-        )
-
-    def predict(self, asked: AdviceRequest, artefact: LearnedDurations | None) -> Ranked:
-        """prediction is None where nothing is known of the user or the site, and no model is trained."""
-        return self.predict_many([asked], artefact)[0]
-
-    def predict_many(self, asked: Sequence[AdviceRequest], artefact: LearnedDurations | None) -> Sequence[Ranked]:
-        jobs, first = [each.job for each in asked], asked[0]
-        # Untrained, no user's runs speak for another: the site's means stay empty.
-        site = artefact.site if artefact else SiteMeans()
-        users = {job.user for job in jobs}
-        observed = observed_history(users, first.history, first.request.submit_s, first.config.rolling, site)
-        predicted = predict(jobs, [observed.known_at_submit(job) for job in jobs], artefact.model if artefact else None)
-        return [Ranked(each, artefact.gpu_time_quantiles_s if artefact else ()) for each in predicted]
-
-    def advise(self, asked: AdviceRequest, predicted: Ranked) -> Mapping[str, Any]:
-        if predicted.prediction is None:
-            return {"duration": None, "priority": None}
-        priority = priority_of(asked.job, predicted.prediction, predicted.quantiles_s, asked.config.priority)
-        return {"duration": predicted.prediction.duration, "priority": priority}
+def advise_durations(asked: Sequence[AdviceRequest], learned: LearnedDurations | None) -> list[AdvisedDuration]:
+    """In the order of `asked`, which all have the same history, settings, and submit_s. Pure."""
+    jobs, first = [each.job for each in asked], asked[0]
+    # Untrained, no user's runs speak for another: the site's means stay empty.
+    site = learned.site if learned else SiteMeans()
+    users = {job.user for job in jobs}
+    observed = observed_history(users, first.history, first.request.submit_s, first.config.rolling, site)
+    predictions = predict(jobs, [observed.known_at_submit(job) for job in jobs], learned.model if learned else None)
+    quantiles_s = learned.gpu_time_quantiles_s if learned else ()
+    return [
+        AdvisedDuration(None, None)
+        if prediction is None
+        else AdvisedDuration(prediction.duration, priority_of(job, prediction, quantiles_s, first.config.priority))
+        for job, prediction in zip(jobs, predictions, strict=True)
+    ]
 
 
 def priority_of(
     job: Submission, prediction: Prediction, quantiles_s: tuple[float, ...], priority: Priority
 ) -> PriorityAdvice | None:
-    """None for a job without GPUs: it has no GPU-time. quantiles_s: as in Durations."""
+    """None for a job without GPUs: it has no GPU-time. quantiles_s: as in LearnedDurations."""
     if not job.gpu_count:
         return None
     duration = prediction.duration
@@ -118,7 +109,7 @@ def priorities_of(
     now_s: int,
     overran: Mapping[str, float] | None = None,
 ) -> list[PriorityAdvice | None]:
-    """What the service tells of many submissions that wait at now_s, each from what was known when it was submitted.
+    """The priorities of many submissions that wait at now_s, each from what was known when it was submitted.
 
     Whether a user's runs overrun, though, is judged as of now_s, and by `overran` (user: share) where that is greater.
     None where nothing is known, and without GPUs.

@@ -12,14 +12,14 @@ import pytest
 
 import advisor.services.own as own_services
 from advisor.artefacts import load_learned, save
-from advisor.service import BUILT_IN, advise, train, train_site
+from advisor.service import advise, train, train_site
 from advisor.services.base import AdviceRequest, Learned, Record
 from advisor.services.own import load_own, own_advice, update_own
 from advisor.versions import prune, roll_back
 from almanac.config import Config
 from almanac.config_file import parse_config
 from almanac.errors import StoreError
-from almanac.records import Advice, Request
+from almanac.records import Request
 from telemetry.store.store import Store
 
 NOW_S = 1_750_000_000
@@ -115,14 +115,6 @@ def record(site_history: pd.DataFrame, tmp_path: Path) -> Record:
 
 def naming(config: Config, *names: str) -> Config:
     return dataclasses.replace(config, services=parse_config({"services": {"extra": list(names)}}).services)
-
-
-def test_almanacs_own_services_tell_every_field_of_an_advice(config: Config, site_history: pd.DataFrame) -> None:
-    asked = AdviceRequest(Request(user="ann", gpu_count=4, submit_s=NOW_S), site_history, config)
-    told = [set(service.advise(asked, service.predict(asked, None))) for service in BUILT_IN.values()]
-    assert list(BUILT_IN) == ["gpu_time", "memory", "wait"]
-    assert sum(map(len, told)) == len(set.union(*told)), "no two tell the same"
-    assert set.union(*told) == {field.name for field in dataclasses.fields(Advice)} - {"request", "services"}
 
 
 def test_a_site_is_trained_as_a_history_is(config: Config, record: Record) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 
 from advisor.duration.waits import MIN_JOBS, RECENT_DAYS, WaitQuartiles, learn_waits
-from advisor.services.base import Record
-from advisor.services.wait import WaitService
+from advisor.services.base import AdviceRequest
+from advisor.services.wait import expected_waits, learn_site_waits
 from almanac.config import Config
-from almanac.records import ExpectedWait
-from telemetry.store.store import Store
+from almanac.records import ExpectedWait, Request
 
 NOW_S = 1_750_000_000
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
@@ -47,8 +46,6 @@ def test_jobs_that_still_run_have_waited_too(config: Config) -> None:
     parts = jobs(MIN_JOBS, state="REQUEUED")
     base = {"user": "a", "name_key": "k", "tier": "hbm80g", "node_count": 1, "is_array": False, "state": "COMPLETED"}
     history = pd.DataFrame([{"job_id": n, **base, **row} for n, row in enumerate(ended + running + parts)])
-    record = Record(cast(Store, None), "c", history, NOW_S)
-    service = WaitService()
-    waits = service.update(service.fetch(record), None, config, NOW_S)
-    [found] = waits.expected(config.tiers, 1)
+    asked = AdviceRequest(Request(user="a", node_count=1), history, config)
+    [[found]] = expected_waits([asked], learn_site_waits(history, NOW_S))
     assert (found.jobs, found.median_s) == (3 * MIN_JOBS, 7200.0)
