@@ -63,3 +63,12 @@ class Tier:
     constraint: str = key("", "node feature of the tier, such as hbm80g")
     gres: str = key("", "GRES type of the tier, such as a100_80 in gpu:a100_80:4")
     partition: str = key("", "partition of the tier")
+
+    @property
+    def kind(self) -> str:
+        """The key that selects the tier: constraint, gres, or partition."""
+        return "constraint" if self.constraint else "gres" if self.gres else "partition"
+
+    @property
+    def kind_text(self) -> str:
+        return "GRES type" if self.gres and not self.constraint else self.kind

@@ -84,15 +84,11 @@ def _names(request: Request, tier: Tier) -> bool:
     return tier.partition in request.partition.split(",")
 
 
-def _selector(tier: Tier) -> str:
-    return "constraint" if tier.constraint else "GRES type" if tier.gres else "partition"
-
-
 def rewrite(request: Request, tiers: Sequence[Tier], target: Tier) -> Rewrite:
     """How to ask for `target` instead, every other term kept."""
-    crossing = [tier for tier in tiers if _selector(tier) != _selector(target) and _names(request, tier)]
+    crossing = [tier for tier in tiers if tier.kind != target.kind and _names(request, tier)]
     if crossing:
-        return Rewrite(why_not=f"the request names {crossing[0].name} by its {_selector(crossing[0])}")
+        return Rewrite(why_not=f"the request names {crossing[0].name} by its {crossing[0].kind_text}")
     if target.partition and request.partition and request.partition not in {tier.partition for tier in tiers}:
         return Rewrite(why_not=f"the request names the partition {request.partition}")
     if not target.gres and request.gpu_type and requested_tier(request, tiers) is None:

@@ -77,14 +77,8 @@ def _change(request: Request, tiers: Sequence[Tier], asked: Tier | None, target:
     asked_name = asked.name if asked else None
     how = rewrite(request, tiers, target)
     why_not = how.why_not
-    if asked is not None and _selector(asked) != _selector(target):
-        why_not = f"{asked.name} is selected by {_selector(asked)} and {target.name} by {_selector(target)}"
+    if asked is not None and asked.kind != target.kind:
+        why_not = f"{asked.name} is selected by {asked.kind_text} and {target.name} by {target.kind_text}"
     if why_not:
         return TierAdvice(target.name, NOT_REWRITABLE, asked_name, is_change=True, note=why_not)
     return TierAdvice(target.name, reason, asked_name, is_change=True, rewrite=f"{how.option}={how.value}")
-
-
-def _selector(tier: Tier) -> str:
-    if tier.constraint:
-        return "constraint"
-    return "GRES type" if tier.gres else "partition"

@@ -175,8 +175,7 @@ def _decimal(value: float) -> str:
 
 
 def render_tier(tier: Tier) -> str:
-    kind = "constraint" if tier.constraint else "gres" if tier.gres else "partition"
-    return f"tier\t{tier.name}\t{tier.capacity_mib}\t{kind}\t{tier.constraint or tier.gres or tier.partition}"
+    return f"tier\t{tier.name}\t{tier.capacity_mib}\t{tier.kind}\t{tier.constraint or tier.gres or tier.partition}"
 
 
 def render_row(row: Row) -> str:

@@ -79,13 +79,9 @@ def propose(request: Request, advice: AdviceFile, is_placed: bool = False) -> Pr
 
 
 def _change(request: Request, tiers: tuple[Tier, ...], asked: Tier | None, target: Tier) -> Rewrite:
-    if asked is not None and _kind(asked) != _kind(target):
+    if asked is not None and asked.kind != target.kind:
         return Rewrite(why_not=f"{asked.name} is asked for by another option than {target.name}")
     return rewrite(request, tiers, target)
-
-
-def _kind(tier: Tier) -> str:
-    return "constraint" if tier.constraint else "gres" if tier.gres else "partition"
 
 
 def action(mode: str, proposal: Proposal, choice: Choice | None, now_s: int) -> PromptAction:
