@@ -55,10 +55,10 @@ def pandas_core(root: Path) -> int:
     """The core summary as one would write it in pandas; returns jobs."""
     import pandas as pd
 
-    frame, claims = load(root)
+    frame, allocations = load(root)
     merged = pd.merge_asof(
         frame.sort_values("time_ms"),
-        claims.sort_values("start_ms"),
+        allocations.sort_values("start_ms"),
         left_on="time_ms",
         right_on="start_ms",
         by="host",
@@ -91,12 +91,12 @@ def pandas_core(root: Path) -> int:
 
 def loops(root: Path, number: int) -> dict[str, float]:
     """Wall seconds that all jobs would take one by one, without loading, extrapolated from `number` drawn ones."""
-    frame, claims = load(root)
-    jobs = sorted(claims["job"].unique())
+    frame, allocations = load(root)
+    jobs = sorted(allocations["job"].unique())
     chosen = random.Random(1).sample(jobs, min(number, len(jobs)))
     started = time.perf_counter()
     for job in chosen:
-        _one_job(frame, claims[claims["job"] == job])
+        _one_job(frame, allocations[allocations["job"] == job])
     return {"jobs": len(chosen), "wall_s": (time.perf_counter() - started) * len(jobs) / len(chosen)}
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from prometheus_client import Metric
 
 from almanac import __version__
+from almanac.units import DAY_S
 from reports.mail.outbox_file import OutboxCounts, outbox_path, read_counts
 from reports.textfile import Labels, family
 from telemetry.store.marks import ahead_s
 from telemetry.store.store import Store
 
-DAY_S = 86_400
 WINDOW_DAYS = 7
 ADVICE_DAYS = 180
 """What is kept of a file is what changed. A row that has stayed the same for longer is not found, and says nothing of

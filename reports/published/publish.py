@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow.compute as pc
 
 from almanac.config import Config
-from almanac.units import format_count
+from almanac.units import DAY_S, format_count
 from reports.job.context import JobContext, Row, build_runs, plain_rows
 from reports.published.choice import Chosen, newest_runs
 from reports.published.folder import INDEX, REPORT_NAME, Listed, OwnFile, OwnFolder
@@ -23,7 +23,6 @@ from telemetry.history import HISTORY, load_history_table
 from telemetry.store.store import Store
 from telemetry.store.user_files import Names, Owners, Uids, name_of, owners_of, uid_of
 
-DAY_S = 86_400
 JOBS_AT_ONCE, GPUS_AT_ONCE = 400, 4000
 """Most runs, and most GPUs, whose samples are in memory at once (about 100 MB)."""
 USERS_AT_ONCE = 500

@@ -19,7 +19,7 @@ from advisor.service import Trained
 from almanac import __version__
 from almanac.config import Config, Priority
 from almanac.errors import ConfigError, FileFormatError
-from almanac.units import format_count
+from almanac.units import DAY_S, format_count
 from slurm_hooks.advice.file import (
     FAMILY,
     FORMAT,
@@ -35,7 +35,7 @@ from slurm_hooks.advice.file import (
 )
 from slurm_hooks.advice.folder import AdviceDir
 from slurm_hooks.advice.published import EVERYBODY, PublishedChange, changed_rows, record
-from slurm_hooks.advice.rows import DAY_S, SITE_JOBS, UserRows, site_rows
+from slurm_hooks.advice.rows import SITE_JOBS, UserRows, site_rows
 from slurm_hooks.advice.workers import rows_by_user
 from telemetry.history import UserHistories
 from telemetry.store.store import Store

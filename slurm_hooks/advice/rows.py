@@ -21,10 +21,9 @@ from advisor.service import Trained, advise_many
 from almanac.config import Config
 from almanac.names import name_key
 from almanac.records import Advice, Request
-from almanac.units import format_duration
+from almanac.units import DAY_S, format_duration
 from slurm_hooks.advice.file import FAMILY, GPUS, MAX_BYTES, USER, Row, render_row
 
-DAY_S = 86_400
 NAMELESS = ("", "-")
 MAX_GPU_COUNTS = 100
 SITE_JOBS = 100

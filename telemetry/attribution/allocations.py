@@ -80,25 +80,25 @@ class Inventory:
 class Attribution:
     """Who owns what. Jobs are named by their place in the list that was given.
 
-    claims: one row per job and unit: job, host, gpu, mig, start_ms, end_ms. No two claims of a unit overlap.
-    origin: where a job's claims come from: "whole node", "label", "prolog" or "squeue".
-    failed: why a job has no claims.
+    allocations: one row per job and unit: job, host, gpu, mig, start_ms, end_ms. No two allocations of a unit overlap.
+    origin: where a job's allocations come from: "whole node", "label", "prolog" or "squeue".
+    failed: why a job has no allocations.
     """
 
-    claims: pa.Table
+    allocations: pa.Table
     origin: dict[int, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
     def of_first(self, number: int) -> Attribution:
         """The same without the jobs from place `number` on."""
         return Attribution(
-            self.claims.filter(pc.field("job") < number),
+            self.allocations.filter(pc.field("job") < number),
             {place: origin for place, origin in self.origin.items() if place < number},
             {place: why for place, why in self.failed.items() if place < number},
         )
 
 
-CLAIMS = schema_of(
+ALLOCATIONS = schema_of(
     {
         "job": pa.int32(),
         "host": pa.string(),
@@ -109,7 +109,7 @@ CLAIMS = schema_of(
     }
 )
 
-_Claims = dict[int, list[tuple[str, Unit]]]
+_Allocations = dict[int, list[tuple[str, Unit]]]
 _Place = tuple[str, int, str]
 """Host, GPU index and MIG instance id."""
 
@@ -136,30 +136,30 @@ def attribute(
     labeled: Mapping[int, Iterable[tuple[str, int, str]]],
     bindings: Sequence[Binding],
 ) -> Attribution:
-    """Claims of every job whose GPUs are known.
+    """Allocations of every job whose GPUs are known.
 
     labeled: units (host, gpu, mig) that carry the job's own label on its own hosts and in its own time
     (`shared_jobs` says for which jobs it is looked at).
     """
     shared = set(shared_jobs(jobs, inventory))
-    result = Attribution(CLAIMS.empty_table())
+    result = Attribution(ALLOCATIONS.empty_table())
     records = _records_by_job(jobs, inventory, bindings) if shared else {}
-    claims: _Claims = {}
+    allocations: _Allocations = {}
     for number, job in enumerate(jobs):
         if not job.hosts:
             result.failed[number] = NO_NODES
         elif number not in shared:
-            claims[number] = _whole_nodes(job, inventory)
+            allocations[number] = _whole_nodes(job, inventory)
             result.origin[number] = "whole node"
         else:
             bound = records.get(number, _Bound())
             bound.units["label"] = set(labeled.get(number, ()))
-            _claim_bound(number, job, inventory, bound, claims, result)
-    for number in _overlapping(jobs, claims):
-        del claims[number]
+            _allocate_bound(number, job, inventory, bound, allocations, result)
+    for number in _overlapping(jobs, allocations):
+        del allocations[number]
         del result.origin[number]
         result.failed[number] = DOUBLY_BOUND
-    result.claims = _table(jobs, claims)
+    result.allocations = _table(jobs, allocations)
     return result
 
 
@@ -239,15 +239,15 @@ def _whole_nodes(job: JobRun, inventory: Inventory) -> list[tuple[str, Unit]]:
     return [(host, unit) for host in job.hosts for unit in sorted(inventory.of(host, job.start_s, job.end_s))]
 
 
-def _claim_bound(
+def _allocate_bound(
     number: int,
     job: JobRun,
     inventory: Inventory,
     bound: _Bound,
-    claims: _Claims,
+    allocations: _Allocations,
     result: Attribution,
 ) -> None:
-    """Claim what the first origin names that names no more GPUs than the job has.
+    """Allocation what the first origin names that names no more GPUs than the job has.
 
     Where a record contradicts itself no other record is believed either, such as squeue's, which has no UUID.
     """
@@ -255,7 +255,7 @@ def _claim_bound(
     for origin in ("label",) if CONTRADICTED in bound.doubts else ("label", "prolog", "squeue"):
         units = bound.units.get(origin, set()) & known
         if units and len(units) <= job.gpu_count:
-            claims[number] = [(host, (gpu, mig)) for host, gpu, mig in sorted(units)]
+            allocations[number] = [(host, (gpu, mig)) for host, gpu, mig in sorted(units)]
             result.origin[number] = origin
             return
     divisible = job.gpu_count % len(job.hosts) == 0
@@ -290,19 +290,19 @@ def _run_of(seen_s: int, runs: list[tuple[int, int, int]]) -> int | None:
     return None
 
 
-def _overlapping(jobs: Sequence[JobRun], claims: _Claims) -> set[int]:
-    """Jobs that claim a unit at a time at which another job claims it too."""
+def _overlapping(jobs: Sequence[JobRun], allocations: _Allocations) -> set[int]:
+    """Jobs with an allocation that overlaps an allocation of another job."""
     by_unit: dict[tuple[str, Unit], list[tuple[int, int, int]]] = defaultdict(list)
-    for number, units in claims.items():
+    for number, units in allocations.items():
         for unit in units:
             by_unit[unit].append((jobs[number].start_s, jobs[number].end_s, number))
     return set().union(*(overlaps(spans) for spans in by_unit.values() if len(spans) > 1))
 
 
-def _table(jobs: Sequence[JobRun], claims: _Claims) -> pa.Table:
+def _table(jobs: Sequence[JobRun], allocations: _Allocations) -> pa.Table:
     rows = [
         (number, host, gpu, mig, jobs[number].start_s * 1000, jobs[number].end_s * 1000)
-        for number, units in claims.items()
+        for number, units in allocations.items()
         for host, (gpu, mig) in units
     ]
-    return table_of(CLAIMS, rows)
+    return table_of(ALLOCATIONS, rows)

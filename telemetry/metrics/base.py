@@ -1,4 +1,4 @@
-"""Per claim: samples, sums of counters, extremes of activity, and profiling faults."""
+"""Per allocation: samples, sums of counters, extremes of activity, and profiling faults."""
 
 from __future__ import annotations
 

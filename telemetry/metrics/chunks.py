@@ -37,7 +37,7 @@ class Work:
     """Chunks of telemetry, and what the partials of each are made by. counted_ms: the span in which samples count."""
 
     chunks: Sequence[Files]
-    claims: pa.Table
+    allocations: pa.Table
     options: Options
     counted_ms: tuple[int, int]
 
@@ -99,7 +99,7 @@ def map_partials(db: duckdb.DuckDBPyConnection, work: Work, progress: Progress) 
     """Partials of all chunks, merged."""
 
     def one(db: duckdb.DuckDBPyConnection, files: Files) -> Partials:
-        return compute_partials(db, files, work.claims, work.options, work.counted_ms)
+        return compute_partials(db, files, work.allocations, work.options, work.counted_ms)
 
     done: list[Partials] = []
     for part in each_chunk(db, work.chunks, one):

@@ -15,7 +15,7 @@ Columns = dict[str, Array]
 
 @dataclass(frozen=True)
 class Kind:
-    """merge: "sum", "max" or "min" of the rows of one claim; "": what is more than that."""
+    """merge: "sum", "max" or "min" of the rows of one allocation; "": what is more than that."""
 
     dtype: type[np.generic]
     empty: float

@@ -1,6 +1,6 @@
 """`map_partials` on Dask: each chunk in some worker's process, merged here in the order of the chunks.
 
-A chunk's partials depend on nothing but its files and the claims, so a chunk whose worker dies is computed again
+A chunk's partials depend on nothing but its files and the allocations, so a chunk whose worker dies is computed again
 elsewhere and comes out the same.
 """
 
@@ -54,7 +54,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class _Call:
-    """What every chunk's task needs beside the claims."""
+    """What every chunk's task needs beside the allocations."""
 
     options: Options
     counted_ms: tuple[int, int]
@@ -79,7 +79,9 @@ class DaskMapper:
         workers.want(len(chunks))
         with _scheduler_at_hand():
             _check_imports(workers.client)
-            futures = _submit(workers.client, chunks, work.claims, _Call(work.options, work.counted_ms, software()))
+            futures = _submit(
+                workers.client, chunks, work.allocations, _Call(work.options, work.counted_ms, software())
+            )
         return merge_partials(db, _gather(workers, chunks, futures, progress))
 
 
@@ -107,11 +109,11 @@ def _check_imports(client: Client) -> None:
             )
 
 
-def _submit(client: Client, chunks: Sequence[Files], claims: pa.Table, call: _Call) -> list[Future[Partials]]:
-    """One future per chunk. The claims travel once, as a task: scattered data would be lost with its only holder."""
+def _submit(client: Client, chunks: Sequence[Files], allocations: pa.Table, call: _Call) -> list[Future[Partials]]:
+    """One future per chunk. The allocations travel once, as a task, because scattered data dies with its holder."""
     with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TB"}):
-        shared = client.submit(_unpacked, _packed(claims), pure=False)
-    futures: list[Future[Partials]] = client.map(_chunk_partials, chunks, claims=shared, call=call, pure=False)
+        shared = client.submit(_unpacked, _packed(allocations), pure=False)
+    futures: list[Future[Partials]] = client.map(_chunk_partials, chunks, allocations=shared, call=call, pure=False)
     return futures
 
 
@@ -181,10 +183,10 @@ def _named(files: Files) -> str:
     return f"{files.paths[0]}{more}"
 
 
-def _packed(claims: pa.Table) -> bytes:
+def _packed(allocations: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, claims.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
-        stream.write_table(claims)
+    with pa.ipc.new_stream(sink, allocations.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_table(allocations)
     packed: bytes = sink.getvalue().to_pybytes()
     return packed
 
@@ -199,13 +201,13 @@ def software() -> tuple[tuple[str, str], ...]:
     return (("almanac", __version__), *((name, metadata.version(name)) for name in _DECISIVE))
 
 
-def _chunk_partials(files: Files, claims: pa.Table, call: _Call) -> Partials:
+def _chunk_partials(files: Files, allocations: pa.Table, call: _Call) -> Partials:
     """Runs in a worker, on a DuckDB connection of its own."""
     _check_software(call.software)
     _check_files(files.paths)
     worker = get_worker()
     with connect([Path(worker.local_directory)], memory_limit_mib=_memory_limit_mib(worker), threads=1) as db:
-        return compute_partials(db, files, claims, call.options, call.counted_ms)
+        return compute_partials(db, files, allocations, call.options, call.counted_ms)
 
 
 def _check_software(expected: Sequence[tuple[str, str]]) -> None:

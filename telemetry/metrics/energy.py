@@ -22,18 +22,18 @@ KINDS = {
     "energy_lost_mj": REAL,
     "energy_resets": WHOLE,
 }
-"""from, until: of the first and last reading, ms since the start of the claim."""
+"""from, until: of the first and last reading, ms since the start of the allocation."""
 
 
 def measure(samples: GpuSamples) -> Columns:
     counter = samples.counter("energy_mj")
     if counter is None:
         return {"missing_energy_mj": samples.runs.lengths}
-    readings, time_ms, places, runs = counter.values, samples.time_ms, np.arange(len(samples.claim)), samples.runs
+    readings, time_ms, places, runs = counter.values, samples.time_ms, np.arange(len(samples.allocation)), samples.runs
     if counter.known is not None:
         places, runs = runs.where(counter.known)
         readings, time_ms = readings[counter.known], time_ms[counter.known]
-    start_ms = samples.claims.start_ms[samples.claim[places]]
+    start_ms = samples.allocations.start_ms[samples.allocation[places]]
     falls = _falls(readings, readings, runs)
     found = {
         "energy_from_ms": runs.first(time_ms) - start_ms,
@@ -43,7 +43,7 @@ def measure(samples: GpuSamples) -> Columns:
         "energy_lost_mj": runs.sum(np.where(falls, readings, 0.0)),
         "energy_resets": runs.sum(falls),
     }
-    return {"missing_energy_mj": counter.missing(samples.runs)} | scattered(found, places, len(samples.claim))
+    return {"missing_energy_mj": counter.missing(samples.runs)} | scattered(found, places, len(samples.allocation))
 
 
 def _falls(first: Array, last: Array, runs: RowRuns) -> Array:
@@ -54,11 +54,11 @@ def _falls(first: Array, last: Array, runs: RowRuns) -> Array:
 
 
 def merge(rows: Rows, all_runs: RowRuns) -> Columns:
-    """Rows in runs of the same claim, in any order of time."""
+    """Rows in runs of the same allocation, in any order of time."""
     number = np.arange(len(all_runs.starts))
-    claim = all_runs.spread(number)
+    allocation = all_runs.spread(number)
     held = np.flatnonzero(rows["samples"] > rows["missing_energy_mj"])
-    order, runs = grouped(claim[held], rows["energy_from_ms"][held])
+    order, runs = grouped(allocation[held], rows["energy_from_ms"][held])
     chosen = {name: rows[name][held][order] for name in KINDS}
     falls = _falls(chosen["energy_from_mj"], chosen["energy_until_mj"], runs)
     found = {
@@ -69,4 +69,4 @@ def merge(rows: Rows, all_runs: RowRuns) -> Columns:
         "energy_lost_mj": runs.sum(chosen["energy_lost_mj"] + np.where(falls, chosen["energy_until_mj"], 0.0)),
         "energy_resets": runs.sum(chosen["energy_resets"] + falls),
     }
-    return scattered(found, claim[held][order][runs.starts], len(number))
+    return scattered(found, allocation[held][order][runs.starts], len(number))

@@ -14,7 +14,7 @@ from telemetry.attribution.allocations import Attribution, JobRun, attribute, sh
 from telemetry.attribution.bindings import Binding
 from telemetry.metrics.chunks import Mapper, Progress, Work, map_partials, silent, split_files
 from telemetry.metrics.finish import Results, finish
-from telemetry.metrics.frames import claim_frame, job_frame, model_frame
+from telemetry.metrics.frames import allocation_frame, job_frame, model_frame
 from telemetry.metrics.inventory import Survey, survey
 from telemetry.metrics.labels import aligned, labelled_units
 from telemetry.metrics.options import Options
@@ -27,7 +27,7 @@ ALWAYS = (-(2**40), 2**40)
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the partials of any chunk need, and the end of the summary. Small: claims and jobs, no samples."""
+    """What the partials of any chunk need, and the end of the summary. Small: allocations and jobs, no samples."""
 
     work: Work
     jobs: pa.Table
@@ -56,17 +56,17 @@ def prepare(
     seen = survey(db, split_files(paths), counted_ms)
     attribution = attribute_jobs(db, jobs, seen, bindings, config, neighbors)
     work = Work(seen.chunks, pa.table({}), options or Options.of(config.metrics), counted_ms)
-    return with_claims(db, Prepared(work, pa.table({}), jobs, attribution, seen), config)
+    return with_allocations(db, Prepared(work, pa.table({}), jobs, attribution, seen), config)
 
 
-def with_claims(db: duckdb.DuckDBPyConnection, prepared: Prepared, config: Config) -> Prepared:
-    """With the claims of its attribution, and the frame of its jobs."""
+def with_allocations(db: duckdb.DuckDBPyConnection, prepared: Prepared, config: Config) -> Prepared:
+    """With the allocations of its attribution, and the frame of its jobs."""
     jobs, attribution, seen, work = prepared.given, prepared.attribution, prepared.seen, prepared.work
-    claims = claim_frame(jobs, attribution, seen)
+    allocations = allocation_frame(jobs, attribution, seen)
     if work.options.is_aligned_to_job:
-        claims = aligned(db, work.chunks, claims)
+        allocations = aligned(db, work.chunks, allocations)
     frame = job_frame(jobs, attribution, seen, config.filters)
-    return replace(prepared, work=replace(work, claims=claims), jobs=frame)
+    return replace(prepared, work=replace(work, allocations=allocations), jobs=frame)
 
 
 def compute(
@@ -85,7 +85,7 @@ def complete(
 ) -> tuple[Results, SummaryCounts]:
     """Metrics from the merged partials of all chunks."""
     work = prepared.work
-    results = finish(db, partials, work.claims, model_frame(), prepared.jobs, config, work.options)
+    results = finish(db, partials, work.allocations, model_frame(), prepared.jobs, config, work.options)
     samples = prepared.seen.counted
     counts = SummaryCounts(samples=samples, samples_without_job=samples - partials.counted)
     counts.count_jobs(verdicts_of(results.jobs).values())
@@ -100,9 +100,9 @@ def attribute_jobs(
     config: Config,
     neighbors: Sequence[JobRun] = (),
 ) -> Attribution:
-    """Claims of the jobs, with the exporter's labels where the configuration believes them.
+    """Allocations of the jobs, with the exporter's labels where the configuration believes them.
 
-    Neighbors may crowd a job's nodes, or be bound to its GPUs; they get no claims themselves.
+    Neighbors may crowd a job's nodes, or be bound to its GPUs; they get no allocations themselves.
     """
     everyone = [*jobs, *neighbors]
     paths = [path for files in seen.chunks for path in files.paths]

@@ -13,7 +13,7 @@ from telemetry.metrics.catalogue import GPU_METRICS, JOB_METRICS
 from telemetry.metrics.columns import Rows
 from telemetry.metrics.hours import rows, run
 from telemetry.metrics.options import Options
-from telemetry.metrics.partials import CLAIM, HISTOGRAM, OPEN_WINDOWS, WINDOWS, Partials
+from telemetry.metrics.partials import ALLOCATION, HISTOGRAM, OPEN_WINDOWS, WINDOWS, Partials
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Results:
 def finish(
     db: duckdb.DuckDBPyConnection,
     partials: Partials,
-    claims: pa.Table,
+    allocations: pa.Table,
     models: pa.Table,
     jobs: pa.Table,
     config: Config,
@@ -35,19 +35,19 @@ def finish(
 ) -> Results:
     """Metrics of every job of `jobs`, also of those without any sample.
 
-    claims, models, jobs: `frames.CLAIM_FRAME`, `frames.MODEL_FRAME`, `frames.JOB_FRAME`. The partials are merged ones.
+    allocations, models, jobs: as `frames.ALLOCATION_FRAME`, `frames.MODEL_FRAME`, `frames.JOB_FRAME`. partials: merged.
     """
     windows = [*partials[WINDOWS].parts, spatial.fold(partials[OPEN_WINDOWS])]
     given = {
         "spatial": _table(Rows(WINDOWS.kinds, [spatial.merge_closed(Rows(WINDOWS.kinds, windows))])),
         "intensity": histogram.by_job(partials[HISTOGRAM]),
-        "claims": claims,
+        "allocations": allocations,
         "models": models,
         "jobs": jobs,
     }
     for name, table in given.items():
         db.register(name, table)
-    db.register("parts", _table(partials[CLAIM]))
+    db.register("parts", _table(partials[ALLOCATION]))
     run(db, f"CREATE OR REPLACE TEMP TABLE per_gpu AS {finish_sql.per_gpu(config, options)}")
     db.unregister("parts")
     gpus = rows(db, f"SELECT {', '.join(GPU_METRICS.names)} FROM per_gpu ORDER BY job, host, gpu, mig")

@@ -1,6 +1,6 @@
-"""The SQL of `finish`: arithmetic on merged partials, a row per GPU (claim) and a row per job.
+"""The SQL of `finish`: arithmetic on merged partials, a row per GPU (allocation) and a row per job.
 
-Relations: parts (per claim), spatial, intensity (per job), claims, models, jobs.
+Relations: parts (per allocation), spatial, intensity (per job), allocations, models, jobs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _raw(options: Options) -> str:
         known = f"CASE WHEN mig = '' THEN {known} ELSE n_gr_engine_active_frac END"
     return f"""
 WITH b AS (SELECT *, {sums} AS sum_activity, {known} AS n_activity
-           FROM (SELECT *, {numbers} FROM parts) JOIN claims USING (claim))
+           FROM (SELECT *, {numbers} FROM parts) JOIN allocations USING (allocation))
 SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, j.expected AS expected_samples,
        samples - missing_energy_mj AS n_energy,
        CASE WHEN n_energy > 1 THEN energy_lost_mj - energy_from_mj + energy_until_mj END AS used_mj,

@@ -1,4 +1,4 @@
-"""The small tables beside the samples: claims, GPU models and jobs."""
+"""The small tables beside the samples: allocations, GPU models and jobs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pyarrow as pa
 from almanac.config import Filters
 from almanac.hardware import GpuModel, find_gpu_model, gpu_models
 from telemetry.attribution.allocations import Attribution, JobRun
+from telemetry.metrics.allocations import NO_LABEL
 from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.claims import NO_LABEL
 from telemetry.metrics.filters import host_filter, set_aside
 from telemetry.metrics.inventory import Survey
 from telemetry.metrics.preallocation import steady_span_ms
@@ -26,9 +26,9 @@ _HARDWARE = schema_of(
         **{f"ridge_{pipe}": pa.float64() for pipe in PIPES},
     }
 )
-CLAIM_FRAME = schema_of(
+ALLOCATION_FRAME = schema_of(
     {
-        "claim": pa.int32(),
+        "allocation": pa.int32(),
         "job": pa.int32(),
         "host": pa.string(),
         "gpu": pa.int16(),
@@ -64,14 +64,14 @@ JOB_FRAME = schema_of(
 )
 
 
-def claim_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Survey) -> pa.Table:
-    """Claims with what the metrics want to know of each: its job's steady span, its GPU's capacity and ridges.
+def allocation_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Survey) -> pa.Table:
+    """Allocations with what the metrics want to know of each: its job's steady span, its GPU's capacity and ridges.
 
-    A GPU is of the model that it had on the first day of the claim on which that is known.
+    A GPU is of the model that it had on the first day of the allocation on which that is known.
     offset_ms: where windows begin; 0 is full UTC minutes (see `labels.aligned`). label: the job id that the exporter's
-    label gave to the claim, NO_LABEL where it is known otherwise.
+    label gave to the allocation, NO_LABEL where it is known otherwise.
     """
-    table, models = attribution.claims, unit_models(seen)
+    table, models = attribution.allocations, unit_models(seen)
     hardware: list[tuple[str | float | None, ...]] = []
 
     @functools.cache
@@ -88,7 +88,7 @@ def claim_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Survey) 
     steady_from_ms, steady_until_ms = spans[table["job"].to_numpy()].T
     by_label = [job.job_id if attribution.origin.get(n) == "label" else NO_LABEL for n, job in enumerate(jobs)]
     columns = {
-        "claim": np.arange(table.num_rows),
+        "allocation": np.arange(table.num_rows),
         **{name: table[name] for name in table.column_names},
         "steady_from_ms": steady_from_ms,
         "steady_until_ms": steady_until_ms,
@@ -96,7 +96,7 @@ def claim_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Survey) 
         "label": np.array(by_label, np.int64)[table["job"].to_numpy()],
         **{name: held[name] for name in held.column_names},
     }
-    return pa.table(columns).cast(CLAIM_FRAME)
+    return pa.table(columns).cast(ALLOCATION_FRAME)
 
 
 def _hardware(model: GpuModel | None, mig: str) -> tuple[str | float | None, ...]:

@@ -35,14 +35,14 @@ def measure(samples: GpuSamples, placed: Placed | None) -> Columns:
     memory = samples.counter("dram_active_frac")
     if placed is None or memory is None:
         return {}
-    jobs, of_run = np.unique(samples.claims.job[samples.claim], return_inverse=True)
+    jobs, of_run = np.unique(samples.allocations.job[samples.allocation], return_inverse=True)
     run = samples.runs.spread(np.arange(len(of_run)))
     counts = np.zeros((len(jobs), len(PIPES), _PLACES), np.int64)
     for number, pipe in enumerate(PIPES):
         counter = samples.counter(f"{pipe}_active_frac")
         if counter is not None:
             chosen = np.flatnonzero(placed.flags & (counter.values > 0) & (memory.values > 0))
-            ridge = samples.claims.ridges[pipe][samples.claim][run[chosen]]
+            ridge = samples.allocations.ridges[pipe][samples.allocation][run[chosen]]
             place = _places(counter.values[chosen], memory.values[chosen], ridge)
             counts[:, number] = _counted(of_run[run[chosen]], place, len(jobs))
     job, which, place = np.nonzero(counts)

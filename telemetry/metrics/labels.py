@@ -10,10 +10,10 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from telemetry.attribution.allocations import CLAIMS, Attribution, Inventory, JobRun
+from telemetry.attribution.allocations import ALLOCATIONS, Attribution, Inventory, JobRun
+from telemetry.metrics.allocations import Allocations
 from telemetry.metrics.chunks import each_chunk
-from telemetry.metrics.claims import Claims
-from telemetry.metrics.frames import claim_frame
+from telemetry.metrics.frames import allocation_frame
 from telemetry.metrics.hours import Files, each_hour
 from telemetry.metrics.inventory import Survey
 from telemetry.metrics.runs import Array
@@ -21,20 +21,20 @@ from telemetry.metrics.samples import GpuSamples
 from telemetry.store.schema import table_of
 
 
-def aligned(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], claims: pa.Table) -> pa.Table:
-    """Claims whose windows begin at the first sample of their job."""
+def aligned(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], allocations: pa.Table) -> pa.Table:
+    """Allocations whose windows begin at the first sample of their job."""
 
     def look(samples: GpuSamples) -> Array:
-        return np.stack([samples.claims.job[samples.claim], samples.runs.first(samples.time_ms)])
+        return np.stack([samples.allocations.job[samples.allocation], samples.runs.first(samples.time_ms)])
 
     first_ms: dict[int, int] = {}
     for job, time_ms in np.concatenate(
-        [np.zeros((2, 0), np.int64), *_each(db, chunks, claims, look)], axis=1
+        [np.zeros((2, 0), np.int64), *_each(db, chunks, allocations, look)], axis=1
     ).T.tolist():
         first_ms[job] = min(time_ms, first_ms.get(job, time_ms))
-    offsets = [first_ms.get(job, 0) for job in claims["job"].to_numpy().tolist()]
-    place = claims.schema.get_field_index("offset_ms")
-    return claims.set_column(place, claims.schema.field(place), pa.array(offsets, pa.int64()))
+    offsets = [first_ms.get(job, 0) for job in allocations["job"].to_numpy().tolist()]
+    place = allocations.schema.get_field_index("offset_ms")
+    return allocations.set_column(place, allocations.schema.field(place), pa.array(offsets, pa.int64()))
 
 
 def labelled_units(
@@ -57,10 +57,10 @@ def labelled_units(
         label = samples.label()
         if label is None:
             return np.zeros(0, np.int64)
-        number = samples.claims.number[samples.claim]
+        number = samples.allocations.number[samples.allocation]
         return number[samples.runs.sum(label == samples.runs.spread(job_id[number])) > 0]
 
-    candidates = claim_frame(jobs, Attribution(table_of(CLAIMS, rows)), seen)
+    candidates = allocation_frame(jobs, Attribution(table_of(ALLOCATIONS, rows)), seen)
     found: dict[int, set[tuple[str, int, str]]] = defaultdict(set)
     for place in chain.from_iterable(_each(db, seen.chunks, candidates, look)):
         number, host, gpu, mig = rows[place][:4]
@@ -69,12 +69,12 @@ def labelled_units(
 
 
 def _each(
-    db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], claims: pa.Table, look: Callable[[GpuSamples], Array]
+    db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], allocations: pa.Table, look: Callable[[GpuSamples], Array]
 ) -> list[Array]:
-    """What `look` gives for the samples within claims, hour by hour."""
+    """What `look` gives for the samples within allocations, hour by hour."""
 
     def one(db: duckdb.DuckDBPyConnection, files: Files) -> list[Array]:
-        held = Claims.of(claims, files.from_ms, files.until_ms)
+        held = Allocations.of(allocations, files.from_ms, files.until_ms)
         return each_hour(db, files, lambda hour: look(GpuSamples.of(hour, held)), held.touch)
 
     return list(chain.from_iterable(each_chunk(db, chunks, one)))

@@ -1,4 +1,4 @@
-"""Per claim: the peak of device memory, its growth, and its least use once a reservation must stand."""
+"""Per allocation: the peak of device memory, its growth, and its least use once a reservation must stand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = {
     "hbm_spread": REAL,
     "hbm_slope": REAL,
 }
-"""hbm_peak_ms: first time of the peak since the start of the claim. For the least-squares line of memory over time:
+"""hbm_peak_ms: first time of the peak since the start of the allocation. Of the least-squares line of memory over time:
 hbm_ms, the sum of times t; hbm_spread, the sum of (t - mean(t)) ** 2; hbm_slope, of (t - mean(t)) * (m - mean(m)).
 """
 _NEVER = 2**62
@@ -38,8 +38,8 @@ def _first(runs: RowRuns, values: Array, peak: Array, time_ms: Array) -> Array:
 
 
 def _steady(samples: GpuSamples, used: CounterValues) -> Columns:
-    runs, claims = samples.runs, samples.claims
-    after, before = (bound[samples.claim] for bound in (claims.steady_from_ms, claims.steady_until_ms))
+    runs, allocations = samples.runs, samples.allocations
+    after, before = (bound[samples.allocation] for bound in (allocations.steady_from_ms, allocations.steady_until_ms))
     steady = (samples.time_ms >= runs.spread(after)) & (samples.time_ms < runs.spread(before))
     low = np.where(steady, used.values, np.nan)
     return {"steady_samples": runs.sum(~np.isnan(low)), "steady_low_mib": runs.min(low)}
@@ -48,7 +48,7 @@ def _steady(samples: GpuSamples, used: CounterValues) -> Columns:
 def _growth(samples: GpuSamples, used: CounterValues) -> Columns:
     """From the means of the hour on, so that no digits are lost to the length of the job."""
     runs, number = samples.runs, samples.runs.lengths - used.missing(samples.runs)
-    elapsed = samples.time_ms - runs.spread(samples.claims.start_ms[samples.claim])
+    elapsed = samples.time_ms - runs.spread(samples.allocations.start_ms[samples.allocation])
     known = True if used.known is None else used.known
     total_ms = runs.sum(elapsed * known)
     with np.errstate(invalid="ignore"):
@@ -62,7 +62,7 @@ def _growth(samples: GpuSamples, used: CounterValues) -> Columns:
 
 
 def merge(rows: Rows, runs: RowRuns) -> Columns:
-    """Rows in runs of the same claim. See Chan and others (1983), Algorithms for computing the sample variance."""
+    """Rows in runs of the same allocation. See Chan and others (1983), Algorithms for computing the sample variance."""
     peak = runs.max(rows["hbm_peak_mib"])
     number = rows["samples"] - rows["missing_hbm_used_mib"]
     with np.errstate(invalid="ignore"):

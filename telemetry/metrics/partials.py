@@ -9,7 +9,7 @@ import duckdb
 import pyarrow as pa
 
 from telemetry.metrics import base, energy, histogram, memory, roofline, spatial
-from telemetry.metrics.claims import Claims
+from telemetry.metrics.allocations import Allocations
 from telemetry.metrics.columns import WHOLE, Columns, Kind, Rows, packed, unpacked
 from telemetry.metrics.hours import Files, Hour, each_hour
 from telemetry.metrics.options import Options
@@ -24,18 +24,18 @@ class Family:
     merge: Callable[[Rows], Columns]
 
 
-def _merge_claims(given: Rows) -> Columns:
-    rows, runs = given.by("claim")
-    found = {"claim": runs.first(rows["claim"])} | rows.merged(runs) | memory.merge(rows, runs)
+def _merge_allocations(given: Rows) -> Columns:
+    rows, runs = given.by("allocation")
+    found = {"allocation": runs.first(rows["allocation"])} | rows.merged(runs) | memory.merge(rows, runs)
     return found | energy.merge(rows, runs) | roofline.merge(rows, runs)
 
 
-_CLAIM_KINDS = {"claim": WHOLE, **base.KINDS, **memory.KINDS, **energy.KINDS, **roofline.KINDS}
-CLAIM = Family(_CLAIM_KINDS, _merge_claims)
+_ALLOCATION_KINDS = {"allocation": WHOLE, **base.KINDS, **memory.KINDS, **energy.KINDS, **roofline.KINDS}
+ALLOCATION = Family(_ALLOCATION_KINDS, _merge_allocations)
 WINDOWS = Family(spatial.CLOSED, spatial.merge_closed)
 OPEN_WINDOWS = Family(spatial.OPEN, spatial.merge_open)
 HISTOGRAM = Family(histogram.KINDS, histogram.merge)
-FAMILIES = (CLAIM, WINDOWS, OPEN_WINDOWS, HISTOGRAM)
+FAMILIES = (ALLOCATION, WINDOWS, OPEN_WINDOWS, HISTOGRAM)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Partials:
     @property
     def counted(self) -> int:
         """Samples in the span that was to be counted."""
-        rows = self[CLAIM]
+        rows = self[ALLOCATION]
         return int(rows["samples"].sum() - rows["uncounted"].sum())
 
     @property
@@ -65,14 +65,14 @@ class Partials:
 
 
 def compute_partials(
-    db: duckdb.DuckDBPyConnection, files: Files, claims: pa.Table, options: Options, counted_ms: tuple[int, int]
+    db: duckdb.DuckDBPyConnection, files: Files, allocations: pa.Table, options: Options, counted_ms: tuple[int, int]
 ) -> Partials:
-    """Partials of the samples of files that lie within claims (`frames.CLAIM_FRAME`); claims may overlap.
+    """Partials of the samples in files within allocations (`frames.ALLOCATION_FRAME`), which may overlap.
 
-    Hours without a claim are not read. uncounted: samples outside the span counted_ms. Raises duckdb.Error,
+    Hours without an allocation are not read. uncounted: samples outside the span counted_ms. Raises duckdb.Error,
     pa.ArrowException or OSError where a file cannot be read.
     """
-    held = Claims.of(claims, files.from_ms, files.until_ms)
+    held = Allocations.of(allocations, files.from_ms, files.until_ms)
 
     def measure(hour: Hour) -> tuple[Columns, ...]:
         return _measure(GpuSamples.of(hour, held), options, counted_ms)
@@ -83,11 +83,14 @@ def compute_partials(
 def _measure(samples: GpuSamples, options: Options, counted_ms: tuple[int, int]) -> tuple[Columns, ...]:
     """Columns of each family, of one hour."""
     placed = roofline.place(samples)
-    claim = {"claim": samples.claims.number[samples.claim], **base.measure(samples, options, counted_ms)}
-    claim |= memory.measure(samples, options.is_full) | energy.measure(samples)
-    claim |= roofline.measure(samples, placed, options.is_full)
+    allocation = {
+        "allocation": samples.allocations.number[samples.allocation],
+        **base.measure(samples, options, counted_ms),
+    }
+    allocation |= memory.measure(samples, options.is_full) | energy.measure(samples)
+    allocation |= roofline.measure(samples, placed, options.is_full)
     closed, still = spatial.measure(samples, options)
-    return claim, closed, still, histogram.measure(samples, placed) if options.is_full else {}
+    return allocation, closed, still, histogram.measure(samples, placed) if options.is_full else {}
 
 
 def merge_partials(db: duckdb.DuckDBPyConnection, parts: Iterable[Partials]) -> Partials:

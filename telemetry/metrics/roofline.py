@@ -25,8 +25,8 @@ KINDS = {
 }
 """placed, compute, unknown: samples placed, right of the ridge, and placed without the pipe's counter; _ms: their time.
 
-from, until: of the first and last placed sample, ms since the start of the claim. last: what the last placed sample
-is, whose weight is not known yet: 1 right of the ridge, -1 without the pipe's counter, 0 else.
+from, until: of the first and last placed sample, ms since the start of the allocation. last: the last placed sample,
+whose weight is unknown yet: 1 right of the ridge, -1 without the pipe's counter, 0 else.
 """
 
 
@@ -83,7 +83,7 @@ def _weights(samples: GpuSamples, placed: Placed) -> Columns:
     time_ms = samples.time_ms[placed.flags]
     weight = np.diff(time_ms, append=0)
     weight[runs.ends - 1] = 0
-    start_ms = samples.claims.start_ms[samples.claim[places]]
+    start_ms = samples.allocations.start_ms[samples.allocation[places]]
     found = {"placed_from_ms": runs.first(time_ms) - start_ms, "placed_until_ms": runs.last(time_ms) - start_ms}
     for pipe in PIPES:
         last = np.zeros(len(places), np.int64)
@@ -93,15 +93,15 @@ def _weights(samples: GpuSamples, placed: Placed) -> Columns:
                 found[f"{name}_ms_{pipe}"] = runs.sum(weight * held)
                 last += sign * runs.last(held)
         found[f"last_{pipe}"] = last
-    return scattered(found, places, len(samples.claim))
+    return scattered(found, places, len(samples.allocation))
 
 
 def merge(rows: Rows, all_runs: RowRuns) -> Columns:
-    """Rows in runs of the same claim, in any order of time: a last sample weighs the time to the next row."""
+    """Rows in runs of the same allocation, in any order of time: a last sample weighs the time to the next row."""
     number = np.arange(len(all_runs.starts))
-    claim = all_runs.spread(number)
+    allocation = all_runs.spread(number)
     held = np.flatnonzero(rows["placed"])
-    order, runs = grouped(claim[held], rows["placed_from_ms"][held])
+    order, runs = grouped(allocation[held], rows["placed_from_ms"][held])
     chosen = {name: rows[name][held][order] for name in KINDS}
     carried = np.append(chosen["placed_from_ms"][1:] - chosen["placed_until_ms"][:-1], 0)[: len(order)]
     carried[runs.ends - 1] = 0
@@ -114,4 +114,4 @@ def merge(rows: Rows, all_runs: RowRuns) -> Columns:
         found[f"compute_ms_{pipe}"] = runs.sum(chosen[f"compute_ms_{pipe}"] + carried * (last == 1))
         found[f"unknown_ms_{pipe}"] = runs.sum(chosen[f"unknown_ms_{pipe}"] + carried * (last == -1))
         found[f"last_{pipe}"] = runs.last(last)
-    return scattered(found, claim[held][order][runs.starts], len(number))
+    return scattered(found, allocation[held][order][runs.starts], len(number))

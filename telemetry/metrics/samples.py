@@ -1,4 +1,4 @@
-"""The samples of an hour that lie within claims, GPU by GPU and in time order."""
+"""The samples of an hour that lie within allocations, GPU by GPU and in time order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from telemetry.metrics.allocations import NO_LABEL, Allocations
 from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.claims import NO_LABEL, Claims
 from telemetry.metrics.hours import HOUR_MS, Hour, MisplacedError
 from telemetry.metrics.runs import Array, RowRuns, ragged
 
@@ -67,42 +67,42 @@ class CounterValues:
 
 @dataclass(frozen=True)
 class GpuSamples:
-    """A run for each claim that has samples in the hour; claim: its place in `claims`. Runs may share samples.
+    """A run for each allocation with samples in the hour. allocation: its place in `allocations`. Runs share samples.
 
     Of the counters only those are kept that several metrics look at: an hour of a large site has millions of samples.
     """
 
     hour: Hour
-    claims: Claims
-    claim: Array
+    allocations: Allocations
+    allocation: Array
     runs: RowRuns
     time_ms: Array
     _take: Callable[[Array], Array]
     _counters: dict[str, CounterValues | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, hour: Hour, claims: Claims) -> GpuSamples:
+    def of(cls, hour: Hour, allocations: Allocations) -> GpuSamples:
         """Raises MisplacedError, as Units.of."""
         units = Units.of(hour)
-        claim, run = claims.find(hour.start_ms, units.host, units.gpu, units.mig)
+        allocation, run = allocations.find(hour.start_ms, units.host, units.gpu, units.mig)
         low, high = (
-            np.searchsorted(units.key, run * HOUR_MS + np.clip(bound[claim] - hour.start_ms, 0, HOUR_MS))
-            for bound in (claims.start_ms, claims.end_ms)
+            np.searchsorted(units.key, run * HOUR_MS + np.clip(bound[allocation] - hour.start_ms, 0, HOUR_MS))
+            for bound in (allocations.start_ms, allocations.end_ms)
         )
-        low, high = _own(hour, claims.label[claim], low, high)
+        low, high = _own(hour, allocations.label[allocation], low, high)
         held = np.flatnonzero(high > low)
         held = held[np.argsort(low[held], kind="stable")]
         runs, take = _taken(low[held], high[held], len(units.key))
-        return cls(hour, claims, claim[held], runs, take(units.time_ms), take)
+        return cls(hour, allocations, allocation[held], runs, take(units.time_ms), take)
 
     @property
     def is_mig(self) -> Array:
         """Whether the GPU of each run is a MIG instance."""
-        return self.claims.is_mig[self.claim]
+        return self.allocations.is_mig[self.allocation]
 
     def elapsed_ms(self, time_ms: Array) -> Array:
-        """Times, one a run, since the start of its claim."""
-        return time_ms - self.claims.start_ms[self.claim]
+        """Times, one a run, since the start of its allocation."""
+        return time_ms - self.allocations.start_ms[self.allocation]
 
     def label(self) -> Array | None:
         """The job id that each sample's label names, -1 without one; None where no sample of the hour has one."""
@@ -121,7 +121,7 @@ class GpuSamples:
 
 
 def _own(hour: Hour, label: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """Rows low..high of claims without those at either end that carry the label of another job.
+    """Rows low..high of allocations without those at either end that carry the label of another job.
 
     Accounting knows whole seconds: in the one in which a job begins, its GPU may still show the job before it.
     """
@@ -142,7 +142,7 @@ def _own(hour: Hour, label: Array, low: Array, high: Array) -> tuple[Array, Arra
 
 
 def _taken(low: Array, high: Array, rows: int) -> tuple[RowRuns, Callable[[Array], Array]]:
-    """Runs of the rows low..high of each claim, one after the other, and what takes these rows from a column."""
+    """Runs of the rows low..high of each allocation, one after the other, and what takes these rows from a column."""
     runs = RowRuns.of_lengths(high - low)
     if runs.rows == rows and (low == runs.starts).all():
         return runs, lambda column: column

@@ -2,7 +2,7 @@
 
 1 - sum(TC) / (g * max(TC)) needs g, the number of GPUs seen anywhere in the job, which is known at the end only. So a
 partial holds, over windows with activity, the sum of sum(TC) / max(TC), with the number of windows. Windows that
-cross the hour stay open: a partial holds TC of each claim.
+cross the hour stay open: a partial holds TC of each allocation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from telemetry.metrics.runs import Array, RowRuns
 from telemetry.metrics.samples import GpuSamples
 
 CLOSED = {"job": WHOLE, "windows": NUMBER, "active_windows": NUMBER, "ratio_sum": TOTAL}
-OPEN = {"job": WHOLE, "claim": WHOLE, "opened_ms": WHOLE, "total": TOTAL}
+OPEN = {"job": WHOLE, "allocation": WHOLE, "opened_ms": WHOLE, "total": TOTAL}
 
 
 def measure(samples: GpuSamples, options: Options) -> tuple[Columns, Columns]:
@@ -25,21 +25,21 @@ def measure(samples: GpuSamples, options: Options) -> tuple[Columns, Columns]:
     counter = activity(samples, options)
     if counter is None:
         return {}, {}
-    values, time_ms, places, runs = counter.values, samples.time_ms, np.arange(len(samples.claim)), samples.runs
+    values, time_ms, places, runs = counter.values, samples.time_ms, np.arange(len(samples.allocation)), samples.runs
     if counter.known is not None:
         places, runs = runs.where(counter.known)
         values, time_ms = values[counter.known], time_ms[counter.known]
-    claim = samples.claim[places]
+    allocation = samples.allocation[places]
     # How far into a window the hour begins.
-    ahead_ms = (samples.hour.start_ms - samples.claims.offset_ms[claim]) % options.window_ms
+    ahead_ms = (samples.hour.start_ms - samples.allocations.offset_ms[allocation]) % options.window_ms
     window = _windows(time_ms - samples.hour.start_ms, ahead_ms, runs, options.window_ms)
     run_of_row = runs.spread(np.arange(len(places)))
     pieces = RowRuns.of(run_of_row, window)
     run = pieces.first(run_of_row)
     opened_ms = pieces.first(window).astype(np.int64) * options.window_ms - ahead_ms[run]
     rows = {
-        "job": samples.claims.job[claim[run]],
-        "claim": samples.claims.number[claim[run]],
+        "job": samples.allocations.job[allocation[run]],
+        "allocation": samples.allocations.number[allocation[run]],
         "opened_ms": opened_ms + samples.hour.start_ms,
         "total": pieces.sum(values),
     }
@@ -57,7 +57,7 @@ def _windows(into_ms: Array, ahead_ms: Array, runs: RowRuns, width_ms: int) -> A
 
 
 def fold(rows: Columns | Rows) -> Columns:
-    """Closed windows of TC by job, window and claim."""
+    """Closed windows of TC by job, window and allocation."""
     job, opened, total = (rows[name] for name in ("job", "opened_ms", "total"))
     if len(job):
         # One key, nearly in order already: a stable sort takes a tenth of np.lexsort's time.
@@ -83,6 +83,6 @@ def merge_closed(given: Rows) -> Columns:
 
 
 def merge_open(given: Rows) -> Columns:
-    rows, runs = given.by("claim", "opened_ms")
-    keys = {name: runs.first(rows[name]) for name in ("job", "claim", "opened_ms")}
+    rows, runs = given.by("allocation", "opened_ms")
+    keys = {name: runs.first(rows[name]) for name in ("job", "allocation", "opened_ms")}
     return keys | rows.merged(runs)

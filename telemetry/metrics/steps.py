@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from almanac.config import Config
 from almanac.units import format_count
-from telemetry.attribution.allocations import CLAIMS, NO_NODES, Attribution, JobRun, overlaps, parse_hosts
+from telemetry.attribution.allocations import ALLOCATIONS, NO_NODES, Attribution, JobRun, overlaps, parse_hosts
 from telemetry.metrics.catalogue import STEP_METRICS
 from telemetry.metrics.filters import host_filter, set_aside
 from telemetry.store.schema import TABLES, table_of
@@ -103,7 +103,7 @@ class StepCounts:
 
 
 Measure = Callable[[Sequence[JobRun], Attribution], pa.Table]
-"""Metrics of intervals of jobs with these claims: rows of the table job_metrics, in the order of the intervals."""
+"""Metrics of intervals of jobs with these allocations: rows of the table job_metrics, in the order of the intervals."""
 
 
 def summarize_steps(
@@ -118,7 +118,7 @@ def summarize_steps(
 ) -> StepCounts:
     """Compute and store the metrics of the steps of jobs that have two or more.
 
-    owned, job_metrics: the claims of the jobs, and their rows in their order. Raises duckdb.Error, StoreError.
+    owned, job_metrics: the allocations of the jobs, and their rows in their order. Raises duckdb.Error, StoreError.
     """
     steps = load_steps(db, store, cluster, jobs)
     if not steps:
@@ -202,14 +202,14 @@ def _as_job(step: Step, job: JobRun) -> JobRun:
 def attribute_steps(
     steps: Sequence[Step], jobs: Sequence[JobRun], owned: Attribution, ignored: Mapping[int, str] | None = None
 ) -> Attribution:
-    """Claims of steps: their job's, on their hosts and in their time. No two claims of a unit overlap.
+    """Allocations of steps: their job's, on their hosts and in their time. No two allocations of a unit overlap.
 
-    owned: claims of the jobs. ignored: steps that are not looked at, and why.
+    owned: allocations of the jobs. ignored: steps that are not looked at, and why.
     """
     units = _units_by_job({step.job for step in steps}, owned)
     crowded = concurrent_steps(steps)
-    result = Attribution(CLAIMS.empty_table())
-    claims = []
+    result = Attribution(ALLOCATIONS.empty_table())
+    allocations = []
     for number, step in enumerate(steps):
         on_hosts = [unit for unit in units[step.job] if unit[0] in step.hosts]
         why = (ignored or {}).get(number) or owned.failed.get(step.job) or _without_gpus(step)
@@ -218,8 +218,8 @@ def attribute_steps(
             result.failed[number] = why or SOME_GPUS
             continue
         result.origin[number] = owned.origin[step.job]
-        claims += [(number, *unit, step.start_s * 1000, step.end_s * 1000) for unit in on_hosts]
-    result.claims = table_of(CLAIMS, claims)
+        allocations += [(number, *unit, step.start_s * 1000, step.end_s * 1000) for unit in on_hosts]
+    result.allocations = table_of(ALLOCATIONS, allocations)
     return result
 
 
@@ -227,9 +227,9 @@ _Place = tuple[str, int, str]
 
 
 def _units_by_job(numbers: set[int], owned: Attribution) -> Mapping[int, list[_Place]]:
-    """Host, GPU and instance of each claim of the jobs."""
+    """Host, GPU and instance of each allocation of the jobs."""
     found: dict[int, list[_Place]] = defaultdict(list)
-    chosen = owned.claims.filter(pc.is_in(owned.claims["job"], pa.array(sorted(numbers), pa.int32())))
+    chosen = owned.allocations.filter(pc.is_in(owned.allocations["job"], pa.array(sorted(numbers), pa.int32())))
     columns = (chosen[name].to_pylist() for name in ("job", "host", "gpu", "mig"))
     for number, host, gpu, mig in zip(*columns, strict=True):
         found[number].append((host, gpu, mig))

@@ -16,7 +16,7 @@ from telemetry.attribution.allocations import Attribution, JobRun, days_of
 from telemetry.attribution.bindings import Binding
 from telemetry.attribution.runs import ended_jobs, load_runs, neighbors_of, sharing
 from telemetry.metrics.chunks import Mapper, Progress, map_partials, silent
-from telemetry.metrics.engine import ALWAYS, Prepared, compute, prepare, with_claims
+from telemetry.metrics.engine import ALWAYS, Prepared, compute, prepare, with_allocations
 from telemetry.metrics.finish import Results
 from telemetry.metrics.steps import Measure, summarize_steps
 from telemetry.metrics.summary_counts import SummaryCounts, day_blocks, verdicts_of
@@ -122,14 +122,14 @@ def _telemetry(store: Store, cluster: str, span: tuple[int, int], runs: Sequence
 
 
 def _measuring(db: duckdb.DuckDBPyConnection, prepared: Prepared, mapper: Mapper, config: Config) -> Measure:
-    """Measures other intervals on the files that were looked through; of them, those with claims are read."""
+    """Measures other intervals on the files that were looked through; of them, those with allocations are read."""
 
     def measure(jobs: Sequence[JobRun], attribution: Attribution) -> pa.Table:
-        start_ms, end_ms = (attribution.claims[name].to_numpy() for name in ("start_ms", "end_ms"))
+        start_ms, end_ms = (attribution.allocations[name].to_numpy() for name in ("start_ms", "end_ms"))
         work = prepared.work
         chunks = [files for files in work.chunks if ((start_ms < files.until_ms) & (end_ms > files.from_ms)).any()]
         part = replace(prepared, work=replace(work, chunks=chunks), given=jobs, attribution=attribution)
-        return compute(db, with_claims(db, part, config), config, mapper)[0].jobs
+        return compute(db, with_allocations(db, part, config), config, mapper)[0].jobs
 
     return measure
 

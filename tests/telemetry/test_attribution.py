@@ -32,17 +32,17 @@ def nodes(gpus: int = 4, hosts: Sequence[str] = ("n1", "n2"), days: int = 3) -> 
     return Inventory({(host, day): units for host in hosts for day in range(days)})
 
 
-def owned(result_claims: object, number: int) -> set[tuple[str, int]]:
-    rows = result_claims.to_pylist()  # type: ignore[attr-defined]
+def owned(result_allocations: object, number: int) -> set[tuple[str, int]]:
+    rows = result_allocations.to_pylist()  # type: ignore[attr-defined]
     return {(row["host"], row["gpu"]) for row in rows if row["job"] == number}
 
 
 def test_a_job_with_every_gpu_of_its_nodes_owns_them_without_any_binding() -> None:
     found = attribute([job(1, 100, 200, 8, "n1", "n2")], nodes(), {}, [])
-    assert owned(found.claims, 0) == {(host, gpu) for host in ("n1", "n2") for gpu in range(4)}
+    assert owned(found.allocations, 0) == {(host, gpu) for host in ("n1", "n2") for gpu in range(4)}
     assert found.origin == {0: "whole node"}
-    assert set(found.claims["start_ms"].to_pylist()) == {100_000}
-    assert set(found.claims["end_ms"].to_pylist()) == {200_000}
+    assert set(found.allocations["start_ms"].to_pylist()) == {100_000}
+    assert set(found.allocations["end_ms"].to_pylist()) == {200_000}
 
 
 def test_jobs_that_follow_each_other_within_the_same_second_do_not_share_a_node() -> None:
@@ -52,7 +52,7 @@ def test_jobs_that_follow_each_other_within_the_same_second_do_not_share_a_node(
 
 def test_a_job_with_some_gpus_of_a_node_gets_nothing_without_a_binding() -> None:
     found = attribute([job(1, 0, 100, 2)], nodes(), {}, [])
-    assert found.claims.num_rows == 0
+    assert found.allocations.num_rows == 0
     assert found.failed == {0: UNBOUND}
 
 
@@ -84,17 +84,17 @@ def test_labels_come_before_the_prolog_and_the_prolog_before_squeue() -> None:
     label = {0: {("n1", 1, "")}}
     prolog, squeue = Binding(7, "n1", 2, "prolog", 1), Binding(7, "n1", 3, "squeue", 1)
     found = attribute(jobs, nodes(), label, [prolog, squeue])
-    assert (owned(found.claims, 0), found.origin[0]) == ({("n1", 1)}, "label")
+    assert (owned(found.allocations, 0), found.origin[0]) == ({("n1", 1)}, "label")
     found = attribute(jobs, nodes(), {}, [squeue, prolog])
-    assert (owned(found.claims, 0), found.origin[0]) == ({("n1", 2)}, "prolog")
+    assert (owned(found.allocations, 0), found.origin[0]) == ({("n1", 2)}, "prolog")
     found = attribute(jobs, nodes(), {}, [squeue])
-    assert (owned(found.claims, 0), found.origin[0]) == ({("n1", 3)}, "squeue")
+    assert (owned(found.allocations, 0), found.origin[0]) == ({("n1", 3)}, "squeue")
 
 
 def test_a_label_on_more_gpus_than_the_job_has_is_not_believed() -> None:
     label = {0: {("n1", 0, ""), ("n1", 1, "")}}
     found = attribute([job(7, 0, 100, 1)], nodes(), label, [Binding(7, "n1", 2, "prolog", 1)])
-    assert (owned(found.claims, 0), found.origin[0]) == ({("n1", 2)}, "prolog")
+    assert (owned(found.allocations, 0), found.origin[0]) == ({("n1", 2)}, "prolog")
 
 
 def test_a_record_of_a_foreign_node_or_an_unseen_gpu_binds_nothing() -> None:
@@ -104,7 +104,7 @@ def test_a_record_of_a_foreign_node_or_an_unseen_gpu_binds_nothing() -> None:
 
 def test_a_whole_node_needs_no_label_and_does_not_believe_one() -> None:
     found = attribute([job(7, 0, 100, 4)], nodes(), {0: {("n2", 0, "")}}, [])
-    assert owned(found.claims, 0) == {("n1", gpu) for gpu in range(4)}
+    assert owned(found.allocations, 0) == {("n1", gpu) for gpu in range(4)}
 
 
 def test_a_gpu_bound_to_two_jobs_at_once_belongs_to_neither() -> None:
@@ -112,19 +112,21 @@ def test_a_gpu_bound_to_two_jobs_at_once_belongs_to_neither() -> None:
     jobs = [job(1, 0, 100, 1), job(2, 50, 150, 1), job(3, 50, 150, 1)]
     found = attribute(jobs, nodes(), {}, records)
     assert found.failed == {0: DOUBLY_BOUND, 1: DOUBLY_BOUND}
-    assert owned(found.claims, 2) == {("n1", 1)}
+    assert owned(found.allocations, 2) == {("n1", 1)}
 
 
 def test_each_run_of_a_requeued_job_has_its_own_gpus() -> None:
     runs = [job(5, 0, 1000, 1), job(5, 1100, 2000, 1)]
     records = [Binding(5, "n1", 0, "squeue", 900), Binding(5, "n1", 3, "squeue", 1500)]
     found = attribute(runs, nodes(), {}, records)
-    assert (owned(found.claims, 0), owned(found.claims, 1)) == ({("n1", 0)}, {("n1", 3)})
+    assert (owned(found.allocations, 0), owned(found.allocations, 1)) == ({("n1", 0)}, {("n1", 3)})
 
 
 def test_a_prolog_record_may_be_a_little_older_than_the_start() -> None:
     def bound(seen_s: int) -> set[tuple[str, int]]:
-        return owned(attribute([job(5, 1000, 2000, 1)], nodes(), {}, [Binding(5, "n1", 2, "prolog", seen_s)]).claims, 0)
+        return owned(
+            attribute([job(5, 1000, 2000, 1)], nodes(), {}, [Binding(5, "n1", 2, "prolog", seen_s)]).allocations, 0
+        )
 
     assert bound(990) == {("n1", 2)}
     assert bound(600) == set()
@@ -135,10 +137,10 @@ def test_a_gpu_split_into_mig_instances_counts_as_its_instances() -> None:
     split = Inventory({("n1", 0): frozenset({(0, ""), (0, "1"), (0, "2"), (1, "")})})
     assert shared_jobs([job(1, 0, 100, 2)], split) == [0]
     found = attribute([job(1, 0, 100, 3)], split, {}, [])
-    rows = {(row["gpu"], row["mig"]) for row in found.claims.to_pylist()}
+    rows = {(row["gpu"], row["mig"]) for row in found.allocations.to_pylist()}
     assert rows == {(0, "1"), (0, "2"), (1, "")}
     found = attribute([job(2, 0, 100, 1)], split, {0: {("n1", 0, "2")}}, [])
-    assert [(row["gpu"], row["mig"]) for row in found.claims.to_pylist()] == [(0, "2")]
+    assert [(row["gpu"], row["mig"]) for row in found.allocations.to_pylist()] == [(0, "2")]
 
 
 SPLIT = frozenset({(0, "1"), (0, "2"), (1, "5"), (2, "")})
@@ -153,7 +155,7 @@ def mixed(names: frozenset[tuple[str, Unit]] | None = None) -> Inventory:
 
 
 def units_of(found: object, number: int) -> set[tuple[int, str]]:
-    rows = found.claims.to_pylist()  # type: ignore[attr-defined]
+    rows = found.allocations.to_pylist()  # type: ignore[attr-defined]
     return {(row["gpu"], row["mig"]) for row in rows if row["job"] == number}
 
 
@@ -194,7 +196,7 @@ def test_an_index_is_no_gpu_on_a_node_with_mig() -> None:
         Binding(1, "n1", 2, "prolog", 0, uuid="MIG-unknown"),
     ):
         found = attribute([job(1, 0, 100, 1)], mixed(), {}, [record])
-        assert (found.failed, found.claims.num_rows) == ({0: UNBOUND_MIG}, 0), record
+        assert (found.failed, found.allocations.num_rows) == ({0: UNBOUND_MIG}, 0), record
 
 
 def test_two_jobs_that_share_an_instance_get_nothing() -> None:
@@ -220,7 +222,7 @@ def test_an_index_and_a_uuid_of_different_gpus_are_not_believed_and_nor_is_anoth
     squeue = Binding(1, "n1", 1, "squeue", 0)
     for uuid in ("GPU-2", "GPU-gone"):
         found = attribute([job(1, 0, 100, 1)], WHOLE, {}, [Binding(1, "n1", 1, "prolog", 0, uuid=uuid), squeue])
-        assert (found.failed, found.claims.num_rows) == ({0: CONTRADICTED}, 0)
+        assert (found.failed, found.allocations.num_rows) == ({0: CONTRADICTED}, 0)
     labeled = attribute(
         [job(1, 0, 100, 1)], WHOLE, {0: {("n1", 3, "")}}, [Binding(1, "n1", 1, "prolog", 0, uuid="GPU-2")]
     )
@@ -252,7 +254,7 @@ def test_no_gpu_is_ever_claimed_twice_and_never_off_the_jobs_own_nodes(
     jobs = [job(n, start, start + length, gpus, *parse_hosts(on)) for n, (start, length, gpus, on) in enumerate(drawn)]
     records = [Binding(job_id, host, gpu, "squeue", seen_s) for job_id, host, gpu, seen_s in seen]
     found = attribute(jobs, nodes(), {}, records)
-    rows = found.claims.to_pylist()
+    rows = found.allocations.to_pylist()
     for one in rows:
         assert one["host"] in jobs[one["job"]].hosts
         for other in rows:

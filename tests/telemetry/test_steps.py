@@ -48,7 +48,7 @@ def job(gpus: int = 4, on: str = "n1", job_id: int = 1, start_s: int = 0, end_s:
 
 def claimed(found: Attribution) -> dict[int, set[tuple[str, int, int, int]]]:
     result: dict[int, set[tuple[str, int, int, int]]] = {}
-    for row in found.claims.to_pylist():
+    for row in found.allocations.to_pylist():
         span = (row["start_ms"] // 1000, row["end_ms"] // 1000)
         result.setdefault(row["job"], set()).add((row["host"], row["gpu"], *span))
     return result
@@ -107,7 +107,7 @@ def test_gpus_on_hosts_without_telemetry_are_counted_as_the_jobs() -> None:
 def test_steps_of_a_job_whose_gpus_are_unknown_say_why() -> None:
     shared = job(2)
     found = attribute_steps([step("0", 0, 10, 2), step("1", 20, 30, 2)], [shared], owned(shared))
-    assert found.failed == {0: UNBOUND, 1: UNBOUND} and found.claims.num_rows == 0
+    assert found.failed == {0: UNBOUND, 1: UNBOUND} and found.allocations.num_rows == 0
 
 
 def test_steps_of_different_jobs_do_not_disturb_each_other() -> None:
@@ -123,7 +123,7 @@ def test_no_gpu_is_claimed_by_two_steps_at_once(drawn: Sequence[tuple[tuple[int,
     whole = job(8, "n[1-2]")
     steps = [step(str(n), start, start + length, gpus, on) for n, ((start, length, gpus), on) in enumerate(drawn)]
     found = attribute_steps(steps, [whole], owned(whole))
-    rows = found.claims.to_pylist()
+    rows = found.allocations.to_pylist()
     for one in rows:
         assert one["host"] in steps[one["job"]].hosts
         for other in rows:

@@ -1,4 +1,4 @@
-"""Partials: small, exact, mergeable in any order, and computed from what claims touch only."""
+"""Partials: small, exact, mergeable in any order, and computed from what allocations touch only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from telemetry.metrics.chunks import map_partials, silent
 from telemetry.metrics.columns import HIGHEST, NUMBER, TOTAL, Rows, packed, unpacked
 from telemetry.metrics.engine import Prepared, complete, prepare
 from telemetry.metrics.options import Options
-from telemetry.metrics.partials import CLAIM, FAMILIES, Partials, compute_partials, merge_partials
+from telemetry.metrics.partials import ALLOCATION, FAMILIES, Partials, compute_partials, merge_partials
 from telemetry.store.store import Store
 
 HOUR_S, START_S = 3600, 1_741_046_400 - 2 * 3600  # two hours before midnight UTC
@@ -85,8 +85,8 @@ def assert_close(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("is_aligned_to_job", [False, True], ids=["UTC", "job"])
-def test_claims_that_overlap_each_get_their_samples(store: Store, is_aligned_to_job: bool) -> None:
-    """As steps of one job do: a claim of hours 0.5 to 3.5, one of 1 to 2 within it, one of 1.5 to 4 across its end."""
+def test_allocations_that_overlap_each_get_their_samples(store: Store, is_aligned_to_job: bool) -> None:
+    """As steps of one job do: allocations of hours 0.5 to 3.5, of 1 to 2 within it, and of 1.5 to 4 across its end."""
     spans = [job(0.5, 3.5, 1), job(1, 2, 2), job(1.5, 4, 3)]
     options = Options(is_aligned_to_job=is_aligned_to_job)
     with store.connect() as db:
@@ -95,16 +95,16 @@ def test_claims_that_overlap_each_get_their_samples(store: Store, is_aligned_to_
         tables: list[pa.Table] = []
         for number, each in enumerate(alone):
             shifted = {
-                "claim": pa.array([2 * number, 2 * number + 1], pa.int32()),
+                "allocation": pa.array([2 * number, 2 * number + 1], pa.int32()),
                 "job": pa.array([number] * 2, pa.int32()),
             }
-            columns = [shifted.get(name, each.work.claims[name]) for name in each.work.claims.column_names]
-            tables.append(pa.table(columns, schema=each.work.claims.schema))
+            columns = [shifted.get(name, each.work.allocations[name]) for name in each.work.allocations.column_names]
+            tables.append(pa.table(columns, schema=each.work.allocations.schema))
         frames = [
             each.jobs.set_column(0, each.jobs.schema.field(0), pa.array([number], pa.int32()))
             for number, each in enumerate(alone)
         ]
-        work = replace(alone[0].work, claims=pa.concat_tables(tables))
+        work = replace(alone[0].work, allocations=pa.concat_tables(tables))
         together = replace(alone[0], work=work, jobs=pa.concat_tables(frames))
         found = jobs_of(db, together, mapped(db, together))
     for one, other in zip(expected, found, strict=True):
@@ -117,7 +117,11 @@ def test_partials_of_files_merge_in_any_order_and_travel(store: Store) -> None:
         found = prepared(db, store, job(0.2, 3.9))
         hours = [
             compute_partials(
-                db, type(chunk)((path,), chunk.from_ms, chunk.until_ms, True), found.work.claims, Options(), COUNTED_MS
+                db,
+                type(chunk)((path,), chunk.from_ms, chunk.until_ms, True),
+                found.work.allocations,
+                Options(),
+                COUNTED_MS,
             )
             for chunk in found.work.chunks
             for path in chunk.paths
@@ -130,7 +134,7 @@ def test_partials_of_files_merge_in_any_order_and_travel(store: Store) -> None:
             assert_close(whole, jobs_of(db, found, merge_partials(db, parts))[0])
 
 
-def test_hours_without_a_claim_are_not_read(store: Store) -> None:
+def test_hours_without_an_allocation_are_not_read(store: Store) -> None:
     """The file of the last hour is damaged after the survey: it is not missed."""
     with store.connect() as db:
         found = prepared(db, store, job(0.5, 2.5))
@@ -167,12 +171,12 @@ def test_no_chunks_give_no_partials(store: Store) -> None:
         empty = merge_partials(db, [])
         assert [table.num_rows for table in empty.tables] == [0] * len(FAMILIES)
         assert empty.counted == 0
-        assert len(empty[CLAIM]["sum_power_w"]) == 0
+        assert len(empty[ALLOCATION]["sum_power_w"]) == 0
 
 
 def test_tables_are_as_narrow_as_their_values_allow_and_lose_nothing() -> None:
     kinds = {
-        "claim": NUMBER,
+        "allocation": NUMBER,
         "few": NUMBER,
         "many": NUMBER,
         "total": TOTAL,
@@ -181,7 +185,7 @@ def test_tables_are_as_narrow_as_their_values_allow_and_lose_nothing() -> None:
         "zero": TOTAL,
     }
     rows = {
-        "claim": np.array([0, 300, 70_000]),
+        "allocation": np.array([0, 300, 70_000]),
         "few": np.array([-1, 0, 127]),
         "many": np.array([0, 2**53 + 1, 2**62]),
         "total": np.array([0.1, 0.0, np.nan]),

@@ -1,4 +1,4 @@
-"""Claims as arrays, found by the GPUs of a file."""
+"""Allocations as arrays, found by the GPUs of a file."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PLAIN = ("job", "start_ms", "end_ms", "steady_from_ms", "steady_until_ms", "off
 
 
 @dataclass(frozen=True)
-class Claims:
-    """Columns of `frames.CLAIM_FRAME`. ridges: by pipe, flop per byte, NaN where not known. unit: see `_codes`."""
+class Allocations:
+    """Columns of `frames.ALLOCATION_FRAME`. ridges: by pipe, flop per byte, NaN where not known. unit: see `_codes`."""
 
     number: Array
     job: Array
@@ -36,16 +36,16 @@ class Claims:
     _migs: pa.Array[Any]
 
     @classmethod
-    def of(cls, table: pa.Table, from_ms: int, until_ms: int) -> Claims:
+    def of(cls, table: pa.Table, from_ms: int, until_ms: int) -> Allocations:
         """Those of a table that touch the span [from_ms, until_ms)."""
         touching = (table["start_ms"].to_numpy() < until_ms) & (table["end_ms"].to_numpy() > from_ms)
         table = table.take(np.flatnonzero(touching))
         host, mig = (table[name].combine_chunks() for name in ("host", "mig"))
         hosts, migs = host.unique(), mig.unique()
-        wanted = ("claim", "gpu", *_PLAIN, *(f"ridge_{pipe}" for pipe in PIPES))
+        wanted = ("allocation", "gpu", *_PLAIN, *(f"ridge_{pipe}" for pipe in PIPES))
         column = {name: table[name].to_numpy() for name in wanted}
         return cls(
-            number=column["claim"],
+            number=column["allocation"],
             is_mig=table["mig"].to_numpy() != "",
             ridges={pipe: column[f"ridge_{pipe}"] for pipe in PIPES},
             unit=_codes(host, column["gpu"], mig, hosts, migs),
@@ -55,19 +55,19 @@ class Claims:
         )
 
     def touch(self, hour_ms: int) -> bool:
-        """Whether any claim has some time of the hour that begins then."""
+        """Whether any allocation has some time of the hour that begins then."""
         return bool(((self.start_ms < hour_ms + HOUR_MS) & (self.end_ms > hour_ms)).any())
 
     def find(self, hour_ms: int, host: pa.Array[Any], gpu: Array, mig: pa.Array[Any]) -> tuple[Array, Array]:
-        """Places of the claims of an hour that are of these units, and for each the place of its unit."""
+        """Places of the allocations of an hour that are of these units, and for each the place of its unit."""
         units = _codes(host, gpu, mig, self._hosts, self._migs)
         order = np.argsort(units)
         if not len(order):
             return order, order
-        claim = np.flatnonzero((self.start_ms < hour_ms + HOUR_MS) & (self.end_ms > hour_ms))
-        at = order[np.minimum(np.searchsorted(units[order], self.unit[claim]), len(order) - 1)]
-        held = units[at] == self.unit[claim]
-        return claim[held], at[held]
+        allocation = np.flatnonzero((self.start_ms < hour_ms + HOUR_MS) & (self.end_ms > hour_ms))
+        at = order[np.minimum(np.searchsorted(units[order], self.unit[allocation]), len(order) - 1)]
+        held = units[at] == self.unit[allocation]
+        return allocation[held], at[held]
 
 
 def _codes(host: pa.Array[Any], gpu: Array, mig: pa.Array[Any], hosts: pa.Array[Any], migs: pa.Array[Any]) -> Array:
