@@ -111,7 +111,7 @@ def test_the_parsable_columns_of_before_keep_their_places(site: CommandLine) -> 
         (("--min", "energy_j=much"), "expected COLUMN=NUMBER"),
         (("--account", "nobody"), "choose one of: m"),
         (("--class", "both"), "'compute', 'memory'"),
-        (("--json", "--csv"), "give one"),
+        (("--json", "--csv"), "choose one"),
         (("-j", "9" * 30), "not job ids"),
         (("-j", "9" * 5000), "not job ids"),
         (("-S", "@999999999999"), "not a time"),
