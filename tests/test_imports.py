@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,3 +65,21 @@ def test_a_circle_is_found(tmp_path: Path, line: str) -> None:
     known = modules_of(tmp_path)
     graph = {name: set(imports_of(path, known)) for name, path in known.items()}
     assert set(circle_in(graph)) == {"cli.a", "cli.b"}
+
+
+def missing_names(source: str) -> list[str]:
+    """What a script imports from our packages in vain. mypy does not read scripts without the suffix .py."""
+    missing = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES:
+            module = importlib.import_module(node.module)
+            missing += [f"{node.module}.{alias.name}" for alias in node.names if not hasattr(module, alias.name)]
+    return missing
+
+
+def test_the_programs_of_docker_import_what_there_is() -> None:
+    programs = [path for path in (ROOT / "docker/bin").iterdir() if path.is_file() and not path.suffix]
+    texts = [text for text in map(Path.read_text, programs) if re.match(r"#!.*python", text)]
+    assert len(texts) == 3
+    assert [name for text in texts for name in missing_names(text)] == []
+    assert missing_names("from cli.ingest import Job, run") == ["cli.ingest.Job"]

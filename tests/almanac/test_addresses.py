@@ -19,9 +19,7 @@ from almanac.errors import ConfigError
     ],
 )  # fmt: skip
 def test_what_gives_no_user_an_address_of_their_own_is_refused(pattern: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"mail\.recipient is .*, which does not give each user an address"
-    ) as seen:
+    with pytest.raises(ConfigError, match=r"mail\.recipient is .*, which does not give each user an address") as seen:
         parse_config({"mail": {"recipient": pattern}})
     assert '"{user}@example.org"' in seen.value.hint
 
