@@ -34,7 +34,7 @@ from slurm_hooks.advice.file import (
     unwritable,
 )
 from slurm_hooks.advice.folder import AdviceDir
-from slurm_hooks.advice.published import EVERYBODY, PublishedChange, changed_rows, record
+from slurm_hooks.advice.publication_log import EVERYBODY, PublishedChange, changed_rows, record
 from slurm_hooks.advice.rows import SITE_JOBS, UserRows, site_rows
 from slurm_hooks.advice.workers import rows_by_user
 from telemetry.history import UserHistories

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from slurm_hooks.advice.file import USER, AdviceFile, Row, term_of
-from slurm_hooks.advice.published import EVERYBODY, TABLE, file_at
+from slurm_hooks.advice.publication_log import EVERYBODY, TABLE, file_at
 from telemetry.slurm.backend import PendingJob
 from telemetry.store.store import Store
 

@@ -114,7 +114,7 @@ def advised(argv: Sequence[str]) -> tuple[Sequence[str], bool]:
     """The arguments to submit with, and whether the user saw a message. After any fault, those that were typed."""
     gc.disable()  # nothing here lives long; 5 % of the time
     try:
-        from slurm_hooks.submit.prompt import Terminal, advise
+        from slurm_hooks.submit.dialogue import Terminal, advise
 
         terminal = Terminal(_say, _read_line) if has_terminal() else None
         return advise(argv, os.environ, terminal, lambda: configured(os.environ, "hooks", "advice_dir"))

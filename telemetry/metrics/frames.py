@@ -11,7 +11,7 @@ import pyarrow as pa
 from almanac.config import Filters
 from almanac.hardware import GpuModel, find_gpu_model, gpu_models
 from telemetry.attribution.allocations import Attribution, JobRun
-from telemetry.metrics.allocations import NO_LABEL
+from telemetry.metrics.allocation_arrays import NO_LABEL
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.filters import host_filter, set_aside
 from telemetry.metrics.inventory import Survey

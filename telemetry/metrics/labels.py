@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from telemetry.attribution.allocations import ALLOCATIONS, Attribution, Inventory, JobRun
-from telemetry.metrics.allocations import Allocations
+from telemetry.metrics.allocation_arrays import Allocations
 from telemetry.metrics.chunks import each_chunk
 from telemetry.metrics.frames import allocation_frame
 from telemetry.metrics.hours import Files, each_hour

@@ -9,7 +9,7 @@ import duckdb
 import pyarrow as pa
 
 from telemetry.metrics import base, energy, histogram, memory, roofline, spatial
-from telemetry.metrics.allocations import Allocations
+from telemetry.metrics.allocation_arrays import Allocations
 from telemetry.metrics.columns import WHOLE, Columns, Kind, Rows, packed, unpacked
 from telemetry.metrics.hours import Files, Hour, each_hour
 from telemetry.metrics.options import Options

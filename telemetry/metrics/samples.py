@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from telemetry.metrics.allocations import NO_LABEL, Allocations
+from telemetry.metrics.allocation_arrays import NO_LABEL, Allocations
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.hours import HOUR_MS, Hour, MisplacedError
 from telemetry.metrics.runs import Array, RowRuns, ragged

@@ -26,8 +26,8 @@ from almanac.records import Counts
 from cli.app import App
 from cli.reprioritize import command
 from slurm_hooks.advice.file import parse
-from slurm_hooks.advice.published import PublishedChange as Published
-from slurm_hooks.advice.published import changed_rows, record
+from slurm_hooks.advice.publication_log import PublishedChange as Published
+from slurm_hooks.advice.publication_log import changed_rows, record
 from telemetry.history import load_history
 from telemetry.slurm.command_backend import CommandBackend
 from telemetry.store.schema import JOBS

@@ -27,7 +27,7 @@ from almanac.records import Request
 from almanac.tiers import requested_tier
 from slurm_hooks.advice import rows as advice_rows
 from slurm_hooks.advice.file import MAX_BYTES, AdviceFile, look_up, parse
-from slurm_hooks.advice.published import published_for
+from slurm_hooks.advice.publication_log import published_for
 from telemetry.history import UserHistories, load_history
 from telemetry.store.user_files import uid_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from almanac.config import Priority
 from slurm_hooks.advice.file import FAMILY, GPUS, USER, AdviceFile, Row
-from slurm_hooks.advice.published import EVERYBODY, PublishedChange, changed_rows, record
+from slurm_hooks.advice.publication_log import EVERYBODY, PublishedChange, changed_rows, record
 from slurm_hooks.priority.published_site_factors import LATE_S, PublishedSiteFactors
 from telemetry.slurm.backend import PendingJob
 from telemetry.store.store import Store

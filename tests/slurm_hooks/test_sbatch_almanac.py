@@ -590,7 +590,7 @@ def test_nothing_heavy_is_imported() -> None:
     before = loaded("")
     quick = loaded("import slurm_hooks.submit.sbatch_almanac") - before
     assert not quick & {"re", "dataclasses", "pathlib", "typing", "subprocess", "almanac.config"}
-    whole = loaded("import slurm_hooks.submit.prompt, tomllib") - before
+    whole = loaded("import slurm_hooks.submit.dialogue, tomllib") - before
     heavy = {"click", "pandas", "numpy", "pyarrow", "duckdb", "lightgbm", "scipy", "requests", "rich", "jinja2", "dask",
              "ClusterShell", "matplotlib", "rapidfuzz", "subprocess", "pathlib", "logging", "almanac.config",
              "almanac.config_file", "advisor.explain", "json", "argparse"}  # fmt: skip
