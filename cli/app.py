@@ -104,10 +104,11 @@ class App:
         Raises ConfigError if none of them names one, and StoreError if the store is empty. is_new: the store may be
         empty, because the caller is about to fill it.
         """
+        known = store.clusters() if store else []  # which also names skipped files
         named = self.cluster_name or self.config.site.cluster
         if named:
             return named
-        if store and (store.clusters() or not is_new):
+        if store and (known or not is_new):
             from telemetry.store.clusters import cluster_of
 
             return cluster_of(store)
