@@ -327,7 +327,7 @@ IPMI = 'nodes = "n1"\nmethod = "ipmi"\naddress = "b"\nuser = "u"\n'
         (f'[[bmc]]\n{IPMI}password = "s3cret"\n[[bmc]]\n{IPMI}password = "x"', "n1 is in an earlier table"),
         (f'[[bmc]]\n{IPMI}password = "s3cret\\nx"', "password is not a single line of text"),
         (f'[[bmc]]\n{IPMI.replace(chr(34) + "b" + chr(34), chr(34) + "-oProxyCommand=x" + chr(34))}password = "s3cret"',
-         "address is no host"),
+         "address is not HOST"),
         (f"[[bmc]]\n{WOL}", "no mac"),
         (f'[[bmc]]\n{WOL}mac = {{ n2 = "02:00:5e:10:00:00" }}', "no MAC address for n1"),
         (f'[[bmc]]\n{WOL}mac = {{ n1 = "s3cret" }}', "not a table of MAC addresses"),
