@@ -179,7 +179,7 @@ def test_a_file_that_was_edited_meanwhile_is_left_alone(prefix: Path, shipped: P
 def test_what_is_missing_is_named(prefix: Path, shipped: Path) -> None:
     with pytest.raises(ConfigError, match="is not a folder"):
         installed(prefix / "absent", shipped)
-    with pytest.raises(ConfigError, match="not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         plan_install(JOB_SUBMIT, prefix, Places("/absent"), shipped, lambda script: None)
     for places in (Places('/x"); os.execute("'), Places(str(shipped / "lua"), "/srv/my advice"), Places("lua")):
         with pytest.raises(ConfigError, match="cannot be written into a script"):
