@@ -232,7 +232,7 @@ def test_without_slurm_conf_pyslurm_is_not_touched(installed: Installed, tmp_pat
 
 def test_a_library_that_ends_the_process_ends_another(installed: Installed, tmp_path: Path) -> None:
     """scontrol has a slurm.conf, the library of pyslurm does not."""
-    with pytest.raises(ConfigError, match="exit code 1; it said: fatal: Could not establish") as caught:
+    with pytest.raises(ConfigError, match="exit code 1: fatal: Could not establish") as caught:
         open_pyslurm(installed(EXITS))
     assert "slurm.backend" in caught.value.hint
     assert (tmp_path / "touched").exists()
