@@ -309,7 +309,7 @@ WRITER = textwrap.dedent(
     from telemetry.store.store import Store
     from almanac.records import Counts
     from telemetry.ingest import IngestResult, ingest
-    from telemetry.sources.base import Batch
+    from telemetry.sources.base import RowBatch
 
     class Steady:
         # Three GPUs for six hours, a batch per half hour and host; the last of each half hour moves the watermark.
@@ -321,7 +321,7 @@ WRITER = textwrap.dedent(
                     rows = pa.table({"host": [host] * 180, "gpu": pa.array([0] * 180, pa.int16()), "mig": [""] * 180,
                                      "time_ms": time_ms, "hbm_used_mib": pa.array(time_ms % 977, pa.float32())})
                     done_s = int(time_ms[-1]) // 1000 + 10 if host == "c" else None
-                    yield Batch("telemetry", rows, Counts(180, 180), done_s)
+                    yield RowBatch("telemetry", rows, Counts(180, 180), done_s)
 
     store = Store.create(Path(sys.argv[1]), threads=1)
     print("ready", flush=True)
@@ -515,7 +515,7 @@ def test_a_full_disk_is_said_and_leaves_the_file_as_it_was(
     monkeypatch.setattr(pq, "write_table", is_full)
     with pytest.raises(StoreError, match=f"{path}: cannot be written: {os.strerror(reason)}") as caught:
         store.write("jobs", "c", pa.table({"job_id": [2], "submit_s": [20]}))
-    assert "free space" in caught.value.hint
+    assert "free disk space" in caught.value.hint
     assert path.read_bytes() == before
     assert [one.name for one in path.parent.iterdir()] == [path.name]
 
@@ -528,7 +528,7 @@ def test_a_full_disk_keeps_the_watermark(store: Store, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "fsync", is_full)
     with pytest.raises(StoreError, match=r"sacct\.c\.json: cannot be written: No space left") as caught:
         store.set_watermark("sacct", "c", 2)
-    assert "free space" in caught.value.hint
+    assert "free disk space" in caught.value.hint
     assert store.watermark("sacct", "c") == 1
 
 

@@ -395,5 +395,5 @@ def test_probe_tells_what_is_there_and_what_is_not(serve: Serve) -> None:
 
 
 def test_probe_of_nothing_fails_at_once() -> None:
-    with pytest.raises(AlmanacError, match="asked once"):
+    with pytest.raises(AlmanacError, match="failed once"):
         probe(Prometheus(url="http://127.0.0.1:9"))
