@@ -266,9 +266,6 @@ class _DeliveryRun:
     def _expire(self, error: str) -> None:
         """Give up old mail while there is no server, so that it does not fill the disk."""
         now_s = self._now_s()
-        while messages := self.outbox.ready(now_s, BATCH):
-            old = [message for message in messages if self._is_old(message)]
+        while old := self.outbox.ready(now_s, BATCH, now_s - self.config.give_up_hours * HOUR_S):
             for message in old:
                 self._give_up(message, error)
-            if len(old) < len(messages):
-                return

@@ -28,6 +28,7 @@ from telemetry.store.atomic import locked, make_inner_folder
 
 _KEY = "cluster = ? AND job_id = ? AND submit_s = ? AND end_s = ?"
 _RUN = "cluster, job_id, submit_s, user, end_s, gpu_count, array_job_id"
+_FOREVER_S = 2**40
 _MESSAGE = "message_id, user, recipient, kind, raw, attempts, next_try_s, put_s"
 _MAX_ERROR = 500
 MOST_DELAY_S = 86_400
@@ -164,14 +165,16 @@ class Outbox:
             )
             count(db, "skipped", reason, db.total_changes - before)
 
-    def ready(self, now_s: int, limit: int) -> list[Message]:
+    def ready(self, now_s: int, limit: int, put_until_s: int | None = None) -> list[Message]:
         """Messages to send now, also those of a killed process: first tries, then repeated ones, each oldest first.
 
-        So mail that is refused again and again delays no other.
+        So mail that is refused again and again delays no other. put_until_s: only messages queued then or before.
         """
         order = "attempts > 0, put_s, message_id"
-        sql = f"SELECT {_MESSAGE} FROM message WHERE state = 'queued' AND next_try_s <= ? ORDER BY {order}"
-        found = self._select(f"{sql} LIMIT ?", (now_s, limit))
+        sql = (
+            f"SELECT {_MESSAGE} FROM message WHERE state = 'queued' AND next_try_s <= ? AND put_s <= ? ORDER BY {order}"
+        )
+        found = self._select(f"{sql} LIMIT ?", (now_s, _FOREVER_S if put_until_s is None else put_until_s, limit))
         names = _MESSAGE.split(", ")
         return [Message(**dict(zip(names, row, strict=True)), runs=self._runs(row[0])) for row in found]
 

@@ -25,6 +25,7 @@ from mails import NOW_S, Clock, message, run
 from almanac.config import Mail
 from almanac.errors import ConfigError, ServerError, StoreError
 from reports.mail.delivery import (
+    BATCH,
     FIRST_BACKOFF_S,
     HOUR_S,
     LONGEST_BACKOFF_S,
@@ -183,6 +184,19 @@ def test_mail_that_was_refused_before_comes_after_new_mail(outbox: Outbox, serve
     clock.now_s += FIRST_BACKOFF_S
     outbox.put(message(9), int(clock()))
     assert sent(outbox, mail_config(server), clock).sent == 1
+
+
+def test_old_mail_ends_without_a_server_though_new_mail_comes_first(outbox: Outbox, clock: Clock) -> None:
+    """A refused mail, and more new mails than a batch holds."""
+    with MailServer() as server:
+        server.says_rcpt = lambda address: "550 5.1.1 no such user"
+        outbox.put(message(0, recipient="gone@example.org"), NOW_S)
+        assert sent(outbox, mail_config(server), clock).failed == 1
+    clock.now_s += 72 * HOUR_S
+    for number in range(1, BATCH + 2):
+        outbox.put(message(number), int(clock()))
+    assert sent(outbox, mail_config(server), clock).given_up == 1
+    assert outbox.counts().queued == BATCH + 1
 
 
 def test_a_server_that_refuses_the_sender_is_named(outbox: Outbox, server: MailServer, clock: Clock) -> None:
