@@ -20,12 +20,11 @@ from almanac.records import Advice, Request
 from telemetry.history import load_history
 from telemetry.slurm.commands import Runner
 from telemetry.slurm.defaults import with_defaults
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 
 def advise_from_store(
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     request: Request,
     config: Config,
     now_s: int,
@@ -39,10 +38,10 @@ def advise_from_store(
     too; None asks no Slurm. Raises StoreError.
     """
     if commands is not None:
-        request = with_defaults(request, typed, config.tiers, cluster, commands)
+        request = with_defaults(request, typed, config.tiers, store.cluster, commands)
     # All of the user's jobs, as in training: features count a user's runs from the first one on.
-    history = load_history(store, cluster, user=request.user, running=True)
-    models_dir = store.models_dir(cluster)
+    history = load_history(store, user=request.user, running=True)
+    models_dir = store.models_dir
     trained = trusted(load(models_dir), config, now_s)
     advice = advise(request, history, trained, config, now_s)
     if not config.services.extra:

@@ -25,17 +25,20 @@ if TYPE_CHECKING:
 
     from almanac.config import Config
     from almanac.records import Advice, Request
-    from telemetry.store.store import Store
+    from telemetry.store.cluster_store import ClusterStore
 
 
 @dataclass(frozen=True)
 class SiteReader:
     """One cluster in a store. clock: the time of each answer, in seconds since 1970. `open_site` makes it."""
 
-    store: Store
-    cluster: str
+    store: ClusterStore
     config: Config
     clock: Callable[[], int]
+
+    @property
+    def cluster(self) -> str:
+        return self.store.cluster
 
     def jobs(
         self,
@@ -55,7 +58,7 @@ class SiteReader:
         names = list(HISTORY.names if columns is None else columns)
         if unknown := [name for name in names if name not in HISTORY.names]:
             raise ValueError(f"unknown columns: {', '.join(unknown)}; known: {', '.join(HISTORY.names)}")
-        rows = load_history_table(self.store, self.cluster, names, since_s, until_s, user)
+        rows = load_history_table(self.store, names, since_s, until_s, user)
         frame: pd.DataFrame = rows.to_pandas()
         frame.attrs["units"] = {name: UNITS[name] for name in names if name in UNITS}
         return frame
@@ -64,7 +67,7 @@ class SiteReader:
         """The advice of `almanac advise` for request.user. Slurm is not asked for defaults. Raises StoreError."""
         from advisor.from_store import advise_from_store
 
-        return advise_from_store(self.store, self.cluster, request, self.config, self.clock())
+        return advise_from_store(self.store, request, self.config, self.clock())
 
     def report(self, job_id: int) -> dict[str, Any]:
         """The report of one job as plain values, as `almanac report --json` prints it.
@@ -74,7 +77,7 @@ class SiteReader:
         from reports.job.context import build
         from reports.job.report import to_json
 
-        found = build(self.store, self.cluster, [job_id], self.config, self.clock(), has_series=False)
+        found = build(self.store, [job_id], self.config, self.clock(), has_series=False)
         if not found:
             raise StoreError(f"{self.store.root}: holds no job {job_id} of {self.cluster}", "run `almanac ingest`")
         return to_json(found[0])
@@ -99,7 +102,7 @@ def open_site(
     settings = load_config(find_config(None if config is None else str(config)))
     root = Path(store or os.environ.get("ALMANAC_STORE") or settings.store.path)
     opened = Store.open(root, memory_limit_mib=settings.store.memory_limit_mib, threads=settings.store.threads)
-    return SiteReader(opened, cluster_of(opened, cluster or settings.site.cluster), settings, clock)
+    return SiteReader(opened.of(cluster_of(opened, cluster or settings.site.cluster)), settings, clock)
 
 
 def sbatch_request(argv: Sequence[str], user: str) -> Request:

@@ -234,7 +234,7 @@ def real_memory(folder: Path) -> list[Figure]:
     if not path.exists():
         return [Figure("mason: the trace is not here", path.name)]
     history = load_trace(path, folder)
-    jobs = Store.open(folder).read("jobs", "trace", ["job_id", "submit_s", "used_mem_mib"]).to_pandas()
+    jobs = Store.open(folder).of("trace").read("jobs", ["job_id", "submit_s", "used_mem_mib"]).to_pandas()
     history = history.merge(jobs, on=["job_id", "submit_s"])
     is_known = (history["used_mem_mib"] > 0) & (history["elapsed_s"] >= Config().filters.min_elapsed_s)
     peaks = history["used_mem_mib"].where(is_known)

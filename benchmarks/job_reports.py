@@ -38,8 +38,8 @@ def fill(folder: Path) -> tuple[Store, int]:
     shape = dataclasses.replace(SiteShape.demo(1), days=4)
     store = Store.create(folder / "store")
     result = IngestResult("generated", shape.start_s, shape.end_s)
-    ingest(GeneratedSource(shape), store, CLUSTER, shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
-    summarize(store, CLUSTER, CONFIG)
+    ingest(GeneratedSource(shape), store.of(CLUSTER), shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
+    summarize(store.of(CLUSTER), CONFIG)
     return store, shape.end_s
 
 
@@ -47,7 +47,7 @@ def timed(store: Store, job_ids: list[int], now_s: int) -> tuple[float, float, l
     """Wall and CPU seconds of the batch, bytes of each mail, and CPU seconds of each one's rendering."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     sizes, rendering_s = [], []
-    for context in build(store, CLUSTER, job_ids, CONFIG, now_s):
+    for context in build(store.of(CLUSTER), job_ids, CONFIG, now_s):
         started = time.process_time()
         mail = render_email(context, CONFIG)
         rendering_s.append(time.process_time() - started)
@@ -57,7 +57,7 @@ def timed(store: Store, job_ids: list[int], now_s: int) -> tuple[float, float, l
 
 def measure(folder: Path) -> list[Figure]:
     store, now_s = fill(folder)
-    metrics = store.read("job_metrics", CLUSTER, ["job_id", "verdict"]).to_pylist()
+    metrics = store.of(CLUSTER).read("job_metrics", ["job_id", "verdict"]).to_pylist()
     measured = [row["job_id"] for row in metrics if row["verdict"] == "ok"]
     timed(store, measured[:2], now_s)  # imports and fonts, once a process
     wall_s, cpu_s, sizes, rendering_s = timed(store, measured[:BATCH], now_s)

@@ -73,7 +73,7 @@ def ingest(url: str, max_samples: int, hours: int, root: Path) -> Run:
         if batch is None:
             return run
         began = time.perf_counter()
-        store.write(batch.table, "bench", batch.rows)
+        store.of("bench").write(batch.table, batch.rows)
         run.store_s += time.perf_counter() - began
         run.counts.add(batch.counts)
         run.rows += batch.rows.num_rows

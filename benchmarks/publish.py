@@ -98,17 +98,17 @@ def fill(store: Store, users: int, words: Sequence[str], runs: int) -> None:
     for table, values in (("jobs", columns), ("job_metrics", metrics)):
         schema = TABLES[table].schema
         arrays = {key: pa.array(value.tolist(), schema.field(key).type) for key, value in values.items()}
-        store.write(table, CLUSTER, pa.table(arrays))
+        store.of(CLUSTER).write(table, pa.table(arrays))
 
 
 def prepare(folder: Path) -> None:
     """The store, and models learned from a part of it: how long training takes is another benchmark's to say."""
     store = Store.create(folder / "store")
     fill(store, USERS, WORDS, RUNS)
-    history = load_history(store, CLUSTER, running=True)
+    history = load_history(store.of(CLUSTER), running=True)
     users = history["user"].drop_duplicates().head(max(TRAINED_JOBS // (FAMILIES * RUNS), 1))
     chosen = history[history["user"].isin(users)].reset_index(drop=True)
-    save(train(chosen, parse_config({"tiers": TIERS}), NOW_S), store.models_dir(CLUSTER))
+    save(train(chosen, parse_config({"tiers": TIERS}), NOW_S), store.of(CLUSTER).models_dir)
 
 
 class MemoryWatch:
@@ -171,15 +171,17 @@ def measure(folder: Path) -> list[Figure]:
     filling.start()
     filling.join()
     store = Store.open(folder / "store")
-    trained = load(store.models_dir(CLUSTER))
+    trained = load(store.of(CLUSTER).models_dir)
     advice = AdviceDir(folder / "advice", os.geteuid(), None)
-    job = PublishRun(store, CLUSTER, config, NOW_S, advice, trained, "observe", processes=len(os.sched_getaffinity(0)))
+    job = PublishRun(
+        store.of(CLUSTER), config, NOW_S, advice, trained, "observe", processes=len(os.sched_getaffinity(0))
+    )
     before_s = processor_s()
     first_s, first_mib, first = timed(job)
     busy_s = processor_s() - before_s
     again_s, again_mib, again = timed(dataclasses.replace(job, now_s=NOW_S + 600))
     renewed_s, renewed_mib, _ = timed(dataclasses.replace(job, now_s=NOW_S + 30 * 3600))
-    own = measure_own(OwnJob(store, CLUSTER, config, NOW_S, OwnFolder(advice.root, advice.owner_uid)))
+    own = measure_own(OwnJob(store.of(CLUSTER), config, NOW_S, OwnFolder(advice.root, advice.owner_uid)))
     peak_mib = max(first_mib, again_mib, renewed_mib)
     slowest_s = max(first_s, renewed_s)
     size = [path.stat().st_size for path in (folder / "advice" / "sched").iterdir()]
@@ -225,9 +227,9 @@ def one_user(folder: Path, number: int) -> tuple[dict[str, float], float]:
     advice = AdviceDir(folder / "advice", os.geteuid(), None)
     with MemoryWatch() as memory:
         started_s = time.process_time()
-        trained = train(load_history(store, CLUSTER, running=True), config, NOW_S)
+        trained = train(load_history(store.of(CLUSTER), running=True), config, NOW_S)
         trained_s = time.process_time()
-        publish(PublishRun(store, CLUSTER, config, NOW_S, advice, trained, "observe"), {"user0": 100_000}.get)
+        publish(PublishRun(store.of(CLUSTER), config, NOW_S, advice, trained, "observe"), {"user0": 100_000}.get)
         published_s = time.process_time()
     return {"training": trained_s - started_s, "publishing": published_s - trained_s}, memory.peak_mib
 

@@ -111,8 +111,8 @@ def fill(root: Path, number: int) -> list[dict[str, Any]]:
     rows = ended_jobs(number, now_s - 120)
     store = Store.create(root / "store")
     for first in range(0, number, 2000):
-        store.write("telemetry", CLUSTER, samples(rows[first : first + 2000]))
-    store.set_watermark("sacct", CLUSTER, now_s - 600)
+        store.of(CLUSTER).write("telemetry", samples(rows[first : first + 2000]))
+    store.of(CLUSTER).set_watermark("sacct", now_s - 600)
     with Outbox(outbox_path(root / "store")) as outbox:
         start_now(outbox, CLUSTER, now_s - 600)
     (root / "ended").mkdir(mode=0o770)
@@ -159,7 +159,7 @@ def due(root: Path, port: int) -> None:
     pwd.getpwnam = lambda user: SimpleNamespace(pw_uid=2**31 - 2)  # type: ignore[assignment]  # the system knows all
     started_s, cpu_s = time.perf_counter(), time.process_time()
     with Outbox(outbox_path(root / "store")) as outbox:
-        outcome = MailRun(mail_site(app, app.open_store(), CLUSTER), outbox).run()
+        outcome = MailRun(mail_site(app, app.open_store().of(CLUSTER)), outbox).run()
         counts = outbox.counts()
     print(json.dumps({
         "wall_s": time.perf_counter() - started_s, "cpu_s": time.process_time() - cpu_s,

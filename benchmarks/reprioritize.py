@@ -88,8 +88,8 @@ def timed_run(store: Store, slurm: StandIn, folder: Path) -> tuple[float, dict[s
 
     def predict(requests: Sequence[Request]) -> list[PriorityAdvice | None]:
         parts["read the queue"] = time.perf_counter() - began
-        trained = load(store.models_dir(CLUSTER))
-        history = load_history(store, CLUSTER, user={request.user for request in requests}, running=True)
+        trained = load(store.of(CLUSTER).models_dir)
+        history = load_history(store.of(CLUSTER), user={request.user for request in requests}, running=True)
         loaded = time.perf_counter()
         parts["load the past"] = loaded - began - parts["read the queue"]
         told = priorities_of(requests, history, trained, config, NOW_S)

@@ -31,7 +31,7 @@ UNIT = ["host", "gpu", "mig"]
 def decode(root: Path) -> int:
     """Read every file's columns into Arrow memory, one after the other."""
     rows = 0
-    for path in Store.open(root).files("telemetry", "bench"):
+    for path in Store.open(root).of("bench").files("telemetry"):
         rows += pq.read_table(path, columns=COLUMNS, partitioning=None).num_rows
     return rows
 
@@ -41,11 +41,11 @@ def load(root: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     import pandas as pd
 
     store = Store.open(root)
-    paths = store.files("telemetry", "bench")
+    paths = store.of("bench").files("telemetry")
     frame = pd.concat([pd.read_parquet(path, columns=COLUMNS) for path in map(str, paths)], ignore_index=True)
     rows = [
         (number, host, job.start_s * 1000, job.end_s * 1000)
-        for number, job in enumerate(load_jobs(store, "bench", 0, 2**40))
+        for number, job in enumerate(load_jobs(store.of("bench"), 0, 2**40))
         for host in job.hosts
     ]
     return frame, pd.DataFrame(rows, columns=["job", "host", "start_ms", "end_ms"])

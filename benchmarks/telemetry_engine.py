@@ -47,7 +47,7 @@ def generate(rows: int) -> Path:
             counters=BENCH_COUNTERS,
         )
         for batch in GeneratedSource(shape).read(shape.start_s, shape.end_s):
-            store.write(batch.table, "bench", batch.rows)
+            store.of("bench").write(batch.table, batch.rows)
         done.touch()
     return root
 
@@ -55,9 +55,9 @@ def generate(rows: int) -> Path:
 def engine(root: Path, *, is_full: bool, memory_limit_mib: int = 2048) -> int:
     """The summary of a store, core or full; returns samples."""
     store = Store.open(root, memory_limit_mib=memory_limit_mib)
-    jobs = load_jobs(store, "bench", 0, 2**40)
+    jobs = load_jobs(store.of("bench"), 0, 2**40)
     with store.connect() as db:
-        paths, options = store.files("telemetry", "bench"), Options(is_full=is_full)
+        paths, options = store.of("bench").files("telemetry"), Options(is_full=is_full)
         _, counts = compute(db, prepare(db, paths, jobs, [], Config(), options=options), Config())
     return counts.samples
 

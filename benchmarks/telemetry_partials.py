@@ -32,8 +32,8 @@ def compare(root: Path) -> dict[str, float]:
     (COLUMNS, in Arrow memory). difference: largest relative one between the merged days and one run over everything.
     """
     store = Store.open(root)
-    jobs = load_jobs(store, "bench", 0, 2**40)
-    paths = store.files("telemetry", "bench")
+    jobs = load_jobs(store.of("bench"), 0, 2**40)
+    paths = store.of("bench").files("telemetry")
     with store.connect() as db:
         prepared = prepare(db, paths, jobs, [], Config())
         days = [

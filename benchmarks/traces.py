@@ -37,5 +37,5 @@ def read_trace(path: Path) -> pa.Table:
 def load_trace(path: Path, folder: Path) -> pd.DataFrame:
     """Its history, as an operator's."""
     store = Store.create(folder)
-    store.write("jobs", "trace", read_trace(path))
-    return load_history(store, "trace", running=True)
+    store.of("trace").write("jobs", read_trace(path))
+    return load_history(store.of("trace"), running=True)

@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 def cost(trace: pa.Table, folder: Path) -> list[Figure]:
     """trace: rows of the table `jobs`."""
     store = Store.create(folder / "large")
-    store.write("jobs", "large", tiled(trace, JOBS))
+    store.of("large").write("jobs", tiled(trace, JOBS))
     argv = [sys.executable, __file__, str(folder / "large")]
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout)
@@ -75,8 +75,8 @@ def reading(trace: pa.Table, folder: Path) -> list[Figure]:
     store = Store.create(folder / "heavy")
     rows = tiled(trace, HEAVY * SHARE)
     users = ["ann" if number % SHARE == 0 else user for number, user in enumerate(rows["user"].to_pylist())]
-    store.write("jobs", "heavy", _with(rows, "user", pa.chunked_array([users])))
-    own, store_ms = timed(lambda: load_history(store, "heavy", user="ann", running=True))
+    store.of("heavy").write("jobs", _with(rows, "user", pa.chunked_array([users])))
+    own, store_ms = timed(lambda: load_history(store.of("heavy"), user="ann", running=True))
     now_s, config = int(own["end_s"].max()) + 1, Config()
     _, past_ms = timed(lambda: observed_history(["ann"], own, now_s, config.rolling, SiteMeans()))
     known = submitted_by(own, now_s, config.advice.history_days)
@@ -101,7 +101,7 @@ def timed(call: Callable[[], Result]) -> tuple[Result, float]:
 
 def measure(root: Path) -> dict[str, float]:
     """Of this process, from its start: CPU seconds and the peak of its resident memory."""
-    history = load_history(Store.open(root), "large", running=True)
+    history = load_history(Store.open(root).of("large"), running=True)
     train(history, Config(), int(history["end_s"].max()) + 1)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"jobs": len(history), "cpu_s": time.process_time(), "peak_mib": peak_mib}

@@ -105,10 +105,9 @@ def _advise(app: App, request: Request, typed: Collection[str]) -> Advice:
     """typed: the options that the submission names; Slurm's defaults stand for others."""
     from advisor.from_store import advise_from_store
 
-    store = app.open_store()
+    store = app.cluster_store()
     commands = dataclasses.replace(app.commands, timeout_s=min(app.commands.timeout_s, DEFAULTS_S))
-    cluster = app.cluster(store)
-    return advise_from_store(store, cluster, request, app.config, app.now_s(), commands=commands, typed=typed)
+    return advise_from_store(store, request, app.config, app.now_s(), commands=commands, typed=typed)
 
 
 def _show_published(app: App, request: Request, as_json: bool) -> int:

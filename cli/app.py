@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from reports.published.files import OwnFiles
     from telemetry.slurm.backend import SlurmBackend
     from telemetry.slurm.commands import SlurmCommands
+    from telemetry.store.cluster_store import ClusterStore
     from telemetry.store.partitions import Stray
     from telemetry.store.store import Store
 
@@ -67,6 +68,14 @@ class App:
             threads=section.threads,
             on_strays=self._name_strays,
         )
+
+    def cluster_store(self, create: bool = False) -> ClusterStore:
+        """The store, bound to the cluster that `cluster` chooses. create: make the store if there is none.
+
+        Raises what `open_store` and `cluster` raise.
+        """
+        store = self.open_store(create)
+        return store.of(self.cluster(store, is_new=create))
 
     def _name_strays(self, strays: Sequence[Stray]) -> None:
         if not self.are_strays_named:
@@ -171,9 +180,8 @@ class App:
             return self.own_files
         from reports.published.caller import StoreJobs
 
-        store = self.open_store()
         only = None if self.is_operator else self.caller
-        return StoreJobs(store, self.cluster(store), self.config, self.now_s(), only)
+        return StoreJobs(self.cluster_store(), self.config, self.now_s(), only)
 
     def require_operator(self, why: str) -> None:
         """Raises NotAllowedError, which says why, if the caller is not an operator."""

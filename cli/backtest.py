@@ -47,20 +47,19 @@ def tier(app: App, as_json: bool, plot: Path | None) -> None:
     from telemetry.history import load_history
 
     app.require_operator("a back-test reads all users' jobs")
-    store = app.open_store()
-    cluster = app.cluster(store)
-    history = load_history(store, cluster)
+    store = app.cluster_store()
+    history = load_history(store)
     with progress("backtest") as advance:
         advance(0, 1, f"{format_count(len(history))} jobs")
         scores = score_tiers(replay_tiers(history, app.config))
     if plot:
-        _write_plot(plot, cluster, app.config.advice.risk, scores)
+        _write_plot(plot, store.cluster, app.config.advice.risk, scores)
     if as_json:
         click.echo(
-            json_text({"cluster": cluster, "risk": app.config.advice.risk, "groups": [_known(s) for s in scores]})
+            json_text({"cluster": store.cluster, "risk": app.config.advice.risk, "groups": [_known(s) for s in scores]})
         )
         return
-    click.echo(f"{cluster}: accepted risk {app.config.advice.risk:.2%}")
+    click.echo(f"{store.cluster}: accepted risk {app.config.advice.risk:.2%}")
     _show(scores)
 
 

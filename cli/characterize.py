@@ -39,14 +39,13 @@ def command(app: App, starttime: str | None, endtime: str | None, folder: Path |
     from telemetry.characterize import characterize, load_population, write_tables
 
     app.require_operator("these tables cover all users' jobs")
-    store = app.open_store()
-    cluster = app.cluster(store)
+    store = app.cluster_store()
     since_s, until_s = time_option(starttime or "now-30days", app.now_s()), time_option(endtime, app.now_s())
-    jobs = load_population(store, cluster, since_s, until_s)
+    jobs = load_population(store, since_s, until_s)
     results = characterize(jobs, app.config)
     files = write_tables(results, folder) if folder else []
     if as_json:
-        span = {"cluster": cluster, "since_s": since_s, "until_s": until_s, "jobs": jobs.num_rows}
+        span = {"cluster": store.cluster, "since_s": since_s, "until_s": until_s, "jobs": jobs.num_rows}
         click.echo(json_text({**span, "tables": {name: _as_dict(result) for name, result in results.items()}}))
         return
     if jobs.num_rows:

@@ -132,15 +132,15 @@ def _generate(app: App, seed: int) -> None:
     shape = SiteShape.demo(seed)
     # The site ends today, so that its history is recent enough to advise from.
     shape = dataclasses.replace(shape, start_s=(app.now_s() // 86400) * 86400 - round(shape.days) * 86400)
-    store = app.open_store(create=True)
-    outcome = run(store, app.cluster(), [SourceSpan(GeneratedSource(shape), shape.start_s, shape.end_s)])
+    store = app.cluster_store(create=True)
+    outcome = run(store, [SourceSpan(GeneratedSource(shape), shape.start_s, shape.end_s)])
     show(outcome, None, as_json=False)
 
 
 def _summarize(app: App) -> None:
     from cli.summarize import run as summarize
 
-    for line in summarize(app, app.open_store(), app.cluster()).lines():
+    for line in summarize(app, app.cluster_store()).lines():
         click.echo(line)
 
 
@@ -154,8 +154,7 @@ def _advise(app: App) -> None:
     from cli.advise import command as advise
     from telemetry.history import load_history
 
-    store = app.open_store()
-    history = load_history(store, app.cluster())
+    history = load_history(app.cluster_store())
     for about, submission in _cases(history):
         click.echo(f"\n{about}")
         click.echo(click.style(f"  $ almanac advise {shlex.join(submission)}", dim=True))
@@ -169,7 +168,7 @@ def _report(app: App, folder: Path) -> None:
     from telemetry.history import load_history_table
 
     columns = ("job_id", "end_s", "gpu_count", "idle_gpu_count")
-    rows = load_history_table(app.open_store(), app.cluster(), columns).to_pylist()
+    rows = load_history_table(app.cluster_store(), columns).to_pylist()
     wasteful = [row for row in rows if 1 <= (row["idle_gpu_count"] or 0) < row["gpu_count"]]
     if not wasteful:
         click.echo("no job left a GPU idle")

@@ -48,13 +48,12 @@ def _plan(app: App, node_set: NodeSet) -> tuple[list[str], int]:
     from cli.train_demand import node_names
     from telemetry.nodes.counts import demand_series
 
-    store = app.open_store()
-    cluster, names = app.cluster(store), node_names(app, node_set)
-    trained, why = usable_demand(store.models_dir(cluster), node_set, app.config, app.now_s())
+    store, names = app.cluster_store(), node_names(app, node_set)
+    trained, why = usable_demand(store.models_dir, node_set, app.config, app.now_s())
     if trained is None:
         return [node_set.name, str(len(names)), *["-"] * 6, why], 0
     since_s = trained.until_s - TAIL_MIN * 60
-    series = demand_series(store, cluster, node_set, names, since_s, trained.until_s)
+    series = demand_series(store, node_set, names, since_s, trained.until_s)
     decision = trained.model.decide(series, len(names), Spent(since_s=trained.until_s - QUIET_DAYS * 86_400))
     return [node_set.name, str(len(names)), f"{series.active[-1]:.0f}", *_numbers(decision, len(names)),
             decision.reason], trained.until_s  # fmt: skip

@@ -44,21 +44,20 @@ def command(app: App, share: float, as_json: bool) -> None:
     from telemetry.history import load_history
 
     app.require_operator("an evaluation reads all users' jobs")
-    store = app.open_store()
-    cluster = app.cluster(store)
-    history = load_history(store, cluster, running=True)
+    store = app.cluster_store()
+    history = load_history(store, running=True)
     with progress("evaluate") as advance:
         advance(0, 1, f"{format_count(len(history))} jobs")
         result = evaluate(history, app.config, share)
     if as_json:
-        click.echo(json_text(_as_json(cluster, result)))
+        click.echo(json_text(_as_json(store.cluster, result)))
         return
     if result.since_s is None:
-        click.echo(f"{cluster}: no job has ended yet, so there is nothing to predict")
+        click.echo(f"{store.cluster}: no job has ended yet, so there is nothing to predict")
         return
     since = datetime.fromtimestamp(result.since_s, UTC).strftime("%Y-%m-%d %H:%M")
     trainings = format_count(result.trainings)
-    click.echo(f"{format_count(result.jobs)} GPU jobs of {cluster} since {since} UTC, {trainings} trainings")
+    click.echo(f"{format_count(result.jobs)} GPU jobs of {store.cluster} since {since} UTC, {trainings} trainings")
     for name, title in TABLES.items():
         show_scores(title, getattr(result, name), OURS, "users" if name == "users" else "jobs")
     if result.coverage is not None:

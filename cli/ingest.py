@@ -18,7 +18,7 @@ from telemetry.sources.configured import SOURCES
 if TYPE_CHECKING:
     from telemetry.ingest import IngestResult, SourceSpan
     from telemetry.metrics.summary_counts import SummaryCounts
-    from telemetry.store.store import Store
+    from telemetry.store.cluster_store import ClusterStore
 
 FOREVER_S = 2**40
 
@@ -60,19 +60,18 @@ def command(
     code is 5.
     """
     since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
-    store = app.open_store(create=True)
     if layout and job_files and telemetry_files:
         raise click.UsageError("--layout applies to one kind of file: import jobs and telemetry one after the other")
     if job_files or telemetry_files:
-        cluster = app.cluster_name or app.config.site.cluster or "imported"
+        store = app.open_store(create=True).of(app.cluster_name or app.config.site.cluster or "imported")
         if sources:
             raise click.UsageError("--source applies to servers: leave it out when you import files")
         spans = list(_file_spans(app, job_files, telemetry_files, layout, since_s, until_s))
     else:
-        cluster = app.cluster(store, is_new=True)
-        spans = live_spans(app, store, cluster, sources, since_s, until_s)
-    results = run(store, cluster, spans)
-    summary = None if no_summary else _summarize(app, store, cluster)
+        store = app.cluster_store(create=True)
+        spans = live_spans(app, store, sources, since_s, until_s)
+    results = run(store, spans)
+    summary = None if no_summary else _summarize(app, store)
     show(results, summary, as_json)
     return 5 if any(result.error for result in results.values()) else 0
 
@@ -97,8 +96,7 @@ def _file_spans(
 
 def live_spans(
     app: App,
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     names: tuple[str, ...],
     since_s: int | None = None,
     until_s: int | None = None,
@@ -106,23 +104,23 @@ def live_spans(
     """The sources of these names, else all that are configured, each from where it was read last or from since_s."""
     from telemetry.ingest import ConfiguredSources
 
-    sources = ConfiguredSources(app.config, store, cluster, app.commands, app.now_s)
+    sources = ConfiguredSources(app.config, store, app.commands, app.now_s)
     return list(sources.spans(names, since_s, until_s, lambda text: click.echo(f"almanac: {text}", err=True)))
 
 
-def run(store: Store, cluster: str, spans: list[SourceSpan]) -> dict[str, IngestResult]:
+def run(store: ClusterStore, spans: list[SourceSpan]) -> dict[str, IngestResult]:
     """`telemetry.ingest.ingest_all` with a progress bar for each source."""
     from telemetry.ingest import ingest_all
 
-    return ingest_all(store, cluster, spans, lambda name: progress(f"ingest {name}"))
+    return ingest_all(store, spans, lambda name: progress(f"ingest {name}"))
 
 
-def _summarize(app: App, store: Store, cluster: str) -> SummaryCounts | None:
+def _summarize(app: App, store: ClusterStore) -> SummaryCounts | None:
     """Compute the metrics of the jobs that new rows can touch; None without such jobs, or while another run does it."""
     from cli.summarize import run as summarize
 
     try:
-        counts = summarize(app, store, cluster)
+        counts = summarize(app, store)
     except BusyError as error:
         click.echo(f"{error}: the metrics of the new rows are left to the next run", err=True)
         return None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from advisor.demand.versions import TrainedDemand
     from slurm_hooks.power.folder import PowerFolder
     from telemetry.nodes.use import NodeUse
+    from telemetry.store.cluster_store import ClusterStore
     from telemetry.store.store import Store
 
 FRESH_S = 3600
@@ -32,11 +33,11 @@ def power_metrics(app: App, store: Store) -> Iterator[Metric]:
     uses: dict[Labels, NodeUse] = {
         (("cluster", cluster), ("node_set", name)): use
         for cluster in clusters
-        for name, use in load_node_use(store, cluster, (now_s - DAY_S, now_s + 1)).items()
+        for name, use in load_node_use(store.of(cluster), (now_s - DAY_S, now_s + 1)).items()
     }
     yield from _of_nodes(uses, now_s)
     yield from _of_models({(("cluster", cluster), ("node_set", name)): trained
-                           for cluster in clusters for name, trained in _models(store, cluster)})  # fmt: skip
+                           for cluster in clusters for name, trained in _models(store.of(cluster))})  # fmt: skip
     counted = {labels[0][1] for labels in uses}
     yield from _of_runs(PowerFolder(store.root / "power"), clusters, counted)
 
@@ -62,11 +63,11 @@ def _of_nodes(uses: Mapping[Labels, NodeUse], now_s: int) -> Iterator[Metric]:
                      [(labels, value(use)) for labels, use in uses.items()])  # fmt: skip
 
 
-def _models(store: Store, cluster: str) -> Iterator[tuple[str, TrainedDemand]]:
+def _models(store: ClusterStore) -> Iterator[tuple[str, TrainedDemand]]:
     """The current model of each node set. `almanac doctor` reports damaged ones."""
     from advisor.demand.versions import load_demand, trained_sets
 
-    models_dir = store.models_dir(cluster)
+    models_dir = store.models_dir
     for name in trained_sets(models_dir):
         try:
             trained = load_demand(models_dir, name)

@@ -32,8 +32,7 @@ def command(app: App, chosen: str | None, rollback: bool, node_set: str | None, 
     if chosen and rollback:
         raise click.UsageError("give --use or --rollback, not both")
     app.require_operator("the models serve all users")
-    store = app.open_store()
-    models_dir = store.models_dir(app.cluster(store))
+    models_dir = app.cluster_store().models_dir
     if node_set is not None:
         of_node_set(models_dir, node_set, chosen, rollback, as_json)
         return

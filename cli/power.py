@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from almanac.config import Config
     from slurm_hooks.power.folder import PowerFolder
     from slurm_hooks.power.planning import DemandSource, Planner
-    from telemetry.store.store import Store
+    from telemetry.store.cluster_store import ClusterStore
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 HISTORY_DAYS, ROWS = 7, 30
@@ -160,20 +160,19 @@ def _planner(app: App) -> Planner:
 
     app.require_operator("node power affects all users")
     _require_node_sets(app.config)
-    store = app.open_store()
-    cluster, backend = app.cluster(store), app.backend
-    if (answers := backend.cluster()).lower() != cluster.lower():
+    store, backend = app.cluster_store(), app.backend
+    if (answers := backend.cluster()).lower() != store.cluster.lower():
         raise ConfigError(
-            f"the store's cluster is {cluster}, Slurm's is {answers}", "correct --cluster or site.cluster"
+            f"the store's cluster is {store.cluster}, Slurm's is {answers}", "correct --cluster or site.cluster"
         )
-    return Planner(backend, app.config, _folder(app), cluster, source_of(app, store, cluster), app.now_s)
+    return Planner(backend, app.config, _folder(app), store.cluster, source_of(app, store), app.now_s)
 
 
-def source_of(app: App, store: Store, cluster: str) -> DemandSource:
+def source_of(app: App, store: ClusterStore) -> DemandSource:
     """Where decisions come from."""
     from slurm_hooks.power.source import StoredDemand
 
-    return StoredDemand(store, app.config, cluster)
+    return StoredDemand(store, app.config)
 
 
 def _require_node_sets(config: Config) -> None:
@@ -183,7 +182,7 @@ def _require_node_sets(config: Config) -> None:
 
 def _cluster(app: App) -> str:
     try:
-        return app.cluster(app.open_store())
+        return app.cluster_store().cluster
     except StoreError:
         return app.backend.cluster()
 

@@ -69,13 +69,12 @@ def read_store(app: App, options: dict[str, Any]) -> PowerRecord:
         raise click.UsageError("--vc selects from a file: add --series FILE, or use --node-set instead")
     app.require_operator("a back-test reads all users' jobs")
     node_set = chosen_set(app.config, options["set_name"])
-    store = app.open_store()
-    cluster = app.cluster(store)
+    store = app.cluster_store()
     names = _names(app, node_set)
-    known_s = known_span(store, cluster)
+    known_s = known_span(store)
     if known_s[1] <= known_s[0]:
         raise StoreError(
-            f"{store.root}: the store holds no ended job of {cluster}",
+            f"{store.root}: the store holds no ended job of {store.cluster}",
             "run `almanac ingest`, or give a file of nodes per minute with --series",
         )
     until = parse_time(options["endtime"], "endtime")
@@ -86,10 +85,10 @@ def read_store(app: App, options: dict[str, Any]) -> PowerRecord:
         first, last = (dt.datetime.fromtimestamp(second, dt.UTC).isoformat(" ", "minutes")[:16] for second in known_s)
         raise RequestError(f"-E is before the record, which is from {first} to {last}", "give a later -E")
     with progress("record") as advance:
-        accounted = accounted_demand(store, cluster, node_set, names, start_s, end_s, advance)
-    _require_runs(accounted, node_set, names, cluster)
-    series = with_counts(store, cluster, node_set, names, accounted)
-    return PowerRecord(f"{cluster} {node_set.name}", series, "jobs", accounted.runs, node_set.name, len(names))
+        accounted = accounted_demand(store, node_set, names, start_s, end_s, advance)
+    _require_runs(accounted, node_set, names, store.cluster)
+    series = with_counts(store, node_set, names, accounted)
+    return PowerRecord(f"{store.cluster} {node_set.name}", series, "jobs", accounted.runs, node_set.name, len(names))
 
 
 def chosen_set(config: Config, name: str) -> NodeSet:

@@ -36,9 +36,8 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
     app.require_operator("advice is published for everybody")
     from slurm_hooks.advice.run import prepare, publish_site
 
-    store = app.open_store()
-    cluster = app.cluster(store)
-    job, warnings = prepare(store, cluster, app.config, app.commands, app.now_s(), advice_dir or "", dry_run)
+    store = app.cluster_store()
+    job, warnings = prepare(store, app.config, app.commands, app.now_s(), advice_dir or "", dry_run)
     done = publish_site(job)
     _warn([*warnings, *done.warnings])
     if not as_json:
@@ -59,7 +58,7 @@ def _publish_own(job: PublishRun) -> OwnPublished:
     from reports.published.publish import OwnJob, publish_own
 
     folder = OwnFolder(job.folder.root, job.folder.owner_uid)
-    return publish_own(OwnJob(job.store, job.cluster, job.config, job.now_s, folder, job.is_dry))
+    return publish_own(OwnJob(job.store, job.config, job.now_s, folder, job.is_dry))
 
 
 def _summary(done: Published, is_dry: bool) -> str:

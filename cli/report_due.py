@@ -13,7 +13,7 @@ from cli.output import json_text
 
 if TYPE_CHECKING:
     from reports.mail.mail_site import MailSite
-    from telemetry.store.store import Store
+    from telemetry.store.cluster_store import ClusterStore
 
 FAULT = 5
 """Exit code if a source or the mail server failed; other commands use it for sources, too."""
@@ -25,9 +25,8 @@ def run(app: App, is_dry: bool, as_json: bool) -> int:
     from reports.mail.run import MailRun, skip_until_now
 
     app.require_operator("reports are of everybody's jobs")
-    store = app.open_store()
-    cluster = app.cluster(store)
-    site = mail_site(app, store, cluster)
+    store = app.cluster_store()
+    site = mail_site(app, store)
     if is_dry:
         return _dry_run(site)
     try:
@@ -50,17 +49,17 @@ def run(app: App, is_dry: bool, as_json: bool) -> int:
     return FAULT if outcome.faults else 0
 
 
-def mail_site(app: App, store: Store, cluster: str) -> MailSite:
+def mail_site(app: App, store: ClusterStore) -> MailSite:
     from reports.mail.mail_site import MailSite
 
     def read_source(name: str) -> None:
         from cli.ingest import live_spans, run
 
-        for result in run(store, cluster, live_spans(app, store, cluster, (name,))).values():
+        for result in run(store, live_spans(app, store, (name,))).values():
             if result.error:
                 raise result.error
 
-    return MailSite(store, cluster, app.config, app.commands, read_source, app.now_s)
+    return MailSite(store, app.config, app.commands, read_source, app.now_s)
 
 
 def _dry_run(site: MailSite) -> int:

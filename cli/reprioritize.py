@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from slurm_hooks.priority.action_log import LoggedAction
     from slurm_hooks.priority.reprioritize import Actor, ReprioritizeOutcome, SiteFactorChange
     from telemetry.slurm.backend import SlurmBackend
-    from telemetry.store.store import Store
+    from telemetry.store.cluster_store import ClusterStore
 
 SHOWN, SAID = 20, 5
 
@@ -41,16 +41,15 @@ def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: b
     from slurm_hooks.priority.reprioritize import ReprioritizeOutcome
 
     app.require_operator("the queue holds all users' jobs")
-    store = app.open_store()
-    cluster = app.cluster(store)
+    store = app.cluster_store()
     backend = app.backend
-    if (answers := backend.cluster()).lower() != cluster.lower():
+    if (answers := backend.cluster()).lower() != store.cluster.lower():
         raise ConfigError(
-            f"the store's cluster is {cluster}, Slurm's is {answers}", "correct --cluster or site.cluster"
+            f"the store's cluster is {store.cluster}, Slurm's is {answers}", "correct --cluster or site.cluster"
         )
     counts, outcome = Counts(), ReprioritizeOutcome()
-    with _one_at_a_time(store, cluster) if is_applied else contextlib.nullcontext():
-        actor, changes, agreed = _plan(app, store, cluster, backend, is_applied, is_clearing, counts)
+    with _one_at_a_time(store) if is_applied else contextlib.nullcontext():
+        actor, changes, agreed = _plan(app, store, backend, is_applied, is_clearing, counts)
         if is_applied:
             actor.note(agreed)
             outcome = actor.apply(changes)
@@ -58,16 +57,16 @@ def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: b
     return 5 if outcome.failed else 0
 
 
-def _one_at_a_time(store: Store, cluster: str) -> contextlib.AbstractContextManager[None]:
+def _one_at_a_time(store: ClusterStore) -> contextlib.AbstractContextManager[None]:
     """Raises BusyError if another run is active, StoreError if the store is not writable."""
     from telemetry.store.atomic import locked
     from telemetry.store.marks import safe_name
 
-    return locked(store.root / f".reprioritize-{safe_name(cluster)}.lock", "is setting site factors")
+    return locked(store.root / f".reprioritize-{safe_name(store.cluster)}.lock", "is setting site factors")
 
 
 def _plan(
-    app: App, store: Store, cluster: str, backend: SlurmBackend, is_applied: bool, is_clearing: bool, counts: Counts
+    app: App, store: ClusterStore, backend: SlurmBackend, is_applied: bool, is_clearing: bool, counts: Counts
 ) -> tuple[Actor, list[SiteFactorChange], list[SiteFactorChange]]:
     """Raises ConfigError if site factors must not be set, NoModelError if nothing was trained."""
     from advisor.artefacts import current_version
@@ -77,15 +76,15 @@ def _plan(
     from slurm_hooks.priority.reprioritize import Actor, plan_clearing, plan_terms
 
     log = ActionLog(store.root / "actions")
-    model = current_version(store.models_dir(cluster)) or ""
-    actor = Actor(backend, log, cluster, model, app.now_s)
-    known = log.newest(cluster, app.now_s())
+    model = current_version(store.models_dir) or ""
+    actor = Actor(backend, log, store.cluster, model, app.now_s)
+    known = log.newest(store.cluster, app.now_s())
     if is_clearing:
         return actor, plan_clearing(backend, known, counts), []
     if is_applied:
         require_ageing(backend.configuration(), app.config.priority)
-    predict = _predictor(app, store, cluster, known)
-    published = PublishedSiteFactors(store, cluster, lambda: _gpus(backend))
+    predict = _predictor(app, store, known)
+    published = PublishedSiteFactors(store, lambda: _gpus(backend))
     return actor, *plan_terms(backend, known, predict, published, counts)
 
 
@@ -95,7 +94,7 @@ def _gpus(backend: SlurmBackend) -> int:
     return sum(parse_gpus(node.gres).count for node in backend.nodes())
 
 
-def _predictor(app: App, store: Store, cluster: str, known: Mapping[int, LoggedAction]) -> Any:
+def _predictor(app: App, store: ClusterStore, known: Mapping[int, LoggedAction]) -> Any:
     """A function that predicts the site factors of many submissions. Raises NoModelError, StoreError."""
     from advisor.artefacts import load
     from advisor.lifecycle import trusted
@@ -103,14 +102,14 @@ def _predictor(app: App, store: Store, cluster: str, known: Mapping[int, LoggedA
     from slurm_hooks.priority.overruns import overruns
     from telemetry.history import load_history
 
-    trained = trusted(load(store.models_dir(cluster)), app.config, app.now_s())
+    trained = trusted(load(store.models_dir), app.config, app.now_s())
     if trained is None:
-        raise NoModelError(f"no model is trained for {cluster}", "run `almanac train` first")
+        raise NoModelError(f"no model is trained for {store.cluster}", "run `almanac train` first")
 
     def predict(requests: Sequence[Any]) -> Sequence[Any]:
         if not requests:
             return []
-        history = load_history(store, cluster, user={request.user for request in requests}, running=True)
+        history = load_history(store, user={request.user for request in requests}, running=True)
         overran = overruns(known, history, app.config.priority.min_gpu_time_s)
         return priorities_of(requests, history, trained, app.config, app.now_s(), overran)
 

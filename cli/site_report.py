@@ -48,10 +48,10 @@ def command(
     from reports.site.report import build_site_report
 
     app.require_operator("this report covers all users' jobs")
-    store = app.open_store()
+    store = app.cluster_store()
     now_s = app.now_s()
     span_s = time_option(starttime or "now-30days", now_s) or 0, time_option(endtime, now_s) or now_s
-    report = build_site_report(store, app.cluster(store), app.config, span_s, now_s, has_names=names)
+    report = build_site_report(store, app.config, span_s, now_s, has_names=names)
     if html_file:
         _write_page(html_file, report)
     if folder:

@@ -26,9 +26,9 @@ def show_steps(app: App, jobs: Sequence[Mapping[str, Any]], *, as_json: bool, se
     """
     from telemetry.metrics.steps import stored_steps
 
-    store = app.open_store()
+    store = app.cluster_store()
     runs = [(job["job_id"], job["submit_s"]) for job in jobs]
-    rows = stored_steps(store, app.cluster(store), runs, COLUMNS)
+    rows = stored_steps(store, runs, COLUMNS)
     if as_json:
         click.echo(json_text(rows))
     elif separator:

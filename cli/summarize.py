@@ -13,7 +13,7 @@ from cli.times import time_option
 
 if TYPE_CHECKING:
     from telemetry.metrics.summary_counts import SummaryCounts
-    from telemetry.store.store import Store
+    from telemetry.store.cluster_store import ClusterStore
 
 
 @click.command("summarize")
@@ -31,10 +31,10 @@ def command(
     With -S or -E it computes the jobs of that time span instead, changed or not.
     """
     since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
-    store = app.open_store()
+    store = app.cluster_store()
     app.require_operator("job metrics cover all users")
     with open_engine(app, engine, scheduler) as mapper:
-        counts = run(app, store, app.cluster(store), since_s=since_s, until_s=until_s, mapper=mapper)
+        counts = run(app, store, since_s=since_s, until_s=until_s, mapper=mapper)
     if as_json:
         click.echo(json_text(counts.as_dict()))
     elif counts.days or starttime or endtime:
@@ -44,9 +44,9 @@ def command(
         click.echo("metrics: no day has changed since the last summary; use -S TIME to compute a time span anyway")
 
 
-def run(app: App, store: Store, cluster: str, **arguments: Any) -> SummaryCounts:
+def run(app: App, store: ClusterStore, **arguments: Any) -> SummaryCounts:
     """`telemetry.metrics.summary.summarize` with a progress bar."""
     from telemetry.metrics.summary import summarize
 
     with progress("job metrics") as advance:
-        return summarize(store, cluster, app.config, progress=advance, **arguments)
+        return summarize(store, app.config, progress=advance, **arguments)

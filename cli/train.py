@@ -41,19 +41,18 @@ def command(app: App, as_json: bool) -> None:
     from telemetry.history import load_history
 
     app.require_operator("training reads all users' jobs")
-    store = app.open_store()
-    cluster = app.cluster(store)
-    history = load_history(store, cluster, running=True)
-    record = Record(store, cluster, history, app.now_s())
-    previous = _of_current(load, store.models_dir(cluster))
+    store = app.cluster_store()
+    history = load_history(store, running=True)
+    record = Record(store, history, app.now_s())
+    previous = _of_current(load, store.models_dir)
     drift = _drift(app, previous, history)
     with progress("train") as advance:
         advance(0, 1, f"{format_count(len(history))} jobs")
         trained = train_site(record, previous, app.config)
-        own = update_own(record, _of_current(load_learned, store.models_dir(cluster)) or {}, app.config)
-    version = save(trained, store.models_dir(cluster), own.learned)
-    prune(store.models_dir(cluster), app.config.training.keep_versions, version)
-    demand = train_demand_models(app, store, cluster)
+        own = update_own(record, _of_current(load_learned, store.models_dir) or {}, app.config)
+    version = save(trained, store.models_dir, own.learned)
+    prune(store.models_dir, app.config.training.keep_versions, version)
+    demand = train_demand_models(app, store)
     faults = faults_of(trained, app.config, app.now_s())
     services = [*BUILT_IN, *own.names]
     if as_json:
@@ -63,7 +62,7 @@ def command(app: App, as_json: bool) -> None:
         return
     for alarm in drift:
         click.echo(f"drift: {alarm}")
-    click.echo(f"trained on {format_count(trained.jobs)} GPU jobs of {cluster}: version {version}")
+    click.echo(f"trained on {format_count(trained.jobs)} GPU jobs of {store.cluster}: version {version}")
     click.echo(f"services updated: {printable(', '.join(services), 1000)}")
     for name, fault in own.faults.items():
         click.echo(printable(f"service {name}: {fault}", 1000), err=True)

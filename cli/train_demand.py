@@ -15,10 +15,10 @@ from cli.models_demand import day
 from cli.output import progress
 
 if TYPE_CHECKING:
-    from telemetry.store.store import Store
+    from telemetry.store.cluster_store import ClusterStore
 
 
-def train_demand_models(app: App, store: Store, cluster: str) -> list[dict[str, Any]]:
+def train_demand_models(app: App, store: ClusterStore) -> list[dict[str, Any]]:
     """Train each node set: fields of DemandTraining, or its name and a fault. A fault does not stop the other sets."""
     from advisor.demand.training import train_node_set
 
@@ -30,7 +30,7 @@ def train_demand_models(app: App, store: Store, cluster: str) -> list[dict[str, 
             advance(number, len(app.config.node_sets), node_set.name)
             try:
                 names = node_names(app, node_set)
-                found.append(asdict(train_node_set(store, cluster, node_set, names, app.config, app.now_s())))
+                found.append(asdict(train_node_set(store, node_set, names, app.config, app.now_s())))
             except AlmanacError as error:
                 found.append({"node_set": node_set.name, "fault": f"{error}; {error.hint}"})
     return found

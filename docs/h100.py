@@ -136,8 +136,10 @@ def ingest(path: Path, runs: Iterable[Run], folder: Path) -> Store:
 def power(store: Store, run: Run, every_s: float = 0.0) -> Power:
     """Both energies of a run. every_s: keep one sample per so many seconds; 0: all."""
     columns = ["host", "gpu", "time_ms", "power_w", "energy_mj"]
-    rows = store.read("telemetry", CLUSTER, columns, run.start_s, run.end_s).sort_by(
-        [("host", "ascending"), ("gpu", "ascending"), ("time_ms", "ascending")]
+    rows = (
+        store.of(CLUSTER)
+        .read("telemetry", columns, run.start_s, run.end_s)
+        .sort_by([("host", "ascending"), ("gpu", "ascending"), ("time_ms", "ascending")])
     )
     both, in_gaps_j, longest_s = [], 0.0, 0.0
     for series in _series(rows.to_pylist()):
@@ -168,8 +170,8 @@ def page(path: Path) -> str:
     runs = read_runs(path)
     with tempfile.TemporaryDirectory() as folder:
         store = ingest(path, runs, Path(folder))
-        metrics = {row["job_id"]: row for row in store.read("job_metrics", CLUSTER).to_pylist()}
-        gpus = store.read("gpu_metrics", CLUSTER).to_pylist()
+        metrics = {row["job_id"]: row for row in store.of(CLUSTER).read("job_metrics").to_pylist()}
+        gpus = store.of(CLUSTER).read("gpu_metrics").to_pylist()
         energies = {run.name: [power(store, run, every_s) for every_s in (0, 10, 30)] for run in runs}
     uneven = max(runs, key=lambda run: metrics[run.job_id]["spatial_imbalance"])
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)

@@ -12,6 +12,7 @@ from almanac import __version__
 from almanac.units import DAY_S
 from reports.mail.outbox_file import OutboxCounts, outbox_path, read_counts
 from reports.textfile import Labels, family
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.marks import ahead_s
 from telemetry.store.store import Store
 
@@ -75,7 +76,7 @@ def collect(store: Store, now_s: int) -> list[Metric]:
         family("almanac_build_info", "gauge", "Version of almanac.", [((("version", __version__),), 1)]),
         *(_of_reports(counts, now_s) if counts else ()),
         *_of_ingestion(store, clusters, now_s),
-        *_of_advice({cluster: load_told(store, cluster, now_s) for cluster in clusters}),
+        *_of_advice({cluster: load_told(store.of(cluster), now_s) for cluster in clusters}),
     ]
 
 
@@ -111,7 +112,7 @@ def _of_ingestion(store: Store, clusters: Sequence[str], now_s: int) -> Iterator
         (("cluster", cluster), ("source", source)): mark
         for cluster in clusters
         for source in SOURCES
-        if (mark := store.watermark(source, cluster)) is not None
+        if (mark := store.of(cluster).watermark(source)) is not None
     }
     yield family("almanac_ingest_watermark_timestamp_seconds", "gauge", "Up to when a source has been read.",
                  list(marks.items()))  # fmt: skip
@@ -119,9 +120,9 @@ def _of_ingestion(store: Store, clusters: Sequence[str], now_s: int) -> Iterator
                  [(labels, max(now_s - mark, 0)) for labels, mark in marks.items()])  # fmt: skip
     yield family("almanac_ingest_watermark_ahead_seconds", "gauge", "How far a watermark lies in the future.",
                  [((("cluster", cluster), ("source", source)), ahead_s(mark, now_s))
-                  for cluster in clusters for source, mark in store.watermarks(cluster).items()])  # fmt: skip
+                  for cluster in clusters for source, mark in store.of(cluster).watermarks().items()])  # fmt: skip
     yield family("almanac_metrics_backlog", "gauge", "Days that changed since their jobs' metrics were computed.",
-                 [((("cluster", name),), len(store.peek_open_days(name))) for name in clusters])  # fmt: skip
+                 [((("cluster", name),), len(store.of(name).peek_open_days())) for name in clusters])  # fmt: skip
 
 
 def _of_advice(told: dict[str, AdviceOutcomes]) -> Iterator[Metric]:
@@ -141,11 +142,11 @@ def _of_advice(told: dict[str, AdviceOutcomes]) -> Iterator[Metric]:
                      [((("cluster", cluster),), value) for cluster, value in values])  # fmt: skip
 
 
-def load_told(store: Store, cluster: str, now_s: int) -> AdviceOutcomes:
+def load_told(store: ClusterStore, now_s: int) -> AdviceOutcomes:
     """What the users' own advice files said of the jobs of the last WINDOW_DAYS. Raises StoreError."""
     with store.connect() as db:
-        store.view(db, "jobs", cluster, _JOBS, now_s - WINDOW_DAYS * DAY_S, now_s)
-        store.view(db, "advice", cluster, _ADVICE, now_s - ADVICE_DAYS * DAY_S, now_s)
+        store.view(db, "jobs", _JOBS, now_s - WINDOW_DAYS * DAY_S, now_s)
+        store.view(db, "advice", _ADVICE, now_s - ADVICE_DAYS * DAY_S, now_s)
         db.execute(_TOLD).fetchall()
         outcomes = dict(db.execute(_OUTCOMES).fetchall())
         [errors] = db.execute(_ERRORS).fetchall()

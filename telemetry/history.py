@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.metrics.catalogue import JOB_METRICS
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import JOBS
-from telemetry.store.store import Store
 
 _METRICS = (
     "job_id", "submit_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "is_preallocated", "mean_gpu_util_pct",
@@ -93,8 +93,7 @@ UNITS = {
 
 
 def load_history(
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     since_s: int | None = None,
     until_s: int | None = None,
     user: str | Collection[str] | None = None,
@@ -112,10 +111,10 @@ def load_history(
     """
     with store.connect() as db:
         if user is None:
-            store.view(db, "jobs", cluster, _JOBS, since_s, until_s)
-            store.view(db, "job_metrics", cluster, _METRICS, since_s, until_s)
+            store.view(db, "jobs", _JOBS, since_s, until_s)
+            store.view(db, "job_metrics", _METRICS, since_s, until_s)
         else:
-            _register(db, store, cluster, _METRICS, since_s, until_s, user)
+            _register(db, store, _METRICS, since_s, until_s, user)
         return _frame(db, _JOIN.format(more="") + _ORDER, {"running": running}, running)
 
 
@@ -134,12 +133,12 @@ class UserHistories:
     Holds a DuckDB connection until it is closed.
     """
 
-    def __init__(self, store: Store, cluster: str) -> None:
+    def __init__(self, store: ClusterStore) -> None:
         self._store = store
         with contextlib.ExitStack() as stack:
             self._db = stack.enter_context(store.connect())
-            store.view(self._db, "jobs", cluster, _JOBS)
-            store.view(self._db, "job_metrics", cluster, _METRICS)
+            store.view(self._db, "jobs", _JOBS)
+            store.view(self._db, "job_metrics", _METRICS)
             self._db.execute(f"CREATE TEMP TABLE history AS {_JOIN.format(more='')}", {"running": True}).fetchall()
             self._open = stack.pop_all()
 
@@ -172,8 +171,7 @@ class UserHistories:
 
 
 def load_history_table(
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     columns: Sequence[str],
     since_s: int | None = None,
     until_s: int | None = None,
@@ -188,7 +186,7 @@ def load_history_table(
     more += [f"{_SPECIAL[name]} AS {name}" for name in columns if name in _SPECIAL]
     wanted = {*_METRICS, *metrics, "hbm_peak_frac", "temporal_imbalance", "idle_gpus"}
     with store.connect() as db:
-        _register(db, store, cluster, sorted(wanted), since_s, until_s, user)
+        _register(db, store, sorted(wanted), since_s, until_s, user)
         sql = _JOIN.format(more="".join(f", {part}" for part in more)) + _ORDER
         rows: pa.Table = db.sql(sql, params={"running": False}).to_arrow_table()
     return rows.select(list(columns)).cast(pa.schema([HISTORY.field(name) for name in columns]))
@@ -196,8 +194,7 @@ def load_history_table(
 
 def _register(
     db: duckdb.DuckDBPyConnection,
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     metrics: Sequence[str],
     since_s: int | None = None,
     until_s: int | None = None,
@@ -206,15 +203,15 @@ def _register(
     """Of users who are named only their rows are read: whoever asks for their own advice has little memory to spare."""
     users = [user] if isinstance(user, str) else user
     own = {"user": pa.array(sorted(users), pa.string())} if users is not None else None
-    jobs = store.read("jobs", cluster, _JOBS, since_s, until_s, own)
+    jobs = store.read("jobs", _JOBS, since_s, until_s, own)
     theirs = {name: pc.unique(jobs[name].combine_chunks()) for name in ("job_id", "submit_s")} if own else None
     db.register("jobs", jobs)
-    db.register("job_metrics", store.read("job_metrics", cluster, metrics, since_s, until_s, theirs))
+    db.register("job_metrics", store.read("job_metrics", metrics, since_s, until_s, theirs))
 
 
-def open_jobs(store: Store, cluster: str) -> list[int]:
+def open_jobs(store: ClusterStore) -> list[int]:
     """Ids of the jobs to ask for again: those without an end, and the newest without a name (sacct --json failed)."""
-    jobs = store.read("jobs", cluster, ["job_id", "submit_s", "end_s", "name"])
+    jobs = store.read("jobs", ["job_id", "submit_s", "end_s", "name"])
     nameless = jobs.filter(pc.is_null(jobs["name"])).sort_by("submit_s")["job_id"].to_numpy()[-MAX_NAMELESS:]
     running = jobs.filter(pc.is_null(jobs["end_s"]))["job_id"].to_numpy()
     return [int(job_id) for job_id in np.unique(np.concatenate([nameless, running]))]

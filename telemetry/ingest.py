@@ -17,9 +17,9 @@ from almanac.records import Counts
 from almanac.units import format_count, format_duration
 from telemetry.sources.base import Source
 from telemetry.sources.configured import configured_sources, source_of
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.merge import WriteResult
 from telemetry.store.stale_days import opens
-from telemetry.store.store import Store
 
 if TYPE_CHECKING:
     from telemetry.slurm.commands import SlurmCommands
@@ -73,8 +73,7 @@ class ConfiguredSources:
     """The sources that a configuration names, for one cluster of a store. clock: seconds since 1970."""
 
     config: Config
-    store: Store
-    cluster: str
+    store: ClusterStore
     commands: SlurmCommands
     clock: Callable[[], int] = lambda: int(time.time())
 
@@ -95,7 +94,7 @@ class ConfiguredSources:
             lookback_days = config.prometheus.lookback_days if name == "prometheus" else config.slurm.lookback_days
             delay_s = config.prometheus.delay_s if name == "prometheus" else 0
             self._pull_back_watermark(name, now_s, lookback_days, warn)
-            start_s, end_s = span(self.store, name, self.cluster, now_s, lookback_days * 86400, delay_s)
+            start_s, end_s = span(self.store, name, now_s, lookback_days * 86400, delay_s)
             yield SourceSpan(
                 source,
                 start_s if since_s is None else since_s,
@@ -106,13 +105,13 @@ class ConfiguredSources:
         def open_ids() -> list[int]:
             from telemetry.history import open_jobs
 
-            return open_jobs(self.store, self.cluster)
+            return open_jobs(self.store)
 
-        return source_of(name, self.config, self.cluster, self.commands, self.clock, open_ids)
+        return source_of(name, self.config, self.store.cluster, self.commands, self.clock, open_ids)
 
     def _pull_back_watermark(self, name: str, now_s: int, lookback_days: int, warn: Callable[[str], None]) -> None:
         """Undo a watermark that a clock left in the future: the rows before it were never read."""
-        ahead_s = self.store.pull_back_watermark(name, self.cluster, now_s, now_s - lookback_days * 86400)
+        ahead_s = self.store.pull_back_watermark(name, now_s, now_s - lookback_days * 86400)
         if ahead_s:
             warn(
                 f"the watermark of {name} was {format_duration(ahead_s)} in the future: a clock was ahead; "
@@ -120,15 +119,15 @@ class ConfiguredSources:
             )
 
 
-def span(store: Store, source: str, cluster: str, now_s: int, lookback_s: int, delay_s: int = 0) -> tuple[int, int]:
+def span(store: ClusterStore, source: str, now_s: int, lookback_s: int, delay_s: int = 0) -> tuple[int, int]:
     """The span that an incremental run has to read: from the watermark, or lookback_s ago, up to delay_s ago."""
     until_s = now_s - delay_s
-    mark = store.watermark(source, cluster)
+    mark = store.watermark(source)
     return (until_s - lookback_s if mark is None else min(mark, until_s)), until_s
 
 
 def ingest(
-    source: Source, store: Store, cluster: str, since_s: int, until_s: int, result: IngestResult, progress: Progress
+    source: Source, store: ClusterStore, since_s: int, until_s: int, result: IngestResult, progress: Progress
 ) -> None:
     """Store every batch of [since_s, until_s) and move the watermark behind it; `result` is kept up to date.
 
@@ -142,14 +141,14 @@ def ingest(
         result.counts.add(batch.counts)
         written = result.written.get(batch.table, WriteResult())
         if batch.rows.num_rows:
-            written += store.write(batch.table, cluster, batch.rows, opens(store, cluster, batch.table, batch.rows))
+            written += store.write(batch.table, batch.rows, opens(store, batch.table, batch.rows))
         result.written[batch.table] = written
         if batch.watermark_s is not None:
             if is_gapless is None:
-                mark = store.watermark(source.name, cluster)
+                mark = store.watermark(source.name)
                 is_gapless = mark is None or since_s <= mark
             if is_gapless:
-                store.set_watermark(source.name, cluster, batch.watermark_s)
+                store.set_watermark(source.name, batch.watermark_s)
         progress(batch.rows.num_rows, batch.watermark_s or until_s)
 
 
@@ -159,8 +158,7 @@ def show_nothing(name: str) -> AbstractContextManager[Advance]:
 
 
 def ingest_all(
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     spans: Sequence[SourceSpan],
     show: Callable[[str], AbstractContextManager[Advance]] = show_nothing,
 ) -> dict[str, IngestResult]:
@@ -175,7 +173,7 @@ def ingest_all(
         started = time.monotonic()
         with show(name) as advance:
             try:
-                ingest(each.source, store, cluster, each.since_s, each.until_s, result, _counting(result, advance))
+                ingest(each.source, store, each.since_s, each.until_s, result, _counting(result, advance))
             except AlmanacError as error:
                 result.error = error
         result.wall_s = time.monotonic() - started

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from almanac.names import name_key
 from telemetry.slurm.backend import PendingJob
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -64,7 +64,7 @@ def ended_runs(db: duckdb.DuckDBPyConnection, start_s: int, end_s: int) -> pa.Ta
     return found
 
 
-def pending_run_s(store: Store, cluster: str, pending: Sequence[PendingJob], now_s: int) -> dict[int, float]:
+def pending_run_s(store: ClusterStore, pending: Sequence[PendingJob], now_s: int) -> dict[int, float]:
     """Return predicted run times (s) by job id; jobs without a prediction are left out. Raises StoreError."""
     if not pending:
         return {}
@@ -78,7 +78,7 @@ def pending_run_s(store: Store, cluster: str, pending: Sequence[PendingJob], now
     asked = pa.Table.from_pylist(rows, schema=ASKED)
     first_s = max(min(job.submit_s for job in pending), now_s - HISTORY_S)
     with store.connect() as db:
-        store.view(db, "jobs", cluster, _COLUMNS)
+        store.view(db, "jobs", _COLUMNS)
         ended = ended_runs(db, first_s, now_s)
     times = expected_run_s(asked, ended).tolist()
     return {job.job_id: run_s for job, run_s in zip(pending, times, strict=True) if run_s == run_s}

@@ -40,7 +40,7 @@ def jobs(generator: ModuleType, data: Path, tmp_path_factory: pytest.TempPathFac
     runs = generator.read_runs(data)
     assert [run.name for run in runs] == RUNS
     store = generator.ingest(data, runs, tmp_path_factory.mktemp("h100"))
-    rows = {row["job_id"]: row for row in store.read("job_metrics", generator.CLUSTER).to_pylist()}
+    rows = {row["job_id"]: row for row in store.of(generator.CLUSTER).read("job_metrics").to_pylist()}
     return {run.name: rows[run.job_id] for run in runs}
 
 

@@ -41,10 +41,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = load_config(folder / "almanac.toml")
     shape = dataclasses.replace(SiteShape.demo(), days=4, start_s=START_S, users=12, jobs_per_day=100)
     store = Store.create(folder / "store")
-    ingest_all(store, "demo", [SourceSpan(GeneratedSource(shape), shape.start_s, shape.end_s)])
-    summarize(store, "demo", config)
-    record = Record(store, "demo", load_history(store, "demo", running=True), shape.end_s)
-    save(train_site(record, None, config), store.models_dir("demo"))
+    ingest_all(store.of("demo"), [SourceSpan(GeneratedSource(shape), shape.start_s, shape.end_s)])
+    summarize(store.of("demo"), config)
+    record = Record(store.of("demo"), load_history(store.of("demo"), running=True), shape.end_s)
+    save(train_site(record, None, config), store.of("demo").models_dir)
     return folder
 
 
@@ -123,7 +123,7 @@ def test_a_store_without_a_cluster_or_with_several(tmp_path: Path) -> None:
         open_site(root, config=config)
     for cluster in ("a", "b"):
         row = {"job_id": 1, "submit_s": 5, "start_s": 5, "end_s": 9, "user": cluster, "gpu_count": 1}
-        store.write("jobs", cluster, pa.Table.from_pylist([row], schema=JOBS))
+        store.of(cluster).write("jobs", pa.Table.from_pylist([row], schema=JOBS))
     with pytest.raises(ConfigError, match="several clusters: a, b"):
         open_site(root, config=config)
     assert open_site(root, "b", config=config).jobs(["user"])["user"].to_list() == ["b"]

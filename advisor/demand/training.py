@@ -20,7 +20,7 @@ from almanac.errors import AlmanacError, NoModelError
 from almanac.units import DAY_S
 from telemetry.nodes.counts import demand_series
 from telemetry.nodes.use import load_node_use
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 TRAIN_DAYS = 120
 """Older demand is not trained on: sites change."""
@@ -42,7 +42,7 @@ class DemandTraining:
 
 
 def train_node_set(
-    store: Store, cluster: str, node_set: NodeSet, names: Collection[str], config: Config, now_s: int
+    store: ClusterStore, node_set: NodeSet, names: Collection[str], config: Config, now_s: int
 ) -> DemandTraining:
     """Train, and save a new version. names: nodes of the set.
 
@@ -50,8 +50,8 @@ def train_node_set(
     """
     if not names:
         raise NoModelError("it has no nodes", "correct its nodes, feature, or partition")
-    models_dir = store.models_dir(cluster)
-    series = demand_series(store, cluster, node_set, names, now_s - TRAIN_DAYS * DAY_S, now_s)
+    models_dir = store.models_dir
+    series = demand_series(store, node_set, names, now_s - TRAIN_DAYS * DAY_S, now_s)
     found = drift_of_demand(_usable(models_dir, node_set), series, now_s)
     drift = found.alarms if found else ()
     record = trimmed(series)
@@ -73,12 +73,12 @@ def train_node_set(
     since_s = int(record.start.astype("datetime64[s]").astype(np.int64))
     span_s = since_s, since_s + 60 * len(record)
     version = save_demand(models_dir, node_set, model, now_s, span_s, drift, config.training.keep_versions)
-    alarms = *drift, *_over_budget(store, cluster, node_set, config, now_s)
+    alarms = *drift, *_over_budget(store, node_set, config, now_s)
     return DemandTraining(node_set.name, version, *span_s, alarms, tuple(describe(model)))
 
 
-def _over_budget(store: Store, cluster: str, node_set: NodeSet, config: Config, now_s: int) -> list[str]:
-    use = load_node_use(store, cluster, (now_s - WINDOW_DAYS * DAY_S, now_s)).get(node_set.name)
+def _over_budget(store: ClusterStore, node_set: NodeSet, config: Config, now_s: int) -> list[str]:
+    use = load_node_use(store, (now_s - WINDOW_DAYS * DAY_S, now_s)).get(node_set.name)
     return budget_alarms(use, config.power) if use else []
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from advisor.duration.features import Submission, submission_of
 from almanac.config import Config
 from almanac.records import Request
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 Data = TypeVar("Data")
 Artefact = TypeVar("Artefact")
@@ -23,11 +23,10 @@ Predicted = TypeVar("Predicted")
 class Record:
     """A site's record at now_s: its store, and the jobs in it, read once for all services.
 
-    history: load_history(..., running=True). More is in `store.read(table, cluster, ...)`.
+    history: load_history(..., running=True). More is in `store.read(table, ...)`.
     """
 
-    store: Store
-    cluster: str
+    store: ClusterStore
     history: pd.DataFrame
     now_s: int
 

@@ -12,7 +12,7 @@ from cli.doctor.findings import Check
 
 if TYPE_CHECKING:
     from telemetry.nodes.use import NodeUse
-    from telemetry.store.store import Store
+    from telemetry.store.cluster_store import ClusterStore
 
 LATE_S = 3600
 """Six power runs that did not happen."""
@@ -25,22 +25,21 @@ def check_demand(app: App) -> Iterator[Check]:
     from advisor.demand.lifecycle import WINDOW_DAYS
     from telemetry.nodes.use import load_node_use
 
-    store = app.open_store()
-    if not store.clusters():
+    if not app.open_store().clusters():
         return
-    cluster, now_s = app.cluster(store), app.now_s()
-    uses = load_node_use(store, cluster, (now_s - WINDOW_DAYS * DAY_S, now_s))
+    store, now_s = app.cluster_store(), app.now_s()
+    uses = load_node_use(store, (now_s - WINDOW_DAYS * DAY_S, now_s))
     for node_set in app.config.node_sets:
-        yield _check_model(app, store, cluster, node_set, uses.get(node_set.name))
+        yield _check_model(app, store, node_set, uses.get(node_set.name))
         yield _check_runs(node_set.name, uses.get(node_set.name), now_s)
-    yield from _check_removed(app, store, cluster)
+    yield from _check_removed(app, store)
 
 
-def _check_model(app: App, store: Store, cluster: str, node_set: NodeSet, use: NodeUse | None) -> Check:
+def _check_model(app: App, store: ClusterStore, node_set: NodeSet, use: NodeUse | None) -> Check:
     from advisor.demand.lifecycle import budget_alarms, usable_demand
 
     name = f"demand of {node_set.name}"
-    trained, why = usable_demand(store.models_dir(cluster), node_set, app.config, app.now_s())
+    trained, why = usable_demand(store.models_dir, node_set, app.config, app.now_s())
     if trained is None:
         return Check(name, "warn", f"no node is powered down: {why}", "run `almanac train` on a timer")
     age = format_duration(max(0, app.now_s() - trained.trained_s))
@@ -65,11 +64,11 @@ def _check_runs(name: str, use: NodeUse | None, now_s: int) -> Check:
     return Check(name, "warn", said, "check why the timer stopped") if age_s > LATE_S else Check(name, "ok", said)
 
 
-def _check_removed(app: App, store: Store, cluster: str) -> Iterator[Check]:
+def _check_removed(app: App, store: ClusterStore) -> Iterator[Check]:
     """Models of node sets that were renamed or removed."""
     from advisor.demand.versions import trained_sets
 
-    models_dir = store.models_dir(cluster)
+    models_dir = store.models_dir
     gone = sorted({*trained_sets(models_dir)} - {node_set.name for node_set in app.config.node_sets})
     if gone:
         said = f"models exist for node sets that are not configured: {', '.join(gone)}"

@@ -142,7 +142,7 @@ def check_models(app: App) -> Iterator[Check]:
 
     store = app.open_store()
     for cluster in store.clusters():
-        trained = load(store.models_dir(cluster))
+        trained = load(store.of(cluster).models_dir)
         if trained is None:
             yield Check("models", "warn", f"no model is trained for {cluster}", "run `almanac train`")
         else:

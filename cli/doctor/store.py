@@ -12,6 +12,7 @@ from telemetry.sources.configured import configured_sources
 
 if TYPE_CHECKING:
     from telemetry.store.check import Damaged
+    from telemetry.store.cluster_store import ClusterStore
     from telemetry.store.partitions import Stray
     from telemetry.store.store import Store
 
@@ -28,8 +29,8 @@ def check_store(app: App, verify: bool = False) -> Iterator[Check]:
     yield Check("store", "ok", f"{store.root} holds {', '.join(clusters)}")
     yield from _check_files(store, verify)
     for cluster in clusters:
-        yield from _check_watermarks(app, store, cluster)
-        yield from _check_open_days(app, store, cluster)
+        yield from _check_watermarks(app, store.of(cluster))
+        yield from _check_open_days(app, store.of(cluster))
 
 
 def _check_files(store: Store, verify: bool) -> Iterator[Check]:
@@ -61,16 +62,16 @@ def _named(store: Store, found: Sequence[Damaged | Stray]) -> str:
     return f"{', '.join(named)}{more}"
 
 
-def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
+def _check_watermarks(app: App, store: ClusterStore) -> Iterator[Check]:
     from telemetry.store.marks import ahead_s
 
-    for source, mark_s in store.watermarks(cluster).items():
+    for source, mark_s in store.watermarks().items():
         if ahead := ahead_s(mark_s, app.now_s()):
-            yield Check(f"{source} of {cluster}", "fail", *_future(mark_s, ahead))
+            yield Check(f"{source} of {store.cluster}", "fail", *_future(mark_s, ahead))
     for source in [name for name in configured_sources(app.config) if name in ("sacct", "prometheus")]:
-        mark = store.watermark(source, cluster)
+        mark = store.watermark(source)
         if mark is None:
-            yield Check(f"{source} of {cluster}", "warn", "never read", "run `almanac ingest` on a timer")
+            yield Check(f"{source} of {store.cluster}", "warn", "never read", "run `almanac ingest` on a timer")
             continue
         if ahead_s(mark, app.now_s()):
             continue
@@ -78,7 +79,10 @@ def _check_watermarks(app: App, store: Store, cluster: str) -> Iterator[Check]:
         late = age_s > DAY_S
         said = f"read up to {format_duration(age_s)} ago"
         yield Check(
-            f"{source} of {cluster}", "warn" if late else "ok", said, "check why the timer stopped" if late else ""
+            f"{source} of {store.cluster}",
+            "warn" if late else "ok",
+            said,
+            "check why the timer stopped" if late else "",
         )
 
 
@@ -88,12 +92,12 @@ def _future(mark_s: int, ahead_s: int) -> tuple[str, str]:
     return said, "check this host's clock with `timedatectl`, then run `almanac ingest`, which corrects it"
 
 
-def _check_open_days(app: App, store: Store, cluster: str) -> Iterator[Check]:
+def _check_open_days(app: App, store: ClusterStore) -> Iterator[Check]:
     """Stale days that ended at least a day ago; the newest days are always stale."""
     from telemetry.store.marks import day_text
 
     today = app.now_s() // DAY_S
-    late = sorted(day for day in store.peek_open_days(cluster) if day < today - 1)
+    late = sorted(day for day in store.peek_open_days() if day < today - 1)
     if late:
         said = f"{format_count(len(late))} stale {'day' if len(late) == 1 else 'days'}, the oldest {day_text(late[0])}"
-        yield Check(f"job metrics of {cluster}", "warn", said, "run `almanac summarize`")
+        yield Check(f"job metrics of {store.cluster}", "warn", said, "run `almanac summarize`")

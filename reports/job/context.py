@@ -22,7 +22,7 @@ from reports.job.ranks import Rank, SiteFigures, span_of
 from reports.job.rows import GpuRow, JobRow, MetricsRow
 from reports.job.series import GpuSeries, SeriesRequest, load_series
 from telemetry.history import UserHistories, load_history
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 NOT_SUMMARISED = "not summarised"
 Row = Mapping[str, Any]
@@ -94,8 +94,7 @@ class JobContext:
 
 
 def build(
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     job_ids: Sequence[int],
     config: Config,
     now_s: int,
@@ -109,24 +108,21 @@ def build(
     Reads every table once for all jobs. has_series: also read samples, for charts. is_bare: do not read other jobs, so
     there are no ranks and no advice. user: only this user's jobs, because Slurm can reuse job ids. Raises StoreError.
     """
-    runs = _runs(store, cluster, job_ids, user)
+    runs = _runs(store, job_ids, user)
     chosen = [runs[job_id] for job_id in dict.fromkeys(job_ids) if job_id in runs]
-    return _build(store, cluster, chosen, config, now_s, has_series, is_bare)
+    return _build(store, chosen, config, now_s, has_series, is_bare)
 
 
-def build_runs(
-    store: Store, cluster: str, wanted: Sequence[tuple[int, int]], config: Config, now_s: int
-) -> list[JobContext]:
+def build_runs(store: ClusterStore, wanted: Sequence[tuple[int, int]], config: Config, now_s: int) -> list[JobContext]:
     """The contexts of runs (job_id, submit_s), which need not be the last runs of their jobs. Raises StoreError."""
-    runs = _runs(store, cluster, [job_id for job_id, _ in wanted])
+    runs = _runs(store, [job_id for job_id, _ in wanted])
     chosen = [[row for row in runs.get(job_id, ()) if row["submit_s"] <= submit_s] for job_id, submit_s in wanted]
     known = [rows for rows, key in zip(chosen, wanted, strict=True) if rows and _key(rows[-1]) == key]
-    return _build(store, cluster, known, config, now_s, True, False)
+    return _build(store, known, config, now_s, True, False)
 
 
 def _build(
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     runs: Sequence[Sequence[Row]],
     config: Config,
     now_s: int,
@@ -137,16 +133,16 @@ def _build(
     jobs = [each[-1] for each in runs]
     if not jobs:
         return []
-    metrics = {_key(rows[0]): rows[0] for rows in _by_run(store, "job_metrics", cluster, jobs)}
-    gpus = {_key(rows[0]): rows for rows in _by_run(store, "gpu_metrics", cluster, jobs)}
+    metrics = {_key(rows[0]): rows[0] for rows in _by_run(store, "job_metrics", jobs)}
+    gpus = {_key(rows[0]): rows for rows in _by_run(store, "gpu_metrics", jobs)}
     wanted = [_wanted(job, metrics.get(_key(job), {}), gpus.get(_key(job), [])) for job in jobs]
-    advices = {} if is_bare else _advise(store, cluster, jobs, config, now_s)
-    found = load_series(store, cluster, wanted) if has_series else [None] * len(jobs)
+    advices = {} if is_bare else _advise(store, jobs, config, now_s)
+    found = load_series(store, wanted) if has_series else [None] * len(jobs)
     spans = [(job["submit_s"], job["end_s"] or now_s) for job in jobs]
-    site = None if is_bare else SiteFigures.load(store, cluster, *span_of(spans))
+    site = None if is_bare else SiteFigures.load(store, *span_of(spans))
     return [
         JobContext(
-            cluster=cluster,
+            cluster=store.cluster,
             now_s=now_s,
             job=cast(JobRow, job),
             metrics=cast(MetricsRow, metrics.get(_key(job), {})),
@@ -165,23 +161,23 @@ def _key(row: Row) -> tuple[int, int]:
     return row["job_id"], row["submit_s"]
 
 
-def _runs(store: Store, cluster: str, job_ids: Sequence[int], user: str | None = None) -> dict[int, list[Row]]:
+def _runs(store: ClusterStore, job_ids: Sequence[int], user: str | None = None) -> dict[int, list[Row]]:
     """All runs of each job, or those of one user, oldest first."""
     among: dict[str, pa.Array[Any]] = {"job_id": pa.array(sorted(set(job_ids)), pa.int64())}
     if user is not None:
         among["user"] = pa.array([user], pa.string())
-    found = store.read("jobs", cluster, among=among).sort_by([("job_id", "ascending"), ("submit_s", "ascending")])
+    found = store.read("jobs", among=among).sort_by([("job_id", "ascending"), ("submit_s", "ascending")])
     runs: dict[int, list[Row]] = defaultdict(list)
     for row in plain_rows(found):
         runs[row["job_id"]].append(row)
     return runs
 
 
-def _by_run(store: Store, table: str, cluster: str, jobs: Sequence[Row]) -> list[list[Row]]:
+def _by_run(store: ClusterStore, table: str, jobs: Sequence[Row]) -> list[list[Row]]:
     """The rows of a table for these runs, grouped by run, in the order of the store."""
     submitted = [job["submit_s"] for job in jobs]
     ids = pa.array(sorted({job["job_id"] for job in jobs}), pa.int64())
-    rows = store.read(table, cluster, None, min(submitted), max(submitted) + 1, {"job_id": ids})
+    rows = store.read(table, None, min(submitted), max(submitted) + 1, {"job_id": ids})
     found: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for row in plain_rows(rows):
         found[_key(row)].append(row)
@@ -209,25 +205,23 @@ def _wanted(job: Row, metrics: Row, gpus: Sequence[Row]) -> SeriesRequest:
     )
 
 
-def _advise(
-    store: Store, cluster: str, jobs: Sequence[Row], config: Config, now_s: int
-) -> dict[tuple[int, int], Advice]:
+def _advise(store: ClusterStore, jobs: Sequence[Row], config: Config, now_s: int) -> dict[tuple[int, int], Advice]:
     """What `almanac advise` would say now about the same submission, by run (job_id, submit_s)."""
-    history = _history(store, cluster, sorted({job["user"] or "" for job in jobs}))
+    history = _history(store, sorted({job["user"] or "" for job in jobs}))
     keys = list(zip(history["job_id"].tolist(), history["submit_s"].tolist(), strict=True))
     wanted = {_key(job) for job in jobs}
     chosen = [place for place, key in enumerate(keys) if key in wanted]
     requests = recorded_requests(history.iloc[chosen], config.tiers)
-    trained = trusted(load(store.models_dir(cluster)), config, now_s)
+    trained = trusted(load(store.models_dir), config, now_s)
     advices = advise_many(requests, history, trained, config, now_s)
     return {keys[place]: advice for place, advice in zip(chosen, advices, strict=True)}
 
 
-def _history(store: Store, cluster: str, users: Sequence[str]) -> pd.DataFrame:
+def _history(store: ClusterStore, users: Sequence[str]) -> pd.DataFrame:
     """All jobs of these users."""
     if len(users) == 1:
-        return load_history(store, cluster, user=users[0], running=True)
-    histories = UserHistories(store, cluster)
+        return load_history(store, user=users[0], running=True)
+    histories = UserHistories(store)
     try:
         return histories.of(users)
     finally:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from telemetry.history import load_history_table
 from telemetry.metrics.finish_sql import OK
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 RANKED = ("spatial_imbalance", "temporal_imbalance", "mean_gpu_util_pct", "hbm_peak_frac", "energy_j")
 SITE_DAYS = 30
@@ -34,10 +34,10 @@ class SiteFigures:
     figures: Mapping[str, npt.NDArray[np.float64]]
 
     @classmethod
-    def load(cls, store: Store, cluster: str, since_s: int, until_s: int) -> SiteFigures:
+    def load(cls, store: ClusterStore, since_s: int, until_s: int) -> SiteFigures:
         """The figures of jobs submitted in [since_s - SITE_DAYS, until_s). Raises StoreError."""
         columns = ["submit_s", "verdict", *RANKED]
-        rows = load_history_table(store, cluster, columns, since_s - SITE_DAYS * 86_400, until_s).sort_by("submit_s")
+        rows = load_history_table(store, columns, since_s - SITE_DAYS * 86_400, until_s).sort_by("submit_s")
         is_ok = rows["verdict"].to_numpy() == OK
         return cls(
             rows["submit_s"].to_numpy()[is_ok],

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.partitions import partition_start
 from telemetry.store.schema import schema_of, table_of
-from telemetry.store.store import Store
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -94,14 +94,14 @@ class SeriesRequest:
         return max(1, -(-(self.end_s - self.start_s) * 1000 // self.bins()))
 
 
-def load_series(store: Store, cluster: str, wanted: Sequence[SeriesRequest]) -> list[GpuSeries | None]:
+def load_series(store: ClusterStore, wanted: Sequence[SeriesRequest]) -> list[GpuSeries | None]:
     """The series of each run, in order; None if no GPU or no sample is known. Reads every file once.
 
     Raises StoreError.
     """
     if not any(run.units for run in wanted):
         return [None] * len(wanted)
-    paths = _files(store, cluster, wanted)
+    paths = _files(store, wanted)
     allocations = _allocations(wanted)
     if not paths:
         return [None] * len(wanted)
@@ -110,12 +110,12 @@ def load_series(store: Store, cluster: str, wanted: Sequence[SeriesRequest]) -> 
     return _split(rows, wanted)
 
 
-def _files(store: Store, cluster: str, wanted: Sequence[SeriesRequest]) -> list[str]:
+def _files(store: ClusterStore, wanted: Sequence[SeriesRequest]) -> list[str]:
     """The telemetry files of the hours in which any of the runs ran."""
     hours = {hour for run in wanted if run.units for hour in range(run.start_s // 3600, (run.end_s - 1) // 3600 + 1)}
     if not hours:
         return []
-    files = store.files("telemetry", cluster, min(hours) * 3600, (max(hours) + 1) * 3600)
+    files = store.files("telemetry", min(hours) * 3600, (max(hours) + 1) * 3600)
     return [str(path) for path in files if partition_start(path) // 3600 in hours]
 
 

@@ -16,7 +16,7 @@ from reports.mail.due import RAN_AGAIN, Parcel
 from reports.mail.ended import ReportCandidate
 from reports.mail.message import compose
 from reports.mail.outbox import EndedRun, Outbox
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 SLICE = 100
 """Reports rendered together. With samples and pictures they take about 100 MB at most."""
@@ -55,8 +55,7 @@ def spans_to_summarize(ready: Sequence[ReportCandidate], now_s: int) -> list[tup
 class MailBatch:
     """The mails that are due for one cluster. recipient: gives a user's address."""
 
-    store: Store
-    cluster: str
+    store: ClusterStore
     config: Config
     now_s: int
     recipient: Callable[[str], str | None]
@@ -133,7 +132,7 @@ class MailBatch:
         If a file of other jobs is damaged, reports go out without advice and ranks.
         """
         ids = [run.job_id for run in runs]
-        given = self.store, self.cluster, ids, self.config, self.now_s
+        given = self.store, ids, self.config, self.now_s
         try:
             built = build(*given, has_series=has_series)
         except StoreError as error:

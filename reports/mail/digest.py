@@ -16,7 +16,7 @@ from reports.job.figures import NOT_KNOWN, FigureRow, real_text
 from reports.job.report import MAX_SUBJECT, Rendered, Report, render_html, report_of, templates
 from reports.job.rules import rules
 from reports.mail.week import FAILED_STATES, Saving, Totals, Week, week_of
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 COMMON = 0.1
 """Suggestions for at least this share of the jobs come first, in the order of the rules."""
@@ -52,15 +52,15 @@ def render_burst(contexts: Sequence[JobContext], config: Config) -> Rendered:
     return _rendered(contexts[0].cluster, _burst_subject(contexts), summary, _kicker(contexts), parts)
 
 
-def render_weekly(store: Store, cluster: str, user: str, config: Config, now_s: int) -> Rendered | None:
+def render_weekly(store: ClusterStore, user: str, config: Config, now_s: int) -> Rendered | None:
     """The mail about the user's GPU jobs of the last whole week (Monday to Sunday, UTC); None if none ended.
 
     The mail is the same at any time of the following week. Raises StoreError.
     """
-    week = week_of(store, cluster, user, config, now_s)
+    week = week_of(store, user, config, now_s)
     if week is None:
         return None
-    named = build(store, cluster, [*week.best, *week.worst], config, now_s, has_series=False)
+    named = build(store, [*week.best, *week.worst], config, now_s, has_series=False)
     reports = {context.job_id: report_of(context) for context in named}
     worst = [reports[job_id] for job_id in week.worst if job_id in reports]
     best = [reports[job_id] for job_id in week.best if job_id in reports]
@@ -75,7 +75,7 @@ def render_weekly(store: Store, cluster: str, user: str, config: Config, now_s: 
     kicker = f"Week {week.span.name}: {format_moment(week.span.start_s)} to {format_moment(week.span.end_s)}"
     totals = week.totals
     subject = f"Your GPU week {week.span.name}: {_jobs(totals.jobs)}, {_hours(totals.gpu_hours)}"
-    return _rendered(cluster, subject, _week_summary(week), kicker, parts)
+    return _rendered(store.cluster, subject, _week_summary(week), kicker, parts)
 
 
 def _rendered(cluster: str, subject: str, summary: str, kicker: str, parts: Sequence[Part]) -> Rendered:

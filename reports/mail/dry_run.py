@@ -17,7 +17,6 @@ from reports.mail.marks import STARTED, copy_from_store
 from reports.mail.outbox import Outbox, outbox_path
 from reports.mail.outbox_file import explained
 from reports.mail.outcome import Outcome
-from telemetry.store.store import Store
 
 _FOREVER_S = 2**40
 
@@ -36,10 +35,10 @@ class DryRun:
 
 def dry_run(site: MailSite) -> DryRun:
     """What a run would mail now, from what the store knows. Raises StoreError."""
-    with _copied_outbox(site.store) as outbox:
-        copy_from_store(outbox, site.store, site.cluster)
-        started_s = outbox.mark(STARTED, site.cluster) if site.config.mail.server else None
-        outbox.notice(ended_since(site.store, site.cluster, site.earliest_end_s(started_s)), site.clock())
+    with _copied_outbox(site.store.root) as outbox:
+        copy_from_store(outbox, site.store)
+        started_s = outbox.mark(STARTED, site.store.cluster) if site.config.mail.server else None
+        outbox.notice(ended_since(site.store, site.earliest_end_s(started_s)), site.clock())
         plan, limit = site.plan(site.look_up_waiting(outbox, _FOREVER_S)), site.rate_limit(outbox)
         ready, later = leave_for_later(plan.ready, limit)
         skipped = Counter({reason: len(runs) for reason, runs in plan.skipped.items()})
@@ -50,9 +49,9 @@ def dry_run(site: MailSite) -> DryRun:
 
 
 @contextmanager
-def _copied_outbox(store: Store) -> Iterator[Outbox]:
+def _copied_outbox(store_root: Path) -> Iterator[Outbox]:
     """A copy of the outbox, because a run may use the outbox itself now."""
-    path = outbox_path(store.root)
+    path = outbox_path(store_root)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
         if path.exists():

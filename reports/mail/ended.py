@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from almanac.errors import StoreError
 from reports.mail.outbox import EndedRun
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import schema_of, table_of
-from telemetry.store.store import Store
 
 _COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "elapsed_s", "user", "gpu_count", "array_job_id", "state",
@@ -55,22 +55,22 @@ class ReportCandidate:
     has_comments: bool = True
 
 
-def ended_since(store: Store, cluster: str, since_s: int) -> list[EndedRun]:
+def ended_since(store: ClusterStore, since_s: int) -> list[EndedRun]:
     """GPU runs that started, and ended at since_s or later, oldest end first. Raises StoreError.
 
     Leaves out runs that were requeued, and parts of jobs that were resized.
     """
-    with _views(store, cluster) as db:
+    with _views(store) as db:
         rows = db.execute(_ENDED, {"since_s": since_s}).fetchall()
     return [
-        EndedRun(cluster, job_id, submit_s, user, end_s, gpus, array)
+        EndedRun(store.cluster, job_id, submit_s, user, end_s, gpus, array)
         for job_id, submit_s, user, end_s, gpus, array in rows
     ]
 
 
-def known_ends(store: Store, cluster: str, job_ids: Collection[int]) -> dict[int, int]:
+def known_ends(store: ClusterStore, job_ids: Collection[int]) -> dict[int, int]:
     """By job id, the latest end of its runs (s since 1970). Leaves out jobs that have not ended."""
-    rows = store.read("jobs", cluster, ["job_id", "end_s"], among={"job_id": pa.array(sorted(job_ids), pa.int64())})
+    rows = store.read("jobs", ["job_id", "end_s"], among={"job_id": pa.array(sorted(job_ids), pa.int64())})
     ended = rows.filter(~pc.field("end_s").is_null())
     ends: dict[int, int] = {}
     for job_id, end_s in zip(ended["job_id"].to_numpy().tolist(), ended["end_s"].to_numpy().tolist(), strict=True):
@@ -78,7 +78,7 @@ def known_ends(store: Store, cluster: str, job_ids: Collection[int]) -> dict[int
     return ends
 
 
-def look_up(store: Store, cluster: str, runs: Sequence[EndedRun], comments_s: int = 0) -> list[ReportCandidate]:
+def look_up(store: ClusterStore, runs: Sequence[EndedRun], comments_s: int = 0) -> list[ReportCandidate]:
     """The facts about these runs, in their order. A run that is gone from the store counts as not the last one.
 
     comments_s: a known comment of a job that ended at this time or later shows that accounting keeps comments.
@@ -86,13 +86,13 @@ def look_up(store: Store, cluster: str, runs: Sequence[EndedRun], comments_s: in
     """
     if not runs:
         return []
-    with _views(store, cluster) as db:
+    with _views(store) as db:
         db.register("wanted", table_of(_WANTED, [(run.job_id, run.array_job_id) for run in runs]))
         facts = db.execute(_FACTS).fetchall()
         open_arrays = {array for (array,) in db.execute(_OPEN_ARRAYS).fetchall()}
         [(has_comments,)] = db.execute(_COMMENTS, {"comments_s": comments_s}).fetchall()
     known = {fact[:3]: fact[3:] for fact in facts}
-    with_metrics = _with_metrics(store, cluster, runs)
+    with_metrics = _with_metrics(store, runs)
     found = []
     for run in runs:
         elapsed_s, is_last, refuses = known.get((run.job_id, run.submit_s, run.end_s), (0, False, False))
@@ -102,7 +102,7 @@ def look_up(store: Store, cluster: str, runs: Sequence[EndedRun], comments_s: in
     return found
 
 
-def _with_metrics(store: Store, cluster: str, runs: Sequence[EndedRun]) -> set[tuple[int, int]]:
+def _with_metrics(store: ClusterStore, runs: Sequence[EndedRun]) -> set[tuple[int, int]]:
     """Runs (job_id, submit_s) that have metrics. None of them if the metrics cannot be read.
 
     Then the metrics are computed again, which names the fault.
@@ -110,15 +110,15 @@ def _with_metrics(store: Store, cluster: str, runs: Sequence[EndedRun]) -> set[t
     submits = [run.submit_s for run in runs]
     ids = {"job_id": pa.array(sorted({run.job_id for run in runs}), pa.int64())}
     try:
-        rows = store.read("job_metrics", cluster, ("job_id", "submit_s"), min(submits), max(submits) + 1, ids)
+        rows = store.read("job_metrics", ("job_id", "submit_s"), min(submits), max(submits) + 1, ids)
     except StoreError:
         return set()
     return set(zip(rows["job_id"].to_numpy().tolist(), rows["submit_s"].to_numpy().tolist(), strict=True))
 
 
 @contextlib.contextmanager
-def _views(store: Store, cluster: str) -> Iterator[duckdb.DuckDBPyConnection]:
+def _views(store: ClusterStore) -> Iterator[duckdb.DuckDBPyConnection]:
     """A database with a view of the table jobs. Raises StoreError."""
     with store.connect() as db:
-        store.view(db, "jobs", cluster, _COLUMNS)
+        store.view(db, "jobs", _COLUMNS)
         yield db

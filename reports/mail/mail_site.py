@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from reports.mail.rate_limit import UserRateLimit
     from telemetry.slurm.commands import SlurmCommands
     from telemetry.slurm.spool import Spool
-    from telemetry.store.store import Store
+    from telemetry.store.cluster_store import ClusterStore
 
 ReadSource = Callable[[str], None]
 """Reads one configured source (by name) into the store, from where it was read last. Raises AlmanacError."""
@@ -31,8 +31,7 @@ class MailSite:
     clock: seconds since 1970, now.
     """
 
-    store: Store
-    cluster: str
+    store: ClusterStore
     config: Config
     commands: SlurmCommands
     read_source: ReadSource
@@ -61,12 +60,12 @@ class MailSite:
         from reports.mail.ended import look_up
 
         comments_s = self.clock() - self.give_up_s // 2
-        return look_up(self.store, self.cluster, outbox.waiting(until_s, self.cluster), comments_s)
+        return look_up(self.store, outbox.waiting(until_s, self.store.cluster), comments_s)
 
     def plan(self, found: Sequence[ReportCandidate]) -> DuePlan:
         from reports.mail.due import Moment, plan_runs
 
-        telemetry_s = (self.store.watermark("prometheus", self.cluster) or 0) if self.config.prometheus.url else None
+        telemetry_s = (self.store.watermark("prometheus") or 0) if self.config.prometheus.url else None
         moment = Moment(self.clock(), telemetry_s)
         return plan_runs(found, self.frequencies(), self.recipient, self.config.mail, moment)
 

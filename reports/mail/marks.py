@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from reports.mail.outbox import Outbox
     from telemetry.sources.base import RowBatch, Source
-    from telemetry.store.store import Store
+    from telemetry.store.cluster_store import ClusterStore
 
 STARTED = "started"
 """When mail was switched on: jobs that ended before get no mail."""
@@ -32,17 +32,17 @@ OF_THE_STORE = {
 """Watermarks of the store that held the marks in older releases."""
 
 
-def copy_from_store(outbox: Outbox, store: Store, cluster: str) -> None:
+def copy_from_store(outbox: Outbox, store: ClusterStore) -> None:
     """Copy the marks of an older release, unless the outbox has marks of this cluster. Raises StoreError."""
-    found = {name: store.watermark(old, cluster) for old, name in OF_THE_STORE.items()}
-    outbox.add_marks(cluster, {name: time_s for name, time_s in found.items() if time_s is not None})
+    found = {name: store.watermark(old) for old, name in OF_THE_STORE.items()}
+    outbox.add_marks(store.cluster, {name: time_s for name, time_s in found.items() if time_s is not None})
 
 
-def take_from_store(outbox: Outbox, store: Store, cluster: str) -> None:
+def take_from_store(outbox: Outbox, store: ClusterStore) -> None:
     """Move the marks of an older release into the outbox. A kill in between loses none. Raises StoreError."""
-    copy_from_store(outbox, store, cluster)
+    copy_from_store(outbox, store)
     for old in OF_THE_STORE:
-        store.remove_watermark(old, cluster)
+        store.remove_watermark(old)
 
 
 def start_now(outbox: Outbox, cluster: str, now_s: int) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from reports.mail.outbox import Outbox
     from telemetry.slurm.spool import Notice
     from telemetry.sources.base import Source
-    from telemetry.store.store import Store
+    from telemetry.store.cluster_store import ClusterStore
 
 LATE_S = 600
 """slurmdbd can learn of an end this much later than the queried span; later ends come with `almanac ingest`."""
@@ -43,12 +43,12 @@ class MailRun:
     outcome: Outcome = field(default_factory=Outcome)
 
     @property
-    def store(self) -> Store:
+    def store(self) -> ClusterStore:
         return self.site.store
 
     @property
     def cluster(self) -> str:
-        return self.site.cluster
+        return self.site.store.cluster
 
     @property
     def config(self) -> Config:
@@ -56,7 +56,7 @@ class MailRun:
 
     def run(self) -> Outcome:
         """Notice, decide, and send. Queued mail is tried even if the rest fails. Raises StoreError."""
-        take_from_store(self.outbox, self.store, self.cluster)
+        take_from_store(self.outbox, self.store)
         self.outbox.set_back_times(self.site.clock())
         self._deliver()
         try:
@@ -108,7 +108,7 @@ class MailRun:
         from telemetry.sources.sacct import SacctSource
 
         config, now_s = self.config, self.site.clock()
-        ingested_s = self.store.watermark("sacct", self.cluster)
+        ingested_s = self.store.watermark("sacct")
         if ingested_s is None:
             self.outcome.faults.append("accounting has never been read: run `almanac ingest` first, or its timer")
             return
@@ -127,7 +127,7 @@ class MailRun:
 
         marked = MarkedSource(source, lambda time_s: self.outbox.set_mark(ASKED, self.cluster, time_s))
         result = IngestResult(source.name, since_s, until_s)
-        ingest(marked, self.store, self.cluster, since_s, until_s, result, lambda rows, reached_s: None)
+        ingest(marked, self.store, since_s, until_s, result, lambda rows, reached_s: None)
 
     def _read(self, name: str, read: Callable[[], None]) -> None:
         self.outcome.looks[name] += 1
@@ -143,11 +143,11 @@ class MailRun:
         """
         from reports.mail.ended import ended_since
 
-        reached_s = self.store.watermark("sacct", self.cluster)
+        reached_s = self.store.watermark("sacct")
         seen_s, started_s = (self._mark(name) or 0 for name in (SEEN, STARTED))
         if reached_s is None or (reached_s <= seen_s <= self.site.clock() and not is_asked):
             return
-        ended = ended_since(self.store, self.cluster, self.site.earliest_end_s(started_s))
+        ended = ended_since(self.store, self.site.earliest_end_s(started_s))
         self.outcome.noticed = self.outbox.notice(ended, self.site.clock())
         self.outbox.set_mark(SEEN, self.cluster, min(reached_s, self.site.clock()))
 
@@ -157,7 +157,7 @@ class MailRun:
 
         if not notices:
             return
-        ends = known_ends(self.store, self.cluster, {notice.job_id for notice in notices})
+        ends = known_ends(self.store, {notice.job_id for notice in notices})
         ahead_s = self.site.clock() + CLOCKS_S  # the time of a later file is wrong; accounting was asked just now
         done = [
             notice
@@ -165,7 +165,7 @@ class MailRun:
             if notice.seen_s > ahead_s or ends.get(notice.job_id, 0) >= notice.seen_s - CLOCKS_S
         ]
         known = set(done)
-        asked_s = max(self.store.watermark("sacct", self.cluster) or 0, self._mark(ASKED) or 0)
+        asked_s = max(self.store.watermark("sacct") or 0, self._mark(ASKED) or 0)
         old_s = min(self.site.clock() - self.config.mail.wait_s, asked_s)
         lost = [notice for notice in notices if notice not in known and notice.seen_s < old_s]
         spool_of(self.config, self.store.root, self.cluster).remove([*done, *lost])
@@ -182,7 +182,7 @@ class MailRun:
         """Whether Prometheus now has the telemetry that a run waits for. `almanac ingest` reads it the first time."""
         from reports.mail.due import NO_TELEMETRY
 
-        prometheus, mark_s = self.config.prometheus, self.store.watermark("prometheus", self.cluster)
+        prometheus, mark_s = self.config.prometheus, self.store.watermark("prometheus")
         waiting = [run for (reason, _), runs in plan.delayed.items() if reason == NO_TELEMETRY for run in runs]
         until_s = self.site.clock() - prometheus.delay_s
         return mark_s is not None and any(run.end_s <= until_s for run in waiting)
@@ -215,7 +215,7 @@ class MailRun:
 
         for since_s, until_s in spans_to_summarize(ready, self.site.clock()):
             try:
-                summarize(self.store, self.cluster, self.config, since_s, until_s)
+                summarize(self.store, self.config, since_s, until_s)
             except BusyError:
                 return False
             except StoreError as error:
@@ -229,7 +229,7 @@ class MailRun:
         from reports.mail.due import parcels
 
         counts = BatchCounts()
-        batch = MailBatch(self.store, self.cluster, self.config, self.site.clock(), self.site.recipient)
+        batch = MailBatch(self.store, self.config, self.site.clock(), self.site.recipient)
         for _ in batch.put(self.outbox, parcels(ready, self.site.rate_limit(self.outbox).most), counts):
             self._deliver()
         self.outcome.put += counts.put
@@ -243,7 +243,7 @@ class MailRun:
         from reports.mail.weekly import put_weekly
 
         site, faults = self.site, self.outcome.faults
-        given = (self.store, self.cluster, self.outbox, self.config, site.clock(), site.frequencies(), site.recipient)
+        given = (self.store, self.outbox, self.config, site.clock(), site.frequencies(), site.recipient)
         for _ in put_weekly(*given, faults):
             self.outcome.put["weekly"] += 1
 
@@ -289,6 +289,6 @@ class MailRun:
 
 def skip_until_now(site: MailSite, outbox: Outbox) -> None:
     """What a run does while mail is off: jobs that end before now get no mail. Raises StoreError."""
-    take_from_store(outbox, site.store, site.cluster)
+    take_from_store(outbox, site.store)
     outbox.set_back_times(site.clock())
-    start_now(outbox, site.cluster, site.clock())
+    start_now(outbox, site.store.cluster, site.clock())

@@ -18,7 +18,7 @@ from almanac.config import Config
 from reports.mail.marks import WEEK
 from telemetry.history import load_history_table
 from telemetry.metrics.finish_sql import IDLE, OK
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 if TYPE_CHECKING:
     from reports.mail.outbox import Outbox
@@ -110,28 +110,28 @@ def is_told(outbox: Outbox, cluster: str, now_s: int) -> bool:
     return (outbox.mark(WEEK, cluster) or 0) >= last_week(now_s).end_s
 
 
-def is_known(store: Store, cluster: str, config: Config, week: WeekSpan, now_s: int) -> bool:
+def is_known(store: ClusterStore, config: Config, week: WeekSpan, now_s: int) -> bool:
     """Whether the store has all jobs that ended in the week, with their metrics; always true one day after the week."""
     if now_s >= week.end_s + DAY_S:
         return True
-    marks_s = [(store.watermark("sacct", cluster) or 0) - LATE_S]
+    marks_s = [(store.watermark("sacct") or 0) - LATE_S]
     if config.prometheus.url:
-        marks_s.append(store.watermark("prometheus", cluster) or 0)
+        marks_s.append(store.watermark("prometheus") or 0)
     days = range(week.start_s // DAY_S, week.end_s // DAY_S)
-    return min(marks_s) >= week.end_s and not any(day in days for day in store.peek_open_days(cluster))
+    return min(marks_s) >= week.end_s and not any(day in days for day in store.peek_open_days())
 
 
-def week_of(store: Store, cluster: str, user: str, config: Config, now_s: int) -> Week | None:
+def week_of(store: ClusterStore, user: str, config: Config, now_s: int) -> Week | None:
     """The user's GPU jobs that ended in the last whole week; None if none did. Raises StoreError."""
     spans = [last_week(now_s, ago) for ago in range(WEEKS_BEFORE, -1, -1)]
     since_s = spans[0].start_s - LONGEST_DAYS * DAY_S
-    rows = load_history_table(store, cluster, _COLUMNS, since_s, spans[-1].end_s, user).to_pylist()
+    rows = load_history_table(store, _COLUMNS, since_s, spans[-1].end_s, user).to_pylist()
     by_span = [[row for row in rows if span.start_s <= row["end_s"] < span.end_s] for span in spans]
     own = by_span[-1]
     if not own:
         return None
     worst = _worst(own)
-    known_s = _known_since(store, cluster, since_s, spans[-1].start_s)
+    known_s = _known_since(store, since_s, spans[-1].start_s)
     return Week(
         span=spans[-1],
         totals=totals_of(own),
@@ -148,12 +148,12 @@ def week_of(store: Store, cluster: str, user: str, config: Config, now_s: int) -
     )
 
 
-def _known_since(store: Store, cluster: str, since_s: int, until_s: int) -> float:
+def _known_since(store: ClusterStore, since_s: int, until_s: int) -> float:
     """The first end of any user's job among those submitted in between; infinite without one.
 
     The store knows nothing about earlier times, so an earlier week is unknown rather than empty.
     """
-    first_s = pc.min(store.read("jobs", cluster, ["end_s"], since_s, until_s)["end_s"]).as_py()
+    first_s = pc.min(store.read("jobs", ["end_s"], since_s, until_s)["end_s"]).as_py()
     return math.inf if first_s is None else float(first_s)
 
 

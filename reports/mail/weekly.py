@@ -13,7 +13,7 @@ from reports.mail.message import compose, message_id_of
 from reports.mail.outbox import Message, Outbox
 from reports.mail.preferences import UNKNOWN
 from reports.mail.week import DAY_S, is_known, last_week
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 KIND = "weekly"
 RETRY_S = 3600
@@ -21,8 +21,7 @@ LATEST_S = 2 * DAY_S
 
 
 def put_weekly(
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     outbox: Outbox,
     config: Config,
     now_s: int,
@@ -38,21 +37,21 @@ def put_weekly(
     the digest of a user whom the system does not know now. Raises ConfigError, StoreError.
     """
     week = last_week(now_s)
-    told_s = outbox.mark(WEEK, cluster)
+    told_s = outbox.mark(WEEK, store.cluster)
     if told_s is not None and told_s < week.end_s:
-        tried_s = outbox.mark(WEEK_TRIED, cluster) or 0
-        if tried_s <= now_s < tried_s + RETRY_S or not is_known(store, cluster, config, week, now_s):
+        tried_s = outbox.mark(WEEK_TRIED, store.cluster) or 0
+        if tried_s <= now_s < tried_s + RETRY_S or not is_known(store, config, week, now_s):
             return
         is_whole = True
-        runs = ended_since(store, cluster, week.start_s)
+        runs = ended_since(store, week.start_s)
         for user in sorted({run.user for run in runs if run.end_s < week.end_s}):
             wanted, address = frequency(user), recipient(user)
             is_whole &= wanted != UNKNOWN
-            is_queued = outbox.has(message_id_of(cluster, user, KIND, (), week.name))
+            is_queued = outbox.has(message_id_of(store.cluster, user, KIND, (), week.name))
             if wanted != "digest" or address is None or is_queued:
                 continue
             try:
-                message = _digest(store, cluster, user, address, config, now_s)
+                message = _digest(store, user, address, config, now_s)
             except ConfigError:
                 raise
             except Exception as error:
@@ -62,14 +61,14 @@ def put_weekly(
             if message is not None and outbox.put(message, now_s):
                 yield user
         if not is_whole and now_s < week.end_s + LATEST_S:
-            outbox.set_mark(WEEK_TRIED, cluster, now_s)
+            outbox.set_mark(WEEK_TRIED, store.cluster, now_s)
             return
-    outbox.set_mark(WEEK, cluster, week.end_s)
+    outbox.set_mark(WEEK, store.cluster, week.end_s)
 
 
-def _digest(store: Store, cluster: str, user: str, address: str, config: Config, now_s: int) -> Message | None:
-    rendered = render_weekly(store, cluster, user, config, now_s)
+def _digest(store: ClusterStore, user: str, address: str, config: Config, now_s: int) -> Message | None:
+    rendered = render_weekly(store, user, config, now_s)
     if rendered is None:
         return None
     week = last_week(now_s).name
-    return compose(rendered, (), address, config, now_s, cluster=cluster, user=user, kind=KIND, key=week)
+    return compose(rendered, (), address, config, now_s, cluster=store.cluster, user=user, kind=KIND, key=week)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from almanac.config import Config
 from reports.job.context import JobContext, build
 from telemetry.history import load_history_table
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 RUN_COLUMNS = ("job_id", "submit_s", "end_s", "array_job_id", "array_task_id", "user", "gpu_count")
 
@@ -42,8 +42,7 @@ class CallerJobs(Protocol):
 class StoreJobs:
     """The jobs in a store. only: the one user whose jobs the caller may see; None for an operator, who sees all."""
 
-    store: Store
-    cluster: str
+    store: ClusterStore
     config: Config
     now_s: int
     only: str | None
@@ -55,20 +54,19 @@ class StoreJobs:
     def history(
         self, columns: Sequence[str], since_s: int | None = None, until_s: int | None = None, user: str | None = None
     ) -> pa.Table:
-        return load_history_table(self.store, self.cluster, columns, since_s, until_s, self.only or user)
+        return load_history_table(self.store, columns, since_s, until_s, self.only or user)
 
     def runs(self, user: str | None = None) -> pa.Table:
-        return self.store.read("jobs", self.cluster, RUN_COLUMNS, among=self._users(user))
+        return self.store.read("jobs", RUN_COLUMNS, among=self._users(user))
 
     def runs_named(self, job_ids: Sequence[int]) -> pa.Table:
         ids, users = pa.array(job_ids, pa.int64()), self._users(None)
         return pa.concat_tables(
-            self.store.read("jobs", self.cluster, RUN_COLUMNS, among={name: ids, **users})
-            for name in ("job_id", "array_job_id")
+            self.store.read("jobs", RUN_COLUMNS, among={name: ids, **users}) for name in ("job_id", "array_job_id")
         )
 
     def contexts(self, job_ids: Sequence[int], *, has_series: bool = True) -> list[JobContext]:
-        return build(self.store, self.cluster, job_ids, self.config, self.now_s, has_series=has_series, user=self.only)
+        return build(self.store, job_ids, self.config, self.now_s, has_series=has_series, user=self.only)
 
     def _users(self, user: str | None) -> dict[str, pa.Array[pa.StringScalar]]:
         seen = self.only or user

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import TABLES
-from telemetry.store.store import Store
 
 _SQL = """
 WITH ended AS MATERIALIZED (
@@ -47,14 +47,14 @@ class Chosen:
         return f"{self.job_id}-{self.submit_s}"
 
 
-def newest_runs(store: Store, cluster: str, since_s: int, most: int) -> dict[str, list[Chosen]]:
+def newest_runs(store: ClusterStore, since_s: int, most: int) -> dict[str, list[Chosen]]:
     """At most `most` runs of each user that ended at since_s or later, by user, oldest end first.
 
     Leaves out requeued runs and parts of resized jobs, which are not whole jobs. Raises StoreError.
     """
     with store.connect() as db:
         for table in ("jobs", "job_metrics"):
-            store.view(db, table, cluster, TABLES[table].schema.names)
+            store.view(db, table, TABLES[table].schema.names)
         rows = db.execute(_SQL, {"since_s": since_s, "most": most}).fetchall()
     found: dict[str, list[Chosen]] = {}
     for row in rows:

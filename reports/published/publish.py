@@ -20,7 +20,7 @@ from reports.published.choice import Chosen, newest_runs
 from reports.published.folder import INDEX, REPORT_NAME, Listed, OwnFile, OwnFolder
 from reports.published.format import FORMAT, MAX_FILE_BYTES, OwnIndex, OwnRun, pack_index, pack_report
 from telemetry.history import HISTORY, load_history_table
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.user_files import Names, Owners, Uids, name_of, owners_of, uid_of
 
 JOBS_AT_ONCE, GPUS_AT_ONCE = 400, 4000
@@ -50,8 +50,7 @@ class OwnPublished:
 class OwnJob:
     """One run of `almanac publish`. is_dry: write nothing."""
 
-    store: Store
-    cluster: str
+    store: ClusterStore
     config: Config
     now_s: int
     folder: OwnFolder
@@ -93,15 +92,15 @@ def publish_own(job: OwnJob, uids: Uids = uid_of, names: Names = name_of) -> Own
 
 def _publish(job: OwnJob, uids: Uids, names: Names, outcome: OwnPublished) -> None:
     most = job.config.reports.own_jobs
-    chosen = newest_runs(job.store, job.cluster, job.since_s, most) if most else {}
+    chosen = newest_runs(job.store, job.since_s, most) if most else {}
     owners = owners_of(chosen, uids)
     people = [_Person(user, uid, chosen[user], job.folder.reports(uid)) for user, uid in owners.uids.items()]
-    unwritable = job.folder.unwritable(job.cluster)
+    unwritable = job.folder.unwritable(job.store.cluster)
     refused = _write_reports(job, people, unwritable, outcome)
     if unwritable:
         unwritable &= {_name(run) for runs in chosen.values() for run in runs}
     outcome.unwritable = len(unwritable)
-    listed = job.folder.listed(job.cluster)
+    listed = job.folder.listed(job.store.cluster)
     refused |= _write_lists(job, people, listed, outcome)
     gone = _gone(job, listed, owners, names, outcome)
     outcome.removed = len(gone)
@@ -115,7 +114,7 @@ def _publish(job: OwnJob, uids: Uids, names: Names, outcome: OwnPublished) -> No
         job.folder.remove_all(uid)
         listed.pop(uid, None)
     listed = {uid: each for uid, each in listed.items() if uid not in refused}
-    job.folder.set_published(job.cluster, listed, unwritable)
+    job.folder.set_published(job.store.cluster, listed, unwritable)
 
 
 def _name(run: Chosen) -> str:
@@ -175,7 +174,7 @@ def _reports(
 ) -> Iterator[tuple[OwnFile, _Person]]:
     """The reports of these runs, except runs that left the store or changed their user. Adds to unwritable."""
     wanted = {(run.job_id, run.submit_s): (run, person) for run, person in part}
-    for context in build_runs(job.store, job.cluster, list(wanted), job.config, job.now_s):
+    for context in build_runs(job.store, list(wanted), job.config, job.now_s):
         run, person = wanted[context.job_id, context.job["submit_s"]]
         content = _packed(context)
         if content is None:
@@ -214,7 +213,7 @@ def _write_lists(job: OwnJob, people: Sequence[_Person], listed: dict[int, Liste
 
 def _list_digest(job: OwnJob, person: _Person) -> str:
     runs = [(run.run, run.digest, person.report_of(run)) for run in person.runs]
-    return _digest(repr((FORMAT, job.cluster, HISTORY.names, runs)))
+    return _digest(repr((FORMAT, job.store.cluster, HISTORY.names, runs)))
 
 
 def _index(job: OwnJob, person: _Person, history: Sequence[Row]) -> OwnIndex:
@@ -230,7 +229,7 @@ def _index(job: OwnJob, person: _Person, history: Sequence[Row]) -> OwnIndex:
         )
         for run in person.runs
     )
-    return OwnIndex(job.cluster, person.user, job.now_s, runs, tuple(history))
+    return OwnIndex(job.store.cluster, person.user, job.now_s, runs, tuple(history))
 
 
 def _history(job: OwnJob, people: Sequence[_Person]) -> dict[str, list[Row]]:
@@ -238,7 +237,7 @@ def _history(job: OwnJob, people: Sequence[_Person]) -> dict[str, list[Row]]:
     keys = {(person.user, run.job_id, run.submit_s) for person in people for run in person.runs}
     first_s = min(submit_s for _, _, submit_s in keys)
     users = [person.user for person in people]
-    rows = load_history_table(job.store, job.cluster, HISTORY.names, first_s, None, users)
+    rows = load_history_table(job.store, HISTORY.names, first_s, None, users)
     found: dict[str, list[Row]] = {}
     for row in plain_rows(rows.filter(pc.field("end_s") >= job.since_s)):
         if (row["user"], row["job_id"], row["submit_s"]) in keys:

@@ -12,7 +12,7 @@ from almanac.units import format_count, printable
 from reports.site.words import NOT_KNOWN, PageTable, energy, hours, money, percent
 from telemetry.characterize.table import columns
 from telemetry.nodes.use import NodeUse, load_node_use
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 TABLE = columns(
     ("node_set", "text"),
@@ -42,9 +42,9 @@ class NodeSetPower:
     saved_co2_kg: float | None
 
 
-def load_power(store: Store, cluster: str, config: Config, span_s: tuple[int, int]) -> list[NodeSetPower]:
+def load_power(store: ClusterStore, config: Config, span_s: tuple[int, int]) -> list[NodeSetPower]:
     """Every node set that is configured or has counts in the span, sorted by name. Raises StoreError."""
-    uses = load_node_use(store, cluster, span_s)
+    uses = load_node_use(store, span_s)
     names = sorted({*uses, *(node_set.name for node_set in config.node_sets)})
     return [_savings(name, uses.get(name), config) for name in names]
 

@@ -15,7 +15,7 @@ from reports.site.totals import SiteTotals, load_totals
 from telemetry.characterize import Result, characterize, load_population
 from telemetry.characterize.headline import FINDINGS, Compared, compare
 from telemetry.characterize.published import FURTHER
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 MOST_CHARACTERIZED = 100_000
 """The tables of the figures are made in memory, so they use an even sample of at most this many jobs."""
@@ -51,8 +51,7 @@ class SiteReport:
 
 
 def build_site_report(
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     config: Config,
     span_s: tuple[int, int],
     now_s: int,
@@ -64,18 +63,18 @@ def build_site_report(
 
     most: with more jobs, the figures use a sample. Totals, unused GPU-hours, and tiers always cover all jobs.
     """
-    totals = load_totals(store, cluster, config, *span_s)
-    population = load_population(store, cluster, *span_s, at_most=most)
+    totals = load_totals(store, config, *span_s)
+    population = load_population(store, *span_s, at_most=most)
     results = characterize(population, config)
     shown_user = str if has_names else _pseudonyms(store.root)
     return SiteReport(
-        cluster=cluster,
+        cluster=store.cluster,
         since_s=span_s[0],
         until_s=span_s[1],
         made_s=now_s,
         config=config,
         totals=totals,
-        power=load_power(store, cluster, config, span_s),
+        power=load_power(store, config, span_s),
         results=results,
         sampled=population.num_rows,
         headline=tuple(compare(results, config, FINDINGS)),
@@ -92,7 +91,7 @@ def _pseudonyms(store_root: Path) -> Callable[[str], str]:
     return lambda name: pseudonym(name, key())
 
 
-def _accounts(store: Store, accounts: Iterable[str], shown_user: Callable[[str], str]) -> Callable[[str], str]:
+def _accounts(store: ClusterStore, accounts: Iterable[str], shown_user: Callable[[str], str]) -> Callable[[str], str]:
     """A function that gives an account's shown name. Its first call reads the users, and can raise StoreError."""
     personal = cache(partial(personal_accounts, store, accounts))
     return lambda account: shown_user(personal()[account]) if account in personal() else account

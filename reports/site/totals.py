@@ -16,7 +16,7 @@ from reports.site.headline import Headline, load_headlines
 from telemetry.characterize.population import NOT_SUMMARISED, PART_OF_A_JOB, RUNS_SQL
 from telemetry.characterize.usage import largest_tier_names
 from telemetry.metrics.finish_sql import IDLE, OK
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 DIMENSIONS = ("partition", "account", "gpu_type")
 _JOBS = (
@@ -167,11 +167,11 @@ class SiteTotals:
     largest: LargestTier
 
 
-def load_totals(store: Store, cluster: str, config: Config, since_s: int, until_s: int) -> SiteTotals:
+def load_totals(store: ClusterStore, config: Config, since_s: int, until_s: int) -> SiteTotals:
     """Totals of the GPU jobs submitted in [since_s, until_s) that have started and ended. Raises StoreError."""
     with store.connect() as db:
         for table, columns in (("jobs", _JOBS), ("job_metrics", _METRICS), ("gpu_metrics", _GPUS)):
-            store.view(db, table, cluster, columns, since_s, until_s)
+            store.view(db, table, columns, since_s, until_s)
         db.execute(_RUNS).fetchall()
         return _totals(db, config)
 

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from almanac.config import Priority
 from slurm_hooks.advice.file import FAMILY, GPUS, USER, AdviceFile, AdviceMatch, Row, look_up
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import TABLES, table_of
-from telemetry.store.store import Store
 
 TABLE = "advice"
 FILE = "file"
@@ -36,10 +36,10 @@ def changed_rows(changes: Iterable[PublishedChange], now_s: int) -> pa.Table:
     return table_of(TABLES[TABLE].schema, [row for change in changes for row in _rows(change, now_s)])
 
 
-def record(store: Store, cluster: str, rows: pa.Table) -> None:
+def record(store: ClusterStore, rows: pa.Table) -> None:
     """Keep what changed. Raises StoreError."""
     if rows.num_rows:
-        store.write(TABLE, cluster, rows)
+        store.write(TABLE, rows)
 
 
 def _rows(change: PublishedChange, now_s: int) -> Iterator[tuple[object, ...]]:
@@ -71,19 +71,19 @@ def _told(row: Row | None) -> Row | None:
     return dataclasses.replace(row, waits="", text="") if row else None
 
 
-def published_for(store: Store, cluster: str, user: str, key: str, gpus: int, submit_s: int) -> AdviceMatch | None:
+def published_for(store: ClusterStore, user: str, key: str, gpus: int, submit_s: int) -> AdviceMatch | None:
     """What the files said of a job when it was submitted: row, term, version and mode. None where they said nothing.
 
     key: name_key of the job's name. Waits and texts are not kept. A run that was killed can have recorded what it did
     not come to write.
     """
-    own, site = (published_file(store, cluster, each, submit_s) for each in (user, EVERYBODY))
+    own, site = (published_file(store, each, submit_s) for each in (user, EVERYBODY))
     return look_up(own, site, key, gpus)
 
 
-def published_file(store: Store, cluster: str, user: str, at_s: int) -> AdviceFile | None:
+def published_file(store: ClusterStore, user: str, at_s: int) -> AdviceFile | None:
     """A user's file as it was at that time, without tiers, waits and texts; None where none was in force."""
-    known = store.read(TABLE, cluster, until_s=at_s + 1)
+    known = store.read(TABLE, until_s=at_s + 1)
     return file_at(known.filter(pc.field("user") == user).sort_by("published_s").to_pylist(), at_s)
 
 

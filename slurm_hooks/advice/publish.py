@@ -38,7 +38,7 @@ from slurm_hooks.advice.publication_log import EVERYBODY, PublishedChange, chang
 from slurm_hooks.advice.rows import SITE_JOBS, UserRows, site_rows
 from slurm_hooks.advice.workers import rows_by_user
 from telemetry.history import UserHistories
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.user_files import Uids, owners_of, uid_of
 
 SPARE_BYTES = 64
@@ -72,8 +72,7 @@ class Published:
 class PublishRun:
     """One run. mode: what files say of the term. is_dry: nothing is written."""
 
-    store: Store
-    cluster: str
+    store: ClusterStore
     config: Config
     now_s: int
     folder: AdviceDir
@@ -118,7 +117,7 @@ def publish(job: PublishRun, uids: Uids = uid_of) -> Published:
 
 def _publish(job: PublishRun, uids: Uids, outcome: Published) -> None:
     since_s = job.now_s - job.config.advice.history_days * DAY_S
-    histories = UserHistories(job.store, job.cluster)
+    histories = UserHistories(job.store)
     plan = _Plan()
     try:
         digests = histories.digests(since_s)
@@ -307,7 +306,7 @@ def _apply(job: PublishRun, plan: _Plan, outcome: Published) -> None:
     outcome.changed = [*(name for name, _, _ in plan.files), *plan.gone]
     if job.is_dry:
         return
-    record(job.store, job.cluster, pa.concat_tables(plan.tables))
+    record(job.store, pa.concat_tables(plan.tables))
     if plan.files:
         outcome.not_shown = [plan.users[name] for name in job.folder.write(plan.files)]
     for name in plan.gone:

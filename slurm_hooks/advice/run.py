@@ -17,14 +17,13 @@ from almanac.errors import AlmanacError, ConfigError
 from slurm_hooks.advice.folder import AdviceDir
 from slurm_hooks.advice.publish import Published, PublishRun, publish
 from telemetry.slurm.commands import Runner, controller_config
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 UNTRAINED = "nothing is trained: there is no advice for users who have run nothing (`almanac train`)"
 
 
 def prepare(
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     config: Config,
     commands: Runner,
     now_s: int,
@@ -41,11 +40,10 @@ def prepare(
     uid = os.geteuid()
     job = PublishRun(
         store=store,
-        cluster=cluster,
         config=config,
         now_s=now_s,
         folder=AdviceDir(root, uid, _group(config, controller) if uid == 0 else None),
-        trained=trusted(load(store.models_dir(cluster)), config, now_s),
+        trained=trusted(load(store.models_dir), config, now_s),
         mode=mode,
         is_dry=is_dry,
         processes=len(os.sched_getaffinity(0)),

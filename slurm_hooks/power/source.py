@@ -16,7 +16,7 @@ from telemetry.nodes.series import NodeSeries
 from telemetry.run_times import pending_run_s
 from telemetry.slurm.backend import PendingJob
 from telemetry.slurm.node_sets import LiveDemand
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 MINUTE_S = 60
 
@@ -25,23 +25,22 @@ MINUTE_S = 60
 class StoredDemand:
     """A DemandSource on a store."""
 
-    store: Store
+    store: ClusterStore
     config: Config
-    cluster: str
 
     def run_times_s(self, pending: Sequence[PendingJob], now_s: int) -> Mapping[int, float]:
-        return pending_run_s(self.store, self.cluster, pending, now_s)
+        return pending_run_s(self.store, pending, now_s)
 
     def note(self, node_set: NodeSet, demand: LiveDemand, now_s: int) -> None:
-        append_counts(self.store, self.cluster, node_set.name, now_s, demand)
+        append_counts(self.store, node_set.name, now_s, demand)
 
     def decide(self, node_set: NodeSet, names: Sequence[str], powered: int, spent: Spent, now_s: int) -> PowerDecision:
-        trained, why_not = usable_demand(self.store.models_dir(self.cluster), node_set, self.config, now_s)
+        trained, why_not = usable_demand(self.store.models_dir, node_set, self.config, now_s)
         if trained is None:
             return PowerDecision(None, why_not)
         end_s = (now_s // MINUTE_S + 1) * MINUTE_S
         start_s = end_s - TAIL_MIN * MINUTE_S
-        series = demand_series(self.store, self.cluster, node_set, names, start_s, end_s)
+        series = demand_series(self.store, node_set, names, start_s, end_s)
         if stale := stale_reason(series, end_s, self.config.power.stale_s):
             return PowerDecision(None, stale)
         return trained.model.decide(series, powered, spent)

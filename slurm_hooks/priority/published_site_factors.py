@@ -11,7 +11,7 @@ from typing import Any
 from slurm_hooks.advice.file import USER, AdviceFile, Row, term_of
 from slurm_hooks.advice.publication_log import EVERYBODY, TABLE, file_at
 from telemetry.slurm.backend import PendingJob
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 LATE_S = 120
 """What is published is recorded before it is in place, and may reach the controller's disk this much later."""
@@ -24,8 +24,7 @@ class PublishedSiteFactors:
     most_gpus: GPUs that one job can ask for; called once, when it is first needed.
     """
 
-    store: Store
-    cluster: str
+    store: ClusterStore
     most_gpus: Callable[[], int]
     _files: dict[tuple[str, int], AdviceFile | None] = field(default_factory=dict)
 
@@ -58,7 +57,7 @@ class PublishedSiteFactors:
     def _rows(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """By user, oldest first."""
         rows: dict[str, list[Mapping[str, Any]]] = {}
-        for row in self.store.read(TABLE, self.cluster).sort_by("published_s").to_pylist():
+        for row in self.store.read(TABLE).sort_by("published_s").to_pylist():
             rows.setdefault(row["user"], []).append(row)
         return rows
 

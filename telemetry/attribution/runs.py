@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from almanac.units import DAY_S
 from telemetry.attribution.allocations import JobRun, days_of, parse_hosts
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 OVERTIME_S = 3600
 _COLUMNS = (
@@ -31,12 +31,12 @@ def occupied_until(start_s: int, end_s: int | None, time_limit_s: int | None, la
     return max(limited_s, start_s + 1)
 
 
-def load_runs(store: Store, cluster: str) -> pa.Table:
+def load_runs(store: ClusterStore) -> pa.Table:
     """Every GPU run that has started, in the order of its start: the columns of `JobRun`, and time_limit_s.
 
     end_s is null where accounting knows none; until_s is `occupied_until`. Runs of no length are left out.
     """
-    rows = store.read("jobs", cluster, _COLUMNS)
+    rows = store.read("jobs", _COLUMNS)
     latest_s = pc.max(rows["end_s"]).as_py() or 0
     rows = rows.filter(~pc.field("start_s").is_null() & (pc.field("gpu_count") > 0))
     known = (rows[name].to_pylist() for name in ("start_s", "end_s", "time_limit_s"))
@@ -47,9 +47,9 @@ def load_runs(store: Store, cluster: str) -> pa.Table:
     )
 
 
-def load_jobs(store: Store, cluster: str, since_s: int, until_s: int) -> list[JobRun]:
+def load_jobs(store: ClusterStore, since_s: int, until_s: int) -> list[JobRun]:
     """GPU jobs that have ended and ran at some time of [since_s, until_s), in the order of their start."""
-    return ended_jobs(load_runs(store, cluster), since_s, until_s)
+    return ended_jobs(load_runs(store), since_s, until_s)
 
 
 def ended_jobs(runs: pa.Table, since_s: int, until_s: int) -> list[JobRun]:

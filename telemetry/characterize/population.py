@@ -14,7 +14,7 @@ import pyarrow as pa
 from telemetry.characterize.table import StudyTable
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.metrics.finish_sql import OK
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 NOT_SUMMARISED = "not summarised"
 PART_OF_A_JOB = "part of a job that was requeued or resized"
@@ -49,7 +49,7 @@ SELECT job_id, submit_s, j.state, j.tier, j.gpus AS gpu_count, j.ran_s AS elapse
 
 
 def load_population(
-    store: Store, cluster: str, since_s: int | None = None, until_s: int | None = None, at_most: int | None = None
+    store: ClusterStore, since_s: int | None = None, until_s: int | None = None, at_most: int | None = None
 ) -> pa.Table:
     """GPU jobs submitted in [since_s, until_s) that have started and ended, with their metrics.
 
@@ -58,8 +58,8 @@ def load_population(
     Raises StoreError.
     """
     with store.connect() as db:
-        store.view(db, "jobs", cluster, _SIZES, since_s, until_s)
-        store.view(db, "job_metrics", cluster, _METRICS, since_s, until_s)
+        store.view(db, "jobs", _SIZES, since_s, until_s)
+        store.view(db, "job_metrics", _METRICS, since_s, until_s)
         per_million = _per_million(db, at_most)
         rows: pa.Table = db.sql(_JOIN, params={"per_million": per_million}).to_arrow_table()
     return rows.cast(POPULATION)

@@ -22,8 +22,8 @@ from almanac.units import format_count
 from telemetry.attribution.allocations import ALLOCATIONS, NO_NODES, Attribution, JobRun, overlaps, parse_hosts
 from telemetry.metrics.catalogue import STEP_METRICS
 from telemetry.metrics.filters import host_filter, set_aside
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import TABLES, table_of
-from telemetry.store.store import Store
 
 CONCURRENT = "concurrent steps share a host"
 SOME_GPUS = "step with some of its job's GPUs"
@@ -108,8 +108,7 @@ Measure = Callable[[Sequence[JobRun], Attribution], pa.Table]
 
 def summarize_steps(
     db: duckdb.DuckDBPyConnection,
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     config: Config,
     jobs: Sequence[JobRun],
     owned: Attribution,
@@ -120,11 +119,11 @@ def summarize_steps(
 
     owned, job_metrics: the allocations of the jobs, and their rows in their order. Raises duckdb.Error, StoreError.
     """
-    steps = load_steps(db, store, cluster, jobs)
+    steps = load_steps(db, store, jobs)
     if not steps:
         return StepCounts()
     found = measure_steps(steps, config, jobs, owned, measure)
-    store.replace("step_metrics", cluster, found, found.select(["job_id", "submit_s"]))
+    store.replace("step_metrics", found, found.select(["job_id", "submit_s"]))
     return _counted(steps, found, jobs, job_metrics)
 
 
@@ -143,10 +142,10 @@ def _counted(steps: Sequence[Step], found: pa.Table, jobs: Sequence[JobRun], job
     )
 
 
-def load_steps(db: duckdb.DuckDBPyConnection, store: Store, cluster: str, jobs: Sequence[JobRun]) -> list[Step]:
+def load_steps(db: duckdb.DuckDBPyConnection, store: ClusterStore, jobs: Sequence[JobRun]) -> list[Step]:
     """Steps that ran, of those of the jobs that have two or more; by job, start, end and name."""
     submits = [job.submit_s for job in jobs]
-    kept = store.read("steps", cluster, since_s=min(submits), until_s=max(submits) + 1) if jobs else None
+    kept = store.read("steps", since_s=min(submits), until_s=max(submits) + 1) if jobs else None
     if kept is None or not kept.num_rows:
         return []
     keys = [(number, job.job_id, job.submit_s, job.start_s, job.end_s) for number, job in enumerate(jobs)]
@@ -162,7 +161,7 @@ def load_steps(db: duckdb.DuckDBPyConnection, store: Store, cluster: str, jobs: 
     ]
 
 
-def stored_steps(store: Store, cluster: str, runs: Sequence[Run], columns: Sequence[str]) -> list[dict[str, Any]]:
+def stored_steps(store: ClusterStore, runs: Sequence[Run], columns: Sequence[str]) -> list[dict[str, Any]]:
     """Steps of runs with their metrics, by run and number; [] where there are none.
 
     columns: of the tables steps and step_metrics. Those of the metrics are None where a step was not measured.
@@ -172,9 +171,9 @@ def stored_steps(store: Store, cluster: str, runs: Sequence[Run], columns: Seque
     since_s, until_s = min(submit_s for _, submit_s in runs), max(submit_s for _, submit_s in runs) + 1
     key = TABLES["steps"].key
     ids = pa.array(sorted({job_id for job_id, _ in runs}), pa.int64())
-    given = store.read("steps", cluster, since_s=since_s, until_s=until_s, among={"job_id": ids})
+    given = store.read("steps", since_s=since_s, until_s=until_s, among={"job_id": ids})
     measured = [*key, *(name for name in columns if name not in given.column_names)]
-    metrics = store.read("step_metrics", cluster, measured, since_s, until_s, {"job_id": ids})
+    metrics = store.read("step_metrics", measured, since_s, until_s, {"job_id": ids})
     found = given.join(metrics, list(key)).select(list(columns)).to_pylist()
     wanted = set(runs)
     return sorted(

@@ -20,17 +20,16 @@ from telemetry.metrics.engine import ALWAYS, Prepared, compute, prepare, with_al
 from telemetry.metrics.finish import Results
 from telemetry.metrics.steps import Measure, summarize_steps
 from telemetry.metrics.summary_counts import SummaryCounts, day_blocks, verdicts_of
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.marks import day_text
 from telemetry.store.partitions import partition_start
-from telemetry.store.store import Store
 
 MOST_DAYS = 31
 """Days of telemetry looked at together: of each, some 30 MB are held for 1,800 nodes of four GPUs."""
 
 
 def summarize(
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     config: Config,
     since_s: int | None = None,
     until_s: int | None = None,
@@ -46,20 +45,20 @@ def summarize(
     StoreError where a file cannot be read, BusyError where another process summarizes.
     """
     total, verdicts = SummaryCounts(), dict[tuple[int, int], tuple[str, str | None]]()
-    with store.summarizing(cluster):
-        opened = store.open_days(cluster)
+    with store.summarizing():
+        opened = store.open_days()
         if since_s is None and until_s is None:
             blocks = [((days[0] * DAY_S, (days[-1] + 1) * DAY_S), days) for days in day_blocks(opened)]
         else:
             span = (ALWAYS[0] if since_s is None else since_s, ALWAYS[1] if until_s is None else until_s)
-            blocks = [(span, _days_of_telemetry(store, cluster, span))]
+            blocks = [(span, _days_of_telemetry(store, span))]
         spans = [part for span, days in blocks for part in _parts(span, days)]
-        runs = load_runs(store, cluster)
+        runs = load_runs(store)
         for place, span in enumerate(spans):
             step = _part_of(progress, place, len(spans))
-            results, counts = _summarize_span(store, cluster, config, runs, span, step, mapper)
+            results, counts = _summarize_span(store, config, runs, span, step, mapper)
             done = {day: number for day, number in opened.items() if _is_within(day, span)}
-            store.close_days(cluster, done)
+            store.close_days(done)
             total.days += map(day_text, sorted(done))
             total.samples += counts.samples
             total.samples_without_job += counts.samples_without_job
@@ -70,8 +69,7 @@ def summarize(
 
 
 def _summarize_span(
-    store: Store,
-    cluster: str,
+    store: ClusterStore,
     config: Config,
     runs: pa.Table,
     span: tuple[int, int],
@@ -81,21 +79,21 @@ def _summarize_span(
     """Compute and store the metrics of the runs that have ended and touch the span."""
     jobs = ended_jobs(runs, *span)
     others = neighbors_of(runs, jobs)
-    paths = _telemetry(store, cluster, span, [*jobs, *sharing(jobs, others)])
-    bindings = load_bindings(store, cluster, config, [*jobs, *others])
+    paths = _telemetry(store, span, [*jobs, *sharing(jobs, others)])
+    bindings = load_bindings(store, config, [*jobs, *others])
     with store.connect() as db:
         prepared = prepare(db, paths, jobs, bindings, config, span, neighbors=others)
         results, counts = compute(db, prepared, config, mapper, progress)
         measure = _measuring(db, prepared, mapper, config)
-        counts.steps = summarize_steps(db, store, cluster, config, jobs, prepared.attribution, results.jobs, measure)
+        counts.steps = summarize_steps(db, store, config, jobs, prepared.attribution, results.jobs, measure)
     owners = results.jobs.select(["job_id", "submit_s"])
-    store.replace("gpu_metrics", cluster, results.gpus, owners)
-    store.replace("job_metrics", cluster, results.jobs, owners)
+    store.replace("gpu_metrics", results.gpus, owners)
+    store.replace("job_metrics", results.jobs, owners)
     return results, counts
 
 
-def _days_of_telemetry(store: Store, cluster: str, span: tuple[int, int]) -> list[int]:
-    return sorted({partition_start(path) // DAY_S for path in store.files("telemetry", cluster, *span)})
+def _days_of_telemetry(store: ClusterStore, span: tuple[int, int]) -> list[int]:
+    return sorted({partition_start(path) // DAY_S for path in store.files("telemetry", *span)})
 
 
 def _parts(span: tuple[int, int], days: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -112,13 +110,11 @@ def _part_of(progress: Progress, place: int, parts: int) -> Progress:
     return lambda done, total, word: progress(place * total + done, parts * total, word)
 
 
-def _telemetry(store: Store, cluster: str, span: tuple[int, int], runs: Sequence[JobRun]) -> list[Path]:
+def _telemetry(store: ClusterStore, span: tuple[int, int], runs: Sequence[JobRun]) -> list[Path]:
     """Files of the span, and of every whole day of the runs: which GPUs there were is said of days."""
     days = {day for run in runs for day in days_of(run.start_s, run.end_s)}
-    in_span = set(store.files("telemetry", cluster, *span))
-    return [
-        path for path in store.files("telemetry", cluster) if path in in_span or partition_start(path) // DAY_S in days
-    ]
+    in_span = set(store.files("telemetry", *span))
+    return [path for path in store.files("telemetry") if path in in_span or partition_start(path) // DAY_S in days]
 
 
 def _measuring(db: duckdb.DuckDBPyConnection, prepared: Prepared, mapper: Mapper, config: Config) -> Measure:
@@ -134,7 +130,7 @@ def _measuring(db: duckdb.DuckDBPyConnection, prepared: Prepared, mapper: Mapper
     return measure
 
 
-def load_bindings(store: Store, cluster: str, config: Config, jobs: Sequence[JobRun]) -> list[Binding]:
+def load_bindings(store: ClusterStore, config: Config, jobs: Sequence[JobRun]) -> list[Binding]:
     """Prolog and squeue records of the jobs' ids, made in the time of these jobs or a day around it."""
     if not jobs:
         return []
@@ -143,7 +139,6 @@ def load_bindings(store: Store, cluster: str, config: Config, jobs: Sequence[Job
     ids = pa.array(sorted({job.job_id for job in jobs}), pa.int64())
     rows = store.read(
         "bindings",
-        cluster,
         since_s=first_s - DAY_S,
         until_s=last_s + DAY_S,
         among={"origin": pa.array(wanted), "job_id": ids},

@@ -19,8 +19,8 @@ from telemetry.nodes.runs import MINUTE_S, Floats, Tick, no_tick
 from telemetry.nodes.series import NodeSeries, marked_series
 from telemetry.slurm.hostlist import MAX_HOSTS
 from telemetry.slurm.node_sets import LiveDemand
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import NODE_COUNTS
-from telemetry.store.store import Store
 
 TABLE = "node_counts"
 COUNTED = ("time_s", "total", "active", "wanted", "asleep")
@@ -47,20 +47,20 @@ class NodeCounts:
         return len(self.time_s)
 
 
-def append_counts(store: Store, cluster: str, node_set: str, time_s: int, demand: LiveDemand) -> None:
+def append_counts(store: ClusterStore, node_set: str, time_s: int, demand: LiveDemand) -> None:
     """Keep what a power run saw. The last one of a minute counts. Raises StoreError."""
     row = {
         "node_set": node_set, "time_s": time_s // MINUTE_S * MINUTE_S,
         "total": demand.total, "active": demand.active, "wanted": demand.wanted, "asleep": demand.asleep,
         "queued_node_min": demand.queued_node_min,
     }  # fmt: skip
-    store.write(TABLE, cluster, pa.Table.from_pylist([row], schema=NODE_COUNTS))
+    store.write(TABLE, pa.Table.from_pylist([row], schema=NODE_COUNTS))
 
 
-def read_counts(store: Store, cluster: str, node_set: str, start_s: int, end_s: int) -> NodeCounts:
+def read_counts(store: ClusterStore, node_set: str, start_s: int, end_s: int) -> NodeCounts:
     """What power runs saw in [start_s, end_s); rows that cannot be are left out. Raises StoreError."""
     columns = (*COUNTED, "queued_node_min")
-    rows = store.read(TABLE, cluster, columns, start_s, end_s, {"node_set": pa.array([node_set])}).sort_by("time_s")
+    rows = store.read(TABLE, columns, start_s, end_s, {"node_set": pa.array([node_set])}).sort_by("time_s")
     rows = rows.filter(pc.is_valid(functools.reduce(pc.add, (rows[name] for name in COUNTED))))
     found: dict[str, Any] = {name: np.asarray(rows[name].to_numpy(), dtype=np.int64) for name in COUNTED}
     queued = np.asarray(rows["queued_node_min"].to_numpy(), dtype=np.float64)
@@ -71,7 +71,7 @@ def read_counts(store: Store, cluster: str, node_set: str, start_s: int, end_s: 
 
 
 def demand_series(
-    store: Store, cluster: str, node_set: NodeSet, names: Collection[str], start_s: int, end_s: int,
+    store: ClusterStore, node_set: NodeSet, names: Collection[str], start_s: int, end_s: int,
     tick: Tick = no_tick,
 ) -> NodeSeries:  # fmt: skip
     """Demand of a node set whose nodes have these names, over the minutes that [start_s, end_s) touches.
@@ -80,16 +80,14 @@ def demand_series(
     not ingested yet). wanted and queued are what power runs saw, where they ran, else those of accounting. total is
     what they saw within a day before, else the number of names, and at least active. Raises StoreError.
     """
-    accounted = accounted_demand(store, cluster, node_set, names, start_s, end_s, tick)
-    return with_counts(store, cluster, node_set, names, accounted)
+    accounted = accounted_demand(store, node_set, names, start_s, end_s, tick)
+    return with_counts(store, node_set, names, accounted)
 
 
-def with_counts(
-    store: Store, cluster: str, node_set: NodeSet, names: Collection[str], accounted: Accounted
-) -> NodeSeries:
+def with_counts(store: ClusterStore, node_set: NodeSet, names: Collection[str], accounted: Accounted) -> NodeSeries:
     """The series of what is accounted and of what power runs saw, as `demand_series` merges them."""
     size, begin_s = len(accounted.active), accounted.start_s
-    live = read_counts(store, cluster, node_set.name, begin_s - DAY_S, begin_s + size * MINUTE_S)
+    live = read_counts(store, node_set.name, begin_s - DAY_S, begin_s + size * MINUTE_S)
     seen = {
         name: _held(live.time_s, getattr(live, name), begin_s, size, LIVE_HOLD_MIN)
         for name in ("active", "wanted", "queued_node_min")

@@ -32,8 +32,8 @@ from telemetry.nodes.runs import (
 from telemetry.nodes.waits import NodeWaits, queued_per_minute, waits_of
 from telemetry.run_times import ASKED, GPUS, ended_runs, expected_run_s
 from telemetry.slurm.host_index import HostIndex
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.job_columns import Bools, JobColumns, TextColumn
-from telemetry.store.store import Store
 
 RUNAWAY_S = DAY_S
 """A run without an end that is past its time limit by more than this ends there: its end was never recorded."""
@@ -71,7 +71,7 @@ class Accounted:
 
 
 def accounted_demand(
-    store: Store, cluster: str, node_set: NodeSet, names: Collection[str], start_s: int, end_s: int,
+    store: ClusterStore, node_set: NodeSet, names: Collection[str], start_s: int, end_s: int,
     tick: Tick = no_tick,
 ) -> Accounted:  # fmt: skip
     """Demand of the nodes of these names over the whole minutes that [start_s, end_s) touches.
@@ -81,7 +81,7 @@ def accounted_demand(
     """
     start_s, end_s = start_s // MINUTE_S * MINUTE_S, -(-end_s // MINUTE_S) * MINUTE_S
     size = max(0, end_s - start_s) // MINUTE_S
-    jobs, ended, known_s = _read(store, cluster, start_s, end_s)
+    jobs, ended, known_s = _read(store, start_s, end_s)
     counts = Counts(seen=len(jobs.number["start_s"]))
     jobs = _closed(jobs, known_s[1], counts)
     is_started = _is_started(jobs)
@@ -106,11 +106,11 @@ def accounted_demand(
     return Accounted(start_s, active, wanted, queued, runs, known_s, counts)
 
 
-def _read(store: Store, cluster: str, start_s: int, end_s: int) -> tuple[JobColumns, pa.Table, tuple[int, int]]:
+def _read(store: ClusterStore, start_s: int, end_s: int) -> tuple[JobColumns, pa.Table, tuple[int, int]]:
     """The records that matter in [start_s, end_s), the runs that ended by then, and where accounting is complete."""
     with store.connect() as db:
-        store.view(db, "jobs", cluster, _COLUMNS)
-        known = _known(store, cluster, db)
+        store.view(db, "jobs", _COLUMNS)
+        known = _known(store, db)
         rows: pa.Table = db.sql(_ROWS, params={"start_s": start_s, "end_s": end_s}).to_arrow_table()
         ended = ended_runs(db, start_s, end_s)
     return JobColumns.of(rows, _NUMBERS, _TEXTS), ended, known
@@ -154,16 +154,16 @@ def _silences(jobs: JobColumns, first_s: int, last_s: int) -> list[tuple[int, in
     return [(max(low, first_s), min(high, last_s)) for low, high in gaps if high - low > SILENCE_S]
 
 
-def known_span(store: Store, cluster: str) -> tuple[int, int]:
+def known_span(store: ClusterStore) -> tuple[int, int]:
     """The span [first, last) for which accounting is complete; (0, 0) where it is for none. Raises StoreError."""
     with store.connect() as db:
-        store.view(db, "jobs", cluster, ("submit_s", "start_s", "end_s"))
-        return _known(store, cluster, db)
+        store.view(db, "jobs", ("submit_s", "start_s", "end_s"))
+        return _known(store, db)
 
 
-def _known(store: Store, cluster: str, db: duckdb.DuckDBPyConnection) -> tuple[int, int]:
+def _known(store: ClusterStore, db: duckdb.DuckDBPyConnection) -> tuple[int, int]:
     [(first, newest)] = db.sql(_KNOWN).fetchall()
-    mark = store.watermark("sacct", cluster)
+    mark = store.watermark("sacct")
     return (0, 0) if first is None else (int(first), int(newest if mark is None else mark))
 
 

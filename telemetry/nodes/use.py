@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from telemetry.nodes.counts import COUNTED, LIVE_HOLD_MIN, TABLE, NodeCounts
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 HOLD_S = 60 * LIVE_HOLD_MIN
 """A count stands until the next one, for at most so long. After that nothing is known."""
@@ -81,9 +81,9 @@ def node_use(counts: NodeCounts, span_s: tuple[int, int]) -> NodeUse:
     )
 
 
-def load_node_use(store: Store, cluster: str, span_s: tuple[int, int]) -> dict[str, NodeUse]:
+def load_node_use(store: ClusterStore, span_s: tuple[int, int]) -> dict[str, NodeUse]:
     """Of each node set that has counts in the span, by its name. Raises StoreError."""
-    rows = store.read(TABLE, cluster, ("node_set", *COUNTED), *span_s).to_pandas().dropna()
+    rows = store.read(TABLE, ("node_set", *COUNTED), *span_s).to_pandas().dropna()
     found = {}
     for name, own in rows.sort_values("time_s").groupby("node_set"):
         columns: dict[str, Any] = {column: own[column].to_numpy(dtype=np.int64) for column in COUNTED}

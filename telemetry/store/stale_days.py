@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from almanac.units import DAY_S
 from telemetry.attribution.allocations import days_of
 from telemetry.attribution.runs import load_runs, occupied_until
+from telemetry.store.cluster_store import ClusterStore, Opens
 from telemetry.store.schema import TABLES
-from telemetry.store.store import Opens, Store
 
 LONGEST_DAYS = 400
 """A record of a longer run is taken for a wrong one: only its last days are looked at again."""
@@ -29,12 +29,12 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def opens(store: Store, cluster: str, table: str, rows: pa.Table) -> Opens:
-    """What `Store.write` is to open when it stores these rows. What the store held is read at the first change."""
+def opens(store: ClusterStore, table: str, rows: pa.Table) -> Opens:
+    """The days that `ClusterStore.write` opens for these rows. The store is read at the first change."""
     if table == "telemetry":
         return lambda start_s: [start_s // DAY_S]
     find = {"jobs": _job_days, "bindings": _binding_days, "steps": _step_days}[table]
-    days = functools.cache(lambda: find(store, cluster, rows))
+    days = functools.cache(lambda: find(store, rows))
     return lambda start_s: days()
 
 
@@ -52,13 +52,12 @@ class _StaleRun:
         return _days(self.start_s, self.until_s)
 
 
-def _job_days(store: Store, cluster: str, rows: pa.Table) -> set[int]:
+def _job_days(store: ClusterStore, rows: pa.Table) -> set[int]:
     """Days on which job records change what was known of who had which nodes, or end a job."""
     names = [name for name in _COLUMNS if name in rows.column_names]
     since_s, until_s = pc.min(rows["submit_s"]).as_py(), pc.max(rows["submit_s"]).as_py() + 1
     known = {
-        (row["job_id"], row["submit_s"]): row
-        for row in store.read("jobs", cluster, _COLUMNS, since_s, until_s).to_pylist()
+        (row["job_id"], row["submit_s"]): row for row in store.read("jobs", _COLUMNS, since_s, until_s).to_pylist()
     }
     newer: dict[tuple[int, int], dict[str, Any]] = {}
     for row in rows.select(names).to_pylist():
@@ -69,7 +68,7 @@ def _job_days(store: Store, cluster: str, rows: pa.Table) -> set[int]:
     if not changed:
         return set()
     ends = [
-        pc.max(store.read("jobs", cluster, ["end_s"])["end_s"]).as_py(),
+        pc.max(store.read("jobs", ["end_s"])["end_s"]).as_py(),
         *(row["end_s"] for row in changed.values()),
     ]
     latest_s = max((end_s for end_s in ends if end_s is not None), default=0)
@@ -100,34 +99,31 @@ def _days(start_s: int, until_s: int) -> range:
     return range(max(days.start, days.stop - LONGEST_DAYS, 0), min(days.stop, _LAST_DAY))
 
 
-def _binding_days(store: Store, cluster: str, rows: pa.Table) -> set[int]:
+def _binding_days(store: ClusterStore, rows: pa.Table) -> set[int]:
     """Days of the runs that a new binding can belong to. A run that is not known yet opens its days when it comes."""
     since_s, until_s = pc.min(rows["seen_s"]).as_py(), pc.max(rows["seen_s"]).as_py() + 1
     key = [*TABLES["bindings"].key, "uuid", "mig"]
-    known = {tuple(row.values()) for row in store.read("bindings", cluster, key, since_s, until_s).to_pylist()}
+    known = {tuple(row.values()) for row in store.read("bindings", key, since_s, until_s).to_pylist()}
     ids = {row["job_id"] for row in rows.select(key).to_pylist() if tuple(row.values()) not in known}
-    runs = load_runs(store, cluster).filter(pc.field("job_id").isin(pa.array(sorted(ids), pa.int64())))
+    runs = load_runs(store).filter(pc.field("job_id").isin(pa.array(sorted(ids), pa.int64())))
     return {day for run in runs.to_pylist() for day in _days(run["start_s"], run["until_s"])}
 
 
-def _step_days(store: Store, cluster: str, rows: pa.Table) -> set[int]:
+def _step_days(store: ClusterStore, rows: pa.Table) -> set[int]:
     """The last day of each run that has a changed step: it is then computed whole, and no other needs its steps.
 
     A run that has not ended as far as is known opens the day of its end when that comes.
     """
     since_s, until_s = pc.min(rows["submit_s"]).as_py(), pc.max(rows["submit_s"]).as_py() + 1
     key = TABLES["steps"].key
-    known = {
-        tuple(row[name] for name in key): row
-        for row in store.read("steps", cluster, None, since_s, until_s).to_pylist()
-    }
+    known = {tuple(row[name] for name in key): row for row in store.read("steps", None, since_s, until_s).to_pylist()}
     changed = {
         (row["job_id"], row["submit_s"])
         for row in rows.to_pylist()
         if _says_more(row, known.get(tuple(row[name] for name in key)))
     }
     ids = pa.array(sorted({job_id for job_id, _ in changed}), pa.int64())
-    runs = load_runs(store, cluster).filter(~pc.field("end_s").is_null() & pc.field("job_id").isin(ids))
+    runs = load_runs(store).filter(~pc.field("end_s").is_null() & pc.field("job_id").isin(ids))
     return {
         day
         for run in runs.to_pylist()

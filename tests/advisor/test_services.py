@@ -110,7 +110,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def record(site_history: pd.DataFrame, tmp_path: Path) -> Record:
-    return Record(Store.create(tmp_path / "store"), "lab", site_history, NOW_S)
+    return Record(Store.create(tmp_path / "store").of("lab"), site_history, NOW_S)
 
 
 def naming(config: Config, *names: str) -> Config:

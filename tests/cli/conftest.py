@@ -65,8 +65,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     shape = dataclasses.replace(SiteShape.demo(), days=4, start_s=start_s, users=12, jobs_per_day=150)
     store = Store.create(folder / "store")
     result = IngestResult("generated", shape.start_s, shape.end_s)
-    ingest(GeneratedSource(shape), store, "demo", shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
-    summarize(store, "demo", load_config(folder / "almanac.toml"))
+    ingest(GeneratedSource(shape), store.of("demo"), shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
+    summarize(store.of("demo"), load_config(folder / "almanac.toml"))
     site = CommandLine(folder)
     site("train")
     return site

@@ -79,12 +79,12 @@ class Site:
         """The timer of `almanac ingest`; since_s: not of the last six hours."""
         source = SacctSource(self.accounting, CLUSTER, (), self.app.config.slurm, self.app.now_s)
         start_s = self.app.clock_s - 6 * HOUR_S if since_s is None else since_s
-        read_sources(self.store, CLUSTER, [SourceSpan(source, start_s, self.app.clock_s)])
+        read_sources(self.store.of(CLUSTER), [SourceSpan(source, start_s, self.app.clock_s)])
 
     def due(self, at_s: int | None = None) -> Outcome:
         self.app.clock_s = self.app.clock_s if at_s is None else at_s
         with Outbox(outbox_path(self.root / "store")) as outbox:
-            return MailRun(mail_site(self.app, self.store, CLUSTER), outbox).run()
+            return MailRun(mail_site(self.app, self.store.of(CLUSTER)), outbox).run()
 
     @property
     def got(self) -> list[tuple[str, str]]:

@@ -34,9 +34,9 @@ def test_runs_of_any_age_count_for_the_time_as_they_do_in_training(tmp_path: Pat
         for number, start_s in enumerate(starts_s, 1)
     ]  # fmt: skip
     store = Store.create(tmp_path / "store")
-    store.write("jobs", "c", pa.Table.from_pylist(rows, schema=JOBS))
+    store.of("c").write("jobs", pa.Table.from_pylist(rows, schema=JOBS))
     request = Request(user="ann", job_name="train", gpu_count=4)
-    advice = advise_from_store(store, "c", request, Config(), NOW_S)
+    advice = advise_from_store(store.of("c"), request, Config(), NOW_S)
     assert advice.duration is not None
     assert advice.duration.runs == 4
 
@@ -60,8 +60,8 @@ def test_the_script_speaks_for_a_name_that_is_new_each_time(tmp_path: Path, monk
         for each in key.values()
     ]
     store = Store.create(tmp_path / "store")
-    store.write("jobs", "c", pa.Table.from_pylist(jobs, schema=JOBS))
-    store.write("job_metrics", "c", pa.Table.from_pylist(metrics, schema=JOB_METRICS))
+    store.of("c").write("jobs", pa.Table.from_pylist(jobs, schema=JOBS))
+    store.of("c").write("job_metrics", pa.Table.from_pylist(metrics, schema=JOB_METRICS))
     (tmp_path / "run.sh").write_text("#!/bin/sh\n#SBATCH -G4\n")
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "almanac.toml"

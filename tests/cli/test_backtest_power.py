@@ -64,8 +64,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("site")
     (folder / "almanac.toml").write_text(CONFIG)
     store = Store.create(folder / "store")
-    store.write("jobs", "lab", pa.Table.from_pylist(jobs(), schema=JOBS))
-    store.set_watermark("sacct", "lab", T0 + DAYS * 86400)
+    store.of("lab").write("jobs", pa.Table.from_pylist(jobs(), schema=JOBS))
+    store.of("lab").set_watermark("sacct", T0 + DAYS * 86400)
     return folder / "almanac.toml", folder / "store"
 
 

@@ -72,8 +72,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     app = make(folder, SETS)
     store = Store.create(folder / "store")
-    store.write("jobs", "c", jobs(app.now_s(), 13))
-    [outcome] = train_demand_models(app, store, "c")
+    store.of("c").write("jobs", jobs(app.now_s(), 13))
+    [outcome] = train_demand_models(app, store.of("c"))
     assert "fault" not in outcome
     return folder
 
@@ -139,7 +139,7 @@ def test_training_replays_the_configured_limits(place: Path, monkeypatch: pytest
 
     monkeypatch.setattr("advisor.demand.training.train_demand", watched)
     app = make(place, SETS + "[power]\nboot_min = 9\nnodes_per_run = 3\ncooldown_s = 7200\n")
-    [outcome] = train_demand_models(app, app.open_store(), "c")
+    [outcome] = train_demand_models(app, app.open_store().of("c"))
     assert "enough" in outcome["fault"]
     assert seen == [Plant(boot_min=9, nodes_per_run=3, cooldown_steps=12)]
 
@@ -172,13 +172,13 @@ def test_a_set_that_cannot_be_trained_stops_no_other(place: Path) -> None:
         )
     )
     app = make(place, config)
-    found = {each["node_set"]: each for each in train_demand_models(app, app.open_store(), "c")}
+    found = {each["node_set"]: each for each in train_demand_models(app, app.open_store().of("c"))}
     assert "fault" not in found["a100"]
     assert "is not a hostlist" in found["strange"]["fault"]
     assert "sinfo was not found" in found["asked"]["fault"]
     assert "none of its 4 nodes (m1, ...) was in use" in found["idle"]["fault"]
-    assert trained_sets(app.open_store().models_dir("c")) == ["a100"]
-    assert train_demand_models(make(place, config + '[power]\nmode = "off"\n'), app.open_store(), "c") == []
+    assert trained_sets(app.open_store().of("c").models_dir) == ["a100"]
+    assert train_demand_models(make(place, config + '[power]\nmode = "off"\n'), app.open_store().of("c")) == []
 
 
 def test_names_of_a_feature_come_from_slurm_and_its_silence_is_an_error(place: Path) -> None:
@@ -192,7 +192,7 @@ def test_names_of_a_feature_come_from_slurm_and_its_silence_is_an_error(place: P
 def test_versions_are_listed_and_gone_back_to(place: Path) -> None:
     app = make(place, SETS)
     app.time_s += 60
-    [outcome] = train_demand_models(app, app.open_store(), "c")
+    [outcome] = train_demand_models(app, app.open_store().of("c"))
     text = run(app)
     assert "no model is trained yet" in text, "of durations"
     assert text.count(" a100 ") == 2
@@ -209,7 +209,7 @@ def test_versions_are_listed_and_gone_back_to(place: Path) -> None:
 
 def test_a_damaged_version_is_listed_as_such_and_doctor_says_what_to_do(place: Path) -> None:
     app = make(place, SETS)
-    folder = app.open_store().models_dir("c") / "demand" / "node_set=a100"
+    folder = app.open_store().of("c").models_dir / "demand" / "node_set=a100"
     next(folder.glob("*/model.json")).write_text("{}")
     assert "unusable" in run(app)
     status, said = checks(app)["demand of a100"]
@@ -228,7 +228,7 @@ def test_doctor_finds_what_is_amiss(place: Path) -> None:
         "warn",
         "none in the last 7 days|enable almanac-power.timer on the controller",
     )
-    append_counts(store, "c", "a100", app.time_s - 600, LiveDemand(20, 5, 0, 3))
+    append_counts(store.of("c"), "a100", app.time_s - 600, LiveDemand(20, 5, 0, 3))
     assert checks(app)["power runs of a100"][0] == "ok"
     app.time_s += 2 * 3600
     assert "nodes counted 2 h" in checks(app)["power runs of a100"][1]
@@ -246,7 +246,7 @@ def test_doctor_warns_of_a_budget_exceeded_by_far(place: Path) -> None:
          "wanted": 20, "asleep": 3 + number % 2}
         for number in range(200)
     ]  # fmt: skip
-    store.write("node_counts", "c", pa.Table.from_pylist(rows, schema=NODE_COUNTS))
+    store.of("c").write("node_counts", pa.Table.from_pylist(rows, schema=NODE_COUNTS))
     status, said = checks(app)["demand of a100"]
     assert status == "warn"
     assert "99 wake-ups in 1.4 days, the budget is 1 a day" in said
@@ -277,7 +277,7 @@ def test_metrics_by_hand(place: Path) -> None:
     app = make(place, SETS)
     store = app.open_store()
     for minutes, demand in ((120, (20, 5, 0, 10)), (110, (20, 9, 4, 10)), (100, (20, 13, 0, 5)), (30, (20, 13, 0, 5))):
-        append_counts(store, "c", "a100", app.time_s - minutes * 60, LiveDemand(*demand))
+        append_counts(store.of("c"), "a100", app.time_s - minutes * 60, LiveDemand(*demand))
     sets = {"a100": NodeSetState(target=15, forecast=((0.5, 11.5), (0.95, 14.0))), "b": NodeSetState(target=None)}
     nodes = {"n1": NodeState(quarantined_s=5), "n2": NodeState(retries=1)}
     memory = PowerState("c", 1, app.time_s - 1800, nodes, sets)
@@ -317,7 +317,7 @@ def test_of_a_site_without_node_power_nothing_is_said(tmp_path: Path) -> None:
     app = make(tmp_path, '[site]\ncluster = "c"\n')
     store = Store.create(tmp_path / "store")
     assert metrics(app) == {}
-    store.write("jobs", "c", jobs(app.now_s(), 1))
+    store.of("c").write("jobs", jobs(app.now_s(), 1))
     assert metrics(app) == {}
 
 
@@ -333,9 +333,9 @@ def test_training_again_finds_drift(place: Path) -> None:
             "user": "u", "state": "COMPLETED", "partition": "gpu", "node_list": "n[1-20]" if number % 7 == 3 else "n1",
             "node_count": 1, "gpu_count": 4, "elapsed_s": 3000,
         })  # fmt: skip
-    store.write("jobs", "c", pa.Table.from_pylist(rows, schema=JOBS))
+    store.of("c").write("jobs", pa.Table.from_pylist(rows, schema=JOBS))
     app.time_s += 7 * DAY_S
-    [outcome] = train_demand_models(app, store, "c")
+    [outcome] = train_demand_models(app, store.of("c"))
     assert "fault" not in outcome
     assert any("pinball loss" in alarm for alarm in outcome["drift"])
     assert metrics(app)['almanac_power_drift_alarms{cluster="c",node_set="a100"}'] >= 1

@@ -51,7 +51,7 @@ def make_site(folder: Path) -> Store:
     shape = dataclasses.replace(SiteShape.demo(), days=2, start_s=start_s, users=4, jobs_per_day=40)
     store = Store.create(folder / "deep/below/store")
     result = IngestResult("generated", shape.start_s, shape.end_s)
-    ingest(GeneratedSource(shape), store, "demo", shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
+    ingest(GeneratedSource(shape), store.of("demo"), shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
     config = CONFIG + f'\n[hooks]\nadvice_dir = "{folder}/advice"\ngroup = "root"\n'
     (folder / "almanac.toml").write_text(config)
     (folder / "almanac.toml").chmod(0o644)
@@ -62,7 +62,7 @@ def test_no_file_is_writable_by_others_and_none_of_jobs_is_readable(tmp_path: Pa
     store = make_site(tmp_path)
     for command in ("summarize", "train", "publish"):
         run(tmp_path, command)
-    job_id = str(store.read("jobs", "demo", ["job_id"]).to_pylist()[0]["job_id"])
+    job_id = str(store.of("demo").read("jobs", ["job_id"]).to_pylist()[0]["job_id"])
     run(tmp_path, "report", job_id, "--html", str(tmp_path / "job.html"))
     run(tmp_path, "site-report", "--csv", str(tmp_path / "new/tables"))
     run(tmp_path, "characterize", "--out", str(tmp_path / "new/figures"))

@@ -40,7 +40,7 @@ class Clocked(App):
 
     def ingest(self, store: Store, at_s: int) -> None:
         self.clock_s = at_s
-        run(store, CLUSTER, live_spans(self, store, CLUSTER, ("sacct",)))
+        run(store.of(CLUSTER), live_spans(self, store.of(CLUSTER), ("sacct",)))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def app(tmp_path: Path) -> Clocked:
 
 
 def ended(store: Store) -> list[int]:
-    jobs = store.read("jobs", CLUSTER, ["job_id", "end_s"]).to_pylist()
+    jobs = store.of(CLUSTER).read("jobs", ["job_id", "end_s"]).to_pylist()
     return sorted(row["job_id"] for row in jobs if row["end_s"])
 
 
@@ -67,7 +67,7 @@ def test_a_span_that_a_clock_ahead_passed_over_is_read(app: Clocked, capsys: pyt
     app.ingest(store, NOW_S + 12 * HOUR_S)
     assert ended(store) == [1, 2]
     assert "watermark of sacct was 364 d 12 h in the future: a clock was ahead" in capsys.readouterr().err
-    assert store.watermark("sacct", CLUSTER) == NOW_S + 12 * HOUR_S
+    assert store.of(CLUSTER).watermark("sacct") == NOW_S + 12 * HOUR_S
     app.ingest(store, NOW_S + 13 * HOUR_S)
     assert capsys.readouterr().err == ""
 
@@ -76,7 +76,7 @@ def test_doctor_fails_on_a_watermark_in_the_future(app: Clocked) -> None:
     store = app.open_store()
     app.ingest(store, NOW_S)
     assert {check.status for check in check_store(app) if CLUSTER in check.name} == {"ok"}
-    store.set_watermark("sacct", CLUSTER, NOW_S + YEAR_S)
+    store.of(CLUSTER).set_watermark("sacct", NOW_S + YEAR_S)
     found = [check for check in check_store(app) if check.status == "fail"]
     assert [check.name for check in found] == [f"sacct of {CLUSTER}"]
     assert "365 d in the future" in found[0].said and "run `almanac ingest`" in found[0].todo

@@ -93,7 +93,7 @@ def app(tmp_path: Path, server: MailServer) -> Someone:
         for job_id, array, task, user in [(1, None, None, "alice"), (2, None, None, "bob"),
                                           *((10 + task, 10, task, "alice") for task in range(8))]
     ]  # fmt: skip
-    store.write("jobs", "c", pa.Table.from_pylist(rows, TABLES["jobs"].schema))
+    store.of("c").write("jobs", pa.Table.from_pylist(rows, TABLES["jobs"].schema))
     advice = Path(tempfile.mkdtemp(dir=tmp_path))
     (advice / "mail").mkdir()
     (advice / "mail").chmod(FOLDER_MODE)

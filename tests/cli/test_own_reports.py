@@ -39,9 +39,9 @@ def place() -> Iterator[Path]:
          "node_list": "n1", "node_count": 1}
         for job_id, user in ((10, USER), (11, "daemon"))
     ]  # fmt: skip
-    store.write("jobs", "c", pa.Table.from_pylist(rows, TABLES["jobs"].schema))
+    store.of("c").write("jobs", pa.Table.from_pylist(rows, TABLES["jobs"].schema))
     metrics = [{"job_id": row["job_id"], "submit_s": row["submit_s"], "verdict": "no telemetry"} for row in rows]
-    store.write("job_metrics", "c", pa.Table.from_pylist(metrics, TABLES["job_metrics"].schema))
+    store.of("c").write("job_metrics", pa.Table.from_pylist(metrics, TABLES["job_metrics"].schema))
     said = almanac(root, "publish", "--json")
     assert said.returncode == 0, said.stderr
     own = json.loads(said.stdout)["own_reports"]
@@ -105,7 +105,7 @@ def test_a_list_says_how_many_reports_are_not_published_yet(place: Path) -> None
     now_s = int(time.time())
     row = {"job_id": 12, "submit_s": now_s - 600, "user": USER, "state": "COMPLETED", "start_s": now_s - 500,
            "end_s": now_s - 100, "elapsed_s": 400, "gpu_count": 1, "node_list": "n1", "node_count": 1}  # fmt: skip
-    Store.open(place / "store").write("jobs", "c", pa.Table.from_pylist([row], TABLES["jobs"].schema))
+    Store.open(place / "store").of("c").write("jobs", pa.Table.from_pylist([row], TABLES["jobs"].schema))
     assert almanac(place, "publish").returncode == 0
     done = as_user(place, "report", "--since", "now-2hours", "--json")
     assert [report["job"]["job_id"] for report in json.loads(done.stdout)] == [10]

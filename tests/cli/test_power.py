@@ -84,7 +84,7 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench(tmp_path, capsys)
-    monkeypatch.setattr(cli.power, "source_of", lambda app, store, cluster: made.source)
+    monkeypatch.setattr(cli.power, "source_of", lambda app, store: made.source)
     yield made
 
 

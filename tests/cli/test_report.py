@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> str:
          "elapsed_s": 690, "gpu_count": 1, "node_list": "n1", "node_count": 1}
         for job_id, array, task, user in JOBS
     ]  # fmt: skip
-    store.write("jobs", "c", pa.Table.from_pylist(rows, TABLES["jobs"].schema))
+    store.of("c").write("jobs", pa.Table.from_pylist(rows, TABLES["jobs"].schema))
     return str(store.root)
 
 
@@ -112,8 +112,8 @@ def published(folder: str, tmp_path: Path) -> Outsider:
     advice, now_s = tmp_path / "advice", 1_795_100_000
     store = Store.open(Path(folder))
     metrics = [{"job_id": job_id, "submit_s": 1_795_000_000, "verdict": "no telemetry"} for job_id, *_ in JOBS]
-    store.write("job_metrics", "c", pa.Table.from_pylist(metrics, TABLES["job_metrics"].schema))
-    job = OwnJob(store, "c", config, now_s, OwnFolder(advice, os.geteuid()))
+    store.of("c").write("job_metrics", pa.Table.from_pylist(metrics, TABLES["job_metrics"].schema))
+    job = OwnJob(store.of("c"), config, now_s, OwnFolder(advice, os.geteuid()))
     publish_own(job, {"alice": os.getuid()}.get)
     app = outsider(folder, advice)
     shutil.rmtree(store.root)
@@ -179,7 +179,7 @@ def test_a_number_that_came_again_is_not_shown_to_its_former_user(folder: str) -
     store = Store.open(Path(folder))
     row = {"job_id": 30, "submit_s": 1_794_000_000, "user": "alice", "name": "x", "state": "COMPLETED",
            "start_s": 1_794_000_010, "end_s": 1_794_000_700, "gpu_count": 1}  # fmt: skip
-    store.write("jobs", "c", pa.Table.from_pylist([row], TABLES["jobs"].schema))
+    store.of("c").write("jobs", pa.Table.from_pylist([row], TABLES["jobs"].schema))
     for app, user in ((Ordinary(store_path=folder), "alice"), (Operator(store_path=folder), "bob")):
         done = CliRunner().invoke(command, ["30", "--json"], obj=app, catch_exceptions=False)
         assert [(report["job"]["user"], report["earlier_runs"]) for report in json.loads(done.output)] == [(user, [])]

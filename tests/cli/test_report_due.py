@@ -60,14 +60,14 @@ def test_accounting_is_asked_once_for_what_the_hook_said(site: Site) -> None:
 
 def test_ingest_goes_on_from_where_it_stopped(site: Site) -> None:
     """Also where it was away for longer than its overlap, while the hook went on: steps are its to read."""
-    before_s = site.store.watermark("sacct", CLUSTER)
+    before_s = site.store.of(CLUSTER).watermark("sacct")
     for hour in range(1, 9):
         site.app.clock_s = NOW_S + hour * HOUR_S
         site.ends(1 + hour, site.app.clock_s - 60)
         site.says_ended(1 + hour)
         assert site.due().noticed == 1
     assert len(site.jobs_told) == 8
-    assert site.store.watermark("sacct", CLUSTER) == before_s == NOW_S
+    assert site.store.of(CLUSTER).watermark("sacct") == before_s == NOW_S
 
 
 def test_during_a_back_fill_no_more_is_asked_than_can_be_told(site: Site) -> None:
@@ -79,7 +79,7 @@ def test_during_a_back_fill_no_more_is_asked_than_can_be_told(site: Site) -> Non
     site.says_ended(3)
     site.due()
     assert site.jobs_told == ["3"]
-    assert sorted(site.store.read("jobs", CLUSTER, ["job_id"])["job_id"].to_pylist()) == [1, 3]
+    assert sorted(site.store.of(CLUSTER).read("jobs", ["job_id"])["job_id"].to_pylist()) == [1, 3]
 
 
 def test_where_nothing_has_happened_nothing_is_asked(site: Site) -> None:
@@ -219,7 +219,7 @@ def test_who_got_enough_mail_keeps_nobody_elses_from_a_full_run(site: Site, monk
 
 def test_prometheus_is_asked_once_for_all_jobs_of_a_run(site: Site) -> None:
     site.change("prometheus", url="http://127.0.0.1:9", retries=0, timeout_s=1)
-    site.store.set_watermark("prometheus", CLUSTER, NOW_S)
+    site.store.of(CLUSTER).set_watermark("prometheus", NOW_S)
     for number, user in ((2, "ann"), (3, "bob"), (4, "eve")):
         site.ends(number, NOW_S + 60 + number, user=user)
     site.says_ended(2, 3, 4)
@@ -232,7 +232,7 @@ def test_prometheus_is_asked_once_for_all_jobs_of_a_run(site: Site) -> None:
 
 def test_a_report_waits_for_telemetry_and_then_goes_without(site: Site) -> None:
     site.change("prometheus", url="http://127.0.0.1:9", retries=0, timeout_s=1)
-    site.store.set_watermark("prometheus", CLUSTER, NOW_S)
+    site.store.of(CLUSTER).set_watermark("prometheus", NOW_S)
     site.ends(2, NOW_S + 60)
     site.ingest()
     outcome = site.due()

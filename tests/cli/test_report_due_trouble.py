@@ -20,7 +20,7 @@ from almanac.errors import CommandError, StoreError
 from cli import report_due
 from reports.mail.marks import ASKED, DAILY, OF_THE_STORE, SEEN, STARTED, WEEK, WEEK_TRIED
 from reports.mail.outbox import Outbox, outbox_path
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 
 @pytest.fixture
@@ -107,10 +107,10 @@ def test_a_damaged_file_keeps_no_queued_mail_and_no_other_job_waiting(
     assert site.jobs_told == ["2"]
     real = reports.mail.batch.build
 
-    def faulty(store: Store, cluster: str, ids: Sequence[int], *more: Any, **options: Any) -> Any:
+    def faulty(store: ClusterStore, ids: Sequence[int], *more: Any, **options: Any) -> Any:
         if 3 in ids:
             raise StoreError("a damaged file", "move it away")
-        return real(store, cluster, ids, *more, **options)
+        return real(store, ids, *more, **options)
 
     monkeypatch.setattr(reports.mail.batch, "build", faulty)
     assert site.due().faults == ["report of job 3: StoreError: a damaged file"]
@@ -121,8 +121,8 @@ def test_a_damaged_file_of_other_jobs_costs_advice_and_ranks_only(site: Site) ->
     site.ends(2, NOW_S + 60)
     site.ingest()
     past = {"job_id": [1], "submit_s": [NOW_S - 10**8]}
-    site.store.write("jobs", CLUSTER, pa.table({**past, "user": ["ann"]}))  # of another day of theirs
-    site.store.write("job_metrics", CLUSTER, pa.table({**past, "verdict": ["ok"]}))
+    site.store.of(CLUSTER).write("jobs", pa.table({**past, "user": ["ann"]}))  # of another day of theirs
+    site.store.of(CLUSTER).write("job_metrics", pa.table({**past, "verdict": ["ok"]}))
     for path in (site.root / "store" / "job_metrics").rglob("*.parquet"):
         path.write_bytes(b"damaged")
     [fault] = site.due().faults
@@ -151,7 +151,7 @@ def set_marks(site: Site, time_s: int, *names: str) -> None:
 
 def test_after_a_clock_that_was_ahead_mail_goes_on(site: Site) -> None:
     """Both timers ran with it; without the hook accounting is read again only hours later."""
-    site.store.set_watermark("sacct", CLUSTER, NOW_S + 8 * HOUR_S)
+    site.store.of(CLUSTER).set_watermark("sacct", NOW_S + 8 * HOUR_S)
     set_marks(site, NOW_S + 8 * HOUR_S, SEEN, STARTED)
     site.ends(2, NOW_S + 60)
     site.ingest(NOW_S - HOUR_S)

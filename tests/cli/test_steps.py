@@ -29,7 +29,7 @@ def almanac(tmp_path: Path, site: Any) -> Almanac:
     store = Store.create(tmp_path / "store")
 
     def write(table: str, schema: pa.Schema, rows: list[dict[str, Any]]) -> None:
-        store.write(table, "c", pa.Table.from_pylist(rows, schema=schema))
+        store.of("c").write(table, pa.Table.from_pylist(rows, schema=schema))
 
     run = {"submit_s": START_S, "start_s": START_S, "end_s": START_S + 120, "gpu_count": 1, "state": "COMPLETED"}
     write("jobs", JOBS, [
@@ -47,7 +47,7 @@ def almanac(tmp_path: Path, site: Any) -> Almanac:
          "hbm_used_mib": 1024.0 * n, "model": "NVIDIA A100-SXM4-40GB"}
         for host in ("n1", "n2") for n in range(12)
     ])  # fmt: skip
-    summarize(store, "c", Config(filters=Filters(min_elapsed_s=0)), START_S, START_S + 86_400)
+    summarize(store.of("c"), Config(filters=Filters(min_elapsed_s=0)), START_S, START_S + 86_400)
 
     def run_jobs(*argv: str) -> str:
         done = site.raw("--store", str(tmp_path / "store"), "-M", "c", "jobs", "-S", "2025-03-01", *argv)

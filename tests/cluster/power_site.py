@@ -219,7 +219,7 @@ def power_site(site: Site, folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     Store.create(folder / "store")
     made = PowerSite(site, folder, capsys)
     before = cli.power.source_of
-    cli.power.source_of = lambda app, store, cluster: made.source
+    cli.power.source_of = lambda app, store: made.source
     made.wait_ready()
     try:
         yield made

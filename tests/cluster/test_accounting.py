@@ -38,7 +38,9 @@ def accounting(cluster: Cluster, **given: Any) -> SacctSource:
 def ingest(cluster: Cluster, store: Store) -> list[Any]:
     """Stores the last hour of accounting; what each batch added, left or replaced."""
     now_s = int(time.time())
-    return [store.write(batch.table, "lab", batch.rows) for batch in accounting(cluster).read(now_s - 3600, now_s + 1)]
+    return [
+        store.of("lab").write(batch.table, batch.rows) for batch in accounting(cluster).read(now_s - 3600, now_s + 1)
+    ]
 
 
 def wait_until_listed(cluster: Cluster, job_id: int) -> None:
@@ -51,7 +53,7 @@ def wait_until_listed(cluster: Cluster, job_id: int) -> None:
 
 
 def rows_of(store: Store, job_id: int) -> list[dict[str, Any]]:
-    return [row for row in store.read("jobs", "lab").to_pylist() if row["job_id"] == job_id]
+    return [row for row in store.of("lab").read("jobs").to_pylist() if row["job_id"] == job_id]
 
 
 def test_a_name_and_a_comment_that_forge_rows_forge_nothing(cluster: Cluster) -> None:
@@ -107,7 +109,7 @@ def test_reading_again_changes_nothing(cluster: Cluster, tmp_path: Path) -> None
     assert cluster.lab.wait_for_jobs(job) == {job: "FAILED"}
     wait_until_listed(cluster, job)
     ingest(cluster, store)
-    before = store.read("jobs", "lab")
+    before = store.of("lab").read("jobs")
     ended = sum(end is not None for end in before["end_s"].to_pylist())
     again = ingest(cluster, store)
     assert sum(result.added for result in again) == 0 and sum(result.unchanged for result in again) >= ended

@@ -101,9 +101,9 @@ def calibrate_as_a_large_site(root: Path) -> None:
     """What fourteen jobs can never support: margins of evidence of 5 to 7 runs, as a long record would give them."""
     store = Store.open(root)
     (cluster_name,) = store.clusters()
-    nothing = train(load_history(store, cluster_name).head(0), Config(), 0)
+    nothing = train(load_history(store.of(cluster_name)).head(0), Config(), 0)
     margins = {f"family/{waiting}/{trend}/*/0": Margins(3.0, 3.0) for waiting in range(3) for trend in range(3)}
-    save(dataclasses.replace(nothing, calibration=Calibration(0.01, margins)), store.models_dir(cluster_name))
+    save(dataclasses.replace(nothing, calibration=Calibration(0.01, margins)), store.of(cluster_name).models_dir)
 
 
 def test_ingest_reads_jobs_counters_and_bindings(ingested: Any, history: dict[str, list[int]]) -> None:

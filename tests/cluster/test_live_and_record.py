@@ -218,7 +218,7 @@ def request_of(
 
 def history_of(store: Store, cluster: str, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """With peaks of memory, as telemetry would have brought them."""
-    store.write("jobs", cluster, pa.Table.from_pylist(list(rows), schema=TABLES["jobs"].schema))
+    store.of(cluster).write("jobs", pa.Table.from_pylist(list(rows), schema=TABLES["jobs"].schema))
     metrics = [
         {
             "job_id": row["job_id"], "submit_s": row["submit_s"], "verdict": "ok", "is_preallocated": False,
@@ -227,8 +227,8 @@ def history_of(store: Store, cluster: str, rows: Sequence[dict[str, Any]]) -> pd
         }
         for row in rows
     ]  # fmt: skip
-    store.write("job_metrics", cluster, pa.Table.from_pylist(metrics, schema=TABLES["job_metrics"].schema))
-    return load_history(store, cluster, running=True)
+    store.of(cluster).write("job_metrics", pa.Table.from_pylist(metrics, schema=TABLES["job_metrics"].schema))
+    return load_history(store.of(cluster), running=True)
 
 
 def recorded(lived: Lived, component: Component) -> list[Submission]:

@@ -70,15 +70,15 @@ def test_live_and_accounted_demand_of_real_jobs(cluster: Cluster, tmp_path: Path
         "end_s": begin_s - 300,
         "node_list": "n9",
     }
-    store.write("jobs", "lab", pa.Table.from_pylist([early], schema=JOBS))  # accounting is complete from its end on
+    store.of("lab").write("jobs", pa.Table.from_pylist([early], schema=JOBS))  # accounting is complete from its end on
     source = SacctSource(commands, lab.cluster, (), Slurm(read_steps=False), time.time)
     row = {}
 
     def is_stored() -> bool:
         now_s = int(time.time())
         for batch in source.read(begin_s - 60, now_s + 1):
-            store.write(batch.table, "lab", batch.rows)
-        rows = store.read("jobs", "lab").to_pylist()
+            store.of("lab").write(batch.table, batch.rows)
+        rows = store.of("lab").read("jobs").to_pylist()
         row.update({one["job_id"]: one for one in rows})
         ours = [one for one in rows if one["submit_s"] >= begin_s]
         return {first, blocked[1], small} <= row.keys() and all(one["end_s"] for one in ours)
@@ -87,8 +87,8 @@ def test_live_and_accounted_demand_of_real_jobs(cluster: Cluster, tmp_path: Path
     assert row[blocked[1]]["eligible_s"] >= row[first]["end_s"], "eligible only when it no longer depends"
     assert row[small]["eligible_s"] <= row[small]["start_s"]
     end_s = int(time.time())
-    store.set_watermark("sacct", "lab", end_s + 60)
-    demand = accounted_demand(store, "lab", SET, NAMES, begin_s, end_s)
+    store.of("lab").set_watermark("sacct", end_s + 60)
+    demand = accounted_demand(store.of("lab"), SET, NAMES, begin_s, end_s)
     asked = ["sacct", "-a", "-X", "-D", "-n", "-P", "-S", "now-1hour", "-o", "Start,End,NodeList"]
     listed = [line.split("|") for line in commands(asked).decode().splitlines()]
     spans = [(int(start), int(end), node) for start, end, node in listed if start.isdigit() and end.isdigit()]

@@ -42,12 +42,12 @@ def trained_source(power: PowerSite, name: str, rises_in_s: int) -> StoredDemand
          "node_list": node, "node_count": 1, "gpu_count": 4, "partition": "all", "user": "alice", "state": "COMPLETED"}
         for day, start_s in enumerate(starts, 1) for place, node in enumerate(NAMES)
     ]  # fmt: skip
-    store.write("jobs", cluster, pa.Table.from_pylist(busy, schema=JOBS))
-    store.set_watermark("sacct", cluster, now_s)
-    append_counts(store, cluster, "gpu", now_s - 600, LiveDemand(4, 0, 0, 0))  # the timer's run before
+    store.of(cluster).write("jobs", pa.Table.from_pylist(busy, schema=JOBS))
+    store.of(cluster).set_watermark("sacct", now_s)
+    append_counts(store.of(cluster), "gpu", now_s - 600, LiveDemand(4, 0, 0, 0))  # the timer's run before
     config = load_config(power.folder / "almanac.toml")
-    train_node_set(store, cluster, config.node_sets[0], NAMES, config, now_s)
-    return StoredDemand(store, config, cluster)
+    train_node_set(store.of(cluster), config.node_sets[0], NAMES, config, now_s)
+    return StoredDemand(store.of(cluster), config)
 
 
 def test_nodes_follow_the_forecast_of_a_trained_model(power: PowerSite) -> None:

@@ -94,7 +94,7 @@ class Almanac:
         ])  # fmt: skip
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
-        Store.open(self.folder / "store").write("jobs", self.cluster, pa.Table.from_pylist(rows, schema=JOBS))
+        Store.open(self.folder / "store").of(self.cluster).write("jobs", pa.Table.from_pylist(rows, schema=JOBS))
 
     @property
     def terms(self) -> dict[int, int]:
@@ -116,7 +116,7 @@ def almanac(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> A
     for place, user in enumerate(("alice", "bob")):
         made.ran(user, "quick", 20, QUICK_S, 1_000_000 + 100 * place, now_s - 90_000)
         made.ran(user, "long", 20, LONG_S, 1_001_000 + 100 * place, now_s - 100_000)
-    save(train(load_history(store, cluster, running=True), Config(), now_s), store.models_dir(cluster))
+    save(train(load_history(store.of(cluster), running=True), Config(), now_s), store.of(cluster).models_dir)
     return made
 
 
@@ -312,7 +312,7 @@ def test_a_term_from_job_submit_does_not_outlive_what_it_was_given_for(
     data = advice(*rows)
     publish(site, uid_of(site, "alice"), data)
     store = Store.open(almanac.folder / "store")
-    record(store, almanac.cluster, changed_rows([Published("alice", None, parse(data, None))], now_s))
+    record(store.of(almanac.cluster), changed_rows([Published("alice", None, parse(data, None))], now_s))
     hook_on(site)
     job = site.sbatch("alice", "--gres=gpu:1", "-J", name)
     almanac.wait_until_ranked(job)

@@ -92,15 +92,15 @@ def site(cluster: Cluster) -> Site:
     shape = dataclasses.replace(SiteShape.demo(), days=DAYS, start_s=1_741_046_400, users=6, jobs_per_day=60)
     store = Store.create(folder / "store")
     result = IngestResult("generated", shape.start_s, shape.end_s)
-    ingest(GeneratedSource(shape), store, "demo", shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
+    ingest(GeneratedSource(shape), store.of("demo"), shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
     return Site(folder, cluster)
 
 
 def computed(site: Site, mapper: Mapper = map_partials) -> Results:
     store = site.store
-    jobs = load_jobs(store, "demo", *ALWAYS)
+    jobs = load_jobs(store.of("demo"), *ALWAYS)
     with store.connect() as db:
-        prepared = prepare(db, store.files("telemetry", "demo"), jobs, [], Config())
+        prepared = prepare(db, store.of("demo").files("telemetry"), jobs, [], Config())
         return compute(db, prepared, Config(), mapper)[0]
 
 
@@ -118,7 +118,7 @@ def ended(run: subprocess.Popen[str]) -> tuple[int, str]:
 
 def test_the_command_computes_in_slurm_jobs_what_it_computes_here(site: Site) -> None:
     assert ended(site.summarize()) == (0, "")
-    here = [site.store.read(table, "demo") for table in ("job_metrics", "gpu_metrics")]
+    here = [site.store.of("demo").read(table) for table in ("job_metrics", "gpu_metrics")]
     for table in ("job_metrics", "gpu_metrics"):
         (site.folder / "store" / table).rename(site.folder / f"local-{table}")
 
@@ -126,7 +126,7 @@ def test_the_command_computes_in_slurm_jobs_what_it_computes_here(site: Site) ->
     assert ended(site.summarize("--engine", "slurm")) == (0, "")
     site.wait_for_empty_queue()
 
-    there = [site.store.read(table, "demo") for table in ("job_metrics", "gpu_metrics")]
+    there = [site.store.of("demo").read(table) for table in ("job_metrics", "gpu_metrics")]
     assert here[0].num_rows > 50
     assert there == here
     fields = "JobIDRaw,Partition,ReqCPUS,ReqMem,Timelimit"
@@ -195,9 +195,9 @@ def test_a_job_cancelled_in_the_middle_changes_nothing(site: Site, slurm: SlurmC
     with slurm_workers(section, slurm, tmp_path) as workers:
         workers.client.register_plugin(Waiting(tmp_path))
         store = site.store
-        jobs = load_jobs(store, "demo", *ALWAYS)
+        jobs = load_jobs(store.of("demo"), *ALWAYS)
         with store.connect() as db:
-            prepared = prepare(db, store.files("telemetry", "demo"), jobs, [], Config())
+            prepared = prepare(db, store.of("demo").files("telemetry"), jobs, [], Config())
             there, _ = compute(db, prepared, Config(), DaskMapper(lambda: workers), cancel_one)
     assert len(cancelled) == 1
     assert begun(cancelled[0])
@@ -222,7 +222,7 @@ def test_a_job_that_has_gone_is_replaced(site: Site, slurm: SlurmCommands, tmp_p
         workers.client.register_plugin(Waiting(tmp_path))
         store = site.store
         with store.connect() as db:
-            jobs, paths = load_jobs(store, "demo", *ALWAYS), store.files("telemetry", "demo")
+            jobs, paths = load_jobs(store.of("demo"), *ALWAYS), store.of("demo").files("telemetry")
             prepared = prepare(db, paths, jobs, [], Config())
             there, _ = compute(db, prepared, Config(), DaskMapper(lambda: workers), cancel_first)
     assert len(seen) == 2

@@ -65,13 +65,13 @@ def summary(cluster: Cluster, job: int, tmp_path_factory: pytest.TempPathFactory
     sacct = SacctSource(commands, "lab", (), Slurm(), time.time, delimiter=lambda: ";;")
     for source in (sacct, PrometheusSource(Prometheus(url=cluster.prometheus.url, delay_s=0))):
         result = IngestResult(source.name, until_s - 180, until_s)
-        ingest(source, store, "lab", until_s - 180, until_s, result, lambda rows, reached_s: None)
+        ingest(source, store.of("lab"), until_s - 180, until_s, result, lambda rows, reached_s: None)
         assert not result.counts.dropped, result.counts
-    return store, summarize(store, "lab", CONFIG, until_s - 180, until_s)
+    return store, summarize(store.of("lab"), CONFIG, until_s - 180, until_s)
 
 
 def of_job(store: Store, table: str, job_id: int) -> dict[str, dict[str, Any]]:
-    rows = [row for row in store.read(table, "lab").to_pylist() if row["job_id"] == job_id]
+    rows = [row for row in store.of("lab").read(table).to_pylist() if row["job_id"] == job_id]
     return {row["step"]: row for row in sorted(rows, key=lambda row: str(row["step"]))}
 
 
@@ -92,7 +92,7 @@ def test_the_steps_are_those_that_sacct_shows(cluster: Cluster, job: int, summar
     # The name would forge a step, where anybody asks for it.
     naive = cluster.lab.run("sacct", "-n", "-P", "--delimiter=;;", "-j", str(job), "-o", "JobIDRaw,JobName").stdout
     assert "lab;;1.99;;COMPLETED" in naive
-    assert not any(row["step"] == "99" for row in summary[0].read("steps", "lab").to_pylist())
+    assert not any(row["step"] == "99" for row in summary[0].of("lab").read("steps").to_pylist())
 
 
 def test_each_step_has_its_own_metrics_where_its_gpus_are_known(
@@ -105,7 +105,7 @@ def test_each_step_has_its_own_metrics_where_its_gpus_are_known(
     assert found["0"]["hbm_peak_mib"] == pytest.approx(20 * 1024, rel=0.1)
     assert found["1"]["hbm_peak_mib"] == pytest.approx(60 * 1024, rel=0.1)
     assert all(found[name]["energy_j"] > 0 for name in "01")
-    [whole] = [row for row in store.read("job_metrics", "lab").to_pylist() if row["job_id"] == job]
+    [whole] = [row for row in store.of("lab").read("job_metrics").to_pylist() if row["job_id"] == job]
     assert whole["hbm_peak_mib"] == found["1"]["hbm_peak_mib"]
     assert counts.steps.as_dict()["steps"] >= 5 and counts.steps.as_dict()["samples_without_step"] > 0
     assert found["0"]["samples"] + found["1"]["samples"] < whole["samples"]

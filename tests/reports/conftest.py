@@ -59,7 +59,7 @@ class Site:
         return dict(zip(CASES, self.build(*CASES.values()), strict=True))
 
     def build(self, *job_ids: int, **options: Any) -> list[JobContext]:
-        return build(self.store, CLUSTER, job_ids, self.config, NOW_S, **options)
+        return build(self.store.of(CLUSTER), job_ids, self.config, NOW_S, **options)
 
 
 def job(job_id: int, hosts: str, gpus: int, start_s: int, elapsed_s: int, **more: Any) -> dict[str, Any]:
@@ -200,13 +200,13 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Site:
     )
     store = Store.create(tmp_path_factory.mktemp("reported") / "store")
     rows, tables = zip(*_jobs_and_samples(), strict=True)
-    store.write("jobs", CLUSTER, pa.Table.from_pylist(list(rows), TABLES["jobs"].schema))
-    store.write(
-        "telemetry", CLUSTER, pa.concat_tables([part for each in tables for part in each], promote_options="default")
+    store.of(CLUSTER).write("jobs", pa.Table.from_pylist(list(rows), TABLES["jobs"].schema))
+    store.of(CLUSTER).write(
+        "telemetry", pa.concat_tables([part for each in tables for part in each], promote_options="default")
     )
-    summarize(store, CLUSTER, config, 0, NOW_S)
-    history = load_history(store, CLUSTER, running=True)
-    save(train(history, config, NOW_S), store.models_dir(CLUSTER))
+    summarize(store.of(CLUSTER), config, 0, NOW_S)
+    history = load_history(store.of(CLUSTER), running=True)
+    save(train(history, config, NOW_S), store.of(CLUSTER).models_dir)
     return Site(store, config)
 
 

@@ -32,7 +32,7 @@ class Publisher:
 
     def __call__(self, **changes: Any) -> OwnPublished:
         config = dataclasses.replace(self.reported.config, reports=self.own)
-        job = OwnJob(self.reported.store, CLUSTER, config, self.now_s, self.folder)
+        job = OwnJob(self.reported.store.of(CLUSTER), config, self.now_s, self.folder)
         return publish_own(dataclasses.replace(job, **changes), self.uids.get, NAMES.get)
 
     def of(self, user: str) -> OwnFiles:

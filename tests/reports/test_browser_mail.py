@@ -29,7 +29,7 @@ def test_a_digest_fits_and_asks_for_nothing(
     if kind == "storm":
         mail = render_burst(list(reported.contexts.values()), config)
     else:
-        found = render_weekly(store, "test", "alice", config, NOW_S + 7 * 86_400)
+        found = render_weekly(store.of("test"), "alice", config, NOW_S + 7 * 86_400)
         assert found is not None
         mail = found
     folder = Path(os.environ.get("ALMANAC_PICTURES") or tmp_path)

@@ -27,12 +27,12 @@ ROWS = [
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     store = Store.create(tmp_path / "store")
-    store.write("jobs", "c", pa.Table.from_pylist(ROWS, schema=JOBS))
+    store.of("c").write("jobs", pa.Table.from_pylist(ROWS, schema=JOBS))
     return store
 
 
 def in_store(store: Store, only: str | None) -> CallerJobs:
-    return StoreJobs(store, "c", Config(), 9 * DAY_S, only)
+    return StoreJobs(store.of("c"), Config(), 9 * DAY_S, only)
 
 
 def published(folder: Path) -> CallerJobs:

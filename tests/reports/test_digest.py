@@ -102,7 +102,7 @@ def test_the_last_whole_week_is_from_monday_to_sunday(now: str, name: str, first
 
 def test_a_week_is_what_ended_in_it(reported: Any) -> None:
     """Of twelve jobs of alice, one a day on 4 GPUs for 15 minutes, seven ended in that week."""
-    week = week_of(reported.store, CLUSTER, "alice", reported.config, NOW_S)
+    week = week_of(reported.store.of(CLUSTER), "alice", reported.config, NOW_S)
     assert week is not None
     assert (week.totals.jobs, week.totals.gpu_hours, week.totals.failed) == (7, pytest.approx(7.0), 0)
     assert week.before == (), "the first job that the store knows ended on the Thursday before"
@@ -135,9 +135,9 @@ def test_weeks_of_which_the_store_knows_nothing_are_not_counted_as_empty(
                                   ("alice", week.start_s + 7200, 8))
     ]  # fmt: skip
     still_pending = {"job_id": 9, "user": "bob", "state": "PENDING", "submit_s": week.start_s - 6 * WEEK_S}
-    store.write("jobs", CLUSTER, pa.Table.from_pylist([*ran, still_pending], TABLES["jobs"].schema))
-    found = week_of(store, CLUSTER, "alice", Config(), NOW_S)
-    mail = render_weekly(store, CLUSTER, "alice", Config(), NOW_S)
+    store.of(CLUSTER).write("jobs", pa.Table.from_pylist([*ran, still_pending], TABLES["jobs"].schema))
+    found = week_of(store.of(CLUSTER), "alice", Config(), NOW_S)
+    mail = render_weekly(store.of(CLUSTER), "alice", Config(), NOW_S)
     assert found is not None and mail is not None
     assert [totals.gpu_hours for _, totals in found.before] == before
     assert said in " ".join(mail.text.split())
@@ -145,21 +145,23 @@ def test_weeks_of_which_the_store_knows_nothing_are_not_counted_as_empty(
 
 
 def test_a_week_as_a_mail(reported: Any, check_golden: Callable[[str, str], None]) -> None:
-    first = render_weekly(reported.store, CLUSTER, "alice", reported.config, NOW_S)
+    first = render_weekly(reported.store.of(CLUSTER), "alice", reported.config, NOW_S)
     check(check_golden, "weekly", first)
-    assert first == render_weekly(reported.store, CLUSTER, "alice", reported.config, NOW_S + 3 * 86_400)
+    assert first == render_weekly(reported.store.of(CLUSTER), "alice", reported.config, NOW_S + 3 * 86_400)
     check(
-        check_golden, "weekly-mixed", render_weekly(reported.store, CLUSTER, "alice", reported.config, NOW_S + WEEK_S)
+        check_golden,
+        "weekly-mixed",
+        render_weekly(reported.store.of(CLUSTER), "alice", reported.config, NOW_S + WEEK_S),
     )
 
 
 def test_without_a_job_there_is_no_weekly_mail(reported: Any) -> None:
-    assert render_weekly(reported.store, CLUSTER, "nobody", reported.config, NOW_S) is None
-    assert render_weekly(reported.store, CLUSTER, "alice", reported.config, NOW_S + 3 * WEEK_S) is None
+    assert render_weekly(reported.store.of(CLUSTER), "nobody", reported.config, NOW_S) is None
+    assert render_weekly(reported.store.of(CLUSTER), "alice", reported.config, NOW_S + 3 * WEEK_S) is None
 
 
 def test_another_user_s_jobs_are_in_no_digest_of_mine(reported: Any) -> None:
-    mine = render_weekly(reported.store, CLUSTER, "bob", reported.config, NOW_S + WEEK_S)
+    mine = render_weekly(reported.store.of(CLUSTER), "bob", reported.config, NOW_S + WEEK_S)
     assert mine is not None and "train" not in mine.text and "other-" in mine.text
 
 

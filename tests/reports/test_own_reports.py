@@ -92,7 +92,7 @@ def test_reports_read_back_by_id_and_the_newest_run_counts(publisher: Publisher)
 def test_the_list_has_the_rows_that_almanac_jobs_shows(publisher: Publisher) -> None:
     publisher()
     own = publisher.of("alice").history(HISTORY.names)
-    stored = load_history_table(publisher.reported.store, CLUSTER, HISTORY.names, user="alice")
+    stored = load_history_table(publisher.reported.store.of(CLUSTER), HISTORY.names, user="alice")
     as_rows = [
         [{name: None if value != value else value for name, value in row.items()} for row in table.to_pylist()]
         for table in (own, stored)
@@ -112,7 +112,7 @@ def test_nothing_is_made_again_where_nothing_changed(publisher: Publisher) -> No
 
 def test_a_run_in_another_process_makes_nothing_again(publisher: Publisher) -> None:
     """What says that a job has not changed must not depend on the process."""
-    runs = newest_runs(publisher.reported.store, CLUSTER, 0, 50)["alice"]
+    runs = newest_runs(publisher.reported.store.of(CLUSTER), 0, 50)["alice"]
     program = (
         "import sys, pathlib; from telemetry.store.store import Store;"
         "from reports.published.choice import newest_runs;"

@@ -56,7 +56,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def write(store: Store, table: str, rows: list[dict[str, Any]]) -> None:
-    store.write(table, "c", pa.Table.from_pylist(rows, schema=TABLES[table].schema))
+    store.of("c").write(table, pa.Table.from_pylist(rows, schema=TABLES[table].schema))
 
 
 def parsed(text: str) -> list[Metric]:
@@ -134,14 +134,14 @@ def test_reports_as_the_outbox_counts_them(store: Store) -> None:
 def test_a_watermark_in_the_future_is_shown(store: Store) -> None:
     write(store, "jobs", [{"job_id": 1, "submit_s": NOW_S}])
     for source, mark_s in (("sacct", NOW_S + 86_400), ("prometheus", NOW_S - 90), ("report-week", NOW_S + 30)):
-        store.set_watermark(source, "c", mark_s)
+        store.of("c").set_watermark(source, mark_s)
     found = {name.partition("source=")[2]: value for name, value in values(store).items() if "ahead" in name}
     assert found == {'"sacct"}': 86_400, '"prometheus"}': 0, '"report-week"}': 0}
 
 
 def test_how_far_behind_ingestion_is(store: Store) -> None:
     write(store, "jobs", [{"job_id": 1, "submit_s": NOW_S}])
-    store.set_watermark("sacct", "c", NOW_S - 90)
+    store.of("c").set_watermark("sacct", NOW_S - 90)
     found = values(store)
     assert found['almanac_ingest_watermark_timestamp_seconds{cluster="c",source="sacct"}'] == NOW_S - 90
     assert found['almanac_ingest_lag_seconds{cluster="c",source="sacct"}'] == 90
@@ -187,14 +187,14 @@ def test_advice_counts_for_a_job_only_while_its_file_was_in_force(store: Store) 
             asked(8, t0 + 5, tier="hbm40g", gpu_count=8, gpu_count_req=8),
         ],
     )
-    assert load_told(store, "c", NOW_S).outcomes == {"followed": 1, "another tier": 1, "no tier named": 1}
+    assert load_told(store.of("c"), NOW_S).outcomes == {"followed": 1, "another tier": 1, "no tier named": 1}
 
 
 def test_a_file_that_was_expired_or_taken_away_said_nothing(store: Store) -> None:
     t0 = NOW_S - 4 * DAY_S
     write(store, "advice", [file(t0), row(t0), file(t0 + HOUR_S, version=None, expires_s=None)])
     write(store, "jobs", [asked(1, t0 + HOUR_S), asked(2, t0 + 3 * DAY_S)])
-    assert load_told(store, "c", NOW_S) == AdviceOutcomes({}, 0, None, None)
+    assert load_told(store.of("c"), NOW_S) == AdviceOutcomes({}, 0, None, None)
 
 
 def test_errors_of_forecasts_are_of_ended_jobs_of_the_window(store: Store) -> None:
@@ -221,7 +221,7 @@ def test_errors_of_forecasts_are_of_ended_jobs_of_the_window(store: Store) -> No
             asked(7, old + 1, elapsed_s=9),
         ],
     )
-    told = load_told(store, "c", NOW_S)
+    told = load_told(store.of("c"), NOW_S)
     assert told.jobs == 4
     assert told.median_abs_log_error == pytest.approx((math.log(1.9) + math.log(8)) / 2)
     assert told.share_within_2x == 0.5
@@ -231,17 +231,17 @@ def test_a_row_counts_long_after_it_changed_last_and_what_is_older_is_not_read(s
     """Of a file that is renewed each day only what changes is kept; a damaged file is not noticed where none looks."""
     t0, forgotten = NOW_S - DAY_S, NOW_S - (ADVICE_DAYS + 2) * DAY_S
     write(store, "advice", [file(forgotten), row(forgotten, name_key="old")])
-    for path in store.files("advice", "c"):
+    for path in store.of("c").files("advice"):
         path.write_bytes(b"PAR1 nothing PAR1")
     write(store, "advice", [file(t0), row(NOW_S - (ADVICE_DAYS - 2) * DAY_S)])
     write(store, "jobs", [asked(1, t0 + 1, tier="hbm40g"), asked(2, t0 + 1, tier="hbm40g", name_key="old")])
-    assert load_told(store, "c", NOW_S).outcomes == {"followed": 1}
+    assert load_told(store.of("c"), NOW_S).outcomes == {"followed": 1}
 
 
 def test_the_file_is_whole_readable_and_taken_by_prometheus(store: Store, tmp_path: Path) -> None:
     test_reports_as_the_outbox_counts_them(store)
     test_errors_of_forecasts_are_of_ended_jobs_of_the_window(store)
-    store.set_watermark("prometheus", "c", 1000)
+    store.of("c").set_watermark("prometheus", 1000)
     path = tmp_path / "almanac.prom"
     path.write_text("old")
     old_inode = path.stat().st_ino

@@ -40,7 +40,7 @@ PRICED = Cost(per_gpu_hour=2.0, per_kwh=0.25, currency="EUR")
 
 def report_of(reported: Any, **options: Any) -> SiteReport:
     config = dataclasses.replace(reported.config, cost=options.pop("cost", Cost()))
-    return build_site_report(reported.store, "test", config, SPAN_S, NOW_S, **options)
+    return build_site_report(reported.store.of("test"), config, SPAN_S, NOW_S, **options)
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +181,8 @@ def accounts_of(tmp_path: Path, *used: tuple[str, str], **options: Any) -> tuple
     jobs = [{"job_id": n, **job, "user": user, "account": account} for n, (user, account) in enumerate(used, 1)]
     older = {"job_id": 99, "submit_s": 1000, "gpu_count": 0, "account": "m1"}
     for cluster, rows in (("c", [*jobs, {**older, "user": "smith"}]), ("d", [{**older, "user": "Jones"}])):
-        store.write("jobs", cluster, pa.Table.from_pylist(rows, schema=STORED["jobs"].schema))
-    found = build_site_report(store, "c", Config(), (80_000, 100_000), NOW_S, **options)
+        store.of(cluster).write("jobs", pa.Table.from_pylist(rows, schema=STORED["jobs"].schema))
+    found = build_site_report(store.of("c"), Config(), (80_000, 100_000), NOW_S, **options)
     return found, [row[0] for row in cells(render_site_page(found), "By account")]
 
 
@@ -258,7 +258,7 @@ def test_a_large_span_gives_figures_of_a_sample_and_says_so(reported: Any, repor
 
 def test_without_any_job_everything_says_so(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
-    page = render_site_page(build_site_report(store, "c", Config(cost=PRICED), SPAN_S, NOW_S))
+    page = render_site_page(build_site_report(store.of("c"), Config(cost=PRICED), SPAN_S, NOW_S))
     assert page.count("No chart: there are no jobs.") == 11
     assert "<img" not in page
     assert "no memory tiers are configured" in page

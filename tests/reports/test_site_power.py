@@ -57,11 +57,11 @@ def write(store: Store, cluster: str, demand: Sequence[LiveDemand]) -> None:
         {"node_set": "a100", "time_s": NOW_S - (len(demand) - number) * 600, **dataclasses.asdict(each)}
         for number, each in enumerate(demand)
     ]
-    store.write("node_counts", cluster, pa.Table.from_pylist(rows, schema=NODE_COUNTS))
+    store.of(cluster).write("node_counts", pa.Table.from_pylist(rows, schema=NODE_COUNTS))
 
 
 def test_savings_by_hand(store: Store) -> None:
-    found = {each.name: each for each in load_power(store, "c", CONFIG, SPAN_S)}
+    found = {each.name: each for each in load_power(store.of("c"), CONFIG, SPAN_S)}
     a100 = found["a100"]
     assert a100.use is not None
     assert a100.use.coverage == 0.5
@@ -75,7 +75,7 @@ def test_savings_by_hand(store: Store) -> None:
 
 
 def test_the_table_says_what_is_known_and_what_is_not(store: Store) -> None:
-    table = power_table(load_power(store, "c", CONFIG, SPAN_S), CONFIG)
+    table = power_table(load_power(store.of("c"), CONFIG, SPAN_S), CONFIG)
     assert isinstance(table, PageTable)
     first, second = table.cells
     assert first == [
@@ -88,21 +88,21 @@ def test_the_table_says_what_is_known_and_what_is_not(store: Store) -> None:
 
 def test_a_price_that_is_not_configured_is_said_to_be(store: Store) -> None:
     config = dataclasses.replace(CONFIG, cost=Cost())
-    table = power_table(load_power(store, "c", config, SPAN_S), config)
+    table = power_table(load_power(store.of("c"), config, SPAN_S), config)
     assert isinstance(table, PageTable)
     assert table.cells[0][6] == "not configured"
-    assert power_rows(load_power(store, "c", config, SPAN_S)).to_pylist()[0]["saved_cost"] is None
+    assert power_rows(load_power(store.of("c"), config, SPAN_S)).to_pylist()[0]["saved_cost"] is None
 
 
 def test_without_counts_it_says_so(store: Store) -> None:
     earlier = (NOW_S - 9 * DAY_S, NOW_S - 8 * DAY_S)
-    said = power_table(load_power(store, "c", CONFIG, earlier), CONFIG)
+    said = power_table(load_power(store.of("c"), CONFIG, earlier), CONFIG)
     assert said == "No data on a100, h100: no power run counted nodes in this span."
-    none = power_table(load_power(store, "c", Config(), earlier), Config())
+    none = power_table(load_power(store.of("c"), Config(), earlier), Config())
     assert none == "No node set is configured, and no power run counted nodes in this span."
-    known = {each.name for each in load_power(store, "c", Config(), SPAN_S)}
+    known = {each.name for each in load_power(store.of("c"), Config(), SPAN_S)}
     assert known == {"a100"}, "counts of a set that was removed from the configuration are still counts"
-    rows = power_rows(load_power(store, "c", CONFIG, earlier)).to_pylist()
+    rows = power_rows(load_power(store.of("c"), CONFIG, earlier)).to_pylist()
     assert [set(row.values()) - {row["node_set"]} for row in rows] == [{None}, {None}]
 
 
@@ -117,9 +117,9 @@ def test_a_store_of_400_days_is_added_up_quickly(tmp_path: Path) -> None:
     size = len(rows["time_s"])
     numbers = {"total": [10] * size, "active": [2] * size, "wanted": [0] * size, "asleep": [5] * size,
                "queued_node_min": [None] * size}  # fmt: skip
-    store.write("node_counts", "c", pa.Table.from_pydict({**rows, **numbers}, schema=NODE_COUNTS))
+    store.of("c").write("node_counts", pa.Table.from_pydict({**rows, **numbers}, schema=NODE_COUNTS))
     started = time.process_time()
-    found = load_power(store, "c", CONFIG, (NOW_S - 400 * DAY_S, NOW_S))
+    found = load_power(store.of("c"), CONFIG, (NOW_S - 400 * DAY_S, NOW_S))
     assert time.process_time() - started < 5
     assert [each.use.asleep_hours for each in found if each.use] == [400 * 24 * 5] * 2
 
@@ -130,9 +130,9 @@ HOSTILE = '<script>alert(1)</script>\x1b[31m\u202e=cmd|"x"' + "A" * 500
 def test_a_hostile_name_of_a_node_set_is_inert(reported: Any, tmp_path: Path) -> None:
     """The configuration refuses such names; the store's files could still hold one."""
     store = Store.create(tmp_path / "store")
-    append_counts(store, "c", HOSTILE, NOW_S - 600, LiveDemand(10, 2, 0, 5))
-    found = load_power(store, "c", Config(), SPAN_S)
-    report = build_site_report(reported.store, "test", reported.config, SPAN_S, NOW_S)
+    append_counts(store.of("c"), HOSTILE, NOW_S - 600, LiveDemand(10, 2, 0, 5))
+    found = load_power(store.of("c"), Config(), SPAN_S)
+    report = build_site_report(reported.store.of("test"), reported.config, SPAN_S, NOW_S)
     report = dataclasses.replace(report, power=found)
     page = render_site_page(report)
     assert "script&gt;alert(1)" in page
@@ -144,9 +144,9 @@ def test_a_hostile_name_of_a_node_set_is_inert(reported: Any, tmp_path: Path) ->
 @pytest.fixture
 def pages(reported: Any, store: Store) -> dict[str, str]:
     """Pages of the hand-made site: with savings, and without counts."""
-    report = build_site_report(reported.store, "test", reported.config, (NOW_S - 40 * DAY_S, NOW_S), NOW_S)
+    report = build_site_report(reported.store.of("test"), reported.config, (NOW_S - 40 * DAY_S, NOW_S), NOW_S)
     config = dataclasses.replace(reported.config, node_sets=CONFIG.node_sets, power=CONFIG.power, cost=CONFIG.cost)
-    found = load_power(store, "c", config, SPAN_S)
+    found = load_power(store.of("c"), config, SPAN_S)
     return {
         "savings": render_site_page(dataclasses.replace(report, power=found, config=config)),
         "nothing": render_site_page(report),
@@ -168,7 +168,7 @@ def test_the_card_has_a_picture_of_the_last_days_with_its_words(pages: dict[str,
     [alt] = re.findall(r'<img class="picture" src="data:image/png;base64,[^"]+" alt="([^"]*)">', cards["savings"])
     assert alt == "Nodes of a100 over the last 7 days. At the end 2 are in use, 7 are powered, and 3 are asleep."
     assert "<img" not in cards["nothing"]
-    found = load_power(store, "c", CONFIG, (NOW_S - 40 * DAY_S, NOW_S))
+    found = load_power(store.of("c"), CONFIG, (NOW_S - 40 * DAY_S, NOW_S))
     assert len(render_power_plots(found, NOW_S)) == 1, "of h100 there are no counts"
     assert render_power_plots(found, NOW_S) == render_power_plots(found, NOW_S)
     assert render_power_plots(found, NOW_S + 30 * DAY_S) == [], "the last days have none"

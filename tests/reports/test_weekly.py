@@ -16,6 +16,7 @@ from almanac.errors import ConfigError, StoreError
 from reports.mail.outbox import Outbox, outbox_path
 from reports.mail.week import is_told, last_week
 from reports.mail.weekly import LATEST_S, RETRY_S, put_weekly
+from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import JOBS
 from telemetry.store.store import Store
 
@@ -37,8 +38,8 @@ def outbox(store: Store) -> Iterator[Outbox]:
 
 def read_up_to(store: Store, time_s: int) -> None:
     """By accounting, with all metrics computed."""
-    store.set_watermark("sacct", "test", time_s)
-    store.close_days("test", store.open_days("test"))
+    store.of("test").set_watermark("sacct", time_s)
+    store.of("test").close_days(store.of("test").open_days())
 
 
 def ran(store: Store, job_id: int, user: str, end_s: int) -> None:
@@ -46,14 +47,14 @@ def ran(store: Store, job_id: int, user: str, end_s: int) -> None:
         "job_id": job_id, "submit_s": end_s - 4000, "start_s": end_s - 3600, "end_s": end_s, "elapsed_s": 3600,
         "user": user, "gpu_count": 1, "state": "COMPLETED", "name": "x", "name_key": "x",
     }  # fmt: skip
-    store.write("jobs", "test", pa.Table.from_pylist([{name: row.get(name) for name in JOBS.names}], schema=JOBS))
+    store.of("test").write("jobs", pa.Table.from_pylist([{name: row.get(name) for name in JOBS.names}], schema=JOBS))
 
 
 def put(store: Store, outbox: Outbox, now_s: int) -> list[str]:
     wants = {"ann": "digest", "bob": "every", "eve": "digest", "off": "off"}
     faults = list[str]()
     address = "{}@example.org".format
-    told = list(put_weekly(store, "test", outbox, CONFIG, now_s, wants.__getitem__, address, faults))
+    told = list(put_weekly(store.of("test"), outbox, CONFIG, now_s, wants.__getitem__, address, faults))
     assert not faults
     return told
 
@@ -87,7 +88,7 @@ def test_a_killed_run_is_made_up_for_without_a_second_mail(store: Store, outbox:
     monday = MONDAY_S + WEEK_S
     read_up_to(store, monday + 600)
     address = "{}@example.org".format
-    begun = put_weekly(store, "test", outbox, CONFIG, monday, wants.__getitem__, address, [])
+    begun = put_weekly(store.of("test"), outbox, CONFIG, monday, wants.__getitem__, address, [])
     assert next(iter(begun)) == "ann"
     assert put(store, outbox, monday + 60) == ["eve"]
     assert len(outbox.ready(monday + 60, 10)) == 2
@@ -101,21 +102,29 @@ def test_a_digest_that_cannot_be_made_keeps_no_other_user_waiting(
         ran(store, number + 1, user, MONDAY_S + 86_400)
     real = reports.mail.weekly.render_weekly
 
-    def faulty(store: Store, cluster: str, user: str, *more: Any) -> Any:
+    def faulty(store: ClusterStore, user: str, *more: Any) -> Any:
         if user == "ann":
             raise StoreError("a damaged file")
-        return real(store, cluster, user, *more)
+        return real(store, user, *more)
 
     monkeypatch.setattr(reports.mail.weekly, "render_weekly", faulty)
     faults = list[str]()
     read_up_to(store, MONDAY_S + WEEK_S + 600)
-    given = (store, "test", outbox, CONFIG, MONDAY_S + WEEK_S, lambda user: "digest", "{}@example.org".format, faults)
+    given = (
+        store.of("test"),
+        outbox,
+        CONFIG,
+        MONDAY_S + WEEK_S,
+        lambda user: "digest",
+        "{}@example.org".format,
+        faults,
+    )
     assert list(put_weekly(*given)) == ["eve"]
     assert faults == ["weekly digest of ann: StoreError: a damaged file"]
     monkeypatch.undo()
     assert list(put_weekly(*given)) == []
     later_s = MONDAY_S + WEEK_S + RETRY_S
-    assert list(put_weekly(*given[:4], later_s, *given[5:])) == ["ann"]
+    assert list(put_weekly(*given[:3], later_s, *given[4:])) == ["ann"]
     assert is_told(outbox, "test", later_s)
 
 
@@ -129,7 +138,7 @@ def test_who_is_not_known_for_a_moment_gets_a_digest_later(store: Store, outbox:
 
     def told(now_s: int) -> list[str]:
         given = (lambda user: known.get(user, "digest"), "{}@example.org".format, [])
-        return list(put_weekly(store, "test", outbox, CONFIG, now_s, *given))
+        return list(put_weekly(store.of("test"), outbox, CONFIG, now_s, *given))
 
     assert told(at_s) == ["ann"]
     assert not is_told(outbox, "test", at_s)
@@ -144,7 +153,7 @@ def test_who_is_never_known_is_not_waited_for_all_week(store: Store, outbox: Out
     put(store, outbox, MONDAY_S + 50)
     ran(store, 1, "gone", MONDAY_S + 86_400)
     at_s = MONDAY_S + WEEK_S + LATEST_S
-    assert list(put_weekly(store, "test", outbox, CONFIG, at_s, lambda user: "unknown", str, [])) == []
+    assert list(put_weekly(store.of("test"), outbox, CONFIG, at_s, lambda user: "unknown", str, [])) == []
     assert is_told(outbox, "test", at_s)
 
 
@@ -156,7 +165,7 @@ def test_a_sender_that_is_none_loses_no_digest(store: Store, outbox: Outbox) -> 
     wrong = parse_config({"mail": {"sender": "almanac", "recipient": "{user}@example.org"}})
     given = (lambda user: "digest", "{}@example.org".format, [])
     with pytest.raises(ConfigError):
-        list(put_weekly(store, "test", outbox, wrong, at_s, *given))
+        list(put_weekly(store.of("test"), outbox, wrong, at_s, *given))
     assert put(store, outbox, at_s + 60) == ["ann"]
 
 
@@ -167,10 +176,10 @@ def test_a_week_is_told_when_all_of_it_is_known(store: Store, outbox: Outbox) ->
     read_up_to(store, monday + 599)
     assert put(store, outbox, monday + 900) == []
     read_up_to(store, monday + 600)
-    row = store.read("jobs", "test", JOBS.names).set_column(0, "job_id", pa.array([2], pa.int64()))
-    store.write("jobs", "test", row, lambda *changed: {monday // 86_400 - 1})
+    row = store.of("test").read("jobs", JOBS.names).set_column(0, "job_id", pa.array([2], pa.int64()))
+    store.of("test").write("jobs", row, lambda *changed: {monday // 86_400 - 1})
     assert put(store, outbox, monday + 900) == []
-    store.close_days("test", store.open_days("test"))
+    store.of("test").close_days(store.of("test").open_days())
     assert put(store, outbox, monday + 900) == ["ann"]
 
 
@@ -180,10 +189,10 @@ def test_a_week_waits_for_its_telemetry(store: Store, outbox: Outbox, telemetry_
     monday = MONDAY_S + WEEK_S
     ran(store, 1, "ann", monday - 86_400)
     read_up_to(store, monday + 900)
-    store.set_watermark("prometheus", "test", monday + telemetry_s)
+    store.of("test").set_watermark("prometheus", monday + telemetry_s)
     config = parse_config({"mail": {"sender": "a@example.org"}, "prometheus": {"url": "http://127.0.0.1:9"}})
     given = (lambda user: "digest", "{}@example.org".format, [])
-    assert list(put_weekly(store, "test", outbox, config, monday + 900, *given)) == told
+    assert list(put_weekly(store.of("test"), outbox, config, monday + 900, *given)) == told
 
 
 def test_who_waits_for_a_day_is_told_what_there_is(store: Store, outbox: Outbox) -> None:

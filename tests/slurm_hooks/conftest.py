@@ -69,7 +69,7 @@ def write_jobs(store: Store, rows: list[dict[str, Any]]) -> None:
     for table, values in (("jobs", jobs), ("job_metrics", metrics)):
         schema = TABLES[table].schema
         names = list(values[0])
-        store.write(table, CLUSTER, pa.Table.from_pylist(values, pa.schema([schema.field(name) for name in names])))
+        store.of(CLUSTER).write(table, pa.Table.from_pylist(values, pa.schema([schema.field(name) for name in names])))
 
 
 def random_jobs(jobs: int = 900) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ class Site:
         return AdviceDir(self.root, os.geteuid())
 
     def publish(self, uids: Callable[[str], int | None] | None = None, **changes: Any) -> Published:
-        job = PublishRun(self.store, CLUSTER, self.config, self.now_s, self.folder, self.trained, self.mode)
+        job = PublishRun(self.store.of(CLUSTER), self.config, self.now_s, self.folder, self.trained, self.mode)
         return publish(dataclasses.replace(job, **changes), uids or self.uids.get)
 
     def files(self) -> dict[str, bytes]:
@@ -139,7 +139,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trained]:
     root = tmp_path_factory.mktemp("base") / "store"
     store = Store.create(root)
     write_jobs(store, random_jobs())
-    return root, train(load_history(store, CLUSTER, running=True), parse_config(CONFIG), NOW_S)
+    return root, train(load_history(store.of(CLUSTER), running=True), parse_config(CONFIG), NOW_S)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_the_file_says_what_advise_says_of_each_familys_newest_job(site: Site) -
     assert (done.written, done.families, done.unchanged) == (13, 36, 0)
     seen = tiers = 0
     for user in site.uids:
-        file, history = file_of(site, user), load_history(site.store, CLUSTER, user=user, running=True)
+        file, history = file_of(site, user), load_history(site.store.of(CLUSTER), user=user, running=True)
         for row in [row for row in file.rows if row.kind == "F"]:
             own = history[(history["name_key"] == row.key) & (history["gpu_count"] == row.gpus)]
             request = recorded_requests(own.sort_values("submit_s").tail(1), site.config.tiers)[0]
@@ -66,14 +66,14 @@ def test_the_file_says_what_advise_says_of_each_familys_newest_job(site: Site) -
 
 
 def test_histories_by_user_are_those_that_advise_loads(site: Site) -> None:
-    histories = UserHistories(site.store, CLUSTER)
+    histories = UserHistories(site.store.of(CLUSTER))
     try:
         both, digests = histories.of(["u3", "u5", "u99"]), histories.digests(0)
     finally:
         histories.close()
     assert set(digests) == set(site.uids)
     for user in ("u3", "u5"):
-        own = load_history(site.store, CLUSTER, user=user, running=True)
+        own = load_history(site.store.of(CLUSTER), user=user, running=True)
         pd.testing.assert_frame_equal(both[both["user"] == user].reset_index(drop=True), own)
 
 
@@ -89,7 +89,7 @@ def test_several_processes_say_what_one_does(site: Site, monkeypatch: pytest.Mon
 
 def test_a_past_job_as_a_request_names_the_tier_that_was_asked_for(site: Site) -> None:
     tiers = (*site.config.tiers, Tier(name="large", capacity_mib=144_384, partition="h200"))
-    history = load_history(site.store, CLUSTER, user="u1", running=True).tail(4)
+    history = load_history(site.store.of(CLUSTER), user="u1", running=True).tail(4)
     history["constraints"] = ["gpu&hbm40g", "", "a|b", "gpu"]
     history["partition"] = ["gpu", "gpu", "gpu", "h200"]
     history["tier"] = ["hbm40g", "hbm80g", None, "hbm80g"]
@@ -103,7 +103,7 @@ def test_a_past_job_as_a_request_names_the_tier_that_was_asked_for(site: Site) -
 def test_an_unknown_name_and_an_unknown_user_get_what_advise_says_of_them(site: Site) -> None:
     site.publish()
     user, everybody = file_of(site, "u1"), parse(site.folder.believed("_site") or b"", NOW_S)
-    history = load_history(site.store, CLUSTER, user="u1", running=True)
+    history = load_history(site.store.of(CLUSTER), user="u1", running=True)
     newest = recorded_requests(history[history["gpu_count"] == 2].sort_values("submit_s").tail(1), site.config.tiers)[0]
     advice = advise(dataclasses.replace(newest, job_name=""), history, site.trained, site.config, NOW_S)
     found = look_up(user, everybody, "never-run", 2)
@@ -183,7 +183,7 @@ def test_a_dry_run_writes_nothing_and_says_what_would_change(site: Site) -> None
     assert done.written == 13
     assert sorted(done.changed) == sorted([*map(str, site.uids.values()), "_site"])
     assert not site.root.exists()
-    assert published_for(site.store, CLUSTER, "u1", "fama-run#", 1, NOW_S) is None
+    assert published_for(site.store.of(CLUSTER), "u1", "fama-run#", 1, NOW_S) is None
 
 
 def test_files_go_with_their_users_once_expired_and_with_their_last_recent_job(site: Site) -> None:
@@ -369,7 +369,7 @@ def test_a_user_with_more_families_than_fit_keeps_the_newest(site: Site, jobs_of
 def test_only_families_that_a_file_could_hold_are_predicted(
     site: Site, monkeypatch: pytest.MonkeyPatch, length: int, most: int
 ) -> None:
-    history = load_history(site.store, CLUSTER, user="u0", running=True)
+    history = load_history(site.store.of(CLUSTER), user="u0", running=True)
     monkeypatch.setattr(advice_rows, "MAX_BYTES", 8000)
     names = ["".join(word) * (length // 3) for word in product("ghijklmn", repeat=3)]
     many = pd.concat([history.head(1)] * len(names), ignore_index=True)
@@ -384,7 +384,7 @@ def test_only_families_that_a_file_could_hold_are_predicted(
 def test_at_most_100_gpu_counts_are_predicted_for_a_user_and_for_strangers(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    history = load_history(site.store, CLUSTER, user="u0", running=True)
+    history = load_history(site.store.of(CLUSTER), user="u0", running=True)
     many = pd.concat([history.head(1)] * 1000, ignore_index=True).assign(gpu_count=np.arange(1000) + 1)
     many = many.assign(submit_s=NOW_S - DAY_S + np.arange(1000))
     _, asked = rows_and_requests(many, site, monkeypatch)
@@ -555,29 +555,29 @@ def test_what_was_predicted_for_a_job_is_known_later(site: Site, jobs_of: Jobs) 
     one, two = (file.find("fama-run#", 1) for file in (first, second))
     assert one is not None and two is not None and one.term != two.term
     for submit_s, row, file in ((submitted_s, one, first), (site.now_s, two, second), (site.now_s + 5000, two, second)):
-        found = published_for(site.store, CLUSTER, "u3", "fama-run#", 1, submit_s)
+        found = published_for(site.store.of(CLUSTER), "u3", "fama-run#", 1, submit_s)
         assert found is not None
         assert (found.row.predicted_s, found.term, found.row.bound_mib) == (row.predicted_s, row.term, row.bound_mib)
         assert (found.file.version, found.file.mode) == (file.version, "observe")
-    kept = published_for(site.store, CLUSTER, "u3", "famb-run#", 2, site.now_s)
+    kept = published_for(site.store.of(CLUSTER), "u3", "famb-run#", 2, site.now_s)
     unchanged = second.find("famb-run#", 2)
     assert kept is not None and unchanged is not None and kept.term == unchanged.term
-    stranger = published_for(site.store, CLUSTER, "nobody", "x", 2, submitted_s)
+    stranger = published_for(site.store.of(CLUSTER), "nobody", "x", 2, submitted_s)
     assert stranger is not None and stranger.row.kind == "G"
-    assert published_for(site.store, CLUSTER, "u3", "fama-run#", 1, NOW_S - 1) is None
-    assert published_for(site.store, CLUSTER, "u3", "fama-run#", 1, site.now_s + 49 * HOUR_S) is None, "expired"
+    assert published_for(site.store.of(CLUSTER), "u3", "fama-run#", 1, NOW_S - 1) is None
+    assert published_for(site.store.of(CLUSTER), "u3", "fama-run#", 1, site.now_s + 49 * HOUR_S) is None, "expired"
 
 
 def test_only_rows_that_changed_are_kept(site: Site, jobs_of: Jobs) -> None:
     site.publish()
-    first = site.store.read("advice", CLUSTER).num_rows
+    first = site.store.of(CLUSTER).read("advice").num_rows
     site.now_s += 600
     site.publish()
-    assert site.store.read("advice", CLUSTER).num_rows == first
+    assert site.store.of(CLUSTER).read("advice").num_rows == first
     jobs_of(site.store, [{"job_id": 7000, "submit_s": NOW_S, "user": "u3", "name": "odd", "gpu_count": 64}])
     site.now_s += 600
     site.publish()
-    new = [row for row in site.store.read("advice", CLUSTER).to_pylist() if row["published_s"] == site.now_s]
+    new = [row for row in site.store.of(CLUSTER).read("advice").to_pylist() if row["published_s"] == site.now_s]
     assert {row["user"] for row in new} == {"u3", ""}
     assert ("F", "odd", 64) in {(row["kind"], row["name_key"], row["gpu_count"]) for row in new}
     assert first > 12 * 4
@@ -591,8 +591,8 @@ def test_a_file_taken_away_says_nothing_any_more(site: Site, monkeypatch: pytest
     )
     site.now_s += 60
     assert site.publish(shared.get).removed == 2
-    assert published_for(site.store, CLUSTER, "u4", "fama-run#", 1, NOW_S) is not None
-    found = published_for(site.store, CLUSTER, "u4", "fama-run#", 1, site.now_s)
+    assert published_for(site.store.of(CLUSTER), "u4", "fama-run#", 1, NOW_S) is not None
+    found = published_for(site.store.of(CLUSTER), "u4", "fama-run#", 1, site.now_s)
     assert found is not None and found.row.kind == "G" and found.file.version.split("-")[0]
     request = Request(user="u4", job_name="fama-run1", gpu_count=1)
     assert request.gpu_count == found.row.gpus

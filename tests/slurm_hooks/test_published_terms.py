@@ -33,13 +33,12 @@ def terms(tmp_path: Path) -> PublishedSiteFactors:
     second = _file(T0_S + DAY_S, Row(FAMILY, 90, 800, "train-#", 4))
     everybody = _file(T0_S, Row(USER, 8_640_000, 5))
     record(
-        store,
-        "lab",
+        store.of("lab"),
         changed_rows([PublishedChange("ann", None, first), PublishedChange(EVERYBODY, None, everybody)], T0_S),
     )
-    record(store, "lab", changed_rows([PublishedChange("ann", first, second)], T0_S + DAY_S))
-    record(store, "lab", changed_rows([PublishedChange("obs", None, replace(first, mode="observe"))], T0_S))
-    return PublishedSiteFactors(store, "lab", lambda: 4)
+    record(store.of("lab"), changed_rows([PublishedChange("ann", first, second)], T0_S + DAY_S))
+    record(store.of("lab"), changed_rows([PublishedChange("obs", None, replace(first, mode="observe"))], T0_S))
+    return PublishedSiteFactors(store.of("lab"), lambda: 4)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +75,12 @@ def test_the_row_of_any_job_gives_a_term_for_each_gpu_count(tmp_path: Path) -> N
     """1000 ln(8640000 / 3600 g) + 5 points, g from 1 to 4; the least and greatest GPU-time end it."""
     store = Store.create(tmp_path / "store")
     file = _file(T0_S, Row(USER, 3600, 5))
-    record(store, "lab", changed_rows([PublishedChange(EVERYBODY, None, file)], T0_S))
-    terms = PublishedSiteFactors(store, "lab", lambda: 4)
+    record(store.of("lab"), changed_rows([PublishedChange(EVERYBODY, None, file)], T0_S))
+    terms = PublishedSiteFactors(store.of("lab"), lambda: 4)
     assert [points for points in range(12_000) if terms(_job(T0_S + 60), points)] == [6402, 6690, 7095, 7788]
-    none = PublishedSiteFactors(store, "lab", lambda: 0)
+    none = PublishedSiteFactors(store.of("lab"), lambda: 0)
     assert not any(none(_job(T0_S + 60), points) for points in (5, 7788))
 
 
 def test_a_store_without_publications_has_none(tmp_path: Path) -> None:
-    assert not PublishedSiteFactors(Store.create(tmp_path / "store"), "lab", lambda: 4)(_job(T0_S), 900)
+    assert not PublishedSiteFactors(Store.create(tmp_path / "store").of("lab"), lambda: 4)(_job(T0_S), 900)

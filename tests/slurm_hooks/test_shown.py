@@ -67,7 +67,7 @@ def test_the_first_line_is_that_of_advise_and_so_are_tier_bound_time_and_term(
     published: Site, user: str, constraint: str
 ) -> None:
     request = dataclasses.replace(ASKED, user=user, constraints=constraint)
-    history = load_history(published.store, CLUSTER, user=user, running=True)
+    history = load_history(published.store.of(CLUSTER), user=user, running=True)
     advice = advise(request, history, published.trained, published.config, NOW_S)
     shown = shown_to(published, request)
     assert advice.bound is not None and advice.duration is not None and advice.priority is not None
@@ -89,7 +89,7 @@ def test_a_tier_without_a_bound_is_shown_as_advise_shows_it(site: Site, jobs_of:
     site.trained = dataclasses.replace(site.trained, calibration=calibration)
     site.publish()
     request = dataclasses.replace(ASKED, constraints=constraint)
-    history = load_history(site.store, CLUSTER, user="nobody", running=True)
+    history = load_history(site.store.of(CLUSTER), user="nobody", running=True)
     advice = advise(request, history, site.trained, site.config, NOW_S)
     shown = shown_to(site, request)
     assert advice.bound is not None and advice.bound.bound_mib is None
@@ -147,7 +147,7 @@ def other(site: Site, jobs_of: Jobs) -> Iterator[As]:
 
     now_s = int(time.time())
     jobs_of(site.store, [*steady("nobody", 50_000, 20_000, now_s), *steady("daemon", 60_000, 70_000, now_s)])
-    save(dataclasses.replace(site.trained, trained_s=now_s), site.store.models_dir(CLUSTER))
+    save(dataclasses.replace(site.trained, trained_s=now_s), site.store.of(CLUSTER).models_dir)
     (site.store.root).chmod(0o750)
     folder = Path(tempfile.mkdtemp(prefix="almanac-test-"))
     folder.chmod(0o755)

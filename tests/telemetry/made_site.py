@@ -87,10 +87,10 @@ class Site:
 
     def _ingest(self, table: str, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> list[int]:
         """Store rows; days, counted from DAY, that this opened."""
-        before = self.store.open_days("c")
+        before = self.store.of("c").open_days()
         batch = RowBatch(table, pa.Table.from_pylist(list(rows), schema=schema), Counts(len(rows), len(rows)))
-        ingest(Given(batch), self.store, "c", 0, 1, IngestResult("given", 0, 1), lambda *_: None)
-        after = self.store.open_days("c")
+        ingest(Given(batch), self.store.of("c"), 0, 1, IngestResult("given", 0, 1), lambda *_: None)
+        after = self.store.of("c").open_days()
         return [day - DAY for day, number in sorted(after.items()) if before.get(day) != number]
 
     def telemetry(self, *rows: Rows) -> list[int]:
@@ -106,16 +106,16 @@ class Site:
         return self._ingest("bindings", rows, BINDINGS)
 
     def summarize(self, *span: int | None, **given: Any) -> SummaryCounts:
-        return summarize(self.store, "c", self.config, *span, **given)
+        return summarize(self.store.of("c"), self.config, *span, **given)
 
     @property
     def open_days(self) -> list[int]:
         """Counted from DAY."""
-        return [day - DAY for day in sorted(self.store.open_days("c"))]
+        return [day - DAY for day in sorted(self.store.of("c").open_days())]
 
     def found(self) -> dict[tuple[int, int], dict[str, Any]]:
         """Rows of job_metrics by job id and hour of submission."""
-        rows = self.store.read("job_metrics", "c").to_pylist()
+        rows = self.store.of("c").read("job_metrics").to_pylist()
         return {(row["job_id"], (row["submit_s"] - T0_S) // HOUR_S): row for row in rows}
 
     def verdicts(self) -> dict[int, str]:
@@ -123,12 +123,12 @@ class Site:
 
     def gpus(self, job_id: int) -> list[tuple[str, int, str]]:
         """Units with metrics of a job."""
-        rows = self.store.read("gpu_metrics", "c", ["job_id", "host", "gpu", "mig"]).to_pylist()
+        rows = self.store.of("c").read("gpu_metrics", ["job_id", "host", "gpu", "mig"]).to_pylist()
         return [(row["host"], row["gpu"], row["mig"]) for row in rows if row["job_id"] == job_id]
 
     def tables(self) -> tuple[pa.Table, pa.Table]:
         """job_metrics and gpu_metrics, whole."""
-        return self.store.read("job_metrics", "c"), self.store.read("gpu_metrics", "c")
+        return self.store.of("c").read("job_metrics"), self.store.of("c").read("gpu_metrics")
 
 
 def is_same(some: tuple[pa.Table, ...], others: tuple[pa.Table, ...]) -> bool:

@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Store:
     job = {"submit_s": 1_750_000_000, "start_s": 1_750_000_000, "end_s": 1_750_003_600, "gpu_count": 4, "user": "ann"}
     jobstats = {"jobstats_hbm_peak_mib": 1000.0, "jobstats_hbm_total_mib": 4000.0}
     more: list[dict[str, Any]] = [{}, {}, jobstats, {}, {"state": "REQUEUED"}]
-    made.write("jobs", "c", rows(JOBS, [{"job_id": n, **job, **extra} for n, extra in enumerate(more, 1)]))
+    made.of("c").write("jobs", rows(JOBS, [{"job_id": n, **job, **extra} for n, extra in enumerate(more, 1)]))
     key = {"submit_s": 1_750_000_000}
     measured = {"verdict": "ok", "hbm_peak_mib": 20480.0, "hbm_peak_frac": 0.5, "hbm_capacity_mib": 40960.0}
     idle = {"temporal_imbalance": 0.4, "idle_gpus": ["n1:0", "n1:1"], "mean_sm_active_frac": 0.25, "samples": 7}
@@ -37,13 +37,13 @@ def store(tmp_path: Path) -> Store:
         {"job_id": 2, **key, **measured, "is_preallocated": True, "idle_gpus": []},
         {"job_id": 3, **key, "verdict": "no telemetry", "idle_gpus": []},
     ]
-    made.write("job_metrics", "c", rows(METRICS, metrics))
+    made.of("c").write("job_metrics", rows(METRICS, metrics))
     return made
 
 
 def test_the_same_jobs_in_the_same_order(store: Store) -> None:
-    frame = load_history(store, "c")
-    table = load_history_table(store, "c", HISTORY.names)
+    frame = load_history(store.of("c"))
+    table = load_history_table(store.of("c"), HISTORY.names)
     assert table.schema.names == HISTORY.names
     assert table["job_id"].to_pylist() == frame["job_id"].tolist() == [1, 2, 3, 4]
     for name in frame.columns:
@@ -54,17 +54,19 @@ def test_the_same_jobs_in_the_same_order(store: Store) -> None:
 def test_a_missing_tier_is_none_beside_known_ones(tmp_path: Path) -> None:
     job = {"submit_s": 1_750_000_000, "start_s": 1_750_000_000, "gpu_count": 4, "user": "ann"}
     made = Store.create(tmp_path / "s")
-    made.write("jobs", "c", rows(JOBS, [{"job_id": 1, **job, "tier": "hbm40g"}, {"job_id": 2, **job, "end_s": None}]))
+    made.of("c").write(
+        "jobs", rows(JOBS, [{"job_id": 1, **job, "tier": "hbm40g"}, {"job_id": 2, **job, "end_s": None}])
+    )
     for user in (None, "ann"):
-        frame = load_history(made, "c", user=user, running=True)
+        frame = load_history(made.of("c"), user=user, running=True)
         assert frame["tier"].tolist() == ["hbm40g", None]
         assert frame["end_s"].dtype == frame["start_s"].dtype == "float64"
-    assert load_history(made, "c").empty and load_history(made, "c").columns.tolist() == frame.columns.tolist()
+    assert load_history(made.of("c")).empty and load_history(made.of("c")).columns.tolist() == frame.columns.tolist()
 
 
 def test_metrics_and_what_stands_where_they_are_not_known(store: Store) -> None:
     columns = ["hbm_peak_frac", "idle_gpu_count", "idle_gpus", "mean_sm_active_frac", "samples"]
-    table = load_history_table(store, "c", columns).to_pydict()
+    table = load_history_table(store.of("c"), columns).to_pydict()
     assert table == {
         "hbm_peak_frac": [0.5, None, 0.25, None],
         "idle_gpu_count": [2, None, None, None],
@@ -76,18 +78,19 @@ def test_metrics_and_what_stands_where_they_are_not_known(store: Store) -> None:
 
 def test_of_a_user_who_is_named_nobody_elses_rows_are_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     when = {"submit_s": 1_750_000_000, "start_s": 1_750_000_000, "end_s": 1_750_003_600, "gpu_count": 4, "user": "bob"}
-    store.write("jobs", "c", rows(JOBS, [{"job_id": 9, **when}]))
+    store.of("c").write("jobs", rows(JOBS, [{"job_id": 9, **when}]))
     bobs = {"job_id": 9, "submit_s": 1_750_000_000, "verdict": "ok", "hbm_peak_mib": 1.0}
-    store.write("job_metrics", "c", rows(METRICS, [bobs]))
-    read, seen = store.read, list[list[int]]()
+    store.of("c").write("job_metrics", rows(METRICS, [bobs]))
+    bound = store.of("c")
+    read, seen = bound.read, list[list[int]]()
 
     def watched(*given: Any, **more: Any) -> pa.Table:
         seen.append((found := read(*given, **more))["job_id"].to_pylist())
         return found
 
-    monkeypatch.setattr(store, "read", watched)
-    assert load_history(store, "c", user="bob")["hbm_peak_mib"].tolist() == [1.0]
-    assert load_history(store, "c", user="eve").empty
+    monkeypatch.setattr(bound, "read", watched)
+    assert load_history(bound, user="bob")["hbm_peak_mib"].tolist() == [1.0]
+    assert load_history(bound, user="eve").empty
     assert seen == [[9], [9], [], []]
 
 
@@ -95,26 +98,26 @@ def test_of_a_named_user_only_the_days_of_their_jobs_are_opened(store: Store) ->
     """What cannot be read shows what is opened: a file of measurements of a day on which the user submitted nothing."""
     day, later = 1_750_000_000, 1_750_000_000 + 86_400
     bobs = {"job_id": 9, "submit_s": later, "start_s": later, "end_s": later + 9, "gpu_count": 4, "user": "bob"}
-    store.write("jobs", "c", rows(JOBS, [bobs]))
-    store.write(
-        "job_metrics", "c", rows(METRICS, [{"job_id": 9, "submit_s": later, "verdict": "ok", "hbm_peak_mib": 1.0}])
+    store.of("c").write("jobs", rows(JOBS, [bobs]))
+    store.of("c").write(
+        "job_metrics", rows(METRICS, [{"job_id": 9, "submit_s": later, "verdict": "ok", "hbm_peak_mib": 1.0}])
     )
-    anns, other = store.files("job_metrics", "c")
+    anns, other = store.of("c").files("job_metrics")
     kept = anns.read_bytes()
     anns.write_bytes(b"no Parquet")
-    assert load_history(store, "c", user="bob")["hbm_peak_mib"].tolist() == [1.0]
+    assert load_history(store.of("c"), user="bob")["hbm_peak_mib"].tolist() == [1.0]
     with pytest.raises(StoreError, match=str(anns)):
-        load_history(store, "c", user="ann")
+        load_history(store.of("c"), user="ann")
     anns.write_bytes(kept)
     other.write_bytes(b"no Parquet")
-    found = load_history(store, "c", user="ann")
+    found = load_history(store.of("c"), user="ann")
     assert found["hbm_evidence"].tolist() == ["telemetry", "preallocated", "jobstats", "none"]
     assert found["submit_s"].tolist() == [day] * 4
 
 
 def test_only_one_users_jobs_where_one_is_named(store: Store) -> None:
-    assert load_history_table(store, "c", ["job_id"], user="bob").num_rows == 0
-    assert load_history_table(store, "c", ["job_id", "user"], user="ann").num_rows == 4
+    assert load_history_table(store.of("c"), ["job_id"], user="bob").num_rows == 0
+    assert load_history_table(store.of("c"), ["job_id", "user"], user="ann").num_rows == 4
 
 
 def test_counts_are_what_was_asked_for_and_else_what_was_allocated(tmp_path: Path) -> None:
@@ -124,8 +127,8 @@ def test_counts_are_what_was_asked_for_and_else_what_was_allocated(tmp_path: Pat
     asked = {"node_count_req": 1, "cpu_count_req": 4, "gpu_count_req": 3}
     more: list[dict[str, Any]] = [asked, {}, {"gpu_count_req": 0}]
     made = Store.create(tmp_path / "s")
-    made.write("jobs", "c", rows(JOBS, [{"job_id": n, **times, **allocated, **each} for n, each in enumerate(more)]))
-    found = load_history(made, "c")[["node_count", "cpu_count", "gpu_count"]].to_numpy().tolist()
+    made.of("c").write("jobs", rows(JOBS, [{"job_id": n, **times, **allocated, **each} for n, each in enumerate(more)]))
+    found = load_history(made.of("c"))[["node_count", "cpu_count", "gpu_count"]].to_numpy().tolist()
     assert found == [[1, 4, 3], [2, 128, 8], [2, 128, 8]]
 
 
@@ -133,19 +136,21 @@ def test_of_several_partitions_all_that_were_asked_for_count(tmp_path: Path) -> 
     times = {"submit_s": 1_750_000_000, "start_s": 1_750_000_000, "end_s": 1_750_003_600, "gpu_count": 1}
     more: list[dict[str, Any]] = [{"partition_req": "a40,a100"}, {}]
     made = Store.create(tmp_path / "s")
-    made.write("jobs", "c", rows(JOBS, [{"job_id": n, "partition": "a40", **times, **m} for n, m in enumerate(more)]))
-    assert load_history(made, "c")["partition"].tolist() == ["a40,a100", "a40"]
+    made.of("c").write(
+        "jobs", rows(JOBS, [{"job_id": n, "partition": "a40", **times, **m} for n, m in enumerate(more)])
+    )
+    assert load_history(made.of("c"))["partition"].tolist() == ["a40,a100", "a40"]
 
 
 def test_a_store_of_before_the_requested_counts_is_read_and_written(store: Store) -> None:
     (path,) = store.root.glob("jobs/**/*.parquet")
     newer = ["cpu_count_req", "node_count_req", "partition_req", "gpu_type_req", "script_key"]
     pq.write_table(pq.read_table(path, partitioning=None).drop_columns(newer), path)
-    assert load_history(store, "c")["gpu_count"].tolist() == [4, 4, 4, 4]
-    assert load_history(store, "c")["script_key"].isna().all()
+    assert load_history(store.of("c"))["gpu_count"].tolist() == [4, 4, 4, 4]
+    assert load_history(store.of("c"))["script_key"].isna().all()
     key = {"job_id": 1, "submit_s": 1_750_000_000}
-    store.write("jobs", "c", rows(JOBS, [{**key, "cpu_count_req": 7, "node_count_req": 2}]))
-    first = load_history(store, "c").iloc[0]
+    store.of("c").write("jobs", rows(JOBS, [{**key, "cpu_count_req": 7, "node_count_req": 2}]))
+    first = load_history(store.of("c")).iloc[0]
     assert (first["user"], first["cpu_count"], first["node_count"]) == ("ann", 7, 2)
 
 
@@ -154,16 +159,16 @@ def test_what_runs_and_what_waits_comes_where_it_is_asked_for(store: Store) -> N
     running = {"start_s": 1_750_000_200, "state": "RUNNING"}
     canceled = {"end_s": 1_750_000_300, "state": "CANCELLED"}
     more: list[dict[str, Any]] = [{"state": "PENDING"}, running, canceled]
-    store.write("jobs", "c", rows(JOBS, [{"job_id": n, **job, **extra} for n, extra in enumerate(more, 6)]))
-    frame = load_history(store, "c", running=True)
+    store.of("c").write("jobs", rows(JOBS, [{"job_id": n, **job, **extra} for n, extra in enumerate(more, 6)]))
+    frame = load_history(store.of("c"), running=True)
     assert sorted(frame["job_id"]) == [1, 2, 3, 4, 5, 6, 7], "what was canceled while it waited is gone"
     assert frame.set_index("job_id")["start_s"].isna().to_dict()[6]
-    assert load_history(store, "c")["job_id"].tolist() == [1, 2, 3, 4]
+    assert load_history(store.of("c"))["job_id"].tolist() == [1, 2, 3, 4]
 
 
 def test_the_highest_sample_of_a_reservation_is_kept(store: Store) -> None:
     key = {"job_id": 2, "submit_s": 1_750_000_000, "verdict": "ok", "hbm_peak_mib": 30000.0, "hbm_max_mib": 30000.0}
-    store.write("job_metrics", "c", rows(METRICS, [{**key, "is_preallocated": True, "idle_gpus": []}]))
-    reserved = load_history(store, "c").set_index("job_id").loc[2]
+    store.of("c").write("job_metrics", rows(METRICS, [{**key, "is_preallocated": True, "idle_gpus": []}]))
+    reserved = load_history(store.of("c")).set_index("job_id").loc[2]
     assert (reserved["hbm_max_mib"], reserved["hbm_evidence"]) == (30000.0, "preallocated")
     assert reserved["hbm_peak_mib"] != reserved["hbm_peak_mib"]

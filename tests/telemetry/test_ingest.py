@@ -47,22 +47,22 @@ def test_a_source_that_fails_ends_no_other(tmp_path: Path, capsys: pytest.Captur
     def show(name: str) -> Iterator[Advance]:
         yield lambda done, total, note: shown.append((name, done, total, note))
 
-    results = ingest_all(store, "c", spans, show)
+    results = ingest_all(store.of("c"), spans, show)
     assert {name: str(result.error or "") for name, result in results.items()} == {"a": "no answer", "b": "", "b 3": ""}
     assert results["a"].as_dict()["written"]["jobs"]["added"] == 1
     assert shown == [("a", 5, 10, "1 rows"), ("b", 5, 10, "1 rows"), ("b 3", 5, 10, "1 rows")]
-    assert sorted(store.read("jobs", "c", ["submit_s"])["submit_s"].to_pylist()) == [0, 20, 40]
+    assert sorted(store.of("c").read("jobs", ["submit_s"])["submit_s"].to_pylist()) == [0, 20, 40]
     assert capsys.readouterr() == ("", "")
 
 
 def sources(store: Store, settings: dict[str, Any]) -> ConfiguredSources:
     commands: Any = None
-    return ConfiguredSources(parse_config(settings), store, "c", commands, lambda: NOW_S)
+    return ConfiguredSources(parse_config(settings), store.of("c"), commands, lambda: NOW_S)
 
 
 def test_a_source_goes_on_from_its_watermark(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
-    store.set_watermark("sacct", "c", NOW_S - 60)
+    store.of("c").set_watermark("sacct", NOW_S - 60)
     settings = {"bindings": {"prolog_dir": "/p"}, "slurm": {"lookback_days": 3}}
     found = {each.source.name: each for each in sources(store, settings).spans()}
     assert (found["sacct"].since_s, found["sacct"].until_s) == (NOW_S - 60, NOW_S)
@@ -73,7 +73,7 @@ def test_a_source_goes_on_from_its_watermark(tmp_path: Path) -> None:
 
 def test_a_watermark_in_the_future_is_told_to_the_caller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store.create(tmp_path / "store")
-    store.set_watermark("sacct", "c", NOW_S + DAY_S)
+    store.of("c").set_watermark("sacct", NOW_S + DAY_S)
     said: list[str] = []
     (found,) = sources(store, {"slurm": {"lookback_days": 3}}).spans(("sacct",), warn=said.append)
     assert found.since_s == NOW_S - 3 * DAY_S

@@ -120,7 +120,7 @@ def test_what_is_open_is_looked_at_when_no_writer_is_between_opening_and_changin
         said.append(reader.stdout.readline())
         return [5]
 
-    store.write("telemetry", "c", rows, opens)
+    store.of("c").write("telemetry", rows, opens)
     out, _ = reader.communicate(timeout=60)
     assert said == ["looking\n"]
     assert out == "1 1\n"
@@ -128,7 +128,11 @@ def test_what_is_open_is_looked_at_when_no_writer_is_between_opening_and_changin
 
 def test_two_summaries_of_a_cluster_do_not_run_at_once(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
-    with store.summarizing("c"), pytest.raises(BusyError, match="is computing the job metrics"), store.summarizing("c"):
+    with (
+        store.of("c").summarizing(),
+        pytest.raises(BusyError, match="is computing the job metrics"),
+        store.of("c").summarizing(),
+    ):
         pass
-    with store.summarizing("c"), store.summarizing("other"):
+    with store.of("c").summarizing(), store.of("other").summarizing():
         pass

@@ -119,10 +119,10 @@ EARLY = job(-9000, -9000, 0, "n1")
 def demand(
     store: Store, *jobs: dict[str, Any], minutes: int = 5, mark: int | None = 3600, node_set: NodeSet = SET
 ) -> Accounted:
-    store.write("jobs", "lab", pa.Table.from_pylist([EARLY, *jobs], schema=JOBS))
+    store.of("lab").write("jobs", pa.Table.from_pylist([EARLY, *jobs], schema=JOBS))
     if mark is not None:
-        store.set_watermark("sacct", "lab", T0 + mark)
-    return accounted_demand(store, "lab", SET, NAMES, T0, T0 + minutes * 60)
+        store.of("lab").set_watermark("sacct", T0 + mark)
+    return accounted_demand(store.of("lab"), SET, NAMES, T0, T0 + minutes * 60)
 
 
 def test_shared_overlapping_and_foreign_nodes(store: Store) -> None:
@@ -144,10 +144,10 @@ def test_what_still_runs_is_in_use_up_to_the_watermark_and_missing_after_it(stor
 
 
 def test_before_the_first_record_nothing_is_known(store: Store) -> None:
-    found = accounted_demand(store, "lab", SET, NAMES, T0, T0 + 120)
+    found = accounted_demand(store.of("lab"), SET, NAMES, T0, T0 + 120)
     assert np.isnan(found.active).all() and found.known_s == (0, 0)
-    store.write("jobs", "lab", pa.Table.from_pylist([job(-500, 0, 90, "n1")], schema=JOBS))
-    found = accounted_demand(store, "lab", SET, NAMES, T0 - 600, T0 + 300)
+    store.of("lab").write("jobs", pa.Table.from_pylist([job(-500, 0, 90, "n1")], schema=JOBS))
+    found = accounted_demand(store.of("lab"), SET, NAMES, T0 - 600, T0 + 300)
     assert np.isnan(found.active).all(), "of the time before its end other jobs may be missing"
 
 
@@ -171,7 +171,7 @@ def test_a_run_whose_end_was_lost_ends_at_its_limit(store: Store) -> None:
     found = demand(store, lost, job(0, 60, None, "n2", time_limit_s=3000), minutes=4, mark=100_000)
     assert found.active.tolist() == [1, 1, 1, 1]
     assert found.counts.notes[RUNAWAY] == 2
-    late = accounted_demand(store, "lab", SET, NAMES, T0 + 3600, T0 + 7200)
+    late = accounted_demand(store.of("lab"), SET, NAMES, T0 + 3600, T0 + 7200)
     assert late.active.max() == 0
     assert demand(store, mark=100_000, minutes=1).active.tolist() == [1]
 
@@ -247,11 +247,11 @@ def test_records_that_make_no_sense_are_counted_and_left_out(store: Store) -> No
 
 def test_names_are_taken_as_they_are(store: Store) -> None:
     odd = ("gpu-node.site_1", "n01", "n1")
-    store.write("jobs", "lab", pa.Table.from_pylist(
+    store.of("lab").write("jobs", pa.Table.from_pylist(
         [EARLY, job(0, 0, 60, "n01"), job(0, 60, 120, "gpu-node.site_1"), job(0, 120, 180, "n001")], schema=JOBS
     ))  # fmt: skip
-    store.set_watermark("sacct", "lab", T0 + 3600)
-    found = accounted_demand(store, "lab", SET, odd, T0, T0 + 180)
+    store.of("lab").set_watermark("sacct", T0 + 3600)
+    found = accounted_demand(store.of("lab"), SET, odd, T0, T0 + 180)
     assert found.active.tolist() == [1, 1, 0]
 
 

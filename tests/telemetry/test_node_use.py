@@ -91,13 +91,13 @@ def test_parts_add_up_to_the_whole_and_nothing_exceeds_it(history: tuple[NodeCou
 
 def test_the_store_has_each_set_apart_also_one_that_is_configured_no_more(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
-    assert load_node_use(store, "c", (0, NOW_S)) == {}
+    assert load_node_use(store.of("c"), (0, NOW_S)) == {}
     for minute in range(0, 60, 10):
-        append_counts(store, "c", "a100", NOW_S + minute * 60, LiveDemand(8, 2, 0, 4))
-        append_counts(store, "c", "old, gone", NOW_S + minute * 60 + 5, LiveDemand(3, 0, 0, 3))
-        append_counts(store, "other", "a100", NOW_S + minute * 60, LiveDemand(99, 0, 0, 99))
-    append_counts(store, "c", "a100", NOW_S + 3 * DAY_S, LiveDemand(8, 2, 0, 4))
-    found = load_node_use(store, "c", (NOW_S, NOW_S + HOUR_S))
+        append_counts(store.of("c"), "a100", NOW_S + minute * 60, LiveDemand(8, 2, 0, 4))
+        append_counts(store.of("c"), "old, gone", NOW_S + minute * 60 + 5, LiveDemand(3, 0, 0, 3))
+        append_counts(store.of("other"), "a100", NOW_S + minute * 60, LiveDemand(99, 0, 0, 99))
+    append_counts(store.of("c"), "a100", NOW_S + 3 * DAY_S, LiveDemand(8, 2, 0, 4))
+    found = load_node_use(store.of("c"), (NOW_S, NOW_S + HOUR_S))
     assert {name: (use.known_s, use.asleep_hours) for name, use in found.items()} == {
         "a100": (HOUR_S, 4), "old, gone": (HOUR_S, 3),
     }  # fmt: skip

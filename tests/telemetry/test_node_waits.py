@@ -41,9 +41,9 @@ def as_of(rows: list[dict[str, Any]], now_s: int) -> list[dict[str, Any]]:
 
 
 def demand(store: Store, rows: list[dict[str, Any]], now_s: int, start_s: int, end_s: int) -> Accounted:
-    store.write("jobs", "lab", pa.Table.from_pylist(rows, schema=JOBS))
-    store.set_watermark("sacct", "lab", now_s)
-    return accounted_demand(store, "lab", SET, NAMES, start_s, end_s)
+    store.of("lab").write("jobs", pa.Table.from_pylist(rows, schema=JOBS))
+    store.of("lab").set_watermark("sacct", now_s)
+    return accounted_demand(store.of("lab"), SET, NAMES, start_s, end_s)
 
 
 def compare(early: Accounted, late: Accounted, minutes: int) -> None:
@@ -112,8 +112,8 @@ def test_of_a_queue_with_a_job_of_unknown_length_nothing_is_said(tmp_path: Path)
     store = Store.open(tmp_path / "store")
     assert np.isnan(found.queued[:5]).all() and found.wanted[4:].tolist() == [1, 0], "unknown is not zero"
     assert found.queued[5] == 0
-    store.write("jobs", "lab", pa.Table.from_pylist([record(4, -9000, 0, 60, "n8", {})], schema=JOBS))
-    again = accounted_demand(store, "lab", SET, NAMES, T0 - 60, T0 + 300)
+    store.of("lab").write("jobs", pa.Table.from_pylist([record(4, -9000, 0, 60, "n8", {})], schema=JOBS))
+    again = accounted_demand(store.of("lab"), SET, NAMES, T0 - 60, T0 + 300)
     assert again.queued.tolist() == [0, 1, 2, 1, 1, 0], "a run on other nodes says something, too"
 
 
@@ -129,13 +129,13 @@ def test_a_generated_site_cut_at_a_time_says_the_same(site: tuple[SiteShape, Any
     small, large = host_names(shape)[: shape.nodes_40], host_names(shape)[shape.nodes_40 :]
     for name, now_s in (("early", shape.start_s + cut_s), ("late", shape.end_s)):
         store = Store.create(tmp_path / name)
-        store.write("jobs", "lab", jobs_table(plan, now_s))
-        store.set_watermark("sacct", "lab", now_s)
+        store.of("lab").write("jobs", jobs_table(plan, now_s))
+        store.of("lab").set_watermark("sacct", now_s)
     waited = 0.0
     for names in (small, large):
         node_set = NodeSet("one", nodes=",".join(names))
         early, late = (
-            accounted_demand(Store.open(tmp_path / name), "lab", node_set, names, shape.start_s, shape.end_s)
+            accounted_demand(Store.open(tmp_path / name).of("lab"), node_set, names, shape.start_s, shape.end_s)
             for name in ("early", "late")
         )
         first = (late.known_s[0] - shape.start_s) // 60 + 1

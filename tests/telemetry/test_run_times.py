@@ -104,14 +104,14 @@ def test_pending_jobs_are_predicted_from_the_store(store: Store) -> None:
         {**ran, "submit_s": NOW - 899, "start_s": NOW - 899, "end_s": NOW - 10, "job_id": 2},
         {**ran, "submit_s": NOW - 899, "start_s": NOW - 70, "end_s": NOW - 65, "job_id": 3, "node_list": None},
     ]
-    assert pending_run_s(store, "lab", [pending(7)], NOW) == {}
-    store.write("jobs", "lab", pa.Table.from_pylist(rows, schema=JOBS))
+    assert pending_run_s(store.of("lab"), [pending(7)], NOW) == {}
+    store.of("lab").write("jobs", pa.Table.from_pylist(rows, schema=JOBS))
     jobs = [
         pending(7),
         pending(8, submit_s=NOW - 600, time_limit_s=1200),
         pending(9, time_limit_s=60),
         pending(10, user="x"),
     ]
-    assert pending_run_s(store, "lab", jobs, NOW) == {7: 400, 8: 1200, 9: 60, 10: 400}
-    assert pending_run_s(store, "lab", [], NOW) == {}
-    assert pending_run_s(store, "lab", [pending(7, user="\udcff", name="\udcff\n$(x)")], NOW) == {7: 400}
+    assert pending_run_s(store.of("lab"), jobs, NOW) == {7: 400, 8: 1200, 9: 60, 10: 400}
+    assert pending_run_s(store.of("lab"), [], NOW) == {}
+    assert pending_run_s(store.of("lab"), [pending(7, user="\udcff", name="\udcff\n$(x)")], NOW) == {7: 400}

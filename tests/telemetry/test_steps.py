@@ -155,13 +155,13 @@ class Site:
         self._write("telemetry", TELEMETRY, rows)
 
     def _write(self, table: str, schema: pa.Schema, rows: list[dict[str, Any]]) -> None:
-        self.store.write(table, "c", pa.Table.from_pylist(rows, schema=schema))
+        self.store.of("c").write(table, pa.Table.from_pylist(rows, schema=schema))
 
     def summarize(self, config: Config = OPEN) -> SummaryCounts:
-        return summarize(self.store, "c", config, START_S - 86_400, START_S + 86_400)
+        return summarize(self.store.of("c"), config, START_S - 86_400, START_S + 86_400)
 
     def steps(self) -> dict[tuple[int, str], dict[str, Any]]:
-        return {(row["job_id"], row["step"]): row for row in self.store.read("step_metrics", "c").to_pylist()}
+        return {(row["job_id"], row["step"]): row for row in self.store.of("c").read("step_metrics").to_pylist()}
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_metrics_of_each_step(site: Site) -> None:
     assert {(row["verdict"], row["attributed_by"], row["gpus_seen"]) for row in (first, second)} == {
         ("ok", "whole node", 2)
     }
-    assert site.store.read("job_metrics", "c")["mean_gpu_util_pct"].to_pylist() == [30.0]
+    assert site.store.of("c").read("job_metrics")["mean_gpu_util_pct"].to_pylist() == [30.0]
     assert counts.steps.as_dict() == {
         "jobs": 1, "steps": 2, "verdicts": {"ok": 2}, "samples": 36, "samples_without_step": 12,
     }  # fmt: skip
@@ -212,7 +212,7 @@ def test_a_step_as_long_as_its_job_has_the_metrics_of_the_job(site: Site) -> Non
     site.step(2, "0", 0, 180, 2, "n2")
     site.step(2, "1", 20, 30, 0, "n2")
     site.summarize()
-    [whole] = [row for row in site.store.read("job_metrics", "c").to_pylist() if row["job_id"] == 2]
+    [whole] = [row for row in site.store.of("c").read("job_metrics").to_pylist() if row["job_id"] == 2]
     found = site.steps()[2, "0"]
     assert found["class_fp64"] == "compute"
     assert {name: found[name] for name in STEP_METRICS.names if name != "step"} == {
@@ -265,7 +265,7 @@ def test_without_steps_nothing_is_stored_or_said(site: Site) -> None:
     site.samples("n1", 0, [50.0] * 18)
     counts = site.summarize()
     assert counts.steps == StepCounts() and not any("steps" in line for line in counts.lines())
-    assert site.store.files("step_metrics", "c") == []
+    assert site.store.of("c").files("step_metrics") == []
 
 
 def test_a_step_is_cut_to_the_run_of_its_job(site: Site) -> None:
@@ -286,7 +286,7 @@ def test_steps_of_jobs_that_share_a_node_have_their_own_jobs_gpus(site: Site) ->
         site.step(number, "0", 0, 60, 1)
         site.step(number, "1", 60, 120, 1)
     bound = [{"job_id": n, "host": "n1", "gpu": n, "origin": "prolog", "seen_s": START_S} for n in (1, 2)]
-    site.store.write("bindings", "c", pa.Table.from_pylist(bound, schema=BINDINGS))
+    site.store.of("c").write("bindings", pa.Table.from_pylist(bound, schema=BINDINGS))
     site.summarize()
     assert {key: row["mean_gpu_util_pct"] for key, row in site.steps().items()} == {
         (1, "0"): 10.0, (1, "1"): 20.0, (2, "0"): 20.0, (2, "1"): 40.0,
@@ -302,7 +302,7 @@ def test_steps_over_midnight_and_windows_of_their_own(site: Site) -> None:
              "gpu_util_pct": high if n < 6 else 100.0}
             for n in range(12)
         ]  # fmt: skip
-        site.store.write("telemetry", "c", pa.Table.from_pylist(rows, schema=TELEMETRY))
+        site.store.of("c").write("telemetry", pa.Table.from_pylist(rows, schema=TELEMETRY))
     site.step(1, "0", -30, 30, 2)
     site.step(1, "1", 30, 90, 2)
     aligned = Config(filters=OPEN.filters, metrics=MetricsSection(window_alignment="job"))
@@ -321,9 +321,9 @@ def test_mig_instances_of_one_gpu_go_to_the_jobs_whose_records_name_them(site: S
         {"job_id": n, "host": "n1", "gpu": n + 3, "origin": "prolog", "seen_s": START_S, "uuid": "GPU-a", "mig": mig}
         for n, mig in ((1, "7"), (2, "13"))
     ]
-    site.store.write("bindings", "c", pa.Table.from_pylist(bound, schema=BINDINGS))
+    site.store.of("c").write("bindings", pa.Table.from_pylist(bound, schema=BINDINGS))
     site.summarize()
-    rows = {row["job_id"]: row for row in site.store.read("job_metrics", "c").to_pylist()}
+    rows = {row["job_id"]: row for row in site.store.of("c").read("job_metrics").to_pylist()}
     assert [(rows[n]["attributed_by"], rows[n]["samples"]) for n in (1, 2)] == [("prolog", 6), ("prolog", 6)]
     assert [rows[n]["mean_gr_engine_active_frac"] for n in (1, 2)] == [0.25, 0.5]
 

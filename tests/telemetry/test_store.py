@@ -52,28 +52,28 @@ def samples(rows: list[tuple[str, int, int, float | None]]) -> pa.Table:
 
 def test_writing_the_same_rows_twice_changes_nothing(store: Store) -> None:
     rows = samples([("n1", 0, 0, 5.0), ("n1", 0, 10, 6.0), ("n1", 1, 0, 7.0)])
-    assert store.write("telemetry", "c", rows) == WriteResult(added=3)
-    before = {path: path.stat().st_ino for path in store.files("telemetry", "c")}
-    assert store.write("telemetry", "c", rows) == WriteResult(unchanged=3)
-    assert {path: path.stat().st_ino for path in store.files("telemetry", "c")} == before
+    assert store.of("c").write("telemetry", rows) == WriteResult(added=3)
+    before = {path: path.stat().st_ino for path in store.of("c").files("telemetry")}
+    assert store.of("c").write("telemetry", rows) == WriteResult(unchanged=3)
+    assert {path: path.stat().st_ino for path in store.of("c").files("telemetry")} == before
 
 
 def test_files_from_before_a_column_was_added_read_as_null_and_can_be_completed(store: Store) -> None:
     spec = TABLES["bindings"]
     old = {"job_id": 7, "host": "n1", "gpu": 0, "origin": "prolog", "seen_s": 86_400}
-    store.write("bindings", "c", pa.Table.from_pylist([old], spec.schema))
-    [path] = store.files("bindings", "c")
+    store.of("c").write("bindings", pa.Table.from_pylist([old], spec.schema))
+    [path] = store.of("c").files("bindings")
     pq.write_table(pq.read_table(path).select(list(old)), path)
-    assert store.read("bindings", "c").to_pylist() == [{**old, "uuid": None, "mig": None}]
-    store.write("bindings", "c", pa.Table.from_pylist([{**old, "uuid": "GPU-a"}], spec.schema))
-    assert store.read("bindings", "c").to_pylist() == [{**old, "uuid": "GPU-a", "mig": None}]
+    assert store.of("c").read("bindings").to_pylist() == [{**old, "uuid": None, "mig": None}]
+    store.of("c").write("bindings", pa.Table.from_pylist([{**old, "uuid": "GPU-a"}], spec.schema))
+    assert store.of("c").read("bindings").to_pylist() == [{**old, "uuid": "GPU-a", "mig": None}]
 
 
 def test_rows_go_to_the_hour_they_belong_to_and_are_sorted(store: Store) -> None:
-    store.write(
-        "telemetry", "c", samples([("n2", 0, 3599, 1.0), ("n1", 1, 5, 2.0), ("n1", 0, 7, 3.0), ("n1", 0, 3600, 4.0)])
+    store.of("c").write(
+        "telemetry", samples([("n2", 0, 3599, 1.0), ("n1", 1, 5, 2.0), ("n1", 0, 7, 3.0), ("n1", 0, 3600, 4.0)])
     )
-    files = store.files("telemetry", "c")
+    files = store.of("c").files("telemetry")
     assert [path.name for path in files] == ["2200.parquet", "2300.parquet"]
     first = pq.read_table(files[0], columns=["host", "gpu", "time_ms"], partitioning=None).to_pylist()
     assert [(row["host"], row["gpu"], (row["time_ms"] - START_MS) // 1000) for row in first] == [
@@ -84,28 +84,30 @@ def test_rows_go_to_the_hour_they_belong_to_and_are_sorted(store: Store) -> None
 
 
 def test_a_later_row_replaces_values_but_a_null_erases_none(store: Store) -> None:
-    store.write("jobs", "c", pa.table({"job_id": [1], "submit_s": [100], "state": ["RUNNING"], "user": ["ann"]}))
+    store.of("c").write("jobs", pa.table({"job_id": [1], "submit_s": [100], "state": ["RUNNING"], "user": ["ann"]}))
     later = pa.table({"job_id": [1], "submit_s": [100], "state": ["COMPLETED"], "end_s": [900]})
-    assert store.write("jobs", "c", later) == WriteResult(replaced=1)
-    row = store.read("jobs", "c", ["state", "user", "end_s"]).to_pylist()[0]
+    assert store.of("c").write("jobs", later) == WriteResult(replaced=1)
+    row = store.of("c").read("jobs", ["state", "user", "end_s"]).to_pylist()[0]
     assert row == {"state": "COMPLETED", "user": "ann", "end_s": 900}
 
 
 def test_duplicates_within_one_write_count_once_and_the_last_wins(store: Store) -> None:
     given_rows = samples([("n1", 0, 0, 1.0), ("n1", 0, 0, 2.0), ("n1", 0, 0, None)])
-    assert store.write("telemetry", "c", given_rows) == WriteResult(added=1)
-    assert store.read("telemetry", "c")["hbm_used_mib"].to_pylist() == [2.0]
+    assert store.of("c").write("telemetry", given_rows) == WriteResult(added=1)
+    assert store.of("c").read("telemetry")["hbm_used_mib"].to_pylist() == [2.0]
 
 
 def test_requeued_runs_of_one_job_id_are_kept_apart(store: Store) -> None:
-    store.write("jobs", "c", pa.table({"job_id": [7, 7], "submit_s": [100, 200], "state": ["REQUEUED", "COMPLETED"]}))
-    assert store.read("jobs", "c")["state"].to_pylist() == ["REQUEUED", "COMPLETED"]
+    store.of("c").write(
+        "jobs", pa.table({"job_id": [7, 7], "submit_s": [100, 200], "state": ["REQUEUED", "COMPLETED"]})
+    )
+    assert store.of("c").read("jobs")["state"].to_pylist() == ["REQUEUED", "COMPLETED"]
 
 
 def test_clusters_are_kept_apart(store: Store) -> None:
-    store.write("jobs", "a", pa.table({"job_id": [1], "submit_s": [1], "user": ["ann"]}))
-    store.write("jobs", "b", pa.table({"job_id": [1], "submit_s": [1], "user": ["bob"]}))
-    assert store.read("jobs", "a")["user"].to_pylist() == ["ann"]
+    store.of("a").write("jobs", pa.table({"job_id": [1], "submit_s": [1], "user": ["ann"]}))
+    store.of("b").write("jobs", pa.table({"job_id": [1], "submit_s": [1], "user": ["bob"]}))
+    assert store.of("a").read("jobs")["user"].to_pylist() == ["ann"]
     assert store.clusters() == ["a", "b"]
 
 
@@ -113,9 +115,9 @@ def test_a_table_may_lie_on_another_disk(store: Store, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (store.root / "telemetry").symlink_to(tmp_path / "disk")
     (store.root / "watermarks").symlink_to(tmp_path / "disk")
-    store.write("telemetry", "a", samples([("h", 0, 1, 1.0)]))
-    store.set_watermark("sacct", "a", 7)
-    assert (store.read("telemetry", "a").num_rows, store.watermark("sacct", "a")) == (1, 7)
+    store.of("a").write("telemetry", samples([("h", 0, 1, 1.0)]))
+    store.of("a").set_watermark("sacct", 7)
+    assert (store.of("a").read("telemetry").num_rows, store.of("a").watermark("sacct")) == (1, 7)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can write into another's store")
@@ -124,9 +126,9 @@ def test_what_root_writes_is_the_store_owners(store: Store) -> None:
     owner = (54321, 54322)
     for path in (store.root, store.root / "store.json"):
         os.chown(path, *owner)
-    store.write("jobs", "a", pa.table({"job_id": [1], "submit_s": [1], "user": ["ann"]}))
-    store.set_watermark("sacct", "a", 1)
-    with store.summarizing("a"):
+    store.of("a").write("jobs", pa.table({"job_id": [1], "submit_s": [1], "user": ["ann"]}))
+    store.of("a").set_watermark("sacct", 1)
+    with store.of("a").summarizing():
         made = [path for path in store.root.rglob("*") if path.name != "store.json"]
     assert len(made) >= 8
     assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {owner}
@@ -139,11 +141,11 @@ def test_the_store_owners_link_does_not_choose_where_root_writes(store: Store, t
     os.lchown(store.root / "jobs", 54321, 54322)
     rows = pa.table({"job_id": [1], "submit_s": [1], "user": ["ann"]})
     with pytest.raises(StoreError, match=r"jobs.*link of another user"):
-        store.write("jobs", "a", rows)
+        store.of("a").write("jobs", rows)
     assert not list((tmp_path / "etc").iterdir())
     os.chown(tmp_path / "etc", 54321, 54322)
-    store.write("jobs", "a", rows)
-    assert store.read("jobs", "a").num_rows == 1
+    store.of("a").write("jobs", rows)
+    assert store.of("a").read("jobs").num_rows == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -167,23 +169,23 @@ def test_any_writes_leave_the_last_value_of_every_key(tmp_path_factory: pytest.T
     store = Store.create(tmp_path_factory.mktemp("s") / "store")
     expected: dict[tuple[str, int, int], float] = {}
     for rows in writes:
-        store.write("telemetry", "c", samples(rows))
+        store.of("c").write("telemetry", samples(rows))
         expected.update({(host, gpu, START_MS + second * 1000): value for host, gpu, second, value in rows})
-    table = store.read("telemetry", "c", ["host", "gpu", "time_ms", "hbm_used_mib"])
+    table = store.of("c").read("telemetry", ["host", "gpu", "time_ms", "hbm_used_mib"])
     got = {(r["host"], r["gpu"], r["time_ms"]): r["hbm_used_mib"] for r in table.to_pylist()}
     assert got == expected
     assert table.num_rows == len(expected)
 
 
 def test_reading_an_empty_store_gives_the_schema(store: Store) -> None:
-    empty = store.read("jobs", "nowhere")
+    empty = store.of("nowhere").read("jobs")
     assert empty.num_rows == 0
     assert empty.schema.names == TABLES["jobs"].schema.names
 
 
 def test_reading_a_span_is_half_open(store: Store) -> None:
-    store.write("jobs", "c", pa.table({"job_id": [1, 2, 3], "submit_s": [10, 20, 30]}))
-    assert store.read("jobs", "c", since_s=10, until_s=30)["job_id"].to_pylist() == [1, 2]
+    store.of("c").write("jobs", pa.table({"job_id": [1, 2, 3], "submit_s": [10, 20, 30]}))
+    assert store.of("c").read("jobs", since_s=10, until_s=30)["job_id"].to_pylist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -200,21 +202,23 @@ def test_reading_a_span_is_half_open(store: Store) -> None:
 def test_a_view_has_the_rows_that_reading_the_span_has(
     store: Store, since_s: int | None, until_s: int | None, seen: list[int]
 ) -> None:
-    store.write("telemetry", "c", samples([("n1", 0, second, 1.0) for second in (0, 10, 3600)]))
+    store.of("c").write("telemetry", samples([("n1", 0, second, 1.0) for second in (0, 10, 3600)]))
     span = [None if second is None else START_MS // 1000 + second for second in (since_s, until_s)]
     with store.connect() as db:
-        store.view(db, "telemetry", "c", ["time_ms"], *span)
+        store.of("c").view(db, "telemetry", ["time_ms"], *span)
         rows = db.execute("SELECT time_ms FROM telemetry ORDER BY time_ms").fetchall()
     assert [(time_ms - START_MS) // 1000 for (time_ms,) in rows] == seen
-    assert store.read("telemetry", "c", ["time_ms"], *span)["time_ms"].to_pylist() == [time_ms for (time_ms,) in rows]
+    assert store.of("c").read("telemetry", ["time_ms"], *span)["time_ms"].to_pylist() == [
+        time_ms for (time_ms,) in rows
+    ]
 
 
 def test_reading_only_rows_that_have_one_of_some_values(store: Store) -> None:
     given = [("n1", 0, 0, 5.0), ("n2", 0, 0, 6.0), ("n2", 1, 0, 7.0), ("n3", 1, 0, 8.0)]
-    store.write("telemetry", "c", samples(given))
+    store.of("c").write("telemetry", samples(given))
 
     def read(**among: pa.Array) -> list[float]:
-        return sorted(store.read("telemetry", "c", ["hbm_used_mib"], among=among)["hbm_used_mib"].to_pylist())
+        return sorted(store.of("c").read("telemetry", ["hbm_used_mib"], among=among)["hbm_used_mib"].to_pylist())
 
     hosts = pa.array(["n2", "n3", "x' OR 1=1 --"])
     assert read(host=hosts) == [6, 7, 8]
@@ -223,8 +227,8 @@ def test_reading_only_rows_that_have_one_of_some_values(store: Store) -> None:
 
 
 def test_columns_carry_their_unit(store: Store) -> None:
-    store.write("telemetry", "c", samples([("n1", 0, 0, 5.0)]))
-    schema = pq.read_schema(store.files("telemetry", "c")[0])
+    store.of("c").write("telemetry", samples([("n1", 0, 0, 5.0)]))
+    schema = pq.read_schema(store.of("c").files("telemetry")[0])
     assert schema.field("hbm_used_mib").metadata == {b"unit": b"MiB"}
 
 
@@ -243,47 +247,47 @@ def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_named(store: Store) -> None:
-    store.write("jobs", "c", pa.table({"job_id": [1], "submit_s": [10]}))
-    path = store.files("jobs", "c")[0]
+    store.of("c").write("jobs", pa.table({"job_id": [1], "submit_s": [10]}))
+    path = store.of("c").files("jobs")[0]
     path.write_bytes(b"not parquet")
     with pytest.raises(StoreError, match="cannot be read"):
-        store.read("jobs", "c")
+        store.of("c").read("jobs")
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", "", ".hidden"])
 def test_a_cluster_name_cannot_leave_the_store(store: Store, name: str) -> None:
     with pytest.raises(StoreError, match="cannot name a folder"):
-        store.write("jobs", name, pa.table({"job_id": [1], "submit_s": [1]}))
+        store.of(name).write("jobs", pa.table({"job_id": [1], "submit_s": [1]}))
 
 
 def test_rows_without_a_key_and_unknown_columns_are_refused(store: Store) -> None:
     with pytest.raises(StoreError, match="without submit_s"):
-        store.write("jobs", "c", pa.table({"job_id": [1]}))
+        store.of("c").write("jobs", pa.table({"job_id": [1]}))
     with pytest.raises(StoreError, match="unknown columns"):
-        store.write("jobs", "c", pa.table({"job_id": [1], "submit_s": [1], "color": ["red"]}))
+        store.of("c").write("jobs", pa.table({"job_id": [1], "submit_s": [1], "color": ["red"]}))
 
 
 def test_a_watermark_never_moves_back(store: Store) -> None:
-    assert store.watermark("sacct", "c") is None
-    store.set_watermark("sacct", "c", 100)
-    store.set_watermark("sacct", "c", 50)
-    assert store.watermark("sacct", "c") == 100
+    assert store.of("c").watermark("sacct") is None
+    store.of("c").set_watermark("sacct", 100)
+    store.of("c").set_watermark("sacct", 50)
+    assert store.of("c").watermark("sacct") == 100
 
 
 def test_only_a_watermark_in_the_future_is_pulled_back(store: Store) -> None:
     for mark_s, ahead_s, left_s in ((1000, 0, 1000), (1060, 0, 1060), (1061, 61, 400), (10**9, 10**9 - 1000, 400)):
-        store.set_watermark("sacct", "c", mark_s)
-        assert store.pull_back_watermark("sacct", "c", 1000, 400) == ahead_s
-        assert store.watermark("sacct", "c") == left_s
-    assert store.pull_back_watermark("prometheus", "c", 1000, 400) == 0
-    assert store.watermark("prometheus", "c") is None
+        store.of("c").set_watermark("sacct", mark_s)
+        assert store.of("c").pull_back_watermark("sacct", 1000, 400) == ahead_s
+        assert store.of("c").watermark("sacct") == left_s
+    assert store.of("c").pull_back_watermark("prometheus", 1000, 400) == 0
+    assert store.of("c").watermark("prometheus") is None
 
 
 def test_every_watermark_of_a_cluster_is_listed(store: Store) -> None:
     for source, cluster in (("sacct", "c"), ("report-week", "c"), ("sacct", "b.c"), ("prolog", "d")):
-        store.set_watermark(source, cluster, 7)
-    store._marks.reopen("c", [1])
-    assert store.watermarks("c") == {"report-week": 7, "sacct": 7}
+        store.of(cluster).set_watermark(source, 7)
+    store.marks.reopen("c", [1])
+    assert store.of("c").watermarks() == {"report-week": 7, "sacct": 7}
 
 
 @pytest.mark.parametrize("mark", ["1e999", "9" * 400, "NaN", "null", '"x"', "[" * 50_000])
@@ -291,13 +295,13 @@ def test_a_watermark_that_is_no_date_says_what_to_do(store: Store, mark: str) ->
     (store.root / "watermarks").mkdir()
     (store.root / "watermarks" / "sacct.c.json").write_text(f'{{"until_s": {mark}}}')
     with pytest.raises(StoreError, match="not a watermark") as caught:
-        store.watermark("sacct", "c")
+        store.of("c").watermark("sacct")
     assert "remove it" in caught.value.hint
 
 
 def test_files_are_not_readable_by_others(store: Store) -> None:
-    store.write("jobs", "c", pa.table({"job_id": [1], "submit_s": [10]}))
-    assert store.files("jobs", "c")[0].stat().st_mode & 0o007 == 0
+    store.of("c").write("jobs", pa.table({"job_id": [1], "submit_s": [10]}))
+    assert store.of("c").files("jobs")[0].stat().st_mode & 0o007 == 0
     assert store.root.stat().st_mode & 0o007 == 0
 
 
@@ -325,7 +329,7 @@ WRITER = textwrap.dedent(
 
     store = Store.create(Path(sys.argv[1]), threads=1)
     print("ready", flush=True)
-    ingest(Steady(), store, "c", 0, 2**40, IngestResult("test", 0, 2**40), lambda rows, reached_s: None)
+    ingest(Steady(), store.of("c"), 0, 2**40, IngestResult("test", 0, 2**40), lambda rows, reached_s: None)
     """
 )
 
@@ -344,15 +348,15 @@ def test_kill_9_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
         kills += process.wait() == -signal.SIGKILL
         process.stdout.close()
         store = Store.open(root)
-        table = store.read("telemetry", "c", ["host", "time_ms", "hbm_used_mib"])
+        table = store.of("c").read("telemetry", ["host", "time_ms", "hbm_used_mib"])
         times, hosts = table["time_ms"].to_numpy(), table["host"].to_pylist()
         assert len(set(zip(hosts, times.tolist(), strict=True))) == table.num_rows
-        assert set((times // 86_400_000).tolist()) <= set(store.open_days("c"))
-        done_ms = (store.watermark("test", "c") or 0) * 1000
+        assert set((times // 86_400_000).tolist()) <= set(store.of("c").open_days())
+        done_ms = (store.of("c").watermark("test") or 0) * 1000
         assert (times < done_ms).sum() == max(0, (done_ms - START_MS) // 10_000 * 3)
     assert kills >= 3, "the writer was never caught in the middle"
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
-    table = Store.open(root).read("telemetry", "c", ["time_ms", "hbm_used_mib"])
+    table = Store.open(root).of("c").read("telemetry", ["time_ms", "hbm_used_mib"])
     assert table.num_rows == 12 * 180 * 3
     assert np.array_equal(table["hbm_used_mib"].to_numpy(), (table["time_ms"].to_numpy() % 977).astype("float32"))
     assert not [name for _, _, names in os.walk(root) for name in names if name.startswith(".tmp-")]
@@ -369,8 +373,10 @@ class Spans:
 
 def test_a_span_behind_a_gap_leaves_the_watermark_where_it_is(store: Store) -> None:
     def read(since_s: int, until_s: int) -> int | None:
-        ingest(Spans(), store, "c", since_s, until_s, IngestResult("spans", since_s, until_s), lambda rows, at_s: None)
-        return store.watermark("spans", "c")
+        ingest(
+            Spans(), store.of("c"), since_s, until_s, IngestResult("spans", since_s, until_s), lambda rows, at_s: None
+        )
+        return store.of("c").watermark("spans")
 
     assert read(0, 1000) == 1000
     assert read(500_000, 600_000) == 1000, "1000 to 500000 was never read"
@@ -383,9 +389,9 @@ def test_the_days_of_a_file_are_open_before_it_changes(store: Store, monkeypatch
 
     monkeypatch.setattr("telemetry.store.store._replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        store.write("telemetry", "c", samples([("n1", 0, 0, 1.0)]), lambda start_s: [start_s // 86_400])
-    assert list(store.open_days("c")) == [START_MS // 86_400_000]
-    assert store.files("telemetry", "c") == []
+        store.of("c").write("telemetry", samples([("n1", 0, 0, 1.0)]), lambda start_s: [start_s // 86_400])
+    assert list(store.of("c").open_days()) == [START_MS // 86_400_000]
+    assert store.of("c").files("telemetry") == []
 
 
 def test_a_write_opens_the_days_of_the_files_that_it_changes_only(store: Store) -> None:
@@ -395,9 +401,9 @@ def test_a_write_opens_the_days_of_the_files_that_it_changes_only(store: Store) 
         seen.append(start_s - START_MS // 1000)
         return []
 
-    store.write("telemetry", "c", samples([("n1", 0, 0, 1.0), ("n1", 0, 3600, 1.0)]), opens)
-    store.write("telemetry", "c", samples([("n1", 0, 0, 1.0), ("n1", 0, 3600, 2.0)]), opens)
-    store.write("telemetry", "c", samples([("n1", 0, 0, None), ("n1", 0, 3600, 2.0)]), opens)
+    store.of("c").write("telemetry", samples([("n1", 0, 0, 1.0), ("n1", 0, 3600, 1.0)]), opens)
+    store.of("c").write("telemetry", samples([("n1", 0, 0, 1.0), ("n1", 0, 3600, 2.0)]), opens)
+    store.of("c").write("telemetry", samples([("n1", 0, 0, None), ("n1", 0, 3600, 2.0)]), opens)
     assert seen == [0, 3600, 3600]
 
 
@@ -420,24 +426,24 @@ def owners(*job_ids: int) -> pa.Table:
 
 
 def stored_gpus(store: Store) -> list[tuple[int, str, float | None]]:
-    table = store.read("gpu_metrics", "c", ["job_id", "host", "hbm_peak_mib"])
+    table = store.of("c").read("gpu_metrics", ["job_id", "host", "hbm_peak_mib"])
     return [(row["job_id"], row["host"], row["hbm_peak_mib"]) for row in table.to_pylist()]
 
 
 def test_replacing_leaves_no_row_of_an_owner_that_was_not_given_again(store: Store) -> None:
-    store.replace("gpu_metrics", "c", gpus([(1, "a", 5.0), (1, "b", 6.0), (2, "a", 7.0)]), owners(1, 2))
-    assert store.replace("gpu_metrics", "c", gpus([(1, "b", None)]), owners(1)) == 1
+    store.of("c").replace("gpu_metrics", gpus([(1, "a", 5.0), (1, "b", 6.0), (2, "a", 7.0)]), owners(1, 2))
+    assert store.of("c").replace("gpu_metrics", gpus([(1, "b", None)]), owners(1)) == 1
     assert stored_gpus(store) == [(1, "b", None), (2, "a", 7.0)]
-    assert store.replace("gpu_metrics", "c", gpus([]), owners(1, 3)) == 1
+    assert store.of("c").replace("gpu_metrics", gpus([]), owners(1, 3)) == 1
     assert stored_gpus(store) == [(2, "a", 7.0)]
 
 
 def test_replacing_by_the_same_rows_changes_no_file(store: Store) -> None:
     rows = gpus([(1, "a", 5.0), (1, "b", None)])
-    assert store.replace("gpu_metrics", "c", rows, owners(1)) == 1
-    [before] = [path.stat().st_ino for path in store.files("gpu_metrics", "c")]
-    assert store.replace("gpu_metrics", "c", rows.take([1, 0]), owners(1)) == 0
-    assert [path.stat().st_ino for path in store.files("gpu_metrics", "c")] == [before]
+    assert store.of("c").replace("gpu_metrics", rows, owners(1)) == 1
+    [before] = [path.stat().st_ino for path in store.of("c").files("gpu_metrics")]
+    assert store.of("c").replace("gpu_metrics", rows.take([1, 0]), owners(1)) == 0
+    assert [path.stat().st_ino for path in store.of("c").files("gpu_metrics")] == [before]
 
 
 def test_a_store_that_may_not_be_written_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +452,7 @@ def test_a_store_that_may_not_be_written_says_so(store: Store, monkeypatch: pyte
 
     monkeypatch.setattr("telemetry.store.atomic.os.open", refused)
     with pytest.raises(StoreError, match="cannot be written: Permission denied"):
-        store.set_watermark("sacct", "c", 1)
+        store.of("c").set_watermark("sacct", 1)
 
 
 def test_a_link_in_the_place_of_the_lock_is_refused_and_what_it_names_stays(store: Store, tmp_path: Path) -> None:
@@ -455,23 +461,23 @@ def test_a_link_in_the_place_of_the_lock_is_refused_and_what_it_names_stays(stor
     lock.unlink(missing_ok=True)
     lock.symlink_to(target)
     with pytest.raises(StoreError, match="symbolic link"):
-        store.set_watermark("sacct", "c", 1)
+        store.of("c").set_watermark("sacct", 1)
     lock.unlink()
     lock.hardlink_to(target)
-    store.set_watermark("sacct", "c", 1)
+    store.of("c").set_watermark("sacct", 1)
     assert target.read_text() == "root's"
 
 
 def test_a_bit_that_flipped_is_not_written_again_with_a_good_checksum(store: Store) -> None:
-    store.write("telemetry", "c", samples([("n1", 0, second, float(second % 97)) for second in range(900)]))
-    [path] = store.files("telemetry", "c")
+    store.of("c").write("telemetry", samples([("n1", 0, second, float(second % 97)) for second in range(900)]))
+    [path] = store.of("c").files("telemetry")
     content = bytearray(path.read_bytes())
     chunk = pq.read_metadata(path).row_group(0).column(TABLES["telemetry"].schema.get_field_index("hbm_used_mib"))
     content[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 1
     path.write_bytes(content)
     for change in (
-        lambda: store.write("telemetry", "c", samples([("n1", 1, 0, 1.0)])),
-        lambda: store.replace("telemetry", "c", samples([]), pa.table({"time_ms": [START_MS]})),
+        lambda: store.of("c").write("telemetry", samples([("n1", 1, 0, 1.0)])),
+        lambda: store.of("c").replace("telemetry", samples([]), pa.table({"time_ms": [START_MS]})),
     ):
         with pytest.raises(StoreError, match=r"2200\.parquet: cannot be read: .*CRC") as caught:
             change()
@@ -481,14 +487,14 @@ def test_a_bit_that_flipped_is_not_written_again_with_a_good_checksum(store: Sto
 
 @pytest.mark.parametrize("content", [b"", b"not parquet", b"PAR1" + b"\xff" * 200 + b"\x64\0\0\0PAR1"])
 def test_of_many_files_the_damaged_one_is_named_by_views_too(store: Store, content: bytes) -> None:
-    store.write("jobs", "c", pa.table({"job_id": [1, 2, 3], "submit_s": [10, 100_000, 200_000]}))
-    path = store.files("jobs", "c")[1]
+    store.of("c").write("jobs", pa.table({"job_id": [1, 2, 3], "submit_s": [10, 100_000, 200_000]}))
+    path = store.of("c").files("jobs")[1]
     path.write_bytes(content)
     with pytest.raises(StoreError, match=f"{path}: cannot be read"), store.connect() as db:
-        store.view(db, "jobs", "c", ["job_id"])
+        store.of("c").view(db, "jobs", ["job_id"])
         db.execute("SELECT sum(job_id) FROM jobs").fetchall()
     with pytest.raises(StoreError, match=f"{path}: cannot be read"):
-        store.read("jobs", "c")
+        store.of("c").read("jobs")
 
 
 def test_without_memory_the_limit_to_raise_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,8 +510,8 @@ def test_without_memory_the_limit_to_raise_is_named(tmp_path: Path, monkeypatch:
 def test_a_full_disk_is_said_and_leaves_the_file_as_it_was(
     store: Store, monkeypatch: pytest.MonkeyPatch, reason: int
 ) -> None:
-    store.write("jobs", "c", pa.table({"job_id": [1], "submit_s": [10], "user": ["ann"]}))
-    [path] = store.files("jobs", "c")
+    store.of("c").write("jobs", pa.table({"job_id": [1], "submit_s": [10], "user": ["ann"]}))
+    [path] = store.of("c").files("jobs")
     before = path.read_bytes()
 
     def is_full(table: pa.Table, out: IO[bytes], **options: object) -> None:
@@ -514,7 +520,7 @@ def test_a_full_disk_is_said_and_leaves_the_file_as_it_was(
 
     monkeypatch.setattr(pq, "write_table", is_full)
     with pytest.raises(StoreError, match=f"{path}: cannot be written: {os.strerror(reason)}") as caught:
-        store.write("jobs", "c", pa.table({"job_id": [2], "submit_s": [20]}))
+        store.of("c").write("jobs", pa.table({"job_id": [2], "submit_s": [20]}))
     assert "free disk space" in caught.value.hint
     assert path.read_bytes() == before
     assert [one.name for one in path.parent.iterdir()] == [path.name]
@@ -524,12 +530,12 @@ def test_a_full_disk_keeps_the_watermark(store: Store, monkeypatch: pytest.Monke
     def is_full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    store.set_watermark("sacct", "c", 1)
+    store.of("c").set_watermark("sacct", 1)
     monkeypatch.setattr(os, "fsync", is_full)
     with pytest.raises(StoreError, match=r"sacct\.c\.json: cannot be written: No space left") as caught:
-        store.set_watermark("sacct", "c", 2)
+        store.of("c").set_watermark("sacct", 2)
     assert "free disk space" in caught.value.hint
-    assert store.watermark("sacct", "c") == 1
+    assert store.of("c").watermark("sacct") == 1
 
 
 def plant(store: Store) -> dict[str, str]:
@@ -567,12 +573,12 @@ def plant(store: Store) -> dict[str, str]:
 def test_strays_are_passed_over_and_each_is_named_once(tmp_path: Path) -> None:
     told: list[Stray] = []
     store = Store.create(tmp_path / "store", on_strays=told.extend)
-    store.write("jobs", "c", pa.table({"job_id": [1, 2], "submit_s": [10, 100_000]}))
+    store.of("c").write("jobs", pa.table({"job_id": [1, 2], "submit_s": [10, 100_000]}))
     expected = plant(store)
     for more in (3, 4):
         assert store.clusters() == ["c"]
-        store.write("jobs", "c", pa.table({"job_id": [more], "submit_s": [more * 10]}))
-        assert store.read("jobs", "c")["job_id"].to_pylist() == [1, *range(3, more + 1), 2]
+        store.of("c").write("jobs", pa.table({"job_id": [more], "submit_s": [more * 10]}))
+        assert store.of("c").read("jobs")["job_id"].to_pylist() == [1, *range(3, more + 1), 2]
     assert {str(one.path.relative_to(store.root / "jobs")): one.reason for one in told} == expected
     assert len(told) == len(expected)
 
@@ -583,7 +589,7 @@ def test_a_stray_in_the_place_of_a_file_or_a_folder_is_named_by_the_write(tmp_pa
     (store.root / "jobs" / "cluster=c" / "date=1970-01-02").write_text("mine")
     for submit_s, name in ((10, "1970-01-01/0000.parquet"), (90_000, "1970-01-02")):
         with pytest.raises(StoreError, match=name):
-            store.write("jobs", "c", pa.table({"job_id": [1], "submit_s": [submit_s]}))
+            store.of("c").write("jobs", pa.table({"job_id": [1], "submit_s": [submit_s]}))
     assert (store.root / "jobs" / "cluster=c" / "date=1970-01-02").read_text() == "mine"
 
 

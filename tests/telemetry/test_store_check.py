@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Store:
     store = Store.create(tmp_path / "store")
     rows = {"host": ["n1"] * 3, "gpu": [0] * 3, "mig": [""] * 3, "time_ms": [HOUR_MS * n for n in range(3)]}
     for cluster in ("a", "b"):
-        store.write("telemetry", cluster, pa.table(rows))
+        store.of(cluster).write("telemetry", pa.table(rows))
     return store
 
 
@@ -40,7 +40,7 @@ def test_an_empty_store(tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_named_with_the_reason(store: Store) -> None:
-    empty, cut, other, junk = store.files("telemetry", "a") + store.files("telemetry", "b")[:1]
+    empty, cut, other, junk = store.of("a").files("telemetry") + store.of("b").files("telemetry")[:1]
     empty.write_bytes(b"")
     cut.write_bytes(cut.read_bytes()[:-9])
     pq.write_table(pa.table({"host": ["n1"], "mig": [""]}), other)
@@ -55,7 +55,7 @@ def test_damaged_files_are_named_with_the_reason(store: Store) -> None:
 
 
 def test_half_written_files_disturb_nothing_and_strays_are_named(store: Store) -> None:
-    folder = store.files("telemetry", "a")[0].parent
+    folder = store.of("a").files("telemetry")[0].parent
     (folder / ".tmp-123").write_bytes(b"half")
     (folder / ".tmp-1.parquet").write_bytes(b"half")
     (folder / "copy of 0000.parquet").write_bytes(b"")
@@ -78,38 +78,38 @@ def test_a_flipped_bit_that_changes_what_is_read_is_seen(store: Store) -> None:
     """Two thirds of these flips and more were read as other numbers, with nothing said by anybody."""
     rng = np.random.default_rng(1)
     rows = {"job_id": np.arange(600), "submit_s": rng.integers(0, 86_400, 600), "gpu_count": rng.integers(0, 9, 600)}
-    store.write("jobs", "a", pa.table({**rows, "name": [f"train-{number}" for number in range(600)]}))
-    [path] = store.files("jobs", "a")
-    whole, good = path.read_bytes(), store.read("jobs", "a")
+    store.of("a").write("jobs", pa.table({**rows, "name": [f"train-{number}" for number in range(600)]}))
+    [path] = store.of("a").files("jobs")
+    whole, good = path.read_bytes(), store.of("a").read("jobs")
     seen = 0
     for content in flipped(whole, 3, 60):
         path.write_bytes(content)
         is_seen = bool(fault_of(path, are_pages_read=True))
         seen += is_seen
         with contextlib.suppress(StoreError):
-            assert is_seen or store.read("jobs", "a").equals(good)
+            assert is_seen or store.of("a").read("jobs").equals(good)
     assert seen > 40
 
 
 def test_a_column_that_is_none_of_the_tables_is_damage(store: Store) -> None:
-    path = store.files("telemetry", "a")[0]
+    path = store.of("a").files("telemetry")[0]
     rows = pq.read_table(path, partitioning=None)
     pq.write_table(rows.rename_columns([name.replace("uuid", "tuid") for name in rows.column_names]), path)
     assert fault_of(path, are_pages_read=False) == "it has unknown columns in place of the table's: tuid"
 
 
 def test_a_column_that_a_later_almanac_added_is_no_damage(store: Store) -> None:
-    before = store.read("telemetry", "a")
-    path = store.files("telemetry", "a")[0]
+    before = store.of("a").read("telemetry")
+    path = store.of("a").files("telemetry")[0]
     rows = pq.read_table(path, partitioning=None)
     pq.write_table(rows.append_column("new_counter", pa.nulls(rows.num_rows, pa.float32())), path)
     assert fault_of(path, are_pages_read=True) == ""
     assert check_files(store).damaged == ()
-    assert store.read("telemetry", "a").equals(before)
+    assert store.of("a").read("telemetry").equals(before)
 
 
 def test_all_pages_are_read_of_the_newest_files_or_of_all(store: Store) -> None:
-    files = store.files("telemetry", "a") + store.files("telemetry", "b")
+    files = store.of("a").files("telemetry") + store.of("b").files("telemetry")
     for path in files[:1] + files[-1:]:  # the oldest of a, the newest of b
         content = bytearray(path.read_bytes())
         chunk = pq.read_metadata(path).row_group(0).column(3)

@@ -374,7 +374,7 @@ def test_telemetry_of_days_that_no_job_needs_is_not_read(filled: Site) -> None:
     filled.telemetry(node("n4", 24 * 9, 24 * 9 + 1))
     filled.jobs(job(20, 24 * 9, 24 * 9 + 1, "n4", 2))
     filled.summarize()
-    [damaged] = filled.store.files("telemetry", "c", T0_S + 30 * 3600, T0_S + 31 * 3600)
+    [damaged] = filled.store.of("c").files("telemetry", T0_S + 30 * 3600, T0_S + 31 * 3600)
     damaged.write_bytes(b"not parquet")
     assert filled.telemetry(node("n4", 24 * 9, 24 * 9 + 1, hbm=9.0), node("n1", -72, -71)) == [-3, 9]
     filled.summarize()
@@ -409,6 +409,6 @@ def test_progress_moves_on_over_days_apart(site: Site) -> None:
 
 
 def test_a_second_summary_at_the_same_time_is_refused(filled: Site) -> None:
-    with filled.store.summarizing("c"), pytest.raises(BusyError):
+    with filled.store.of("c").summarizing(), pytest.raises(BusyError):
         filled.summarize()
     assert filled.open_days == [0, 1]

@@ -25,7 +25,7 @@ store = Store.open(Path(sys.argv[1]), threads=1)
 with store.connect():
     pass
 print("ready", flush=True)
-summarize(store, "c", config)
+summarize(store.of("c"), config)
 """
 
 

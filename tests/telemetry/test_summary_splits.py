@@ -35,7 +35,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Site:
     end_s = T0_S + DAYS * DAY_S
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
-        ingest(GeneratedSource(SHAPE), site.store, "c", T0_S, end_s, IngestResult("g", T0_S, end_s), lambda *_: None)
+        ingest(GeneratedSource(SHAPE), site.store.of("c"), T0_S, end_s, IngestResult("g", T0_S, end_s), lambda *_: None)
     site.summarize()
     return site
 
@@ -47,7 +47,7 @@ def forget(site: Site) -> None:
 
 
 def test_the_site_has_what_the_splits_are_about(generated: Site) -> None:
-    runs = load_runs(generated.store, "c").to_pylist()
+    runs = load_runs(generated.store.of("c")).to_pylist()
     days = [(run["until_s"] - 1) // DAY_S - run["start_s"] // DAY_S for run in runs if run["end_s"] is not None]
     assert sum(number > 0 for number in days) >= 10
     assert max(days) >= 2
@@ -77,7 +77,7 @@ def test_days_and_parts_of_days_one_after_another_give_the_rows_of_all_at_once(
 
 def assert_alone(site: Site, expected: tuple[pa.Table, ...], span: tuple[int, int]) -> None:
     """A summary of a span alone gives the rows of its jobs as `expected` has them, and no others."""
-    keys = {(run.job_id, run.submit_s) for run in ended_jobs(load_runs(site.store, "c"), *span)}
+    keys = {(run.job_id, run.submit_s) for run in ended_jobs(load_runs(site.store.of("c")), *span)}
     forget(site)
     site.summarize(*span)
     for some, whole in zip(site.tables(), expected, strict=True):

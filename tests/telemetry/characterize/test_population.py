@@ -129,11 +129,11 @@ def test_of_a_large_span_an_even_sample_is_drawn_the_same_each_time(tmp_path: Pa
         {"job_id": number, "submit_s": 1000, "start_s": 1000, "end_s": 2000, "gpu_count": 1 + number % 2}
         for number in range(4000)
     ]
-    store.write("jobs", "c", pa.Table.from_pylist(jobs, schema=SCHEMAS["jobs"].schema))
-    assert load_population(store, "c").num_rows == 4000
-    assert load_population(store, "c", at_most=4000).num_rows == 4000
-    sample = load_population(store, "c", at_most=1000)
+    store.of("c").write("jobs", pa.Table.from_pylist(jobs, schema=SCHEMAS["jobs"].schema))
+    assert load_population(store.of("c")).num_rows == 4000
+    assert load_population(store.of("c"), at_most=4000).num_rows == 4000
+    sample = load_population(store.of("c"), at_most=1000)
     assert 850 < sample.num_rows < 1150
     assert 0.4 < sum(size == 1 for size in sample["gpu_count"].to_pylist()) / sample.num_rows < 0.6
-    assert sample.equals(load_population(store, "c", 1000, 1001, at_most=1000))
-    assert load_population(store, "c", 1001, 2000, at_most=1000).num_rows == 0
+    assert sample.equals(load_population(store.of("c"), 1000, 1001, at_most=1000))
+    assert load_population(store.of("c"), 1001, 2000, at_most=1000).num_rows == 0

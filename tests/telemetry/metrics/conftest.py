@@ -41,8 +41,8 @@ def run(tmp_path: Path) -> Run:
         root = tmp_path / str(next(numbers))
         if stored:
             store = Store.create(root)
-            store.write("telemetry", "c", telemetry(frame))
-            paths = store.files("telemetry", "c")
+            store.of("c").write("telemetry", telemetry(frame))
+            paths = store.of("c").files("telemetry")
         else:
             root.mkdir()
             half = len(frame) // 2

@@ -55,8 +55,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Four hours around midnight of three nodes with two GPUs; each hour is a chunk."""
     monkeypatch.setattr(telemetry.metrics.chunks, "ROWS_PER_CHUNK", 1)
     made = Store.create(tmp_path / "store", threads=1)
-    made.write("telemetry", "c", _samples())
-    made.write("jobs", "c", _jobs())
+    made.of("c").write("telemetry", _samples())
+    made.of("c").write("jobs", _jobs())
     return made
 
 
@@ -81,7 +81,7 @@ def _jobs() -> pa.Table:
 
 def computed(store: Store, mapper: Mapper = map_partials) -> Results:
     with store.connect() as db:
-        return compute(db, prepare(db, store.files("telemetry", "c"), JOBS, [], OPEN), OPEN, mapper)[0]
+        return compute(db, prepare(db, store.of("c").files("telemetry"), JOBS, [], OPEN), OPEN, mapper)[0]
 
 
 def on(workers: Local) -> DaskMapper:
@@ -102,7 +102,7 @@ def test_results_are_bit_equal_to_those_of_one_process(
 def test_every_chunk_is_reported_as_it_is_done(workers: Local, store: Store) -> None:
     said: list[tuple[int, int, str]] = []
     with store.connect() as db:
-        prepared = prepare(db, store.files("telemetry", "c"), JOBS, [], OPEN)
+        prepared = prepare(db, store.of("c").files("telemetry"), JOBS, [], OPEN)
         compute(db, prepared, OPEN, on(workers), lambda *seen: said.append(seen))
     assert said[0] == (0, HOURS, "waiting for workers")
     assert said[-1][:2] == (HOURS, HOURS)
@@ -192,20 +192,20 @@ def spoil(path: Path, column: str) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_said_as_it_is_locally(workers: Local, store: Store) -> None:
-    spoil(store.files("telemetry", "c")[2], "gpu_util_pct")
+    spoil(store.of("c").files("telemetry")[2], "gpu_util_pct")
     said = []
     for mapper in (map_partials, on(workers)):
         with pytest.raises(StoreError) as caught:
-            summarize(store, "c", OPEN, START_S, START_S + HOURS * 3600, mapper=mapper)
+            summarize(store.of("c"), OPEN, START_S, START_S + HOURS * 3600, mapper=mapper)
         said.append((str(caught.value), caught.value.hint))
     assert said[0] == said[1]
-    assert f"{store.files('telemetry', 'c')[2]}: cannot be read" in said[0][0]
+    assert f"{store.of('c').files('telemetry')[2]}: cannot be read" in said[0][0]
 
 
 def test_a_worker_that_does_not_see_the_store_is_an_error(workers: Local, store: Store) -> None:
     class Hiding(DaskMapper):
         def __call__(self, *arguments: Any) -> Any:
-            store.files("telemetry", "c")[2].rename(store.root / "hidden")
+            store.of("c").files("telemetry")[2].rename(store.root / "hidden")
             return super().__call__(*arguments)
 
     with pytest.raises(StoreError, match=r"the worker on .* cannot read it") as caught:

@@ -25,9 +25,9 @@ def look(root: Path, *frames: pd.DataFrame, counted_ms: tuple[int, int] = COUNTE
     from small_sites import telemetry
 
     store = Store.create(root)
-    store.write("telemetry", "c", telemetry(pd.concat(frames, ignore_index=True)))
+    store.of("c").write("telemetry", telemetry(pd.concat(frames, ignore_index=True)))
     with store.connect() as db:
-        return survey(db, split_files(store.files("telemetry", "c")), counted_ms)
+        return survey(db, split_files(store.of("c").files("telemetry")), counted_ms)
 
 
 def test_the_interval_of_a_day_is_the_median_over_gpus_and_hours(tmp_path: Path) -> None:

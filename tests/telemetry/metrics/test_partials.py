@@ -56,14 +56,14 @@ def store(tmp_path: Path) -> Store:
     from small_sites import telemetry
 
     made = Store.create(tmp_path)
-    made.write("telemetry", "c", telemetry(draw()))
+    made.of("c").write("telemetry", telemetry(draw()))
     return made
 
 
 def prepared(db: duckdb.DuckDBPyConnection, store: Store, *jobs: JobRun, options: Options | None = None) -> Prepared:
     from small_sites import OPEN
 
-    return prepare(db, store.files("telemetry", "c"), jobs, [], OPEN, options=options)
+    return prepare(db, store.of("c").files("telemetry"), jobs, [], OPEN, options=options)
 
 
 def jobs_of(db: duckdb.DuckDBPyConnection, found: Prepared, partials: Partials) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def test_hours_without_an_allocation_are_not_read(store: Store) -> None:
     with store.connect() as db:
         found = prepared(db, store, job(0.5, 2.5))
         expected = jobs_of(db, found, mapped(db, found))
-        store.files("telemetry", "c")[-1].write_bytes(b"damaged")
+        store.of("c").files("telemetry")[-1].write_bytes(b"damaged")
         assert jobs_of(db, found, mapped(db, found)) == expected
 
 
@@ -148,7 +148,7 @@ def test_files_of_the_store_that_are_not_as_the_store_keeps_them_are_sorted_firs
     with store.connect() as db:
         found = prepared(db, store, job(0.5, 3.5))
         expected = jobs_of(db, found, mapped(db, found))[0]
-        one, other = store.files("telemetry", "c")[:2]
+        one, other = store.of("c").files("telemetry")[:2]
         rows, more = (pq.read_table(path, partitioning=None) for path in (one, other))
         if fault == "unsorted":
             pq.write_table(rows.take(np.random.default_rng(1).permutation(len(rows))), one)
@@ -216,7 +216,7 @@ def test_an_hour_in_which_a_job_has_no_samples_adds_nothing(
     frame = draw()
     silent = Store.create(tmp_path / "other")
     late = frame.time_ms >= (START_S + 2 * HOUR_S) * 1000
-    silent.write("telemetry", "c", telemetry(pd.concat([frame[~late], frame.assign(host="n2")])))
+    silent.of("c").write("telemetry", telemetry(pd.concat([frame[~late], frame.assign(host="n2")])))
     options = Options(is_aligned_to_job=is_aligned_to_job)
     with store.connect() as db:
         ends = prepared(db, store, job(0.5, 2), options=options)

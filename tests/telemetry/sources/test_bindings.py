@@ -87,8 +87,8 @@ def test_a_record_written_anew_with_its_instances_completes_the_row(tmp_path: Pa
         with path.open("a") as handle:
             handle.write(line)
         for batch in source.read(NOW_S - 3600, NOW_S):
-            store.write("bindings", "lab", batch.rows)
-    [row] = store.read("bindings", "lab").to_pylist()
+            store.of("lab").write("bindings", batch.rows)
+    [row] = store.of("lab").read("bindings").to_pylist()
     assert (row["gpu"], row["uuid"], row["mig"]) == (4, "GPU-x", "7")
 
 

@@ -126,8 +126,8 @@ def test_the_record_has_the_columns_of_the_products_history(
     record: tuple[pd.DataFrame, pd.DataFrame], tmp_path: object
 ) -> None:
     store = Store.create(tmp_path / "store")  # type: ignore[operator]
-    store.write("jobs", "c", generate_jobs(SiteShape(days=1, users=6, jobs_per_day=40, nodes_40=4, nodes_80=4)))
-    assert set(load_history(store, "c").columns) - set(record[0].columns) == {"mean_gpu_util_pct", "coverage_frac"}
+    store.of("c").write("jobs", generate_jobs(SiteShape(days=1, users=6, jobs_per_day=40, nodes_40=4, nodes_80=4)))
+    assert set(load_history(store.of("c")).columns) - set(record[0].columns) == {"mean_gpu_util_pct", "coverage_frac"}
 
 
 def test_a_plain_site_is_what_it_was_before_there_were_hostile_ones() -> None:

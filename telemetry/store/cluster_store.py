@@ -1,0 +1,240 @@
+"""The tables of one cluster in a store, its watermarks, and its days that changed."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from almanac.errors import StoreError
+from telemetry.store.atomic import locked, make_inner_folder, replacing, writing
+from telemetry.store.folder import StoreFolder
+from telemetry.store.marks import ahead_s, safe_name
+from telemetry.store.merge import WriteResult, arrow, conform, merge, names_sql, replace
+from telemetry.store.partitions import by_partition, of_times, partition_files, partition_start, span_ticks
+from telemetry.store.schema import SCHEMA_VERSION, TABLES, Table
+
+_ROW_GROUP = 122_880
+
+Opens = Callable[[int], Iterable[int]]
+"""Of the start of a partition (s) that is about to change, the days since 1970 whose jobs' metrics depend on it."""
+
+
+def _opens_nothing(start_s: int) -> Iterable[int]:
+    return ()
+
+
+class ClusterStore:
+    """One cluster of a store, as `Store.of` returns it."""
+
+    def __init__(self, store: StoreFolder, cluster: str) -> None:
+        self.cluster = cluster
+        self._store = store
+
+    def every_cluster(self) -> list[ClusterStore]:
+        """Each cluster of the same store that has jobs or telemetry, sorted by name."""
+        return [ClusterStore(self._store, name) for name in self._store.clusters()]
+
+    @property
+    def root(self) -> Path:
+        """The root folder of the store, which holds every cluster."""
+        return self._store.root
+
+    def connect(self) -> contextlib.AbstractContextManager[duckdb.DuckDBPyConnection]:
+        """See `StoreFolder.connect`."""
+        return self._store.connect()
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """See `StoreFolder.reading`."""
+        return self._store.reading()
+
+    @property
+    def models_dir(self) -> Path:
+        """The folder of the trained models; it need not exist."""
+        return self._folder("models")
+
+    def files(self, table: str, since_s: int | None = None, until_s: int | None = None) -> list[Path]:
+        """Partition files that can hold rows of [since_s, until_s), in time order. Strays are passed over and named."""
+        part_s = TABLES[table].part_s
+        files, strays = partition_files(self._folder(table))
+        self._store.report_strays(strays)
+        found = []
+        for path in files:
+            start_s = partition_start(path)
+            if (until_s is None or start_s < until_s) and (since_s is None or start_s + part_s > since_s):
+                found.append(path)
+        self._store.listed[table, self.cluster] = found
+        return found
+
+    def read(
+        self,
+        table: str,
+        columns: Sequence[str] | None = None,
+        since_s: int | None = None,
+        until_s: int | None = None,
+        among: Mapping[str, pa.Array[Any]] | None = None,
+    ) -> pa.Table:
+        """Rows whose time is in [since_s, until_s), in the order of the files; an empty table where there are none.
+
+        among: only rows whose value of each of these columns is one of those given, in any order; the others are never
+        in memory. Where the time column is one of them, only files that can hold such a time are opened.
+        """
+        spec = TABLES[table]
+        names = list(columns) if columns is not None else spec.schema.names
+        empty = pa.schema([spec.schema.field(name) for name in names]).empty_table()
+        files = self.files(table, since_s, until_s)
+        if among and spec.time_column in among:
+            files = of_times(spec, files, among[spec.time_column])
+        if not files:
+            return empty
+        low, high = span_ticks(spec, since_s, until_s)
+        # Files written before a column was added lack it: the empty table has every column.
+        files_sql = "SELECT * FROM read_parquet($files, union_by_name=true, hive_partitioning=false)"
+        sql = (
+            f"SELECT {names_sql(names)} FROM ({files_sql} UNION ALL BY NAME SELECT * FROM empty)"
+            f' WHERE "{spec.time_column}" >= $low AND "{spec.time_column}" < $high'
+        )
+        with self.connect() as db:
+            db.register("empty", spec.schema.empty_table())
+            for number, (column, values) in enumerate((among or {}).items()):
+                db.register(f"among{number}", pa.table({"value": values}))
+                sql += f" AND {names_sql([column])} IN (SELECT value FROM among{number})"
+            rows = arrow(db, sql, {"files": [str(f) for f in files], "low": low, "high": high})
+        return rows.rename_columns(names).cast(empty.schema)
+
+    def view(
+        self,
+        db: duckdb.DuckDBPyConnection,
+        table: str,
+        columns: Sequence[str],
+        since_s: int | None = None,
+        until_s: int | None = None,
+    ) -> None:
+        """Make these columns a view of the table's name, for readers of more rows than fit in memory.
+
+        Of the rows whose time is in [since_s, until_s). Damaged files raise duckdb.Error when the view is read.
+        """
+        spec = TABLES[table]
+        db.register(f"no_{table}", spec.schema.empty_table())
+        parts = [f"FROM no_{table}"]
+        files = self.files(table, since_s, until_s)
+        if files:
+            found = db.read_parquet([str(file) for file in files], union_by_name=True, hive_partitioning=False)
+            found.create_view(f"found_{table}")
+            parts.append(f"FROM found_{table}")
+        low, high = span_ticks(spec, since_s, until_s)
+        db.execute(
+            f"CREATE VIEW {table} AS SELECT {names_sql(list(columns))} FROM ({' UNION ALL BY NAME '.join(parts)})"
+            f' WHERE "{spec.time_column}" >= {low} AND "{spec.time_column}" < {high}'
+        )
+
+    def write(self, table: str, rows: pa.Table, opens: Opens = _opens_nothing) -> WriteResult:
+        """Merge rows into their partition files by key.
+
+        A newer row wins over an older one, the last given over the first, and a null never erases a known
+        value. Columns that are missing are null. Days are opened just before the file changes that opens them.
+        Raises StoreError, also for null keys.
+        """
+        spec, result, opened = TABLES[table], WriteResult(), set[int]()
+        rows = conform(rows, spec)
+        with self._store.writing() as db:
+            for start_s, chosen in by_partition(spec, rows):
+                path = self._partition(spec, start_s)
+                merged, written = merge(db, spec, path, chosen)
+                if merged is not None:
+                    # Once a write is enough: nobody looks at what is open before the lock is given back.
+                    days = set(opens(start_s)) - opened
+                    self._store.marks.reopen(self.cluster, days)
+                    opened |= days
+                    _replace(path, merged, spec)
+                result += written
+        return result
+
+    def replace(self, table: str, rows: pa.Table, owners: pa.Table) -> int:
+        """Store rows in place of all rows of their owners; how many partition files that changed.
+
+        owners: values of some columns of the key, the time column among them. Rows of an owner that are not given
+        again are gone, so that computing again leaves nothing stale.
+        """
+        spec, changed = TABLES[table], 0
+        given = dict(by_partition(spec, conform(rows, spec)))
+        with self._store.writing() as db:
+            for start_s, chosen in by_partition(spec, owners):
+                path = self._partition(spec, start_s)
+                own = given.get(start_s, spec.schema.empty_table())
+                replaced = replace(db, spec, path, own, chosen)
+                if replaced is not None:
+                    _replace(path, replaced, spec)
+                    changed += 1
+        return changed
+
+    def watermark(self, source: str) -> int | None:
+        """Up to when (s since 1970) a source has been read into the store; None before its first run."""
+        return self._store.marks.watermark(source, self.cluster)
+
+    def set_watermark(self, source: str, until_s: int) -> None:
+        """Remember how far a source has been read; it never moves back."""
+        with self._store.lock():
+            self._store.marks.set_watermark(source, self.cluster, until_s)
+
+    def remove_watermark(self, source: str) -> None:
+        """Remove a watermark, if there is one: what it stood for is kept elsewhere."""
+        if self._store.marks.watermark(source, self.cluster) is not None:
+            with self._store.lock():
+                self._store.marks.remove(source, self.cluster)
+
+    def pull_back_watermark(self, source: str, now_s: int, to_s: int) -> int:
+        """Set a watermark that lies in the future to to_s; by how many seconds it was ahead, 0 where it is right."""
+        if not ahead_s(self._store.marks.watermark(source, self.cluster), now_s):
+            return 0
+        with self._store.lock():
+            return self._store.marks.pull_back(source, self.cluster, now_s, to_s)
+
+    def watermarks(self) -> dict[str, int]:
+        """Every watermark (s since 1970) by its source."""
+        return self._store.marks.watermarks(self.cluster)
+
+    def open_days(self) -> dict[int, int]:
+        """Days since 1970 that changed since their jobs' metrics were computed; see `Marks.open_days`."""
+        with self._store.lock():
+            return self._store.marks.open_days(self.cluster)
+
+    def peek_open_days(self) -> dict[int, int]:
+        """The same for who only looks: needs no right to write, and waits for nobody."""
+        return self._store.marks.open_days(self.cluster)
+
+    def close_days(self, done: Mapping[int, int]) -> None:
+        """Close days as open_days gave them, but for those that have changed again."""
+        with self._store.lock():
+            self._store.marks.close(self.cluster, done)
+
+    def summarizing(self) -> contextlib.AbstractContextManager[None]:
+        """Held by the one process that computes the cluster's job metrics. Raises BusyError where another does."""
+        return locked(self.root / f".summary-{safe_name(self.cluster)}.lock", "is computing the job metrics")
+
+    def _folder(self, table: str) -> Path:
+        return self.root / table / f"cluster={safe_name(self.cluster)}"
+
+    def _partition(self, spec: Table, start_s: int) -> Path:
+        try:
+            start = dt.datetime.fromtimestamp(start_s, dt.UTC)
+        except (ValueError, OverflowError, OSError) as error:
+            raise StoreError(
+                f"{spec.name}: a row's time is {start_s} s, which is not a date", "correct the source"
+            ) from error
+        return self._folder(spec.name) / f"date={start:%Y-%m-%d}" / f"{start:%H%M}.parquet"
+
+
+def _replace(path: Path, rows: pa.Table, spec: Table) -> None:
+    table = rows.cast(spec.schema).replace_schema_metadata({"almanac.schema_version": str(SCHEMA_VERSION)})
+    with writing(path):
+        for folder in reversed([path.parent, *path.parents[1:3]]):
+            make_inner_folder(folder)
+        with replacing(path, is_handed_over=True) as out:
+            pq.write_table(table, out, compression="zstd", row_group_size=_ROW_GROUP, write_page_checksum=True)
