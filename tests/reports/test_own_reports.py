@@ -116,7 +116,7 @@ def test_a_run_in_another_process_makes_nothing_again(publisher: Publisher) -> N
     program = (
         "import sys, pathlib; from telemetry.store.store import Store;"
         "from reports.published.choice import newest_runs;"
-        f"runs = newest_runs(Store.open(pathlib.Path(sys.argv[1])), {CLUSTER!r}, 0, 50);"
+        f"runs = newest_runs(Store.open(pathlib.Path(sys.argv[1])).of({CLUSTER!r}), 0, 50);"
         "print(*[run.digest for run in runs['alice']])"
     )
     root = str(publisher.reported.store.root)

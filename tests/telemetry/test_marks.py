@@ -98,8 +98,8 @@ from telemetry.store.store import Store
 
 sys.stdin.readline()
 print("looking", flush=True)
-store = Store.open(Path(sys.argv[1]))
-print(len(store.open_days("c")), len(store.files("telemetry", "c")))
+store = Store.open(Path(sys.argv[1])).of("c")
+print(len(store.open_days()), len(store.files("telemetry")))
 """
 
 

@@ -20,13 +20,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from almanac.errors import SchemaVersionError, StoreError
+from almanac.errors import StoreError
 from almanac.records import Counts
 from telemetry.ingest import IngestResult, ingest
 from telemetry.sources.base import RowBatch
+from telemetry.store.cluster_store import ClusterStore
+from telemetry.store.merge import WriteResult
 from telemetry.store.partitions import Stray
 from telemetry.store.schema import TABLES
-from telemetry.store.store import Store, WriteResult
+from telemetry.store.store import Store
 
 HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
@@ -35,6 +37,11 @@ START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store.create(tmp_path / "store")
+
+
+@pytest.fixture
+def cluster(store: Store) -> ClusterStore:
+    return store.of("c")
 
 
 def samples(rows: list[tuple[str, int, int, float | None]]) -> pa.Table:
@@ -50,30 +57,30 @@ def samples(rows: list[tuple[str, int, int, float | None]]) -> pa.Table:
     )
 
 
-def test_writing_the_same_rows_twice_changes_nothing(store: Store) -> None:
+def test_writing_the_same_rows_twice_changes_nothing(cluster: ClusterStore) -> None:
     rows = samples([("n1", 0, 0, 5.0), ("n1", 0, 10, 6.0), ("n1", 1, 0, 7.0)])
-    assert store.of("c").write("telemetry", rows) == WriteResult(added=3)
-    before = {path: path.stat().st_ino for path in store.of("c").files("telemetry")}
-    assert store.of("c").write("telemetry", rows) == WriteResult(unchanged=3)
-    assert {path: path.stat().st_ino for path in store.of("c").files("telemetry")} == before
+    assert cluster.write("telemetry", rows) == WriteResult(added=3)
+    before = {path: path.stat().st_ino for path in cluster.files("telemetry")}
+    assert cluster.write("telemetry", rows) == WriteResult(unchanged=3)
+    assert {path: path.stat().st_ino for path in cluster.files("telemetry")} == before
 
 
-def test_files_from_before_a_column_was_added_read_as_null_and_can_be_completed(store: Store) -> None:
+def test_files_from_before_a_column_was_added_read_as_null_and_can_be_completed(cluster: ClusterStore) -> None:
     spec = TABLES["bindings"]
     old = {"job_id": 7, "host": "n1", "gpu": 0, "origin": "prolog", "seen_s": 86_400}
-    store.of("c").write("bindings", pa.Table.from_pylist([old], spec.schema))
-    [path] = store.of("c").files("bindings")
+    cluster.write("bindings", pa.Table.from_pylist([old], spec.schema))
+    [path] = cluster.files("bindings")
     pq.write_table(pq.read_table(path).select(list(old)), path)
-    assert store.of("c").read("bindings").to_pylist() == [{**old, "uuid": None, "mig": None}]
-    store.of("c").write("bindings", pa.Table.from_pylist([{**old, "uuid": "GPU-a"}], spec.schema))
-    assert store.of("c").read("bindings").to_pylist() == [{**old, "uuid": "GPU-a", "mig": None}]
+    assert cluster.read("bindings").to_pylist() == [{**old, "uuid": None, "mig": None}]
+    cluster.write("bindings", pa.Table.from_pylist([{**old, "uuid": "GPU-a"}], spec.schema))
+    assert cluster.read("bindings").to_pylist() == [{**old, "uuid": "GPU-a", "mig": None}]
 
 
-def test_rows_go_to_the_hour_they_belong_to_and_are_sorted(store: Store) -> None:
-    store.of("c").write(
+def test_rows_go_to_the_hour_they_belong_to_and_are_sorted(cluster: ClusterStore) -> None:
+    cluster.write(
         "telemetry", samples([("n2", 0, 3599, 1.0), ("n1", 1, 5, 2.0), ("n1", 0, 7, 3.0), ("n1", 0, 3600, 4.0)])
     )
-    files = store.of("c").files("telemetry")
+    files = cluster.files("telemetry")
     assert [path.name for path in files] == ["2200.parquet", "2300.parquet"]
     first = pq.read_table(files[0], columns=["host", "gpu", "time_ms"], partitioning=None).to_pylist()
     assert [(row["host"], row["gpu"], (row["time_ms"] - START_MS) // 1000) for row in first] == [
@@ -83,25 +90,23 @@ def test_rows_go_to_the_hour_they_belong_to_and_are_sorted(store: Store) -> None
     ]
 
 
-def test_a_later_row_replaces_values_but_a_null_erases_none(store: Store) -> None:
-    store.of("c").write("jobs", pa.table({"job_id": [1], "submit_s": [100], "state": ["RUNNING"], "user": ["ann"]}))
+def test_a_later_row_replaces_values_but_a_null_erases_none(cluster: ClusterStore) -> None:
+    cluster.write("jobs", pa.table({"job_id": [1], "submit_s": [100], "state": ["RUNNING"], "user": ["ann"]}))
     later = pa.table({"job_id": [1], "submit_s": [100], "state": ["COMPLETED"], "end_s": [900]})
-    assert store.of("c").write("jobs", later) == WriteResult(replaced=1)
-    row = store.of("c").read("jobs", ["state", "user", "end_s"]).to_pylist()[0]
+    assert cluster.write("jobs", later) == WriteResult(replaced=1)
+    row = cluster.read("jobs", ["state", "user", "end_s"]).to_pylist()[0]
     assert row == {"state": "COMPLETED", "user": "ann", "end_s": 900}
 
 
-def test_duplicates_within_one_write_count_once_and_the_last_wins(store: Store) -> None:
+def test_duplicates_within_one_write_count_once_and_the_last_wins(cluster: ClusterStore) -> None:
     given_rows = samples([("n1", 0, 0, 1.0), ("n1", 0, 0, 2.0), ("n1", 0, 0, None)])
-    assert store.of("c").write("telemetry", given_rows) == WriteResult(added=1)
-    assert store.of("c").read("telemetry")["hbm_used_mib"].to_pylist() == [2.0]
+    assert cluster.write("telemetry", given_rows) == WriteResult(added=1)
+    assert cluster.read("telemetry")["hbm_used_mib"].to_pylist() == [2.0]
 
 
-def test_requeued_runs_of_one_job_id_are_kept_apart(store: Store) -> None:
-    store.of("c").write(
-        "jobs", pa.table({"job_id": [7, 7], "submit_s": [100, 200], "state": ["REQUEUED", "COMPLETED"]})
-    )
-    assert store.of("c").read("jobs")["state"].to_pylist() == ["REQUEUED", "COMPLETED"]
+def test_requeued_runs_of_one_job_id_are_kept_apart(cluster: ClusterStore) -> None:
+    cluster.write("jobs", pa.table({"job_id": [7, 7], "submit_s": [100, 200], "state": ["REQUEUED", "COMPLETED"]}))
+    assert cluster.read("jobs")["state"].to_pylist() == ["REQUEUED", "COMPLETED"]
 
 
 def test_clusters_are_kept_apart(store: Store) -> None:
@@ -183,9 +188,9 @@ def test_reading_an_empty_store_gives_the_schema(store: Store) -> None:
     assert empty.schema.names == TABLES["jobs"].schema.names
 
 
-def test_reading_a_span_is_half_open(store: Store) -> None:
-    store.of("c").write("jobs", pa.table({"job_id": [1, 2, 3], "submit_s": [10, 20, 30]}))
-    assert store.of("c").read("jobs", since_s=10, until_s=30)["job_id"].to_pylist() == [1, 2]
+def test_reading_a_span_is_half_open(cluster: ClusterStore) -> None:
+    cluster.write("jobs", pa.table({"job_id": [1, 2, 3], "submit_s": [10, 20, 30]}))
+    assert cluster.read("jobs", since_s=10, until_s=30)["job_id"].to_pylist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -200,25 +205,23 @@ def test_reading_a_span_is_half_open(store: Store) -> None:
     ],
 )
 def test_a_view_has_the_rows_that_reading_the_span_has(
-    store: Store, since_s: int | None, until_s: int | None, seen: list[int]
+    cluster: ClusterStore, since_s: int | None, until_s: int | None, seen: list[int]
 ) -> None:
-    store.of("c").write("telemetry", samples([("n1", 0, second, 1.0) for second in (0, 10, 3600)]))
+    cluster.write("telemetry", samples([("n1", 0, second, 1.0) for second in (0, 10, 3600)]))
     span = [None if second is None else START_MS // 1000 + second for second in (since_s, until_s)]
-    with store.connect() as db:
-        store.of("c").view(db, "telemetry", ["time_ms"], *span)
+    with cluster.connect() as db:
+        cluster.view(db, "telemetry", ["time_ms"], *span)
         rows = db.execute("SELECT time_ms FROM telemetry ORDER BY time_ms").fetchall()
     assert [(time_ms - START_MS) // 1000 for (time_ms,) in rows] == seen
-    assert store.of("c").read("telemetry", ["time_ms"], *span)["time_ms"].to_pylist() == [
-        time_ms for (time_ms,) in rows
-    ]
+    assert cluster.read("telemetry", ["time_ms"], *span)["time_ms"].to_pylist() == [time_ms for (time_ms,) in rows]
 
 
-def test_reading_only_rows_that_have_one_of_some_values(store: Store) -> None:
+def test_reading_only_rows_that_have_one_of_some_values(cluster: ClusterStore) -> None:
     given = [("n1", 0, 0, 5.0), ("n2", 0, 0, 6.0), ("n2", 1, 0, 7.0), ("n3", 1, 0, 8.0)]
-    store.of("c").write("telemetry", samples(given))
+    cluster.write("telemetry", samples(given))
 
     def read(**among: pa.Array) -> list[float]:
-        return sorted(store.of("c").read("telemetry", ["hbm_used_mib"], among=among)["hbm_used_mib"].to_pylist())
+        return sorted(cluster.read("telemetry", ["hbm_used_mib"], among=among)["hbm_used_mib"].to_pylist())
 
     hosts = pa.array(["n2", "n3", "x' OR 1=1 --"])
     assert read(host=hosts) == [6, 7, 8]
@@ -226,32 +229,18 @@ def test_reading_only_rows_that_have_one_of_some_values(store: Store) -> None:
     assert read(host=pa.array([], pa.string())) == []
 
 
-def test_columns_carry_their_unit(store: Store) -> None:
-    store.of("c").write("telemetry", samples([("n1", 0, 0, 5.0)]))
-    schema = pq.read_schema(store.of("c").files("telemetry")[0])
+def test_columns_carry_their_unit(cluster: ClusterStore) -> None:
+    cluster.write("telemetry", samples([("n1", 0, 0, 5.0)]))
+    schema = pq.read_schema(cluster.files("telemetry")[0])
     assert schema.field("hbm_used_mib").metadata == {b"unit": b"MiB"}
 
 
-def test_another_schema_version_is_refused_with_a_word(store: Store) -> None:
-    (store.root / "store.json").write_text('{"schema_version": 999}')
-    with pytest.raises(SchemaVersionError, match="schema version 999"):
-        Store.open(store.root)
-
-
-def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="there is no store here"):
-        Store.open(tmp_path)
-    (tmp_path / "precious.txt").write_text("mine")
-    with pytest.raises(StoreError, match=r"no store\.json"):
-        Store.create(tmp_path)
-
-
-def test_a_damaged_file_is_named(store: Store) -> None:
-    store.of("c").write("jobs", pa.table({"job_id": [1], "submit_s": [10]}))
-    path = store.of("c").files("jobs")[0]
+def test_a_damaged_file_is_named(cluster: ClusterStore) -> None:
+    cluster.write("jobs", pa.table({"job_id": [1], "submit_s": [10]}))
+    path = cluster.files("jobs")[0]
     path.write_bytes(b"not parquet")
     with pytest.raises(StoreError, match="cannot be read"):
-        store.of("c").read("jobs")
+        cluster.read("jobs")
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", "", ".hidden"])
@@ -260,27 +249,27 @@ def test_a_cluster_name_cannot_leave_the_store(store: Store, name: str) -> None:
         store.of(name).write("jobs", pa.table({"job_id": [1], "submit_s": [1]}))
 
 
-def test_rows_without_a_key_and_unknown_columns_are_refused(store: Store) -> None:
+def test_rows_without_a_key_and_unknown_columns_are_refused(cluster: ClusterStore) -> None:
     with pytest.raises(StoreError, match="without submit_s"):
-        store.of("c").write("jobs", pa.table({"job_id": [1]}))
+        cluster.write("jobs", pa.table({"job_id": [1]}))
     with pytest.raises(StoreError, match="unknown columns"):
-        store.of("c").write("jobs", pa.table({"job_id": [1], "submit_s": [1], "color": ["red"]}))
+        cluster.write("jobs", pa.table({"job_id": [1], "submit_s": [1], "color": ["red"]}))
 
 
-def test_a_watermark_never_moves_back(store: Store) -> None:
-    assert store.of("c").watermark("sacct") is None
-    store.of("c").set_watermark("sacct", 100)
-    store.of("c").set_watermark("sacct", 50)
-    assert store.of("c").watermark("sacct") == 100
+def test_a_watermark_never_moves_back(cluster: ClusterStore) -> None:
+    assert cluster.watermark("sacct") is None
+    cluster.set_watermark("sacct", 100)
+    cluster.set_watermark("sacct", 50)
+    assert cluster.watermark("sacct") == 100
 
 
-def test_only_a_watermark_in_the_future_is_pulled_back(store: Store) -> None:
+def test_only_a_watermark_in_the_future_is_pulled_back(cluster: ClusterStore) -> None:
     for mark_s, ahead_s, left_s in ((1000, 0, 1000), (1060, 0, 1060), (1061, 61, 400), (10**9, 10**9 - 1000, 400)):
-        store.of("c").set_watermark("sacct", mark_s)
-        assert store.of("c").pull_back_watermark("sacct", 1000, 400) == ahead_s
-        assert store.of("c").watermark("sacct") == left_s
-    assert store.of("c").pull_back_watermark("prometheus", 1000, 400) == 0
-    assert store.of("c").watermark("prometheus") is None
+        cluster.set_watermark("sacct", mark_s)
+        assert cluster.pull_back_watermark("sacct", 1000, 400) == ahead_s
+        assert cluster.watermark("sacct") == left_s
+    assert cluster.pull_back_watermark("prometheus", 1000, 400) == 0
+    assert cluster.watermark("prometheus") is None
 
 
 def test_every_watermark_of_a_cluster_is_listed(store: Store) -> None:
@@ -291,11 +280,11 @@ def test_every_watermark_of_a_cluster_is_listed(store: Store) -> None:
 
 
 @pytest.mark.parametrize("mark", ["1e999", "9" * 400, "NaN", "null", '"x"', "[" * 50_000])
-def test_a_watermark_that_is_no_date_says_what_to_do(store: Store, mark: str) -> None:
-    (store.root / "watermarks").mkdir()
-    (store.root / "watermarks" / "sacct.c.json").write_text(f'{{"until_s": {mark}}}')
+def test_a_watermark_that_is_no_date_says_what_to_do(cluster: ClusterStore, mark: str) -> None:
+    (cluster.root / "watermarks").mkdir()
+    (cluster.root / "watermarks" / "sacct.c.json").write_text(f'{{"until_s": {mark}}}')
     with pytest.raises(StoreError, match="not a watermark") as caught:
-        store.of("c").watermark("sacct")
+        cluster.watermark("sacct")
     assert "remove it" in caught.value.hint
 
 
@@ -371,12 +360,10 @@ class Spans:
         yield RowBatch("jobs", pa.table({"job_id": [since_s], "submit_s": [since_s]}), Counts(1, 1), until_s)
 
 
-def test_a_span_behind_a_gap_leaves_the_watermark_where_it_is(store: Store) -> None:
+def test_a_span_behind_a_gap_leaves_the_watermark_where_it_is(cluster: ClusterStore) -> None:
     def read(since_s: int, until_s: int) -> int | None:
-        ingest(
-            Spans(), store.of("c"), since_s, until_s, IngestResult("spans", since_s, until_s), lambda rows, at_s: None
-        )
-        return store.of("c").watermark("spans")
+        ingest(Spans(), cluster, since_s, until_s, IngestResult("spans", since_s, until_s), lambda rows, at_s: None)
+        return cluster.watermark("spans")
 
     assert read(0, 1000) == 1000
     assert read(500_000, 600_000) == 1000, "1000 to 500000 was never read"
@@ -387,23 +374,23 @@ def test_the_days_of_a_file_are_open_before_it_changes(store: Store, monkeypatch
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("telemetry.store.store._replace", killed)
+    monkeypatch.setattr("telemetry.store.cluster_store._replace", killed)
     with pytest.raises(KeyboardInterrupt):
         store.of("c").write("telemetry", samples([("n1", 0, 0, 1.0)]), lambda start_s: [start_s // 86_400])
     assert list(store.of("c").open_days()) == [START_MS // 86_400_000]
     assert store.of("c").files("telemetry") == []
 
 
-def test_a_write_opens_the_days_of_the_files_that_it_changes_only(store: Store) -> None:
+def test_a_write_opens_the_days_of_the_files_that_it_changes_only(cluster: ClusterStore) -> None:
     seen: list[int] = []
 
     def opens(start_s: int) -> list[int]:
         seen.append(start_s - START_MS // 1000)
         return []
 
-    store.of("c").write("telemetry", samples([("n1", 0, 0, 1.0), ("n1", 0, 3600, 1.0)]), opens)
-    store.of("c").write("telemetry", samples([("n1", 0, 0, 1.0), ("n1", 0, 3600, 2.0)]), opens)
-    store.of("c").write("telemetry", samples([("n1", 0, 0, None), ("n1", 0, 3600, 2.0)]), opens)
+    cluster.write("telemetry", samples([("n1", 0, 0, 1.0), ("n1", 0, 3600, 1.0)]), opens)
+    cluster.write("telemetry", samples([("n1", 0, 0, 1.0), ("n1", 0, 3600, 2.0)]), opens)
+    cluster.write("telemetry", samples([("n1", 0, 0, None), ("n1", 0, 3600, 2.0)]), opens)
     assert seen == [0, 3600, 3600]
 
 
@@ -425,25 +412,25 @@ def owners(*job_ids: int) -> pa.Table:
     return pa.table({"job_id": job_ids, "submit_s": [job_id * 86_400 for job_id in job_ids]})
 
 
-def stored_gpus(store: Store) -> list[tuple[int, str, float | None]]:
-    table = store.of("c").read("gpu_metrics", ["job_id", "host", "hbm_peak_mib"])
+def stored_gpus(cluster: ClusterStore) -> list[tuple[int, str, float | None]]:
+    table = cluster.read("gpu_metrics", ["job_id", "host", "hbm_peak_mib"])
     return [(row["job_id"], row["host"], row["hbm_peak_mib"]) for row in table.to_pylist()]
 
 
-def test_replacing_leaves_no_row_of_an_owner_that_was_not_given_again(store: Store) -> None:
-    store.of("c").replace("gpu_metrics", gpus([(1, "a", 5.0), (1, "b", 6.0), (2, "a", 7.0)]), owners(1, 2))
-    assert store.of("c").replace("gpu_metrics", gpus([(1, "b", None)]), owners(1)) == 1
-    assert stored_gpus(store) == [(1, "b", None), (2, "a", 7.0)]
-    assert store.of("c").replace("gpu_metrics", gpus([]), owners(1, 3)) == 1
-    assert stored_gpus(store) == [(2, "a", 7.0)]
+def test_replacing_leaves_no_row_of_an_owner_that_was_not_given_again(cluster: ClusterStore) -> None:
+    cluster.replace("gpu_metrics", gpus([(1, "a", 5.0), (1, "b", 6.0), (2, "a", 7.0)]), owners(1, 2))
+    assert cluster.replace("gpu_metrics", gpus([(1, "b", None)]), owners(1)) == 1
+    assert stored_gpus(cluster) == [(1, "b", None), (2, "a", 7.0)]
+    assert cluster.replace("gpu_metrics", gpus([]), owners(1, 3)) == 1
+    assert stored_gpus(cluster) == [(2, "a", 7.0)]
 
 
-def test_replacing_by_the_same_rows_changes_no_file(store: Store) -> None:
+def test_replacing_by_the_same_rows_changes_no_file(cluster: ClusterStore) -> None:
     rows = gpus([(1, "a", 5.0), (1, "b", None)])
-    assert store.of("c").replace("gpu_metrics", rows, owners(1)) == 1
-    [before] = [path.stat().st_ino for path in store.of("c").files("gpu_metrics")]
-    assert store.of("c").replace("gpu_metrics", rows.take([1, 0]), owners(1)) == 0
-    assert [path.stat().st_ino for path in store.of("c").files("gpu_metrics")] == [before]
+    assert cluster.replace("gpu_metrics", rows, owners(1)) == 1
+    [before] = [path.stat().st_ino for path in cluster.files("gpu_metrics")]
+    assert cluster.replace("gpu_metrics", rows.take([1, 0]), owners(1)) == 0
+    assert [path.stat().st_ino for path in cluster.files("gpu_metrics")] == [before]
 
 
 def test_a_store_that_may_not_be_written_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,29 +442,31 @@ def test_a_store_that_may_not_be_written_says_so(store: Store, monkeypatch: pyte
         store.of("c").set_watermark("sacct", 1)
 
 
-def test_a_link_in_the_place_of_the_lock_is_refused_and_what_it_names_stays(store: Store, tmp_path: Path) -> None:
-    target, lock = tmp_path / "shadow", store.root / ".lock"
+def test_a_link_in_the_place_of_the_lock_is_refused_and_what_it_names_stays(
+    cluster: ClusterStore, tmp_path: Path
+) -> None:
+    target, lock = tmp_path / "shadow", cluster.root / ".lock"
     target.write_text("root's")
     lock.unlink(missing_ok=True)
     lock.symlink_to(target)
     with pytest.raises(StoreError, match="symbolic link"):
-        store.of("c").set_watermark("sacct", 1)
+        cluster.set_watermark("sacct", 1)
     lock.unlink()
     lock.hardlink_to(target)
-    store.of("c").set_watermark("sacct", 1)
+    cluster.set_watermark("sacct", 1)
     assert target.read_text() == "root's"
 
 
-def test_a_bit_that_flipped_is_not_written_again_with_a_good_checksum(store: Store) -> None:
-    store.of("c").write("telemetry", samples([("n1", 0, second, float(second % 97)) for second in range(900)]))
-    [path] = store.of("c").files("telemetry")
+def test_a_bit_that_flipped_is_not_written_again_with_a_good_checksum(cluster: ClusterStore) -> None:
+    cluster.write("telemetry", samples([("n1", 0, second, float(second % 97)) for second in range(900)]))
+    [path] = cluster.files("telemetry")
     content = bytearray(path.read_bytes())
     chunk = pq.read_metadata(path).row_group(0).column(TABLES["telemetry"].schema.get_field_index("hbm_used_mib"))
     content[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 1
     path.write_bytes(content)
     for change in (
-        lambda: store.of("c").write("telemetry", samples([("n1", 1, 0, 1.0)])),
-        lambda: store.of("c").replace("telemetry", samples([]), pa.table({"time_ms": [START_MS]})),
+        lambda: cluster.write("telemetry", samples([("n1", 1, 0, 1.0)])),
+        lambda: cluster.replace("telemetry", samples([]), pa.table({"time_ms": [START_MS]})),
     ):
         with pytest.raises(StoreError, match=r"2200\.parquet: cannot be read: .*CRC") as caught:
             change()
@@ -486,15 +475,15 @@ def test_a_bit_that_flipped_is_not_written_again_with_a_good_checksum(store: Sto
 
 
 @pytest.mark.parametrize("content", [b"", b"not parquet", b"PAR1" + b"\xff" * 200 + b"\x64\0\0\0PAR1"])
-def test_of_many_files_the_damaged_one_is_named_by_views_too(store: Store, content: bytes) -> None:
-    store.of("c").write("jobs", pa.table({"job_id": [1, 2, 3], "submit_s": [10, 100_000, 200_000]}))
-    path = store.of("c").files("jobs")[1]
+def test_of_many_files_the_damaged_one_is_named_by_views_too(cluster: ClusterStore, content: bytes) -> None:
+    cluster.write("jobs", pa.table({"job_id": [1, 2, 3], "submit_s": [10, 100_000, 200_000]}))
+    path = cluster.files("jobs")[1]
     path.write_bytes(content)
-    with pytest.raises(StoreError, match=f"{path}: cannot be read"), store.connect() as db:
-        store.of("c").view(db, "jobs", ["job_id"])
+    with pytest.raises(StoreError, match=f"{path}: cannot be read"), cluster.connect() as db:
+        cluster.view(db, "jobs", ["job_id"])
         db.execute("SELECT sum(job_id) FROM jobs").fetchall()
     with pytest.raises(StoreError, match=f"{path}: cannot be read"):
-        store.of("c").read("jobs")
+        cluster.read("jobs")
 
 
 def test_without_memory_the_limit_to_raise_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,10 +497,10 @@ def test_without_memory_the_limit_to_raise_is_named(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_said_and_leaves_the_file_as_it_was(
-    store: Store, monkeypatch: pytest.MonkeyPatch, reason: int
+    cluster: ClusterStore, monkeypatch: pytest.MonkeyPatch, reason: int
 ) -> None:
-    store.of("c").write("jobs", pa.table({"job_id": [1], "submit_s": [10], "user": ["ann"]}))
-    [path] = store.of("c").files("jobs")
+    cluster.write("jobs", pa.table({"job_id": [1], "submit_s": [10], "user": ["ann"]}))
+    [path] = cluster.files("jobs")
     before = path.read_bytes()
 
     def is_full(table: pa.Table, out: IO[bytes], **options: object) -> None:
@@ -520,22 +509,22 @@ def test_a_full_disk_is_said_and_leaves_the_file_as_it_was(
 
     monkeypatch.setattr(pq, "write_table", is_full)
     with pytest.raises(StoreError, match=f"{path}: cannot be written: {os.strerror(reason)}") as caught:
-        store.of("c").write("jobs", pa.table({"job_id": [2], "submit_s": [20]}))
+        cluster.write("jobs", pa.table({"job_id": [2], "submit_s": [20]}))
     assert "free disk space" in caught.value.hint
     assert path.read_bytes() == before
     assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
-def test_a_full_disk_keeps_the_watermark(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_watermark(cluster: ClusterStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def is_full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    store.of("c").set_watermark("sacct", 1)
+    cluster.set_watermark("sacct", 1)
     monkeypatch.setattr(os, "fsync", is_full)
     with pytest.raises(StoreError, match=r"sacct\.c\.json: cannot be written: No space left") as caught:
-        store.of("c").set_watermark("sacct", 2)
+        cluster.set_watermark("sacct", 2)
     assert "free disk space" in caught.value.hint
-    assert store.of("c").watermark("sacct") == 1
+    assert cluster.watermark("sacct") == 1
 
 
 def plant(store: Store) -> dict[str, str]:

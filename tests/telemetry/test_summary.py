@@ -138,7 +138,7 @@ def test_a_long_span_is_looked_at_in_parts_with_the_same_result(
     for table in ("job_metrics", "gpu_metrics"):
         shutil.rmtree(filled.store.root / table)
     monkeypatch.setattr("telemetry.metrics.summary.MOST_DAYS", 1)
-    filled.store._marks.reopen("c", [DAY, DAY + 1])
+    filled.store.marks.reopen("c", [DAY, DAY + 1])
     looked_at: list[tuple[int, int]] = []
     counts = filled.summarize(
         *((None, T0_S + 10 * 86_400) if is_span else ()), progress=lambda *step: looked_at.append(step[:2])
