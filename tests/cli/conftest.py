@@ -21,7 +21,7 @@ from telemetry.metrics.summary import summarize
 from telemetry.store.store import Store
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "reports")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "reports" / "mail")]
 
 
 @dataclass(frozen=True)

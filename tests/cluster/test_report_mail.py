@@ -19,7 +19,7 @@ from processes import LabError, wait_until
 from sites import REPOSITORY, Result, Site
 
 pytestmark = pytest.mark.cluster
-sys.path.append(str(REPOSITORY / "tests/reports"))
+sys.path.append(str(REPOSITORY / "tests/reports/mail"))
 
 FAILED_HOOK = r"(?i)error.*(epilog_?slurmctld|epilog (exit|script|status))"
 CONFIG = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from publisher import IS_ROOT, Publisher
-
 from advisor.artefacts import save
 from advisor.service import train
 from almanac.config import Config
@@ -29,7 +26,6 @@ from telemetry.history import load_history
 from telemetry.metrics.summary import summarize
 from telemetry.store.schema import TABLES, TELEMETRY
 from telemetry.store.store import Store
-from telemetry.store.user_files import read_own
 
 CLUSTER = "test"
 NOW_S = 1_795_003_200
@@ -225,13 +221,3 @@ def check_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             pytest.fail("\n".join([*list(lines)[:60], "if that is right: pytest --update-golden"]))
 
     return check
-
-
-@pytest.fixture
-def publisher(reported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publisher:
-    tmp_path.chmod(0o755)
-    if not IS_ROOT:  # who runs this owns everybody's files
-        monkeypatch.setattr(
-            "reports.published.files.read_own", lambda path, _, most: read_own(path, os.geteuid(), most)
-        )
-    return Publisher(reported, tmp_path / "advice")

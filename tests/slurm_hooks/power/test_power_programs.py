@@ -197,7 +197,7 @@ def test_the_background_survives_slurms_kill_of_the_process_group(lab: PowerLab)
     for _ in range(5):
         lab.log.unlink(missing_ok=True)
         code = "import sys; sys.path.insert(0, sys.argv.pop()); from cli.power_programs import main; main('off')"
-        root = str(Path(__file__).parents[2])
+        root = str(Path(__file__).parents[3])
         program = subprocess.Popen(
             [shutil.which("python3", path=str(Path(os.sys.executable).parent)) or "", "-I", "-c", code, "n1", root],  # type: ignore[attr-defined]
             env={"ALMANAC_CONFIG": str(lab.config)},
@@ -375,7 +375,7 @@ def test_whatever_is_expanded_is_a_safe_word(text: str) -> None:
 
 
 def test_states_of_every_release_are_read() -> None:
-    shared = Path(__file__).resolve().parents[3] / "shared/slurm-samples"
+    shared = Path(__file__).resolve().parents[4] / "shared/slurm-samples"
     found = list(shared.glob("*/scontrol_oneline.txt"))
     for path in found:
         for line in path.read_text().splitlines():

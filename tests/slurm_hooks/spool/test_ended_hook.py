@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "slurm_hooks/spool/almanac-ended.sh"
+SCRIPT = Path(__file__).parents[3] / "slurm_hooks/spool/almanac-ended.sh"
 EPILOG = {"SLURM_JOB_ID": "42", "SLURM_CLUSTER_NAME": "perl"}
 JOBCOMP = {"JOBID": "42", "CLUSTER": "perl", "JOBNAME": "x\ncluster=other", "PATH": "/bin:/usr/bin"}
 

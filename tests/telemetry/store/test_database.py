@@ -15,7 +15,7 @@ from telemetry.store import database
 from telemetry.store.database import SPILL, connect
 from telemetry.store.store import Store
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OTHER_UID = 54321
 TOO_LARGE = "CREATE TEMP TABLE t AS SELECT range i, random()::VARCHAR || repeat('x', 100) s FROM range(800_000)"
 
@@ -124,4 +124,4 @@ def test_only_one_module_connects() -> None:
     paths = [path.relative_to(ROOT) for path in ROOT.rglob("*.py")]
     ours = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
     found = {str(path) for path in ours if used.search((ROOT / path).read_text(encoding="utf-8"))}
-    assert found - {"tests/telemetry/test_database.py"} == {"telemetry/store/database.py"}
+    assert found - {"tests/telemetry/store/test_database.py"} == {"telemetry/store/database.py"}

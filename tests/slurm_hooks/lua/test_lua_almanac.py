@@ -21,7 +21,7 @@ from almanac.names import name_key
 from almanac.tres import Gpus, parse_gpus
 from telemetry.slurm.sbatch import parse_submission
 
-VECTORS = Path(__file__).parent / "vectors"
+VECTORS = Path(__file__).parents[1] / "vectors"
 LOOKUPS = json.loads((VECTORS / "lookups.json").read_text())
 NOW_S = LOOKUPS["now_s"]
 NAMES = json.loads((resources.files("almanac") / "name_mask_vectors.json").read_text(encoding="utf-8"))

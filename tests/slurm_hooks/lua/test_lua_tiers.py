@@ -15,7 +15,7 @@ from almanac.config import Tier
 from almanac.records import Request
 from almanac.tiers import requested_tier, required_features, rewrite
 
-REWRITES = json.loads((Path(__file__).parent / "vectors" / "rewrites.json").read_text())
+REWRITES = json.loads((Path(__file__).parents[1] / "vectors" / "rewrites.json").read_text())
 KINDS = ("constraint", "gres", "partition")
 
 

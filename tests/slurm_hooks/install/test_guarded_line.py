@@ -15,7 +15,7 @@ from slurm_hooks.install.lua_syntax import is_checked, syntax_fault
 JOB_SUBMIT, CLI_FILTER = HOOKS["job_submit"], HOOKS["cli_filter"]
 LUA_DIR = "/usr/share/almanac/lua"
 PLACES = Places(LUA_DIR)
-STANDALONE = Path(__file__).parents[2] / "slurm_hooks" / "standalone"
+STANDALONE = Path(__file__).parents[3] / "slurm_hooks" / "standalone"
 CALL = 'pcall(function() dofile("/usr/share/almanac/lua/job_submit.lua").submit(job_desc, submit_uid) end);'
 SITE = """\
 -- function slurm_job_submit(commented, out) is not it

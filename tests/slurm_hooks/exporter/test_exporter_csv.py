@@ -12,7 +12,7 @@ from telemetry.counters import COUNTERS
 from telemetry.sources.exporter_csv import FILES, csv_line, csv_text
 from telemetry.sources.exporters import EXPORTERS
 
-FOLDER = Path(__file__).parents[2] / "slurm_hooks" / "exporter"
+FOLDER = Path(__file__).parents[3] / "slurm_hooks" / "exporter"
 
 
 def records(name: str) -> list[list[str]]:

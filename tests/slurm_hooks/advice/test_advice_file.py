@@ -18,7 +18,7 @@ from almanac.config import Priority, Tier
 from almanac.errors import FileFormatError
 from slurm_hooks.advice.file import MAX_BYTES, AdviceFile, Row, look_up, parse, read, render, unwritable, usable
 
-VECTORS = Path(__file__).parent / "vectors"
+VECTORS = Path(__file__).parents[1] / "vectors"
 BROKEN = sorted(path.name for path in (VECTORS / "broken").iterdir())
 LOOKUPS = json.loads((VECTORS / "lookups.json").read_text())
 NOW_S = LOOKUPS["now_s"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "slurm_hooks/prolog/almanac-gpus.sh"
+SCRIPT = Path(__file__).parents[3] / "slurm_hooks/prolog/almanac-gpus.sh"
 # What slurmd gives: no PATH among it.
 JOB = {
     "SLURM_CLUSTER_NAME": "perl",

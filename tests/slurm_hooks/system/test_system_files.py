@@ -21,7 +21,7 @@ import pytest
 from almanac.config_file import parse_config
 from cli.main import COMMANDS, cli
 
-SYSTEM = Path(__file__).parents[2] / "slurm_hooks" / "system"
+SYSTEM = Path(__file__).parents[3] / "slurm_hooks" / "system"
 SERVICES = sorted((SYSTEM / "systemd").glob("*.service"))
 TIMERS = sorted((SYSTEM / "systemd").glob("*.timer"))
 NOBODY = (
@@ -228,7 +228,7 @@ def test_root_writes_to_no_folder_of_almanacs() -> None:
 
 
 def test_a_package_makes_the_same_folders_without_systemd_and_ends_every_timer() -> None:
-    scripts = Path(__file__).parents[2] / "scripts" / "debian"
+    scripts = Path(__file__).parents[3] / "scripts" / "debian"
     lines = (line.split() for line in (SYSTEM / "tmpfiles.conf").read_text().splitlines() if line.startswith("d"))
     wanted = {path: (mode.lstrip(":"), owner.lstrip(":")) for _, path, mode, owner, *_ in lines}
     calls = [line.split() for line in (scripts / "postinst").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Publishing users' own reports from the site of conftest.py."""
+"""Publishing users' own reports from the site of reports/conftest.py."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import pytest
 
 from slurm_hooks.submit.sbatch_almanac import configured
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MODULE = ROOT / "slurm_hooks" / "submit" / "sbatch_almanac.py"
 TEXT = 'your last 14 runs of "train-bert-#" peaked at 21.3 GiB per GPU.'
 QUESTION = 'Submit with -C "gpu&hbm40g" instead?'

@@ -1,0 +1,8 @@
+"""The mail server and the mails of these tests lie beside them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
