@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from advisor.decisions import tier as reasons
 from advisor.memory.evidence import SCRIPT, SIMILAR
 from almanac.names import name_key
-from almanac.records import Advice, Duration, MemoryBound, PriorityAdvice, Request, TierAdvice
+from almanac.records import Advice, Duration, MemoryBound, Request, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, printable
 
 COLUMNS = 80
@@ -234,7 +234,7 @@ def _priority_line(advice: Advice) -> str:
     priority = advice.priority
     if priority is None:
         return ""
-    parts = [f"site factor {format_count(priority.term)}"]
+    parts = [f"site factor {format_count(priority.site_factor)}"]
     if priority.worth_wait_s is not None and abs(priority.worth_wait_s) >= 60:
         place = "ahead of" if priority.worth_wait_s > 0 else "behind"
         parts.append(f"ranks about {format_duration(abs(priority.worth_wait_s))} {place} a typical job")
@@ -289,7 +289,7 @@ def to_json(advice: Advice) -> dict[str, object]:
         "tier": tier_table(advice.tier),
         "bound": _table(advice.bound),
         "duration": _table(advice.duration),
-        "priority": _table(advice.priority),
+        "priority": None if advice.priority is None else advice.priority.to_table(),
         "set_aside": dict(advice.set_aside),
         "evidence": None if advice.evidence is None else dataclasses.asdict(advice.evidence),
         "waits": [dataclasses.asdict(wait) for wait in advice.waits],
@@ -309,5 +309,5 @@ def tier_table(tier: TierAdvice) -> dict[str, object]:
     return {**{name: getattr(tier, name) for name in names}, "option": tier.rewrite, "note": tier.note}
 
 
-def _table(part: MemoryBound | Duration | PriorityAdvice | None) -> dict[str, object] | None:
+def _table(part: MemoryBound | Duration | None) -> dict[str, object] | None:
     return None if part is None else dataclasses.asdict(part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -163,19 +163,29 @@ class TierAdvice:
 
 @dataclass(frozen=True)
 class PriorityAdvice:
-    """A site factor (term), 0 or more; the greater starts earlier. gpu_time_s: the GPU-time behind it, GPU-seconds.
+    """site_factor: 0 or more; the greater starts earlier. gpu_time_s: the GPU-time behind it, GPU-seconds.
 
     share_longer: share of recent jobs predicted to need more GPU-time. worth_wait_s: lead over a typical (median)
     recent job, seconds of waiting; negative behind it. Both None without recent jobs. is_cautious: the upper end of
     the interval counted, because the user's runs overrun. extra: what options of the site add.
     """
 
-    term: int
+    site_factor: int
     gpu_time_s: float
     share_longer: float | None
     worth_wait_s: float | None
     is_cautious: bool = False
     extra: int = 0
+
+    def to_table(self) -> dict[str, object]:
+        """Plain values for JSON output and published files, which keep `term` as the key of the site factor."""
+        values = asdict(self)
+        return {"term": values.pop("site_factor"), **values}
+
+    @classmethod
+    def from_table(cls, values: Mapping[str, Any]) -> PriorityAdvice:
+        """The advice of to_table. Raises KeyError or TypeError for other keys."""
+        return cls(values["term"], **{name: value for name, value in values.items() if name != "term"})
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from advisor.services.gpu_time import priorities_of
 from almanac.config_file import parse_config
 from almanac.records import Counts, PriorityAdvice, Request
 from slurm_hooks.priority.action_log import ActionLog
-from slurm_hooks.priority.reprioritize import Actor, plan_terms
+from slurm_hooks.priority.reprioritize import Actor, plan_site_factors
 from telemetry.history import load_history
 from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.commands import Done
@@ -50,14 +50,14 @@ class StandIn:
         if argv[0] == "squeue":
             return self.queue
         if argv[0] == "sprio":
-            rows = (f"{job}|{points}|{points}|0|0|0|0|0|0|0|\n" for job, points in self.factors.items())
+            rows = (f"{job}|{site_factor}|{site_factor}|0|0|0|0|0|0|0|\n" for job, site_factor in self.factors.items())
             return "".join(rows).encode()
         return f"ClusterName = {CLUSTER}\n".encode()
 
     def run(self, argv: Sequence[str], stdin: bytes = b"") -> Done:
         for line in stdin.decode().splitlines():
-            _, job, points = line.split()
-            self.factors[int(job.removeprefix("jobid="))] = int(points.removeprefix("sitefactor="))
+            _, job, site_factor = line.split()
+            self.factors[int(job.removeprefix("jobid="))] = int(site_factor.removeprefix("sitefactor="))
         return Done(0, b"", b"")
 
 
@@ -97,7 +97,7 @@ def timed_run(store: Store, slurm: StandIn, folder: Path) -> tuple[float, dict[s
         return told
 
     backend = CommandBackend(slurm)
-    changes, _ = plan_terms(backend, log.newest(CLUSTER, NOW_S), predict, lambda job, points: False, counts)
+    changes, _ = plan_site_factors(backend, log.newest(CLUSTER, NOW_S), predict, lambda job, site_factor: False, counts)
     planned = time.perf_counter()
     outcome = Actor(backend, log, CLUSTER, "bench", lambda: float(NOW_S)).apply(changes)
     assert outcome.taken == len(changes)

@@ -73,7 +73,7 @@ def _plan(
     from advisor.decisions.priority import require_ageing
     from slurm_hooks.priority.action_log import ActionLog
     from slurm_hooks.priority.published_site_factors import PublishedSiteFactors
-    from slurm_hooks.priority.reprioritize import Actor, plan_clearing, plan_terms
+    from slurm_hooks.priority.reprioritize import Actor, plan_clearing, plan_site_factors
 
     log = ActionLog(store.root / "actions")
     model = current_version(store.models_dir) or ""
@@ -85,7 +85,7 @@ def _plan(
         require_ageing(backend.configuration(), app.config.priority)
     predict = _predictor(app, store, known)
     published = PublishedSiteFactors(store, lambda: _gpus(backend))
-    return actor, *plan_terms(backend, known, predict, published, counts)
+    return actor, *plan_site_factors(backend, known, predict, published, counts)
 
 
 def _gpus(backend: SlurmBackend) -> int:

@@ -1,7 +1,7 @@
 """The site factor: jobs predicted to need little GPU-time start earlier (helios-qssf-ces, 4.2.2).
 
 site_factor = C - K ln(GPU-time), GPU-time held between a least and a greatest, C such that the greatest gets 0. Slurm
-adds its age term, PriorityWeightAge * age / PriorityMaxAge, and starts the greatest sum first. Where
+adds its age factor, PriorityWeightAge * age / PriorityMaxAge, and starts the greatest sum first. Where
 
     PriorityWeightAge = K * PriorityMaxAge / tau
 
@@ -56,7 +56,7 @@ def decide_priority(
         steps = (site_factor(counted_s, priority) + extra - site_factor(middle_s, priority)) / priority.points_per_e
         wait_s = steps * priority.tau_hours * 3600
     return PriorityAdvice(
-        term=site_factor(counted_s, priority) + extra,
+        site_factor=site_factor(counted_s, priority) + extra,
         gpu_time_s=counted_s,
         share_longer=share_longer(counted_s, quantiles_s) if len(quantiles_s) > 1 else None,
         worth_wait_s=wait_s,
@@ -99,7 +99,7 @@ class AgeingCheck:
 
 
 def check_ageing(slurm_conf: str, priority: Priority, tolerance: float = 0.1) -> AgeingCheck:
-    """Whether slurm.conf's age term fits the site factor. Also reads what `scontrol show config` prints.
+    """Whether slurm.conf's weight of age fits the site factor. Also reads what `scontrol show config` prints.
 
     tolerance: how far the implied tau may be from the goal. Raises ConfigError for a value that cannot be read.
     """

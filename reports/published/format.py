@@ -198,6 +198,7 @@ def _advice_row(advice: Advice) -> dict[str, Any]:
     """An advice as plain values, without the script key, which no report shows and older programs do not know."""
     values = asdict(advice)
     del values["request"]["script_key"]
+    values["priority"] = None if advice.priority is None else advice.priority.to_table()
     return values
 
 
@@ -210,7 +211,7 @@ def _advice(values: Mapping[str, Any]) -> Advice:
         tier=TierAdvice(**values["tier"]),
         bound=_record(MemoryBound, values["bound"]),
         duration=_record(Duration, values["duration"]),
-        priority=_record(PriorityAdvice, values["priority"]),
+        priority=None if values["priority"] is None else PriorityAdvice.from_table(values["priority"]),
         set_aside=values["set_aside"],
         evidence=evidence,
         waits=tuple(_records(ExpectedWait, values["waits"])),

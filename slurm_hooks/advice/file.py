@@ -4,14 +4,14 @@
     version         20261121T101500Z-3f2a9c0d1e2f  when the content last changed, and of what
     written         1795256100                     s since 1970
     expires         1795428900                     from then on the file is not used
-    mode            observe                        off, observe or apply: what job_submit does with the term
+    mode            observe                        off, observe or apply: what job_submit does with the site factor
     tell            no                             yes or no: job_submit tells the user the text
     prompt          ask                            off, show or ask: what the client side does on a terminal
     priority        1000  60  8640000              K, least and greatest GPU-time of advisor.decisions.priority
     tier            hbm40g  40960  constraint  hbm40g            any number of them
-    F  key  gpus  predicted_s  term  bound_mib  tier  waits  text  a family: name key and GPU count
-    G  -    gpus  predicted_s  term  -  -  -  -                  any name with so many GPUs
-    U  -    -     predicted_s  extra  -  -  -  -                 any job: the term of predicted_s x gpus, and extra
+    F  key  gpus  predicted_s  site_factor  bound_mib  tier  waits  text  a family: name key and GPU count
+    G  -    gpus  predicted_s  site_factor  -  -  -  -                  any name with so many GPUs
+    U  -    -     predicted_s  extra  -  -  -  -                        any job: extra + that of predicted_s x gpus
     end             3                              the number of rows F, G and U
 
 Lines come in this order and end in a newline; one tab parts the fields. No field is empty ("-": none). Every
@@ -47,7 +47,7 @@ FAMILY, GPUS, USER = "F", "G", "U"
 MODES, PROMPTS = ("off", "observe", "apply"), ("off", "show", "ask")
 
 _INT, _COUNT, _DECIMAL, _TEXT = r"[0-9]{1,12}", r"[1-9][0-9]{0,5}", r"[0-9]{1,12}(?:\.[0-9]{1,6})?", r"[\x20-\x7e]+"
-_TERM, _KEY = r"[0-9]{1,9}", r"[\x21-\x7e]{1,64}"
+_SITE_FACTOR, _KEY = r"[0-9]{1,9}", r"[\x21-\x7e]{1,64}"
 _HEADERS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -63,7 +63,7 @@ _HEADERS = tuple(
 )
 _TIER = re.compile(rf"tier\t({_TEXT})\t({_INT})\t(constraint|gres|partition)\t({_TEXT})")
 _ROW = re.compile(
-    rf"(?:F\t({_KEY})\t({_COUNT})|G\t-\t({_COUNT})|U\t-\t-)\t({_INT})\t({_TERM})"
+    rf"(?:F\t({_KEY})\t({_COUNT})|G\t-\t({_COUNT})|U\t-\t-)\t({_INT})\t({_SITE_FACTOR})"
     rf"\t({_INT}|-)\t({_TEXT})\t({_TEXT})\t({_TEXT})"
 )
 _END = re.compile(rf"end\t({_INT})")
@@ -73,7 +73,7 @@ _END = re.compile(rf"end\t({_INT})")
 class Row:
     """The prediction and the advice for a family (F), a GPU count (G), or any job (U) of one user.
 
-    predicted_s: run time; of U the time that counts for the site factor. term: the site factor; of U what options add.
+    predicted_s: run time; of U the time that counts for the site factor. site_factor: of U only what options add.
     bound_mib: upper bound of the peak GPU memory; tier: the one to ask for; None where unknown.
     waits: "hbm80g=3 h 10 min;hbm40g=12 min". text: the sentence for the user; with a tier, "TIER is enough: " goes
     before it. Both "" where there is none.
@@ -81,7 +81,7 @@ class Row:
 
     kind: str
     predicted_s: int
-    term: int
+    site_factor: int
     key: str = ""
     gpus: int | None = None
     bound_mib: int | None = None
@@ -123,11 +123,11 @@ class AdviceFile:
 
 @dataclass(frozen=True)
 class AdviceMatch:
-    """The row of a submission, the file that it is from, and the term: points of site_factor."""
+    """The row of a submission, the file that it is from, and the site factor of the whole submission."""
 
     row: Row
     file: AdviceFile
-    term: int
+    site_factor: int
 
 
 def look_up(user: AdviceFile | None, site: AdviceFile | None, key: str, gpus: int) -> AdviceMatch | None:
@@ -137,13 +137,13 @@ def look_up(user: AdviceFile | None, site: AdviceFile | None, key: str, gpus: in
     ways = ((user, user.find(key, gpus) if user else None), (site, site.find_any(gpus) if site else None))
     for file, row in ways:
         if file is not None and row is not None:
-            return AdviceMatch(row, file, term_of(row, gpus, file.priority))
+            return AdviceMatch(row, file, site_factor_of(row, gpus, file.priority))
     return None
 
 
-def term_of(row: Row, gpus: int, priority: Priority) -> int:
-    """The points of a submission with so many GPUs."""
-    return row.term if row.kind != USER else site_factor(row.predicted_s * gpus, priority) + row.term
+def site_factor_of(row: Row, gpus: int, priority: Priority) -> int:
+    """The site factor of a submission with so many GPUs."""
+    return row.site_factor if row.kind != USER else site_factor(row.predicted_s * gpus, priority) + row.site_factor
 
 
 def render(file: AdviceFile) -> bytes:
@@ -179,7 +179,7 @@ def render_tier(tier: Tier) -> str:
 
 
 def render_row(row: Row) -> str:
-    fields = (row.key, row.gpus, row.predicted_s, row.term, row.bound_mib, row.tier, row.waits, row.text)
+    fields = (row.key, row.gpus, row.predicted_s, row.site_factor, row.bound_mib, row.tier, row.waits, row.text)
     return "\t".join([row.kind, *(NONE if field in (None, "") else str(field) for field in fields)])
 
 
@@ -252,11 +252,11 @@ def _tier(line: str) -> Tier:
 
 def _row(line: str) -> Row:
     match = _match(_ROW, line)
-    key, own_gpus, gpus, predicted, term, bound, tier, waits, text = match.groups()
+    key, own_gpus, gpus, predicted, factor, bound, tier, waits, text = match.groups()
     row = Row(
         kind=line[0],
         predicted_s=int(predicted),
-        term=int(term),
+        site_factor=int(factor),
         key=key or "",
         gpus=int(own_gpus or gpus or 0) or None,
         bound_mib=None if bound == NONE else int(bound),
@@ -265,7 +265,7 @@ def _row(line: str) -> Row:
         text="" if text == NONE else text,
     )
     if row.kind != FAMILY and (row.bound_mib, row.tier, row.waits, row.text) != (None, None, "", ""):
-        raise ValueError(f"only a family has more than a time and a term: {line[:60]!r}")
+        raise ValueError(f"only a family has more than a time and a site factor: {line[:60]!r}")
     return row
 
 

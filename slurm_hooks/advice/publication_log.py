@@ -58,7 +58,7 @@ def _rows(change: PublishedChange, now_s: int) -> Iterator[tuple[object, ...]]:
         if _told(row) == _told(old.get(place)):
             continue
         version = after.version if after else None
-        values = (row.predicted_s, row.term, row.bound_mib, row.tier) if row else (None,) * 4
+        values = (row.predicted_s, row.site_factor, row.bound_mib, row.tier) if row else (None,) * 4
         yield (now_s, change.user, *place, version, *values, *(None,) * 5)
 
 
@@ -72,7 +72,7 @@ def _told(row: Row | None) -> Row | None:
 
 
 def published_for(store: ClusterStore, user: str, key: str, gpus: int, submit_s: int) -> AdviceMatch | None:
-    """What the files said of a job when it was submitted: row, term, version and mode. None where they said nothing.
+    """What the files said of a job at its submission: row, site factor, version, and mode; or None.
 
     key: name_key of the job's name. Waits and texts are not kept. A run that was killed can have recorded what it did
     not come to write.

@@ -70,7 +70,7 @@ class Published:
 
 @dataclass(frozen=True)
 class PublishRun:
-    """One run. mode: what files say of the term. is_dry: nothing is written."""
+    """One run. mode: what files say job_submit does with the site factor. is_dry: nothing is written."""
 
     store: ClusterStore
     config: Config

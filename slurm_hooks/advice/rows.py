@@ -104,7 +104,7 @@ def _median(advices: Sequence[Advice]) -> Advice:
 
 
 def _counted_s(advice: Advice) -> float:
-    """The time that counts for the term, seconds."""
+    """The time that counts for the site factor, seconds."""
     return advice.priority.gpu_time_s / advice.request.gpu_count if advice.priority else 0.0
 
 
@@ -117,11 +117,11 @@ def row_of(kind: str, advice: Advice, config: Config) -> Row | None:
         return Row(USER, max(round(_counted_s(advice)), 1), _extra(advice, config))
     predicted_s = max(round(duration.duration_s), 1)
     if kind == GPUS:
-        return Row(GPUS, predicted_s, priority.term, gpus=gpus)
+        return Row(GPUS, predicted_s, priority.site_factor, gpus=gpus)
     return Row(
         FAMILY,
         predicted_s,
-        priority.term,
+        priority.site_factor,
         name_key(advice.request.job_name),
         gpus,
         _stated_mib(advice),
@@ -132,7 +132,7 @@ def row_of(kind: str, advice: Advice, config: Config) -> Row | None:
 
 
 def _extra(advice: Advice, config: Config) -> int:
-    """Points of options that any job of the user gets, however long: those for short jobs are not among them."""
+    """What options add to the site factor of any job of the user, however long: those for short jobs do not count."""
     longest_s = config.priority.max_gpu_time_s
     return decide_priority(longest_s, longest_s, 1.0, advice.request.user, (), config.priority).extra
 

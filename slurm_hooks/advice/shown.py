@@ -66,7 +66,7 @@ def explain(shown: Shown) -> str:
         _memory_line(shown, row),
         f"  recent waits: {_waits(row, shown.tier)}" if shown.tier.is_change and _waits(row, shown.tier) else "",
         f"  predicted time: {format_duration(seconds)}{gpu_time}",
-        f"  priority: site factor {format_count(shown.found.term)}",
+        f"  priority: site factor {format_count(shown.found.site_factor)}",
         f"  published: {format_moment(file.written_s)}",
     ]
     return wrapped(lines)
@@ -97,7 +97,7 @@ def to_json(shown: Shown) -> dict[str, Any]:
         "tier": tier_table(shown.tier),
         "bound": {"bound_mib": row.bound_mib} if row and row.bound_mib is not None else None,
         "duration": {"duration_s": row.predicted_s, "gpu_time_s": row.predicted_s * request.gpu_count} if row else None,
-        "priority": {"term": found.term} if found else None,
+        "priority": {"term": found.site_factor} if found else None,
         "published": _published(found) if found else None,
     }
 

@@ -20,7 +20,7 @@ local HEAD = "^almanac%-advice\t1\nversion\t([0-9A-Za-z.-]+)\nwritten\t(%d+)\nex
   .. "\nprompt\t(%l+)\npriority\t([%d.]+)\t([%d.]+)\t([%d.]+)\n()"
 local TIER = "^tier\t([ -~]+)\t(%d+)\t(%l+)\t([ -~]+)\n()"
 local TIER_KINDS = { constraint = true, gres = true, partition = true }
--- Rows by their first byte. Captured: where key, GPU count, predicted seconds and term end; the bound; the next line.
+-- Rows by their first byte. Captured: where key, GPU count, predicted seconds, and site factor end; the bound; the next line.
 local FAMILY, GPUS, USER = 70, 71, 85
 local ROWS = {
   [FAMILY] = "^F\t[!-~]+()\t[1-9]%d*()\t%d+()\t%d+()\t([%d-]+)\t[ -~]+\t[ -~]+\t[ -~]+\n()",
@@ -68,8 +68,8 @@ end
 
 -- Where the line after a row begins; nil where this is none.
 local function after_row(text, at, kind)
-  local key, gpus, predicted, term, bound, next_at = match(text, ROWS[kind], at)
-  if key and key - at <= 66 and gpus - key <= 7 and predicted - gpus <= 13 and term - predicted <= 10 then
+  local key, gpus, predicted, factor, bound, next_at = match(text, ROWS[kind], at)
+  if key and key - at <= 66 and gpus - key <= 7 and predicted - gpus <= 13 and factor - predicted <= 10 then
     if bound == "-" or (#bound <= 12 and not find(bound, "-", 1, true)) then
       return next_at
     end
@@ -158,19 +158,19 @@ local function or_nil(field)
   end
 end
 
--- The row that begins with a key, with the site factor (term) of the whole submission; nil where there is none.
+-- The row that begins with a key, with the site factor of the whole submission; nil where there is none.
 local function row_of(advice, key, gpus)
   local before = find(advice.text, "\n" .. key .. "\t", 1, true)
   if not before then
     return nil
   end
-  local name, predicted, term, bound, tier, waits, text = match(advice.text, FIELDS, before + 1)
-  local row = { kind = sub(key, 1, 1), gpus = gpus, predicted_s = tonumber(predicted), term = tonumber(term) }
+  local name, predicted, factor, bound, tier, waits, text = match(advice.text, FIELDS, before + 1)
+  local row = { kind = sub(key, 1, 1), gpus = gpus, predicted_s = tonumber(predicted), site_factor = tonumber(factor) }
   if row.kind == "F" then
     row.key, row.bound_mib = name, tonumber(bound)
     row.tier, row.waits, row.text = or_nil(tier), or_nil(waits), or_nil(text)
   elseif row.kind == "U" then
-    row.term = row.term + M.site_factor(row.predicted_s * gpus, advice.priority)
+    row.site_factor = row.site_factor + M.site_factor(row.predicted_s * gpus, advice.priority)
   end
   return row
 end

@@ -87,10 +87,10 @@ function M.run(job, submit_uid, advice_dir, module, began)
     return
   end
   if advice.mode ~= "off" then
-    local done = set_site_factor(job, advice.mode, row.term)
+    local done = set_site_factor(job, advice.mode, row.site_factor)
     slurm.log_info(
       "almanac: %s site_factor=%d uid=%d gpus=%d row=%s advice=%s us=%d key=%s",
-      done, row.term, uid, gpus, row.kind, advice.version, math.floor((os.clock() - began) * 1e6), key
+      done, row.site_factor, uid, gpus, row.kind, advice.version, math.floor((os.clock() - began) * 1e6), key
     )
   end
   if advice.tell then

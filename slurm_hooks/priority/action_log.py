@@ -20,7 +20,7 @@ KEEP_DAYS = 90
 @dataclass(frozen=True)
 class LoggedAction:
     """One line. what: "set" (told Slurm), "clear" (told it 0 again), "ignored" (Slurm took a change without a word, and
-    the factor stayed `old`) or "agreed" (the job had its term when it was first seen, and Slurm was told nothing).
+    the factor stayed `old`) or "agreed" (the job already had its site factor, and Slurm was told nothing).
     old, new: site factors. model: version of the trained model.
 
     gpu_time_s: the GPU-time that the new factor stands for, GPU-seconds; None of a clearing.

@@ -1,6 +1,6 @@
 """Whose jobs take longer than the record says they were believed to, whatever they are called by now.
 
-A name can be changed while a job waits and while it runs; what its term stood for when it was last told cannot.
+A name can be changed while a job waits and while it runs; what its site factor stood for when it was last told cannot.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ TIMES = 2.0
 
 def overruns(lines: Mapping[int, LoggedAction], history: pd.DataFrame, least_gpu_time_s: float) -> dict[str, float]:
     """By user, the share of the newest NEWEST ended jobs on record that took more than TIMES the GPU-time which their
-    term stood for; users with fewer than MIN_OVERRUNS of them are left out.
+    site factor stood for; users with fewer than MIN_OVERRUNS of them are left out.
 
     lines: as ActionLog.newest gives them. history: as telemetry.history.load_history. least_gpu_time_s: what is less
-    has no other term.
+    has no other site factor.
     """
     newest: defaultdict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=NEWEST))
     told = {

@@ -1,4 +1,4 @@
-"""The terms that job_submit may have given waiting jobs, by what was published when they were submitted."""
+"""The site factors that job_submit may have given waiting jobs, by what was published when they were submitted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from slurm_hooks.advice.file import USER, AdviceFile, Row, term_of
+from slurm_hooks.advice.file import USER, AdviceFile, Row, site_factor_of
 from slurm_hooks.advice.publication_log import EVERYBODY, TABLE, file_at
 from telemetry.slurm.backend import PendingJob
 from telemetry.store.cluster_store import ClusterStore
@@ -19,7 +19,7 @@ LATE_S = 120
 
 @dataclass
 class PublishedSiteFactors:
-    """Call it with a job and its points. Reads the table when it is first asked, and no more often.
+    """Call it with a job and its site factor. Reads the table when it is first asked, and no more often.
 
     most_gpus: GPUs that one job can ask for; called once, when it is first needed.
     """
@@ -28,26 +28,26 @@ class PublishedSiteFactors:
     most_gpus: Callable[[], int]
     _files: dict[tuple[str, int], AdviceFile | None] = field(default_factory=dict)
 
-    def __call__(self, job: PendingJob, points: int) -> bool:
-        """Whether a file in force at the submission, or LATE_S before, could have given the job these points.
+    def __call__(self, job: PendingJob, site_factor: int) -> bool:
+        """Whether a file in force at the submission, or LATE_S before, could have given the job this site factor.
 
         Any row counts: the owner may have changed name and GPU count since. Only files of mode apply count.
         """
         files = (
             self._file(user, at_s) for user in (job.user, EVERYBODY) for at_s in (job.submit_s, job.submit_s - LATE_S)
         )
-        return any(file.mode == "apply" and self._could_give(file, points) for file in files if file is not None)
+        return any(file.mode == "apply" and self._could_give(file, site_factor) for file in files if file is not None)
 
-    def _could_give(self, file: AdviceFile, points: int) -> bool:
-        return any(row.term == points for row in file.rows if row.kind != USER) or any(
-            self._is_of_some_count(row, file, points) for row in file.rows if row.kind == USER
+    def _could_give(self, file: AdviceFile, site_factor: int) -> bool:
+        return any(row.site_factor == site_factor for row in file.rows if row.kind != USER) or any(
+            self._is_of_some_count(row, file, site_factor) for row in file.rows if row.kind == USER
         )
 
-    def _is_of_some_count(self, row: Row, file: AdviceFile, points: int) -> bool:
-        """Whether the row gives them to some number of GPUs: the more of them, the fewer points."""
+    def _is_of_some_count(self, row: Row, file: AdviceFile, site_factor: int) -> bool:
+        """Whether the row gives it to some number of GPUs: the more GPUs, the smaller the site factor."""
         counts = range(1, self._most + 1)
-        place = bisect.bisect_left(counts, -points, key=lambda gpus: -term_of(row, gpus, file.priority))
-        return place < len(counts) and term_of(row, counts[place], file.priority) == points
+        place = bisect.bisect_left(counts, -site_factor, key=lambda gpus: -site_factor_of(row, gpus, file.priority))
+        return place < len(counts) and site_factor_of(row, counts[place], file.priority) == site_factor
 
     @cached_property
     def _most(self) -> int:

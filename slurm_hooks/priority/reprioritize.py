@@ -23,9 +23,9 @@ _DENIED = re.compile(r"(?:[0-9_,%:\[\]-]+: )?(?:Access/permission denied|Invalid
 """Slurm's words to an owner, and to a user who is neither owner nor operator (22.05 and 26.05)."""
 
 Predict = Callable[[Sequence[Request]], Sequence[PriorityAdvice | None]]
-"""The terms of many submissions, as advisor.services.gpu_time.priorities_of gives them."""
+"""The site factors of many submissions, as advisor.services.gpu_time.priorities_of gives them."""
 Published = Callable[[PendingJob, int], bool]
-"""Whether job_submit may have given a job these points, by what was published for its user."""
+"""Whether job_submit may have given a job this site factor, by what was published for its user."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ReprioritizeOutcome:
     said: tuple[str, ...] = field(default=())
 
 
-def plan_terms(
+def plan_site_factors(
     backend: SlurmBackend, log: Mapping[int, LoggedAction], predict: Predict, published: Published, counts: Counts
 ) -> tuple[list[SiteFactorChange], list[SiteFactorChange]]:
     """The changes that the pending jobs need now, and what is only to be noted. Only jobs that can be changed are
@@ -115,7 +115,7 @@ def plan(
         if why_not or advice is None or factor is None:
             counts.drop(why_not)
             continue
-        changes.append(SiteFactorChange(job, factor.points, advice.term, _reason(advice), advice))
+        changes.append(SiteFactorChange(job, factor.value, advice.site_factor, _reason(advice), advice))
     counts.kept += len(changes)
     return changes
 
@@ -138,13 +138,13 @@ def _why_not(
         return "has a priority that somebody set: a site factor does not count"
     if advice is None:
         return "nothing is known to predict it from"
-    if factor.points == advice.term:
-        return "has its term already"
+    if factor.value == advice.site_factor:
+        return "has its site factor already"
     last = _last_action(job, log)
-    if factor.points and not _is_ours(factor.points, last) and not published(job, factor.points):
+    if factor.value and not _is_ours(factor.value, last) and not published(job, factor.value):
         return "has a site factor that almanac did not set"
-    if last and last.what == "ignored" and (last.old, last.new) == (factor.points, advice.term):
-        return "Slurm took this term before and did not count it"
+    if last and last.what == "ignored" and (last.old, last.new) == (factor.value, advice.site_factor):
+        return "Slurm took this site factor before and did not count it"
     return ""
 
 
@@ -167,30 +167,30 @@ def agreed(
     found = []
     for job, advice in zip(jobs, advices, strict=True):
         factor, last = factors.get(job.job_id), _last_action(job, log)
-        if advice is None or factor is None or factor.points != advice.term:
+        if advice is None or factor is None or factor.value != advice.site_factor:
             continue
         if last is None or last.submit_s != job.submit_s:
             is_set = last is not None and last.what == "set"
             found.append(
                 SiteFactorChange(
-                    job, factor.points, advice.term, _reason(advice), advice, "set" if is_set else "agreed"
+                    job, factor.value, advice.site_factor, _reason(advice), advice, "set" if is_set else "agreed"
                 )
             )
     return found
 
 
-def _is_ours(points: int, last: LoggedAction | None) -> bool:
+def _is_ours(site_factor: int, last: LoggedAction | None) -> bool:
     """Whether the record explains a factor: what it says was to be set, or, where that did not come about (a run was
     killed, Slurm was away), what was there before: nothing else than ours is ever changed.
     """
-    return last is not None and points in (last.old, last.new)
+    return last is not None and site_factor in (last.old, last.new)
 
 
 def _reason(advice: PriorityAdvice) -> str:
     counted = f"GPU-time {format_duration(advice.gpu_time_s)}"
     if advice.is_cautious:
         counted += ", the upper end: the user's newest runs took far longer than expected"
-    return f"{counted}, {advice.extra} points more" if advice.extra else counted
+    return f"{counted}; options of this site add {advice.extra}" if advice.extra else counted
 
 
 def clearing(
@@ -203,12 +203,12 @@ def clearing(
         factor, last = factors.get(job.job_id), _last_action(job, log)
         if factor is None:
             counts.drop("not ranked by Slurm now (held, begin time, dependency, array limit)")
-        elif not factor.points:
+        elif not factor.value:
             counts.drop("has no site factor")
-        elif last is None or last.what == "agreed" or not _is_ours(factor.points, last):
+        elif last is None or last.what == "agreed" or not _is_ours(factor.value, last):
             counts.drop("has a site factor that `almanac reprioritize` did not set")
         else:
-            changes.append(SiteFactorChange(job, factor.points, 0, "cleared", what="clear"))
+            changes.append(SiteFactorChange(job, factor.value, 0, "cleared", what="clear"))
     counts.kept += len(changes)
     return changes
 
@@ -249,7 +249,7 @@ class Actor:
         return self._outcome(changes, silent, said) if changes else ReprioritizeOutcome()
 
     def note(self, agreed: Sequence[SiteFactorChange]) -> None:
-        """Write down what jobs are believed that have their term already. Raises StoreError."""
+        """Write down what jobs are believed that have their site factor already. Raises StoreError."""
         self.log.append([self._action(change) for change in agreed], int(self.clock()))
 
     def _outcome(
@@ -258,7 +258,7 @@ class Actor:
         """By what Slurm shows now: which words it has for a refusal differs from release to release."""
         factors = self.backend.site_factors()
         shown = [(change, factors.get(change.job.job_id)) for change in changes]
-        same = [change for change, factor in shown if factor is not None and factor.points != change.new]
+        same = [change for change, factor in shown if factor is not None and factor.value != change.new]
         ignored = [change for change in same if change.job.job_id in silent]
         self.log.append([self._action(change, "ignored") for change in ignored], int(self.clock()))
         gone = sum(factor is None for _, factor in shown)

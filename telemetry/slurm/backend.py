@@ -71,11 +71,11 @@ class PendingJob:
 
 @dataclass(frozen=True)
 class SiteFactor:
-    """What the multifactor plugin counts for a pending job, points; is_explicit: somebody set the job's priority
-    itself, and no factor counts until it is reset.
+    """The site factor of a pending job as Slurm shows it. is_explicit: somebody set the job's priority itself, and no
+    factor counts until it is reset.
     """
 
-    points: int
+    value: int
     is_explicit: bool = False
 
 
@@ -84,7 +84,7 @@ class FactorChange:
     """A site factor to be set."""
 
     job: PendingJob
-    points: int
+    site_factor: int
 
 
 NodeState = Literal["power_down_asap", "power_up", "drain", "resume"]

@@ -74,8 +74,8 @@ class CommandBackend:
                 raise CommandError(
                     f"sprio printed {printable(line)!r}", "report this: almanac does not know the format"
                 )
-            job_id, priority, points = map(int, row.groups()[:3])
-            factors[job_id] = SiteFactor(points, _is_explicit(priority, points, row[4]))
+            job_id, priority, site_factor = map(int, row.groups()[:3])
+            factors[job_id] = SiteFactor(site_factor, _is_explicit(priority, site_factor, row[4]))
         return factors
 
     def set_site_factors(self, changes: Sequence[FactorChange]) -> list[str]:
@@ -85,7 +85,7 @@ class CommandBackend:
         """
         if not changes:
             return []
-        lines = [f"update jobid={change.job.address} sitefactor={change.points}\n" for change in changes]
+        lines = [f"update jobid={change.job.address} sitefactor={change.site_factor}\n" for change in changes]
         done = self.commands.feed(["scontrol"], "".join(lines).encode())
         said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
         return said or ([f"scontrol ended with {done.code}"] if done.code else [])
@@ -153,6 +153,6 @@ def _hosts(text: str) -> tuple[str, ...]:
         ) from error
 
 
-def _is_explicit(priority: int, points: int, parts: str) -> bool:
+def _is_explicit(priority: int, site_factor: int, parts: str) -> bool:
     """Of a priority that somebody set sprio shows the sum and no part; without parts, a ranked job's sum is 1."""
-    return priority > 1 and points == 0 and not re.search("[1-9]", parts)
+    return priority > 1 and site_factor == 0 and not re.search("[1-9]", parts)

@@ -83,7 +83,7 @@ class PyslurmBackend:
     def _refusal(self, change: FactorChange) -> str:
         """What Slurm says against a change. Raises CommandError where it is out of reach."""
         # As text: pyslurm leaves out a factor that is false, and 0 would never be told.
-        description = self.pyslurm.JobSubmitDescription(site_factor=str(change.points))
+        description = self.pyslurm.JobSubmitDescription(site_factor=str(change.site_factor))
         try:
             self.pyslurm.Job(change.job.job_id).modify(description)
         except self.pyslurm.RPCError as error:

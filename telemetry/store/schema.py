@@ -118,7 +118,7 @@ ADVICE = pa.schema(
         _field("gpu_count", _INT, "GPUs requested; 0 for U and file", nullable=False),
         _field("version", _TEXT, "version of the advice file; null: the file was removed"),
         _field("predicted_s", _INT, "s, predicted duration; null: the row was removed"),
-        _field("term", _INT, "site factor; for U only the points of options"),
+        _field("term", _INT, "site factor; for U only what options add"),
         _field("bound_mib", _INT, "MiB, memory bound of one GPU"),
         _field("tier", _TEXT, "memory tier to ask for"),
         _field("expires_s", _INT, "s since 1970, UTC, when the file expires"),

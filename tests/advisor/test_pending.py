@@ -60,7 +60,7 @@ def test_features_are_those_of_the_moment_of_submission(families: str, site_hist
     check()
 
 
-def test_the_term_is_that_of_an_advice_at_submission(
+def test_the_site_factor_is_that_of_an_advice_at_submission(
     trained: Trained, site_history: pd.DataFrame, config: Config
 ) -> None:
     requests = [
@@ -79,12 +79,12 @@ def test_the_term_is_that_of_an_advice_at_submission(
     assert compared > 30
 
 
-def test_a_job_without_gpus_has_no_term(trained: Trained, site_history: pd.DataFrame, config: Config) -> None:
+def test_a_job_without_gpus_has_no_site_factor(trained: Trained, site_history: pd.DataFrame, config: Config) -> None:
     assert priorities_of([Request("u1", submit_s=NOW_S)], site_history, trained, config, NOW_S) == [None]
     assert priorities_of([], site_history, trained, config, NOW_S) == []
 
 
-def test_runs_that_overrun_while_a_job_waits_make_its_term_conservative(
+def test_runs_that_overrun_while_a_job_waits_make_its_site_factor_conservative(
     history_of: object, trained: Trained, config: Config
 ) -> None:
     """Ten jobs named like a short family wait; the first runs of that name then take a hundred times as long."""
@@ -100,7 +100,7 @@ def test_runs_that_overrun_while_a_job_waits_make_its_term_conservative(
     assert after is not None
     assert not before.is_cautious
     assert after.is_cautious
-    assert after.term < before.term
+    assert after.site_factor < before.site_factor
 
 
 def test_a_share_of_overruns_known_from_elsewhere_counts_where_it_is_greater(

@@ -105,7 +105,7 @@ def test_the_tau_of_other_weights_is_told() -> None:
     assert "a tau of 72.0 h" in finding(FakeScontrol(max_age="12-00:00:00", weight="4000")).said
 
 
-def test_priority_basic_never_adds_a_term() -> None:
+def test_priority_basic_never_adds_a_site_factor() -> None:
     check = finding(FakeScontrol("priority/basic", "12-00:00:00", "12000"), "apply")
     assert (check.status, check.todo) == ("fail", "in slurm.conf: PriorityType=priority/multifactor")
 

@@ -19,11 +19,11 @@ SLURM = """#!/bin/sh
 case "$(basename "$0") $*" in
 "scontrol show config") echo "ClusterName = demo"; cat {folder}/weights;;
 "squeue "*) cat {folder}/queue.json;;
-"sprio "*) while read -r job points; do echo "$job|$points|$points|0|0|0|0|0|0|0|"; done < {folder}/factors;;
+"sprio "*) while read -r job factor; do echo "$job|$factor|$factor|0|0|0|0|0|0|0|"; done < {folder}/factors;;
 "scontrol ")
-    while read -r _ job points; do
-        job=${{job#jobid=}}; points=${{points#sitefactor=}}
-        sed -i "s/^$job .*/$job $points/" {folder}/factors
+    while read -r _ job factor; do
+        job=${{job#jobid=}}; factor=${{factor#sitefactor=}}
+        sed -i "s/^$job .*/$job $factor/" {folder}/factors
     done;;
 *) exit 9;;
 esac
@@ -55,7 +55,7 @@ class Slurm:
     @property
     def factors(self) -> dict[int, int]:
         rows = map(str.split, (self.folder / "factors").read_text().splitlines())
-        return {int(job): int(points) for job, points in rows}
+        return {int(job): int(factor) for job, factor in rows}
 
 
 @pytest.fixture
@@ -91,10 +91,10 @@ def test_a_dry_run_tells_slurm_nothing_and_an_applied_one_does_it_once(run: Call
     assert set(slurm.factors.values()) == {0}
     done = run("--apply")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 changed")
-    (term,) = set(slurm.factors.values())
-    assert term > 0
+    (factor,) = set(slurm.factors.values())
+    assert factor > 0
     again = json.loads(run("--apply", "--json").stdout)
-    assert (again["changes"], again["left_alone"]) == ([], {"has its term already": 3})
+    assert (again["changes"], again["left_alone"]) == ([], {"has its site factor already": 3})
     assert run("--clear", "--apply", mode="observe").returncode == 0, "undoing needs no mode"
     assert set(slurm.factors.values()) == {0}
 

@@ -45,8 +45,8 @@ def advice(
     )
 
 
-def family(key: str, gpus: int, term: int, **more: object) -> Row:
-    return Row("F", 3600, term, key, gpus, **more)  # type: ignore[arg-type]
+def family(key: str, gpus: int, site_factor: int, **more: object) -> Row:
+    return Row("F", 3600, site_factor, key, gpus, **more)  # type: ignore[arg-type]
 
 
 def publish(site: Site, name: str, data: bytes) -> str:

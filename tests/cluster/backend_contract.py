@@ -67,11 +67,11 @@ def check_acting(backend: SlurmBackend, job_ids: Sequence[int]) -> None:
         [FactorChange(absent, 7), *(FactorChange(job, wanted[job.job_id]) for job in chosen)]
     )
     assert said, "Slurm says that a job is not there"
-    after = {job_id: factor.points for job_id, factor in backend.site_factors().items()}
-    assert after == {job_id: wanted.get(job_id, factor.points) for job_id, factor in before.items()}
-    for points in (-3, 0):
-        assert backend.set_site_factors([FactorChange(job, points) for job in chosen]) == []
+    after = {job_id: factor.value for job_id, factor in backend.site_factors().items()}
+    assert after == {job_id: wanted.get(job_id, factor.value) for job_id, factor in before.items()}
+    for site_factor in (-3, 0):
+        assert backend.set_site_factors([FactorChange(job, site_factor) for job in chosen]) == []
         told = backend.site_factors()
-        assert [told[job.job_id].points for job in chosen] == [points] * len(chosen)
-    assert backend.set_site_factors([FactorChange(job, before[job.job_id].points) for job in chosen]) == []
+        assert [told[job.job_id].value for job in chosen] == [site_factor] * len(chosen)
+    assert backend.set_site_factors([FactorChange(job, before[job.job_id].value) for job in chosen]) == []
     assert backend.set_site_factors([]) == []

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
 NODES = "n[1-4]"
 LINE = re.compile(
-    r"\[[\dT:.-]+\] lua: almanac: (?P<done>set|kept|observe) site_factor=(?P<term>\d+) uid=(?P<uid>\d+) "
+    r"\[[\dT:.-]+\] lua: almanac: (?P<done>set|kept|observe) site_factor=(?P<site_factor>\d+) uid=(?P<uid>\d+) "
     r"gpus=(?P<gpus>\d+) row=(?P<row>[FGU]) advice=(?P<advice>[\w.-]+) us=\d+ key=(?P<key>[!-~]{1,64})"
 )
 BERT = family("train-bert-#", 4, 6397, bound_mib=25395, tier="hbm40g", waits="hbm40g=12 min", text=TEXT)
@@ -43,7 +43,7 @@ def submit(site: Site, *options: str, user: str = "alice", name: str = "train-BE
     return site.sbatch(user, "-J", name, gpus, *options)
 
 
-def term_of(site: Site, job: int | str) -> int:
+def site_factor_of(site: Site, job: int | str) -> int:
     """The pending job's site factor."""
     shown: list[str] = []
 
@@ -63,12 +63,12 @@ def logged(site: Site, since: int = 0) -> list[dict[str, str]]:
     return [match.groupdict() for match in matches if match]
 
 
-def test_apply_sets_the_term_and_nothing_else(busy: Site) -> None:
+def test_apply_sets_the_site_factor_and_nothing_else(busy: Site) -> None:
     publish(busy, uid_of(busy, "alice"), advice(BERT))
     plain = busy.job(submit(busy))
     hook_on(busy)
     job = submit(busy)
-    assert term_of(busy, job) == 6397
+    assert site_factor_of(busy, job) == 6397
     found = busy.job(job)
     differs = {key for key in plain if plain[key] != found.get(key) and not key.endswith("Time")}
     assert differs <= {"JobId", "Priority", "Reason", "LastSchedEval", "Scheduler", "AllocNode:Sid"}
@@ -80,12 +80,12 @@ def test_observe_only_writes_to_the_log_and_off_does_nothing(busy: Site, mode: s
     publish(busy, uid_of(busy, "alice"), advice(BERT, mode=mode))
     hook_on(busy)
     since = len(busy.controller_log())
-    assert term_of(busy, submit(busy)) == 0
+    assert site_factor_of(busy, submit(busy)) == 0
     lines = logged(busy, since)
     assert len(lines) == expected
     for line in lines:
         uid = uid_of(busy, "alice")
-        expect = {"done": "observe", "term": "6397", "uid": uid, "gpus": "4", "row": "F", "advice": "v1"}
+        expect = {"done": "observe", "site_factor": "6397", "uid": uid, "gpus": "4", "row": "F", "advice": "v1"}
         assert line == {**expect, "key": "train-bert-#"}
 
 
@@ -95,13 +95,13 @@ def test_the_rows_that_count(busy: Site) -> None:
     publish(busy, uid_of(busy, "alice"), advice(*rows))
     publish(busy, "_site", advice(*SITE_ROWS))
     hook_on(busy)
-    assert term_of(busy, submit(busy)) == 6397
-    assert term_of(busy, submit(busy, gpus="--gpus=1")) == 8476
+    assert site_factor_of(busy, submit(busy)) == 6397
+    assert site_factor_of(busy, submit(busy, gpus="--gpus=1")) == 8476
     # round(1000 ln(8640000 / (5400 x 3))) + 250
-    assert term_of(busy, submit(busy, gpus="--gpus=3")) == 6529
-    assert term_of(busy, submit(busy, user="bob")) == 8189
-    assert term_of(busy, submit(busy, user="bob", gpus="--gpus=3")) == round(6866.93)
-    assert term_of(busy, busy.sbatch("alice", "-J", "train-BERT-7", "-n4")) == 0
+    assert site_factor_of(busy, submit(busy, gpus="--gpus=3")) == 6529
+    assert site_factor_of(busy, submit(busy, user="bob")) == 8189
+    assert site_factor_of(busy, submit(busy, user="bob", gpus="--gpus=3")) == round(6866.93)
+    assert site_factor_of(busy, busy.sbatch("alice", "-J", "train-BERT-7", "-n4")) == 0
 
 
 # "ctl" side commands that break the file at $1; "" leaves it as it is.
@@ -125,15 +125,15 @@ FAULTS = {
 def test_a_file_that_is_of_no_use_changes_nothing(busy: Site, fault: str) -> None:
     path = publish(busy, uid_of(busy, "alice"), advice(BERT))
     hook_on(busy)
-    assert term_of(busy, submit(busy)) == 6397
+    assert site_factor_of(busy, submit(busy)) == 6397
     busy.run("ctl", "root", "sh", "-c", FAULTS[fault], "sh", path)
     done = busy.run("login", "alice", "sbatch", "-J", "train-bert-1", "--gpus=4", "-o/dev/null", "--wrap=true")
     assert re.fullmatch(r"Submitted batch job \d+\n", done.stdout) and done.stderr == ""
-    assert term_of(busy, done.stdout.split()[-1]) == 0
+    assert site_factor_of(busy, done.stdout.split()[-1]) == 0
     site_path = publish(busy, "_site", advice(*SITE_ROWS))
-    assert term_of(busy, submit(busy)) == 8189
+    assert site_factor_of(busy, submit(busy)) == 8189
     busy.run("ctl", "root", "sh", "-c", FAULTS[fault], "sh", site_path)
-    assert term_of(busy, submit(busy)) == 0
+    assert site_factor_of(busy, submit(busy)) == 0
     assert busy.run("ctl", "root", "test", "-e", "/tmp/almanac-was-here", check=False).rc == 1
 
 
@@ -159,17 +159,19 @@ def test_a_file_that_is_written_while_it_is_read(busy: Site, how: str) -> None:
     """By renaming, one of the two files is read, whole; in place, half a file is none."""
     filler = [family(f"k{number:04d}", 1, 1, text="x" * 100) for number in range(300)]
     path = publish(busy, uid_of(busy, "alice"), advice(*filler, BERT))
-    texts = [publish(busy, f"text{term}", advice(*filler, family("train-bert-#", 4, term))) for term in (1000, 2000)]
+    texts = [
+        publish(busy, f"text{factor}", advice(*filler, family("train-bert-#", 4, factor))) for factor in (1000, 2000)
+    ]
     hook_on(busy)
     argv = busy.command("ctl", "root", ["python3", "-c", WRITER, path, how, *texts])
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as writer:
         try:
             time.sleep(0.5)
-            terms = {term_of(busy, job) for job in [submit(busy) for _ in range(25)]}
+            factors = {site_factor_of(busy, job) for job in [submit(busy) for _ in range(25)]}
             assert writer.poll() is None
         finally:
             busy.write("ctl", f"{path}.stop", b"")
-    assert terms <= ({1000, 2000} if how == "rename" else {0, 1000, 2000})
+    assert factors <= ({1000, 2000} if how == "rename" else {0, 1000, 2000})
 
 
 BROKEN_MODULES = {
@@ -193,21 +195,21 @@ def test_a_broken_module_stops_nothing_and_a_mended_one_counts_at_once(busy: Sit
         busy.remove("ctl", path)
         if data is not None:
             busy.write("ctl", path, data)
-        assert term_of(busy, submit(busy)) == 0, what
+        assert site_factor_of(busy, submit(busy)) == 0, what
         busy.write("ctl", path, whole)
-        assert term_of(busy, submit(busy)) == 6397, what
+        assert site_factor_of(busy, submit(busy)) == 6397, what
 
 
 def test_an_upgraded_module_counts_at_once(busy: Site) -> None:
     publish(busy, uid_of(busy, "alice"), advice(BERT))
     hook_on(busy)
-    assert term_of(busy, submit(busy)) == 6397
+    assert site_factor_of(busy, submit(busy)) == 6397
     path = f"{busy.lua_dir}/almanac.lua"
     newer = busy.read("ctl", path).replace(
-        b"return M\n", b"M.find = function() return {kind='F', term=7} end\nreturn M\n"
+        b"return M\n", b"M.find = function() return {kind='F', site_factor=7} end\nreturn M\n"
     )
     busy.write("ctl", path, newer)
-    assert term_of(busy, submit(busy)) == 7
+    assert site_factor_of(busy, submit(busy)) == 7
 
 
 def test_slurmctld_starts_with_the_package_purged_and_the_line_still_there(busy: Site) -> None:
@@ -217,11 +219,11 @@ def test_slurmctld_starts_with_the_package_purged_and_the_line_still_there(busy:
     busy.run("ctl", "root", "find", busy.advice_dir, "-mindepth", "1", "-delete")
     try:
         busy.restart_controller()
-        assert term_of(busy, submit(busy)) == 0
+        assert site_factor_of(busy, submit(busy)) == 0
     finally:
         busy.run("ctl", "root", "mv", f"{busy.lua_dir}.away", busy.lua_dir)
     publish(busy, uid_of(busy, "alice"), advice(BERT))
-    assert term_of(busy, submit(busy)) == 6397
+    assert site_factor_of(busy, submit(busy)) == 6397
 
 
 def test_the_script_for_a_site_without_one(busy: Site) -> None:
@@ -237,14 +239,14 @@ def test_the_script_for_a_site_without_one(busy: Site) -> None:
     busy.hook("job_submit", text.replace(there, line))
     job = submit(busy)
     busy.run("login", "alice", "scontrol", "update", f"jobid={job}", "timelimit=5")
-    assert (term_of(busy, job), busy.job(job)["TimeLimit"]) == (6397, "00:05:00")
+    assert (site_factor_of(busy, job), busy.job(job)["TimeLimit"]) == (6397, "00:05:00")
 
 
 def test_a_factor_of_the_sites_own_script_is_kept(busy: Site) -> None:
     publish(busy, uid_of(busy, "alice"), advice(BERT))
     hook_on(busy, before="    job_desc.site_factor = 77")
     since = len(busy.controller_log())
-    assert term_of(busy, submit(busy)) == 77
+    assert site_factor_of(busy, submit(busy)) == 77
     assert [line["done"] for line in logged(busy, since)] == ["kept"]
 
 

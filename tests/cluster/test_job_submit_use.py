@@ -10,7 +10,7 @@ import pytest
 from advice_files import advice, family, hook_on, publish, uid_of
 from processes import wait_until
 from sites import Site
-from test_job_submit import BERT, SITE_ROWS, busy, logged, submit, term_of
+from test_job_submit import BERT, SITE_ROWS, busy, logged, site_factor_of, submit
 
 from almanac.names import name_key
 from slurm_hooks.advice.file import Row
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.cluster
 __all__ = ["busy"]
 
 
-def test_the_queue_is_really_started_in_the_order_of_the_term(busy: Site) -> None:
-    terms = {"longest": 100, "long": 2000, "short": 8000, "shortest": 11_000}
-    publish(busy, uid_of(busy, "alice"), advice(*(family(name, 4, term) for name, term in terms.items())))
+def test_the_queue_is_really_started_in_the_order_of_the_site_factor(busy: Site) -> None:
+    factors = {"longest": 100, "long": 2000, "short": 8000, "shortest": 11_000}
+    publish(busy, uid_of(busy, "alice"), advice(*(family(name, 4, factor) for name, factor in factors.items())))
     hook_on(busy)
-    jobs = {name: submit(busy, "-wn1", name=name) for name in terms}
+    jobs = {name: submit(busy, "-wn1", name=name) for name in factors}
     busy.run("ctl", "root", "scontrol", "update", "nodename=n1", "state=resume")
     for job in jobs.values():
         busy.wait_for(job, "COMPLETED", 120)
@@ -38,25 +38,25 @@ def test_an_array_of_a_thousand_is_one_submission(busy: Site) -> None:
     since = len(busy.controller_log())
     job = submit(busy, "--array=1-1000%1")
     assert len(logged(busy, since)) == 1
-    assert term_of(busy, job) == 6397
+    assert site_factor_of(busy, job) == 6397
     busy.run("ctl", "root", "scontrol", "update", "nodename=n1", "state=resume")
     wait_until("the first task's end", lambda: busy.job(f"{job}_1").get("JobState") == "COMPLETED", 60)
     for task in (1, 1000):
         assert 6397 <= int(busy.job(f"{job}_{task}")["Priority"]) <= 6400
 
 
-def test_each_component_of_a_het_job_has_its_own_term(busy: Site) -> None:
+def test_each_component_of_a_het_job_has_its_own_site_factor(busy: Site) -> None:
     publish(busy, uid_of(busy, "alice"), advice(BERT, Row("G", 1800, 8476, gpus=1)))
     hook_on(busy)
     since = len(busy.controller_log())
     options = ("-J", "train-bert-1", "--gpus=4", ":", "-J", "small", "--gpus=1", ":", "-n1")
     job = busy.sbatch("alice", *options)
-    assert [(line["gpus"], line["term"]) for line in logged(busy, since)] == [("4", "6397"), ("1", "8476")]
+    assert [(line["gpus"], line["site_factor"]) for line in logged(busy, since)] == [("4", "6397"), ("1", "8476")]
     assert busy.job(job + 1)["JobName"] == "small"
 
 
 def test_what_the_owner_may_and_may_not_change_afterwards(busy: Site) -> None:
-    """job_submit sees no update, so that a renamed job keeps its term until `almanac reprioritize` runs: see
+    """job_submit sees no update, so that a renamed job keeps its site factor until `almanac reprioritize` runs: see
     test_reprioritize.py.
     """
     publish(busy, uid_of(busy, "alice"), advice(BERT, family("quick", 4, 11_000)))
@@ -66,11 +66,11 @@ def test_what_the_owner_may_and_may_not_change_afterwards(busy: Site) -> None:
         busy.run("login", "alice", "scontrol", "update", f"jobid={job}", change)
     for change in ("sitefactor=9999", "priority=99999", "admincomment=x"):
         busy.run("login", "alice", "scontrol", "update", f"jobid={job}", change, check=False)
-    assert term_of(busy, job) == 6397
+    assert site_factor_of(busy, job) == 6397
     assert busy.job(job)["JobName"] == "quick"
 
 
-def test_a_requeued_job_keeps_its_term(busy: Site) -> None:
+def test_a_requeued_job_keeps_its_site_factor(busy: Site) -> None:
     publish(busy, uid_of(busy, "alice"), advice(BERT))
     hook_on(busy)
     job = busy.sbatch("alice", "-Jtrain-bert-1", "--gpus=4", "-wn1", "--requeue", script="#!/bin/sh\nsleep 60\n")
@@ -81,9 +81,9 @@ def test_a_requeued_job_keeps_its_term(busy: Site) -> None:
     busy.run("login", "alice", "scontrol", "requeue", str(job))
     busy.wait_for(job, "PENDING")
     busy.run("ctl", "root", "scontrol", "update", f"jobid={job}", "starttime=now")
-    assert term_of(busy, job) == 6397
+    assert site_factor_of(busy, job) == 6397
     busy.restart_controller()
-    assert term_of(busy, job) == 6397
+    assert site_factor_of(busy, job) == 6397
 
 
 def test_test_only_srun_and_root_for_another_user(site: Site) -> None:
@@ -99,7 +99,7 @@ def test_test_only_srun_and_root_for_another_user(site: Site) -> None:
     assert site.run("login", "alice", "srun", "-Jtrain-bert-2", "-n1", "--gpus=4", "echo", "ran").stdout == "ran\n"
     command = ("sbatch", "--uid=alice", "-D/tmp", "-o/dev/null", "-Jtrain-bert-3", "--gpus=4", "--wrap=true")
     site.run("ctl", "root", *command)
-    found = [(line["uid"], line["term"]) for line in logged(site, since)]
+    found = [(line["uid"], line["site_factor"]) for line in logged(site, since)]
     assert found == [(uid_of(site, "alice"), "6397")] * 2
 
 
@@ -126,7 +126,7 @@ def test_gpus_are_counted_as_slurm_gives_them(site: Site) -> None:
     assert asked == given
 
 
-def test_nothing_that_a_user_writes_changes_the_term(busy: Site) -> None:
+def test_nothing_that_a_user_writes_changes_the_site_factor(busy: Site) -> None:
     alice = uid_of(busy, "alice")
     publish(busy, alice, advice(BERT))
     hook_on(busy)
@@ -148,7 +148,7 @@ def test_nothing_that_a_user_writes_changes_the_term(busy: Site) -> None:
         "login", "alice", "sbatch", "--parsable", "-Jtrain-bert-1", "--gpus=4", "--comment=site_factor=999999",
         "--export=ALL,ALMANAC_ADVICE=apply", "-o/dev/null", "--wrap=true", env=environment,
     )  # fmt: skip
-    assert term_of(busy, done.stdout.strip()) == 6397
+    assert site_factor_of(busy, done.stdout.strip()) == 6397
     busy.run("login", "alice", "rm", "-rf", "sched", "advice", "almanac.lua")
 
 

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.cluster
 
 QUICK_S, LONG_S = 60.0, 20_000.0
 QUICK, LONG = 11_878, 7_783
-"""Terms of one GPU: 1000 ln(8640000 / s), for QUICK_S, and for the partition's limit of an hour below LONG_S."""
+"""Site factors of one GPU: 1000 ln(8640000 / s), for QUICK_S, and for the partition's limit of an hour below LONG_S."""
 
 
 class SiteApp(App):
@@ -97,13 +97,13 @@ class Almanac:
         Store.open(self.folder / "store").of(self.cluster).write("jobs", pa.Table.from_pylist(rows, schema=JOBS))
 
     @property
-    def terms(self) -> dict[int, int]:
+    def factors(self) -> dict[int, int]:
         return {
-            number: factor.points for number, factor in CommandBackend(SiteCommands(self.site)).site_factors().items()
+            number: factor.value for number, factor in CommandBackend(SiteCommands(self.site)).site_factors().items()
         }
 
     def wait_until_ranked(self, *jobs: int) -> None:
-        wait_until(f"jobs {jobs} to be ranked", lambda: set(jobs) <= set(self.terms), 30)
+        wait_until(f"jobs {jobs} to be ranked", lambda: set(jobs) <= set(self.factors), 30)
 
 
 @pytest.fixture
@@ -137,17 +137,17 @@ def test_a_queue_is_really_reordered(almanac: Almanac, site: Site, busy: int) ->
     dry = almanac()
     assert not dry["applied"]
     assert {change["job_id"] for change in dry["changes"]} == {*long, *quick}
-    assert set(almanac.terms.values()) == {0}, "a dry run tells nothing"
+    assert set(almanac.factors.values()) == {0}, "a dry run tells nothing"
     assert not (almanac.folder / "store/actions").exists()
     done = almanac("--apply")
     assert done["outcome"] == {"taken": 4, "gone": 0, "ignored": 0, "failed": 0, "said": []}
-    terms = almanac.terms
+    factors = almanac.factors
     assert {change["job_id"]: change["new"] for change in done["changes"]} == {
-        job: terms[job] for job in (*long, *quick)
+        job: factors[job] for job in (*long, *quick)
     }
-    assert min(terms[job] for job in quick) > max(terms[job] for job in long)
+    assert min(factors[job] for job in quick) > max(factors[job] for job in long)
     again = almanac("--apply")
-    assert (again["changes"], again["left_alone"]["has its term already"]) == ([], 4)
+    assert (again["changes"], again["left_alone"]["has its site factor already"]) == ([], 4)
     site.run("ctl", "root", "scancel", str(busy))
     starts = {}
     for job in (*long, *quick):
@@ -178,27 +178,27 @@ def test_tasks_with_records_of_their_own_are_told_apart(almanac: Almanac, site: 
     assert [change["job_id"] for change in done["changes"]] == [array]
     assert done["left_alone"]["has a site factor that almanac did not set"] == 2
     own = [job.job_id for job in CommandBackend(SiteCommands(site)).pending(Counts()) if job.array_task_id is not None]
-    terms = almanac.terms
-    assert [terms[job] for job in own] == [77, 77]
-    assert terms[array] == pytest.approx(QUICK, abs=2)
+    factors = almanac.factors
+    assert [factors[job] for job in own] == [77, 77]
+    assert factors[array] == pytest.approx(QUICK, abs=2)
 
 
-def test_each_part_of_a_heterogeneous_job_gets_its_own_term(almanac: Almanac, site: Site, busy: int) -> None:
+def test_each_part_of_a_heterogeneous_job_gets_its_own_site_factor(almanac: Almanac, site: Site, busy: int) -> None:
     het = site.sbatch("alice", "-G1", "-J", "quick-1", ":", "-G4", "-J", "quick-1")
     almanac.wait_until_ranked(het, het + 1)
     done = almanac("--apply")
     assert done["outcome"]["taken"] == 2
-    terms = almanac.terms
-    assert terms[het] == pytest.approx(QUICK, abs=2)
-    assert terms[het + 1] < terms[het], "four GPUs are four times the GPU-time"
+    factors = almanac.factors
+    assert factors[het] == pytest.approx(QUICK, abs=2)
+    assert factors[het + 1] < factors[het], "four GPUs are four times the GPU-time"
     assert almanac("--apply")["changes"] == []
 
 
-def test_a_requeued_job_keeps_a_term_that_is_known_as_ours(almanac: Almanac, site: Site, busy: int) -> None:
+def test_a_requeued_job_keeps_a_site_factor_that_is_known_as_ours(almanac: Almanac, site: Site, busy: int) -> None:
     job = site.sbatch("alice", "-G1", "-J", "quick-1", "--requeue", script="#!/bin/sh\nsleep 100\n")
     almanac.wait_until_ranked(job)
     almanac("--apply")
-    term = almanac.terms[job]
+    factor = almanac.factors[job]
     site.run("ctl", "root", "scancel", str(busy))
     site.wait_for(job, "RUNNING")
     site.sbatch("bob", "-N4", "--exclusive", "-J", "busy", "-t", "50", script="#!/bin/sh\nsleep 3000\n")
@@ -210,7 +210,7 @@ def test_a_requeued_job_keeps_a_term_that_is_known_as_ours(almanac: Almanac, sit
     # A requeued job waits two minutes before it is ranked again.
     site.run("ctl", "root", "scontrol", "update", f"jobid={job}", "starttime=now")
     almanac.wait_until_ranked(job)
-    assert almanac.terms[job] == term
+    assert almanac.factors[job] == factor
     almanac.ran("alice", "quick", 8, 600, 1_002_000, int(time.time()) - 600)
     almanac("--apply")
     assert "has a site factor that almanac did not set" not in almanac("--apply")["left_alone"]
@@ -247,13 +247,13 @@ def test_the_owner_may_not_and_an_operator_may(almanac: Almanac, site: Site, bus
     with pytest.raises(NotAllowedError, match="Invalid user id"):  # in other words for others' jobs
         almanac("--apply", user="bob")
     site.run("ctl", "root", "scancel", str(array))
-    assert almanac.terms[job] == 0
+    assert almanac.factors[job] == 0
     site.run("ctl", "root", "sacctmgr", "-i", "modify", "user", "bob", "set", "adminlevel=Operator")
     try:
         assert almanac("--apply", user="bob")["outcome"]["taken"] == 1
     finally:
         site.run("ctl", "root", "sacctmgr", "-i", "modify", "user", "bob", "set", "adminlevel=None")
-    assert almanac.terms[job] == pytest.approx(LONG, abs=2)
+    assert almanac.factors[job] == pytest.approx(LONG, abs=2)
 
 
 def test_clear_undoes_it_and_a_restart_of_slurmctld_does_not(almanac: Almanac, site: Site, busy: int) -> None:
@@ -262,16 +262,16 @@ def test_clear_undoes_it_and_a_restart_of_slurmctld_does_not(almanac: Almanac, s
     almanac.wait_until_ranked(*ours, other)
     site.run("ctl", "root", "scontrol", "update", f"jobid={other}", "sitefactor=77")
     assert almanac("--apply")["outcome"]["taken"] == 2
-    before = almanac.terms
+    before = almanac.factors
     site.restart_controller()
     almanac.wait_until_ranked(*ours, other)
-    assert almanac.terms == before
+    assert almanac.factors == before
     assert almanac("--apply")["changes"] == []
     assert len(almanac("--clear")["changes"]) == 2
-    assert almanac.terms == before, "a dry run"
+    assert almanac.factors == before, "a dry run"
     assert almanac("--clear", "--apply")["outcome"]["taken"] == 2
-    terms = almanac.terms
-    assert ([terms[job] for job in ours], terms[other]) == ([0, 0], 77)
+    factors = almanac.factors
+    assert ([factors[job] for job in ours], factors[other]) == ([0, 0], 77)
 
 
 def test_a_borrowed_name_gains_nothing_lasting(almanac: Almanac, site: Site, busy: int) -> None:
@@ -281,17 +281,17 @@ def test_a_borrowed_name_gains_nothing_lasting(almanac: Almanac, site: Site, bus
     almanac("--apply")
     site.run("ctl", "alice", "scontrol", "update", f"jobid={borrowed}", "jobname=quick-99")
     almanac("--apply")
-    terms = almanac.terms
-    assert terms[borrowed] > terms[honest]
+    factors = almanac.factors
+    assert factors[borrowed] > factors[honest]
     almanac.ran("alice", "quick", 8, LONG_S, 1_002_000, int(time.time()))
     done = almanac("--apply")
     assert any("upper end" in change["reason"] for change in done["changes"])
     later = site.sbatch("alice", "-G1", "-J", "quick-100")
     almanac.wait_until_ranked(later)
     almanac("--apply")
-    terms = almanac.terms
-    assert terms[later] <= LONG + 1000, "e times as short as its long runs, at most"
-    assert terms[later] < QUICK - 3000
+    factors = almanac.factors
+    assert factors[later] <= LONG + 1000, "e times as short as its long runs, at most"
+    assert factors[later] < QUICK - 3000
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_borrowed_name_gains_nothing_lasting(almanac: Almanac, site: Site, bus
         ('q"', ("comment=x",), None),
     ],
 )
-def test_a_term_from_job_submit_does_not_outlive_what_it_was_given_for(
+def test_a_site_factor_from_job_submit_does_not_outlive_what_it_was_given_for(
     almanac: Almanac, site: Site, busy: int, name: str, change: tuple[str, ...], honest: int | None
 ) -> None:
     """The owner changes a waiting job's name or GPU count: the next run still knows that the factor is ours."""
@@ -316,14 +316,14 @@ def test_a_term_from_job_submit_does_not_outlive_what_it_was_given_for(
     hook_on(site)
     job = site.sbatch("alice", "--gres=gpu:1", "-J", name)
     almanac.wait_until_ranked(job)
-    assert almanac.terms[job] == QUICK
+    assert almanac.factors[job] == QUICK
     site.run("ctl", "alice", "scontrol", "update", f"jobid={job}", *change)
     done = almanac("--apply")
     assert "has a site factor that almanac did not set" not in done["left_alone"]
-    term = almanac.terms[job]
-    assert term < QUICK
+    factor = almanac.factors[job]
+    assert factor < QUICK
     if honest is not None:
-        assert term == pytest.approx(honest, abs=2)
+        assert factor == pytest.approx(honest, abs=2)
 
 
 def test_jobs_that_are_renamed_while_they_run_are_held_against_what_they_were_believed(

@@ -59,7 +59,7 @@ def test_a_newcomer_submits_is_advised_and_sees_what_the_job_used(walked: Docker
     assert "hbm40g is enough: " in shown
     job = int(re.search(r"Submitted batch job (\d+)", shown)[1])  # type: ignore[index]
     assert walked.job(job)["Features"] == "gpu&hbm40g"
-    # Waiting age adds to it, but not within seconds: the term alone.
+    # Waiting age adds to it, but not within seconds: the site factor alone.
     assert int(walked.job(job)["Priority"]) > 1000
     walked.wait_for(job, "COMPLETED", timeout_s=120)
     assert walked.job(job)["NodeList"] in ("n1", "n2")

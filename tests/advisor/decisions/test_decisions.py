@@ -98,20 +98,20 @@ def test_with_slurms_age_the_order_is_that_of_ln_gpu_time_and_submission(first: 
     text = "\n".join(check_ageing("", priority).lines)
     weight = int(text.split("PriorityWeightAge=")[1].split()[0])
     max_age_s = int(text.split("PriorityMaxAge=")[1].split("-")[0]) * 86_400
-    points = [
+    factors = [
         weight * min(age_s / max_age_s, 1) + site_factor(gpu_time_s, priority)
         for gpu_time_s, age_s in ((first, 2 * gap), (second, gap))
     ]
     tau_s = priority.tau_hours * 3600
     keys = [math.log(first), math.log(second) + gap / tau_s]
     if 2 * gap <= max_age_s and abs(keys[0] - keys[1]) > 0.002:
-        assert (points[0] > points[1]) == (keys[0] < keys[1])
+        assert (factors[0] > factors[1]) == (keys[0] < keys[1])
 
 
 FITTING = "PriorityType=priority/multifactor\nPriorityMaxAge=12-0\nPriorityWeightAge=12000\n"
 
 
-def test_weights_too_small_for_whole_points_are_a_finding_not_a_crash() -> None:
+def test_weights_too_small_for_whole_site_factors_are_a_finding_not_a_crash() -> None:
     """One point per e and six hours of age against a goal of 24 h: a quarter of a point."""
     narrow = Priority(points_per_e=1, min_gpu_time_s=60, max_gpu_time_s=66)
     check = check_ageing("PriorityMaxAge=0-6\nPriorityWeightAge=5", narrow)
@@ -172,9 +172,9 @@ def test_slurm_is_told_nothing_until_its_weights_fit_and_the_site_applies() -> N
 QUANTILES = (60.0, 600.0, 6000.0, 60_000.0, 600_000.0)
 
 
-def test_the_advice_says_what_the_term_is_worth() -> None:
+def test_the_advice_says_what_the_site_factor_is_worth() -> None:
     advice = decide_priority(600.0, 6000.0, 0.0, "ann", QUANTILES, Priority())
-    assert (advice.term, advice.share_longer) == (site_factor(600, Priority()), 0.75)
+    assert (advice.site_factor, advice.share_longer) == (site_factor(600, Priority()), 0.75)
     assert advice.worth_wait_s == pytest.approx(math.log(10) * 86_400, rel=1e-3)
     assert decide_priority(600.0, 6000.0, 0.0, "ann", (), Priority()).worth_wait_s is None
     assert share_longer(5.0, QUANTILES) == 1.0
@@ -183,14 +183,14 @@ def test_the_advice_says_what_the_term_is_worth() -> None:
 def test_a_user_who_keeps_overrunning_is_ranked_by_the_longer_end() -> None:
     advice = decide_priority(600.0, 6000.0, 0.5, "ann", QUANTILES, Priority())
     assert advice.is_cautious
-    assert advice.term == site_factor(6000, Priority())
+    assert advice.site_factor == site_factor(6000, Priority())
     never = dataclasses.replace(Priority(), overrun_share=1.5)
-    assert decide_priority(600.0, 6000.0, 1.0, "ann", QUANTILES, never).term == site_factor(600, Priority())
+    assert decide_priority(600.0, 6000.0, 1.0, "ann", QUANTILES, never).site_factor == site_factor(600, Priority())
 
 
 def test_relief_and_the_lane_for_short_jobs_are_options() -> None:
     options = Priority(relief_users=("ann",), relief_points=500, short_gpu_time_s=120, short_points=3000)
     plain = site_factor(100, options)
-    assert decide_priority(100.0, 100.0, 0.0, "ann", QUANTILES, options).term == plain + 3500
-    assert decide_priority(100.0, 900.0, 0.0, "bob", QUANTILES, options).term == plain + 3000
+    assert decide_priority(100.0, 100.0, 0.0, "ann", QUANTILES, options).site_factor == plain + 3500
+    assert decide_priority(100.0, 900.0, 0.0, "bob", QUANTILES, options).site_factor == plain + 3000
     assert decide_priority(100.0, 900.0, 0.9, "bob", QUANTILES, options).extra == 0, "overrunners have no short lane"

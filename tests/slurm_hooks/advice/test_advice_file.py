@@ -60,7 +60,7 @@ def test_look_ups_by_hand() -> None:
 
     def kind(of: AdviceFile | None, key: str, gpus: int, last: AdviceFile | None = site) -> tuple[str, int] | None:
         found = look_up(of, last, key, gpus)
-        return None if found is None else (found.row.kind, found.term)
+        return None if found is None else (found.row.kind, found.site_factor)
 
     assert kind(user, "train-bert-#", 4) == ("F", 6397)
     assert kind(user, "unknown", 16) == ("G", 4317)

@@ -55,7 +55,7 @@ def test_the_file_says_what_advise_says_of_each_familys_newest_job(site: Site) -
             advice = advise(request, history, site.trained, site.config, site.now_s)
             assert advice.duration is not None and advice.priority is not None
             assert row.predicted_s == round(advice.duration.duration_s)
-            assert row.term == advice.priority.term
+            assert row.site_factor == advice.priority.site_factor
             stated_mib = advice.bound.bound_mib if advice.bound else None
             assert row.bound_mib == (None if stated_mib is None else round(stated_mib))
             assert row.tier == (advice.tier.tier if advice.bound else None)
@@ -108,7 +108,7 @@ def test_an_unknown_name_and_an_unknown_user_get_what_advise_says_of_them(site: 
     advice = advise(dataclasses.replace(newest, job_name=""), history, site.trained, site.config, NOW_S)
     found = look_up(user, everybody, "never-run", 2)
     assert found is not None and advice.priority is not None
-    assert (found.row.kind, found.term) == ("G", advice.priority.term)
+    assert (found.row.kind, found.site_factor) == ("G", advice.priority.site_factor)
     found = look_up(user, everybody, "never-run", 7)
     assert found is not None and found.row.kind == "U"
     stranger = look_up(None, everybody, "fama-run#", 4)
@@ -553,15 +553,16 @@ def test_what_was_predicted_for_a_job_is_known_later(site: Site, jobs_of: Jobs) 
     site.publish()
     second = file_of(site, "u3")
     one, two = (file.find("fama-run#", 1) for file in (first, second))
-    assert one is not None and two is not None and one.term != two.term
+    assert one is not None and two is not None and one.site_factor != two.site_factor
     for submit_s, row, file in ((submitted_s, one, first), (site.now_s, two, second), (site.now_s + 5000, two, second)):
         found = published_for(site.store.of(CLUSTER), "u3", "fama-run#", 1, submit_s)
         assert found is not None
-        assert (found.row.predicted_s, found.term, found.row.bound_mib) == (row.predicted_s, row.term, row.bound_mib)
+        assert (found.row.predicted_s, found.site_factor) == (row.predicted_s, row.site_factor)
+        assert found.row.bound_mib == row.bound_mib
         assert (found.file.version, found.file.mode) == (file.version, "observe")
     kept = published_for(site.store.of(CLUSTER), "u3", "famb-run#", 2, site.now_s)
     unchanged = second.find("famb-run#", 2)
-    assert kept is not None and unchanged is not None and kept.term == unchanged.term
+    assert kept is not None and unchanged is not None and kept.site_factor == unchanged.site_factor
     stranger = published_for(site.store.of(CLUSTER), "nobody", "x", 2, submitted_s)
     assert stranger is not None and stranger.row.kind == "G"
     assert published_for(site.store.of(CLUSTER), "u3", "fama-run#", 1, NOW_S - 1) is None

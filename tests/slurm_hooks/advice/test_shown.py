@@ -63,7 +63,7 @@ def shown_to(site: Site, request: Request) -> Any:
 
 @pytest.mark.parametrize("constraint", ["gpu&hbm80g", "gpu&hbm40g", "gpu", "hbm40g|hbm80g", "[hbm80g]"])
 @pytest.mark.parametrize("user", ["nobody", "daemon"])
-def test_the_first_line_is_that_of_advise_and_so_are_tier_bound_time_and_term(
+def test_the_first_line_is_that_of_advise_and_so_are_tier_bound_time_and_site_factor(
     published: Site, user: str, constraint: str
 ) -> None:
     request = dataclasses.replace(ASKED, user=user, constraints=constraint)
@@ -77,7 +77,7 @@ def test_the_first_line_is_that_of_advise_and_so_are_tier_bound_time_and_term(
     assert told["bound"]["bound_mib"] == round(advice.bound.bound_mib or 0)
     if constraint == "gpu&hbm80g":  # as the family's newest job
         assert told["duration"]["duration_s"] == round(advice.duration.duration_s)
-        assert told["priority"]["term"] == advice.priority.term
+        assert told["priority"]["term"] == advice.priority.site_factor
 
 
 @pytest.mark.parametrize("constraint", ["gpu&hbm80g", "gpu&hbm40g", "gpu", "hbm40g|hbm80g", "[hbm80g]"])
@@ -101,7 +101,7 @@ def test_a_tier_without_a_bound_is_shown_as_advise_shows_it(site: Site, jobs_of:
     assert to_json(shown)["bound"] is None
 
 
-def test_a_name_that_was_never_run_gets_a_time_and_a_term_but_no_tier(published: Site) -> None:
+def test_a_name_that_was_never_run_gets_a_time_and_a_site_factor_but_no_tier(published: Site) -> None:
     shown = shown_to(published, dataclasses.replace(ASKED, job_name="first-time"))
     assert shown.is_silent
     lines = explain_shown(shown).splitlines()

@@ -1,4 +1,4 @@
-"""almanac.lua: advice files, name keys, GPU requests and the term, as the Python of the same names has them."""
+"""almanac.lua: advice files, name keys, GPU requests and the site factor, as the Python of the same names has them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def as_vector(found: list[Any], expected: dict[str, Any] | None) -> dict[str, An
     row, of, version, mode, tell, prompt = found
     file = {"from": of, "version": version, "mode": mode, "tell": tell, "prompt": prompt}
     text = {name: row.get(name) or "" for name in ("key", "waits", "text")}
-    numbers = {name: row.get(name) for name in ("kind", "predicted_s", "term", "bound_mib", "tier")}
+    numbers = {name: row.get(name) for name in ("kind", "predicted_s", "site_factor", "bound_mib", "tier")}
     gpus = None if row["kind"] == "U" else row["gpus"]
     assert expected is None or row["kind"] != "U" or expected["gpus"] is None
     return {**file, **numbers, **text, "gpus": gpus}
@@ -139,20 +139,20 @@ def is_usable(text: bytes) -> bool:
 
 @given(
     seconds=st.lists(st.one_of(st.integers(0, 10**12), st.integers(1, 10_000)), min_size=1, max_size=50),
-    points=st.one_of(st.integers(1, 1_000_000), st.decimals("0.5", 1000, places=3)),
+    scale=st.one_of(st.integers(1, 1_000_000), st.decimals("0.5", 1000, places=3)),
     least=st.integers(1, 10_000),
     span=st.integers(2, 10_000),
 )
 @settings(max_examples=40)
-def test_the_term_is_that_of_python(lua: Lua, seconds: list[int], points: float, least: int, span: int) -> None:
-    priority = Priority(points_per_e=float(points), min_gpu_time_s=float(least), max_gpu_time_s=float(least * span))
-    scale = {"k": float(points), "min": float(least), "max": float(least * span)}
+def test_the_site_factor_is_that_of_python(lua: Lua, seconds: list[int], scale: float, least: int, span: int) -> None:
+    priority = Priority(points_per_e=float(scale), min_gpu_time_s=float(least), max_gpu_time_s=float(least * span))
+    scale = {"k": float(scale), "min": float(least), "max": float(least * span)}
     found = lua.calls("almanac.site_factor", [(second, scale) for second in seconds])
     assert found == [[site_factor(second, priority)] for second in seconds]
 
 
 def test_the_term_by_hand(lua: Lua) -> None:
-    """1000 ln(8640000 / 16200) = 6279.2; half a point goes to the even one, as Python rounds."""
+    """1000 ln(8640000 / 16200) = 6279.2; half goes to the even number, as Python rounds."""
     scale = {"k": 1000.0, "min": 60.0, "max": 8_640_000.0}
     assert lua.calls("almanac.site_factor", [(16_200, scale), (1, scale), (10**9, scale)]) == [[6279], [11878], [0]]
 

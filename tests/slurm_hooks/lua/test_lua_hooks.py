@@ -34,8 +34,10 @@ def advice(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "term"), [("train-bert-7", 5), ("other", 7 + 8882)])
-def test_a_submission_gets_its_term_a_line_in_the_log_and_a_word(lua: Lua, advice: Path, name: str, term: int) -> None:
+@pytest.mark.parametrize(("name", "site_factor"), [("train-bert-7", 5), ("other", 7 + 8882)])
+def test_a_submission_gets_its_site_factor_a_line_in_the_log_and_a_word(
+    lua: Lua, advice: Path, name: str, site_factor: int
+) -> None:
     """1000 ln(8640000 / (600 * 2)) is 8882."""
     job = {"name": name, "user_id": os.getuid(), "tres_per_job": "gres:gpu:2", "features": "gpu&hbm80g"}
     code = f"""
@@ -49,9 +51,9 @@ def test_a_submission_gets_its_term_a_line_in_the_log_and_a_word(lua: Lua, advic
     all(job.site_factor, logged, said)
     """
     ((factor, logged, said),) = lua.run(code)
-    kind, key = ("F", "train-bert-#") if term == 5 else ("U", "other")
-    assert factor == term
-    done = f"set site_factor={term} uid={os.getuid()} gpus=2 row={kind} advice=v"
+    kind, key = ("F", "train-bert-#") if site_factor == 5 else ("U", "other")
+    assert factor == site_factor
+    done = f"set site_factor={site_factor} uid={os.getuid()} gpus=2 row={kind} advice=v"
     assert re.fullmatch(rf"almanac: {done} us=\d+ key={key}", logged)
     assert said.startswith(f"almanac: hbm40g is enough: {TEXT}") if kind == "F" else said == ""
 
@@ -195,7 +197,7 @@ def test_no_option_makes_cli_filter_slow(lua: Lua, advice: Path, monkeypatch: py
     assert seconds < 0.005, what
 
 
-def test_a_field_that_slurm_would_refuse_gets_no_term(lua: Lua, advice: Path) -> None:
+def test_a_field_that_slurm_would_refuse_gets_no_site_factor(lua: Lua, advice: Path) -> None:
     """Of 1,024 bytes it does, of one more it does not."""
     code = f"""
     slurm = {{ log_info = function() end, log_user = function() end }}

@@ -1,4 +1,4 @@
-"""Terms that job_submit may have given, by the record of what was published."""
+"""Site factors that job_submit may have given, by the record of what was published."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _job(submit_s: int, name: str = "train-7", user: str = "ann", gpus: int = 4)
 
 
 @pytest.fixture
-def terms(tmp_path: Path) -> PublishedSiteFactors:
-    """ann's file of T0, and of a day later with another term; everybody's, in force for two days."""
+def given(tmp_path: Path) -> PublishedSiteFactors:
+    """ann's file of T0, and of a day later with another site factor; everybody's, in force for two days."""
     store = Store.create(tmp_path / "store")
     first = _file(T0_S, Row(FAMILY, 60, 900, "train-#", 4), Row(GPUS, 60, 700, gpus=4))
     second = _file(T0_S + DAY_S, Row(FAMILY, 90, 800, "train-#", 4))
@@ -54,32 +54,32 @@ def terms(tmp_path: Path) -> PublishedSiteFactors:
         (_job(T0_S + 5 * DAY_S), set()),
     ],
 )
-def test_terms_of_the_files_in_force_at_the_submission(
-    terms: PublishedSiteFactors, job: PendingJob, expected: set[int]
+def test_site_factors_of_the_files_in_force_at_the_submission(
+    given: PublishedSiteFactors, job: PendingJob, expected: set[int]
 ) -> None:
-    assert {points for points in range(1000) if terms(job, points)} == expected
+    assert {number for number in range(1000) if given(job, number)} == expected
 
 
 @pytest.mark.parametrize(
     "job", [_job(T0_S + 60, name="other"), _job(T0_S + 60, name='q"'), _job(T0_S + 60, gpus=1), _job(T0_S + 60, gpus=8)]
 )
-def test_the_owner_cannot_keep_a_term_by_another_name_or_gpu_count(
-    terms: PublishedSiteFactors, job: PendingJob
+def test_the_owner_cannot_keep_a_site_factor_by_another_name_or_gpu_count(
+    given: PublishedSiteFactors, job: PendingJob
 ) -> None:
-    assert terms(job, 900)
-    assert terms(job, 700)
-    assert not terms(job, 901)
+    assert given(job, 900)
+    assert given(job, 700)
+    assert not given(job, 901)
 
 
-def test_the_row_of_any_job_gives_a_term_for_each_gpu_count(tmp_path: Path) -> None:
-    """1000 ln(8640000 / 3600 g) + 5 points, g from 1 to 4; the least and greatest GPU-time end it."""
+def test_the_row_of_any_job_gives_a_site_factor_for_each_gpu_count(tmp_path: Path) -> None:
+    """1000 ln(8640000 / 3600 g) + 5, g from 1 to 4; the least and greatest GPU-time end it."""
     store = Store.create(tmp_path / "store")
     file = _file(T0_S, Row(USER, 3600, 5))
     record(store.of("lab"), changed_rows([PublishedChange(EVERYBODY, None, file)], T0_S))
-    terms = PublishedSiteFactors(store.of("lab"), lambda: 4)
-    assert [points for points in range(12_000) if terms(_job(T0_S + 60), points)] == [6402, 6690, 7095, 7788]
+    given = PublishedSiteFactors(store.of("lab"), lambda: 4)
+    assert [number for number in range(12_000) if given(_job(T0_S + 60), number)] == [6402, 6690, 7095, 7788]
     none = PublishedSiteFactors(store.of("lab"), lambda: 0)
-    assert not any(none(_job(T0_S + 60), points) for points in (5, 7788))
+    assert not any(none(_job(T0_S + 60), number) for number in (5, 7788))
 
 
 def test_a_store_without_publications_has_none(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which pending jobs get another term, what is written down first, and what becomes of it; on a made-up queue."""
+"""Which pending jobs get another site factor, what the log says first, and what becomes of it; on a made-up queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from almanac.errors import CommandError, NotAllowedError, StoreError
 from almanac.records import Counts, PriorityAdvice, Request
 from almanac.units import DAY_S
 from slurm_hooks.priority.action_log import KEEP_DAYS, ActionLog, LoggedAction
-from slurm_hooks.priority.reprioritize import Actor, ReprioritizeOutcome, SiteFactorChange, plan_clearing, plan_terms
+from slurm_hooks.priority.reprioritize import (
+    Actor,
+    ReprioritizeOutcome,
+    SiteFactorChange,
+    plan_clearing,
+    plan_site_factors,
+)
 from telemetry.slurm.backend import FactorChange, Node, PendingJob, SiteFactor
 
 NOW_S = 1_795_256_100
@@ -64,7 +70,7 @@ class Queue:
     def set_site_factors(self, changes: Sequence[FactorChange]) -> list[str]:
         if len(self.commands) >= self.fails_after:
             raise CommandError("Unable to contact slurm controller", "check slurmctld")
-        self.commands.append([(change.job.address, change.points) for change in changes])
+        self.commands.append([(change.job.address, change.site_factor) for change in changes])
         said = []
         for change in changes:
             number = change.job.job_id
@@ -74,20 +80,20 @@ class Queue:
             elif number in self.refuses:
                 said.append(f"{self.refuses[number]} for job {number}")
             elif number not in self.ignores:
-                self.factors[number] = replace(self.factors[number], points=change.points)
+                self.factors[number] = replace(self.factors[number], value=change.site_factor)
         return said
 
     @property
-    def points(self) -> dict[int, int]:
-        return {number: factor.points for number, factor in self.factors.items()}
+    def site_factors_now(self) -> dict[int, int]:
+        return {number: factor.value for number, factor in self.factors.items()}
 
 
-def terms(**by_name: int | None) -> Callable[[Sequence[Request]], list[PriorityAdvice | None]]:
+def predicted(**by_name: int | None) -> Callable[[Sequence[Request]], list[PriorityAdvice | None]]:
     """Predicts by the job's name; 500 for any other."""
 
     def predict(requests: Sequence[Request]) -> list[PriorityAdvice | None]:
         found = [by_name.get(request.job_name.replace("-", "_"), 500) for request in requests]
-        return [None if term is None else PriorityAdvice(term, 3600.0, None, None) for term in found]
+        return [None if each is None else PriorityAdvice(each, 3600.0, None, None) for each in found]
 
     return predict
 
@@ -98,7 +104,7 @@ class Site:
 
     queue: Queue
     log: ActionLog
-    predict: Callable[[Sequence[Request]], list[PriorityAdvice | None]] = field(default_factory=lambda: terms())
+    predict: Callable[[Sequence[Request]], list[PriorityAdvice | None]] = field(default_factory=lambda: predicted())
     published: dict[int, set[int]] = field(default_factory=dict)
     now_s: int = NOW_S
     batch: int = 500
@@ -111,11 +117,11 @@ class Site:
         if is_clearing:
             return plan_clearing(self.queue, known, self.counts)
         published = self.published
-        changes, self.agreed = plan_terms(
+        changes, self.agreed = plan_site_factors(
             self.queue,
             known,
             self.predict,
-            lambda job, points: points in published.get(job.job_id, set()),
+            lambda job, value: value in published.get(job.job_id, set()),
             self.counts,
         )
         assert self.counts.seen == self.counts.kept + self.counts.dropped.total()
@@ -139,20 +145,20 @@ def log(tmp_path: Path) -> ActionLog:
 
 
 def test_each_pending_gpu_job_gets_its_term_and_a_second_run_changes_nothing(log: ActionLog) -> None:
-    site = Site(Queue([pending(1), pending(2), pending(3, gpu_count=0)]), log, terms(job_1=900, job_2=0))
+    site = Site(Queue([pending(1), pending(2), pending(3, gpu_count=0)]), log, predicted(job_1=900, job_2=0))
     assert site.run() == ReprioritizeOutcome(taken=1)
-    assert site.queue.points == {1: 900, 2: 0, 3: 0}
-    assert site.counts.dropped == {"asks for no GPU": 1, "has its term already": 1}
+    assert site.queue.site_factors_now == {1: 900, 2: 0, 3: 0}
+    assert site.counts.dropped == {"asks for no GPU": 1, "has its site factor already": 1}
     assert site.run() == ReprioritizeOutcome()
     assert site.queue.commands == [[("1", 900)]]
 
 
 def test_a_newer_prediction_replaces_our_older_one(log: ActionLog) -> None:
-    site = Site(Queue([pending(1)]), log, terms(job_1=900))
+    site = Site(Queue([pending(1)]), log, predicted(job_1=900))
     site.run()
-    site.predict, site.now_s = terms(job_1=20), NOW_S + DAY_S
+    site.predict, site.now_s = predicted(job_1=20), NOW_S + DAY_S
     assert site.run() == ReprioritizeOutcome(taken=1)
-    assert site.queue.points == {1: 20}
+    assert site.queue.site_factors_now == {1: 20}
     assert [(line["old"], line["new"]) for line in site.lines()] == [(0, 900), (900, 20)]
 
 
@@ -161,7 +167,7 @@ def test_somebody_elses_factor_is_left_alone_and_a_published_one_is_ours(log: Ac
     queue = Queue(jobs, {1: SiteFactor(77), 2: SiteFactor(77), 3: SiteFactor(-5), 4: SiteFactor(0)})
     site = Site(queue, log, published={2: {60, 77}})
     assert site.run() == ReprioritizeOutcome(taken=2)
-    assert queue.points == {1: 77, 2: 500, 3: -5, 4: 500}
+    assert queue.site_factors_now == {1: 77, 2: 500, 3: -5, 4: 500}
     assert site.counts.dropped["has a site factor that almanac did not set"] == 2
     queue.factors[4] = SiteFactor(123)
     assert site.run() == ReprioritizeOutcome(), "somebody took it over"
@@ -176,10 +182,10 @@ def test_somebody_elses_factor_is_left_alone_and_a_published_one_is_ours(log: Ac
         (pending(1, name="unknown"), SiteFactor(0), "nothing is known"),
     ],
 )
-def test_jobs_that_get_no_term(log: ActionLog, job: PendingJob, factor: SiteFactor | None, reason: str) -> None:
+def test_jobs_that_get_no_site_factor(log: ActionLog, job: PendingJob, factor: SiteFactor | None, reason: str) -> None:
     queue = Queue([job])
     queue.factors = {} if factor is None else {1: factor}
-    site = Site(queue, log, terms(unknown=None))
+    site = Site(queue, log, predicted(unknown=None))
     assert site.run() == ReprioritizeOutcome()
     (why,) = site.counts.dropped
     assert why.startswith(reason)
@@ -236,10 +242,10 @@ def test_what_slurm_takes_and_does_not_count_is_told_once(log: ActionLog) -> Non
     site = Site(Queue([pending(1), pending(2)], ignores={1}), log)
     assert site.run() == ReprioritizeOutcome(taken=1, ignored=1)
     assert site.run() == ReprioritizeOutcome()
-    assert site.counts.dropped["Slurm took this term before and did not count it"] == 1
+    assert site.counts.dropped["Slurm took this site factor before and did not count it"] == 1
     assert len(site.queue.commands) == 1
-    site.predict = terms(job_1=10)
-    assert site.run().ignored == 1, "another term is another matter"
+    site.predict = predicted(job_1=10)
+    assert site.run().ignored == 1, "another site factor is another matter"
 
 
 @pytest.mark.parametrize(
@@ -264,18 +270,18 @@ def test_slurm_that_goes_away_in_between_is_said_and_the_next_run_finishes(log: 
     site = Site(queue, log, batch=2)
     with pytest.raises(CommandError, match="after 2 of 5 changes: Unable to contact"):
         site.run()
-    assert queue.points == {1: 500, 2: 500, 3: 0, 4: 0, 5: 0}
+    assert queue.site_factors_now == {1: 500, 2: 500, 3: 0, 4: 0, 5: 0}
     queue.fails_after = 10**9
     assert site.run() == ReprioritizeOutcome(taken=3)
 
 
 def test_a_run_that_was_killed_between_writing_and_telling_leaves_no_job_behind(log: ActionLog) -> None:
-    site = Site(Queue([pending(1)]), log, terms(job_1=900))
+    site = Site(Queue([pending(1)]), log, predicted(job_1=900))
     site.run()
-    site.predict, site.queue.fails_after = terms(job_1=20), 0
+    site.predict, site.queue.fails_after = predicted(job_1=20), 0
     with pytest.raises(CommandError):
         site.run()
-    assert site.queue.points == {1: 900}
+    assert site.queue.site_factors_now == {1: 900}
     site.queue.fails_after = 10**9
     assert site.run() == ReprioritizeOutcome(taken=1), "900 is still known as ours"
 
@@ -296,7 +302,7 @@ def test_clear_undoes_what_is_still_as_we_set_it(log: ActionLog) -> None:
     queue.jobs[2] = replace(queue.jobs[2], is_held=True)
     queue.factors.pop(3)
     assert site.run(is_clearing=True) == ReprioritizeOutcome(taken=2)
-    assert queue.points == {1: 0, 2: 499, 4: 77, 5: 0}
+    assert queue.site_factors_now == {1: 0, 2: 499, 4: 77, 5: 0}
     assert [line["what"] for line in site.lines()[-2:]] == ["clear", "clear"]
     assert site.run(is_clearing=True) == ReprioritizeOutcome()
 
@@ -377,7 +383,7 @@ def test_no_job_is_overtaken_by_one_submitted_much_later(
     relief_points: int,
     short_points: int,
 ) -> None:
-    """Whatever is predicted for either, run after run, as long as the first one's age still grows. The points of
+    """Whatever is predicted for either, run after run, as long as the first one's age still grows. What
     options, where a site gives any, delay it by their share of tau.
     """
     priority = replace(
@@ -392,14 +398,14 @@ def test_no_job_is_overtaken_by_one_submitted_much_later(
         ranks = []
         since_s = apart_s + share * (max_age_s - apart_s)
         for (gpu_time_s, cautious_s, overran, user), age_s in zip(both, (since_s, since_s - apart_s), strict=True):
-            term = decide_priority(gpu_time_s, cautious_s, overran, user, (), priority).term
-            assert 0 <= term <= site_factor(0, priority) + options
-            ranks.append(term + WEIGHT_AGE * age_s / max_age_s)
-        assert ranks[0] >= ranks[1] - 1, "terms are whole points"
+            found = decide_priority(gpu_time_s, cautious_s, overran, user, (), priority).site_factor
+            assert 0 <= found <= site_factor(0, priority) + options
+            ranks.append(found + WEIGHT_AGE * age_s / max_age_s)
+        assert ranks[0] >= ranks[1] - 1, "site factors are whole numbers"
 
 
-def test_points_of_options_need_an_age_that_grows_longer() -> None:
-    """12 days hold ln(8640000 / 60) = 11.9 of 24 h each; 2,000 points of options are 2 days more."""
+def test_options_need_an_age_that_grows_longer() -> None:
+    """12 days hold ln(8640000 / 60) = 11.9 of 24 h each; 2,000 more by options are 2 days more."""
     fits = "PriorityMaxAge=12-0\nPriorityWeightAge=12000"
     assert check_ageing(fits, PRIORITY).fits
     short = replace(PRIORITY, short_points=1500, relief_points=500)
@@ -407,13 +413,14 @@ def test_points_of_options_need_an_age_that_grows_longer() -> None:
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=30))
-def test_whatever_sequence_of_predictions_a_job_keeps_a_term_within_the_span(predicted_s: list[float]) -> None:
+def test_whatever_sequence_of_predictions_a_job_keeps_a_site_factor_within_the_span(predicted_s: list[float]) -> None:
     queue = Queue([pending(1)])
     lines: dict[int, LoggedAction] = {}
     for gpu_time_s in predicted_s:
         advice = decide_priority(gpu_time_s, gpu_time_s, 0.0, "ann", (), PRIORITY)
-        for change in plan_terms(queue, lines, lambda requests, advice=advice: [advice], lambda *_: False, Counts())[0]:
+        predict = lambda requests, advice=advice: [advice]  # noqa: E731
+        for change in plan_site_factors(queue, lines, predict, lambda *_: False, Counts())[0]:
             queue.set_site_factors([FactorChange(change.job, change.new)])
             lines[1] = LoggedAction("set", NOW_S, "lab", 1, "1", NOW_S - 600, change.old, change.new, "")
-        assert queue.points[1] == site_factor(gpu_time_s, PRIORITY)
-        assert 0 <= queue.points[1] <= site_factor(0, PRIORITY)
+        assert queue.site_factors_now[1] == site_factor(gpu_time_s, PRIORITY)
+        assert 0 <= queue.site_factors_now[1] <= site_factor(0, PRIORITY)

@@ -153,8 +153,8 @@ def broken() -> dict[str, bytes]:
         "gpus_seven_digits": changed(b"train-bert-#\t4", b"train-bert-#\t1000000"),
         "seconds_none": changed(b"\t3600\t", b"\t-\t"),
         "seconds_fraction": changed(b"\t3600\t", b"\t3600.5\t"),
-        "term_negative": changed(b"\t6397\t", b"\t-6397\t"),
-        "term_ten_digits": changed(b"\t6397\t", b"\t4294967295\t"),
+        "site_factor_negative": changed(b"\t6397\t", b"\t-6397\t"),
+        "site_factor_ten_digits": changed(b"\t6397\t", b"\t4294967295\t"),
         "bound_no_number": changed(b"\t25395\t", b"\t24.8GiB\t"),
         "gpus_row_with_tier": changed(b"G\t-\t1\t1800\t8476\t-\t-", b"G\t-\t1\t1800\t8476\t-\thbm40g"),
         "gpus_row_with_key": changed(b"G\t-\t1\t", b"G\tx\t1\t"),
@@ -198,7 +198,7 @@ def _look_up(user: str, site: str, key: str, gpus: int) -> dict[str, Any]:
     expected = None
     if found is not None:
         file = {name: getattr(found.file, name) for name in ("version", "mode", "tell", "prompt")}
-        row = {**dataclasses.asdict(found.row), "term": found.term}
+        row = {**dataclasses.asdict(found.row), "site_factor": found.site_factor}
         expected = {"from": "user" if found.file is files[user] else "site", **file, **row}
     return {"user": user, "site": site, "key": key, "gpus": gpus, "found": expected}
 

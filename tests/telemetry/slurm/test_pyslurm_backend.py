@@ -114,7 +114,7 @@ def backend(pyslurm: FakePyslurm) -> PyslurmBackend:
 
     commands: Any = SimpleNamespace(
         configuration=lambda: CONFIG,
-        site_factors=lambda: {number: SiteFactor(points) for number, points in pyslurm.factors.items()},
+        site_factors=lambda: {number: SiteFactor(value) for number, value in pyslurm.factors.items()},
     )
     return PyslurmBackend(pyslurm, commands)
 
