@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from advisor.duration.blend import Weights
 from advisor.duration.features import NUMBERS
@@ -43,6 +43,7 @@ from advisor.version_folders import (
     write_version,
 )
 from almanac import __version__
+from almanac.config import Predictor
 from almanac.errors import SchemaVersionError, StoreError
 
 SCHEMA = 4
@@ -141,7 +142,7 @@ def _model_meta(model: DurationModel) -> dict[str, object]:
 
 def _model(meta: Mapping[str, Any], texts: Mapping[str, str]) -> DurationModel:
     return DurationModel(
-        predictor=str(meta["predictor"]),
+        predictor=cast(Predictor, str(meta["predictor"])),
         texts=texts,
         vocabularies={str(name): tuple(map(str, values)) for name, values in meta["vocabularies"].items()},
         habit_s=float(meta["habit_s"]),

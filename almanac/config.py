@@ -7,6 +7,7 @@ docs/configuration.md is generated.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from almanac.power_config import NodeSet as NodeSet
 from almanac.power_config import Power as Power
@@ -14,6 +15,14 @@ from almanac.submit_config import Hooks as Hooks
 from almanac.submit_config import Priority as Priority
 from almanac.submit_config import Tier as Tier
 from almanac.submit_config import key as _key
+
+BackendName = Literal["commands", "pyslurm"]
+ExporterName = Literal["dcgm", "jobstats"]
+WindowAlignment = Literal["utc", "job"]
+FamilyRule = Literal["mask", "levenshtein"]
+Predictor = Literal["almanac", "helios"]
+MailSecurity = Literal["none", "starttls", "tls"]
+MailFrequency = Literal["every", "digest", "off"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class StoreSection:
 @dataclass(frozen=True)
 class Slurm:
     bin_dir: str = _key("", "folder of sacct, squeue, and scontrol; empty: search PATH")
-    backend: str = _key("commands", "how almanac reaches slurmctld: commands, or pyslurm (Slurm 25.11 only)")
+    backend: BackendName = _key("commands", "how almanac reaches slurmctld: commands, or pyslurm (Slurm 25.11 only)")
     timeout_s: int = _key(300, "seconds after which almanac stops waiting for a Slurm command", low=1, high=86400)
     lookback_days: int = _key(30, "days of accounting that the first ingest reads", low=1, high=36500)
     window_hours: int = _key(24, "hours of accounting that one sacct query reads", low=1, high=87600)
@@ -51,7 +60,7 @@ class Slurm:
 class Prometheus:
     url: str = _key("", "base address, such as http://prometheus.example:9090; empty: no Prometheus", is_secret=True)
     selector: str = _key("", 'label matchers added to every query, such as job="dcgm"')
-    exporter: str = _key("dcgm", "metric names to read: dcgm (dcgm-exporter) or jobstats (nvidia_gpu_*)")
+    exporter: ExporterName = _key("dcgm", "metric names to read: dcgm (dcgm-exporter) or jobstats (nvidia_gpu_*)")
     username: str = _key("", "user name for HTTP basic authentication, with password_file")
     password_file: str = _key("", "file that holds the password")
     token_file: str = _key("", "file that holds a bearer token")
@@ -92,7 +101,9 @@ class Filters:
 class MetricsSection:
     imbalance_counter: str = _key("gpu_util_pct", "counter that spatial and temporal imbalance are computed from")
     window_s: int = _key(60, "window of spatial imbalance, seconds; a divisor of 3600", low=1, high=3600)
-    window_alignment: str = _key("utc", "windows start at full UTC minutes (utc), or at the job's first sample (job)")
+    window_alignment: WindowAlignment = _key(
+        "utc", "windows start at full UTC minutes (utc), or at the job's first sample (job)"
+    )
     pipe_used_frac: float = _key(
         0.005, "mean activity above which a floating-point pipe counts as used (perlmutter-telemetry, IV-B)", low=0
     )
@@ -161,7 +172,7 @@ class Rolling:
         0.8, "smallest normalized Levenshtein similarity of names that count as similar", low=0, high=1
     )
     max_runs: int = _key(50, "newest matched runs to use", low=1)
-    families: str = _key(
+    families: FamilyRule = _key(
         "mask", "name families of the model's features; mask: same name without digits; levenshtein: similar names"
     )
 
@@ -169,7 +180,7 @@ class Rolling:
 @dataclass(frozen=True)
 class Training:
     min_jobs: int = _key(200, "ended jobs needed to train a LightGBM model", low=20)
-    predictor: str = _key(
+    predictor: Predictor = _key(
         "almanac",
         "almanac: LightGBM with the last runs; helios: LightGBM with the rolling estimate, as in the paper",
     )
@@ -227,14 +238,16 @@ class Mail:
 
     server: str = _key("", "host of the SMTP server, such as localhost; empty: no mail")
     port: int = _key(25, "port of the SMTP server", low=1, high=65535)
-    security: str = _key("none", "none, starttls, or tls (from the first byte)")
+    security: MailSecurity = _key("none", "none, starttls, or tls (from the first byte)")
     ca_file: str = _key("", "certificate authority of the server; empty: the system's")
     username: str = _key("", "user name for the login, with password_file; empty: no login")
     password_file: str = _key("", "file that holds the password")
     timeout_s: float = _key(30.0, "seconds after which almanac stops waiting for the server", low=0.1, high=86400)
     sender: str = _key("", "sender address; empty: almanac at this host's name")
     recipient: str = _key("{user}", "address of a user, where {user} is the user name, as in {user}@example.org")
-    frequency: str = _key("every", "frequency for users without a choice: every (GPU job), digest (weekly), off")
+    frequency: MailFrequency = _key(
+        "every", "frequency for users without a choice: every (GPU job), digest (weekly), off"
+    )
     min_elapsed_s: int = _key(
         60, "shorter jobs (in seconds) get no mail of their own; the weekly digest counts them", low=0
     )

@@ -23,20 +23,6 @@ _MOST = 2**53
 """Above this a float does not hold every integer; NaN and infinity are no numbers either."""
 _SET_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SYSTEM_FILE = Path("/etc/almanac/almanac.toml")
-WORDS = {
-    "slurm.backend": ("commands", "pyslurm"),
-    "metrics.window_alignment": ("utc", "job"),
-    "priority.mode": ("off", "observe", "apply"),
-    "hooks.prompt": ("off", "show", "ask"),
-    "mail.security": ("none", "starttls", "tls"),
-    "mail.frequency": ("every", "digest", "off"),
-    "rolling.families": ("mask", "levenshtein"),
-    "training.predictor": ("almanac", "helios"),
-    "prometheus.exporter": ("dcgm", "jobstats"),
-    "power.mode": ("off", "observe", "apply"),
-    "power.actuator": ("auto", "names", "count"),
-}
-"""Keys that take one of a few words."""
 
 
 def find_config(explicit: str | None = None) -> Path | None:
@@ -122,6 +108,7 @@ def _parse_section(cls: type[Any], data: dict[str, Any], where: str) -> Any:
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:
+    kind = str if _words(kind) else kind
     if isinstance(kind, types.GenericAlias):
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
@@ -194,13 +181,13 @@ def _check_tier(tier: Tier, where: str) -> None:
 
 def _check_ranges(config: Config, where: str) -> None:
     for section in (f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default)):
+        _check_words(section, getattr(config, section), where)
         for key in dataclasses.fields(getattr(config, section)):
             value = getattr(getattr(config, section), key.name)
             low, high = key.metadata["low"], key.metadata["high"]
             if not (low is None or low <= value) or not (high is None or value <= high):
                 expected = f"at least {low}" if high is None else f"{low} to {high}"
                 raise ConfigError(f"{where}: {section}.{key.name} is {value}, expected {expected}", "correct the value")
-    _check_words(config, where)
     if 3600 % config.metrics.window_s:
         raise ConfigError(
             f"{where}: metrics.window_s is {config.metrics.window_s}, which does not divide 3600", "use 60 or 300"
@@ -214,9 +201,14 @@ def _check_ranges(config: Config, where: str) -> None:
         raise ConfigError(said, 'write, for example, "{user}@example.org"; {user} stands for the user name')
 
 
-def _check_words(config: Config, where: str) -> None:
-    for key, words in WORDS.items():
-        section, name = key.split(".")
-        value = getattr(getattr(config, section), name)
-        if value not in words:
-            raise ConfigError(f"{where}: {key} is {value!r}", f"use one of: {', '.join(words)}")
+def _check_words(section: str, part: Any, where: str) -> None:
+    """Check the keys of a section that take one of a few words: those whose type is a Literal."""
+    for name, kind in typing.get_type_hints(type(part)).items():
+        value, words = getattr(part, name), _words(kind)
+        if words and value not in words:
+            raise ConfigError(f"{where}: {section}.{name} is {value!r}", f"use one of: {', '.join(words)}")
+
+
+def _words(kind: Any) -> tuple[str, ...]:
+    """The words of a Literal; () for another type."""
+    return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()

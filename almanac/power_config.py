@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from almanac.submit_config import key
+
+PowerMode = Literal["off", "observe", "apply"]
+ActuatorName = Literal["names", "count"]
+ActuatorChoice = Literal["auto", "names", "count"]
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,12 @@ class NodeSet:
 class Power:
     """Node power saving. almanac never touches a node outside all [[node_sets]]."""
 
-    mode: str = key("observe", "off; observe: only log plans; apply: power nodes down and up")
+    mode: PowerMode = key("observe", "off; observe: only log plans; apply: power nodes down and up")
     wakeups_per_day: float = key(1.0, "budget: wake-ups of a node set for each day", low=0, high=1000)
     short_min_per_day: float = key(
         2.0, "budget: minutes for each day in which a node set may have fewer nodes on than jobs want", low=0, high=1440
     )
-    actuator: str = key(
+    actuator: ActuatorChoice = key(
         "auto",
         "names: power down nodes by name; count: SuspendExcNodes=<set>:N, Slurm 24.11 and later; "
         "auto: count if SuspendTime makes Slurm power down idle nodes itself, otherwise names",

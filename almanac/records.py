@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+DurationCase = Literal["name", "user", "user, any size", "site", "site, any size"]
+MemoryScope = Literal["family", "similar", "script"]
+TierReason = Literal[
+    "no GPU", "no tiers", "no evidence", "paused", "ran out", "none large enough", "choice", "fits", "smaller",
+    "larger", "name it", "not rewritable",
+]  # fmt: skip
+"""Why a tier is advised, or none; advisor.decisions.tier has the constants."""
 
 
 @dataclass
@@ -83,7 +91,7 @@ class Duration:
     gpu_time_s: float
     rolling_s: float
     model_s: float | None
-    case: str
+    case: DurationCase
     runs: int
     low_s: float | None = None
     high_s: float | None = None
@@ -110,7 +118,7 @@ class MemoryBound:
     risk: float
     highest_mib: float
     runs: int
-    scope: str
+    scope: MemoryScope
     evidence_class: str
 
 
@@ -123,7 +131,7 @@ class MemoryEvidence:
     changes_above_mib: a peak above this would lead to another tier; None where no bound leads to a tier.
     """
 
-    scope: str
+    scope: MemoryScope
     runs: int
     since_s: int | None = None
     until_s: int | None = None
@@ -153,7 +161,7 @@ class TierAdvice:
     """
 
     tier: str | None
-    reason: str
+    reason: TierReason
     requested_tier: str | None = None
     is_change: bool = False
     rewrite: str | None = None

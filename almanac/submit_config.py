@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+PriorityMode = Literal["off", "observe", "apply"]
+PromptMode = Literal["off", "show", "ask"]
+SubmitMode = Literal["off", "show", "ask", "apply"]
+"""A user can ask for `apply` ($ALMANAC_ADVICE); a site cannot."""
+TierKind = Literal["constraint", "gres", "partition"]
+"""The key that selects a tier."""
 
 
 def key(default: Any, about: str, low: float | None = None, high: float | None = None, is_secret: bool = False) -> Any:
@@ -13,7 +20,7 @@ def key(default: Any, about: str, low: float | None = None, high: float | None =
 
 @dataclass(frozen=True)
 class Priority:
-    mode: str = key(
+    mode: PriorityMode = key(
         "observe", "off: no site factor; observe: only show it; apply: set it in Slurm, if its weights fit (doctor)"
     )
     points_per_e: float = key(
@@ -50,7 +57,7 @@ class Hooks:
     lifetime_hours: float = key(48.0, "hours after which an advice file expires", low=0.5, high=8760)
     group: str = key("", "Unix group that may read sched/, the group of SlurmUser; empty: ask Slurm")
     tell: bool = key(False, "job_submit shows users on the submitting terminal what is known of their job")
-    prompt: str = key("ask", "advice for sbatch on a terminal; off: none; show: show it; ask: offer to take it")
+    prompt: PromptMode = key("ask", "advice for sbatch on a terminal; off: none; show: show it; ask: offer to take it")
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class Tier:
     partition: str = key("", "partition of the tier")
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> TierKind:
         """The key that selects the tier: constraint, gres, or partition."""
         return "constraint" if self.constraint else "gres" if self.gres else "partition"
 

@@ -37,7 +37,7 @@ def plan(app: App, as_json: bool) -> None:
 
     planner = _planner(app)
     made = planner.plan()
-    show_plan(made, None, "", as_json)
+    show_plan(made, None, None, as_json)
 
 
 @command.command("apply")

@@ -13,6 +13,7 @@ from almanac.units import format_moment, printable
 from cli.output import json_text
 
 if TYPE_CHECKING:
+    from almanac.power_config import PowerMode
     from slurm_hooks.power.planning import PowerPlan, SetPlan
     from slurm_hooks.power.run import SetOutcome
     from slurm_hooks.power.status import SetStatus, Status
@@ -24,7 +25,7 @@ MOST_NAMES = 200
 _STAY = "in use, reserved, excluded, cooling down, out of power cycles, warm minimum, or above nodes_per_run"
 
 
-def show_plan(plan: PowerPlan, outcomes: Sequence[SetOutcome] | None, mode: str, as_json: bool) -> None:
+def show_plan(plan: PowerPlan, outcomes: Sequence[SetOutcome] | None, mode: PowerMode | None, as_json: bool) -> None:
     """Print a plan, or the outcome of a run."""
     if as_json:
         click.echo(json_text(_plan_json(plan, outcomes)))
@@ -43,7 +44,7 @@ def show_plan(plan: PowerPlan, outcomes: Sequence[SetOutcome] | None, mode: str,
         if outcomes:
             _show_outcome(outcomes[place])
     if outcomes is None:
-        why = {"observe": ' (power.mode is "observe")', "": " (this is a plan)"}.get(mode, "")
+        why = {"observe": ' (power.mode is "observe")', None: " (this is a plan)"}.get(mode, "")
         _say(0, f"nothing was sent to Slurm{why}")
 
 

@@ -12,7 +12,7 @@ from advisor.memory.bound import bound_of
 from advisor.memory.calibration import Calibration
 from advisor.memory.evidence import Evidence
 from almanac.config import Config
-from almanac.records import MemoryBound, MemoryEvidence, Request, TierAdvice
+from almanac.records import MemoryBound, MemoryEvidence, Request, TierAdvice, TierReason
 
 NEWEST_SHOWN = 5
 
@@ -33,7 +33,7 @@ def decide_memory(
     ran_out_mib = evidence.censored_mib if bounded.why_not == memory_bound.RAN_OUT else None
     tier = decide_tier(request, bounded.bound, config.tiers, config.advice.headroom_mib, ran_out_mib)
     if tier.reason == NO_EVIDENCE:
-        reason = PAUSED if bounded.why_not == memory_bound.PAUSED else NO_EVIDENCE
+        reason: TierReason = PAUSED if bounded.why_not == memory_bound.PAUSED else NO_EVIDENCE
         tier = dataclasses.replace(tier, reason=reason, note=_why_none(bounded.why_not, evidence, config))
     bound = bounded.bound if request.gpu_count > 0 else None
     if bound is not None:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from almanac.config import Tier
-from almanac.records import MemoryBound, Request, TierAdvice
+from almanac.records import MemoryBound, Request, TierAdvice, TierReason
 from almanac.tiers import names_any_tier, requested_tier, rewrite
 
-NO_GPU = "no GPU"
-NO_TIERS = "no tiers"
-NO_EVIDENCE = "no evidence"
-PAUSED = "paused"
-RAN_OUT = "ran out"
-NONE_LARGE_ENOUGH = "none large enough"
-CHOICE = "choice"
-FITS = "fits"
-SMALLER = "smaller"
-LARGER = "larger"
-NAME_IT = "name it"
-NOT_REWRITABLE = "not rewritable"
+NO_GPU: Final = "no GPU"
+NO_TIERS: Final = "no tiers"
+NO_EVIDENCE: Final = "no evidence"
+PAUSED: Final = "paused"
+RAN_OUT: Final = "ran out"
+NONE_LARGE_ENOUGH: Final = "none large enough"
+CHOICE: Final = "choice"
+FITS: Final = "fits"
+SMALLER: Final = "smaller"
+LARGER: Final = "larger"
+NAME_IT: Final = "name it"
+NOT_REWRITABLE: Final = "not rewritable"
 
 
 def decide_tier(
@@ -53,8 +54,10 @@ def decide_tier(
     return _change(request, tiers, asked, target, bound is None)
 
 
-def _why_silent(request: Request, bound: MemoryBound | None, tiers: Sequence[Tier], ran_out_mib: float | None) -> str:
-    """The reason to advise nothing, whatever the bound; "" where there is none."""
+def _why_silent(
+    request: Request, bound: MemoryBound | None, tiers: Sequence[Tier], ran_out_mib: float | None
+) -> TierReason | None:
+    """The reason to advise nothing, whatever the bound; None where there is none."""
     if request.gpu_count <= 0:
         return NO_GPU
     if not tiers:
@@ -63,11 +66,12 @@ def _why_silent(request: Request, bound: MemoryBound | None, tiers: Sequence[Tie
         return NO_EVIDENCE
     if names_any_tier(request, tiers) and requested_tier(request, tiers) is None:
         return CHOICE
-    return ""
+    return None
 
 
 def _change(request: Request, tiers: Sequence[Tier], asked: Tier | None, target: Tier, has_run_out: bool) -> TierAdvice:
     """Advice to ask for `target`; where the request cannot be rewritten safely, the note says why."""
+    reason: TierReason
     if has_run_out:
         reason = RAN_OUT
     elif asked is None:

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from advisor.duration.features import Features
 from advisor.evaluation.replay import DurationReplay
 from advisor.evaluation.scores import Floats, ranks
-from almanac.config import Training
+from almanac.config import Predictor, Training
 
-ALMANAC, HELIOS = "almanac", "helios"
 WEIGHT_STEP = 0.1
 MAX_HABIT = 0.5
 """In the queue: where users change what they do, habit ranks them by what they no longer do."""
@@ -54,18 +53,18 @@ class Parts:
     rolling_s: Floats
 
 
-def point(predictor: str, weights: Weights, parts: Parts) -> Floats:
+def point(predictor: Predictor, weights: Weights, parts: Parts) -> Floats:
     """The prediction for people, seconds."""
-    if predictor == HELIOS:
+    if predictor == "helios":
         return _helios(weights, parts)
     return blend(
         [(weights.model, parts.middle_s), (weights.habit, parts.habit_s), (weights.last_runs, parts.last_runs_s)]
     )
 
 
-def ranking(predictor: str, weights: Weights, parts: Parts) -> Floats:
+def ranking(predictor: Predictor, weights: Weights, parts: Parts) -> Floats:
     """The value that ranks the queue, seconds."""
-    if predictor == HELIOS:
+    if predictor == "helios":
         return _helios(weights, parts)
     return blend([(weights.model, parts.mean_s), (weights.habit, parts.habit_s)])
 
@@ -104,7 +103,7 @@ def choose_weights(parts: Parts, newest: DurationReplay, config: Training) -> tu
         return np.array([losses_of(each, newest.duration_s) for each in predicted])
 
     grid = [round(float(each), 10) for each in np.arange(0.0, 1.0 + WEIGHT_STEP / 2, WEIGHT_STEP)]
-    if config.predictor == HELIOS:
+    if config.predictor == "helios":
         choices = [Weights(rolling=each) for each in (grid if config.blend < 0 else [config.blend])]
         people, queue = (choices[_near_best(losses(is_queue, choices), 1.0)[-1]] for is_queue in (False, True))
         return people, queue
@@ -115,7 +114,7 @@ def choose_weights(parts: Parts, newest: DurationReplay, config: Training) -> tu
 
 def unproven(config: Training) -> tuple[Weights, Weights]:
     """For people and for the queue, where there are too few jobs to choose on."""
-    if config.predictor == HELIOS:
+    if config.predictor == "helios":
         return (Weights(rolling=max(config.blend, 0.0)),) * 2
     return PEOPLE[0], Weights(habit=MAX_HABIT)
 

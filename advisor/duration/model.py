@@ -29,7 +29,7 @@ from advisor.duration.intervals import conformal_margins, evidence_classes
 from advisor.duration.trees import MEAN, MIDDLE, Vocabularies, booster, encode, fit_trees, predict_logs, vocabularies_of
 from advisor.evaluation.replay import DurationReplay
 from advisor.evaluation.scores import Floats
-from almanac.config import Training
+from almanac.config import Predictor, Training
 
 SAME_JOB = ("twin_log_median5", "family_log_median5", "shape_log_median5", "user_log_median5")
 HABIT_COLUMNS = ("clock_decayed", "user_decayed")
@@ -64,14 +64,14 @@ class Unseen:
 
 @dataclass(frozen=True)
 class DurationModel:
-    """predictor: ALMANAC or HELIOS. texts: LightGBM's own, by TREES; vocabularies: values in the order of their codes.
+    """texts: LightGBM's own, by TREES; vocabularies: values in the order of their codes.
 
     habit_s: the habit of a user of whom nothing is known. margins: by class the log residuals between which the
     share `coverage` of unseen jobs lay. unseen: those jobs, oldest end first, at most UNSEEN. trained_s: it has seen
     jobs that ended before.
     """
 
-    predictor: str
+    predictor: Predictor
     texts: Mapping[str, str]
     vocabularies: Vocabularies
     habit_s: float

@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from rapidfuzz.distance import Levenshtein
 from advisor.duration.features import EndedJob, Submission, outcomes, texts_of
 from advisor.duration.past import by_number
 from almanac.config import Rolling
+from almanac.records import DurationCase
 
 MAX_FAMILIES = 400
 """Families remembered per user; the one whose last run is oldest is forgotten first."""
@@ -31,7 +33,7 @@ class Estimate:
     """case is "name", or "user" or "site": of as many GPUs, or with ", any size". runs: jobs looked at."""
 
     duration_s: float
-    case: str
+    case: DurationCase
     runs: int
 
 
@@ -75,14 +77,15 @@ class SiteMeans:
             self.by_gpus.setdefault(gpu_count, Mean()).add_all(durations_s[gpu_counts == gpu_count])
         self.overall.add_all(durations_s)
 
-    def estimate(self, gpu_count: int, case: str) -> Estimate | None:
+    def estimate(self, gpu_count: int, case: Literal["user", "site"]) -> Estimate | None:
         """None where no job has ended."""
         if not self.overall.number:
             return None
         if gpu_count in self.by_gpus:
             mean = self.by_gpus[gpu_count]
             return Estimate(mean.value, case, mean.number)
-        return Estimate(self.overall.value, f"{case}, any size", self.overall.number)
+        any_size: DurationCase = "user, any size" if case == "user" else "site, any size"
+        return Estimate(self.overall.value, any_size, self.overall.number)
 
     def to_json(self) -> dict[str, object]:
         counts = {str(gpus): [mean.total, mean.number] for gpus, mean in sorted(self.by_gpus.items())}

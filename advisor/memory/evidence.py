@@ -6,15 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-FAMILY, SIMILAR = "family", "similar"
+from almanac.records import MemoryScope
+
+FAMILY: Final = "family"
+SIMILAR: Final = "similar"
 """Scopes: enough runs of this name itself, or only of names like it or of its script. All of one user, with as many
 GPUs.
 
 A user's other jobs were tried as a third: the bounds that they led to were exceeded 26 times as often as stated.
 """
-SCRIPT = "script"
+SCRIPT: Final = "script"
 """Scope that people read where SIMILAR evidence comes from runs of the same script."""
 OPEN_EDGES = (5, 20)
 """Evidence is calibrated apart by how many submissions of the family are open: no outcome of these is known."""
@@ -46,7 +49,7 @@ class Evidence:
     is_of_script: the runs are of the job's script, under names that say as little as the job's.
     """
 
-    scope: str
+    scope: MemoryScope
     now_s: int
     runs: int = 0
     newest: tuple[float, ...] = ()
@@ -62,7 +65,7 @@ class Evidence:
     is_of_script: bool = False
 
     @property
-    def told_scope(self) -> str:
+    def told_scope(self) -> MemoryScope:
         return SCRIPT if self.is_of_script else self.scope
 
     def supports_bound(self, min_runs: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from almanac.errors import AlmanacError
 from almanac.units import format_count
 from cli.app import App
-from cli.doctor.findings import Check
+from cli.doctor.findings import Check, CheckStatus
 
 NAME = "Slurm backend"
 
@@ -17,7 +17,7 @@ def check_backend(app: App) -> Iterator[Check]:
     10,000 pending jobs takes 15 s and 1.9 GiB.
     """
     named = app.config.slurm.backend
-    bad = "fail" if named != "commands" or app.config.priority.mode == "apply" else "warn"
+    bad: CheckStatus = "fail" if named != "commands" or app.config.priority.mode == "apply" else "warn"
     try:
         backend = app.backend
         program, release = backend.program(), backend.release()

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, cast, get_args
 
 from almanac.errors import AlmanacError
 from almanac.units import DAY_S, format_count, format_duration, printable
@@ -23,8 +24,9 @@ RECORD = "checked-hosts"
 FRESH_S = 30 * DAY_S
 _SHOWN = 5
 _TIMEOUT_S = 60
-_LINE = re.compile(r"(?:.*\s)?(\S+) (ok|absent|broken|unknown) (\d{1,12})\s*")
-_SAID = {
+HostStatus = Literal["ok", "absent", "broken", "unknown"]
+_LINE = re.compile(rf"(?:.*\s)?(\S+) ({'|'.join(get_args(HostStatus))}) (\d{{1,12}})\s*")
+_SAID: dict[HostStatus, str] = {
     "ok": "cli_filter.lua is here, and sbatch starts",
     "absent": "cli_filter.lua beside slurm.conf is missing, or not readable by every user",
     "broken": "sbatch, srun, and salloc do not start: CliFilterPlugins=lua needs cli_filter.lua beside slurm.conf",
@@ -37,7 +39,7 @@ class HostCheck:
     """What SCRIPT said on a host, and when."""
 
     host: str
-    status: str
+    status: HostStatus
     at_s: int
 
 
@@ -105,7 +107,11 @@ def read_record(path: Path, now_s: int) -> list[HostCheck]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    found = (HostCheck(match[1], match[2], int(match[3])) for line in lines if (match := _LINE.fullmatch(line)))
+    found = (
+        HostCheck(match[1], cast(HostStatus, match[2]), int(match[3]))
+        for line in lines
+        if (match := _LINE.fullmatch(line))
+    )
     return sorted((check for check in found if check.at_s > now_s - FRESH_S), key=lambda check: check.at_s)
 
 
@@ -119,7 +125,7 @@ def _this_host(app: App) -> HostCheck:
             stdout=subprocess.PIPE, text=True, errors="replace", timeout=_TIMEOUT_S, check=False,
         ).stdout  # fmt: skip
     if match := _LINE.fullmatch(said):
-        return HostCheck(match[1], match[2], int(match[3]))
+        return HostCheck(match[1], cast(HostStatus, match[2]), int(match[3]))
     return HostCheck(os.uname().nodename.partition(".")[0], "unknown", app.now_s())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from almanac.config import Prometheus
+from almanac.config import ExporterName, Prometheus
 from cli.doctor.findings import Check
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _silent(silent: Sequence[Silence]) -> Check:
     )
 
 
-def _off(status: CounterStatus, exporter: str) -> Check:
+def _off(status: CounterStatus, exporter: ExporterName) -> Check:
     counter = status.counter
     share = f"missing on all {status.expected} GPUs"
     if status.present:
@@ -130,7 +130,7 @@ def _cost(status: CounterStatus) -> str:
     return f"without it, {', '.join(lost[:_SHOWN])}{more} {'is' if len(lost) == 1 else 'are'} null"
 
 
-def _remedy(status: CounterStatus, exporter: str) -> str:
+def _remedy(status: CounterStatus, exporter: ExporterName) -> str:
     """What to change so that the exporter gives a counter."""
     if exporter != "dcgm":
         return "check prometheus.selector: the exporter has it for every GPU without MIG"
@@ -147,7 +147,7 @@ def _remedy(status: CounterStatus, exporter: str) -> str:
     return f"{line}; this needs a data-center GPU, Volta or newer, and dcgm-exporter with CAP_SYS_ADMIN"
 
 
-def _details(status: CounterStatus, exporter: str) -> dict[str, Any]:
+def _details(status: CounterStatus, exporter: ExporterName) -> dict[str, Any]:
     from telemetry.sources.exporter_csv import csv_line
 
     return {
@@ -173,7 +173,7 @@ def _stuck(status: CounterStatus) -> Check:
     )
 
 
-def _never(exporter: str) -> Iterator[Check]:
+def _never(exporter: ExporterName) -> Iterator[Check]:
     """Counters that the exporter does not have at all."""
     from telemetry.counters import COUNTERS
     from telemetry.sources.exporters import EXPORTERS

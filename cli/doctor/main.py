@@ -17,7 +17,7 @@ from cli.doctor.backend import check_backend
 from cli.doctor.cli_filter import check_filter, check_node
 from cli.doctor.demand import check_demand
 from cli.doctor.ended_jobs import check_spool
-from cli.doctor.findings import Check
+from cli.doctor.findings import Check, CheckStatus
 from cli.doctor.mail import check_mail
 from cli.doctor.power import check_power
 from cli.doctor.store import check_store
@@ -162,7 +162,7 @@ def check_priority(app: App) -> Iterator[Check]:
     from telemetry.slurm.commands import controller_config
 
     priority = app.config.priority
-    bad = "fail" if priority.mode == "apply" else "warn"
+    bad: CheckStatus = "fail" if priority.mode == "apply" else "warn"
     try:
         check = check_ageing(controller_config(app.commands), priority)
     except AlmanacError as error:

@@ -27,14 +27,14 @@ import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, cast, get_args
 
 from advisor.decisions.priority import site_factor
 from almanac.errors import FileFormatError
 
 if TYPE_CHECKING:
     from pathlib import Path
-from almanac.submit_config import Priority, Tier
+from almanac.submit_config import Priority, PriorityMode, PromptMode, Tier, TierKind
 
 FORMAT = "1"
 FIRST_LINE = f"almanac-advice\t{FORMAT}"
@@ -43,8 +43,10 @@ CLOCK_TOLERANCE_S = 300
 """A file that was written later than this is not used. MUNGE, and so Slurm, works with clocks that differ by less."""
 SITE = "_site"
 NONE = "-"
-FAMILY, GPUS, USER = "F", "G", "U"
-MODES, PROMPTS = ("off", "observe", "apply"), ("off", "show", "ask")
+RowKind = Literal["F", "G", "U"]
+FAMILY: Final = "F"
+GPUS: Final = "G"
+USER: Final = "U"
 
 _INT, _COUNT, _DECIMAL, _TEXT = r"[0-9]{1,12}", r"[1-9][0-9]{0,5}", r"[0-9]{1,12}(?:\.[0-9]{1,6})?", r"[\x20-\x7e]+"
 _SITE_FACTOR, _KEY = r"[0-9]{1,9}", r"[\x21-\x7e]{1,64}"
@@ -55,13 +57,13 @@ _HEADERS = tuple(
         r"version\t([0-9A-Za-z.-]{1,64})",
         rf"written\t({_INT})",
         rf"expires\t({_INT})",
-        rf"mode\t({'|'.join(MODES)})",
+        rf"mode\t({'|'.join(get_args(PriorityMode))})",
         r"tell\t(yes|no)",
-        rf"prompt\t({'|'.join(PROMPTS)})",
+        rf"prompt\t({'|'.join(get_args(PromptMode))})",
         rf"priority\t({_DECIMAL})\t({_DECIMAL})\t({_DECIMAL})",
     )
 )
-_TIER = re.compile(rf"tier\t({_TEXT})\t({_INT})\t(constraint|gres|partition)\t({_TEXT})")
+_TIER = re.compile(rf"tier\t({_TEXT})\t({_INT})\t({'|'.join(get_args(TierKind))})\t({_TEXT})")
 _ROW = re.compile(
     rf"(?:F\t({_KEY})\t({_COUNT})|G\t-\t({_COUNT})|U\t-\t-)\t({_INT})\t({_SITE_FACTOR})"
     rf"\t({_INT}|-)\t({_TEXT})\t({_TEXT})\t({_TEXT})"
@@ -79,7 +81,7 @@ class Row:
     before it. Both "" where there is none.
     """
 
-    kind: str
+    kind: RowKind
     predicted_s: int
     site_factor: int
     key: str = ""
@@ -97,16 +99,16 @@ class AdviceFile:
     version: str
     written_s: int
     expires_s: int
-    mode: str
+    mode: PriorityMode
     tell: bool
-    prompt: str
+    prompt: PromptMode
     priority: Priority
     tiers: tuple[Tier, ...]
     rows: tuple[Row, ...]
 
     @cached_property
-    def _places(self) -> dict[tuple[str, str, int | None], Row]:
-        places: dict[tuple[str, str, int | None], Row] = {}
+    def _places(self) -> dict[tuple[RowKind, str, int | None], Row]:
+        places: dict[tuple[RowKind, str, int | None], Row] = {}
         for row in self.rows:
             places.setdefault((row.kind, row.key, row.gpus), row)
         return places
@@ -223,9 +225,9 @@ def _parse_lines(lines: Sequence[str]) -> AdviceFile:
         version=version[1],
         written_s=int(written[1]),
         expires_s=int(expires[1]),
-        mode=mode[1],
+        mode=cast(PriorityMode, mode[1]),
         tell=tell[1] == "yes",
-        prompt=prompt[1],
+        prompt=cast(PromptMode, prompt[1]),
         priority=_scale(*map(float, scale.groups())),
         tiers=tuple(tiers),
         rows=tuple(rows),
@@ -254,7 +256,7 @@ def _row(line: str) -> Row:
     match = _match(_ROW, line)
     key, own_gpus, gpus, predicted, factor, bound, tier, waits, text = match.groups()
     row = Row(
-        kind=line[0],
+        kind=cast(RowKind, line[0]),
         predicted_s=int(predicted),
         site_factor=int(factor),
         key=key or "",

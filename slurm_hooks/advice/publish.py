@@ -19,6 +19,7 @@ from advisor.service import Trained
 from almanac import __version__
 from almanac.config import Config, Priority
 from almanac.errors import ConfigError, FileFormatError
+from almanac.submit_config import PriorityMode
 from almanac.units import DAY_S, format_count
 from slurm_hooks.advice.file import (
     FAMILY,
@@ -54,7 +55,7 @@ class Published:
     not_shown: users whose own copy could not be written. families: in the files of all users that this run computed.
     """
 
-    mode: str
+    mode: PriorityMode
     written: int = 0
     renewed: int = 0
     unchanged: int = 0
@@ -77,7 +78,7 @@ class PublishRun:
     now_s: int
     folder: AdviceDir
     trained: Trained | None
-    mode: str
+    mode: PriorityMode
     is_dry: bool = False
     processes: int = 1
 

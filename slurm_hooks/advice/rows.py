@@ -22,7 +22,7 @@ from almanac.config import Config
 from almanac.names import name_key
 from almanac.records import Advice, Request
 from almanac.units import DAY_S, format_duration
-from slurm_hooks.advice.file import FAMILY, GPUS, MAX_BYTES, USER, Row, render_row
+from slurm_hooks.advice.file import FAMILY, GPUS, MAX_BYTES, USER, Row, RowKind, render_row
 
 NAMELESS = ("", "-")
 MAX_GPU_COUNTS = 100
@@ -58,8 +58,11 @@ def user_rows(history: pd.DataFrame, trained: Trained | None, config: Config, no
     fits = _could_fit(families)
     sizes = newest.drop_duplicates(["user", "gpu_count"])
     sizes = sizes[sizes.groupby("user").cumcount() < MAX_GPU_COUNTS]
-    kinds, requests = [], list[Request]()
-    for kind, chosen in ((FAMILY, families[fits]), (GPUS, sizes), (USER, newest.drop_duplicates(["user"]))):
+    kinds, requests = list[RowKind](), list[Request]()
+    chosen_rows: dict[RowKind, pd.DataFrame] = {
+        FAMILY: families[fits], GPUS: sizes, USER: newest.drop_duplicates(["user"]),
+    }  # fmt: skip
+    for kind, chosen in chosen_rows.items():
         for request in recorded_requests(chosen, config.tiers):
             kinds.append(kind)
             # A row is looked up by name and GPU count alone, whatever the script.
@@ -91,6 +94,7 @@ def site_rows(newest: pd.DataFrame, trained: Trained | None, config: Config, now
         for request in recorded_requests(newest[newest["gpu_count"].isin(counts)], config.tiers)
     ]
     said = [each for each in advise_many(requests, newest.head(0), trained, config, now_s) if each.priority]
+    groups: list[tuple[RowKind, list[Advice]]]
     groups = [(GPUS, [each for each in said if each.request.gpu_count == count]) for count in counts]
     groups.append((USER, said))
     rows = [row_of(kind, _median(group), config) for kind, group in groups if group]
@@ -108,7 +112,7 @@ def _counted_s(advice: Advice) -> float:
     return advice.priority.gpu_time_s / advice.request.gpu_count if advice.priority else 0.0
 
 
-def row_of(kind: str, advice: Advice, config: Config) -> Row | None:
+def row_of(kind: RowKind, advice: Advice, config: Config) -> Row | None:
     """None where nothing is predicted: then there is nothing to go by."""
     priority, duration, gpus = advice.priority, advice.duration, advice.request.gpu_count
     if priority is None or duration is None:

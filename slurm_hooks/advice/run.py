@@ -14,6 +14,7 @@ from advisor.decisions.priority import require_ageing
 from advisor.lifecycle import trusted
 from almanac.config import Config
 from almanac.errors import AlmanacError, ConfigError
+from almanac.submit_config import PriorityMode
 from slurm_hooks.advice.folder import AdviceDir
 from slurm_hooks.advice.publish import Published, PublishRun, publish
 from telemetry.slurm.commands import Runner, controller_config
@@ -71,7 +72,7 @@ class _Controller:
         return controller_config(self._commands)
 
 
-def _mode(config: Config, controller: _Controller, warnings: list[str]) -> str:
+def _mode(config: Config, controller: _Controller, warnings: list[str]) -> PriorityMode:
     """The configured mode, or observe where Slurm's weights do not fit or cannot be read."""
     mode = config.priority.mode
     if mode != "apply":

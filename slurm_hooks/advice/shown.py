@@ -49,7 +49,7 @@ def tier_for(request: Request, row: Row, file: AdviceFile) -> TierAdvice:
     if holding is None:
         return TierAdvice(None, NO_EVIDENCE if file.tiers else NO_TIERS)
     # The publisher has counted the headroom: every tier as large as the row's holds the bound.
-    bound = MemoryBound(holding.capacity_mib, holding.capacity_mib, 0.0, 0.0, 0, "", "")
+    bound = MemoryBound(holding.capacity_mib, holding.capacity_mib, 0.0, 0.0, 0, "family", "")
     return decide_tier(request, bound, file.tiers, 0)
 
 

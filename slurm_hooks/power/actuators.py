@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from almanac.power_config import ActuatorName
 from slurm_hooks.power.nodes import DID_NOT_WAKE, REASON
 from slurm_hooks.power.plan import Kept
 from slurm_hooks.power.settings import KeptOn, counted, joined
@@ -20,7 +21,7 @@ class Actuator(Protocol):
     """How nodes are powered down. name: as in power.actuator."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> ActuatorName: ...
 
     def exceptions(self, kept: Mapping[str, Kept]) -> str | None:
         """The new SuspendExcNodes, for all node sets together; None if this actuator leaves it alone."""
@@ -39,7 +40,7 @@ class ByName:
     """
 
     backend: SlurmBackend
-    name: str = "names"
+    name: ActuatorName = "names"
 
     def exceptions(self, kept: Mapping[str, Kept]) -> str | None:
         return None
@@ -58,7 +59,7 @@ class ByCount:
 
     backend: SlurmBackend
     others: Sequence[KeptOn]
-    name: str = "count"
+    name: ActuatorName = "count"
 
     def exceptions(self, kept: Mapping[str, Kept]) -> str | None:
         own = []

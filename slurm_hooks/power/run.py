@@ -12,6 +12,7 @@ from typing import Any
 from advisor.decisions.power_nodes import NodeFlag, may_power_down
 from almanac import __version__
 from almanac.errors import StoreError
+from almanac.power_config import PowerMode
 from almanac.records import Counts
 from slurm_hooks.power.actuators import ByName, quarantine, resume, wake
 from slurm_hooks.power.nodes import power_nodes
@@ -84,11 +85,11 @@ class PowerRun:
             self._confirm(outcomes, plan)
         return [replace(each, said=(*each.said, *said)) for each in outcomes]
 
-    def _write_down(self, plan: PowerPlan, mode: str) -> None:
+    def _write_down(self, plan: PowerPlan, mode: PowerMode) -> None:
         rows = [row for each in plan.sets for row in self._rows(each, plan, mode)]
         self.planner.folder.log.append(rows, plan.now_s)
 
-    def _rows(self, each: SetPlan, plan: PowerPlan, mode: str) -> list[dict[str, Any]]:
+    def _rows(self, each: SetPlan, plan: PowerPlan, mode: PowerMode) -> list[dict[str, Any]]:
         orders = {
             "wake": each.chosen.wake,
             "wake again": each.failures.again,

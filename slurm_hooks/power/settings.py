@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from almanac.errors import CommandError, ConfigError
+from almanac.power_config import ActuatorChoice, ActuatorName
 from telemetry.slurm.backend import Node, SlurmBackend
 from telemetry.slurm.hostlist import expand, fold
 
@@ -57,7 +58,7 @@ class PowerSettings:
             node.name for node in nodes if self.excluded_partitions.intersection(node.partitions)
         }
 
-    def actuator(self, wanted: str) -> str:
+    def actuator(self, wanted: ActuatorChoice) -> ActuatorName:
         """ "names" or "count" for power.actuator. Raises ConfigError where Slurm is not set up for it."""
         if not self.has_programs:
             raise ConfigError(

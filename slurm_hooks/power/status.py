@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from almanac.config import Config
 from almanac.errors import StoreError
+from almanac.power_config import PowerMode
 from almanac.records import Counts
 from slurm_hooks.power.folder import PowerFolder
 from slurm_hooks.power.memory import PowerState
@@ -34,7 +35,7 @@ class SetStatus:
 class Status:
     """hold: why nothing powers down, or "". fault: what is wrong with the state file. run_s: last run, or 0."""
 
-    mode: str
+    mode: PowerMode
     hold: str
     fault: str
     run_s: int

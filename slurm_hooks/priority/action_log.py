@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from almanac.units import DAY_S
 from slurm_hooks.json_lines import JsonLines
 
 KEEP_DAYS = 90
 """Older lines are not looked at: what they say a job was given is then taken for somebody else's."""
+
+
+ActionKind = Literal["set", "clear", "ignored", "agreed"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class LoggedAction:
     gpu_time_s: the GPU-time that the new factor stands for, GPU-seconds; None of a clearing.
     """
 
-    what: str
+    what: ActionKind
     time_s: int
     cluster: str
     job_id: int

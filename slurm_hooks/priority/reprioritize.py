@@ -14,7 +14,7 @@ from almanac import __version__
 from almanac.errors import CommandError, NotAllowedError
 from almanac.records import Counts, PriorityAdvice, Request
 from almanac.units import format_duration
-from slurm_hooks.priority.action_log import ActionLog, LoggedAction
+from slurm_hooks.priority.action_log import ActionKind, ActionLog, LoggedAction
 from telemetry.slurm.backend import FactorChange, PendingJob, SiteFactor, SlurmBackend
 
 BATCH = 500
@@ -37,7 +37,7 @@ class SiteFactorChange:
     new: int
     reason: str
     advice: PriorityAdvice | None = None
-    what: str = "set"
+    what: ActionKind = "set"
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ class Actor:
             said=tuple(dict.fromkeys(said)),
         )
 
-    def _action(self, change: SiteFactorChange, what: str = "") -> LoggedAction:
+    def _action(self, change: SiteFactorChange, what: ActionKind | None = None) -> LoggedAction:
         return LoggedAction(
             what=what or change.what,
             time_s=int(self.clock()),

@@ -13,9 +13,10 @@ import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal, cast
 
 MAX_BYTES = 65_536
-ASKED, ALWAYS, NEVER = "asked", "always", "never"
+ChoiceWord = Literal["asked", "always", "never"]
 ASK_AGAIN_S = 3600
 _LINE = re.compile(
     r"([\x21-\x7e]{1,64})\t([1-9][0-9]{0,5})\t(asked|always|never)\t([\x20-\x7e]{1,100})\t([0-9]{1,12})\n"
@@ -28,7 +29,7 @@ class Choice:
 
     key: str
     gpus: int
-    word: str
+    word: ChoiceWord
     tier: str
     time_s: int
 
@@ -55,7 +56,7 @@ def parse(text: str) -> tuple[Choice, ...]:
         if not match:
             return ()
         key, gpus, word, tier, time_s = match.groups()
-        found.setdefault((key, int(gpus)), Choice(key, int(gpus), word, tier, int(time_s)))
+        found.setdefault((key, int(gpus)), Choice(key, int(gpus), cast(ChoiceWord, word), tier, int(time_s)))
     return tuple(found.values())
 
 
@@ -91,7 +92,7 @@ def replaced(choices: Iterable[Choice], new: Choice) -> tuple[Choice, ...]:
     room = MAX_BYTES - len(_line(new))
     for choice in choices:
         is_same = (choice.key, choice.gpus) == (new.key, new.gpus)
-        if is_same or (choice.word == ASKED and not choice.is_recent(new.time_s)):
+        if is_same or (choice.word == "asked" and not choice.is_recent(new.time_s)):
             continue
         room -= len(_line(choice))
         if room < 0:

@@ -8,17 +8,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from almanac.errors import RequestError
-from almanac.submit_config import Hooks
+from almanac.submit_config import Hooks, SubmitMode
 from almanac.tiers import Rewrite
 from slurm_hooks.advice import file as advice_file
+from slurm_hooks.advice.file import AdviceFile
 from slurm_hooks.submit import choices, offer
 from slurm_hooks.submit.choices import Choice
 from slurm_hooks.submit.proposal import (
-    APPLY,
-    MODES,
     PLACING,
+    Answer,
     PromptAction,
     Proposal,
     action,
@@ -69,9 +70,8 @@ def advise(
     advice = advice_file.usable(f"{root}/user/{os.getuid()}/advice", now_s)
     if advice is None or request.gpu_count <= 0:
         return argv, False
-    mode = environ.get("ALMANAC_ADVICE", "")
-    mode = mode if mode in MODES else advice.prompt
-    if mode != APPLY and (terminal is None or any(name in submission.options for name in QUIET)):
+    mode = _mode(environ, advice)
+    if mode != "apply" and (terminal is None or any(name in submission.options for name in QUIET)):
         return argv, False
     proposal = propose(request, advice, any(name in submission.options for name in PLACING))
     if proposal is None:
@@ -90,8 +90,13 @@ def advise(
     return (changed if changed and is_changed else argv), was_told
 
 
+def _mode(environ: Mapping[str, str], advice: AdviceFile) -> SubmitMode:
+    """The user's own mode, else the site's."""
+    return next((mode for mode in get_args(SubmitMode) if mode == environ.get("ALMANAC_ADVICE")), advice.prompt)
+
+
 def _settle(
-    mode: str,
+    mode: SubmitMode,
     proposal: Proposal,
     is_offered: Callable[[], bool | None],
     path: str | None,
@@ -113,7 +118,7 @@ def _settle(
     terminal.write(message(proposal))
     word = _ask(terminal, proposal) if what is PromptAction.ASK else None
     _remember(path, known, new_choice(proposal, earlier, word, now_s), terminal)
-    return word in ("yes", choices.ALWAYS), True
+    return word in ("yes", "always"), True
 
 
 def _nodes(path: str | None, environ: Mapping[str, str], now_s: int) -> str:
@@ -150,7 +155,7 @@ def _sinfo(environ: Mapping[str, str]) -> str:
     return done.stdout
 
 
-def _ask(terminal: Terminal, proposal: Proposal) -> str:
+def _ask(terminal: Terminal, proposal: Proposal) -> Answer:
     terminal.write(question(proposal))
     line = terminal.read_line()
     if not line.endswith("\n"):
@@ -165,7 +170,7 @@ def _remember(path: str | None, known: Iterable[Choice], new: Choice, terminal: 
             raise OSError("HOME is not set")
         choices.write(path, choices.replaced(known, new))
     except OSError as error:
-        if new.word != choices.ASKED:
+        if new.word != "asked":
             terminal.write(f"almanac: could not save your answer: {error.strerror or error}\n")
 
 

@@ -8,25 +8,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Literal
 
 from almanac.names import name_key
 from almanac.records import Request
-from almanac.submit_config import Tier
+from almanac.submit_config import SubmitMode, Tier
 from almanac.tiers import Rewrite, names_any_tier, requested_tier, rewrite
 from almanac.units import printable
 from slurm_hooks.advice import file as advice_file
 from slurm_hooks.advice.file import AdviceFile, Row
-from slurm_hooks.submit import choices
-from slurm_hooks.submit.choices import Choice
+from slurm_hooks.submit.choices import Choice, ChoiceWord
 
 COLUMNS = 80
 HEAD = "almanac: "
 INDENT = " " * len(HEAD)
-OFF, SHOW, ASK, APPLY = "off", "show", "ask", "apply"
-MODES = (OFF, SHOW, ASK, APPLY)
 PLACING = ("nodelist", "nodefile", "exclude", "reservation")
 """With these options nothing is changed: they may leave no nodes of the advised tier."""
 SHORT = {"--constraint": "-C", "--partition": "-p"}
+Answer = Literal["yes", "no", "always", "never"]
 _SAFE = re.compile(r"[A-Za-z0-9_.:,+&|=-]*")
 
 
@@ -84,21 +83,21 @@ def _change(request: Request, tiers: tuple[Tier, ...], asked: Tier | None, targe
     return rewrite(request, tiers, target)
 
 
-def action(mode: str, proposal: Proposal, choice: Choice | None, now_s: int) -> PromptAction:
-    """What to do with a submission. mode: OFF, SHOW, ASK, or APPLY; all but APPLY assume a terminal."""
+def action(mode: SubmitMode, proposal: Proposal, choice: Choice | None, now_s: int) -> PromptAction:
+    """What to do with a submission. All modes but apply assume a terminal."""
     word = choice.word if choice else None
     can_change = bool(proposal.change.value)
     is_recent = choice is not None and choice.is_recent(now_s)
-    is_always = choice is not None and word == choices.ALWAYS and choice.tier == proposal.tier.name
-    if mode == OFF or word == choices.NEVER:
+    is_always = choice is not None and word == "always" and choice.tier == proposal.tier.name
+    if mode == "off" or word == "never":
         return PromptAction.NOTHING
-    if mode == APPLY:
+    if mode == "apply":
         return PromptAction.CHANGE if can_change else PromptAction.NOTHING
-    if mode == ASK and is_always:
+    if mode == "ask" and is_always:
         return PromptAction.CHANGE_AND_SAY if can_change else PromptAction.NOTHING
-    if is_recent and (word == choices.ASKED or is_always):
+    if is_recent and (word == "asked" or is_always):
         return PromptAction.NOTHING
-    return PromptAction.ASK if mode == ASK and can_change else PromptAction.TELL
+    return PromptAction.ASK if mode == "ask" and can_change else PromptAction.TELL
 
 
 def checked(proposal: Proposal, is_offered: bool | None) -> Proposal:
@@ -110,18 +109,18 @@ def checked(proposal: Proposal, is_offered: bool | None) -> Proposal:
     return replace(proposal, change=Rewrite(why_not=why_not), not_offered=why_not)
 
 
-def answer(text: str) -> str:
-    """What a line typed at the question means: "yes", "no", choices.ALWAYS or choices.NEVER."""
+def answer(text: str) -> Answer:
+    """What a line typed at the question means."""
     word = text.strip().lower()
-    meanings = {"y": "yes", "yes": "yes", "a": choices.ALWAYS, "always": choices.ALWAYS}
-    return {**meanings, "v": choices.NEVER, "never": choices.NEVER}.get(word, "no")
+    meanings: dict[str, Answer] = {"y": "yes", "yes": "yes", "a": "always", "always": "always"}
+    return {**meanings, "v": "never", "never": "never"}.get(word, "no")
 
 
-def new_choice(proposal: Proposal, earlier: Choice | None, word: str | None, now_s: int) -> Choice:
+def new_choice(proposal: Proposal, earlier: Choice | None, word: Answer | None, now_s: int) -> Choice:
     """The choice to keep after an answer. word: from answer(); None where the user was not asked."""
-    if word is None and earlier is not None and earlier.word == choices.ALWAYS:
+    if word is None and earlier is not None and earlier.word == "always":
         return replace(earlier, time_s=now_s)
-    lasting = word if word in (choices.ALWAYS, choices.NEVER) else choices.ASKED
+    lasting: ChoiceWord = word if word == "always" or word == "never" else "asked"
     return Choice(proposal.key, proposal.gpus, lasting, proposal.tier.name, now_s)
 
 

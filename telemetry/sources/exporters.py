@@ -12,7 +12,9 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+from almanac.config import ExporterName
 from telemetry.counters import COUNTERS, Counter
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,254}")
@@ -26,7 +28,7 @@ MAX_JOB_ID = 2**53
 class Exporter:
     """Names of one exporter. `*_labels` are tried in order. total_is_free: hbm_total_mib is read as used + free."""
 
-    name: str
+    name: ExporterName | Literal["file"]
     host_labels: tuple[str, ...]
     gpu_labels: tuple[str, ...]
     uuid_label: str

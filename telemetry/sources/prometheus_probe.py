@@ -284,7 +284,7 @@ class _Probe:
 
     def nothing(self) -> Nothing:
         """What there is beside the counters that were looked for."""
-        unselected = {}
+        unselected: dict[str, int] = {}
         for exporter in EXPORTERS.values():
             every = f'{{__name__=~"{"|".join(exporter.counters())}"}}'
             unselected[exporter.name] = self._number(f"count(last_over_time({every}{self._recent}))")

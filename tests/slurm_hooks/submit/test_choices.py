@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_hooks.submit.choices import (
-    ALWAYS,
-    ASKED,
     MAX_BYTES,
-    NEVER,
     Choice,
     choices_path,
     find,
@@ -22,7 +19,7 @@ from slurm_hooks.submit.choices import (
 )
 
 NOW_S = 1_795_256_200
-ANSWER = Choice("train-bert-#", 2, ALWAYS, "hbm40g", NOW_S)
+ANSWER = Choice("train-bert-#", 2, "always", "hbm40g", NOW_S)
 
 
 @pytest.fixture
@@ -46,8 +43,8 @@ def test_where_it_is(environ: dict[str, str], expected: str | None) -> None:
 
 
 def test_what_is_written_is_read(path: Path) -> None:
-    write(str(path), [ANSWER, Choice("%d$(id)", 1, NEVER, "hbm80g", 5)])
-    assert read(str(path)) == (ANSWER, Choice("%d$(id)", 1, NEVER, "hbm80g", 5))
+    write(str(path), [ANSWER, Choice("%d$(id)", 1, "never", "hbm80g", 5)])
+    assert read(str(path)) == (ANSWER, Choice("%d$(id)", 1, "never", "hbm80g", 5))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert list(path.parent.iterdir()) == [path]
@@ -113,20 +110,20 @@ def test_a_full_disk_leaves_nothing_behind(path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_new_answer_replaces_the_familys_own() -> None:
-    others = (Choice("train-bert-#", 1, ALWAYS, "hbm40g", 5), Choice("train-bert-#", 2, NEVER, "hbm40g", 5))
+    others = (Choice("train-bert-#", 1, "always", "hbm40g", 5), Choice("train-bert-#", 2, "never", "hbm40g", 5))
     assert replaced(others, ANSWER) == (ANSWER, others[0])
     assert find(replaced(others, ANSWER), "train-bert-#", 2) == ANSWER
     assert find((), "train-bert-#", 2) is None
 
 
 def test_questions_are_forgotten_after_the_hour_answers_are_not() -> None:
-    fresh, old = (Choice(key, 1, ASKED, "t", NOW_S - age) for key, age in (("fresh", 3599), ("old", 3600)))
-    lasting = Choice("lasting", 1, NEVER, "t", 5)
+    fresh, old = (Choice(key, 1, "asked", "t", NOW_S - age) for key, age in (("fresh", 3599), ("old", 3600)))
+    lasting = Choice("lasting", 1, "never", "t", 5)
     assert replaced((old, fresh, lasting), ANSWER) == (ANSWER, fresh, lasting)
 
 
 def test_it_never_grows_beyond_what_is_read(path: Path) -> None:
-    many = [Choice(f"{number:064d}", 1, NEVER, "hbm40g", NOW_S) for number in range(2000)]
+    many = [Choice(f"{number:064d}", 1, "never", "hbm40g", NOW_S) for number in range(2000)]
     write(str(path), replaced(many, ANSWER))
     kept = read(str(path))
     assert kept[0] == ANSWER

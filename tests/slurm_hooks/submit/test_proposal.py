@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -12,15 +12,11 @@ from lua_runner import Lua, literal
 
 from almanac.config import Priority, Tier
 from almanac.records import Request
+from almanac.submit_config import SubmitMode
 from almanac.tiers import Rewrite
 from slurm_hooks.advice.file import AdviceFile, Row
-from slurm_hooks.submit.choices import ALWAYS, ASKED, NEVER, Choice, parse, replaced
+from slurm_hooks.submit.choices import Choice, ChoiceWord, parse, replaced
 from slurm_hooks.submit.proposal import (
-    APPLY,
-    ASK,
-    MODES,
-    OFF,
-    SHOW,
     PromptAction,
     Proposal,
     action,
@@ -34,6 +30,8 @@ from slurm_hooks.submit.proposal import (
     typed,
 )
 
+MODES = OFF, SHOW, ASK, APPLY = get_args(SubmitMode)
+ASKED, ALWAYS, NEVER = get_args(ChoiceWord)
 NOW_S = 1_795_256_200
 HBM40, HBM80 = (
     Tier(name="hbm40g", capacity_mib=40960, constraint="hbm40g"),
