@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from almanac.errors import ConfigError, StoreError
+from almanac.errors import ConfigError
 from telemetry.store.atomic import TEMPORARY, locked, opened, write_atomically
 from telemetry.store.user_files import (
     FILE_MODE,
     FOLDER_MODE,
+    explained,
     flush_file_system,
     gives,
     make_folder,
@@ -87,10 +88,10 @@ class OwnFolder:
                 f"reports are not published: {'; '.join(faults)}",
                 "correct owner and mode, or choose another hooks.advice_dir",
             )
-        with self._explained(self.root):
+        with explained(self.root, self.root):
             make_folder(self.root, FOLDER_MODE)
         with locked(self.root / ".lock", "publishes now"):
-            with self._explained(self.user):
+            with explained(self.user, self.root):
                 make_folder(self.user, FOLDER_MODE)
                 for stale in self.user.glob(f"{TEMPORARY}*"):
                     stale.unlink()
@@ -125,13 +126,13 @@ class OwnFolder:
         staged, refused = list[tuple[Path, OwnFile]](), set[int]()
         try:
             for file in files:
-                with self._explained(self.user):
+                with explained(self.user, self.root):
                     temporary = self._stage(file)
                 if temporary:
                     staged.append((temporary, file))
                 else:
                     refused.add(file.uid)
-            with self._explained(self.user):
+            with explained(self.user, self.root):
                 flush_file_system(self.user)
             refused |= {file.uid for temporary, file in staged if not self._put(temporary, file)}
             return refused
@@ -218,7 +219,7 @@ class OwnFolder:
             "users": {str(uid): vars(listed) for uid, listed in users.items()},
             "unwritable": sorted(unwritable),
         }
-        with self._explained(self.root / MANIFEST):
+        with explained(self.root / MANIFEST, self.root):
             write_atomically(self.root / MANIFEST, json.dumps(document).encode("ascii"))
 
     @contextlib.contextmanager
@@ -232,14 +233,3 @@ class OwnFolder:
     def _is_ours(self, handle: int) -> bool:
         found = os.fstat(handle)
         return found.st_uid == self.owner_uid and not found.st_mode & 0o022
-
-    @contextlib.contextmanager
-    def _explained(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            todo = f"make room on the file system of {self.root}" if full else "run this as the folder's owner"
-            raise StoreError(
-                f"{path}: cannot be written: {error.strerror}; the old files are still in place", todo
-            ) from error

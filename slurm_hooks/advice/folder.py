@@ -13,19 +13,19 @@ users, with whatever they keep there, are taken back. What is wrong with one use
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from almanac.errors import ConfigError, StoreError
+from almanac.errors import ConfigError
 from slurm_hooks.advice.file import SITE
 from telemetry.store.atomic import TEMPORARY, locked, opened
 from telemetry.store.user_files import (
     FILE_MODE,
     FOLDER_MODE,
+    explained,
     flush_file_system,
     gives,
     make_folder,
@@ -89,7 +89,7 @@ class AdviceDir:
 
         To be called under the lock: what another publisher has made by now looks the same.
         """
-        with self._explained(self.root):
+        with explained(self.root, self.root):
             for path, mode in ((self.root, FOLDER_MODE), (self.sched, SCHED_MODE), (self.user, FOLDER_MODE)):
                 make_folder(path, mode)
             if self.group_gid is not None:
@@ -100,7 +100,7 @@ class AdviceDir:
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Held by the one who publishes; makes the root folder. Raises BusyError where another does, StoreError."""
-        with self._explained(self.root):
+        with explained(self.root, self.root):
             make_folder(self.root, FOLDER_MODE)
         return locked(self.root / ".lock", "publishes now")
 
@@ -136,15 +136,15 @@ class AdviceDir:
         staged, hidden = list[_Staged](), list[str]()
         try:
             for name, content, uid in files:
-                with self._explained(self.sched / name):
+                with explained(self.sched / name, self.root):
                     if not self._stage(staged, name, content, uid):
                         hidden.append(name)
             for folder in (self.sched, self.user):
-                with self._explained(folder):
+                with explained(folder, self.root):
                     flush_file_system(folder)
             hidden += [each.name for each in staged if not self._put(each)]
             for folder in (self.sched, self.user):
-                with self._explained(folder), opened(folder) as handle:
+                with explained(folder, self.root), opened(folder) as handle:
                     os.fsync(handle)
             return hidden
         finally:
@@ -173,7 +173,7 @@ class AdviceDir:
     def _put(self, staged: _Staged) -> bool:
         """False where the user's copy cannot be put in its place."""
         if staged.uid is None:
-            with self._explained(self.sched / staged.name):
+            with explained(self.sched / staged.name, self.root):
                 staged.temporary.rename(self.sched / staged.name)
             return True
         try:
@@ -189,7 +189,7 @@ class AdviceDir:
 
     def remove(self, name: str) -> None:
         """Take both copies away; a user's folder that holds more than ours stays. Raises StoreError."""
-        with self._explained(self.sched / name):
+        with explained(self.sched / name, self.root):
             (self.sched / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError), opened(self.user / name) as handle:
             os.unlink(SHOWN, dir_fd=handle)
@@ -198,17 +198,6 @@ class AdviceDir:
 
     def _owner(self, uid: int) -> int:
         return uid if self.owner_uid == 0 else self.owner_uid
-
-    @contextlib.contextmanager
-    def _explained(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            todo = f"make room on the file system of {self.root}" if full else "run this as the folder's owner"
-            raise StoreError(
-                f"{path}: cannot be written: {error.strerror}; what was there before is still in place", todo
-            ) from error
 
 
 def shown_path(root: Path, name: str) -> Path:

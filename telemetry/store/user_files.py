@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import pwd
 import secrets
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from almanac.errors import FileFormatError
+from almanac.errors import FileFormatError, StoreError
 from telemetry.store.atomic import TEMPORARY, make_folders, opened
 
 FOLDER_MODE, FILE_MODE = 0o711, 0o400
@@ -41,6 +42,19 @@ def name_of(uid: int) -> str | None:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
         return None
+
+
+@contextlib.contextmanager
+def explained(path: Path, root: Path) -> Iterator[None]:
+    """Raise StoreError, naming path and the fix, for an OSError inside. root: of the folders that root writes to."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        todo = f"make room on the file system of {root}" if full else "run this as the folder's owner"
+        raise StoreError(
+            f"{path}: cannot be written: {error.strerror}; the old files are still in place", todo
+        ) from error
 
 
 @dataclass(frozen=True)
