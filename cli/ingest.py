@@ -105,7 +105,7 @@ def live_spans(
     from telemetry.ingest import ConfiguredSources
 
     sources = ConfiguredSources(app.config, store, app.commands, app.now_s)
-    return list(sources.spans(names, since_s, until_s, lambda text: click.echo(f"almanac: {text}", err=True)))
+    return list(sources.spans(names, since_s, until_s, lambda text: click.echo(f"warning: {text}", err=True)))
 
 
 def run(store: ClusterStore, spans: list[SourceSpan]) -> dict[str, IngestResult]:

@@ -49,7 +49,7 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
 
 def _warn(warnings: Sequence[str]) -> None:
     for warning in warnings:
-        click.echo(f"almanac: warning: {printable(warning, 1000)}", err=True)
+        click.echo(f"warning: {printable(warning, 1000)}", err=True)
 
 
 def _publish_own(job: PublishRun) -> OwnPublished:
