@@ -46,7 +46,7 @@ class PageFigure:
 def render_site_page(report: SiteReport) -> str:
     """The page as ASCII text."""
     tables = site_tables(report)
-    page = templates().get_template("site.html.j2")
+    page = templates().get_template("site_page.html.j2")
     text = page.render(
         cluster=printable(report.cluster, 60),
         span=f"{format_moment(report.since_s)} to {format_moment(report.until_s)}",
