@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.metrics.catalogue import JOB_METRICS
+from telemetry.metrics.data_quality import LOW_COVERAGE, NO_TELEMETRY, NOT_SUMMARISED
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import JOBS
 
@@ -40,7 +41,7 @@ _SPECIAL = {
     "idle_gpu_count": "CASE WHEN m.temporal_imbalance IS NOT NULL THEN len(m.idle_gpus) END",
 }
 """Metrics of a job that need more than their column of job_metrics."""
-_JOIN = """
+_JOIN = f"""
 SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user",
        coalesce(j.account, '') AS account, coalesce(j.partition_req, j."partition", '') AS "partition",
        coalesce(j.qos, '') AS qos, coalesce(j.name, '') AS name,
@@ -58,9 +59,9 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
        coalesce(m.hbm_capacity_mib, j.jobstats_hbm_total_mib)::DOUBLE AS hbm_capacity_mib,
        CASE WHEN m.is_preallocated THEN 'preallocated' WHEN m.hbm_peak_mib IS NOT NULL THEN 'telemetry'
             WHEN by_jobstats AND j.jobstats_hbm_peak_mib IS NOT NULL THEN 'jobstats' ELSE 'none' END AS hbm_evidence,
-       m.mean_gpu_util_pct, m.coverage_frac, coalesce(m.verdict, 'not summarised') AS verdict{more}
+       m.mean_gpu_util_pct, m.coverage_frac, coalesce(m.verdict, '{NOT_SUMMARISED}') AS verdict{{more}}
 FROM jobs j LEFT JOIN (
-  SELECT *, verdict IN ('no telemetry', 'low coverage') OR verdict LIKE 'shared node%' AS by_jobstats
+  SELECT *, verdict IN ('{NO_TELEMETRY}', '{LOW_COVERAGE}') OR verdict LIKE 'shared node%' AS by_jobstats
   FROM job_metrics) m USING (job_id, submit_s)
 WHERE CASE WHEN $running THEN j.start_s IS NOT NULL OR j.end_s IS NULL
   ELSE j.start_s IS NOT NULL AND j.end_s IS NOT NULL AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING') END

@@ -13,6 +13,7 @@ import pandas as pd
 
 from advisor.duration.features import texts_of
 from almanac.config import AdviceSection, Tier
+from telemetry.metrics.data_quality import NO_TELEMETRY, OK, SHORT
 from telemetry.metrics.preallocation import is_reserved_share
 
 INFORMATIVE = ("telemetry", "jobstats")
@@ -104,8 +105,8 @@ class _Use:
             self.shows_use |= not is_reserved_share(peak_mib / capacity_mib)
         times = int(record.submit_s), int(record.end_s)
         if not is_measured:
-            verdict = record.verdict if record.verdict != "ok" else ""
-            why_not = PREALLOCATED if is_flat else verdict or "no telemetry"
+            verdict = record.verdict if record.verdict != OK else ""
+            why_not = PREALLOCATED if is_flat else verdict or NO_TELEMETRY
             return Run(math.nan, math.nan, False, False, is_failed, capacity_mib, *times, why_not)
         return _measured(peak_mib, capacity_mib, is_failed, is_flat, times, config)
 
@@ -117,7 +118,7 @@ class _Use:
         """
         if not 0 < record.highest_mib < math.inf:
             return False
-        is_flat, is_short = record.evidence == "preallocated", record.verdict == "short"
+        is_flat, is_short = record.evidence == "preallocated", record.verdict == SHORT
         if is_flat and self.shows_use:
             return True
         is_near = record.highest_mib >= config.failed_share * capacity_mib

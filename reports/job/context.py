@@ -22,9 +22,9 @@ from reports.job.ranks import Rank, SiteFigures, span_of
 from reports.job.rows import GpuRow, JobRow, MetricsRow
 from reports.job.series import GpuSeries, SeriesRequest, load_series
 from telemetry.history import UserHistories, load_history
+from telemetry.metrics.data_quality import NOT_SUMMARISED
 from telemetry.store.cluster_store import ClusterStore
 
-NOT_SUMMARISED = "not summarised"
 Row = Mapping[str, Any]
 """A row of the store by column. Missing values and NaN are None."""
 

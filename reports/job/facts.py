@@ -14,7 +14,7 @@ from almanac.records import Advice
 from almanac.units import format_count, format_duration, format_gib, printable
 from reports.job.context import JobContext
 from reports.job.rules import CharacterLimits, Fact, character
-from telemetry.metrics.finish_sql import OK
+from telemetry.metrics.data_quality import IDLE, OK
 
 UNATTRIBUTED = ("shared node", "GPU bound", "node list")
 """How the data quality begins if nobody knows which GPUs the job had."""
@@ -61,7 +61,7 @@ def _use(context: JobContext) -> dict[str, Fact]:
     util_pct = metrics.get("mean_gpu_util_pct")
     spatial, temporal = metrics.get("spatial_imbalance"), metrics.get("temporal_imbalance")
     # Short and hardly measured jobs have figures too, but these do not say how the GPUs were used.
-    is_judged = context.data_quality in (OK, "idle")
+    is_judged = context.data_quality in (OK, IDLE)
     is_whole = metrics.get("gpus_seen") == context.gpu_count and temporal is not None and is_judged
     idle = len(metrics.get("idle_gpus") or ()) if is_whole else None
     return {

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telemetry.history import load_history_table
-from telemetry.metrics.finish_sql import OK
+from telemetry.metrics.data_quality import OK
 from telemetry.store.cluster_store import ClusterStore
 
 RANKED = ("spatial_imbalance", "temporal_imbalance", "mean_gpu_util_pct", "hbm_peak_frac", "energy_j")

@@ -17,7 +17,7 @@ from advisor.memory.peaks import ENDED_WELL
 from almanac.config import Config
 from reports.mail.marks import WEEK
 from telemetry.history import load_history_table
-from telemetry.metrics.finish_sql import IDLE, OK
+from telemetry.metrics.data_quality import IDLE, OK
 from telemetry.store.cluster_store import ClusterStore
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import duckdb
 
 from almanac.config import Config
 from telemetry.characterize.usage import largest_tier_names
-from telemetry.metrics.finish_sql import OK
+from telemetry.metrics.data_quality import OK
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import duckdb
 from advisor.memory.peaks import ENDED_WELL
 from almanac.config import Config
 from reports.site.headline import Headline, load_headlines
-from telemetry.characterize.population import NOT_SUMMARISED, PART_OF_A_JOB, RUNS_SQL
+from telemetry.characterize.population import PART_OF_A_JOB, RUNS_SQL
 from telemetry.characterize.usage import largest_tier_names
-from telemetry.metrics.finish_sql import IDLE, OK
+from telemetry.metrics.data_quality import IDLE, NOT_SUMMARISED, OK
 from telemetry.store.cluster_store import ClusterStore
 
 DIMENSIONS = ("partition", "account", "gpu_type")

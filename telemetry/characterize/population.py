@@ -13,10 +13,9 @@ import pyarrow as pa
 
 from telemetry.characterize.table import StudyTable
 from telemetry.metrics.catalogue import JOB_METRICS
-from telemetry.metrics.finish_sql import OK
+from telemetry.metrics.data_quality import NOT_SUMMARISED, OK
 from telemetry.store.cluster_store import ClusterStore
 
-NOT_SUMMARISED = "not summarised"
 PART_OF_A_JOB = "part of a job that was requeued or resized"
 PROFILING_FAULT = "profiling counters read 0 while GPU_UTIL was high"
 

@@ -25,6 +25,7 @@ from telemetry.demo_site.jobs import FAILED
 from telemetry.demo_site.plan import SitePlan, jobs_table, shown_peak_mib
 from telemetry.demo_site.population import REGULAR
 from telemetry.demo_site.profile import Bools, Floats, Ints
+from telemetry.metrics.data_quality import NO_TELEMETRY, OK, SHORT
 from telemetry.metrics.preallocation import is_reserved_share
 
 TRUTH = ("need_mib", "kind", "family", "batch", "is_death")
@@ -75,7 +76,7 @@ def evidence_columns(frame: pd.DataFrame) -> dict[str, Any]:
     return {
         "hbm_peak_mib": frame["hbm_max_mib"].where(is_known),
         "hbm_evidence": np.select([is_reserved, is_known], ["preallocated", "telemetry"], "none"),
-        "verdict": np.select([is_short, ~is_seen], ["short", "no telemetry"], "ok"),
+        "verdict": np.select([is_short, ~is_seen], [SHORT, NO_TELEMETRY], OK),
     }
 
 

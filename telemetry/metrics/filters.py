@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from almanac.config import Filters
 from almanac.errors import ConfigError
 from telemetry.attribution.allocations import JobRun
+from telemetry.metrics.data_quality import SHORT, STAFF
 from telemetry.slurm.hostlist import expand
 
 
@@ -15,10 +16,10 @@ def set_aside(job: JobRun, filters: Filters, login_nodes: frozenset[str]) -> str
     if filters.partitions and job.partition not in filters.partitions:
         return "partition"
     if job.account in filters.staff_accounts:
-        return "staff"
+        return STAFF
     if login_nodes.intersection(job.hosts):
         return "login node"
-    return "short" if job.elapsed_s < filters.min_elapsed_s else None
+    return SHORT if job.elapsed_s < filters.min_elapsed_s else None
 
 
 def host_filter(hostlists: Sequence[str]) -> frozenset[str]:

@@ -8,7 +8,7 @@ import duckdb
 import pyarrow as pa
 
 from almanac.config import Config
-from telemetry.metrics import finish_sql, histogram, spatial
+from telemetry.metrics import histogram, metric_tables_sql, spatial
 from telemetry.metrics.catalogue import GPU_METRICS, JOB_METRICS
 from telemetry.metrics.columns import Rows
 from telemetry.metrics.hours import rows, run
@@ -48,10 +48,10 @@ def finish(
     for name, table in given.items():
         db.register(name, table)
     db.register("parts", _table(partials[ALLOCATION]))
-    run(db, f"CREATE OR REPLACE TEMP TABLE per_gpu AS {finish_sql.per_gpu(config, options)}")
+    run(db, f"CREATE OR REPLACE TEMP TABLE per_gpu AS {metric_tables_sql.per_gpu(config, options)}")
     db.unregister("parts")
     gpus = rows(db, f"SELECT {', '.join(GPU_METRICS.names)} FROM per_gpu ORDER BY job, host, gpu, mig")
-    found = rows(db, finish_sql.per_job(config)).select(JOB_METRICS.names)
+    found = rows(db, metric_tables_sql.per_job(config)).select(JOB_METRICS.names)
     for name in given:
         db.unregister(name)
     run(db, "DROP TABLE per_gpu")

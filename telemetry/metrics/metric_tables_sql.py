@@ -1,4 +1,6 @@
-"""The SQL of `finish`: arithmetic on merged partials, a row per GPU (allocation) and a row per job.
+"""The SQL of the tables gpu_metrics and job_metrics: from merged partials, a row per GPU (allocation) and one per job.
+
+`per_gpu` and `per_job` make the rows. `per_job` adds the roofline class, the data quality, and the reasons for nulls.
 
 Relations: parts (per allocation), spatial, intensity (per job), allocations, models, jobs.
 """
@@ -9,6 +11,7 @@ from almanac.config import Config
 from telemetry.metrics import energy
 from telemetry.metrics.base import MEANS
 from telemetry.metrics.catalogue import PIPES
+from telemetry.metrics.data_quality import IDLE, LOW_COVERAGE, NO_TELEMETRY, OK
 from telemetry.metrics.options import Options
 from telemetry.metrics.preallocation import preallocated_sql
 from telemetry.metrics.reasons import reasons_sql
@@ -20,8 +23,6 @@ _USED_UP = (
     *(f"{name}_{pipe}" for pipe in PIPES for name in ("compute", "unknown", "unknown_ms", "last", "ridge")),
     *(name for name in energy.KINDS if name != "energy_resets"),
 )
-
-OK, NO_TELEMETRY, LOW_COVERAGE, IDLE = "ok", "no telemetry", "low coverage", "idle"
 
 # A GPU is said to have a profiling fault from this many samples, and this share of the busy ones, on.
 FAULT_SAMPLES, FAULT_SHARE = 3, 0.05
