@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pandas as pd
 import pyarrow as pa
@@ -25,8 +25,7 @@ from telemetry.history import UserHistories, load_history
 from telemetry.metrics.data_quality import NOT_SUMMARISED
 from telemetry.store.cluster_store import ClusterStore
 
-Row = Mapping[str, Any]
-"""A row of the store by column. Missing values and NaN are None."""
+_Row = TypeVar("_Row", JobRow, MetricsRow, GpuRow)
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def build_runs(store: ClusterStore, wanted: Sequence[tuple[int, int]], config: C
 
 def _build(
     store: ClusterStore,
-    runs: Sequence[Sequence[Row]],
+    runs: Sequence[Sequence[JobRow]],
     config: Config,
     now_s: int,
     has_series: bool,
@@ -133,8 +132,8 @@ def _build(
     jobs = [each[-1] for each in runs]
     if not jobs:
         return []
-    metrics = {_key(rows[0]): rows[0] for rows in _by_run(store, "job_metrics", jobs)}
-    gpus = {_key(rows[0]): rows for rows in _by_run(store, "gpu_metrics", jobs)}
+    metrics = {key: rows[0] for key, rows in _by_run(store, "job_metrics", MetricsRow, jobs).items()}
+    gpus = _by_run(store, "gpu_metrics", GpuRow, jobs)
     wanted = [_wanted(job, metrics.get(_key(job), {}), gpus.get(_key(job), [])) for job in jobs]
     advices = {} if is_bare else _advise(store, jobs, config, now_s)
     found = load_series(store, wanted) if has_series else [None] * len(jobs)
@@ -144,47 +143,49 @@ def _build(
         JobContext(
             cluster=store.cluster,
             now_s=now_s,
-            job=cast(JobRow, job),
-            metrics=cast(MetricsRow, metrics.get(_key(job), {})),
-            gpus=tuple(cast(list[GpuRow], gpus.get(_key(job), []))),
+            job=job,
+            metrics=metrics.get(_key(job), {}),
+            gpus=tuple(gpus.get(_key(job), [])),
             series=series,
             ranks=site.ranks(metrics.get(_key(job), {}), *span) if site else {},
             advice=advices.get(_key(job)),
             tiers=config.tiers,
-            earlier_runs=tuple(cast(JobRow, row) for row in earlier if row["user"] == job["user"]),
+            earlier_runs=tuple(row for row in earlier if row["user"] == job["user"]),
         )
         for (*earlier, job), span, series in zip(runs, spans, found, strict=True)
     ]
 
 
-def _key(row: Row) -> tuple[int, int]:
+def _key(row: JobRow | MetricsRow | GpuRow) -> tuple[int, int]:
     return row["job_id"], row["submit_s"]
 
 
-def _runs(store: ClusterStore, job_ids: Sequence[int], user: str | None = None) -> dict[int, list[Row]]:
+def _runs(store: ClusterStore, job_ids: Sequence[int], user: str | None = None) -> dict[int, list[JobRow]]:
     """All runs of each job, or those of one user, oldest first."""
     among: dict[str, pa.Array[Any]] = {"job_id": pa.array(sorted(set(job_ids)), pa.int64())}
     if user is not None:
         among["user"] = pa.array([user], pa.string())
     found = store.read("jobs", among=among).sort_by([("job_id", "ascending"), ("submit_s", "ascending")])
-    runs: dict[int, list[Row]] = defaultdict(list)
-    for row in plain_rows(found):
+    runs: dict[int, list[JobRow]] = defaultdict(list)
+    for row in cast(list[JobRow], plain_rows(found)):
         runs[row["job_id"]].append(row)
     return runs
 
 
-def _by_run(store: ClusterStore, table: str, jobs: Sequence[Row]) -> list[list[Row]]:
-    """The rows of a table for these runs, grouped by run, in the order of the store."""
+def _by_run(
+    store: ClusterStore, table: str, kind: type[_Row], jobs: Sequence[JobRow]
+) -> dict[tuple[int, int], list[_Row]]:
+    """The rows of a table for these runs, by run (job_id, submit_s). kind: the type of a row."""
     submitted = [job["submit_s"] for job in jobs]
     ids = pa.array(sorted({job["job_id"] for job in jobs}), pa.int64())
     rows = store.read(table, None, min(submitted), max(submitted) + 1, {"job_id": ids})
-    found: dict[tuple[int, int], list[Row]] = defaultdict(list)
-    for row in plain_rows(rows):
-        found[_key(row)].append(row)
-    return list(found.values())
+    found: dict[tuple[int, int], list[_Row]] = {}
+    for row in cast(list[_Row], plain_rows(rows)):
+        found.setdefault(_key(row), []).append(row)
+    return found
 
 
-def plain_rows(rows: pa.Table) -> list[Row]:
+def plain_rows(rows: pa.Table) -> list[dict[str, Any]]:
     """The rows as dictionaries, with None for NaN and infinity."""
     return [
         {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
@@ -192,7 +193,7 @@ def plain_rows(rows: pa.Table) -> list[Row]:
     ]
 
 
-def _wanted(job: Row, metrics: Row, gpus: Sequence[Row]) -> SeriesRequest:
+def _wanted(job: JobRow, metrics: MetricsRow, gpus: Sequence[GpuRow]) -> SeriesRequest:
     start_s, end_s = job["start_s"] or 0, job["end_s"] or 0
     units = sorted((row["host"], row["gpu"], row["mig"]) for row in gpus)
     expected = next((row["expected_samples"] for row in gpus if row["expected_samples"]), None)
@@ -205,7 +206,7 @@ def _wanted(job: Row, metrics: Row, gpus: Sequence[Row]) -> SeriesRequest:
     )
 
 
-def _advise(store: ClusterStore, jobs: Sequence[Row], config: Config, now_s: int) -> dict[tuple[int, int], Advice]:
+def _advise(store: ClusterStore, jobs: Sequence[JobRow], config: Config, now_s: int) -> dict[tuple[int, int], Advice]:
     """What `almanac advise` would say now about the same submission, by run (job_id, submit_s)."""
     history = _history(store, sorted({job["user"] or "" for job in jobs}))
     keys = list(zip(history["job_id"].tolist(), history["submit_s"].tolist(), strict=True))

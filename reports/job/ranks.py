@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from reports.job.rows import MetricsRow
 from telemetry.history import load_history_table
 from telemetry.metrics.data_quality import OK
 from telemetry.store.cluster_store import ClusterStore
 
-RANKED = ("spatial_imbalance", "temporal_imbalance", "mean_gpu_util_pct", "hbm_peak_frac", "energy_j")
+Ranked = Literal["spatial_imbalance", "temporal_imbalance", "mean_gpu_util_pct", "hbm_peak_frac", "energy_j"]
+RANKED: tuple[Ranked, ...] = get_args(Ranked)
 SITE_DAYS = 30
 MIN_JOBS = 20
 
@@ -31,7 +33,7 @@ class SiteFigures:
     """The figures of a site's jobs with data quality ok, in the order of submission, without users."""
 
     submit_s: npt.NDArray[np.int64]
-    figures: Mapping[str, npt.NDArray[np.float64]]
+    figures: Mapping[Ranked, npt.NDArray[np.float64]]
 
     @classmethod
     def load(cls, store: ClusterStore, since_s: int, until_s: int) -> SiteFigures:
@@ -44,7 +46,7 @@ class SiteFigures:
             {name: rows[name].to_numpy().astype(np.float64)[is_ok] for name in RANKED},
         )
 
-    def ranks(self, metrics: Mapping[str, Any], submit_s: int, end_s: int) -> dict[str, Rank]:
+    def ranks(self, metrics: MetricsRow, submit_s: int, end_s: int) -> dict[str, Rank]:
         """A job's ranks by figure, among jobs submitted between SITE_DAYS before its submission and its end.
 
         A figure has no rank if the job lacks it, or if fewer than MIN_JOBS have it.
@@ -52,7 +54,7 @@ class SiteFigures:
         if metrics.get("verdict") != OK:
             return {}
         low, high = np.searchsorted(self.submit_s, [submit_s - SITE_DAYS * 86_400, end_s])
-        found = {}
+        found: dict[str, Rank] = {}
         for name, values in self.figures.items():
             own, others = metrics.get(name), values[low:high]
             known = int(np.isfinite(others).sum())

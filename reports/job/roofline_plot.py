@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from almanac.hardware import GpuModel
 from almanac.units import format_duration
+from reports.job.rows import MetricsRow
 from reports.job.series import Floats, GpuSeries
 
 MAX_PIPES, MAX_POINTS, MIN_SPAN = 2, 2500, 300.0
@@ -21,12 +22,13 @@ COLORS = {"fp64": "#1f5fa8", "fp32": "#3b7a57", "fp16": "#8a3f8f", "tensor": "#c
 NAMES = {"fp64": "FP64", "fp32": "FP32", "fp16": "FP16", "tensor": "tensor cores"}
 
 
-def placed_pipes(model: GpuModel | None, metrics: Mapping[str, Any], series: GpuSeries) -> list[str]:
+def placed_pipes(model: GpuModel | None, metrics: MetricsRow, series: GpuSeries) -> list[str]:
     """The pipes to draw, most active first: at most MAX_PIPES with a known peak and with points."""
     if model is None:
         return []
+    by_pipe: Mapping[str, Any] = metrics
     used = [pipe for pipe in metrics.get("pipes_used") or () if getattr(model, f"{pipe}_flops", None)]
-    used.sort(key=lambda pipe: -(metrics.get(f"mean_{pipe}_active_frac") or 0.0))
+    used.sort(key=lambda pipe: -(by_pipe.get(f"mean_{pipe}_active_frac") or 0.0))
     return [pipe for pipe in used if len(points(model, pipe, series)[0])][:MAX_PIPES]
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import pyarrow.compute as pc
 
@@ -40,11 +40,25 @@ FAR_LIMIT_SHARE, FAR_LIMIT_S = 0.5, 3600
 """As in the rule limit_far."""
 FAILED_STATES = ("FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "TIMEOUT")
 """As in the rules failed and timeout. A preempted job, or one with an unknown end, has not failed."""
-_COLUMNS = (
-    "job_id", "end_s", "elapsed_s", "gpu_count", "state", "tier", "time_limit_s", "verdict", "coverage_frac",
-    "mean_gpu_util_pct", "hbm_peak_mib", "idle_gpu_count", "has_profiling_fault", "energy_j",
-)  # fmt: skip
-Row = Mapping[str, Any]
+
+
+class WeekRow(TypedDict):
+    """A row of telemetry.history, with the columns that a digest needs. Missing values are None."""
+
+    job_id: int
+    end_s: int
+    elapsed_s: float | None
+    gpu_count: int
+    state: str
+    tier: str | None
+    time_limit_s: float | None
+    verdict: str
+    coverage_frac: float | None
+    mean_gpu_util_pct: float | None
+    hbm_peak_mib: float | None
+    idle_gpu_count: int | None
+    has_profiling_fault: bool | None
+    energy_j: float | None
 
 
 @dataclass(frozen=True)
@@ -125,7 +139,8 @@ def week_of(store: ClusterStore, user: str, config: Config, now_s: int) -> Week 
     """The user's GPU jobs that ended in the last whole week; None if none did. Raises StoreError."""
     spans = [last_week(now_s, ago) for ago in range(WEEKS_BEFORE, -1, -1)]
     since_s = spans[0].start_s - LONGEST_DAYS * DAY_S
-    rows = load_history_table(store, _COLUMNS, since_s, spans[-1].end_s, user).to_pylist()
+    known = load_history_table(store, tuple(WeekRow.__annotations__), since_s, spans[-1].end_s, user)
+    rows = cast(list[WeekRow], known.to_pylist())
     by_span = [[row for row in rows if span.start_s <= row["end_s"] < span.end_s] for span in spans]
     own = by_span[-1]
     if not own:
@@ -157,11 +172,11 @@ def _known_since(store: ClusterStore, since_s: int, until_s: int) -> float:
     return math.inf if first_s is None else float(first_s)
 
 
-def gpu_hours(row: Row) -> float:
+def gpu_hours(row: WeekRow) -> float:
     return float(row["gpu_count"]) * (row["elapsed_s"] or 0.0) / 3600
 
 
-def totals_of(rows: Sequence[Row]) -> Totals:
+def totals_of(rows: Sequence[WeekRow]) -> Totals:
     used = [(row["mean_gpu_util_pct"], gpu_hours(row)) for row in rows if row["mean_gpu_util_pct"] is not None]
     weight = sum(hours for _, hours in used)
     energies = [row["energy_j"] for row in rows if row["energy_j"] is not None]
@@ -174,7 +189,7 @@ def totals_of(rows: Sequence[Row]) -> Totals:
     )
 
 
-def idle_gpu_hours(row: Row) -> float:
+def idle_gpu_hours(row: WeekRow) -> float:
     """GPU-hours on GPUs that did nothing in the whole job; 0 unless that is certain."""
     if row["has_profiling_fault"] or (row["elapsed_s"] or 0) < MIN_ELAPSED_S:
         return 0.0
@@ -184,7 +199,7 @@ def idle_gpu_hours(row: Row) -> float:
     return gpu_hours(row) * float(row["idle_gpu_count"] or 0) / float(row["gpu_count"]) if is_measured else 0.0
 
 
-def tier_gpu_hours(row: Row, config: Config) -> float:
+def tier_gpu_hours(row: WeekRow, config: Config) -> float:
     """GPU-hours on the requested tier, if a smaller tier would have held the peak with the margins of the advice.
 
     Leaves out idle_gpu_hours, which count already. 0 if the peak does not show the need: the peak is unknown, the job
@@ -200,7 +215,7 @@ def tier_gpu_hours(row: Row, config: Config) -> float:
     return gpu_hours(row) - idle_gpu_hours(row) if is_held else 0.0
 
 
-def limit_gpu_hours(row: Row) -> float:
+def limit_gpu_hours(row: WeekRow) -> float:
     """GPU-hours that a completed job requested but did not use, if its time limit was much too long."""
     limit_s, elapsed_s = row["time_limit_s"], row["elapsed_s"]
     if row["state"] != "COMPLETED" or not limit_s or elapsed_s is None or limit_s < FAR_LIMIT_S:
@@ -208,27 +223,29 @@ def limit_gpu_hours(row: Row) -> float:
     return float(row["gpu_count"] * (limit_s - elapsed_s) / 3600) if elapsed_s <= FAR_LIMIT_SHARE * limit_s else 0.0
 
 
-def _saving(hours: Any) -> Saving:
+def _saving(hours: Iterable[float]) -> Saving:
     found = [each for each in hours if each > 0]
     return Saving(len(found), sum(found))
 
 
-def _unused(row: Row) -> float:
-    return gpu_hours(row) * (1 - min(float(row["mean_gpu_util_pct"]), 100.0) / 100)
+def _unused(row: WeekRow, util_pct: float) -> float:
+    return gpu_hours(row) * (1 - min(util_pct, 100.0) / 100)
 
 
-def _worst(rows: Sequence[Row]) -> tuple[int, ...]:
+def _worst(rows: Sequence[WeekRow]) -> tuple[int, ...]:
     """Ids of the jobs with the most unused GPU-hours, among those below WELL_USED_PCT."""
-    found = [row for row in _judged(rows) if row["mean_gpu_util_pct"] < WELL_USED_PCT]
-    return tuple(row["job_id"] for row in sorted(found, key=lambda row: (-_unused(row), row["job_id"]))[:NAMED])
+    found = [(-_unused(row, util), row["job_id"]) for row, util in _judged(rows) if util < WELL_USED_PCT]
+    return tuple(job_id for _, job_id in sorted(found)[:NAMED])
 
 
-def _best(rows: Sequence[Row], worst: Sequence[int]) -> tuple[int, ...]:
+def _best(rows: Sequence[WeekRow], worst: Sequence[int]) -> tuple[int, ...]:
     """Ids of the jobs with the most used GPU-hours, among those from WELL_USED_PCT."""
-    found = [row for row in _judged(rows) if row["mean_gpu_util_pct"] >= WELL_USED_PCT and row["job_id"] not in worst]
-    found.sort(key=lambda row: (_unused(row) - gpu_hours(row), row["job_id"]))
-    return tuple(row["job_id"] for row in found[:NAMED])
+    judged = [(row, util) for row, util in _judged(rows) if util >= WELL_USED_PCT and row["job_id"] not in worst]
+    found = [(_unused(row, util) - gpu_hours(row), row["job_id"]) for row, util in judged]
+    return tuple(job_id for _, job_id in sorted(found)[:NAMED])
 
 
-def _judged(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["verdict"] in (OK, IDLE) and row["mean_gpu_util_pct"] is not None]
+def _judged(rows: Sequence[WeekRow]) -> list[tuple[WeekRow, float]]:
+    """The measured jobs, each with its mean GPU_UTIL in percent."""
+    known = [(row, row["mean_gpu_util_pct"]) for row in rows if row["verdict"] in (OK, IDLE)]
+    return [(row, util_pct) for row, util_pct in known if util_pct is not None]

@@ -28,7 +28,7 @@ from almanac.records import (
     Request,
     TierAdvice,
 )
-from reports.job.context import JobContext, Row
+from reports.job.context import JobContext
 from reports.job.ranks import Rank
 from reports.job.series import COUNTERS, Floats, GpuSeries
 from telemetry.store.schema import TABLES
@@ -39,6 +39,8 @@ MAX_FILE_BYTES, MAX_BYTES = 16 << 20, 64 << 20
 """Largest size of a file, and of its unpacked content."""
 _UNITS = {"hbm_used_mib": np.float32(16.0)}
 """Half floats end at 65504, so memory is stored in units of 16 MiB."""
+Row = Mapping[str, Any]
+"""A row of any table of the store, by column."""
 _Record = TypeVar("_Record")
 
 

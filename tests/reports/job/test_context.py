@@ -12,10 +12,20 @@ from reports.job.rows import GpuRow, JobRow, MetricsRow
 from reports.job.series import MAX_CELLS, SeriesRequest
 from telemetry.store.schema import TABLES
 
+KINDS: dict[str, Any] = {
+    "int64": int, "int16": int, "double": float, "string": str, "bool": bool,
+    "list<item: string>": list[str], "list<item: int64>": list[int],
+}  # fmt: skip
+
 
 @pytest.mark.parametrize(("row", "table"), [(JobRow, "jobs"), (MetricsRow, "job_metrics"), (GpuRow, "gpu_metrics")])
-def test_typed_rows_name_columns_of_the_store(row: type, table: str) -> None:
-    assert set(get_type_hints(row)) <= set(TABLES[table].schema.names)
+def test_typed_rows_have_the_columns_of_the_store(row: type, table: str) -> None:
+    """Each column in its order, with its type, and None where a value can be missing."""
+    columns = {
+        field.name: KINDS[str(field.type)] | None if field.nullable else KINDS[str(field.type)]
+        for field in TABLES[table].schema
+    }
+    assert list(get_type_hints(row).items()) == list(columns.items())
 
 
 def test_every_gpu_has_a_row_of_its_own_samples(reported: Any) -> None:
