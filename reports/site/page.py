@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import cast
 
 import pyarrow as pa
 
@@ -19,6 +20,7 @@ from reports.site.plots import Picture, render_site_plots
 from reports.site.power import power_table
 from reports.site.power_plot import render_power_plots
 from reports.site.report import SiteReport
+from reports.site.rows import EnergyRow, ShareRow
 from reports.site.tables import headline_parts, price, published_parts, site_tables
 from reports.site.words import PageTable, compared_cells, energy, hours, money, percent, tenths
 from telemetry.characterize import Result
@@ -140,7 +142,7 @@ def _part(report: SiteReport, rows: pa.Table) -> PageTable:
          percent(row["gpu_hours_share"]), percent(_ratio(row["measured_gpu_hours"], row["gpu_hours"])),
          percent(row["mean_gpu_util_frac"]), hours(row["unused_gpu_hours"]),
          money(row["unused_cost"], cost, "gpu_hour"), energy(row["energy_kwh"]), money(row["energy_cost"], cost, "kwh")]
-        for row in rows.slice(0, MOST_ROWS).to_pylist()
+        for row in cast(list[ShareRow], rows.slice(0, MOST_ROWS).to_pylist())
     ]  # fmt: skip
     columns = ("Name", "Jobs", "GPU-hours", "Share", "Measured", "Utilization", "Unused GPU-hours", "Cost of unused",
                "Energy", "Electricity")  # fmt: skip
@@ -231,7 +233,7 @@ def _jobs_of(result: Result) -> str:
 def _energy_note(report: SiteReport) -> str:
     """In how many bands the median memory-bound job used more energy; the paper has no number."""
     medians: dict[float, dict[str, float]] = {}
-    for row in report.results["fig05_energy"].rows.to_pylist():
+    for row in cast(list[EnergyRow], report.results["fig05_energy"].rows.to_pylist()):
         if row["class_by"] == "fp64":
             medians.setdefault(row["gpu_hours_from"], {})[row["class"]] = row["p50_energy_j"]
     both = [band for band in medians.values() if len(band) == 2]
