@@ -25,7 +25,7 @@ class Priority:
     )
     points_per_e: float = key(
         1000.0,
-        "K of site_factor = C - K ln(GPU-time): points for a job that is e times as short",
+        "K of site_factor = C - K ln(GPU-time): what a job gains that is e times as short",
         low=1,
         high=1_000_000,
     )
@@ -42,11 +42,11 @@ class Priority:
         high=2,
     )
     relief_users: tuple[str, ...] = key((), "users whose jobs get relief_points extra (helios-qssf-ces, implication 7)")
-    relief_points: int = key(0, "points for relief_users", low=0, high=1_000_000)
+    relief_points: int = key(0, "added to the site factor of jobs of relief_users", low=0, high=1_000_000)
     short_gpu_time_s: float = key(
         0.0, "jobs with at most this predicted GPU-time get short_points extra (helios-qssf-ces, implication 6)", low=0
     )
-    short_points: int = key(0, "points for short jobs", low=0, high=1_000_000)
+    short_points: int = key(0, "added to the site factor of short jobs", low=0, high=1_000_000)
 
 
 @dataclass(frozen=True)

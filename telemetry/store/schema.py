@@ -123,7 +123,7 @@ ADVICE = pa.schema(
         _field("tier", _TEXT, "memory tier to ask for"),
         _field("expires_s", _INT, "s since 1970, UTC, when the file expires"),
         _field("mode", _TEXT, "of a file: off, observe, or apply"),
-        _field("points_per_e", pa.float64(), "of a file: scale of the site factor, points"),
+        _field("points_per_e", pa.float64(), "of a file: K of the site factor"),
         _field("min_gpu_time_s", pa.float64(), "of a file: scale of the site factor, GPU-seconds"),
         _field("max_gpu_time_s", pa.float64(), "of a file: scale of the site factor, GPU-seconds"),
     ]
