@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -13,7 +13,7 @@ from almanac.units import format_count, format_duration, printable
 from cli.app import App
 from cli.output import json_text, progress, show_counts
 from cli.times import time_option
-from telemetry.sources.configured import SOURCES
+from telemetry.sources.configured import SourceName
 
 if TYPE_CHECKING:
     from telemetry.ingest import IngestResult, SourceSpan
@@ -27,7 +27,11 @@ FOREVER_S = 2**40
 @click.option("-S", "--starttime", metavar="TIME", help="Read from here, instead of where the last run stopped.")
 @click.option("-E", "--endtime", metavar="TIME", help="Read up to here. [now]")
 @click.option(
-    "--source", "sources", multiple=True, type=click.Choice(SOURCES), help="Read only this source. [all configured]"
+    "--source",
+    "sources",
+    multiple=True,
+    type=click.Choice(get_args(SourceName)),
+    help="Read only this source. [all configured]",
 )
 @click.option(
     "--jobs", "job_files", multiple=True, type=click.Path(path_type=Path), help="Import a job trace (Parquet, CSV)."
@@ -47,7 +51,7 @@ def command(
     app: App,
     starttime: str | None,
     endtime: str | None,
-    sources: tuple[str, ...],
+    sources: tuple[SourceName, ...],
     job_files: tuple[Path, ...],
     telemetry_files: tuple[Path, ...],
     layout: str | None,
@@ -97,7 +101,7 @@ def _file_spans(
 def live_spans(
     app: App,
     store: ClusterStore,
-    names: tuple[str, ...],
+    names: tuple[SourceName, ...],
     since_s: int | None = None,
     until_s: int | None = None,
 ) -> list[SourceSpan]:

@@ -13,6 +13,7 @@ from cli.output import json_text
 
 if TYPE_CHECKING:
     from reports.mail.mail_site import MailSite
+    from telemetry.sources.configured import SourceName
     from telemetry.store.cluster_store import ClusterStore
 
 FAULT = 5
@@ -52,7 +53,7 @@ def run(app: App, is_dry: bool, as_json: bool) -> int:
 def mail_site(app: App, store: ClusterStore) -> MailSite:
     from reports.mail.mail_site import MailSite
 
-    def read_source(name: str) -> None:
+    def read_source(name: SourceName) -> None:
         from cli.ingest import live_spans, run
 
         for result in run(store, live_spans(app, store, (name,))).values():

@@ -16,7 +16,7 @@ from almanac.errors import AlmanacError
 from almanac.records import Counts
 from almanac.units import format_count, format_duration
 from telemetry.sources.base import Source
-from telemetry.sources.configured import configured_sources, source_of
+from telemetry.sources.configured import SourceName, configured_sources, source_of
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.merge import WriteResult
 from telemetry.store.stale_days import opens
@@ -79,7 +79,7 @@ class ConfiguredSources:
 
     def spans(
         self,
-        names: Sequence[str] = (),
+        names: Sequence[SourceName] = (),
         since_s: int | None = None,
         until_s: int | None = None,
         warn: Callable[[str], None] = ignore,
@@ -101,7 +101,7 @@ class ConfiguredSources:
                 end_s if until_s is None else min(until_s, end_s),
             )
 
-    def _source(self, name: str) -> Source:
+    def _source(self, name: SourceName) -> Source:
         def open_ids() -> list[int]:
             from telemetry.history import open_jobs
 

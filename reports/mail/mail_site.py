@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from almanac.config import Config
+from telemetry.sources.configured import SourceName
 
 if TYPE_CHECKING:
     from reports.mail.due import DuePlan
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from telemetry.slurm.spool import Spool
     from telemetry.store.cluster_store import ClusterStore
 
-ReadSource = Callable[[str], None]
+ReadSource = Callable[[SourceName], None]
 """Reads one configured source (by name) into the store, from where it was read last. Raises AlmanacError."""
 
 

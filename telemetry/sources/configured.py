@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from almanac.config import Config
 from almanac.errors import ConfigError
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from telemetry.slurm.commands import SlurmCommands
     from telemetry.sources.base import Source
 
-SOURCES = ("sacct", "prometheus", "prolog", "squeue")
+SourceName = Literal["sacct", "prometheus", "prolog", "squeue"]
 
 
-def configured_sources(config: Config) -> tuple[str, ...]:
+def configured_sources(config: Config) -> tuple[SourceName, ...]:
     """Names of the sources that a plain `almanac ingest` reads; bindings first, because they are gone soonest."""
-    wanted = {
+    wanted: dict[SourceName, bool] = {
         "squeue": config.bindings.use_squeue,
         "prolog": bool(config.bindings.prolog_dir),
         "sacct": True,
@@ -28,7 +28,7 @@ def configured_sources(config: Config) -> tuple[str, ...]:
 
 
 def source_of(
-    name: str,
+    name: SourceName,
     config: Config,
     cluster: str,
     commands: SlurmCommands,
