@@ -1,7 +1,7 @@
 """What one record of a prolog or of squeue says of a job's GPUs.
 
 Slurm's index names a GPU only on a node without MIG: with MIG it counts MIG instances and GPUs alike. There a record
-needs the UUID that Slurm gives to a MIG instance.
+needs the UUID that Slurm gives to a MIG instance. A UUID names one GPU whatever its index, so it wins over an index.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def units_of(record: Binding, seen: frozenset[Unit], names: frozenset[tuple[str,
     if any(mig for _, mig in seen):
         return frozenset(unit for unit in named & seen if not unit[1]) or UNBOUND_MIG
     own = (record.gpu, "")
-    is_known = any(unit == own for _, unit in names)
-    if record.uuid is not None and (named or is_known) and own not in named:
-        return CONTRADICTED
-    return frozenset({own})
+    has_other_uuid = record.uuid is not None and any(unit == own for _, unit in names)
+    if own in named or not (named or has_other_uuid):
+        return frozenset({own})
+    # The UUID wins if telemetry shows it at one other index. It says nothing at no index, or at several.
+    return named if len(named) == 1 else CONTRADICTED

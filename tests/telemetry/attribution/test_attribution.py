@@ -217,16 +217,37 @@ def test_an_index_and_a_uuid_of_the_same_gpu_are_believed() -> None:
     assert units_of(found, 0) == {(1, "")}
 
 
-def test_an_index_and_a_uuid_of_different_gpus_are_not_believed_and_nor_is_another_record() -> None:
-    """Nobody says which of them is right. squeue has the index only, and would repeat a wrong one."""
+def test_a_uuid_wins_over_an_index_of_another_gpu() -> None:
+    """Slurm and the exporter may count GPUs in different orders. squeue has the index only, and would repeat it."""
     squeue = Binding(1, "n1", 1, "squeue", 0)
-    for uuid in ("GPU-2", "GPU-gone"):
-        found = attribute([job(1, 0, 100, 1)], WHOLE, {}, [Binding(1, "n1", 1, "prolog", 0, uuid=uuid), squeue])
-        assert (found.failed, found.allocations.num_rows) == ({0: CONTRADICTED}, 0)
-    labeled = attribute(
-        [job(1, 0, 100, 1)], WHOLE, {0: {("n1", 3, "")}}, [Binding(1, "n1", 1, "prolog", 0, uuid="GPU-2")]
-    )
+    found = attribute([job(1, 0, 100, 1)], WHOLE, {}, [Binding(1, "n1", 1, "prolog", 0, uuid="GPU-2"), squeue])
+    assert (units_of(found, 0), found.origin) == ({(2, "")}, {0: "prolog"})
+
+
+def test_two_jobs_whose_indices_are_swapped_get_the_gpus_of_their_uuids() -> None:
+    jobs = [job(1, 0, 100, 1), job(2, 0, 100, 1)]
+    records = [Binding(1, "n1", 0, "prolog", 0, uuid="GPU-1"), Binding(2, "n1", 1, "prolog", 0, uuid="GPU-0")]
+    found = attribute(jobs, WHOLE, {}, records)
+    assert (units_of(found, 0), units_of(found, 1)) == ({(1, "")}, {(0, "")})
+
+
+def test_a_uuid_that_telemetry_does_not_show_makes_an_index_of_another_uuid_unusable() -> None:
+    squeue = Binding(1, "n1", 1, "squeue", 0)
+    gone = Binding(1, "n1", 1, "prolog", 0, uuid="GPU-gone")
+    found = attribute([job(1, 0, 100, 1)], WHOLE, {}, [gone, squeue])
+    assert (found.failed, found.allocations.num_rows) == ({0: CONTRADICTED}, 0)
+    labeled = attribute([job(1, 0, 100, 1)], WHOLE, {0: {("n1", 3, "")}}, [gone])
     assert units_of(labeled, 0) == {(3, "")}
+
+
+def test_a_uuid_at_several_indices_is_believed_only_with_its_index() -> None:
+    """The node started again during the job, and the driver counted its GPUs in another order."""
+    names = frozenset({("GPU-a", (0, "")), ("GPU-a", (1, "")), ("GPU-b", (0, "")), ("GPU-b", (1, ""))})
+    moved = Inventory({("n1", 0): frozenset({(0, ""), (1, ""), (2, "")})}, {("n1", 0): names})
+    found = attribute([job(1, 0, 100, 1)], moved, {}, [Binding(1, "n1", 1, "prolog", 0, uuid="GPU-a")])
+    assert units_of(found, 0) == {(1, "")}
+    found = attribute([job(1, 0, 100, 1)], moved, {}, [Binding(1, "n1", 2, "prolog", 0, uuid="GPU-a")])
+    assert found.failed == {0: CONTRADICTED}
 
 
 def test_where_telemetry_has_no_uuid_the_index_is_taken() -> None:
