@@ -53,7 +53,7 @@ COUNTERS: tuple[Counter, ...] = (
             "DCGM_FI_DEV_FB_FREE", jobstats="nvidia_gpu_memory_total_bytes", jobstats_scale=MIB,
             dcgm_about="device memory not in use"),
     Counter("gr_engine_active_frac", "fraction", "time during which the graphics or compute engine was busy", 0, 1,
-            "DCGM_FI_PROF_GR_ENGINE_ACTIVE"),
+            "DCGM_FI_PROF_GR_ENGINE_ACTIVE", jobstats="nvidia_gpu_graphics_util_percent"),
     Counter("sm_active_frac", "fraction", "time at least one warp was active, mean over multiprocessors", 0, 1,
             "DCGM_FI_PROF_SM_ACTIVE", default_on=False),
     Counter("fp64_active_frac", "fraction", "cycles the FP64 pipe was active", 0, 1,

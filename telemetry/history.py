@@ -31,7 +31,7 @@ _JOBS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "partition_req", "qos", "name",
     "name_key", "script_key", "node_count", "cpu_count", "gpu_count", "cpu_count_req", "node_count_req",
     "gpu_count_req", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s", "array_job_id", "state",
-    "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib",
+    "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib", "jobstats_gpu_util_pct",
 )  # fmt: skip
 MAX_NAMELESS = 2000
 _SPECIAL = {
@@ -59,8 +59,13 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
        coalesce(m.hbm_capacity_mib, j.jobstats_hbm_total_mib)::DOUBLE AS hbm_capacity_mib,
        CASE WHEN m.is_preallocated THEN 'preallocated' WHEN m.hbm_peak_mib IS NOT NULL THEN 'telemetry'
             WHEN by_jobstats AND j.jobstats_hbm_peak_mib IS NOT NULL THEN 'jobstats' ELSE 'none' END AS hbm_evidence,
-       m.mean_gpu_util_pct, m.coverage_frac, coalesce(m.verdict, '{NOT_SUMMARISED}') AS verdict{{more}}
-FROM jobs j LEFT JOIN (
+       CASE WHEN m.mean_gpu_util_pct IS NOT NULL THEN m.mean_gpu_util_pct
+            WHEN by_jobstats THEN j.jobstats_gpu_util_pct END::DOUBLE AS mean_gpu_util_pct,
+       m.coverage_frac, coalesce(m.verdict, '{NOT_SUMMARISED}') AS verdict{{more}}
+FROM (
+  -- As for an idle job of telemetry: the memory of GPUs that were never used says nothing of what a run needs.
+  SELECT * REPLACE (CASE WHEN jobstats_gpu_util_pct = 0 THEN NULL ELSE jobstats_hbm_peak_mib END
+                    AS jobstats_hbm_peak_mib) FROM jobs) j LEFT JOIN (
   SELECT *, verdict IN ('{NO_TELEMETRY}', '{LOW_COVERAGE}') OR verdict LIKE 'shared node%' AS by_jobstats
   FROM job_metrics) m USING (job_id, submit_s)
 WHERE CASE WHEN $running THEN j.start_s IS NOT NULL OR j.end_s IS NULL

@@ -132,6 +132,8 @@ def _cost(status: CounterStatus) -> str:
 
 def _remedy(status: CounterStatus, exporter: ExporterName) -> str:
     """What to change so that the exporter gives a counter."""
+    if exporter != "dcgm" and status.counter.column == "gr_engine_active_frac":
+        return "update the jobstats exporter to 0.2.3 or newer; GPUs older than Hopper do not have this counter"
     if exporter != "dcgm":
         return "check prometheus.selector: the exporter has it for every GPU without MIG"
     from telemetry.sources.exporter_csv import csv_line

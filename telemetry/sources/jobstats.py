@@ -1,7 +1,8 @@
 """jobstats' summaries in a job's AdminComment: "JS1:" + base64(gzip(JSON)), a history of HBM peaks.
 
 The JSON holds per host `gpu_used_memory` (highest seen) and `gpu_total_memory`, bytes by GPU index, and
-`gpu_utilization`, percent (PrincetonUniversity/jobstats). "JS1:None" and "JS1:Short" stand where there is none.
+`gpu_utilization`, mean percent by GPU index (PrincetonUniversity/jobstats). Unknown values are left out, such as the
+utilization of MIG instances. "JS1:None" and "JS1:Short" stand where there is no summary.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class GpuMemory:
-    """The HBM peak of one GPU of a job, MiB; total_mib is None where jobstats did not record it."""
+class GpuSummary:
+    """The HBM peak (MiB) and mean utilization (%) of one GPU of a job; None where jobstats did not record it."""
 
     host: str
     gpu: str
     peak_mib: float
     total_mib: float | None
+    util_pct: float | None = None
 
 
 @dataclass(frozen=True)
 class JobstatsSummary:
     """What jobstats recorded of a job's GPUs; at least one."""
 
-    gpus: tuple[GpuMemory, ...]
+    gpus: tuple[GpuSummary, ...]
 
     @property
     def hbm_peak_mib(self) -> float:
@@ -45,6 +47,12 @@ class JobstatsSummary:
     def hbm_total_mib(self) -> float | None:
         """The smallest capacity among the job's GPUs: what every one of them had; None where unknown."""
         return min((gpu.total_mib for gpu in self.gpus if gpu.total_mib is not None), default=None)
+
+    @property
+    def gpu_util_pct(self) -> float | None:
+        """Mean over the GPUs whose utilization is known, as jobstats prints it; None where none is."""
+        known = [gpu.util_pct for gpu in self.gpus if gpu.util_pct is not None]
+        return sum(known) / len(known) if known else None
 
 
 def has_jobstats(admin_comment: str) -> bool:
@@ -77,17 +85,28 @@ def _gunzip(packed: bytes) -> bytes:
     return data
 
 
-def _gpus(nodes: dict[str, Any]) -> Iterator[GpuMemory]:
+def _gpus(nodes: dict[str, Any]) -> Iterator[GpuSummary]:
     for host, node in nodes.items():
-        totals = node.get("gpu_total_memory") or {}
+        totals, utils = node.get("gpu_total_memory") or {}, node.get("gpu_utilization") or {}
         for gpu, used in (node.get("gpu_used_memory") or {}).items():
             peak, total = _mib(used), _mib(totals[gpu]) if gpu in totals else None
             if total is not None and peak > total:
                 raise ValueError("more memory in use than there is")
-            yield GpuMemory(host, gpu, peak, total)
+            yield GpuSummary(host, gpu, peak, total, _percent(utils[gpu]) if gpu in utils else None)
 
 
 def _mib(value: Any) -> float:
+    return _number(value, "bytes") / MIB
+
+
+def _percent(value: Any) -> float:
+    percent = _number(value, "percent")
+    if percent > 100:
+        raise ValueError("a utilization above 100%")
+    return percent
+
+
+def _number(value: Any, unit: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"not a number of bytes: {value!r:.40}")
-    return value / MIB
+        raise ValueError(f"not a number of {unit}: {value!r:.40}")
+    return value

@@ -207,12 +207,18 @@ class _Probe:
                 {
                     group: (held[group].get(metric, 0), number)
                     for group, number in groups.items()
-                    if not (group.is_mig and counter.column in OF_CARD)
+                    if metric in held[group] or self._is_expected(group, counter)
                 },
                 self._stuck(metric) if counter.column in NEVER_ZERO else (),
             )
             for metric, counter in self.queries.exporter.counters().items()
         )
+
+    def _is_expected(self, group: Group, counter: Counter) -> bool:
+        """The jobstats exporter shows engine activity from Hopper on, and almanac needs it only for MIG instances."""
+        if group.is_mig:
+            return counter.column not in OF_CARD
+        return self.queries.exporter.name != "jobstats" or counter.column != "gr_engine_active_frac"
 
     def _stuck(self, metric: str) -> tuple[str, ...]:
         queries, exporter = self.queries, self.queries.exporter

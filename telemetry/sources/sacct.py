@@ -156,6 +156,7 @@ class SacctSource:
             "tier": tier.name if tier else None,
             "jobstats_hbm_peak_mib": stats.hbm_peak_mib if stats else None,
             "jobstats_hbm_total_mib": stats.hbm_total_mib if stats else None,
+            "jobstats_gpu_util_pct": stats.gpu_util_pct if stats else None,
         }
 
 

@@ -77,6 +77,7 @@ JOBS = pa.schema(
         _field("restarts", _INT),
         _field("jobstats_hbm_peak_mib", pa.float64(), "MiB, highest GPU in jobstats' AdminComment blob"),
         _field("jobstats_hbm_total_mib", pa.float64(), "MiB"),
+        _field("jobstats_gpu_util_pct", pa.float64(), "%, mean over GPUs in jobstats' AdminComment blob"),
         _field("used_mem_mib", pa.float64(), "MiB of host memory, if a trace records it"),
     ]
 )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.sources.jobstats import MAX_JSON_BYTES, GpuMemory, decode_jobstats, has_jobstats
+from telemetry.sources.jobstats import MAX_JSON_BYTES, GpuSummary, decode_jobstats, has_jobstats
 
 GIB = 2**30
 
@@ -23,8 +23,9 @@ def pack(data: bytes) -> str:
     return "JS1:" + base64.b64encode(gzip.compress(data, mtime=0)).decode()
 
 
-def node(used: dict[str, Any], total: dict[str, Any]) -> dict[str, Any]:
-    return {"total_memory": 1, "cpus": 4, "gpu_used_memory": used, "gpu_total_memory": total, "gpu_utilization": {}}
+def node(used: dict[str, Any], total: dict[str, Any], util: dict[str, Any] | None = None) -> dict[str, Any]:
+    gpus = {"gpu_used_memory": used, "gpu_total_memory": total, "gpu_utilization": util or {}}
+    return {"total_memory": 1, "cpus": 4, **gpus}
 
 
 def test_the_peak_is_that_of_the_highest_gpu_of_all_nodes() -> None:
@@ -35,7 +36,7 @@ def test_the_peak_is_that_of_the_highest_gpu_of_all_nodes() -> None:
     summary = decode_jobstats(comment({"nodes": nodes, "total_time": 3600, "gpus": 3}))
     assert summary is not None
     assert (summary.hbm_peak_mib, summary.hbm_total_mib) == (43 * 1024, 43 * 1024)
-    assert summary.gpus[0] == GpuMemory("h1", "0", 10 * 1024, 80 * 1024)
+    assert summary.gpus[0] == GpuSummary("h1", "0", 10 * 1024, 80 * 1024)
     assert len(summary.gpus) == 3
 
 
@@ -43,6 +44,20 @@ def test_a_gpu_without_a_recorded_capacity() -> None:
     summary = decode_jobstats(comment({"nodes": {"h1": node({"0": GIB}, {})}}))
     assert summary is not None
     assert (summary.hbm_peak_mib, summary.hbm_total_mib) == (1024, None)
+
+
+def test_the_utilization_is_the_mean_over_the_gpus_that_have_one() -> None:
+    """As jobstats prints it: the JSON of MIG instances has no utilization, and 0 is a utilization."""
+    nodes = {
+        "h1": node({"0": GIB, "1": GIB}, {}, {"0": 97.3, "1": 0}),
+        "h2": {key: value for key, value in node({"3": GIB}, {}).items() if key != "gpu_utilization"},
+    }
+    summary = decode_jobstats(comment({"nodes": nodes}))
+    assert summary is not None
+    assert [gpu.util_pct for gpu in summary.gpus] == [97.3, 0, None]
+    assert summary.gpu_util_pct == pytest.approx(48.65)
+    unknown = decode_jobstats(comment({"nodes": {"h1": node({"0": GIB}, {})}}))
+    assert unknown is not None and unknown.gpu_util_pct is None
 
 
 @pytest.mark.parametrize("text", ["", "JS1:None", "JS1:Short", "advisor: hbm80g", "js1:h4siaaaa", " JS1:x"])
@@ -72,6 +87,8 @@ def test_where_there_is_no_summary(text: str) -> None:
         comment({"nodes": {"h1": node({"0": -1}, {})}}),
         comment({"nodes": {"h1": node({"0": 81 * GIB}, {"0": 80 * GIB})}}),
         comment({"nodes": {"h1": node({"0": 1 * GIB}, {"0": None})}}),
+        comment({"nodes": {"h1": node({"0": 1 * GIB}, {}, {"0": 100.5})}}),
+        comment({"nodes": {"h1": node({"0": 1 * GIB}, {}, {"0": "97"})}}),
         comment({"nodes": {"h1": node({"0": 1 * GIB}, {"0": 80 * GIB})}})[:-8],
     ],
 )
@@ -109,3 +126,4 @@ def test_no_content_breaks_the_decoder(content: Any) -> None:
     decode_jobstats(comment({"nodes": content}))
     decode_jobstats(comment({"nodes": {"h": content}}))
     decode_jobstats(comment({"nodes": {"h": {"gpu_used_memory": content, "gpu_total_memory": content}}}))
+    decode_jobstats(comment({"nodes": {"h": node({"0": GIB}, {}, content)}}))

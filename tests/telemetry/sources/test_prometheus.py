@@ -127,6 +127,12 @@ def test_jobstats_names_units_and_both_ways_to_name_a_job(jobstats: list[RowBatc
     assert {row["uuid"] for row in newer} == {"GPU-k"}
 
 
+def test_jobstats_shows_the_activity_of_a_mig_instance_as_a_fraction(jobstats: list[RowBatch]) -> None:
+    """Its exporter names the metric in percent, but gives 0 to 1. It has no duty cycle of an instance."""
+    shown = [(row["mig"], row["gr_engine_active_frac"], row["gpu_util_pct"]) for row in rows(jobstats, "d1", 3)]
+    assert shown == [("7", 0.25, None)] * 18
+
+
 def test_the_scrape_interval_is_discovered(replay: Callable[[str], Any]) -> None:
     source = PrometheusSource(Prometheus(url=replay("dcgm").url), clock=lambda: UNTIL_S + 3600)
     assert source.scrape_interval_s is None

@@ -78,12 +78,13 @@ def test_job_label(text: str, expected: tuple[int | None, str]) -> None:
     assert parse_job_label(text) == expected
 
 
-def test_every_counter_has_a_dcgm_name_and_jobstats_has_five() -> None:
+def test_every_counter_has_a_dcgm_name_and_jobstats_has_six() -> None:
     assert len(DCGM.counters()) == len(COUNTERS)
     assert [counter.column for counter in JOBSTATS.counters().values()] == [
         "gpu_util_pct",
         "hbm_used_mib",
         "hbm_total_mib",
+        "gr_engine_active_frac",
         "power_w",
         "temp_c",
     ]

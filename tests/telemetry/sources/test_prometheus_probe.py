@@ -244,6 +244,19 @@ def test_what_jobstats_exporter_never_has_is_said_once(tmp_path: Path) -> None:
     assert "fp64_active_frac" in checks[1].said and "energy_mj" in checks[1].said
 
 
+def test_jobstats_engine_activity_is_missed_only_on_mig_instances(tmp_path: Path) -> None:
+    site, engine = Site(), "nvidia_gpu_graphics_util_percent"
+    for metric in EXPORTERS["jobstats"].counters():
+        if metric != engine:
+            site.add(metric, {"instance": "d1:9445", "minor_number": "0", "name": A100}, RECENT, 50.0)
+            mig = {"instance": "d2:9445", "minor_number": "0", "name": A100, "GPU_I_ID": "7"}
+            site.add(metric, mig, RECENT, 50.0)
+    with site.serve(tmp_path) as url:
+        checks = findings(probe(Prometheus(url=url, exporter="jobstats"), clock=lambda: NOW_S), exporter="jobstats")
+    assert [check.said.split(" is ")[0] for check in checks if "missing" in check.said] == [engine]
+    assert checks[1].details["hosts_without"] == ["d2"] and "0.2.3" in checks[1].todo
+
+
 @contextmanager
 def exporter(collectors: Path) -> Iterator[str]:
     """The address of a small dcgm-exporter of two busy GPUs, whose counters are those of its --collectors file."""

@@ -244,6 +244,7 @@ def test_a_jobstats_comment_gives_the_peak(runner: Recorded) -> None:
     cases, _ = records(runner)
     [job] = cases["jobstats"]
     assert (job["jobstats_hbm_peak_mib"], job["jobstats_hbm_total_mib"]) == (43 * 1024, 80 * 1024)
+    assert job["jobstats_gpu_util_pct"] is not None
     [job] = cases["jobstats_short"]
     assert job["jobstats_hbm_peak_mib"] is None
 
