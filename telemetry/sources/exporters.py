@@ -46,6 +46,12 @@ class Exporter:
         """What turns its value of a counter into ours."""
         return {"dcgm": counter.dcgm_scale, "jobstats": counter.jobstats_scale}.get(self.name, 1.0)
 
+    @property
+    def own_labels(self) -> frozenset[str]:
+        """The labels that say which GPU, job, and counter a series is of. All others are Prometheus' or a site's."""
+        named = {self.uuid_label, self.model_label, self.job_label, self.mig_label, "__name__", "userid"}
+        return frozenset({*named, *self.host_labels, *self.gpu_labels})
+
     def counters(self) -> dict[str, Counter]:
         """The counters that it has, by its own name."""
         return {self.metric(counter): counter for counter in COUNTERS if self.metric(counter)}

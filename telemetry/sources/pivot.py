@@ -6,7 +6,7 @@ and millisecond puts a scrape together again. A row's key is one int64, (GPU cod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from almanac.units import printable
 from telemetry.counters import COUNTERS, Counter
 from telemetry.sources.exporters import MAX_JOB_ID, Exporter, Gpu, SeriesLabels, UnusableSeriesError, identify
 from telemetry.sources.prometheus_json import SeriesSamples
+from telemetry.sources.replicas import Replica, copies, replica_of
 from telemetry.store.schema import TELEMETRY
 
 _SHIFT = 42
@@ -27,10 +28,11 @@ _TORN = -1
 
 
 class _Codes(NamedTuple):
-    """Of each series: its GPU, its device (-1: unknown), its job id (0: none); why it has no GPU where that is -1."""
+    """Of each series: GPU, device (-1: unknown), replica, and job id (0: none); why it has no GPU where that is -1."""
 
     gpu: _Ints
     device: _Ints
+    replica: _Ints
     job: _Ints
     unusable: dict[int, str]
 
@@ -53,8 +55,11 @@ class Pivot:
         self._start_ms, self._end_ms = start_ms, end_ms
         self._gpus: dict[Gpu, int] = {}
         self._devices: dict[tuple[str, str], int] = {}
+        self._replicas: dict[Replica, int] = {}
+        self._known_labels = exporter.own_labels
         self._columns: dict[str, tuple[_Ints, npt.NDArray[np.floating]]] = {}
         self._device_of: list[tuple[_Ints, _Ints]] = []
+        self._replica_of: list[tuple[_Ints, _Ints]] = []
         self._job_of: list[tuple[_Ints, _Ints]] = []
         self._bad_labels: set[str] = set()
         self.newest_ms = start_ms
@@ -70,6 +75,7 @@ class Pivot:
         self._columns[counter.column] = (key, points.value.astype(np.float32) if narrow else points.value)
         if is_new:
             self._device_of.append((key, codes.device[points.series]))
+            self._replica_of.append((key, codes.replica[points.series]))
             self._job_of.append((key, codes.job[points.series]))
 
     def add_jobs(self, samples: SeriesSamples) -> None:
@@ -79,10 +85,10 @@ class Pivot:
 
     def table(self) -> pa.Table:
         """The rows, sorted by host, gpu, mig and time; those without any value are left out."""
+        key = self._scrapes()
         self._add_used_to_free()
-        key = _union([key for key, _ in self._columns.values()])
         gpus = sorted(self._gpus)
-        rank = np.argsort(np.array([self._gpus[gpu] for gpu in gpus], dtype=np.int64))
+        rank = _rank(self._gpus)
         take = np.argsort(rank[key >> _SHIFT], kind="stable")
         gpu = rank[key >> _SHIFT][take]
         device, devices = _place(key, self._device_of, -1)[take], list(self._devices)
@@ -107,10 +113,28 @@ class Pivot:
 
     def median_gaps_s(self, most_gpus: int = 256) -> _Doubles:
         """The median gap between samples, s, of each of up to `most_gpus` GPUs that have two samples or more."""
-        key = _union([key for key, _ in self._columns.values()])
+        key = self._scrapes()
         first = np.flatnonzero(np.diff(key >> _SHIFT, prepend=-1))
         spans = list(zip(first, [*first[1:], len(key)], strict=False))[:: max(1, len(first) // most_gpus)]
         return np.array([np.median(np.diff(key[a:b])) / 1000 for a, b in spans if b - a > 1], dtype=np.float64)
+
+    def _scrapes(self) -> _Ints:
+        """The key of every row. Copies by further Prometheus servers are dropped from all columns."""
+        key = _union([key for key, _ in self._columns.values()])
+        if len(self._replicas) < 2:
+            return key
+        replica = _rank(self._replicas)[_place(key, self._replica_of, -1)]
+        time_ms = (key & ((1 << _SHIFT) - 1)) + self._start_ms
+        copied = copies(key >> _SHIFT, time_ms, replica, (self._start_ms, self._end_ms))
+        if not copied.any():
+            return key
+        left = {id(own): ~copied[np.searchsorted(key, own)] for own, _ in self._columns.values()}
+        keys = {id(own): own[left[id(own)]] for own, _ in self._columns.values()}
+        for column, (own, value) in self._columns.items():
+            self._columns[column] = (keys[id(own)], value[left[id(own)]])
+            self.counts.kept -= len(own) - len(keys[id(own)])
+            self.counts.drop("scraped by a second Prometheus", len(own) - len(keys[id(own)]))
+        return _union(list(keys.values()))
 
     def _is_free(self, column: str) -> bool:
         return self._exporter.total_is_free and column == "hbm_total_mib"
@@ -118,7 +142,7 @@ class Pivot:
     def _identify(self, samples: SeriesSamples) -> _Codes:
         number = len(samples.labels)
         gpu, device = np.full(number, -1, dtype=np.int64), np.full(number, -1, dtype=np.int64)
-        codes = _Codes(gpu, device, np.zeros(number, dtype=np.int64), {})
+        codes = _Codes(gpu, device, np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64), {})
         for at, labels in enumerate(samples.labels):
             try:
                 series = identify(labels, self._exporter, self._host_suffix)
@@ -128,6 +152,7 @@ class Pivot:
             gpu[at] = self._gpus.setdefault(series.gpu, len(self._gpus))
             if series.uuid or series.model:
                 device[at] = self._devices.setdefault((series.uuid, series.model), len(self._devices))
+            codes.replica[at] = self._replicas.setdefault(replica_of(labels, self._known_labels), len(self._replicas))
             codes.job[at] = series.job_id or 0
             self._note_bad_label(series)
         return codes
@@ -205,6 +230,11 @@ class Pivot:
         if column in self._columns:
             values = pa.array(_align(key, *self._columns[column])[take], kind, from_pandas=True)
         return values
+
+
+def _rank(codes: Mapping[Any, int]) -> _Ints:
+    """The place of each code in the order of what it stands for."""
+    return np.argsort(np.array([codes[one] for one in sorted(codes)], dtype=np.int64))
 
 
 def _align(key: _Ints, own: _Ints, value: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
