@@ -10,7 +10,9 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from telemetry.attribution.host_names import match_hosts
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.partitions import partition_start
 from telemetry.store.schema import schema_of, table_of
@@ -107,6 +109,8 @@ def load_series(store: ClusterStore, wanted: Sequence[SeriesRequest]) -> list[Gp
         return [None] * len(wanted)
     with store.connect() as db:
         rows = _read(db, paths, allocations)
+        if len(pc.unique(rows["allocation"])) < allocations.num_rows and (nodes := _nodes(db, paths, allocations)):
+            rows = _read(db, paths, allocations, nodes)
     return _split(rows, wanted)
 
 
@@ -127,22 +131,35 @@ def _allocations(wanted: Sequence[SeriesRequest]) -> pa.Table:
     return table_of(_ALLOCATIONS, rows)
 
 
-def _read(db: duckdb.DuckDBPyConnection, paths: list[str], allocations: pa.Table) -> pa.Table:
+def _nodes(db: duckdb.DuckDBPyConnection, paths: list[str], allocations: pa.Table) -> Mapping[str, str]:
+    """The Slurm node of each host that the samples name otherwise."""
+    sql = "SELECT DISTINCT host FROM read_parquet($paths, union_by_name=true, hive_partitioning=false)"
+    hosts = [row[0] for row in db.execute(sql, {"paths": paths}).fetchall()]
+    return match_hosts(hosts, allocations["host"].to_pylist()).nodes
+
+
+def _read(
+    db: duckdb.DuckDBPyConnection, paths: list[str], allocations: pa.Table, nodes: Mapping[str, str] | None = None
+) -> pa.Table:
     """A row for each allocation and bin with samples, sorted by both."""
     known = {row[0] for row in db.execute("SELECT name FROM parquet_schema($paths)", {"paths": paths}).fetchall()}
     used = [name for name in _MEANS if name in known]
     means = "".join(f", avg(t.{name}) FILTER (NOT isnan(t.{name}))::FLOAT AS {name}" for name in used)
     db.register("allocations", allocations)
+    join, host = "", "t.host"
+    if nodes:
+        db.register("renamed", pa.table({"host": [*nodes], "node": [*nodes.values()]}))
+        join, host = "LEFT JOIN renamed n ON t.host = n.host", "coalesce(n.node, t.host)"
     sql = f"""
     SELECT c.allocation, least((t.time_ms - c.start_ms) // c.bin_ms, c.bins - 1) AS bin,
            max(t.hbm_used_mib) FILTER (NOT isnan(t.hbm_used_mib))::FLOAT AS hbm_used_mib{means}
     FROM read_parquet($paths, union_by_name=true, hive_partitioning=false) t
-    JOIN allocations c ON t.host = c.host AND t.gpu = c.gpu AND t.mig = c.mig
+    {join} JOIN allocations c ON {host} = c.host AND t.gpu = c.gpu AND t.mig = c.mig
     WHERE t.host BETWEEN $first AND $last AND t.time_ms >= c.start_ms AND t.time_ms < c.end_ms
       AND (c.label IS NULL OR t.job_label IS NULL OR t.job_label = c.label)
     GROUP BY c.allocation, bin ORDER BY c.allocation, bin
     """
-    hosts = sorted(str(host) for host in allocations["host"].to_pylist())
+    hosts = sorted([*map(str, allocations["host"].to_pylist()), *(nodes or ())])
     rows: pa.Table = db.sql(sql, params={"paths": paths, "first": hosts[0], "last": hosts[-1]}).to_arrow_table()
     return rows
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from almanac.units import DAY_S
 from telemetry.attribution.allocations import JobRun, days_of, parse_hosts
+from telemetry.attribution.host_names import name_parts
 from telemetry.store.cluster_store import ClusterStore
 
 OVERTIME_S = 3600
@@ -60,8 +61,9 @@ def ended_jobs(runs: pa.Table, since_s: int, until_s: int) -> list[JobRun]:
 def neighbors_of(runs: pa.Table, jobs: Sequence[JobRun]) -> list[JobRun]:
     """Other runs that bear on which GPUs the given jobs had, ended or not.
 
-    They had a host of a given job on a day of it, or are another run of any of these jobs' ids. So what is found out
-    of a job does not depend on which others are looked at with it.
+    They had a host of a given job on a day of it, or are another run of any of these jobs' ids. Hosts that differ only
+    in case or domain count as one, because telemetry may not tell them apart. So what is found out of a job does not
+    depend on which others are looked at with it.
     """
     if not jobs:
         return []
@@ -91,7 +93,7 @@ def _places(job: JobRun, within: range | None = None) -> Iterator[tuple[str, int
     days = days_of(job.start_s, job.end_s)
     if within is not None:
         days = range(max(days.start, within.start), min(days.stop, within.stop))
-    return ((host, day) for day in days for host in job.hosts)
+    return ((name_parts(host)[0], day) for day in days for host in job.hosts)
 
 
 def _is_within(since_s: int, until_s: int) -> pc.Expression:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from almanac.config import Config
 from telemetry.attribution.allocations import Attribution, JobRun, attribute, shared_jobs
 from telemetry.attribution.bindings import Binding
+from telemetry.attribution.host_names import match_days
 from telemetry.metrics.chunks import Mapper, Progress, Work, map_partials, silent, split_files
 from telemetry.metrics.finish import Results, finish
 from telemetry.metrics.frames import allocation_frame, job_frame, model_frame
@@ -54,6 +55,7 @@ def prepare(
     """
     counted_ms = (counted_s[0] * 1000, counted_s[1] * 1000)
     seen = survey(db, split_files(paths), counted_ms)
+    seen = seen.named(match_days(seen.hosts(), [*jobs, *neighbors]))
     attribution = attribute_jobs(db, jobs, seen, bindings, config, neighbors)
     work = Work(seen.chunks, pa.table({}), options or Options.of(config.metrics), counted_ms)
     return with_allocations(db, Prepared(work, pa.table({}), jobs, attribution, seen), config)
@@ -106,7 +108,7 @@ def attribute_jobs(
     """
     everyone = [*jobs, *neighbors]
     paths = [path for files in seen.chunks for path in files.paths]
-    inventory = replace(seen.inventory(), named=unit_names(db, paths, bindings))
+    inventory = replace(seen.inventory(), named=unit_names(db, paths, bindings, seen.nodes))
     shared = shared_jobs(everyone, inventory) if config.bindings.use_labels else []
     labeled = labelled_units(db, everyone, shared, seen, inventory) if shared else {}
     return attribute(everyone, inventory, labeled, bindings).of_first(len(jobs))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,6 +19,7 @@ from telemetry.store.partitions import partition_start
 from telemetry.store.schema import TELEMETRY
 
 HOUR_MS = 3_600_000
+_DAY_MS = 24 * HOUR_MS
 _TEXT = ["host", "mig", "model"]
 _KEYS = "host, gpu, mig, time_ms"
 _SQL_TYPES = {"string": "VARCHAR", "int16": "SMALLINT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE"}
@@ -33,18 +34,25 @@ class MisplacedError(Exception):
 
 @dataclass(frozen=True)
 class Hour:
-    """read: a column by its name, text as a dictionary; None where every value is null."""
+    """read: a column by its name, text as a dictionary; None where every value is null.
+
+    nodes: the Slurm node of each host that the file names otherwise.
+    """
 
     start_ms: int
     read: Callable[[str], Column | None]
+    nodes: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, name: str) -> Any:
-        """A pa.DictionaryArray; an empty one where every value is null."""
+        """A pa.DictionaryArray; an empty one where every value is null. Hosts are named as Slurm names them."""
         column = self.read(name)
         if column is None:
             return pa.array([], pa.string()).dictionary_encode()
         whole: Any = column.unify_dictionaries().combine_chunks()
-        return whole
+        if name != "host" or not self.nodes:
+            return whole
+        hosts = [self.nodes.get(host, host) for host in whole.dictionary.to_pylist()]
+        return pa.DictionaryArray.from_arrays(whole.indices, pa.array(hosts, pa.string()))
 
     def numbers(self, name: str) -> Array:
         column = self.read(name)
@@ -56,12 +64,14 @@ class Files:
     """Telemetry files, and the span [from_ms, until_ms) in which their samples are looked at.
 
     is_sorted: as the store keeps them: a file for each hour, by host, gpu, mig and time, and unique.
+    nodes: by day since 1970, the Slurm node of each host that telemetry names otherwise.
     """
 
     paths: tuple[Path, ...]
     from_ms: int
     until_ms: int
     is_sorted: bool
+    nodes: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 
 def stored_hour_ms(path: Path) -> int | None:
@@ -88,8 +98,12 @@ def each_hour(
         return files.from_ms <= start_ms < files.until_ms and is_wanted(start_ms)
 
     if files.is_sorted:
-        return [make(_stored(path, start)) for path, start in _starts(files.paths) if is_read(start)]
-    return [make(hour) for hour in _sorted(db, files.paths, is_read)]
+        return [
+            make(_stored(path, start, files.nodes.get(start // _DAY_MS, {})))
+            for path, start in _starts(files.paths)
+            if is_read(start)
+        ]
+    return [make(hour) for hour in _sorted(db, files, is_read)]
 
 
 def _starts(paths: Sequence[Path]) -> Iterator[tuple[Path, int]]:
@@ -100,7 +114,7 @@ def _starts(paths: Sequence[Path]) -> Iterator[tuple[Path, int]]:
         yield path, start_ms
 
 
-def _stored(path: Path, start_ms: int) -> Hour:
+def _stored(path: Path, start_ms: int, nodes: Mapping[str, str]) -> Hour:
     with naming(path):
         file = open_checked(path, read_dictionary=_TEXT)
     names, footer = file.schema_arrow.names, file.metadata
@@ -116,23 +130,40 @@ def _stored(path: Path, start_ms: int) -> Hour:
         with naming(path):
             return None if is_absent(name) else file.read([name], use_threads=False)[name]
 
-    return Hour(start_ms, read)
+    return Hour(start_ms, read, nodes)
 
 
-def _sorted(db: duckdb.DuckDBPyConnection, paths: Sequence[Path], is_read: Callable[[int], bool]) -> Iterator[Hour]:
+def _sorted(db: duckdb.DuckDBPyConnection, files: Files, is_read: Callable[[int], bool]) -> Iterator[Hour]:
     """Hours of files in any order. Of samples given twice the greater values count, whatever the order of the files."""
     counters = ", ".join(f"max({name}) FILTER (NOT isnan({name})) AS {name}" for name in COUNTER_COLUMNS)
     run(
         db,
         f"CREATE OR REPLACE TEMP TABLE sorted_samples AS "
         f"SELECT time_ms - (time_ms % {HOUR_MS} + {HOUR_MS}) % {HOUR_MS} AS hour_ms, {_KEYS}, max(model) AS model, "
-        f"max(job_label) AS job_label, {counters} FROM {_source(paths)} GROUP BY {_KEYS} ORDER BY hour_ms, {_KEYS}",
+        f"max(job_label) AS job_label, {counters} FROM {_named(files)} GROUP BY {_KEYS} ORDER BY hour_ms, {_KEYS}",
     )
     found = db.execute("SELECT DISTINCT hour_ms FROM sorted_samples ORDER BY hour_ms").fetchall()
     for (start_ms,) in found:
         if is_read(start_ms):
             yield Hour(start_ms, _reader(rows(db, f"FROM sorted_samples WHERE hour_ms = {start_ms} ORDER BY {_KEYS}")))
     run(db, "DROP TABLE sorted_samples")
+
+
+def _named(files: Files) -> str:
+    """SQL of the rows, with the names that Slurm gives to hosts."""
+    rows = _source(files.paths)
+    renamed = [
+        f"({day}, {quoted(host)}, {quoted(node)})"
+        for day, nodes in sorted(files.nodes.items())
+        for host, node in sorted(nodes.items())
+    ]
+    if not renamed:
+        return rows
+    return (
+        f"(SELECT s.* REPLACE (coalesce(n.node, s.host) AS host) FROM {rows} s LEFT JOIN "
+        f"(VALUES {', '.join(renamed)}) n(day, host, node) "
+        f"ON n.host = s.host AND n.day = s.time_ms // {_DAY_MS})"
+    )
 
 
 def _reader(table: pa.Table) -> Callable[[str], Column | None]:
@@ -154,8 +185,13 @@ def _source(paths: Sequence[Path]) -> str:
         for field in TELEMETRY
     )
     by_name = "" if len(set(known)) == 1 else ", union_by_name=true"
-    quoted = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
-    return f"(SELECT {columns} FROM read_parquet([{quoted}], hive_partitioning=false{by_name}))"
+    listed = ", ".join(quoted(str(path)) for path in paths)
+    return f"(SELECT {columns} FROM read_parquet([{listed}], hive_partitioning=false{by_name}))"
+
+
+def quoted(text: str) -> str:
+    """A text as SQL has it."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def rows(db: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:

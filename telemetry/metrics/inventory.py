@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.attribution.allocations import Inventory
+from telemetry.attribution.host_names import HostNames
 from telemetry.metrics.chunks import each_chunk
 from telemetry.metrics.hours import HOUR_MS, Files, Hour, MisplacedError, each_hour
 from telemetry.metrics.runs import Array, RowRuns
@@ -62,12 +63,13 @@ class Intervals:
 class Survey:
     """units: one row per host, gpu, mig and day (days since 1970): model, total_mib; counted: samples of the span.
 
-    chunks: the files, those marked that are not sorted.
+    chunks: the files, those marked that are not sorted. nodes: see Files; none before `named`.
     """
 
     chunks: list[Files]
     units: pa.Table
     intervals: Intervals
+    nodes: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def counted(self) -> int:
@@ -79,6 +81,33 @@ class Survey:
         for host, day, gpu, mig in zip(*columns, strict=True):
             found[host, day].add((gpu, mig))
         return Inventory({key: frozenset(units) for key, units in found.items()})
+
+    def hosts(self) -> dict[int, set[str]]:
+        """The hosts with samples, by day since 1970."""
+        found: dict[int, set[str]] = defaultdict(set)
+        for host, day in self._places():
+            found[day].add(host)
+        return found
+
+    def _places(self) -> Iterator[tuple[str, int]]:
+        """Host and day of each row of units."""
+        hosts, days = (self.units[name].to_pylist() for name in ("host", "day"))
+        return zip(hosts, days, strict=True)
+
+    def named(self, names: Mapping[int, HostNames]) -> Survey:
+        """With hosts named as Slurm names them. Where two hosts are one node, their samples are sorted together."""
+        nodes = {day: of_day.nodes for day, of_day in names.items() if of_day.nodes}
+        if not nodes:
+            return self
+        hosts = self.hosts()
+        merged = {day for day in nodes if len({nodes[day].get(host, host) for host in hosts[day]}) < len(hosts[day])}
+        renamed = pa.array([nodes.get(day, {}).get(host, host) for host, day in self._places()], pa.string())
+        chunks = []
+        for files in self.chunks:
+            days = {day for day in nodes if day * _DAY_MS < files.until_ms and (day + 1) * _DAY_MS > files.from_ms}
+            is_sorted = files.is_sorted and not days & merged
+            chunks.append(replace(files, nodes={day: nodes[day] for day in days}, is_sorted=is_sorted))
+        return replace(self, chunks=chunks, units=_by_unit(self.units.set_column(0, "host", renamed)), nodes=nodes)
 
 
 def survey(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], counted_ms: tuple[int, int]) -> Survey:
@@ -97,10 +126,15 @@ def survey(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], counted_ms: t
     found = list(each_chunk(db, chunks, look))
     hours = pa.concat_tables([UNITS.empty_table(), *chain.from_iterable(tables for _, tables in found)])
     by_day = dict(_intervals(hours["day"].to_numpy(), hours["gap_ms"].to_numpy()))
-    made = hours.group_by(_KEYS).aggregate([("model", "max"), ("total_mib", "max"), ("counted", "sum")])
-    units = made.rename_columns([*_KEYS, "model", "total_mib", "counted"])
-    units = units.sort_by([(name, "ascending") for name in _KEYS])
-    return Survey([files for files, _ in found], units, Intervals(by_day))
+    return Survey([files for files, _ in found], _by_unit(hours), Intervals(by_day))
+
+
+def _by_unit(rows: pa.Table) -> pa.Table:
+    """One row per GPU and day, sorted."""
+    made = rows.group_by(_KEYS).aggregate([("model", "max"), ("total_mib", "max"), ("counted", "sum")])
+    return made.rename_columns([*_KEYS, "model", "total_mib", "counted"]).sort_by(
+        [(name, "ascending") for name in _KEYS]
+    )
 
 
 def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:

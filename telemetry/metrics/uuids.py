@@ -24,18 +24,26 @@ WHERE uuid IS NOT NULL AND host IN (SELECT host FROM wanted)
 
 
 def unit_names(
-    db: duckdb.DuckDBPyConnection, files: Sequence[Path], bindings: Sequence[Binding]
+    db: duckdb.DuckDBPyConnection,
+    files: Sequence[Path],
+    bindings: Sequence[Binding],
+    nodes: Mapping[int, Mapping[str, str]],
 ) -> Mapping[tuple[str, int], frozenset[tuple[str, Unit]]]:
-    """UUIDs of the units of each (host, day since 1970), on the hosts whose bindings have UUIDs; {} without any."""
-    hosts = sorted({binding.host for binding in bindings if binding.uuid})
-    if not hosts or not files:
+    """UUIDs of the units of each (node, day since 1970), on the nodes whose bindings have UUIDs; {} without any.
+
+    nodes: by day, the Slurm node of each host that telemetry names otherwise.
+    """
+    wanted = {binding.host for binding in bindings if binding.uuid}
+    if not wanted or not files:
         return {}
-    db.register("wanted", pa.table({"host": hosts}))
+    others = {host for of_day in nodes.values() for host, node in of_day.items() if node in wanted}
+    db.register("wanted", pa.table({"host": sorted(wanted | others)}))
     db.register("no_samples", _COLUMNS.empty_table())  # a file need not have every column
     rows = db.sql(_NAMES, params={"files": [str(path) for path in files]}).to_arrow_table().to_pylist()
     found: dict[tuple[str, int], set[tuple[str, Unit]]] = defaultdict(set)
     for row in rows:
-        found[row["host"], row["day"]].add((row["uuid"], (row["gpu"], row["mig"])))
+        node = nodes.get(row["day"], {}).get(row["host"], row["host"])
+        found[node, row["day"]].add((row["uuid"], (row["gpu"], row["mig"])))
     db.unregister("wanted")
     db.unregister("no_samples")
     return {key: frozenset(names) for key, names in found.items()}
