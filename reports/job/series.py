@@ -135,7 +135,7 @@ def _nodes(db: duckdb.DuckDBPyConnection, paths: list[str], allocations: pa.Tabl
     """The Slurm node of each host that the samples name otherwise."""
     sql = "SELECT DISTINCT host FROM read_parquet($paths, union_by_name=true, hive_partitioning=false)"
     hosts = [row[0] for row in db.execute(sql, {"paths": paths}).fetchall()]
-    return match_hosts(hosts, allocations["host"].to_pylist()).nodes
+    return match_hosts(hosts, [str(host) for host in allocations["host"].to_pylist()]).nodes
 
 
 def _read(

@@ -63,13 +63,15 @@ class Intervals:
 class Survey:
     """units: one row per host, gpu, mig and day (days since 1970): model, total_mib; counted: samples of the span.
 
-    chunks: the files, those marked that are not sorted. nodes: see Files; none before `named`.
+    chunks: the files, those marked that are not sorted. nodes: see Files; none before `named`. unclear: hosts that may
+    be one of several nodes, or that share one with other hosts.
     """
 
     chunks: list[Files]
     units: pa.Table
     intervals: Intervals
     nodes: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    unclear: frozenset[str] = frozenset()
 
     @property
     def counted(self) -> int:
@@ -91,14 +93,15 @@ class Survey:
 
     def _places(self) -> Iterator[tuple[str, int]]:
         """Host and day of each row of units."""
-        hosts, days = (self.units[name].to_pylist() for name in ("host", "day"))
-        return zip(hosts, days, strict=True)
+        columns: list[list[Any]] = [self.units[name].to_pylist() for name in ("host", "day")]
+        return zip(*columns, strict=True)
 
     def named(self, names: Mapping[int, HostNames]) -> Survey:
         """With hosts named as Slurm names them. Where two hosts are one node, their samples are sorted together."""
         nodes = {day: of_day.nodes for day, of_day in names.items() if of_day.nodes}
+        unclear = frozenset[str]().union(*(of_day.unclear for of_day in names.values()))
         if not nodes:
-            return self
+            return replace(self, unclear=unclear)
         hosts = self.hosts()
         merged = {day for day in nodes if len({nodes[day].get(host, host) for host in hosts[day]}) < len(hosts[day])}
         renamed = pa.array([nodes.get(day, {}).get(host, host) for host, day in self._places()], pa.string())
@@ -107,7 +110,8 @@ class Survey:
             days = {day for day in nodes if day * _DAY_MS < files.until_ms and (day + 1) * _DAY_MS > files.from_ms}
             is_sorted = files.is_sorted and not days & merged
             chunks.append(replace(files, nodes={day: nodes[day] for day in days}, is_sorted=is_sorted))
-        return replace(self, chunks=chunks, units=_by_unit(self.units.set_column(0, "host", renamed)), nodes=nodes)
+        units = _by_unit(self.units.set_column(0, "host", renamed))
+        return replace(self, chunks=chunks, units=units, nodes=nodes, unclear=unclear)
 
 
 def survey(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], counted_ms: tuple[int, int]) -> Survey:

@@ -19,7 +19,7 @@ from telemetry.metrics.chunks import Mapper, Progress, map_partials, silent
 from telemetry.metrics.engine import ALWAYS, Prepared, compute, prepare, with_allocations
 from telemetry.metrics.finish import Results
 from telemetry.metrics.steps import Measure, summarize_steps
-from telemetry.metrics.summary_counts import SummaryCounts, day_blocks, verdicts_of
+from telemetry.metrics.summary_counts import HostCounts, SummaryCounts, day_blocks, verdicts_of
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.marks import day_text
 from telemetry.store.partitions import partition_start
@@ -63,6 +63,7 @@ def summarize(
             total.samples += counts.samples
             total.samples_without_job += counts.samples_without_job
             total.steps.add(counts.steps)
+            total.hosts.add(counts.hosts)
             verdicts |= verdicts_of(results.jobs)
     total.count_jobs(verdicts.values())
     return total
@@ -86,10 +87,18 @@ def _summarize_span(
         results, counts = compute(db, prepared, config, mapper, progress)
         measure = _measuring(db, prepared, mapper, config)
         counts.steps = summarize_steps(db, store, config, jobs, prepared.attribution, results.jobs, measure)
+    seen = prepared.seen
+    counts.hosts = HostCounts(
+        set().union(*seen.hosts().values()), _hosts(jobs), _hosts([*jobs, *others]), set(seen.unclear)
+    )
     owners = results.jobs.select(["job_id", "submit_s"])
     store.replace("gpu_metrics", results.gpus, owners)
     store.replace("job_metrics", results.jobs, owners)
     return results, counts
+
+
+def _hosts(jobs: Sequence[JobRun]) -> set[str]:
+    return {host for job in jobs for host in job.hosts}
 
 
 def _days_of_telemetry(store: ClusterStore, span: tuple[int, int]) -> list[int]:

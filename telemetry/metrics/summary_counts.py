@@ -4,15 +4,70 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 
-from almanac.units import format_count
+from almanac.units import format_count, printable
 from telemetry.metrics.steps import StepCounts
+
+_NAMED = 4
+"""Hosts that a line names; JSON has all."""
+
+
+@dataclass
+class HostCounts:
+    """The names that each side uses: hosts of telemetry, nodes of the measured GPU jobs, and nodes of any GPU job.
+
+    unclear: hosts that were matched with no node, because several have the same short name.
+    """
+
+    seen: set[str] = field(default_factory=set)
+    measured: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+    unclear: set[str] = field(default_factory=set)
+
+    def add(self, other: HostCounts) -> None:
+        for name, found in vars(other).items():
+            getattr(self, name).update(found)
+
+    @property
+    def silent(self) -> list[str]:
+        """Nodes of GPU jobs without telemetry; [] if there is none at all."""
+        return sorted(self.measured - self.seen) if self.seen else []
+
+    @property
+    def strange(self) -> list[str]:
+        """Hosts of telemetry that ran no GPU job; [] unless a node lacks telemetry: idle hosts are ordinary."""
+        return sorted(self.seen - self.known - self.unclear) if self.silent else []
+
+    def as_dict(self) -> dict[str, list[str]]:
+        return {
+            "nodes_without_telemetry": self.silent,
+            "hosts_without_jobs": self.strange,
+            "hosts_unclear": sorted(self.unclear),
+        }
+
+    def lines(self) -> list[str]:
+        """For a person; [] if every node of a GPU job has telemetry."""
+        lines = []
+        if self.silent:
+            lines.append(f"  no telemetry from {_some(self.silent, 'node')} of GPU jobs")
+        if self.strange:
+            lines.append(f"  no GPU job on {_some(self.strange, 'host')} with telemetry")
+        if self.unclear:
+            lines.append(f"  not matched, because only the domain differs: {_some(sorted(self.unclear), 'host')}")
+        return [*lines, "  try: almanac doctor, which compares these names with Slurm's nodes"] if lines else []
+
+
+def _some(names: Sequence[str], noun: str) -> str:
+    """How many, and the first few: "5 nodes (a1, a2, a3, ...)"."""
+    first = ", ".join(printable(name, 80) for name in names[:_NAMED])
+    more = ", ..." if len(names) > _NAMED else ""
+    return f"{format_count(len(names))} {noun}{'' if len(names) == 1 else 's'} ({first}{more})"
 
 
 @dataclass
@@ -29,6 +84,7 @@ class SummaryCounts:
     samples_without_job: int = 0
     days: list[str] = field(default_factory=list)
     steps: StepCounts = field(default_factory=StepCounts)
+    hosts: HostCounts = field(default_factory=HostCounts)
 
     def count_jobs(self, outcomes: Collection[tuple[str, str | None]]) -> None:
         """Count the verdicts of jobs, and where their GPUs are known from."""
@@ -39,7 +95,7 @@ class SummaryCounts:
     def as_dict(self) -> dict[str, Any]:
         # dataclasses.asdict turns a Counter into one keyed by its items (Python 3.11).
         shown = {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
-        return {**shown, "steps": self.steps.as_dict()}
+        return {**shown, "steps": self.steps.as_dict(), "hosts": self.hosts.as_dict()}
 
     def lines(self) -> list[str]:
         """For a person: jobs by verdict, samples that belong to no job, and the days that had changed."""
@@ -47,6 +103,7 @@ class SummaryCounts:
         return [
             f"metrics: {format_count(self.jobs)} jobs" + (f": {verdicts}" if verdicts else ""),
             f"  samples: {format_count(self.samples)} read, {format_count(self.samples_without_job)} of no job",
+            *self.hosts.lines(),
             *self.steps.lines(),
             f"  days that had changed: {', '.join(_ranges(self.days)) or 'none'}",
         ]

@@ -165,8 +165,36 @@ def test_two_hosts_that_only_their_domain_tells_apart_are_no_telemetry_of_the_no
     site = Site(tmp_path / "s")
     site.telemetry(two_gpus("n1.a.example", 0, 3), two_gpus("n1.b.example", 0, 3))
     site.jobs(job(1, 1, 2, "n1", 2))
-    site.summarize()
+    counts = site.summarize()
     assert site.verdicts() == {1: "no telemetry"}
+    assert counts.hosts.lines() == [
+        "  no telemetry from 1 node (n1) of GPU jobs",
+        "  not matched, because only the domain differs: 2 hosts (n1.a.example, n1.b.example)",
+        "  try: almanac doctor, which compares these names with Slurm's nodes",
+    ]
+
+
+def test_a_summary_names_the_first_hosts_that_only_one_side_knows(tmp_path: Path) -> None:
+    hostile = "x\x1b[31m\n; rm -rf"
+    site = Site(tmp_path / "s")
+    site.telemetry(*(two_gpus(host, 0, 3) for host in ("n1", "idle", hostile)))
+    site.jobs(job(1, 1, 2, "n1", 2))
+    counts = site.summarize().hosts
+    assert counts.lines() == [], "an idle host is ordinary while every node of a job has telemetry"
+    site.jobs(job(2, 1, 2, "gpu[1-6]", 2))
+    counts = site.summarize().hosts
+    assert counts.lines()[:2] == [
+        "  no telemetry from 6 nodes (gpu1, gpu2, gpu3, gpu4, ...) of GPU jobs",
+        "  no GPU job on 2 hosts (idle, x?[31m?; rm -rf) with telemetry",
+    ]
+    assert counts.as_dict()["nodes_without_telemetry"] == [f"gpu{n}" for n in range(1, 7)]
+    assert counts.as_dict()["hosts_without_jobs"] == ["idle", hostile]
+
+
+def test_a_store_without_telemetry_names_no_host(tmp_path: Path) -> None:
+    site = Site(tmp_path / "s")
+    site.jobs(job(1, 1, 2, "n1", 2))
+    assert site.summarize().hosts.lines() == []
 
 
 def test_what_is_found_of_a_job_does_not_depend_on_the_span_although_a_host_is_renamed(tmp_path: Path) -> None:
