@@ -72,7 +72,7 @@ class Prometheus:
     lookback_days: int = _key(15, "days that the first ingest reads", low=0, high=36500)
     delay_s: int = _key(60, "samples younger than this many seconds wait for the next run", low=0, high=86400)
     host_suffix: str = _key(
-        "", "domain to remove from the exporter's host names; empty: everything after the first dot"
+        "", "domain to remove from the exporter's host names; empty: any, unless two hosts share the short name"
     )
 
 

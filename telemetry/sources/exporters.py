@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -101,9 +102,11 @@ class UnusableSeriesError(ValueError):
     """A series that belongs to no GPU that can be named; the message is the reason to count."""
 
 
-def identify(labels: Mapping[str, str], exporter: Exporter, host_suffix: str = "") -> SeriesLabels:
-    """The GPU, device and job that a series' labels name. Raises UnusableSeriesError."""
-    host = host_of(labels, exporter, host_suffix)
+def identify(
+    labels: Mapping[str, str], exporter: Exporter, host_suffix: str = "", apart: Collection[str] = ()
+) -> SeriesLabels:
+    """The GPU, device and job that a series' labels name. apart: see `host_of`. Raises UnusableSeriesError."""
+    host = host_of(labels, exporter, host_suffix, apart)
     index = _first(labels, exporter.gpu_labels)
     mig = labels.get(exporter.mig_label, "")
     if not index:
@@ -122,16 +125,39 @@ def identify(labels: Mapping[str, str], exporter: Exporter, host_suffix: str = "
     )
 
 
-def host_of(labels: Mapping[str, str], exporter: Exporter, host_suffix: str = "") -> str:
-    """The host that a series' labels name, as Slurm has it. Raises UnusableSeriesError."""
-    host = _first(labels, exporter.host_labels)
+def host_of(labels: Mapping[str, str], exporter: Exporter, host_suffix: str = "", apart: Collection[str] = ()) -> str:
+    """The host that a series' labels name, without its domain. Raises UnusableSeriesError.
+
+    apart: short names that several hosts share (`shared_names`); such a host keeps its domain.
+    """
+    host = _whole_host(labels, exporter)
     if not host:
         raise UnusableSeriesError("no host label")
-    if exporter.name == "jobstats":
-        host = _without_port(host)
     if not _HOST.fullmatch(host):
         raise UnusableSeriesError("host label is no host name")
-    return short_host(host, host_suffix)
+    short = short_host(host, host_suffix)
+    return host if short.lower() in apart else short
+
+
+def shared_names(series: Iterable[Mapping[str, str]], exporter: Exporter) -> frozenset[str]:
+    """The short names, in lower case, of hosts that differ only in their domain: n1.a.example and n1.b.example."""
+    domains: dict[str, set[str]] = defaultdict(set)
+    for host in {_whole_host(labels, exporter) for labels in series}:
+        short, _, domain = host.lower().partition(".")
+        if short_host(host) != host:
+            domains[short].add(domain)
+    return frozenset(short for short, found in domains.items() if not _is_one_domain(found))
+
+
+def _is_one_domain(domains: set[str]) -> bool:
+    """Whether each is the longest one, or the beginning of it: cluster and cluster.example."""
+    longest = max(domains, key=len)
+    return all(f"{longest}.".startswith(f"{domain}.") for domain in domains)
+
+
+def _whole_host(labels: Mapping[str, str], exporter: Exporter) -> str:
+    host = _first(labels, exporter.host_labels)
+    return _without_port(host) if exporter.name == "jobstats" else host
 
 
 def _first(labels: Mapping[str, str], names: tuple[str, ...]) -> str:

@@ -16,7 +16,15 @@ import pyarrow as pa
 from almanac.records import Counts
 from almanac.units import printable
 from telemetry.counters import COUNTERS, Counter
-from telemetry.sources.exporters import MAX_JOB_ID, Exporter, Gpu, SeriesLabels, UnusableSeriesError, identify
+from telemetry.sources.exporters import (
+    MAX_JOB_ID,
+    Exporter,
+    Gpu,
+    SeriesLabels,
+    UnusableSeriesError,
+    identify,
+    shared_names,
+)
 from telemetry.sources.prometheus_json import SeriesSamples
 from telemetry.sources.replicas import Replica, copies, replica_of
 from telemetry.store.schema import TELEMETRY
@@ -62,6 +70,7 @@ class Pivot:
         self._replica_of: list[tuple[_Ints, _Ints]] = []
         self._job_of: list[tuple[_Ints, _Ints]] = []
         self._bad_labels: set[str] = set()
+        self._apart: frozenset[str] = frozenset()
         self.newest_ms = start_ms
         """Time of the newest sample of the span, kept or not."""
 
@@ -142,10 +151,12 @@ class Pivot:
     def _identify(self, samples: SeriesSamples) -> _Codes:
         number = len(samples.labels)
         gpu, device = np.full(number, -1, dtype=np.int64), np.full(number, -1, dtype=np.int64)
+        if not self._host_suffix:
+            self._keep_apart(shared_names(samples.labels, self._exporter))
         codes = _Codes(gpu, device, np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64), {})
         for at, labels in enumerate(samples.labels):
             try:
-                series = identify(labels, self._exporter, self._host_suffix)
+                series = identify(labels, self._exporter, self._host_suffix, self._apart)
             except UnusableSeriesError as error:
                 codes.unusable[at] = str(error)
                 continue
@@ -156,6 +167,13 @@ class Pivot:
             codes.job[at] = series.job_id or 0
             self._note_bad_label(series)
         return codes
+
+    def _keep_apart(self, shared: frozenset[str]) -> None:
+        """Hosts of these short names keep their domain, which is said once per span."""
+        if new := shared - self._apart:
+            names = printable(", ".join(sorted(new)[:4]))
+            self.counts.note("with its domain: several hosts share the short name", len(new), names)
+            self._apart |= shared
 
     def _note_bad_label(self, series: SeriesLabels) -> None:
         """A label that is no job id, once per span: its samples are kept without a job."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from telemetry.counters import COUNTERS
-from telemetry.sources.exporters import EXPORTERS, Gpu, UnusableSeriesError, identify, parse_job_label, short_host
+from telemetry.sources.exporters import (
+    EXPORTERS,
+    Gpu,
+    UnusableSeriesError,
+    identify,
+    parse_job_label,
+    shared_names,
+    short_host,
+)
 
 DCGM, JOBSTATS = EXPORTERS["dcgm"], EXPORTERS["jobstats"]
 
@@ -25,6 +33,23 @@ DCGM, JOBSTATS = EXPORTERS["dcgm"], EXPORTERS["jobstats"]
 )
 def test_short_host(host: str, suffix: str, expected: str) -> None:
     assert short_host(host, suffix) == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "shared"),
+    [
+        (["n1.a.example", "n1.b.example", "n2.a.example"], {"n1"}),
+        (["n1", "n1.a.example", "N1.A.example", "n1.a"], set()),
+        (["N1.a.example", "n1.ab.example"], {"n1"}),
+        (["10.0.0.5", "10.0.0.6", "fe80::1", ""], set()),
+    ],
+)
+def test_hosts_that_differ_only_in_their_domain_keep_it(hosts: list[str], shared: set[str]) -> None:
+    found = shared_names([{"Hostname": host} for host in hosts], DCGM)
+    assert found == shared
+    kept = {identify({"Hostname": host, "gpu": "0"}, DCGM, "", found).gpu.host for host in hosts if host}
+    assert {host for host in hosts if host.lower().partition(".")[0] in shared} <= kept
+    assert len(kept) == (len(hosts) if shared else len({short_host(host) for host in hosts if host}))
 
 
 @pytest.mark.parametrize(

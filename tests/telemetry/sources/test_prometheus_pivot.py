@@ -67,3 +67,16 @@ def test_gaps_are_the_median_of_each_gpu() -> None:
 def test_a_span_that_no_key_can_hold_is_refused() -> None:
     with pytest.raises(ValueError, match="too long"):
         Pivot(FILE, "", 0, 2**42, Counts())
+
+
+def test_two_hosts_of_one_short_name_do_not_become_one() -> None:
+    counts = Counts()
+    pivot = Pivot(FILE, "", 0, 10**6, counts)
+    hosts = ("n1.a.example", "n1.b.example", "n2.a.example")
+    times = np.array([0, 10_000] * 3, dtype=np.int64)
+    for name in ("temp_c", "gpu_util_pct"):
+        labels = [{"host": host, "gpu": "0"} for host in hosts]
+        pivot.add(BY_NAME[name], SeriesSamples(labels, np.array([2, 2, 2]), times, np.arange(40.0, 46.0)))
+    found = [(row["host"], row["temp_c"]) for row in pivot.table().to_pylist()]
+    assert found == [(hosts[0], 40.0), (hosts[0], 41.0), (hosts[1], 42.0), (hosts[1], 43.0), ("n2", 44.0), ("n2", 45.0)]
+    assert dict(counts.notes) == {"with its domain: several hosts share the short name": 1} and not counts.dropped
