@@ -113,11 +113,13 @@ def check_prometheus(app: App) -> Iterator[Check]:
         yield Check("Prometheus", "warn", "not configured", "set prometheus.url, or import telemetry files")
         return
     from cli.doctor.counters import check_counters
+    from cli.doctor.hosts import check_hosts
     from telemetry.sources.prometheus_probe import probe
 
     status = probe(app.config.prometheus)
     yield Check("Prometheus", "ok", f"version {status.version or 'unknown'} answers")
     yield from check_counters(status, app.config.prometheus)
+    yield from check_hosts(app, {group.host for group in status.groups} | {one.host for one in status.silent})
 
 
 def check_bindings(app: App) -> Iterator[Check]:
