@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from almanac.errors import StoreError
 from telemetry.store.damage import naming, open_checked
+from telemetry.store.order import in_order
 from telemetry.store.schema import Table
 
 
@@ -32,15 +33,20 @@ def conform(rows: pa.Table, spec: Table) -> pa.Table:
     unknown = set(rows.column_names) - set(spec.schema.names)
     if unknown:
         raise StoreError(f"{spec.name}: unknown columns {sorted(unknown)}", f"expected some of {spec.schema.names}")
-    arrays = [
-        rows[field.name] if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
-        for field in spec.schema
-    ]
-    table = pa.table(arrays, names=spec.schema.names)
+    table = with_columns(rows, spec)
     for name in {*spec.key, spec.time_column}:
         if table[name].null_count:
             raise StoreError(f"{spec.name}: {table[name].null_count} rows without {name}", "the source must drop these")
     return table.cast(spec.schema)
+
+
+def with_columns(rows: pa.Table, spec: Table) -> pa.Table:
+    """Rows with exactly the columns of the table, null where they are missing."""
+    arrays = [
+        rows[field.name] if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        for field in spec.schema
+    ]
+    return pa.table(arrays, names=spec.schema.names)
 
 
 def merge(
@@ -50,23 +56,38 @@ def merge(
 
     A newer row wins over an older one, the last given over the first, and a null never erases a known value.
     """
-    db.register("given", rows)
-    given = _counts(db, f"SELECT count(*), count(DISTINCT ({names_sql(spec.key)})) FROM given")
-    source = "given" if given[0] == given[1] else f"({_last_of_each(spec)})"
-    order = names_sql(spec.order)
+    new, is_unique = in_order(spec, rows)
+    if not is_unique:
+        db.register("given", rows)
+        new, _ = in_order(spec, arrow(db, _last_of_each(spec)))
+    new = new.cast(spec.schema)
     if not path.exists():
-        merged = arrow(db, f"SELECT * FROM {source} ORDER BY {order}")
-        return merged, WriteResult(added=merged.num_rows)
-    _load_old(db, spec, path)
+        return new, WriteResult(added=new.num_rows)
+    old = _read_old(spec, path)
+    if old.equals(new):
+        return None, WriteResult(unchanged=new.num_rows)
+    together, is_disjoint = in_order(spec, pa.concat_tables([old, new]))
+    if is_disjoint:
+        return together, WriteResult(added=new.num_rows)
+    return _join(db, spec, old, new)
+
+
+def _join(
+    db: duckdb.DuckDBPyConnection, spec: Table, old: pa.Table, new: pa.Table
+) -> tuple[pa.Table | None, WriteResult]:
+    """`merge` where both have a key."""
+    db.register("old", old)
+    db.register("new", new)
     on = " AND ".join(f'n."{key}" = e."{key}"' for key in spec.key)
     rest = [name for name in spec.schema.names if name not in spec.key]
     differs = " OR ".join(f'(n."{c}" IS NOT NULL AND n."{c}" IS DISTINCT FROM e."{c}")' for c in rest) or "false"
-    both = _counts(db, f"SELECT count(*), count(*) FILTER (WHERE {differs}) FROM {source} n JOIN old e ON {on}")
-    result = WriteResult(added=given[1] - both[0], unchanged=both[0] - both[1], replaced=both[1])
+    both = _counts(db, f"SELECT count(*), count(*) FILTER (WHERE {differs}) FROM new n JOIN old e ON {on}")
+    result = WriteResult(added=new.num_rows - both[0], unchanged=both[0] - both[1], replaced=both[1])
     if not (result.added or result.replaced):
         return None, result
     joined = ", ".join(f'coalesce(n."{c}", e."{c}") AS "{c}"' for c in spec.schema.names)
-    return arrow(db, f"SELECT {joined} FROM old e FULL OUTER JOIN {source} n ON {on} ORDER BY {order}"), result
+    order = names_sql(spec.order)
+    return arrow(db, f"SELECT {joined} FROM old e FULL OUTER JOIN new n ON {on} ORDER BY {order}"), result
 
 
 def replace(
@@ -81,22 +102,19 @@ def replace(
     order = names_sql(spec.order)
     if not path.exists():
         return arrow(db, f"SELECT * FROM given ORDER BY {order}") if rows.num_rows else None
-    _load_old(db, spec, path)
+    old = _read_old(spec, path)
+    db.register("old", old)
     kept = f"SELECT * FROM old ANTI JOIN owners USING ({names_sql(owners.column_names)})"
     merged = arrow(db, f"SELECT * FROM ({kept} UNION ALL SELECT * FROM given) ORDER BY {order}")
-    is_same = merged.cast(spec.schema).equals(arrow(db, "SELECT * FROM old").cast(spec.schema))
+    is_same = merged.cast(spec.schema).equals(old)
     return None if is_same else merged
 
 
-def _load_old(db: duckdb.DuckDBPyConnection, spec: Table, path: Path) -> None:
+def _read_old(spec: Table, path: Path) -> pa.Table:
     """Through pyarrow: DuckDB compares no checksums, and what is written again would be damage with a good one."""
     with naming(path), open_checked(path) as file:
         rows = file.read([name for name in spec.schema.names if name in file.schema_arrow.names])
-    absent = [name for name in spec.schema.names if name not in rows.column_names]
-    columns = ", ".join(f'NULL AS "{name}"' if name in absent else f'"{name}"' for name in spec.schema.names)
-    db.register("old_rows", rows)
-    db.execute(f"CREATE OR REPLACE TEMP TABLE old AS SELECT {columns} FROM old_rows").fetchall()
-    db.unregister("old_rows")
+        return with_columns(rows, spec).cast(spec.schema)
 
 
 def names_sql(names: Sequence[str]) -> str:

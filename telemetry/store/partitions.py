@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from telemetry.store.marks import is_safe_name
@@ -98,10 +100,20 @@ def _kind_fault(entry: os.DirEntry[str], is_folder: bool) -> str:
 
 
 def by_partition(spec: Table, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-    """Start (s) of each partition that rows belong to, and its rows."""
+    """Start (s) of each partition that rows belong to, in time order, and its rows in the order given."""
     part = rows[spec.time_column].to_numpy() // (spec.part_s * spec.ticks_per_s)
-    for number in np.unique(part).tolist():
-        yield number * spec.part_s, rows.filter(pa.array(part == number))
+    if (part[1:] < part[:-1]).any():
+        order = np.argsort(_narrow(part), kind="stable")
+        rows, part = rows.combine_chunks().take(order), part[order]
+    borders = [*np.flatnonzero(np.diff(part, prepend=part[:1] - 1)).tolist(), len(part)]
+    for first, end in itertools.pairwise(borders):
+        yield int(part[first]) * spec.part_s, rows.slice(first, end - first)
+
+
+def _narrow(part: npt.NDArray[np.int64]) -> npt.NDArray[np.integer]:
+    """Numbers in the same order, of a type that NumPy sorts by radix where they are close."""
+    first = part.min()
+    return (part - first).astype(np.uint16) if part.max() - first < 2**16 else part
 
 
 def of_times(spec: Table, files: Sequence[Path], times: pa.Array[Any]) -> list[Path]:
