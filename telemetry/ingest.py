@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from almanac.config import Config
-from almanac.errors import AlmanacError
+from almanac.errors import AlmanacError, StoreError
 from almanac.records import Counts
 from almanac.units import format_count, format_duration
-from telemetry.sources.base import Source
+from telemetry.sources.base import RowBatch, Source
 from telemetry.sources.configured import SourceName, configured_sources, source_of
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.merge import WriteResult
+from telemetry.store.staging import Staging
 from telemetry.store.stale_days import opens
 
 if TYPE_CHECKING:
@@ -132,24 +133,66 @@ def ingest(
     """Store every batch of [since_s, until_s) and move the watermark behind it; `result` is kept up to date.
 
     The watermark stays where it is when the span starts behind it, so that no gap is passed over. Days on which job
-    metrics change are opened just before their rows do. progress is called with rows stored so far and the time (s)
-    reached. Raises what the source raises: what was stored before stays stored, and the next run goes on from the
-    watermark.
+    metrics change are opened just before their rows do. Telemetry is staged, so that each of its files is written
+    once. progress is called with the number of rows read and the time (s) reached. Raises what the source raises: the
+    batches before it are stored first, and the next run goes on from the watermark.
     """
-    is_gapless: bool | None = None
-    for batch in source.read(since_s, until_s):
-        result.counts.add(batch.counts)
-        written = result.written.get(batch.table, WriteResult())
-        if batch.rows.num_rows:
-            written += store.write(batch.table, batch.rows, opens(store, batch.table, batch.rows))
-        result.written[batch.table] = written
-        if batch.watermark_s is not None:
-            if is_gapless is None:
-                mark = store.watermark(source.name)
-                is_gapless = mark is None or since_s <= mark
-            if is_gapless:
-                store.set_watermark(source.name, batch.watermark_s)
-        progress(batch.rows.num_rows, batch.watermark_s or until_s)
+    with store.staging("telemetry") as staged:
+        writer = _Writer(source.name, store, since_s, result, staged)
+        try:
+            for batch in source.read(since_s, until_s):
+                writer.add(batch)
+                progress(batch.rows.num_rows, batch.watermark_s or until_s)
+        except StoreError:
+            raise
+        except AlmanacError:
+            writer.flush()
+            raise
+        writer.flush()
+
+
+class _Writer:
+    """Stores the batches of one source, and moves its watermark when all rows before it are stored."""
+
+    def __init__(self, name: str, store: ClusterStore, since_s: int, result: IngestResult, staged: Staging) -> None:
+        self._name, self._store, self._result = name, store, result
+        self._staged, self._since_s = staged, since_s
+        self._mark_s: int | None = None
+        self._is_gapless: bool | None = None
+
+    def add(self, batch: RowBatch) -> None:
+        """Store or stage a batch. What is staged is stored before the watermark reaches another of its files."""
+        if batch.watermark_s is not None and self._file(batch.watermark_s) != self._file(self._mark_s):
+            self.flush()
+        self._result.counts.add(batch.counts)
+        self._result.written.setdefault(batch.table, WriteResult())
+        if batch.table == self._staged.spec.name:
+            self._staged.add(batch.rows)
+        elif batch.rows.num_rows:
+            found = opens(self._store, batch.table, batch.rows)
+            self._result.written[batch.table] += self._store.write(batch.table, batch.rows, found)
+        self._mark_s = self._mark_s if batch.watermark_s is None else batch.watermark_s
+        if self._staged.is_full or self._staged.is_empty:
+            self.flush()
+
+    def _file(self, mark_s: int | None) -> int | None:
+        """Number of the partition file with the last rows before a watermark."""
+        return None if mark_s is None else (mark_s - 1) // self._staged.spec.part_s
+
+    def flush(self) -> None:
+        """Store what is staged, then move the watermark."""
+        table = self._staged.spec.name
+        if not self._staged.is_empty:
+            found = opens(self._store, table, self._staged.spec.schema.empty_table())
+            self._result.written[table] += self._store.write_staged(self._staged, found)
+        if self._mark_s is None:
+            return
+        if self._is_gapless is None:
+            mark_s = self._store.watermark(self._name)
+            self._is_gapless = mark_s is None or self._since_s <= mark_s
+        if self._is_gapless:
+            self._store.set_watermark(self._name, self._mark_s)
+        self._mark_s = None
 
 
 def show_nothing(name: str) -> AbstractContextManager[Advance]:

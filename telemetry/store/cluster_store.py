@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import pyarrow.parquet as pq
 
 from almanac.errors import StoreError
 from telemetry.store.atomic import locked, make_inner_folder, replacing, writing
+from telemetry.store.database import spill_folder
 from telemetry.store.folder import StoreFolder
 from telemetry.store.marks import ahead_s, safe_name
 from telemetry.store.merge import WriteResult, arrow, conform, merge, names_sql, replace
 from telemetry.store.partitions import by_partition, of_times, partition_files, partition_start, span_ticks
 from telemetry.store.schema import SCHEMA_VERSION, TABLES, Table
+from telemetry.store.staging import Staging
 
 _ROW_GROUP = 122_880
 
@@ -141,10 +143,25 @@ class ClusterStore:
         value. Columns that are missing are null. Days are opened just before the file changes that opens them.
         Raises StoreError, also for null keys.
         """
-        spec, result, opened = TABLES[table], WriteResult(), set[int]()
-        rows = conform(rows, spec)
+        spec = TABLES[table]
+        return self._write(spec, by_partition(spec, conform(rows, spec)), opens)
+
+    @contextlib.contextmanager
+    def staging(self, table: str) -> Iterator[Staging]:
+        """Rows of a table that `write_staged` writes. Rows that are not written in the end are gone."""
+        with spill_folder([self.root]) as folder:
+            yield Staging(TABLES[table], Path(folder) if folder else None)
+
+    def write_staged(self, staged: Staging, opens: Opens = _opens_nothing) -> WriteResult:
+        """`write` all rows of a staging, each partition file once, and clear it."""
+        result = self._write(staged.spec, staged.parts(), opens)
+        staged.clear()
+        return result
+
+    def _write(self, spec: Table, parts: Iterable[tuple[int, pa.Table]], opens: Opens) -> WriteResult:
+        result, opened = WriteResult(), set[int]()
         with self._store.writing() as db:
-            for start_s, chosen in by_partition(spec, rows):
+            for start_s, chosen in parts:
                 path = self._partition(spec, start_s)
                 merged, written = merge(db, spec, path, chosen)
                 if merged is not None:

@@ -37,16 +37,19 @@ def connect(
     config: dict[str, Any] = {"threads": threads or os.cpu_count() or 1, "autoinstall_known_extensions": False}
     if memory_limit_mib is not None:
         config["memory_limit"] = f"{memory_limit_mib}MiB"
-    with _spill_folder([*spill_parents, Path(tempfile.gettempdir())]) as folder:
+    with spill_folder(spill_parents) as folder:
         with duckdb.connect(config={**config, "temp_directory": folder}) as db:
             yield db
 
 
 @contextlib.contextmanager
-def _spill_folder(parents: Sequence[Path]) -> Iterator[str]:
-    """A folder of mode 0700 that is removed at the end; an empty string where none can be made: no spill."""
+def spill_folder(parents: Sequence[Path]) -> Iterator[str]:
+    """A folder of mode 0700 that is removed at the end; an empty string where none can be made: no spill.
+
+    parents: where it may be made, best first; $TMPDIR or /tmp comes last.
+    """
     with contextlib.ExitStack() as stack:
-        for parent in filter(_is_guarded, parents):
+        for parent in filter(_is_guarded, [*parents, Path(tempfile.gettempdir())]):
             with contextlib.suppress(OSError):
                 folder = stack.enter_context(_private_folder(parent))
                 break

@@ -29,7 +29,10 @@ class WriteResult:
 
 
 def conform(rows: pa.Table, spec: Table) -> pa.Table:
-    """Rows with the columns of the table, null where they are missing. Raises StoreError, also for null keys."""
+    """Rows with the columns of the table, null where they are missing. Raises StoreError, also for null keys.
+
+    Dictionary-encoded text stays so.
+    """
     unknown = set(rows.column_names) - set(spec.schema.names)
     if unknown:
         raise StoreError(f"{spec.name}: unknown columns {sorted(unknown)}", f"expected some of {spec.schema.names}")
@@ -37,7 +40,12 @@ def conform(rows: pa.Table, spec: Table) -> pa.Table:
     for name in {*spec.key, spec.time_column}:
         if table[name].null_count:
             raise StoreError(f"{spec.name}: {table[name].null_count} rows without {name}", "the source must drop these")
-    return table.cast(spec.schema)
+    return table.cast(pa.schema([_encoded(field, table[field.name].type) for field in spec.schema]))
+
+
+def _encoded(field: pa.Field[Any], given: pa.DataType) -> pa.Field[Any]:
+    is_kept = pa.types.is_string(field.type) and pa.types.is_dictionary(given)
+    return field.with_type(pa.dictionary(pa.int32(), pa.string())) if is_kept else field
 
 
 def with_columns(rows: pa.Table, spec: Table) -> pa.Table:
