@@ -15,8 +15,8 @@ from almanac.records import Counts
 class RowBatch:
     """Rows of one table of the store (`telemetry.store.schema.TABLES`), and what became of the records behind them.
 
-    watermark_s: everything up to here (s since 1970) has been read once this batch is stored; None where the
-    source has no watermark.
+    Text can be dictionary-encoded. watermark_s: everything up to here (s since 1970) has been read once this batch is
+    stored; None where the source has no watermark.
     """
 
     table: str

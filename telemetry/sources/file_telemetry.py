@@ -1,8 +1,12 @@
-"""Rows of an imported file as rows of the telemetry table, by way of the same pivot that Prometheus' samples take."""
+"""Rows of an imported file as rows of the telemetry table.
+
+Rows that can be taken as they are need no join (file_rows); others take the pivot of Prometheus' samples.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -16,6 +20,7 @@ from almanac.records import Counts
 from almanac.units import printable
 from telemetry.counters import COUNTERS, Counter
 from telemetry.sources.exporters import EXPORTERS, FILE
+from telemetry.sources.file_rows import CounterColumn, Series, rows_of
 from telemetry.sources.layouts import Layout
 from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus_json import SeriesSamples
@@ -43,11 +48,30 @@ class _Metric:
     is_free: bool = False
 
 
+_Samples = tuple[_Metric, _Ints, _Doubles]
+"""The rows that have a value of a counter, and these values."""
+
+
 def read_telemetry(block: pa.Table, layout: Layout, span: ReadSpan, counts: Counts) -> pa.Table:
-    """The rows of one block. `counts` is in samples: one value of one counter at one time."""
+    """The rows of one block; text can be dictionary-encoded. `counts` is in samples: a counter's value at one time."""
     block, time_ms = _in_span(block, layout, span, counts)
-    codes, labels = _series(block, layout)
-    samples = _long(block, counts) if layout.form == "long" else _wide(block, layout)
+    series = _series(block, layout)
+    if layout.form != "long":
+        columns = list(_wide(block, layout))
+        rows = rows_of(series, time_ms, columns, counts)
+        if rows is not None:
+            return rows
+        samples = [
+            (_Metric(one.counter, 1.0), np.flatnonzero(one.is_given), one.value[one.is_given]) for one in columns
+        ]
+    else:
+        samples = _long(block, counts)
+    return _pivoted(series, time_ms, samples, counts)
+
+
+def _pivoted(series: Series, time_ms: _Ints, samples: Sequence[_Samples], counts: Counts) -> pa.Table:
+    """Samples joined to rows by GPU and time."""
+    codes, labels = series
     end_ms = int(time_ms.max(initial=0)) + 1
     is_free = any(metric.is_free for metric, _, _ in samples)
     pivot = Pivot(replace(FILE, total_is_free=is_free), "", int(time_ms.min(initial=0)), end_ms, counts)
@@ -71,6 +95,8 @@ def _in_span(block: pa.Table, layout: Layout, span: ReadSpan, counts: Counts) ->
         counts.seen += number
         counts.drop(reason, number)
     keep = ~bad & ~future & (time_ms >= span.since_ms) & (time_ms < span.until_ms)
+    if keep.all():
+        return block, np.rint(time_ms).astype(np.int64)
     return block.filter(pa.array(keep)), np.rint(time_ms[keep]).astype(np.int64)
 
 
@@ -127,19 +153,25 @@ def _is_empty(column: pa.ChunkedArray[Any]) -> npt.NDArray[np.bool_]:
     return np.asarray(column.is_null().to_numpy(), dtype=bool)
 
 
-def _series(block: pa.Table, layout: Layout) -> tuple[_Ints, list[dict[str, str]]]:
-    """The series number of each row, and each series' labels."""
+def _series(block: pa.Table, layout: Layout) -> Series:
     present = [(ours, layout.columns[ours].columns[0]) for ours in _LABELS if ours in layout.columns]
-    present = [(ours, theirs) for ours, theirs in present if theirs in block.column_names]
-    texts = pa.table([_as_text(block[theirs]) for _, theirs in present], names=[ours for ours, _ in present])
-    code = np.zeros(len(block), dtype=np.int64)
-    for name in texts.column_names:
-        own = texts[name].combine_chunks().dictionary_encode()
-        code = code * max(1, len(own.dictionary)) + np.asarray(own.indices)
-        _, first, code = np.unique(code, return_index=True, return_inverse=True)
+    encoded = {ours: _encoded(block[theirs]) for ours, theirs in present if theirs in block.column_names}
     if not len(block):
-        return code, []
-    return code, texts.take(first).to_pylist()
+        return Series(np.zeros(0, dtype=np.int64), [])
+    code = np.zeros(len(block), dtype=np.int64)
+    for own, texts in encoded.values():
+        both = pa.array(code * len(texts) + own).dictionary_encode()
+        code = np.asarray(both.indices).astype(np.int64)
+    first = np.empty(int(code.max()) + 1, dtype=np.int64)
+    first[code[::-1]] = np.arange(len(code))[::-1]
+    labels = {ours: texts.take(own[first]) for ours, (own, texts) in encoded.items()}
+    return Series(code, pa.table(list(labels.values()), names=list(labels)).to_pylist())
+
+
+def _encoded(column: pa.ChunkedArray[Any]) -> tuple[_Ints, pa.ChunkedArray[Any]]:
+    """Each value's place among the distinct ones, and these as text."""
+    distinct: Any = column.combine_chunks().dictionary_encode("encode")
+    return np.asarray(distinct.indices).astype(np.int64), _as_text(pa.chunked_array([distinct.dictionary]))
 
 
 def _as_text(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
@@ -155,18 +187,16 @@ def _counter_columns(layout: Layout) -> list[tuple[_Metric, str]]:
     return [(_Metric(counter, origin.scale), origin.columns[0]) for counter, origin in found if origin is not None]
 
 
-def _wide(block: pa.Table, layout: Layout) -> list[tuple[_Metric, _Ints, _Doubles]]:
-    """Of each counter the rows that have it, and its values; what is no number is NaN."""
-    samples = []
+def _wide(block: pa.Table, layout: Layout) -> Iterator[CounterColumn]:
     for metric, column in _counter_columns(layout):
         if column in block.column_names:
-            at = np.flatnonzero(~_is_empty(block[column]))
-            samples.append((metric, at, read_numbers(block[column])[at]))
-    return samples
+            value = read_numbers(block[column])
+            scaled = value if metric.scale == 1.0 else value * metric.scale
+            yield CounterColumn(metric.counter, scaled, ~_is_empty(block[column]))
 
 
-def _long(block: pa.Table, counts: Counts) -> list[tuple[_Metric, _Ints, _Doubles]]:
-    """The same of a file with a row per sample; two names of one counter become one."""
+def _long(block: pa.Table, counts: Counts) -> list[_Samples]:
+    """Samples of a file with a row per sample; two names of one counter become one."""
     metric = _as_text(block["metric"]).combine_chunks().dictionary_encode()
     indices, value = np.asarray(metric.indices), read_numbers(block["value"])
     found: dict[_Metric, list[_Ints]] = {}

@@ -26,11 +26,11 @@ NOW_S = 1_790_002_800
 def read(path: Path, layout: str | None = None, span: tuple[int, int] = EVER) -> tuple[list[dict[str, Any]], Counts]:
     counts, rows = Counts(), []
     for batch in FileSource(path, "telemetry", layout, clock=lambda: NOW_S).read(*span):
-        assert batch.table == "telemetry" and batch.rows.schema.equals(TELEMETRY)
+        assert batch.table == "telemetry" and batch.rows.column_names == TELEMETRY.names
         counts.add(batch.counts)
-        rows += batch.rows.to_pylist()
+        rows += batch.rows.cast(TELEMETRY).to_pylist()
     assert counts.seen == counts.kept + sum(counts.dropped.values())
-    return rows, counts
+    return sorted(rows, key=lambda row: (row["host"], row["gpu"], row["mig"], row["time_ms"])), counts
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -215,6 +215,34 @@ def test_wide_long_csv_and_parquet_give_the_same_rows(tmp_path_factory: Any, row
     expected = sorted(filled, key=lambda row: (row["host"], row["gpu"], row["mig"], row["time_ms"]))
     for name in ("wide.parquet", "wide.csv", "long.parquet"):
         assert read(folder / name)[0] == expected
+
+
+VALUE = st.sampled_from([None, "", "5", " 7 ", "nan", "inf", "-1", "1e9", "0.5", "x"])
+LINE = st.tuples(
+    st.sampled_from(["n1", "n1.cluster.example", "N1", "n2", "", "n;1"]),
+    st.sampled_from(["0", "1", "99999", "x", ""]),
+    st.sampled_from(["", "3", "a b"]),
+    st.sampled_from(["GPU-a", "GPU-b", ""]),
+    st.sampled_from(["", "0", "7", "8", "-", "9" * 20]),
+    st.sampled_from(["1000", "2000", "3000", "noon", "-1", "1e30"]),
+    VALUE, VALUE, VALUE,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(LINE, max_size=6))
+def test_rows_taken_as_they_are_equal_those_joined_from_samples(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str | None, ...]]
+) -> None:
+    path = tmp_path_factory.mktemp("files") / "t.parquet"
+    names = ["host", "gpu", "mig", "uuid", "job_label", "time_ms", "gpu_util_pct", "hbm_used_mib", "sm_active_frac"]
+    columns = [pa.array([line[at] for line in lines], pa.string()) for at in range(len(names))]
+    pq.write_table(pa.table(dict(zip(names, columns, strict=True))), path)
+    taken = read(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("telemetry.sources.file_telemetry.rows_of", lambda *_: None)
+        joined = read(path)
+    assert taken == joined
 
 
 @pytest.mark.data
