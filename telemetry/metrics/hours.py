@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.counters import COUNTER_COLUMNS
 from telemetry.metrics.runs import Array
 from telemetry.store.damage import naming, open_checked
+from telemetry.store.merge import greatest_sql
 from telemetry.store.partitions import partition_start
-from telemetry.store.schema import TELEMETRY
+from telemetry.store.schema import TABLES, TELEMETRY
 
 HOUR_MS = 3_600_000
 _DAY_MS = 24 * HOUR_MS
-_TEXT = ["host", "mig", "model"]
+_TEXT = ["host", "mig", "model", "uuid"]
 _KEYS = "host, gpu, mig, time_ms"
 _SQL_TYPES = {"string": "VARCHAR", "int16": "SMALLINT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE"}
 
@@ -134,13 +134,13 @@ def _stored(path: Path, start_ms: int, nodes: Mapping[str, str]) -> Hour:
 
 
 def _sorted(db: duckdb.DuckDBPyConnection, files: Files, is_read: Callable[[int], bool]) -> Iterator[Hour]:
-    """Hours of files in any order. Of samples given twice the greater values count, whatever the order of the files."""
-    counters = ", ".join(f"max({name}) FILTER (NOT isnan({name})) AS {name}" for name in COUNTER_COLUMNS)
+    """Hours of files in any order. Of samples given twice the greatest values count, as in `store.merge`."""
+    values = greatest_sql([field for field in TELEMETRY if field.name not in TABLES["telemetry"].key])
     run(
         db,
         f"CREATE OR REPLACE TEMP TABLE sorted_samples AS "
-        f"SELECT time_ms - (time_ms % {HOUR_MS} + {HOUR_MS}) % {HOUR_MS} AS hour_ms, {_KEYS}, max(model) AS model, "
-        f"max(job_label) AS job_label, {counters} FROM {_named(files)} GROUP BY {_KEYS} ORDER BY hour_ms, {_KEYS}",
+        f"SELECT time_ms - (time_ms % {HOUR_MS} + {HOUR_MS}) % {HOUR_MS} AS hour_ms, {_KEYS}, {values} "
+        f"FROM {_named(files)} GROUP BY {_KEYS} ORDER BY hour_ms, {_KEYS}",
     )
     found = db.execute("SELECT DISTINCT hour_ms FROM sorted_samples ORDER BY hour_ms").fetchall()
     for (start_ms,) in found:

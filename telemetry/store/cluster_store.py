@@ -139,8 +139,8 @@ class ClusterStore:
     def write(self, table: str, rows: pa.Table, opens: Opens = _opens_nothing) -> WriteResult:
         """Merge rows into their partition files by key.
 
-        A newer row wins over an older one, the last given over the first, and a null never erases a known
-        value. Columns that are missing are null. Days are opened just before the file changes that opens them.
+        See `merge.merge` for rows with the same key. Columns that are missing are null. Days are opened just before
+        the file changes that opens them.
         Raises StoreError, also for null keys.
         """
         spec = TABLES[table]

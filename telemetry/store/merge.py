@@ -62,12 +62,13 @@ def merge(
 ) -> tuple[pa.Table | None, WriteResult]:
     """The file's rows with `rows` merged in by key, in order; None where nothing changes.
 
-    A newer row wins over an older one, the last given over the first, and a null never erases a known value.
+    A newer row wins over an older one, and a null never erases a known value. Of several given rows with one key,
+    each column keeps its last known value, in telemetry its greatest. So the order of given samples does not matter.
     """
     new, is_unique = in_order(spec, rows)
     if not is_unique:
         db.register("given", rows)
-        new, _ = in_order(spec, arrow(db, _last_of_each(spec)))
+        new, _ = in_order(spec, arrow(db, _one_of_each(spec)))
     new = new.cast(spec.schema)
     if not path.exists():
         return new, WriteResult(added=new.num_rows)
@@ -129,13 +130,25 @@ def names_sql(names: Sequence[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-def _last_of_each(spec: Table) -> str:
-    """One row per key of `given`: of every column the last value that is not null."""
-    rest = [name for name in spec.schema.names if name not in spec.key]
-    last = ", ".join(f'last("{c}" ORDER BY seq) FILTER (WHERE "{c}" IS NOT NULL) AS "{c}"' for c in rest)
-    numbered = "SELECT *, row_number() OVER () AS seq FROM given"
-    grouped = f"SELECT {names_sql(spec.key)}, {last} FROM ({numbered}) GROUP BY {names_sql(spec.key)}"
+def _one_of_each(spec: Table) -> str:
+    """One row per key of `given`."""
+    rest = [field for field in spec.schema if field.name not in spec.key]
+    if spec.is_unordered:
+        values, source = greatest_sql(rest), "given"
+    else:
+        values = ", ".join(f'last("{c.name}" ORDER BY seq) FILTER ("{c.name}" IS NOT NULL) AS "{c.name}"' for c in rest)
+        source = "(SELECT *, row_number() OVER () AS seq FROM given)"
+    grouped = f"SELECT {names_sql(spec.key)}, {values} FROM {source} GROUP BY {names_sql(spec.key)}"
     return f"SELECT {names_sql(spec.schema.names)} FROM ({grouped})"
+
+
+def greatest_sql(fields: Sequence[pa.Field[pa.DataType]]) -> str:
+    """The greatest value of each column among rows with one key; null without a value. NaN is no value."""
+
+    def is_known(field: pa.Field[pa.DataType]) -> str:
+        return f'NOT isnan("{field.name}")' if pa.types.is_floating(field.type) else "true"
+
+    return ", ".join(f'max("{field.name}") FILTER ({is_known(field)}) AS "{field.name}"' for field in fields)
 
 
 def _counts(db: duckdb.DuckDBPyConnection, sql: str) -> tuple[int, ...]:

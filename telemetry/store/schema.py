@@ -147,7 +147,8 @@ NODE_COUNTS = pa.schema(
 class Table:
     """One table of the store. `key` makes a row unique within a cluster. Files are sorted by `order`.
 
-    time_column and part_s give the partition file of a row: date=YYYY-MM-DD/HHMM of floor(time / part_s).
+    is_unordered: rows given together have no order, so that the greatest value counts of those with one key, not the
+    last. time_column and part_s give the partition file of a row: date=YYYY-MM-DD/HHMM of floor(time / part_s).
     """
 
     name: str
@@ -157,6 +158,7 @@ class Table:
     time_column: str
     ticks_per_s: int
     part_s: int
+    is_unordered: bool = False
 
 
 def _of_runs(name: str, schema: pa.Schema, *more: str) -> Table:
@@ -183,6 +185,7 @@ TABLES = {
             time_column="time_ms",
             ticks_per_s=1000,
             part_s=3600,
+            is_unordered=True,
         ),
         _of_runs("jobs", JOBS),
         _of_runs("steps", STEPS, "step"),

@@ -55,6 +55,21 @@ def test_the_order_of_rows_and_repeated_rows_change_nothing(run: Any, seed: int)
 
 @given(seed=st.integers(0, 10**6))
 @QUICK
+def test_of_conflicting_samples_the_greatest_count_in_the_store_and_in_unsorted_files(run: Any, seed: int) -> None:
+    frame, job = draw_site(seed)
+    rng = np.random.default_rng(seed)
+    wrong = frame.sample(frac=0.3, random_state=seed)
+    for name in COUNTERS:
+        wrong[name] *= rng.choice([0.5, 1.0, 1.5, np.nan], len(wrong))
+    both = pd.concat([frame, wrong])
+    expected = both.groupby(["host", "gpu", "mig", "time_ms"], as_index=False).max()
+    for order in (both, both[::-1], both.sample(frac=1.0, random_state=seed)):
+        for stored in (True, False):
+            assert_close(run(expected, [job])[0][1], run(order, [job], stored=stored)[0][1])
+
+
+@given(seed=st.integers(0, 10**6))
+@QUICK
 def test_renumbering_gpus_and_renaming_hosts_change_nothing(run: Any, seed: int) -> None:
     frame, job = draw_site(seed)
     permuted = frame.assign(gpu=1 - frame.gpu, host=frame.host.map({"n1": "z", "n2": "a"}))
