@@ -8,14 +8,21 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+UNKNOWN_MAX_POWER_W = 2000.0
+"""Stands for `max_power_w` of a card that is not in the table."""
+
 
 @dataclass(frozen=True)
 class GpuModel:
-    """Peak rates in flop/s (dense, without sparsity) and bytes/s; None where the device has no such pipe."""
+    """Peak rates in flop/s (dense, without sparsity) and bytes/s; None where the device has no such pipe.
+
+    max_power_w: the highest board power.
+    """
 
     name: str
     hbm_mib: int
     hbm_bytes_per_s: float
+    max_power_w: float
     fp64_flops: float | None
     fp32_flops: float | None
     fp16_flops: float | None

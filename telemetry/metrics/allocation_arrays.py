@@ -14,7 +14,7 @@ from telemetry.metrics.hours import HOUR_MS
 from telemetry.metrics.runs import Array
 
 NO_LABEL = -1
-_PLAIN = ("job", "start_ms", "end_ms", "steady_from_ms", "steady_until_ms", "offset_ms", "label")
+_PLAIN = ("job", "start_ms", "end_ms", "steady_from_ms", "steady_until_ms", "offset_ms", "label", "max_power_w")
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Allocations:
     steady_until_ms: Array
     offset_ms: Array
     label: Array
+    max_power_w: Array
     is_mig: Array
     ridges: dict[str, Array]
     unit: Array

@@ -33,9 +33,11 @@ _HBM = (
 _MEANS = tuple(_column(f"mean_{counter.column}", _REAL, counter.unit) for counter in AVERAGED)
 _USE = (
     _column("temporal_imbalance", _REAL, "0 (steady) to 1; for a job the highest GPU"),
-    _column("energy_j", _REAL, "J from the first to the last sample"),
-    _column("energy_power_w", _REAL, "W per GPU: energy / time from first to last sample"),
+    _column("energy_j", _REAL, "J; null also for a MIG instance, which shares its GPU's counter"),
+    _column("energy_power_w", _REAL, "W per GPU: energy / run time"),
+    _column("energy_measured_frac", _REAL, "share of the GPUs' time that the energy counter covers; null: no energy"),
     _column("energy_resets", _INT, "number of times that the energy counter restarted"),
+    _column("energy_rejected", _INT, "readings of the energy counter that are physically impossible"),
     _column("max_temp_c", _REAL, "degC"),
     _column("has_profiling_fault", _FLAG, "profiling counters read 0 while GPU_UTIL was high"),
 )

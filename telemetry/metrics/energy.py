@@ -1,72 +1,105 @@
-"""Energy from the cumulative counter.
+"""Energy from the cumulative counter: the stretches of readings whose steps are physically possible.
 
-The counter is mJ since the driver was loaded, so energy is the sum of its steps in time order. A fall means that
-the driver was loaded again. The reading after it is energy used since (paper-constants, Energy). So the energy is the
-last reading less the first, and the readings before each fall.
+The counter is mJ since the driver was loaded. A stretch is a run of readings of one card in which no step falls, or
+rises faster than the card can use power. So its energy is its last reading less its first. Stretches of hours join
+exactly. `energy_chain` then tells faulty readings from resets and replaced cards, once the whole job is known.
 """
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 
-from telemetry.metrics.columns import NUMBER, REAL, WHOLE, Columns, Rows, scattered
-from telemetry.metrics.runs import Array, RowRuns, grouped
+from telemetry.metrics.columns import NUMBER, REAL, WHOLE, Columns, Kind, Rows
+from telemetry.metrics.runs import Array, RowRuns
 from telemetry.metrics.samples import GpuSamples
 
+_UNKNOWN_W = Kind(np.float64, np.nan)
+
 KINDS = {
-    "missing_energy_mj": NUMBER,
-    "energy_from_ms": WHOLE,
-    "energy_until_ms": WHOLE,
-    "energy_from_mj": REAL,
-    "energy_until_mj": REAL,
-    "energy_lost_mj": REAL,
-    "energy_resets": WHOLE,
+    "allocation": WHOLE,
+    **{f"{name}_ms": WHOLE for name in ("from", "second", "until")},
+    **{f"{name}_mj": REAL for name in ("from", "second", "until")},
+    **{f"{name}_w": _UNKNOWN_W for name in ("from", "until")},
+    "limit_w": REAL,
+    "readings": NUMBER,
+    "card": WHOLE,
 }
-"""from, until: of the first and last reading, ms since the start of the allocation."""
+"""A row for each stretch. from, second, until: its first, second, and last reading, with the time since the start of
+the allocation and the power sample. limit_w: above what the card can use. card: see `_cards`, 0 where it is unknown.
+"""
+
+SLACK_MS = 30_000
+"""A step may hold the energy of this much more time: dcgm-exporter by default reads the counters every 30 s."""
+_MARGIN = 1.25
+"""Allowed above `max_power_w`: short peaks, and the error of the power sensor."""
+
+
+def missing(samples: GpuSamples) -> Columns:
+    """Samples without a reading."""
+    counter = samples.counter("energy_mj")
+    return {"missing_energy_mj": samples.runs.lengths if counter is None else counter.missing(samples.runs)}
 
 
 def measure(samples: GpuSamples) -> Columns:
+    """The stretches of an hour."""
     counter = samples.counter("energy_mj")
     if counter is None:
-        return {"missing_energy_mj": samples.runs.lengths}
-    readings, time_ms, places, runs = counter.values, samples.time_ms, np.arange(len(samples.allocation)), samples.runs
-    if counter.known is not None:
-        places, runs = runs.where(counter.known)
-        readings, time_ms = readings[counter.known], time_ms[counter.known]
-    start_ms = samples.allocations.start_ms[samples.allocation[places]]
-    falls = _falls(readings, readings, runs)
-    found = {
-        "energy_from_ms": runs.first(time_ms) - start_ms,
-        "energy_until_ms": runs.last(time_ms) - start_ms,
-        "energy_from_mj": runs.first(readings),
-        "energy_until_mj": runs.last(readings),
-        "energy_lost_mj": runs.sum(np.where(falls, readings, 0.0)),
-        "energy_resets": runs.sum(falls),
-    }
-    return {"missing_energy_mj": counter.missing(samples.runs)} | scattered(found, places, len(samples.allocation))
+        return {}
+    rows = np.arange(samples.runs.rows) if counter.known is None else np.flatnonzero(counter.known)
+    known = np.ones(samples.runs.rows, bool) if counter.known is None else counter.known
+    places, runs = samples.runs.where(known)
+    allocation = samples.allocation[places]
+    reading, time_ms = counter.values[rows], samples.time_ms[rows]
+    limit_w = samples.allocations.max_power_w[allocation] * _MARGIN
+    card = _cards(samples, rows)
+    joined = (card[1:] == card[:-1]) & is_step(np.diff(reading), np.diff(time_ms), runs.spread(limit_w)[1:])
+    joined[runs.ends[:-1] - 1] = False
+    stretches = RowRuns(np.append(np.arange(min(len(rows), 1)), np.flatnonzero(~joined) + 1), len(rows))
+    run = np.searchsorted(runs.starts, stretches.starts, side="right") - 1
+    start_ms = samples.allocations.start_ms[allocation[run]]
+    power = samples.counter("power_w")
+    found = {"allocation": samples.allocations.number[allocation[run]], "limit_w": limit_w[run]}
+    last = stretches.ends - 1
+    ends = {"from": stretches.starts, "second": np.minimum(stretches.starts + 1, last), "until": last}
+    for name, place in ends.items():
+        found |= {f"{name}_ms": time_ms[place] - start_ms, f"{name}_mj": reading[place]}
+        if name != "second" and power is not None:
+            found[f"{name}_w"] = power.values[rows[place]]
+    return found | {"readings": stretches.lengths, "card": card[stretches.starts]}
 
 
-def _falls(first: Array, last: Array, runs: RowRuns) -> Array:
-    """Whether the first reading of the next row of the run is below the last one of this row."""
-    falls = np.append(first[1:] < last[:-1], False)[: len(first)]
-    falls[runs.ends - 1] = False
-    return falls
+def is_step(step_mj: Array, step_ms: Array, limit_w: Array) -> Array:
+    """Whether a card can have used as much energy in this time."""
+    possible: Array = (step_mj >= 0) & (step_mj <= limit_w * (step_ms + SLACK_MS))
+    return possible
 
 
-def merge(rows: Rows, all_runs: RowRuns) -> Columns:
-    """Rows in runs of the same allocation, in any order of time."""
-    number = np.arange(len(all_runs.starts))
-    allocation = all_runs.spread(number)
-    held = np.flatnonzero(rows["samples"] > rows["missing_energy_mj"])
-    order, runs = grouped(allocation[held], rows["energy_from_ms"][held])
-    chosen = {name: rows[name][held][order] for name in KINDS}
-    falls = _falls(chosen["energy_from_mj"], chosen["energy_until_mj"], runs)
-    found = {
-        "energy_from_ms": runs.first(chosen["energy_from_ms"]),
-        "energy_until_ms": runs.last(chosen["energy_until_ms"]),
-        "energy_from_mj": runs.first(chosen["energy_from_mj"]),
-        "energy_until_mj": runs.last(chosen["energy_until_mj"]),
-        "energy_lost_mj": runs.sum(chosen["energy_lost_mj"] + np.where(falls, chosen["energy_until_mj"], 0.0)),
-        "energy_resets": runs.sum(chosen["energy_resets"] + falls),
-    }
-    return scattered(found, allocation[held][order][runs.starts], len(number))
+def _cards(samples: GpuSamples, rows: Array) -> Array:
+    """A number for the UUID of each reading, the same on every machine; 0 without one."""
+    names, codes = samples.uuid()
+    numbers = [zlib.crc32(name.encode()) & 0x7FFFFFFF for name in names]
+    cards: Array = np.array([*numbers, 0], np.int64)[codes[rows]]
+    return cards
+
+
+def merge(given: Rows) -> Columns:
+    """Stretches joined where the step between them is possible. Those of an hour do not join again."""
+    rows, _ = given.by("allocation", "from_ms")
+    row = {name: rows[name] for name in KINDS}
+    step_mj = row["from_mj"][1:] - row["until_mj"][:-1]
+    step_ms = row["from_ms"][1:] - row["until_ms"][:-1]
+    joined = is_step(step_mj, step_ms, row["limit_w"][1:])
+    for name in ("allocation", "card"):
+        joined &= row[name][1:] == row[name][:-1]
+    length = len(row["allocation"])
+    runs = RowRuns(np.append(np.arange(min(length, 1)), np.flatnonzero(~joined) + 1), length)
+    first, last = runs.starts, runs.ends - 1
+    found = {name: row[name][last if name.startswith("until") else first] for name in KINDS}
+    is_alone = (row["readings"][first] == 1) & (runs.lengths > 1)
+    for unit in ("ms", "mj"):
+        found[f"second_{unit}"] = np.where(
+            is_alone, row[f"from_{unit}"][np.minimum(first + 1, last)], found[f"second_{unit}"]
+        )
+    return found | {"readings": runs.sum(row["readings"])}

@@ -8,12 +8,12 @@ import duckdb
 import pyarrow as pa
 
 from almanac.config import Config
-from telemetry.metrics import histogram, metric_tables_sql, spatial
+from telemetry.metrics import energy_chain, histogram, metric_tables_sql, spatial
 from telemetry.metrics.catalogue import GPU_METRICS, JOB_METRICS
 from telemetry.metrics.columns import Rows
 from telemetry.metrics.hours import rows, run
 from telemetry.metrics.options import Options
-from telemetry.metrics.partials import ALLOCATION, HISTOGRAM, OPEN_WINDOWS, WINDOWS, Partials
+from telemetry.metrics.partials import ALLOCATION, ENERGY, HISTOGRAM, OPEN_WINDOWS, WINDOWS, Partials
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ def finish(
     windows = [*partials[WINDOWS].parts, spatial.fold(partials[OPEN_WINDOWS])]
     given = {
         "spatial": _table(Rows(WINDOWS.kinds, [spatial.merge_closed(Rows(WINDOWS.kinds, windows))])),
+        "energies": energy_chain.energies(partials[ENERGY], allocations),
         "intensity": histogram.by_job(partials[HISTOGRAM]),
         "allocations": allocations,
         "models": models,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from almanac.config import Filters
-from almanac.hardware import GpuModel, find_gpu_model, gpu_models
+from almanac.hardware import UNKNOWN_MAX_POWER_W, GpuModel, find_gpu_model, gpu_models
 from telemetry.attribution.allocations import Attribution, JobRun
 from telemetry.metrics.allocation_arrays import NO_LABEL
 from telemetry.metrics.catalogue import PIPES
@@ -23,6 +25,7 @@ _HARDWARE = schema_of(
     {
         "gpu_model": pa.string(),
         "hbm_capacity_mib": pa.float64(),
+        "max_power_w": pa.float64(),
         **{f"ridge_{pipe}": pa.float64() for pipe in PIPES},
     }
 )
@@ -39,6 +42,7 @@ ALLOCATION_FRAME = schema_of(
         "steady_until_ms": pa.int64(),
         "offset_ms": pa.int64(),
         "label": pa.int64(),
+        "has_card": pa.bool_(),
         **{field.name: field.type for field in _HARDWARE},
     }
 )
@@ -69,7 +73,7 @@ def allocation_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Sur
 
     A GPU is of the model that it had on the first day of the allocation on which that is known.
     offset_ms: where windows begin; 0 is full UTC minutes (see `labels.aligned`). label: the job id that the exporter's
-    label gave to the allocation, NO_LABEL where it is known otherwise.
+    label gave to the allocation, NO_LABEL where it is known otherwise. has_card: see `_have_cards`.
     """
     table, models = attribution.allocations, unit_models(seen)
     hardware: list[tuple[str | float | None, ...]] = []
@@ -94,17 +98,42 @@ def allocation_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Sur
         "steady_until_ms": steady_until_ms,
         "offset_ms": np.zeros(table.num_rows, np.int64),
         "label": np.array(by_label, np.int64)[table["job"].to_numpy()],
+        "has_card": _have_cards(table, seen),
         **{name: held[name] for name in held.column_names},
     }
     return pa.table(columns).cast(ALLOCATION_FRAME)
 
 
+def _have_cards(allocations: pa.Table, seen: Survey) -> list[bool]:
+    """Whether the job of each allocation has the whole card: all its MIG instances that telemetry shows on these days.
+
+    An allocation of a whole GPU does.
+    """
+    names = ("host", "gpu", "mig")
+    migs = seen.units.filter(pc.field("mig") != "")
+    shown: dict[tuple[str, int, int], set[str]] = defaultdict(set)
+    for host, gpu, mig, day in zip(*(migs[name].to_pylist() for name in (*names, "day")), strict=True):
+        shown[host, gpu, day].add(mig)
+    if not shown:
+        return [True] * allocations.num_rows
+    keys = list(zip(*(allocations[name].to_pylist() for name in ("job", *names)), strict=True))
+    own: dict[tuple[int, str, int], set[str]] = defaultdict(set)
+    for job, host, gpu, mig in keys:
+        own[job, host, gpu].add(mig)
+    first_day = allocations["start_ms"].to_numpy() // _DAY_MS
+    last_day = (allocations["end_ms"].to_numpy() - 1) // _DAY_MS
+    return [
+        "" in (mine := own[job, host, gpu]) or all(shown[host, gpu, day] <= mine for day in range(first, last + 1))
+        for (job, host, gpu, _), first, last in zip(keys, first_day.tolist(), last_day.tolist(), strict=True)
+    ]
+
+
 def _hardware(model: GpuModel | None, mig: str) -> tuple[str | float | None, ...]:
-    """Model, capacity and ridge of each pipe, flop per byte. A MIG instance has a share of a capacity unknown here."""
+    """Model, capacity, power, and ridge of each pipe, flop per byte. No capacity for a MIG instance: it has a share."""
     if model is None:
-        return (None,) * (2 + len(PIPES))
+        return (None, None, UNKNOWN_MAX_POWER_W, *(None for _ in PIPES))
     ridges = (None if peak is None else peak / model.hbm_bytes_per_s for peak in _peaks(model))
-    return (model.name, None if mig else float(model.hbm_mib), *ridges)
+    return (model.name, None if mig else float(model.hbm_mib), model.max_power_w, *ridges)
 
 
 def _peaks(model: GpuModel) -> tuple[float | None, ...]:

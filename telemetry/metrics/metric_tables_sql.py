@@ -2,13 +2,12 @@
 
 `per_gpu` and `per_job` make the rows. `per_job` adds the roofline class, the data quality, and the reasons for nulls.
 
-Relations: parts (per allocation), spatial, intensity (per job), allocations, models, jobs.
+Relations: parts, energies (per allocation), spatial, intensity (per job), allocations, models, jobs.
 """
 
 from __future__ import annotations
 
 from almanac.config import Config
-from telemetry.metrics import energy
 from telemetry.metrics.base import MEANS
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.data_quality import IDLE, LOW_COVERAGE, NO_TELEMETRY, OK
@@ -21,7 +20,7 @@ MS_PER_HOUR = 3_600_000
 _USED_UP = (
     *(f"{name}_{counter}" for counter in MEANS for name in ("sum", "missing")),
     *(f"{name}_{pipe}" for pipe in PIPES for name in ("compute", "unknown", "unknown_ms", "last", "ridge")),
-    *(name for name in energy.KINDS if name != "energy_resets"),
+    "missing_energy_mj",
 )
 
 # A GPU is said to have a profiling fault from this many samples, and this share of the busy ones, on.
@@ -47,11 +46,17 @@ SELECT * EXCLUDE ({", ".join(_USED_UP)}),
        {preallocated_sql("steady_samples", "steady_low_mib", "hbm_peak_mib", "hbm_capacity_mib")} AS is_preallocated,
        {each(f"CASE WHEN n_{{x}} >= {enough} THEN raw_{{x}} END AS mean_{{x}}", MEANS)},
        CASE WHEN n_activity >= {enough} THEN raw_temporal END AS temporal_imbalance,
-       CASE WHEN n_energy >= {enough} THEN raw_energy_j END AS energy_j,
-       CASE WHEN n_energy >= {enough} THEN raw_energy_power_w END AS energy_power_w,
+       {_energy("mig = ''", f"n_energy >= {enough}")},
        CASE WHEN n_hbm_used_mib >= {enough} THEN raw_growth END AS hbm_growth_mib_h,
        CASE WHEN n_activity >= {enough} THEN max_activity = 0 END AS is_idle
 FROM raw"""
+
+
+def _energy(*conditions: str) -> str:
+    when = f"CASE WHEN {' AND '.join(conditions)} THEN"
+    measured = "least(1.0, energy_measured_ms / energy_span_ms)"
+    return f"""{when} raw_energy_j END AS energy_j, {when} raw_energy_power_w END AS energy_power_w,
+       CASE WHEN energy_j IS NOT NULL THEN {measured} END AS energy_measured_frac"""
 
 
 def _raw(options: Options) -> str:
@@ -65,11 +70,11 @@ def _raw(options: Options) -> str:
         known = f"CASE WHEN mig = '' THEN {known} ELSE n_gr_engine_active_frac END"
     return f"""
 WITH b AS (SELECT *, {sums} AS sum_activity, {known} AS n_activity
-           FROM (SELECT *, {numbers} FROM parts) JOIN allocations USING (allocation))
+           FROM (SELECT *, {numbers} FROM parts) JOIN allocations USING (allocation)
+           LEFT JOIN energies USING (allocation))
 SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, j.expected AS expected_samples,
        samples - missing_energy_mj AS n_energy,
-       CASE WHEN n_energy > 1 THEN energy_lost_mj - energy_from_mj + energy_until_mj END AS used_mj,
-       used_mj / 1000 AS raw_energy_j, used_mj / (energy_until_ms - energy_from_ms) AS raw_energy_power_w, {means},
+       end_ms - start_ms AS energy_span_ms, raw_energy_j / energy_span_ms * 1000 AS raw_energy_power_w, {means},
        CASE WHEN mig = '' THEN sum_gpu_util_pct / nullif(n_gpu_util_pct, 0) END AS raw_gpu_util_pct,
        CASE WHEN max_activity = 0 THEN 0.0 WHEN max_activity > 0
             THEN least(1.0, greatest(0.0, 1 - sum_activity / (n_activity * max_activity))) END AS raw_temporal,
@@ -86,7 +91,8 @@ def per_job(config: Config) -> str:
     """The columns of JOB_METRICS, in steps: sums over GPUs, what follows from them, verdict, reasons."""
     filters = config.filters
     return f"""
-WITH g AS ({_over_gpus()}),
+WITH e AS ({_over_cards()}),
+g AS ({_over_gpus()}),
 known AS ({_known(f"{filters.min_coverage!r} * expected_samples")}),
 derived AS ({_derived(config.metrics.pipe_used_frac)}),
 judged AS (
@@ -117,8 +123,7 @@ SELECT p.job, count(*) AS gpus_seen, sum(samples) AS samples, max(hbm_peak_mib) 
        {each("avg(raw_{x}) AS raw_{x}", MEANS)},
        {", ".join(f"sum(n_{counter}) AS n_{counter}" for counter in (*MEANS, "activity", "energy"))},
        max(raw_temporal) AS raw_temporal, max(max_activity) AS max_activity,
-       sum(raw_energy_j) AS raw_energy_j, avg(raw_energy_power_w) AS raw_energy_power_w,
-       sum(energy_resets) AS energy_resets, max(max_temp_c) AS max_temp_c,
+       max(max_temp_c) AS max_temp_c,
        bool_or(has_profiling_fault) AS has_profiling_fault,
        coalesce(list({name} ORDER BY host, gpu, mig) FILTER (is_idle), []) AS idle_gpus,
        sum(raw_dram_active_frac * m.hbm_bytes_per_s) AS raw_bytes_s,
@@ -127,6 +132,20 @@ SELECT p.job, count(*) AS gpus_seen, sum(samples) AS samples, max(hbm_peak_mib) 
        {each("sum(known_ms_{x}) AS known_ms_{x}, sum(compute_ms_{x}) AS compute_ms_{x}", PIPES)}
 FROM (SELECT *, max(hbm_peak_mib) OVER (PARTITION BY job) AS top_mib FROM per_gpu) p
 LEFT JOIN models m USING (gpu_model) GROUP BY p.job"""
+
+
+def _over_cards() -> str:
+    """The energy of a job. MIG instances repeat the counter of their card, so each card counts once.
+
+    has_cards: whether the job has every instance of its cards.
+    """
+    names = ("raw_energy_j", "raw_energy_power_w", "energy_resets", "energy_rejected", "energy_measured_ms")
+    best = "ORDER BY raw_energy_j IS NULL, energy_measured_ms DESC, mig"
+    return f"""
+SELECT job, count(*) AS cards, bool_and(has_card) AS has_cards, avg(raw_energy_power_w) AS raw_energy_power_w,
+       {each("sum({x}) AS {x}", tuple(name for name in names if name != "raw_energy_power_w"))}
+FROM (SELECT job, bool_and(has_card) AS has_card, {each(f"first({{x}} {best}) AS {{x}}", names)}
+      FROM per_gpu GROUP BY job, host, gpu) GROUP BY job"""
 
 
 def _known(enough: str) -> str:
@@ -143,14 +162,15 @@ SELECT *, {_coverage("samples")} AS coverage_frac, {coverages}, {placed},
        CASE WHEN n_activity >= {enough} THEN raw_temporal END AS temporal_imbalance,
        CASE WHEN n_activity >= {enough} AND gpus_seen > 1 AND max_activity > 0
             THEN (active_windows - ratio_sum / gpus_seen) / windows END AS spatial_imbalance,
-       CASE WHEN n_energy >= {enough} THEN raw_energy_j END AS energy_j,
-       CASE WHEN n_energy >= {enough} THEN raw_energy_power_w END AS energy_power_w,
+       {_energy("has_cards", f"n_energy >= {enough}")},
        CASE WHEN n_hbm_used_mib >= {enough} THEN raw_growth END AS hbm_growth_mib_h
 FROM (SELECT j.*, coalesce(gpus_seen, 0) AS gpus_seen, coalesce(samples, 0) AS samples,
              expected * greatest(j.gpu_count, coalesce(gpus_seen, 0)) AS expected_samples,
              s.windows AS spatial_windows, s.windows, s.active_windows, s.ratio_sum, i.* EXCLUDE (job),
+             e.* EXCLUDE (job), elapsed_s * 1000 * (cards + greatest(0, j.gpu_count - gpus_seen)) AS energy_span_ms,
              g.* EXCLUDE (job, gpus_seen, samples)
-      FROM jobs j LEFT JOIN g USING (job) LEFT JOIN spatial s USING (job) LEFT JOIN intensity i USING (job))"""
+      FROM jobs j LEFT JOIN g USING (job) LEFT JOIN e USING (job)
+      LEFT JOIN spatial s USING (job) LEFT JOIN intensity i USING (job))"""
 
 
 def _derived(pipe_used_frac: float) -> str:

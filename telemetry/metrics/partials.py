@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from telemetry.metrics import base, energy, histogram, memory, roofline, spatial
 from telemetry.metrics.allocation_arrays import Allocations
-from telemetry.metrics.columns import WHOLE, Columns, Kind, Rows, packed, unpacked
+from telemetry.metrics.columns import NUMBER, WHOLE, Columns, Kind, Rows, packed, unpacked
 from telemetry.metrics.hours import Files, Hour, each_hour
 from telemetry.metrics.options import Options
 from telemetry.metrics.samples import GpuSamples
@@ -27,15 +27,18 @@ class Family:
 def _merge_allocations(given: Rows) -> Columns:
     rows, runs = given.by("allocation")
     found = {"allocation": runs.first(rows["allocation"])} | rows.merged(runs) | memory.merge(rows, runs)
-    return found | energy.merge(rows, runs) | roofline.merge(rows, runs)
+    return found | roofline.merge(rows, runs)
 
 
-_ALLOCATION_KINDS = {"allocation": WHOLE, **base.KINDS, **memory.KINDS, **energy.KINDS, **roofline.KINDS}
+_ALLOCATION_KINDS = {
+    "allocation": WHOLE, "missing_energy_mj": NUMBER, **base.KINDS, **memory.KINDS, **roofline.KINDS,
+}  # fmt: skip
 ALLOCATION = Family(_ALLOCATION_KINDS, _merge_allocations)
 WINDOWS = Family(spatial.CLOSED, spatial.merge_closed)
 OPEN_WINDOWS = Family(spatial.OPEN, spatial.merge_open)
 HISTOGRAM = Family(histogram.KINDS, histogram.merge)
-FAMILIES = (ALLOCATION, WINDOWS, OPEN_WINDOWS, HISTOGRAM)
+ENERGY = Family(energy.KINDS, energy.merge)
+FAMILIES = (ALLOCATION, WINDOWS, OPEN_WINDOWS, HISTOGRAM, ENERGY)
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,11 @@ def _measure(samples: GpuSamples, options: Options, counted_ms: tuple[int, int])
         "allocation": samples.allocations.number[samples.allocation],
         **base.measure(samples, options, counted_ms),
     }
-    allocation |= memory.measure(samples, options.is_full) | energy.measure(samples)
+    allocation |= memory.measure(samples, options.is_full) | energy.missing(samples)
     allocation |= roofline.measure(samples, placed, options.is_full)
     closed, still = spatial.measure(samples, options)
-    return allocation, closed, still, histogram.measure(samples, placed) if options.is_full else {}
+    bins = histogram.measure(samples, placed) if options.is_full else {}
+    return allocation, closed, still, bins, energy.measure(samples)
 
 
 def merge_partials(db: duckdb.DuckDBPyConnection, parts: Iterable[Partials]) -> Partials:

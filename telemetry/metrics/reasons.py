@@ -9,7 +9,7 @@ _FEW = "too few samples"
 
 def reasons_sql() -> str:
     """SQL: a list of "metric: reason", empty where every metric is known."""
-    cases = [*_memory(), *_imbalance(), _case("energy_j", "energy", "n_energy"), *_classes()]
+    cases = [*_memory(), *_imbalance(), _energy(), *_classes()]
     return f"CASE WHEN samples = 0 THEN ['all: no samples'] ELSE [x FOR x IN [{', '.join(cases)}] IF x IS NOT NULL] END"
 
 
@@ -46,6 +46,16 @@ def _imbalance() -> list[str]:
             ("max_activity = 0", "never active"),
         ),
     ]
+
+
+def _energy() -> str:
+    return _case(
+        "energy_j",
+        "energy",
+        "n_energy",
+        ("NOT has_cards", "MIG instances share the counter of their GPU"),
+        ("raw_energy_j IS NULL AND energy_rejected > 0", "no possible reading"),
+    )
 
 
 def _classes() -> list[str]:

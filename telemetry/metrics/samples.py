@@ -109,6 +109,13 @@ class GpuSamples:
         column: Any = self.hour.read("job_label")
         return None if column is None else self._take(column.fill_null(-1).to_numpy())
 
+    def uuid(self) -> tuple[list[str], Array]:
+        """UUIDs, and which of them each sample has: its place in the list, -1 without one."""
+        uuid = self.hour.text("uuid")
+        if not len(uuid):
+            return [], np.full(self.runs.rows, -1)
+        return uuid.dictionary.to_pylist(), self._take(uuid.indices.fill_null(-1).to_numpy())
+
     def counter(self, name: str) -> CounterValues | None:
         """A counter's values in the samples; None where it is not known in any of the hour."""
         if name in self._counters:

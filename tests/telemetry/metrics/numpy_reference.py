@@ -45,18 +45,25 @@ def temporal_imbalance(activity: np.ndarray) -> float:
     return min(1.0, max(0.0, 1 - math.fsum(known) / (len(known) * known.max())))
 
 
-def energy_j(millijoule: np.ndarray) -> tuple[float, int]:
-    known = millijoule[~np.isnan(millijoule)]
+def energy_j(part: pd.DataFrame, start_s: int, end_s: int) -> tuple[float, float, int]:
+    """Energy of the job on one GPU, seconds between its first and last reading, resets. The counter has no fault."""
+    known = part[~part.energy_mj.isna()]
     if len(known) < 2:
-        return math.nan, 0
+        return math.nan, math.nan, 0
     total, resets = 0.0, 0
-    for before, after in itertools.pairwise(known):
+    for before, after in itertools.pairwise(known.energy_mj.to_numpy(float)):
         if after < before:
             resets += 1
-            total += after
+            total += after / 1000
         else:
-            total += after - before
-    return total / 1000, resets
+            total += (after - before) / 1000
+    first, last = known.iloc[0], known.iloc[-1]
+    measured_s = (last.time_ms - first.time_ms) / 1000
+    mean_w = total / measured_s
+    for gap_ms, watts in ((first.time_ms - start_s * 1000, first.power_w), (end_s * 1000 - last.time_ms, last.power_w)):
+        near_ms = min(gap_ms, 60_000)
+        total += (near_ms * (mean_w if math.isnan(watts) else float(watts)) + (gap_ms - near_ms) * mean_w) / 1000
+    return total, measured_s, resets
 
 
 def growth(hours: np.ndarray, mib: np.ndarray) -> float:
@@ -138,24 +145,21 @@ def job_metrics(
     found["spatial_imbalance"] = spatial_imbalance(util, 60_000, first_ms if is_aligned_to_job else 0)
     found["temporal_imbalance"] = np.nanmax([temporal_imbalance(values) for _, values in util])
     found["idle_gpus"] = [f"{u[0]}:{u[1]}" for (u, _), (_, values) in zip(seen, util, strict=True) if max(values) == 0]
-    _energy(found, seen)
+    _energy(found, seen, start_s, end_s)
     _memory(found, seen, start_s)
     _roofline(found, seen)
     return found
 
 
-def _energy(found: dict[str, Any], seen: list[Any]) -> None:
-    energies, powers, resets = [], [], 0
-    for _, part in seen:
-        joule, fell = energy_j(part.energy_mj.to_numpy(float))
-        known = part[~part.energy_mj.isna()].time_ms
-        resets += fell
-        if not math.isnan(joule):
-            energies.append(joule)
-            powers.append(joule / ((known.iloc[-1] - known.iloc[0]) / 1000))
+def _energy(found: dict[str, Any], seen: list[Any], start_s: int, end_s: int) -> None:
+    parts = [energy_j(part, start_s, end_s) for _, part in seen]
+    energies = [joule for joule, _, _ in parts if not math.isnan(joule)]
     found["energy_j"] = math.fsum(energies) if energies else math.nan
-    found["energy_power_w"] = mean(powers)
-    found["energy_resets"] = resets
+    found["energy_power_w"] = mean(energies) / (end_s - start_s)
+    measured_s = math.fsum(measured for _, measured, _ in parts if not math.isnan(measured))
+    found["energy_measured_frac"] = measured_s / (end_s - start_s) / len(seen) if energies else math.nan
+    found["energy_resets"] = sum(resets for _, _, resets in parts)
+    found["energy_rejected"] = 0
 
 
 def _memory(found: dict[str, Any], seen: list[Any], start_s: int) -> None:

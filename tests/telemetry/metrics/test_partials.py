@@ -223,6 +223,6 @@ def test_an_hour_in_which_a_job_has_no_samples_adds_nothing(
         expected = jobs_of(db, ends, mapped(db, ends))[0]
         found = prepared(db, silent, job(0.5, 4), options=options)
         row = jobs_of(db, found, mapped(db, found))[0]
-    same = ["samples", "hbm_max_mib", "hbm_peak_ms", "energy_j", "spatial_imbalance", "intensity_bins_tensor"]
+    same = ["samples", "hbm_max_mib", "hbm_peak_ms", "energy_resets", "spatial_imbalance", "intensity_bins_tensor"]
     same += ["compute_frac_fp64", "mean_gpu_util_pct", "hbm_growth_mib_h", "temporal_imbalance"]
     assert_close({name: expected[name] for name in same}, row)

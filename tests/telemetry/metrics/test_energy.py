@@ -1,0 +1,222 @@
+"""Energy is right when the counter is not: dips, spikes, resets, replaced cards, MIG, and the ends of a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import telemetry.metrics.chunks
+from telemetry.attribution.allocations import JobRun
+
+START_S = 1_741_046_400 - 1200  # twenty minutes before midnight UTC
+SHARE_J = 300.0 * 60
+"""The energy of one sample: 300 W, a sample every 60 s."""
+
+
+def card(readings: list[float] | np.ndarray, step_s: int = 60, **more: Any) -> pd.DataFrame:
+    times = (START_S + step_s * np.arange(len(readings))) * 1000
+    return pd.DataFrame({"host": "n1", "gpu": 0, "mig": "", "time_ms": times, "energy_mj": readings, **more})
+
+
+def steady(samples: int = 60, start_mj: float = 2.02e11, step_s: int = 60) -> np.ndarray:
+    """The counter of a card at 300 W."""
+    return start_mj + 300_000.0 * step_s * np.arange(samples)
+
+
+def job(length_s: int = 3600, gpu_count: int = 1) -> JobRun:
+    return JobRun(1, START_S, START_S, START_S + length_s, gpu_count, ("n1",))
+
+
+def energy(run: Any, frame: pd.DataFrame, length_s: int = 3600, **more: Any) -> dict[str, Any]:
+    row: dict[str, Any] = run(frame, [job(length_s)], **more)[0][1]
+    return row
+
+
+def test_energy_and_power_of_a_whole_job(run: Any) -> None:
+    """300 W for an hour, of which 59 minutes lie between the first and the last reading."""
+    row = energy(run, card(steady()))
+    assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
+    assert row["energy_power_w"] == pytest.approx(300, rel=1e-12)
+    assert row["energy_measured_frac"] == pytest.approx(59 / 60, rel=1e-12)
+    assert (row["energy_resets"], row["energy_rejected"]) == (0, 0)
+
+
+def test_a_reset_counts_the_reading_after_it(run: Any) -> None:
+    """1000 to 4000 mJ: 3 J; the driver loads again and shows 500: 0.5 J; to 2500: 2 J. 5.5 J in 30 of 40 s."""
+    row = energy(run, card([1000, 4000, 500, 2500], step_s=10), 40)
+    assert row["energy_j"] == pytest.approx(5.5 / 30 * 40, rel=1e-12)
+    assert (row["energy_resets"], row["energy_rejected"]) == (1, 0)
+
+
+def test_one_wrong_reading_costs_at_most_its_own_share(run: Any) -> None:
+    """On each of 25 nodes one reading is wrong."""
+    frames, jobs, faults = [], [], []
+    for place, value in product((0, 1, 20, 58, 59), (0.0, 9e15, 1e11, 2.02e11 - 5e8, 2.02e11 + 3e9)):
+        readings = steady()
+        readings[place] = value
+        faults.append((place, value))
+        frames.append(card(readings).assign(host=f"n{len(faults)}"))
+        jobs.append(replace(job(), job_id=len(faults), hosts=(f"n{len(faults)}",)))
+    rows, _ = run(pd.concat(frames), jobs)
+    for number, fault in enumerate(faults, 1):
+        assert rows[number]["energy_j"] == pytest.approx(300 * 3600, abs=SHARE_J), fault
+        assert (rows[number]["energy_resets"], rows[number]["energy_rejected"]) == (0, 1), fault
+
+
+def test_a_wrong_reading_inside_a_job_costs_nothing(run: Any) -> None:
+    readings = steady()
+    readings[[10, 30, 31, 32]] = [0.0, 9e15, 0.0, 1.0]
+    row = energy(run, card(readings))
+    assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
+    assert (row["energy_resets"], row["energy_rejected"]) == (0, 4)
+
+
+def test_a_dip_to_zero_may_last(run: Any) -> None:
+    readings = steady()
+    readings[20:35] = 0.0
+    row = energy(run, card(readings))
+    assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
+    assert (row["energy_resets"], row["energy_rejected"]) == (0, 15)
+
+
+def test_a_small_step_back_is_no_reset(run: Any) -> None:
+    readings = steady()
+    readings[20] += 500_000  # as 8 W more for a minute
+    readings[30] += 19_000_000  # above the reading after it
+    row = energy(run, card(readings))
+    assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
+    assert row["energy_resets"] == 0
+
+
+@pytest.mark.parametrize("uuids", [None, ("GPU-a", "GPU-b")], ids=["no uuid", "uuid"])
+@pytest.mark.parametrize("other_mj", [3.2e12, 4e8], ids=["older", "newer"])
+def test_a_replaced_card_adds_no_energy(run: Any, uuids: tuple[str, str] | None, other_mj: float) -> None:
+    readings = steady()
+    readings[30:] = steady(30, other_mj)
+    names = {} if uuids is None else {"uuid": [uuids[0]] * 30 + [uuids[1]] * 30}
+    row = energy(run, card(readings, **names))
+    assert row["energy_j"] == pytest.approx(300 * 3600, abs=SHARE_J)
+    assert row["energy_resets"] == 0
+    assert row["energy_measured_frac"] == pytest.approx(58 / 60, rel=1e-12)
+
+
+def test_a_replaced_card_with_a_similar_counter_is_told_by_its_uuid(run: Any) -> None:
+    readings = steady()
+    readings[30:] += 9e6
+    row = energy(run, card(readings, uuid=["GPU-a"] * 30 + ["GPU-b"] * 30))
+    assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
+
+
+def test_the_driver_loads_again_in_the_middle(run: Any) -> None:
+    readings = steady()
+    readings[25:] = steady(35, 300_000.0 * 20)
+    row = energy(run, card(readings))
+    assert row["energy_j"] == pytest.approx(300 * 3600, abs=SHARE_J)
+    assert (row["energy_resets"], row["energy_rejected"]) == (1, 0)
+
+
+def test_an_exporter_that_reads_the_counters_every_30_s_shows_no_fault(run: Any) -> None:
+    """A scrape every 10 s sees the same reading three times, then a step of 30 s at 390 W, near the card's limit."""
+    readings = 2e11 + 390_000.0 * 30 * (np.arange(360) // 3)
+    row = energy(run, card(readings, step_s=10))
+    assert row["energy_j"] == pytest.approx(390 * 3600, rel=0.01)
+    assert row["energy_rejected"] == 0
+
+
+def test_the_ends_of_a_short_job_count_with_the_power_there(run: Any) -> None:
+    """Five minutes, scraped every 60 s from second 50 on: 75 W up to second 70, then 300 W."""
+    seconds = np.arange(50, 300, 60)
+    readings = 2e11 + 1000.0 * (75 * np.minimum(seconds, 70) + 300 * np.maximum(seconds - 70, 0))
+    frame = card(readings).assign(time_ms=(START_S + seconds) * 1000, power_w=np.where(seconds < 70, 75.0, 300.0))
+    row = energy(run, frame, 300)
+    assert row["energy_j"] == pytest.approx(75 * 70 + 300 * 230, rel=1e-12)
+    assert row["energy_measured_frac"] == pytest.approx(240 / 300, rel=1e-12)
+
+
+def test_one_power_sample_does_not_stand_for_a_long_gap(run: Any) -> None:
+    """The exporter dies after 40 of 60 minutes, just as the GPU pauses: one minute at 50 W, then the mean power."""
+    readings = steady()[:41]
+    row = energy(run, card(readings, power_w=[300.0] * 40 + [50.0]))
+    assert row["energy_j"] == pytest.approx(300 * 2400 + 50 * 60 + 300 * 1140, rel=1e-12)
+    assert row["energy_measured_frac"] == pytest.approx(40 / 60, rel=1e-12)
+
+
+def mig(cards: int = 2, instances: int = 7, samples: int = 31) -> pd.DataFrame:
+    """Cards at 300 W whose counter each of their instances repeats."""
+    frames = [
+        card(steady(samples, 1e11 * (gpu + 1))).assign(gpu=gpu, mig=str(1 + number), gr_engine_active_frac=0.5)
+        for gpu in range(cards)
+        for number in range(instances)
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def test_mig_instances_of_a_job_count_their_card_once(run: Any) -> None:
+    """Two cards at 300 W for 30 minutes: 0.3 kWh, not 2.1."""
+    jobs, gpus = run(mig(), [job(1800, 14)])
+    assert jobs[1]["energy_j"] / 3.6e6 == pytest.approx(0.3, rel=1e-12)
+    assert jobs[1]["energy_power_w"] == pytest.approx(300, rel=1e-12)
+    assert jobs[1]["energy_measured_frac"] == pytest.approx(29 / 30, rel=1e-12)
+    assert {row["energy_j"] for row in gpus} == {None}
+
+
+def test_some_instances_of_a_card_have_no_energy_and_that_is_said(run: Any) -> None:
+    frame = mig(cards=1)
+    frame["job_label"] = np.where(frame.mig == "3", 1, 2)
+    jobs, gpus = run(frame, [job(1800, 1), JobRun(2, START_S, START_S, START_S + 1800, 6, ("n1",))])
+    assert len(gpus) == 7
+    for row in jobs.values():
+        assert (row["energy_j"], row["energy_power_w"], row["energy_measured_frac"]) == (None, None, None)
+        assert "energy_j: MIG instances share the counter of their GPU" in row["reasons"]
+
+
+def test_readings_without_any_possible_step_have_no_energy(run: Any) -> None:
+    row = energy(run, card([5e11, 2e11, 9e15, 7e11]), 240)
+    assert (row["energy_j"], row["energy_rejected"]) == (None, 4)
+    assert "energy_j: no possible reading" in row["reasons"]
+
+
+FAULTS = st.lists(
+    st.tuples(st.sampled_from(["dip", "spike", "reset", "card", "lost"]), st.integers(0, 119)), max_size=6
+)
+
+
+@given(faults=FAULTS, seed=st.integers(0, 10**6), phase_s=st.integers(0, 29))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_faults_on_a_known_power_curve(run: Any, faults: list[tuple[str, int]], seed: int, phase_s: int) -> None:
+    """Each fault costs at most the energy of the steps beside it; how the hours are cut changes nothing."""
+    rng = np.random.default_rng(seed)
+    watts = np.repeat(rng.uniform(50, 400, 60), 60)  # each second of an hour, across midnight
+    used_mj = 1000 * np.concatenate([[0.0], np.cumsum(watts)])
+    seconds = phase_s + 30 * np.arange(119)
+    frame = card(2e11 + used_mj[seconds]).assign(
+        time_ms=(START_S + seconds) * 1000, power_w=watts[seconds], uuid="GPU-a"
+    )
+    for kind, place in faults:
+        row = place % len(frame)
+        if kind == "dip":
+            frame.loc[row, "energy_mj"] *= rng.choice([0.0, 0.5])
+        elif kind == "spike":
+            frame.loc[row, "energy_mj"] = rng.choice([9e15, 5e11])
+        elif kind == "reset" and row:
+            frame.loc[row:, "energy_mj"] -= frame.loc[row - 1, "energy_mj"]
+        elif kind == "card":
+            frame.loc[row:, "energy_mj"] += 1e10
+            frame.loc[row:, "uuid"] = f"GPU-{row}"
+        elif kind == "lost":
+            frame.loc[row, "energy_mj"] = np.nan
+    found = energy(run, frame)
+    assert found["energy_j"] == pytest.approx(used_mj[-1] / 1000, abs=(2 + 3 * len(faults)) * 400 * 30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(telemetry.metrics.chunks, "ROWS_PER_CHUNK", 1)
+        by_hour = energy(run, frame)
+    for other in (by_hour, energy(run, frame, stored=False)):
+        for name in ("energy_j", "energy_measured_frac", "energy_resets", "energy_rejected"):
+            assert other[name] == pytest.approx(found[name], rel=1e-12), name
