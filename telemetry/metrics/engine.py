@@ -67,7 +67,7 @@ def with_allocations(db: duckdb.DuckDBPyConnection, prepared: Prepared, config: 
     allocations = allocation_frame(jobs, attribution, seen)
     if work.options.is_aligned_to_job:
         allocations = aligned(db, work.chunks, allocations)
-    frame = job_frame(jobs, attribution, seen, config.filters)
+    frame = job_frame(jobs, attribution, seen, allocations, config.filters)
     return replace(prepared, work=replace(work, allocations=allocations), jobs=frame)
 
 

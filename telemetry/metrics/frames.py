@@ -18,6 +18,7 @@ from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.filters import host_filter, set_aside
 from telemetry.metrics.inventory import Survey
 from telemetry.metrics.preallocation import steady_span_ms
+from telemetry.metrics.runs import Array
 from telemetry.store.schema import schema_of, table_of
 
 _DAY_MS = 86_400_000
@@ -41,6 +42,7 @@ ALLOCATION_FRAME = schema_of(
         "steady_from_ms": pa.int64(),
         "steady_until_ms": pa.int64(),
         "offset_ms": pa.int64(),
+        "interval_ms": pa.float64(),
         "label": pa.int64(),
         "has_card": pa.bool_(),
         **{field.name: field.type for field in _HARDWARE},
@@ -72,8 +74,9 @@ def allocation_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Sur
     """Allocations with what the metrics want to know of each: its job's steady span, its GPU's capacity and ridges.
 
     A GPU is of the model that it had on the first day of the allocation on which that is known.
-    offset_ms: where windows begin; 0 is full UTC minutes (see `labels.aligned`). label: the job id that the exporter's
-    label gave to the allocation, NO_LABEL where it is known otherwise. has_card: see `_have_cards`.
+    offset_ms: where windows begin; 0 is full UTC minutes (see `labels.aligned`). interval_ms: the scrape interval of
+    the GPU, null where it is not known. label: the job id that the exporter's label gave to the allocation, NO_LABEL
+    where it is known otherwise. has_card: see `_have_cards`.
     """
     table, models = attribution.allocations, unit_models(seen)
     hardware: list[tuple[str | float | None, ...]] = []
@@ -90,6 +93,7 @@ def allocation_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Sur
     held = table_of(_HARDWARE, hardware).take(pa.array(places, pa.int64()))
     spans = np.array([steady_span_ms(job.start_s, job.end_s) for job in jobs], np.int64).reshape(-1, 2)
     steady_from_ms, steady_until_ms = spans[table["job"].to_numpy()].T
+    intervals_s = _intervals_s(jobs, table, seen)
     by_label = [job.job_id if attribution.origin.get(n) == "label" else NO_LABEL for n, job in enumerate(jobs)]
     columns = {
         "allocation": np.arange(table.num_rows),
@@ -97,6 +101,7 @@ def allocation_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Sur
         "steady_from_ms": steady_from_ms,
         "steady_until_ms": steady_until_ms,
         "offset_ms": np.zeros(table.num_rows, np.int64),
+        "interval_ms": pa.array(1000 * intervals_s, from_pandas=True),
         "label": np.array(by_label, np.int64)[table["job"].to_numpy()],
         "has_card": _have_cards(table, seen),
         **{name: held[name] for name in held.column_names},
@@ -126,6 +131,14 @@ def _have_cards(allocations: pa.Table, seen: Survey) -> list[bool]:
         "" in (mine := own[job, host, gpu]) or all(shown[host, gpu, day] <= mine for day in range(first, last + 1))
         for (job, host, gpu, _), first, last in zip(keys, first_day.tolist(), last_day.tolist(), strict=True)
     ]
+
+
+def _intervals_s(jobs: Sequence[JobRun], table: pa.Table, seen: Survey) -> Array:
+    """The scrape interval of each allocation's GPU, in s; NaN where it is not known."""
+    columns = (table[name].to_pylist() for name in ("host", "gpu", "mig", "job"))
+    spans = [(job.start_s, job.end_s) for job in jobs]
+    found = [seen.intervals.of((host, gpu, mig), *spans[job]) for host, gpu, mig, job in zip(*columns, strict=True)]
+    return np.array(found, np.float64)
 
 
 def _hardware(model: GpuModel | None, mig: str) -> tuple[str | float | None, ...]:
@@ -159,12 +172,16 @@ def model_frame() -> pa.Table:
     )
 
 
-def job_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Survey, filters: Filters) -> pa.Table:
+def job_frame(
+    jobs: Sequence[JobRun], attribution: Attribution, seen: Survey, allocations: pa.Table, filters: Filters
+) -> pa.Table:
     """What `finish` wants to know of each job.
 
-    expected: samples that one of its GPUs should have. set_aside: a reason known before any sample is looked at.
+    expected: samples that one of its GPUs should have, on average. set_aside: a reason known before any sample is
+    looked at.
     """
     login_nodes = host_filter(filters.login_nodes)
+    expected = _expected(jobs, seen, allocations)
     rows = [
         (
             number,
@@ -173,10 +190,22 @@ def job_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Survey, fi
             job.start_s,
             job.elapsed_s,
             job.gpu_count,
-            seen.intervals.expected(job.start_s, job.end_s),
+            expected[number],
             set_aside(job, filters, login_nodes) or attribution.failed.get(number),
             attribution.origin.get(number),
         )
         for number, job in enumerate(jobs)
     ]
     return table_of(JOB_FRAME, rows)
+
+
+def _expected(jobs: Sequence[JobRun], seen: Survey, allocations: pa.Table) -> list[float | None]:
+    """The mean over a job's GPUs of run time / scrape interval; without GPUs, that of its first host's typical GPU."""
+    found: list[float | None] = []
+    number, interval_ms = (allocations[name].to_numpy() for name in ("job", "interval_ms"))
+    gpus = np.bincount(number, minlength=len(jobs))
+    rate = np.bincount(number, 1000 / interval_ms, minlength=len(jobs)) / np.maximum(gpus, 1)
+    for job, per_s in zip(jobs, rate.tolist(), strict=True):
+        interval_s = None if per_s > 0 else seen.intervals.of(((*job.hosts, "")[0], -1, ""), job.start_s, job.end_s)
+        found.append(job.elapsed_s * per_s if per_s > 0 else None if interval_s is None else job.elapsed_s / interval_s)
+    return found

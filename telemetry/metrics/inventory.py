@@ -17,8 +17,9 @@ from telemetry.attribution.allocations import Inventory
 from telemetry.attribution.host_names import HostNames
 from telemetry.metrics.chunks import each_chunk
 from telemetry.metrics.hours import HOUR_MS, Files, Hour, MisplacedError, each_hour
-from telemetry.metrics.runs import Array, RowRuns
+from telemetry.metrics.runs import RowRuns
 from telemetry.metrics.samples import Units
+from telemetry.metrics.scrapes import Intervals, hour_intervals, intervals_of
 from telemetry.store.schema import schema_of
 
 UNITS = schema_of(
@@ -27,36 +28,16 @@ UNITS = schema_of(
         "gpu": pa.int16(),
         "mig": pa.string(),
         "day": pa.int64(),
+        "hour_ms": pa.int64(),
         "model": pa.string(),
         "total_mib": pa.float32(),
         "counted": pa.int64(),
-        "gap_ms": pa.float64(),
+        "interval_ms": pa.float64(),
+        "is_steady": pa.bool_(),
     }
 )
 _KEYS = ["host", "gpu", "mig", "day"]
 _DAY_MS = 24 * HOUR_MS
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """The discovered scrape interval of each day since 1970, s."""
-
-    by_day: Mapping[int, float]
-
-    def expected(self, start_s: int, end_s: int) -> float | None:
-        """Samples that one GPU should have in [start_s, end_s); None where no interval is known.
-
-        The median of the other days of the span stands in for a day without an interval.
-        """
-        days = range(start_s // 86_400, (end_s - 1) // 86_400 + 1)
-        known = sorted(self.by_day[day] for day in days if day in self.by_day)
-        if not known:
-            return None
-        total = 0.0
-        for day in days:
-            seconds = min(end_s, (day + 1) * 86_400) - max(start_s, day * 86_400)
-            total += seconds / self.by_day.get(day, known[(len(known) - 1) // 2])
-        return total
 
 
 @dataclass(frozen=True)
@@ -111,14 +92,14 @@ class Survey:
             is_sorted = files.is_sorted and not days & merged
             chunks.append(replace(files, nodes={day: nodes[day] for day in days}, is_sorted=is_sorted))
         units = _by_unit(self.units.set_column(0, "host", renamed))
-        return replace(self, chunks=chunks, units=units, nodes=nodes, unclear=unclear)
+        intervals = self.intervals.named(nodes)
+        return replace(self, chunks=chunks, units=units, intervals=intervals, nodes=nodes, unclear=unclear)
 
 
 def survey(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], counted_ms: tuple[int, int]) -> Survey:
     """Look through telemetry files, counting samples of the span counted_ms.
 
-    A scrape interval is the median, over GPUs and hours, of the mean distance of samples. Raises duckdb.Error,
-    pa.ArrowException or OSError where a file cannot be read.
+    Raises duckdb.Error, pa.ArrowException or OSError where a file cannot be read.
     """
 
     def look(db: duckdb.DuckDBPyConnection, files: Files) -> tuple[Files, list[pa.Table]]:
@@ -129,8 +110,7 @@ def survey(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], counted_ms: t
 
     found = list(each_chunk(db, chunks, look))
     hours = pa.concat_tables([UNITS.empty_table(), *chain.from_iterable(tables for _, tables in found)])
-    by_day = dict(_intervals(hours["day"].to_numpy(), hours["gap_ms"].to_numpy()))
-    return Survey([files for files, _ in found], _by_unit(hours), Intervals(by_day))
+    return Survey([files for files, _ in found], _by_unit(hours), intervals_of(hours))
 
 
 def _by_unit(rows: pa.Table) -> pa.Table:
@@ -148,18 +128,20 @@ def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:
     counted = runs.lengths
     if hour.start_ms < counted_ms[0] or hour.start_ms + HOUR_MS > counted_ms[1]:
         counted = runs.sum((time_ms >= counted_ms[0]) & (time_ms < counted_ms[1]))
-    span_ms, steps = runs.last(time_ms) - runs.first(time_ms), runs.lengths - 1
+    interval_ms, is_steady = hour_intervals(runs, time_ms)
     total = hour.read("hbm_total_mib")
     number = len(runs.starts)
-    columns = {
+    columns: dict[str, Any] = {
         "host": units.host,
         "gpu": units.gpu,
         "mig": units.mig,
         "day": np.full(number, hour.start_ms // _DAY_MS),
+        "hour_ms": np.full(number, hour.start_ms),
         "model": _model(hour, runs),
         "total_mib": pa.nulls(number) if total is None else pa.array(runs.max(total.to_numpy()), from_pandas=True),
         "counted": counted,
-        "gap_ms": np.divide(span_ms, steps, out=np.full(number, np.nan), where=steps > 0),
+        "interval_ms": interval_ms,
+        "is_steady": is_steady,
     }
     return pa.table(columns).cast(UNITS)
 
@@ -174,13 +156,3 @@ def _model(hour: Hour, runs: RowRuns) -> pa.Array[Any]:
     found = runs.max(rank[model.indices.fill_null(-1).to_numpy()])
     named: pa.Array[Any] = model.dictionary.take(names).take(pa.array(found, pa.int64(), mask=found < 0))
     return named
-
-
-def _intervals(day: Array, gap_ms: Array) -> list[tuple[int, float]]:
-    """Day and median of its gaps, s."""
-    known = gap_ms > 0
-    day, gap_ms = day[known], gap_ms[known]
-    order = np.lexsort((gap_ms, day))
-    days = RowRuns.of(day[order])
-    median = gap_ms[order][days.starts + (days.lengths - 1) // 2] / 1000
-    return list(zip(days.first(day[order]).tolist(), median.tolist(), strict=True))

@@ -72,7 +72,7 @@ def _raw(options: Options) -> str:
 WITH b AS (SELECT *, {sums} AS sum_activity, {known} AS n_activity
            FROM (SELECT *, {numbers} FROM parts) JOIN allocations USING (allocation)
            LEFT JOIN energies USING (allocation))
-SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, j.expected AS expected_samples,
+SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, 1000 * j.elapsed_s / interval_ms AS expected_samples,
        samples - missing_energy_mj AS n_energy,
        end_ms - start_ms AS energy_span_ms, raw_energy_j / energy_span_ms * 1000 AS raw_energy_power_w, {means},
        CASE WHEN mig = '' THEN sum_gpu_util_pct / nullif(n_gpu_util_pct, 0) END AS raw_gpu_util_pct,

@@ -1,4 +1,4 @@
-"""What telemetry holds: GPUs by the day, their models, the scrape interval, and samples of the span."""
+"""What telemetry holds: GPUs by the day, their models, and samples of the span."""
 
 from __future__ import annotations
 
@@ -28,22 +28,6 @@ def look(root: Path, *frames: pd.DataFrame, counted_ms: tuple[int, int] = COUNTE
     store.of("c").write("telemetry", telemetry(pd.concat(frames, ignore_index=True)))
     with store.connect() as db:
         return survey(db, split_files(store.of("c").files("telemetry")), counted_ms)
-
-
-def test_the_interval_of_a_day_is_the_median_over_gpus_and_hours(tmp_path: Path) -> None:
-    """Two GPUs every 10 s, one every 30 s: 10 s. The next day every 20 s; the day after none is known."""
-    frames = [gpu(0, 10, 7200), gpu(1, 10, 7200), gpu(2, 30, 7200), gpu(0, 20, 7200, START_S + 86_400)]
-    found = look(tmp_path, *frames).intervals
-    assert found.by_day == {DAY: 10.0, DAY + 1: 20.0}
-    assert found.expected(START_S + 86_400 - 100, START_S + 86_400 + 100) == 10 + 5
-    assert found.expected(START_S + 2 * 86_400, START_S + 2 * 86_400 + 100) is None
-    assert found.expected(START_S + 2 * 86_400 - 40, START_S + 2 * 86_400 + 100) == 2 + 5
-
-
-def test_one_sample_an_hour_tells_no_interval(tmp_path: Path) -> None:
-    found = look(tmp_path, gpu(0, 3600, 7200)).intervals
-    assert found.by_day == {}
-    assert found.expected(START_S, START_S + 100) is None
 
 
 def test_units_are_seen_by_the_day_with_what_their_samples_name(tmp_path: Path) -> None:

@@ -1,0 +1,169 @@
+"""How often each GPU is scraped: from the gaps between its own samples."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median_low
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from telemetry.attribution.allocations import days_of
+from telemetry.metrics.hours import HOUR_MS
+from telemetry.metrics.runs import Array, RowRuns
+
+Place = tuple[str, int, str]
+"""Host, GPU index, and MIG instance id."""
+_PlaceDay = tuple[str, int, str, int]
+
+EVEN = 1.1
+"""Samples are even if their longest gap is at most this many times the shortest one."""
+_FREQUENT_PCT = 5
+_NEAR = (0.5, 1.5)
+_ROUNDS = 3
+_STEADY_FRAC, _STEADY_SAMPLES = 0.75, 4
+
+_HOUR_S, _DAY_S = 3600, 86_400
+
+
+def gaps_ms(runs: RowRuns, time_ms: Array) -> Array:
+    """Time from each sample to the next one of its run. The last one gets the gap before it; a lone one gets 0."""
+    gap = np.diff(time_ms, append=0)
+    last = runs.ends - 1
+    gap[last] = np.where(runs.lengths > 1, gap[last - 1], 0)
+    return gap
+
+
+def hour_intervals(runs: RowRuns, time_ms: Array) -> tuple[Array, Array]:
+    """The scrape interval of each GPU in an hour, in ms, and whether it held for most of the hour.
+
+    runs: the samples of each GPU. The interval is NaN with fewer than two samples. Lost samples leave gaps of two or
+    more intervals. So the interval is the mean of the gaps around the shortest frequent one.
+    """
+    gap, number = gaps_ms(runs, time_ms), runs.lengths
+    is_uneven = runs.max(gap) > EVEN * runs.min(gap)
+    span_ms = runs.last(time_ms) - runs.first(time_ms)
+    interval_ms = np.divide(span_ms, number - 1, out=np.full(len(number), np.nan), where=number > 1)
+    is_steady = ~is_uneven & (number >= _STEADY_SAMPLES)
+    if is_uneven.any():
+        chosen = runs.spread(is_uneven)
+        chosen[runs.ends - 1] = False
+        uneven = RowRuns.of_lengths(number[is_uneven] - 1)
+        interval_ms[is_uneven], share = _frequent(uneven, gap[chosen])
+        is_steady[is_uneven] = (share >= _STEADY_FRAC) & (number[is_uneven] >= _STEADY_SAMPLES)
+    return interval_ms, is_steady
+
+
+def _frequent(runs: RowRuns, gap: Array) -> tuple[Array, Array]:
+    """The shortest frequent gap of each run, and the share of the time that gaps like it fill.
+
+    It starts at the 5th percentile. Jitter puts that below the interval, so the mean of the gaps near it takes its
+    place, three times.
+    """
+    of_run = runs.spread(np.arange(len(runs.starts)) * HOUR_MS)
+    gap = np.sort(of_run + gap) - of_run
+    interval_ms = gap[runs.starts + _FREQUENT_PCT * (runs.lengths - 1) // 100].astype(np.float64)
+    for _ in range(_ROUNDS):
+        low, high = (runs.spread(factor * interval_ms) for factor in _NEAR)
+        is_near = (gap >= low) & (gap <= high)
+        near_ms = runs.sum(gap * is_near)
+        interval_ms = near_ms / runs.sum(is_near)
+    return interval_ms, near_ms / runs.sum(gap)
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Scrape intervals of GPUs, in s: by place and day (days since 1970), and by hour where an hour differs.
+
+    by_hour: of a place and day, the hours (of the day) with a steady interval more than a tenth off that of the day.
+    """
+
+    by_day: Mapping[_PlaceDay, float]
+    by_hour: Mapping[_PlaceDay, Mapping[int, float]] = field(default_factory=dict)
+    _typical: dict[tuple[str, range], float | None] = field(default_factory=dict, repr=False, compare=False)
+    _of_host: dict[tuple[str, int], list[float]] = field(
+        default_factory=lambda: defaultdict(list), repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        for (host, _, _, day), interval_s in self.by_day.items():
+            self._of_host[host, day].append(interval_s)
+            self._of_host["", day].append(interval_s)
+
+    def named(self, nodes: Mapping[int, Mapping[str, str]]) -> Intervals:
+        """With hosts named as Slurm names them. nodes: by day, the node of each host. Of two hosts, the shorter counts."""
+
+        def renamed(key: _PlaceDay) -> _PlaceDay:
+            host, gpu, mig, day = key
+            return nodes.get(day, {}).get(host, host), gpu, mig, day
+
+        by_day: dict[_PlaceDay, float] = {}
+        for key, interval_s in self.by_day.items():
+            by_day[renamed(key)] = min(interval_s, by_day.get(renamed(key), interval_s))
+        return Intervals(by_day, {renamed(key): hours for key, hours in self.by_hour.items()})
+
+    def of(self, place: Place, start_s: int, end_s: int) -> float | None:
+        """The mean interval of a GPU in [start_s, end_s); None where no GPU has one on these days.
+
+        A day without an interval takes the median of the GPU's other days, else that of its host, else that of all.
+        """
+        days = days_of(start_s, end_s)
+        own = {day: self.by_day[key] for day in days if (key := (*place, day)) in self.by_day}
+        other_s = median_low(own.values()) if own else self._typical_of(place[0], days)
+        if other_s is None:
+            return None
+        if len(days) == 1 and (*place, days[0]) not in self.by_hour:
+            return other_s
+        scrapes = sum(self._scrapes((*place, day), own.get(day, other_s), start_s, end_s) for day in days)
+        return (end_s - start_s) / scrapes
+
+    def _scrapes(self, key: _PlaceDay, interval_s: float, start_s: int, end_s: int) -> float:
+        """How many scrapes of a day lie in [start_s, end_s)."""
+        day_s = key[-1] * _DAY_S
+        scrapes = _overlap_s(start_s, end_s, day_s, _DAY_S) / interval_s
+        for hour, its_s in self.by_hour.get(key, {}).items():
+            held_s = _overlap_s(start_s, end_s, day_s + hour * _HOUR_S, _HOUR_S)
+            scrapes += held_s / its_s - held_s / interval_s
+        return scrapes
+
+    def _typical_of(self, host: str, days: range) -> float | None:
+        """The median over the GPUs of a host, else over those of every host."""
+        if (host, days) not in self._typical:
+            known = [interval_s for day in days for interval_s in self._of_host.get((host, day), ())]
+            other_s = self._typical_of("", days) if host else None
+            self._typical[host, days] = median_low(known) if known else other_s
+        return self._typical[host, days]
+
+
+def _overlap_s(start_s: int, end_s: int, from_s: int, length_s: int) -> int:
+    return max(0, min(end_s, from_s + length_s) - max(start_s, from_s))
+
+
+def intervals_of(hours: pa.Table) -> Intervals:
+    """From one row per GPU and hour: host, gpu, mig, hour_ms, interval_ms, is_steady.
+
+    The interval of a day is the median of its steady hours, or of all its hours where none is steady.
+    """
+    hours = hours.filter(pc.field("interval_ms") > 0)
+    host, mig = (hours[name].combine_chunks().dictionary_encode() for name in ("host", "mig"))
+    keys = (host.indices.to_numpy(), hours["gpu"].to_numpy(), mig.indices.to_numpy())
+    day, hour = np.divmod(hours["hour_ms"].to_numpy() // HOUR_MS, 24)
+    interval_s, is_steady = hours["interval_ms"].to_numpy() / 1000, hours["is_steady"].to_numpy(zero_copy_only=False)
+    order = np.lexsort((interval_s, ~is_steady, day, *keys))
+    hour, interval_s, is_steady = hour[order], interval_s[order], is_steady[order]
+    runs = RowRuns.of(*(key[order] for key in keys), day[order])
+    steady = runs.sum(is_steady)
+    usual_s = interval_s[runs.starts + (np.where(steady > 0, steady, runs.lengths) - 1) // 2]
+    hosts, migs = host.dictionary.to_pylist(), mig.dictionary.to_pylist()
+    codes = (runs.first(column[order]).tolist() for column in (*keys, day))
+    places = [(hosts[h], gpu, migs[m], d) for h, gpu, m, d in zip(*codes, strict=True)]
+    times = interval_s / runs.spread(usual_s)
+    differs = np.flatnonzero(is_steady & ((times > EVEN) | (times < 1 / EVEN)))
+    by_hour: dict[_PlaceDay, dict[int, float]] = defaultdict(dict)
+    number = runs.spread(np.arange(len(places)))
+    for row in differs.tolist():
+        by_hour[places[number[row]]][int(hour[row])] = float(interval_s[row])
+    return Intervals(dict(zip(places, usual_s.tolist(), strict=True)), dict(by_hour))
