@@ -19,6 +19,7 @@ from almanac.submit_config import key as _key
 BackendName = Literal["commands", "pyslurm"]
 ExporterName = Literal["dcgm", "jobstats"]
 WindowAlignment = Literal["utc", "job"]
+SpatialMethod = Literal["means", "paper"]
 FamilyRule = Literal["mask", "levenshtein"]
 Predictor = Literal["almanac", "helios"]
 MailSecurity = Literal["none", "starttls", "tls"]
@@ -100,9 +101,17 @@ class Filters:
 @dataclass(frozen=True)
 class MetricsSection:
     imbalance_counter: str = _key("gpu_util_pct", "counter that spatial and temporal imbalance are computed from")
-    window_s: int = _key(60, "window of spatial imbalance, seconds; a divisor of 3600", low=1, high=3600)
+    window_s: int = _key(
+        60,
+        "window of spatial imbalance, seconds; a divisor of 3600; widened for GPUs with a longer scrape interval",
+        low=1,
+        high=3600,
+    )
     window_alignment: WindowAlignment = _key(
         "utc", "windows start at full UTC minutes (utc), or at the job's first sample (job)"
+    )
+    spatial_method: SpatialMethod = _key(
+        "means", "spatial imbalance compares GPUs by their means in a window (means), or by their sums (paper)"
     )
     pipe_used_frac: float = _key(
         0.005, "mean activity above which a floating-point pipe counts as used (perlmutter-telemetry, IV-B)", low=0

@@ -14,7 +14,9 @@ from telemetry.metrics.hours import HOUR_MS
 from telemetry.metrics.runs import Array
 
 NO_LABEL = -1
-_PLAIN = ("job", "start_ms", "end_ms", "steady_from_ms", "steady_until_ms", "offset_ms", "label", "max_power_w")
+_PLAIN = (
+    "job", "start_ms", "end_ms", "steady_from_ms", "steady_until_ms", "offset_ms", "window_ms", "label", "max_power_w",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Allocations:
     steady_from_ms: Array
     steady_until_ms: Array
     offset_ms: Array
+    window_ms: Array
     label: Array
     max_power_w: Array
     is_mig: Array

@@ -72,7 +72,7 @@ JOB_METRICS = pa.schema(
         *(_column(f"coverage_{counter.column}", _REAL, "known / expected samples, at most 1") for counter in AVERAGED),
         _column("coverage_energy", _REAL, "known / expected samples, at most 1"),
         _column("spatial_imbalance", _REAL, "0 (even) to 1"),
-        _column("spatial_windows", _INT, "windows of 60 s with samples"),
+        _column("spatial_windows", _INT, "windows compared: those with samples of most GPUs"),
         *_USE,
         _column("idle_gpus", pa.list_(_TEXT), "GPUs without activity, as host:gpu or host:gpu:mig"),
         _column("pipes_used", pa.list_(_TEXT), "floating-point pipes that the job uses"),

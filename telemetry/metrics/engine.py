@@ -64,7 +64,7 @@ def prepare(
 def with_allocations(db: duckdb.DuckDBPyConnection, prepared: Prepared, config: Config) -> Prepared:
     """With the allocations of its attribution, and the frame of its jobs."""
     jobs, attribution, seen, work = prepared.given, prepared.attribution, prepared.seen, prepared.work
-    allocations = allocation_frame(jobs, attribution, seen)
+    allocations = allocation_frame(jobs, attribution, seen, work.options)
     if work.options.is_aligned_to_job:
         allocations = aligned(db, work.chunks, allocations)
     frame = job_frame(jobs, attribution, seen, allocations, config.filters)

@@ -37,7 +37,7 @@ def finish(
 
     allocations, models, jobs: as `frames.ALLOCATION_FRAME`, `frames.MODEL_FRAME`, `frames.JOB_FRAME`. partials: merged.
     """
-    windows = [*partials[WINDOWS].parts, spatial.fold(partials[OPEN_WINDOWS])]
+    windows = [*partials[WINDOWS].parts, spatial.fold(partials[OPEN_WINDOWS], options)]
     given = {
         "spatial": _table(Rows(WINDOWS.kinds, [spatial.merge_closed(Rows(WINDOWS.kinds, windows))])),
         "energies": energy_chain.energies(partials[ENERGY], allocations),
@@ -52,7 +52,7 @@ def finish(
     run(db, f"CREATE OR REPLACE TEMP TABLE per_gpu AS {metric_tables_sql.per_gpu(config, options)}")
     db.unregister("parts")
     gpus = rows(db, f"SELECT {', '.join(GPU_METRICS.names)} FROM per_gpu ORDER BY job, host, gpu, mig")
-    found = rows(db, metric_tables_sql.per_job(config)).select(JOB_METRICS.names)
+    found = rows(db, metric_tables_sql.per_job(config, options)).select(JOB_METRICS.names)
     for name in given:
         db.unregister(name)
     run(db, "DROP TABLE per_gpu")

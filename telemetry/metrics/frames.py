@@ -13,10 +13,12 @@ import pyarrow.compute as pc
 from almanac.config import Filters
 from almanac.hardware import UNKNOWN_MAX_POWER_W, GpuModel, find_gpu_model, gpu_models
 from telemetry.attribution.allocations import Attribution, JobRun
+from telemetry.metrics import spatial
 from telemetry.metrics.allocation_arrays import NO_LABEL
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.filters import host_filter, set_aside
 from telemetry.metrics.inventory import Survey
+from telemetry.metrics.options import Options
 from telemetry.metrics.preallocation import steady_span_ms
 from telemetry.metrics.runs import Array
 from telemetry.store.schema import schema_of, table_of
@@ -43,6 +45,7 @@ ALLOCATION_FRAME = schema_of(
         "steady_until_ms": pa.int64(),
         "offset_ms": pa.int64(),
         "interval_ms": pa.float64(),
+        "window_ms": pa.int64(),
         "label": pa.int64(),
         "has_card": pa.bool_(),
         **{field.name: field.type for field in _HARDWARE},
@@ -70,13 +73,15 @@ JOB_FRAME = schema_of(
 )
 
 
-def allocation_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Survey) -> pa.Table:
+def allocation_frame(
+    jobs: Sequence[JobRun], attribution: Attribution, seen: Survey, options: Options | None = None
+) -> pa.Table:
     """Allocations with what the metrics want to know of each: its job's steady span, its GPU's capacity and ridges.
 
     A GPU is of the model that it had on the first day of the allocation on which that is known.
-    offset_ms: where windows begin; 0 is full UTC minutes (see `labels.aligned`). interval_ms: the scrape interval of
-    the GPU, null where it is not known. label: the job id that the exporter's label gave to the allocation, NO_LABEL
-    where it is known otherwise. has_card: see `_have_cards`.
+    offset_ms, window_ms: where windows begin, and how long they are; an offset of 0 is full UTC minutes (see
+    `labels.aligned`). interval_ms: the scrape interval of the GPU, null where it is not known. label: the job id that
+    the exporter's label gave to the allocation, NO_LABEL where it is known otherwise. has_card: see `_have_cards`.
     """
     table, models = attribution.allocations, unit_models(seen)
     hardware: list[tuple[str | float | None, ...]] = []
@@ -93,7 +98,7 @@ def allocation_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Sur
     held = table_of(_HARDWARE, hardware).take(pa.array(places, pa.int64()))
     spans = np.array([steady_span_ms(job.start_s, job.end_s) for job in jobs], np.int64).reshape(-1, 2)
     steady_from_ms, steady_until_ms = spans[table["job"].to_numpy()].T
-    intervals_s = _intervals_s(jobs, table, seen)
+    interval_ms = 1000 * _intervals_s(jobs, table, seen)
     by_label = [job.job_id if attribution.origin.get(n) == "label" else NO_LABEL for n, job in enumerate(jobs)]
     columns = {
         "allocation": np.arange(table.num_rows),
@@ -101,7 +106,8 @@ def allocation_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Sur
         "steady_from_ms": steady_from_ms,
         "steady_until_ms": steady_until_ms,
         "offset_ms": np.zeros(table.num_rows, np.int64),
-        "interval_ms": pa.array(1000 * intervals_s, from_pandas=True),
+        "interval_ms": pa.array(interval_ms, from_pandas=True),
+        "window_ms": spatial.widths_ms(table["job"].to_numpy(), interval_ms, options or Options()),
         "label": np.array(by_label, np.int64)[table["job"].to_numpy()],
         "has_card": _have_cards(table, seen),
         **{name: held[name] for name in held.column_names},

@@ -14,6 +14,7 @@ from telemetry.metrics.data_quality import IDLE, LOW_COVERAGE, NO_TELEMETRY, OK
 from telemetry.metrics.options import Options
 from telemetry.metrics.preallocation import preallocated_sql
 from telemetry.metrics.reasons import reasons_sql
+from telemetry.metrics.spatial import PAPER
 
 MS_PER_HOUR = 3_600_000
 # Columns of partials that no later step needs.
@@ -87,13 +88,14 @@ SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, 1000 * j.elapsed_s / int
 FROM b JOIN jobs j ON j.job = b.job"""
 
 
-def per_job(config: Config) -> str:
+def per_job(config: Config, options: Options) -> str:
     """The columns of JOB_METRICS, in steps: sums over GPUs, what follows from them, verdict, reasons."""
     filters = config.filters
     return f"""
 WITH e AS ({_over_cards()}),
 g AS ({_over_gpus()}),
-known AS ({_known(f"{filters.min_coverage!r} * expected_samples")}),
+windows AS ({_windows(options)}),
+known AS ({_known(filters.min_coverage, options)}),
 derived AS ({_derived(config.metrics.pipe_used_frac)}),
 judged AS (
   SELECT *, CASE WHEN set_aside IS NOT NULL THEN set_aside
@@ -122,7 +124,7 @@ SELECT p.job, count(*) AS gpus_seen, sum(samples) AS samples, max(hbm_peak_mib) 
        min(hbm_peak_ms) FILTER (hbm_peak_mib = top_mib) AS hbm_peak_ms, max(raw_growth) AS raw_growth,
        {each("avg(raw_{x}) AS raw_{x}", MEANS)},
        {", ".join(f"sum(n_{counter}) AS n_{counter}" for counter in (*MEANS, "activity", "energy"))},
-       max(raw_temporal) AS raw_temporal, max(max_activity) AS max_activity,
+       max(raw_temporal) AS raw_temporal, max(window_ms) AS window_ms, max(max_activity) AS max_activity,
        max(max_temp_c) AS max_temp_c,
        bool_or(has_profiling_fault) AS has_profiling_fault,
        coalesce(list({name} ORDER BY host, gpu, mig) FILTER (is_idle), []) AS idle_gpus,
@@ -148,8 +150,20 @@ FROM (SELECT job, bool_and(has_card) AS has_card, {each(f"first({{x}} {best}) AS
       FROM per_gpu GROUP BY job, host, gpu) GROUP BY job"""
 
 
-def _known(enough: str) -> str:
-    """Null where fewer samples are known than `enough`."""
+def _windows(options: Options) -> str:
+    """Windows of spatial imbalance: those in which more than half of the job's GPUs have samples."""
+    is_compared = "true" if options.spatial_method == PAPER else "2 * gpus > gpus_seen"
+    share = "ratio_sum / gpus_seen" if options.spatial_method == PAPER else "ratio_sum / gpus"
+    return f"""
+SELECT job, sum(windows) AS windows, sum(active_windows) AS active_windows, sum({share}) AS even_windows
+FROM spatial JOIN g USING (job) WHERE {is_compared} GROUP BY job"""
+
+
+def _known(min_coverage: float, options: Options) -> str:
+    """Null where the share of known samples is smaller than min_coverage."""
+    enough = f"{min_coverage!r} * expected_samples"
+    # Two GPUs of just enough samples each, lost apart, have the square of that in common.
+    common = 0.0 if options.spatial_method == PAPER else min_coverage**2
     coverages = each(f"{_coverage('n_{x}')} AS coverage_{{x}}", (*MEANS, "energy"))
     placed = each(
         f"CASE WHEN n_{{x}}_active_frac >= {enough} AND n_dram_active_frac >= {enough} THEN n_known_{{x}} END"
@@ -160,17 +174,18 @@ def _known(enough: str) -> str:
 SELECT *, {_coverage("samples")} AS coverage_frac, {coverages}, {placed},
        {each(f"CASE WHEN n_{{x}} >= {enough} THEN raw_{{x}} END AS mean_{{x}}", MEANS)},
        CASE WHEN n_activity >= {enough} THEN raw_temporal END AS temporal_imbalance,
-       CASE WHEN n_activity >= {enough} AND gpus_seen > 1 AND max_activity > 0
-            THEN (active_windows - ratio_sum / gpus_seen) / windows END AS spatial_imbalance,
+       coalesce(windows, 0) >= {common!r} * 1000 * elapsed_s / window_ms AS is_compared,
+       CASE WHEN n_activity >= {enough} AND gpus_seen > 1 AND max_activity > 0 AND is_compared
+            THEN greatest(0.0, (active_windows - even_windows) / windows) END AS spatial_imbalance,
        {_energy("has_cards", f"n_energy >= {enough}")},
        CASE WHEN n_hbm_used_mib >= {enough} THEN raw_growth END AS hbm_growth_mib_h
 FROM (SELECT j.*, coalesce(gpus_seen, 0) AS gpus_seen, coalesce(samples, 0) AS samples,
              expected * greatest(j.gpu_count, coalesce(gpus_seen, 0)) AS expected_samples,
-             s.windows AS spatial_windows, s.windows, s.active_windows, s.ratio_sum, i.* EXCLUDE (job),
+             w.windows AS spatial_windows, w.* EXCLUDE (job), i.* EXCLUDE (job),
              e.* EXCLUDE (job), elapsed_s * 1000 * (cards + greatest(0, j.gpu_count - gpus_seen)) AS energy_span_ms,
              g.* EXCLUDE (job, gpus_seen, samples)
       FROM jobs j LEFT JOIN g USING (job) LEFT JOIN e USING (job)
-      LEFT JOIN spatial s USING (job) LEFT JOIN intensity i USING (job))"""
+      LEFT JOIN windows w USING (job) LEFT JOIN intensity i USING (job))"""
 
 
 def _derived(pipe_used_frac: float) -> str:

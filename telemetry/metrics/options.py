@@ -13,6 +13,7 @@ from telemetry.metrics.catalogue import AVERAGED
 class Options:
     """imbalance_counter: whose imbalance is computed. window_ms: length of the windows of spatial imbalance.
 
+    spatial_method: "means" or "paper", see `telemetry.metrics.spatial`.
     is_aligned_to_job: windows start at the job's first sample (as in the notebooks of perlmutter-telemetry), not at
     full UTC minutes. is_full: also what `core` leaves out: time-weighted classes, the intensity histogram, growth of
     memory and preallocation. Raises ConfigError for a counter that has no mean.
@@ -22,6 +23,7 @@ class Options:
     window_ms: int = 60_000
     is_aligned_to_job: bool = False
     is_full: bool = True
+    spatial_method: str = "means"
 
     def __post_init__(self) -> None:
         names = [counter.column for counter in AVERAGED]
@@ -32,4 +34,7 @@ class Options:
 
     @classmethod
     def of(cls, section: MetricsSection) -> Options:
-        return cls(section.imbalance_counter, section.window_s * 1000, section.window_alignment == "job")
+        is_aligned = section.window_alignment == "job"
+        return cls(
+            section.imbalance_counter, section.window_s * 1000, is_aligned, spatial_method=section.spatial_method
+        )

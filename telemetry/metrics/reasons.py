@@ -44,6 +44,7 @@ def _imbalance() -> list[str]:
             "n_activity",
             ("gpus_seen = 1", "one GPU"),
             ("max_activity = 0", "never active"),
+            ("NOT is_compared OR windows IS NULL", "too few windows with samples of most GPUs"),
         ),
     ]
 

@@ -115,7 +115,23 @@ def intensity_bins(mine: pd.DataFrame, pipe: str) -> np.ndarray:
 
 
 def spatial_imbalance(activity: list[tuple[np.ndarray, np.ndarray]], width_ms: int, offset_ms: int = 0) -> float:
-    """activity: times and values of each GPU. Windows of width_ms from offset_ms on."""
+    """activity: times and values of each GPU. Windows of width_ms from offset_ms on, by the means of their GPUs."""
+    gpus = len(activity)
+    if gpus < 2:
+        return math.nan
+    windows: dict[int, dict[int, list[float]]] = {}
+    for number, (times, values) in enumerate(activity):
+        for time_ms, value in zip(times, values, strict=True):
+            if not math.isnan(value):
+                windows.setdefault((time_ms - offset_ms) // width_ms, {}).setdefault(number, []).append(value)
+    means = [[mean(values) for values in window.values()] for window in windows.values() if 2 * len(window) > gpus]
+    if not means or all(max(window) == 0 for window in means):
+        return math.nan
+    return mean([1 - math.fsum(window) / (len(window) * max(window)) if max(window) > 0 else 0.0 for window in means])
+
+
+def papers_spatial_imbalance(activity: list[tuple[np.ndarray, np.ndarray]], width_ms: int, offset_ms: int = 0) -> float:
+    """The same by the sums of the GPUs."""
     gpus = len(activity)
     if gpus < 2:
         return math.nan
