@@ -15,8 +15,17 @@ from telemetry.metrics.runs import Array
 
 NO_LABEL = -1
 _PLAIN = (
-    "job", "start_ms", "end_ms", "steady_from_ms", "steady_until_ms", "offset_ms", "window_ms", "label", "max_power_w",
-)  # fmt: skip
+    "job",
+    "start_ms",
+    "end_ms",
+    "steady_from_ms",
+    "steady_until_ms",
+    "offset_ms",
+    "interval_ms",
+    "window_ms",
+    "label",
+    "max_power_w",
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Allocations:
     steady_from_ms: Array
     steady_until_ms: Array
     offset_ms: Array
+    interval_ms: Array
     window_ms: Array
     label: Array
     max_power_w: Array

@@ -1,4 +1,4 @@
-"""Per allocation: samples, sums of counters, extremes of activity, and profiling faults."""
+"""Per allocation: samples, weighted sums of counters, extremes of activity, and profiling faults."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from telemetry.metrics.hours import HOUR_MS
 from telemetry.metrics.options import Options
 from telemetry.metrics.runs import Array
 from telemetry.metrics.samples import CounterValues, GpuSamples
+from telemetry.metrics.weights import Weights
 
 MEANS = tuple(counter.column for counter in AVERAGED)
 
@@ -22,6 +23,8 @@ KINDS = {
     "uncounted": NUMBER,
     **{f"sum_{name}": TOTAL for name in MEANS},
     **{f"missing_{name}": NUMBER for name in MEANS},
+    "extra_weight": TOTAL,
+    **{f"missing_extra_{name}": TOTAL for name in MEANS},
     "max_activity": HIGHEST,
     "max_temp_c": HIGHEST,
     "busy_samples": NUMBER,
@@ -30,17 +33,28 @@ KINDS = {
 
 
 def measure(samples: GpuSamples, options: Options, counted_ms: tuple[int, int]) -> Columns:
-    """uncounted: samples outside the span counted_ms. missing_*: samples in which the counter is not known."""
+    """uncounted: samples outside the span counted_ms. missing_*: samples in which the counter is not known.
+
+    extra_weight, missing_extra_*: by how much all samples, and those missing, weigh more than 1 each (see `weights`).
+    """
     runs = samples.runs
     found: Columns = {"samples": runs.lengths}
     start_ms = samples.hour.start_ms
     if start_ms < counted_ms[0] or start_ms + HOUR_MS > counted_ms[1]:
         found["uncounted"] = runs.sum((samples.time_ms < counted_ms[0]) | (samples.time_ms >= counted_ms[1]))
+    weights = Weights.of(runs, samples.time_ms, samples.allocations.interval_ms[samples.allocation])
+    extra = None if weights.is_plain else weights.extra(None, runs)
+    if extra is not None:
+        found["extra_weight"] = extra
     for name in MEANS:
         counter = samples.counter(name)
         found[f"missing_{name}"] = runs.lengths if counter is None else counter.missing(runs)
         if counter is not None:
-            found[f"sum_{name}"] = counter.total(runs)
+            found[f"sum_{name}"] = counter.total(runs) if extra is None else weights.total(counter, runs)
+        if extra is not None and counter is None:
+            found[f"missing_extra_{name}"] = extra
+        elif extra is not None and counter is not None and counter.known is not None:
+            found[f"missing_extra_{name}"] = weights.extra(~counter.known, runs)
     for column, extreme in (("max_activity", activity(samples, options)), ("max_temp_c", samples.counter("temp_c"))):
         if extreme is not None:
             found[column] = runs.max(extreme.values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from telemetry.metrics.columns import HIGHEST, LOWEST, NUMBER, REAL, WHOLE, Columns, Rows
+from telemetry.metrics.columns import HIGHEST, LOWEST, NUMBER, REAL, TOTAL, WHOLE, Columns, Rows
 from telemetry.metrics.runs import Array, RowRuns
 from telemetry.metrics.samples import CounterValues, GpuSamples
 
@@ -14,11 +14,13 @@ KINDS = {
     "steady_samples": NUMBER,
     "steady_low_mib": LOWEST,
     "hbm_ms": NUMBER,
+    "hbm_sum_mib": TOTAL,
     "hbm_spread": REAL,
     "hbm_slope": REAL,
 }
 """hbm_peak_ms: first time of the peak since the start of the allocation. Of the least-squares line of memory over time:
-hbm_ms, the sum of times t; hbm_spread, the sum of (t - mean(t)) ** 2; hbm_slope, of (t - mean(t)) * (m - mean(m)).
+hbm_ms, the sum of times t; hbm_sum_mib, of memory m; hbm_spread, of (t - mean(t)) ** 2; hbm_slope, of
+(t - mean(t)) * (m - mean(m)).
 """
 _NEVER = 2**62
 
@@ -56,6 +58,7 @@ def _growth(samples: GpuSamples, used: CounterValues) -> Columns:
         memory = used.values - runs.spread(used.total(runs) / number)
     return {
         "hbm_ms": total_ms,
+        "hbm_sum_mib": used.total(runs),
         "hbm_spread": runs.sum(np.where(known, time * time, 0)),
         "hbm_slope": runs.sum(np.where(known, time * memory, 0)),
     }
@@ -68,7 +71,7 @@ def merge(rows: Rows, runs: RowRuns) -> Columns:
     with np.errstate(invalid="ignore"):
         time, memory = (
             np.nan_to_num(rows[name] / number - runs.spread(runs.sum(rows[name]) / runs.sum(number)))
-            for name in ("hbm_ms", "sum_hbm_used_mib")
+            for name in ("hbm_ms", "hbm_sum_mib")
         )
     peak_ms = _first(runs, rows["hbm_peak_mib"], peak, rows["hbm_peak_ms"])
     return {

@@ -19,7 +19,7 @@ from telemetry.metrics.spatial import PAPER
 MS_PER_HOUR = 3_600_000
 # Columns of partials that no later step needs.
 _USED_UP = (
-    *(f"{name}_{counter}" for counter in MEANS for name in ("sum", "missing")),
+    *(f"{name}_{counter}" for counter in MEANS for name in ("sum", "missing", "missing_extra", "weight")),
     *(f"{name}_{pipe}" for pipe in PIPES for name in ("compute", "unknown", "unknown_ms", "last", "ridge")),
     "missing_energy_mj",
 )
@@ -63,22 +63,24 @@ def _energy(*conditions: str) -> str:
 def _raw(options: Options) -> str:
     activity = options.imbalance_counter
     numbers = each("samples - missing_{x} AS n_{x}", MEANS)
-    means = each("b.sum_{x} / nullif(b.n_{x}, 0) AS raw_{x}", tuple(m for m in MEANS if m != "gpu_util_pct"))
-    sums, known = f"sum_{activity}", f"n_{activity}"
+    weights = each("samples - missing_{x} + extra_weight - missing_extra_{x} AS weight_{x}", MEANS)
+    mean = "CASE WHEN b.n_{x} > 0 THEN b.sum_{x} / b.weight_{x} END"
+    means = each(f"{mean} AS raw_{{x}}", tuple(m for m in MEANS if m != "gpu_util_pct"))
+    sums, known = f"sum_{activity} / weight_{activity}", f"n_{activity}"
     if activity == "gpu_util_pct":
         # What stands in for it, see base.activity.
-        sums = f"CASE WHEN mig = '' THEN {sums} ELSE 100 * sum_gr_engine_active_frac END"
+        sums = f"CASE WHEN mig = '' THEN {sums} ELSE 100 * sum_gr_engine_active_frac / weight_gr_engine_active_frac END"
         known = f"CASE WHEN mig = '' THEN {known} ELSE n_gr_engine_active_frac END"
     return f"""
-WITH b AS (SELECT *, {sums} AS sum_activity, {known} AS n_activity
-           FROM (SELECT *, {numbers} FROM parts) JOIN allocations USING (allocation)
+WITH b AS (SELECT *, {sums} AS activity, {known} AS n_activity
+           FROM (SELECT *, {numbers}, {weights} FROM parts) JOIN allocations USING (allocation)
            LEFT JOIN energies USING (allocation))
 SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, 1000 * j.elapsed_s / interval_ms AS expected_samples,
        samples - missing_energy_mj AS n_energy,
        end_ms - start_ms AS energy_span_ms, raw_energy_j / energy_span_ms * 1000 AS raw_energy_power_w, {means},
-       CASE WHEN mig = '' THEN sum_gpu_util_pct / nullif(n_gpu_util_pct, 0) END AS raw_gpu_util_pct,
+       CASE WHEN mig = '' THEN {mean.format(x="gpu_util_pct")} END AS raw_gpu_util_pct,
        CASE WHEN max_activity = 0 THEN 0.0 WHEN max_activity > 0
-            THEN least(1.0, greatest(0.0, 1 - sum_activity / (n_activity * max_activity))) END AS raw_temporal,
+            THEN least(1.0, greatest(0.0, 1 - activity / max_activity)) END AS raw_temporal,
        CASE WHEN n_hbm_used_mib > 1 THEN hbm_slope / nullif(hbm_spread, 0) * {MS_PER_HOUR} END AS raw_growth,
        CASE WHEN hbm_peak_mib IS NOT NULL THEN start_ms + b.hbm_peak_ms END AS hbm_peak_ms,
        CASE WHEN busy_samples > 0 THEN fault_samples >= {FAULT_SAMPLES}

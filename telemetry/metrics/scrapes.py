@@ -94,7 +94,10 @@ class Intervals:
             self._of_host["", day].append(interval_s)
 
     def named(self, nodes: Mapping[int, Mapping[str, str]]) -> Intervals:
-        """With hosts named as Slurm names them. nodes: by day, the node of each host. Of two hosts, the shorter counts."""
+        """With hosts named as Slurm names them. nodes: by day, the node of each host.
+
+        If two hosts are one node, the shorter interval counts.
+        """
 
         def renamed(key: _PlaceDay) -> _PlaceDay:
             host, gpu, mig, day = key

@@ -36,13 +36,36 @@ def mean(values: Any) -> float:
     return math.fsum(known) / len(known) if len(known) else math.nan
 
 
-def temporal_imbalance(activity: np.ndarray) -> float:
+def weights(times_ms: list[int], interval_ms: float) -> list[float]:
+    """The time that each sample of one GPU stands for, hour by hour of the clock."""
+    found: list[float] = []
+    for _, hour in itertools.groupby(times_ms, key=lambda time_ms: time_ms // 3_600_000):
+        times = list(hour)
+        gaps = [after - before for before, after in itertools.pairwise(times)]
+        if not gaps:
+            found.append(interval_ms)
+        elif max(gaps) <= 1.1 * min(gaps):
+            mean_ms = (times[-1] - times[0]) / len(gaps)
+            is_usual = interval_ms / 1.1 < mean_ms < interval_ms * 1.1
+            found += [interval_ms if is_usual else mean_ms] * len(times)
+        else:
+            bounded = [min(gap, 2 * max([0, *gaps[:n][-1:], *gaps[n + 1 :][:1]])) for n, gap in enumerate(gaps)]
+            found += [*bounded, bounded[-1]]
+    return found
+
+
+def weighted_mean(values: Any, weight: list[float]) -> float:
+    pairs = [(value, w) for value, w in zip(values, weight, strict=True) if not math.isnan(value)]
+    return math.fsum(value * w for value, w in pairs) / math.fsum(w for _, w in pairs) if pairs else math.nan
+
+
+def temporal_imbalance(activity: np.ndarray, weight: list[float]) -> float:
     known = activity[~np.isnan(activity)]
     if not len(known):
         return math.nan
     if known.max() == 0:
         return 0.0
-    return min(1.0, max(0.0, 1 - math.fsum(known) / (len(known) * known.max())))
+    return min(1.0, max(0.0, 1 - weighted_mean(activity, weight) / known.max()))
 
 
 def energy_j(part: pd.DataFrame, start_s: int, end_s: int) -> tuple[float, float, int]:
@@ -148,22 +171,35 @@ def papers_spatial_imbalance(activity: list[tuple[np.ndarray, np.ndarray]], widt
 
 
 def job_metrics(
-    frame: pd.DataFrame, start_s: int, end_s: int, units: list[tuple[str, int, str]], is_aligned_to_job: bool = False
+    frame: pd.DataFrame,
+    start_s: int,
+    end_s: int,
+    units: list[tuple[str, int, str]],
+    is_aligned_to_job: bool = False,
+    interval_ms: float = 10_000,
 ) -> dict[str, Any]:
-    """Every metric of a job on A100-40, whatever its coverage; NaN where there is nothing to compute it from."""
+    """Every metric of a job on A100-40, whatever its coverage; NaN where there is nothing to compute it from.
+
+    interval_ms: the scrape interval of each GPU.
+    """
     parts = [samples_of(frame, unit, start_s, end_s) for unit in units]
     seen = [(unit, part) for unit, part in zip(units, parts, strict=True) if len(part)]
     found: dict[str, Any] = {"samples": sum(len(part) for _, part in seen), "gpus_seen": len(seen)}
+    weight = [weights(part.time_ms.tolist(), interval_ms) for _, part in seen]
     for counter in MEANS:
-        found[f"mean_{counter}"] = mean([mean(part[counter]) for _, part in seen])
+        found[f"mean_{counter}"] = mean(
+            [weighted_mean(part[counter], its) for (_, part), its in zip(seen, weight, strict=True)]
+        )
     util = [(part.time_ms.to_numpy(), part.gpu_util_pct.to_numpy(float)) for _, part in seen]
     first_ms = min(int(times[0]) for times, _ in util)
     found["spatial_imbalance"] = spatial_imbalance(util, 60_000, first_ms if is_aligned_to_job else 0)
-    found["temporal_imbalance"] = np.nanmax([temporal_imbalance(values) for _, values in util])
+    found["temporal_imbalance"] = np.nanmax(
+        [temporal_imbalance(values, its) for (_, values), its in zip(util, weight, strict=True)]
+    )
     found["idle_gpus"] = [f"{u[0]}:{u[1]}" for (u, _), (_, values) in zip(seen, util, strict=True) if max(values) == 0]
     _energy(found, seen, start_s, end_s)
     _memory(found, seen, start_s)
-    _roofline(found, seen)
+    _roofline(found, seen, weight)
     return found
 
 
@@ -195,9 +231,12 @@ def _memory(found: dict[str, Any], seen: list[Any], start_s: int) -> None:
     )
 
 
-def _roofline(found: dict[str, Any], seen: list[Any]) -> None:
+def _roofline(found: dict[str, Any], seen: list[Any], weight: list[list[float]]) -> None:
+    def means(counter: str) -> list[float]:
+        return [weighted_mean(part[counter], its) for (_, part), its in zip(seen, weight, strict=True)]
+
     per_gpu = [classes(part) for _, part in seen]
-    moved = math.fsum(mean(part.dram_active_frac) * BANDWIDTH for _, part in seen)
+    moved = math.fsum(active * BANDWIDTH for active in means("dram_active_frac"))
     found["hbm_bytes_s"] = moved
     for pipe in PIPES:
         compute_ms, placed_ms, compute, placed = np.sum([counts[pipe] for counts in per_gpu], axis=0)
@@ -205,7 +244,6 @@ def _roofline(found: dict[str, Any], seen: list[Any]) -> None:
         found[f"compute_sample_frac_{pipe}"] = compute / placed if placed else math.nan
         found[f"placed_samples_{pipe}"] = placed or math.nan
         found[f"class_{pipe}"] = None if not placed_ms else "compute" if 2 * compute_ms > placed_ms else "memory"
-        active = [mean(part[f"{pipe}_active_frac"]) for _, part in seen]
-        found[f"flops_{pipe}"] = math.fsum(a * PEAKS[pipe] for a in active)
+        found[f"flops_{pipe}"] = math.fsum(a * PEAKS[pipe] for a in means(f"{pipe}_active_frac"))
         found[f"intensity_{pipe}"] = found[f"flops_{pipe}"] / moved
         found[f"intensity_bins_{pipe}"] = np.sum([intensity_bins(part, pipe) for _, part in seen], axis=0).tolist()

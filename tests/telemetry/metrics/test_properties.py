@@ -93,11 +93,11 @@ def test_splitting_into_days_hours_or_not_at_all_and_merging_is_the_same(run: An
 @given(seed=st.integers(0, 10**6))
 @QUICK
 def test_scaling_time_changes_no_imbalance_and_no_share(run: Any, seed: int) -> None:
-    """Windows scale with time: 60 s of a sample every 10 s become 120 s of one every 20 s."""
+    """Windows scale with time: 60 s of a sample every 10 s become 120 s of one every 20 s. All within an hour."""
     from telemetry.metrics.options import Options
 
     same = ("temporal_imbalance", "spatial_imbalance", "compute_frac_fp64", "class_tensor", "mean_gpu_util_pct")
-    frame, job = draw_site(seed)
+    frame, job = draw_site(seed, number=60)
     slow = frame.assign(time_ms=START_S * 1000 + (frame.time_ms - START_S * 1000) * 2)
     slow_job = JobRun(1, job.submit_s, job.start_s, job.start_s + 2 * job.elapsed_s, 4, job.hosts)
     found = run(slow, [slow_job], options=Options(window_ms=120_000))[0][1]
