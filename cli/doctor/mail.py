@@ -41,9 +41,8 @@ def check_mail(app: App) -> Iterator[Check]:
 def _check_server(app: App) -> Iterator[Check]:
     from smtplib import SMTPException
 
-    from reports.mail.delivery import connect_smtp, secrets_of
+    from reports.mail.delivery import connect_smtp, reply_of, secrets_of
     from reports.mail.message import sender_of
-    from reports.mail.smtp_replies import reply_of
 
     config = app.config.mail
     where = f"{config.server}:{config.port}"
@@ -54,7 +53,7 @@ def _check_server(app: App) -> Iterator[Check]:
     except AlmanacError as error:
         yield Check(NAME, "fail", str(error), error.hint)
     except (OSError, SMTPException, ValueError) as error:  # ValueError: a host name or password that cannot be sent
-        said = f"{where} does not accept mail: {reply_of(error, secrets_of(config)).text}"
+        said = f"{where} does not accept mail: {reply_of(error, secrets_of(config))[1]}"
         yield Check(NAME, "fail", said, "correct server, port, security, ca_file, or login under [mail]")
 
 

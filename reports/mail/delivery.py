@@ -1,22 +1,20 @@
-"""Send queued mail to the site's SMTP server: rate-limited, with backoff, over one connection."""
+"""Send queued mail to the site's SMTP server over one connection. Mail that is not taken waits for a later run."""
 
 from __future__ import annotations
 
 import contextlib
 import smtplib
 import ssl
-from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from almanac.config import Mail
 from almanac.errors import ConfigError, ServerError
-from almanac.scrub import forms
+from almanac.scrub import forms, scrub
 from reports.mail.message import sender_of
 from reports.mail.outbox import Message, Outbox
 from reports.mail.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
-from reports.mail.smtp_replies import Reply, reply_of
 
 Connect = Callable[[Mail], smtplib.SMTP]
 
@@ -24,16 +22,15 @@ BATCH = 20
 """Messages in memory at once. Each has at most 200 kB."""
 RUN_S = 900
 """A run that the rate limit has slowed down for this long leaves the rest to the next run."""
-UNKNOWN_S = 600
-"""Mail of a user whom the system does not know waits this long."""
-MINUTE_S, HOUR_S = 60, 3600
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 60, 4 * HOUR_S
-MOST_FAILED = 3
-"""Refused recipients, refused senders, and lost connections in a row that end a run. One dead mailbox never ends it."""
+RETRY_S = 900
+"""Seconds between two tries of a mail. A mail also waits this long while the system does not know its user."""
+HOUR_S = 3600
+MOST_REFUSED = 3
+"""Refused recipients (5xx) in a row that end a run. One dead mailbox never ends it."""
 _FAILURES = (OSError, smtplib.SMTPException, ValueError)
 
 
-@dataclass(frozen=True)
+@dataclass
 class DeliveryCounts:
     """Counts of one run.
 
@@ -91,6 +88,21 @@ def secrets_of(config: Mail) -> tuple[str, ...]:
     return ()
 
 
+def reply_of(error: Exception, secrets: Sequence[str] = ()) -> tuple[int, str]:
+    """The code of the server's reply (0 without a reply), and one safe line about the error.
+
+    secrets: texts to remove, because servers can repeat them.
+    """
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        code, reply = next(iter(error.recipients.values()))
+    elif isinstance(error, smtplib.SMTPResponseException):
+        code, reply = error.smtp_code, error.smtp_error  # type: ignore[assignment]
+    else:
+        return 0, scrub(str(error), secrets, 200) or type(error).__name__
+    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
+    return code, scrub(f"{code} {' '.join(text.split())}", secrets)
+
+
 def deliver(
     outbox: Outbox,
     config: Mail,
@@ -106,22 +118,13 @@ def deliver(
     if not config.server:
         raise ConfigError("mail.server is not set, so no mail can be sent", "name the host of an SMTP server")
     sender_of(config)
-    run = _DeliveryRun(outbox, config, clock, sleep, frequency, connect)
+    run = _DeliveryRun(outbox, config, lambda: int(clock()), sleep, frequency, connect)
     try:
         run.deliver()
     finally:
-        run.hang_up()
-    done = run.done
-    return DeliveryCounts(
-        sent=done["sent"],
-        failed=done["failed"],
-        given_up=done["given up"],
-        held=done["held"],
-        withdrawn=done["withdrawn"],
-        left=done["left"],
-        fault=run.fault,
-        last_error=run.last_error,
-    )
+        if run.server is not None:
+            _hang_up(run.server)
+    return run.counts
 
 
 def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) -> None:
@@ -134,7 +137,7 @@ def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) ->
             _hang_up(server)
     except _FAILURES as error:
         raise ServerError(
-            f"{config.server}:{config.port} did not take the mail: {reply_of(error, secrets_of(config)).text}",
+            f"{config.server}:{config.port} did not take the mail: {reply_of(error, secrets_of(config))[1]}",
             "see `almanac doctor`",
         ) from error
 
@@ -146,126 +149,86 @@ def _hang_up(server: smtplib.SMTP) -> None:
     server.close()
 
 
-def backoff_s(attempts: int) -> int:
-    """Seconds from a try to the next one, after so many tries before: one minute, then doubled, at most four hours."""
-    return min(FIRST_BACKOFF_S << min(attempts, 20), LONGEST_BACKOFF_S)
-
-
 @dataclass
 class _DeliveryRun:
-    """recent: times of the tries of the last minute.
-
-    failed_in_row: since the last mail that was sent, the refused recipients, and the Message-IDs of mails with
-    another failure: a lost connection, or a refused sender.
-    """
+    """refused: recipients that the server has refused since the last mail that it took."""
 
     outbox: Outbox
     config: Mail
-    clock: Callable[[], float]
+    now_s: Callable[[], int]
     sleep: Callable[[float], None]
     frequency: Callable[[str], str]
     connect: Connect
-    done: Counter[str] = field(default_factory=Counter)
-    recent: deque[int] = field(default_factory=deque)
+    counts: DeliveryCounts = field(default_factory=DeliveryCounts)
     server: smtplib.SMTP | None = None
-    failed_in_row: set[str] = field(default_factory=set)
-    fault: str = ""
-    last_error: str = ""
+    refused: set[str] = field(default_factory=set)
 
     def deliver(self) -> None:
-        start_s = self._now_s()
-        self.recent.extend(min(sent_s, start_s) for _, sent_s in self.outbox.sent_since(start_s - MINUTE_S))
-        while messages := self.outbox.ready(self._now_s(), BATCH):
+        start_s = self.now_s()
+        while not self.counts.fault and (messages := self.outbox.ready(self.now_s(), BATCH)):
             for message in messages:
-                if self._now_s() - start_s > RUN_S:
-                    self.done["left"] = self.outbox.counts().queued
+                if self.now_s() - start_s >= RUN_S:
+                    self.counts.left = self.outbox.counts().queued
                     return
                 if self._is_wanted(message):
                     self._wait_for_minute()
-                    if not self._try(message):
-                        return
-
-    def hang_up(self) -> None:
-        if self.server is not None:
-            _hang_up(self.server)
-            self.server = None
-
-    def _now_s(self) -> int:
-        return int(self.clock())
-
-    def _is_old(self, message: Message) -> bool:
-        return self._now_s() - message.put_s >= self.config.give_up_hours * HOUR_S
+                    self._try(message)
+                if self.counts.fault:
+                    break
+        self._give_up()
 
     def _is_wanted(self, message: Message) -> bool:
         """Whether the user still wants such mail. The mail waits while the system does not know the user."""
-        now_s, wanted = self._now_s(), self.frequency(message.user)
-        if wanted == UNKNOWN and not self._is_old(message):
-            self.outbox.hold(message, now_s + UNKNOWN_S)
-            self.done["held"] += 1
-        elif wanted in ("off", UNKNOWN) or (wanted == "digest" and message.kind != "weekly"):
-            self.outbox.withdraw(message, NOT_WANTED.get(wanted, NOT_KNOWN), now_s)
-            self.done["withdrawn"] += 1
+        wanted = self.frequency(message.user)
+        if wanted == UNKNOWN:
+            self.outbox.hold(message, self.now_s() + RETRY_S, NOT_KNOWN)
+            self.counts.held += 1
+        elif wanted == "off" or (wanted == "digest" and message.kind != "weekly"):
+            self.outbox.withdraw(message, NOT_WANTED[wanted], self.now_s())
+            self.counts.withdrawn += 1
         else:
             return True
         return False
 
     def _wait_for_minute(self) -> None:
-        while self.recent and self.recent[0] <= self._now_s() - MINUTE_S:
-            self.recent.popleft()
-        if len(self.recent) >= self.config.per_minute:
-            self.hang_up()  # servers close silent connections
-            self.sleep(max(1, self.recent[-self.config.per_minute] + MINUTE_S + 1 - self._now_s()))
+        while len(self.outbox.sent_since(self.now_s() - 59)) >= self.config.per_minute:
+            self.sleep(1)
 
-    def _try(self, message: Message) -> bool:
-        """Send one message. False if the run must end because of the server."""
+    def _try(self, message: Message) -> None:
+        """Send one message. A fault in the counts ends the run."""
+        name = f"{self.config.server}:{self.config.port}"
         try:
-            server = self.server = self.server or self.connect(self.config)
+            self.server = self.server or self.connect(self.config)
         except _FAILURES as error:
-            said = reply_of(error, secrets_of(self.config)).text
-            self.fault = f"{self._name}: {said}"
-            self._expire(said)
-            return False
-        self.outbox.trying(message, self._now_s() + backoff_s(message.attempts))
+            self.counts.fault = f"{name}: {reply_of(error, secrets_of(self.config))[1]}"
+            return
+        self.outbox.trying(message, self.now_s() + RETRY_S)
         try:
-            server.sendmail(sender_of(self.config), [message.recipient], message.raw)
+            self.server.sendmail(sender_of(self.config), [message.recipient], message.raw)
         except _FAILURES as error:
-            self._settle(message, reply_of(error, secrets_of(self.config)))
+            code, text = reply_of(error, secrets_of(self.config))
+            self.outbox.failed(message, text)
+            self.counts.failed += 1
+            if code >= 500:
+                self.refused.add(message.recipient)
+            if not _is_about_mail(error, code) or len(self.refused) >= MOST_REFUSED:
+                self.counts.fault = f"{name} takes no mail: {text}"
         else:
-            self.outbox.sent(message, self._now_s())
-            self.done["sent"] += 1
-            self.failed_in_row.clear()
-        self.recent.append(self._now_s())
-        return not self.fault
+            self.outbox.sent(message, self.now_s())
+            self.counts.sent += 1
+            self.refused.clear()
 
-    @property
-    def _name(self) -> str:
-        return f"{self.config.server}:{self.config.port}"
+    def _give_up(self) -> None:
+        """Drop old mail, so that it does not fill the disk while there is no server."""
+        now_s = self.now_s()
+        old = self.outbox.give_up(now_s - self.config.give_up_hours * HOUR_S, now_s, self.counts.fault)
+        self.counts.given_up = len(old)
+        self.counts.last_error = old[-1] if old else ""
 
-    def _settle(self, message: Message, reply: Reply) -> None:
-        """Leave a message that was not taken for a later try, until it is too old.
 
-        A refusal (5xx) can be the fault of the server, so it gives up no message. Several in a row name the server.
-        """
-        if reply.is_lost:
-            self.hang_up()
-        if reply.is_lost or reply.is_refusal:
-            self.failed_in_row.add(message.message_id if reply.is_lost or reply.is_of_sender else message.recipient)
-        if len(self.failed_in_row) >= MOST_FAILED:
-            self.fault = f"{self._name} takes no mail: {reply.text}"
-        if self._is_old(message):
-            self._give_up(message, reply.text)
-        else:
-            self.outbox.failed(message, reply.text, self._now_s() + backoff_s(message.attempts))
-            self.done["failed"] += 1
+def _is_about_mail(error: Exception, code: int) -> bool:
+    """Whether the server refuses this recipient or this content only, and the connection can be used again.
 
-    def _give_up(self, message: Message, error: str) -> None:
-        self.outbox.give_up(message, error, self._now_s())
-        self.done["given up"] += 1
-        self.last_error = f"{message.recipient}: {error}"
-
-    def _expire(self, error: str) -> None:
-        """Give up old mail while there is no server, so that it does not fill the disk."""
-        now_s = self._now_s()
-        while old := self.outbox.ready(now_s, BATCH, now_s - self.config.give_up_hours * HOUR_S):
-            for message in old:
-                self._give_up(message, error)
+    After 421 the server hangs up. smtplib gives -1 if the server's line is no reply.
+    """
+    return isinstance(error, smtplib.SMTPRecipientsRefused | smtplib.SMTPDataError) and code >= 200 and code != 421

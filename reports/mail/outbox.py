@@ -13,6 +13,7 @@ import contextlib
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,15 +23,13 @@ from reports.mail.outbox_file import OutboxCounts as OutboxCounts
 from reports.mail.outbox_file import count, counts_of, explained, make_file, open_outbox
 from reports.mail.outbox_file import outbox_path as outbox_path
 from reports.mail.outbox_file import read_counts as read_counts
-from reports.mail.records import EndedRun as EndedRun
-from reports.mail.records import Message as Message
 from telemetry.store.atomic import locked, make_inner_folder
 
 _KEY = "cluster = ? AND job_id = ? AND submit_s = ? AND end_s = ?"
 _RUN = "cluster, job_id, submit_s, user, end_s, gpu_count, array_job_id"
-_FOREVER_S = 2**40
 _MESSAGE = "message_id, user, recipient, kind, raw, attempts, next_try_s, put_s"
 _MAX_ERROR = 500
+_DECIDED = "raw = NULL, error = ?, decided_s = ?"
 MOST_DELAY_S = 86_400
 """No delay is ever longer than this."""
 _SET_BACK = (
@@ -41,6 +40,40 @@ _SET_BACK = (
     "UPDATE message SET decided_s = $now_s WHERE decided_s > $now_s",
     "UPDATE mark SET time_s = $now_s - 3600 WHERE time_s > $now_s + 60",
 )
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A run of a job that has ended. If a job is requeued, its next run has another submit or end time.
+
+    Times come from the table jobs only. The clock of a hook can differ by a second, which would make another run.
+    """
+
+    cluster: str
+    job_id: int
+    submit_s: int
+    user: str
+    end_s: int
+    gpu_count: int
+    array_job_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    """A mail, as the bytes that the server gets. kind: "job", "digest" (a burst of jobs), or "weekly".
+
+    runs: the runs that it reports; () for a weekly one. attempts: tries that were begun. put_s: when it was queued.
+    """
+
+    message_id: str
+    user: str
+    recipient: str
+    kind: str
+    raw: bytes
+    runs: tuple[EndedRun, ...] = ()
+    attempts: int = 0
+    next_try_s: int = 0
+    put_s: int = 0
 
 
 class Outbox:
@@ -165,18 +198,20 @@ class Outbox:
             )
             count(db, "skipped", reason, db.total_changes - before)
 
-    def ready(self, now_s: int, limit: int, put_until_s: int | None = None) -> list[Message]:
+    def ready(self, now_s: int, limit: int) -> list[Message]:
         """Messages to send now, also those of a killed process: first tries, then repeated ones, each oldest first.
 
-        So mail that is refused again and again delays no other. put_until_s: only messages queued then or before.
+        So mail that is refused again and again delays no other.
         """
-        order = "attempts > 0, put_s, message_id"
         sql = (
-            f"SELECT {_MESSAGE} FROM message WHERE state = 'queued' AND next_try_s <= ? AND put_s <= ? ORDER BY {order}"
+            f"SELECT {_MESSAGE} FROM message WHERE state = 'queued' AND next_try_s <= ? "
+            "ORDER BY attempts > 0, put_s, message_id LIMIT ?"
         )
-        found = self._select(f"{sql} LIMIT ?", (now_s, _FOREVER_S if put_until_s is None else put_until_s, limit))
         names = _MESSAGE.split(", ")
-        return [Message(**dict(zip(names, row, strict=True)), runs=self._runs(row[0])) for row in found]
+        return [
+            Message(**dict(zip(names, row, strict=True)), runs=self._runs(row[0]))
+            for row in self._select(sql, (now_s, limit))
+        ]
 
     def queued(self) -> Counter[str]:
         """The number of queued messages, by user."""
@@ -194,32 +229,45 @@ class Outbox:
         If nothing can be written (a full disk), this raises. Then do not send: the outcome could not be recorded
         either, and every run would send the mail again.
         """
-        self._postpone(message, message.attempts + 1, next_try_s)
+        with self._changing() as db:
+            _update(db, message, "attempts = attempts + 1, next_try_s = ?", next_try_s)
 
     def sent(self, message: Message, now_s: int) -> None:
         """The server has taken it. Removes its bytes."""
-        self._decide(message, "sent", "", now_s, ("sent", message.kind, 1))
+        with self._changing() as db:
+            count(db, "sent", message.kind, _update(db, message, f"state = 'sent', {_DECIDED}", "", now_s))
 
-    def failed(self, message: Message, error: str, next_try_s: int) -> None:
+    def failed(self, message: Message, error: str) -> None:
         """The try that `trying` recorded has failed; a later one may succeed."""
         with self._changing() as db:
-            changed = db.execute(
-                "UPDATE message SET next_try_s = ?, error = ? WHERE state = 'queued' AND message_id = ?",
-                (next_try_s, printable(error, _MAX_ERROR), message.message_id),
-            ).rowcount
-            count(db, "failed", "", changed)
+            count(db, "failed", "", _update(db, message, "error = ?", printable(error, _MAX_ERROR)))
 
-    def hold(self, message: Message, until_s: int) -> None:
+    def hold(self, message: Message, until_s: int, reason: str) -> None:
         """Let it wait without a try, while the system does not know its user."""
-        self._postpone(message, None, until_s)
-
-    def give_up(self, message: Message, error: str, now_s: int) -> None:
-        """It will never be sent. Removes its bytes; the error stays until `forget`."""
-        self._decide(message, "given up", printable(error, _MAX_ERROR), now_s, ("given up", "", 1))
+        with self._changing() as db:
+            _update(db, message, "error = ?, next_try_s = ?", reason, until_s)
 
     def withdraw(self, message: Message, reason: str, now_s: int) -> None:
         """It will not be sent, because its user no longer wants it. Its runs count as skipped. reason: see `skip`."""
-        self._decide(message, "given up", reason, now_s, ("skipped", reason, max(1, len(message.runs))))
+        with self._changing() as db:
+            changed = _update(db, message, f"state = 'given up', {_DECIDED}", reason, now_s)
+            count(db, "skipped", reason, changed * max(1, len(message.runs)))
+
+    def give_up(self, put_until_s: int, now_s: int, error: str) -> list[str]:
+        """Drop the messages that were queued then or before, with their bytes. Return recipient and error of each.
+
+        error: of messages that were never tried.
+        """
+        old = "FROM message WHERE state = 'queued' AND put_s <= ?"
+        with self._changing() as db:
+            found = db.execute(f"SELECT message_id, recipient, error {old} ORDER BY put_s", (put_until_s,)).fetchall()
+            error = printable(error, _MAX_ERROR)
+            db.executemany(
+                f"UPDATE message SET state = 'given up', {_DECIDED} WHERE message_id = ?",
+                [(own or error, now_s, message_id) for message_id, _, own in found],
+            )
+            count(db, "given up", "", len(found))
+        return [f"{recipient}: {own or error}" for _, recipient, own in found]
 
     def counts(self) -> OutboxCounts:
         with explained(self.path):
@@ -250,25 +298,6 @@ class Outbox:
             self._database.executescript("PRAGMA incremental_vacuum")  # execute() would end after the first page
         return removed
 
-    def _postpone(self, message: Message, attempts: int | None, until_s: int) -> None:
-        with self._changing() as db:
-            db.execute(
-                "UPDATE message SET attempts = coalesce(?, attempts), next_try_s = ? "
-                "WHERE state = 'queued' AND message_id = ?",
-                (attempts, until_s, message.message_id),
-            )
-
-    def _decide(self, message: Message, state: str, error: str, now_s: int, counted: tuple[str, str, int]) -> None:
-        """counted: name and label of the counter, and its increase if the message was still queued."""
-        name, label, number = counted
-        with self._changing() as db:
-            changed = db.execute(
-                "UPDATE message SET state = ?, raw = NULL, error = ?, decided_s = ? "
-                "WHERE state = 'queued' AND message_id = ?",
-                (state, error, now_s, message.message_id),
-            ).rowcount
-            count(db, name, label, number * changed)
-
     def _runs(self, message_id: str) -> tuple[EndedRun, ...]:
         sql = f"SELECT {_RUN} FROM run WHERE message_id = ? ORDER BY cluster, job_id, submit_s, end_s"
         return tuple(EndedRun(*row) for row in self._select(sql, (message_id,)))
@@ -288,6 +317,12 @@ class Outbox:
             finally:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
+
+
+def _update(db: sqlite3.Connection, message: Message, changes: str, *values: Any) -> int:
+    """Change a message if it is still queued. Return the number of changed rows: 0 or 1."""
+    sql = f"UPDATE message SET {changes} WHERE state = 'queued' AND message_id = ?"
+    return db.execute(sql, (*values, message.message_id)).rowcount
 
 
 def _values(run: EndedRun) -> tuple[Any, ...]:

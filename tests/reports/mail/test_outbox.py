@@ -104,10 +104,9 @@ def test_a_failed_message_is_tried_later_and_says_how_often(outbox: Outbox) -> N
     outbox.trying(message(1), NOW_S + 30)
     assert outbox.ready(NOW_S + 29, 10) == []
     assert [each.attempts for each in outbox.ready(NOW_S + 30, 10)] == [1]
-    outbox.failed(message(1), "451 later\r\nforged", NOW_S + 60)
-    assert outbox.ready(NOW_S + 59, 10) == []
-    assert [each.attempts for each in outbox.ready(NOW_S + 60, 10)] == [1]
-    outbox.hold(message(1), NOW_S + 90)
+    outbox.failed(message(1), "451 later\r\nforged")
+    assert [each.attempts for each in outbox.ready(NOW_S + 30, 10)] == [1]
+    outbox.hold(message(1), NOW_S + 90, "unknown user")
     assert outbox.ready(NOW_S + 89, 10) == []
     assert [each.attempts for each in outbox.ready(NOW_S + 90, 10)] == [1]
 
@@ -122,10 +121,15 @@ def test_counts_say_what_became_of_everything(outbox: Outbox, path: Path) -> Non
     outbox.put(message(9, kind="weekly"), NOW_S + 9)
     outbox.sent(message(4), NOW_S + 20)
     outbox.sent(message(4), NOW_S + 20)
-    outbox.failed(message(5), "451", NOW_S + 60)
-    outbox.failed(message(5), "451", NOW_S + 99)
-    outbox.give_up(message(9), "550 no such user", NOW_S + 20)
-    expected = OutboxCounts({"job": 1}, 2, 1, {"opted out": 2, "too short": 1}, 1, NOW_S - 60, 1, NOW_S + 5)
+    outbox.put(message(8), NOW_S + 3)
+    outbox.failed(message(8), "550 no such user")
+    outbox.failed(message(5), "451")
+    assert outbox.give_up(NOW_S + 2, NOW_S + 20, "") == []
+    assert outbox.give_up(NOW_S + 3, NOW_S + 20, "no server") == ["ann@example.org: 550 no such user"]
+    outbox.sent(message(9, kind="weekly"), NOW_S + 20)
+    expected = OutboxCounts(
+        {"job": 1, "weekly": 1}, 2, 1, {"opted out": 2, "too short": 1}, 1, NOW_S - 60, 1, NOW_S + 5
+    )
     assert outbox.counts() == expected
     outbox.forget(NOW_S + 1000)
     assert outbox.counts() == expected
@@ -335,12 +339,11 @@ with Outbox(Path(sys.argv[1])) as outbox:
         else:
             outbox.put(message(each.job_id, each), NOW_S)
     for each in outbox.ready(NOW_S, 10):
-        if each.message_id == "<m5@example.org>":
-            outbox.give_up(each, "550", NOW_S)
-        else:
+        if each.message_id != "<m5@example.org>":
             with open(sys.argv[3], "a") as server:  # what the server takes
                 server.write(each.message_id + "\\n")
             outbox.sent(each, NOW_S)
+    outbox.give_up(NOW_S, NOW_S, "550")
 """
 
 
@@ -382,6 +385,7 @@ class Transitions(RuleBasedStateMachine):
         self.now_s = NOW_S
         self.run_states: dict[int, str] = {}
         self.states: dict[str, str] = {}
+        self.put_s: dict[str, int] = {}
 
     def teardown(self) -> None:
         self.outbox.__exit__(None, None, None)
@@ -410,24 +414,30 @@ class Transitions(RuleBasedStateMachine):
         each = message(number, *map(run, of))
         assert self.outbox.put(each, self.now_s) == (each.message_id not in self.states)
         self.states.setdefault(each.message_id, "queued")
+        self.put_s.setdefault(each.message_id, self.now_s)
         for job_id in of:
             if self.run_states[job_id] == "waiting":
                 self.run_states[job_id] = "told"
         return each.message_id
 
-    @rule(name=messages, outcome=st.sampled_from(["sent", "failed", "held", "given up"]))
+    @rule(name=messages, outcome=st.sampled_from(["sent", "failed", "held"]))
     def settle(self, name: str, outcome: str) -> None:
         each = replace(message(0), message_id=name)
         if outcome == "sent":
             self.outbox.sent(each, self.now_s)
         elif outcome == "failed":
-            self.outbox.failed(each, "451", self.now_s + 2)
-        elif outcome == "held":
-            self.outbox.hold(each, self.now_s + 2)
+            self.outbox.failed(each, "451")
         else:
-            self.outbox.give_up(each, "550", self.now_s)
-        if self.states[name] == "queued" and outcome in ("sent", "given up"):
+            self.outbox.hold(each, self.now_s + 2, "unknown user")
+        if self.states[name] == "queued" and outcome == "sent":
             self.states[name] = outcome
+
+    @rule()
+    def give_up(self) -> None:
+        self.outbox.give_up(self.now_s - 5, self.now_s, "550")
+        for name, put_s in self.put_s.items():
+            if self.states[name] == "queued" and put_s <= self.now_s - 5:
+                self.states[name] = "given up"
 
     @rule(late=consumes(messages))
     def close_and_open(self, late: str) -> None:
