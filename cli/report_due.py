@@ -67,9 +67,9 @@ def _dry_run(site: MailSite) -> int:
     from reports.mail.dry_run import dry_run
 
     found = dry_run(site)
-    for parcel in found.parcels:
-        what = f"{format_count(len(parcel.runs))} jobs" if parcel.is_digest else f"job {parcel.runs[0].job_id}"
-        click.echo(f"to {printable(site.recipient(parcel.user) or '')}: {what}")
+    for runs in found.mails:
+        what = f"{format_count(len(runs))} jobs" if len(runs) > 1 else f"job {runs[0].job_id}"
+        click.echo(f"to {printable(site.recipient(runs[0].user) or '')}: {what}")
     for line in found.outcome.decisions():
         click.echo(line)
     span = "that is new" if found.is_started else "of the last day; the first run tells of no job that ended before it"

@@ -191,7 +191,7 @@ class _DeliveryRun:
         return False
 
     def _wait_for_minute(self) -> None:
-        while len(self.outbox.sent_since(self.now_s() - 59)) >= self.config.per_minute:
+        while self.outbox.sent_since(self.now_s() - 59) >= self.config.per_minute:
             self.sleep(1)
 
     def _try(self, message: Message) -> None:

@@ -10,11 +10,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.mail.due import ENOUGH_MAIL, Parcel, leave_for_later, parcels
+from reports.mail.due import group_into_mails, leave_for_later
 from reports.mail.ended import ended_since
 from reports.mail.mail_site import MailSite
 from reports.mail.marks import STARTED, copy_from_store
-from reports.mail.outbox import Outbox, outbox_path
+from reports.mail.outbox import EndedRun, Outbox, outbox_path
 from reports.mail.outbox_file import explained
 from reports.mail.outcome import Outcome
 
@@ -23,12 +23,12 @@ _FOREVER_S = 2**40
 
 @dataclass(frozen=True)
 class DryRun:
-    """parcels: the mails that are due. outcome: runs that are skipped or wait.
+    """mails: the runs of each mail that is due. outcome: runs that are skipped or wait.
 
     is_started: whether an earlier run had mail switched on.
     """
 
-    parcels: list[Parcel]
+    mails: list[tuple[EndedRun, ...]]
     outcome: Outcome
     is_started: bool
 
@@ -39,13 +39,12 @@ def dry_run(site: MailSite) -> DryRun:
         copy_from_store(outbox, site.store)
         started_s = outbox.mark(STARTED, site.store.cluster) if site.config.mail.server else None
         outbox.notice(ended_since(site.store, site.earliest_end_s(started_s)), site.clock())
-        plan, limit = site.plan(site.look_up_waiting(outbox, _FOREVER_S)), site.rate_limit(outbox)
-        ready, later = leave_for_later(plan.ready, limit)
+        plan, left = site.plan(site.look_up_waiting(outbox, _FOREVER_S)), site.mails_left(outbox)
+        leave_for_later(plan, left)
         skipped = Counter({reason: len(runs) for reason, runs in plan.skipped.items()})
-        delayed = Counter({reason: len(runs) for (reason, _), runs in plan.delayed.items()})
-        delayed[ENOUGH_MAIL] = sum(map(len, later.values()))
-        outcome = Outcome(skipped=skipped, delayed=delayed)
-        return DryRun(parcels(ready, limit.most), outcome, started_s is not None)
+        delayed = Counter({reason: len(runs) for reason, runs in plan.delayed.items()})
+        mails = group_into_mails(plan.ready, site.config.mail.storm, left)
+        return DryRun(mails, Outcome(skipped=skipped, delayed=delayed), started_s is not None)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from reports.mail.due import DuePlan
     from reports.mail.ended import ReportCandidate
     from reports.mail.outbox import Outbox
-    from reports.mail.rate_limit import UserRateLimit
     from telemetry.slurm.commands import SlurmCommands
     from telemetry.slurm.spool import Spool
     from telemetry.store.cluster_store import ClusterStore
@@ -64,11 +63,10 @@ class MailSite:
         return look_up(self.store, outbox.waiting(until_s, self.store.cluster), comments_s)
 
     def plan(self, found: Sequence[ReportCandidate]) -> DuePlan:
-        from reports.mail.due import Moment, plan_runs
+        from reports.mail.due import Planner
 
         telemetry_s = (self.store.watermark("prometheus") or 0) if self.config.prometheus.url else None
-        moment = Moment(self.clock(), telemetry_s)
-        return plan_runs(found, self.frequencies(), self.recipient, self.config.mail, moment)
+        return Planner(self.frequencies(), self.recipient, self.config.mail, self.clock(), telemetry_s).plan(found)
 
     def frequencies(self) -> Callable[[str], str]:
         """A user's chosen frequency, looked up once."""
@@ -81,10 +79,14 @@ class MailSite:
 
         return recipient_of(user, self.config)
 
-    def rate_limit(self, outbox: Outbox) -> UserRateLimit:
-        from reports.mail.rate_limit import user_rate_limit
+    def mails_left(self, outbox: Outbox) -> Callable[[str], int]:
+        """How many mails each user may still get within mail.per_user_hour.
 
-        return user_rate_limit(outbox, self.config.mail, self.clock())
+        The mails of the last hour and the queued mails together never exceed it, so no hour has more mails, even after
+        the server was down. Weekly digests come on top: their readers get nothing else.
+        """
+        used = outbox.mails_since(self.clock() - 3599)
+        return lambda user: self.config.mail.per_user_hour - used[user]
 
 
 def spool_of(config: Config, store_root: Path, cluster: str) -> Spool:

@@ -147,22 +147,20 @@ class Outbox:
     def waiting(self, now_s: int, cluster: str) -> list[EndedRun]:
         """A cluster's runs without a decision whose delay is over, the oldest end first.
 
-        Tasks of an array are decided together: if one is due, all waiting tasks are returned, delayed or not. The
-        number is not limited, so runs that are not ready cannot hide others.
+        The number is not limited, so runs that are not ready cannot hide others.
         """
-        sql = f"""
-            WITH those AS (SELECT * FROM run WHERE state = 'waiting' AND cluster = $cluster)
-            SELECT {_RUN} FROM those
-            WHERE retry_s <= $now_s OR array_job_id IN (SELECT array_job_id FROM those WHERE retry_s <= $now_s)
-            ORDER BY end_s, job_id, submit_s"""
-        return [EndedRun(*row) for row in self._select(sql, {"now_s": now_s, "cluster": cluster})]
+        sql = (
+            f"SELECT {_RUN} FROM run WHERE state = 'waiting' AND cluster = ? AND retry_s <= ? "
+            "ORDER BY end_s, job_id, submit_s"
+        )
+        return [EndedRun(*row) for row in self._select(sql, (cluster, now_s))]
 
     def has(self, message_id: str) -> bool:
         """Whether this message was ever queued."""
         return bool(self._select("SELECT 1 FROM message WHERE message_id = ?", (message_id,)))
 
     def delay(self, runs: Sequence[EndedRun], until_s: int, reason: str) -> None:
-        """Let waiting runs wait until then, for example because their telemetry is not there yet."""
+        """Let waiting runs wait until then, because their mail could not be made."""
         with self._changing() as db:
             sql = f"UPDATE run SET retry_s = ?, reason = ? WHERE state = 'waiting' AND {_KEY}"
             db.executemany(sql, [(until_s, reason, *_key(run)) for run in runs])
@@ -213,15 +211,18 @@ class Outbox:
             for row in self._select(sql, (now_s, limit))
         ]
 
-    def queued(self) -> Counter[str]:
-        """The number of queued messages, by user."""
-        rows = self._select("SELECT user, count(*) FROM message WHERE state = 'queued' GROUP BY user")
-        return Counter(dict(rows))
+    def mails_since(self, since_s: int) -> Counter[str]:
+        """By user, the number of messages that are queued, or were sent at since_s or later."""
+        sql = (
+            "SELECT user FROM message WHERE state = 'queued' "
+            "UNION ALL SELECT user FROM message WHERE state = 'sent' AND decided_s >= ?"
+        )
+        return Counter(user for (user,) in self._select(sql, (since_s,)))
 
-    def sent_since(self, since_s: int) -> list[tuple[str, int]]:
-        """User and time of each message that was sent then or later, in order of time."""
-        sql = "SELECT user, decided_s FROM message WHERE state = 'sent' AND decided_s >= ? ORDER BY decided_s"
-        return self._select(sql, (since_s,))
+    def sent_since(self, since_s: int) -> int:
+        """The number of messages that were sent at since_s or later."""
+        [(number,)] = self._select("SELECT count(*) FROM message WHERE state = 'sent' AND decided_s >= ?", (since_s,))
+        return int(number)
 
     def trying(self, message: Message, next_try_s: int) -> None:
         """Record that a try begins. Send the message only after this: it is not ready again before next_try_s.

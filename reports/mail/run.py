@@ -29,6 +29,7 @@ LATE_S = 600
 CLOCKS_S = 600
 """The hook's clock can be this far behind the end that accounting has."""
 MOST_RUNS = 20_000
+"""Runs that one run of the timer reports at most; the next one reports the others."""
 LEFT = "left to the next run"
 SOURCE = "report-sacct"
 """The name of the accounting query of a run in Outcome.looks."""
@@ -183,29 +184,24 @@ class MailRun:
         from reports.mail.due import NO_TELEMETRY
 
         prometheus, mark_s = self.config.prometheus, self.store.watermark("prometheus")
-        waiting = [run for (reason, _), runs in plan.delayed.items() if reason == NO_TELEMETRY for run in runs]
         until_s = self.site.clock() - prometheus.delay_s
-        return mark_s is not None and any(run.end_s <= until_s for run in waiting)
+        return mark_s is not None and any(run.end_s <= until_s for run in plan.delayed[NO_TELEMETRY])
 
     def _decided(self, plan: DuePlan) -> list[ReportCandidate]:
-        """Runs that are ready, with their metrics computed. The others are skipped or delayed in the outbox."""
-        from reports.mail.due import ENOUGH_MAIL, first_of, hold_back, leave_for_later, stuck
+        """Runs that are ready, with their metrics computed. The others are skipped in the outbox, or wait in it."""
+        from reports.mail.due import first_of, leave_for_later, stuck
 
-        now_s = self.site.clock()
-        self.outcome.faults += stuck(plan, now_s - self.config.mail.wait_s)
-        plan.ready, later = leave_for_later(plan.ready, self.site.rate_limit(self.outbox))
+        now_s, old_s = self.site.clock(), self.site.clock() - self.config.mail.wait_s
+        self.outcome.faults += stuck(plan, old_s)
+        leave_for_later(plan, self.site.mails_left(self.outbox))
         plan.ready = first_of(plan.ready, MOST_RUNS)
-        for until_s, runs in later.items():
-            plan.delayed[ENOUGH_MAIL, until_s] += runs
         if not self._summarize(plan.ready):
-            early, plan.ready = hold_back(plan.ready, now_s - self.config.mail.wait_s)
-            plan.delayed["another run computes job metrics", now_s] += [each.run for each in early]
+            plan.delayed["another run computes job metrics"] = [e.run for e in plan.ready if e.run.end_s > old_s]
+            plan.ready = [each for each in plan.ready if each.run.end_s <= old_s]
         for reason, runs in plan.skipped.items():
             self.outbox.skip(runs, reason, now_s)
             self.outcome.skipped[reason] += len(runs)
-        for (reason, until_s), runs in plan.delayed.items():
-            self.outbox.delay(runs, until_s, reason)
-            self.outcome.delayed[reason] += len(runs)
+        self.outcome.delayed.update({reason: len(runs) for reason, runs in plan.delayed.items() if runs})
         return plan.ready
 
     def _summarize(self, ready: Sequence[ReportCandidate]) -> bool:
@@ -225,15 +221,14 @@ class MailRun:
     def _put(self, ready: Sequence[ReportCandidate]) -> None:
         if not ready:
             return
-        from reports.mail.batch import BatchCounts, MailBatch
-        from reports.mail.due import parcels
+        from reports.mail.batch import MailBatch
+        from reports.mail.due import group_into_mails
 
-        counts = BatchCounts()
-        batch = MailBatch(self.store, self.config, self.site.clock(), self.site.recipient)
-        for _ in batch.put(self.outbox, parcels(ready, self.site.rate_limit(self.outbox).most), counts):
+        site = self.site
+        mails = group_into_mails(ready, self.config.mail.storm, site.mails_left(self.outbox))
+        batch = MailBatch(self.store, self.config, site.clock(), site.recipient, self.outbox, self.outcome)
+        for _ in batch.put(mails):
             self._deliver()
-        self.outcome.put += counts.put
-        self.outcome.faults += counts.faults
 
     def _put_weekly(self) -> None:
         from reports.mail.week import is_told

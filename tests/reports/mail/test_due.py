@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,16 +22,13 @@ from reports.mail.due import (
     NO_TELEMETRY,
     RAN_AGAIN,
     DuePlan,
-    Moment,
+    Planner,
     first_of,
-    hold_back,
+    group_into_mails,
     leave_for_later,
-    parcels,
-    plan_runs,
 )
 from reports.mail.ended import ReportCandidate
-from reports.mail.outbox import Outbox
-from reports.mail.rate_limit import user_rate_limit
+from reports.mail.outbox import EndedRun, Outbox
 
 CONFIG = Mail(min_elapsed_s=60, wait_s=1800, array_wait_hours=24, give_up_hours=72)
 HOUR_S = 3600
@@ -47,11 +45,16 @@ def ended(job_id: int = 1, elapsed_s: int = 900, **more: object) -> ReportCandid
 def plan(
     *found: ReportCandidate, telemetry_s: int | None = NOW_S, frequency: str = "every", address: str | None = "x"
 ) -> DuePlan:
-    return plan_runs(found, lambda user: frequency, lambda user: address, CONFIG, Moment(NOW_S, telemetry_s))
+    return Planner(lambda user: frequency, lambda user: address, CONFIG, NOW_S, telemetry_s).plan(found)
+
+
+def any_number(user: str) -> int:
+    """No rate limit."""
+    return 10**9
 
 
 def reasons(made: DuePlan) -> list[str]:
-    return [*made.skipped, *(reason for reason, _ in made.delayed), *("ready" for _ in made.ready)]
+    return [*made.skipped, *made.delayed, *("ready" for _ in made.ready)]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +117,7 @@ def test_a_report_waits_for_telemetry_of_the_jobs_end_but_not_for_ever() -> None
     early, covered, old = (ended(end_s=NOW_S - age_s) for age_s in (60, 61, 1800))
     made = plan(early, covered, old, telemetry_s=NOW_S - 61)
     assert [each.run.end_s for each in made.ready] == [covered.run.end_s, old.run.end_s]
-    [((reason, until_s), [waiting])] = made.delayed.items()
-    assert (reason, waiting) == (NO_TELEMETRY, early.run) and NOW_S < until_s <= NOW_S + 60
+    assert made.delayed == {NO_TELEMETRY: [early.run]}
     assert reasons(plan(early, telemetry_s=None)) == ["ready"]
 
 
@@ -126,35 +128,21 @@ def test_a_task_waits_for_its_array_but_not_for_ever() -> None:
     assert reasons(plan(late)) == ["ready"]
 
 
-def test_a_long_wait_is_looked_at_rarely() -> None:
-    """An array of a day is looked at some tens of times, not once a minute."""
-    now_s = end_s = NOW_S
-    looks = 0
-    while now_s < end_s + 24 * HOUR_S:
-        each = ended(end_s=end_s, array_job_id=7, is_array_open=True)
-        made = plan_runs([each], lambda user: "every", lambda user: "x", CONFIG, Moment(now_s))
-        [(_, until_s)] = made.delayed
-        assert until_s > now_s
-        now_s, looks = until_s, looks + 1
-    assert looks < 200
-
-
 def test_an_array_is_one_mail_and_a_lone_task_is_a_job() -> None:
     tasks = [ended(number, array_job_id=10) for number in (11, 12, 13)]
     alone = ended(21, array_job_id=20)
-    found = parcels([*tasks, alone, ended(1), ended(2)], lambda user: 5)
-    assert sorted([run.job_id for run in parcel.runs] for parcel in found) == [[1], [2], [11, 12, 13], [21]]
-    assert [parcel.is_digest for parcel in found].count(True) == 1
+    found = group_into_mails([*tasks, alone, ended(1), ended(2)], 5, any_number)
+    assert sorted([run.job_id for run in runs] for runs in found) == [[1], [2], [11, 12, 13], [21]]
 
 
 def test_a_job_whose_id_is_an_arrays_is_not_taken_for_it() -> None:
-    assert len(parcels([ended(10), ended(11, array_job_id=10)], lambda user: 5)) == 2
+    assert len(group_into_mails([ended(10), ended(11, array_job_id=10)], 5, any_number)) == 2
 
 
 def test_more_than_a_storm_of_one_user_is_one_mail() -> None:
     calm, stormy = [ended(number) for number in range(5)], [ended(number, user="bob") for number in range(10, 16)]
-    found = parcels([*calm, *stormy], lambda user: 5)
-    assert Counter((parcel.user, len(parcel.runs)) for parcel in found) == {("ann", 1): 5, ("bob", 6): 1}
+    found = group_into_mails([*calm, *stormy], 5, any_number)
+    assert Counter((runs[0].user, len(runs)) for runs in found) == {("ann", 1): 5, ("bob", 6): 1}
 
 
 @pytest.mark.parametrize(
@@ -170,13 +158,23 @@ def test_an_array_is_one_mail_however_its_tasks_end(tmp_path: Path, tasks: int, 
         for now_s in range(NOW_S, last_s + HOUR_S, 60):
             outbox.notice([each for each in runs if now_s - 60 < each.end_s <= now_s], now_s)
             found = [ReportCandidate(each, 600, is_array_open=now_s < last_s) for each in outbox.waiting(now_s, "test")]
-            made = plan_runs(found, lambda user: "every", lambda user: "x", CONFIG, Moment(now_s, now_s - 90))
-            for (reason, until_s), waiting in made.delayed.items():
-                outbox.delay(waiting, until_s, reason)
-            for parcel in parcels(made.ready, lambda user: 5):
-                outbox.skip(parcel.runs, "told", now_s)
-                told.append(len(parcel.runs))
+            made = Planner(lambda user: "every", lambda user: "x", CONFIG, now_s, now_s - 90).plan(found)
+            for told_now in group_into_mails(made.ready, 5, any_number):
+                outbox.skip(told_now, "told", now_s)
+                told.append(len(told_now))
     assert told == sizes
+
+
+def mails_left(outbox: Outbox, config: Mail, now_s: int) -> Callable[[str], int]:
+    used = outbox.mails_since(now_s - HOUR_S + 1)
+    return lambda user: config.per_user_hour - used[user]
+
+
+def mails_now(outbox: Outbox, config: Mail, now_s: int) -> list[tuple[EndedRun, ...]]:
+    plan = DuePlan(ready=[ReportCandidate(each, 600) for each in outbox.waiting(now_s, "test")])
+    left = mails_left(outbox, config, now_s)
+    leave_for_later(plan, left)
+    return group_into_mails(plan.ready, config.storm, left)
 
 
 @pytest.mark.parametrize(("gap_s", "most_mails"), [(30, 20), (90, 20), (240, 15)])
@@ -189,18 +187,12 @@ def test_who_got_enough_mail_is_told_of_the_rest_in_one(tmp_path: Path, gap_s: i
         for now_s in range(NOW_S, end_s + 2 * HOUR_S, 60):
             ends = [each_s for each_s in range(NOW_S, end_s, gap_s) if now_s - 60 < each_s <= now_s]
             outbox.notice([run(each_s, end_s=each_s) for each_s in ends], now_s)
-            limit = user_rate_limit(outbox, config, now_s)
-            found = [ReportCandidate(each, 600) for each in outbox.waiting(now_s, "test")]
-            ready, later = leave_for_later(found, limit)
-            for until_s, waiting in later.items():
-                assert now_s < until_s <= now_s + HOUR_S
-                outbox.delay(waiting, until_s, ENOUGH_MAIL)
-            for parcel in parcels(ready, limit.most):
-                mail = message(len(at_s), *parcel.runs)
+            for runs in mails_now(outbox, config, now_s):
+                mail = message(len(at_s), *runs)
                 outbox.put(mail, now_s)
                 outbox.sent(mail, now_s)
                 at_s.append(now_s)
-                told += [each.job_id for each in parcel.runs]
+                told += [each.job_id for each in runs]
     assert sorted(told) == list(range(NOW_S, end_s, gap_s))
     assert max(sum(since_s - HOUR_S < each_s <= since_s for each_s in at_s) for since_s in at_s) <= most_mails
 
@@ -217,14 +209,8 @@ def test_no_hour_has_too_many_mails_though_the_server_was_down(tmp_path: Path, s
             if now_s < end_s:
                 first = now_s * 10
                 outbox.notice([run(first + n, end_s=now_s) for n in range(chance.choice((0, 0, 1, 1, 8)))], now_s)
-            limit = user_rate_limit(outbox, config, now_s)
-            ready, later = leave_for_later(
-                [ReportCandidate(each, 600) for each in outbox.waiting(now_s, "test")], limit
-            )
-            for until_s, waiting in later.items():
-                outbox.delay(waiting, until_s, ENOUGH_MAIL)
-            for parcel in parcels(ready, limit.most):
-                outbox.put(message(parcel.runs[0].job_id, *parcel.runs), now_s)
+            for runs in mails_now(outbox, config, now_s):
+                outbox.put(message(runs[0].job_id, *runs), now_s)
             for mail in outbox.ready(now_s, 100) if is_up else ():
                 outbox.sent(mail, now_s)
                 at_s.append(now_s)
@@ -240,14 +226,24 @@ def test_what_is_queued_counts_as_mail(tmp_path: Path) -> None:
     with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
         outbox.put(message(1), NOW_S)
         outbox.sent(message(1), NOW_S)
-        assert user_rate_limit(outbox, config, NOW_S).most("ann") == 2
         outbox.put(message(2), NOW_S)
-        assert user_rate_limit(outbox, config, NOW_S + 60).most("ann") == 1
+        assert mails_left(outbox, config, NOW_S + 60)("ann") == 1
         outbox.put(message(3), NOW_S + 60)
-        full = user_rate_limit(outbox, config, NOW_S + 120)
-        assert (full.left("ann"), full.left("bob")) == (0, 3)
-        assert full.next_s("ann") == NOW_S + HOUR_S
-        assert user_rate_limit(outbox, config, NOW_S + HOUR_S).left("ann") == 1
+        full = mails_left(outbox, config, NOW_S + 120)
+        assert (full("ann"), full("bob")) == (0, 3)
+        assert mails_left(outbox, config, NOW_S + HOUR_S)("ann") == 1
+
+
+@pytest.mark.parametrize(("left", "mails"), [(3, 2), (2, 2), (1, 1)])
+def test_a_user_never_gets_more_mails_than_are_left(left: int, mails: int) -> None:
+    assert len(group_into_mails([ended(1), ended(2)], 5, lambda user: left)) == mails
+
+
+def test_a_user_who_got_enough_mail_waits() -> None:
+    plan = DuePlan(ready=[ended(1), ended(2, user="bob")])
+    leave_for_later(plan, {"ann": 0, "bob": 1}.__getitem__)
+    assert plan.delayed == {ENOUGH_MAIL: [run(1)]}
+    assert [each.run.user for each in plan.ready] == ["bob"]
 
 
 def test_an_array_that_is_over_waits_for_the_last_tasks_telemetry() -> None:
@@ -264,40 +260,30 @@ def test_one_unknown_comment_does_not_hold_an_array_for_days() -> None:
     assert reasons(plan(*later)) == [NO_COMMENT, "ready", "ready"]
 
 
-def test_tasks_of_an_array_are_held_back_together() -> None:
-    tasks = [ended(number, array_job_id=10, end_s=NOW_S - age_s) for number, age_s in ((11, 900), (12, 60))]
-    early, old = ended(1, end_s=NOW_S - 60), ended(2, end_s=NOW_S - 900)
-    held, rest = hold_back([*tasks, early, old], NOW_S - 600)
-    assert (held, rest) == ([*tasks, early], [old])
-
-
 each_ended = st.builds(
     lambda job_id, user, array: ended(job_id, user=user, array_job_id=array),
     st.integers(1, 40), st.sampled_from(["ann", "bob"]), st.sampled_from([None, 100, 200]),
 )  # fmt: skip
 
 
-@given(st.lists(each_ended, unique_by=lambda each: each.run.job_id), st.integers(1, 9))
-def test_the_first_of_many_are_whole_arrays(found: list[ReportCandidate], most: int) -> None:
-    first = first_of(found, most)
-    assert len(first) >= min(most, len(found))
-    assert len([each for each in first if each.run.array_job_id is None]) <= most
-    arrays = {each.run.array_job_id for each in first} - {None}
-    assert not [each for each in found if each.run.array_job_id in arrays and each not in first]
-
-
 def test_one_users_many_jobs_keep_nobody_elses_from_a_run() -> None:
     many = [ended(number, user="mallory", end_s=NOW_S - 900) for number in range(1, 60)]
     late = ended(99, user="ann", end_s=NOW_S - 60)
-    assert late in first_of([*many, late], 10)
+    first = first_of([*many, late], 10)
+    assert late in first and len(first) == 10
+
+
+def test_an_array_number_of_two_users_is_two_mails() -> None:
+    mails = group_into_mails([ended(1, array_job_id=100), ended(2, user="bob", array_job_id=100)], 5, any_number)
+    assert [{each.user for each in runs} for runs in mails] == [{"ann"}, {"bob"}]
 
 
 @given(st.lists(each_ended, unique_by=lambda each: each.run.job_id), st.integers(1, 6))
 def test_every_run_is_in_one_mail_of_its_owner(found: list[ReportCandidate], storm: int) -> None:
-    made = parcels(found, lambda user: storm)
-    assert Counter(run for parcel in made for run in parcel.runs) == Counter(each.run for each in found)
-    assert all(run.user == parcel.user for parcel in made for run in parcel.runs)
-    assert all(number <= storm for number in Counter(parcel.user for parcel in made).values())
+    made = group_into_mails(found, storm, any_number)
+    assert Counter(run for runs in made for run in runs) == Counter(each.run for each in found)
+    assert all(run.user == runs[0].user for runs in made for run in runs)
+    assert all(number <= storm for number in Counter(runs[0].user for runs in made).values())
 
 
 def test_metrics_are_computed_for_what_ended_lately_or_has_none() -> None:

@@ -23,7 +23,7 @@ from mails import NOW_S, message, run
 
 from almanac.config import Mail
 from almanac.errors import BusyError, NotAllowedError, SchemaVersionError, StoreError
-from reports.mail.due import Moment, plan_runs
+from reports.mail.due import Planner
 from reports.mail.ended import ReportCandidate
 from reports.mail.outbox import Outbox, OutboxCounts, outbox_path, read_counts
 
@@ -63,21 +63,9 @@ def test_runs_keep_all_that_is_known_of_them(outbox: Outbox) -> None:
 
 def test_a_delayed_run_comes_back(outbox: Outbox) -> None:
     outbox.notice([run(1), run(2)], NOW_S)
-    outbox.delay([run(1)], NOW_S + 60, "telemetry is not there yet")
+    outbox.delay([run(1)], NOW_S + 60, "could not be made")
     assert outbox.waiting(NOW_S + 59, "test") == [run(2)]
     assert outbox.waiting(NOW_S + 60, "test") == [run(1), run(2)]
-
-
-def test_a_task_that_is_due_brings_its_array(outbox: Outbox) -> None:
-    """But neither what was decided, nor another cluster's array of that number, nor jobs that are of none."""
-    tasks = [run(job_id, array_job_id=5) for job_id in (6, 7, 8, 9)]
-    others = [run(10, array_job_id=10), run(11, array_job_id=5, cluster="other"), run(12), run(13)]
-    outbox.notice([*tasks, *others], NOW_S)
-    outbox.skip([tasks[3]], "too short", NOW_S)
-    outbox.delay([*tasks[1:], *others[:3]], NOW_S + 60, "the array still runs")
-    assert outbox.waiting(NOW_S, "test") == [*tasks[:3], others[3]]
-    outbox.delay([tasks[0], others[3]], NOW_S + 60, "the array still runs")
-    assert outbox.waiting(NOW_S + 59, "test") == []
 
 
 def test_a_message_decides_on_its_runs(outbox: Outbox) -> None:
@@ -95,8 +83,8 @@ def test_what_is_sent_is_never_queued_again(outbox: Outbox) -> None:
     outbox.sent(weekly, NOW_S + 1)
     assert not outbox.put(weekly, NOW_S + 2)
     assert outbox.ready(NOW_S + 9, 10) == []
-    assert outbox.sent_since(NOW_S + 1) == [("ann", NOW_S + 1)]
-    assert outbox.sent_since(NOW_S + 2) == []
+    assert (outbox.sent_since(NOW_S + 1), outbox.mails_since(NOW_S + 1)) == (1, {"ann": 1})
+    assert (outbox.sent_since(NOW_S + 2), outbox.mails_since(NOW_S + 2)) == (0, {})
 
 
 def test_a_failed_message_is_tried_later_and_says_how_often(outbox: Outbox) -> None:
@@ -174,10 +162,8 @@ def test_what_cannot_be_told_yet_hides_nothing_else(outbox: Outbox) -> None:
             ReportCandidate(each, 900, is_array_open=each.array_job_id is not None)
             for each in outbox.waiting(now_s, "test")
         ]
-        plan = plan_runs(found, lambda user: "every", lambda user: "x", Mail(), Moment(now_s))
+        plan = Planner(lambda user: "every", lambda user: "x", Mail(), now_s).plan(found)
         assert [each.run.job_id for each in plan.ready] == [1]
-        for (reason, until_s), runs in plan.delayed.items():
-            outbox.delay(runs, until_s, reason)
 
 
 def test_forgetting_gives_the_room_of_sent_mails_back(path: Path) -> None:
