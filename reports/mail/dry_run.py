@@ -38,7 +38,7 @@ def dry_run(site: MailSite) -> DryRun:
     with _copied_outbox(site.store.root) as outbox:
         copy_from_store(outbox, site.store)
         started_s = outbox.mark(STARTED, site.store.cluster) if site.config.mail.server else None
-        outbox.notice(ended_since(site.store, site.earliest_end_s(started_s)), site.clock())
+        outbox.notice(ended_since(site.store, site.earliest_end_s(started_s)))
         plan, left = site.plan(site.look_up_waiting(outbox, _FOREVER_S)), site.mails_left(outbox)
         leave_for_later(plan, left)
         skipped = Counter({reason: len(runs) for reason, runs in plan.skipped.items()})

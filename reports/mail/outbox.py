@@ -13,19 +13,19 @@ import contextlib
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from almanac.units import printable
+from reports.mail.outbox_file import EndedRun as EndedRun
+from reports.mail.outbox_file import Message as Message
 from reports.mail.outbox_file import OutboxCounts as OutboxCounts
 from reports.mail.outbox_file import count, counts_of, explained, make_file, open_outbox
 from reports.mail.outbox_file import outbox_path as outbox_path
 from reports.mail.outbox_file import read_counts as read_counts
 from telemetry.store.atomic import locked, make_inner_folder
 
-_KEY = "cluster = ? AND job_id = ? AND submit_s = ? AND end_s = ?"
+_KEY = "cluster = :cluster AND job_id = :job_id AND submit_s = :submit_s AND end_s = :end_s"
 _RUN = "cluster, job_id, submit_s, user, end_s, gpu_count, array_job_id"
 _MESSAGE = "message_id, user, recipient, kind, raw, attempts, next_try_s, put_s"
 _MAX_ERROR = 500
@@ -33,47 +33,13 @@ _DECIDED = "raw = NULL, error = ?, decided_s = ?"
 MOST_DELAY_S = 86_400
 """No delay is ever longer than this."""
 _SET_BACK = (
-    "UPDATE run SET retry_s = $now_s WHERE state = 'waiting' AND retry_s > $late_s",
-    "UPDATE run SET decided_s = $now_s WHERE decided_s > $now_s",
-    "UPDATE message SET next_try_s = $now_s WHERE state = 'queued' AND next_try_s > $late_s",
-    "UPDATE message SET put_s = $now_s WHERE state = 'queued' AND put_s > $now_s",
-    "UPDATE message SET decided_s = $now_s WHERE decided_s > $now_s",
-    "UPDATE mark SET time_s = $now_s - 3600 WHERE time_s > $now_s + 60",
+    "run SET retry_s = :now_s WHERE state = 'waiting' AND retry_s > :late_s",
+    "run SET decided_s = :now_s WHERE decided_s > :now_s",
+    "message SET next_try_s = :now_s WHERE state = 'queued' AND next_try_s > :late_s",
+    "message SET put_s = :now_s WHERE state = 'queued' AND put_s > :now_s",
+    "message SET decided_s = :now_s WHERE decided_s > :now_s",
+    "mark SET time_s = :now_s - 3600 WHERE time_s > :now_s + 60",
 )
-
-
-@dataclass(frozen=True)
-class EndedRun:
-    """A run of a job that has ended. If a job is requeued, its next run has another submit or end time.
-
-    Times come from the table jobs only. The clock of a hook can differ by a second, which would make another run.
-    """
-
-    cluster: str
-    job_id: int
-    submit_s: int
-    user: str
-    end_s: int
-    gpu_count: int
-    array_job_id: int | None = None
-
-
-@dataclass(frozen=True)
-class Message:
-    """A mail, as the bytes that the server gets. kind: "job", "digest" (a burst of jobs), or "weekly".
-
-    runs: the runs that it reports; () for a weekly one. attempts: tries that were begun. put_s: when it was queued.
-    """
-
-    message_id: str
-    user: str
-    recipient: str
-    kind: str
-    raw: bytes
-    runs: tuple[EndedRun, ...] = ()
-    attempts: int = 0
-    next_try_s: int = 0
-    put_s: int = 0
 
 
 class Outbox:
@@ -93,9 +59,7 @@ class Outbox:
             self._open = opened.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def set_back_times(self, now_s: int) -> None:
@@ -104,8 +68,8 @@ class Outbox:
         Marks are set to an hour ago, other times to now. Delays of up to MOST_DELAY_S stay as they are.
         """
         with self._changing() as db:
-            for sql in _SET_BACK:
-                db.execute(sql, {"now_s": now_s, "late_s": now_s + MOST_DELAY_S})
+            for changes in _SET_BACK:
+                db.execute(f"UPDATE {changes}", {"now_s": now_s, "late_s": now_s + MOST_DELAY_S})
 
     def mark(self, name: str, cluster: str) -> int | None:
         """The time (s since 1970) of a mark (`reports.mail.marks`). None if it was never set."""
@@ -129,18 +93,18 @@ class Outbox:
                     "INSERT INTO mark VALUES (?, ?, ?)", [(name, cluster, time_s) for name, time_s in marks.items()]
                 )
 
-    def notice(self, runs: Sequence[EndedRun], now_s: int) -> int:
+    def notice(self, runs: Sequence[EndedRun]) -> int:
         """Add runs that have ended, and return how many of them are new. Known runs stay as they are.
 
         Runs that ended before the time that `forget` has reached are not added: they may have had their mail.
         """
-        rows = [(*_values(run), run.end_s) for run in runs]
+        values = ", ".join(f":{name}" for name in _RUN.split(", "))
         with self._changing() as db:
             before = db.total_changes
             db.executemany(
-                f"INSERT OR IGNORE INTO run ({_RUN}, state) SELECT ?, ?, ?, ?, ?, ?, ?, 'waiting' FROM horizon "
-                "WHERE before_s <= ?",
-                rows,
+                f"INSERT OR IGNORE INTO run ({_RUN}, state) SELECT {values}, 'waiting' FROM horizon "
+                "WHERE before_s <= :end_s",
+                map(vars, runs),
             )
             return db.total_changes - before
 
@@ -162,8 +126,7 @@ class Outbox:
     def delay(self, runs: Sequence[EndedRun], until_s: int, reason: str) -> None:
         """Let waiting runs wait until then, because their mail could not be made."""
         with self._changing() as db:
-            sql = f"UPDATE run SET retry_s = ?, reason = ? WHERE state = 'waiting' AND {_KEY}"
-            db.executemany(sql, [(until_s, reason, *_key(run)) for run in runs])
+            _decide(db, runs, "retry_s = :until_s, reason = :reason", until_s=until_s, reason=reason)
 
     def put(self, message: Message, now_s: int) -> bool:
         """Queue a message and decide on its runs, in one transaction. False if it was queued before.
@@ -171,30 +134,22 @@ class Outbox:
         Its runs must have been noticed. Earlier decisions on them stay.
         """
         with self._changing() as db:
-            known = db.execute("SELECT 1 FROM message WHERE message_id = ?", (message.message_id,)).fetchall()
-            if not known:
-                values = (message.message_id, message.user, message.recipient, message.kind, message.raw)
+            is_new = not db.execute("SELECT 1 FROM message WHERE message_id = ?", (message.message_id,)).fetchall()
+            if is_new:
                 db.execute(
                     "INSERT INTO message (message_id, user, recipient, kind, raw, state, next_try_s, put_s) "
-                    "VALUES (?, ?, ?, ?, ?, 'queued', ?, ?)",
-                    (*values, message.next_try_s, now_s),
+                    "VALUES (:message_id, :user, :recipient, :kind, :raw, 'queued', :next_try_s, :now_s)",
+                    {**vars(message), "now_s": now_s},
                 )
-            db.executemany(
-                "UPDATE run SET state = 'told', reason = '', message_id = ?, decided_s = ? "
-                f"WHERE state = 'waiting' AND {_KEY}",
-                [(message.message_id, now_s, *_key(run)) for run in message.runs],
-            )
-            return not known
+            changes = "state = 'told', reason = '', message_id = :message_id, decided_s = :now_s"
+            _decide(db, message.runs, changes, message_id=message.message_id, now_s=now_s)
+            return is_new
 
     def skip(self, runs: Sequence[EndedRun], reason: str, now_s: int) -> None:
         """Decide that waiting runs get no mail. reason: a few words, one of a small number of texts."""
         with self._changing() as db:
-            before = db.total_changes
-            db.executemany(
-                f"UPDATE run SET state = 'skipped', reason = ?, decided_s = ? WHERE state = 'waiting' AND {_KEY}",
-                [(reason, now_s, *_key(run)) for run in runs],
-            )
-            count(db, "skipped", reason, db.total_changes - before)
+            changes = "state = 'skipped', reason = :reason, decided_s = :now_s"
+            count(db, "skipped", reason, _decide(db, runs, changes, reason=reason, now_s=now_s))
 
     def ready(self, now_s: int, limit: int) -> list[Message]:
         """Messages to send now, also those of a killed process: first tries, then repeated ones, each oldest first.
@@ -221,8 +176,7 @@ class Outbox:
 
     def sent_since(self, since_s: int) -> int:
         """The number of messages that were sent at since_s or later."""
-        [(number,)] = self._select("SELECT count(*) FROM message WHERE state = 'sent' AND decided_s >= ?", (since_s,))
-        return int(number)
+        return len(self._select("SELECT 1 FROM message WHERE state = 'sent' AND decided_s >= ?", (since_s,)))
 
     def trying(self, message: Message, next_try_s: int) -> None:
         """Record that a try begins. Send the message only after this: it is not ready again before next_try_s.
@@ -280,20 +234,17 @@ class Outbox:
             before = db.total_changes
             # Runs of a message that is still queued stay with it.
             old = (
-                "FROM run WHERE decided_s < $s AND end_s < $s AND coalesce(message_id, '') NOT IN "
+                "FROM run WHERE decided_s < :s AND end_s < :s AND coalesce(message_id, '') NOT IN "
                 "(SELECT message_id FROM message WHERE state = 'queued')"
             )
             # Take the time from the removed rows: the clock may be ahead.
-            db.execute(
+            for sql in (
                 f"UPDATE horizon SET before_s = max(before_s, (SELECT coalesce(max(end_s) + 1, 0) {old}))",
-                {"s": before_s},
-            )
-            db.execute(f"DELETE {old}", {"s": before_s})
-            db.execute(
-                "DELETE FROM message WHERE decided_s < ? AND message_id NOT IN "
+                f"DELETE {old}",
+                "DELETE FROM message WHERE decided_s < :s AND message_id NOT IN "
                 "(SELECT message_id FROM run WHERE message_id IS NOT NULL)",
-                (before_s,),
-            )
+            ):
+                db.execute(sql, {"s": before_s})
             removed = db.total_changes - before - 1
         with explained(self.path):
             self._database.executescript("PRAGMA incremental_vacuum")  # execute() would end after the first page
@@ -326,9 +277,7 @@ def _update(db: sqlite3.Connection, message: Message, changes: str, *values: Any
     return db.execute(sql, (*values, message.message_id)).rowcount
 
 
-def _values(run: EndedRun) -> tuple[Any, ...]:
-    return (run.cluster, run.job_id, run.submit_s, run.user, run.end_s, run.gpu_count, run.array_job_id)
-
-
-def _key(run: EndedRun) -> tuple[Any, ...]:
-    return run.cluster, run.job_id, run.submit_s, run.end_s
+def _decide(db: sqlite3.Connection, runs: Sequence[EndedRun], changes: str, **values: Any) -> int:
+    """Change the runs that still wait. Return how many did."""
+    sql = f"UPDATE run SET {changes} WHERE state = 'waiting' AND {_KEY}"
+    return db.executemany(sql, [vars(run) | values for run in runs]).rowcount if runs else 0

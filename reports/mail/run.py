@@ -149,7 +149,7 @@ class MailRun:
         if reached_s is None or (reached_s <= seen_s <= self.site.clock() and not is_asked):
             return
         ended = ended_since(self.store, self.site.earliest_end_s(started_s))
-        self.outcome.noticed = self.outbox.notice(ended, self.site.clock())
+        self.outcome.noticed = self.outbox.notice(ended)
         self.outbox.set_mark(SEEN, self.cluster, min(reached_s, self.site.clock()))
 
     def _settle(self, notices: Sequence[Notice]) -> None:

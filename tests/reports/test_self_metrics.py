@@ -109,7 +109,7 @@ def test_reports_as_the_outbox_counts_them(store: Store) -> None:
         for number, run in enumerate(runs[:4])
     ]
     with Outbox(outbox_path(store.root)) as outbox:
-        outbox.notice(runs, NOW_S - 300)
+        outbox.notice(runs)
         for number, mail in enumerate(mails):
             outbox.put(mail, NOW_S - 200 - number)
         outbox.sent(mails[0], NOW_S)

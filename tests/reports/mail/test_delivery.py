@@ -64,7 +64,7 @@ def sent(outbox: Outbox, config: Mail, clock: Clock, **chosen: str) -> DeliveryC
 
 
 def test_a_mail_arrives_as_it_was_queued(outbox: Outbox, server: MailServer, clock: Clock) -> None:
-    outbox.notice([run(1)], NOW_S)
+    outbox.notice([run(1)])
     outbox.put(message(1, run(1)), NOW_S)
     assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
     sender, recipients, mail = server.taken[0]
@@ -276,7 +276,7 @@ def test_a_later_run_knows_what_an_earlier_one_sent(outbox: Outbox, server: Mail
 
 
 def test_a_choice_holds_for_what_is_queued(outbox: Outbox, server: MailServer, clock: Clock) -> None:
-    outbox.notice([run(1), run(2), run(3)], NOW_S)
+    outbox.notice([run(1), run(2), run(3)])
     outbox.put(message(1, run(1)), NOW_S)
     outbox.put(message(2, run(2), run(3), kind="digest"), NOW_S)
     outbox.put(message(3, kind="weekly"), NOW_S)

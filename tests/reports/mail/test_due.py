@@ -156,7 +156,7 @@ def test_an_array_is_one_mail_however_its_tasks_end(tmp_path: Path, tasks: int, 
     last_s, told = runs[-1].end_s, []
     with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
         for now_s in range(NOW_S, last_s + HOUR_S, 60):
-            outbox.notice([each for each in runs if now_s - 60 < each.end_s <= now_s], now_s)
+            outbox.notice([each for each in runs if now_s - 60 < each.end_s <= now_s])
             found = [ReportCandidate(each, 600, is_array_open=now_s < last_s) for each in outbox.waiting(now_s, "test")]
             made = Planner(lambda user: "every", lambda user: "x", CONFIG, now_s, now_s - 90).plan(found)
             for told_now in group_into_mails(made.ready, 5, any_number):
@@ -186,7 +186,7 @@ def test_who_got_enough_mail_is_told_of_the_rest_in_one(tmp_path: Path, gap_s: i
     with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
         for now_s in range(NOW_S, end_s + 2 * HOUR_S, 60):
             ends = [each_s for each_s in range(NOW_S, end_s, gap_s) if now_s - 60 < each_s <= now_s]
-            outbox.notice([run(each_s, end_s=each_s) for each_s in ends], now_s)
+            outbox.notice([run(each_s, end_s=each_s) for each_s in ends])
             for runs in mails_now(outbox, config, now_s):
                 mail = message(len(at_s), *runs)
                 outbox.put(mail, now_s)
@@ -208,7 +208,7 @@ def test_no_hour_has_too_many_mails_though_the_server_was_down(tmp_path: Path, s
                 is_up, change_s = not is_up or now_s > end_s, now_s + chance.randrange(300, 3 * HOUR_S)
             if now_s < end_s:
                 first = now_s * 10
-                outbox.notice([run(first + n, end_s=now_s) for n in range(chance.choice((0, 0, 1, 1, 8)))], now_s)
+                outbox.notice([run(first + n, end_s=now_s) for n in range(chance.choice((0, 0, 1, 1, 8)))])
             for runs in mails_now(outbox, config, now_s):
                 outbox.put(message(runs[0].job_id, *runs), now_s)
             for mail in outbox.ready(now_s, 100) if is_up else ():

@@ -42,34 +42,34 @@ def outbox(path: Path) -> Iterator[Outbox]:
 
 
 def test_an_ended_run_is_noticed_once(outbox: Outbox) -> None:
-    assert outbox.notice([run(1), run(2, end_s=NOW_S - 90)], NOW_S) == 2
-    assert outbox.notice([run(2, end_s=NOW_S - 90), run(3)], NOW_S) == 1
+    assert outbox.notice([run(1), run(2, end_s=NOW_S - 90)]) == 2
+    assert outbox.notice([run(2, end_s=NOW_S - 90), run(3)]) == 1
     assert [each.job_id for each in outbox.waiting(NOW_S, "test")] == [2, 1, 3]
 
 
 def test_a_requeued_job_is_another_run(outbox: Outbox) -> None:
     again = run(1, end_s=NOW_S - 5)
-    outbox.notice([run(1)], NOW_S)
+    outbox.notice([run(1)])
     outbox.skip([run(1)], "too short", NOW_S)
-    assert outbox.notice([run(1), again], NOW_S) == 1
+    assert outbox.notice([run(1), again]) == 1
     assert outbox.waiting(NOW_S, "test") == [again]
 
 
 def test_runs_keep_all_that_is_known_of_them(outbox: Outbox) -> None:
     task = run(7, array_job_id=5, gpu_count=4, user="o\"'; DROP TABLE run; --\n")
-    outbox.notice([task], NOW_S)
+    outbox.notice([task])
     assert outbox.waiting(NOW_S, "test") == [task]
 
 
 def test_a_delayed_run_comes_back(outbox: Outbox) -> None:
-    outbox.notice([run(1), run(2)], NOW_S)
+    outbox.notice([run(1), run(2)])
     outbox.delay([run(1)], NOW_S + 60, "could not be made")
     assert outbox.waiting(NOW_S + 59, "test") == [run(2)]
     assert outbox.waiting(NOW_S + 60, "test") == [run(1), run(2)]
 
 
 def test_a_message_decides_on_its_runs(outbox: Outbox) -> None:
-    outbox.notice([run(1), run(2), run(3)], NOW_S)
+    outbox.notice([run(1), run(2), run(3)])
     assert outbox.put(message(1, run(1), run(2)), NOW_S)
     assert outbox.waiting(NOW_S, "test") == [run(3)]
     assert outbox.ready(NOW_S, 10) == [replace(message(1, run(1), run(2)), put_s=NOW_S)]
@@ -100,7 +100,7 @@ def test_a_failed_message_is_tried_later_and_says_how_often(outbox: Outbox) -> N
 
 
 def test_counts_say_what_became_of_everything(outbox: Outbox, path: Path) -> None:
-    outbox.notice([run(number) for number in range(1, 7)], NOW_S)
+    outbox.notice([run(number) for number in range(1, 7)])
     outbox.skip([run(1), run(2)], "opted out", NOW_S)
     outbox.skip([run(1)], "opted out", NOW_S)
     outbox.skip([run(3)], "too short", NOW_S)
@@ -131,7 +131,7 @@ def test_counts_of_no_outbox_are_none_and_of_an_empty_one_zero(path: Path) -> No
 
 
 def test_what_is_forgotten_is_no_news(outbox: Outbox) -> None:
-    outbox.notice([run(number) for number in range(1, 5)], NOW_S)
+    outbox.notice([run(number) for number in range(1, 5)])
     outbox.put(message(1, run(1)), NOW_S)
     outbox.sent(message(1), NOW_S)
     outbox.skip([run(2)], "too short", NOW_S)
@@ -139,25 +139,25 @@ def test_what_is_forgotten_is_no_news(outbox: Outbox) -> None:
     assert outbox.forget(NOW_S + 1) == 3  # runs 1 and 2, and message 1
     assert outbox.waiting(NOW_S, "test") == [run(4)]
     assert outbox.ready(NOW_S, 10)[0].runs == (run(3),)
-    assert outbox.notice([run(1), run(2), run(3), run(4)], NOW_S) == 0
-    assert outbox.notice([run(1, end_s=NOW_S + 1)], NOW_S) == 1
+    assert outbox.notice([run(1), run(2), run(3), run(4)]) == 0
+    assert outbox.notice([run(1, end_s=NOW_S + 1)]) == 1
 
 
 def test_a_clock_that_was_ahead_makes_no_later_end_old(outbox: Outbox) -> None:
-    outbox.notice([run(1)], NOW_S)
+    outbox.notice([run(1)])
     outbox.skip([run(1)], "too short", NOW_S)
     outbox.forget(NOW_S + 10**7)
-    assert outbox.notice([run(1), run(2, end_s=NOW_S)], NOW_S) == 1
+    assert outbox.notice([run(1), run(2, end_s=NOW_S)]) == 1
 
 
 def test_what_cannot_be_told_yet_hides_nothing_else(outbox: Outbox) -> None:
     """Each minute a task of the large array ends, so that all of it is due, and other clusters' jobs wait as well."""
     tasks = [run(1000 + number, end_s=NOW_S - 900, array_job_id=1000) for number in range(300)]
     others = [run(number, cluster="other", end_s=NOW_S - 900) for number in range(300)]
-    outbox.notice([*tasks, *others, run(1)], NOW_S)
+    outbox.notice([*tasks, *others, run(1)])
     for minute in range(3):
         now_s = NOW_S + 60 * minute
-        outbox.notice([run(2000 + minute, end_s=now_s, array_job_id=1000)], now_s)
+        outbox.notice([run(2000 + minute, end_s=now_s, array_job_id=1000)])
         found = [
             ReportCandidate(each, 900, is_array_open=each.array_job_id is not None)
             for each in outbox.waiting(now_s, "test")
@@ -184,16 +184,16 @@ def test_forgetting_gives_the_room_of_sent_mails_back(path: Path) -> None:
 def test_a_run_that_ends_after_its_decision_is_kept(outbox: Outbox) -> None:
     """slurmctld's clock may be ahead of ours."""
     ahead = run(1, end_s=NOW_S + 200)
-    outbox.notice([ahead], NOW_S)
+    outbox.notice([ahead])
     outbox.skip([ahead], "too short", NOW_S)
     assert outbox.forget(NOW_S + 100) == 0
-    assert outbox.notice([ahead], NOW_S) == 0
+    assert outbox.notice([ahead]) == 0
 
 
 def test_two_processes_at_once_are_one_too_many(outbox: Outbox, path: Path) -> None:
     with pytest.raises(BusyError):
         Outbox(path).__enter__()
-    assert outbox.notice([run(1)], NOW_S) == 1
+    assert outbox.notice([run(1)]) == 1
 
 
 def test_others_cannot_read_it(outbox: Outbox, path: Path) -> None:
@@ -226,12 +226,12 @@ def owned() -> Iterator[Path]:
 
 def test_what_root_makes_is_the_store_owner_s(owned: Path) -> None:
     with Outbox(owned) as outbox:
-        outbox.notice([run(1)], NOW_S)
+        outbox.notice([run(1)])
         made = [owned.parent, *owned.parent.iterdir()]
         assert len(made) >= 4
         assert {(file.stat().st_uid, file.stat().st_gid) for file in made} == {(OWNER_UID, GROUP_GID)}
     with acting_as(OWNER_UID, GROUP_GID), Outbox(owned) as outbox:
-        assert outbox.notice([run(1), run(2)], NOW_S) == 1
+        assert outbox.notice([run(1), run(2)]) == 1
 
 
 def test_root_gives_no_file_away_that_has_another_name(owned: Path) -> None:
@@ -245,7 +245,7 @@ def test_root_gives_no_file_away_that_has_another_name(owned: Path) -> None:
 
 def test_another_operator_is_told_that_it_is_not_theirs(owned: Path) -> None:
     with acting_as(OWNER_UID, GROUP_GID), Outbox(owned) as outbox:
-        outbox.notice([run(1)], NOW_S)
+        outbox.notice([run(1)])
     with acting_as(OWNER_UID + 1, GROUP_GID), pytest.raises(NotAllowedError, match="the store's owner only") as caught:
         read_counts(owned)
     assert "away" not in caught.value.hint
@@ -288,7 +288,7 @@ def test_faults_are_said(tmp_path: Path) -> None:
 
 
 def test_a_failed_transaction_leaves_nothing(outbox: Outbox) -> None:
-    outbox.notice([run(1)], NOW_S)
+    outbox.notice([run(1)])
     unnamed = replace(message(1, run(1)), recipient=None)  # type: ignore[arg-type]
     with pytest.raises(StoreError):
         outbox.put(unnamed, NOW_S)
@@ -318,7 +318,7 @@ def traced(*args, **options):
 sqlite3.connect = traced
 
 with Outbox(Path(sys.argv[1])) as outbox:
-    outbox.notice([run(number) for number in range(1, 7)], NOW_S)
+    outbox.notice([run(number) for number in range(1, 7)])
     for each in outbox.waiting(NOW_S, "test"):
         if each.job_id == 6:
             outbox.skip([each], "too short", NOW_S)
@@ -380,7 +380,7 @@ class Transitions(RuleBasedStateMachine):
     @rule(target=runs, job_id=st.integers(1, 8))
     def notice(self, job_id: int) -> int:
         self.now_s += 1
-        new = self.outbox.notice([run(job_id)], self.now_s)
+        new = self.outbox.notice([run(job_id)])
         assert new == (job_id not in self.run_states)
         self.run_states.setdefault(job_id, "waiting")
         return job_id
