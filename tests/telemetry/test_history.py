@@ -59,11 +59,11 @@ def test_jobstats_utilization_stands_in_for_telemetry_and_unused_gpus_show_no_ne
     store: Store, given_pct: float | None, util_pct: float | None, peak_mib: float | None, evidence: str
 ) -> None:
     key = {"submit_s": 1_750_000_000}
-    store.write("jobs", "c", rows(JOBS, [{"job_id": n, **key, "jobstats_gpu_util_pct": given_pct} for n in (1, 3)]))
+    store.of("c").write("jobs", rows(JOBS, [{"job_id": n, **key, "jobstats_gpu_util_pct": given_pct} for n in (1, 3)]))
     measured = {"job_id": 1, **key, "verdict": "ok", "hbm_peak_mib": 20480.0, "mean_gpu_util_pct": 80.0}
-    store.write("job_metrics", "c", rows(METRICS, [measured]))
+    store.of("c").write("job_metrics", rows(METRICS, [measured]))
     names = ["job_id", "mean_gpu_util_pct", "hbm_peak_mib", "hbm_evidence", "hbm_peak_frac"]
-    first, _, third, _ = load_history_table(store, "c", names).to_pylist()
+    first, _, third, _ = load_history_table(store.of("c"), names).to_pylist()
     assert (first["mean_gpu_util_pct"], first["hbm_evidence"]) == (80.0, "telemetry")
     frac = None if peak_mib is None else 0.25
     assert list(third.values()) == [3, util_pct, peak_mib, evidence, frac]

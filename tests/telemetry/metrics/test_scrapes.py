@@ -33,9 +33,9 @@ def gpu(
 
 def intervals(root: Path, *frames: pd.DataFrame) -> Intervals:
     store = Store.create(root)
-    store.write("telemetry", "c", telemetry(pd.concat(frames, ignore_index=True)))
+    store.of("c").write("telemetry", telemetry(pd.concat(frames, ignore_index=True)))
     with store.connect() as db:
-        return survey(db, split_files(store.files("telemetry", "c")), (-(2**60), 2**60)).intervals
+        return survey(db, split_files(store.of("c").files("telemetry")), (-(2**60), 2**60)).intervals
 
 
 def of(found: Intervals, from_s: float, until_s: float, host: str = "n1", number: int = 0) -> float | None:
