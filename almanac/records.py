@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+SITE_FACTOR_KEY = "term"
+"""Key of the site factor in JSON output and published files: their readers know it by this name."""
 DurationCase = Literal["name", "user", "user, any size", "site", "site, any size"]
 MemoryScope = Literal["family", "similar", "script"]
 TierReason = Literal[
@@ -186,14 +188,15 @@ class PriorityAdvice:
     extra: int = 0
 
     def to_table(self) -> dict[str, object]:
-        """Plain values for JSON output and published files, which keep `term` as the key of the site factor."""
+        """Plain values for JSON output and published files."""
         values = asdict(self)
-        return {"term": values.pop("site_factor"), **values}
+        return {SITE_FACTOR_KEY: values.pop("site_factor"), **values}
 
     @classmethod
     def from_table(cls, values: Mapping[str, Any]) -> PriorityAdvice:
         """The advice of to_table. Raises KeyError or TypeError for other keys."""
-        return cls(values["term"], **{name: value for name, value in values.items() if name != "term"})
+        others = {name: value for name, value in values.items() if name != SITE_FACTOR_KEY}
+        return cls(values[SITE_FACTOR_KEY], **others)
 
 
 @dataclass(frozen=True)

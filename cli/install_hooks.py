@@ -56,8 +56,8 @@ def command(
     from slurm_hooks.install.guarded_line import HOOKS
     from slurm_hooks.install.scripts import apply, diff_text
 
-    kinds = [kind for kind, is_asked in (("job_submit", job_submit), ("cli_filter", cli_filter)) if is_asked]
-    hooks = [HOOKS[kind] for kind in (kinds if kinds or ended else HOOKS)]
+    asked = [HOOKS["job_submit"]] * job_submit + [HOOKS["cli_filter"]] * cli_filter
+    hooks = asked if asked or ended else list(HOOKS.values())
     changes = [_plan(app, hook, prefix, lua_dir, is_removal) for hook in hooks]
     if ended:
         changes.append(_plan_ended(prefix, is_removal))

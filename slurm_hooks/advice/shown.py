@@ -9,7 +9,7 @@ from typing import Any
 from advisor.decisions.tier import NO_EVIDENCE, NO_GPU, NO_TIERS, decide_tier
 from advisor.explain import NO_GPU_LINE, on_gpus, request_table, tier_table, with_tier, wrapped
 from almanac.names import name_key
-from almanac.records import MemoryBound, Request, TierAdvice
+from almanac.records import SITE_FACTOR_KEY, MemoryBound, Request, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, format_moment, printable
 from slurm_hooks.advice.file import SITE, AdviceFile, AdviceMatch, Row, look_up, usable
 from slurm_hooks.advice.folder import shown_path
@@ -97,7 +97,7 @@ def to_json(shown: Shown) -> dict[str, Any]:
         "tier": tier_table(shown.tier),
         "bound": {"bound_mib": row.bound_mib} if row and row.bound_mib is not None else None,
         "duration": {"duration_s": row.predicted_s, "gpu_time_s": row.predicted_s * request.gpu_count} if row else None,
-        "priority": {"term": found.site_factor} if found else None,
+        "priority": {SITE_FACTOR_KEY: found.site_factor} if found else None,
         "published": _published(found) if found else None,
     }
 

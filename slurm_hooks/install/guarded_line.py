@@ -8,15 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from almanac.errors import ConfigError
+
+HookKind = Literal["job_submit", "cli_filter"]
 
 
 @dataclass(frozen=True)
 class Hook:
     """A script that Slurm runs: its file, its function, and which of the function's arguments our module wants."""
 
-    kind: str
+    kind: HookKind
     function: str
     method: str
     wanted: tuple[int, ...]
@@ -28,7 +31,7 @@ class Hook:
         return f"{self.kind}.lua"
 
 
-HOOKS = {
+HOOKS: dict[HookKind, Hook] = {
     "job_submit": Hook(
         "job_submit",
         "slurm_job_submit",
