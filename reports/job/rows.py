@@ -48,6 +48,7 @@ class JobRow(TypedDict):
     restarts: int | None
     jobstats_hbm_peak_mib: float | None
     jobstats_hbm_total_mib: float | None
+    jobstats_gpu_util_pct: float | None
     used_mem_mib: float | None
 
 
@@ -107,7 +108,9 @@ class MetricsRow(TypedDict, total=False):
     temporal_imbalance: float | None
     energy_j: float | None
     energy_power_w: float | None
+    energy_measured_frac: float | None
     energy_resets: int | None
+    energy_rejected: int | None
     max_temp_c: float | None
     has_profiling_fault: bool | None
     idle_gpus: list[str] | None
@@ -183,7 +186,9 @@ class GpuRow(TypedDict):
     temporal_imbalance: float | None
     energy_j: float | None
     energy_power_w: float | None
+    energy_measured_frac: float | None
     energy_resets: int | None
+    energy_rejected: int | None
     max_temp_c: float | None
     has_profiling_fault: bool | None
     is_idle: bool | None
