@@ -14,6 +14,7 @@ from almanac.errors import ConfigError, ServerError
 from almanac.scrub import forms, scrub
 from reports.mail.message import sender_of
 from reports.mail.outbox import Message, Outbox
+from reports.mail.outcome import LEFT, Outcome
 from reports.mail.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
 
 Connect = Callable[[Mail], smtplib.SMTP]
@@ -28,27 +29,6 @@ HOUR_S = 3600
 MOST_REFUSED = 3
 """Refused recipients (5xx) in a row that end a run. One dead mailbox never ends it."""
 _FAILURES = (OSError, smtplib.SMTPException, ValueError)
-
-
-@dataclass
-class DeliveryCounts:
-    """Counts of one run.
-
-    held: kept for later, because the system does not know the user now.
-    withdrawn: not sent, because the user no longer wants it.
-    left: still queued when the rate limit ended the run, which is no fault.
-    fault: what is wrong with the server, or "".
-    last_error: recipient and error of the last mail that was given up, or "".
-    """
-
-    sent: int = 0
-    failed: int = 0
-    given_up: int = 0
-    held: int = 0
-    withdrawn: int = 0
-    left: int = 0
-    fault: str = ""
-    last_error: str = ""
 
 
 def connect_smtp(config: Mail) -> smtplib.SMTP:
@@ -109,22 +89,23 @@ def deliver(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
     frequency: Callable[[str], str],
+    outcome: Outcome,
     connect: Connect = connect_smtp,
-) -> DeliveryCounts:
-    """Try every message that is due. Raises ConfigError, StoreError; faults of the server are in the counts.
+) -> None:
+    """Try every message that is due. outcome gets counts and faults. Raises ConfigError, StoreError.
 
     frequency: of a user, now (`preferences.read`). A choice also applies to mail that is queued already.
     """
     if not config.server:
         raise ConfigError("mail.server is not set, so no mail can be sent", "name the host of an SMTP server")
     sender_of(config)
-    run = _DeliveryRun(outbox, config, lambda: int(clock()), sleep, frequency, connect)
+    outcome.delivered.update(dict.fromkeys(("sent", "failed", "given_up", "held", LEFT), 0))
+    run = _DeliveryRun(outbox, config, lambda: int(clock()), sleep, frequency, outcome, connect)
     try:
         run.deliver()
     finally:
         if run.server is not None:
             _hang_up(run.server)
-    return run.counts
 
 
 def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) -> None:
@@ -151,29 +132,35 @@ def _hang_up(server: smtplib.SMTP) -> None:
 
 @dataclass
 class _DeliveryRun:
-    """refused: recipients that the server has refused since the last mail that it took."""
+    """refused: recipients that the server has refused since the last mail that it took.
+
+    fault: what is wrong with the server; it ends the run.
+    """
 
     outbox: Outbox
     config: Mail
     now_s: Callable[[], int]
     sleep: Callable[[float], None]
     frequency: Callable[[str], str]
+    outcome: Outcome
     connect: Connect
-    counts: DeliveryCounts = field(default_factory=DeliveryCounts)
     server: smtplib.SMTP | None = None
     refused: set[str] = field(default_factory=set)
+    fault: str = ""
 
     def deliver(self) -> None:
         start_s = self.now_s()
-        while not self.counts.fault and (messages := self.outbox.ready(self.now_s(), BATCH)):
+        while not self.fault and (messages := self.outbox.ready(self.now_s(), BATCH)):
             for message in messages:
                 if self.now_s() - start_s >= RUN_S:
-                    self.counts.left = self.outbox.counts().queued
+                    self.outcome.delivered[LEFT] = self.outbox.counts().queued
                     return
                 if self._is_wanted(message):
                     self._wait_for_minute()
                     self._try(message)
-                if self.counts.fault:
+                if self.fault:
+                    self.outcome.delivered["fault"] = 1
+                    self.outcome.faults.append(f"mail server: {self.fault}")
                     break
         self._give_up()
 
@@ -182,10 +169,9 @@ class _DeliveryRun:
         wanted = self.frequency(message.user)
         if wanted == UNKNOWN:
             self.outbox.hold(message, self.now_s() + RETRY_S, NOT_KNOWN)
-            self.counts.held += 1
+            self.outcome.delivered["held"] += 1
         elif wanted == "off" or (wanted == "digest" and message.kind != "weekly"):
             self.outbox.withdraw(message, NOT_WANTED[wanted], self.now_s())
-            self.counts.withdrawn += 1
         else:
             return True
         return False
@@ -195,12 +181,12 @@ class _DeliveryRun:
             self.sleep(1)
 
     def _try(self, message: Message) -> None:
-        """Send one message. A fault in the counts ends the run."""
+        """Send one message, or set the fault."""
         name = f"{self.config.server}:{self.config.port}"
         try:
             self.server = self.server or self.connect(self.config)
         except _FAILURES as error:
-            self.counts.fault = f"{name}: {reply_of(error, secrets_of(self.config))[1]}"
+            self.fault = f"{name}: {reply_of(error, secrets_of(self.config))[1]}"
             return
         self.outbox.trying(message, self.now_s() + RETRY_S)
         try:
@@ -208,22 +194,22 @@ class _DeliveryRun:
         except _FAILURES as error:
             code, text = reply_of(error, secrets_of(self.config))
             self.outbox.failed(message, text)
-            self.counts.failed += 1
+            self.outcome.delivered["failed"] += 1
             if code >= 500:
                 self.refused.add(message.recipient)
             if not _is_about_mail(error, code) or len(self.refused) >= MOST_REFUSED:
-                self.counts.fault = f"{name} takes no mail: {text}"
+                self.fault = f"{name} takes no mail: {text}"
         else:
             self.outbox.sent(message, self.now_s())
-            self.counts.sent += 1
+            self.outcome.delivered["sent"] += 1
             self.refused.clear()
 
     def _give_up(self) -> None:
         """Drop old mail, so that it does not fill the disk while there is no server."""
         now_s = self.now_s()
-        old = self.outbox.give_up(now_s - self.config.give_up_hours * HOUR_S, now_s, self.counts.fault)
-        self.counts.given_up = len(old)
-        self.counts.last_error = old[-1] if old else ""
+        if old := self.outbox.give_up(now_s - self.config.give_up_hours * HOUR_S, now_s, self.fault):
+            self.outcome.delivered["given_up"] += len(old)
+            self.outcome.faults.append(f"mails that will never be sent: {len(old)}, the last one to {old[-1]}")
 
 
 def _is_about_mail(error: Exception, code: int) -> bool:

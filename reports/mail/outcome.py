@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 
 from almanac.units import format_count
 
+LEFT = "left to the next run"
+"""Mails that are still queued when the rate limit ends a run, which is no fault."""
+
 
 @dataclass
 class Outcome:
-    """Counts of one run. looks: how often each source was read."""
+    """Counts of one run. looks: how often each source was read. faults: what failed; the next run tries it again.
+
+    delivered: mails by what became of them. held: kept for later, because the system does not know the user now.
+    """
 
     noticed: int = 0
     looks: Counter[str] = field(default_factory=Counter)

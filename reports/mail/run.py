@@ -14,7 +14,7 @@ from almanac.config import Config
 from almanac.errors import AlmanacError, BusyError, ConfigError, SourceError, StoreError
 from reports.mail.mail_site import MailSite, spool_of
 from reports.mail.marks import ASKED, DAILY, SEEN, STARTED, MarkedSource, start_now, take_from_store
-from reports.mail.outcome import Outcome
+from reports.mail.outcome import LEFT, Outcome
 
 if TYPE_CHECKING:
     from reports.mail.due import DuePlan
@@ -30,14 +30,13 @@ CLOCKS_S = 600
 """The hook's clock can be this far behind the end that accounting has."""
 MOST_RUNS = 20_000
 """Runs that one run of the timer reports at most; the next one reports the others."""
-LEFT = "left to the next run"
 SOURCE = "report-sacct"
 """The name of the accounting query of a run in Outcome.looks."""
 
 
 @dataclass
 class MailRun:
-    """One run for one cluster. outcome.faults names what failed; the next run tries it again."""
+    """One run for one cluster."""
 
     site: MailSite
     outbox: Outbox
@@ -244,29 +243,16 @@ class MailRun:
 
     def _deliver(self) -> None:
         """Send queued mail. After a failure of the server, the next run tries again."""
-        if (
-            self.outcome.delivered["fault"]
-            or self.outcome.delivered[LEFT]
-            or not self.outbox.ready(self.site.clock(), 1)
-        ):
+        delivered, clock = self.outcome.delivered, self.site.clock
+        if delivered["fault"] or delivered[LEFT] or not self.outbox.ready(clock(), 1):
             return
         from reports.mail.delivery import deliver
 
         try:
-            counts = deliver(self.outbox, self.config.mail, self.site.clock, time.sleep, self.site.frequencies())
+            deliver(self.outbox, self.config.mail, clock, time.sleep, self.site.frequencies(), self.outcome)
         except ConfigError as error:  # jobs that end must still be noticed
-            self.outcome.delivered["fault"] = 1
+            delivered["fault"] = 1
             self._fault(error)
-            return
-        self.outcome.delivered.update(sent=counts.sent, failed=counts.failed, given_up=counts.given_up)
-        self.outcome.delivered["held"] = counts.held
-        self.outcome.delivered[LEFT] = counts.left
-        if counts.fault:
-            self.outcome.delivered["fault"] = 1
-            self.outcome.faults.append(f"mail server: {counts.fault}")
-        if counts.given_up:
-            said = f"mails that will never be sent: {counts.given_up}, the last one to {counts.last_error}"
-            self.outcome.faults.append(said)
 
     def _daily(self) -> None:
         """Forget old decisions in the first run of a day."""

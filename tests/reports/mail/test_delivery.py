@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,11 @@ from reports.mail.delivery import (
     HOUR_S,
     MOST_REFUSED,
     RETRY_S,
-    DeliveryCounts,
     deliver,
     send_now,
 )
 from reports.mail.outbox import Outbox, outbox_path
+from reports.mail.outcome import LEFT, Outcome
 
 
 @pytest.fixture
@@ -58,27 +58,47 @@ def mail_config(server: MailServer, **more: Any) -> Mail:
     return Mail(**{**given, **more})
 
 
-def sent(outbox: Outbox, config: Mail, clock: Clock, **chosen: str) -> DeliveryCounts:
+@dataclass(frozen=True)
+class Delivered:
+    """What one delivery did. fault, last_error: the parts of its faults."""
+
+    sent: int = 0
+    failed: int = 0
+    given_up: int = 0
+    held: int = 0
+    left: int = 0
+    fault: str = ""
+    last_error: str = ""
+
+
+def sent(outbox: Outbox, config: Mail, clock: Clock, **chosen: str) -> Delivered:
     """chosen: the frequency of each user who has chosen one."""
-    return deliver(outbox, config, clock, clock.sleep, lambda user: chosen.get(user, "every"))
+    outcome = Outcome()
+    deliver(outbox, config, clock, clock.sleep, lambda user: chosen.get(user, "every"), outcome)
+    counts = {name: outcome.delivered[name] for name in ("sent", "failed", "given_up", "held")}
+    said = dict(fault.split(": ", 1) for fault in outcome.faults)
+    last = said.pop("mails that will never be sent", "").partition(", the last one to ")[2]
+    fault = said.pop("mail server", "")
+    assert not said and bool(fault) == outcome.delivered["fault"]
+    return Delivered(**counts, left=outcome.delivered[LEFT], fault=fault, last_error=last)
 
 
 def test_a_mail_arrives_as_it_was_queued(outbox: Outbox, server: MailServer, clock: Clock) -> None:
     outbox.notice([run(1)])
     outbox.put(message(1, run(1)), NOW_S)
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=1)
     sender, recipients, mail = server.taken[0]
     assert (sender, recipients) == ("almanac@example.org", ["ann@example.org"])
     assert server.raw == [message(1).raw]
     assert mail["Subject"] == "number 1"
     assert outbox.counts().queued == 0
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts()
+    assert sent(outbox, mail_config(server), clock) == Delivered()
 
 
 def test_one_connection_serves_all(outbox: Outbox, server: MailServer, clock: Clock) -> None:
     for number in range(50):
         outbox.put(message(number, user=f"u{number}"), NOW_S)
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=50)
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=50)
     assert server.connections == 1
     assert len(set(server.ids)) == 50
 
@@ -87,11 +107,11 @@ def test_what_a_server_does_not_take_for_now_is_tried_again(outbox: Outbox, serv
     server.says_rcpt = lambda address: "450 4.2.1 greylisted" if address.startswith("bob") else None
     outbox.put(message(1, recipient="bob@example.org"), NOW_S)
     outbox.put(message(2), NOW_S)
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1, failed=1)
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts()
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=1, failed=1)
+    assert sent(outbox, mail_config(server), clock) == Delivered()
     server.says_rcpt = lambda address: None
     clock.now_s += RETRY_S
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=1)
     assert server.ids == ["<m2@example.org>", "<m1@example.org>"]
 
 
@@ -121,9 +141,9 @@ def test_refused_mail_is_tried_again_for_days_and_then_named(
     vars(server).update(refuses_first(at, reply))
     outbox.put(message(1, recipient="u1@example.org"), NOW_S)
     outbox.put(message(2), NOW_S + (1 if is_first else -1))
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1, failed=1)
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=1, failed=1)
     clock.now_s += 72 * HOUR_S
-    expected = DeliveryCounts(failed=1, given_up=1, last_error=f"u1@example.org: {reply}")
+    expected = Delivered(failed=1, given_up=1, last_error=f"u1@example.org: {reply}")
     assert sent(outbox, mail_config(server), clock) == expected
     assert outbox.counts().queued == 0
 
@@ -137,7 +157,7 @@ def test_a_server_that_refuses_every_mail_loses_none(outbox: Outbox, server: Mai
         clock.now_s += 600
     server.says_rcpt = lambda address: None
     clock.now_s += RETRY_S
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=5)
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=5)
 
 
 @pytest.mark.parametrize("reply", ["550 unrouteable address", "550 relay not permitted", "554 5.7.1 access denied"])
@@ -148,13 +168,13 @@ def test_a_server_that_refuses_one_mail_after_the_other_is_left_alone(
     server.says_rcpt = lambda address: tried.append(address) or reply  # type: ignore[func-returns-value]
     put_for(outbox, 30)
     counts = sent(outbox, mail_config(server), clock)
-    assert counts == DeliveryCounts(failed=MOST_REFUSED, fault=counts.fault)
+    assert counts == Delivered(failed=MOST_REFUSED, fault=counts.fault)
     assert f"takes no mail: {reply}" in counts.fault
     assert (len(tried), outbox.counts().queued) == (MOST_REFUSED, 30)
     server.says_rcpt = lambda address: None
     assert sent(outbox, mail_config(server), clock).sent == 30 - MOST_REFUSED
     clock.now_s += RETRY_S
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=MOST_REFUSED)
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=MOST_REFUSED)
 
 
 def test_users_who_are_gone_hold_up_nobody_for_long(outbox: Outbox, server: MailServer, clock: Clock) -> None:
@@ -163,7 +183,7 @@ def test_users_who_are_gone_hold_up_nobody_for_long(outbox: Outbox, server: Mail
     put_for(outbox, 5, "gone-")
     outbox.put(message(6), NOW_S + 6)
     assert sent(outbox, mail_config(server), clock).failed == MOST_REFUSED
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1, failed=5 - MOST_REFUSED)
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=1, failed=5 - MOST_REFUSED)
 
 
 def test_one_dead_mailbox_holds_up_nobody(outbox: Outbox, server: MailServer, clock: Clock) -> None:
@@ -172,7 +192,7 @@ def test_one_dead_mailbox_holds_up_nobody(outbox: Outbox, server: MailServer, cl
     for number in range(20):
         outbox.put(message(number, recipient="gone@example.org"), NOW_S)
     outbox.put(message(20), NOW_S + 1)
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1, failed=20)
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=1, failed=20)
 
 
 def test_mail_that_was_refused_before_comes_after_new_mail(outbox: Outbox, server: MailServer, clock: Clock) -> None:
@@ -203,7 +223,7 @@ def test_a_server_that_refuses_the_sender_is_named(outbox: Outbox, server: MailS
     for number in range(3):
         outbox.put(message(number), NOW_S)
     counts = sent(outbox, mail_config(server), clock)
-    assert counts == DeliveryCounts(failed=1, fault=counts.fault)
+    assert counts == Delivered(failed=1, fault=counts.fault)
     assert "takes no mail: 553 5.1.8 who are you" in counts.fault
     assert outbox.counts().queued == 3
 
@@ -215,10 +235,10 @@ def test_a_connection_lost_after_the_data_repeats_the_same_mail(
     for number in (1, 2):
         outbox.put(message(number), NOW_S)
     lost = sent(outbox, mail_config(server), clock)
-    assert lost == DeliveryCounts(failed=1, fault=lost.fault) and "Connection unexpectedly closed" in lost.fault
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
+    assert lost == Delivered(failed=1, fault=lost.fault) and "Connection unexpectedly closed" in lost.fault
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=1)
     clock.now_s += RETRY_S
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=1)
     assert Counter(server.ids) == {"<m1@example.org>": 2, "<m2@example.org>": 1}
 
 
@@ -227,7 +247,7 @@ def test_a_server_that_hangs_up_is_left_alone(outbox: Outbox, server: MailServer
     for number in range(9):
         outbox.put(message(number), NOW_S)
     counts = sent(outbox, mail_config(server), clock)
-    assert counts == DeliveryCounts(failed=1, fault=counts.fault)
+    assert counts == Delivered(failed=1, fault=counts.fault)
     assert "takes no mail: 421 too busy" in counts.fault
 
 
@@ -238,7 +258,7 @@ def test_no_server_is_no_message_s_fault(outbox: Outbox, clock: Clock) -> None:
     outbox.put(message(2), NOW_S + HOUR_S)
     config = mail_config(gone, give_up_hours=72)
     counts = sent(outbox, config, clock)
-    assert counts == DeliveryCounts(fault=counts.fault)
+    assert counts == Delivered(fault=counts.fault)
     assert counts.fault.startswith(f"127.0.0.1:{gone.port}: ")
     assert [each.attempts for each in outbox.ready(NOW_S, 10)] == [0, 0]
     clock.now_s += 72 * HOUR_S
@@ -260,7 +280,7 @@ def test_a_mail_is_tried_again_until_it_is_given_up(outbox: Outbox, server: Mail
 def test_a_server_gets_so_many_a_minute(outbox: Outbox, server: MailServer, clock: Clock) -> None:
     for number in range(25):
         outbox.put(message(number, user=f"u{number}"), NOW_S)
-    assert sent(outbox, mail_config(server, per_minute=10), clock) == DeliveryCounts(sent=25)
+    assert sent(outbox, mail_config(server, per_minute=10), clock) == Delivered(sent=25)
     assert clock() == NOW_S + 120
     sent_by = [outbox.sent_since(NOW_S + second) for second in range(181)]
     assert max(one - later for one, later in zip(sent_by, sent_by[60:], strict=False)) == 10
@@ -284,34 +304,35 @@ def test_a_choice_holds_for_what_is_queued(outbox: Outbox, server: MailServer, c
     outbox.put(message(5, user="bob", kind="weekly"), NOW_S)
     outbox.put(message(6, user="eve"), NOW_S)
     counts = sent(outbox, mail_config(server), clock, ann="off", bob="digest")
-    assert counts == DeliveryCounts(sent=2, withdrawn=4)
+    assert counts == Delivered(sent=2)
     assert sorted(server.ids) == ["<m5@example.org>", "<m6@example.org>"]
     assert outbox.counts().skipped == {"the user wants none": 4, "the user wants weekly mail": 1}
     assert (outbox.counts().given_up, outbox.counts().queued) == (0, 0)
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts()
+    assert sent(outbox, mail_config(server), clock) == Delivered()
 
 
 def test_who_opts_out_gets_nothing_of_a_backlog(outbox: Outbox, server: MailServer, clock: Clock) -> None:
     server.says_rcpt = lambda address: "451 later"
     for number in range(3):
         outbox.put(message(number), NOW_S)
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(failed=3)
+    assert sent(outbox, mail_config(server), clock) == Delivered(failed=3)
     server.says_rcpt = lambda address: None
     clock.now_s += 10 * HOUR_S
-    assert sent(outbox, mail_config(server), clock, ann="off") == DeliveryCounts(withdrawn=3)
+    assert sent(outbox, mail_config(server), clock, ann="off") == Delivered()
+    assert outbox.counts().skipped == {"the user wants none": 3}
 
 
 def test_mail_of_a_user_whom_the_system_does_not_know_waits(outbox: Outbox, server: MailServer, clock: Clock) -> None:
     """The directory service is away: who said "off" must get nothing because of that."""
     outbox.put(message(1), NOW_S)
     outbox.put(message(2, user="bob"), NOW_S)
-    assert sent(outbox, mail_config(server), clock, ann="unknown") == DeliveryCounts(sent=1, held=1)
+    assert sent(outbox, mail_config(server), clock, ann="unknown") == Delivered(sent=1, held=1)
     clock.now_s += RETRY_S
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=1)
     outbox.put(message(3), int(clock()))
     clock.now_s += 72 * HOUR_S
     reason = "ann@example.org: the system does not know the user"
-    expected = DeliveryCounts(held=1, given_up=1, last_error=reason)
+    expected = Delivered(held=1, given_up=1, last_error=reason)
     assert sent(outbox, mail_config(server), clock, ann="unknown") == expected
     assert server.ids == ["<m2@example.org>", "<m1@example.org>"]
 
@@ -320,7 +341,7 @@ def test_a_run_ends_though_much_is_left(outbox: Outbox, server: MailServer, cloc
     for number in range(20):
         outbox.put(message(number, user=f"u{number}"), NOW_S)
     counts = sent(outbox, mail_config(server, per_minute=1), clock)
-    assert counts == DeliveryCounts(sent=16, left=4)
+    assert counts == Delivered(sent=16, left=4)
     assert outbox.counts().queued == 4
 
 
@@ -341,7 +362,7 @@ def test_what_cannot_be_sent_at_all_holds_up_one_run(outbox: Outbox, server: Mai
     outbox.put(message(1, recipient="\u00e4nn@example.org"), NOW_S)
     outbox.put(message(2), NOW_S + 1)
     assert sent(outbox, mail_config(server), clock).fault
-    assert sent(outbox, mail_config(server), clock) == DeliveryCounts(sent=1)
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=1)
     clock.now_s += 72 * HOUR_S
     assert sent(outbox, mail_config(server), clock).given_up == 1
 
@@ -382,7 +403,7 @@ def test_it_encrypts_and_logs_in(outbox: Outbox, clock: Clock, certificate: Path
     with MailServer(options=options) as server:
         config = mail_config(server, security="starttls", ca_file=str(certificate / "cert.pem"), username="almanac",
                              password_file=str(password))  # fmt: skip
-        assert sent(outbox, config, clock) == DeliveryCounts(sent=1)
+        assert sent(outbox, config, clock) == Delivered(sent=1)
         outbox.put(message(2), NOW_S)
         refused = sent(outbox, replace(config, ca_file=""), clock)
         assert "CERTIFICATE_VERIFY_FAILED" in refused.fault
@@ -416,7 +437,7 @@ def test_it_encrypts_from_the_first_byte(outbox: Outbox, clock: Clock, certifica
     outbox.put(message(1), NOW_S)
     with MailServer(options={"ssl_context": context_of(certificate)}) as server:
         config = mail_config(server, security="tls", ca_file=str(certificate / "cert.pem"))
-        assert sent(outbox, config, clock) == DeliveryCounts(sent=1)
+        assert sent(outbox, config, clock) == Delivered(sent=1)
 
 
 def test_a_server_without_starttls_gets_nothing_in_the_open(outbox: Outbox, server: MailServer, clock: Clock) -> None:
@@ -509,11 +530,12 @@ from almanac.config import Mail
 from mails import NOW_S, message
 from reports.mail.delivery import deliver
 from reports.mail.outbox import Outbox
+from reports.mail.outcome import Outcome
 
 with Outbox(Path(sys.argv[1])) as outbox:
     print("ready", flush=True)
     config = Mail(server="127.0.0.1", port=int(sys.argv[2]), sender="almanac@example.org")
-    deliver(outbox, config, lambda: NOW_S + int(sys.argv[4]), time.sleep, lambda user: "every")
+    deliver(outbox, config, lambda: NOW_S + int(sys.argv[4]), time.sleep, lambda user: "every", Outcome())
 """
 
 
