@@ -33,6 +33,8 @@ END_MS = 60_000
 """The power sample of the first or last reading stands for at most this much of the job before or after it."""
 _MOST_AHEAD = 16
 """Stretches looked through for one in which the counter recovers."""
+_MOST_FAULTY = 3
+"""Readings of a faulty stretch, unless they are all the same. More that rise as they should are no fault."""
 
 
 class Stretch(NamedTuple):
@@ -168,13 +170,12 @@ def _linked(stretches: Sequence[Stretch]) -> tuple[list[Stretch], list[Link]]:
 
 
 def _recovery(last: Stretch, stretches: Sequence[Stretch], place: int) -> int | None:
-    """The first stretch from `place` on that joins the last one; between them are no more readings than in both."""
-    between = 0
-    for number in range(place, min(place + _MOST_AHEAD, len(stretches))):
-        later = stretches[number]
-        if _joins(last, later) and between <= last.readings + later.readings:
+    """The first stretch from `place` on that joins the last one, with nothing but faulty ones between them."""
+    for number, later in enumerate(stretches[place : place + _MOST_AHEAD], place):
+        if _joins(last, later):
             return number
-        between += later.readings
+        if later.readings > _MOST_FAULTY and later.until_mj > later.from_mj:
+            return None
     return None
 
 
