@@ -37,6 +37,7 @@ def command(app: App, starttime: str | None, endtime: str | None, folder: Path |
     docs/characterize.md explains them.
     """
     from telemetry.characterize import SPATIAL_METHODS, characterize, load_population, write_tables
+    from telemetry.characterize.headline import note_on
 
     app.require_operator("these tables cover all users' jobs")
     store = app.cluster_store()
@@ -50,7 +51,7 @@ def command(app: App, starttime: str | None, endtime: str | None, folder: Path |
         click.echo(json_text({**span, "tables": {name: _as_dict(result) for name, result in results.items()}}))
         return
     if jobs.num_rows:
-        _show(results, jobs.num_rows)
+        _show(results, jobs.num_rows, note_on(store))
         method = app.config.metrics.spatial_method
         click.echo(f"\nspatial imbalance compares {SPATIAL_METHODS[method]} (metrics.spatial_method = {method})")
     else:
@@ -72,12 +73,14 @@ def _as_dict(result: Result) -> dict[str, Any]:
     }
 
 
-def _show(results: Mapping[str, Result], total: int) -> None:
+def _show(results: Mapping[str, Result], total: int, note: str) -> None:
     *tables, headline = results.values()
     reasons = [f"{format_count(jobs)} {why.removeprefix('verdict: ')}" for why, jobs in headline.left_out.items()]
     excluded = f"; excluded: {', '.join(reasons)}" if reasons else ""
     click.echo(f"{format_count(total)} GPU jobs, {format_count(headline.jobs)} with usable data{excluded}\n")
     _show_findings(headline)
+    if note:
+        click.echo(click.wrap_text(note, 100))
     click.echo()
     shown = [
         [

@@ -65,6 +65,7 @@ def render_site_page(report: SiteReport) -> str:
         power=power_table(report.power, report.config),
         power_pictures=[_source(each) for each in render_power_plots(report.power, report.until_s)],
         headline=_compared(report.headline),
+        headline_note=report.headline_note,
         figures=_figures(report),
         sample=_sample(report),
         has_names=report.has_names,

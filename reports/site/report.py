@@ -13,7 +13,7 @@ from reports.site.power import NodeSetPower, load_power
 from reports.site.pseudonyms import pseudonym, site_key
 from reports.site.totals import SiteTotals, load_totals
 from telemetry.characterize import Result, characterize, load_population
-from telemetry.characterize.headline import FINDINGS, Compared, compare
+from telemetry.characterize.headline import FINDINGS, Compared, compare, note_on
 from telemetry.characterize.published import FURTHER
 from telemetry.store.cluster_store import ClusterStore
 
@@ -40,6 +40,7 @@ class SiteReport:
     results: Mapping[str, Result]
     sampled: int
     headline: tuple[Compared, ...]
+    headline_note: str
     compared: Mapping[str, tuple[Compared, ...]]
     has_names: bool
     shown_user: Callable[[str], str]
@@ -78,6 +79,7 @@ def build_site_report(
         results=results,
         sampled=population.num_rows,
         headline=tuple(compare(results, config, FINDINGS)),
+        headline_note=note_on(store),
         compared=_by_figure(results, config),
         has_names=has_names,
         shown_user=shown_user,

@@ -13,8 +13,14 @@ from almanac.config import Config
 from telemetry.characterize.relations import X, Y
 from telemetry.characterize.table import Result, StudyTable, columns
 from telemetry.characterize.usage import PAPER, largest_tier_names
+from telemetry.store.cluster_store import ClusterStore
 
 HEADLINE = "headline"
+GENERATED_NOTE = (
+    "This site is generated. Its shares are dealt by quota from the published ones, so most rows agree by "
+    "construction. Correlations, shares of samples, and temporal imbalance follow from the generated samples, and "
+    "some of them differ."
+)
 Read = Callable[[pd.DataFrame], tuple[float, int]]
 """From a table's rows to a figure and the number of jobs that it is of; 0 jobs: there is no figure."""
 
@@ -162,6 +168,11 @@ def headline(results: Mapping[str, Result], config: Config) -> Result:
     base = results["fig01_job_size"]
     table = StudyTable(HEADLINE, "", "This site beside the published figures", _SCHEMA, lambda jobs, config: jobs)
     return Result(table, made, base.jobs, base.left_out)
+
+
+def note_on(store: ClusterStore) -> str:
+    """What the comparison is worth: GENERATED_NOTE for the site of `almanac demo`, else nothing."""
+    return GENERATED_NOTE if store.watermark("generated") is not None else ""
 
 
 def compare(results: Mapping[str, Result], config: Config, findings: Sequence[Finding]) -> list[Compared]:
