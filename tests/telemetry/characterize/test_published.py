@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from almanac.config import Config, Tier
-from telemetry.characterize.headline import FINDINGS, compare
+from telemetry.characterize.headline import FINDINGS, compare, note_on
 from telemetry.characterize.published import FURTHER
+from telemetry.store.store import Store
 
 Any_ = Any
 SITE = Config(tiers=(Tier(name="hbm80g", capacity_mib=81920, constraint="hbm80g"),))
@@ -58,3 +60,11 @@ def test_no_finding_is_named_twice_and_each_has_its_section() -> None:
 def test_a_finding_is_of_columns_that_its_table_has(job: Any_, results: Any_) -> None:
     for each in compare(results([job_of(job, 50.0, 0.1, 0.1, "fp64")]), SITE, (*FINDINGS, *FURTHER)):
         assert (each.value is None) == (each.why_null is not None)
+
+
+def test_only_the_generated_site_is_said_to_agree_by_construction(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "s").of("c")
+    store.set_watermark("sacct", 1_750_000_000)
+    assert note_on(store) == ""
+    store.set_watermark("generated", 1_750_000_000)
+    assert "dealt by quota" in note_on(store)
