@@ -1,6 +1,8 @@
-"""What the engine is measured against: a decode of the same columns, an idiomatic pandas version, loops over jobs.
+"""What the engine is measured against: a decode of the same columns, two DuckDB queries, pandas, and loops over jobs.
 
-Both others compute the core summary: HBM peak, spatial and temporal imbalance, class by sample count, means, energy.
+All but the decode compute the core summary: HBM peak, spatial and temporal imbalance, class by sample count, means, and
+energy. They add the plain steps of the energy counter: the engine also checks each step, and adds a job's two ends. The
+store must hold jobs on whole nodes only.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.attribution.runs import load_jobs
@@ -29,49 +32,98 @@ UNIT = ["host", "gpu", "mig"]
 
 
 def decode(root: Path) -> int:
-    """Read every file's columns into Arrow memory, one after the other."""
+    """Read every file's columns into Arrow memory, one after the other, as the engine does: text as dictionaries."""
     rows = 0
     for path in Store.open(root).of("bench").files("telemetry"):
-        rows += pq.read_table(path, columns=COLUMNS, partitioning=None).num_rows
+        rows += pq.read_table(path, columns=COLUMNS, partitioning=None, read_dictionary=["host", "mig"]).num_rows
     return rows
 
 
-def load(root: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """All samples, and one row per job and host."""
-    import pandas as pd
-
-    store = Store.open(root)
-    paths = store.of("bench").files("telemetry")
-    frame = pd.concat([pd.read_parquet(path, columns=COLUMNS) for path in map(str, paths)], ignore_index=True)
+def allocations(root: Path) -> pa.Table:
+    """One row per job and host."""
     rows = [
         (number, host, job.start_s * 1000, job.end_s * 1000)
-        for number, job in enumerate(load_jobs(store.of("bench"), 0, 2**40))
+        for number, job in enumerate(load_jobs(Store.open(root).of("bench"), 0, 2**40))
         for host in job.hosts
     ]
-    return frame, pd.DataFrame(rows, columns=["job", "host", "start_ms", "end_ms"])
+    return pa.table(dict(zip(("job", "host", "start_ms", "end_ms"), zip(*rows, strict=True), strict=True)))
 
 
-def pandas_core(root: Path) -> int:
-    """The core summary as one would write it in pandas; returns jobs."""
+def duckdb_core(root: Path) -> pa.Table:
+    """The core summary as two plain queries; one row per job."""
+    store = Store.open(root)
+    paths = [str(path) for path in store.of("bench").files("telemetry")]
+    with store.connect() as db:
+        db.register("allocations", allocations(root))
+        db.execute(f"CREATE TEMP VIEW samples AS {_SAMPLES}".replace("$paths", str(paths)))
+        per_job = db.sql(_PER_JOB).to_arrow_table()
+        spatial = db.sql(_SPATIAL).to_arrow_table()
+        return per_job.join(spatial, "job", join_type="left outer").sort_by("job")
+
+
+_PLACED = f"greatest({', '.join(f'{pipe}_active_frac' for pipe in PIPES)}) > 0"
+_SAMPLES = """
+SELECT a.job, t.* FROM read_parquet($paths, hive_partitioning=false) t
+ASOF JOIN allocations a ON t.host = a.host AND t.time_ms >= a.start_ms WHERE t.time_ms < a.end_ms
+"""
+_PER_JOB = f"""
+WITH stepped AS (
+  SELECT *, lag(energy_mj) OVER (PARTITION BY job, host, gpu, mig ORDER BY time_ms) AS before_mj FROM samples),
+per_gpu AS (
+  SELECT job, {", ".join(f"avg({name}) AS {name}" for name in MEANS)}, max(hbm_used_mib) AS peak,
+         CASE WHEN max(gpu_util_pct) > 0 THEN 1 - avg(gpu_util_pct) / max(gpu_util_pct) ELSE 0 END AS temporal,
+         sum(CASE WHEN energy_mj >= before_mj THEN energy_mj - before_mj
+                  WHEN before_mj IS NOT NULL THEN energy_mj END) / 1000 AS energy,
+         count(*) FILTER ({_PLACED}) AS placed,
+         {
+    ", ".join(
+        f"count(*) FILTER ({_PLACED} AND {pipe}_active_frac > dram_active_frac) AS above_{pipe}" for pipe in PIPES
+    )
+}
+  FROM stepped GROUP BY job, host, gpu, mig)
+SELECT job, {", ".join(f"avg({name}) AS {name}" for name in MEANS)}, max(peak) AS peak, max(temporal) AS temporal,
+       sum(energy) AS energy,
+       {", ".join(f"sum(above_{pipe}) / nullif(sum(placed), 0) AS {pipe}" for pipe in PIPES)}
+FROM per_gpu GROUP BY job
+"""
+_SPATIAL = """
+WITH means AS (
+  SELECT job, time_ms // 60000 AS minute, avg(gpu_util_pct) AS util FROM samples GROUP BY job, minute, host, gpu, mig),
+windows AS (
+  SELECT job, CASE WHEN max(util) > 0 THEN 1 - sum(util) / (count(*) * max(util)) ELSE 0 END AS spatial,
+         count(*) AS gpus, max(count(*)) OVER (PARTITION BY job) AS most_gpus
+  FROM means GROUP BY job, minute)
+SELECT job, avg(spatial) FILTER (2 * gpus > most_gpus) AS spatial FROM windows GROUP BY job
+"""
+
+
+def load(root: Path) -> pd.DataFrame:
+    """All samples of jobs, each with its job."""
     import pandas as pd
 
-    frame, allocations = load(root)
+    paths = Store.open(root).of("bench").files("telemetry")
+    frame = pd.concat([pd.read_parquet(path, columns=COLUMNS) for path in map(str, paths)], ignore_index=True)
     merged = pd.merge_asof(
         frame.sort_values("time_ms"),
-        allocations.sort_values("start_ms"),
+        allocations(root).to_pandas().sort_values("start_ms"),
         left_on="time_ms",
         right_on="start_ms",
         by="host",
     )
-    merged = merged[merged["time_ms"] < merged["end_ms"]]
+    return merged[merged["time_ms"] < merged["end_ms"]]
+
+
+def pandas_core(root: Path) -> int:
+    """The core summary as one would write it in pandas; returns jobs."""
+    merged = load(root)
     gpu = merged.groupby(["job", *UNIT], observed=True)
     per_gpu = gpu[MEANS].mean()
     per_gpu["temporal"] = 1 - per_gpu["gpu_util_pct"] / gpu["gpu_util_pct"].max()
     steps = gpu["energy_mj"].diff()
     used = steps.where(steps >= 0, merged["energy_mj"]).where(steps.notna())
     window = merged["time_ms"] // 60_000
-    totals = merged.groupby(["job", window, *UNIT])["gpu_util_pct"].sum()
-    windows = totals.groupby(level=[0, 1]).agg(["sum", "max", "count"])
+    means = merged.groupby(["job", window, *UNIT])["gpu_util_pct"].mean()
+    windows = means.groupby(level=[0, 1]).agg(["sum", "max", "count"])
     spatial = (1 - windows["sum"] / (windows["count"] * windows["max"])).fillna(0)
     placed = merged[(merged[[f"{pipe}_active_frac" for pipe in PIPES]] > 0).any(axis=1)]
     shares = {
@@ -90,23 +142,27 @@ def pandas_core(root: Path) -> int:
 
 
 def loops(root: Path, number: int) -> dict[str, float]:
-    """Wall seconds that all jobs would take one by one, without loading, extrapolated from `number` drawn ones."""
-    frame, allocations = load(root)
-    jobs = sorted(allocations["job"].unique())
-    chosen = random.Random(1).sample(jobs, min(number, len(jobs)))
-    started = time.perf_counter()
+    """Seconds that all jobs would take one by one, without loading, extrapolated from `number` drawn ones.
+
+    As in the notebooks of perlmutter-telemetry, samples are grouped by job once, and a job looks at its own rows only.
+    """
+    merged = load(root)
+    wall, cpu = time.perf_counter(), time.process_time()
+    places = merged.groupby("job").indices
+    grouped = time.perf_counter() - wall, time.process_time() - cpu
+    chosen = random.Random(1).sample(sorted(places), min(number, len(places)))
+    wall, cpu = time.perf_counter(), time.process_time()
     for job in chosen:
-        _one_job(frame, allocations[allocations["job"] == job])
-    return {"jobs": len(chosen), "wall_s": (time.perf_counter() - started) * len(jobs) / len(chosen)}
+        _one_job(merged.take(places[job]))
+    more = len(places) / len(chosen)
+    wall_s = grouped[0] + (time.perf_counter() - wall) * more
+    return {"jobs": len(chosen), "wall_s": wall_s, "cpu_s": grouped[1] + (time.process_time() - cpu) * more}
 
 
-def _one_job(frame: pd.DataFrame, mine: pd.DataFrame) -> dict[str, Any]:
-    """The core summary of one job: its rows are looked for in the whole frame."""
-    start, end = mine["start_ms"].iloc[0], mine["end_ms"].iloc[0]
-    within = (frame["time_ms"] >= start) & (frame["time_ms"] < end)
-    samples = frame[within & frame["host"].isin(mine["host"])]
+def _one_job(samples: pd.DataFrame) -> dict[str, Any]:
+    """The core summary of one job from its samples."""
     gpus: list[dict[str, float]] = []
-    totals: dict[int, list[float]] = {}
+    means: dict[int, list[float]] = {}
     for _, gpu in samples.groupby(UNIT):
         ordered = gpu.sort_values("time_ms")
         found = {name: float(ordered[name].mean()) for name in MEANS}
@@ -117,9 +173,9 @@ def _one_job(frame: pd.DataFrame, mine: pd.DataFrame) -> dict[str, Any]:
         pairs = itertools.pairwise(readings)
         found["energy"] = sum(later - earlier if later >= earlier else later for earlier, later in pairs)
         gpus.append(found)
-        for window, total in ordered.groupby(ordered["time_ms"] // 60_000)["gpu_util_pct"].sum().items():
-            totals.setdefault(window, []).append(float(total))
-    each = [1 - sum(total) / (len(gpus) * max(total)) if max(total) else 0.0 for total in totals.values()]
+        for window, mean in ordered.groupby(ordered["time_ms"] // 60_000)["gpu_util_pct"].mean().items():
+            means.setdefault(window, []).append(float(mean))
+    each = [1 - sum(mean) / (len(mean) * max(mean)) if max(mean) else 0.0 for mean in means.values()]
     placed = samples[(samples[[f"{pipe}_active_frac" for pipe in PIPES]] > 0).any(axis=1)]
     job: dict[str, Any] = {name: float(np.mean([gpu[name] for gpu in gpus])) for name in MEANS if gpus}
     job |= {f"class_{pipe}": (placed[f"{pipe}_active_frac"] > placed["dram_active_frac"]).mean() for pipe in PIPES}
