@@ -69,7 +69,7 @@ class Prometheus:
     timeout_s: float = _key(60.0, "seconds after which one query fails", low=0.1, high=86400)
     retries: int = _key(4, "retries of a failed query, with exponential backoff", low=0, high=1000)
     chunk_minutes: int = _key(60, "minutes that one query reads; halved if the server refuses", low=1, high=525600)
-    max_samples: int = _key(5_000_000, "largest number of samples in memory at once", low=1000)
+    max_samples: int = _key(12_000_000, "largest number of samples in memory at once", low=1000)
     lookback_days: int = _key(15, "days that the first ingest reads", low=0, high=36500)
     delay_s: int = _key(60, "samples younger than this many seconds wait for the next run", low=0, high=86400)
     host_suffix: str = _key(

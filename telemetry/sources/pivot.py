@@ -71,6 +71,7 @@ class Pivot:
         self._job_of: list[tuple[_Ints, _Ints]] = []
         self._bad_labels: set[str] = set()
         self._apart: frozenset[str] = frozenset()
+        self._known: dict[tuple[tuple[str, str], ...], tuple[SeriesLabels, Replica]] = {}
         self.newest_ms = start_ms
         """Time of the newest sample of the span, kept or not."""
 
@@ -151,22 +152,29 @@ class Pivot:
     def _identify(self, samples: SeriesSamples) -> _Codes:
         number = len(samples.labels)
         gpu, device = np.full(number, -1, dtype=np.int64), np.full(number, -1, dtype=np.int64)
-        if not self._host_suffix:
+        keys = [tuple(item for item in labels.items() if item[0] != "__name__") for labels in samples.labels]
+        if not self._host_suffix and any(key not in self._known for key in keys):
             self._keep_apart(shared_names(samples.labels, self._exporter))
         codes = _Codes(gpu, device, np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64), {})
-        for at, labels in enumerate(samples.labels):
+        for at, (key, labels) in enumerate(zip(keys, samples.labels, strict=True)):
             try:
-                series = identify(labels, self._exporter, self._host_suffix, self._apart)
+                series, replica = self._known.get(key) or self._learn(key, labels)
             except UnusableSeriesError as error:
                 codes.unusable[at] = str(error)
                 continue
             gpu[at] = self._gpus.setdefault(series.gpu, len(self._gpus))
             if series.uuid or series.model:
                 device[at] = self._devices.setdefault((series.uuid, series.model), len(self._devices))
-            codes.replica[at] = self._replicas.setdefault(replica_of(labels, self._known_labels), len(self._replicas))
+            codes.replica[at] = self._replicas.setdefault(replica, len(self._replicas))
             codes.job[at] = series.job_id or 0
             self._note_bad_label(series)
         return codes
+
+    def _learn(self, key: tuple[tuple[str, str], ...], labels: dict[str, str]) -> tuple[SeriesLabels, Replica]:
+        """What the labels name, found once for all counters of a GPU. Raises UnusableSeriesError."""
+        series = identify(labels, self._exporter, self._host_suffix, self._apart)
+        self._known[key] = series, replica_of(labels, self._known_labels)
+        return self._known[key]
 
     def _keep_apart(self, shared: frozenset[str]) -> None:
         """Hosts of these short names keep their domain, which is said once per span."""
@@ -174,6 +182,7 @@ class Pivot:
             names = printable(", ".join(sorted(new)[:4]))
             self.counts.note("with its domain: several hosts share the short name", len(new), names)
             self._apart |= shared
+            self._known.clear()
 
     def _note_bad_label(self, series: SeriesLabels) -> None:
         """A label that is no job id, once per span: its samples are kept without a job."""

@@ -7,6 +7,7 @@ numbers, read as CSV by pyarrow. Any other spelling of the same JSON is read by 
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from collections.abc import Callable
@@ -21,6 +22,9 @@ import pyarrow.csv
 from almanac.units import printable, valid_unicode
 
 _START, _MIDDLE, _END = b'{"metric":{', b'},"values":[[', b"]]}"
+_BETWEEN = b"],["
+_NAME = b'"__name__":"'
+_MOST_LABELS = 50_000
 _NOT_FINITE = ["NaN", "+Inf", "-Inf", "Inf"]
 _LAST_S = 253_402_300_799  # 9999-12-31
 
@@ -86,22 +90,37 @@ def _cut(body: bytes) -> tuple[bytes, list[tuple[int, int, int]], bytes]:
 
 def _read(body: bytes, series: list[tuple[int, int, int]]) -> SeriesSamples:
     view = memoryview(body)
-    labels = [json.loads(body[start + len(_START) - 1 : middle + 1]) for start, middle, _ in series]
-    pieces = [bytes(view[middle + len(_MIDDLE) : end]).replace(b"],[", b"\n") for _, middle, end in series]
-    lengths = np.fromiter((piece.count(b"\n") + 1 for piece in pieces), dtype=np.int64, count=len(pieces))
+    labels = [_labels_of(body[start + len(_START) - 1 : middle + 1]) for start, middle, _ in series]
+    between = len(_MIDDLE)
+    pieces = [view[middle + between : end] for _, middle, end in series]
+    lengths = [body.count(_BETWEEN, middle + between, end) + 1 for _, middle, end in series]
     table = pa.csv.read_csv(
-        io.BytesIO(b"\n".join(pieces).translate(None, b'"')),
+        io.BytesIO(b"\n".join(pieces).replace(_BETWEEN, b"\n").translate(None, b'"')),
         read_options=pa.csv.ReadOptions(column_names=["time", "value"]),
         parse_options=pa.csv.ParseOptions(quote_char=False),
         convert_options=pa.csv.ConvertOptions(
             column_types={"time": pa.float64(), "value": pa.float64()}, null_values=_NOT_FINITE
         ),
     )
-    if len(table) != lengths.sum():
+    if len(table) != sum(lengths):
         raise ValueError("not a list of times and values")
     value = table["value"].to_numpy()
     finite = np.where(np.isfinite(value), value, np.nan)
-    return SeriesSamples([_labels(one) for one in labels], lengths, _times(table["time"].to_numpy()), finite)
+    return SeriesSamples(labels, np.array(lengths, dtype=np.int64), _times(table["time"].to_numpy()), finite)
+
+
+def _labels_of(text: bytes) -> dict[str, str]:
+    before, _, after = text.partition(_NAME)
+    name, _, behind = after.partition(b'"')
+    if before.endswith(b"\\") or b"\\" in name or not behind.startswith(b","):
+        return _labels(json.loads(text))
+    return {"__name__": name.decode(), **_other_labels(before + behind[1:])}
+
+
+@functools.lru_cache(maxsize=_MOST_LABELS)
+def _other_labels(text: bytes) -> dict[str, str]:
+    """Labels that all counters of a GPU share, and that come again in every span."""
+    return _labels(json.loads(text))
 
 
 def _matrix(result: list[dict[str, Any]]) -> SeriesSamples:

@@ -17,11 +17,11 @@ from telemetry.sources.prometheus_json import Point, SeriesSamples, parse_answer
 
 TIMES = st.integers(0, 4 * 10**12).map(lambda ms: ms / 1000)
 VALUES = st.one_of(st.sampled_from(["NaN", "+Inf", "-Inf", "0", "1e+06", "-0"]), st.floats(allow_nan=False).map(str))
-TRICKY = st.sampled_from(['"', "\\", "]]}", '},"values":[[', '{"metric":{', "\n", "é", "\x00"])
+TRICKY = st.sampled_from(['"', "\\", '"__name__":"', "]]}", '},"values":[[', '{"metric":{', "\n", "é", "\x00"])
 TEXTS = st.lists(st.one_of(TRICKY, st.text(max_size=5)), max_size=4).map("".join)
 SERIES = st.fixed_dictionaries(
     {
-        "metric": st.dictionaries(st.sampled_from(["gpu", "Hostname", "x"]), TEXTS),
+        "metric": st.dictionaries(st.sampled_from(["gpu", "Hostname", "__name__", 'a"__name__', "x"]), TEXTS),
         "values": st.lists(st.tuples(TIMES, VALUES).map(list), min_size=1, max_size=4),
     }
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from almanac.records import Counts
 from telemetry.counters import COUNTERS
-from telemetry.sources.exporters import FILE
+from telemetry.sources.exporters import FILE, identify
 from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus_json import SeriesSamples
 
@@ -80,3 +80,19 @@ def test_two_hosts_of_one_short_name_do_not_become_one() -> None:
     found = [(row["host"], row["temp_c"]) for row in pivot.table().to_pylist()]
     assert found == [(hosts[0], 40.0), (hosts[0], 41.0), (hosts[1], 42.0), (hosts[1], 43.0), ("n2", 44.0), ("n2", 45.0)]
     assert dict(counts.notes) == {"with its domain: several hosts share the short name": 1} and not counts.dropped
+
+
+def test_a_gpu_is_identified_once_for_all_its_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, str]] = []
+
+    def counted(labels: dict[str, str], *rest: Any) -> Any:
+        asked.append(labels)
+        return identify(labels, *rest)
+
+    monkeypatch.setattr("telemetry.sources.pivot.identify", counted)
+    pivot = Pivot(FILE, "", START_MS, END_MS, Counts())
+    for name in NAMES:
+        points = {("n1", gpu, START_MS): 40.0 for gpu in (0, 1)}
+        pivot.add(BY_NAME[name], samples(points, [("n1", 0), ("n1", 1)]))
+    assert [labels["gpu"] for labels in asked] == ["0", "1"]
+    assert pivot.table().num_rows == 2
