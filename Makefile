@@ -60,6 +60,7 @@ bench: bench-telemetry bench-predictors bench-calibration bench-reports bench-po
 
 bench-telemetry: $(STAMP)
 	$(BIN)/python benchmarks/telemetry_engine.py
+	$(BIN)/python benchmarks/telemetry_import.py
 	$(BIN)/python benchmarks/prometheus_ingest.py
 
 bench-reports: $(STAMP)

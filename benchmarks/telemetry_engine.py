@@ -74,9 +74,9 @@ TASKS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def best(tasks: Sequence[tuple[str, Path]], repeats: int) -> list[Measured]:
+def best(tasks: Sequence[tuple[str, Path]], repeats: int, script: str = __file__) -> list[Measured]:
     """The least wall and CPU time, and the largest memory, of several processes each; tasks take turns."""
-    turns = [[_in_a_process(task, root) for task, root in tasks] for _ in range(repeats)]
+    turns = [[_in_a_process(script, task, root) for task, root in tasks] for _ in range(repeats)]
     return [
         replace(
             runs[0],
@@ -91,8 +91,8 @@ def best(tasks: Sequence[tuple[str, Path]], repeats: int) -> list[Measured]:
     ]
 
 
-def _in_a_process(task: str, root: Path) -> Measured:
-    command = [sys.executable, __file__, "--task", task, "--root", str(root)]
+def _in_a_process(script: str, task: str, root: Path) -> Measured:
+    command = [sys.executable, script, "--task", task, "--root", str(root)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return Measured(**json.loads(done.stdout))
 
