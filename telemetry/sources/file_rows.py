@@ -12,7 +12,7 @@ import pyarrow as pa
 from almanac.records import Counts
 from almanac.units import printable
 from telemetry.counters import Counter
-from telemetry.sources.exporters import FILE, Gpu, SeriesLabels, UnusableSeriesError, identify
+from telemetry.sources.exporters import FILE, Gpu, SeriesLabels, UnusableSeriesError, identify, shared_names
 from telemetry.store.schema import TELEMETRY
 
 _Ints = npt.NDArray[np.int64]
@@ -44,10 +44,11 @@ class _Identified(NamedTuple):
 def rows_of(series: Series, time_ms: _Ints, columns: Sequence[CounterColumn], counts: Counts) -> pa.Table | None:
     """The rows that have a usable value, in the order given; `counts` is in samples, as a `Pivot`'s are.
 
-    Text is dictionary-encoded. None, and nothing is counted, where a GPU has two rows at one time.
+    Text is dictionary-encoded. None, and nothing is counted, where a GPU has two rows at one time, or hosts share
+    a short name.
     """
     found = _identified(series.labels)
-    if _has_twice(found, series.codes, time_ms):
+    if shared_names(series.labels, FILE) or _has_twice(found, series.codes, time_ms):
         return None
     for label in dict.fromkeys(one.bad_job_label for one in found.known if one and one.bad_job_label):
         counts.note("job label is no job id", 1, printable(label, 60))

@@ -217,9 +217,16 @@ def test_wide_long_csv_and_parquet_give_the_same_rows(tmp_path_factory: Any, row
         assert read(folder / name)[0] == expected
 
 
+def test_hosts_that_share_a_short_name_stay_apart_in_a_file(tmp_path: Path) -> None:
+    lines = ("host,gpu,time_ms,temp_c", "n1.a.example,0,1000,40", "n1.b.example,0,2000,41")
+    rows, counts = read(write(tmp_path / "t.csv", *lines))
+    assert [row["host"] for row in rows] == ["n1.a.example", "n1.b.example"]
+    assert dict(counts.notes) == {"with its domain: several hosts share the short name": 1}
+
+
 VALUE = st.sampled_from([None, "", "5", " 7 ", "nan", "inf", "-1", "1e9", "0.5", "x"])
 LINE = st.tuples(
-    st.sampled_from(["n1", "n1.cluster.example", "N1", "n2", "", "n;1"]),
+    st.sampled_from(["n1", "n1.cluster.example", "n1.b.example", "N1", "n2", "", "n;1"]),
     st.sampled_from(["0", "1", "99999", "x", ""]),
     st.sampled_from(["", "3", "a b"]),
     st.sampled_from(["GPU-a", "GPU-b", ""]),
