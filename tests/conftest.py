@@ -1,7 +1,9 @@
 """Settings of every test, what it may lack, and which modules `make test-unit` leaves out for their length."""
 
+import fcntl
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -99,6 +101,26 @@ def trace() -> Callable[[str], Path]:
     return find
 
 
+@pytest.fixture(scope="session")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Copy a folder that only the first process of a run fills: (name, fill) -> this process's copy."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def copy(name: str, fill: Callable[[Path], None]) -> Path:
+        folder, is_done = shared / f"{name}-built", shared / f"{name}-done"
+        with (shared / f"{name}-lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not is_done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                fill(folder)
+                is_done.touch()
+        return Path(shutil.copytree(folder, tmp_path_factory.mktemp(name) / name))
+
+    return copy
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew; look at what changed")
 
@@ -109,17 +131,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
-ONE_FIXTURE = {"test_generated_marginals.py", "test_package.py"}
-"""Modules whose fixture takes half a minute or more, so that no second process makes it."""
-
-
 class ProcessPerCluster(LoadScopeScheduling):
-    """Tests of one cluster, or of a module of ONE_FIXTURE, all go to one process; the others to whichever is free."""
+    """Send the tests of one cluster to one process, and the tests of one module to one process.
+
+    Two processes would build the fixtures of a module twice.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
         if not module.startswith("tests/cluster/"):
-            return module if Path(module).name in ONE_FIXTURE else nodeid
+            return module
         release = re.search(r"\[(\d\d\.\d\d)\b", nodeid)
         return release[1] if release else "native"
 

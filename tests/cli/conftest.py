@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,15 +53,7 @@ class CommandLine:
         return json.loads(self(*argv, ok=ok))
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
-    """Four days of a small site that ended today, with the tiers hbm40g and hbm80g, trained.
-
-    So short a record cannot support a risk of 1%: it accepts 5%.
-    """
-    import time
-
-    folder = tmp_path_factory.mktemp("site")
+def _fill(folder: Path) -> None:
     (folder / "almanac.toml").write_text(CONFIG + "\n[advice]\nrisk = 0.05\n")
     start_s = (int(time.time()) // 86400 - 4) * 86400
     shape = dataclasses.replace(SiteShape.demo(), days=4, start_s=start_s, users=12, jobs_per_day=150)
@@ -67,6 +61,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     result = IngestResult("generated", shape.start_s, shape.end_s)
     ingest(GeneratedSource(shape), store.of("demo"), shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
     summarize(store.of("demo"), load_config(folder / "almanac.toml"))
-    site = CommandLine(folder)
-    site("train")
-    return site
+    CommandLine(folder)("train")
+
+
+@pytest.fixture(scope="session")
+def site(built_once: Callable[[str, Callable[[Path], None]], Path]) -> CommandLine:
+    """Four days of a small site that ended today, with the tiers hbm40g and hbm80g, trained.
+
+    So short a record cannot support a risk of 1%: it accepts 5%.
+    """
+    return CommandLine(built_once("site", _fill))

@@ -183,27 +183,32 @@ def _jobs_and_samples() -> Iterator[tuple[dict[str, Any], list[pa.Table]]]:
     yield job(1501, "n14", 1, T0, HOUR_S, name="jax"), [reserved.set_column(place, "hbm_used_mib", flat)]
 
 
-@pytest.fixture(scope="session")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """The site, summarised and trained: every job of CASES, and 42 others."""
-    config = parse_config(
-        {
-            "advice": {"risk": 0.05},
-            "tiers": [
-                {"name": f"hbm{size}g", "capacity_mib": size * 1024, "constraint": f"hbm{size}g"} for size in (40, 80)
-            ],
-        }
-    )
-    store = Store.create(tmp_path_factory.mktemp("reported") / "store")
+REPORTED = parse_config(
+    {
+        "advice": {"risk": 0.05},
+        "tiers": [
+            {"name": f"hbm{size}g", "capacity_mib": size * 1024, "constraint": f"hbm{size}g"} for size in (40, 80)
+        ],
+    }
+)
+
+
+def _fill(folder: Path) -> None:
+    store = Store.create(folder / "store")
     rows, tables = zip(*_jobs_and_samples(), strict=True)
     store.of(CLUSTER).write("jobs", pa.Table.from_pylist(list(rows), TABLES["jobs"].schema))
     store.of(CLUSTER).write(
         "telemetry", pa.concat_tables([part for each in tables for part in each], promote_options="default")
     )
-    summarize(store.of(CLUSTER), config, 0, NOW_S)
+    summarize(store.of(CLUSTER), REPORTED, 0, NOW_S)
     history = load_history(store.of(CLUSTER), running=True)
-    save(train(history, config, NOW_S), store.of(CLUSTER).models_dir)
-    return Site(store, config)
+    save(train(history, REPORTED, NOW_S), store.of(CLUSTER).models_dir)
+
+
+@pytest.fixture(scope="session")
+def reported(built_once: Callable[[str, Callable[[Path], None]], Path]) -> Site:
+    """The site, summarised and trained: every job of CASES, and 42 others."""
+    return Site(Store.open(built_once("reported", _fill) / "store"), REPORTED)
 
 
 @pytest.fixture
