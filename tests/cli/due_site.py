@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from fake_accounting import CLUSTER, Accounting, job
+from forks import Run, forks_of
 from mail_server import MailServer
 from mails import NOW_S
 
@@ -129,11 +129,9 @@ def scenario(site: Site) -> None:
     site.ends(5, NOW_S + 70, elapsed_s=30)
 
 
-def killed_at(site: Site, number: int) -> subprocess.CompletedProcess[str]:
-    """A run of the timer in a process that is killed at this step (0: never), for the jobs of `scenario`."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
-    argv = [sys.executable, Path(__file__).with_name("due_worker.py"), site.root, str(site.server.port), str(number)]
-    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
+def killed_runs(site: Site) -> AbstractContextManager[Run]:
+    """Runs of the timer for the jobs of `scenario`: (step at which it is killed; 0: never) -> exit code, steps."""
+    return forks_of(Path(__file__).with_name("due_worker.py"), site.root, site.server.port)
 
 
 def running_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:

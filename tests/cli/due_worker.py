@@ -1,6 +1,6 @@
-"""A run of `almanac report --due` that ends with SIGKILL at its nth step: due_worker.py ROOT PORT N; 0 is never.
+"""Runs of `almanac report --due` that end with SIGKILL at their nth step: due_worker.py ROOT PORT; step 0 is never.
 
-A step is a statement of the outbox, or the rename or removal of a file. The last line says how many there were.
+A step is a statement of the outbox, or the rename or removal of a file. The result of a run is the number of its steps.
 """
 
 from __future__ import annotations
@@ -13,14 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from due_site import NOW_S, Site, know_everybody, scenario, site_of
+from forks import serve
+
+# The timer imports these late; here, once for all runs.
+import reports.mail.delivery  # noqa: F401
+import telemetry.metrics.summary  # noqa: F401
 
 steps = 0
+kill_at = 0
 
 
 def step(*_: Any) -> None:
     global steps
     steps += 1
-    if steps == int(sys.argv[3]):
+    if steps == kill_at:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -48,8 +54,14 @@ class Port:
     port = int(sys.argv[2])
 
 
+def run(number: int) -> int:
+    global kill_at
+    kill_at = number
+    site: Site = site_of(Path(sys.argv[1]), Port())  # type: ignore[arg-type]
+    scenario(site)
+    site.due(NOW_S + 300)
+    return steps
+
+
 know_everybody()
-site: Site = site_of(Path(sys.argv[1]), Port())  # type: ignore[arg-type]
-scenario(site)
-site.due(NOW_S + 300)
-print(steps)
+serve(run)

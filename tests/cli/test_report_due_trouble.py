@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from due_site import HOUR_S, Site, killed_at, know_everybody, running_site, scenario
+from due_site import HOUR_S, Site, killed_runs, know_everybody, running_site, scenario
 from fake_accounting import CLUSTER, Accounting
 from mails import NOW_S
 
@@ -225,20 +225,21 @@ def test_killed_at_any_step_every_mail_comes_and_one_at_most_comes_twice(site: S
     scenario(site)
     site.says_ended(2, 3, 4, 5, 11, 12, 13)
     before = shutil.copytree(site.root, site.root.with_name(f"{site.root.name}-before"))
-    done = killed_at(site, 0)
-    assert done.returncode == 0, done.stderr
-    expected, steps = sorted(site.server.ids), int(done.stdout)
-    assert len(expected) == 4
-    for number in sorted({1 + steps * part // POINTS for part in range(POINTS)}):
-        site.server.taken.clear()
-        shutil.rmtree(site.root)
-        shutil.copytree(before, site.root)
-        assert killed_at(site, number).returncode == -signal.SIGKILL
-        assert killed_at(site, 0).returncode == 0
-        got = sorted(site.server.ids)
-        assert sorted(set(got)) == expected, number
-        assert len(got) <= len(expected) + 1, number
-        assert list(site.spool.iterdir()) == []
+    with killed_runs(site) as run:
+        code, steps = run(0)
+        assert code == 0
+        expected = sorted(site.server.ids)
+        assert len(expected) == 4
+        for number in sorted({1 + int(steps) * part // POINTS for part in range(POINTS)}):
+            site.server.taken.clear()
+            shutil.rmtree(site.root)
+            shutil.copytree(before, site.root)
+            assert run(number)[0] == -signal.SIGKILL
+            assert run(0)[0] == 0
+            got = sorted(site.server.ids)
+            assert sorted(set(got)) == expected, number
+            assert len(got) <= len(expected) + 1, number
+            assert list(site.spool.iterdir()) == []
 
 
 def test_while_accounting_is_down_no_notice_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from due_site import HOUR_S, Site, killed_at, running_site, scenario
+from due_site import HOUR_S, Site, killed_runs, running_site, scenario
 from fake_accounting import CLUSTER
 from mails import NOW_S
 
@@ -118,19 +118,21 @@ def test_before_the_first_run_counts_and_a_dry_run_read_the_old_outbox(
     assert {path: path.read_bytes() for path in old_files(site)} == before
 
 
+@pytest.mark.slow
 def test_killed_while_marks_move_every_mail_comes_and_one_at_most_comes_twice(site: Site) -> None:
     scenario(site)
     site.says_ended(2, 3, 4, 5, 11, 12, 13)
     make_old(site)
     before = shutil.copytree(site.root, site.root.with_name(f"{site.root.name}-before"))
-    assert killed_at(site, 0).returncode == 0
-    expected = sorted(site.server.ids)
-    assert len(expected) == 4
-    for number in range(3, 31, 3):
-        site.server.taken.clear()
-        shutil.rmtree(site.root)
-        shutil.copytree(before, site.root)
-        assert killed_at(site, number).returncode == -signal.SIGKILL
-        assert killed_at(site, 0).returncode == 0
-        assert sorted(site.server.ids) == expected, number
-        assert old_files(site) == []
+    with killed_runs(site) as run:
+        assert run(0)[0] == 0
+        expected = sorted(site.server.ids)
+        assert len(expected) == 4
+        for number in range(3, 31, 3):
+            site.server.taken.clear()
+            shutil.rmtree(site.root)
+            shutil.copytree(before, site.root)
+            assert run(number)[0] == -signal.SIGKILL
+            assert run(0)[0] == 0
+            assert sorted(site.server.ids) == expected, number
+            assert old_files(site) == []

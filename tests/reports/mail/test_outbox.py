@@ -7,8 +7,6 @@ import os
 import shutil
 import sqlite3
 import stat
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forks import forks_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -296,64 +295,63 @@ def test_a_failed_transaction_leaves_nothing(outbox: Outbox) -> None:
     assert outbox.put(message(1, run(1)), NOW_S)
 
 
-# Ends with SIGKILL before statement number argv[2]; begins again where it finds the outbox, as a timer's runs do.
+# Ends with SIGKILL before statement number kill_at; begins again where it finds the outbox, as a timer's runs do.
 WORKER = """
-import os, signal, sqlite3, sys
+import os, signal, sqlite3
 from pathlib import Path
-sys.path.insert(0, sys.argv[4])
+from forks import serve
 from mails import NOW_S, message, run
 from reports.mail.outbox import Outbox
 
-left = int(sys.argv[2])
 connect = sqlite3.connect
-def traced(*args, **options):
-    database = connect(*args, **options)
-    def count(statement):
-        global left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-    database.set_trace_callback(count)
-    return database
-sqlite3.connect = traced
 
-with Outbox(Path(sys.argv[1])) as outbox:
-    outbox.notice([run(number) for number in range(1, 7)])
-    for each in outbox.waiting(NOW_S, "test"):
-        if each.job_id == 6:
-            outbox.skip([each], "too short", NOW_S)
-        else:
-            outbox.put(message(each.job_id, each), NOW_S)
-    for each in outbox.ready(NOW_S, 10):
-        if each.message_id != "<m5@example.org>":
-            with open(sys.argv[3], "a") as server:  # what the server takes
-                server.write(each.message_id + "\\n")
-            outbox.sent(each, NOW_S)
-    outbox.give_up(NOW_S, NOW_S, "550")
+def work(path, kill_at, taken):
+    left = kill_at
+    def traced(*args, **options):
+        database = connect(*args, **options)
+        def count(statement):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        database.set_trace_callback(count)
+        return database
+    sqlite3.connect = traced
+    with Outbox(Path(path)) as outbox:
+        outbox.notice([run(number) for number in range(1, 7)])
+        for each in outbox.waiting(NOW_S, "test"):
+            if each.job_id == 6:
+                outbox.skip([each], "too short", NOW_S)
+            else:
+                outbox.put(message(each.job_id, each), NOW_S)
+        for each in outbox.ready(NOW_S, 10):
+            if each.message_id != "<m5@example.org>":
+                with open(taken, "a") as server:  # what the server takes
+                    server.write(each.message_id + "\\n")
+                outbox.sent(each, NOW_S)
+        outbox.give_up(NOW_S, NOW_S, "550")
+
+serve(work)
 """
-
-
-def worker(path: Path, kill_at: int, server: Path) -> int:
-    argv = [sys.executable, "-c", WORKER, str(path), str(kill_at), str(server), str(Path(__file__).parent)]
-    return subprocess.run(argv, check=False, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}).returncode
 
 
 def test_killed_before_any_statement_nothing_is_lost_and_one_mail_at_most_is_sent_twice(tmp_path: Path) -> None:
     kill_at, code = 0, -9
-    while code == -9:
-        kill_at += 1
-        folder = tmp_path / str(kill_at)
-        folder.mkdir()
-        path, server = outbox_path(folder), folder / "server"
-        code = worker(path, kill_at, server)
-        if code == -9:
-            assert worker(path, 0, server) == 0
-        with Outbox(path) as outbox:
-            counts = outbox.counts()
-            assert counts == OutboxCounts({"job": 4}, 0, 1, {"too short": 1}, 0, None, 0, None), kill_at
-        taken = Counter(server.read_text().split())
-        assert set(taken) == {f"<m{number}@example.org>" for number in (1, 2, 3, 4)}
-        assert taken.total() <= 5
+    with forks_of("-c", WORKER) as work:
+        while code == -9:
+            kill_at += 1
+            folder = tmp_path / str(kill_at)
+            folder.mkdir()
+            path, server = outbox_path(folder), folder / "server"
+            code, _ = work(str(path), kill_at, str(server))
+            if code == -9:
+                assert work(str(path), 0, str(server))[0] == 0
+            with Outbox(path) as outbox:
+                counts = outbox.counts()
+                assert counts == OutboxCounts({"job": 4}, 0, 1, {"too short": 1}, 0, None, 0, None), kill_at
+            taken = Counter(server.read_text().split())
+            assert set(taken) == {f"<m{number}@example.org>" for number in (1, 2, 3, 4)}
+            assert taken.total() <= 5
     assert code == 0
     assert kill_at > 50, "statements were counted"
 

@@ -1,0 +1,48 @@
+"""Processes that a test kills: each is a fork of one program, so that its imports are paid once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Run = Callable[..., tuple[int, str]]
+
+
+@contextmanager
+def forks_of(*argv: object) -> Iterator[Run]:
+    """Start a Python program that calls `serve`; yield a function: (arguments) -> exit code and result of one fork."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    command = [sys.executable, *map(str, argv)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, env=environment) as program:
+        assert program.stdin is not None and program.stdout is not None
+        requests, replies = program.stdin, program.stdout
+
+        def run(*arguments: Any) -> tuple[int, str]:
+            print(json.dumps(arguments), file=requests, flush=True)
+            result, _, code = replies.readline().rpartition(" ")
+            return int(code), result
+
+        yield run
+
+
+def serve(work: Callable[..., object]) -> None:
+    """Call work with the arguments of each request, each time in a process of its own."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            try:
+                print(work(*json.loads(line)), end="", flush=True)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        print(f" {os.waitstatus_to_exitcode(status)}", flush=True)
