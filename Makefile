@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/pytest
 export PYTHON
+# Otherwise each process of a test compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power docs screenshots deb lock clean distclean servers
 
@@ -50,7 +52,7 @@ test: lint servers
 	scripts/with-docker.sh $(PYTEST) -n 4 $(PYTEST_ARGS)
 
 test-unit: $(STAMP)
-	$(PYTEST) -n 2 -m "not cluster and not slow" $(PYTEST_ARGS)
+	$(PYTEST) -n 2 -m "not cluster and not slow" --hypothesis-profile few $(PYTEST_ARGS)
 
 test-cluster: servers
 	scripts/with-docker.sh $(PYTEST) -m cluster $(PYTEST_ARGS)

@@ -20,6 +20,7 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 
 # How long an example takes says something of the machine, not of the code.
 settings.register_profile("almanac", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", settings.get_profile("almanac"), max_examples=20)  # for `make test-unit`
 settings.load_profile("almanac")
 
 SLOW = {
@@ -29,6 +30,7 @@ SLOW = {
     "test_commands.py",
     "test_dask_engine.py",
     "test_demo.py",
+    "test_docs_site.py",
     "test_doctor_filter.py",
     "test_durations.py",
     "test_engines.py",
@@ -38,6 +40,7 @@ SLOW = {
     "test_h100.py",
     "test_h100_page.py",
     "test_ingest_clock.py",
+    "test_heavy_user.py",
     "test_jobs.py",
     "test_online.py",
     "test_own_reading.py",

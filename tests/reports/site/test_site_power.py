@@ -106,6 +106,7 @@ def test_without_counts_it_says_so(store: Store) -> None:
     assert [set(row.values()) - {row["node_set"]} for row in rows] == [{None}, {None}]
 
 
+@pytest.mark.slow
 def test_a_store_of_400_days_is_added_up_quickly(tmp_path: Path) -> None:
     """57,600 counts of each of two sets, written at once."""
     store = Store.create(tmp_path / "store")

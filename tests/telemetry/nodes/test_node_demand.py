@@ -273,6 +273,7 @@ _RECORDS = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(records=_RECORDS, mark=st.integers(60, 900))
 def test_any_record_against_a_count_by_second(

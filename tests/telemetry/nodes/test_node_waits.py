@@ -75,6 +75,7 @@ _RECORDS = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(records=_RECORDS, cut=st.integers(1, MINUTES - 1))
 def test_what_happens_later_changes_nothing(
