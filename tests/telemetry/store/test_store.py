@@ -209,7 +209,7 @@ def test_a_view_has_the_rows_that_reading_the_span_has(
         cluster.view(db, "telemetry", ["time_ms"], *span)
         rows = db.execute("SELECT time_ms FROM telemetry ORDER BY time_ms").fetchall()
     assert [(time_ms - START_MS) // 1000 for (time_ms,) in rows] == seen
-    assert cluster.of(["time_ms"]).read("telemetry", *span)["time_ms"].to_pylist() == [time_ms for (time_ms,) in rows]
+    assert cluster.read("telemetry", ["time_ms"], *span)["time_ms"].to_pylist() == [time_ms for (time_ms,) in rows]
 
 
 def test_reading_only_rows_that_have_one_of_some_values(cluster: ClusterStore) -> None:
