@@ -66,24 +66,23 @@ _SAMPLES = """
 SELECT a.job, t.* FROM read_parquet($paths, hive_partitioning=false) t
 ASOF JOIN allocations a ON t.host = a.host AND t.time_ms >= a.start_ms WHERE t.time_ms < a.end_ms
 """
+_ABOVE = ", ".join(
+    f"count(*) FILTER ({_PLACED} AND ({pipe}_active_frac > dram_active_frac OR dram_active_frac = 0)) AS above_{pipe}"
+    for pipe in PIPES
+)
+_SHARES = ", ".join(f"sum(above_{pipe}) / nullif(sum(placed), 0) AS {pipe}" for pipe in PIPES)
+_AVERAGES = ", ".join(f"avg({name}) AS {name}" for name in MEANS)
 _PER_JOB = f"""
 WITH stepped AS (
   SELECT *, lag(energy_mj) OVER (PARTITION BY job, host, gpu, mig ORDER BY time_ms) AS before_mj FROM samples),
 per_gpu AS (
-  SELECT job, {", ".join(f"avg({name}) AS {name}" for name in MEANS)}, max(hbm_used_mib) AS peak,
+  SELECT job, {_AVERAGES}, max(hbm_used_mib) AS peak,
          CASE WHEN max(gpu_util_pct) > 0 THEN 1 - avg(gpu_util_pct) / max(gpu_util_pct) ELSE 0 END AS temporal,
          sum(CASE WHEN energy_mj >= before_mj THEN energy_mj - before_mj
                   WHEN before_mj IS NOT NULL THEN energy_mj END) / 1000 AS energy,
-         count(*) FILTER ({_PLACED}) AS placed,
-         {
-    ", ".join(
-        f"count(*) FILTER ({_PLACED} AND {pipe}_active_frac > dram_active_frac) AS above_{pipe}" for pipe in PIPES
-    )
-}
+         count(*) FILTER ({_PLACED}) AS placed, {_ABOVE}
   FROM stepped GROUP BY job, host, gpu, mig)
-SELECT job, {", ".join(f"avg({name}) AS {name}" for name in MEANS)}, max(peak) AS peak, max(temporal) AS temporal,
-       sum(energy) AS energy,
-       {", ".join(f"sum(above_{pipe}) / nullif(sum(placed), 0) AS {pipe}" for pipe in PIPES)}
+SELECT job, {_AVERAGES}, max(peak) AS peak, max(temporal) AS temporal, sum(energy) AS energy, {_SHARES}
 FROM per_gpu GROUP BY job
 """
 _SPATIAL = """
@@ -126,10 +125,7 @@ def pandas_core(root: Path) -> int:
     windows = means.groupby(level=[0, 1]).agg(["sum", "max", "count"])
     spatial = (1 - windows["sum"] / (windows["count"] * windows["max"])).fillna(0)
     placed = merged[(merged[[f"{pipe}_active_frac" for pipe in PIPES]] > 0).any(axis=1)]
-    shares = {
-        pipe: (placed[f"{pipe}_active_frac"] > placed["dram_active_frac"]).groupby(placed["job"]).mean()
-        for pipe in PIPES
-    }
+    shares = {pipe: _is_compute(placed, pipe).groupby(placed["job"]).mean() for pipe in PIPES}
     per_job = per_gpu[MEANS].groupby(level=0).mean()
     per_job = per_job.assign(
         peak=merged.groupby("job")["hbm_used_mib"].max(),
@@ -139,6 +135,12 @@ def pandas_core(root: Path) -> int:
         **shares,
     )
     return len(per_job)
+
+
+def _is_compute(placed: pd.DataFrame, pipe: str) -> pd.Series[bool]:
+    """Which placed samples are compute-bound in a pipe: without memory traffic all are."""
+    memory = placed["dram_active_frac"]
+    return (placed[f"{pipe}_active_frac"] > memory) | (memory == 0)
 
 
 def loops(root: Path, number: int) -> dict[str, float]:
@@ -178,7 +180,7 @@ def _one_job(samples: pd.DataFrame) -> dict[str, Any]:
     each = [1 - sum(mean) / (len(mean) * max(mean)) if max(mean) else 0.0 for mean in means.values()]
     placed = samples[(samples[[f"{pipe}_active_frac" for pipe in PIPES]] > 0).any(axis=1)]
     job: dict[str, Any] = {name: float(np.mean([gpu[name] for gpu in gpus])) for name in MEANS if gpus}
-    job |= {f"class_{pipe}": (placed[f"{pipe}_active_frac"] > placed["dram_active_frac"]).mean() for pipe in PIPES}
+    job |= {f"class_{pipe}": _is_compute(placed, pipe).mean() for pipe in PIPES}
     job["peak"] = max((gpu["peak"] for gpu in gpus), default=None)
     job["temporal"] = max((gpu["temporal"] for gpu in gpus), default=None)
     job["energy"] = sum(gpu["energy"] for gpu in gpus)
