@@ -213,10 +213,10 @@ class Pivot:
         return points
 
     def _unique(self, points: _Points, jobs: _Ints, labels: Sequence[dict[str, str]]) -> _Points:
-        """Sorted by key, the first of equal keys kept. A GPU that is labeled with two jobs at once gets none."""
+        """Sorted by key, of equal keys the greatest value kept. A GPU labeled with two jobs at once gets none."""
         key, value, series = points
         if not (key[1:] > key[:-1]).all():
-            order = np.argsort(key, kind="stable")
+            order = np.lexsort((-value, key))
             key, value, series = key[order], value[order], series[order]
         again = np.flatnonzero(key[1:] == key[:-1]) + 1
         if not len(again):

@@ -83,6 +83,14 @@ def test_long_csv_of_exporter_names_and_our_own(tmp_path: Path) -> None:
     assert counts.dropped == {"metric not known": 1, "sample given twice": 1}
 
 
+@pytest.mark.parametrize("values", [(40, 60, 50), (60, 50, 40), (50, 40, 60)])
+def test_the_greatest_of_conflicting_samples_counts_in_any_order(tmp_path: Path, values: tuple[int, ...]) -> None:
+    lines = [f"1767225600,n1,0,gpu_util_pct,{value}" for value in values]
+    rows, counts = read(write(tmp_path / "t.csv", "timestamp,host,gpu,metric,value", *lines))
+    assert [row["gpu_util_pct"] for row in rows] == [60.0]
+    assert counts.dropped == {"sample given twice": 2}
+
+
 def test_a_total_goes_before_used_and_free(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.csv",
