@@ -179,7 +179,7 @@ def two_steps(site: Site) -> None:
 
 
 def test_metrics_of_each_step(site: Site) -> None:
-    """Means 20 and 70, where the job's is 30. Imbalance 1 - 40 / 60 and 1 - 140 / 180. 5 s of 100 W each, two GPUs."""
+    """Means 20 and 70, where the job's is 30. Imbalance 1 - 40 / 60 and 1 - 140 / 180. 6 J of two GPUs each."""
     two_steps(site)
     counts = site.summarize()
     first, second = site.steps()[1, "0"], site.steps()[1, "1"]
@@ -187,7 +187,7 @@ def test_metrics_of_each_step(site: Site) -> None:
     assert [row["hbm_peak_mib"] for row in (first, second)] == [600.0, 1200.0]
     assert [row["hbm_peak_ms"] for row in (first, second)] == [(START_S + 50) * 1000, (START_S + 110) * 1000]
     assert [row["spatial_imbalance"] for row in (first, second)] == pytest.approx([1 / 3, 2 / 9], rel=1e-12)
-    assert [row["energy_j"] for row in (first, second)] == [10.0, 10.0]
+    assert [row["energy_j"] for row in (first, second)] == pytest.approx([12.0, 12.0], rel=1e-12)
     assert [row["coverage_frac"] for row in (first, second)] == [1.0, 1.0]
     assert {(row["verdict"], row["attributed_by"], row["gpus_seen"]) for row in (first, second)} == {
         ("ok", "whole node", 2)
