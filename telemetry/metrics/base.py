@@ -43,18 +43,18 @@ def measure(samples: GpuSamples, options: Options, counted_ms: tuple[int, int]) 
     if start_ms < counted_ms[0] or start_ms + HOUR_MS > counted_ms[1]:
         found["uncounted"] = runs.sum((samples.time_ms < counted_ms[0]) | (samples.time_ms >= counted_ms[1]))
     weights = Weights.of(runs, samples.time_ms, samples.allocations.interval_ms[samples.allocation])
-    extra = None if weights.is_plain else weights.extra(None, runs)
+    extra = weights.added(1.0, len(runs.starts)) if len(weights.rows) else None
     if extra is not None:
         found["extra_weight"] = extra
     for name in MEANS:
         counter = samples.counter(name)
         found[f"missing_{name}"] = runs.lengths if counter is None else counter.missing(runs)
         if counter is not None:
-            found[f"sum_{name}"] = counter.total(runs) if extra is None else weights.total(counter, runs)
+            found[f"sum_{name}"] = weights.total(counter, runs)
         if extra is not None and counter is None:
             found[f"missing_extra_{name}"] = extra
         elif extra is not None and counter is not None and counter.known is not None:
-            found[f"missing_extra_{name}"] = weights.extra(~counter.known, runs)
+            found[f"missing_extra_{name}"] = weights.added(~counter.known[weights.rows], len(runs.starts))
     for column, extreme in (("max_activity", activity(samples, options)), ("max_temp_c", samples.counter("temp_c"))):
         if extreme is not None:
             found[column] = runs.max(extreme.values)

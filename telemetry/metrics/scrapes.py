@@ -52,9 +52,20 @@ def hour_intervals(runs: RowRuns, time_ms: Array) -> tuple[Array, Array]:
         chosen = runs.spread(is_uneven)
         chosen[runs.ends - 1] = False
         uneven = RowRuns.of_lengths(number[is_uneven] - 1)
-        interval_ms[is_uneven], share = _frequent(uneven, gap[chosen])
+        interval_ms[is_uneven], share = _shortest(uneven, gap[chosen])
         is_steady[is_uneven] = (share >= _STEADY_FRAC) & (number[is_uneven] >= _STEADY_SAMPLES)
     return interval_ms, is_steady
+
+
+def _shortest(runs: RowRuns, gap: Array) -> tuple[Array, Array]:
+    """As `_frequent`. No sort is needed where at least half of the gaps are as short as the shortest one."""
+    near = gap <= runs.spread(EVEN * runs.min(gap))
+    number, near_ms = runs.sum(near), runs.sum(gap * near)
+    interval_ms, share = near_ms / number, near_ms / runs.sum(gap)
+    few = 2 * number < runs.lengths
+    if few.any():
+        interval_ms[few], share[few] = _frequent(RowRuns.of_lengths(runs.lengths[few]), gap[runs.spread(few)])
+    return interval_ms, share
 
 
 def _frequent(runs: RowRuns, gap: Array) -> tuple[Array, Array]:

@@ -44,13 +44,14 @@ def weights(times_ms: list[int], interval_ms: float) -> list[float]:
         gaps = [after - before for before, after in itertools.pairwise(times)]
         if not gaps:
             found.append(interval_ms)
-        elif max(gaps) <= 1.1 * min(gaps):
-            mean_ms = (times[-1] - times[0]) / len(gaps)
-            is_usual = interval_ms / 1.1 < mean_ms < interval_ms * 1.1
-            found += [interval_ms if is_usual else mean_ms] * len(times)
-        else:
-            bounded = [min(gap, 2 * max([0, *gaps[:n][-1:], *gaps[n + 1 :][:1]])) for n, gap in enumerate(gaps)]
-            found += [*bounded, bounded[-1]]
+            continue
+        beside = [max([0, *gaps[:n][-1:], *gaps[n + 1 :][:1]]) for n in range(len(gaps))]
+        bounded = [min(gap, 2 * longest) if longest else gap for gap, longest in zip(gaps, beside, strict=True)]
+        of_hour = [
+            interval_ms if interval_ms / 1.1 <= gap <= interval_ms * 1.1 else ms
+            for gap, ms in zip(gaps, bounded, strict=True)
+        ]
+        found += [*of_hour, of_hour[-1]]
     return found
 
 

@@ -34,8 +34,8 @@ def of(times_s: list[float], interval_s: float = 10) -> list[float]:
     """Weights of one run of samples, in s."""
     time_ms = (1000 * np.array(times_s)).astype(np.int64)
     found = Weights.of(RowRuns.of_lengths(np.array([len(time_ms)])), time_ms, np.array([1000.0 * interval_s]))
-    weights = found.of_row if len(found.places) else np.repeat(found.of_run, len(time_ms))
-    return [round(interval_s * float(weight), 9) for weight in weights]
+    extra = dict(zip(found.rows.tolist(), found.extra.tolist(), strict=True))
+    return [round(interval_s * (1 + extra.get(row, 0.0)), 9) for row in range(len(time_ms))]
 
 
 @pytest.mark.parametrize("from_s", [0, 900, 1800], ids=["within an hour", "across an hour", "at an hour"])
