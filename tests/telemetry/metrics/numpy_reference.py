@@ -177,16 +177,16 @@ def job_metrics(
     end_s: int,
     units: list[tuple[str, int, str]],
     is_aligned_to_job: bool = False,
-    interval_ms: float = 10_000,
+    intervals_ms: dict[tuple[str, int, str], float] | None = None,
 ) -> dict[str, Any]:
     """Every metric of a job on A100-40, whatever its coverage; NaN where there is nothing to compute it from.
 
-    interval_ms: the scrape interval of each GPU.
+    intervals_ms: the scrape interval of each GPU, by default 10 s.
     """
     parts = [samples_of(frame, unit, start_s, end_s) for unit in units]
     seen = [(unit, part) for unit, part in zip(units, parts, strict=True) if len(part)]
     found: dict[str, Any] = {"samples": sum(len(part) for _, part in seen), "gpus_seen": len(seen)}
-    weight = [weights(part.time_ms.tolist(), interval_ms) for _, part in seen]
+    weight = [weights(part.time_ms.tolist(), (intervals_ms or {}).get(unit, 10_000.0)) for unit, part in seen]
     for counter in MEANS:
         found[f"mean_{counter}"] = mean(
             [weighted_mean(part[counter], its) for (_, part), its in zip(seen, weight, strict=True)]

@@ -34,10 +34,12 @@ def test_every_metric_of_a_real_run_agrees_to_1e_12(
 
     monkeypatch.setattr(numpy_reference, "PEAKS", PEAKS)
     monkeypatch.setattr(numpy_reference, "BANDWIDTH", 3.35e12)
-    rows, _ = run(frame, [JobRun(1, START_S, START_S, END_S, 8, ("node0",))])
+    rows, gpus = run(frame, [JobRun(1, START_S, START_S, END_S, 8, ("node0",))])
     unknown = ("fp64", "fp32", "gr_engine")  # all-null columns are objects in pandas
     given = frame.assign(**{f"{name}_active_frac": np.nan for name in unknown})
-    expected = numpy_reference.job_metrics(given, START_S, END_S, [("node0", gpu, "") for gpu in range(8)])
+    intervals_ms = {("node0", row["gpu"], ""): 1000 * (END_S - START_S) / row["expected_samples"] for row in gpus}
+    units = list(intervals_ms)
+    expected = numpy_reference.job_metrics(given, START_S, END_S, units, intervals_ms=intervals_ms)
     for pipe in ("fp64", "fp32"):  # the engine says null, the reference an empty sum
         assert rows[1][f"flops_{pipe}"] is None and rows[1][f"intensity_bins_{pipe}"] is None
         del expected[f"flops_{pipe}"], expected[f"intensity_bins_{pipe}"], expected[f"intensity_{pipe}"]
