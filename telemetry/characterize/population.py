@@ -82,7 +82,7 @@ def prepare(jobs: pa.Table | pd.DataFrame) -> pd.DataFrame:
     frame = jobs.to_pandas() if isinstance(jobs, pa.Table) else jobs
     frame = frame.reindex(columns=POPULATION.names).sort_values(["job_id", "submit_s"], ignore_index=True)
     real = [field.name for field in POPULATION if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)]
-    frame = frame.astype(dict.fromkeys(real, "float64"))
+    frame = frame.astype(dict.fromkeys(real, "float64")).copy()  # astype leaves a block per column, and pandas warns
     is_whole = (frame["gpus_seen"] == frame["gpu_count"]) & frame["temporal_imbalance"].notna()
     return frame.assign(
         gpu_util_pct=frame["mean_gpu_util_pct"].fillna(100 * frame["mean_gr_engine_active_frac"]),
