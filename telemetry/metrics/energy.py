@@ -8,6 +8,7 @@ exactly. `energy_chain` then tells faulty readings from resets and replaced card
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -47,16 +48,19 @@ def measure(samples: GpuSamples) -> Columns:
     counter = samples.counter("energy_mj")
     if counter is None:
         return {}
-    rows = np.arange(samples.runs.rows) if counter.known is None else np.flatnonzero(counter.known)
-    known = np.ones(samples.runs.rows, bool) if counter.known is None else counter.known
-    places, runs = samples.runs.where(known)
+    rows: Array | slice = slice(None)
+    places, runs = np.arange(len(samples.allocation)), samples.runs
+    if counter.known is not None:
+        rows = np.flatnonzero(counter.known)
+        places, runs = runs.where(counter.known)
     allocation = samples.allocation[places]
     reading, time_ms = counter.values[rows], samples.time_ms[rows]
     limit_w = samples.allocations.max_power_w[allocation] * _MARGIN
-    card = _cards(samples, rows)
-    joined = (card[1:] == card[:-1]) & is_step(np.diff(reading), np.diff(time_ms), runs.spread(limit_w)[1:])
+    names, codes = samples.uuid()
+    codes = codes[rows]
+    joined = (codes[1:] == codes[:-1]) & is_step(np.diff(reading), np.diff(time_ms), runs.spread(limit_w)[1:])
     joined[runs.ends[:-1] - 1] = False
-    stretches = RowRuns(np.append(np.arange(min(len(rows), 1)), np.flatnonzero(~joined) + 1), len(rows))
+    stretches = RowRuns(np.append(np.arange(min(len(reading), 1)), np.flatnonzero(~joined) + 1), len(reading))
     run = np.searchsorted(runs.starts, stretches.starts, side="right") - 1
     start_ms = samples.allocations.start_ms[allocation[run]]
     power = samples.counter("power_w")
@@ -66,8 +70,8 @@ def measure(samples: GpuSamples) -> Columns:
     for name, place in ends.items():
         found |= {f"{name}_ms": time_ms[place] - start_ms, f"{name}_mj": reading[place]}
         if name != "second" and power is not None:
-            found[f"{name}_w"] = power.values[rows[place]]
-    return found | {"readings": stretches.lengths, "card": card[stretches.starts]}
+            found[f"{name}_w"] = power.values[place if isinstance(rows, slice) else rows[place]]
+    return found | {"readings": stretches.lengths, "card": _cards(names)[codes[stretches.starts]]}
 
 
 def is_step(step_mj: Array, step_ms: Array, limit_w: Array) -> Array:
@@ -76,11 +80,9 @@ def is_step(step_mj: Array, step_ms: Array, limit_w: Array) -> Array:
     return possible
 
 
-def _cards(samples: GpuSamples, rows: Array) -> Array:
-    """A number for the UUID of each reading, the same on every machine; 0 without one."""
-    names, codes = samples.uuid()
-    numbers = [zlib.crc32(name.encode()) & 0x7FFFFFFF for name in names]
-    cards: Array = np.array([*numbers, 0], np.int64)[codes[rows]]
+def _cards(names: Sequence[str]) -> Array:
+    """A number for each UUID, the same on every machine. The last is 0, for a reading without one."""
+    cards: Array = np.array([*(zlib.crc32(name.encode()) & 0x7FFFFFFF for name in names), 0], np.int64)
     return cards
 
 

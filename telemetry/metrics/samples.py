@@ -14,7 +14,13 @@ from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.hours import HOUR_MS, Hour, MisplacedError
 from telemetry.metrics.runs import Array, RowRuns, ragged
 
-_KEPT = {"gpu_util_pct", "hbm_used_mib", *(f"{name}_active_frac" for name in ("sm", "dram", "gr_engine", *PIPES))}
+_KEPT = {
+    "gpu_util_pct",
+    "hbm_used_mib",
+    "energy_mj",
+    "power_w",
+    *(f"{name}_active_frac" for name in ("sm", "dram", "gr_engine", *PIPES)),
+}
 
 
 @dataclass(frozen=True)
