@@ -199,8 +199,9 @@ def test_faults_on_a_known_power_curve(run: Any, faults: list[tuple[str, int]], 
     frame = card(2e11 + used_mj[seconds]).assign(
         time_ms=(START_S + seconds) * 1000, power_w=watts[seconds], uuid="GPU-a"
     )
-    for kind, place in faults:
-        row = place % len(frame)
+    # Restarts come first and in order of time: a counter does not restart from a faulty reading, or below 0.
+    wanted = {(kind not in ("reset", "card"), place % len(frame), kind) for kind, place in faults}
+    for _, row, kind in sorted(wanted):
         if kind == "dip":
             frame.loc[row, "energy_mj"] *= rng.choice([0.0, 0.5])
         elif kind == "spike":
