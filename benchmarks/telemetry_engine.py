@@ -126,16 +126,16 @@ def _measured(names: Sequence[str], found: Sequence[Measured]) -> list[Figure]:
 
 def against_others(root: Path, repeats: int) -> list[Figure]:
     """The core summary in turn with other ways to compute it, each as often."""
-    core, duckdb, pandas, of_loops = best([(name, root) for name in ("core", "duckdb", "pandas", "loops")], repeats)
+    core, sql, pandas, of_loops = best([(name, root) for name in ("core", "duckdb", "pandas", "loops")], repeats)
     looped = of_loops.result
     assert isinstance(looped, dict)
     drawn = f"extrapolated from {looped['jobs']:g} jobs, without loading"
     return [
-        *_measured(["core again", "two DuckDB queries", "pandas"], [core, duckdb, pandas]),
+        *_measured(["core again", "two DuckDB queries", "pandas"], [core, sql, pandas]),
         Figure(f"loops: wall s, {drawn}", looped["wall_s"]),
         Figure(f"loops: CPU s, {drawn}", looped["cpu_s"]),
-        limit("core wall / DuckDB wall", core.wall_s / duckdb.wall_s, 0.8),
-        limit("core CPU / DuckDB CPU", core.cpu_s / duckdb.cpu_s, 0.8),
+        limit("core wall / DuckDB wall", core.wall_s / sql.wall_s, 0.8),
+        limit("core CPU / DuckDB CPU", core.cpu_s / sql.cpu_s, 0.8),
         Figure("pandas wall / core wall", pandas.wall_s / core.wall_s),
         Figure("pandas peak memory / core peak memory", pandas.rss_mib / core.rss_mib),
         Figure(f"loops wall ({drawn}) / core wall", looped["wall_s"] / core.wall_s),

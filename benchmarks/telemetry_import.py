@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +24,7 @@ from telemetry.counters import COUNTERS
 from telemetry.ingest import SourceSpan, ingest_all
 from telemetry.metrics.summary import summarize
 from telemetry.sources.files import FileSource
+from telemetry.store import database
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import TELEMETRY
 from telemetry.store.store import Store
@@ -105,8 +105,7 @@ def jobs(nodes: int) -> pa.Table:
 def plain_duckdb(path: Path) -> int:
     """The least that an import can be: the same sorted hour files, nothing checked."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        limits = {"memory_limit": "1GB", "temp_directory": f"{folder}/spill"}
-        with duckdb.connect(config=limits) as db:
+        with database.connect([path.parent], memory_limit_mib=1024) as db:
             db.execute("SET preserve_insertion_order = false")
             db.execute(
                 "CREATE TEMP TABLE day AS SELECT *, time_ms // 3600000 AS hour FROM read_parquet(?)", [str(path)]

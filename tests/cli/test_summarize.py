@@ -159,7 +159,7 @@ import sys
 from pathlib import Path
 from telemetry.store.store import Store
 
-with Store.open(Path(sys.argv[1])).summarizing("c"):
+with Store.open(Path(sys.argv[1])).of("c").summarizing():
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -11,7 +11,7 @@ import time
 import pytest
 from made_site import Site, is_same, job, samples
 
-from telemetry.store.store import Store
+from telemetry.store.cluster_store import ClusterStore
 
 SUMMARY = """
 import sys
@@ -70,14 +70,14 @@ def test_a_summary_that_stops_at_either_table_is_ended_by_the_next(
 ) -> None:
     site.telemetry(samples("n1", 0, 0, 24))
     site.jobs(job(1, 1, 2, "n1", 1))
-    replace = Store.replace
+    replace = ClusterStore.replace
 
-    def stopping(store: Store, name: str, *rest: object) -> int:
+    def stopping(store: ClusterStore, name: str, *rest: object) -> int:
         if name == table:
             raise KeyboardInterrupt
         return replace(store, name, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Store, "replace", stopping)
+    monkeypatch.setattr(ClusterStore, "replace", stopping)
     with pytest.raises(KeyboardInterrupt):
         site.summarize()
     monkeypatch.undo()
