@@ -64,6 +64,7 @@ bench-telemetry: $(STAMP)
 	$(BIN)/python benchmarks/telemetry_engine.py
 	$(BIN)/python benchmarks/telemetry_import.py
 	$(BIN)/python benchmarks/prometheus_ingest.py
+	$(BIN)/python benchmarks/scale.py
 
 bench-reports: $(STAMP)
 	$(BIN)/python benchmarks/job_reports.py

@@ -1,0 +1,167 @@
+"""Commands on about a million jobs over 200 days: wall time, CPU time, and peak memory of each process.
+
+Run: python benchmarks/scale.py [--jobs N] [--only TEXT]. The store copies a small generated site; it is made once.
+It has jobs and their metrics, but no samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from figures import FOLDER, Figure, report
+from job_reports import CLUSTER, fill
+
+from almanac.units import DAY_S
+from telemetry.store.cluster_store import ClusterStore
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
+
+DAYS, SITE_DAYS = 200, 4
+NUMBERS_A_COPY, USERS_COPIED = 1_000_000, 16
+TABLES_COPIED = ("jobs", "job_metrics", "gpu_metrics")
+TIMES = {"submit_s": 1, "eligible_s": 1, "start_s": 1, "end_s": 1, "hbm_peak_ms": 1000}
+"""Columns that move with a copy, in ticks a second."""
+LIMIT_MIB = 2048
+CONFIG = f"""
+[store]
+memory_limit_mib = {LIMIT_MIB}
+[[tiers]]
+name = "hbm40g"
+capacity_mib = 40960
+constraint = "hbm40g"
+[[tiers]]
+name = "hbm80g"
+capacity_mib = 81920
+constraint = "hbm80g"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A command and its goals. None: no goal."""
+
+    name: str
+    command: tuple[str, ...]
+    most_s: float | None = None
+    most_mb: float | None = None
+
+
+def copied(rows: pa.Table, number: int, turn: int) -> pa.Table:
+    """The rows with ids and users of their own, `turn` site lengths earlier. Hosts stay the same."""
+    for index, name in enumerate(rows.column_names):
+        column = rows[name]
+        if name in TIMES:
+            column = pc.subtract(column, turn * SITE_DAYS * DAY_S * TIMES[name])
+        elif name in ("job_id", "array_job_id"):
+            column = pc.add(column, number * NUMBERS_A_COPY)
+        elif name == "user":
+            column = pc.binary_join_element_wise(column, str(number % USERS_COPIED), "-")
+        rows = rows.set_column(index, rows.field(name), column)
+    return rows
+
+
+def generate(jobs: int) -> Path:
+    """A folder with a store of about so many jobs, and its configuration."""
+    root = FOLDER / f"scale-{jobs}"
+    if not (root / "generated").exists():
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir(parents=True)
+        turns = DAYS // SITE_DAYS
+        with tempfile.TemporaryDirectory() as folder:
+            source = fill(Path(folder))[0].of(CLUSTER)
+            tables = {name: source.read(name) for name in TABLES_COPIED}
+        copies = max(1, round(jobs / turns / tables["jobs"].num_rows))
+        store = Store.create(root / "store").of(CLUSTER)
+        for turn in range(turns):
+            for name, rows in tables.items():
+                numbers = range(turn * copies, (turn + 1) * copies)
+                store.write(name, pa.concat_tables(copied(rows, number, turn) for number in numbers))
+        (root / "almanac.toml").write_text(CONFIG, encoding="utf-8")
+        (root / "generated").touch()
+    return root
+
+
+def tasks_of(store: ClusterStore) -> list[Task]:
+    newest = store.read("jobs", ["job_id", "submit_s", "user"], since_s=_newest_s(store)).sort_by("submit_s")
+    last_s = newest["submit_s"][-1].as_py()
+    job_id, user = (str(newest[name][newest.num_rows // 2].as_py()) for name in ("job_id", "user"))
+    month = ("-S", _date(last_s - 30 * DAY_S), "-E", _date(last_s + DAY_S))
+    whole = ("-S", _date(last_s - (DAYS + 2) * DAY_S), "-E", _date(last_s + DAY_S))
+    typed = {"most_s": 2.0, "most_mb": 500.0}
+    across = {"most_s": 30.0, "most_mb": 2000.0}
+    return [
+        Task("jobs -u USER, 30 days", ("jobs", "-u", user, *month), **typed),
+        Task("jobs -a, 30 days", ("jobs", "-a", *month), **typed),
+        Task("jobs -a, 200 days", ("jobs", "-a", *whole), **typed),
+        Task(
+            "jobs -a --sort, 200 days",
+            ("jobs", "-a", *whole, "--min", "gpu_count=8", "--sort", "-spatial_imbalance", "-n", "10"),
+            **typed,
+        ),
+        Task("report ID", ("report", job_id), **typed),
+        Task("advise", ("advise", "--user", user, "--gpus=4", "--time=60", "--wrap=true"), **typed),
+        Task("site-report, 30 days", ("site-report", *month), **typed),
+        Task("site-report, 200 days", ("site-report", *whole), **across),
+        Task("characterize, 200 days", ("characterize", *whole), **across),
+        Task("train", ("train",), most_mb=1.25 * LIMIT_MIB * 1.048576),
+    ]
+
+
+def _newest_s(store: ClusterStore) -> int:
+    from telemetry.store.partitions import partition_start
+
+    return partition_start(store.files("jobs")[-1]) - TABLES["jobs"].part_s
+
+
+def _date(time_s: int) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(time_s))
+
+
+def run(task: Task, root: Path) -> list[Figure]:
+    """Figures of the command in a process of its own. Raises CalledProcessError if it fails."""
+    program = [sys.executable, "-c", "from cli.main import main; main()"]
+    command = [*program, "--config", str(root / "almanac.toml"), "--store", str(root / "store"), *task.command]
+    started = time.perf_counter()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        _, status, used = os.wait4(process.pid, 0)
+        wall_s = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode not in (0, 10):  # 10: no advice on memory yet
+            output.seek(0)
+            raise subprocess.CalledProcessError(process.returncode, command, output.read()[-2000:])
+    return [
+        _figure(f"{task.name}: wall, s", wall_s, task.most_s),
+        Figure(f"{task.name}: CPU, s", used.ru_utime + used.ru_stime),
+        _figure(f"{task.name}: peak memory, MB", used.ru_maxrss * 1024 / 1e6, task.most_mb),
+    ]
+
+
+def _figure(name: str, value: float, most: float | None) -> Figure:
+    return Figure(name, value) if most is None else Figure(name, value, f"<= {most:g}", value <= most)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1_030_000)
+    parser.add_argument("--only", default="", help="only tasks whose names contain this text")
+    given = parser.parse_args(arguments)
+    root = generate(given.jobs)
+    store = Store.open(root / "store").of(CLUSTER)
+    found = [figure for task in tasks_of(store) if given.only in task.name for figure in run(task, root)]
+    return 0 if report("scale", found, f"commands on about {given.jobs:,} jobs of {DAYS} days") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
