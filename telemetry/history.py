@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.metrics.data_quality import LOW_COVERAGE, NO_TELEMETRY, NOT_SUMMARISED
 from telemetry.store.cluster_store import ClusterStore
+from telemetry.store.merge import names_sql
 from telemetry.store.schema import JOBS
 
 _METRICS = (
@@ -182,20 +183,28 @@ def load_history_table(
     since_s: int | None = None,
     until_s: int | None = None,
     user: str | Collection[str] | None = None,
+    among: Mapping[str, pa.Array[Any]] | None = None,
 ) -> pa.Table:
     """The same jobs in the same order, with any columns of HISTORY; a missing value is null.
 
     hbm_peak_frac is, as hbm_peak_mib, null for a preallocated job, and jobstats' where that is the evidence.
+    among: return only jobs whose job_id or submit_s, or both, are among these values. DuckDB reads no other rows.
     """
     metrics = [name for name in columns if name not in _BASE and name not in _SPECIAL]
     more = [f"m.{name}" for name in metrics]
     more += [f"{_SPECIAL[name]} AS {name}" for name in columns if name in _SPECIAL]
     wanted = {*_METRICS, *metrics, "hbm_peak_frac", "temporal_imbalance", "idle_gpus"}
     with store.connect() as db:
-        _register(db, store, sorted(wanted), since_s, until_s, user)
-        sql = _JOIN.format(more="".join(f", {part}" for part in more)) + _ORDER
+        if user is None and not among:
+            store.view(db, "jobs", _JOBS, since_s, until_s)
+            store.view(db, "job_metrics", sorted(wanted), since_s, until_s)
+        else:
+            _register(db, store, sorted(wanted), since_s, until_s, user, among)
+        joined = _JOIN.format(more="".join(f", {part}" for part in more))
+        # Of a view, DuckDB reads only the columns that the outermost SELECT needs.
+        sql = f"SELECT {names_sql(columns)} FROM ({joined}) j {_ORDER}"
         rows: pa.Table = db.sql(sql, params={"running": False}).to_arrow_table()
-    return rows.select(list(columns)).cast(pa.schema([HISTORY.field(name) for name in columns]))
+    return rows.cast(pa.schema([HISTORY.field(name) for name in columns]))
 
 
 def _register(
@@ -205,10 +214,11 @@ def _register(
     since_s: int | None = None,
     until_s: int | None = None,
     user: str | Collection[str] | None = None,
+    among: Mapping[str, pa.Array[Any]] | None = None,
 ) -> None:
     """Of users who are named only their rows are read: whoever asks for their own advice has little memory to spare."""
     users = [user] if isinstance(user, str) else user
-    own = {"user": pa.array(sorted(users), pa.string())} if users is not None else None
+    own = {**(among or {}), **({"user": pa.array(sorted(users), pa.string())} if users is not None else {})}
     jobs = store.read("jobs", _JOBS, since_s, until_s, own)
     theirs = {name: pc.unique(jobs[name].combine_chunks()) for name in ("job_id", "submit_s")} if own else None
     db.register("jobs", jobs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_NAMED = 40
+_KEY = ("job_id", "submit_s")
 
 
 class UnknownTextError(ValueError):
@@ -28,7 +29,12 @@ class History(Protocol):
     """Gives the jobs submitted in [since_s, until_s), of one user or all, as `load_history_table` does."""
 
     def __call__(
-        self, columns: Sequence[str], since_s: int | None = None, until_s: int | None = None, user: str | None = None
+        self,
+        columns: Sequence[str],
+        since_s: int | None = None,
+        until_s: int | None = None,
+        user: str | None = None,
+        among: Mapping[str, pa.Array[Any]] | None = None,
     ) -> pa.Table: ...
 
 
@@ -87,22 +93,36 @@ class QueryResult:
 
 def select_jobs(history: History, query: JobQuery, columns: Sequence[str]) -> QueryResult:
     """These columns of the selected jobs. Raises UnknownTextError, and the errors of `history`."""
-    import pyarrow.compute as pc
+    import pyarrow as pa
 
     filters = [*(word.column for word in query.words), *(limit.column for limit in query.limits)]
     sorts = [query.sort.removeprefix("-")] if query.sort else []
-    needed = list(dict.fromkeys(("job_id", *columns, *filters, *sorts)))
-    rows = history(needed, query.since_s, query.until_s, query.user)
-    if query.job_ids:
-        rows = rows.filter(pc.field("job_id").isin(query.job_ids))
+    # With a limit, other columns are read later, of the rows that are shown only.
+    others = () if query.limit > 0 else columns
+    needed = list(dict.fromkeys((*_KEY, *others, *filters, *sorts)))
+    among = {"job_id": pa.array(query.job_ids, pa.int64())} if query.job_ids else None
+    rows = history(needed, query.since_s, query.until_s, query.user, among)
     chosen = filtered(rows, query.words, query.limits)
     matching = ordered(chosen.rows, query.sort)
     if query.limit > 0:
         first = 0 if query.sort else max(0, matching.num_rows - query.limit)
-        shown = matching.slice(first, query.limit)
+        shown = _completed(history, query, matching.slice(first, query.limit), columns)
     else:
         shown = matching
     return QueryResult(plain(shown.select(list(columns))), matching.num_rows, rows.num_rows, chosen.note())
+
+
+def _completed(history: History, query: JobQuery, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """These columns of the rows, in their order. rows: a part of the result, with the columns of the key."""
+    among = {name: rows[name].combine_chunks().unique() for name in _KEY}
+    found = history(list(dict.fromkeys((*_KEY, *columns))), query.since_s, query.until_s, query.user, among)
+    places = {key: place for place, key in enumerate(_keys(found))}
+    # A job that changed between the two reads is gone.
+    return found.take([places[key] for key in _keys(rows) if key in places])
+
+
+def _keys(rows: pa.Table) -> Iterator[tuple[int, int]]:
+    return zip(*(rows[name].to_pylist() for name in _KEY), strict=True)
 
 
 def plain(rows: pa.Table) -> list[dict[str, Any]]:
@@ -162,7 +182,8 @@ def filtered(rows: pa.Table, words: Sequence[Words], limits: Sequence[Limit]) ->
 
 
 def _check_words(word: Words, rows: pa.Table) -> None:
-    seen = Counter(value for value in rows[word.column].to_pylist() if value)
+    counted: Any = rows[word.column].value_counts()
+    seen = Counter({row["values"]: row["counts"] for row in counted.to_pylist() if row["values"]})
     strange = [value for value in word.values if value not in seen and value not in word.known]
     if not strange or not rows.num_rows:
         return

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -24,7 +24,12 @@ class CallerJobs(Protocol):
         """When the jobs were published (s since 1970); None for the store itself."""
 
     def history(
-        self, columns: Sequence[str], since_s: int | None = None, until_s: int | None = None, user: str | None = None
+        self,
+        columns: Sequence[str],
+        since_s: int | None = None,
+        until_s: int | None = None,
+        user: str | None = None,
+        among: Mapping[str, pa.Array[Any]] | None = None,
     ) -> pa.Table:
         """Jobs submitted in [since_s, until_s), as telemetry.history.load_history_table; of one user, or of all."""
 
@@ -52,9 +57,14 @@ class StoreJobs:
         return None
 
     def history(
-        self, columns: Sequence[str], since_s: int | None = None, until_s: int | None = None, user: str | None = None
+        self,
+        columns: Sequence[str],
+        since_s: int | None = None,
+        until_s: int | None = None,
+        user: str | None = None,
+        among: Mapping[str, pa.Array[Any]] | None = None,
     ) -> pa.Table:
-        return load_history_table(self.store, columns, since_s, until_s, self.only or user)
+        return load_history_table(self.store, columns, since_s, until_s, self.only or user, among)
 
     def runs(self, user: str | None = None) -> pa.Table:
         return self.store.read("jobs", RUN_COLUMNS, among=self._users(user))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -59,17 +59,24 @@ class OwnFiles:
         return pa.Table.from_pylist(rows, _RUNS)
 
     def history(
-        self, columns: Sequence[str], since_s: int | None = None, until_s: int | None = None, user: str | None = None
+        self,
+        columns: Sequence[str],
+        since_s: int | None = None,
+        until_s: int | None = None,
+        user: str | None = None,
+        among: Mapping[str, pa.Array[Any]] | None = None,
     ) -> pa.Table:
         """Rows as from telemetry.history.load_history_table, oldest end first. The files are of one user only.
 
         Raises FileFormatError.
         """
-        rows = self._history(list(dict.fromkeys(["submit_s", *columns])))
+        rows = self._history(list(dict.fromkeys(["submit_s", *(among or {}), *columns])))
         if since_s is not None:
             rows = rows.filter(pc.field("submit_s") >= since_s)
         if until_s is not None:
             rows = rows.filter(pc.field("submit_s") < until_s)
+        for name, values in (among or {}).items():
+            rows = rows.filter(pc.field(name).isin(values))
         return rows.select(list(columns))
 
     def _history(self, columns: Sequence[str]) -> pa.Table:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,20 +82,49 @@ def test_sorting_puts_unknown_last_either_way() -> None:
 
 
 def test_jobs_are_selected_without_the_command_line() -> None:
-    rows = pa.table({"job_id": [1, 2, 3, 4], "user": ["a", "b", "a", "a"], "use": [0.5, float("nan"), 0.1, None]})
+    rows = pa.table(
+        {"job_id": [1, 2, 3, 4], "submit_s": [5, 6, 7, 8], "use": [0.5, float("nan"), 0.1, None], "name": list("abcd")}
+    )
     asked: list[Any] = []
 
-    def history(columns: Any, since_s: Any = None, until_s: Any = None, user: Any = None) -> pa.Table:
-        asked.append((since_s, until_s, user))
-        return rows.select(columns)
+    def history(
+        columns: Any, since_s: Any = None, until_s: Any = None, user: Any = None, among: Any = None
+    ) -> pa.Table:
+        given = {name: values.to_pylist() for name, values in (among or {}).items()}
+        asked.append((since_s, until_s, user, columns, given))
+        chosen = rows
+        for name, values in given.items():
+            chosen = chosen.filter(pc.field(name).isin(values))
+        return chosen.select(columns)
 
     newest = select_jobs(history, JobQuery(5, 9, "a", limit=2), ["job_id", "use"])
     assert newest.rows == [{"job_id": 3, "use": 0.1}, {"job_id": 4, "use": None}]
-    assert (newest.matching, newest.total, asked) == (4, 4, [(5, 9, "a")])
+    assert (newest.matching, newest.total) == (4, 4)
+    key = ["job_id", "submit_s"]
+    # The values of all jobs are not read, only those of the jobs that are shown.
+    assert asked == [
+        (5, 9, "a", key, {}),
+        (5, 9, "a", [*key, "use"], {"job_id": [3, 4], "submit_s": [7, 8]}),
+    ]
     most = select_jobs(history, JobQuery(sort="-use", limit=1, limits=(Limit("use", low=0),)), ["job_id"])
     assert (most.rows, most.matching) == ([{"job_id": 1}], 2)
     assert "1 job that may match" in most.note
     assert select_jobs(history, JobQuery(job_ids=(2,)), ["use"]).rows == [{"use": None}]
+    assert asked[-1] == (None, None, None, [*key, "use"], {"job_id": [2]})
+    by_name = select_jobs(history, JobQuery(sort="-use", limit=3), ["name"])
+    assert [row["name"] for row in by_name.rows] == ["a", "c", "b"]
+
+
+def test_a_run_with_another_runs_job_id_and_submit_time_is_not_shown() -> None:
+    """Values among those of the shown jobs do not make a row one of them."""
+    rows = pa.table({"job_id": [1, 2, 1], "submit_s": [5, 6, 6], "use": [0.9, 0.8, 0.1]})
+
+    def history(
+        columns: Any, since_s: Any = None, until_s: Any = None, user: Any = None, among: Any = None
+    ) -> pa.Table:
+        return rows.select(columns)
+
+    assert select_jobs(history, JobQuery(sort="-use", limit=2), ["use"]).rows == [{"use": 0.9}, {"use": 0.8}]
 
 
 def test_an_unknown_column_names_the_nearest_and_all() -> None:

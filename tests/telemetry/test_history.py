@@ -133,6 +133,19 @@ def test_of_a_named_user_only_the_days_of_their_jobs_are_opened(store: Store) ->
     assert found["submit_s"].tolist() == [day] * 4
 
 
+def test_of_jobs_that_are_named_no_other_day_is_opened(store: Store) -> None:
+    later = 1_750_000_000 + 86_400
+    job = {"job_id": 9, "submit_s": later, "start_s": later, "end_s": later + 9, "gpu_count": 4, "user": "bob"}
+    store.of("c").write("jobs", rows(JOBS, [job]))
+    store.of("c").files("jobs")[0].write_bytes(b"no Parquet")
+    among = {"job_id": pa.array([9]), "submit_s": pa.array([later])}
+    assert load_history_table(store.of("c"), ["job_id", "user"], among=among).to_pylist() == [
+        {"job_id": 9, "user": "bob"}
+    ]
+    with pytest.raises(StoreError):
+        load_history_table(store.of("c"), ["job_id"])
+
+
 def test_only_one_users_jobs_where_one_is_named(store: Store) -> None:
     assert load_history_table(store.of("c"), ["job_id"], user="bob").num_rows == 0
     assert load_history_table(store.of("c"), ["job_id", "user"], user="ann").num_rows == 4
