@@ -12,12 +12,21 @@ import pandas as pd
 import pyarrow as pa
 
 from telemetry.characterize.table import StudyTable
-from telemetry.metrics.catalogue import JOB_METRICS
+from telemetry.metrics.catalogue import AVERAGED, JOB_METRICS, PIPES
 from telemetry.metrics.data_quality import NOT_SUMMARISED, OK
 from telemetry.store.cluster_store import ClusterStore
 
 PART_OF_A_JOB = "part of a job that was requeued or resized"
 PROFILING_FAULT = "profiling counters read 0 while GPU_UTIL was high"
+
+_USED = (
+    "verdict", "reasons", "gpus_seen", "gpu_model", "hbm_capacity_mib", "hbm_peak_mib", "hbm_peak_frac",
+    "is_preallocated", *(f"mean_{counter.column}" for counter in AVERAGED), "spatial_imbalance", "temporal_imbalance",
+    "energy_j", "energy_power_w", "has_profiling_fault", "idle_gpus", "main_pipe", "job_class",
+    *(f"{metric}_{pipe}" for pipe in PIPES
+      for metric in ("class", "compute_sample_frac", "placed_samples", "intensity_bins")),
+)  # fmt: skip
+"""The metrics that tables are made of. Every other column of a million jobs would take 8 MB, and again in each copy."""
 
 POPULATION = pa.schema(
     [
@@ -26,7 +35,7 @@ POPULATION = pa.schema(
         pa.field("tier", pa.string()),
         pa.field("gpu_count", pa.int64()),
         pa.field("elapsed_s", pa.int64()),
-        *(field.with_nullable(True) for field in JOB_METRICS if field.name not in ("job_id", "submit_s")),
+        *(JOB_METRICS.field(name).with_nullable(True) for name in _USED),
     ]
 )
 """Columns that `characterize` looks at: a job's size, time, tier and metrics."""
@@ -125,7 +134,8 @@ def select(jobs: pd.DataFrame, table: StudyTable) -> JobSelection:
         is_missing = jobs[list(table.needs_any)].isna().all(axis=1).to_numpy()
         why[(why == "") & is_missing] = f"not known: {', '.join(table.needs_any)}"
     counted = Counter(reason for reason in why.tolist() if reason)
-    return JobSelection(jobs[why == ""].reset_index(drop=True), dict(sorted(counted.items())))
+    kept = jobs.columns.drop(["reasons", "set_aside", "idle_gpus"])
+    return JobSelection(jobs.loc[why == "", kept].reset_index(drop=True), dict(sorted(counted.items())))
 
 
 def _why_null(metric: str, reasons: object) -> str:

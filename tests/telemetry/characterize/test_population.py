@@ -14,6 +14,7 @@ import pytest
 from almanac.config import Config
 from almanac.errors import StoreError
 from telemetry.characterize import TABLES, characterize, contents, load_population, write_tables
+from telemetry.characterize.population import POPULATION, prepare, select
 from telemetry.store.schema import TABLES as SCHEMAS
 from telemetry.store.store import Store
 
@@ -121,6 +122,15 @@ def test_the_documentation_names_every_table_and_column() -> None:
             value = re.sub(r"^(mean|p\d+)_", "", column)
             assert f"`{column}`" in page or f"`{value}`" in page, f"{table.name}: {column}"
     assert all(f"`{name}`" in page for name in contents({}).column_names)
+
+
+def test_only_columns_that_a_table_uses_are_read_and_copied(job: Any_) -> None:
+    """A million jobs with every metric, copied for every table, took three times the memory limit."""
+    assert not {"coverage_frac", "flops_fp64", "nvlink_bytes", "pipes_used"} & set(POPULATION.names)
+    frame = prepare(pd.DataFrame([job()]))
+    for table in TABLES:
+        assert {*table.needs, *table.needs_any} <= set(frame.columns), table.name
+        assert not {"reasons", "set_aside", "idle_gpus"} & set(select(frame, table).jobs.columns), table.name
 
 
 def test_of_a_large_span_an_even_sample_is_drawn_the_same_each_time(tmp_path: Path) -> None:
