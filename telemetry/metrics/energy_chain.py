@@ -34,7 +34,7 @@ END_MS = 60_000
 _MOST_AHEAD = 16
 """Stretches looked through for one in which the counter recovers."""
 _MOST_FAULTY = 3
-"""Readings of a faulty stretch, unless they are all the same. More that rise as they should are no fault."""
+"""Readings of a faulty stretch, unless they stand still. More that rise as they should are no fault."""
 
 
 class Stretch(NamedTuple):
@@ -53,8 +53,17 @@ class Stretch(NamedTuple):
     readings: int
     card: int
 
+    @property
+    def shows_use(self) -> bool:
+        return self.readings > 1 and not bool(stands_still(self.until_mj - self.from_mj, self.until_ms - self.from_ms))
+
     def without_first(self) -> Stretch:
         return self._replace(from_ms=self.second_ms, from_mj=self.second_mj, readings=self.readings - 1)
+
+
+def stands_still(used_mj: Array | float, time_ms: Array | int) -> Array | bool:
+    """Whether readings do not rise for so long that the counter must be faulty: no card that is on uses nothing."""
+    return (time_ms > SLACK_MS) & (used_mj <= 0)
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,6 @@ def energies(given: Rows, allocations: pa.Table) -> pa.Table:
     rows, _ = given.by("allocation", "from_ms")
     row = {name: rows[name] for name in KINDS}
     runs = RowRuns.of(row["allocation"])
-    several = np.flatnonzero(runs.lengths > 1)
     first = {name: row[name][runs.starts] for name in KINDS}
     found: dict[str, Array] = {
         "used_mj": first["until_mj"] - first["from_mj"],
@@ -96,7 +104,8 @@ def energies(given: Rows, allocations: pa.Table) -> pa.Table:
         "rejected": np.zeros(len(runs.starts), np.int64),
         **{name: first[name] for name in ("from_ms", "until_ms", "from_w", "until_w")},
     }
-    for place in several.tolist():
+    still = stands_still(found["used_mj"], found["measured_ms"])
+    for place in np.flatnonzero((runs.lengths > 1) | still).tolist():
         rows_of = slice(runs.starts[place], runs.ends[place])
         chosen = (row[name][rows_of].tolist() for name in Stretch._fields)
         measured = measure([Stretch(*values) for values in zip(*chosen, strict=True)])
@@ -133,7 +142,7 @@ def measure(stretches: Sequence[Stretch]) -> Measured:
     """Link the stretches of one allocation, given in time order."""
     kept, links = _linked(stretches)
     is_used = [
-        stretch.readings > 1 or any(link.used_mj is not None for link in links[max(place - 1, 0) : place + 1])
+        stretch.shows_use or any(link.used_mj is not None for link in links[max(place - 1, 0) : place + 1])
         for place, stretch in enumerate(kept)
     ]
     used = [stretch for stretch, flag in zip(kept, is_used, strict=True) if flag]
@@ -162,7 +171,7 @@ def _linked(stretches: Sequence[Stretch]) -> tuple[list[Stretch], list[Link]]:
         later = stretches[place]
         if not _joins(kept[-1], later) and later.readings > 1 and _joins(kept[-1], later.without_first()):
             later = later.without_first()
-        is_confirmed = later.readings > 1 or _recovery(later, stretches, place + 1) is not None
+        is_confirmed = later.shows_use or _recovery(later, stretches, place + 1) is not None
         links.append(_link(kept[-1], later, is_confirmed))
         kept.append(later)
         place += 1

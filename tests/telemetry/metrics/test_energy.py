@@ -86,6 +86,23 @@ def test_a_dip_to_zero_may_last(run: Any) -> None:
     assert (row["energy_resets"], row["energy_rejected"]) == (0, 15)
 
 
+@pytest.mark.parametrize("place", [slice(0, 15), slice(45, 60), slice(20, 35)], ids=["start", "end", "middle"])
+def test_readings_that_stand_still_are_no_measured_use(run: Any, place: slice) -> None:
+    """A sensor shows 0 for 15 of 60 minutes. The card used 300 W all the time."""
+    readings = steady()
+    readings[place] = 0.0
+    row = energy(run, card(readings))
+    assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
+    assert (row["energy_resets"], row["energy_rejected"]) == (0, 15)
+
+
+@pytest.mark.parametrize("value", [0.0, 2.02e11])
+def test_a_counter_that_never_moves_has_no_energy(run: Any, value: float) -> None:
+    row = energy(run, card(np.full(60, value), power_w=300.0))
+    assert (row["energy_j"], row["energy_measured_frac"], row["energy_rejected"]) == (None, None, 60)
+    assert "energy_j: no possible reading" in row["reasons"]
+
+
 def test_a_small_step_back_is_no_reset(run: Any) -> None:
     readings = steady()
     readings[20] += 500_000  # as 8 W more for a minute
