@@ -104,7 +104,7 @@ judged AS (
                  WHEN samples = 0 THEN '{NO_TELEMETRY}'
                  WHEN coverage_frac IS NULL OR coverage_frac < {filters.min_coverage!r} THEN '{LOW_COVERAGE}'
                  WHEN coalesce(mean_gpu_util_pct, 100 * mean_gr_engine_active_frac) < {filters.min_gpu_util_pct!r}
-                   THEN '{IDLE}'
+                   THEN CASE WHEN gpus_seen < gpu_count THEN '{LOW_COVERAGE}' ELSE '{IDLE}' END
                  ELSE '{OK}' END AS verdict
   FROM derived),
 peaked AS (

@@ -141,3 +141,13 @@ def test_a_job_expects_the_samples_of_each_of_its_nodes(run: Any) -> None:
     frames = [gpu(np.arange(0, 3600, step), host, n) for host, step in (("n1", 10), ("n2", 60)) for n in range(2)]
     found, _ = run(pd.concat(frames, ignore_index=True), [JobRun(1, START_S, START_S, START_S + 3600, 4, ("n1", "n2"))])
     assert (found[1]["expected_samples"], found[1]["coverage_frac"]) == (pytest.approx(840, rel=1e-12), 1.0)
+
+
+def test_a_job_is_not_idle_if_one_of_its_gpus_was_not_seen(run: Any) -> None:
+    """Of two GPUs, one is idle and the other is silent, or idle too."""
+    frames = [gpu(np.arange(0, 3600, 10), host).assign(gpu_util_pct=0.0) for host in ("n1", "n3", "n4")]
+    hosts = (("n1", "n2"), ("n3", "n4"))
+    jobs = [JobRun(n, START_S, START_S, START_S + 3600, 2, pair) for n, pair in enumerate(hosts)]
+    found, _ = run(pd.concat(frames, ignore_index=True), jobs, config=Config())
+    assert [row["verdict"] for row in found.values()] == ["low coverage", "idle"]
+    assert found[0]["coverage_frac"] == 0.5
