@@ -57,33 +57,30 @@ test-unit: $(STAMP)
 test-cluster: servers
 	scripts/with-docker.sh $(PYTEST) -m cluster $(PYTEST_ARGS)
 
-# Each prints a table and writes build/bench/NAME.json.
-bench: bench-telemetry bench-predictors bench-calibration bench-reports bench-power
+# Each prints a table and writes build/bench/NAME.json. A missed figure does not stop the ones after it.
+BENCHES = $(patsubst %,$(BIN)/python benchmarks/%.py || missed=1;,$(1)) exit $${missed:-0}
+
+bench: $(STAMP)
+	@$(foreach one,telemetry predictors calibration reports power hooks,$(MAKE) bench-$(one) || missed=1;) exit $${missed:-0}
 
 bench-telemetry: $(STAMP)
-	$(BIN)/python benchmarks/telemetry_engine.py
-	$(BIN)/python benchmarks/telemetry_import.py
-	$(BIN)/python benchmarks/prometheus_ingest.py
-	$(BIN)/python benchmarks/scale.py
+	@$(call BENCHES,telemetry_engine telemetry_import prometheus_ingest scale)
 
 bench-reports: $(STAMP)
-	$(BIN)/python benchmarks/job_reports.py
-	$(BIN)/python benchmarks/report_backlog.py
+	@$(call BENCHES,job_reports report_backlog)
 
 bench-predictors: $(STAMP)
-	$(BIN)/python benchmarks/predictors.py
+	@$(call BENCHES,predictors)
 
 bench-power: $(STAMP)
-	$(BIN)/python benchmarks/power.py
+	@$(call BENCHES,power)
 
 bench-calibration: $(STAMP)
-	$(BIN)/python benchmarks/calibration.py
+	@$(call BENCHES,calibration)
 
 # Of the sites that ALMANAC_SITES names, as for test-cluster.
 bench-hooks: servers
-	scripts/with-docker.sh $(BIN)/python benchmarks/hooks.py
-	if [ -e benchmarks/publish.py ]; then $(BIN)/python benchmarks/publish.py; fi
-	$(BIN)/python benchmarks/reprioritize.py
+	@scripts/with-docker.sh $(BIN)/python benchmarks/hooks.py || missed=1; $(call BENCHES,publish reprioritize)
 
 # --strict fails on a broken link and on a page without a place in mkdocs.yml.
 docs: $(STAMP)
