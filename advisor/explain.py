@@ -181,7 +181,7 @@ def _waits_line(advice: Advice) -> str:
 
 
 def _not_counted_line(advice: Advice) -> str:
-    parts = [_runs_text(number, reason) for reason, number in sorted(advice.set_aside.items())]
+    parts = [_runs_text(number, reason) for reason, number in sorted(advice.excluded.items())]
     return f"  not counted: {', '.join(parts)}" if parts else ""
 
 
@@ -290,7 +290,7 @@ def to_json(advice: Advice) -> dict[str, object]:
         "bound": _table(advice.bound),
         "duration": _table(advice.duration),
         "priority": None if advice.priority is None else advice.priority.to_table(),
-        "set_aside": dict(advice.set_aside),
+        "set_aside": dict(advice.excluded),
         "evidence": None if advice.evidence is None else dataclasses.asdict(advice.evidence),
         "waits": [dataclasses.asdict(wait) for wait in advice.waits],
         "services": dict(advice.services),

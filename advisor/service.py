@@ -76,7 +76,7 @@ def advise_many(
             bound=memory.advice.bound,
             duration=time.duration,
             priority=time.priority,
-            set_aside=memory.excluded,
+            excluded=memory.excluded,
             evidence=memory.advice.evidence,
             waits=wait,
         )

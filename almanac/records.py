@@ -203,7 +203,7 @@ class PriorityAdvice:
 class Advice:
     """The advice for one submission; advisor.explain renders it.
 
-    set_aside: excluded runs by reason. services: results of the site's own services, by name.
+    excluded: excluded runs by reason. services: results of the site's own services, by name.
     """
 
     request: Request
@@ -211,7 +211,7 @@ class Advice:
     bound: MemoryBound | None = None
     duration: Duration | None = None
     priority: PriorityAdvice | None = None
-    set_aside: Mapping[str, int] = field(default_factory=dict)
+    excluded: Mapping[str, int] = field(default_factory=dict)
     evidence: MemoryEvidence | None = None
     waits: tuple[ExpectedWait, ...] = ()
     services: Mapping[str, Any] = field(default_factory=dict)

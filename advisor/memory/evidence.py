@@ -44,7 +44,7 @@ class Evidence:
     runs: how many with a known need. newest: logarithms of the newest needs, MiB, oldest first, and newest_s when they
     were submitted. highest_mib: highest measured peak of all. least_mib: highest need that is known, failed runs
     included. censored_mib: the largest capacity at which a run was cut off; None where none was, or where a run on more
-    memory has shown a need above it. since_s, until_s: of the ends. oom: of the family, whatever the scope. set_aside:
+    memory has shown a need above it. since_s, until_s: of the ends. oom: of the family, whatever the scope. excluded:
     how many runs say nothing, by reason. open_jobs: submissions of these names that had not ended, an array as one.
     is_of_script: the runs are of the job's script, under names that say as little as the job's.
     """
@@ -60,7 +60,7 @@ class Evidence:
     since_s: int | None = None
     until_s: int | None = None
     oom: Oom | None = None
-    set_aside: Mapping[str, int] = field(default_factory=dict)
+    excluded: Mapping[str, int] = field(default_factory=dict)
     open_jobs: int = 0
     is_of_script: bool = False
 

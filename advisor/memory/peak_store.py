@@ -154,7 +154,7 @@ class PeakStore:
             "censored_mib": cut_off_mib if cut_off_mib > shown_mib else None,
             "since_s": known[0].end_s if known else None,
             "until_s": known[-1].end_s if known else None,
-            "set_aside": dict(Counter([run.why_not for run in runs if run.why_not])),
+            "excluded": dict(Counter([run.why_not for run in runs if run.why_not])),
         }
 
 

@@ -37,6 +37,6 @@ def advise_memory(asked: Sequence[AdviceRequest], calibration: Calibration | Non
     peaks = remember_peaks(users, known, now_s, config.advice, config.tiers)
     evidences = [peaks.evidence(each.job, now_s) for each in asked]
     return [
-        AdvisedMemory(decide_memory(each.request, evidence, calibration, config), dict(evidence.set_aside))
+        AdvisedMemory(decide_memory(each.request, evidence, calibration, config), dict(evidence.excluded))
         for each, evidence in zip(asked, evidences, strict=True)
     ]

@@ -30,7 +30,7 @@ def check_spool(app: App) -> Iterator[Check]:
     try:
         spool.trusted_owners()
         files = spool.waiting()
-        bad = spool.set_aside()
+        bad = spool.count_bad()
     except (AlmanacError, OSError) as error:
         yield Check(NAME, "fail", str(error), getattr(error, "hint", "") or "run doctor as root")
         return

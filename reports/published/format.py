@@ -214,7 +214,7 @@ def _advice(values: Mapping[str, Any]) -> Advice:
         bound=_record(MemoryBound, values["bound"]),
         duration=_record(Duration, values["duration"]),
         priority=None if values["priority"] is None else PriorityAdvice.from_table(values["priority"]),
-        set_aside=values["set_aside"],
+        excluded=values["set_aside"],
         evidence=evidence,
         waits=tuple(_records(ExpectedWait, values["waits"])),
         services=values["services"],

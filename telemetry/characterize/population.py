@@ -86,7 +86,7 @@ def prepare(jobs: pa.Table | pd.DataFrame) -> pd.DataFrame:
 
     gpu_util_pct: mean GPU_UTIL, or where there is none (MIG) mean GR_ENGINE_ACTIVE as percent, as the verdict has it.
     idle_gpu_count: GPUs never used; null unless every GPU of the job was seen, and its activity is known.
-    set_aside: why a job is in no table; empty where it may be in one.
+    excluded: why a job is in no table; empty where it may be in one.
     """
     frame = jobs.to_pandas() if isinstance(jobs, pa.Table) else jobs
     frame = frame.reindex(columns=POPULATION.names).sort_values(["job_id", "submit_s"], ignore_index=True)
@@ -98,7 +98,7 @@ def prepare(jobs: pa.Table | pd.DataFrame) -> pd.DataFrame:
         elapsed_h=frame["elapsed_s"] / 3600,
         gpu_hours=frame["gpu_count"] * frame["elapsed_s"] / 3600,
         idle_gpu_count=frame["idle_gpus"].map(_length).where(is_whole).astype("float64"),
-        set_aside=[*map(_set_aside, frame["verdict"], frame["state"])],
+        excluded=[*map(_exclusion, frame["verdict"], frame["state"])],
     )
 
 
@@ -106,7 +106,7 @@ def _length(items: object) -> float:
     return float(len(items)) if isinstance(items, Sized) else np.nan
 
 
-def _set_aside(verdict: object, state: object) -> str:
+def _exclusion(verdict: object, state: object) -> str:
     if state in ("REQUEUED", "RESIZING"):
         return PART_OF_A_JOB
     if not isinstance(verdict, str):
@@ -124,7 +124,7 @@ class JobSelection:
 
 def select(jobs: pd.DataFrame, table: StudyTable) -> JobSelection:
     """The jobs of `prepare` that have what a table needs. Each other one counts once, by its first reason."""
-    why = jobs["set_aside"].to_numpy(dtype=object, copy=True)
+    why = jobs["excluded"].to_numpy(dtype=object, copy=True)
     if table.is_profiled:
         why[(why == "") & jobs["has_profiling_fault"].isin([True]).to_numpy()] = PROFILING_FAULT
     for metric in table.needs:
@@ -134,7 +134,7 @@ def select(jobs: pd.DataFrame, table: StudyTable) -> JobSelection:
         is_missing = jobs[list(table.needs_any)].isna().all(axis=1).to_numpy()
         why[(why == "") & is_missing] = f"not known: {', '.join(table.needs_any)}"
     counted = Counter(reason for reason in why.tolist() if reason)
-    kept = jobs.columns.drop(["reasons", "set_aside", "idle_gpus"])
+    kept = jobs.columns.drop(["reasons", "excluded", "idle_gpus"])
     return JobSelection(jobs.loc[why == "", kept].reset_index(drop=True), dict(sorted(counted.items())))
 
 

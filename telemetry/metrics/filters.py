@@ -11,7 +11,7 @@ from telemetry.metrics.data_quality import SHORT, STAFF
 from telemetry.slurm.hostlist import expand
 
 
-def set_aside(job: JobRun, filters: Filters, login_nodes: frozenset[str]) -> str | None:
+def exclusion(job: JobRun, filters: Filters, login_nodes: frozenset[str]) -> str | None:
     """Why a job is excluded, whatever its telemetry says (perlmutter-telemetry, II-C); None if it is not."""
     if filters.partitions and job.partition not in filters.partitions:
         return "partition"

@@ -16,7 +16,7 @@ from telemetry.attribution.allocations import Attribution, JobRun
 from telemetry.metrics import spatial
 from telemetry.metrics.allocation_arrays import NO_LABEL
 from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.filters import host_filter, set_aside
+from telemetry.metrics.filters import exclusion, host_filter
 from telemetry.metrics.inventory import Survey
 from telemetry.metrics.options import Options
 from telemetry.metrics.preallocation import steady_span_ms
@@ -67,7 +67,7 @@ JOB_FRAME = schema_of(
         "elapsed_s": pa.int64(),
         "gpu_count": pa.int64(),
         "expected": pa.float64(),
-        "set_aside": pa.string(),
+        "exclusion": pa.string(),
         "attributed_by": pa.string(),
     }
 )
@@ -183,7 +183,7 @@ def job_frame(
 ) -> pa.Table:
     """What `finish` wants to know of each job.
 
-    expected: samples that one of its GPUs should have, on average. set_aside: a reason known before any sample is
+    expected: samples that one of its GPUs should have, on average. exclusion: a reason known before any sample is
     looked at.
     """
     login_nodes = host_filter(filters.login_nodes)
@@ -197,7 +197,7 @@ def job_frame(
             job.elapsed_s,
             job.gpu_count,
             expected[number],
-            set_aside(job, filters, login_nodes) or attribution.failed.get(number),
+            exclusion(job, filters, login_nodes) or attribution.failed.get(number),
             attribution.origin.get(number),
         )
         for number, job in enumerate(jobs)

@@ -100,7 +100,7 @@ windows AS ({_windows(options)}),
 known AS ({_known(filters.min_coverage, options)}),
 derived AS ({_derived(config.metrics.pipe_used_frac)}),
 judged AS (
-  SELECT *, CASE WHEN set_aside IS NOT NULL THEN set_aside
+  SELECT *, CASE WHEN exclusion IS NOT NULL THEN exclusion
                  WHEN samples = 0 THEN '{NO_TELEMETRY}'
                  WHEN coverage_frac IS NULL OR coverage_frac < {filters.min_coverage!r} THEN '{LOW_COVERAGE}'
                  WHEN coalesce(mean_gpu_util_pct, 100 * mean_gr_engine_active_frac) < {filters.min_gpu_util_pct!r}

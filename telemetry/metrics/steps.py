@@ -21,7 +21,7 @@ from almanac.config import Config
 from almanac.units import format_count
 from telemetry.attribution.allocations import ALLOCATIONS, NO_NODES, Attribution, JobRun, overlaps, parse_hosts
 from telemetry.metrics.catalogue import STEP_METRICS
-from telemetry.metrics.filters import host_filter, set_aside
+from telemetry.metrics.filters import exclusion, host_filter
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import TABLES, table_of
 
@@ -188,7 +188,7 @@ def measure_steps(
     """Rows of the table step_metrics, in the order of the steps."""
     as_jobs = [_as_job(step, jobs[step.job]) for step in steps]
     login_nodes = host_filter(config.filters.login_nodes)
-    ignored = {n: why for n, job in enumerate(as_jobs) if (why := set_aside(job, config.filters, login_nodes))}
+    ignored = {n: why for n, job in enumerate(as_jobs) if (why := exclusion(job, config.filters, login_nodes))}
     rows = measure(as_jobs, attribute_steps(steps, jobs, owned, ignored))
     named = rows.append_column("step", pa.array([step.step for step in steps], pa.string()))
     return named.select(STEP_METRICS.names).cast(STEP_METRICS)

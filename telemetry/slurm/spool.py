@@ -75,9 +75,9 @@ class Spool:
                 # rsync gives a file the time of its original just before it gives it its name.
                 if now_s - int(about.st_ctime) < UNFINISHED_S:
                     continue
-                self._set_aside(name, str(error), counts)
+                self._move_to_bad(name, str(error), counts)
             except BadRecordError as error:
-                self._set_aside(name, str(error), counts)
+                self._move_to_bad(name, str(error), counts)
             else:
                 if notice is not None:
                     counts.seen += 1
@@ -144,7 +144,7 @@ class Spool:
             return None
         return Notice(name, int(match["job"]), seen_s)
 
-    def _set_aside(self, name: str, reason: str, counts: Counts) -> None:
+    def _move_to_bad(self, name: str, reason: str, counts: Counts) -> None:
         """Out of the way, so that it is counted once. What cannot be moved is counted again the next time.
 
         A link in the place of `bad/` is not followed: it would choose where root moves a file of any name.
@@ -159,7 +159,7 @@ class Spool:
             with opened(BAD, folder) as bad:
                 os.rename(name, name, src_dir_fd=folder, dst_dir_fd=bad)
 
-    def set_aside(self) -> int:
+    def count_bad(self) -> int:
         """How many files lie in `bad/`, MOST_NAMES at most. Raises OSError, also where it is no folder."""
         try:
             with opened(self.folder) as folder, opened(BAD, folder) as bad, os.scandir(bad) as entries:

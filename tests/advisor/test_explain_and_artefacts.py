@@ -104,9 +104,9 @@ def test_the_rank_is_said_against_a_typical_job(advice: Advice, worth_wait_s: fl
 
 def test_runs_that_do_not_count_are_named(advice: Advice) -> None:
     excluded = {"short": 3, "low coverage": 1, "odd\x1b[2J": 1200}
-    said = one_line(explain(dataclasses.replace(advice, set_aside=excluded)))
+    said = one_line(explain(dataclasses.replace(advice, excluded=excluded)))
     assert " not counted: 1 run with low coverage, 1,200 runs (odd?[2J), 3 short runs predicted time: " in said
-    assert "not counted" not in explain(dataclasses.replace(advice, set_aside={}))
+    assert "not counted" not in explain(dataclasses.replace(advice, excluded={}))
 
 
 def test_lines_fit_80_columns_and_keep_numbers_with_their_units(advice: Advice) -> None:

@@ -62,7 +62,7 @@ def test_a_spool_in_use_is_counted(folder: Path) -> None:
     assert status == "warn" and words.endswith("the oldest is 1 h old")
 
 
-def test_what_was_set_aside_is_said(folder: Path) -> None:
+def test_what_was_moved_is_said(folder: Path) -> None:
     (folder / "ended/bad").mkdir()
     (folder / "ended/bad/x").write_text("x")
     [(status, words)] = said(app_on(folder))

@@ -32,13 +32,13 @@ def evidence_of(history: pd.DataFrame, config: Config, name: str = "train-9", **
     return remember_peaks([job.user], history, NOW_S, config.advice, config.tiers).evidence(job, NOW_S)
 
 
-def test_preallocated_and_unjudged_runs_are_set_aside_and_counted(history_of: History, config: Config) -> None:
+def test_preallocated_and_unjudged_runs_are_excluded_and_counted(history_of: History, config: Config) -> None:
     rows: list[dict[str, Any]] = [{} for _ in range(5)]
     rows += [{"hbm_peak_mib": math.nan, "hbm_evidence": "preallocated"}] * 3
     rows += [{"hbm_peak_mib": math.nan, "hbm_evidence": "none", "verdict": "low coverage"}] * 2
     evidence = evidence_of(history_of(rows), config)
     assert evidence.runs == 5
-    assert evidence.set_aside == {"preallocated memory": 3, "low coverage": 2}
+    assert evidence.excluded == {"preallocated memory": 3, "low coverage": 2}
 
 
 def test_a_family_that_preallocates_learns_nothing_from_the_users_others(history_of: History, config: Config) -> None:
@@ -47,7 +47,7 @@ def test_a_family_that_preallocates_learns_nothing_from_the_users_others(history
     assert evidence_of(history_of(rows), config, name="other-jax").runs == 9
     silent = evidence_of(history_of([*rows, {**reserved, "name": "other-jax"}]), config, name="other-jax")
     assert silent.runs == 0
-    assert silent.set_aside == {"preallocated memory": 1}
+    assert silent.excluded == {"preallocated memory": 1}
 
 
 def flat(share: float, capacity_mib: float = 40960.0, **row: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_a_flat_peak_counts_once_the_family_has_shown_what_it_uses(history_of: H
     evidence = evidence_of(history_of([*rows, flat(0.75, 81920.0)]), config)
     assert evidence.runs == 7
     assert evidence.highest_mib == 0.75 * 81920
-    assert evidence.set_aside == {}
+    assert evidence.excluded == {}
 
 
 @pytest.mark.parametrize("shown", [{"state": "FAILED"}, {"hbm_peak_mib": 0.76 * 81920}])
@@ -71,7 +71,7 @@ def test_a_failed_run_and_one_at_a_reserved_share_do_not_show_what_a_family_uses
     history_of: History, config: Config, shown: dict[str, Any]
 ) -> None:
     evidence = evidence_of(history_of([shown, *[flat(0.75)] * 3]), config)
-    assert evidence.set_aside.get("preallocated memory") == 3
+    assert evidence.excluded.get("preallocated memory") == 3
 
 
 @pytest.mark.parametrize("hidden", ["flat", "short"])
@@ -127,7 +127,7 @@ def test_a_failed_runs_peak_is_a_least_need_and_no_run(history_of: History, conf
     assert evidence.runs == 6
     assert evidence.highest_mib == 20000
     assert evidence.least_mib == pytest.approx(26000 * 1.02)
-    assert evidence.set_aside == {"failed before its end": 1}
+    assert evidence.excluded == {"failed before its end": 1}
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_only_columns_that_a_table_uses_are_read_and_copied(job: Any_) -> None:
     frame = prepare(pd.DataFrame([job()]))
     for table in TABLES:
         assert {*table.needs, *table.needs_any} <= set(frame.columns), table.name
-        assert not {"reasons", "set_aside", "idle_gpus"} & set(select(frame, table).jobs.columns), table.name
+        assert not {"reasons", "excluded", "idle_gpus"} & set(select(frame, table).jobs.columns), table.name
 
 
 def test_of_a_large_span_an_even_sample_is_drawn_the_same_each_time(tmp_path: Path) -> None:

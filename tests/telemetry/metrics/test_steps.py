@@ -71,7 +71,7 @@ def test_steps_at_the_same_time_on_different_hosts_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("gpus", [2, 4])
-def test_steps_at_the_same_time_on_one_host_are_set_aside(gpus: int) -> None:
+def test_steps_at_the_same_time_on_one_host_are_excluded(gpus: int) -> None:
     """Whether each has half of the GPUs, or both have all of them (srun --overlap)."""
     steps = [step("0", 0, 10), step("1", 10, 20, gpus), step("2", 19, 30, gpus), step("3", 30, 40)]
     found = attribute_steps(steps, [job()], owned(job()))
@@ -89,7 +89,7 @@ def test_a_step_of_unknown_gpus_may_have_any_of_them() -> None:
     assert set(claimed(found)) == {2} and found.failed == {0: CONCURRENT, 1: UNKNOWN_COUNT}
 
 
-def test_a_step_with_fewer_gpus_than_its_job_has_there_is_set_aside() -> None:
+def test_a_step_with_fewer_gpus_than_its_job_has_there_is_excluded() -> None:
     """The others idle, or the batch script uses them: the step's own cannot be named."""
     found = attribute_steps([step("0", 0, 50, 1), step("1", 60, 70)], [job()], owned(job()))
     assert set(claimed(found)) == {1} and found.failed == {0: SOME_GPUS}
@@ -233,7 +233,7 @@ def test_steps_that_cannot_be_measured_keep_their_row_and_its_reason(site: Site)
     assert counts.steps.as_dict()["samples_without_step"] == 12
 
 
-def test_short_steps_are_set_aside_without_looking_at_their_samples(site: Site) -> None:
+def test_short_steps_are_excluded_without_looking_at_their_samples(site: Site) -> None:
     two_steps(site)
     site.step(1, "2", 120, 125, 2)
     strict = Config(filters=Filters(min_elapsed_s=30, min_gpu_util_pct=-1.0))

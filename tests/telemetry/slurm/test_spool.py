@@ -100,7 +100,7 @@ def test_files_of_a_cluster_whose_almanac_is_off_hide_no_others(folder: Path, mo
         (".7.1", said(7), "file name of another form"),
     ],
 )
-def test_what_the_hook_did_not_write_is_set_aside_once(folder: Path, name: str, content: bytes, reason: str) -> None:
+def test_what_the_hook_did_not_write_is_excluded_once(folder: Path, name: str, content: bytes, reason: str) -> None:
     put(folder, name, content)
     notices, counts = spool(folder).read(LATER_S)
     assert (notices, dict(counts.dropped), counts.seen) == ([], {reason: 1}, 1)
@@ -108,7 +108,7 @@ def test_what_the_hook_did_not_write_is_set_aside_once(folder: Path, name: str, 
     assert spool(folder).read(LATER_S)[1].seen == 0
 
 
-def test_links_folders_and_fifos_are_set_aside_unopened(folder: Path, tmp_path: Path) -> None:
+def test_links_folders_and_fifos_are_excluded_unopened(folder: Path, tmp_path: Path) -> None:
     put(tmp_path, "elsewhere", said(7))
     (folder / "7.1").symlink_to(tmp_path / "elsewhere")
     (folder / "8.1").mkdir()
@@ -127,7 +127,7 @@ def test_what_lies_badly_is_not_moved_through_a_link(folder: Path, tmp_path: Pat
     assert dict(counts.dropped) == {"file name of another form": 1}
     assert list((tmp_path / "cron.d").iterdir()) == []
     with pytest.raises(OSError):
-        spool(folder).set_aside()
+        spool(folder).count_bad()
 
 
 def test_a_second_name_of_a_file_is_not_believed(folder: Path) -> None:
