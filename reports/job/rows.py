@@ -52,15 +52,11 @@ class JobRow(TypedDict):
     used_mem_mib: float | None
 
 
-class MetricsRow(TypedDict, total=False):
-    """A row of the table job_metrics; empty for a job without metrics."""
+class _MeasuredRow(TypedDict, total=False):
+    """Columns of both job_metrics and gpu_metrics."""
 
     job_id: int
     submit_s: int
-    verdict: str
-    reasons: list[str] | None
-    attributed_by: str | None
-    gpus_seen: int | None
     samples: int | None
     expected_samples: float | None
     coverage_frac: float | None
@@ -71,7 +67,6 @@ class MetricsRow(TypedDict, total=False):
     hbm_peak_ms: int | None
     hbm_growth_mib_h: float | None
     is_preallocated: bool | None
-    hbm_max_mib: float | None
     mean_gpu_util_pct: float | None
     mean_hbm_used_mib: float | None
     mean_gr_engine_active_frac: float | None
@@ -87,6 +82,24 @@ class MetricsRow(TypedDict, total=False):
     mean_nvlink_rx_bytes_s: float | None
     mean_pcie_tx_bytes_s: float | None
     mean_pcie_rx_bytes_s: float | None
+    temporal_imbalance: float | None
+    energy_j: float | None
+    energy_power_w: float | None
+    energy_measured_frac: float | None
+    energy_resets: int | None
+    energy_rejected: int | None
+    max_temp_c: float | None
+    has_profiling_fault: bool | None
+
+
+class MetricsRow(_MeasuredRow, total=False):
+    """A row of the table job_metrics; empty for a job without metrics."""
+
+    verdict: str
+    reasons: list[str] | None
+    attributed_by: str | None
+    gpus_seen: int | None
+    hbm_max_mib: float | None
     coverage_gpu_util_pct: float | None
     coverage_hbm_used_mib: float | None
     coverage_gr_engine_active_frac: float | None
@@ -105,14 +118,6 @@ class MetricsRow(TypedDict, total=False):
     coverage_energy: float | None
     spatial_imbalance: float | None
     spatial_windows: int | None
-    temporal_imbalance: float | None
-    energy_j: float | None
-    energy_power_w: float | None
-    energy_measured_frac: float | None
-    energy_resets: int | None
-    energy_rejected: int | None
-    max_temp_c: float | None
-    has_profiling_fault: bool | None
     idle_gpus: list[str] | None
     pipes_used: list[str] | None
     main_pipe: str | None
@@ -150,45 +155,10 @@ class MetricsRow(TypedDict, total=False):
     pcie_bytes: float | None
 
 
-class GpuRow(TypedDict):
+class GpuRow(_MeasuredRow):
     """A row of the table gpu_metrics."""
 
-    job_id: int
-    submit_s: int
     host: str
     gpu: int
     mig: str
-    samples: int | None
-    expected_samples: float | None
-    coverage_frac: float | None
-    gpu_model: str | None
-    hbm_capacity_mib: float | None
-    hbm_peak_mib: float | None
-    hbm_peak_frac: float | None
-    hbm_peak_ms: int | None
-    hbm_growth_mib_h: float | None
-    is_preallocated: bool | None
-    mean_gpu_util_pct: float | None
-    mean_hbm_used_mib: float | None
-    mean_gr_engine_active_frac: float | None
-    mean_sm_active_frac: float | None
-    mean_fp64_active_frac: float | None
-    mean_fp32_active_frac: float | None
-    mean_fp16_active_frac: float | None
-    mean_tensor_active_frac: float | None
-    mean_dram_active_frac: float | None
-    mean_power_w: float | None
-    mean_temp_c: float | None
-    mean_nvlink_tx_bytes_s: float | None
-    mean_nvlink_rx_bytes_s: float | None
-    mean_pcie_tx_bytes_s: float | None
-    mean_pcie_rx_bytes_s: float | None
-    temporal_imbalance: float | None
-    energy_j: float | None
-    energy_power_w: float | None
-    energy_measured_frac: float | None
-    energy_resets: int | None
-    energy_rejected: int | None
-    max_temp_c: float | None
-    has_profiling_fault: bool | None
     is_idle: bool | None

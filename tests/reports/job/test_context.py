@@ -20,12 +20,12 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.parametrize(("row", "table"), [(JobRow, "jobs"), (MetricsRow, "job_metrics"), (GpuRow, "gpu_metrics")])
 def test_typed_rows_have_the_columns_of_the_store(row: type, table: str) -> None:
-    """Each column in its order, with its type, and None where a value can be missing."""
+    """Each column with its type, and None where a value can be missing."""
     columns = {
         field.name: KINDS[str(field.type)] | None if field.nullable else KINDS[str(field.type)]
         for field in TABLES[table].schema
     }
-    assert list(get_type_hints(row).items()) == list(columns.items())
+    assert get_type_hints(row) == columns
 
 
 def test_every_gpu_has_a_row_of_its_own_samples(reported: Any) -> None:
