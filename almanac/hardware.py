@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 
 UNKNOWN_MAX_POWER_W = 2000.0
-"""Stands for `max_power_w` of a card that is not in the table."""
+"""`max_power_w` of a card that is not in the table."""
 
 
 @dataclass(frozen=True)

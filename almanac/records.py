@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 SITE_FACTOR_KEY = "term"
-"""Key of the site factor in JSON output and published files: their readers know it by this name."""
+"""Key of the site factor in JSON output and published files. Their readers expect this name."""
 DurationCase = Literal["name", "user", "user, any size", "site", "site, any size"]
 MemoryScope = Literal["family", "similar", "script"]
 TierReason = Literal[
     "no GPU", "no tiers", "no evidence", "paused", "ran out", "none large enough", "choice", "fits", "smaller",
     "larger", "name it", "not rewritable",
 ]  # fmt: skip
-"""Why a tier is advised, or none; advisor.decisions.tier has the constants."""
+"""Reasons to advise a tier, or none; advisor.decisions.tier has the constants."""
 
 
 @dataclass
@@ -177,7 +177,7 @@ class PriorityAdvice:
 
     share_longer: share of recent jobs predicted to need more GPU-time. worth_wait_s: lead over a typical (median)
     recent job, seconds of waiting; negative behind it. Both None without recent jobs. is_cautious: the upper end of
-    the interval counted, because the user's runs overrun. extra: what options of the site add.
+    the interval counted, because the user's runs overrun. extra: the points that options of the site add.
     """
 
     site_factor: int

@@ -25,7 +25,7 @@ class Priority:
     )
     points_per_e: float = key(
         1000.0,
-        "K of site_factor = C - K ln(GPU-time): what a job gains that is e times as short",
+        "K of site_factor = C - K ln(GPU-time): gain of a job with 1/e (37%) of the GPU-time",
         low=1,
         high=1_000_000,
     )

@@ -55,7 +55,7 @@ def series(counter: Counter, nodes: int, hours: int, rng: np.random.Generator) -
 
 @dataclass(frozen=True)
 class Run:
-    """One ingest of the whole history into a store of its own. CPU seconds are of this process and of Prometheus."""
+    """One ingest of the whole history into its own store, with the CPU seconds of this process and of Prometheus."""
 
     counts: Counts
     rows: int

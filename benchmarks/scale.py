@@ -1,6 +1,6 @@
 """Commands on about a million jobs over 200 days: wall time, CPU time, and peak memory of each process.
 
-Run: python benchmarks/scale.py [--jobs N] [--only TEXT]. The store copies a small generated site; it is made once.
+Run: python benchmarks/scale.py [--jobs N] [--only TEXT]. The store is made once, from copies of a small generated site.
 It has jobs and their metrics, but no samples.
 """
 
@@ -58,7 +58,7 @@ class Task:
 
 
 def copied(rows: pa.Table, number: int, turn: int) -> pa.Table:
-    """The rows with ids and users of their own, `turn` site lengths earlier. Hosts stay the same."""
+    """A copy of the rows with its own ids and users, `turn` site lengths earlier. Hosts stay the same."""
     for index, name in enumerate(rows.column_names):
         column = rows[name]
         if name in TIMES:
@@ -72,7 +72,7 @@ def copied(rows: pa.Table, number: int, turn: int) -> pa.Table:
 
 
 def generate(jobs: int) -> Path:
-    """A folder with a store of about so many jobs, and its configuration."""
+    """A folder with a store of about this many jobs, and its configuration."""
     root = FOLDER / f"scale-{jobs}"
     if not (root / "generated").exists():
         shutil.rmtree(root, ignore_errors=True)
@@ -129,7 +129,7 @@ def _date(time_s: int) -> str:
 
 
 def run(task: Task, root: Path) -> list[Figure]:
-    """Figures of the command in a process of its own. Raises CalledProcessError if it fails."""
+    """Figures of the command in its own process. Raises CalledProcessError if it fails."""
     program = [sys.executable, "-c", "from cli.main import main; main()"]
     command = [*program, "--config", str(root / "almanac.toml"), "--store", str(root / "store"), *task.command]
     started = time.perf_counter()

@@ -1,8 +1,8 @@
-"""What the engine is measured against: a decode of the same columns, two DuckDB queries, pandas, and loops over jobs.
+"""Baselines for the engine: a decode of the same columns, two DuckDB queries, pandas, and loops over jobs.
 
 All but the decode compute the core summary: HBM peak, spatial and temporal imbalance, class by sample count, means, and
-energy. They add the plain steps of the energy counter: the engine also checks each step, and adds a job's two ends. The
-store must hold jobs on whole nodes only.
+energy. They only add up the steps of the energy counter. The engine also checks each step, and adds the energy of a
+job's two ends. The store must hold jobs on whole nodes only.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def load(root: Path) -> pd.DataFrame:
 
 
 def pandas_core(root: Path) -> int:
-    """The core summary as one would write it in pandas; returns jobs."""
+    """Compute the core summary in ordinary pandas code; returns jobs."""
     merged = load(root)
     gpu = merged.groupby(["job", *UNIT], observed=True)
     per_gpu = gpu[MEANS].mean()
@@ -138,13 +138,13 @@ def pandas_core(root: Path) -> int:
 
 
 def _is_compute(placed: pd.DataFrame, pipe: str) -> pd.Series[bool]:
-    """Which placed samples are compute-bound in a pipe: without memory traffic all are."""
+    """Flags of the placed samples that are compute-bound in a pipe. Without memory traffic, all are."""
     memory = placed["dram_active_frac"]
     return (placed[f"{pipe}_active_frac"] > memory) | (memory == 0)
 
 
 def loops(root: Path, number: int) -> dict[str, float]:
-    """Seconds that all jobs would take one by one, without loading, extrapolated from `number` drawn ones.
+    """Seconds for all jobs one by one, without loading, extrapolated from `number` drawn jobs.
 
     As in the notebooks of perlmutter-telemetry, samples are grouped by job once, and a job looks at its own rows only.
     """

@@ -125,7 +125,7 @@ def _measured(names: Sequence[str], found: Sequence[Measured]) -> list[Figure]:
 
 
 def against_others(root: Path, repeats: int) -> list[Figure]:
-    """The core summary in turn with other ways to compute it, each as often."""
+    """The core summary, alternating with other ways to compute it, each with the same number of runs."""
     core, sql, pandas, of_loops = best([(name, root) for name in ("core", "duckdb", "pandas", "loops")], repeats)
     looped = of_loops.result
     assert isinstance(looped, dict)
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--big", type=int, default=100_000_000, help="0: without the larger run")
-    parser.add_argument("--repeats", type=int, default=3, help="of each, the best counts")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each task; the best one counts")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)

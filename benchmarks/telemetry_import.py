@@ -1,4 +1,4 @@
-"""Import of a day of GPU counters, in order of time and of host, beside a plain DuckDB job; and from rows to jobs.
+"""Import of a day of GPU counters, in order of time and of host, against a plain DuckDB job; and its summary.
 
 Run: .venv/bin/python benchmarks/telemetry_import.py [--nodes N] [--repeats N]. Data is generated once, in build/bench.
 """
@@ -103,7 +103,7 @@ def jobs(nodes: int) -> pa.Table:
 
 
 def plain_duckdb(path: Path) -> int:
-    """The least that an import can be: the same sorted hour files, nothing checked."""
+    """The minimum for an import: write the same sorted hour files without checks."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         with database.connect([path.parent], memory_limit_mib=1024) as db:
             db.execute("SET preserve_insertion_order = false")
@@ -139,7 +139,7 @@ def again(path: Path) -> int:
 
 
 def to_jobs(path: Path) -> int:
-    """From the rows to what `almanac jobs` reads: import of jobs and counters, and the summary."""
+    """All steps up to `almanac jobs`: import of jobs and counters, and the summary."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         store = Store.create(Path(folder) / "store").of("bench")
         import_file(store, path.parent / "jobs.parquet", "jobs")
@@ -188,7 +188,7 @@ def jobs_of(folder: Path) -> pa.Table:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=300)
-    parser.add_argument("--repeats", type=int, default=2, help="of each, the best counts")
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each task; the best one counts")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)

@@ -64,7 +64,7 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
             WHEN by_jobstats THEN j.jobstats_gpu_util_pct END::DOUBLE AS mean_gpu_util_pct,
        m.coverage_frac, coalesce(m.verdict, '{NOT_SUMMARISED}') AS verdict{{more}}
 FROM (
-  -- As for an idle job of telemetry: the memory of GPUs that were never used says nothing of what a run needs.
+  -- As for an idle job of telemetry: the memory of GPUs that were never used does not show the need of a run.
   SELECT * REPLACE (CASE WHEN jobstats_gpu_util_pct = 0 THEN NULL ELSE jobstats_hbm_peak_mib END
                     AS jobstats_hbm_peak_mib) FROM jobs) j LEFT JOIN (
   SELECT *, verdict IN ('{NO_TELEMETRY}', '{LOW_COVERAGE}') OR verdict LIKE 'shared node%' AS by_jobstats
@@ -187,7 +187,7 @@ def load_history_table(
 ) -> pa.Table:
     """The same jobs in the same order, with any columns of HISTORY; a missing value is null.
 
-    hbm_peak_frac is, as hbm_peak_mib, null for a preallocated job, and jobstats' where that is the evidence.
+    hbm_peak_frac is, as hbm_peak_mib, null for a preallocated job, and from jobstats if jobstats is the evidence.
     among: return only jobs whose job_id or submit_s, or both, are among these values. DuckDB reads no other rows.
     """
     metrics = [name for name in columns if name not in _BASE and name not in _SPECIAL]

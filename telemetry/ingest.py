@@ -130,12 +130,12 @@ def span(store: ClusterStore, source: str, now_s: int, lookback_s: int, delay_s:
 def ingest(
     source: Source, store: ClusterStore, since_s: int, until_s: int, result: IngestResult, progress: Progress
 ) -> None:
-    """Store every batch of [since_s, until_s) and move the watermark behind it; `result` is kept up to date.
+    """Store every batch of [since_s, until_s), and then move the watermark; `result` is kept up to date.
 
-    The watermark stays where it is when the span starts behind it, so that no gap is passed over. Days on which job
-    metrics change are opened just before their rows do. Telemetry is staged, so that each of its files is written
-    once. progress is called with the number of rows read and the time (s) reached. Raises what the source raises: the
-    batches before it are stored first, and the next run goes on from the watermark.
+    If the span starts after the watermark, the watermark stays, so that no gap is skipped. Days whose job metrics
+    change become stale just before their rows change. Telemetry is staged, so that each of its files is written once.
+    progress is called with the number of rows read and the time (s) reached. Raises the source's errors: earlier
+    batches are stored first, and the next run continues from the watermark.
     """
     with store.staging("telemetry") as staged:
         writer = _Writer(source.name, store, since_s, result, staged)
@@ -161,7 +161,7 @@ class _Writer:
         self._is_gapless: bool | None = None
 
     def add(self, batch: RowBatch) -> None:
-        """Store or stage a batch. What is staged is stored before the watermark reaches another of its files."""
+        """Store or stage a batch. Staged rows are stored before the watermark reaches another partition file."""
         if batch.watermark_s is not None and self._file(batch.watermark_s) != self._file(self._mark_s):
             self.flush()
         self._result.counts.add(batch.counts)
@@ -180,7 +180,7 @@ class _Writer:
         return None if mark_s is None else (mark_s - 1) // self._staged.spec.part_s
 
     def flush(self) -> None:
-        """Store what is staged, then move the watermark."""
+        """Store the staged rows, then move the watermark."""
         table = self._staged.spec.name
         if not self._staged.is_empty:
             found = opens(self._store, table, self._staged.spec.schema.empty_table())

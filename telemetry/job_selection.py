@@ -97,7 +97,7 @@ def select_jobs(history: History, query: JobQuery, columns: Sequence[str]) -> Qu
 
     filters = [*(word.column for word in query.words), *(limit.column for limit in query.limits)]
     sorts = [query.sort.removeprefix("-")] if query.sort else []
-    # With a limit, other columns are read later, of the rows that are shown only.
+    # With a limit, other columns are read later, and only for the rows that are shown.
     others = () if query.limit > 0 else columns
     needed = list(dict.fromkeys((*_KEY, *others, *filters, *sorts)))
     among = {"job_id": pa.array(query.job_ids, pa.int64())} if query.job_ids else None
@@ -113,7 +113,7 @@ def select_jobs(history: History, query: JobQuery, columns: Sequence[str]) -> Qu
 
 
 def _completed(history: History, query: JobQuery, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """These columns of the rows, in their order. rows: a part of the result, with the columns of the key."""
+    """These columns of the rows, in the order of the rows. rows: a part of the result, with the columns of the key."""
     among = {name: rows[name].combine_chunks().unique() for name in _KEY}
     found = history(list(dict.fromkeys((*_KEY, *columns))), query.since_s, query.until_s, query.user, among)
     places = {key: place for place, key in enumerate(_keys(found))}

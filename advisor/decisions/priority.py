@@ -1,12 +1,12 @@
 """The site factor: jobs predicted to need little GPU-time start earlier (helios-qssf-ces, 4.2.2).
 
-site_factor = C - K ln(GPU-time), GPU-time held between a least and a greatest, C such that the greatest gets 0. Slurm
+site_factor = C - K ln(GPU-time). GPU-time is held between a least and a greatest value. C gives the greatest 0. Slurm
 adds its age factor, PriorityWeightAge * age / PriorityMaxAge, and starts the greatest sum first. Where
 
     PriorityWeightAge = K * PriorityMaxAge / tau
 
-that is the order of ln(GPU-time) + submission / tau: a job e times as long waits tau longer before it goes first, and
-none can be overtaken by jobs submitted later than tau ln(greatest / least) after it, as long as its age still grows by
+that is the order of ln(GPU-time) + submission / tau. A job with e times the GPU-time waits tau longer. No job is
+overtaken by jobs that are submitted more than tau ln(greatest / least) after it. This needs an age that still grows by
 then: PriorityMaxAge >= tau ln(greatest / least).
 """
 
@@ -99,7 +99,7 @@ class AgeingCheck:
 
 
 def check_ageing(slurm_conf: str, priority: Priority, tolerance: float = 0.1) -> AgeingCheck:
-    """Whether slurm.conf's weight of age fits the site factor. Also reads what `scontrol show config` prints.
+    """Whether slurm.conf's weight of age fits the site factor. Also reads the output of `scontrol show config`.
 
     tolerance: how far the implied tau may be from the goal. Raises ConfigError for a value that cannot be read.
     """

@@ -57,7 +57,7 @@ def decide_tier(
 def _why_silent(
     request: Request, bound: MemoryBound | None, tiers: Sequence[Tier], ran_out_mib: float | None
 ) -> TierReason | None:
-    """The reason to advise nothing, whatever the bound; None where there is none."""
+    """The reason to advise nothing, independent of the bound; None without such a reason."""
     if request.gpu_count <= 0:
         return NO_GPU
     if not tiers:

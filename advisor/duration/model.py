@@ -66,9 +66,9 @@ class Unseen:
 class DurationModel:
     """texts: LightGBM's own, by TREES; vocabularies: values in the order of their codes.
 
-    habit_s: the habit of a user of whom nothing is known. margins: by class the log residuals between which the
-    share `coverage` of unseen jobs lay. unseen: those jobs, oldest end first, at most UNSEEN. trained_s: it has seen
-    jobs that ended before.
+    habit_s: the habit of an unknown user. margins: by class the two log residuals that enclosed the share `coverage`
+    of unseen jobs. unseen: those jobs, oldest end first, at most UNSEEN. trained_s: the model has seen only jobs that
+    ended before.
     """
 
     predictor: Predictor

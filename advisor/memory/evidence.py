@@ -1,4 +1,4 @@
-"""What was known of a job's memory when it was submitted, as numbers that a bound can be laid from."""
+"""The evidence about a job's memory at its submission, as numbers that a bound can be computed from."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Oom:
 class Evidence:
     """The runs of one scope that had ended at now_s (s since 1970).
 
-    runs: how many with a known need. newest: logarithms of the newest needs, MiB, oldest first, and newest_s when they
-    were submitted. highest_mib: highest measured peak of all. least_mib: highest need that is known, failed runs
-    included. censored_mib: the largest capacity at which a run was cut off; None where none was, or where a run on more
-    memory has shown a need above it. since_s, until_s: of the ends. oom: of the family, whatever the scope. excluded:
-    how many runs say nothing, by reason. open_jobs: submissions of these names that had not ended, an array as one.
-    is_of_script: the runs are of the job's script, under names that say as little as the job's.
+    runs: number of runs with a known need. newest: logarithms of the newest needs, MiB, oldest first; newest_s: their
+    submit times. highest_mib: highest measured peak of all. least_mib: highest known need, failed runs included.
+    censored_mib: the largest capacity at which a run was cut off; None without such a run, or if a run on more memory
+    needed more. since_s, until_s: range of the ends. oom: of the family, for every scope. excluded: number of excluded
+    runs by reason. open_jobs: submissions of these names that had not ended; an array counts once. is_of_script: the
+    runs are of the job's script, under names as generic as the job's.
     """
 
     scope: MemoryScope

@@ -11,7 +11,7 @@ CheckStatus = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. todo: the fix, empty if ok. details: the same as data, for programs.
+    """One finding. todo: the fix, empty if ok. details: the same data for programs.
 
     is_blocking: the site is not ready until this is fixed, even if it is only a warning.
     """

@@ -15,7 +15,7 @@ NAME = "host names"
 _SHOWN = 4
 """Hosts that the text names; JSON has all."""
 _OFF = ("~", "#", "%")
-"""How sinfo marks nodes that are powered down, or about to change that. "down" comes before other marks."""
+"""Marks of sinfo at the end of a state: the node is powered down, or is powering up or down."""
 
 
 @dataclass(frozen=True)

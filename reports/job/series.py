@@ -132,7 +132,7 @@ def _allocations(wanted: Sequence[SeriesRequest]) -> pa.Table:
 
 
 def _nodes(db: duckdb.DuckDBPyConnection, paths: list[str], allocations: pa.Table) -> Mapping[str, str]:
-    """The Slurm node of each host that the samples name otherwise."""
+    """The Slurm node of each host with another name in the samples."""
     sql = "SELECT DISTINCT host FROM read_parquet($paths, union_by_name=true, hive_partitioning=false)"
     hosts = [row[0] for row in db.execute(sql, {"paths": paths}).fetchall()]
     return match_hosts(hosts, [str(host) for host in allocations["host"].to_pylist()]).nodes

@@ -42,7 +42,7 @@ def spans_to_summarize(ready: Sequence[ReportCandidate], now_s: int) -> list[tup
 class MailBatch:
     """The mails that are due for one cluster. recipient: gives a user's address.
 
-    outcome gets the number of queued mails, and a fault for each mail that could not be made.
+    outcome gets the number of queued mails, and a fault for each mail that almanac could not make.
     """
 
     store: ClusterStore

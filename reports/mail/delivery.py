@@ -1,4 +1,4 @@
-"""Send queued mail to the site's SMTP server over one connection. Mail that is not taken waits for a later run."""
+"""Send queued mail to the site's SMTP server over one connection. Refused mail waits for a later run."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def deliver(
 ) -> None:
     """Try every message that is due. outcome gets counts and faults. Raises ConfigError, StoreError.
 
-    frequency: of a user, now (`preferences.read`). A choice also applies to mail that is queued already.
+    frequency: gives a user's current choice (`preferences.read`). It also applies to mail that is queued already.
     """
     if not config.server:
         raise ConfigError("mail.server is not set, so no mail can be sent", "name the host of an SMTP server")

@@ -62,10 +62,10 @@ class Planner:
     def _plan_group(self, plan: DuePlan, group: Sequence[ReportCandidate]) -> None:
         """Plan a single run, or the tasks of an array.
 
-        An array that still runs waits until its oldest task has waited long enough. Then its ready tasks go together.
+        An array that still runs waits until its oldest task has waited long enough. Then one mail reports its ready
+        tasks. Tasks without telemetry wait for the next mail: if a task ends every minute, there is always such a task.
 
-        When an array is over, all its tasks wait for the telemetry of the last one. While it runs, tasks without
-        telemetry are left to its next mail: if a task ends every minute, there is always one.
+        When an array is over, all its tasks wait for the telemetry of the last one.
         """
         is_open = group[0].is_array_open
         if is_open and max(map(self._age_s, group)) < self.config.array_wait_hours * 3600:
@@ -90,8 +90,8 @@ class Planner:
     def _waits_for(self, each: ReportCandidate) -> str:
         """Why a run has to wait: the user's choice or the telemetry is unknown. "" if it need not wait.
 
-        While the choice is unknown, a run waits until it is too old for a mail: unknown is not consent. If accounting
-        keeps no comments, almanac:nomail cannot be seen.
+        While the choice is unknown, a run waits until it is too old for a mail, because no answer is not consent. If
+        accounting keeps no comments, almanac cannot see almanac:nomail.
         """
         if reason := self._unknown_wish(each):
             return reason
@@ -102,7 +102,7 @@ class Planner:
         return NO_TELEMETRY if self.telemetry_s is not None and self.telemetry_s < each.run.end_s else ""
 
     def _unknown_wish(self, each: ReportCandidate) -> str:
-        """Why it is unknown whether the user wants this mail; "" if it is known, or cannot be known."""
+        """The reason why the user's wish is unknown; "" if it is known, or if nobody can know it."""
         if self.frequency(each.run.user) == UNKNOWN:
             return NOT_KNOWN
         return NO_COMMENT if each.refuses_mail is None and each.has_comments else ""
@@ -134,7 +134,7 @@ def _together(found: Iterable[ReportCandidate]) -> list[list[ReportCandidate]]:
 def leave_for_later(plan: DuePlan, left: Callable[[str], int]) -> None:
     """Delay ready runs of users who got enough mail. left: how many mails a user may still get now.
 
-    They wait as runs, not as queued mails, so that one mail reports all that end until the next one is allowed.
+    They wait as runs, not as queued mails. So the next mail that is allowed reports all runs that ended until then.
     """
     plan.delayed[ENOUGH_MAIL] += [each.run for each in plan.ready if left(each.run.user) <= 0]
     plan.ready = [each for each in plan.ready if left(each.run.user) > 0]

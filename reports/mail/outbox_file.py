@@ -1,4 +1,4 @@
-"""The file of the outbox: its path, what it holds, how it is made and opened, and its counters."""
+"""The file of the outbox: its path and its tables, creating and opening it, and its counters."""
 
 from __future__ import annotations
 

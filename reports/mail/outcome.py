@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from almanac.units import format_count
 
 LEFT = "left to the next run"
-"""Mails that are still queued when the rate limit ends a run, which is no fault."""
+"""Mails that are still queued when the rate limit ends a run. This is not a fault."""
 
 
 @dataclass

@@ -10,13 +10,13 @@
     priority        1000  60  8640000              K, least and greatest GPU-time of advisor.decisions.priority
     tier            hbm40g  40960  constraint  hbm40g            any number of them
     F  key  gpus  predicted_s  site_factor  bound_mib  tier  waits  text  a family: name key and GPU count
-    G  -    gpus  predicted_s  site_factor  -  -  -  -                  any name with so many GPUs
+    G  -    gpus  predicted_s  site_factor  -  -  -  -                  any name with as many GPUs
     U  -    -     predicted_s  extra  -  -  -  -                        any job: extra + that of predicted_s x gpus
     end             3                              the number of rows F, G and U
 
-Lines come in this order and end in a newline; one tab parts the fields. No field is empty ("-": none). Every
-other byte is 0x20..0x7e. What breaks a rule is not used at all. A reader looks for F of the key and GPU count, then G
-of the GPU count, then U, in the user's file; then for G and U in `_site`. Of equal rows the first counts.
+Lines come in this order and end in a newline; one tab separates the fields. No field is empty ("-": none). Every
+other byte is 0x20..0x7e. Readers ignore a file that breaks a rule. They look for F of the key and GPU count, then G of
+the GPU count, then U, in the user's file; then for G and U in `_site`. Of equal rows the first counts.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ _END = re.compile(rf"end\t({_INT})")
 class Row:
     """The prediction and the advice for a family (F), a GPU count (G), or any job (U) of one user.
 
-    predicted_s: run time; of U the time that counts for the site factor. site_factor: of U only what options add.
+    predicted_s: run time; of U the time that counts for the site factor. site_factor: of U only the points of options.
     bound_mib: upper bound of the peak GPU memory; tier: the one to ask for; None where unknown.
     waits: "hbm80g=3 h 10 min;hbm40g=12 min". text: the sentence for the user; with a tier, "TIER is enough: " goes
-    before it. Both "" where there is none.
+    before it. Both "" if there is none.
     """
 
     kind: RowKind
@@ -144,7 +144,7 @@ def look_up(user: AdviceFile | None, site: AdviceFile | None, key: str, gpus: in
 
 
 def site_factor_of(row: Row, gpus: int, priority: Priority) -> int:
-    """The site factor of a submission with so many GPUs."""
+    """The site factor of a submission with this number of GPUs."""
     return row.site_factor if row.kind != USER else site_factor(row.predicted_s * gpus, priority) + row.site_factor
 
 

@@ -72,10 +72,10 @@ def _told(row: Row | None) -> Row | None:
 
 
 def published_for(store: ClusterStore, user: str, key: str, gpus: int, submit_s: int) -> AdviceMatch | None:
-    """What the files said of a job at its submission: row, site factor, version, and mode; or None.
+    """The published prediction for a job at its submission: row, site factor, version, and mode; or None.
 
-    key: name_key of the job's name. Waits and texts are not kept. A run that was killed can have recorded what it did
-    not come to write.
+    key: name_key of the job's name. Waits and texts are not kept. A killed run can have recorded rows that it did not
+    write to a file.
     """
     own, site = (published_file(store, each, submit_s) for each in (user, EVERYBODY))
     return look_up(own, site, key, gpus)

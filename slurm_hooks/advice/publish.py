@@ -71,7 +71,7 @@ class Published:
 
 @dataclass(frozen=True)
 class PublishRun:
-    """One run. mode: what files say job_submit does with the site factor. is_dry: nothing is written."""
+    """One run. mode: the `mode` of the files, for job_submit. is_dry: nothing is written."""
 
     store: ClusterStore
     config: Config

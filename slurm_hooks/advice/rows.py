@@ -136,7 +136,7 @@ def row_of(kind: RowKind, advice: Advice, config: Config) -> Row | None:
 
 
 def _extra(advice: Advice, config: Config) -> int:
-    """What options add to the site factor of any job of the user, however long: those for short jobs do not count."""
+    """Points that options add to the site factor of each job of the user, without those for short jobs."""
     longest_s = config.priority.max_gpu_time_s
     return decide_priority(longest_s, longest_s, 1.0, advice.request.user, (), config.priority).extra
 

@@ -158,7 +158,7 @@ local function or_nil(field)
   end
 end
 
--- The row that begins with a key, with the site factor of the whole submission; nil where there is none.
+-- The row that begins with a key, with the site factor of the whole submission; nil if there is none.
 local function row_of(advice, key, gpus)
   local before = find(advice.text, "\n" .. key .. "\t", 1, true)
   if not before then

@@ -22,8 +22,8 @@ ActionKind = Literal["set", "clear", "ignored", "agreed"]
 
 @dataclass(frozen=True)
 class LoggedAction:
-    """One line. what: "set" (told Slurm), "clear" (told it 0 again), "ignored" (Slurm took a change without a word, and
-    the factor stayed `old`) or "agreed" (the job already had its site factor, and Slurm was told nothing).
+    """One line. what: "set" (sent to Slurm), "clear" (sent 0 to Slurm), "ignored" (Slurm reported no error, but the
+    factor stayed `old`), or "agreed" (the job already had its site factor, so nothing was sent).
     old, new: site factors. model: version of the trained model.
 
     gpu_time_s: the GPU-time that the new factor stands for, GPU-seconds; None of a clearing.

@@ -1,6 +1,6 @@
-"""Whose jobs take longer than the record says they were believed to, whatever they are called by now.
+"""Users whose jobs take longer than the predictions in the record of site factors.
 
-A name can be changed while a job waits and while it runs; what its site factor stood for when it was last told cannot.
+A user can change a job's name while it waits or runs. The prediction in the record stays.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ TIMES = 2.0
 
 
 def overruns(lines: Mapping[int, LoggedAction], history: pd.DataFrame, least_gpu_time_s: float) -> dict[str, float]:
-    """By user, the share of the newest NEWEST ended jobs on record that took more than TIMES the GPU-time which their
-    site factor stood for; users with fewer than MIN_OVERRUNS of them are left out.
+    """By user, the share of ended jobs that took more than TIMES the GPU-time behind their site factor.
 
-    lines: as ActionLog.newest gives them. history: as telemetry.history.load_history. least_gpu_time_s: what is less
-    has no other site factor.
+    Of each user the newest NEWEST jobs on record count. Users with fewer than MIN_OVERRUNS of them are left out.
+    lines: of ActionLog.newest. history: of telemetry.history.load_history. least_gpu_time_s: shorter GPU-times have the
+    same site factor as this one.
     """
     newest: defaultdict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=NEWEST))
     told = {

@@ -1,4 +1,4 @@
-"""The site factors that job_submit may have given waiting jobs, by what was published when they were submitted."""
+"""The site factors that job_submit may have given to waiting jobs, from the advice files at their submission."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from telemetry.slurm.backend import PendingJob
 from telemetry.store.cluster_store import ClusterStore
 
 LATE_S = 120
-"""What is published is recorded before it is in place, and may reach the controller's disk this much later."""
+"""`almanac publish` records a file before it writes it. The file may reach the controller's disk this much later."""
 
 
 @dataclass
 class PublishedSiteFactors:
-    """Call it with a job and its site factor. Reads the table when it is first asked, and no more often.
+    """Call it with a job and its site factor. It reads the table once, at the first call.
 
-    most_gpus: GPUs that one job can ask for; called once, when it is first needed.
+    most_gpus: gives the number of GPUs that one job can ask for; called at most once.
     """
 
     store: ClusterStore
@@ -44,7 +44,7 @@ class PublishedSiteFactors:
         )
 
     def _is_of_some_count(self, row: Row, file: AdviceFile, site_factor: int) -> bool:
-        """Whether the row gives it to some number of GPUs: the more GPUs, the smaller the site factor."""
+        """Whether the row gives this site factor for some number of GPUs. More GPUs mean a smaller site factor."""
         counts = range(1, self._most + 1)
         place = bisect.bisect_left(counts, -site_factor, key=lambda gpus: -site_factor_of(row, gpus, file.priority))
         return place < len(counts) and site_factor_of(row, counts[place], file.priority) == site_factor

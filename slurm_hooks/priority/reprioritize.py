@@ -25,7 +25,7 @@ _DENIED = re.compile(r"(?:[0-9_,%:\[\]-]+: )?(?:Access/permission denied|Invalid
 Predict = Callable[[Sequence[Request]], Sequence[PriorityAdvice | None]]
 """The site factors of many submissions, as advisor.services.gpu_time.priorities_of gives them."""
 Published = Callable[[PendingJob, int], bool]
-"""Whether job_submit may have given a job this site factor, by what was published for its user."""
+"""Whether job_submit may have given a job this site factor, from the advice published for its user."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Actor:
         return self._outcome(changes, silent, said) if changes else ReprioritizeOutcome()
 
     def note(self, agreed: Sequence[SiteFactorChange]) -> None:
-        """Write down what jobs are believed that have their site factor already. Raises StoreError."""
+        """Record the predicted GPU-time of jobs that already have their site factor. Raises StoreError."""
         self.log.append([self._action(change) for change in agreed], int(self.clock()))
 
     def _outcome(

@@ -84,7 +84,7 @@ def _change(request: Request, tiers: tuple[Tier, ...], asked: Tier | None, targe
 
 
 def action(mode: SubmitMode, proposal: Proposal, choice: Choice | None, now_s: int) -> PromptAction:
-    """What to do with a submission. All modes but apply assume a terminal."""
+    """The action for a submission. All modes except apply assume a terminal."""
     word = choice.word if choice else None
     can_change = bool(proposal.change.value)
     is_recent = choice is not None and choice.is_recent(now_s)
@@ -110,7 +110,7 @@ def checked(proposal: Proposal, is_offered: bool | None) -> Proposal:
 
 
 def answer(text: str) -> Answer:
-    """What a line typed at the question means."""
+    """The meaning of a line that the user typed at the question."""
     word = text.strip().lower()
     meanings: dict[str, Answer] = {"y": "yes", "yes": "yes", "a": "always", "always": "always"}
     return {**meanings, "v": "never", "never": "never"}.get(word, "no")

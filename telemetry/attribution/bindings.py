@@ -1,7 +1,7 @@
-"""What one record of a prolog or of squeue says of a job's GPUs.
+"""The GPUs of a job in one record of a prolog or of squeue.
 
 Slurm's index names a GPU only on a node without MIG: with MIG it counts MIG instances and GPUs alike. There a record
-needs the UUID that Slurm gives to a MIG instance. A UUID names one GPU whatever its index, so it wins over an index.
+needs the UUID that Slurm gives to a MIG instance. A UUID names one GPU at any index, so it wins over an index.
 """
 
 from __future__ import annotations
@@ -45,5 +45,5 @@ def units_of(record: Binding, seen: frozenset[Unit], names: frozenset[tuple[str,
     has_other_uuid = record.uuid is not None and any(unit == own for _, unit in names)
     if own in named or not (named or has_other_uuid):
         return frozenset({own})
-    # The UUID wins if telemetry shows it at one other index. It says nothing at no index, or at several.
+    # The UUID wins if telemetry shows it at one other index. At no index, or at several, it identifies no GPU.
     return named if len(named) == 1 else CONTRADICTED

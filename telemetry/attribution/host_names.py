@@ -1,7 +1,7 @@
-"""Which Slurm node a host of telemetry is.
+"""Match hosts of telemetry with Slurm's nodes.
 
 Slurm and an exporter may write one host in two ways: nl2 and NL2, nid001 and nid001.cluster.example, n1 and n1:9400.
-So names are compared without case, port, and domain. Hosts that only their domain tells apart stay apart.
+So names are compared without case, port, and domain. Hosts that differ only in their domain stay separate.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _PORT = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:]*))(?::[0-9]{1,5})?")
 
 @dataclass(frozen=True)
 class HostNames:
-    """nodes: the Slurm node of each host that telemetry names otherwise. unclear: hosts that may be one of several."""
+    """nodes: the Slurm node of each host with another name in telemetry. unclear: hosts that may be one of several."""
 
     nodes: Mapping[str, str]
     unclear: frozenset[str] = frozenset()
 
 
 def match_hosts(hosts: Collection[str], nodes: Collection[str]) -> HostNames:
-    """The Slurm nodes of telemetry's hosts. Each is matched only if no other host or node could be meant."""
+    """The Slurm nodes of telemetry's hosts. A host is matched only if no other host or node fits its name."""
     groups: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for side, names in enumerate((hosts, nodes)):
         for name in sorted(set(names)):
@@ -47,7 +47,7 @@ def match_hosts(hosts: Collection[str], nodes: Collection[str]) -> HostNames:
 def match_days(hosts: Mapping[int, Collection[str]], jobs: Iterable[JobRun]) -> dict[int, HostNames]:
     """match_hosts for each day since 1970: the hosts seen on it, and the nodes of the jobs that ran on it.
 
-    Day by day, so that what is found of a job does not depend on the other days that are looked at.
+    Each day is matched by itself, so that the result for a job does not depend on the other days of the run.
     """
     nodes: dict[int, set[str]] = defaultdict(set)
     for job in jobs:
@@ -71,7 +71,7 @@ def name_parts(name: str) -> tuple[str, ...]:
 
 
 def may_be_one(one: str, other: str) -> bool:
-    """Whether two names may be of one host: the parts that both have are equal."""
+    """Whether two names can mean one host: the parts that both have are equal."""
     return all(a == b for a, b in zip(name_parts(one), name_parts(other), strict=False))
 
 

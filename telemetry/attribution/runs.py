@@ -59,11 +59,11 @@ def ended_jobs(runs: pa.Table, since_s: int, until_s: int) -> list[JobRun]:
 
 
 def neighbors_of(runs: pa.Table, jobs: Sequence[JobRun]) -> list[JobRun]:
-    """Other runs that bear on which GPUs the given jobs had, ended or not.
+    """Other runs, ended or not, that can decide which GPUs the given jobs had.
 
-    They had a host of a given job on a day of it, or are another run of any of these jobs' ids. Hosts that differ only
-    in case or domain count as one, because telemetry may not tell them apart. So what is found out of a job does not
-    depend on which others are looked at with it.
+    They had a host of a given job on a day of that job, or have the id of a given job. Hosts that differ only in case
+    or domain count as one, because telemetry may not distinguish them. So the result for a job does not depend on the
+    other given jobs.
     """
     if not jobs:
         return []

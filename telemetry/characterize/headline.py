@@ -17,7 +17,7 @@ from telemetry.store.cluster_store import ClusterStore
 
 HEADLINE = "headline"
 GENERATED_NOTE = (
-    "This site is generated. Its shares are dealt by quota from the published ones, so most rows agree by "
+    "This site is generated. Its shares are set by quota to the published ones, so most rows agree by "
     "construction. Correlations, shares of samples, and temporal imbalance follow from the generated samples, and "
     "some of them differ."
 )
@@ -171,7 +171,7 @@ def headline(results: Mapping[str, Result], config: Config) -> Result:
 
 
 def note_on(store: ClusterStore) -> str:
-    """What the comparison is worth: GENERATED_NOTE for the site of `almanac demo`, else nothing."""
+    """A note on the comparison: GENERATED_NOTE for the site of `almanac demo`, else nothing."""
     return GENERATED_NOTE if store.watermark("generated") is not None else ""
 
 

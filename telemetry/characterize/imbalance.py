@@ -18,7 +18,7 @@ SPATIAL_METHODS = {
     "means": "means of each GPU's samples in a window",
     "paper": "sums of each GPU's samples in a window, as in the paper",
 }
-"""What spatial imbalance compares, by metrics.spatial_method."""
+"""The values that spatial imbalance compares, by metrics.spatial_method."""
 
 UTILIZATION = Bands("gpu_util_from_pct", "gpu_util_below_pct", (0, 30, 70), top=100)
 LOW, HIGH = 0.3, 0.7

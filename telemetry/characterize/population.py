@@ -26,7 +26,7 @@ _USED = (
     *(f"{metric}_{pipe}" for pipe in PIPES
       for metric in ("class", "compute_sample_frac", "placed_samples", "intensity_bins")),
 )  # fmt: skip
-"""The metrics that tables are made of. Every other column of a million jobs would take 8 MB, and again in each copy."""
+"""The metrics that tables are made of. For a million jobs, each further column would take 8 MB in every copy."""
 
 POPULATION = pa.schema(
     [
@@ -82,11 +82,11 @@ def _per_million(db: duckdb.DuckDBPyConnection, at_most: int | None) -> int:
 
 
 def prepare(jobs: pa.Table | pd.DataFrame) -> pd.DataFrame:
-    """The columns of POPULATION, null where not given, in the order of the key, and what is derived from them.
+    """The columns of POPULATION, null where not given, in the order of the key, and columns derived from them.
 
-    gpu_util_pct: mean GPU_UTIL, or where there is none (MIG) mean GR_ENGINE_ACTIVE as percent, as the verdict has it.
+    gpu_util_pct: mean GPU_UTIL, or without it (MIG) mean GR_ENGINE_ACTIVE as percent, as for the verdict.
     idle_gpu_count: GPUs never used; null unless every GPU of the job was seen, and its activity is known.
-    excluded: why a job is in no table; empty where it may be in one.
+    excluded: the reason why a job is in no table; empty if it can be in one.
     """
     frame = jobs.to_pandas() if isinstance(jobs, pa.Table) else jobs
     frame = frame.reindex(columns=POPULATION.names).sort_values(["job_id", "submit_s"], ignore_index=True)

@@ -35,7 +35,7 @@ KINDS = {
 def measure(samples: GpuSamples, options: Options, counted_ms: tuple[int, int]) -> Columns:
     """uncounted: samples outside the span counted_ms. missing_*: samples in which the counter is not known.
 
-    extra_weight, missing_extra_*: by how much all samples, and those missing, weigh more than 1 each (see `weights`).
+    extra_weight: sum over all samples of weight - 1 (see `weights`). missing_extra_*: the same over missing samples.
     """
     runs = samples.runs
     found: Columns = {"samples": runs.lengths}

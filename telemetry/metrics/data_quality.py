@@ -1,6 +1,6 @@
-"""The words that say whether a job's data can be used, in the column `verdict` (docs/formulas.md).
+"""The words of data quality in the column `verdict`: whether a job's data can be used (docs/formulas.md).
 
-Other words there name why nobody knows which GPUs a job on shared nodes had: telemetry.attribution has them.
+telemetry.attribution has further words, for jobs on shared nodes whose GPUs are unknown.
 """
 
 from __future__ import annotations
@@ -14,4 +14,4 @@ STAFF: Final = "staff"
 NO_TELEMETRY: Final = "no telemetry"
 LOW_COVERAGE: Final = "low coverage"
 NOT_SUMMARISED: Final = "not summarised"
-"""Of a job without a row in job_metrics."""
+"""For a job without a row in job_metrics."""

@@ -1,8 +1,8 @@
 """Energy from the cumulative counter: the stretches of readings whose steps are physically possible.
 
-The counter is mJ since the driver was loaded. A stretch is a run of readings of one card in which no step falls, or
-rises faster than the card can use power. So its energy is its last reading less its first. Stretches of hours join
-exactly. `energy_chain` then tells faulty readings from resets and replaced cards, once the whole job is known.
+The counter is mJ since the driver was loaded. A stretch is a run of readings of one card. In it, no step falls, and no
+step rises faster than the card can use power. So its energy is its last reading minus its first. Stretches of hours
+join exactly. When the whole job is known, `energy_chain` separates faulty readings from resets and replaced cards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = {
     "card": WHOLE,
 }
 """A row for each stretch. from, second, until: its first, second, and last reading, with the time since the start of
-the allocation and the power sample. limit_w: above what the card can use. card: see `_cards`, 0 where it is unknown.
+the allocation and the power sample. limit_w: more than the card can use. card: see `_cards`, 0 where it is unknown.
 """
 
 SLACK_MS = 30_000
@@ -75,7 +75,7 @@ def measure(samples: GpuSamples) -> Columns:
 
 
 def is_step(step_mj: Array, step_ms: Array, limit_w: Array) -> Array:
-    """Whether a card can have used as much energy in this time."""
+    """Whether a card can have used this energy in this time."""
     possible: Array = (step_mj >= 0) & (step_mj <= limit_w * (step_ms + SLACK_MS))
     return possible
 
@@ -87,7 +87,7 @@ def _cards(names: Sequence[str]) -> Array:
 
 
 def merge(given: Rows) -> Columns:
-    """Stretches joined where the step between them is possible. Those of an hour do not join again."""
+    """Stretches, joined if the step between them is possible. Stretches of one hour do not join again."""
     rows, _ = given.by("allocation", "from_ms")
     row = {name: rows[name] for name in KINDS}
     step_mj = row["from_mj"][1:] - row["until_mj"][:-1]

@@ -1,8 +1,8 @@
 """From the stretches of the energy counter to the energy of each allocation.
 
-Stretches are linked where the step between them can be told. A dip or a spike that recovers is rejected. A fall to a
-small value that goes on from there is a reset: the reading after it is the energy used since (paper-constants,
-Energy). Any other step, as to a replaced card, is a gap.
+Stretches are linked where the step between them is known. A dip or a spike that recovers is rejected. If the counter
+falls to a small value and goes on from there, it was reset: the reading after it is the energy used since then
+(paper-constants, Energy). Any other step is a gap, for example to a replaced card.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ENERGY = schema_of(
 )
 
 END_MS = 60_000
-"""The power sample of the first or last reading stands for at most this much of the job before or after it."""
+"""The power sample of the first or last reading counts for at most this time before or after it."""
 _MOST_AHEAD = 16
-"""Stretches looked through for one in which the counter recovers."""
+"""Number of stretches that are searched for one in which the counter recovers."""
 _MOST_FAULTY = 3
-"""Readings of a faulty stretch, unless they stand still. More that rise as they should are no fault."""
+"""Most readings of a faulty stretch, unless they stand still. More readings that rise normally are not a fault."""
 
 
 class Stretch(NamedTuple):
@@ -62,7 +62,7 @@ class Stretch(NamedTuple):
 
 
 def stands_still(used_mj: Array | float, time_ms: Array | int) -> Array | bool:
-    """Whether readings do not rise for so long that the counter must be faulty: no card that is on uses nothing."""
+    """Whether readings do not rise for so long that the counter must be faulty: every card that is on uses energy."""
     return (time_ms > SLACK_MS) & (used_mj <= 0)
 
 
@@ -77,7 +77,7 @@ class Link:
 
 @dataclass
 class Measured:
-    """What the readings of an allocation say. first, last: the stretches at the ends of the measured time."""
+    """The result of an allocation's readings. first, last: the stretches at the ends of the measured time."""
 
     first: Stretch
     last: Stretch
@@ -90,8 +90,8 @@ class Measured:
 def energies(given: Rows, allocations: pa.Table) -> pa.Table:
     """A row of ENERGY for each allocation with a reading; raw_energy_j is null without a possible step.
 
-    The time that no step covers counts too: up to END_MS before the first and after the last reading with the power
-    sample there, the rest with the mean power of the measured time.
+    Time that no step covers counts too. Up to END_MS before the first and after the last reading count with the power
+    sample of that reading. The rest counts with the mean power of the measured time.
     """
     rows, _ = given.by("allocation", "from_ms")
     row = {name: rows[name] for name in KINDS}
@@ -179,7 +179,7 @@ def _linked(stretches: Sequence[Stretch]) -> tuple[list[Stretch], list[Link]]:
 
 
 def _recovery(last: Stretch, stretches: Sequence[Stretch], place: int) -> int | None:
-    """The first stretch from `place` on that joins the last one, with nothing but faulty ones between them."""
+    """The first stretch from `place` on that joins the last one, with only faulty stretches between them."""
     for number, later in enumerate(stretches[place : place + _MOST_AHEAD], place):
         if _joins(last, later):
             return number
@@ -205,5 +205,5 @@ def _link(last: Stretch, later: Stretch, is_confirmed: bool) -> Link:
         return Link(None)
     if later.from_mj <= most_mj:
         return Link(later.from_mj, is_reset=True) if is_confirmed else Link(None)
-    # A spike too small to be told from a step: what follows it is right.
+    # A spike too small to be distinguished from a step. The readings after it are right.
     return Link(step_mj, rejected=1) if step_mj >= -most_mj else Link(None)

@@ -76,12 +76,12 @@ JOB_FRAME = schema_of(
 def allocation_frame(
     jobs: Sequence[JobRun], attribution: Attribution, seen: Survey, options: Options | None = None
 ) -> pa.Table:
-    """Allocations with what the metrics want to know of each: its job's steady span, its GPU's capacity and ridges.
+    """Allocations with the data that metrics need: the job's steady span, the GPU's capacity and ridges, and so on.
 
-    A GPU is of the model that it had on the first day of the allocation on which that is known.
-    offset_ms, window_ms: where windows begin, and how long they are; an offset of 0 is full UTC minutes (see
-    `labels.aligned`). interval_ms: the scrape interval of the GPU, null where it is not known. label: the job id that
-    the exporter's label gave to the allocation, NO_LABEL where it is known otherwise. has_card: see `_have_cards`.
+    The model of a GPU is the first known one during the allocation.
+    offset_ms, window_ms: start and length of windows; an offset of 0 is full UTC minutes (see `labels.aligned`).
+    interval_ms: the scrape interval of the GPU, null if unknown. label: the job id that the exporter's label gave to
+    the allocation, NO_LABEL if another source names its GPUs. has_card: see `_have_cards`.
     """
     table, models = attribution.allocations, unit_models(seen)
     hardware: list[tuple[str | float | None, ...]] = []
@@ -118,7 +118,7 @@ def allocation_frame(
 def _have_cards(allocations: pa.Table, seen: Survey) -> list[bool]:
     """Whether the job of each allocation has the whole card: all its MIG instances that telemetry shows on these days.
 
-    An allocation of a whole GPU does.
+    For an allocation of a whole GPU, it is always true.
     """
     names = ("host", "gpu", "mig")
     migs = seen.units.filter(pc.field("mig") != "")
@@ -148,7 +148,7 @@ def _intervals_s(jobs: Sequence[JobRun], table: pa.Table, seen: Survey) -> Array
 
 
 def _hardware(model: GpuModel | None, mig: str) -> tuple[str | float | None, ...]:
-    """Model, capacity, power, and ridge of each pipe, flop per byte. No capacity for a MIG instance: it has a share."""
+    """Model, capacity, power, and ridge of each pipe (flop per byte). A MIG instance has a share, so no capacity."""
     if model is None:
         return (None, None, UNKNOWN_MAX_POWER_W, *(None for _ in PIPES))
     ridges = (None if peak is None else peak / model.hbm_bytes_per_s for peak in _peaks(model))
@@ -181,10 +181,10 @@ def model_frame() -> pa.Table:
 def job_frame(
     jobs: Sequence[JobRun], attribution: Attribution, seen: Survey, allocations: pa.Table, filters: Filters
 ) -> pa.Table:
-    """What `finish` wants to know of each job.
+    """The data of each job that `finish` needs.
 
-    expected: samples that one of its GPUs should have, on average. exclusion: a reason known before any sample is
-    looked at.
+    expected: samples that one of its GPUs should have, on average. exclusion: a reason that is known before any sample
+    is read.
     """
     login_nodes = host_filter(filters.login_nodes)
     expected = _expected(jobs, seen, allocations)

@@ -36,7 +36,7 @@ class MisplacedError(Exception):
 class Hour:
     """read: a column by its name, text as a dictionary; None where every value is null.
 
-    nodes: the Slurm node of each host that the file names otherwise.
+    nodes: the Slurm node of each host with another name in the file.
     """
 
     start_ms: int
@@ -61,10 +61,10 @@ class Hour:
 
 @dataclass(frozen=True)
 class Files:
-    """Telemetry files, and the span [from_ms, until_ms) in which their samples are looked at.
+    """Telemetry files, and the span [from_ms, until_ms) of their samples that counts.
 
-    is_sorted: as the store keeps them: a file for each hour, by host, gpu, mig and time, and unique.
-    nodes: by day since 1970, the Slurm node of each host that telemetry names otherwise.
+    is_sorted: as in the store: a file for each hour, sorted by host, gpu, mig, and time, with unique keys.
+    nodes: by day since 1970, the Slurm node of each host with another name in telemetry.
     """
 
     paths: tuple[Path, ...]
@@ -134,7 +134,7 @@ def _stored(path: Path, start_ms: int, nodes: Mapping[str, str]) -> Hour:
 
 
 def _sorted(db: duckdb.DuckDBPyConnection, files: Files, is_read: Callable[[int], bool]) -> Iterator[Hour]:
-    """Hours of files in any order. Of samples given twice the greatest values count, as in `store.merge`."""
+    """Hours of files in any order. If a sample is given twice, its greatest values count, as in `store.merge`."""
     values = greatest_sql([field for field in TELEMETRY if field.name not in TABLES["telemetry"].key])
     run(
         db,
@@ -190,7 +190,7 @@ def _source(paths: Sequence[Path]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as SQL has it."""
+    """A text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 

@@ -44,8 +44,8 @@ _DAY_MS = 24 * HOUR_MS
 class Survey:
     """units: one row per host, gpu, mig and day (days since 1970): model, total_mib; counted: samples of the span.
 
-    chunks: the files, those marked that are not sorted. nodes: see Files; none before `named`. unclear: hosts that may
-    be one of several nodes, or that share one with other hosts.
+    chunks: the files, with a mark on those that are not sorted. nodes: see Files; empty before `named`. unclear: hosts
+    that may be one of several nodes, or that share one with other hosts.
     """
 
     chunks: list[Files]
@@ -78,7 +78,7 @@ class Survey:
         return zip(*columns, strict=True)
 
     def named(self, names: Mapping[int, HostNames]) -> Survey:
-        """With hosts named as Slurm names them. Where two hosts are one node, their samples are sorted together."""
+        """A copy with the host names of Slurm. If two hosts are one node, their samples are sorted together."""
         nodes = {day: of_day.nodes for day, of_day in names.items() if of_day.nodes}
         unclear = frozenset[str]().union(*(of_day.unclear for of_day in names.values()))
         if not nodes:
@@ -97,9 +97,9 @@ class Survey:
 
 
 def survey(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], counted_ms: tuple[int, int]) -> Survey:
-    """Look through telemetry files, counting samples of the span counted_ms.
+    """Survey telemetry files, and count the samples of the span counted_ms.
 
-    Raises duckdb.Error, pa.ArrowException or OSError where a file cannot be read.
+    Raises duckdb.Error, pa.ArrowException, or OSError if a file cannot be read.
     """
 
     def look(db: duckdb.DuckDBPyConnection, files: Files) -> tuple[Files, list[pa.Table]]:

@@ -162,9 +162,9 @@ FROM spatial JOIN g USING (job) WHERE {is_compared} GROUP BY job"""
 
 
 def _known(min_coverage: float, options: Options) -> str:
-    """Null where the share of known samples is smaller than min_coverage."""
+    """Metrics, null if the share of known samples is smaller than min_coverage."""
     enough = f"{min_coverage!r} * expected_samples"
-    # Two GPUs of just enough samples each, lost apart, have the square of that in common.
+    # If two GPUs each have just enough samples, and lost others independently, they have the square in common.
     common = 0.0 if options.spatial_method == PAPER else min_coverage**2
     coverages = each(f"{_coverage('n_{x}')} AS coverage_{{x}}", (*MEANS, "energy"))
     placed = each(

@@ -11,12 +11,12 @@ from telemetry.metrics.catalogue import AVERAGED
 
 @dataclass(frozen=True)
 class Options:
-    """imbalance_counter: whose imbalance is computed. window_ms: length of the windows of spatial imbalance.
+    """imbalance_counter: the counter of the imbalance metrics. window_ms: length of the windows of spatial imbalance.
 
     spatial_method: "means" or "paper", see `telemetry.metrics.spatial`.
     is_aligned_to_job: windows start at the job's first sample (as in the notebooks of perlmutter-telemetry), not at
-    full UTC minutes. is_full: also what `core` leaves out: time-weighted classes, the intensity histogram, growth of
-    memory and preallocation. Raises ConfigError for a counter that has no mean.
+    full UTC minutes. is_full: also compute the metrics that `core` leaves out: time-weighted classes, the intensity
+    histogram, growth of memory, and preallocation. Raises ConfigError for a counter that has no mean.
     """
 
     imbalance_counter: str = "gpu_util_pct"

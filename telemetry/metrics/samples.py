@@ -116,7 +116,7 @@ class GpuSamples:
         return None if column is None else self._take(column.fill_null(-1).to_numpy())
 
     def uuid(self) -> tuple[list[str], Array]:
-        """UUIDs, and which of them each sample has: its place in the list, -1 without one."""
+        """UUIDs, and the place of each sample's UUID in this list; -1 without one."""
         uuid = self.hour.text("uuid")
         if not len(uuid):
             return [], np.full(self.runs.rows, -1)

@@ -1,4 +1,4 @@
-"""How often each GPU is scraped: from the gaps between its own samples."""
+"""The scrape interval of each GPU, from the gaps between its own samples."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def _shortest(runs: RowRuns, gap: Array) -> tuple[Array, Array]:
 
 
 def _frequent(runs: RowRuns, gap: Array) -> tuple[Array, Array]:
-    """The shortest frequent gap of each run, and the share of the time that gaps like it fill.
+    """The shortest frequent gap of each run, and the share of the time that similar gaps fill.
 
-    It starts at the 5th percentile. Jitter puts that below the interval, so the mean of the gaps near it takes its
-    place, three times.
+    It starts at the 5th percentile. Because of jitter, that is below the interval. So the mean of the gaps near it
+    replaces it, three times.
     """
     of_run = runs.spread(np.arange(len(runs.starts)) * HOUR_MS)
     gap = np.sort(of_run + gap) - of_run
@@ -89,7 +89,7 @@ def _frequent(runs: RowRuns, gap: Array) -> tuple[Array, Array]:
 class Intervals:
     """Scrape intervals of GPUs, in s: by place and day (days since 1970), and by hour where an hour differs.
 
-    by_hour: of a place and day, the hours (of the day) with a steady interval more than a tenth off that of the day.
+    by_hour: hours of a place and day whose steady interval differs from that of the day by more than a tenth.
     """
 
     by_day: Mapping[_PlaceDay, float]
@@ -105,7 +105,7 @@ class Intervals:
             self._of_host["", day].append(interval_s)
 
     def named(self, nodes: Mapping[int, Mapping[str, str]]) -> Intervals:
-        """With hosts named as Slurm names them. nodes: by day, the node of each host.
+        """A copy with the host names of Slurm. nodes: by day, the node of each host.
 
         If two hosts are one node, the shorter interval counts.
         """
@@ -135,7 +135,7 @@ class Intervals:
         return (end_s - start_s) / scrapes
 
     def _scrapes(self, key: _PlaceDay, interval_s: float, start_s: int, end_s: int) -> float:
-        """How many scrapes of a day lie in [start_s, end_s)."""
+        """The number of scrapes of a day in [start_s, end_s)."""
         day_s = key[-1] * _DAY_S
         scrapes = _overlap_s(start_s, end_s, day_s, _DAY_S) / interval_s
         for hour, its_s in self.by_hour.get(key, {}).items():
@@ -157,9 +157,9 @@ def _overlap_s(start_s: int, end_s: int, from_s: int, length_s: int) -> int:
 
 
 def intervals_of(hours: pa.Table) -> Intervals:
-    """From one row per GPU and hour: host, gpu, mig, hour_ms, interval_ms, is_steady.
+    """Intervals from one row per GPU and hour: host, gpu, mig, hour_ms, interval_ms, is_steady.
 
-    The interval of a day is the median of its steady hours, or of all its hours where none is steady.
+    The interval of a day is the median of its steady hours, or of all its hours if none is steady.
     """
     hours = hours.filter(pc.field("interval_ms") > 0)
     host, mig = (hours[name].combine_chunks().dictionary_encode() for name in ("host", "mig"))

@@ -1,8 +1,8 @@
 """Spatial imbalance of a job in windows of time (perlmutter-telemetry, eq. 4 and 5).
 
 A window with activity counts 1 - sum(a) / (k * max(a)) over its k GPUs with samples. a is the mean of a GPU's samples
-in the window: a sum would take lost samples for idleness. The paper's variant has sums, and divides by the GPUs seen
-anywhere in the job. A window says little of the GPUs without samples. So partials keep windows apart by k, and `finish`
+in the window: in a sum, lost samples would look like idle time. The paper's variant has sums, and divides by the GPUs
+seen anywhere in the job. A window says little about GPUs without samples. So partials group windows by k, and `finish`
 leaves out those with too few GPUs. Windows that cross the hour stay open: a partial holds each allocation's total.
 """
 
@@ -24,7 +24,7 @@ OPEN = {"job": WHOLE, "allocation": WHOLE, "opened_ms": WHOLE, "number": NUMBER,
 
 
 def widths_ms(job: Array, interval_ms: Array, options: Options) -> Array:
-    """The window of each allocation: wide enough for a sample of each GPU of its job, and a divisor of the hour.
+    """The window of each allocation: long enough for a sample of each GPU of its job, and a divisor of the hour.
 
     interval_ms: the scrape interval of each allocation's GPU.
     """

@@ -1,4 +1,4 @@
-"""What a summary looked at, as numbers and in words."""
+"""The counts of a summary, as numbers and in words."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HostCounts:
 
     @property
     def strange(self) -> list[str]:
-        """Hosts of telemetry that ran no GPU job; [] unless a node lacks telemetry: idle hosts are ordinary."""
+        """Hosts of telemetry without a GPU job; [] unless a node lacks telemetry, because idle hosts are normal."""
         return sorted(self.seen - self.known - self.unclear) if self.silent else []
 
     def as_dict(self) -> dict[str, list[str]]:

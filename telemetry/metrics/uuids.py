@@ -31,7 +31,7 @@ def unit_names(
 ) -> Mapping[tuple[str, int], frozenset[tuple[str, Unit]]]:
     """UUIDs of the units of each (node, day since 1970), on the nodes whose bindings have UUIDs; {} without any.
 
-    nodes: by day, the Slurm node of each host that telemetry names otherwise.
+    nodes: by day, the Slurm node of each host with another name in telemetry.
     """
     wanted = {binding.host for binding in bindings if binding.uuid}
     if not wanted or not files:

@@ -1,8 +1,9 @@
-"""What a sample weighs in a mean: the time that it stands for, in scrape intervals of its GPU.
+"""The weight of a sample in a mean: the time that it stands for, in scrape intervals of its GPU.
 
-It stands for the time to the next sample, but not for a gap: at most for twice the longer of the two gaps next to that
-one. The last sample weighs as much as the one before it. A weight within a tenth of 1 is 1, so most samples weigh 1.
-Only the others cost time. Each hour of an allocation is weighed alone, so that files can be cut anywhere.
+It stands for the time to the next sample, but at most for twice the longer of the two neighboring distances. So a gap
+has little weight. The last sample weighs as much as the one before it. A weight within a tenth of 1 is 1. So most
+samples weigh 1, and only the others cost time. Each hour of an allocation is weighed separately, so that files can be
+cut anywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _LONGEST = 2
 
 @dataclass(frozen=True)
 class Weights:
-    """rows: samples that do not weigh 1, in order; run: the run of each; extra: by how much each weighs more than 1."""
+    """rows: samples that do not weigh 1, in order; run: the run of each; extra: the weight of each minus 1."""
 
     rows: Array
     run: Array
@@ -36,7 +37,7 @@ class Weights:
         return cls(rows, run, _bounded_ms(runs, run, gap, rows) / interval_ms[run] - 1)
 
     def added(self, values: Array | float, number: int) -> Array:
-        """What the weights above 1 add to the sum of each of `number` runs. values: of the samples in `rows`."""
+        """The sums of extra * values in each of `number` runs. values: of the samples in `rows`."""
         found: Array = np.bincount(self.run, self.extra * values, number)
         return found
 

@@ -71,8 +71,9 @@ class PendingJob:
 
 @dataclass(frozen=True)
 class SiteFactor:
-    """The site factor of a pending job as Slurm shows it. is_explicit: somebody set the job's priority itself, and no
-    factor counts until it is reset.
+    """The site factor of a pending job in Slurm.
+
+    is_explicit: somebody set the job's priority directly, and no factor counts until this is reset.
     """
 
     value: int

@@ -13,10 +13,10 @@ from almanac.records import Counts
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows of one table of the store (`telemetry.store.schema.TABLES`), and what became of the records behind them.
+    """Rows of one table of the store (`telemetry.store.schema.TABLES`), and counts of the records behind them.
 
-    Text can be dictionary-encoded. watermark_s: everything up to here (s since 1970) has been read once this batch is
-    stored; None where the source has no watermark.
+    Text can be dictionary-encoded. watermark_s: when this batch is stored, everything up to this time (s since 1970)
+    has been read; None if the source has no watermark.
     """
 
     table: str

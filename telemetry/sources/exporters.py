@@ -49,7 +49,7 @@ class Exporter:
 
     @property
     def own_labels(self) -> frozenset[str]:
-        """The labels that say which GPU, job, and counter a series is of. All others are Prometheus' or a site's."""
+        """The labels that identify the GPU, job, and counter of a series. Others are from Prometheus or the site."""
         named = {self.uuid_label, self.model_label, self.job_label, self.mig_label, "__name__", "userid"}
         return frozenset({*named, *self.host_labels, *self.gpu_labels})
 
@@ -150,7 +150,7 @@ def shared_names(series: Iterable[Mapping[str, str]], exporter: Exporter) -> fro
 
 
 def _is_one_domain(domains: set[str]) -> bool:
-    """Whether each is the longest one, or the beginning of it: cluster and cluster.example."""
+    """Whether each domain is the longest one, or its beginning: cluster and cluster.example."""
     longest = max(domains, key=len)
     return all(f"{longest}.".startswith(f"{domain}.") for domain in domains)
 

@@ -27,7 +27,7 @@ class Series(NamedTuple):
 
 
 class CounterColumn(NamedTuple):
-    """Values of one counter in its own unit, NaN for what is no number, and where a row has one at all."""
+    """Values of one counter in its own unit, NaN if it is not a number; and flags of the rows that have a value."""
 
     counter: Counter
     value: npt.NDArray[np.float64]
@@ -35,17 +35,17 @@ class CounterColumn(NamedTuple):
 
 
 class _Identified(NamedTuple):
-    """Of each series: what its labels name, else None and why."""
+    """Of each series: the GPU and job that its labels name, or None and the reason."""
 
     known: list[SeriesLabels | None]
     unusable: dict[int, str]
 
 
 def rows_of(series: Series, time_ms: _Ints, columns: Sequence[CounterColumn], counts: Counts) -> pa.Table | None:
-    """The rows that have a usable value, in the order given; `counts` is in samples, as a `Pivot`'s are.
+    """The rows with a usable value, in the order given; `counts` is in samples, as in `Pivot`.
 
-    Text is dictionary-encoded. None, and nothing is counted, where a GPU has two rows at one time, or hosts share
-    a short name.
+    Text is dictionary-encoded. If a GPU has two rows at one time, or hosts share a short name, it returns None and
+    counts nothing.
     """
     found = _identified(series.labels)
     if shared_names(series.labels, FILE) or _has_twice(found, series.codes, time_ms):
@@ -82,7 +82,7 @@ def _identified(labels: Sequence[dict[str, str]]) -> _Identified:
 
 
 def _has_twice(found: _Identified, codes: _Ints, time_ms: _Ints) -> bool:
-    """Whether two rows that can be used have the same GPU and time."""
+    """Whether two usable rows have the same GPU and time."""
     gpus: dict[Gpu, int] = {}
     gpu = np.array([gpus.setdefault(one.gpu, len(gpus)) if one else -1 for one in found.known], dtype=np.int64)[codes]
     key = np.stack([gpu, time_ms])[:, gpu >= 0]
@@ -94,7 +94,7 @@ def _has_twice(found: _Identified, codes: _Ints, time_ms: _Ints) -> bool:
 
 
 def _accept(column: CounterColumn, usable: _Flags, counts: Counts) -> _Flags:
-    """Where the counter has a value that can be used; the others are counted."""
+    """Flags of the rows with a usable value of the counter; the others are counted."""
     counter, value, given = column
     counts.seen += int(given.sum())
     within = (value >= counter.low) & (value <= counter.high)

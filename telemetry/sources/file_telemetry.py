@@ -1,6 +1,6 @@
 """Rows of an imported file as rows of the telemetry table.
 
-Rows that can be taken as they are need no join (file_rows); others take the pivot of Prometheus' samples.
+Complete rows need no join (file_rows); others go through the pivot of Prometheus' samples.
 """
 
 from __future__ import annotations

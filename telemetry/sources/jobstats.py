@@ -2,7 +2,7 @@
 
 The JSON holds per host `gpu_used_memory` (highest seen) and `gpu_total_memory`, bytes by GPU index, and
 `gpu_utilization`, mean percent by GPU index (PrincetonUniversity/jobstats). Unknown values are left out, such as the
-utilization of MIG instances. "JS1:None" and "JS1:Short" stand where there is no summary.
+utilization of MIG instances. "JS1:None" and "JS1:Short" mean that there is no summary.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class JobstatsSummary:
 
     @property
     def gpu_util_pct(self) -> float | None:
-        """Mean over the GPUs whose utilization is known, as jobstats prints it; None where none is."""
+        """Mean over the GPUs with a known utilization, as jobstats prints it; None if there is none."""
         known = [gpu.util_pct for gpu in self.gpus if gpu.util_pct is not None]
         return sum(known) / len(known) if known else None
 

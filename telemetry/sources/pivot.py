@@ -36,7 +36,7 @@ _TORN = -1
 
 
 class _Codes(NamedTuple):
-    """Of each series: GPU, device (-1: unknown), replica, and job id (0: none); why it has no GPU where that is -1."""
+    """Of each series: GPU (-1: none), device (-1: unknown), replica, job id (0: none), and why it has no GPU."""
 
     gpu: _Ints
     device: _Ints
@@ -129,7 +129,7 @@ class Pivot:
         return np.array([np.median(np.diff(key[a:b])) / 1000 for a, b in spans if b - a > 1], dtype=np.float64)
 
     def _scrapes(self) -> _Ints:
-        """The key of every row. Copies by further Prometheus servers are dropped from all columns."""
+        """The key of every row. Copies from further Prometheus servers are dropped from all columns."""
         key = _union([key for key, _ in self._columns.values()])
         if len(self._replicas) < 2:
             return key
@@ -171,13 +171,13 @@ class Pivot:
         return codes
 
     def _learn(self, key: tuple[tuple[str, str], ...], labels: dict[str, str]) -> tuple[SeriesLabels, Replica]:
-        """What the labels name, found once for all counters of a GPU. Raises UnusableSeriesError."""
+        """The GPU and job of the labels, found once for all counters of a GPU. Raises UnusableSeriesError."""
         series = identify(labels, self._exporter, self._host_suffix, self._apart)
         self._known[key] = series, replica_of(labels, self._known_labels)
         return self._known[key]
 
     def _keep_apart(self, shared: frozenset[str]) -> None:
-        """Hosts of these short names keep their domain, which is said once per span."""
+        """Let hosts of these short names keep their domain, and note this once per span."""
         if new := shared - self._apart:
             names = printable(", ".join(sorted(new)[:4]))
             self.counts.note("with its domain: several hosts share the short name", len(new), names)
@@ -213,7 +213,7 @@ class Pivot:
         return points
 
     def _unique(self, points: _Points, jobs: _Ints, labels: Sequence[dict[str, str]]) -> _Points:
-        """Sorted by key, of equal keys the greatest value kept. A GPU labeled with two jobs at once gets none."""
+        """Sorted by key, with the greatest value of equal keys. A GPU labeled with two jobs at once gets no job."""
         key, value, series = points
         if not (key[1:] > key[:-1]).all():
             order = np.lexsort((-value, key))
@@ -260,7 +260,7 @@ class Pivot:
 
 
 def _rank(codes: Mapping[Any, int]) -> _Ints:
-    """The place of each code in the order of what it stands for."""
+    """The place of each code in the order of the values that the codes stand for."""
     return np.argsort(np.array([codes[one] for one in sorted(codes)], dtype=np.int64))
 
 

@@ -119,7 +119,7 @@ def _labels_of(text: bytes) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=_MOST_LABELS)
 def _other_labels(text: bytes) -> dict[str, str]:
-    """Labels that all counters of a GPU share, and that come again in every span."""
+    """Labels that all counters of a GPU share, and that repeat in every span."""
     return _labels(json.loads(text))
 
 

@@ -1,7 +1,7 @@
 """GPUs that several Prometheus servers scrape, or one server twice: each scrape counts once.
 
-Such copies differ only in labels that say nothing of the GPU or its job: external labels such as `replica`, or
-`instance`, `pod`, and `job`. Their times differ, too, so equal timestamps do not show them.
+Such copies differ only in labels that do not identify the GPU or its job: external labels such as `replica`, or
+`instance`, `pod`, and `job`. Their timestamps differ too, so timestamps alone do not reveal copies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Replica = tuple[tuple[str, str], ...]
-"""The labels of a series that say nothing of the GPU or its job, sorted."""
+"""The labels of a series that do not identify the GPU or its job, sorted."""
 
 _NEAR = 0.75
 """Copies lie at most half a scrape interval apart, and scrapes of one server about a whole one."""
@@ -21,14 +21,14 @@ _Flags = npt.NDArray[np.bool_]
 
 
 def replica_of(labels: Mapping[str, str], known: Collection[str]) -> Replica:
-    """The replica that a series comes from. known: labels that say which GPU and job it is of."""
+    """The replica that a series comes from. known: labels that identify its GPU and job."""
     return tuple(sorted((name, text) for name, text in labels.items() if name not in known))
 
 
 def copies(gpu: _Ints, time_ms: _Ints, replica: _Ints, span_ms: tuple[int, int]) -> _Flags:
-    """Which scrapes are copies. The replica of the lowest number counts; another one fills the gaps that it leaves.
+    """Flags of the scrapes that are copies. The replica with the lowest number counts; others fill its gaps.
 
-    gpu, time_ms: sorted. span_ms: [start, end) of what was read; a replica goes on beyond it.
+    gpu, time_ms: sorted. span_ms: [start, end) of the query; a replica can have scrapes outside it.
     """
     found = np.zeros(len(gpu), dtype=bool)
     first = np.flatnonzero(np.diff(gpu, prepend=-1))
@@ -57,13 +57,13 @@ def _median_gap_ms(time_ms: _Ints) -> float:
 
 
 def _extended(kept: _Ints, gap_ms: float, span_ms: tuple[int, int]) -> _Ints:
-    """With the scrapes just before and after the span, which were not read, if the replica was there at its ends."""
+    """Add the scrapes just before and after the span, which were not read, if the replica was up at its ends."""
     before, after = kept[:1] - int(gap_ms), kept[-1:] + int(gap_ms)
     return np.concatenate([before[before < span_ms[0]], kept, after[after >= span_ms[1]]])
 
 
 def _distance(time_ms: _Ints, kept: _Ints) -> _Ints:
-    """Between each time and the nearest of the kept ones, which are sorted."""
+    """The distance between each time and the nearest kept one. kept: sorted."""
     at = np.searchsorted(kept, time_ms)
     later, earlier = kept[np.minimum(at, len(kept) - 1)], kept[np.maximum(at - 1, 0)]
     nearest: _Ints = np.minimum(np.abs(later - time_ms), np.abs(time_ms - earlier))

@@ -25,7 +25,7 @@ from telemetry.store.staging import Staging
 _ROW_GROUP = 122_880
 
 Opens = Callable[[int], Iterable[int]]
-"""Of the start of a partition (s) that is about to change, the days since 1970 whose jobs' metrics depend on it."""
+"""Gives the days since 1970 whose job metrics depend on a partition that starts then (s) and will change."""
 
 
 def _opens_nothing(start_s: int) -> Iterable[int]:
@@ -62,7 +62,7 @@ class ClusterStore:
         return self._folder("models")
 
     def files(self, table: str, since_s: int | None = None, until_s: int | None = None) -> list[Path]:
-        """Partition files that can hold rows of [since_s, until_s), in time order. Strays are passed over and named."""
+        """Partition files that can hold rows of [since_s, until_s), in time order. Strays are skipped and named."""
         part_s = TABLES[table].part_s
         files, strays = partition_files(self._folder(table))
         self._store.report_strays(strays)
@@ -82,10 +82,10 @@ class ClusterStore:
         until_s: int | None = None,
         among: Mapping[str, pa.Array[Any]] | None = None,
     ) -> pa.Table:
-        """Rows whose time is in [since_s, until_s), in the order of the files; an empty table where there are none.
+        """Rows whose time is in [since_s, until_s), in the order of the files; an empty table if there are none.
 
-        among: only rows whose value of each of these columns is one of those given, in any order; the others are never
-        in memory. Where the time column is one of them, only files that can hold such a time are opened.
+        among: for each of these columns, return only rows with one of the given values. Other rows are never in memory.
+        If the time column is one of these columns, only files that can hold such a time are opened.
         """
         spec = TABLES[table]
         names = list(columns) if columns is not None else spec.schema.names
@@ -118,9 +118,9 @@ class ClusterStore:
         since_s: int | None = None,
         until_s: int | None = None,
     ) -> None:
-        """Make these columns a view of the table's name, for readers of more rows than fit in memory.
+        """Make a view of these columns, named as the table, for readers of more rows than fit in memory.
 
-        Of the rows whose time is in [since_s, until_s). Damaged files raise duckdb.Error when the view is read.
+        It has the rows of [since_s, until_s). Damaged files raise duckdb.Error when the view is read.
         """
         spec = TABLES[table]
         db.register(f"no_{table}", spec.schema.empty_table())
@@ -148,7 +148,7 @@ class ClusterStore:
 
     @contextlib.contextmanager
     def staging(self, table: str) -> Iterator[Staging]:
-        """Rows of a table that `write_staged` writes. Rows that are not written in the end are gone."""
+        """A staging of rows for `write_staged`. Rows that are never written are lost."""
         with spill_folder([self.root]) as folder:
             yield Staging(TABLES[table], Path(folder) if folder else None)
 
@@ -165,7 +165,7 @@ class ClusterStore:
                 path = self._partition(spec, start_s)
                 merged, written = merge(db, spec, path, chosen)
                 if merged is not None:
-                    # Once a write is enough: nobody looks at what is open before the lock is given back.
+                    # Once per write is enough: no process reads the stale days before the lock is released.
                     days = set(opens(start_s)) - opened
                     self._store.marks.reopen(self.cluster, days)
                     opened |= days
@@ -174,10 +174,10 @@ class ClusterStore:
         return result
 
     def replace(self, table: str, rows: pa.Table, owners: pa.Table) -> int:
-        """Store rows in place of all rows of their owners; how many partition files that changed.
+        """Replace all rows of the owners by these rows. Returns the number of partition files that changed.
 
-        owners: values of some columns of the key, the time column among them. Rows of an owner that are not given
-        again are gone, so that computing again leaves nothing stale.
+        owners: values of some columns of the key, including the time column. Rows of an owner that are not given
+        again are removed, so that computing again leaves nothing stale.
         """
         spec, changed = TABLES[table], 0
         given = dict(by_partition(spec, conform(rows, spec)))
@@ -201,13 +201,13 @@ class ClusterStore:
             self._store.marks.set_watermark(source, self.cluster, until_s)
 
     def remove_watermark(self, source: str) -> None:
-        """Remove a watermark, if there is one: what it stood for is kept elsewhere."""
+        """Remove a watermark, if there is one, because its value is now kept elsewhere."""
         if self._store.marks.watermark(source, self.cluster) is not None:
             with self._store.lock():
                 self._store.marks.remove(source, self.cluster)
 
     def pull_back_watermark(self, source: str, now_s: int, to_s: int) -> int:
-        """Set a watermark that lies in the future to to_s; by how many seconds it was ahead, 0 where it is right."""
+        """Set a watermark that lies in the future to to_s. Returns how many seconds it was ahead; 0 if it is right."""
         if not ahead_s(self._store.marks.watermark(source, self.cluster), now_s):
             return 0
         with self._store.lock():
@@ -223,16 +223,16 @@ class ClusterStore:
             return self._store.marks.open_days(self.cluster)
 
     def peek_open_days(self) -> dict[int, int]:
-        """The same for who only looks: needs no right to write, and waits for nobody."""
+        """The same for readers: needs no right to write, and waits for no lock."""
         return self._store.marks.open_days(self.cluster)
 
     def close_days(self, done: Mapping[int, int]) -> None:
-        """Close days as open_days gave them, but for those that have changed again."""
+        """Close days as open_days gave them, except those that have changed again."""
         with self._store.lock():
             self._store.marks.close(self.cluster, done)
 
     def summarizing(self) -> contextlib.AbstractContextManager[None]:
-        """Held by the one process that computes the cluster's job metrics. Raises BusyError where another does."""
+        """The lock of the process that computes the cluster's job metrics. Raises BusyError if another has it."""
         return locked(self.root / f".summary-{safe_name(self.cluster)}.lock", "is computing the job metrics")
 
     def _folder(self, table: str) -> Path:
@@ -258,7 +258,7 @@ def _replace(path: Path, rows: pa.Table, spec: Table) -> None:
 
 
 def _encodings(spec: Table) -> dict[str, Any]:
-    """Byte stream split: measured values hardly repeat, so a dictionary of them takes more time and space."""
+    """Byte stream split: measured values rarely repeat, so a dictionary would take more time and space."""
     measured = [field.name for field in spec.schema if pa.types.is_floating(field.type)]
     return {
         "compression": "zstd",

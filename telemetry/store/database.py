@@ -44,9 +44,9 @@ def connect(
 
 @contextlib.contextmanager
 def spill_folder(parents: Sequence[Path]) -> Iterator[str]:
-    """A folder of mode 0700 that is removed at the end; an empty string where none can be made: no spill.
+    """A folder of mode 0700 that is removed at the end; an empty string (no spill) if none can be made.
 
-    parents: where it may be made, best first; $TMPDIR or /tmp comes last.
+    parents: folders to make it in, best first; $TMPDIR or /tmp comes last.
     """
     with contextlib.ExitStack() as stack:
         for parent in filter(_is_guarded, [*parents, Path(tempfile.gettempdir())]):

@@ -20,7 +20,7 @@ OnStrays = Callable[[Sequence[Stray]], None]
 
 
 def warn_of_strays(strays: Sequence[Stray]) -> None:
-    """As Python warnings."""
+    """Report strays as Python warnings."""
     for stray in strays:
         warnings.warn(f"{stray.path} is skipped: {stray.reason}", stacklevel=2)
 
@@ -28,7 +28,7 @@ def warn_of_strays(strays: Sequence[Stray]) -> None:
 class StoreFolder:
     """The folder of a store, with the limits of its DuckDB connections.
 
-    listed: the files that each reader listed last, by table and cluster; an error names the damaged one among them.
+    listed: the files of the last reading, by table and cluster; an error names the damaged one among them.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class StoreFolder:
             yield db
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Raises StoreError for what DuckDB and pyarrow raise: names the damaged file, or the limit to raise."""
+        """Turn errors of DuckDB and pyarrow into StoreError, which names the damaged file, or the limit to raise."""
         return damage.reading(
             self.root, self._memory_limit_mib, lambda: (path for paths in self.listed.values() for path in paths)
         )
 
     def clusters(self) -> list[str]:
-        """Names of the clusters that have jobs or telemetry, sorted. Strays are passed over, and named."""
+        """Names of the clusters that have jobs or telemetry, sorted. Strays are skipped and named."""
         found = set()
         for table in TABLES:
             folders, strays = cluster_folders(self.root / table)
@@ -75,7 +75,7 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One writer at a time; what a killed writer left half-written is removed."""
+        """Allow one writer at a time, and remove half-written files of a killed writer."""
         with locked(self.root / ".lock"):
             for folder in ("", "watermarks/", "*/*/*/"):
                 for stale in self.root.glob(f"{folder}{TEMPORARY}*"):

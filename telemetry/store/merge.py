@@ -60,10 +60,10 @@ def with_columns(rows: pa.Table, spec: Table) -> pa.Table:
 def merge(
     db: duckdb.DuckDBPyConnection, spec: Table, path: Path, rows: pa.Table
 ) -> tuple[pa.Table | None, WriteResult]:
-    """The file's rows with `rows` merged in by key, in order; None where nothing changes.
+    """The file's rows with `rows` merged in by key, in order; None if nothing changes.
 
-    A newer row wins over an older one, and a null never erases a known value. Of several given rows with one key,
-    each column keeps its last known value, in telemetry its greatest. So the order of given samples does not matter.
+    A newer row wins over an older one, and a null never erases a known value. If several given rows have one key, each
+    column keeps its last known value, or in telemetry its greatest. So the order of given samples does not matter.
     """
     new, is_unique = in_order(spec, rows)
     if not is_unique:
@@ -84,7 +84,7 @@ def merge(
 def _join(
     db: duckdb.DuckDBPyConnection, spec: Table, old: pa.Table, new: pa.Table
 ) -> tuple[pa.Table | None, WriteResult]:
-    """`merge` where both have a key."""
+    """`merge` for keys that both sides have."""
     db.register("old", old)
     db.register("new", new)
     on = " AND ".join(f'n."{key}" = e."{key}"' for key in spec.key)

@@ -16,7 +16,7 @@ _Ints = npt.NDArray[np.int64]
 
 
 def in_order(spec: Table, rows: pa.Table) -> tuple[pa.Table, bool]:
-    """The rows in the order of the table's files, and whether no key is given twice.
+    """The rows in the order of the table's files, and whether their keys are unique.
 
     Rows with the same key keep their order. Text can be dictionary-encoded.
     """
@@ -29,7 +29,7 @@ def in_order(spec: Table, rows: pa.Table) -> tuple[pa.Table, bool]:
 
 
 def _codes(spec: Table, rows: pa.Table) -> _Ints:
-    """One integer per row that compares as the columns of the table's order do."""
+    """One integer per row, in the same order as the columns of the table's order."""
     code, size = np.zeros(rows.num_rows, dtype=np.int64), 1
     for name in spec.order:
         own, number = _ranks(rows[name])
@@ -40,7 +40,7 @@ def _codes(spec: Table, rows: pa.Table) -> _Ints:
 
 
 def _ranks(column: pa.ChunkedArray[Any]) -> tuple[_Ints, int]:
-    """Integers below the number returned that compare as the values do."""
+    """Integers in the same order as the values, and a number above all of them."""
     if pa.types.is_integer(column.type):
         value = column.to_numpy().astype(np.int64, copy=False)
         low, high = (int(value.min()), int(value.max())) if len(value) else (0, 0)
@@ -53,7 +53,7 @@ def _ranks(column: pa.ChunkedArray[Any]) -> tuple[_Ints, int]:
 
 
 def _text_ranks(values: pa.Array[Any]) -> tuple[_Ints, int]:
-    """The same of an array of texts: of few, which can repeat."""
+    """The same for an array of a few texts, which can repeat."""
     distinct: Any = values.dictionary_encode()
     rank = np.empty(len(distinct.dictionary), dtype=np.int64)
     rank[np.asarray(pc.sort_indices(distinct.dictionary))] = np.arange(len(rank))

@@ -147,7 +147,7 @@ NODE_COUNTS = pa.schema(
 class Table:
     """One table of the store. `key` makes a row unique within a cluster. Files are sorted by `order`.
 
-    is_unordered: rows given together have no order, so that the greatest value counts of those with one key, not the
+    is_unordered: rows of one write have no order, so that for rows with one key the greatest value counts, not the
     last. time_column and part_s give the partition file of a row: date=YYYY-MM-DD/HHMM of floor(time / part_s).
     """
 

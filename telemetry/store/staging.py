@@ -1,4 +1,4 @@
-"""Rows that wait to be written, so that each partition file is written once, in whatever order its rows arrive."""
+"""Rows that wait to be written, so that each partition file is written once, for rows in any order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_ROWS = 30_000_000
 class Staging:
     """Rows of one table by partition. Those that do not fit in memory are in one file of `folder`.
 
-    folder: None keeps all rows in memory, and so makes the staging full sooner.
+    folder: None keeps all rows in memory; the staging is then full sooner.
     """
 
     def __init__(self, spec: Table, folder: Path | None) -> None:
@@ -63,7 +63,7 @@ class Staging:
             self._path.unlink(missing_ok=True)
 
     def _spill(self, path: Path) -> None:
-        """Move the rows in memory to the file, each partition's as an Arrow stream of its own."""
+        """Move the rows in memory to the file, with one Arrow stream for each partition."""
         with writing(path), path.open("ab") as out:
             for start_s, tables in self._in_memory.items():
                 rows, offset = pa.concat_tables(tables).combine_chunks(), out.tell()

@@ -68,6 +68,6 @@ def _fill(folder: Path) -> None:
 def site(built_once: Callable[[str, Callable[[Path], None]], Path]) -> CommandLine:
     """Four days of a small site that ended today, with the tiers hbm40g and hbm80g, trained.
 
-    So short a record cannot support a risk of 1%: it accepts 5%.
+    Such a short record cannot support a risk of 1%, so the site accepts 5%.
     """
     return CommandLine(built_once("site", _fill))

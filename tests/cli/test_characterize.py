@@ -43,7 +43,7 @@ def test_the_generated_site_is_near_the_published_figures_it_is_made_after(told:
 
 def test_the_generated_site_says_why_it_agrees_and_shows_the_rows_that_do_not(site: CommandLine) -> None:
     text = " ".join(site("characterize").split())
-    assert "This site is generated. Its shares are dealt by quota" in text
+    assert "This site is generated. Its shares are set by quota" in text
     for row in (
         "GPU_UTIL with power (rho)",
         "GPU_UTIL with DRAM_ACTIVE (rho)",

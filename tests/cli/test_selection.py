@@ -116,7 +116,7 @@ def test_jobs_are_selected_without_the_command_line() -> None:
 
 
 def test_a_run_with_another_runs_job_id_and_submit_time_is_not_shown() -> None:
-    """Values among those of the shown jobs do not make a row one of them."""
+    """A row that mixes key values of two shown jobs is not shown."""
     rows = pa.table({"job_id": [1, 2, 1], "submit_s": [5, 6, 6], "use": [0.9, 0.8, 0.1]})
 
     def history(

@@ -1,4 +1,4 @@
-"""Hosts of telemetry and nodes of Slurm that are one host, and those that only look like one."""
+"""Hosts of telemetry and nodes of Slurm that are the same host, and those that only look the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each telemetry file is written once per ingest, in whatever order the rows come, and watermarks stay behind rows."""
+"""Each telemetry file is written once per ingest, for rows in any order, and watermarks stay behind rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of samples with one host, GPU, instance, and time the greatest values count, whatever their order."""
+"""If samples have the same host, GPU, instance, and time, the greatest values count, in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows are sorted and cut into partitions as Python would do it, whatever their keys are."""
+"""Rows are sorted and cut into partitions as in plain Python, for any keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def keyed(keys: list[tuple[str, int, str, int]]) -> pa.Table:
 
 
 def encoded(rows: pa.Table) -> pa.Table:
-    """The rows in two chunks with dictionaries that differ, one of which repeats a text."""
+    """The rows in two chunks with different dictionaries. One dictionary repeats a text."""
     host = rows["host"].combine_chunks()
     twice = pa.DictionaryArray.from_arrays(pa.array(range(len(host)), pa.int32()), host)
     half = len(host) // 2

@@ -34,7 +34,7 @@ def forks_of(*argv: object) -> Iterator[Run]:
 
 
 def serve(work: Callable[..., object]) -> None:
-    """Call work with the arguments of each request, each time in a process of its own."""
+    """Call work with the arguments of each request, each time in a new process."""
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

@@ -19,7 +19,7 @@ from telemetry.store.user_files import read_own
 @pytest.fixture
 def publisher(reported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publisher:
     tmp_path.chmod(0o755)
-    if not IS_ROOT:  # who runs this owns everybody's files
+    if not IS_ROOT:  # without root, one user owns all files
         monkeypatch.setattr(
             "reports.published.files.read_own", lambda path, _, most: read_own(path, os.geteuid(), most)
         )

@@ -215,9 +215,9 @@ def test_accounts_that_share_a_pseudonym_are_two_rows(tmp_path: Path, monkeypatc
 
 
 def test_a_note_on_the_comparison_stands_beside_it(report: SiteReport) -> None:
-    noted = render_site_page(dataclasses.replace(report, headline_note="dealt by quota"))
-    assert "<p>dealt by quota</p>" in noted.partition("<h2>Comparison with Perlmutter</h2>")[2]
-    assert "dealt by quota" not in render_site_page(dataclasses.replace(report, headline_note=""))
+    noted = render_site_page(dataclasses.replace(report, headline_note="set by quota"))
+    assert "<p>set by quota</p>" in noted.partition("<h2>Comparison with Perlmutter</h2>")[2]
+    assert "set by quota" not in render_site_page(dataclasses.replace(report, headline_note=""))
 
 
 def test_hostile_names_are_inert(page: str, report: SiteReport, reported: Any) -> None:

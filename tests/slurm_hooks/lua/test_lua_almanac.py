@@ -1,4 +1,4 @@
-"""almanac.lua: advice files, name keys, GPU requests and the site factor, as the Python of the same names has them."""
+"""almanac.lua: advice files, name keys, GPU requests, and the site factor have the same results as in Python."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_the_owner_cannot_keep_a_site_factor_by_another_name_or_gpu_count(
 
 
 def test_the_row_of_any_job_gives_a_site_factor_for_each_gpu_count(tmp_path: Path) -> None:
-    """1000 ln(8640000 / 3600 g) + 5, g from 1 to 4; the least and greatest GPU-time end it."""
+    """1000 ln(8640000 / 3600 g) + 5, g from 1 to 4, limited by the least and greatest GPU-time."""
     store = Store.create(tmp_path / "store")
     file = _file(T0_S, Row(USER, 3600, 5))
     record(store.of("lab"), changed_rows([PublishedChange(EVERYBODY, None, file)], T0_S))

@@ -1,4 +1,4 @@
-"""Which pending jobs get another site factor, what the log says first, and what becomes of it; on a made-up queue."""
+"""Changes of the site factors of pending jobs, their log lines, and their outcomes, on a made-up queue."""
 
 from __future__ import annotations
 
@@ -383,8 +383,9 @@ def test_no_job_is_overtaken_by_one_submitted_much_later(
     relief_points: int,
     short_points: int,
 ) -> None:
-    """Whatever is predicted for either, run after run, as long as the first one's age still grows. What
-    options, where a site gives any, delay it by their share of tau.
+    """This holds for any predictions of both jobs, run after run, as long as the first one's age still grows.
+
+    Options of a site can delay it by their share of tau.
     """
     priority = replace(
         PRIORITY, relief_users=("relieved",), relief_points=relief_points, short_points=short_points,

@@ -67,4 +67,4 @@ def test_only_the_generated_site_is_said_to_agree_by_construction(tmp_path: Path
     store.set_watermark("sacct", 1_750_000_000)
     assert note_on(store) == ""
     store.set_watermark("generated", 1_750_000_000)
-    assert "dealt by quota" in note_on(store)
+    assert "set by quota" in note_on(store)

@@ -179,7 +179,7 @@ def job_metrics(
     is_aligned_to_job: bool = False,
     intervals_ms: dict[tuple[str, int, str], float] | None = None,
 ) -> dict[str, Any]:
-    """Every metric of a job on A100-40, whatever its coverage; NaN where there is nothing to compute it from.
+    """Every metric of a job on A100-40, for any coverage; NaN without data.
 
     intervals_ms: the scrape interval of each GPU, by default 10 s.
     """

@@ -40,7 +40,7 @@ def energy(run: Any, frame: pd.DataFrame, length_s: int = 3600, **more: Any) -> 
 
 
 def test_energy_and_power_of_a_whole_job(run: Any) -> None:
-    """300 W for an hour, of which 59 minutes lie between the first and the last reading."""
+    """300 W for an hour. The first and the last reading are 59 minutes apart."""
     row = energy(run, card(steady()))
     assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
     assert row["energy_power_w"] == pytest.approx(300, rel=1e-12)

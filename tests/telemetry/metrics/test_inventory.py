@@ -1,4 +1,4 @@
-"""What telemetry holds: GPUs by the day, their models, and samples of the span."""
+"""The inventory of telemetry: GPUs by day, their models, and samples of the span."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_the_page_has_the_figures_of_its_sample_table(samples: pd.DataFrame, run
     # jobstats.py: avg_over_time of the duty cycle by GPU, their mean; max_over_time of memory, sums over GPUs.
     jobstats_util = by_gpu["gpu_util_pct"].mean().mean()
     jobstats_memory = by_gpu["hbm_used_mib"].max().sum() / by_gpu["hbm_total_mib"].max().sum()
-    # omnistat/inspect/compute.py, gauge_stats: the population's deviation by its mean, over all samples of all GPUs.
+    # omnistat/inspect/compute.py, gauge_stats: the population's deviation divided by its mean, over all samples.
     pooled = samples["gpu_util_pct"].to_numpy()
     cv = float(np.std(pooled) / abs(np.mean(pooled)))
     found = {row[0]: row[1:] for row in rows_below("figure")}

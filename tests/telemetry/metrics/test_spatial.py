@@ -89,7 +89,7 @@ def test_a_gpu_that_reads_zero_is_idle_and_counts(run: Any) -> None:
 
 
 def test_windows_with_half_of_the_gpus_or_fewer_are_left_out_and_too_few_others_say_nothing(run: Any) -> None:
-    """Four GPUs, of which two are idle and silent after 20 of 60 minutes, or after 10."""
+    """Four GPUs. Two of them are idle, and silent after 20 of 60 minutes, or after 10."""
     busy = [gpu("n1", n, np.arange(0, 3600, 10)) for n in range(2)]
     idle = [gpu("n2", n, np.arange(0, 1200, 10), 0) for n in range(2)]
     row = found(run, busy + idle, job(3600, 4, "n1", "n2"), Config())
@@ -102,7 +102,7 @@ def test_windows_with_half_of_the_gpus_or_fewer_are_left_out_and_too_few_others_
 
 @st.composite
 def constant_sites(draw: st.DrawFn) -> list[pd.DataFrame]:
-    """GPUs of one job at the same activity, each with an interval, a phase, a hole, and a loss of its own."""
+    """GPUs of one job at the same activity, each with its own interval, phase, hole, and loss."""
     value, is_mig = draw(st.floats(1, 100)), draw(st.booleans())
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     frames = []

@@ -92,7 +92,7 @@ def test_the_mean_of_even_samples_is_the_plain_mean(run: Any, seed: int, step_s:
 
 
 def test_a_missing_value_takes_its_weight_with_it(run: Any) -> None:
-    """Every 1 s for 10 s, then every 10 s. Power is known in four samples, of which one weighs 1 s."""
+    """Every 1 s for 10 s, then every 10 s. Power is known in four samples. One of them weighs 1 s."""
     times = [*range(10), *range(10, 60, 10)]
     power = [np.nan] * 9 + [100.0, np.nan, np.nan, 200.0, 200.0, 200.0]
     row = metrics(run, times, 50.0, power_w=power, temp_c=np.nan)
