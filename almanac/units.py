@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 
-DAY_S = 86_400
+DAY_S, HOUR_S = 86_400, 3600
 
 
 def parse_time_limit(text: str) -> int | None:

@@ -109,7 +109,7 @@ def select_jobs(history: History, query: JobQuery, columns: Sequence[str]) -> Qu
         shown = _completed(history, query, matching.slice(first, query.limit), columns)
     else:
         shown = matching
-    return QueryResult(plain(shown.select(list(columns))), matching.num_rows, rows.num_rows, chosen.note())
+    return QueryResult(plain_rows(shown.select(list(columns))), matching.num_rows, rows.num_rows, chosen.note())
 
 
 def _completed(history: History, query: JobQuery, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -125,7 +125,7 @@ def _keys(rows: pa.Table) -> Iterator[tuple[int, int]]:
     return zip(*(rows[name].to_pylist() for name in _KEY), strict=True)
 
 
-def plain(rows: pa.Table) -> list[dict[str, Any]]:
+def plain_rows(rows: pa.Table) -> list[dict[str, Any]]:
     """Rows as dictionaries; NaN is None, so that JSON can hold it."""
     return [
         {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}

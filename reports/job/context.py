@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from reports.job.ranks import Rank, SiteFigures, span_of
 from reports.job.rows import GpuRow, JobRow, MetricsRow
 from reports.job.series import GpuSeries, SeriesRequest, load_series
 from telemetry.history import UserHistories, load_history
+from telemetry.job_selection import plain_rows
 from telemetry.metrics.data_quality import NOT_SUMMARISED
 from telemetry.store.cluster_store import ClusterStore
 
@@ -183,14 +183,6 @@ def _by_run(
     for row in cast(list[_Row], plain_rows(rows)):
         found.setdefault(_key(row), []).append(row)
     return found
-
-
-def plain_rows(rows: pa.Table) -> list[dict[str, Any]]:
-    """The rows as dictionaries, with None for NaN and infinity."""
-    return [
-        {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
-        for row in rows.to_pylist()
-    ]
 
 
 def _wanted(job: JobRow, metrics: MetricsRow, gpus: Sequence[GpuRow]) -> SeriesRequest:

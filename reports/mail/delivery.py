@@ -12,6 +12,7 @@ from pathlib import Path
 from almanac.config import Mail
 from almanac.errors import ConfigError, ServerError
 from almanac.scrub import forms, scrub
+from almanac.units import HOUR_S
 from reports.mail.message import sender_of
 from reports.mail.outbox import Message, Outbox
 from reports.mail.outcome import LEFT, Outcome
@@ -25,7 +26,6 @@ RUN_S = 900
 """A run that the rate limit has slowed down for this long leaves the rest to the next run."""
 RETRY_S = 900
 """Seconds between two tries of a mail. A mail also waits this long while the system does not know its user."""
-HOUR_S = 3600
 MOST_REFUSED = 3
 """Refused recipients (5xx) in a row that end a run. One dead mailbox never ends it."""
 _FAILURES = (OSError, smtplib.SMTPException, ValueError)

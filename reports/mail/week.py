@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from advisor.memory.peaks import ENDED_WELL
 from almanac.config import Config
+from almanac.units import DAY_S
 from reports.mail.marks import WEEK
 from telemetry.history import load_history_table
 from telemetry.metrics.data_quality import IDLE, OK
@@ -23,7 +24,7 @@ from telemetry.store.cluster_store import ClusterStore
 if TYPE_CHECKING:
     from reports.mail.outbox import Outbox
 
-DAY_S, WEEK_S = 86_400, 7 * 86_400
+WEEK_S = 7 * DAY_S
 LATE_S = 600
 """Seconds by which slurmdbd may learn late that a job ended."""
 WEEKS_BEFORE = 4

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 
 from almanac.config import Config
 from almanac.errors import ConfigError
+from almanac.units import DAY_S
 from reports.mail.digest import render_weekly
 from reports.mail.ended import ended_since
 from reports.mail.marks import WEEK, WEEK_TRIED
 from reports.mail.message import compose, message_id_of
 from reports.mail.outbox import Message, Outbox
 from reports.mail.preferences import UNKNOWN
-from reports.mail.week import DAY_S, is_known, last_week
+from reports.mail.week import is_known, last_week
 from telemetry.store.cluster_store import ClusterStore
 
 KIND = "weekly"

@@ -200,6 +200,7 @@ def _advice_row(advice: Advice) -> dict[str, Any]:
     """An advice as plain values, without the script key, which no report shows and older programs do not know."""
     values = asdict(advice)
     del values["request"]["script_key"]
+    values["set_aside"] = values.pop("excluded")  # the name in files of this format
     values["priority"] = None if advice.priority is None else advice.priority.to_table()
     return values
 

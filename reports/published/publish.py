@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 
 from almanac.config import Config
 from almanac.units import DAY_S, format_count
-from reports.job.context import JobContext, build_runs, plain_rows
+from reports.job.context import JobContext, build_runs
 from reports.published.choice import Chosen, newest_runs
 from reports.published.folder import INDEX, REPORT_NAME, Listed, OwnFile, OwnFolder
 from reports.published.format import FORMAT, MAX_FILE_BYTES, OwnIndex, OwnRun, Row, pack_index, pack_report
 from telemetry.history import HISTORY, load_history_table
+from telemetry.job_selection import plain_rows
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.user_files import Names, Owners, Uids, name_of, owners_of, uid_of
 

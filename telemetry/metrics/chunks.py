@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from almanac.units import format_count
-from telemetry.metrics.hours import HOUR_MS, Files, stored_hour_ms
+from telemetry.metrics.hours import DAY_MS, HOUR_MS, Files, stored_hour_ms
 from telemetry.metrics.options import Options
 from telemetry.metrics.partials import Partials, compute_partials, merge_partials
 
@@ -28,7 +28,6 @@ ROWS_AT_ONCE = 8_000_000
 
 Made = TypeVar("Made")
 
-_DAY_MS = 86_400_000
 _ALL_TIME = (-(2**53), 2**53)
 
 
@@ -60,7 +59,7 @@ def split_files(paths: Sequence[Path]) -> list[Files]:
 
 
 def _chunks(stored: Sequence[tuple[int, Path]]) -> Iterator[Files]:
-    for _, of_day in groupby(stored, key=lambda item: item[0] // _DAY_MS):
+    for _, of_day in groupby(stored, key=lambda item: item[0] // DAY_MS):
         chunk: list[tuple[int, Path]] = []
         rows = 0
         for start_ms, path in of_day:

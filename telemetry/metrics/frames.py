@@ -17,13 +17,13 @@ from telemetry.metrics import spatial
 from telemetry.metrics.allocation_arrays import NO_LABEL
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.filters import exclusion, host_filter
+from telemetry.metrics.hours import DAY_MS
 from telemetry.metrics.inventory import Survey
 from telemetry.metrics.options import Options
 from telemetry.metrics.preallocation import steady_span_ms
 from telemetry.metrics.runs import Array
 from telemetry.store.schema import schema_of, table_of
 
-_DAY_MS = 86_400_000
 _HARDWARE = schema_of(
     {
         "gpu_model": pa.string(),
@@ -92,7 +92,7 @@ def allocation_frame(
         hardware.append(_hardware(next((models[unit] for unit in days if unit in models), None), mig))
         return len(hardware) - 1
 
-    days = (table["start_ms"].to_numpy() // _DAY_MS, (table["end_ms"].to_numpy() - 1) // _DAY_MS)
+    days = (table["start_ms"].to_numpy() // DAY_MS, (table["end_ms"].to_numpy() - 1) // DAY_MS)
     units = (table[name].to_pylist() for name in ("host", "gpu", "mig"))
     places = list(map(place, *units, *(day.tolist() for day in days)))
     held = table_of(_HARDWARE, hardware).take(pa.array(places, pa.int64()))
@@ -131,8 +131,8 @@ def _have_cards(allocations: pa.Table, seen: Survey) -> list[bool]:
     own: dict[tuple[int, str, int], set[str]] = defaultdict(set)
     for job, host, gpu, mig in keys:
         own[job, host, gpu].add(mig)
-    first_day = allocations["start_ms"].to_numpy() // _DAY_MS
-    last_day = (allocations["end_ms"].to_numpy() - 1) // _DAY_MS
+    first_day = allocations["start_ms"].to_numpy() // DAY_MS
+    last_day = (allocations["end_ms"].to_numpy() - 1) // DAY_MS
     return [
         "" in (mine := own[job, host, gpu]) or all(shown[host, gpu, day] <= mine for day in range(first, last + 1))
         for (job, host, gpu, _), first, last in zip(keys, first_day.tolist(), last_day.tolist(), strict=True)

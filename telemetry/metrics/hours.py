@@ -19,7 +19,7 @@ from telemetry.store.partitions import partition_start
 from telemetry.store.schema import TABLES, TELEMETRY
 
 HOUR_MS = 3_600_000
-_DAY_MS = 24 * HOUR_MS
+DAY_MS = 24 * HOUR_MS
 _TEXT = ["host", "mig", "model", "uuid"]
 _KEYS = "host, gpu, mig, time_ms"
 _SQL_TYPES = {"string": "VARCHAR", "int16": "SMALLINT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE"}
@@ -99,7 +99,7 @@ def each_hour(
 
     if files.is_sorted:
         return [
-            make(_stored(path, start, files.nodes.get(start // _DAY_MS, {})))
+            make(_stored(path, start, files.nodes.get(start // DAY_MS, {})))
             for path, start in _starts(files.paths)
             if is_read(start)
         ]
@@ -162,7 +162,7 @@ def _named(files: Files) -> str:
     return (
         f"(SELECT s.* REPLACE (coalesce(n.node, s.host) AS host) FROM {rows} s LEFT JOIN "
         f"(VALUES {', '.join(renamed)}) n(day, host, node) "
-        f"ON n.host = s.host AND n.day = s.time_ms // {_DAY_MS})"
+        f"ON n.host = s.host AND n.day = s.time_ms // {DAY_MS})"
     )
 
 

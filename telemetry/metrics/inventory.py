@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from telemetry.attribution.allocations import Inventory
 from telemetry.attribution.host_names import HostNames
 from telemetry.metrics.chunks import each_chunk
-from telemetry.metrics.hours import HOUR_MS, Files, Hour, MisplacedError, each_hour
+from telemetry.metrics.hours import DAY_MS, HOUR_MS, Files, Hour, MisplacedError, each_hour
 from telemetry.metrics.runs import RowRuns
 from telemetry.metrics.samples import Units
 from telemetry.metrics.scrapes import Intervals, hour_intervals, intervals_of
@@ -37,7 +37,6 @@ UNITS = schema_of(
     }
 )
 _KEYS = ["host", "gpu", "mig", "day"]
-_DAY_MS = 24 * HOUR_MS
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Survey:
         renamed = pa.array([nodes.get(day, {}).get(host, host) for host, day in self._places()], pa.string())
         chunks = []
         for files in self.chunks:
-            days = {day for day in nodes if day * _DAY_MS < files.until_ms and (day + 1) * _DAY_MS > files.from_ms}
+            days = {day for day in nodes if day * DAY_MS < files.until_ms and (day + 1) * DAY_MS > files.from_ms}
             is_sorted = files.is_sorted and not days & merged
             chunks.append(replace(files, nodes={day: nodes[day] for day in days}, is_sorted=is_sorted))
         units = _by_unit(self.units.set_column(0, "host", renamed))
@@ -135,7 +134,7 @@ def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:
         "host": units.host,
         "gpu": units.gpu,
         "mig": units.mig,
-        "day": np.full(number, hour.start_ms // _DAY_MS),
+        "day": np.full(number, hour.start_ms // DAY_MS),
         "hour_ms": np.full(number, hour.start_ms),
         "model": _model(hour, runs),
         "total_mib": pa.nulls(number) if total is None else pa.array(runs.max(total.to_numpy()), from_pandas=True),

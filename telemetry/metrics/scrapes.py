@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from almanac.units import DAY_S, HOUR_S
 from telemetry.attribution.allocations import days_of
 from telemetry.metrics.hours import HOUR_MS
 from telemetry.metrics.runs import Array, RowRuns
@@ -25,8 +26,6 @@ _FREQUENT_PCT = 5
 _NEAR = (0.5, 1.5)
 _ROUNDS = 3
 _STEADY_FRAC, _STEADY_SAMPLES = 0.75, 4
-
-_HOUR_S, _DAY_S = 3600, 86_400
 
 
 def gaps_ms(runs: RowRuns, time_ms: Array) -> Array:
@@ -136,10 +135,10 @@ class Intervals:
 
     def _scrapes(self, key: _PlaceDay, interval_s: float, start_s: int, end_s: int) -> float:
         """The number of scrapes of a day in [start_s, end_s)."""
-        day_s = key[-1] * _DAY_S
-        scrapes = _overlap_s(start_s, end_s, day_s, _DAY_S) / interval_s
+        day_s = key[-1] * DAY_S
+        scrapes = _overlap_s(start_s, end_s, day_s, DAY_S) / interval_s
         for hour, its_s in self.by_hour.get(key, {}).items():
-            held_s = _overlap_s(start_s, end_s, day_s + hour * _HOUR_S, _HOUR_S)
+            held_s = _overlap_s(start_s, end_s, day_s + hour * HOUR_S, HOUR_S)
             scrapes += held_s / its_s - held_s / interval_s
         return scrapes
 

@@ -11,6 +11,7 @@ import numpy as np
 from almanac.config import Prometheus
 from almanac.errors import ServerError
 from almanac.records import Counts
+from almanac.units import HOUR_S
 from telemetry.counters import Counter
 from telemetry.sources.base import RowBatch
 from telemetry.sources.exporters import EXPORTERS
@@ -18,7 +19,6 @@ from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus_queries import GpuQueries
 from telemetry.sources.prometheus_server import PrometheusServer, TooMuchError
 
-_HOUR_S = 3600
 _FUTURE_S = 600
 """Prometheus refuses samples that are stamped further ahead than this (storage.tsdb, 10 minutes)."""
 _CLOCK_TOLERANCE_S = 5
@@ -122,7 +122,7 @@ class PrometheusSource:
 def _border(start_s: int, span_s: int) -> int:
     """The end of the chunk that starts at start_s: chunks of less than an hour are counted from the hour and never
     reach across it, longer ones end on multiples of their length. So a chunk touches few files of the store."""
-    if span_s >= _HOUR_S:
+    if span_s >= HOUR_S:
         return (start_s // span_s + 1) * span_s
-    hour_s, within_s = divmod(start_s, _HOUR_S)
-    return hour_s * _HOUR_S + min((within_s // span_s + 1) * span_s, _HOUR_S)
+    hour_s, within_s = divmod(start_s, HOUR_S)
+    return hour_s * HOUR_S + min((within_s // span_s + 1) * span_s, HOUR_S)
