@@ -114,11 +114,13 @@ def select_jobs(history: History, query: JobQuery, columns: Sequence[str]) -> Qu
 
 def _completed(history: History, query: JobQuery, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     """These columns of the rows, in the order of the rows. rows: a part of the result, with the columns of the key."""
+    import pyarrow as pa
+
     among = {name: rows[name].combine_chunks().unique() for name in _KEY}
     found = history(list(dict.fromkeys((*_KEY, *columns))), query.since_s, query.until_s, query.user, among)
     places = {key: place for place, key in enumerate(_keys(found))}
     # A job that changed between the two reads is gone.
-    return found.take([places[key] for key in _keys(rows) if key in places])
+    return found.take(pa.array([places[key] for key in _keys(rows) if key in places], pa.int64()))
 
 
 def _keys(rows: pa.Table) -> Iterator[tuple[int, int]]:
