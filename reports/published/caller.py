@@ -11,6 +11,7 @@ import pyarrow as pa
 from almanac.config import Config
 from reports.job.context import JobContext, build
 from telemetry.history import load_history_table
+from telemetry.job_selection import History
 from telemetry.store.cluster_store import ClusterStore
 
 RUN_COLUMNS = ("job_id", "submit_s", "end_s", "array_job_id", "array_task_id", "user", "gpu_count")
@@ -23,15 +24,9 @@ class CallerJobs(Protocol):
     def published_s(self) -> int | None:
         """When the jobs were published (s since 1970); None for the store itself."""
 
-    def history(
-        self,
-        columns: Sequence[str],
-        since_s: int | None = None,
-        until_s: int | None = None,
-        user: str | None = None,
-        among: Mapping[str, pa.Array[Any]] | None = None,
-    ) -> pa.Table:
-        """Jobs submitted in [since_s, until_s), as telemetry.history.load_history_table; of one user, or of all."""
+    @property
+    def history(self) -> History:
+        """The jobs of one user, or of all that the caller may see."""
 
     def runs(self, user: str | None = None) -> pa.Table:
         """RUN_COLUMNS of every run of one user, or of all; published ones also have `has_report`."""
