@@ -1,1 +1,1 @@
-"""An empty package, reserved for a simulated cluster."""
+"""An event-driven cluster simulator: what a scheduling policy would have done with a trace of jobs."""

@@ -1,0 +1,218 @@
+"""Queues that start jobs: in strict order, whatever fits, and (in backfill.py) with reservations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Protocol
+
+from almanac.errors import RequestError
+from simulator.free_gpus import choose
+from simulator.requests import Request
+from simulator.waiting import JOB_MASK, WaitingJobs
+
+if TYPE_CHECKING:
+    from simulator.engine import Simulation
+
+
+class Scheduler(Protocol):
+    """What the engine calls. Each job's entry is simulation.entries[job]."""
+
+    def add(self, job: int, entry: int) -> None: ...
+
+    def discard(self, job: int, entry: int) -> None:
+        """A waiting job is canceled."""
+
+    def start_jobs(self, freed: int) -> None:
+        """Start what may start. freed: mask of nodes on which GPUs became free since the last call."""
+
+    def reorder(self) -> None:
+        """Entries of waiting jobs changed."""
+
+    def resized(self) -> None:
+        """The nodes of queues changed."""
+
+    def waiting(self) -> Sequence[int]:
+        """Entries of all waiting jobs, ascending."""
+
+    def __bool__(self) -> bool: ...
+
+
+def make_scheduler(simulation: Simulation) -> Scheduler:
+    from simulator.backfill import Conservative, Easy
+
+    kind = simulation.policy.backfill
+    if simulation.policy.slices and kind not in ("none", "skip"):
+        raise RequestError(f"{kind} backfill does not know slices of GPUs", "use backfill none or skip")
+    if simulation.policy.is_preemptive and kind != "none":
+        raise RequestError(f"{kind} backfill does not preempt jobs", "use backfill none")
+    kinds: dict[str, type[Strict] | type[Skip] | type[Easy]] = {
+        "none": Strict,
+        "skip": Skip,
+        "easy": Easy,
+        "conservative": Conservative,
+    }
+    return kinds[kind](simulation)
+
+
+class _Queue:
+    __slots__ = ("blocked", "heap", "nodes", "others")
+
+    def __init__(self, nodes: int) -> None:
+        self.heap: list[int] = []
+        self.nodes = nodes
+        self.blocked = False
+
+
+class Strict:
+    """The first job that does not fit blocks those behind it in its queue."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._of = simulation
+        self._gone = simulation.canceled
+        self._queues = [_Queue(nodes) for nodes in simulation.requests.queue_nodes]
+        self._request = simulation.request
+
+    def __bool__(self) -> bool:
+        return any(queue.heap for queue in self._queues)
+
+    def add(self, job: int, entry: int) -> None:
+        queue = self._queues[self._request[job].queue]
+        heappush(queue.heap, entry)
+        if queue.heap[0] == entry:
+            queue.blocked = False
+
+    def discard(self, job: int, entry: int) -> None:
+        # The entry stays in the heap until it is first; Simulation.canceled says that it is gone.
+        self._queues[self._request[job].queue].blocked = False
+
+    def waiting(self) -> list[int]:
+        return sorted(entry for queue in self._queues for entry in queue.heap if entry & JOB_MASK not in self._gone)
+
+    def reorder(self) -> None:
+        entries = self._of.entries
+        for queue in self._queues:
+            queue.heap = [entries[entry & JOB_MASK] for entry in queue.heap]
+            heapify(queue.heap)
+            queue.blocked = False
+
+    def resized(self) -> None:
+        for queue, nodes in zip(self._queues, self._of.requests.queue_nodes, strict=True):
+            queue.nodes, queue.blocked = nodes, False
+
+    def start_jobs(self, freed: int) -> None:
+        queues = self._queues
+        if freed:
+            for queue in queues:
+                if queue.nodes & freed:
+                    queue.blocked = False
+        if len(queues) == 1:
+            queue = queues[0]
+            if not queue.blocked:
+                heap, try_start = queue.heap, self._of.try_start
+                # The loop below, without a call for each job that simply fits.
+                while heap and not self._gone and try_start(heap[0] & JOB_MASK):
+                    heappop(heap)
+                while queue.heap and not queue.blocked:
+                    self._start_first(queue)
+            return
+        while ready := [queue for queue in queues if queue.heap and not queue.blocked]:
+            self._start_first(min(ready, key=_first))
+
+    def _start_first(self, queue: _Queue) -> None:
+        """Start the queue's first job, or block the queue."""
+        job = queue.heap[0] & JOB_MASK
+        if (self._gone and job in self._gone) or self._of.try_start(job):
+            heappop(queue.heap)
+        elif not (self._of.policy.is_preemptive and self._preempt(job, queue)):
+            queue.blocked = True
+            self._of.changes.wake_for(job)
+
+    def _preempt(self, job: int, queue: _Queue) -> bool:
+        """Free GPUs for the job by preempting the policy's victims; only those on the nodes that it takes."""
+        simulation = self._of
+        running = simulation.running or []
+        for shape in self._request[job].shapes:
+            trial, count = list(simulation.free.by_count), list(simulation.free.count)
+            least, stopped = shape.rest or shape.gpus, []
+            for victim in simulation.policy.victims(job, simulation.left_s[job], simulation.now_s, running):
+                stopped.append(victim)
+                is_near = False
+                for node, mask in simulation.allocation(victim):
+                    bit = 1 << node
+                    if simulation.free.in_service & bit:
+                        trial[count[node]] ^= bit
+                        count[node] += mask.bit_count()
+                        trial[count[node]] |= bit
+                        is_near = is_near or count[node] >= least
+                if is_near and (chosen := choose(trial, shape)):
+                    heappop(queue.heap)
+                    nodes = {node for node, _ in chosen}
+                    for each in stopped:
+                        if any(node in nodes for node, _ in simulation.allocation(each)):
+                            left_s = simulation.work_left_s(each) + simulation.policy.restart_s
+                            simulation.send_back(each, left_s, is_preempted=True)
+                    simulation.start(job, chosen)
+                    # Victims may hold GPUs on other nodes too.
+                    for every in self._queues:
+                        every.blocked = False
+                    return True
+        return False
+
+
+def _first(queue: _Queue) -> int:
+    return queue.heap[0]
+
+
+class Skip:
+    """Whatever fits starts, in the order of the queue: a large job can wait for ever."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._of = simulation
+        self._waiting: dict[int, WaitingJobs] = {}
+        self._kinds: dict[int, Request] = {}
+        self._is_changed = False
+
+    def __bool__(self) -> bool:
+        return any(self._waiting.values())
+
+    def add(self, job: int, entry: int) -> None:
+        request = self._of.request[job]
+        self._kinds[id(request)] = request
+        self._waiting.setdefault(id(request), WaitingJobs()).add(entry, 0)
+        self._is_changed = True
+
+    def discard(self, job: int, entry: int) -> None:
+        self._waiting[id(self._of.request[job])].remove(entry)
+
+    def waiting(self) -> list[int]:
+        return sorted(entry for jobs in self._waiting.values() for entry in jobs)
+
+    def reorder(self) -> None:
+        jobs = [entry & JOB_MASK for entry in self.waiting()]
+        self._waiting = {}
+        for job in jobs:
+            self.add(job, self._of.entries[job])
+
+    def resized(self) -> None:
+        self._is_changed = True
+
+    def start_jobs(self, freed: int) -> None:
+        if not freed and not self._is_changed:
+            return
+        self._is_changed = False
+        simulation = self._of
+        ready = {kind: jobs for kind, jobs in self._waiting.items() if jobs}
+        while ready:
+            kind, jobs = min(ready.items(), key=lambda each: each[1].first)
+            entry = jobs.first
+            if simulation.try_start(entry & JOB_MASK):
+                jobs.remove(entry)
+                if not jobs:
+                    del ready[kind]
+            else:
+                del ready[kind]
+        for jobs in self._waiting.values():
+            if jobs:
+                simulation.changes.wake_for(jobs.first & JOB_MASK)
+                break
