@@ -45,7 +45,8 @@ class Changes:
         self._set_next()
 
     def is_pending(self) -> bool:
-        return bool(self._planned) or self._of.policy.tick_s > 0
+        """Whether the cluster will change, by more than what a tick may bring."""
+        return bool(self._planned)
 
     def _set_next(self) -> None:
         self.next_s = min(self._planned[0][0] if self._planned else _FAR_S, self.next_tick_s)

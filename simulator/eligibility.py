@@ -66,7 +66,7 @@ class Eligibility:
             ranking = simulation.policy.arrive(jobs, simulation.now_s)
             for job, order in zip(jobs, orders_of(np.asarray(ranking.keys)), strict=True):
                 simulation.entries[job] = order << 32 | job
-            if ranking.expected_s is not None:
+            if ranking.expected_s is not None and simulation.policy.estimate == "predicted":
                 for job, expected_s in zip(jobs, np.asarray(ranking.expected_s).tolist(), strict=True):
                     simulation.expected_s[job] = max(int(expected_s), 1)
         for job in jobs:

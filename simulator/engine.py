@@ -18,7 +18,7 @@ from simulator.cluster import Cluster
 from simulator.eligibility import Eligibility
 from simulator.free_gpus import Allocation, FreeGpus, lowest_bits
 from simulator.policies.base import Policy
-from simulator.record import CANCELED, COMPLETED, NEVER, TIMEOUT, Placements, Record, Segment
+from simulator.record import CANCELED, COMPLETED, TIMEOUT, UNFINISHED, Placements, Record, Segment
 from simulator.requests import Request, can_ever_fit, make_requests
 from simulator.scheduling import make_scheduler
 from simulator.sharing import SharedGpus
@@ -26,6 +26,8 @@ from simulator.waiting import JOB_MASK, orders_of
 from simulator.workload import Workload
 
 FAR_S = 1 << 62
+IDLE_TICKS = 100
+"""Ticks after which jobs that still wait, while nothing runs, are left waiting."""
 TOO_LARGE = "ask for more than the cluster has"
 STUCK = "still wait at the end"
 Progress = Callable[[int, int], None]
@@ -59,13 +61,14 @@ class Simulation:
         self.segments: list[Segment] = []
         self.preemptions: dict[int, int] = {}
         self.canceled: set[int] = set()
-        self.expected_s: list[int] = workload.requested_s().tolist()
+        is_true = policy.estimate == "true"
+        self.expected_s: list[int] = (workload.array("run_s") if is_true else workload.requested_s()).tolist()
         ranking = policy.rank(workload, cluster)
         self.is_ranked = ranking is not None
         self.entries: list[int] = [0] * count
         if ranking is not None:
             self.entries = [order << 32 | job for job, order in enumerate(orders_of(ranking.keys))]
-            if ranking.expected_s is not None:
+            if ranking.expected_s is not None and policy.estimate == "predicted":
                 self.expected_s = np.maximum(ranking.expected_s, 1).astype("int64").tolist()
         self.expected_end_s: list[int] = [-1] * count if policy.backfill in ("easy", "conservative") else []
         self.running: list[int] | None = [] if policy.is_preemptive or self.expected_end_s else None
@@ -85,7 +88,7 @@ class Simulation:
         is_plain_end = self._is_plain and not eligibility.watches_ends
         is_plain_arrival = self.is_ranked and not eligibility.is_needed and not too_large
         expected = self.running if self.expected_end_s else None
-        job, step = 0, 0
+        job, step, idle_ticks = 0, 0, 0
         while True:
             now = submit_s[job]
             if ends and ends[0] >> 32 < now:
@@ -140,8 +143,11 @@ class Simulation:
             step += 1
             if not step & 0x3FFF:
                 self._progress(job, len(end_s))
-            if changes.next_s < FAR_S and job == len(end_s) and not ends and not self._can_go_on():
-                break
+            if job == len(end_s) and not ends and changes.next_s < FAR_S:
+                # Only planned changes, or ticks, can let a waiting job start now.
+                idle_ticks = 0 if changes.is_pending() else idle_ticks + 1
+                if idle_ticks > IDLE_TICKS or not (scheduler or eligibility.is_holding()):
+                    break
         self._progress(len(end_s), len(end_s))
         return self._record(too_large)
 
@@ -150,10 +156,6 @@ class Simulation:
         if all(fits.values()):
             return set()
         return {job for job, request in enumerate(self.request) if not fits[id(request)]}
-
-    def _can_go_on(self) -> bool:
-        """Whether what is still planned can let a waiting job start, when none runs and none will come."""
-        return self.changes.is_pending() and (bool(self.scheduler) or self.eligibility.is_holding())
 
     def try_start(self, job: int) -> bool:
         """Start a waiting job where it fits, on as few nodes as possible."""
@@ -270,7 +272,7 @@ class Simulation:
         """Stop a running job, which waits again and then runs for left_s at its own speed."""
         self.stop(job)
         self.segments.append(Segment(job, self.begun_s[job], self.now_s, self.allocation(job)))
-        self.end_s[job], self.left_s[job] = -1, left_s
+        self.begun_s[job], self.end_s[job], self.left_s[job] = -1, -1, left_s
         self.node_of[job], self.mask_of[job] = -1, None
         self.preemptions[job] = self.preemptions.get(job, 0) + is_preempted
         self.entries[job] = self.policy.resume_order(job, left_s, self.entries[job] >> 32) << 32 | job
@@ -283,13 +285,15 @@ class Simulation:
     def _record(self, too_large: set[int]) -> Record:
         start, end = np.array(self.first_s, dtype="int64"), np.array(self.end_s, dtype="int64")
         limits, runs = self.workload.array("time_limit_s"), self.workload.array("run_s")
-        state = np.where(start < 0, NEVER, np.where((limits > 0) & (runs >= limits), TIMEOUT, COMPLETED)).astype("int8")
+        state = np.where(end < 0, UNFINISHED, np.where((limits > 0) & (runs >= limits), TIMEOUT, COMPLETED)).astype(
+            "int8"
+        )
         state[list(self.canceled)] = CANCELED
         preemptions = np.zeros(len(start), dtype="int32")
         preemptions[list(self.preemptions)] = list(self.preemptions.values())
-        waiting = int(((start < 0) & (state == NEVER)).sum()) - len(too_large)
+        waiting = int((state == UNFINISHED).sum()) - len(too_large)
         return Record(
-            policy=self.policy.name,
+            policy=self.policy.label or self.policy.name,
             start_s=start,
             end_s=end,
             last_start_s=np.array(self.begun_s, dtype="int64"),
@@ -298,5 +302,5 @@ class Simulation:
             allocations=Placements(self.node_of, self.mask_of),
             segments=tuple(self.segments),
             node_states=tuple(self.changes.states),
-            unstarted={reason: number for reason, number in ((TOO_LARGE, len(too_large)), (STUCK, waiting)) if number},
+            unfinished={reason: number for reason, number in ((TOO_LARGE, len(too_large)), (STUCK, waiting)) if number},
         )

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from simulator.free_gpus import Allocation
 
-NEVER, COMPLETED, TIMEOUT, CANCELED = 0, 1, 2, 3
-"""States of a job at the end. NEVER: it never started and was not canceled; Record.unstarted says why."""
+UNFINISHED, COMPLETED, TIMEOUT, CANCELED = 0, 1, 2, 3
+"""States of a job at the end. UNFINISHED: it neither ended nor was canceled; Record.unfinished says why."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Record:
     """By job number. start_s: the first start, -1 where there is none; end_s: the last end, -1 likewise.
 
     last_start_s, allocations: of the last run. segments: the runs before it, of jobs that were preempted or lost a
-    node. node_states: (time, node, state) in order of time, state one of asleep, booting, down, up. unstarted: reason
-    to number of jobs that never started.
+    node. node_states: (time, node, state) in order of time, state one of asleep, booting, down, up. unfinished:
+    reason to number of jobs.
     """
 
     policy: str
@@ -43,14 +43,14 @@ class Record:
     allocations: Sequence[Allocation]
     segments: tuple[Segment, ...] = ()
     node_states: tuple[tuple[int, int, str], ...] = ()
-    unstarted: Mapping[str, int] = field(default_factory=dict)
+    unfinished: Mapping[str, int] = field(default_factory=dict)
 
     def runs(self) -> list[Segment]:
         """All runs of all jobs, by job and then by time."""
         last = [
             Segment(job, int(start), int(end), self.allocations[job])
             for job, (start, end) in enumerate(zip(self.last_start_s, self.end_s, strict=True))
-            if start >= 0
+            if end >= 0
         ]
         return sorted([*self.segments, *last], key=lambda run: (run.job, run.start_s))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,9 @@ COLUMNS: Mapping[str, tuple[str, Any]] = {
     "is_exclusive": ("bool", False),
     "time_limit_s": ("int64", 0),
     "cancel_s": ("int64", -1),
+    "start_s": ("int64", -1),
+    "cpu_count": ("int64", 0),
+    "is_array": ("bool", False),
     "user": ("object", ""),
     "account": ("object", ""),
     "partition": ("object", ""),
@@ -36,7 +40,8 @@ COLUMNS: Mapping[str, tuple[str, Any]] = {
 """Type and default of each column; None: every job must have it.
 
 run_s: seconds that the job runs when nothing slows it. gpu_count: GPUs of the whole job. node_count: 0 for as few nodes
-as possible. time_limit_s: 0 for none. cancel_s: when its user cancels it if it still waits, -1 for never. constraint:
+as possible. time_limit_s: 0 for none. cancel_s: when its user cancels it if it still waits, -1 for never. start_s: when
+it started on the real cluster, -1 if unknown. constraint:
 features that each of its nodes must have, joined by `&`. kind: names its row in a table of speeds. slice: which part of
 each GPU it needs, "" for whole GPUs. array_group: number of a group with a limit on running tasks, -1 for none.
 """
@@ -48,13 +53,15 @@ class Workload:
     """jobs: one row a job with all of COLUMNS, in the order of submission; a job's number is its row.
 
     excluded: reason to number of records that cannot be simulated. dependencies: pairs (job, the job that must end
-    first). array_limits: array_group to the most tasks that run at once.
+    first). array_limits: array_group to the most tasks that run at once. history: jobs from which predictors learn
+    before the simulation starts; they are not simulated.
     """
 
     jobs: pd.DataFrame
     excluded: Mapping[str, int] = field(default_factory=dict)
     dependencies: tuple[tuple[int, int], ...] = ()
     array_limits: Mapping[int, int] = field(default_factory=dict)
+    history: Workload | None = None
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -66,6 +73,17 @@ class Workload:
         """Requested run times: the time limit, and the run time of jobs without one."""
         limits, runs = self.array("time_limit_s"), self.array("run_s")
         return np.where(limits > 0, limits, runs).astype("int64")
+
+
+def split_history(workload: Workload, share: float) -> Workload:
+    """The workload without its first jobs, which become its history. share: of all jobs, in [0, 1)."""
+    first = int(len(workload) * share)
+    if not first:
+        return workload
+    pairs = tuple((job - first, before - first) for job, before in workload.dependencies if before >= first)
+    history = dataclasses.replace(workload, jobs=workload.jobs.iloc[:first], excluded={}, dependencies=())
+    jobs = workload.jobs.iloc[first:].reset_index(drop=True)
+    return dataclasses.replace(workload, jobs=jobs, dependencies=pairs, history=history)
 
 
 def make_workload(records: pd.DataFrame, array_limits: Mapping[int, int] | None = None) -> Workload:

@@ -15,12 +15,14 @@ Backfill = Literal["none", "skip", "easy", "conservative"]
 """none: the first job that does not fit blocks those behind it. skip: whatever fits starts. easy: a job may start
 before its turn if the first one that waits starts no later. conservative: if no job before it starts later."""
 
+Estimate = Literal["requested", "true", "predicted"]
+
 
 @dataclass(frozen=True)
 class Ranking:
     """keys: by job, the smallest starts first, and the earliest submission among equals.
 
-    expected_s: run times that the backfill plans with, in whole seconds; None for the requested ones.
+    expected_s: predicted run times in whole seconds; None where nothing is predicted.
     """
 
     keys: npt.NDArray[Any]
@@ -57,12 +59,15 @@ class Speeds(Protocol):
 class Policy:
     """FIFO is the base: override what differs.
 
+    label: what it is called in results; "" for its name. estimate: the run times that a backfill plans with.
     observes: whether `start` and `end` are called. tick_s: seconds between calls of `tick`, 0 for none. slices: masks
     of positions that a slice of a GPU may take, by the workload's slice, in the order in which they are tried; a GPU
     without slices is whole. restart_s: seconds that a preempted job loses.
     """
 
     name: ClassVar[str] = "fifo"
+    label: str = ""
+    estimate: Estimate = "requested"
     backfill: Backfill = "none"
     is_preemptive: ClassVar[bool] = False
     observes: ClassVar[bool] = False

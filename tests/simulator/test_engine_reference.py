@@ -9,7 +9,7 @@ from reference import Reference, ReferenceJob
 
 from simulator.cluster import uniform
 from simulator.engine import simulate
-from simulator.policies.base import Backfill, Policy, Ranking
+from simulator.policies.base import Backfill, Estimate, Policy, Ranking
 from simulator.policies.ordered import Fifo, Sjf, Srtf
 from simulator.record import Record
 from simulator.workload import Workload, make_workload
@@ -17,6 +17,7 @@ from simulator.workload import Workload, make_workload
 
 class _Easy(Policy):
     backfill: Backfill = "easy"
+    estimate: Estimate = "predicted"
 
     def __init__(self, keys: np.ndarray, expected_s: np.ndarray) -> None:
         self.ranking = Ranking(keys, expected_s)
@@ -71,9 +72,30 @@ def agree(trace: pd.DataFrame, nodes: int, size: int, name: str, rng: np.random.
     assert [run for run in runs_of(simulate(workload, uniform(nodes, size), policy)) if run[2] > run[1]] == expected
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(40), pytest.param(range(40, 700), marks=pytest.mark.slow)], ids=["few", "many"]
+)
 @pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "easy", "easy wrong", "easy any", "easy any wrong"])
-def test_it_agrees_with_the_plain_simulator(name: str) -> None:
-    for seed in range(400):
+def test_it_agrees_with_the_plain_simulator(name: str, seeds: range) -> None:
+    for seed in seeds:
         rng = np.random.default_rng([seed, len(name)])
         nodes, size = int(rng.integers(1, 6)), int(rng.choice([1, 2, 4, 8]))
         agree(random_trace(rng, nodes, size), nodes, size, name, rng)
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "easy", "easy wrong"])
+def test_it_agrees_on_cuts_of_a_real_trace(name: str, shared_data: Path) -> None:
+    """Times divided by 60, so that the plain simulator gets through."""
+    whole = pd.read_parquet(shared_data / "helios_jobs_15k.parquet").query("gpu_num > 0").sort_values("submit_s")
+    for first in (0, 4000, 9000):
+        cut = whole.iloc[first : first + 250]
+        trace = pd.DataFrame(
+            {
+                "submit_s": ((cut["submit_s"] - cut["submit_s"].min()) // 60).to_numpy(),
+                "run_s": np.clip(cut["run_time_s"] // 60, 1, 600).to_numpy(),
+                "gpu_count": cut["gpu_num"].clip(upper=32).to_numpy(),
+            }
+        )
+        agree(trace, 4, 8, name, np.random.default_rng(first))
