@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -86,16 +89,16 @@ def test_it_agrees_with_the_plain_simulator(name: str, seeds: range) -> None:
 @pytest.mark.data
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "easy", "easy wrong"])
-def test_it_agrees_on_cuts_of_a_real_trace(name: str, shared_data: Path) -> None:
+def test_it_agrees_on_cuts_of_a_real_trace(name: str, trace: Callable[[str], Path]) -> None:
     """Times divided by 60, so that the plain simulator gets through."""
-    whole = pd.read_parquet(shared_data / "helios_jobs_15k.parquet").query("gpu_num > 0").sort_values("submit_s")
+    whole = pd.read_parquet(trace("helios_jobs_15k.parquet")).query("gpu_num > 0").sort_values("submit_s")
     for first in (0, 4000, 9000):
         cut = whole.iloc[first : first + 250]
-        trace = pd.DataFrame(
+        small = pd.DataFrame(
             {
                 "submit_s": ((cut["submit_s"] - cut["submit_s"].min()) // 60).to_numpy(),
                 "run_s": np.clip(cut["run_time_s"] // 60, 1, 600).to_numpy(),
                 "gpu_count": cut["gpu_num"].clip(upper=32).to_numpy(),
             }
         )
-        agree(trace, 4, 8, name, np.random.default_rng(first))
+        agree(small, 4, 8, name, np.random.default_rng(first))
