@@ -16,7 +16,7 @@ import numpy as np
 from simulator.changes import Changes
 from simulator.cluster import Cluster
 from simulator.eligibility import Eligibility
-from simulator.free_gpus import Allocation, FreeGpus, lowest_bits
+from simulator.free_gpus import Allocation, FreeGpus
 from simulator.policies.base import Policy
 from simulator.record import CANCELED, COMPLETED, TIMEOUT, UNFINISHED, Placements, Record, Segment
 from simulator.requests import Request, can_ever_fit, make_requests
@@ -73,10 +73,10 @@ class Simulation:
         self.expected_end_s: list[int] = [-1] * count if policy.backfill in ("easy", "conservative") else []
         self.running: list[int] | None = [] if policy.is_preemptive or self.expected_end_s else None
         self.shared = SharedGpus(self) if policy.slices or policy.speeds is not None else None
+        self.is_plain = not (policy.observes or self.shared or self.running is not None or cluster.failures)
         self.scheduler = make_scheduler(self)
         self.changes = Changes(self)
         self.eligibility = Eligibility(self)
-        self._is_plain = not (policy.observes or self.shared or self.running is not None or cluster.failures)
 
     def run(self) -> Record:
         submit_s = [*self.workload.array("submit_s").tolist(), FAR_S]
@@ -85,10 +85,10 @@ class Simulation:
         free, count, by_count, in_service = self.free.free, self.free.count, self.free.by_count, self.free
         changes, eligibility, scheduler, entries = self.changes, self.eligibility, self.scheduler, self.entries
         add, start_jobs = scheduler.add, scheduler.start_jobs
-        is_plain_end = self._is_plain and not eligibility.watches_ends
+        is_plain_end = self.is_plain and not eligibility.watches_ends
         is_plain_arrival = self.is_ranked and not eligibility.is_needed and not too_large
         expected = self.running if self.expected_end_s else None
-        job, step, idle_ticks = 0, 0, 0
+        job, step, idle_ticks, all_jobs = 0, 0, 0, len(end_s)
         while True:
             now = submit_s[job]
             if ends and ends[0] >> 32 < now:
@@ -142,8 +142,8 @@ class Simulation:
             start_jobs(self.freed)
             step += 1
             if not step & 0x3FFF:
-                self._progress(job, len(end_s))
-            if job == len(end_s) and not ends and changes.next_s < FAR_S:
+                self._progress(job, all_jobs)
+            if job == all_jobs and not ends and changes.next_s < FAR_S:
                 # Only planned changes, or ticks, can let a waiting job start now.
                 idle_ticks = 0 if changes.is_pending() else idle_ticks + 1
                 if idle_ticks > IDLE_TICKS or not (scheduler or eligibility.is_holding()):
@@ -159,32 +159,15 @@ class Simulation:
 
     def try_start(self, job: int) -> bool:
         """Start a waiting job where it fits, on as few nodes as possible."""
-        request, free = self.request[job], self.free
-        gpus = request.gpus
-        if not gpus:
+        request = self.request[job]
+        if not request.gpus:
             return self._try_shapes(job, request)
-        allowed, by_count = request.allowed, free.by_count
-        for number in range(gpus, free.most + 1):
-            fitting = by_count[number] & allowed
-            if fitting:
-                bit = fitting & -fitting
-                node = bit.bit_length() - 1
-                was = free.free[node]
-                mask = was if number == gpus else lowest_bits(was, gpus)
-                free.free[node] = was ^ mask
-                by_count[number] ^= bit
-                by_count[number - gpus] |= bit
-                free.count[node] = number - gpus
-                self.node_of[job], self.mask_of[job] = node, mask
-                if self._is_plain:
-                    now = self.now_s
-                    self.first_s[job] = self.begun_s[job] = now
-                    end = self.end_s[job] = now + self.left_s[job]
-                    heappush(self.ends, end << 32 | job)
-                else:
-                    self.began(job)
-                return True
-        return False
+        node = self.free.find_node(request.gpus, request.allowed)
+        if node < 0:
+            return False
+        self.node_of[job], self.mask_of[job] = node, self.free.take(node, request.gpus)
+        self.began(job)
+        return True
 
     def _try_shapes(self, job: int, request: Request) -> bool:
         if request.slice and self.shared is not None:

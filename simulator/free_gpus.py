@@ -39,7 +39,7 @@ class FreeGpus:
     so many free GPUs, by number.
     """
 
-    __slots__ = ("by_count", "count", "free", "in_service", "most")
+    __slots__ = ("by_count", "count", "free", "from_gpus", "in_service", "lowest", "most")
 
     def __init__(self, gpus_by_node: Sequence[int]) -> None:
         self.most = max(gpus_by_node)
@@ -49,6 +49,12 @@ class FreeGpus:
         for node, gpus in enumerate(gpus_by_node):
             self.by_count[gpus] |= 1 << node
         self.in_service = (1 << len(gpus_by_node)) - 1
+        # For the engine's short way: the numbers to try from each one on, and lowest_bits as a table for small nodes.
+        self.from_gpus = [tuple(range(gpus, self.most + 1)) for gpus in range(self.most + 1)]
+        self.lowest = [
+            [lowest_bits(mask, min(gpus, mask.bit_count())) for mask in range(1 << min(self.most, 8))]
+            for gpus in range(self.most + 1)
+        ]
 
     def find_node(self, gpus: int, allowed: int) -> int:
         """The node with the fewest free GPUs that still holds the job, lowest number first; -1 if none does."""
