@@ -65,12 +65,17 @@ JOB_METRICS = pa.schema(
         _column("gpus_seen", _INT, "GPUs with samples"),
         _column("samples", _INT, "samples attributed"),
         _column("expected_samples", _REAL, "GPUs * run time / scrape interval; null: unknown interval"),
-        _column("coverage_frac", _REAL, "samples / expected samples, at most 1"),
+        _column("coverage_frac", _REAL, "mean over the GPUs of samples / expected samples, each at most 1"),
         *_HBM,
         _column("hbm_max_mib", _REAL, "MiB, highest sample of any GPU, for any data quality"),
         *_MEANS,
-        *(_column(f"coverage_{counter.column}", _REAL, "known / expected samples, at most 1") for counter in AVERAGED),
-        _column("coverage_energy", _REAL, "known / expected samples, at most 1"),
+        *(
+            _column(
+                f"coverage_{counter.column}", _REAL, "mean over the GPUs of known / expected samples, each at most 1"
+            )
+            for counter in AVERAGED
+        ),
+        _column("coverage_energy", _REAL, "mean over the GPUs of known / expected samples, each at most 1"),
         _column("spatial_imbalance", _REAL, "0 (even) to 1"),
         _column("spatial_windows", _INT, "windows compared: those with samples of most GPUs"),
         *_USE,

@@ -24,6 +24,8 @@ _USED_UP = (
     "missing_energy_mj",
 )
 
+_COUNTED = (*MEANS, "activity", "energy")
+
 # A GPU is said to have a profiling fault from this many samples, and this share of the busy ones, on.
 FAULT_SAMPLES, FAULT_SHARE = 3, 0.05
 
@@ -125,7 +127,9 @@ SELECT p.job, count(*) AS gpus_seen, sum(samples) AS samples, max(hbm_peak_mib) 
        first(gpu_model {top}) AS gpu_model, first(hbm_capacity_mib {top}) AS hbm_capacity_mib,
        min(hbm_peak_ms) FILTER (hbm_peak_mib = top_mib) AS hbm_peak_ms, max(raw_growth) AS raw_growth,
        {each("avg(raw_{x}) AS raw_{x}", MEANS)},
-       {", ".join(f"sum(n_{counter}) AS n_{counter}" for counter in (*MEANS, "activity", "energy"))},
+       {each("sum(n_{x}) AS n_{x}", _COUNTED)},
+       {each(f"sum({_coverage('n_{x}')}) AS covered_{{x}}", _COUNTED)},
+       sum(coverage_frac) AS covered,
        max(raw_temporal) AS raw_temporal, max(window_ms) AS window_ms, max(max_activity) AS max_activity,
        max(max_temp_c) AS max_temp_c,
        bool_or(has_profiling_fault) AS has_profiling_fault,
@@ -162,25 +166,28 @@ FROM spatial JOIN g USING (job) WHERE {is_compared} GROUP BY job"""
 
 
 def _known(min_coverage: float, options: Options) -> str:
-    """Metrics, null if the share of known samples is smaller than min_coverage."""
-    enough = f"{min_coverage!r} * expected_samples"
+    """Metrics, null if the share of known samples is smaller than min_coverage.
+
+    Coverage is the mean over the job's GPUs, so that a GPU with many samples does not hide one without.
+    """
+    share = "CASE WHEN expected_samples > 0 THEN coalesce({}, 0) / greatest(gpu_count, gpus_seen) END"
     # If two GPUs each have just enough samples, and lost others independently, they have the square in common.
     common = 0.0 if options.spatial_method == PAPER else min_coverage**2
-    coverages = each(f"{_coverage('n_{x}')} AS coverage_{{x}}", (*MEANS, "energy"))
+    coverages = each(f"{share.format('covered_{x}')} AS coverage_{{x}}", _COUNTED)
     placed = each(
-        f"CASE WHEN n_{{x}}_active_frac >= {enough} AND n_dram_active_frac >= {enough} THEN n_known_{{x}} END"
-        " AS placed_{x}",
+        f"CASE WHEN coverage_{{x}}_active_frac >= {min_coverage!r} AND coverage_dram_active_frac >= {min_coverage!r}"
+        " THEN n_known_{x} END AS placed_{x}",
         PIPES,
     )
     return f"""
-SELECT *, {_coverage("samples")} AS coverage_frac, {coverages}, {placed},
-       {each(f"CASE WHEN n_{{x}} >= {enough} THEN raw_{{x}} END AS mean_{{x}}", MEANS)},
-       CASE WHEN n_activity >= {enough} THEN raw_temporal END AS temporal_imbalance,
+SELECT *, {share.format("covered")} AS coverage_frac, {coverages}, {placed},
+       {each(f"CASE WHEN coverage_{{x}} >= {min_coverage!r} THEN raw_{{x}} END AS mean_{{x}}", MEANS)},
+       CASE WHEN coverage_activity >= {min_coverage!r} THEN raw_temporal END AS temporal_imbalance,
        coalesce(windows, 0) >= {common!r} * 1000 * elapsed_s / window_ms AS is_compared,
-       CASE WHEN n_activity >= {enough} AND gpus_seen > 1 AND max_activity > 0 AND is_compared
+       CASE WHEN coverage_activity >= {min_coverage!r} AND gpus_seen > 1 AND max_activity > 0 AND is_compared
             THEN greatest(0.0, (active_windows - even_windows) / windows) END AS spatial_imbalance,
-       {_energy("has_cards", f"n_energy >= {enough}")},
-       CASE WHEN n_hbm_used_mib >= {enough} THEN raw_growth END AS hbm_growth_mib_h
+       {_energy("has_cards", f"coverage_energy >= {min_coverage!r}")},
+       CASE WHEN coverage_hbm_used_mib >= {min_coverage!r} THEN raw_growth END AS hbm_growth_mib_h
 FROM (SELECT j.*, coalesce(gpus_seen, 0) AS gpus_seen, coalesce(samples, 0) AS samples,
              expected * greatest(j.gpu_count, coalesce(gpus_seen, 0)) AS expected_samples,
              w.windows AS spatial_windows, w.* EXCLUDE (job), i.* EXCLUDE (job),

@@ -186,6 +186,8 @@ def job_metrics(
     parts = [samples_of(frame, unit, start_s, end_s) for unit in units]
     seen = [(unit, part) for unit, part in zip(units, parts, strict=True) if len(part)]
     found: dict[str, Any] = {"samples": sum(len(part) for _, part in seen), "gpus_seen": len(seen)}
+    expected = [(end_s - start_s) * 1000 / (intervals_ms or {}).get(unit, 10_000.0) for unit in units]
+    found["coverage_frac"] = mean([min(1.0, len(part) / number) for part, number in zip(parts, expected, strict=True)])
     weight = [weights(part.time_ms.tolist(), (intervals_ms or {}).get(unit, 10_000.0)) for unit, part in seen]
     for counter in MEANS:
         found[f"mean_{counter}"] = mean(

@@ -143,6 +143,18 @@ def test_a_job_expects_the_samples_of_each_of_its_nodes(run: Any) -> None:
     assert (found[1]["expected_samples"], found[1]["coverage_frac"]) == (pytest.approx(840, rel=1e-12), 1.0)
 
 
+def test_a_gpu_with_many_samples_does_not_hide_one_with_few(run: Any) -> None:
+    """Every second for an hour, and every minute for 5 of 60 minutes. A third and a fourth GPU have no sample."""
+    frames = [gpu(np.arange(0, 3600, 1)), gpu(np.arange(0, 300, 60), "n2")]
+    hosts = (("n1", "n2"), ("n1", "n2", "n3", "n4"))
+    for nodes in hosts:
+        job = JobRun(1, START_S, START_S, START_S + 3600, len(nodes), nodes)
+        row = run(pd.concat(frames, ignore_index=True), [job], config=Config())[0][1]
+        assert row["coverage_frac"] == pytest.approx((1 + 5 / 60) / len(nodes), rel=1e-12)
+        assert row["coverage_gpu_util_pct"] == row["coverage_frac"]
+        assert row["verdict"] == ("ok" if len(nodes) == 2 else "low coverage")
+
+
 def test_a_job_is_not_idle_if_one_of_its_gpus_was_not_seen(run: Any) -> None:
     """Of two GPUs, one is idle and the other is silent, or idle too."""
     frames = [gpu(np.arange(0, 3600, 10), host).assign(gpu_util_pct=0.0) for host in ("n1", "n3", "n4")]
