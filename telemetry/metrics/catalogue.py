@@ -37,7 +37,7 @@ _USE = (
     _column("energy_power_w", _REAL, "W per GPU: energy / run time"),
     _column("energy_measured_frac", _REAL, "share of the GPUs' time that the energy counter covers; null: no energy"),
     _column("energy_resets", _INT, "number of times that the energy counter restarted"),
-    _column("energy_rejected", _INT, "readings of the energy counter that are physically impossible"),
+    _column("energy_rejected", _INT, "readings of the energy counter that are physically impossible, or frozen"),
     _column("max_temp_c", _REAL, "degC"),
     _column("has_profiling_fault", _FLAG, "profiling counters read 0 while GPU_UTIL was high"),
 )

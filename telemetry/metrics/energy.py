@@ -1,14 +1,16 @@
 """Energy from the cumulative counter: the stretches of readings whose steps are physically possible.
 
 The counter is mJ since the driver was loaded. A stretch is a run of readings of one card. In it, no step falls, and no
-step rises faster than the card can use power. So its energy is its last reading minus its first. Stretches of hours
-join exactly. When the whole job is known, `energy_chain` separates faulty readings from resets and replaced cards.
+step rises faster than the card can use power. So its energy is its last reading minus its first. Readings that stand
+still for minutes are a stretch of their own, because every card that is on uses power. Stretches of hours join. When
+the whole job is known, `energy_chain` separates faulty readings from resets and replaced cards.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,19 +24,26 @@ KINDS = {
     "allocation": WHOLE,
     **{f"{name}_ms": WHOLE for name in ("from", "second", "until")},
     **{f"{name}_mj": REAL for name in ("from", "second", "until")},
-    **{f"{name}_w": _UNKNOWN_W for name in ("from", "until")},
+    **{f"{name}_w": _UNKNOWN_W for name in ("from", "until", "mean")},
     "limit_w": REAL,
     "readings": NUMBER,
     "card": WHOLE,
 }
 """A row for each stretch. from, second, until: its first, second, and last reading, with the time since the start of
 the allocation and the power sample. limit_w: more than the card can use. card: see `_cards`, 0 where it is unknown.
+mean_w: the mean power sample, only of a stretch that stands still.
 """
 
 SLACK_MS = 30_000
 """A step may hold the energy of this much more time: dcgm-exporter by default reads the counters every 30 s."""
 _MARGIN = 1.25
 """Allowed above `max_power_w`: short peaks, and the error of the power sensor."""
+LEAST_W = 2.0
+"""Every card that is on uses more. A counter in J, read as mJ, shows less."""
+STILL_MS = 300_000
+"""A counter that shows less than LEAST_W for longer is faulty. Slow exporters repeat a reading for a shorter time."""
+_EDGE_MS = 90_000
+"""Readings that stand still longer at the start or end of an hour are separate, because they may go on beyond it."""
 
 
 def missing(samples: GpuSamples) -> Columns:
@@ -60,6 +69,7 @@ def measure(samples: GpuSamples) -> Columns:
     codes = codes[rows]
     joined = (codes[1:] == codes[:-1]) & is_step(np.diff(reading), np.diff(time_ms), runs.spread(limit_w)[1:])
     joined[runs.ends[:-1] - 1] = False
+    _part_still(joined, reading, time_ms, runs)
     stretches = RowRuns(np.append(np.arange(min(len(reading), 1)), np.flatnonzero(~joined) + 1), len(reading))
     run = np.searchsorted(runs.starts, stretches.starts, side="right") - 1
     start_ms = samples.allocations.start_ms[allocation[run]]
@@ -71,13 +81,46 @@ def measure(samples: GpuSamples) -> Columns:
         found |= {f"{name}_ms": time_ms[place] - start_ms, f"{name}_mj": reading[place]}
         if name != "second" and power is not None:
             found[f"{name}_w"] = power.values[place if isinstance(rows, slice) else rows[place]]
+    still = stands_still(found["until_mj"] - found["from_mj"], found["until_ms"] - found["from_ms"], _EDGE_MS)
+    if power is not None and still.any():
+        found["mean_w"] = np.where(still, _means(power.values[rows], stretches), np.nan)
     return found | {"readings": stretches.lengths, "card": _cards(names)[codes[stretches.starts]]}
 
 
 def is_step(step_mj: Array, step_ms: Array, limit_w: Array) -> Array:
     """Whether a card can have used this energy in this time."""
-    possible: Array = (step_mj >= 0) & (step_mj <= limit_w * (step_ms + SLACK_MS))
+    still: Array = stands_still(step_mj, step_ms, STILL_MS)
+    possible: Array = ~still & (step_mj >= 0) & (step_mj <= limit_w * (step_ms + SLACK_MS))
     return possible
+
+
+def stands_still(used_mj: Any, time_ms: Any, most_ms: int) -> Any:
+    """Whether the counter shows less than a card that is on must use, for more than most_ms. Of numbers or arrays."""
+    return (time_ms > most_ms) & (used_mj < LEAST_W * time_ms)
+
+
+def _part_still(joined: Array, reading: Array, time_ms: Array, runs: RowRuns) -> None:
+    """Cut the steps before and after readings that stand still for long. joined: of each step, changed in place."""
+    flat = joined & (reading[1:] == reading[:-1])
+    if not flat.any():
+        return
+    pieces = RowRuns.of(flat)
+    chosen = flat[pieces.starts]
+    first, last = pieces.starts[chosen], pieces.ends[chosen]
+    is_edge = np.zeros(len(reading), bool)
+    is_edge[runs.starts] = is_edge[runs.ends - 1] = True
+    long_ms = np.where(is_edge[first] | is_edge[last], _EDGE_MS, STILL_MS)
+    is_long = time_ms[last] - time_ms[first] > long_ms
+    first, last = first[is_long], last[is_long]
+    joined[first[first > 0] - 1] = False
+    joined[last[last < len(joined)]] = False
+
+
+def _means(values: Array, runs: RowRuns) -> Array:
+    """The mean of the known values of each run; NaN without any."""
+    known = runs.sum(~np.isnan(values))
+    found: Array = np.divide(runs.sum(np.nan_to_num(values)), known, out=np.full(len(known), np.nan), where=known > 0)
+    return found
 
 
 def _cards(names: Sequence[str]) -> Array:
@@ -87,12 +130,17 @@ def _cards(names: Sequence[str]) -> Array:
 
 
 def merge(given: Rows) -> Columns:
-    """Stretches, joined if the step between them is possible. Stretches of one hour do not join again."""
+    """Stretches, joined if the step between them is possible, and neither stands still.
+
+    Stretches of one hour do not join again.
+    """
     rows, _ = given.by("allocation", "from_ms")
     row = {name: rows[name] for name in KINDS}
     step_mj = row["from_mj"][1:] - row["until_mj"][:-1]
     step_ms = row["from_ms"][1:] - row["until_ms"][:-1]
     joined = is_step(step_mj, step_ms, row["limit_w"][1:])
+    still = stands_still(row["until_mj"] - row["from_mj"], row["until_ms"] - row["from_ms"], _EDGE_MS)
+    joined &= ~(still[1:] | still[:-1])
     for name in ("allocation", "card"):
         joined &= row[name][1:] == row[name][:-1]
     length = len(row["allocation"])

@@ -200,8 +200,105 @@ def test_readings_without_any_possible_step_have_no_energy(run: Any) -> None:
     assert "energy_j: no possible reading" in row["reasons"]
 
 
+SECONDS = np.arange(3601)
+USED_MJ = 1000 * np.concatenate([[0.0], np.cumsum(np.where(SECONDS[:3600] < 1800, 80.0, 350.0))])
+"""The true energy since the start of the job, each second: 80 W for 30 minutes, then 350 W."""
+
+
+def scraped(step_s: int, has_power: bool = True) -> tuple[np.ndarray, pd.DataFrame]:
+    """Seconds, and samples of that card, from a third of the step on."""
+    seconds = np.arange(step_s / 3, 3600, step_s)
+    frame = card(2e10 + np.interp(seconds, SECONDS, USED_MJ)).assign(time_ms=(1000 * (START_S + seconds)).astype(int))
+    return seconds, frame.assign(power_w=np.where(seconds < 1800, 80.0, 350.0) if has_power else np.nan)
+
+
+@pytest.mark.parametrize("step_s", [10, 60])
+@pytest.mark.parametrize("catches_up", [True, False])
+@pytest.mark.parametrize(("from_s", "until_s"), [(0, 1200), (1000, 2500), (1800, 3600)], ids=["start", "middle", "end"])
+def test_a_frozen_counter_is_no_use_of_0_w(run: Any, step_s: int, catches_up: bool, from_s: int, until_s: int) -> None:
+    """The counter stands at one value. Then it goes on from there, or shows the energy of this time as well."""
+    seconds, frame = scraped(step_s)
+    still = (seconds >= from_s) & (seconds < until_s)
+    readings = frame.energy_mj.to_numpy(copy=True)
+    if not catches_up:
+        readings[seconds >= until_s] -= np.ptp(readings[still])
+    readings[still] = readings[still][0]
+    row = energy(run, frame.assign(energy_mj=readings))
+    assert row["energy_j"] == pytest.approx(USED_MJ[-1] / 1000, rel=0.02)
+    is_known = catches_up and from_s > 0 and until_s < 3600
+    measured_s = 3600 if is_known else 3600 - (until_s - from_s)
+    assert row["energy_measured_frac"] == pytest.approx(measured_s / 3600, abs=2 * step_s / 3600)
+    assert row["energy_rejected"] == pytest.approx(np.sum(still) - 1, abs=1)
+
+
+def test_a_frozen_counter_without_power_samples_counts_with_the_mean_power(run: Any) -> None:
+    readings = steady()
+    readings[30:] = readings[30]
+    row = energy(run, card(readings))
+    assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
+    assert row["energy_measured_frac"] == pytest.approx(30 / 60, rel=1e-12)
+
+
+@pytest.mark.parametrize("has_power", [True, False])
+@pytest.mark.parametrize("collects_s", [60, 120, 600])
+@pytest.mark.parametrize("step_s", [10, 60])
+def test_an_exporter_that_reads_the_counter_rarely_is_measured(
+    run: Any, step_s: int, collects_s: int, has_power: bool
+) -> None:
+    """Its last reading may be as old as its interval."""
+    seconds, frame = scraped(step_s, has_power)
+    readings = np.interp(seconds // collects_s * collects_s, seconds, frame.energy_mj)
+    row = energy(run, frame.assign(energy_mj=readings))
+    assert row["energy_j"] == pytest.approx(USED_MJ[-1] / 1000, rel=0.03 + collects_s / 3600)
+    assert row["energy_measured_frac"] >= 0.98 - 2 * collects_s / 3600
+
+
+@pytest.mark.parametrize("step_s", [10, 60])
+@pytest.mark.parametrize(("from_s", "factor"), [(1800, 1 / 1000), (1800, 1000), (3000, 1 / 1000)])
+def test_another_unit_of_the_counter_is_unmeasured_time(run: Any, step_s: int, from_s: int, factor: float) -> None:
+    """The exporter shows mJ, and after an upgrade J; or uJ."""
+    seconds, frame = scraped(step_s)
+    frame.loc[seconds >= from_s, "energy_mj"] *= factor
+    row = energy(run, frame)
+    assert row["energy_j"] == pytest.approx(USED_MJ[-1] / 1000, rel=0.01)
+    assert row["energy_measured_frac"] == pytest.approx(from_s / 3600, abs=2 * step_s / 3600)
+    assert row["energy_resets"] == 0
+
+
+def test_a_counter_that_shows_j_for_some_time_loses_nothing(run: Any) -> None:
+    seconds, frame = scraped(10)
+    frame.loc[(seconds >= 900) & (seconds < 2400), "energy_mj"] /= 1000
+    row = energy(run, frame)
+    assert row["energy_j"] == pytest.approx(USED_MJ[-1] / 1000, rel=0.01)
+    assert row["energy_measured_frac"] > 0.99
+
+
+def test_a_counter_in_j_has_no_energy(run: Any) -> None:
+    row = energy(run, card(steady() / 1000, power_w=300.0))
+    assert (row["energy_j"], row["energy_rejected"]) == (None, 60)
+
+
+@pytest.mark.parametrize("readings", [2, 4, 8])
+@pytest.mark.parametrize("line_mj", [0.0, 1e9, 5e10], ids=["from 0", "lower", "near"])
+def test_a_dip_that_rises_and_returns_to_the_old_line_is_no_reset(run: Any, readings: int, line_mj: float) -> None:
+    counter = steady()
+    counter[20 : 20 + readings] = line_mj + steady(readings, 0.0)
+    row = energy(run, card(counter))
+    assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
+    assert (row["energy_resets"], row["energy_rejected"]) == (0, readings)
+
+
+def test_a_reset_counter_that_is_reset_again_is_two_resets(run: Any) -> None:
+    """It never returns to the old line."""
+    counter = steady()
+    counter[20:28], counter[28:] = steady(8, 3e6), steady(32, 6e6)
+    row = energy(run, card(counter))
+    assert row["energy_j"] == pytest.approx(300 * 3600, abs=2 * SHARE_J)
+    assert (row["energy_resets"], row["energy_rejected"]) == (2, 0)
+
+
 FAULTS = st.lists(
-    st.tuples(st.sampled_from(["dip", "spike", "reset", "card", "lost"]), st.integers(0, 119)), max_size=6
+    st.tuples(st.sampled_from(["dip", "spike", "reset", "card", "lost", "frozen"]), st.integers(0, 119)), max_size=6
 )
 
 
@@ -217,7 +314,7 @@ def test_faults_on_a_known_power_curve(run: Any, faults: list[tuple[str, int]], 
         time_ms=(START_S + seconds) * 1000, power_w=watts[seconds], uuid="GPU-a"
     )
     # Restarts come first and in order of time: a counter does not restart from a faulty reading, or below 0.
-    wanted = {(kind not in ("reset", "card"), place % len(frame), kind) for kind, place in faults}
+    wanted = {(kind not in ("reset", "card", "frozen"), place % len(frame), kind) for kind, place in faults}
     for _, row, kind in sorted(wanted):
         if kind == "dip":
             frame.loc[row, "energy_mj"] *= rng.choice([0.0, 0.5])
@@ -228,6 +325,10 @@ def test_faults_on_a_known_power_curve(run: Any, faults: list[tuple[str, int]], 
         elif kind == "card":
             frame.loc[row:, "energy_mj"] += 1e10
             frame.loc[row:, "uuid"] = f"GPU-{row}"
+        elif kind == "frozen":
+            last = min(row + 30, len(frame) - 1)
+            frame.loc[last:, "energy_mj"] -= frame.loc[last, "energy_mj"] - frame.loc[row, "energy_mj"]
+            frame.loc[row:last, "energy_mj"] = frame.loc[row, "energy_mj"]
         elif kind == "lost":
             frame.loc[row, "energy_mj"] = np.nan
     found = energy(run, frame)

@@ -101,11 +101,11 @@ def test_another_counter_can_be_chosen_for_imbalance(run: Any) -> None:
 def test_energy_and_time_weight_carry_over_hours_and_days(run: Any, hour: int) -> None:
     """Samples 20 s before and 40 s after the full hour: memory-bound for 60 s, then compute-bound for 10 s."""
     at = START_S + hour * 3600
-    rows = {"time_ms": [(at - 20) * 1000, (at + 40) * 1000, (at + 50) * 1000], "energy_mj": [10.0, 70.0, 80.0]}
+    rows = {"time_ms": [(at - 20) * 1000, (at + 40) * 1000, (at + 50) * 1000], "energy_mj": [1e6, 7e6, 8e6]}
     frame = pd.DataFrame({"host": "n1", "gpu": 0, "mig": "", **rows, "fp64_active_frac": [0.1, 0.9, 0.9]})
     frame["dram_active_frac"] = 0.5
     jobs, _ = run(frame, [job(80, 1, start_s=at - 20)])
-    assert jobs[1]["energy_j"] == pytest.approx(0.07 / 70 * 80, rel=1e-12)
+    assert jobs[1]["energy_j"] == pytest.approx(7000 / 70 * 80, rel=1e-12)
     assert jobs[1]["compute_frac_fp64"] == pytest.approx(10 / 70, rel=1e-15)
     assert jobs[1]["compute_sample_frac_fp64"] == pytest.approx(2 / 3, rel=1e-15)
     assert jobs[1]["class_fp64"] == "memory"
