@@ -19,7 +19,7 @@ from telemetry.metrics.chunks import each_chunk
 from telemetry.metrics.hours import DAY_MS, HOUR_MS, Files, Hour, MisplacedError, each_hour
 from telemetry.metrics.runs import RowRuns
 from telemetry.metrics.samples import Units
-from telemetry.metrics.scrapes import Intervals, hour_intervals, intervals_of
+from telemetry.metrics.scrapes import Intervals, hour_intervals, intervals_of, pooled_gaps_ms
 from telemetry.store.schema import schema_of
 
 UNITS = schema_of(
@@ -34,6 +34,7 @@ UNITS = schema_of(
         "counted": pa.int64(),
         "interval_ms": pa.float64(),
         "is_steady": pa.bool_(),
+        "gaps_ms": pa.list_(pa.int64()),
     }
 )
 _KEYS = ["host", "gpu", "mig", "day"]
@@ -141,6 +142,7 @@ def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:
         "counted": counted,
         "interval_ms": interval_ms,
         "is_steady": is_steady,
+        "gaps_ms": pooled_gaps_ms(runs, time_ms, is_steady),
     }
     return pa.table(columns).cast(UNITS)
 

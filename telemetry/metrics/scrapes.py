@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 from almanac.units import DAY_S, HOUR_S
 from telemetry.attribution.allocations import days_of
 from telemetry.metrics.hours import HOUR_MS
-from telemetry.metrics.runs import Array, RowRuns
+from telemetry.metrics.runs import Array, RowRuns, ragged
 
 Place = tuple[str, int, str]
 """Host, GPU index, and MIG instance id."""
@@ -25,7 +26,11 @@ EVEN = 1.1
 _FREQUENT_PCT = 5
 _NEAR = (0.5, 1.5)
 _ROUNDS = 3
-_STEADY_FRAC, _STEADY_SAMPLES = 0.75, 4
+_STEADY_FRAC, _STEADY_SAMPLES, _STEADY_HOURS = 0.75, 10, 0.25
+_POOLED_GAPS, _LONG, _LIKELY, _MOST_TIMES = 64, 10, 0.4, 4
+_USUAL_S = np.array([1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900])
+"""Scrape intervals that sites configure. Others may be multiples of them, if scrapes are lost by turns."""
+_SAME = 0.03
 
 
 def gaps_ms(runs: RowRuns, time_ms: Array) -> Array:
@@ -54,6 +59,44 @@ def hour_intervals(runs: RowRuns, time_ms: Array) -> tuple[Array, Array]:
         interval_ms[is_uneven], share = _shortest(uneven, gap[chosen])
         is_steady[is_uneven] = (share >= _STEADY_FRAC) & (number[is_uneven] >= _STEADY_SAMPLES)
     return interval_ms, is_steady
+
+
+def pooled_gaps_ms(runs: RowRuns, time_ms: Array, is_steady: Array) -> pa.ListArray[Any]:
+    """The first gaps of each GPU in an hour that is not steady; of a steady hour none."""
+    number = np.where(is_steady, 0, np.minimum(runs.lengths - 1, _POOLED_GAPS))
+    pooled = RowRuns.of_lengths(number)
+    gap = np.diff(time_ms, append=0)[ragged(runs.starts, pooled)]
+    return pa.ListArray.from_arrays(pa.array(np.append(pooled.starts, pooled.rows), pa.int32()), pa.array(gap))
+
+
+def base_gap_ms(gaps: Array) -> float:
+    """The scrape interval behind the gaps of a day in which no hour is steady.
+
+    If a share of all scrapes is kept at random, it is also the share of gaps of one interval. So the interval is the
+    shortest gap that is frequent enough, alone and with its multiples. The mean over these removes jitter.
+    """
+    gap = np.sort(gaps)
+    gap = gap[gap <= _LONG * np.median(gap)]
+    lost = 1 - np.minimum(gap * len(gap) / gap.sum(), 1)
+    likely = np.ones(len(gap), bool)
+    for times in (1, _MOST_TIMES):
+        number = np.searchsorted(gap, (times + 0.5) * gap, side="right") - np.arange(len(gap))
+        likely &= number >= _LIKELY * len(gap) * (1 - lost**times)
+    shortest = gap[np.argmax(likely)] if likely.any() else np.median(gap)
+    interval_ms = float(gap[(gap >= shortest) & (gap <= _NEAR[1] * shortest)].mean())
+    for _ in range(_ROUNDS):
+        times = np.rint(gap / interval_ms)
+        chosen = (times >= 1) & (times <= _MOST_TIMES)
+        interval_ms = float(gap[chosen].sum() / times[chosen].sum())
+    return interval_ms
+
+
+def _is_by_turns(interval_s: Array, base_s: Array | float) -> Array:
+    """Whether this can be no configured interval, but a multiple of the base: every fifth scrape is kept."""
+    times = np.maximum(np.rint(interval_s / base_s), 1)
+    is_usual = (np.abs(interval_s[:, None] / _USUAL_S - 1) < _SAME).any(axis=1)
+    found: Array = (times >= 2) & (np.abs(interval_s / base_s / times - 1) < _SAME) & ~is_usual
+    return found
 
 
 def _shortest(runs: RowRuns, gap: Array) -> tuple[Array, Array]:
@@ -156,9 +199,9 @@ def _overlap_s(start_s: int, end_s: int, from_s: int, length_s: int) -> int:
 
 
 def intervals_of(hours: pa.Table) -> Intervals:
-    """Intervals from one row per GPU and hour: host, gpu, mig, hour_ms, interval_ms, is_steady.
+    """Intervals from one row per GPU and hour: host, gpu, mig, hour_ms, interval_ms, is_steady, gaps_ms.
 
-    The interval of a day is the median of its steady hours, or of all its hours if none is steady.
+    The interval of a day is the median of its steady hours. If none is steady, it follows from the gaps of all hours.
     """
     hours = hours.filter(pc.field("interval_ms") > 0)
     host, mig = (hours[name].combine_chunks().dictionary_encode() for name in ("host", "mig"))
@@ -169,14 +212,34 @@ def intervals_of(hours: pa.Table) -> Intervals:
     hour, interval_s, is_steady = hour[order], interval_s[order], is_steady[order]
     runs = RowRuns.of(*(key[order] for key in keys), day[order])
     steady = runs.sum(is_steady)
-    usual_s = interval_s[runs.starts + (np.where(steady > 0, steady, runs.lengths) - 1) // 2]
+    steady = np.where(steady >= _STEADY_HOURS * runs.lengths, steady, 0)
+    usual_s = interval_s[runs.starts + np.maximum(steady - 1, 0) // 2]
+    gaps: Any = hours["gaps_ms"].combine_chunks()
+    gaps = gaps.take(order)
+    for place in np.flatnonzero(steady == 0).tolist():
+        of_day = gaps.slice(runs.starts[place], runs.lengths[place]).flatten().to_numpy()
+        usual_s[place] = base_gap_ms(of_day) / 1000
+    usual_s = _without_turns(runs.first(day[order]), usual_s)
     hosts, migs = host.dictionary.to_pylist(), mig.dictionary.to_pylist()
     codes = (runs.first(column[order]).tolist() for column in (*keys, day))
     places = [(hosts[h], gpu, migs[m], d) for h, gpu, m, d in zip(*codes, strict=True)]
     times = interval_s / runs.spread(usual_s)
-    differs = np.flatnonzero(is_steady & ((times > EVEN) | (times < 1 / EVEN)))
+    is_own = ((times > EVEN) | (times < 1 / EVEN)) & ~_is_by_turns(interval_s, runs.spread(usual_s))
+    differs = np.flatnonzero(is_steady & is_own & (runs.spread(steady) > 0))
     by_hour: dict[_PlaceDay, dict[int, float]] = defaultdict(dict)
     number = runs.spread(np.arange(len(places)))
     for row in differs.tolist():
         by_hour[places[number[row]]][int(hour[row])] = float(interval_s[row])
     return Intervals(dict(zip(places, usual_s.tolist(), strict=True)), dict(by_hour))
+
+
+def _without_turns(day: Array, interval_s: Array) -> Array:
+    """Intervals of GPUs, without those that only a loss by turns explains: most GPUs of the day have a divisor."""
+    found = interval_s.copy()
+    for number in np.unique(day):
+        of_day = day == number
+        base_s = np.median(interval_s[of_day])
+        is_base = np.abs(interval_s[of_day] / base_s - 1) < EVEN - 1
+        if 2 * is_base.sum() > len(is_base):
+            found[of_day] = np.where(_is_by_turns(interval_s[of_day], base_s), base_s, interval_s[of_day])
+    return found

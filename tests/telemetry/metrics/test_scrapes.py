@@ -127,6 +127,49 @@ def test_a_node_that_lost_most_of_its_scrapes_has_low_coverage_alone_on_its_site
     assert found[1]["verdict"] == "low coverage"
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("jitter_s", [0, 2])
+def test_a_node_that_lost_19_of_20_scrapes_shows_it(run: Any, seed: int, jitter_s: int) -> None:
+    rng = np.random.default_rng(200 + seed)
+    times = np.arange(3, DAY_S - 5, 10.0)
+    kept = rng.permutation(len(times)) < len(times) // 20
+    frame = gpu((times + rng.uniform(0, max(jitter_s, 1e-3), len(times)))[kept])
+    found, _ = run(frame, jobs_of("n1", length_s=DAY_S), config=Config())
+    assert 2 * found[1]["coverage_frac"] == pytest.approx(0.05, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_second_scrapes_of_a_node_that_loses_most_do_not_shorten_its_interval(tmp_path: Path, seed: int) -> None:
+    """One scrape in a hundred has a copy up to 5 s later."""
+    rng = np.random.default_rng(300 + seed)
+    times = np.arange(0, DAY_S - 20, 10.0)[rng.random(DAY_S // 10 - 2) < 0.2]
+    copies = rng.choice(times, len(times) // 100)
+    times = np.unique(np.concatenate([times, copies + rng.uniform(0.3, 5, len(copies)).round(3)]))
+    assert of(intervals(tmp_path, gpu(times)), 0, DAY_S) == pytest.approx(10, rel=0.02)
+
+
+def test_every_fifth_scrape_of_one_node_is_a_loss_where_the_others_have_all(run: Any) -> None:
+    """Nodes at 30 and 60 s are complete: sites configure such intervals."""
+    steps = [10, 10, 10, 10, 50, 30, 60]
+    frames = [gpu(np.arange(n, 3600, step), f"n{n}") for n, step in enumerate(steps)]
+    jobs = [JobRun(n, START_S, START_S, START_S + 3600, 1, (f"n{n}",)) for n in range(7)]
+    found, _ = run(pd.concat(frames, ignore_index=True), jobs, config=Config())
+    assert [row["coverage_frac"] for row in found.values()] == pytest.approx([1, 1, 1, 1, 0.2, 1, 1], rel=1e-3)
+    assert found[4]["verdict"] == "low coverage"
+
+
+def test_a_site_that_scrapes_every_50_s_is_complete(run: Any) -> None:
+    frames = [gpu(np.arange(7 * n, 3600, 50), f"n{n}") for n in range(3)]
+    found, _ = run(pd.concat(frames, ignore_index=True), jobs_of("n0", "n1", "n2"))
+    assert [2 * row["coverage_frac"] for row in found.values()] == pytest.approx([1, 1, 1], rel=1e-3)
+
+
+def test_two_hours_of_every_fifth_scrape_are_a_loss(tmp_path: Path) -> None:
+    times = [*range(0, 4 * 3600, 10), *range(4 * 3600, 6 * 3600, 50), *range(6 * 3600, 10 * 3600, 10)]
+    found = intervals(tmp_path, gpu(times))
+    assert [of(found, 3600 * hour, 3600 * (hour + 2)) for hour in (0, 4, 8)] == [10, 10, 10]
+
+
 def test_rows_that_exist_only_while_jobs_run_are_complete(run: Any) -> None:
     """Four jobs of 4 minutes with pauses between them, a sample every 30 s."""
     starts = [0, 700, 1500, 3100]
