@@ -35,6 +35,7 @@ PLAIN_PAGES = [
     "docs/index.md",
     "docs/install.md",
     "docs/mail.md",
+    "docs/other-tools.md",
     "docs/own-reports.md",
     "docs/own-services.md",
     "docs/power-backtest.md",
