@@ -87,7 +87,8 @@ def read_blocks(columns: FileColumns, wanted: Sequence[str], rows: int, counts: 
     """
     try:
         if not columns.delimiter:
-            with pq.ParquetFile(columns.path) as file:
+            # With pre_buffer, which is pyarrow's default, all bytes of the file stay in memory to its end.
+            with pq.ParquetFile(columns.path, pre_buffer=False) as file:
                 for batch in file.iter_batches(batch_size=rows, columns=list(wanted)):
                     yield _plain(columns.path, pa.Table.from_batches([batch]))
         elif columns.has_rows:

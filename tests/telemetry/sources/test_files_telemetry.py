@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from almanac.errors import FileFormatError
 from almanac.records import Counts
 from telemetry.counters import COUNTERS
+from telemetry.sources.blocks import FileColumns, read_blocks
 from telemetry.sources.files import FileSource
 from telemetry.store.schema import TELEMETRY
 
@@ -269,3 +271,14 @@ def test_real_10_hz_counters(trace: Callable[[str], Path]) -> None:
     assert {row["fp64_active_frac"] for row in rows} == {None}
     assert sum(row["sm_active_frac"] is None for row in rows) == 75
     assert {row["model"] for row in rows} == {"NVIDIA H100 80GB HBM3"}
+
+
+def test_a_large_file_does_not_stay_in_memory(tmp_path: Path) -> None:
+    path, rows = tmp_path / "t.parquet", 40_000
+    with pq.ParquetWriter(path, pa.schema([("gpu", pa.int64()), ("value", pa.float64())]), compression="none") as out:
+        for _ in range(32):
+            out.write_table(pa.table({"gpu": np.arange(rows), "value": np.random.default_rng(1).random(rows)}))
+    held = [
+        pa.total_allocated_bytes() for _ in read_blocks(FileColumns(path, ("gpu", "value")), ["value"], rows, Counts())
+    ]
+    assert max(held) - min(held) < path.stat().st_size / 8
