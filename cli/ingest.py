@@ -60,8 +60,8 @@ def command(
 ) -> int:
     """Read jobs (sacct) and GPU counters (Prometheus) into the store, from where the last run stopped.
 
-    You can read the same time span again: nothing changes. If a source fails, the others are still read, and the exit
-    code is 5.
+    You can read the same time span again: nothing changes. Unchanged telemetry files are skipped. If a source fails,
+    the others are still read, and the exit code is 5.
     """
     since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
     if layout and job_files and telemetry_files:
@@ -138,7 +138,10 @@ def show(results: dict[str, IngestResult], summary: SummaryCounts | None, as_jso
         return
     for name, result in results.items():
         unit = "values" if "telemetry" in result.written else "records"
-        show_counts(name, result.counts, unit)
+        if result.is_skipped:
+            click.echo(f"{name}: unchanged, {format_count(result.counts.kept)} values were imported before")
+        else:
+            show_counts(name, result.counts, unit)
         for table, written in result.written.items():
             click.echo(
                 f"  {table}: {format_count(written.added)} added, {format_count(written.replaced)} changed, "

@@ -15,9 +15,10 @@ from almanac.config import Config
 from almanac.errors import AlmanacError, StoreError
 from almanac.records import Counts
 from almanac.units import format_count, format_duration
-from telemetry.sources.base import RowBatch, Source
+from telemetry.sources.base import FileOfRows, RowBatch, Source
 from telemetry.sources.configured import SourceName, configured_sources, source_of
 from telemetry.store.cluster_store import ClusterStore
+from telemetry.store.imported_files import ImportOutcome
 from telemetry.store.merge import WriteResult
 from telemetry.store.staging import Staging
 from telemetry.store.stale_days import opens
@@ -41,7 +42,11 @@ class SourceSpan:
 
 @dataclass
 class IngestResult:
-    """The rows that one source gave, in wall_s seconds. error stopped it; all rows before it are stored."""
+    """The rows that one source gave, in wall_s seconds. error stopped it; all rows before it are stored.
+
+    is_skipped: the source is a file whose rows are all in the store, so it was not read. counts and written are then
+    those of its import.
+    """
 
     source: str
     since_s: int
@@ -50,6 +55,7 @@ class IngestResult:
     written: dict[str, WriteResult] = field(default_factory=dict)
     error: AlmanacError | None = None
     wall_s: float = 0.0
+    is_skipped: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as `almanac ingest --json` prints them."""
@@ -62,7 +68,19 @@ class IngestResult:
             "notes": dict(self.counts.notes),
             "written": {table: vars(written) for table, written in self.written.items()},
             "error": str(self.error) if self.error else None,
+            "skipped": self.is_skipped,
         }
+
+    def skip(self, known: ImportOutcome) -> None:
+        """Take the outcome of an earlier import of the same file."""
+        self.is_skipped = True
+        self.counts.add(known.counts)
+        self.written["telemetry"] = WriteResult(unchanged=known.rows)
+
+    def outcome(self) -> ImportOutcome:
+        """What `skip` needs."""
+        written = self.written.get("telemetry", WriteResult())
+        return ImportOutcome(self.counts, written.added + written.unchanged + written.replaced)
 
 
 def ignore(text: str) -> None:
@@ -135,9 +153,31 @@ def ingest(
     If the span starts after the watermark, the watermark stays, so that no gap is skipped. Days whose job metrics
     change become stale just before their rows change. Telemetry is staged, so that each of its files is written once.
     progress is called with the number of rows read and the time (s) reached. Raises the source's errors: earlier
-    batches are stored first, and the next run continues from the watermark.
+    batches are stored first, and the next run continues from the watermark. A telemetry file whose rows are all in the
+    store is not read.
     """
-    with store.staging("telemetry") as staged:
+    file = source if isinstance(source, FileOfRows) else None
+    file_key = file.key(since_s, until_s) if file else None
+    known = store.import_outcome(file_key) if file_key else None
+    if known:
+        result.skip(known)
+        return
+    _read(source, store, since_s, until_s, result, progress, file_key)
+    if file and file_key and file.is_final():
+        store.complete_import(file_key, result.outcome())
+
+
+def _read(
+    source: Source,
+    store: ClusterStore,
+    since_s: int,
+    until_s: int,
+    result: IngestResult,
+    progress: Progress,
+    file_key: str | None,
+) -> None:
+    """`ingest` for a source that has to be read."""
+    with store.staging("telemetry", file_key) as staged:
         writer = _Writer(source.name, store, since_s, result, staged)
         try:
             for batch in source.read(since_s, until_s):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -35,4 +35,17 @@ class Source(Protocol):
 
     def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         """Batches of [since_s, until_s), in time order. Raises SourceError where nothing can be read."""
+        ...
+
+
+@runtime_checkable
+class FileOfRows(Source, Protocol):
+    """A source that gives the same rows each time, as long as its file is the same."""
+
+    def key(self, since_s: int, until_s: int) -> str | None:
+        """Hash of the file and of all that decides which rows `read` gives; None where that cannot be known."""
+        ...
+
+    def is_final(self) -> bool:
+        """Whether a later `read` of the file that `key` hashed gives no other rows. Called after `read`."""
         ...

@@ -49,7 +49,7 @@ def open_columns(path: Path) -> FileColumns:
             is_parquet = file.read(4) == b"PAR1"
         columns = FileColumns(path, tuple(pq.read_schema(path).names)) if is_parquet else _csv_columns(path)
     except (OSError, pa.ArrowException) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     if len(set(columns.names)) != len(columns.names) or not all(columns.names):
         raise FileFormatError(f"{path}: two columns have the same name, or one has none", "name each column once")
     return columns
@@ -94,7 +94,7 @@ def read_blocks(columns: FileColumns, wanted: Sequence[str], rows: int, counts: 
         elif columns.has_rows:
             yield from _csv_blocks(columns, wanted, counts)
     except (OSError, pa.ArrowException) as error:
-        raise _unreadable(columns.path, error) from error
+        raise unreadable(columns.path, error) from error
 
 
 def _csv_blocks(columns: FileColumns, wanted: Sequence[str], counts: Counts) -> Iterator[pa.Table]:
@@ -185,6 +185,7 @@ def _moments(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
     return moments
 
 
-def _unreadable(path: Path, error: Exception) -> FileFormatError:
+def unreadable(path: Path, error: Exception) -> FileFormatError:
+    """The error for a file that cannot be read."""
     said = error.strerror if isinstance(error, OSError) and error.strerror else printable(str(error), 200)
     return FileFormatError(f"{path}: cannot be read: {said}", "check the path and its permissions, or export it again")

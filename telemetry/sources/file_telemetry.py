@@ -28,6 +28,8 @@ from telemetry.sources.prometheus_json import SeriesSamples
 _LABELS = ("host", "gpu", "mig", "uuid", "model", "job_label")
 _NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
 _MS_FROM = 1e11
+FUTURE = "time in the future"
+"""Why rows are dropped that a later import keeps."""
 _Doubles = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
 
@@ -90,7 +92,7 @@ def _in_span(block: pa.Table, layout: Layout, span: ReadSpan, counts: Counts) ->
     time_ms = read_times(block[column], is_ms=column.endswith("_ms"))
     bad = np.isnan(time_ms) | (time_ms < 0)
     future = ~bad & (time_ms > span.latest_ms)
-    for reason, rows in (("time not understood", bad), ("time in the future", future)):
+    for reason, rows in (("time not understood", bad), (FUTURE, future)):
         number = _values(block, layout, rows)
         counts.seen += number
         counts.drop(reason, number)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
+import telemetry
 from almanac.config import Tier
 from almanac.records import Counts, Request
 from almanac.tiers import requested_tier
 from telemetry.sources.base import RowBatch
-from telemetry.sources.blocks import open_columns, read_blocks
+from telemetry.sources.blocks import open_columns, read_blocks, unreadable
 from telemetry.sources.file_jobs import read_jobs
-from telemetry.sources.file_telemetry import ReadSpan, read_telemetry
+from telemetry.sources.file_telemetry import FUTURE, ReadSpan, read_telemetry
 from telemetry.sources.layouts import Kind, Layout, choose_layout
+from telemetry.store.imported_files import FileState, state_of
 from telemetry.store.schema import TABLES
 
 _BLOCK_ROWS = {"jobs": 50_000, "telemetry": 500_000}
@@ -41,10 +45,34 @@ class FileSource:
         self.name = f"file:{path.name}"
         self._path, self._kind, self._layout, self._clock = path, kind, layout, clock
         self._tiers = tiers
+        self._hashed: FileState = ()
+        self._has_future = False
 
     def layout(self) -> Layout:
         """How the file is read. Raises FileFormatError."""
         return choose_layout(str(self._path), open_columns(self._path).names, self._kind, self._layout)
+
+    def key(self, since_s: int, until_s: int) -> str | None:
+        """Hash of a telemetry file, its layout, the span, and almanac's code. Raises FileFormatError.
+
+        None for jobs, and for what is not a regular file.
+        """
+        self._hashed = state_of(self._path)
+        if self._kind != "telemetry" or not self._path.is_file():
+            return None
+        layout = self.layout().name
+        try:
+            with self._path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise unreadable(self._path, error) from error
+        # The name's end matters: Arrow decompresses by it.
+        parts = (content, self._path.suffix, layout, since_s, until_s, _code_hash())
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def is_final(self) -> bool:
+        """False where the file changed since `key`, or has rows of the future, which a later read would give."""
+        return not self._has_future and self._hashed == state_of(self._path)
 
     def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         """Batches of bounded size with the rows of [since_s, until_s): by submit time (jobs), by time (telemetry).
@@ -60,10 +88,20 @@ class FileSource:
                 rows = _with_tiers(read_jobs(block, layout, since_s, until_s, latest_s, counts), self._tiers)
             else:
                 rows = read_telemetry(block, layout, span, counts)
+                self._has_future |= FUTURE in counts.dropped
             yield RowBatch(self._kind, rows, counts)
             counts = Counts()
         if counts.seen:
             yield RowBatch(self._kind, TABLES[self._kind].schema.empty_table(), counts)
+
+
+@functools.cache
+def _code_hash() -> str:
+    """Hash of the package telemetry: other code can read the same file in another way."""
+    folder, found = Path(telemetry.__file__).parent, hashlib.sha256()
+    for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.toml")]):
+        found.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()
 
 
 def _with_tiers(rows: pa.Table, tiers: Sequence[Tier]) -> pa.Table:

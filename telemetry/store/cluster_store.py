@@ -16,6 +16,7 @@ from almanac.errors import StoreError
 from telemetry.store.atomic import locked, make_inner_folder, replacing, writing
 from telemetry.store.database import spill_folder
 from telemetry.store.folder import StoreFolder
+from telemetry.store.imported_files import Change, ImportedFiles, ImportOutcome, state_of
 from telemetry.store.marks import ahead_s, safe_name
 from telemetry.store.merge import WriteResult, arrow, conform, merge, names_sql, replace
 from telemetry.store.partitions import by_partition, of_times, partition_files, partition_start, span_ticks
@@ -147,22 +148,40 @@ class ClusterStore:
         return self._write(spec, by_partition(spec, conform(rows, spec)), opens)
 
     @contextlib.contextmanager
-    def staging(self, table: str) -> Iterator[Staging]:
-        """A staging of rows for `write_staged`. Rows that are never written are lost."""
+    def staging(self, table: str, file_key: str | None = None) -> Iterator[Staging]:
+        """A staging of rows for `write_staged`. Rows that are never written are lost.
+
+        file_key: of the telemetry file that the rows come from; see `ImportedFiles`.
+        """
         with spill_folder([self.root]) as folder:
-            yield Staging(TABLES[table], Path(folder) if folder else None)
+            yield Staging(TABLES[table], Path(folder) if folder else None, file_key)
 
     def write_staged(self, staged: Staging, opens: Opens = _opens_nothing) -> WriteResult:
         """`write` all rows of a staging, each partition file once, and clear it."""
-        result = self._write(staged.spec, staged.parts(), opens)
+        result = self._write(staged.spec, staged.parts(), opens, staged)
         staged.clear()
         return result
 
-    def _write(self, spec: Table, parts: Iterable[tuple[int, pa.Table]], opens: Opens) -> WriteResult:
-        result, opened = WriteResult(), set[int]()
+    def import_outcome(self, file_key: str) -> ImportOutcome | None:
+        """The outcome of the import of a telemetry file whose rows are all in the store; None without one."""
+        return self._imported_files().outcome(file_key)
+
+    def complete_import(self, file_key: str, outcome: ImportOutcome) -> None:
+        """Remember the outcome of an import, so that the same file need not be read again."""
+        with self._store.lock():
+            self._imported_files().complete(file_key, outcome)
+
+    def _imported_files(self) -> ImportedFiles:
+        return ImportedFiles(self._folder("telemetry"), lambda start_s: self._partition(TABLES["telemetry"], start_s))
+
+    def _write(
+        self, spec: Table, parts: Iterable[tuple[int, pa.Table]], opens: Opens, staged: Staging | None = None
+    ) -> WriteResult:
+        result, opened, changes = WriteResult(), set[int](), dict[int, Change]()
         with self._store.writing() as db:
             for start_s, chosen in parts:
                 path = self._partition(spec, start_s)
+                before = state_of(path)
                 merged, written = merge(db, spec, path, chosen)
                 if merged is not None:
                     # Once per write is enough: no process reads the stale days before the lock is released.
@@ -170,7 +189,11 @@ class ClusterStore:
                     self._store.marks.reopen(self.cluster, days)
                     opened |= days
                     _replace(path, merged, spec)
+                changes[start_s] = Change(before, state_of(path), written.replaced > 0)
                 result += written
+            if spec.name == "telemetry":
+                file_key, is_first = (staged.file_key, not staged.is_written) if staged else (None, False)
+                self._imported_files().note(changes, file_key, is_first)
         return result
 
     def replace(self, table: str, rows: pa.Table, owners: pa.Table) -> int:

@@ -77,7 +77,7 @@ class StoreFolder:
     def lock(self) -> Iterator[None]:
         """Allow one writer at a time, and remove half-written files of a killed writer."""
         with locked(self.root / ".lock"):
-            for folder in ("", "watermarks/", "*/*/*/"):
+            for folder in ("", "watermarks/", "*/*/", "*/*/*/"):
                 for stale in self.root.glob(f"{folder}{TEMPORARY}*"):
                     with contextlib.suppress(OSError):  # a folder is none of ours
                         stale.unlink()

@@ -21,11 +21,12 @@ _MOST_ROWS = 30_000_000
 class Staging:
     """Rows of one table by partition. Those that do not fit in memory are in one file of `folder`.
 
-    folder: None keeps all rows in memory; the staging is then full sooner.
+    folder: None keeps all rows in memory; the staging is then full sooner. file_key: of the file that the rows come
+    from. is_written: whether rows were cleared before.
     """
 
-    def __init__(self, spec: Table, folder: Path | None) -> None:
-        self.spec = spec
+    def __init__(self, spec: Table, folder: Path | None, file_key: str | None = None) -> None:
+        self.spec, self.file_key, self.is_written = spec, file_key, False
         self._path = folder / f"staged-{spec.name}" if folder else None
         self._in_memory: dict[int, list[pa.Table]] = {}
         self._on_disk: dict[int, list[tuple[int, int]]] = {}
@@ -56,7 +57,8 @@ class Staging:
             yield start_s, pa.concat_tables([*self._read(start_s), *self._in_memory.get(start_s, [])])
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Forget all rows, which are written."""
+        self.is_written = True
         self._in_memory, self._on_disk = {}, {}
         self._rows_in_memory = self._rows = 0
         if self._path:

@@ -1,0 +1,35 @@
+"""What `almanac ingest` prints about a telemetry file that it need not read again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.ingest import run, show
+from telemetry.ingest import SourceSpan
+from telemetry.sources.files import FileSource
+from telemetry.store.store import Store
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_skipped_file_has_the_counts_of_its_import(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    path, store = tmp_path / "t.csv", Store.create(tmp_path / "store").of("c")
+    path.write_text("host,gpu,time_ms,power_w,temp_c\nn1,0,1000,5,40\nn1,1,1000,9999,41\n")
+    for _ in range(2):
+        results = run(store, [SourceSpan(FileSource(path, "telemetry"), 0, 2**40)])
+    show(results, None, as_json)
+    said = capsys.readouterr().out
+    if as_json:
+        outcome = json.loads(said)["sources"]["file:t.csv"]
+        assert outcome["skipped"] is True
+        assert (outcome["seen"], outcome["kept"], outcome["dropped"]) == (4, 3, {"beyond limit: power_w": 1})
+        assert outcome["written"] == {"telemetry": {"added": 0, "unchanged": 2, "replaced": 0}}
+    else:
+        assert said.splitlines()[:2] == [
+            "file:t.csv: unchanged, 3 values were imported before",
+            "  telemetry: 0 added, 0 changed, 2 known, in 0 s",
+        ]
