@@ -42,16 +42,16 @@ def command(app: App, starttime: str | None, endtime: str | None, folder: Path |
     app.require_operator("these tables cover all users' jobs")
     store = app.cluster_store()
     since_s, until_s = time_option(starttime or "now-30days", app.now_s()), time_option(endtime, app.now_s())
-    jobs = load_population(store, since_s, until_s)
-    results = characterize(jobs, app.config)
+    population = load_population(store, since_s, until_s)
+    results = characterize(population, app.config)
     files = write_tables(results, folder) if folder else []
     if as_json:
-        span = {"cluster": store.cluster, "since_s": since_s, "until_s": until_s, "jobs": jobs.num_rows}
+        span = {"cluster": store.cluster, "since_s": since_s, "until_s": until_s, "jobs": len(population)}
         span["spatial_method"] = app.config.metrics.spatial_method
         click.echo(json_text({**span, "tables": {name: _as_dict(result) for name, result in results.items()}}))
         return
-    if jobs.num_rows:
-        _show(results, jobs.num_rows, note_on(store))
+    if len(population):
+        _show(results, len(population), note_on(store))
         method = app.config.metrics.spatial_method
         click.echo(f"\nspatial imbalance compares {SPATIAL_METHODS[method]} (metrics.spatial_method = {method})")
     else:

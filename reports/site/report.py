@@ -77,7 +77,7 @@ def build_site_report(
         totals=totals,
         power=load_power(store, config, span_s),
         results=results,
-        sampled=population.num_rows,
+        sampled=len(population),
         headline=tuple(compare(results, config, FINDINGS)),
         headline_note=note_on(store),
         compared=_by_figure(results, config),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pyarrow as pa
 
 from almanac.config import Config
 from telemetry.characterize.headline import HEADLINE, headline
 from telemetry.characterize.imbalance import IMBALANCE_TABLES
-from telemetry.characterize.population import prepare, select
+from telemetry.characterize.population import Population, select
 from telemetry.characterize.relations import RELATION_TABLES
 from telemetry.characterize.roofline import ROOFLINE_TABLES
 from telemetry.characterize.table import Result, StudyTable
@@ -18,22 +17,18 @@ TABLES: tuple[StudyTable, ...] = (*USAGE, *ROOFLINE_TABLES, *IMBALANCE_TABLES, *
 """Every table but the headline, which is read off these."""
 
 
-def characterize(jobs: pa.Table | pd.DataFrame, config: Config) -> dict[str, Result]:
-    """Every table by its name, "headline" last, from the jobs of `load_population`.
-
-    The order of the jobs changes nothing. A column that is missing counts as null in every job. A table without
-    suitable jobs is empty, and says why.
-    """
-    prepared = prepare(jobs)
-    results = {table.name: _result(table, prepared, config) for table in TABLES}
+def characterize(population: Population, config: Config) -> dict[str, Result]:
+    """Every table by its name, "headline" last. A table without suitable jobs is empty, and says why."""
+    results = {table.name: _result(table, population, config) for table in TABLES}
     return {**results, HEADLINE: headline(results, config)}
 
 
-def _result(table: StudyTable, jobs: pd.DataFrame, config: Config) -> Result:
-    selection = select(jobs, table)
+def _result(table: StudyTable, population: Population, config: Config) -> Result:
+    selection = select(population.jobs, table)
     if selection.jobs.empty:
         return Result(table, table.schema.empty_table(), 0, selection.left_out, _why_empty(selection.left_out))
-    frame = table.of(selection.jobs, config)[table.schema.names]
+    given = population.histograms if table.is_of_histograms else selection.jobs
+    frame = table.of(given, config)[table.schema.names]
     rows = pa.Table.from_pandas(frame, schema=table.schema, preserve_index=False).replace_schema_metadata(None)
     return Result(table, rows, len(selection.jobs), selection.left_out)
 

@@ -11,7 +11,7 @@ from almanac.config import Config
 from telemetry.characterize.roofline import CLASS_COLUMNS, CRITERIA, with_classes
 from telemetry.characterize.statistics import Bands, histogram, share_of, spread, steps
 from telemetry.characterize.table import StudyTable, columns
-from telemetry.characterize.usage import PIPE_COLUMNS, PIPE_KEYS, spread_columns, with_pipes
+from telemetry.characterize.usage import PIPE_COLUMNS, by_pipes, spread_columns
 from telemetry.metrics.catalogue import PIPES
 
 SPATIAL_METHODS = {
@@ -50,8 +50,7 @@ def _shares(metric: str, jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
 
 
 def _by_pipes(metric: str, jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
-    found = spread(with_pipes(jobs, config), PIPE_KEYS, metric)
-    return found.sort_values(["rule", "jobs", "pipes"], ascending=[True, False, True])
+    return by_pipes(jobs, config, lambda placed, keys: spread(placed, keys, metric))
 
 
 def _by_class(metric: str, jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
@@ -129,5 +128,6 @@ _IDLE = StudyTable(
     ),
     _idle_gpus,
     needs=("idle_gpu_count",),
+    reads=("gpu_count",),
 )
 IMBALANCE_TABLES = (*_SPATIAL[:2], _IDLE, *_TEMPORAL[:2], *_SPATIAL[2:], *_TEMPORAL[2:])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sized
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from telemetry.characterize.table import StudyTable
 from telemetry.metrics.catalogue import AVERAGED, JOB_METRICS, PIPES
 from telemetry.metrics.data_quality import NOT_SUMMARISED, OK
+from telemetry.metrics.histogram import BINS
 from telemetry.store.cluster_store import ClusterStore
 
 PART_OF_A_JOB = "part of a job that was requeued or resized"
@@ -26,11 +29,12 @@ _USED = (
     *(f"{metric}_{pipe}" for pipe in PIPES
       for metric in ("class", "compute_sample_frac", "placed_samples", "intensity_bins")),
 )  # fmt: skip
-"""The metrics that tables are made of. For a million jobs, each further column would take 8 MB in every copy."""
+"""The metrics that tables are made of. For a million jobs, each number takes 8 MB."""
 
+_KEY = ("job_id", "submit_s")
 POPULATION = pa.schema(
     [
-        *(JOB_METRICS.field(name) for name in ("job_id", "submit_s")),
+        *(JOB_METRICS.field(name).with_nullable(True) for name in _KEY),
         pa.field("state", pa.string()),
         pa.field("tier", pa.string()),
         pa.field("gpu_count", pa.int64()),
@@ -51,26 +55,65 @@ WHERE j.gpus > 0"""
 """GPU jobs that have started and ended, with GPUs (gpus), run time (ran_s) and metrics (m), of two views."""
 _JOIN = f"""
 SELECT job_id, submit_s, j.state, j.tier, j.gpus AS gpu_count, j.ran_s AS elapsed_s,
-       {", ".join(f"m.{name}" for name in _METRICS if name not in ("job_id", "submit_s"))}
-{RUNS_SQL} AND hash(job_id, submit_s) % {10**6} < $per_million ORDER BY job_id, submit_s
+       {", ".join(f"m.{name}" for name in _METRICS if name not in _KEY)}
+{RUNS_SQL} AND hash(job_id, submit_s) % {10**6} < $per_million
 """
+_JOBS_AT_ONCE = 20_480
+"""The histograms of this many jobs take about 20 MB."""
+_HISTOGRAMS = {pipe: f"intensity_bins_{pipe}" for pipe in PIPES}
+_REASON_END = "\n"
+
+
+@dataclass(frozen=True)
+class Population:
+    """The jobs that tables are made of, and the sums of their intensity histograms.
+
+    jobs: in the order of their keys, which are not columns. Numbers are float64, and NaN if missing. Beside tier,
+    gpu_count, and metrics, there are these columns:
+    reasons: those of null metrics, one a line. intensity_bins_PIPE: 1 if the job has a histogram, else NaN.
+    gpu_util_pct: mean GPU_UTIL, or without it (MIG) mean GR_ENGINE_ACTIVE as percent, as for the verdict.
+    idle_gpu_count: GPUs never used; NaN unless every GPU of the job was seen, and its activity is known.
+    excluded: the reason why a job is in no table; empty if it can be in one.
+
+    histograms: sums over the jobs that a table of profiling counters can use. Columns: pipe, gpu_model,
+    hbm_capacity_mib (the largest), jobs, samples (an array, one count per bin). Several rows can have the same pipe and
+    model.
+    """
+
+    jobs: pd.DataFrame
+    histograms: pd.DataFrame
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+
+_Part = tuple[pa.Table, pd.DataFrame]
+"""Some jobs without lists, in any order, and the sums of their histograms."""
 
 
 def load_population(
     store: ClusterStore, since_s: int | None = None, until_s: int | None = None, at_most: int | None = None
-) -> pa.Table:
+) -> Population:
     """GPU jobs submitted in [since_s, until_s) that have started and ended, with their metrics.
 
-    Columns of POPULATION; the metrics of a job without a summary are null. Names no user. at_most: where there
-    are more jobs an even sample of about so many, drawn by their ids; so large a span is not to be held in memory.
+    The metrics of a job without a summary are missing. Names no user. Histograms are summed as they are read, so a
+    million jobs take about 0.5 GB. at_most: of more jobs, take an even sample of about this many, chosen by their ids.
     Raises StoreError.
     """
     with store.connect() as db:
         store.view(db, "jobs", _SIZES, since_s, until_s)
         store.view(db, "job_metrics", _METRICS, since_s, until_s)
-        per_million = _per_million(db, at_most)
-        rows: pa.Table = db.sql(_JOIN, params={"per_million": per_million}).to_arrow_table()
-    return rows.cast(POPULATION)
+        found = db.sql(_JOIN, params={"per_million": _per_million(db, at_most)})
+        parts = [_reduced(pa.Table.from_batches([batch])) for batch in found.to_arrow_reader(_JOBS_AT_ONCE)]
+    return _joined(parts)
+
+
+def population_of(jobs: pa.Table | pd.DataFrame) -> Population:
+    """The population of jobs that are given with columns of POPULATION. A missing column is unknown for every job."""
+    if isinstance(jobs, pd.DataFrame):
+        schema = pa.schema([field for field in POPULATION if field.name in jobs.columns])
+        jobs = pa.Table.from_pandas(jobs[schema.names], schema=schema, preserve_index=False)
+    return _joined([_reduced(jobs)])
 
 
 def _per_million(db: duckdb.DuckDBPyConnection, at_most: int | None) -> int:
@@ -81,64 +124,104 @@ def _per_million(db: duckdb.DuckDBPyConnection, at_most: int | None) -> int:
     return 10**6 if jobs <= at_most else 10**6 * at_most // jobs
 
 
-def prepare(jobs: pa.Table | pd.DataFrame) -> pd.DataFrame:
-    """The columns of POPULATION, null where not given, in the order of the key, and columns derived from them.
+def _reduced(given: pa.Table) -> _Part:
+    """given: rows with columns of POPULATION."""
+    columns: dict[str, Any] = {
+        field.name: given[field.name].cast(field.type)
+        if field.name in given.column_names
+        else pa.chunked_array([pa.nulls(given.num_rows, field.type)])
+        for field in POPULATION
+    }
+    excluded = _exclusions(columns.pop("state"), columns.pop("verdict"))
+    sums = _histogram_sums(columns, excluded)
+    for name in _HISTOGRAMS.values():
+        columns[name] = pc.if_else(columns[name].is_valid(), pa.scalar(1.0), pa.scalar(None, pa.float64()))
+    columns["idle_gpus"] = pc.list_value_length(columns["idle_gpus"])
+    for name, column in columns.items():
+        if pa.types.is_integer(column.type) and name not in _KEY:
+            columns[name] = column.cast(pa.float64(), safe=False)
+    reasons: Any = pc.binary_join(columns["reasons"], _REASON_END)
+    columns["reasons"] = reasons.fill_null("").dictionary_encode()
+    columns["excluded"] = excluded.dictionary_encode()
+    # A column of a batch keeps the whole batch in memory, so copy the rows.
+    return pa.table(columns).take(np.arange(given.num_rows)), sums
 
-    gpu_util_pct: mean GPU_UTIL, or without it (MIG) mean GR_ENGINE_ACTIVE as percent, as for the verdict.
-    idle_gpu_count: GPUs never used; null unless every GPU of the job was seen, and its activity is known.
-    excluded: the reason why a job is in no table; empty if it can be in one.
-    """
-    frame = jobs.to_pandas() if isinstance(jobs, pa.Table) else jobs
-    frame = frame.reindex(columns=POPULATION.names).sort_values(["job_id", "submit_s"], ignore_index=True)
-    real = [field.name for field in POPULATION if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)]
-    frame = frame.astype(dict.fromkeys(real, "float64")).copy()  # astype leaves a block per column, and pandas warns
+
+def _exclusions(state: Any, verdict: Any) -> Any:
+    """`excluded` of jobs, from their columns."""
+    is_ok = pc.equal(verdict, pa.scalar(OK))
+    of_verdict = pc.if_else(is_ok, "", pc.binary_join_element_wise("verdict: ", verdict, ""))
+    is_part = pc.is_in(state, value_set=pa.array(["REQUEUED", "RESIZING"]))
+    return pc.if_else(is_part, PART_OF_A_JOB, pc.fill_null(of_verdict, NOT_SUMMARISED))
+
+
+def _histogram_sums(columns: dict[str, Any], excluded: Any) -> pd.DataFrame:
+    """`Population.histograms` of these jobs."""
+    has_fault = pc.fill_null(columns["has_profiling_fault"], False)
+    is_used = pc.and_(pc.equal(excluded, pa.scalar("")), pc.invert(has_fault))
+    sums = []
+    for pipe, name in _HISTOGRAMS.items():
+        wanted = {key: columns[key] for key in (name, "gpu_model", "hbm_capacity_mib")}
+        known = pa.table(wanted).filter(pc.and_(is_used, columns[name].is_valid()))
+        counts: Any = known[name].combine_chunks()
+        samples = counts.flatten().to_numpy().reshape(-1, BINS + 2)
+        for model, group in known.drop_columns([name]).to_pandas().groupby("gpu_model"):
+            largest_mib = group["hbm_capacity_mib"].max()
+            sums.append((pipe, str(model), largest_mib, len(group), samples[group.index].sum(axis=0)))
+    return pd.DataFrame(sums, columns=["pipe", "gpu_model", "hbm_capacity_mib", "jobs", "samples"])
+
+
+def _joined(parts: Sequence[_Part]) -> Population:
+    tables, histograms = zip(_reduced(POPULATION.empty_table()), *parts, strict=True)
+    rows = pa.concat_tables(tables).unify_dictionaries()
+    order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in _KEY])
+    kept = [name for name in rows.column_names if name not in _KEY]
+    frame = pd.DataFrame({name: rows[name].take(order).to_pandas() for name in kept}, copy=False)
     is_whole = (frame["gpus_seen"] == frame["gpu_count"]) & frame["temporal_imbalance"].notna()
-    return frame.assign(
+    jobs = frame.drop(columns=["gpus_seen", "elapsed_s", "idle_gpus"]).assign(
         gpu_util_pct=frame["mean_gpu_util_pct"].fillna(100 * frame["mean_gr_engine_active_frac"]),
         elapsed_h=frame["elapsed_s"] / 3600,
         gpu_hours=frame["gpu_count"] * frame["elapsed_s"] / 3600,
-        idle_gpu_count=frame["idle_gpus"].map(_length).where(is_whole).astype("float64"),
-        excluded=[*map(_exclusion, frame["verdict"], frame["state"])],
+        idle_gpu_count=frame["idle_gpus"].where(is_whole),
     )
-
-
-def _length(items: object) -> float:
-    return float(len(items)) if isinstance(items, Sized) else np.nan
-
-
-def _exclusion(verdict: object, state: object) -> str:
-    if state in ("REQUEUED", "RESIZING"):
-        return PART_OF_A_JOB
-    if not isinstance(verdict, str):
-        return NOT_SUMMARISED
-    return "" if verdict == OK else f"verdict: {verdict}"
+    return Population(jobs, pd.concat(histograms, ignore_index=True))
 
 
 @dataclass(frozen=True)
 class JobSelection:
-    """The jobs that a table is made of, and the number of the others by reason; together they are all jobs."""
+    """The jobs that a table is made of, and the number of the others by reason; together they are all jobs.
+
+    jobs: only the columns that the table reads.
+    """
 
     jobs: pd.DataFrame
     left_out: dict[str, int]
 
 
 def select(jobs: pd.DataFrame, table: StudyTable) -> JobSelection:
-    """The jobs of `prepare` that have what a table needs. Each other one counts once, by its first reason."""
-    why = jobs["excluded"].to_numpy(dtype=object, copy=True)
+    """The jobs of a population that have what a table needs. Each other one counts once, by its first reason."""
+    excluded = jobs["excluded"].value_counts().drop("", errors="ignore")
+    counted = Counter({str(why): int(number) for why, number in excluded.items()})
+    is_in = (jobs["excluded"] == "").to_numpy(copy=True)
     if table.is_profiled:
-        why[(why == "") & jobs["has_profiling_fault"].isin([True]).to_numpy()] = PROFILING_FAULT
+        has_fault = is_in & jobs["has_profiling_fault"].isin([True]).to_numpy()
+        counted[PROFILING_FAULT] += int(has_fault.sum())
+        is_in &= ~has_fault
     for metric in table.needs:
-        for number in np.flatnonzero((why == "") & jobs[metric].isna().to_numpy()).tolist():
-            why[number] = _why_null(metric, jobs["reasons"].iat[number])
+        is_null = is_in & jobs[metric].isna().to_numpy()
+        for reasons, number in jobs.loc[is_null, "reasons"].value_counts().items():
+            counted[_why_null(metric, str(reasons))] += int(number)
+        is_in &= ~is_null
     if table.needs_any:
-        is_missing = jobs[list(table.needs_any)].isna().all(axis=1).to_numpy()
-        why[(why == "") & is_missing] = f"not known: {', '.join(table.needs_any)}"
-    counted = Counter(reason for reason in why.tolist() if reason)
-    kept = jobs.columns.drop(["reasons", "excluded", "idle_gpus"])
-    return JobSelection(jobs.loc[why == "", kept].reset_index(drop=True), dict(sorted(counted.items())))
+        is_missing = is_in & jobs[list(table.needs_any)].isna().all(axis=1).to_numpy()
+        counted[f"not known: {', '.join(table.needs_any)}"] += int(is_missing.sum())
+        is_in &= ~is_missing
+    columns = list(dict.fromkeys((*table.needs, *table.needs_any, *table.reads)))
+    left_out = {why: number for why, number in sorted(counted.items()) if number}
+    return JobSelection(jobs.loc[is_in, columns].reset_index(drop=True), left_out)
 
 
-def _why_null(metric: str, reasons: object) -> str:
+def _why_null(metric: str, reasons: str) -> str:
     """The job's own reason for a metric that is null, such as "spatial_imbalance: one GPU"."""
-    given = reasons if isinstance(reasons, (list, tuple, np.ndarray)) else ()
-    return next((str(reason) for reason in given if str(reason).startswith(f"{metric}: ")), f"{metric}: not known")
+    given = reasons.split(_REASON_END)
+    return next((reason for reason in given if reason.startswith(f"{metric}: ")), f"{metric}: not known")

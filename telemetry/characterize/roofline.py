@@ -40,18 +40,17 @@ def ridge(model: str, pipe: str) -> float:
     return peak / found.hbm_bytes_per_s if found and peak else np.nan
 
 
-def _intensities(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
+def _intensities(histograms: pd.DataFrame, config: Config) -> pd.DataFrame:
     frames = []
     for pipe in PIPES:
-        known = jobs[jobs[f"intensity_bins_{pipe}"].notna()]
-        for model, group in known.groupby("gpu_model"):
-            samples = np.vstack(group[f"intensity_bins_{pipe}"].tolist()).sum(axis=0)
+        for model, group in histograms[histograms["pipe"] == pipe].groupby("gpu_model"):
+            samples = np.sum(group["samples"].tolist(), axis=0)
             frames.append(
                 INTENSITIES.frame().assign(
                     pipe=pipe,
                     gpu_model=str(model),
                     hbm_capacity_mib=float(group["hbm_capacity_mib"].max()),
-                    jobs=len(group),
+                    jobs=int(group["jobs"].sum()),
                     samples=samples,
                     share=samples / samples.sum() if samples.any() else np.nan,
                     ridge_flop_per_byte=ridge(str(model), pipe),
@@ -112,6 +111,7 @@ ROOFLINE_TABLES = (
         needs=("gpu_model",),
         needs_any=tuple(f"intensity_bins_{pipe}" for pipe in PIPES),
         is_profiled=True,
+        is_of_histograms=True,
     ),
     StudyTable(
         "fig04_class_shares",
@@ -126,6 +126,11 @@ ROOFLINE_TABLES = (
         ),
         _class_shares,
         needs_any=tuple(f"class_{pipe}" for pipe in PIPES),
+        reads=(
+            "job_class",
+            "main_pipe",
+            *(f"{metric}_{pipe}" for pipe in PIPES for metric in ("compute_sample_frac", "placed_samples")),
+        ),
         is_profiled=True,
     ),
     StudyTable(

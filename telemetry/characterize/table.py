@@ -17,9 +17,10 @@ _TYPES: dict[str, pa.DataType] = {"text": pa.string(), "count": pa.int64(), "rea
 class StudyTable:
     """One table: `of` makes its rows of the jobs that have a verdict and every metric of `needs`.
 
-    needs_any: a job must have at least one of these metrics. is_profiled: profiling counters enter, so jobs in which
-    these read 0 while GPU_UTIL was high are left out. `of` is never called without jobs; its frame has the columns
-    of the schema, in any order.
+    needs_any: a job must have at least one of these metrics. reads: what else `of` reads; its jobs have no other
+    columns. is_profiled: profiling counters enter, so jobs in which these read 0 while GPU_UTIL was high are left out.
+    is_of_histograms: `of` gets `Population.histograms` in place of the jobs. `of` is never called without jobs; its
+    frame has the columns of the schema, in any order.
     """
 
     name: str
@@ -29,7 +30,9 @@ class StudyTable:
     of: Callable[[pd.DataFrame, Config], pd.DataFrame]
     needs: tuple[str, ...] = ()
     needs_any: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
     is_profiled: bool = False
+    is_of_histograms: bool = False
 
 
 @dataclass(frozen=True)

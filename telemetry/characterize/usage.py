@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -61,25 +63,36 @@ def pipe_thresholds(jobs: pd.DataFrame, config: Config) -> dict[str, dict[str, f
     return {NOTEBOOKS: dict.fromkeys(PIPES, fixed), PAPER: {p: float(np.fmax(low[p], fixed)) for p in PIPES}}
 
 
-def with_pipes(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
-    """Jobs twice, once by each rule, with `pipes` ("fp64+tensor", or "none") and `pipes_unknown` ("", "fp16")."""
+def by_pipes(jobs: pd.DataFrame, config: Config, of: Callable[[pd.DataFrame, list[str]], pd.DataFrame]) -> pd.DataFrame:
+    """What `of` makes of the jobs and the columns to group them by, once by each rule.
+
+    Adds rule, pipes ("fp64+tensor", or "none"), pipes_unknown ("", "fp16"), and the thresholds. `of` counts `jobs`.
+    """
     means = {pipe: jobs[f"mean_{pipe}_active_frac"] for pipe in PIPES}
-    unknown = _joined({pipe: mean.isna() for pipe, mean in means.items()})
+    unknown = _bits([mean.isna() for mean in means.values()])
     frames = []
     for rule, limits in pipe_thresholds(jobs, config).items():
-        used = _joined({pipe: mean > limits[pipe] for pipe, mean in means.items()})
-        limits_named = {f"threshold_{pipe}_frac": limit for pipe, limit in limits.items()}
-        pipes = [names or "none" for names in used]
-        frames.append(jobs.assign(rule=rule, pipes=pipes, pipes_unknown=unknown, **limits_named))
-    return pd.concat(frames, ignore_index=True)
+        used = _bits([mean > limits[pipe] for pipe, mean in means.items()])
+        found = of(jobs.assign(used=used, unknown=unknown), ["used", "unknown"])
+        thresholds = {f"threshold_{pipe}_frac": limit for pipe, limit in limits.items()}
+        names = [_pipes(bits) or "none" for bits in found["used"]]
+        without = [_pipes(bits) for bits in found["unknown"]]
+        frames.append(found.assign(rule=rule, pipes=names, pipes_unknown=without, **thresholds))
+    order, ascending = ["rule", "jobs", "pipes", "pipes_unknown"], [True, False, True, True]
+    return pd.concat(frames).sort_values(order, ascending=ascending, ignore_index=True)
 
 
-def _joined(flags: dict[str, pd.Series]) -> list[str]:
-    rows = zip(*(flag.tolist() for flag in flags.values()), strict=True)
-    return ["+".join(name for name, is_set in zip(flags, row, strict=True) if is_set) for row in rows]
+def _bits(flags: Sequence[pd.Series]) -> np.ndarray:
+    """One number per row; bit N is flag N."""
+    weights = [1 << place for place in range(len(flags))]
+    bits: np.ndarray = np.column_stack(flags) @ np.array(weights, dtype="int8")
+    return bits
 
 
-PIPE_KEYS = ["rule", "pipes", "pipes_unknown"]
+def _pipes(bits: int) -> str:
+    return "+".join(pipe for place, pipe in enumerate(PIPES) if bits >> place & 1)
+
+
 PIPE_COLUMNS = (
     ("rule", "text", "whose threshold: paper or notebooks"),
     ("pipes", "text", "pipes used, joined by +; none: no known pipe is"),
@@ -88,11 +101,13 @@ PIPE_COLUMNS = (
 
 
 def _pipe_mixes(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
-    limits = [f"threshold_{pipe}_frac" for pipe in PIPES]
-    groups = with_pipes(jobs, config).groupby([*PIPE_KEYS, *limits])["gpu_util_pct"]
-    found = groups.agg(jobs="size", gpu_util_jobs="count", mean_gpu_util_pct="mean").reset_index()
-    found = found.sort_values(["rule", "jobs", "pipes"], ascending=[True, False, True], ignore_index=True)
+    found = by_pipes(jobs, config, _utilization_of)
     return found.assign(share=found["jobs"] / len(jobs))
+
+
+def _utilization_of(jobs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    groups = jobs.groupby(keys)["gpu_util_pct"]
+    return groups.agg(jobs="size", gpu_util_jobs="count", mean_gpu_util_pct="mean").reset_index()
 
 
 def largest_tier_names(config: Config) -> set[str]:
@@ -142,6 +157,7 @@ def _peak_shares(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
 
 
 _PEAK_NEEDS = ("hbm_peak_mib", "hbm_peak_frac")
+_PEAK_READS = (*_TIER_KEYS, "is_preallocated")
 USAGE = (
     StudyTable(
         "fig01_job_size",
@@ -149,6 +165,7 @@ USAGE = (
         "Jobs and GPU hours by size class",
         columns(*_SIZE, ("jobs", "count"), ("share", "real"), ("gpu_hours", "real"), ("gpu_hours_share", "real")),
         _sizes,
+        reads=("gpu_count", "gpu_hours"),
     ),
     StudyTable(
         "fig01_duration",
@@ -157,6 +174,7 @@ USAGE = (
         columns(*_SIZE, *spread_columns("elapsed_h")),
         _durations,
         needs=("elapsed_h",),
+        reads=("gpu_count",),
     ),
     StudyTable(
         "fig01_gpu_util",
@@ -165,6 +183,7 @@ USAGE = (
         columns(*_SIZE, *spread_columns("gpu_util_pct")),
         _utilization,
         needs=("gpu_util_pct",),
+        reads=("gpu_count",),
     ),
     StudyTable(
         "fig02_pipe_mix",
@@ -180,6 +199,7 @@ USAGE = (
         ),
         _pipe_mixes,
         needs_any=tuple(f"mean_{pipe}_active_frac" for pipe in PIPES),
+        reads=("gpu_util_pct",),
         is_profiled=True,
     ),
     StudyTable(
@@ -196,6 +216,7 @@ USAGE = (
         ),
         _peaks,
         needs=_PEAK_NEEDS,
+        reads=_PEAK_READS,
     ),
     StudyTable(
         "fig03_hbm_peak_shares",
@@ -212,5 +233,6 @@ USAGE = (
         ),
         _peak_shares,
         needs=_PEAK_NEEDS,
+        reads=_PEAK_READS,
     ),
 )

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from almanac.config import Config, Tier
-from telemetry.characterize import Result, characterize
+from telemetry.characterize import Result, characterize, population_of
 from telemetry.characterize.population import POPULATION
 
 TIERS = (
@@ -43,7 +43,7 @@ def table_of_jobs(jobs: Sequence[Job]) -> pa.Table:
 
 @pytest.fixture
 def results() -> Callable[..., dict[str, Result]]:
-    return lambda jobs, config=SITE: characterize(table_of_jobs(jobs), config)
+    return lambda jobs, config=SITE: characterize(population_of(table_of_jobs(jobs)), config)
 
 
 @pytest.fixture

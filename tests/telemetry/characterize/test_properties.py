@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from almanac.config import Config, Tier
-from telemetry.characterize import characterize
+from telemetry.characterize import characterize, population_of
 from telemetry.characterize.population import POPULATION
 from telemetry.characterize.relations import COUNTERS, spearman
 
@@ -62,7 +62,7 @@ def some_jobs(seed: int, number: int) -> pa.Table:
 def test_the_order_of_the_jobs_changes_nothing(seed: int, number: int) -> None:
     jobs = some_jobs(seed, number)
     shuffled = jobs.take(np.random.default_rng(seed + 1).permutation(number))
-    once, again = characterize(jobs, SITE), characterize(shuffled.to_pandas(), SITE)
+    once, again = characterize(population_of(jobs), SITE), characterize(population_of(shuffled.to_pandas()), SITE)
     for name, result in once.items():
         assert result.rows.equals(again[name].rows), name
         assert (result.jobs, result.left_out) == (again[name].jobs, again[name].left_out)
@@ -71,7 +71,7 @@ def test_the_order_of_the_jobs_changes_nothing(seed: int, number: int) -> None:
 @SLOW
 @given(seed=st.integers(0, 1000), number=st.integers(1, 120))
 def test_every_job_is_in_a_table_or_left_out_of_it(seed: int, number: int) -> None:
-    for name, result in characterize(some_jobs(seed, number), SITE).items():
+    for name, result in characterize(population_of(some_jobs(seed, number)), SITE).items():
         assert result.jobs + sum(result.left_out.values()) == number, name
         assert bool(result.why_empty) == (result.rows.num_rows == 0), name
 
@@ -91,7 +91,7 @@ WHOLE = {
 @SLOW
 @given(seed=st.integers(0, 1000), number=st.integers(30, 150))
 def test_shares_add_up_and_groups_hold_every_job(seed: int, number: int) -> None:
-    found = characterize(some_jobs(seed, number), SITE)
+    found = characterize(population_of(some_jobs(seed, number)), SITE)
     for name, (keys, column) in WHOLE.items():
         frame = found[name].rows.to_pandas()
         totals = frame.assign(whole=0).groupby(["whole", *keys], dropna=False)[column].sum()
@@ -106,7 +106,7 @@ def test_shares_add_up_and_groups_hold_every_job(seed: int, number: int) -> None
 @given(seed=st.integers(0, 1000), number=st.integers(40, 150))
 def test_the_spearman_matrix_is_symmetric_with_ones_and_scipys_pair_by_pair(seed: int, number: int) -> None:
     jobs = some_jobs(seed, number)
-    result = characterize(jobs, SITE)["fig11_spearman"]
+    result = characterize(population_of(jobs), SITE)["fig11_spearman"]
     long = result.rows.to_pandas()
     matrix = long.pivot(index="counter_a", columns="counter_b", values="spearman")
     assert matrix.shape == (len(COUNTERS), len(COUNTERS))
