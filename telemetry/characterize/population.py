@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +103,8 @@ def load_population(
         store.view(db, "jobs", _SIZES, since_s, until_s)
         store.view(db, "job_metrics", _METRICS, since_s, until_s)
         found = db.sql(_JOIN, params={"per_million": _per_million(db, at_most)})
-        parts = [_reduced(pa.Table.from_batches([batch])) for batch in found.to_arrow_reader(_JOBS_AT_ONCE)]
+        parts = [_reduced(POPULATION.empty_table())]
+        parts += [_reduced(pa.Table.from_batches([batch])) for batch in found.to_arrow_reader(_JOBS_AT_ONCE)]
     return _joined(parts)
 
 
@@ -171,20 +171,25 @@ def _histogram_sums(columns: dict[str, Any], excluded: Any) -> pd.DataFrame:
     return pd.DataFrame(sums, columns=["pipe", "gpu_model", "hbm_capacity_mib", "jobs", "samples"])
 
 
-def _joined(parts: Sequence[_Part]) -> Population:
-    tables, histograms = zip(_reduced(POPULATION.empty_table()), *parts, strict=True)
-    rows = pa.concat_tables(tables).unify_dictionaries()
+def _joined(parts: list[_Part]) -> Population:
+    """Of all jobs. Removes the parts from the list, so that only one column is in memory twice."""
+    histograms = pd.concat([sums for _, sums in parts], ignore_index=True)
+    rows = pa.concat_tables([part for part, _ in parts]).unify_dictionaries()
+    parts.clear()
     order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in _KEY])
-    kept = [name for name in rows.column_names if name not in _KEY]
-    frame = pd.DataFrame({name: rows[name].take(order).to_pandas() for name in kept}, copy=False)
+    columns = {}
+    for name in rows.column_names:
+        columns[name] = rows[name].take(order).to_pandas()
+        rows = rows.drop_columns([name])
+    frame = pd.DataFrame(columns, copy=False)
     is_whole = (frame["gpus_seen"] == frame["gpu_count"]) & frame["temporal_imbalance"].notna()
-    jobs = frame.drop(columns=["gpus_seen", "elapsed_s", "idle_gpus"]).assign(
+    jobs = frame.drop(columns=[*_KEY, "gpus_seen", "elapsed_s", "idle_gpus"]).assign(
         gpu_util_pct=frame["mean_gpu_util_pct"].fillna(100 * frame["mean_gr_engine_active_frac"]),
         elapsed_h=frame["elapsed_s"] / 3600,
         gpu_hours=frame["gpu_count"] * frame["elapsed_s"] / 3600,
         idle_gpu_count=frame["idle_gpus"].where(is_whole),
     )
-    return Population(jobs, pd.concat(histograms, ignore_index=True))
+    return Population(jobs, histograms)
 
 
 @dataclass(frozen=True)

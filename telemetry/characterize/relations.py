@@ -44,7 +44,7 @@ def spearman(means: pd.DataFrame) -> pd.DataFrame:
 def _matrix(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
     means = jobs[list(COUNTERS)]
     rho = spearman(means)
-    known = means.notna().to_numpy(dtype="int64")
+    known = means.notna().to_numpy()
     with_util = rho["mean_gpu_util_pct"].abs()
     order = with_util.sort_values(ascending=False, kind="stable", na_position="last").index
     place = {counter: number for number, counter in enumerate(order, 1)}
@@ -52,7 +52,7 @@ def _matrix(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
         {
             "counter_a": np.repeat(COUNTERS, len(COUNTERS)),
             "counter_b": np.tile(COUNTERS, len(COUNTERS)),
-            "jobs": (known.T @ known).ravel(),
+            "jobs": np.concatenate([(known & known[:, [place]]).sum(axis=0) for place in range(len(COUNTERS))]),
             "spearman": rho.to_numpy().ravel(),
         }
     )
