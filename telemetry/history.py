@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,6 +16,9 @@ from telemetry.metrics.data_quality import LOW_COVERAGE, NO_TELEMETRY, NOT_SUMMA
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.merge import names_sql
 from telemetry.store.schema import JOBS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _METRICS = (
     "job_id", "submit_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "is_preallocated", "mean_gpu_util_pct",
@@ -34,6 +36,8 @@ _JOBS = (
     "gpu_count_req", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s", "array_job_id", "state",
     "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib", "jobstats_gpu_util_pct",
 )  # fmt: skip
+_OF_JOBS = frozenset(_BASE) - frozenset(_METRICS) - {"hbm_evidence"} | {"job_id", "submit_s"}
+"""Columns that need no row of job_metrics."""
 MAX_NAMELESS = 2000
 _SPECIAL = {
     "hbm_peak_frac": """CASE WHEN m.is_preallocated THEN NULL WHEN m.hbm_peak_frac IS NOT NULL THEN m.hbm_peak_frac
@@ -193,13 +197,17 @@ def load_history_table(
     metrics = [name for name in columns if name not in _BASE and name not in _SPECIAL]
     more = [f"m.{name}" for name in metrics]
     more += [f"{_SPECIAL[name]} AS {name}" for name in columns if name in _SPECIAL]
-    wanted = {*_METRICS, *metrics, "hbm_peak_frac", "temporal_imbalance", "idle_gpus"}
+    wanted = sorted({*_METRICS, *metrics, "hbm_peak_frac", "temporal_imbalance", "idle_gpus"})
+    needs_metrics = not _OF_JOBS.issuperset(columns)
     with store.connect() as db:
-        if user is None and not among:
-            store.view(db, "jobs", _JOBS, since_s, until_s)
-            store.view(db, "job_metrics", sorted(wanted), since_s, until_s)
+        if user is not None or among:
+            _register(db, store, wanted if needs_metrics else (), since_s, until_s, user, among)
         else:
-            _register(db, store, sorted(wanted), since_s, until_s, user, among)
+            store.view(db, "jobs", _JOBS, since_s, until_s)
+            if needs_metrics:
+                store.view(db, "job_metrics", wanted, since_s, until_s)
+        if not needs_metrics:
+            db.register("job_metrics", JOB_METRICS.empty_table())
         joined = _JOIN.format(more="".join(f", {part}" for part in more))
         # Of a view, DuckDB reads only the columns that the outermost SELECT needs.
         sql = f"SELECT {names_sql(columns)} FROM ({joined}) j {_ORDER}"
@@ -222,7 +230,8 @@ def _register(
     jobs = store.read("jobs", _JOBS, since_s, until_s, own)
     theirs = {name: pc.unique(jobs[name].combine_chunks()) for name in ("job_id", "submit_s")} if own else None
     db.register("jobs", jobs)
-    db.register("job_metrics", store.read("job_metrics", metrics, since_s, until_s, theirs))
+    if metrics:
+        db.register("job_metrics", store.read("job_metrics", metrics, since_s, until_s, theirs))
 
 
 def open_jobs(store: ClusterStore) -> list[int]:

@@ -7,9 +7,8 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import css_inline
 import jinja2
 
 from advisor.explain import to_json as advice_json
@@ -20,7 +19,9 @@ from reports.job.conclusions import Conclusions, conclude
 from reports.job.context import JobContext
 from reports.job.facts import facts_of
 from reports.job.figures import FigureRow, figure_rows, heading_rows
-from reports.job.plots import render_plots
+
+if TYPE_CHECKING:
+    import css_inline
 
 MAX_SUBJECT = 150
 ALTS = {
@@ -58,15 +59,22 @@ def report_of(context: JobContext) -> Report:
 def render_email(context: JobContext, config: Config) -> Rendered:
     """The mail to the job's owner. It loads nothing from outside the mail."""
     report = report_of(context)
-    plots = render_plots(context)
+    plots = _plots(context)
     images = {f"{name}.{context.job_id}@almanac": picture for name, picture in plots.items()}
     sources = {name: f"cid:{name}.{context.job_id}@almanac" for name in plots}
     return Rendered(subject_of(report), render_text(report), _html(report, sources, is_mail=True), images)
 
 
+def _plots(context: JobContext) -> Mapping[str, bytes]:
+    # On a terminal and in JSON there are no plots, and matplotlib takes 0.5 s to import.
+    from reports.job.plots import render_plots
+
+    return render_plots(context)
+
+
 def render_page(context: JobContext) -> str:
     """The report as one HTML file, with its charts inside."""
-    plots = render_plots(context)
+    plots = _plots(context)
     sources = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in plots.items()}
     return _html(report_of(context), sources)
 
@@ -140,6 +148,8 @@ def _hung(text: str, indent: int, width: int = 78) -> str:
 @cache
 def _inliner() -> css_inline.CSSInliner:
     """An inliner that leaves @media rules in the head, where mail clients with a dark mode read them."""
+    import css_inline
+
     return css_inline.CSSInliner(load_remote_stylesheets=False, keep_at_rules=True, keep_style_tags=False)
 
 

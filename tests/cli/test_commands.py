@@ -63,6 +63,19 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("cli.jobs, cli.job_table, reports.published.caller", ["pandas", "lightgbm", "matplotlib", "jinja2"]),
+        ("cli.report, reports.job.context, reports.job.terminal", ["lightgbm", "matplotlib", "css_inline"]),
+    ],
+)
+def test_a_typed_command_loads_only_what_it_needs(modules: str, heavy: list[str]) -> None:
+    program = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_jobs_lists_what_jobs_used(site: CommandLine, rows: list[dict[str, Any]]) -> None:
     assert len(rows) > 300
     table = site("jobs", "-a", "-n", "5")

@@ -146,6 +146,24 @@ def test_of_jobs_that_are_named_no_other_day_is_opened(store: Store) -> None:
         load_history_table(store.of("c"), ["job_id"])
 
 
+@pytest.mark.parametrize("user", [None, "ann"])
+def test_columns_of_jobs_need_no_metrics_file(store: Store, user: str | None) -> None:
+    whole = load_history_table(store.of("c"), HISTORY.names, user=user)
+    for path in store.of("c").files("job_metrics"):
+        path.write_bytes(b"damaged")
+    needs_metrics = {name for name in HISTORY.names if not _is_read(store, name, user, whole)}
+    of_jobs_too = {"hbm_peak_mib", "hbm_capacity_mib", "hbm_evidence", "mean_gpu_util_pct", "idle_gpu_count"}
+    assert needs_metrics == of_jobs_too | (set(METRICS.names) & set(HISTORY.names) - {"job_id", "submit_s"})
+
+
+def _is_read(store: Store, name: str, user: str | None, whole: pa.Table) -> bool:
+    try:
+        assert load_history_table(store.of("c"), [name], user=user)[name].equals(whole[name])
+    except StoreError:
+        return False
+    return True
+
+
 def test_only_one_users_jobs_where_one_is_named(store: Store) -> None:
     assert load_history_table(store.of("c"), ["job_id"], user="bob").num_rows == 0
     assert load_history_table(store.of("c"), ["job_id", "user"], user="ann").num_rows == 4
