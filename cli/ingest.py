@@ -128,7 +128,7 @@ def _summarize(app: App, store: ClusterStore) -> SummaryCounts | None:
     except BusyError as error:
         click.echo(f"{error}: the metrics of the new rows are left to the next run", err=True)
         return None
-    return counts if counts.days else None
+    return counts if counts.has_changes else None
 
 
 def show(results: dict[str, IngestResult], summary: SummaryCounts | None, as_json: bool) -> None:

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 def command(
     app: App, starttime: str | None, endtime: str | None, engine: str, scheduler: str | None, as_json: bool
 ) -> None:
-    """Compute the metrics of every job that ran on a day (UTC) with new data, each job as a whole.
+    """Compute the metrics of every job that ran on a day (UTC) with new samples, each job as a whole.
 
-    `almanac ingest` does the same when it has read its sources; with --no-summary it leaves the days to this command.
+    If only records of jobs have changed, it computes these jobs and those that shared their nodes on these days.
+    `almanac ingest` does the same when it has read its sources; with --no-summary it leaves this to this command.
     With -S or -E it computes the jobs of that time span instead, changed or not.
     """
     since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
@@ -37,11 +38,11 @@ def command(
         counts = run(app, store, since_s=since_s, until_s=until_s, mapper=mapper)
     if as_json:
         click.echo(json_text(counts.as_dict()))
-    elif counts.days or starttime or endtime:
+    elif counts.has_changes or starttime or endtime:
         for line in counts.lines():
             click.echo(line)
     else:
-        click.echo("metrics: no day has changed since the last summary; use -S TIME to compute a time span anyway")
+        click.echo("metrics: nothing has changed since the last summary; use -S TIME to compute a time span anyway")
 
 
 def run(app: App, store: ClusterStore, **arguments: Any) -> SummaryCounts:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,6 +15,7 @@ from almanac.units import DAY_S
 from telemetry.attribution.allocations import JobRun, days_of, parse_hosts
 from telemetry.attribution.host_names import name_parts
 from telemetry.store.cluster_store import ClusterStore
+from telemetry.store.marks import StaleRun
 
 OVERTIME_S = 3600
 _COLUMNS = (
@@ -40,9 +43,11 @@ def load_runs(store: ClusterStore) -> pa.Table:
     rows = store.read("jobs", _COLUMNS)
     latest_s = pc.max(rows["end_s"]).as_py() or 0
     rows = rows.filter(~pc.field("start_s").is_null() & (pc.field("gpu_count") > 0))
-    known = (rows[name].to_pylist() for name in ("start_s", "end_s", "time_limit_s"))
-    until = [occupied_until(start_s, end_s, limit_s, latest_s) for start_s, end_s, limit_s in zip(*known, strict=True)]
-    rows = rows.append_column("until_s", pa.array(until, pa.int64()))
+    end_s = rows["end_s"].combine_chunks()
+    has_none = end_s.is_null()
+    known = (rows[name].filter(has_none).to_pylist() for name in ("start_s", "time_limit_s"))
+    until = [occupied_until(start_s, None, limit_s, latest_s) for start_s, limit_s in zip(*known, strict=True)]
+    rows = rows.append_column("until_s", pc.replace_with_mask(end_s, has_none, pa.array(until, pa.int64())))
     return rows.filter(pc.field("start_s") < pc.field("until_s")).sort_by(
         [("start_s", "ascending"), ("job_id", "ascending"), ("submit_s", "ascending")]
     )
@@ -74,6 +79,38 @@ def neighbors_of(runs: pa.Table, jobs: Sequence[JobRun]) -> list[JobRun]:
     ids = pa.array(sorted({job.job_id for job in (*jobs, *beside)}), pa.int64())
     found = {*beside, *_jobs(runs.filter(pc.field("job_id").isin(ids)))}
     return sorted(found.difference(jobs), key=lambda job: (job.start_s, job.job_id, job.submit_s))
+
+
+def depending_jobs(runs: pa.Table, stale: Collection[StaleRun]) -> list[JobRun]:
+    """Ended runs with metrics that depend on a stale run: on one of its days they had its job id, or a host of its.
+
+    A record of GPUs goes to one of the runs with its job id, so the hosts of those runs count as well.
+    """
+    runs = runs.filter(_is_on_any({day for run in stale for day in run.days}, runs))
+    near, is_ended = _jobs(runs), runs["end_s"].is_valid().to_pylist()
+    ids = {(run.job_id, day) for run in stale for day in run.days}
+    shared_ids = {(run.job_id, day) for run in stale if run.node_list for day in run.days}
+    hosts = functools.cache(parse_hosts)
+    places = {(name_parts(host)[0], day) for run in stale for host in hosts(run.node_list) for day in run.days}
+    for job in near:
+        if any((job.job_id, day) in shared_ids for day in days_of(job.start_s, job.end_s)):
+            places.update(_places(job))
+    return [
+        job
+        for job, has_ended in zip(near, is_ended, strict=True)
+        if has_ended
+        and (
+            any((job.job_id, day) in ids for day in days_of(job.start_s, job.end_s))
+            or any(place in places for place in _places(job))
+        )
+    ]
+
+
+def _is_on_any(days: Collection[int], runs: pa.Table) -> pa.Array[Any]:
+    """(n_runs,) whether each run had its nodes on one of these days since 1970."""
+    wanted = np.array([*sorted(days), np.iinfo(np.int64).max])
+    first, last = runs["start_s"].to_numpy() // DAY_S, (runs["until_s"].to_numpy() - 1) // DAY_S
+    return pa.array(wanted[np.searchsorted(wanted, first)] <= last)
 
 
 def sharing(jobs: Sequence[JobRun], others: Sequence[JobRun]) -> list[JobRun]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,18 +15,20 @@ from almanac.config import Config
 from almanac.units import DAY_S
 from telemetry.attribution.allocations import Attribution, JobRun, days_of
 from telemetry.attribution.bindings import Binding
-from telemetry.attribution.runs import ended_jobs, load_runs, neighbors_of, sharing
+from telemetry.attribution.runs import depending_jobs, ended_jobs, load_runs, neighbors_of, sharing
 from telemetry.metrics.chunks import Mapper, Progress, map_partials, silent
 from telemetry.metrics.engine import ALWAYS, Prepared, compute, prepare, with_allocations
 from telemetry.metrics.finish import Results
 from telemetry.metrics.steps import Measure, summarize_steps
 from telemetry.metrics.summary_counts import HostCounts, SummaryCounts, day_blocks, verdicts_of
 from telemetry.store.cluster_store import ClusterStore
-from telemetry.store.marks import day_text
+from telemetry.store.marks import Stale, day_text
 from telemetry.store.partitions import partition_start
 
 MOST_DAYS = 31
 """Days of telemetry looked at together: of each, some 30 MB are held for 1,800 nodes of four GPUs."""
+_NOTHING = (0, 0)
+"""A span without samples."""
 
 
 def summarize(
@@ -37,48 +40,65 @@ def summarize(
     progress: Progress = silent,
     mapper: Mapper = map_partials,
 ) -> SummaryCounts:
-    """Compute and store the metrics of every ended GPU job that ran on a day that has changed.
+    """Compute and store the metrics of every ended GPU job that ran on a stale day or depends on a stale run.
 
     With since_s or until_s instead of every one that ran in [since_s, until_s), changed or not. Such jobs are looked
     at whole, also outside the days or the span, and what is found of each does not depend on which others are looked
-    at. Days are closed once their jobs' metrics are stored. mapper: where the chunks are computed. Raises
+    at. Days and runs are closed once their jobs' metrics are stored. mapper: where the chunks are computed. Raises
     StoreError where a file cannot be read, BusyError where another process summarizes.
     """
     total, verdicts = SummaryCounts(), dict[tuple[int, int], tuple[str, str | None]]()
     with store.summarizing():
-        opened = store.open_days()
-        if since_s is None and until_s is None:
-            blocks = [((days[0] * DAY_S, (days[-1] + 1) * DAY_S), days) for days in day_blocks(opened)]
-        else:
-            span = (ALWAYS[0] if since_s is None else since_s, ALWAYS[1] if until_s is None else until_s)
-            blocks = [(span, _days_of_telemetry(store, span))]
-        spans = [part for span, days in blocks for part in _parts(span, days)]
+        stale = store.stale()
         runs = load_runs(store)
-        for place, span in enumerate(spans):
-            step = _part_of(progress, place, len(spans))
-            results, counts = _summarize_span(store, config, runs, span, step, mapper)
-            done = {day: number for day, number in opened.items() if _is_within(day, span)}
-            store.close_days(done)
+        if since_s is None and until_s is None:
+            whole = ALWAYS
+            blocks = [((days[0] * DAY_S, (days[-1] + 1) * DAY_S), days) for days in day_blocks(stale.days)]
+            groups = _groups(job for job in depending_jobs(runs, stale.runs) if not _is_on(job, stale.days))
+        else:
+            whole = (ALWAYS[0] if since_s is None else since_s, ALWAYS[1] if until_s is None else until_s)
+            blocks, groups = [(whole, _days_of_telemetry(store, whole))], []
+        parts = [_Part(part) for span, days in blocks for part in _parts(span, days)]
+        parts += [_Part(_NOTHING, jobs) for jobs in groups]
+        for place, part in enumerate(parts):
+            step = _part_of(progress, place, len(parts))
+            results, counts = _summarize_part(store, config, runs, part, step, mapper)
+            done = {day: number for day, number in stale.days.items() if _is_within(day, part.span)}
+            store.close(Stale(days=done))
             total.days += map(day_text, sorted(done))
             total.samples += counts.samples
             total.samples_without_job += counts.samples_without_job
             total.steps.add(counts.steps)
             total.hosts.add(counts.hosts)
             verdicts |= verdicts_of(results.jobs)
+        computed = {
+            run: number for run, number in stale.runs.items() if all(_is_within(day, whole) for day in run.days)
+        }
+        store.close(Stale(runs=computed))
+    total.changed_jobs = len({run.job_id for run in computed})
     total.count_jobs(verdicts.values())
     return total
 
 
-def _summarize_span(
+@dataclass(frozen=True)
+class _Part:
+    """Jobs that are computed together: all that ran in a span, of which the samples are counted, or the given ones."""
+
+    span: tuple[int, int]
+    jobs: Sequence[JobRun] | None = None
+
+
+def _summarize_part(
     store: ClusterStore,
     config: Config,
     runs: pa.Table,
-    span: tuple[int, int],
+    part: _Part,
     progress: Progress,
     mapper: Mapper,
 ) -> tuple[Results, SummaryCounts]:
-    """Compute and store the metrics of the runs that have ended and touch the span."""
-    jobs = ended_jobs(runs, *span)
+    """Compute and store the metrics of a part."""
+    span = part.span
+    jobs = ended_jobs(runs, *span) if part.jobs is None else part.jobs
     others = neighbors_of(runs, jobs)
     paths = _telemetry(store, span, [*jobs, *sharing(jobs, others)])
     bindings = load_bindings(store, config, [*jobs, *others])
@@ -87,14 +107,30 @@ def _summarize_span(
         results, counts = compute(db, prepared, config, mapper, progress)
         measure = _measuring(db, prepared, mapper, config)
         counts.steps = summarize_steps(db, store, config, jobs, prepared.attribution, results.jobs, measure)
-    seen = prepared.seen
-    counts.hosts = HostCounts(
-        set().union(*seen.hosts().values()), _hosts(jobs), _hosts([*jobs, *others]), set(seen.unclear)
-    )
+    if part.jobs is None:
+        seen = prepared.seen
+        counts.hosts = HostCounts(
+            set().union(*seen.hosts().values()), _hosts(jobs), _hosts([*jobs, *others]), set(seen.unclear)
+        )
     owners = results.jobs.select(["job_id", "submit_s"])
     store.replace("gpu_metrics", results.gpus, owners)
     store.replace("job_metrics", results.jobs, owners)
     return results, counts
+
+
+def _is_on(job: JobRun, days: Collection[int]) -> bool:
+    return any(day in days for day in days_of(job.start_s, job.end_s))
+
+
+def _groups(jobs: Iterable[JobRun]) -> list[list[JobRun]]:
+    """Jobs by the days of their start, so that each group needs the telemetry of few days."""
+    by_day: dict[int, list[JobRun]] = defaultdict(list)
+    for job in jobs:
+        by_day[job.start_s // DAY_S].append(job)
+    blocks = [
+        block[place : place + MOST_DAYS] for block in day_blocks(by_day) for place in range(0, len(block), MOST_DAYS)
+    ]
+    return [[job for day in block for job in by_day[day]] for block in blocks]
 
 
 def _hosts(jobs: Sequence[JobRun]) -> set[str]:

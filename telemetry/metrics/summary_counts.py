@@ -74,7 +74,8 @@ def _some(names: Sequence[str], noun: str) -> str:
 class SummaryCounts:
     """What one run looked at. samples_without_job: in the span, and of no ended job whose GPUs are known.
 
-    days: those that had changed since they were last looked at (UTC, YYYY-MM-DD).
+    days: those that had changed since they were last looked at (UTC, YYYY-MM-DD). changed_jobs: jobs with a changed
+    record.
     """
 
     jobs: int = 0
@@ -83,8 +84,14 @@ class SummaryCounts:
     samples: int = 0
     samples_without_job: int = 0
     days: list[str] = field(default_factory=list)
+    changed_jobs: int = 0
     steps: StepCounts = field(default_factory=StepCounts)
     hosts: HostCounts = field(default_factory=HostCounts)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether any day or job had changed."""
+        return bool(self.days or self.changed_jobs)
 
     def count_jobs(self, outcomes: Collection[tuple[str, str | None]]) -> None:
         """Count the verdicts of jobs, and where their GPUs are known from."""
@@ -106,6 +113,7 @@ class SummaryCounts:
             *self.hosts.lines(),
             *self.steps.lines(),
             f"  days that had changed: {', '.join(_ranges(self.days)) or 'none'}",
+            *([f"  jobs that had changed: {format_count(self.changed_jobs)}"] if self.changed_jobs else []),
         ]
 
 

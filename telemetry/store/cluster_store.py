@@ -17,7 +17,7 @@ from telemetry.store.atomic import locked, make_inner_folder, replacing, writing
 from telemetry.store.database import spill_folder
 from telemetry.store.folder import StoreFolder
 from telemetry.store.imported_files import Change, ImportedFiles, ImportOutcome, state_of
-from telemetry.store.marks import ahead_s, safe_name
+from telemetry.store.marks import Stale, StaleRun, ahead_s, safe_name
 from telemetry.store.merge import WriteResult, arrow, conform, merge, names_sql, replace
 from telemetry.store.partitions import by_partition, of_times, partition_files, partition_start, span_ticks
 from telemetry.store.schema import SCHEMA_VERSION, TABLES, Table
@@ -25,11 +25,11 @@ from telemetry.store.staging import Staging
 
 _ROW_GROUP = 122_880
 
-Opens = Callable[[int], Iterable[int]]
-"""Gives the days since 1970 whose job metrics depend on a partition that starts then (s) and will change."""
+Opens = Callable[[int], Iterable[int | StaleRun]]
+"""Gives the days since 1970, and the runs, that a partition that starts then (s) makes stale when it changes."""
 
 
-def _opens_nothing(start_s: int) -> Iterable[int]:
+def _opens_nothing(start_s: int) -> Iterable[int | StaleRun]:
     return ()
 
 
@@ -177,7 +177,7 @@ class ClusterStore:
     def _write(
         self, spec: Table, parts: Iterable[tuple[int, pa.Table]], opens: Opens, staged: Staging | None = None
     ) -> WriteResult:
-        result, opened, changes = WriteResult(), set[int](), dict[int, Change]()
+        result, opened, changes = WriteResult(), set[int | StaleRun](), dict[int, Change]()
         with self._store.writing() as db:
             for start_s, chosen in parts:
                 path = self._partition(spec, start_s)
@@ -240,17 +240,17 @@ class ClusterStore:
         """Every watermark (s since 1970) by its source."""
         return self._store.marks.watermarks(self.cluster)
 
-    def open_days(self) -> dict[int, int]:
-        """Days since 1970 that changed since their jobs' metrics were computed; see `Marks.open_days`."""
+    def stale(self) -> Stale:
+        """Days and runs that changed since their jobs' metrics were computed; see `Marks.stale`."""
         with self._store.lock():
-            return self._store.marks.open_days(self.cluster)
+            return self._store.marks.stale(self.cluster)
 
     def peek_open_days(self) -> dict[int, int]:
-        """The same for readers: needs no right to write, and waits for no lock."""
-        return self._store.marks.open_days(self.cluster)
+        """Stale days, also those of stale runs, for readers: needs no right to write, and waits for no lock."""
+        return self._store.marks.stale(self.cluster).all_days()
 
-    def close_days(self, done: Mapping[int, int]) -> None:
-        """Close days as open_days gave them, except those that have changed again."""
+    def close(self, done: Stale) -> None:
+        """Close days and runs as `stale` gave them, except those that have changed again."""
         with self._store.lock():
             self._store.marks.close(self.cluster, done)
 

@@ -1,8 +1,8 @@
-"""The store's record of its progress: how far sources were read, and which days are stale.
+"""The store's record of its progress: how far sources were read, and which days and runs are stale.
 
 A day becomes stale just before rows change that its jobs' metrics depend on. It stays stale until a summary that began
 after the change is stored. Each change gives the day a new number, so a summary clears a day only if no change
-followed.
+followed. A run is stale in the same way if only its own record changes: then few jobs of its days are computed again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from telemetry.store.atomic import make_inner_folder, write_atomically, writing
 CLOCK_TOLERANCE_S = 60
 """A mark that is later than now by no more than this is no fault: clocks are set back by seconds all the time, and
 every source leaves out or reads again more than that."""
+
+MOST_RUNS = 1000
+"""If more runs are stale, their days become stale instead."""
 
 _EPOCH = dt.date(1970, 1, 1)
 _LAST_S = 253_402_300_799  # 9999-12-31
@@ -52,12 +55,61 @@ def ahead_s(mark_s: int | None, now_s: int) -> int:
     return ahead if ahead > CLOCK_TOLERANCE_S else 0
 
 
+@dataclass(frozen=True, order=True)
+class StaleRun:
+    """A run with a changed record: metrics of jobs that had one of its nodes on one of its days depend on it.
+
+    node_list: a Slurm hostlist; empty if only the metrics of its own job depend on it. The days since 1970 are
+    [first_day, end_day).
+    """
+
+    job_id: int
+    node_list: str
+    first_day: int
+    end_day: int
+
+    @property
+    def days(self) -> range:
+        return range(self.first_day, self.end_day)
+
+
 @dataclass(frozen=True)
-class StaleDays:
-    """Days since 1970, each with the number of its last opening; last: the number of the last opening of any."""
+class Stale:
+    """Days since 1970 and runs, each with the number of its last change; last: the number of the last change of any."""
 
     last: int = 0
     days: Mapping[int, int] = field(default_factory=dict)
+    runs: Mapping[StaleRun, int] = field(default_factory=dict)
+
+    def all_days(self) -> dict[int, int]:
+        """The stale days and the days of stale runs, each with its highest number."""
+        found = dict(self.days)
+        for run, number in self.runs.items():
+            found |= {day: max(number, found.get(day, 0)) for day in run.days}
+        return found
+
+    def with_changes(self, changes: Iterable[int | StaleRun]) -> Stale:
+        """A copy with these days and runs, which get the next number."""
+        number = self.last + 1
+        runs = dict(self.runs)
+        days = dict(self.days)
+        for change in changes:
+            if isinstance(change, StaleRun):
+                runs[change] = number
+            else:
+                days[change] = number
+        if len(runs) > MOST_RUNS:
+            days |= dict.fromkeys((day for run in runs for day in run.days), number)
+            runs = {}
+        return Stale(number, days, runs)
+
+    def without(self, done: Stale) -> Stale:
+        """A copy without the days and runs of `done` that have not changed again."""
+        return Stale(
+            self.last,
+            {day: number for day, number in self.days.items() if done.days.get(day) != number},
+            {run: number for run, number in self.runs.items() if done.runs.get(run) != number},
+        )
 
 
 @dataclass(frozen=True)
@@ -100,34 +152,31 @@ class Marks:
         marks = {name: self.watermark(name, cluster) for name in names if _SOURCE.fullmatch(name)}
         return {name: mark for name, mark in marks.items() if mark is not None}
 
-    def open_days(self, cluster: str) -> dict[int, int]:
-        """Stale days (days since 1970), each with the number of its last change.
+    def stale(self, cluster: str) -> Stale:
+        """The stale days and runs. Raises StoreError where the marks cannot be read."""
+        return _read(self._path("open-days", cluster), _parse_stale, Stale(), _again(cluster))
 
-        Raises StoreError where the marks cannot be read.
-        """
-        return dict(self._opened(cluster).days)
-
-    def reopen(self, cluster: str, days: Iterable[int]) -> None:
-        """Open days, also those that are open."""
-        wanted = sorted(set(days))
+    def reopen(self, cluster: str, changes: Iterable[int | StaleRun]) -> None:
+        """Make days (since 1970) and runs stale, also those that are."""
+        wanted = set(changes)
         if wanted:
-            before = self._opened(cluster)
-            number = before.last + 1
-            self._write_opened(cluster, StaleDays(number, {**before.days, **dict.fromkeys(wanted, number)}))
+            self._write_stale(cluster, self.stale(cluster).with_changes(wanted))
 
-    def close(self, cluster: str, done: Mapping[int, int]) -> None:
-        """Close the days of `done` (as open_days gave them) that were not opened again."""
-        before = self._opened(cluster)
-        left = {day: number for day, number in before.days.items() if done.get(day) != number}
-        if left != before.days:
-            self._write_opened(cluster, StaleDays(before.last, left))
+    def close(self, cluster: str, done: Stale) -> None:
+        """Close what `done` has (as `stale` gave it), except what has changed again."""
+        before = self.stale(cluster)
+        left = before.without(done)
+        if left != before:
+            self._write_stale(cluster, left)
 
-    def _opened(self, cluster: str) -> StaleDays:
-        return _read(self._path("open-days", cluster), _parse_days, StaleDays(), _again(cluster))
-
-    def _write_opened(self, cluster: str, opened: StaleDays) -> None:
-        days = {day_text(day): number for day, number in sorted(opened.days.items())}
-        self._write(self._path("open-days", cluster), {"last": opened.last, "days": days})
+    def _write_stale(self, cluster: str, stale: Stale) -> None:
+        days = {day_text(day): number for day, number in sorted(stale.days.items())}
+        runs = [
+            [number, run.job_id, run.node_list, day_text(run.first_day), day_text(run.end_day)]
+            for run, number in sorted(stale.runs.items())
+        ]
+        content = {"last": stale.last, "days": days, **({"runs": runs} if runs else {})}
+        self._write(self._path("open-days", cluster), content)
 
     def _path(self, name: str, cluster: str) -> Path:
         return self.folder / f"{safe_name(name)}.{safe_name(cluster)}.json"
@@ -155,9 +204,17 @@ def _parse_mark(content: Any) -> int:
     return until_s
 
 
-def _parse_days(content: Any) -> StaleDays:
-    days = {(dt.date.fromisoformat(day) - _EPOCH).days: int(number) for day, number in content["days"].items()}
-    return StaleDays(int(content["last"]), days)
+def _parse_stale(content: Any) -> Stale:
+    days = {_parse_day(day): int(number) for day, number in content["days"].items()}
+    runs = {
+        StaleRun(int(job_id), str(node_list), _parse_day(first), _parse_day(end)): int(number)
+        for number, job_id, node_list, first, end in content.get("runs", ())
+    }
+    return Stale(int(content["last"]), days, runs)
+
+
+def _parse_day(text: str) -> int:
+    return (dt.date.fromisoformat(text) - _EPOCH).days
 
 
 def _again(cluster: str) -> str:

@@ -76,8 +76,9 @@ def test_only_days_with_new_data_are_looked_at(almanac: Almanac) -> None:
         "metrics: 2 jobs: 2 ok",
         "  samples: 36 read, 18 of no job",
         "  days that had changed: 2025-03-09 to 2025-03-10",
+        "  jobs that had changed: 2",
     ]
-    assert almanac("summarize").startswith("metrics: no day has changed since the last summary")
+    assert almanac("summarize").startswith("metrics: nothing has changed since the last summary")
     almanac.ingest("telemetry", counters(30, 31, hbm=3000.0), "--no-summary")
     assert almanac.json("summarize") == {
         "jobs": 1,
@@ -86,9 +87,22 @@ def test_only_days_with_new_data_are_looked_at(almanac: Almanac) -> None:
         "samples": 12,
         "samples_without_job": 6,
         "days": ["2025-03-10"],
+        "changed_jobs": 0,
         "steps": {"jobs": 0, "steps": 0, "verdicts": {}, "samples": 0, "samples_without_step": 0},
         "hosts": {"nodes_without_telemetry": [], "hosts_without_jobs": [], "hosts_unclear": []},
     }
+
+
+def test_a_changed_record_alone_is_summarised_and_said(almanac: Almanac) -> None:
+    almanac("summarize")
+    assert almanac.ingest("jobs", jobs((2, 30, 32)), "--no-summary")
+    assert almanac("summarize").splitlines() == [
+        "metrics: 1 jobs: 1 ok",
+        "  samples: 0 read, 0 of no job",
+        "  days that had changed: none",
+        "  jobs that had changed: 1",
+    ]
+    assert "jobs that had changed: 1" in almanac.ingest("jobs", jobs((1, 9, 12)))
 
 
 def test_ingest_summarises_what_it_changed_and_says_which_days(almanac: Almanac) -> None:

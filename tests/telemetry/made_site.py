@@ -87,10 +87,10 @@ class Site:
 
     def _ingest(self, table: str, rows: Sequence[dict[str, Any]], schema: pa.Schema) -> list[int]:
         """Store rows; days, counted from DAY, that this opened."""
-        before = self.store.of("c").open_days()
+        before = self.store.of("c").peek_open_days()
         batch = RowBatch(table, pa.Table.from_pylist(list(rows), schema=schema), Counts(len(rows), len(rows)))
         ingest(Given(batch), self.store.of("c"), 0, 1, IngestResult("given", 0, 1), lambda *_: None)
-        after = self.store.of("c").open_days()
+        after = self.store.of("c").peek_open_days()
         return [day - DAY for day, number in sorted(after.items()) if before.get(day) != number]
 
     def telemetry(self, *rows: Rows) -> list[int]:
@@ -111,7 +111,7 @@ class Site:
     @property
     def open_days(self) -> list[int]:
         """Counted from DAY."""
-        return [day - DAY for day in sorted(self.store.of("c").open_days())]
+        return [day - DAY for day in sorted(self.store.of("c").peek_open_days())]
 
     def found(self) -> dict[tuple[int, int], dict[str, Any]]:
         """Rows of job_metrics by job id and hour of submission."""

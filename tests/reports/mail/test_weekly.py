@@ -39,7 +39,7 @@ def outbox(store: Store) -> Iterator[Outbox]:
 def read_up_to(store: Store, time_s: int) -> None:
     """By accounting, with all metrics computed."""
     store.of("test").set_watermark("sacct", time_s)
-    store.of("test").close_days(store.of("test").open_days())
+    store.of("test").close(store.of("test").stale())
 
 
 def ran(store: Store, job_id: int, user: str, end_s: int) -> None:
@@ -179,7 +179,7 @@ def test_a_week_is_told_when_all_of_it_is_known(store: Store, outbox: Outbox) ->
     row = store.of("test").read("jobs", JOBS.names).set_column(0, "job_id", pa.array([2], pa.int64()))
     store.of("test").write("jobs", row, lambda *changed: {monday // 86_400 - 1})
     assert put(store, outbox, monday + 900) == []
-    store.of("test").close_days(store.of("test").open_days())
+    store.of("test").close(store.of("test").stale())
     assert put(store, outbox, monday + 900) == ["ann"]
 
 

@@ -336,7 +336,7 @@ def test_kill_9_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
         table = store.of("c").read("telemetry", ["host", "time_ms", "hbm_used_mib"])
         times, hosts = table["time_ms"].to_numpy(), table["host"].to_pylist()
         assert len(set(zip(hosts, times.tolist(), strict=True))) == table.num_rows
-        assert set((times // 86_400_000).tolist()) <= set(store.of("c").open_days())
+        assert set((times // 86_400_000).tolist()) <= set(store.of("c").peek_open_days())
         done_ms = (store.of("c").watermark("test") or 0) * 1000
         assert (times < done_ms).sum() == max(0, (done_ms - START_MS) // 10_000 * 3)
     assert kills >= 3, "the writer was never caught in the middle"
@@ -373,7 +373,7 @@ def test_the_days_of_a_file_are_open_before_it_changes(store: Store, monkeypatch
     monkeypatch.setattr("telemetry.store.cluster_store._replace", killed)
     with pytest.raises(KeyboardInterrupt):
         store.of("c").write("telemetry", samples([("n1", 0, 0, 1.0)]), lambda start_s: [start_s // 86_400])
-    assert list(store.of("c").open_days()) == [START_MS // 86_400_000]
+    assert list(store.of("c").peek_open_days()) == [START_MS // 86_400_000]
     assert store.of("c").files("telemetry") == []
 
 
