@@ -1,0 +1,1 @@
+"""What a policy would have meant for jobs, users, and the cluster."""
