@@ -26,6 +26,7 @@ COMMANDS = {
     "advise": "get advice for one submission",
     "publish": "write the advice files that Slurm's hooks read",
     "backtest": "replay past jobs: check memory advice and node power",
+    "simulate": "simulate scheduling policies on a trace of jobs",
     "reprioritize": "set the site factor of pending jobs",
     "power": "power nodes down and up, following the demand forecast",
     "jobs": "list past jobs and what they used",

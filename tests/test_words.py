@@ -64,6 +64,7 @@ PLAIN_COMMANDS = [
     "models",
     "power",
     "reprioritize",
+    "simulate",
     "site-report",
     "train",
 ]

@@ -1,0 +1,148 @@
+"""Tables and JSON of `almanac simulate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from almanac.units import DAY_S, HOUR_S, format_count, printable
+from cli.output import show_table
+
+if TYPE_CHECKING:
+    from simulator.cluster import Cluster
+    from simulator.outcomes.scores import GroupScores, Interval, PolicyRun, PolicyScores
+    from simulator.workload import Workload
+
+_NAMED = 5
+
+
+def short_time(seconds: float) -> str:
+    """Three digits and one unit, so that eight columns fit a terminal: "12.3 h". "-" for NaN."""
+    if math.isnan(seconds):
+        return "-"
+    size = abs(seconds)
+    for limit, unit_s, unit in (
+        (59.5, 1, "s"),
+        (HOUR_S - 30, 60, "min"),
+        (2 * DAY_S, HOUR_S, "h"),
+        (math.inf, DAY_S, "d"),
+    ):
+        if size < limit:
+            value = seconds / unit_s
+            return f"{value:.0f} {unit}" if unit in ("s", "min") or abs(value) >= 99.95 else f"{value:.1f} {unit}"
+    raise AssertionError(seconds)
+
+
+def show_scores(excluded: Mapping[str, int], ignored: Mapping[str, int], scores: Sequence[PolicyScores]) -> None:
+    for reason, count in excluded.items():
+        click.echo(f"  excluded: {format_count(count)} {printable(reason)}")
+    for text, count in sorted(ignored.items(), key=lambda each: -each[1])[:_NAMED]:
+        click.echo(f"  ignored: constraint {printable(text, 60)} of {format_count(count)} jobs; no such nodes")
+    for score in scores:
+        _show_unfinished(score)
+    _show_groups("", [(score, score.all_jobs) for score in scores])
+    for length in scores[0].by["length"]:
+        groups = [(score, score.by["length"][length]) for score in scores]
+        if groups[0][1].jobs:
+            _show_groups(f"\n{length}: {format_count(groups[0][1].jobs)} jobs", groups)
+    if len(scores) > 1:
+        _show_comparison(f"\nagainst {printable(scores[0].policy, 40)}", scores)
+
+
+def _show_unfinished(score: PolicyScores) -> None:
+    for reason, count in score.unfinished.items():
+        click.echo(f"  {printable(score.policy, 40)}: {format_count(count)} jobs never ended: they {reason}")
+    if score.all_jobs.canceled:
+        click.echo(
+            f"  {printable(score.policy, 40)}: {format_count(score.all_jobs.canceled)} jobs canceled in the queue"
+        )
+
+
+def _show_groups(title: str, rows: Sequence[tuple[PolicyScores, GroupScores]]) -> None:
+    """JCT: job completion time, a mean. `used` is of the whole cluster and only in the first table."""
+    base = rows[0][1].jct_s.mean
+    columns = ["policy", "JCT", "vs first", "delay", "p95", "max", "queued", *([] if title else ["used"])]
+    cells = [
+        [
+            score.policy, short_time(group.jct_s.mean), _ratio(group.jct_s.mean, base), short_time(group.delay_s.mean),
+            short_time(group.delay_s.p95), short_time(group.delay_s.maximum), format_count(group.queued),
+            *([] if title else [_share(score.utilization)]),
+        ]
+        for score, group in rows
+    ]  # fmt: skip
+    click.echo(title or "", nl=bool(title))
+    show_table(columns, cells, right=columns[1:])
+
+
+def _show_comparison(title: str, scores: Sequence[PolicyScores]) -> None:
+    """Differences of mean JCT. The first policy has none."""
+    columns = ["policy", "JCT", "95%", "users worse off", "fairness"]
+    cells = []
+    for place, score in enumerate(scores):
+        pair = score.against_first
+        against = [*_interval(pair.jct_difference_s), _share(pair.worse_users)] if place else ["-", "-", "-"]
+        cells.append([score.policy, *against, "-" if math.isnan(score.jain) else f"{score.jain:.2f}"])
+    click.echo(title)
+    show_table(columns, cells, right=columns[1:])
+
+
+def _interval(interval: Interval) -> tuple[str, str]:
+    if math.isnan(interval.low):
+        return short_time(interval.mean), "-"
+    return short_time(interval.mean), f"{short_time(interval.low)} to {short_time(interval.high)}"
+
+
+def _ratio(value: float, base: float) -> str:
+    return "-" if math.isnan(value) or not base > 0 else f"{value / base:.2f}"
+
+
+def _share(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.0%}"
+
+
+def as_json(
+    name: str,
+    workload: Workload,
+    cluster: Cluster,
+    first: int,
+    ignored: Mapping[str, int],
+    scores: Sequence[PolicyScores],
+    runs: Sequence[PolicyRun],
+) -> dict[str, Any]:
+    """Times in seconds. NaN is not JSON: null stands for it."""
+    return {
+        "trace": name,
+        "jobs": len(workload),
+        "scored_jobs": len(workload) - first,
+        "excluded": dict(workload.excluded),
+        "ignored_constraints": dict(ignored),
+        "nodes": cluster.node_count,
+        "gpus": cluster.gpu_count,
+        "policies": [
+            {**_plain(dataclasses.asdict(score)), "timeline": _timeline(run)}
+            for score, run in zip(scores, runs, strict=True)
+        ],
+    }
+
+
+def _timeline(run: PolicyRun) -> dict[str, Any]:
+    """Means of bins that start at start_s."""
+    line = run.timeline
+    return {
+        "start_s": [round(edge) for edge in line.edges_s[:-1].tolist()],
+        "end_s": round(float(line.edges_s[-1])),
+        **{
+            name: [round(value, 3) for value in getattr(line, name).tolist()]
+            for name in ("busy_gpus", "fragmented_gpus", "waiting_jobs")
+        },
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
