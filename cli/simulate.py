@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +13,14 @@ import click
 from almanac.errors import RequestError
 from almanac.units import format_count, printable
 from cli.app import App
+from cli.backtest_power import plot_file
 from cli.output import json_text, progress
 from cli.selection import words_of
 from cli.simulate_output import as_json, show_scores
 
 if TYPE_CHECKING:
     from simulator.cluster import Cluster
+    from simulator.outcomes.scores import PolicyRun
     from simulator.traces.read import Trace
     from simulator.workload import Workload
 
@@ -45,6 +49,8 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
               help="Policies to simulate at once, each in its own process. [the number of cores]")  # fmt: skip
 @click.option("--swf", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Also write the simulated jobs in the Standard Workload Format.")  # fmt: skip
+@click.option("--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), callback=plot_file,
+              help="Also draw the policies. Replaces the .png, .svg, or .pdf file.")  # fmt: skip
 @click.option("--json", "is_json", is_flag=True, help="Print all scores as JSON.")
 @click.pass_obj
 def command(app: App, /, source: str | None, policies: tuple[str, ...], is_json: bool, **options: Any) -> None:
@@ -72,6 +78,8 @@ def command(app: App, /, source: str | None, policies: tuple[str, ...], is_json:
     scores = score_runs(workload, runs, first, options["seed"])
     if options["swf"]:
         _write_swf(options["swf"], workload, cluster)
+    if options["plot"]:
+        _write_plot(options["plot"], f"{trace.name} on {format_count(cluster.gpu_count)} GPUs", runs, first)
     if is_json:
         click.echo(json_text(as_json(trace.name, workload, cluster, first, ignored, scores, runs)))
         return
@@ -129,3 +137,25 @@ def _write_swf(path: Path, workload: Workload, cluster: Cluster) -> None:
     from telemetry.store.atomic import write_output
 
     write_output(path, swf_text(workload, cluster).encode())
+
+
+def _write_plot(path: Path, title: str, runs: Sequence[PolicyRun], first: int) -> None:
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs where it keeps its font list
+    from reports.simulation_plot import PolicyCurves, render_simulation_plot
+    from telemetry.store.atomic import write_output
+
+    curves = []
+    for run in runs:
+        known, line = run.jobs.is_known[first:], run.timeline
+        curves.append(
+            PolicyCurves(
+                policy=run.policy,
+                jct_s=run.jobs.jct_s[first:][known],
+                delay_s=run.jobs.delay_s[first:][known],
+                edges_s=line.edges_s,
+                used=line.busy_gpus / line.gpus,
+                fragmented=line.fragmented_gpus / line.gpus,
+                waiting_jobs=line.waiting_jobs,
+            )
+        )
+    write_output(path, render_simulation_plot(title, curves, path.suffix.lower().removeprefix(".")))

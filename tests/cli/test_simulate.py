@@ -117,6 +117,13 @@ def test_the_simulated_jobs_are_written_as_swf(busy: Path, tmp_path: Path) -> No
     assert again == first.replace("jobs.csv", "out.swf"), "with the cluster"
 
 
+def test_the_policies_are_drawn_beside_their_table(busy: Path, tmp_path: Path) -> None:
+    assert "queued" in shown(busy, *ONE, "--warmup", 0.4, "--plot", tmp_path / "x.PNG")
+    assert (tmp_path / "x.PNG").read_bytes().startswith(b"\x89PNG")
+    for name in ("x.gif", "absent/x.png"):
+        assert simulate("absent.csv", *ONE, "--plot", tmp_path / name).exit_code == 2, "before the simulation"
+
+
 def test_a_seed_gives_the_same_output_again(busy: Path) -> None:
     assert shown("generated", "--seed", 3, "--policy", "fifo") == shown("generated", "--seed", 3, "--policy", "fifo")
     assert shown("generated", "--seed", 3, "--policy", "fifo") != shown("generated", "--seed", 4, "--policy", "fifo")
