@@ -29,8 +29,10 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 @click.command("simulate")
 @click.argument("source", metavar="[TRACE]", required=False)
-@click.option("--policy", "policies", multiple=True, default=("fifo,sjf",), show_default=True, metavar="NAME,...",
+@click.option("--policy", "policies", multiple=True, default=("fifo,qssf",), show_default=True, metavar="NAME,...",
               help="Policies to compare with the first one. Each can have +skip, +easy, or +conservative.")  # fmt: skip
+@click.option("--controls/--no-controls", default=True, show_default=True,
+              help="Add the controls if a policy uses predictions.")  # fmt: skip
 @click.option("--nodes", type=click.IntRange(1, 100_000), metavar="N", help="Nodes, all alike. [the trace's nodes]")
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), metavar="G", default=8, show_default=True,
               help="GPUs of each node, with --nodes.")  # fmt: skip
@@ -60,12 +62,14 @@ def command(app: App, /, source: str | None, policies: tuple[str, ...], is_json:
     Format (SWF), or a trace of Gavel. The word "generated" stands for a generated site. Without TRACE, the simulation
     runs the jobs in the store (for operators). It changes nothing.
     """
-    from simulator.comparison import run_policies
+    from simulator.comparison import run_policies, with_controls
     from simulator.outcomes.scores import score_runs
 
     names = words_of(policies)
     if not names:
         raise click.BadParameter("names no policy", param_hint="--policy")
+    if options["controls"]:
+        names = tuple(with_controls(names, app.config))
     trace = _open(app, source, options)
     cluster = _cluster(trace, options)
     workload, first, ignored = _scored(trace.workload, cluster, options["skipped"], options["warmup"])

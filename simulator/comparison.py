@@ -15,11 +15,23 @@ from simulator.engine import simulate
 from simulator.outcomes.jobs import job_outcomes
 from simulator.outcomes.scores import PolicyRun
 from simulator.outcomes.timeline import timeline
+from simulator.policies.predicted import Predicted
 from simulator.policies.registry import make_policy
 from simulator.workload import Workload
 
+CONTROLS = (
+    "fifo+skip", "gpu-count", *(f"qssf-shuffled:seed={seed}" for seed in range(5)), "sjf", "sjf+easy",
+)  # fmt: skip
+"""What a policy that predicts must beat, and what perfect knowledge would reach."""
 Advance = Callable[[float, str], None]
 """Told of the share of the work that is done, and of the policy."""
+
+
+def with_controls(policies: Sequence[str], config: Config) -> list[str]:
+    """The policies, and CONTROLS if one of them uses predictions: beating FIFO proves nothing about prediction."""
+    if not any(isinstance(make_policy(policy, config), Predicted) for policy in policies):
+        return list(policies)
+    return [*policies, *(control for control in CONTROLS if control not in policies)]
 
 
 def run_policy(

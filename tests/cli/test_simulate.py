@@ -39,7 +39,8 @@ def busy(tmp_path: Path) -> Path:
 
 
 def simulate(*argv: object) -> Result:
-    return CliRunner().invoke(command, [*map(str, argv), "--jobs", "1"], obj=App())
+    default = () if "--policy" in argv else ("--policy", "fifo,sjf")
+    return CliRunner().invoke(command, [*map(str, argv), *default, "--jobs", "1"], obj=App())
 
 
 def shown(*argv: object) -> str:
@@ -61,6 +62,16 @@ def test_the_table_shows_waits_and_use_of_each_policy(busy: Path) -> None:
     assert not any("over 6 h" in line for line in lines), "no job is that long"
     assert "against fifo" in lines
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_a_policy_that_predicts_stands_beside_its_controls(busy: Path) -> None:
+    names = ["fifo", "qssf", "fifo+skip", "gpu-count", *(f"qssf-shuffled:seed={seed}" for seed in range(5))]
+    names += ["sjf", "sjf+easy"]
+    output = shown(busy, *ONE, "--policy", "fifo,qssf")
+    assert [line.split()[0] for line in output.splitlines()[2:13]] == names
+    assert all(len(line) <= 80 for line in output.splitlines())
+    data = json.loads(shown(busy, *ONE, "--policy", "sjf,qssf,fifo", "--no-controls", "--json"))
+    assert [each["policy"] for each in data["policies"]] == ["sjf", "qssf", "fifo"]
 
 
 def test_one_policy_is_not_compared_with_itself(busy: Path) -> None:
