@@ -47,6 +47,7 @@ PLAIN_PAGES = [
     "docs/reports.md",
     "docs/reprioritize.md",
     "docs/security.md",
+    "docs/simulator.md",
     "docs/site-report.md",
     "docs/tables.md",
     "docs/users.md",
