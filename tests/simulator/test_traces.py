@@ -59,6 +59,19 @@ def test_an_export_of_sacct_is_read_as_a_site_has_it(tmp_path: Path) -> None:
     assert cluster.node_sets == (NodeSet(1, 4), NodeSet(1, 4, features=frozenset({"hbm80g"})))
 
 
+def test_the_public_helios_trace(tmp_path: Path) -> None:
+    (tmp_path / "cluster_log.csv").write_text(
+        "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+        "7,uA,vcB,16,64,2,COMPLETED,2020-06-09 18:41:01,2020-06-09 18:42:01,2020-06-09 19:42:01,3600,60\n"
+        "8,uA,vcC,0,8,1,FAILED,2020-06-09 18:41:01,2020-06-09 18:42:01,2020-06-09 19:42:01,3600,60\n"
+    )
+    work = read_trace(tmp_path / "cluster_log.csv")
+    assert work.excluded == {"without a GPU": 1}
+    (job,) = work.jobs.to_dict("records")
+    assert (job["submit_s"], job["start_s"], job["run_s"]) == (1_591_728_061, 1_591_728_121, 3600)
+    assert (job["gpu_count"], job["node_count"], job["partition"], job["user"]) == (16, 0, "vcB", "uA")
+
+
 def test_requests_win_over_allocations_and_single_nodes_are_no_limit() -> None:
     work = workload_of_jobs(
         table(
