@@ -10,17 +10,14 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.free_gpus import Shape, choose
 from simulator.requests import Request
+from simulator.simulation import Simulation
 from simulator.waiting import JOB_MASK, WaitingJobs
-
-if TYPE_CHECKING:
-    from simulator.engine import Simulation
 
 
 @dataclass
@@ -124,7 +121,7 @@ class Easy:
         if first < 0:
             return
         pool.reservation = self._reserve(pool, first)
-        self._of.changes.wake_for(first & JOB_MASK)
+        self._of.power.wake_for(first & JOB_MASK)
         self._backfill(pool)
 
     def _start_in_order(self, pool: Pool) -> int:
@@ -283,7 +280,7 @@ class Conservative(Easy):
                 simulation.start(job, chosen)
                 pool.waiting[self._number[job]].remove(entry)
             elif place == 0:
-                simulation.changes.wake_for(job)
+                simulation.power.wake_for(job)
 
 
 class Profile:

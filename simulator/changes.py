@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
 from simulator.free_gpus import choose
 from simulator.policies.base import ClusterView
+from simulator.simulation import Simulation
 from simulator.waiting import JOB_MASK, order_of
-
-if TYPE_CHECKING:
-    from simulator.engine import Simulation
 
 _FAR_S = 1 << 62
 UP, DOWN, BOOTED, SIZE, CANCEL = range(5)

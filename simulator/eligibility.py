@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.simulation import Simulation
 from simulator.waiting import orders_of
-
-if TYPE_CHECKING:
-    from simulator.engine import Simulation
 
 
 class Eligibility:

@@ -2,59 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Protocol
 
-from almanac.errors import RequestError
 from simulator.free_gpus import choose, lowest_bits
 from simulator.requests import Request
+from simulator.simulation import Simulation
 from simulator.waiting import JOB_MASK, WaitingJobs
-
-if TYPE_CHECKING:
-    from simulator.engine import Simulation
-
-
-class Scheduler(Protocol):
-    """What the engine calls. Each job's entry is simulation.entries[job]."""
-
-    def add(self, job: int, entry: int) -> None: ...
-
-    def discard(self, job: int, entry: int) -> None:
-        """A waiting job is canceled."""
-
-    def start_jobs(self, freed: int) -> None:
-        """Start what may start. freed: mask of nodes on which GPUs became free since the last call."""
-
-    def reorder(self) -> None:
-        """Entries of waiting jobs changed."""
-
-    def resized(self) -> None:
-        """The nodes of queues changed."""
-
-    def waiting(self) -> Sequence[int]:
-        """Entries of all waiting jobs, ascending."""
-
-    def __bool__(self) -> bool: ...
-
-
-def make_scheduler(simulation: Simulation) -> Scheduler:
-    from simulator.backfill import Conservative, Easy
-
-    kind = simulation.policy.backfill
-    if simulation.policy.slices and kind not in ("none", "skip"):
-        raise RequestError(f"{kind} backfill does not know slices of GPUs", "use backfill none or skip")
-    if simulation.policy.is_preemptive and kind != "none":
-        raise RequestError(f"{kind} backfill does not preempt jobs", "use backfill none")
-    if kind == "none" and simulation.is_plain and len(simulation.requests.queues) == 1:
-        return OneQueue(simulation)
-    kinds: dict[str, type[Strict] | type[Skip] | type[Easy]] = {
-        "none": Strict,
-        "skip": Skip,
-        "easy": Easy,
-        "conservative": Conservative,
-    }
-    return kinds[kind](simulation)
 
 
 class _Queue:
@@ -118,7 +71,7 @@ class Strict:
             heappop(queue.heap)
         elif not (self._of.policy.is_preemptive and self._preempt(job, queue)):
             queue.blocked = True
-            self._of.changes.wake_for(job)
+            self._of.power.wake_for(job)
 
     def _preempt(self, job: int, queue: _Queue) -> bool:
         """Free GPUs for the job by preempting the policy's victims; only those on the nodes that it takes."""
@@ -185,7 +138,7 @@ class OneQueue(Strict):
                     break
             else:
                 queue.blocked = True
-                simulation.changes.wake_for(job)
+                simulation.power.wake_for(job)
                 return
             heappop(heap)
             bit = fitting & -fitting
@@ -253,5 +206,5 @@ class Skip:
                 del ready[kind]
         for jobs in self._waiting.values():
             if jobs:
-                simulation.changes.wake_for(jobs.first & JOB_MASK)
+                simulation.power.wake_for(jobs.first & JOB_MASK)
                 break

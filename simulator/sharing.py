@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from simulator.free_gpus import lowest_bits
 from simulator.requests import Request
-
-if TYPE_CHECKING:
-    from simulator.engine import Simulation
+from simulator.simulation import Simulation
 
 _Gpu = tuple[int, int]
 """Node, and mask of one GPU."""

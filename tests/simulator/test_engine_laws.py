@@ -77,8 +77,9 @@ def policies() -> list[Policy]:
 
 
 @pytest.mark.parametrize("policy", policies(), ids=lambda policy: f"{policy.name} {policy.backfill} {policy.tick_s}")
-def test_the_laws_hold(policy: Policy) -> None:
-    for seed in range(25):
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 25), marks=pytest.mark.slow)], ids=["few", "many"])
+def test_the_laws_hold(policy: Policy, seeds: range) -> None:
+    for seed in seeds:
         rng = np.random.default_rng([seed, 7])
         workload, cluster = random_site(rng)
         record = simulate(workload, cluster, policy)
