@@ -82,7 +82,7 @@ def summarize(
 
 @dataclass(frozen=True)
 class _Part:
-    """Jobs that are computed together: all that ran in a span, of which the samples are counted, or the given ones."""
+    """Jobs that are computed together: all that ran in a span, whose samples are counted, or the given ones."""
 
     span: tuple[int, int]
     jobs: Sequence[JobRun] | None = None
