@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Sequence
 
 DAY_S, HOUR_S = 86_400, 3600
 
@@ -63,6 +64,17 @@ def printable(text: str, limit: int = 200) -> str:
     """Hostile text made safe for a terminal: control, bidi and invisible characters become "?"."""
     safe = "".join(char if char.isprintable() else "?" for char in text)
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+def counted(number: int, noun: str) -> str:
+    """For example "1 node" or "1,800 nodes"."""
+    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(names: Sequence[str], noun: str, shown: int = 4) -> str:
+    """How many, and the first few: "5 hosts (a1, a2, a3, a4, ...)"."""
+    first = ", ".join(printable(name, 80) for name in names[:shown])
+    return f"{counted(len(names), noun)} ({first}{', ...' if len(names) > shown else ''})"
 
 
 def valid_unicode(text: str) -> str:

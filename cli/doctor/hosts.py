@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from almanac.errors import AlmanacError
-from almanac.units import format_count, printable
+from almanac.units import counted, listed, printable
 from cli.app import App
 from cli.doctor.findings import Check
 
 NAME = "host names"
 
 _SHOWN = 4
-"""Hosts that the text names; JSON has all."""
+"""Nodes that the text names; JSON has all."""
 _OFF = ("~", "#", "%")
 """Marks of sinfo at the end of a state: the node is powered down, or is powering up or down."""
 
@@ -42,17 +42,17 @@ def check_hosts(app: App, hosts: Collection[str]) -> Iterator[Check]:
     silent = [node for node in nodes if node.is_up and node.name not in known]
     strange = sorted(set(hosts) - names.nodes.keys() - names.unclear - {node.name for node in nodes})
     if names.unclear:
-        said = f"{_some(sorted(names.unclear), 'host')} may be one of several nodes, so their counters have no job"
+        said = f"{listed(sorted(names.unclear), 'host')} may be one of several nodes, so their counters have no job"
         todo = "set prometheus.host_suffix to the domain of this cluster's nodes"
         yield Check(NAME, "warn", said, todo, {"unclear": sorted(names.unclear)})
     if silent:
         yield _silent(silent, strange)
     if strange:
-        said = f"{_some(strange, 'host')} with GPU counters {_is(strange)} no GPU node of Slurm"
+        said = f"{listed(strange, 'host')} with GPU counters {_is(strange)} no GPU node of Slurm"
         todo = "narrow prometheus.selector to this cluster, or correct the exporter's host label"
         yield Check(NAME, "warn", said, todo, {"hosts": strange})
     if not (names.unclear or silent or strange):
-        yield Check(NAME, "ok", f"Prometheus and Slurm know the same {_count(len(known), 'GPU node')}")
+        yield Check(NAME, "ok", f"Prometheus and Slurm know the same {counted(len(known), 'GPU node')}")
 
 
 def gpu_nodes(app: App) -> list[GpuNode]:
@@ -70,7 +70,7 @@ def _silent(silent: Sequence[GpuNode], strange: Collection[str]) -> Check:
     from telemetry.attribution.host_names import match_hosts
 
     names = [node.name for node in silent]
-    said = f"no GPU counters from {_some(names, 'GPU node')} of Slurm"
+    said = f"no GPU counters from {listed(names, 'GPU node')} of Slurm"
     todo = "add the exporters of these nodes to Prometheus' scrape_configs"
     by_host = {node.host: node.name for node in silent if node.host != node.name}
     found = match_hosts(strange, by_host)
@@ -80,16 +80,6 @@ def _silent(silent: Sequence[GpuNode], strange: Collection[str]) -> Check:
         said += f"; {', '.join(printable(pair, 120) for pair in pairs[:_SHOWN])}"
         todo = "make the exporter's host label the NodeName, with relabel_configs in Prometheus"
     return Check(NAME, "warn", said, todo, {"nodes": names, "node_host_names": meant})
-
-
-def _some(names: Sequence[str], noun: str) -> str:
-    """How many, and the first few: "5 hosts (a1, a2, a3, ...)"."""
-    first = ", ".join(printable(name, 80) for name in names[:_SHOWN])
-    return f"{_count(len(names), noun)} ({first}{', ...' if len(names) > _SHOWN else ''})"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def _is(names: Sequence[str]) -> str:

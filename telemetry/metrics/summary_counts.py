@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 
-from almanac.units import format_count, printable
+from almanac.units import format_count, listed
 from telemetry.metrics.steps import StepCounts
-
-_NAMED = 4
-"""Hosts that a line names; JSON has all."""
 
 
 @dataclass
@@ -55,19 +52,12 @@ class HostCounts:
         """For a person; [] if every node of a GPU job has telemetry."""
         lines = []
         if self.silent:
-            lines.append(f"  no telemetry from {_some(self.silent, 'node')} of GPU jobs")
+            lines.append(f"  no telemetry from {listed(self.silent, 'node')} of GPU jobs")
         if self.strange:
-            lines.append(f"  no GPU job on {_some(self.strange, 'host')} with telemetry")
+            lines.append(f"  no GPU job on {listed(self.strange, 'host')} with telemetry")
         if self.unclear:
-            lines.append(f"  not matched, because only the domain differs: {_some(sorted(self.unclear), 'host')}")
+            lines.append(f"  not matched, because only the domain differs: {listed(sorted(self.unclear), 'host')}")
         return [*lines, "  try: almanac doctor, which compares these names with Slurm's nodes"] if lines else []
-
-
-def _some(names: Sequence[str], noun: str) -> str:
-    """How many, and the first few: "5 nodes (a1, a2, a3, ...)"."""
-    first = ", ".join(printable(name, 80) for name in names[:_NAMED])
-    more = ", ..." if len(names) > _NAMED else ""
-    return f"{format_count(len(names))} {noun}{'' if len(names) == 1 else 's'} ({first}{more})"
 
 
 @dataclass
