@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -100,33 +101,54 @@ def test_windows_with_half_of_the_gpus_or_fewer_are_left_out_and_too_few_others_
     assert SAMPLES_OF_ONE_GPU in row["reasons"]
 
 
+@dataclass(frozen=True)
+class ConstantSite:
+    """A job whose GPUs all have the same activity. is_whole: no sample is lost."""
+
+    frames: list[pd.DataFrame]
+    task: JobRun
+    is_whole: bool
+
+
 @st.composite
-def constant_sites(draw: st.DrawFn) -> list[pd.DataFrame]:
-    """GPUs of one job at the same activity, each with its own interval, phase, hole, and loss."""
-    value, is_mig = draw(st.floats(1, 100)), draw(st.booleans())
+def constant_sites(draw: st.DrawFn) -> ConstantSite:
+    """Each GPU has its own interval, phase, jitter, hole, and loss; a node may have no sample at all."""
+    value, is_mig, is_whole = draw(st.floats(1, 100)), draw(st.booleans()), draw(st.booleans())
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    length_s, nodes = draw(st.integers(120, 4000)), draw(st.integers(1, 4))
     frames = []
-    for number in range(draw(st.integers(2, 5))):
-        step_s = draw(st.sampled_from([1, 7, 10, 30, 60, 90, 300]))
-        times = np.arange(draw(st.floats(0, 1)) * step_s, 4000, step_s)
-        hole_s, length_s = draw(st.integers(0, 4000)), draw(st.integers(0, 3000))
-        kept = (rng.random(len(times)) < draw(st.floats(0.2, 1))) & ~((times > hole_s) & (times < hole_s + length_s))
-        kept[rng.integers(len(kept))] = True
-        frames.append(gpu(f"n{number % 2}", number // 2, times[kept], value, str(number + 1) if is_mig else ""))
-    return frames
+    for number in range(draw(st.integers(2, 6))):
+        step_s = draw(st.integers(1, 60) if is_whole else st.sampled_from([1, 7, 10, 30, 60, 90, 300]))
+        times = np.arange(draw(st.floats(0, 1)) * step_s, length_s, step_s)
+        times = np.minimum(times + rng.uniform(0, draw(st.floats(0, 0.2)) * step_s, len(times)), length_s - 0.001)
+        hole_s, hole_length_s = draw(st.integers(0, length_s)), draw(st.integers(0, length_s))
+        kept = rng.random(len(times)) < draw(st.floats(0.2, 1))
+        kept &= (times <= hole_s) | (times >= hole_s + hole_length_s)
+        kept |= is_whole
+        if len(kept):
+            kept[rng.integers(len(kept))] = True
+        host, index = f"n{number % nodes}", number // nodes
+        frames.append(gpu(host, index, times[kept], value, str(number + 1) if is_mig else ""))
+    nodes = min(nodes, len(frames))
+    silent = 0 if is_whole else -(-len(frames) // nodes)  # as many GPUs as the largest node
+    hosts = [f"n{number}" for number in range(nodes + (silent > 0))]
+    return ConstantSite(frames, job(length_s, len(frames) + silent, *hosts), is_whole)
 
 
-@given(frames=constant_sites(), window_s=st.sampled_from([10, 60, 300]), is_aligned=st.booleans())
+@given(site=constant_sites(), window_s=st.sampled_from([10, 60, 300]), is_aligned=st.booleans())
 @QUICK
 def test_gpus_of_equal_constant_activity_are_even_under_any_gaps_intervals_and_phases(
-    run: Any, frames: list[pd.DataFrame], window_s: int, is_aligned: bool
+    run: Any, site: ConstantSite, window_s: int, is_aligned: bool
 ) -> None:
     options = Options(window_ms=1000 * window_s, is_aligned_to_job=is_aligned)
-    row = found(run, frames, job(4000, len(frames), "n0", "n1"), options=options)
-    assert row["gpus_seen"] == len(frames)
+    config = Config() if site.is_whole else OPEN
+    row = found(run, site.frames, site.task, config, options=options)
+    seen = sum(len(frame) > 0 for frame in site.frames)
     imbalance = row["spatial_imbalance"]
-    assert row["spatial_windows"] is None if imbalance is None else imbalance == pytest.approx(0, abs=1e-9)
-    cut = found(run, frames, job(4000, len(frames), "n0", "n1"), options=options, stored=False)
+    assert row["gpus_seen"] == seen
+    assert (row["temporal_imbalance"] or 0) == pytest.approx(0, abs=1e-6)
+    assert imbalance == pytest.approx(0, abs=1e-9) if imbalance is not None else not site.is_whole or seen < 2
+    cut = found(run, site.frames, site.task, config, options=options, stored=False)
     assert cut["spatial_windows"] == row["spatial_windows"]
     assert (cut["spatial_imbalance"] or 0) == pytest.approx(imbalance or 0, rel=1e-12, abs=1e-12)
 
