@@ -143,12 +143,12 @@ LEFT JOIN models m USING (gpu_model) GROUP BY p.job"""
 
 
 def _over_cards() -> str:
-    """The energy of a job. MIG instances repeat the counter of their card, so each card counts once.
+    """The mean power of a job's cards. MIG instances repeat the counter of their card, so each card counts once.
 
     has_cards: whether the job has every instance of its cards.
     """
-    names = ("raw_energy_j", "raw_energy_power_w", "energy_resets", "energy_rejected", "energy_measured_ms")
-    best = "ORDER BY raw_energy_j IS NULL, energy_measured_ms DESC, mig"
+    names = ("raw_energy_power_w", "energy_resets", "energy_rejected", "energy_measured_ms")
+    best = "ORDER BY raw_energy_power_w IS NULL, energy_measured_ms DESC, mig"
     return f"""
 SELECT job, count(*) AS cards, bool_and(has_card) AS has_cards, avg(raw_energy_power_w) AS raw_energy_power_w,
        {each("sum({x}) AS {x}", tuple(name for name in names if name != "raw_energy_power_w"))}
@@ -173,6 +173,7 @@ def _known(min_coverage: float, options: Options) -> str:
     share = "CASE WHEN expected_samples > 0 THEN coalesce({}, 0) / greatest(gpu_count, gpus_seen) END"
     # If two GPUs each have just enough samples, and lost others independently, they have the square in common.
     common = 0.0 if options.spatial_method == PAPER else min_coverage**2
+    silent = "CASE WHEN cards = gpus_seen THEN greatest(0, j.gpu_count - gpus_seen) ELSE 0 END"
     coverages = each(f"{share.format('covered_{x}')} AS coverage_{{x}}", _COUNTED)
     placed = each(
         f"CASE WHEN coverage_{{x}}_active_frac >= {min_coverage!r} AND coverage_dram_active_frac >= {min_coverage!r}"
@@ -191,7 +192,8 @@ SELECT *, {share.format("covered")} AS coverage_frac, {coverages}, {placed},
 FROM (SELECT j.*, coalesce(gpus_seen, 0) AS gpus_seen, coalesce(samples, 0) AS samples,
              expected * greatest(j.gpu_count, coalesce(gpus_seen, 0)) AS expected_samples,
              w.windows AS spatial_windows, w.* EXCLUDE (job), i.* EXCLUDE (job),
-             e.* EXCLUDE (job), elapsed_s * 1000 * (cards + greatest(0, j.gpu_count - gpus_seen)) AS energy_span_ms,
+             e.* EXCLUDE (job), elapsed_s * 1000 * (cards + {silent}) AS energy_span_ms,
+             raw_energy_power_w * energy_span_ms / 1000 AS raw_energy_j,
              g.* EXCLUDE (job, gpus_seen, samples)
       FROM jobs j LEFT JOIN g USING (job) LEFT JOIN e USING (job)
       LEFT JOIN windows w USING (job) LEFT JOIN intensity i USING (job))"""

@@ -165,6 +165,15 @@ def test_one_power_sample_does_not_stand_for_a_long_gap(run: Any) -> None:
     assert row["energy_measured_frac"] == pytest.approx(40 / 60, rel=1e-12)
 
 
+def test_a_silent_gpu_counts_with_the_mean_power_of_the_others(run: Any) -> None:
+    """Of three nodes, one has no telemetry, and one has no energy counter."""
+    frame = pd.concat([card(steady()), card(np.full(60, np.nan)).assign(host="n2")])
+    row = run(frame, [replace(job(gpu_count=3), hosts=("n1", "n2", "n3"))])[0][1]
+    assert row["energy_j"] == pytest.approx(3 * 300 * 3600, rel=1e-12)
+    assert row["energy_power_w"] == pytest.approx(300, rel=1e-12)
+    assert row["energy_measured_frac"] == pytest.approx(59 / 60 / 3, rel=1e-12)
+
+
 def mig(cards: int = 2, instances: int = 7, samples: int = 31) -> pd.DataFrame:
     """Cards at 300 W whose counter each of their instances repeats."""
     frames = [
