@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from almanac.errors import StoreError
 from telemetry.store.damage import naming, open_checked
-from telemetry.store.order import in_order
+from telemetry.store.order import in_order, repeats
 from telemetry.store.schema import Table
 
 
@@ -78,25 +81,50 @@ def merge(
     together, is_disjoint = in_order(spec, pa.concat_tables([old, new]))
     if is_disjoint:
         return together, WriteResult(added=new.num_rows)
-    return _join(db, spec, old, new)
+    if in_order(spec, old)[1]:
+        return _join(spec, together, old.num_rows)
+    # A file that the store did not write can have a key twice.
+    db.register("given", old)
+    known = arrow(db, _one_of_each(spec)).cast(spec.schema)
+    return _join(spec, in_order(spec, pa.concat_tables([known, new]))[0], known.num_rows)
 
 
-def _join(
-    db: duckdb.DuckDBPyConnection, spec: Table, old: pa.Table, new: pa.Table
-) -> tuple[pa.Table | None, WriteResult]:
-    """`merge` for keys that both sides have."""
-    db.register("old", old)
-    db.register("new", new)
-    on = " AND ".join(f'n."{key}" = e."{key}"' for key in spec.key)
-    rest = [name for name in spec.schema.names if name not in spec.key]
-    differs = " OR ".join(f'(n."{c}" IS NOT NULL AND n."{c}" IS DISTINCT FROM e."{c}")' for c in rest) or "false"
-    both = _counts(db, f"SELECT count(*), count(*) FILTER (WHERE {differs}) FROM new n JOIN old e ON {on}")
-    result = WriteResult(added=new.num_rows - both[0], unchanged=both[0] - both[1], replaced=both[1])
-    if not (result.added or result.replaced):
+def _join(spec: Table, rows: pa.Table, known: int) -> tuple[pa.Table | None, WriteResult]:
+    """`merge` of rows in order: of each key an old row, a new one, or an old one and then a new one.
+
+    known: how many rows are old.
+    """
+    is_second = repeats(spec, rows)
+    second, first = np.flatnonzero(is_second), np.flatnonzero(~is_second)
+    pair = np.searchsorted(first, second) - 1
+    differs = {
+        name: _differs(rows[name].take(second - 1), rows[name].take(second))
+        for name in spec.schema.names
+        if name not in spec.key
+    }
+    replaced = int(np.any(list(differs.values()), axis=0).sum())
+    added = len(first) - known
+    result = WriteResult(added=added, unchanged=len(second) - replaced, replaced=replaced)
+    if not (added or replaced):
         return None, result
-    joined = ", ".join(f'coalesce(n."{c}", e."{c}") AS "{c}"' for c in spec.schema.names)
-    order = names_sql(spec.order)
-    return arrow(db, f"SELECT {joined} FROM old e FULL OUTER JOIN new n ON {on} ORDER BY {order}"), result
+    columns = []
+    for name in spec.schema.names:
+        chosen = first.copy()
+        if name in differs:
+            chosen[pair[differs[name]]] = second[differs[name]]
+        columns.append(rows[name].take(chosen))
+    return pa.Table.from_arrays(columns, schema=spec.schema), result
+
+
+def _differs(old: Any, new: Any) -> npt.NDArray[np.bool_]:
+    """Flags of the values of a column that are known, and not the old ones. NaN equals NaN."""
+    if pa.types.is_list(new.type):
+        pairs = zip(old.to_pylist(), new.to_pylist(), strict=True)
+        return np.array([value is not None and value != known for known, value in pairs], dtype=bool)
+    is_same = pc.fill_null(pc.equal(old, new), False)
+    if pa.types.is_floating(new.type):
+        is_same = pc.or_(is_same, pc.fill_null(pc.and_(pc.is_nan(old), pc.is_nan(new)), False))
+    return np.array(new.is_valid().to_numpy() & ~is_same.to_numpy(), dtype=bool)
 
 
 def replace(
@@ -149,12 +177,6 @@ def greatest_sql(fields: Sequence[pa.Field[pa.DataType]]) -> str:
         return f'NOT isnan("{field.name}")' if pa.types.is_floating(field.type) else "true"
 
     return ", ".join(f'max("{field.name}") FILTER ({is_known(field)}) AS "{field.name}"' for field in fields)
-
-
-def _counts(db: duckdb.DuckDBPyConnection, sql: str) -> tuple[int, ...]:
-    # DuckDB 2 refuses a further query on a connection whose last result was not fetched to its end.
-    row: tuple[int, ...] = db.execute(sql).fetchall()[0]
-    return row
 
 
 def arrow(db: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, Any] | None = None) -> pa.Table:

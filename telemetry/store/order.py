@@ -28,6 +28,12 @@ def in_order(spec: Table, rows: pa.Table) -> tuple[pa.Table, bool]:
     return rows.combine_chunks().take(order), bool((code[1:] > code[:-1]).all())
 
 
+def repeats(spec: Table, rows: pa.Table) -> npt.NDArray[np.bool_]:
+    """Flags of the rows whose key is that of the row before. rows: in order."""
+    code = _codes(spec, rows)
+    return np.append(np.zeros(min(1, len(code)), dtype=bool), code[1:] == code[:-1])
+
+
 def _codes(spec: Table, rows: pa.Table) -> _Ints:
     """One integer per row, in the same order as the columns of the table's order."""
     code, size = np.zeros(rows.num_rows, dtype=np.int64), 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,3 +75,19 @@ def test_the_order_of_conflicting_samples_changes_no_byte(
         return [path.read_bytes() for path in cluster.files("telemetry")]
 
     assert stored([CONFLICTS[n] for n in order]) == stored(CONFLICTS)
+
+
+def test_a_sample_that_is_twice_in_a_file_of_another_program_keeps_its_greatest_value(cluster: ClusterStore) -> None:
+    cluster.write("telemetry", samples([("n1", 0, 0, 5.0)]))
+    [path] = cluster.files("telemetry")
+    pq.write_table(
+        pa.concat_tables([cluster.read("telemetry"), samples([("n1", 0, 0, 3.0)])], promote_options="default"), path
+    )
+    assert cluster.write("telemetry", samples([("n1", 0, 10, 1.0)])) == WriteResult(added=1)
+    assert used(cluster) == [5.0, 1.0]
+
+
+def test_a_value_that_is_no_number_is_not_a_change(cluster: ClusterStore) -> None:
+    nan = [("n1", 0, 0, float("nan")), ("n1", 0, 10, 1.0)]
+    cluster.write("telemetry", samples(nan))
+    assert cluster.write("telemetry", samples([*nan, ("n1", 0, 20, 2.0)])) == WriteResult(added=1, unchanged=2)
