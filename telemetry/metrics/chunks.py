@@ -23,8 +23,8 @@ Progress = Callable[[int, int, str], None]
 
 ROWS_PER_CHUNK = 1_000_000
 """Few enough that many threads share the work, enough that merging costs little."""
-ROWS_AT_ONCE = 8_000_000
-"""In the hours that are looked at together: about 1 GB."""
+BYTES_A_ROW = 128
+"""What the arrays of a row take while its hour is looked at."""
 
 Made = TypeVar("Made")
 
@@ -83,7 +83,7 @@ def each_chunk(
 ) -> Iterator[Made]:
     """What `make` gives for each chunk, in their order.
 
-    As many at once as DuckDB has threads, fewer where hours are so large that they would not fit memory together.
+    As many at once as DuckDB has threads, but fewer if their hours would take more than half of DuckDB's memory.
     """
 
     def one(files: Files) -> Made:
@@ -108,6 +108,13 @@ def map_partials(db: duckdb.DuckDBPyConnection, work: Work, progress: Progress) 
 
 
 def _workers(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files]) -> int:
-    threads = int(db.execute("SELECT current_setting('threads')").fetchall()[0][0])
+    sql = "SELECT current_setting('threads'), current_setting('memory_limit')"
+    [(threads, memory)] = db.execute(sql).fetchall()
     rows = max((pq.read_metadata(chunk.paths[0]).num_rows for chunk in chunks), default=0)
-    return max(1, min(threads, ROWS_AT_ONCE // max(rows, 1)))
+    return max(1, min(int(threads), _bytes(memory) // (2 * BYTES_A_ROW * max(rows, 1))))
+
+
+def _bytes(size: str) -> int:
+    """A size as DuckDB shows it, such as "1.8 GiB"."""
+    number, unit = size.split()
+    return int(float(number) * 2 ** {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}.get(unit, 50))

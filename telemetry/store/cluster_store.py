@@ -49,6 +49,11 @@ class ClusterStore:
         """The root folder of the store, which holds every cluster."""
         return self._store.root
 
+    @property
+    def memory_limit_mib(self) -> int:
+        """See `StoreFolder`."""
+        return self._store.memory_limit_mib
+
     def connect(self) -> contextlib.AbstractContextManager[duckdb.DuckDBPyConnection]:
         """See `StoreFolder.connect`."""
         return self._store.connect()

@@ -13,6 +13,7 @@ from telemetry.store import damage, database
 from telemetry.store.atomic import TEMPORARY, locked
 from telemetry.store.marks import Marks
 from telemetry.store.partitions import CLUSTER, Stray, cluster_folders
+from telemetry.store.process_memory import duckdb_share_mib
 from telemetry.store.schema import TABLES
 
 OnStrays = Callable[[Sequence[Stray]], None]
@@ -26,8 +27,9 @@ def warn_of_strays(strays: Sequence[Stray]) -> None:
 
 
 class StoreFolder:
-    """The folder of a store, with the limits of its DuckDB connections.
+    """The folder of a store, with the limits on memory and threads.
 
+    memory_limit_mib: what the process may hold; DuckDB gets what the process does not hold yet.
     listed: the files of the last reading, by table and cluster; an error names the damaged one among them.
     """
 
@@ -36,7 +38,7 @@ class StoreFolder:
     ) -> None:
         self.root = root
         self.marks = Marks(root / "watermarks")
-        self._memory_limit_mib = memory_limit_mib
+        self.memory_limit_mib = memory_limit_mib
         self._threads = threads
         self._on_strays = on_strays
         self._strays: set[Path] = set()
@@ -44,18 +46,18 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A DuckDB connection of its own, held to the configured memory and threads, with a private spill folder.
+        """A DuckDB connection of its own, with a private spill folder, within the limits on memory and threads.
 
         What goes wrong in it is raised as StoreError; see `reading`.
         """
-        limits = {"memory_limit_mib": self._memory_limit_mib, "threads": self._threads}
+        limits = {"memory_limit_mib": duckdb_share_mib(self.memory_limit_mib), "threads": self._threads}
         with self.reading(), database.connect([self.root], **limits) as db:
             yield db
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Turn errors of DuckDB and pyarrow into StoreError, which names the damaged file, or the limit to raise."""
         return damage.reading(
-            self.root, self._memory_limit_mib, lambda: (path for paths in self.listed.values() for path in paths)
+            self.root, self.memory_limit_mib, lambda: (path for paths in self.listed.values() for path in paths)
         )
 
     def clusters(self) -> list[str]:
