@@ -14,6 +14,7 @@ from reports.site.pseudonyms import pseudonym, site_key
 from reports.site.totals import SiteTotals, load_totals
 from telemetry.characterize import Result, characterize, load_population
 from telemetry.characterize.headline import FINDINGS, Compared, compare, note_on
+from telemetry.characterize.population import jobs_within
 from telemetry.characterize.published import FURTHER
 from telemetry.store.cluster_store import ClusterStore
 
@@ -65,7 +66,7 @@ def build_site_report(
     most: with more jobs, the figures use a sample. Totals, unused GPU-hours, and tiers always cover all jobs.
     """
     totals = load_totals(store, config, *span_s)
-    population = load_population(store, *span_s, at_most=most)
+    population = load_population(store, *span_s, at_most=min(most, jobs_within(store.memory_limit_mib)))
     results = characterize(population, config)
     shown_user = str if has_names else _pseudonyms(store.root)
     return SiteReport(

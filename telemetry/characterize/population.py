@@ -6,12 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from almanac.errors import StoreError
+from almanac.units import format_count
 from telemetry.characterize.table import StudyTable
 from telemetry.metrics.catalogue import AVERAGED, JOB_METRICS, PIPES
 from telemetry.metrics.data_quality import NOT_SUMMARISED, OK
@@ -57,6 +58,8 @@ SELECT job_id, submit_s, j.state, j.tier, j.gpus AS gpu_count, j.ran_s AS elapse
        {", ".join(f"m.{name}" for name in _METRICS if name not in _KEY)}
 {RUNS_SQL} AND hash(job_id, submit_s) % {10**6} < $per_million
 """
+_LIBRARIES_MIB, _BYTES_A_JOB = 220, 1024
+"""Memory of the tables: `characterize` of a million jobs takes about 1,200 MiB."""
 _JOBS_AT_ONCE = 20_480
 """The histograms of this many jobs take about 20 MB."""
 _HISTOGRAMS = {pipe: f"intensity_bins_{pipe}" for pipe in PIPES}
@@ -97,12 +100,15 @@ def load_population(
 
     The metrics of a job without a summary are missing. Names no user. Histograms are summed as they are read, so a
     million jobs take about 0.5 GB. at_most: of more jobs, take an even sample of about this many, chosen by their ids.
-    Raises StoreError.
+    Raises StoreError, also if the tables of the jobs would take more memory than the store's limit.
     """
     with store.connect() as db:
         store.view(db, "jobs", _SIZES, since_s, until_s)
         store.view(db, "job_metrics", _METRICS, since_s, until_s)
-        found = db.sql(_JOIN, params={"per_million": _per_million(db, at_most)})
+        [(jobs,)] = db.sql(f"SELECT count(*) {RUNS_SQL}").fetchall()
+        taken = jobs if at_most is None else min(jobs, at_most)
+        _check_memory(taken, store.memory_limit_mib)
+        found = db.sql(_JOIN, params={"per_million": 10**6 * taken // max(jobs, 1)})
         parts = [_reduced(POPULATION.empty_table())]
         parts += [_reduced(pa.Table.from_batches([batch])) for batch in found.to_arrow_reader(_JOBS_AT_ONCE)]
     return _joined(parts)
@@ -116,12 +122,19 @@ def population_of(jobs: pa.Table | pd.DataFrame) -> Population:
     return _joined([_reduced(jobs)])
 
 
-def _per_million(db: duckdb.DuckDBPyConnection, at_most: int | None) -> int:
-    """Of a million jobs, how many are taken."""
-    if at_most is None:
-        return 10**6
-    [(jobs,)] = db.sql(f"SELECT count(*) {RUNS_SQL}").fetchall()
-    return 10**6 if jobs <= at_most else 10**6 * at_most // jobs
+def jobs_within(limit_mib: int) -> int:
+    """How many jobs `characterize` can use in a process with this limit; at least about 30,000."""
+    return max(limit_mib - _LIBRARIES_MIB, 32) * 2**20 // _BYTES_A_JOB
+
+
+def _check_memory(jobs: int, limit_mib: int) -> None:
+    if jobs > jobs_within(limit_mib):
+        needed_mib = _LIBRARIES_MIB + jobs * _BYTES_A_JOB // 2**20
+        raise StoreError(
+            f"the tables of {format_count(jobs)} jobs take about {format_count(needed_mib)} MiB of memory, more than"
+            f" store.memory_limit_mib ({limit_mib})",
+            "raise store.memory_limit_mib in the configuration, or choose a shorter span with -S and -E",
+        )
 
 
 def _reduced(given: pa.Table) -> _Part:

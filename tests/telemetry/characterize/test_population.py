@@ -23,7 +23,7 @@ from telemetry.characterize import (
     population_of,
     write_tables,
 )
-from telemetry.characterize.population import POPULATION, select
+from telemetry.characterize.population import POPULATION, jobs_within, select
 from telemetry.store.schema import TABLES as SCHEMAS
 from telemetry.store.store import Store
 
@@ -196,3 +196,20 @@ def test_tables_do_not_depend_on_how_many_jobs_are_read_at_once(
     counted = sum(sum(bins[place] or []) for place in np.flatnonzero(is_used))
     assert sum(at_once["fig04_intensity"].rows["samples"].to_pylist()) == counted > 0
     assert at_once["fig05_energy"].left_out["energy_j: no energy counter"] > 0
+
+
+def test_more_jobs_than_the_memory_limit_allows_are_refused_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = Store.create(tmp_path / "store", memory_limit_mib=1300).of("c")
+    jobs = [{"job_id": n, "submit_s": 1000, "start_s": 1000, "end_s": 2000, "gpu_count": 1} for n in range(5)]
+    store.write("jobs", pa.Table.from_pylist(jobs))
+    assert jobs_within(1300) > 1_000_000
+    monkeypatch.setattr(population, "_BYTES_A_JOB", 2**28)
+    assert jobs_within(1300) == 4
+    with pytest.raises(
+        StoreError, match=r"tables of 5 jobs take about 1,500 MiB .*memory_limit_mib \(1300\)"
+    ) as caught:
+        load_population(store)
+    assert "choose a shorter span" in caught.value.hint
+    assert len(load_population(store, at_most=4)) <= 5
