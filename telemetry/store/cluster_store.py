@@ -16,6 +16,7 @@ from almanac.errors import StoreError
 from telemetry.store.atomic import locked, make_inner_folder, replacing, writing
 from telemetry.store.database import spill_folder
 from telemetry.store.folder import StoreFolder
+from telemetry.store.id_ranges import of_ids
 from telemetry.store.imported_files import Change, ImportedFiles, ImportOutcome, state_of
 from telemetry.store.marks import Stale, StaleRun, ahead_s, safe_name
 from telemetry.store.merge import WriteResult, arrow, conform, merge, names_sql, replace
@@ -91,7 +92,7 @@ class ClusterStore:
         """Rows whose time is in [since_s, until_s), in the order of the files; an empty table if there are none.
 
         among: for each of these columns, return only rows with one of the given values. Other rows are never in memory.
-        If the time column is one of these columns, only files that can hold such a time are opened.
+        If the time column or a job id is one of these columns, only files that can hold such a value are read.
         """
         spec = TABLES[table]
         names = list(columns) if columns is not None else spec.schema.names
@@ -99,6 +100,8 @@ class ClusterStore:
         files = self.files(table, since_s, until_s)
         if among and spec.time_column in among:
             files = of_times(spec, files, among[spec.time_column])
+        elif among:
+            files = of_ids(files, among)
         if not files:
             return empty
         low, high = span_ticks(spec, since_s, until_s)
