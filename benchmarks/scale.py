@@ -22,9 +22,12 @@ import pyarrow.compute as pc
 from figures import FOLDER, Figure, report
 from job_reports import CLUSTER, fill
 
+from almanac.config import Config
 from almanac.units import DAY_S
+from telemetry.metrics.summary import summarize
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import TABLES
+from telemetry.store.stale_days import opens
 from telemetry.store.store import Store
 
 DAYS, SITE_DAYS = 200, 4
@@ -109,6 +112,9 @@ def tasks_of(store: ClusterStore) -> list[Task]:
             ("jobs", "-a", *whole, "--min", "gpu_count=8", "--sort", "-spatial_imbalance", "-n", "10"),
             **typed,
         ),
+        Task("jobs -a --state, 200 days", ("jobs", "-a", *whole, "--state", "FAILED"), **typed),
+        Task("jobs -u USER, 200 days", ("jobs", "-u", user, *whole), **typed),
+        Task("jobs -j ID, 200 days", ("jobs", "-a", *whole, "-j", job_id), **typed),
         Task("report ID", ("report", job_id), **typed),
         Task("advise", ("advise", "--user", user, "--gpus=4", "--time=60", "--wrap=true"), **typed),
         Task("site-report, 30 days", ("site-report", *month), **typed),
@@ -148,6 +154,27 @@ def run(task: Task, root: Path) -> list[Figure]:
     ]
 
 
+def changed_job(root: Path) -> list[Figure]:
+    """What one changed job of a past day costs: the share of its day's jobs that a summary computes again."""
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        shutil.copytree(root / "store", Path(folder) / "store")
+        store = Store.open(Path(folder) / "store").of(CLUSTER)
+        day_s = _newest_s(store) - DAYS // 2 * DAY_S
+        jobs = store.read("jobs", ["job_id", "submit_s", "end_s"], day_s, day_s + DAY_S)
+        changed = jobs.slice(jobs.num_rows // 2, 1)
+        changed = changed.set_column(2, "end_s", pc.add(changed["end_s"], 60))
+        store.write("jobs", changed, opens(store, "jobs", changed))
+        started = time.perf_counter(), time.process_time()
+        counts = summarize(store, Config())
+        wall_s, cpu_s = time.perf_counter() - started[0], time.process_time() - started[1]
+    share = counts.jobs / jobs.num_rows
+    return [
+        Figure("one changed job: share of its day's jobs computed again", share, "<= 0.1", share <= 0.1),
+        Figure("one changed job: wall, s", wall_s),
+        Figure("one changed job: CPU, s", cpu_s),
+    ]
+
+
 def _figure(name: str, value: float, most: float | None) -> Figure:
     return Figure(name, value) if most is None else Figure(name, value, f"<= {most:g}", value <= most)
 
@@ -160,6 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root = generate(given.jobs)
     store = Store.open(root / "store").of(CLUSTER)
     found = [figure for task in tasks_of(store) if given.only in task.name for figure in run(task, root)]
+    if given.only in "one changed job":
+        found += changed_job(root)
     return 0 if report("scale", found, f"commands on about {given.jobs:,} jobs of {DAYS} days") else 1
 
 
