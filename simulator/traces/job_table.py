@@ -64,6 +64,8 @@ def _gpus(jobs: pd.DataFrame, are_cpus_gpus: bool) -> npt.NDArray[np.float64]:
 def _exclusions(jobs: pd.DataFrame, gpus: npt.NDArray[np.float64]) -> npt.NDArray[np.object_]:
     """Reason by row, "" for jobs that can be simulated."""
     has_start, has_end = jobs["start_s"].notna().to_numpy(), jobs["end_s"].notna().to_numpy()
+    # Old releases of Slurm give a job that was canceled in the queue its end as its start.
+    is_canceled_at_start = ((jobs["state"] == "CANCELLED") & (jobs["start_s"] == jobs["end_s"])).to_numpy()
     reasons = np.full(len(jobs), "", dtype=object)
     for reason, is_excluded in (
         ("repeated", jobs.duplicated(["job_id", "submit_s"], keep="last").to_numpy()),
@@ -71,7 +73,7 @@ def _exclusions(jobs: pd.DataFrame, gpus: npt.NDArray[np.float64]) -> npt.NDArra
         ("requeued or resized, not a whole job", jobs["state"].isin(_PARTS).to_numpy()),
         ("still running", has_start & ~has_end),
         ("still pending", ~has_start & ~has_end),
-        ("never ran", ~has_start & has_end),
+        ("never ran", (~has_start & has_end) | is_canceled_at_start),
     ):
         reasons[(reasons == "") & is_excluded] = reason
     return reasons
