@@ -70,11 +70,12 @@ def command(app: App, /, source: str | None, policies: tuple[str, ...], is_json:
         raise click.BadParameter("names no policy", param_hint="--policy")
     if options["controls"]:
         names = tuple(with_controls(names, app.config))
-    trace = _open(app, source, options)
-    cluster = _cluster(trace, options)
-    workload, first, ignored = _scored(trace.workload, cluster, options["skipped"], options["warmup"])
     processes = options["processes"] or len(os.sched_getaffinity(0))
     with progress("simulate") as advance:
+        advance(0, 1, "reading the trace")
+        trace = _open(app, source, options)
+        cluster = _cluster(trace, options)
+        workload, first, ignored = _scored(trace.workload, cluster, options["skipped"], options["warmup"])
         runs = run_policies(
             workload, cluster, names, app.config, first=first, processes=processes,
             advance=lambda share, policy: advance(share, 1, policy),
