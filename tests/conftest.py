@@ -60,6 +60,7 @@ SLOW = {
     "test_sbatch_almanac.py",
     "test_services.py",
     "test_shown.py",
+    "test_simulate.py",
     "test_site_page.py",
     "test_steps.py",
     "test_store.py",

@@ -219,6 +219,7 @@ def test_the_interval_covers_the_mean_of_new_users_about_as_often_as_it_says() -
     assert 0.88 <= covered / 200 <= 0.99
 
 
+@pytest.mark.slow
 def test_several_processes_give_what_one_gives() -> None:
     names = ("fifo", "sjf", "sjf+easy")
     one, two = (run_policies(three(), uniform(1, 1), names, CONFIG, processes=number) for number in (1, 2))
