@@ -37,7 +37,7 @@ class Site:
 @dataclass(frozen=True)
 class StoreSection:
     path: str = _key("/var/lib/almanac", "root folder of the store")
-    memory_limit_mib: int = _key(2048, "memory that a command may use, MiB (docs/admin.md, Memory)", low=64)
+    memory_limit_mib: int = _key(2048, "memory that a command may use, MiB", low=64)
     threads: int = _key(0, "threads that DuckDB may use; 0: all cores", low=0)
 
 
