@@ -13,6 +13,7 @@ import click
 from almanac.units import format_count
 from cli.app import App
 from cli.backtest_power import plot_file, power
+from cli.backtest_priority import priority
 from cli.output import json_text, progress, show_table
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def command() -> None:
 
 
 command.add_command(power)
+command.add_command(priority)
 
 
 @command.command("tier")

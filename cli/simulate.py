@@ -74,8 +74,8 @@ def command(app: App, /, source: str | None, policies: tuple[str, ...], is_json:
     with progress("simulate") as advance:
         advance(0, 1, "reading the trace")
         trace = _open(app, source, options)
-        cluster = _cluster(trace, options)
-        workload, first, ignored = _scored(trace.workload, cluster, options["skipped"], options["warmup"])
+        cluster = find_cluster(trace, options)
+        workload, first, ignored = scored_part(trace.workload, cluster, options["skipped"], options["warmup"])
         runs = run_policies(
             workload, cluster, names, app.config, first=first, processes=processes,
             advance=lambda share, policy: advance(share, 1, policy),
@@ -106,7 +106,8 @@ def _open(app: App, source: str | None, options: dict[str, Any]) -> Trace:
     )
 
 
-def _cluster(trace: Trace, options: dict[str, Any]) -> Cluster:
+def find_cluster(trace: Trace, options: dict[str, Any]) -> Cluster:
+    """The cluster of --nodes or --cluster-file, or the one on which the jobs ran."""
     from simulator.cluster import uniform
     from simulator.cluster_file import read_cluster
 
@@ -125,7 +126,7 @@ def _cluster(trace: Trace, options: dict[str, Any]) -> Cluster:
     return cluster
 
 
-def _scored(
+def scored_part(
     workload: Workload, cluster: Cluster, skipped: float, warmup: float
 ) -> tuple[Workload, int, dict[str, int]]:
     """The workload to simulate, the number of its first scored job, and constraints that the cluster does not know."""

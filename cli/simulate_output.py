@@ -38,12 +38,7 @@ def short_time(seconds: float) -> str:
 
 
 def show_scores(excluded: Mapping[str, int], ignored: Mapping[str, int], scores: Sequence[PolicyScores]) -> None:
-    for reason, count in excluded.items():
-        click.echo(f"  excluded: {format_count(count)} {printable(reason)}")
-    for text, count in sorted(ignored.items(), key=lambda each: -each[1])[:_NAMED]:
-        click.echo(f"  ignored: constraint {printable(text, 60)} of {format_count(count)} jobs; no such nodes")
-    for score in scores:
-        _show_unfinished(score)
+    show_left_out(excluded, ignored, scores)
     _show_groups("", [(score, score.all_jobs) for score in scores])
     for length in scores[0].by["length"]:
         groups = [(score, score.by["length"][length]) for score in scores]
@@ -51,6 +46,16 @@ def show_scores(excluded: Mapping[str, int], ignored: Mapping[str, int], scores:
             _show_groups(f"\n{length}: {format_count(groups[0][1].jobs)} jobs", groups)
     if len(scores) > 1:
         _show_comparison(f"\nagainst {printable(scores[0].policy, 40)}", scores)
+
+
+def show_left_out(excluded: Mapping[str, int], ignored: Mapping[str, int], scores: Sequence[PolicyScores]) -> None:
+    """Jobs and constraints that were not simulated, and jobs that never ended."""
+    for reason, count in excluded.items():
+        click.echo(f"  excluded: {format_count(count)} {printable(reason)}")
+    for text, count in sorted(ignored.items(), key=lambda each: -each[1])[:_NAMED]:
+        click.echo(f"  ignored: constraint {printable(text, 60)} of {format_count(count)} jobs; no such nodes")
+    for score in scores:
+        _show_unfinished(score)
 
 
 def _show_unfinished(score: PolicyScores) -> None:
@@ -68,9 +73,10 @@ def _show_groups(title: str, rows: Sequence[tuple[PolicyScores, GroupScores]]) -
     columns = ["policy", "JCT", "vs first", "delay", "p95", "max", "queued", *([] if title else ["used"])]
     cells = [
         [
-            score.policy, short_time(group.jct_s.mean), _ratio(group.jct_s.mean, base), short_time(group.delay_s.mean),
-            short_time(group.delay_s.p95), short_time(group.delay_s.maximum), format_count(group.queued),
-            *([] if title else [_share(score.utilization)]),
+            score.policy, short_time(group.jct_s.mean), ratio_text(group.jct_s.mean, base),
+            *map(short_time, (group.delay_s.mean, group.delay_s.p95, group.delay_s.maximum)),
+            format_count(group.queued),
+            *([] if title else [share_text(score.utilization)]),
         ]
         for score, group in rows
     ]  # fmt: skip
@@ -84,7 +90,7 @@ def _show_comparison(title: str, scores: Sequence[PolicyScores]) -> None:
     cells = []
     for place, score in enumerate(scores):
         pair = score.against_first
-        against = [*_interval(pair.jct_difference_s), _share(pair.worse_users)] if place else ["-", "-", "-"]
+        against = [*_interval(pair.jct_difference_s), share_text(pair.worse_users)] if place else ["-", "-", "-"]
         cells.append([score.policy, *against, "-" if math.isnan(score.jain) else f"{score.jain:.2f}"])
     click.echo(title)
     show_table(columns, cells, right=columns[1:])
@@ -96,11 +102,11 @@ def _interval(interval: Interval) -> tuple[str, str]:
     return short_time(interval.mean), f"{short_time(interval.low)} to {short_time(interval.high)}"
 
 
-def _ratio(value: float, base: float) -> str:
+def ratio_text(value: float, base: float) -> str:
     return "-" if math.isnan(value) or not base > 0 else f"{value / base:.2f}"
 
 
-def _share(value: float) -> str:
+def share_text(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.0%}"
 
 

@@ -37,3 +37,18 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_the_replay(
     done = site.raw("--store", "/nonexistent", "backtest", "tier", "--plot", str(tmp_path / name))
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_the_back_test_of_the_priority_compares_policies_on_the_jobs_of_the_store(site: CommandLine) -> None:
+    options = ("backtest", "priority", "--nodes", "2", "--jobs", "1")
+    outcome = site.json(*options, "--json")
+    policies = {each["policy"]: each for each in outcome["policies"]}
+    assert list(policies)[:4] == ["fifo+easy", "multifactor+easy", "qssf-aged+easy", "gpu-count+easy"]
+    assert sum("shuffled" in name for name in policies) == 5
+    assert {each["all_jobs"]["ended"] for each in policies.values()} == {outcome["scored_jobs"]}
+    assert 0 < outcome["scored_jobs"] < 600, "the oldest jobs are history"
+    lines = site(*options).splitlines()
+    title = next(line for line in lines if line.startswith("policy"))
+    assert title.split()[:6] == ["policy", "wait", "median", "p95", "longest", "JCT"]
+    by_length = lines[lines.index("mean JCT by run time") + 2 :]
+    assert [line.split()[0] for line in by_length] == list(policies)
