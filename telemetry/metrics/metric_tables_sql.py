@@ -26,6 +26,9 @@ _USED_UP = (
 
 _COUNTED = (*MEANS, "activity", "energy")
 
+_IDLE_COVERAGE = 0.9
+"""A job with less is not idle: it may have worked while its samples were lost."""
+
 # A GPU is said to have a profiling fault from this many samples, and this share of the busy ones, on.
 FAULT_SAMPLES, FAULT_SHARE = 3, 0.05
 
@@ -106,7 +109,8 @@ judged AS (
                  WHEN samples = 0 THEN '{NO_TELEMETRY}'
                  WHEN coverage_frac IS NULL OR coverage_frac < {filters.min_coverage!r} THEN '{LOW_COVERAGE}'
                  WHEN coalesce(mean_gpu_util_pct, 100 * mean_gr_engine_active_frac) < {filters.min_gpu_util_pct!r}
-                   THEN CASE WHEN gpus_seen < gpu_count THEN '{LOW_COVERAGE}' ELSE '{IDLE}' END
+                   THEN CASE WHEN gpus_seen < gpu_count OR coverage_frac < {_IDLE_COVERAGE!r}
+                             THEN '{LOW_COVERAGE}' ELSE '{IDLE}' END
                  ELSE '{OK}' END AS verdict
   FROM derived),
 peaked AS (
@@ -118,7 +122,7 @@ SELECT *, {reasons_sql()} AS reasons FROM peaked ORDER BY job"""
 
 
 def _over_gpus() -> str:
-    """Means over GPUs of each GPU's mean (perlmutter-telemetry, eq. 8), whatever its coverage."""
+    """Means over GPUs of each GPU's mean (perlmutter-telemetry, eq. 8), without GPUs with low coverage."""
     top = "ORDER BY hbm_peak_mib DESC NULLS LAST, host, gpu, mig"
     name = "host || ':' || gpu || CASE WHEN mig = '' THEN '' ELSE ':' || mig END"
     return f"""
@@ -126,11 +130,11 @@ SELECT p.job, count(*) AS gpus_seen, sum(samples) AS samples, max(hbm_peak_mib) 
        max(hbm_peak_frac) AS highest_share, bool_or(is_preallocated) AS is_preallocated,
        first(gpu_model {top}) AS gpu_model, first(hbm_capacity_mib {top}) AS hbm_capacity_mib,
        min(hbm_peak_ms) FILTER (hbm_peak_mib = top_mib) AS hbm_peak_ms, max(raw_growth) AS raw_growth,
-       {each("avg(raw_{x}) AS raw_{x}", MEANS)},
+       {each("avg(mean_{x}) AS raw_{x}", MEANS)},
        {each("sum(n_{x}) AS n_{x}", _COUNTED)},
        {each(f"sum({_coverage('n_{x}')}) AS covered_{{x}}", _COUNTED)},
        sum(coverage_frac) AS covered,
-       max(raw_temporal) AS raw_temporal, max(window_ms) AS window_ms, max(max_activity) AS max_activity,
+       max(temporal_imbalance) AS raw_temporal, max(window_ms) AS window_ms, max(max_activity) AS max_activity,
        max(max_temp_c) AS max_temp_c,
        bool_or(has_profiling_fault) AS has_profiling_fault,
        coalesce(list({name} ORDER BY host, gpu, mig) FILTER (is_idle), []) AS idle_gpus,
@@ -184,7 +188,7 @@ def _known(min_coverage: float, options: Options) -> str:
 SELECT *, {share.format("covered")} AS coverage_frac, {coverages}, {placed},
        {each(f"CASE WHEN coverage_{{x}} >= {min_coverage!r} THEN raw_{{x}} END AS mean_{{x}}", MEANS)},
        CASE WHEN coverage_activity >= {min_coverage!r} THEN raw_temporal END AS temporal_imbalance,
-       coalesce(windows, 0) >= {common!r} * 1000 * elapsed_s / window_ms AS is_compared,
+       coalesce(windows, 0) >= {common!r}::DOUBLE * 1000 * elapsed_s / window_ms AS is_compared,
        CASE WHEN coverage_activity >= {min_coverage!r} AND gpus_seen > 1 AND max_activity > 0 AND is_compared
             THEN greatest(0.0, (active_windows - even_windows) / windows) END AS spatial_imbalance,
        {_energy("has_cards", f"coverage_energy >= {min_coverage!r}")},

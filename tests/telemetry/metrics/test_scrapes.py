@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from small_sites import telemetry
 
-from almanac.config import Config
+from almanac.config import Config, Filters
 from telemetry.attribution.allocations import JobRun
 from telemetry.metrics.chunks import split_files
 from telemetry.metrics.inventory import survey
@@ -206,3 +206,28 @@ def test_a_job_is_not_idle_if_one_of_its_gpus_was_not_seen(run: Any) -> None:
     found, _ = run(pd.concat(frames, ignore_index=True), jobs, config=Config())
     assert [row["verdict"] for row in found.values()] == ["low coverage", "idle"]
     assert found[0]["coverage_frac"] == 0.5
+
+
+@pytest.mark.parametrize(("until_s", "verdict"), [(3300, "idle"), (2400, "low coverage")])
+def test_a_job_is_not_idle_if_it_may_have_worked_while_samples_were_lost(run: Any, until_s: int, verdict: str) -> None:
+    frame = gpu(np.arange(0, until_s, 10)).assign(gpu_util_pct=0.0)
+    found, _ = run(frame, [JobRun(1, START_S, START_S, START_S + 3600, 1, ("n1",))], config=Config())
+    assert found[1]["verdict"] == verdict
+
+
+def test_any_share_is_possible_as_min_coverage(run: Any) -> None:
+    """The square of 0.4 has 17 digits as a float."""
+    frames = pd.concat([gpu(np.arange(0, 1800, 10), number=number) for number in range(2)], ignore_index=True)
+    found, _ = run(frames, jobs_of("n1"), config=Config(filters=Filters(min_coverage=0.4)))
+    assert found[1]["verdict"] == "ok"
+
+
+def test_a_gpu_with_low_coverage_does_not_speak_for_its_job(run: Any) -> None:
+    """Three GPUs at 80%. The exporter of a fourth one dies after 10 minutes, in which it was idle but for 10 s."""
+    frames = [gpu(np.arange(0, 3600, 10), number=number) for number in range(3)]
+    startup = gpu(np.arange(0, 600, 10), number=3)
+    startup["gpu_util_pct"] = np.where(np.arange(60) == 30, 80.0, 0.0)
+    job = JobRun(1, START_S, START_S, START_S + 3600, 4, ("n1",))
+    row = run(pd.concat([*frames, startup], ignore_index=True), [job], config=Config())[0][1]
+    assert (row["mean_gpu_util_pct"], row["temporal_imbalance"]) == (pytest.approx(80, rel=1e-12), 0)
+    assert (row["verdict"], row["idle_gpus"]) == ("ok", [])
