@@ -22,6 +22,7 @@ EXPECTED = {
     "timeout": {"timeout", "uneven", "memory_spare", "memory_bound"},
     "reserved": {"well_used", "preallocated", "limit_far", "memory_bound"},
     "array-task": {"low_use", "memory_spare", "limit_far"},
+    "half": {"partly_measured"},
     "never-started": {"never_started"},
     "requeued": {"well_used", "memory_spare", "limit_far", "tensor_unused"},
 }
