@@ -12,6 +12,7 @@ import click
 
 from almanac.units import format_count
 from cli.app import App
+from cli.backtest_follow import read_tier_nodes, show_followed
 from cli.backtest_power import plot_file, power
 from cli.backtest_priority import priority
 from cli.output import json_text, progress, show_table
@@ -38,19 +39,41 @@ command.add_command(priority)
     callback=plot_file,
     help="Also draw the scores. Replaces the .png, .svg, or .pdf file.",
 )
+@click.option("--follow", type=click.FloatRange(0, 1), metavar="SHARE",
+              help="Simulate that this share of the users follows the advice, and compare the waits.")  # fmt: skip
+@click.option("--tier-nodes", multiple=True, metavar="TIER=N",
+              help="Nodes of a tier in the simulation. Repeat it for each tier.")  # fmt: skip
+@click.option("--gpus-per-node", type=click.IntRange(1, 64), metavar="G", default=8, show_default=True,
+              help="GPUs of each simulated node.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True,
+              help="Chooses the users who follow the advice.")  # fmt: skip
 @click.pass_obj
-def tier(app: App, as_json: bool, plot: Path | None) -> None:
+def tier(
+    app: App, as_json: bool, plot: Path | None, follow: float | None, tier_nodes: tuple[str, ...],
+    gpus_per_node: int, seed: int,
+) -> None:  # fmt: skip
     """Score the memory advice: how many jobs would have needed more than it said? For operators.
 
     The rates cover advised jobs with a measured peak; a job array counts once. The 95% intervals come from a bootstrap
     over users. The accepted risk is advice.risk.
+
+    With --follow, simulate the jobs twice instead: as recorded, and as users submit them who follow the advice.
     """
     from advisor.evaluation.tier import replay_tiers, score_tiers
     from telemetry.history import load_history
 
+    nodes = read_tier_nodes(tier_nodes, [each.name for each in app.config.tiers])
+    if (follow is None) != (not nodes):
+        raise click.UsageError("--follow and --tier-nodes need each other")
+    if follow is not None and plot:
+        raise click.UsageError("--plot draws the scores, and --follow does not compute them")
     app.require_operator("a back-test reads all users' jobs")
     store = app.cluster_store()
     history = load_history(store)
+    if follow is not None:
+        outcomes = replay_tiers(history, app.config)
+        show_followed(app, store, history, outcomes, follow, nodes, gpus_per_node, seed, as_json)
+        return
     with progress("backtest") as advance:
         advance(0, 1, f"{format_count(len(history))} jobs")
         scores = score_tiers(replay_tiers(history, app.config))

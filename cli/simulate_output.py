@@ -129,7 +129,7 @@ def as_json(
         "nodes": cluster.node_count,
         "gpus": cluster.gpu_count,
         "policies": [
-            {**_plain(dataclasses.asdict(score)), "timeline": _timeline(run)}
+            {**plain(dataclasses.asdict(score)), "timeline": _timeline(run)}
             for score, run in zip(scores, runs, strict=True)
         ],
     }
@@ -148,7 +148,8 @@ def _timeline(run: PolicyRun) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """NaN is not JSON: None stands for it."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: plain(each) for key, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

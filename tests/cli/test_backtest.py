@@ -52,3 +52,39 @@ def test_the_back_test_of_the_priority_compares_policies_on_the_jobs_of_the_stor
     assert title.split()[:6] == ["policy", "wait", "median", "p95", "longest", "JCT"]
     by_length = lines[lines.index("mean JCT by run time") + 2 :]
     assert [line.split()[0] for line in by_length] == list(policies)
+
+
+def test_users_who_follow_the_advice_are_simulated_beside_the_record(site: CommandLine) -> None:
+    options = ("backtest", "tier", "--tier-nodes", "hbm40g=1", "--tier-nodes", "hbm80g=1", "--gpus-per-node", "4")
+    outcome = site.json(*options, "--follow", "1", "--json")
+    waits = {each["group"]: each for each in outcome["waits"]}
+    assert set(waits) <= {"all", "hbm40g", "hbm80g", "no tier", "moved jobs"}
+    moved = outcome["down"] + outcome["up"] + outcome["named"]
+    assert waits["moved jobs"]["jobs"] <= moved
+    assert 0 < moved <= outcome["jobs"]
+    assert outcome["out_of_memory"] + outcome["unknown_need"] <= moved
+    nobody = {each["group"]: each for each in site.json(*options, "--follow", "0", "--json")["waits"]}
+    assert all(each["recorded_s"] == each["followed_s"] for each in nobody.values())
+    assert "with advice" in site(*options, "--follow", "0.5")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--follow", "0.5"), "need each other"),
+        (("--tier-nodes", "hbm40g=4"), "need each other"),
+        (("--follow", "0.5", "--tier-nodes", "\x1b[31m=4"), "names no tier; use hbm40g, hbm80g"),
+        (("--follow", "0.5", "--tier-nodes", "hbm40g=0"), "no number of nodes from 1"),
+        (("--follow", "0.5", "--tier-nodes", "hbm40g"), "no number of nodes from 1"),
+        (("--follow", "0.5", "--tier-nodes", "hbm40g=4", "--plot", "x.png"), "does not compute them"),
+    ],
+)
+def test_wrong_options_of_the_simulated_advice_are_refused(
+    site: CommandLine, options: tuple[str, ...], said: str
+) -> None:
+    done = site.raw(
+        "--config", str(site.folder / "almanac.toml"), "--store", "/nonexistent", "backtest", "tier", *options
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "\x1b" not in done.stderr
