@@ -65,26 +65,31 @@ def priority(app: App, /, is_json: bool, **options: Any) -> None:
         return
     click.echo(
         f"{printable(trace.name)}: {format_count(len(workload))} jobs on {format_count(cluster.node_count)} nodes with "
-        f"{format_count(cluster.gpu_count)} GPUs"
+        f"{format_count(cluster.gpu_count)} GPUs, with EASY backfill; worse off: share of users, compared with FIFO"
     )
     show_left_out(workload.excluded, ignored, scores)
     _show(scores)
 
 
+def _order(score: PolicyScores) -> str:
+    """The policy without its backfill, which is the same for all."""
+    return score.policy.partition("+")[0]
+
+
 def _show(scores: Sequence[PolicyScores]) -> None:
-    columns = ["policy", "wait", "median", "p95", "longest", "JCT", "vs first", "users worse off"]
+    columns = ["policy", "wait", "median", "p95", "longest", "JCT", "vs first", "worse off"]
     first_s = scores[0].all_jobs.jct_s.mean
     rows = []
     for place, score in enumerate(scores):
         wait, jct_s = score.all_jobs.delay_s, score.all_jobs.jct_s.mean
         rows.append([
-            score.policy, *map(short_time, (wait.mean, wait.median, wait.p95, wait.maximum, jct_s)),
+            _order(score), *map(short_time, (wait.mean, wait.median, wait.p95, wait.maximum, jct_s)),
             ratio_text(jct_s, first_s), share_text(score.against_first.worse_users) if place else "-",
         ])  # fmt: skip
     show_table(columns, rows, right=columns[1:])
     lengths = [length for length, group in scores[0].by["length"].items() if group.jobs]
     click.echo("\nmean JCT by run time")
     by_length = [
-        [each.policy, *(short_time(each.by["length"][name].jct_s.mean) for name in lengths)] for each in scores
+        [_order(each), *(short_time(each.by["length"][name].jct_s.mean) for name in lengths)] for each in scores
     ]
     show_table(["policy", *lengths], by_length, right=lengths)

@@ -107,11 +107,12 @@ def _summarize_part(
         results, counts = compute(db, prepared, config, mapper, progress)
         measure = _measuring(db, prepared, mapper, config)
         counts.steps = summarize_steps(db, store, config, jobs, prepared.attribution, results.jobs, measure)
-    if part.jobs is None:
-        seen = prepared.seen
-        counts.hosts = HostCounts(
-            set().union(*seen.hosts().values()), _hosts(jobs), _hosts([*jobs, *others]), set(seen.unclear)
-        )
+    seen, named = prepared.seen, [*jobs, *others]
+    if part.jobs:
+        # The telemetry of whole days was read: a host of it can have jobs that are not computed again.
+        days = [day for job in jobs for day in days_of(job.start_s, job.end_s)]
+        named += ended_jobs(runs, min(days) * DAY_S, (max(days) + 1) * DAY_S)
+    counts.hosts = HostCounts(set().union(*seen.hosts().values()), _hosts(jobs), _hosts(named), set(seen.unclear))
     owners = results.jobs.select(["job_id", "submit_s"])
     store.replace("gpu_metrics", results.gpus, owners)
     store.replace("job_metrics", results.jobs, owners)
