@@ -26,6 +26,9 @@ SET = NodeSet("all", nodes="n[1-4]")
 NAMES = ("n1", "n2", "n3", "n4")
 
 
+UNTIL_SIGNAL = "#!/bin/sh\ntrap 'kill $!; exit 0' USR1\nsleep 600 &\nwait\n"
+
+
 def script(seconds: int) -> str:
     return f"#!/bin/sh\nsleep {seconds}\n"
 
@@ -36,7 +39,7 @@ def test_live_and_accounted_demand_of_real_jobs(cluster: Cluster, tmp_path: Path
     backend = CommandBackend(commands)
     wait_until("idle nodes", lambda: live_demand(NAMES, backend.nodes(), []).active == 0, 60)
     begin_s = int(time.time())
-    first = lab.sbatch("alice", "-w", "n1", "--gpus-per-node=4", script=script(20))
+    first = lab.sbatch("alice", "-w", "n1", "--gpus-per-node=4", script=UNTIL_SIGNAL)
     lab.wait_for_state(first, "RUNNING")
     blocked = [
         lab.sbatch("alice", "-H", "--gpus=4", script=script(1)),
@@ -59,6 +62,7 @@ def test_live_and_accounted_demand_of_real_jobs(cluster: Cluster, tmp_path: Path
     found = live_demand(NAMES, nodes, list(pending.values()))
     assert (found.total, found.active, found.wanted, found.asleep) == (4, 1, 2, 0), "a node and half a node"
 
+    lab.run("scancel", "-b", "--signal=USR1", str(first))
     lab.run("scancel", str(blocked[0]), str(blocked[2]))
     lab.wait_for_jobs(first, blocked[1], small)
     wait_until("an empty queue", lambda: not lab.run("squeue", "-h").stdout.strip(), 120)
