@@ -91,7 +91,8 @@ class ClusterStore:
     ) -> pa.Table:
         """Rows whose time is in [since_s, until_s), in the order of the files; an empty table if there are none.
 
-        among: for each of these columns, return only rows with one of the given values. Other rows are never in memory.
+        among: for each of these columns, return only rows with one of the given values, in any order. Other rows are
+        never in memory.
         If the time column or a job id is one of these columns, only files that can hold such a value are read.
         """
         spec = TABLES[table]

@@ -149,7 +149,7 @@ class Site:
     def samples(self, host: str, gpu: int, util: Sequence[float], **more: Any) -> None:
         rows = [
             {"host": host, "gpu": gpu, "mig": "", "time_ms": (START_S + 10 * n) * 1000, "gpu_util_pct": value,
-             "hbm_used_mib": 100.0 * (n + 1), "energy_mj": 1000.0 * n, "model": "NVIDIA A100-SXM4-40GB", **more}
+             "hbm_used_mib": 100.0 * (n + 1), "energy_mj": 100_000.0 * n, "model": "NVIDIA A100-SXM4-40GB", **more}
             for n, value in enumerate(util)
         ]  # fmt: skip
         self._write("telemetry", TELEMETRY, rows)
@@ -179,7 +179,7 @@ def two_steps(site: Site) -> None:
 
 
 def test_metrics_of_each_step(site: Site) -> None:
-    """Means 20 and 70, where the job's is 30. Imbalance 1 - 40 / 60 and 1 - 140 / 180. 6 J of two GPUs each."""
+    """Means 20 and 70, where the job's is 30. Imbalance 1 - 40 / 60 and 1 - 140 / 180. 600 J of two GPUs each."""
     two_steps(site)
     counts = site.summarize()
     first, second = site.steps()[1, "0"], site.steps()[1, "1"]
@@ -187,7 +187,7 @@ def test_metrics_of_each_step(site: Site) -> None:
     assert [row["hbm_peak_mib"] for row in (first, second)] == [600.0, 1200.0]
     assert [row["hbm_peak_ms"] for row in (first, second)] == [(START_S + 50) * 1000, (START_S + 110) * 1000]
     assert [row["spatial_imbalance"] for row in (first, second)] == pytest.approx([1 / 3, 2 / 9], rel=1e-12)
-    assert [row["energy_j"] for row in (first, second)] == pytest.approx([12.0, 12.0], rel=1e-12)
+    assert [row["energy_j"] for row in (first, second)] == pytest.approx([1200.0, 1200.0], rel=1e-12)
     assert [row["coverage_frac"] for row in (first, second)] == [1.0, 1.0]
     assert {(row["verdict"], row["attributed_by"], row["gpus_seen"]) for row in (first, second)} == {
         ("ok", "whole node", 2)
