@@ -13,6 +13,7 @@ from testbed import Cluster
 
 from almanac.config import NodeSet, Slurm
 from almanac.records import Counts
+from telemetry.attribution.allocations import parse_hosts
 from telemetry.nodes.demand import accounted_demand
 from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.commands import SlurmCommands
@@ -101,6 +102,7 @@ def test_live_and_accounted_demand_of_real_jobs(cluster: Cluster, tmp_path: Path
         if np.isnan(value):
             continue
         seconds = range(demand.start_s + 60 * minute, demand.start_s + 60 * minute + 60)
-        used = [len({node for start, end, node in spans if start <= now < max(end, start + 1)}) for now in seconds]
+        busy = [[nodes for start, end, nodes in spans if start <= now < max(end, start + 1)] for now in seconds]
+        used = [len({node for nodes in each for node in parse_hosts(nodes)}) for each in busy]
         assert value == max(used)
     assert np.nanmax(demand.active) >= 1 and np.nanmax(demand.wanted) >= 1
