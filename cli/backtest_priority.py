@@ -65,8 +65,9 @@ def priority(app: App, /, is_json: bool, **options: Any) -> None:
         return
     click.echo(
         f"{printable(trace.name)}: {format_count(len(workload))} jobs on {format_count(cluster.node_count)} nodes with "
-        f"{format_count(cluster.gpu_count)} GPUs, with EASY backfill; worse off: share of users, compared with FIFO"
+        f"{format_count(cluster.gpu_count)} GPUs"
     )
+    click.echo("all orders with EASY backfill; worse off: share of users with a longer mean JCT")
     show_left_out(workload.excluded, ignored, scores)
     _show(scores)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, get_args
@@ -22,6 +23,8 @@ GROUP = "almanac.policies"
 """Entry points of this group are callables (Config, **options) -> Policy; options are numbers."""
 ESTIMATES = ("requested", "true", "predicted")
 
+_DIVISORS = ("factor", "max_age_s", "tau_hours")
+"""Options that cannot be 0. No option can be negative."""
 _Maker = Callable[..., Policy]
 
 
@@ -45,7 +48,7 @@ _MAKERS: Mapping[str, _Maker] = {
     "gpu-count": lambda config: FewestGpus(),
     "qssf": Qssf,
     "qssf-aged": _aged,
-    "qssf-relief": RelievedQssf,
+    "qssf-relief": lambda config, share=0.05, factor=math.e: RelievedQssf(config, share, factor),
     "qssf-debug": DebugLaneQssf,
     "qssf-shuffled": lambda config, seed=0, weight=1.0: ShuffledQssf(config, int(seed), weight),
     "multifactor": _multifactor,
@@ -95,9 +98,13 @@ def _numbers(text: str, options: list[str]) -> dict[str, float]:
     for option in options:
         key, _, value = option.partition("=")
         try:
-            numbers[key.strip()] = float(value)
+            number = float(value)
         except ValueError:
             raise RequestError(f"policy {text}: {option!r} is no option", "write options as name=number") from None
+        least = 1e-6 if key.strip() in _DIVISORS else 0.0
+        if not least <= number <= 1e12:
+            raise RequestError(f"policy {text}: {option!r} is out of range", f"use {least:g} to 1e12")
+        numbers[key.strip()] = number
     return numbers
 
 

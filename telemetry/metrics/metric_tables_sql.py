@@ -154,9 +154,10 @@ def _over_cards() -> str:
     names = ("raw_energy_power_w", "energy_resets", "energy_rejected", "energy_measured_ms")
     best = "ORDER BY raw_energy_power_w IS NULL, energy_measured_ms DESC, mig"
     return f"""
-SELECT job, count(*) AS cards, bool_and(has_card) AS has_cards, avg(raw_energy_power_w) AS raw_energy_power_w,
+SELECT job, count(*) AS cards, bool_and(has_card) AS has_cards,
+       avg(raw_energy_power_w ORDER BY host, gpu) AS raw_energy_power_w,
        {each("sum({x}) AS {x}", tuple(name for name in names if name != "raw_energy_power_w"))}
-FROM (SELECT job, bool_and(has_card) AS has_card, {each(f"first({{x}} {best}) AS {{x}}", names)}
+FROM (SELECT job, host, gpu, bool_and(has_card) AS has_card, {each(f"first({{x}} {best}) AS {{x}}", names)}
       FROM per_gpu GROUP BY job, host, gpu) GROUP BY job"""
 
 

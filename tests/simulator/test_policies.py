@@ -151,6 +151,10 @@ def test_names_and_options(config: Config) -> None:
         ("fifo+easy:guessed", "there is no estimate 'guessed'"),
         ("qssf:weight=much", "'weight=much' is no option"),
         ("qssf:size=3", "size"),
+        ("qssf:weight=nan", "'weight=nan' is out of range"),
+        ("srtf:restart_s=-50", "'restart_s=-50' is out of range"),
+        ("multifactor:max_age_s=0", "'max_age_s=0' is out of range"),
+        ("qssf-relief:tick_s=0.5", "tick_s"),
         ("", "there is no policy ''"),
     ],
 )

@@ -27,7 +27,6 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says how much memory a process held")
 def test_arrays_and_duckdb_together_stay_within_a_quarter_above_the_limit(tmp_path: Path) -> None:
     """The query alone takes more than the limit, so DuckDB has to spill."""
     Store.create(tmp_path / "store")
