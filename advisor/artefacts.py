@@ -21,6 +21,7 @@ from typing import Any, cast
 from advisor.duration.blend import Weights
 from advisor.duration.features import NUMBERS
 from advisor.duration.model import TREES, DurationModel, Unseen
+from advisor.duration.rank_scale import PREDICTED_AS_IT_IS, RankScale
 from advisor.duration.rolling import SiteMeans
 from advisor.duration.trees import CATEGORIES
 from advisor.duration.waits import WaitQuartiles
@@ -133,6 +134,7 @@ def _model_meta(model: DurationModel) -> dict[str, object]:
         "habit_s": model.habit_s,
         "weights": asdict(model.weights),
         "rank_weights": asdict(model.rank_weights),
+        "rank_scale": asdict(model.rank_scale),
         "coverage": model.coverage,
         "margins": {name: list(pair) for name, pair in model.margins.items()},
         "trained_s": model.trained_s,
@@ -148,6 +150,8 @@ def _model(meta: Mapping[str, Any], texts: Mapping[str, str]) -> DurationModel:
         habit_s=float(meta["habit_s"]),
         weights=_weights(meta["weights"]),
         rank_weights=_weights(meta["rank_weights"]),
+        # A version of an older almanac ranked by the predicted run time as it is.
+        rank_scale=RankScale(**meta["rank_scale"]) if "rank_scale" in meta else PREDICTED_AS_IT_IS,
         coverage=float(meta["coverage"]),
         margins={str(name): (float(low), float(high)) for name, (low, high) in meta["margins"].items()},
         # A version of an older almanac has neither: the next training is then as the first one.

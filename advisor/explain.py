@@ -239,9 +239,9 @@ def _priority_line(advice: Advice) -> str:
         place = "ahead of" if priority.worth_wait_s > 0 else "behind"
         parts.append(f"ranks about {format_duration(abs(priority.worth_wait_s))} {place} a typical job")
     if priority.share_longer is not None:
-        parts.append(f"{priority.share_longer:.0%} of recent jobs are predicted to need more GPU-time")
+        parts.append(f"{priority.share_longer:.0%} of recent jobs rank behind it")
     if priority.is_cautious:
-        parts.append("the upper end of the time counts, because your newest runs took longer than predicted")
+        parts.append("a longer time counts, because your newest runs took longer than predicted")
     if priority.extra:
         parts.append(f"options of this site add {format_count(priority.extra)}")
     return f"  priority: {'; '.join(parts)}"

@@ -14,6 +14,7 @@ import numpy as np
 from advisor.duration.features import EndedJob, Event, Submission, features_of
 from advisor.duration.model import DurationModel, fit, learned_rows
 from advisor.duration.prediction import Prediction, predict
+from advisor.duration.rank_scale import ChooseExponent, default_exponent
 from advisor.evaluation.replay import DurationReplay, KnownAtSubmit, SiteHistory
 from almanac.config import Config
 
@@ -29,8 +30,8 @@ class _Job:
 class OnlinePredictor:
     """Tell it of submissions, starts and ends in order of time. Trains every training.retrain_hours."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, choose_exponent: ChooseExponent = default_exponent) -> None:
+        self._config, self._choose_exponent = config, choose_exponent
         self._observed = SiteHistory(config.rolling)
         self._jobs: dict[Hashable, _Job] = {}
         self._model: DurationModel | None = None
@@ -72,5 +73,5 @@ class OnlinePredictor:
             job_id=np.array([number for number, _ in numbered], dtype="int64"),
         )
         past = past.select(learned_rows(past.job_id, past.submit_s, past.end_s, self._model))
-        fitted = fit(past, self._config.training, now_s, self._model)
+        fitted = fit(past, self._config.training, now_s, self._model, self._choose_exponent)
         self._model = fitted.model if fitted else None

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from advisor.duration.rank_scale import ChooseExponent, default_exponent
 from advisor.duration.waits import WaitQuartiles
 from advisor.memory.calibration import Calibration
-from advisor.services.base import AdviceRequest, Record
+from advisor.services.base import AdviceRequest
 from advisor.services.gpu_time import LearnedDurations, advise_durations, learn_durations
 from advisor.services.memory import advise_memory, learn_memory
 from advisor.services.wait import expected_waits, learn_site_waits
@@ -30,18 +31,19 @@ class Trained(LearnedDurations):
     waits: WaitQuartiles = field(default_factory=WaitQuartiles)
 
 
-def train_site(record: Record, previous: Trained | None, config: Config) -> Trained:
-    """Learn from a site's record. previous: the version in use."""
-    return train(record.history, config, record.now_s, previous)
-
-
-def train(history: pd.DataFrame, config: Config, now_s: int, previous: Trained | None = None) -> Trained:
-    """Learn from load_history(..., running=True): back-tests have no store.
+def train(
+    history: pd.DataFrame,
+    config: Config,
+    now_s: int,
+    previous: Trained | None = None,
+    choose_exponent: ChooseExponent = default_exponent,
+) -> Trained:
+    """Learn from load_history(..., running=True). previous: the version in use.
 
     Only jobs that ended before now_s count, and the jobs that ran then. Few or no jobs give as much as can be learned.
     """
     return Trained(
-        **vars(learn_durations(history, previous, config, now_s)),
+        **vars(learn_durations(history, previous, config, now_s, choose_exponent)),
         trained_s=now_s,
         calibration=learn_memory(history, config, now_s),
         waits=learn_site_waits(history, now_s),

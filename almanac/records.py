@@ -173,11 +173,12 @@ class TierAdvice:
 
 @dataclass(frozen=True)
 class PriorityAdvice:
-    """site_factor: 0 or more; the greater starts earlier. gpu_time_s: the GPU-time behind it, GPU-seconds.
+    """site_factor: 0 or more; the greater starts earlier. gpu_time_s: the predicted GPU-time behind it, GPU-seconds.
 
-    share_longer: share of recent jobs predicted to need more GPU-time. worth_wait_s: lead over a typical (median)
-    recent job, seconds of waiting; negative behind it. Both None without recent jobs. is_cautious: the upper end of
-    the interval counted, because the user's runs overrun. extra: the points that options of the site add.
+    rank_gpu_time_s: what the site factor is computed from. share_longer: share of recent jobs that rank behind it.
+    worth_wait_s: lead over a typical (median) recent job, seconds of waiting; negative behind it. Both None without
+    recent jobs. is_cautious: more than the predicted time counted, because the user's runs overrun. extra: the points
+    that options of the site add.
     """
 
     site_factor: int
@@ -186,10 +187,12 @@ class PriorityAdvice:
     worth_wait_s: float | None
     is_cautious: bool = False
     extra: int = 0
+    rank_gpu_time_s: float = 0.0
 
     def to_table(self) -> dict[str, object]:
-        """Plain values for JSON output and published files."""
+        """Plain values for JSON output and published files. Older programs do not know rank_gpu_time_s."""
         values = asdict(self)
+        del values["rank_gpu_time_s"]
         return {SITE_FACTOR_KEY: values.pop("site_factor"), **values}
 
     @classmethod

@@ -92,7 +92,7 @@ def timed_run(store: Store, slurm: StandIn, folder: Path) -> tuple[float, dict[s
         history = load_history(store.of(CLUSTER), user={request.user for request in requests}, running=True)
         loaded = time.perf_counter()
         parts["load the past"] = loaded - began - parts["read the queue"]
-        told = priorities_of(requests, history, trained, config, NOW_S)
+        told = priorities_of(requests, history, trained, config)
         parts["predict"] = time.perf_counter() - loaded
         return told
 

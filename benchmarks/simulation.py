@@ -20,8 +20,7 @@ from figures import Figure, report
 from simulator.cluster import uniform
 from simulator.engine import simulate
 from simulator.policies.base import Policy
-from simulator.policies.ordered import Fifo, Sjf, Srtf
-from simulator.policies.predicted import GivenOrder
+from simulator.policies.ordered import Fifo, GivenOrder, Sjf, Srtf
 from simulator.workload import Workload, make_workload
 
 NODES, SEED, REPEATS = 64, 1, 3

@@ -13,7 +13,7 @@ from almanac.units import format_count, printable
 from cli.app import App
 from cli.output import json_text, progress, show_table
 from cli.simulate import find_cluster, scored_part
-from cli.simulate_output import as_json, ratio_text, share_text, short_time, show_left_out
+from cli.simulate_output import as_json, ratio_text, share_text, short_time, show_left_out, with_mean_draws
 
 if TYPE_CHECKING:
     from simulator.outcomes.scores import PolicyScores
@@ -69,7 +69,7 @@ def priority(app: App, /, is_json: bool, **options: Any) -> None:
     )
     click.echo("all orders with EASY backfill; worse off: share of users with a longer mean JCT")
     show_left_out(workload.excluded, ignored, scores)
-    _show(scores)
+    _show(with_mean_draws(scores))
 
 
 def _order(score: PolicyScores) -> str:

@@ -111,7 +111,7 @@ def _predictor(app: App, store: ClusterStore, known: Mapping[int, LoggedAction])
             return []
         history = load_history(store, user={request.user for request in requests}, running=True)
         overran = overruns(known, history, app.config.priority.min_gpu_time_s)
-        return priorities_of(requests, history, trained, app.config, app.now_s(), overran)
+        return priorities_of(requests, history, trained, app.config, overran)
 
     return predict
 

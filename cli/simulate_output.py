@@ -39,6 +39,7 @@ def short_time(seconds: float) -> str:
 
 def show_scores(excluded: Mapping[str, int], ignored: Mapping[str, int], scores: Sequence[PolicyScores]) -> None:
     show_left_out(excluded, ignored, scores)
+    scores = with_mean_draws(scores)
     _show_groups("", [(score, score.all_jobs) for score in scores])
     for length in scores[0].by["length"]:
         groups = [(score, score.by["length"][length]) for score in scores]
@@ -46,6 +47,19 @@ def show_scores(excluded: Mapping[str, int], ignored: Mapping[str, int], scores:
             _show_groups(f"\n{length}: {format_count(groups[0][1].jobs)} jobs", groups)
     if len(scores) > 1:
         _show_comparison(f"\nagainst {printable(scores[0].policy, 40)}", scores)
+
+
+def with_mean_draws(scores: Sequence[PolicyScores]) -> list[PolicyScores]:
+    """One row for all random draws of a control, with the mean of each figure."""
+    from simulator.comparison import draws_name, draws_of
+    from simulator.outcomes.scores import mean_of_draws
+
+    by_policy = {score.policy: score for score in scores}
+    rows = []
+    for draws in draws_of(list(by_policy)):
+        mean = mean_of_draws([by_policy[draw] for draw in draws], f"{len(draws)} x {draws_name(draws[0])}")
+        rows.append(mean if len(draws) > 1 else by_policy[draws[0]])
+    return rows
 
 
 def show_left_out(excluded: Mapping[str, int], ignored: Mapping[str, int], scores: Sequence[PolicyScores]) -> None:

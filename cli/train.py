@@ -34,10 +34,11 @@ def command(app: App, as_json: bool) -> None:
     from advisor.artefacts import load, load_learned, save
     from advisor.duration.baselines import OURS
     from advisor.lifecycle import faults_of
-    from advisor.service import BUILT_IN, train_site
+    from advisor.service import BUILT_IN, train
     from advisor.services.base import Record
     from advisor.services.own import update_own
     from advisor.versions import prune
+    from simulator.rank_choice import choose_exponent
     from telemetry.history import load_history
 
     app.require_operator("training reads all users' jobs")
@@ -48,7 +49,7 @@ def command(app: App, as_json: bool) -> None:
     drift = _drift(app, previous, history)
     with progress("train") as advance:
         advance(0, 1, f"{format_count(len(history))} jobs")
-        trained = train_site(record, previous, app.config)
+        trained = train(history, app.config, record.now_s, previous, choose_exponent)
         own = update_own(record, _of_current(load_learned, store.models_dir) or {}, app.config)
     version = save(trained, store.models_dir, own.learned)
     prune(store.models_dir, app.config.training.keep_versions, version)
@@ -57,6 +58,7 @@ def command(app: App, as_json: bool) -> None:
     services = [*BUILT_IN, *own.names]
     if as_json:
         click.echo(json_text({"version": version, "jobs": trained.jobs, "has_model": trained.model is not None,
+                              "rank_exponent": trained.model.rank_scale.exponent if trained.model else None,
                               "scores": scores_table(trained.scores), "drift": drift, "faults": faults,
                               "services": services, "service_faults": dict(own.faults), "demand": demand}))  # fmt: skip
         return
@@ -74,6 +76,7 @@ def command(app: App, as_json: bool) -> None:
             f"no duration model: fewer than {app.config.training.min_jobs} jobs. Each user's last runs are used."
         )
         return
+    click.echo(f"the queue ranks by GPUs x predicted time^{trained.model.rank_scale.exponent:g}, as simulated")
     show_scores("duration predicted by", trained.scores, OURS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,6 +24,7 @@ CONTROLS = (
     "fifo+skip", "gpu-count", *(f"qssf-shuffled:seed={seed}" for seed in range(5)), "sjf", "sjf+easy",
 )  # fmt: skip
 """What a policy that predicts must beat, and what perfect knowledge would reach."""
+_DRAW = re.compile(r":seed=[^:+]*")
 Advance = Callable[[float, str], None]
 """Told of the share of the work that is done, and of the policy."""
 
@@ -54,6 +56,19 @@ def run_policy(
     )
 
 
+def draws_name(policy: str) -> str:
+    """The policy without its seed."""
+    return _DRAW.sub("", policy)
+
+
+def draws_of(policies: Sequence[str]) -> list[list[str]]:
+    """The policies, and those that only differ in their seed together: the draws of one control."""
+    found: dict[str, list[str]] = {}
+    for policy in policies:
+        found.setdefault(draws_name(policy), []).append(policy)
+    return list(found.values())
+
+
 def run_policies(
     workload: Workload,
     cluster: Cluster,
@@ -69,20 +84,27 @@ def run_policies(
         make_policy(policy, config)  # a wrong name fails before any simulation
     if min(processes, len(policies)) == 1:
         return list(_in_turn(workload, cluster, policies, config, first, advance))
+    groups = draws_of(policies)  # the draws of a control share the predictions of their process
     # Only spawn is safe: DuckDB and pyarrow have threads, which a fork would not copy.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(processes, len(policies)), context, _die_of_interrupts)
     try:
-        futures = [pool.submit(run_policy, workload, cluster, policy, config, first) for policy in policies]
-        done = []
-        for number, (policy, future) in enumerate(zip(policies, futures, strict=True)):
-            advance(number / len(policies), policy)
-            done.append(future.result())
-        return done
+        futures = [pool.submit(_run_group, workload, cluster, group, config, first) for group in groups]
+        done: dict[str, PolicyRun] = {}
+        for group, future in zip(groups, futures, strict=True):
+            advance(len(done) / len(policies), group[0])
+            done.update({run.policy: run for run in future.result()})
+        return [done[policy] for policy in policies]
     except BrokenProcessPool as error:
         raise AlmanacError("a simulation was killed, perhaps because memory ran out", "use --jobs 1") from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _run_group(
+    workload: Workload, cluster: Cluster, policies: Sequence[str], config: Config, first: int
+) -> list[PolicyRun]:
+    return [run_policy(workload, cluster, policy, config, first) for policy in policies]
 
 
 def _die_of_interrupts() -> None:

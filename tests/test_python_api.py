@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from advisor.artefacts import save
-from advisor.service import train_site
+from advisor.service import train
 from advisor.services.base import Record
 from almanac.api import SiteReader, explain, open_site, sbatch_request
 from almanac.config_file import load_config
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ingest_all(store.of("demo"), [SourceSpan(GeneratedSource(shape), shape.start_s, shape.end_s)])
     summarize(store.of("demo"), config)
     record = Record(store.of("demo"), load_history(store.of("demo"), running=True), shape.end_s)
-    save(train_site(record, None, config), store.of("demo").models_dir)
+    save(train(record.history, config, record.now_s), store.of("demo").models_dir)
     return folder
 
 

@@ -1,7 +1,8 @@
 """The site factor: jobs predicted to need little GPU-time start earlier (helios-qssf-ces, 4.2.2).
 
-site_factor = C - K ln(GPU-time). GPU-time is held between a least and a greatest value. C gives the greatest 0. Slurm
-adds its age factor, PriorityWeightAge * age / PriorityMaxAge, and starts the greatest sum first. Where
+site_factor = C - K ln(GPU-time). GPU-time is the one that ranks jobs (advisor.duration.rank_scale), held between a
+least and a greatest value. C gives the greatest 0. Slurm adds its age factor, PriorityWeightAge * age / PriorityMaxAge,
+and starts the greatest sum first. Where
 
     PriorityWeightAge = K * PriorityMaxAge / tau
 
@@ -14,9 +15,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from advisor.duration.overrun import TIMES, Overrun
 from almanac.errors import ConfigError
 from almanac.records import PriorityAdvice
 from almanac.submit_config import Priority
@@ -36,15 +38,24 @@ def site_factor(gpu_time_s: float, priority: Priority) -> int:
 
 
 def decide_priority(
-    gpu_time_s: float, cautious_s: float, overran: float, user: str, quantiles_s: Sequence[float], priority: Priority
+    gpu_time_s: float,
+    cautious_s: float,
+    overran: Overrun,
+    user: str,
+    quantiles_s: Sequence[float],
+    priority: Priority,
+    ranked: Callable[[float], float] = float,
 ) -> PriorityAdvice:
-    """gpu_time_s: predicted; cautious_s: the upper end of its interval, which counts for a user whose newest runs
-    took far longer than expected in at least the share priority.overrun_share (overran is that share).
+    """gpu_time_s: predicted; cautious_s: the upper end of its interval. overran: the user's newest runs. If at least
+    the share priority.overrun_share of them overran, and on the whole they did too, as many times the predicted
+    GPU-time counts, at most cautious_s.
 
-    quantiles_s: ascending GPU-times of the site's recent jobs at evenly spaced quantiles, for the words of the advice.
+    ranked: gives the GPU-time that ranks the job for the one that counts. quantiles_s: ascending, such GPU-times of the
+    site's recent jobs at evenly spaced quantiles, for the words of the advice.
     """
-    is_cautious = overran >= priority.overrun_share
-    counted_s = max(gpu_time_s, cautious_s) if is_cautious else gpu_time_s
+    is_cautious = overran.share >= priority.overrun_share and overran.times >= TIMES
+    counted_s = max(gpu_time_s, min(cautious_s, gpu_time_s * overran.times)) if is_cautious else gpu_time_s
+    rank_s = ranked(counted_s)
     extra = 0
     if user in priority.relief_users:
         extra += priority.relief_points
@@ -53,15 +64,16 @@ def decide_priority(
     middle_s = quantiles_s[len(quantiles_s) // 2] if quantiles_s else None
     wait_s = None
     if middle_s:
-        steps = (site_factor(counted_s, priority) + extra - site_factor(middle_s, priority)) / priority.points_per_e
+        steps = (site_factor(rank_s, priority) + extra - site_factor(middle_s, priority)) / priority.points_per_e
         wait_s = steps * priority.tau_hours * 3600
     return PriorityAdvice(
-        site_factor=site_factor(counted_s, priority) + extra,
+        site_factor=site_factor(rank_s, priority) + extra,
         gpu_time_s=counted_s,
-        share_longer=share_longer(counted_s, quantiles_s) if len(quantiles_s) > 1 else None,
+        share_longer=share_longer(rank_s, quantiles_s) if len(quantiles_s) > 1 else None,
         worth_wait_s=wait_s,
         is_cautious=is_cautious,
         extra=extra,
+        rank_gpu_time_s=rank_s,
     )
 
 

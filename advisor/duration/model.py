@@ -26,6 +26,7 @@ import numpy.typing as npt
 from advisor.duration.blend import Parts, Weights, choose_weights, clip_to_limit, point, ranking, unproven
 from advisor.duration.features import Features
 from advisor.duration.intervals import conformal_margins, evidence_classes
+from advisor.duration.rank_scale import ChooseExponent, RankScale, choose_scale, default_exponent
 from advisor.duration.trees import MEAN, MIDDLE, Vocabularies, booster, encode, fit_trees, predict_logs, vocabularies_of
 from advisor.evaluation.replay import DurationReplay
 from advisor.evaluation.scores import Floats
@@ -43,7 +44,9 @@ TREES = ("mean", "change", "middle")
 
 @dataclass(frozen=True)
 class Predicted:
-    """Seconds, one per job: the prediction for people and its interval, the value that ranks the queue, LightGBM's."""
+    """Seconds, one per job: the prediction for people and its interval, that of the queue (to which RankScale is still
+    to be applied), and LightGBM's.
+    """
 
     duration_s: Floats
     low_s: Floats
@@ -77,6 +80,7 @@ class DurationModel:
     habit_s: float
     weights: Weights
     rank_weights: Weights
+    rank_scale: RankScale
     coverage: float
     margins: Mapping[str, tuple[float, float]]
     trained_s: int
@@ -167,7 +171,13 @@ def split(past: DurationReplay, validation_share: float) -> tuple[DurationReplay
     return past.select(past.end_s < since_s), past.select(past.submit_s >= since_s)
 
 
-def fit(past: DurationReplay, config: Training, now_s: float, previous: DurationModel | None = None) -> Fitted | None:
+def fit(
+    past: DurationReplay,
+    config: Training,
+    now_s: float,
+    previous: DurationModel | None = None,
+    choose_exponent: ChooseExponent = default_exponent,
+) -> Fitted | None:
     """A model of these jobs, which ended before now_s; None below config.min_jobs. previous: the model in use."""
     if len(past) < config.min_jobs:
         return None
@@ -183,7 +193,8 @@ def fit(past: DurationReplay, config: Training, now_s: float, previous: Duration
     people, queue = choose_weights(parts, newest, config)
     point_s = clip_to_limit(point(config.predictor, people, parts), newest.features)
     margins = conformal_margins(point_s, newest, config.coverage)
-    model = _fit(past, config, now_s, people, queue)
+    scale = choose_scale(newest, ranking(config.predictor, queue, parts), choose_exponent)
+    model = dataclasses.replace(_fit(past, config, now_s, people, queue), rank_scale=scale)
     return Fitted(dataclasses.replace(model, margins=margins, unseen=_unseen(newest, parts)), parts, before, newest)
 
 
@@ -224,7 +235,7 @@ def _unseen(newest: DurationReplay, parts: Parts) -> tuple[Unseen, ...]:
 def _fit(
     past: DurationReplay, config: Training, now_s: float, weights: Weights, rank_weights: Weights
 ) -> DurationModel:
-    """Without margins."""
+    """Without margins, and with the default scale of the ranking."""
     vocabularies = vocabularies_of(past.features)
     habit_s = float(np.exp(np.mean(np.log(np.maximum(past.duration_s, 1.0)))))
     nothing = np.zeros(len(past))
@@ -240,6 +251,7 @@ def _fit(
         habit_s=habit_s,
         weights=weights,
         rank_weights=rank_weights,
+        rank_scale=RankScale(),
         coverage=config.coverage,
         margins={},
         trained_s=int(now_s),

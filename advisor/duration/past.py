@@ -21,15 +21,12 @@ from advisor.duration.features import (
     SCHEDULED_WITHIN_S,
     EndedJob,
     Submission,
-    ended_jobs,
     outcomes,
     texts_of,
 )
 
 NEWEST = 8
 DECAY = 0.8
-LOG_OVERRUN = math.log(2)
-MIN_OVERRUNS = 4
 Shape = tuple[int, int, int]
 Keys = tuple[tuple[object, ...], ...]
 """Of a job's groups, in the order of SCOPES."""
@@ -139,7 +136,6 @@ class JobHistory:
         """families: None for those of the name's mask."""
         self._groups: defaultdict[tuple[object, ...], _Group] = defaultdict(_Group)
         self._families = families
-        self._overruns: dict[str, deque[bool]] = {}
 
     def start(self, job: Submission, start_s: int) -> None:
         for group in self._groups_of(job):
@@ -156,28 +152,18 @@ class JobHistory:
         if start_s is not None:
             for group in groups:
                 group.stop(start_s)
-        expected = next((group for group in (groups[-1], groups[0]) if group.runs), None)
-        if expected is not None:
-            overran = log_s > expected.decayed + LOG_OVERRUN
-            self._overruns.setdefault(job.submission.user, deque(maxlen=NEWEST)).append(overran)
         for group in groups:
             group.add(job, log_s)
 
     def absorb_all(self, ended: pd.DataFrame) -> None:
-        """absorb() of these rows of the history frame, oldest end first, in a tenth of the time.
-
-        Whether a run overran counts for a user's newest NEWEST runs alone: those before them are told group by group.
-        """
+        """absorb() of these rows of the history frame, oldest end first, in a tenth of the time."""
         kinds, keys = self._kinds(ended)
-        is_newest = _is_newest(_numbered(key[0] for key in keys)[0][kinds])
         durations_s, is_failed = outcomes(ended)
-        before = np.flatnonzero(~is_newest)
         logs = np.array(list(map(math.log, durations_s.tolist())))
         ends: npt.NDArray[np.int64] = ended["end_s"].to_numpy(dtype="int64")
         for scope in zip(*keys, strict=True):
             numbers, names = _numbered(scope)
-            order, edges = by_number(numbers[kinds[before]])
-            rows = before[order]
+            rows, edges = by_number(numbers[kinds])
             newest = rows[np.array(edges[1:], dtype="intp") - 1]
             failed = np.diff(np.append(0, np.cumsum(is_failed[rows], dtype="int64"))[edges])
             outcome = (failed.tolist(), is_failed[newest].tolist(), ends[newest].tolist())
@@ -185,14 +171,6 @@ class JobHistory:
             by_group = logs[rows].tolist()
             for key, (first, last), *of_group in zip(found, itertools.pairwise(edges), *outcome, strict=True):
                 self._groups[key].add_all(by_group[first:last], *of_group)
-        for job in ended_jobs(ended.iloc[np.flatnonzero(is_newest)]):
-            if job is not None:
-                self.absorb(job)
-
-    def overran(self, user: str) -> float:
-        """Share of the user's newest ended runs that took more than twice what those before them did; 0 below 4."""
-        newest = self._overruns.get(user, ())
-        return sum(newest) / len(newest) if len(newest) >= MIN_OVERRUNS else 0.0
 
     def features(self, job: Submission) -> tuple[float, ...]:
         """In the order of NUMBERS; NaN where nothing is known."""
@@ -243,15 +221,6 @@ def by_number(numbers: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], list
     order = np.argsort(few, kind="stable")
     changes = np.flatnonzero(np.diff(numbers[order], prepend=-1))
     return order, [*changes.tolist(), len(order)]
-
-
-def _is_newest(users: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """Row by row: whether fewer than NEWEST rows of the same user follow."""
-    order, edges = by_number(users)
-    newest = np.full(len(users), False)
-    for first, last in itertools.pairwise(edges):
-        newest[order[max(first, last - NEWEST) : last]] = True
-    return newest
 
 
 def _groups(user: str, family: str, shape: Shape, time_limit_s: float, is_scheduled: bool) -> Keys:

@@ -10,17 +10,28 @@ import numpy as np
 
 from advisor.duration.features import Submission, features_of
 from advisor.duration.model import DurationModel, Predicted, untrained
+from advisor.duration.rank_scale import PREDICTED_AS_IT_IS, RankScale
 from advisor.evaluation.replay import KnownAtSubmit
 from almanac.records import Duration
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """rank_gpu_time_s: the GPU-time that ranks the job in the queue. overran: share of the user's newest runs."""
+    """queue_gpu_time_s: the GPU-time predicted for the queue.
+
+    scale: turns it into the GPU-time that ranks the job.
+    """
 
     duration: Duration
-    rank_gpu_time_s: float
-    overran: float
+    queue_gpu_time_s: float
+    gpu_count: int
+    scale: RankScale
+
+    def ranked(self, gpu_time_s: float) -> float:
+        """The GPU-time that ranks the job, GPU-seconds, if gpu_time_s is predicted for it."""
+        return (
+            float(self.scale.ranked(np.array(gpu_time_s / self.gpu_count))) * self.gpu_count if self.gpu_count else 0.0
+        )
 
 
 def predict(
@@ -30,13 +41,18 @@ def predict(
     features = features_of(jobs, [each.features for each in known])
     rolling_s = np.array([each.rolling.duration_s if each.rolling else math.nan for each in known], dtype="float64")
     predicted = model.predict_all(features, rolling_s) if model else untrained(features, rolling_s)
+    scale = model.rank_scale if model else PREDICTED_AS_IT_IS
     return [
-        None if model is None and math.isnan(rolling_s[place]) else _prediction(job, known[place], predicted, place)
+        None
+        if model is None and math.isnan(rolling_s[place])
+        else _prediction(job, known[place], predicted, place, scale)
         for place, job in enumerate(jobs)
     ]
 
 
-def _prediction(job: Submission, known: KnownAtSubmit, predicted: Predicted, place: int) -> Prediction:
+def _prediction(
+    job: Submission, known: KnownAtSubmit, predicted: Predicted, place: int, scale: RankScale
+) -> Prediction:
     duration_s = float(predicted.duration_s[place])
     model_s, low_s, high_s = (
         None if math.isnan(each[place]) else float(each[place])
@@ -52,4 +68,5 @@ def _prediction(job: Submission, known: KnownAtSubmit, predicted: Predicted, pla
         low_s=low_s,
         high_s=high_s,
     )
-    return Prediction(duration, float(predicted.rank_s[place]) * job.gpu_count, known.overran)
+    queue_gpu_time_s = float(predicted.rank_s[place]) * job.gpu_count
+    return Prediction(duration, queue_gpu_time_s, job.gpu_count, scale)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -76,7 +75,6 @@ class KnownAtSubmit:
 
     features: tuple[float, ...]
     rolling: Estimate | None
-    overran: float
 
 
 class SiteHistory:
@@ -101,11 +99,8 @@ class SiteHistory:
         self._past.absorb_all(ended)
         self._rolling.absorb_all(ended)
 
-    def overran(self, user: str) -> float:
-        return self._past.overran(user)
-
     def known_at_submit(self, job: Submission) -> KnownAtSubmit:
-        return KnownAtSubmit(self._past.features(job), self._rolling.estimate(job), self._past.overran(job.user))
+        return KnownAtSubmit(self._past.features(job), self._rolling.estimate(job))
 
 
 def replay_durations(history: pd.DataFrame, config: Rolling, rows: Rows | None = None) -> DurationReplay:
@@ -178,34 +173,23 @@ def observed_history(
 
 
 def known_of_pending(
-    jobs: Sequence[Submission],
-    history: pd.DataFrame,
-    now_s: int,
-    config: Rolling,
-    site: SiteMeans,
-    overran: Mapping[str, float] | None = None,
+    jobs: Sequence[Submission], history: pd.DataFrame, config: Rolling, site: SiteMeans
 ) -> list[KnownAtSubmit]:
-    """As `observed_history` and `known_at_submit` for each of many submissions, in one pass over their users' rows.
-
-    Only `overran` is as of now_s, because what almanac learns while a job waits counts for it. overran: the share by
-    user as another source knows it; the greater share counts.
-    """
+    """As `observed_history` and `known_at_submit` for each of many submissions, in one pass over their users' rows."""
+    if not jobs:
+        return []
     waiting = sorted(range(len(jobs)), key=lambda place: jobs[place].submit_s)
-    asked_s = min(jobs[waiting[0]].submit_s, now_s) if waiting else now_s
+    first_s, last_s = jobs[waiting[0]].submit_s, jobs[waiting[-1]].submit_s
     known = dict[int, KnownAtSubmit]()
-    observed, own = _history_at(_rows_of({job.user for job in jobs}, history), asked_s, config, site)
-    told = _observations(own, now_s)
+    observed, own = _history_at(_rows_of({job.user for job in jobs}, history), first_s, config, site)
+    told = _observations(own, last_s)
     ahead = next(told, None)
     for place in waiting:
         while ahead is not None and ahead[0] < jobs[place].submit_s:
             observed.observe(*ahead[1:])
             ahead = next(told, None)
         known[place] = observed.known_at_submit(jobs[place])
-    while ahead is not None:
-        observed.observe(*ahead[1:])
-        ahead = next(told, None)
-    shares = {job.user: max(observed.overran(job.user), (overran or {}).get(job.user, 0.0)) for job in jobs}
-    return [dataclasses.replace(known[place], overran=shares[job.user]) for place, job in enumerate(jobs)]
+    return [known[place] for place in range(len(jobs))]
 
 
 def _rows_of(users: Collection[str], history: pd.DataFrame) -> pd.DataFrame:

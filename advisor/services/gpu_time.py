@@ -13,7 +13,9 @@ from advisor.duration.baselines import predictions_of, scores_of
 from advisor.duration.blend import clip_to_limit
 from advisor.duration.features import HISTORY_COLUMNS, Submission, has_ended, known_at, submission_of
 from advisor.duration.model import DurationModel, Fitted, Predicted, fit, learned_rows, split
+from advisor.duration.overrun import NO_OVERRUN, Overrun
 from advisor.duration.prediction import Prediction, predict
+from advisor.duration.rank_scale import PREDICTED_AS_IT_IS, ChooseExponent, default_exponent
 from advisor.duration.rolling import SiteMeans
 from advisor.evaluation.replay import DurationReplay, known_of_pending, observed_history, replay_durations
 from advisor.evaluation.scores import Floats, Scores
@@ -29,7 +31,7 @@ class LearnedDurations:
     """What was learned of durations. model is None where there were too few jobs for one.
 
     jobs, since_s and until_s: how many ended jobs, the first submission and the last end; None without any.
-    gpu_time_quantiles_s: ranking GPU-times of the newest jobs at evenly spaced quantiles; () without any.
+    gpu_time_quantiles_s: GPU-times that rank jobs, of the newest jobs at evenly spaced quantiles; () without any.
     """
 
     jobs: int
@@ -50,7 +52,11 @@ class AdvisedDuration:
 
 
 def learn_durations(
-    history: pd.DataFrame, previous: LearnedDurations | None, config: Config, now_s: int
+    history: pd.DataFrame,
+    previous: LearnedDurations | None,
+    config: Config,
+    now_s: int,
+    choose_exponent: ChooseExponent = default_exponent,
 ) -> LearnedDurations:
     """From the jobs that ended before now_s; few or no jobs give as much as can be learned."""
     # The model's random row samples depend on the order of rows: known_at gives one, whatever the frame's.
@@ -60,7 +66,7 @@ def learn_durations(
     job_id, submit_s, end_s = (ended[name].to_numpy(dtype="int64") for name in ("job_id", "submit_s", "end_s"))
     rows = np.flatnonzero(has_ended(known))[learned_rows(job_id, submit_s, end_s, model)]
     past = replay_durations(known, config.rolling, rows)
-    fitted = fit(past, config.training, now_s, model)
+    fitted = fit(past, config.training, now_s, model, choose_exponent)
     before, newest = (fitted.before, fitted.newest) if fitted else split(past, config.training.validation_share)
     return LearnedDurations(
         jobs=len(ended),
@@ -91,14 +97,20 @@ def advise_durations(asked: Sequence[AdviceRequest], learned: LearnedDurations |
 
 
 def priority_of(
-    job: Submission, prediction: Prediction, quantiles_s: tuple[float, ...], priority: Priority
+    job: Submission,
+    prediction: Prediction,
+    quantiles_s: tuple[float, ...],
+    priority: Priority,
+    overran: Overrun = NO_OVERRUN,
 ) -> PriorityAdvice | None:
     """None for a job without GPUs: it has no GPU-time. quantiles_s: as in LearnedDurations."""
     if not job.gpu_count:
         return None
     duration = prediction.duration
     cautious_s = (duration.high_s or duration.duration_s) * job.gpu_count
-    return decide_priority(prediction.rank_gpu_time_s, cautious_s, prediction.overran, job.user, quantiles_s, priority)
+    return decide_priority(
+        prediction.queue_gpu_time_s, cautious_s, overran, job.user, quantiles_s, priority, prediction.ranked
+    )
 
 
 def priorities_of(
@@ -106,20 +118,20 @@ def priorities_of(
     history: pd.DataFrame,
     trained: LearnedDurations | None,
     config: Config,
-    now_s: int,
-    overran: Mapping[str, float] | None = None,
+    overran: Mapping[str, Overrun] | None = None,
 ) -> list[PriorityAdvice | None]:
-    """The priorities of many submissions that wait at now_s, each from what was known when it was submitted.
+    """The priorities of many submissions, each from what was known when it was submitted.
 
-    Whether a user's runs overrun, though, is judged as of now_s, and by `overran` (user: share) where that is greater.
-    None where nothing is known, and without GPUs.
+    overran: by user, of their newest runs. None where nothing is known, and without GPUs.
     """
     jobs = [submission_of(request, config.tiers) for request in requests]
-    known = known_of_pending(jobs, history, now_s, config.rolling, trained.site if trained else SiteMeans(), overran)
+    known = known_of_pending(jobs, history, config.rolling, trained.site if trained else SiteMeans())
     quantiles_s = trained.gpu_time_quantiles_s if trained else ()
     predictions = predict(jobs, known, trained.model if trained else None)
     return [
-        None if prediction is None else priority_of(job, prediction, quantiles_s, config.priority)
+        None
+        if prediction is None
+        else priority_of(job, prediction, quantiles_s, config.priority, (overran or {}).get(job.user, NO_OVERRUN))
         for job, prediction in zip(jobs, predictions, strict=True)
     ]
 
@@ -141,7 +153,8 @@ def _gpu_time_quantiles(newest: DurationReplay, model: DurationModel | None) -> 
     rank_s: Floats = clip_to_limit(newest.rolling_s, newest.features)
     if model is not None and len(rank_s):
         rank_s = model.predict_all(newest.features, newest.rolling_s).rank_s
-    gpu_time_s = rank_s * newest.features.number("gpu_count")
+    scale = model.rank_scale if model else PREDICTED_AS_IT_IS
+    gpu_time_s = scale.ranked(rank_s) * newest.features.number("gpu_count")
     gpu_time_s = gpu_time_s[gpu_time_s > 0]
     if not len(gpu_time_s):
         return ()

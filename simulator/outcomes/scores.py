@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -126,6 +128,26 @@ def score_runs(workload: Workload, runs: Sequence[PolicyRun], first: int = 0, se
         )
         for run in runs
     ]
+
+
+def mean_of_draws(scores: Sequence[PolicyScores], policy: str) -> PolicyScores:
+    """One score for several random draws of a policy: the mean of each figure."""
+    mean: PolicyScores = _mean_figures(scores)
+    return dataclasses.replace(mean, policy=policy)
+
+
+def _mean_figures(values: Sequence[Any]) -> Any:
+    one = values[0]
+    if dataclasses.is_dataclass(one) and not isinstance(one, type):
+        names = [each.name for each in dataclasses.fields(one)]
+        return type(one)(**{name: _mean_figures([getattr(value, name) for value in values]) for name in names})
+    if isinstance(one, Mapping):
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {key: _mean_figures([value[key] for value in values if key in value]) for key in keys}
+    if isinstance(one, str):
+        return one
+    mean = float(np.mean(values))
+    return round(mean) if isinstance(one, int) else mean
 
 
 def length_of(run_s: Ints) -> Ints:

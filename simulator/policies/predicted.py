@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from advisor.decisions.priority import decide_priority
+from advisor.duration.overrun import NO_OVERRUN
 from advisor.duration.prediction import Prediction
 from almanac.config import Config
 from simulator.cluster import Cluster
+from simulator.engine import simulate
 from simulator.policies.base import Actions, ClusterView, Policy, Ranking
 from simulator.policies.predictions import SimulatedPredictor
 from simulator.workload import Workload
@@ -22,13 +24,16 @@ FIRST_GUESS_S = 3600.0
 
 
 class Predicted(Policy):
-    """A policy that asks the predictor about each job at its submission, and shows it each start and end."""
+    """A policy that asks the predictor about each job at its submission, and shows it each start and end.
+
+    exponent: of predicted run times, instead of the one that trainings choose: 1 is GPU-time, 0 the GPU count alone.
+    """
 
     observes: ClassVar[bool] = True
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, exponent: float | None = None) -> None:
         self._config = config
-        self._predictor = SimulatedPredictor(config)
+        self._predictor = SimulatedPredictor(config, exponent)
         self._is_known: set[int] = set()
 
     def rank(self, workload: Workload, cluster: Cluster) -> Ranking | None:
@@ -60,21 +65,14 @@ class Predicted(Policy):
 
 
 class Qssf(Predicted):
-    """The least predicted GPU-time first.
-
-    weight: exponent of the predicted run time: 1 is GPU-time, 0 is GPU count alone.
-    """
+    """The least predicted GPU-time first, as the hooks rank jobs (advisor.duration.rank_scale)."""
 
     name: ClassVar[str] = "qssf"
 
-    def __init__(self, config: Config, weight: float = 1.0) -> None:
-        super().__init__(config)
-        self._weight = weight
-
     def key(self, job: int, prediction: Prediction | None, now_s: int) -> float:
-        gpus = self._gpus[job]
-        run_s = max(prediction.rank_gpu_time_s / gpus, 1.0) if prediction else FIRST_GUESS_S
-        return float(gpus * run_s**self._weight)
+        if prediction is None:
+            return self._gpus[job] * FIRST_GUESS_S
+        return prediction.ranked(prediction.queue_gpu_time_s)
 
 
 class AgedQssf(Qssf):
@@ -87,12 +85,13 @@ class AgedQssf(Qssf):
     name: ClassVar[str] = "qssf-aged"
 
     def key(self, job: int, prediction: Prediction | None, now_s: int) -> float:
-        settings, gpus = self._config.priority, self._gpus[job]
-        gpu_time_s = super().key(job, prediction, now_s)
-        cautious_s, overran = gpu_time_s, 0.0
-        if prediction is not None:
-            cautious_s, overran = (prediction.duration.high_s or 0.0) * gpus, prediction.overran
-        advice = decide_priority(gpu_time_s, cautious_s, overran, self._users[job], (), settings)
+        settings, user = self._config.priority, self._users[job]
+        if prediction is None:
+            gpu_time_s = super().key(job, None, now_s)
+            advice = decide_priority(gpu_time_s, gpu_time_s, NO_OVERRUN, user, (), settings)
+        else:
+            gpu_time_s = prediction.queue_gpu_time_s
+            advice = decide_priority(gpu_time_s, gpu_time_s, NO_OVERRUN, user, (), settings, prediction.ranked)
         # The smallest key goes first, the greatest priority in Slurm: the sign changes.
         return self._submit_s[job] / (settings.tau_hours * 3600) - advice.site_factor / settings.points_per_e
 
@@ -145,31 +144,46 @@ class DebugLaneQssf(Qssf):
         return key - 2.0**40 if 0 < limit_s <= self._short_s else key
 
 
-class ShuffledQssf(Qssf):
-    """A control: each job has the predicted run time of a random job that was submitted by then, and its own GPUs."""
+class ShuffledQssf(Policy):
+    """A control: each job has the predicted run time of a random job that was submitted by then, and its own GPUs.
+
+    The predictions are those of a simulation of QSSF without backfill. The order relies on them in full, as in the
+    paper, unless there is an exponent.
+    """
 
     name: ClassVar[str] = "qssf-shuffled"
 
-    def __init__(self, config: Config, seed: int = 0, weight: float = 1.0) -> None:
-        super().__init__(config, weight)
-        self._seed = seed
+    def __init__(self, config: Config, seed: int = 0, exponent: float = 1.0) -> None:
+        self._config, self._seed, self._exponent = config, seed, exponent
+
+    def rank(self, workload: Workload, cluster: Cluster) -> Ranking:
+        run_s = _predicted_run_s(workload, cluster, self._config)
+        drawn = np.random.default_rng(self._seed).integers(np.arange(1, len(run_s) + 1))
+        return Ranking(workload.array("gpu_count") * run_s[drawn] ** self._exponent)
+
+
+class _Told(Qssf):
+    """run_s: what QSSF was told of each job at its submission."""
 
     def rank(self, workload: Workload, cluster: Cluster) -> Ranking | None:
-        self._rng, self._drawn = np.random.default_rng(self._seed), list[float]()
+        self.run_s = np.full(len(workload), FIRST_GUESS_S)
         return super().rank(workload, cluster)
 
     def key(self, job: int, prediction: Prediction | None, now_s: int) -> float:
-        self._drawn.append(super().key(job, prediction, now_s) / self._gpus[job])
-        return self._drawn[int(self._rng.integers(len(self._drawn)))] * self._gpus[job]
+        if prediction is not None:
+            self.run_s[job] = prediction.queue_gpu_time_s / self._gpus[job]
+        return super().key(job, prediction, now_s)
 
 
-class GivenOrder(Policy):
-    """Order by values that are given for each job, such as predictions of an earlier run."""
+_newest: list[tuple[Workload, Cluster, Config, npt.NDArray[np.float64]]] = []
+"""The last result of _predicted_run_s: several draws of a control in one process need it once."""
 
-    name: ClassVar[str] = "given"
 
-    def __init__(self, keys: npt.NDArray[np.float64]) -> None:
-        self._keys = keys
-
-    def rank(self, workload: Workload, cluster: Cluster) -> Ranking:
-        return Ranking(self._keys)
+def _predicted_run_s(workload: Workload, cluster: Cluster, config: Config) -> npt.NDArray[np.float64]:
+    for *given, run_s in _newest:
+        if all(one is other for one, other in zip(given, (workload, cluster, config), strict=True)):
+            return run_s
+    policy = _Told(config, 1.0)
+    simulate(workload, cluster, policy)
+    _newest[:] = [(workload, cluster, config, policy.run_s)]
+    return policy.run_s

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from advisor.duration.features import Submission
 from advisor.duration.prediction import Prediction
+from advisor.duration.rank_scale import RankScale, default_exponent
 from advisor.online import OnlinePredictor
 from almanac.config import Config
 from almanac.names import name_key
+from simulator.rank_choice import choose_exponent
 from simulator.workload import Workload
 
 _SUBMISSION = ("user", "account", "partition", "qos", "name", "tier", "gpu_count", "node_count", "cpu_count")
 
 
 class SimulatedPredictor:
-    """Feeds the online predictor with a simulation's events, after those of the workload's history."""
+    """Feeds the online predictor with a simulation's events, after those of the workload's history.
 
-    def __init__(self, config: Config) -> None:
+    exponent: of predicted run times in the ranking, instead of the one that trainings choose.
+    """
+
+    def __init__(self, config: Config, exponent: float | None = None) -> None:
         self._config = config
+        self._scale = None if exponent is None else RankScale(exponent)
+        self._choose = choose_exponent if exponent is None else default_exponent
         self._online = OnlinePredictor(config)
         self._submissions: list[Submission] = []
 
     def prepare(self, workload: Workload) -> None:
-        self._online = OnlinePredictor(self._config)
+        self._online = OnlinePredictor(self._config, self._choose)
         if workload.history is not None:
             self._replay(workload.history, int(workload.array("submit_s")[0]))
         self._submissions = submissions_of(workload)
@@ -49,7 +57,10 @@ class SimulatedPredictor:
 
     def predict(self, jobs: Sequence[int]) -> list[Prediction | None]:
         """Of jobs that are submitted now."""
-        return self._online.submit([(job, self._submissions[job]) for job in jobs])
+        found = self._online.submit([(job, self._submissions[job]) for job in jobs])
+        if self._scale is None:
+            return found
+        return [each and dataclasses.replace(each, scale=self._scale) for each in found]
 
     def start(self, job: int, now_s: int) -> None:
         self._online.start(job, now_s)

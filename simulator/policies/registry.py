@@ -34,10 +34,10 @@ def _multifactor(
     return Multifactor(Weights(age=age, fair_share=fair_share, size=size, max_age_s=max_age_s))
 
 
-def _aged(config: Config, tau_hours: float | None = None, weight: float = 1.0) -> Policy:
+def _aged(config: Config, tau_hours: float | None = None, exponent: float | None = None) -> Policy:
     hours = config.priority.tau_hours if tau_hours is None else tau_hours
     aged = dataclasses.replace(config, priority=dataclasses.replace(config.priority, tau_hours=hours))
-    return AgedQssf(aged, weight)
+    return AgedQssf(aged, exponent)
 
 
 _MAKERS: Mapping[str, _Maker] = {
@@ -50,7 +50,7 @@ _MAKERS: Mapping[str, _Maker] = {
     "qssf-aged": _aged,
     "qssf-relief": lambda config, share=0.05, factor=math.e: RelievedQssf(config, share, factor),
     "qssf-debug": DebugLaneQssf,
-    "qssf-shuffled": lambda config, seed=0, weight=1.0: ShuffledQssf(config, int(seed), weight),
+    "qssf-shuffled": lambda config, seed=0, exponent=1.0: ShuffledQssf(config, int(seed), exponent),
     "multifactor": _multifactor,
 }
 
@@ -65,7 +65,7 @@ def _own() -> dict[str, Any]:
 
 
 def make_policy(text: str, config: Config) -> Policy:
-    """A policy of NAME[:option=number ...][+BACKFILL[:ESTIMATE]], such as sjf, qssf:weight=0.5, or fifo+easy:true.
+    """A policy of NAME[:option=number ...][+BACKFILL[:ESTIMATE]], such as sjf, qssf:exponent=1, or fifo+easy:true.
 
     BACKFILL: none, skip, easy, or conservative. ESTIMATE: the run times that it plans with: requested, true, or
     predicted. Raises RequestError for anything else.

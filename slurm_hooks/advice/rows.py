@@ -15,6 +15,7 @@ import pandas as pd
 
 from advisor.decisions.priority import decide_priority
 from advisor.decisions.tier import CHOICE, RAN_OUT, decide_tier
+from advisor.duration.overrun import TIMES, Overrun
 from advisor.evaluation.recorded import recorded_requests
 from advisor.explain import short_text
 from advisor.service import Trained, advise_many
@@ -108,8 +109,8 @@ def _median(advices: Sequence[Advice]) -> Advice:
 
 
 def _counted_s(advice: Advice) -> float:
-    """The time that counts for the site factor, seconds."""
-    return advice.priority.gpu_time_s / advice.request.gpu_count if advice.priority else 0.0
+    """The time per GPU that counts for the site factor, seconds."""
+    return advice.priority.rank_gpu_time_s / advice.request.gpu_count if advice.priority else 0.0
 
 
 def row_of(kind: RowKind, advice: Advice, config: Config) -> Row | None:
@@ -138,7 +139,7 @@ def row_of(kind: RowKind, advice: Advice, config: Config) -> Row | None:
 def _extra(advice: Advice, config: Config) -> int:
     """Points that options add to the site factor of each job of the user, without those for short jobs."""
     longest_s = config.priority.max_gpu_time_s
-    return decide_priority(longest_s, longest_s, 1.0, advice.request.user, (), config.priority).extra
+    return decide_priority(longest_s, longest_s, Overrun(1.0, TIMES), advice.request.user, (), config.priority).extra
 
 
 def _stated_mib(advice: Advice) -> int | None:

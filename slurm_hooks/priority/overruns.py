@@ -5,26 +5,26 @@ A user can change a job's name while it waits or runs. The prediction in the rec
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Mapping
 
 import pandas as pd
 
 from advisor.duration.features import without_parts
-from advisor.duration.past import MIN_OVERRUNS, NEWEST
+from advisor.duration.overrun import MIN_RUNS, Overrun, overrun_of
+from advisor.duration.past import NEWEST
 from slurm_hooks.priority.action_log import LoggedAction
 
-TIMES = 2.0
 
+def overruns(lines: Mapping[int, LoggedAction], history: pd.DataFrame, least_gpu_time_s: float) -> dict[str, Overrun]:
+    """By user, how the ended jobs compare with the GPU-times behind their site factors.
 
-def overruns(lines: Mapping[int, LoggedAction], history: pd.DataFrame, least_gpu_time_s: float) -> dict[str, float]:
-    """By user, the share of ended jobs that took more than TIMES the GPU-time behind their site factor.
-
-    Of each user the newest NEWEST jobs on record count. Users with fewer than MIN_OVERRUNS of them are left out.
+    Of each user the newest NEWEST jobs on record count. Users with fewer than MIN_RUNS of them are left out.
     lines: of ActionLog.newest. history: of telemetry.history.load_history. least_gpu_time_s: shorter GPU-times have the
     same site factor as this one.
     """
-    newest: defaultdict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=NEWEST))
+    newest: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=NEWEST))
     told = {
         (line.job_id, line.submit_s): line.gpu_time_s
         for line in lines.values()
@@ -36,5 +36,6 @@ def overruns(lines: Mapping[int, LoggedAction], history: pd.DataFrame, least_gpu
     for job_id, submit_s, user, elapsed_s, gpus in columns.itertuples(index=False, name=None):
         believed_s = told.get((job_id, submit_s))
         if believed_s is not None and pd.notna(gpus):
-            newest[user].append(elapsed_s * gpus > TIMES * max(believed_s, least_gpu_time_s))
-    return {user: sum(each) / len(each) for user, each in newest.items() if len(each) >= MIN_OVERRUNS}
+            taken_s = max(elapsed_s * gpus, least_gpu_time_s)
+            newest[user].append(math.log(taken_s / max(believed_s, least_gpu_time_s)))
+    return {user: overrun_of(each) for user, each in newest.items() if len(each) >= MIN_RUNS}

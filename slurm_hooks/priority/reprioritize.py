@@ -189,7 +189,7 @@ def _is_ours(site_factor: int, last: LoggedAction | None) -> bool:
 def _reason(advice: PriorityAdvice) -> str:
     counted = f"GPU-time {format_duration(advice.gpu_time_s)}"
     if advice.is_cautious:
-        counted += ", the upper end: the user's newest runs took far longer than expected"
+        counted += ", more than predicted: the user's newest runs took far longer than expected"
     return f"{counted}; options of this site add {advice.extra}" if advice.extra else counted
 
 

@@ -91,10 +91,10 @@ def test_waits_are_shown_where_another_tier_is_advised(advice: Advice) -> None:
 @pytest.mark.parametrize(
     ("worth_wait_s", "said"),
     [
-        (44_400.0, "; ranks about 12 h 20 min ahead of a typical job; 40% of recent jobs are predicted to need more"),
-        (-44_400.0, "; ranks about 12 h 20 min behind a typical job; 40% of recent jobs are predicted to need more"),
-        (59.0, "site factor 7,286; 40% of recent jobs are predicted to need more GPU-time"),
-        (None, "site factor 7,286; 40% of recent jobs are predicted to need more GPU-time"),
+        (44_400.0, "; ranks about 12 h 20 min ahead of a typical job; 40% of recent jobs rank behind it"),
+        (-44_400.0, "; ranks about 12 h 20 min behind a typical job; 40% of recent jobs rank behind it"),
+        (59.0, "site factor 7,286; 40% of recent jobs rank behind it"),
+        (None, "site factor 7,286; 40% of recent jobs rank behind it"),
     ],
 )
 def test_the_rank_is_said_against_a_typical_job(advice: Advice, worth_wait_s: float | None, said: str) -> None:

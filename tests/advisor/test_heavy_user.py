@@ -60,7 +60,6 @@ def alike(one: SiteHistory, other: SiteHistory, jobs: list[Submission]) -> None:
         first, second = one.known_at_submit(job), other.known_at_submit(job)
         assert repr(first.features) == repr(second.features)
         assert repr(first.rolling) == repr(second.rolling)
-        assert first.overran == second.overran
 
 
 def frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -182,7 +181,7 @@ def test_jobs_that_wait_are_known_as_if_told() -> None:
     history = heavy(1500, 40, seed=5)
     site = SiteMeans()
     waiting = [dataclasses.replace(job, submit_s=NOW_S - 9000 * at) for at, job in enumerate(submissions(history[:20]))]
-    for job, known in zip(waiting, known_of_pending(waiting, history, NOW_S, Rolling(), site), strict=True):
+    for job, known in zip(waiting, known_of_pending(waiting, history, Rolling(), site), strict=True):
         alone = told(history[history["submit_s"] < NOW_S], job.submit_s, Rolling(), site).known_at_submit(job)
         assert repr(known.features) == repr(alone.features)
         assert repr(known.rolling) == repr(alone.rolling)

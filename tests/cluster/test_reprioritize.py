@@ -285,7 +285,7 @@ def test_a_borrowed_name_gains_nothing_lasting(almanac: Almanac, site: Site, bus
     assert factors[borrowed] > factors[honest]
     almanac.ran("alice", "quick", 8, LONG_S, 1_002_000, int(time.time()))
     done = almanac("--apply")
-    assert any("upper end" in change["reason"] for change in done["changes"])
+    assert any("more than predicted" in change["reason"] for change in done["changes"])
     later = site.sbatch("alice", "-G1", "-J", "quick-100")
     almanac.wait_until_ranked(later)
     almanac("--apply")
@@ -334,7 +334,7 @@ def test_jobs_that_are_renamed_while_they_run_are_held_against_what_they_were_be
     script = "#!/bin/sh\nsleep 600\n"
     jobs = [site.sbatch("alice", "-G1", "-n1", "-J", "quick-7", script=script) for _ in range(4)]
     almanac.wait_until_ranked(*jobs)
-    assert not any("upper end" in change["reason"] for change in almanac("--apply")["changes"])
+    assert not any("more than predicted" in change["reason"] for change in almanac("--apply")["changes"])
     site.run("ctl", "root", "scancel", str(busy))
     for job in jobs:
         site.wait_for(job, "RUNNING")
@@ -350,7 +350,7 @@ def test_jobs_that_are_renamed_while_they_run_are_held_against_what_they_were_be
     later = site.sbatch("alice", "-G1", "-J", "quick-8")
     almanac.wait_until_ranked(later)
     (change,) = almanac("--apply")["changes"]
-    assert "upper end" in change["reason"]
+    assert "more than predicted" in change["reason"]
 
 
 @pytest.fixture

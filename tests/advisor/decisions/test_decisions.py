@@ -17,6 +17,7 @@ from advisor.decisions.priority import (
     site_factor,
 )
 from advisor.decisions.tier import decide_tier
+from advisor.duration.overrun import Overrun
 from almanac.config import Priority, Tier
 from almanac.errors import ConfigError
 from almanac.records import MemoryBound, Request
@@ -173,24 +174,40 @@ QUANTILES = (60.0, 600.0, 6000.0, 60_000.0, 600_000.0)
 
 
 def test_the_advice_says_what_the_site_factor_is_worth() -> None:
-    advice = decide_priority(600.0, 6000.0, 0.0, "ann", QUANTILES, Priority())
+    advice = decide_priority(600.0, 6000.0, Overrun(), "ann", QUANTILES, Priority())
     assert (advice.site_factor, advice.share_longer) == (site_factor(600, Priority()), 0.75)
     assert advice.worth_wait_s == pytest.approx(math.log(10) * 86_400, rel=1e-3)
-    assert decide_priority(600.0, 6000.0, 0.0, "ann", (), Priority()).worth_wait_s is None
+    assert decide_priority(600.0, 6000.0, Overrun(), "ann", (), Priority()).worth_wait_s is None
     assert share_longer(5.0, QUANTILES) == 1.0
 
 
-def test_a_user_who_keeps_overrunning_is_ranked_by_the_longer_end() -> None:
-    advice = decide_priority(600.0, 6000.0, 0.5, "ann", QUANTILES, Priority())
-    assert advice.is_cautious
-    assert advice.site_factor == site_factor(6000, Priority())
+@pytest.mark.parametrize(
+    ("overran", "counted_s"),
+    [
+        (Overrun(0.5, 3.0), 1800.0),
+        (Overrun(0.5, 50.0), 6000.0),  # at most the upper end of the interval
+        (Overrun(0.4, 50.0), 600.0),
+        (Overrun(0.6, 1.9), 600.0),  # as many runs were shorter
+    ],
+)
+def test_a_user_who_keeps_overrunning_is_ranked_by_a_longer_time(overran: Overrun, counted_s: float) -> None:
+    advice = decide_priority(600.0, 6000.0, overran, "ann", QUANTILES, Priority())
+    assert (advice.is_cautious, advice.gpu_time_s) == (counted_s > 600, counted_s)
+    assert advice.site_factor == site_factor(counted_s, Priority())
+
+
+def test_a_site_can_leave_overruns_out() -> None:
     never = dataclasses.replace(Priority(), overrun_share=1.5)
-    assert decide_priority(600.0, 6000.0, 1.0, "ann", QUANTILES, never).site_factor == site_factor(600, Priority())
+    assert decide_priority(600.0, 6000.0, Overrun(1.0, 50.0), "ann", QUANTILES, never).site_factor == site_factor(
+        600, Priority()
+    )
 
 
 def test_relief_and_the_lane_for_short_jobs_are_options() -> None:
     options = Priority(relief_users=("ann",), relief_points=500, short_gpu_time_s=120, short_points=3000)
     plain = site_factor(100, options)
-    assert decide_priority(100.0, 100.0, 0.0, "ann", QUANTILES, options).site_factor == plain + 3500
-    assert decide_priority(100.0, 900.0, 0.0, "bob", QUANTILES, options).site_factor == plain + 3000
-    assert decide_priority(100.0, 900.0, 0.9, "bob", QUANTILES, options).extra == 0, "overrunners have no short lane"
+    assert decide_priority(100.0, 100.0, Overrun(), "ann", QUANTILES, options).site_factor == plain + 3500
+    assert decide_priority(100.0, 900.0, Overrun(), "bob", QUANTILES, options).site_factor == plain + 3000
+    assert decide_priority(100.0, 900.0, Overrun(0.9, 9.0), "bob", QUANTILES, options).extra == 0, (
+        "overrunners have no short lane"
+    )

@@ -105,7 +105,7 @@ def test_without_a_model_the_last_runs_of_the_same_job_are_told(history_of: Hist
     assert ann is not None and eve is not None and known[0].rolling is not None and known[1].rolling is not None
     assert ann.duration.duration_s == pytest.approx(103.0)
     assert (ann.duration.low_s, ann.duration.model_s) == (None, None)
-    assert ann.rank_gpu_time_s == pytest.approx(known[0].rolling.duration_s * 4)
+    assert ann.ranked(ann.queue_gpu_time_s) == pytest.approx(known[0].rolling.duration_s * 4)
     assert eve.duration.duration_s == pytest.approx(known[1].rolling.duration_s)
 
 

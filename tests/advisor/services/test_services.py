@@ -12,7 +12,7 @@ import pytest
 
 import advisor.services.own as own_services
 from advisor.artefacts import load_learned, save
-from advisor.service import advise, train, train_site
+from advisor.service import advise, train
 from advisor.services.base import AdviceRequest, Learned, Record
 from advisor.services.own import load_own, own_advice, update_own
 from advisor.versions import prune, roll_back
@@ -117,10 +117,9 @@ def naming(config: Config, *names: str) -> Config:
     return dataclasses.replace(config, services=parse_config({"services": {"extra": list(names)}}).services)
 
 
-def test_a_site_is_trained_as_a_history_is(config: Config, record: Record) -> None:
+def test_a_second_training_of_the_same_record_changes_nothing(config: Config, record: Record) -> None:
     trained = train(record.history, config, NOW_S)
-    assert train_site(record, None, config) == trained
-    again = train_site(record, trained, config)
+    again = train(record.history, config, NOW_S, trained)
     assert trained.model is not None and again.model is not None
     assert (again.model.texts, again.model.unseen) == (trained.model.texts, trained.model.unseen)
     request = Request(user="user-1", job_name="job", gpu_count=4)

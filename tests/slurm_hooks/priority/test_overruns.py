@@ -25,13 +25,22 @@ def ran(job_id: int, elapsed_s: float, user: str = "ann", **more: Any) -> dict[s
 
 
 def shares(lines: list[LoggedAction], rows: list[dict[str, Any]], least_s: float = 1.0) -> dict[str, float]:
-    return overruns({each.job_id: each for each in lines}, pd.DataFrame(rows), least_s)
+    found = overruns({each.job_id: each for each in lines}, pd.DataFrame(rows), least_s)
+    return {user: each.share for user, each in found.items()}
 
 
 def test_the_share_of_jobs_that_took_more_than_twice_what_they_were_believed() -> None:
     lines = [line(number) for number in range(1, 5)]
     assert shares(lines, [ran(1, 121), ran(2, 120), ran(3, 20_000), ran(4, 10)]) == {"ann": 0.5}
     assert shares(lines, [ran(1, 60, gpu_count=4), *(ran(number, 60) for number in (2, 3, 4))]) == {"ann": 0.25}
+
+
+def test_how_many_times_as_long_is_a_geometric_mean_and_at_least_one() -> None:
+    lines = {number: line(number) for number in range(1, 5)}
+    longer = overruns(lines, pd.DataFrame([ran(1, 60), ran(2, 600), ran(3, 6000), ran(4, 60_000)]), 1.0)
+    assert longer["ann"] == (0.75, pytest.approx(10**1.5))
+    shorter = overruns(lines, pd.DataFrame([ran(1, 600), ran(2, 600), ran(3, 1), ran(4, 1)]), 1.0)
+    assert shorter["ann"] == (0.5, 1.0), "half of the runs are ten times as long, half sixty times as short"
 
 
 def test_only_the_newest_eight_count_and_each_user_for_themselves() -> None:

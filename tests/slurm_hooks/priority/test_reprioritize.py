@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advisor.decisions.priority import check_ageing, decide_priority, site_factor
+from advisor.duration.overrun import Overrun
 from almanac.config import Priority
 from almanac.errors import CommandError, NotAllowedError, StoreError
 from almanac.records import Counts, PriorityAdvice, Request
@@ -368,7 +369,8 @@ SPAN_S = PRIORITY.tau_hours * 3600 * math.log(PRIORITY.max_gpu_time_s / PRIORITY
 
 
 MAX_AGE_DAYS, WEIGHT_AGE = 30, 30_000
-predictions = st.tuples(st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1), st.sampled_from(["ann", "relieved"]))
+overrun = st.builds(Overrun, st.floats(0, 1), st.floats(1, 1e9))
+predictions = st.tuples(st.floats(0, 1e9), st.floats(0, 1e9), overrun, st.sampled_from(["ann", "relieved"]))
 
 
 @given(
@@ -378,7 +380,7 @@ predictions = st.tuples(st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1), s
     short_points=st.integers(0, 3000),
 )
 def test_no_job_is_overtaken_by_one_submitted_much_later(
-    runs: list[tuple[tuple[float, float, float, str], tuple[float, float, float, str], float]],
+    runs: list[tuple[tuple[float, float, Overrun, str], tuple[float, float, Overrun, str], float]],
     later_s: float,
     relief_points: int,
     short_points: int,
@@ -418,7 +420,7 @@ def test_whatever_sequence_of_predictions_a_job_keeps_a_site_factor_within_the_s
     queue = Queue([pending(1)])
     lines: dict[int, LoggedAction] = {}
     for gpu_time_s in predicted_s:
-        advice = decide_priority(gpu_time_s, gpu_time_s, 0.0, "ann", (), PRIORITY)
+        advice = decide_priority(gpu_time_s, gpu_time_s, Overrun(), "ann", (), PRIORITY)
         predict = lambda requests, advice=advice: [advice]  # noqa: E731
         for change in plan_site_factors(queue, lines, predict, lambda *_: False, Counts())[0]:
             queue.set_site_factors([FactorChange(change.job, change.new)])
