@@ -36,7 +36,7 @@ class Priority:
     )
     overrun_share: float = key(
         0.5,
-        "share of a user's newest runs that take over twice the habit; from then on a longer time ranks "
+        "share of a user's newest runs that take over twice their recorded time; from then on a longer time ranks "
         "the user's jobs; above 1: never",
         low=0,
         high=2,

@@ -162,8 +162,8 @@ class ShuffledQssf(Policy):
         return Ranking(workload.array("gpu_count") * run_s[drawn] ** self._exponent)
 
 
-class _Told(Qssf):
-    """run_s: what QSSF was told of each job at its submission."""
+class _Recording(Qssf):
+    """run_s: the run time that was predicted for each job at its submission."""
 
     def rank(self, workload: Workload, cluster: Cluster) -> Ranking | None:
         self.run_s = np.full(len(workload), FIRST_GUESS_S)
@@ -183,7 +183,7 @@ def _predicted_run_s(workload: Workload, cluster: Cluster, config: Config) -> np
     for *given, run_s in _newest:
         if all(one is other for one, other in zip(given, (workload, cluster, config), strict=True)):
             return run_s
-    policy = _Told(config, 1.0)
+    policy = _Recording(config, 1.0)
     simulate(workload, cluster, policy)
     _newest[:] = [(workload, cluster, config, policy.run_s)]
     return policy.run_s

@@ -11,7 +11,7 @@ from advisor.explain import NO_GPU_LINE, on_gpus, request_table, tier_table, wit
 from almanac.names import name_key
 from almanac.records import SITE_FACTOR_KEY, MemoryBound, Request, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, format_moment, printable
-from slurm_hooks.advice.file import SITE, AdviceFile, AdviceMatch, Row, look_up, usable
+from slurm_hooks.advice.file import SITE, USER, AdviceFile, AdviceMatch, Row, look_up, usable
 from slurm_hooks.advice.folder import shown_path
 
 
@@ -60,16 +60,21 @@ def explain(shown: Shown) -> str:
     if shown.found is None:
         return wrapped([_memory_line(shown, None), "  predicted time: unknown"])
     row, file = shown.found.row, shown.found.file
-    gpus, seconds = shown.request.gpu_count, row.predicted_s
-    gpu_time = f", {format_duration(seconds * gpus)} of GPU-time" if gpus > 1 else ""
     lines = [
         _memory_line(shown, row),
         f"  recent waits: {_waits(row, shown.tier)}" if shown.tier.is_change and _waits(row, shown.tier) else "",
-        f"  predicted time: {format_duration(seconds)}{gpu_time}",
+        f"  predicted time: {_time(row, shown.request.gpu_count)}",
         f"  priority: site factor {format_count(shown.found.site_factor)}",
         f"  published: {format_moment(file.written_s)}",
     ]
     return wrapped(lines)
+
+
+def _time(row: Row, gpus: int) -> str:
+    if row.kind == USER:  # its time only ranks jobs
+        return "unknown"
+    gpu_time = f", {format_duration(row.predicted_s * gpus)} of GPU-time" if gpus > 1 else ""
+    return f"{format_duration(row.predicted_s)}{gpu_time}"
 
 
 def _memory_line(shown: Shown, row: Row | None) -> str:
@@ -96,7 +101,9 @@ def to_json(shown: Shown) -> dict[str, Any]:
         "request": request_table(request),
         "tier": tier_table(shown.tier),
         "bound": {"bound_mib": row.bound_mib} if row and row.bound_mib is not None else None,
-        "duration": {"duration_s": row.predicted_s, "gpu_time_s": row.predicted_s * request.gpu_count} if row else None,
+        "duration": {"duration_s": row.predicted_s, "gpu_time_s": row.predicted_s * request.gpu_count}
+        if row and row.kind != USER
+        else None,
         "priority": {SITE_FACTOR_KEY: found.site_factor} if found else None,
         "published": _published(found) if found else None,
     }
