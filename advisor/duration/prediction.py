@@ -29,9 +29,9 @@ class Prediction:
 
     def ranked(self, gpu_time_s: float) -> float:
         """The GPU-time that ranks the job, GPU-seconds, if gpu_time_s is predicted for it."""
-        return (
-            float(self.scale.ranked(np.array(gpu_time_s / self.gpu_count))) * self.gpu_count if self.gpu_count else 0.0
-        )
+        if not self.gpu_count:
+            return 0.0
+        return float(self.scale.ranked(self.gpu_count, gpu_time_s / self.gpu_count))
 
 
 def predict(

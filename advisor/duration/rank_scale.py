@@ -40,14 +40,22 @@ def default_exponent(jobs: QueuedJobs) -> float:
 
 @dataclass(frozen=True)
 class RankScale:
-    """middle_s: the run time that the exponent leaves as it is, so that ranked GPU-times keep their magnitude."""
+    """middle_gpus, middle_s: the GPU count and run time of a middle job, whose GPU-time the scale leaves as it is.
+
+    stretch: exponent of the whole, so that ranked GPU-times spread as widely as predicted ones. The age of jobs then
+    counts for as much beside them.
+    """
 
     exponent: float = DEFAULT_EXPONENT
     middle_s: float = DEFAULT_MIDDLE_S
+    stretch: float = 1.0
+    middle_gpus: float = 1.0
 
-    def ranked(self, run_s: Floats | float) -> Floats:
-        """The run times by which jobs are ranked, seconds."""
-        scaled: Floats = self.middle_s * (np.asarray(run_s) / self.middle_s) ** self.exponent
+    def ranked(self, gpu_count: Floats | float, run_s: Floats | float) -> Floats:
+        """The GPU-times by which jobs are ranked, GPU-seconds. gpu_count: above 0."""
+        middle = self.middle_gpus * self.middle_s
+        gpu_time_s = np.asarray(gpu_count) * self.middle_s * (np.asarray(run_s) / self.middle_s) ** self.exponent
+        scaled: Floats = middle * (gpu_time_s / middle) ** self.stretch
         return scaled
 
 
@@ -62,5 +70,9 @@ def choose_scale(newest: DurationReplay, predicted_s: Floats, choose: ChooseExpo
     if not is_in.any():
         return RankScale()
     columns = (newest.submit_s, gpu_count, newest.duration_s, predicted_s)
-    exponent = choose(QueuedJobs(*(np.asarray(each, dtype="float64")[is_in] for each in columns)))
-    return RankScale(exponent, float(np.exp(np.mean(np.log(predicted_s[is_in])))))
+    jobs = QueuedJobs(*(np.asarray(each, dtype="float64")[is_in] for each in columns))
+    exponent = choose(jobs)
+    log_gpus, log_s = np.log(jobs.gpu_count), np.log(jobs.predicted_s)
+    spread, held = float(np.std(log_gpus + log_s)), float(np.std(log_gpus + exponent * log_s))
+    stretch = min(max(spread / held, 1.0), 1.0 / exponent) if held > 0 else 1.0
+    return RankScale(exponent, float(np.exp(np.mean(log_s))), stretch, float(np.exp(np.mean(log_gpus))))

@@ -154,8 +154,9 @@ def _gpu_time_quantiles(newest: DurationReplay, model: DurationModel | None) -> 
     if model is not None and len(rank_s):
         rank_s = model.predict_all(newest.features, newest.rolling_s).rank_s
     scale = model.rank_scale if model else PREDICTED_AS_IT_IS
-    gpu_time_s = scale.ranked(rank_s) * newest.features.number("gpu_count")
-    gpu_time_s = gpu_time_s[gpu_time_s > 0]
-    if not len(gpu_time_s):
+    gpu_count = newest.features.number("gpu_count")
+    is_in = (gpu_count > 0) & np.isfinite(rank_s)
+    if not is_in.any():
         return ()
+    gpu_time_s = scale.ranked(gpu_count[is_in], rank_s[is_in])
     return tuple(np.quantile(gpu_time_s, np.linspace(0, 1, QUANTILES)).tolist())

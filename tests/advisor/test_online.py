@@ -52,9 +52,8 @@ def test_it_says_what_the_batch_trainer_says(site_history: pd.DataFrame, config:
         is_in = (past.submit_s >= since_s) & (past.submit_s < until_s)
         if fitted is not None:
             tested = past.select(is_in)
-            expected = fitted.model.predict_all(tested.features, tested.rolling_s).rank_s
-            expected = fitted.model.rank_scale.ranked(expected)
-            expected = expected * tested.features.number("gpu_count")
+            predicted = fitted.model.predict_all(tested.features, tested.rolling_s)
+            expected = fitted.model.rank_scale.ranked(tested.features.number("gpu_count"), predicted.rank_s)
             assert [said[row] for row in np.flatnonzero(is_in)] == pytest.approx(expected.tolist(), rel=1e-12)
             compared += len(tested)
         later = past.submit_s[past.submit_s >= until_s]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.duration.rank_scale import DEFAULT_EXPONENT, QueuedJobs, RankScale
+from advisor.duration.rank_scale import DEFAULT_EXPONENT, QueuedJobs
 from simulator.rank_choice import EXPONENTS, MIN_JOBS, choose_exponent, mean_jct_s
 
 
@@ -53,13 +53,3 @@ numbers = st.lists(
 def test_any_jobs_give_an_exponent(rows: list[tuple[int, int, int, float]]) -> None:
     columns: Any = (np.array(each, dtype="float64") for each in zip(*rows, strict=True))
     assert choose_exponent(QueuedJobs(*columns)) in EXPONENTS
-
-
-@given(st.floats(1, 1e9), st.floats(1, 1e9), st.sampled_from(EXPONENTS), st.floats(1, 1e6))
-def test_the_scale_keeps_the_order_and_its_middle(
-    one_s: float, other_s: float, exponent: float, middle_s: float
-) -> None:
-    scale = RankScale(exponent, middle_s)
-    assert float(scale.ranked(middle_s)) == pytest.approx(middle_s)
-    assert (scale.ranked(one_s) <= scale.ranked(other_s)) or one_s > other_s
-    assert float(scale.ranked(one_s)) > 0
