@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import ClassVar
@@ -72,7 +73,10 @@ class Qssf(Predicted):
     def key(self, job: int, prediction: Prediction | None, now_s: int) -> float:
         if prediction is None:
             return self._gpus[job] * FIRST_GUESS_S
-        return prediction.ranked(prediction.queue_gpu_time_s)
+        gpus = self._gpus[job]
+        # The stretch only weighs the rank against the age of jobs, which does not count here.
+        scale = dataclasses.replace(prediction.scale, stretch=1.0)
+        return float(scale.ranked(gpus, prediction.queue_gpu_time_s / gpus))
 
 
 class AgedQssf(Qssf):

@@ -10,11 +10,19 @@ import pytest
 
 from almanac.config import Config
 from simulator.cluster import Cluster, NodeSet, uniform
-from simulator.comparison import run_policies, run_policy
+from simulator.comparison import draws_of, run_policies, run_policy
 from simulator.constraints import keep_known_features
 from simulator.engine import simulate
 from simulator.outcomes.jobs import job_outcomes
-from simulator.outcomes.scores import Interval, PolicyScores, bootstrap_mean, distribution, jain_index, score_runs
+from simulator.outcomes.scores import (
+    Interval,
+    PolicyScores,
+    bootstrap_mean,
+    distribution,
+    jain_index,
+    mean_of_draws,
+    score_runs,
+)
 from simulator.outcomes.timeline import timeline
 from simulator.policies.ordered import Fifo, Srtf
 from simulator.workload import Workload, make_workload, split_history
@@ -224,6 +232,32 @@ def test_several_processes_give_what_one_gives() -> None:
     names = ("fifo", "sjf", "sjf+easy")
     one, two = (run_policies(three(), uniform(1, 1), names, CONFIG, processes=number) for number in (1, 2))
     assert repr(score_runs(three(), one)) == repr(score_runs(three(), two))
+
+
+@pytest.mark.slow
+def test_draws_of_a_control_are_the_same_in_any_process() -> None:
+    rng = np.random.default_rng(1)
+    frame = {"submit_s": np.sort(rng.integers(0, 9000, 60)), "run_s": rng.integers(1, 900, 60), "gpu_count": 1}
+    work, names = make_workload(pd.DataFrame(frame)), [f"qssf-shuffled:seed={seed}" for seed in range(3)]
+    together = run_policies(work, uniform(1, 2), names, CONFIG)
+    alone = [run_policy(work, uniform(1, 2), name, CONFIG) for name in names]
+    apart = run_policies(work, uniform(1, 2), ["fifo", *names], CONFIG, processes=2)[1:]
+    jct_s = [[run.jobs.jct_s.tolist() for run in runs] for runs in (together, alone, apart)]
+    assert jct_s[0] == jct_s[1] == jct_s[2]
+    assert jct_s[0][0] != jct_s[0][1]
+
+
+def test_the_draws_of_a_control_have_one_mean() -> None:
+    assert draws_of(["fifo", "qssf-shuffled:seed=1+easy", "sjf", "qssf-shuffled:seed=22+easy"]) == [
+        ["fifo"], ["qssf-shuffled:seed=1+easy", "qssf-shuffled:seed=22+easy"], ["sjf"],
+    ]  # fmt: skip
+    fifo, sjf = scores(three(), uniform(1, 1), "fifo", "sjf")
+    mean = mean_of_draws([fifo, sjf], "both")
+    assert (mean.policy, mean.all_jobs.jobs, mean.all_jobs.delay_s.maximum) == ("both", 3, (1080 + 992) / 2)
+    assert (
+        mean.by["user"]["b"].delay_s.mean == (fifo.by["user"]["b"].delay_s.mean + sjf.by["user"]["b"].delay_s.mean) / 2
+    )
+    assert repr(mean_of_draws([fifo], fifo.policy)) == repr(fifo)
 
 
 def test_the_progress_of_each_policy_adds_up() -> None:
