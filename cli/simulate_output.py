@@ -68,17 +68,21 @@ def show_left_out(excluded: Mapping[str, int], ignored: Mapping[str, int], score
         click.echo(f"  excluded: {format_count(count)} {printable(reason)}")
     for text, count in sorted(ignored.items(), key=lambda each: -each[1])[:_NAMED]:
         click.echo(f"  ignored: constraint {printable(text, 60)} of {format_count(count)} jobs; no such nodes")
+    said: dict[str, list[str]] = {}
     for score in scores:
-        _show_unfinished(score)
+        for text in _unfinished(score):
+            said.setdefault(text, []).append(score.policy)
+    for text, policies in said.items():
+        names = [""] if len(policies) == len(scores) else [f"{printable(policy, 40)}: " for policy in policies]
+        for name in names:
+            click.echo(f"  {name}{text}")
 
 
-def _show_unfinished(score: PolicyScores) -> None:
-    for reason, count in score.unfinished.items():
-        click.echo(f"  {printable(score.policy, 40)}: {format_count(count)} jobs never ended: they {reason}")
+def _unfinished(score: PolicyScores) -> list[str]:
+    texts = [f"{format_count(count)} jobs never ended: they {reason}" for reason, count in score.unfinished.items()]
     if score.all_jobs.canceled:
-        click.echo(
-            f"  {printable(score.policy, 40)}: {format_count(score.all_jobs.canceled)} jobs canceled in the queue"
-        )
+        texts.append(f"{format_count(score.all_jobs.canceled)} jobs canceled in the queue")
+    return texts
 
 
 def _show_groups(title: str, rows: Sequence[tuple[PolicyScores, GroupScores]]) -> None:
