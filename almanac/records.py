@@ -187,7 +187,7 @@ class PriorityAdvice:
     worth_wait_s: float | None
     is_cautious: bool = False
     extra: int = 0
-    rank_gpu_time_s: float = 0.0
+    rank_gpu_time_s: float = field(default=0.0, compare=False)  # not in published files
 
     def to_table(self) -> dict[str, object]:
         """Plain values for JSON output and published files. Older programs do not know rank_gpu_time_s."""
