@@ -151,7 +151,7 @@ def _model(meta: Mapping[str, Any], texts: Mapping[str, str]) -> DurationModel:
         weights=_weights(meta["weights"]),
         rank_weights=_weights(meta["rank_weights"]),
         # A version of an older almanac ranked by the predicted run time as it is.
-        rank_scale=RankScale(**meta["rank_scale"]) if "rank_scale" in meta else PREDICTED_AS_IT_IS,
+        rank_scale=_rank_scale(meta["rank_scale"]) if "rank_scale" in meta else PREDICTED_AS_IT_IS,
         coverage=float(meta["coverage"]),
         margins={str(name): (float(low), float(high)) for name, (low, high) in meta["margins"].items()},
         # A version of an older almanac has neither: the next training is then as the first one.
@@ -162,6 +162,10 @@ def _model(meta: Mapping[str, Any], texts: Mapping[str, str]) -> DurationModel:
 
 def _weights(values: Mapping[str, float]) -> Weights:
     return Weights(**{name: float(value) for name, value in values.items()})
+
+
+def _rank_scale(values: Mapping[str, float]) -> RankScale:
+    return RankScale(**{name: float(value) for name, value in values.items()})
 
 
 def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:

@@ -14,6 +14,7 @@ import pytest
 from advisor.artefacts import load, save
 from advisor.duration import model as duration
 from advisor.duration.model import MIN_UNSEEN, DurationModel, fit
+from advisor.duration.rank_scale import PREDICTED_AS_IT_IS
 from advisor.evaluation.replay import DurationReplay, replay_durations
 from advisor.service import train
 from almanac.config import Config
@@ -101,7 +102,8 @@ def test_a_version_remembers_and_an_older_ones_lack_is_no_fault(
     assert back is not None and back.model == made.model
     (meta,) = (tmp_path / "duration").glob("*/meta.json")
     content = json.loads(meta.read_text())
-    del content["model"]["unseen"], content["model"]["trained_s"]
+    del content["model"]["unseen"], content["model"]["trained_s"], content["model"]["rank_scale"]
     meta.write_text(json.dumps(content))
     older = load(tmp_path)
     assert older is not None and older.model is not None and older.model.unseen == ()
+    assert older.model.rank_scale == PREDICTED_AS_IT_IS

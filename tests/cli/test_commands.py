@@ -188,6 +188,18 @@ def test_training_is_scored_beside_baselines_and_kept(site: CommandLine) -> None
     assert 0 <= advice["priority"]["term"] <= 11_878
 
 
+def test_training_asks_the_simulation_how_far_the_queue_relies_on_predictions(site: CommandLine) -> None:
+    assert site.json("train", "--json")["rank_exponent"] in (0.25, 0.5, 0.75, 1.0)
+    program = (
+        "import simulator.rank_choice\n"
+        "simulator.rank_choice.choose_exponent = lambda jobs: 0.6 if len(jobs.run_s) > 100 else 0.1\n"
+        "from cli.main import main\n"
+        f"main(['--store', {str(site.folder / 'store')!r}, 'train', '--json'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["rank_exponent"] == 0.6
+
+
 def test_one_can_go_back_to_the_version_before(site: CommandLine) -> None:
     first, second = (site.json("train", "--json")["version"] for _ in range(2))
     shown = site.json("models", "--rollback", "--json")

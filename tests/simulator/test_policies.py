@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -85,6 +86,24 @@ def test_the_first_predictions_come_from_the_history(config: Config) -> None:
     users = workload.array("user")
     assert max(known[job] for job in range(60) if users[job] == "u0") < 100
     assert min(known[job] for job in range(60) if users[job] == "u1") > 1000
+
+
+@pytest.mark.parametrize(("given", "chosen"), [(None, 0.3), (0.8, 0.8)])
+def test_trainings_in_a_simulation_choose_the_exponent(
+    given: float | None, chosen: float, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = dataclasses.replace(config, training=dataclasses.replace(config.training, min_jobs=40, retrain_hours=1))
+    monkeypatch.setattr("simulator.policies.predictions.choose_exponent", lambda jobs: 0.3)
+    used = set[float]()
+
+    class Watched(Qssf):
+        def key(self, job: int, prediction: Any, now_s: int) -> float:
+            used.update([prediction.scale.exponent] if prediction else [])
+            return super().key(job, prediction, now_s)
+
+    simulate(make_workload(habits(400)), uniform(4, 4), Watched(quick, given))
+    assert chosen in used
+    assert used <= {chosen, 1.0, 0.5}, "1 without a model, 0.5 without unseen jobs"
 
 
 def test_shuffled_predictions_differ_by_seed_and_are_repeatable(config: Config) -> None:
