@@ -70,11 +70,16 @@ def _no_bound_line(advice: Advice) -> str:
     evidence, tier = advice.evidence, advice.tier
     if tier.reason == reasons.RAN_OUT and evidence is not None and evidence.ran_out_mib is not None:
         return f"almanac: {with_tier(tier, _ran_out_text(advice))}"
-    why = f": {printable(tier.note)}" if tier.note else ""
+    why = f": {reason}" if (reason := why_no_advice(advice)) else ""
     if tier.reason == reasons.PAUSED:
         until = _date((evidence.paused_until_s if evidence else None) or 0)
         return f"almanac: check the last runs of {_family(advice)}{why}. Its memory advice is paused until {until}."
     return f"almanac: no advice yet for {_family(advice)}{on_gpus(advice.request.gpu_count)}{why}."
+
+
+def why_no_advice(advice: Advice) -> str:
+    """Why no tier is advised, where the evidence does not support one; "" otherwise."""
+    return printable(advice.tier.note) if advice.tier.reason in (reasons.NO_EVIDENCE, reasons.PAUSED) else ""
 
 
 def on_gpus(gpus: int) -> str:

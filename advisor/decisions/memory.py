@@ -34,7 +34,7 @@ def decide_memory(
     tier = decide_tier(request, bounded.bound, config.tiers, config.advice.headroom_mib, ran_out_mib)
     if tier.reason == NO_EVIDENCE:
         reason: TierReason = PAUSED if bounded.why_not == memory_bound.PAUSED else NO_EVIDENCE
-        tier = dataclasses.replace(tier, reason=reason, note=_why_none(bounded.why_not, evidence, config))
+        tier = dataclasses.replace(tier, reason=reason, note=_why_none(bounded.why_not, evidence, calibration, config))
     bound = bounded.bound if request.gpu_count > 0 else None
     if bound is not None:
         tier = dataclasses.replace(
@@ -74,7 +74,7 @@ def _summary(evidence: Evidence, changes_above_mib: float | None, config: Config
     )
 
 
-def _why_none(why_not: str, evidence: Evidence, config: Config) -> str:
+def _why_none(why_not: str, evidence: Evidence, calibration: Calibration | None, config: Config) -> str:
     number = evidence.runs
     runs = f"{number} measured run{'' if number == 1 else 's'}"
     match why_not:
@@ -87,5 +87,17 @@ def _why_none(why_not: str, evidence: Evidence, config: Config) -> str:
         case memory_bound.PAUSED:
             return "one on a smaller tier than before seems to have run out of GPU memory"
         case memory_bound.NOT_CALIBRATED:
-            return f"the site's history is too short to judge {runs}"
+            return _why_not_calibrated(runs, evidence, calibration, config)
     return ""
+
+
+def _why_not_calibrated(runs: str, evidence: Evidence, calibration: Calibration | None, config: Config) -> str:
+    """What the site's past cannot judge: the number of open jobs, the growth, or any evidence like this."""
+    if calibration is None or calibration.risk != config.advice.risk:
+        return "the site's predictors are not trained for its accepted risk yet"
+    most_open = calibration.most_open(evidence)
+    if most_open is not None:
+        return f"{evidence.open_jobs} such jobs are waiting or running; ask again when fewer than {most_open} are"
+    if calibration.lacks_growing(evidence):
+        return f"the memory of your last {runs} keeps growing, and the site's history is too short to judge that"
+    return f"the site's history is too short to judge {runs}"

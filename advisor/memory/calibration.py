@@ -142,10 +142,24 @@ class Calibration:
 
     def of(self, evidence: Evidence) -> Margins | None:
         """Each margin from the first pool that has enough scores for it; None where none has for the tier."""
-        found = [self.margins[pool] for pool in pools_of(class_of(evidence)) if pool in self.margins]
+        return self._of(class_of(evidence))
+
+    def _of(self, kind: Class) -> Margins | None:
+        found = [self.margins[pool] for pool in pools_of(kind) if pool in self.margins]
         bound = next((each.bound for each in found if each.bound is not None), None)
         tier = next((each.tier for each in found if each.tier is not None), None)
         return None if tier is None else Margins(bound, tier)
+
+    def most_open(self, evidence: Evidence) -> int | None:
+        """Below how many open submissions the same evidence would have margins; None where that is not what lacks."""
+        scope, waiting, trend, spread, runs = class_of(evidence)
+        fewer = range(waiting - 1, -1, -1)
+        return next((OPEN_EDGES[place] for place in fewer if self._of((scope, place, trend, spread, runs))), None)
+
+    def lacks_growing(self, evidence: Evidence) -> bool:
+        """Whether the same evidence would have margins if its needs did not grow."""
+        scope, waiting, trend, spread, runs = class_of(evidence)
+        return trend > 0 and self._of((scope, waiting, 0, spread, runs)) is not None
 
 
 @dataclass

@@ -10,6 +10,7 @@
     priority        1000  60  8640000              K, least and greatest GPU-time of advisor.decisions.priority
     tier            hbm40g  40960  constraint  hbm40g            any number of them
     F  key  gpus  predicted_s  site_factor  bound_mib  tier  waits  text  a family: name key and GPU count
+                                                              why=REASON for waits where no text is shown
     G  -    gpus  predicted_s  site_factor  -  -  -  -                  any name with as many GPUs
     U  -    -     predicted_s  extra  -  -  -  -                        any job: extra + that of predicted_s x gpus
     end             3                              the number of rows F, G and U
@@ -43,6 +44,7 @@ CLOCK_TOLERANCE_S = 300
 """A file that was written later than this is not used. MUNGE, and so Slurm, works with clocks that differ by less."""
 SITE = "_site"
 NONE = "-"
+_WHY_NOT = "why="
 RowKind = Literal["F", "G", "U"]
 FAMILY: Final = "F"
 GPUS: Final = "G"
@@ -78,7 +80,7 @@ class Row:
     predicted_s: run time; of U the time that counts for the site factor. site_factor: of U only the points of options.
     bound_mib: upper bound of the peak GPU memory; tier: the one to ask for; None where unknown.
     waits: "hbm80g=3 h 10 min;hbm40g=12 min". text: the sentence for the user; with a tier, "TIER is enough: " goes
-    before it. Both "" if there is none.
+    before it. Both "" if there is none. why_not: why there is no text; "" if there is one, or if it is not known.
     """
 
     kind: RowKind
@@ -90,6 +92,7 @@ class Row:
     tier: str | None = None
     waits: str = ""
     text: str = ""
+    why_not: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,8 @@ def render_tier(tier: Tier) -> str:
 
 
 def render_row(row: Row) -> str:
-    fields = (row.key, row.gpus, row.predicted_s, row.site_factor, row.bound_mib, row.tier, row.waits, row.text)
+    waits = f"{_WHY_NOT}{row.why_not}" if row.why_not else row.waits
+    fields = (row.key, row.gpus, row.predicted_s, row.site_factor, row.bound_mib, row.tier, waits, row.text)
     return "\t".join([row.kind, *(NONE if field in (None, "") else str(field) for field in fields)])
 
 
@@ -255,6 +259,7 @@ def _tier(line: str) -> Tier:
 def _row(line: str) -> Row:
     match = _match(_ROW, line)
     key, own_gpus, gpus, predicted, factor, bound, tier, waits, text = match.groups()
+    is_silent = text == NONE and waits.startswith(_WHY_NOT)
     row = Row(
         kind=cast(RowKind, line[0]),
         predicted_s=int(predicted),
@@ -263,10 +268,11 @@ def _row(line: str) -> Row:
         gpus=int(own_gpus or gpus or 0) or None,
         bound_mib=None if bound == NONE else int(bound),
         tier=None if tier == NONE else tier,
-        waits="" if waits == NONE else waits,
+        waits="" if waits == NONE or is_silent else waits,
         text="" if text == NONE else text,
+        why_not=waits.removeprefix(_WHY_NOT) if is_silent else "",
     )
-    if row.kind != FAMILY and (row.bound_mib, row.tier, row.waits, row.text) != (None, None, "", ""):
+    if row.kind != FAMILY and (row.bound_mib, row.tier, row.waits, row.text, row.why_not) != (None, None, "", "", ""):
         raise ValueError(f"only a family has more than a time and a site factor: {line[:60]!r}")
     return row
 

@@ -242,10 +242,12 @@ def _said(file: AdviceFile) -> AdviceFile:
 
 
 def _fitting(job: PublishRun, known: FileInputs, rows: Sequence[Row]) -> AdviceFile:
-    """The file of these rows; of families, which come newest first, as many as fit."""
+    """The file of these rows; of families, which come newest first, as many as fit: reasons give way to rows."""
     empty = _file(job, known, [])
     rest = [row for row in rows if row.kind != FAMILY]
     left = MAX_BYTES - SPARE_BYTES - len(render(empty)) - sum(map(_size, rest))
+    if sum(map(_size, rows)) - sum(map(_size, rest)) > left:
+        rows = [dataclasses.replace(row, why_not="") for row in rows]
     families = []
     for row in rows:
         if row.kind == FAMILY:

@@ -17,7 +17,7 @@ from advisor.decisions.priority import decide_priority
 from advisor.decisions.tier import CHOICE, RAN_OUT, decide_tier
 from advisor.duration.overrun import TIMES, Overrun
 from advisor.evaluation.recorded import recorded_requests
-from advisor.explain import short_text
+from advisor.explain import short_text, why_no_advice
 from advisor.service import Trained, advise_many
 from almanac.config import Config
 from almanac.names import name_key
@@ -123,6 +123,7 @@ def row_of(kind: RowKind, advice: Advice, config: Config) -> Row | None:
     predicted_s = max(round(duration.duration_s), 1)
     if kind == GPUS:
         return Row(GPUS, predicted_s, priority.site_factor, gpus=gpus)
+    text = short_text(advice)
     return Row(
         FAMILY,
         predicted_s,
@@ -132,7 +133,8 @@ def row_of(kind: RowKind, advice: Advice, config: Config) -> Row | None:
         _stated_mib(advice),
         holding_tier(advice, config),
         ";".join(f"{wait.tier}={format_duration(wait.median_s)}" for wait in advice.waits),
-        short_text(advice),
+        text,
+        "" if text else why_no_advice(advice),
     )
 
 

@@ -80,7 +80,8 @@ def _time(row: Row, gpus: int) -> str:
 def _memory_line(shown: Shown, row: Row | None) -> str:
     family = f'"{printable(name_key(shown.request.job_name))}"'
     if row is None or (row.bound_mib is None and not row.text):
-        return f"almanac: no advice yet for {family}{on_gpus(shown.request.gpu_count)}."
+        why = f": {row.why_not}" if row and row.why_not else ""
+        return f"almanac: no advice yet for {family}{on_gpus(shown.request.gpu_count)}{why}."
     if not row.text:
         text = f"jobs like {family} need at most {format_gib(row.bound_mib or 0)} per GPU."
         return f"almanac: {with_tier(shown.tier, text)}"
@@ -111,5 +112,6 @@ def to_json(shown: Shown) -> dict[str, Any]:
 
 def _published(found: AdviceMatch) -> dict[str, Any]:
     row, file = found.row, found.file
-    return {"kind": row.kind, "text": row.text, "waits": row.waits, "version": file.version, "mode": file.mode,
+    return {"kind": row.kind, "text": row.text, "why_not": row.why_not, "waits": row.waits,
+            "version": file.version, "mode": file.mode,
             "written_s": file.written_s, "expires_s": file.expires_s}  # fmt: skip

@@ -1,7 +1,8 @@
 """A fake dcgm-exporter for the lab's 16 GPUs, or one node's: its own process, plain HTTP, dcgm-exporter's names.
 
 A GPU is busy while the lab's mapping folder (kept by the shipped Prolog and Epilog) names a job for it. The job says
-what it does by a file <profiles>/<job id> that holds a profile's name or its HBM peak in GiB. Busy GPUs replay real
+what it does by a file <profiles>/<job id> that holds a profile's name or its HBM peak in GiB; until then its GPUs are
+busy with no memory to speak of, and after GRACE_S they show the default profile. Busy GPUs replay real
 H100 counters where the trace is there, and generated ones otherwise; memory and power are scaled to the lab's A100s.
 """
 
@@ -25,6 +26,8 @@ TICK_S = 0.2
 RATE_HZ = 10
 PROFILES_GIB = {"low": 20.0, "middle": 34.0, "high": 60.0, "full": 77.0, "idle": 0.5}
 DEFAULT_PROFILE = "low"
+GRACE_S = 5.0
+"""So long after its GPUs were taken, a job without a profile may still write one."""
 # Of 400 W (A100) and 700 W (H100), so that a replayed GPU stays below its own limit.
 POWER_SCALE = 400 / 700
 IDLE_MIB = 4.0
@@ -175,11 +178,13 @@ class Exporter:
         self.gpus = [Gpu(node, index) for node in nodes for index in GPUS]
         self.tick()
 
-    def _peak_mib(self, job: str) -> float:
+    def _peak_mib(self, job: str, age_s: float) -> float:
         try:
             name = (self._profiles / job).read_text().strip()
         except OSError:
             name = ""
+        if not name and age_s < GRACE_S:
+            return 0.0
         name = name or DEFAULT_PROFILE
         return 1024 * (PROFILES_GIB[name] if name in PROFILES_GIB else float(name))
 
@@ -194,7 +199,8 @@ class Exporter:
         with self._lock:
             for gpu in self.gpus:
                 jobs = self._jobs_on(gpu)
-                peak_mib = max((self._peak_mib(job) for job in jobs), default=0.0)
+                age_s = now_s - gpu.since_s if jobs == gpu.jobs else 0.0
+                peak_mib = max((self._peak_mib(job, age_s) for job in jobs), default=0.0)
                 gpu.advance(jobs, peak_mib, self._trace, now_s, now_s - self._last_s)
             self._last_s = now_s
 

@@ -46,6 +46,29 @@ def test_a_gpu_has_no_more_memory_than_it_has() -> None:
     assert values["fb_used"] == round(Gpu("n1", 0).total_mib) and values["fb_free"] == pytest.approx(0, abs=1)
 
 
+def test_a_job_shows_no_default_memory_before_it_writes_its_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first seconds once showed 20 GiB, and so did the peak of a job of 18 GiB."""
+    now_s = 1e9
+    monkeypatch.setattr("fake_dcgm.time.time", lambda: now_s)
+    (tmp_path / "jobs/n2").mkdir(parents=True)
+    (tmp_path / "profiles").mkdir()
+    exporter = Exporter(tmp_path / "jobs", tmp_path / "profiles", generated_trace())
+    (tmp_path / "jobs/n2/0").write_text("11\n")
+    (tmp_path / "jobs/n2/1").write_text("12\n")
+    used: dict[int, list[float]] = {0: [], 1: []}
+    for tick in range(60):
+        now_s += 0.2
+        if tick == 10:
+            (tmp_path / "profiles/11").write_text("18\n")
+        exporter.tick()
+        for gpu, values in used.items():
+            values.append(exporter.gpus[4 + gpu].values["fb_used"])
+    assert max(used[0]) == 18 * 1024 and max(used[0][:10]) < 1024
+    assert max(used[1][:20]) < 1024 and max(used[1]) == 20 * 1024
+
+
 def test_a_gpu_shared_by_two_jobs_has_a_series_of_each_and_an_idle_one_no_job_label(tmp_path: Path) -> None:
     (tmp_path / "jobs/n2").mkdir(parents=True)
     (tmp_path / "jobs/n2/3").write_text("11\n12\n")

@@ -76,6 +76,18 @@ def test_a_newcomer_submits_is_advised_and_sees_what_the_job_used(walked: Docker
 
 
 @docker_only
+def test_alice_is_still_advised_while_25_of_her_jobs_wait(walked: DockerSite) -> None:
+    script = "for i in $(seq 25); do sbatch --parsable --hold train.sh; done"
+    jobs = walked.run("login", "alice", "sh", "-c", f"cd /home/alice && {script}", timeout_s=120).stdout.split()
+    assert len(jobs) == 25
+    walked.run("ctl", "root", "as-almanac", "ingest", timeout_s=180)
+    walked.run("ctl", "root", "as-almanac", "publish", timeout_s=120)
+    shown = walked.run("login", "alice", "almanac", "advise", "-J", "train-bert-7", "--gpus=4", "-C", "gpu&hbm80g")
+    walked.run("ctl", "root", "scancel", *jobs)
+    assert shown.stdout.startswith("almanac: ask for hbm40g ")
+
+
+@docker_only
 def test_what_alice_is_told_is_hers_alone(walked: DockerSite) -> None:
     assert "train-bert" in walked.run("login", "alice", "almanac", "advise", "-J", "train-bert-7", "--gpus=4").stdout
     bob = walked.run("login", "bob", "almanac", "advise", "-J", "train-bert-7", "--gpus=4", check=False)

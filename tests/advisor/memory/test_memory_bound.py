@@ -145,6 +145,34 @@ def test_each_margin_comes_from_the_first_pool_that_has_it() -> None:
     assert bound_of(evidence, only_bound, CONFIG).why_not == "not calibrated"
 
 
+@pytest.mark.parametrize(
+    ("open_jobs", "grows", "said"),
+    [
+        (3, False, "the site's history is too short to judge 30 measured runs"),
+        (12, False, "12 such jobs are waiting or running; ask again when fewer than 5 are"),
+        (25, False, "25 such jobs are waiting or running; ask again when fewer than 5 are"),
+        (0, True, "the memory of your last 30 measured runs keeps growing, and the site's history is too short to"),
+        (25, True, "25 such jobs are waiting or running; ask again when fewer than 5 are"),
+    ],
+)
+def test_without_a_margin_the_advice_says_what_lacks_it(config: Config, open_jobs: int, grows: bool, said: str) -> None:
+    """25 jobs submitted at once used to read as too little being known of 44 runs."""
+    peaks = [20000.0 + 40.0 * grows * number for number in range(30)]
+    evidence = dataclasses.replace(evidence_of(peaks), open_jobs=open_jobs)
+    few_open = dataclasses.replace(evidence, open_jobs=0)
+    if open_jobs >= 5:
+        margins = {pools_of(class_of(few_open))[0]: Margins(1.0, 1.0)}
+    else:
+        margins = {pools_of(class_of(evidence_of([20000.0] * 30)))[0]: Margins(1.0, 1.0)} if grows else {}
+    request = Request(user="a", job_name="x", gpu_count=1, constraints="hbm80g")
+    found = decide_memory(request, evidence, Calibration(config.advice.risk, margins), config)
+    assert found.tier.tier is None
+    assert found.tier.note.startswith(said)
+    other_risk = Calibration(0.5, margins)
+    untrained = "the site's predictors are not trained for its accepted risk yet"
+    assert decide_memory(request, evidence, other_risk, config).tier.note == untrained
+
+
 def test_a_bound_is_stated_by_the_scores_of_twenty_families_or_more() -> None:
     scores = [float(value) for value in range(1000)]
     assert margin_of(scores, 0.05, 1.0, [number % 20 for number in range(1000)]) is not None

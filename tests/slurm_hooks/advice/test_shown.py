@@ -101,6 +101,19 @@ def test_a_tier_without_a_bound_is_shown_as_advise_shows_it(site: Site, jobs_of:
     assert to_json(shown)["bound"] is None
 
 
+def test_why_nothing_is_advised_is_shown_as_advise_shows_it(site: Site, jobs_of: Jobs) -> None:
+    jobs_of(site.store, steady("nobody", 50_000, 20_000, NOW_S)[:3])
+    site.uids = {**site.uids, **UIDS}
+    site.publish()
+    history = load_history(site.store.of(CLUSTER), user="nobody", running=True)
+    advice = advise(ASKED, history, site.trained, site.config, NOW_S)
+    shown = shown_to(site, ASKED)
+    assert shown.is_silent
+    said = 'almanac: no advice yet for "bert-#" on 4 GPUs: 3 of the 5 measured runs needed.'
+    assert explain_shown(shown).splitlines()[0] == explain(advice).splitlines()[0] == said
+    assert to_json(shown)["published"]["why_not"] == "3 of the 5 measured runs needed"
+
+
 def test_a_name_that_was_never_run_gets_a_time_and_a_site_factor_but_no_tier(published: Site) -> None:
     shown = shown_to(published, dataclasses.replace(ASKED, job_name="first-time"))
     assert shown.is_silent

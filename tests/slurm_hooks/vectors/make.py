@@ -199,6 +199,7 @@ def _look_up(user: str, site: str, key: str, gpus: int) -> dict[str, Any]:
     if found is not None:
         file = {name: getattr(found.file, name) for name in ("version", "mode", "tell", "prompt")}
         row = {**dataclasses.asdict(found.row), "site_factor": found.site_factor}
+        del row["why_not"]  # hooks do not read it
         expected = {"from": "user" if found.file is files[user] else "site", **file, **row}
     return {"user": user, "site": site, "key": key, "gpus": gpus, "found": expected}
 
