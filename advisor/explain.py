@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from advisor.decisions import tier as reasons
 from advisor.memory.evidence import SCRIPT, SIMILAR
 from almanac.names import name_key
-from almanac.records import Advice, Duration, MemoryBound, Request, TierAdvice
+from almanac.records import Advice, Duration, ExpectedWait, MemoryBound, Request, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, printable
 
 COLUMNS = 80
@@ -172,9 +172,8 @@ def _date(time_s: int) -> str:
 
 
 def _waits_line(advice: Advice) -> str:
-    """Recent waits of the tier advised and of the one asked for, where these differ."""
-    waits = {wait.tier: wait for wait in advice.waits}
-    named = [waits[name] for name in (advice.tier.tier, advice.tier.requested_tier) if name in waits]
+    """Recent waits of the tier advised and of the one asked for, if they differ enough."""
+    named = compared_waits(advice)
     if not advice.tier.is_change or not named:
         return ""
     parts = [
@@ -183,6 +182,13 @@ def _waits_line(advice: Advice) -> str:
         for wait in named
     ]
     return f"  recent waits: {', '.join(parts)}"
+
+
+def compared_waits(advice: Advice) -> tuple[ExpectedWait, ...]:
+    """Recent waits of the tier advised and of the one asked for; empty unless both are known and differ enough."""
+    waits = {wait.tier: wait for wait in advice.waits}
+    advised, asked = waits.get(advice.tier.tier or ""), waits.get(advice.tier.requested_tier or "")
+    return (advised, asked) if advised and asked and advised.differs_from(asked) else ()
 
 
 def _not_counted_line(advice: Advice) -> str:

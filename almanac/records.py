@@ -144,6 +144,11 @@ class MemoryEvidence:
     changes_above_mib: float | None = None
 
 
+WAIT_DIFFERENCE_S, WAIT_DIFFERENCE_FRAC = 60.0, 0.2
+"""Waits are shown if their medians differ by more than this, and by more than this share of the longer one (almanac's
+own choice)."""
+
+
 @dataclass(frozen=True)
 class ExpectedWait:
     """Recent waits of jobs like this in one tier, seconds: median, and the middle half; over `jobs` jobs."""
@@ -153,6 +158,11 @@ class ExpectedWait:
     median_s: float
     low_s: float
     high_s: float
+
+    def differs_from(self, other: ExpectedWait) -> bool:
+        """Whether the medians differ enough to matter to somebody who chooses between the two tiers."""
+        longer_s = max(self.median_s, other.median_s)
+        return abs(self.median_s - other.median_s) > max(WAIT_DIFFERENCE_S, WAIT_DIFFERENCE_FRAC * longer_s)
 
 
 @dataclass(frozen=True)

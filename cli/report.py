@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,7 +219,7 @@ def _show(contexts: Sequence[JobContext]) -> None:
 
     from reports.job.terminal import render_terminal
 
-    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+    width = shutil.get_terminal_size((80, 24)).columns
     console = Console(highlight=False, markup=False, emoji=False, width=width)
     for context in contexts:
         console.print(render_terminal(context, width))
@@ -239,8 +238,8 @@ def _list(contexts: Sequence[JobContext]) -> None:
             "-" if context.job["end_s"] is None else local_time(context.job["end_s"]),
             format_count(context.gpu_count),
             "-" if context.elapsed_s is None else format_duration(context.elapsed_s),
-            report_of(context).conclusions.summary,
+            report_of(context).conclusions.headline,
         ]
         for context in contexts
     ]
-    show_table(["job", "name", "ended", "GPUs", "time", "what it did"], rows, right=("job", "GPUs", "time"))
+    show_table(["job", "name", "ended", "GPUs", "time", "in short"], rows, right=("job", "GPUs", "time"))

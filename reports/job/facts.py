@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from advisor.explain import shell_option, short_text
+from advisor.explain import compared_waits, shell_option, short_text
+from almanac.config import Tier
 from almanac.records import Advice
 from almanac.units import format_count, format_duration, format_gib, printable
 from reports.job.context import JobContext
+from reports.job.headline_words import headline_words
+from reports.job.ranks import Ranked, rank_text
 from reports.job.rules import CharacterLimits, Fact, character
 from telemetry.metrics.data_quality import IDLE, OK
 
@@ -86,20 +89,20 @@ def _memory(context: JobContext) -> dict[str, Fact]:
     }
 
 
-def _smaller_tier(context: JobContext) -> str:
-    """The smallest tier that holds the job's peak with 10% to spare, if it is smaller than the GPU used; else ""."""
+def _smaller_tier(context: JobContext) -> Tier | None:
+    """The smallest tier that holds the job's peak with 10% to spare, if it is smaller than the GPU used."""
     peak_mib, own_mib = context.metrics.get("hbm_peak_mib"), context.metrics.get("hbm_capacity_mib")
     if peak_mib is None or own_mib is None:
-        return ""
+        return None
     holding = [tier for tier in context.tiers if 1.1 * peak_mib <= tier.capacity_mib < own_mib]
-    return min(holding, key=lambda tier: tier.capacity_mib).name if holding else ""
+    return min(holding, key=lambda tier: tier.capacity_mib, default=None)
 
 
-def _larger_tier(context: JobContext) -> str:
-    """The next tier above the GPU that the job ran on; "" if there is none."""
+def _larger_tier(context: JobContext) -> Tier | None:
+    """The next tier above the GPU that the job ran on."""
     own_mib = context.metrics.get("hbm_capacity_mib")
     larger = [tier for tier in context.tiers if own_mib is not None and tier.capacity_mib > own_mib]
-    return min(larger, key=lambda tier: tier.capacity_mib).name if larger else ""
+    return min(larger, key=lambda tier: tier.capacity_mib, default=None)
 
 
 def _time(context: JobContext) -> dict[str, Fact]:
@@ -185,8 +188,7 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         "hbm_peak": _gib(values["hbm_peak_mib"] or metrics.get("hbm_max_mib")),
         "hbm_reserved": _gib(metrics.get("hbm_max_mib")),
         "hbm_capacity": _gib(metrics.get("hbm_capacity_mib")) or "an unknown amount",
-        "smaller_tier": printable(_smaller_tier(context), 80),
-        "larger_tier": printable(_larger_tier(context), 80),
+        **headline_words(context, smaller=_smaller_tier(context), larger=_larger_tier(context)),
         "hbm_share": percent(values["hbm_share"]),
         "pipe": _pipe(values["main_pipe"]),
         "pipe_active": percent(values["pipe_frac"]),
@@ -207,9 +209,9 @@ def _use_words(context: JobContext) -> dict[str, str]:
     ]
     return {
         "busy_range": _busy_range(min(means), max(means)) if means else "",
-        "spatial_rank": _rank_words(context, "spatial_imbalance", "more uneven than"),
-        "temporal_rank": _rank_words(context, "temporal_imbalance", "less steady than"),
-        "util_rank": _rank_words(context, "mean_gpu_util_pct", "higher than in"),
+        "spatial_rank": _rank_words(context, "spatial_imbalance"),
+        "temporal_rank": _rank_words(context, "temporal_imbalance"),
+        "util_rank": _rank_words(context, "mean_gpu_util_pct"),
     }
 
 
@@ -219,9 +221,9 @@ def _busy_range(low: tuple[float, str], high: tuple[float, str]) -> str:
     return f" GPU {names[0]} was busy {low[0]:.0f}% of the time, GPU {names[1]} {high[0]:.0f}%."
 
 
-def _rank_words(context: JobContext, metric: str, than: str) -> str:
-    rank = context.ranks.get(metric)
-    return f", {than} {percent(rank.below)} of this site's jobs" if rank else ""
+def _rank_words(context: JobContext, metric: Ranked) -> str:
+    text = rank_text(context.ranks, metric)
+    return f"; {text}" if text else ""
 
 
 def _advice_words(advice: Advice | None) -> dict[str, str]:
@@ -238,13 +240,9 @@ def _advice_words(advice: Advice | None) -> dict[str, str]:
 
 
 def _waits(advice: Advice) -> str:
-    """ " (median wait lately: hbm40g 12 min, hbm80g 3 h)"; "" unless both are known."""
-    waits = {wait.tier: wait for wait in advice.waits}
-    names = [name for name in (advice.tier.tier, advice.tier.requested_tier) if name in waits]
-    if len(names) != 2:
-        return ""
-    smaller, asked = (f"{printable(name)} {format_duration(waits[name].median_s)}" for name in names)
-    return f" (median wait lately: {smaller}, {asked})"
+    """ " (median wait lately: hbm40g 12 min, hbm80g 3 h)"; "" unless both are known and differ enough."""
+    waits = [f"{printable(wait.tier)} {format_duration(wait.median_s)}" for wait in compared_waits(advice)]
+    return f" (median wait lately: {', '.join(waits)})" if waits else ""
 
 
 def percent(value: Fact) -> str:

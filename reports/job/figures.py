@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from almanac.units import format_count, format_duration, format_gib, printable
 from reports.job.context import JobContext
 from reports.job.facts import percent
-from reports.job.ranks import Rank
+from reports.job.ranks import rank_text
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def figure_rows(context: JobContext) -> list[FigureRow]:
 
 def _size_rows(context: JobContext) -> Iterator[FigureRow]:
     limit_s, elapsed_s = context.job["time_limit_s"], context.elapsed_s
-    limit = f"of the {format_duration(limit_s)} requested" if limit_s else ""
+    limit = f"{format_duration(limit_s)} requested" if limit_s else ""
     yield FigureRow("Run time", NOT_KNOWN if elapsed_s is None else format_duration(elapsed_s), limit)
     gpus = _gpus(context)
     nodes = context.job["node_count"]
@@ -56,17 +56,17 @@ def _use_rows(context: JobContext) -> Iterator[FigureRow]:
         yield FigureRow("GPU activity", f"{100 * engine:.0f}%", "mean of its MIG instances" if context.is_mig else "")
     else:
         util = NOT_KNOWN if util_pct is None else f"{util_pct:.0f}%"
-        yield FigureRow("GPU utilization", util, _stands(ranks.get("mean_gpu_util_pct"), "higher than in"))
+        yield FigureRow("GPU utilization", util, rank_text(ranks, "mean_gpu_util_pct"))
     yield _memory_row(context)
     spatial, temporal = metrics.get("spatial_imbalance"), metrics.get("temporal_imbalance")
     if context.gpu_count > 1:
-        about = _stands(ranks.get("spatial_imbalance"), "more uneven than")
+        about = rank_text(ranks, "spatial_imbalance")
         yield FigureRow("Imbalance between GPUs", _imbalance(spatial, "even"), about)
-    about = _stands(ranks.get("temporal_imbalance"), "less steady than")
+    about = rank_text(ranks, "temporal_imbalance")
     yield FigureRow("Imbalance over time", _imbalance(temporal, "steady"), about)
     coverage = metrics.get("coverage_frac")
     if coverage is not None and coverage < 0.95:
-        yield FigureRow("Measured", percent(coverage), "of the run time; the rest is missing, not idle")
+        yield FigureRow("Measured", f"{percent(coverage)} of the run time", "the rest is missing, not idle")
 
 
 def _gpus(context: JobContext) -> str:
@@ -83,12 +83,8 @@ def _memory_row(context: JobContext) -> FigureRow:
         about = "reserved by your framework, which hides the real use"
         return FigureRow("Peak GPU memory", format_gib(peak_mib), about)
     of = f" of {format_gib(capacity_mib)}" if capacity_mib else ""
-    about = _stands(context.ranks.get("hbm_peak_frac"), "a larger share than in")
+    about = rank_text(context.ranks, "hbm_peak_frac")
     return FigureRow("Peak GPU memory", f"{format_gib(peak_mib)}{of}", about)
-
-
-def _stands(rank: Rank | None, than: str) -> str:
-    return f"{than} {percent(rank.below)} of {format_count(rank.jobs)} jobs here" if rank else ""
 
 
 def _imbalance(value: float | None, best: str) -> str:

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from almanac.units import format_count
 from reports.job.rows import MetricsRow
 from telemetry.history import load_history_table
 from telemetry.metrics.data_quality import OK
@@ -20,11 +21,24 @@ SITE_DAYS = 30
 MIN_JOBS = 20
 
 
+_PHRASES: Mapping[Ranked, tuple[str, str]] = {
+    "mean_gpu_util_pct": ("use their GPUs less", "use their GPUs more"),
+    "hbm_peak_frac": ("use a smaller share of their GPU memory", "use a larger share of their GPU memory"),
+    "spatial_imbalance": ("share the work more evenly", "share the work less evenly"),
+    "temporal_imbalance": ("work more steadily", "work less steadily"),
+}
+"""What jobs with a lower figure do, and what jobs with a higher one do."""
+
+
 @dataclass(frozen=True)
 class Rank:
-    """A job's rank. below: the share of the site's jobs with a lower figure. jobs: how many jobs have the figure."""
+    """A job's rank. below, above: the shares of the site's jobs with a lower and a higher figure, without equal ones.
+
+    jobs: how many jobs have the figure, with this one.
+    """
 
     below: float
+    above: float
     jobs: int
 
 
@@ -60,8 +74,22 @@ class SiteFigures:
             known = int(np.isfinite(others).sum())
             if own is not None and known >= MIN_JOBS:
                 # Less means less by more than rounding.
-                found[name] = Rank(float((others < own - 1e-9 * abs(own)).sum()) / known, known)
+                margin = 1e-9 * abs(own)
+                below, above = (others < own - margin).sum(), (others > own + margin).sum()
+                found[name] = Rank(float(below) / known, float(above) / known, known)
         return found
+
+
+def rank_text(ranks: Mapping[str, Rank], name: Ranked) -> str:
+    """ "70% of 3,340 jobs here use their GPUs more": the larger side; "" without a rank."""
+    rank = ranks.get(name)
+    if rank is None:
+        return ""
+    share, side = max((rank.below, 0), (rank.above, 1))
+    if share < 0.5:
+        return f"in the middle of {format_count(rank.jobs)} jobs here"
+    shown = "more than 99%" if share > 0.99 else f"{share:.0%}"  # the job itself is one of them: never all
+    return f"{shown} of {format_count(rank.jobs)} jobs here {_PHRASES[name][side]}"
 
 
 def span_of(runs: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 from advisor.explain import to_json as advice_json
 from almanac import __version__
@@ -19,16 +21,12 @@ from reports.job.conclusions import Conclusions, conclude
 from reports.job.context import JobContext
 from reports.job.facts import facts_of
 from reports.job.figures import FigureRow, figure_rows, heading_rows
+from reports.job.findings import Finding, findings_of
 
 if TYPE_CHECKING:
     import css_inline
 
-MAX_SUBJECT = 150
-ALTS = {
-    "timeline": "How busy each GPU was over time, one strip of color per GPU",
-    "roofline": "Roofline: what the GPUs achieved, compared with what their memory and arithmetic units allow",
-    "memory": "GPU memory in use over time, compared with the memory tiers of this site",
-}
+MAX_SUBJECT, MAX_NAME = 150, 40
 
 
 @dataclass(frozen=True)
@@ -47,44 +45,54 @@ class Report:
 
     context: JobContext
     conclusions: Conclusions
+    findings: tuple[Finding, ...]
     heading: tuple[FigureRow, ...]
     figures: tuple[FigureRow, ...]
 
 
 def report_of(context: JobContext) -> Report:
-    conclusions = conclude(facts_of(context))
-    return Report(context, conclusions, tuple(heading_rows(context)), tuple(figure_rows(context)))
+    facts = facts_of(context)
+    conclusions = conclude(facts)
+    findings = findings_of(context, facts, conclusions.rules)
+    return Report(context, conclusions, findings, tuple(heading_rows(context)), tuple(figure_rows(context)))
 
 
 def render_email(context: JobContext, config: Config) -> Rendered:
     """The mail to the job's owner. It loads nothing from outside the mail."""
     report = report_of(context)
-    plots = _plots(context)
+    plots = _plots(report)
     images = {f"{name}.{context.job_id}@almanac": picture for name, picture in plots.items()}
     sources = {name: f"cid:{name}.{context.job_id}@almanac" for name in plots}
     return Rendered(subject_of(report), render_text(report), _html(report, sources, is_mail=True), images)
 
 
-def _plots(context: JobContext) -> Mapping[str, bytes]:
+def _plots(report: Report) -> Mapping[str, bytes]:
+    """The charts of the report's findings, by name, in their order."""
     # On a terminal and in JSON there are no plots, and matplotlib takes 0.5 s to import.
     from reports.job.plots import render_plots
 
-    return render_plots(context)
+    found = render_plots(report.context)
+    return {each.picture: found[each.picture] for each in report.findings if each.picture in found}
 
 
 def render_page(context: JobContext) -> str:
     """The report as one HTML file, with its charts inside."""
-    plots = _plots(context)
+    report = report_of(context)
+    plots = _plots(report)
     sources = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in plots.items()}
-    return _html(report_of(context), sources)
+    return _html(report, sources)
 
 
 def subject_of(report: Report) -> str:
-    """The mail's subject, one line: "GPU job 1234 (train): 3 of your 4 GPUs did nothing"."""
-    name = printable(report.context.job["name"] or "", 40)
-    named = f" ({name})" if name else ""
-    said = f"GPU job {report.context.shown_id}{named}: {report.conclusions.sentences[0]}"
-    return printable(said, MAX_SUBJECT).rstrip(".")
+    """The mail's subject, one line: "train-bert-100: 40 GB GPUs are enough (peak 26 of 80 GiB) [job 1234]"."""
+    job = f" [job {report.context.shown_id}]"
+    return printable(headline_of(report), MAX_SUBJECT - len(job)) + job
+
+
+def headline_of(report: Report) -> str:
+    """The first line of a report: the job's name, what happened, and what to do."""
+    name = printable(report.context.job["name"] or "", MAX_NAME).strip()
+    return f"{name or f'Job {report.context.shown_id}'}: {report.conclusions.headline}"
 
 
 def render_text(report: Report) -> str:
@@ -93,8 +101,7 @@ def render_text(report: Report) -> str:
 
 
 def _html(report: Report, sources: Mapping[str, str], *, is_mail: bool = False) -> str:
-    pictures = [{"source": sources[name], "alt": ALTS[name]} for name in ALTS if name in sources]
-    return render_html("job.html.j2", **_given(report), pictures=pictures, is_mail=is_mail)
+    return render_html("job.html.j2", **_given(report), sources=sources, is_mail=is_mail)
 
 
 def render_html(template: str, **given: Any) -> str:
@@ -106,17 +113,28 @@ def render_html(template: str, **given: Any) -> str:
 
 def _given(report: Report) -> dict[str, Any]:
     context = report.context
-    end_s = context.job["end_s"]
     return {
         "subject": subject_of(report),
+        "headline": headline_of(report),
         "conclusions": report.conclusions,
-        "heading": report.heading,
+        "findings": report.findings,
+        "kicker": _kicker(report),
         "figures": report.figures,
-        "ended": format_moment(end_s) if end_s is not None else "",
         "has_pictures_missing": context.series is None and context.elapsed_s is not None,
         "cluster": printable(context.cluster, 60),
         "version": __version__,
     }
+
+
+def _kicker(report: Report) -> str:
+    """Which job it was: "Job 1234 · train · COMPLETED · Partition gpu · Nodes n1 · ended 2026-11-17 17:00 UTC"."""
+    plain = ("Name", "State")
+    parts = [
+        f"{'' if row.name in plain else f'{row.name} '}{row.value}{f' ({row.about})' if row.about else ''}"
+        for row in report.heading
+    ]
+    end_s = report.context.job["end_s"]
+    return " · ".join([*parts, *([] if end_s is None else [f"ended {format_moment(end_s)}"])])
 
 
 @cache
@@ -131,6 +149,7 @@ def templates() -> jinja2.Environment:
     )
     environment.filters["folded"] = _folded
     environment.filters["hung"] = _hung
+    environment.filters["with_whole_options"] = _with_whole_options
     return environment
 
 
@@ -145,6 +164,11 @@ def _hung(text: str, indent: int, width: int = 78) -> str:
     return textwrap.fill(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
+def _with_whole_options(text: str) -> Markup:
+    """The text as HTML in which a short option such as --time=02:00:00 is not broken at its hyphens."""
+    return Markup(re.sub(r"--[a-z][\w=:.,/-]{0,30}", r'<span class="option">\g<0></span>', escape(text)))
+
+
 @cache
 def _inliner() -> css_inline.CSSInliner:
     """An inliner that leaves @media rules in the head, where mail clients with a dark mode read them."""
@@ -154,7 +178,7 @@ def _inliner() -> css_inline.CSSInliner:
 
 
 def to_json(context: JobContext) -> dict[str, Any]:
-    """The report as plain values: job, summary (`verdict`), suggestions, figures as texts, metrics, ranks, and advice.
+    """The report as plain values: job, headline, summary (`verdict`), suggestions, figures, metrics, ranks, and advice.
 
     docs/tables.md lists the columns of metrics and gpus. Missing values are null. Samples are left out.
     """
@@ -165,9 +189,11 @@ def to_json(context: JobContext) -> dict[str, Any]:
         "cluster": context.cluster,
         "job": dict(context.job),
         "earlier_runs": [dict(run) for run in context.earlier_runs],
+        "headline": report.conclusions.headline,
         "verdict": report.conclusions.summary,
         "rules": list(report.conclusions.rules),
         "suggestions": [asdict(suggestion) for suggestion in report.conclusions.suggestions],
+        "findings": [asdict(finding) for finding in report.findings],
         "figures": [asdict(row) for row in report.figures],
         "gpu_hours": context.gpu_hours,
         "metrics": dict(context.metrics) or None,

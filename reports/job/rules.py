@@ -27,7 +27,10 @@ class CharacterLimits:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule. when: by fact, its limits (min, max, is, one_of). The texts name the job's figures in braces."""
+    """A rule. when: by fact, its limits (min, max, is, one_of). The texts name the job's figures in braces.
+
+    covers: other topics whose rules are left out.
+    """
 
     name: str
     topic: str
@@ -36,6 +39,13 @@ class Rule:
     summary: str = ""
     advice: str = ""
     reason: str = ""
+    headline: str = ""
+    covers: Sequence[str] = ()
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether the headline says that nothing must change."""
+        return self.headline.startswith("OK")
 
     def holds(self, values: Mapping[str, Fact]) -> bool:
         return all(
@@ -67,9 +77,11 @@ def character() -> CharacterLimits:
 def first_of_topics(among: Sequence[Rule], values: Mapping[str, Fact]) -> list[Rule]:
     """The first rule of each topic that holds. A job without a GPU or a run has only its outcome."""
     found: dict[str, Rule] = {}
+    covered: set[str] = set()
     for rule in among:
-        if rule.topic not in found and rule.holds(values):
+        if rule.topic not in {*found, *covered} and rule.holds(values):
             found[rule.topic] = rule
+            covered.update(rule.covers)
             if rule.name in ("never_started", "no_gpu", "running"):
                 break
     return list(found.values())

@@ -22,19 +22,22 @@ MOST_STRIPS = 16
 def render_terminal(context: JobContext, width: int) -> Group:
     """The report as text without markup and control characters. width: columns of the terminal."""
     report = report_of(context)
-    parts: list[RenderableType] = [_head(report), _figures(report)]
-    if context.series is not None:
-        parts += _plots(context, context.series, max(20, min(72, width - 30)))
+    parts: list[RenderableType] = [_head(report)]
     if report.conclusions.suggestions:
-        parts += [Text("\nFor next time", style="bold"), _suggestions(report)]
+        parts += [Text("\nWhat to do next time", style="bold"), _suggestions(report)]
+    for finding in report.findings:
+        parts += [Text(f"\n{finding.title}", style="bold"), Text(finding.text)]
+        if context.series is not None:
+            parts += _picture(context, finding.picture, context.series, max(20, min(72, width - 30)))
+    parts += [Text("\nFigures", style="bold"), _figures(report)]
     return Group(*parts)
 
 
 def _head(report: Report) -> RenderableType:
     rows = " · ".join(f"{row.value}{f' ({row.about})' if row.about else ''}" for row in report.heading)
-    return Panel(
-        Text(report.conclusions.summary, style="bold"), title=Text(f"Job {rows}"), title_align="left", padding=(0, 1)
-    )
+    said = report.conclusions.headline
+    lines = Group(Text(said[:1].upper() + said[1:], style="bold"), Text(report.conclusions.summary))
+    return Panel(lines, title=Text(f"Job {rows}"), title_align="left", padding=(0, 1))
 
 
 def _figures(report: Report) -> Table:
@@ -48,24 +51,22 @@ def _suggestions(report: Report) -> Table:
     table = Table.grid(padding=(0, 1))
     for number, suggestion in enumerate(report.conclusions.suggestions, 1):
         table.add_row(Text(f"{number}."), Text(suggestion.advice, style="bold"))
-        table.add_row("", Text(suggestion.reason, style="dim"))
+        table.add_row("", Text(f"Why: {suggestion.reason}", style="dim"))
     return table
 
 
-def _plots(context: JobContext, series: GpuSeries, columns: int) -> list[RenderableType]:
-    parts: list[RenderableType] = []
-    names = [printable(unit, 24) for unit in series.units]
-    end = format_duration(series.bins * series.bin_s)
-    if np.isfinite(series.util_pct).any():
-        title = f"\nHow busy each GPU was, over {end} ({MISSING} not measured)"
-        parts += [Text(title, style="bold"), _strips(names, series.util_pct, 100.0, columns, _percent)]
+def _picture(context: JobContext, name: str, series: GpuSeries, columns: int) -> list[RenderableType]:
+    """The chart as rows of blocks, and what a row spans; nothing for the roofline."""
+    absent = f"; {MISSING} is not measured" if np.isnan(series.util_pct).any() else ""
+    span = f" From left to right: {format_duration(series.bins * series.bin_s)}{absent}"
     used = series.values["hbm_used_mib"]
-    if np.isfinite(used).any():
+    if name == "timeline" and np.isfinite(series.util_pct).any():
+        names = [printable(unit, 24) for unit in series.units]
+        return [_strips(names, series.util_pct, 100.0, columns, _percent), Text(span, style="dim")]
+    if name == "memory" and np.isfinite(used).any():
         top = context.metrics.get("hbm_capacity_mib") or float(np.fmax.reduce(used, axis=None))
-        highest = np.fmax.reduce(used)[None, :]
-        title = f"\nMemory of the fullest GPU, out of {format_gib(top)}"
-        parts += [Text(title, style="bold"), _strips(["memory"], highest, top, columns, _peak)]
-    return parts
+        return [_strips(["memory"], np.fmax.reduce(used)[None, :], top, columns, _peak)]
+    return []
 
 
 def _strips(names: list[str], values: Floats, top: float, columns: int, said: object) -> RenderableType:

@@ -1,6 +1,6 @@
 """The format of published reports: one file with the list of a user's jobs, and one file for each report.
 
-A file is gzip. It holds a line of JSON, and in a report also the samples. docs/own-reports.md describes format 2. Files
+A file is gzip. It holds a line of JSON, and in a report also the samples. docs/own-reports.md describes format 3. Files
 are data only, and are shown only to the user who could have changed them.
 """
 
@@ -33,7 +33,7 @@ from reports.job.ranks import Rank
 from reports.job.series import COUNTERS, Floats, GpuSeries
 from telemetry.store.schema import TABLES
 
-FORMAT = 2
+FORMAT = 3
 """Raise it with every change that older programs cannot read, such as a new field in the records of an advice."""
 MAX_FILE_BYTES, MAX_BYTES = 16 << 20, 64 << 20
 """Largest size of a file, and of its unpacked content."""

@@ -21,7 +21,7 @@ from advisor.explain import short_text, why_no_advice
 from advisor.service import Trained, advise_many
 from almanac.config import Config
 from almanac.names import name_key
-from almanac.records import Advice, Request
+from almanac.records import Advice, ExpectedWait, Request
 from almanac.units import DAY_S, format_duration
 from slurm_hooks.advice.file import FAMILY, GPUS, MAX_BYTES, USER, Row, RowKind, render_row
 
@@ -124,6 +124,7 @@ def row_of(kind: RowKind, advice: Advice, config: Config) -> Row | None:
     if kind == GPUS:
         return Row(GPUS, predicted_s, priority.site_factor, gpus=gpus)
     text = short_text(advice)
+    tier = holding_tier(advice, config)
     return Row(
         FAMILY,
         predicted_s,
@@ -131,11 +132,19 @@ def row_of(kind: RowKind, advice: Advice, config: Config) -> Row | None:
         name_key(advice.request.job_name),
         gpus,
         _stated_mib(advice),
-        holding_tier(advice, config),
-        ";".join(f"{wait.tier}={format_duration(wait.median_s)}" for wait in advice.waits),
+        tier,
+        _waits(advice.waits, tier),
         text,
         "" if text else why_no_advice(advice),
     )
+
+
+def _waits(waits: Sequence[ExpectedWait], tier: str | None) -> str:
+    """ "hbm80g=3 h 10 min;hbm40g=12 min": waits of this tier and of those that differ enough from it; else ""."""
+    own = next((wait for wait in waits if wait.tier == tier), None)
+    others = [wait for wait in waits if own and wait.differs_from(own)]
+    shown = [wait for wait in waits if wait is own or wait in others] if others else []
+    return ";".join(f"{wait.tier}={format_duration(wait.median_s)}" for wait in shown)
 
 
 def _extra(advice: Advice, config: Config) -> int:

@@ -89,9 +89,10 @@ def _memory_line(shown: Shown, row: Row | None) -> str:
 
 
 def _waits(row: Row, tier: TierAdvice) -> str:
+    """Waits of the tier advised and of the one asked for; "" unless both are published."""
     waits = dict(part.split("=", 1) for part in row.waits.split(";") if "=" in part)
     named = [name for name in (tier.tier, tier.requested_tier) if name in waits]
-    return ", ".join(f"{name} {waits[name]}" for name in named)
+    return ", ".join(f"{name} {waits[name]}" for name in named) if len(named) == 2 else ""
 
 
 def to_json(shown: Shown) -> dict[str, Any]:

@@ -86,6 +86,20 @@ def test_waits_are_shown_where_another_tier_is_advised(advice: Advice) -> None:
     said = one_line(explain(dataclasses.replace(advice, waits=waits)))
     assert "recent waits: hbm40g 1 min (half of 40 jobs waited 30 s to 10 min), hbm80g 2 h (half of 12" in said
     assert "recent waits" not in explain(dataclasses.replace(advice, waits=()))
+    assert "recent waits" not in explain(dataclasses.replace(advice, waits=waits[:1])), "nothing to compare with"
+
+
+@pytest.mark.parametrize(
+    ("first_s", "second_s", "differs"),
+    [(13, 16, False), (13, 73, False), (13, 74, True), (3600, 4500, False), (3600, 4501, True), (7200, 60, True)],
+)
+def test_waits_differ_by_more_than_a_minute_and_a_fifth(
+    advice: Advice, first_s: float, second_s: float, differs: bool
+) -> None:
+    waits = tuple(
+        ExpectedWait(tier, 40, wait_s, wait_s, wait_s) for tier, wait_s in (("hbm40g", first_s), ("hbm80g", second_s))
+    )
+    assert ("recent waits" in explain(dataclasses.replace(advice, waits=waits))) is differs
 
 
 @pytest.mark.parametrize(
