@@ -14,7 +14,7 @@ from almanac.config import Tier
 from almanac.records import Advice
 from almanac.units import format_count, format_duration, format_gib, printable
 from reports.job.context import JobContext
-from reports.job.headline_words import headline_words
+from reports.job.headline_words import busy_pct, headline_words
 from reports.job.ranks import Ranked, rank_text
 from reports.job.rules import CharacterLimits, Fact, character
 from telemetry.metrics.data_quality import IDLE, OK
@@ -67,12 +67,14 @@ def _use(context: JobContext) -> dict[str, Fact]:
     is_judged = context.data_quality in (OK, IDLE)
     is_whole = metrics.get("gpus_seen") == context.gpu_count and temporal is not None and is_judged
     idle = len(metrics.get("idle_gpus") or ()) if is_whole else None
+    busy = [pct for row in context.gpus if (pct := busy_pct(row)) is not None]
     return {
         "util_pct": util_pct if util_pct is not None else None if engine is None else 100 * engine,
         "spatial": spatial if is_judged else None,
         "temporal": temporal if is_judged else None,
         "idle_gpus": idle,
         "used_gpus": None if idle is None else context.gpu_count - idle,
+        "busiest_pct": max(busy, default=None) if is_whole else None,
     }
 
 

@@ -86,6 +86,7 @@ def test_a_rank_is_the_share_of_the_sites_jobs_with_less() -> None:
     figures = {"energy_j": np.concatenate([np.arange(30.0), np.full(10, np.nan)])}
     site = SiteFigures(submit_s, figures)
     metrics = {"verdict": "ok", "energy_j": 15.0}
+    assert site.ranks(metrics, 3900, 4000)["energy_j"].above == pytest.approx(14 / 30)
     assert site.ranks(metrics, 3900, 4000)["energy_j"].below == pytest.approx(15 / 30)
     assert site.ranks(metrics, 3900, 4000)["energy_j"].jobs == 30
     # Too few jobs before, and no verdict: no rank.
