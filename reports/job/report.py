@@ -166,7 +166,8 @@ def _hung(text: str, indent: int, width: int = 78) -> str:
 
 def _with_whole_options(text: str) -> Markup:
     """The text as HTML in which a short option such as --time=02:00:00 is not broken at its hyphens."""
-    return Markup(re.sub(r"--[a-z][\w=:.,/-]{0,30}", r'<span class="option">\g<0></span>', escape(text)))
+    # re.sub would escape the tags too if it were given Markup.
+    return Markup(re.sub(r"--[a-z][\w=:.,/-]{0,30}", r'<span class="option">\g<0></span>', str(escape(text))))
 
 
 @cache

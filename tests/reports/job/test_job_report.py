@@ -80,6 +80,20 @@ class Page(HTMLParser):
                 self.handlers.append(name)
 
 
+@pytest.mark.parametrize("case", ["balanced", "hostile"])
+def test_a_mail_reads_well_where_styles_are_left_out(reported: Any, case: str) -> None:
+    """Outlook for Windows knows neither display: block nor padding of div; some clients drop all styles."""
+    mail = render_email(reported.contexts[case], reported.config)
+    body = mail.html[mail.html.index("<body") :]
+    assert "max-width" not in re.sub(r"<(table|img) [^>]*>", "", body), "Word ignores it, but for tables"
+    bare = re.sub(r' (style|class)="[^"]*"', "", body)
+    assert "&lt;span" not in bare and "<div" not in bare
+    assert re.search(r"<td[^>]*>(1 h|15 min) <br><span>4 h requested</span></td>", bare)
+    assert all("cellpadding=" in table for table in re.findall(r"<table [^>]*>", bare))
+    assert bare.index("<h1>") < bare.index("What to do next time") < bare.index("Roofline") < bare.index("Figures")
+    assert "<span>--time=0" in bare, "an option stays in one piece"
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_pages_name_nothing_outside_themselves(reported: Any, case: str) -> None:
     context = reported.contexts[case]
