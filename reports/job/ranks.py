@@ -23,9 +23,9 @@ MIN_JOBS = 20
 
 _PHRASES: Mapping[Ranked, tuple[str, str]] = {
     "mean_gpu_util_pct": ("use their GPUs less", "use their GPUs more"),
-    "hbm_peak_frac": ("use a smaller share of their GPU memory", "use a larger share of their GPU memory"),
-    "spatial_imbalance": ("share the work more evenly", "share the work less evenly"),
-    "temporal_imbalance": ("work more steadily", "work less steadily"),
+    "hbm_peak_frac": ("use a smaller share", "use a larger share"),
+    "spatial_imbalance": ("are more even", "are less even"),
+    "temporal_imbalance": ("are steadier", "are less steady"),
 }
 """What jobs with a lower figure do, and what jobs with a higher one do."""
 

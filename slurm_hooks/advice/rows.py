@@ -133,13 +133,13 @@ def row_of(kind: RowKind, advice: Advice, config: Config) -> Row | None:
         gpus,
         _stated_mib(advice),
         tier,
-        _waits(advice.waits, tier),
+        published_waits(advice.waits, tier),
         text,
         "" if text else why_no_advice(advice),
     )
 
 
-def _waits(waits: Sequence[ExpectedWait], tier: str | None) -> str:
+def published_waits(waits: Sequence[ExpectedWait], tier: str | None) -> str:
     """ "hbm80g=3 h 10 min;hbm40g=12 min": waits of this tier and of those that differ enough from it; else ""."""
     own = next((wait for wait in waits if wait.tier == tier), None)
     others = [wait for wait in waits if own and wait.differs_from(own)]

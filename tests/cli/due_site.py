@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -93,7 +94,7 @@ class Site:
 
     @property
     def jobs_told(self) -> list[str]:
-        return sorted(subject.split()[2] for _, subject in self.got)
+        return sorted(job_of(subject) for _, subject in self.got)
 
     def change(self, section: str, **keys: Any) -> None:
         self.app.given = {**self.app.given, section: {**self.app.given.get(section, {}), **keys}}
@@ -146,3 +147,9 @@ def running_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Si
         made.due()
         made.app.clock_s += 600
         yield made
+
+
+def job_of(subject: str) -> str:
+    """The job id in the subject of a report, or the third word of a digest's ("GPU array 7: ...", "GPU jobs: 3 ...")."""
+    found = re.search(r"\[job (\S+)\]$", subject)
+    return found[1] if found else subject.split()[2]

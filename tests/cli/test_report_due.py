@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from due_site import HOUR_S, Site, SiteApp, running_site
+from due_site import HOUR_S, Site, SiteApp, job_of, running_site
 from fake_accounting import CLUSTER, Accounting, job
 from mails import NOW_S
 
@@ -40,7 +40,7 @@ def test_a_report_goes_to_the_jobs_owner_alone(site: Site) -> None:
     site.ingest()
     site.due()
     site.due(NOW_S + 900)
-    told = sorted((to, subject.split()[2]) for to, subject in site.got)
+    told = sorted((to, job_of(subject)) for to, subject in site.got)
     assert told == [("ann@example.org", "2"), ("bob@example.org", "3")]
     assert all(len(recipients) == 1 for _, recipients, _ in site.server.taken)
 
@@ -242,7 +242,7 @@ def test_a_report_waits_for_telemetry_and_then_goes_without(site: Site) -> None:
     site.due(NOW_S + 60 + 1900)
     assert site.jobs_told == ["2"]
     [(_, subject)] = site.got
-    assert "We have no measurements of this job" in subject
+    assert "not measured: no samples of its GPUs" in subject
 
 
 def test_where_mail_is_off_nothing_is_sent_now_or_later(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

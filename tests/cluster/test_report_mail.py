@@ -167,7 +167,7 @@ class Told:
 
     def of(self, what: str) -> EmailMessage:
         """The one mail of a job."""
-        [mail] = [mail for mail in self.mails if re.search(rf"GPU job {self.jobs[what]}\b", mail["Subject"])]
+        [mail] = [mail for mail in self.mails if f"[job {self.jobs[what]}]" in mail["Subject"]]
         return mail
 
 

@@ -71,7 +71,8 @@ def test_a_newcomer_submits_is_advised_and_sees_what_the_job_used(walked: Docker
     assert f"{job}  alice  train-bert-100" in table and "hbm40g" in table and "18.0 GiB" in table
     walked.run("ctl", "root", "as-almanac", "report", "--due", timeout_s=120)
     listed = walked.run("mail", "root", "mails").stdout
-    assert f"  1  to alice@dock  from almanac of dock <almanac@dock>  GPU job {job} (train-bert-100): " in listed
+    assert "  1  to alice@dock  from almanac of dock <almanac@dock>  train-bert-100: " in listed
+    assert f"[job {job}]" in listed
     assert "18.0 GiB" in walked.run("mail", "root", "mails", "1").stdout
 
 

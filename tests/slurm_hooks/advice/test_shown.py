@@ -20,8 +20,9 @@ from advisor.artefacts import save
 from advisor.explain import explain
 from advisor.memory.calibration import Margins
 from advisor.service import advise
-from almanac.records import Request
+from almanac.records import ExpectedWait, Request
 from slurm_hooks.advice.file import parse
+from slurm_hooks.advice.rows import published_waits
 from slurm_hooks.advice.shown import explain as explain_shown
 from slurm_hooks.advice.shown import from_files, to_json
 from telemetry.history import load_history
@@ -48,6 +49,14 @@ def published(site: Site, jobs_of: Jobs) -> Site:
     site.uids = {**site.uids, **UIDS}
     site.publish()
     return site
+
+
+def test_only_waits_that_differ_from_the_advised_tiers_are_published() -> None:
+    """hbm40g: 13 s, hbm80g: 16 s, hbm141g: 3 h."""
+    waits = [ExpectedWait(tier, 40, s, s, s) for tier, s in (("hbm40g", 13), ("hbm80g", 16), ("hbm141g", 10_800))]
+    assert published_waits(waits, "hbm40g") == "hbm40g=13 s;hbm141g=3 h"
+    assert published_waits(waits, "hbm141g") == "hbm40g=13 s;hbm80g=16 s;hbm141g=3 h"
+    assert published_waits(waits[:2], "hbm40g") == published_waits(waits, None) == published_waits(waits, "a100") == ""
 
 
 ASKED = Request(
