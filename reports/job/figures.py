@@ -38,7 +38,7 @@ def _size_rows(context: JobContext) -> Iterator[FigureRow]:
     gpus = _gpus(context)
     nodes = context.job["node_count"]
     where = f"{gpus} on {format_count(nodes)} node{'s' * (nodes != 1)}" if nodes else gpus
-    model = context.metrics.get("gpu_model")
+    model = printable(context.metrics.get("gpu_model") or "", 40)
     hours = context.gpu_hours
     yield FigureRow(
         "GPU-hours", NOT_KNOWN if hours is None else real_text(hours), f"{where}, {model}" if model else where

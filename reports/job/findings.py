@@ -171,8 +171,9 @@ def _roofline(context: JobContext, facts: Facts) -> Finding | None:
         is_waiting = isinstance(util_pct, int | float) and util_pct < LOW_PCT
         text = bound.text if is_waiting else f"{bound.text} {bound.makes_faster}"
         gpu = printable(str(context.metrics.get("gpu_model") or "GPU"), 40)
-        alt = f"Roofline of one {gpu}: {bound.alt}"
-        return Finding("roofline", title, text.format_map(facts.words), alt.format_map(facts.words))
+        # The model's name comes from an exporter, and could hold braces.
+        alt = f"Roofline of one {gpu}: {bound.alt.format_map(facts.words)}"
+        return Finding("roofline", title, text.format_map(facts.words), alt)
     if facts.values["has_fault"]:
         return Finding("roofline", title, "Not known, because the detailed counters failed.", "Roofline, incomplete")
     if context.is_mig or context.data_quality != "ok":

@@ -24,7 +24,7 @@ def headline_words(context: JobContext, *, smaller: Tier | None, larger: Tier | 
         "smaller_size": _size(smaller),
         "larger_size": _size(larger),
         "larger_option": _option(larger, advice),
-        "tier_size": _size(advised),
+        "tier_size": _size(advised) or printable(advice.tier.tier or "" if advice else "", 40),
         "peak_of": _peak_of(context),
         "its_gpus": "its GPU" if gpus == 1 else "both GPUs" if gpus == 2 else f"all {format_count(gpus)} GPUs",
         "busy_span": _busy_span(context),

@@ -116,7 +116,13 @@ def _fitting(headers: Mapping[str, str | Address], rendered: Rendered) -> bytes:
             return raw
         largest = max(images, key=lambda name: len(images[name]))
         del images[largest]
-        html = re.sub(rf'<img [^>]*src="cid:{re.escape(largest)}" alt="([^"]*)"[^>]*>', r"<p>(\1: left out)</p>", html)
+        html = re.sub(rf'<img [^>]*src="cid:{re.escape(largest)}" alt="([^"]*)"[^>]*>', _left_out, html)
+
+
+def _left_out(picture: re.Match[str]) -> str:
+    """The words for a picture. An attribute may hold "<" and ">", and a paragraph may not."""
+    alt = picture[1].replace("<", "&lt;").replace(">", "&gt;")
+    return f"({alt}: left out)"
 
 
 def _built(headers: Mapping[str, str | Address], text: str, html: str, images: Mapping[str, bytes]) -> bytes:

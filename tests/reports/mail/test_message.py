@@ -22,7 +22,7 @@ from reports.mail.message import MAX_MAIL_BYTES, compose, recipient_of, sender_o
 
 CONFIG = Config(mail=Mail(server="localhost", sender="almanac@example.org", recipient="{user}@example.org"))
 PNG = b"\x89PNG\r\n\x1a\n"
-PAGE = '<p>fine <img class="p" src="cid:a.1@almanac" alt="A picture" width="6"></p>'
+PAGE = '<p>fine <img class="p" src="cid:a.1@almanac" alt="A picture of <b>" width="6"></p>'
 PLAIN = Rendered("GPU job 1: fine", "fine\n", PAGE, {"a.1@almanac": PNG})
 
 
@@ -137,7 +137,7 @@ def test_pictures_that_do_not_fit_are_words() -> None:
     message = compose(too_big, [run(1)], "ann@example.org", CONFIG, NOW_S)
     html = parsed(message.raw).get_body(("html",))
     assert html is not None
-    assert "(A picture: left out)" in html.get_content()
+    assert "(A picture of &lt;b&gt;: left out)" in html.get_content()
     assert "a.1@almanac" not in html.get_content() and 'src="cid:b.1@almanac"' in html.get_content()
     assert len(message.raw) < MAX_MAIL_BYTES
 

@@ -124,10 +124,11 @@ def test_the_format_is_what_it_was(reported: Any) -> None:
                      "scope", "since_s", "until_s"],
         "services": [],
     }  # fmt: skip
+    assert all(list(rank) == ["below", "above", "jobs"] for rank in document["ranks"].values()) and document["ranks"]
     series = document["series"]
     assert series["counters"] == ["gpu_util_pct", "hbm_used_mib", "tensor_active_frac", "dram_active_frac"]
     assert len(samples) == 2 * 4 * len(series["units"]) * series["bins"]
-    assert document["format"] == 2
+    assert document["format"] == 3
 
 
 def test_a_list_of_another_user_is_not_shown(publisher: Publisher) -> None:
