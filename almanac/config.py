@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from almanac.link_config import Link as Link
 from almanac.power_config import NodeSet as NodeSet
 from almanac.power_config import Power as Power
 from almanac.submit_config import Hooks as Hooks
@@ -32,6 +33,7 @@ class Site:
     operators_group: str = _key(
         "", "Unix group whose members may see the jobs of all users; empty: root and the store's owner"
     )
+    help_url: str = _key("", "page that mails and pages name for help, http or https; empty: none")
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,16 @@ class Mail:
     timeout_s: float = _key(30.0, "seconds after which almanac stops waiting for the server", low=0.1, high=86400)
     sender: str = _key("", "sender address; empty: almanac at this host's name")
     recipient: str = _key("{user}", "address of a user, where {user} is the user name, as in {user}@example.org")
+    address_map: str = _key(
+        "", "file with lines `user address`, for users whose address recipient does not give; empty: none"
+    )
+    address_command: tuple[str, ...] = _key(
+        (), "program that gets a user name as its last argument and prints the address; empty: recipient decides"
+    )
+    reply_to: str = _key("", "address that answers go to; empty: sender")
+    bcc: str = _key("", "address that gets a blind copy of every mail; empty: none")
+    users: tuple[str, ...] = _key((), "a pilot: only these users, and jobs of accounts, get mail; both empty: all")
+    accounts: tuple[str, ...] = _key((), "a pilot: only jobs of these accounts, and users, get mail; both empty: all")
     frequency: MailFrequency = _key(
         "every", "frequency for users without a choice: every (GPU job), digest (weekly), off"
     )
@@ -294,4 +306,5 @@ class Config:
     power: Power = Power()  # noqa: RUF009 - frozen
     tiers: tuple[Tier, ...] = ()
     node_sets: tuple[NodeSet, ...] = ()
+    links: tuple[Link, ...] = ()
     source: str = ""

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from almanac.addresses import is_pattern
-from almanac.config import Config, NodeSet, Tier
+from almanac.addresses import is_address, is_pattern
+from almanac.config import Config, Link, NodeSet, Tier
 from almanac.errors import ConfigError
+from almanac.link_config import MOST_LINKS, check_link, check_url
 from almanac.units import printable
 
 _MOST = 2**53
@@ -82,6 +83,8 @@ def parse_config(data: dict[str, Any], where: str = "configuration") -> Config:
             values[name] = _parse_tiers(content, where)
         elif name == "node_sets":
             values[name] = _parse_node_sets(content, where)
+        elif name == "links":
+            values[name] = _parse_links(content, where)
         elif isinstance(content, dict):
             values[name] = _parse_section(type(sections[name].default), content, f"{where}: [{name}]")
         else:
@@ -137,6 +140,13 @@ def _parse_tiers(content: Any, where: str) -> tuple[Tier, ...]:
 
 def _parse_node_sets(content: Any, where: str) -> tuple[NodeSet, ...]:
     return tuple(_parse_tables(NodeSet, content, where, "node_sets", _check_node_set))
+
+
+def _parse_links(content: Any, where: str) -> tuple[Link, ...]:
+    links: list[Link] = _parse_tables(Link, content, where, "links", check_link)
+    if len(links) > MOST_LINKS:
+        raise ConfigError(f"{where}: {len(links)} [[links]], expected at most {MOST_LINKS}", "remove some of them")
+    return tuple(links)
 
 
 def _parse_tables(cls: type[Any], content: Any, where: str, key: str, check: Callable[[Any, str], None]) -> list[Any]:
@@ -196,6 +206,19 @@ def _check_ranges(config: Config, where: str) -> None:
         raise ConfigError(
             f"{where}: priority.min_gpu_time_s is not below max_gpu_time_s", "use, for example, 60 and 8640000"
         )
+    if config.site.help_url:
+        check_url(config.site.help_url, f"{where}: site.help_url")
+    _check_addresses(config, where)
+
+
+def _check_addresses(config: Config, where: str) -> None:
+    for name, address in (("reply_to", config.mail.reply_to), ("bcc", config.mail.bcc)):
+        if address and not is_address(address):
+            said = f"{where}: mail.{name} is {_shown(address)}, expected one address"
+            raise ConfigError(said, "write, for example, gpu-help@example.org, without a name or a comma")
+    if config.mail.address_command and not config.mail.address_command[0].startswith("/"):
+        said = f"{where}: mail.address_command starts with {_shown(config.mail.address_command[0])}"
+        raise ConfigError(said, 'write the full path of the program, such as "/usr/local/bin/mail-of"')
     if not is_pattern(config.mail.recipient):
         said = f"{where}: mail.recipient is {config.mail.recipient!r}, which does not give each user an address"
         raise ConfigError(said, 'write, for example, "{user}@example.org"; {user} stands for the user name')

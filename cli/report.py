@@ -38,6 +38,9 @@ MOST_TASKS = 100_000
 @click.option("--due", "is_due", is_flag=True, help="Mail the reports of jobs that have ended (operators; a timer).")
 @click.option("--dry-run", "is_dry", is_flag=True, help="With --due: show what would be mailed.")
 @click.option("--mail", "is_mail", is_flag=True, help="Send each report to the job's owner, now.")
+@click.option(
+    "--to", "preview_to", metavar="ADDRESS", help="With --mail: send it there instead, as a preview (operators)."
+)
 @click.pass_obj
 def command(
     app: App,
@@ -51,6 +54,7 @@ def command(
     is_due: bool,
     is_dry: bool,
     is_mail: bool,
+    preview_to: str | None,
 ) -> int:
     """Show what a job did with its GPUs, and what to ask for next time.
 
@@ -66,6 +70,8 @@ def command(
         raise click.UsageError("-u and -a go with --since; a job id names its user")
     if is_mail and (since or html_file or as_json):
         raise click.UsageError("--mail goes with job ids alone")
+    if preview_to is not None:
+        _check_preview(app, is_mail, preview_to)
     if is_mail and not app.may_read_store:
         raise NotAllowedError(
             f"{app.caller} cannot read almanac's store, which records the mails",
@@ -79,7 +85,7 @@ def command(
     elif is_mail:
         from cli.report_mail import send
 
-        send(app, contexts)
+        send(app, contexts, preview_to or "")
     elif as_json:
         _print_json(contexts)
     elif since:
@@ -90,6 +96,14 @@ def command(
     if len(shown) < len(chosen):
         click.echo(f"{format_count(len(chosen) - len(shown))} older ones are not shown; --limit 0 shows all", err=True)
     return 0
+
+
+def _check_preview(app: App, is_mail: bool, preview_to: str) -> None:
+    from cli.report_mail import check_preview
+
+    if not is_mail:
+        raise click.UsageError("--to goes with --mail")
+    check_preview(app, preview_to)
 
 
 def _report_due(app: App, names_jobs: bool, is_due: bool, is_dry: bool, as_json: bool) -> int:

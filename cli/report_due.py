@@ -70,6 +70,8 @@ def _dry_run(site: MailSite) -> int:
     for runs in found.mails:
         what = f"{format_count(len(runs))} jobs" if len(runs) > 1 else f"job {runs[0].job_id}"
         click.echo(f"to {printable(site.recipient(runs[0].user) or '')}: {what}")
+    for fault in site.addresses.faults:
+        click.echo(f"almanac: {printable(fault, 1000)}", err=True)
     for line in found.outcome.decisions():
         click.echo(line)
     span = "that is new" if found.is_started else "of the last day; the first run tells of no job that ended before it"

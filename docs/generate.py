@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from almanac.config import Config, NodeSet, Tier
+from almanac.config import Config, Link, NodeSet, Tier
 from cli.main import cli
 from reports.job.rules import character, rules
 from telemetry.counters import COUNTERS
@@ -34,7 +34,7 @@ def configuration() -> str:
     for section in dataclasses.fields(Config):
         if dataclasses.is_dataclass(section.default):
             lines += [f"## [{section.name}]\n", *_keys(type(section.default)), ""]
-    for name, table in (("tiers", Tier), ("node_sets", NodeSet)):
+    for name, table in (("tiers", Tier), ("node_sets", NodeSet), ("links", Link)):
         lines += [
             f"## [[{name}]]\n",
             f"{(table.__doc__ or '').strip()} You can have any number of these tables.\n",

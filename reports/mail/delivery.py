@@ -109,11 +109,15 @@ def deliver(
 
 
 def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) -> None:
-    """Send one message at once, past the outbox (`almanac report --mail`). Raises ServerError, ConfigError."""
+    """Send one message at once, past the outbox (`almanac report --mail`), and its blind copy to mail.bcc.
+
+    Raises ServerError, ConfigError.
+    """
     try:
         server = connect(config)
         try:
-            server.sendmail(sender_of(config), [message.recipient], message.raw)
+            for recipient in dict.fromkeys((message.recipient, config.bcc or message.recipient)):
+                server.sendmail(sender_of(config), [recipient], message.raw)
         finally:
             _hang_up(server)
     except _FAILURES as error:
@@ -134,7 +138,7 @@ def _hang_up(server: smtplib.SMTP) -> None:
 class _DeliveryRun:
     """refused: recipients that the server has refused since the last mail that it took.
 
-    fault: what is wrong with the server; it ends the run.
+    fault: what is wrong with the server; it ends the run. has_copies: whether the server takes copies for mail.bcc.
     """
 
     outbox: Outbox
@@ -147,6 +151,7 @@ class _DeliveryRun:
     server: smtplib.SMTP | None = None
     refused: set[str] = field(default_factory=set)
     fault: str = ""
+    has_copies: bool = True
 
     def deliver(self) -> None:
         start_s = self.now_s()
@@ -203,6 +208,19 @@ class _DeliveryRun:
             self.outbox.sent(message, self.now_s())
             self.outcome.delivered["sent"] += 1
             self.refused.clear()
+            self._copy(message)
+
+    def _copy(self, message: Message) -> None:
+        """Send the blind copy, as a mail of its own: no answer about it must change what became of the user's mail."""
+        bcc = self.config.bcc
+        if self.server is None or not bcc or not self.has_copies or bcc == message.recipient:
+            return
+        try:
+            self.server.sendmail(sender_of(self.config), [bcc], message.raw)
+        except _FAILURES as error:
+            self.has_copies = False
+            text = reply_of(error, secrets_of(self.config))[1]
+            self.outcome.faults.append(f"no more blind copies to {bcc} in this run: {text}")
 
     def _give_up(self) -> None:
         """Drop old mail, so that it does not fill the disk while there is no server."""

@@ -9,12 +9,15 @@ from operator import itemgetter
 
 from almanac.config import Mail
 from almanac.units import format_count
+from reports.mail.address_book import AddressError
 from reports.mail.ended import ReportCandidate
 from reports.mail.outbox import EndedRun
+from reports.mail.pilot import OUTSIDE, is_in_pilot
 from reports.mail.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
 
 NO_TELEMETRY = "telemetry has not arrived"
 NO_COMMENT = "its comment is not known yet"
+NO_ADDRESS_YET = "the address of their user cannot be looked up"
 RAN_AGAIN = "the job ran again"
 TOO_OLD = "too long ago"
 ENOUGH_MAIL = "their user got enough mail for now"
@@ -35,7 +38,8 @@ class DuePlan:
 
 @dataclass(frozen=True)
 class Planner:
-    """frequency: gives every, digest, off, or unknown for a user. recipient: gives the user's address, or None.
+    """frequency: gives every, digest, off, or unknown for a user. recipient: gives the user's address, or None, or
+    raises AddressError.
 
     telemetry_s: the time up to which telemetry was read (s since 1970). None: do not wait for telemetry.
     """
@@ -105,12 +109,23 @@ class Planner:
         """The reason why the user's wish is unknown; "" if it is known, or if nobody can know it."""
         if self.frequency(each.run.user) == UNKNOWN:
             return NOT_KNOWN
+        if self._has_unknown_address(each):
+            return NO_ADDRESS_YET
         return NO_COMMENT if each.refuses_mail is None and each.has_comments else ""
+
+    def _has_unknown_address(self, each: ReportCandidate) -> bool:
+        try:
+            self.recipient(each.run.user)
+        except AddressError:
+            return True
+        return False
 
     def _why_not(self, each: ReportCandidate) -> str:
         """Why a run gets no mail of its own; "" if it gets one."""
         if not each.is_last:
             return RAN_AGAIN
+        if not is_in_pilot(self.config, each.run.user, each.account):
+            return OUTSIDE
         if self._age_s(each) > self.config.give_up_hours * 3600:
             return self._unknown_wish(each) or TOO_OLD
         if each.elapsed_s < self.config.min_elapsed_s:
@@ -119,7 +134,7 @@ class Planner:
             return "the job wants none"
         if reason := NOT_WANTED.get(self.frequency(each.run.user)):
             return reason
-        return "" if self.recipient(each.run.user) else "no address"
+        return "" if self._has_unknown_address(each) or self.recipient(each.run.user) else "no address"
 
 
 def _together(found: Iterable[ReportCandidate]) -> list[list[ReportCandidate]]:

@@ -17,7 +17,7 @@ from telemetry.store.schema import schema_of, table_of
 
 _COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "elapsed_s", "user", "gpu_count", "array_job_id", "state",
-    "refuses_mail",
+    "refuses_mail", "account",
 )  # fmt: skip
 _ENDED = """
 SELECT job_id, submit_s, "user", end_s, gpu_count, array_job_id FROM jobs
@@ -28,7 +28,7 @@ ORDER BY end_s, job_id, submit_s
 _FACTS = """
 SELECT j.job_id, j.submit_s, j.end_s, coalesce(j.elapsed_s, j.end_s - j.start_s) AS elapsed_s,
        j.submit_s = max(j.submit_s) OVER (PARTITION BY j.job_id) AS is_last,
-       j.refuses_mail
+       j.refuses_mail, coalesce(j.account, '') AS account
 FROM jobs j WHERE j.job_id IN (SELECT job_id FROM wanted)
 """
 _OPEN_ARRAYS = """
@@ -53,6 +53,7 @@ class ReportCandidate:
     is_array_open: bool = False
     has_metrics: bool = False
     has_comments: bool = True
+    account: str = ""
 
 
 def ended_since(store: ClusterStore, since_s: int) -> list[EndedRun]:
@@ -95,10 +96,12 @@ def look_up(store: ClusterStore, runs: Sequence[EndedRun], comments_s: int = 0) 
     with_metrics = _with_metrics(store, runs)
     found = []
     for run in runs:
-        elapsed_s, is_last, refuses = known.get((run.job_id, run.submit_s, run.end_s), (0, False, False))
+        unknown = (0, False, False, "")
+        elapsed_s, is_last, refuses, account = known.get((run.job_id, run.submit_s, run.end_s), unknown)
         has_metrics = (run.job_id, run.submit_s) in with_metrics
         is_open = run.array_job_id in open_arrays
-        found.append(ReportCandidate(run, elapsed_s, is_last, refuses, is_open, has_metrics, has_comments))
+        facts_of_run = (elapsed_s, is_last, refuses, is_open, has_metrics, has_comments, account)
+        found.append(ReportCandidate(run, *facts_of_run))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from almanac.config import Config
 from telemetry.sources.configured import SourceName
 
 if TYPE_CHECKING:
+    from reports.mail.address_book import AddressBook
     from reports.mail.due import DuePlan
     from reports.mail.ended import ReportCandidate
     from reports.mail.outbox import Outbox
@@ -74,10 +75,16 @@ class MailSite:
 
         return cache(lambda user: read(user, self.config).frequency)
 
-    def recipient(self, user: str) -> str | None:
-        from reports.mail.message import recipient_of
+    @cached_property
+    def addresses(self) -> AddressBook:
+        """Users' addresses, each looked up once in a run."""
+        from reports.mail.address_book import AddressBook
 
-        return recipient_of(user, self.config)
+        return AddressBook(self.config.mail)
+
+    def recipient(self, user: str) -> str | None:
+        """The user's address. None without one. Raises AddressError if it cannot be looked up now."""
+        return self.addresses.address(user)
 
     def mails_left(self, outbox: Outbox) -> Callable[[str], int]:
         """How many mails each user may still get within mail.per_user_hour.

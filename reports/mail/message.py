@@ -18,7 +18,7 @@ from email.utils import format_datetime
 from functools import cache
 
 from almanac import __version__
-from almanac.addresses import address_of, is_address, is_domain
+from almanac.addresses import is_address, is_domain
 from almanac.config import Config, Mail
 from almanac.errors import ConfigError
 from almanac.units import printable
@@ -26,14 +26,6 @@ from reports.job.report import MAX_SUBJECT, Rendered
 from reports.mail.outbox import EndedRun, Message
 
 MAX_MAIL_BYTES = 200_000
-
-
-def recipient_of(user: str, config: Config) -> str | None:
-    """The address of a job's owner by mail.recipient.
-
-    None if that is no address: a user name with "@" or a blank in it must not choose where mail goes.
-    """
-    return address_of(user, config.mail.recipient)
 
 
 @cache
@@ -85,6 +77,8 @@ def compose(
         "List-Id": _list_id(cluster, domain),
         "X-Mailer": f"almanac {__version__}",
     }
+    if config.mail.reply_to:
+        headers["Reply-To"] = config.mail.reply_to
     raw = _fitting(headers, rendered)
     return Message(message_id, user, recipient, kind, raw, tuple(runs), put_s=now_s)
 

@@ -10,39 +10,55 @@ from almanac.errors import ConfigError, NotAllowedError
 from almanac.units import printable
 from reports.job.context import JobContext
 from reports.job.report import render_email
+from reports.mail.address_book import AddressBook
 from reports.mail.digest import render_burst
-from reports.mail.message import compose, recipient_of
+from reports.mail.message import compose
 from reports.mail.outbox import EndedRun, Message
+from reports.mail.pilot import is_in_pilot
 from reports.mail.preferences import UNKNOWN, read
 
+_PREVIEW = "send a preview to yourself with --to ADDRESS, or write the report to a file: --html FILE"
 
-def owner_mails(contexts: Sequence[JobContext], config: Config, caller: str, now_s: int) -> list[Message]:
+
+def owner_mails(
+    contexts: Sequence[JobContext], config: Config, caller: str, now_s: int, preview_to: str = ""
+) -> list[Message]:
     """One mail for each job, or for each user with more than mail.storm jobs.
 
-    The Message-ID differs from the one of the mail after the job, because mail clients would hide the second mail.
-    Raises NotAllowedError for another user who may want no mail, ConfigError without an address.
+    preview_to: where all mails go, instead of to the jobs' owners. The Message-ID differs from the one of the mail after
+    the job, because mail clients would hide the second mail. Raises NotAllowedError for another user who may want no
+    mail or who is outside the pilot, ConfigError without an address, AddressError if it cannot be looked up.
     """
     by_user: dict[str, list[JobContext]] = defaultdict(list)
     for context in contexts:
         by_user[context.user].append(context)
-    messages = []
+    addresses, messages = AddressBook(config.mail), []
     for user, own in by_user.items():
-        recipient = _recipient(user, config, caller)
+        if not preview_to and user != caller:
+            _refuse_unwanted(user, own, config)
+        recipient = preview_to or _recipient(user, addresses)
         parts = [own] if len(own) > config.mail.storm else [[each] for each in own]
         messages += [_message(part, recipient, config, now_s) for part in parts]
     return messages
 
 
-def _recipient(user: str, config: Config, caller: str) -> str:
-    wanted = "every" if user == caller else read(user, config).frequency
+def _refuse_unwanted(user: str, own: Sequence[JobContext], config: Config) -> None:
+    """Refuse mail that an operator sends to a user who may not want it. Raises NotAllowedError."""
+    wanted = read(user, config).frequency
     if wanted == UNKNOWN:
         said = f"the system does not know {printable(user)}, so whether they want mail is unknown"
-        raise NotAllowedError(said, "look up `getent passwd`, or write the report to a file: --html FILE")
+        raise NotAllowedError(said, f"look up `getent passwd`, or {_PREVIEW}")
     if wanted == "off":
-        raise NotAllowedError(f"{printable(user)} wants no mail", "write the report to a file: --html FILE")
-    recipient = recipient_of(user, config)
+        raise NotAllowedError(f"{printable(user)} wants no mail", _PREVIEW)
+    if not all(is_in_pilot(config.mail, user, each.job["account"] or "") for each in own):
+        raise NotAllowedError(f"{printable(user)} is outside the pilot of mail.users and mail.accounts", _PREVIEW)
+
+
+def _recipient(user: str, addresses: AddressBook) -> str:
+    recipient = addresses.address(user)
     if recipient is None:
-        raise ConfigError(f"mail.recipient gives no address of {printable(user)}", "see mail.recipient in the docs")
+        said = f"{printable(user)} has no address by mail.address_map, mail.address_command, or mail.recipient"
+        raise ConfigError(said, f"see `Who gets mail` in docs/mail.md, or {_PREVIEW}")
     return recipient
 
 

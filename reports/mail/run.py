@@ -65,6 +65,7 @@ class MailRun:
             self._deliver()
             raise
         self._deliver()
+        self.outcome.faults += self.site.addresses.faults
         return self.outcome
 
     def _decide(self) -> None:

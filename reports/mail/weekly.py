@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from almanac.config import Config
 from almanac.errors import ConfigError
 from almanac.units import DAY_S
+from reports.mail.address_book import AddressError
 from reports.mail.digest import render_weekly
 from reports.mail.ended import ended_since
 from reports.mail.marks import WEEK, WEEK_TRIED
 from reports.mail.message import compose, message_id_of
 from reports.mail.outbox import Message, Outbox
+from reports.mail.pilot import week_pilot
 from reports.mail.preferences import UNKNOWN
 from reports.mail.week import is_known, last_week
 from telemetry.store.cluster_store import ClusterStore
@@ -35,7 +37,7 @@ def put_weekly(
     The first digests are about the week in which mail was switched on. Nothing is queued before the week is known.
     After a kill, the next call queues the digests that are missing: each has one Message-ID. A digest that cannot be
     made is named in faults and delays no other. It is tried again every hour until LATEST_S after the week, and so is
-    the digest of a user whom the system does not know now. Raises ConfigError, StoreError.
+    the digest of a user whom the system does not know now, or whose address cannot be looked up. Raises ConfigError, StoreError.
     """
     week = last_week(now_s)
     told_s = outbox.mark(WEEK, store.cluster)
@@ -43,10 +45,14 @@ def put_weekly(
         tried_s = outbox.mark(WEEK_TRIED, store.cluster) or 0
         if tried_s <= now_s < tried_s + RETRY_S or not is_known(store, config, week, now_s):
             return
-        is_whole = True
+        is_whole, is_in_pilot = True, week_pilot(store, config.mail, week.start_s, week.end_s)
         runs = ended_since(store, week.start_s)
-        for user in sorted({run.user for run in runs if run.end_s < week.end_s}):
-            wanted, address = frequency(user), recipient(user)
+        for user in filter(is_in_pilot, sorted({run.user for run in runs if run.end_s < week.end_s})):
+            try:
+                wanted, address = frequency(user), recipient(user)
+            except AddressError:
+                is_whole = False
+                continue
             is_whole &= wanted != UNKNOWN
             is_queued = outbox.has(message_id_of(store.cluster, user, KIND, (), week.name))
             if wanted != "digest" or address is None or is_queued:

@@ -18,7 +18,8 @@ from almanac.config import Config, Mail
 from almanac.config_file import parse_config
 from almanac.errors import ConfigError
 from reports.job.report import Rendered, render_email
-from reports.mail.message import MAX_MAIL_BYTES, compose, recipient_of, sender_of
+from reports.mail.address_book import AddressBook
+from reports.mail.message import MAX_MAIL_BYTES, compose, sender_of
 
 CONFIG = Config(mail=Mail(server="localhost", sender="almanac@example.org", recipient="{user}@example.org"))
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -158,7 +159,7 @@ def test_pictures_that_do_not_fit_are_words() -> None:
     ],
 )
 def test_mail_goes_to_the_owner(user: str, expected: str | None) -> None:
-    assert recipient_of(user, CONFIG) == expected
+    assert AddressBook(CONFIG.mail).address(user) == expected
 
 
 def test_no_site_can_send_to_what_a_job_asked_for() -> None:
@@ -169,7 +170,7 @@ def test_no_site_can_send_to_what_a_job_asked_for() -> None:
 
 def test_a_local_user_needs_no_domain() -> None:
     config = replace(CONFIG, mail=replace(CONFIG.mail, recipient="{user}"))
-    assert recipient_of("ann", config) == "ann"
+    assert AddressBook(config.mail).address("ann") == "ann"
     assert str(parsed(compose(PLAIN, [run(1)], "ann", config, NOW_S).raw)["To"]) == "ann"
 
 

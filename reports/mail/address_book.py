@@ -1,0 +1,184 @@
+"""Each user's address: from mail.address_map, then mail.address_command, then mail.recipient.
+
+Only the site decides where mail goes: a map that users can write is not read, and a name that is no plain user name is
+never given to the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from almanac.addresses import address_of, is_address
+from almanac.config import Mail
+from almanac.errors import SourceError
+from almanac.units import printable
+
+MOST_MAP_BYTES = 16 << 20
+MOST_ANSWER_BYTES = 4096
+COMMAND_TIMEOUT_S = 10.0
+MOST_FAILURES = 3
+"""Failures of the command in a row after which one run asks it no more: each may take COMMAND_TIMEOUT_S."""
+
+
+class AddressError(SourceError):
+    """The address of a user cannot be looked up now. Mail waits until it can."""
+
+
+@dataclass
+class AddressBook:
+    """Looks up each user once. faults: what to tell the operators, each once."""
+
+    config: Mail
+    timeout_s: float = COMMAND_TIMEOUT_S
+    faults: list[str] = field(default_factory=list)
+    _known: dict[str, str | AddressError | None] = field(default_factory=dict)
+    _map: Mapping[str, str] | AddressError | None = None
+    _failures: int = 0
+
+    def address(self, user: str) -> str | None:
+        """None if the site gives the user no address. Raises AddressError if that cannot be known now."""
+        if user not in self._known:
+            try:
+                self._known[user] = self._looked_up(user)
+            except AddressError as error:
+                self._known[user] = error
+                self._note(error)
+        found = self._known[user]
+        if isinstance(found, AddressError):
+            raise found
+        return found
+
+    def _note(self, error: AddressError) -> None:
+        said = f"{error}; try: {error.hint}"
+        if said not in self.faults and len(self.faults) < MOST_FAILURES:
+            self.faults.append(said)
+
+    def _looked_up(self, user: str) -> str | None:
+        by_recipient = address_of(user, self.config.recipient)
+        if self.config.address_map and (mapped := self._mapped(user)) is not None:
+            return mapped
+        if not self.config.address_command:
+            return by_recipient
+        # A name with other characters than {user} may have must not become an option or a search filter.
+        return self._asked(user) if address_of(user, "{user}") else None
+
+    def _mapped(self, user: str) -> str | None:
+        if self._map is None:
+            try:
+                self._map = read_map(Path(self.config.address_map))
+            except AddressError as error:
+                self._map = error
+        if isinstance(self._map, AddressError):
+            raise self._map
+        found = self._map.get(user)
+        if found is not None and not is_address(found):
+            said = f"mail.address_map: the address of {printable(user, 40)} is {printable(repr(found), 80)}"
+            raise AddressError(said, "write one address for each user")
+        return found
+
+    def _asked(self, user: str) -> str | None:
+        program = self.config.address_command[0]
+        hint = f"run it yourself, as the user of the timer: {' '.join(self.config.address_command)} {user}"
+        if self._failures >= MOST_FAILURES:
+            raise AddressError(f"mail.address_command: {program} failed {MOST_FAILURES} times in a row", hint)
+        try:
+            answer = _answer([*self.config.address_command, user], self.timeout_s)
+        except (OSError, ValueError) as error:
+            self._failures += 1
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise AddressError(f"mail.address_command: {program} {printable(why, 200)}", hint) from error
+        self._failures = 0
+        if answer and not is_address(answer):
+            said = f"mail.address_command: {program} printed {printable(repr(answer), 80)} for {user}"
+            raise AddressError(said, "let it print one address, or nothing for a user without one")
+        return answer or None
+
+
+def read_map(path: Path) -> dict[str, str]:
+    """Addresses by user, from lines `user address`; # begins a comment. A user with two addresses gets "".
+
+    Raises AddressError if the file cannot be read, or if users could have written it.
+    """
+    try:
+        text = _trusted_text(path)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        todo = f"make it readable for the user of the timer, owned by root, with mode 0640: {path}"
+        raise AddressError(f"mail.address_map: {path}: {why}", todo) from error
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        user, address = words[0], words[1] if len(words) == 2 else f"of line {number}: {' '.join(words[1:])}"
+        found[user] = address if found.get(user, address) == address else f"of line {number}, and another one"
+    return found
+
+
+def _trusted_text(path: Path) -> str:
+    """Raises OSError, and ValueError for a file that others than root and the caller can write."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("is not a regular file")
+        trusted = {0, os.geteuid()}
+        if about.st_uid not in trusted:
+            raise ValueError(f"belongs to uid {about.st_uid}, expected root")
+        if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ValueError(f"has mode {stat.S_IMODE(about.st_mode):04o}: others can write to it")
+        content = file.read(MOST_MAP_BYTES + 1)
+    if len(content) > MOST_MAP_BYTES:
+        raise ValueError(f"is larger than {MOST_MAP_BYTES >> 20} MiB")
+    return content.decode("utf-8")
+
+
+def _answer(argv: Sequence[str], timeout_s: float) -> str:
+    """What the program printed, one line; "" if it printed nothing. Ends it and its children.
+
+    Raises OSError if it cannot start, and ValueError if it fails, prints too much, or takes too long.
+    """
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        content = _output(process, time.monotonic() + timeout_s, timeout_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+    return content.decode("ascii", "backslashreplace").strip()
+
+
+def _output(process: subprocess.Popen[bytes], end_s: float, timeout_s: float) -> bytes:
+    assert process.stdout is not None
+    content = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while selector.select(max(0.0, end_s - time.monotonic())):
+            part = os.read(process.stdout.fileno(), MOST_ANSWER_BYTES)
+            content += part
+            if len(content) > MOST_ANSWER_BYTES:
+                raise ValueError(f"printed more than {MOST_ANSWER_BYTES} bytes")
+            if not part:
+                break
+        else:
+            raise ValueError(f"took longer than {timeout_s:g} s")
+    try:
+        code = process.wait(max(0.0, end_s - time.monotonic()))
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"took longer than {timeout_s:g} s") from error
+    if code:
+        raise ValueError(f"failed with exit code {code}" if code > 0 else f"was ended by signal {-code}")
+    return content
