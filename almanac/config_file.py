@@ -17,7 +17,7 @@ from typing import Any
 from almanac.addresses import is_address, is_pattern
 from almanac.config import Config, Link, NodeSet, Tier
 from almanac.errors import ConfigError
-from almanac.link_config import MOST_LINKS, check_link, check_url
+from almanac.link_config import MOST_LINKS, check_link, check_page
 from almanac.units import printable
 
 _MOST = 2**53
@@ -207,7 +207,7 @@ def _check_ranges(config: Config, where: str) -> None:
             f"{where}: priority.min_gpu_time_s is not below max_gpu_time_s", "use, for example, 60 and 8640000"
         )
     if config.site.help_url:
-        check_url(config.site.help_url, f"{where}: site.help_url")
+        check_page(config.site.help_url, f"{where}: site.help_url")
     _check_addresses(config, where)
 
 

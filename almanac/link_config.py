@@ -47,11 +47,17 @@ def check_link(link: Link, where: str) -> None:
     unknown = [name for name in _PLACEHOLDER.findall(link.url) if name not in PLACEHOLDERS]
     if unknown:
         valid = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-        raise ConfigError(
-            f"{where} ({link.name}): url has an unknown placeholder {{{unknown[0][:40]}}}", f"use {valid}"
-        )
+        said = f"{where} ({link.name}): url has an unknown placeholder {{{printable(unknown[0], 40)}}}"
+        raise ConfigError(said, f"use {valid}")
     if set("{}") & set(_PLACEHOLDER.sub("", link.url)):
         raise ConfigError(f"{where} ({link.name}): url has a single brace", "write %7B for { and %7D for }")
+
+
+def check_page(url: str, where: str) -> None:
+    """Raises ConfigError unless it is the address of one page, without placeholders."""
+    check_url(url, where)
+    if set("{}") & set(url):
+        raise ConfigError(f"{where} is {url!r}, which has a brace", "only [[links]] have placeholders")
 
 
 def check_url(url: str, where: str) -> None:

@@ -219,6 +219,8 @@ class _DeliveryRun:
             self.server.sendmail(sender_of(self.config), [bcc], message.raw)
         except _FAILURES as error:
             self.has_copies = False
+            _hang_up(self.server)
+            self.server = None
             text = reply_of(error, secrets_of(self.config))[1]
             self.outcome.faults.append(f"no more blind copies to {bcc} in this run: {text}")
 

@@ -37,7 +37,8 @@ def put_weekly(
     The first digests are about the week in which mail was switched on. Nothing is queued before the week is known.
     After a kill, the next call queues the digests that are missing: each has one Message-ID. A digest that cannot be
     made is named in faults and delays no other. It is tried again every hour until LATEST_S after the week, and so is
-    the digest of a user whom the system does not know now, or whose address cannot be looked up. Raises ConfigError, StoreError.
+    the digest of a user whom the system does not know now, or whose address cannot be looked up.
+    Raises ConfigError, StoreError.
     """
     week = last_week(now_s)
     told_s = outbox.mark(WEEK, store.cluster)
