@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
+import textwrap
 from typing import TYPE_CHECKING
 
 import click
 
+from almanac.units import DAY_S, format_duration, printable
 from cli.app import App
 
 if TYPE_CHECKING:
@@ -17,6 +20,9 @@ WORDS = {
     "digest": "one mail a week about all of your GPU jobs",
     "off": "no mail",
 }
+STALE_S = DAY_S
+"""The timer runs every minute; a choice made while it is down for a while still counts."""
+UNTIL = "Until then, for no mail about a job: sbatch --comment=almanac:nomail"
 
 
 @click.command("mail")
@@ -41,5 +47,31 @@ def _say(app: App, preference: Preference) -> None:
         return
     whose = "your choice" if preference.is_own else "this site's default"
     click.echo(f"{preference.frequency}: {WORDS[preference.frequency]} ({whose})")
-    if not app.config.mail.server:
-        click.echo("This site sends no mail: mail.server is not set in almanac's configuration.")
+    if said := _reader_said(app, preference.is_own):
+        click.echo(textwrap.fill(said, 80, break_long_words=False, break_on_hyphens=False))
+
+
+def _reader_said(app: App, is_own: bool) -> str:
+    """What the user has to know if no mail timer reads the choices that are made on this host; "" if one does."""
+    from reports.mail.last_read import last_read
+    from reports.mail.preferences import folder_of
+
+    folder, host = folder_of(app.config), printable(socket.gethostname(), 60)
+    if not folder.is_dir():
+        return f"No choice can be kept on {host}: {folder} does not exist. Ask the operators where to run this. {UNTIL}"
+    found = last_read(folder)
+    if found is None and not app.config.mail.server:
+        return "This site sends no mail: mail.server is not set in almanac's configuration."
+    if not is_own or (found and app.now_s() - found.time_s < STALE_S):
+        return ""
+    if found is None:
+        return (
+            f"It is stored on {host}, but nothing that sends mail has read it yet. Run `almanac mail` again in an "
+            f"hour. If this is still so, tell the operators: `almanac report --due` does not read {folder} of this "
+            f"host. {UNTIL}"
+        )
+    ago = format_duration(app.now_s() - found.time_s)
+    return (
+        f"It is stored on {host}, but nothing that sends mail has read it for {ago}. Tell the operators: "
+        f"`almanac report --due` on {found.host} no longer reads {folder}. {UNTIL}"
+    )

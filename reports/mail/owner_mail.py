@@ -26,8 +26,8 @@ def owner_mails(
     """One mail for each job, or for each user with more than mail.storm jobs.
 
     preview_to: where all mails go, instead of to the jobs' owners. The Message-ID differs from the one of the mail
-    after the job, because mail clients would hide the second mail. Raises NotAllowedError for another user who may want no
-    mail or who is outside the pilot, ConfigError without an address, AddressError if it cannot be looked up.
+    after the job, because mail clients would hide the second mail. Raises NotAllowedError for another user who may
+    want no mail or is outside the pilot, ConfigError without an address, AddressError if it cannot be looked up.
     """
     by_user: dict[str, list[JobContext]] = defaultdict(list)
     for context in contexts:

@@ -104,7 +104,8 @@ def write(frequency: str | None, config: Config) -> None:
     """Set the caller's own choice; None removes it. Raises StoreError."""
     folder, uid = folder_of(config), os.getuid()
     if not folder.is_dir():
-        raise StoreError(f"{folder} is not there: no preference can be kept", "ask an operator of almanac")
+        todo = "ask an operator of almanac where to run this; for one job: sbatch --comment=almanac:nomail"
+        raise StoreError(f"{folder} does not exist on this host: no choice can be kept", todo)
     path = folder / str(uid)
     try:
         if frequency is not None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from almanac.config import Config
 from almanac.errors import AlmanacError, BusyError, ConfigError, SourceError, StoreError
+from reports.mail.last_read import mark_read
 from reports.mail.mail_site import MailSite, spool_of
 from reports.mail.marks import ASKED, DAILY, SEEN, STARTED, MarkedSource, start_now, take_from_store
 from reports.mail.outcome import LEFT, Outcome
+from reports.mail.preferences import folder_of
 
 if TYPE_CHECKING:
     from reports.mail.due import DuePlan
@@ -65,6 +68,7 @@ class MailRun:
             self._deliver()
             raise
         self._deliver()
+        mark_read(folder_of(self.config), self.site.clock(), socket.gethostname())
         self.outcome.faults += self.site.addresses.faults
         return self.outcome
 

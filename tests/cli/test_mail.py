@@ -23,8 +23,9 @@ from cli import mail, report
 from cli.app import App
 from cli.doctor.findings import Check
 from cli.doctor.mail import check_mail
+from reports.mail.last_read import mark_read
 from reports.mail.outbox import Outbox, outbox_path
-from reports.mail.preferences import FOLDER_MODE
+from reports.mail.preferences import FOLDER_MODE, folder_of
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -114,11 +115,29 @@ def findings(app: App) -> dict[str, Check]:
 
 
 def test_a_user_chooses_and_sees_the_choice(app: Someone) -> None:
+    mark_read(folder_of(app.config), NOW_S - 60, "mailhost")
     assert run(app).output == "every: one mail after each GPU job, or one for a burst of jobs (this site's default)\n"
     assert run(app, "off").output == "off: no mail (your choice)\n"
     assert run(app).output == "off: no mail (your choice)\n"
     assert run(app, "default").output.endswith("(this site's default)\n")
     assert run(app, "never").exit_code == 2
+
+
+def test_a_choice_that_no_timer_reads_says_so(app: Someone) -> None:
+    """On a host without the shared folder, or where the timer is down. Before its first run, that is no alarm."""
+    folder = folder_of(app.config)
+    assert run(app).output.count("\n") == 1, "nothing is chosen, so nothing can go unread"
+    never = " ".join(run(app, "off").output.split())
+    assert never.startswith("off: no mail (your choice) It is stored on ")
+    assert "has read it yet. Run `almanac mail` again in an hour." in never and "almanac:nomail" in never
+    assert max(len(line) for line in run(app).output.splitlines() if str(folder) not in line) <= 80
+    mark_read(folder, NOW_S - 3 * 86_400, "mailhost")
+    stale = " ".join(run(app).output.split())
+    assert "has read it for 3 d. Tell the operators: `almanac report --due` on mailhost no longer" in stale
+    mark_read(folder, NOW_S - 60, "mailhost")
+    assert run(app).output == "off: no mail (your choice)\n"
+    app.given["mail"] = {}
+    assert run(app).output == "off: no mail (your choice)\n", "the host that sends mail has a configuration of its own"
 
 
 def test_a_site_that_sends_no_mail_says_so(app: Someone) -> None:
@@ -128,8 +147,9 @@ def test_a_site_that_sends_no_mail_says_so(app: Someone) -> None:
 
 def test_where_no_choice_can_be_kept_it_is_an_error(app: Someone) -> None:
     app.given = {"hooks": {"advice_dir": "/nowhere"}}
-    assert isinstance(run(app, "off").exception, StoreError)
-    assert run(app).exit_code == 0
+    refused = run(app, "off").exception
+    assert isinstance(refused, StoreError) and "almanac:nomail" in refused.hint
+    assert "No choice can be kept on " in run(app).output
 
 
 def test_a_report_is_sent_to_the_owner(app: Someone, server: MailServer) -> None:
