@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from reports.job.context import JobContext
+    from reports.job.site_choices import SiteChoices
 
 _ID = re.compile(r"(\d{1,18})(?:_(?:(\d{1,9})|\[([\d,\-]{1,200})\]))?")
 MOST_TASKS = 100_000
@@ -79,7 +80,8 @@ def command(
         )
     chosen = find_jobs(app, job_ids) if job_ids else _ended_since(app, since or "", user, allusers)
     shown = chosen[-limit:] if limit > 0 else chosen
-    contexts = app.caller_jobs.contexts(shown, has_series=not since)
+    site = _site_choices(app)
+    contexts = [replace(each, site=site) for each in app.caller_jobs.contexts(shown, has_series=not since)]
     if html_file:
         _write_page(html_file, contexts)
     elif is_mail:
@@ -96,6 +98,18 @@ def command(
     if len(shown) < len(chosen):
         click.echo(f"{format_count(len(chosen) - len(shown))} older ones are not shown; --limit 0 shows all", err=True)
     return 0
+
+
+def _site_choices(app: App) -> SiteChoices:
+    """What the site adds to reports. Operators get a faulty rules.toml as an error, because they can correct it."""
+    from reports.job.site_choices import choices_of
+
+    found = choices_of(app.config)
+    if found.rules_fault:
+        if app.is_operator:
+            raise found.rules_fault
+        click.echo(f"warning: this report leaves out the site's own rules: {found.rules_fault}", err=True)
+    return found
 
 
 def _check_preview(app: App, is_mail: bool, preview_to: str) -> None:

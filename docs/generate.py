@@ -12,7 +12,7 @@ import click
 
 from almanac.config import Config, Link, NodeSet, Tier
 from cli.main import cli
-from reports.job.rules import character, rules
+from reports.job.rules import packaged
 from telemetry.counters import COUNTERS
 from telemetry.sources.exporter_csv import FILES, csv_text
 from telemetry.sources.layouts import layouts
@@ -125,11 +125,11 @@ def report_rules() -> str:
         "| rule | topic | applies if | sentence of the summary | suggestion | source |",
         "|---|---|---|---|---|---|",
     ]
-    for rule in rules():
+    for rule in packaged().rules:
         holds = "; ".join(f"`{fact}` {_limit(tests)}" for fact, tests in rule.when.items())
         cells = (f"`{rule.name}`", rule.topic, holds, rule.summary, rule.advice, rule.source)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    limits = character()
+    limits = packaged().character
     lines += [
         "",
         f"`{{character}}` says *steady* up to {limits.steady_max} of temporal imbalance, *in bursts* from "

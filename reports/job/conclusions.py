@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reports.job.facts import Facts
-from reports.job.rules import Rule, first_of_topics, rules
+from reports.job.rules import Rule, first_of_topics
 
 MAX_SUGGESTIONS = 3
 MAX_SENTENCES = 2
@@ -45,7 +45,7 @@ class Conclusions:
 
 def conclude(facts: Facts) -> Conclusions:
     """What the first matching rule of each topic says; at least one sentence."""
-    found = first_of_topics(rules(), facts.values)
+    found = first_of_topics(facts.rules.rules, facts.values)
     sentences = [rule.summary.format_map(facts.words) for rule in found if rule.summary]
     suggestions = [
         Suggestion(rule.name, rule.advice.format_map(facts.words), rule.reason.format_map(facts.words))

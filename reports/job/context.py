@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import pandas as pd
@@ -20,6 +20,7 @@ from almanac.records import Advice
 from reports.job.ranks import Rank, SiteFigures, span_of
 from reports.job.rows import GpuRow, JobRow, MetricsRow
 from reports.job.series import GpuSeries, SeriesRequest, load_series
+from reports.job.site_choices import SiteChoices, choices_of
 from telemetry.history import UserHistories, load_history
 from telemetry.job_selection import plain_rows
 from telemetry.metrics.data_quality import NOT_SUMMARISED
@@ -34,7 +35,8 @@ class JobContext:
 
     gpus: its rows of gpu_metrics, sorted by host, gpu, and mig. series: None without samples. ranks: by column of
     job_metrics. advice: what `almanac advise` would say now about the same submission; None if the job never started,
-    or if other jobs were not read. earlier_runs: earlier rows of the same job id, oldest first, from requeues.
+    or if other jobs were not read. earlier_runs: earlier rows of the same job id, oldest first, from requeues. site:
+    what the site adds to the report.
     """
 
     cluster: str
@@ -47,6 +49,7 @@ class JobContext:
     advice: Advice | None
     tiers: tuple[Tier, ...]
     earlier_runs: tuple[JobRow, ...] = ()
+    site: SiteChoices = field(default_factory=SiteChoices)
 
     @property
     def job_id(self) -> int:
@@ -137,8 +140,9 @@ def _build(
     wanted = [_wanted(job, metrics.get(_key(job), {}), gpus.get(_key(job), [])) for job in jobs]
     advices = {} if is_bare else _advise(store, jobs, config, now_s)
     found = load_series(store, wanted) if has_series else [None] * len(jobs)
+    choices = choices_of(config)
     spans = [(job["submit_s"], job["end_s"] or now_s) for job in jobs]
-    site = None if is_bare else SiteFigures.load(store, *span_of(spans))
+    figures = None if is_bare else SiteFigures.load(store, *span_of(spans))
     return [
         JobContext(
             cluster=store.cluster,
@@ -147,10 +151,11 @@ def _build(
             metrics=metrics.get(_key(job), {}),
             gpus=tuple(gpus.get(_key(job), [])),
             series=series,
-            ranks=site.ranks(metrics.get(_key(job), {}), *span) if site else {},
+            ranks=figures.ranks(metrics.get(_key(job), {}), *span) if figures else {},
             advice=advices.get(_key(job)),
             tiers=config.tiers,
             earlier_runs=tuple(row for row in earlier if row["user"] == job["user"]),
+            site=choices,
         )
         for (*earlier, job), span, series in zip(runs, spans, found, strict=True)
     ]

@@ -16,7 +16,7 @@ from almanac.units import format_count, format_duration, format_gib, printable
 from reports.job.context import JobContext
 from reports.job.headline_words import busy_pct, headline_words
 from reports.job.ranks import Ranked, rank_text
-from reports.job.rules import CharacterLimits, Fact, character
+from reports.job.rules import CharacterLimits, Fact, RuleSet
 from telemetry.metrics.data_quality import IDLE, OK
 
 UNATTRIBUTED = ("shared node", "GPU bound", "node list")
@@ -29,18 +29,23 @@ LIMIT_MARGIN = 1.5
 
 @dataclass(frozen=True)
 class Facts:
-    """values: the facts, None if not known. words: texts without control characters, "" if not known."""
+    """values: the facts, None if not known. words: texts without control characters, "" if not known.
+
+    rules: those of the job's site.
+    """
 
     values: Mapping[str, Fact]
     words: Mapping[str, str]
+    rules: RuleSet
 
 
 def facts_of(context: JobContext) -> Facts:
     """The facts of a job that the rules test, and the same facts as words for their texts."""
     values = {**_outcome(context), **_use(context), **_memory(context), **_time(context), **_kernel(context)}
-    sentence = character_of(values, character())
+    site_rules = context.site.rules
+    sentence = character_of(values, site_rules.character)
     values["has_character"] = bool(sentence)
-    return Facts(values, _words(context, values, sentence))
+    return Facts(values, _words(context, values, sentence), site_rules)
 
 
 def _outcome(context: JobContext) -> dict[str, Fact]:

@@ -10,7 +10,7 @@ from almanac.units import format_count, format_gib, printable
 from reports.job.context import JobContext
 from reports.job.facts import Facts
 from reports.job.headline_words import UNEVEN_PCT, busy_pct
-from reports.job.rules import CharacterLimits, character
+from reports.job.rules import CharacterLimits
 from reports.job.series import unit_name
 
 NAMED = 4
@@ -67,7 +67,7 @@ def _balance(context: JobContext, facts: Facts, rules: Sequence[str]) -> Finding
 
 
 def _balance_text(busy: Sequence[_Busy], thing: str, facts: Facts, rules: Sequence[str]) -> str:
-    values, limits = facts.values, character()
+    values, limits = facts.values, facts.rules.character
     coverage = values["coverage"]
     when = "of the measured time" if isinstance(coverage, float) and coverage < 0.95 else "of the time"
     yours = f"Your {thing}" if len(busy) == 1 else f"Your {format_count(len(busy))} {thing}s"

@@ -122,6 +122,8 @@ def _given(report: Report) -> dict[str, Any]:
         "figures": report.figures,
         "has_pictures_missing": context.series is None and context.elapsed_s is not None,
         "cluster": printable(context.cluster, 60),
+        "links": context.site.links_of(context.job, context.cluster),
+        "help_url": context.site.help_url,
         "version": __version__,
     }
 

@@ -53,15 +53,17 @@ class Rule:
         )
 
 
+@dataclass(frozen=True)
+class RuleSet:
+    """rules: in the order of the file."""
+
+    rules: tuple[Rule, ...]
+    character: CharacterLimits
+
+
 @cache
 def _file() -> dict[str, Any]:
     return tomllib.loads((resources.files("reports.job") / "rules.toml").read_text(encoding="utf-8"))
-
-
-@cache
-def rules() -> tuple[Rule, ...]:
-    """The rules, in the order of the file."""
-    return tuple(map(rule_of, _file()["rule"]))
 
 
 def rule_of(row: Mapping[str, Any]) -> Rule:
@@ -70,8 +72,9 @@ def rule_of(row: Mapping[str, Any]) -> Rule:
 
 
 @cache
-def character() -> CharacterLimits:
-    return CharacterLimits(**_file()["character"])
+def packaged() -> RuleSet:
+    """The rules without a site's changes."""
+    return RuleSet(tuple(map(rule_of, _file()["rule"])), CharacterLimits(**_file()["character"]))
 
 
 def first_of_topics(among: Sequence[Rule], values: Mapping[str, Fact]) -> list[Rule]:

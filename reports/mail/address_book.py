@@ -10,7 +10,6 @@ import contextlib
 import os
 import selectors
 import signal
-import stat
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from almanac.addresses import address_of, is_address
 from almanac.config import Mail
 from almanac.errors import SourceError
+from almanac.trusted_file import read_trusted
 from almanac.units import printable
 
 MOST_MAP_BYTES = 16 << 20
@@ -109,7 +109,7 @@ def read_map(path: Path) -> dict[str, str]:
     Raises AddressError if the file cannot be read, or if users could have written it.
     """
     try:
-        text = _trusted_text(path)
+        text = read_trusted(path, (), MOST_MAP_BYTES)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         todo = f"make it readable for the user of the timer, owned by root, with mode 0640: {path}"
@@ -122,24 +122,6 @@ def read_map(path: Path) -> dict[str, str]:
         user, address = words[0], words[1] if len(words) == 2 else f"of line {number}: {' '.join(words[1:])}"
         found[user] = address if found.get(user, address) == address else f"of line {number}, and another one"
     return found
-
-
-def _trusted_text(path: Path) -> str:
-    """Raises OSError, and ValueError for a file that others than root and the caller can write."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
-            raise ValueError("is not a regular file")
-        trusted = {0, os.geteuid()}
-        if about.st_uid not in trusted:
-            raise ValueError(f"belongs to uid {about.st_uid}, expected root")
-        if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ValueError(f"has mode {stat.S_IMODE(about.st_mode):04o}: others can write to it")
-        content = file.read(MOST_MAP_BYTES + 1)
-    if len(content) > MOST_MAP_BYTES:
-        raise ValueError(f"is larger than {MOST_MAP_BYTES >> 20} MiB")
-    return content.decode("utf-8")
 
 
 def _answer(argv: Sequence[str], timeout_s: float) -> str:

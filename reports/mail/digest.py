@@ -14,7 +14,6 @@ from reports.job.conclusions import MAX_SUGGESTIONS, Suggestion
 from reports.job.context import JobContext, build
 from reports.job.figures import NOT_KNOWN, FigureRow, real_text
 from reports.job.report import MAX_SUBJECT, Rendered, Report, render_html, report_of, templates
-from reports.job.rules import rules
 from reports.mail.week import FAILED_STATES, Saving, Totals, Week, week_of
 from telemetry.store.cluster_store import ClusterStore
 
@@ -49,7 +48,8 @@ def render_burst(contexts: Sequence[JobContext], config: Config) -> Rendered:
         Part("Figures", tuple(_burst_rows(contexts))),
         Part("Jobs (failed ones first, then by unused GPU-hours)", tuple(map(_job_row, listed)), (), rest, ": "),
     ]
-    return _rendered(contexts[0].cluster, _burst_subject(contexts), summary, _kicker(contexts), parts)
+    given = contexts[0].cluster, config.site.help_url, _burst_subject(contexts), summary
+    return _rendered(*given, _kicker(contexts), parts)
 
 
 def render_weekly(store: ClusterStore, user: str, config: Config, now_s: int) -> Rendered | None:
@@ -75,16 +75,18 @@ def render_weekly(store: ClusterStore, user: str, config: Config, now_s: int) ->
     kicker = f"Week {week.span.name}: {format_moment(week.span.start_s)} to {format_moment(week.span.end_s)}"
     totals = week.totals
     subject = f"Your GPU week {week.span.name}: {_jobs(totals.jobs)}, {_hours(totals.gpu_hours)}"
-    return _rendered(store.cluster, subject, _week_summary(week), kicker, parts)
+    return _rendered(store.cluster, config.site.help_url, subject, _week_summary(week), kicker, parts)
 
 
-def _rendered(cluster: str, subject: str, summary: str, kicker: str, parts: Sequence[Part]) -> Rendered:
+def _rendered(cluster: str, help_url: str, subject: str, summary: str, kicker: str, parts: Sequence[Part]) -> Rendered:
     given: dict[str, Any] = {
         "subject": printable(subject, MAX_SUBJECT),
         "summary": summary,
         "kicker": kicker,
         "parts": [part for part in parts if part.rows or part.suggestions or part.note],
         "cluster": printable(cluster, 60),
+        "links": (),
+        "help_url": help_url,
         "version": __version__,
     }
     text = templates().get_template("digest.txt.j2").render(**given)
@@ -146,7 +148,8 @@ def _suggested(reports: Sequence[Report]) -> Part:
     for report in sorted(reports, key=lambda report: -(report.context.gpu_hours or 0.0)):
         for suggestion in report.conclusions.suggestions:
             found.setdefault(suggestion.rule, []).append((report, suggestion))
-    order = {rule.name: place for place, rule in enumerate(rules())}
+    own = reports[0].context.site.rules.rules if reports else ()
+    order = {rule.name: place for place, rule in enumerate(own)}
 
     def rank(name: str) -> tuple[bool, int]:
         is_common = len(found[name]) >= COMMON * len(reports)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from almanac.config import Config
 from almanac.errors import AlmanacError, BusyError, ConfigError, SourceError, StoreError
+from reports.job.site_choices import choices_of
 from reports.mail.last_read import mark_read
 from reports.mail.mail_site import MailSite, spool_of
 from reports.mail.marks import ASKED, DAILY, SEEN, STARTED, MarkedSource, start_now, take_from_store
@@ -70,6 +71,8 @@ class MailRun:
         self._deliver()
         mark_read(folder_of(self.config), self.site.clock(), socket.gethostname())
         self.outcome.faults += self.site.addresses.faults
+        if fault := choices_of(self.config).rules_fault:
+            self._fault(fault)
         return self.outcome
 
     def _decide(self) -> None:

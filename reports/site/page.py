@@ -53,6 +53,7 @@ def render_site_page(report: SiteReport) -> str:
         cluster=printable(report.cluster, 60),
         span=f"{format_moment(report.since_s)} to {format_moment(report.until_s)}",
         made=format_moment(report.made_s),
+        help_url=report.config.site.help_url,
         version=__version__,
         summary=summary_boxes(report),
         coverage=coverage_table(report),

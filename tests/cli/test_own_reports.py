@@ -55,7 +55,7 @@ import os, sys
 import pyarrow.compute
 import almanac.hardware, cli.jobs, cli.main, cli.report, reports.job.report, telemetry.history
 import reports.published.caller, reports.published.files
-almanac.hardware.gpu_models(), reports.job.rules.rules(), reports.job.rules.character()
+almanac.hardware.gpu_models(), reports.job.rules.packaged()
 os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[1]))
 cli.main.main(sys.argv[3:])
 """

@@ -14,7 +14,7 @@ from reports.job.facts import facts_of
 from reports.job.findings import Finding
 from reports.job.ranks import Rank, rank_text
 from reports.job.report import headline_of, report_of, subject_of, to_json
-from reports.job.rules import rules
+from reports.job.rules import packaged
 
 HEADLINES = {
     "balanced": "40 GB GPUs are enough (peak 21 of 80 GiB)",
@@ -78,7 +78,7 @@ def test_a_job_without_a_fault_is_fine_and_only_then(reported: Any) -> None:
         measured = {"verdict": verdict, "spatial_imbalance": None, "temporal_imbalance": None}
         assert headline(changed(context, None, measured)).startswith("not measured"), verdict
     assert headline(changed(context, {"state": "FAILED"})).startswith("failed")
-    tips = {rule.headline for rule in rules() if rule.is_fine}
+    tips = {rule.headline for rule in packaged().rules if rule.is_fine}
     bound = changed(reported.contexts["balanced"], {"time_limit_s": 3600}, advice=None)
     assert headline(bound) in tips and "OK" not in headline(changed(bound, {"state": "TIMEOUT"}))
 

@@ -10,7 +10,7 @@ import pytest
 
 from reports.job.conclusions import conclude
 from reports.job.facts import facts_of
-from reports.job.rules import Rule, first_of_topics, rule_of, rules
+from reports.job.rules import Rule, first_of_topics, packaged, rule_of
 
 EXPECTED = {
     "balanced": {"well_used", "tier_too_large", "limit_far", "memory_bound"},
@@ -35,7 +35,7 @@ def test_the_rules_that_speak(reported: Any, case: str) -> None:
 
 def test_every_fact_and_word_of_a_rule_exists(reported: Any) -> None:
     facts = facts_of(reported.contexts["balanced"])
-    for rule in rules():
+    for rule in packaged().rules:
         assert set(rule.when) <= set(facts.values), rule.name
         assert {test for tests in rule.when.values() for test in tests} <= {"min", "max", "is", "one_of"}, rule.name
         for text in (rule.summary, rule.advice, rule.reason):
@@ -44,8 +44,8 @@ def test_every_fact_and_word_of_a_rule_exists(reported: Any) -> None:
 
 
 def test_every_rule_says_why_and_names_its_source() -> None:
-    assert len({rule.name for rule in rules()}) == len(rules())
-    for rule in rules():
+    assert len({rule.name for rule in packaged().rules}) == len(packaged().rules)
+    for rule in packaged().rules:
         assert rule.source and rule.when
         assert rule.summary or rule.advice
         assert bool(rule.advice) == bool(rule.reason) or not rule.advice

@@ -15,7 +15,7 @@ import pytest
 from almanac import __version__
 from almanac.config import AdviceSection, Config, Tier
 from reports.job.report import Rendered
-from reports.job.rules import rules
+from reports.job.rules import packaged
 from reports.mail.digest import LISTED, render_burst, render_weekly
 from reports.mail.week import (
     FAILED_STATES,
@@ -234,5 +234,5 @@ def test_only_ends_that_the_rules_call_failed_count_as_failed() -> None:
     states = ["FAILED", "TIMEOUT", "NODE_FAIL", "COMPLETED", "CANCELLED by 1000", "PREEMPTED", "REVOKED", ""]
     assert totals_of([row(state=state) for state in states]).failed == 3
     names = ("failed", "timeout", "host_memory_full", "node_failed")
-    said = [rule.when["state"] for rule in rules() if rule.name in names]
+    said = [rule.when["state"] for rule in packaged().rules if rule.name in names]
     assert {state for each in said for state in each.get("one_of", [each.get("is")])} == set(FAILED_STATES)
