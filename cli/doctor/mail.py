@@ -17,6 +17,7 @@ from almanac.errors import AlmanacError, NotAllowedError
 from almanac.units import format_count, format_duration, printable
 from cli.app import App
 from cli.doctor.findings import Check
+from cli.doctor.mail_settings import check_mail_settings
 
 NAME = "mail"
 LATE_S = 3600
@@ -33,6 +34,7 @@ def check_mail(app: App) -> Iterator[Check]:
         return
     yield from _check_server(app)
     yield from _check_password(app)
+    yield from check_mail_settings(app)
     yield from _check_outbox(app)
     yield from _check_preferences(app)
     yield from _check_comments(app)
@@ -152,6 +154,9 @@ def _check_hardlinks(name: str) -> Iterator[Check]:
 
 def _check_squatters(folder: Path, name: str) -> Iterator[Check]:
     """Who owns a file under another's name; only root can list the folder."""
+    from reports.mail.last_read import NAME as LAST_READ
+    from reports.mail.last_read import is_from_service
+
     try:
         entries = list(folder.iterdir())
     except PermissionError:
@@ -166,7 +171,8 @@ def _check_squatters(folder: Path, name: str) -> Iterator[Check]:
             continue
         used[found.st_uid] += found.st_blocks * 512
         folders[found.st_uid] += stat.S_ISDIR(found.st_mode)
-        if uid.isdecimal() and found.st_uid not in (int(uid), 0):
+        is_taken = path.name == LAST_READ and not is_from_service(found, folder.stat())
+        if is_taken or (uid.isdecimal() and found.st_uid not in (int(uid), 0)):
             squatted.append(f"{printable(path.name, 40)} of uid {found.st_uid}")
     yield from _check_space(folder, name, used, folders)
     if squatted:

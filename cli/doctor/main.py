@@ -19,6 +19,7 @@ from cli.doctor.demand import check_demand
 from cli.doctor.ended_jobs import check_spool
 from cli.doctor.findings import Check, CheckStatus
 from cli.doctor.mail import check_mail
+from cli.doctor.mail_settings import check_rules
 from cli.doctor.power import check_power
 from cli.doctor.store import check_store
 from cli.output import json_text
@@ -207,6 +208,7 @@ PROBES: dict[str, Callable[[App], Iterator[Check]]] = {
     "node demand": check_demand,
     "advice files": check_advice_files,
     "cli_filter": check_filter,
+    "report rules": check_rules,
     "mail": check_mail,
     "ended jobs": check_spool,
 }
