@@ -26,7 +26,7 @@ MOST_MAP_BYTES = 16 << 20
 MOST_ANSWER_BYTES = 4096
 COMMAND_TIMEOUT_S = 10.0
 MOST_FAILURES = 3
-"""Failures of the command in a row after which one run asks it no more: each may take COMMAND_TIMEOUT_S."""
+"""Timeouts of the command in a row, or starts that fail, after which one run asks it no more."""
 
 
 class AddressError(SourceError):
@@ -89,11 +89,12 @@ class AddressBook:
         program = self.config.address_command[0]
         hint = f"run it yourself, as the user of the timer: {' '.join(self.config.address_command)} {user}"
         if self._failures >= MOST_FAILURES:
-            raise AddressError(f"mail.address_command: {program} failed {MOST_FAILURES} times in a row", hint)
+            raise AddressError(f"mail.address_command: {program} gave no answer {MOST_FAILURES} times in a row", hint)
         try:
             answer = _answer([*self.config.address_command, user], self.timeout_s)
         except (OSError, ValueError) as error:
-            self._failures += 1
+            # An exit code can be about this user alone. It costs no time, and must not hold up the others.
+            self._failures += isinstance(error, OSError)
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise AddressError(f"mail.address_command: {program} {printable(why, 200)}", hint) from error
         self._failures = 0
@@ -104,7 +105,7 @@ class AddressBook:
 
 
 def read_map(path: Path) -> dict[str, str]:
-    """Addresses by user, from lines `user address`; # begins a comment. A user with two addresses gets "".
+    """Addresses by user, from lines `user address`; # begins a comment. A faulty line gives a text that is no address.
 
     Raises AddressError if the file cannot be read, or if users could have written it.
     """
@@ -127,7 +128,7 @@ def read_map(path: Path) -> dict[str, str]:
 def _answer(argv: Sequence[str], timeout_s: float) -> str:
     """What the program printed, one line; "" if it printed nothing. Ends it and its children.
 
-    Raises OSError if it cannot start, and ValueError if it fails, prints too much, or takes too long.
+    Raises OSError if it cannot start or takes too long, and ValueError if it fails or prints too much.
     """
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -156,11 +157,11 @@ def _output(process: subprocess.Popen[bytes], end_s: float, timeout_s: float) ->
             if not part:
                 break
         else:
-            raise ValueError(f"took longer than {timeout_s:g} s")
+            raise TimeoutError(f"took longer than {timeout_s:g} s")
     try:
         code = process.wait(max(0.0, end_s - time.monotonic()))
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"took longer than {timeout_s:g} s") from error
+        raise TimeoutError(f"took longer than {timeout_s:g} s") from error
     if code:
         raise ValueError(f"failed with exit code {code}" if code > 0 else f"was ended by signal {-code}")
     return content

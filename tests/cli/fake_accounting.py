@@ -62,7 +62,8 @@ def _text(row: dict[str, Any]) -> dict[str, str]:
     shown = f"{array}_{task}" if array is not None and task is not None else str(row["job_id"])
     tres = f"billing=8,cpu=8,gres/gpu={row['gpu_count']},mem=100G,node=1"
     return {
-        "Cluster": CLUSTER, "JobIDRaw": str(row["job_id"]), "JobID": shown, "User": row["user"], "Account": "ml",
+        "Cluster": CLUSTER, "JobIDRaw": str(row["job_id"]), "JobID": shown, "User": row["user"],
+        "Account": row.get("account", "ml"),
         "Partition": "gpu", "QOS": "normal", "State": row["state"], "Submit": str(row["submit_s"]),
         "Eligible": str(row["submit_s"]),
         "Start": str(row["start_s"] or "Unknown"), "End": str(row["end_s"] or "Unknown"),

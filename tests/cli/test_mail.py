@@ -173,6 +173,34 @@ def test_an_operator_sends_each_report_to_its_own_user(app: Someone, server: Mai
     assert len(set(server.ids)) == 2
 
 
+def test_an_operator_sends_a_preview(app: Someone, server: MailServer) -> None:
+    """To any one address, without asking the owner, and without a trace in the outbox."""
+    app.given["mail"] |= {"bcc": "ops@example.org", "users": ["nobody"], "reply_to": "help@example.org"}
+    run(app, "off")
+    argv = ["2", "1", "--mail", "--to", "me@example.org"]
+    assert isinstance(run(app, *argv, command=report.command).exception, NotAllowedError)
+    app.name, app.can_see_all = "root", True
+    lines = run(app, *argv, command=report.command).output.splitlines()
+    assert lines[0] == "sent to me@example.org: 1 job of bob; not sent to them, and not recorded as sent"
+    assert [recipients for _, recipients, _ in server.taken] == [["me@example.org"]] * 2
+    assert {str(mail["Reply-To"]) for _, _, mail in server.taken} == {"help@example.org"}
+    assert not outbox_path(app.store_root).exists()
+    for bad in ("", "a@b\r\nBcc: c@d", "a@b.example,c@d.example", "A <a@b.example>", "a b@c.example", "-x@c.example"):
+        assert run(app, "1", "--mail", "--to", bad, command=report.command).exit_code == 2
+    assert run(app, "1", "--to", "me@example.org", command=report.command).exit_code == 2
+    assert len(server.taken) == 2
+
+
+def test_outside_the_pilot_mail_goes_to_those_who_ask_for_it(app: Someone, server: MailServer) -> None:
+    app.given["mail"] |= {"bcc": "ops@example.org", "accounts": ["lab"]}
+    assert run(app, "1", "--mail", command=report.command).exit_code == 0
+    assert [to for _, recipients, _ in server.taken for to in recipients] == ["alice@example.org", "ops@example.org"]
+    assert not any(mail["Bcc"] for _, _, mail in server.taken)
+    app.name, app.can_see_all = "root", True
+    refused = run(app, "1", "--mail", command=report.command).exception
+    assert isinstance(refused, NotAllowedError) and "outside the pilot" in str(refused) and "--to" in refused.hint
+
+
 def test_another_s_job_cannot_be_mailed(app: Someone, server: MailServer) -> None:
     assert isinstance(run(app, "2", "--mail", command=report.command).exception, StoreError)
     assert not server.taken

@@ -13,6 +13,7 @@ from mails import NOW_S
 import reports.mail.weekly
 from almanac.config_file import parse_config
 from almanac.errors import ConfigError, StoreError
+from reports.mail.address_book import AddressError
 from reports.mail.outbox import Outbox, outbox_path
 from reports.mail.week import is_told, last_week
 from reports.mail.weekly import LATEST_S, RETRY_S, put_weekly
@@ -42,10 +43,10 @@ def read_up_to(store: Store, time_s: int) -> None:
     store.of("test").close(store.of("test").stale())
 
 
-def ran(store: Store, job_id: int, user: str, end_s: int) -> None:
+def ran(store: Store, job_id: int, user: str, end_s: int, account: str = "ml") -> None:
     row: dict[str, Any] = {
         "job_id": job_id, "submit_s": end_s - 4000, "start_s": end_s - 3600, "end_s": end_s, "elapsed_s": 3600,
-        "user": user, "gpu_count": 1, "state": "COMPLETED", "name": "x", "name_key": "x",
+        "user": user, "account": account, "gpu_count": 1, "state": "COMPLETED", "name": "x", "name_key": "x",
     }  # fmt: skip
     store.of("test").write("jobs", pa.Table.from_pylist([{name: row.get(name) for name in JOBS.names}], schema=JOBS))
 
@@ -147,6 +148,35 @@ def test_who_is_not_known_for_a_moment_gets_a_digest_later(store: Store, outbox:
     assert told(at_s + RETRY_S) == ["gone"]
     known["gone"] = "unknown"
     assert told(at_s + WEEK_S - 1) == []
+
+
+def test_a_pilot_gets_digests_by_user_and_by_account(store: Store, outbox: Outbox) -> None:
+    """An account of the week counts, not one of another week."""
+    put(store, outbox, MONDAY_S + 50)
+    for number, (user, account, end_s) in enumerate(
+        [("ann", "ml", 86_400), ("bob", "lab", 86_400), ("eve", "ml", 86_400), ("dan", "lab", -86_400),
+         ("dan", "ml", 86_400)]
+    ):  # fmt: skip
+        ran(store, number + 1, user, MONDAY_S + end_s, account=account)
+    at_s = MONDAY_S + WEEK_S + 86_400
+    config = parse_config({"mail": {"sender": "a@example.org", "users": ["ann"], "accounts": ["lab"]}})
+    given = (lambda user: "digest", "{}@example.org".format, [])
+    assert list(put_weekly(store.of("test"), outbox, config, at_s, *given)) == ["ann", "bob"]
+
+
+def test_a_digest_waits_for_an_address_that_cannot_be_looked_up(store: Store, outbox: Outbox) -> None:
+    def broken(user: str) -> str:
+        if user == "ann":
+            raise AddressError("the directory is down")
+        return f"{user}@example.org"
+
+    put(store, outbox, MONDAY_S + 50)
+    for number, user in enumerate(("ann", "eve")):
+        ran(store, number + 1, user, MONDAY_S + 86_400)
+    at_s = MONDAY_S + WEEK_S + 86_400
+    given = (lambda user: "digest", broken, list[str]())
+    assert list(put_weekly(store.of("test"), outbox, CONFIG, at_s, *given)) == ["eve"]
+    assert put(store, outbox, at_s + RETRY_S) == ["ann"]
 
 
 def test_who_is_never_known_is_not_waited_for_all_week(store: Store, outbox: Outbox) -> None:
