@@ -13,6 +13,7 @@ import click
 from almanac.config import Config, Link, NodeSet, Tier
 from cli.main import cli
 from reports.job.rules import packaged
+from reports.job.site_rules import known_names
 from telemetry.counters import COUNTERS
 from telemetry.sources.exporter_csv import FILES, csv_text
 from telemetry.sources.layouts import layouts
@@ -121,6 +122,7 @@ def report_rules() -> str:
         "What a report can say, from `reports/job/rules.toml`. In each topic, the first rule that applies is used. The "
         "summary is the first two sentences, and a report shows the first three suggestions. A rule with an unknown "
         "fact does not apply. P is the paper on Perlmutter's telemetry, with its section. "
+        "[Your site can change them](reports.md#rules-of-your-site). "
         "[How to read a report](reports.md).\n",
         "| rule | topic | applies if | sentence of the summary | suggestion | source |",
         "|---|---|---|---|---|---|",
@@ -129,6 +131,13 @@ def report_rules() -> str:
         holds = "; ".join(f"`{fact}` {_limit(tests)}" for fact, tests in rule.when.items())
         cells = (f"`{rule.name}`", rule.topic, holds, rule.summary, rule.advice, rule.source)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    facts, words = known_names()
+    lines += [
+        "",
+        f"Facts that `when` can test: {', '.join(f'`{name}`' for name in sorted(facts))}.",
+        "",
+        f"Words that texts can name in braces: {', '.join(f'`{name}`' for name in sorted(words))}.",
+    ]
     limits = packaged().character
     lines += [
         "",

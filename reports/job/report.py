@@ -124,6 +124,7 @@ def _given(report: Report) -> dict[str, Any]:
         "cluster": printable(context.cluster, 60),
         "links": context.site.links_of(context.job, context.cluster),
         "help_url": context.site.help_url,
+        "job_urls": {},
         "version": __version__,
     }
 

@@ -103,7 +103,7 @@ def _text(text: Any, where: str, has_words: bool) -> str:
 
 def _check_words(text: str, where: str) -> None:
     """A text may name the job's words only: str.format_map also takes attributes and formats of them."""
-    _, words = _known()
+    _, words = known_names()
     try:
         parts = [part[1:] for part in string.Formatter().parse(text) if part[1] is not None]
     except ValueError as error:
@@ -116,7 +116,7 @@ def _check_words(text: str, where: str) -> None:
 def _when(before: Mapping[str, Mapping[str, Any]], when: Any, where: str) -> dict[str, Mapping[str, Any]]:
     if not isinstance(when, dict):
         raise ConfigError(f"{where} is {_shown(when)}", "write such as when = { util_pct = { max = 20 } }")
-    values, _ = _known()
+    values, _ = known_names()
     _refuse_unknown(when, values, where, "fact")
     for fact, tests in when.items():
         here = f"{where}.{fact}"
@@ -156,8 +156,8 @@ def _is_number(value: Any) -> bool:
 
 
 @cache
-def _known() -> tuple[frozenset[str], frozenset[str]]:
-    """The names of all facts, and of all words: those of a job of which nothing is known."""
+def known_names() -> tuple[frozenset[str], frozenset[str]]:
+    """The names of all facts, and of all words, from a job without any data."""
     from reports.job.context import JobContext
     from reports.job.facts import facts_of
     from reports.job.rows import JobRow

@@ -48,8 +48,8 @@ def render_burst(contexts: Sequence[JobContext], config: Config) -> Rendered:
         Part("Figures", tuple(_burst_rows(contexts))),
         Part("Jobs (failed ones first, then by unused GPU-hours)", tuple(map(_job_row, listed)), (), rest, ": "),
     ]
-    given = contexts[0].cluster, config.site.help_url, _burst_subject(contexts), summary
-    return _rendered(*given, _kicker(contexts), parts)
+    given = _site_given(contexts[0].cluster, config, contexts)
+    return _rendered(given, _burst_subject(contexts), summary, _kicker(contexts), parts)
 
 
 def render_weekly(store: ClusterStore, user: str, config: Config, now_s: int) -> Rendered | None:
@@ -75,19 +75,28 @@ def render_weekly(store: ClusterStore, user: str, config: Config, now_s: int) ->
     kicker = f"Week {week.span.name}: {format_moment(week.span.start_s)} to {format_moment(week.span.end_s)}"
     totals = week.totals
     subject = f"Your GPU week {week.span.name}: {_jobs(totals.jobs)}, {_hours(totals.gpu_hours)}"
-    return _rendered(store.cluster, config.site.help_url, subject, _week_summary(week), kicker, parts)
+    return _rendered(_site_given(store.cluster, config, named), subject, _week_summary(week), kicker, parts)
 
 
-def _rendered(cluster: str, help_url: str, subject: str, summary: str, kicker: str, parts: Sequence[Part]) -> Rendered:
+def _site_given(cluster: str, config: Config, contexts: Sequence[JobContext]) -> dict[str, Any]:
+    """What the templates show of the site. job_urls: the first of its links for each job, by the id that Slurm shows."""
+    links = {context.shown_id: context.site.links_of(context.job, context.cluster) for context in contexts}
+    return {
+        "cluster": printable(cluster, 60),
+        "links": (),
+        "help_url": config.site.help_url,
+        "job_urls": {shown_id: own[0].url for shown_id, own in links.items() if own},
+        "version": __version__,
+    }
+
+
+def _rendered(site: Mapping[str, Any], subject: str, summary: str, kicker: str, parts: Sequence[Part]) -> Rendered:
     given: dict[str, Any] = {
+        **site,
         "subject": printable(subject, MAX_SUBJECT),
         "summary": summary,
         "kicker": kicker,
         "parts": [part for part in parts if part.rows or part.suggestions or part.note],
-        "cluster": printable(cluster, 60),
-        "links": (),
-        "help_url": help_url,
-        "version": __version__,
     }
     text = templates().get_template("digest.txt.j2").render(**given)
     return Rendered(given["subject"], text, render_html("digest.html.j2", **given, is_mail=True), {})

@@ -26,8 +26,8 @@ def owner_mails(
     """One mail for each job, or for each user with more than mail.storm jobs.
 
     preview_to: where all mails go, instead of to the jobs' owners. The Message-ID differs from the one of the mail
-    after the job, because mail clients would hide the second mail. Raises NotAllowedError for another user who may
-    want no mail or is outside the pilot, ConfigError without an address, AddressError if it cannot be looked up.
+    after the job, because mail clients would hide the second mail. Raises NotAllowedError for another user who
+    wants no mail, perhaps, or is outside the pilot, ConfigError without an address, and AddressError.
     """
     by_user: dict[str, list[JobContext]] = defaultdict(list)
     for context in contexts:
@@ -43,7 +43,7 @@ def owner_mails(
 
 
 def _refuse_unwanted(user: str, own: Sequence[JobContext], config: Config) -> None:
-    """Refuse mail that an operator sends to a user who may not want it. Raises NotAllowedError."""
+    """Raises NotAllowedError for a user to whom an operator must not send mail."""
     wanted = read(user, config).frequency
     if wanted == UNKNOWN:
         said = f"the system does not know {printable(user)}, so whether they want mail is unknown"
