@@ -47,31 +47,37 @@ def _say(app: App, preference: Preference) -> None:
         return
     whose = "your choice" if preference.is_own else "this site's default"
     click.echo(f"{preference.frequency}: {WORDS[preference.frequency]} ({whose})")
-    if said := _reader_said(app, preference.is_own):
+    for said in _reader_lines(app, preference.is_own):
         click.echo(textwrap.fill(said, 80, break_long_words=False, break_on_hyphens=False))
 
 
-def _reader_said(app: App, is_own: bool) -> str:
-    """What the user has to know if no mail timer reads the choices that are made on this host; "" if one does."""
+def _reader_lines(app: App, is_own: bool) -> list[str]:
+    """What the user has to know if no mail timer reads the choices that are made on this host; [] if one does."""
     from reports.mail.last_read import last_read
     from reports.mail.preferences import folder_of
 
     folder, host = folder_of(app.config), printable(socket.gethostname(), 60)
     if not folder.is_dir():
-        return f"No choice can be kept on {host}: {folder} does not exist. Ask the operators where to run this. {UNTIL}"
+        return [
+            f"No choice can be kept on {host}: {folder} does not exist.",
+            "Ask the operators where to run this.",
+            UNTIL,
+        ]
     found = last_read(folder)
     if found is None and not app.config.mail.server:
-        return "This site sends no mail: mail.server is not set in almanac's configuration."
+        return ["This site sends no mail: mail.server is not set in almanac's configuration."]
     if not is_own or (found and app.now_s() - found.time_s < STALE_S):
-        return ""
+        return []
     if found is None:
-        return (
-            f"It is stored on {host}, but nothing that sends mail has read it yet. Run `almanac mail` again in an "
-            f"hour. If this is still so, tell the operators: `almanac report --due` does not read {folder} of this "
-            f"host. {UNTIL}"
-        )
+        return [
+            f"It is stored on {host}, but nothing that sends mail has read it yet.",
+            "In an hour, run this again: almanac mail",
+            f"If it is still so, tell the operators that no mail timer reads {folder} of {host}.",
+            UNTIL,
+        ]
     ago = format_duration(app.now_s() - found.time_s)
-    return (
-        f"It is stored on {host}, but nothing that sends mail has read it for {ago}. Tell the operators: "
-        f"`almanac report --due` on {found.host} no longer reads {folder}. {UNTIL}"
-    )
+    return [
+        f"It is stored on {host}, but nothing that sends mail has read it for {ago}.",
+        f"Tell the operators that the mail timer of {found.host} no longer reads {folder}.",
+        UNTIL,
+    ]

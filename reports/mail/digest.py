@@ -79,7 +79,7 @@ def render_weekly(store: ClusterStore, user: str, config: Config, now_s: int) ->
 
 
 def _site_given(cluster: str, config: Config, contexts: Sequence[JobContext]) -> dict[str, Any]:
-    """What the templates show of the site. job_urls: the first of its links for each job, by the id that Slurm shows."""
+    """What the templates show of the site. job_urls: its first link for each job, by the id that Slurm shows."""
     links = {context.shown_id: context.site.links_of(context.job, context.cluster) for context in contexts}
     return {
         "cluster": printable(cluster, 60),
