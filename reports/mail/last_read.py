@@ -14,7 +14,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from telemetry.store.atomic import write_atomically
+from telemetry.store.atomic import replacing
 
 NAME = "last-read"
 WRITE_S = 600
@@ -31,16 +31,19 @@ class LastRead:
     host: str
 
 
-def mark_read(folder: Path, now_s: int, host: str) -> None:
+def mark_read(folder: Path, now_s: int, host: str, owner_uid: int) -> None:
     """Note that the timer on this host reads the folder. Does nothing if it cannot be written: mail matters more.
 
-    Another user can take the name before the first run. Then the file stays theirs, and doctor names them.
+    owner_uid: the store's owner, who gets a file that root writes: the folder is sticky, so the timer could not replace
+    it. Another user can take the name before the first run. Then the file stays theirs, and doctor names them.
     """
     known = last_read(folder)
     if known and known.host == host and 0 <= now_s - known.time_s < WRITE_S:
         return
-    with contextlib.suppress(OSError):
-        write_atomically(folder / NAME, f"{now_s} {host}\n".encode(), 0o644)
+    with contextlib.suppress(OSError), replacing(folder / NAME, 0o644) as out:
+        out.write(f"{now_s} {host}\n".encode())
+        if os.geteuid() == 0:
+            os.fchown(out.fileno(), owner_uid, -1)
 
 
 def last_read(folder: Path) -> LastRead | None:

@@ -69,7 +69,8 @@ class MailRun:
             self._deliver()
             raise
         self._deliver()
-        mark_read(folder_of(self.config), self.site.clock(), socket.gethostname())
+        owner_uid = self.store.root.stat().st_uid
+        mark_read(folder_of(self.config), self.site.clock(), socket.gethostname(), owner_uid)
         self.outcome.faults += self.site.addresses.faults
         if fault := choices_of(self.config).rules_fault:
             self._fault(fault)

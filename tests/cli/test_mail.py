@@ -115,7 +115,7 @@ def findings(app: App) -> dict[str, Check]:
 
 
 def test_a_user_chooses_and_sees_the_choice(app: Someone) -> None:
-    mark_read(folder_of(app.config), NOW_S - 60, "mailhost")
+    mark_read(folder_of(app.config), NOW_S - 60, "mailhost", os.getuid())
     assert run(app).output == "every: one mail after each GPU job, or one for a burst of jobs (this site's default)\n"
     assert run(app, "off").output == "off: no mail (your choice)\n"
     assert run(app).output == "off: no mail (your choice)\n"
@@ -131,10 +131,10 @@ def test_a_choice_that_no_timer_reads_says_so(app: Someone) -> None:
     assert never.startswith("off: no mail (your choice) It is stored on ")
     assert "has read it yet. In an hour, run this again: almanac mail" in never and "almanac:nomail" in never
     assert max(len(line) for line in run(app).output.splitlines() if str(folder) not in line) <= 80
-    mark_read(folder, NOW_S - 3 * 86_400, "mailhost")
+    mark_read(folder, NOW_S - 3 * 86_400, "mailhost", os.getuid())
     stale = " ".join(run(app).output.split())
     assert "has read it for 3 d. Tell the operators that the mail timer of mailhost no longer reads" in stale
-    mark_read(folder, NOW_S - 60, "mailhost")
+    mark_read(folder, NOW_S - 60, "mailhost", os.getuid())
     assert run(app).output == "off: no mail (your choice)\n"
     app.given["mail"] = {}
     assert run(app).output == "off: no mail (your choice)\n", "the host that sends mail has a configuration of its own"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from email.message import EmailMessage
@@ -213,7 +214,7 @@ def test_a_run_notes_that_it_reads_the_choices(site: Site) -> None:
     (folder / NAME).unlink()
     (folder / NAME).symlink_to("/etc/passwd")
     assert last_read(folder) is None
-    mark_read(folder, NOW_S, "a")
+    mark_read(folder, NOW_S, "a", os.getuid())
     assert last_read(folder) is not None and not (folder / NAME).is_symlink()
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from almanac.config import Config, Hooks, Mail
 from almanac.errors import StoreError
+from reports.mail.last_read import NAME, LastRead, last_read, mark_read
 from reports.mail.preferences import FOLDER_MODE, OLD_NAMES, UNKNOWN, Preference, read, write
 
 Others = Callable[..., str]
@@ -28,6 +29,7 @@ import os, sys
 from pathlib import Path
 from almanac.config import Config, Hooks, Mail
 from almanac.errors import StoreError
+from reports.mail.last_read import last_read, mark_read
 from reports.mail.preferences import read, write
 import encodings.idna
 os.setgroups(list(map(int, sys.argv[4:]))); os.setgid(65534); os.setuid(int(sys.argv[1])); os.umask(0o077)
@@ -223,3 +225,21 @@ except PermissionError:
     folder_of(config).chmod(0o1733)
     others(ANN, 'write("every", config)')
     assert "'every'" in others(SERVICE, 'print(read("ann", config, lambda user: 65534))')
+
+
+def test_only_the_service_can_say_that_it_reads_the_choices(config: Config, others: Others) -> None:
+    """Root's mark becomes the service's, which could not replace it otherwise: the folder is sticky."""
+    folder, service = folder_of(config), 60010  # without an account here, as on a host that only shares the folder
+    mark = "mark_read(folder, {}, 'mailhost', 0)"
+    mark_read(folder, 1000, "mailhost", service)
+    others(ANN, mark.format(8000))
+    assert others(ANN, "print(last_read(folder))") == "LastRead(time_s=1000, host='mailhost')\n"
+    others(service, mark.format(9000), SERVICE_GID)
+    assert last_read(folder) == LastRead(9000, "mailhost")
+    (folder / NAME).unlink()
+    others(MALLORY, mark.format(9100))
+    others(service, mark.format(9200), SERVICE_GID)
+    assert (folder / NAME).stat().st_uid == MALLORY and last_read(folder) is None
+    assert list(folder.iterdir()) == [folder / NAME]
+    mark_read(folder, 9300, "mailhost", service)
+    assert last_read(folder) == LastRead(9300, "mailhost")
