@@ -23,8 +23,8 @@ from reports.job.rules import CharacterLimits, Rule, RuleSet, packaged
 
 MOST_BYTES = 1 << 20
 MOST_TEXT = 1000
-_NOT_TEXTS = {"name", "topic", "source", "when", "covers"}
-TEXTS = tuple(field.name for field in fields(Rule) if field.name not in _NOT_TEXTS)
+_FIXED = {"name", "topic", "source"}
+TEXTS = tuple(field.name for field in fields(Rule) if field.type == "str" and field.name not in _FIXED)
 """The keys of a rule that are texts with words in braces."""
 _TESTS = ("min", "max", "is", "one_of")
 
@@ -157,14 +157,11 @@ def _is_number(value: Any) -> bool:
 
 @cache
 def known_names() -> tuple[frozenset[str], frozenset[str]]:
-    """The names of all facts, and of all words, from a job without any data."""
-    from reports.job.context import JobContext
-    from reports.job.facts import facts_of
-    from reports.job.rows import JobRow
-
-    nothing: Any = dict.fromkeys(JobRow.__annotations__)
-    facts = facts_of(JobContext("", 0, nothing, {}, (), None, {}, None, ()))
-    return frozenset(facts.values), frozenset(facts.words)
+    """The facts that a site's rules can test, and the words that their texts can name: those of the packaged rules."""
+    rules = packaged().rules
+    texts = [getattr(rule, key) for rule in rules for key in TEXTS]
+    words = {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+    return frozenset(fact for rule in rules for fact in rule.when), frozenset(words)
 
 
 def _refuse_unknown(names: Iterable[str], valid: Collection[str] | Sequence[str], where: str, what: str) -> None:
