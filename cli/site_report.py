@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,11 @@ from cli.times import time_option
 
 if TYPE_CHECKING:
     from reports.site.report import SiteReport
+    from reports.site.tasks import Task
     from reports.site.words import PageTable
+
+MOST_TASKS, MOST_REQUESTS = 5, 2
+"""Most entries of the to-do list on the terminal: of waste, and of each kind of request."""
 
 
 @click.command("site-report")
@@ -41,9 +47,9 @@ if TYPE_CHECKING:
 def command(
     app: App, starttime: str | None, endtime: str | None, html_file: Path | None, folder: Path | None, names: bool
 ) -> None:
-    """Report on the whole site: use, waste, energy, cost, memory tiers, and the study's figures. For operators.
+    """Report on the whole site: what to do, use, waste, energy, memory tiers, and the study's figures. For operators.
 
-    Prints the totals unless you give --html or --csv. docs/site-report.md explains every figure.
+    Prints the to-do list and the totals unless you give --html or --csv. docs/site-report.md explains every figure.
     """
     from reports.site.report import build_site_report
 
@@ -51,7 +57,7 @@ def command(
     store = app.cluster_store()
     now_s = app.now_s()
     span_s = time_option(starttime or "now-30days", now_s) or 0, time_option(endtime, now_s) or now_s
-    report = build_site_report(store, app.config, span_s, now_s, has_names=names)
+    report = build_site_report(store, app.config, span_s, now_s, has_names=names, has_study=bool(html_file or folder))
     if html_file:
         _write_page(html_file, report)
     if folder:
@@ -77,22 +83,43 @@ def _write_page(path: Path, report: SiteReport) -> None:
 
 
 def _show(report: SiteReport) -> None:
-    from reports.site.page import coverage_table, summary_boxes, waste_table
+    """The to-do list and the totals, within 80 columns."""
     from reports.site.power import power_table
+    from reports.site.summary import advice_table, compared_with, faults_table, summary_boxes
+    from reports.site.tasks import request_tasks, waste_tasks
 
     for figure, words, of in summary_boxes(report):
-        click.echo(f"{words}: {figure}{f' ({of})' if of else ''}")
-    for table in (coverage_table(report), waste_table(report)):
-        _show_table(table)
-    power = power_table(report.power, report.config)
-    if isinstance(power, str):
-        click.echo(f"\nNode power: {power}")
-    else:
-        _show_table(power)
-    click.echo("\n--html FILE writes the whole report, --csv DIR its tables")
+        _wrap(f"{words}: {figure}{f' ({of})' if of else ''}", indent="  ")
+    _wrap(compared_with(report))
+    _show_tasks("To do", waste_tasks(report, MOST_TASKS))
+    _show_table(faults_table(report))
+    _show_tasks(
+        "Requests larger than needed (no GPU-hours to win, but shorter queues)", request_tasks(report, MOST_REQUESTS)
+    )
+    click.echo()
+    for name, shown in (("Advice", advice_table(report)), ("Node power", power_table(report.power, report.config))):
+        if not isinstance(shown, str):
+            _show_table(shown)
+        elif shown:
+            _wrap(f"{name}: {shown}")
+    names = "" if report.has_names else ", --names shows users"
+    click.echo(f"\n--html FILE writes the whole report, --csv DIR its tables{names}")
+
+
+def _show_tasks(title: str, tasks: Sequence[Task]) -> None:
+    click.echo(f"\n{title}")
+    for number, task in enumerate(tasks, 1):
+        _wrap(f"{number:>2}. {task.action}", indent="    ")
+        _wrap(f"    {task.why}", indent="    ")
+    if not tasks:
+        click.echo("  nothing that was measured")
 
 
 def _show_table(table: PageTable) -> None:
     click.echo()
     show_table(table.columns, table.cells, right=table.columns[1:])
-    click.echo(table.note)
+    _wrap(table.note)
+
+
+def _wrap(text: str, indent: str = "") -> None:
+    click.echo(textwrap.fill(text, 80, subsequent_indent=indent, break_on_hyphens=False))

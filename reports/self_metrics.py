@@ -10,6 +10,7 @@ from prometheus_client import Metric
 
 from almanac import __version__
 from almanac.units import DAY_S
+from reports.advice_outcomes import load_told
 from reports.mail.outbox_file import OutboxCounts, outbox_path, read_counts
 from reports.textfile import Labels, family
 from telemetry.store.cluster_store import ClusterStore
@@ -17,37 +18,8 @@ from telemetry.store.marks import ahead_s
 from telemetry.store.store import Store
 
 WINDOW_DAYS = 7
-ADVICE_DAYS = 180
-"""What is kept of a file is what changed. A row that has stayed the same for longer is not found, and says nothing of
-any job: without a limit every run would read all that was ever published."""
 SOURCES = ("sacct", "prometheus")
-_ADVICE = ("published_s", "user", "kind", "name_key", "gpu_count", "version", "predicted_s", "tier", "expires_s")
-_JOBS = ("user", "submit_s", "name_key", "gpu_count", "gpu_count_req", "tier", "state", "start_s", "end_s", "elapsed_s")
-_TOLD = """
-CREATE TEMP TABLE told AS
-WITH asked AS (
-  SELECT *, coalesce(nullif(gpu_count_req, 0), gpu_count) AS gpus, coalesce(elapsed_s, end_s - start_s) AS ran_s
-  FROM jobs WHERE coalesce(nullif(gpu_count_req, 0), gpu_count) > 0),
-own AS (SELECT * FROM advice SEMI JOIN asked USING ("user")),
-files AS (SELECT "user", published_s, version, expires_s FROM own WHERE kind = 'file'),
-families AS (SELECT "user", name_key, gpu_count, published_s, predicted_s, tier FROM own WHERE kind = 'F'),
-counts AS (SELECT "user", gpu_count, published_s, predicted_s FROM own WHERE kind = 'G')
-SELECT a.tier AS asked_tier, f.tier AS told_tier, coalesce(f.predicted_s, g.predicted_s) AS predicted_s,
-       CASE WHEN a.start_s IS NOT NULL AND a.end_s IS NOT NULL
-             AND coalesce(a.state, '') NOT IN ('REQUEUED', 'RESIZING') THEN a.ran_s END AS ran_s
-FROM asked a
-ASOF JOIN files ON a."user" = files."user" AND a.submit_s >= files.published_s
-ASOF LEFT JOIN families f ON a."user" = f."user" AND a.name_key = f.name_key AND a.gpus = f.gpu_count
-  AND a.submit_s >= f.published_s
-ASOF LEFT JOIN counts g ON a."user" = g."user" AND a.gpus = g.gpu_count AND a.submit_s >= g.published_s
-WHERE files.version IS NOT NULL AND files.expires_s > a.submit_s
-"""
-"""Jobs whose user had a file of their own in force at the submission, with what it said of them."""
-_OUTCOMES = """
-SELECT CASE WHEN asked_tier = told_tier THEN 'followed' WHEN asked_tier IS NULL THEN 'no tier named'
-            ELSE 'another tier' END AS outcome, count(*)
-FROM told WHERE told_tier IS NOT NULL AND predicted_s IS NOT NULL GROUP BY 1 ORDER BY 1
-"""
+_OUTCOMES = "SELECT outcome, count(*) FROM told WHERE outcome IS NOT NULL GROUP BY 1 ORDER BY 1"
 _ERRORS = """
 SELECT count(*), median(error), avg((error <= ln(2))::INT)
 FROM (SELECT abs(ln(greatest(predicted_s, 1)) - ln(greatest(ran_s, 1))) AS error FROM told
@@ -76,7 +48,7 @@ def collect(store: Store, now_s: int) -> list[Metric]:
         family("almanac_build_info", "gauge", "Version of almanac.", [((("version", __version__),), 1)]),
         *(_of_reports(counts, now_s) if counts else ()),
         *_of_ingestion(store, clusters, now_s),
-        *_of_advice({cluster: load_told(store.of(cluster), now_s) for cluster in clusters}),
+        *_of_advice({cluster: load_outcomes(store.of(cluster), now_s) for cluster in clusters}),
     ]
 
 
@@ -142,12 +114,10 @@ def _of_advice(told: dict[str, AdviceOutcomes]) -> Iterator[Metric]:
                      [((("cluster", cluster),), value) for cluster, value in values])  # fmt: skip
 
 
-def load_told(store: ClusterStore, now_s: int) -> AdviceOutcomes:
+def load_outcomes(store: ClusterStore, now_s: int) -> AdviceOutcomes:
     """What the users' own advice files said of the jobs of the last WINDOW_DAYS. Raises StoreError."""
     with store.connect() as db:
-        store.view(db, "jobs", _JOBS, now_s - WINDOW_DAYS * DAY_S, now_s)
-        store.view(db, "advice", _ADVICE, now_s - ADVICE_DAYS * DAY_S, now_s)
-        db.execute(_TOLD).fetchall()
+        load_told(db, store, now_s - WINDOW_DAYS * DAY_S, now_s)
         outcomes = dict(db.execute(_OUTCOMES).fetchall())
         [errors] = db.execute(_ERRORS).fetchall()
     return AdviceOutcomes(outcomes, *errors)

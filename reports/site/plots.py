@@ -8,6 +8,7 @@ from __future__ import annotations
 from reports import matplotlib_start as matplotlib_start  # before matplotlib itself
 
 # isort: split
+import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,11 @@ class Picture:
 
     png: bytes
     alt: str
+
+    @property
+    def address(self) -> str:
+        """The chart as a data URL."""
+        return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
 
 Draw = Callable[[Axes, Sequence[Any]], None]

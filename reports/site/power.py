@@ -70,24 +70,26 @@ def power_rows(found: Sequence[NodeSetPower]) -> pa.Table:
 
 
 def power_table(found: Sequence[NodeSetPower], config: Config) -> PageTable | str:
-    """The table on the page; a text if there is nothing to show."""
+    """The table on the page; a text if no set has counts, and an empty text if the site has no node sets at all."""
     if not found:
-        return "No node set is configured, and no power run counted nodes in this span."
+        return ""
     if all(each.use is None for each in found):
         names = printable(", ".join(each.name for each in found), 200)
         return f"No data on {names}: no power run counted nodes in this span."
-    headers = ("Node set", "Known", "Node-hours", "In use", "Asleep", "Energy saved", "Cost saved", "CO2", "Wake-ups",
+    cost = ("Cost saved",) if config.cost.per_kwh >= 0 else ()
+    headers = ("Node set", "Known", "Node-hours", "In use", "Asleep", "Energy saved", *cost, "CO2", "Wake-ups",
                "Short minutes")  # fmt: skip
     return PageTable(headers, [_cells(each, config.cost) for each in found], _note(config.power))
 
 
 def _cells(each: NodeSetPower, cost: Cost) -> list[str]:
-    name, use = printable(each.name, 64), each.use
+    name, use, is_priced = printable(each.name, 64), each.use, cost.per_kwh >= 0
     if use is None:
-        return [name, percent(0.0), *[NOT_KNOWN] * 8]
+        return [name, percent(0.0), *[NOT_KNOWN] * (7 + is_priced)]
     return [
         name, percent(use.coverage), hours(use.total_hours), _of(use.active_hours, use.total_hours),
-        _of(use.asleep_hours, use.total_hours), energy(each.saved_kwh), money(each.saved_cost, cost, "kwh"),
+        _of(use.asleep_hours, use.total_hours), energy(each.saved_kwh),
+        *([money(each.saved_cost, cost)] if is_priced else ()),
         f"{hours(each.saved_co2_kg)} kg", _daily(len(use.wake_times_s), use), _daily(round(use.short_min), use),
     ]  # fmt: skip
 

@@ -1,34 +1,30 @@
-"""The data of a site report: what the jobs of a span did with the site's GPUs, compared with Perlmutter."""
+"""The data of a site report: what the jobs of a span did with the site's GPUs, what to do, and what changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
 from almanac.config import Config
+from reports.site.advice_use import AdviceUse, load_advice_use
+from reports.site.before import Before, load_before
+from reports.site.faults import SiteFaults, load_faults
 from reports.site.personal_accounts import personal_accounts
 from reports.site.power import NodeSetPower, load_power
 from reports.site.pseudonyms import pseudonym, site_key
+from reports.site.runs import site_runs
+from reports.site.study import MOST_CHARACTERIZED, Study, load_study
 from reports.site.totals import SiteTotals, load_totals
-from telemetry.characterize import Result, characterize, load_population
-from telemetry.characterize.headline import FINDINGS, Compared, compare, note_on
-from telemetry.characterize.population import jobs_within
-from telemetry.characterize.published import FURTHER
 from telemetry.store.cluster_store import ClusterStore
-
-MOST_CHARACTERIZED = 100_000
-"""The tables of the figures are made in memory, so they use an even sample of at most this many jobs."""
 
 
 @dataclass(frozen=True)
 class SiteReport:
-    """The content of the page and the CSV files.
+    """The content of the page, the CSV files, and the terminal.
 
-    sampled: number of jobs behind the tables of the figures, out of `totals.total.jobs`. compared: the site's and the
-    published values, by figure ("1" to "11", "section VI"). shown_user, shown_account: return the name or pseudonym
-    that the report shows.
+    study: None in a report without it. shown_user, shown_account: return the name or pseudonym that the report shows.
     """
 
     cluster: str
@@ -37,19 +33,14 @@ class SiteReport:
     made_s: int
     config: Config
     totals: SiteTotals
+    faults: SiteFaults
+    before: Before
+    advice: AdviceUse
     power: Sequence[NodeSetPower]
-    results: Mapping[str, Result]
-    sampled: int
-    headline: tuple[Compared, ...]
-    headline_note: str
-    compared: Mapping[str, tuple[Compared, ...]]
+    study: Study | None
     has_names: bool
     shown_user: Callable[[str], str]
     shown_account: Callable[[str], str]
-
-    @property
-    def is_sample(self) -> bool:
-        return self.sampled < self.totals.total.jobs
 
 
 def build_site_report(
@@ -59,15 +50,16 @@ def build_site_report(
     now_s: int,
     *,
     has_names: bool = False,
+    has_study: bool = True,
     most: int = MOST_CHARACTERIZED,
 ) -> SiteReport:
     """The report on the GPU jobs submitted in the span that have ended. Raises StoreError.
 
-    most: with more jobs, the figures use a sample. Totals, unused GPU-hours, and tiers always cover all jobs.
+    has_study: compare with the Perlmutter study, which takes most of the time. most: with more jobs, its figures use a
+    sample. Everything else always covers all jobs.
     """
-    totals = load_totals(store, config, *span_s)
-    population = load_population(store, *span_s, at_most=min(most, jobs_within(store.memory_limit_mib)))
-    results = characterize(population, config)
+    with site_runs(store, *span_s) as db:
+        totals, faults = load_totals(db, config), load_faults(db)
     shown_user = str if has_names else _pseudonyms(store.root)
     return SiteReport(
         cluster=store.cluster,
@@ -76,12 +68,11 @@ def build_site_report(
         made_s=now_s,
         config=config,
         totals=totals,
+        faults=faults,
+        before=load_before(store, span_s, now_s, totals.total, faults),
+        advice=load_advice_use(store, config, *span_s),
         power=load_power(store, config, span_s),
-        results=results,
-        sampled=len(population),
-        headline=tuple(compare(results, config, FINDINGS)),
-        headline_note=note_on(store),
-        compared=_by_figure(results, config),
+        study=load_study(store, config, span_s, most) if has_study else None,
         has_names=has_names,
         shown_user=shown_user,
         shown_account=str if has_names else _accounts(store, totals.parts["account"], shown_user),
@@ -98,11 +89,3 @@ def _accounts(store: ClusterStore, accounts: Iterable[str], shown_user: Callable
     """A function that gives an account's shown name. Its first call reads the users, and can raise StoreError."""
     personal = cache(partial(personal_accounts, store, accounts))
     return lambda account: shown_user(personal()[account]) if account in personal() else account
-
-
-def _by_figure(results: Mapping[str, Result], config: Config) -> dict[str, tuple[Compared, ...]]:
-    found: dict[str, tuple[Compared, ...]] = {}
-    for each in compare(results, config, (*FINDINGS, *FURTHER)):
-        figure = results[each.finding.table].table.figure
-        found[figure] = (*found.get(figure, ()), each)
-    return found

@@ -51,6 +51,38 @@ _LARGEST = columns(
     ("median_peak_mib", "real", "MiB, of the jobs with a known peak"),
     ("highest_peak_mib", "real", "MiB"),
 )
+_TO_DO = columns(
+    ("fault", "text"),
+    ("user", "text"),
+    ("gpus", "count", "GPUs of each of these jobs"),
+    ("jobs", "count"),
+    ("gpu_hours", "real", "that could be won, at most"),
+    ("gpu_hours_before", "real", "in the span before; null: not known"),
+    ("used_gpus_min", "count", "fewest GPUs that one of these jobs used; null: not known for all"),
+    ("used_gpus_max", "count"),
+    ("busy_frac", "real", "share of the measured time with a kernel, on the GPUs in use"),
+    ("example_job", "count", "the job with the most GPU-hours; null: without --names"),
+)
+_FAULTS = columns(
+    ("fault", "text"),
+    ("jobs", "count"),
+    ("users", "count"),
+    ("gpu_hours", "real", "that could be won, at most"),
+    ("unused_gpu_hours", "real", "of these, in the table of unused GPU-hours"),
+    ("gpu_hours_before", "real", "in the span before; null: not known"),
+)
+_LONG_LIMITS = columns(
+    ("user", "text"),
+    ("gpus", "count", "GPUs of each of these jobs"),
+    ("jobs", "count", "completed jobs that used at most half of their time limit"),
+    ("unused_limit_gpu_hours", "real", "requested and not used"),
+    ("used_frac", "real", "median share of the time limit that was used"),
+)
+_ADVICE = columns(
+    ("outcome", "text", "of jobs that were advised a memory tier"),
+    ("jobs", "count"),
+    ("gpu_hours", "real", "of these that have ended"),
+)
 _HEADLINES = columns(
     ("dimension", "text", "partition, account or gpu_type"), ("name", "text"), ("finding", "text"),
     ("site_value", "real", "share of jobs; null: there are none"),
@@ -69,7 +101,7 @@ def price(amount: float | None, per_unit: float) -> float | None:
 
 def site_tables(report: SiteReport) -> dict[str, pa.Table]:
     """The tables by the name of their file. Users have pseudonyms, unless the report has names."""
-    totals, cost = report.totals, report.config.cost
+    totals, cost, before = report.totals, report.config.cost, report.before.total
     parts = {
         f"by_{dimension}": _shares(_shown(report, dimension), totals.total.hours, cost) for dimension in DIMENSIONS
     }
@@ -83,6 +115,17 @@ def site_tables(report: SiteReport) -> dict[str, pa.Table]:
         "coverage": _table(_STANDINGS, ((row.name, row.jobs, row.hours) for row in totals.standings)),
         **parts,
         "headline_by_part": _table(_HEADLINES, _headlines(report)),
+        "to_do": _table(_TO_DO, _to_do(report)),
+        "faults": _table(_FAULTS, _faults(report)),
+        "long_limits": _table(
+            _LONG_LIMITS,
+            (
+                (report.shown_user(each.user), each.gpus, each.jobs, each.hours, each.used_frac)
+                for each in report.faults.limits
+            ),
+        ),
+        "advice": _table(_ADVICE, ((each.name, each.jobs, each.hours) for each in report.advice.outcomes)),
+        "before": _shares([("all", before)] if before else [], before.hours if before else 0.0, cost),
         "largest_tier": _table(_LARGEST, largest),
         "power": power_rows(report.power),
         "published": _table(_COMPARED, _compared(report)),
@@ -94,8 +137,10 @@ def write_csv(report: SiteReport, folder: Path) -> list[Path]:
 
     Returns their paths. Raises StoreError if a file cannot be written.
     """
-    figures = {name: result.rows for name, result in report.results.items()}
-    tables = {**site_tables(report), **figures, CONTENTS_NAME: contents(report.results)}
+    tables = site_tables(report)
+    if report.study:
+        figures = {name: result.rows for name, result in report.study.results.items()}
+        tables |= {**figures, CONTENTS_NAME: contents(report.study.results)}
     try:
         make_folders(folder)
         for name, rows in tables.items():
@@ -103,6 +148,20 @@ def write_csv(report: SiteReport, folder: Path) -> list[Path]:
     except OSError as error:
         raise StoreError(f"{folder}: cannot be written: {error}", "name a folder that you can write to") from error
     return [folder / f"{name}.csv" for name in tables]
+
+
+def _to_do(report: SiteReport) -> Iterator[tuple[object, ...]]:
+    for each in report.faults.items:
+        example = each.example if report.has_names else None
+        before = report.before.items.get(each.key, 0.0) if report.before.knows(each.fault) else None
+        yield (each.fault, report.shown_user(each.user), each.gpus, each.jobs, each.hours, before, each.used_least,
+               each.used_most, each.busy_frac, example)  # fmt: skip
+
+
+def _faults(report: SiteReport) -> Iterator[tuple[object, ...]]:
+    for each in report.faults.sums:
+        before = report.before.faults.get(each.fault, 0.0) if report.before.knows(each.fault) else None
+        yield each.fault, each.jobs, each.users, each.hours, each.unused_hours, before
 
 
 def _shown(report: SiteReport, dimension: str) -> list[tuple[str, Share]]:
@@ -163,7 +222,7 @@ def _share_row(name: str, share: Share, all_hours: float, cost: Cost) -> tuple[o
 
 
 def _compared(report: SiteReport) -> Iterator[tuple[object, ...]]:
-    for figure, rows in report.compared.items():
+    for figure, rows in (report.study.compared if report.study else {}).items():
         for row in rows:
             finding = row.finding
             yield (figure, finding.words, row.value, finding.published, finding.unit, row.jobs, row.why_null,

@@ -13,54 +13,11 @@ import duckdb
 from advisor.memory.peaks import ENDED_WELL
 from almanac.config import Config
 from reports.site.headline import Headline, load_headlines
-from telemetry.characterize.population import PART_OF_A_JOB, RUNS_SQL
 from telemetry.characterize.usage import largest_tier_names
-from telemetry.metrics.data_quality import IDLE, NOT_SUMMARISED, OK
-from telemetry.store.cluster_store import ClusterStore
+from telemetry.metrics.data_quality import OK
 
-DIMENSIONS = ("partition", "account", "gpu_type")
-_JOBS = (
-    "job_id", "submit_s", "user", "account", "partition", "state", "tier", "gpu_count", "gpu_count_req", "gpu_type",
-    "start_s", "end_s", "elapsed_s",
-)  # fmt: skip
-_METRICS = (
-    "job_id", "submit_s", "verdict", "gpu_model", "gpus_seen", "coverage_frac", "mean_gpu_util_pct",
-    "mean_gr_engine_active_frac", "spatial_imbalance", "temporal_imbalance", "idle_gpus", "energy_j", "hbm_peak_mib",
-    "hbm_peak_frac", "is_preallocated", "class_fp64", "has_profiling_fault",
-)  # fmt: skip
-_GPUS = ("job_id", "submit_s", "is_idle", "energy_j")
-_RUNS = f"""
-CREATE TEMP TABLE runs AS
-WITH idle AS (
-  SELECT job_id, submit_s, CASE WHEN count(energy_j) = count(*) THEN sum(energy_j) END AS idle_j
-  FROM gpu_metrics WHERE is_idle GROUP BY ALL),
-base AS (
-  SELECT j.job_id, j.submit_s, coalesce(j."user", '') AS "user", coalesce(j.account, '') AS account,
-         coalesce(j."partition", '') AS "partition", coalesce(m.gpu_model, j.gpu_type, '') AS gpu_type, j.tier,
-         j.gpus, j.gpus * j.ran_s / 3600.0 AS gpu_hours, coalesce(j.state, '') AS state, m.* EXCLUDE (job_id, submit_s),
-         CASE WHEN j.state IN ('REQUEUED', 'RESIZING') THEN '{PART_OF_A_JOB}'
-              ELSE coalesce(m.verdict, '{NOT_SUMMARISED}') END AS standing,
-         coalesce(m.mean_gpu_util_pct, 100 * m.mean_gr_engine_active_frac) AS util_pct,
-         CASE WHEN m.temporal_imbalance IS NOT NULL THEN len(m.idle_gpus) / nullif(m.gpus_seen, 0) END AS idle_share
-  {RUNS_SQL}),
-measured AS (
-  SELECT *, CASE WHEN standing IN ('{OK}', '{IDLE}') AND util_pct IS NOT NULL
-                 THEN gpu_hours * coverage_frac END AS measured_h
-  FROM base),
-parted AS (
-  SELECT *, CASE WHEN measured_h IS NOT NULL THEN least(util_pct / 100, 1) END AS util_frac,
-         CASE WHEN standing = '{IDLE}' THEN measured_h WHEN measured_h IS NOT NULL THEN 0 END AS idle_job_h,
-         CASE WHEN standing = '{OK}' THEN idle_share * measured_h
-              WHEN measured_h IS NOT NULL THEN 0 END AS never_used_h
-  FROM measured)
-SELECT p.* EXCLUDE (gpus_seen, idle_gpus, coverage_frac, idle_share),
-       CASE WHEN gpus_seen = gpus AND temporal_imbalance IS NOT NULL THEN len(idle_gpus) END AS idle_gpu_count,
-       CASE WHEN standing = '{OK}' THEN greatest(measured_h * (1 - util_frac) - coalesce(never_used_h, 0), 0)
-            WHEN measured_h IS NOT NULL THEN 0 END AS no_kernel_h,
-       CASE WHEN standing = '{IDLE}' THEN p.energy_j WHEN never_used_h > 0 THEN idle_j
-            WHEN never_used_h = 0 THEN 0 END AS wasted_j
-FROM parted p LEFT JOIN idle i USING (job_id, submit_s)
-"""
+DIMENSIONS = {"partition": "partition", "account": "account", "gpu_type": "GPU type"}
+"""Columns of `runs` that totals are broken down by, with their names on the page."""
 _SUMS = """
 count(*), count(measured_h), sum(gpu_hours), coalesce(sum(measured_h), 0),
 sum(util_frac * measured_h) / nullif(sum(measured_h), 0), sum(idle_job_h), sum(never_used_h),
@@ -167,17 +124,8 @@ class SiteTotals:
     largest: LargestTier
 
 
-def load_totals(store: ClusterStore, config: Config, since_s: int, until_s: int) -> SiteTotals:
-    """Totals of the GPU jobs submitted in [since_s, until_s) that have started and ended. Raises StoreError."""
-    with store.connect() as db:
-        for table, columns in (("jobs", _JOBS), ("job_metrics", _METRICS), ("gpu_metrics", _GPUS)):
-            store.view(db, table, columns, since_s, until_s)
-        db.execute(_RUNS).fetchall()
-        return _totals(db, config)
-
-
-def _totals(db: duckdb.DuckDBPyConnection, config: Config) -> SiteTotals:
-    [total] = db.execute(f"SELECT {_SUMS} FROM runs").fetchall()
+def load_totals(db: duckdb.DuckDBPyConnection, config: Config) -> SiteTotals:
+    """Totals of the jobs of `site_runs`."""
     standings = db.execute(
         "SELECT standing, count(*), round(sum(gpu_hours), 6) FROM runs GROUP BY 1 ORDER BY 3 DESC NULLS LAST, 1"
     ).fetchall()
@@ -187,7 +135,7 @@ def _totals(db: duckdb.DuckDBPyConnection, config: Config) -> SiteTotals:
     ).fetchall()
     [(users,)] = db.execute('SELECT count(DISTINCT "user") FROM runs').fetchall()
     return SiteTotals(
-        total=_share(total),
+        total=load_total(db),
         standings=tuple(Standing(name, jobs, hours or 0.0) for name, jobs, hours in standings),
         still_running=running,
         users=users,
@@ -195,6 +143,12 @@ def _totals(db: duckdb.DuckDBPyConnection, config: Config) -> SiteTotals:
         headlines={dimension: load_headlines(db, dimension, config) for dimension in DIMENSIONS},
         largest=_largest(db, config),
     )
+
+
+def load_total(db: duckdb.DuckDBPyConnection) -> Share:
+    """The sums of all jobs of `site_runs`."""
+    [total] = db.execute(f"SELECT {_SUMS} FROM runs").fetchall()
+    return _share(total)
 
 
 def _share(row: tuple[float | int | None, ...]) -> Share:

@@ -1,4 +1,4 @@
-"""Figures of the site report as words, with NOT_KNOWN for unknown ones and NOT_CONFIGURED for missing prices."""
+"""Figures of the site report as words, with NOT_KNOWN for unknown ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from almanac.config import Cost
 from almanac.units import format_count, printable
 from telemetry.characterize.headline import HOURS, PERCENT, SHARE, Compared
 
-NOT_KNOWN, NOT_CONFIGURED = "not known", "not configured"
+NOT_KNOWN = "not known"
+MOST_ROWS = 25
+"""Most rows of a table on the page; the CSV files have all."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +40,36 @@ def percent(share: float | None) -> str:
     return f"{100 * share:.1f}%" if 0 < abs(share) < 0.0995 else f"{100 * share:.0f}%"
 
 
+def ratio(part: float | None, whole: float) -> float | None:
+    """A share; None if it is unknown, or of nothing."""
+    return part / whole if part is not None and whole else None
+
+
+def change(now: float | None, before: float | None) -> str:
+    """By how much an amount changed, such as "+7% from before"; empty if not known."""
+    return "" if now is None or not before else f"{100 * (now / before - 1):+,.0f}% from before"
+
+
+def points(now: float | None, before: float | None) -> str:
+    """By how many percentage points a share changed; empty if not known."""
+    if now is None or before is None:
+        return ""
+    return f"{100 * (now - before):+.1f} points from before"
+
+
 def tenths(share: float | None) -> str:
     """A share as percent with one decimal, like the paper's; "-" if there is none."""
     return "-" if share is None else f"{100 * share:.1f}%"
 
 
-def money(amount: float | None, cost: Cost, per: str) -> str:
-    """An amount with its currency; NOT_CONFIGURED (never 0) without a price. per: "gpu_hour" or "kwh"."""
-    if (cost.per_gpu_hour if per == "gpu_hour" else cost.per_kwh) < 0:
-        return NOT_CONFIGURED
+def money(amount: float | None, cost: Cost) -> str:
+    """An amount with its currency. Without a price, the page has no such figure."""
     return NOT_KNOWN if amount is None else f"{_real(amount)} {printable(cost.currency, 12)}".rstrip()
+
+
+def left_out(rows: int) -> str:
+    """The note below a table of which the page shows the first MOST_ROWS."""
+    return f"The CSV files have {format_count(rows - MOST_ROWS)} more rows." if rows > MOST_ROWS else ""
 
 
 def compared_cells(row: Compared) -> list[str]:

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from almanac.config import Filters
 from almanac.errors import ConfigError
 from telemetry.attribution.allocations import JobRun
-from telemetry.metrics.data_quality import SHORT, STAFF
+from telemetry.metrics.data_quality import LOGIN_NODE, PARTITION, SHORT, STAFF
 from telemetry.slurm.hostlist import expand
 
 
 def exclusion(job: JobRun, filters: Filters, login_nodes: frozenset[str]) -> str | None:
     """Why a job is excluded, whatever its telemetry says (perlmutter-telemetry, II-C); None if it is not."""
     if filters.partitions and job.partition not in filters.partitions:
-        return "partition"
+        return PARTITION
     if job.account in filters.staff_accounts:
         return STAFF
     if login_nodes.intersection(job.hosts):
-        return "login node"
+        return LOGIN_NODE
     return SHORT if job.elapsed_s < filters.min_elapsed_s else None
 
 

@@ -18,8 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cli.app import App
 from cli.metrics import command
+from reports.advice_outcomes import ADVICE_DAYS
 from reports.mail.outbox import EndedRun, Message, Outbox, outbox_path
-from reports.self_metrics import ADVICE_DAYS, DAY_S, AdviceOutcomes, collect, load_told
+from reports.self_metrics import DAY_S, AdviceOutcomes, collect, load_outcomes
 from reports.textfile import Labels, exposition, family
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
@@ -187,14 +188,14 @@ def test_advice_counts_for_a_job_only_while_its_file_was_in_force(store: Store) 
             asked(8, t0 + 5, tier="hbm40g", gpu_count=8, gpu_count_req=8),
         ],
     )
-    assert load_told(store.of("c"), NOW_S).outcomes == {"followed": 1, "another tier": 1, "no tier named": 1}
+    assert load_outcomes(store.of("c"), NOW_S).outcomes == {"followed": 1, "another tier": 1, "no tier named": 1}
 
 
 def test_a_file_that_was_expired_or_taken_away_said_nothing(store: Store) -> None:
     t0 = NOW_S - 4 * DAY_S
     write(store, "advice", [file(t0), row(t0), file(t0 + HOUR_S, version=None, expires_s=None)])
     write(store, "jobs", [asked(1, t0 + HOUR_S), asked(2, t0 + 3 * DAY_S)])
-    assert load_told(store.of("c"), NOW_S) == AdviceOutcomes({}, 0, None, None)
+    assert load_outcomes(store.of("c"), NOW_S) == AdviceOutcomes({}, 0, None, None)
 
 
 def test_errors_of_forecasts_are_of_ended_jobs_of_the_window(store: Store) -> None:
@@ -221,7 +222,7 @@ def test_errors_of_forecasts_are_of_ended_jobs_of_the_window(store: Store) -> No
             asked(7, old + 1, elapsed_s=9),
         ],
     )
-    told = load_told(store.of("c"), NOW_S)
+    told = load_outcomes(store.of("c"), NOW_S)
     assert told.jobs == 4
     assert told.median_abs_log_error == pytest.approx((math.log(1.9) + math.log(8)) / 2)
     assert told.share_within_2x == 0.5
@@ -235,7 +236,7 @@ def test_a_row_counts_long_after_it_changed_last_and_what_is_older_is_not_read(s
         path.write_bytes(b"PAR1 nothing PAR1")
     write(store, "advice", [file(t0), row(NOW_S - (ADVICE_DAYS - 2) * DAY_S)])
     write(store, "jobs", [asked(1, t0 + 1, tier="hbm40g"), asked(2, t0 + 1, tier="hbm40g", name_key="old")])
-    assert load_told(store.of("c"), NOW_S).outcomes == {"followed": 1}
+    assert load_outcomes(store.of("c"), NOW_S).outcomes == {"followed": 1}
 
 
 def test_the_file_is_whole_readable_and_taken_by_prometheus(store: Store, tmp_path: Path) -> None:

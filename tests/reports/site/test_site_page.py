@@ -21,11 +21,13 @@ from almanac.config_file import parse_config
 from almanac.errors import ConfigError, NotAllowedError, StoreError
 from cli.app import App
 from cli.site_report import command
+from reports.site.appendix import captions
 from reports.site.headline import PART_FINDINGS
-from reports.site.page import captions, render_site_page
+from reports.site.page import render_site_page
 from reports.site.plots import PANELS
 from reports.site.pseudonyms import pseudonym, site_key
 from reports.site.report import SiteReport, build_site_report
+from reports.site.study import Study
 from reports.site.tables import price, site_tables, write_csv
 from telemetry.characterize import TABLES
 from telemetry.characterize.headline import FINDINGS
@@ -49,6 +51,12 @@ def report(reported: Any) -> SiteReport:
 
 
 @pytest.fixture(scope="module")
+def study(report: SiteReport) -> Study:
+    assert report.study
+    return report.study
+
+
+@pytest.fixture(scope="module")
 def page(report: SiteReport) -> str:
     return render_site_page(report)
 
@@ -68,18 +76,18 @@ def test_every_figure_of_the_paper_has_a_caption_and_says_what_the_paper_has(pag
         assert about["paper"].replace("'", "&#39;") in page
 
 
-def test_the_papers_values_stand_beside_the_sites(page: str, report: SiteReport) -> None:
+def test_the_papers_values_stand_beside_the_sites(page: str, study: Study) -> None:
     rows = {row[0]: row[1:] for row in cells(page, "Comparison with Perlmutter")}
     assert rows["jobs memory-bound by FP64 intensity"][1] == "81.0%"
     assert rows["largest tier: HBM peak at or below 50%"][1] == "55.0%"
     assert rows["4-GPU jobs that never used three GPUs"][1] == "12.0%"
-    found = {each.finding.words: each for each in report.headline}["4-GPU jobs that never used three GPUs"]
+    found = {each.finding.words: each for each in study.headline}["4-GPU jobs that never used three GPUs"]
     assert rows["4-GPU jobs that never used three GPUs"][0] == f"{100 * (found.value or 0):.1f}%"
 
 
-def test_the_headline_figures_of_all_partitions_together_are_the_headline(report: SiteReport) -> None:
+def test_the_headline_figures_of_all_partitions_together_are_the_headline(report: SiteReport, study: Study) -> None:
     """Two ways to the same figure: in DuckDB by partition, and from the tables of the figures."""
-    headline = {each.finding.words: each for each in report.headline}
+    headline = {each.finding.words: each for each in study.headline}
     for number, finding in enumerate(PART_FINDINGS):
         values = [values[number] for values in report.totals.headlines["partition"].values()]
         jobs = sum(value.jobs for value in values)
@@ -98,17 +106,17 @@ def test_each_part_stands_below_perlmutters_headline(page: str) -> None:
     assert {row[0] for row in rows[1:]} >= {"A100-80"}
 
 
-def test_every_published_value_belongs_to_a_figure(report: SiteReport) -> None:
-    assert set(report.compared) <= {*captions(), "section VI"}
-    assert set(captions()) - set(report.compared) == {"5"}
-    assert sum(map(len, report.compared.values())) == len(FINDINGS) + len(FURTHER)
+def test_every_published_value_belongs_to_a_figure(study: Study) -> None:
+    assert set(study.compared) <= {*captions(), "section VI"}
+    assert set(captions()) - set(study.compared) == {"5"}
+    assert sum(map(len, study.compared.values())) == len(FINDINGS) + len(FURTHER)
 
 
 def test_the_page_needs_nothing_else(page: str) -> None:
     assert page.isascii()
     assert "<script" not in page
     assert "http" not in page.replace('http-equiv="Content-Security-Policy"', "")
-    assert re.findall(r'(?:src|href)="(?!data:image/png;base64,)', page) == []
+    assert re.findall(r'(?:src|href)="(?!data:image/png;base64,|#appendix")', page) == []
 
 
 def test_users_have_pseudonyms_that_stay_and_names_only_when_asked_for(
@@ -214,10 +222,10 @@ def test_accounts_that_share_a_pseudonym_are_two_rows(tmp_path: Path, monkeypatc
     assert sum(float(row["gpu_hours"]) for row in site_tables(found)["by_account"].to_pylist()) == 2.0
 
 
-def test_a_note_on_the_comparison_stands_beside_it(report: SiteReport) -> None:
-    noted = render_site_page(dataclasses.replace(report, headline_note="set by quota"))
+def test_a_note_on_the_comparison_stands_beside_it(report: SiteReport, study: Study) -> None:
+    noted = render_site_page(dataclasses.replace(report, study=dataclasses.replace(study, note="set by quota")))
     assert "<p>set by quota</p>" in noted.partition("<h2>Comparison with Perlmutter</h2>")[2]
-    assert "set by quota" not in render_site_page(dataclasses.replace(report, headline_note=""))
+    assert "set by quota" not in render_site_page(dataclasses.replace(report, study=None))
 
 
 def test_hostile_names_are_inert(page: str, report: SiteReport, reported: Any) -> None:
@@ -229,14 +237,17 @@ def test_hostile_names_are_inert(page: str, report: SiteReport, reported: Any) -
     assert "<script" not in shown
 
 
-def test_a_price_that_is_not_configured_is_no_price_of_0(reported: Any, page: str) -> None:
+def test_without_a_price_there_are_no_costs_and_none_of_0(reported: Any, page: str) -> None:
     assert price(3.0, -1.0) is None
     assert price(None, 2.0) is None
     assert price(3.0, 0.0) == 0.0
-    assert {row[3] for row in cells(page, "Unused GPU-hours")} == {"not configured"}
-    assert {row[9] for row in cells(page, "By partition")} == {"not configured"}
+    assert not re.search("not configured|[Cc]ost of|Electricity", page)
+    assert [len(cells(page, name)[0]) for name in ("Unused GPU-hours", "By partition")] == [3, 8]
     found = report_of(reported, cost=PRICED)
-    rows = cells(render_site_page(found), "Unused GPU-hours")
+    priced = render_site_page(found)
+    assert "cost of unused GPU-hours" in priced
+    assert len(cells(priced, "By partition")[0]) == 10
+    rows = cells(priced, "Unused GPU-hours")
     assert rows[3][3] == f"{2 * (found.totals.total.unused_hours or 0):.3g} EUR"
 
 
@@ -253,13 +264,13 @@ def test_jobs_without_telemetry_are_counted_and_not_idle(page: str, report: Site
 
 
 def test_a_large_span_gives_figures_of_a_sample_and_says_so(reported: Any, report: SiteReport, page: str) -> None:
-    assert not report.is_sample
     assert "even sample" not in page
     sampled = report_of(reported, most=20)
-    assert 5 <= sampled.sampled <= 40 < sampled.totals.total.jobs
+    assert sampled.study
+    assert 5 <= sampled.study.sampled <= 40 < sampled.totals.total.jobs
     assert sampled.totals.total.jobs == report.totals.total.jobs
     assert sampled.totals.total.hours == pytest.approx(report.totals.total.hours)
-    assert f"even sample of {sampled.sampled} jobs" in render_site_page(sampled)
+    assert f"even sample of {sampled.study.sampled} jobs" in render_site_page(sampled)
 
 
 def test_without_any_job_everything_says_so(tmp_path: Path) -> None:
@@ -321,8 +332,8 @@ def test_the_command_writes_page_and_tables_or_shows_the_totals(reported: Any, t
     assert (tmp_path / "csv/by_partition.csv").is_file()
     shown = run()
     assert shown.startswith("GPU jobs: 59 (from 2 users)")
-    assert "GPUs never used in other jobs" in shown
-    assert "not configured" in shown
+    assert "\nTo do\n 1. " in shown
+    assert max(map(len, shown.splitlines())) <= 80
     assert run("-S", "2001-01-01", "-E", "2001-02-01").startswith("no GPU jobs")
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from almanac.config import AdviceSection, Config, Tier
 from almanac.errors import StoreError
+from reports.site.runs import site_runs
 from reports.site.totals import Share, SiteTotals, Standing, load_totals
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
@@ -39,7 +40,12 @@ def totals_of(
     store = Store.create(root / "store")
     for table, rows in (("jobs", jobs), ("job_metrics", job_metrics), ("gpu_metrics", gpu_metrics or [])):
         store.of(CLUSTER).write(table, pa.Table.from_pylist(rows, schema=TABLES[table].schema))
-    return load_totals(store.of(CLUSTER), config, T0 - 1, T0 + 1)
+    return load(store, config)
+
+
+def load(store: Store, config: Config = SITE) -> SiteTotals:
+    with site_runs(store.of(CLUSTER), T0 - 1, T0 + 1) as db:
+        return load_totals(db, config)
 
 
 def gpu(job_id: int, number: int, is_idle: bool, energy_j: float | None) -> dict[str, Any]:
@@ -192,9 +198,9 @@ def test_without_two_sizes_of_memory_nothing_is_said_of_the_largest(tmp_path: Pa
 
 def test_an_empty_store_has_no_jobs_and_a_damaged_one_says_so(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
-    assert load_totals(store.of(CLUSTER), SITE, 0, T0).total.jobs == 0
+    assert load(store).total.jobs == 0
     store.of(CLUSTER).write("jobs", pa.Table.from_pylist(JOBS, schema=TABLES["jobs"].schema))
     for path in store.of(CLUSTER).files("jobs"):
         path.write_bytes(b"PAR1 nothing PAR1")
     with pytest.raises(StoreError, match="cannot be read"):
-        load_totals(store.of(CLUSTER), SITE, 0, T0 + 1)
+        load(store)
