@@ -75,6 +75,7 @@ copy_files() {
     install -Dm644 -t "$share/almanac/lua" $hooks/lua/*.lua
     install -Dm644 -t "$share/almanac/slurm" $hooks/standalone/*.lua
     install -Dm644 -t "$share/almanac/exporter" $hooks/exporter/*.csv
+    install -Dm644 -t "$share/almanac/grafana" $system/grafana/*.json
     install -Dm755 -t "$ROOT/usr/libexec/almanac" $hooks/prolog/almanac-gpus.sh $hooks/spool/almanac-ended.sh \
         $hooks/nodes/almanac-cli-filter.sh
     install -Dm644 -t "$ROOT/usr/lib/systemd/system" $system/systemd/*
