@@ -96,12 +96,9 @@ def _show(report: SiteReport) -> None:
     _show_tasks(
         "Requests larger than needed (no GPU-hours to win, but shorter queues)", request_tasks(report, MOST_REQUESTS)
     )
-    click.echo()
-    for name, shown in (("Advice", advice_table(report)), ("Node power", power_table(report.power, report.config))):
-        if not isinstance(shown, str):
-            _show_table(shown)
-        elif shown:
-            _wrap(f"{name}: {shown}")
+    _show_part("Advice", advice_table(report))
+    power = power_table(report.power, report.config)
+    _show_part("Node power", power if isinstance(power, str) else power.narrowed("CO2"))
     names = "" if report.has_names else ", --names shows users"
     click.echo(f"\n--html FILE writes the whole report, --csv DIR its tables{names}")
 
@@ -115,10 +112,19 @@ def _show_tasks(title: str, tasks: Sequence[Task]) -> None:
         click.echo("  nothing that was measured")
 
 
+def _show_part(name: str, shown: PageTable | str) -> None:
+    if not isinstance(shown, str):
+        _show_table(shown)
+    elif shown:
+        click.echo()
+        _wrap(f"{name}: {shown}")
+
+
 def _show_table(table: PageTable) -> None:
     click.echo()
     show_table(table.columns, table.cells, right=table.columns[1:])
-    _wrap(table.note)
+    if table.note:
+        _wrap(table.note)
 
 
 def _wrap(text: str, indent: str = "") -> None:

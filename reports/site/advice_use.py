@@ -45,6 +45,8 @@ class AdviceUse:
 
 def load_advice_use(store: ClusterStore, config: Config, since_s: int, until_s: int) -> AdviceUse:
     """Of the GPU jobs submitted in [since_s, until_s), as the metric almanac_advice_jobs counts. Raises StoreError."""
+    if not store.files("advice", until_s=until_s):
+        return AdviceUse()
     with store.connect() as db:
         load_told(db, store, since_s, until_s)
         rows = db.execute(_SUMS).fetchall()

@@ -51,7 +51,7 @@ def load_before(store: ClusterStore, span_s: tuple[int, int], now_s: int, total:
     why_none = _why_none(store, before_s[0], min(until_s, now_s)) if total.jobs else "this span has no jobs"
     if why_none:
         return Before(*before_s, why_none=why_none)
-    with site_runs(store, *before_s, ended_by_s=since_s + max(now_s - until_s, 0)) as db:
+    with site_runs(store, *before_s, ended_by_s=since_s + max(now_s - until_s, 0), has_gpu_rows=False) as db:
         earlier = load_total(db)
         by_fault, by_item = load_fault_hours(db, (item.user for item in faults.items))
     if not earlier.jobs:

@@ -58,14 +58,16 @@ FROM parted p LEFT JOIN idle i USING (job_id, submit_s)
 
 @contextlib.contextmanager
 def site_runs(
-    store: ClusterStore, since_s: int, until_s: int, ended_by_s: int | None = None
+    store: ClusterStore, since_s: int, until_s: int, *, ended_by_s: int | None = None, has_gpu_rows: bool = True
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection with the view `jobs` and the table `runs` of a span. Raises StoreError.
 
     runs: the GPU jobs submitted in [since_s, until_s) that have started and ended, by ended_by_s if it is given.
+    has_gpu_rows: read each GPU's energy, too. Without it, the energy of GPUs that were never used is not known.
     """
     with store.connect() as db:
-        for table, columns in (("jobs", _JOBS), ("job_metrics", _METRICS), ("gpu_metrics", _GPUS)):
-            store.view(db, table, columns, since_s, until_s)
+        store.view(db, "jobs", _JOBS, since_s, until_s)
+        store.view(db, "job_metrics", _METRICS, since_s, until_s)
+        store.view(db, "gpu_metrics", _GPUS, since_s, until_s if has_gpu_rows else since_s)
         db.execute(_RUNS, {"ended_by_s": ended_by_s}).fetchall()
         yield db

@@ -26,8 +26,8 @@ def summary_boxes(report: SiteReport) -> list[tuple[str, str, str]]:
     grown = change(total.hours, before.hours if before else None)
     busier = points(total.util_frac, used.util_frac if used else None)
     more_unused = points(_unused_share(total), _unused_share(used) if used else None)
-    measured = f"{percent(ratio(total.measured_hours, total.hours))} measured"
-    unused = f"{percent(_unused_share(total))} of measured GPU-hours"
+    measured = f"{percent(ratio(total.measured_hours, total.hours))} measured" if total.hours else ""
+    unused = f"{percent(_unused_share(total))} of measured GPU-hours" if total.unused_hours is not None else ""
     boxes = [
         (format_count(total.jobs), "GPU jobs", f"from {counted(report.totals.users, 'user')}"),
         (hours(total.hours), "GPU-hours", _joined(measured, grown)),
@@ -80,10 +80,14 @@ def _fault_row(report: SiteReport, name: str) -> list[str]:
 
 def _faults_note(report: SiteReport) -> str:
     faults, unused = report.faults, report.totals.total.unused_hours
-    of = "" if unused is None else f" of {hours(unused)}"
+    if not faults.sums:
+        return ""
+    if unused is None:
+        return f"Together {hours(faults.hours)} GPU-hours. How many of these were unused is not known."
     others = faults.hours - faults.unused_hours
     used = f", and {hours(others)} of failed jobs that used their GPUs or were not measured" if others > 0 else ""
-    return f"Together {hours(faults.hours)} GPU-hours: {hours(faults.unused_hours)}{of} unused GPU-hours{used}."
+    known = f"{hours(faults.unused_hours)} of {hours(unused)} unused GPU-hours"
+    return f"Together {hours(faults.hours)} GPU-hours: {known}{used}."
 
 
 def advice_table(report: SiteReport) -> PageTable | str:
@@ -106,11 +110,7 @@ def _advice_note(report: SiteReport) -> str:
         "At most these were freed: how many users would have chosen the smaller tier anyway is not known. "
     )
     missed = f"{counted(more.jobs, 'job')} ({hours(more.hours)} GPU-hours) asked for more memory than advised. "
-    return (
-        (freed if advice.of(FOLLOWED).jobs else "")
-        + (missed if more.jobs else "")
-        + "Following means that the job asked for the advised tier, not that anybody read the advice."
-    )
+    return ((freed if advice.of(FOLLOWED).jobs else "") + (missed if more.jobs else "")).rstrip()
 
 
 def _known_of(part: float, whole: float, which: str = "") -> str:

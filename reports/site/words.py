@@ -23,6 +23,11 @@ class PageTable:
     cells: Sequence[Sequence[str]]
     note: str = ""
 
+    def narrowed(self, first_left_out: str) -> PageTable:
+        """The columns before this one, without the note: for a terminal."""
+        width = list(self.columns).index(first_left_out)
+        return PageTable(self.columns[:width], [row[:width] for row in self.cells])
+
 
 def hours(value: float | None) -> str:
     """GPU-hours with three significant digits; whole numbers from 100 on."""
@@ -68,7 +73,7 @@ def money(amount: float | None, cost: Cost) -> str:
 
 
 def left_out(rows: int) -> str:
-    """The note below a table of which the page shows the first MOST_ROWS."""
+    """The note below a table with this many rows: the page shows the first MOST_ROWS."""
     return f"The CSV files have {format_count(rows - MOST_ROWS)} more rows." if rows > MOST_ROWS else ""
 
 
