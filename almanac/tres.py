@@ -14,6 +14,11 @@ _GPU = re.compile(r"(?:gres[:/])?gpu(?:[:/](?P<type>(?![0-9]+\Z)[\w.+-]+))?(?:[:
 _DETAIL = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:[0-9]+\(IDX:(?P<index>[^)]*)\)")
 _INDEX = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
+_SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,6})?)(?P<unit>[KMGTP]?)")
+_UNIT_MIB = {"": 2.0**-20, "K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20, "P": 2.0**30}
+_MOST_MIB = 2.0**34
+"""16 PiB. Slurm writes what it does not know as 16E."""
+
 
 @dataclass(frozen=True)
 class Gpus:
@@ -71,3 +76,10 @@ def parse_index_list(text: str) -> tuple[int, ...]:
             raise ValueError(f"not a list of GPU indices: {text[:80]!r}")
         indices.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(indices))
+
+
+def size_mib(text: str) -> float | None:
+    """MiB of "214728K" or, without a unit, of bytes; None for any other text, and above 16 PiB."""
+    match = _SIZE.fullmatch(text) if text.isascii() else None
+    mib = float(match["number"]) * _UNIT_MIB[match["unit"]] if match else _MOST_MIB
+    return mib if mib < _MOST_MIB else None

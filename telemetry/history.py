@@ -34,18 +34,27 @@ _JOBS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "partition_req", "qos", "name",
     "name_key", "script_key", "node_count", "cpu_count", "gpu_count", "cpu_count_req", "node_count_req",
     "gpu_count_req", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s", "array_job_id", "state",
-    "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib", "jobstats_gpu_util_pct",
+    "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib", "jobstats_gpu_util_pct", "cpu_time_s",
+    "host_mem_alloc_mib", "host_mem_peak_mib", "host_mem_task_peak_mib",
 )  # fmt: skip
-_OF_JOBS = frozenset(_BASE) - frozenset(_METRICS) - {"hbm_evidence"} | {"job_id", "submit_s"}
+_OF_HOST = {
+    "cpu_time_s": "j.cpu_time_s",
+    # The CPUs that it was given: those it asked for can be fewer.
+    "cpu_use_frac": "(j.cpu_time_s / nullif(j.cpu_count * coalesce(j.elapsed_s, j.end_s - j.start_s), 0))::DOUBLE",
+    **{f"host_mem_{part}_mib": f"j.host_mem_{part}_mib" for part in ("alloc", "peak", "task_peak")},
+}
+"""What a job did with CPUs and host memory, which sacct knows of ended jobs."""
+_OF_JOBS = (frozenset(_BASE) - frozenset(_METRICS) - {"hbm_evidence"}) | {"job_id", "submit_s", *_OF_HOST}
 """Columns that need no row of job_metrics."""
 MAX_NAMELESS = 2000
 _SPECIAL = {
+    **_OF_HOST,
     "hbm_peak_frac": """CASE WHEN m.is_preallocated THEN NULL WHEN m.hbm_peak_frac IS NOT NULL THEN m.hbm_peak_frac
          WHEN by_jobstats THEN j.jobstats_hbm_peak_mib / nullif(j.jobstats_hbm_total_mib, 0) END::DOUBLE""",
     # The list is empty where nothing was idle, and where activity is not known.
     "idle_gpu_count": "CASE WHEN m.temporal_imbalance IS NOT NULL THEN len(m.idle_gpus) END",
 }
-"""Metrics of a job that need more than their column of job_metrics."""
+"""Columns that need more than their column of job_metrics."""
 _JOIN = f"""
 SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user",
        coalesce(j.account, '') AS account, coalesce(j.partition_req, j."partition", '') AS "partition",
@@ -88,9 +97,10 @@ def _history_schema() -> pa.Schema:
         "elapsed_s": pa.float64(),
         "hbm_evidence": pa.string(),
         "idle_gpu_count": pa.int64(),
+        "cpu_use_frac": pa.float64(),
     }
     rest = [name for name in JOB_METRICS.names if name not in _BASE]
-    return pa.schema([(name, {**known, **own}[name]) for name in (*_BASE, *rest, "idle_gpu_count")])
+    return pa.schema([(name, {**known, **own}[name]) for name in (*_BASE, *rest, "idle_gpu_count", *_OF_HOST)])
 
 
 HISTORY = _history_schema()

@@ -86,6 +86,12 @@ class JobContext:
         return None if self.elapsed_s is None else self.gpu_count * self.elapsed_s / 3600
 
     @property
+    def cpu_use(self) -> float | None:
+        """The share of its CPUs' time that the job used; above 1 where Slurm does not confine jobs to their CPUs."""
+        cpu_s, cpus, elapsed_s = self.job["cpu_time_s"], self.job["cpu_count"], self.elapsed_s
+        return None if cpu_s is None or not cpus or not elapsed_s else cpu_s / (cpus * elapsed_s)
+
+    @property
     def is_mig(self) -> bool:
         """Whether the job had parts of GPUs. The peaks and the memory of a whole GPU do not apply to it then."""
         return any(row["mig"] for row in self.gpus)

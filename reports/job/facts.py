@@ -12,7 +12,7 @@ import numpy as np
 from advisor.explain import compared_waits, shell_option, short_text
 from almanac.config import Tier
 from almanac.records import Advice
-from almanac.units import format_count, format_duration, format_gib, printable
+from almanac.units import counted, format_count, format_duration, format_gib, printable
 from reports.job.context import JobContext
 from reports.job.headline_words import busy_pct, headline_words
 from reports.job.ranks import Ranked, rank_text
@@ -80,6 +80,7 @@ def _use(context: JobContext) -> dict[str, Fact]:
         "idle_gpus": idle,
         "used_gpus": None if idle is None else context.gpu_count - idle,
         "busiest_pct": max(busy, default=None) if is_whole else None,
+        "cpu_share": context.cpu_use,
     }
 
 
@@ -190,6 +191,8 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         "exit": _exit(context.job["exit_code"], context.job["exit_signal"]),
         "coverage": percent(values["coverage"]),
         "util": _number(values["util_pct"], "{:.0f}%"),
+        "cpu_share": percent(values["cpu_share"]),
+        "cpus": counted(context.job["cpu_count"] or 0, "CPU"),
         "spatial": _number(values["spatial"], "{:.2f}"),
         "temporal": _number(values["temporal"], "{:.2f}"),
         "hbm_peak": _gib(values["hbm_peak_mib"] or metrics.get("hbm_max_mib")),

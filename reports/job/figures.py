@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from almanac.units import format_count, format_duration, format_gib, printable
 from reports.job.context import JobContext
 from reports.job.facts import percent
+from reports.job.host_figures import host_texts
 from reports.job.ranks import rank_text
 
 
@@ -58,6 +59,7 @@ def _use_rows(context: JobContext) -> Iterator[FigureRow]:
         util = NOT_KNOWN if util_pct is None else f"{util_pct:.0f}%"
         yield FigureRow("GPU utilization", util, rank_text(ranks, "mean_gpu_util_pct"))
     yield _memory_row(context)
+    yield from (FigureRow(*texts) for texts in host_texts(context))
     spatial, temporal = metrics.get("spatial_imbalance"), metrics.get("temporal_imbalance")
     if context.gpu_count > 1:
         about = rank_text(ranks, "spatial_imbalance")

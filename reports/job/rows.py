@@ -50,6 +50,10 @@ class JobRow(TypedDict):
     jobstats_hbm_total_mib: float | None
     jobstats_gpu_util_pct: float | None
     used_mem_mib: float | None
+    cpu_time_s: float | None
+    host_mem_alloc_mib: float | None
+    host_mem_peak_mib: float | None
+    host_mem_task_peak_mib: float | None
 
 
 class _MeasuredRow(TypedDict, total=False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -25,8 +25,9 @@ from telemetry.sources.base import RowBatch
 from telemetry.sources.jobstats import decode_jobstats, has_jobstats
 from telemetry.sources.sacct_json import JobText, parse_json
 from telemetry.sources.sacct_steps import COLUMNS as STEP_COLUMNS
-from telemetry.sources.sacct_steps import parse_steps
+from telemetry.sources.sacct_steps import Run, parse_steps
 from telemetry.sources.sacct_text import columns, parse_text
+from telemetry.sources.sacct_usage import StepUse, with_use
 from telemetry.store.schema import JOBS, STEPS
 
 _Row = TypeVar("_Row")
@@ -72,15 +73,11 @@ class SacctSource:
         for start_s, end_s in spans:
             span = ["-S", _moment(start_s), "-E", _moment(end_s)]
             upto_s = end_s if end_s < until_s else None
-            jobs = self._batch(span, names, seen, upto_s, end_s)
-            yield from self._steps(jobs.rows)
-            yield jobs
+            yield from self._with_steps(self._batch(span, names, seen, upto_s, end_s))
         missing = sorted(set(self.open_jobs()) - seen)
         for first in range(0, len(missing), IDS_PER_QUERY):
             ids = ",".join(map(str, missing[first : first + IDS_PER_QUERY]))
-            jobs = self._batch(["-j", ids], names, seen, None, None)
-            yield from self._steps(jobs.rows)
-            yield jobs
+            yield from self._with_steps(self._batch(["-j", ids], names, seen, None, None))
 
     def _batch(
         self, selection: list[str], names: Sequence[str], seen: set[int], upto_s: int | None, watermark_s: int | None
@@ -105,8 +102,17 @@ class SacctSource:
             complete += [self._complete(row, texts, counts) for row in part]
         return RowBatch("jobs", pa.Table.from_pylist(complete, schema=JOBS), counts, watermark_s)
 
-    def _steps(self, jobs: pa.Table) -> Iterator[RowBatch]:
-        """Steps of the GPU jobs that have ended, IDS_PER_QUERY jobs at once: a job may have any number of steps."""
+    def _with_steps(self, jobs: RowBatch) -> Iterator[RowBatch]:
+        """The batches of the jobs' steps, then the jobs, with what their steps used."""
+        uses: dict[Run, list[StepUse]] = {}
+        yield from self._steps(jobs.rows, uses)
+        yield replace(jobs, rows=with_use(jobs.rows, uses))
+
+    def _steps(self, jobs: pa.Table, uses: dict[Run, list[StepUse]]) -> Iterator[RowBatch]:
+        """Steps of the GPU jobs that have ended, IDS_PER_QUERY jobs at once: a job may have any number of steps.
+
+        uses: filled with what the steps of each run used.
+        """
         columns = (jobs[name].to_pylist() for name in ("job_id", "submit_s", "end_s", "gpu_count"))
         runs = sorted(
             (job_id, submit_s) for job_id, submit_s, end_s, gpus in zip(*columns, strict=True) if gpus and end_s
@@ -119,7 +125,9 @@ class SacctSource:
             rows: list[dict[str, Any]] = []
             try:
                 latest_s = int(self.clock()) + self.config.max_clock_skew_s
-                rows = parse_steps(self.commands(query), delimiter, self.cluster, latest_s, frozenset(part), counts)
+                data = self.commands(query)
+                rows, used = parse_steps(data, delimiter, self.cluster, latest_s, frozenset(part), counts)
+                uses |= used
             except CommandError as error:
                 counts.note("jobs without their steps: sacct failed", len(part), str(error))
             yield RowBatch("steps", pa.Table.from_pylist(rows, schema=STEPS), counts)

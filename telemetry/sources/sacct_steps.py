@@ -3,13 +3,14 @@
 A step's name is its owner's to write, so it is not asked for. Of each run sacct lists the job first and then its
 steps: a step's own Submit is its start, so the run that it belongs to is that of the job's line before it.
 
-The batch, extern and interactive steps are passed over: each lasts as long as the job (or its shell) and holds the
-others, so that it says nothing that the job's own row does not say.
+The batch, extern and interactive steps make no row: each lasts as long as the job (or its shell) and holds the others,
+so that it says nothing that the job's own row does not say. What they used counts with the rest.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
 
@@ -24,9 +25,12 @@ from telemetry.sources.sacct_text import (
     parse_state,
     parse_unix_time,
 )
+from telemetry.sources.sacct_usage import COLUMNS as USAGE_COLUMNS
+from telemetry.sources.sacct_usage import StepUse, step_use
 
 COLUMNS = (
     "Cluster", "JobIDRaw", "State", "Submit", "Start", "End", "NNodes", "NodeList", "AllocTRES", "ExitCode",
+    *USAGE_COLUMNS,
 )  # fmt: skip
 
 Run = tuple[int, int]
@@ -40,12 +44,15 @@ _WHOLE = ("batch", "extern", "interactive")
 
 def parse_steps(
     data: bytes, delimiter: str, cluster: str, latest_s: int, runs: Collection[Run], counts: Counts
-) -> list[dict[str, Any]]:
-    """Rows of the steps table, of the runs asked for; () becomes [].
+) -> tuple[list[dict[str, Any]], dict[Run, list[StepUse]]]:
+    """Rows of the steps table, of the runs asked for; () becomes []. And what all steps of each run used.
 
-    Lines of jobs, and of steps of other runs, are passed over without a count; what is malformed is counted.
+    Lines of jobs, and of steps of other runs, are passed over without a count; what is malformed is counted, and its
+    run has no known use.
     """
     rows: dict[tuple[int, int, str], dict[str, Any]] = {}
+    uses: dict[Run, dict[str, StepUse]] = defaultdict(dict)
+    torn: set[Run] = set()
     run: Run | None = None
     for line in data.decode("utf-8", "replace").split("\n"):
         if not line:
@@ -54,10 +61,11 @@ def parse_steps(
             value, step = _fields(line.split(delimiter), cluster)
         except BadRowError as error:
             _drop(counts, error, line, delimiter)
+            torn |= {run} if run else set()
             run = None  # this may have been a job's line
             continue
-        if step is None:
-            run = run if "." in value["JobIDRaw"] else _run(value)
+        if "." not in value["JobIDRaw"]:
+            run = _run(value)
             continue
         try:
             if run is None or run[0] != int(value["JobIDRaw"].split(".")[0]):
@@ -66,14 +74,20 @@ def parse_steps(
                 continue
             row = {"job_id": run[0], "submit_s": run[1], "step": step, **_row(value, latest_s)}
         except BadRowError as error:
-            _drop(counts, error, line, delimiter)
+            if step is not None:
+                _drop(counts, error, line, delimiter)
+            torn |= {run} if run else set()
+            continue
+        whole = None if step else value["JobIDRaw"].split(".")[1].split("+")[0]
+        uses[run][value["JobIDRaw"]] = step_use(whole, row["start_s"], row["end_s"], value)
+        if step is None:
             continue
         counts.seen += 1
         if rows.pop((*run, step), None):
             counts.drop("repeated record of a step", example=value["JobIDRaw"])
         rows[*run, step] = row
     counts.kept += len(rows)
-    return list(rows.values())
+    return list(rows.values()), {run: list(used.values()) for run, used in uses.items() if run not in torn}
 
 
 def _drop(counts: Counts, error: BadRowError, line: str, delimiter: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from almanac.records import Counts
-from almanac.tres import Gpus, parse_gpus, parse_tres
+from almanac.tres import Gpus, parse_gpus, parse_tres, size_mib
 from almanac.units import printable
 
 _FIRST = ("Cluster", "JobIDRaw", "JobID", "User", "Account", "Partition", "QOS", "State", "Submit", "Eligible")
@@ -160,6 +160,7 @@ def _resources(value: dict[str, str]) -> dict[str, Any]:
         "node_count_req": optional_number(parse_tres(value["ReqTRES"]).get("node", "")),
         "gpu_type": given.type or asked.type or None,
         "gpu_type_req": asked.type if value["ReqTRES"] else None,
+        "host_mem_alloc_mib": size_mib(parse_tres(value["AllocTRES"]).get("mem", "")) or None,
     }
 
 

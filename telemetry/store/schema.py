@@ -79,6 +79,14 @@ JOBS = pa.schema(
         _field("jobstats_hbm_total_mib", pa.float64(), "MiB"),
         _field("jobstats_gpu_util_pct", pa.float64(), "%, mean over GPUs in jobstats' AdminComment blob"),
         _field("used_mem_mib", pa.float64(), "MiB of host memory, if a trace records it"),
+        _field("cpu_time_s", pa.float64(), "s, user and system time of all its steps; null: not gathered for each"),
+        _field("host_mem_alloc_mib", pa.float64(), "MiB of host memory allocated on all nodes; null: not tracked"),
+        _field(
+            "host_mem_peak_mib",
+            pa.float64(),
+            "MiB, upper estimate of peak host memory: largest task times tasks, of all steps that ran at one time",
+        ),
+        _field("host_mem_task_peak_mib", pa.float64(), "MiB, peak host memory of the largest task"),
     ]
 )
 

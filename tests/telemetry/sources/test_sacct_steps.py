@@ -17,6 +17,8 @@ from almanac.records import Counts
 from telemetry.sources.base import RowBatch
 from telemetry.sources.sacct import SacctSource
 from telemetry.sources.sacct_steps import COLUMNS, parse_steps
+from telemetry.sources.sacct_usage import COLUMNS as USAGE_COLUMNS
+from telemetry.sources.sacct_usage import job_use
 from telemetry.store.schema import STEPS
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
@@ -29,7 +31,9 @@ class Recorded:
     """The steps of one release: the text, the cases' job ids, and the runs of each job by submit time."""
 
     def __init__(self, release: str) -> None:
-        self.text = (FIXTURES / release / "steps.txt").read_bytes()
+        # Recorded where accounting gathered nothing of CPUs and memory.
+        recorded = (FIXTURES / release / "steps.txt").read_text().splitlines()
+        self.text = "".join(line + DELIMITER * len(USAGE_COLUMNS) + "\n" for line in recorded).encode()
         cases = (FIXTURES / release / "steps_cases.tsv").read_text().splitlines()
         self.cases = {name: int(job_id) for name, job_id in (line.split("\t") for line in cases)}
         lines = [line.split(DELIMITER) for line in self.text.decode().splitlines()]
@@ -39,7 +43,9 @@ class Recorded:
         return [row for row in self.rows() if row["job_id"] == self.cases[case]]
 
     def rows(self, counts: Counts | None = None) -> list[dict[str, Any]]:
-        return parse_steps(self.text, DELIMITER, "lab", LATEST_S, self.runs, counts or Counts())
+        rows, uses = parse_steps(self.text, DELIMITER, "lab", LATEST_S, self.runs, counts or Counts())
+        assert {value for steps in uses.values() for value in job_use(steps).values()} == {None}
+        return rows
 
 
 @pytest.fixture(params=RELEASES)
@@ -97,13 +103,15 @@ def test_a_job_without_srun_has_no_steps(recorded: Recorded) -> None:
 def test_only_the_runs_that_were_asked_for_are_given(recorded: Recorded) -> None:
     later = max(run for run in recorded.runs if run[0] == recorded.cases["requeued"])
     counts = Counts()
-    rows = parse_steps(recorded.text, DELIMITER, "lab", LATEST_S, {later}, counts)
+    rows, uses = parse_steps(recorded.text, DELIMITER, "lab", LATEST_S, {later}, counts)
+    assert set(uses) == {later}
     assert {(row["job_id"], row["submit_s"]) for row in rows} == {later}
     assert counts.seen == counts.kept == 2
 
 
 JOB = {"Cluster": "lab", "JobIDRaw": "7", "State": "COMPLETED", "Submit": "100", "Start": "110", "End": "200",
-       "NNodes": "1", "NodeList": "n1", "AllocTRES": "gres/gpu=4,node=1", "ExitCode": "0:0"}  # fmt: skip
+       "NNodes": "1", "NodeList": "n1", "AllocTRES": "gres/gpu=4,node=1", "ExitCode": "0:0", "NTasks": "",
+       "TotalCPU": "00:00:00", "MaxRSS": ""}  # fmt: skip
 
 
 def line(**changes: str) -> str:
@@ -112,7 +120,7 @@ def line(**changes: str) -> str:
 
 def parse(*lines: str) -> tuple[list[dict[str, Any]], Counts]:
     counts = Counts()
-    rows = parse_steps("\n".join(lines).encode(), DELIMITER, "lab", LATEST_S, {(7, 100)}, counts)
+    rows, _ = parse_steps("\n".join(lines).encode(), DELIMITER, "lab", LATEST_S, {(7, 100)}, counts)
     assert counts.seen == counts.kept + counts.dropped.total()
     return rows, counts
 

@@ -16,7 +16,8 @@ JOB = {
     "QOS": "normal", "State": "COMPLETED", "Submit": "1799990000", "Eligible": "1799990050",
     "Start": "1799990100", "End": "1799990400",
     "ElapsedRaw": "300", "TimelimitRaw": "60", "NNodes": "2", "NodeList": "n[1-2]", "ReqCPUS": "2", "AllocCPUS": "64",
-    "ReqTRES": "cpu=2,gres/gpu=8,node=2", "AllocTRES": "cpu=64,gres/gpu:a100=8,gres/gpu=8", "Constraints": "gpu&hbm80g",
+    "Constraints": "gpu&hbm80g",
+    "AllocTRES": "cpu=64,gres/gpu:a100=8,gres/gpu=8,mem=62.50G", "ReqTRES": "cpu=2,gres/gpu=8,node=2",
     "ExitCode": "0:15",
 }  # fmt: skip
 
@@ -42,7 +43,7 @@ def test_the_whole_of_a_row() -> None:
         "elapsed_s": 300, "time_limit_s": 3600,
         "node_count": 2, "node_list": "n[1-2]", "cpu_count": 64, "gpu_count": 8, "gpu_count_req": 8,
         "cpu_count_req": 2, "node_count_req": 2, "gpu_type": "a100", "gpu_type_req": "", "constraints": "gpu&hbm80g",
-        "restarts": None, "exit_code": 0, "exit_signal": 15,
+        "restarts": None, "exit_code": 0, "exit_signal": 15, "host_mem_alloc_mib": 64000.0,
     }  # fmt: skip
 
 

@@ -1,0 +1,26 @@
+"""What a job did with its CPUs and host memory, as lines of its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from almanac.units import counted, format_gib
+from reports.job.context import JobContext
+from reports.job.facts import percent
+
+ONE_TASK_SHARE = 0.9
+"""A task with so much of its job's memory is named as the job: the rest is the batch script's shell."""
+
+
+def host_texts(context: JobContext) -> Iterator[tuple[str, str, str]]:
+    """Name, value, and meaning of each line; no line for what Slurm's accounting did not gather."""
+    use, cpus = context.cpu_use, context.job["cpu_count"]
+    if use is not None and cpus:
+        yield "CPU use", percent(use), f"{use * cpus:.2g} of {counted(cpus, 'CPU')} busy on average"
+    peak_mib, task_mib = context.job["host_mem_peak_mib"], context.job["host_mem_task_peak_mib"]
+    if peak_mib is not None:
+        alloc_mib = context.job["host_mem_alloc_mib"]
+        of = f" of {format_gib(alloc_mib)} ({percent(peak_mib / alloc_mib)})" if alloc_mib else ""
+        is_one_task = task_mib is None or task_mib >= ONE_TASK_SHARE * peak_mib
+        about = "" if is_one_task else f"at most; the largest task used {format_gib(task_mib or 0)}"
+        yield "Peak host memory", f"{format_gib(peak_mib)}{of}", about
