@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from almanac.errors import AlmanacError, NotAllowedError, StoreError
-from almanac.units import format_count, format_duration, format_moment, printable
+from almanac.errors import AlmanacError, NotAllowedError
+from almanac.units import format_count, format_duration
 from cli.app import App
 from cli.job_table import local_time, say_published
 from cli.output import json_text, show_table
+from cli.report_running import contexts_of, find_jobs, pending_json, pending_text
 from cli.times import time_option
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from reports.job.context import JobContext
     from reports.job.site_choices import SiteChoices
-
-_ID = re.compile(r"(\d{1,18})(?:_(?:(\d{1,9})|\[([\d,\-]{1,200})\]))?")
-MOST_TASKS = 100_000
+    from telemetry.sources.live_jobs import LiveJob
 
 
 @click.command("report")
@@ -59,9 +57,9 @@ def command(
 ) -> int:
     """Show what a job did with its GPUs, and what to ask for next time.
 
-    JOBID is 1234, a task 1234_5, tasks 1234_[1-3], or an array's id, which stands for all its tasks. You see your own
-    jobs; operators see everybody's. Without access to the store, you see your newest jobs as last published for you.
-    docs/reports.md explains every line.
+    JOBID is 1234, a task 1234_5, tasks 1234_[1-3], or an array's id, which stands for all its tasks. For a job that
+    still runs, the report has its figures so far. You see your own jobs; operators see everybody's. Without access to
+    the store, you see your newest jobs as last published for you. docs/reports.md explains every line.
     """
     if is_due or is_dry:
         return _report_due(app, bool(job_ids or since), is_due, is_dry, as_json)
@@ -78,26 +76,39 @@ def command(
             f"{app.caller} cannot read almanac's store, which records the mails",
             "use --html FILE for a page; if the site sends mail, a report comes after each GPU job",
         )
-    chosen = find_jobs(app, job_ids) if job_ids else _ended_since(app, since or "", user, allusers)
-    shown = chosen[-limit:] if limit > 0 else chosen
-    site = _site_choices(app)
-    contexts = [replace(each, site=site) for each in app.caller_jobs.contexts(shown, has_series=not since)]
+    if since:
+        _show_since(app, _ended_since(app, since, user, allusers), limit, as_json, html_file)
+        return 0
+    chosen = find_jobs(app, job_ids)
+    shown = chosen.newest(limit)
+    if is_mail and (open_jobs := (*shown.running, *shown.pending)):
+        raise AlmanacError(
+            f"job {open_jobs[0].shown_id} has not ended, and a mail is about an ended job",
+            "leave out --mail to see it now",
+        )
+    found, error = contexts_of(app, shown)
+    contexts = _with_site(app, found)
     if html_file:
-        _write_page(html_file, contexts)
+        _write_page(html_file, contexts, shown.pending)
     elif is_mail:
         from cli.report_mail import send
 
         send(app, contexts, preview_to or "")
     elif as_json:
-        _print_json(contexts)
-    elif since:
-        _list(contexts)
-        say_published(app)
+        _print_json(contexts, shown.pending)
     else:
         _show(contexts)
-    if len(shown) < len(chosen):
-        click.echo(f"{format_count(len(chosen) - len(shown))} older ones are not shown; --limit 0 shows all", err=True)
+        for job in shown.pending:
+            click.echo(pending_text(job))
+    _say_older(len(chosen) - len(shown))
+    if error:
+        raise error
     return 0
+
+
+def _with_site(app: App, contexts: Sequence[JobContext]) -> list[JobContext]:
+    site = _site_choices(app)
+    return [replace(each, site=site) for each in contexts]
 
 
 def _site_choices(app: App) -> SiteChoices:
@@ -120,79 +131,30 @@ def _check_preview(app: App, is_mail: bool, preview_to: str) -> None:
     check_preview(app, preview_to)
 
 
+def _show_since(app: App, job_ids: Sequence[int], limit: int, as_json: bool, html_file: Path | None) -> None:
+    shown = job_ids[-limit:] if limit > 0 else job_ids
+    contexts = _with_site(app, app.caller_jobs.contexts(shown, has_series=False))
+    if html_file:
+        _write_page(html_file, contexts)
+    elif as_json:
+        _print_json(contexts)
+    else:
+        _list(contexts)
+        say_published(app)
+    _say_older(len(job_ids) - len(shown))
+
+
+def _say_older(number: int) -> None:
+    if number:
+        click.echo(f"{format_count(number)} older ones are not shown; --limit 0 shows all", err=True)
+
+
 def _report_due(app: App, names_jobs: bool, is_due: bool, is_dry: bool, as_json: bool) -> int:
     from cli.report_due import run
 
     if names_jobs or not is_due:
         raise click.UsageError("--due goes alone, or with --dry-run or --json")
     return run(app, is_dry, as_json)
-
-
-def find_jobs(app: App, texts: Sequence[str]) -> list[int]:
-    """Raw ids of the jobs that are named and that the caller may see, in the order named; array ids as their tasks.
-
-    Raises StoreError where one names none: whether another user has such a job is not said.
-    """
-    wanted = [parse_id(text) for text in texts]
-    rows = app.caller_jobs.runs_named(sorted({each.job_id for each in wanted}))
-    found = [_matching(each, rows) for each in wanted]
-    absent = [each.text for each, ids in zip(wanted, found, strict=True) if not ids]
-    if absent:
-        raise _absent(app, printable(", ".join(absent)))
-    return list(dict.fromkeys(job_id for ids in found for job_id in ids))
-
-
-def _absent(app: App, named: str) -> StoreError:
-    whose = "" if app.is_operator else " of yours"
-    published_s = app.caller_jobs.published_s
-    if published_s is None:
-        hint = "a job is known after it has ended and was ingested; `almanac jobs` lists them"
-        return StoreError(f"no such job{whose} in the store: {named}", hint)
-    as_of = format_moment(published_s)
-    return StoreError(
-        f"no such job of yours among those published for you: {named}",
-        f"your newest ended GPU jobs are, last changed {as_of}; `almanac jobs` lists them; ask an operator for others",
-    )
-
-
-@dataclass(frozen=True)
-class Named:
-    """What a job id names: tasks is None for a whole array, or a plain job."""
-
-    text: str
-    job_id: int
-    tasks: frozenset[int] | None
-
-
-def parse_id(text: str) -> Named:
-    """ "1234", "1234_5" or "1234_[1-3,7]". Raises click.BadParameter."""
-    match = _ID.fullmatch(text.strip())
-    if not match or not text.isascii():
-        raise click.BadParameter(f"not a job id: {printable(text)} (expected 1234, 1234_5 or 1234_[1-3])")
-    tasks = match[2] or match[3]
-    return Named(text, int(match[1]), frozenset(_tasks(tasks)) if tasks else None)
-
-
-def _tasks(text: str) -> Iterable[int]:
-    for part in text.split(","):
-        bounds = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
-        first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
-        if not first <= last < first + MOST_TASKS:
-            raise click.BadParameter(f"not tasks of an array: {printable(text)} (expected 1-3,7)")
-        yield from range(first, last + 1)
-
-
-def _matching(named: Named, rows: pa.Table) -> list[int]:
-    """Raw ids by task; a number that is both a job's and an array's means the array."""
-    known = {
-        (row["array_job_id"], row["array_task_id"], row["job_id"])
-        for row in rows.to_pylist()
-        if named.job_id in (row["job_id"], row["array_job_id"])
-    }
-    tasks = sorted((task, job_id) for array, task, job_id in known if array == named.job_id and task is not None)
-    if named.tasks is not None:
-        return [job_id for task, job_id in tasks if task in named.tasks]
-    return [job_id for _, job_id in tasks] or sorted({job_id for _, _, job_id in known if job_id == named.job_id})
 
 
 def _ended_since(app: App, since: str, user: str | None, allusers: bool) -> list[int]:
@@ -221,11 +183,13 @@ def _published(rows: pa.Table) -> pa.Table:
     return published
 
 
-def _write_page(path: Path, contexts: Sequence[JobContext]) -> None:
+def _write_page(path: Path, contexts: Sequence[JobContext], pending: Sequence[LiveJob] = ()) -> None:
     """For owner and group, in another user's folder for the owner alone."""
     from reports.job.report import render_page
     from telemetry.store.atomic import write_output
 
+    if pending and not contexts:
+        raise AlmanacError(pending_text(pending[0]), "ask again after it starts")
     if len(contexts) != 1:
         raise click.UsageError(f"--html takes one job, and {format_count(len(contexts))} were found: name one")
     try:
@@ -236,10 +200,10 @@ def _write_page(path: Path, contexts: Sequence[JobContext]) -> None:
         raise AlmanacError(f"{path}: cannot be written: {error.strerror}", "name another file") from error
 
 
-def _print_json(contexts: Sequence[JobContext]) -> None:
+def _print_json(contexts: Sequence[JobContext], pending: Sequence[LiveJob] = ()) -> None:
     from reports.job.report import to_json
 
-    click.echo(json_text([to_json(context) for context in contexts]))
+    click.echo(json_text([*map(to_json, contexts), *map(pending_json, pending)]))
 
 
 def _show(contexts: Sequence[JobContext]) -> None:

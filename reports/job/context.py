@@ -37,6 +37,7 @@ class JobContext:
     job_metrics. advice: what `almanac advise` would say now about the same submission; None if the job never started,
     or if other jobs were not read. earlier_runs: earlier rows of the same job id, oldest first, from requeues. site:
     what the site adds to the report.
+    is_live: the job still runs, and the figures are those so far.
     """
 
     cluster: str
@@ -50,6 +51,7 @@ class JobContext:
     tiers: tuple[Tier, ...]
     earlier_runs: tuple[JobRow, ...] = ()
     site: SiteChoices = field(default_factory=SiteChoices)
+    is_live: bool = False
 
     @property
     def job_id(self) -> int:

@@ -86,6 +86,7 @@ def _memory_row(context: JobContext) -> FigureRow:
         return FigureRow("Peak GPU memory", format_gib(peak_mib), about)
     of = f" of {format_gib(capacity_mib)}" if capacity_mib else ""
     about = rank_text(context.ranks, "hbm_peak_frac")
+    about = "so far: it can still rise" if context.is_live else about
     return FigureRow("Peak GPU memory", f"{format_gib(peak_mib)}{of}", about)
 
 

@@ -191,6 +191,7 @@ def to_json(context: JobContext) -> dict[str, Any]:
         "job_id": context.job_id,
         "shown_id": context.shown_id,
         "cluster": context.cluster,
+        "still_running": context.is_live,
         "job": dict(context.job),
         "earlier_runs": [dict(run) for run in context.earlier_runs],
         "headline": report.conclusions.headline,

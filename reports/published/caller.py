@@ -16,7 +16,7 @@ from telemetry.store.cluster_store import ClusterStore
 if TYPE_CHECKING:
     from reports.job.context import JobContext
 
-RUN_COLUMNS = ("job_id", "submit_s", "end_s", "array_job_id", "array_task_id", "user", "gpu_count")
+RUN_COLUMNS = ("job_id", "submit_s", "end_s", "array_job_id", "array_task_id", "user", "gpu_count", "state")
 
 
 class CallerJobs(Protocol):

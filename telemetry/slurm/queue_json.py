@@ -177,6 +177,20 @@ def task_count(tasks: str, most: int) -> int:
     return min(found, most) if most > 0 else found
 
 
+def has_task(tasks: str, task: int) -> bool:
+    """Whether "1-3,8-12:2%4" lists a task. Slurm cuts a long list short ("1-3,..."): what is not shown may be in it."""
+    listed = tasks.split("%")[0]
+    if "..." in listed:
+        return True
+    parts = [part for part in listed.split(",") if _TASKS.fullmatch(part) and len(part) <= MAX_TASK_TEXT]
+    for part in parts:
+        span, _, step = part.partition(":")
+        first, _, last = span.partition("-")
+        if int(first) <= task <= int(last or first) and (task - int(first)) % max(1, int(step or 1)) == 0:
+            return True
+    return False
+
+
 def _written_out(part: str) -> str:
     span, colon, step = part.partition(":")
     if not colon:

@@ -202,7 +202,7 @@ class SqueueSource:
                 continue
             counts.seen += 1
             try:
-                rows += _squeue_rows(job, int(self.clock()))
+                rows += squeue_rows(job, int(self.clock()))
                 counts.kept += 1
             except BadRecordError as error:
                 counts.drop(str(error), example=printable(f"job {job.get('job_id')} on {job.get('nodes')}"))
@@ -222,7 +222,8 @@ def _is_running_gpu_job(job: Mapping[str, Any]) -> bool:
     return is_running and isinstance(detail, list) and any("gpu" in str(text) for text in detail)
 
 
-def _squeue_rows(job: Mapping[str, Any], now_s: int) -> list[dict[str, Any]]:
+def squeue_rows(job: Mapping[str, Any], now_s: int) -> list[dict[str, Any]]:
+    """A row for each GPU of a job that runs, a record of squeue's JSON. Raises BadRecordError."""
     if words(job.get("job_state")) is None:
         raise BadRecordError("state cannot be read")
     job_id, start_s = number(job.get("job_id")), number(job.get("start_time"))

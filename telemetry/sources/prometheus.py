@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from telemetry.counters import Counter
 from telemetry.sources.base import RowBatch
 from telemetry.sources.exporters import EXPORTERS
 from telemetry.sources.pivot import Pivot
-from telemetry.sources.prometheus_queries import GpuQueries
+from telemetry.sources.prometheus_queries import GpuQueries, host_matchers
 from telemetry.sources.prometheus_server import PrometheusServer, TooMuchError
 
 _FUTURE_S = 600
@@ -27,6 +27,7 @@ _CLOCK_TOLERANCE_S = 5
 class PrometheusSource:
     """A `Source` of telemetry. Nothing is sent before `read`.
 
+    hosts: Slurm nodes to read; () for all. Above MOST_HOSTS, all are read.
     scrape_interval_s: the median over GPUs of the median gap between samples, of the newest batch; None before one.
     Each batch also carries its own, in the schema metadata of its rows under "scrape_interval_s".
     """
@@ -37,13 +38,15 @@ class PrometheusSource:
         self,
         config: Prometheus,
         *,
+        hosts: Collection[str] = (),
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
     ) -> None:
         self._config, self._clock = config, clock
         self._server = PrometheusServer(config, clock=clock, sleep=sleep, rng=rng)
-        self._queries = GpuQueries(self._server, EXPORTERS[config.exporter], config.selector)
+        exporter = EXPORTERS[config.exporter]
+        self._queries = GpuQueries(self._server, exporter, config.selector, host_matchers(exporter, hosts))
         self._span_s = config.chunk_minutes * 60
         self.scrape_interval_s: float | None = None
 

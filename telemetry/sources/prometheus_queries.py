@@ -8,6 +8,8 @@ outside [start, end), and every sample belongs to exactly one span on either.
 from __future__ import annotations
 
 import datetime as dt
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from telemetry.counters import Counter
@@ -15,14 +17,22 @@ from telemetry.sources.exporters import Exporter
 from telemetry.sources.prometheus_json import SeriesSamples
 from telemetry.sources.prometheus_server import PrometheusServer
 
+MOST_HOSTS = 200
+"""Hosts that a query names. It goes into an address, which servers take up to some 8,000 characters."""
+_NODE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
 
 @dataclass(frozen=True)
 class GpuQueries:
-    """Queries for the series of one exporter. Spans are in seconds; all raise ServerError and TooMuchError."""
+    """Queries for the series of one exporter. Spans are in seconds; all raise ServerError and TooMuchError.
+
+    narrowing: matchers besides the site's own.
+    """
 
     server: PrometheusServer
     exporter: Exporter
     selector: str = ""
+    narrowing: tuple[str, ...] = ()
 
     def present(self, start_s: int, end_s: int) -> dict[str, Counter]:
         """The counters that have a sample in the span, by metric, in the order of the columns."""
@@ -49,7 +59,19 @@ class GpuQueries:
     def matching(self, metric: str, *matchers: str) -> str:
         """A selector of series, the site's own matchers included."""
         own = self.selector.strip().removeprefix("{").removesuffix("}").strip().strip(",")
-        return f"{metric}{{{','.join([*matchers, *filter(None, [own])])}}}"
+        return f"{metric}{{{','.join([*matchers, *self.narrowing, *filter(None, [own])])}}}"
+
+
+def host_matchers(exporter: Exporter, nodes: Collection[str]) -> tuple[str, ...]:
+    """Matchers of the series on these Slurm nodes, however the exporter writes their names; () for no or many nodes.
+
+    A series has one of the exporter's host labels, so each of them may also be absent.
+    """
+    names = sorted({node.partition(".")[0] for node in nodes})
+    if not 0 < len(names) <= MOST_HOSTS or not all(map(_NODE.fullmatch, names)):
+        return ()
+    pattern = f"(?i:({'|'.join(names)})([.:].*)?)|"
+    return tuple(f'{label}=~"{pattern}"' for label in exporter.host_labels)
 
 
 def over(start_s: int, end_s: int) -> str:

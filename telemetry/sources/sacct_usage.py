@@ -92,7 +92,7 @@ def _together(steps: Sequence[StepUse]) -> float:
 
 def with_use(jobs: pa.Table, uses: Mapping[tuple[int, int], Sequence[StepUse]]) -> pa.Table:
     """The jobs with JOB_COLUMNS. uses: the steps of runs, by job_id and submit_s."""
-    keys = list(zip(jobs["job_id"].to_pylist(), jobs["submit_s"].to_pylist(), strict=True))
+    keys = list(zip(*(jobs[name].to_numpy().tolist() for name in ("job_id", "submit_s")), strict=True))
     found = {key: job_use(uses[key]) for key in keys if uses.get(key)}
     for name in JOB_COLUMNS:
         values = pa.array([found[key][name] if key in found else None for key in keys], pa.float64())

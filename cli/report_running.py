@@ -1,0 +1,156 @@
+"""The jobs that `almanac report` is asked for: those in the store, those that run now, and those that wait."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from almanac.errors import AlmanacError, CommandError, StoreError
+from almanac.units import format_moment, printable
+from cli.app import App
+from cli.job_ids import Named, matching, parse_id
+
+if TYPE_CHECKING:
+    from reports.job.context import JobContext
+    from telemetry.sources.live_jobs import LiveJob
+
+
+@dataclass(frozen=True)
+class NamedJobs:
+    """Jobs that ids name. stored: raw ids in the store, in the order named. running, pending: as Slurm has them now."""
+
+    stored: tuple[int, ...]
+    running: tuple[LiveJob, ...] = ()
+    pending: tuple[LiveJob, ...] = ()
+
+    def newest(self, limit: int) -> NamedJobs:
+        """The last `limit` of those with a report; 0: all. Running jobs are the newest."""
+        if limit <= 0:
+            return self
+        running = self.running[-limit:]
+        room = limit - len(running)
+        return NamedJobs(self.stored[-room:] if room else (), running, self.pending)
+
+    def __len__(self) -> int:
+        return len(self.stored) + len(self.running)
+
+
+def find_jobs(app: App, texts: Sequence[str]) -> NamedJobs:
+    """The jobs that are named and that the caller may see; array ids as their tasks. Slurm is asked for those that
+    the store does not have, or not to their end.
+
+    Raises StoreError where a text names none: whether another user has such a job is not said.
+    """
+    wanted = [parse_id(text) for text in texts]
+    rows, trouble = _stored_rows(app, wanted)
+    found = [matching(each, rows) for each in wanted]
+    asked = [each for each, ids in zip(wanted, found, strict=True) if _may_be_live(each, ids, rows)]
+    live, silence = _live(app, asked)
+    absent = [each for each, ids in zip(wanted, found, strict=True) if not ids and not any(map(each.names, live))]
+    if absent:
+        raise _absent(app, printable(", ".join(each.text for each in absent)), trouble, silence)
+    running = tuple(job for job in live if job.is_running)
+    known = dict.fromkeys(job_id for ids in found for job_id in ids)
+    return NamedJobs(
+        tuple(job_id for job_id in known if job_id not in {job.job_id for job in running}),
+        running,
+        tuple(job for job in live if not job.is_running),
+    )
+
+
+def _stored_rows(app: App, wanted: Sequence[Named]) -> tuple[list[dict[str, Any]], StoreError | None]:
+    """The runs that the store, or what is published, has of these jobs; and why there is neither."""
+    try:
+        return app.caller_jobs.runs_named(sorted({each.job_id for each in wanted})).to_pylist(), None
+    except StoreError as error:
+        return [], error
+
+
+def _may_be_live(named: Named, ids: Sequence[int], rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether something that is named may run or wait: an unknown job, one without an end, or tasks of an array."""
+    own = [row for row in rows if row["job_id"] in ids]
+    return not own or any(
+        row["end_s"] is None or row.get("state") == "REQUEUED" or row["array_job_id"] == named.job_id for row in own
+    )
+
+
+def _live(app: App, wanted: Sequence[Named]) -> tuple[list[LiveJob], str]:
+    """What Slurm has of these jobs and the caller may see; and why it could not be asked, or ""."""
+    if not wanted:
+        return [], ""
+    from telemetry.sources.live_jobs import live_jobs
+
+    cluster = app.cluster_name or app.config.site.cluster
+    try:
+        found = live_jobs(app.commands, {each.job_id for each in wanted}, app.now_s(), cluster)
+    except CommandError as error:
+        return [], str(error)
+    own_uid = os.getuid()
+    seen = [job for job in found if app.is_operator or job.user_id == own_uid]
+    return [job for job in seen if any(each.names(job) for each in wanted)], ""
+
+
+def _absent(app: App, named: str, trouble: StoreError | None, silence: str) -> StoreError:
+    """trouble: why there are no ended jobs. silence: why Slurm could not be asked for others."""
+    whose = "" if app.is_operator else " of yours"
+    unasked = f"; Slurm could not be asked for running jobs: {printable(silence, 200)}" if silence else ""
+    if trouble is not None:
+        not_live = "" if silence else f"{named}: no such job{whose} runs or waits, and "
+        return StoreError(f"{not_live}{trouble}", f"{trouble.hint}{unasked}")
+    published_s = app.caller_jobs.published_s
+    if published_s is None:
+        hint = f"an ended job is known once it was ingested; `almanac jobs` lists them{unasked}"
+        return StoreError(f"no such job{whose} in the store: {named}", hint)
+    as_of = format_moment(published_s)
+    return StoreError(
+        f"no such job of yours among those published for you: {named}",
+        f"your newest ended GPU jobs are, last changed {as_of}; `almanac jobs` lists them; ask an operator for others"
+        f"{unasked}",
+    )
+
+
+def contexts_of(app: App, jobs: NamedJobs) -> tuple[list[JobContext], AlmanacError | None]:
+    """The reports' contexts, and why those of the running jobs are missing. Raises that error if it leaves none."""
+    found = app.caller_jobs.contexts(jobs.stored) if jobs.stored else []
+    try:
+        return [*found, *_running_contexts(app, jobs.running)], None
+    except AlmanacError as error:
+        if not found:
+            raise
+        return found, error
+
+
+def _running_contexts(app: App, jobs: Sequence[LiveJob]) -> list[JobContext]:
+    if not jobs:
+        return []
+    from cli.output import progress
+    from reports.job.live import live_contexts
+
+    known = None
+    if app.may_read_store and (app.store_root / "store.json").exists():
+        known = app.cluster_store()
+    cluster = known.cluster if known else app.cluster_name or app.config.site.cluster
+    return live_contexts(
+        jobs, app.config, cluster, app.now_s(), known=known, show=lambda name: progress(f"read {name}")
+    )
+
+
+def pending_text(job: LiveJob) -> str:
+    """ "Job 1234 is waiting to start. Reason: Priority. Expected start: 2026-11-23 16:00 UTC." """
+    start = f" Expected start: {format_moment(job.expected_start_s)}." if job.expected_start_s else ""
+    reason = f" Reason: {printable(job.reason, 60)}." if job.reason and job.reason != "None" else ""
+    return f"Job {printable(job.shown_id, 60)} is waiting to start, so there is nothing to report.{reason}{start}"
+
+
+def pending_json(job: LiveJob) -> dict[str, Any]:
+    """A pending job as plain values; expected_start_s is null if Slurm has no estimate."""
+    return {
+        "job_id": job.job_id,
+        "shown_id": job.shown_id,
+        "still_running": False,
+        "job": dict(job.row),
+        "reason": job.reason,
+        "expected_start_s": job.expected_start_s,
+    }
