@@ -17,8 +17,10 @@ from click.testing import CliRunner
 from almanac.config import Config, Hooks, Reports, StoreSection
 from almanac.errors import AlmanacError
 from cli.app import App
+from cli.job_ids import parse_id
 from cli.jobs import command as jobs_command
-from cli.report import command, find_jobs, parse_id
+from cli.report import command
+from cli.report_running import find_jobs
 from reports.published.folder import OwnFolder
 from reports.published.publish import OwnJob, publish_own
 from telemetry.store.schema import TABLES
@@ -67,7 +69,7 @@ def folder(tmp_path: Path) -> str:
     [("10", [10]), ("20", [20, 21, 23]), ("21", [21]), ("20_1", [21]), ("20_[0-1]", [20, 21]), ("20_[0,3]", [20, 23])],
 )
 def test_an_id_names_a_job_a_task_or_a_whole_array(folder: str, text: str, found: list[int]) -> None:
-    assert find_jobs(Ordinary(store_path=folder), [text]) == found
+    assert find_jobs(Ordinary(store_path=folder), [text]).stored == tuple(found)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1_", "1_[3-1]", "1_[1-999999999]", "1_[a]", "1;id", "１", "1" * 30])
@@ -84,7 +86,7 @@ def test_others_jobs_are_as_unknown_as_jobs_that_never_were(folder: str, text: s
 
 
 def test_operators_see_everybodys(folder: str) -> None:
-    assert find_jobs(Operator(store_path=folder), ["30", "40_0"]) == [30, 40]
+    assert find_jobs(Operator(store_path=folder), ["30", "40_0"]).stored == (30, 40)
 
 
 @pytest.mark.parametrize("argv", [["--since", "@1", "-a"], ["--since", "@1", "-u", "bob"]])

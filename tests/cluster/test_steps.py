@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -10,14 +11,21 @@ from processes import wait_until
 from testbed import Cluster
 
 from almanac.config import Config, Filters, Prometheus, Slurm
+from almanac.tres import size_mib
+from reports.job.conclusions import conclude
+from reports.job.context import JobContext
+from reports.job.facts import facts_of
+from reports.job.live import live_contexts
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.steps import CONCURRENT, SOME_GPUS
 from telemetry.metrics.summary import summarize
 from telemetry.metrics.summary_counts import SummaryCounts
 from telemetry.slurm.commands import SlurmCommands
+from telemetry.sources.live_jobs import live_jobs
 from telemetry.sources.prometheus import PrometheusSource
 from telemetry.sources.sacct import SacctSource
 from telemetry.sources.sacct_steps import COLUMNS
+from telemetry.sources.sacct_usage import parse_cpu_time
 from telemetry.store.store import Store
 
 pytestmark = pytest.mark.cluster
@@ -26,6 +34,7 @@ pytestmark = pytest.mark.cluster
 # forges a step, as if the delimiter had been foreseen.
 SCRIPT = """#!/bin/bash
 profile={root}/profiles/$SLURM_JOB_ID
+for ((i = 0; i < 400000; i++)); do :; done
 echo low > $profile
 srun -n1 --gpus=4 -J "$FORGED" sleep 8
 echo high > $profile
@@ -41,11 +50,28 @@ FORGED = "innocent\n" + ";;".join(
 CONFIG = Config(filters=Filters(min_elapsed_s=2, min_gpu_util_pct=-1.0))
 
 
+@dataclass
+class Seen:
+    """live: the report's context while the job ran, 6 s after its start."""
+
+    live: list[JobContext] = field(default_factory=list)
+
+
 @pytest.fixture(scope="module")
-def job(cluster: Cluster) -> int:
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture(scope="module")
+def job(cluster: Cluster, seen: Seen) -> int:
     script = SCRIPT.format(root=cluster.lab.root)
     options = ("-N1", "-n4", "--gpus=4", "-C", "hbm80g", f"--export=ALL,FORGED={FORGED}")
     job_id = cluster.lab.sbatch("alice", *options, script=script)
+    cluster.lab.wait_for_state(job_id, "RUNNING")
+    time.sleep(6)
+    commands, now_s = SlurmCommands(timeout_s=60, env=cluster.lab.env), int(time.time())
+    config = replace(CONFIG, prometheus=Prometheus(url=cluster.prometheus.url))
+    seen.live += live_contexts(live_jobs(commands, [job_id], now_s, "lab"), config, "lab", now_s)
     assert cluster.lab.wait_for_jobs(job_id, timeout_s=90) == {job_id: "COMPLETED"}
     # 22.05 stores up to some seconds late from when on a job was eligible: no span lists it until then.
     wait_until(
@@ -109,3 +135,32 @@ def test_each_step_has_its_own_metrics_where_its_gpus_are_known(
     assert whole["hbm_peak_mib"] == found["1"]["hbm_peak_mib"]
     assert counts.steps.as_dict()["steps"] >= 5 and counts.steps.as_dict()["samples_without_step"] > 0
     assert found["0"]["samples"] + found["1"]["samples"] < whole["samples"]
+
+
+def test_a_job_that_runs_is_reported_with_its_gpus_so_far(cluster: Cluster, job: int, seen: Seen) -> None:
+    [context] = seen.live
+    assert (context.job_id, context.user, context.job["state"], context.job["end_s"]) == (job, "alice", "RUNNING", None)
+    assert context.is_live and 5 <= (context.elapsed_s or 0) <= 15
+    assert (context.metrics["attributed_by"], context.metrics["gpus_seen"], len(context.gpus)) == ("whole node", 4, 4)
+    # The first step only: the second has three times as much.
+    assert context.metrics["hbm_peak_mib"] == pytest.approx(20 * 1024, rel=0.1)
+    assert context.series is not None and context.series.has("gpu_util_pct")
+    said = conclude(facts_of(context))
+    assert said.sentences[0].startswith("Your job is still running")
+    assert not {rule for rule in said.rules if rule.startswith(("tier", "limit"))}
+
+
+def test_cpu_time_and_host_memory_are_those_of_sacct(
+    cluster: Cluster, job: int, summary: tuple[Store, SummaryCounts]
+) -> None:
+    columns = "JobIDRaw,TotalCPU,MaxRSS,NTasks,AllocTRES"
+    shown = cluster.lab.run("sacct", "-n", "-P", "-j", str(job), "-o", columns).stdout.splitlines()
+    whole, *steps = (line.split("|") for line in shown)
+    [row] = [row for row in summary[0].of("lab").read("jobs").to_pylist() if row["job_id"] == job]
+    # sacct adds up the steps for the job's own line.
+    assert row["cpu_time_s"] == pytest.approx(parse_cpu_time(whole[1]), abs=0.01 * len(steps))
+    assert row["cpu_time_s"] > 0.3
+    largest = max(size_mib(step[2]) or 0 for step in steps)
+    assert row["host_mem_task_peak_mib"] == pytest.approx(largest)
+    assert largest <= row["host_mem_peak_mib"] <= sum((size_mib(step[2]) or 0) * int(step[3]) for step in steps)
+    assert row["host_mem_alloc_mib"] == 4000
