@@ -131,10 +131,7 @@ def _running_contexts(app: App, jobs: Sequence[LiveJob]) -> list[JobContext]:
     known = None
     if app.may_read_store and (app.store_root / "store.json").exists():
         known = app.cluster_store()
-    cluster = known.cluster if known else app.cluster_name or app.config.site.cluster
-    return live_contexts(
-        jobs, app.config, cluster, app.now_s(), known=known, show=lambda name: progress(f"read {name}")
-    )
+    return live_contexts(jobs, app.config, app.now_s(), known=known, show=lambda name: progress(f"read {name}"))
 
 
 def pending_text(job: LiveJob) -> str:

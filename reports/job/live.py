@@ -27,12 +27,13 @@ from telemetry.store.store import Store
 Show = Callable[[str], AbstractContextManager[Advance]]
 _RETRIES = 1
 """Retries of a failed query: somebody waits for the answer."""
+_CHUNK_MINUTES = 1440
+"""A query reads few hosts here, so it can read more hours; above prometheus.max_samples it reads fewer."""
 
 
 def live_contexts(
     jobs: Sequence[LiveJob],
     config: Config,
-    cluster: str,
     now_s: int,
     *,
     known: ClusterStore | None = None,
@@ -48,7 +49,7 @@ def live_contexts(
     config = replace(config, bindings=replace(config.bindings, use_squeue=True))
     with tempfile.TemporaryDirectory(prefix="almanac-running-") as folder:
         limits = {"memory_limit_mib": config.store.memory_limit_mib, "threads": config.store.threads}
-        store = Store.create(Path(folder) / "store", **limits).of(cluster or "local")
+        store = Store.create(Path(folder) / "store", **limits).of(jobs[0].cluster or "local")
         _write_jobs(store, jobs, now_s, known)
         with_gpus = [job for job in jobs if job.row["gpu_count"]]
         if with_gpus:
@@ -83,7 +84,13 @@ def _read_samples(store: ClusterStore, jobs: Sequence[LiveJob], config: Config, 
             f"job {ids} still runs, and your configuration names no Prometheus to read its figures from",
             "ask again after it ends; an operator can set prometheus.url in the configuration that users read",
         )
-    prometheus = replace(config.prometheus, delay_s=0, retries=min(config.prometheus.retries, _RETRIES))
+    section = config.prometheus
+    prometheus = replace(
+        section,
+        delay_s=0,
+        retries=min(section.retries, _RETRIES),
+        chunk_minutes=max(section.chunk_minutes, _CHUNK_MINUTES),
+    )
     source = PrometheusSource(prometheus, hosts=sorted({host for job in jobs for host in _hosts(job)}))
     span = SourceSpan(source, min(job.row["start_s"] for job in jobs), now_s)
     for result in ingest_all(store, [span], show).values():

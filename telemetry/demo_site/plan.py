@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from almanac.names import name_key
 from telemetry.demo_site.families import NO_TIER, DemoFamilies, make_families
+from telemetry.demo_site.host_use import host_columns
 from telemetry.demo_site.hostile import Hostile, hostile_jobs, hostile_names, make_hostile
 from telemetry.demo_site.job_names import family_stems, job_names
 from telemetry.demo_site.jobs import STATES, Jobs, make_jobs
@@ -116,6 +117,7 @@ def jobs_table(plan: SitePlan, now_s: int | None = None) -> pa.Table:
         "exit_signal": _known(np.zeros(len(seen), dtype=np.int64), is_ended),
         "restarts": pa.array(runs.restarts[seen]),
     }
+    columns |= host_columns(plan, seen, columns["cpu_count"].to_numpy(), elapsed_s, is_ended)
     arrays = [columns.get(f.name, None) for f in JOBS]
     filled = [pa.nulls(len(seen), f.type) if a is None else a for f, a in zip(JOBS, arrays, strict=True)]
     table = pa.Table.from_arrays(filled, schema=JOBS).append_column("_order", pa.array(jobs.job_id[job]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from almanac.errors import CommandError
@@ -29,6 +29,7 @@ class LiveJob:
     row: Mapping[str, Any]
     user_id: int | None
     is_running: bool
+    cluster: str
     bindings: tuple[Mapping[str, Any], ...] = ()
     tasks: str = ""
     reason: str = ""
@@ -84,11 +85,12 @@ def _live(job: Mapping[str, Any], now_s: int) -> LiveJob | None:
         return None
     start_s = number(job.get("start_time")) or None
     row = {"job_id": job_id, "submit_s": submit_s, **_names(job), **_counts(job, is_running)}
-    row["state"] = next(state for state in sorted(states) if state in (_RUNNING if is_running else {"PENDING"}))
+    row["state"] = min(states & _RUNNING) if is_running else "PENDING"
+    live = LiveJob(row, number(job.get("user_id")), is_running, _text(job, "cluster") or "")
     if not is_running:
         tasks, reason = _text(job, "array_task_string") or "", _text(job, "state_reason") or ""
         expected_s = start_s if start_s and start_s > now_s else None
-        return LiveJob(row, number(job.get("user_id")), False, (), tasks, reason, expected_s)
+        return replace(live, tasks=tasks, reason=reason, expected_start_s=expected_s)
     if start_s is None:
         return None
     row |= {"start_s": start_s, "elapsed_s": _elapsed_s(job, row["state"], start_s, now_s)}
@@ -96,7 +98,7 @@ def _live(job: Mapping[str, Any], now_s: int) -> LiveJob | None:
         bindings = tuple(squeue_rows(job, now_s)) if job.get("gres_detail") else ()
     except BadRecordError:
         bindings = ()
-    return LiveJob(row, number(job.get("user_id")), True, bindings)
+    return replace(live, bindings=bindings)
 
 
 def _elapsed_s(job: Mapping[str, Any], state: str, start_s: int, now_s: int) -> int:

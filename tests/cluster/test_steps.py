@@ -71,7 +71,7 @@ def job(cluster: Cluster, seen: Seen) -> int:
     time.sleep(6)
     commands, now_s = SlurmCommands(timeout_s=60, env=cluster.lab.env), int(time.time())
     config = replace(CONFIG, prometheus=Prometheus(url=cluster.prometheus.url))
-    seen.live += live_contexts(live_jobs(commands, [job_id], now_s, "lab"), config, "lab", now_s)
+    seen.live += live_contexts(live_jobs(commands, [job_id], now_s, "lab"), config, now_s)
     assert cluster.lab.wait_for_jobs(job_id, timeout_s=90) == {job_id: "COMPLETED"}
     # 22.05 stores up to some seconds late from when on a job was eligible: no span lists it until then.
     wait_until(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from almanac.config import Prometheus
 from telemetry.sources.base import RowBatch
+from telemetry.sources.exporters import EXPORTERS
 from telemetry.sources.prometheus import PrometheusSource
+from telemetry.sources.prometheus_queries import MOST_HOSTS, host_matchers
 from telemetry.store.schema import TELEMETRY
 
 HOUR_S = 1_790_002_800
@@ -152,3 +155,23 @@ def test_a_full_answer_is_no_nan(dcgm: list[RowBatch]) -> None:
     for batch in dcgm:
         for name in TELEMETRY.names:
             assert not any(isinstance(v, float) and math.isnan(v) for v in batch.rows[name].to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("host", "is_read"),
+    [("n1", True), ("N1", True), ("n1.cluster.example", True), ("n1:9400", True), ("", True), ("n10", False),
+     ("xn1", False), ("n3", False)],
+)  # fmt: skip
+def test_a_query_for_some_nodes_reads_their_names_as_exporters_write_them(host: str, is_read: bool) -> None:
+    """A series without the label may have the other one."""
+    matchers = host_matchers(EXPORTERS["dcgm"], ["n1", "n2.cluster.example"])
+    labels, patterns = zip(*(matcher.split("=~", 1) for matcher in matchers), strict=True)
+    assert labels == ("Hostname", "hostname")
+    # Prometheus takes a pattern as anchored, and Python's syntax is the same here.
+    assert all(bool(re.fullmatch(pattern.strip('"'), host)) is is_read for pattern in patterns)
+
+
+def test_a_name_that_is_no_hosts_or_too_many_of_them_narrow_no_query() -> None:
+    exporter = EXPORTERS["jobstats"]
+    assert host_matchers(exporter, ["n1", 'n2"} or up{x="']) == host_matchers(exporter, []) == ()
+    assert host_matchers(exporter, [f"n{n}" for n in range(MOST_HOSTS + 1)]) == ()
