@@ -16,11 +16,20 @@ def host_texts(context: JobContext) -> Iterator[tuple[str, str, str]]:
     """Name, value, and meaning of each line; no line for what Slurm's accounting did not gather."""
     use, cpus = context.cpu_use, context.job["cpu_count"]
     if use is not None and cpus:
-        yield "CPU use", percent(use), f"{use * cpus:.2g} of {counted(cpus, 'CPU')} busy on average"
+        busy = f"{use * cpus:.2g}" if use * cpus < 10 else f"{use * cpus:,.0f}"
+        yield "CPU use", percent(use), f"{busy} of {counted(cpus, 'CPU')} busy on average"
     peak_mib, task_mib = context.job["host_mem_peak_mib"], context.job["host_mem_task_peak_mib"]
     if peak_mib is not None:
         alloc_mib = context.job["host_mem_alloc_mib"]
-        of = f" of {format_gib(alloc_mib)} ({percent(peak_mib / alloc_mib)})" if alloc_mib else ""
+        share = percent(peak_mib / alloc_mib) if alloc_mib else ""
         is_one_task = task_mib is None or task_mib >= ONE_TASK_SHARE * peak_mib
-        about = "" if is_one_task else f"at most; the largest task used {format_gib(task_mib or 0)}"
-        yield "Peak host memory", f"{format_gib(peak_mib)}{of}", about
+        if is_one_task:
+            about = f"{share} of what the job was given" if share else ""
+        else:
+            about = f"{f'{share} ' if share else ''}at most; the largest task used {_gib(task_mib or 0)}"
+        yield "Peak host memory", f"{_gib(peak_mib)}{f' of {_gib(alloc_mib)}' if alloc_mib else ''}", about
+
+
+def _gib(mib: float) -> str:
+    """As on GPUs; without decimals from 100 GiB on."""
+    return format_gib(mib) if mib < 100 * 1024 else f"{mib / 1024:,.0f} GiB"

@@ -31,10 +31,20 @@ def shown(context: JobContext) -> dict[str, tuple[str, str]]:
         ({"cpu_time_s": 6912.0}, {"CPU use": ("12%", "1.9 of 16 CPUs busy on average")}),
         ({"cpu_time_s": 6912.0, "cpu_count": None}, {}),
         ({"cpu_time_s": 6912.0, "elapsed_s": 0}, {}),
-        (MEMORY, {"Peak host memory": ("12.5 GiB of 64.0 GiB (20%)", "at most; the largest task used 3.1 GiB")}),
-        (MEMORY | {"host_mem_task_peak_mib": 12700.0}, {"Peak host memory": ("12.5 GiB of 64.0 GiB (20%)", "")}),
+        (MEMORY, {"Peak host memory": ("12.5 GiB of 64.0 GiB", "20% at most; the largest task used 3.1 GiB")}),
+        (
+            MEMORY | {"host_mem_task_peak_mib": 12700.0},
+            {"Peak host memory": ("12.5 GiB of 64.0 GiB", "20% of what the job was given")},
+        ),
         (MEMORY | {"host_mem_alloc_mib": None, "host_mem_task_peak_mib": None}, {"Peak host memory": ("12.5 GiB", "")}),
         ({"host_mem_alloc_mib": 65536.0}, {}),
+        (
+            {"cpu_time_s": 3.6e5, "cpu_count": 512, "host_mem_peak_mib": 163_226.0, "host_mem_alloc_mib": 1_024_000.0},
+            {
+                "CPU use": ("20%", "100 of 512 CPUs busy on average"),
+                "Peak host memory": ("159 GiB of 1,000 GiB", "16% of what the job was given"),
+            },
+        ),
     ],
 )
 def test_only_what_was_gathered_has_a_line(reported: Any, values: dict[str, Any], rows: dict[str, Any]) -> None:
