@@ -47,7 +47,8 @@ def queued(job_id: int, state: str = "RUNNING", uid: int | None = None, **more: 
 QUEUE = [
     queued(50), queued(51, uid=os.getuid() + 1), queued(52, "PENDING", state_reason="Priority", start_time=NOW_S + 60),
     queued(62, array_job_id=60, array_task_id=2), queued(60, "PENDING", array_job_id=60, array_task_string="3-5%1"),
-    queued(10, restart_cnt=1), queued(70, tres_alloc_str="cpu=8,node=1", gres_detail=[]),
+    queued(10, restart_cnt=1), queued(80, start_time=NOW_S + 5, name="x\x1b[31m"),
+    queued(70, tres_alloc_str="cpu=8,node=1", gres_detail=[]),
 ]  # fmt: skip
 
 
@@ -171,3 +172,12 @@ def test_where_slurm_does_not_answer_an_unknown_job_says_so(store: Path) -> None
     done = run(app_of(store, Reader, runner=silent), "99")
     assert isinstance(done.exception, StoreError) and "squeue timed out" in done.exception.hint
     assert "no such job of yours in the store: 99" in str(done.exception)
+
+
+def test_a_job_that_has_just_started_has_no_figures_yet(store: Path) -> None:
+    """By a clock that is ahead of this host's, so that there is nothing to read of Prometheus."""
+    done = run(app_of(store), "80")
+    assert done.exit_code == 0 and "It is too early" in done.output and "\x1b" not in done.output
+    [shown] = json.loads(run(app_of(store), "80", "--json").output)
+    assert shown["still_running"] and shown["job"]["end_s"] is None and shown["job"]["elapsed_s"] == 0
+    assert shown["metrics"]["verdict"] == "short" and shown["advice"] is None and shown["ranks"] == {}
