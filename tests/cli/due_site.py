@@ -150,6 +150,6 @@ def running_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Si
 
 
 def job_of(subject: str) -> str:
-    """The job id in the subject of a report, or the third word of a digest's ("GPU jobs: 3 ...")."""
+    """The job id in the subject of a report, or the third word of a digest's subject."""
     found = re.search(r"\[job (\S+)\]$", subject)
     return found[1] if found else subject.split()[2]
