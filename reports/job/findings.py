@@ -62,7 +62,8 @@ def _balance(context: JobContext, facts: Facts, rules: Sequence[str]) -> Finding
     text = _balance_text(busy, thing, facts, rules)
     absent = context.gpu_count - len(busy)
     if absent > 0 and not context.is_mig:
-        text += f" {format_count(absent)} of {format_count(context.gpu_count)} GPUs were not measured."
+        was = "was" if absent == 1 else "were"
+        text += f" {format_count(absent)} of {format_count(context.gpu_count)} GPUs {was} not measured."
     return Finding("timeline", f"How busy {whose} was", text, f"How busy {whose} was over time: {_listed(busy)}")
 
 

@@ -121,8 +121,8 @@ def test_the_balance_of_the_gpus_is_a_sentence(reported: Any) -> None:
     assert "mostly evenly: they were busy 10% to 90% of the time (n1:1 the least)" in (
         balance(context, 90, 10, 90, 90).text
     )
-    assert balance(context, 90, 90, 90).text.endswith(" 1 of 4 GPUs were not measured.")
-    assert balance(context, 90, None, 90, 90).text.endswith(" 1 of 4 GPUs were not measured.")
+    assert balance(context, 90, 90, 90).text.endswith(" 1 of 4 GPUs was not measured.")
+    assert balance(context, 90, None, 90, 90).text.endswith(" 1 of 4 GPUs was not measured.")
     uneven = changed(context, None, {"spatial_imbalance": 0.6})
     assert balance(uneven, 90, 10, 50, 50).text == (
         "Your 4 GPUs did not share the work evenly: n1:0 was busy 90% of the time, and n1:1 10%."
