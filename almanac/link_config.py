@@ -15,10 +15,11 @@ PLACEHOLDERS = (
 )  # fmt: skip
 """What the address of a link can name. shown_id: as Slurm shows it, such as 1234_5 for a task of an array."""
 MOST_LINKS = 8
-_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+(?:[/?#][!#-;=?-\[\]_a-z{}~]*)?")
-"""A host, and then no character that would need quoting in HTML or a mail. No placeholder in the host."""
+_URL = r"https?://[A-Za-z0-9.:\[\]-]+(?:[/?#][!#-;=?-\[\]_a-z{}~]*)?"
+"""A host, and then no character that would need quoting in HTML or a mail. No placeholder in the host. Compiled when
+used: every command imports this module."""
 _MOST_URL = 1000
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_PLACEHOLDER = r"\{([^{}]*)\}"
 
 
 @dataclass(frozen=True)
@@ -32,24 +33,24 @@ class Link:
 
     def filled(self, values: Mapping[str, str]) -> str | None:
         """The address for a job. values: by placeholder, URL-encoded; None if one is missing."""
-        names = _PLACEHOLDER.findall(self.url)
+        names = re.findall(_PLACEHOLDER, self.url)
         if any(name not in values for name in names):
             return None
-        return _PLACEHOLDER.sub(lambda found: values[found[1]], self.url)
+        return re.sub(_PLACEHOLDER, lambda found: values[found[1]], self.url)
 
 
 def check_link(link: Link, where: str) -> None:
     """Raises ConfigError."""
     if not link.name.strip() or printable(link.name, 60) != link.name:
         raise ConfigError(f"{where}: name is {link.name[:80]!r}", "write a text of 1 to 60 printable characters")
-    check_url(_PLACEHOLDER.sub("0", link.url), f"{where} ({link.name}): url")
+    check_url(re.sub(_PLACEHOLDER, "0", link.url), f"{where} ({link.name}): url")
     check_url(link.url, f"{where} ({link.name}): url")
-    unknown = [name for name in _PLACEHOLDER.findall(link.url) if name not in PLACEHOLDERS]
+    unknown = [name for name in re.findall(_PLACEHOLDER, link.url) if name not in PLACEHOLDERS]
     if unknown:
         valid = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
         said = f"{where} ({link.name}): url has an unknown placeholder {{{printable(unknown[0], 40)}}}"
         raise ConfigError(said, f"use {valid}")
-    if set("{}") & set(_PLACEHOLDER.sub("", link.url)):
+    if set("{}") & set(re.sub(_PLACEHOLDER, "", link.url)):
         raise ConfigError(f"{where} ({link.name}): url has a single brace", "write %7B for { and %7D for }")
 
 
@@ -62,6 +63,6 @@ def check_page(url: str, where: str) -> None:
 
 def check_url(url: str, where: str) -> None:
     """Raises ConfigError unless it is an http or https address that can stand in a mail as it is."""
-    if not _URL.fullmatch(url) or len(url) > _MOST_URL:
+    if not re.fullmatch(_URL, url) or len(url) > _MOST_URL:
         said = f"{where} is {printable(repr(url), 120)}, expected an http or https address"
         raise ConfigError(said, "write such as https://help.example.org/gpus; %20 for a blank, and no login in it")
