@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from almanac.config import Config, Link, NodeSet, Tier
+from almanac.link_config import MOST_LINKS
 from cli.main import cli
 from reports.job.rules import packaged
 from reports.job.site_rules import known_names
@@ -35,10 +36,14 @@ def configuration() -> str:
     for section in dataclasses.fields(Config):
         if dataclasses.is_dataclass(section.default):
             lines += [f"## [{section.name}]\n", *_keys(type(section.default)), ""]
-    for name, table in (("tiers", Tier), ("node_sets", NodeSet), ("links", Link)):
+    for name, table, number in (
+        ("tiers", Tier, "any number"),
+        ("node_sets", NodeSet, "any number"),
+        ("links", Link, f"up to {MOST_LINKS}"),
+    ):
         lines += [
             f"## [[{name}]]\n",
-            f"{(table.__doc__ or '').strip()} You can have any number of these tables.\n",
+            f"{' '.join((table.__doc__ or '').split())} You can have {number} of these tables.\n",
             *_keys(table),
             "",
         ]
