@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 DAY_S, HOUR_S = 86_400, 3600
 
@@ -55,6 +56,21 @@ def format_gib(mib: float) -> str:
     return f"{mib / 1024:.1f} GiB"
 
 
+def format_short_duration(seconds: float) -> str:
+    """As format_duration, for narrow tables: "12s", "12m", "3h 10m", "2d 4h"."""
+    parts = format_duration(seconds).split()
+    return " ".join(number + unit[0] for number, unit in zip(parts[::2], parts[1::2], strict=True))
+
+
+def format_number(number: float, digits: int = 4) -> str:
+    """So many significant digits, never with an exponent; larger numbers as whole ones: "0.04167", "404,612"."""
+    if 0 < abs(number) < 1e-6:
+        return "<0.000001" if number > 0 else ">-0.000001"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(number)))) if number else 0
+    text = f"{number or 0:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def format_count(number: int) -> str:
     """12345 as "12,345"."""
     return f"{number:,}"
@@ -64,6 +80,15 @@ def printable(text: str, limit: int = 200) -> str:
     """Hostile text made safe for a terminal: control, bidi and invisible characters become "?"."""
     safe = "".join(char if char.isprintable() else "?" for char in text)
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+def did_you_mean(text: str, valid: Iterable[str]) -> str:
+    """A question such as "did you mean jobs? " that names up to three similar words; "" without any."""
+    import difflib  # takes 4 ms to import, and only errors need it
+
+    words = {word.lower(): word for word in valid}
+    near = difflib.get_close_matches(text[:80].lower(), words, n=3)
+    return f"did you mean {', '.join(printable(words[word], 80) for word in near)}? " if near else ""
 
 
 def counted(number: int, noun: str) -> str:

@@ -10,9 +10,8 @@ import click
 
 from almanac.units import format_count
 from cli.app import App
-from cli.job_table import local_time
 from cli.output import json_text, show_table
-from cli.times import time_option
+from cli.times import check_span, local_time, time_option
 
 if TYPE_CHECKING:
     from telemetry.characterize import Result
@@ -42,6 +41,7 @@ def command(app: App, starttime: str | None, endtime: str | None, folder: Path |
     app.require_operator("these tables cover all users' jobs")
     store = app.cluster_store()
     since_s, until_s = time_option(starttime or "now-30days", app.now_s()), time_option(endtime, app.now_s())
+    check_span(since_s if starttime else None, until_s)
     population = load_population(store, since_s, until_s)
     results = characterize(population, app.config)
     files = write_tables(results, folder) if folder else []

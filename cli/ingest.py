@@ -12,7 +12,7 @@ from almanac.errors import BusyError
 from almanac.units import format_count, format_duration, printable
 from cli.app import App
 from cli.output import json_text, progress, show_counts
-from cli.times import time_option
+from cli.times import check_span, time_option
 from telemetry.sources.configured import SourceName
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def command(
     the others are still read, and the exit code is 5.
     """
     since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
+    check_span(since_s, until_s)
     if layout and job_files and telemetry_files:
         raise click.UsageError("--layout applies to one kind of file: import jobs and telemetry one after the other")
     if job_files or telemetry_files:

@@ -1,23 +1,40 @@
-"""Past jobs as a table for people."""
+"""Past jobs as a table for people: narrow, wide, or with chosen columns."""
 
 from __future__ import annotations
 
-import datetime as dt
+import shutil
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from almanac.units import cell_text, format_count, format_duration, format_gib, format_moment
+from almanac.units import (
+    cell_text,
+    format_count,
+    format_duration,
+    format_gib,
+    format_moment,
+    format_number,
+    format_short_duration,
+    printable,
+)
 from cli.app import App
 from cli.output import show_table
+from cli.times import local_time
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
+JOB_COLUMNS = (
+    "job", "job_id", "user", "name", "state", "gpu_count", "elapsed_s", "mean_gpu_util_pct", "hbm_peak_mib",
+    "hbm_capacity_mib", "hbm_evidence",
+)  # fmt: skip
+"""The columns of a row that `show_jobs` needs."""
 _TIMES = ("submit_s", "start_s", "end_s")
-
-
-def local_time(time_s: int) -> str:
-    """Seconds since 1970 as "YYYY-MM-DD HH:MM" of the local time zone."""
-    return dt.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M")
+_COLORS = {"COMPLETED": "green", "CANCELLED": "yellow", "PREEMPTED": "yellow", "REVOKED": "yellow"}
+"""Any other state is a failure, in red."""
+_FLOORS = (("name", 16), ("user", 8), ("name", 8), ("next time", 12), ("user", 4), ("name", 4), ("next time", 4))
+"""Which columns of a table that is too wide become narrower, and how narrow, in this order."""
 
 
 def say_published(app: App) -> None:
@@ -27,11 +44,91 @@ def say_published(app: App) -> None:
         click.echo(f"showing the jobs published for you; the list last changed {changed}", err=True)
 
 
-def show_jobs(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the default table. rows: with the columns of cli.jobs.COLUMNS."""
+def show_jobs(rows: Sequence[dict[str, Any]], steps: Sequence[str], *, has_user: bool) -> None:
+    """Print the default table, no wider than the terminal (80 columns if there is none).
+
+    rows: with JOB_COLUMNS. steps: for each row, what to do next; "" for nothing. has_user: show a column of users.
+    """
+    columns = ["job", "user", "name", "state", "GPUs", "time", "util", "memory", "next time"]
+    cells = [[*_job_cells(row), step or "-"] for row, step in zip(rows, steps, strict=True)]
+    if not has_user:
+        columns.remove("user")
+        cells = [[cell for place, cell in enumerate(row) if place != 1] for row in cells]
+    width = shutil.get_terminal_size().columns
+    gap = 2 if sum(_widths(columns, cells)) + 2 * (len(columns) - 1) <= width else 1
+    cells = _fitted(columns, cells, width - gap * (len(columns) - 1))
+    show_table(columns, cells, right=("job", "GPUs", "time", "util", "memory"), gap=gap, is_whole=True)
+
+
+def _job_cells(row: dict[str, Any]) -> list[str | Text]:
+    from rich.text import Text
+
+    state = row["state"]
+    return [
+        row["job"] or str(row["job_id"]),
+        printable(row["user"]),
+        printable(row["name"]) or "-",
+        Text("OOM" if state == "OUT_OF_MEMORY" else _shortened(printable(state), 9), style=_COLORS.get(state, "red")),
+        format_count(row["gpu_count"]),
+        format_short_duration(row["elapsed_s"]),
+        "-" if row["mean_gpu_util_pct"] is None else f"{row['mean_gpu_util_pct']:.0f}%",
+        _memory(row),
+    ]
+
+
+def _memory(row: dict[str, Any]) -> str:
+    """ "26/80 GiB": the peak and the GPU's memory."""
+    if row["hbm_evidence"] == "preallocated":
+        return "reserved"
+    if row["hbm_peak_mib"] is None:
+        return "-"
+    of = "" if row["hbm_capacity_mib"] is None else f"/{row['hbm_capacity_mib'] / 1024:.0f}"
+    return f"{row['hbm_peak_mib'] / 1024:.0f}{of} GiB"
+
+
+def _widths(columns: Sequence[str], cells: Sequence[Sequence[str | Text]]) -> list[int]:
+    """The width of each column, in columns of the terminal."""
+    from rich.cells import cell_len
+
+    return [max(cell_len(str(cell)) for cell in (name, *column)) for name, *column in zip(columns, *cells, strict=True)]
+
+
+def _fitted(columns: Sequence[str], cells: list[list[str | Text]], room: int) -> list[list[str | Text]]:
+    """The cells, with text shortened so that the columns are at most `room` wide together, as far as _FLOORS go."""
+    widths = dict(zip(columns, _widths(columns, cells), strict=True))
+    for name, floor in _FLOORS:
+        if name in widths:
+            excess = sum(widths.values()) - room
+            widths[name] = min(widths[name], max(floor, widths[name] - max(excess, 0)))
+    return [
+        [
+            _shortened(cell, widths[name], has_end=name != "next time") if isinstance(cell, str) else cell
+            for name, cell in zip(columns, row, strict=True)
+        ]
+        for row in cells
+    ]
+
+
+def _shortened(text: str, width: int, *, has_end: bool = True) -> str:
+    """Text that fits. has_end: without its middle, so that a long name keeps its end: "vit-pre…bs64-v2"."""
+    from rich.cells import cell_len
+
+    if cell_len(text) <= width:
+        return text
+    head, tail = list(text), ""
+    tail_width = (width - 1) // 2 if has_end else 0
+    while cell_len(head[-1] + tail) <= tail_width:
+        tail = head.pop() + tail
+    while cell_len("".join(head)) > width - 1 - cell_len(tail):
+        head.pop()
+    return f"{''.join(head)}…{tail}"
+
+
+def show_wide_jobs(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the wide table. rows: with the columns of cli.jobs.COLUMNS, and job."""
     cells = [
         [
-            str(row["job_id"]),
+            row["job"] or str(row["job_id"]),
             row["user"],
             row["name"],
             local_time(row["end_s"]),
@@ -52,7 +149,7 @@ def show_jobs(rows: Sequence[dict[str, Any]]) -> None:
         "class", "data quality",
     ]  # fmt: skip
     right = ("job", "GPUs", "time", "peak memory", "GPU util", "imbalance")
-    show_table(columns, cells, right=right)
+    show_table(columns, cells, right=right, is_whole=True)
 
 
 def _share(value: float | None) -> str:
@@ -60,10 +157,10 @@ def _share(value: float | None) -> str:
 
 
 def show_columns(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    """Print the chosen columns under their own names; numbers have four significant digits."""
+    """Print the chosen columns under their own names; fractions have four significant digits."""
     cells = [[_text(name, row[name]) for name in names] for row in rows]
     right = [name for name in names if any(isinstance(row[name], int | float) for row in rows)]
-    show_table(names, cells, right=right)
+    show_table(names, cells, right=right, is_whole=True)
 
 
 def _text(name: str, value: Any) -> str:
@@ -71,4 +168,9 @@ def _text(name: str, value: Any) -> str:
         return "-"
     if name in _TIMES:
         return local_time(value)
-    return f"{value:.4g}" if isinstance(value, float) else cell_text(value, is_for_spreadsheets=False)
+    if name.endswith("_ms"):
+        return local_time(value / 1000)
+    if isinstance(value, float):
+        return format_number(value)
+    is_count = isinstance(value, int) and not isinstance(value, bool) and not name.endswith("_id")
+    return format_count(value) if is_count else cell_text(value, is_for_spreadsheets=False)

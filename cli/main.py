@@ -14,7 +14,7 @@ import click
 
 from almanac import __version__
 from almanac.errors import AlmanacError, StoreError
-from almanac.units import printable
+from almanac.units import did_you_mean, printable
 from cli.app import App
 
 COMMANDS = {
@@ -63,6 +63,17 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(f"cli.{cmd_name.replace('-', '_')}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """What click does, but an unknown command is answered with similar ones. Raises click.UsageError."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            guess = did_you_mean(name, COMMANDS)
+            said = f"there is no command {printable(name, 80)!r}; {guess}`almanac --help` lists the commands"
+            raise click.UsageError(said, ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -16,10 +16,11 @@ from almanac.units import cell_text, format_count, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 
 WIDTH = 1000
-"""Columns of a table that goes into a file or a pipe: enough for any table."""
+"""Columns of a table that is not shortened: enough for any table."""
 
 
 class Advance(Protocol):
@@ -34,19 +35,36 @@ def json_text(data: Any) -> str:
 
 
 def show_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), title: str = ""
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    right: Sequence[str] = (),
+    title: str = "",
+    *,
+    gap: int = 2,
+    is_whole: bool = False,
 ) -> None:
-    """Print a table for people; control characters in cells are escaped."""
+    """Print a table for people; control characters in cells are escaped.
+
+    gap: blanks between columns. is_whole: do not shorten cells, even if lines are then longer than the terminal's.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table: Table = Table(box=None, header_style="bold", title=title or None, title_justify="left", pad_edge=False)
+    table: Table = Table(
+        box=None,
+        header_style="bold",
+        title=title or None,
+        title_justify="left",
+        pad_edge=False,
+        padding=(0, gap, 0, 0),
+        collapse_padding=True,
+    )
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="ellipsis", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else WIDTH)
+        table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
+    console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() and not is_whole else WIDTH)
     console.print(table)
 
 

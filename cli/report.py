@@ -13,10 +13,11 @@ import click
 from almanac.errors import AlmanacError, NotAllowedError
 from almanac.units import format_count, format_duration
 from cli.app import App
-from cli.job_table import local_time, say_published
+from cli.job_table import say_published
 from cli.output import json_text, show_table
 from cli.report_running import contexts_of, find_jobs, pending_json, pending_text
-from cli.times import time_option
+from cli.selection import COUNT
+from cli.times import local_time, time_option
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--since", metavar="TIME", help="List the jobs that ended since then, one per line.")
 @click.option("-u", "--user", metavar="USER", help="With --since: another user's jobs (operators).")
 @click.option("-a", "--allusers", is_flag=True, help="With --since: everybody's jobs (operators).")
-@click.option("-n", "--limit", default=50, show_default=True, help="Newest jobs shown; 0: all.")
+@click.option("-n", "--limit", type=COUNT, default=50, show_default=True, help="Newest jobs shown; 0: all.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path), metavar="FILE", help="Write one job as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--due", "is_due", is_flag=True, help="Mail the reports of jobs that have ended (operators; a timer).")
@@ -57,9 +58,10 @@ def command(
 ) -> int:
     """Show what a job did with its GPUs, and what to ask for next time.
 
-    JOBID is 1234, a task 1234_5, tasks 1234_[1-3], or an array's id, which stands for all its tasks. For a job that
-    still runs, the report has its figures so far. You see your own jobs; operators see everybody's. Without access to
-    the store, you see your newest jobs as last published for you. docs/reports.md explains every line.
+    JOBID is 1234, a task 1234_5, tasks 1234_[1-3], a component 1234+1, or the id of an array or a heterogeneous job,
+    which stands for all of it. For a job that still runs, the report has its figures so far. You see your own jobs;
+    operators see everybody's. Without access to the store, you see your newest jobs as last published for you.
+    docs/reports.md explains every line.
     """
     if is_due or is_dry:
         return _report_due(app, bool(job_ids or since), is_due, is_dry, as_json)

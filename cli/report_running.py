@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from almanac.errors import AlmanacError, CommandError, StoreError
 from almanac.units import format_moment, printable
 from cli.app import App
-from cli.job_ids import Named, matching, parse_id
+from cli.job_ids import Named, matching, no_such_job, parse_id, split_ids
 
 if TYPE_CHECKING:
     from reports.job.context import JobContext
@@ -43,14 +43,14 @@ def find_jobs(app: App, texts: Sequence[str]) -> NamedJobs:
 
     Raises StoreError where a text names none: whether another user has such a job is not said.
     """
-    wanted = [parse_id(text) for text in texts]
+    wanted = [parse_id(text) for text in split_ids(texts)]
     rows, trouble = _stored_rows(app, wanted)
     found = [matching(each, rows) for each in wanted]
     asked = [each for each, ids in zip(wanted, found, strict=True) if _may_be_live(each, ids, rows)]
     live, silence = _live(app, asked)
     absent = [each for each, ids in zip(wanted, found, strict=True) if not ids and not any(map(each.names, live))]
     if absent:
-        raise _absent(app, printable(", ".join(each.text for each in absent)), trouble, silence)
+        raise _absent(app, [each.text for each in absent], trouble, silence)
     running = tuple(job for job in live if job.is_running)
     known = dict.fromkeys(job_id for ids in found for job_id in ids)
     return NamedJobs(
@@ -72,7 +72,10 @@ def _may_be_live(named: Named, ids: Sequence[int], rows: Sequence[dict[str, Any]
     """Whether something that is named may run or wait: an unknown job, one without an end, or tasks of an array."""
     own = [row for row in rows if row["job_id"] in ids]
     return not own or any(
-        row["end_s"] is None or row.get("state") == "REQUEUED" or row["array_job_id"] == named.job_id for row in own
+        row["end_s"] is None
+        or row.get("state") == "REQUEUED"
+        or named.job_id in (row["array_job_id"], row["het_job_id"])
+        for row in own
     )
 
 
@@ -92,23 +95,16 @@ def _live(app: App, wanted: Sequence[Named]) -> tuple[list[LiveJob], str]:
     return [job for job in seen if any(each.names(job) for each in wanted)], ""
 
 
-def _absent(app: App, named: str, trouble: StoreError | None, silence: str) -> StoreError:
+def _absent(app: App, absent: Sequence[str], trouble: StoreError | None, silence: str) -> StoreError:
     """trouble: why there are no ended jobs. silence: why Slurm could not be asked for others."""
+    if trouble is None:
+        return no_such_job(app, absent, silence)
+    if silence:
+        unasked = f"Slurm could not be asked for running jobs: {printable(silence, 200)}"
+        return StoreError(str(trouble), f"{trouble.hint}; {unasked}")
     whose = "" if app.is_operator else " of yours"
-    unasked = f"; Slurm could not be asked for running jobs: {printable(silence, 200)}" if silence else ""
-    if trouble is not None:
-        not_live = "" if silence else f"{named}: no such job{whose} runs or waits, and "
-        return StoreError(f"{not_live}{trouble}", f"{trouble.hint}{unasked}")
-    published_s = app.caller_jobs.published_s
-    if published_s is None:
-        hint = f"an ended job is known once it was ingested; `almanac jobs` lists them{unasked}"
-        return StoreError(f"no such job{whose} in the store: {named}", hint)
-    as_of = format_moment(published_s)
-    return StoreError(
-        f"no such job of yours among those published for you: {named}",
-        f"your newest ended GPU jobs are, last changed {as_of}; `almanac jobs` lists them; ask an operator for others"
-        f"{unasked}",
-    )
+    named = printable(", ".join(absent))
+    return StoreError(f"{named}: no such job{whose} runs or waits, and {trouble}", trouble.hint)
 
 
 def contexts_of(app: App, jobs: NamedJobs) -> tuple[list[JobContext], AlmanacError | None]:

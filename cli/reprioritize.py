@@ -13,6 +13,7 @@ from almanac.records import Counts
 from almanac.units import format_count, printable
 from cli.app import App
 from cli.output import json_text, show_table
+from cli.selection import COUNT
 
 if TYPE_CHECKING:
     from slurm_hooks.priority.action_log import LoggedAction
@@ -26,7 +27,7 @@ SHOWN, SAID = 20, 5
 @click.command("reprioritize")
 @click.option("--apply", "is_applied", is_flag=True, help="Send the changes to Slurm. [only show them]")
 @click.option("--clear", "is_clearing", is_flag=True, help="Reset to 0 the site factors that this command set.")
-@click.option("-n", "--rows", default=SHOWN, show_default=True, help="Number of changes to show; 0: all.")
+@click.option("-n", "--rows", type=COUNT, default=SHOWN, show_default=True, help="Number of changes to show; 0: all.")
 @click.option("--json", "as_json", is_flag=True, help="Print the changes, the counts, and the outcome as JSON.")
 @click.pass_obj
 def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: bool) -> int:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 
 import click
 
-from almanac.units import printable
+from almanac.units import did_you_mean, printable
 from telemetry.job_selection import Limit
+
+COUNT = click.IntRange(min=0)
+"""The type of an option that limits a number of rows; 0 stands for all."""
+SHORT_STATES = {
+    "BF": "BOOT_FAIL", "CA": "CANCELLED", "CD": "COMPLETED", "DL": "DEADLINE", "F": "FAILED", "NF": "NODE_FAIL",
+    "OOM": "OUT_OF_MEMORY", "PR": "PREEMPTED", "RV": "REVOKED", "TO": "TIMEOUT",
+}  # fmt: skip
+"""Slurm's short forms of the states of ended jobs, as sacct -s takes them."""
 
 
 def words_of(texts: Iterable[str]) -> tuple[str, ...]:
@@ -18,14 +25,20 @@ def words_of(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_columns(option: str, names: Iterable[str], valid: Sequence[str], what: str = "column") -> None:
-    """Raises click.BadParameter, which lists the columns, if a column does not exist."""
+    """Raises click.BadParameter, which names similar columns and where all are listed, if a column does not exist."""
     for name in names:
         if name not in valid:
-            near = difflib.get_close_matches(name, valid, n=1)
-            guess = f"did you mean {near[0]}? " if near else ""
+            guess = did_you_mean(name, valid)
             raise click.BadParameter(
-                f"there is no {what} {printable(name)!r}; {guess}choose one of: {', '.join(valid)}", param_hint=option
+                f"there is no {what} {printable(name, 80)!r}; {guess}`almanac jobs --helpformat` lists the columns",
+                param_hint=option,
             )
+
+
+def full_states(texts: Iterable[str]) -> tuple[str, ...]:
+    """Slurm's names of states, for the names and their short forms (CD, OOM), in any case."""
+    words = (text.upper() for text in words_of(texts))
+    return tuple(SHORT_STATES.get(word, word) for word in words)
 
 
 def parse_limits(lows: Sequence[str], highs: Sequence[str], valid: Sequence[str]) -> tuple[Limit, ...]:

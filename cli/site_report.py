@@ -12,9 +12,8 @@ import click
 from almanac.errors import StoreError
 from almanac.units import format_count
 from cli.app import App
-from cli.job_table import local_time
 from cli.output import show_table
-from cli.times import time_option
+from cli.times import check_span, local_time, time_option
 
 if TYPE_CHECKING:
     from reports.site.report import SiteReport
@@ -57,6 +56,7 @@ def command(
     store = app.cluster_store()
     now_s = app.now_s()
     span_s = time_option(starttime or "now-30days", now_s) or 0, time_option(endtime, now_s) or now_s
+    check_span(span_s[0] if starttime else None, span_s[1])
     report = build_site_report(store, app.config, span_s, now_s, has_names=names, has_study=bool(html_file or folder))
     if html_file:
         _write_page(html_file, report)

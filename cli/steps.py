@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from almanac.units import format_count, format_duration, format_gib
+from almanac.units import format_count, format_duration, format_gib, format_number
 from cli.app import App
 from cli.output import json_text, show_table, write_separated
 
@@ -20,7 +20,7 @@ COLUMNS = (
 
 
 def show_steps(app: App, jobs: Sequence[Mapping[str, Any]], *, as_json: bool, separator: str) -> None:
-    """Print the steps of jobs that the caller may see (rows with job_id and submit_s).
+    """Print the steps of jobs that the caller may see (rows with job_id, submit_s, and job).
 
     separator: between the values of a line, ',' for spreadsheets; empty: a table for people.
     """
@@ -36,13 +36,14 @@ def show_steps(app: App, jobs: Sequence[Mapping[str, Any]], *, as_json: bool, se
     elif not rows:
         click.echo("no steps of these jobs are stored: srun was not used in them, or slurm.read_steps is off")
     else:
-        _show(rows)
+        shown = {(job["job_id"], job["submit_s"]): job["job"] for job in jobs}
+        _show([{**row, "job": shown[row["job_id"], row["submit_s"]] or row["job_id"]} for row in rows])
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     cells = [
         [
-            f"{row['job_id']}.{row['step']}",
+            f"{row['job']}.{row['step']}",
             "-" if row["start_s"] is None else dt.datetime.fromtimestamp(row["start_s"]).strftime("%Y-%m-%d %H:%M:%S"),
             _time(row),
             row["state"] or "-",
@@ -50,7 +51,7 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
             _or_dash(row["gpu_count"], format_count),
             _or_dash(row["hbm_peak_mib"], format_gib),
             _or_dash(row["mean_gpu_util_pct"], lambda value: f"{value:.0f} %"),
-            _or_dash(row["energy_j"], lambda value: f"{value / 3.6e6:.3f} kWh"),
+            _or_dash(row["energy_j"], lambda value: f"{format_number(value / 3.6e6)} kWh"),
             row["verdict"] or "not measured: the only step",
         ]
         for row in rows

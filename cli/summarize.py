@@ -9,7 +9,7 @@ import click
 from cli.app import App
 from cli.engines import engine_options, open_engine
 from cli.output import json_text, progress
-from cli.times import time_option
+from cli.times import check_span, time_option
 
 if TYPE_CHECKING:
     from telemetry.metrics.summary_counts import SummaryCounts
@@ -32,6 +32,7 @@ def command(
     With -S or -E it computes the jobs of that time span instead, changed or not.
     """
     since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
+    check_span(since_s, until_s)
     store = app.cluster_store()
     app.require_operator("job metrics cover all users")
     with open_engine(app, engine, scheduler) as mapper:

@@ -126,16 +126,17 @@ def report_rules() -> str:
         NOTE,
         "What a report can say, from `reports/job/rules.toml`. In each topic, the first rule that applies is used. The "
         "headline is the first one; if its rule has no suggestion, the first one of a rule with a suggestion follows. "
-        "The summary is the first two sentences, and a report shows the first three suggestions. A rule with an unknown "
-        "fact does not apply. P is the paper on Perlmutter's telemetry, with its section. "
+        "The summary is the first two sentences, and a report shows the first three suggestions. A rule with an "
+        "unknown fact does not apply. P is the paper on Perlmutter's telemetry, with its section. "
         "[Your site can change them](reports.md#rules-of-your-site). "
         "[How to read a report](reports.md).\n",
-        "| rule | topic | applies if | headline | sentence of the summary | suggestion | source |",
-        "|---|---|---|---|---|---|---|",
+        "| rule | topic | applies if | headline | sentence of the summary | in `almanac jobs` | suggestion | source |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for rule in packaged().rules:
         holds = "; ".join(f"`{fact}` {_limit(tests)}" for fact, tests in rule.when.items())
-        cells = (f"`{rule.name}`", rule.topic, holds, rule.headline, rule.summary, rule.advice, rule.source)
+        texts = (rule.headline, rule.summary, rule.short, rule.advice, rule.source)
+        cells = (f"`{rule.name}`", rule.topic, holds, *texts)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     facts, words = known_names()
     lines += [

@@ -33,9 +33,9 @@ _BASE = (
 _JOBS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "partition_req", "qos", "name",
     "name_key", "script_key", "node_count", "cpu_count", "gpu_count", "cpu_count_req", "node_count_req",
-    "gpu_count_req", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s", "array_job_id", "state",
-    "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib", "jobstats_gpu_util_pct", "cpu_time_s",
-    "host_mem_alloc_mib", "host_mem_peak_mib", "host_mem_task_peak_mib",
+    "gpu_count_req", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s", "array_job_id", "array_task_id",
+    "het_job_id", "het_offset", "state", "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib",
+    "jobstats_gpu_util_pct", "cpu_time_s", "host_mem_alloc_mib", "host_mem_peak_mib", "host_mem_task_peak_mib",
 )  # fmt: skip
 _OF_HOST = {
     "cpu_time_s": "j.cpu_time_s",
@@ -44,7 +44,7 @@ _OF_HOST = {
     **{f"host_mem_{part}_mib": f"j.host_mem_{part}_mib" for part in ("alloc", "peak", "task_peak")},
 }
 """What a job did with CPUs and host memory, which sacct knows of ended jobs."""
-_OF_JOBS = (frozenset(_BASE) - frozenset(_METRICS) - {"hbm_evidence"}) | {"job_id", "submit_s", *_OF_HOST}
+_OF_JOBS = (frozenset(_BASE) - frozenset(_METRICS) - {"hbm_evidence"}) | {"job_id", "submit_s", "job", *_OF_HOST}
 """Columns that need no row of job_metrics."""
 MAX_NAMELESS = 2000
 _SPECIAL = {
@@ -53,8 +53,13 @@ _SPECIAL = {
          WHEN by_jobstats THEN j.jobstats_hbm_peak_mib / nullif(j.jobstats_hbm_total_mib, 0) END::DOUBLE""",
     # The list is empty where nothing was idle, and where activity is not known.
     "idle_gpu_count": "CASE WHEN m.temporal_imbalance IS NOT NULL THEN len(m.idle_gpus) END",
+    # As JobContext.shown_id.
+    "job": """CASE WHEN j.array_job_id IS NOT NULL AND j.array_task_id IS NOT NULL
+         THEN j.array_job_id || '_' || j.array_task_id
+         WHEN j.het_job_id IS NOT NULL AND j.het_offset IS NOT NULL THEN j.het_job_id || '+' || j.het_offset
+         ELSE j.job_id::VARCHAR END""",
 }
-"""Columns that need more than their column of job_metrics."""
+"""Columns that need more than their column of a table."""
 _JOIN = f"""
 SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user",
        coalesce(j.account, '') AS account, coalesce(j.partition_req, j."partition", '') AS "partition",
@@ -98,14 +103,15 @@ def _history_schema() -> pa.Schema:
         "hbm_evidence": pa.string(),
         "idle_gpu_count": pa.int64(),
         "cpu_use_frac": pa.float64(),
+        "job": pa.string(),
     }
     rest = [name for name in JOB_METRICS.names if name not in _BASE]
-    return pa.schema([(name, {**known, **own}[name]) for name in (*_BASE, *rest, "idle_gpu_count", *_OF_HOST)])
+    return pa.schema([(name, {**known, **own}[name]) for name in (*_BASE, *rest, "idle_gpu_count", *_OF_HOST, "job")])
 
 
 HISTORY = _history_schema()
 """What `load_history_table` can give: the columns of `load_history`, then every other one of job_metrics."""
-UNITS = {
+UNITS = {"job": "id as Slurm shows it: 1234, a task 1234_5, or a component 1234+1"} | {
     field.name: field.metadata[b"unit"].decode()
     for field in (*JOB_METRICS, *JOBS)
     if field.name in HISTORY.names and field.metadata and field.metadata.get(b"unit")

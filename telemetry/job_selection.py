@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from almanac.units import format_count, printable
+from almanac.units import did_you_mean, format_count, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -194,7 +194,7 @@ def _check_words(word: Words, rows: pa.Table) -> None:
     more = f" and {format_count(len(seen) - MAX_NAMED)} more" if len(seen) > MAX_NAMED else ""
     raise UnknownTextError(
         f"no job has {', '.join(repr(printable(value)) for value in strange)}; "
-        f"choose one of: {', '.join(named) or 'none'}{more}",
+        f"{did_you_mean(strange[0], (*seen, *word.known))}choose one of: {', '.join(named) or 'none'}{more}",
         word.option,
     )
 

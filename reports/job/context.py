@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import pandas as pd
 import pyarrow as pa
 
-from advisor.artefacts import load
-from advisor.evaluation.recorded import recorded_requests
-from advisor.lifecycle import trusted
-from advisor.service import advise_many
 from almanac.config import Config, Tier
 from almanac.hardware import GpuModel, gpu_models
 from almanac.records import Advice
@@ -25,6 +20,9 @@ from telemetry.history import UserHistories, load_history
 from telemetry.job_selection import plain_rows
 from telemetry.metrics.data_quality import NOT_SUMMARISED
 from telemetry.store.cluster_store import ClusterStore
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _Row = TypeVar("_Row", JobRow, MetricsRow, GpuRow)
 
@@ -59,9 +57,12 @@ class JobContext:
 
     @property
     def shown_id(self) -> str:
-        """The id as Slurm shows it; an array task is 1234_5."""
+        """The id as Slurm shows it: an array task is 1234_5, a component of a heterogeneous job 1234+1."""
         array, task = self.job["array_job_id"], self.job["array_task_id"]
-        return str(self.job_id) if array is None or task is None else f"{array}_{task}"
+        het, offset = self.job["het_job_id"], self.job["het_offset"]
+        if array is not None and task is not None:
+            return f"{array}_{task}"
+        return str(self.job_id) if het is None or offset is None else f"{het}+{offset}"
 
     @property
     def user(self) -> str:
@@ -213,6 +214,12 @@ def _wanted(job: JobRow, metrics: MetricsRow, gpus: Sequence[GpuRow]) -> SeriesR
 
 def _advise(store: ClusterStore, jobs: Sequence[JobRow], config: Config, now_s: int) -> dict[tuple[int, int], Advice]:
     """What `almanac advise` would say now about the same submission, by run (job_id, submit_s)."""
+    # `almanac jobs` needs the class JobContext alone, and these imports take 0.3 s.
+    from advisor.artefacts import load
+    from advisor.evaluation.recorded import recorded_requests
+    from advisor.lifecycle import trusted
+    from advisor.service import advise_many
+
     history = _history(store, sorted({job["user"] or "" for job in jobs}))
     keys = list(zip(history["job_id"].tolist(), history["submit_s"].tolist(), strict=True))
     wanted = {_key(job) for job in jobs}

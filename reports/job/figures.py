@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from almanac.units import format_count, format_duration, format_gib, printable
+from almanac.units import format_count, format_duration, format_gib, format_number, printable
 from reports.job.context import JobContext
 from reports.job.facts import percent
 from reports.job.host_figures import host_texts
@@ -96,7 +96,7 @@ def _imbalance(value: float | None, best: str) -> str:
 
 def real_text(value: float) -> str:
     """A number with three significant digits; a whole number from 100 on."""
-    return format_count(round(value)) if value >= 100 else f"{value:.3g}"
+    return format_number(value, 3)
 
 
 def heading_rows(context: JobContext) -> list[FigureRow]:

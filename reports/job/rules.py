@@ -37,6 +37,7 @@ class Rule:
     source: str
     when: Mapping[str, Mapping[str, Any]]
     summary: str = ""
+    short: str = ""
     advice: str = ""
     reason: str = ""
     headline: str = ""

@@ -16,7 +16,10 @@ from telemetry.store.cluster_store import ClusterStore
 if TYPE_CHECKING:
     from reports.job.context import JobContext
 
-RUN_COLUMNS = ("job_id", "submit_s", "end_s", "array_job_id", "array_task_id", "user", "gpu_count", "state")
+RUN_COLUMNS = (
+    "job_id", "submit_s", "end_s", "array_job_id", "array_task_id", "het_job_id", "het_offset", "user", "gpu_count",
+    "state",
+)  # fmt: skip
 
 
 class CallerJobs(Protocol):
@@ -34,7 +37,7 @@ class CallerJobs(Protocol):
         """RUN_COLUMNS of every run of one user, or of all; published ones also have `has_report`."""
 
     def runs_named(self, job_ids: Sequence[int]) -> pa.Table:
-        """The same of the runs whose job or array has one of these ids, and perhaps of others."""
+        """The same of the runs whose job, array, or heterogeneous job has one of these ids, and perhaps of others."""
 
     def contexts(self, job_ids: Sequence[int], *, has_series: bool = True) -> list[JobContext]:
         """The reports' contexts of these jobs, in their order. Raises StoreError."""
@@ -69,7 +72,8 @@ class StoreJobs:
     def runs_named(self, job_ids: Sequence[int]) -> pa.Table:
         ids, users = pa.array(job_ids, pa.int64()), self._users(None)
         return pa.concat_tables(
-            self.store.read("jobs", RUN_COLUMNS, among={name: ids, **users}) for name in ("job_id", "array_job_id")
+            self.store.read("jobs", RUN_COLUMNS, among={name: ids, **users})
+            for name in ("job_id", "array_job_id", "het_job_id")
         )
 
     def contexts(self, job_ids: Sequence[int], *, has_series: bool = True) -> list[JobContext]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from telemetry.store.schema import schema_of
 from telemetry.store.user_files import read_own, user_folder
 
 _T = TypeVar("_T")
+_COMPONENT = re.compile(r"([0-9]{1,19})\+([0-9]{1,9})")
 _RUNS = schema_of(
     {
         "job_id": pa.int64(),
@@ -26,6 +28,8 @@ _RUNS = schema_of(
         "end_s": pa.int64(),
         "array_job_id": pa.int64(),
         "array_task_id": pa.int64(),
+        "het_job_id": pa.int64(),
+        "het_offset": pa.int64(),
         "user": pa.string(),
         "gpu_count": pa.int64(),
         "has_report": pa.bool_(),
@@ -55,7 +59,16 @@ class OwnFiles:
 
         The files are of one user only.
         """
-        rows = [{**vars(run), "user": self.index.user, "has_report": bool(run.report)} for run in self.index.runs]
+        shown = {(row.get("job_id"), row.get("submit_s")): row.get("job") for row in self.index.history}
+        rows = [
+            {
+                **vars(run),
+                **_component(shown.get((run.job_id, run.submit_s))),
+                "user": self.index.user,
+                "has_report": bool(run.report),
+            }
+            for run in self.index.runs
+        ]
         return pa.Table.from_pylist(rows, _RUNS)
 
     def history(
@@ -101,6 +114,12 @@ class OwnFiles:
             return _read(self.folder / REPORTS / run.report, self.uid, unpack_report)
         except FileNotFoundError as error:
             raise StoreError(f"job {run.job_id}: the report was just replaced", "try again") from error
+
+
+def _component(shown: str | None) -> dict[str, int]:
+    """The columns het_job_id and het_offset of an id such as "1234+1"; {} for other ids, and for older lists."""
+    match = _COMPONENT.fullmatch(shown or "")
+    return {"het_job_id": int(match[1]), "het_offset": int(match[2])} if match else {}
 
 
 def open_own(root: Path, uid: int) -> OwnFiles:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from almanac.config import Cost
-from almanac.units import format_count, printable
+from almanac.units import format_count, format_number, printable
 from telemetry.characterize.headline import HOURS, PERCENT, SHARE, Compared
 
 NOT_KNOWN = "not known"
@@ -97,6 +97,4 @@ def _valued(value: float | None, unit: str) -> str:
 
 def _real(value: float) -> str:
     """A number with three significant digits; a whole number from 100 on."""
-    if not math.isfinite(value):
-        return NOT_KNOWN
-    return format_count(round(value)) if abs(value) >= 100 else f"{value:.3g}"
+    return format_number(value, 3) if math.isfinite(value) else NOT_KNOWN

@@ -46,11 +46,13 @@ class LiveJob:
             return f"{array}_{task}"
         return f"{array}_[{self.tasks}]" if array is not None and self.tasks else str(self.job_id)
 
-    def is_named(self, job_id: int, tasks: Collection[int] | None) -> bool:
-        """Whether an id names it: a job's or an array's, or, with tasks, tasks of an array."""
+    def is_named(self, job_id: int, tasks: Collection[int] | None = None, offset: int | None = None) -> bool:
+        """Whether an id names it: a job's, an array's, or a heterogeneous job's; or tasks or a component of one."""
         array, task = self.row["array_job_id"], self.row["array_task_id"]
+        if offset is not None:
+            return bool((self.row["het_job_id"], self.row["het_offset"]) == (job_id, offset))
         if tasks is None:
-            return job_id in (self.job_id, array)
+            return job_id in (self.job_id, array, self.row["het_job_id"])
         own = [task] if task is not None else [each for each in tasks if has_task(self.tasks, each)]
         return bool(array == job_id and not set(own).isdisjoint(tasks))
 
@@ -69,7 +71,7 @@ def live_jobs(commands: Runner, job_ids: Collection[int], now_s: int, cluster: s
         raise
     found = [_live(job, now_s) for job in queued(data) if _is_of(job, cluster)]
     # 22.05 ignores the filter beside --json.
-    known = {job.job_id: job for job in found if job and any(job.is_named(each, None) for each in job_ids)}
+    known = {job.job_id: job for job in found if job and any(job.is_named(each) for each in job_ids)}
     return [known[job_id] for job_id in sorted(known)]
 
 

@@ -79,7 +79,7 @@ def test_a_typed_command_loads_only_what_it_needs(modules: str, heavy: list[str]
 def test_jobs_lists_what_jobs_used(site: CommandLine, rows: list[dict[str, Any]]) -> None:
     assert len(rows) > 300
     table = site("jobs", "-a", "-n", "5")
-    assert len(table.splitlines()) == 7
+    assert len(table.splitlines()) == 8
     assert "\x1b" not in table
     parsable = site("jobs", "-a", "-n", "0", "-P").splitlines()
     assert parsable[0].startswith("job_id|submit_s")
@@ -227,7 +227,8 @@ def test_an_evaluation_shows_baselines_beside_ours(site: CommandLine) -> None:
         (("--config", "/nonexistent.toml", "jobs"), 3, "--config names /nonexistent.toml"),
         (("--store", "/nonexistent", "-M", "c", "jobs"), 4, "there is no store here"),
         (("--store", "/nonexistent", "-M", "c", "advise", "--gpus=1"), 4, "try:"),
-        (("nonsense",), 2, "No such command"),
+        (("nonsense",), 2, "there is no command 'nonsense'; `almanac --help`"),
+        (("job",), 2, "did you mean jobs"),
         (("advise", "/nonexistent.sh"), 2, "cannot be read"),
         (("jobs", "-S", "whenever"), 2, "not a time"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,8 @@ def test_the_parsable_columns_of_before_keep_their_places(site: CommandLine) -> 
     ("argv", "said"),
     [
         (("-o", "job_id,nonsense"), "there is no column 'nonsense'"),
-        (("-o", "spatial_imbalanse"), "did you mean spatial_imbalance?"),
+        (("-o", "spatial_imbalanse"), "did you mean spatial_imbalance"),
+        (("-o", "nonsense"), "`almanac jobs --helpformat` lists the columns"),
         (("--sort", "-nonsense"), "there is no column 'nonsense'"),
         (("--sort", "idle_gpus"), "there is no column 'idle_gpus'"),
         (("--min", "user=1"), "there is no column of numbers 'user'"),
@@ -112,9 +114,16 @@ def test_the_parsable_columns_of_before_keep_their_places(site: CommandLine) -> 
         (("--account", "nobody"), "choose one of: m"),
         (("--class", "both"), "'compute', 'memory'"),
         (("--json", "--csv"), "choose one"),
-        (("-j", "9" * 30), "not job ids"),
-        (("-j", "9" * 5000), "not job ids"),
+        (("-j", "9" * 30), "not a job id"),
+        (("-j", "9" * 5000), "not a job id"),
+        (("-j", "1_[2"), "not a job id"),
         (("-S", "@999999999999"), "not a time"),
+        (("-S", "2026-11-05", "-E", "2026-11-01"), "-E 2026-11-01 00:00 is not after -S 2026-11-05 00:00"),
+        (("-n", "-3"), "-3 is not in the range x>=0"),
+        (("--state", "fail"), "did you mean FAILED"),
+        (("--state", "canceled"), "did you mean CANCELLED"),
+        (("--verdict", "preallocated,ok"), "preallocated goes alone"),
+        (("--wide", "-o", "job"), "exclude each other"),
     ],
 )
 def test_what_does_not_exist_is_named_beside_what_does(site: CommandLine, argv: tuple[str, ...], said: str) -> None:
@@ -161,3 +170,37 @@ def test_values_named_in_an_error_are_of_jobs_that_the_caller_may_see(site: Comm
     assert all(account in done.stderr for account in own)
     assert others
     assert not any(account in done.stderr for account in others)
+
+
+def test_the_word_preallocated_of_the_table_is_a_filter(site: CommandLine, rows: list[dict[str, Any]]) -> None:
+    found = site.json(*ALL, "--json", "--verdict", "preallocated")
+    assert found == [row for row in rows if row["hbm_evidence"] == "preallocated"]
+    assert found
+
+
+def test_short_states_stand_for_slurms_names(site: CommandLine, rows: list[dict[str, Any]]) -> None:
+    found = site.json(*ALL, "--json", "--state", "f,ca")
+    assert found == [row for row in rows if row["state"] in ("FAILED", "CANCELLED")]
+    assert found
+
+
+def test_the_default_table_fits_80_columns_in_a_pipe_and_the_wide_one_is_not_shortened(
+    site: CommandLine, rows: list[dict[str, Any]]
+) -> None:
+    lines = site(*ALL, COLUMNS="80").splitlines()
+    assert lines[0].split() == ["job", "user", "name", "state", "GPUs", "time", "util", "memory", "next", "time"]
+    assert max(map(len, lines)) <= 80
+    assert len(lines) == len(rows) + 2
+    wide = site("jobs", "-a", "-n", "3", "--wide", COLUMNS="80")
+    assert all(row["name"] in wide for row in rows[-3:])
+
+
+def test_chosen_columns_show_plain_digits(site: CommandLine) -> None:
+    table = site(*ALL, "-o", "job,energy_j,temporal_imbalance,hbm_peak_ms")
+    assert not re.search(r"\d[eE][+-]?\d", table)
+    assert re.search(r" \d{1,3},\d{3} ", table)
+
+
+def test_the_columns_are_listed_with_their_meaning(site: CommandLine) -> None:
+    table = site("jobs", "--helpformat")
+    assert "hbm_peak_mib" in table and "MiB" in table

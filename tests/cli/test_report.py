@@ -47,8 +47,9 @@ class Outsider(Ordinary):
 
 JOBS = [
     (10, None, None, "alice"), (20, 20, 0, "alice"), (21, 20, 1, "alice"), (23, 20, 3, "alice"),
-    (30, None, None, "bob"), (40, 40, 0, "bob"),
+    (30, None, None, "bob"), (40, 40, 0, "bob"), (50, None, None, "alice"), (51, None, None, "alice"),
 ]  # fmt: skip
+"""Job 50 is heterogeneous, and 51 is its second component."""
 
 
 @pytest.fixture
@@ -60,19 +61,25 @@ def folder(tmp_path: Path) -> str:
          "elapsed_s": 690, "gpu_count": 1, "node_list": "n1", "node_count": 1}
         for job_id, array, task, user in JOBS
     ]  # fmt: skip
+    for offset, row in enumerate(rows[-2:]):
+        row.update(het_job_id=50, het_offset=offset)
     store.of("c").write("jobs", pa.Table.from_pylist(rows, TABLES["jobs"].schema))
     return str(store.root)
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("10", [10]), ("20", [20, 21, 23]), ("21", [21]), ("20_1", [21]), ("20_[0-1]", [20, 21]), ("20_[0,3]", [20, 23])],
-)
+    [("10", [10]), ("20", [20, 21, 23]), ("21", [21]), ("20_1", [21]), ("20_[0-1]", [20, 21]), ("20_[0,3]", [20, 23]),
+     ("50", [50, 51]), ("50+1", [51]), ("51", [51]), ("21,20_[0,3],10", [21, 20, 23, 10])],
+)  # fmt: skip
 def test_an_id_names_a_job_a_task_or_a_whole_array(folder: str, text: str, found: list[int]) -> None:
     assert find_jobs(Ordinary(store_path=folder), [text]).stored == tuple(found)
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1_", "1_[3-1]", "1_[1-999999999]", "1_[a]", "1;id", "１", "1" * 30])
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "-1", "1_", "1_[3-1]", "1_[1-999999999]", "1_[a]", "1;id", "１", "1" * 30, "9" * 19, "1+", "1_2+3"],
+)
 def test_what_is_no_id_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="not"):
         parse_id(text)
@@ -124,8 +131,9 @@ def published(folder: str, tmp_path: Path) -> Outsider:
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("10", ["10"]), ("20", ["20_0", "20_1", "20_3"]), ("21", ["20_1"]), ("20_[0,3]", ["20_0", "20_3"])],
-)
+    [("10", ["10"]), ("20", ["20_0", "20_1", "20_3"]), ("21", ["20_1"]), ("20_[0,3]", ["20_0", "20_3"]),
+     ("50", ["50+0", "50+1"]), ("50+1", ["50+1"])],
+)  # fmt: skip
 def test_who_may_not_read_the_store_sees_their_own_jobs_by_the_same_ids(
     published: Outsider, text: str, found: list[str]
 ) -> None:
@@ -140,23 +148,28 @@ def test_they_have_every_form_and_the_list(published: Outsider, tmp_path: Path) 
     shown = CliRunner().invoke(command, ["10"], obj=published, catch_exceptions=False)
     assert "We have no measurements of this job's GPUs" in " ".join(shown.output.split())
     listed = CliRunner().invoke(command, ["--since", "@1"], obj=published, catch_exceptions=False)
-    assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == ["10", "20_0", "20_1", "20_3"]
+    assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == [
+        "10", "20_0", "20_1", "20_3", "50+0", "50+1",
+    ]  # fmt: skip
     assert listed.stderr == "showing the jobs published for you; the list last changed 2026-11-19 14:53 UTC\n"
     recent = CliRunner().invoke(command, ["--since", "@1795000721"], obj=published, catch_exceptions=False)
-    assert [line.split()[0] for line in recent.stdout.splitlines()[1:]] == ["20_1", "20_3"]
+    assert [line.split()[0] for line in recent.stdout.splitlines()[1:]] == ["20_1", "20_3", "50+0", "50+1"]
 
 
 def test_almanac_jobs_lists_them(published: Outsider) -> None:
     def jobs(*argv: str) -> Any:
         done = CliRunner().invoke(jobs_command, ["-S", "@1", *argv], obj=published, catch_exceptions=False)
-        return json.loads(done.output) if "--json" in argv else done
+        return json.loads(done.stdout) if "--json" in argv else done
 
-    assert [row["job_id"] for row in jobs("--json")] == [10, 20, 21, 23]
+    assert [row["job_id"] for row in jobs("--json")] == [10, 20, 21, 23, 50, 51]
     assert {row["user"] for row in jobs("--json")} == {"alice"}
     assert [row["job_id"] for row in jobs("--json", "-j", "21,30")] == [21]
-    assert jobs("--json", "-o", "end_s", "-n", "1") == [{"end_s": 1_795_000_723}]
+    assert jobs("--json", "-o", "end_s", "-n", "1") == [{"end_s": 1_795_000_751}]
     assert jobs("--json", "-E", "@1795000000") == []
-    assert "no telemetry" in jobs().output
+    assert "not measured" in jobs().output and "20_1" in jobs().output
+    assert "no telemetry" in jobs("--wide").output
+    assert [row["job_id"] for row in jobs("--json", "-j", "20_[1,3],10")] == [10, 21, 23]
+    assert [row["job"] for row in jobs("--json", "-j", "20,50+1", "-o", "job")] == ["20_0", "20_1", "20_3", "50+1"]
     assert CliRunner().invoke(jobs_command, ["-u", "bob"], obj=published).exit_code != 0
     assert "not published" in str(CliRunner().invoke(jobs_command, ["--steps"], obj=published).exception)
 
@@ -190,7 +203,9 @@ def test_a_number_that_came_again_is_not_shown_to_its_former_user(folder: str) -
 def test_since_lists_the_callers_jobs(folder: str) -> None:
     done = CliRunner().invoke(command, ["--since", "@1"], obj=Ordinary(store_path=folder), catch_exceptions=False)
     lines = done.output.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["10", "20_0", "20_1", "20_3"]
+    assert [line.split()[0] for line in lines[1:]] == [
+        "10", "20_0", "20_1", "20_3", "50+0", "50+1",
+    ]  # fmt: skip
 
 
 def test_the_forms(folder: str, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_run_with_another_runs_job_id_and_submit_time_is_not_shown() -> None:
 
 
 def test_an_unknown_column_names_the_nearest_and_all() -> None:
-    with pytest.raises(click.BadParameter, match=r"did you mean imbalance\? choose one of: gpus, imbalance"):
+    with pytest.raises(click.BadParameter, match=r"did you mean imbalance\? `almanac jobs --helpformat`"):
         check_columns("--sort", ["imbalanse"], ["gpus", "imbalance"])
 
 

@@ -1,0 +1,71 @@
+"""What to do next in a few words: as the job's report says, without its models and samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from rich.cells import cell_len
+
+from reports.job.facts import facts_of
+from reports.job.next_step import COLUMNS, next_steps
+from reports.job.rules import first_of_topics, rules
+from telemetry.history import load_history_table
+from telemetry.job_selection import plain_rows
+
+STEPS = {
+    "balanced": "try hbm40g", "idle": "use 1 GPU", "no-telemetry": "shorter --time", "half": "try hbm40g",
+    "out-of-memory": "cut memory use", "64-gpus": "try hbm40g", "cancelled": "try hbm40g", "requeued": "try hbm40g",
+    "array-task": "raise GPU use", "failed": "try hbm40g", "timeout": "longer --time", "reserved": "measure memory",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows(reported: Any) -> dict[int, dict[str, Any]]:
+    found = plain_rows(load_history_table(reported.store.of("test"), ["job_id", "submit_s", "job", *COLUMNS]))
+    return {row["job_id"]: row for row in found}
+
+
+def steps(reported: Any, rows: list[dict[str, Any]]) -> list[str]:
+    return next_steps(rows, reported.config.tiers, partial(load_history_table, reported.store.of("test")), 0)
+
+
+def test_a_row_says_what_its_report_says_first(reported: Any, rows: dict[int, dict[str, Any]]) -> None:
+    known = {case: context for case, context in reported.contexts.items() if context.job_id in rows}
+    said = steps(reported, [rows[context.job_id] for context in known.values()])
+    found = {case: step or "-" for case, step in zip(known, said, strict=True)}
+    assert {case: found[case] for case in STEPS} == STEPS
+    for case, context in known.items():
+        facts = facts_of(dataclasses.replace(context, advice=None))
+        shorts = [
+            rule for rule in first_of_topics(rules(), facts.values | {"tier_reason": "no evidence"}) if rule.short
+        ]
+        shorts.sort(key=lambda rule: not rule.advice)
+        assert found[case] == (shorts[0].short.format_map(facts.words) if shorts else "-"), case
+        assert rows[context.job_id]["job"] == context.shown_id
+
+
+def test_a_smaller_tier_must_hold_every_run_of_the_family(reported: Any, rows: dict[int, dict[str, Any]]) -> None:
+    row = rows[101]
+    for highest, expected in ((39_000.0, False), (30_000.0, True)):
+        other = {"user": row["user"], "name_key": row["name_key"], "gpu_count": 4, "hbm_max_mib": highest}
+        strangers = [{**other, "user": "eve", "hbm_max_mib": 80_000.0}, {**other, "hbm_max_mib": None}]
+
+        def history(columns: Any, *asked: Any, runs: Any = (other, *strangers)) -> pa.Table:
+            assert asked[-1]["name_key"].to_pylist() == [row["name_key"]]
+            return pa.Table.from_pylist(list(runs))
+
+        [step] = next_steps([row], reported.config.tiers, history, 0)
+        assert (step == "try hbm40g") is expected
+
+
+def test_short_texts_fit_their_column(reported: Any) -> None:
+    words = facts_of(reported.contexts["balanced"]).words | {
+        "used_named": "128 GPUs", "larger_tier": "hbm80g", "smaller_tier": "hbm80g"
+    }  # fmt: skip
+    shorts = [rule.short.format_map(words) for rule in rules() if rule.short]
+    assert shorts and max(map(cell_len, shorts)) <= 16
+    assert all(rule.short for rule in rules() if rule.advice and rule.topic in ("outcome", "use", "time"))
