@@ -119,6 +119,15 @@ def test_reports_link_to_the_sites_pages(site: Site) -> None:
     assert f'href="http://[::1]:3000/{account}"' in html and "R&amp;D &lt;b&gt;" in html
     assert "<script" not in html and "https://help.example.org/gpus?a=b&amp;c=d" in html
     assert "https://help.example.org/gpus?a=b&c=d" in text
+    site.change("mail", storm=1)
+    for job_id in (7, 8):
+        site.ends(job_id, NOW_S + 950 + job_id, user="bob")
+    site.app.clock_s = NOW_S + 1000
+    site.ingest()
+    site.due()
+    text, html = page_of(site.server.taken[1][2])
+    assert all(f"var-jobid={job_id}&amp;u=bob" in html for job_id in (7, 8))
+    assert "Help:                https://help.example.org" in text
 
 
 FAULTY = {
