@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from telemetry.demo_site.jobs import Jobs
 from telemetry.demo_site.profile import Bools, Floats, Ints
-
-if TYPE_CHECKING:
-    from telemetry.demo_site.plan import SitePlan
+from telemetry.demo_site.schedule import ScheduledRuns
+from telemetry.demo_site.shape import SiteShape
 
 NODE_MIB = 256_000
 """Of each node; a shared job gets its GPUs' share."""
 
 
-def host_columns(plan: SitePlan, seen: Ints, cpus: Ints, elapsed_s: Ints, is_ended: Bools) -> dict[str, pa.Array[Any]]:
+def host_columns(
+    shape: SiteShape, jobs: Jobs, runs: ScheduledRuns, seen: Ints, cpus: Ints, elapsed_s: Ints, is_ended: Bools
+) -> dict[str, pa.Array[Any]]:
     """Columns of the jobs table for the runs `seen`; unknown for what has not ended, and for one run in 50.
 
     cpus, elapsed_s, is_ended: of each of them.
     """
-    shape, runs, jobs = plan.shape, plan.runs, plan.jobs
     rng = np.random.default_rng([shape.seed, 29])
-    families, number = len(plan.families.framework), len(runs)
+    families, number = int(jobs.family.max(initial=-1)) + 1, len(runs)
     # Mostly low, a few high. Drawn, not fitted: the studies behind the site's other figures say nothing of CPUs.
     cpu_share: Floats = rng.beta(1.2, 6.0, families)
     memory_share: Floats = rng.beta(1.5, 6.0, families)

@@ -117,7 +117,7 @@ def jobs_table(plan: SitePlan, now_s: int | None = None) -> pa.Table:
         "exit_signal": _known(np.zeros(len(seen), dtype=np.int64), is_ended),
         "restarts": pa.array(runs.restarts[seen]),
     }
-    columns |= host_columns(plan, seen, columns["cpu_count"].to_numpy(), elapsed_s, is_ended)
+    columns |= host_columns(plan.shape, jobs, runs, seen, columns["cpu_count"].to_numpy(), elapsed_s, is_ended)
     arrays = [columns.get(f.name, None) for f in JOBS]
     filled = [pa.nulls(len(seen), f.type) if a is None else a for f, a in zip(JOBS, arrays, strict=True)]
     table = pa.Table.from_arrays(filled, schema=JOBS).append_column("_order", pa.array(jobs.job_id[job]))
