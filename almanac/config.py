@@ -44,6 +44,23 @@ class StoreSection:
 
 
 @dataclass(frozen=True)
+class Retention:
+    """How many days `almanac summarize` keeps each table; 0 keeps everything. Whole days (UTC) are removed."""
+
+    telemetry_days: int = _key(0, "days to keep samples of GPUs, once their jobs have metrics", low=0, high=36500)
+    bindings_days: int = _key(0, "days to keep the records of GPU allocations", low=0, high=36500)
+    steps_days: int = _key(0, "days to keep job steps, from the submission of the job", low=0, high=36500)
+    jobs_days: int = _key(0, "days to keep job records, from the submission", low=0, high=36500)
+    job_metrics_days: int = _key(0, "days to keep job metrics, from the submission", low=0, high=36500)
+    gpu_metrics_days: int = _key(0, "days to keep metrics of each GPU of a job, from the submission", low=0, high=36500)
+    step_metrics_days: int = _key(0, "days to keep step metrics, from the submission", low=0, high=36500)
+    advice_days: int = _key(
+        0, "days to keep published advice; the advice that was in force then also stays", low=0, high=36500
+    )
+    node_counts_days: int = _key(0, "days to keep counts of nodes", low=0, high=36500)
+
+
+@dataclass(frozen=True)
 class Slurm:
     bin_dir: str = _key("", "folder of sacct, squeue, and scontrol; empty: search PATH")
     backend: BackendName = _key("commands", "how almanac reaches slurmctld: commands, or pyslurm (Slurm 25.11 only)")
@@ -288,6 +305,7 @@ class Mail:
 class Config:
     site: Site = Site()
     store: StoreSection = StoreSection()
+    retention: Retention = Retention()
     slurm: Slurm = Slurm()
     prometheus: Prometheus = Prometheus()
     bindings: Bindings = Bindings()

@@ -36,6 +36,7 @@ COMMANDS = {
     "site-report": "report on the whole site: use, waste, and cost",
     "metrics": "write almanac's own metrics for Prometheus",
     "doctor": "check configuration, store, Slurm, and Prometheus",
+    "forget": "remove everything that is kept of a user",
     "install-hooks": "install the Slurm hooks, or remove them",
     "demo": "run everything on a generated site",
 }

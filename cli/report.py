@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 @click.option("-n", "--limit", type=COUNT, default=50, show_default=True, help="Newest jobs shown; 0: all.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path), metavar="FILE", help="Write one job as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--jobstats", type=click.Choice(["json", "comment"]), help="Print one job as `jobstats --json`, or as AdminComment."
+)
 @click.option("--due", "is_due", is_flag=True, help="Mail the reports of jobs that have ended (operators; a timer).")
 @click.option("--dry-run", "is_dry", is_flag=True, help="With --due: show what would be mailed.")
 @click.option("--mail", "is_mail", is_flag=True, help="Send each report to the job's owner, now.")
@@ -51,6 +55,7 @@ def command(
     limit: int,
     html_file: Path | None,
     as_json: bool,
+    jobstats: str | None,
     is_due: bool,
     is_dry: bool,
     is_mail: bool,
@@ -69,8 +74,10 @@ def command(
         raise click.UsageError("name jobs, or give --since TIME")
     if (user or allusers) and not since:
         raise click.UsageError("-u and -a go with --since; a job id names its user")
-    if is_mail and (since or html_file or as_json):
+    if is_mail and (since or html_file or as_json or jobstats):
         raise click.UsageError("--mail goes with job ids alone")
+    if jobstats and since:
+        raise click.UsageError("--jobstats goes with one job id")
     if preview_to is not None:
         _check_preview(app, is_mail, preview_to)
     if is_mail and not app.may_read_store:
@@ -96,6 +103,8 @@ def command(
         from cli.report_mail import send
 
         send(app, contexts, preview_to or "")
+    elif jobstats:
+        _print_jobstats(contexts, jobstats)
     elif as_json:
         _print_json(contexts, shown.pending)
     else:
@@ -206,6 +215,18 @@ def _print_json(contexts: Sequence[JobContext], pending: Sequence[LiveJob] = ())
     from reports.job.report import to_json
 
     click.echo(json_text([*map(to_json, contexts), *map(pending_json, pending)]))
+
+
+def _print_jobstats(contexts: Sequence[JobContext], form: str) -> None:
+    from reports.job.jobstats import jobstats_comment, jobstats_document
+
+    if len(contexts) != 1:
+        raise click.UsageError(f"--jobstats takes one job, and {format_count(len(contexts))} were found: name one")
+    (context,) = contexts
+    if form == "comment":
+        click.echo(jobstats_comment(context))
+    else:
+        click.echo(json.dumps(jobstats_document(context), sort_keys=True, indent=4, allow_nan=False))
 
 
 def _show(contexts: Sequence[JobContext]) -> None:

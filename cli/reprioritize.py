@@ -49,7 +49,7 @@ def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: b
             f"the store's cluster is {store.cluster}, Slurm's is {answers}", "correct --cluster or site.cluster"
         )
     counts, outcome = Counts(), ReprioritizeOutcome()
-    with _one_at_a_time(store) if is_applied else contextlib.nullcontext():
+    with one_at_a_time(store) if is_applied else contextlib.nullcontext():
         actor, changes, agreed = _plan(app, store, backend, is_applied, is_clearing, counts)
         if is_applied:
             actor.note(agreed)
@@ -58,7 +58,7 @@ def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: b
     return 5 if outcome.failed else 0
 
 
-def _one_at_a_time(store: ClusterStore) -> contextlib.AbstractContextManager[None]:
+def one_at_a_time(store: ClusterStore) -> contextlib.AbstractContextManager[None]:
     """Raises BusyError if another run is active, StoreError if the store is not writable."""
     from telemetry.store.atomic import locked
     from telemetry.store.marks import safe_name

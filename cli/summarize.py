@@ -14,6 +14,7 @@ from cli.times import check_span, time_option
 if TYPE_CHECKING:
     from telemetry.metrics.summary_counts import SummaryCounts
     from telemetry.store.cluster_store import ClusterStore
+    from telemetry.store.retention import Expired
 
 
 @click.command("summarize")
@@ -29,7 +30,8 @@ def command(
 
     If only records of jobs have changed, it computes these jobs and those that shared their nodes on these days.
     `almanac ingest` does the same when it has read its sources; with --no-summary it leaves this to this command.
-    With -S or -E it computes the jobs of that time span instead, changed or not.
+    With -S or -E it computes the jobs of that time span instead, changed or not. Without them it then removes the days
+    that are older than [retention] keeps.
     """
     since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
     check_span(since_s, until_s)
@@ -37,13 +39,25 @@ def command(
     app.require_operator("job metrics cover all users")
     with open_engine(app, engine, scheduler) as mapper:
         counts = run(app, store, since_s=since_s, until_s=until_s, mapper=mapper)
+    removed = [] if since_s is not None or until_s is not None else _remove_expired(app, store)
     if as_json:
-        click.echo(json_text(counts.as_dict()))
-    elif counts.has_changes or starttime or endtime:
+        click.echo(json_text({**counts.as_dict(), "retention": [each.as_dict() for each in removed]}))
+        return
+    if counts.has_changes or starttime or endtime:
         for line in counts.lines():
             click.echo(line)
     else:
         click.echo("metrics: nothing has changed since the last summary; use -S TIME to compute a time span anyway")
+    for each in removed:
+        click.echo(f"retention: {each.line('removed')}")
+
+
+def _remove_expired(app: App, store: ClusterStore) -> list[Expired]:
+    """Remove what is older than [retention] keeps, after the metrics of newer days are stored."""
+    from telemetry.store.retention import remove
+
+    with store.summarizing():
+        return remove(store, app.config.retention, app.now_s())
 
 
 def run(app: App, store: ClusterStore, **arguments: Any) -> SummaryCounts:

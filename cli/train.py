@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from almanac.errors import BusyError
 from almanac.units import format_count, printable
 from cli.app import App
 from cli.output import json_text, progress
@@ -43,6 +44,7 @@ def command(app: App, as_json: bool) -> None:
 
     app.require_operator("training reads all users' jobs")
     store = app.cluster_store()
+    forgotten = store.forgotten()
     history = load_history(store, running=True)
     record = Record(store, history, app.now_s())
     previous = _of_current(load, store.models_dir)
@@ -51,6 +53,8 @@ def command(app: App, as_json: bool) -> None:
         advance(0, 1, f"{format_count(len(history))} jobs")
         trained = train(history, app.config, record.now_s, previous, choose_exponent)
         own = update_own(record, _of_current(load_learned, store.models_dir) or {}, app.config)
+    if store.forgotten() != forgotten:
+        raise BusyError("a user was forgotten while this training ran: it is not kept", "run `almanac train` again")
     version = save(trained, store.models_dir, own.learned)
     prune(store.models_dir, app.config.training.keep_versions, version)
     demand = train_demand_models(app, store)

@@ -6,13 +6,13 @@ import contextlib
 import datetime as dt
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from almanac.errors import StoreError
-from telemetry.store.atomic import hand_over, make_inner_folder
+from telemetry.store.atomic import hand_over, make_inner_folder, write_atomically, writing
 
 KEEP_DAYS = 400
 """Older files are removed, so that a year can be looked back on."""
@@ -61,12 +61,37 @@ class JsonLines:
         A file of a later day is of a clock that was ahead: every other may be newer. Raises StoreError.
         """
         oldest, newest = self._name(since_s), self._name(now_s)
-        try:
-            days = self.folder.glob(f"{self.prefix}????-??-??.jsonl")
-            for path in sorted(days, key=lambda path: (path.name <= newest, path.name)):
+        with self._reading():
+            for path in sorted(self._files(), key=lambda path: (path.name <= newest, path.name)):
                 if path.name >= oldest:
                     with path.open("rb") as file:
                         yield from _objects(file)
+
+    def number(self, matches: Callable[[Mapping[str, Any]], bool]) -> int:
+        """The number of lines that match. Raises StoreError."""
+        with self._reading():
+            return sum(sum(map(matches, _objects(file.read_bytes().splitlines()))) for file in self._files())
+
+    def remove(self, matches: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Remove the lines that match; each file is replaced whole. For a process that keeps writers away.
+
+        Raises StoreError.
+        """
+        with self._reading():
+            for path in self._files():
+                lines = path.read_bytes().splitlines(keepends=True)
+                kept = [line for line in lines if not any(map(matches, _objects([line])))]
+                if len(kept) < len(lines):
+                    with writing(path):
+                        write_atomically(path, b"".join(kept), is_handed_over=True)
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob(f"{self.prefix}????-??-??.jsonl"))
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be read: {error.strerror}", "run this as its owner") from error
 
@@ -105,7 +130,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _objects(lines: IO[bytes]) -> Iterator[dict[str, Any]]:
+def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             content = json.loads(line)

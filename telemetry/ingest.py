@@ -5,6 +5,7 @@ The order of calls: `ConfiguredSources.spans` says what to read, and `ingest_all
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +25,12 @@ from telemetry.store.staging import Staging
 from telemetry.store.stale_days import opens
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from telemetry.slurm.commands import SlurmCommands
+
+LEFT_OUT = "of a user who was forgotten"
+"""Why a job is not kept: see `almanac forget`."""
 
 Progress = Callable[[int, int], None]
 Advance = Callable[[int, int, str], None]
@@ -126,7 +132,8 @@ class ConfiguredSources:
 
             return open_jobs(self.store)
 
-        return source_of(name, self.config, self.store.cluster, self.commands, self.clock, open_ids)
+        without = functools.partial(self.store.forgotten().without, "jobs")
+        return source_of(name, self.config, self.store.cluster, self.commands, self.clock, open_ids, without)
 
     def _pull_back_watermark(self, name: str, now_s: int, lookback_days: int, warn: Callable[[str], None]) -> None:
         """Undo a watermark that a clock left in the future: the rows before it were never read."""
@@ -208,12 +215,20 @@ class _Writer:
         self._result.written.setdefault(batch.table, WriteResult())
         if batch.table == self._staged.spec.name:
             self._staged.add(batch.rows)
-        elif batch.rows.num_rows:
-            found = opens(self._store, batch.table, batch.rows)
-            self._result.written[batch.table] += self._store.write(batch.table, batch.rows, found)
+        elif (rows := self._stored(batch)).num_rows:
+            found = opens(self._store, batch.table, rows)
+            self._result.written[batch.table] += self._store.write(batch.table, rows, found)
         self._mark_s = self._mark_s if batch.watermark_s is None else batch.watermark_s
         if self._staged.is_full or self._staged.is_empty:
             self.flush()
+
+    def _stored(self, batch: RowBatch) -> pa.Table:
+        """The batch's rows, without those of forgotten users, which are counted."""
+        rows = self._store.forgotten().without(batch.table, batch.rows)
+        left_out = batch.rows.num_rows - rows.num_rows
+        self._result.counts.drop(LEFT_OUT, left_out)
+        self._result.counts.kept -= left_out
+        return rows
 
     def _file(self, mark_s: int | None) -> int | None:
         """Number of the partition file with the last rows before a watermark."""

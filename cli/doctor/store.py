@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from almanac.units import DAY_S, format_count, format_duration, format_moment
+from almanac.units import DAY_S, counted, format_count, format_duration, format_moment
 from cli.app import App
 from cli.doctor.findings import Check
 from telemetry.sources.configured import configured_sources
@@ -31,6 +31,8 @@ def check_store(app: App, verify: bool = False) -> Iterator[Check]:
     for cluster in clusters:
         yield from _check_watermarks(app, store.of(cluster))
         yield from _check_open_days(app, store.of(cluster))
+        yield from _check_retention(app, store.of(cluster))
+    yield from _check_forgotten(store)
 
 
 def _check_files(store: Store, verify: bool) -> Iterator[Check]:
@@ -101,3 +103,25 @@ def _check_open_days(app: App, store: ClusterStore) -> Iterator[Check]:
     if late:
         said = f"{format_count(len(late))} stale {'day' if len(late) == 1 else 'days'}, the oldest {day_text(late[0])}"
         yield Check(f"job metrics of {store.cluster}", "warn", said, "run `almanac summarize`")
+
+
+def _check_retention(app: App, store: ClusterStore) -> Iterator[Check]:
+    """What the next summary removes."""
+    from telemetry.store.retention import expired
+
+    limits = {table: days for table, days in vars(app.config.retention).items() if days}
+    if not limits:
+        return
+    found = expired(store, app.config.retention, app.now_s())
+    said = "; ".join(each.line("to remove") for each in found) or "nothing is older than [retention] keeps"
+    yield Check(f"retention of {store.cluster}", "ok", said, "", {"expired": [each.as_dict() for each in found]})
+
+
+def _check_forgotten(store: Store) -> Iterator[Check]:
+    """Runs of `almanac forget` that did not remove everything."""
+    from telemetry.store.forgotten import read_forgotten
+
+    begun = [each.before_s for each in read_forgotten(store.root).people.values() if each.done_s is None]
+    if begun:
+        said = f"{counted(len(begun), 'removal')} not finished, begun on {format_moment(min(begun))}"
+        yield Check("forgotten users", "fail", said, "run `almanac forget USER --yes` again")

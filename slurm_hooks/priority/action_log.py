@@ -5,7 +5,7 @@ Lines lie in `actions/reprioritize-YYYY-MM-DD.jsonl` (UTC days) below the store'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,6 +60,14 @@ class ActionLog:
         """
         rows = self._lines.read(now_s - KEEP_DAYS * DAY_S, now_s)
         return {action.job_id: action for action in _actions(rows) if action.cluster == cluster}
+
+    def number(self, matches: Callable[[Mapping[str, Any]], bool]) -> int:
+        """The number of lines that match. Raises StoreError."""
+        return self._lines.number(matches)
+
+    def remove(self, matches: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Remove the lines that match, while no run of `almanac reprioritize` is under way. Raises StoreError."""
+        self._lines.remove(matches)
 
     @property
     def _lines(self) -> JsonLines:

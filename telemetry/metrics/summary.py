@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from almanac.config import Config
 from almanac.units import DAY_S
@@ -51,10 +53,12 @@ def summarize(
     with store.summarizing():
         stale = store.stale()
         runs = load_runs(store)
+        done_before = _with_final_metrics(store)
         if since_s is None and until_s is None:
             whole = ALWAYS
             blocks = [((days[0] * DAY_S, (days[-1] + 1) * DAY_S), days) for days in day_blocks(stale.days)]
-            groups = _groups(job for job in depending_jobs(runs, stale.runs) if not _is_on(job, stale.days))
+            depending = (job for job in depending_jobs(runs, stale.runs) if not _is_on(job, stale.days))
+            groups = _groups(job for job in depending if (job.job_id, job.submit_s) not in done_before)
         else:
             whole = (ALWAYS[0] if since_s is None else since_s, ALWAYS[1] if until_s is None else until_s)
             blocks, groups = [(whole, _days_of_telemetry(store, whole))], []
@@ -62,11 +66,12 @@ def summarize(
         parts += [_Part(_NOTHING, jobs) for jobs in groups]
         for place, part in enumerate(parts):
             step = _part_of(progress, place, len(parts))
-            results, counts = _summarize_part(store, config, runs, part, step, mapper)
+            results, counts = _summarize_part(store, config, runs, part, step, mapper, done_before)
             done = {day: number for day, number in stale.days.items() if _is_within(day, part.span)}
             store.close(Stale(days=done))
             total.days += map(day_text, sorted(done))
             total.samples += counts.samples
+            total.kept_jobs += counts.kept_jobs
             total.samples_without_job += counts.samples_without_job
             total.steps.add(counts.steps)
             total.hosts.add(counts.hosts)
@@ -95,16 +100,20 @@ def _summarize_part(
     part: _Part,
     progress: Progress,
     mapper: Mapper,
+    done_before: Collection[tuple[int, int]],
 ) -> tuple[Results, SummaryCounts]:
-    """Compute and store the metrics of a part."""
+    """Compute and store the metrics of a part, without the jobs that are done."""
     span = part.span
     jobs = ended_jobs(runs, *span) if part.jobs is None else part.jobs
+    found = len(jobs)
+    jobs = [job for job in jobs if (job.job_id, job.submit_s) not in done_before]
     others = neighbors_of(runs, jobs)
     paths = _telemetry(store, span, [*jobs, *sharing(jobs, others)])
     bindings = load_bindings(store, config, [*jobs, *others])
     with store.connect() as db:
         prepared = prepare(db, paths, jobs, bindings, config, span, neighbors=others)
         results, counts = compute(db, prepared, config, mapper, progress)
+        counts.kept_jobs = found - len(jobs)
         measure = _measuring(db, prepared, mapper, config)
         counts.steps = summarize_steps(db, store, config, jobs, prepared.attribution, results.jobs, measure)
     seen, named = prepared.seen, [*jobs, *others]
@@ -117,6 +126,22 @@ def _summarize_part(
     store.replace("gpu_metrics", results.gpus, owners)
     store.replace("job_metrics", results.jobs, owners)
     return results, counts
+
+
+def _with_final_metrics(store: ClusterStore) -> frozenset[tuple[int, int]]:
+    """Jobs that keep the metrics that they have: retention has removed rows that these were computed from."""
+    from_s = store.complete_from()
+    if not from_s:
+        return frozenset()
+    begun = store.read("jobs", ["job_id", "submit_s", "start_s"], until_s=from_s)
+    begun = begun.filter(pc.field("start_s") < from_s)
+    known = store.read("job_metrics", ["job_id", "submit_s"], until_s=from_s)
+    return _keys(begun) & _keys(known)
+
+
+def _keys(rows: pa.Table) -> frozenset[tuple[int, int]]:
+    columns: Iterator[list[Any]] = (rows[name].to_pylist() for name in ("job_id", "submit_s"))
+    return frozenset(zip(*columns, strict=True))
 
 
 def _is_on(job: JobRun, days: Collection[int]) -> bool:

@@ -65,7 +65,7 @@ class SummaryCounts:
     """What one run looked at. samples_without_job: in the span, and of no ended job whose GPUs are known.
 
     days: those that had changed since they were last looked at (UTC, YYYY-MM-DD). changed_jobs: jobs with a changed
-    record.
+    record. kept_jobs: jobs that kept their metrics, because retention has removed older data.
     """
 
     jobs: int = 0
@@ -75,6 +75,7 @@ class SummaryCounts:
     samples_without_job: int = 0
     days: list[str] = field(default_factory=list)
     changed_jobs: int = 0
+    kept_jobs: int = 0
     steps: StepCounts = field(default_factory=StepCounts)
     hosts: HostCounts = field(default_factory=HostCounts)
 
@@ -102,12 +103,13 @@ class SummaryCounts:
             f"  samples: {format_count(self.samples)} read, {format_count(self.samples_without_job)} of no job",
             *self.hosts.lines(),
             *self.steps.lines(),
-            f"  days that had changed: {', '.join(_ranges(self.days)) or 'none'}",
+            f"  days that had changed: {', '.join(day_ranges(self.days)) or 'none'}",
+            *([f"  older jobs that keep their metrics: {format_count(self.kept_jobs)}"] if self.kept_jobs else []),
             *([f"  jobs that had changed: {format_count(self.changed_jobs)}"] if self.changed_jobs else []),
         ]
 
 
-def _ranges(days: Iterable[str]) -> Iterator[str]:
+def day_ranges(days: Iterable[str]) -> Iterator[str]:
     """Days (YYYY-MM-DD, in order) that follow each other as "first to last"."""
     numbers = [dt.date.fromisoformat(day).toordinal() for day in days]
     for block in day_blocks(numbers):

@@ -10,6 +10,8 @@ from almanac.config import Config
 from almanac.errors import ConfigError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from telemetry.slurm.commands import SlurmCommands
     from telemetry.sources.base import Source
 
@@ -34,15 +36,20 @@ def source_of(
     commands: SlurmCommands,
     clock: Callable[[], int],
     open_jobs: Callable[[], Collection[int]],
+    with_steps: Callable[[pa.Table], pa.Table],
 ) -> Source:
     """The source of this name. clock: seconds since 1970. open_jobs: ids that sacct is asked for again.
+
+    with_steps: chooses the jobs whose steps are read.
 
     Raises ConfigError where a setting that it needs is missing.
     """
     if name == "sacct":
         from telemetry.sources.sacct import SacctSource
 
-        return SacctSource(commands, cluster, config.tiers, config.slurm, clock, open_jobs=open_jobs)
+        return SacctSource(
+            commands, cluster, config.tiers, config.slurm, clock, open_jobs=open_jobs, with_steps=with_steps
+        )
     if name == "prometheus":
         if not config.prometheus.url:
             raise ConfigError("no Prometheus is configured", "set prometheus.url")

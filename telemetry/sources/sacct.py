@@ -37,6 +37,10 @@ IDS_PER_QUERY = 500
 JSON_RECORDS = 5000
 
 
+def _all_of(jobs: pa.Table) -> pa.Table:
+    return jobs
+
+
 def random_delimiter() -> str:
     """A delimiter that nobody can have put into a record beforehand."""
     return f"|~{secrets.token_hex(8)}~|"
@@ -47,7 +51,8 @@ class SacctSource:
     """Job records of one cluster. Needs the right to see all jobs (root, SlurmUser, or AdminLevel=Operator).
 
     open_jobs: ids of jobs that the store holds without an end. Those that the span does not bring are asked for by
-    id, so that an end which slurmdbd learned late, or of long ago, is not missed.
+    id, so that an end which slurmdbd learned late, or of long ago, is not missed. with_steps: the jobs of a batch whose
+    steps are read.
     """
 
     commands: Runner
@@ -58,6 +63,7 @@ class SacctSource:
     open_jobs: Callable[[], Collection[int]] = tuple
     delimiter: Callable[[], str] = random_delimiter
     name: str = "sacct"
+    with_steps: Callable[[pa.Table], pa.Table] = _all_of
 
     def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         """One batch of jobs per window of config.window_hours, from config.overlap_hours before since_s; before it
@@ -73,11 +79,11 @@ class SacctSource:
         for start_s, end_s in spans:
             span = ["-S", _moment(start_s), "-E", _moment(end_s)]
             upto_s = end_s if end_s < until_s else None
-            yield from self._with_steps(self._batch(span, names, seen, upto_s, end_s))
+            yield from self._jobs_and_steps(self._batch(span, names, seen, upto_s, end_s))
         missing = sorted(set(self.open_jobs()) - seen)
         for first in range(0, len(missing), IDS_PER_QUERY):
             ids = ",".join(map(str, missing[first : first + IDS_PER_QUERY]))
-            yield from self._with_steps(self._batch(["-j", ids], names, seen, None, None))
+            yield from self._jobs_and_steps(self._batch(["-j", ids], names, seen, None, None))
 
     def _batch(
         self, selection: list[str], names: Sequence[str], seen: set[int], upto_s: int | None, watermark_s: int | None
@@ -102,10 +108,10 @@ class SacctSource:
             complete += [self._complete(row, texts, counts) for row in part]
         return RowBatch("jobs", pa.Table.from_pylist(complete, schema=JOBS), counts, watermark_s)
 
-    def _with_steps(self, jobs: RowBatch) -> Iterator[RowBatch]:
+    def _jobs_and_steps(self, jobs: RowBatch) -> Iterator[RowBatch]:
         """The batches of the jobs' steps, then the jobs, with what their steps used."""
         uses: dict[Run, list[StepUse]] = {}
-        yield from self._steps(jobs.rows, uses)
+        yield from self._steps(self.with_steps(jobs.rows), uses)
         yield replace(jobs, rows=with_use(jobs.rows, uses))
 
     def _steps(self, jobs: pa.Table, uses: dict[Run, list[StepUse]]) -> Iterator[RowBatch]:

@@ -10,22 +10,22 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from almanac.errors import StoreError
-from telemetry.store.atomic import locked, make_inner_folder, replacing, writing
+from telemetry.store.atomic import locked
 from telemetry.store.database import spill_folder
 from telemetry.store.folder import StoreFolder
+from telemetry.store.forgotten import Forgotten, read_forgotten
 from telemetry.store.id_ranges import of_ids
 from telemetry.store.imported_files import Change, ImportedFiles, ImportOutcome, state_of
 from telemetry.store.marks import Stale, StaleRun, ahead_s, safe_name
 from telemetry.store.merge import WriteResult, arrow, conform, merge, names_sql, replace
+from telemetry.store.partition_file import write_partition
 from telemetry.store.partitions import by_partition, of_times, partition_files, partition_start, span_ticks
-from telemetry.store.schema import SCHEMA_VERSION, TABLES, Table
+from telemetry.store.schema import TABLES, Table
 from telemetry.store.staging import Staging
 
-_ROW_GROUP = 122_880
-
+COMPLETE_FROM = "complete-from"
 Opens = Callable[[int], Iterable[int | StaleRun]]
 """Gives the days since 1970, and the runs, that a partition that starts then (s) makes stale when it changes."""
 
@@ -188,7 +188,11 @@ class ClusterStore:
     ) -> WriteResult:
         result, opened, changes = WriteResult(), set[int | StaleRun](), dict[int, Change]()
         with self._store.writing() as db:
-            for start_s, chosen in parts:
+            forgotten = self.forgotten()
+            for start_s, given in parts:
+                chosen = forgotten.without(spec.name, given)
+                if not chosen.num_rows:
+                    continue
                 path = self._partition(spec, start_s)
                 before = state_of(path)
                 merged, written = merge(db, spec, path, chosen)
@@ -197,7 +201,7 @@ class ClusterStore:
                     days = set(opens(start_s)) - opened
                     self._store.marks.reopen(self.cluster, days)
                     opened |= days
-                    _replace(path, merged, spec)
+                    write_partition(path, merged, spec)
                 changes[start_s] = Change(before, state_of(path), written.replaced > 0)
                 result += written
             if spec.name == "telemetry":
@@ -219,9 +223,17 @@ class ClusterStore:
                 own = given.get(start_s, spec.schema.empty_table())
                 replaced = replace(db, spec, path, own, chosen)
                 if replaced is not None:
-                    _replace(path, replaced, spec)
+                    write_partition(path, replaced, spec)
                     changed += 1
         return changed
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Keep every other writer of the store away; readers go on."""
+        return self._store.lock()
+
+    def forgotten(self) -> Forgotten:
+        """The people whose rows are not stored again; see `almanac forget`."""
+        return read_forgotten(self.root)
 
     def watermark(self, source: str) -> int | None:
         """Up to when (s since 1970) a source has been read into the store; None before its first run."""
@@ -231,6 +243,13 @@ class ClusterStore:
         """Remember how far a source has been read; it never moves back."""
         with self._store.lock():
             self._store.marks.set_watermark(source, self.cluster, until_s)
+
+    def complete_from(self) -> int:
+        """Since when (s since 1970) all is stored that job metrics are computed from. Retention removed what is older.
+
+        Jobs that began before keep the metrics that they have.
+        """
+        return self.watermark(COMPLETE_FROM) or 0
 
     def remove_watermark(self, source: str) -> None:
         """Remove a watermark, if there is one, because its value is now kept elsewhere."""
@@ -278,22 +297,3 @@ class ClusterStore:
                 f"{spec.name}: a row's time is {start_s} s, which is not a date", "correct the source"
             ) from error
         return self._folder(spec.name) / f"date={start:%Y-%m-%d}" / f"{start:%H%M}.parquet"
-
-
-def _replace(path: Path, rows: pa.Table, spec: Table) -> None:
-    table = rows.cast(spec.schema).replace_schema_metadata({"almanac.schema_version": str(SCHEMA_VERSION)})
-    with writing(path):
-        for folder in reversed([path.parent, *path.parents[1:3]]):
-            make_inner_folder(folder)
-        with replacing(path, is_handed_over=True) as out:
-            pq.write_table(table, out, row_group_size=_ROW_GROUP, write_page_checksum=True, **_encodings(spec))
-
-
-def _encodings(spec: Table) -> dict[str, Any]:
-    """Byte stream split: measured values rarely repeat, so a dictionary would take more time and space."""
-    measured = [field.name for field in spec.schema if pa.types.is_floating(field.type)]
-    return {
-        "compression": "zstd",
-        "use_dictionary": [name for name in spec.schema.names if name not in measured],
-        "column_encoding": dict.fromkeys(measured, "BYTE_STREAM_SPLIT"),
-    }

@@ -6,6 +6,7 @@ Every file is written with a CRC-32 of each page. DuckDB does not compare them; 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from almanac.errors import StoreError
+from almanac.errors import BusyError, StoreError
 from telemetry.store.database import connect
 from telemetry.store.schema import TABLES, Table
 
@@ -23,6 +24,8 @@ AT_MOST_BYTES = 2**28
 """Of files whose pages are verified without being asked to read all: a core reads some 36 MB/s."""
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, MemoryError)
 """What pyarrow raises for damaged files: a flipped bit can make a size or a text as well as a page."""
+_TICK_NS = 20_000_000
+"""By so much the kernel's clock for files can be late."""
 _TODO = "move it away and ingest its span again; if you may not read it, ask the store's owner"
 
 
@@ -62,8 +65,10 @@ def naming(path: Path) -> Iterator[None]:
 def reading(root: Path, memory_limit_mib: int, suspects: Callable[[], Iterable[Path]]) -> Iterator[None]:
     """Raises StoreError for what DuckDB and pyarrow raise: names the limit to raise, or which file is damaged.
 
-    suspects: the files that may have been read. They are looked through only after an error.
+    suspects: the files that may have been read. They are looked through only after an error. Raises BusyError where one
+    was replaced or removed meanwhile.
     """
+    since_ns = time.time_ns() - _TICK_NS
     try:
         yield
     except duckdb.OutOfMemoryException as error:
@@ -75,11 +80,16 @@ def reading(root: Path, memory_limit_mib: int, suspects: Callable[[], Iterable[P
     except duckdb.InterruptException:
         raise
     except (duckdb.Error, pa.ArrowException, OSError) as error:
-        raise _culprit(root, error, list(suspects())) from error
+        raise _culprit(root, error, list(suspects()), since_ns) from error
 
 
-def _culprit(root: Path, error: Exception, suspects: list[Path]) -> StoreError:
-    """Of the suspects the first that is damaged; those that the error names come first."""
+def _culprit(root: Path, error: Exception, suspects: list[Path], since_ns: int) -> StoreError:
+    """Of the suspects the first that is damaged; those that the error names come first. since_ns: start of the reading.
+
+    DuckDB opens a file for its columns, and again for its rows: a file that is replaced in between ends the query.
+    """
+    if gone := next((path for path in suspects if not path.exists()), None):
+        return BusyError(f"{gone}: was removed while it was read: it is older than [retention] keeps", "run this again")
     suspects.sort(key=lambda path: str(path) not in str(error))
     for path in suspects:
         if reason := fault_of(path, are_pages_read=False):
@@ -89,6 +99,8 @@ def _culprit(root: Path, error: Exception, suspects: list[Path]) -> StoreError:
             return _unreadable(path, reason)
     for path, reason in query_faults(suspects):
         return _unreadable(path, reason)
+    if replaced := next((path for path in suspects if path.stat().st_ctime_ns >= since_ns), None):
+        return BusyError(f"{replaced}: was replaced while it was read", "run this again")
     return StoreError(f"{root}: cannot be read: {_short(error)}", "run `almanac doctor --verify`: it reads every file")
 
 

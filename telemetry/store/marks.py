@@ -28,7 +28,7 @@ MOST_RUNS = 1000
 _EPOCH = dt.date(1970, 1, 1)
 _LAST_S = 253_402_300_799  # 9999-12-31
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_SOURCE = re.compile(r"(?!open-days)[A-Za-z0-9_-]+")
+_SOURCE = re.compile(r"(?!open-days|complete-from)[A-Za-z0-9_-]+")
 _Value = TypeVar("_Value")
 
 

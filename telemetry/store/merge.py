@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.errors import StoreError
-from telemetry.store.damage import naming, open_checked
 from telemetry.store.order import in_order, repeats
+from telemetry.store.partition_file import read_partition, with_columns
 from telemetry.store.schema import Table
 
 
@@ -51,15 +51,6 @@ def _encoded(field: pa.Field[Any], given: pa.DataType) -> pa.Field[Any]:
     return field.with_type(pa.dictionary(pa.int32(), pa.string())) if is_kept else field
 
 
-def with_columns(rows: pa.Table, spec: Table) -> pa.Table:
-    """Rows with exactly the columns of the table, null where they are missing."""
-    arrays = [
-        rows[field.name] if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
-        for field in spec.schema
-    ]
-    return pa.table(arrays, names=spec.schema.names)
-
-
 def merge(
     db: duckdb.DuckDBPyConnection, spec: Table, path: Path, rows: pa.Table
 ) -> tuple[pa.Table | None, WriteResult]:
@@ -75,7 +66,7 @@ def merge(
     new = new.cast(spec.schema)
     if not path.exists():
         return new, WriteResult(added=new.num_rows)
-    old = _read_old(spec, path)
+    old = read_partition(spec, path)
     if old.equals(new):
         return None, WriteResult(unchanged=new.num_rows)
     together, is_disjoint = in_order(spec, pa.concat_tables([old, new]))
@@ -139,19 +130,12 @@ def replace(
     order = names_sql(spec.order)
     if not path.exists():
         return arrow(db, f"SELECT * FROM given ORDER BY {order}") if rows.num_rows else None
-    old = _read_old(spec, path)
+    old = read_partition(spec, path)
     db.register("old", old)
     kept = f"SELECT * FROM old ANTI JOIN owners USING ({names_sql(owners.column_names)})"
     merged = arrow(db, f"SELECT * FROM ({kept} UNION ALL SELECT * FROM given) ORDER BY {order}")
     is_same = merged.cast(spec.schema).equals(old)
     return None if is_same else merged
-
-
-def _read_old(spec: Table, path: Path) -> pa.Table:
-    """Through pyarrow: DuckDB compares no checksums, and what is written again would be damage with a good one."""
-    with naming(path), open_checked(path) as file:
-        rows = file.read([name for name in spec.schema.names if name in file.schema_arrow.names])
-        return with_columns(rows, spec).cast(spec.schema)
 
 
 def names_sql(names: Sequence[str]) -> str:

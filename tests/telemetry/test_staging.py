@@ -36,13 +36,13 @@ def store(tmp_path: Path) -> ClusterStore:
 def replaced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the partition files written, in order."""
     names: list[str] = []
-    replace = cluster_store._replace
+    replace = cluster_store.write_partition
 
     def noted(path: Path, *rest: Any) -> None:
         names.append(path.name)
         replace(path, *rest)
 
-    monkeypatch.setattr(cluster_store, "_replace", noted)
+    monkeypatch.setattr(cluster_store, "write_partition", noted)
     return names
 
 
@@ -115,7 +115,7 @@ def test_rows_that_are_not_stored_move_no_watermark(store: ClusterStore, monkeyp
     def full(*_: object) -> None:
         raise StoreError("no space left", "free some")
 
-    monkeypatch.setattr(cluster_store, "_replace", full)
+    monkeypatch.setattr(cluster_store, "write_partition", full)
     with pytest.raises(StoreError, match="no space left"):
         run(store, Batches([(samples("a", 0, 10), 20)]))
     assert store.watermark("test") is None

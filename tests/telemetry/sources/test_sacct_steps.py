@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,15 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from almanac.config import Slurm
+from almanac.config import Config, Slurm
 from almanac.errors import CommandError
 from almanac.records import Counts
+from telemetry.ingest import ConfiguredSources
 from telemetry.sources.base import RowBatch
 from telemetry.sources.sacct import SacctSource
 from telemetry.sources.sacct_steps import COLUMNS, parse_steps
 from telemetry.sources.sacct_usage import COLUMNS as USAGE_COLUMNS
 from telemetry.sources.sacct_usage import job_use
+from telemetry.store.forgotten import Forgetting, Forgotten, write_forgotten
 from telemetry.store.schema import STEPS
+from telemetry.store.store import Store
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
 RELEASES = ["22.05.8", "24.11.5", "26.05.5"]
@@ -245,6 +249,19 @@ def test_steps_can_be_left_out() -> None:
     runner = Accounting(15)
     assert [batch.table for batch in read(runner, read_steps=False)] == ["jobs"]
     assert runner.asked == []
+
+
+def test_steps_of_forgotten_users_are_not_asked_for(tmp_path: Path) -> None:
+    """With the source that a configuration gives: only jobs from before count as forgotten."""
+    store = Store.create(tmp_path)
+    began_s = read(Accounting(1))[1].rows["submit_s"][0].as_py()
+    for before_s, tables in ((began_s, ["steps", "jobs"]), (began_s + 1, ["jobs"])):
+        write_forgotten(store.root, Forgotten().with_person("alice", Forgetting(before_s)))
+        sources = ConfiguredSources(Config(), store.of("lab"), Accounting(1), lambda: LATEST_S)  # type: ignore[arg-type]
+        (span,) = sources.spans(["sacct"])
+        assert isinstance(span.source, SacctSource)
+        source = dataclasses.replace(span.source, delimiter=lambda: DELIMITER)
+        assert [batch.table for batch in source.read(1000, 2000)] == tables
 
 
 def test_jobs_are_kept_where_their_steps_cannot_be_read() -> None:

@@ -370,7 +370,7 @@ def test_the_days_of_a_file_are_open_before_it_changes(store: Store, monkeypatch
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("telemetry.store.cluster_store._replace", killed)
+    monkeypatch.setattr("telemetry.store.cluster_store.write_partition", killed)
     with pytest.raises(KeyboardInterrupt):
         store.of("c").write("telemetry", samples([("n1", 0, 0, 1.0)]), lambda start_s: [start_s // 86_400])
     assert list(store.of("c").peek_open_days()) == [START_MS // 86_400_000]
