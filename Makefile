@@ -10,7 +10,7 @@ export PYTHON
 # Otherwise each process of a test compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator docs screenshots deb lock clean distclean servers
+.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator docs screenshots deb rpm lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
@@ -24,7 +24,8 @@ help:
 	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), of publishing and re-prioritising"
 	@echo "make docs              the generated pages of docs/, and the site of the documentation (build/site)"
 	@echo "make screenshots       the pictures of docs/images, from the program on a generated site (chromium)"
-	@echo "make deb               the Debian package slurm-almanac, for this Debian (build/deb)"
+	@echo "make deb               the Debian packages slurm-almanac and slurm-almanac-client, for this Debian (build/deb)"
+	@echo "make rpm               the same as RPM packages, for this EL release (build/rpm)"
 	@echo "make lock              requirements.lock from pyproject.toml"
 	@echo "make clean             build outputs and caches; make distclean: the environment too"
 
@@ -95,6 +96,9 @@ screenshots: $(STAMP)
 
 deb:
 	scripts/build-deb.sh build/deb
+
+rpm:
+	scripts/build-rpm.sh build/rpm
 
 lock:
 	@command -v uv >/dev/null || { echo "make lock needs uv" >&2; exit 1; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import time
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from telemetry.store.store import Store
 
 _STRAYS_NAMED = 5
+
+
+def has_libraries() -> bool:
+    """Whether more than slurm-almanac-client is installed on this host."""
+    return importlib.util.find_spec("duckdb") is not None
 
 
 def _owner_of(path: Path) -> int | None:

@@ -15,7 +15,7 @@ import click
 from almanac import __version__
 from almanac.errors import AlmanacError, StoreError
 from almanac.units import did_you_mean, printable
-from cli.app import App
+from cli.app import App, has_libraries
 
 COMMANDS = {
     "ingest": "read jobs and GPU counters into the store",
@@ -41,6 +41,11 @@ COMMANDS = {
     "demo": "run everything on a generated site",
 }
 
+CLIENT_COMMANDS = ("advise", "mail", "doctor", "install-hooks")
+"""What the package slurm-almanac-client offers alone: commands that, for users or with some options, need no library
+but click."""
+CLIENT_HINT = f"install slurm-almanac on this host; slurm-almanac-client has {', '.join(CLIENT_COMMANDS)}"
+
 
 NO_WRITING = 0o002
 """Added to the umask: other users cannot write to any file that a command, or a library that it uses, creates."""
@@ -57,7 +62,7 @@ class LazyGroup(click.Group):
     """Imports a command's module only when it is run; the list of commands needs none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(COMMANDS if has_libraries() else CLIENT_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -78,7 +83,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
 
 EPILOG = """
@@ -122,6 +127,9 @@ def main(argv: list[str] | None = None) -> None:
         sys.stderr.close()
         sys.exit(141)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and not has_libraries():
+            _complain(f"this needs {error.name}, which comes with the package slurm-almanac", CLIENT_HINT)
+            sys.exit(1)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             _stop_full(error)
         if isinstance(error, RuntimeError) and "interrupted" in str(error):  # Ctrl-C within DuckDB

@@ -2,6 +2,7 @@
 
     lock_subset.py runtime                the dependencies of pyproject.toml, without any extra
     lock_subset.py build-system NAME...   what builds the wheel, and these
+    lock_subset.py only NAME...           these
 
 Who needs what is told by the lock's own "# via" lines.
 """
@@ -44,7 +45,8 @@ def subset(lock: str, roots: list[str]) -> str:
 
 def main(kind: str, *names: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    roots = {"runtime": project["project"]["dependencies"], "build-system": project["build-system"]["requires"]}[kind]
+    build_system: list[str] = project["build-system"]["requires"]
+    roots = {"runtime": project["project"]["dependencies"], "build-system": build_system, "only": []}[kind]
     print(subset((ROOT / "requirements.lock").read_text(encoding="utf-8"), [*roots, *names]), end="")
 
 

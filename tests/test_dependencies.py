@@ -131,5 +131,5 @@ def test_pyslurm_is_of_the_release_that_the_backend_is_made_for_and_not_locked()
     """25.11.0 has slurm_msg_t of Slurm 24.11. It is compiled against the site's Slurm, so the lock leaves it out."""
     (extra,) = PROJECT["project"]["optional-dependencies"]["pyslurm"]
     assert extra == "pyslurm>=25.11.2,<25.12"
-    assert f"'{extra}'" in (ROOT / "docs/install.md").read_text()
+    assert f"'{extra}'" in (ROOT / "docs/pyslurm.md").read_text()
     assert "pyslurm" not in locked()

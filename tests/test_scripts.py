@@ -150,11 +150,12 @@ def test_the_engines_folder_is_roots_alone(
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
 
 
-# --- debian/postrm
+# --- debian/*.postrm
 
 
+@pytest.mark.parametrize("package", ["slurm-almanac", "slurm-almanac-client"])
 @pytest.mark.parametrize("mounted", ["", "/var/lib/almanac-advice", "/var/lib/almanac-advice/sched"])
-def test_a_purge_leaves_a_mounted_advice_folder(tmp_path: Path, mounted: str) -> None:
+def test_a_purge_leaves_a_mounted_advice_folder(tmp_path: Path, mounted: str, package: str) -> None:
     """It may be the controller's; the names of what is mounted come from a file of ours."""
     advice, logs = (tmp_path / name for name in ("var/lib/almanac-advice", "var/log/almanac"))
     ended = tmp_path / "var/spool/almanac/ended"
@@ -163,18 +164,20 @@ def test_a_purge_leaves_a_mounted_advice_folder(tmp_path: Path, mounted: str) ->
     mounts = ["/", "/var/lib/almanac-advice-of-others", *filter(None, [mounted])]
     lines = (f"36 35 98:0 / {tmp_path}{path} rw,noatime shared:1 - ext4 /dev/sda1 rw\n" for path in mounts)
     (tmp_path / "mountinfo").write_text("".join(lines))
-    script = (SCRIPTS / "debian" / "postrm").read_text()
+    script = (SCRIPTS / "debian" / f"{package}.postrm").read_text()
     for path in ("/var/lib/", "/var/log/", "/var/spool/", "/etc/", "/run/"):
         script = script.replace(path, f"{tmp_path}{path}")
     script = script.replace("/proc/self/mountinfo", f"{tmp_path}/mountinfo")
     subprocess.run(["sh", "-c", script, "postrm", "purge"], check=True, timeout=30)
     assert (advice / "sched").exists() == bool(mounted)
-    assert not logs.exists() and not ended.exists() and ended.parent.exists()
+    assert logs.exists() == ended.exists() == (package == "slurm-almanac-client")
+    assert ended.parent.exists()
     assert (tmp_path / "var/lib/almanac").exists()
 
 
-def test_a_purge_ends_well_where_the_advice_cannot_be_removed(tmp_path: Path) -> None:
-    script = (SCRIPTS / "debian" / "postrm").read_text().replace("rm -rf --one-file-system", "false")
+@pytest.mark.parametrize("package", ["slurm-almanac", "slurm-almanac-client"])
+def test_a_purge_ends_well_where_the_advice_cannot_be_removed(tmp_path: Path, package: str) -> None:
+    script = (SCRIPTS / "debian" / f"{package}.postrm").read_text().replace("rm -rf --one-file-system", "false")
     for path in ("/var/lib/", "/var/log/", "/var/spool/", "/etc/", "/run/"):
         script = script.replace(path, f"{tmp_path}{path}")
     subprocess.run(["sh", "-c", script, "postrm", "purge"], check=True, timeout=30)

@@ -34,6 +34,7 @@ PLAIN_PAGES = [
     "docs/glossary.md",
     "docs/index.md",
     "docs/install.md",
+    "docs/pyslurm.md",
     "docs/mail.md",
     "docs/other-tools.md",
     "docs/own-reports.md",

@@ -22,8 +22,8 @@ _SHOWN = 5
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symbolic link", stat.S_IFSOCK: "a socket"}
 
 
-def check_advice_files(app: App) -> Iterator[Check]:
-    """It is fine if nothing is published yet."""
+def check_advice_files(app: App, are_shown: bool = True) -> Iterator[Check]:
+    """It is fine if nothing is published yet. are_shown: each file needs its copy in user/."""
     from slurm_hooks.advice.folder import AdviceDir
     from telemetry.store.user_files import writable_by_others
 
@@ -42,9 +42,19 @@ def check_advice_files(app: App) -> Iterator[Check]:
                 "correct owner and mode: other users who can write there can stop slurmctld",
             )
         yield from _check_modes(folder)
-        yield from _check_entries(app, folder)
+        yield from _check_entries(app, folder, are_shown)
     except PermissionError as error:
         yield Check(NAME, "warn", f"{error.filename} cannot be read", "run doctor as root")
+
+
+def check_sched(app: App) -> Iterator[Check]:
+    """The advice on a controller, which may have no copies for users."""
+    if (Path(app.config.hooks.advice_dir) / "sched").exists():
+        yield from check_advice_files(app, are_shown=False)
+    else:
+        todo = "set SCHED_SOURCE in /etc/default/almanac-copy, and enable almanac-copy.timer"
+        said = f"{app.config.hooks.advice_dir}/sched does not exist: job_submit has no advice"
+        yield Check(NAME, "warn", said, todo, is_blocking=True)
 
 
 def _check_modes(folder: AdviceDir) -> Iterator[Check]:
@@ -57,7 +67,7 @@ def _check_modes(folder: AdviceDir) -> Iterator[Check]:
             yield Check(NAME, "warn", f"{path} has mode {found:04o}, expected {mode:04o}", f"chmod {mode:o} {path}")
 
 
-def _check_entries(app: App, folder: AdviceDir) -> Iterator[Check]:
+def _check_entries(app: App, folder: AdviceDir, are_shown: bool) -> Iterator[Check]:
     """Check every entry of sched/: its kind, and whether job_submit can use it."""
     from slurm_hooks.advice.file import FIRST_LINE, SITE, is_of_future, parse
     from slurm_hooks.advice.folder import SCHED_FILE_MODE
@@ -92,7 +102,7 @@ def _check_entries(app: App, folder: AdviceDir) -> Iterator[Check]:
             files.append(file)
         if file.expires_s <= app.now_s():
             faults["have expired"].append(name)
-        if not folder.is_shown(name, content, int(name) if name != SITE else found.st_uid):
+        if are_shown and not folder.is_shown(name, content, int(name) if name != SITE else found.st_uid):
             is_given = folder.is_given_away(name)
             what = (
                 "have a folder in user/ that others can write to"

@@ -11,16 +11,18 @@ from almanac.config_file import find_config
 from almanac.errors import AlmanacError
 from almanac.hardware import gpu_models
 from almanac.units import format_duration, printable
-from cli.app import App
+from cli.app import App, has_libraries
 from cli.doctor.advice_files import check_advice_files
 from cli.doctor.backend import check_backend
 from cli.doctor.cli_filter import check_filter, check_node
 from cli.doctor.demand import check_demand
 from cli.doctor.ended_jobs import check_spool
-from cli.doctor.findings import Check, CheckStatus
+from cli.doctor.findings import Check
+from cli.doctor.host_roles import ROLES, examine_host
 from cli.doctor.mail import check_mail
 from cli.doctor.mail_settings import check_rules
 from cli.doctor.power import check_power
+from cli.doctor.priority import check_priority
 from cli.doctor.store import check_store
 from cli.output import json_text
 
@@ -31,15 +33,17 @@ MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "
 @click.option("--verify", is_flag=True, help="Read every file of the store, not only the newest 256 MiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--node", "is_node", is_flag=True, help="Check only whether srun works with cli_filter.lua on this host.")
+@click.option("--host", "role", type=click.Choice(["almanac", *ROLES]),
+              help="Check what a host of this kind needs. [almanac: the host with the store]")  # fmt: skip
 @click.pass_obj
-def command(app: App, verify: bool, as_json: bool, is_node: bool) -> int:
+def command(app: App, verify: bool, as_json: bool, is_node: bool, role: str | None) -> int:
     """Check the configuration, store, Slurm, Prometheus, models, hooks, node power, and mail.
 
     Each finding says how to fix it. The last line says whether the site is ready. Writes nothing. The exit code is 0 if
-    no check failed, and 1 otherwise.
+    no check failed, and 1 otherwise. On hosts without the store, give --host: it checks what belongs on this host.
     """
     app.are_strays_named = False
-    checks = list(check_node(app) if is_node else examine(app, verify))
+    checks = list(_findings(app, verify, is_node, role))
     if as_json:
         click.echo(json_text([vars(check) for check in checks]))
     else:
@@ -49,14 +53,25 @@ def command(app: App, verify: bool, as_json: bool, is_node: bool) -> int:
             if check.todo:
                 click.echo(f"      try: {printable(check.todo, 1000)}")
         if not is_node:
-            click.echo(readiness(checks))
+            click.echo(readiness(checks, "host" if role in ROLES else "site"))
     return 1 if any(check.status == "fail" for check in checks) else 0
 
 
-def readiness(checks: Sequence[Check]) -> str:
-    """One line: whether the site is ready, or which checks must pass first."""
+def _findings(app: App, verify: bool, is_node: bool, role: str | None) -> Iterator[Check]:
+    if is_node:
+        return check_node(app)
+    if role in ROLES:
+        return examine_host(app, role)
+    if not has_libraries():
+        raise click.UsageError(f"slurm-almanac is not installed on this host: give --host {', --host '.join(ROLES)}")
+    return examine(app, verify)
+
+
+def readiness(checks: Sequence[Check], what: str = "site") -> str:
+    """One line: whether the site (or this host) is ready, or which checks must pass first."""
     open_names = dict.fromkeys(check.name for check in checks if check.status == "fail" or check.is_blocking)
-    return f"The site is not ready: {', '.join(open_names)}." if open_names else "The site is ready."
+    subject = "The site" if what == "site" else "This host"
+    return f"{subject} is not ready: {', '.join(open_names)}." if open_names else f"{subject} is ready."
 
 
 def examine(app: App, verify: bool = False) -> Iterator[Check]:
@@ -157,30 +172,6 @@ def check_models(app: App) -> Iterator[Check]:
                 yield Check("models", "warn", f"{said}; not used: {'; '.join(faults)}", todo)
             else:
                 yield Check("models", "ok", said)
-
-
-def check_priority(app: App) -> Iterator[Check]:
-    """A fault is only a warning until priority.mode is "apply": before that, nothing in Slurm depends on it."""
-    from advisor.decisions.priority import check_ageing
-    from telemetry.slurm.commands import controller_config
-
-    priority = app.config.priority
-    bad: CheckStatus = "fail" if priority.mode == "apply" else "warn"
-    try:
-        check = check_ageing(controller_config(app.commands), priority)
-    except AlmanacError as error:
-        yield Check("priority", bad, f"mode {priority.mode}; {error}", error.hint)
-        return
-    tau = "no tau (age does not count)" if check.tau_s is None else f"a tau of {check.tau_s / 3600:.1f} h"
-    details = {"tau_s": check.tau_s, "goal_s": priority.tau_hours * 3600, "lines": check.lines, "faults": check.faults}
-    said = f"mode {priority.mode}; Slurm's weights give {tau}, the goal is {priority.tau_hours:g} h"
-    if check.fits:
-        yield Check("priority", "ok", f"{said}: fits", "", details)
-        return
-    todo = f"in slurm.conf: {', '.join(check.lines)}"
-    if priority.mode == "observe":
-        todo = f'before priority.mode = "apply", {todo}'
-    yield Check("priority", bad, f"{said}: {'; '.join(check.faults)}", todo, details)
 
 
 def check_services(app: App) -> Iterator[Check]:

@@ -15,7 +15,8 @@ from almanac.config_file import parse_config
 from almanac.errors import CommandError, SourceError
 from cli.app import App
 from cli.doctor.findings import Check
-from cli.doctor.main import check_priority, check_slurm
+from cli.doctor.main import check_slurm
+from cli.doctor.priority import check_priority
 from cli.doctor.store import check_store
 from telemetry.store.marks import Marks
 from telemetry.store.store import Store

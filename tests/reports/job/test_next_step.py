@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from reports.job.facts import facts_of
 from reports.job.next_step import COLUMNS, next_steps
-from reports.job.rules import first_of_topics, rules
+from reports.job.rules import first_of_topics, packaged
 from telemetry.history import load_history_table
 from telemetry.job_selection import plain_rows
 
@@ -41,7 +41,9 @@ def test_a_row_says_what_its_report_says_first(reported: Any, rows: dict[int, di
     for case, context in known.items():
         facts = facts_of(dataclasses.replace(context, advice=None))
         shorts = [
-            rule for rule in first_of_topics(rules(), facts.values | {"tier_reason": "no evidence"}) if rule.short
+            rule
+            for rule in first_of_topics(packaged().rules, facts.values | {"tier_reason": "no evidence"})
+            if rule.short
         ]
         shorts.sort(key=lambda rule: not rule.advice)
         assert found[case] == (shorts[0].short.format_map(facts.words) if shorts else "-"), case
@@ -66,6 +68,6 @@ def test_short_texts_fit_their_column(reported: Any) -> None:
     words = facts_of(reported.contexts["balanced"]).words | {
         "used_named": "128 GPUs", "larger_tier": "hbm80g", "smaller_tier": "hbm80g"
     }  # fmt: skip
-    shorts = [rule.short.format_map(words) for rule in rules() if rule.short]
+    shorts = [rule.short.format_map(words) for rule in packaged().rules if rule.short]
     assert shorts and max(map(cell_len, shorts)) <= 16
-    assert all(rule.short for rule in rules() if rule.advice and rule.topic in ("outcome", "use", "time"))
+    assert all(rule.short for rule in packaged().rules if rule.advice and rule.topic in ("outcome", "use", "time"))

@@ -24,6 +24,8 @@ from cli.main import COMMANDS, cli
 SYSTEM = Path(__file__).parents[3] / "slurm_hooks" / "system"
 SERVICES = sorted((SYSTEM / "systemd").glob("*.service"))
 TIMERS = sorted((SYSTEM / "systemd").glob("*.timer"))
+COPY = [SYSTEM / "copy" / f"almanac-copy.{kind}" for kind in ("service", "timer")]
+"""Units of slurm-almanac-client."""
 NOBODY = (
     pwd.getpwnam("nobody").pw_uid,
     pwd.getpwnam("nobody").pw_gid,
@@ -104,6 +106,19 @@ def test_services_are_hardened(path: Path) -> None:
     assert set(service["ReadWritePaths"].split()) == folders
 
 
+def test_the_copy_is_hardened_as_publish_is_and_writes_to_the_advice_only() -> None:
+    copy, publish = (unit(path)["Service"] for path in (COPY[0], SYSTEM / "systemd" / "almanac-publish.service"))
+    assert copy["ExecStart"] == "/usr/libexec/almanac/almanac-copy.sh"
+    assert (copy["StateDirectory"], copy["StateDirectoryMode"]) == ("almanac-advice", "0711")
+    own = {"ExecStart", "StateDirectory", "StateDirectoryMode", "UMask", "ReadWritePaths", "Group"}
+    assert {key: value for key, value in copy.items() if key not in own} == {
+        key: value for key, value in publish.items() if key not in own
+    }
+    assert "ReadWritePaths" not in copy
+    text = (SYSTEM / "copy" / "defaults").read_text()
+    assert not [line for line in text.splitlines() if line and not line.startswith("#")], "it is off"
+
+
 def test_cron_runs_what_the_timers_run_as_the_same_users() -> None:
     services = {path: unit(path)["Service"] for path in SERVICES}
     expected = {(service["User"], service["ExecStart"].removeprefix("/usr/bin/")) for service in services.values()}
@@ -155,11 +170,12 @@ def test_the_shipped_configuration_is_valid_and_so_are_its_examples() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
-@pytest.mark.parametrize("path", [*SERVICES, *TIMERS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*SERVICES, *TIMERS, *COPY], ids=lambda path: path.name)
 def test_systemd_takes_the_units(path: Path, tmp_path: Path) -> None:
     """Copies, whose program is one that is here."""
-    for file in (*SERVICES, *TIMERS):
-        (tmp_path / file.name).write_text(file.read_text().replace("/usr/bin/almanac", "/bin/true"))
+    for file in (*SERVICES, *TIMERS, *COPY):
+        text = re.sub(r"/usr/bin/almanac|/usr/libexec/almanac/\S+", "/bin/true", file.read_text())
+        (tmp_path / file.name).write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(tmp_path / path.name)],
         capture_output=True, text=True, check=False, timeout=60,
@@ -231,7 +247,7 @@ def test_a_package_makes_the_same_folders_without_systemd_and_ends_every_timer()
     scripts = Path(__file__).parents[3] / "scripts" / "debian"
     lines = (line.split() for line in (SYSTEM / "tmpfiles.conf").read_text().splitlines() if line.startswith("d"))
     wanted = {path: (mode.lstrip(":"), owner.lstrip(":")) for _, path, mode, owner, *_ in lines}
-    calls = [line.split() for line in (scripts / "postinst").read_text().splitlines()]
+    calls = [line.split() for line in (scripts / "slurm-almanac.postinst").read_text().splitlines()]
     assert {each[1]: (each[4], each[2]) for each in calls if each[:1] == ["make_folder"] and len(each) == 5} == wanted
-    units = (scripts / "prerm").read_text().split("for unit in ")[1].split(";")[0].split()
+    units = (scripts / "slurm-almanac.prerm").read_text().split("for unit in ")[1].split(";")[0].split()
     assert sorted(f"almanac-{name}.timer" for name in units) == [path.name for path in TIMERS]

@@ -1,0 +1,185 @@
+#!/bin/bash
+# stage-packages.sh DIR: makes the trees of both packages, for build-deb.sh and build-rpm.sh.
+#   DIR/client   slurm-almanac-client: the program, in pure Python, with what every host of a cluster needs
+#   DIR/full     slurm-almanac: the program's libraries, and what only almanac's own host needs
+#   DIR/version, DIR/python, DIR/epoch   what the packages are built with
+# Needs a Python of 3.11 or newer with venv ($PYTHON, or the first in /usr/bin), and pip's configured index. It changes
+# nothing in this tree. The same tree and the same SOURCE_DATE_EPOCH give the same files.
+set -euo pipefail
+umask 022
+
+[ $# = 1 ] || { echo "usage: $0 DIR" >&2; exit 2; }
+mkdir -p "$1"
+STAGE=$(realpath "$1")
+cd "$(dirname "$(realpath "$0")")/.."
+HOME_DIR=/opt/slurm-almanac
+CODE_DIR=/usr/share/almanac/python
+CLIENT=$STAGE/client
+FULL=$STAGE/full
+WORK=$STAGE/work
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
+unset PYTHONPATH PYTHONHOME
+
+find_python() {
+    local found
+    for found in ${PYTHON:-/usr/bin/python3 /usr/bin/python3.13 /usr/bin/python3.12 /usr/bin/python3.11}; do
+        if "$found" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$found"
+            return
+        fi
+    done
+    echo "$0: needs Python 3.11 or newer in /usr/bin, with venv (Debian: python3-venv; EL 9: python3.11)" >&2
+    exit 1
+}
+
+PYTHON=$(find_python)
+# The newest change of the tree; without git, of the file that holds the version.
+if [ -z "${SOURCE_DATE_EPOCH:-}" ]; then
+    SOURCE_DATE_EPOCH=$(git -c safe.directory='*' log -1 --format=%ct 2>/dev/null || stat -c %Y almanac/__init__.py)
+fi
+export SOURCE_DATE_EPOCH
+
+# Tools in one environment, the libraries in another without pip, the program and click (which all commands use) beside.
+install_program() {
+    "$PYTHON" scripts/lock_subset.py build-system click-man >"$WORK/tools.txt"
+    "$PYTHON" scripts/lock_subset.py runtime >"$WORK/runtime.txt"
+    "$PYTHON" scripts/lock_subset.py only click >"$WORK/click.txt"
+    "$PYTHON" -m venv "$WORK/tools"
+    "$PYTHON" -m venv --without-pip "$FULL$HOME_DIR"
+    local pip=("$WORK/tools/bin/python" -m pip --quiet)
+    "${pip[@]}" install --require-hashes -r "$WORK/tools.txt"
+    "${pip[@]}" --python "$FULL$HOME_DIR/bin/python" install --no-compile --require-hashes -r "$WORK/runtime.txt"
+    "${pip[@]}" wheel --no-deps --no-build-isolation -w "$WORK/wheel" .
+    "${pip[@]}" install --no-compile --no-deps --target "$CLIENT$CODE_DIR" --require-hashes -r "$WORK/click.txt"
+    "${pip[@]}" install --no-compile --no-deps --target "$CLIENT$CODE_DIR" "$WORK"/wheel/*.whl
+}
+
+# Files for tests and for building on libraries; files that name the build folder. What stays is compiled.
+trim_program() {
+    local site=$1
+    find "$site" "$CLIENT$CODE_DIR" -type d \( -name tests -o -name __pycache__ \) -prune -exec rm -rf {} +
+    rm -rf "$site"/pyarrow/{include,src} "$site"/*.dist-info/{direct_url.json,REQUESTED,INSTALLER,RECORD} \
+        "$CLIENT$CODE_DIR"/bin "$CLIENT$CODE_DIR"/*.dist-info/{direct_url.json,REQUESTED,INSTALLER,RECORD}
+    find "$site/pyarrow" "$site/pandas" "$site/scipy" "$site/numpy" \( -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \
+        -o -name '*.h' -o -name '*.lib' -o -name '*.a' \) -delete
+    find "$FULL$HOME_DIR/bin" -mindepth 1 ! -name 'python*' -delete
+    rm -rf "$FULL$HOME_DIR/include" "$FULL$HOME_DIR/lib64"
+    printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\nexecutable = %s\n' \
+        "$("$PYTHON" -c 'import platform; print(platform.python_version())')" "$PYTHON" >"$FULL$HOME_DIR/pyvenv.cfg"
+    # Relative, so that it also holds where the packages are only unpacked.
+    echo "../../../../..$CODE_DIR" >"$site/slurm-almanac.pth"
+    local compile=("$PYTHON" -m compileall -q -j 0 --invalidation-mode unchecked-hash -p /)
+    "${compile[@]}" -s "$FULL" "$site"
+    "${compile[@]}" -s "$CLIENT" "$CLIENT$CODE_DIR"
+    move_compiled
+}
+
+# The client stays small: of compiled modules it gets those that its own commands import, and no simulator.
+LIGHT='cli.advise cli.doctor.host_roles cli.install_hooks cli.mail reports.mail.preferences
+    slurm_hooks.advice.shown slurm_hooks.install.ended_hook slurm_hooks.install.lua_syntax slurm_hooks.install.scripts
+    slurm_hooks.submit.dialogue telemetry.slurm.commands telemetry.slurm.sbatch'
+move_compiled() {
+    local file
+    # shellcheck disable=SC2086 # words
+    "$PYTHON" -IS - "$CLIENT$CODE_DIR" $LIGHT >"$WORK/light" <<'PROGRAM'
+import importlib
+import sys
+
+sys.path.insert(0, sys.argv[1])
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+print(*(module.__cached__ for module in list(sys.modules.values()) if getattr(module, "__cached__", None)), sep="\n")
+PROGRAM
+    { find "$CLIENT$CODE_DIR" -name '*.pyc' | grep -vxFf "$WORK/light"
+      find "$CLIENT$CODE_DIR"/{simulator,telemetry/demo_site} -type f ! -name '*.pyc'; } | while read -r file; do
+        mkdir -p "$FULL$(dirname "${file#"$CLIENT"}")"
+        mv "$file" "$FULL${file#"$CLIENT"}"
+    done
+    find "$CLIENT$CODE_DIR" -type d -empty -delete
+}
+
+# -I: a user's PYTHONPATH, PYTHONHOME, and current folder do not matter. -S: neither do the system's libraries. -B: root
+# leaves no compiled files, which a removal would not find.
+write_program() { # FILE SHEBANG LINE...
+    mkdir -p "$(dirname "$1")"
+    printf '%s\n' "#!$2" "${@:3}" >"$1"
+    chmod 755 "$1"
+}
+
+write_commands() {
+    local light="$PYTHON -BIS" path="sys.path.insert(0, \"$CODE_DIR\")" wanted
+    write_program "$FULL$HOME_DIR/bin/almanac" "$HOME_DIR/bin/python -I" 'from cli.main import main' '' 'main()'
+    write_program "$CLIENT/usr/libexec/almanac/almanac-client" "$light" \
+        'import sys' '' "$path" 'from cli.main import main' '' 'main()'
+    install -Dm755 scripts/packages/almanac -t "$CLIENT/usr/bin"
+    sed -e "1s|.*|#!$light|" -e "0,/^import sys\$/s|^import sys\$|import sys\n\n$path|" \
+        slurm_hooks/submit/sbatch_almanac.py >"$CLIENT/usr/bin/sbatch-almanac"
+    chmod 755 "$CLIENT/usr/bin/sbatch-almanac"
+    mkdir -p "$FULL/usr/sbin"
+    for wanted in on off; do
+        write_program "$FULL$HOME_DIR/bin/almanac-power-$wanted" "$HOME_DIR/bin/python -I" \
+            'from cli.power_programs import main' '' "main(\"$wanted\")"
+        ln -s "$HOME_DIR/bin/almanac-power-$wanted" "$FULL/usr/sbin/almanac-power-$wanted"
+    done
+}
+
+# For every host: the hooks and their programs, the copy of advice, the pages of the commands that work there.
+copy_client_files() {
+    local share=$CLIENT/usr/share hooks=slurm_hooks system=slurm_hooks/system
+    install -Dm644 -t "$share/almanac/lua" $hooks/lua/*.lua
+    install -Dm644 -t "$share/almanac/slurm" $hooks/standalone/*.lua
+    install -Dm755 -t "$CLIENT/usr/libexec/almanac" $hooks/prolog/almanac-gpus.sh $hooks/spool/almanac-ended.sh \
+        $hooks/nodes/almanac-cli-filter.sh $system/copy/almanac-copy.sh
+    install -Dm644 -t "$CLIENT/usr/lib/systemd/system" $system/copy/almanac-copy.{service,timer}
+    install -Dm644 $system/copy/defaults "$CLIENT/etc/default/almanac-copy"
+    install -Dm644 $system/almanac.toml "$CLIENT/etc/almanac/almanac.toml"
+    install -Dm644 -t "$share/doc/slurm-almanac-client" docs/users.md docs/hooks.md docs/install.md \
+        scripts/debian/copyright
+    install -Dm644 "$WORK/manual/completions/almanac" -t "$share/bash-completion/completions"
+    install -Dm644 "$WORK/manual/completions/_almanac" -t "$share/zsh/vendor-completions"
+}
+
+copy_full_files() {
+    local share=$FULL/usr/share system=slurm_hooks/system
+    install -Dm644 -t "$share/almanac/exporter" slurm_hooks/exporter/*.csv
+    install -Dm644 -t "$share/almanac/grafana" slurm_hooks/system/grafana/*.json
+    install -Dm644 -t "$FULL/usr/lib/systemd/system" $system/systemd/*
+    install -Dm644 $system/tmpfiles.conf "$FULL/usr/lib/tmpfiles.d/slurm-almanac.conf"
+    install -Dm644 $system/sysusers.conf "$FULL/usr/lib/sysusers.d/slurm-almanac.conf"
+    install -Dm644 $system/logrotate "$FULL/etc/logrotate.d/slurm-almanac"
+    install -Dm644 $system/cron "$share/doc/slurm-almanac/examples/cron.d-slurm-almanac"
+    install -Dm644 -t "$share/doc/slurm-almanac" CHANGELOG.md README.md docs/*.md scripts/debian/copyright
+    mkdir -p "$share/doc/slurm-almanac/ansible"
+    cp -R --no-preserve=mode,ownership scripts/ansible/. "$share/doc/slurm-almanac/ansible"
+}
+
+copy_manual() {
+    local client=$CLIENT/usr/share/man full=$FULL/usr/share/man name
+    install -Dm644 -t "$full/man1" "$WORK"/manual/man1/*.1
+    mkdir -p "$client/man1"
+    for name in almanac $("$WORK/tools/bin/python" -c 'from cli.main import CLIENT_COMMANDS as names
+print(*(f"almanac-{name}" for name in names))'); do
+        mv "$full/man1/$name.1" "$client/man1"
+    done
+    install -Dm644 -t "$client/man1" scripts/debian/sbatch-almanac.1
+    install -Dm644 -t "$full/man8" scripts/debian/almanac-power-off.8
+    find "$client" "$full" -name '*.[18]' -exec gzip -9n {} +
+    ln -s almanac-power-off.8.gz "$full/man8/almanac-power-on.8.gz"
+}
+
+mkdir -p "$WORK"
+install_program
+SITE=$("$FULL$HOME_DIR/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+trim_program "$SITE"
+write_commands
+export PYTHONPATH="$CLIENT$CODE_DIR:$SITE"
+"$WORK/tools/bin/python" scripts/manual.py "$WORK/manual"
+copy_client_files
+copy_full_files
+copy_manual
+rm -rf "$WORK"
+sed -n 's/^__version__ = "\(.*\)"/\1/p' almanac/__init__.py | sed 's/\.dev/~dev/; s/\(a\|b\|rc\)\([0-9]\)/~\1\2/' >"$STAGE/version"
+printf '%s\n' "$PYTHON" >"$STAGE/python"
+printf '%s\n' "$SOURCE_DATE_EPOCH" >"$STAGE/epoch"
+# Some installed files are newer than the tree: mkdir and pip made them now.
+find "$CLIENT" "$FULL" -newermt "@$SOURCE_DATE_EPOCH" -print0 | xargs -0r touch -h -d "@$SOURCE_DATE_EPOCH"

@@ -1,0 +1,59 @@
+#!/bin/sh
+# almanac-copy.sh [SETTINGS]: copies published advice to this host, as root. SETTINGS: /etc/default/almanac-copy.
+# Exit status: 0 copied, 3 wrong settings or an unsafe folder, 5 rsync failed (what was copied before stays).
+#
+# Users own the files in user/, and write what they like into them: so modes are set here, and links, FIFOs, devices,
+# and large files are not copied. Only root can make a file in these folders, there and here.
+settings=${1:-/etc/default/almanac-copy}
+case $settings in */*) ;; *) settings=./$settings ;; esac
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+USER_SOURCE='' SCHED_SOURCE='' SCHED_GROUP='' SSH_KEY=/etc/almanac/copy.key KNOWN_HOSTS=/etc/almanac/copy.known_hosts
+ADVICE_DIR=/var/lib/almanac-advice
+
+refuse() { # WHAT TODO
+    printf 'error: %s\ntry: %s\n' "$1" "$2" >&2
+    exit 3
+}
+
+# A folder of ours alone: job_submit believes what is below, and slurmctld waits at a FIFO.
+require_own() {
+    if [ -L "$1" ] || [ ! -d "$1" ]; then refuse "$1 is not a folder" "remove it, and run this again"; fi
+    case $(stat -c '%u %A' "$1") in
+    "$(id -u) d"????-??-?) ;;
+    *) refuse "$1: $(stat -c 'owner %U, mode %a' "$1"), expected root and no write access for others" \
+        "chown root $1; chmod go-w $1" ;;
+    esac
+}
+
+copy_part() { # PART SOURCE MODE_OF_FOLDERS MODE_OF_FILES LARGEST
+    [ -n "$2" ] || return 0
+    folder=$ADVICE_DIR/$1
+    [ -e "$folder" ] || [ -L "$folder" ] || mkdir -m "$3" "$folder"
+    require_own "$folder"
+    group=''
+    if [ "$1" = sched ] && [ -n "$SCHED_GROUP" ]; then group=--chown=0:$SCHED_GROUP; fi
+    # --delete-delay: nothing is missing during the copy. Each file is replaced whole, by rename.
+    rsync --recursive --times --perms --owner --group --numeric-ids $group --chmod="D$3,F$4" --max-size="$5" \
+        --whole-file --delete-delay --exclude='.*' --timeout=300 -- "$2/" "$folder/" || failed="$failed $1"
+}
+
+[ -f "$settings" ] && [ -r "$settings" ] || refuse "$settings: cannot be read" "run this as root, or name a file of settings"
+. "$settings"
+[ -n "$USER_SOURCE$SCHED_SOURCE" ] || refuse "no source is set in $settings" "set USER_SOURCE or SCHED_SOURCE"
+case $USER_SOURCE$SCHED_SOURCE$SSH_KEY$KNOWN_HOSTS$SCHED_GROUP in
+*[[:space:]]*) refuse "a blank in a setting of $settings" "remove it" ;;
+esac
+command -v rsync >/dev/null || refuse "rsync is not installed" "install the package rsync"
+ssh="ssh -oBatchMode=yes -oStrictHostKeyChecking=yes -oIdentitiesOnly=yes -oIdentityFile=$SSH_KEY"
+export RSYNC_RSH="$ssh -oUserKnownHostsFile=$KNOWN_HOSTS -oConnectTimeout=30"
+umask 077
+[ -e "$ADVICE_DIR" ] || [ -L "$ADVICE_DIR" ] || mkdir -m 0711 "$ADVICE_DIR"
+require_own "$ADVICE_DIR"
+failed=''
+copy_part user "$USER_SOURCE" 0711 a-wxst 64m
+copy_part sched "$SCHED_SOURCE" 0750 0640 1m
+if [ -n "$failed" ]; then
+    printf 'error: not everything was copied:%s; files of the last copy are still in place\n' "$failed" >&2
+    printf 'try: read the message of rsync above; docs/admin.md lists what the source must allow\n' >&2
+    exit 5
+fi
