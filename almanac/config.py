@@ -24,7 +24,7 @@ SpatialMethod = Literal["means", "paper"]
 FamilyRule = Literal["mask", "levenshtein"]
 Predictor = Literal["almanac", "helios"]
 MailSecurity = Literal["none", "starttls", "tls"]
-MailFrequency = Literal["every", "digest", "off"]
+MailFrequency = Literal["every", "useful", "digest", "off"]
 
 
 @dataclass(frozen=True)
@@ -284,12 +284,19 @@ class Mail:
     users: tuple[str, ...] = _key((), "a pilot: only these users, and jobs of accounts, get mail; both empty: all")
     accounts: tuple[str, ...] = _key((), "a pilot: only jobs of these accounts, and users, get mail; both empty: all")
     frequency: MailFrequency = _key(
-        "every", "frequency for users without a choice: every (GPU job), digest (weekly), off"
+        "every",
+        "frequency for users without a choice: every (GPU job), useful (problems and news), digest (weekly), off",
     )
     min_elapsed_s: int = _key(
         60, "shorter jobs (in seconds) get no mail of their own; the weekly digest counts them", low=0
     )
     storm: int = _key(5, "more reports than this for one user at once become one mail; an array always does", low=1)
+    family_wait_min: int = _key(
+        60,
+        "minutes after a mail about a job family in which like runs wait, to share one mail; 0: a mail for each",
+        low=0,
+        high=1440,
+    )
     wait_s: int = _key(1800, "most seconds that a report waits for telemetry after the job ends", low=0)
     array_wait_hours: int = _key(24, "hours that a task of an array waits for the others after it ends", low=0)
     spool_dir: str = _key(

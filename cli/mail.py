@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 WORDS = {
     "every": "one mail after each GPU job, or one for a burst of jobs",
+    "useful": "a mail at once about failed jobs, idle GPUs, and new advice; the rest once a week",
     "digest": "one mail a week about all of your GPU jobs",
     "off": "no mail",
 }
@@ -26,12 +27,15 @@ UNTIL = "Until then, for no mail about a job: sbatch --comment=almanac:nomail"
 
 
 @click.command("mail")
-@click.argument("frequency", required=False, type=click.Choice([*WORDS, "default"]), metavar="[every|digest|off]")
+@click.argument(
+    "frequency", required=False, type=click.Choice([*WORDS, "default"]), metavar="[every|useful|digest|off]"
+)
 @click.pass_obj
 def command(app: App, frequency: str | None) -> None:
     """Show how often you get reports by mail, or choose it.
 
-    every: after every GPU job; digest: once a week; off: never; default: what the site has chosen. Your choice is
+    every: after every GPU job; useful: at once if a job failed, left GPUs idle, or gives advice that is new to you this
+    week, and the rest once a week; digest: once a week; off: never; default: what the site has chosen. Your choice is
     yours alone, and holds until you make another. For one job: sbatch --comment=almanac:nomail.
     """
     from reports.mail.preferences import read, write

@@ -124,12 +124,14 @@ def build(
     return _build(store, chosen, config, now_s, has_series, is_bare)
 
 
-def build_runs(store: ClusterStore, wanted: Sequence[tuple[int, int]], config: Config, now_s: int) -> list[JobContext]:
+def build_runs(
+    store: ClusterStore, wanted: Sequence[tuple[int, int]], config: Config, now_s: int, *, has_series: bool = True
+) -> list[JobContext]:
     """The contexts of runs (job_id, submit_s), which need not be the last runs of their jobs. Raises StoreError."""
     runs = _runs(store, [job_id for job_id, _ in wanted])
     chosen = [[row for row in runs.get(job_id, ()) if row["submit_s"] <= submit_s] for job_id, submit_s in wanted]
     known = [rows for rows, key in zip(chosen, wanted, strict=True) if rows and _key(rows[-1]) == key]
-    return _build(store, known, config, now_s, True, False)
+    return _build(store, known, config, now_s, has_series, False)
 
 
 def _build(

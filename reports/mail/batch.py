@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from almanac.config import Config
 from almanac.errors import ConfigError, StoreError
 from reports.job.context import JobContext, build
 from reports.job.report import render_email
-from reports.mail.digest import render_burst
-from reports.mail.due import RAN_AGAIN
+from reports.mail.digest import Digest, render_burst
+from reports.mail.due import RAN_AGAIN, together
 from reports.mail.ended import ReportCandidate
+from reports.mail.families import DigestJob, job_of, told_of_job
 from reports.mail.message import compose
 from reports.mail.outbox import EndedRun, Outbox
+from reports.mail.outbox_file import TOLD_S
 from reports.mail.outcome import Outcome
+from reports.mail.preferences import USEFUL
+from reports.mail.useful import NOTHING_NEW, News
 from telemetry.store.cluster_store import ClusterStore
 
 SLICE = 100
@@ -82,17 +87,49 @@ class MailBatch:
             if not found:
                 self.outbox.skip(runs, RAN_AGAIN, self.now_s)
                 return
-            rendered = render_email(found[0], self.config) if is_one else render_burst(found, self.config)
+            digest = self._job_mail(found[0]) if is_one else render_burst(found, self.config)
             address = self.recipient(runs[0].user) or ""
-            message = compose(rendered, runs, address, self.config, self.now_s, kind=kind)
+            message = compose(digest.rendered, runs, address, self.config, self.now_s, kind=kind)
         except ConfigError:
             raise
         except Exception as error:  # one job's data must not block the mail of all others
             self.outcome.faults.append(f"report of job {runs[0].job_id}: {type(error).__name__}: {error}")
             self.outbox.delay(runs, self.now_s + RETRY_S, "could not be made")
             return
-        self.outbox.put(message, self.now_s)
+        self.outbox.put(replace(message, told=tuple(digest.told)), self.now_s)
         self.outcome.put[kind] += 1
+
+    def _job_mail(self, context: JobContext) -> Digest:
+        return Digest(render_email(context, self.config), told_of_job(job_of(context)))
+
+    def useful(self, ready: Sequence[ReportCandidate], frequency: Callable[[str], str]) -> list[ReportCandidate]:
+        """The runs to report now. The others, of users who chose `useful`, are skipped: the weekly digest has them.
+
+        Runs whose data cannot be read stay, and `put` names the fault.
+        """
+        jobs = self._jobs([each.run for each in ready if frequency(each.run.user) == USEFUL])
+        news = News({*self.outbox.told_since(self.now_s - TOLD_S, self.store.cluster)})
+        wanted: list[ReportCandidate] = []
+        others: list[EndedRun] = []
+        for group in together(ready):
+            runs = [each.run for each in group]
+            known = [jobs[run] for run in runs if run in jobs]
+            if len(known) < len(runs) or news.has_any(runs[0].user, known):
+                wanted += group
+            else:
+                others += runs
+        if others:
+            self.outbox.skip(others, NOTHING_NEW, self.now_s)
+            self.outcome.skipped[NOTHING_NEW] += len(others)
+        return wanted
+
+    def _jobs(self, runs: Sequence[EndedRun]) -> dict[EndedRun, DigestJob]:
+        found: dict[EndedRun, DigestJob] = {}
+        for first in range(0, len(runs), DIGEST_SLICE):
+            with contextlib.suppress(Exception):
+                contexts = self._contexts(runs[first : first + DIGEST_SLICE], has_series=False)
+                found |= {run: job_of(context) for run, context in contexts.items()}
+        return found
 
     def _contexts(self, runs: Sequence[EndedRun], *, has_series: bool) -> dict[EndedRun, JobContext]:
         """Contexts by run, without runs whose job has run again: a report is about a job's last run."""

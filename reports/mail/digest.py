@@ -1,26 +1,49 @@
-"""Mails about several jobs: a burst of them, such as an array's tasks, and a user's week."""
+"""Mails about several jobs: like runs, a burst of jobs, such as an array's tasks, and a user's week."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from almanac import __version__
 from almanac.config import Config
-from almanac.units import format_count, format_duration, format_gib, format_moment, printable
-from reports.job.conclusions import MAX_SUGGESTIONS, Suggestion
-from reports.job.context import JobContext, build
+from almanac.units import counted, format_count, format_duration, format_gib, format_moment, printable
+from reports.job.conclusions import Suggestion
+from reports.job.context import JobContext, build_runs
 from reports.job.figures import NOT_KNOWN, FigureRow, real_text
-from reports.job.report import MAX_SUBJECT, Rendered, Report, render_html, report_of, templates
-from reports.mail.week import FAILED_STATES, Saving, Totals, Week, week_of
+from reports.job.report import MAX_SUBJECT, Rendered, render_html, templates
+from reports.mail.families import (
+    DigestJob,
+    JobFamily,
+    SharedAdvice,
+    families_of,
+    job_of,
+    said_states,
+    shared_advice,
+    sum_hours,
+    time_limits,
+    told_of_digest,
+)
+from reports.mail.outbox_file import Told
+from reports.mail.week import Saving, Totals, Week, best_of, week_of
 from telemetry.store.cluster_store import ClusterStore
 
-COMMON = 0.1
-"""Suggestions for at least this share of the jobs come first, in the order of the rules."""
-LISTED = 20
-"""Most jobs that the mail about a burst lists."""
+LISTED = 10
+"""Most job families, and most failed jobs, that a digest lists."""
+SLICE = 500
+"""Jobs of a week that are read together."""
+
+
+@dataclass(frozen=True)
+class FamilyLine:
+    """A row of the table of job families, as texts. about: how its jobs ended, and what is advised."""
+
+    name: str
+    jobs: str
+    gpu_hours: str
+    unused: str
+    about: str
 
 
 @dataclass(frozen=True)
@@ -30,29 +53,45 @@ class Part:
     title: str
     rows: tuple[FigureRow, ...] = ()
     suggestions: tuple[Suggestion, ...] = ()
+    families: tuple[FamilyLine, ...] = ()
     note: str = ""
     separator: str = ", "
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.rows or self.suggestions or self.families or self.note)
 
-def render_burst(contexts: Sequence[JobContext], config: Config) -> Rendered:
+
+@dataclass(frozen=True)
+class Digest:
+    """A rendered digest, and what it tells about job families."""
+
+    rendered: Rendered
+    told: frozenset[Told]
+
+
+def render_burst(contexts: Sequence[JobContext], config: Config) -> Digest:
     """One mail about many jobs of one user. The contexts need no series. Raises ValueError if there are none."""
     if not contexts:
         raise ValueError("a digest of no jobs")
-    reports = [report_of(context) for context in contexts]
-    summary = f"{_ended(contexts)}. They used {_hours(sum(context.gpu_hours or 0.0 for context in contexts))}."
-    listed = sorted(reports, key=_urgency)[:LISTED]
-    more = len(reports) - len(listed)
-    rest = f"{format_count(more)} more are not listed. `almanac report JOBID` shows any of them." if more else ""
+    jobs = [job_of(context) for context in contexts]
+    families, advice = families_of(jobs), shared_advice(jobs)
+    headline = headline_of(jobs, advice)
     parts = [
-        _suggested(reports),
-        Part("Figures", tuple(_burst_rows(contexts))),
-        Part("Jobs (failed ones first, then by unused GPU-hours)", tuple(map(_job_row, listed)), (), rest, ": "),
+        _advised(advice, jobs),
+        _family_part(families, advice),
+        _failed_part(jobs),
+        _limits_part(families),
+        Part("Figures", tuple(_burst_rows(contexts)), note="`almanac report JOBID` shows the report of each job."),
     ]
-    given = _site_given(contexts[0].cluster, config, contexts)
-    return _rendered(given, _burst_subject(contexts), summary, _kicker(contexts), parts)
+    summary = f"{headline[:1].upper()}{headline[1:]}."
+    subject = f"{_burst_name(contexts, families)}: {headline}"
+    site = _site_given(contexts[0].cluster, config, jobs)
+    rendered = _rendered(site, subject, (summary, _used(jobs)), _kicker(contexts), parts)
+    return Digest(rendered, told_of_digest(jobs, advice))
 
 
-def render_weekly(store: ClusterStore, user: str, config: Config, now_s: int) -> Rendered | None:
+def render_weekly(store: ClusterStore, user: str, config: Config, now_s: int) -> Digest | None:
     """The mail about the user's GPU jobs of the last whole week (Monday to Sunday, UTC); None if none ended.
 
     The mail is the same at any time of the following week. Raises StoreError.
@@ -60,63 +99,93 @@ def render_weekly(store: ClusterStore, user: str, config: Config, now_s: int) ->
     week = week_of(store, user, config, now_s)
     if week is None:
         return None
-    named = build(store, [*week.best, *week.worst], config, now_s, has_series=False)
-    reports = {context.job_id: report_of(context) for context in named}
-    worst = [reports[job_id] for job_id in week.worst if job_id in reports]
-    best = [reports[job_id] for job_id in week.best if job_id in reports]
+    jobs: list[DigestJob] = []
+    for first in range(0, len(week.runs), SLICE):
+        part = week.runs[first : first + SLICE]
+        jobs += map(job_of, build_runs(store, part, config, now_s, has_series=False))
+    families, advice = families_of(jobs), shared_advice(jobs)
     parts = [
+        _advised(advice, jobs),
+        _family_part(families, advice),
+        _limits_part(families),
+        Part("Your best jobs", tuple(map(_job_row, best_of(jobs))), separator=": "),
         Part("Figures", tuple(_total_rows(week.totals))),
-        Part("Earlier weeks", tuple(FigureRow(span.name, *_trend(totals)) for span, totals in week.before)),
-        Part("Your best jobs", tuple(map(_job_row, best)), separator=": "),
-        Part("Jobs to improve", tuple(map(_job_row, worst)), separator=": "),
-        _suggested(worst),
         _savings(week),
+        Part("Earlier weeks", tuple(FigureRow(span.name, *_trend(totals)) for span, totals in week.before)),
     ]
     kicker = f"Week {week.span.name}: {format_moment(week.span.start_s)} to {format_moment(week.span.end_s)}"
-    totals = week.totals
-    subject = f"Your GPU week {week.span.name}: {_jobs(totals.jobs)}, {_hours(totals.gpu_hours)}"
-    return _rendered(_site_given(store.cluster, config, named), subject, _week_summary(week), kicker, parts)
+    used = f"{_jobs(week.totals.jobs)}, {_hours(week.totals.gpu_hours)}"
+    subject = f"Your GPU week {week.span.name}: {used}; {headline_of(jobs, advice)}"
+    site = _site_given(store.cluster, config, jobs)
+    return Digest(_rendered(site, subject, (_week_summary(week),), kicker, parts), told_of_digest(jobs, advice))
 
 
-def _site_given(cluster: str, config: Config, contexts: Sequence[JobContext]) -> dict[str, Any]:
+def _site_given(cluster: str, config: Config, jobs: Sequence[DigestJob]) -> dict[str, Any]:
     """What the templates show of the site. job_urls: its first link for each job, by the id that Slurm shows."""
-    links = {context.shown_id: context.site.links_of(context.job, context.cluster) for context in contexts}
     return {
         "cluster": printable(cluster, 60),
         "links": (),
         "help_url": config.site.help_url,
-        "job_urls": {shown_id: own[0].url for shown_id, own in links.items() if own},
+        "job_urls": {job.shown_id: job.url for job in jobs if job.url},
         "version": __version__,
     }
 
 
-def _rendered(site: Mapping[str, Any], subject: str, summary: str, kicker: str, parts: Sequence[Part]) -> Rendered:
+def _rendered(
+    site: Mapping[str, Any], subject: str, summary: Sequence[str], kicker: str, parts: Sequence[Part]
+) -> Rendered:
+    """summary: the first line, and the text that follows it, if any."""
     given: dict[str, Any] = {
         **site,
         "subject": printable(subject, MAX_SUBJECT),
         "summary": summary,
         "kicker": kicker,
-        "parts": [part for part in parts if part.rows or part.suggestions or part.note],
+        "parts": [part for part in parts if not part.is_empty],
     }
     text = templates().get_template("digest.txt.j2").render(**given)
     return Rendered(given["subject"], text, render_html("digest.html.j2", **given, is_mail=True), {})
 
 
-def _burst_subject(contexts: Sequence[JobContext]) -> str:
+def headline_of(jobs: Sequence[DigestJob], advice: Sequence[SharedAdvice]) -> str:
+    """What matters most about these jobs: "2 of 12 failed; ask for --gpu-tier=hbm40g instead of hbm80g"."""
+    unmeasured = sum(job.unused_hours is None for job in jobs)
+    said = [", ".join(failures)] if (failures := list(_failures(jobs))) else []
+    if unmeasured == len(jobs):
+        said.append("not measured")
+    if advice:
+        said.append(advice[0].short)
+    elif limits := time_limits(families_of(jobs)):
+        whose = f" for {limits[0].name}" if any(job.name_key != jobs[0].name_key for job in jobs) else ""
+        said.append(f"shorter time limits are enough{whose} ({limits[0].option})")
+    return "; ".join(said) or (f"{_jobs(unmeasured)} not measured" if unmeasured else "OK, nothing to change")
+
+
+def _failures(jobs: Sequence[DigestJob]) -> Iterator[str]:
+    """ "2 of 15 failed", "1 timed out"."""
+    stopped, of = sum(job.state == "TIMEOUT" for job in jobs), f" of {format_count(len(jobs))}"
+    for number, what in ((sum(job.has_failed for job in jobs) - stopped, "failed"), (stopped, "timed out")):
+        if number:
+            yield f"{format_count(number)}{of} {what}"
+            of = ""
+
+
+def _burst_name(contexts: Sequence[JobContext], families: Sequence[JobFamily]) -> str:
+    """ "12 runs of train-bert-#", with the array's id if they are one array, or "17 GPU jobs"."""
+    if len(families) != 1:
+        return f"{format_count(len(contexts))} GPU jobs"
     arrays = {context.job["array_job_id"] for context in contexts}
-    names = {context.job["name"] for context in contexts}
-    only = names.pop() if len(names) == 1 else None
-    name = "" if only is None else f" ({printable(only, 40)})"
     array = arrays.pop() if len(arrays) == 1 else None
-    what = f"GPU array {array}{name}" if array is not None else f"GPU jobs{name}"
-    return f"{what}: {_ended(contexts)}"
+    of_array = "" if array is None else f" (array {array})"
+    return f"{counted(len(contexts), 'run')} of {families[0].name}{of_array}"
 
 
-def _ended(contexts: Sequence[JobContext]) -> str:
-    """ "24 jobs ended: 20 completed, 4 failed"."""
-    states = Counter(printable(context.job["state"] or NOT_KNOWN, 40).lower() for context in contexts)
-    said = ", ".join(f"{format_count(number)} {state.replace('_', ' ')}" for state, number in states.most_common(4))
-    return f"{_jobs(len(contexts))} ended: {said}"
+def _used(jobs: Sequence[DigestJob]) -> str:
+    """ "24 jobs ended: 20 completed, 4 failed. They took 12 GPU-hours, 3 of them unused."."""
+    hours = sum_hours(job.gpu_hours for job in jobs)
+    known = [job.unused_hours for job in jobs if job.unused_hours is not None]
+    unused = f", {real_text(sum(known))} of them unused" if known else ""
+    missing = f" ({_jobs(len(jobs) - len(known))} not measured)" if known and len(known) < len(jobs) else ""
+    return f"{_jobs(len(jobs))} ended: {said_states(jobs)}. They took {_hours(hours)}{unused}{missing}."
 
 
 def _kicker(contexts: Sequence[JobContext]) -> str:
@@ -124,6 +193,67 @@ def _kicker(contexts: Sequence[JobContext]) -> str:
     when = f", ended {format_moment(min(ends))} to {format_moment(max(ends))}" if ends else ""
     ids = [context.shown_id for context in contexts]
     return f"Jobs {', '.join(ids[:3])}{f' and {format_count(len(ids) - 3)} more' if len(ids) > 3 else ''}{when}"
+
+
+def _advised(advice: Sequence[SharedAdvice], jobs: Sequence[DigestJob]) -> Part:
+    return Part(
+        "For next time", suggestions=tuple(Suggestion(each.rule, each.advice, _why(each, jobs)) for each in advice)
+    )
+
+
+def _why(advice: SharedAdvice, jobs: Sequence[DigestJob]) -> str:
+    example = f"Job {advice.jobs[0].shown_id}: " if len(advice.jobs) > 1 else ""
+    return f"{advice.where(jobs)}; {_hours(advice.gpu_hours)}. {example}{advice.reason}"
+
+
+def _family_part(families: Sequence[JobFamily], advice: Sequence[SharedAdvice]) -> Part:
+    """A row for each family, if there is more than one."""
+    if len(families) < 2:
+        return Part("Job families")
+    rest = families[LISTED:]
+    jobs, hours = sum(len(each.jobs) for each in rest), sum(each.gpu_hours for each in rest)
+    note = f"Not listed: {_jobs(jobs)} of {_other(len(rest))}, {_hours(hours)}." if rest else ""
+    lines = tuple(_family_line(each, advice) for each in families[:LISTED])
+    return Part("Job families, most unused GPU-hours first", families=lines, note=note)
+
+
+def _family_line(family: JobFamily, advice: Sequence[SharedAdvice]) -> FamilyLine:
+    ids = {job.job_id for job in family.jobs}
+    numbers = [number for number, each in enumerate(advice, 1) if ids & {job.job_id for job in each.jobs}]
+    about = [family.states]
+    if 0 < family.unmeasured < len(family.jobs):
+        about.append(f"{format_count(family.unmeasured)} not measured")
+    if numbers:
+        rest = f" and {', '.join(map(str, numbers[1:]))}" if numbers[1:] else ""
+        about.append(f"advice {numbers[0]} ({advice[numbers[0] - 1].short}){rest}")
+    unused = family.unused_hours
+    return FamilyLine(
+        f"{family.name}, {family.gpus}",
+        format_count(len(family.jobs)),
+        real_text(family.gpu_hours),
+        "unknown" if unused is None else real_text(unused),
+        "; ".join(about),
+    )
+
+
+def _failed_part(jobs: Sequence[DigestJob]) -> Part:
+    failed = sorted((job for job in jobs if job.has_failed), key=lambda job: (-(job.gpu_hours or 0.0), job.job_id))
+    more = len(failed) - LISTED
+    note = f"{format_count(more)} more failed." if more > 0 else ""
+    return Part("Failed jobs", tuple(map(_job_row, failed[:LISTED])), note=note, separator=": ")
+
+
+def _limits_part(families: Sequence[JobFamily]) -> Part:
+    rows = [
+        FigureRow(
+            each.name,
+            f"{_jobs(len(each.jobs))} asked for {_hours(each.asked_hours)}, used {real_text(each.used_hours)}",
+            f"{each.spans}; {each.option} is enough",
+        )
+        for each in time_limits(families)
+    ]
+    note = "Slurm can start jobs with shorter limits earlier." if rows else ""
+    return Part("Time limits: asked for, not used", tuple(rows), note=note, separator="; ")
 
 
 def _burst_rows(contexts: Sequence[JobContext]) -> Iterator[FigureRow]:
@@ -151,49 +281,19 @@ def _of(known: Sequence[Any], contexts: Sequence[JobContext], before: str = "") 
     return "" if len(known) == len(contexts) else f"{before}known for {_jobs(len(known))}"
 
 
-def _suggested(reports: Sequence[Report]) -> Part:
-    """The most important suggestions, each with the job of most GPU-hours as its example. See COMMON."""
-    found: dict[str, list[tuple[Report, Suggestion]]] = {}
-    for report in sorted(reports, key=lambda report: -(report.context.gpu_hours or 0.0)):
-        for suggestion in report.conclusions.suggestions:
-            found.setdefault(suggestion.rule, []).append((report, suggestion))
-    own = reports[0].context.site.rules.rules if reports else ()
-    order = {rule.name: place for place, rule in enumerate(own)}
-
-    def rank(name: str) -> tuple[bool, int]:
-        is_common = len(found[name]) >= COMMON * len(reports)
-        return not is_common, order[name] if is_common else -len(found[name])
-
-    most = [found[name] for name in sorted(found, key=rank)[:MAX_SUGGESTIONS]]
-    return Part("For next time", suggestions=tuple(_example(those, len(reports)) for those in most))
-
-
-def _example(those: Sequence[tuple[Report, Suggestion]], of: int) -> Suggestion:
-    report, suggestion = those[0]
-    share = f"{format_count(len(those))} of {_jobs(of)}, such as {report.context.shown_id}"
-    return Suggestion(suggestion.rule, suggestion.advice, f"{share}: {suggestion.reason}")
-
-
-def _urgency(report: Report) -> tuple[bool, float, int]:
-    """A sort key: failed jobs first, then the jobs with the most unused GPU-hours."""
-    context = report.context
-    util_pct = context.metrics.get("mean_gpu_util_pct")
-    unused = 0.0 if util_pct is None else (context.gpu_hours or 0.0) * (1 - min(util_pct, 100.0) / 100)
-    return context.job["state"] not in FAILED_STATES, -unused, context.job_id
-
-
-def _job_row(report: Report) -> FigureRow:
-    context = report.context
-    name = printable(context.job["name"] or "", 40)
-    time = format_duration(context.elapsed_s) if context.elapsed_s is not None else NOT_KNOWN
-    gpus = f"{format_count(context.gpu_count)} GPU{'s' * (context.gpu_count != 1)}"
-    return FigureRow(context.shown_id, f"{name + ', ' if name else ''}{gpus}, {time}", report.conclusions.sentences[0])
+def _job_row(job: DigestJob) -> FigureRow:
+    name = printable(job.name, 40)
+    time = format_duration(job.elapsed_s) if job.elapsed_s is not None else NOT_KNOWN
+    about = f"{name + ', ' if name else ''}{counted(job.gpu_count, 'GPU')}, {time}"
+    return FigureRow(job.shown_id, about, job.conclusions.sentences[0])
 
 
 def _total_rows(totals: Totals) -> Iterator[FigureRow]:
     failed = f"{format_count(totals.failed)} failed or reached their time limit" if totals.failed else ""
     yield FigureRow("Jobs", format_count(totals.jobs), failed)
-    yield FigureRow("GPU-hours", real_text(totals.gpu_hours))
+    unmeasured = totals.gpu_hours - totals.measured_hours
+    missing = f"{real_text(unmeasured)} of them not measured" if unmeasured > 0.005 * totals.gpu_hours else ""
+    yield FigureRow("GPU-hours", real_text(totals.gpu_hours), missing)
     if totals.energy_j is not None:
         yield FigureRow("GPU energy", f"{real_text(totals.energy_j / 3.6e6)} kWh")
     util = NOT_KNOWN if totals.util_pct is None else f"{totals.util_pct:.0f}%"
@@ -239,7 +339,6 @@ def _savings(week: Week) -> Part:
     texts: Mapping[str, tuple[Saving, str]] = {
         "GPUs that did nothing": (week.idle, "in {jobs}; ask only for GPUs that you use"),
         "Memory tier too large": (week.tier, "in {jobs} that fit in a smaller tier"),
-        "Time limit too long": (week.limit, "requested by {jobs} but not used; short jobs can start earlier"),
     }
     rows = [
         FigureRow(name, _hours(saving.gpu_hours), about.format(jobs=_jobs(saving.jobs)))
@@ -250,8 +349,12 @@ def _savings(week: Week) -> Part:
     return Part("What the suggestions would have saved", tuple(rows), note="" if rows else none)
 
 
+def _other(number: int) -> str:
+    return "1 other job family" if number == 1 else f"{format_count(number)} other job families"
+
+
 def _jobs(number: int) -> str:
-    return f"{format_count(number)} job{'s' * (number != 1)}"
+    return counted(number, "job")
 
 
 def _hours(hours: float) -> str:

@@ -10,15 +10,17 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.mail.due import group_into_mails, leave_for_later
+from reports.mail.due import group_into_mails, leave_for_later, wait_for_family
 from reports.mail.ended import ended_since
 from reports.mail.mail_site import MailSite
 from reports.mail.marks import STARTED, copy_from_store
 from reports.mail.outbox import EndedRun, Outbox, outbox_path
 from reports.mail.outbox_file import explained
 from reports.mail.outcome import Outcome
+from reports.mail.preferences import USEFUL
 
 _FOREVER_S = 2**40
+TO_JUDGE = "their user wants useful mail only; a run decides when it has their metrics"
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,15 @@ def dry_run(site: MailSite) -> DryRun:
         started_s = outbox.mark(STARTED, site.store.cluster) if site.config.mail.server else None
         outbox.notice(ended_since(site.store, site.earliest_end_s(started_s)))
         plan, left = site.plan(site.look_up_waiting(outbox, _FOREVER_S)), site.mails_left(outbox)
+        wait_for_family(plan, site.told(outbox), site.config.mail, site.clock())
         leave_for_later(plan, left)
+        frequency = site.frequencies()
+        judged = [each for each in plan.ready if frequency(each.run.user) == USEFUL]
+        plan.delayed[TO_JUDGE] += [each.run for each in judged]
+        plan.ready = [each for each in plan.ready if each not in judged]
         skipped = Counter({reason: len(runs) for reason, runs in plan.skipped.items()})
         delayed = Counter({reason: len(runs) for reason, runs in plan.delayed.items()})
-        mails = group_into_mails(plan.ready, site.config.mail.storm, left)
+        mails = group_into_mails(plan.ready, site.config.mail, left)
         return DryRun(mails, Outcome(skipped=skipped, delayed=delayed), started_s is not None)
 
 

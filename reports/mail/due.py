@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -11,7 +11,7 @@ from almanac.config import Mail
 from almanac.units import format_count
 from reports.mail.address_book import AddressError
 from reports.mail.ended import ReportCandidate
-from reports.mail.outbox import EndedRun
+from reports.mail.outbox import EndedRun, Told
 from reports.mail.pilot import OUTSIDE, is_in_pilot
 from reports.mail.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
 
@@ -22,6 +22,7 @@ RAN_AGAIN = "the job ran again"
 TOO_OLD = "too long ago"
 ENOUGH_MAIL = "their user got enough mail for now"
 ARRAY_RUNS = "the array still runs"
+FAMILY_TOLD = "their job family had a mail just now"
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Planner:
 
     def plan(self, found: Iterable[ReportCandidate]) -> DuePlan:
         plan = DuePlan()
-        for group in _together(found):
+        for group in together(found):
             wanted = []
             for each in group:
                 if reason := self._why_not(each):
@@ -137,13 +138,39 @@ class Planner:
         return "" if self._has_unknown_address(each) or self.recipient(each.run.user) else "no address"
 
 
-def _together(found: Iterable[ReportCandidate]) -> list[list[ReportCandidate]]:
+def together(found: Iterable[ReportCandidate]) -> list[list[ReportCandidate]]:
     """Groups of runs that are decided together: the tasks of an array, or a single run."""
     groups: dict[object, list[ReportCandidate]] = defaultdict(list)
     for each in found:
         run = each.run
         groups[run if run.array_job_id is None else (run.cluster, run.user, run.array_job_id)].append(each)
     return list(groups.values())
+
+
+def wait_for_family(plan: DuePlan, told: Mapping[tuple[str, Told], int], config: Mail, now_s: int) -> None:
+    """Delay ready runs whose job family had a mail within mail.family_wait_min: they come together when it is over.
+
+    told: when each user was told each thing last. A family goes on at once with a failure of a kind that was not told,
+    and so that no report becomes too old. Then all its ready runs go with it.
+    """
+    since_s, old_s = now_s - config.family_wait_min * 60, now_s - config.give_up_hours * 1800
+    ready: list[ReportCandidate] = []
+    for family in _families(plan.ready):
+        last_s = [told.get((each.run.user, each.tells()), since_s) for each in family]
+        if min(last_s) > since_s and min(each.run.end_s for each in family) >= old_s:
+            plan.delayed[FAMILY_TOLD] += [each.run for each in family]
+        else:
+            ready += family
+    plan.ready = ready
+
+
+def _families(ready: Iterable[ReportCandidate]) -> list[list[ReportCandidate]]:
+    """Groups of runs of one user, masked name, and GPU count. The tasks of an array stay together."""
+    families: dict[object, list[ReportCandidate]] = defaultdict(list)
+    for group in together(ready):
+        run = group[0].run
+        families[run.cluster, run.user, group[0].name_key, run.gpu_count] += group
+    return list(families.values())
 
 
 def leave_for_later(plan: DuePlan, left: Callable[[str], int]) -> None:
@@ -179,18 +206,19 @@ def stuck(plan: DuePlan, until_s: int) -> Iterator[str]:
 
 
 def group_into_mails(
-    ready: Sequence[ReportCandidate], storm: int, left: Callable[[str], int]
+    ready: Sequence[ReportCandidate], config: Mail, left: Callable[[str], int]
 ) -> list[tuple[EndedRun, ...]]:
-    """The runs of each mail, oldest end first: one mail for each job or array.
+    """The runs of each mail, oldest end first: one mail for each job family, or, without mail.family_wait_min, for each
+    job or array.
 
-    A user gets only one mail if there would be more than storm, or more than are left for the user.
+    A user gets only one mail if there would be more than mail.storm, or more than are left for the user.
     """
     by_user: dict[str, list[list[ReportCandidate]]] = defaultdict(list)
-    for group in _together(ready):
+    for group in _families(ready) if config.family_wait_min else together(ready):
         by_user[group[0].run.user].append(group)
     mails = []
     for user, groups in by_user.items():
-        is_one = len(groups) > min(storm, max(1, left(user)))
-        together = [[each for group in groups for each in group]] if is_one else groups
-        mails += [tuple(each.run for each in group) for group in together]
+        is_one = len(groups) > min(config.storm, max(1, left(user)))
+        parts = [[each for group in groups for each in group]] if is_one else groups
+        mails += [tuple(each.run for each in group) for group in parts]
     return sorted(mails, key=lambda runs: (runs[0].end_s, runs[0].user, runs[0].job_id))

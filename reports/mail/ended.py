@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.errors import StoreError
-from reports.mail.outbox import EndedRun
+from reports.mail.outbox import EndedRun, Told
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import schema_of, table_of
 
 _COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "elapsed_s", "user", "gpu_count", "array_job_id", "state",
-    "refuses_mail", "account",
+    "refuses_mail", "account", "name_key",
 )  # fmt: skip
 _ENDED = """
 SELECT job_id, submit_s, "user", end_s, gpu_count, array_job_id FROM jobs
@@ -28,13 +28,15 @@ ORDER BY end_s, job_id, submit_s
 _FACTS = """
 SELECT j.job_id, j.submit_s, j.end_s, coalesce(j.elapsed_s, j.end_s - j.start_s) AS elapsed_s,
        j.submit_s = max(j.submit_s) OVER (PARTITION BY j.job_id) AS is_last,
-       j.refuses_mail, coalesce(j.account, '') AS account
+       j.refuses_mail, coalesce(j.account, ''), coalesce(j.name_key, ''), coalesce(j.state, '')
 FROM jobs j WHERE j.job_id IN (SELECT job_id FROM wanted)
 """
 _OPEN_ARRAYS = """
 SELECT DISTINCT array_job_id FROM jobs WHERE end_s IS NULL AND array_job_id IN (SELECT array_job_id FROM wanted)
 """
 _COMMENTS = "SELECT count(refuses_mail) > 0 FROM jobs WHERE end_s >= $comments_s"
+FAILED_STATES = ("FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "TIMEOUT")
+"""As in the rules failed and timeout. A preempted job, or one with an unknown end, has not failed."""
 _WANTED = schema_of({"job_id": pa.int64(), "array_job_id": pa.int64()})
 
 
@@ -44,6 +46,7 @@ class ReportCandidate:
 
     refuses_mail: its comment has almanac:nomail; None: unknown. is_array_open: tasks of its array still run or pend.
     has_metrics: it has a row in job_metrics. has_comments: accounting has comments of other jobs that ended lately.
+    name_key: the masked name. state: of the job in accounting, such as COMPLETED.
     """
 
     run: EndedRun
@@ -54,6 +57,17 @@ class ReportCandidate:
     has_metrics: bool = False
     has_comments: bool = True
     account: str = ""
+    name_key: str = ""
+    state: str = ""
+
+    def tells(self) -> Told:
+        """What a mail about this run tells of how its job family ends."""
+        return Told(self.run.cluster, self.name_key, self.run.gpu_count, outcome_of(self.state))
+
+
+def outcome_of(state: str) -> str:
+    """How a job ended, as a mail tells it: "ended FAILED"; "ended" for all states that are no failure."""
+    return f"ended {state}" if state in FAILED_STATES else "ended"
 
 
 def ended_since(store: ClusterStore, since_s: int) -> list[EndedRun]:
@@ -96,12 +110,12 @@ def look_up(store: ClusterStore, runs: Sequence[EndedRun], comments_s: int = 0) 
     with_metrics = _with_metrics(store, runs)
     found = []
     for run in runs:
-        unknown = (0, False, False, "")
-        elapsed_s, is_last, refuses, account = known.get((run.job_id, run.submit_s, run.end_s), unknown)
+        key = run.job_id, run.submit_s, run.end_s
+        elapsed_s, is_last, refuses, account, name_key, state = known.get(key, (0, False, False, "", "", ""))
         has_metrics = (run.job_id, run.submit_s) in with_metrics
         is_open = run.array_job_id in open_arrays
-        facts_of_run = (elapsed_s, is_last, refuses, is_open, has_metrics, has_comments, account)
-        found.append(ReportCandidate(run, *facts_of_run))
+        about = (elapsed_s, is_last, refuses, is_open, has_metrics, has_comments, account, name_key, state)
+        found.append(ReportCandidate(run, *about))
     return found
 
 

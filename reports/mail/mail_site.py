@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from reports.mail.address_book import AddressBook
     from reports.mail.due import DuePlan
     from reports.mail.ended import ReportCandidate
-    from reports.mail.outbox import Outbox
+    from reports.mail.outbox import Outbox, Told
     from telemetry.slurm.commands import SlurmCommands
     from telemetry.slurm.spool import Spool
     from telemetry.store.cluster_store import ClusterStore
@@ -86,11 +86,17 @@ class MailSite:
         """The user's address. None without one. Raises AddressError if it cannot be looked up now."""
         return self.addresses.address(user)
 
+    def told(self, outbox: Outbox) -> dict[tuple[str, Told], int]:
+        """When each user was last told each thing about a job family, in the last TOLD_S."""
+        from reports.mail.outbox_file import TOLD_S
+
+        return outbox.told_since(self.clock() - TOLD_S, self.store.cluster)
+
     def mails_left(self, outbox: Outbox) -> Callable[[str], int]:
         """How many mails each user may still get within mail.per_user_hour.
 
         The mails of the last hour and the queued mails together never exceed it, so no hour has more mails, even after
-        the server was down. Weekly digests come on top: their readers get nothing else.
+        the server was down. Weekly digests come on top: one a week.
         """
         used = outbox.mails_since(self.clock() - 3599)
         return lambda user: self.config.mail.per_user_hour - used[user]

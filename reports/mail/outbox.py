@@ -20,7 +20,8 @@ from almanac.units import printable
 from reports.mail.outbox_file import EndedRun as EndedRun
 from reports.mail.outbox_file import Message as Message
 from reports.mail.outbox_file import OutboxCounts as OutboxCounts
-from reports.mail.outbox_file import count, counts_of, explained, make_file, open_outbox
+from reports.mail.outbox_file import Told as Told
+from reports.mail.outbox_file import count, counts_of, explained, make_file, open_outbox, remember
 from reports.mail.outbox_file import outbox_path as outbox_path
 from reports.mail.outbox_file import read_counts as read_counts
 from telemetry.store.atomic import locked, make_inner_folder
@@ -39,6 +40,7 @@ _SET_BACK = (
     "message SET put_s = :now_s WHERE state = 'queued' AND put_s > :now_s",
     "message SET decided_s = :now_s WHERE decided_s > :now_s",
     "mark SET time_s = :now_s - 3600 WHERE time_s > :now_s + 60",
+    "told SET told_s = :now_s WHERE told_s > :now_s",
 )
 
 
@@ -141,9 +143,18 @@ class Outbox:
                     "VALUES (:message_id, :user, :recipient, :kind, :raw, 'queued', :next_try_s, :now_s)",
                     {**vars(message), "now_s": now_s},
                 )
+                remember(db, message, now_s)
             changes = "state = 'told', reason = '', message_id = :message_id, decided_s = :now_s"
             _decide(db, message.runs, changes, message_id=message.message_id, now_s=now_s)
             return is_new
+
+    def told_since(self, since_s: int, cluster: str) -> dict[tuple[str, Told], int]:
+        """When each user was last told each thing, at since_s or later, by mails that are queued or were sent."""
+        sql = (
+            "SELECT user, cluster, name_key, gpu_count, what, max(told_s) FROM told "
+            "WHERE told_s >= ? AND cluster = ? GROUP BY user, name_key, gpu_count, what"
+        )
+        return {(user, Told(*told)): told_s for user, *told, told_s in self._select(sql, (since_s, cluster))}
 
     def skip(self, runs: Sequence[EndedRun], reason: str, now_s: int) -> None:
         """Decide that waiting runs get no mail. reason: a few words, one of a small number of texts."""
@@ -207,6 +218,8 @@ class Outbox:
         with self._changing() as db:
             changed = _update(db, message, f"state = 'given up', {_DECIDED}", reason, now_s)
             count(db, "skipped", reason, changed * max(1, len(message.runs)))
+            if changed:
+                db.execute("DELETE FROM told WHERE message_id = ?", (message.message_id,))
 
     def give_up(self, put_until_s: int, now_s: int, error: str) -> list[str]:
         """Drop the messages that were queued then or before, with their bytes. Return recipient and error of each.
@@ -221,6 +234,7 @@ class Outbox:
                 f"UPDATE message SET state = 'given up', {_DECIDED} WHERE message_id = ?",
                 [(own or error, now_s, message_id) for message_id, _, own in found],
             )
+            db.executemany("DELETE FROM told WHERE message_id = ?", [(message_id,) for message_id, *_ in found])
             count(db, "given up", "", len(found))
         return [f"{recipient}: {own or error}" for _, recipient, own in found]
 

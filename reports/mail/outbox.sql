@@ -37,3 +37,11 @@ INSERT INTO horizon VALUES (0);
 
 -- How far the mail timer has come (reports/mail/marks.py). Version 1 has no such table.
 CREATE TABLE mark (name TEXT NOT NULL, cluster TEXT NOT NULL, time_s INTEGER NOT NULL, PRIMARY KEY (name, cluster));
+
+-- What recent mails told about job families (reports.mail.outbox_file.Told). Version 2 has no such table.
+CREATE TABLE told (
+  cluster TEXT NOT NULL, user TEXT NOT NULL, name_key TEXT NOT NULL, gpu_count INTEGER NOT NULL, what TEXT NOT NULL,
+  message_id TEXT NOT NULL, told_s INTEGER NOT NULL,
+  PRIMARY KEY (message_id, cluster, name_key, gpu_count, what)
+) WITHOUT ROWID;
+CREATE INDEX told_when ON told (told_s);

@@ -11,11 +11,15 @@ from importlib import resources
 from pathlib import Path
 
 from almanac.errors import NotAllowedError, SchemaVersionError, StoreError
+from almanac.units import DAY_S
 from telemetry.store.atomic import hand_over
 
-VERSION = 2
-_ADDED_IN_2 = "-- How far the mail timer"
-"""From here on, the text of outbox.sql makes what version 1 lacks."""
+VERSION = 3
+_ADDED_AFTER = {1: "-- How far the mail timer", 2: "-- What recent mails told"}
+"""By version, the place in outbox.sql from which on the text makes what that version lacks."""
+
+TOLD_S = 7 * DAY_S
+"""Advice that a mail gave for a job family is not news for so long (s)."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,21 @@ class EndedRun:
 
 
 @dataclass(frozen=True)
+class Told:
+    """One thing that a mail told about a job family. what: the rule of an advice, or how jobs ended (`outcome_of`)."""
+
+    cluster: str
+    name_key: str
+    gpu_count: int
+    what: str
+
+
+@dataclass(frozen=True)
 class Message:
     """A mail, as the bytes that the server gets. kind: "job", "digest" (a burst of jobs), or "weekly".
 
     runs: the runs that it reports; () for a weekly one. attempts: tries that were begun. put_s: when it was queued.
+    told: kept only until it is queued.
     """
 
     message_id: str
@@ -50,6 +65,7 @@ class Message:
     attempts: int = 0
     next_try_s: int = 0
     put_s: int = 0
+    told: tuple[Told, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,9 +123,9 @@ def open_outbox(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         version = _version(database)
-        if version in (0, 1):
+        if 0 <= version < VERSION:
             tables = (resources.files("reports.mail") / "outbox.sql").read_text(encoding="utf-8")
-            missing = tables[tables.index(_ADDED_IN_2) :] if version == 1 else tables
+            missing = tables[tables.index(_ADDED_AFTER[version]) :] if version else tables
             database.executescript(f"BEGIN IMMEDIATE;{missing}PRAGMA user_version = {VERSION};COMMIT;")
         elif version != VERSION:
             raise SchemaVersionError(
@@ -153,6 +169,18 @@ def count(database: sqlite3.Connection, name: str, label: str, number: int) -> N
             "SET number = number + excluded.number",
             (name, label, number),
         )
+
+
+def remember(database: sqlite3.Connection, message: Message, now_s: int) -> None:
+    """Keep what a message tells for TOLD_S. Removes what older ones told."""
+    database.execute("DELETE FROM told WHERE told_s < ?", (now_s - TOLD_S,))
+    database.executemany(
+        "INSERT INTO told VALUES (:cluster, :user, :name_key, :gpu_count, :what, :message_id, :now_s)",
+        [
+            vars(each) | {"user": message.user, "message_id": message.message_id, "now_s": now_s}
+            for each in set(message.told)
+        ],
+    )
 
 
 @contextlib.contextmanager

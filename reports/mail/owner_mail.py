@@ -76,6 +76,6 @@ def _message(contexts: Sequence[JobContext], recipient: str, config: Config, now
         for context in contexts
     ]
     is_one = len(contexts) == 1
-    rendered = render_email(contexts[0], config) if is_one else render_burst(contexts, config)
+    rendered = render_email(contexts[0], config) if is_one else render_burst(contexts, config).rendered
     kind = "job" if is_one else "digest"
     return compose(rendered, runs, recipient, config, now_s, kind=kind, key=f"asked for at {now_s}")

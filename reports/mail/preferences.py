@@ -20,9 +20,12 @@ from almanac.config import Config
 from almanac.errors import StoreError
 from telemetry.store.atomic import TEMPORARY
 
-FREQUENCIES = ("off", "digest", "every")
+FREQUENCIES = ("off", "digest", "useful", "every")
 UNKNOWN = "unknown"
 """Instead of a frequency: the system does not know the user now, for example while a directory service is down."""
+USEFUL = "useful"
+WEEKLY = ("digest", USEFUL)
+"""Frequencies that come with a weekly digest."""
 NOT_WANTED = {"off": "the user wants none", "digest": "the user wants weekly mail"}
 """Reasons to skip a run, by the frequency of its user."""
 NOT_KNOWN = "the system does not know the user"

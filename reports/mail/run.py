@@ -197,10 +197,11 @@ class MailRun:
 
     def _decided(self, plan: DuePlan) -> list[ReportCandidate]:
         """Runs that are ready, with their metrics computed. The others are skipped in the outbox, or wait in it."""
-        from reports.mail.due import first_of, leave_for_later, stuck
+        from reports.mail.due import first_of, leave_for_later, stuck, wait_for_family
 
         now_s, old_s = self.site.clock(), self.site.clock() - self.config.mail.wait_s
         self.outcome.faults += stuck(plan, old_s)
+        wait_for_family(plan, self.site.told(self.outbox), self.config.mail, now_s)
         leave_for_later(plan, self.site.mails_left(self.outbox))
         plan.ready = first_of(plan.ready, MOST_RUNS)
         if not self._summarize(plan.ready):
@@ -233,8 +234,9 @@ class MailRun:
         from reports.mail.due import group_into_mails
 
         site = self.site
-        mails = group_into_mails(ready, self.config.mail.storm, site.mails_left(self.outbox))
         batch = MailBatch(self.store, self.config, site.clock(), site.recipient, self.outbox, self.outcome)
+        useful = batch.useful(ready, site.frequencies())
+        mails = group_into_mails(useful, self.config.mail, site.mails_left(self.outbox))
         for _ in batch.put(mails):
             self._deliver()
 

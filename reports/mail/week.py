@@ -1,4 +1,4 @@
-"""A user's week in figures: totals, earlier weeks, best and worst jobs, and possible savings.
+"""A user's week in figures: totals, earlier weeks, best jobs, and possible savings.
 
 docs/formulas.md has the formulas, under the weekly digest.
 """
@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 from advisor.memory.peaks import ENDED_WELL
 from almanac.config import Config
 from almanac.units import DAY_S
+from reports.mail.ended import FAILED_STATES
+from reports.mail.families import DigestJob
 from reports.mail.marks import WEEK
 from telemetry.history import load_history_table
 from telemetry.metrics.data_quality import IDLE, OK
@@ -31,28 +33,24 @@ WEEKS_BEFORE = 4
 LONGEST_DAYS = 60
 """From submission to end; a digest leaves out jobs that waited and ran longer."""
 NAMED = 3
-"""Most best jobs, and most worst jobs, that a digest lists."""
+"""Most best jobs that a digest lists."""
 WELL_USED_PCT = 70.0
 """P (perlmutter-telemetry), VI: jobs above 70% GPU_UTIL count as well used."""
 MIN_COVERAGE = 0.9
 MIN_ELAPSED_S = 180
 """As in the rules idle_gpus and all_idle of reports/job/rules.toml."""
-FAR_LIMIT_SHARE, FAR_LIMIT_S = 0.5, 3600
-"""As in the rule limit_far."""
-FAILED_STATES = ("FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "TIMEOUT")
-"""As in the rules failed and timeout. A preempted job, or one with an unknown end, has not failed."""
 
 
 class WeekRow(TypedDict):
     """A row of telemetry.history, with the columns that a digest needs. Missing values are None."""
 
     job_id: int
+    submit_s: int
     end_s: int
     elapsed_s: float | None
     gpu_count: int
     state: str
     tier: str | None
-    time_limit_s: float | None
     verdict: str
     coverage_frac: float | None
     mean_gpu_util_pct: float | None
@@ -75,11 +73,13 @@ class WeekSpan:
 class Totals:
     """Totals of some jobs. util_pct: mean over the jobs with a known value, weighted by GPU-hours.
 
-    energy_j: sum over the jobs with a known value. Both are None if no job has one. failed: jobs in FAILED_STATES.
+    measured_hours: the GPU-hours of these. energy_j: sum over the jobs with a known value. Both means and sums are None
+    if no job has one. failed: jobs in FAILED_STATES.
     """
 
     jobs: int
     gpu_hours: float
+    measured_hours: float
     util_pct: float | None
     energy_j: float | None
     failed: int
@@ -95,20 +95,18 @@ class Saving:
 
 @dataclass(frozen=True)
 class Week:
-    """A user's week. before: totals of at most WEEKS_BEFORE weeks, oldest first. best, worst: ids, best or worst first.
+    """A user's week. before: totals of at most WEEKS_BEFORE weeks, oldest first. runs: (job_id, submit_s) of its jobs.
 
-    idle: GPU-hours on GPUs that did nothing. tier: GPU-hours of other GPUs on a larger memory tier than needed.
-    limit: GPU-hours that time limits requested but jobs did not use. No GPU-hour counts twice.
+    idle: GPU-hours on GPUs that did nothing. tier: GPU-hours of other GPUs on a larger memory tier than needed. No
+    GPU-hour counts twice.
     """
 
     span: WeekSpan
     totals: Totals
     before: tuple[tuple[WeekSpan, Totals], ...]
-    best: tuple[int, ...]
-    worst: tuple[int, ...]
+    runs: tuple[tuple[int, int], ...]
     idle: Saving
     tier: Saving
-    limit: Saving
 
 
 def last_week(now_s: int, weeks_ago: int = 0) -> WeekSpan:
@@ -146,7 +144,6 @@ def week_of(store: ClusterStore, user: str, config: Config, now_s: int) -> Week 
     own = by_span[-1]
     if not own:
         return None
-    worst = _worst(own)
     known_s = _known_since(store, since_s, spans[-1].start_s)
     return Week(
         span=spans[-1],
@@ -156,11 +153,9 @@ def week_of(store: ClusterStore, user: str, config: Config, now_s: int) -> Week 
             for span, part in zip(spans[:-1], by_span[:-1], strict=True)
             if span.start_s >= known_s
         ),
-        best=_best(own, worst),
-        worst=worst,
+        runs=tuple((row["job_id"], row["submit_s"]) for row in own),
         idle=_saving(idle_gpu_hours(row) for row in own),
         tier=_saving(tier_gpu_hours(row, config) for row in own),
-        limit=_saving(limit_gpu_hours(row) for row in own),
     )
 
 
@@ -184,6 +179,7 @@ def totals_of(rows: Sequence[WeekRow]) -> Totals:
     return Totals(
         jobs=len(rows),
         gpu_hours=sum(map(gpu_hours, rows)),
+        measured_hours=weight,
         util_pct=sum(util * hours for util, hours in used) / weight if weight else None,
         energy_j=sum(energies) if energies else None,
         failed=sum(row["state"] in FAILED_STATES for row in rows),
@@ -216,37 +212,20 @@ def tier_gpu_hours(row: WeekRow, config: Config) -> float:
     return gpu_hours(row) - idle_gpu_hours(row) if is_held else 0.0
 
 
-def limit_gpu_hours(row: WeekRow) -> float:
-    """GPU-hours that a completed job requested but did not use, if its time limit was much too long."""
-    limit_s, elapsed_s = row["time_limit_s"], row["elapsed_s"]
-    if row["state"] != "COMPLETED" or not limit_s or elapsed_s is None or limit_s < FAR_LIMIT_S:
-        return 0.0
-    return float(row["gpu_count"] * (limit_s - elapsed_s) / 3600) if elapsed_s <= FAR_LIMIT_SHARE * limit_s else 0.0
-
-
 def _saving(hours: Iterable[float]) -> Saving:
     found = [each for each in hours if each > 0]
     return Saving(len(found), sum(found))
 
 
-def _unused(row: WeekRow, util_pct: float) -> float:
-    return gpu_hours(row) * (1 - min(util_pct, 100.0) / 100)
-
-
-def _worst(rows: Sequence[WeekRow]) -> tuple[int, ...]:
-    """Ids of the jobs with the most unused GPU-hours, among those below WELL_USED_PCT."""
-    found = [(-_unused(row, util), row["job_id"]) for row, util in _judged(rows) if util < WELL_USED_PCT]
-    return tuple(job_id for _, job_id in sorted(found)[:NAMED])
-
-
-def _best(rows: Sequence[WeekRow], worst: Sequence[int]) -> tuple[int, ...]:
-    """Ids of the jobs with the most used GPU-hours, among those from WELL_USED_PCT."""
-    judged = [(row, util) for row, util in _judged(rows) if util >= WELL_USED_PCT and row["job_id"] not in worst]
-    found = [(_unused(row, util) - gpu_hours(row), row["job_id"]) for row, util in judged]
-    return tuple(job_id for _, job_id in sorted(found)[:NAMED])
-
-
-def _judged(rows: Sequence[WeekRow]) -> list[tuple[WeekRow, float]]:
-    """The measured jobs, each with its mean GPU_UTIL in percent."""
-    known = [(row, row["mean_gpu_util_pct"]) for row in rows if row["verdict"] in (OK, IDLE)]
-    return [(row, util_pct) for row, util_pct in known if util_pct is not None]
+def best_of(jobs: Iterable[DigestJob]) -> list[DigestJob]:
+    """Completed jobs from WELL_USED_PCT with the most used GPU-hours, at most NAMED, each of another family."""
+    used = [(job, job.gpu_hours - job.unused_hours) for job in jobs if job.gpu_hours and job.unused_hours is not None]
+    well = [
+        (job, hours)
+        for job, hours in used
+        if job.state == "COMPLETED" and hours >= WELL_USED_PCT / 100 * (job.gpu_hours or 0.0)
+    ]
+    best: dict[tuple[str, int], DigestJob] = {}
+    for job, _ in sorted(well, key=lambda each: (-each[1], each[0].job_id)):
+        best.setdefault((job.name_key, job.gpu_count), job)
+    return list(best.values())[:NAMED]

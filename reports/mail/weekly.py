@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from almanac.config import Config
 from almanac.errors import ConfigError
@@ -14,7 +15,7 @@ from reports.mail.marks import WEEK, WEEK_TRIED
 from reports.mail.message import compose, message_id_of
 from reports.mail.outbox import Message, Outbox
 from reports.mail.pilot import week_pilot
-from reports.mail.preferences import UNKNOWN
+from reports.mail.preferences import UNKNOWN, WEEKLY
 from reports.mail.week import is_known, last_week
 from telemetry.store.cluster_store import ClusterStore
 
@@ -56,7 +57,7 @@ def put_weekly(
                 continue
             is_whole &= wanted != UNKNOWN
             is_queued = outbox.has(message_id_of(store.cluster, user, KIND, (), week.name))
-            if wanted != "digest" or address is None or is_queued:
+            if wanted not in WEEKLY or address is None or is_queued:
                 continue
             try:
                 message = _digest(store, user, address, config, now_s)
@@ -75,8 +76,8 @@ def put_weekly(
 
 
 def _digest(store: ClusterStore, user: str, address: str, config: Config, now_s: int) -> Message | None:
-    rendered = render_weekly(store, user, config, now_s)
-    if rendered is None:
+    digest = render_weekly(store, user, config, now_s)
+    if digest is None:
         return None
-    week = last_week(now_s).name
-    return compose(rendered, (), address, config, now_s, cluster=store.cluster, user=user, kind=KIND, key=week)
+    given = {"cluster": store.cluster, "user": user, "kind": KIND, "key": last_week(now_s).name}
+    return replace(compose(digest.rendered, (), address, config, now_s, **given), told=tuple(digest.told))

@@ -114,6 +114,7 @@ def site_of(root: Path, server: MailServer) -> Site:
         "mail": {
             "server": "127.0.0.1", "port": server.port, "sender": "almanac@example.org",
             "recipient": "{user}@example.org", "spool_dir": str(spool),
+            "family_wait_min": 0,
         },
     }  # fmt: skip
     app = SiteApp(store_path=str(root / "store"), given=given)
@@ -122,12 +123,13 @@ def site_of(root: Path, server: MailServer) -> Site:
 
 
 def scenario(site: Site) -> None:
-    """Four mails are due of these jobs."""
+    """Five mails are due of these jobs; three if like runs share one, and four to users who want useful mail."""
     for number, user in ((2, "ann"), (3, "bob"), (4, "eve")):
         site.ends(number, NOW_S + 60 + number, user=user)
     for task in (1, 2, 3):
         site.ends(10 + task, NOW_S + 90, user="ann", array_job_id=10, array_task_id=task)
     site.ends(5, NOW_S + 70, elapsed_s=30)
+    site.ends(6, NOW_S + 80, user="bob", state="FAILED")
 
 
 def killed_runs(site: Site) -> AbstractContextManager[Run]:
@@ -150,6 +152,6 @@ def running_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Si
 
 
 def job_of(subject: str) -> str:
-    """The job id in the subject of a report, or the third word of a digest's subject."""
+    """The job id in the subject of a report, or the third word of a digest's ("3 runs of x: ...")."""
     found = re.search(r"\[job (\S+)\]$", subject)
     return found[1] if found else subject.split()[2]

@@ -54,10 +54,11 @@ class Port:
     port = int(sys.argv[2])
 
 
-def run(number: int) -> int:
+def run(number: int, **mail: Any) -> int:
     global kill_at
     kill_at = number
     site: Site = site_of(Path(sys.argv[1]), Port())  # type: ignore[arg-type]
+    site.change("mail", **mail)
     scenario(site)
     site.due(NOW_S + 300)
     return steps

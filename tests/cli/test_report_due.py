@@ -200,7 +200,7 @@ def test_who_got_enough_mail_is_told_of_the_rest_in_one(site: Site, capsys: pyte
     assert (outcome.put, outcome.delayed) == ({"job": 1}, {"their user got enough mail for now": 3})
     assert site.due(first_s + HOUR_S - 1).put == {}
     assert site.due(first_s + HOUR_S).put == {"digest": 1}
-    assert "3 jobs ended" in site.got[-1][1]
+    assert site.got[-1][1].startswith("3 runs of train-1: ")
 
 
 def test_who_got_enough_mail_keeps_nobody_elses_from_a_full_run(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +215,54 @@ def test_who_got_enough_mail_keeps_nobody_elses_from_a_full_run(site: Site, monk
     site.ingest()
     assert site.due().put == {"job": 1}
     assert site.jobs_told == ["2", "4"]
+
+
+def test_the_first_run_of_a_family_is_told_at_once_and_the_rest_together(site: Site) -> None:
+    site.change("mail", family_wait_min=60)
+    site.ends(2, NOW_S + 60)
+    site.ingest()
+    assert site.due(NOW_S + 120).put == {"job": 1}
+    for number in range(3, 23):
+        site.ends(number, NOW_S + 60 * number)
+    for minute in range(3, 61, 3):
+        site.app.clock_s = NOW_S + 60 * minute
+        site.ingest()
+        site.due()
+    assert len(site.got) == 1
+    site.ends(30, NOW_S + HOUR_S, state="FAILED", user="bob")
+    site.ends(31, NOW_S + HOUR_S, user="bob")
+    site.app.clock_s = NOW_S + HOUR_S + 120
+    site.ingest()
+    assert site.due().put == {"digest": 2}
+    assert sorted(site.got[1:]) == [
+        ("ann@example.org", "20 runs of train-1: not measured; shorter time limits are enough (--time=00:30:00)"),
+        (
+            "bob@example.org",
+            "2 runs of train-1: 1 of 2 failed; not measured; shorter time limits are enough (--time=00:30:00)",
+        ),
+    ]
+    assert site.due(NOW_S + 9 * HOUR_S).put == {}
+
+
+def test_useful_mail_is_about_failures_and_news_and_the_week_has_the_rest(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.change("mail", frequency="useful")
+    site.ends(2, NOW_S + 60, elapsed_s=9000)
+    site.ends(3, NOW_S + 70, state="TIMEOUT")
+    site.ends(4, NOW_S + 80, elapsed_s=9000, user="bob")
+    site.ingest()
+    assert report_due.run(site.app, is_dry=True, as_json=False) == 0
+    assert "3 their user wants useful mail only" in capsys.readouterr().out
+    outcome = site.due()
+    assert outcome.skipped == {"nothing new: in the weekly digest": 2} and site.jobs_told == ["3"]
+    site.app.clock_s = NOW_S + 6 * 86_400 + 3600
+    site.ingest(since_s=NOW_S)
+    site.due()
+    assert sorted(to for to, subject in site.got if subject.startswith("Your GPU week")) == [
+        "ann@example.org", "bob@example.org"
+    ]  # fmt: skip
+    assert "3 jobs" in site.got[-2][1] + site.got[-1][1], "with job 1, which ended before mail was on"
 
 
 def test_prometheus_is_asked_once_for_all_jobs_of_a_run(site: Site) -> None:

@@ -221,21 +221,28 @@ def test_without_the_telemetry_of_a_damaged_file_reports_go_out(site: Site, monk
     assert site.jobs_told == ["2"]
 
 
-def test_killed_at_any_step_every_mail_comes_and_one_at_most_comes_twice(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("mail", "mails", "points"),
+    [({"family_wait_min": 60}, 3, POINTS), ({"frequency": "useful"}, 4, 2)],
+    ids=["like runs together", "useful"],
+)
+def test_killed_at_any_step_every_mail_comes_and_one_at_most_comes_twice(
+    site: Site, mail: dict[str, Any], mails: int, points: int
+) -> None:
     scenario(site)
-    site.says_ended(2, 3, 4, 5, 11, 12, 13)
+    site.says_ended(2, 3, 4, 5, 6, 11, 12, 13)
     before = shutil.copytree(site.root, site.root.with_name(f"{site.root.name}-before"))
     with killed_runs(site) as run:
-        code, steps = run(0)
+        code, steps = run(0, **mail)
         assert code == 0
         expected = sorted(site.server.ids)
-        assert len(expected) == 4
-        for number in sorted({1 + int(steps) * part // POINTS for part in range(POINTS)}):
+        assert len(expected) == mails
+        for number in sorted({1 + int(steps) * part // points for part in range(points)}):
             site.server.taken.clear()
             shutil.rmtree(site.root)
             shutil.copytree(before, site.root)
-            assert run(number)[0] == -signal.SIGKILL
-            assert run(0)[0] == 0
+            assert run(number, **mail)[0] == -signal.SIGKILL
+            assert run(0, **mail)[0] == 0
             got = sorted(site.server.ids)
             assert sorted(set(got)) == expected, number
             assert len(got) <= len(expected) + 1, number

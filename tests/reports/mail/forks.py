@@ -25,8 +25,8 @@ def forks_of(*argv: object) -> Iterator[Run]:
         assert program.stdin is not None and program.stdout is not None
         requests, replies = program.stdin, program.stdout
 
-        def run(*arguments: Any) -> tuple[int, str]:
-            print(json.dumps(arguments), file=requests, flush=True)
+        def run(*arguments: Any, **more: Any) -> tuple[int, str]:
+            print(json.dumps([arguments, more]), file=requests, flush=True)
             result, _, code = replies.readline().rpartition(" ")
             return int(code), result
 
@@ -39,7 +39,8 @@ def serve(work: Callable[..., object]) -> None:
         child = os.fork()
         if child == 0:
             try:
-                print(work(*json.loads(line)), end="", flush=True)
+                arguments, more = json.loads(line)
+                print(work(*arguments, **more), end="", flush=True)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)

@@ -27,11 +27,11 @@ def test_a_digest_fits_and_asks_for_nothing(
         pytest.skip("the digests are not looked at: chromium is not installed (make test installs it as root)")
     store, config = reported.store, reported.config
     if kind == "storm":
-        mail = render_burst(list(reported.contexts.values()), config)
+        mail = render_burst(list(reported.contexts.values()), config).rendered
     else:
         found = render_weekly(store.of("test"), "alice", config, NOW_S + 7 * 86_400)
         assert found is not None
-        mail = found
+        mail = found.rendered
     folder = Path(os.environ.get("ALMANAC_PICTURES") or tmp_path)
     picture = folder / f"{kind}-{width}-{'dark' if is_dark else 'light'}.png"
     seen = look(mail.html, width, is_dark=is_dark, picture=picture)

@@ -30,7 +30,7 @@ from reports.mail.due import (
 from reports.mail.ended import ReportCandidate
 from reports.mail.outbox import EndedRun, Outbox
 
-CONFIG = Mail(min_elapsed_s=60, wait_s=1800, array_wait_hours=24, give_up_hours=72)
+CONFIG = Mail(min_elapsed_s=60, wait_s=1800, array_wait_hours=24, give_up_hours=72, family_wait_min=0)
 HOUR_S = 3600
 
 
@@ -131,17 +131,17 @@ def test_a_task_waits_for_its_array_but_not_for_ever() -> None:
 def test_an_array_is_one_mail_and_a_lone_task_is_a_job() -> None:
     tasks = [ended(number, array_job_id=10) for number in (11, 12, 13)]
     alone = ended(21, array_job_id=20)
-    found = group_into_mails([*tasks, alone, ended(1), ended(2)], 5, any_number)
+    found = group_into_mails([*tasks, alone, ended(1), ended(2)], CONFIG, any_number)
     assert sorted([run.job_id for run in runs] for runs in found) == [[1], [2], [11, 12, 13], [21]]
 
 
 def test_a_job_whose_id_is_an_arrays_is_not_taken_for_it() -> None:
-    assert len(group_into_mails([ended(10), ended(11, array_job_id=10)], 5, any_number)) == 2
+    assert len(group_into_mails([ended(10), ended(11, array_job_id=10)], CONFIG, any_number)) == 2
 
 
 def test_more_than_a_storm_of_one_user_is_one_mail() -> None:
     calm, stormy = [ended(number) for number in range(5)], [ended(number, user="bob") for number in range(10, 16)]
-    found = group_into_mails([*calm, *stormy], 5, any_number)
+    found = group_into_mails([*calm, *stormy], CONFIG, any_number)
     assert Counter((runs[0].user, len(runs)) for runs in found) == {("ann", 1): 5, ("bob", 6): 1}
 
 
@@ -159,7 +159,7 @@ def test_an_array_is_one_mail_however_its_tasks_end(tmp_path: Path, tasks: int, 
             outbox.notice([each for each in runs if now_s - 60 < each.end_s <= now_s])
             found = [ReportCandidate(each, 600, is_array_open=now_s < last_s) for each in outbox.waiting(now_s, "test")]
             made = Planner(lambda user: "every", lambda user: "x", CONFIG, now_s, now_s - 90).plan(found)
-            for told_now in group_into_mails(made.ready, 5, any_number):
+            for told_now in group_into_mails(made.ready, CONFIG, any_number):
                 outbox.skip(told_now, "told", now_s)
                 told.append(len(told_now))
     assert told == sizes
@@ -174,7 +174,7 @@ def mails_now(outbox: Outbox, config: Mail, now_s: int) -> list[tuple[EndedRun, 
     plan = DuePlan(ready=[ReportCandidate(each, 600) for each in outbox.waiting(now_s, "test")])
     left = mails_left(outbox, config, now_s)
     leave_for_later(plan, left)
-    return group_into_mails(plan.ready, config.storm, left)
+    return group_into_mails(plan.ready, config, left)
 
 
 @pytest.mark.parametrize(("gap_s", "most_mails"), [(30, 20), (90, 20), (240, 15)])
@@ -236,7 +236,7 @@ def test_what_is_queued_counts_as_mail(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("left", "mails"), [(3, 2), (2, 2), (1, 1)])
 def test_a_user_never_gets_more_mails_than_are_left(left: int, mails: int) -> None:
-    assert len(group_into_mails([ended(1), ended(2)], 5, lambda user: left)) == mails
+    assert len(group_into_mails([ended(1), ended(2)], CONFIG, lambda user: left)) == mails
 
 
 def test_a_user_who_got_enough_mail_waits() -> None:
@@ -274,13 +274,13 @@ def test_one_users_many_jobs_keep_nobody_elses_from_a_run() -> None:
 
 
 def test_an_array_number_of_two_users_is_two_mails() -> None:
-    mails = group_into_mails([ended(1, array_job_id=100), ended(2, user="bob", array_job_id=100)], 5, any_number)
+    mails = group_into_mails([ended(1, array_job_id=100), ended(2, user="bob", array_job_id=100)], CONFIG, any_number)
     assert [{each.user for each in runs} for runs in mails] == [{"ann"}, {"bob"}]
 
 
 @given(st.lists(each_ended, unique_by=lambda each: each.run.job_id), st.integers(1, 6))
 def test_every_run_is_in_one_mail_of_its_owner(found: list[ReportCandidate], storm: int) -> None:
-    made = group_into_mails(found, storm, any_number)
+    made = group_into_mails(found, replace(CONFIG, storm=storm), any_number)
     assert Counter(run for runs in made for run in runs) == Counter(each.run for each in found)
     assert all(run.user == runs[0].user for runs in made for run in runs)
     assert all(number <= storm for number in Counter(runs[0].user for runs in made).values())

@@ -21,7 +21,19 @@ def store(tmp_path: Path) -> Store:
 
 def row(job_id: int, **more: Any) -> dict[str, Any]:
     given = {"submit_s": NOW_S - 900, "start_s": NOW_S - 860, "end_s": NOW_S - 60, "elapsed_s": 800, "user": "ann"}
-    return {"job_id": job_id, **given, "gpu_count": 1, "state": "COMPLETED", "refuses_mail": False, **more}
+    return {
+        "job_id": job_id,
+        **given,
+        "gpu_count": 1,
+        "state": "COMPLETED",
+        "refuses_mail": False,
+        "name_key": "a-#",
+        **more,
+    }
+
+
+def known(*facts: Any, **more: Any) -> ReportCandidate:
+    return ReportCandidate(*facts, name_key="a-#", state="COMPLETED", **more)
 
 
 def write(store: Store, *rows: dict[str, Any], table: str = "jobs") -> None:
@@ -65,17 +77,17 @@ def test_what_the_store_does_not_have_is_no_last_run(store: Store) -> None:
     write(store, row(1))
     write(store, {"job_id": 1, "submit_s": NOW_S - 900, "verdict": "ok"}, table="job_metrics")
     found = look_up(store.of("test"), [run(2), run(1)])
-    assert found == [ReportCandidate(run(2), 0, is_last=False), ReportCandidate(run(1), 800, has_metrics=True)]
+    assert found == [ReportCandidate(run(2), 0, is_last=False), known(run(1), 800, has_metrics=True)]
     assert look_up(store.of("test"), []) == []
 
 
 def test_a_comment_that_is_not_known_is_not_taken_for_another(store: Store) -> None:
     write(store, row(1, refuses_mail=None), row(2, refuses_mail=None))
     found = look_up(store.of("test"), [run(1)])
-    assert found == [ReportCandidate(run(1), 800, refuses_mail=None, has_comments=False)]
+    assert found == [known(run(1), 800, refuses_mail=None, has_comments=False)]
     write(store, row(2, refuses_mail=True))
     assert look_up(store.of("test"), [run(1), run(2)]) == [
-        ReportCandidate(run(1), 800, refuses_mail=None), ReportCandidate(run(2), 800, refuses_mail=True)
+        known(run(1), 800, refuses_mail=None), known(run(2), 800, refuses_mail=True)
     ]  # fmt: skip
 
 
@@ -92,7 +104,7 @@ def test_a_damaged_file_of_metrics_keeps_no_job_from_being_looked_at(store: Stor
     for path in (store.root / "job_metrics").rglob("*.parquet"):
         path.write_bytes(b"damaged")
     assert ended_since(store.of("test"), 0) == [run(1)]
-    assert look_up(store.of("test"), [run(1)]) == [ReportCandidate(run(1), 800)]
+    assert look_up(store.of("test"), [run(1)]) == [known(run(1), 800)]
 
 
 def test_when_jobs_ended_last(store: Store) -> None:
