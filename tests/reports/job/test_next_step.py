@@ -19,7 +19,7 @@ from telemetry.job_selection import plain_rows
 STEPS = {
     "balanced": "try hbm40g", "idle": "use 1 GPU", "no-telemetry": "shorter --time", "half": "try hbm40g",
     "out-of-memory": "cut memory use", "64-gpus": "try hbm40g", "cancelled": "try hbm40g", "requeued": "try hbm40g",
-    "array-task": "raise GPU use", "failed": "try hbm40g", "timeout": "longer --time", "reserved": "measure memory",
+    "array-task": "raise GPU use", "failed": "-", "timeout": "longer --time", "reserved": "measure memory",
 }  # fmt: skip
 
 
