@@ -71,7 +71,7 @@ def test_a_newcomer_submits_is_advised_and_sees_what_the_job_used(walked: Docker
     assert re.search(rf"^ *{job} alice .*train-bert-100.* COMPLETED .* 18/40 GiB ", table, re.MULTILINE)
     walked.run("ctl", "root", "as-almanac", "report", "--due", timeout_s=120)
     listed = walked.run("mail", "root", "mails").stdout
-    assert "  1  to alice@dock  from almanac of dock <almanac@dock>  train-bert-100: " in listed
+    assert "  1  to alice@dock  from almanac of dock <almanac@dock>  train-bert-100: OK; to run faster, " in listed
     assert f"[job {job}]" in listed
     assert "18.0 GiB" in walked.run("mail", "root", "mails", "1").stdout
 
