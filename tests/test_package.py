@@ -208,7 +208,8 @@ def client(package: Package, tmp_path: Path) -> Iterator[Callable[..., subproces
     nobody = {} if os.getuid() else {"user": 65534, "group": 65534, "extra_groups": []}
     for folder in (root, *root.rglob("*")):
         assert folder.stat().st_mode & 0o004
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    made = [folder for folder in tmp_path.parents if folder.name.startswith(("pytest-", "popen-"))]
+    for folder in (tmp_path, *made):
         folder.chmod(0o755)
 
     def run(*argv: str) -> subprocess.CompletedProcess[str]:

@@ -35,7 +35,7 @@ class Accounting:
         self.asked["numbers"] += 1
         delimiter = next(word for word in argv if word.startswith("--delimiter=")).partition("=")[2]
         names = argv[argv.index("-o") + 1].split(",")
-        return "".join(delimiter.join(_text(row)[name] for name in names) + "\n" for row in rows).encode()
+        return "".join(delimiter.join(_text(row).get(name, "") for name in names) + "\n" for row in rows).encode()
 
     def _selected(self, argv: Sequence[str]) -> list[dict[str, Any]]:
         rows = [row for row in self.rows if row["start_s"] is None or row["start_s"] <= self.now_s()]

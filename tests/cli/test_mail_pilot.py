@@ -121,7 +121,7 @@ def test_reports_link_to_the_sites_pages(site: Site) -> None:
     assert "https://help.example.org/gpus?a=b&c=d" in text
     site.change("mail", storm=1)
     for job_id in (7, 8):
-        site.ends(job_id, NOW_S + 950 + job_id, user="bob")
+        site.ends(job_id, NOW_S + 950 + job_id, user="bob", state="FAILED")
     site.app.clock_s = NOW_S + 1000
     site.ingest()
     site.due()
@@ -180,7 +180,7 @@ def test_a_site_changes_rules_and_a_fault_in_them_stops_no_mail(
     ends(site, ann="ml")
     assert not site.due().faults
     text, _ = page_of(site.server.taken[0][2])
-    assert text.startswith("Job of 1 GPU, see {here}.")
+    assert "\nJob of 1 GPU, see {here}." in text
     [check] = check_rules(site.app)
     assert (check.status, check.said) == ("ok", f"{rules} changes 1 rules and removes 0")
     rules.chmod(0o666)
@@ -190,7 +190,7 @@ def test_a_site_changes_rules_and_a_fault_in_them_stops_no_mail(
     [fault] = site.due().faults
     assert "others than its owner can write" in fault
     text, _ = page_of(site.server.taken[1][2])
-    assert text.startswith("We cannot tell which GPUs"), "mail goes on, with the packaged rules"
+    assert "\nWe cannot tell which GPUs" in text, "mail goes on, with the packaged rules"
     [check] = check_rules(site.app)
     assert check.status == "fail"
     failed = CliRunner().invoke(report.command, ["7"], obj=site.app)

@@ -109,7 +109,7 @@ def test_of_who_is_not_known_nothing_is_known(config: Config) -> None:
 def test_without_the_folder_there_is_the_default_and_no_choice(config: Config) -> None:
     folder_of(config).rmdir()
     assert preference(config) == DEFAULT
-    with pytest.raises(StoreError, match="is not there"):
+    with pytest.raises(StoreError, match="does not exist on this host"):
         write("off", config)
 
 
