@@ -209,6 +209,19 @@ def _check_ranges(config: Config, where: str) -> None:
     if config.site.help_url:
         check_page(config.site.help_url, f"{where}: site.help_url")
     _check_addresses(config, where)
+    _check_retention(config, where)
+
+
+def _check_retention(config: Config, where: str) -> None:
+    """`almanac forget` finds a person's rows in the other tables by their jobs."""
+    jobs_days = config.retention.jobs_days
+    for table in ("telemetry", "bindings", "steps", "job_metrics", "gpu_metrics", "step_metrics"):
+        days = getattr(config.retention, f"{table}_days")
+        if jobs_days and not 0 < days <= jobs_days:
+            raise ConfigError(
+                f"{where}: retention.{table}_days is {days}, and jobs_days is {jobs_days}",
+                f"keep jobs as long as {table}: set {table}_days to 1 to {jobs_days}, or raise jobs_days",
+            )
 
 
 def _check_addresses(config: Config, where: str) -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 ELSEWHERE = (
     "Not covered: Slurm's accounting, mails that were sent, backups, system logs,\n"
-    "files that you wrote elsewhere (reports, tables), and copies on other hosts."
+    "files that you wrote elsewhere (reports, tables, mail.users and the address map\n"
+    "of the configuration), and copies on other hosts."
 )
 
 

@@ -51,6 +51,9 @@ def _say(app: App, preference: Preference) -> None:
         return
     whose = "your choice" if preference.is_own else "this site's default"
     click.echo(f"{preference.frequency}: {WORDS[preference.frequency]} ({whose})")
+    mail = app.config.mail
+    if (mail.users or mail.accounts) and app.caller not in mail.users:
+        click.echo("This site sends mail only to some users and accounts so far.")
     for said in _reader_lines(app, preference.is_own):
         click.echo(textwrap.fill(said, 80, break_long_words=False, break_on_hyphens=False))
 
@@ -69,7 +72,10 @@ def _reader_lines(app: App, is_own: bool) -> list[str]:
         ]
     found = last_read(folder)
     if found is None and not app.config.mail.server:
-        return ["This site sends no mail: mail.server is not set in almanac's configuration."]
+        return [
+            f"This site sends no mail, as far as {host} knows: its configuration sets no mail.server.",
+            *((f"If you do get mail, ask the operators where to run this. {UNTIL}",) if is_own else ()),
+        ]
     if not is_own or (found and app.now_s() - found.time_s < STALE_S):
         return []
     if found is None:

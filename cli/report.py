@@ -95,6 +95,11 @@ def command(
             f"job {open_jobs[0].shown_id} has not ended, and a mail is about an ended job",
             "leave out --mail to see it now",
         )
+    if jobstats and (open_jobs := (*shown.running, *shown.pending)):
+        raise AlmanacError(
+            f"job {open_jobs[0].shown_id} has not ended, and jobstats' summaries are of ended jobs",
+            "leave out --jobstats to see it now",
+        )
     found, error = contexts_of(app, shown)
     contexts = _with_site(app, found)
     if html_file:

@@ -38,7 +38,9 @@ def send(app: App, contexts: Sequence[JobContext], preview_to: str) -> None:
         raise ConfigError("mail.server is not set, so no mail can be sent", "ask an operator of almanac")
     mail = replace(app.config.mail, bcc="") if preview_to else app.config.mail
     for message in owner_mails(contexts, app.config, app.caller, app.now_s(), preview_to):
-        send_now(message, mail)
+        fault = send_now(message, mail)
         number = len(message.runs)
         whose = f" of {printable(message.user, 40)}; not sent to them, and not recorded as sent" if preview_to else ""
         click.echo(f"sent to {message.recipient}: {format_count(number)} job{'s' * (number != 1)}{whose}")
+        if fault:
+            click.echo(f"warning: {printable(fault, 300)}", err=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from almanac.errors import AlmanacError, CommandError, StoreError
+from almanac.errors import AlmanacError, CommandError, FileFormatError, StoreError
 from almanac.units import format_moment, printable
 from cli.app import App
 from cli.job_ids import Named, matching, no_such_job, parse_id, split_ids
@@ -60,11 +60,11 @@ def find_jobs(app: App, texts: Sequence[str]) -> NamedJobs:
     )
 
 
-def _stored_rows(app: App, wanted: Sequence[Named]) -> tuple[list[dict[str, Any]], StoreError | None]:
+def _stored_rows(app: App, wanted: Sequence[Named]) -> tuple[list[dict[str, Any]], AlmanacError | None]:
     """The runs that the store, or what is published, has of these jobs; and why there is neither."""
     try:
         return app.caller_jobs.runs_named(sorted({each.job_id for each in wanted})).to_pylist(), None
-    except StoreError as error:
+    except (StoreError, FileFormatError) as error:
         return [], error
 
 
@@ -95,7 +95,7 @@ def _live(app: App, wanted: Sequence[Named]) -> tuple[list[LiveJob], str]:
     return [job for job in seen if any(each.names(job) for each in wanted)], ""
 
 
-def _absent(app: App, absent: Sequence[str], trouble: StoreError | None, silence: str) -> StoreError:
+def _absent(app: App, absent: Sequence[str], trouble: AlmanacError | None, silence: str) -> StoreError:
     """trouble: why there are no ended jobs. silence: why Slurm could not be asked for others."""
     if trouble is None:
         return no_such_job(app, absent, silence)

@@ -75,7 +75,7 @@ trim_program() {
 }
 
 # The client stays small: of compiled modules it gets those that its own commands import, and no simulator.
-LIGHT='cli.advise cli.doctor.host_roles cli.install_hooks cli.mail reports.mail.preferences
+LIGHT='cli.advise cli.doctor.host_roles cli.install_hooks cli.mail reports.mail.last_read reports.mail.preferences
     slurm_hooks.advice.shown slurm_hooks.install.ended_hook slurm_hooks.install.lua_syntax slurm_hooks.install.scripts
     slurm_hooks.submit.dialogue telemetry.slurm.commands telemetry.slurm.sbatch'
 move_compiled() {

@@ -5,7 +5,6 @@ The order of calls: `ConfiguredSources.spans` says what to read, and `ingest_all
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -132,7 +131,10 @@ class ConfiguredSources:
 
             return open_jobs(self.store)
 
-        without = functools.partial(self.store.forgotten().without, "jobs")
+        def without(rows: pa.Table) -> pa.Table:
+            """Asked for each batch: somebody may be forgotten meanwhile."""
+            return self.store.forgotten().without("jobs", rows)
+
         return source_of(name, self.config, self.store.cluster, self.commands, self.clock, open_ids, without)
 
     def _pull_back_watermark(self, name: str, now_s: int, lookback_days: int, warn: Callable[[str], None]) -> None:

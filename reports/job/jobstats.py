@@ -4,8 +4,8 @@
 (highest) and gpu_total_memory in bytes, and gpu_utilization (mean, percent), each by GPU index
 (PrincetonUniversity/jobstats, `Jobstats.__str__`). AdminComment holds the same as "JS1:" + base64(gzip(JSON)).
 
-What is not known is left out: almanac has no CPU time and host memory, and no memory size of a MIG instance. jobstats
-itself prints such figures as unknown.
+What is not known is left out: CPU time and host memory of each node (almanac has those of the job), and the memory size
+of a MIG instance. jobstats itself prints such figures as unknown.
 """
 
 from __future__ import annotations

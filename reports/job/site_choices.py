@@ -48,8 +48,12 @@ def choices_of(config: Config) -> SiteChoices:
 
 def _values(job: JobRow, cluster: str) -> Mapping[str, str]:
     """The placeholders of almanac.link_config that are known of a job, URL-encoded: a user chooses some of them."""
-    array, task = job["array_job_id"], job["array_task_id"]
-    shown_id = job["job_id"] if array is None or task is None else f"{array}_{task}"
+    array, task, het, offset = (job[name] for name in ("array_job_id", "array_task_id", "het_job_id", "het_offset"))
+    shown_id = str(job["job_id"])
+    if array is not None and task is not None:
+        shown_id = f"{array}_{task}"
+    elif het is not None and offset is not None:
+        shown_id = f"{het}+{offset}"
     known = {
         "job_id": job["job_id"],
         "shown_id": shown_id,

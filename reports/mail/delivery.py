@@ -108,16 +108,16 @@ def deliver(
             _hang_up(run.server)
 
 
-def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) -> None:
+def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) -> str:
     """Send one message at once, past the outbox (`almanac report --mail`), and its blind copy to mail.bcc.
 
-    Raises ServerError, ConfigError.
+    Returns why there is no blind copy, or "". Raises ServerError, ConfigError.
     """
     try:
         server = connect(config)
         try:
-            for recipient in dict.fromkeys((message.recipient, config.bcc or message.recipient)):
-                server.sendmail(sender_of(config), [recipient], message.raw)
+            server.sendmail(sender_of(config), [message.recipient], message.raw)
+            return _copy_fault(server, message, config)
         finally:
             _hang_up(server)
     except _FAILURES as error:
@@ -125,6 +125,17 @@ def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) ->
             f"{config.server}:{config.port} did not take the mail: {reply_of(error, secrets_of(config))[1]}",
             "see `almanac doctor`",
         ) from error
+
+
+def _copy_fault(server: smtplib.SMTP, message: Message, config: Mail) -> str:
+    """Send the blind copy. A refusal changes nothing of the mail that the server has taken."""
+    if config.bcc in ("", message.recipient):
+        return ""
+    try:
+        server.sendmail(sender_of(config), [config.bcc], message.raw)
+    except _FAILURES as error:
+        return f"mail.bcc: no blind copy: {reply_of(error, secrets_of(config))[1]}"
+    return ""
 
 
 def _hang_up(server: smtplib.SMTP) -> None:

@@ -151,13 +151,13 @@ def headline_of(jobs: Sequence[DigestJob], advice: Sequence[SharedAdvice]) -> st
     unmeasured = sum(job.unused_hours is None for job in jobs)
     said = [", ".join(failures)] if (failures := list(_failures(jobs))) else []
     if unmeasured == len(jobs):
-        said.append("not measured")
+        said.append("not assessed")
     if advice:
         said.append(advice[0].short)
     elif limits := time_limits(families_of(jobs)):
         whose = f" for {limits[0].name}" if any(job.name_key != jobs[0].name_key for job in jobs) else ""
         said.append(f"shorter time limits are enough{whose} ({limits[0].option})")
-    return "; ".join(said) or (f"{_jobs(unmeasured)} not measured" if unmeasured else "OK, nothing to change")
+    return "; ".join(said) or (f"{_jobs(unmeasured)} not assessed" if unmeasured else "OK, nothing to change")
 
 
 def _failures(jobs: Sequence[DigestJob]) -> Iterator[str]:
@@ -184,7 +184,7 @@ def _used(jobs: Sequence[DigestJob]) -> str:
     hours = sum_hours(job.gpu_hours for job in jobs)
     known = [job.unused_hours for job in jobs if job.unused_hours is not None]
     unused = f", {real_text(sum(known))} of them unused" if known else ""
-    missing = f" ({_jobs(len(jobs) - len(known))} not measured)" if known and len(known) < len(jobs) else ""
+    missing = f" ({_jobs(len(jobs) - len(known))} not assessed)" if known and len(known) < len(jobs) else ""
     return f"{_jobs(len(jobs))} ended: {said_states(jobs)}. They took {_hours(hours)}{unused}{missing}."
 
 
@@ -222,7 +222,7 @@ def _family_line(family: JobFamily, advice: Sequence[SharedAdvice]) -> FamilyLin
     numbers = [number for number, each in enumerate(advice, 1) if ids & {job.job_id for job in each.jobs}]
     about = [family.states]
     if 0 < family.unmeasured < len(family.jobs):
-        about.append(f"{format_count(family.unmeasured)} not measured")
+        about.append(f"{format_count(family.unmeasured)} not assessed")
     if numbers:
         rest = f" and {', '.join(map(str, numbers[1:]))}" if numbers[1:] else ""
         about.append(f"advice {numbers[0]} ({advice[numbers[0] - 1].short}){rest}")
@@ -285,14 +285,14 @@ def _job_row(job: DigestJob) -> FigureRow:
     name = printable(job.name, 40)
     time = format_duration(job.elapsed_s) if job.elapsed_s is not None else NOT_KNOWN
     about = f"{name + ', ' if name else ''}{counted(job.gpu_count, 'GPU')}, {time}"
-    return FigureRow(job.shown_id, about, job.conclusions.sentences[0])
+    return FigureRow(job.shown_id, about, next(iter(job.conclusions.sentences), job.conclusions.headline))
 
 
 def _total_rows(totals: Totals) -> Iterator[FigureRow]:
     failed = f"{format_count(totals.failed)} failed or reached their time limit" if totals.failed else ""
     yield FigureRow("Jobs", format_count(totals.jobs), failed)
     unmeasured = totals.gpu_hours - totals.measured_hours
-    missing = f"{real_text(unmeasured)} of them not measured" if unmeasured > 0.005 * totals.gpu_hours else ""
+    missing = f"{real_text(unmeasured)} of them not assessed" if unmeasured > 0.005 * totals.gpu_hours else ""
     yield FigureRow("GPU-hours", real_text(totals.gpu_hours), missing)
     if totals.energy_j is not None:
         yield FigureRow("GPU energy", f"{real_text(totals.energy_j / 3.6e6)} kWh")

@@ -47,7 +47,7 @@ def dry_run(site: MailSite) -> DryRun:
         frequency = site.frequencies()
         judged = [each for each in plan.ready if frequency(each.run.user) == USEFUL]
         plan.delayed[TO_JUDGE] += [each.run for each in judged]
-        plan.ready = [each for each in plan.ready if each not in judged]
+        plan.ready = [each for each in plan.ready if frequency(each.run.user) != USEFUL]
         skipped = Counter({reason: len(runs) for reason, runs in plan.skipped.items()})
         delayed = Counter({reason: len(runs) for reason, runs in plan.delayed.items()})
         mails = group_into_mails(plan.ready, site.config.mail, left)

@@ -40,6 +40,9 @@ FAILED_STATES = ("FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"
 _WANTED = schema_of({"job_id": pa.int64(), "array_job_id": pa.int64()})
 
 
+ENDED = "ended"
+
+
 @dataclass(frozen=True)
 class ReportCandidate:
     """A run that waits for its report. is_last: no later run of the job is known, so the job is over.
@@ -67,7 +70,7 @@ class ReportCandidate:
 
 def outcome_of(state: str) -> str:
     """How a job ended, as a mail tells it: "ended FAILED"; "ended" for all states that are no failure."""
-    return f"ended {state}" if state in FAILED_STATES else "ended"
+    return f"{ENDED} {state}" if state in FAILED_STATES else ENDED
 
 
 def ended_since(store: ClusterStore, since_s: int) -> list[EndedRun]:

@@ -179,11 +179,9 @@ class SharedAdvice:
     @property
     def short(self) -> str:
         """The advice without figures and options: "40 GB GPUs are enough", "find out what your GPUs wait for"."""
-        _, headline = self.jobs[0].rules[self.rule]
-        # A headline of two parts says first what happened to the job.
-        text = self.advice[:1].lower() + self.advice[1:] if not headline or ";" in headline else headline
-        ends = [place for mark in (". ", ": ", " (", ", or ") if (place := text.find(mark)) > 0]
-        return text[: min(ends, default=len(text))].rstrip(".")
+        # A headline of two parts says first what happened to the job, and others can have figures of one job.
+        said = {_cut(headline) for job in self.jobs if ";" not in (headline := job.rules[self.rule][1])} - {""}
+        return said.pop() if len(said) == 1 else _cut(self.advice[:1].lower() + self.advice[1:])
 
     def where(self, among: Sequence[DigestJob]) -> str:
         """ "12 of 17 jobs: train-# (8), eval (4)"; without names if all 17 are of one family."""
@@ -195,6 +193,12 @@ class SharedAdvice:
         more = len(families) - _NAMED
         rest = f", and {format_count(more)} other job families" if more > 1 else ", and 1 more" if more == 1 else ""
         return f"{share}: {', '.join(names)}{rest}"
+
+
+def _cut(text: str) -> str:
+    """Its first statement."""
+    ends = [place for mark in (". ", ": ", " (", ", or ") if (place := text.find(mark)) > 0]
+    return text[: min(ends, default=len(text))].rstrip(".")
 
 
 def shared_advice(jobs: Sequence[DigestJob]) -> list[SharedAdvice]:
@@ -260,6 +264,8 @@ def _time_limit(family: JobFamily) -> TimeLimit | None:
     if not far or any(job.state == "TIMEOUT" for job in family.jobs):
         return None
     ended = [job for job in family.jobs if job.state == "COMPLETED" and job.elapsed_s is not None]
+    if not ended:  # only where a site's rule is also for jobs that did not complete
+        return None
     longest = max(ended, key=lambda job: job.next_limit_s or 2**31)
     limits_s = [job.limit_s or 0 for job in far]
     if longest.next_limit_s is None or longest.next_limit_s >= min(limits_s):

@@ -125,7 +125,7 @@ class MailRun:
         # A clock that was ahead can have left a mark in the future.
         since_s = min(now_s, max(asked_s, ingested_s, started_s, now_s - self.site.give_up_s))
         self.outbox.set_mark(ASKED, self.cluster, since_s)
-        slurm = replace(config.slurm, overlap_hours=0, read_steps=False)
+        slurm = replace(config.slurm, overlap_hours=0)
         source = SacctSource(self.site.commands, self.cluster, config.tiers, slurm, self.site.clock, name=SOURCE)
         if config.bindings.prolog_dir:
             self._read("prolog", lambda: self.site.read_source("prolog"))

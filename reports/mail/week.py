@@ -21,7 +21,7 @@ from reports.mail.families import DigestJob
 from reports.mail.marks import WEEK
 from telemetry.history import load_history_table
 from telemetry.metrics.data_quality import IDLE, OK
-from telemetry.store.cluster_store import ClusterStore
+from telemetry.store.cluster_store import JOBS_FROM, ClusterStore
 
 if TYPE_CHECKING:
     from reports.mail.outbox import Outbox
@@ -160,12 +160,13 @@ def week_of(store: ClusterStore, user: str, config: Config, now_s: int) -> Week 
 
 
 def _known_since(store: ClusterStore, since_s: int, until_s: int) -> float:
-    """The first end of any user's job among those submitted in between; infinite without one.
+    """The first end of any user's job among those submitted in between; infinite without one. Weeks whose jobs were
+    removed are not known.
 
     The store knows nothing about earlier times, so an earlier week is unknown rather than empty.
     """
     first_s = pc.min(store.read("jobs", ["end_s"], since_s, until_s)["end_s"]).as_py()
-    return math.inf if first_s is None else float(first_s)
+    return math.inf if first_s is None else float(max(first_s, store.watermark(JOBS_FROM) or 0))
 
 
 def gpu_hours(row: WeekRow) -> float:
@@ -173,7 +174,8 @@ def gpu_hours(row: WeekRow) -> float:
 
 
 def totals_of(rows: Sequence[WeekRow]) -> Totals:
-    used = [(row["mean_gpu_util_pct"], gpu_hours(row)) for row in rows if row["mean_gpu_util_pct"] is not None]
+    assessed = [row for row in rows if row["verdict"] in (OK, IDLE)]
+    used = [(row["mean_gpu_util_pct"], gpu_hours(row)) for row in assessed if row["mean_gpu_util_pct"] is not None]
     weight = sum(hours for _, hours in used)
     energies = [row["energy_j"] for row in rows if row["energy_j"] is not None]
     return Totals(

@@ -10,7 +10,7 @@ from almanac.errors import ConfigError
 from almanac.units import DAY_S
 from reports.mail.address_book import AddressError
 from reports.mail.digest import render_weekly
-from reports.mail.ended import ended_since
+from reports.mail.ended import ENDED, ended_since
 from reports.mail.marks import WEEK, WEEK_TRIED
 from reports.mail.message import compose, message_id_of
 from reports.mail.outbox import Message, Outbox
@@ -50,14 +50,16 @@ def put_weekly(
         is_whole, is_in_pilot = True, week_pilot(store, config.mail, week.start_s, week.end_s)
         runs = ended_since(store, week.start_s)
         for user in filter(is_in_pilot, sorted({run.user for run in runs if run.end_s < week.end_s})):
+            wanted = frequency(user)
+            is_whole &= wanted != UNKNOWN
+            if wanted not in WEEKLY or outbox.has(message_id_of(store.cluster, user, KIND, (), week.name)):
+                continue
             try:
-                wanted, address = frequency(user), recipient(user)
+                address = recipient(user)
             except AddressError:
                 is_whole = False
                 continue
-            is_whole &= wanted != UNKNOWN
-            is_queued = outbox.has(message_id_of(store.cluster, user, KIND, (), week.name))
-            if wanted not in WEEKLY or address is None or is_queued:
+            if address is None:
                 continue
             try:
                 message = _digest(store, user, address, config, now_s)
@@ -80,4 +82,6 @@ def _digest(store: ClusterStore, user: str, address: str, config: Config, now_s:
     if digest is None:
         return None
     given = {"cluster": store.cluster, "user": user, "kind": KIND, "key": last_week(now_s).name}
-    return replace(compose(digest.rendered, (), address, config, now_s, **given), told=tuple(digest.told))
+    # It tells advice, but is no reason for later failures to wait as like runs.
+    told = tuple(each for each in digest.told if not each.what.startswith(ENDED))
+    return replace(compose(digest.rendered, (), address, config, now_s, **given), told=told)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from almanac.errors import NotAllowedError
 from almanac.kept import Kept
 from reports.published.folder import MANIFEST
 from telemetry.store.atomic import write_atomically
@@ -35,6 +36,8 @@ def _read(root: Path) -> dict[str, Any]:
         document = json.loads((root / MANIFEST).read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
+    except PermissionError as error:
+        raise NotAllowedError(f"{root / MANIFEST}: only root can read it", "run this as root") from error
     return document if isinstance(document, dict) else {}
 
 

@@ -10,7 +10,7 @@ from almanac.units import DAY_S
 from reports.site.faults import FAILED_AGAIN, ItemKey, SiteFaults, load_fault_hours
 from reports.site.runs import site_runs
 from reports.site.totals import Share, load_total
-from telemetry.store.cluster_store import ClusterStore
+from telemetry.store.cluster_store import JOBS_FROM, ClusterStore
 from telemetry.store.partitions import partition_start
 
 MAX_COVERAGE_GAP = 0.1
@@ -62,7 +62,8 @@ def load_before(store: ClusterStore, span_s: tuple[int, int], now_s: int, total:
 def _why_none(store: ClusterStore, since_s: int, until_s: int) -> str:
     """Why the store cannot know all jobs of both spans; files hold a day each."""
     files = store.files("jobs")
-    first_s, mark_s = partition_start(files[0]) if files else until_s, store.watermark("sacct")
+    first_s = max(partition_start(files[0]), store.watermark(JOBS_FROM) or 0) if files else until_s
+    mark_s = store.watermark("sacct")
     if first_s > since_s + DAY_S:
         return f"the store has jobs from {_date(first_s)} on"
     if mark_s is not None and mark_s < until_s - DAY_S:

@@ -44,6 +44,8 @@ class LiveJob:
         array, task = self.row["array_job_id"], self.row["array_task_id"]
         if array is not None and task is not None:
             return f"{array}_{task}"
+        if self.row["het_job_id"] is not None and self.row["het_offset"] is not None:
+            return f"{self.row['het_job_id']}+{self.row['het_offset']}"
         return f"{array}_[{self.tasks}]" if array is not None and self.tasks else str(self.job_id)
 
     def is_named(self, job_id: int, tasks: Collection[int] | None = None, offset: int | None = None) -> bool:

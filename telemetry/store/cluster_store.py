@@ -26,6 +26,8 @@ from telemetry.store.schema import TABLES, Table
 from telemetry.store.staging import Staging
 
 COMPLETE_FROM = "complete-from"
+JOBS_FROM = "jobs-from"
+"""Older days of jobs were removed; those that are left hold only jobs that are not finished."""
 Opens = Callable[[int], Iterable[int | StaleRun]]
 """Gives the days since 1970, and the runs, that a partition that starts then (s) makes stale when it changes."""
 

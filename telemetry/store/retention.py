@@ -23,7 +23,7 @@ from almanac.units import DAY_S, counted
 from telemetry.attribution.allocations import days_of
 from telemetry.attribution.runs import load_runs
 from telemetry.store.atomic import writing
-from telemetry.store.cluster_store import COMPLETE_FROM, ClusterStore
+from telemetry.store.cluster_store import COMPLETE_FROM, JOBS_FROM, ClusterStore
 from telemetry.store.marks import day_text
 from telemetry.store.merge import arrow
 from telemetry.store.partitions import partition_start
@@ -34,6 +34,7 @@ INPUTS = ("telemetry", "bindings", "steps", "jobs")
 _OF_DAYS = ("telemetry", "bindings")
 _OF_RUNS = ("steps", "job_metrics", "gpu_metrics", "step_metrics", "jobs")
 """Jobs come last: they say which days of the others are still needed."""
+_CLOCK_DAYS = 31
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,11 @@ class Expired:
 
 
 def expired(store: ClusterStore, limits: Retention, now_s: int) -> list[Expired]:
-    """What the limits let go now, of each table with a limit. Raises StoreError."""
+    """What the limits let go now, of each table with a limit. Raises StoreError.
+
+    A clock that is ahead by years removes nothing that the newest rows and a month do not let go.
+    """
+    now_s = min(now_s, _newest_s(store) + _CLOCK_DAYS * DAY_S)
     found = []
     for table in (*_OF_DAYS, *_OF_RUNS, "node_counts"):
         if before_s := _before_s(limits, table, now_s):
@@ -104,11 +109,19 @@ def remove(store: ClusterStore, limits: Retention, now_s: int) -> list[Expired]:
     if incomplete := [each.complete_from_s for each in found if each.table in INPUTS and each.paths]:
         store.set_watermark(COMPLETE_FROM, max(incomplete))  # before the rows go
     for each in found:
+        if each.table == "jobs" and each.paths:
+            store.set_watermark(JOBS_FROM, each.before_s)
         if each.table == "advice":
             store.replace("advice", TABLES["advice"].schema.empty_table(), _replaced_advice(store, each.before_s))
         else:
             _remove_files(store, each.paths)
     return found
+
+
+def _newest_s(store: ClusterStore) -> int:
+    """The start of the newest file of jobs, telemetry, and node counts; 0 without any."""
+    files = (store.files(table) for table in ("jobs", "telemetry", "node_counts"))
+    return max((partition_start(paths[-1]) for paths in files if paths), default=0)
 
 
 def _before_s(limits: Retention, table: str, now_s: int) -> int:

@@ -122,6 +122,8 @@ HUGE = "1" + "0" * 400
         ('[slurm]\nbin_dir = "\\ud800"', "not a Unicode scalar value"),
         ('[slurm]\nbin_dir = "a\0b"', "Illegal character"),
         ('[slurm]\n"' + "x" * 100_000 + '" = 1', "unknown key 'xxx"),
+        ("[retention]\njobs_days = 30\ntelemetry_days = 90", "telemetry_days is 90, and jobs_days is 30"),
+        ("[retention]\njobs_days = 30", "telemetry_days is 0, and jobs_days is 30"),
     ],
 )  # fmt: skip
 def test_odd_input_is_refused_in_one_line(tmp_path: Path, text: str, seen: str) -> None:

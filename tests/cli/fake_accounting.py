@@ -32,7 +32,7 @@ class Accounting:
         if "--json" in argv:
             self.asked["names"] += 1
             return json.dumps({"jobs": [_json(row) for row in rows]}).encode()
-        self.asked["numbers"] += 1
+        self.asked["numbers" if "-X" in argv else "steps"] += 1
         delimiter = next(word for word in argv if word.startswith("--delimiter=")).partition("=")[2]
         names = argv[argv.index("-o") + 1].split(",")
         return "".join(delimiter.join(_text(row).get(name, "") for name in names) + "\n" for row in rows).encode()

@@ -46,14 +46,14 @@ def test_a_report_goes_to_the_jobs_owner_alone(site: Site) -> None:
 
 
 def test_accounting_is_asked_once_for_what_the_hook_said(site: Site) -> None:
-    """Whatever their number: numbers once, and names once for each 5,000 of them."""
+    """Whatever their number: numbers once, names once for each 5,000 of them, and steps once for each 500."""
     for number in range(2, 202):
         site.ends(number, NOW_S + 60 + number % 5, user=f"user{number // 4}")
         site.says_ended(number)
     site.accounting.asked.clear()
     outcome = site.due(NOW_S + 120)
     assert outcome.noticed == 200 and outcome.put == {"job": 200}
-    assert site.accounting.asked == {"numbers": 1, "names": 1}
+    assert site.accounting.asked == {"numbers": 1, "names": 1, "steps": 1}
     assert len(set(site.server.ids)) == len(site.server.ids) == 200
     assert list(site.spool.iterdir()) == []
 

@@ -23,6 +23,7 @@ from reports.site.summary import advice_table, compared_with, faults_table, summ
 from reports.site.tables import write_csv
 from reports.site.tasks import request_tasks, waste_tasks
 from reports.site.words import PageTable
+from telemetry.store.cluster_store import JOBS_FROM
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -69,13 +70,15 @@ METRICS = [
 
 
 def report_of(
-    root: Path, jobs: list[Any], metrics: list[Any], advice: list[Any] | None = None, mark_s: int = NOW_S, **more: Any
-) -> SiteReport:
+    root: Path, jobs: list[Any], metrics: list[Any], advice: list[Any] | None = None, mark_s: int = NOW_S,
+    jobs_from_s: int = 0, **more: Any,
+) -> SiteReport:  # fmt: skip
     store = Store.create(root / "store")
     for name, rows in (("jobs", jobs), ("job_metrics", metrics), ("advice", advice or [])):
         if rows:
             store.of("c").write(name, pa.Table.from_pylist(rows, schema=TABLES[name].schema))
     store.of("c").set_watermark("sacct", mark_s)
+    store.of("c").set_watermark(JOBS_FROM, jobs_from_s)
     options = {"has_names": True, "has_study": False, **more}
     return build_site_report(store.of("c"), Config(tiers=TIERS), SPAN_S, NOW_S, **options)
 
@@ -184,6 +187,13 @@ def test_a_span_that_the_store_does_not_know_is_not_compared(
     assert f"not known, because {why}." in compared_with(report)
     assert "Before" not in waste_tasks(report, 1)[0].why + "".join(faults_table(report).columns)
     assert "from before" not in str(summary_boxes(report))
+
+
+def test_a_span_whose_jobs_were_removed_is_not_compared(tmp_path: Path) -> None:
+    """A pending job keeps its day, which once looked like a store that knows all jobs since then."""
+    since_s = BEFORE_S // DAY_S * DAY_S + 9 * DAY_S
+    report = report_of(tmp_path, NOW[0] + OLDER, NOW[1] + OLDER_METRICS, jobs_from_s=since_s)
+    assert report.before.why_none.startswith("the store has jobs from ")
 
 
 def test_use_is_not_compared_with_a_span_that_was_measured_less(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ def test_services_are_hardened(path: Path) -> None:
         assert service["User"] == "almanac"
         assert service["CapabilityBoundingSet"] == ""
     folders |= {"/var/lib/almanac-metrics"} if path.stem == "almanac-metrics" else set()
-    folders |= {"-/var/spool/almanac/ended"} if path.stem == "almanac-report" else set()
+    if path.stem == "almanac-report":  # notices of ended jobs, and the mark that users' choices are read
+        folders |= {"-/var/spool/almanac/ended", "-/var/lib/almanac-advice/mail"}
     assert set(service["ReadWritePaths"].split()) == folders
 
 

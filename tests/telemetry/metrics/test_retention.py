@@ -115,6 +115,11 @@ def test_days_of_jobs_stay_until_every_job_of_them_is_over(site: Site) -> None:
     assert days_of(site, "bindings") == days_of(site, "telemetry") == list(range(10)), "they have no limit"
 
 
+def test_a_clock_that_is_years_ahead_removes_no_more_than_the_newest_samples_let_go(site: Site) -> None:
+    keep(site, days=36, at_day=10_000)
+    assert days_of(site, "telemetry") == [4, 5, 6, 7, 8, 9], "36 days before a month after day 9"
+
+
 def test_advice_that_was_in_force_stays(site: Site) -> None:
     def row(day: int, key: str, predicted_s: int | None) -> dict[str, object]:
         place = {"user": "ann", "kind": "F", "name_key": key, "gpu_count": 1}
