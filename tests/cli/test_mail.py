@@ -196,6 +196,10 @@ def test_outside_the_pilot_mail_goes_to_those_who_ask_for_it(app: Someone, serve
     assert run(app, "1", "--mail", command=report.command).exit_code == 0
     assert [to for _, recipients, _ in server.taken for to in recipients] == ["alice@example.org", "ops@example.org"]
     assert not any(mail["Bcc"] for _, _, mail in server.taken)
+    server.says_rcpt = lambda address: "550 no such user" if address.startswith("ops") else None
+    done = run(app, "1", "--mail", command=report.command)
+    assert (done.exit_code, len(server.taken)) == (0, 3), "the user has the mail"
+    assert "warning: mail.bcc: no blind copy: 550 no such user" in done.output
     app.name, app.can_see_all = "root", True
     refused = run(app, "1", "--mail", command=report.command).exception
     assert isinstance(refused, NotAllowedError) and "outside the pilot" in str(refused) and "--to" in refused.hint

@@ -235,10 +235,10 @@ def test_the_first_run_of_a_family_is_told_at_once_and_the_rest_together(site: S
     site.ingest()
     assert site.due().put == {"digest": 2}
     assert sorted(site.got[1:]) == [
-        ("ann@example.org", "20 runs of train-1: not measured; shorter time limits are enough (--time=00:30:00)"),
+        ("ann@example.org", "20 runs of train-1: not assessed; shorter time limits are enough (--time=00:30:00)"),
         (
             "bob@example.org",
-            "2 runs of train-1: 1 of 2 failed; not measured; shorter time limits are enough (--time=00:30:00)",
+            "2 runs of train-1: 1 of 2 failed; not assessed; shorter time limits are enough (--time=00:30:00)",
         ),
     ]
     assert site.due(NOW_S + 9 * HOUR_S).put == {}

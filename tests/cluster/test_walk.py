@@ -28,8 +28,8 @@ def walked(_running_site: DockerSite) -> DockerSite:
     _running_site.reset()
     for host, kind in (("ctl", "--job-submit"), ("login", "--cli-filter")):
         _running_site.run(host, "root", "almanac", "install-hooks", "--prefix", "/etc/slurm", kind, "--yes")
-    _running_site.run("ctl", "root", "seed-history", timeout_s=400)
-    _running_site.run("ctl", "root", "as-almanac", "publish", timeout_s=120)
+    _running_site.run("ctl", "root", "seed-history", timeout_s=900)
+    _running_site.run("ctl", "root", "as-almanac", "publish", timeout_s=300)
     _running_site.run("ctl", "root", "as-almanac", "ingest", timeout_s=180)
     _running_site.run("ctl", "root", "as-almanac", "report", "--due", timeout_s=120)
     _running_site.run("mail", "root", "sh", "-c", "rm -f /var/mail/sink/new/*")

@@ -182,6 +182,14 @@ def test_time_limits_are_asked_for_and_never_more_saved_than_used() -> None:
     assert limit.spans == "ran 15 min of 2 h"
     assert time_limits(families_of([*far, job(3, state="TIMEOUT")])) == []
     assert time_limits(families_of([*far, job(3, next_limit_s=None)])) == []
+    assert time_limits(families_of([job(1, ("limit_far",), state="CANCELLED")])) == [], "by a site's own rule"
+
+
+def test_what_several_jobs_are_advised_names_no_figure_of_one_of_them() -> None:
+    headlines = [("use", f"spread the work evenly over all {gpus} GPUs") for gpus in (4, 12)]
+    jobs = [job(number, ("uneven",), rules={"uneven": each}) for number, each in enumerate(headlines)]
+    assert [each.short for each in shared_advice(jobs)] == ["do uneven"]
+    assert shared_advice(jobs[1:])[0].short == "spread the work evenly over all 12 GPUs"
 
 
 def test_the_best_jobs_have_completed_and_are_of_different_families() -> None:
@@ -201,4 +209,8 @@ def test_runs_of_one_family_are_named_in_the_subject_with_what_to_do(reported: A
     assert {each.what for each in digest.told} >= {"idle_gpus", outcome_of("COMPLETED")}
     odd = [replace(each, job={**each.job, "name": "<b>\r\nBcc: eve@example.org", "name_key": "<b>"}) for each in runs]
     mail = render_burst([*odd, context], reported.config).rendered
+    rules = tuple(replace(rule, summary="", headline="") for rule in context.site.rules.rules)
+    site = replace(context.site, rules=replace(context.site.rules, rules=rules))
+    silent = replace(context, site=site, job={**context.job, "state": "FAILED"})
+    assert "Failed jobs" in render_burst([silent, context], reported.config).rendered.text, "a site removed all texts"
     assert "<b>\r" not in mail.html and "&lt;b&gt;??Bcc" in mail.html and len(mail.subject.splitlines()) == 1
