@@ -100,9 +100,9 @@ def command(
         raise click.UsageError("-o, --steps, and --wide exclude each other, because each has columns of its own")
     if steps and not app.may_read_store:
         raise NotAllowedError(f"{app.caller} cannot read the store, and steps are not published", "ask an operator")
+    query = _query(app, bool(job_ids), filters)
     names = words_of(chosen)
     check_columns("--columns", names, _columns_of("any"))
-    query = _query(app, bool(job_ids), filters)
     form = JSON if as_json else "," if as_csv else "|" if parsable else TABLE
     if job_ids:
         query = dataclasses.replace(query, job_ids=_named(app, job_ids, is_table=form == TABLE))
@@ -129,16 +129,17 @@ def _query(app: App, names_jobs: bool, filters: dict[str, Any]) -> JobQuery:
     if filters["allusers"] and not app.is_operator:
         raise NotAllowedError(f"{app.caller} is not an operator, and can see only their own jobs", "leave out -a")
     sort, user = filters["sort"], filters["user"]
+    is_of_all = not user and (filters["allusers"] or (names_jobs and app.is_operator))
+    whose = None if is_of_all else app.visible_user(user)  # before anything else is read or imported
     check_columns("--sort", [sort.removeprefix("-")] if sort else [], _columns_of("sortable"))
     until_s = time_option(filters["endtime"], app.now_s())
     since_s = time_option(filters["starttime"], app.now_s())
     if since_s is None and not names_jobs:
         since_s = (app.now_s() if until_s is None else until_s) - SHOWN_DAYS * DAY_S
-    is_of_all = not user and (filters["allusers"] or (names_jobs and app.is_operator))
     query = JobQuery(
         since_s=since_s,
         until_s=until_s,
-        user=None if is_of_all else app.visible_user(user),
+        user=whose,
         words=_words(app, filters),
         limits=parse_limits(filters["lows"], filters["highs"], _columns_of("number")),
         sort=sort,

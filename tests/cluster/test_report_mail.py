@@ -42,6 +42,7 @@ sender = "almanac@cluster.example"
 recipient = "{{user}}@cluster.example"
 min_elapsed_s = 5
 storm = 20
+family_wait_min = 0
 spool_dir = "{spool}"
 """
 

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.cluster
 # forges a step, as if the delimiter had been foreseen.
 SCRIPT = """#!/bin/bash
 profile={root}/profiles/$SLURM_JOB_ID
-for ((i = 0; i < 400000; i++)); do :; done
 echo low > $profile
+for ((i = 0; i < 400000; i++)); do :; done
 srun -n1 --gpus=4 -J "$FORGED" sleep 8
 echo high > $profile
 srun -n1 --gpus=4 sleep 6
