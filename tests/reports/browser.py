@@ -18,6 +18,8 @@ FLAGS = (
     "--disable-background-networking", "--disable-sync", "--hide-scrollbars", "--disable-extensions",
     "--disable-features=OptimizationHints,Translate,MediaRouter,DialMediaRouteProvider", "--no-default-browser-check",
 )  # fmt: skip
+OWN_HOSTS = {"accounts.google.com", "clients2.google.com", "update.googleapis.com"}
+"""What Chromium asks for by itself at times, whatever the page."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def look(page: str, width: int, *, is_dark: bool = False, picture: Path | None =
         if picture:
             size = f"--window-size={max(width, 500)},{found[2]}"
             _run(*common, size, "--virtual-time-budget=5000", f"--screenshot={picture}", path.as_uri())
-        return Seen(int(found[1]), int(found[2]), frozenset(proxy.hosts), found[3] == "true", found[4])
+        return Seen(int(found[1]), int(found[2]), frozenset(proxy.hosts - OWN_HOSTS), found[3] == "true", found[4])
 
 
 def _run(*arguments: str) -> str:
