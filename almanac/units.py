@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 DAY_S, HOUR_S = 86_400, 3600
 
@@ -153,3 +153,14 @@ def _moment(text: str, now_s: int) -> int:
     if text.lower() in ("today", "midnight"):
         return int(dt.datetime.fromtimestamp(now_s).replace(hour=0, minute=0, second=0).timestamp())
     return int(dt.datetime.fromisoformat(text).timestamp())
+
+
+def format_job_id(row: Mapping[str, object]) -> str:
+    """The id as Slurm shows it: an array task is 1234_5, a component of a heterogeneous job 1234+1.
+
+    row: of the table jobs, with job_id, array_job_id, array_task_id, het_job_id, and het_offset.
+    """
+    for whole, mark, part in (("array_job_id", "_", "array_task_id"), ("het_job_id", "+", "het_offset")):
+        if row[whole] is not None and row[part] is not None:
+            return f"{row[whole]}{mark}{row[part]}"
+    return str(row["job_id"])

@@ -53,7 +53,7 @@ _SPECIAL = {
          WHEN by_jobstats THEN j.jobstats_hbm_peak_mib / nullif(j.jobstats_hbm_total_mib, 0) END::DOUBLE""",
     # The list is empty where nothing was idle, and where activity is not known.
     "idle_gpu_count": "CASE WHEN m.temporal_imbalance IS NOT NULL THEN len(m.idle_gpus) END",
-    # As JobContext.shown_id.
+    # As almanac.units.format_job_id.
     "job": """CASE WHEN j.array_job_id IS NOT NULL AND j.array_task_id IS NOT NULL
          THEN j.array_job_id || '_' || j.array_task_id
          WHEN j.het_job_id IS NOT NULL AND j.het_offset IS NOT NULL THEN j.het_job_id || '+' || j.het_offset

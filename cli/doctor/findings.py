@@ -1,10 +1,13 @@
-"""A finding of `almanac doctor`."""
+"""A finding of `almanac doctor`, and the run of the checks that make findings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from almanac.errors import AlmanacError
+from cli.app import App
 
 CheckStatus = Literal["ok", "warn", "fail"]
 
@@ -22,3 +25,17 @@ class Check:
     todo: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
     is_blocking: bool = False
+
+
+Probe = Callable[[App], Iterator[Check]]
+
+
+def run_probes(app: App, probes: Mapping[str, Probe]) -> Iterator[Check]:
+    """The findings of each probe, in their order; one that cannot run fails, and without a configuration none can."""
+    for name, probe in probes.items():
+        try:
+            yield from probe(app)
+        except AlmanacError as error:
+            yield Check(name, "fail", str(error), error.hint)
+            if name == "configuration":
+                return

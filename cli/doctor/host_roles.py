@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from almanac.config_file import find_config
@@ -16,7 +16,7 @@ from cli.app import App
 from cli.doctor.advice_files import NAME as ADVICE
 from cli.doctor.advice_files import check_sched
 from cli.doctor.cli_filter import check_node
-from cli.doctor.findings import Check
+from cli.doctor.findings import Check, Probe, run_probes
 from cli.doctor.priority import check_priority
 
 COPY = "check almanac-copy.timer (journalctl -u almanac-copy), and almanac-publish.timer on almanac's host"
@@ -138,7 +138,6 @@ def check_prolog(app: App) -> Iterator[Check]:
             yield Check("prolog", "fail", said, "install slurm-almanac-client, or copy the script to this node")
 
 
-Probe = Callable[[App], Iterator[Check]]
 ROLES: dict[str, dict[str, Probe]] = {
     "controller": {
         "configuration": check_configuration,
@@ -161,10 +160,4 @@ ROLES: dict[str, dict[str, Probe]] = {
 
 def examine_host(app: App, role: str) -> Iterator[Check]:
     """Run the checks of a role; a check that cannot run fails."""
-    for name, probe in ROLES[role].items():
-        try:
-            yield from probe(app)
-        except AlmanacError as error:
-            yield Check(name, "fail", str(error), error.hint)
-            if name == "configuration":
-                return
+    return run_probes(app, ROLES[role])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
 from almanac.config_file import find_config
-from almanac.errors import AlmanacError
 from almanac.hardware import gpu_models
 from almanac.units import format_duration, printable
 from cli.app import App, has_libraries
@@ -17,7 +16,7 @@ from cli.doctor.backend import check_backend
 from cli.doctor.cli_filter import check_filter, check_node
 from cli.doctor.demand import check_demand
 from cli.doctor.ended_jobs import check_spool
-from cli.doctor.findings import Check
+from cli.doctor.findings import Check, Probe, run_probes
 from cli.doctor.host_roles import ROLES, examine_host
 from cli.doctor.mail import check_mail
 from cli.doctor.mail_settings import check_rules
@@ -76,15 +75,7 @@ def readiness(checks: Sequence[Check], what: str = "site") -> str:
 
 def examine(app: App, verify: bool = False) -> Iterator[Check]:
     """Run all checks; each comes after those that it depends on. verify: read every file of the store."""
-    own: dict[str, Callable[[App], Iterator[Check]]] = {"store": functools.partial(check_store, verify=verify)}
-    probes = {**PROBES, **own}
-    for name, probe in probes.items():
-        try:
-            yield from probe(app)
-        except AlmanacError as error:
-            yield Check(name, "fail", str(error), error.hint)
-            if name == "configuration":
-                return
+    return run_probes(app, {**PROBES, "store": functools.partial(check_store, verify=verify)})
 
 
 def check_config(app: App) -> Iterator[Check]:
@@ -185,7 +176,7 @@ def check_services(app: App) -> Iterator[Check]:
         yield Check("services", "ok", f"loaded: {', '.join(own.services)}")
 
 
-PROBES: dict[str, Callable[[App], Iterator[Check]]] = {
+PROBES: dict[str, Probe] = {
     "configuration": check_config,
     "store": check_store,
     "Slurm": check_slurm,

@@ -12,6 +12,7 @@ import pyarrow as pa
 from almanac.config import Config, Tier
 from almanac.hardware import GpuModel, gpu_models
 from almanac.records import Advice
+from almanac.units import format_job_id
 from reports.job.ranks import Rank, SiteFigures, span_of
 from reports.job.rows import GpuRow, JobRow, MetricsRow
 from reports.job.series import GpuSeries, SeriesRequest, load_series
@@ -57,12 +58,7 @@ class JobContext:
 
     @property
     def shown_id(self) -> str:
-        """The id as Slurm shows it: an array task is 1234_5, a component of a heterogeneous job 1234+1."""
-        array, task = self.job["array_job_id"], self.job["array_task_id"]
-        het, offset = self.job["het_job_id"], self.job["het_offset"]
-        if array is not None and task is not None:
-            return f"{array}_{task}"
-        return str(self.job_id) if het is None or offset is None else f"{het}+{offset}"
+        return format_job_id(self.job)
 
     @property
     def user(self) -> str:

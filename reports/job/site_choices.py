@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from almanac.config import Config, Link
 from almanac.errors import ConfigError
+from almanac.units import format_job_id
 from reports.job.rows import JobRow
 from reports.job.rules import RuleSet, packaged
 from reports.job.site_rules import rules_of
@@ -48,15 +49,9 @@ def choices_of(config: Config) -> SiteChoices:
 
 def _values(job: JobRow, cluster: str) -> Mapping[str, str]:
     """The placeholders of almanac.link_config that are known of a job, URL-encoded: a user chooses some of them."""
-    array, task, het, offset = (job[name] for name in ("array_job_id", "array_task_id", "het_job_id", "het_offset"))
-    shown_id = str(job["job_id"])
-    if array is not None and task is not None:
-        shown_id = f"{array}_{task}"
-    elif het is not None and offset is not None:
-        shown_id = f"{het}+{offset}"
     known = {
         "job_id": job["job_id"],
-        "shown_id": shown_id,
+        "shown_id": format_job_id(job),
         "user": job["user"],
         "account": job["account"],
         "partition": job["partition"],

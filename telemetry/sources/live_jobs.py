@@ -8,7 +8,7 @@ from typing import Any
 
 from almanac.errors import CommandError
 from almanac.tres import parse_gpus, parse_tres, size_mib
-from almanac.units import valid_unicode
+from almanac.units import format_job_id, valid_unicode
 from telemetry.slurm.commands import Runner
 from telemetry.slurm.queue_json import has_task, queued
 from telemetry.sources.bindings import BadRecordError, squeue_rows
@@ -42,11 +42,9 @@ class LiveJob:
     @property
     def shown_id(self) -> str:
         array, task = self.row["array_job_id"], self.row["array_task_id"]
-        if array is not None and task is not None:
-            return f"{array}_{task}"
-        if self.row["het_job_id"] is not None and self.row["het_offset"] is not None:
-            return f"{self.row['het_job_id']}+{self.row['het_offset']}"
-        return f"{array}_[{self.tasks}]" if array is not None and self.tasks else str(self.job_id)
+        if array is not None and task is None and self.tasks:
+            return f"{array}_[{self.tasks}]"
+        return format_job_id(self.row)
 
     def is_named(self, job_id: int, tasks: Collection[int] | None = None, offset: int | None = None) -> bool:
         """Whether an id names it: a job's, an array's, or a heterogeneous job's; or tasks or a component of one."""
