@@ -1,0 +1,250 @@
+"""The legal states of a GPU under MIG and the way from one to the next (migm-mig-scheduling, 4.2; pure).
+
+A state is a set of placements: a profile and the memory slice that it begins at. It is written as an integer with one
+bit for each placement of the machine, so that a look-up costs a dictionary's. A state is legal if no memory slice is
+taken twice, the compute slices suffice, no profile has more instances than its maximum, and at most one instance has
+the media extensions. It is final if nothing can be added.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import combinations
+
+from almanac.mig import MigModel, Profile, mig_models
+
+DEFAULT_SHAPES = ("1g", "2g", "3g", "4g", "7g")
+"""The profiles that sites lay out. +me instances differ by their media engines only."""
+Layout = tuple[int, ...]
+"""Instances of each profile of a machine, in its order."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """An instance of a profile that begins at a memory slice."""
+
+    profile: Profile
+    start: int
+
+    @property
+    def memory_mask(self) -> int:
+        """The memory slices that it blocks, one bit each."""
+        return ((1 << self.profile.memory) - 1) << self.start
+
+
+@dataclass(frozen=True)
+class Creation:
+    """How to make room for one instance: the placements to destroy, bit by bit, and the one to create."""
+
+    destroyed: int
+    created: int
+
+
+class PartitionStates:
+    """The partition state machine of one geometry with some of its profiles.
+
+    shapes: of the profiles, in the geometry's order; methods name a profile by its shape, such as "1g", and raise
+    KeyError for one that the machine lacks. placements: by profile, then start; bit i of a state is placements[i].
+    scores: reachability by legal state: the number of final states that legal additions reach (migm-mig-scheduling,
+    algorithm 2).
+    """
+
+    def __init__(self, profiles: Sequence[Profile], compute_slices: int) -> None:
+        self.shapes = tuple(each.shape for each in profiles)
+        self.compute_slices = compute_slices
+        self.placements = tuple(Placement(profile, start) for profile in profiles for start in profile.starts)
+        self._number = {(each.profile.shape, each.start): number for number, each in enumerate(self.placements)}
+        self._of_shape = {
+            shape: [number for number, each in enumerate(self.placements) if each.profile.shape == shape]
+            for shape in self.shapes
+        }
+        self._masks = [each.memory_mask for each in self.placements]
+        self._successors = self._enumerate()
+        self.scores = self._score()
+        self._best = {(state, shape): self._choose(state, shape) for state in self._successors for shape in self.shapes}
+        self._states_of = self._by_layout()
+
+    @property
+    def states(self) -> Iterable[int]:
+        """Every legal state, the empty one included."""
+        return self.scores.keys()
+
+    @property
+    def final_states(self) -> tuple[int, ...]:
+        """The states that nothing can be added to."""
+        return tuple(state for state, added in self._successors.items() if not added)
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Every multiset of instances that some legal state holds, the empty one included."""
+        return tuple(self._states_of)
+
+    @property
+    def final_layouts(self) -> tuple[Layout, ...]:
+        """The multisets of the final states."""
+        return tuple(dict.fromkeys(map(self.layout_of, self.final_states)))
+
+    def is_legal(self, state: int) -> bool:
+        """Whether the driver can hold these placements at once."""
+        return state in self.scores
+
+    def bit(self, shape: str, start: int) -> int:
+        """The bit of a placement."""
+        return 1 << self._number[shape, start]
+
+    def placements_of(self, state: int) -> tuple[Placement, ...]:
+        """The placements of a state."""
+        return tuple(self.placements[number] for number in _bits(state))
+
+    def layout_of(self, state: int) -> Layout:
+        """How many instances of each profile a state holds."""
+        return tuple((state & sum(1 << number for number in own)).bit_count() for own in self._of_shape.values())
+
+    def allocate(self, state: int, shape: str) -> int | None:
+        """The bit of the placement whose successor has the highest reachability; None where nothing fits.
+
+        migm-mig-scheduling, algorithm 3. Of equal ones the first start is taken, as the paper has no rule.
+        """
+        return self._best[state, shape]
+
+    def allocate_first(self, state: int, shape: str) -> int | None:
+        """The bit of the first placement that fits (first fit); None where nothing fits."""
+        added = self._successors[state]
+        return next((1 << number for number in self._of_shape[shape] if added >> number & 1), None)
+
+    def choose_gpu(self, states: Sequence[int], shape: str) -> tuple[int, int] | None:
+        """Of several GPUs, which one takes an instance, and the bit of its placement; None where nothing fits.
+
+        The highest reachability of the successor wins, then the smallest loss of it, then the GPU's place, then the
+        start.
+        """
+        found = [
+            (-self.scores[state | bit], self.scores[state] - self.scores[state | bit], gpu, bit)
+            for gpu, state in enumerate(states)
+            if (bit := self._best[state, shape]) is not None
+        ]
+        return min(found)[2:] if found else None
+
+    def can_hold(self, layout: Layout) -> bool:
+        """Whether some legal state holds these instances."""
+        return layout in self._states_of
+
+    def state_of(self, layout: Layout, fixed: int = 0) -> int | None:
+        """A legal state with these instances that keeps the placements `fixed`; None where there is none.
+
+        Of several the one with the highest reachability, then the lowest bits.
+        """
+        fits = [state for state in self._states_of.get(layout, ()) if state & fixed == fixed]
+        return min(fits, key=lambda state: (-self.scores[state], state), default=None)
+
+    def make_room(self, state: int, idle: int, shape: str) -> Creation | None:
+        """The fewest idle instances to destroy so that one of `shape` can be created; None where none suffice.
+
+        Fusion (several small ones become a large one) and fission (a large one is destroyed for a small one) both
+        follow from this. Of equal numbers the successor with the highest reachability wins, then the lowest bits.
+        idle: the part of `state` that no job uses. Raises ValueError where it is no part of it, or state is illegal.
+        """
+        if idle & ~state or state not in self.scores:
+            raise ValueError(f"idle {idle:b} is no part of a legal state {state:b}")
+        return self._make_room(state, idle, shape)
+
+    @lru_cache(maxsize=1 << 16)  # noqa: B019 - machines live as long as the process
+    def _make_room(self, state: int, idle: int, shape: str) -> Creation | None:
+        idle_bits = [1 << number for number in _bits(idle)]
+        for size in range(len(idle_bits) + 1):
+            found = []
+            for chosen in combinations(idle_bits, size):
+                kept = state & ~sum(chosen)
+                bit = self._best[kept, shape]
+                if bit is not None:
+                    found.append((-self.scores[kept | bit], sum(chosen), bit))
+            if found:
+                return Creation(*min(found)[1:])
+        return None
+
+    def _enumerate(self) -> dict[int, int]:
+        """By legal state the bits that can be added."""
+        successors: dict[int, int] = {}
+        frontier = [0]
+        while frontier:
+            state = frontier.pop()
+            if state in successors:
+                continue
+            added = [number for number in range(len(self.placements)) if self._can_add(state, number)]
+            successors[state] = sum(1 << number for number in added)
+            frontier.extend(state | 1 << number for number in added)
+        return successors
+
+    def _can_add(self, state: int, number: int) -> bool:
+        added, compute, same, media = self.placements[number].profile, 0, 0, 0
+        for other in _bits(state):
+            if self._masks[other] & self._masks[number]:
+                return False
+            profile = self.placements[other].profile
+            compute += profile.compute
+            same += profile.shape == added.shape
+            media += profile.has_media
+        return compute + added.compute <= self.compute_slices and same < added.most and not (media and added.has_media)
+
+    def _score(self) -> dict[int, int]:
+        """A final state is reached from each of its parts, since parts of legal states are legal."""
+        scores = dict.fromkeys(self._successors, 0)
+        for final in self.final_states:
+            part = final
+            while True:
+                scores[part] += 1
+                if not part:
+                    break
+                part = (part - 1) & final
+        return scores
+
+    def _choose(self, state: int, shape: str) -> int | None:
+        added = self._successors[state]
+        fits = [1 << number for number in self._of_shape[shape] if added >> number & 1]
+        return max(fits, key=lambda bit: (self.scores[state | bit], -bit), default=None)
+
+    def _by_layout(self) -> dict[Layout, list[int]]:
+        found: dict[Layout, list[int]] = {}
+        for state in self.scores:
+            found.setdefault(self.layout_of(state), []).append(state)
+        return found
+
+
+def partition_states(model: MigModel, shapes: Iterable[str] = DEFAULT_SHAPES) -> PartitionStates:
+    """The state machine of a model with the profiles of these shapes (those that the geometry lacks are left out).
+
+    Models of one geometry share it.
+    """
+    return _partition_states(model.geometry, frozenset(shapes))
+
+
+@cache
+def _partition_states(geometry: str, shapes: frozenset[str]) -> PartitionStates:
+    model = next(each for each in mig_models().values() if each.geometry == geometry)
+    return PartitionStates([each for each in model.profiles if each.shape in shapes], model.compute_slices)
+
+
+def is_placeable(model: MigModel, counts: Mapping[str, int]) -> bool:
+    """Whether a GPU of the model holds these instances, by shape; exact without +me (checked against enumeration).
+
+    Without +me, memory and compute slices and each profile's maximum decide. Unknown shapes raise KeyError.
+    """
+    profiles = {each.shape: each for each in model.profiles}
+    wanted = Counter({profiles[shape].shape: number for shape, number in counts.items() if number})
+    memory = sum(profiles[shape].memory * number for shape, number in wanted.items())
+    compute = sum(profiles[shape].compute * number for shape, number in wanted.items())
+    return (
+        memory <= model.memory_slices
+        and compute <= model.compute_slices
+        and all(number <= profiles[shape].most for shape, number in wanted.items())
+    )
+
+
+def _bits(state: int) -> Iterator[int]:
+    while state:
+        low = state & -state
+        yield low.bit_length() - 1
+        state ^= low

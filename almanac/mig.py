@@ -1,0 +1,111 @@
+"""MIG profiles of GPU models, from `mig.toml`, and the names that they go by.
+
+A profile is one size of GPU instance. Its name is unique on one model only: "1g.10gb" is the A100-80's 1g, and the
+A100-40's 1g with double memory. The nominal name is no capacity.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+_PROFILE = re.compile(
+    r"(?:.*[_:. -])?((?P<compute>[1-7])g\.(?P<memory>[1-9][0-9]{0,2})gb(?P<attribute>[+-][a-z.]{2,12})?)", re.I
+)
+"""NVML's profile name at the end of a GRES type: "a100_1g.5gb", "nvidia_a100-sxm4-40gb_1g.5gb"."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A size of GPU instance on one model.
+
+    shape: name within the geometry, such as "1g+me". name: NVIDIA's, such as "1g.10gb+me".
+    compute, memory: slices. starts: memory slices that an instance can begin at. most: instances on one GPU.
+    has_media: at most one instance with the media extensions fits on a GPU.
+    sms: streaming multiprocessors; None where not published. memory_gib: least and greatest size in published
+    listings; None where none was found.
+    """
+
+    shape: str
+    name: str
+    compute: int
+    memory: int
+    starts: tuple[int, ...]
+    most: int
+    has_media: bool
+    sms: int | None
+    memory_gib: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class MigModel:
+    """The profiles of a GPU model, by increasing memory and compute. name: as in hardware.toml, such as "A100-80"."""
+
+    name: str
+    geometry: str
+    compute_slices: int
+    memory_slices: int
+    profiles: tuple[Profile, ...]
+    source: str
+
+    def profile(self, name: str) -> Profile | None:
+        """The profile of a shape ("1g"), a name ("1g.10gb"), or a GRES type that ends in one ("a100_1g.10gb")."""
+        wanted = profile_name(name) or name
+        return next((each for each in self.profiles if wanted in (each.name, each.shape)), None)
+
+    @property
+    def whole(self) -> Profile:
+        """The profile that takes all compute slices."""
+        return self.profiles[-1]
+
+
+@cache
+def mig_models() -> dict[str, MigModel]:
+    """Every model with MIG, by name such as "A100-80"."""
+    tables = tomllib.loads((resources.files("almanac") / "mig.toml").read_text(encoding="utf-8"))
+    geometries, models = tables["geometry"], tables["model"]
+    return {name: _model(name, row, models[row.get("like", name)], geometries) for name, row in models.items()}
+
+
+def profile_name(gres_type: str) -> str | None:
+    """NVIDIA's profile name in a GRES type or an exporter's label, lower case; None where it names no MIG slice."""
+    found = _PROFILE.fullmatch(gres_type.strip())
+    return found[1].lower() if found else None
+
+
+def compute_slices(gres_type: str) -> int | None:
+    """Compute slices that a GRES type names; None for one that is no MIG slice."""
+    found = _PROFILE.fullmatch(gres_type.strip())
+    return int(found["compute"]) if found else None
+
+
+def _model(name: str, row: dict[str, Any], named: dict[str, Any], geometries: dict[str, Any]) -> MigModel:
+    geometry = geometries[named["geometry"]]
+    profiles = [_profile(shape, geometry["profiles"][shape], own) for shape, own in named["profiles"].items()]
+    return MigModel(
+        name=name,
+        geometry=named["geometry"],
+        compute_slices=geometry["compute_slices"],
+        memory_slices=geometry["memory_slices"],
+        profiles=tuple(sorted(profiles, key=lambda each: (each.memory, each.compute, each.has_media))),
+        source=row["source"],
+    )
+
+
+def _profile(shape: str, geometry: dict[str, Any], own: dict[str, Any]) -> Profile:
+    low_high = own["memory_gib"]
+    return Profile(
+        shape=shape,
+        name=own["name"],
+        compute=geometry["compute"],
+        memory=geometry["memory"],
+        starts=tuple(geometry["starts"]),
+        most=geometry["most"],
+        has_media=geometry.get("media", False),
+        sms=own.get("sms"),
+        memory_gib=(low_high[0], low_high[1]) if low_high else None,
+    )
