@@ -14,9 +14,15 @@ from importlib import resources
 from typing import Any
 
 _PROFILE = re.compile(
-    r"(?:.*[_:. -])?((?P<compute>[1-7])g\.(?P<memory>[1-9][0-9]{0,2})gb(?P<attribute>[+-][a-z.]{2,12})?)", re.I
+    r"(?:.*?[_:. -])??(?:(?P<part>[1-7])c\.)?"
+    r"(?P<name>(?P<compute>[1-7])g\.[1-9][0-9]{0,2}gb(?:[+-][a-z.]{2,12})?)",
+    re.IGNORECASE | re.ASCII,
 )
-"""NVML's profile name at the end of a GRES type: "a100_1g.5gb", "nvidia_a100-sxm4-40gb_1g.5gb"."""
+"""NVML's profile name at the end of a GRES type: "a100_1g.5gb", "nvidia_a100-sxm4-40gb_1g.5gb".
+
+"1c.3g.20gb" is a compute instance: one compute slice of a GPU instance, and all of its memory, shared. ASCII, because
+without it [a-z] also takes the Kelvin sign.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,15 +78,18 @@ def mig_models() -> dict[str, MigModel]:
 
 
 def profile_name(gres_type: str) -> str | None:
-    """NVIDIA's profile name in a GRES type or an exporter's label, lower case; None where it names no MIG slice."""
-    found = _PROFILE.fullmatch(gres_type.strip())
-    return found[1].lower() if found else None
+    """NVIDIA's profile name in a GRES type or an exporter's label, lower case; None where it names no MIG slice.
+
+    Of a compute instance, the name of its GPU instance.
+    """
+    found = _PROFILE.fullmatch(gres_type)
+    return found["name"].lower() if found else None
 
 
 def compute_slices(gres_type: str) -> int | None:
     """Compute slices that a GRES type names; None for one that is no MIG slice."""
-    found = _PROFILE.fullmatch(gres_type.strip())
-    return int(found["compute"]) if found else None
+    found = _PROFILE.fullmatch(gres_type)
+    return int(found["part"] or found["compute"]) if found else None
 
 
 def _model(name: str, row: dict[str, Any], named: dict[str, Any], geometries: dict[str, Any]) -> MigModel:

@@ -8,13 +8,13 @@ the media extensions. It is final if nothing can be added.
 
 from __future__ import annotations
 
-from collections import Counter
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import combinations
 
-from almanac.mig import MigModel, Profile, mig_models
+from almanac.mig import MigModel, Profile
 
 DEFAULT_SHAPES = ("1g", "2g", "3g", "4g", "7g")
 """The profiles that sites lay out. +me instances differ by their media engines only."""
@@ -55,7 +55,7 @@ class PartitionStates:
     def __init__(self, profiles: Sequence[Profile], compute_slices: int) -> None:
         self.shapes = tuple(each.shape for each in profiles)
         self.compute_slices = compute_slices
-        self.placements = tuple(Placement(profile, start) for profile in profiles for start in profile.starts)
+        self.placements = _placements(profiles)
         self._number = {(each.profile.shape, each.start): number for number, each in enumerate(self.placements)}
         self._of_shape = {
             shape: [number for number, each in enumerate(self.placements) if each.profile.shape == shape]
@@ -214,33 +214,44 @@ class PartitionStates:
 
 
 def partition_states(model: MigModel, shapes: Iterable[str] = DEFAULT_SHAPES) -> PartitionStates:
-    """The state machine of a model with the profiles of these shapes (those that the geometry lacks are left out).
+    """The state machine of a model with the profiles of these shapes (those that the model lacks are left out).
 
-    Models of one geometry share it.
+    Models of one geometry share its tables and its bits; the placements hold the model's own profiles.
     """
-    return _partition_states(model.geometry, frozenset(shapes))
+    wanted = frozenset(shapes)
+    return _partition_states(tuple(each for each in model.profiles if each.shape in wanted), model.compute_slices)
 
 
 @cache
-def _partition_states(geometry: str, shapes: frozenset[str]) -> PartitionStates:
-    model = next(each for each in mig_models().values() if each.geometry == geometry)
-    return PartitionStates([each for each in model.profiles if each.shape in shapes], model.compute_slices)
+def _partition_states(profiles: tuple[Profile, ...], compute_slices: int) -> PartitionStates:
+    bare = tuple(replace(each, name=each.shape, sms=None, memory_gib=None) for each in profiles)
+    if bare == profiles:
+        return PartitionStates(profiles, compute_slices)
+    machine = copy.copy(_partition_states(bare, compute_slices))
+    machine.placements = _placements(profiles)
+    return machine
 
 
 def is_placeable(model: MigModel, counts: Mapping[str, int]) -> bool:
-    """Whether a GPU of the model holds these instances, by shape; exact without +me (checked against enumeration).
+    """Whether a GPU of the model holds these instances, by shape (checked against enumeration).
 
-    Without +me, memory and compute slices and each profile's maximum decide. Unknown shapes raise KeyError.
+    Memory and compute slices, each profile's maximum, and the one instance with media extensions decide. Raises
+    KeyError for unknown shapes, ValueError for negative counts.
     """
     profiles = {each.shape: each for each in model.profiles}
-    wanted = Counter({profiles[shape].shape: number for shape, number in counts.items() if number})
-    memory = sum(profiles[shape].memory * number for shape, number in wanted.items())
-    compute = sum(profiles[shape].compute * number for shape, number in wanted.items())
+    wanted = [(profiles[shape], number) for shape, number in counts.items()]
+    if any(number < 0 for _, number in wanted):
+        raise ValueError(f"negative count of instances in {dict(counts)}")
     return (
-        memory <= model.memory_slices
-        and compute <= model.compute_slices
-        and all(number <= profiles[shape].most for shape, number in wanted.items())
+        sum(profile.memory * number for profile, number in wanted) <= model.memory_slices
+        and sum(profile.compute * number for profile, number in wanted) <= model.compute_slices
+        and sum(number for profile, number in wanted if profile.has_media) <= 1
+        and all(number <= profile.most for profile, number in wanted)
     )
+
+
+def _placements(profiles: Sequence[Profile]) -> tuple[Placement, ...]:
+    return tuple(Placement(profile, start) for profile in profiles for start in profile.starts)
 
 
 def _bits(state: int) -> Iterator[int]:
