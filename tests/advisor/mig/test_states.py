@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
 
@@ -275,6 +276,18 @@ def check_room(geometry: str, machine: PartitionStates, state: State, idle: Stat
         assert destroyed <= idle and len(destroyed) == fewest
         assert len(created) == 1 and {each for each, _ in created} == {shape}
         assert is_legal(geometry, state - destroyed | created) and not created & (state - destroyed)
+        assert made == min(
+            (
+                Creation(write(machine, frozenset(chosen)), write(machine, frozenset({one})))
+                for chosen in combinations(sorted(idle), fewest or 0)
+                for one in fits(geometry, state - set(chosen), shape)
+            ),
+            key=lambda each: (
+                -machine.scores[write(machine, state) & ~each.destroyed | each.created],
+                each.destroyed,
+                each.created,
+            ),
+        )
 
 
 @pytest.mark.parametrize(("geometry", "shapes"), [MACHINES[0], MACHINES[3], MACHINES[4]])
@@ -379,6 +392,16 @@ def test_of_equal_successors_the_smallest_loss_then_the_first_gpu_wins() -> None
     most = max(tied, key=lambda state: machine.scores[state])
     for gpus in ([most, least], [least, most]):
         assert machine.choose_gpu(gpus, "1g") == (gpus.index(least), machine.allocate(least, "1g"))
+
+
+def test_maxima_and_compute_slices_count_where_memory_alone_would_do() -> None:
+    """On today's models memory implies both; a driver's listing may say otherwise."""
+    two = [replace(each, most=2) for each in SEVEN.profiles if each.shape == "1g"]
+    assert PartitionStates(two, 7).layouts == ((0,), (1,), (2,))
+    three = [replace(each, compute=2) for each in SEVEN.profiles if each.shape == "1g"]
+    assert PartitionStates(three, 7).layouts == ((0,), (1,), (2,), (3,))
+    model = replace(SEVEN, profiles=(*two, SEVEN.whole))
+    assert is_placeable(model, {"1g": 2}) and not is_placeable(model, {"1g": 3})
 
 
 def test_a_placement_is_a_look_up() -> None:
