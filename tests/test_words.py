@@ -36,6 +36,7 @@ PLAIN_PAGES = [
     "docs/install.md",
     "docs/pyslurm.md",
     "docs/mail.md",
+    "docs/mig.md",
     "docs/other-tools.md",
     "docs/own-reports.md",
     "docs/own-services.md",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,23 @@ def test_one_order_is_its_own_mean_and_range() -> None:
 def test_scheme_a_does_not_depend_on_the_order_of_sizes() -> None:
     jobs = MIXES["Ht1"].jobs
     assert {round(gain_a(shuffled(jobs, seed)), 9) for seed in range(20)} == {round(66 / 37, 9)}
+
+
+def test_the_documentation_shows_these_figures() -> None:
+    page = (Path(__file__).parents[3] / "docs/mig.md").read_text(encoding="utf-8")
+    shown = {}
+    for line in page[page.index("| batch |") :].split("\n\n")[0].splitlines()[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        shown["NW" if cells[0].startswith("Needleman") else cells[0].split(",")[0]] = cells[1:]
+    assert set(shown) == set(MIXES)
+    for found in mixes_table():
+        paper_a, trial_a, ours_a, paper_b, trial_b, ours_b, spread = shown[found.mix.name]
+        assert round(found.ours_a, len(ours_a) - 2) == float(ours_a)
+        assert round(found.ours_b, 2) == float(ours_b)
+        given = (found.mix.paper_a, found.mix.trial_a, found.mix.paper_b, found.mix.trial_b)
+        said = [float(cell.removeprefix("up to ")) if cell else None for cell in (paper_a, trial_a, paper_b, trial_b)]
+        assert said == list(given)
+        assert spread == (f"{found.low_b:.2f} to {found.high_b:.2f}" if found.least_b < found.greatest_b else "")
 
 
 def test_batches_have_the_papers_sizes() -> None:

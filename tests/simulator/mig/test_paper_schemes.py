@@ -114,6 +114,21 @@ def test_the_second_slice_of_20_gb_has_four_compute_slices() -> None:
     assert [on(run) for run in runs] == [("3g", 4), ("4g", 0)]
 
 
+def test_scheme_b_prefers_idle_then_room_then_the_fewest_destroyed() -> None:
+    # At 1 s, a 2g at 2 would fit too.
+    jobs = [BatchJob(10, 1), BatchJob(20, 1), BatchJob(20, 2), BatchJob(10, 2)]
+    assert spans(run_scheme_b(jobs)) == [
+        (0, "2g", 0, 0, 1),
+        (1, "3g", 4, 0, 1),
+        (2, "3g", 4, 1, 3),
+        (3, "2g", 0, 1, 3),
+    ]
+    # Of two idle ones, the one with more compute slices.
+    assert on(run_scheme_b([BatchJob(20, 1)] * 3)[2]) == ("4g", 0)
+    # A 3g costs three of the seven 1g, a 4g costs four.
+    assert on(run_scheme_b([BatchJob(5, 1)] * 7 + [BatchJob(20, 1)])[7]) == ("3g", 4)
+
+
 def random_batch(rng: random.Random) -> list[BatchJob]:
     jobs = []
     for _ in range(rng.randrange(1, 25)):
