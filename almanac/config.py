@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from almanac.link_config import Link as Link
+from almanac.mig_raise_config import MigRaise as MigRaise
 from almanac.power_config import NodeSet as NodeSet
 from almanac.power_config import Power as Power
 from almanac.submit_config import Hooks as Hooks
@@ -329,6 +330,7 @@ class Config:
     cost: Cost = Cost()
     mail: Mail = Mail()
     power: Power = Power()  # noqa: RUF009 - frozen
+    mig_raise: MigRaise = MigRaise()  # noqa: RUF009
     tiers: tuple[Tier, ...] = ()
     node_sets: tuple[NodeSet, ...] = ()
     links: tuple[Link, ...] = ()

@@ -1,0 +1,1 @@
+"""Changing the layout of MIG slices of drained nodes, one recorded step after another."""
