@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SHOWN, SAID = 20, 5
 COLUMNS = ("job", "user", "from", "to", "why")
-WIDTHS = (14, 12, 14, 14, 40)
+WIDTHS = (12, 10, 12, 12, 26)
 
 
 @click.command("raise")
@@ -120,7 +120,7 @@ def _show_outcome(outcome: RaiseOutcome) -> None:
 
 
 def _cells(order: RaiseOrder) -> list[str]:
-    """At most 80 columns in all, but for the last one."""
+    """At most 80 columns in all."""
     old, new = order.request.type, order.new_type
     cells = [order.job.address, order.job.user, *((old, new) if order.what == "raise" else (new, old)), order.reason]
     return [printable(cell, width) for cell, width in zip(cells, WIDTHS, strict=True)]

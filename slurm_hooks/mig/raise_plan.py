@@ -122,7 +122,7 @@ def _settle(
         elif line.what in _IN_FORCE:
             notes.append(_note_own_type(job, line))
         if where == (line.key, line.type) and line.what in ("undo", "undone") and job.reason == "BADCONSTRAINTS":
-            orders.append(RaiseOrder("release", job, line.request, line.new_type, "BadConstraints after the undo"))
+            orders.append(RaiseOrder("release", job, line.request, line.new_type, "BadConstraints"))
     return orders, notes
 
 
@@ -142,7 +142,7 @@ def _why_undo(job: GresJob, line: RaiseLine, settings: MigRaise, now_s: int, is_
     if is_clearing:
         return "cleared"
     if not is_sound(job):
-        return f"Slurm holds it back: {job.reason or 'held'}"
+        return f"Slurm: {job.reason or 'held'}"
     if not is_opted_in(job, settings.partitions):
         return "no longer opted in"
     if now_s - line.time_s >= settings.undo_min * 60:
@@ -177,7 +177,7 @@ def _raises(
             counts.drop("no larger type is idle that nobody waits for, or its own type is")
             continue
         pool.take(job, new, waiting)
-        orders.append(RaiseOrder("raise", job, request, new, f"{new} is idle, and nobody waits for it"))
+        orders.append(RaiseOrder("raise", job, request, new, "idle, nobody waits for it"))
     return orders
 
 

@@ -143,7 +143,7 @@ class RaiseActor:
             elif not is_last:
                 continue
             elif order.what == "undo" and has_own and job.reason == "BADCONSTRAINTS":
-                heals.append(RaiseOrder("release", job, order.request, order.new_type, "BadConstraints after the undo"))
+                heals.append(RaiseOrder("release", job, order.request, order.new_type, "BadConstraints"))
             else:
                 lines += self._close(order, job, has_new, has_own, outcome)
             del open_orders[number]
