@@ -54,13 +54,13 @@ def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: b
         raise ConfigError(
             f'mig_raise.mode is "{app.config.mig_raise.mode}"', 'set mig_raise.mode = "apply", or leave out --apply'
         )
-    with _one_at_a_time(store) if is_applied else contextlib.nullcontext():
+    with one_at_a_time(store) if is_applied else contextlib.nullcontext():
         made, outcome = _run(app, store, is_applied, is_clearing)
     _show(made, outcome, rows, as_json)
     return 5 if outcome and (outcome.failed or outcome.refused) else 0
 
 
-def _one_at_a_time(store: ClusterStore) -> contextlib.AbstractContextManager[None]:
+def one_at_a_time(store: ClusterStore) -> contextlib.AbstractContextManager[None]:
     """Raises BusyError if another run is active, StoreError if the store is not writable."""
     from telemetry.store.atomic import locked
     from telemetry.store.marks import safe_name

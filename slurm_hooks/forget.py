@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from almanac.kept import Kept
+from slurm_hooks.mig.raise_log import RaiseLog
 from slurm_hooks.priority.action_log import ActionLog
 from telemetry.store.atomic import opened
 
@@ -20,12 +21,18 @@ _NOTICE = re.compile(r"(?P<job>[1-9][0-9]{0,9})\.[0-9a-f-]{1,36}")
 
 def log_place(actions: Path, cluster: str, runs: Runs) -> Kept:
     """Lines of the log of site factors. runs: job id and submission."""
-
-    def is_theirs(row: Mapping[str, Any]) -> bool:
-        return row.get("cluster") == cluster and (row.get("job_id"), row.get("submit_s")) in runs
-
-    log = ActionLog(actions)
+    log, is_theirs = ActionLog(actions), _line_of(cluster, runs)
     return Kept("log of site factors", log.number(is_theirs), "line", lambda: log.remove(is_theirs))
+
+
+def raise_place(actions: Path, cluster: str, runs: Runs) -> Kept:
+    """Lines of the log of raised jobs. runs: job id and submission."""
+    log, is_theirs = RaiseLog(actions), _line_of(cluster, runs)
+    return Kept("log of raised jobs", log.number(is_theirs), "line", lambda: log.remove(is_theirs))
+
+
+def _line_of(cluster: str, runs: Runs) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda row: row.get("cluster") == cluster and (row.get("job_id"), row.get("submit_s")) in runs
 
 
 def record_places(prolog: str, spool: str, cluster: str, spans: Mapping[int, tuple[int, int]]) -> Iterator[Kept]:

@@ -113,7 +113,7 @@ def gres_queue(data: bytes, cluster: str) -> GresQueue:
         if str(record.get("cluster") or cluster).lower() != cluster.lower():
             continue
         states = words(record.get("job_state"))
-        if states is not None and "PENDING" not in states:
+        if states and "PENDING" not in states:
             continue
         try:
             jobs.append(_job(record))
