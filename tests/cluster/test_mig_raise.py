@@ -188,7 +188,7 @@ def test_a_job_that_still_waits_gets_its_own_type_back(almanac: Almanac, site: S
     before = site.job(job)
 
     def taken() -> None:
-        large = site.sbatch("bob", "-n1", "-t10", "--mem=100", "--nice=-100", f"--gres=gpu:{LARGE}:2", script=SLEEP)
+        large = site.sbatch("bob", "-n1", "-t10", "--mem=100", f"--gres=gpu:{LARGE}:2", script=SLEEP)
         site.wait_for(large, "RUNNING")
 
     assert almanac("--apply", before=taken)["outcome"]["waiting"] == 1

@@ -319,7 +319,8 @@ def test_a_log_that_somebody_wrote_sends_no_other_command(site: Callable[..., Si
     (made.folder / "actions").mkdir()
     line = {
         "what": "raised", "time_s": 1, "cluster": "lab", "job_id": 1, "address": "1\nshutdown",
-        "submit_s": 1_795_463_400, "restarts": 0, "key": "TresPerJob", "own": "gres/gpu:1g.10gb:1\nshutdown", "new": f"gres/gpu:{LARGE}:1",
+        "submit_s": 1_795_463_400, "restarts": 0, "key": "TresPerJob",
+        "own": "gres/gpu:1g.10gb:1\nshutdown", "new": f"gres/gpu:{LARGE}:1",
         "type": SMALL, "new_type": LARGE, "reason": "",
     }  # fmt: skip
     (made.folder / "actions/mig-raise-2026-11-23.jsonl").write_text(json.dumps(line) + '\n{"what": "rai')
