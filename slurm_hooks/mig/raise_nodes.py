@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 
 from telemetry.slurm.backend import Reservation
 from telemetry.slurm.gres_queue import ANY_TYPE, GresJob, GresNode, in_service
@@ -46,6 +46,8 @@ class IdlePool:
     nodes: list[GresNode]
     reservations: Sequence[Reservation]
     now_s: int
+    _fitting: dict[Hashable, tuple[int, ...]] = field(default_factory=dict)
+    _idle: dict[Hashable, Counter[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, nodes: Sequence[GresNode], reservations: Sequence[Reservation], now_s: int) -> IdlePool:
@@ -55,39 +57,42 @@ class IdlePool:
     def idle_for(self, job: GresJob, waiting: dict[str, frozenset[str]], own: str) -> Counter[str]:
         """Free instances by type on the nodes that can take the job, but for types that others wait for there.
 
-        own: the job's type, which is counted in any case.
+        own: the job's type, which is counted in any case. waiting: the same in all calls.
         """
-        idle: Counter[str] = Counter()
-        for node in self.nodes:
-            if self._fits(node, job):
-                for name, count in node.free.items():
-                    if name == own or not _is_wanted(name, node, waiting):
-                        idle[name] += count
-        return idle
+        key = (_place(job), job.cpus, job.memory_mib, own)
+        if key not in self._idle:
+            idle: Counter[str] = Counter()
+            for number in self._places(job):
+                node = self.nodes[number]
+                if _has_room(node, job):
+                    for name, count in node.free.items():
+                        if name == own or not _is_wanted(name, node, waiting):
+                            idle[name] += count
+            self._idle[key] = idle
+        return self._idle[key]
 
     def take(self, job: GresJob, name: str, waiting: dict[str, frozenset[str]]) -> None:
         """One instance of a type less, on the first node that can take the job."""
-        for place, node in enumerate(self.nodes):
-            if node.free.get(name, 0) and self._fits(node, job) and not _is_wanted(name, node, waiting):
-                self.nodes[place] = replace(
-                    node,
-                    free={**node.free, name: node.free[name] - 1},
-                    free_cpus=None if node.free_cpus is None else node.free_cpus - job.cpus,
-                    free_memory_mib=None
-                    if node.free_memory_mib is None
-                    else node.free_memory_mib - _memory_mib(job, node),
-                )
+        self._idle.clear()
+        for number in self._places(job):
+            node = self.nodes[number]
+            if node.free.get(name, 0) and _has_room(node, job) and not _is_wanted(name, node, waiting):
+                self.nodes[number] = _without(node, job, name)
                 return
 
-    def _fits(self, node: GresNode, job: GresJob) -> bool:
-        """As far as can be told; Slurm decides."""
-        if not set(job.partitions) & set(node.node.partitions) or not _features(job) <= set(node.node.features):
-            return False
-        if node.free_cpus is not None and node.free_cpus < job.cpus:
-            return False
-        if node.free_memory_mib is not None and node.free_memory_mib < _memory_mib(job, node):
-            return False
-        return self._is_allowed(node.node.name, job)
+    def _places(self, job: GresJob) -> tuple[int, ...]:
+        """Nodes that can take the job, whatever is free there; as far as can be told: Slurm decides."""
+        key = _place(job)
+        if key not in self._fitting:
+            homes, features = set(job.partitions), _features(job)
+            self._fitting[key] = tuple(
+                number
+                for number, each in enumerate(self.nodes)
+                if homes & set(each.node.partitions)
+                and features <= set(each.node.features)
+                and self._is_allowed(each.node.name, job)
+            )
+        return self._fitting[key]
 
     def _is_allowed(self, name: str, job: GresJob) -> bool:
         """By --nodelist, --exclude, and reservations that begin before the job must end."""
@@ -100,6 +105,27 @@ class IdlePool:
             name in each.nodes and each.start_s < end_s and each.end_s > self.now_s for each in self.reservations
         )
         return required in ((), (name,)) and name not in excluded and not is_reserved
+
+
+def _place(job: GresJob) -> Hashable:
+    """What says where a job can run."""
+    return (job.partitions, job.constraints, job.required_nodes, job.excluded_nodes, job.time_limit_s)
+
+
+def _has_room(node: GresNode, job: GresJob) -> bool:
+    if node.free_cpus is not None and node.free_cpus < job.cpus:
+        return False
+    return node.free_memory_mib is None or node.free_memory_mib >= _memory_mib(job, node)
+
+
+def _without(node: GresNode, job: GresJob, name: str) -> GresNode:
+    """The node with the job on one instance of a type."""
+    return replace(
+        node,
+        free={**node.free, name: node.free[name] - 1},
+        free_cpus=None if node.free_cpus is None else node.free_cpus - job.cpus,
+        free_memory_mib=None if node.free_memory_mib is None else node.free_memory_mib - _memory_mib(job, node),
+    )
 
 
 def _is_wanted(name: str, node: GresNode, waiting: dict[str, frozenset[str]]) -> bool:
