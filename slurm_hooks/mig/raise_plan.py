@@ -108,7 +108,7 @@ def _settle(
     orders, notes = [], []
     for job in jobs:
         line = log.get(job.job_id)
-        if line is None or not line.is_about(job) or line.what == "owner":
+        if line is None or not line.is_about(job):
             continue
         shown = one_slice(job.requests)
         where = (shown.key, shown.type) if shown else None

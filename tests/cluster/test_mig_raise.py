@@ -125,7 +125,9 @@ def _changed(text: str) -> str:
         line[0].replace("n[1-2]", node).replace("gpu:a100:4", f"gpu:{name}:2")
         for node, name in (("n1", SMALL), ("n2", LARGE))
     ]
-    text = text.replace(line[0], "\n".join(lines)).replace("gres/gpu:a100", f"gres/gpu:a100,gres/gpu:{LARGE}")
+    text = text.replace(line[0], "\n".join(lines)).replace(
+        "gres/gpu:a100", f"gres/gpu:a100,gres/gpu:{SMALL},gres/gpu:{LARGE}"
+    )
     return text + "AccountingStorageEnforce=associations,limits,qos\n"
 
 
