@@ -94,7 +94,7 @@ def test_apply_tells_slurm_and_the_log(run: Callable[..., tuple[int, str]], slur
 def test_mode_off_shows_and_does_not_apply(run: Callable[..., tuple[int, str]], slurm: Path) -> None:
     (slurm / "almanac.toml").write_text("")
     assert run()[0] == 0
-    with pytest.raises(ConfigError, match="mig_raise.mode"):
+    with pytest.raises(ConfigError, match=r"mig_raise\.mode"):
         run("--apply")
     assert run("--clear", "--apply")[0] == 0
     assert not (slurm / "told").exists()
