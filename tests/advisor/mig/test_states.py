@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -402,12 +401,3 @@ def test_maxima_and_compute_slices_count_where_memory_alone_would_do() -> None:
     assert PartitionStates(three, 7).layouts == ((0,), (1,), (2,), (3,))
     model = replace(SEVEN, profiles=(*two, SEVEN.whole))
     assert is_placeable(model, {"1g": 2}) and not is_placeable(model, {"1g": 3})
-
-
-def test_a_placement_is_a_look_up() -> None:
-    machine = partition_states(SEVEN, ALL)
-    state = machine.bit("3g", 4)
-    started = time.process_time()
-    for _ in range(10_000):
-        machine.allocate(state, "1g")
-    assert (time.process_time() - started) / 10_000 < 20e-6
