@@ -4,11 +4,16 @@ A GPU is busy while the lab's mapping folder (kept by the shipped Prolog and Epi
 what it does by a file <profiles>/<job id> that holds a profile's name or its HBM peak in GiB; until then its GPUs are
 busy with no memory to speak of, and after GRACE_S they show the default profile. Busy GPUs replay real
 H100 counters where the trace is there, and generated ones otherwise; memory and power are scaled to the lab's A100s.
+
+A node with <mig>/<node>/state.json (fake_mig.py) shows the GPUs of that file instead: a GPU with MIG has a series for
+each instance, with GPU_I_ID and GPU_I_PROFILE and without the metrics that DCGM has of whole GPUs only. The mapping
+folder's file of an instance is <node>/<gpu>.<instance>.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import random
@@ -19,6 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+
+from fake_mig_gpus import MODELS, Profile
 
 NODES = ("n1", "n2", "n3", "n4")
 GPUS = range(4)
@@ -55,6 +63,8 @@ METRICS = (
     ("pcie_tx", "DCGM_FI_PROF_PCIE_TX_BYTES", "gauge"),
     ("pcie_rx", "DCGM_FI_PROF_PCIE_RX_BYTES", "gauge"),
 )
+# dcgm-exporter has no value of these for an instance. Power, energy and temperature are the card's, on each instance.
+WHOLE_ONLY = {"gpu_util", "mem_util", "nvlink_tx", "nvlink_rx", "pcie_tx", "pcie_rx"}
 IDLE = {name: 0.0 for name, _, _ in METRICS} | {"power": IDLE_W, "temp": 30.0, "fb_used": IDLE_MIB}
 
 # One sample of a busy GPU; "fill" is the share of the job's peak memory in use.
@@ -118,12 +128,24 @@ def recorded_trace(path: Path, run: str = "t2") -> Trace:
     return sample_at
 
 
+@dataclass(frozen=True)
+class Hardware:
+    """What a state file says of one GPU, or of one instance of it. profile None: the whole GPU."""
+
+    uuid: str
+    model: str
+    total_mib: float
+    instance: int = 0
+    profile: Profile | None = None
+
+
 @dataclass
 class Gpu:
-    """One fake GPU: who uses it since when, and its counters now."""
+    """One fake GPU or MIG instance: who uses it since when, and its counters now."""
 
     node: str
     index: int
+    hardware: Hardware | None = None
     jobs: tuple[str, ...] = ()
     since_s: float = 0.0
     values: dict[str, float] = field(default_factory=lambda: dict(IDLE))
@@ -139,18 +161,34 @@ class Gpu:
 
     @property
     def total_mib(self) -> float:
+        if self.hardware is not None:
+            return self.hardware.total_mib
         # Used and free together: a driver keeps some of the nominal 40,960 and 81,920 MiB to itself.
         return 81038.0 if self.is_80g else 40339.0
 
+    @property
+    def mapping(self) -> str:
+        """Its file in the node's mapping folder."""
+        has_instance = self.hardware is not None and self.hardware.profile is not None
+        return f"{self.index}.{self.hardware.instance}" if self.hardware and has_instance else str(self.index)
+
     def labels(self) -> dict[str, str]:
+        uuid = f"GPU-{self.number:08x}-a100-4000-8000-{self.number:012x}"
+        model = "NVIDIA A100-SXM4-80GB" if self.is_80g else "NVIDIA A100-SXM4-40GB"
+        profile = None if self.hardware is None else self.hardware.profile
         return {
             "gpu": str(self.index),
-            "UUID": f"GPU-{self.number:08x}-a100-4000-8000-{self.number:012x}",
+            "UUID": uuid if self.hardware is None else self.hardware.uuid,
             "pci_bus_id": f"00000000:{self.index + 1:02X}:00.0",
             "device": f"nvidia{self.index}",
-            "modelName": "NVIDIA A100-SXM4-80GB" if self.is_80g else "NVIDIA A100-SXM4-40GB",
+            "modelName": model if self.hardware is None else self.hardware.model,
+            **({"GPU_I_PROFILE": profile.name} if profile else {}),
+            **({"GPU_I_ID": str(self.hardware.instance)} if profile and self.hardware else {}),
             "Hostname": self.node,
         }
+
+    def shows(self, name: str) -> bool:
+        return self.hardware is None or self.hardware.profile is None or name not in WHOLE_ONLY
 
     def advance(self, jobs: tuple[str, ...], peak_mib: float, trace: Trace, now_s: float, dt_s: float) -> None:
         """Moves to now_s; the energy of the last dt_s is that of the power shown during it."""
@@ -168,15 +206,44 @@ class Gpu:
         self.values = values | {"fb_free": self.total_mib - values["fb_used"], "energy": round(self.energy_mj)}
 
 
-class Exporter:
-    """The GPUs of some nodes, moved on by a clock of their own: energy adds up however often they are scraped."""
+def hardware_of(state: dict[str, Any]) -> list[tuple[int, Hardware]]:
+    """The GPUs and instances of a state file, with the index of each one's GPU."""
+    model, found = MODELS[state["model"]], []
+    for index, gpu in enumerate(state["gpus"]):
+        if not gpu["mig"]:
+            found.append((index, Hardware(gpu["uuid"], model.name, float(model.total_mib - 621))))
+        for one in gpu["instances"]:
+            profile = model.profiles[one["profile"]]
+            found.append((index, Hardware(gpu["uuid"], model.name, float(profile.mib), one["gi"], profile)))
+    return found
 
-    def __init__(self, jobs: Path, profiles: Path, trace: Trace, nodes: Sequence[str] = NODES) -> None:
-        self._jobs, self._profiles, self._trace = jobs, profiles, trace
+
+class Exporter:
+    """The GPUs of some nodes, moved on by a clock of their own: energy adds up however often they are scraped.
+
+    mig: folder of <node>/state.json, read again at each tick; None or no file: the node's four GPUs are whole.
+    """
+
+    def __init__(
+        self, jobs: Path, profiles: Path, trace: Trace, nodes: Sequence[str] = NODES, mig: Path | None = None
+    ) -> None:
+        self._jobs, self._profiles, self._trace, self._nodes, self._mig = jobs, profiles, trace, nodes, mig
         self._lock = threading.Lock()
         self._last_s = time.time()
         self.gpus = [Gpu(node, index) for node in nodes for index in GPUS]
         self.tick()
+
+    def _follow_layouts(self) -> None:
+        """What a new layout leaves as it was keeps its counters; the rest begins anew."""
+        before = {(gpu.node, gpu.index, gpu.hardware): gpu for gpu in self.gpus}
+        wanted: list[tuple[str, int, Hardware | None]] = []
+        for node in self._nodes:
+            path = None if self._mig is None else self._mig / node / "state.json"
+            if path is None or not path.exists():
+                wanted += [(node, index, None) for index in GPUS]
+            else:
+                wanted += [(node, index, one) for index, one in hardware_of(json.loads(path.read_text()))]
+        self.gpus = [before.get(each) or Gpu(*each) for each in wanted]
 
     def _peak_mib(self, job: str, age_s: float) -> float:
         try:
@@ -190,13 +257,14 @@ class Exporter:
 
     def _jobs_on(self, gpu: Gpu) -> tuple[str, ...]:
         try:
-            return tuple((self._jobs / gpu.node / str(gpu.index)).read_text().split())
+            return tuple((self._jobs / gpu.node / gpu.mapping).read_text().split())
         except OSError:
             return ()
 
     def tick(self) -> None:
         now_s = time.time()
         with self._lock:
+            self._follow_layouts()
             for gpu in self.gpus:
                 jobs = self._jobs_on(gpu)
                 age_s = now_s - gpu.since_s if jobs == gpu.jobs else 0.0
@@ -210,7 +278,7 @@ class Exporter:
         with self._lock:
             for name, metric, kind in METRICS:
                 lines += [f"# HELP {metric} {name} of the lab's fake GPUs", f"# TYPE {metric} {kind}"]
-                for gpu in self.gpus:
+                for gpu in (gpu for gpu in self.gpus if gpu.shows(name)):
                     for job in gpu.jobs or (None,):
                         labels = gpu.labels() | ({"hpc_job": job} if job else {})
                         shown = ",".join(f'{key}="{value}"' for key, value in labels.items())
@@ -252,13 +320,14 @@ def main() -> None:
     parser.add_argument("--node", choices=NODES, help="only this node's GPUs")
     parser.add_argument("--jobs", type=Path, required=True, help="folder of <node>/<gpu> files with job ids")
     parser.add_argument("--profiles", type=Path, required=True, help="folder of <job id> files with a profile")
+    parser.add_argument("--mig", type=Path, help="folder of <node>/state.json of fake_mig.py")
     parser.add_argument("--trace", type=Path, help="parquet of recorded counters; without, generated ones")
     options = parser.parse_args()
     has_trace = options.trace is not None and options.trace.exists()
     trace = recorded_trace(options.trace) if has_trace else generated_trace()
     print(f"replaying {'recorded' if has_trace else 'generated'} counters", flush=True)
     nodes = (options.node,) if options.node else NODES
-    serve(Exporter(options.jobs, options.profiles, trace, nodes), options.listen, options.port)
+    serve(Exporter(options.jobs, options.profiles, trace, nodes, options.mig), options.listen, options.port)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class MigSite:
         return f"{__file__.rpartition('/')[0]}/fake_mig.py" if self._is_native else "/usr/local/lib/cluster/fake_mig.py"
 
     def state(self, node: str) -> str:
-        return f"{self._root}/mig/{node}/state.json" if self._is_native else "/run/almanac/mig/state.json"
+        return f"{self._root}/mig/{node}/state.json" if self._is_native else f"/run/almanac/fake-mig/{node}/state.json"
 
     def bin_dir(self, node: str) -> str:
         return f"{self._root}/mig/{node}" if self._is_native else "/usr/local/bin"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_dcgm import METRICS, Exporter, Gpu, Trace, generated_trace, recorded_trace
+from fake_mig_gpus import new_state
 from testbed import TRACE
 
 from telemetry.counters import COUNTERS
@@ -77,3 +80,47 @@ def test_a_gpu_shared_by_two_jobs_has_a_series_of_each_and_an_idle_one_no_job_la
     shared = [line for line in lines if line.startswith("DCGM_FI_DEV_FB_USED") and 'gpu="3"' in line and '"n2"' in line]
     assert [line.split('hpc_job="')[1].split('"')[0] for line in shared] == ["11", "12"]
     assert sum("DCGM_FI_DEV_FB_USED{" in line and "hpc_job" not in line for line in lines) == 15
+
+
+def mig_exporter(tmp_path: Path, *instances: tuple[int, str]) -> Exporter:
+    """One node n1 with two A100-40: GPU 0 cut into these instances, GPU 1 whole."""
+    state = new_state("a100-40", 2, "n1")
+    state["gpus"][0] |= {"mig": True, "instances": [{"gi": gi, "profile": name} for gi, name in instances]}
+    (tmp_path / "mig/n1").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "mig/n1/state.json").write_text(json.dumps(state))
+    (tmp_path / "jobs/n1").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "profiles").mkdir(exist_ok=True)
+    return Exporter(tmp_path / "jobs", tmp_path / "profiles", generated_trace(), ("n1", "n2"), tmp_path / "mig")
+
+
+def shown(exporter: Exporter, metric: str) -> list[tuple[dict[str, str], float]]:
+    lines = [line for line in exporter.render().splitlines() if line.startswith(f"{metric}{{")]
+    return [(dict(re.findall(r'(\w+)="([^"]*)"', line)), float(line.rpartition(" ")[2])) for line in lines]
+
+
+def test_a_mig_gpu_has_a_series_of_each_instance_with_its_own_memory(tmp_path: Path) -> None:
+    exporter = mig_exporter(tmp_path, (1, "3g.20gb"), (5, "2g.10gb"))
+    (tmp_path / "jobs/n1/0.5").write_text("11\n")
+    (tmp_path / "profiles/11").write_text("4\n")
+    for _ in range(3):
+        exporter.tick()
+    used, free = shown(exporter, "DCGM_FI_DEV_FB_USED"), shown(exporter, "DCGM_FI_DEV_FB_FREE")
+    names = [(one["Hostname"], one["gpu"], one.get("GPU_I_ID"), one.get("GPU_I_PROFILE")) for one, _ in used]
+    assert names[:3] == [("n1", "0", "1", "3g.20gb"), ("n1", "0", "5", "2g.10gb"), ("n1", "1", None, None)]
+    assert [labels.get("hpc_job") for labels, _ in used[:3]] == [None, "11", None]
+    assert [round(a + b) for (_, a), (_, b) in zip(used, free, strict=True)][:3] == [19968, 9856, 40339]
+    assert [one.get("GPU_I_ID") for one, _ in shown(exporter, "DCGM_FI_PROF_SM_ACTIVE")][:3] == ["1", "5", None]
+    assert [one["gpu"] for one, _ in shown(exporter, "DCGM_FI_DEV_GPU_UTIL") if one["Hostname"] == "n1"] == ["1"]
+    assert len({one["UUID"] for one, _ in used[:2]}) == 1
+
+
+def test_a_new_layout_shows_at_the_next_tick_under_instance_ids_seen_before(tmp_path: Path) -> None:
+    exporter = mig_exporter(tmp_path, (5, "2g.10gb"))
+    (tmp_path / "jobs/n1/0.5").write_text("11\n")
+    exporter.tick()
+    before = exporter.gpus[1]
+    mig_exporter(tmp_path, (5, "1g.10gb"))
+    exporter.tick()
+    labels, _ = shown(exporter, "DCGM_FI_DEV_FB_USED")[0]
+    assert (labels["GPU_I_ID"], labels["GPU_I_PROFILE"]) == ("5", "1g.10gb")
+    assert exporter.gpus[1] is before

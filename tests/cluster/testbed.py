@@ -83,6 +83,7 @@ def running_cluster(root: Path) -> Iterator[Cluster]:
         exporter = lab.start_daemon(
             "exporter", sys.executable, HERE / "fake_dcgm.py", f"--port={exporter_port}",
             f"--jobs={lab.root / 'hpc_job'}", f"--profiles={lab.root / 'profiles'}", f"--trace={trace_path()}",
+            f"--mig={lab.root / 'mig'}",
         )  # fmt: skip
         cluster = Cluster(
             lab, Prometheus(lab, prometheus_port, exporter_port), f"http://127.0.0.1:{exporter_port}/metrics"
