@@ -117,9 +117,7 @@ class Node:
 
     def save(self) -> None:
         """Atomic; the node's gres.conf follows, as slurmd's NVML plugin would see the GPUs."""
-        part = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-        part.write_text(json.dumps(self.data, indent=1) + "\n")
-        part.replace(self.path)
+        _replace(self.path, json.dumps(self.data, indent=1) + "\n")
         self.write_gres()
 
     def take_fault(self, kind: str, gpu: int | None = None) -> dict[str, Any] | None:
@@ -231,9 +229,28 @@ class Node:
         for line in lines:
             _make_device(Path(line.partition("File=")[2]))
         path = Path(gres["path"])
-        part = path.with_name(f"{path.name}.{os.getpid()}")
-        part.write_text("".join(f"{line}\n" for line in lines))
-        part.replace(path)
+        _replace(path, "".join(f"{line}\n" for line in lines))
+        if gres["fake_gpus"]:
+            _replace(Path(gres["fake_gpus"]), "".join(f"{line}\n" for line in self.fake_gpus_lines()))
+
+    def fake_gpus_lines(self) -> list[str]:
+        """Of fake_gpus.conf, which Slurm reads in place of NVML's answers: type, CPUs, links, file, UUID."""
+        folder = self.data["gres"]["devices"]
+        rows = []
+        for index, gpu in enumerate(self.gpus):
+            named = self.model.name.lower().replace(" ", "_")
+            if not gpu["mig"]:
+                rows.append((named, f"{folder}/nvidia{index}", gpu["uuid"]))
+            for one in gpu["instances"]:
+                device = f"{folder}/nvidia{1000 + 100 * index + one['gi']}"
+                rows.append((f"{named}_{one['profile']}", device, one["uuid"]))
+        return [f"{kind}|32|0-31|(null)|{path}|{name}" for kind, path, name in rows]
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    part.write_text(text)
+    part.replace(path)
 
 
 def _make_device(path: Path) -> None:
@@ -262,14 +279,20 @@ def bus_id(gpu: int) -> str:
 
 
 def new_state(
-    model: str, gpu_count: int, node: str, gres_path: str = "", devices: str = "/dev", type_prefix: str = ""
+    model: str,
+    gpu_count: int,
+    node: str,
+    gres_path: str = "",
+    devices: str = "/dev",
+    type_prefix: str = "",
+    fake_gpus: str = "",
 ) -> dict[str, Any]:
-    """GPUs without MIG. gres_path "": no gres.conf is written."""
+    """GPUs without MIG. gres_path and fake_gpus: files to be kept, "" for none."""
     gpus = []
     for index in range(gpu_count):
         name = uuid.uuid5(uuid.NAMESPACE_DNS, f"{node}.{index}")
         gpus.append({"uuid": f"GPU-{name}", "mig": False, "pending": False, "instances": [], "busy": {}})
-    gres = {"path": gres_path, "node": node, "devices": devices, "type_prefix": type_prefix}
+    gres = {"path": gres_path, "node": node, "devices": devices, "type_prefix": type_prefix, "fake_gpus": fake_gpus}
     return {"model": model, "op_s": 0.0, "gpus": gpus, "gres": gres, "faults": [], "calls": []}
 
 

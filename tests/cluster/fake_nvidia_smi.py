@@ -79,6 +79,9 @@ def list_gpus(node: Node) -> None:
 
 
 def list_instances(node: Node) -> None:
+    if not any(one["mig"] for one in node.gpus):
+        print("No MIG-enabled devices found.")
+        return
     line = "+-------------------------------------------------------+"
     rows = [(gpu, one) for gpu, state in enumerate(node.gpus) for one in state["instances"]]
     if not rows:
