@@ -171,7 +171,6 @@ class MigSite:
 
     def stop(self) -> None:
         for node in self.nodes:
-            self.site.remove(node, f"{self.site.etc_dir}/fake_gpus.conf")
             self.site.remove(node, self.state(node).rpartition("/")[0])
         for (host, name), content in self._before.items():
             self.site.write(host, f"{self.site.etc_dir}/{name}", content)
@@ -192,7 +191,6 @@ class MigSite:
         self.fake(
             node, "init", "--model", WHOLE_NODE[node], "--gpus", str(GPUS_PER_NODE), "--node", node,
             "--gres-conf", self.gres_conf(node), "--devices", f"{self._root}/dev",
-            "--fake-gpus", f"{self.site.etc_dir}/fake_gpus.conf",
         )  # fmt: skip
         self.fake(node, "install", self.bin_dir(node))
 

@@ -272,20 +272,3 @@ def test_a_node_whose_slurmd_is_ahead_of_slurmctld_is_invalid_and_stays_drained(
     mig.take("n1", TWOS_GRES)
     assert mig.node("n1")["State"] == "IDLE+DRAIN"
     assert mig.node("n1")["Reason"].startswith("gres/gpu")
-
-
-def test_a_job_and_the_prolog_see_the_uuid_of_the_instance(mig: MigSite) -> None:
-    """As with NVML: Slurm's GPU plugin reads the UUIDs, here from fake_gpus.conf, which the fake keeps."""
-    home = mig.site.run("login", "alice", "pwd").stdout.strip()
-    script = "#!/bin/sh\necho $CUDA_VISIBLE_DEVICES\nsleep 60\n"
-    argv = ("sbatch", "--parsable", "-o", f"{home}/uuid.out", "--gres=gpu:1g.5gb:1")
-    job = int(mig.site.run("login", "alice", *argv, stdin=script).stdout)
-    mig.site.wait_for(job, "RUNNING")
-
-    def printed() -> str:
-        return mig.site.run("n1", "root", "cat", f"{home}/uuid.out", check=False).stdout.strip()
-
-    wait_until("its output", lambda: bool(printed()), 20)
-    listed = re.findall(r"UUID: (MIG-[0-9a-f-]+)", mig.smi("n1", "-L").stdout)
-    assert printed() in listed and len(listed) == 7
-    mig.site.remove("n1", f"{home}/uuid.out")
