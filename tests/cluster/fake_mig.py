@@ -14,9 +14,8 @@ Set up a node (as root: device nodes are made), then use the two commands as the
     nvidia-smi --query-compute-apps=pid,gpu_uuid,used_memory --format=csv,noheader
 
 After each change gres.conf is what slurmd's NVML plugin would see (include it from gres.conf); `fake_mig.py STATE
-gres` prints the Gres= of the NodeName line. --fake-gpus /etc/slurm/fake_gpus.conf keeps also the file that Slurm's
-GPU plugin reads in place of NVML's answers, so that jobs get the UUIDs of their instances in CUDA_VISIBLE_DEVICES.
-Model names: fake_mig_gpus.MODELS. The profile of one slice: 1g.5gb on a100-40.
+gres` prints the Gres= of the NodeName line. Jobs get no MIG UUIDs from it: slurmd takes these from NVML alone. Model
+names: fake_mig_gpus.MODELS. The profile of one slice: 1g.5gb on a100-40.
 
 Make it fail (each --times N, default 1; --gpu G, default any; N=0 takes the plan back):
 
@@ -68,12 +67,11 @@ FAULTS = ("in-use", "reset-refused", "half-applied", "killed", "wrong", "hangs",
 
 
 def init(path: Path, argv: Sequence[str]) -> None:
-    words = ("model", "gpus", "node", "gres-conf", "devices", "type-prefix", "fake-gpus")
+    words = ("model", "gpus", "node", "gres-conf", "devices", "type-prefix")
     options = options_of(argv, {f"--{word}": word for word in words})
     state = new_state(
         options["model"], int(options["gpus"]), options["node"], options.get("gres-conf", ""),
         options.get("devices", "/dev"), options.get("type-prefix", ""),
-        options.get("fake-gpus", ""),
     )  # fmt: skip
     Node(path, state).save()
 

@@ -230,21 +230,6 @@ class Node:
             _make_device(Path(line.partition("File=")[2]))
         path = Path(gres["path"])
         _replace(path, "".join(f"{line}\n" for line in lines))
-        if gres["fake_gpus"]:
-            _replace(Path(gres["fake_gpus"]), "".join(f"{line}\n" for line in self.fake_gpus_lines()))
-
-    def fake_gpus_lines(self) -> list[str]:
-        """Of fake_gpus.conf, which Slurm reads in place of NVML's answers: type, CPUs, links, file, UUID."""
-        folder = self.data["gres"]["devices"]
-        rows = []
-        for index, gpu in enumerate(self.gpus):
-            named = self.model.name.lower().replace(" ", "_")
-            if not gpu["mig"]:
-                rows.append((named, f"{folder}/nvidia{index}", gpu["uuid"]))
-            for one in gpu["instances"]:
-                device = f"{folder}/nvidia{1000 + 100 * index + one['gi']}"
-                rows.append((f"{named}_{one['profile']}", device, one["uuid"]))
-        return [f"{kind}|32|0-31|(null)|{path}|{name}" for kind, path, name in rows]
 
 
 def _replace(path: Path, text: str) -> None:
@@ -285,14 +270,13 @@ def new_state(
     gres_path: str = "",
     devices: str = "/dev",
     type_prefix: str = "",
-    fake_gpus: str = "",
 ) -> dict[str, Any]:
-    """GPUs without MIG. gres_path and fake_gpus: files to be kept, "" for none."""
+    """GPUs without MIG. gres_path "": no gres.conf is written."""
     gpus = []
     for index in range(gpu_count):
         name = uuid.uuid5(uuid.NAMESPACE_DNS, f"{node}.{index}")
         gpus.append({"uuid": f"GPU-{name}", "mig": False, "pending": False, "instances": [], "busy": {}})
-    gres = {"path": gres_path, "node": node, "devices": devices, "type_prefix": type_prefix, "fake_gpus": fake_gpus}
+    gres = {"path": gres_path, "node": node, "devices": devices, "type_prefix": type_prefix}
     return {"model": model, "op_s": 0.0, "gpus": gpus, "gres": gres, "faults": [], "calls": []}
 
 
