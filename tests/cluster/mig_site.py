@@ -171,6 +171,8 @@ class MigSite:
 
     def stop(self) -> None:
         for node in self.nodes:
+            for command in ("nvidia-smi", "nvidia-mig-parted"):
+                self.site.remove(node, f"{self.bin_dir(node)}/{command}")
             self.site.remove(node, self.state(node).rpartition("/")[0])
         for (host, name), content in self._before.items():
             self.site.write(host, f"{self.site.etc_dir}/{name}", content)
