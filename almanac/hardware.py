@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from almanac.mig import mig_models
+
 UNKNOWN_MAX_POWER_W = 2000.0
 """`max_power_w` of a card that is not in the table."""
+_NEAR = 0.15
+_OF_SLICE = re.compile(r"\s+MIG\s+\S+$", re.I)
+"""What NVML appends to the name of a MIG instance: "NVIDIA A100-SXM4-80GB MIG 1g.10gb"."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +48,27 @@ def gpu_models() -> dict[str, GpuModel]:
     }
 
 
-def find_gpu_model(label: str, total_mib: float | None = None) -> GpuModel | None:
+def find_gpu_model(label: str, total_mib: float | None = None, *, is_slice: bool | None = None) -> GpuModel | None:
     """The model of an exporter's modelName label, such as "NVIDIA A100-SXM4-80GB"; None where unknown.
 
-    Where one label fits several sizes (V100 without a size), total_mib (used + free) picks the nearest
-    within 15%.
+    total_mib: used + free, of the whole GPU or of a MIG instance. A whole GPU must have the model's memory within 15%;
+    where one label fits several sizes (V100 without a size), this also picks one. Of a slice the label decides, and the
+    memory only tells apart sizes with one label: that of a profile of exactly one of them, within 15%.
+    is_slice: None if not known; a slice then has the memory of a profile of this model.
     """
-    fits = [m for m in gpu_models().values() if any(re.fullmatch(p, label.strip(), re.I) for p in m.patterns)]
+    name = _OF_SLICE.sub("", label.strip())
+    fits = [m for m in gpu_models().values() if any(re.fullmatch(p, name, re.I) for p in m.patterns)]
     if total_mib is not None:
-        fits = [m for m in fits if abs(total_mib / m.hbm_mib - 1) <= 0.15]
+        whole = [m for m in fits if abs(total_mib / m.hbm_mib - 1) <= _NEAR]
+        if is_slice is False or whole and is_slice is None:
+            fits = whole
+        elif is_slice is None or len(fits) > 1:
+            fits = [m for m in fits if _has_slice(m, total_mib)]
     return fits[0] if len(fits) == 1 else None
+
+
+def _has_slice(model: GpuModel, total_mib: float) -> bool:
+    """Whether a MIG profile of the model has this memory."""
+    mig = mig_models().get(model.name)
+    sizes = [profile.memory_gib for profile in mig.profiles if profile.memory_gib] if mig else []
+    return any((1 - _NEAR) * low * 1024 <= total_mib <= (1 + _NEAR) * high * 1024 for low, high in sizes)

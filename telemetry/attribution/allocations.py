@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from almanac.units import DAY_S
 from telemetry.attribution.bindings import CONTRADICTED, Binding, Unit, units_of
+from telemetry.attribution.seen_units import Inventory, days_of
 from telemetry.slurm.hostlist import expand
 from telemetry.store.schema import schema_of, table_of
 
@@ -48,32 +48,6 @@ class JobRun:
     @property
     def elapsed_s(self) -> int:
         return self.end_s - self.start_s
-
-
-@dataclass(frozen=True)
-class Inventory:
-    """The GPUs seen in telemetry: units of each (host, day since 1970).
-
-    named: the UUIDs, as the exporter gives them, of each unit on hosts whose bindings have UUIDs.
-    """
-
-    units: Mapping[tuple[str, int], frozenset[Unit]]
-    named: Mapping[tuple[str, int], frozenset[tuple[str, Unit]]] = field(default_factory=dict)
-    _known: dict[tuple[str, int, int], frozenset[Unit]] = field(default_factory=dict, repr=False, compare=False)
-
-    def of(self, host: str, start_s: int, end_s: int) -> frozenset[Unit]:
-        """Units of a host in [start_s, end_s). A GPU split into MIG instances counts as its instances only."""
-        days = days_of(start_s, end_s)
-        key = (host, days.start, days.stop)
-        if key not in self._known:
-            seen = frozenset().union(*(self.units.get((host, day), frozenset()) for day in days))
-            split = {gpu for gpu, mig in seen if mig}
-            self._known[key] = frozenset((gpu, mig) for gpu, mig in seen if mig or gpu not in split)
-        return self._known[key]
-
-    def names(self, host: str, start_s: int, end_s: int) -> frozenset[tuple[str, Unit]]:
-        """UUIDs and their units on a host in [start_s, end_s)."""
-        return frozenset().union(*(self.named.get((host, day), frozenset()) for day in days_of(start_s, end_s)))
 
 
 @dataclass
@@ -171,7 +145,7 @@ def shared_jobs(jobs: Sequence[JobRun], inventory: Inventory) -> list[int]:
     """
     largest: dict[tuple[str, int], int] = defaultdict(int)
     for job in jobs:
-        if len(job.hosts) == 1:
+        if len(job.hosts) == 1 and not _has_instances(inventory, job):
             for place in _places(job, job.hosts[0]):
                 largest[place] = max(largest[place], job.gpu_count)
     crowded = _crowded(jobs)
@@ -189,9 +163,9 @@ def shared_jobs(jobs: Sequence[JobRun], inventory: Inventory) -> list[int]:
     return found
 
 
-def days_of(start_s: int, end_s: int) -> range:
-    """Days since 1970 (UTC) that the half-open [start_s, end_s) touches; that of its start, where it is empty."""
-    return range(start_s // DAY_S, (max(end_s, start_s + 1) - 1) // DAY_S + 1)
+def _has_instances(inventory: Inventory, job: JobRun) -> bool:
+    """Whether it counts MIG instances as GPUs, which say nothing of the GPUs of the same node at another time."""
+    return any(mig for host in job.hosts for _, mig in inventory.of(host, job.start_s, job.end_s))
 
 
 def _places(job: JobRun, host: str) -> Iterator[tuple[str, int]]:

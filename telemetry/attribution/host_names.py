@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from telemetry.attribution.allocations import JobRun, days_of
+from telemetry.attribution.allocations import JobRun
+from telemetry.attribution.seen_units import days_of
 
 _PORT = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:]*))(?::[0-9]{1,5})?")
 

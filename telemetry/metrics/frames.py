@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from almanac.config import Filters
 from almanac.hardware import UNKNOWN_MAX_POWER_W, GpuModel, find_gpu_model, gpu_models
 from telemetry.attribution.allocations import Attribution, JobRun
+from telemetry.attribution.instances import InstanceSpan
 from telemetry.metrics import spatial
 from telemetry.metrics.allocation_arrays import NO_LABEL
 from telemetry.metrics.catalogue import PIPES
@@ -27,6 +28,7 @@ from telemetry.store.schema import schema_of, table_of
 _HARDWARE = schema_of(
     {
         "gpu_model": pa.string(),
+        "mig_profile": pa.string(),
         "hbm_capacity_mib": pa.float64(),
         "max_power_w": pa.float64(),
         **{f"ridge_{pipe}": pa.float64() for pipe in PIPES},
@@ -78,24 +80,13 @@ def allocation_frame(
 ) -> pa.Table:
     """Allocations with the data that metrics need: the job's steady span, the GPU's capacity and ridges, and so on.
 
-    The model of a GPU is the first known one during the allocation.
+    The model of a GPU is the first known one during the allocation. Profile and capacity of a MIG instance are those
+    that telemetry shows within the allocation: another day or hour can show another instance with the same id.
     offset_ms, window_ms: start and length of windows; an offset of 0 is full UTC minutes (see `labels.aligned`).
     interval_ms: the scrape interval of the GPU, null if unknown. label: the job id that the exporter's label gave to
     the allocation, NO_LABEL if another source names its GPUs. has_card: see `_have_cards`.
     """
-    table, models = attribution.allocations, unit_models(seen)
-    hardware: list[tuple[str | float | None, ...]] = []
-
-    @functools.cache
-    def place(host: str, gpu: int, mig: str, first_day: int, last_day: int) -> int:
-        days = ((host, gpu, mig, day) for day in range(first_day, last_day + 1))
-        hardware.append(_hardware(next((models[unit] for unit in days if unit in models), None), mig))
-        return len(hardware) - 1
-
-    days = (table["start_ms"].to_numpy() // DAY_MS, (table["end_ms"].to_numpy() - 1) // DAY_MS)
-    units = (table[name].to_pylist() for name in ("host", "gpu", "mig"))
-    places = list(map(place, *units, *(day.tolist() for day in days)))
-    held = table_of(_HARDWARE, hardware).take(pa.array(places, pa.int64()))
+    table, held = attribution.allocations, _held_hardware(attribution.allocations, seen)
     spans = np.array([steady_span_ms(job.start_s, job.end_s) for job in jobs], np.int64).reshape(-1, 2)
     steady_from_ms, steady_until_ms = spans[table["job"].to_numpy()].T
     interval_ms = 1000 * _intervals_s(jobs, table, seen)
@@ -113,6 +104,35 @@ def allocation_frame(
         **{name: held[name] for name in held.column_names},
     }
     return pa.table(columns).cast(ALLOCATION_FRAME)
+
+
+def _held_hardware(table: pa.Table, seen: Survey) -> pa.Table:
+    """The hardware of each allocation."""
+    models, inventory = unit_models(seen), seen.inventory() if seen.split.num_rows else None
+    hardware: list[tuple[str | float | None, ...]] = []
+
+    @functools.cache
+    def place(host: str, gpu: int, mig: str, start_ms: int, end_ms: int) -> int:
+        days = ((host, gpu, mig, day) for day in range(start_ms // DAY_MS, (end_ms - 1) // DAY_MS + 1))
+        model = next((models[unit] for unit in days if unit in models), None)
+        if mig:
+            hardware.append(_slice(model, inventory.instance(host, gpu, mig, start_ms, end_ms) if inventory else None))
+        else:
+            hardware.append(_hardware(model))
+        return len(hardware) - 1
+
+    def spans() -> Iterator[tuple[str, int, str, int, int]]:
+        columns = (table[name].to_pylist() for name in ("host", "gpu", "mig", "start_ms", "end_ms"))
+        for host, gpu, mig, start_ms, end_ms in zip(*columns, strict=True):
+            # The hardware of a whole GPU is that of its days, so that many allocations share it.
+            yield host, gpu, mig, *((start_ms, end_ms) if mig else _whole_days(start_ms, end_ms))
+
+    places = [place(*span) for span in spans()]
+    return table_of(_HARDWARE, hardware).take(pa.array(places, pa.int64()))
+
+
+def _whole_days(start_ms: int, end_ms: int) -> tuple[int, int]:
+    return start_ms // DAY_MS * DAY_MS, -(-end_ms // DAY_MS) * DAY_MS
 
 
 def _have_cards(allocations: pa.Table, seen: Survey) -> list[bool]:
@@ -147,12 +167,22 @@ def _intervals_s(jobs: Sequence[JobRun], table: pa.Table, seen: Survey) -> Array
     return np.array(found, np.float64)
 
 
-def _hardware(model: GpuModel | None, mig: str) -> tuple[str | float | None, ...]:
-    """Model, capacity, power, and ridge of each pipe (flop per byte). A MIG instance has a share, so no capacity."""
+def _hardware(model: GpuModel | None) -> tuple[str | float | None, ...]:
+    """A whole GPU's model, no profile, capacity, power, and ridge of each pipe (flop per byte)."""
     if model is None:
-        return (None, None, UNKNOWN_MAX_POWER_W, *(None for _ in PIPES))
+        return (None, None, None, UNKNOWN_MAX_POWER_W, *(None for _ in PIPES))
     ridges = (None if peak is None else peak / model.hbm_bytes_per_s for peak in _peaks(model))
-    return (model.name, None if mig else float(model.hbm_mib), model.max_power_w, *ridges)
+    return (model.name, None, float(model.hbm_mib), model.max_power_w, *ridges)
+
+
+def _slice(model: GpuModel | None, span: InstanceSpan | None) -> tuple[str | float | None, ...]:
+    """The same of a MIG instance: the card's model and power, its own profile and measured capacity.
+
+    It has no ridges: how DCGM's fractions of an instance relate to the peaks of its share is not documented.
+    """
+    name, power_w = (model.name, model.max_power_w) if model else (None, UNKNOWN_MAX_POWER_W)
+    profile, total_mib = (span.profile, span.total_mib) if span else (None, None)
+    return (name, profile, total_mib, power_w, *(None for _ in PIPES))
 
 
 def _peaks(model: GpuModel) -> tuple[float | None, ...]:
@@ -164,7 +194,7 @@ def unit_models(seen: Survey) -> dict[tuple[str, int, str, int], GpuModel]:
     find = functools.cache(find_gpu_model)
     names = ("host", "gpu", "mig", "day", "model", "total_mib")
     found = {
-        (host, gpu, mig, day): find(label, total)
+        (host, gpu, mig, day): find(label, total, is_slice=bool(mig))
         for host, gpu, mig, day, label, total in zip(*(seen.units[name].to_pylist() for name in names), strict=True)
         if label is not None
     }

@@ -20,7 +20,7 @@ from telemetry.store.schema import TABLES, TELEMETRY
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-_TEXT = ["host", "mig", "model", "uuid"]
+_TEXT = ["host", "mig", "model", "uuid", "mig_profile"]
 _KEYS = "host, gpu, mig, time_ms"
 _SQL_TYPES = {"string": "VARCHAR", "int16": "SMALLINT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE"}
 

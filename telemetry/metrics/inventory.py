@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -13,10 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.attribution.allocations import Inventory
 from telemetry.attribution.host_names import HostNames
+from telemetry.attribution.instances import SpansByGpu
+from telemetry.attribution.seen_units import Inventory
 from telemetry.metrics.chunks import each_chunk
 from telemetry.metrics.hours import DAY_MS, HOUR_MS, Files, Hour, MisplacedError, each_hour
+from telemetry.metrics.instance_spans import SPANS, of_split_gpus, spans_of
 from telemetry.metrics.runs import RowRuns
 from telemetry.metrics.samples import Units
 from telemetry.metrics.scrapes import Intervals, hour_intervals, intervals_of, pooled_gaps_ms
@@ -32,6 +35,9 @@ UNITS = schema_of(
         "model": pa.string(),
         "total_mib": pa.float32(),
         "counted": pa.int64(),
+        "samples": pa.int64(),
+        "first_ms": pa.int64(),
+        "last_ms": pa.int64(),
         "interval_ms": pa.float64(),
         "is_steady": pa.bool_(),
         "gaps_ms": pa.list_(pa.int64()),
@@ -44,6 +50,7 @@ _KEYS = ["host", "gpu", "mig", "day"]
 class Survey:
     """units: one row per host, gpu, mig and day (days since 1970): model, total_mib; counted: samples of the span.
 
+    split: when each unit of the GPUs with MIG instances was seen, and as what; see `instance_spans`.
     chunks: the files, with a mark on those that are not sorted. nodes: see Files; empty before `named`. unclear: hosts
     that may be one of several nodes, or that share one with other hosts.
     """
@@ -51,6 +58,7 @@ class Survey:
     chunks: list[Files]
     units: pa.Table
     intervals: Intervals
+    split: pa.Table = field(default_factory=SPANS.empty_table)
     nodes: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     unclear: frozenset[str] = frozenset()
 
@@ -63,7 +71,11 @@ class Survey:
         columns = (self.units[name].to_pylist() for name in ("host", "day", "gpu", "mig"))
         for host, day, gpu, mig in zip(*columns, strict=True):
             found[host, day].add((gpu, mig))
-        return Inventory({key: frozenset(units) for key, units in found.items()})
+        return Inventory({key: frozenset(units) for key, units in found.items()}, spans=self.spans)
+
+    @cached_property
+    def spans(self) -> SpansByGpu:
+        return of_split_gpus(self.split)
 
     def hosts(self) -> dict[int, set[str]]:
         """The hosts with samples, by day since 1970."""
@@ -85,15 +97,20 @@ class Survey:
             return replace(self, unclear=unclear)
         hosts = self.hosts()
         merged = {day for day in nodes if len({nodes[day].get(host, host) for host in hosts[day]}) < len(hosts[day])}
-        renamed = pa.array([nodes.get(day, {}).get(host, host) for host, day in self._places()], pa.string())
         chunks = []
         for files in self.chunks:
             days = {day for day in nodes if day * DAY_MS < files.until_ms and (day + 1) * DAY_MS > files.from_ms}
             is_sorted = files.is_sorted and not days & merged
             chunks.append(replace(files, nodes={day: nodes[day] for day in days}, is_sorted=is_sorted))
-        units = _by_unit(self.units.set_column(0, "host", renamed))
-        intervals = self.intervals.named(nodes)
-        return replace(self, chunks=chunks, units=units, intervals=intervals, nodes=nodes, unclear=unclear)
+        return replace(
+            self,
+            chunks=chunks,
+            units=_by_unit(_renamed(self.units, nodes)),
+            intervals=self.intervals.named(nodes),
+            split=_renamed(self.split, nodes),
+            nodes=nodes,
+            unclear=unclear,
+        )
 
 
 def survey(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], counted_ms: tuple[int, int]) -> Survey:
@@ -102,15 +119,44 @@ def survey(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], counted_ms: t
     Raises duckdb.Error, pa.ArrowException, or OSError if a file cannot be read.
     """
 
-    def look(db: duckdb.DuckDBPyConnection, files: Files) -> tuple[Files, list[pa.Table]]:
+    def look(db: duckdb.DuckDBPyConnection, files: Files) -> tuple[Files, list[_Look]]:
         try:
             return files, each_hour(db, files, lambda hour: _look(hour, counted_ms))
         except MisplacedError:
             return look(db, replace(files, is_sorted=False))
 
     found = list(each_chunk(db, chunks, look))
-    hours = pa.concat_tables([UNITS.empty_table(), *chain.from_iterable(tables for _, tables in found)])
-    return Survey([files for files, _ in found], _by_unit(hours), intervals_of(hours))
+    looks = list(chain.from_iterable(of_files for _, of_files in found))
+    hours = pa.concat_tables([UNITS.empty_table(), *(look.units for look in looks)])
+    split = pa.concat_tables([SPANS.empty_table(), *(look.spans for look in looks if look.spans is not None)])
+    return Survey([files for files, _ in found], _by_unit(hours), intervals_of(hours), _with_whole(split, hours))
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The units of an hour, and the spans of its MIG instances; None without any."""
+
+    units: pa.Table
+    spans: pa.Table | None
+
+
+def _with_whole(split: pa.Table, hours: pa.Table) -> pa.Table:
+    """Spans of MIG instances, with those of the same GPUs as a whole, one an hour."""
+    if not split.num_rows:
+        return split
+    keys = ["host", "gpu", "day"]
+    whole = hours.filter(pc.field("mig") == "").join(split.group_by(keys).aggregate([]), keys, join_type="left semi")
+    gap_ms = pc.if_else(pc.is_valid(whole["interval_ms"]), whole["interval_ms"], 0.0)
+    columns = {name: whole[name] for name in ("host", "gpu", "mig", "day", "first_ms", "last_ms", "total_mib")}
+    nothing = pa.nulls(whole.num_rows, pa.string())
+    more = {"gap_ms": gap_ms, "samples": whole["samples"], "profile": nothing}
+    return pa.concat_tables([split, pa.table({**columns, **more}).select(SPANS.names).cast(SPANS)])
+
+
+def _renamed(rows: pa.Table, nodes: Mapping[int, Mapping[str, str]]) -> pa.Table:
+    """Rows with a host and a day, with Slurm's names of hosts."""
+    places = zip(rows["host"].to_pylist(), rows["day"].to_pylist(), strict=True)
+    return rows.set_column(0, "host", pa.array([nodes.get(day, {}).get(host, host) for host, day in places], pa.string()))
 
 
 def _by_unit(rows: pa.Table) -> pa.Table:
@@ -121,8 +167,8 @@ def _by_unit(rows: pa.Table) -> pa.Table:
     )
 
 
-def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:
-    """One row per GPU of an hour."""
+def _look(hour: Hour, counted_ms: tuple[int, int]) -> _Look:
+    """One row per GPU of an hour, and the spans of its MIG instances."""
     units = Units.of(hour)
     runs, time_ms = units.runs, units.time_ms
     counted = runs.lengths
@@ -140,11 +186,14 @@ def _look(hour: Hour, counted_ms: tuple[int, int]) -> pa.Table:
         "model": _model(hour, runs),
         "total_mib": pa.nulls(number) if total is None else pa.array(runs.max(total.to_numpy()), from_pandas=True),
         "counted": counted,
+        "samples": runs.lengths,
+        "first_ms": runs.first(time_ms),
+        "last_ms": runs.last(time_ms),
         "interval_ms": interval_ms,
         "is_steady": is_steady,
         "gaps_ms": pooled_gaps_ms(runs, time_ms, is_steady),
     }
-    return pa.table(columns).cast(UNITS)
+    return _Look(pa.table(columns).cast(UNITS), spans_of(hour, units))
 
 
 def _model(hour: Hour, runs: RowRuns) -> pa.Array[Any]:

@@ -10,7 +10,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from telemetry.attribution.allocations import ALLOCATIONS, Attribution, Inventory, JobRun
+from telemetry.attribution.allocations import ALLOCATIONS, Attribution, JobRun
+from telemetry.attribution.seen_units import Inventory
 from telemetry.metrics.allocation_arrays import Allocations
 from telemetry.metrics.chunks import each_chunk
 from telemetry.metrics.frames import allocation_frame

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.units import DAY_S, HOUR_S
-from telemetry.attribution.allocations import days_of
+from telemetry.attribution.seen_units import days_of
 from telemetry.metrics.hours import HOUR_MS
 from telemetry.metrics.runs import Array, RowRuns, ragged
 

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from almanac.config import Config
 from almanac.units import DAY_S
-from telemetry.attribution.allocations import Attribution, JobRun, days_of
+from telemetry.attribution.allocations import Attribution, JobRun
+from telemetry.attribution.seen_units import days_of
 from telemetry.attribution.bindings import Binding
 from telemetry.attribution.runs import depending_jobs, ended_jobs, load_runs, neighbors_of, sharing
 from telemetry.metrics.chunks import Mapper, Progress, map_partials, silent

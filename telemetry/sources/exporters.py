@@ -1,8 +1,9 @@
 """What exporters call their metrics and labels, and whose sample a series therefore is.
 
-dcgm-exporter: labels gpu, UUID, modelName, Hostname (`hostname` on newer releases), GPU_I_ID under MIG, hpc_job.
+dcgm-exporter: labels gpu, UUID, modelName, Hostname (`hostname` on newer releases), hpc_job; under MIG GPU_I_ID and
+GPU_I_PROFILE ("1g.10gb"). NVIDIA reuses the ids of GPU instances: after a change of layout an id can be another one.
 jobstats' nvidia_gpu_prometheus_exporter: minor_number (the index of /dev/nvidiaN, by which Slurm and jobstats
-count too; `ordinal` is NVML's own order and may differ), uuid, name, GPU_I_ID; the host is Prometheus' own `instance`.
+count too; `ordinal` is NVML's own order and may differ), uuid, name, GPU_I_ID, no profile; the host is Prometheus' own `instance`.
 Its job id is the label `jobid` on newer releases and the value of `nvidia_gpu_jobId` on all.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from almanac.config import ExporterName
+from almanac.mig import profile_name
 from telemetry.counters import COUNTERS, Counter
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,254}")
@@ -37,6 +39,7 @@ class Exporter:
     job_label: str
     job_metric: str = ""
     mig_label: str = "GPU_I_ID"
+    profile_label: str = "GPU_I_PROFILE"
     total_is_free: bool = False
 
     def metric(self, counter: Counter) -> str:
@@ -50,8 +53,8 @@ class Exporter:
     @property
     def own_labels(self) -> frozenset[str]:
         """The labels that identify the GPU, job, and counter of a series. Others are from Prometheus or the site."""
-        named = {self.uuid_label, self.model_label, self.job_label, self.mig_label, "__name__", "userid"}
-        return frozenset({*named, *self.host_labels, *self.gpu_labels})
+        named = {self.uuid_label, self.model_label, self.job_label, "__name__", "userid"}
+        return frozenset({*named, self.mig_label, self.profile_label, *self.host_labels, *self.gpu_labels})
 
     def counters(self) -> dict[str, Counter]:
         """The counters that it has, by its own name."""
@@ -74,7 +77,7 @@ EXPORTERS = {
     )
 }
 
-FILE = Exporter("file", ("host",), ("gpu",), "uuid", "model", "job_label", mig_label="mig")
+FILE = Exporter("file", ("host",), ("gpu",), "uuid", "model", "job_label", mig_label="mig", profile_label="mig_profile")
 """A file to import: labels and counters have the names and units of the store."""
 
 
@@ -89,13 +92,17 @@ class Gpu:
 
 @dataclass(frozen=True)
 class SeriesLabels:
-    """Whose samples a series holds. job_id is None where no job is named, or where the label is no job id."""
+    """Whose samples a series holds. job_id is None where no job is named, or where the label is no job id.
+
+    profile: the MIG profile that the exporter names, such as "1g.10gb"; empty without one.
+    """
 
     gpu: Gpu
     uuid: str
     model: str
     job_id: int | None = None
     bad_job_label: str = ""
+    profile: str = ""
 
 
 class UnusableSeriesError(ValueError):
@@ -122,7 +129,13 @@ def identify(
         labels.get(exporter.model_label, ""),
         job_id,
         bad,
+        _profile(labels.get(exporter.profile_label) or labels.get(exporter.model_label, "")) if mig else "",
     )
+
+
+def _profile(label: str) -> str:
+    """The MIG profile in a label, such as "1g.10gb" or "NVIDIA A100-SXM4-80GB MIG 1g.10gb"; empty without one."""
+    return profile_name(label) or ""
 
 
 def host_of(labels: Mapping[str, str], exporter: Exporter, host_suffix: str = "", apart: Collection[str] = ()) -> str:

@@ -119,6 +119,7 @@ def _labels(found: _Identified, codes: _Ints, time_ms: _Ints) -> dict[str, pa.Ar
         "uuid": _spread([one.uuid or None for one in known], codes),
         "model": _spread([one.model or None for one in known], codes),
         "job_label": pa.array(job, mask=job <= 0),
+        "mig_profile": _spread([one.profile or None for one in known], codes),
     }
 
 

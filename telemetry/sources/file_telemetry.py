@@ -25,7 +25,7 @@ from telemetry.sources.layouts import Layout
 from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus_json import SeriesSamples
 
-_LABELS = ("host", "gpu", "mig", "uuid", "model", "job_label")
+_LABELS = ("host", "gpu", "mig", "uuid", "model", "job_label", "mig_profile")
 _NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
 _MS_FROM = 1e11
 FUTURE = "time in the future"

@@ -62,7 +62,7 @@ class Pivot:
         self._exporter, self._host_suffix, self.counts = exporter, host_suffix, counts
         self._start_ms, self._end_ms = start_ms, end_ms
         self._gpus: dict[Gpu, int] = {}
-        self._devices: dict[tuple[str, str], int] = {}
+        self._devices: dict[tuple[str, str, str], int] = {}
         self._replicas: dict[Replica, int] = {}
         self._known_labels = exporter.own_labels
         self._columns: dict[str, tuple[_Ints, npt.NDArray[np.floating]]] = {}
@@ -108,9 +108,10 @@ class Pivot:
             "gpu": pa.array(np.array([one.gpu for one in gpus], dtype=np.int16)[gpu]),
             "mig": _spread([one.mig for one in gpus], gpu),
             "time_ms": pa.array((key[take] & ((1 << _SHIFT) - 1)) + self._start_ms),
-            "uuid": _spread([uuid or None for uuid, _ in devices], device),
-            "model": _spread([model or None for _, model in devices], device),
+            "uuid": _spread([uuid or None for uuid, _, _ in devices], device),
+            "model": _spread([model or None for _, model, _ in devices], device),
             "job_label": pa.array(job, mask=job <= 0),
+            "mig_profile": _spread([profile or None for _, _, profile in devices], device),
         }
         for counter in COUNTERS:
             columns[counter.column] = self._values(counter.column, key, take)
@@ -163,8 +164,9 @@ class Pivot:
                 codes.unusable[at] = str(error)
                 continue
             gpu[at] = self._gpus.setdefault(series.gpu, len(self._gpus))
-            if series.uuid or series.model:
-                device[at] = self._devices.setdefault((series.uuid, series.model), len(self._devices))
+            named = (series.uuid, series.model, series.profile)
+            if any(named):
+                device[at] = self._devices.setdefault(named, len(self._devices))
             codes.replica[at] = self._replicas.setdefault(replica, len(self._replicas))
             codes.job[at] = series.job_id or 0
             self._note_bad_label(series)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from almanac.config import Retention
 from almanac.units import DAY_S, counted
-from telemetry.attribution.allocations import days_of
+from telemetry.attribution.seen_units import days_of
 from telemetry.attribution.runs import load_runs
 from telemetry.store.atomic import writing
 from telemetry.store.cluster_store import COMPLETE_FROM, JOBS_FROM, ClusterStore

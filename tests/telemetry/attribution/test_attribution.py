@@ -12,13 +12,13 @@ from telemetry.attribution.allocations import (
     NO_NODES,
     UNBOUND,
     UNBOUND_COUNT,
-    Inventory,
     JobRun,
     attribute,
     parse_hosts,
     shared_jobs,
 )
 from telemetry.attribution.bindings import CONTRADICTED, UNBOUND_MIG, Binding, Unit
+from telemetry.attribution.seen_units import Inventory
 
 DAY_S = 86_400
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from almanac.config import Config, Filters, MetricsSection
-from telemetry.attribution.allocations import UNBOUND, Attribution, Inventory, JobRun, attribute, parse_hosts
+from telemetry.attribution.allocations import UNBOUND, Attribution, JobRun, attribute, parse_hosts
+from telemetry.attribution.seen_units import Inventory
 from telemetry.metrics.catalogue import JOB_METRICS, STEP_METRICS
 from telemetry.metrics.steps import (
     CONCURRENT,
