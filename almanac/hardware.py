@@ -60,7 +60,7 @@ def find_gpu_model(label: str, total_mib: float | None = None, *, is_slice: bool
     fits = [m for m in gpu_models().values() if any(re.fullmatch(p, name, re.I) for p in m.patterns)]
     if total_mib is not None:
         whole = [m for m in fits if abs(total_mib / m.hbm_mib - 1) <= _NEAR]
-        if is_slice is False or whole and is_slice is None:
+        if is_slice is False or (whole and is_slice is None):
             fits = whole
         elif is_slice is None or len(fits) > 1:
             fits = [m for m in fits if _has_slice(m, total_mib)]

@@ -47,6 +47,7 @@ def rows(series: np.ndarray, step: np.ndarray, rng: np.random.Generator) -> pa.T
         "uuid": np.char.add("GPU-00000000-0000-4000-8000-", np.char.zfill(series.astype(str), 12)),
         "model": np.full(len(series), "NVIDIA A100-SXM4-40GB"),
         "job_label": np.zeros(len(series), dtype=np.int64),
+        "mig_profile": np.full(len(series), None),
     }
     for counter in COUNTERS:
         value = rng.random(len(series))

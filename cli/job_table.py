@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 JOB_COLUMNS = (
     "job", "job_id", "user", "name", "state", "gpu_count", "elapsed_s", "mean_gpu_util_pct", "hbm_peak_mib",
-    "hbm_capacity_mib", "hbm_evidence",
+    "hbm_capacity_mib", "hbm_evidence", "mig_profile",
 )  # fmt: skip
 """The columns of a row that `show_jobs` needs."""
 _TIMES = ("submit_s", "start_s", "end_s")
@@ -69,21 +69,30 @@ def _job_cells(row: dict[str, Any]) -> list[str | Text]:
         printable(row["user"]),
         printable(row["name"]) or "-",
         Text("OOM" if state == "OUT_OF_MEMORY" else _shortened(printable(state), 9), style=_COLORS.get(state, "red")),
-        format_count(row["gpu_count"]),
+        _gpus(row),
         format_short_duration(row["elapsed_s"]),
         "-" if row["mean_gpu_util_pct"] is None else f"{row['mean_gpu_util_pct']:.0f}%",
         _memory(row),
     ]
 
 
+def _gpus(row: dict[str, Any]) -> str:
+    """ "4", or the MIG slices that the job ran on: "1g.10gb", "2x1g.10gb"."""
+    if not row.get("mig_profile"):
+        return format_count(row["gpu_count"])
+    times = "" if row["gpu_count"] == 1 else f"{format_count(row['gpu_count'])}x"
+    return f"{times}{printable(row['mig_profile'], 20)}"
+
+
 def _memory(row: dict[str, Any]) -> str:
-    """ "26/80 GiB": the peak and the GPU's memory."""
+    """ "26/80 GiB": the peak and the GPU's memory; of a MIG slice with a decimal: "4.1/9.5 GiB"."""
     if row["hbm_evidence"] == "preallocated":
         return "reserved"
     if row["hbm_peak_mib"] is None:
         return "-"
-    of = "" if row["hbm_capacity_mib"] is None else f"/{row['hbm_capacity_mib'] / 1024:.0f}"
-    return f"{row['hbm_peak_mib'] / 1024:.0f}{of} GiB"
+    digits = 1 if row.get("mig_profile") else 0
+    of = "" if row["hbm_capacity_mib"] is None else f"/{row['hbm_capacity_mib'] / 1024:.{digits}f}"
+    return f"{row['hbm_peak_mib'] / 1024:.{digits}f}{of} GiB"
 
 
 def _widths(columns: Sequence[str], cells: Sequence[Sequence[str | Text]]) -> list[int]:
@@ -133,7 +142,7 @@ def show_wide_jobs(rows: Sequence[dict[str, Any]]) -> None:
             row["name"],
             local_time(row["end_s"]),
             row["state"],
-            format_count(row["gpu_count"]),
+            _gpus(row),
             format_duration(row["elapsed_s"]),
             row["tier"] or "-",
             "-" if row["hbm_peak_mib"] is None else format_gib(row["hbm_peak_mib"]),

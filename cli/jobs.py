@@ -26,7 +26,7 @@ COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "name", "name_key", "state",
     "node_count", "gpu_count", "elapsed_s", "tier", "hbm_peak_mib", "hbm_capacity_mib", "hbm_evidence",
     "mean_gpu_util_pct", "coverage_frac", "verdict", "hbm_peak_frac", "spatial_imbalance", "temporal_imbalance",
-    "main_pipe", "job_class", "energy_j", "idle_gpu_count",
+    "main_pipe", "job_class", "energy_j", "idle_gpu_count", "mig_profile",
 )  # fmt: skip
 """The default columns of JSON, CSV, and -P."""
 PREALLOCATED = "preallocated"

@@ -102,7 +102,7 @@ class _Use:
         elif is_flat and not is_failed:
             self.reserves = True
         elif is_measured and not is_failed:
-            self.shows_use |= not is_reserved_share(peak_mib / capacity_mib)
+            self.shows_use |= not is_reserved_share(peak_mib / capacity_mib, capacity_mib)
         times = int(record.submit_s), int(record.end_s)
         if not is_measured:
             verdict = record.verdict if record.verdict != OK else ""

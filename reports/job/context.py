@@ -93,7 +93,7 @@ class JobContext:
     @property
     def is_mig(self) -> bool:
         """Whether the job had parts of GPUs. The peaks and the memory of a whole GPU do not apply to it then."""
-        return any(row["mig"] for row in self.gpus)
+        return bool(self.metrics.get("mig_profile")) or any(row["mig"] for row in self.gpus)
 
     @property
     def model(self) -> GpuModel | None:

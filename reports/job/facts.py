@@ -23,6 +23,9 @@ UNATTRIBUTED = ("shared node", "GPU bound", "node list")
 """How the data quality begins if nobody knows which GPUs the job had."""
 LIMITS_S = [900, 1800, *(3600 * hours for hours in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 36, 48, 72, 96, 120, 168))]
 """Time limits to suggest, in seconds."""
+SLICES_APART = 1.2
+"""Two sizes of MIG slice differ by more. A tier of one size can be configured with its nominal memory: H200's 1g.18gb
+has 16 GiB."""
 LIMIT_MARGIN = 1.5
 """A suggested limit is at least this many times the run time."""
 
@@ -103,15 +106,23 @@ def _smaller_tier(context: JobContext) -> Tier | None:
     peak_mib, own_mib = context.metrics.get("hbm_peak_mib"), context.metrics.get("hbm_capacity_mib")
     if peak_mib is None or own_mib is None:
         return None
-    holding = [tier for tier in context.tiers if 1.1 * peak_mib <= tier.capacity_mib < own_mib]
+    below_mib = own_mib / _apart(context)
+    holding = [tier for tier in context.tiers if 1.1 * peak_mib <= tier.capacity_mib < below_mib]
     return min(holding, key=lambda tier: tier.capacity_mib, default=None)
 
 
 def _larger_tier(context: JobContext) -> Tier | None:
     """The next tier above the GPU that the job ran on."""
     own_mib = context.metrics.get("hbm_capacity_mib")
-    larger = [tier for tier in context.tiers if own_mib is not None and tier.capacity_mib > own_mib]
+    if own_mib is None:
+        return None
+    larger = [tier for tier in context.tiers if tier.capacity_mib > own_mib * _apart(context)]
     return min(larger, key=lambda tier: tier.capacity_mib, default=None)
+
+
+def _apart(context: JobContext) -> float:
+    """How many times the memory of the job's GPU another tier has at least: a slice has less than its nominal size."""
+    return SLICES_APART if context.is_mig else 1.0
 
 
 def _time(context: JobContext) -> dict[str, Fact]:

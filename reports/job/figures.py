@@ -44,10 +44,27 @@ def _size_rows(context: JobContext) -> Iterator[FigureRow]:
     yield FigureRow(
         "GPU-hours", NOT_KNOWN if hours is None else real_text(hours), f"{where}, {model}" if model else where
     )
+    if context.is_mig:
+        yield _slice_row(context)
     energy_j = context.metrics.get("energy_j")
     energy = NOT_KNOWN if energy_j is None else f"{real_text(energy_j / 3.6e6)} kWh"
     power_w = context.metrics.get("energy_power_w")
     yield FigureRow("GPU energy", energy, "" if power_w is None else f"{power_w:.0f} W per GPU on average")
+
+
+def _slice_row(context: JobContext) -> FigureRow:
+    """The MIG slices that the job ran on, with the memory that they really have: "1g.10gb, 9.5 GiB"."""
+    rows = [row for row in context.gpus if row["mig"]]
+    texts = dict.fromkeys(slice_text(row.get("mig_profile"), row.get("hbm_capacity_mib")) for row in rows)
+    if not texts:
+        texts = {slice_text(context.metrics.get("mig_profile"), context.metrics.get("hbm_capacity_mib")): None}
+    return FigureRow("MIG slice" if len(rows) < 2 else "MIG slices", "; ".join(texts))
+
+
+def slice_text(profile: str | None, capacity_mib: float | None) -> str:
+    """Profile and real capacity of a slice: "1g.10gb, 9.5 GiB"; what is not known is said."""
+    memory = "memory not measured" if capacity_mib is None else format_gib(capacity_mib)
+    return f"{printable(profile, 40) if profile else 'profile not known'}, {memory}"
 
 
 def _use_rows(context: JobContext) -> Iterator[FigureRow]:

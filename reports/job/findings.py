@@ -198,7 +198,8 @@ def _memory(context: JobContext, facts: Facts) -> Finding | None:
     if metrics.get("is_preallocated"):
         text = f"Your framework reserved {used}, which hides how much your program uses."
         return Finding("memory", "GPU memory", text, f"GPU memory over time: {used} reserved{beside}")
-    share = "The fullest GPU" if context.gpu_count > 1 else "Your GPU"
+    thing = "MIG instance" if context.is_mig else "GPU"
+    share = f"The fullest {thing}" if context.gpu_count > 1 else f"Your {thing}"
     return Finding(
         "memory", "GPU memory", f"{share} used at most {used}.", f"GPU memory over time: peak {used}{beside}"
     )

@@ -51,9 +51,14 @@ def _peak_of(context: JobContext) -> str:
     peak_mib, capacity_mib = context.metrics.get("hbm_peak_mib"), context.metrics.get("hbm_capacity_mib")
     if peak_mib is None:
         return "peak not known"
-    of = f" of {capacity_mib / 1024:.0f}" if capacity_mib else ""
+    of = f" of {_size_text(capacity_mib, context)}" if capacity_mib else ""
     peak = peak_mib / 1024
     return f"peak {peak:.0f}{of} GiB" if 10 <= peak <= 0.9 * (capacity_mib or 0) / 1024 else f"peak {peak:.1f}{of} GiB"
+
+
+def _size_text(mib: float, context: JobContext) -> str:
+    """A capacity in GiB without its unit: "80" of a whole GPU, and "9.5" of a MIG slice."""
+    return f"{mib / 1024:.1f}" if context.is_mig else f"{mib / 1024:.0f}"
 
 
 def busy_pct(row: GpuRow) -> float | None:

@@ -4,8 +4,8 @@
 (highest) and gpu_total_memory in bytes, and gpu_utilization (mean, percent), each by GPU index
 (PrincetonUniversity/jobstats, `Jobstats.__str__`). AdminComment holds the same as "JS1:" + base64(gzip(JSON)).
 
-What is not known is left out: CPU time and host memory of each node (almanac has those of the job), and the memory size
-of a MIG instance. jobstats itself prints such figures as unknown.
+What is not known is left out, as jobstats itself does: CPU time and host memory of each node (almanac has those of the
+job), and the utilization of a MIG instance. Several instances of one GPU have one index, so all of them are left out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections import Counter
 from typing import Any
 
 from reports.job.context import JobContext
@@ -26,8 +27,9 @@ SHORT_S = 60
 def jobstats_document(context: JobContext) -> dict[str, Any]:
     """What `jobstats --json` would print. Nodes without any known figure are left out."""
     nodes: dict[str, dict[str, dict[str, float]]] = {}
+    number = Counter((row["host"], row["gpu"]) for row in context.gpus)
     for row in context.gpus:
-        for key, value in _figures(row).items():
+        for key, value in _figures(row).items() if number[row["host"], row["gpu"]] == 1 else ():
             nodes.setdefault(row["host"], {}).setdefault(key, {})[str(row["gpu"])] = value
     return {"nodes": nodes, "total_time": context.elapsed_s, "gpus": context.gpu_count}
 
@@ -44,9 +46,7 @@ def jobstats_comment(context: JobContext) -> str:
 
 
 def _figures(row: GpuRow) -> dict[str, float]:
-    """The known figures of a whole GPU; {} for a MIG instance. Readers of one memory figure expect the other."""
-    if row["mig"]:
-        return {}
+    """The known figures of a GPU, or of a MIG instance. Readers of one memory figure expect the other."""
     found: dict[str, float] = {}
     peak_mib, total_mib, util_pct = row["hbm_peak_mib"], row["hbm_capacity_mib"], row["mean_gpu_util_pct"]
     if peak_mib is not None and total_mib is not None and peak_mib <= total_mib:

@@ -65,6 +65,7 @@ class _MeasuredRow(TypedDict, total=False):
     expected_samples: float | None
     coverage_frac: float | None
     gpu_model: str | None
+    mig_profile: str | None
     hbm_capacity_mib: float | None
     hbm_peak_mib: float | None
     hbm_peak_frac: float | None

@@ -16,11 +16,14 @@ _JOBS = (
     "start_s", "end_s", "elapsed_s", "name_key", "time_limit_s",
 )  # fmt: skip
 _METRICS = (
-    "job_id", "submit_s", "verdict", "gpu_model", "gpus_seen", "coverage_frac", "mean_gpu_util_pct",
+    "job_id", "submit_s", "verdict", "gpu_model", "mig_profile", "gpus_seen", "coverage_frac", "mean_gpu_util_pct",
     "mean_gr_engine_active_frac", "spatial_imbalance", "temporal_imbalance", "idle_gpus", "energy_j", "hbm_peak_mib",
     "hbm_peak_frac", "is_preallocated", "class_fp64", "has_profiling_fault",
 )  # fmt: skip
 _GPUS = ("job_id", "submit_s", "is_idle", "energy_j")
+# A slice is no GPU of its model: hours and use of both would be mixed.
+_TYPE = """CASE WHEN m.mig_profile IS NOT NULL THEN concat_ws(' ', m.gpu_model, m.mig_profile)
+              ELSE coalesce(m.gpu_model, j.gpu_type, '') END"""
 _RUNS = f"""
 CREATE TEMP TABLE runs AS
 WITH idle AS (
@@ -28,7 +31,7 @@ WITH idle AS (
   FROM gpu_metrics WHERE is_idle GROUP BY ALL),
 base AS (
   SELECT j.job_id, j.submit_s, coalesce(j."user", '') AS "user", coalesce(j.account, '') AS account,
-         coalesce(j."partition", '') AS "partition", coalesce(m.gpu_model, j.gpu_type, '') AS gpu_type, j.tier,
+         coalesce(j."partition", '') AS "partition", {_TYPE} AS gpu_type, j.tier,
          j.gpus, j.ran_s, j.time_limit_s, j.name_key, j.gpus * j.ran_s / 3600.0 AS gpu_hours,
          coalesce(j.state, '') AS state, m.* EXCLUDE (job_id, submit_s),
          CASE WHEN j.state IN ('REQUEUED', 'RESIZING') THEN '{PART_OF_A_JOB}'

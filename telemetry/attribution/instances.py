@@ -15,7 +15,7 @@ SAME_SIZE = 0.02
 LONGEST_PAUSE = 2.5
 """A pause of more scrape intervals than this ends a span: the instance can have been made again in it."""
 _LEAST_SHARE = 0.1
-"""What a GPU shows for less of a job's time belongs to the layout before or after: clocks and records differ a little."""
+"""What a GPU shows for less of a job's time is the layout before or after it: clocks and records differ a little."""
 _SAME_SCRAPE_MS = 5_000
 
 

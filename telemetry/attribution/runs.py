@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from almanac.units import DAY_S
 from telemetry.attribution.allocations import JobRun, parse_hosts
-from telemetry.attribution.seen_units import days_of
 from telemetry.attribution.host_names import name_parts
+from telemetry.attribution.seen_units import days_of
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.marks import StaleRun
 

@@ -21,11 +21,16 @@ _TEXT, _INT, _REAL, _FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 
 _HBM = (
     _column("gpu_model", _TEXT, "row of almanac/hardware.toml; null: unknown"),
-    _column("hbm_capacity_mib", _REAL, "MiB, nominal; null: unknown model"),
+    _column("mig_profile", _TEXT, "profile of the MIG instance, such as 1g.10gb; null: a whole GPU, or not named"),
+    _column(
+        "hbm_capacity_mib",
+        _REAL,
+        "MiB: nominal, or of a MIG instance used + free in the job's own time; null: unknown model, or not measured",
+    ),
     _column(
         "hbm_peak_mib", _REAL, "MiB, peak GPU memory; for a job the highest GPU, and null unless data quality is ok"
     ),
-    _column("hbm_peak_frac", _REAL, "share of the nominal capacity"),
+    _column("hbm_peak_frac", _REAL, "share of the capacity"),
     _column("hbm_peak_ms", _INT, "ms since 1970, UTC: when the peak was first seen"),
     _column("hbm_growth_mib_h", _REAL, "MiB per hour, by least squares"),
     _column("is_preallocated", _FLAG, "whether the peak is what a framework reserved; null: unknown"),

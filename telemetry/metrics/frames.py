@@ -178,7 +178,7 @@ def _hardware(model: GpuModel | None) -> tuple[str | float | None, ...]:
 def _slice(model: GpuModel | None, span: InstanceSpan | None) -> tuple[str | float | None, ...]:
     """The same of a MIG instance: the card's model and power, its own profile and measured capacity.
 
-    It has no ridges: how DCGM's fractions of an instance relate to the peaks of its share is not documented.
+    It has no ridges: the peaks of the card are not those of its share.
     """
     name, power_w = (model.name, model.max_power_w) if model else (None, UNKNOWN_MAX_POWER_W)
     profile, total_mib = (span.profile, span.total_mib) if span else (None, None)

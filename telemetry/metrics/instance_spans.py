@@ -6,9 +6,10 @@ what the driver reserves for itself (FB_RESERVED), as for a whole GPU. Its nomin
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from telemetry.attribution.instances import LONGEST_PAUSE, SAME_SIZE, InstanceSpan, SpansByGpu, by_gpu
 from telemetry.metrics.hours import DAY_MS, Hour
@@ -35,7 +36,7 @@ SPANS = schema_of(
 
 def spans_of(hour: Hour, units: Units) -> pa.Table | None:
     """The spans of an hour's MIG instances; None where every GPU is whole."""
-    is_mig = np.asarray(pc.not_equal(units.mig, ""))
+    is_mig = np.asarray(units.mig.to_numpy(zero_copy_only=False) != "", dtype=bool)
     if not is_mig.any():
         return None
     runs = RowRuns.of_lengths(units.runs.lengths[is_mig])
@@ -50,10 +51,10 @@ def spans_of(hour: Hour, units: Units) -> pa.Table | None:
     spans = RowRuns(np.flatnonzero(begins), len(rows))
     whose = np.flatnonzero(is_mig)[np.searchsorted(runs.starts, spans.starts, side="right") - 1]
     known = spans.max(profile)
-    columns = {
-        "host": units.host.take(pa.array(whose)),
+    columns: dict[str, Any] = {
+        "host": units.host.take(whose),
         "gpu": units.gpu[whose],
-        "mig": units.mig.take(pa.array(whose)),
+        "mig": units.mig.take(whose),
         "day": np.full(len(whose), hour.start_ms // DAY_MS),
         "first_ms": spans.first(time_ms),
         "last_ms": spans.last(time_ms),

@@ -144,19 +144,21 @@ def _with_whole(split: pa.Table, hours: pa.Table) -> pa.Table:
     """Spans of MIG instances, with those of the same GPUs as a whole, one an hour."""
     if not split.num_rows:
         return split
+    names = [name for name in SPANS.names if name in UNITS.names]
+    whole = hours.select([*names, "interval_ms"]).filter(pc.field("mig") == "")
     keys = ["host", "gpu", "day"]
-    whole = hours.filter(pc.field("mig") == "").join(split.group_by(keys).aggregate([]), keys, join_type="left semi")
-    gap_ms = pc.if_else(pc.is_valid(whole["interval_ms"]), whole["interval_ms"], 0.0)
-    columns = {name: whole[name] for name in ("host", "gpu", "mig", "day", "first_ms", "last_ms", "total_mib")}
-    nothing = pa.nulls(whole.num_rows, pa.string())
-    more = {"gap_ms": gap_ms, "samples": whole["samples"], "profile": nothing}
-    return pa.concat_tables([split, pa.table({**columns, **more}).select(SPANS.names).cast(SPANS)])
+    whole = whole.join(split.select(keys).group_by(keys).aggregate([]), keys, join_type="left semi")
+    columns: dict[str, Any] = {name: whole[name] for name in names}
+    columns["gap_ms"] = pc.if_else(pc.is_valid(whole["interval_ms"]), whole["interval_ms"], 0.0)
+    columns["profile"] = pa.nulls(whole.num_rows, pa.string())
+    return pa.concat_tables([split, pa.table(columns).select(SPANS.names).cast(SPANS)])
 
 
 def _renamed(rows: pa.Table, nodes: Mapping[int, Mapping[str, str]]) -> pa.Table:
     """Rows with a host and a day, with Slurm's names of hosts."""
-    places = zip(rows["host"].to_pylist(), rows["day"].to_pylist(), strict=True)
-    return rows.set_column(0, "host", pa.array([nodes.get(day, {}).get(host, host) for host, day in places], pa.string()))
+    columns: list[list[Any]] = [rows[name].to_pylist() for name in ("host", "day")]
+    named = [nodes.get(day, {}).get(host, host) for host, day in zip(*columns, strict=True)]
+    return rows.set_column(0, "host", pa.array(named, pa.string()))
 
 
 def _by_unit(rows: pa.Table) -> pa.Table:

@@ -122,13 +122,17 @@ SELECT *, {reasons_sql()} AS reasons FROM peaked ORDER BY job"""
 
 
 def _over_gpus() -> str:
-    """Means over GPUs of each GPU's mean (perlmutter-telemetry, eq. 8), without GPUs with low coverage."""
+    """Means over GPUs of each GPU's mean (perlmutter-telemetry, eq. 8), without GPUs with low coverage.
+
+    The peaks of a model do not hold for a MIG instance, so it has no flop/s and no bytes/s.
+    """
     top = "ORDER BY hbm_peak_mib DESC NULLS LAST, host, gpu, mig"
     name = "host || ':' || gpu || CASE WHEN mig = '' THEN '' ELSE ':' || mig END"
     return f"""
 SELECT p.job, count(*) AS gpus_seen, sum(samples) AS samples, max(hbm_peak_mib) AS hbm_max_mib,
        max(hbm_peak_frac) AS highest_share, bool_or(is_preallocated) AS is_preallocated,
-       first(gpu_model {top}) AS gpu_model, first(hbm_capacity_mib {top}) AS hbm_capacity_mib,
+       first(p.gpu_model {top}) AS gpu_model, first(hbm_capacity_mib {top}) AS hbm_capacity_mib,
+       first(mig_profile {top}) AS mig_profile, bool_or(mig <> '') AS has_mig,
        min(hbm_peak_ms) FILTER (hbm_peak_mib = top_mib) AS hbm_peak_ms, max(raw_growth) AS raw_growth,
        {each("avg(mean_{x}) AS raw_{x}", MEANS)},
        {each("sum(n_{x}) AS n_{x}", _COUNTED)},
@@ -143,7 +147,7 @@ SELECT p.job, count(*) AS gpus_seen, sum(samples) AS samples, max(hbm_peak_mib) 
        {each("sum(n_known_{x}) AS n_known_{x}, sum(n_compute_{x}) AS n_compute_{x}", PIPES)},
        {each("sum(known_ms_{x}) AS known_ms_{x}, sum(compute_ms_{x}) AS compute_ms_{x}", PIPES)}
 FROM (SELECT *, max(hbm_peak_mib) OVER (PARTITION BY job) AS top_mib FROM per_gpu) p
-LEFT JOIN models m USING (gpu_model) GROUP BY p.job"""
+LEFT JOIN models m ON m.gpu_model = p.gpu_model AND p.mig = '' GROUP BY p.job"""
 
 
 def _over_cards() -> str:

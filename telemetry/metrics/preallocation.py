@@ -5,6 +5,7 @@ TensorFlow, JAX and some servers take a fixed share of a GPU at start and keep i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 EARLY_SHARE = 0.1
@@ -19,16 +20,33 @@ MIN_SAMPLES = 3
 
 @dataclass(frozen=True)
 class ReservedShare:
-    """A share low..high of the capacity that a framework reserves, context and libraries included."""
+    """A share low..high of the capacity that a framework reserves, context and libraries included.
+
+    pool: what it reserves without these, where they come on top; they take the more of a capacity the smaller it is.
+    """
 
     framework: str
     low: float
     high: float
     source: str
+    pool: float | None = None
+
+    def highest_sql(self, capacity_mib: str) -> str:
+        """SQL: the highest share of this capacity."""
+        if self.pool is None:
+            return str(self.high)
+        return f"greatest({self.high}, {self.pool} + {CONTEXT_MIB}.0 / {capacity_mib})"
+
+    def highest(self, capacity_mib: float) -> float:
+        return self.high if self.pool is None else max(self.high, self.pool + CONTEXT_MIB / capacity_mib)
 
 
+CONTEXT_MIB = 600
+"""CUDA's context and libraries on an A100 or H100, at most; on a GPU of 16 GiB or more `high` already holds them."""
 RESERVED_SHARES = (
-    ReservedShare("JAX", 0.73, 0.79, "JAX documentation, GPU memory allocation: 75% of the GPU's memory by default"),
+    ReservedShare(
+        "JAX", 0.73, 0.79, "JAX documentation, GPU memory allocation: 75% of the GPU's memory by default", 0.75
+    ),
     ReservedShare("vLLM", 0.88, 0.93, "vLLM engine arguments: gpu_memory_utilization 0.9 by default"),
     ReservedShare("TensorFlow", 0.93, 1.02, "TensorFlow guide, Use a GPU: maps nearly all of the GPU memory"),
 )
@@ -47,13 +65,16 @@ def preallocated_sql(steady_samples: str, steady_low_mib: str, peak_mib: str, ca
     steady_low_mib: least use in the steady span; peak_mib: highest use at any time. Null where the capacity is
     unknown or there are too few samples to tell.
     """
-    shares = " OR ".join(f"{peak_mib} / {capacity_mib} BETWEEN {kind.low} AND {kind.high}" for kind in RESERVED_SHARES)
+    shares = " OR ".join(
+        f"{peak_mib} / {capacity_mib} BETWEEN {kind.low} AND {kind.highest_sql(capacity_mib)}"
+        for kind in RESERVED_SHARES
+    )
     return (
         f"CASE WHEN {steady_samples} >= {MIN_SAMPLES} AND {capacity_mib} IS NOT NULL"
         f" THEN {peak_mib} - {steady_low_mib} <= {FLAT_SHARE} * {capacity_mib} AND ({shares}) END"
     )
 
 
-def is_reserved_share(peak_frac: float) -> bool:
+def is_reserved_share(peak_frac: float, capacity_mib: float = math.inf) -> bool:
     """Whether a peak, as a share of the capacity, is one that frameworks reserve; False for NaN."""
-    return any(kind.low <= peak_frac <= kind.high for kind in RESERVED_SHARES)
+    return any(kind.low <= peak_frac <= kind.highest(capacity_mib) for kind in RESERVED_SHARES)

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from almanac.config import Config
 from almanac.units import DAY_S
 from telemetry.attribution.allocations import Attribution, JobRun
-from telemetry.attribution.seen_units import days_of
 from telemetry.attribution.bindings import Binding
 from telemetry.attribution.runs import depending_jobs, ended_jobs, load_runs, neighbors_of, sharing
+from telemetry.attribution.seen_units import days_of
 from telemetry.metrics.chunks import Mapper, Progress, map_partials, silent
 from telemetry.metrics.engine import ALWAYS, Prepared, compute, prepare, with_allocations
 from telemetry.metrics.finish import Results

@@ -3,8 +3,8 @@
 dcgm-exporter: labels gpu, UUID, modelName, Hostname (`hostname` on newer releases), hpc_job; under MIG GPU_I_ID and
 GPU_I_PROFILE ("1g.10gb"). NVIDIA reuses the ids of GPU instances: after a change of layout an id can be another one.
 jobstats' nvidia_gpu_prometheus_exporter: minor_number (the index of /dev/nvidiaN, by which Slurm and jobstats
-count too; `ordinal` is NVML's own order and may differ), uuid, name, GPU_I_ID, no profile; the host is Prometheus' own `instance`.
-Its job id is the label `jobid` on newer releases and the value of `nvidia_gpu_jobId` on all.
+count too; `ordinal` is NVML's own order and may differ), uuid, name, GPU_I_ID; the host is Prometheus' own `instance`.
+It names no profile. Its job id is the label `jobid` on newer releases and the value of `nvidia_gpu_jobId` on all.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from almanac.config import Retention
 from almanac.units import DAY_S, counted
-from telemetry.attribution.seen_units import days_of
 from telemetry.attribution.runs import load_runs
+from telemetry.attribution.seen_units import days_of
 from telemetry.store.atomic import writing
 from telemetry.store.cluster_store import COMPLETE_FROM, JOBS_FROM, ClusterStore
 from telemetry.store.marks import day_text

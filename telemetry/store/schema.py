@@ -35,7 +35,9 @@ TELEMETRY = pa.schema(
         _field("model", _TEXT, "the exporter's model name"),
         _field("job_label", _INT, "job id in the exporter's label"),
         *(_field(c.column, pa.float64() if c.column in _DOUBLE else pa.float32(), c.unit) for c in COUNTERS),
-        _field("mig_profile", _TEXT, "MIG profile that the exporter names, such as 1g.10gb; null: whole GPU, or not named"),
+        _field(
+            "mig_profile", _TEXT, "MIG profile that the exporter names, such as 1g.10gb; null: whole GPU, or not named"
+        ),
     ]
 )
 

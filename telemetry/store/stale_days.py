@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.units import DAY_S
-from telemetry.attribution.seen_units import days_of
 from telemetry.attribution.runs import load_runs, occupied_until
+from telemetry.attribution.seen_units import days_of
 from telemetry.store.cluster_store import ClusterStore, Opens
 from telemetry.store.marks import StaleRun
 from telemetry.store.schema import TABLES

@@ -66,7 +66,7 @@ def _samples() -> pa.Table:
     keys = [(f"n{node}", gpu) for node in (1, 2, 3) for gpu in (0, 1)]
     times = START_S * 1000 + 10_000 * np.arange(number)
     frame = pd.concat([pd.DataFrame({"host": host, "gpu": gpu, "mig": "", "time_ms": times}) for host, gpu in keys])
-    frame = frame.assign(model="NVIDIA A100-SXM4-40GB", uuid=None, job_label=None)
+    frame = frame.assign(model="NVIDIA A100-SXM4-40GB", uuid=None, job_label=None, mig_profile=None)
     for name in COUNTER_COLUMNS:
         frame[name] = rng.beta(0.3, 1, len(frame))
     frame["energy_mj"] = np.tile(np.cumsum(np.round(1e6 * rng.random(number))), len(keys))
