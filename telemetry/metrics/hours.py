@@ -20,7 +20,9 @@ from telemetry.store.schema import TABLES, TELEMETRY
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-_TEXT = ["host", "mig", "model", "uuid", "mig_profile"]
+_TEXT = ["host", "mig", "model", "uuid"]
+_LATER_TEXT = "mig_profile"
+"""Older files lack it, and pyarrow opens no file with a dictionary that is not there."""
 _KEYS = "host, gpu, mig, time_ms"
 _SQL_TYPES = {"string": "VARCHAR", "int16": "SMALLINT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE"}
 
@@ -128,7 +130,10 @@ def _stored(path: Path, start_ms: int, nodes: Mapping[str, str]) -> Hour:
 
     def read(name: str) -> Column | None:
         with naming(path):
-            return None if is_absent(name) else file.read([name], use_threads=False)[name]
+            if is_absent(name):
+                return None
+            column = file.read([name], use_threads=False)[name]
+            return column.dictionary_encode() if name == _LATER_TEXT else column
 
     return Hour(start_ms, read, nodes)
 
@@ -171,7 +176,7 @@ def _reader(table: pa.Table) -> Callable[[str], Column | None]:
         column = table[name]
         if column.null_count == len(column):
             return None
-        return column.dictionary_encode() if name in _TEXT else column
+        return column.dictionary_encode() if name in (*_TEXT, _LATER_TEXT) else column
 
     return read
 
