@@ -192,7 +192,7 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         **_use_words(context),
         "gpus": format_count(gpus),
         "all_gpus": "Your GPU" if gpus == 1 else "Both of your GPUs" if gpus == 2 else f"All {gpus} of your GPUs",
-        "each_gpu": "Your GPU" if gpus == 1 else "Each GPU",
+        "each_gpu": f"{'Your' if gpus == 1 else 'Each'} {'MIG slice' if context.is_mig else 'GPU'}",
         "idle_gpus": _number(values["idle_gpus"], "{:.0f}"),
         "used_gpus": _number(values["used_gpus"], "{:.0f}"),
         "used_named": "1 GPU" if values["used_gpus"] == 1 else _number(values["used_gpus"], "{:.0f} GPUs"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from almanac.units import format_count, format_duration, format_gib, format_number, printable
+from almanac.units import counted, format_count, format_duration, format_gib, format_number, printable
 from reports.job.context import JobContext
 from reports.job.facts import percent
 from reports.job.host_figures import host_texts
@@ -71,7 +71,7 @@ def _use_rows(context: JobContext) -> Iterator[FigureRow]:
     metrics, ranks = context.metrics, context.ranks
     util_pct, engine = metrics.get("mean_gpu_util_pct"), metrics.get("mean_gr_engine_active_frac")
     if util_pct is None and engine is not None:
-        yield FigureRow("GPU activity", f"{100 * engine:.0f}%", "mean of its MIG instances" if context.is_mig else "")
+        yield FigureRow("GPU activity", f"{100 * engine:.0f}%", "mean of its MIG slices" if context.is_mig else "")
     else:
         util = NOT_KNOWN if util_pct is None else f"{util_pct:.0f}%"
         yield FigureRow("GPU utilization", util, rank_text(ranks, "mean_gpu_util_pct"))
@@ -89,7 +89,7 @@ def _use_rows(context: JobContext) -> Iterator[FigureRow]:
 
 
 def _gpus(context: JobContext) -> str:
-    return f"{format_count(context.gpu_count)} GPU{'s' * (context.gpu_count != 1)}"
+    return counted(context.gpu_count, "MIG slice" if context.is_mig else "GPU")
 
 
 def _memory_row(context: JobContext) -> FigureRow:

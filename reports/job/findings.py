@@ -57,7 +57,7 @@ def _balance(context: JobContext, facts: Facts, rules: Sequence[str]) -> Finding
     ]
     if not busy:
         return None
-    thing = "MIG instance" if context.is_mig else "GPU"
+    thing = "MIG slice" if context.is_mig else "GPU"
     whose = f"your {thing}" if len(busy) == 1 else f"each of your {format_count(len(busy))} {thing}s"
     text = _balance_text(busy, thing, facts, rules)
     absent = context.gpu_count - len(busy)
@@ -198,7 +198,7 @@ def _memory(context: JobContext, facts: Facts) -> Finding | None:
     if metrics.get("is_preallocated"):
         text = f"Your framework reserved {used}, which hides how much your program uses."
         return Finding("memory", "GPU memory", text, f"GPU memory over time: {used} reserved{beside}")
-    thing = "MIG instance" if context.is_mig else "GPU"
+    thing = "MIG slice" if context.is_mig else "GPU"
     share = f"The fullest {thing}" if context.gpu_count > 1 else f"Your {thing}"
     return Finding(
         "memory", "GPU memory", f"{share} used at most {used}.", f"GPU memory over time: peak {used}{beside}"

@@ -219,6 +219,13 @@ def test_the_hardware_table_has_every_promised_model_with_a_source() -> None:
         ("Tesla V100-SXM2", 32480.0, "V100-32"),
         ("Tesla V100-SXM2", 16130.0, "V100-16"),
         ("Tesla V100-SXM2", None, None),
+        ("NVIDIA A100-SXM4-80GB", 9728.0, "A100-80"),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9728.0, "A100-80"),
+        ("NVIDIA A100-SXM4-40GB", 4864.0, "A100-40"),
+        ("NVIDIA H200", 16384.0, "H200-141"),
+        ("NVIDIA A30", 5836.0, "A30"),
+        ("NVIDIA A100-SXM4-80GB", 60_000.0, None),
+        ("Tesla V100-SXM2", 9728.0, None),
         ("NVIDIA GeForce RTX 5090", None, None),
         ("", None, None),
     ],
@@ -226,3 +233,10 @@ def test_the_hardware_table_has_every_promised_model_with_a_source() -> None:
 def test_models_are_found_by_the_exporters_label(label: str, total_mib: float | None, name: str | None) -> None:
     model = find_gpu_model(label, total_mib)
     assert (model.name if model else None) == name
+
+
+def test_of_a_slice_the_label_decides_and_of_a_whole_gpu_also_its_memory() -> None:
+    slice_of = find_gpu_model("NVIDIA A100-SXM4-80GB", 12_345.0, is_slice=True)
+    assert slice_of is not None and slice_of.name == "A100-80"
+    assert find_gpu_model("NVIDIA A100-SXM4-80GB", 9728.0, is_slice=False) is None
+    assert find_gpu_model("Tesla V100-SXM2", 16_130.0, is_slice=True) is None

@@ -14,10 +14,12 @@ LONG = {
     "job": "123456789_1234", "job_id": 123_457_000, "user": "averylongusername", "name": "pretrain-" * 20 + "end",
     "state": "OUT_OF_MEMORY", "gpu_count": 512, "elapsed_s": 14 * 86_400.0 - 3600, "mean_gpu_util_pct": 100.0,
     "hbm_peak_mib": 141 * 1024.0, "hbm_capacity_mib": 141 * 1024.0, "hbm_evidence": "telemetry",
+    "mig_profile": None,
 }  # fmt: skip
 PLAIN = {
     "job": None, "job_id": 7, "user": "ann", "name": "x", "state": "COMPLETED", "gpu_count": 1, "elapsed_s": 46.0,
     "mean_gpu_util_pct": None, "hbm_peak_mib": None, "hbm_capacity_mib": None, "hbm_evidence": "none",
+    "mig_profile": None,
 }  # fmt: skip
 
 
@@ -68,6 +70,23 @@ def test_unknown_memory_is_no_zero(capsys: Any) -> None:
     ]
     show_jobs(rows, ["", "", ""], has_user=False)
     assert [" ".join(line.split()[5:-1]) for line in lines(capsys)[1:]] == ["- 26 GiB", "- 26/80 GiB", "- reserved"]
+
+
+def test_slices_show_their_profile_and_real_memory(capsys: Any) -> None:
+    one = {
+        **PLAIN, "mig_profile": "1g.10gb", "hbm_peak_mib": 4200.0, "hbm_capacity_mib": 9728.0,
+        "hbm_evidence": "telemetry",
+    }  # fmt: skip
+    show_jobs([one, {**one, "gpu_count": 7}], ["", ""], has_user=False)
+    found = [line.split() for line in lines(capsys)[1:]]
+    assert [row[3] for row in found] == ["1g.10gb", "7x1g.10gb"]
+    assert [" ".join(row[6:8]) for row in found] == ["4.1/9.5 GiB"] * 2
+
+
+def test_long_values_of_a_slice_fit(capsys: Any) -> None:
+    row = {**LONG, "gpu_count": 16, "mig_profile": "1g.10gb+me", "hbm_peak_mib": 9728.0, "hbm_capacity_mib": 9728.0}
+    show_jobs([row], ["use tensor cores"], has_user=True)
+    assert max(map(len, lines(capsys))) <= 80
 
 
 def test_numbers_are_plain_digits(capsys: Any) -> None:

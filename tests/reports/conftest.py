@@ -97,6 +97,7 @@ def samples(
     dram: float = 0.3,
     active: float = 0.2,
     mig: str = "",
+    total_mib: float = 81920.0,
     ramp_s: int = 80,
 ) -> pa.Table:
     """One GPU, a sample every 10 s, with a ripple of its own; util 0 is an idle one."""
@@ -110,7 +111,7 @@ def samples(
         "time_ms": time_s * 1000,
         "model": np.full(len(time_s), "NVIDIA A100-SXM4-80GB"),
         "hbm_used_mib": gib * GIB * np.minimum(1, 0.6 + np.arange(len(time_s)) * 4 / ramp_s),
-        "hbm_total_mib": np.full(len(time_s), 81920.0),
+        "hbm_total_mib": np.full(len(time_s), total_mib),
         "gr_engine_active_frac": on * np.minimum(util / 100 * ripple, 1),
         "dram_active_frac": on * np.minimum(dram * ripple, 1),
         "power_w": 80 + 3 * util * ripple,
@@ -118,7 +119,9 @@ def samples(
         **{f"{name}_active_frac": on * (active * ripple if name == pipe else 0 * ripple)
            for name in ("fp64", "fp32", "fp16", "tensor")},
     }  # fmt: skip
-    if not mig:
+    if mig:
+        columns["mig_profile"] = np.full(len(time_s), "3g.40gb")
+    else:
         columns["gpu_util_pct"] = on * np.minimum(util * ripple, 100)
     known = {field.name: field.type for field in TELEMETRY}
     return pa.table({name: pa.array(values.tolist(), known[name]) for name, values in columns.items()})
@@ -163,7 +166,7 @@ def _jobs_and_samples() -> Iterator[tuple[dict[str, Any], list[pa.Table]]]:
     yield last, [samples("n7", 0, T0 + 2 * HOUR_S, 1200, 85, 9, pipe="fp32", dram=0.05)]
     yield (
         job(901, "n8", 2, T0, HOUR_S, name="sliced"),
-        [samples("n8", 0, T0, HOUR_S, 55, 4, mig=mig) for mig in ("1", "2")],
+        [samples("n8", 0, T0, HOUR_S, 55, 4, mig=mig, total_mib=40192.0) for mig in ("1", "2")],
     )
     for task in range(3):
         start = T0 + task * 1200

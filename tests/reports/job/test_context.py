@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 
+from reports.job.facts import facts_of
+from reports.job.figures import figure_rows, slice_text
 from reports.job.ranks import SiteFigures
 from reports.job.rows import GpuRow, JobRow, MetricsRow
 from reports.job.series import MAX_CELLS, SeriesRequest
@@ -57,6 +60,38 @@ def test_mig_instances_are_told_apart(reported: Any) -> None:
     assert context.series.units == ("n8:0:1", "n8:0:2")
     assert context.is_mig
     assert np.nanmean(context.series.util_pct) == pytest.approx(55, abs=1)
+
+
+def test_a_report_names_the_slices_with_the_memory_that_they_have(reported: Any) -> None:
+    context = reported.contexts["mig"]
+    rows = {row.name: row.value for row in figure_rows(context)}
+    assert (rows["MIG slices"], rows["Peak GPU memory"]) == ("3g.40gb, 39.2 GiB", "4.0 GiB of 39.2 GiB")
+    assert not any(name.startswith("MIG") for name in {row.name for row in figure_rows(reported.contexts["balanced"])})
+    assert "of 39.2 GiB" in facts_of(context).words["peak_of"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "capacity_mib", "text"),
+    [
+        ("1g.10gb", 9728.0, "1g.10gb, 9.5 GiB"),
+        ("1g.10gb", None, "1g.10gb, memory not measured"),
+        (None, 9728.0, "profile not known, 9.5 GiB"),
+    ],
+)
+def test_what_is_not_known_of_a_slice_is_said(profile: str | None, capacity_mib: float | None, text: str) -> None:
+    assert slice_text(profile, capacity_mib) == text
+
+
+@pytest.mark.parametrize(("tier_mib", "is_larger"), [(10_240, False), (9_728, False), (20_480, True)])
+def test_a_tier_of_the_same_slice_by_its_nominal_size_is_no_larger_one(
+    reported: Any, tier_mib: int, is_larger: bool
+) -> None:
+    context = reported.contexts["mig"]
+    own = {"hbm_capacity_mib": 9_728.0, "hbm_peak_mib": 8_000.0}
+    tier = dataclasses.replace(context.tiers[0], capacity_mib=tier_mib)
+    on_slice = dataclasses.replace(context, metrics={**context.metrics, **own}, tiers=(tier,))
+    values = facts_of(on_slice).values
+    assert (values["has_larger_tier"], values["has_smaller_tier"]) == (is_larger, False)
 
 
 def test_a_requeued_job_is_its_last_run(reported: Any) -> None:

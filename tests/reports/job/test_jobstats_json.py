@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import json
 from typing import Any
@@ -55,9 +56,16 @@ def test_the_document_has_the_keys_of_jobstats_and_nothing_unknown(reported: Any
     assert all(type(size) is int for node in document["nodes"].values() for size in node["gpu_used_memory"].values())
 
 
+def test_one_mig_instance_of_a_gpu_has_its_memory_and_no_utilization(reported: Any) -> None:
+    context = reported.contexts["mig"]
+    alone = dataclasses.replace(context, gpus=context.gpus[:1])
+    (node,) = jobstats_document(alone)["nodes"].values()
+    assert node == {"gpu_used_memory": {"0": 4 << 30}, "gpu_total_memory": {"0": 40_192 << 20}}
+
+
 @pytest.mark.parametrize("name", ["no-telemetry", "never-started", "mig"])
 def test_without_figures_there_is_no_summary(reported: Any, name: str) -> None:
-    """As jobstats has it; a MIG instance has no known memory size."""
+    """As jobstats has it; two MIG instances of one GPU have one index."""
     assert jobstats_comment(reported.contexts[name]) == "JS1:None"
     assert jobstats_document(reported.contexts[name])["nodes"] == {}
     assert decode_jobstats("JS1:None") is None

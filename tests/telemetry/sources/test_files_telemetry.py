@@ -197,8 +197,9 @@ ROWS = st.lists(
             "model": st.just("A100"),
             "job_label": st.just(9),
             **{c.column: st.one_of(st.none(), st.integers(1, min(100, int(c.high))).map(float)) for c in COUNTERS},
+            "mig_profile": st.sampled_from([None, "1g.5gb"]),
         }
-    ),
+    ).map(lambda row: row if row["mig"] else {**row, "mig_profile": None}),
     max_size=5,
     unique_by=lambda row: (row["host"], row["gpu"], row["mig"], row["time_ms"]),
 )
@@ -211,7 +212,7 @@ def test_wide_long_csv_and_parquet_give_the_same_rows(tmp_path_factory: Any, row
     table = pa.Table.from_pylist(rows, schema=TELEMETRY)
     pq.write_table(table, folder / "wide.parquet")
     pa.csv.write_csv(table, folder / "wide.csv")
-    labels = ("host", "gpu", "mig", "uuid", "model", "job_label")
+    labels = ("host", "gpu", "mig", "uuid", "model", "job_label", "mig_profile")
     long = [
         {"timestamp": row["time_ms"] / 1000, "metric": c.column, "value": row[c.column], **{k: row[k] for k in labels}}
         for row in rows

@@ -78,6 +78,8 @@ def test_a_mig_instance_is_a_gpu_of_its_own(dcgm: list[RowBatch]) -> None:
     found = rows(dcgm, "n1", 1)
     assert {row["mig"] for row in found} == {"3"}
     assert [row["hbm_total_mib"] for row in found][:6] == [4800.0] * 5 + [None]
+    assert {row["mig_profile"] for row in found} == {"1g.5gb"}
+    assert {row["mig_profile"] for row in rows(dcgm, "n1", 0)} == {None}
 
 
 def test_hostname_is_cut_and_both_spellings_are_read(dcgm: list[RowBatch]) -> None:

@@ -88,6 +88,24 @@ def test_unusable_series(labels: dict[str, str], reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("labels", "profile"),
+    [
+        ({"GPU_I_ID": "7", "GPU_I_PROFILE": "1g.10gb"}, "1g.10gb"),
+        ({"GPU_I_ID": "7", "GPU_I_PROFILE": "1g.10gb+me"}, "1g.10gb+me"),
+        ({"GPU_I_ID": "7", "modelName": "NVIDIA A100-SXM4-80GB MIG 1g.10gb"}, "1g.10gb"),
+        ({"GPU_I_ID": "7"}, ""),
+        ({"GPU_I_ID": "7", "GPU_I_PROFILE": '1g.10gb"} 7'}, ""),
+        ({"GPU_I_ID": "7", "GPU_I_PROFILE": "\x1b[31m1g"}, ""),
+        ({"GPU_I_ID": "7", "GPU_I_PROFILE": "x" * 100_000}, ""),
+        ({"GPU_I_ID": "", "GPU_I_PROFILE": "1g.10gb"}, ""),
+    ],
+)
+def test_the_profile_of_an_instance_is_one_that_nvidia_could_name(labels: dict[str, str], profile: str) -> None:
+    series = identify({"Hostname": "n1", "gpu": "0", **labels}, DCGM)
+    assert series.profile == profile
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("", (None, "")),

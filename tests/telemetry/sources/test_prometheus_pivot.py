@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from almanac.records import Counts
 from telemetry.counters import COUNTERS
-from telemetry.sources.exporters import FILE, identify
+from telemetry.sources.exporters import EXPORTERS, FILE, identify
 from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus_json import SeriesSamples
 
@@ -62,6 +62,21 @@ def test_gaps_are_the_median_of_each_gpu() -> None:
     labels = [{"host": "n1", "gpu": str(gpu)} for gpu in range(3)]
     pivot.add(BY_NAME["temp_c"], SeriesSamples(labels, np.array([4, 3, 1]), times, np.full(8, 40.0)))
     assert pivot.median_gaps_s().tolist() == [10.0, 30.0]
+
+
+def test_a_change_of_layout_is_no_second_prometheus() -> None:
+    """The label of the profile says what the GPU is, not who scraped it: every sample is kept, each under its own."""
+    pivot = Pivot(EXPORTERS["dcgm"], "", 0, 10**6, Counts())
+    card = {"Hostname": "n1", "gpu": "0", "GPU_I_ID": "7", "UUID": "GPU-a", "modelName": "A", "instance": "n1:9400"}
+    labels = [{**card, "GPU_I_PROFILE": profile} for profile in ("1g.10gb", "1g.20gb")]
+    times = np.array([0, 10_000, 20_000, 22_000, 32_000], dtype=np.int64)
+    given = SeriesSamples(labels, np.array([3, 2]), times, np.full(5, 40.0))
+    pivot.add(BY_NAME["temp_c"], given)
+    rows = pivot.table().to_pylist()
+    assert [(row["time_ms"], row["mig_profile"]) for row in rows] == [
+        (0, "1g.10gb"), (10_000, "1g.10gb"), (20_000, "1g.10gb"), (22_000, "1g.20gb"), (32_000, "1g.20gb"),
+    ]  # fmt: skip
+    assert not pivot.counts.dropped
 
 
 def test_a_span_that_no_key_can_hold_is_refused() -> None:
