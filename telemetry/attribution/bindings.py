@@ -41,7 +41,8 @@ def units_of(record: Binding, seen: frozenset[Unit], names: frozenset[tuple[str,
         return frozenset(unit for unit in named if record.mig in (None, unit[1])) or UNBOUND_MIG
     if any(mig for _, mig in seen):
         return frozenset(unit for unit in named & seen if not unit[1]) or UNBOUND_MIG
-    own = (record.gpu, "")
+    # The GPU was whole then; telemetry can show its UUID on instances at another time of the day.
+    own, named = (record.gpu, ""), frozenset(unit for unit in named if not unit[1])
     has_other_uuid = record.uuid is not None and any(unit == own for _, unit in names)
     if own in named or not (named or has_other_uuid):
         return frozenset({own})

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from almanac.config import Filters
 from almanac.hardware import UNKNOWN_MAX_POWER_W, GpuModel, find_gpu_model, gpu_models
@@ -136,26 +135,26 @@ def _whole_days(start_ms: int, end_ms: int) -> tuple[int, int]:
 
 
 def _have_cards(allocations: pa.Table, seen: Survey) -> list[bool]:
-    """Whether the job of each allocation has the whole card: all its MIG instances that telemetry shows on these days.
+    """Whether the job of each allocation has the whole card: all its MIG instances that telemetry shows in its time.
 
     For an allocation of a whole GPU, it is always true.
     """
-    names = ("host", "gpu", "mig")
-    migs = seen.units.filter(pc.field("mig") != "")
-    shown: dict[tuple[str, int, int], set[str]] = defaultdict(set)
-    for host, gpu, mig, day in zip(*(migs[name].to_pylist() for name in (*names, "day")), strict=True):
-        shown[host, gpu, day].add(mig)
-    if not shown:
+    if not seen.split.num_rows:
         return [True] * allocations.num_rows
+    names, inventory = ("host", "gpu", "mig"), seen.inventory()
     keys = list(zip(*(allocations[name].to_pylist() for name in ("job", *names)), strict=True))
     own: dict[tuple[int, str, int], set[str]] = defaultdict(set)
     for job, host, gpu, mig in keys:
         own[job, host, gpu].add(mig)
-    first_day = allocations["start_ms"].to_numpy() // DAY_MS
-    last_day = (allocations["end_ms"].to_numpy() - 1) // DAY_MS
+
+    def has_card(job: int, host: str, gpu: int, start_ms: int, end_ms: int) -> bool:
+        mine = own[job, host, gpu]
+        return "" in mine or {m for n, m in inventory.of(host, start_ms // 1000, end_ms // 1000) if n == gpu} <= mine
+
+    times = (allocations[name].to_pylist() for name in ("start_ms", "end_ms"))
     return [
-        "" in (mine := own[job, host, gpu]) or all(shown[host, gpu, day] <= mine for day in range(first, last + 1))
-        for (job, host, gpu, _), first, last in zip(keys, first_day.tolist(), last_day.tolist(), strict=True)
+        has_card(job, host, gpu, start_ms, end_ms)
+        for (job, host, gpu, _), start_ms, end_ms in zip(keys, *times, strict=True)
     ]
 
 

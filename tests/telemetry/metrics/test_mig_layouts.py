@@ -105,6 +105,26 @@ def test_bound_jobs_of_one_id_are_not_mixed(site: Site) -> None:
     ]  # fmt: skip
 
 
+def test_energy_is_that_of_a_card_whose_every_instance_the_job_had_in_its_time(site: Site) -> None:
+    """The instances of another layout of the day are no part of it. 1,000 J a minute."""
+    rows = [row for part in layouts() for row in part]
+    site.telemetry([{**row, "energy_mj": (row["time_ms"] - T0_S * 1000) / 60 * 1000} for row in rows])
+    site.jobs(job(1, 4, 5, "n1", 7), job(2, 7, 8, "n1", 2), job(3, 10, 11, "n1", 1))
+    site.summarize()
+    energies = [row["energy_j"] for row in site.found().values()]
+    assert energies == pytest.approx([60_000.0] * 3)
+
+
+def test_a_uuid_wins_over_an_index_also_before_the_gpu_is_split(site: Site) -> None:
+    """The record says index 1; telemetry shows its UUID at index 0, whole and, later that day, on instances."""
+    other = [{**row, "gpu": 1, "uuid": "GPU-b"} for row in shown(0, 12)]
+    site.telemetry(*layouts(), other)
+    site.jobs(job(1, 1, 2, "n1", 1))
+    site.bindings({**prolog(1, "n1", 1, 1), "uuid": "GPU-a"})
+    site.summarize()
+    assert site.gpus(1) == [("n1", 0, "")]
+
+
 def test_counters_of_the_card_beside_those_of_its_instances_are_no_gpu(site: Site) -> None:
     """dcgm-exporter can show both; before the change the same counters are those of the whole GPU."""
     site.telemetry(shown(0, 6), shown(3.1, 6, "1", "3g.40gb", THREE_MIB), shown(3.1, 6, "2", "3g.40gb", THREE_MIB))
