@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.attribution.host_names import HostNames
-from telemetry.attribution.instances import SpansByGpu
 from telemetry.attribution.seen_units import Inventory
 from telemetry.metrics.chunks import each_chunk
 from telemetry.metrics.hours import DAY_MS, HOUR_MS, Files, Hour, MisplacedError, each_hour
@@ -67,15 +66,15 @@ class Survey:
         return int(self.units["counted"].to_numpy().sum())
 
     def inventory(self) -> Inventory:
+        return self._inventory
+
+    @cached_property
+    def _inventory(self) -> Inventory:
         found: dict[tuple[str, int], set[tuple[int, str]]] = defaultdict(set)
         columns = (self.units[name].to_pylist() for name in ("host", "day", "gpu", "mig"))
         for host, day, gpu, mig in zip(*columns, strict=True):
             found[host, day].add((gpu, mig))
-        return Inventory({key: frozenset(units) for key, units in found.items()}, spans=self.spans)
-
-    @cached_property
-    def spans(self) -> SpansByGpu:
-        return of_split_gpus(self.split)
+        return Inventory({key: frozenset(units) for key, units in found.items()}, spans=of_split_gpus(self.split))
 
     def hosts(self) -> dict[int, set[str]]:
         """The hosts with samples, by day since 1970."""
