@@ -147,6 +147,7 @@ def _have_cards(allocations: pa.Table, seen: Survey) -> list[bool]:
     for job, host, gpu, mig in keys:
         own[job, host, gpu].add(mig)
 
+    @functools.cache
     def has_card(job: int, host: str, gpu: int, start_ms: int, end_ms: int) -> bool:
         mine = own[job, host, gpu]
         return "" in mine or {m for n, m in inventory.of(host, start_ms // 1000, end_ms // 1000) if n == gpu} <= mine
