@@ -30,6 +30,7 @@ def explain(advice: Advice, why: bool = False) -> str:
     lines = [
         _memory_line(advice),
         _change_line(advice),
+        _no_slice_line(advice.tier),
         _waits_line(advice),
         _not_counted_line(advice),
         _duration_line(advice),
@@ -97,8 +98,22 @@ def _bound_text(advice: Advice, bound: MemoryBound) -> str:
     runs = f"your last {bound.runs} runs of {what} peaked at {format_gib(bound.highest_mib)} per GPU"
     one_in = f"about 1 in {format_count(_jobs_per_exceedance(bound.risk))}"
     if bound.bound_mib is None or not advice.tier.holds_bound:
-        return f"{runs}; {one_in} jobs with such advice needs a larger tier."
-    return f"{runs}; {one_in} such jobs needs more than {format_gib(bound.bound_mib)}."
+        return f"{runs}; {one_in} jobs with such advice needs a larger tier{_slow_text(advice.tier)}."
+    return f"{runs}; {one_in} such jobs needs more than {format_gib(bound.bound_mib)}{_slow_text(advice.tier)}."
+
+
+def _slow_text(tier: TierAdvice) -> str:
+    """How long such jobs run on a MIG slice; "" for a whole GPU, and where that is not known."""
+    if tier.slow_down is None:
+        return ""
+    tenths = math.ceil(tier.slow_down * 10 - 0.5)
+    if tenths <= 10:
+        return "; it runs about as fast as on a whole GPU"
+    return f"; it runs about {tenths / 10:.1f} times as long as on a whole GPU"
+
+
+def _no_slice_line(tier: TierAdvice) -> str:
+    return f"  no smaller MIG slice: {printable(tier.no_slice)}" if tier.no_slice else ""
 
 
 def short_text(advice: Advice) -> str:
@@ -284,7 +299,9 @@ def to_json(advice: Advice) -> dict[str, object]:
     """The advice as a table of plain values.
 
     request   the submission: user, job_name, name_key, gpu_count, node_count, constraints, partition, time_limit_s
-    tier      tier (null: none advised), reason, requested_tier, is_change, option (as sbatch takes it), note
+    tier      tier (null: none advised), reason, requested_tier, is_change, option (as sbatch takes it), note,
+              slow_down (on a MIG slice, as a multiple of the time on a whole GPU; null: not known), no_slice (why
+              no smaller slice is advised)
     bound     null, or bound_mib (null: none can be stated), tier_mib, risk, highest_mib, runs, scope,
               evidence_class (the risk is that class's)
     duration  null, or duration_s, gpu_time_s, rolling_s, model_s, case, runs, low_s, high_s
@@ -316,7 +333,7 @@ def request_table(request: Request) -> dict[str, object]:
 
 
 def tier_table(tier: TierAdvice) -> dict[str, object]:
-    names = ("tier", "reason", "requested_tier", "is_change")
+    names = ("tier", "reason", "requested_tier", "is_change", "slow_down", "no_slice")
     return {**{name: getattr(tier, name) for name in names}, "option": tier.rewrite, "note": tier.note}
 
 

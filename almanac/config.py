@@ -187,6 +187,9 @@ class AdviceSection:
     failed_share: float = _key(
         0.9, "the same for a failed job, which is then suspected to have run out of GPU memory", low=0.5, high=1
     )
+    max_slowdown: float = _key(
+        1.5, "longest run time on a MIG slice to advise, as a multiple of that on a whole GPU", low=1, high=10
+    )
     pause_days: int = _key(
         30, "days without advice for a job family that ran out of memory on a smaller tier than before", low=0
     )

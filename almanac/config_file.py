@@ -18,6 +18,9 @@ from almanac.addresses import is_address, is_pattern
 from almanac.config import Config, Link, NodeSet, Tier
 from almanac.errors import ConfigError
 from almanac.link_config import MOST_LINKS, check_link, check_page
+from almanac.mig import compute_slices
+from almanac.slices import real_capacities
+from almanac.submit_config import MAX_COMPUTE_SLICES
 from almanac.units import printable
 
 _MOST = 2**53
@@ -135,7 +138,7 @@ def _shown(value: Any) -> str:
 
 def _parse_tiers(content: Any, where: str) -> tuple[Tier, ...]:
     tiers: list[Tier] = _parse_tables(Tier, content, where, "tiers", _check_tier)
-    return tuple(sorted(tiers, key=lambda tier: (tier.capacity_mib, tier.name)))
+    return real_capacities(tiers)
 
 
 def _parse_node_sets(content: Any, where: str) -> tuple[NodeSet, ...]:
@@ -186,6 +189,17 @@ def _check_tier(tier: Tier, where: str) -> None:
         raise ConfigError(
             f"{where} ({tier.name}): {sum(map(bool, selectors))} of constraint, gres, and partition are set",
             "set exactly one of them",
+        )
+    if not 0 <= tier.compute_slices <= MAX_COMPUTE_SLICES:
+        raise ConfigError(
+            f"{where} ({tier.name}): compute_slices is {tier.compute_slices}, expected 0 to {MAX_COMPUTE_SLICES}",
+            "write the compute slices of the MIG profile, such as 1 for 1g.10gb, or leave the key out",
+        )
+    named = compute_slices(tier.gres) if tier.gres else None
+    if named is not None and named != tier.compute_slices:
+        raise ConfigError(
+            f"{where} ({tier.name}): compute_slices is {tier.compute_slices}, but {tier.gres} has {named}",
+            "leave compute_slices out: the GRES type says it",
         )
 
 

@@ -49,7 +49,10 @@ class Profile:
 
 @dataclass(frozen=True)
 class MigModel:
-    """The profiles of a GPU model, by increasing memory and compute. name: as in hardware.toml, such as "A100-80"."""
+    """The profiles of a GPU model, by increasing memory and compute. name: as in hardware.toml, such as "A100-80".
+
+    sms: of the whole GPU without MIG; None where not published. An A100's instances can use 98 of its 108.
+    """
 
     name: str
     geometry: str
@@ -57,6 +60,7 @@ class MigModel:
     memory_slices: int
     profiles: tuple[Profile, ...]
     source: str
+    sms: int | None = None
 
     def profile(self, name: str) -> Profile | None:
         """The profile of a shape ("1g"), a name ("1g.10gb"), or a GRES type that ends in one ("a100_1g.10gb")."""
@@ -102,6 +106,7 @@ def _model(name: str, row: dict[str, Any], named: dict[str, Any], geometries: di
         memory_slices=geometry["memory_slices"],
         profiles=tuple(sorted(profiles, key=lambda each: (each.memory, each.compute, each.has_media))),
         source=row["source"],
+        sms=named.get("sms", max(profiles, key=lambda each: each.compute).sms),
     )
 
 

@@ -56,7 +56,9 @@ class Counts:
 class Request:
     """One submission, as known at submit time. Counts are of the whole job (one array task).
 
-    script_key: of telemetry.slurm.script_key; "" where no script is known.
+    script_key: of telemetry.slurm.script_key; "" where no script is known. gpu_options: options but --gres that name
+    GPUs, with their texts. may_use_more: the job can get more GPUs than gpu_count, or whole nodes, because its numbers
+    of nodes and tasks leave that open.
     """
 
     user: str
@@ -74,6 +76,13 @@ class Request:
     is_array: bool = False
     submit_s: int = 0
     script_key: str = ""
+    gpu_options: tuple[tuple[str, str], ...] = ()
+    may_use_more: bool = False
+
+    @property
+    def is_one_gpu(self) -> bool:
+        """Whether the job surely uses one GPU on one node. Only such a job can use a MIG slice."""
+        return self.gpu_count == 1 and self.node_count <= 1 and not self.may_use_more
 
 
 MAX_SPAN = 30
@@ -169,7 +178,9 @@ class ExpectedWait:
 class TierAdvice:
     """The tier to ask for, None where there is no advice; reason says why. rewrite: the sbatch option to use.
 
-    holds_bound: False if the memory bound cannot be stated or is larger than the tier advised.
+    holds_bound: False if the memory bound cannot be stated or is larger than the tier advised. slow_down: run time on
+    the advised MIG slice, as a multiple of that on a whole GPU; None for a whole GPU, and where it is not known.
+    no_slice: why no smaller MIG slice is advised, although one holds the bound; "" where none does.
     """
 
     tier: str | None
@@ -179,6 +190,8 @@ class TierAdvice:
     rewrite: str | None = None
     note: str = ""
     holds_bound: bool = True
+    slow_down: float | None = None
+    no_slice: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ SubmitMode = Literal["off", "show", "ask", "apply"]
 """A user can ask for `apply` ($ALMANAC_ADVICE); a site cannot."""
 TierKind = Literal["constraint", "gres", "partition"]
 """The key that selects a tier."""
+MAX_COMPUTE_SLICES = 7
+"""Of a MIG slice on any GPU."""
 
 
 def key(default: Any, about: str, low: float | None = None, high: float | None = None, is_secret: bool = False) -> Any:
@@ -70,6 +72,28 @@ class Tier:
     constraint: str = key("", "node feature of the tier, such as hbm80g")
     gres: str = key("", "GRES type of the tier, such as a100_80 in gpu:a100_80:4")
     partition: str = key("", "partition of the tier")
+    compute_slices: int = key(
+        0,
+        "compute slices of a MIG slice; 0: what the GRES type says (1g.10gb: 1), or a whole GPU",
+        low=0,
+        high=MAX_COMPUTE_SLICES,
+    )
+
+    def __post_init__(self) -> None:
+        if not self.compute_slices and "g." in self.gres.lower():
+            from almanac.mig import compute_slices  # late: it loads a reader of TOML
+
+            object.__setattr__(self, "compute_slices", compute_slices(self.gres) or 0)
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether it is a MIG slice: CUDA uses one per process, and slices share no memory."""
+        return self.compute_slices > 0
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Memory, MiB, then compute: what tiers are compared by. A whole GPU has more compute than any slice."""
+        return self.capacity_mib, self.compute_slices or MAX_COMPUTE_SLICES + 1
 
     @property
     def kind(self) -> TierKind:

@@ -18,6 +18,10 @@ from almanac.submit_config import Tier
 _FEATURE = re.compile(r"[^\s&|,*\[\]()!]+")
 _TOKEN = re.compile(r"[^\s&|,*\[\]()!]+|[&|,\[\]()]")
 MAX_TOKENS = 1000
+_GPU_TERM = re.compile(r"gpu(:[^,]*)?")
+_NUMBER = re.compile(r"(gpu:)?(?:[\w.+-]+:)?([0-9]+)", re.ASCII)
+_DIGITS = re.compile(r"[0-9]+")
+_REWRITABLE = ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task")
 _PLAIN = re.compile(r"[\w.:+-]+(?:[&,][\w.:+-]+)*")
 
 
@@ -136,11 +140,33 @@ def _is_like(term: str, name: str) -> bool:
 
 
 def _rewrite_gres(request: Request, tiers: Sequence[Tier], target: Tier) -> Rewrite:
+    """The option that names the GPUs is the one that is rewritten. Slurm has no rule for two that disagree."""
+    if target.is_slice and not request.is_one_gpu:
+        return Rewrite(why_not="a MIG slice is for jobs of one GPU on one node")
+    gpu_terms = [term for term in request.gres.split(",") if _GPU_TERM.fullmatch(term)]
+    asks = [("--gres", request.gres)] if gpu_terms else []
+    asks += request.gpu_options
+    if len(asks) > 1:
+        return Rewrite(why_not=f"the request names its GPUs by {' and '.join(option for option, _ in asks)}")
+    option, text = asks[0] if asks else ("--gres", "")
+    if option not in _REWRITABLE:
+        return Rewrite(why_not=f"almanac does not change {option}")
     known = {tier.gres for tier in tiers if tier.gres}
-    terms = request.gres.split(",") if request.gres else []
-    gpu_terms = [n for n, term in enumerate(terms) if re.fullmatch(r"gpu(:[^,]*)?", term)]
-    if len(gpu_terms) != 1 or "(" in request.gres or (request.gpu_type and request.gpu_type not in known):
-        return Rewrite(why_not="the request does not name its GPUs by one --gres=gpu term of a known type")
-    count = terms[gpu_terms[0]].split(":")[-1]
-    terms[gpu_terms[0]] = f"gpu:{target.gres}:{count if count.isdigit() else 1}"
-    return Rewrite("--gres", ",".join(terms))
+    changed = _retyped(option, text, target.gres)
+    if not changed or (request.gpu_type and request.gpu_type not in known):
+        return Rewrite(why_not="the request does not name its GPUs by one term of a known type")
+    return Rewrite(option, changed)
+
+
+def _retyped(option: str, text: str, gres_type: str) -> str:
+    """The option's text with this type; "" where it is not one term of GPUs."""
+    if option != "--gres":
+        found = _NUMBER.fullmatch(text)
+        return f"{found[1] or ''}{gres_type}:{found[2]}" if found else ""
+    terms = text.split(",")
+    places = [place for place, term in enumerate(terms) if _GPU_TERM.fullmatch(term)]
+    if len(places) != 1 or "(" in text:
+        return ""
+    count = terms[places[0]].split(":")[-1]
+    terms[places[0]] = f"gpu:{gres_type}:{count if _DIGITS.fullmatch(count) else 1}"
+    return ",".join(terms)

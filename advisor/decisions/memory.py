@@ -11,6 +11,7 @@ from advisor.memory import bound as memory_bound
 from advisor.memory.bound import bound_of
 from advisor.memory.calibration import Calibration
 from advisor.memory.evidence import Evidence
+from advisor.mig.compute_need import slow_downs
 from almanac.config import Config
 from almanac.records import MemoryBound, MemoryEvidence, Request, TierAdvice, TierReason
 
@@ -31,8 +32,11 @@ def decide_memory(
 ) -> MemoryAdvice:
     bounded = bound_of(evidence, calibration, config.advice)
     ran_out_mib = evidence.censored_mib if bounded.why_not == memory_bound.RAN_OUT else None
-    tier = decide_tier(request, bounded.bound, config.tiers, config.advice.headroom_mib, ran_out_mib)
-    if tier.reason == NO_EVIDENCE:
+    slower = slow_downs(evidence.activities, config.tiers, config.advice.min_runs) if request.is_one_gpu else {}
+    tier = decide_tier(
+        request, bounded.bound, config.tiers, config.advice.headroom_mib, ran_out_mib, slower, config.advice.max_slowdown
+    )
+    if tier.reason == NO_EVIDENCE and not tier.note:
         reason: TierReason = PAUSED if bounded.why_not == memory_bound.PAUSED else NO_EVIDENCE
         tier = dataclasses.replace(tier, reason=reason, note=_why_none(bounded.why_not, evidence, calibration, config))
     bound = bounded.bound if request.gpu_count > 0 else None

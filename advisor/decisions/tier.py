@@ -1,11 +1,13 @@
-"""Which memory tier to ask for: the smallest whose usable memory holds the bound."""
+"""Which memory tier to ask for: the smallest whose usable memory holds the bound, and whose compute is enough."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
-from almanac.config import Tier
+from almanac.config import AdviceSection, Tier
 from almanac.records import MemoryBound, Request, TierAdvice, TierReason
 from almanac.tiers import names_any_tier, requested_tier, rewrite
 
@@ -22,6 +24,10 @@ LARGER: Final = "larger"
 NAME_IT: Final = "name it"
 NOT_REWRITABLE: Final = "not rewritable"
 
+NO_SLOW_DOWNS: Final[Mapping[str, float]] = MappingProxyType({})
+MAX_SLOWDOWN: Final = AdviceSection().max_slowdown
+ONE_GPU: Final = "MIG slices are for jobs of one GPU on one node"
+
 
 def decide_tier(
     request: Request,
@@ -29,11 +35,16 @@ def decide_tier(
     tiers: Sequence[Tier],
     headroom_mib: float,
     ran_out_mib: float | None = None,
+    slow_downs: Mapping[str, float] = NO_SLOW_DOWNS,
+    max_slowdown: float = MAX_SLOWDOWN,
 ) -> TierAdvice:
     """The tier to ask for, or why there is no advice; `reason` is one of this module's constants.
 
-    Among tiers of the same capacity, the requested one wins, then the first by name. ran_out_mib: the capacity at
-    which past runs seem to have run out of memory. Without a bound, the next larger tier is advised.
+    Of the tiers that hold the bound, the one with the least memory is advised, then the one with the least compute;
+    of equal ones the requested one, then the first by name. A MIG slice is advised only to a job of one GPU, and only
+    where its slow-down is known and at most max_slowdown, or where it is no smaller than the slice requested.
+    ran_out_mib: the capacity at which past runs seem to have run out of memory. Without a bound, the next larger tier
+    is advised. slow_downs: by name of a slice tier, the run time there as a multiple of that on a whole GPU.
     """
     silent = _why_silent(request, bound, tiers, ran_out_mib)
     asked = requested_tier(request, tiers)
@@ -46,12 +57,46 @@ def decide_tier(
         holding = [tier for tier in tiers if ran_out_mib is not None and tier.capacity_mib > ran_out_mib]
     if not holding:
         return TierAdvice(None, NONE_LARGE_ENOUGH, requested_tier=asked_name)
-    target = min(holding, key=lambda tier: (tier.capacity_mib, tier != asked, tier.name))
-    if bound is None and asked in holding:
+    allowed = [tier for tier in holding if _is_allowed(tier, request, asked, slow_downs.get(tier.name), max_slowdown)]
+    if not allowed:
+        why = why_no_slice(request, holding, slow_downs) or ONE_GPU
+        return TierAdvice(None, NO_EVIDENCE, requested_tier=asked_name, note=why)
+    target = min(allowed, key=lambda tier: (tier.size, tier != asked, tier.name))
+    if bound is None and asked in allowed:
         return TierAdvice(None, NO_EVIDENCE, requested_tier=asked_name)
-    if target == asked:
-        return TierAdvice(target.name, FITS, requested_tier=asked_name)
-    return _change(request, tiers, asked, target, bound is None)
+    smaller = [tier for tier in holding if tier.size < target.size and tier not in allowed]
+    return dataclasses.replace(
+        TierAdvice(target.name, FITS, requested_tier=asked_name)
+        if target == asked
+        else _change(request, tiers, asked, target, bound is None),
+        slow_down=slow_downs.get(target.name),
+        no_slice=why_no_slice(request, smaller, slow_downs),
+    )
+
+
+def _is_allowed(
+    tier: Tier, request: Request, asked: Tier | None, slow_down: float | None, max_slowdown: float
+) -> bool:
+    """Whether the tier can be advised as far as its compute goes. To stay where one is needs no evidence."""
+    if not tier.is_slice:
+        return True
+    if slow_down is not None and request.is_one_gpu:
+        return slow_down <= max_slowdown
+    if asked is None or not asked.is_slice:
+        return False
+    is_no_smaller = tier.compute_slices >= asked.compute_slices and tier.capacity_mib >= asked.capacity_mib
+    return tier == asked or (request.is_one_gpu and is_no_smaller)
+
+
+def why_no_slice(request: Request, slices: Sequence[Tier], slow_downs: Mapping[str, float]) -> str:
+    """Why none of these slices is advised to the request; "" where none is given, and for a job of several GPUs."""
+    if not slices or not request.is_one_gpu:
+        return ""
+    known = [(slow_downs[tier.name], tier.name) for tier in slices if tier.name in slow_downs]
+    if not known:
+        return "too few past runs on such GPUs have SM_ACTIVE and DRAM_ACTIVE"
+    least, name = min(known)
+    return f"on {name} such jobs would run about {least:.1f} times as long"
 
 
 def _why_silent(
@@ -77,7 +122,7 @@ def _change(request: Request, tiers: Sequence[Tier], asked: Tier | None, target:
     elif asked is None:
         reason = NAME_IT
     else:
-        reason = SMALLER if target.capacity_mib < asked.capacity_mib else LARGER
+        reason = SMALLER if target.size < asked.size else LARGER
     asked_name = asked.name if asked else None
     how = rewrite(request, tiers, target)
     why_not = how.why_not

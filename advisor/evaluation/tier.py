@@ -46,7 +46,7 @@ def replay_tiers(history: pd.DataFrame, config: Config, cases: Iterable[Case] | 
     requests = recorded_requests(history, config.tiers)
     gpu_hours = (history["elapsed_s"].astype("float64") * history["gpu_count"] / 3600).tolist()
     usable = {tier.name: tier.capacity_mib - config.advice.headroom_mib for tier in config.tiers}
-    capacity = {tier.name: tier.capacity_mib for tier in config.tiers}
+    sizes = {tier.name: tier.size for tier in config.tiers}
     seen: set[tuple[str, str, int]] = set()
     replay = BoundReplay(cases, config.advice, config.tiers)
     rows = []
@@ -61,7 +61,7 @@ def replay_tiers(history: pd.DataFrame, config: Config, cases: Iterable[Case] | 
         rows.append(
             (
                 case.row, job.user, job.submit_s, is_first, case.evidence.scope, advice.tier.requested_tier, advised,
-                _move(advice, capacity), _stated_mib(advice) if advised else math.nan,
+                _move(advice, sizes), _stated_mib(advice) if advised else math.nan,
                 usable.get(advised or "", math.nan), case.run.need_mib if case.run else math.nan,
                 bool(case.run and case.run.is_known), gpu_hours[case.row],
             )
@@ -74,15 +74,15 @@ def _stated_mib(advice: MemoryAdvice) -> float:
     return math.nan if bound_mib is None else bound_mib
 
 
-def _move(advice: MemoryAdvice, capacity: Mapping[str, int]) -> str:
+def _move(advice: MemoryAdvice, sizes: Mapping[str, tuple[int, int]]) -> str:
     advised, asked = advice.tier.tier, advice.tier.requested_tier
     if advised is None:
         return SILENT
     if asked is None:
         return NAMED
-    if advised == asked or capacity[advised] == capacity[asked]:
+    if advised == asked or sizes[advised] == sizes[asked]:
         return KEPT
-    return DOWN if capacity[advised] < capacity[asked] else UP
+    return DOWN if sizes[advised] < sizes[asked] else UP
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple
 
+from advisor.mig.compute_need import Activity
 from almanac.records import MemoryScope
 
 FAMILY: Final = "family"
@@ -46,7 +47,8 @@ class Evidence:
     censored_mib: the largest capacity at which a run was cut off; None without such a run, or if a run on more memory
     needed more. since_s, until_s: range of the ends. oom: of the family, for every scope. excluded: number of excluded
     runs by reason. open_jobs: submissions of these names that had not ended; an array counts once. is_of_script: the
-    runs are of the job's script, under names as generic as the job's.
+    runs are of the job's script, under names as generic as the job's. activities: of the newest runs whose use of the
+    GPU is known, oldest first.
     """
 
     scope: MemoryScope
@@ -63,6 +65,7 @@ class Evidence:
     excluded: Mapping[str, int] = field(default_factory=dict)
     open_jobs: int = 0
     is_of_script: bool = False
+    activities: tuple[Activity, ...] = ()
 
     @property
     def told_scope(self) -> MemoryScope:

@@ -16,6 +16,7 @@ from advisor.duration.features import Submission, submissions, sweep
 from advisor.memory.evidence import FAMILY, SIMILAR, Evidence, Oom
 from advisor.memory.peaks import PREALLOCATED, Run, runs_of
 from advisor.memory.user_peaks import MAX_FAMILIES, PeakFamily, ReadPeaks, UserPeaks
+from advisor.mig.compute_need import NEWEST_RUNS
 from almanac.config import AdviceSection, Tier
 
 NAMELESS = ("", "-")
@@ -154,6 +155,7 @@ class PeakStore:
             "censored_mib": cut_off_mib if cut_off_mib > shown_mib else None,
             "since_s": known[0].end_s if known else None,
             "until_s": known[-1].end_s if known else None,
+            "activities": tuple([run.activity for run in runs if run.activity is not None][-NEWEST_RUNS:]),
             "excluded": dict(Counter([run.why_not for run in runs if run.why_not])),
         }
 

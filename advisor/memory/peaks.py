@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,11 +13,14 @@ import numpy as np
 import pandas as pd
 
 from advisor.duration.features import texts_of
+from advisor.mig.compute_need import Activity, activity_of
 from almanac.config import AdviceSection, Tier
 from telemetry.metrics.data_quality import NO_TELEMETRY, OK, SHORT
 from telemetry.metrics.preallocation import is_reserved_share
 
 INFORMATIVE = ("telemetry", "jobstats")
+_COUNTERS = ("mean_sm_active_frac", "mean_dram_active_frac")
+_ACTIVITY = (*_COUNTERS, "mean_gr_engine_active_frac", "mean_gpu_util_pct", "has_profiling_fault", "gpu_model", "gpu_type")
 PREALLOCATED = "preallocated memory"
 FAILED_EARLY = "failed before its end"
 ENDED_WELL = ("COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED")
@@ -31,6 +35,7 @@ class Run:
     is_failed: it failed, so that its peak is no more than a least need. is_known: it says what the family needs, if
     only "at least the capacity". capacity_mib: of the GPUs it ran on; infinite where unknown. submit_s, end_s: s since
     1970. why_not: in a word, why the run is no evidence; "" where it is. is_flat: the peak could be a reservation.
+    activity: of the GPU of a run on one GPU that ended well; None where it is not known.
     """
 
     peak_mib: float
@@ -44,6 +49,7 @@ class Run:
     why_not: str = ""
     is_known: bool = False
     is_flat: bool = False
+    activity: Activity | None = None
 
 
 def runs_of(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> list[Run | None]:
@@ -61,12 +67,41 @@ def runs_of(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] 
     users, keys = (texts_of(history[name]) for name in ("user", "name_key"))
     families: defaultdict[tuple[str, str], _Use] = defaultdict(_Use)
     runs: list[Run | None] = [None] * len(history)
+    activities = _activities(history, tiers)
     for row in np.lexsort((history["submit_s"].to_numpy(), history["job_id"].to_numpy(), np.array(times[1]))).tolist():
         record = _Record(*[column[row] for column in columns])
         if not math.isnan(record.end_s):
             capacity_mib = record.capacity_mib if record.capacity_mib > 0 else asked[row]
-            runs[row] = families[users[row], keys[row]].read(record, capacity_mib, config)
+            run = families[users[row], keys[row]].read(record, capacity_mib, config)
+            activity = activities.get(row) if not run.is_failed else None
+            runs[row] = run if activity is None else dataclasses.replace(run, activity=activity)
     return runs
+
+
+def _activities(history: pd.DataFrame, tiers: Sequence[Tier]) -> dict[int, Activity]:
+    """By place in the frame, of jobs on one GPU whose data are in order. Without the counters there are none."""
+    if not set(_ACTIVITY) <= set(history.columns):
+        return {}
+    rows = history["mean_sm_active_frac"].notna() & (history["gpu_count"] == 1)
+    if "verdict" in history:
+        rows &= history["verdict"] == OK
+    places = np.flatnonzero(rows.to_numpy(dtype=bool))
+    chosen = history.iloc[places]
+    by_name, by_type = {tier.name: tier for tier in tiers}, {tier.gres: tier for tier in tiers if tier.gres}
+    means = [chosen[name].astype("float64").tolist() for name in _COUNTERS]
+    busy = chosen["mean_gr_engine_active_frac"].fillna(chosen["mean_gpu_util_pct"] / 100).astype("float64").tolist()
+    faults = (chosen["has_profiling_fault"] == True).tolist()  # noqa: E712 - null is false
+    texts = [texts_of(chosen[name]) for name in ("gpu_model", "gpu_type", "tier")]
+    found = {}
+    for place, sm, dram, used, fault, model, gpu_type, asked in zip(
+        places.tolist(), *means, busy, faults, *texts, strict=True
+    ):
+        tier = by_type.get(gpu_type) or (Tier(gres=gpu_type) if gpu_type else by_name.get(asked))
+        name = model or (tier.gpu_model if tier else "")
+        activity = activity_of(sm, dram, used, name, tier if tier and tier.is_slice else None, fault)
+        if activity is not None:
+            found[place] = activity
+    return found
 
 
 class _Record(NamedTuple):

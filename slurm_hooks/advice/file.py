@@ -1,6 +1,6 @@
 """The advice file: one per user, and `_site` for everybody else. `almanac publish` writes it, hooks read it. Data only.
 
-    almanac-advice  1                              of another format: the file is not used
+    almanac-advice  1                              2 where a tier is a MIG slice; of another format: the file is not used
     version         20261121T101500Z-3f2a9c0d1e2f  when the content last changed, and of what
     written         1795256100                     s since 1970
     expires         1795428900                     from then on the file is not used
@@ -8,7 +8,8 @@
     tell            no                             yes or no: job_submit tells the user the text
     prompt          ask                            off, show or ask: what the client side does on a terminal
     priority        1000  60  8640000              K, least and greatest GPU-time of advisor.decisions.priority
-    tier            hbm40g  40960  constraint  hbm40g            any number of them
+    tier            hbm40g  40960  constraint  hbm40g            any number of them; in format 2 one field more:
+    tier            1g.10gb  9728  gres  1g.10gb  1              compute slices, 0 for a whole GPU
     F  key  gpus  predicted_s  site_factor  bound_mib  tier  waits  text  a family: name key and GPU count
                                                               why=REASON for waits where no text is shown
     G  -    gpus  predicted_s  site_factor  -  -  -  -                  any name with as many GPUs
@@ -35,9 +36,10 @@ from almanac.errors import FileFormatError
 
 if TYPE_CHECKING:
     from pathlib import Path
-from almanac.submit_config import Priority, PriorityMode, PromptMode, Tier, TierKind
+from almanac.submit_config import MAX_COMPUTE_SLICES, Priority, PriorityMode, PromptMode, Tier, TierKind
 
-FORMAT = "1"
+FORMAT, SLICE_FORMAT = "1", "2"
+"""SLICE_FORMAT: of files with MIG slices. Readers of format 1 alone would offer slices to jobs of several nodes."""
 FIRST_LINE = f"almanac-advice\t{FORMAT}"
 MAX_BYTES = 65_536
 CLOCK_TOLERANCE_S = 300
@@ -55,7 +57,7 @@ _SITE_FACTOR, _KEY = r"[0-9]{1,9}", r"[\x21-\x7e]{1,64}"
 _HEADERS = tuple(
     re.compile(pattern)
     for pattern in (
-        re.escape(FIRST_LINE),
+        rf"almanac-advice\t({FORMAT}|{SLICE_FORMAT})",
         r"version\t([0-9A-Za-z.-]{1,64})",
         rf"written\t({_INT})",
         rf"expires\t({_INT})",
@@ -66,6 +68,7 @@ _HEADERS = tuple(
     )
 )
 _TIER = re.compile(rf"tier\t({_TEXT})\t({_INT})\t({'|'.join(get_args(TierKind))})\t({_TEXT})")
+_TIERS = {FORMAT: _TIER, SLICE_FORMAT: re.compile(rf"{_TIER.pattern}\t([0-{MAX_COMPUTE_SLICES}])")}
 _ROW = re.compile(
     rf"(?:F\t({_KEY})\t({_COUNT})|G\t-\t({_COUNT})|U\t-\t-)\t({_INT})\t({_SITE_FACTOR})"
     rf"\t({_INT}|-)\t({_TEXT})\t({_TEXT})\t({_TEXT})"
@@ -108,6 +111,11 @@ class AdviceFile:
     priority: Priority
     tiers: tuple[Tier, ...]
     rows: tuple[Row, ...]
+
+    @property
+    def format(self) -> str:
+        """The oldest format that holds the content."""
+        return SLICE_FORMAT if any(tier.is_slice for tier in self.tiers) else FORMAT
 
     @cached_property
     def _places(self) -> dict[tuple[RowKind, str, int | None], Row]:
@@ -156,7 +164,7 @@ def render(file: AdviceFile) -> bytes:
     priority = file.priority
     scale = map(_decimal, (priority.points_per_e, priority.min_gpu_time_s, priority.max_gpu_time_s))
     lines = [
-        FIRST_LINE,
+        f"almanac-advice\t{file.format}",
         f"version\t{file.version}",
         f"written\t{file.written_s}",
         f"expires\t{file.expires_s}",
@@ -164,7 +172,7 @@ def render(file: AdviceFile) -> bytes:
         f"tell\t{'yes' if file.tell else 'no'}",
         f"prompt\t{file.prompt}",
         "\t".join(["priority", *scale]),
-        *map(render_tier, file.tiers),
+        *[render_tier(tier, file.format) for tier in file.tiers],
         *map(render_row, file.rows),
         f"end\t{len(file.rows)}",
     ]
@@ -179,8 +187,9 @@ def _decimal(value: float) -> str:
     return f"{value:.6f}".rstrip("0").rstrip(".")
 
 
-def render_tier(tier: Tier) -> str:
-    return f"tier\t{tier.name}\t{tier.capacity_mib}\t{tier.kind}\t{tier.constraint or tier.gres or tier.partition}"
+def render_tier(tier: Tier, file_format: str = FORMAT) -> str:
+    line = f"tier\t{tier.name}\t{tier.capacity_mib}\t{tier.kind}\t{tier.constraint or tier.gres or tier.partition}"
+    return f"{line}\t{tier.compute_slices}" if file_format == SLICE_FORMAT else line
 
 
 def render_row(row: Row) -> str:
@@ -217,9 +226,9 @@ def _parse_lines(lines: Sequence[str]) -> AdviceFile:
     if len(lines) < len(_HEADERS) + 1:
         raise ValueError("cut off: lines are missing")
     found = [_match(pattern, line) for pattern, line in zip(_HEADERS, lines, strict=False)]
-    _, version, written, expires, mode, tell, prompt, scale = found
+    first, version, written, expires, mode, tell, prompt, scale = found
     rest, end = lines[len(_HEADERS) : -1], _match(_END, lines[-1])
-    tiers = [_tier(line) for line in rest if line.startswith("tier\t")]
+    tiers = [_tier(line, first[1]) for line in rest if line.startswith("tier\t")]
     rows = [_row(line) for line in rest[len(tiers) :]]
     if int(end[1]) != len(rows):
         raise ValueError(f"{len(rows)} rows, {end[1]} were written")
@@ -241,7 +250,7 @@ def _parse_lines(lines: Sequence[str]) -> AdviceFile:
 def _match(pattern: re.Pattern[str], line: str) -> re.Match[str]:
     match = pattern.fullmatch(line)
     if match is None:
-        raise ValueError(f"not a line of format {FORMAT}: {line[:60]!r}")
+        raise ValueError(f"not a line of format {FORMAT} or {SLICE_FORMAT}: {line[:60]!r}")
     return match
 
 
@@ -251,9 +260,10 @@ def _scale(points_per_e: float, min_gpu_time_s: float, max_gpu_time_s: float) ->
     return Priority(points_per_e=points_per_e, min_gpu_time_s=min_gpu_time_s, max_gpu_time_s=max_gpu_time_s)
 
 
-def _tier(line: str) -> Tier:
-    name, capacity, kind, selector = _match(_TIER, line).groups()
-    return Tier(name=name, capacity_mib=int(capacity), **{kind: selector})
+def _tier(line: str, file_format: str) -> Tier:
+    name, capacity, kind, selector, *compute = _match(_TIERS[file_format], line).groups()
+    chosen = {"constraint": "", "gres": "", "partition": "", kind: selector}
+    return Tier(name=name, capacity_mib=int(capacity), compute_slices=int(compute[0]) if compute else 0, **chosen)
 
 
 def _row(line: str) -> Row:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from advisor.decisions.tier import NO_EVIDENCE, NO_GPU, NO_TIERS, decide_tier
+from advisor.decisions.tier import NO_EVIDENCE, NO_GPU, NO_TIERS, ONE_GPU, decide_tier
 from advisor.explain import NO_GPU_LINE, on_gpus, request_table, tier_table, with_tier, wrapped
 from almanac.names import name_key
 from almanac.records import SITE_FACTOR_KEY, MemoryBound, Request, TierAdvice
+from almanac.tiers import requested_tier
 from almanac.units import format_count, format_duration, format_gib, format_moment, printable
 from slurm_hooks.advice.file import SITE, USER, AdviceFile, AdviceMatch, Row, look_up, usable
 from slurm_hooks.advice.folder import shown_path
@@ -48,9 +50,13 @@ def tier_for(request: Request, row: Row, file: AdviceFile) -> TierAdvice:
     holding = next((tier for tier in file.tiers if tier.name == row.tier), None)
     if holding is None:
         return TierAdvice(None, NO_EVIDENCE if file.tiers else NO_TIERS)
-    # The publisher has counted the headroom: every tier as large as the row's holds the bound.
+    if holding.is_slice and not request.is_one_gpu and requested_tier(request, file.tiers) != holding:
+        return TierAdvice(None, NO_EVIDENCE, note=ONE_GPU)
+    # The publisher has counted the headroom: every tier as large as the row's holds the bound. Of slices, it has
+    # checked the compute of this one only.
     bound = MemoryBound(holding.capacity_mib, holding.capacity_mib, 0.0, 0.0, 0, "family", "")
-    return decide_tier(request, bound, file.tiers, 0)
+    decided = decide_tier(request, bound, file.tiers, 0, slow_downs={holding.name: 1.0})
+    return dataclasses.replace(decided, slow_down=None, no_slice="")
 
 
 def explain(shown: Shown) -> str:

@@ -17,7 +17,10 @@ from telemetry.slurm.script_key import script_key
 _COUNT = re.compile(r"[0-9]{1,9}")
 _NODES = re.compile(r"([0-9]{1,9})([kKmM]?)(?:[-,:].*)?")
 _GPU_TERM = re.compile(r"(?:gres[:/])?gpu(?:[:/=].*)?")
-_GPU_NUMBER = re.compile(r"(?:[^:,]+:)?[0-9]{1,9}")
+_GPU_NUMBER = re.compile(r"(?:gpu:)?(?:[^:,]+:)?[0-9]{1,9}")
+_ONE_NODE = re.compile(r"0*1(?:-0*1)?")
+_GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")
+"""Options but --gres that name GPUs."""
 _GPU_NONE = re.compile(r".*[:=]0+")
 
 MAX_BYTES = 1024
@@ -50,7 +53,8 @@ class SbatchRequest:
         request = to_request(self.options, user, submit_s, default)
         chdir = self.options.get("chdir")
         folder = posixpath.join(work_dir, chdir.value or "") if chdir and work_dir else work_dir
-        return replace(request, script_key="" if self.is_het else script_key(user, self.line, folder))
+        key = "" if self.is_het else script_key(user, self.line, folder)
+        return replace(request, script_key=key, may_use_more=request.may_use_more or self.is_het)
 
 
 def parse_submission(
@@ -104,7 +108,23 @@ def to_request(options: Options, user: str, submit_s: int, default_name: str = "
         time_limit_s=_time_limit(options),
         is_array="array" in options,
         submit_s=submit_s,
+        gpu_options=tuple((f"--{name}", text) for name in _GPU_OPTIONS if (text := _gpu_text(options, name))),
+        may_use_more=_may_use_more(options),
     )
+
+
+def _gpu_text(options: Options, name: str) -> str:
+    """The option's text where it names GPUs; else ""."""
+    return _text(options, name) if name != "tres-per-task" or _listed(options, name).count else ""
+
+
+def _may_use_more(options: Options) -> bool:
+    """Whether the job may get more GPUs than the request counts, or whole nodes. Slurm may spread tasks over nodes."""
+    if "exclusive" in options:
+        return True
+    if _text(options, "nodes"):
+        return not _ONE_NODE.fullmatch(_text(options, "nodes"))
+    return (_number(options, "ntasks") or 1) > 1 and not _text(options, "gpus")
 
 
 def _text(options: Options, name: str, default: str = "", most: int = MAX_BYTES) -> str:
@@ -203,7 +223,7 @@ def _typed(options: Options, name: str) -> Gpus:
     value = _text(options, name)
     if value and not all(_GPU_NUMBER.fullmatch(term) for term in value.split(",")):
         raise _unreadable(options[name], "a number of GPUs, or TYPE:NUMBER")
-    return _terms(options[name], [f"gpu:{term}" for term in value.split(",")]) if value else Gpus()
+    return _terms(options[name], [f"gpu:{term.removeprefix('gpu:')}" for term in value.split(",")]) if value else Gpus()
 
 
 def _listed(options: Options, name: str) -> Gpus:
