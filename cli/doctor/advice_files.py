@@ -69,7 +69,7 @@ def _check_modes(folder: AdviceDir) -> Iterator[Check]:
 
 def _check_entries(app: App, folder: AdviceDir, are_shown: bool) -> Iterator[Check]:
     """Check every entry of sched/: its kind, and whether job_submit can use it."""
-    from slurm_hooks.advice.file import FIRST_LINE, SITE, is_of_future, parse
+    from slurm_hooks.advice.file import FIRST_LINES, SITE, is_of_future, parse
     from slurm_hooks.advice.folder import SCHED_FILE_MODE
 
     files: list[AdviceFile] = []
@@ -93,7 +93,7 @@ def _check_entries(app: App, folder: AdviceDir, are_shown: bool) -> Iterator[Che
         try:
             file = parse(content, None)
         except FileFormatError as error:
-            is_other = not content.startswith(FIRST_LINE.encode() + b"\n")
+            is_other = not content.startswith(FIRST_LINES)
             faults["have another format" if is_other else f"are not used: {error}"].append(name)
             continue
         if is_of_future(file, app.now_s()):

@@ -16,9 +16,13 @@ local MAX_BYTES = 65536
 local MODES = { off = true, observe = true, apply = true }
 local TELLS = { yes = true, no = false }
 local PROMPTS = { off = true, show = true, ask = true }
-local HEAD = "^almanac%-advice\t1\nversion\t([0-9A-Za-z.-]+)\nwritten\t(%d+)\nexpires\t(%d+)\nmode\t(%l+)\ntell\t(%l+)"
+local HEAD = "^almanac%-advice\t([12])\nversion\t([0-9A-Za-z.-]+)\nwritten\t(%d+)\nexpires\t(%d+)\nmode\t(%l+)\ntell\t(%l+)"
   .. "\nprompt\t(%l+)\npriority\t([%d.]+)\t([%d.]+)\t([%d.]+)\n()"
-local TIER = "^tier\t([ -~]+)\t(%d+)\t(%l+)\t([ -~]+)\n()"
+-- Of format 1, and of format 2: with compute slices, 0 for a whole GPU.
+local TIERS = {
+  ["1"] = "^tier\t([ -~]+)\t(%d+)\t(%l+)\t([ -~]+)()\n()",
+  ["2"] = "^tier\t([ -~]+)\t(%d+)\t(%l+)\t([ -~]+)\t([0-7])\n()",
+}
 local TIER_KINDS = { constraint = true, gres = true, partition = true }
 -- Rows by their first byte. Captured: where key, GPU count, predicted seconds, and site factor end; the bound; the next line.
 local FAMILY, GPUS, USER = 70, 71, 85
@@ -37,7 +41,7 @@ local function decimal(text)
 end
 
 local function read_head(text, now)
-  local version, written, expires, mode, tell, prompt, k, least, greatest, at = match(text, HEAD)
+  local file_format, version, written, expires, mode, tell, prompt, k, least, greatest, at = match(text, HEAD)
   if not version or #version > 64 or #written > 12 or #expires > 12 or tonumber(expires) <= now then
     return nil
   end
@@ -52,17 +56,20 @@ local function read_head(text, now)
     return nil
   end
   return {
-    version = version, written = tonumber(written), expires = tonumber(expires),
+    format = file_format, version = version, written = tonumber(written), expires = tonumber(expires),
     mode = mode, tell = TELLS[tell], prompt = prompt,
     priority = { k = k, min = least, max = greatest }, tiers = {}, text = text,
   }, at
 end
 
 -- The tier at a place of the text, and where the next line begins; nil where it is none.
-local function read_tier(text, at)
-  local name, capacity, kind, selector, next_at = match(text, TIER, at)
+local function read_tier(text, at, file_format)
+  local name, capacity, kind, selector, slices, next_at = match(text, TIERS[file_format], at)
   if name and #capacity <= 12 and TIER_KINDS[kind] then
-    return { name = name, capacity_mib = tonumber(capacity), kind = kind, [kind] = selector }, next_at
+    slices = file_format == "2" and tonumber(slices) or 0
+    local tier = { name = name, capacity_mib = tonumber(capacity), kind = kind, [kind] = selector }
+    tier.compute_slices = slices > 0 and slices or nil
+    return tier, next_at
   end
 end
 
@@ -81,7 +88,7 @@ local function read_lines(advice, text, at)
   local kind, last, count = byte(text, at), 0, 0
   while kind == 116 do -- "t"
     local tier
-    tier, at = read_tier(text, at)
+    tier, at = read_tier(text, at, advice.format)
     if not tier then
       return nil
     end
@@ -368,6 +375,32 @@ function M.gpus_of_options(options)
   })
 end
 
+-- What --exclusive says of a job that gets whole nodes; then options but --gres that name GPUs.
+local WHOLE_NODES = { exclusive = true, topo = true }
+local GPU_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task" }
+
+local function gpu_options(options)
+  local found = {}
+  for _, name in ipairs(GPU_OPTIONS) do
+    local text = tostring(options[name] or "")
+    if text ~= "" and (name ~= "tres-per-task" or (M.parse_gpus(text) or 1) > 0) then
+      found[#found + 1] = { option = "--" .. name, text = text }
+    end
+  end
+  return found
+end
+
+-- Whether the job may get more GPUs than the request counts, or whole nodes. Slurm may spread tasks over nodes.
+local function may_use_more(options)
+  local nodes, whole = tostring(options["nodes"] or ""), tostring(options["exclusive"] or "")
+  if WHOLE_NODES[whole] then
+    return true
+  elseif nodes ~= "" and nodes ~= "1-0" then
+    return not (find(nodes, "^0*1$") or find(nodes, "^0*1%-0*1$"))
+  end
+  return (asked(options["ntasks"]) or 1) > 1 and (options["gpus"] or "") == ""
+end
+
 -- With these options nothing is changed: they may leave no nodes of the advised tier.
 local PLACING = { "nodelist", "nodefile", "exclude", "reservation" }
 
@@ -381,21 +414,26 @@ local function is_placed(options)
 end
 
 -- What cli_filter's options ask for, as tiers.lua takes it, with gpu_count (nil: not known) and is_placed. GRES without
--- its prefix.
-function M.request_of_options(options)
+-- its prefix. offset: of a component of a het job, nil or 0 otherwise.
+function M.request_of_options(options, offset)
   local count, kind = M.gpus_of_options(options)
   local gres = gsub("," .. (options["gres"] or ""), ",gres[:/]", ",")
   return {
     constraints = options["constraint"] or "", gres = sub(gres, 2), partition = options["partition"] or "",
     gpu_count = count, gpu_type = kind or "", is_placed = is_placed(options),
+    gpu_options = gpu_options(options), may_use_more = may_use_more(options) or (offset or 0) > 0,
   }
 end
 
--- The same of slurmctld's job_desc.
+-- The same of slurmctld's job_desc. A component of a het job has an offset; shared is 0 for whole nodes.
 function M.request_of_job(job)
   local count, kind = M.gpus_of_job(job)
+  local least, most = asked(job.min_nodes), asked(job.max_nodes)
+  local is_spread = (least or most) and (least or 1) ~= 1 or (most or 1) ~= 1
+  local has_tasks = not least and not most and (asked(job.num_tasks) or 1) > 1 and (job.tres_per_job or "") == ""
   return {
     constraints = job.features or "", gres = "", partition = job.partition or "", gpu_count = count, gpu_type = kind or "",
+    may_use_more = is_spread or has_tasks or job.shared == 0 or (asked(job.het_job_offset) or 0) > 0,
   }
 end
 

@@ -17,20 +17,20 @@ local function is_foreground()
   return terminal ~= "0" and owner ~= nil and group == owner
 end
 
-local function run(options, dirs)
+local function run(options, offset, dirs)
   local mode = os.getenv("ALMANAC_ADVICE")
   if mode == "off" or os.getenv("SLURM_JOB_ID") or (mode ~= "apply" and not is_foreground()) then
     return
   end
   local own_dir = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or "/usr/share/almanac/lua/"
   local lua_dir = dirs.lua or own_dir
-  dofile(lua_dir .. "dialogue.lua").run(options, mode, dirs.advice or "/var/lib/almanac-advice", lua_dir)
+  dofile(lua_dir .. "dialogue.lua").run(options, mode, dirs.advice or "/var/lib/almanac-advice", lua_dir, offset)
 end
 
 -- Never raises. dirs: advice (root of the advice files) and lua (folder of the modules, ending in "/"), where these are
 -- not in their usual places. The components of a het job come one by one; each is asked about at most once.
 function M.pre_submit(options, offset, dirs)
-  pcall(run, options, dirs or {})
+  pcall(run, options, offset, dirs or {})
 end
 
 return M

@@ -146,10 +146,11 @@ local function ask(proposal, found)
   return proposal.answer(line)
 end
 
--- What sinfo says of all nodes, as offer.lua takes it; "" where it does not within 1 s. Asked once in five minutes.
-local function nodes(offer, folder, now)
+-- What sinfo says of all nodes, as offer.lua takes it; "" where it does not within 1 s. Asked once in five minutes,
+-- and for a MIG slice once in half a minute.
+local function nodes(offer, folder, now, is_slice)
   local place = match(proc("/proc/sys/kernel/hostname"), "^[^\n]*") .. ":" .. (getenv("SLURM_CONF") or "")
-  local kept = offer.kept(read_own(folder and folder .. "nodes", offer.MAX_BYTES), now, place)
+  local kept = offer.kept(read_own(folder and folder .. "nodes", offer.MAX_BYTES), now, place, is_slice and offer.SLICE_AGE_S)
   if kept then
     return kept
   end
@@ -186,7 +187,8 @@ local function settle(modules, found, options, mode, now)
   end
   if found.value then
     local offer = dofile(modules.dir .. "offer.lua")
-    proposal.checked(found, is_offered(modules.almanac, found, options, offer, nodes(offer, folder, now)))
+    local listing = nodes(offer, folder, now, found.tier.compute_slices ~= nil)
+    proposal.checked(found, is_offered(modules.almanac, found, options, offer, listing))
     action = proposal.action(mode, found, earlier, now)
   end
   if action == "nothing" or action == "change" then
@@ -202,8 +204,8 @@ local function settle(modules, found, options, mode, now)
 end
 
 -- mode: $ALMANAC_ADVICE, nil where it is not set. advice_dir: the root of the advice files. lua_dir: where the modules
--- are.
-function M.run(options, mode, advice_dir, lua_dir)
+-- are. offset: of a component of a het job.
+function M.run(options, mode, advice_dir, lua_dir, offset)
   if is_out(options, mode) or is_oversized(options) then
     return
   end
@@ -215,7 +217,7 @@ function M.run(options, mode, advice_dir, lua_dir)
   local almanac = dofile(lua_dir .. "almanac.lua")
   local now = os.time()
   local advice = almanac.read_advice(path, now)
-  local request = advice and almanac.request_of_options(options)
+  local request = advice and almanac.request_of_options(options, offset)
   if not request or (request.gpu_count or 0) <= 0 then
     return
   end

@@ -8,6 +8,7 @@ local ceil, find, gmatch, gsub, match, max, sub =
 
 M.MAX_BYTES = 262144
 M.MAX_AGE_S = 300
+M.SLICE_AGE_S = 30 -- before a change to a MIG slice: a layout can change
 M.FORMAT = "%P|%D|%c|%m|%f|%G|%l|%a|%g"
 local ROW = "^([^|]*)|(%d+)|(%d+)|(%d+)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)$"
 local MIB = { K = 1 / 1024, [""] = 1, M = 1, G = 1024, T = 1048576 }
@@ -171,12 +172,14 @@ local function plain(constraint)
   return features
 end
 
+local NAMES_GPUS = { ["--gres"] = true, ["--gpus"] = true, ["--gpus-per-node"] = true, ["--gpus-per-task"] = true }
+
 -- What a request asks for once one option of it is changed, as is_offered() takes it.
 function M.wanted(request, option, value, tier)
   local constraint = option == "--constraint" and value or request.constraints
   return {
     partition = option == "--partition" and value or request.partition, features = plain(constraint),
-    gpu_type = option == "--gres" and tier.gres or request.gpu_type, is_moved = option == "--partition",
+    gpu_type = NAMES_GPUS[option] and tier.gres or request.gpu_type, is_moved = option == "--partition",
   }
 end
 
@@ -185,9 +188,10 @@ local function head(now, place)
   return "almanac-nodes\t1\t" .. string.format("%.0f", now) .. "\t" .. gsub(place, "[^!-~]", "?") .. "\n"
 end
 
-function M.kept(text, now, place)
+-- max_age: seconds; nil for MAX_AGE_S.
+function M.kept(text, now, place, max_age)
   local time = tonumber(match(text, "^almanac%-nodes\t1\t(%d+)\t"))
-  local start = time and now >= time and now - time < M.MAX_AGE_S and head(time, place)
+  local start = time and now >= time and now - time < (max_age or M.MAX_AGE_S) and head(time, place)
   return start and sub(text, 1, #start) == start and sub(text, #start + 1) or nil
 end
 

@@ -35,10 +35,14 @@ function M.propose(tiers, request, row, advice)
   if not asked and tiers.names_any_tier(request, advice.tiers) then
     return nil
   end
-  if asked and asked.capacity_mib == tier.capacity_mib then
+  if asked and not tiers.is_smaller(asked, tier) and not tiers.is_smaller(tier, asked) then
+    return nil
+  elseif tier.compute_slices and not tiers.is_one_gpu(request) then
     return nil
   end
-  local found = { key = row.key, gpus = row.gpus, row = row, tier = tier, asked = asked, request = request }
+  local is_larger = asked and tiers.is_smaller(asked, tier)
+  local found = { key = row.key, gpus = row.gpus, row = row, tier = tier, asked = asked, request = request,
+    is_larger = is_larger }
   if not request.is_placed and (not asked or asked.kind == tier.kind) then
     found.option, found.value = tiers.rewrite(request, advice.tiers, tier)
     found.value = found.option and found.value
@@ -98,8 +102,7 @@ end
 -- The tier, the evidence, the expected waits, and why the change is not offered.
 -- The reader of the advice file lets only printable ASCII pass.
 function M.message(found)
-  local is_larger = found.asked and found.asked.capacity_mib < found.tier.capacity_mib
-  local too_small = is_larger and found.asked.name .. " is too small, " or ""
+  local too_small = found.is_larger and found.asked.name .. " is too small, " or ""
   local said = wrapped(too_small .. found.tier.name .. " is enough: " .. found.row.text, HEAD)
   if found.row.waits then
     local waits = gsub(gsub(found.row.waits, "([^;=]*)=", "%1 "), ";", ", ")

@@ -60,13 +60,24 @@ local function set_site_factor(job, mode, site_factor)
   return "set"
 end
 
+-- Whether the row's tier is a MIG slice, which only a job of one GPU can use.
+local function is_slice(row, advice)
+  for _, tier in ipairs(advice.tiers) do
+    if tier.name == row.tier then
+      return tier.compute_slices ~= nil
+    end
+  end
+  return false
+end
+
 local function tell(module, almanac, job, row, advice)
   local text = almanac.sentences(row)
   if not text then
     return
   end
-  local asked = row.tier and module("tiers").requested_tier(almanac.request_of_job(job), advice.tiers)
-  if not asked or asked.name ~= row.tier then
+  local tiers, request = module("tiers"), almanac.request_of_job(job)
+  local asked = row.tier and tiers.requested_tier(request, advice.tiers)
+  if (not asked or asked.name ~= row.tier) and not (is_slice(row, advice) and not tiers.is_one_gpu(request)) then
     slurm.log_user("%s", "almanac: " .. text)
   end
 end

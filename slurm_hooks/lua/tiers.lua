@@ -1,6 +1,7 @@
 -- tiers.lua: which memory tier a request names, and how to rewrite the request for another (almanac/tiers.py in Lua).
 -- `local tiers = dofile(".../tiers.lua")`. Lua 5.1 to 5.4. Pure; no global is set.
--- request: constraints, gres, gpu_type and partition, "" where nothing is asked. A tier: as the advice file has it.
+-- request: constraints, gres, gpu_type and partition, "" where nothing is asked; gpu_options, gpu_count and may_use_more
+-- as almanac.lua has them. A tier: as the advice file has it.
 
 local M = {}
 
@@ -179,20 +180,86 @@ local function rewrite_constraint(constraint, tiers, target)
   return "--constraint", concat(terms, "&")
 end
 
-local function rewrite_gres(request, tiers, target)
-  local known, terms, place = selectors(tiers, "gres"), split(request.gres), nil
-  local is_plain = not find(request.gres, "(", 1, true) and (request.gpu_type == "" or known[request.gpu_type])
+local REWRITABLE = { ["--gres"] = true, ["--gpus"] = true, ["--gpus-per-node"] = true, ["--gpus-per-task"] = true }
+local TYPE = "[A-Za-z0-9_.+-]+"
+
+local function is_gpu_term(term)
+  return term == "gpu" or find(term, "^gpu:")
+end
+
+-- The option's text with this type; nil where it is not one term of GPUs.
+local function retyped(option, text, gres_type)
+  if option ~= "--gres" then
+    local prefix, rest = match(text, "^(gpu:)(.*)$")
+    rest = rest or text
+    local count = match(rest, "^(%d+)$") or match(rest, "^" .. TYPE .. ":(%d+)$")
+    return count and (prefix or "") .. gres_type .. ":" .. count
+  end
+  local terms, place = split(text), nil
   for index, term in ipairs(terms) do
-    if term == "gpu" or find(term, "^gpu:") then
-      is_plain = is_plain and not place
+    if is_gpu_term(term) then
+      if place then
+        return nil
+      end
       place = index
     end
   end
-  if not place or not is_plain then
-    return nil, "the request does not name its GPUs by one --gres=gpu term of a known type"
+  if not place or find(text, "(", 1, true) then
+    return nil
   end
-  terms[place] = "gpu:" .. target.gres .. ":" .. (match(terms[place], ":(%d+)$") or "1")
-  return "--gres", concat(terms, ",")
+  terms[place] = "gpu:" .. gres_type .. ":" .. (match(terms[place], ":(%d+)$") or "1")
+  return concat(terms, ",")
+end
+
+-- The options that name GPUs, with their texts.
+local function gpu_asks(request)
+  local asks = {}
+  for _, term in ipairs(split(request.gres)) do
+    if is_gpu_term(term) then
+      asks[1] = { option = "--gres", text = request.gres }
+    end
+  end
+  for _, ask in ipairs(request.gpu_options or {}) do
+    asks[#asks + 1] = ask
+  end
+  return asks
+end
+
+-- Whether the job surely uses one GPU on one node. Only such a job can use a MIG slice.
+function M.is_one_gpu(request)
+  return request.gpu_count == 1 and not request.may_use_more
+end
+
+-- The option that names the GPUs is the one that is rewritten. Slurm has no rule for two that disagree.
+local function rewrite_gres(request, tiers, target)
+  if target.compute_slices and not M.is_one_gpu(request) then
+    return nil, "a MIG slice is for jobs of one GPU on one node"
+  end
+  local asks = gpu_asks(request)
+  if #asks > 1 then
+    local named = {}
+    for index, ask in ipairs(asks) do
+      named[index] = ask.option
+    end
+    return nil, "the request names its GPUs by " .. concat(named, " and ")
+  end
+  local ask = asks[1] or { option = "--gres", text = "" }
+  if not REWRITABLE[ask.option] then
+    return nil, "almanac does not change " .. ask.option
+  end
+  local changed = retyped(ask.option, ask.text, target.gres)
+  if not changed or (request.gpu_type ~= "" and not selectors(tiers, "gres")[request.gpu_type]) then
+    return nil, "the request does not name its GPUs by one term of a known type"
+  end
+  return ask.option, changed
+end
+
+-- Whether one tier is smaller than another: in memory, then in compute. A whole GPU has more compute than any slice.
+function M.is_smaller(one, other)
+  if one.capacity_mib ~= other.capacity_mib then
+    return one.capacity_mib < other.capacity_mib
+  end
+  return (one.compute_slices or 8) < (other.compute_slices or 8)
 end
 
 -- How to ask for the target tier instead, every other term kept: option and value; or nil and why not.

@@ -84,7 +84,8 @@ def advise(
     def is_offered() -> bool | None:
         texts = {name: option.value or "" for name, option in submission.options.items()}
         wanted = offer.wanted(request, proposal.change, proposal.tier)
-        return offer.is_offered(_nodes(path, environ, now_s), wanted, offer.needs_of(texts, proposal.gpus))
+        max_age_s = offer.SLICE_AGE_S if proposal.tier.is_slice else offer.MAX_AGE_S
+        return offer.is_offered(_nodes(path, environ, now_s, max_age_s), wanted, offer.needs_of(texts, proposal.gpus))
 
     is_changed, was_told = _settle(mode, proposal, is_offered, path, now_s, terminal)
     return (changed if changed and is_changed else argv), was_told
@@ -121,14 +122,14 @@ def _settle(
     return word in ("yes", "always"), True
 
 
-def _nodes(path: str | None, environ: Mapping[str, str], now_s: int) -> str:
+def _nodes(path: str | None, environ: Mapping[str, str], now_s: int, max_age_s: int) -> str:
     """sinfo's listing of all nodes for offer.is_offered(); "" where sinfo fails or needs more than SINFO_S.
 
-    The listing is saved beside the choices and used for offer.MAX_AGE_S.
+    The listing is saved beside the choices and used for max_age_s.
     """
     place = f"{os.uname().nodename}:{environ.get('SLURM_CONF', '')}"
     file = path and f"{os.path.dirname(path)}/nodes"  # noqa: PTH120
-    listing = offer.kept(choices.read_own(file, offer.MAX_BYTES), now_s, place) if file else None
+    listing = offer.kept(choices.read_own(file, offer.MAX_BYTES), now_s, place, max_age_s) if file else None
     if listing is not None:
         return listing
     listing = _sinfo(environ)

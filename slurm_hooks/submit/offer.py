@@ -23,6 +23,9 @@ FORMAT = "%P|%D|%c|%m|%f|%G|%l|%a|%g"
 MAX_BYTES = 262_144
 MAX_AGE_S = 300
 """Age up to which a saved listing is used, so that a loop of submissions asks slurmctld once."""
+SLICE_AGE_S = 30
+"""The same before a change to a MIG slice: a layout can change, and Slurm refuses a type that no node has."""
+_NAMES_GPUS = ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task")
 _NO_COUNT = 65_534
 """Slurm's NO_VAL16; larger numbers are its NO_VAL and INFINITE."""
 _COUNT = re.compile(r"[0-9]{1,9}")
@@ -153,7 +156,7 @@ def wanted(request: Request, change: Rewrite, tier: Tier) -> NodeRequest:
     """What the request asks for with the change."""
     constraint = change.value if change.option == "--constraint" else request.constraints
     features = tuple(re.findall(r"[^&,]+", constraint)) if _PLAIN.fullmatch(constraint) else None
-    gpu_type = tier.gres if change.option == "--gres" else request.gpu_type
+    gpu_type = tier.gres if change.option in _NAMES_GPUS else request.gpu_type
     if change.option == "--partition":
         return NodeRequest(change.value, features, gpu_type, is_moved=True)
     return NodeRequest(request.partition, features, gpu_type)
@@ -210,11 +213,11 @@ def _takes(row: _Nodes, needs: Needs) -> bool:
     return row.is_open and not is_too_long
 
 
-def kept(text: str, now_s: int, place: str) -> str | None:
-    """The listing of a file that to_keep() wrote for this place less than MAX_AGE_S ago; else None."""
+def kept(text: str, now_s: int, place: str, max_age_s: int = MAX_AGE_S) -> str | None:
+    """The listing of a file that to_keep() wrote for this place less than max_age_s ago; else None."""
     first, _, listing = text.partition("\n")
     match = re.match(r"almanac-nodes\t1\t([0-9]{1,12})\t", first)
-    is_fresh = match is not None and 0 <= now_s - int(match[1]) < MAX_AGE_S
+    is_fresh = match is not None and 0 <= now_s - int(match[1]) < max_age_s
     return listing if match and is_fresh and f"{first}\n" == _head(int(match[1]), place) else None
 
 

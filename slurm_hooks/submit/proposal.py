@@ -56,8 +56,8 @@ class Proposal:
 
 
 def propose(request: Request, advice: AdviceFile, is_placed: bool = False) -> Proposal | None:
-    """The other tier, or None: no row has a tier, the request names a tier of that size already, or it leaves a choice
-    between tiers. is_placed: whether an option of PLACING is given.
+    """The other tier, or None: no row has a tier, the request names a tier of that size already, it leaves a choice
+    between tiers, or the tier is a MIG slice and the job may use more than one GPU. is_placed: whether an option of PLACING is given.
     """
     key = name_key(request.job_name)
     row = advice.find(key, request.gpu_count) if request.gpu_count > 0 else None
@@ -69,7 +69,9 @@ def propose(request: Request, advice: AdviceFile, is_placed: bool = False) -> Pr
     asked = requested_tier(request, advice.tiers)
     if asked is None and names_any_tier(request, advice.tiers):
         return None
-    if asked is not None and asked.capacity_mib == tier.capacity_mib:
+    if asked is not None and asked.size == tier.size:
+        return None
+    if tier.is_slice and not request.is_one_gpu:
         return None
     change = _change(request, advice.tiers, asked, tier)
     if is_placed:
@@ -127,7 +129,7 @@ def new_choice(proposal: Proposal, earlier: Choice | None, word: Answer | None, 
 def message(proposal: Proposal) -> str:
     """The tier, the evidence, the expected waits, and why the change is not offered; wrapped, each line ended."""
     row, asked, tier = proposal.row, proposal.asked, proposal.tier
-    too_small = f"{asked.name} is too small, " if asked and asked.capacity_mib < tier.capacity_mib else ""
+    too_small = f"{asked.name} is too small, " if asked and asked.size < tier.size else ""
     said = _wrapped(f"{too_small}{tier.name} is enough: {row.text}", HEAD)
     if row.waits:
         waits = ", ".join(wait.replace("=", " ", 1) for wait in row.waits.split(";"))

@@ -120,7 +120,7 @@ def _gpu_text(options: Options, name: str) -> str:
 
 def _may_use_more(options: Options) -> bool:
     """Whether the job may get more GPUs than the request counts, or whole nodes. Slurm may spread tasks over nodes."""
-    if "exclusive" in options:
+    if "exclusive" in options and options["exclusive"].value not in ("user", "mcs"):
         return True
     if _text(options, "nodes"):
         return not _ONE_NODE.fullmatch(_text(options, "nodes"))

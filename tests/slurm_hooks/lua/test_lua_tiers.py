@@ -21,7 +21,8 @@ KINDS = ("constraint", "gres", "partition")
 
 def as_lua(tier: dict[str, Any]) -> dict[str, Any]:
     """A tier as almanac.lua reads it from an advice file."""
-    return {"name": tier["name"], "kind": tier["kind"], tier["kind"]: tier["selector"]}
+    slices = {"compute_slices": tier["compute_slices"]} if "compute_slices" in tier else {}
+    return {"name": tier["name"], "kind": tier["kind"], tier["kind"]: tier["selector"], **slices}
 
 
 def test_the_shared_vectors(lua: Lua) -> None:
@@ -41,8 +42,11 @@ def test_the_shared_vectors(lua: Lua) -> None:
             assert option is None, case
 
 
-def asking(case: dict[str, Any]) -> dict[str, str]:
+def asking(case: dict[str, Any]) -> dict[str, Any]:
     return {
+        "gpu_options": [{"option": option, "text": text} for option, text in case.get("gpu_options", [])],
+        "gpu_count": case.get("gpu_count", 2),
+        "may_use_more": case.get("may_use_more", False),
         "constraints": case["constraint"],
         "gres": case["gres"],
         "partition": case["partition"],

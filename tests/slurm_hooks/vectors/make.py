@@ -3,6 +3,7 @@
 good/1000, good/_site     a user's file and everybody's; good/largest is as large as a file may be
 broken/NAME               files that are not to be used at now_s of lookups.json; the name says why
 lookups.json              now_s, and look-ups: which files, key and GPU count, and what is found (null: nothing)
+good/slices               a file of format 2, whose tiers are MIG slices
 rewrites.json             requests, tiers and the tier advised: whether a rewrite is offered, and which
 
     python tests/slurm_hooks/vectors/make.py
@@ -21,6 +22,7 @@ from typing import Any
 from advisor.decisions.tier import decide_tier
 from almanac.config import Priority, Tier
 from almanac.records import MemoryBound, Request
+from almanac.tiers import requested_tier, rewrite
 from almanac.tres import parse_gpus
 from slurm_hooks.advice.file import MAX_BYTES, AdviceFile, Row, look_up, render, usable
 
@@ -29,6 +31,11 @@ NOW_S = 1_795_256_200
 CONSTRAINTS = (
     Tier(name="hbm40g", capacity_mib=40960, constraint="hbm40g"),
     Tier(name="hbm80g", capacity_mib=81920, constraint="hbm80g"),
+)
+SLICE_TIERS = (
+    Tier(name="slice", capacity_mib=9728, gres="1g.10gb"),
+    Tier(name="half", capacity_mib=40192, gres="a100_3g.40gb"),
+    Tier(name="whole", capacity_mib=81920, gres="a100"),
 )
 TEXT = (
     'your last 14 runs of "train-bert-#" peaked at 21.3 GiB per GPU; about 1 in 100 such jobs needs more than 24.8 GiB.'
@@ -82,13 +89,14 @@ def good() -> dict[str, bytes]:
         "good/decimals": render(
             dataclasses.replace(USER, priority=Priority(points_per_e=750.5, min_gpu_time_s=0.5, max_gpu_time_s=1000.25))
         ),
+        "good/slices": render(dataclasses.replace(USER, tiers=SLICE_TIERS)),
         "good/twice": render(dataclasses.replace(USER, rows=(Row("F", 1, 1, "a", 1), Row("F", 2, 2, "a", 1)))),
     }
 
 
 def broken() -> dict[str, bytes]:
     """Every one is good/1000 but for one fault."""
-    whole, largest = render(USER), good()["good/largest"]
+    whole, largest, slices = render(USER), good()["good/largest"], good()["good/slices"]
     lines = whole.split(b"\n")
 
     def changed(old: bytes, new: bytes) -> bytes:
@@ -110,6 +118,12 @@ def broken() -> dict[str, bytes]:
         "garbage": bytes((index * 73 + 41) % 256 for index in range(2000)),
         "lua_code": b"os.execute('reboot')\nreturn {}\n",
         "format_2": changed(b"advice\t1", b"advice\t2"),
+        "format_3": changed(b"advice\t1", b"advice\t3"),
+        "slices_of_format_1": slices.replace(b"advice\t2", b"advice\t1"),
+        "slices_eight": slices.replace(b"\t1g.10gb\t1\n", b"\t1g.10gb\t8\n"),
+        "slices_none": slices.replace(b"\t1g.10gb\t1\n", b"\t1g.10gb\t-\n"),
+        "slices_two_digits": slices.replace(b"\t1g.10gb\t1\n", b"\t1g.10gb\t01\n"),
+        "slices_of_one_tier_missing": slices.replace(b"\ta100\t0\n", b"\ta100\n"),
         "format_11": changed(b"advice\t1", b"advice\t11"),
         "first_line_trailing_space": changed(b"advice\t1", b"advice\t1 "),
         "expired": changed(b"expires\t1795428900", b"expires\t1795256199"),
@@ -244,6 +258,53 @@ def rewrites() -> Iterator[dict[str, Any]]:
         yield from _rewrites(CONSTRAINTS, constraint="hbm80g", named=named)
 
 
+SLICE_ASKS: tuple[tuple[str, str], ...] = (
+    ("gres", "gpu:1"), ("gres", "gpu"), ("gres", "gpu:a100:1"), ("gres", "gpu:a100"), ("gres", "nvme:1,gpu:a100:1"),
+    ("gres", "gpu:1g.10gb:1"), ("gres", "gpu:a100_3g.40gb:1"), ("gres", "gpu:2g.20gb:1"), ("gres", "nvme:1"),
+    ("gres", "gpu:1,gpu:a100:1"), ("gres", "gpu:1(S:0)"), ("gpus", "1"), ("gpus", "a100:1"), ("gpus", "gpu:1"),
+    ("gpus", "gpu:a100:1"), ("gpus", "a100_3g.40gb:1"), ("gpus", "v100:1"), ("gpus", "a100:1,v100:1"), ("gpus", "a100"),
+    ("gpus-per-node", "1"), ("gpus-per-node", "gpu:1"), ("gpus-per-node", "1g.10gb:1"), ("gpus-per-task", "1"),
+    ("gpus-per-task", "a100:1"), ("gpus-per-socket", "1"), ("tres-per-task", "gres/gpu:1"), ("gpus", "%d:1"),
+)  # fmt: skip
+
+
+def slice_rewrites() -> Iterator[dict[str, Any]]:
+    """Every option that names one GPU, alone and beside another; and jobs that may use more than one."""
+    for name, text in SLICE_ASKS:
+        gres, options = (text, ()) if name == "gres" else ("", ((f"--{name}", text),))
+        kind = parse_gpus(text if "gpu" in text else f"gpu:{text}").type
+        request = Request("ann", gres=gres, gpu_options=options, gpu_type=kind, gpu_count=1)
+        yield from _slice_rewrites(request)
+        yield from _slice_rewrites(dataclasses.replace(request, may_use_more=True))
+        yield from _slice_rewrites(dataclasses.replace(request, gpu_count=2))
+    both = Request("ann", gres="gpu:1", gpu_options=(("--gpus", "1"),), gpu_count=1)
+    yield from _slice_rewrites(both)
+    options = (("--gpus", "1"), ("--gpus-per-task", "a100:1"))
+    yield from _slice_rewrites(dataclasses.replace(both, gres="", gpu_options=options, gpu_type="a100"))
+    yield from _slice_rewrites(dataclasses.replace(both, gres="nvme:1"))
+
+
+def _slice_rewrites(request: Request) -> Iterator[dict[str, Any]]:
+    asked = requested_tier(request, SLICE_TIERS)
+    for tier in SLICE_TIERS:
+        how = rewrite(request, SLICE_TIERS, tier)
+        yield {
+            "constraint": "",
+            "partition": "",
+            "gres": request.gres,
+            "gpu_options": [list(pair) for pair in request.gpu_options],
+            "gpu_type": request.gpu_type,
+            "gpu_count": request.gpu_count,
+            "may_use_more": request.may_use_more,
+            "tiers": [_plain(each) for each in SLICE_TIERS],
+            "advised": tier.name,
+            "asked": asked.name if asked else None,
+            "offer": bool(how.option) and asked != tier,
+            "option": how.option,
+            "value": how.value,
+        }
+
+
 def _rewrites(
     tiers: tuple[Tier, ...], constraint: str = "", partition: str = "", gres: str = "", named: str = ""
 ) -> Iterator[dict[str, Any]]:
@@ -271,14 +332,15 @@ def _rewrites(
 def _plain(tier: Tier) -> dict[str, Any]:
     kind = "constraint" if tier.constraint else "gres" if tier.gres else "partition"
     selector = tier.constraint or tier.gres or tier.partition
-    return {"name": tier.name, "capacity_mib": tier.capacity_mib, "kind": kind, "selector": selector}
+    plain = {"name": tier.name, "capacity_mib": tier.capacity_mib, "kind": kind, "selector": selector}
+    return {**plain, "compute_slices": tier.compute_slices} if tier.is_slice else plain
 
 
 def json_files() -> dict[str, bytes]:
     """To be made once the files of good() and broken() are there."""
     return {
         "lookups.json": _json({"now_s": NOW_S, "lookups": list(lookups())}),
-        "rewrites.json": _json(list(rewrites())),
+        "rewrites.json": _json([*rewrites(), *slice_rewrites()]),
     }
 
 
