@@ -20,6 +20,7 @@ from almanac.records import Advice, Request
 from telemetry.history import load_history
 from telemetry.slurm.commands import Runner
 from telemetry.slurm.defaults import with_defaults
+from telemetry.slurm.gpu_types import tiers_now
 from telemetry.store.cluster_store import ClusterStore
 
 
@@ -35,10 +36,11 @@ def advise_from_store(
     """Advise the request's user at now_s (s since 1970) from their jobs; a site's own services add what they say.
 
     commands: asked for Slurm's defaults of the options that `typed` does not name, because the job's record has them
-    too; None asks no Slurm. Raises StoreError.
+    too, and for the GPU types of its nodes, where a tier is a MIG slice; None asks no Slurm. Raises StoreError.
     """
     if commands is not None:
         request = with_defaults(request, typed, config.tiers, store.cluster, commands)
+        config = dataclasses.replace(config, tiers=tiers_now(config.tiers, commands).tiers)
     # All of the user's jobs, as in training: features count a user's runs from the first one on.
     history = load_history(store, user=request.user, running=True)
     models_dir = store.models_dir

@@ -1,4 +1,4 @@
-"""MIG slices as memory tiers: what one really holds, and which share of a GPU's multiprocessors and bandwidth it has."""
+"""MIG slices as memory tiers: what one holds, and its share of a GPU's multiprocessors and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -51,13 +51,14 @@ def slice_share(tier: Tier, model_name: str) -> SliceShare | None:
     return SliceShare(sms, profile.memory / model.memory_slices)
 
 
-def real_capacities(tiers: Sequence[Tier], measured_mib: Mapping[str, float] = {}) -> tuple[Tier, ...]:  # noqa: B006
+def real_capacities(tiers: Sequence[Tier], measured_mib: Mapping[str, float] | None = None) -> tuple[Tier, ...]:
     """The tiers, by size, with slices at most as large as they really are. measured_mib: by GRES type.
 
     A nominal name is no capacity: "1g.10gb" holds 9.5 GiB, and "1g.18gb" 16. Without a measured capacity the least
     published one counts; where none was published, the configured one stays.
     """
-    changed = [_with_capacity(tier, measured_mib.get(tier.gres)) if tier.is_slice else tier for tier in tiers]
+    known = measured_mib or {}
+    changed = [_with_capacity(tier, known.get(tier.gres)) if tier.is_slice else tier for tier in tiers]
     return tuple(sorted(changed, key=lambda tier: (tier.capacity_mib, tier.name)))
 
 

@@ -34,7 +34,13 @@ def decide_memory(
     ran_out_mib = evidence.censored_mib if bounded.why_not == memory_bound.RAN_OUT else None
     slower = slow_downs(evidence.activities, config.tiers, config.advice.min_runs) if request.is_one_gpu else {}
     tier = decide_tier(
-        request, bounded.bound, config.tiers, config.advice.headroom_mib, ran_out_mib, slower, config.advice.max_slowdown
+        request,
+        bounded.bound,
+        config.tiers,
+        config.advice.headroom_mib,
+        ran_out_mib,
+        slower,
+        config.advice.max_slowdown,
     )
     if tier.reason == NO_EVIDENCE and not tier.note:
         reason: TierReason = PAUSED if bounded.why_not == memory_bound.PAUSED else NO_EVIDENCE

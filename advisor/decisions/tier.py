@@ -74,9 +74,7 @@ def decide_tier(
     )
 
 
-def _is_allowed(
-    tier: Tier, request: Request, asked: Tier | None, slow_down: float | None, max_slowdown: float
-) -> bool:
+def _is_allowed(tier: Tier, request: Request, asked: Tier | None, slow_down: float | None, max_slowdown: float) -> bool:
     """Whether the tier can be advised as far as its compute goes. To stay where one is needs no evidence."""
     if not tier.is_slice:
         return True

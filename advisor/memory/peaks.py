@@ -20,7 +20,14 @@ from telemetry.metrics.preallocation import is_reserved_share
 
 INFORMATIVE = ("telemetry", "jobstats")
 _COUNTERS = ("mean_sm_active_frac", "mean_dram_active_frac")
-_ACTIVITY = (*_COUNTERS, "mean_gr_engine_active_frac", "mean_gpu_util_pct", "has_profiling_fault", "gpu_model", "gpu_type")
+_ACTIVITY = (
+    *_COUNTERS,
+    "mean_gr_engine_active_frac",
+    "mean_gpu_util_pct",
+    "has_profiling_fault",
+    "gpu_model",
+    "gpu_type",
+)
 PREALLOCATED = "preallocated memory"
 FAILED_EARLY = "failed before its end"
 ENDED_WELL = ("COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED")

@@ -142,7 +142,9 @@ def _on_tier(activity: Activity, tier: Tier) -> float | None:
         return slow_down(activity, share)
     if _multiprocessors(own) is None or _multiprocessors(own) != _multiprocessors(activity.model):
         return None
-    bandwidths = [model.hbm_bytes_per_s if (model := gpu_models().get(name)) else None for name in (activity.model, own)]
+    bandwidths = [
+        model.hbm_bytes_per_s if (model := gpu_models().get(name)) else None for name in (activity.model, own)
+    ]
     before, after = bandwidths
     if before is None or after is None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from advisor.memory.calibration import Calibration
 from advisor.memory.peak_store import remember_peaks
 from advisor.services.base import AdviceRequest
 from almanac.config import Config
+from almanac.slices import real_capacities
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,26 @@ def learn_memory(history: pd.DataFrame, config: Config, now_s: int) -> Calibrati
 
 def advise_memory(asked: Sequence[AdviceRequest], calibration: Calibration | None) -> list[AdvisedMemory]:
     """In the order of `asked`, which all have the same history, settings, and submit_s. Pure."""
-    config, now_s = asked[0].config, asked[0].request.submit_s
+    now_s = asked[0].request.submit_s
     users = {each.job.user for each in asked}
-    known = submitted_by(asked[0].history, now_s, config.advice.history_days)
+    known = submitted_by(asked[0].history, now_s, asked[0].config.advice.history_days)
+    config = _with_capacities(asked[0].config, known)
     peaks = remember_peaks(users, known, now_s, config.advice, config.tiers)
     evidences = [peaks.evidence(each.job, now_s) for each in asked]
     return [
         AdvisedMemory(decide_memory(each.request, evidence, calibration, config), dict(evidence.excluded))
         for each, evidence in zip(asked, evidences, strict=True)
     ]
+
+
+def _with_capacities(config: Config, history: pd.DataFrame) -> Config:
+    """MIG slices with the least capacity that telemetry has measured on them, where that is below the configured one.
+
+    A driver can give a profile less memory than another one does, and a name never says it.
+    """
+    slices = {tier.gres for tier in config.tiers if tier.is_slice and tier.gres}
+    if not slices or not {"gpu_type", "hbm_capacity_mib"} <= set(history.columns):
+        return config
+    known = history[history["gpu_type"].isin(slices) & (history["hbm_capacity_mib"] > 0)]
+    least = {str(gres): float(mib) for gres, mib in known.groupby("gpu_type")["hbm_capacity_mib"].min().items()}
+    return dataclasses.replace(config, tiers=real_capacities(config.tiers, least))

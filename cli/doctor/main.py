@@ -20,6 +20,7 @@ from cli.doctor.findings import Check, Probe, run_probes
 from cli.doctor.host_roles import ROLES, examine_host
 from cli.doctor.mail import check_mail
 from cli.doctor.mail_settings import check_rules
+from cli.doctor.mig import check_mig
 from cli.doctor.power import check_power
 from cli.doctor.priority import check_priority
 from cli.doctor.store import check_store
@@ -185,6 +186,7 @@ PROBES: dict[str, Probe] = {
     "GPU bindings": check_bindings,
     "models": check_models,
     "services": check_services,
+    "MIG slices": check_mig,
     "priority": check_priority,
     "power": check_power,
     "node demand": check_demand,

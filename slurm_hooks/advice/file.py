@@ -1,6 +1,6 @@
 """The advice file: one per user, and `_site` for everybody else. `almanac publish` writes it, hooks read it. Data only.
 
-    almanac-advice  1                              2 where a tier is a MIG slice; of another format: the file is not used
+    almanac-advice  1                              2 where a tier is a MIG slice; of another format: not used
     version         20261121T101500Z-3f2a9c0d1e2f  when the content last changed, and of what
     written         1795256100                     s since 1970
     expires         1795428900                     from then on the file is not used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import grp
 import os
 import pwd
@@ -18,6 +19,7 @@ from almanac.submit_config import PriorityMode
 from slurm_hooks.advice.folder import AdviceDir
 from slurm_hooks.advice.publish import Published, PublishRun, publish
 from telemetry.slurm.commands import Runner, controller_config
+from telemetry.slurm.gpu_types import tiers_now
 from telemetry.store.cluster_store import ClusterStore
 
 UNTRAINED = "nothing is trained: there is no advice for users who have run nothing (`almanac train`)"
@@ -31,12 +33,16 @@ def prepare(
     advice_dir: str = "",
     is_dry: bool = False,
 ) -> tuple[PublishRun, list[str]]:
-    """A run that writes below advice_dir, or hooks.advice_dir, and what is wrong with Slurm's weights.
+    """A run that writes below advice_dir, or hooks.advice_dir, and what is wrong with Slurm's weights and GPU types.
 
     As root it needs the group of SlurmUser. Raises ConfigError, CommandError, StoreError.
     """
     controller, warnings = _Controller(commands), list[str]()
     mode = _mode(config, controller, warnings)
+    now = tiers_now(config.tiers, commands)
+    if now.missing:
+        warnings.append(f"not advised: {', '.join(tier.name for tier in now.missing)}: {now.why_not}")
+    config = dataclasses.replace(config, tiers=now.tiers)
     root = Path(advice_dir or config.hooks.advice_dir).absolute()
     uid = os.geteuid()
     job = PublishRun(

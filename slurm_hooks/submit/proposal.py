@@ -57,7 +57,8 @@ class Proposal:
 
 def propose(request: Request, advice: AdviceFile, is_placed: bool = False) -> Proposal | None:
     """The other tier, or None: no row has a tier, the request names a tier of that size already, it leaves a choice
-    between tiers, or the tier is a MIG slice and the job may use more than one GPU. is_placed: whether an option of PLACING is given.
+    between tiers, or the tier is a MIG slice and the job may use more than one GPU. is_placed: whether an option of
+    PLACING is given.
     """
     key = name_key(request.job_name)
     row = advice.find(key, request.gpu_count) if request.gpu_count > 0 else None
