@@ -54,7 +54,7 @@ def _check_types(slices: Sequence[str], tiers: Sequence[Tier]) -> Iterator[Check
     known = {tier.gres for tier in tiers} | {tier.partition for tier in tiers if tier.partition}
     strange = [kind for kind in slices if kind not in known]
     if strange and not any(tier.is_slice and not tier.gres for tier in tiers):
-        said = f"Slurm has {listed(strange, 'GRES type')} of MIG slices that no tier names, so almanac does not advise it"
+        said = f"no tier names {listed(strange, 'GRES type')} of MIG slices, so almanac does not advise it"
         yield Check(NAME, "warn", said, "describe each one in a [[tiers]] table", {"types": strange})
 
 
@@ -66,7 +66,7 @@ def _check_mixed(found: Sequence[PartitionGpus]) -> Iterator[Check]:
     mixed = [name for name, kinds in sorted(types.items()) if len({bool(compute_slices(kind)) for kind in kinds}) > 1]
     if mixed:
         has = "has" if len(mixed) == 1 else "have"
-        said = f"{listed(mixed, 'partition')} {has} whole GPUs and MIG slices: requests without a GPU type land on slices"
+        said = f"{listed(mixed, 'partition')} {has} whole GPUs and MIG slices: untyped requests land on slices"
         todo = (
             "give requests without a GPU type the type of whole GPUs in job_submit.lua (docs/mig.md), "
             "or move nodes with slices to a partition of their own"

@@ -26,7 +26,13 @@ return slurm.SUCCESS
 
 
 def advice(
-    *rows: Row, mode: str = "apply", tell: bool = False, version: str = "v1", lasts_s: int = 3600, prompt: str = "off"
+    *rows: Row,
+    mode: str = "apply",
+    tell: bool = False,
+    version: str = "v1",
+    lasts_s: int = 3600,
+    prompt: str = "off",
+    tiers: tuple[Tier, ...] = TIERS,
 ) -> bytes:
     """A file's bytes, written now; with K 1000, least GPU-time 60 and greatest 8,640,000."""
     now_s = int(time.time())
@@ -39,7 +45,7 @@ def advice(
             tell=tell,
             prompt=prompt,
             priority=Priority(points_per_e=1000, min_gpu_time_s=60, max_gpu_time_s=8_640_000),
-            tiers=TIERS,
+            tiers=tiers,
             rows=rows,
         )
     )
