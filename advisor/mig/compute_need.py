@@ -31,6 +31,7 @@ QUANTILE = 0.9
 SATURATED = 0.9
 """A run on a slice that was busier than this may have needed more: what it needs is not known."""
 _BISECTIONS = 60
+_NEGLIGIBLE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,9 @@ def slow_down(activity: Activity, share: SliceShare) -> float:
 
 def _expected(mean: float, share: float) -> float:
     """The mean of max(1, x / share) over a truncated exponential on [0, 1] with this mean."""
-    if share >= 1 or mean <= 0:
+    if share >= 1 or mean <= _NEGLIGIBLE:
         return 1.0
-    if mean >= 1:
+    if mean >= 1 - _NEGLIGIBLE:
         return 1 / share
     rate = _rate(mean)
     if abs(rate) < 1e-6:
