@@ -100,7 +100,7 @@ def pack_report(context: JobContext) -> bytes:
         "earlier_runs": list(map(_known, context.earlier_runs)),
         "ranks": {name: asdict(rank) for name, rank in context.ranks.items()},
         "advice": None if context.advice is None else _advice_row(context.advice),
-        "tiers": [asdict(tier) for tier in context.tiers],
+        "tiers": list(map(_tier_row, context.tiers)),
         "series": series,
     }
     return _pack("report", document, samples)
@@ -196,10 +196,22 @@ def _series(head: Mapping[str, Any] | None, samples: bytes) -> GpuSeries | None:
     return GpuSeries(units, float(head["bin_s"]), values)
 
 
+def _tier_row(tier: Tier) -> dict[str, Any]:
+    """Older programs know no slices, and can still read whole GPUs."""
+    values = asdict(tier)
+    if not tier.is_slice:
+        del values["compute_slices"]
+    return values
+
+
 def _advice_row(advice: Advice) -> dict[str, Any]:
-    """An advice as plain values, without the script key, which no report shows and older programs do not know."""
+    """An advice as plain values, without what no report shows and older programs do not know."""
     values = asdict(advice)
-    del values["request"]["script_key"]
+    for name in ("script_key", "gpu_options", "may_use_more"):
+        del values["request"][name]
+    for name in ("slow_down", "no_slice"):
+        if not values["tier"][name]:
+            del values["tier"][name]
     values["set_aside"] = values.pop("excluded")  # the name in files of this format
     values["priority"] = None if advice.priority is None else advice.priority.to_table()
     return values

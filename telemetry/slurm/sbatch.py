@@ -18,7 +18,7 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 _NODES = re.compile(r"([0-9]{1,9})([kKmM]?)(?:[-,:].*)?")
 _GPU_TERM = re.compile(r"(?:gres[:/])?gpu(?:[:/=].*)?")
 _GPU_NUMBER = re.compile(r"(?:gpu:)?(?:[^:,]+:)?[0-9]{1,9}")
-_ONE_NODE = re.compile(r"0*1(?:-0*1)?")
+_EXACT_NODES = re.compile(r"([0-9]{1,9})(?:-\1)?")
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")
 """Options but --gres that name GPUs."""
 _GPU_NONE = re.compile(r".*[:=]0+")
@@ -123,7 +123,7 @@ def _may_use_more(options: Options) -> bool:
     if "exclusive" in options and options["exclusive"].value not in ("user", "mcs"):
         return True
     if _text(options, "nodes"):
-        return not _ONE_NODE.fullmatch(_text(options, "nodes"))
+        return not _EXACT_NODES.fullmatch(_text(options, "nodes"))
     return (_number(options, "ntasks") or 1) > 1 and not _text(options, "gpus")
 
 

@@ -194,3 +194,48 @@ def test_an_input_variable_means_its_option(variable: str) -> None:
     value = {"time": "5", "array": "0-3"}.get(ENVIRONMENT[variable], "2")
     options, _ = parse_options([f"--{ENVIRONMENT[variable]}={value}"])
     assert submit(**{variable: value}) == to_request(merge(options), "alice", 1_800_000_000)
+
+
+@pytest.mark.parametrize(
+    ("argv", "options"),
+    [
+        (["--gpus=1"], (("--gpus", "1"),)),
+        (["-G", "a100:1"], (("--gpus", "a100:1"),)),
+        (["--gpus-per-task=gpu:a100:1", "-n1"], (("--gpus-per-task", "gpu:a100:1"),)),
+        (["--gres=gpu:1"], ()),
+        (["--gres=gpu:1", "--gpus-per-node=1"], (("--gpus-per-node", "1"),)),
+        (["--tres-per-task=gres/gpu:1", "-n1"], (("--tres-per-task", "gres/gpu:1"),)),
+        (["--tres-per-task=cpu:1", "-G1"], (("--gpus", "1"),)),
+    ],
+)
+def test_the_options_that_name_gpus(argv: list[str], options: tuple[tuple[str, str], ...]) -> None:
+    request = submit(*argv, "x.sh")
+    assert request.gpu_options == options
+    assert (request.gpu_count, request.is_one_gpu) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--gres=gpu:2"], ["--gres=gpu:1", "-N2"], ["--gres=gpu:1", "-N1-2"], ["--gres=gpu:1", "-n2"],
+        ["--gpus-per-node=1", "-n4"], ["--gpus=1", "-N1-4"], ["--gpus=1", "-N2"], ["--gpus-per-task=1", "-n2"],
+        ["--gres=gpu:1", "--exclusive"], ["--gpus=1", "--exclusive=exclusive"], ["--gres=gpu:1", ":", "--gres=gpu:1"],
+        ["--gres=gpu:1", "-N1,2"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_jobs_that_may_use_more_than_one_gpu(argv: list[str]) -> None:
+    assert not submit(*argv, "x.sh").is_one_gpu
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--gres=gpu:1", "-N1"], ["--gres=gpu:1", "-N1-1", "-n4"], ["--gpus=1", "-n4"],
+        ["--gres=gpu:1", "--exclusive=user"], ["--gpus-per-task=1", "-n1"], ["--gres=gpu:1", "-c8"],
+        ["--gpus=1", "--array=0-9"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_jobs_of_one_gpu(argv: list[str]) -> None:
+    assert submit(*argv, "x.sh").is_one_gpu
