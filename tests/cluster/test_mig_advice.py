@@ -44,10 +44,16 @@ KEPT = [
 
 
 @pytest.fixture(scope="module")
-def mig(site: Site) -> Iterator[MigSite]:
-    with mig_site(site, ("n1",)) as made:
+def sliced(_running_site: Site) -> Iterator[MigSite]:
+    with mig_site(_running_site, ("n1",)) as made:
         assert made.layout("n1", {"1g.5gb": 7}, None, None, None) == "gpu:1g.5gb:7,gpu:a100:3"
         yield made
+
+
+@pytest.fixture
+def mig(sliced: MigSite, site: Site) -> MigSite:
+    """No jobs, advice or hooks of an earlier test."""
+    return sliced
 
 
 @pytest.fixture(params=["filter", "wrapper"])
