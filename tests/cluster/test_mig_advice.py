@@ -85,6 +85,7 @@ def test_every_option_that_names_one_gpu_is_rewritten_and_the_job_runs_on_the_sl
     assert "a100" not in asked(mig.site, said)
     job = int(said.split()[-1])
     mig.site.wait_for(job, "COMPLETED")
+    mig.site.wait_for_accounting(job)
     tres = mig.site.run("ctl", "root", "sacct", "-nPX", "-o", "AllocTRES,NodeList", "-j", str(job)).stdout.strip()
     assert tres.endswith("|n1")
     assert "gres/gpu:1g.5gb=1" in tres
@@ -143,7 +144,7 @@ def test_only_types_that_exist_now_are_advised(mig: MigSite, way: tuple[FrontEnd
     try:
         assert {kind for gpus in partition_gpus(commands) for kind in gpus.types} == {"a100"}
         assert [tier.name for tier in tiers_now(TIERS, commands).missing] == ["slice"]
-        refused = front.run("sbatch", "-H", "--gpus=1g.5gb:1", *JOB, ALMANAC_ADVICE="off")
+        refused = front.run("sbatch", "--gpus=1g.5gb:1", *JOB, ALMANAC_ADVICE="off")
         assert refused.returncode != 0
         front.forget()
         done = front.run(sbatch, "-H", "--gpus=1", *JOB, ALMANAC_ADVICE="apply")
