@@ -5,11 +5,19 @@ A GPU's layout is a sorted tuple of shapes (see almanac.mig), such as ("3g", "4g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 
-WHOLE = "gpu"
-"""The shape of a GPU with MIG off."""
+from advisor.mig.forecast import expected_jobs
+from advisor.mig.layout_search import LayoutSearch, NodeCounts, Step
+from advisor.mig.replay import PoolJob, homes_of, total_wait_s
+from advisor.mig.sizes import WHOLE as WHOLE
+from advisor.mig.sizes import Counts, sizes_of
+from almanac.mig import mig_models
+from almanac.units import DAY_S
+
 GpuLayout = tuple[str, ...]
 
 
@@ -77,6 +85,158 @@ class LayoutPlan:
     drains: tuple[LayoutChange, ...] = ()
 
 
-def decide_layout(nodes: Sequence[MigNode], jobs: Sequence[SliceJob], now_s: int) -> LayoutPlan:
-    """The layouts that the demand asks for."""
-    raise NotImplementedError
+@dataclass(frozen=True)
+class LayoutRules:
+    """What a change must be worth, in seconds of expected mean wait.
+
+    raises: whether pending jobs get idle larger instances. change_s: a node's time out of service. node_rest_s: a node
+    changes again after this time at the earliest. window_s: how much of the past is expected again. least_wait_s: mean
+    wait below which nothing is changed. least_gain, least_gain_s: part of the mean wait, and seconds, that each changed
+    node must save. most_nodes: share of the nodes that one plan changes, most_drained: that are drained at a time.
+    """
+
+    raises: bool = True
+    change_s: int = 120
+    node_rest_s: int = DAY_S
+    window_s: int = 3 * DAY_S
+    copies: int = 2
+    least_wait_s: float = 30.0
+    least_gain: float = 0.1
+    least_gain_s: float = 10.0
+    most_nodes: float = 0.5
+    most_drained: float = 0.25
+
+
+DEFAULT_RULES = LayoutRules()
+SEARCHED_GPUS = 48
+"""A larger site is planned as a smaller one of the same proportions."""
+
+
+def decide_layout(
+    nodes: Sequence[MigNode], jobs: Sequence[SliceJob], now_s: int, rules: LayoutRules = DEFAULT_RULES
+) -> LayoutPlan:
+    """The layouts that the demand asks for: no change unless it is expected to shorten the mean wait.
+
+    Each GPU model is planned apart. Nodes that changed within node_rest_s, that are drained or in trouble, or that have
+    other profiles than the five usual ones stay as they are. Each size that recent jobs ask for stays somewhere.
+    The order of nodes and jobs does not matter.
+    """
+    models = sorted({node.model for node in nodes})
+    plans = []
+    for model in models:
+        own = sorted((node for node in nodes if node.model == model), key=lambda node: node.name)
+        wanted = [job for job in jobs if (job.model or models[0]) == model] if len(models) > 1 else list(jobs)
+        plans.append(_ModelPlan(model, own, wanted, now_s, rules).decide())
+    return _joined(plans)
+
+
+def _joined(plans: Sequence[LayoutPlan]) -> LayoutPlan:
+    if len(plans) == 1:
+        return plans[0]
+    changes = tuple(change for plan in plans for change in plan.changes)
+    drains = tuple(change for plan in plans for change in plan.drains)
+    reasons = "; ".join(dict.fromkeys(plan.why_none for plan in plans if plan.why_none)) or "there are no MIG nodes"
+    return LayoutPlan(changes, "" if changes else reasons, drains=drains)
+
+
+class _ModelPlan:
+    """One decision about the nodes of one model."""
+
+    def __init__(
+        self, model: str, nodes: Sequence[MigNode], jobs: Sequence[SliceJob], now_s: int, rules: LayoutRules
+    ) -> None:
+        self._sizes = sizes_of(mig_models()[model])
+        self._now_s, self._rules = now_s, rules
+        self._nodes = {node: counts for node in nodes if (counts := self._node_counts(node)) is not None}
+        order = sorted(jobs, key=lambda job: (job.submit_s, job.shape, job.run_s, job.compute or 0.0))
+        self._jobs = [pooled for job in order if (pooled := self._pooled(job)) is not None]
+        self._free_s: dict[str | None, float] = {}
+        for job in jobs:
+            if job.start_s is not None and job.node is not None and job.start_s + job.run_s > now_s:
+                self._free_s[job.node] = max(self._free_s.get(job.node, 0.0), job.start_s + job.run_s)
+
+    def decide(self) -> LayoutPlan:
+        rules = self._rules
+        movable = [node for node in self._nodes if self._can_change(node)]
+        if not self._jobs:
+            return LayoutPlan((), "no job of a slice or GPU is known")
+        if not movable:
+            return LayoutPlan((), "no node may change now: each changed within a day, is drained, or is out of service")
+        gpus = sum(len(counts) for counts in self._nodes.values())
+        scale = max(1, round(gpus / SEARCHED_GPUS))
+        expected = expected_jobs(self._jobs[::scale], self._now_s, rules.window_s, rules.copies)
+        number = max(1, len(expected))
+
+        def cost(counts: Counts, limit_s: float) -> float:
+            part = tuple(-(-count // scale) for count in counts)
+            return total_wait_s(part, expected, raises=rules.raises, limit_s=limit_s * number) / number
+
+        groups: dict[NodeCounts, int] = {}
+        for node in movable:
+            groups[self._nodes[node]] = groups.get(self._nodes[node], 0) + 1
+        search = LayoutSearch(
+            sizes=self._sizes,
+            fixed=self._counts([node for node in self._nodes if node not in movable]),
+            groups=groups,
+            needed=self._needed(),
+            cost=cost,
+            least_gain=lambda wait_s: max(rules.least_gain * wait_s, rules.least_gain_s),
+            most_nodes=max(1, round(rules.most_nodes * len(self._nodes))),
+            at_once=scale,
+        )
+        now_s = cost(self._counts(list(self._nodes)), math.inf)
+        if now_s < rules.least_wait_s:
+            return LayoutPlan((), f"the expected mean wait is {now_s:.0f} s already", now_s, now_s)
+        wait_s, steps = search.run()
+        return self._assign(movable, steps, wait_s)
+
+    def _assign(self, movable: Sequence[MigNode], steps: Sequence[Step], wait_s: float) -> LayoutPlan:
+        """Name the nodes: free ones first, then those that will be free first."""
+        left = sorted(movable, key=lambda node: (not node.is_free, self._free_s.get(node.name, 0.0), node.name))
+        draining = sum(node.target is not None for node in self._nodes)
+        most = max(1, round(self._rules.most_drained * len(self._nodes)))
+        changes, drains = [], []
+        then_s = steps[-1].wait_s if steps else wait_s
+        for step in steps:
+            new = tuple(self._sizes.gpu_layout(counts) for counts in step.new)
+            chosen = [node for node in left if self._nodes[node] == step.old][: step.nodes]
+            for node in chosen:
+                left.remove(node)
+                reason = f"expected mean wait {then_s:.0f} s instead of {wait_s:.0f} s"
+                change = LayoutChange(node.name, node.gpus, new, reason)
+                if node.is_free:
+                    changes.append(change)
+                elif draining < most:
+                    draining += 1
+                    drains.append(change)
+        why = "" if changes else "no free node whose change is expected to shorten the mean wait enough"
+        return LayoutPlan(tuple(changes), why, wait_s, then_s, tuple(drains))
+
+    def _can_change(self, node: MigNode) -> bool:
+        rested = node.changed_s is None or self._now_s - node.changed_s >= self._rules.node_rest_s
+        return node.can_change and node.target is None and rested
+
+    def _node_counts(self, node: MigNode) -> NodeCounts | None:
+        gpus = [self._sizes.counts([layout]) for layout in (node.target or node.gpus)]
+        return tuple(sorted(counts for counts in gpus if counts is not None)) if gpus and None not in gpus else None
+
+    def _counts(self, nodes: Sequence[MigNode]) -> Counts:
+        total = (0,) * len(self._sizes.shapes)
+        for node in nodes:
+            for counts in self._nodes[node]:
+                total = tuple(map(add, total, counts))
+        return total
+
+    def _needed(self) -> frozenset[int]:
+        """Sizes that recent jobs ask for, and the whole GPU where there is one."""
+        homes = homes_of(self._counts(list(self._nodes)))
+        sizes = {job.size for job in self._jobs} | {len(homes) - 1}
+        return frozenset(home for size in sizes if (home := homes[size]) is not None)
+
+    def _pooled(self, job: SliceJob) -> PoolJob | None:
+        size, ran_on = self._sizes.index(job.shape), self._sizes.index(job.ran_on or job.shape)
+        if size is None or ran_on is None or not job.run_s > 0 or job.submit_s > self._now_s:
+            return None
+        compute = self._sizes.compute[size] if job.compute is None else job.compute
+        full_s = job.run_s / max(1.0, compute / self._sizes.compute[ran_on])
+        return PoolJob(job.submit_s, size, self._sizes.run_times(full_s, compute))
