@@ -99,7 +99,6 @@ class LayoutRules:
     change_s: int = 120
     node_rest_s: int = DAY_S
     window_s: int = 3 * DAY_S
-    copies: int = 2
     least_wait_s: float = 30.0
     least_gain: float = 0.1
     least_gain_s: float = 10.0
@@ -164,7 +163,7 @@ class _ModelPlan:
             return LayoutPlan((), "no node may change now: each changed within a day, is drained, or is out of service")
         gpus = sum(len(counts) for counts in self._nodes.values())
         scale = max(1, round(gpus / SEARCHED_GPUS))
-        expected = expected_jobs(self._jobs[::scale], self._now_s, rules.window_s, rules.copies)
+        expected = expected_jobs(self._jobs[::scale], self._now_s, rules.window_s)
         number = max(1, len(expected))
 
         def cost(counts: Counts, limit_s: float) -> float:

@@ -13,12 +13,16 @@ MIX_S = HOUR_S
 """Submit times are moved by up to this much, so that a layout is not fitted to one coincidence of arrivals."""
 
 
-def expected_jobs(past: Sequence[PoolJob], now_s: float, window_s: float, copies: int) -> list[PoolJob]:
+ENOUGH = 1500
+
+
+def expected_jobs(past: Sequence[PoolJob], now_s: float, window_s: float, most_copies: int = 3) -> list[PoolJob]:
     """Jobs like those of the last window_s, by submit time. Deterministic.
 
     past: by submit time. The window is whole days once a day is known, so that each hour counts alike; before, it is all
-    that is known, repeated for a day. copies: the first one is the past itself; each further one, a week later, has
-    the submit times moved by up to an hour and run times drawn from the jobs of the same size.
+    that is known, repeated for a day. Up to most_copies of it make a sample of about ENOUGH jobs: the first one is the past
+    itself; each further one, a fortnight later, has the submit times moved by up to an hour and run times drawn from the
+    jobs of the same size.
     """
     if not past:
         return []
@@ -28,6 +32,7 @@ def expected_jobs(past: Sequence[PoolJob], now_s: float, window_s: float, copies
     recent = [job for job in past if job.submit_s >= begin_s]
     if not days:
         recent = _repeated(recent, known_s, math.ceil(DAY_S / known_s))
+    copies = max(1, min(most_copies, ENOUGH // max(1, len(recent))))
     rng = random.Random(len(recent))
     runs: dict[int, list[tuple[float, ...]]] = {}
     for job in recent:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import NamedTuple
-
-from advisor.mig.sizes import Counts
 
 
 class PoolJob(NamedTuple):
@@ -21,13 +19,6 @@ class PoolJob(NamedTuple):
     submit_s: float
     size: int
     runs_s: tuple[float, ...]
-
-
-class Addition(NamedTuple):
-    """Instances that come into service later."""
-
-    time_s: float
-    counts: Counts
 
 
 def homes_of(counts: Sequence[int]) -> list[int | None]:
@@ -40,100 +31,65 @@ def homes_of(counts: Sequence[int]) -> list[int | None]:
     return homes
 
 
-def total_wait_s(
-    counts: Sequence[int],
-    jobs: Iterable[PoolJob],
-    *,
-    raises: bool,
-    running: Iterable[tuple[float, int]] = (),
-    additions: Sequence[Addition] = (),
-    limit_s: float = math.inf,
-) -> float:
-    """The sum of the jobs' waits in seconds; infinite above limit_s, or if no instance ever holds some job.
+def total_wait_s(counts: Sequence[int], jobs: Iterable[PoolJob], *, raises: bool, limit_s: float = math.inf) -> float:
+    """The sum of the jobs' waits in seconds; infinite above limit_s, or if no instance holds some job.
 
-    counts: instances in service, by size. jobs: by submit time. running: end and size of each job that runs at the
-    start.
+    counts: instances by size, all idle at first. jobs: by submit time. One loop without calls, because a plan runs it
+    thousands of times.
     """
-    pools = _Pools(counts, raises, running, additions)
+    homes = homes_of(counts)
+    idle = list(counts)
+    queues: list[deque[PoolJob]] = [deque() for _ in counts]
+    ends: list[tuple[float, int]] = []
+    wait_s = 0.0
+    last = len(idle)
+    pending = 0
     for job in jobs:
-        pools.advance(job.submit_s)
-        pools.submit(job)
-        if pools.wait_s > limit_s:
-            return math.inf
-    pools.advance(math.inf)
-    return pools.wait_s if not any(pools.queues) and pools.wait_s <= limit_s else math.inf
-
-
-class _Pools:
-    def __init__(
-        self,
-        counts: Sequence[int],
-        raises: bool,
-        running: Iterable[tuple[float, int]],
-        additions: Sequence[Addition],
-    ) -> None:
-        self.wait_s = 0.0
-        self.queues: list[deque[PoolJob]] = [deque() for _ in counts]
-        self._raises = raises
-        self._counts = list(counts)
-        self._idle = list(counts)
-        self._homes = homes_of(counts)
-        self._additions = additions
-        self._events = [(end_s, size) for end_s, size in running]
-        for _, size in self._events:
-            self._idle[size] -= 1
-        self._events += [(each.time_s, -1 - place) for place, each in enumerate(additions)]
-        heapify(self._events)
-
-    def submit(self, job: PoolJob) -> None:
-        home = self._homes[job.size]
-        if home is None:
-            self.queues[job.size].append(job)
-            return
-        idle = self._idle
-        sizes = range(home, len(idle)) if self._raises else (home,)
-        for size in sizes:
-            if idle[size] > 0:
-                idle[size] -= 1
-                heappush(self._events, (job.submit_s + job.runs_s[size], size))
-                return
-        self.queues[home].append(job)
-
-    def advance(self, until_s: float) -> None:
-        """Let every job end until then, and start the ones that waited for it."""
-        events, idle = self._events, self._idle
-        while events and events[0][0] <= until_s:
-            now_s, size = heappop(events)
-            if size < 0:
-                self._add(self._additions[-1 - size].counts, now_s)
+        submit_s = job[0]
+        while ends and ends[0][0] <= submit_s:
+            now_s, size = heappop(ends)
+            if not pending:
+                idle[size] += 1
                 continue
-            idle[size] += 1
-            if idle[size] > 0:
-                self._serve(size, now_s)
-
-    def _add(self, counts: Counts, now_s: float) -> None:
-        self._counts = [old + new for old, new in zip(self._counts, counts, strict=True)]
-        self._homes = homes_of(self._counts)
-        for size, queue in enumerate(self.queues):
-            home = self._homes[size]
-            if queue and home is not None and home != size and not self._counts[size]:
-                self.queues[home] = deque(sorted([*self.queues[home], *queue]))
-                queue.clear()
-        for size, count in enumerate(counts):
-            self._idle[size] += count
-            for _ in range(count):
-                self._serve(size, now_s)
-
-    def _serve(self, size: int, now_s: float) -> None:
-        queue = self.queues[size]
-        if not queue and self._raises:
-            queue = min((each for each in self.queues[:size] if each), key=_first_submit, default=queue)
+            queue = queues[size]
+            if not queue and raises:
+                queue = _longest_waiting(queues, size)
+            if queue:
+                begun = queue.popleft()
+                pending -= 1
+                wait_s += now_s - begun[0]
+                heappush(ends, (now_s + begun[2][size], size))
+            else:
+                idle[size] += 1
+        home = homes[job[1]]
+        if home is None or wait_s > limit_s:
+            return math.inf
+        for size in range(home, last if raises else home + 1):
+            if idle[size]:
+                idle[size] -= 1
+                heappush(ends, (submit_s + job[2][size], size))
+                break
+        else:
+            queues[home].append(job)
+            pending += 1
+    while pending and wait_s <= limit_s:
+        now_s, size = heappop(ends)
+        queue = queues[size]
+        if not queue and raises:
+            queue = _longest_waiting(queues, size)
         if queue:
-            job = queue.popleft()
-            self.wait_s += now_s - job.submit_s
-            self._idle[size] -= 1
-            heappush(self._events, (now_s + job.runs_s[size], size))
+            begun = queue.popleft()
+            pending -= 1
+            wait_s += now_s - begun[0]
+            heappush(ends, (now_s + begun[2][size], size))
+    return wait_s if wait_s <= limit_s else math.inf
 
 
-def _first_submit(queue: deque[PoolJob]) -> float:
-    return queue[0].submit_s
+def _longest_waiting(queues: list[deque[PoolJob]], size: int) -> deque[PoolJob]:
+    """The queue of a smaller size whose first job was submitted first; the size's own where all are empty."""
+    found = queues[size]
+    first_s = math.inf
+    for queue in queues[:size]:
+        if queue and queue[0][0] < first_s:
+            found, first_s = queue, queue[0][0]
+    return found
