@@ -68,7 +68,7 @@ class LayoutSearch:
             if not number or (is_fresh and touched + number > self.most_nodes):
                 continue
             limit_s = min(worth_s, now_s - (self.least_gain(now_s) if is_fresh else now_s * 0.001))
-            for new in self._candidates(planned):
+            for new in candidates(self.sizes, planned):
                 changed = _plus(_plus(counts, planned, -number), new, number)
                 if any(changed[size] <= 0 for size in self.needed):
                     continue
@@ -78,20 +78,21 @@ class LayoutSearch:
                     best = (wait_s, changed, kind, new, number)
         return best
 
-    def _candidates(self, layout: NodeCounts) -> Iterator[NodeCounts]:
-        """One GPU changed, or all GPUs alike."""
-        seen = {layout}
-        for place in dict(zip(layout, range(len(layout)), strict=True)).values():
-            for new in self.sizes.layouts:
-                found = tuple(sorted((*layout[:place], new, *layout[place + 1 :])))
-                if found not in seen:
-                    seen.add(found)
-                    yield found
-        for new in self.sizes.layouts:
-            found = (new,) * len(layout)
+
+def candidates(sizes: Sizes, layout: NodeCounts) -> Iterator[NodeCounts]:
+    """Other layouts of a node: one GPU changed, or all GPUs alike."""
+    seen = {layout}
+    for place in dict(zip(layout, range(len(layout)), strict=True)).values():
+        for new in sizes.layouts:
+            found = tuple(sorted((*layout[:place], new, *layout[place + 1 :])))
             if found not in seen:
                 seen.add(found)
                 yield found
+    for new in sizes.layouts:
+        found = (new,) * len(layout)
+        if found not in seen:
+            seen.add(found)
+            yield found
 
 
 def _plus(counts: Counts, layout: Sequence[Counts], number: int) -> Counts:

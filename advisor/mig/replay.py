@@ -31,16 +31,25 @@ def homes_of(counts: Sequence[int]) -> list[int | None]:
     return homes
 
 
-def total_wait_s(counts: Sequence[int], jobs: Iterable[PoolJob], *, raises: bool, limit_s: float = math.inf) -> float:
+def total_wait_s(
+    counts: Sequence[int],
+    jobs: Iterable[PoolJob],
+    *,
+    raises: bool,
+    limit_s: float = math.inf,
+    busy: Iterable[tuple[float, int]] = (),
+) -> float:
     """The sum of the jobs' waits in seconds; infinite above limit_s, or if no instance holds some job.
 
-    counts: instances by size, all idle at first. jobs: by submit time. One loop without calls, because a plan runs it
-    thousands of times.
+    counts: instances by size. busy: time at which an instance becomes idle, and its size, for each that is not idle at
+    first. jobs: by submit time. One loop without calls, because a plan runs it thousands of times.
     """
     homes = homes_of(counts)
     idle = list(counts)
     queues: list[deque[PoolJob]] = [deque() for _ in counts]
-    ends: list[tuple[float, int]] = []
+    ends = sorted(busy)
+    for _, size in ends:
+        idle[size] -= 1
     wait_s = 0.0
     last = len(idle)
     pending = 0
@@ -65,7 +74,7 @@ def total_wait_s(counts: Sequence[int], jobs: Iterable[PoolJob], *, raises: bool
         if home is None or wait_s > limit_s:
             return math.inf
         for size in range(home, last if raises else home + 1):
-            if idle[size]:
+            if idle[size] > 0:
                 idle[size] -= 1
                 heappush(ends, (submit_s + job[2][size], size))
                 break

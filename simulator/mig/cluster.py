@@ -27,6 +27,7 @@ from advisor.decisions.mig_layout import GpuLayout, LayoutPlan, MigNode, SliceJo
 from advisor.decisions.mig_raise import PendingSlice, decide_raises
 from advisor.mig.replay import homes_of
 from advisor.mig.sizes import Sizes
+from almanac.units import DAY_S
 from simulator.mig.demand import SliceRequest
 from simulator.mig.prediction import RunTimes
 
@@ -47,8 +48,8 @@ class ClusterRules:
     model: str = "A100-40"
     raises: bool = True
     change_s: int = 120
-    plan_every_s: int = 900
-    history_s: int = 7 * 86400
+    plan_every_s: int = 1800
+    history_s: int = 4 * DAY_S
 
 
 @dataclass
@@ -130,12 +131,17 @@ class MigCluster:
         self._times = RunTimes()
         self._first_seen = 0
         self._jobs: list[JobRun] = []
+        self._history: list[SliceJob] = []
         self._changes: list[Change] = []
         self._plans = 0
         self._refresh()
 
-    def run(self, requests: Sequence[SliceRequest]) -> ClusterRun:
-        """The course of all jobs, until the last one has ended or nothing can change any more."""
+    def run(self, requests: Sequence[SliceRequest], history: Sequence[SliceRequest] = ()) -> ClusterRun:
+        """The course of all jobs, until the last one has ended or nothing can change any more.
+
+        history: jobs that ended before 0 s on their own shape, without a wait. Only the planner sees them.
+        """
+        self._history = [self._past(request) for request in sorted(history, key=lambda each: each.submit_s)]
         for number, request in enumerate(sorted(requests, key=lambda each: each.submit_s)):
             shape = self._sizes.shapes.index(request.shape)
             runs_s = self._sizes.run_times(request.full_s, request.compute)
@@ -144,7 +150,7 @@ class MigCluster:
         last_s = max((job.request.submit_s for job in self._jobs), default=0.0)
         if self._planner:
             every_s = self._rules.plan_every_s
-            self._events += [(tick * every_s, _PLAN, 0, 0) for tick in range(1, int(last_s // every_s) + 2)]
+            self._events += [(tick * every_s, _PLAN, 0, 0) for tick in range(int(last_s // every_s) + 2)]
         heapify(self._events)
         while self._events:
             now_s, kind, number, place = heappop(self._events)
@@ -157,6 +163,13 @@ class MigCluster:
             else:
                 self._plan(now_s)
         return ClusterRun(tuple(self._jobs), tuple(self._changes), self._plans)
+
+    def _past(self, request: SliceRequest) -> SliceJob:
+        shape = self._sizes.shapes.index(request.shape)
+        run_s = self._sizes.run_times(request.full_s, request.compute)[shape]
+        self._times.observe(shape, run_s)
+        submit_s = int(request.submit_s)
+        return SliceJob(request.shape, submit_s, run_s, start_s=min(submit_s, math.floor(-run_s)), compute=request.compute)
 
     def _node(self, gpus: tuple[GpuLayout, ...]) -> _Node:
         counts = self._sizes.counts(gpus)
@@ -283,7 +296,7 @@ class MigCluster:
             and end_s <= now_s - self._rules.history_s
         ):
             self._first_seen += 1
-        seen = []
+        seen = [job for job in self._history if job.submit_s >= now_s - self._rules.history_s]
         for place in range(self._first_seen, len(self._jobs)):
             job = self._jobs[place]
             if job.request.submit_s > now_s:

@@ -28,7 +28,7 @@ class MigSite:
     nodes: int = 16
     gpus_per_node: int = 1
     change_s: int = 120
-    plan_every_s: int = 3600
+    plan_every_s: int = 1800
     initial: tuple[tuple[GpuLayout, ...], ...] | None = None
 
     @property
@@ -75,8 +75,14 @@ class MigComparison:
         return 1.0 if max(ours, theirs) < 1.0 else ours / max(theirs, 1e-9)
 
 
-def compare(jobs: Sequence[SliceRequest], site: MigSite, days: float, rules: LayoutRules | None = None) -> MigComparison:
-    """Run all policies. jobs: by submit time. rules: of the planner; its own where None."""
+def compare(
+    jobs: Sequence[SliceRequest],
+    site: MigSite,
+    days: float,
+    history: Sequence[SliceRequest] = (),
+    rules: LayoutRules | None = None,
+) -> MigComparison:
+    """Run all policies. jobs: by submit time. history: earlier jobs that the planner knows, before 0 s."""
     model = mig_models()[site.model]
     sizes = sizes_of(model)
     pooled = pool_jobs(jobs, sizes)
@@ -89,8 +95,8 @@ def compare(jobs: Sequence[SliceRequest], site: MigSite, days: float, rules: Lay
         _run(ALONE, jobs, site, sizes, True, None),
         PolicyResult(STATIC, static.wait_s, layout=_text([sizes.gpu_layout(each) for each in static.gpus])),
         PolicyResult(STATIC_RAISES, raised.wait_s, layout=_text([sizes.gpu_layout(each) for each in raised.gpus])),
-        _run(PLANNER, jobs, site, sizes, False, rules or LayoutRules()),
-        _run(PLANNER_RAISES, jobs, site, sizes, True, rules or LayoutRules()),
+        _run(PLANNER, jobs, site, sizes, False, rules or LayoutRules(), history),
+        _run(PLANNER_RAISES, jobs, site, sizes, True, rules or LayoutRules(), history),
         PolicyResult(MISO, miso.wait_s, miso.migrations),
     )
     load = sum(job.full_s for job in jobs) / (site.gpus * days * DAY_S)
@@ -98,11 +104,16 @@ def compare(jobs: Sequence[SliceRequest], site: MigSite, days: float, rules: Lay
 
 
 def run_planner(
-    jobs: Sequence[SliceRequest], site: MigSite, *, raises: bool = True, rules: LayoutRules | None = None
+    jobs: Sequence[SliceRequest],
+    site: MigSite,
+    history: Sequence[SliceRequest] = (),
+    *,
+    raises: bool = True,
+    rules: LayoutRules | None = None,
 ) -> ClusterRun:
     """The cluster with the planner."""
     sizes = sizes_of(mig_models()[site.model])
-    return _cluster(site, sizes, raises, rules or LayoutRules()).run(jobs)
+    return _cluster(site, sizes, raises, rules or LayoutRules()).run(jobs, history)
 
 
 def _cluster(site: MigSite, sizes: Sizes, raises: bool, rules: LayoutRules | None) -> MigCluster:
@@ -117,9 +128,15 @@ def _with(rules: LayoutRules, raises: bool, change_s: int) -> LayoutRules:
 
 
 def _run(
-    name: str, jobs: Sequence[SliceRequest], site: MigSite, sizes: Sizes, raises: bool, rules: LayoutRules | None
+    name: str,
+    jobs: Sequence[SliceRequest],
+    site: MigSite,
+    sizes: Sizes,
+    raises: bool,
+    rules: LayoutRules | None,
+    history: Sequence[SliceRequest] = (),
 ) -> PolicyResult:
-    run = _cluster(site, sizes, raises, rules).run(jobs)
+    run = _cluster(site, sizes, raises, rules).run(jobs, history)
     layouts = dict(enumerate(site.layouts))
     layouts.update({change.node: change.new for change in run.changes})
     gpus = [gpu for layout in layouts.values() for gpu in layout]
@@ -138,3 +155,9 @@ def _text(gpus: Sequence[GpuLayout]) -> str:
     """GPUs by layout, most frequent first: "10 gpu, 4 3g+4g"."""
     counted = {"+".join(layout): gpus.count(layout) for layout in sorted(set(gpus))}
     return ", ".join(f"{count} x {name}" for name, count in sorted(counted.items(), key=lambda item: -item[1]))
+
+
+def split_history(jobs: Sequence[SliceRequest], days: float) -> tuple[list[SliceRequest], list[SliceRequest]]:
+    """The jobs of the first days as history, and the others with times from 0 s."""
+    moved = [replace(job, submit_s=job.submit_s - days * DAY_S) for job in jobs]
+    return [job for job in moved if job.submit_s < 0], [job for job in moved if job.submit_s >= 0]
