@@ -52,7 +52,9 @@ class LayoutSearch:
             now_s, counts, kind, new, number = found
             self._planned[kind] -= number
             self._planned[kind[0], new] = self._planned.get((kind[0], new), 0) + number
-        steps = [Step(old, new, count, now_s) for (old, new), count in sorted(self._planned.items()) if count and old != new]
+        steps = [
+            Step(old, new, count, now_s) for (old, new), count in sorted(self._planned.items()) if count and old != new
+        ]
         return start_s, steps
 
     def _best(

@@ -169,7 +169,9 @@ class MigCluster:
         run_s = self._sizes.run_times(request.full_s, request.compute)[shape]
         self._times.observe(shape, run_s)
         submit_s = int(request.submit_s)
-        return SliceJob(request.shape, submit_s, run_s, start_s=min(submit_s, math.floor(-run_s)), compute=request.compute)
+        return SliceJob(
+            request.shape, submit_s, run_s, start_s=min(submit_s, math.floor(-run_s)), compute=request.compute
+        )
 
     def _node(self, gpus: tuple[GpuLayout, ...]) -> _Node:
         counts = self._sizes.counts(gpus)

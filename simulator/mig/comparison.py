@@ -118,9 +118,7 @@ def run_planner(
 
 def _cluster(site: MigSite, sizes: Sizes, raises: bool, rules: LayoutRules | None) -> MigCluster:
     planner = partial(decide_layout, rules=_with(rules, raises, site.change_s)) if rules else None
-    return MigCluster(
-        site.layouts, sizes, ClusterRules(site.model, raises, site.change_s, site.plan_every_s), planner
-    )
+    return MigCluster(site.layouts, sizes, ClusterRules(site.model, raises, site.change_s, site.plan_every_s), planner)
 
 
 def _with(rules: LayoutRules, raises: bool, change_s: int) -> LayoutRules:
@@ -148,7 +146,9 @@ def changes_in_a_day(run: ClusterRun) -> int:
     times: dict[int, list[float]] = {}
     for change in run.changes:
         times.setdefault(change.node, []).append(change.begin_s)
-    return max((sum(begin <= other < begin + DAY_S for other in own) for own in times.values() for begin in own), default=0)
+    return max(
+        (sum(begin <= other < begin + DAY_S for other in own) for own in times.values() for begin in own), default=0
+    )
 
 
 def _text(gpus: Sequence[GpuLayout]) -> str:

@@ -90,7 +90,9 @@ DEMANDS = {
     "large": Demand((*CLASSES[:3], JobClass("training", 0.5, 0.7, 240 * 60, 0.8, (20.0, 38.0), (3.5, 7.0)))),
     "drift": Demand(CLASSES, drift_per_day=(1.5, 1.2, 0.8, 0.7)),
     "drift-large": Demand(CLASSES, drift_per_day=(0.7, 0.8, 1.2, 1.4)),
-    "heavy": Demand(tuple(JobClass(c.name, c.day, c.night, c.median_s / 2, 1.6, c.memory_gib, c.compute) for c in CLASSES)),
+    "heavy": Demand(
+        tuple(JobClass(c.name, c.day, c.night, c.median_s / 2, 1.6, c.memory_gib, c.compute) for c in CLASSES)
+    ),
     "bursts": Demand(CLASSES, bursts_per_day=4, burst_jobs=30),
 }
 """Named demands. `daynight` and `flat` are the ones that the goals name; the others test robustness."""
@@ -113,7 +115,9 @@ def generate(demand: Demand, model: MigModel, gpus: int, load: float, days: floa
     scale = load * gpus / _mean_weight(demand, days)
     jobs: list[SliceRequest] = []
     for place, each in enumerate(demand.classes):
-        peak = scale * max(_weight(demand, place, hour * HOUR_S) for hour in range(math.ceil(days * 24) + 1)) / each.mean_s
+        peak = (
+            scale * max(_weight(demand, place, hour * HOUR_S) for hour in range(math.ceil(days * 24) + 1)) / each.mean_s
+        )
         share = _burst_share(demand, each, scale) if demand.bursts_per_day else 0.0
         now_s = 0.0
         while (now_s := now_s + rng.expovariate(peak)) < days * DAY_S:
@@ -159,7 +163,9 @@ def _bursts(rng: random.Random, demand: Demand, model: MigModel, days: float) ->
         each = rng.choice(demand.classes)
         first = _job(rng, each, model, now_s)
         for _ in range(round(rng.uniform(0.5, 1.5) * demand.burst_jobs)):
-            jobs.append(SliceRequest(now_s, rng.lognormvariate(math.log(each.median_s), each.sigma), first.shape, first.compute))
+            jobs.append(
+                SliceRequest(now_s, rng.lognormvariate(math.log(each.median_s), each.sigma), first.shape, first.compute)
+            )
     return jobs
 
 

@@ -40,9 +40,7 @@ def reachable_counts(sizes: Sizes, gpus: int) -> tuple[frozenset[Counts], ...]:
     """All numbers of instances that 0, 1, ... GPUs can have, each with nothing to add."""
     found = [frozenset([(0,) * len(sizes.shapes)])]
     for _ in range(gpus):
-        found.append(
-            frozenset(tuple(map(add, counts, layout)) for counts in found[-1] for layout in sizes.layouts)
-        )
+        found.append(frozenset(tuple(map(add, counts, layout)) for counts in found[-1] for layout in sizes.layouts))
     return tuple(found)
 
 
