@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
 
-from advisor.mig.forecast import expected_jobs, next_days
-from advisor.mig.layout_search import LayoutSearch, NodeCounts, Step, candidates
+from advisor.mig.forecast import expected_jobs
+from advisor.mig.layout_search import LayoutSearch, NodeCounts, Step
 from advisor.mig.replay import PoolJob, homes_of, total_wait_s
 from advisor.mig.sizes import WHOLE as WHOLE
 from advisor.mig.sizes import Counts, sizes_of
@@ -149,14 +149,10 @@ class _ModelPlan:
         self._nodes = {node: counts for node in nodes if (counts := self._node_counts(node)) is not None}
         order = sorted(jobs, key=lambda job: (job.submit_s, job.shape, job.run_s, job.compute or 0.0))
         self._jobs = [pooled for job in order if (pooled := self._pooled(job)) is not None]
-        self._waiting = [pooled for job in order if job.start_s is None and (pooled := self._pooled(job)) is not None]
-        self._ends: dict[str, list[tuple[float, int]]] = {}
+        self._free_s: dict[str, float] = {}
         for job in order:
-            size = self._sizes.index(job.ran_on or job.shape)
-            if job.start_s is not None and job.node is not None and size is not None:
-                if job.start_s + job.run_s > now_s:
-                    self._ends.setdefault(job.node, []).append((job.start_s + job.run_s, size))
-        self._free_s = {name: max(ends)[0] for name, ends in self._ends.items()}
+            if job.start_s is not None and job.node is not None and job.start_s + job.run_s > now_s:
+                self._free_s[job.node] = max(self._free_s.get(job.node, 0.0), job.start_s + job.run_s)
 
     def decide(self) -> LayoutPlan:
         movable = [node for node in self._nodes if self._can_change(node)]
@@ -164,7 +160,7 @@ class _ModelPlan:
             return LayoutPlan((), "no job of a slice or GPU is known")
         if not movable:
             return LayoutPlan((), "no node may change now: each changed within a day, is drained, or is out of service")
-        return self._serve_queue(movable) or self._improve(movable)
+        return self._improve(movable)
 
     def _improve(self, movable: Sequence[MigNode]) -> LayoutPlan:
         """Change the nodes whose present layouts would have served the recent jobs worse."""
@@ -196,63 +192,6 @@ class _ModelPlan:
             return LayoutPlan((), f"the expected mean wait is {now_s:.0f} s already", now_s, now_s)
         wait_s, steps = search.run()
         return self._assign(movable, steps, wait_s)
-
-    def _serve_queue(self, movable: Sequence[MigNode]) -> LayoutPlan | None:
-        """Change one free node for the jobs that wait now, if the day ahead does not lose by it; None if it does."""
-        queue = [job._replace(submit_s=self._now_s) for job in self._waiting]
-        free = [node for node in movable if node.is_free]
-        if not queue or not free:
-            return None
-        futures = [queue + future for future in next_days(self._jobs, self._now_s)]
-        number = sum(map(len, futures))
-        in_service = [node for node in self._nodes if node.target is None and not self._is_changing(node)]
-        later = self._later([node for node in self._nodes if node not in in_service])
-
-        def cost(nodes: Sequence[MigNode], busy: Sequence[tuple[float, int]], counts: Counts, limit_s: float) -> float:
-            names = {node.name for node in nodes}
-            held = [*later, *busy, *(end for name in names for end in self._ends.get(name, ()))]
-            total_s = 0.0
-            for future in futures:
-                left_s = limit_s * number - total_s
-                total_s += total_wait_s(counts, future, raises=self._rules.raises, limit_s=left_s, busy=held)
-            return total_s / number
-
-        counts = self._counts(list(self._nodes))
-        now_s = cost(in_service, (), counts, math.inf)
-        limit_s = now_s - max(self._rules.least_gain * now_s, self._rules.least_gain_s)
-        best = None
-        needed = self._needed()
-        for node in {self._nodes[node]: node for node in reversed(free)}.values():
-            others = [other for other in in_service if other is not node]
-            for new in candidates(self._sizes, self._nodes[node]):
-                changed = self._counts([other for other in self._nodes if other is not node])
-                added = tuple(map(sum, zip(*new, strict=True)))
-                changed = tuple(map(add, changed, added))
-                if any(changed[size] <= 0 for size in needed):
-                    continue
-                ready_s = self._now_s + self._rules.change_s
-                busy = [(float(ready_s), size) for size, count in enumerate(added) for _ in range(count)]
-                wait_s = cost(others, busy, changed, limit_s)
-                if wait_s < limit_s:
-                    limit_s, best = wait_s, (node, new)
-        if best is None:
-            return None
-        node, new = best
-        reason = f"{len(queue)} jobs wait: expected mean wait {limit_s:.0f} s instead of {now_s:.0f} s"
-        change = LayoutChange(node.name, node.gpus, tuple(map(self._sizes.gpu_layout, new)), reason)
-        return LayoutPlan((change,), "", now_s, limit_s)
-
-    def _is_changing(self, node: MigNode) -> bool:
-        return not node.can_change and not node.is_free and node.name not in self._free_s
-
-    def _later(self, nodes: Sequence[MigNode]) -> list[tuple[float, int]]:
-        """When the instances of nodes that are drained or change now come into service."""
-        found = []
-        for node in nodes:
-            ready_s = max(self._free_s.get(node.name, 0.0), self._now_s) + self._rules.change_s
-            for counts in self._nodes[node]:
-                found += [(ready_s, size) for size, count in enumerate(counts) for _ in range(count)]
-        return found
 
     def _assign(self, movable: Sequence[MigNode], steps: Sequence[Step], wait_s: float) -> LayoutPlan:
         """Name the nodes: free ones first, then those that will be free first."""
@@ -299,8 +238,9 @@ class _ModelPlan:
 
     def _pooled(self, job: SliceJob) -> PoolJob | None:
         size, ran_on = self._sizes.index(job.shape), self._sizes.index(job.ran_on or job.shape)
-        if size is None or ran_on is None or not job.run_s > 0 or job.submit_s > self._now_s:
+        if size is None or ran_on is None or not 0 < job.run_s < math.inf or job.submit_s > self._now_s:
             return None
-        compute = self._sizes.compute[size] if job.compute is None else job.compute
+        compute = job.compute if job.compute is not None and job.compute >= 0 else self._sizes.compute[size]
+        compute = min(compute, self._sizes.compute[-1])
         full_s = job.run_s / max(1.0, compute / self._sizes.compute[ran_on])
         return PoolJob(job.submit_s, size, self._sizes.run_times(full_s, compute))

@@ -20,10 +20,10 @@ FIRST_S = 4 * HOUR_S
 def expected_jobs(past: Sequence[PoolJob], now_s: float, window_s: float, most_copies: int = 3) -> list[PoolJob]:
     """Jobs like those of the last window_s, by submit time. Deterministic.
 
-    past: by submit time. The window is whole days once a day is known, so that each hour counts alike; before, it is the
-    last FIRST_S, repeated for a day. Up to most_copies of it make a sample of about ENOUGH jobs: the first one is the past
-    itself; each further one, a fortnight later, has the submit times moved by up to an hour and run times drawn from the
-    jobs of the same size.
+    past: by submit time. The window is whole days once a day is known, so that each hour counts alike; before, it is
+    the last FIRST_S, repeated for a day. Up to most_copies of it make a sample of about ENOUGH jobs: the first one is
+    the past itself; each further one, a fortnight later, has the submit times moved by up to an hour and run times
+    drawn from the jobs of the same size.
     """
     if not past:
         return []
@@ -50,23 +50,3 @@ def expected_jobs(past: Sequence[PoolJob], now_s: float, window_s: float, most_c
 
 def _repeated(jobs: Sequence[PoolJob], period_s: float, times: int) -> list[PoolJob]:
     return [job._replace(submit_s=job.submit_s + time * period_s) for time in range(times) for job in jobs]
-
-
-def next_days(past: Sequence[PoolJob], now_s: float, most_days: int = 3) -> list[list[PoolJob]]:
-    """What may arrive within a day: each of the last days at the same hours, or the last hours again. By submit time."""
-    if not past:
-        return []
-    known_s = max(now_s - past[0].submit_s, HOUR_S)
-    days = min(most_days, math.floor((known_s + HOUR_S) / DAY_S))
-    if not days:
-        span_s = min(known_s, FIRST_S)
-        recent = [job for job in past if job.submit_s >= now_s - span_s]
-        return [_moved(_repeated(recent, span_s, math.ceil(DAY_S / span_s)), span_s)]
-    return [
-        _moved([job for job in past if now_s - day * DAY_S <= job.submit_s < now_s - (day - 1) * DAY_S], day * DAY_S)
-        for day in range(1, days + 1)
-    ]
-
-
-def _moved(jobs: Sequence[PoolJob], by_s: float) -> list[PoolJob]:
-    return [job._replace(submit_s=job.submit_s + by_s) for job in jobs]

@@ -37,19 +37,16 @@ def total_wait_s(
     *,
     raises: bool,
     limit_s: float = math.inf,
-    busy: Iterable[tuple[float, int]] = (),
 ) -> float:
     """The sum of the jobs' waits in seconds; infinite above limit_s, or if no instance holds some job.
 
-    counts: instances by size. busy: time at which an instance becomes idle, and its size, for each that is not idle at
-    first. jobs: by submit time. One loop without calls, because a plan runs it thousands of times.
+    counts: instances by size, all idle at first. jobs: by submit time. One loop without calls, because a plan runs it
+    thousands of times.
     """
     homes = homes_of(counts)
     idle = list(counts)
     queues: list[deque[PoolJob]] = [deque() for _ in counts]
-    ends = sorted(busy)
-    for _, size in ends:
-        idle[size] -= 1
+    ends: list[tuple[float, int]] = []
     wait_s = 0.0
     last = len(idle)
     pending = 0

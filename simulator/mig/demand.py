@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from advisor.mig.replay import PoolJob
 from advisor.mig.sizes import Sizes, sizes_of
@@ -93,6 +93,8 @@ DEMANDS = {
     "heavy": Demand(
         tuple(JobClass(c.name, c.day, c.night, c.median_s / 2, 1.6, c.memory_gib, c.compute) for c in CLASSES)
     ),
+    "short": Demand(_scaled := tuple(replace(each, median_s=each.median_s / 2) for each in CLASSES)),
+    "short-flat": Demand(_scaled, is_flat=True),
     "bursts": Demand(CLASSES, bursts_per_day=4, burst_jobs=30),
 }
 """Named demands. `daynight` and `flat` are the ones that the goals name; the others test robustness."""

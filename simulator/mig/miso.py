@@ -70,8 +70,11 @@ class MisoCluster:
         waits_s = [0.0] * len(jobs)
         for number, job in enumerate(jobs):
             self._advance(job.submit_s, jobs, waits_s)
-            if not self._place(number, job, job.submit_s):
+            delay_s = self._place(number, job, job.submit_s)
+            if delay_s is None:
                 self._pending.append(number)
+            else:
+                waits_s[number] = delay_s
         while self._pending:
             if not self._ends:
                 raise ValueError(f"{len(self._pending)} jobs fit on no GPU of {len(self._gpus)}")
@@ -91,13 +94,15 @@ class MisoCluster:
                 size = jobs[waiting].size
                 if size in failed:
                     continue
-                if self._place(waiting, jobs[waiting], now_s):
-                    self._pending.remove(waiting)
-                    waits_s[waiting] = now_s - jobs[waiting].submit_s
-                else:
+                delay_s = self._place(waiting, jobs[waiting], now_s)
+                if delay_s is None:
                     failed.add(size)
+                else:
+                    self._pending.remove(waiting)
+                    waits_s[waiting] = now_s - jobs[waiting].submit_s + delay_s
 
-    def _place(self, number: int, job: PoolJob, now_s: float) -> bool:
+    def _place(self, number: int, job: PoolJob, now_s: float) -> float | None:
+        """Seconds until it runs: 0, or a migration; None where it fits nowhere."""
         best: tuple[float, int, Counts, tuple[int, ...]] | None = None
         for gpu, running in enumerate(self._gpus):
             held = tuple(sorted((*(each.job.size for each in running), job.size)))
@@ -108,13 +113,12 @@ class MisoCluster:
             if best is None or loss < best[0]:
                 best = (loss, gpu, found[1], found[2])
         if best is None:
-            return False
+            return None
         _, gpu, cut, given = best
-        self._recut(gpu, cut, given, _Running(number, job, job.size, 1.0, now_s), now_s)
-        return True
+        return self._recut(gpu, cut, given, _Running(number, job, job.size, 1.0, now_s), now_s)
 
-    def _recut(self, gpu: int, cut: Counts, given: Sequence[int], new: _Running, now_s: float) -> None:
-        """Give the jobs of a GPU, by increasing need, these sizes."""
+    def _recut(self, gpu: int, cut: Counts, given: Sequence[int], new: _Running, now_s: float) -> float:
+        """Give the jobs of a GPU, by increasing need, these sizes; how long all of them pause."""
         is_moved = cut != self._cuts[gpu] and bool(self._gpus[gpu])
         self._migrations += len(self._gpus[gpu]) if is_moved else 0
         self._gpus[gpu].append(new)
@@ -127,6 +131,7 @@ class MisoCluster:
                 each.since_s = max(each.since_s, now_s) + MIGRATION_S
             each.version += 1
             heappush(self._ends, (each.end_s, each.number, each.version, gpu))
+        return MIGRATION_S if is_moved else 0.0
 
 
 @lru_cache(maxsize=1 << 16)

@@ -17,7 +17,9 @@ DAY_S = 86400
 NOW_S = 10 * DAY_S
 
 
-def node(number: int, gpus: tuple[tuple[str, ...], ...] = FULL, is_free: bool = True, changed_s: int | None = None) -> MigNode:
+def node(
+    number: int, gpus: tuple[tuple[str, ...], ...] = FULL, is_free: bool = True, changed_s: int | None = None
+) -> MigNode:
     return MigNode(f"n{number:03d}", "A100-40", gpus, is_free, changed_s)
 
 
@@ -37,7 +39,7 @@ def test_no_shape_is_taken_that_somebody_waits_for() -> None:
 
 def test_a_job_that_finds_its_own_shape_idle_is_not_raised() -> None:
     pending = [PendingSlice(1, "1g"), PendingSlice(2, "1g")]
-    assert decide_raises(pending, {"1g": 1, "2g": 5}, SIZES) == ()
+    assert decide_raises(pending, {"1g": 1, "2g": 5}, SIZES) == (Raise(2, "1g", "2g"),)
 
 
 def test_only_jobs_that_can_rise_do() -> None:
@@ -109,6 +111,7 @@ def test_hostile_values_are_left_out() -> None:
         SliceJob("1g", NOW_S - 5, float("nan")),
         SliceJob("1g", NOW_S - 5, -1.0),
         SliceJob("1g", NOW_S - 5, float("inf")),
+        SliceJob("", NOW_S - 5, 5.0, ran_on="9z"),
         SliceJob("1g", NOW_S + 500, 10.0),
     ]
     assert decide_layout([node(0)], odd, NOW_S).changes == ()
@@ -123,15 +126,21 @@ def test_order_does_not_matter_and_each_size_in_demand_stays(seed: int, nodes: i
     rng = random.Random(seed)
     layouts = [("gpu",), ("3g", "4g"), ("1g",) * 7, ("2g", "2g", "3g")]
     site = [
-        node(number, tuple(rng.choice(layouts) for _ in range(gpus)), rng.random() < 0.6, rng.choice([None, NOW_S - 60]))
+        node(
+            number, tuple(rng.choice(layouts) for _ in range(gpus)), rng.random() < 0.6, rng.choice([None, NOW_S - 60])
+        )
         for number in range(nodes)
     ]
     jobs = [
-        SliceJob(rng.choice(SIZES), NOW_S - rng.randrange(2 * DAY_S), rng.uniform(60, 20000), start_s=rng.choice([None, 0]))
+        SliceJob(
+            rng.choice(SIZES), NOW_S - rng.randrange(2 * DAY_S), rng.uniform(60, 20000), start_s=rng.choice([None, 0])
+        )
         for _ in range(120)
     ]
     plan = decide_layout(site, jobs, NOW_S, LayoutRules(least_gain=0.01))
-    assert decide_layout(rng.sample(site, nodes), rng.sample(jobs, len(jobs)), NOW_S, LayoutRules(least_gain=0.01)) == plan
+    assert (
+        decide_layout(rng.sample(site, nodes), rng.sample(jobs, len(jobs)), NOW_S, LayoutRules(least_gain=0.01)) == plan
+    )
     after = {each.name: each.gpus for each in site}
     named = [change.node for change in (*plan.changes, *plan.drains)]
     assert len(named) == len(set(named))
@@ -141,8 +150,5 @@ def test_order_does_not_matter_and_each_size_in_demand_stays(seed: int, nodes: i
         after[change.node] = change.new
     held = {shape for gpus_of in after.values() for gpu in gpus_of for shape in gpu}
     had = {shape for each in site for gpu in each.gpus for shape in gpu}
-    homes = {
-        next((size for size in SIZES[SIZES.index(job.shape) :] if size in had), None)
-        for job in jobs
-    } - {None}
+    homes = {next((size for size in SIZES[SIZES.index(job.shape) :] if size in had), None) for job in jobs} - {None}
     assert homes <= held
