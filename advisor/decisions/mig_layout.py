@@ -16,7 +16,7 @@ from advisor.mig.replay import PoolJob, homes_of, total_wait_s
 from advisor.mig.sizes import WHOLE as WHOLE
 from advisor.mig.sizes import Counts, sizes_of
 from almanac.mig import mig_models
-from almanac.units import DAY_S
+from almanac.units import DAY_S, HOUR_S
 
 GpuLayout = tuple[str, ...]
 
@@ -99,9 +99,9 @@ class LayoutRules:
     change_s: int = 120
     node_rest_s: int = DAY_S
     window_s: int = 3 * DAY_S
-    least_wait_s: float = 30.0
-    least_gain: float = 0.1
-    least_gain_s: float = 10.0
+    least_wait_s: float = 20.0
+    least_gain: float = 0.02
+    least_gain_s: float = 1.0
     most_nodes: float = 0.5
     most_drained: float = 0.25
 
@@ -147,17 +147,16 @@ class _ModelPlan:
         self._sizes = sizes_of(mig_models()[model])
         self._now_s, self._rules = now_s, rules
         self._nodes = {node: counts for node in nodes if (counts := self._node_counts(node)) is not None}
-        order = sorted(jobs, key=lambda job: (job.submit_s, job.shape, job.run_s, job.compute or 0.0))
-        self._jobs = [pooled for job in order if (pooled := self._pooled(job)) is not None]
+        self._jobs = [job for job in jobs if job.submit_s <= now_s and 0 < job.run_s < math.inf]
         self._free_s: dict[str, float] = {}
-        for job in order:
+        for job in self._jobs:
             if job.start_s is not None and job.node is not None and job.start_s + job.run_s > now_s:
                 self._free_s[job.node] = max(self._free_s.get(job.node, 0.0), job.start_s + job.run_s)
 
     def decide(self) -> LayoutPlan:
         movable = [node for node in self._nodes if self._can_change(node)]
-        if not self._jobs:
-            return LayoutPlan((), "no job of a slice or GPU is known")
+        if not any(self._sizes.index(job.shape) is not None for job in self._jobs):
+            return LayoutPlan((), "no recent job of a slice or GPU is known")
         if not movable:
             return LayoutPlan((), "no node may change now: each changed within a day, is drained, or is out of service")
         return self._improve(movable)
@@ -167,7 +166,7 @@ class _ModelPlan:
         rules = self._rules
         gpus = sum(len(counts) for counts in self._nodes.values())
         scale = max(1, round(gpus / SEARCHED_GPUS))
-        expected = expected_jobs(self._jobs[::scale], self._now_s, rules.window_s)
+        expected = expected_jobs(self._past(scale), self._now_s, rules.window_s)
         number = max(1, len(expected))
 
         def cost(counts: Counts, limit_s: float) -> float:
@@ -233,12 +232,20 @@ class _ModelPlan:
     def _needed(self) -> frozenset[int]:
         """Sizes that recent jobs ask for, and the whole GPU where there is one."""
         homes = homes_of(self._counts(list(self._nodes)))
-        sizes = {job.size for job in self._jobs} | {len(homes) - 1}
+        shapes = {job.shape for job in self._jobs} | {WHOLE}
+        sizes = [size for shape in shapes if (size := self._sizes.index(shape)) is not None]
         return frozenset(home for size in sizes if (home := homes[size]) is not None)
+
+    def _past(self, step: int) -> list[PoolJob]:
+        """Every step-th job of the window, by submit time."""
+        begin_s = self._now_s - self._rules.window_s - HOUR_S
+        recent = [job for job in self._jobs if job.submit_s >= begin_s]
+        recent.sort(key=lambda job: (job.submit_s, job.shape, job.run_s, job.compute or 0.0))
+        return [pooled for job in recent[::step] if (pooled := self._pooled(job)) is not None]
 
     def _pooled(self, job: SliceJob) -> PoolJob | None:
         size, ran_on = self._sizes.index(job.shape), self._sizes.index(job.ran_on or job.shape)
-        if size is None or ran_on is None or not 0 < job.run_s < math.inf or job.submit_s > self._now_s:
+        if size is None or ran_on is None:
             return None
         compute = job.compute if job.compute is not None and job.compute >= 0 else self._sizes.compute[size]
         compute = min(compute, self._sizes.compute[-1])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PendingSlice:
-    """A pending job of one slice. shape: what it asks for. can_rise: its owner, site, and release allow a change."""
+    """A pending job of one slice. shape: the one asked for. can_rise: its owner, site, and release allow a change."""
 
     job_id: int
     shape: str

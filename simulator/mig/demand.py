@@ -56,8 +56,8 @@ class JobClass:
 class Demand:
     """What arrives. classes: see JobClass; flat demand uses the mean of day and night.
 
-    drift_per_day: factor per day on the weights of the classes, in their order; () for none. bursts_per_day, burst_jobs:
-    times that one class submits many jobs at once, such as an array, and the mean number of these.
+    drift_per_day: factor per day on the weights of the classes, in their order; () for none. bursts_per_day,
+    burst_jobs: times that one class submits many jobs at once, such as an array, and the mean number of these.
     """
 
     classes: tuple[JobClass, ...]
