@@ -73,8 +73,8 @@ class LayoutChange:
 class LayoutPlan:
     """The changes to make now. why_none: why there are none; empty if there are some.
 
-    drains: changes of busy nodes that are worth waiting for: drain each node (it takes no more jobs), and change it when
-    its last job has ended. A node in `drains` keeps its target in `MigNode.target` until then.
+    drains: changes of busy nodes that are worth waiting for: drain each node (it takes no more jobs), and change it
+    when its last job has ended. A node in `drains` keeps its target in `MigNode.target` until then.
     wait_now_s, wait_then_s: the mean wait that the demand is expected to have; None where no estimate was possible.
     """
 
