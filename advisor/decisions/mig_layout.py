@@ -107,6 +107,7 @@ class LayoutRules:
 
 
 DEFAULT_RULES = LayoutRules()
+FIRST_DAY_CAUTION = 5.0
 SEARCHED_GPUS = 48
 """A larger site is planned as a smaller one of the same proportions."""
 
@@ -164,6 +165,7 @@ class _ModelPlan:
     def _improve(self, movable: Sequence[MigNode]) -> LayoutPlan:
         """Change the nodes whose present layouts would have served the recent jobs worse."""
         rules = self._rules
+        caution = self._caution()
         gpus = sum(len(counts) for counts in self._nodes.values())
         scale = max(1, round(gpus / SEARCHED_GPUS))
         expected = expected_jobs(self._past(scale), self._now_s, rules.window_s)
@@ -182,12 +184,12 @@ class _ModelPlan:
             groups=groups,
             needed=self._needed(),
             cost=cost,
-            least_gain=lambda wait_s: max(rules.least_gain * wait_s, rules.least_gain_s),
+            least_gain=lambda wait_s: caution * max(rules.least_gain * wait_s, rules.least_gain_s),
             most_nodes=max(1, round(rules.most_nodes * len(self._nodes))),
             at_once=scale,
         )
         now_s = cost(self._counts(list(self._nodes)), math.inf)
-        if now_s < rules.least_wait_s:
+        if now_s < caution * rules.least_wait_s:
             return LayoutPlan((), f"the expected mean wait is {now_s:.0f} s already", now_s, now_s)
         wait_s, steps = search.run()
         return self._assign(movable, steps, wait_s)
@@ -235,6 +237,11 @@ class _ModelPlan:
         shapes = {job.shape for job in self._jobs} | {WHOLE}
         sizes = [size for shape in shapes if (size := self._sizes.index(shape)) is not None]
         return frozenset(home for size in sizes if (home := homes[size]) is not None)
+
+    def _caution(self) -> float:
+        """Factor on what a change must be worth: more before a whole day is known, since a few hours may mislead."""
+        first_s = min(job.submit_s for job in self._jobs)
+        return 1.0 if self._now_s - first_s >= DAY_S - HOUR_S else FIRST_DAY_CAUTION
 
     def _past(self, step: int) -> list[PoolJob]:
         """Every step-th job of the window, by submit time."""

@@ -80,7 +80,7 @@ TIGHT = (
     JobClass("fine-tuning", 0.36, 0.20, 90 * 60, 1.0, (10.0, 19.0), (1.5, 6.0)),
     JobClass("training", 0.30, 0.34, 150 * 60, 1.0, (20.0, 38.0), (3.5, 7.0)),
 )
-"""Longer jobs, of which more need much of a GPU: at a load of 1.31 the slices are nine tenths full by day."""
+"""Longer jobs, and more that need much of a GPU: at a load of 1.31 the slices are nine tenths full by day."""
 DEMANDS = {
     "tight": Demand(TIGHT),
     "tight-flat": Demand(TIGHT, is_flat=True),

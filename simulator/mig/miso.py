@@ -1,4 +1,4 @@
-"""A policy like MISO: the GPU that takes a job is cut anew for all of its jobs, at 30 s a migration.
+"""A policy like MISO: the GPU that takes a job is cut again for all of its jobs, at 30 s a migration.
 
 When a job arrives or a pending one may fit, every GPU is tried: its jobs and the new one get the cut that gives them
 the most speed together. The GPU where the others lose least takes the job. Where the cut changes, every job on that
