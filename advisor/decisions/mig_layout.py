@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
 
-from advisor.mig.forecast import expected_jobs
+from advisor.mig.forecast import FIRST_S, expected_jobs
 from advisor.mig.layout_search import LayoutSearch, NodeCounts, Step
 from advisor.mig.replay import PoolJob, homes_of, total_wait_s
 from advisor.mig.sizes import WHOLE as WHOLE
@@ -108,6 +108,7 @@ class LayoutRules:
 
 DEFAULT_RULES = LayoutRules()
 FIRST_DAY_CAUTION = 5.0
+FIRST_DAY_WAIT_S = 60.0
 SEARCHED_GPUS = 48
 """A larger site is planned as a smaller one of the same proportions."""
 
@@ -166,6 +167,8 @@ class _ModelPlan:
         """Change the nodes whose present layouts would have served the recent jobs worse."""
         rules = self._rules
         caution = self._caution()
+        if caution > 1 and self._recent_wait_s() < FIRST_DAY_WAIT_S:
+            return LayoutPlan((), "less than a day of jobs is known, and they hardly waited")
         gpus = sum(len(counts) for counts in self._nodes.values())
         scale = max(1, round(gpus / SEARCHED_GPUS))
         expected = expected_jobs(self._past(scale), self._now_s, rules.window_s)
@@ -242,6 +245,12 @@ class _ModelPlan:
         """Factor on what a change must be worth: more before a whole day is known, since a few hours may mislead."""
         first_s = min(job.submit_s for job in self._jobs)
         return 1.0 if self._now_s - first_s >= DAY_S - HOUR_S else FIRST_DAY_CAUTION
+
+    def _recent_wait_s(self) -> float:
+        """Mean wait so far of the jobs of the last hours."""
+        recent = [job for job in self._jobs if job.submit_s >= self._now_s - FIRST_S]
+        ends = [self._now_s if job.start_s is None else job.start_s for job in recent]
+        return sum(max(0, end_s - job.submit_s) for job, end_s in zip(recent, ends, strict=True)) / max(1, len(recent))
 
     def _past(self, step: int) -> list[PoolJob]:
         """Every step-th job of the window, by submit time."""
