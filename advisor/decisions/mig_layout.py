@@ -107,7 +107,7 @@ class LayoutRules:
 
 
 DEFAULT_RULES = LayoutRules()
-FIRST_DAY_CAUTION = 5.0
+FIRST_DAYS_CAUTION = 5.0
 FIRST_DAY_WAIT_S = 60.0
 SEARCHED_GPUS = 48
 """A larger site is planned as a smaller one of the same proportions."""
@@ -167,7 +167,7 @@ class _ModelPlan:
         """Change the nodes whose present layouts would have served the recent jobs worse."""
         rules = self._rules
         caution = self._caution()
-        if caution > 1 and self._recent_wait_s() < FIRST_DAY_WAIT_S:
+        if self._known_s() < DAY_S - HOUR_S and self._recent_wait_s() < FIRST_DAY_WAIT_S:
             return LayoutPlan((), "less than a day of jobs is known, and they hardly waited")
         gpus = sum(len(counts) for counts in self._nodes.values())
         scale = max(1, round(gpus / SEARCHED_GPUS))
@@ -241,10 +241,12 @@ class _ModelPlan:
         sizes = [size for shape in shapes if (size := self._sizes.index(shape)) is not None]
         return frozenset(home for size in sizes if (home := homes[size]) is not None)
 
+    def _known_s(self) -> float:
+        return self._now_s - min(job.submit_s for job in self._jobs)
+
     def _caution(self) -> float:
-        """Factor on what a change must be worth: more before a whole day is known, since a few hours may mislead."""
-        first_s = min(job.submit_s for job in self._jobs)
-        return 1.0 if self._now_s - first_s >= DAY_S - HOUR_S else FIRST_DAY_CAUTION
+        """Factor on what a change must be worth: more before two days are known, since one day may mislead."""
+        return 1.0 if self._known_s() >= 2 * DAY_S - HOUR_S else FIRST_DAYS_CAUTION
 
     def _recent_wait_s(self) -> float:
         """Mean wait so far of the jobs of the last hours."""
