@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from almanac.link_config import Link as Link
+from almanac.mig_config import Mig as Mig
 from almanac.mig_raise_config import MigRaise as MigRaise
 from almanac.power_config import NodeSet as NodeSet
 from almanac.power_config import Power as Power
@@ -333,6 +334,7 @@ class Config:
     cost: Cost = Cost()
     mail: Mail = Mail()
     power: Power = Power()  # noqa: RUF009 - frozen
+    mig: Mig = Mig()  # noqa: RUF009
     mig_raise: MigRaise = MigRaise()  # noqa: RUF009
     tiers: tuple[Tier, ...] = ()
     node_sets: tuple[NodeSet, ...] = ()

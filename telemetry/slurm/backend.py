@@ -99,6 +99,7 @@ class Node:
     cpu_count: 0 where it is not known.
     last_busy_s, boot_s: unix seconds, None where Slurm has none. last_busy_s of an idle node is when its last job ended
     or it came up; Slurm forgets it when the node powers down. reservation: the active one; 22.05 names none.
+    gres_used: what jobs hold, with every type that the node registered, "gpu:a100:0(IDX:N/A)"; "" where not shown.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Node:
     last_busy_s: int | None = None
     boot_s: int | None = None
     reservation: str = ""
+    gres_used: str = ""
 
 
 @dataclass(frozen=True)

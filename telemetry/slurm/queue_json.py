@@ -219,6 +219,7 @@ def _nodes(found: list[Mapping[str, Any]]) -> Iterator[Node]:
             last_busy_s=number(node.get("last_busy")) or None,
             boot_s=number(node.get("boot_time")) or None,
             reservation=_shown(node.get("reservation")),
+            gres_used=_shown(node.get("gres_used")),
         )
 
 

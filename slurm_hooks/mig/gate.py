@@ -1,0 +1,63 @@
+"""Which nodes may begin a change now, and why others may not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurm_hooks.mig.layouts import gpu_types
+from slurm_hooks.power.nodes import flags_of
+from telemetry.slurm.backend import Node
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What decides whether a node may begin a change.
+
+    managed: nodes of mig.nodes without mig.exclude. busy: with a job. reserved: now or soon. under_change: by almanac.
+    changed_s: last change of each node. wanted: GPU types that jobs ask for, or asked for lately.
+    """
+
+    managed: Collection[str] = ()
+    busy: Collection[str] = ()
+    reserved: Collection[str] = ()
+    under_change: Collection[str] = ()
+    changed_s: Mapping[str, int] = field(default_factory=dict)
+    wanted: Collection[str] = ()
+    pause_s: float = 86400.0
+
+
+def refusal(node: Node, nodes: Sequence[Node], around: Surroundings, now_s: int) -> str:
+    """Why no change of this node may begin; "" where it may."""
+    changed_s = around.changed_s.get(node.name)
+    checks = (
+        (node.name not in around.managed, "it is not in mig.nodes, or it is excluded"),
+        (node.name in around.under_change, "it is under change already"),
+        (changed_s is not None and now_s - changed_s < around.pause_s, "it was changed within mig.hours_between"),
+        (node.name in around.busy, "it has a job"),
+        (node.name in around.reserved or bool(node.reservation), "it is reserved, or soon will be"),
+        (bool(flags_of(node.states)), f"it is {'+'.join(sorted(node.states))}"),
+    )
+    for applies, why in checks:
+        if applies:
+            return why
+    gone = lost_types(node, nodes, around)
+    return f"no other node in service has {', '.join(gone)}, which jobs ask for" if gone else ""
+
+
+def lost_types(node: Node, nodes: Sequence[Node], around: Surroundings) -> list[str]:
+    """Types in demand that no node would have in service while this one is under change."""
+    others = {name for other in nodes if other.name != node.name for name in types_in_service(other, around)}
+    return sorted((gpu_types(node.gres).keys() & set(around.wanted)) - others)
+
+
+def types_in_service(node: Node, around: Surroundings) -> Collection[str]:
+    """GPU types of a node that takes jobs now; a busy node does."""
+    return gpu_types(node.gres).keys() if is_in_service(node) and node.name not in around.under_change else ()
+
+
+def is_in_service(node: Node) -> bool:
+    """Whether the node takes jobs: it is idle or has some, without a flag that keeps others away."""
+    return bool(node.states & {"IDLE", "ALLOCATED", "MIXED"}) and node.states <= {
+        "IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "CLOUD", "DYNAMIC_NORM", "BLOCKED",
+    }  # fmt: skip

@@ -1,0 +1,97 @@
+"""What is asked of a node itself: mig-parted's apply, assert and export, through the site's own commands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from almanac.errors import CommandError
+from almanac.mig import MigModel
+from almanac.mig_config import Mig
+from almanac.units import printable
+from slurm_hooks.mig.layouts import Layout, parse_export, parted_config
+from telemetry.slurm.commands import Done
+
+Run = Callable[[Sequence[str], bytes, float], Done]
+"""Runs a command with an input and a time limit. Raises CommandError where it is missing or takes too long."""
+_NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
+
+
+@dataclass(frozen=True)
+class NodeSide:
+    """Runs the commands of [mig] for one node. Everything raises CommandError with what the command said."""
+
+    config: Mig
+    run: Run
+
+    def apply(self, node: str, model: MigModel, layout: Layout) -> None:
+        self._tell(self.config.apply_command, node, parted_config(model, layout))
+
+    def require(self, node: str, model: MigModel, layout: Layout) -> None:
+        """Returns if the node has this layout."""
+        self._tell(self.config.assert_command, node, parted_config(model, layout))
+
+    def export(self, node: str, model: MigModel) -> Layout:
+        """Raises SourceError where the output cannot be understood."""
+        return parse_export(model, self._tell(self.config.export_command, node))
+
+    def write_gres(self, node: str) -> None:
+        if self.config.gres_command:
+            self._tell(self.config.gres_command, node)
+
+    def distribute(self, node: str) -> None:
+        if self.config.distribute_command:
+            self._tell(self.config.distribute_command, node)
+
+    def restart_controller(self) -> None:
+        self._tell(self.config.restart_command, "")
+
+    def _tell(self, command: Sequence[str], node: str, stdin: bytes = b"") -> bytes:
+        argv = for_node(command, node)
+        done = self.run(argv, stdin, self.config.command_timeout_s)
+        if done.code:
+            said = printable(done.said or done.stdout.decode("utf-8", "replace").strip()[-300:] or "nothing", 300)
+            raise CommandError(f"{argv[0]} ended with {done.code}: {said}", f"run it yourself: {' '.join(argv)}")
+        return done.stdout
+
+
+def for_node(command: Sequence[str], node: str) -> list[str]:
+    """A command of the configuration with {node} filled in. Raises CommandError for a name that a shell could misread."""
+    if not command:
+        raise CommandError("a command of [mig] is empty", "see docs/configuration.md for its default")
+    if node and not _NODE.fullmatch(node):
+        raise CommandError(f"{printable(node, 80)!r} is no name of a node", "correct mig.nodes")
+    return [part.replace("{node}", node) for part in command]
+
+
+def run_bounded(argv: Sequence[str], stdin: bytes, timeout_s: float) -> Done:
+    """Run a command; it and what it started are ended when the time is over. Raises CommandError."""
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+    except OSError as error:
+        raise CommandError(f"{argv[0]}: {error.strerror}", "correct the commands of [mig]") from error
+    with process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout_s)
+        except subprocess.TimeoutExpired as error:
+            _end(process)
+            raise CommandError(
+                f"{argv[0]} timed out after {timeout_s:g} s", "look at the node, or raise mig.command_timeout_s"
+            ) from error
+        except BaseException:
+            _end(process)
+            raise
+    return Done(process.returncode, stdout, stderr)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,307 @@
+"""One run: take up the changes under way, begin those of the plan, and go on until each node is resumed or given up.
+
+Before each order: a line of the log, then the state on disk, then the order. A run that is killed is taken up there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from advisor.decisions.mig_layout import LayoutChange
+from almanac import __version__
+from almanac.errors import AlmanacError, CommandError
+from almanac.mig_config import MigMode
+from almanac.units import printable
+from slurm_hooks.mig.folder import MigFolder, MigState
+from slurm_hooks.mig.gate import Surroundings, refusal
+from slurm_hooks.mig.include import IncludeFile, gres_of_nodes, with_node_gres
+from slurm_hooks.mig.layouts import check_layout, gpu_types, shown
+from slurm_hooks.mig.node_side import NodeSide
+from slurm_hooks.mig.settings import MigSettings
+from slurm_hooks.mig.slurm_side import SlurmSide, SlurmView
+from slurm_hooks.mig.steps import Action, NodeChange, Step, StepLimits, next_step, unlike
+
+POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a node in a run. what: "done", "undone", "failed", "left", "dropped", "under way" or "refused"."""
+
+    node: str
+    what: str
+    why: str = ""
+    change: NodeChange | None = None
+
+
+@dataclass
+class MigRun:
+    """Holds the lock's work. state: as on disk. wanted: GPU types that jobs ask for."""
+
+    settings: MigSettings
+    folder: MigFolder
+    slurm: SlurmSide
+    node_side: NodeSide
+    include: IncludeFile
+    cluster: str
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    wanted: Collection[str] = ()
+    state: MigState = field(default_factory=MigState)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    def load(self) -> None:
+        """Read what earlier runs left. Raises StoreError."""
+        self.state = self.folder.load(self.cluster)
+
+    def observe(self, changes: Sequence[LayoutChange]) -> None:
+        """Write down what would be done. Raises StoreError."""
+        rows = [self._row("plan", each.node, f"{shown(each.old)} -> {shown(each.new)}: {each.reason}", "observe")
+                for each in changes]  # fmt: skip
+        self.folder.log.append(rows, self._now_s())
+
+    def begin(self, changes: Sequence[LayoutChange]) -> None:
+        """Take up the changes that are allowed now; nothing is ordered yet. Raises CommandError, StoreError."""
+        if failed := sorted(name for name, each in self.state.changes.items() if each.fault):
+            why = f"{failed[0]} failed and is still drained; no other node is changed before it is repaired"
+            self._refuse(changes, why)
+            return
+        view = self.slurm.view(self._now_s())
+        for each in changes:
+            if len(self.state.changes) >= self.settings.config.nodes_at_once:
+                self._refuse([each], "mig.nodes_at_once nodes are under change")
+            elif why := self._why_not(each, view):
+                self._refuse([each], why)
+            else:
+                self._put(self._new_change(each))
+
+    def drive(self) -> None:
+        """Go on with every change until none can go on, or mig.run_s is over. Raises CommandError, StoreError."""
+        until_s, answered_s = self.clock() + self.settings.config.run_s, self.clock()
+        while self._active() and self.clock() < until_s:
+            try:
+                moved = [self._advance(node) for node in list(self._active())]
+                answered_s = self.clock()
+            except CommandError:
+                # slurmctld restarts. What was ordered is on disk, and is looked at again.
+                if self.clock() - answered_s > self.settings.config.verify_timeout_s:
+                    raise
+                moved = []
+            if not any(moved) and self._active():
+                self.sleep(POLL_S)
+        for node, each in self.state.changes.items():
+            what = "failed" if each.fault else "under way"
+            self.outcomes.setdefault(node, Outcome(node, what, each.fault or f"at stage {each.stage}", each))
+
+    def take_again(self, node: str, to_old: bool) -> None:
+        """Go on with a failed change, or back to the old layout; `drive` does it. Raises AlmanacError."""
+        change = self.state.changes.get(node)
+        if change is None or not change.fault:
+            raise CommandError(f"{node} has no failed change", "see `almanac mig status`")
+        if to_old:
+            change = replace(change, old=change.new, new=change.old, old_gpus=change.new_gpus, new_gpus=change.old_gpus)
+        now_s = self._now_s()
+        self._put(replace(change, fault="", is_undone=False, begun_s=now_s).at("drain", now_s))
+
+    def _active(self) -> list[str]:
+        """Nodes to go on with: a failed one is looked at once, for an operator may have resumed it."""
+        return [name for name, each in self.state.changes.items() if not (each.fault and name in self.outcomes)]
+
+    def _advance(self, node: str) -> bool:
+        """One step of a node. Returns whether anything was done."""
+        view = self.slurm.view(self._now_s())
+        change = self.state.changes[node]
+        limits = StepLimits(self.settings.config.job_wait_s, self.settings.config.verify_timeout_s)
+        found = view.nodes.get(node)
+        why = refusal(found, list(view.nodes.values()), self._around(view, node), self._now_s()) if found else ""
+        return self._act(change, next_step(change, view.sight(node, why), self._now_s(), limits), view)
+
+    def _act(self, change: NodeChange, step: Step, view: SlurmView) -> bool:
+        if step.action is Action.WAIT:
+            return self._wait(change)
+        if step.action is Action.KEEP:
+            self.outcomes[change.node] = Outcome(change.node, "failed", step.why, change)
+            return True
+        if step.action in (Action.DONE, Action.DROP, Action.LEAVE):
+            self._end(change, step)
+            return True
+        if step.action is Action.FAIL:
+            self._fail(change, step.why)
+            return True
+        if step.action is Action.UNDO:
+            self._log("undo", change.node, step.why)
+            self._put(replace(change, is_undone=True).at("verify", self._now_s()))
+            return True
+        return self._order(change, step.action, view)
+
+    def _wait(self, change: NodeChange) -> bool:
+        """The wait for jobs is counted from the drain on."""
+        if change.stage == "drain":
+            self._put(change.at("wait", self._now_s()))
+            return True
+        return False
+
+    def _order(self, change: NodeChange, action: Action, view: SlurmView) -> bool:
+        orders = {
+            Action.DRAIN: self._drain,
+            Action.APPLY: self._apply,
+            Action.WRITE_GRES: lambda each: self._write_gres(each, view),
+            Action.RECONFIGURE: self._reconfigure,
+            Action.VERIFY: self._verify,
+        }
+        return orders[action](change)
+
+    def _drain(self, change: NodeChange) -> bool:
+        self._log("drain", change.node, change.reason)
+        self._put(change.at("drain", self._now_s()))
+        if said := self.slurm.drain(change.node, change.reason):
+            self._end(change, Step(Action.DROP, f"Slurm refused the drain: {'; '.join(said)}"))
+        return True
+
+    def _apply(self, change: NodeChange) -> bool:
+        now_s = self._now_s()
+        self._log("apply", change.node, f"{shown(change.new)} through mig-parted")
+        self.state = replace(self.state, changed_s={**self.state.changed_s, change.node: now_s})
+        self._put(change.at("apply", now_s))
+        return self._try(change, "apply", lambda: self._apply_on_node(change))
+
+    def _apply_on_node(self, change: NodeChange) -> None:
+        self.node_side.apply(change.node, self.settings.names[change.node].model, change.new)
+        self._put(change.at("gres", self._now_s()))
+
+    def _write_gres(self, change: NodeChange, view: SlurmView) -> bool:
+        return self._try(change, "write of Gres", lambda: self._write_gres_now(change, view))
+
+    def _write_gres_now(self, change: NodeChange, view: SlurmView) -> None:
+        text = self.include.read()
+        self._require_no_other_change(gres_of_nodes(text), view)
+        new = with_node_gres(text, change.node, change.new_gpus)
+        self._log("write gres", change.node, f"{self.include.path}: {gres_of_nodes(new)[change.node]}")
+        if new != text:
+            self.include.write(new)
+        self.node_side.distribute(change.node)
+        self.node_side.write_gres(change.node)
+        self._put(change.at("reconfigure", self._now_s()))
+
+    def _require_no_other_change(self, written: dict[str, str], view: SlurmView) -> None:
+        """A reconfigure with another Gres of a busy node would end its jobs. Raises CommandError."""
+        for name, gres in written.items():
+            node = view.nodes.get(name)
+            if node and name not in self.state.changes and gpu_types(gres) != gpu_types(node.gres):
+                raise CommandError(
+                    f"{name} has Gres={gres} in {self.include.path}, and Slurm has {node.gres}: "
+                    "a reconfigure would change it, too",
+                    "correct that line first",
+                )
+
+    def _reconfigure(self, change: NodeChange) -> bool:
+        self._log("reconfigure", change.node, "Slurm reads the new Gres")
+        return self._try(change, "reconfigure", lambda: self._reconfigure_now(change))
+
+    def _reconfigure_now(self, change: NodeChange) -> None:
+        self.slurm.reconfigure(self.node_side)
+        self._put(change.at("verify", self._now_s()))
+
+    def _verify(self, change: NodeChange) -> bool:
+        """Ask the node itself, look at Slurm once more, and only then resume."""
+        self._log("verify", change.node, f"{shown(change.goal)} on the node")
+        model = self.settings.names[change.node].model
+        if not self._try(change, "assert", lambda: self.node_side.require(change.node, model, change.goal)):
+            return True
+        seen = self.slurm.view(self._now_s()).sight(change.node)
+        if seen is None or not seen.reason.startswith(change.reason) or unlike(change, seen):
+            return True  # the next step says what is wrong
+        if change.stage != "resume":
+            change = change.at("resume", self._now_s())
+        self._log("resume", change.node, "verified")
+        self._put(change)
+        return not self.slurm.resume(change.node)
+
+    def _try(self, change: NodeChange, what: str, order: Callable[[], None]) -> bool:
+        """Whether an order succeeded; the change has failed where not."""
+        try:
+            order()
+        except AlmanacError as error:
+            self._fail(self.state.changes[change.node], f"{what}: {error}")
+            return False
+        return True
+
+    def _fail(self, change: NodeChange, why: str) -> None:
+        failed = replace(change, fault=printable(why, 120))
+        self._log("fail", change.node, printable(why, 500))
+        self._put(failed)
+        self.slurm.drain(change.node, failed.failed_reason)
+        self.outcomes[change.node] = Outcome(change.node, "failed", printable(why, 500), failed)
+
+    def _end(self, change: NodeChange, step: Step) -> None:
+        words = {Action.DONE: "undone" if change.is_undone else "done", Action.DROP: "dropped", Action.LEAVE: "left"}
+        self._log(words[step.action], change.node, step.why or shown(change.goal))
+        self.state = self.state.without(change.node)
+        self.folder.save(self.state)
+        self.outcomes[change.node] = Outcome(change.node, words[step.action], step.why, change)
+
+    def _refuse(self, changes: Sequence[LayoutChange], why: str) -> None:
+        for each in changes:
+            self.outcomes.setdefault(each.node, Outcome(each.node, "refused", why))
+
+    def _why_not(self, change: LayoutChange, view: SlurmView) -> str:
+        node, names = view.nodes.get(change.node), self.settings.names.get(change.node)
+        if node is None or names is None:
+            return "Slurm does not list it" if names else "it is not in mig.nodes, or it is excluded"
+        if why := refusal(node, list(view.nodes.values()), self._around(view), self._now_s()):
+            return why
+        if why := check_layout(names.model, change.new):
+            return why
+        if names.types(change.old) != gpu_types(node.gres):
+            return f"Slurm has Gres={node.gres}, and the plan begins at {shown(change.old)}"
+        if change.new == change.old:
+            return "the layout is the same"
+        try:
+            if self.node_side.export(change.node, names.model) != change.old:
+                return "the node itself has another layout than the plan begins at"
+            with_node_gres(self.include.read(), change.node, names.types(change.new))
+        except AlmanacError as error:
+            return printable(f"{error}; {error.hint}", 300)
+        return ""
+
+    def _new_change(self, each: LayoutChange) -> NodeChange:
+        names, now_s = self.settings.names[each.node], self._now_s()
+        return NodeChange(
+            node=each.node,
+            model=names.model.name,
+            old=each.old,
+            new=each.new,
+            old_gpus=dict(names.types(each.old)),
+            new_gpus=dict(names.types(each.new)),
+            begun_s=now_s,
+            stage_s=now_s,
+        )
+
+    def _around(self, view: SlurmView, own: str = "") -> Surroundings:
+        """own: the node whose own change does not stand in its way."""
+        return Surroundings(
+            managed=self.settings.names.keys(),
+            busy=view.busy,
+            reserved=view.reserved,
+            under_change={name for name in self.state.changes if name != own},
+            changed_s=self.state.changed_s,
+            wanted=self.wanted,
+            pause_s=self.settings.config.hours_between * 3600,
+        )
+
+    def _put(self, change: NodeChange) -> None:
+        self.state = self.state.with_change(change)
+        self.folder.save(self.state)
+
+    def _log(self, what: str, node: str, why: str) -> None:
+        self.folder.log.append([self._row(what, node, why, "apply")], self._now_s())
+
+    def _row(self, what: str, node: str, why: str, mode: MigMode) -> dict[str, object]:
+        return {
+            "time_s": self._now_s(), "cluster": self.cluster, "what": what, "node": node, "why": why, "mode": mode,
+            "almanac": __version__,
+        }  # fmt: skip
+
+    def _now_s(self) -> int:
+        return int(self.clock())

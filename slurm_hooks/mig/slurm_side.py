@@ -1,0 +1,99 @@
+"""What the change of a layout asks of slurmctld and tells it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from almanac.errors import CommandError
+from slurm_hooks.mig.node_side import NodeSide
+from slurm_hooks.mig.steps import NodeSight
+from slurm_hooks.power.nodes import reserved_before
+from telemetry.slurm.backend import Node, SlurmBackend
+from telemetry.slurm.command_backend import CommandRunner
+from telemetry.slurm.gpu_queue import QueuedGpuJob, gpu_jobs
+from telemetry.slurm.hostlist import expand
+
+HOLDING = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,RESIZING,SIGNALING,STAGE_OUT"
+"""States of jobs that have nodes. A suspended job leaves its node idle, and keeps its GPUs."""
+RECONFIGURE_SINCE = (24, 11)
+"""Since this release `scontrol reconfigure` takes a node's new Gres; before, slurmctld must restart."""
+_BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING", "BLOCKED"})
+
+
+@dataclass(frozen=True)
+class SlurmView:
+    """slurmctld's nodes at one moment. busy: with a job in any state. reserved: now or until the horizon."""
+
+    nodes: Mapping[str, Node]
+    busy: frozenset[str]
+    reserved: frozenset[str]
+
+    def sight(self, name: str, refusal: str = "") -> NodeSight | None:
+        """None where Slurm does not list the node."""
+        node = self.nodes.get(name)
+        if node is None:
+            return None
+        return NodeSight(
+            states=node.states,
+            reason=node.reason,
+            gres=node.gres,
+            has_jobs=name in self.busy,
+            is_reserved=name in self.reserved or bool(node.reservation),
+            gres_used=node.gres_used,
+            refusal=refusal,
+        )
+
+
+@dataclass(frozen=True)
+class SlurmSide:
+    """slurmctld, by backend and by commands. Everything raises CommandError where it does not answer."""
+
+    backend: SlurmBackend
+    commands: CommandRunner
+    reserve_ahead_s: float
+
+    def view(self, now_s: int) -> SlurmView:
+        """Jobs are read after the nodes: a node that is seen drained gets none in between."""
+        nodes = {node.name: node for node in self.backend.nodes()}
+        busy = self._nodes_with_jobs() | {name for name, node in nodes.items() if node.states & _BUSY}
+        reserved = reserved_before(self.backend.reservations(), now_s, int(now_s + self.reserve_ahead_s))
+        return SlurmView(nodes, frozenset(busy), reserved)
+
+    def _nodes_with_jobs(self) -> set[str]:
+        text = self.commands(["squeue", "-h", "-a", "-t", HOLDING, "-o", "%N"]).decode("utf-8", "replace")
+        found: set[str] = set()
+        for line in filter(None, map(str.strip, text.splitlines())):
+            try:
+                found.update(expand(line))
+            except ValueError as error:
+                raise CommandError(f"squeue printed a list of nodes that cannot be read: {error}") from error
+        return found
+
+    def queue(self) -> list[QueuedGpuJob]:
+        return gpu_jobs(self.commands(["squeue", "-a", "--json"]))
+
+    def drain(self, node: str, reason: str) -> list[str]:
+        return self.backend.set_node_state([node], "drain", reason)
+
+    def resume(self, node: str) -> list[str]:
+        return self.backend.set_node_state([node], "resume")
+
+    def release(self, address: str) -> list[str]:
+        done = self.commands.feed(["scontrol", "release", address], b"")
+        return [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+
+    def reconfigure(self, node_side: NodeSide) -> None:
+        """Make slurmctld and the nodes read the new Gres. Raises CommandError."""
+        self.commands(["scontrol", "reconfigure"])
+        if self.release_number() < RECONFIGURE_SINCE:
+            node_side.restart_controller()
+
+    def release_number(self) -> tuple[int, int]:
+        """(24, 11) of 24.11.5."""
+        text = self.backend.release()
+        found = re.match(r"([0-9]+)\.([0-9]+)", text)
+        if found is None:
+            raise CommandError(f"slurmctld's release is {text!r}", "check that slurmctld answers")
+        return int(found[1]), int(found[2])
