@@ -29,6 +29,7 @@ COMMANDS = {
     "simulate": "simulate scheduling policies on a trace of jobs",
     "reprioritize": "set the site factor of pending jobs",
     "power": "power nodes down and up, following the demand forecast",
+    "mig": "change MIG layouts to what recent jobs ask for",
     "jobs": "list past jobs and what they used",
     "report": "report what a job did with its GPUs, and what to ask for",
     "mail": "choose how often you get reports by mail",

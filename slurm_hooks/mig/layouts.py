@@ -47,6 +47,10 @@ class GresNames:
         profile = self.model.profile(gres_type) if profile_name(gres_type) else None
         return profile.shape if profile else None
 
+    def all_types(self) -> frozenset[str]:
+        """Every GRES type that a GPU of this model can be."""
+        return frozenset({self.whole_type, *(self.type_of(profile.shape) for profile in self.model.profiles)})
+
     def types(self, layout: Layout) -> Counter[str]:
         """How many GPUs of each GRES type a node with this layout has."""
         return Counter(self.type_of(shape) for gpu in layout for shape in gpu)

@@ -61,7 +61,7 @@ class NodeSide:
 
 
 def for_node(command: Sequence[str], node: str) -> list[str]:
-    """A command of the configuration with {node} filled in. Raises CommandError for a name that a shell could misread."""
+    """A command of the configuration with {node} filled in. Raises CommandError for what is no node's name."""
     if not command:
         raise CommandError("a command of [mig] is empty", "see docs/configuration.md for its default")
     if node and not _NODE.fullmatch(node):

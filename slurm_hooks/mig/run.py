@@ -52,8 +52,13 @@ class MigRun:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     def load(self) -> None:
-        """Read what earlier runs left. Raises StoreError."""
-        self.state = self.folder.load(self.cluster)
+        """Read what earlier runs left; the wait for Slurm begins again. Raises StoreError."""
+        found, now_s = self.folder.load(self.cluster), self._now_s()
+        changes = {
+            name: replace(each, stage_s=now_s) if each.stage in ("verify", "resume") else each
+            for name, each in found.changes.items()
+        }
+        self.state = replace(found, changes=changes)
 
     def observe(self, changes: Sequence[LayoutChange]) -> None:
         """Write down what would be done. Raises StoreError."""
@@ -231,7 +236,9 @@ class MigRun:
         failed = replace(change, fault=printable(why, 120))
         self._log("fail", change.node, printable(why, 500))
         self._put(failed)
-        self.slurm.drain(change.node, failed.failed_reason)
+        seen = self.slurm.view(self._now_s()).sight(change.node)
+        if seen and seen.is_drained and seen.reason.startswith(change.reason):
+            self.slurm.drain(change.node, failed.failed_reason)
         self.outcomes[change.node] = Outcome(change.node, "failed", printable(why, 500), failed)
 
     def _end(self, change: NodeChange, step: Step) -> None:
