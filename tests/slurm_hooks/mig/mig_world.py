@@ -1,0 +1,289 @@
+"""A Slurm and its nodes in memory, which ends the test where a promise of `almanac mig apply` is broken."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from advisor.decisions.mig_layout import LayoutChange
+from almanac.mig_config import Mig
+from slurm_hooks.mig.folder import MigFolder, MigState
+from slurm_hooks.mig.include import IncludeFile, gres_of_nodes
+from slurm_hooks.mig.layouts import Layout, gpu_types, gres_names, parse_export, with_gpus
+from slurm_hooks.mig.node_side import NodeSide
+from slurm_hooks.mig.run import MigRun
+from slurm_hooks.mig.settings import mig_settings
+from slurm_hooks.mig.slurm_side import SlurmSide
+from telemetry.slurm.backend import Node, Reservation
+from telemetry.slurm.commands import Done
+
+SEVEN: Layout = (("1g",) * 7, ("gpu",))
+HALVES: Layout = (("3g", "4g"), ("gpu",))
+WHOLE: Layout = (("gpu",), ("gpu",))
+NAMES = gres_names("A100-80", (), "{profile}")
+
+
+class KilledError(BaseException):
+    """kill -9."""
+
+
+class BrokenPromiseError(AssertionError):
+    """What must never happen."""
+
+
+@dataclass
+class FakeNode:
+    layout: Layout
+    gres: str
+    states: set[str] = field(default_factory=lambda: {"IDLE"})
+    reason: str = ""
+    jobs: int = 0
+    asserted: Layout | None = None
+
+
+@dataclass
+class World:
+    """faults: what each command on a node does, taken in order; "" is to work. kill_at: effects until the kill."""
+
+    folder: Path
+    layouts: dict[str, Layout]
+    release_text: str = "24.11.5"
+    faults: list[str] = field(default_factory=list)
+    kill_at: int | None = None
+    seed: int | None = None
+    demand: frozenset[str] = frozenset()
+    now_s: float = 1_800_000_000.0
+    queue: list[dict[str, Any]] = field(default_factory=list)
+    reserved: list[Reservation] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.nodes = {
+            name: FakeNode(each, with_gpus("", NAMES.types(each))) for name, each in self.layouts.items()
+        }
+        lines = (f"NodeName={name} CPUs=8 Gres={node.gres} State=UNKNOWN\n" for name, node in self.nodes.items())
+        (self.folder / "almanac-mig.conf").write_text("# ours\n" + "".join(lines))
+        self.effects = 0
+
+    # -- what the run is given --
+
+    def run(self, **options: Any) -> MigRun:
+        config = {"nodes": (f"{','.join(self.nodes)}=A100-80",), "job_wait_s": 5, "verify_timeout_s": 20, **options}
+        settings = mig_settings(Mig(mode="apply", **config))
+        run = MigRun(
+            settings=settings,
+            folder=Folder(self.folder / "mig", self),
+            slurm=SlurmSide(Backend(self), self, 3600),  # type: ignore[arg-type]
+            node_side=NodeSide(settings.config, self.on_node),
+            include=Include(self.folder / "almanac-mig.conf", self),
+            cluster="lab",
+            clock=lambda: self.now_s,
+            sleep=self.sleep,
+            wanted=self.demand,
+        )
+        run.load()
+        return run
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += max(seconds, 1)
+        self.disturb()
+
+    def point(self, what: str) -> None:
+        """A place where the process can be killed."""
+        self.effects += 1
+        if self.kill_at is not None and self.effects >= self.kill_at:
+            raise KilledError(what)
+
+    def disturb(self) -> None:
+        """Other users: jobs begin and end."""
+        if self.seed is None:
+            return
+        for node in self.nodes.values():
+            takes = not node.states & {"DRAIN", "DOWN"}
+            if takes and self.random.random() < 0.3:
+                node.jobs += 1
+            elif node.jobs and self.random.random() < 0.5:
+                node.jobs -= 1
+            node.states -= {"IDLE", "ALLOCATED"}
+            node.states |= {"ALLOCATED"} if node.jobs else {"IDLE"}
+
+    # -- Slurm --
+
+    def nodes_now(self) -> list[Node]:
+        self.disturb()
+        return [
+            Node(name, frozenset(each.states), gres=each.gres, reason=each.reason) for name, each in self.nodes.items()
+        ]
+
+    def release(self) -> str:
+        return self.release_text
+
+    def reservations(self) -> list[Reservation]:
+        return self.reserved
+
+    def set_node_state(self, names: Sequence[str], state: str, reason: str = "") -> list[str]:
+        [name] = names
+        node = self.nodes[name]
+        if state == "drain":
+            self.require_logged(name, "drain", "fail")
+            if "DRAIN" not in node.states:
+                self.require_types(name)
+            self.point(f"before drain of {name}")
+            node.states.add("DRAIN")
+            node.reason = reason
+        else:
+            self.require_logged(name, "resume")
+            self.require_verified(name)
+            self.point(f"before resume of {name}")
+            node.states.discard("DRAIN")
+            node.reason = ""
+        self.said.append(f"{state} {name}")
+        self.point(f"after {state} of {name}")
+        return []
+
+    def __call__(self, argv: Sequence[str]) -> bytes:
+        if argv[:2] == ["squeue", "-h"]:
+            return "\n".join(name for name, each in self.nodes.items() if each.jobs).encode()
+        if argv[:2] == ["squeue", "-a"]:
+            return json.dumps({"jobs": self.queue}).encode()
+        assert argv == ["scontrol", "reconfigure"], argv
+        self.require_logged("", "reconfigure")
+        self.point("before reconfigure")
+        if self.release_text >= "24.11":
+            self.read_conf()
+        self.point("after reconfigure")
+        return b""
+
+    def feed(self, argv: Sequence[str], stdin: bytes) -> Done:
+        assert argv[:2] == ["scontrol", "release"]
+        self.said.append(" ".join(argv))
+        return Done(0, b"", b"")
+
+    def read_conf(self) -> None:
+        for name, gres in gres_of_nodes((self.folder / "almanac-mig.conf").read_text()).items():
+            node = self.nodes[name]
+            if gres != node.gres and node.jobs:
+                raise BrokenPromiseError(f"Gres of {name} changes under a job")
+            node.gres = gres
+
+    # -- the node --
+
+    def on_node(self, argv: Sequence[str], stdin: bytes, timeout_s: float) -> Done:
+        if argv[0] == "systemctl":
+            self.read_conf()
+            return Done(0, b"", b"")
+        name = argv[2]
+        node, what = self.nodes[name], argv[argv.index("nvidia-mig-parted") + 1]
+        if what == "export":
+            return Done(0, parted(node.layout), b"")
+        wanted = parse_export(NAMES.model, stdin)
+        fault = self.faults.pop(0) if self.faults else ""
+        if what == "assert":
+            node.asserted = node.layout if node.layout == wanted and not fault else None
+            return Done(0 if node.asserted else 1, b"", b"Assertion failure")
+        self.require_logged(name, "apply")
+        if "DRAIN" not in node.states or node.jobs or not node.reason.startswith("almanac mig:"):
+            raise BrokenPromiseError(f"{name} is changed while it is {node.states}, with {node.jobs} jobs")
+        node.asserted = None
+        self.point(f"before apply on {name}")
+        if fault == "half":
+            node.layout = (wanted[0], *node.layout[1:])
+            return Done(1, b"", b"half applied")
+        if fault == "refused":
+            return Done(1, b"", b"In use by another client")
+        if fault != "wrong":
+            node.layout = wanted
+        self.point(f"after apply on {name}")
+        return Done(0, b"MIG configuration applied successfully", b"")
+
+    # -- promises --
+
+    def require_logged(self, name: str, *words: str) -> None:
+        rows = self.rows()
+        own = [row for row in rows if not name or row["node"] == name]
+        if not own or own[-1]["what"] not in words:
+            raise BrokenPromiseError(f"{words} of {name} is not logged: {own[-1:]}")
+
+    def require_verified(self, name: str) -> None:
+        node = self.nodes[name]
+        if not node.reason.startswith("almanac mig:"):
+            raise BrokenPromiseError(f"{name} is resumed from the drain {node.reason!r}")
+        if node.asserted != node.layout or gpu_types(node.gres) != NAMES.types(node.layout):
+            raise BrokenPromiseError(f"{name} is resumed unverified: {node}")
+
+    def require_types(self, name: str) -> None:
+        others = [each for other, each in self.nodes.items() if other != name and not each.states & {"DRAIN", "DOWN"}]
+        left = {kind for each in others for kind in gpu_types(each.gres)}
+        if gone := (gpu_types(self.nodes[name].gres).keys() & self.demand) - left:
+            raise BrokenPromiseError(f"no node in service has {gone}")
+
+    def rows(self) -> list[dict[str, Any]]:
+        paths = sorted((self.folder / "mig").glob("*.jsonl"))
+        return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+    def logged(self) -> list[str]:
+        return [row["what"] for row in self.rows()]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The world as a SlurmBackend, as far as it is used."""
+
+    world: World
+
+    def nodes(self) -> list[Node]:
+        return self.world.nodes_now()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.world, name)
+
+
+class Folder(MigFolder):
+    """Can be killed before and after a save."""
+
+    def __init__(self, root: Path, world: World) -> None:
+        super().__init__(root)
+        object.__setattr__(self, "world", world)
+
+    def save(self, state: MigState) -> None:
+        self.world.point("before save")  # type: ignore[attr-defined]
+        super().save(state)
+        self.world.point("after save")  # type: ignore[attr-defined]
+
+
+class Include(IncludeFile):
+    """Can be killed before and after the write."""
+
+    def __init__(self, path: Path, world: World) -> None:
+        super().__init__(path)
+        object.__setattr__(self, "world", world)
+
+    def write(self, text: str) -> None:
+        self.world.point("before write")  # type: ignore[attr-defined]
+        super().write(text)
+        self.world.point("after write")  # type: ignore[attr-defined]
+
+
+def parted(layout: Layout) -> bytes:
+    entries = [
+        {"devices": [number], "mig-enabled": False}
+        if gpu == ("gpu",)
+        else {
+            "devices": [number],
+            "mig-enabled": True,
+            "mig-devices": Counter(NAMES.type_of(shape) for shape in gpu),
+        }
+        for number, gpu in enumerate(layout)
+    ]
+    return json.dumps({"version": "v1", "mig-configs": {"current": entries}}).encode()
+
+
+def change(node: str, old: Layout, new: Layout) -> LayoutChange:
+    return LayoutChange(node, old, new, "the test says so")
+
