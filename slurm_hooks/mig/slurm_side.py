@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,9 +87,12 @@ class SlurmSide:
 
     def reconfigure(self, node_side: NodeSide) -> None:
         """Make slurmctld and the nodes read the new Gres. Raises CommandError."""
+        is_old = self.release_number() < RECONFIGURE_SINCE
         self.commands(["scontrol", "reconfigure"])
-        if self.release_number() < RECONFIGURE_SINCE:
+        if is_old:
             node_side.restart_controller()
+            with contextlib.suppress(CommandError):  # the nodes register at once; without it after up to 10 s
+                self.commands(["scontrol", "reconfigure"])
 
     def release_number(self) -> tuple[int, int]:
         """(24, 11) of 24.11.5."""

@@ -64,9 +64,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.nodes = {
-            name: FakeNode(each, with_gpus("", NAMES.types(each))) for name, each in self.layouts.items()
-        }
+        self.nodes = {name: FakeNode(each, with_gpus("", NAMES.types(each))) for name, each in self.layouts.items()}
         lines = (f"NodeName={name} CPUs=8 Gres={node.gres} State=UNKNOWN\n" for name, node in self.nodes.items())
         (self.folder / "almanac-mig.conf").write_text("# ours\n" + "".join(lines))
         self.effects = 0
@@ -286,4 +284,3 @@ def parted(layout: Layout) -> bytes:
 
 def change(node: str, old: Layout, new: Layout) -> LayoutChange:
     return LayoutChange(node, old, new, "the test says so")
-

@@ -1,0 +1,207 @@
+"""`almanac mig` on a site with fake MIG GPUs: the command as a timer runs it, with a decision that the test makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mig_site import MigSite
+from site_commands import SiteCommands
+
+import advisor.decisions.mig_layout
+import slurm_hooks.mig.include
+import slurm_hooks.mig.node_side
+from advisor.decisions.mig_layout import LayoutChange, LayoutPlan, MigNode, SliceJob
+from almanac.errors import CommandError
+from cli.app import App
+from cli.mig import command
+from slurm_hooks.json_lines import JsonLines
+from slurm_hooks.mig.folder import MigFolder
+from slurm_hooks.mig.layouts import Layout
+from telemetry.slurm.command_backend import CommandBackend
+from telemetry.slurm.commands import Done
+from telemetry.store.store import Store
+
+CONFIG = """
+[mig]
+mode = "apply"
+nodes = ["n[1-2]=A100-40", "n[3-4]=A100-80"]
+job_wait_s = 4
+verify_timeout_s = 60
+command_timeout_s = 4
+restart_command = ["restart"]
+distribute_command = ["distribute", "{node}"]
+apply_command = ["{node}", "apply", "-f", "-", "-c", "almanac"]
+assert_command = ["{node}", "assert", "-f", "-", "-c", "almanac"]
+export_command = ["{node}", "export", "-o", "json"]
+"""
+
+
+class SiteApp(App):
+    """The command's environment, with its Slurm on the site."""
+
+    site_commands: SiteCommands
+
+    @property
+    def commands(self) -> Any:
+        return self.site_commands
+
+    @property
+    def backend(self) -> CommandBackend:
+        return CommandBackend(self.site_commands)
+
+
+@dataclass
+class MigApply:
+    """Every call is one run, as the timer does it. wanted: the layouts that the decision asks for."""
+
+    mig: MigSite
+    folder: Path
+    capsys: pytest.CaptureFixture[str]
+    wanted: dict[str, Layout] = field(default_factory=dict)
+    kill_at: int = 0
+    points: list[str] = field(default_factory=list)
+    restart: Callable[[], None] | None = None
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    def decide(self, nodes: Sequence[MigNode], jobs: Sequence[SliceJob], now_s: int) -> LayoutPlan:
+        changes = tuple(
+            LayoutChange(node.name, node.gpus, self.wanted[node.name], "the test says so")
+            for node in nodes
+            if self.wanted.get(node.name, node.gpus) != node.gpus
+        )
+        return LayoutPlan(changes, "" if changes else "the test says so")
+
+    def app(self) -> SiteApp:
+        commands = SiteCommands(self.mig.site)
+        app = SiteApp(str(self.folder / "almanac.toml"), str(self.store), CommandBackend(commands).cluster())
+        app.site_commands = commands
+        return app
+
+    def __call__(self, *argv: str, code: int = 0) -> Any:
+        """What the command says as JSON."""
+        said = self.said(*argv, "--json", code=code)
+        return json.loads(said)
+
+    def said(self, *argv: str, code: int = 0) -> str:
+        """What the command prints for people."""
+        self.capsys.readouterr()
+        done = command.main(args=list(argv), standalone_mode=False, obj=self.app()) or 0
+        said = self.capsys.readouterr()
+        assert done == code, said
+        return said.out
+
+    def apply(self, code: int = 0) -> dict[str, str]:
+        """What became of each node."""
+        return {each["node"]: each["what"] for each in self("apply", code=code)["outcomes"]}
+
+    def forget_the_day(self) -> None:
+        """A node may be changed once a day; tests change it more often."""
+        path = self.store / "mig/state.json"
+        if path.exists():
+            content = json.loads(path.read_text())
+            path.write_text(json.dumps({**content, "changed_s": {}}))
+
+    def lines(self) -> list[dict[str, Any]]:
+        texts = (path.read_text() for path in sorted((self.store / "mig").glob("*.jsonl")))
+        return [json.loads(line) for text in texts for line in text.splitlines()]
+
+    def on_node(self, argv: Sequence[str], stdin: bytes, timeout_s: float) -> Done:
+        """What [mig]'s commands do here."""
+        self.point(f"before {argv[:2]}")
+        if argv[0] == "restart":
+            (self.restart or self._restart)()
+        elif argv[0] == "distribute":
+            if len(self.mig._hosts(argv[1])) > 1:
+                self.mig.site.write(argv[1], self.mig.include, self.mig.site.read("ctl", self.mig.include))
+        else:
+            host, *rest = argv
+            program = ["timeout", "-s", "KILL", str(timeout_s), f"{self.mig.bin_dir(host)}/nvidia-mig-parted"]
+            done = self.mig.site.run_bytes(host, "root", *program, *rest, stdin=stdin)
+            if done.returncode in (124, 137, -9):
+                raise CommandError(f"{rest[0]} timed out after {timeout_s:g} s")
+            self.point(f"after {argv[:2]}")
+            return Done(done.returncode, done.stdout, done.stderr)
+        self.point(f"after {argv[:2]}")
+        return Done(0, b"", b"")
+
+    def _restart(self) -> None:
+        self.mig.site.stop_server("slurmctld")
+        self.mig.site.start_server("slurmctld")
+
+    def point(self, what: str) -> None:
+        """A place to be killed at, in a process of its own."""
+        self.points.append(what)
+        if self.kill_at and len(self.points) >= self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def killed_apply(self, kill_at: int) -> bool:
+        """A run that gets SIGKILL at its n-th point, in a process of its own; False where it ended before."""
+        ask, do = os.pipe(), os.pipe()
+        child = os.fork()
+        if child == 0:
+            self.points, self.kill_at = [], kill_at
+            self.restart = lambda: (os.write(ask[1], b"r"), os.read(do[0], 1))  # type: ignore[assignment, return-value]
+            try:
+                command.main(args=["apply", "--json"], standalone_mode=False, obj=self.app())
+            finally:
+                os._exit(0)
+        try:
+            while True:
+                if select.select([ask[0]], [], [], 0.02)[0]:
+                    os.read(ask[0], 1)
+                    self._restart()
+                    os.write(do[1], b"d")
+                ended, status = os.waitpid(child, os.WNOHANG)
+                if ended:
+                    return os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        finally:
+            for end in (*ask, *do):
+                os.close(end)
+
+
+@contextmanager
+def mig_apply_site(mig: MigSite, folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[MigApply]:
+    """The parts of the command that reach a node, or a file of the controller, are the site's."""
+    (folder / "almanac.toml").write_text(f'{CONFIG}include_file = "{mig.include}"\n')
+    Store.create(folder / "store")
+    made = MigApply(mig, folder, capsys)
+    site = mig.site
+
+    class SiteInclude(slurm_hooks.mig.include.IncludeFile):
+        def read(self) -> str:
+            return site.read("ctl", str(self.path)).decode()
+
+        def write(self, text: str) -> None:
+            made.point("before write")
+            site.write("ctl", str(self.path), text.encode())
+            made.point("after write")
+
+    def pointed(name: str, function: Any) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
+            made.point(f"before {name}")
+            result = function(*args, **more)
+            made.point(f"after {name}")
+            return result
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slurm_hooks.mig.include, "IncludeFile", SiteInclude)
+        patch.setattr(slurm_hooks.mig.node_side, "run_bounded", made.on_node)
+        patch.setattr(advisor.decisions.mig_layout, "decide_layout", made.decide)
+        patch.setattr(MigFolder, "save", pointed("save", MigFolder.save))
+        patch.setattr(JsonLines, "append", pointed("log", JsonLines.append))
+        patch.setattr(CommandBackend, "set_node_state", pointed("order", CommandBackend.set_node_state))
+        yield made
