@@ -21,6 +21,7 @@ from cli.doctor.host_roles import ROLES, examine_host
 from cli.doctor.mail import check_mail
 from cli.doctor.mail_settings import check_rules
 from cli.doctor.mig import check_mig
+from cli.doctor.mig_slices import check_slices
 from cli.doctor.power import check_power
 from cli.doctor.priority import check_priority
 from cli.doctor.store import check_store
@@ -186,9 +187,10 @@ PROBES: dict[str, Probe] = {
     "GPU bindings": check_bindings,
     "models": check_models,
     "services": check_services,
-    "MIG slices": check_mig,
+    "MIG slices": check_slices,
     "priority": check_priority,
     "power": check_power,
+    "MIG layouts": check_mig,
     "node demand": check_demand,
     "advice files": check_advice_files,
     "cli_filter": check_filter,

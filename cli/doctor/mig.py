@@ -1,74 +1,142 @@
-"""`almanac doctor` on MIG slices: the tiers that nodes offer, and where requests without a type land."""
+"""`almanac doctor` on MIG layouts: the include file, the commands that reach the nodes, rights, and failed changes."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from almanac.errors import AlmanacError
-from almanac.mig import compute_slices
-from almanac.slices import is_known_slice
-from almanac.units import listed
 from cli.app import App
 from cli.doctor.findings import Check
 
 if TYPE_CHECKING:
-    from almanac.config import Tier
-    from telemetry.slurm.gpu_types import PartitionGpus
+    from slurm_hooks.mig.folder import MigFolder
+    from slurm_hooks.mig.node_side import NodeSide
+    from slurm_hooks.mig.settings import MigSettings
+    from slurm_hooks.mig.slurm_side import SlurmSide
 
-NAME = "MIG slices"
+NAME = "MIG layouts"
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The input of the checks. slurm_conf: path of slurm.conf as slurmctld has it."""
+
+    settings: MigSettings
+    slurm: SlurmSide
+    node_side: NodeSide
+    folder: MigFolder
+    cluster: str
+    slurm_conf: str
 
 
 def check_mig(app: App) -> Iterator[Check]:
-    """Yields nothing where neither Slurm nor the configuration has slices, and where Slurm does not answer."""
-    from telemetry.slurm.gpu_types import partition_gpus
-
-    try:
-        found = [gpus for gpus in partition_gpus(app.commands) if gpus.is_in_service]
-    except AlmanacError:
-        return  # the check of Slurm reports it
-    types = {kind for gpus in found for kind in gpus.types}
-    slices = sorted(kind for kind in types if compute_slices(kind))
-    tiers = [tier for tier in app.config.tiers if tier.is_slice]
-    if not slices and not tiers:
+    """Yields nothing without mig.nodes, or with mig.mode = "off"."""
+    if app.config.mig.mode == "off" or not app.config.mig.nodes:
         return
-    checks = [*_check_tiers(tiers, types), *_check_types(slices, app.config.tiers), *_check_mixed(found)]
-    yield from checks
-    if not checks:
-        yield Check(NAME, "ok", f"advised: {', '.join(tier.name for tier in tiers)}")
+    from slurm_hooks.mig.folder import MigFolder
+    from slurm_hooks.mig.node_side import NodeSide, run_bounded
+    from slurm_hooks.mig.settings import mig_settings
+    from slurm_hooks.mig.slurm_side import SlurmSide
+
+    settings, backend = mig_settings(app.config.mig), app.backend
+    conf = re.search(r"(?m)^SLURM_CONF\s*=\s*(\S+)", backend.configuration())
+    seen = Seen(
+        settings=settings,
+        slurm=SlurmSide(backend, app.commands, 0),
+        node_side=NodeSide(settings.config, run_bounded),
+        folder=MigFolder(app.store_root / "mig"),
+        cluster=app.cluster_store().cluster,
+        slurm_conf=conf[1] if conf else "",
+    )
+    found = list(examine(seen))
+    yield from found
+    if not found:
+        yield Check(NAME, "ok", f"{len(settings.names)} nodes can be changed; mig.mode is {settings.config.mode}")
 
 
-def _check_tiers(tiers: Sequence[Tier], types: set[str]) -> Iterator[Check]:
-    for tier in tiers:
-        if not is_known_slice(tier):
-            said = f"{tier.name}: {tier.gpu_model} has no MIG profile {tier.gres}"
-            yield Check(NAME, "warn", said, "correct gpu_model or gres of this [[tiers]] table")
-    absent = [tier.name for tier in tiers if tier.gres and tier.gres not in types]
-    if absent:
-        said = f"no node in service has the GRES type of {listed(absent, 'tier')}, so almanac does not advise it"
-        yield Check(NAME, "warn", said, "resume its nodes, or remove the [[tiers]] table", {"tiers": absent})
+def examine(seen: Seen) -> Iterator[Check]:
+    """Yield each fault; nothing if there is none."""
+    for probe in (_include, _lines, _restart, _nodes, _failed):
+        yield from probe(seen)
 
 
-def _check_types(slices: Sequence[str], tiers: Sequence[Tier]) -> Iterator[Check]:
-    known = {tier.gres for tier in tiers} | {tier.partition for tier in tiers if tier.partition}
-    strange = [kind for kind in slices if kind not in known]
-    if strange and not any(tier.is_slice and not tier.gres for tier in tiers):
-        said = f"no tier names {listed(strange, 'GRES type')} of MIG slices, so almanac does not advise it"
-        yield Check(NAME, "warn", said, "describe each one in a [[tiers]] table", {"types": strange})
+def _include(seen: Seen) -> Iterator[Check]:
+    path = Path(seen.settings.config.include_file)
+    try:
+        text = Path(seen.slurm_conf).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        yield _warn(f"{seen.slurm_conf or 'slurm.conf'} cannot be read here", "run doctor on the controller")
+        return
+    included = re.findall(r"(?im)^\s*Include\s+(\S+)", text)
+    if not {str(path), path.name} & {*included}:
+        yield _fail(f"{seen.slurm_conf} does not include {path}", f"add a line `Include {path}` before the partitions")
+    if path.exists() and not os.access(path.parent, os.W_OK):
+        yield _warn(f"{path.parent} cannot be written by {os.geteuid()}", "run `almanac mig apply` as root")
 
 
-def _check_mixed(found: Sequence[PartitionGpus]) -> Iterator[Check]:
-    """Slurm gives an untyped request whichever GPU it finds first: a slice, beside idle whole GPUs."""
-    types: defaultdict[str, set[str]] = defaultdict(set)
-    for gpus in found:
-        types[gpus.partition].update(gpus.types)
-    mixed = [name for name, kinds in sorted(types.items()) if len({bool(compute_slices(kind)) for kind in kinds}) > 1]
-    if mixed:
-        has = "has" if len(mixed) == 1 else "have"
-        said = f"{listed(mixed, 'partition')} {has} whole GPUs and MIG slices: untyped requests land on slices"
-        todo = (
-            "give requests without a GPU type the type of whole GPUs in job_submit.lua (docs/mig.md), "
-            "or move nodes with slices to a partition of their own"
+def _lines(seen: Seen) -> Iterator[Check]:
+    from slurm_hooks.mig.include import HOW, IncludeFile, gres_of_nodes
+    from slurm_hooks.mig.layouts import gpu_types
+
+    written = gres_of_nodes(IncludeFile(Path(seen.settings.config.include_file)).read())
+    if without := [name for name in seen.settings.names if name not in written]:
+        yield _fail(f"{_some(without)}: no NodeName line of their own in the include file", HOW)
+    nodes = {node.name: node for node in seen.slurm.backend.nodes()}
+    if strangers := [name for name in seen.settings.names if name not in nodes]:
+        yield _fail(f"mig.nodes: Slurm does not list {_some(strangers)}", "correct mig.nodes")
+    other = [name for name, gres in written.items() if name in nodes and gpu_types(gres) != gpu_types(nodes[name].gres)]
+    if other:
+        todo = "make them alike: `scontrol reconfigure` would change those nodes, and end their jobs"
+        yield _fail(f"{_some(other)}: Gres in the include file and in Slurm differ", todo)
+
+
+def _restart(seen: Seen) -> Iterator[Check]:
+    from slurm_hooks.mig.slurm_side import RECONFIGURE_SINCE
+
+    command = seen.settings.config.restart_command
+    if seen.slurm.release_number() < RECONFIGURE_SINCE and (not command or shutil.which(command[0]) is None):
+        yield _fail(
+            f"mig.restart_command is {' '.join(command) or 'empty'}: this release of Slurm takes a new Gres only when "
+            "slurmctld restarts",
+            "name a command that restarts slurmctld",
         )
-        yield Check(NAME, "warn", said, todo, {"partitions": mixed})
+
+
+def _nodes(seen: Seen) -> Iterator[Check]:
+    from slurm_hooks.mig.gate import is_in_service
+
+    serving = {node.name for node in seen.slurm.backend.nodes() if is_in_service(node)}
+    up = [name for name in seen.settings.names if name in serving]
+    for name in up[:_SHOWN]:
+        try:
+            seen.node_side.export(name, seen.settings.names[name].model)
+        except AlmanacError as error:
+            yield _fail(f"{name}: {error}", error.hint)
+
+
+def _failed(seen: Seen) -> Iterator[Check]:
+    for name, change in seen.folder.load(seen.cluster).changes.items():
+        if change.fault:
+            yield _fail(
+                f"the change of {name} failed, and it stays drained: {change.fault}", "see `almanac mig status`"
+            )
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _fail(said: str, todo: str) -> Check:
+    return Check(NAME, "fail", said, todo)
+
+
+def _warn(said: str, todo: str) -> Check:
+    return Check(NAME, "warn", said, todo)

@@ -74,9 +74,8 @@ def test_a_layout_changes_end_to_end_with_its_transcript(mig: MigApply, capsys: 
     with capsys.disabled():
         first = mig.lines()[0]["time_s"]
         steps = "".join(f"  +{row['time_s'] - first:2d} s {row['what']}: {row['why']}\n" for row in mig.lines())
-        print(
-            f"\n--- Slurm {site.release}\n$ almanac mig plan\n{planned}$ almanac mig apply   # {took_s:.1f} s\n{done}{steps}"
-        )
+        print(f"\n--- Slurm {site.release}\n$ almanac mig plan\n{planned}$ almanac mig apply   # {took_s:.1f} s")
+        print(f"{done}{steps}")
 
     # The type is gone: a job that asks for it is stuck, until it is back. A job that its user holds stays held.
     mig.forget_the_day()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -150,10 +151,8 @@ def test_no_promise_is_broken_by_any_sequence_of_failures_jobs_and_kills(
         changes = [change("n1", SEVEN, HALVES), change("n3", HALVES, WHOLE), change("n4", WHOLE, SEVEN)]
         for kill in [*kills, None]:
             world.kill_at = None if kill is None else world.effects + kill
-            try:
+            with contextlib.suppress(KilledError):
                 apply(world, *changes, nodes_at_once=at_once)
-            except KilledError:
-                pass
         for each in world.nodes.values():
             ours = each.reason.startswith("almanac mig failed:")
             assert ours or "DRAIN" not in each.states, "neither finished nor given up"
