@@ -88,7 +88,10 @@ def _past(row: Mapping[str, Any], names: Collection[GresNames], advice: AdviceSe
     own, ran_on = found
     busy = compute_slices_used(own.model, ran_on, row["mean_sm_active_frac"], row["mean_dram_active_frac"])
     shape = smallest_shape(own.model, ran_on, row["hbm_peak_mib"], busy, advice)
-    return SliceJob(shape, row["submit_s"], float(row["elapsed_s"]), int(row["start_s"]))
+    return SliceJob(
+        shape, row["submit_s"], float(row["elapsed_s"]), int(row["start_s"]), ran_on=ran_on, compute=busy,
+        model=own.model.name,
+    )  # fmt: skip
 
 
 def _given(gres_type: str, names: Collection[GresNames]) -> tuple[GresNames, str] | None:
@@ -131,7 +134,9 @@ def _queued(job: QueuedGpuJob, names: Collection[GresNames], typical_s: float, n
     run_s = min(typical_s, job.time_limit_s or math.inf)
     if job.start_s is not None:
         run_s = max(run_s, now_s - job.start_s + 60.0)
-    return [SliceJob(found[1], job.submit_s, run_s, job.start_s)] * min(job.count, 10_000)
+    node = job.nodes if job.start_s is not None else None
+    one = SliceJob(found[1], job.submit_s, run_s, job.start_s, node=node, model=found[0].model.name)
+    return [one] * min(job.count, 10_000)
 
 
 def _median(values: Sequence[float]) -> float:

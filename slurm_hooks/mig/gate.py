@@ -9,6 +9,8 @@ from slurm_hooks.mig.layouts import gpu_types
 from slurm_hooks.power.nodes import flags_of
 from telemetry.slurm.backend import Node
 
+HAS_A_JOB = "it has a job"
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -34,7 +36,7 @@ def refusal(node: Node, nodes: Sequence[Node], around: Surroundings, now_s: int)
         (node.name not in around.managed, "it is not in mig.nodes, or it is excluded"),
         (node.name in around.under_change, "it is under change already"),
         (changed_s is not None and now_s - changed_s < around.pause_s, "it was changed within mig.hours_between"),
-        (node.name in around.busy, "it has a job"),
+        (node.name in around.busy, HAS_A_JOB),
         (node.name in around.reserved or bool(node.reservation), "it is reserved, or soon will be"),
         (bool(flags_of(node.states)), f"it is {'+'.join(sorted(node.states))}"),
     )

@@ -11,7 +11,7 @@ from almanac.errors import AlmanacError
 from almanac.units import printable
 from slurm_hooks.mig.demand import Demand
 from slurm_hooks.mig.folder import MigState
-from slurm_hooks.mig.gate import Surroundings, refusal, types_in_service
+from slurm_hooks.mig.gate import HAS_A_JOB, Surroundings, refusal, types_in_service
 from slurm_hooks.mig.layouts import Layout, gpu_types
 from slurm_hooks.mig.node_side import NodeSide
 from slurm_hooks.mig.settings import MigSettings
@@ -109,4 +109,7 @@ class MigPlanner:
 def _mig_node(row: NodeRow, state: MigState) -> MigNode | None:
     if row.layout is None:
         return None
-    return MigNode(row.name, row.model, row.layout, not row.refusal, state.changed_s.get(row.name))
+    can_change = row.refusal in ("", HAS_A_JOB)
+    return MigNode(
+        row.name, row.model, row.layout, not row.refusal, state.changed_s.get(row.name), can_change=can_change
+    )

@@ -150,7 +150,7 @@ def test_settings_that_name_no_node_or_model_are_refused(settings: dict[str, tup
 
 
 def test_a_command_that_hangs_is_ended_with_what_it_started() -> None:
-    with pytest.raises(CommandError, match="timed out after 0.3 s"):
+    with pytest.raises(CommandError, match="timed out"):
         run_bounded(["sh", "-c", "sleep 60 & wait"], b"", 0.3)
     with pytest.raises(CommandError):
         run_bounded(["/no/such/program"], b"", 1)
