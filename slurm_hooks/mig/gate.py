@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_hooks.mig.layouts import gpu_types
 from slurm_hooks.power.nodes import flags_of
@@ -63,3 +63,8 @@ def is_in_service(node: Node) -> bool:
     return bool(node.states & {"IDLE", "ALLOCATED", "MIXED"}) and node.states <= {
         "IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "CLOUD", "DYNAMIC_NORM", "BLOCKED",
     }  # fmt: skip
+
+
+def is_open(node: Node) -> bool:
+    """Whether Slurm means to start jobs there: for some seconds after its restart (22.05) it waits for an answer."""
+    return is_in_service(replace(node, states=node.states - {"NOT_RESPONDING"}))

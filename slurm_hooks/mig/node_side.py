@@ -19,6 +19,7 @@ from telemetry.slurm.commands import Done
 
 Run = Callable[[Sequence[str], bytes, float], Done]
 """Runs a command with an input and a time limit. Raises CommandError where it is missing or takes too long."""
+_LOGGED = re.compile(r'\bmsg="((?:[^"\\]|\\.)*)"')
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 
 
@@ -55,7 +56,7 @@ class NodeSide:
         argv = for_node(command, node)
         done = self.run(argv, stdin, self.config.command_timeout_s)
         if done.code:
-            said = printable(done.said or done.stdout.decode("utf-8", "replace").strip()[-300:] or "nothing", 300)
+            said = printable(last_message(done.stderr) or last_message(done.stdout) or "nothing", 300)
             raise CommandError(f"{argv[0]} ended with {done.code}: {said}", f"run it yourself: {' '.join(argv)}")
         return done.stdout
 
@@ -67,6 +68,15 @@ def for_node(command: Sequence[str], node: str) -> list[str]:
     if node and not _NODE.fullmatch(node):
         raise CommandError(f"{printable(node, 80)!r} is no name of a node", "correct mig.nodes")
     return [part.replace("{node}", node) for part in command]
+
+
+def last_message(output: bytes) -> str:
+    """The last line; of mig-parted's log, `time="..." level=fatal msg="..."`, only the message."""
+    lines = [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
+    if not lines:
+        return ""
+    found = _LOGGED.search(lines[-1])
+    return found[1].replace('\\"', '"') if found else lines[-1].strip()
 
 
 def run_bounded(argv: Sequence[str], stdin: bytes, timeout_s: float) -> Done:

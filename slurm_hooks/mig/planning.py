@@ -11,7 +11,7 @@ from almanac.errors import AlmanacError
 from almanac.units import printable
 from slurm_hooks.mig.demand import Demand
 from slurm_hooks.mig.folder import MigState
-from slurm_hooks.mig.gate import HAS_A_JOB, Surroundings, refusal, types_in_service
+from slurm_hooks.mig.gate import HAS_A_JOB, Surroundings, is_open, refusal
 from slurm_hooks.mig.layouts import Layout, gpu_types
 from slurm_hooks.mig.node_side import NodeSide
 from slurm_hooks.mig.settings import MigSettings
@@ -37,7 +37,7 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class MigPlan:
-    """The plan and what it is made from. in_service: GPU types of nodes that take jobs."""
+    """The plan and what it is made from. in_service: GPU types of nodes that take jobs, or will when they answer."""
 
     now_s: int
     nodes: tuple[NodeRow, ...]
@@ -69,7 +69,7 @@ class MigPlanner:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             rows = tuple(pool.map(lambda name: self._row(name, view, around, now_s), self.settings.names))
         nodes = [node for row in rows if (node := _mig_node(row, state))]
-        in_service = frozenset(name for node in view.nodes.values() for name in types_in_service(node, around))
+        in_service = frozenset(name for node in view.nodes.values() if is_open(node) for name in gpu_types(node.gres))
         own_types = {name for each in self.settings.names.values() for name in each.all_types()}
         return MigPlan(
             now_s=now_s,

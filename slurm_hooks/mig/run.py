@@ -23,6 +23,7 @@ from slurm_hooks.mig.slurm_side import SlurmSide, SlurmView
 from slurm_hooks.mig.steps import Action, NodeChange, Step, StepLimits, next_step, unlike
 
 POLL_S = 0.5
+MOST_FAULT = 200
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,9 @@ class MigRun:
         return self._try(change, "apply", lambda: self._apply_on_node(change))
 
     def _apply_on_node(self, change: NodeChange) -> None:
-        self.node_side.apply(change.node, self.settings.names[change.node].model, change.new)
+        model = self.settings.names[change.node].model
+        self.node_side.apply(change.node, model, change.new)
+        self.node_side.require(change.node, model, change.new)  # before Slurm is told of what is not there
         self._put(change.at("gres", self._now_s()))
 
     def _write_gres(self, change: NodeChange, view: SlurmView) -> bool:
@@ -233,7 +236,7 @@ class MigRun:
         return True
 
     def _fail(self, change: NodeChange, why: str) -> None:
-        failed = replace(change, fault=printable(why, 120))
+        failed = replace(change, fault=printable(why, MOST_FAULT))
         self._log("fail", change.node, printable(why, 500))
         self._put(failed)
         seen = self.slurm.view(self._now_s()).sight(change.node)

@@ -20,7 +20,7 @@ Stage = Literal["drain", "wait", "apply", "gres", "reconfigure", "verify", "resu
 PREFIX = "almanac mig:"
 FAILED = "almanac mig failed:"
 """How the reason of a node begins that stays drained."""
-MOST_REASON = 180
+MOST_REASON = 240
 _STRANGE = frozenset(
     {"DOWN", "ERROR", "INVALID_REG", "INVAL", "UNKNOWN", "NOT_RESPONDING", "FUTURE", "FAIL", "POWERED_DOWN",
      "POWERING_DOWN", "POWERING_UP", "POWER_DOWN", "POWER_UP", "REBOOT_ISSUED", "REBOOT_REQUESTED"}

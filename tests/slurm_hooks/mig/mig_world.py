@@ -153,6 +153,8 @@ class World:
         assert argv == ["scontrol", "reconfigure"], argv
         self.require_logged("", "reconfigure")
         self.point("before reconfigure")
+        for node in self.nodes.values():
+            node.asserted = None  # what was verified before Slurm has read the new Gres does not count
         if self.release_text >= "24.11":
             self.read_conf()
         self.point("after reconfigure")
