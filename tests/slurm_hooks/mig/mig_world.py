@@ -61,6 +61,7 @@ class World:
     queue: list[dict[str, Any]] = field(default_factory=list)
     reserved: list[Reservation] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
+    configuration_text: str = ""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -121,6 +122,12 @@ class World:
 
     def release(self) -> str:
         return self.release_text
+
+    def cluster(self) -> str:
+        return "lab"
+
+    def configuration(self) -> str:
+        return self.configuration_text
 
     def reservations(self) -> list[Reservation]:
         return self.reserved
