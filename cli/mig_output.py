@@ -87,7 +87,8 @@ def show_status(state: MigState, rows: Sequence[Mapping[str, Any]], now_s: int, 
         what = "failed" if each.fault else f"at stage {each.stage} for {format_duration(max(0, now_s - each.stage_s))}"
         _say(0, f"{each.node}: {shown(each.old)} -> {shown(each.new)}: {what}")
         if each.fault:
-            _say(2, f"{each.fault}; it stays drained. {_TODO[each.stage].format(node=each.node)}")
+            _say(2, f"{each.fault}; it stays drained")
+            _say(2, _TODO[each.stage].format(node=each.node))
     for row in rows[-ROWS:]:
         time_s = row.get("time_s")
         when = format_moment(time_s) if isinstance(time_s, int) else "?"
