@@ -110,7 +110,7 @@ def test_jobs_that_a_vanished_type_left_stuck_are_released_and_held_ones_are_not
         ("in-use", "In use"),
         ("half-applied", "apply"),
         ("hangs", "timed out"),
-        ("wrong", "assert"),
+        ("wrong", "Assert"),
         ("reset-refused", ""),
     ],
 )
