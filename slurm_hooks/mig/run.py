@@ -175,7 +175,7 @@ class MigRun:
     def _apply_on_node(self, change: NodeChange) -> None:
         model = self.settings.names[change.node].model
         self.node_side.apply(change.node, model, change.new)
-        self.node_side.require(change.node, model, change.new)  # before Slurm is told of what is not there
+        self.node_side.require(change.node, model, change.new)  # Slurm must not hear of a layout that is not there
         self._put(change.at("gres", self._now_s()))
 
     def _write_gres(self, change: NodeChange, view: SlurmView) -> bool:
