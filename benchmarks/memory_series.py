@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-FIT_LOW, FIT_HIGH = float(os.environ.get("LOW", ".5")), 1.0
 CAPACITIES_MIB = (4864.0, 9728.0, 19968.0, 40192.0)
 """Of 1g, 2g, 3g and 7g of an A100-40."""
 INTERVALS_S = (1.0, 5.0, 10.0, 15.0, 30.0, 60.0)
@@ -120,7 +118,10 @@ def _lost(size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def series_of(shape: str, fits: bool, seed: int, least_peak: float = 0.5) -> Series:
-    """A run whose memory fits, or does not; the peak of one that fits is at least least_peak of the capacity. Raises ValueError for a shape that is always one of both."""
+    """A run whose memory fits, with a peak of at least least_peak of the capacity, or does not fit.
+
+    Raises ValueError where the shape is always one of both.
+    """
     rng = np.random.default_rng([list(SHAPES).index(shape), int(fits), seed])
     for _ in range(1000):
         found = _one(shape, fits, rng, least_peak)

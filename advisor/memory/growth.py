@@ -61,7 +61,7 @@ class GrowthRules:
     most_jump_share: float = 0.6
     fallen_share: float = 0.1
     z: float = 2.33
-    doubt: float = 1.05
+    doubt: float = 1.0
     least_chance: float = 0.95
 
 
