@@ -1,0 +1,1 @@
+"""almanac-restart: a wrapper in a user's own job that moves it to a larger GPU type when memory runs out."""
