@@ -77,7 +77,7 @@ trim_program() {
 # The client stays small: of compiled modules it gets those that its own commands import, and no simulator.
 LIGHT='cli.advise cli.doctor.host_roles cli.install_hooks cli.mail reports.mail.last_read reports.mail.preferences
     slurm_hooks.advice.shown slurm_hooks.install.ended_hook slurm_hooks.install.lua_syntax slurm_hooks.install.scripts
-    slurm_hooks.submit.dialogue telemetry.slurm.commands telemetry.slurm.sbatch'
+    slurm_hooks.restart.wrapper slurm_hooks.submit.dialogue telemetry.slurm.commands telemetry.slurm.sbatch'
 move_compiled() {
     local file
     # shellcheck disable=SC2086 # words
@@ -115,6 +115,8 @@ write_commands() {
     sed -e "1s|.*|#!$light|" -e "0,/^import sys\$/s|^import sys\$|import sys\n\n$path|" \
         slurm_hooks/submit/sbatch_almanac.py >"$CLIENT/usr/bin/sbatch-almanac"
     chmod 755 "$CLIENT/usr/bin/sbatch-almanac"
+    write_program "$CLIENT/usr/bin/almanac-restart" "$light" \
+        'import sys' '' "$path" 'from slurm_hooks.restart.wrapper import main' '' 'main()'
     mkdir -p "$FULL/usr/sbin"
     for wanted in on off; do
         write_program "$FULL$HOME_DIR/bin/almanac-power-$wanted" "$HOME_DIR/bin/python -I" \
@@ -132,6 +134,7 @@ copy_client_files() {
         $hooks/nodes/almanac-cli-filter.sh $system/copy/almanac-copy.sh
     install -Dm644 -t "$CLIENT/usr/lib/systemd/system" $system/copy/almanac-copy.{service,timer}
     install -Dm644 $system/copy/defaults "$CLIENT/etc/default/almanac-copy"
+    install -Dm644 -t "$share/almanac/restart" $hooks/restart/torch_memory.py
     install -Dm644 $system/almanac.toml "$CLIENT/etc/almanac/almanac.toml"
     install -Dm644 -t "$share/doc/slurm-almanac-client" docs/users.md docs/hooks.md docs/install.md \
         scripts/debian/copyright
@@ -161,7 +164,7 @@ copy_manual() {
 print(*(f"almanac-{name}" for name in names))'); do
         mv "$full/man1/$name.1" "$client/man1"
     done
-    install -Dm644 -t "$client/man1" scripts/debian/sbatch-almanac.1
+    install -Dm644 -t "$client/man1" scripts/debian/sbatch-almanac.1 scripts/debian/almanac-restart.1
     install -Dm644 -t "$full/man8" scripts/debian/almanac-power-off.8
     find "$client" "$full" -name '*.[18]' -exec gzip -9n {} +
     ln -s almanac-power-off.8.gz "$full/man8/almanac-power-on.8.gz"

@@ -16,6 +16,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from advisor.memory.growth import RULES, FamilyPeaks
+
 Z_ONE_SIDED = 2.3263
 """99% of a normal distribution lie below it; two-sided it would be 2.5758."""
 
@@ -105,6 +107,39 @@ def has_converged(predictions: Sequence[float | None], rules: AllocatorRules = P
     if len(newest) < rules.in_a_row:
         return False
     return max(newest) - min(newest) <= rules.converged_share * abs(newest[-1])
+
+
+class AllocatorWatch:
+    """Algorithm 1 with the guards of an early restart: observe() each iteration as it ends.
+
+    capacity_mib: None, NaN, or not positive: unknown, and nothing is ever predicted.
+    """
+
+    def __init__(
+        self,
+        capacity_mib: float | None,
+        workspaces_mib: float = 0.0,
+        rules: AllocatorRules = GUARDED,
+        use_share: float = RULES.use_share,
+    ) -> None:
+        self._capacity_mib, self._workspaces_mib = capacity_mib, workspaces_mib
+        self._rules, self._use_share = rules, use_share
+        self._iterations: list[Iteration] = []
+        self._predictions: list[float | None] = []
+
+    def observe(self, iteration: Iteration, last: float | None, family: FamilyPeaks | None = None) -> bool:
+        """Whether to restart now. last: the number of the job's last iteration; None: unknown, nothing is predicted."""
+        self._iterations.append(iteration)
+        known = last if last is not None else math.nan
+        self._predictions.append(predicted_peak_mib(self._iterations, known, self._workspaces_mib, self._rules))
+        capacity = self._capacity_mib
+        if capacity is None or not outgrows(self._predictions, capacity, self._rules):
+            return False
+        used = max(each.held_mib for each in self._iterations) + self._workspaces_mib + self._rules.context_mib
+        if used < self._use_share * capacity:
+            return False
+        share = len(self._iterations) / known
+        return not (family and family.explains(used, share, capacity, RULES.least_runs))
 
 
 def outgrows(predictions: Sequence[float | None], capacity_mib: float | None, rules: AllocatorRules = GUARDED) -> bool:

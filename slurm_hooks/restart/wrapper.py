@@ -1,0 +1,217 @@
+"""almanac-restart: run a command in a job, and move the job to the next GPU type when its memory runs out.
+
+It fails open: whatever goes wrong here, the command runs on and its exit code stays. The one thing that it writes is
+lines to standard error that begin with "almanac-restart:".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from advisor.decisions.restart import Destination, RunningJob, next_type, why_never
+from almanac.units import printable
+from slurm_hooks.restart import job as slurm_job
+from slurm_hooks.restart.child import NOT_EXECUTABLE, NOT_FOUND, Command, end_like
+from slurm_hooks.restart.iterations import IterationFile
+from slurm_hooks.restart.job import Run, ShownJob, release_of, running_job, types_in
+from slurm_hooks.restart.memory import read_memory
+from slurm_hooks.restart.options import Options, read_options
+from slurm_hooks.restart.output import FileOutput, PipeOutput, watched_output
+from slurm_hooks.restart.site import SiteFacts, read_site
+from slurm_hooks.restart.watch import MemoryWatch, limit_s
+from slurm_hooks.submit.sbatch_almanac import initial_environment
+from telemetry.slurm.commands import SlurmCommands
+
+COMMAND_S = 10.0
+"""After so long a command of Slurm or nvidia-smi is given up."""
+
+
+def say(text: str) -> None:
+    """One line on standard error; the command's own output is not touched."""
+    line = f"almanac-restart: {printable(text, 500)}\n".encode("utf-8", "replace")
+    try:
+        os.write(2, line)
+    except OSError:
+        return
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The job as it was at the start, and where it can go."""
+
+    job_id: str
+    job: RunningJob
+    site: SiteFacts
+    destination: Destination
+
+
+class Session:
+    """One run of the wrapper. run: commands; environ: of the job; uid: its user; clock: seconds, monotonic."""
+
+    def __init__(
+        self,
+        options: Options,
+        run: Run,
+        environ: Mapping[str, str],
+        uid: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options, self._run, self._environ, self._uid, self._clock = options, run, environ, uid, clock
+        self._start_s = clock()
+
+    def plan(self) -> Plan | None:
+        """What can be done for this job; None, after saying why, where it stays where it is."""
+        job_id = self._environ.get("SLURM_JOB_ID", "")
+        if not (job_id.isascii() and job_id.isdecimal()):
+            say("no restarts: not in a Slurm job")
+            return None
+        settings = self._text("scontrol", "show", "config")
+        job = running_job(ShownJob(self._shown(job_id)), self._uid, self._appends(settings))
+        release = release_of("".join(re.findall(r"(?m)^SLURM_VERSION\s*=(.*)$", settings)))
+        why = why_never(job, release, self._options.most_restarts)
+        if why:
+            say(f"no restarts: {why}")
+            return None
+        site = read_site(self._environ, self._uid, int(time.time()))
+        plan = Plan(job_id, job, site, self._destination(job, site))
+        if plan.destination.why_not:
+            say(f"no restarts: {plan.destination.why_not}")
+            return None
+        return plan
+
+    def _destination(self, job: RunningJob, site: SiteFacts) -> Destination:
+        partition = self._environ.get("SLURM_JOB_PARTITION", "")
+        where = ["-p", partition] if partition else []
+        existing = types_in(self._text("sinfo", "-h", "-r", "-o", "%G", *where))
+        return next_type(job, site.capacities_mib, existing, self._options.wanted)
+
+    def _text(self, *argv: str) -> str:
+        """Raises CommandError."""
+        done = self._run(argv)
+        return done.stdout.decode("utf-8", "replace") if not done.code else ""
+
+    def _shown(self, job_id: str) -> str:
+        return self._text("scontrol", "-d", "-o", "show", "job", job_id)
+
+    def _appends(self, settings: str) -> bool:
+        """Whether a restart keeps the output: sbatch's --open-mode, else the site's JobFileAppend."""
+        mode = self._environ.get("SLURM_OPEN_MODE", "")
+        if mode:
+            return mode.startswith("a")
+        return re.search(r"(?m)^JobFileAppend\s*=\s*1\s*$", settings) is not None
+
+    def watch(self, plan: Plan) -> MemoryWatch:
+        run_time = plan.site.run_time(self._options.run_time_s, limit_s(self._environ))
+        iterations = IterationFile(self._options.memory_file) if self._options.memory_file else None
+        return MemoryWatch(lambda: read_memory(self._run, self._environ), run_time, plan.site.family, iterations)
+
+    def since_start_s(self) -> float:
+        return self._clock() - self._start_s
+
+    def move(self, plan: Plan, why: str) -> bool:
+        """Restart the job on the next type, looked up again; whether it is queued again. Raises CommandError."""
+        target = self._destination(plan.job, plan.site)
+        if target.why_not:
+            say(f"{why}; the job is not moved: {target.why_not}")
+            return False
+        text = f"{why}; moving job {plan.job_id} from gpu:{plan.job.gpu_type} to gpu:{target.gpu_type}"
+        if self._options.is_dry_run:
+            say(f"{text}: not done (--dry-run)")
+            return False
+        say(text)
+        change = ShownJob(self._shown(plan.job_id)).changed(target.gpu_type)
+        done = slurm_job.move(plan.job_id, change, self._run)
+        if not done.is_requeued:
+            say(f"Slurm did not requeue the job: {done.why}")
+        elif not done.is_changed:
+            say(f"the job is queued again, but for the same GPU type: {done.why}")
+        return done.is_requeued
+
+
+def supervise(command: Command, output: FileOutput | PipeOutput, session: Session, options: Options) -> int:
+    """Wait for the command; its exit code. Moves the job on the way, or at the end."""
+    plan: Plan | None = None
+    watch: MemoryWatch | None = None
+    try:
+        plan = session.plan()
+        if plan is not None and options.signal is not None:
+            watch = session.watch(plan)
+    except Exception as error:
+        say(f"no restarts: {error}")
+    pause_s = options.poll_s
+    while (code := command.wait(pause_s if watch else 3600.0)) is None:
+        if plan is None or watch is None:
+            continue
+        try:
+            outgrown = watch.look(session.since_start_s())
+        except Exception as error:
+            say(f"no early restarts: {error}")
+            watch = None
+            continue
+        if outgrown is not None:
+            code = leave_early(command, session, plan, options, outgrown.text)
+            watch = None
+            if code is not None:
+                return code
+    if code != 0 and plan is not None:
+        try:
+            if output.ran_out():
+                session.move(plan, f"out of GPU memory after {session.since_start_s():.0f} s")
+        except Exception as error:
+            say(f"the job is not moved: {error}")
+    elif isinstance(output, PipeOutput):
+        output.ran_out()  # passes on the rest
+    return code
+
+
+def leave_early(command: Command, session: Session, plan: Plan, options: Options, why: str) -> int | None:
+    """Have a checkpoint written, then move the job. The command's exit code; None where it still runs."""
+    if options.is_dry_run:
+        say(f"the memory grows too fast: {why}: not restarted (--dry-run)")
+        return None
+    code: int | None = None
+    if options.signal:
+        say(f"the memory grows too fast: {why}; signal {options.signal} sent, waiting {options.grace_s:g} s at most")
+        command.send(options.signal)
+        code = command.wait(options.grace_s)
+    try:
+        session.move(plan, f"the memory grows too fast: {why}")
+    except Exception as error:
+        say(f"the job is not moved: {error}")
+    return code
+
+
+def main() -> NoReturn:
+    options = read_options(sys.argv[1:])
+    environ = initial_environment()
+    if options.memory_file:
+        environ[b"ALMANAC_MEMORY_FILE"] = os.fsencode(options.memory_file)
+    # First, so that commands of ours start in the time that the command runs.
+    output: FileOutput | PipeOutput | None = None
+    try:
+        output = watched_output()
+    except OSError:
+        output = None
+    try:
+        command = Command(options.command, environ, output.command_fd if output else None)
+    except OSError as error:
+        say(f"cannot run {options.command[0]}: {error.strerror}")
+        sys.exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
+    if output is None:
+        end_like(_waited(command))
+    output.started()
+    commands = SlurmCommands(timeout_s=COMMAND_S)
+    session = Session(options, commands.run, os.environ, os.getuid())
+    end_like(supervise(command, output, session, options))
+
+
+def _waited(command: Command) -> int:
+    while (code := command.wait(3600.0)) is None:
+        pass
+    return code
