@@ -183,7 +183,8 @@ def test_manual_units_and_completions_are_in_it(package: Package) -> None:
     full, client = package.names("slurm-almanac"), package.names("slurm-almanac-client")
     assert not full & client
     of_client = {f"/usr/share/man/man1/almanac-{name}.1.gz" for name in CLIENT_COMMANDS}
-    assert of_client | {"/usr/share/man/man1/almanac.1.gz", "/usr/share/man/man1/sbatch-almanac.1.gz"} <= client
+    programs = {f"/usr/share/man/man1/{name}.1.gz" for name in ("almanac", "almanac-restart", "sbatch-almanac")}
+    assert of_client | programs <= client
     assert {f"/usr/share/man/man1/almanac-{name}.1.gz" for name in COMMANDS} - of_client <= full
     assert {f"/usr/share/man/man8/almanac-power-{wanted}.8.gz" for wanted in ("on", "off")} <= full
     system = ROOT / "slurm_hooks/system"
@@ -257,6 +258,16 @@ def test_the_client_says_what_it_cannot_do_and_where_that_works(
     findings = client("doctor", "--host", "login")
     assert findings.returncode == 1
     assert findings.stdout.splitlines()[-1].startswith("This host is not ready: ")
+
+
+def test_the_clients_restart_wrapper_runs_without_a_library(package: Package) -> None:
+    text = (package.root / "usr/bin/almanac-restart").read_text()
+    assert text.startswith("#!/usr/bin/python3 -BIS\n")
+    program = text.replace(f'"/{CODE}"', f'"{package.root / CODE}"')
+    ran = ["/usr/bin/python3", "-BIS", "-c", program, "--", "sh", "-c", "echo kept; exit 5"]
+    done = subprocess.run(ran, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"})
+    assert (done.returncode, done.stdout) == (5, "kept\n")
+    assert "/usr/share/almanac/restart/torch_memory.py" in package.names("slurm-almanac-client")
 
 
 # --- the same as RPM

@@ -66,6 +66,8 @@ class GrowthRules:
 
 
 RULES = GrowthRules()
+ALIKE = 1e-6
+"""Squared error, as a share of the squared capacity, below which all laws fit."""
 MOST_POINTS = 256
 """Samples kept; with more, neighbors become one, the higher of them."""
 
@@ -216,7 +218,7 @@ class GrowthWatch:
 
     def _full_share(self, now_s: float, room_mib: float) -> float:
         """When the memory is full, as a share of the run so far: by the slowest law that may hold."""
-        rules, floor = self._rules, 1e-9 * (self._capacity_mib or 0.0) ** 2
+        rules, floor = self._rules, ALIKE * (self._capacity_mib or 0.0) ** 2
         newer, longer = (_means(self._blocks(now_s, share), now_s) for share in (rules.newer_share, rules.law_share))
         laws = {*plausible(newer, rules.doubt, floor), *plausible(longer, rules.doubt, floor)}
         return max(fit(LAWS[law], newer, rules.z).full_share(room_mib) for law in laws)

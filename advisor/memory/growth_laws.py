@@ -36,7 +36,7 @@ def _saturating(scale: float) -> Law:
 LAWS = (
     _straight(),
     *(_logarithmic(scale) for scale in (0.02, 0.1, 0.3, 1.0)),
-    *(_saturating(scale) for scale in (0.1, 0.2, 0.4, 0.8, 1.6)),
+    *(_saturating(scale) for scale in (0.1, 0.15, 0.2, 0.28, 0.4, 0.55, 0.75, 1.0, 1.5, 2.5)),
 )
 
 

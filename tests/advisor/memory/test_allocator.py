@@ -1,0 +1,82 @@
+"""The paper's Algorithm 1, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from advisor.memory.allocator import (
+    GUARDED,
+    PAPER,
+    AllocatorRules,
+    AllocatorWatch,
+    Iteration,
+    fit_line,
+    has_converged,
+    outgrows,
+    predicted_peak_mib,
+    workspace_mib,
+)  # fmt: skip
+
+
+def test_a_line_by_hand() -> None:
+    """(1, 1), (2, 3), (3, 2): 1 + 0.5 i; residuals -0.5, 1, -0.5: sigma = sqrt(1.5 / 1)."""
+    line = fit_line(1, [1.0, 3.0, 2.0])
+    assert (line.intercept, line.slope, line.sigma) == pytest.approx((1.0, 0.5, math.sqrt(1.5)))
+
+
+def test_growing_requests_with_steady_reuse() -> None:
+    """1000 + 100 i requested, a quarter of it held: at 50 that is 6000 / 4 + 10 + 450."""
+    iterations = [Iteration(1000 + 100 * i, (1000 + 100 * i) / 4) for i in range(1, 7)]
+    assert predicted_peak_mib(iterations, 50, 10.0) == pytest.approx(1500 + 10 + 450)
+
+
+def test_reuse_that_improves_lowers_the_peak() -> None:
+    """The inverse ratio is 2 + 0.1 i: at 20 it is 4, and 1000 + 20 x 50 = 2000 requested."""
+    iterations = [Iteration(1000 + 50 * i, (1000 + 50 * i) / (2 + 0.1 * i)) for i in range(1, 6)]
+    assert predicted_peak_mib(iterations, 20) == pytest.approx(2000 / 4 + 450)
+
+
+def test_noise_adds_z_standard_deviations() -> None:
+    iterations = [Iteration(value, value) for value in (100.0, 300.0, 200.0)]
+    peak = predicted_peak_mib(iterations, 3, rules=AllocatorRules(context_mib=0.0))
+    assert peak == pytest.approx(250 + 2.3263 * math.sqrt(15000), rel=1e-4)
+
+
+def test_the_reuse_line_below_one_counts_as_no_reuse() -> None:
+    iterations = [Iteration(1000.0, 1000.0 / ratio) for ratio in (3.0, 2.0, 1.0)]
+    assert predicted_peak_mib(iterations, 30) == pytest.approx(1000 + 450)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
+def test_unusable_values_predict_nothing(bad: float) -> None:
+    good = [Iteration(100.0, 50.0)] * 5
+    assert predicted_peak_mib([*good, Iteration(bad, 50.0)], 9) is None
+    assert predicted_peak_mib([*good, Iteration(100.0, bad)], 9) is None
+    assert predicted_peak_mib(good, bad) is None
+    assert predicted_peak_mib(good[:2], 9) is None
+    assert not outgrows([9e9] * 5, bad if bad != math.inf else math.inf)
+
+
+def test_convergence_and_five_in_a_row() -> None:
+    assert has_converged([100.0, 101.0, 102.0, 103.0, 104.0])
+    assert not has_converged([90.0, 101.0, 102.0, 103.0, 104.0])
+    assert not has_converged([100.0] * 4)
+    assert outgrows([1.0, *[11.0] * 5], 10.0)
+    assert not outgrows([*[11.0] * 4, None], 10.0)
+    assert not outgrows([11.0] * 4, 10.0) and not outgrows([11.0] * 9, None)
+
+
+def test_the_guarded_watch_waits_for_80_percent() -> None:
+    """Held and context: 450 + 100 i of 2000: 80% at i = 11.5; at 30 it would be 3450."""
+    watch = AllocatorWatch(2000.0)
+    found = [watch.observe(Iteration(200.0 * i, 100.0 * i), 30) for i in range(1, 15)]
+    assert found.index(True) == 11
+    assert not any(AllocatorWatch(2000.0).observe(Iteration(200.0 * i, 100.0 * i), None) for i in range(1, 15))
+    assert (PAPER.newer_share, GUARDED.newer_share) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(("text", "mib"), [(":4096:2:16:8", 8.125), (":4096:8", 32.0), ("", 0.0), (":x:1", 0.0)])
+def test_workspaces(text: str, mib: float) -> None:
+    assert workspace_mib(text) == mib

@@ -1,0 +1,193 @@
+"""The memory predictor on samples alone: hand-computed cases, guards, and properties."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from advisor.memory.growth import (
+    EARLY,
+    ENDS_BEFORE,
+    FAMILY,
+    FELL,
+    FITS,
+    FLAT,
+    LOW_USE,
+    MOST_POINTS,
+    NO_CAPACITY,
+    NO_END,
+    NOT_ENOUGH,
+    ONE_STEP,
+    OUTGROWS,
+    RULES,
+    TOO_FEW,
+    FamilyPeaks,
+    GrowthRules,
+    GrowthWatch,
+    Outlook,
+    RunTime,
+)  # fmt: skip
+from advisor.memory.growth_laws import LAWS, fit
+
+KNOWN = RunTime(predicted_s=1000.0)
+
+
+def outlooks(watch: GrowthWatch, samples: Iterable[tuple[float, float | None]]) -> list[Outlook]:
+    return [watch.observe(at, used) for at, used in samples]
+
+
+def line(start: float, slope: float, until: int = 400) -> list[tuple[float, float | None]]:
+    return [(float(at), start + slope * at) for at in range(until)]
+
+
+def test_a_line_is_restarted_at_80_percent_and_its_end_is_foreseen() -> None:
+    """500 + 0.9 t reaches 800 at 333.4 s and 1000 at 555.6 s."""
+    watch = GrowthWatch(1000.0, KNOWN)
+    found = outlooks(watch, line(500, 0.9))
+    first = next(at for at, outlook in enumerate(found) if outlook.outgrows)
+    assert first == pytest.approx(334, abs=2)
+    assert found[first].full_s == pytest.approx(555.6, abs=3)
+    assert found[320].reason == LOW_USE
+
+
+def test_a_line_that_ends_below_the_capacity_is_left_alone() -> None:
+    """500 + 0.48 t is at 980 after 1000 s."""
+    found = outlooks(GrowthWatch(1000.0, KNOWN), line(500, 0.48, 1000))
+    assert not any(outlook.outgrows for outlook in found)
+    assert found[-1].reason == ENDS_BEFORE
+
+
+def test_a_slope_is_that_of_least_squares() -> None:
+    """Through (1, 1), (2, 3), (3, 2): slope 0.5, squared error 1.5, and a standard error of sqrt(1.5 / 1 / 2)."""
+    found = fit(LAWS[0], [(1.0, 1.0), (2.0, 3.0), (3.0, 2.0)], 0.0)
+    assert (found.slope, found.error) == (pytest.approx(0.5), pytest.approx(1.5))
+    assert fit(LAWS[0], [(1.0, 1.0), (2.0, 3.0), (3.0, 2.0)], 1.0).slope == pytest.approx(0.5 - math.sqrt(0.75))
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("share", [0.6, 1.0, 1.7])
+def test_each_law_is_inverted(law: object, share: float) -> None:
+    assert LAWS[LAWS.index(law)].reached(LAWS[LAWS.index(law)].grown(share)) == pytest.approx(share)  # type: ignore[arg-type]
+
+
+def test_saturating_memory_that_stays_below_fits() -> None:
+    samples = [(float(at), 300 + 620 * -math.expm1(-at / 150)) for at in range(1000)]
+    found = outlooks(GrowthWatch(1000.0, KNOWN), samples)
+    assert not any(outlook.outgrows for outlook in found)
+    assert any(outlook.reason == FITS for outlook in found)
+
+
+def test_one_step_is_not_growth_and_preallocation_is_flat() -> None:
+    step = [(float(at), 500.0 if at < 300 else 850.0) for at in range(600)]
+    found = outlooks(GrowthWatch(1000.0, KNOWN), step)
+    assert not any(outlook.outgrows for outlook in found)
+    assert found[400].reason == ONE_STEP
+    flat = outlooks(GrowthWatch(1000.0, KNOWN), line(930, 0))
+    assert {outlook.reason for outlook in flat} == {TOO_FEW, FLAT}
+
+
+def test_a_sawtooth_is_not_growth() -> None:
+    samples = [(float(at), 400 + 5.0 * (at % 100)) for at in range(1000)]
+    assert not any(outlook.outgrows for outlook in outlooks(GrowthWatch(1000.0, KNOWN), samples))
+
+
+@pytest.mark.parametrize("capacity", [None, math.nan, 0.0, -5.0, math.inf])
+def test_without_a_capacity_nothing_is_predicted(capacity: float | None) -> None:
+    found = outlooks(GrowthWatch(capacity, KNOWN), line(500, 0.9, 1000))
+    assert {outlook.reason for outlook in found} == {NO_CAPACITY}
+
+
+@pytest.mark.parametrize("run_time", [RunTime(), RunTime(limit_s=math.inf), RunTime(predicted_s=math.nan)])
+def test_without_an_end_nothing_is_predicted(run_time: RunTime) -> None:
+    found = outlooks(GrowthWatch(1000.0, run_time), line(500, 0.9, 1000))
+    assert {outlook.reason for outlook in found} == {NO_END}
+
+
+def test_samples_that_are_no_numbers_change_nothing() -> None:
+    good, bad = GrowthWatch(1000.0, KNOWN), GrowthWatch(1000.0, KNOWN)
+    for at, used in line(500, 0.9):
+        for noise in (None, math.nan, math.inf, -1.0):
+            bad.observe(at, noise)
+        bad.observe(math.nan, 999.0)
+        assert bad.observe(at, used) == good.observe(at, used)
+        bad.observe(at - 1, 999.0)
+
+
+GUARDS: list[tuple[GrowthRules, str]] = [
+    (replace(RULES, use_share=0.99), LOW_USE),
+    (replace(RULES, in_a_row=1000), NOT_ENOUGH),
+    (replace(RULES, least_elapsed_share=0.9), EARLY),
+]
+
+
+@pytest.mark.parametrize(("rules", "reason"), GUARDS)
+def test_each_guard_alone_holds_the_restart_back(rules: GrowthRules, reason: str) -> None:
+    found = outlooks(GrowthWatch(1000.0, KNOWN, None, rules), line(500, 0.9, 400))
+    assert not any(outlook.outgrows for outlook in found)
+    assert found[-1].reason == reason
+
+
+def test_use_that_has_fallen_is_waited_for() -> None:
+    watch = GrowthWatch(1000.0, KNOWN, None, replace(RULES, fallen_share=0.005))
+    outlooks(watch, line(500, 0.9, 336))
+    assert watch.observe(340.0, 790.0).reason == FELL
+
+
+def test_the_familys_completed_runs_hold_a_restart_back_until_this_run_exceeds_them() -> None:
+    held = GrowthWatch(1000.0, KNOWN, FamilyPeaks(5, 900.0))
+    found = outlooks(held, line(500, 0.9, 550))
+    assert found[400].reason == FAMILY
+    first = next(at for at, outlook in enumerate(found) if outlook.outgrows)
+    assert 500 + 0.9 * first > 900
+    for family in (FamilyPeaks(4, 900.0), FamilyPeaks(9, 1100.0), FamilyPeaks(9, math.nan)):
+        assert outlooks(GrowthWatch(1000.0, KNOWN, family), line(500, 0.9))[-1].reason == OUTGROWS
+
+
+def test_a_familys_use_by_the_share_of_its_run_time_counts_before_its_peak() -> None:
+    family = FamilyPeaks(5, 950.0, ((0.1, 600.0), (0.3, 820.0), (0.9, 950.0)))
+    assert family.explains(810, 0.35, 1000, 5)
+    assert not family.explains(830, 0.35, 1000, 5)
+    assert family.explains(900, 0.05, 1000, 5)
+
+
+def test_the_chance_of_reaching_a_time() -> None:
+    assert KNOWN.chance_of_reaching(900, 100) == 1.0
+    assert KNOWN.chance_of_reaching(1001, 100) == 0.0
+    limit = RunTime(limit_s=1000.0)
+    assert limit.chance_of_reaching(600, 200) == pytest.approx(0.5)
+    assert limit.chance_of_reaching(1000, 200) == 0.0
+    median = RunTime(1000.0, 0.5, 5000.0)
+    assert median.chance_of_reaching(1000, 1e-6) == pytest.approx(0.5)
+    assert RunTime(1000.0, 0.0, 5000.0).chance_of_reaching(3000, 2000) == pytest.approx(2 / 3)
+
+
+@given(
+    st.lists(st.tuples(st.floats(allow_nan=True), st.one_of(st.none(), st.floats(allow_nan=True))), max_size=300),
+    st.one_of(st.none(), st.floats(allow_nan=True)),
+    st.one_of(st.none(), st.floats(allow_nan=True)),
+)
+def test_no_samples_raise(samples: list[tuple[float, float | None]], capacity: float | None, end: float | None) -> None:
+    outlooks(GrowthWatch(capacity, RunTime(end, 0.5, end)), samples)
+
+
+@given(st.floats(0.001, 1000.0), st.integers(1, 60))
+def test_units_of_memory_and_time_do_not_matter(scale: float, interval: int) -> None:
+    plain = outlooks(GrowthWatch(1000.0, KNOWN), line(500, 0.9))
+    scaled = outlooks(
+        GrowthWatch(1000.0 * scale, RunTime(predicted_s=1000.0 * interval)),
+        [(at * interval, (used or 0) * scale) for at, used in line(500, 0.9)],
+    )
+    where = [next(at for at, each in enumerate(found) if each.outgrows) for found in (plain, scaled)]
+    assert abs(where[0] - where[1]) <= 2
+
+
+def test_memory_is_bounded() -> None:
+    watch = GrowthWatch(1000.0, KNOWN)
+    outlooks(watch, ((at / 100, 500.0) for at in range(20_000)))
+    assert len(watch._points) <= MOST_POINTS
+    assert sum(point.samples for point in watch._points) == 20_000
