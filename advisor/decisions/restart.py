@@ -85,6 +85,7 @@ def next_type(
 def _named(
     here: str, capacities_mib: Mapping[str, int], existing: Collection[str], wanted: Sequence[str]
 ) -> Destination:
+    wanted = list(dict.fromkeys(wanted))  # a name that comes twice would make a circle
     rest = wanted[wanted.index(here) + 1 :] if here in wanted else wanted
     size = capacity_of(here, capacities_mib)
     for name in rest:
