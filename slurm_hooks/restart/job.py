@@ -107,8 +107,10 @@ class Moved:
 def move(job_id: str, change: str, run: Run, sleep: Callable[[float], None] = time.sleep) -> Moved:
     """Requeue and hold the job, change its request, and release it.
 
-    slurmctld ends this very process some time after the first step (KillWait), so nothing in between waits. The job is
-    released even where the change fails: it then runs again as it was.
+    slurmctld ends this very process some time after the first step (KillWait), so nothing in between waits. While the
+    job completes, all of it is accepted (seen on 22.05.8); but the start time is set again when the job has completed,
+    so it waits for Slurm's requeue delay of 121 s. The job is released even where the change fails: it then runs again
+    as it was.
     """
     held = run(["scontrol", "requeuehold", job_id])
     if held.code:

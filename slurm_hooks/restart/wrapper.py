@@ -124,7 +124,7 @@ class Session:
         if self._options.is_dry_run:
             say(f"{text}: not done (--dry-run)")
             return False
-        say(text)
+        say(f"{text}; it starts again after Slurm's requeue delay, about 2 min")
         change = ShownJob(self._shown(plan.job_id)).changed(target.gpu_type)
         done = slurm_job.move(plan.job_id, change, self._run)
         if not done.is_requeued:
