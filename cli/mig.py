@@ -1,4 +1,4 @@
-"""`almanac mig`: change the MIG layout of free nodes to what the site's own jobs ask for."""
+"""`almanac mig`: layouts that follow the jobs, larger idle slices for pending jobs, and simulations of both."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import click
 
 from almanac.errors import ConfigError
 from cli.app import App
+from cli.mig_paper import command as paper_command
+from cli.mig_raise import command as raise_command
+from cli.mig_simulate import command as simulate_command
 
 if TYPE_CHECKING:
     from slurm_hooks.mig.demand import Demand
@@ -22,7 +25,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @click.group("mig")
 def command() -> None:
-    """Change the MIG layout of free nodes to what recent jobs ask for. For operators, and a timer.
+    """Cut GPUs into the slices that recent jobs ask for, and simulate it first. For operators, and timers.
 
     almanac changes only nodes of mig.nodes that have no job and no reservation. It never ends a job.
     """
@@ -171,3 +174,7 @@ def _folder(app: App) -> MigFolder:
     from slurm_hooks.mig.folder import MigFolder
 
     return MigFolder(app.store_root / "mig")
+
+
+for each in (raise_command, simulate_command, paper_command):
+    command.add_command(each)
