@@ -89,7 +89,7 @@ def test_scheme_a_does_not_depend_on_the_order_of_sizes() -> None:
 
 
 def test_the_documentation_shows_these_figures() -> None:
-    page = (Path(__file__).parents[3] / "docs/mig.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/mig-tables.md").read_text(encoding="utf-8")
     shown = {}
     for line in page[page.index("| batch |") :].split("\n\n")[0].splitlines()[2:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
