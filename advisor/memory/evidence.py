@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from advisor.mig.compute_need import Activity
 from almanac.records import MemoryScope
+
+if TYPE_CHECKING:
+    from advisor.mig.compute_need import Activity
 
 FAMILY: Final = "family"
 SIMILAR: Final = "similar"

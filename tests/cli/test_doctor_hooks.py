@@ -90,7 +90,7 @@ def test_old_foreign_and_broken_files_are_counted_and_named(folder: AdviceDir) -
     for name, content in (
         ("60002", file(NOW_S - 49 * HOUR_S)),
         ("60005", file(NOW_S + 24 * HOUR_S)),
-        ("60003", file().replace(b"advice\t1", b"advice\t2")),
+        ("60003", file().replace(b"advice\t1", b"advice\t9")),
         ("60004", file()[:-5]),
         ("readme", b"?"),
     ):

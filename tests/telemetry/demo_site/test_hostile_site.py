@@ -127,7 +127,9 @@ def test_the_record_has_the_columns_of_the_products_history(
 ) -> None:
     store = Store.create(tmp_path / "store")  # type: ignore[operator]
     store.of("c").write("jobs", generate_jobs(SiteShape(days=1, users=6, jobs_per_day=40, nodes_40=4, nodes_80=4)))
-    assert set(load_history(store.of("c")).columns) - set(record[0].columns) == {"mean_gpu_util_pct", "coverage_frac"}
+    measured = {"gpu_model", "has_profiling_fault", "coverage_frac", "mean_gpu_util_pct"}
+    measured |= {f"mean_{name}_active_frac" for name in ("sm", "dram", "gr_engine")}
+    assert set(load_history(store.of("c")).columns) - set(record[0].columns) == measured
 
 
 def test_a_plain_site_is_what_it_was_before_there_were_hostile_ones() -> None:
