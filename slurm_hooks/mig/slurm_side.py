@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from almanac.errors import CommandError
@@ -54,6 +55,7 @@ class SlurmSide:
     backend: SlurmBackend
     commands: CommandRunner
     reserve_ahead_s: float
+    sleep: Callable[[float], None] = time.sleep
 
     def view(self, now_s: int) -> SlurmView:
         """Jobs are read after the nodes: a node that is seen drained gets none in between."""
@@ -82,8 +84,14 @@ class SlurmSide:
         return self.backend.set_node_state([node], "resume")
 
     def release(self, address: str) -> list[str]:
-        done = self.commands.feed(["scontrol", "release", address], b"")
-        return [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+        """What Slurm said against it. A slurmctld that has just restarted asks to try again."""
+        for wait_s in (1, 2, 4, 0):
+            done = self.commands.feed(["scontrol", "release", address], b"")
+            said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+            if not wait_s or not any("try again" in line for line in said):
+                break
+            self.sleep(wait_s)
+        return said
 
     def reconfigure(self, node_side: NodeSide) -> None:
         """Make slurmctld and the nodes read the new Gres. Raises CommandError."""

@@ -49,7 +49,10 @@ def stuck_jobs(
 def release(
     jobs: Sequence[QueuedGpuJob], slurm: SlurmSide, folder: MigFolder, state: MigState, cluster: str, now_s: int
 ) -> tuple[MigState, list[str]]:
-    """Log, remember, and release; what Slurm said against it. Raises CommandError, StoreError."""
+    """Log, remember, and release; what Slurm said against it. The next run tries refused jobs again.
+
+    Raises CommandError, StoreError.
+    """
     if not jobs:
         return state, []
     rows = [
@@ -63,7 +66,11 @@ def release(
     kept = {key: time_s for key, time_s in state.released_s.items() if now_s - time_s < AGAIN_S}
     state = replace(state, released_s=kept | {_key(job): now_s for job in jobs})
     folder.save(state)
-    return state, [line for job in jobs for line in slurm.release(job.address)]
+    said = {_key(job): slurm.release(job.address) for job in jobs}
+    if refused := {key for key, lines in said.items() if lines}:
+        state = replace(state, released_s={key: s for key, s in state.released_s.items() if key not in refused})
+        folder.save(state)
+    return state, [line for lines in said.values() for line in lines]
 
 
 def _key(job: QueuedGpuJob) -> str:

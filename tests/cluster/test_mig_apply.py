@@ -80,11 +80,12 @@ def test_a_layout_changes_end_to_end_with_its_transcript(mig: MigApply, capsys: 
     mig.forget_the_day()
     mig.wanted = {"n1": ONES}
     assert mig.apply() == {"n1": "done"}
+    wait_until("n1 in service", lambda: not BAD.search(mig.mig.node("n1")["State"]), 20)
     waiting = site.sbatch("alice", "--gres=gpu:1g.5gb:1", "-H", script=SLEEP.format(1))
     mig.forget_the_day()
     mig.wanted = {"n1": HALVES}
     [refused] = mig("apply")["outcomes"]
-    assert (refused["what"], "1g.5gb, which jobs ask for" in refused["why"]) == ("refused", True)
+    assert refused["what"] == "refused" and "1g.5gb, which jobs ask for" in refused["why"], refused
     assert site.job(waiting)["Reason"] == "JobHeldUser"
 
 
