@@ -74,7 +74,8 @@ trim_program() {
     move_compiled
 }
 
-# The client stays small: of compiled modules it gets those that its own commands import, and no simulator.
+# The client stays small: of compiled modules it gets those that its own commands import. It lacks the
+# simulator and what only operators run.
 LIGHT='cli.advise cli.doctor.host_roles cli.install_hooks cli.mail reports.mail.last_read reports.mail.preferences
     slurm_hooks.advice.shown slurm_hooks.install.ended_hook slurm_hooks.install.lua_syntax slurm_hooks.install.scripts
     slurm_hooks.restart.wrapper slurm_hooks.submit.dialogue telemetry.slurm.commands telemetry.slurm.sbatch'
@@ -91,7 +92,8 @@ for name in sys.argv[2:]:
 print(*(module.__cached__ for module in list(sys.modules.values()) if getattr(module, "__cached__", None)), sep="\n")
 PROGRAM
     { find "$CLIENT$CODE_DIR" -name '*.pyc' | grep -vxFf "$WORK/light"
-      find "$CLIENT$CODE_DIR"/{simulator,telemetry/demo_site} -type f ! -name '*.pyc'; } | while read -r file; do
+      find "$CLIENT$CODE_DIR"/{simulator,telemetry/{demo_site,characterize},slurm_hooks/mig,advisor/evaluation,reports/site} \
+          -type f ! -name '*.pyc'; } | while read -r file; do
         mkdir -p "$FULL$(dirname "${file#"$CLIENT"}")"
         mv "$file" "$FULL${file#"$CLIENT"}"
     done

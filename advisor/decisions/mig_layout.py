@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import add
 
 from advisor.mig.forecast import FIRST_S, expected_jobs
-from advisor.mig.layout_search import LayoutSearch, NodeCounts, Step
+from advisor.mig.layout_search import LayoutSearch, NodeCounts, Step, proportional
 from advisor.mig.replay import PoolJob, homes_of, total_wait_s
 from advisor.mig.sizes import WHOLE as WHOLE
 from advisor.mig.sizes import Counts, sizes_of
@@ -92,16 +92,18 @@ class LayoutRules:
     raises: whether pending jobs get idle larger instances. change_s: a node's time out of service. node_rest_s: a node
     changes again after this time at the earliest. window_s: how much of the past is expected again. least_wait_s: mean
     wait below which nothing is changed. least_gain, least_gain_s: part of the mean wait, and seconds, that each changed
-    node must save. most_nodes: share of the nodes that one plan changes, most_drained: that are drained at a time.
+    node must save. least_total_gain: part of the mean wait that all changes of a plan must save together, because a
+    replay of few days promises more than it keeps. most_nodes: share of the nodes that one plan changes, most_drained: that are drained at a time.
     """
 
     raises: bool = True
     change_s: int = 120
     node_rest_s: int = DAY_S
-    window_s: int = 3 * DAY_S
+    window_s: int = 7 * DAY_S
     least_wait_s: float = 20.0
     least_gain: float = 0.02
     least_gain_s: float = 1.0
+    least_total_gain: float = 0.35
     most_nodes: float = 0.5
     most_drained: float = 0.25
 
@@ -188,14 +190,28 @@ class _ModelPlan:
             needed=self._needed(),
             cost=cost,
             least_gain=lambda wait_s: caution * max(rules.least_gain * wait_s, rules.least_gain_s),
-            most_nodes=max(1, round(rules.most_nodes * len(self._nodes))),
+            most_nodes=max(1, round((rules.most_nodes if caution > 1 else 1.0) * len(self._nodes))),
             at_once=scale,
         )
         now_s = cost(self._counts(list(self._nodes)), math.inf)
         if now_s < caution * rules.least_wait_s:
             return LayoutPlan((), f"the expected mean wait is {now_s:.0f} s already", now_s, now_s)
-        wait_s, steps = search.run()
+        wait_s, steps = search.run(self._starts(movable, expected) if scale == 1 else ())
+        if steps and steps[-1].wait_s > (1 - rules.least_total_gain) * wait_s:
+            return LayoutPlan((), "no change is expected to shorten the mean wait enough", wait_s, steps[-1].wait_s)
         return self._assign(movable, steps, wait_s)
+
+    def _starts(self, movable: Sequence[MigNode], expected: Sequence[PoolJob]) -> list[list[NodeCounts]]:
+        """Layouts in proportion to the demand, for all nodes that may change."""
+        homes = homes_of((1,) * len(self._sizes.shapes))
+        busy = [0.0] * len(self._sizes.shapes)
+        for job in expected:
+            size = homes[job.size] or 0
+            busy[size] += job.runs_s[size]
+        lengths = [len(self._nodes[node]) for node in movable]
+        gpus = proportional(self._sizes, [each / max(busy) for each in busy], sum(lengths))
+        places = iter(gpus)
+        return [[tuple(sorted(next(places) for _ in range(length))) for length in lengths]]
 
     def _assign(self, movable: Sequence[MigNode], steps: Sequence[Step], wait_s: float) -> LayoutPlan:
         """Name the nodes: free ones first, then those that will be free first."""

@@ -13,11 +13,11 @@ MIX_S = HOUR_S
 """Submit times are moved by up to this much, so that a layout is not fitted to one coincidence of arrivals."""
 
 
-ENOUGH = 1500
+ENOUGH = 6000
 FIRST_S = 4 * HOUR_S
 
 
-def expected_jobs(past: Sequence[PoolJob], now_s: float, window_s: float, most_copies: int = 3) -> list[PoolJob]:
+def expected_jobs(past: Sequence[PoolJob], now_s: float, window_s: float, most_copies: int = 6) -> list[PoolJob]:
     """Jobs like those of the last window_s, by submit time. Deterministic.
 
     past: by submit time. The window is whole days once a day is known, so that each hour counts alike; before, it is

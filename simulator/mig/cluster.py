@@ -49,7 +49,7 @@ class ClusterRules:
     raises: bool = True
     change_s: int = 120
     plan_every_s: int = 1800
-    history_s: int = 4 * DAY_S
+    history_s: int = 8 * DAY_S
 
 
 @dataclass

@@ -28,7 +28,7 @@ class MigSite:
     nodes: int = 16
     gpus_per_node: int = 1
     change_s: int = 120
-    plan_every_s: int = 1800
+    plan_every_s: int = 14_400
     initial: tuple[tuple[GpuLayout, ...], ...] | None = None
 
     @property
