@@ -91,9 +91,10 @@ class LayoutRules:
 
     raises: whether pending jobs get idle larger instances. change_s: a node's time out of service. node_rest_s: a node
     changes again after this time at the earliest. window_s: how much of the past is expected again. least_wait_s: mean
-    wait below which nothing is changed. least_gain, least_gain_s: part of the mean wait, and seconds, that each changed
-    node must save. least_total_gain: part of the mean wait that all changes of a plan must save together, because a
-    replay of few days promises more than it keeps. most_nodes: share of the nodes that one plan changes, most_drained: that are drained at a time.
+    wait below which nothing is changed. least_gain, least_gain_s: part of the mean wait, and seconds, that each
+    changed node must save. least_total_gain: part of the mean wait that all changes of a plan must save together,
+    because a replay of few days promises more than it keeps. most_nodes: share of the nodes that one plan changes,
+    most_drained: that are drained at a time.
     """
 
     raises: bool = True
