@@ -38,6 +38,8 @@ name = "gpu"
 nodes = "n[1-4]"
 """
 OFF = {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP"}
+READY = ({"IDLE"}, {"IDLE", "POWER_UP"})
+"""A node that was told to power up while it booted keeps POWER_UP, and takes jobs."""
 
 
 @contextmanager
@@ -182,7 +184,7 @@ class PowerSite:
 
         def is_well() -> bool:
             self.apply(target)
-            return self.nodes()[name].states == {"IDLE"}
+            return self.nodes()[name].states in READY
 
         try:
             wait_until(f"{name} to be up", is_well, 200)
@@ -206,11 +208,11 @@ class PowerSite:
 
     def wait_ready(self) -> None:
         """Until every node can take a job: after a restart, slurmctld takes nodes for UNKNOWN until they answer."""
-        self.wait_for("every node ready", lambda nodes: all(node.states == {"IDLE"} for node in nodes.values()), 120)
+        self.wait_for("every node ready", lambda nodes: all(node.states in READY for node in nodes.values()), 120)
 
 
 def is_up(node: Node) -> bool:
-    return not node.states & (OFF | {"DOWN", "DRAIN", "NOT_RESPONDING"})
+    return node.states in READY or not node.states & (OFF | {"DOWN", "DRAIN", "NOT_RESPONDING"})
 
 
 @contextmanager
