@@ -102,24 +102,35 @@ record() {
         mv -T "$dir/.$unique" "$dir/$name" || rm -f "$dir/.$unique"
 }
 
-# The GPU's other jobs (sharing by MPS) stay; this one is added by the Prolog and dropped by the Epilog.
-map_gpu() {
-    file=$ALMANAC_HPC_JOB_DIR/$1
+# The job, as the last one of a file or not at all: map_job FILE add|drop. The GPU's other jobs (sharing by MPS) stay.
+map_job() {
     jobs=
-    if [ -f "$file" ] && [ ! -L "$file" ]; then
+    if [ -f "$1" ] && [ ! -L "$1" ]; then
         while read -r job; do
             [ "$job" = "$SLURM_JOB_ID" ] || jobs="$jobs$job
 "
-        done <"$file"
+        done <"$1"
     fi
-    [ "$when" = epilog ] || jobs="$jobs$SLURM_JOB_ID
+    [ "$2" = drop ] || jobs="$jobs$SLURM_JOB_ID
 "
     printf '%s' "$jobs" >"$ALMANAC_HPC_JOB_DIR/.$unique" &&
-        mv -T "$ALMANAC_HPC_JOB_DIR/.$unique" "$file" || rm -f "$ALMANAC_HPC_JOB_DIR/.$unique"
+        mv -T "$ALMANAC_HPC_JOB_DIR/.$unique" "$1" || rm -f "$ALMANAC_HPC_JOB_DIR/.$unique"
+}
+
+# Out of every file: the Epilog may be told of other GPUs than the Prolog, or of none (a job that Slurm aborted because
+# the Gres of its node changed), and the node may have got MIG in between.
+unmap_job() {
+    for file in "$ALMANAC_HPC_JOB_DIR"/*; do
+        if [ -f "$file" ] && [ ! -L "$file" ] && grep -qx "$SLURM_JOB_ID" "$file"; then map_job "$file" drop; fi
+    done
 }
 
 main() {
     case $SLURM_JOB_ID in '' | *[!0-9]*) return ;; esac
+    if [ "$when" = epilog ]; then
+        [ -z "$ALMANAC_HPC_JOB_DIR" ] || unmap_job
+        return
+    fi
     [ -n "$SLURM_JOB_GPUS" ] || return
     [ -n "$SLURMD_NODENAME" ] || return
     case $CUDA_VISIBLE_DEVICES in
@@ -143,7 +154,7 @@ main() {
     [ -d "$ALMANAC_HPC_JOB_DIR" ] || mkdir -p "$ALMANAC_HPC_JOB_DIR" || return
     IFS=,
     for gpu in $SLURM_JOB_GPUS; do
-        case $gpu in '' | *[!0-9]*) ;; *) map_gpu "$gpu" ;; esac
+        case $gpu in '' | *[!0-9]*) ;; *) map_job "$ALMANAC_HPC_JOB_DIR/$gpu" add ;; esac
     done
 }
 

@@ -85,6 +85,25 @@ def test_another_job_on_a_shared_gpu_stays(tmp_path: Path) -> None:
     assert mapping(tmp_path) == {"1": "", "3": "421\n"}
 
 
+@pytest.mark.parametrize(
+    "at_the_end",
+    [{"SLURM_JOB_GPUS": "7"}, {"SLURM_JOB_GPUS": ""}, {"CUDA_VISIBLE_DEVICES": "MIG-0001"}, {"SLURMD_NODENAME": ""}],
+)
+def test_the_epilog_drops_the_job_whatever_it_is_told_of_its_gpus(tmp_path: Path, at_the_end: dict[str, str]) -> None:
+    """A job that Slurm aborts since the Gres of its node changed ends under another GPU's number, or without any."""
+    run(tmp_path)
+    run(tmp_path, "epilog", **at_the_end)
+    assert mapping(tmp_path) == {"1": "", "3": ""}
+
+
+def test_the_epilog_drops_the_job_of_a_whole_gpu_on_a_node_that_got_a_map_of_instances_since(tmp_path: Path) -> None:
+    run(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/mig").write_text("MIG-0001 GPU-aaaa 7\n")
+    run(tmp_path, "epilog")
+    assert mapping(tmp_path) == {"1": "", "3": ""}
+
+
 def test_a_gpu_name_that_is_no_index_is_no_file(tmp_path: Path) -> None:
     run(tmp_path, SLURM_JOB_GPUS="0,MIG-1/../../x")
     assert list(mapping(tmp_path)) == ["0"]
