@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,8 @@ QUANTILE = 0.9
 SATURATED = 0.9
 """A run on a slice that was busier than this may have needed more: what it needs is not known."""
 _BISECTIONS = 60
+_DIGITS = 4
+"""Of a mean: finer differences are noise, and a site's jobs then share their results."""
 _NEGLIGIBLE = 1e-6
 
 
@@ -69,12 +72,12 @@ def slow_down(activity: Activity, share: SliceShare) -> float:
     """The expected run time on a slice, as a multiple of that on the whole GPU; at least 1."""
     if activity.busy <= 0:
         return 1.0
-    busiest = max(
-        _expected(activity.sm / activity.busy, share.sms), _expected(activity.dram / activity.busy, share.bandwidth)
-    )
+    sm, dram = (round(level / activity.busy, _DIGITS) for level in (activity.sm, activity.dram))
+    busiest = max(_expected(sm, share.sms), _expected(dram, share.bandwidth))
     return 1 - activity.busy + activity.busy * busiest
 
 
+@lru_cache(maxsize=100_000)
 def _expected(mean: float, share: float) -> float:
     """The mean of max(1, x / share) over a truncated exponential on [0, 1] with this mean."""
     if share >= 1 or mean <= _NEGLIGIBLE:

@@ -1,7 +1,8 @@
 """The demand that a layout is planned for: recent jobs of one GPU or slice from the store, and the queue.
 
-A job's shape is the smallest one that holds its measured memory and slows it down by at most MOST_SLOW_DOWN. Where its
-memory is not known, the shape that it was given stands for it: unknown is not small.
+A job's shape is the smallest one that holds its measured memory and slows it down by at most MOST_SLOW_DOWN, by the
+same rule as the advice (advisor.mig.compute_need). Where its memory or its activity is not known, the shape that it was
+given stands for it: unknown is not small.
 """
 
 from __future__ import annotations
@@ -9,20 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from advisor.decisions.mig_layout import WHOLE, SliceJob
+from advisor.mig.compute_need import Activity, activity_of, slow_down
 from advisor.mig.states import DEFAULT_SHAPES
 from almanac.config import AdviceSection
-from almanac.mig import MigModel
+from almanac.mig import MigModel, Profile
+from almanac.slices import SliceShare, slice_share
+from almanac.submit_config import Tier
 from slurm_hooks.mig.layouts import GresNames
 from telemetry.history import load_history_table
 from telemetry.slurm.gpu_queue import QueuedGpuJob
 from telemetry.store.cluster_store import ClusterStore
 
 COLUMNS = (
-    "submit_s", "start_s", "elapsed_s", "gpu_count", "gpu_type", "gpu_type_req", "hbm_peak_mib", "mean_sm_active_frac",
-    "mean_dram_active_frac",
+    "submit_s", "start_s", "elapsed_s", "gpu_count", "gpu_type", "gpu_type_req", "hbm_peak_mib", "mean_gpu_util_pct",
+    "mean_gr_engine_active_frac", "mean_sm_active_frac", "mean_dram_active_frac", "has_profiling_fault",
 )  # fmt: skip
 MOST_SLOW_DOWN = 1.5
 """As stated in issue 20: the expected slow-down that a slice may bring."""
@@ -86,11 +91,11 @@ def _past(row: Mapping[str, Any], names: Collection[GresNames], advice: AdviceSe
     if found is None:
         return None
     own, ran_on = found
-    busy = compute_slices_used(own.model, ran_on, row["mean_sm_active_frac"], row["mean_dram_active_frac"])
-    shape = smallest_shape(own.model, ran_on, row["hbm_peak_mib"], busy, advice)
+    activity = row_activity(row, own.model, ran_on)
+    shape = smallest_shape(own.model, ran_on, row["hbm_peak_mib"], activity, advice)
     return SliceJob(
-        shape, row["submit_s"], float(row["elapsed_s"]), int(row["start_s"]), ran_on=ran_on, compute=busy,
-        model=own.model.name,
+        shape, row["submit_s"], float(row["elapsed_s"]), int(row["start_s"]), ran_on=ran_on,
+        compute=busy_slices(own.model, shape, activity), model=own.model.name,
     )  # fmt: skip
 
 
@@ -102,28 +107,58 @@ def _given(gres_type: str, names: Collection[GresNames]) -> tuple[GresNames, str
     return None
 
 
-def compute_slices_used(model: MigModel, ran_on: str, sm: float | None, dram: float | None) -> float | None:
-    """Compute slices that a job kept busy, counted in whole slices' work; None where it was not measured."""
-    profile = model.whole if ran_on == WHOLE else model.profile(ran_on)
-    if profile is None or sm is None or dram is None or not (0 <= sm <= 1 and 0 <= dram <= 1):
+def row_activity(row: Mapping[str, Any], model: MigModel, ran_on: str) -> Activity | None:
+    """What a past job did with its GPU, as shares of a whole one; None where that is not known."""
+    sm, dram, engine = (_number(row.get(f"mean_{name}_active_frac")) for name in ("sm", "dram", "gr_engine"))
+    busy = _number(row.get("mean_gpu_util_pct")) / 100 if math.isnan(engine) else engine
+    profile = None if ran_on == WHOLE else model.profile(ran_on)
+    tier = None if profile is None else _tier(model, profile)
+    return activity_of(sm, dram, busy, model.name, tier, bool(row.get("has_profiling_fault")))
+
+
+def busy_slices(model: MigModel, shape: str, activity: Activity | None) -> float | None:
+    """Compute slices that a job keeps busy: it runs as much longer on its shape as the work is more than that has."""
+    if activity is None:
         return None
-    return max(sm * profile.compute, dram * profile.memory * model.compute_slices / model.memory_slices)
+    profile = None if shape == WHOLE else model.profile(shape)
+    if profile is None:
+        return max(activity.sm, activity.dram) * model.compute_slices
+    return slow_down(activity, _share(model, profile)) * profile.compute
 
 
 def smallest_shape(
-    model: MigModel, ran_on: str, peak_mib: float | None, busy_slices: float | None, advice: AdviceSection
+    model: MigModel, ran_on: str, peak_mib: float | None, activity: Activity | None, advice: AdviceSection
 ) -> str:
     """The smallest shape that holds a peak and slows the job down by at most MOST_SLOW_DOWN; else the one it had."""
-    if peak_mib is None or busy_slices is None or math.isnan(peak_mib):
+    if peak_mib is None or activity is None or math.isnan(peak_mib):
         return ran_on
     most = model.whole if ran_on == WHOLE else model.profile(ran_on)
     for profile in model.profiles:
         if profile.shape not in SHAPES or profile.memory_gib is None or most is None:
             continue
         holds = peak_mib * (1 + advice.spike_margin) + advice.headroom_mib <= profile.memory_gib[0] * 1024
-        if holds and busy_slices <= MOST_SLOW_DOWN * profile.compute and profile.compute <= most.compute:
+        if not holds or profile.compute > most.compute:
+            continue
+        if slow_down(activity, _share(model, profile)) <= MOST_SLOW_DOWN:
             return profile.shape
     return ran_on
+
+
+def _number(value: object) -> float:
+    """NaN for what is missing."""
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+@cache
+def _share(model: MigModel, profile: Profile) -> SliceShare:
+    share = slice_share(_tier(model, profile), model.name)
+    assert share is not None, "a profile of the model"
+    return share
+
+
+@cache
+def _tier(model: MigModel, profile: Profile) -> Tier:
+    return Tier(gres=profile.name, gpu_model=model.name)
 
 
 def _queued(job: QueuedGpuJob, names: Collection[GresNames], typical_s: float, now_s: int) -> list[SliceJob]:

@@ -6,7 +6,8 @@
 
 slurm.conf includes mig-nodes.conf (the NodeName lines of these nodes) on the controller and on each of them; their
 gres.conf includes gres-mig-NODE.conf, which the fake writes. Commands of the node: mig.smi("n1", "-L"), or by path,
-mig.bin_dir("n1") + "/nvidia-smi". Leaving puts every file back.
+mig.bin_dir("n1") + "/nvidia-smi". Leaving puts every file back, and fails where a job that has ended is still in the
+exporter's mapping folder.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ def mig_config(*gpus: Slices) -> str:
 
 @dataclass
 class MigSite:
-    """See above. Nodes are also host names of the site."""
+    """See above. Nodes are also host names of the site. extra: more lines of the controller's slurm.conf."""
 
     site: Site
     nodes: Sequence[str]
+    extra: str = ""
     _before: dict[tuple[str, str], bytes] = field(default_factory=dict)
 
     @property
@@ -163,7 +165,8 @@ class MigSite:
         for node in self.nodes:
             self._start_fake(node)
         for host in self._hosts(*self.nodes):
-            self._change(host, "slurm.conf", self._slurm_conf(self._keep(host, "slurm.conf").decode()))
+            text = self._slurm_conf(self._keep(host, "slurm.conf").decode())
+            self._change(host, "slurm.conf", text + (self.extra if host == "ctl" else ""))
         for host in self.nodes[:1] if self._is_native else self.nodes:
             included = self.nodes if self._is_native else [host]
             self._change(host, "gres.conf", self._gres_conf(self._keep(host, "gres.conf").decode(), included))
@@ -179,6 +182,14 @@ class MigSite:
         self._settle()
         for node in self.nodes:
             self.resume(node)
+        for node in self.nodes:
+            assert self.mapped(node) == {}, f"jobs that ended, by GPU of {node}"
+
+    def mapped(self, node: str) -> dict[str, str]:
+        """The jobs in the exporter's mapping folder, by GPU."""
+        folder = f"{self._root}/hpc_job/{node}" if self._is_native else f"/run/almanac/hpc_job/{node}"
+        found = self.site.run(node, "root", "grep", "-rs", ".", folder, check=False).stdout
+        return {path.rpartition("/")[2]: jobs for path, _, jobs in (line.partition(":") for line in found.splitlines())}
 
     def _settle(self) -> None:
         self.site.reset()
@@ -236,8 +247,8 @@ def _one_of(line: str, place: int, number: int) -> str:
 
 
 @contextmanager
-def mig_site(site: Site, nodes: Sequence[str] = ("n1",)) -> Iterator[MigSite]:
-    mig = MigSite(site, nodes)
+def mig_site(site: Site, nodes: Sequence[str] = ("n1",), extra: str = "") -> Iterator[MigSite]:
+    mig = MigSite(site, nodes, extra)
     try:
         mig.start()
         yield mig

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
+from advisor.mig.compute_need import Activity, slow_downs
 from almanac.config import AdviceSection
 from almanac.errors import CommandError, ConfigError, SourceError
 from almanac.mig_config import Mig
-from slurm_hooks.mig.demand import demand_of, smallest_shape
+from almanac.submit_config import Tier
+from slurm_hooks.mig.demand import busy_slices, demand_of, row_activity, smallest_shape
 from slurm_hooks.mig.include import IncludeFile, gres_of_nodes, with_node_gres
 from slurm_hooks.mig.layouts import (
     check_layout,
@@ -165,27 +168,59 @@ ADVICE = AdviceSection()
 
 
 @pytest.mark.parametrize(
-    ("peak_mib", "slices", "shape"),
+    ("peak_mib", "level", "shape"),
     [
-        (5000.0, 0.5, "1g"),
-        (5000.0, 1.5, "1g"),
-        (5000.0, 1.6, "2g"),
-        (15000.0, 0.5, "2g"),
-        (15000.0, 5.9, "4g"),
-        (30000.0, 4.4, "3g"),
-        (60000.0, 0.5, "gpu"),
-        (5000.0, 7.0, "gpu"),
-        (None, 0.5, "gpu"),
+        (5000.0, 0.1, "1g"),
+        (5000.0, 0.2, "2g"),
+        (15000.0, 0.1, "2g"),
+        (5000.0, 0.4, "3g"),
+        (30000.0, 0.1, "3g"),
+        (60000.0, 0.1, "gpu"),
+        (5000.0, 0.9, "gpu"),
+        (None, 0.1, "gpu"),
+        (math.nan, 0.1, "gpu"),
         (5000.0, None, "gpu"),
     ],
 )
-def test_the_smallest_shape_that_holds_a_job(peak_mib: float | None, slices: float | None, shape: str) -> None:
-    assert smallest_shape(A100.model, "gpu", peak_mib, slices, ADVICE) == shape
+def test_the_smallest_shape_that_holds_a_job(peak_mib: float | None, level: float | None, shape: str) -> None:
+    """level: the mean share of the multiprocessors, all the time."""
+    activity = None if level is None else Activity(level, 0.0, 1.0, "A100-80")
+    assert smallest_shape(A100.model, "gpu", peak_mib, activity, ADVICE) == shape
+
+
+@pytest.mark.parametrize("ran_on", ["gpu", "3g"])
+@pytest.mark.parametrize("level", [0.05, 0.2, 0.5, 0.8])
+def test_the_layouts_follow_the_slow_down_that_the_advice_states(ran_on: str, level: float) -> None:
+    """The same numbers as slow_downs, which tiers are advised by: on a GPU, or on a slice that the run did not fill."""
+    tiers = [Tier(name=each.shape, gres=each.name, gpu_model="A100-80") for each in A100.model.profiles]
+    row = {"mean_sm_active_frac": level, "mean_dram_active_frac": 0.1, "mean_gr_engine_active_frac": 1.0}
+    activity = row_activity(row, A100.model, ran_on)
+    assert activity is not None
+    stated = slow_downs([activity], tiers, 1)
+    shape = smallest_shape(A100.model, ran_on, 2000.0, activity, ADVICE)
+    smaller = [each.shape for each in A100.model.profiles if each.shape in ("1g", "2g", "3g", "4g")]
+    smaller = smaller[: smaller.index(shape)] if shape in smaller else smaller
+    assert shape == ran_on or stated[shape] <= 1.5
+    assert all(stated[each] > 1.5 for each in smaller if each <= ran_on)
+    busy = busy_slices(A100.model, shape, activity)
+    assert shape == "gpu" or busy == pytest.approx(stated[shape] * int(shape[0]))
+
+
+def test_a_slice_that_was_full_or_whose_counters_were_dead_says_nothing_of_the_need() -> None:
+    full = {"mean_sm_active_frac": 0.95, "mean_dram_active_frac": 0.2, "mean_gr_engine_active_frac": 1.0}
+    assert row_activity(full, A100.model, "1g") is None
+    assert row_activity(full, A100.model, "gpu") is not None
+    assert row_activity(full | {"has_profiling_fault": True}, A100.model, "gpu") is None
+    dead = {"mean_sm_active_frac": 0.0, "mean_dram_active_frac": 0.0, "mean_gpu_util_pct": 90.0}
+    assert row_activity(dead, A100.model, "gpu") is None
+    assert row_activity({}, A100.model, "gpu") is None
+    assert busy_slices(A100.model, "1g", None) is None
 
 
 def test_a_job_without_measured_memory_keeps_the_shape_that_it_had() -> None:
     row = {"submit_s": 1, "start_s": 5, "elapsed_s": 60, "gpu_count": 1, "gpu_type": "2g.20gb", "gpu_type_req": None,
-           "hbm_peak_mib": None, "mean_sm_active_frac": None, "mean_dram_active_frac": None}  # fmt: skip
+           "hbm_peak_mib": None, "mean_sm_active_frac": None, "mean_dram_active_frac": None,
+           "mean_gr_engine_active_frac": None, "mean_gpu_util_pct": None, "has_profiling_fault": None}  # fmt: skip
     rows = [row, row | {"gpu_count": 4, "gpu_type": "a100"}, row | {"gpu_type": "v100"}]
     demand = demand_of(rows, [], [A100], ADVICE, 100)
     assert [job.shape for job in demand.jobs] == ["2g"]
