@@ -24,6 +24,9 @@ class Mig:
     )
     slice_type: str = key("{profile}", "GRES type of a slice, where {profile} is NVIDIA's name, such as 1g.10gb")
     nodes_at_once: int = key(1, "most nodes under change at the same time", low=1, high=1000)
+    drain_busy: bool = key(
+        False, "also drain busy nodes whose change is worth the wait, and change them when their last job has ended"
+    )
     hours_between: float = key(24.0, "hours between two changes of one node", low=1, high=8760)
     demand_days: float = key(7.0, "days of past jobs that the plan looks at", low=0.1, high=365)
     reservation_hours: float = key(

@@ -27,7 +27,8 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command() -> None:
     """Cut GPUs into the slices that recent jobs ask for, and simulate it first. For operators, and timers.
 
-    almanac changes only nodes of mig.nodes that have no job and no reservation. It never ends a job.
+    almanac changes only nodes of mig.nodes that have no job and no reservation. It never ends a job. With
+    mig.drain_busy, it also drains busy nodes and waits until their jobs have ended.
     """
 
 
@@ -38,7 +39,7 @@ def plan(app: App, as_json: bool) -> None:
     """Show the layouts that recent jobs and the queue ask for. Writes nothing, and sends nothing to Slurm."""
     from cli.mig_output import show_plan
 
-    show_plan(_planner(app).plan(_folder(app).load(_cluster(app)), app.now_s()), as_json)
+    show_plan(_planner(app).plan(_folder(app).load(_cluster(app)), app.now_s()), app.config.mig, as_json)
 
 
 @command.command("apply")
@@ -72,14 +73,19 @@ def apply(app: App, as_json: bool) -> int:
         run.wanted = made.demand.types
         if mode == "observe":
             run.observe(made.changes)
-            show_run(made, [], StuckJobs(), [], mode, as_json)
+            if app.config.mig.drain_busy:
+                run.observe(made.plan.drains, "plan drain")
+            show_run(made, [], StuckJobs(), [], app.config.mig, as_json)
             return 0
+        run.give_back(made.unwanted, "the demand no longer asks for the change")
         run.begin(made.changes)
+        if app.config.mig.drain_busy:
+            run.begin(made.plan.drains, is_patient=True)
         run.drive()
         after = planner.plan(run.state, app.now_s()).stuck
         run.state, said = release(after.release, run.slurm, folder, run.state, run.cluster, app.now_s())
     outcomes = list(run.outcomes.values())
-    show_run(made, outcomes, after, said, mode, as_json)
+    show_run(made, outcomes, after, said, app.config.mig, as_json)
     return 5 if said or any(each.what in ("failed", "left") for each in outcomes) else 0
 
 

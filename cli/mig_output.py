@@ -14,7 +14,7 @@ from cli.output import json_text
 
 if TYPE_CHECKING:
     from advisor.decisions.mig_layout import LayoutChange
-    from almanac.mig_config import MigMode
+    from almanac.mig_config import Mig
     from slurm_hooks.mig.folder import MigState
     from slurm_hooks.mig.planning import MigPlan
     from slurm_hooks.mig.run import Outcome
@@ -33,36 +33,36 @@ _TODO = {
 }
 
 
-def show_plan(made: MigPlan, as_json: bool) -> None:
+def show_plan(made: MigPlan, config: Mig, as_json: bool) -> None:
     """Print a plan."""
     if as_json:
         click.echo(json_text(_plan_json(made)))
         return
     _nodes_and_demand(made)
-    _changes(made)
+    _changes(made, config)
     _stuck(made.stuck, "would be released")
     _say(0, "nothing was changed (this is a plan)")
 
 
 def show_run(
-    made: MigPlan, outcomes: Sequence[Outcome], stuck: StuckJobs, said: Sequence[str], mode: MigMode, as_json: bool
+    made: MigPlan, outcomes: Sequence[Outcome], stuck: StuckJobs, said: Sequence[str], config: Mig, as_json: bool
 ) -> None:
     """Print what a run did."""
     if as_json:
         content = {
-            **_plan_json(made), "mode": mode, "outcomes": [_outcome_json(each) for each in outcomes],
+            **_plan_json(made), "mode": config.mode, "outcomes": [_outcome_json(each) for each in outcomes],
             "released": [job.address for job in stuck.release], "still_stuck": [job.address for job in stuck.wait],
             "said": list(said),
         }  # fmt: skip
         click.echo(json_text(content))
         return
-    _changes(made)
+    _changes(made, config)
     show_outcomes(outcomes)
     _stuck(stuck, "released")
     for line in dict.fromkeys(said):
         click.echo(f"Slurm said: {printable(line)}", err=True)
-    if mode != "apply":
-        _say(0, f'nothing was changed (mig.mode is "{mode}")')
+    if config.mode != "apply":
+        _say(0, f'nothing was changed (mig.mode is "{config.mode}")')
 
 
 def show_outcomes(outcomes: Sequence[Outcome]) -> None:
@@ -118,12 +118,17 @@ def _nodes_and_demand(made: MigPlan) -> None:
         _say(2, f"expected mean wait: {now} with the layouts of now, {then} with the plan")
 
 
-def _changes(made: MigPlan) -> None:
+def _changes(made: MigPlan, config: Mig) -> None:
     from slurm_hooks.mig.layouts import shown
 
     for each in made.changes:
         _say(0, f"change {each.node}: {shown(each.old)} -> {shown(each.new)}")
         _say(2, each.reason)
+    for each in made.plan.drains:
+        _say(0, f"change {each.node} when its jobs have ended: {shown(each.old)} -> {shown(each.new)}")
+        _say(2, each.reason if config.drain_busy else f"{each.reason}; not drained: mig.drain_busy is off")
+    for name in made.unwanted:
+        _say(0, f"give {name} back: the demand no longer asks for the change that it is drained for")
     if not made.changes:
         _say(0, f"no change: {made.plan.why_none or 'the layouts fit the demand'}")
 
@@ -141,6 +146,8 @@ def _plan_json(made: MigPlan) -> dict[str, Any]:
         "demand": {"past": made.demand.past, "waiting": made.demand.waiting, "unknown": made.demand.unknown,
                    "types": sorted(made.demand.types)},
         "changes": [_change_json(each) for each in made.changes],
+        "drains": [_change_json(each) for each in made.plan.drains],
+        "give_back": list(made.unwanted),
         "why_none": made.plan.why_none,
         "wait_now_s": made.plan.wait_now_s,
         "wait_then_s": made.plan.wait_then_s,

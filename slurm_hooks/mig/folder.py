@@ -115,6 +115,7 @@ def _change(content: Mapping[str, Any]) -> NodeChange:
         stage_s=_number(content["stage_s"]),
         is_undone=content["is_undone"],
         fault=_text(content["fault"]),
+        is_patient=content.get("is_patient", False) is True,
     )
 
 

@@ -43,6 +43,11 @@ def refusal(node: Node, nodes: Sequence[Node], around: Surroundings, now_s: int)
     for applies, why in checks:
         if applies:
             return why
+    return lost_types_text(node, nodes, around)
+
+
+def lost_types_text(node: Node, nodes: Sequence[Node], around: Surroundings) -> str:
+    """Why the node must not go out of service; "" where all types in demand stay."""
     gone = lost_types(node, nodes, around)
     return f"no other node in service has {', '.join(gone)}, which jobs ask for" if gone else ""
 

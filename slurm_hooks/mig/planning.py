@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from advisor.decisions.mig_layout import LayoutChange, LayoutPlan, MigNode, SliceJob
 from almanac.errors import AlmanacError
@@ -37,7 +37,10 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class MigPlan:
-    """The plan and what it is made from. in_service: GPU types of nodes that take jobs, or will when they answer."""
+    """The plan and what it is made from. in_service: GPU types of nodes that take jobs, or will when they answer.
+
+    unwanted: nodes that wait for their jobs to end before a change which no longer pays.
+    """
 
     now_s: int
     nodes: tuple[NodeRow, ...]
@@ -45,6 +48,7 @@ class MigPlan:
     plan: LayoutPlan
     stuck: StuckJobs
     in_service: frozenset[str]
+    unwanted: tuple[str, ...] = ()
 
     @property
     def changes(self) -> tuple[LayoutChange, ...]:
@@ -78,7 +82,21 @@ class MigPlanner:
             plan=self.decide(nodes, demand.jobs, now_s) if nodes else LayoutPlan((), "no node says its layout"),
             stuck=stuck_jobs(queue, own_types, in_service, state, now_s),
             in_service=in_service,
+            unwanted=self._unwanted(nodes, demand, now_s),
         )
+
+    def _unwanted(self, nodes: Sequence[MigNode], demand: Demand, now_s: int) -> tuple[str, ...]:
+        """Draining nodes of models that the plan would leave alone, did it not find them drained.
+
+        Not by node and layout: of two equal plans now one is found and now the other, and no node shall be drained and
+        resumed in turn for that.
+        """
+        draining = [node for node in nodes if node.target is not None]
+        if not draining:
+            return ()
+        plan = self.decide([replace(node, target=None) for node in nodes], demand.jobs, now_s)
+        changed = {self.settings.names[each.node].model.name for each in (*plan.changes, *plan.drains)}
+        return tuple(node.name for node in draining if node.model not in changed)
 
     def _around(self, view: SlurmView, state: MigState, demand: Demand) -> Surroundings:
         return Surroundings(
@@ -109,6 +127,9 @@ class MigPlanner:
 def _mig_node(row: NodeRow, state: MigState) -> MigNode | None:
     if row.layout is None:
         return None
+    change = state.changes.get(row.name)
+    if change is not None and change.waits_for_jobs:
+        return MigNode(row.name, row.model, row.layout, False, state.changed_s.get(row.name), change.new)
     can_change = row.refusal in ("", HAS_A_JOB)
     return MigNode(
         row.name, row.model, row.layout, not row.refusal, state.changed_s.get(row.name), can_change=can_change

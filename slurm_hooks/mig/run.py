@@ -14,7 +14,7 @@ from almanac.errors import AlmanacError, CommandError
 from almanac.mig_config import MigMode
 from almanac.units import printable
 from slurm_hooks.mig.folder import MigFolder, MigState
-from slurm_hooks.mig.gate import Surroundings, refusal
+from slurm_hooks.mig.gate import Surroundings, lost_types_text, refusal
 from slurm_hooks.mig.include import IncludeFile, gres_of_nodes, with_node_gres
 from slurm_hooks.mig.layouts import check_layout, gpu_types, shown
 from slurm_hooks.mig.node_side import NodeSide
@@ -28,7 +28,9 @@ MOST_FAULT = 200
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a node in a run. what: "done", "undone", "failed", "left", "dropped", "under way" or "refused"."""
+    """What became of a node in a run. what: "done", "undone", "failed", "left", "dropped", "draining", "under way",
+    or "refused".
+    """
 
     node: str
     what: str
@@ -61,26 +63,37 @@ class MigRun:
         }
         self.state = replace(found, changes=changes)
 
-    def observe(self, changes: Sequence[LayoutChange]) -> None:
+    def observe(self, changes: Sequence[LayoutChange], what: str = "plan") -> None:
         """Write down what would be done. Raises StoreError."""
-        rows = [self._row("plan", each.node, f"{shown(each.old)} -> {shown(each.new)}: {each.reason}", "observe")
+        rows = [self._row(what, each.node, f"{shown(each.old)} -> {shown(each.new)}: {each.reason}", "observe")
                 for each in changes]  # fmt: skip
         self.folder.log.append(rows, self._now_s())
 
-    def begin(self, changes: Sequence[LayoutChange]) -> None:
-        """Take up the changes that are allowed now; nothing is ordered yet. Raises CommandError, StoreError."""
+    def begin(self, changes: Sequence[LayoutChange], is_patient: bool = False) -> None:
+        """Take up the changes that are allowed now; nothing is ordered yet. Raises CommandError, StoreError.
+
+        is_patient: of busy nodes, which are drained now and changed when their last job has ended.
+        """
         if failed := sorted(name for name, each in self.state.changes.items() if each.fault):
             why = f"{failed[0]} failed and is still drained; no other node is changed before it is repaired"
             self._refuse(changes, why)
             return
         view = self.slurm.view(self._now_s())
         for each in changes:
-            if len(self.state.changes) >= self.settings.config.nodes_at_once:
+            if not is_patient and self._number_under_change() >= self.settings.config.nodes_at_once:
                 self._refuse([each], "mig.nodes_at_once nodes are under change")
-            elif why := self._why_not(each, view):
+            elif why := self._why_not(each, view, is_patient):
                 self._refuse([each], why)
             else:
-                self._put(self._new_change(each))
+                self._put(replace(self._new_change(each), is_patient=is_patient))
+
+    def give_back(self, nodes: Collection[str], why: str) -> None:
+        """Undo the drain of nodes that still wait for their jobs; `drive` resumes them. Raises StoreError."""
+        for name in nodes:
+            change = self.state.changes.get(name)
+            if change is not None and change.waits_for_jobs and change.stage == "wait":
+                self.outcomes.pop(name, None)
+                self._undo(change, why)
 
     def drive(self) -> None:
         """Go on with every change until none can go on, or mig.run_s is over. Raises CommandError, StoreError."""
@@ -111,21 +124,45 @@ class MigRun:
         self._put(replace(change, fault="", is_undone=False, begun_s=now_s).at("drain", now_s))
 
     def _active(self) -> list[str]:
-        """Nodes to go on with: a failed one is looked at once, for an operator may have resumed it."""
-        return [name for name, each in self.state.changes.items() if not (each.fault and name in self.outcomes)]
+        """Nodes to go on with. A failed one is looked at once, for an operator may have resumed it; a busy one, too."""
+        return [
+            name
+            for name, each in self.state.changes.items()
+            if not ((each.fault or each.waits_for_jobs) and name in self.outcomes)
+        ]
+
+    def _number_under_change(self, other_than: str = "") -> int:
+        """Of nodes that do more than to wait for their jobs."""
+        return sum(name != other_than and not each.waits_for_jobs for name, each in self.state.changes.items())
 
     def _advance(self, node: str) -> bool:
         """One step of a node. Returns whether anything was done."""
         view = self.slurm.view(self._now_s())
         change = self.state.changes[node]
         limits = StepLimits(self.settings.config.job_wait_s, self.settings.config.verify_timeout_s)
-        found = view.nodes.get(node)
-        why = refusal(found, list(view.nodes.values()), self._around(view, node), self._now_s()) if found else ""
-        return self._act(change, next_step(change, view.sight(node, why), self._now_s(), limits), view)
+        step = next_step(change, view.sight(node, self._refusal(change, view)), self._now_s(), limits)
+        if step.action is Action.APPLY and change.waits_for_jobs and self._must_wait(node):
+            step = Step(Action.WAIT, "another node is under change, or failed")
+        return self._act(change, step, view)
+
+    def _refusal(self, change: NodeChange, view: SlurmView) -> str:
+        """Why the change must not begin now, or why a busy node need not wait any longer."""
+        node, nodes, around = view.nodes.get(change.node), list(view.nodes.values()), self._around(view, change.node)
+        if node is None:
+            return ""
+        if not change.is_patient:
+            return refusal(node, nodes, around, self._now_s())
+        if change.stage == "wait":
+            return lost_types_text(node, nodes, around)
+        return refusal(node, nodes, replace(around, busy=()), self._now_s())
+
+    def _must_wait(self, node: str) -> bool:
+        has_failed = any(each.fault for each in self.state.changes.values())
+        return has_failed or self._number_under_change(node) >= self.settings.config.nodes_at_once
 
     def _act(self, change: NodeChange, step: Step, view: SlurmView) -> bool:
         if step.action is Action.WAIT:
-            return self._wait(change)
+            return self._wait(change, step.why)
         if step.action is Action.KEEP:
             self.outcomes[change.node] = Outcome(change.node, "failed", step.why, change)
             return True
@@ -136,16 +173,21 @@ class MigRun:
             self._fail(change, step.why)
             return True
         if step.action is Action.UNDO:
-            self._log("undo", change.node, step.why)
-            self._put(replace(change, is_undone=True).at("verify", self._now_s()))
+            self._undo(change, step.why)
             return True
         return self._order(change, step.action, view)
 
-    def _wait(self, change: NodeChange) -> bool:
-        """The wait for jobs is counted from the drain on."""
+    def _undo(self, change: NodeChange, why: str) -> None:
+        self._log("undo", change.node, why)
+        self._put(replace(change, is_undone=True).at("verify", self._now_s()))
+
+    def _wait(self, change: NodeChange, why: str) -> bool:
+        """The wait for jobs is counted from the drain on. A busy node is left to the next run."""
         if change.stage == "drain":
             self._put(change.at("wait", self._now_s()))
             return True
+        if change.waits_for_jobs:
+            self.outcomes[change.node] = Outcome(change.node, "draining", why, change)
         return False
 
     def _order(self, change: NodeChange, action: Action, view: SlurmView) -> bool:
@@ -196,7 +238,9 @@ class MigRun:
         """A reconfigure with another Gres of a busy node would end its jobs. Raises CommandError."""
         for name, gres in written.items():
             node = view.nodes.get(name)
-            if node and name not in self.state.changes and gpu_types(gres) != gpu_types(node.gres):
+            own = self.state.changes.get(name)
+            is_ours = own is not None and own.stage not in ("drain", "wait")
+            if node and not is_ours and gpu_types(gres) != gpu_types(node.gres):
                 raise CommandError(
                     f"{name} has Gres={gres} in {self.include.path}, and Slurm has {node.gres}: "
                     "a reconfigure would change it, too",
@@ -255,11 +299,14 @@ class MigRun:
         for each in changes:
             self.outcomes.setdefault(each.node, Outcome(each.node, "refused", why))
 
-    def _why_not(self, change: LayoutChange, view: SlurmView) -> str:
+    def _why_not(self, change: LayoutChange, view: SlurmView, is_patient: bool) -> str:
         node, names = view.nodes.get(change.node), self.settings.names.get(change.node)
         if node is None or names is None:
             return "Slurm does not list it" if names else "it is not in mig.nodes, or it is excluded"
-        if why := refusal(node, list(view.nodes.values()), self._around(view), self._now_s()):
+        around = self._around(view)
+        if is_patient:
+            around = replace(around, busy=())
+        if why := refusal(node, list(view.nodes.values()), around, self._now_s()):
             return why
         if why := check_layout(names.model, change.new):
             return why

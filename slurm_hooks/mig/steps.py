@@ -3,6 +3,8 @@
     drain -> wait -> apply -> gres -> reconfigure -> verify -> resume
              wait -> verify (of the old layout) -> resume        if a job that came before the drain does not end
 
+A node that is drained while it is busy (is_patient) waits for its jobs as long as they take, from run to run.
+
 A stage is on disk before its first order is given, so that a run that is killed is taken up at the same stage. Every
 order can be given again. Where one fails, the node stays drained and its reason says what to do.
 """
@@ -33,7 +35,8 @@ class NodeChange:
     """The change of one node, as it is remembered. begun_s: when it was decided; stage_s: when the stage began.
 
     old_gpus, new_gpus: GPUs of each GRES type. is_undone: the old layout stays, and nothing was ordered on the node.
-    fault: why it failed; "" where it has not. A failed change is remembered until the node is resumed.
+    fault: why it failed; "" where it has not. A failed change is remembered until the node is resumed. is_patient: the
+    node was drained with jobs on it, which may take as long as they like.
     """
 
     node: str
@@ -47,6 +50,12 @@ class NodeChange:
     stage_s: int = 0
     is_undone: bool = False
     fault: str = ""
+    is_patient: bool = False
+
+    @property
+    def waits_for_jobs(self) -> bool:
+        """Whether the node only takes no more jobs so far, and can be given back at once."""
+        return self.is_patient and self.stage in ("drain", "wait") and not self.is_undone and not self.fault
 
     @property
     def reason(self) -> str:
@@ -187,7 +196,8 @@ def _not_ours(change: NodeChange, seen: NodeSight) -> Step:
             return Step(Action.DRAIN)  # an operator asked to take a failed change up again
         if seen.is_drained:
             return Step(Action.DROP, f"drained by somebody else: {seen.reason}")
-        refusal = seen.refusal or ("it has a job" if seen.has_jobs else "it is reserved" if seen.is_reserved else "")
+        has_jobs = seen.has_jobs and not change.is_patient
+        refusal = seen.refusal or ("it has a job" if has_jobs else "it is reserved" if seen.is_reserved else "")
         return Step(Action.DROP, refusal) if refusal else Step(Action.DRAIN)
     if change.stage == "resume" and not seen.is_drained:
         return Step(Action.DONE)
@@ -198,9 +208,11 @@ def _not_ours(change: NodeChange, seen: NodeSight) -> Step:
 def _waiting(change: NodeChange, seen: NodeSight, now_s: int, limits: StepLimits) -> Step:
     if seen.is_reserved:
         return Step(Action.UNDO, "the node was reserved meanwhile")
+    if change.is_patient and seen.refusal:
+        return Step(Action.UNDO, seen.refusal)
     if not seen.has_jobs:
         return Step(Action.APPLY)
-    if change.stage == "wait" and now_s - change.stage_s > limits.job_wait_s:
+    if change.stage == "wait" and not change.is_patient and now_s - change.stage_s > limits.job_wait_s:
         return Step(Action.UNDO, f"a job that began before the drain runs for more than {limits.job_wait_s} s")
     return Step(Action.WAIT, "a job that began before the drain is running")
 

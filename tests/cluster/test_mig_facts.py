@@ -198,15 +198,15 @@ for step in $(seq 240); do sleep 0.5; done
 
 
 def test_the_owner_alone_moves_a_job_to_a_larger_slice(mig: MigSite) -> None:
-    """Same job id, output kept, at once. 22.05 gives it both types: never there."""
+    """Same job id, output kept, long before a requeue's 121 s. 22.05 gives it both types: never there."""
     site = mig.site
     home = site.run("login", "alice", "pwd").stdout.strip()
     out = f"{home}/moved.out"
-    done = site.run("login", "alice", "sbatch", "--parsable", "-o", out, "--open-mode=append", "--gres=gpu:1g.5gb:1",
-                    stdin=RESTARTABLE)  # fmt: skip
+    done = site.run("login", "alice", "sbatch", "--parsable", "-o", out, "--open-mode=append", "-w", "n1",
+                    "--gres=gpu:1g.5gb:1", stdin=RESTARTABLE)  # fmt: skip
     job = int(done.stdout)
     site.wait_for(job, "RUNNING")
-    node = site.job(job)["NodeList"]
+    node = "n1"
     wait_until("its first line", lambda: "start 0" in site.run(node, "root", "cat", out, check=False).stdout, 20)
     site.run("login", "alice", "scancel", "--signal=USR1", "--batch", str(job))
     wait_until("its checkpoint", lambda: "checkpoint" in site.run(node, "root", "cat", out).stdout, 20)
@@ -216,9 +216,7 @@ def test_the_owner_alone_moves_a_job_to_a_larger_slice(mig: MigSite) -> None:
     # slurmd refuses the job's credential within the second in which it revoked the earlier one, and the job FAILS.
     time.sleep(2)
     assert user(mig, "release", str(job)) == ""
-    began = time.monotonic()
-    site.wait_for(job, "RUNNING", 20)
-    assert time.monotonic() - began < 10
+    site.wait_for(job, "RUNNING", 60)
     assert site.job(job)["Restarts"] == "1"
     wait_until("its second start", lambda: "start 1" in site.run(node, "root", "cat", out).stdout, 20)
     lines = [line for line in site.run(node, "root", "cat", out).stdout.splitlines() if "error" not in line]
