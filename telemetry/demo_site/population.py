@@ -118,7 +118,7 @@ def _session_times(shape: SiteShape, profile: Profile, first_s: Ints, rng: np.ra
     """Begin of each session, not before first_s, by the inverse of the cumulated weight of the hours."""
     hours = np.arange(max(1, int(np.ceil((shape.end_s - shape.start_s) / 3600))))
     at_s = shape.start_s + hours * 3600
-    weekday = (at_s // 86400 + 3) % 7  # 1970-01-01 was a Thursday
+    weekday = hours // 24 % 7  # the first day counts as a Monday: equal shapes give equal jobs, whatever the date
     of_day, of_week = np.array(profile.people.hours), np.array(profile.people.weekdays)
     passed = np.concatenate([[0.0], np.cumsum(of_day[at_s // 3600 % 24] * of_week[weekday])])
     edges = np.concatenate([at_s, [shape.end_s]]).astype(float)

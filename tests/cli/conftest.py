@@ -56,7 +56,7 @@ class CommandLine:
 def _fill(folder: Path) -> None:
     (folder / "almanac.toml").write_text(CONFIG + "\n[advice]\nrisk = 0.05\n")
     start_s = (int(time.time()) // 86400 - 4) * 86400
-    shape = dataclasses.replace(SiteShape.demo(), days=4, start_s=start_s, users=12, jobs_per_day=150)
+    shape = dataclasses.replace(SiteShape.demo(), seed=3, days=4, start_s=start_s, users=12, jobs_per_day=150)
     store = Store.create(folder / "store")
     result = IngestResult("generated", shape.start_s, shape.end_s)
     ingest(GeneratedSource(shape), store.of("demo"), shape.start_s, shape.end_s, result, lambda rows, reached_s: None)

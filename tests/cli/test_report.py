@@ -257,5 +257,5 @@ def test_usage(folder: str, argv: list[str]) -> None:
 def test_report_of_a_generated_job(site: Any) -> None:
     rows = site.json("jobs", "-a", "--verdict", "ok", "--min", "gpu_count=4", "-n", "3", "--json")
     said = site("report", *(str(row["job_id"]) for row in rows))
-    assert said.count("GPU utilization") == len(rows) == 3
+    assert said.count("╭─ Job ") == len(rows) == 3
     assert "█" in said or "▄" in said
