@@ -28,7 +28,20 @@ def read_gavel(path: Path, throughputs: Path) -> tuple[pd.DataFrame, Mapping[str
     A job runs for its steps divided by its type's steps/s on the fastest GPU type of the file of throughputs. `kind` is
     its type. Raises FileFormatError if one of the files cannot be used.
     """
-    steps_s = _steps_per_second(throughputs)
+    table, excluded = read_gavel_rates(path, throughputs, ())
+    run_s = table["steps"] / table["rates"].str[0]
+    jobs = table.assign(run_s=run_s, name=table["kind"])[["submit_s", "run_s", "gpu_count", "kind", "name"]]
+    return jobs, excluded
+
+
+def read_gavel_rates(path: Path, throughputs: Path, types: Sequence[str]) -> tuple[pd.DataFrame, Mapping[str, int]]:
+    """submit_s, steps, gpu_count, kind, and rates (steps/s of the gang on each of the types), by submission.
+
+    types: GPU types in the file of throughputs; () for the fastest one alone. Second: reason to number of lines that
+    are no job; jobs that run on none of the types are of an unknown type. Raises FileFormatError if one of the files
+    cannot be used, or has none of a type.
+    """
+    steps_s = _steps_per_second(throughputs, types)
     excluded: Counter[str] = Counter()
     rows = []
     for line in _text(path).splitlines():
@@ -38,12 +51,13 @@ def read_gavel(path: Path, throughputs: Path) -> tuple[pd.DataFrame, Mapping[str
             excluded["not a line of Gavel's fields"] += 1
             continue
         steps, gpus, submit_s = row
-        rate = steps_s.get((fields[0], int(gpus)))
-        if not rate:
+        rates = [of_type.get((fields[0], int(gpus)), 0.0) for of_type in steps_s]
+        if not any(rates):
             excluded["of an unknown type"] += 1
             continue
-        rows.append((submit_s, steps / rate, gpus, fields[0], fields[0]))
-    return pd.DataFrame(rows, columns=["submit_s", "run_s", "gpu_count", "kind", "name"]), excluded
+        rows.append((submit_s, steps, gpus, fields[0], rates))
+    table = pd.DataFrame(rows, columns=["submit_s", "steps", "gpu_count", "kind", "rates"])
+    return table.sort_values("submit_s", kind="stable", ignore_index=True), excluded
 
 
 def _row(fields: Sequence[str]) -> tuple[float, float, float] | None:
@@ -55,19 +69,27 @@ def _row(fields: Sequence[str]) -> tuple[float, float, float] | None:
     return (steps, gpus, submit_s) if 0 < gpus < 2**20 else None
 
 
-def _steps_per_second(path: Path) -> dict[tuple[str, int], float]:
-    """Steps/s by type and GPUs, of jobs alone on consolidated GPUs of the first of GPU_TYPES in the file."""
+def _steps_per_second(path: Path, types: Sequence[str]) -> list[dict[tuple[str, int], float]]:
+    """For each type, steps/s by kind and GPUs, of jobs alone on consolidated GPUs; () for the first of GPU_TYPES."""
     try:
         content = json.loads(_text(path))
-        table = next(content[name] for name in GPU_TYPES if name in content)
-        found = {}
-        for key, rates in table.items():
-            kind, gpus = key.removeprefix("('").removesuffix(")").rsplit("', ", 1)
-            found[kind, int(gpus)] = float(rates["null"])
+        known = [name for name in content if isinstance(content[name], dict)]
+        wanted = types or [next(name for name in GPU_TYPES if name in content)]
+        if absent := [name for name in wanted if name not in known]:
+            raise FileFormatError(f"{path}: has no GPU type {absent[0]}", f"use types of {', '.join(known)}")
+        return [_of_type(content[name]) for name in wanted]
     except (StopIteration, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FileFormatError(
             f"{path}: is not a file of Gavel's throughputs", f"give one with a table {', or '.join(GPU_TYPES)}"
         ) from error
+
+
+def _of_type(table: Mapping[str, Mapping[str, float]]) -> dict[tuple[str, int], float]:
+    found = {}
+    for key, rates in table.items():
+        kind, gpus = key.removeprefix("('").removesuffix(")").rsplit("', ", 1)
+        rate = float(rates["null"])
+        found[kind, int(gpus)] = rate if 0 < rate < float("inf") else 0.0
     return found
 
 
