@@ -17,6 +17,7 @@ from cli.backtest_power import plot_file
 from cli.output import json_text, progress
 from cli.selection import words_of
 from cli.simulate_output import as_json, show_scores
+from cli.simulate_placement import placement_options, simulate_placement, simulates_placement
 
 if TYPE_CHECKING:
     from simulator.cluster import Cluster
@@ -53,6 +54,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
               help="Also write the simulated jobs in the Standard Workload Format.")  # fmt: skip
 @click.option("--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), callback=plot_file,
               help="Also draw the policies. Replaces the .png, .svg, or .pdf file.")  # fmt: skip
+@placement_options
 @click.option("--json", "is_json", is_flag=True, help="Print all scores as JSON.")
 @click.pass_obj
 def command(app: App, /, source: str | None, policies: tuple[str, ...], is_json: bool, **options: Any) -> None:
@@ -61,7 +63,13 @@ def command(app: App, /, source: str | None, policies: tuple[str, ...], is_json:
     TRACE is a file: an export of sacct, another job table that `almanac ingest --jobs` reads, the Standard Workload
     Format (SWF), or a trace of Gavel. The word "generated" stands for a generated site. Without TRACE, the simulation
     runs the jobs in the store (for operators). It changes nothing.
+
+    With --gpu-types, it compares where to run the jobs of a Gavel trace: `almanac simulate TRACE --throughputs FILE
+    --gpu-types v100=20,p100=20,k80=20 --placement all`.
     """
+    if simulates_placement():
+        simulate_placement(source, is_json, options)
+        return
     from simulator.comparison import run_policies, with_controls
     from simulator.outcomes.scores import score_runs
 

@@ -61,7 +61,7 @@ class PlacementScore:
 
 @dataclass(frozen=True)
 class PlacementBounds:
-    """No schedule is better: fluid and time-indexed linear programs. They hold where a job is in one place at a time."""
+    """No schedule with each job in one place at a time is better (fluid and time-indexed linear programs)."""
 
     makespan_s: float
     mean_jct_s: float
@@ -183,7 +183,7 @@ def _start_worker() -> None:
 
 @contextmanager
 def silent_solver() -> Iterator[None]:
-    """Drop what HiGHS 1.8 prints to file descriptor 1 whatever its options say: it would spoil JSON."""
+    """Drop what HiGHS prints to file descriptor 1 whatever its options say: it would spoil JSON."""
     sys.stdout.flush()
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
