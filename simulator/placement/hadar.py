@@ -73,10 +73,13 @@ class HadarRound:
         return self.utility(row, rate, self.move_s if moves else 0.0) - cost
 
     def find_allocation(self, row: int, used: Use) -> tuple[float, Use] | None:
-        """The allocation of the greatest payoff, if that is positive: on one type, or spread, fastest first."""
+        """The allocation of the greatest payoff, if that is positive: on one type, or spread, fastest first.
+
+        Of equal payoffs, one type is better than several, and an earlier type than a later one.
+        """
         free = tuple(whole - part for whole, part in zip(self.capacity, used, strict=True))
         options = [(self.payoff(row, use, used), use) for use in self._options(row, free)]
-        best = max(options, key=lambda option: option[0], default=None)
+        best = max(options, key=lambda option: round(option[0], 12), default=None)
         return best if best and best[0] > 0 else None
 
     def _options(self, row: int, free: Use) -> list[Use]:

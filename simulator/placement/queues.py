@@ -7,7 +7,7 @@ queue. What a chooser sees is older and less certain: a snapshot of the queues, 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -37,24 +37,24 @@ class TypeQueue:
     jobs: list[QueuedJob] = field(default_factory=list)
     _free_s: list[float] = field(default_factory=list)
 
-    def add(self, submit_s: float, gpus: int, run_s: float, predicted_s: float) -> QueuedJob:
+    def add(self, submit_s: float, gpus: int, run_s: float, predicted_s: float, not_before_s: float = 0.0) -> QueuedJob:
         """The job with its start."""
         self._free_s = self._free_s or [0.0] * self.capacity
-        first = max(submit_s, self.jobs[-1].start_s if self.jobs else 0.0)
+        first = max(submit_s, not_before_s, self.jobs[-1].start_s if self.jobs else 0.0)
         start_s = _take(self._free_s, gpus, run_s, first)
         self.jobs.append(QueuedJob(submit_s, start_s, gpus, run_s, predicted_s))
         return self.jobs[-1]
 
     def predicted_wait_s(self, seen_s: float, gpus: int, more: list[tuple[int, float]]) -> float:
-        """Wait from seen_s on of a job at the queue's end, as a snapshot of that time tells.
+        """Wait from seen_s on of a job at the queue's end, as a snapshot of the jobs submitted before that time tells.
 
         more: GPUs and predicted run times of jobs that are thought to have joined since. A job that outran its
         prediction is thought to need a tenth of it more.
         """
-        started = bisect_left(self.jobs, seen_s, key=lambda job: job.start_s + 1e-9)
+        joined = bisect_left(self.jobs, seen_s, key=lambda job: job.submit_s)
+        started = min(bisect_right(self.jobs, seen_s, key=lambda job: job.start_s), joined)
         ends = [_predicted_end_s(job, seen_s) for job in self._running(started, seen_s) for _ in range(job.gpus)]
         free = [seen_s] * (self.capacity - len(ends)) + sorted(ends)
-        joined = bisect_left(self.jobs, seen_s, key=lambda job: job.submit_s + 1e-9)
         first = seen_s
         for count, run_s in [(job.gpus, job.predicted_s) for job in self.jobs[started:joined]] + more:
             first = _take(free, count, run_s, first)
@@ -115,10 +115,11 @@ def simulate_queues(
         kind = chooser(queues, Submission(now, gpus, predicted_s[row]))
         step = start_every_s
         job = queues[kind].add(
-            now if step is None else float(np.ceil(now / step) * step),
+            now,
             gpus,
             float(run_s[row, kind]) if step is None else float(np.ceil(run_s[row, kind] / step) * step),
             float(predicted_s[row, kind]),
+            0.0 if step is None else float(np.ceil(now / step) * step),
         )
         start[row] = begin + job.start_s
         end[row] = start[row] + run_s[row, kind]
