@@ -3,6 +3,7 @@
 <models>/duration/<version>/   meta.json (site means, quantiles, vocabularies, weights, margins, scores), and
                                mean.txt, change.txt, middle.txt (LightGBM)
 <models>/hbm/<version>/        meta.json (margins of the memory bound, recent waits)
+<models>/speed/<version>/      meta.json (speeds of the GPU types), where it has any
 <models>/services/<version>/   meta.json (what the site's own services learned), where it names any
 <models>/duration/current      the version in use of all, one line
 
@@ -29,6 +30,7 @@ from advisor.evaluation.scores import Scores
 from advisor.memory.calibration import Calibration, Margins
 from advisor.service import Trained
 from advisor.services.base import Learned
+from advisor.speed.learning import SpeedTable
 from advisor.version_folders import (
     GARBLED,
     RETRAIN,
@@ -48,7 +50,7 @@ from almanac.config import Predictor
 from almanac.errors import SchemaVersionError, StoreError
 
 SCHEMA = 4
-KINDS = ("duration", "hbm", "services")
+KINDS = ("duration", "hbm", "speed", "services")
 
 
 def save(trained: Trained, models_dir: Path, own: Mapping[str, Learned] | None = None) -> str:
@@ -74,6 +76,8 @@ def save(trained: Trained, models_dir: Path, own: Mapping[str, Learned] | None =
         }
         waits = {name: list(values) for name, values in trained.waits.table.items()}
         _write(models_dir / "hbm" / version, {**meta, "calibration": calibration, "waits": waits}, {})
+        if trained.speeds.names:
+            _write(models_dir / "speed" / version, {**meta, "speeds": trained.speeds.to_json()}, {})
         if own:
             services = {name: asdict(learned) for name, learned in own.items()}
             _write(models_dir / "services" / version, {**meta, "services": services}, {})
@@ -93,8 +97,10 @@ def load(models_dir: Path) -> Trained | None:
     folder = models_dir / "duration" / version
     meta = read_meta(folder)
     hbm_meta = read_meta(models_dir / "hbm" / version)
+    speed_folder = models_dir / "speed" / version
+    speed_meta = read_meta(speed_folder) if speed_folder.is_dir() else None
     try:
-        return _trained(meta, read_texts(folder, meta), hbm_meta)
+        return _trained(meta, read_texts(folder, meta), hbm_meta, speed_meta)
     except GARBLED as error:
         raise garbled(folder, error) from error
 
@@ -173,7 +179,13 @@ def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
-def _trained(meta: Mapping[str, Any], texts: Mapping[str, str], hbm_meta: Mapping[str, Any]) -> Trained:
+def _trained(
+    meta: Mapping[str, Any],
+    texts: Mapping[str, str],
+    hbm_meta: Mapping[str, Any],
+    speed_meta: Mapping[str, Any] | None,
+) -> Trained:
+    """speed_meta: None of a version without speeds, such as one of an older almanac."""
     return Trained(
         trained_s=int(meta["trained_s"]),
         jobs=int(meta["jobs"]),
@@ -185,6 +197,7 @@ def _trained(meta: Mapping[str, Any], texts: Mapping[str, str], hbm_meta: Mappin
         calibration=_calibration(hbm_meta["calibration"]),
         scores={str(name): read_scores(values) for name, values in meta["scores"].items()},
         waits=WaitQuartiles({str(name): _wait(values) for name, values in hbm_meta["waits"].items()}),
+        speeds=SpeedTable.from_json(speed_meta["speeds"]) if speed_meta else SpeedTable(),
     )
 
 

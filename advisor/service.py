@@ -15,6 +15,8 @@ from advisor.services.base import AdviceRequest
 from advisor.services.gpu_time import LearnedDurations, advise_durations, learn_durations
 from advisor.services.memory import advise_memory, learn_memory
 from advisor.services.wait import expected_waits, learn_site_waits
+from advisor.speed.learning import SpeedTable
+from advisor.speed.site import learn_site_speeds
 from almanac.config import Config
 from almanac.records import Advice, Request
 
@@ -29,6 +31,7 @@ class Trained(LearnedDurations):
     trained_s: int
     calibration: Calibration
     waits: WaitQuartiles = field(default_factory=WaitQuartiles)
+    speeds: SpeedTable = field(default_factory=SpeedTable)
 
 
 def train(
@@ -37,8 +40,10 @@ def train(
     now_s: int,
     previous: Trained | None = None,
     choose_exponent: ChooseExponent = default_exponent,
+    speed_runs: pd.DataFrame | None = None,
 ) -> Trained:
-    """Learn from load_history(..., running=True). previous: the version in use.
+    """Learn from load_history(..., running=True). previous: the version in use. speed_runs:
+    load_speed_runs(...), of which speeds of GPU types are learned.
 
     Only jobs that ended before now_s count, and the jobs that ran then. Few or no jobs give as much as can be learned.
     """
@@ -47,6 +52,7 @@ def train(
         trained_s=now_s,
         calibration=learn_memory(history, config, now_s),
         waits=learn_site_waits(history, now_s),
+        speeds=SpeedTable() if speed_runs is None else learn_site_speeds(speed_runs, config, now_s),
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from advisor.service import Trained
+    from advisor.speed.learning import SpeedTable
 
 Loaded = TypeVar("Loaded")
 
@@ -38,6 +39,7 @@ def command(app: App, as_json: bool) -> None:
     from advisor.service import BUILT_IN, train
     from advisor.services.base import Record
     from advisor.services.own import update_own
+    from advisor.speed.runs import load_speed_runs
     from advisor.versions import prune
     from simulator.rank_choice import choose_exponent
     from telemetry.history import load_history
@@ -51,19 +53,21 @@ def command(app: App, as_json: bool) -> None:
     drift = _drift(app, previous, history)
     with progress("train") as advance:
         advance(0, 1, f"{format_count(len(history))} jobs")
-        trained = train(history, app.config, record.now_s, previous, choose_exponent)
+        trained = train(history, app.config, record.now_s, previous, choose_exponent, load_speed_runs(store))
         own = update_own(record, _of_current(load_learned, store.models_dir) or {}, app.config)
     if store.forgotten() != forgotten:
         raise BusyError("a user was forgotten while this training ran: it is not kept", "run `almanac train` again")
     version = save(trained, store.models_dir, own.learned)
     prune(store.models_dir, app.config.training.keep_versions, version)
     demand = train_demand_models(app, store)
+    speeds = trained.speeds
     faults = faults_of(trained, app.config, app.now_s())
     services = [*BUILT_IN, *own.names]
     if as_json:
         click.echo(json_text({"version": version, "jobs": trained.jobs, "has_model": trained.model is not None,
                               "rank_exponent": trained.model.rank_scale.exponent if trained.model else None,
                               "scores": scores_table(trained.scores), "drift": drift, "faults": faults,
+                              "gpu_types": {name: speeds.families.get(name, 0) for name in speeds.names},
                               "services": services, "service_faults": dict(own.faults), "demand": demand}))  # fmt: skip
         return
     for alarm in drift:
@@ -75,6 +79,8 @@ def command(app: App, as_json: bool) -> None:
     for fault in faults:
         click.echo(f"the new duration model is not used: {fault}")
     show_demand_models(demand)
+    if len(speeds.names) > 1:
+        click.echo(f"speeds of GPU types: {_families(speeds)}")
     if trained.model is None:
         click.echo(
             f"no duration model: fewer than {app.config.training.min_jobs} jobs. Each user's last runs are used."
@@ -82,6 +88,12 @@ def command(app: App, as_json: bool) -> None:
         return
     click.echo(f"the queue ranks by GPUs x predicted time^{trained.model.rank_scale.exponent:g}, as simulated")
     show_scores("duration predicted by", trained.scores, OURS)
+
+
+def _families(speeds: SpeedTable) -> str:
+    """The types, each with the number of its families that ran on another type, too."""
+    counts = [f"{name} ({format_count(speeds.families.get(name, 0))} families)" for name in speeds.names]
+    return printable(", ".join(counts), 1000)
 
 
 def _of_current(load: Callable[[Path], Loaded], models_dir: Path) -> Loaded | None:

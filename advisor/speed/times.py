@@ -1,0 +1,168 @@
+"""Run time of a job family on each GPU type, with an interval, and what it rests on. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Final, Literal
+
+import numpy as np
+
+from advisor.speed.effects import OF_CLASS, SITE, UNKNOWN_HARDWARE, Effect
+from advisor.speed.learning import SpeedTable, levels_of, specified
+from advisor.speed.posterior import Level, posterior
+from advisor.speed.runs import FamilyKey, FamilyRuns
+
+Source = Literal["own runs", "own rates", "other families", "specifications"]
+OWN_RUNS: Final = "own runs"
+OWN_RATES: Final = "own rates"
+OTHER_FAMILIES: Final = "other families"
+SPECIFICATIONS: Final = "specifications"
+OTHER_COUNT = 0.2
+"""Standard deviation of ln speed ratio between GPU counts of one name (own choice; Gavel's table: 0.1 to 0.5)."""
+FREEDOM = 8
+"""Degrees of freedom of Student's t: standard deviations are estimates, too (own choice)."""
+_LONGEST_S = 10 * 365 * 86_400
+"""No time is stated above this, and none below 1 s."""
+
+
+@dataclass(frozen=True)
+class TypeTime:
+    """The usual (median) run time of a family on a GPU type, s; with an interval of this usual time.
+
+    runs: own completed runs on the type. source: the best evidence for this type. spread: standard deviation of ln run
+    time from one run to the next. A single run varies more than its usual time: see `next_run`.
+    """
+
+    gpu_type: str
+    run_s: float
+    low_s: float
+    high_s: float
+    runs: int
+    source: Source
+    spread: float = field(default=0.0, compare=False)
+
+    def next_run(self, coverage: float = 0.8) -> tuple[float, float]:
+        """(low, high) in s for one run. coverage: must be that of the interval low_s to high_s."""
+        factor = _quantile(coverage)
+        middle, usual = math.log(self.run_s), (math.log(self.high_s) - math.log(self.low_s)) / (2 * factor)
+        wide = factor * math.hypot(usual, self.spread)
+        return _clipped(middle - wide), _clipped(middle + wide)
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """What one GPU must hold. bound_mib: the family's memory bound, None if unknown; headroom_mib: that no job can use.
+
+    is_checked: False to trust that the family fits everywhere.
+    """
+
+    bound_mib: float | None = None
+    headroom_mib: float = 0.0
+    is_checked: bool = True
+
+    def types(self, table: SpeedTable, names: Sequence[str], ran: Iterable[str]) -> list[str]:
+        """The names whose GPUs hold the family. Of unknown capacity: none, unless the family completed runs there.
+
+        Without a bound, GPUs at least as large as the smallest on which the family completed runs hold it.
+        """
+        if not self.is_checked:
+            return list(names)
+        done = set(ran)
+        capacities = {name: table.types.capacity_mib(name) for name in names}
+        known = [mib for name, mib in capacities.items() if mib is not None and name in done]
+        least = self.bound_mib + self.headroom_mib if self.bound_mib is not None else min(known, default=math.inf)
+        return [
+            name
+            for name, mib in capacities.items()
+            if (mib >= least if mib is not None else self.bound_mib is None and name in done)
+            or (self.bound_mib is None and name in done)
+        ]
+
+
+def family_times(
+    key: FamilyKey,
+    families: Mapping[FamilyKey, FamilyRuns],
+    table: SpeedTable,
+    fit: MemoryFit | None = None,
+    coverage: float = 0.8,
+) -> tuple[TypeTime, ...]:
+    """The times of a family on every type that holds it, fastest first; () if none of its runs completed.
+
+    families: of the user, or of everybody; those of the same user and name with other GPU counts count, too.
+    """
+    runs = families.get(key)
+    times = runs.log_times() if runs else {}
+    if runs is None or not times:
+        return ()
+    names = [*table.names, *sorted(runs.types - set(table.names))]
+    effect = _effect(table, names, runs.roofline)
+    levels = levels_of(runs, table.spread, table.rate_bias)
+    found = posterior(
+        names,
+        specified(runs, names, table.types) + effect.mean,
+        effect.covariance + table.own**2 * np.eye(len(names)),
+        [*levels, *_of_other_counts(key, families, table)],
+    )
+    if found is None:
+        return ()
+    width = _quantile(coverage)
+    told = []
+    for name in (fit or MemoryFit()).types(table, names, times):
+        place = names.index(name)
+        middle, wide = float(found.mean[place]), width * found.deviation(place)
+        source = _source(name, levels, table)
+        if source is None:
+            continue
+        ends = _clipped(middle - wide), _clipped(middle + wide)
+        told.append(TypeTime(name, _clipped(middle), *ends, len(times.get(name, ())), source, levels[0].spread))
+    return tuple(sorted(told, key=lambda each: (each.run_s, each.gpu_type)))
+
+
+def _effect(table: SpeedTable, names: Sequence[str], roofline: str) -> Effect:
+    """The effect of the class, with types that the table does not know: nothing is known of them but their hardware."""
+    known = table.effects.get(roofline) or table.effects.get("")
+    held = len(table.names) if known else 0
+    mean, covariance = np.zeros(len(names)), np.zeros((len(names), len(names)))
+    if known:
+        mean[:held], covariance[:held, :held] = known.mean, known.covariance
+    for place in range(held, len(names)):
+        has_peaks = table.types.hardware(names[place]) is not None
+        covariance[place, place] = (SITE if has_peaks else UNKNOWN_HARDWARE) ** 2 + OF_CLASS**2
+    return Effect(mean, covariance)
+
+
+def _of_other_counts(key: FamilyKey, families: Mapping[FamilyKey, FamilyRuns], table: SpeedTable) -> list[Level]:
+    """Levels of the same user's runs under the same name with other GPU counts, on at least two types."""
+    return [
+        level
+        for other, runs in sorted(families.items())
+        if other[:2] == key[:2] and other != key and len(runs.types) > 1
+        for level in levels_of(runs, table.spread, table.rate_bias, OTHER_COUNT)
+        if len(level.values) > 1
+    ]
+
+
+def _source(name: str, levels: Sequence[Level], table: SpeedTable) -> Source | None:
+    """The best evidence for a type; None if there is none at all: hardware unknown, and nobody ran there."""
+    times, rates = levels
+    if name in times.values:
+        return OWN_RUNS
+    if name in rates.values and set(rates.values) & set(times.values):
+        return OWN_RATES
+    if table.families.get(name):
+        return OTHER_FAMILIES
+    return SPECIFICATIONS if table.types.hardware(name) else None
+
+
+def _clipped(log_s: float) -> float:
+    return math.exp(min(max(log_s, 0.0), math.log(_LONGEST_S)))
+
+
+def _quantile(coverage: float) -> float:
+    """Half the width of a central interval of Student's t, by its expansion (Abramowitz and Stegun, 26.7.5)."""
+    z = NormalDist().inv_cdf(0.5 + coverage / 2)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + first / FREEDOM + second / FREEDOM**2
