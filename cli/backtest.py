@@ -15,6 +15,7 @@ from cli.app import App
 from cli.backtest_follow import read_tier_nodes, show_followed
 from cli.backtest_power import plot_file, power
 from cli.backtest_priority import priority
+from cli.backtest_type import gpu_type
 from cli.output import json_text, progress, show_table
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def command() -> None:
 
 command.add_command(power)
 command.add_command(priority)
+command.add_command(gpu_type)
 
 
 @command.command("tier")

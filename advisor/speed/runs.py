@@ -20,8 +20,8 @@ from telemetry.store.cluster_store import ClusterStore
 
 COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "name_key", "gpu_count", "gpu_type", "constraints", "state",
-    "elapsed_s", "gpu_model", "hbm_capacity_mib", "verdict", "has_profiling_fault", "main_pipe", "job_class",
-    "hbm_bytes_s", "mean_gr_engine_active_frac", "mean_gpu_util_pct", *(f"flops_{pipe}" for pipe in PIPES),
+    "elapsed_s", "time_limit_s", "gpu_model", "hbm_capacity_mib", "verdict", "has_profiling_fault", "main_pipe",
+    "job_class", "hbm_bytes_s", "mean_gr_engine_active_frac", "mean_gpu_util_pct", *(f"flops_{pipe}" for pipe in PIPES),
     *(f"compute_frac_{pipe}" for pipe in PIPES),
 )  # fmt: skip
 _TEXTS = ("user", "name_key", "gpu_type", "constraints", "gpu_model", "state", "verdict", "main_pipe", "job_class")
