@@ -12,6 +12,7 @@ from typing import Literal
 from almanac.link_config import Link as Link
 from almanac.mig_config import Mig as Mig
 from almanac.mig_raise_config import MigRaise as MigRaise
+from almanac.placement_config import Placement as Placement
 from almanac.power_config import NodeSet as NodeSet
 from almanac.power_config import Power as Power
 from almanac.submit_config import Hooks as Hooks
@@ -336,6 +337,7 @@ class Config:
     power: Power = Power()  # noqa: RUF009 - frozen
     mig: Mig = Mig()  # noqa: RUF009
     mig_raise: MigRaise = MigRaise()  # noqa: RUF009
+    placement: Placement = Placement()  # noqa: RUF009
     tiers: tuple[Tier, ...] = ()
     node_sets: tuple[NodeSet, ...] = ()
     links: tuple[Link, ...] = ()

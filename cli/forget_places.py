@@ -19,6 +19,7 @@ from almanac.config import Config
 from almanac.errors import AlmanacError
 from almanac.kept import Kept
 from cli.mig_raise import one_at_a_time as one_raise_at_a_time
+from cli.place import one_at_a_time as one_placement_at_a_time
 from cli.reprioritize import one_at_a_time
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.forgotten import Forgetting, read_forgotten, write_forgotten
@@ -60,7 +61,7 @@ def find(store: Store, config: Config, person: Person) -> Places:
 
 def _of_jobs(store: ClusterStore, config: Config, user: str) -> Iterator[Kept]:
     from advisor.forget import model_places
-    from slurm_hooks.forget import log_place, raise_place, record_places
+    from slurm_hooks.forget import log_place, placement_place, raise_place, record_places
     from telemetry.store.removal import own_accounts, runs_of, table_places
 
     found = runs_of(store, user)
@@ -70,6 +71,7 @@ def _of_jobs(store: ClusterStore, config: Config, user: str) -> Iterator[Kept]:
     yield from model_places(store.models_dir, user, runs, own_accounts(store, user))
     yield _locked(log_place(store.root / "actions", store.cluster, runs), lambda: one_at_a_time(store))
     yield _locked(raise_place(store.root / "actions", store.cluster, runs), lambda: one_raise_at_a_time(store))
+    yield _locked(placement_place(store.root / "actions", store.cluster, runs), lambda: one_placement_at_a_time(store))
     yield from record_places(config.bindings.prolog_dir, config.mail.spool_dir, store.cluster, spans)
     for kept in table_places(store, user, found):
         yield _locked(kept, store.summarizing)

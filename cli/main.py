@@ -30,6 +30,7 @@ COMMANDS = {
     "reprioritize": "set the site factor of pending jobs",
     "power": "power nodes down and up, following the demand forecast",
     "mig": "change MIG layouts to what recent jobs ask for",
+    "place": "choose the GPU type of jobs that accept any",
     "jobs": "list past jobs and what they used",
     "report": "report what a job did with its GPUs, and what to ask for",
     "mail": "choose how often you get reports by mail",

@@ -11,6 +11,7 @@ from typing import Any
 
 from almanac.kept import Kept
 from slurm_hooks.mig.raise_log import RaiseLog
+from slurm_hooks.placement.log import PlacementLog
 from slurm_hooks.priority.action_log import ActionLog
 from telemetry.store.atomic import opened
 
@@ -29,6 +30,12 @@ def raise_place(actions: Path, cluster: str, runs: Runs) -> Kept:
     """Lines of the log of raised jobs. runs: job id and submission."""
     log, is_theirs = RaiseLog(actions), _line_of(cluster, runs)
     return Kept("log of raised jobs", log.number(is_theirs), "line", lambda: log.remove(is_theirs))
+
+
+def placement_place(actions: Path, cluster: str, runs: Runs) -> Kept:
+    """Lines of the log of placed jobs. runs: job id and submission."""
+    log, is_theirs = PlacementLog(actions), _line_of(cluster, runs)
+    return Kept("log of placed jobs", log.number(is_theirs), "line", lambda: log.remove(is_theirs))
 
 
 def _line_of(cluster: str, runs: Runs) -> Callable[[Mapping[str, Any]], bool]:

@@ -122,6 +122,11 @@ def gres_queue(data: bytes, cluster: str) -> GresQueue:
     return GresQueue(tuple(sorted(jobs, key=lambda job: job.job_id)), unreadable)
 
 
+def gres_record(record: Mapping[str, Any]) -> GresJob:
+    """One record of `squeue --json`, of any release and state. Raises KeyError, TypeError, or ValueError."""
+    return _job(record)
+
+
 def _job(record: Mapping[str, Any]) -> GresJob:
     """Raises KeyError, TypeError, or ValueError where something needed is missing."""
     if not words(record["job_state"]):

@@ -80,6 +80,11 @@ def _array_id(job: Mapping[str, Any]) -> int | None:
     return number(job.get("array_job_id")) or None
 
 
+def queue_record(job: Mapping[str, Any]) -> PendingJob:
+    """One record of `squeue --json`, also of a job that runs. Raises KeyError, TypeError, or ValueError."""
+    return _pending(job, False)
+
+
 def _pending(job: Mapping[str, Any], is_split: bool) -> PendingJob:
     """Raises ValueError or TypeError where what has to be there is not. is_split: other tasks have own records."""
     job_id, submit_s = number(job["job_id"]), number(job["submit_time"])

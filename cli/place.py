@@ -1,0 +1,191 @@
+"""`almanac place`: the GPU type of pending jobs whose owner accepts any type."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from almanac.errors import ConfigError, StoreError
+from cli.app import App
+from cli.selection import COUNT
+
+if TYPE_CHECKING:
+    from almanac.records import Counts
+    from slurm_hooks.placement.log import PlacementLog
+    from slurm_hooks.placement.moves import Move
+    from slurm_hooks.placement.plan import PlacementPlan
+    from slurm_hooks.placement.run import PlacementOutcome
+    from telemetry.slurm.command_backend import CommandBackend
+    from telemetry.store.cluster_store import ClusterStore
+
+SHOWN = 20
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+rows_option = click.option(
+    "-n", "--rows", type=COUNT, default=SHOWN, show_default=True, help="Number of changes to show; 0: all."
+)
+
+
+@click.group("place")
+def command() -> None:
+    """Choose the GPU type of jobs whose owner accepts any (--comment=almanac:any-gpu). For operators, and a timer.
+
+    Only jobs of placement.partitions. Nothing is sent to Slurm unless placement.mode is "apply".
+    """
+
+
+@command.command("plan")
+@rows_option
+@as_json_option
+@click.pass_obj
+def plan(app: App, rows: int, as_json: bool) -> None:
+    """Show which jobs would get another GPU type now, and why others stay. Writes nothing, sends nothing to Slurm."""
+    from cli.place_output import show_run
+
+    store, backend = _site(app)
+    made, moves, moving = _plan(app, store, backend)
+    show_run(made, moves, moving, None, rows, as_json)
+
+
+@command.command("apply")
+@rows_option
+@as_json_option
+@click.pass_obj
+def apply(app: App, rows: int, as_json: bool) -> int:
+    """Change jobs once, and settle what an earlier run left. Run this from a timer; a missed run does no harm.
+
+    Acts only with placement.mode = "apply", as root, SlurmUser, or AdminLevel=Operator; otherwise it only shows the
+    plan. Writes each change to actions/ in the store, then sends it to Slurm. A job whose request somebody else changed
+    is never touched again.
+
+    \b
+    Exit code 4: another run is active, or the record cannot be read or written; Slurm is told nothing.
+    Exit code 5: Slurm did not answer, refused changes, or left a job that an operator must look at.
+    Exit code 7: the speeds of the GPU types are not known.
+    """
+    from cli.place_output import show_run
+
+    store, backend = _site(app)
+    if app.config.placement.mode != "apply":
+        made, moves, moving = _plan(app, store, backend)
+        show_run(made, moves, moving, None, rows, as_json)
+        return 0
+    with one_at_a_time(store):
+        made, moves, moving = _plan(app, store, backend)
+        outcome = _act(app, store, made, moves)
+    show_run(made, moves, moving, outcome, rows, as_json)
+    return 5 if outcome.failed or outcome.refused else 0
+
+
+@command.command("undo")
+@click.option("--apply", "is_applied", is_flag=True, help="Send the changes to Slurm. [only show them]")
+@rows_option
+@as_json_option
+@click.pass_obj
+def undo(app: App, is_applied: bool, rows: int, as_json: bool) -> int:
+    """Give placed jobs that still wait their own request back. Works with any placement.mode.
+
+    Exit code 5: Slurm did not answer, or left a job that an operator must look at.
+    """
+    from cli.place_output import show_run
+    from slurm_hooks.placement.plan import plan_placement
+    from slurm_hooks.placement.run import read_view
+    from slurm_hooks.placement.state import cluster_of
+
+    store, backend = _site(app, needs_settings=False)
+    outcome: PlacementOutcome | None = None
+    with one_at_a_time(store) if is_applied else contextlib.nullcontext():
+        view = read_view(backend, app.commands, store.cluster, time.time)
+        history = _log(store).history(store.cluster, app.now_s())
+        made = plan_placement(
+            cluster_of(view, app.config.placement), history, lambda jobs, types: {}, app.now_s(), is_clearing=True
+        )
+        if is_applied:
+            outcome = _act(app, store, made, ())
+    show_run(made, (), None, outcome, rows, as_json)
+    return 5 if outcome and outcome.failed else 0
+
+
+@command.command("status")
+@as_json_option
+@click.pass_obj
+def status(app: App, as_json: bool) -> None:
+    """Show the jobs that have a request of almanac's now, the last changes, and the measured requeue delay."""
+    from cli.place_output import show_status
+    from slurm_hooks.placement.run import read_view
+    from slurm_hooks.placement.state import cluster_of
+
+    store, backend = _site(app, needs_settings=False)
+    view = read_view(backend, app.commands, store.cluster, time.time)
+    log = _log(store)
+    history = log.history(store.cluster, app.now_s())
+    lines = [line for line in log.read(app.now_s()) if line.cluster == store.cluster]
+    show_status(cluster_of(view, app.config.placement), history, lines, app.now_s(), as_json)
+
+
+def one_at_a_time(store: ClusterStore) -> contextlib.AbstractContextManager[None]:
+    """Raises BusyError if another run is active, StoreError if the store is not writable."""
+    from telemetry.store.atomic import locked
+    from telemetry.store.marks import safe_name
+
+    return locked(store.root / f".place-{safe_name(store.cluster)}.lock", "is placing jobs")
+
+
+def _site(app: App, needs_settings: bool = True) -> tuple[ClusterStore, CommandBackend]:
+    """Raises AlmanacError if the caller, the configuration, the store, or Slurm's release does not allow a plan."""
+    from slurm_hooks.placement.run import require_placement
+    from telemetry.slurm.command_backend import CommandBackend
+
+    app.require_operator("the queue holds all users' jobs")
+    store, backend = app.cluster_store(), CommandBackend(app.commands)
+    if (answers := backend.cluster()).lower() != store.cluster.lower():
+        raise ConfigError(
+            f"the store's cluster is {store.cluster}, Slurm's is {answers}", "correct --cluster or site.cluster"
+        )
+    if needs_settings:
+        require_placement(app.config.placement, backend.release())
+    return store, backend
+
+
+def _log(store: ClusterStore) -> PlacementLog:
+    from slurm_hooks.placement.log import PlacementLog
+
+    return PlacementLog(store.root / "actions")
+
+
+def _plan(
+    app: App, store: ClusterStore, backend: CommandBackend
+) -> tuple[PlacementPlan, tuple[Move, ...], Counts | None]:
+    from almanac.records import Counts
+    from slurm_hooks.placement.moves import plan_moves
+    from slurm_hooks.placement.plan import plan_placement
+    from slurm_hooks.placement.run import read_terms, read_view
+    from slurm_hooks.placement.speeds import stored_speeds
+    from slurm_hooks.placement.state import cluster_of
+
+    settings, now_s = app.config.placement, app.now_s()
+    history = _log(store).history(store.cluster, now_s)
+    speeds = stored_speeds(store, app.config, now_s)
+    cluster = cluster_of(read_view(backend, app.commands, store.cluster, time.time), settings)
+    try:
+        made = plan_placement(cluster, history, speeds, now_s)
+        if not settings.requeue:
+            return made, (), None
+        counts, configuration = Counts(), backend.configuration()
+        moves = plan_moves(
+            cluster, history, speeds, made, lambda job: read_terms(app.commands, job, configuration), now_s, counts
+        )
+    except ValueError as error:
+        raise StoreError(f"no placement was found: {error}", "report this; nothing was changed") from error
+    return made, moves, counts
+
+
+def _act(app: App, store: ClusterStore, made: PlacementPlan, moves: tuple[Move, ...]) -> PlacementOutcome:
+    from slurm_hooks.placement.run import PlacementActor
+
+    actor = PlacementActor(
+        app.commands, _log(store), store.cluster, time.time, time.sleep, app.config.placement.max_age_s
+    )
+    return actor.apply(made, moves)

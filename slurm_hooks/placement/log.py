@@ -1,0 +1,157 @@
+"""The record of placed jobs: one JSON line for each change, on disk before Slurm hears of it.
+
+Lines lie in `actions/place-YYYY-MM-DD.jsonl` (UTC days) below the store's root. They name no user.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from almanac.errors import StoreError
+from almanac.units import DAY_S
+from slurm_hooks.json_lines import JsonLines
+from slurm_hooks.placement.request import MAX_TEXT, Key
+from telemetry.slurm.placement_queue import QueueJob
+
+KEEP_DAYS = 90
+"""Older lines are not looked at: a job that waits longer keeps the request that it has."""
+LEAST_DELAYS, MOST_DELAYS = 3, 20
+"""Measured delays that a median needs, and the newest ones that it counts."""
+Kind = Literal[
+    "place", "placed", "refused", "undo", "undone", "release", "owner", "requeue", "requeued", "stopped", "restarted"
+]
+
+
+@dataclass(frozen=True)
+class PlacementLine:
+    """One line. what: "place", "undo", "release", and "requeue" are about to be sent to Slurm. "placed": Slurm shows
+    the new request; "refused": it shows the job's own; "undone": it shows its own again; "owner": somebody else changed
+    the request, and the job is never touched again; "requeued": the job waits again; "stopped": it was not requeued;
+    "restarted": it runs again.
+
+    own, new: the request's text before and after. gpu_type: of the new one. restarts: of the job at that time.
+    done: share of the work that is done, of a requeue. delay_s: from the requeue to the next start.
+    """
+
+    what: Kind
+    time_s: int
+    cluster: str
+    job_id: int
+    submit_s: int
+    restarts: int
+    key: Key
+    own: str
+    new: str
+    gpu_type: str
+    reason: str
+    done: float = 0.0
+    delay_s: float | None = None
+    almanac: str = ""
+
+    def is_about(self, job: QueueJob) -> bool:
+        """Whether it is the same submission: numbers come again, and a requeue is a new submission of the same job."""
+        is_same = self.submit_s == job.gres.submit_s or job.gres.restarts > self.restarts
+        return self.job_id == job.job_id and is_same
+
+
+@dataclass(frozen=True)
+class PlacementHistory:
+    """What the record says of one cluster. newest: last line of each job. requeues: of each job, oldest first.
+
+    delays_s: measured requeue delays, oldest first.
+    """
+
+    newest: Mapping[int, PlacementLine] = field(default_factory=dict)
+    requeues: Mapping[int, tuple[PlacementLine, ...]] = field(default_factory=dict)
+    delays_s: tuple[float, ...] = ()
+
+    def requeue_delay_s(self, otherwise_s: float) -> float:
+        """The median of the newest measured delays, once there are a few."""
+        known = self.delays_s[-MOST_DELAYS:]
+        return statistics.median(known) if len(known) >= LEAST_DELAYS else otherwise_s
+
+
+@dataclass(frozen=True)
+class PlacementLog:
+    """The record below one folder, which need not be there yet."""
+
+    folder: Path
+
+    def append(self, lines: Sequence[PlacementLine], now_s: int) -> None:
+        """Add lines to the day's file; they are on disk when this returns. Raises StoreError."""
+        self._lines.append([asdict(line) for line in lines], now_s)
+
+    def read(self, now_s: int) -> list[PlacementLine]:
+        """The lines of the last KEEP_DAYS, oldest first; what a crash cut off is passed over. Raises StoreError."""
+        self._require_safe()
+        return list(_lines(self._lines.read(now_s - KEEP_DAYS * DAY_S, now_s)))
+
+    def history(self, cluster: str, now_s: int) -> PlacementHistory:
+        """Raises StoreError."""
+        lines = [line for line in self.read(now_s) if line.cluster == cluster]
+        requeues: dict[int, tuple[PlacementLine, ...]] = {}
+        for line in lines:
+            if line.what == "requeue":
+                requeues[line.job_id] = (*requeues.get(line.job_id, ()), line)
+        delays = tuple(line.delay_s for line in lines if line.delay_s is not None and line.what == "restarted")
+        return PlacementHistory({line.job_id: line for line in lines}, requeues, delays)
+
+    def number(self, matches: Callable[[Mapping[str, Any]], bool]) -> int:
+        """The number of lines that match. Raises StoreError."""
+        return self._lines.number(matches)
+
+    def remove(self, matches: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Remove the lines that match, while no run of `almanac place` is under way. Raises StoreError."""
+        self._lines.remove(matches)
+
+    def _require_safe(self) -> None:
+        """Raises StoreError where anybody else could have written the record: its texts go to Slurm."""
+        if not self.folder.is_dir():
+            return
+        owners = {0, os.geteuid(), self.folder.parent.stat().st_uid}
+        for path in (self.folder, *sorted(self.folder.glob("place-*.jsonl"))):
+            about = path.lstat()
+            is_kind = stat.S_ISDIR(about.st_mode) if path == self.folder else stat.S_ISREG(about.st_mode)
+            if not is_kind or about.st_uid not in owners or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise StoreError(
+                    f"{path}: others than the store's owner can write it", "check who did, then chmod go-w and chown it"
+                )
+
+    @property
+    def _lines(self) -> JsonLines:
+        return JsonLines(self.folder, "place-")
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[PlacementLine]:
+    for row in rows:
+        try:
+            yield _line(row)
+        except (ValueError, TypeError, KeyError):
+            continue
+
+
+_TEXTS = ("what", "cluster", "key", "own", "new", "gpu_type", "reason")
+
+
+def _line(row: Mapping[str, Any]) -> PlacementLine:
+    """Raises KeyError, TypeError, or ValueError. Fields of later versions are passed over."""
+    numbers = {name: int(row[name]) for name in ("time_s", "job_id", "submit_s", "restarts")}
+    texts = {name: str(row[name]) for name in _TEXTS}
+    if texts["what"] not in get_args(Kind) or texts["key"] not in get_args(Key):
+        raise ValueError("not a line of this log")
+    if not all(is_sendable(texts[name]) for name in ("own", "new")):
+        raise ValueError("not a request that can be sent")
+    done, delay_s = float(row.get("done") or 0.0), row.get("delay_s")
+    late_s = None if delay_s is None else float(delay_s)
+    return PlacementLine(**texts, **numbers, done=done, delay_s=late_s)  # type: ignore[arg-type]
+
+
+def is_sendable(text: str) -> bool:
+    """Whether a request is one word of scontrol's input."""
+    return len(text) <= MAX_TEXT and text.isascii() and text.isprintable() and not set(text) & set(" \"'\\#;")

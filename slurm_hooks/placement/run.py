@@ -1,0 +1,331 @@
+"""Carries out placements and requeues: the record first, then Slurm, then a look.
+
+Slurm takes a change without a word and shows a second later what it makes of it. A job is looked at right before its
+change: what its owner did meanwhile wins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from almanac import __version__
+from almanac.errors import CommandError, ConfigError
+from almanac.placement_config import Placement
+from almanac.units import format_duration
+from slurm_hooks.mig.raise_run import require_release
+from slurm_hooks.placement.consent import RequeueTerms, requeue_terms
+from slurm_hooks.placement.log import Kind, PlacementLine, PlacementLog
+from slurm_hooks.placement.moves import Move
+from slurm_hooks.placement.plan import Order, PlacementPlan, shown_text
+from telemetry.slurm.backend import Node
+from telemetry.slurm.commands import Done
+from telemetry.slurm.placement_queue import QueueJob, QueueView, queue_nodes, read_queue, require_readable
+
+LOOK_S = 6.0
+"""Seconds until a change shows."""
+UPDATE_S, PAUSE_S = 20.0, 0.5
+"""How long, and how often, the change of a requeued job is tried while its processes end."""
+
+
+class Commands(Protocol):
+    """Runs Slurm's commands, as SlurmCommands does."""
+
+    def __call__(self, argv: Sequence[str]) -> bytes: ...
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"") -> Done: ...
+
+    def feed(self, argv: Sequence[str], stdin: bytes) -> Done: ...
+
+
+class Backend(Protocol):
+    """What is asked of Slurm beside the queue, as CommandBackend does."""
+
+    def release(self) -> str: ...
+
+    def nodes(self) -> list[Node]: ...
+
+
+@dataclass
+class PlacementOutcome:
+    """What became of the orders. placed, undone: Slurm shows it. started: left the queue, which is mostly to run.
+
+    refused: kept its request. changed: its owner, or somebody else, was first. failed: an operator has to look at these
+    jobs. requeued, stopped: running jobs that were, and that were not requeued after all.
+    """
+
+    placed: int = 0
+    undone: int = 0
+    started: int = 0
+    refused: int = 0
+    changed: int = 0
+    requeued: int = 0
+    stopped: int = 0
+    failed: tuple[str, ...] = ()
+    said: tuple[str, ...] = field(default=())
+
+    def say(self, text: str) -> None:
+        """Keep the lines that Slurm said, each once."""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        self.said = tuple(dict.fromkeys((*self.said, *lines)))
+
+
+def require_placement(settings: Placement, release: str) -> None:
+    """Raises ConfigError where nothing can be placed with these settings on this release."""
+    if not settings.partitions or len(set(settings.types)) < 2:
+        raise ConfigError(
+            f"placement has {len(settings.partitions)} partitions and {len(set(settings.types))} types",
+            "set placement.partitions, and at least two placement.types",
+        )
+    if settings.select_by == "gres":
+        require_release(release)
+
+
+def read_view(backend: Backend, commands: Commands, cluster: str, clock: Callable[[], float]) -> QueueView:
+    """Nodes before the queue: a job that starts in between is then in neither. Raises CommandError."""
+    read_s = clock()
+    nodes = queue_nodes(backend.nodes())
+    jobs, unreadable = read_queue(commands, cluster)
+    require_readable(unreadable)
+    return QueueView(read_s, jobs, nodes)
+
+
+def read_terms(commands: Commands, job: QueueJob, configuration: str) -> RequeueTerms:
+    """What a running job's script and submit line say, as slurmctld and slurmdbd keep them: no file of its owner's is
+    read. Raises CommandError.
+    """
+    script = commands.run(["scontrol", "write", "batch_script", str(job.job_id), "-"])
+    if script.code:
+        return RequeueTerms(why_not="Slurm does not show its script")
+    line = commands(["sacct", "-j", str(job.job_id), "-nPX", "-o", "SubmitLine"]).decode("utf-8", "replace")
+    appends = re.search(r"(?m)^JobFileAppend\s*=\s*1\s*$", configuration) is not None
+    return requeue_terms(script.stdout.decode("utf-8", "replace"), line.strip(), appends)
+
+
+@dataclass
+class PlacementActor:
+    """Carries out plans. clock: seconds since 1970; sleep: waits for so many seconds."""
+
+    commands: Commands
+    log: PlacementLog
+    cluster: str
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    max_age_s: float = 60.0
+    look_s: float = LOOK_S
+
+    def apply(self, plan: PlacementPlan, moves: Sequence[Move] = ()) -> PlacementOutcome:
+        """Raises StoreError where the record cannot be written (Slurm is told nothing then), CommandError where Slurm
+        does not answer or the plan is too old: the next run goes on from the record.
+        """
+        self._require_fresh(plan.read_s)
+        outcome = PlacementOutcome()
+        self._write([
+            replace(note.line, what=note.what, time_s=self._now(), restarts=note.job.gres.restarts, reason=note.reason,
+                    submit_s=note.job.gres.submit_s, delay_s=note.delay_s, almanac=__version__)
+            for note in plan.notes
+        ])  # fmt: skip
+        orders = self._still_valid(plan.orders, outcome)
+        self._send(orders, outcome)
+        self._look({order.job.job_id: order for order in orders}, outcome)
+        for move in moves:
+            self._require_fresh(plan.read_s)
+            self._requeue(move, outcome)
+        return outcome
+
+    def _require_fresh(self, read_s: float) -> None:
+        age_s = self.clock() - read_s
+        if not 0 <= age_s + 1 <= self.max_age_s + 1:
+            raise CommandError(
+                f"the look at Slurm is {format_duration(abs(age_s))} old, or from the future",
+                "run this again; if Slurm is that slow, raise placement.max_age_s",
+            )
+
+    def _queue(self) -> dict[int, QueueJob]:
+        """Raises CommandError."""
+        jobs, unreadable = read_queue(self.commands, self.cluster)
+        require_readable(unreadable)
+        return {job.job_id: job for job in jobs}
+
+    def _still_valid(self, orders: Sequence[Order], outcome: PlacementOutcome) -> list[Order]:
+        """The orders whose jobs are as they were when the plan was made."""
+        if not orders:
+            return []
+        jobs, valid = self._queue(), []
+        for order in orders:
+            job = jobs.get(order.job.job_id)
+            if job is None or not job.is_pending:
+                outcome.started += 1
+            elif not is_as_planned(order.job, job) or shown_text(job, order.key) != order.shown:
+                outcome.changed += 1
+            else:
+                valid.append(order)
+        return valid
+
+    def _send(self, orders: Sequence[Order], outcome: PlacementOutcome) -> None:
+        """One scontrol for all orders; what it says is shown, and the queue tells what came of them."""
+        if not orders:
+            return
+        self._write([self._line(order, order.what, order.reason) for order in orders])
+        done = self.commands.feed(["scontrol"], "".join(map(_command, orders)).encode())
+        outcome.say(done.stderr.decode("utf-8", "replace"))
+
+    def _look(self, orders: Mapping[int, Order], outcome: PlacementOutcome) -> None:
+        """Until each job shows its new request and look_s have passed, or it has left the queue."""
+        waiting, end_s = dict(orders), self.clock() + self.look_s
+        while waiting:
+            jobs, is_last = self._queue(), self.clock() >= end_s
+            lines, heals = [], []
+            for number, order in list(waiting.items()):
+                job = jobs.get(number)
+                is_bad = job is not None and job.is_pending and job.gres.reason == "BADCONSTRAINTS"
+                if job is not None and job.is_pending and not is_last and not is_bad:
+                    continue
+                del waiting[number]
+                if is_bad and job and (heal := _heal(order, job)):
+                    heals.append(heal)
+                else:
+                    lines += self._close(order, job, outcome)
+            self._write(lines)
+            if heals:
+                self._send(heals, outcome)
+                waiting.update({order.job.job_id: order for order in heals})
+                end_s = self.clock() + self.look_s
+            if waiting:
+                self.sleep(1.0)
+
+    def _close(self, order: Order, job: QueueJob | None, outcome: PlacementOutcome) -> list[PlacementLine]:
+        if job is None or not job.is_pending:
+            outcome.started += 1
+            return [] if order.what != "place" else [self._line(order, "placed", "the job waits no more")]
+        shown = shown_text(job, order.key)
+        if shown not in (order.own, order.new):
+            outcome.changed += 1
+            return [self._line(order, "owner", "somebody else changed the request")]
+        if job.gres.reason == "BADCONSTRAINTS":
+            outcome.failed += (str(job.job_id),)
+            return []
+        if order.what == "place" and shown == order.new:
+            outcome.placed += 1
+            return [self._line(order, "placed", "Slurm shows the new request")]
+        if order.what == "place":
+            outcome.refused += 1
+            return [self._line(order, "refused", "Slurm shows the old request")]
+        if shown == order.own:
+            outcome.undone += 1
+            return [self._line(order, "undone", order.reason)]
+        outcome.failed += (str(job.job_id),)
+        return []
+
+    def _requeue(self, move: Move, outcome: PlacementOutcome) -> None:
+        """Signal, time for the checkpoint, requeue, and the new request while the processes end.
+
+        The job is never held: whatever stops this process, Slurm runs the job again.
+        """
+        job = self._queue().get(move.job.job_id)
+        if (
+            job is None
+            or not job.is_running
+            or not is_as_planned(move.job, job)
+            or shown_text(job, move.key) != move.shown
+        ):
+            outcome.changed += 1
+            return
+        self._write([self._line(move, "requeue", move.reason)])
+        if not self._checkpoint(move, outcome):
+            return
+        done = self.commands.run(["scontrol", "requeue", str(move.job.job_id)])
+        outcome.say(done.said)
+        if done.code:
+            outcome.stopped += 1
+            self._write([self._line(move, "stopped", "Slurm refused the requeue")])
+            return
+        is_changed = move.shown == move.new or self._update(move, outcome)
+        outcome.requeued += 1
+        if is_changed:
+            self._write([self._line(move, "requeued", move.reason, move.job.gres.restarts + 1)])
+
+    def _checkpoint(self, move: Move, outcome: PlacementOutcome) -> bool:
+        """Send the signal and wait. False where the job ended, or was requeued by itself, meanwhile."""
+        done = self.commands.run(move.signal.command(move.job.job_id))
+        outcome.say(done.said)
+        why = "Slurm did not send the signal" if done.code else ""
+        end_s = self.clock() + move.signal.before_s
+        while not why and self.clock() < end_s:
+            self.sleep(min(2.0, max(0.1, end_s - self.clock())))
+            job = self._queue().get(move.job.job_id)
+            if job is not None and job.gres.restarts > move.job.gres.restarts:
+                return self._went_by_itself(move, job, outcome)
+            if job is None or not job.is_running:
+                why = "the job ended after the signal"
+        if why:
+            outcome.stopped += 1
+            self._write([self._line(move, "stopped", why)])
+        return not why
+
+    def _went_by_itself(self, move: Move, job: QueueJob, outcome: PlacementOutcome) -> bool:
+        """A job that requeues itself on the signal gets the new request, too."""
+        if shown_text(job, move.key) == move.shown and self._update(move, outcome):
+            outcome.requeued += 1
+            self._write([self._line(move, "requeued", move.reason, job.gres.restarts)])
+        return False
+
+    def _update(self, move: Move, outcome: PlacementOutcome) -> bool:
+        """slurmctld refuses some changes while processes end. A job that keeps its request runs again as it was."""
+        end_s = self.clock() + UPDATE_S
+        while True:
+            done = self.commands.run(["scontrol", "update", f"jobid={move.job.job_id}", f"{move.key}={move.new}"])
+            if not done.code:
+                return True
+            if self.clock() >= end_s:
+                outcome.say(done.said)
+                return False
+            self.sleep(PAUSE_S)
+
+    def _now(self) -> int:
+        return int(self.clock())
+
+    def _write(self, lines: Sequence[PlacementLine]) -> None:
+        self.log.append(lines, self._now())
+
+    def _line(self, about: Order | Move, what: Kind, reason: str, restarts: int | None = None) -> PlacementLine:
+        return PlacementLine(
+            what=what,
+            time_s=self._now(),
+            cluster=self.cluster,
+            job_id=about.job.job_id,
+            submit_s=about.job.gres.submit_s,
+            restarts=about.job.gres.restarts if restarts is None else restarts,
+            key=about.key,
+            own=about.own,
+            new=about.new,
+            gpu_type=about.gpu_type,
+            reason=reason,
+            done=about.done if isinstance(about, Move) else 0.0,
+            almanac=__version__,
+        )
+
+
+def is_as_planned(planned: QueueJob, now: QueueJob) -> bool:
+    """Whether the job is the same submission, with the same consent, and its owner did not hold it meanwhile."""
+    same = (planned.gres.submit_s, planned.gres.restarts, planned.gres.comment, planned.gres.partitions)
+    is_held = now.gres.priority == 0 and planned.gres.priority > 0
+    return same == (now.gres.submit_s, now.gres.restarts, now.gres.comment, now.gres.partitions) and not is_held
+
+
+def _heal(order: Order, job: QueueJob) -> Order | None:
+    """What gives a job its own request back that Slurm cannot run with the new one, and then releases it."""
+    shown = shown_text(job, order.key)
+    if order.what == "place" and shown == order.new:
+        return replace(order, what="undo", job=job, reason="Slurm: BadConstraints", shown=order.new)
+    if order.what == "undo" and shown == order.own:
+        return replace(order, what="release", job=job, reason="BadConstraints", shown=order.own)
+    return None
+
+
+def _command(order: Order) -> str:
+    if order.what == "release":
+        return f"release {order.job.job_id}\n"
+    return f"update jobid={order.job.job_id} {order.key}={order.text}\n"

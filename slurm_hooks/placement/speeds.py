@@ -1,0 +1,42 @@
+"""Run times by GPU type of the jobs in the queue, from the site's speed table (advisor.speed)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from almanac.errors import NoModelError
+from slurm_hooks.placement.state import SpeedTable, TypeTime
+from telemetry.slurm.placement_queue import QueueJob
+
+if TYPE_CHECKING:
+    from almanac.config import Config
+    from telemetry.store.cluster_store import ClusterStore
+
+
+def stored_speeds(store: ClusterStore, config: Config, now_s: int) -> SpeedTable:
+    """From the jobs in the store, read at the first call. The callable raises NoModelError where they tell nothing of
+    two types, StoreError where they cannot be read.
+    """
+
+    def times(jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[TypeTime]]:
+        site = _module("advisor.speed.site")
+        runs = _module("advisor.speed.runs").load_speed_runs(store)
+        table = site.learn_site_speeds(runs, config, now_s)
+        if len(set(table.names) & set(types)) < 2:
+            raise NoModelError(
+                f"the store has run times of {len(set(table.names) & set(types))} of {len(types)} GPU types",
+                "check placement.types against the GPU types of `almanac jobs`, or wait for more jobs",
+            )
+        families = site.user_families(runs, table, config, now_s)
+        return {job.job_id: site.request_times(job.record.request(), families, table, None, config) for job in jobs}
+
+    return times
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise NoModelError("this almanac has no speed table", "install a release with advisor.speed") from error
