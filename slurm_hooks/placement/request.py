@@ -69,10 +69,10 @@ def _constraint_request(text: str, types: Collection[str]) -> TypeRequest | None
         found = [word for word in words if word in types]
         if found and len(found) < len(words):
             return None
+        if len(words) > 1 and not term.startswith(("(", "[")) and len(terms) > 1:
+            return None  # "a|b&c": Slurm reads it from left to right
         if found:
             named.append((place, frozenset(found)))
-        elif len(words) > 1 and not term.startswith(("(", "[")) and len(terms) > 1:
-            return None  # "a|b&c": Slurm reads it from left to right
     if len(named) > 1:
         return None
     if not named:

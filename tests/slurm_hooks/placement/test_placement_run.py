@@ -1,0 +1,441 @@
+"""Placements and requeues on a Slurm that answers as the real ones do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from almanac.errors import CommandError, ConfigError, NoModelError, StoreError
+from slurm_hooks.placement.run import require_placement
+
+from .placement_slurm import GRES, NOW_S, SETTINGS, FakeSlurm, Job, Killed, Run, speeds_of
+
+
+def start(tmp_path: Path, *jobs: Job, **values: object) -> Run:
+    return Run(FakeSlurm({job.job_id: job for job in jobs}, **values), tmp_path)  # type: ignore[arg-type]
+
+
+def running(number: int, node: str = "n1", **values: object) -> Job:
+    job = Job(number, state="RUNNING", nodes=node, start_s=NOW_S - 7200, reason="None", limit_min=2880)
+    return replace(job, **({"comment": "almanac:any-gpu,almanac:movable"} | values))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_a_pending_job_gets_the_type_on_which_it_ends_first(tmp_path: Path, is_old: bool) -> None:
+    run = start(tmp_path, Job(11), is_old=is_old)
+    assert run().placed == 1
+    assert run.slurm.sent == ["update jobid=11 Features=h100"]
+    assert run.kinds == ["place", "placed"]
+    assert run().placed == 0, "a second run changes nothing"
+    assert len(run.slurm.sent) == 1
+
+
+def test_the_line_is_on_disk_before_slurm_hears_of_it(tmp_path: Path) -> None:
+    run = start(tmp_path, Job(11))
+    seen: list[list[str]] = []
+    run.slurm.before = lambda command: seen.append(run.kinds) if command.startswith("update") else None
+    run()
+    assert seen == [["place"]]
+
+
+def test_undo_gives_back_exactly_what_the_owner_wrote(tmp_path: Path) -> None:
+    own = {11: "ib&[a100|h100]", 12: "", 13: "a100"}
+    run = start(tmp_path, *(Job(number, features=text) for number, text in own.items()))
+    run.slurm.nodes = {"n2": ("h100", 8), "n1": ("a100", 1)}
+    run()
+    changed = {number: job.features for number, job in run.slurm.jobs.items()}
+    assert changed == {11: "ib&h100", 12: "h100", 13: "h100"}
+    assert run(is_clearing=True).undone == 3
+    assert {number: job.features for number, job in run.slurm.jobs.items()} == own
+    assert run(is_clearing=True).undone == 0
+
+
+def test_a_gres_type_is_changed_and_given_back(tmp_path: Path) -> None:
+    run = start(tmp_path, Job(11, features="", request={"tres_per_node": "gres/gpu:a100:1"}), by_gres=True)
+    run.settings = GRES
+    run()
+    assert run.slurm.jobs[11].request["tres_per_node"] == "gres/gpu:h100:1"
+    run(is_clearing=True)
+    assert run.slurm.jobs[11].request["tres_per_node"] == "gres/gpu:a100:1"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"comment": ""}, "did not say"),
+        ({"comment": "almanac:any-gpux"}, "did not say"),
+        ({"partition": "all"}, "partition does not take part"),
+        ({"partition": "gpu,all"}, "partition does not take part"),
+        ({"priority": 0, "reason": "JobHeldUser"}, "held"),
+        ({"reason": "Dependency", "more": {"dependency": "afterok:3"}}, "dependency"),
+        ({"reason": "BeginTime"}, "does not wait for resources"),
+        ({"reason": "QOSMaxGRESPerUser"}, "does not wait for resources"),
+        ({"more": {"array_job_id": 11}}, "array"),
+        ({"more": {"het_job_id": 11}}, "heterogeneous"),
+        ({"more": {"resv_name": "r"}}, "reservation"),
+        ({"more": {"required_nodes": "n1"}}, "names its nodes"),
+        ({"features": "[a100*1&h100*1]"}, "none that almanac can change"),
+        ({"limit_min": 30}, "fewer than two of its types"),
+    ],
+)
+def test_jobs_that_are_left_alone(tmp_path: Path, change: dict[str, object], why: str) -> None:
+    run = start(tmp_path, replace(Job(11), **change))  # type: ignore[arg-type]
+    run()
+    assert run.slurm.sent == run.kinds == []
+    assert any(why in reason for reason in run.why), run.why
+
+
+def test_others_who_wait_keep_their_gpus(tmp_path: Path) -> None:
+    """Shorter jobs that need h100 are first in the decision, so that a job which accepts any goes to a100."""
+    others = [Job(number, features="h100", comment="", user="bob", limit_min=50) for number in (12, 13, 14)]
+    run = start(tmp_path, Job(11), *others)
+    run.speeds = speeds_of(a100=4000, h100=3600)
+    run()
+    assert run.slurm.sent == ["update jobid=11 Features=a100"]
+
+
+def test_a_job_that_still_waits_gets_its_own_request_back(tmp_path: Path) -> None:
+    run = start(tmp_path, Job(11))
+    run()
+    busy = [running(number, "n2", comment="") for number in (21, 22)]
+    run.slurm.jobs |= {job.job_id: job for job in [*busy, *(running(n, "n1", comment="") for n in (23, 24))]}
+    run.slurm.sleep(300)
+    run()
+    assert run.slurm.jobs[11].features == "h100", "within undo_min it stays"
+    run.slurm.sleep(400)
+    assert run().undone == 1
+    assert run.slurm.jobs[11].features == "[a100|h100]"
+    run.slurm.jobs = {11: run.slurm.jobs[11]}
+    run()
+    assert run.slurm.jobs[11].features == "[a100|h100]", "within again_min it stays"
+    run.slurm.sleep(3600)
+    run()
+    assert run.slurm.jobs[11].features == "h100"
+
+
+@pytest.mark.parametrize("theirs", ["v100", "[a100|h100]", ""])
+def test_the_owners_scontrol_wins(tmp_path: Path, theirs: str) -> None:
+    run = start(tmp_path, Job(11))
+    run()
+    run.slurm.jobs[11].features = theirs
+    for _ in range(4):
+        run()
+        run(is_clearing=True)
+        run.slurm.sleep(4000)
+    assert run.slurm.jobs[11].features == theirs
+    assert run.kinds == ["place", "placed", "owner"]
+
+
+def test_the_owner_wins_between_the_plan_and_the_change(tmp_path: Path) -> None:
+    for change in ({"features": "ib"}, {"comment": ""}, {"priority": 0}, {"partition": "all"}):
+        run = start(tmp_path / str(len(change) + hash(str(change)) % 1000), Job(11))
+        made, _ = run.plan()
+        run.slurm.jobs[11] = replace(run.slurm.jobs[11], **change)  # type: ignore[arg-type]
+        assert run.act(made).changed == 1
+        assert run.slurm.sent == run.kinds == []
+
+
+def test_withdrawn_consent_gives_the_request_back(tmp_path: Path) -> None:
+    run = start(tmp_path, Job(11))
+    run()
+    run.slurm.jobs[11].comment = ""
+    assert run().undone == 1
+    assert run.slurm.jobs[11].features == "[a100|h100]"
+
+
+@pytest.mark.parametrize("moment", ["update", "squeue"])
+def test_killed_between_the_record_and_the_change(tmp_path: Path, moment: str) -> None:
+    """The next run finds out from Slurm what became of the job."""
+    run = start(tmp_path, Job(11))
+    made, _ = run.plan()
+    calls: list[str] = []
+
+    def kill(command: str) -> None:
+        calls.append(command)
+        if command.startswith(moment) and any(call.startswith("update") for call in calls):
+            raise Killed
+
+    run.slurm.before = kill
+    with pytest.raises(Killed):
+        run.act(made)
+    assert run.kinds == ["place"]
+    run.slurm.before = lambda command: None
+    run()
+    was_sent = moment == "squeue"
+    assert run.kinds == ["place", "placed"] if was_sent else run.kinds == ["place", "refused"]
+    run.slurm.sleep(4000)
+    run()
+    run(is_clearing=True)
+    assert run.slurm.jobs[11].features == "[a100|h100]"
+
+
+def test_a_refused_change_is_not_tried_at_once_again(tmp_path: Path) -> None:
+    run = start(tmp_path, Job(11), is_deaf=True)
+    assert run().refused == 1
+    assert run().refused == 0
+    assert run.kinds == ["place", "refused"]
+
+
+def test_the_number_of_changes_in_a_run_is_bounded(tmp_path: Path) -> None:
+    run = start(tmp_path, *(Job(number) for number in range(11, 31)))
+    run.slurm.nodes = {"n1": ("a100", 20), "n2": ("h100", 20)}
+    run.settings = replace(SETTINGS, jobs_per_run=3)
+    assert run().placed == 3
+
+
+def _gone(run: Run) -> None:
+    run.slurm.is_gone = True
+
+
+def _garbage(run: Run) -> None:
+    run.slurm.answer = b'{"jobs": [{"job_id": 11, "job_state": "PENDING"}]}'
+
+
+def _no_json(run: Run) -> None:
+    run.slurm.answer = b"slurm_load_jobs error\n"
+
+
+def _no_speeds(run: Run) -> None:
+    def nothing(jobs: object, types: object) -> None:
+        raise NoModelError("nothing is known", "wait")
+
+    run.speeds = nothing
+
+
+def _log_of_others(run: Run) -> None:
+    run.log.folder.mkdir()
+    path = run.log.folder / "place-2026-11-23.jsonl"
+    path.write_text("{}\n")
+    path.chmod(0o666)
+
+
+def _link_as_log(run: Run) -> None:
+    run.log.folder.mkdir()
+    (run.folder / "elsewhere").write_text("")
+    (run.log.folder / "place-2026-11-23.jsonl").symlink_to(run.folder / "elsewhere")
+
+
+def _full_disk(run: Run) -> None:
+    (run.folder / "actions").write_text("no folder")
+
+
+FAULTS: list[tuple[Callable[[Run], None], type[Exception]]] = [
+    (_gone, CommandError), (_garbage, CommandError), (_no_json, CommandError), (_no_speeds, NoModelError),
+    (_log_of_others, StoreError), (_link_as_log, StoreError), (_full_disk, StoreError),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("break_it", "error"), FAULTS)
+def test_faults_that_change_nothing(tmp_path: Path, break_it: Callable[[Run], None], error: type[Exception]) -> None:
+    run = start(tmp_path, Job(11), running(21))
+    break_it(run)
+    with pytest.raises(error):
+        run()
+    assert run.slurm.sent == []
+
+
+@pytest.mark.parametrize("age_s", [61, -10])
+def test_an_old_look_at_slurm_changes_nothing(tmp_path: Path, age_s: int) -> None:
+    run = start(tmp_path, Job(11))
+    made = run.plan()
+    run.slurm.sleep(age_s)
+    with pytest.raises(CommandError, match="old"):
+        run.act(*made)
+    assert run.slurm.sent == run.kinds == []
+
+
+@pytest.mark.parametrize("states", [{"DOWN"}, {"IDLE", "DRAIN"}, {"IDLE", "POWERED_DOWN"}])
+def test_nodes_out_of_service_offer_nothing(tmp_path: Path, states: set[str]) -> None:
+    run = start(tmp_path, Job(11), states=frozenset(states))
+    run()
+    assert run.slurm.sent == []
+
+
+def test_slurmctld_is_lost_in_the_middle(tmp_path: Path) -> None:
+    run = start(tmp_path, Job(11), Job(12))
+    made = run.plan()
+
+    def lose(command: str) -> None:
+        if command.startswith("update jobid=12"):
+            raise CommandError("lost the connection to slurmctld", "")
+
+    run.slurm.before = lose
+    with pytest.raises(CommandError):
+        run.act(*made)
+    run.slurm.before = lambda command: None
+    run()
+    assert sorted(run.kinds) == ["place", "place", "placed", "refused"]
+
+
+def test_lines_of_a_forged_record_are_passed_over(tmp_path: Path) -> None:
+    run = start(tmp_path, Job(11))
+    run()
+    path = next(run.log.folder.glob("place-*"))
+    line = json.loads(path.read_text().splitlines()[-1])
+    for key, text in (("own", "x jobid=1"), ("own", "a\nrelease 1"), ("what", "rm"), ("key", "Priority"), ("own", 7)):
+        forged = json.dumps({**line, key: text} if text != 7 else {"what": "placed"})
+        path.write_text(path.read_text() + forged + "\n" + forged[:20] + "\n")
+    assert run(is_clearing=True).undone == 1
+    assert run.slurm.jobs[11].features == "[a100|h100]"
+
+
+@pytest.mark.parametrize(
+    ("settings", "release", "is_fine"),
+    [(SETTINGS, "22.05.8", True), (GRES, "22.05.8", False), (GRES, "24.11.5", True),
+     (replace(SETTINGS, partitions=()), "24.11.5", False), (replace(SETTINGS, types=("a100",)), "24.11.5", False)],
+)  # fmt: skip
+def test_what_a_site_must_have(settings: object, release: str, is_fine: bool) -> None:
+    if is_fine:
+        require_placement(settings, release)  # type: ignore[arg-type]
+        return
+    with pytest.raises(ConfigError):
+        require_placement(settings, release)  # type: ignore[arg-type]
+
+
+def slow(run: Run) -> Run:
+    """A job on a100 that needs 20 h there, of which 2 h are done, and 5 h on h100."""
+    run.speeds = speeds_of(a100=72_000, h100=18_000)
+    return run
+
+
+def test_a_movable_job_is_requeued_to_a_faster_type(tmp_path: Path) -> None:
+    run = slow(start(tmp_path, running(21)))
+    assert run().requeued == 1
+    assert run.slurm.sent == [
+        "scancel --signal=USR1 --batch 21",
+        "scontrol requeue 21",
+        "scontrol update jobid=21 Features=h100",
+    ]
+    assert run.kinds == ["requeue", "requeued"]
+    assert run.slurm.jobs[21].features == "h100"
+    assert run.slurm.clock() - NOW_S >= 30, "the time that --signal asks for"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"comment": "almanac:any-gpu"}, ""),
+        ({"comment": "almanac:movable"}, ""),
+        ({"partition": "all"}, "partition does not take part"),
+        ({"requeue": False}, "cannot be requeued"),
+        ({"script": "#!/bin/sh\n#SBATCH --open-mode=append\n"}, "no --signal"),
+        ({"script": "#!/bin/sh\n#SBATCH --signal=USR1\n"}, "empty its output"),
+        ({"line": ""}, "submit line"),
+        ({"start_s": NOW_S - 1800}, "within an hour"),
+        ({"restarts": 1}, "restarted by somebody else"),
+        ({"more": {"array_job_id": 21}}, "array"),
+        ({"limit_min": 400}, "run times are not known"),
+        ({"script": "#!/bin/sh\n#SBATCH --open-mode=append --signal=USR1@900\n"}, "checkpoint_s"),
+    ],
+)
+def test_running_jobs_that_are_left_alone(tmp_path: Path, change: dict[str, object], why: str) -> None:
+    run = slow(start(tmp_path, running(21, **change)))
+    run()
+    assert run.slurm.sent == run.kinds == []
+    assert not why or any(why in reason for reason in run.why), run.why
+
+
+@pytest.mark.parametrize(("h100_s", "is_worth_it"), [(8100, True), (9300, False)])
+def test_a_requeue_must_gain_more_than_it_costs(tmp_path: Path, h100_s: int, is_worth_it: bool) -> None:
+    """A third of 3 h is left. By cautious run times, h100 saves 585 s or 165 s; a requeue costs 121 s and 120 s."""
+    run = start(tmp_path, running(21))
+    run.speeds = speeds_of(a100=10_800, h100=h100_s)
+    run()
+    assert ("scontrol requeue 21" in run.slurm.sent) is is_worth_it
+    assert ("would gain less than the requeue costs" in run.why) is not is_worth_it
+
+
+def test_requeue_is_off_by_default(tmp_path: Path) -> None:
+    run = slow(start(tmp_path, running(21)))
+    run.settings = replace(SETTINGS, requeue=False)
+    run()
+    assert run.slurm.sent == []
+
+
+def test_no_requeue_without_free_gpus(tmp_path: Path) -> None:
+    run = slow(start(tmp_path, running(21), running(31, "n2", comment=""), running(32, "n2", comment="")))
+    run()
+    assert run.slurm.sent == []
+
+
+def test_one_requeue_an_hour_and_two_in_all(tmp_path: Path) -> None:
+    run = start(tmp_path, running(21))
+    requeues = []
+    for _ in range(8):
+        kind = run.slurm.jobs[21].nodes == "n1"
+        run.speeds = speeds_of(a100=720_000, h100=180_000) if kind else speeds_of(a100=180_000, h100=720_000)
+        run.slurm.jobs[21].limit_min = 20_000
+        requeues.append(run().requeued)
+        job = run.slurm.jobs[21]
+        if job.state == "PENDING":
+            run.slurm.sleep(130)
+            job.state, job.start_s, job.reason = "RUNNING", int(run.slurm.now_s), "None"
+            job.nodes = "n2" if job.features == "h100" else "n1"
+        run.slurm.sleep(1900)
+    assert (sum(requeues), requeues[1]) == (2, 0)
+    delays = run.log.history("lab", int(run.slurm.now_s)).delays_s
+    assert len(delays) == 2
+    assert all(130 <= delay <= 170 for delay in delays)
+
+
+@pytest.mark.parametrize("moment", ["scancel", "squeue", "scontrol requeue", "scontrol update"])
+def test_killed_in_a_requeue(tmp_path: Path, moment: str) -> None:
+    """The job is never held, and never lost: it runs on, or waits and gets its new request from the next run."""
+    run = slow(start(tmp_path, running(21)))
+    made = run.plan()
+
+    def kill(command: str) -> None:
+        is_later = moment != "squeue" or any("scancel" in line for line in run.slurm.sent)
+        if command.startswith(moment) and is_later:
+            raise Killed
+
+    run.slurm.before = kill
+    with pytest.raises(Killed):
+        run.act(*made)
+    assert run.kinds == ["requeue"]
+    run.slurm.before = lambda command: None
+    run()
+    job = run.slurm.jobs[21]
+    assert job.priority > 0
+    if moment == "scontrol update":
+        assert (job.state, job.features) == ("PENDING", "h100")
+        assert run.kinds == ["requeue", "place", "placed"]
+    else:
+        assert (job.state, job.features) == ("RUNNING", "[a100|h100]")
+        assert run.kinds == ["requeue", "stopped"]
+
+
+def test_a_job_that_requeues_itself_on_the_signal(tmp_path: Path) -> None:
+    run = slow(start(tmp_path, running(21)))
+    made = run.plan()
+
+    def requeue(command: str) -> None:
+        job = run.slurm.jobs[21]
+        if command == "squeue -a --json" and run.slurm.sent and job.state == "RUNNING":
+            job.state, job.reason, job.nodes, job.restarts = "PENDING", "BeginTime", "", 1
+
+    run.slurm.before = requeue
+    assert run.act(*made).requeued == 1
+    assert run.slurm.sent == ["scancel --signal=USR1 --batch 21", "scontrol update jobid=21 Features=h100"]
+
+
+def test_a_job_that_ends_on_the_signal_is_not_requeued(tmp_path: Path) -> None:
+    run = slow(start(tmp_path, running(21)))
+    made = run.plan()
+    run.slurm.before = lambda command: (
+        run.slurm.jobs.clear() if command == "squeue -a --json" and run.slurm.sent else None
+    )
+    assert run.act(*made).stopped == 1
+    assert run.kinds == ["requeue", "stopped"]
+
+
+def test_the_owner_wins_before_a_requeue(tmp_path: Path) -> None:
+    run = slow(start(tmp_path, running(21)))
+    made = run.plan()
+    run.slurm.jobs[21].comment = "almanac:any-gpu"
+    assert run.act(*made).changed == 1
+    assert run.slurm.sent == run.kinds == []
