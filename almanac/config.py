@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from almanac.gpu_type_config import GpuAdvice as GpuAdvice
+from almanac.gpu_type_config import GpuType as GpuType
 from almanac.link_config import Link as Link
 from almanac.mig_config import Mig as Mig
 from almanac.mig_raise_config import MigRaise as MigRaise
@@ -338,7 +340,9 @@ class Config:
     mig: Mig = Mig()  # noqa: RUF009
     mig_raise: MigRaise = MigRaise()  # noqa: RUF009
     placement: Placement = Placement()  # noqa: RUF009
+    gpu_advice: GpuAdvice = GpuAdvice()  # noqa: RUF009
     tiers: tuple[Tier, ...] = ()
+    gpu_types: tuple[GpuType, ...] = ()
     node_sets: tuple[NodeSet, ...] = ()
     links: tuple[Link, ...] = ()
     source: str = ""

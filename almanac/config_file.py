@@ -17,6 +17,7 @@ from typing import Any
 from almanac.addresses import is_address, is_pattern
 from almanac.config import Config, Link, NodeSet, Tier
 from almanac.errors import ConfigError
+from almanac.gpu_type_config import GpuType
 from almanac.link_config import MOST_LINKS, check_link, check_page
 from almanac.mig import compute_slices
 from almanac.slices import real_capacities
@@ -84,6 +85,8 @@ def parse_config(data: dict[str, Any], where: str = "configuration") -> Config:
     for name, content in data.items():
         if name == "tiers":
             values[name] = _parse_tiers(content, where)
+        elif name == "gpu_types":
+            values[name] = tuple(_parse_tables(GpuType, content, where, "gpu_types", _check_gpu_type))
         elif name == "node_sets":
             values[name] = _parse_node_sets(content, where)
         elif name == "links":
@@ -200,6 +203,19 @@ def _check_tier(tier: Tier, where: str) -> None:
         raise ConfigError(
             f"{where} ({tier.name}): compute_slices is {tier.compute_slices}, but {tier.gres} has {named}",
             "leave compute_slices out: the GRES type says it",
+        )
+
+
+def _check_gpu_type(one: GpuType, where: str) -> None:
+    for name in (one.name, one.selector):
+        if not _SET_NAME.fullmatch(name):
+            said = f"{where}: a name or selector is {_shown(name)}"
+            raise ConfigError(said, 'use letters, digits, ., _ and -, such as "a100"')
+    selectors = [one.constraint, one.gres, one.partition]
+    if sum(map(bool, selectors)) != 1:
+        raise ConfigError(
+            f"{where} ({one.name}): {sum(map(bool, selectors))} of constraint, gres, and partition are set",
+            "set exactly one of them",
         )
 
 

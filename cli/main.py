@@ -28,6 +28,7 @@ COMMANDS = {
     "backtest": "replay past jobs: check memory advice and node power",
     "simulate": "simulate scheduling policies on a trace of jobs",
     "reprioritize": "set the site factor of pending jobs",
+    "waits": "estimate how long a job would wait now, by GPU type",
     "power": "power nodes down and up, following the demand forecast",
     "mig": "change MIG layouts to what recent jobs ask for",
     "place": "choose the GPU type of jobs that accept any",

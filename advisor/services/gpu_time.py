@@ -124,16 +124,30 @@ def priorities_of(
 
     overran: by user, of their newest runs. None where nothing is known, and without GPUs.
     """
-    jobs = [submission_of(request, config.tiers) for request in requests]
-    known = known_of_pending(jobs, history, config.rolling, trained.site if trained else SiteMeans())
+    jobs, predictions = _predictions_of(requests, history, trained, config)
     quantiles_s = trained.gpu_time_quantiles_s if trained else ()
-    predictions = predict(jobs, known, trained.model if trained else None)
     return [
         None
         if prediction is None
         else priority_of(job, prediction, quantiles_s, config.priority, (overran or {}).get(job.user, NO_OVERRUN))
         for job, prediction in zip(jobs, predictions, strict=True)
     ]
+
+
+def durations_of(
+    requests: Sequence[Request], history: pd.DataFrame, trained: LearnedDurations | None, config: Config
+) -> list[Duration | None]:
+    """The run times of many submissions, each from what was known when it was submitted. None: nothing is known."""
+    _, predictions = _predictions_of(requests, history, trained, config)
+    return [prediction.duration if prediction else None for prediction in predictions]
+
+
+def _predictions_of(
+    requests: Sequence[Request], history: pd.DataFrame, trained: LearnedDurations | None, config: Config
+) -> tuple[list[Submission], list[Prediction | None]]:
+    jobs = [submission_of(request, config.tiers) for request in requests]
+    known = known_of_pending(jobs, history, config.rolling, trained.site if trained else SiteMeans())
+    return jobs, predict(jobs, known, trained.model if trained else None)
 
 
 def _judged(fitted: Fitted | None) -> Predicted | None:
