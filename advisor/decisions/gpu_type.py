@@ -8,12 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from advisor.speed.times import TypeTime
 from advisor.waits.view import TypeWait
 from almanac.units import format_duration
 
 MEASURED = "own runs"
+
+
+class RunTime(Protocol):
+    """A run time on a GPU type, seconds, as advisor.speed.times.TypeTime and published run times have it.
+
+    runs: completed runs on the type. source: "own runs", "own rates", "other families", or "specifications".
+    """
+
+    @property
+    def gpu_type(self) -> str: ...
+
+    @property
+    def run_s(self) -> float: ...
+
+    @property
+    def low_s(self) -> float: ...
+
+    @property
+    def high_s(self) -> float: ...
+
+    @property
+    def runs(self) -> int: ...
+
+    @property
+    def source(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +58,7 @@ class TypeEnd:
     end_s: float
     low_s: float
     high_s: float
-    time: TypeTime
+    time: RunTime
     wait: TypeWait
 
 
@@ -74,7 +99,7 @@ def _short(seconds: float) -> str:
     return format_duration(round(seconds)) if seconds >= 1 else "none"
 
 
-def ends_of(times: Sequence[TypeTime], waits: Sequence[TypeWait], rules: GpuTypeRules) -> dict[str, TypeEnd]:
+def ends_of(times: Sequence[RunTime], waits: Sequence[TypeWait], rules: GpuTypeRules) -> dict[str, TypeEnd]:
     """The ends by type, of the types with a run time and a wait that is young enough. A wait of the future is none."""
     fresh = {wait.gpu_type: wait for wait in waits if 0 <= rules.now_s - wait.as_of_s <= rules.max_age_s}
     return {
@@ -92,7 +117,7 @@ def ends_of(times: Sequence[TypeTime], waits: Sequence[TypeWait], rules: GpuType
 
 
 def decide_type(
-    times: Sequence[TypeTime], waits: Sequence[TypeWait], asked: Sequence[str], rules: GpuTypeRules
+    times: Sequence[RunTime], waits: Sequence[TypeWait], asked: Sequence[str], rules: GpuTypeRules
 ) -> TypeAdvice | None:
     """The type that ends the job sooner than those asked for; None where none surely does.
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from advisor.waits.remaining import left_span, run_span
 from advisor.waits.view import PoolNode, QueueView, RunningJob, WaitingJob
 from almanac.gpu_type_config import GpuType
+from almanac.gpu_types import asked_types
 from almanac.mig import compute_slices
-from almanac.records import Duration, Request
-from almanac.tiers import features
+from almanac.records import Duration
 from almanac.tres import parse_gpus
 from telemetry.slurm.backend import Node
 from telemetry.slurm.queue_snapshot import LiveGpuJob
@@ -84,15 +84,6 @@ def _is_on(kind: GpuType, node: Node, counts: Mapping[str, int]) -> bool:
     if kind.gres:
         return counts.get(kind.gres, 0) > 0
     return kind.constraint in node.features if kind.constraint else kind.partition in node.partitions
-
-
-def asked_types(request: Request, types: Sequence[GpuType]) -> frozenset[str]:
-    """Names of the types that a request accepts; empty: any, or not understood."""
-    named = frozenset() if "!" in request.constraints else frozenset(features(request.constraints))
-    partitions = frozenset(request.partition.split(","))
-    found = {kind.name for kind in types if kind.gres and kind.gres == request.gpu_type}
-    found |= {kind.name for kind in types if kind.constraint in named and kind.constraint}
-    return frozenset(found or {kind.name for kind in types if kind.partition and kind.partition in partitions})
 
 
 def _running(job: LiveGpuJob, duration: Duration | None, place: Mapping[str, int], now_s: int) -> RunningJob:

@@ -59,7 +59,7 @@ class _Waiting:
 
 @dataclass
 class Schedule:
-    """The state of one schedule. ends: heap of (end, number, planned end, GPUs by node); planned: the same by planned end."""
+    """The state of one schedule. ends: heap of (end, number, planned end, GPUs by node). planned: by planned end."""
 
     nodes: Sequence[PoolNode]
     free: list[int]

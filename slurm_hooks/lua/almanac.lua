@@ -118,6 +118,8 @@ local function slurp(path)
   return text and #text == size and text or nil
 end
 
+M.slurp = slurp
+
 -- The advice of a text; nil where a rule is broken. now: seconds since 1970.
 function M.parse_advice(text, now)
   if #text > MAX_BYTES or sub(text, -1) ~= "\n" then

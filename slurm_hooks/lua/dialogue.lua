@@ -171,7 +171,8 @@ end
 
 -- Whether the change is one that nodes exist for: true, false, or nil where that is not known.
 local function is_offered(almanac, found, options, offer, listing)
-  local wanted = offer.wanted(found.request, found.option, found.value, found.tier)
+  local option, value = found.check_option or found.option, found.check_value or found.value
+  local wanted = offer.wanted(found.request, option, value, found.tier)
   return offer.is_offered(listing, wanted, offer.needs_of(options, found.gpus, almanac.parse_gpus))
 end
 
@@ -180,7 +181,7 @@ local function settle(modules, found, options, mode, now)
   local proposal, folder = modules.proposal, own_folder()
   local path = folder and folder .. "choices"
   local choices = proposal.parse_choices(read_own(path, 65536))
-  local earlier = proposal.find_choice(choices, found.key, found.gpus)
+  local earlier = proposal.find_choice(choices, found.choice_key or found.key, found.gpus)
   local action = proposal.action(mode, found, earlier, now)
   if action == "nothing" or (action ~= "change" and not has_terminal()) then
     return false
@@ -203,6 +204,27 @@ local function settle(modules, found, options, mode, now)
   return word == "yes" or word == "always"
 end
 
+-- Another GPU type: the proposal, or nil. root: of the advice files; own: the user's folder there.
+local function type_proposal(almanac, tiers, options, request, now, root, own, lua_dir)
+  local path = root .. "/user/_site/waits"
+  if is_pipe(path) or is_pipe(own .. "/times") then
+    return nil
+  end
+  local text = almanac.slurp(path)
+  if not text then
+    return nil
+  end
+  local types = dofile(lua_dir .. "types.lua")
+  local waits = types.parse_waits(text, now)
+  if not waits then
+    return nil
+  end
+  local key = almanac.job_key(M.job_name(options))
+  request.node_count = tonumber(match(tostring(options["nodes"] or ""), "^%d+")) or 1
+  local times = types.parse_times(almanac.slurp(own .. "/times") or "", now, key, request.gpu_count)
+  return types.propose(tiers, request, times, waits, key)
+end
+
 -- mode: $ALMANAC_ADVICE, nil where it is not set. advice_dir: the root of the advice files. lua_dir: where the modules
 -- are. offset: of a component of a het job.
 function M.run(options, mode, advice_dir, lua_dir, offset)
@@ -210,7 +232,8 @@ function M.run(options, mode, advice_dir, lua_dir, offset)
     return
   end
   local uid = string.match(proc("/proc/self/status"), "\nUid:%s+(%d+)")
-  local path = string.format("%s/user/%s/advice", advice_dir, uid or "")
+  local own = string.format("%s/user/%s", advice_dir, uid or "")
+  local path = own .. "/advice"
   if not uid or is_pipe(path) then
     return
   end
@@ -223,7 +246,9 @@ function M.run(options, mode, advice_dir, lua_dir, offset)
   end
   local proposal = dofile(lua_dir .. "proposal.lua")
   local row = almanac.find(advice, almanac.job_key(M.job_name(options)), request.gpu_count)
-  local found = proposal.propose(dofile(lua_dir .. "tiers.lua"), request, row, advice)
+  local tiers = dofile(lua_dir .. "tiers.lua")
+  local found = proposal.propose(tiers, request, row, advice)
+    or type_proposal(almanac, tiers, options, request, now, advice_dir, own, lua_dir)
   local modules = { almanac = almanac, proposal = proposal, dir = lua_dir }
   if found and settle(modules, found, options, MODES[mode] and mode or advice.prompt, now) then
     options[string.match(found.option, "^%-%-(.*)")] = found.value

@@ -103,8 +103,8 @@ end
 -- The reader of the advice file lets only printable ASCII pass.
 function M.message(found)
   local too_small = found.is_larger and found.asked.name .. " is too small, " or ""
-  local said = wrapped(too_small .. found.tier.name .. " is enough: " .. found.row.text, HEAD)
-  if found.row.waits then
+  local said = wrapped(found.said or too_small .. found.tier.name .. " is enough: " .. found.row.text, HEAD)
+  if found.row and found.row.waits then
     local waits = gsub(gsub(found.row.waits, "([^;=]*)=", "%1 "), ";", ", ")
     said = said .. wrapped("Expected wait: " .. waits .. ".", INDENT)
   end
@@ -189,7 +189,7 @@ function M.new_choice(found, earlier, word, now)
   if not word and earlier and earlier.word == "always" then
     lasting, tier = "always", earlier.tier
   end
-  return { key = found.key, gpus = found.gpus, word = lasting, tier = tier, time = now }
+  return { key = found.choice_key or found.key, gpus = found.gpus, word = lasting, tier = tier, time = now }
 end
 
 return M

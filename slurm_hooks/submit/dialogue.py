@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from almanac.errors import RequestError
+from almanac.names import name_key
+from almanac.records import Request
 from almanac.submit_config import Hooks, SubmitMode
 from almanac.tiers import Rewrite
 from slurm_hooks.advice import file as advice_file
@@ -67,13 +69,15 @@ def advise(
     now_s = int(time.time())
     request = submission.request("", now_s)
     root = advice_dir() or Hooks().advice_dir
-    advice = advice_file.usable(f"{root}/user/{os.getuid()}/advice", now_s)
+    own = f"{root}/user/{os.getuid()}"
+    advice = advice_file.usable(f"{own}/advice", now_s)
     if advice is None or request.gpu_count <= 0:
         return argv, False
     mode = _mode(environ, advice)
     if mode != "apply" and (terminal is None or any(name in submission.options for name in QUIET)):
         return argv, False
-    proposal = propose(request, advice, any(name in submission.options for name in PLACING))
+    is_placed = any(name in submission.options for name in PLACING)
+    proposal = propose(request, advice, is_placed) or _type_proposal(request, root, own, now_s, is_placed)
     if proposal is None:
         return argv, False
     changed = with_option(argv, submission, proposal.change)
@@ -83,12 +87,27 @@ def advise(
 
     def is_offered() -> bool | None:
         texts = {name: option.value or "" for name, option in submission.options.items()}
-        wanted = offer.wanted(request, proposal.change, proposal.tier)
+        wanted = offer.wanted(request, proposal.check or proposal.change, proposal.tier)
         max_age_s = offer.SLICE_AGE_S if proposal.tier.is_slice else offer.MAX_AGE_S
         return offer.is_offered(_nodes(path, environ, now_s, max_age_s), wanted, offer.needs_of(texts, proposal.gpus))
 
     is_changed, was_told = _settle(mode, proposal, is_offered, path, now_s, terminal)
     return (changed if changed and is_changed else argv), was_told
+
+
+def _type_proposal(request: Request, root: str, own: str, now_s: int, is_placed: bool) -> Proposal | None:
+    """Another GPU type; None where no waits are published. A second question on one submission would be too many."""
+    from slurm_hooks.advice.waits_file import usable_waits  # late: most sites publish no waits
+
+    waits = usable_waits(root, now_s)
+    if waits is None:
+        return None
+    from slurm_hooks.advice.times_file import NAME, usable_times
+    from slurm_hooks.submit.type_proposal import propose_type
+
+    times = usable_times(f"{own}/{NAME}", now_s)
+    family = name_key(request.job_name), request.gpu_count
+    return propose_type(request, times.times.get(family, ()) if times else (), waits, now_s, is_placed)
 
 
 def _mode(environ: Mapping[str, str], advice: AdviceFile) -> SubmitMode:
@@ -106,7 +125,7 @@ def _settle(
 ) -> tuple[bool, bool]:
     """Show the message and ask where needed. Returns whether to change the submission, and whether it said anything."""
     known = choices.read(path)
-    earlier = choices.find(known, proposal.key, proposal.gpus)
+    earlier = choices.find(known, proposal.choice_key, proposal.gpus)
     what = action(mode, proposal, earlier, now_s)
     if what is not PromptAction.NOTHING and proposal.change.value:
         proposal = checked(proposal, is_offered())

@@ -44,6 +44,8 @@ class Proposal:
     """Another tier for a submission. change: how to ask for it; its value is "" where that cannot be rewritten.
 
     asked: the tier that the request names, None: none. not_offered: "" unless no node is known to take the change.
+    said: the whole message of a proposal of a GPU type, "" for a memory tier. check: the change whose nodes are looked
+    for; None: change.
     """
 
     key: str
@@ -53,6 +55,13 @@ class Proposal:
     change: Rewrite
     asked: Tier | None = None
     not_offered: str = ""
+    said: str = ""
+    check: Rewrite | None = None
+
+    @property
+    def choice_key(self) -> str:
+        """The key of answers. No name key has a "?", so that answers on types never stand for answers on memory."""
+        return f"?{self.key}"[:64] if self.said else self.key
 
 
 def propose(request: Request, advice: AdviceFile, is_placed: bool = False) -> Proposal | None:
@@ -124,14 +133,14 @@ def new_choice(proposal: Proposal, earlier: Choice | None, word: Answer | None, 
     if word is None and earlier is not None and earlier.word == "always":
         return replace(earlier, time_s=now_s)
     lasting: ChoiceWord = word if word == "always" or word == "never" else "asked"
-    return Choice(proposal.key, proposal.gpus, lasting, proposal.tier.name, now_s)
+    return Choice(proposal.choice_key, proposal.gpus, lasting, proposal.tier.name, now_s)
 
 
 def message(proposal: Proposal) -> str:
     """The tier, the evidence, the expected waits, and why the change is not offered; wrapped, each line ended."""
     row, asked, tier = proposal.row, proposal.asked, proposal.tier
     too_small = f"{asked.name} is too small, " if asked and asked.size < tier.size else ""
-    said = _wrapped(f"{too_small}{tier.name} is enough: {row.text}", HEAD)
+    said = _wrapped(proposal.said or f"{too_small}{tier.name} is enough: {row.text}", HEAD)
     if row.waits:
         waits = ", ".join(wait.replace("=", " ", 1) for wait in row.waits.split(";"))
         said += _wrapped(f"Expected wait: {waits}.", INDENT)

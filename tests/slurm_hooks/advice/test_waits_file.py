@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from advisor.decisions.gpu_type import GpuTypeRules, decide_type
-from advisor.speed.times import TypeTime
 from advisor.waits.view import TypeWait
 from almanac.config import Config
 from almanac.errors import ConfigError, FileFormatError
 from almanac.gpu_type_config import GpuType
 from almanac.records import Request
+from slurm_hooks.advice.times_file import PublishedTime
 from slurm_hooks.advice.waits import gather, publish_waits
 from slurm_hooks.advice.waits_file import WaitsFile, parse_waits, render_waits, usable_waits, waits_path
 from telemetry.slurm.backend import Node
@@ -112,10 +112,10 @@ def test_a_site_of_features_names_its_types() -> None:
         gather(queue, nodes, lambda requests: [None] * len(requests), Config(), NOW_S)
 
 
-def times(a100_s: float, h100_s: float, spread: float = 1.05) -> list[TypeTime]:
+def times(a100_s: float, h100_s: float, spread: float = 1.05) -> list[PublishedTime]:
     return [
-        TypeTime("a100", a100_s, a100_s / spread, a100_s * spread, 9, "own runs"),
-        TypeTime("h100", h100_s, h100_s / spread, h100_s * spread, 2, "own rates"),
+        PublishedTime("a100", a100_s, a100_s / spread, a100_s * spread, 9, "own runs"),
+        PublishedTime("h100", h100_s, h100_s / spread, h100_s * spread, 2, "own rates"),
     ]
 
 
@@ -159,7 +159,7 @@ def test_a_request_of_any_type_is_compared_with_the_type_that_is_free_first() ->
 
 
 def test_types_that_end_about_as_soon_are_advised_together() -> None:
-    more = [*times(3_000, 50_000), TypeTime("v100", 3_200, 3_100, 3_300, 5, "own runs")]
+    more = [*times(3_000, 50_000), PublishedTime("v100", 3_200, 3_100, 3_300, 5, "own runs")]
     wait = [*waits(0, 0), TypeWait("v100", 0, 0, 0, NOW_S)]
     advice = decide_type(more, wait, ["h100"], RULES)
     assert advice is not None

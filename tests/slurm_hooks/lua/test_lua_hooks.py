@@ -131,6 +131,34 @@ def test_what_sinfo_does_not_say_is_not_offered(lua: Lua, advice: Path, monkeypa
         assert filtered(lua, advice, monkeypatch, sinfo) == "gpu&hbm80g"
 
 
+WAITS = (
+    "almanac-waits\t1\nas_of\t{as_of}\nlimits\t0.150000\t600\nT\ta100\tconstraint\ta100\nT\th100\tconstraint\th100\n"
+    "W\ta100\t8\t300\t200\t400\nW\th100\t8\t15600\t15000\t16000\nend\t4\n"
+)
+TIMES = (
+    f"almanac-times\t1\nexpires\t{NOW_S + 3600}\nR\tother\t2\ta100\t11160\t11000\t12000\t9\town runs\n"
+    "R\tother\t2\th100\t6120\t6000\t7000\t2\town rates\nend\t2\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "times", "expected"),
+    [(0, TIMES, "a100"), (500, TIMES, "a100"), (700, TIMES, "h100"), (-60, TIMES, "h100"), (0, "", "h100")],
+)
+def test_another_gpu_type_is_asked_for_where_it_ends_first(
+    lua: Lua, advice: Path, monkeypatch: pytest.MonkeyPatch, age_s: int, times: str, expected: str
+) -> None:
+    """Without waits, with old ones, with those of a clock ahead, and without run times, nothing is changed."""
+    sinfo = listing(("a*", "a100"), ("a*", "h100"))
+    asked = {"job_name": "other", "constraint": "h100"}
+    assert filtered(lua, advice, monkeypatch, sinfo, **asked) == "h100"
+    (advice / "user/_site").mkdir()
+    (advice / "user/_site/waits").write_text(WAITS.format(as_of=int(time.time()) - age_s))
+    (advice / f"user/{os.getuid()}/times").write_text(times)
+    assert filtered(lua, advice, monkeypatch, sinfo, **asked) == expected
+    assert filtered(lua, advice, monkeypatch, listing(("a*", "h100")), **asked) == "h100"  # no node has it
+
+
 FIELDS = ("name", "features", "partition", "tres_per_job", "tres_per_node", "tres_per_task", "tres_per_socket",
           "comment", "account", "qos", "gres", "req_nodes", "licenses", "work_dir")  # fmt: skip
 OPTIONS = ("job-name", "constraint", "partition", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres",
