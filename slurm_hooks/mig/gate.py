@@ -29,16 +29,16 @@ class Surroundings:
     pause_s: float = 86400.0
 
 
-def refusal(node: Node, nodes: Sequence[Node], around: Surroundings, now_s: int) -> str:
-    """Why no change of this node may begin; "" where it may."""
-    changed_s = around.changed_s.get(node.name)
+def refusal(node: Node, nodes: Sequence[Node], around: Surroundings, now_s: int, may_be_busy: bool = False) -> str:
+    """Why no change of this node may begin; "" where it may. may_be_busy: its jobs will be waited for."""
+    changed_s, is_free = around.changed_s.get(node.name), not flags_of(node.states)
     checks = (
         (node.name not in around.managed, "it is not in mig.nodes, or it is excluded"),
         (node.name in around.under_change, "it is under change already"),
         (changed_s is not None and now_s - changed_s < around.pause_s, "it was changed within mig.hours_between"),
-        (node.name in around.busy, HAS_A_JOB),
+        (node.name in around.busy and not may_be_busy, HAS_A_JOB),
         (node.name in around.reserved or bool(node.reservation), "it is reserved, or soon will be"),
-        (bool(flags_of(node.states)), f"it is {'+'.join(sorted(node.states))}"),
+        (not is_free and not (may_be_busy and is_in_service(node)), f"it is {'+'.join(sorted(node.states))}"),
     )
     for applies, why in checks:
         if applies:

@@ -152,9 +152,9 @@ class MigRun:
             return ""
         if not change.is_patient:
             return refusal(node, nodes, around, self._now_s())
-        if change.stage == "wait":
+        if node.states & {"DRAIN", "DRAINING", "DRAINED"}:
             return lost_types_text(node, nodes, around)
-        return refusal(node, nodes, replace(around, busy=()), self._now_s())
+        return refusal(node, nodes, around, self._now_s(), may_be_busy=True)
 
     def _must_wait(self, node: str) -> bool:
         has_failed = any(each.fault for each in self.state.changes.values())
@@ -303,10 +303,7 @@ class MigRun:
         node, names = view.nodes.get(change.node), self.settings.names.get(change.node)
         if node is None or names is None:
             return "Slurm does not list it" if names else "it is not in mig.nodes, or it is excluded"
-        around = self._around(view)
-        if is_patient:
-            around = replace(around, busy=())
-        if why := refusal(node, list(view.nodes.values()), around, self._now_s()):
+        if why := refusal(node, list(view.nodes.values()), self._around(view), self._now_s(), is_patient):
             return why
         if why := check_layout(names.model, change.new):
             return why

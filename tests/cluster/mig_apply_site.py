@@ -34,6 +34,7 @@ CONFIG = """
 [mig]
 mode = "apply"
 nodes = ["n[1-2]=A100-40", "n[3-4]=A100-80"]
+drain_busy = true
 job_wait_s = 4
 verify_timeout_s = 60
 command_timeout_s = 4
@@ -61,12 +62,16 @@ class SiteApp(App):
 
 @dataclass
 class MigApply:
-    """Every call is one run, as the timer does it. wanted: the layouts that the decision asks for."""
+    """Every call is one run, as the timer does it. wanted: the layouts that the decision asks for.
+
+    is_draining: it asks for them on busy nodes, too.
+    """
 
     mig: MigSite
     folder: Path
     capsys: pytest.CaptureFixture[str]
     wanted: dict[str, Layout] = field(default_factory=dict)
+    is_draining: bool = False
     kill_at: int = 0
     points: list[str] = field(default_factory=list)
     restart: Callable[[], None] | None = None
@@ -76,12 +81,14 @@ class MigApply:
         return self.folder / "store"
 
     def decide(self, nodes: Sequence[MigNode], jobs: Sequence[SliceJob], now_s: int) -> LayoutPlan:
-        changes = tuple(
-            LayoutChange(node.name, node.gpus, self.wanted[node.name], "the test says so")
+        wanted = {
+            node: LayoutChange(node.name, node.gpus, self.wanted[node.name], "the test says so")
             for node in nodes
-            if self.wanted.get(node.name, node.gpus) != node.gpus
-        )
-        return LayoutPlan(changes, "" if changes else "the test says so")
+            if node.target is None and self.wanted.get(node.name, node.gpus) != node.gpus
+        }
+        changes = tuple(each for node, each in wanted.items() if node.is_free or not self.is_draining)
+        drains = tuple(each for node, each in wanted.items() if not node.is_free and self.is_draining)
+        return LayoutPlan(changes, "" if changes else "the test says so", drains=drains)
 
     def app(self) -> SiteApp:
         commands = SiteCommands(self.mig.site)

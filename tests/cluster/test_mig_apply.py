@@ -89,6 +89,32 @@ def test_a_layout_changes_end_to_end_with_its_transcript(mig: MigApply, capsys: 
     assert site.job(waiting)["Reason"] == "JobHeldUser"
 
 
+def test_a_busy_node_takes_no_more_jobs_and_changes_when_its_last_one_has_ended(mig: MigApply) -> None:
+    site = mig.mig.site
+    job = site.sbatch("alice", "-w", "n1", "--gres=gpu:1g.5gb:1", script=SLEEP.format(300))
+    site.wait_for(job, "RUNNING")
+    mig.is_draining, mig.wanted = True, {"n1": HALVES}
+    assert mig.apply() == {"n1": "draining"}
+    assert "DRAIN" in mig.mig.node("n1")["State"]
+    assert mig.apply() == {"n1": "draining"}
+
+    # The demand changes its mind: the node takes jobs again, with the one that runs there.
+    mig.wanted = {}
+    assert mig.apply() == {"n1": "undone"}
+    assert "DRAIN" not in mig.mig.node("n1")["State"]
+    beside = site.sbatch("alice", "-w", "n1", "--gres=gpu:1g.5gb:1", script=SLEEP.format(1))
+    site.wait_for(beside, "COMPLETED", 30)
+
+    mig.wanted = {"n1": HALVES}
+    assert mig.apply() == {"n1": "draining"}
+    assert (site.job(job)["JobState"], site.job(job)["Restarts"]) == ("RUNNING", "0")
+    site.run("ctl", "root", "scancel", str(job))
+    wait_until("the end of the job", lambda: not site.run("ctl", "root", "squeue", "-h", "-w", "n1").stdout, 30)
+    assert mig.apply() == {"n1": "done"}
+    assert mig.mig.node("n1")["Gres"] == GRES[HALVES]
+    assert_consistent(mig)
+
+
 def test_jobs_that_a_vanished_type_left_stuck_are_released_and_held_ones_are_not(mig: MigApply) -> None:
     site = mig.mig.site
     stuck = site.sbatch("alice", "--begin=now+3", "--gres=gpu:1g.5gb:1", script=SLEEP.format(1))

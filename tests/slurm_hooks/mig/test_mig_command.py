@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from mig_world import HALVES, SEVEN, WHOLE, Backend, World, change
 
 import advisor.decisions.mig_layout
 import slurm_hooks.mig.node_side
-from advisor.decisions.mig_layout import LayoutPlan
+from advisor.decisions.mig_layout import LayoutPlan, MigNode
 from almanac.errors import BusyError, ConfigError, StoreError
 from cli.app import App
 from cli.doctor.mig import check_mig
@@ -108,6 +109,35 @@ def test_apply_changes_the_layout_and_releases_what_waited_for_it_once(mig: Comm
     mig("apply")
     assert mig.world.said.count("scontrol release 7") == 1
     assert "n3  done" in mig("status")
+
+
+def test_busy_nodes_are_drained_only_if_configured_and_given_back_when_no_change_pays(mig: Command) -> None:
+    def decide(nodes: Sequence[MigNode], jobs: object, now_s: int) -> LayoutPlan:
+        seen.append({node.name: node.target for node in nodes})
+        drains = tuple(change("n1", SEVEN, HALVES) for node in nodes if node.name == "n1" and node.target is None)
+        return LayoutPlan((), "not free", drains=drains if is_worth else ())
+
+    seen: list[dict[str, object]] = []
+    is_worth = True
+    mig.patch.setattr(advisor.decisions.mig_layout, "decide_layout", decide)
+    node = mig.world.nodes["n1"]
+    node.jobs, node.states = 1, {"ALLOCATED"}
+    mig.configure("apply")
+    said = " ".join(mig("apply").split())
+    assert "change n1 when its jobs have ended: 7*1g, gpu -> 3g+4g, gpu" in said
+    assert "not drained: mig.drain_busy is off" in said and mig.world.said == []
+    mig.configure("apply", "drain_busy = true\n")
+    assert "n1: draining" in mig("apply")
+    seen.clear()
+    assert "n1: draining" in mig("apply")
+    # With its target, as the plan counts it, and without, as it would be had it not been drained.
+    assert [each["n1"] for each in seen[:2]] == [HALVES, None]
+    assert mig.world.said == ["drain n1"]
+    assert "n1: 7*1g, gpu -> 3g+4g, gpu: at stage wait" in mig("status")
+    is_worth = False
+    said = mig("apply")
+    assert "give n1 back" in said and "n1: undone" in said
+    assert (node.states, node.jobs, node.layout) == ({"ALLOCATED"}, 1, SEVEN)
 
 
 def test_a_type_that_is_not_back_is_named(mig: Command) -> None:

@@ -95,6 +95,106 @@ def test_a_job_that_came_before_the_drain_is_waited_for_or_the_node_is_given_bac
     assert (world.nodes["n1"].layout, world.nodes["n1"].states, world.nodes["n1"].jobs) == (SEVEN, {"IDLE"}, 1)
 
 
+def drain(world: World, *changes: object, give_back: tuple[str, ...] = (), **options: object) -> dict[str, str]:
+    """A run as `mig apply` makes it with mig.drain_busy, for changes of busy nodes."""
+    run = world.run(**options)
+    run.drive()
+    run.give_back(give_back, "the test says so")
+    run.begin(changes, is_patient=True)  # type: ignore[arg-type]
+    run.drive()
+    return {node: each.what for node, each in run.outcomes.items()}
+
+
+def busy(tmp_path: Path, *nodes: str, **more: object) -> World:
+    world = World(tmp_path, {f"n{i}": SEVEN for i in range(1, 5)}, **more)  # type: ignore[arg-type]
+    for name in nodes:
+        world.nodes[name].jobs, world.nodes[name].states = 1, {"ALLOCATED"}
+    return world
+
+
+def end_jobs(world: World) -> None:
+    for node in world.nodes.values():
+        node.jobs, node.states = 0, node.states - {"ALLOCATED"} | {"IDLE"}
+
+
+def test_a_busy_node_is_drained_waited_for_over_days_and_changed_once_empty(tmp_path: Path) -> None:
+    world = busy(tmp_path, "n1")
+    assert drain(world, change("n1", SEVEN, HALVES)) == {"n1": "draining"}
+    for _ in range(3):
+        world.now_s += 86_400
+        assert drain(world) == {"n1": "draining"}
+    assert world.nodes["n1"].states == {"ALLOCATED", "DRAIN"}
+    assert world.nodes["n1"].reason.startswith("almanac mig: 7*1g")
+    end_jobs(world)
+    assert drain(world) == {"n1": "done"}
+    assert (world.nodes["n1"].layout, world.nodes["n1"].states) == (HALVES, {"IDLE"})
+
+
+def test_a_draining_node_is_given_back_with_its_jobs(tmp_path: Path) -> None:
+    world = busy(tmp_path, "n1")
+    drain(world, change("n1", SEVEN, HALVES))
+    assert drain(world, give_back=("n1", "n2")) == {"n1": "undone"}
+    node = world.nodes["n1"]
+    assert (node.layout, node.states, node.jobs, node.reason) == (SEVEN, {"ALLOCATED"}, 1, "")
+    assert world.logged()[-4:] == ["undo", "verify", "resume", "undone"]
+
+
+def test_a_draining_node_is_given_back_if_its_type_becomes_the_last_in_service(tmp_path: Path) -> None:
+    world = busy(tmp_path, "n1", demand=frozenset({"1g.10gb"}))
+    drain(world, change("n1", SEVEN, HALVES))
+    for name in ("n2", "n3", "n4"):
+        world.nodes[name].states = {"DOWN"}
+    end_jobs(world)
+    world.nodes["n2"].states = world.nodes["n3"].states = world.nodes["n4"].states = {"DOWN"}
+    assert drain(world) == {"n1": "undone"}
+    assert world.nodes["n1"].layout == SEVEN
+
+
+def test_draining_nodes_leave_the_free_ones_their_turn_and_wait_for_it_themselves(tmp_path: Path) -> None:
+    world = busy(tmp_path, "n1", "n2")
+    assert drain(world, *(change(name, SEVEN, HALVES) for name in ("n1", "n2"))) == {"n1": "draining", "n2": "draining"}
+    assert apply(world, change("n3", SEVEN, HALVES)) == {"n1": "draining", "n2": "draining", "n3": "done"}
+    end_jobs(world)
+    world.faults = ["refused"]
+    assert drain(world) == {"n1": "failed", "n2": "draining"}, "one at a time, and none after a failure"
+    assert drain(world) == {"n1": "failed", "n2": "draining"}
+    world.nodes["n1"].states, world.nodes["n1"].reason = {"IDLE"}, ""
+    outcomes = drain(world)
+    assert outcomes["n1"] == "dropped"
+    outcomes = outcomes if outcomes["n2"] == "done" else drain(world)
+    assert outcomes["n2"] == "done"
+
+
+def test_another_nodes_reconfigure_stops_at_a_changed_line_of_a_draining_node(tmp_path: Path) -> None:
+    """It would end the jobs there."""
+    world = busy(tmp_path, "n2")
+    drain(world, change("n2", SEVEN, HALVES))
+    conf = tmp_path / "almanac-mig.conf"
+    conf.write_text(conf.read_text().replace("n2 CPUs=8 Gres=gpu:1g.10gb:7", "n2 CPUs=8 Gres=gpu:1g.10gb:6"))
+    assert apply(world, change("n1", SEVEN, HALVES)) == {"n1": "failed", "n2": "draining"}
+    assert "reconfigure" not in world.logged()
+
+
+@pytest.mark.parametrize("release", ["22.05.8", "24.11.5"])
+def test_a_kill_at_every_point_of_a_drain_loses_nothing(tmp_path: Path, release: str) -> None:
+    number = 0
+    while True:
+        number += 1
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        world = busy(folder, "n1", release_text=release, kill_at=number)
+        try:
+            drain(world, change("n1", SEVEN, HALVES))
+            drain(world, give_back=("n1",))
+            break
+        except KilledError:
+            world.kill_at = None
+        drain(world)
+        drain(world, give_back=("n1",))
+        assert world.nodes["n1"].states == {"ALLOCATED"}, number
+    assert number > 10
+
+
 def test_drains_of_others_and_nodes_that_others_resumed_are_left_alone(tmp_path: Path) -> None:
     world = World(tmp_path, {"n1": SEVEN, "n2": SEVEN}, kill_at=9)
     with pytest.raises(KilledError):
