@@ -7,7 +7,8 @@ H100 counters where the trace is there, and generated ones otherwise; memory and
 
 A node with <mig>/<node>/state.json (fake_mig.py) shows the GPUs of that file instead: a GPU with MIG has a series for
 each instance, with GPU_I_ID and GPU_I_PROFILE and without the metrics that DCGM has of whole GPUs only. The mapping
-folder's file of an instance is <node>/<gpu>.<instance>.
+folder's file of an instance is <node>/<gpu>.<instance>; with the end .quiet, it makes the instance busy without the
+label hpc_job, which almanac's Prolog does not have on nodes with MIG.
 """
 
 from __future__ import annotations
@@ -141,12 +142,13 @@ class Hardware:
 
 @dataclass
 class Gpu:
-    """One fake GPU or MIG instance: who uses it since when, and its counters now."""
+    """One fake GPU or MIG instance: who uses it since when, and its counters now. named: the jobs that labels name."""
 
     node: str
     index: int
     hardware: Hardware | None = None
     jobs: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
     since_s: float = 0.0
     values: dict[str, float] = field(default_factory=lambda: dict(IDLE))
     energy_mj: float = 2.0e11
@@ -255,9 +257,9 @@ class Exporter:
         name = name or DEFAULT_PROFILE
         return 1024 * (PROFILES_GIB[name] if name in PROFILES_GIB else float(name))
 
-    def _jobs_on(self, gpu: Gpu) -> tuple[str, ...]:
+    def _jobs_on(self, gpu: Gpu, end: str = "") -> tuple[str, ...]:
         try:
-            return tuple((self._jobs / gpu.node / gpu.mapping).read_text().split())
+            return tuple((self._jobs / gpu.node / f"{gpu.mapping}{end}").read_text().split())
         except OSError:
             return ()
 
@@ -266,7 +268,8 @@ class Exporter:
         with self._lock:
             self._follow_layouts()
             for gpu in self.gpus:
-                jobs = self._jobs_on(gpu)
+                gpu.named = self._jobs_on(gpu)
+                jobs = gpu.named + self._jobs_on(gpu, ".quiet")
                 age_s = now_s - gpu.since_s if jobs == gpu.jobs else 0.0
                 peak_mib = max((self._peak_mib(job, age_s) for job in jobs), default=0.0)
                 gpu.advance(jobs, peak_mib, self._trace, now_s, now_s - self._last_s)
@@ -279,7 +282,7 @@ class Exporter:
             for name, metric, kind in METRICS:
                 lines += [f"# HELP {metric} {name} of the lab's fake GPUs", f"# TYPE {metric} {kind}"]
                 for gpu in (gpu for gpu in self.gpus if gpu.shows(name)):
-                    for job in gpu.jobs or (None,):
+                    for job in gpu.named or (None,):
                         labels = gpu.labels() | ({"hpc_job": job} if job else {})
                         shown = ",".join(f'{key}="{value}"' for key, value in labels.items())
                         lines.append(f"{metric}{{{shown}}} {gpu.values[name]:.17g}")

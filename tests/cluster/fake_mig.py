@@ -14,8 +14,8 @@ Set up a node (as root: device nodes are made), then use the two commands as the
     nvidia-smi --query-compute-apps=pid,gpu_uuid,used_memory --format=csv,noheader
 
 After each change gres.conf is what slurmd's NVML plugin would see (include it from gres.conf); `fake_mig.py STATE
-gres` prints the Gres= of the NodeName line. Jobs get no MIG UUIDs from it: slurmd takes these from NVML alone. Model
-names: fake_mig_gpus.MODELS. The profile of one slice: 1g.5gb on a100-40.
+gres` prints the Gres= of the NodeName line. Jobs get no MIG UUIDs from it: slurmd takes these from NVML alone, and
+mig_site.py's Prolog from `cuda`. Model names: fake_mig_gpus.MODELS. The profile of one slice: 1g.5gb on a100-40.
 
 Make it fail (each --times N, default 1; --gpu G, default any; N=0 takes the plan back):
 
@@ -29,6 +29,7 @@ Make it fail (each --times N, default 1; --gpu G, default any; N=0 takes the pla
     fake_mig.py STATE busy GPU INSTANCE PID    # a process has the instance (-1: the GPU) open: no destroy, no reset
     fake_mig.py STATE idle                     # no process has anything open
     fake_mig.py STATE slow SECONDS             # every instance takes so long to make and to destroy
+    fake_mig.py STATE cuda 0,7                 # what slurmd with NVML tells the job that has these GPUs: see `cuda`
     fake_mig.py STATE calls                    # what was called so far, one JSON list a line
     fake_mig.py STATE show                     # {"0": {"1g.5gb": 7}, "1": null}; null: MIG is off
 
@@ -107,6 +108,9 @@ def control(node: Node, command: str, argv: Sequence[str]) -> None:
         node.data["op_s"] = float(argv[0])
     elif command == "gres" and not argv:
         print(node.gres())
+    elif command == "cuda" and len(argv) == 1:
+        devices = [node.device(int(number)) for number in argv[0].split(",")]
+        print(",".join(name for name, _ in devices), *(place for _, place in devices))
     elif command == "calls" and not argv:
         print("".join(f"{json.dumps(call)}\n" for call in node.data["calls"]), end="")
     elif command == "show" and not argv:

@@ -213,6 +213,19 @@ class Node:
                 lines.append(f"NodeName={node} Name=gpu Type={prefix}{one['profile']} File={device}")
         return sorted(lines, key=lambda line: (line.split()[2], line))
 
+    def device(self, number: int) -> tuple[str, str]:
+        """CUDA's name of a Slurm GPU, by its place in gres.conf, and "GPU.INSTANCE" (a whole GPU: "GPU").
+
+        As slurmd with AutoDetect=nvml has it (gres_common_prep_set_env): an instance's UUID, else the index.
+        """
+        file = self.gres_lines()[number].rpartition("nvidia")[2]
+        minor = int(file)
+        if minor < 1000:
+            return str(number), str(minor)
+        gpu, instance = divmod(minor - 1000, 100)
+        [own] = [one for one in self.gpus[gpu]["instances"] if one["gi"] == instance]
+        return str(own["uuid"]), f"{gpu}.{instance}"
+
     def gres(self) -> str:
         """The Gres= of the NodeName line that fits, such as gpu:1g.5gb:7,gpu:a100:3; "" without any."""
         counts: dict[str, int] = {}

@@ -29,6 +29,18 @@ TYPES = (
     "7g.80gb",
 )  # fmt: skip
 BAD = re.compile("UNKNOWN|NOT_RESPONDING|INVALID_REG|INVAL")
+NVML_PROLOG = """#!/bin/sh
+PATH=/usr/bin:/bin
+if [ "$SLURMD_NODENAME" = {node} ] && [ "$SLURM_SCRIPT_CONTEXT" != epilog_slurmd ] && [ -n "$SLURM_JOB_GPUS" ]; then
+    set -- $(python3 {program} {state} cuda "$SLURM_JOB_GPUS")
+    CUDA_VISIBLE_DEVICES=$1 ALMANAC_NVIDIA_SMI={bin}/nvidia-smi ALMANAC_MIG_MAP={map}
+    export CUDA_VISIBLE_DEVICES ALMANAC_NVIDIA_SMI ALMANAC_MIG_MAP
+    shift
+    mkdir -p {jobs}
+    for place; do case $place in *.*) echo "$SLURM_JOB_ID" >"{jobs}/$place.quiet" ;; esac; done
+fi
+exec {kept}
+"""
 Slices = Mapping[str, int] | None
 """The instances of one GPU by profile; None: MIG is off."""
 
@@ -52,6 +64,7 @@ class MigSite:
     nodes: Sequence[str]
     extra: str = ""
     _before: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    _hooks: dict[tuple[str, str], bytes] = field(default_factory=dict)
 
     @property
     def is_old(self) -> bool:
@@ -124,6 +137,22 @@ class MigSite:
             self.restart()
         self.wait_for_gres(node, wanted)
 
+    def give_uuids(self, node: str) -> None:
+        """A Prolog that tells almanac's one the UUIDs of a job's instances, as slurmd with AutoDetect=nvml does.
+
+        The exporter then shows the instances busy, without a label. Until `stop`.
+        """
+        hook = f"{self._root}/hooks/prolog" if self._is_native else "/etc/slurm/node-hook"
+        kept = f"{self.state(node).rpartition('/')[0]}/node-hook"
+        text = self.site.read(node, hook)
+        self._hooks[node, hook] = text
+        self.site.write(node, kept, text, mode=0o755)
+        values = {
+            "node": node, "program": self.program, "state": self.state(node), "kept": kept, "bin": self.bin_dir(node),
+            "map": f"{kept}.map", "jobs": f"{self._mapping(node)}",
+        }  # fmt: skip
+        self.site.write(node, hook, NVML_PROLOG.format(**values).encode(), mode=0o755)
+
     def restart(self) -> None:
         """A new slurmctld, and the nodes asked at once what they have: by themselves they say so after up to 10 s."""
         self.site.stop_server("slurmctld")
@@ -173,6 +202,8 @@ class MigSite:
         self._settle()
 
     def stop(self) -> None:
+        for (node, hook), text in self._hooks.items():
+            self.site.write(node, hook, text, mode=0o755)
         for node in self.nodes:
             for command in ("nvidia-smi", "nvidia-mig-parted"):
                 self.site.remove(node, f"{self.bin_dir(node)}/{command}")
@@ -185,10 +216,12 @@ class MigSite:
         for node in self.nodes:
             assert self.mapped(node) == {}, f"jobs that ended, by GPU of {node}"
 
+    def _mapping(self, node: str) -> str:
+        return f"{self._root}/hpc_job/{node}" if self._is_native else f"/run/almanac/hpc_job/{node}"
+
     def mapped(self, node: str) -> dict[str, str]:
         """The jobs in the exporter's mapping folder, by GPU."""
-        folder = f"{self._root}/hpc_job/{node}" if self._is_native else f"/run/almanac/hpc_job/{node}"
-        found = self.site.run(node, "root", "grep", "-rs", ".", folder, check=False).stdout
+        found = self.site.run(node, "root", "grep", "-rs", ".", self._mapping(node), check=False).stdout
         return {path.rpartition("/")[2]: jobs for path, _, jobs in (line.partition(":") for line in found.splitlines())}
 
     def _settle(self) -> None:
