@@ -4,6 +4,9 @@ A linear program finds the least time in which the cluster could finish all the 
 types. Its dual values price a GPU-second of each type. A job's remaining cost is its remaining work on the type that is
 cheapest for it. Each decision then maximizes the sum of what jobs get done per second, in units of cost and divided by
 a power of their remaining cost: short jobs first, each where it is worth the price.
+
+Only ratios matter: other units of a job's work, or of time, lead to the same decision, as does another order of jobs.
+Of jobs that are alike in everything, the one that comes first is placed first.
 """
 
 from __future__ import annotations
@@ -16,35 +19,43 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 WAITS = -1
 """Place of a job that gets no GPUs now."""
 _URGENT = 1e3
 """Value of a job that goes first, as a multiple of its own. Less than 1 / the solver's tolerance."""
+_LEAST_PRICE = 1e-3
+"""Of the mean price. Without it, GPUs of a type that is not scarce are free, and a job's cost on them is 0."""
+_DIGITS = 9
+"""Of the numbers that are compared: rounding errors of other units must not decide between equal jobs."""
 
 
 @dataclass(frozen=True)
 class PlacementRules:
-    """Parameters of the decision.
+    """Parameters of the decision. benchmarks/placement_core.py measures what each is worth.
 
     exponent: of the remaining cost; 0 is throughput alone, 1 is shortest remaining time first. Use about 0.2 for known
-    run times, 0.5 for predictions that can be far off. stay: value of a job's own type, against moves for nothing.
-    urgent: jobs whose remaining time on their best type exceeds 1 / urgent of the least makespan go first, on at most
-    urgent_share of all GPUs: more would delay the short jobs for them.
+    run times, 0.5 for predictions that can be far off. few_exponent: the least exponent while the gangs need less than
+    `crowded` times all GPUs: with a short queue, order matters more than throughput.
+    stay: value of a job's own type, against moves for nothing.
+    urgent: jobs whose remaining time exceeds 1 / urgent of the least makespan go first, on at most urgent_share of all
+    GPUs: more would delay the short jobs for them. It is the time on their best type, or on their cheapest if they
+    cannot be moved later.
     least_efficiency: types on which a job does less per price than this share of its best are not used (for jobs that
-    are never moved). first_wait_s: jobs that waited longer than this for their first start go first, in order of their
-    wait; None for no limit. move_all: running jobs may be moved, if their owner allows it.
+    are never moved; nor do these start where they would outlast all other work, if another type is left).
+    ageing: the value of a job that never ran is multiplied by (1 + its wait / the least makespan) to this power; 0 is
+    no ageing. The backlog is the measure, so that a site has nothing to tune.
+    move_all: running jobs may be moved, if their owner allows it.
     """
 
     exponent: float = 0.2
-    crowded: float = 2.0
     few_exponent: float = 0.8
-    few_urgent: bool = True
-    outlast: float = 1.0
+    crowded: float = 2.0
     stay: float = 1.02
     urgent: float = 1.15
     urgent_share: float = 0.15
     least_efficiency: float = 0.0
-    first_wait_s: float | None = None
+    ageing: float = 0.0
     move_all: bool = True
 
 
@@ -67,14 +78,15 @@ class PlacementView:
     placed: Ints
     capacity: Ints
     waited_s: Floats | None = None
-    may_move: npt.NDArray[np.bool_] | None = None
+    may_move: Bools | None = None
 
 
 @dataclass(frozen=True)
 class PlacementDecision:
     """types: (jobs,) type of each job now, or WAITS. prices: (types,) of a GPU-second, summing to 1 over all GPUs.
 
-    least_makespan_s: of all work, if jobs could be split between types (the linear program's value).
+    least_makespan_s: of all work, if jobs that can still be placed could be split between types (the linear program's
+    value).
     """
 
     types: Ints
@@ -82,29 +94,42 @@ class PlacementDecision:
     least_makespan_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Jobs:
+    """Jobs that can run, in an order that does not depend on the caller's. left_s: on the fastest type.
+
+    speeds: relative to the fastest type. stays: jobs that keep the GPUs that they have.
+    """
+
+    rows: Ints
+    gpus: Ints
+    left_s: Floats
+    speeds: Floats
+    placed: Ints
+    waited_s: Floats
+    stays: Bools
+
+
 def decide_placement(view: PlacementView, rules: PlacementRules | None = None) -> PlacementDecision:
     """Place the jobs. Jobs of zero rate on every type, and gangs larger than every type, wait.
 
+    A running job keeps its type if it may not be moved, even where that type has fewer GPUs now than its jobs hold.
     Raises ValueError for shapes that disagree, and for negative or not finite numbers.
     """
     rules = rules or PlacementRules()
     check(view)
     types = np.full(len(view.gpus), WAITS, dtype=np.int64)
-    can_run = (view.rates > 0) & (view.gpus[:, None] <= view.capacity[None, :]) & (view.left > 0)[:, None]
-    known = np.flatnonzero(can_run.any(axis=1))
-    if not len(known):
+    jobs = _sorted_jobs(view, rules)
+    if not len(jobs.rows):
         return PlacementDecision(types, np.zeros(len(view.capacity)))
-    rates = np.where(can_run, view.rates, 0.0)[known]
-    gpus, left, placed = view.gpus[known], view.left[known], view.placed[known]
-    makespan_s, prices = price(gpus, left, rates, view.capacity)
-    values = _values(gpus, left, rates, placed, prices, makespan_s, int(view.capacity.sum()), rules)
-    if view.waited_s is not None and rules.first_wait_s is not None:
-        over = view.waited_s[known] / rules.first_wait_s
-        values *= np.where(over > 1, _URGENT * over, 1.0)[:, None]
-    stays = (placed != WAITS) & (~_movable(view, known) if rules.move_all else True)
-    types[known[stays]] = placed[stays]
-    free = view.capacity - np.bincount(placed[stays], weights=gpus[stays], minlength=len(prices)).astype(np.int64)
-    types[known[~stays]] = assign(values[~stays], gpus[~stays], np.maximum(free, 0))
+    stays, waits = jobs.stays, ~jobs.stays
+    kept = _busy(jobs, jobs.gpus * jobs.left_s / np.maximum(_own_speeds(jobs), 1e-12), len(view.capacity))
+    makespan_s, prices = price(jobs.gpus[waits], jobs.left_s[waits], jobs.speeds[waits], view.capacity, kept)
+    used = _busy(jobs, jobs.gpus.astype(float), len(view.capacity)).astype(np.int64)
+    found = _part(jobs, waits)
+    values = _values(found, prices, makespan_s, view.capacity, int(jobs.gpus.sum()), rules)
+    types[jobs.rows[stays]] = jobs.placed[stays]
+    types[found.rows] = assign(values, found.gpus, np.maximum(view.capacity - used, 0))
     return PlacementDecision(types, prices, makespan_s)
 
 
@@ -113,30 +138,90 @@ def check(view: PlacementView) -> None:
     jobs, types = len(view.gpus), len(view.capacity)
     if view.rates.shape != (jobs, types) or len(view.left) != jobs or len(view.placed) != jobs:
         raise ValueError(f"{jobs} jobs and {types} types, but rates of shape {view.rates.shape}")
-    for name, values in (("gpus", view.gpus), ("left", view.left), ("rates", view.rates), ("capacity", view.capacity)):
+    waited_s = np.zeros(jobs) if view.waited_s is None else view.waited_s
+    if len(waited_s) != jobs or (view.may_move is not None and len(view.may_move) != jobs):
+        raise ValueError(f"{jobs} jobs, but waited_s or may_move of another length")
+    named = {"gpus": view.gpus, "left": view.left, "rates": view.rates, "capacity": view.capacity, "waited_s": waited_s}
+    for name, values in named.items():
         if not np.all(np.isfinite(values)) or np.any(np.asarray(values) < 0):
             raise ValueError(f"{name} must be finite and at least 0")
     if jobs and (view.gpus.min() < 1 or view.placed.max() >= types or view.placed.min() < WAITS):
         raise ValueError(f"gangs need at least 1 GPU, and places are {WAITS} to {types - 1}")
 
 
-def price(gpus: Ints, left: Floats, rates: Floats, capacity: Ints) -> tuple[float, Floats]:
+def _sorted_jobs(view: PlacementView, rules: PlacementRules) -> _Jobs:
+    runs = view.placed != WAITS
+    stays = runs & (~view.may_move if rules.move_all and view.may_move is not None else not rules.move_all)
+    fits = (view.rates > 0) & (view.gpus[:, None] <= view.capacity[None, :])
+    rows = np.flatnonzero((fits.any(axis=1) & (view.left > 0)) | stays)
+    rates = np.where(fits | stays[:, None], view.rates, 0.0)[rows]
+    best = rates.max(axis=1, initial=0.0)
+    known = best > 0
+    speeds = _rounded(np.divide(rates, best[:, None], out=np.zeros_like(rates), where=known[:, None]))
+    left_s = np.divide(view.left[rows], best, out=np.zeros(len(rows)), where=known)
+    waited_s = np.zeros(len(rows)) if view.waited_s is None else view.waited_s[rows]
+    jobs = _Jobs(rows, view.gpus[rows], left_s, speeds, view.placed[rows], waited_s, stays[rows])
+    scale = max(float(left_s.max(initial=0.0)), 1e-300)
+    keys = (rows, *speeds.T, jobs.placed, _rounded(-waited_s / scale), _rounded(left_s / scale), jobs.gpus)
+    return _part(jobs, np.lexsort(keys))
+
+
+def _rounded(values: Floats) -> Floats:
+    return np.round(values, _DIGITS)
+
+
+def _part(jobs: _Jobs, rows: Ints | Bools) -> _Jobs:
+    return _Jobs(
+        jobs.rows[rows], jobs.gpus[rows], jobs.left_s[rows], jobs.speeds[rows], jobs.placed[rows], jobs.waited_s[rows],
+        jobs.stays[rows],
+    )  # fmt: skip
+
+
+def _own_speeds(jobs: _Jobs) -> Floats:
+    found: Floats = np.where(jobs.stays, jobs.speeds[np.arange(len(jobs.rows)), jobs.placed], 1.0)
+    return found
+
+
+def _busy(jobs: _Jobs, amounts: Floats, types: int) -> Floats:
+    """(types,) sums over the jobs that stay."""
+    return np.bincount(jobs.placed[jobs.stays], weights=amounts[jobs.stays], minlength=types)
+
+
+def price(gpus: Ints, left: Floats, rates: Floats, capacity: Ints, kept: Floats | None = None) -> tuple[float, Floats]:
     """The least makespan in seconds of work that can be split between types, and the price of a GPU-second by type.
 
     min T, with y[j,r] >= 0 seconds of job j on type r: sum over r of rate y = left; sum over r of y <= T, as a job is
-    in one place at a time; sum over j of gpus y <= capacity T. Prices are the dual values of the last rows. Types that
-    are not scarce keep a small price, so that no job is free.
+    in one place at a time; sum over j of gpus y + kept <= capacity T. Prices are the dual values of the last rows.
+    Types that are not scarce keep a small price, so that no job is free. kept: (types,) GPU-seconds of jobs that
+    cannot be moved. Equal prices, should the solver fail.
     """
+    held = np.zeros(len(capacity)) if kept is None else kept
+    total = max(int(capacity.sum()), 1)
+    busy = np.divide(held, capacity, out=np.zeros(len(held)), where=capacity > 0)
+    if not len(gpus):
+        return float(busy.max(initial=0.0)), np.full(len(capacity), 1 / total)
+    best_s = left / rates.max(axis=1)
+    scale = max(float(best_s.max()), float(busy.max()))
+    found = _solve_makespan(gpus, best_s / scale, rates / rates.max(axis=1)[:, None], capacity, held / scale)
+    if found is None:
+        least = max(float(gpus @ best_s + held.sum()) / total, float(best_s.max()), float(busy.max()))
+        return least, np.full(len(capacity), 1 / total)
+    makespan, prices = found
+    prices = prices + _LEAST_PRICE * max(float(prices @ capacity), _LEAST_PRICE) / total
+    return makespan * scale, prices / float(prices @ capacity)
+
+
+def _solve_makespan(
+    gpus: Ints, best_s: Floats, speeds: Floats, capacity: Ints, kept: Floats
+) -> tuple[float, Floats] | None:
+    """The value and the dual values of the linear program, in the units of best_s; None if the solver fails."""
     from scipy import sparse
     from scipy.optimize import linprog
 
-    jobs, types = rates.shape
-    # Time on the best type is the unit of work: then no unit of the caller's matters.
-    best = rates.max(axis=1)
-    job, kind = np.nonzero(rates > 0)
-    number = np.arange(len(job))
-    last = len(job)
-    work = sparse.csr_matrix((rates[job, kind] / best[job], (job, number)), shape=(jobs, last + 1))
+    jobs, types = speeds.shape
+    job, kind = np.nonzero(speeds > 0)
+    number, last = np.arange(len(job)), len(job)
+    work = sparse.csr_matrix((speeds[job, kind], (job, number)), shape=(jobs, last + 1))
     share = sparse.csr_matrix(
         (
             np.concatenate([gpus[job], -capacity]).astype(float),
@@ -149,85 +234,102 @@ def price(gpus: Ints, left: Floats, rates: Floats, capacity: Ints) -> tuple[floa
          (np.concatenate([job, np.arange(jobs)]), np.concatenate([number, np.full(jobs, last)]))),
         shape=(jobs, last + 1),
     )  # fmt: skip
-    scale = float((left / best).max())
-    found: Any = linprog(
-        np.eye(1, last + 1, last)[0], A_ub=sparse.vstack([share, once]), b_ub=np.zeros(types + jobs), A_eq=work,
-        b_eq=left / best / scale, method="highs",
+    solved: Any = linprog(
+        np.eye(1, last + 1, last)[0], A_ub=sparse.vstack([share, once]), b_ub=np.concatenate([-kept, np.zeros(jobs)]),
+        A_eq=work, b_eq=best_s, method="highs",
     )  # fmt: skip
-    if found.status != 0:
-        raise ValueError(f"the linear program of the least makespan failed: {found.message}")
-    prices = np.maximum(-np.asarray(found.ineqlin.marginals[:types]), 0.0)
-    prices = prices + 1e-3 * max(float(prices @ capacity), 1.0) / max(int(capacity.sum()), 1)
-    return float(found.x[last]) * scale, prices / float(prices @ capacity)
+    if solved.status != 0:
+        return None
+    return float(solved.x[last]), np.maximum(-np.asarray(solved.ineqlin.marginals[:types]), 0.0)
 
 
 def _values(
-    gpus: Ints, left: Floats, rates: Floats, placed: Ints, prices: Floats, makespan_s: float, total: int, rules: PlacementRules
+    jobs: _Jobs, prices: Floats, makespan_s: float, capacity: Ints, needed: int, rules: PlacementRules
 ) -> Floats:
-    """(jobs, types): what a second of a job on a type is worth; 0 where it may not run."""
+    """(jobs, types): what a second of a job on a type is worth; 0 where it may not run. needed: GPUs of all gangs."""
+    total = int(capacity.sum())
     with np.errstate(divide="ignore"):
-        cost = np.where(rates > 0, gpus[:, None] * prices[None, :] / rates, np.inf)
+        cost = np.where(jobs.speeds > 0, jobs.gpus[:, None] * prices[None, :] / jobs.speeds, np.inf)
     cheapest = cost.min(axis=1)
-    is_crowded = gpus.sum() > rules.crowded * total
-    exponent = rules.exponent if is_crowded else max(rules.exponent, rules.few_exponent)
-    values: Floats = (cheapest / (cheapest * left) ** exponent)[:, None] * rates
-    values = np.where(cheapest[:, None] / cost >= rules.least_efficiency, values, 0.0)
+    exponent = rules.exponent if needed > rules.crowded * total else max(rules.exponent, rules.few_exponent)
+    worth = cheapest / (cheapest * jobs.left_s / makespan_s) ** exponent
+    worth = worth * (1 + jobs.waited_s / makespan_s) ** rules.ageing
+    values: Floats = worth[:, None] * np.where(cheapest[:, None] / cost >= rules.least_efficiency, jobs.speeds, 0.0)
+    longest_s = jobs.left_s
     if not rules.move_all:
-        # A job that starts where it outlasts everything else cannot be moved later.
-        with np.errstate(divide="ignore"):
-            outlasts = np.where(rates > 0, left[:, None] / rates, np.inf) > makespan_s * rules.outlast
-        kept = np.where(outlasts, 0.0, values)
-        values = np.where(kept.any(axis=1)[:, None], kept, values)
-    runs = np.flatnonzero(placed != WAITS)
-    values[runs, placed[runs]] *= rules.stay
-    if not is_crowded and not rules.few_urgent:
-        return values
-    values[_urgent(gpus, left / rates.max(axis=1) * rules.urgent / makespan_s, rules.urgent_share * total)] *= _URGENT
+        values = _not_outlasting(values, jobs, makespan_s)
+        longest_s = jobs.left_s / jobs.speeds[np.arange(len(cost)), cost.argmin(axis=1)]
+    runs = np.flatnonzero(jobs.placed != WAITS)
+    values[runs, jobs.placed[runs]] *= rules.stay
+    values[_urgent(jobs.gpus, longest_s * rules.urgent / makespan_s, rules.urgent_share * total)] *= _URGENT
     return values
+
+
+def _not_outlasting(values: Floats, jobs: _Jobs, makespan_s: float) -> Floats:
+    """Leave out the types on which a job would end last of all; all of them: take those where it ends first."""
+    with np.errstate(divide="ignore"):
+        ends_s = np.where(jobs.speeds > 0, jobs.left_s[:, None] / jobs.speeds, np.inf)
+    in_time = (values > 0) & (ends_s <= makespan_s)
+    fastest = ends_s == ends_s.min(axis=1, keepdims=True)
+    worth = values.max(axis=1, keepdims=True) * jobs.speeds
+    return np.where(in_time, values, np.where(~in_time.any(axis=1, keepdims=True) & fastest, worth, 0.0))
 
 
 def _urgent(gpus: Ints, lateness: Floats, most_gpus: float) -> Ints:
     """The rows of the jobs that go first: the latest ones, as far as most_gpus reaches."""
-    order = np.argsort(-lateness, kind="stable")
+    order = np.argsort(-_rounded(lateness), kind="stable")
     order = order[lateness[order] >= 1]
     found: Ints = order[np.cumsum(gpus[order]) <= most_gpus]
     return found
 
 
-def _movable(view: PlacementView, known: Ints) -> npt.NDArray[np.bool_]:
-    return np.ones(len(known), dtype=bool) if view.may_move is None else view.may_move[known]
-
-
 def assign(values: Floats, gpus: Ints, free: Ints, gap: float = 0.005) -> Ints:
     """(jobs,) the types that maximize the sum of values within the free GPUs, each job on one type, or WAITS.
 
-    gap: relative distance from the best at which the solver stops.
+    gap: relative distance from the best at which the solver stops. The greedy choice by value per GPU, should the
+    solver find none in 2 s.
     """
     from scipy import sparse
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    jobs, types = values.shape
-    chosen = np.full(jobs, WAITS, dtype=np.int64)
-    job, kind = np.nonzero((values > 0) & (gpus[:, None] <= free[None, :]))
-    if not len(job):
+    chosen = np.full(len(gpus), WAITS, dtype=np.int64)
+    row, kind = _candidates(values, gpus, free)
+    if not len(row):
         return chosen
+    jobs, job = np.unique(row, return_inverse=True)
     number = np.arange(len(job))
     rows = sparse.vstack([
-        sparse.csr_matrix((np.ones(len(job)), (job, number)), shape=(jobs, len(job))),
-        sparse.csr_matrix((gpus[job].astype(float), (kind, number)), shape=(types, len(job))),
+        sparse.csr_matrix((np.ones(len(job)), (job, number)), shape=(len(jobs), len(job))),
+        sparse.csr_matrix((gpus[row].astype(float), (kind, number)), shape=(len(free), len(job))),
     ])  # fmt: skip
-    value = values[job, kind]
+    value = values[row, kind]
     found: Any = milp(
-        -value / value.max(), constraints=LinearConstraint(rows, -np.inf, np.concatenate([np.ones(jobs), free])),
+        -value / value.max(), constraints=LinearConstraint(rows, -np.inf, np.concatenate([np.ones(len(jobs)), free])),
         integrality=np.ones(len(job)), bounds=Bounds(0, 1), options={"mip_rel_gap": gap, "time_limit": 2.0},
     )  # fmt: skip
-    taken = np.flatnonzero(found.x > 0.5) if found.x is not None else _by_density(value, gpus[job], job, kind, free)
-    chosen[job[taken]] = kind[taken]
+    taken = np.flatnonzero(found.x > 0.5) if found.x is not None else _by_density(value, gpus[row], job, kind, free)
+    chosen[row[taken]] = kind[taken]
     return chosen
 
 
+def _candidates(values: Floats, gpus: Ints, free: Ints) -> tuple[Ints, Ints]:
+    """The pairs of job and type that a best choice can need.
+
+    At most n = sum over types of free // size gangs of a size run at once. If one runs on a type where n others of its
+    size are worth as much, one of those does not run at all, and can take its place.
+    """
+    wanted = np.zeros(values.shape, dtype=bool)
+    for size in np.unique(gpus):
+        rows, most = np.flatnonzero(gpus == size), int((free // size).sum())
+        for kind in np.flatnonzero(free >= size):
+            best = rows[np.argsort(-values[rows, kind], kind="stable")[:most]]
+            wanted[best, kind] = values[best, kind] > 0
+    row, kind = np.nonzero(wanted)
+    return row, kind
+
+
 def _by_density(value: Floats, gpus: Ints, job: Ints, kind: Ints, free: Ints) -> Ints:
-    """The greedy choice by value per GPU, should the solver find none in its time."""
+    """The greedy choice by value per GPU."""
     left, placed, taken = free.copy(), set[int](), []
     for pair in np.argsort(-value / gpus, kind="stable"):
         if job[pair] not in placed and gpus[pair] <= left[kind[pair]]:
