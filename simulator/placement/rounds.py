@@ -82,7 +82,7 @@ def simulate_rounds(
     """Run all jobs.
 
     A job that ran before and gets other GPUs (or any, after it waited) loses move_s first. A job that ends in a round
-    keeps its GPUs until the next one. known_work: (jobs,) what the policy believes of the work, instead of the truth;
+    keeps its GPUs until the next one; one that a rounding error would keep from ending at a round's end ends there. known_work: (jobs,) what the policy believes of the work, instead of the truth;
     a job that outruns it has a tenth of it left. Raises ValueError where a policy uses more GPUs than there are.
     """
     jobs, now = len(problem), float(problem.submit_s.min()) if len(problem) else 0.0
@@ -110,7 +110,8 @@ def simulate_rounds(
         lost = np.where(moved, move_s, 0.0)
         needed = (problem.work[own] - done[own]) / found.rate[runs] + lost
         start[own[~ran]] = now
-        end[own[needed <= round_s]] = now + needed[needed <= round_s]
+        ends = needed <= round_s * (1 + 1e-9)
+        end[own[ends]] = now + np.minimum(needed[ends], round_s)
         done[own] += found.rate[runs] * np.maximum(round_s - lost, 0.0)
         had[active] = found.gpus
         last[active] = np.where(runs, found.gpus.argmax(axis=1), WAITS)
