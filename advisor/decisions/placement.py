@@ -321,11 +321,11 @@ def _candidates(values: Floats, gpus: Ints, free: Ints) -> tuple[Ints, Ints]:
     wanted = np.zeros(values.shape, dtype=bool)
     for size in np.unique(gpus):
         rows, most = np.flatnonzero(gpus == size), int((free // size).sum())
-        for kind in np.flatnonzero(free >= size):
-            best = rows[np.argsort(-values[rows, kind], kind="stable")[:most]]
-            wanted[best, kind] = values[best, kind] > 0
+        for column in np.flatnonzero(free >= size):
+            best = rows[np.argsort(-values[rows, column], kind="stable")[:most]]
+            wanted[best, column] = values[best, column] > 0
     row, kind = np.nonzero(wanted)
-    return row, kind
+    return row.astype(np.int64), kind.astype(np.int64)
 
 
 def _by_density(value: Floats, gpus: Ints, job: Ints, kind: Ints, free: Ints) -> Ints:

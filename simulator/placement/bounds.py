@@ -34,7 +34,7 @@ def _check(problem: PlacementProblem) -> None:
 
 def _release_times(problem: PlacementProblem, most: int = 12) -> list[float]:
     times = np.unique(problem.submit_s)
-    return times[np.unique(np.linspace(0, len(times) - 1, most).astype(int))].tolist()
+    return [float(time) for time in times[np.unique(np.linspace(0, len(times) - 1, most).astype(int))]]
 
 
 def mean_jct_bound_s(problem: PlacementProblem, intervals: int = 144) -> float:

@@ -82,8 +82,9 @@ def simulate_rounds(
     """Run all jobs.
 
     A job that ran before and gets other GPUs (or any, after it waited) loses move_s first. A job that ends in a round
-    keeps its GPUs until the next one; one that a rounding error would keep from ending at a round's end ends there. known_work: (jobs,) what the policy believes of the work, instead of the truth;
-    a job that outruns it has a tenth of it left. Raises ValueError where a policy uses more GPUs than there are.
+    keeps its GPUs until the next one; rounding errors do not make it run on. known_work: (jobs,) what the policy
+    believes of the work, instead of the truth; a job that outruns it has a tenth of it left. Raises ValueError where a
+    policy uses more GPUs than there are.
     """
     jobs, now = len(problem), float(problem.submit_s.min()) if len(problem) else 0.0
     done, believed = np.zeros(jobs), problem.work if known_work is None else known_work
