@@ -287,7 +287,7 @@ def assign(values: Floats, gpus: Ints, free: Ints, gap: float = 0.005) -> Ints:
     """(jobs,) the types that maximize the sum of values within the free GPUs, each job on one type, or WAITS.
 
     gap: relative distance from the best at which the solver stops. The greedy choice by value per GPU, should the
-    solver find none in 2 s.
+    solver find none in 1 s.
     """
     from scipy import sparse
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -305,7 +305,7 @@ def assign(values: Floats, gpus: Ints, free: Ints, gap: float = 0.005) -> Ints:
     value = values[row, kind]
     found: Any = milp(
         -value / value.max(), constraints=LinearConstraint(rows, -np.inf, np.concatenate([np.ones(len(jobs)), free])),
-        integrality=np.ones(len(job)), bounds=Bounds(0, 1), options={"mip_rel_gap": gap, "time_limit": 2.0},
+        integrality=np.ones(len(job)), bounds=Bounds(0, 1), options={"mip_rel_gap": gap, "time_limit": 1.0},
     )  # fmt: skip
     taken = np.flatnonzero(found.x > 0.5) if found.x is not None else _by_density(value, gpus[row], job, kind, free)
     chosen[row[taken]] = kind[taken]

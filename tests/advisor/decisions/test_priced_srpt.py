@@ -1,0 +1,206 @@
+"""The placement decision: known answers, and what must not matter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.optimize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from advisor.decisions.placement import (
+    NEVER_MOVE,
+    WAITS,
+    PlacementRules,
+    PlacementView,
+    assign,
+    decide_placement,
+    price,
+)
+
+RULES = (PlacementRules(), NEVER_MOVE, PlacementRules(ageing=1.0))
+
+
+def view(gpus, left, rates, placed, capacity, **more):
+    return PlacementView(
+        np.array(gpus), np.array(left, float), np.array(rates, float), np.array(placed), np.array(capacity), **more
+    )
+
+
+def random_view(seed: int) -> PlacementView:
+    rng = np.random.default_rng(seed)
+    jobs, types = int(rng.integers(1, 12)), int(rng.integers(1, 4))
+    rates = rng.choice([0.0, 0.5, 1.0, 2.0], (jobs, types))
+    capacity, gpus = rng.integers(1, 9, types), rng.choice([1, 2, 4], jobs)
+    free, placed = capacity.copy(), np.full(jobs, WAITS)
+    for job, kind in enumerate(rng.integers(0, types, jobs)):
+        if rates[job, kind] > 0 and gpus[job] <= free[kind] and rng.random() < 0.4:
+            placed[job] = kind
+            free[kind] -= gpus[job]
+    waited_s = np.where(placed == WAITS, rng.choice([0.0, 5.0, 50.0], jobs), 0.0)
+    return PlacementView(gpus, rng.choice([1.0, 3.0, 8.0], jobs), rates, placed, capacity, waited_s)
+
+
+def test_one_job_takes_the_type_where_it_is_faster():
+    assert decide_placement(view([1], [100], [[1, 3]], [WAITS], [4, 4])).types.tolist() == [1]
+
+
+def test_one_job_waits_for_a_type_that_fits_its_gang():
+    assert decide_placement(view([4], [100], [[1, 3]], [WAITS], [4, 2])).types.tolist() == [0]
+    assert decide_placement(view([8], [100], [[1, 3]], [WAITS], [4, 2])).types.tolist() == [WAITS]
+
+
+def test_price_of_one_job_is_that_of_the_only_type_it_uses():
+    least_s, prices = price(np.array([2]), np.array([12.0]), np.array([[3.0, 0.0]]), np.array([1, 1]))
+    assert least_s == pytest.approx(8.0)  # 2 GPUs x 4 s on 1 GPU
+    assert prices @ [1, 1] == pytest.approx(1.0)
+    assert prices[0] == pytest.approx(1.0, abs=2e-3) and 0 < prices[1] < 1e-3
+
+
+def test_prices_of_equally_fast_types_are_equal():
+    least_s, prices = price(np.ones(8, int), np.full(8, 6.0), np.ones((8, 2)), np.array([2, 2]))
+    assert least_s == pytest.approx(12.0)
+    assert prices == pytest.approx([0.25, 0.25])
+
+
+def test_price_of_a_type_that_does_twice_the_work_is_twice_as_high():
+    least_s, prices = price(np.ones(9, int), np.full(9, 2.0), np.tile([1.0, 0.5], (9, 1)), np.array([2, 2]))
+    assert least_s == pytest.approx(6.0)  # 18 s of work, 3 s of it a second
+    assert prices[0] / prices[1] == pytest.approx(2.0, rel=0.01)
+
+
+def test_work_that_stays_lengthens_the_makespan():
+    kept = np.array([0.0, 30.0])
+    least_s, _ = price(np.ones(9, int), np.full(9, 2.0), np.ones((9, 2)), np.array([2, 2]), kept)
+    assert least_s == pytest.approx(15.0)
+
+
+def test_shorter_jobs_go_first_on_equal_types():
+    found = decide_placement(view([1] * 5, [9, 5, 7, 5, 6], [[1.0]] * 5, [WAITS] * 5, [2]))
+    assert found.types.tolist() == [WAITS, 0, WAITS, 0, WAITS]
+
+
+def test_a_long_job_goes_first_once_it_decides_the_end():
+    left, waits = [100] + [10] * 20, [WAITS] * 21
+    assert decide_placement(view([1] * 21, left, [[1.0]] * 21, waits, [10])).types[0] == 0
+    rules = PlacementRules(urgent_share=0.0)
+    assert decide_placement(view([1] * 21, left, [[1.0]] * 21, waits, [10]), rules).types[0] == WAITS
+
+
+def test_each_of_two_jobs_takes_the_type_that_it_uses_best():
+    found = decide_placement(view([1, 1], [10, 10], [[2.0, 1.9], [2.0, 0.2]], [WAITS, WAITS], [1, 1]))
+    assert found.types.tolist() == [1, 0]
+
+
+def test_never_move_keeps_running_jobs_and_avoids_types_where_a_job_outlasts_the_rest():
+    seen = view([1, 1], [10, 10], [[1.0, 5.0], [1.0, 0.01]], [0, WAITS], [1, 1])
+    assert decide_placement(seen, NEVER_MOVE).types.tolist() == [0, WAITS]
+    assert decide_placement(seen).types.tolist() == [1, 0]
+
+
+def test_a_running_job_whose_owner_allows_no_move_stays():
+    seen = view([1, 1], [10, 10], [[1.0, 5.0], [1.0, 0.5]], [0, WAITS], [1, 1])
+    assert decide_placement(replace(seen, may_move=np.array([False, False]))).types[0] == 0
+
+
+def test_a_type_with_fewer_gpus_than_its_jobs_hold_starts_nothing():
+    seen = view([2, 1], [10, 1], [[1.0], [1.0]], [0, WAITS], [1])
+    assert decide_placement(seen, NEVER_MOVE).types.tolist() == [0, WAITS]
+
+
+def test_ageing_starts_the_job_that_waited_longer_than_the_backlog():
+    seen = view([1, 1], [30, 10], [[1.0], [1.0]], [WAITS, WAITS], [1], waited_s=np.array([4000.0, 0.0]))
+    without = PlacementRules(urgent_share=0.0)
+    assert decide_placement(seen, without).types.tolist() == [WAITS, 0]
+    assert decide_placement(seen, replace(without, ageing=1.0)).types.tolist() == [0, WAITS]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"left": np.array([np.nan])}, {"rates": np.array([[-1.0]])}, {"gpus": np.array([0])}, {"placed": np.array([1])},
+        {"rates": np.ones((2, 1))}, {"waited_s": np.array([-1.0])}, {"may_move": np.array([True, True])},
+    ],
+)  # fmt: skip
+def test_a_view_that_cannot_be_is_refused(changed):
+    with pytest.raises(ValueError, match=r"."):
+        decide_placement(replace(view([1], [1], [[1.0]], [WAITS], [1]), **changed))
+
+
+def test_no_jobs_and_no_gpus_are_no_error():
+    assert decide_placement(view([], [], np.zeros((0, 2)), np.zeros(0, int), [1, 1])).types.tolist() == []
+    assert decide_placement(view([1], [1], [[1.0]], [WAITS], [0])).types.tolist() == [WAITS]
+
+
+def test_solvers_that_fail_leave_a_greedy_choice_at_equal_prices(monkeypatch):
+    class Failed:
+        status, x, message = 4, None, "numerical difficulties"
+
+    monkeypatch.setattr(scipy.optimize, "linprog", lambda *_, **__: Failed)
+    monkeypatch.setattr(scipy.optimize, "milp", lambda *_, **__: Failed)
+    found = decide_placement(view([1, 1, 4], [10, 10, 10], [[2.0, 0.1], [1.0, 1.0], [1.0, 1.0]], [WAITS] * 3, [1, 2]))
+    assert found.types.tolist() == [0, 1, WAITS]
+    assert found.prices == pytest.approx([1 / 3, 1 / 3])
+
+
+@given(st.integers(0, 2**32), st.sampled_from(RULES))
+@settings(max_examples=60, deadline=None)
+def test_no_gpu_is_used_twice_and_no_type_of_zero_speed(seed, rules):
+    seen = random_view(seed)
+    types = decide_placement(seen, rules).types
+    runs = np.flatnonzero(types != WAITS)
+    used = np.bincount(types[runs], weights=seen.gpus[runs], minlength=len(seen.capacity))
+    assert (used <= seen.capacity).all()
+    assert (seen.rates[runs, types[runs]] > 0).all()
+
+
+def rows_placed(seen: PlacementView, types: np.ndarray) -> list[tuple[float, ...]]:
+    """Jobs with their types; jobs alike in everything are interchangeable."""
+    columns = np.column_stack([seen.gpus, seen.left, seen.rates, seen.placed, seen.waited_s, types])
+    return sorted(tuple(row) for row in columns.tolist())
+
+
+@given(st.integers(0, 2**32), st.sampled_from(RULES))
+@settings(max_examples=60, deadline=None)
+def test_another_order_of_jobs_changes_nothing(seed, rules):
+    seen = random_view(seed)
+    order = np.random.default_rng(seed + 1).permutation(len(seen.gpus))
+    other = PlacementView(
+        seen.gpus[order], seen.left[order], seen.rates[order], seen.placed[order], seen.capacity, seen.waited_s[order]
+    )
+    assert rows_placed(seen, decide_placement(seen, rules).types) == rows_placed(
+        other, decide_placement(other, rules).types
+    )
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1e-6, 0.3, 7.0, 1e5]), st.sampled_from(RULES))
+@settings(max_examples=60, deadline=None)
+def test_another_unit_of_work_of_one_job_or_of_time_changes_nothing(seed, factor, rules):
+    seen = random_view(seed)
+    units = np.ones(len(seen.gpus))
+    units[seed % len(units)] = factor
+    of_work = replace(seen, left=seen.left * units, rates=seen.rates * units[:, None])
+    of_time = replace(seen, rates=seen.rates / factor, waited_s=seen.waited_s * factor)
+    found = decide_placement(seen, rules)
+    assert decide_placement(of_work, rules).types.tolist() == found.types.tolist()
+    slower = decide_placement(of_time, rules)
+    assert slower.types.tolist() == found.types.tolist()
+    assert slower.least_makespan_s == pytest.approx(found.least_makespan_s * factor)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_the_choice_is_the_best_of_all_choices(seed):
+    rng = np.random.default_rng(seed)
+    values, gpus, free = rng.uniform(0, 1, (5, 2)), rng.integers(1, 4, 5), rng.integers(1, 6, 2)
+    best = 0.0
+    for number in range(3**5):
+        types = np.array([number // 3**job % 3 - 1 for job in range(5)])
+        runs = np.flatnonzero(types != WAITS)
+        if (np.bincount(types[runs], weights=gpus[runs], minlength=2) <= free).all():
+            best = max(best, float(values[runs, types[runs]].sum()))
+    types = assign(values, gpus, free, gap=0.0)
+    runs = np.flatnonzero(types != WAITS)
+    assert values[runs, types[runs]].sum() == pytest.approx(best)
