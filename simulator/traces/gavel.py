@@ -41,7 +41,7 @@ def read_gavel_rates(path: Path, throughputs: Path, types: Sequence[str]) -> tup
     are no job; jobs that run on none of the types are of an unknown type. Raises FileFormatError if one of the files
     cannot be used, or has none of a type.
     """
-    steps_s = _steps_per_second(throughputs, types)
+    steps_s = read_gavel_types(throughputs, types)
     excluded: Counter[str] = Counter()
     rows = []
     for line in _text(path).splitlines():
@@ -69,7 +69,7 @@ def _row(fields: Sequence[str]) -> tuple[float, float, float] | None:
     return (steps, gpus, submit_s) if 0 < gpus < 2**20 else None
 
 
-def _steps_per_second(path: Path, types: Sequence[str]) -> list[dict[tuple[str, int], float]]:
+def read_gavel_types(path: Path, types: Sequence[str]) -> list[dict[tuple[str, int], float]]:
     """For each type, steps/s by kind and GPUs, of jobs alone on consolidated GPUs; () for the first of GPU_TYPES."""
     try:
         content = json.loads(_text(path))

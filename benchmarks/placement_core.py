@@ -1,0 +1,165 @@
+"""Priced SRPT against lower bounds, brute force, and FIFO's longest wait. Run: make bench-placement.
+
+480 jobs at time 0 on 20 V100, 20 P100, and 20 K80, in rounds of 360 s, 10 s a move: the two traces of gavel_480, where
+the shared data is, and traces of the same kind made here. The rules were chosen on the two traces and on own seeds 100
+to 107; those from 201 on are unseen. Ratios are to the lower bounds of simulator/placement/bounds.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from figures import Figure, report
+
+from advisor.decisions.placement import NEVER_MOVE, WAITS, PlacementRules, PlacementView, decide_placement, price
+from simulator.placement.bounds import makespan_bound_s, mean_jct_bound_s
+from simulator.placement.brute_force import best_schedules, random_instance
+from simulator.placement.policies import Fifo, PricedSrpt
+from simulator.placement.problem import PlacementProblem, gavel_problem
+from simulator.placement.rounds import PlacementRecord, simulate_rounds
+from simulator.traces.gavel import read_gavel_types
+
+SHARED = Path(os.environ.get("ALMANAC_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data")
+THROUGHPUTS = SHARED / "gavel_throughputs_k80_p100_v100.json"
+CAPACITY = {"v100": 20, "p100": 20, "k80": 20}
+GOALS = {"movable": (PlacementRules(), 1.07, 1.11), "never moved": (NEVER_MOVE, 1.22, 1.13)}
+
+
+def like_gavel(seed: int, jobs: int = 480, load: float | None = None) -> PlacementProblem:
+    """Jobs as Gavel's generator makes them; at time 0, or Poisson arrivals at a share of what the GPUs can do.
+
+    Type of job uniform; 1, 2, or 4 GPUs for 70%, 10%, and 20% of those that can use several; 1 to 4 h on a V100.
+    """
+    rng = np.random.default_rng(seed)
+    of_type = read_gavel_types(THROUGHPUTS, tuple(CAPACITY))
+    kinds = sorted(kind for kind, gpus in of_type[0] if gpus == 1)
+    rows = []
+    for _ in range(jobs):
+        kind, gpus = kinds[rng.integers(len(kinds))], int(rng.choice([1, 2, 4], p=[0.7, 0.1, 0.2]))
+        gpus = gpus if of_type[0].get((kind, gpus)) else 1
+        rates = [rate.get((kind, gpus), 0.0) for rate in of_type]
+        rows.append((kind, gpus, 3600.0 * rng.integers(1, 5) * rates[0], rates))
+    problem = PlacementProblem(
+        tuple(CAPACITY), np.array(list(CAPACITY.values())), np.zeros(jobs), np.array([row[1] for row in rows]),
+        np.array([row[2] for row in rows]), np.array([row[3] for row in rows]), tuple(row[0] for row in rows),
+    )  # fmt: skip
+    if load is None:
+        return problem
+    least_s, _ = price(problem.gpus, problem.work, problem.rates, problem.capacity)
+    return replace(problem, submit_s=np.cumsum(rng.exponential(least_s / jobs / load, jobs)))
+
+
+def mean_jct_s(problem: PlacementProblem, record: PlacementRecord) -> float:
+    return float(np.mean(record.end_s - problem.submit_s))
+
+
+def longest_first_wait_s(problem: PlacementProblem, record: PlacementRecord) -> float:
+    return float(np.max(record.start_s - problem.submit_s))
+
+
+def against_bounds(seeds: Sequence[int]) -> list[Figure]:
+    problems = {f"gavel_480 seed {seed}": _given(seed) for seed in (0, 1)}
+    problems |= {f"own seed {seed}": like_gavel(seed) for seed in seeds}
+    figures, worst = [], dict[str, float]()
+    for name, problem in problems.items():
+        bounds_s = makespan_bound_s(problem), mean_jct_bound_s(problem)
+        figures.append(Figure(f"{name}: lower bounds, h", f"{bounds_s[0] / 3600:.2f} / {bounds_s[1] / 3600:.2f}"))
+        for mode, (rules, most_makespan, most_jct) in GOALS.items():
+            record = simulate_rounds(problem, PricedSrpt(rules), clock=time.perf_counter)
+            ratios = float(record.end_s.max()) / bounds_s[0], mean_jct_s(problem, record) / bounds_s[1]
+            for what, ratio, most in zip(("makespan", "mean JCT"), ratios, (most_makespan, most_jct), strict=True):
+                figures.append(Figure(f"{name}, {mode}: {what} / bound", ratio, f"<= {most}", ratio <= most))
+                if name.startswith("own"):
+                    worst[f"{mode}: {what}"] = max(ratio, worst.get(f"{mode}: {what}", 0.0))
+            median_s = float(np.median(record.decision_s))
+            figures.append(Figure(f"{name}, {mode}: median decision, s", median_s, "<= 0.1", median_s <= 0.1))
+            print(name, mode, *ratios, median_s, file=sys.stderr, flush=True)
+    return figures + [Figure(f"worst of {len(seeds)} unseen traces, {what}", ratio) for what, ratio in worst.items()]
+
+
+def _given(seed: int) -> PlacementProblem:
+    return gavel_problem(SHARED / "gavel_480" / f"seed{seed}.trace", THROUGHPUTS, CAPACITY)
+
+
+def against_brute_force(instances: int) -> list[Figure]:
+    """Random instances of at most 5 jobs that all schedules of 6 rounds were tried on."""
+    gaps, makespans, beaten = [], [], 0
+    for seed in range(1000, 1000 + instances):
+        problem = random_instance(np.random.default_rng(seed))
+        best = best_schedules(problem, 1.0, 6)
+        if not np.isfinite(best.mean_jct_s):
+            continue
+        record = simulate_rounds(problem, PricedSrpt(), 1.0, 0.0)
+        gaps.append(mean_jct_s(problem, record) / best.mean_jct_s - 1)
+        makespans.append(float(record.end_s.max()) / best.makespan_s - 1)
+        least = makespan_bound_s(problem) / best.makespan_s, mean_jct_bound_s(problem, 12) / best.mean_jct_s
+        beaten += max(least) > 1 + 1e-6
+    mean, worst = float(np.mean(gaps)), max(gaps)
+    return [
+        Figure("brute force: instances that end in 6 rounds", len(gaps)),
+        Figure("brute force: mean gap of the mean JCT", mean, "<= 0.05", mean <= 0.05),
+        Figure("brute force: worst gap of the mean JCT", worst, "<= 0.25", worst <= 0.25),
+        Figure("brute force: mean gap of the makespan (not what it minimizes)", float(np.mean(makespans))),
+        Figure("brute force: instances whose best beats a bound", beaten, "0", beaten == 0),
+    ]
+
+
+def ageing(jobs: int) -> list[Figure]:
+    figures = []
+    problems = {"gavel_480 seed 0": _given(0), f"{jobs} arrivals at load 0.9": like_gavel(201, jobs, 0.9)}
+    for name, problem in problems.items():
+        fifo, without, aged = (
+            simulate_rounds(problem, policy)
+            for policy in (Fifo(), PricedSrpt(), PricedSrpt(replace(PlacementRules(), ageing=1.0)))
+        )
+        wait = longest_first_wait_s(problem, aged) / longest_first_wait_s(problem, fifo)
+        jct = mean_jct_s(problem, aged) / mean_jct_s(problem, without)
+        figures += [
+            Figure(f"{name}: longest first wait, FIFO, h", longest_first_wait_s(problem, fifo) / 3600),
+            Figure(f"{name}: longest first wait, no ageing, h", longest_first_wait_s(problem, without) / 3600),
+            Figure(f"{name}: longest first wait, ageing / FIFO", wait, "<= 2.2", wait <= 2.2),
+            Figure(f"{name}: mean JCT, ageing / no ageing", jct, "<= 1.15", jct <= 1.15),
+        ]
+        print(*figures[-4:], sep="\n", file=sys.stderr, flush=True)
+    return figures
+
+
+def speed() -> Figure:
+    problem = like_gavel(301, 2048)
+    view = PlacementView(problem.gpus, problem.work, problem.rates, np.full(len(problem), WAITS), problem.capacity)
+    decide_placement(view)
+    begun = time.perf_counter()
+    decide_placement(view)
+    took_s = time.perf_counter() - begun
+    return Figure("a decision for 2,048 jobs, 3 types, 60 GPUs, s", took_s, "<= 2", took_s <= 2)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--instances", type=int, default=1000, help="random ones, against brute force")
+    parser.add_argument("--unseen", type=int, default=4, help="own traces")
+    parser.add_argument("--arrivals", type=int, default=960, help="jobs of the trace with arrivals")
+    parser.add_argument("--only", choices=("bounds", "brute", "ageing", "speed"))
+    options = parser.parse_args()
+    if not THROUGHPUTS.exists():
+        print(f"{THROUGHPUTS}: absent; only the brute force is run", file=sys.stderr)
+    parts = {
+        "speed": lambda: [speed()],
+        "bounds": lambda: against_bounds(range(201, 201 + options.unseen)),
+        "ageing": lambda: ageing(options.arrivals),
+        "brute": lambda: against_brute_force(options.instances),
+    }
+    wanted = [options.only] if options.only else list(parts) if THROUGHPUTS.exists() else ["brute"]
+    figures = [figure for part in wanted for figure in parts[part]()]
+    return 0 if report("placement_core", figures, "Priced SRPT") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
