@@ -96,7 +96,7 @@ POLICIES: Mapping[str, tuple[str, Runner]] = {
         _rounds(lambda given: Hadar(round_s=given.round_s, move_s=given.move_s)),
     ),
     "hadar-moves": (
-        "Hadar's primal-dual, all jobs anew each round",
+        "Hadar's primal-dual, all jobs compete each round",
         _rounds(lambda given: Hadar(False, round_s=given.round_s, move_s=given.move_s)),
     ),
     "hadare": (

@@ -171,7 +171,7 @@ def _sum(used: Use, more: Use) -> Use:
 class Hadar:
     """The policy.
 
-    keeps_running: running jobs keep their GPUs, and prices count them; else all jobs compete anew. exact_rows: rounds
+    keeps_running: running jobs keep their GPUs, and prices count them; else all jobs compete each round. exact_rows: rounds
     with at most as many competing jobs are solved exactly.
     """
 
