@@ -42,8 +42,8 @@ def train(
     choose_exponent: ChooseExponent = default_exponent,
     speed_runs: pd.DataFrame | None = None,
 ) -> Trained:
-    """Learn from load_history(..., running=True). previous: the version in use. speed_runs:
-    load_speed_runs(...), of which speeds of GPU types are learned.
+    """Learn from load_history(..., running=True). previous: the version in use. speed_runs: load_speed_runs(...),
+    to learn speeds of GPU types.
 
     Only jobs that ended before now_s count, and the jobs that ran then. Few or no jobs give as much as can be learned.
     """

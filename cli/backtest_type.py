@@ -70,8 +70,8 @@ def _show_advice(advice: AdviceScores, rule: str) -> None:
     for name, number in (("another type", advice.other), ("the type used", advice.kept), ("silent", advice.silent)):
         click.echo(f"  {name:14} {format_count(number):>8}  {number / advice.jobs:5.1%}")
     if advice.wait_error_s is not None:
-        click.echo(f"  expected waits on the type used are off by a median of {format_duration(advice.wait_error_s)}")
+        click.echo(f"  expected wait on the type used: median error {format_duration(advice.wait_error_s)}")
     if advice.median_won_hours is not None:
         won = f"{advice.won_hours:,.0f} h in all, median {advice.median_won_hours:.1f} h a job"
         click.echo(f"  estimated time won: {won}")
-        click.echo("  This estimate assumes the predicted waits and run times, and that nobody else follows.")
+        click.echo("  This assumes the predicted waits and run times, and that nobody else follows.")

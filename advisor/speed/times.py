@@ -22,7 +22,7 @@ OTHER_FAMILIES: Final = "other families"
 SPECIFICATIONS: Final = "specifications"
 OTHER_COUNT = 0.2
 """Standard deviation of ln speed ratio between GPU counts of one name (own choice; Gavel's table: 0.1 to 0.5)."""
-FREEDOM = 8
+FREEDOM = 20
 """Degrees of freedom of Student's t: standard deviations are estimates, too (own choice)."""
 _LONGEST_S = 10 * 365 * 86_400
 """No time is stated above this, and none below 1 s."""
@@ -32,8 +32,9 @@ _LONGEST_S = 10 * 365 * 86_400
 class TypeTime:
     """The usual (median) run time of a family on a GPU type, s; with an interval of this usual time.
 
-    runs: own completed runs on the type. source: the best evidence for this type. spread: standard deviation of ln run
-    time from one run to the next. A single run varies more than its usual time: see `next_run`.
+    runs: own completed runs on it. source: the best evidence for this type. deviation, spread: standard deviations
+    of ln usual time, and of ln run time from one run to the next. A single run varies more than its usual time: see
+    `next_run`.
     """
 
     gpu_type: str
@@ -42,13 +43,12 @@ class TypeTime:
     high_s: float
     runs: int
     source: Source
+    deviation: float = field(default=0.0, compare=False)
     spread: float = field(default=0.0, compare=False)
 
     def next_run(self, coverage: float = 0.8) -> tuple[float, float]:
-        """(low, high) in s for one run. coverage: must be that of the interval low_s to high_s."""
-        factor = _quantile(coverage)
-        middle, usual = math.log(self.run_s), (math.log(self.high_s) - math.log(self.low_s)) / (2 * factor)
-        wide = factor * math.hypot(usual, self.spread)
+        """(low, high) in s that hold one run with this probability."""
+        middle, wide = math.log(self.run_s), _quantile(coverage) * math.hypot(self.deviation, self.spread)
         return _clipped(middle - wide), _clipped(middle + wide)
 
 
@@ -112,12 +112,13 @@ def family_times(
     told = []
     for name in (fit or MemoryFit()).types(table, names, times):
         place = names.index(name)
-        middle, wide = float(found.mean[place]), width * found.deviation(place)
+        middle, deviation = float(found.mean[place]), found.deviation(place)
         source = _source(name, levels, table)
         if source is None:
             continue
+        wide, own_runs = width * deviation, len(times.get(name, ()))
         ends = _clipped(middle - wide), _clipped(middle + wide)
-        told.append(TypeTime(name, _clipped(middle), *ends, len(times.get(name, ())), source, levels[0].spread))
+        told.append(TypeTime(name, _clipped(middle), *ends, own_runs, source, deviation, levels[0].spread))
     return tuple(sorted(told, key=lambda each: (each.run_s, each.gpu_type)))
 
 

@@ -90,3 +90,17 @@ def test_wrong_options_of_the_simulated_advice_are_refused(
     assert done.returncode == 2
     assert said in done.stderr
     assert "\x1b" not in done.stderr
+
+
+def test_the_back_test_of_types_scores_run_times_and_the_choice(site: CommandLine) -> None:
+    outcome = site.json("backtest", "type", "--json")
+    groups = {group["group"]: group for group in outcome["groups"]}
+    assert {"all", "on hbm40g", "on hbm80g"} < set(groups)
+    everything, advice = groups["all"], outcome["advice"]
+    assert 0 < everything["predicted"] <= everything["completed"] <= everything["jobs"]
+    assert 0 < everything["error"] < 1
+    assert 0.6 < everything["coverage"] <= 1
+    assert advice["other"] + advice["kept"] + advice["silent"] == advice["jobs"] == everything["jobs"]
+    lines = site("backtest", "type", "--last", "50").splitlines()
+    assert "50 jobs" in lines[0]
+    assert max(map(len, lines)) <= 80
