@@ -67,6 +67,9 @@ def apply(app: App, rows: int, as_json: bool) -> int:
     """
     from cli.place_output import show_run
 
+    if not app.config.placement.partitions:
+        click.echo("placement.partitions is empty: nothing is planned, and nothing is sent to Slurm", err=True)
+        return 0
     store, backend = _site(app)
     if app.config.placement.mode != "apply":
         made, moves, moving = _plan(app, store, backend)

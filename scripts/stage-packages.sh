@@ -92,7 +92,7 @@ for name in sys.argv[2:]:
 print(*(module.__cached__ for module in list(sys.modules.values()) if getattr(module, "__cached__", None)), sep="\n")
 PROGRAM
     { find "$CLIENT$CODE_DIR" -name '*.pyc' | grep -vxFf "$WORK/light"
-      find "$CLIENT$CODE_DIR"/{simulator,telemetry/{demo_site,characterize},slurm_hooks/mig,advisor/evaluation,reports/site} \
+      find "$CLIENT$CODE_DIR"/{simulator,telemetry/{demo_site,characterize},slurm_hooks/{mig,placement},advisor/evaluation,reports/site} \
           -type f ! -name '*.pyc'; } | while read -r file; do
         mkdir -p "$FULL$(dirname "${file#"$CLIENT"}")"
         mv "$file" "$FULL${file#"$CLIENT"}"

@@ -22,6 +22,7 @@ from cli.doctor.mail import check_mail
 from cli.doctor.mail_settings import check_rules
 from cli.doctor.mig import check_mig
 from cli.doctor.mig_slices import check_slices
+from cli.doctor.placement import check_placement
 from cli.doctor.power import check_power
 from cli.doctor.priority import check_priority
 from cli.doctor.store import check_store
@@ -191,6 +192,7 @@ PROBES: dict[str, Probe] = {
     "priority": check_priority,
     "power": check_power,
     "MIG layouts": check_mig,
+    "placement": check_placement,
     "node demand": check_demand,
     "advice files": check_advice_files,
     "cli_filter": check_filter,

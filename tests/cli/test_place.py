@@ -1,0 +1,154 @@
+"""`almanac place` as a person or a timer runs it, with a stand-in for Slurm's commands on PATH."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from almanac.errors import BusyError, ConfigError, NoModelError, NotAllowedError
+from cli.app import App
+from cli.place import command, one_at_a_time
+from slurm_hooks.placement import speeds as speeds_module
+from telemetry.slurm.placement_queue import QueueJob
+from telemetry.store.store import Store
+
+SLURM = """#!/bin/sh
+case "$(basename "$0") $*" in
+"scontrol show config") printf 'ClusterName = demo\\nSLURM_VERSION = 22.05.8\\nJobFileAppend = 0\\n';;
+"sinfo --json") cat {folder}/nodes.json;;
+"squeue -a --json") cat {folder}/queue.json;;
+"scontrol ") cat >{folder}/told; cat {folder}/told >>{folder}/all
+    sed -i 's/"features": "[^"]*"/"features": "'"$(sed 's/.*Features=//' {folder}/told)"'"/' {folder}/queue.json;;
+*) echo "unknown: $0 $*" >&2; exit 9;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class Time:
+    gpu_type: str
+    run_s: float
+    low_s: float
+    high_s: float
+
+
+def site_speeds(*_: object) -> Callable[[Sequence[QueueJob], Sequence[str]], Mapping[int, Sequence[Time]]]:
+    return lambda jobs, types: {
+        job.job_id: [Time("a100", 7200, 7000, 7500), Time("h100", 3600, 3500, 3700)] for job in jobs
+    }
+
+
+def config(**values: Any) -> str:
+    settings = {"mode": "apply", "partitions": ["gpu"], "types": ["a100", "h100"], **values}
+    return "[placement]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Path:
+    for name in ("scontrol", "squeue", "sinfo"):
+        (tmp_path / name).write_text(SLURM.format(folder=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    nodes = [
+        {"name": name, "state": "idle", "state_flags": [], "partitions": ["gpu"], "features": f"gpu,{kind}",
+         "gres": "gpu:2", "gres_used": "gpu:0", "cpus": 8}
+        for name, kind in (("n1", "a100"), ("n2", "h100"))
+    ]  # fmt: skip
+    job = {
+        "job_id": 77, "user_name": "ann", "comment": "almanac:any-gpu", "job_state": "PENDING", "partition": "gpu",
+        "state_reason": "Resources", "priority": 5, "submit_time": int(time.time()) - 600, "node_count": 1, "cpus": 1,
+        "tres_req_str": "gres/gpu=1", "tres_per_node": "gres:gpu:1", "features": "[a100|h100]", "time_limit": 600,
+        "name": "evil\x1b[31m\nJobId=9",
+    }  # fmt: skip
+    (tmp_path / "nodes.json").write_text(json.dumps({"nodes": nodes}))
+    (tmp_path / "queue.json").write_text(json.dumps({"jobs": [job]}))
+    (tmp_path / "almanac.toml").write_text(config())
+    Store.create(tmp_path / "store").of("demo")
+    return tmp_path
+
+
+@pytest.fixture
+def run(
+    slurm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str]]:
+    monkeypatch.setenv("PATH", f"{slurm}:/usr/bin:/bin")
+    monkeypatch.setattr(speeds_module, "stored_speeds", site_speeds)
+    monkeypatch.setattr("slurm_hooks.placement.run.LOOK_S", 0.0)
+
+    def called(*argv: str) -> tuple[int, str]:
+        app = App(str(slurm / "almanac.toml"), str(slurm / "store"), "demo")
+        code = command.main(args=list(argv), standalone_mode=False, obj=app) or 0
+        return int(code), capsys.readouterr().out
+
+    return called
+
+
+def test_plan_and_observe_send_nothing(run: Callable[..., tuple[int, str]], slurm: Path) -> None:
+    code, text = run("plan")
+    assert code == 0
+    assert "1 pending, 1 to change" in text
+    assert "dry run: nothing was sent to Slurm" in text
+    (slurm / "almanac.toml").write_text(config(mode="observe"))
+    assert "dry run" in run("apply")[1]
+    assert not (slurm / "told").exists()
+    assert not (slurm / "store/actions").exists()
+
+
+def test_apply_status_and_undo(run: Callable[..., tuple[int, str]], slurm: Path) -> None:
+    code, text = run("apply", "--json")
+    assert (code, json.loads(text)["outcome"]["placed"]) == (0, 1)
+    assert (slurm / "told").read_text() == "update jobid=77 Features=h100\n"
+    shown = json.loads(run("status", "--json")[1])
+    assert [(each["job_id"], each["gpu_type"], each["own"]) for each in shown["placed"]] == [
+        (77, "h100", "[a100|h100]")
+    ]
+    assert "77  pending  on h100" in run("status")[1]
+    assert "dry run" in run("undo")[1]
+    assert "1 got their own request back" in run("undo", "--apply")[1]
+    assert (slurm / "all").read_text().splitlines()[-1] == "update jobid=77 Features=[a100|h100]"
+    assert json.loads(run("status", "--json")[1])["placed"] == []
+
+
+def test_nothing_is_done_until_a_partition_takes_part(run: Callable[..., tuple[int, str]], slurm: Path) -> None:
+    (slurm / "almanac.toml").write_text("")
+    assert run("apply") == (0, "")
+    with pytest.raises(ConfigError, match="0 partitions"):
+        run("plan")
+
+
+def test_two_runs_at_once(run: Callable[..., tuple[int, str]], slurm: Path) -> None:
+    with one_at_a_time(Store.open(slurm / "store").of("demo")), pytest.raises(BusyError):
+        run("apply")
+    assert not (slurm / "told").exists()
+
+
+def test_no_speed_table(run: Callable[..., tuple[int, str]], slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object) -> Callable[..., Any]:
+        def fail(jobs: object, types: object) -> None:
+            raise NoModelError("nothing is known", "wait")
+
+        return fail
+
+    monkeypatch.setattr(speeds_module, "stored_speeds", absent)
+    with pytest.raises(NoModelError):
+        run("apply")
+    assert not (slurm / "told").exists()
+
+
+def test_another_cluster_is_refused(run: Callable[..., tuple[int, str]], slurm: Path) -> None:
+    (slurm / "scontrol").write_text(SLURM.format(folder=slurm).replace("ClusterName = demo", "ClusterName = other"))
+    with pytest.raises(ConfigError, match="cluster"):
+        run("apply")
+
+
+def test_users_may_not(run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(App, "is_operator", False)
+    for verb in ("plan", "apply", "status", "undo"):
+        with pytest.raises((NotAllowedError, click.ClickException)):
+            run(verb)
