@@ -93,7 +93,7 @@ def plan_placement(
 
 
 def _times(jobs: Sequence[QueueJob], cluster: Cluster, history: PlacementHistory, speeds: SpeedTable) -> Times:
-    """Of the jobs of which at least two allowed types are known."""
+    """Run times of the jobs with at least two known types that they allow."""
     found = speeds(jobs, cluster.types) if jobs else {}
     times = {}
     for job in jobs:

@@ -52,7 +52,7 @@ def type_request(
 
 
 def _constraint_request(text: str, types: Collection[str]) -> TypeRequest | None:
-    """ "ssd&[a100|h100]&ib": terms joined by &, of which at most one names types, and then only types."""
+    """ "ssd&[a100|h100]&ib": terms joined by &; at most one names types, and then only types."""
     if len(text) > MAX_TEXT:
         return None
     if not text:
