@@ -162,15 +162,20 @@ def _plan(
     app: App, store: ClusterStore, backend: CommandBackend
 ) -> tuple[PlacementPlan, tuple[Move, ...], Counts | None]:
     from almanac.records import Counts
+    from slurm_hooks.placement.consent import accepts_any
     from slurm_hooks.placement.moves import plan_moves
     from slurm_hooks.placement.plan import plan_placement
     from slurm_hooks.placement.run import read_terms, read_view
-    from slurm_hooks.placement.speeds import stored_speeds
+    from slurm_hooks.placement.speeds import no_speeds, stored_speeds
     from slurm_hooks.placement.state import cluster_of
+    from telemetry.slurm.placement_queue import read_queue
 
     settings, now_s = app.config.placement, app.now_s()
     history = _log(store).history(store.cluster, now_s)
-    speeds = stored_speeds(store, app.config, now_s)
+    jobs, _ = read_queue(app.commands, store.cluster)
+    is_wanted = any(accepts_any(job.gres.comment) for job in jobs)
+    # The history is read before Slurm is: a large one takes longer than placement.max_age_s.
+    speeds = stored_speeds(store, app.config, now_s) if is_wanted else no_speeds
     cluster = cluster_of(read_view(backend, app.commands, store.cluster, time.time), settings)
     try:
         made = plan_placement(cluster, history, speeds, now_s)

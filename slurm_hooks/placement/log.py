@@ -55,8 +55,10 @@ class PlacementLine:
     almanac: str = ""
 
     def is_about(self, job: QueueJob) -> bool:
-        """Whether it is the same submission: numbers come again, and a requeue is a new submission of the same job."""
-        is_same = self.submit_s == job.gres.submit_s or job.gres.restarts > self.restarts
+        """Whether it is the same job: numbers come again. A requeue gives it another time of submission, 22.05 only
+        when its processes have ended.
+        """
+        is_same = self.submit_s == job.gres.submit_s or job.gres.restarts >= max(1, self.restarts)
         return self.job_id == job.job_id and is_same
 
 

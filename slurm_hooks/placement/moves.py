@@ -123,7 +123,7 @@ def _candidates(
     candidates = []
     for job in jobs:
         request = own_request(job, cluster, line_of(job, history))
-        allowed = {*(request.allowed if request else ()), cluster.type_of(job)}
+        allowed = {*(request.allowed & cluster.reachable(job) if request else ()), cluster.type_of(job)}
         times = usable_times(job, found.get(job.job_id, ()), sorted(allowed))
         kind = cluster.type_of(job)
         done = _done(job, history, times[kind].run_s, cluster.settings.start_up_s, now_s) if kind in times else 1.0

@@ -83,7 +83,10 @@ def plan_placement(
         if not job.is_pending or job.job_id in busy:
             continue
         if why_not := _why_not(job, cluster, history, noted.get(job.job_id), now_s):
-            counts.drop(why_not)
+            if late := _late(job, history, cluster.settings.undo_min, now_s):
+                faults.append(late)
+            else:
+                counts.drop(why_not)
         else:
             open_jobs.append(job)
     times = _times(open_jobs, cluster, history, speeds)
@@ -98,7 +101,7 @@ def _times(jobs: Sequence[QueueJob], cluster: Cluster, history: PlacementHistory
     times = {}
     for job in jobs:
         request = own_request(job, cluster, line_of(job, history))
-        allowed = [name for name in cluster.types if request and name in request.allowed]
+        allowed = sorted(request.allowed & cluster.reachable(job)) if request else []
         usable = usable_times(job, found.get(job.job_id, ()), allowed)
         if len(usable) > 1:
             times[job.job_id] = usable
@@ -179,6 +182,15 @@ def _fault(job: QueueJob, history: PlacementHistory, cluster: Cluster) -> Order 
     if line.what == "requeue" and is_own and line.own != line.new and job.gres.restarts > line.restarts:
         return Order("place", job, line.key, line.own, line.new, line.gpu_type, line.reason, line.own)
     return None
+
+
+def _late(job: QueueJob, history: PlacementHistory, undo_min: float, now_s: int) -> Order | None:
+    """Of a placed job that waits for something else than GPUs, such as a limit on its new type."""
+    line = line_of(job, history)
+    is_bound = job.gres.priority == 0 or job.gres.reason in WAITS_FOR | {"BEGINTIME", "DEPENDENCY"}
+    if line is None or is_bound or job.waits_for_jobs or now_s - line.time_s < undo_min * 60:
+        return None
+    return _undo(job, history, f"Slurm: {job.gres.reason or 'no reason'}")
 
 
 def _why_not(job: QueueJob, cluster: Cluster, history: PlacementHistory, noted: Kind | None, now_s: int) -> str:

@@ -16,23 +16,30 @@ if TYPE_CHECKING:
 
 
 def stored_speeds(store: ClusterStore, config: Config, now_s: int) -> SpeedTable:
-    """From the jobs in the store, read at the first call. The callable raises NoModelError where they tell nothing of
-    two types, StoreError where they cannot be read.
+    """From the jobs in the store, read here and now. Raises NoModelError where there is no speed table.
+
+    Raises StoreError where the store cannot be read. The callable raises NoModelError where the table knows fewer than
+    two of the types.
     """
+    site = _module("advisor.speed.site")
+    runs = _module("advisor.speed.runs").load_speed_runs(store)
+    table = site.learn_site_speeds(runs, config, now_s)
+    families = site.user_families(runs, table, config, now_s)
 
     def times(jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[TypeTime]]:
-        site = _module("advisor.speed.site")
-        runs = _module("advisor.speed.runs").load_speed_runs(store)
-        table = site.learn_site_speeds(runs, config, now_s)
         if len(set(table.names) & set(types)) < 2:
             raise NoModelError(
                 f"the store has run times of {len(set(table.names) & set(types))} of {len(types)} GPU types",
                 "check placement.types against the GPU types of `almanac jobs`, or wait for more jobs",
             )
-        families = site.user_families(runs, table, config, now_s)
         return {job.job_id: site.request_times(job.record.request(), families, table, None, config) for job in jobs}
 
     return times
+
+
+def no_speeds(jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[TypeTime]]:
+    """A table without any job."""
+    return {}
 
 
 def _module(name: str) -> Any:

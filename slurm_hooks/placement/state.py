@@ -9,6 +9,7 @@ from typing import Protocol
 from almanac.placement_config import Placement
 from slurm_hooks.placement.request import TypeRequest, type_request
 from telemetry.slurm.gres_queue import GresNode, RequestKey, in_service
+from telemetry.slurm.hostlist import expand
 from telemetry.slurm.placement_queue import QueueJob, QueueNode, QueueView
 
 WAITS_FOR = frozenset({"RESOURCES", "PRIORITY"})
@@ -73,6 +74,19 @@ class Cluster:
         """The same of texts."""
         return type_request(constraints, requests, self.settings.types, self.settings.select_by)
 
+    def reachable(self, job: QueueJob) -> frozenset[str]:
+        """Types that enough nodes of the job's partitions have, with enough GPUs and CPUs on each of them."""
+        nodes = max(1, job.gres.node_count)
+        gpus, cpus = -(-job.record.gpu_count // nodes), -(-job.gres.cpus // nodes)
+        excluded = _names(job.gres.excluded_nodes)
+        found: dict[str, int] = {}
+        for each in self.view.nodes:
+            is_here = set(each.node.partitions) & set(job.gres.partitions) and each.node.name not in excluded
+            if is_here and takes_jobs(each) and (not each.node.cpu_count or each.node.cpu_count >= cpus):
+                for name, (count, _) in _gpus(each, self.settings).items():
+                    found[name] = found.get(name, 0) + (count >= gpus)
+        return frozenset(name for name, count in found.items() if count >= nodes)
+
     def type_of(self, job: QueueJob) -> str:
         """The one type that a running job has; "" where it has several, or another."""
         if self.settings.select_by == "gres":
@@ -99,6 +113,14 @@ def cluster_of(view: QueueView, settings: Placement) -> Cluster:
 def takes_jobs(each: QueueNode) -> bool:
     """Whether the node is up and open, and Slurm says what it uses."""
     return bool(in_service([GresNode(each.node)]))
+
+
+def _names(text: str) -> frozenset[str]:
+    """Nodes of a host list; none where it cannot be read."""
+    try:
+        return frozenset(expand(text)) if text else frozenset()
+    except ValueError:
+        return frozenset()
 
 
 def node_type(each: QueueNode, settings: Placement) -> str:

@@ -89,6 +89,7 @@ class FakeSlurm:
     states: frozenset[str] = frozenset({"MIXED"})
     now_s: float = NOW_S
     answer: bytes | None = None
+    partitions: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def clock(self) -> float:
         return self.now_s
@@ -107,10 +108,9 @@ class FakeSlurm:
         for name, (kind, total) in self.nodes.items():
             used = sum(job.gpus for job in self.jobs.values() if job.nodes == name)
             gres = kind if self.by_gres else "gpu"
-            found.append(
-                Node(name, self.states, features=("gpu", kind), gres=f"gpu:{gres}:{total}", partitions=("gpu", "all"),
-                     gres_used=f"gpu:{gres}:{used}(IDX:N/A)")
-            )  # fmt: skip
+            partitions = self.partitions.get(name, ("gpu", "all"))
+            total_text, used_text = f"gpu:{gres}:{total}", f"gpu:{gres}:{used}(IDX:N/A)"
+            found.append(Node(name, self.states, ("gpu", kind), total_text, partitions, gres_used=used_text))
         return found
 
     def _check(self, command: str) -> None:
@@ -143,6 +143,7 @@ class FakeSlurm:
             return Done(0, b"", b"")
         if command == f"scontrol requeue {number}":
             job.state, job.reason, job.nodes, job.restarts = "PENDING", "BeginTime", "", job.restarts + 1
+            job.submit_s = int(self.now_s)
             return Done(0, b"", b"")
         if argv[:2] == ["scontrol", "update"]:
             return Done(*self._update(command.removeprefix("scontrol ")))

@@ -139,6 +139,38 @@ def test_the_owner_wins_between_the_plan_and_the_change(tmp_path: Path) -> None:
         assert run.slurm.sent == run.kinds == []
 
 
+@pytest.mark.parametrize(
+    ("change", "is_known"),
+    [({"more": {"excluded_nodes": "n[2-3]"}}, False), ({"gpus": 3}, False), ({"more": {"excluded_nodes": "n3"}}, True)],
+)
+def test_types_that_no_node_of_the_job_has(tmp_path: Path, change: dict[str, object], is_known: bool) -> None:
+    run = start(tmp_path, replace(Job(11), **change))  # type: ignore[arg-type]
+    run()
+    assert bool(run.slurm.sent) is is_known
+    assert ("fewer than two of its types are known" in run.why) is not is_known
+
+
+def test_a_type_outside_of_the_jobs_partition(tmp_path: Path) -> None:
+    """Both partitions take part, but the job's has no h100."""
+    run = start(tmp_path, Job(11, partition="small"))
+    run.settings = replace(SETTINGS, partitions=("gpu", "small"))
+    run.slurm.partitions = {"n1": ("gpu", "small")}
+    run()
+    assert run.slurm.sent == []
+    assert "fewer than two of its types are known" in run.why
+
+
+def test_a_limit_on_the_new_type_gives_the_own_request_back(tmp_path: Path) -> None:
+    run = start(tmp_path, Job(11))
+    run()
+    run.slurm.jobs[11].reason = "QOSMaxGRESPerUser"
+    run()
+    assert run.slurm.jobs[11].features == "h100"
+    run.slurm.sleep(700)
+    assert run().undone == 1
+    assert run.slurm.jobs[11].features == "[a100|h100]"
+
+
 def test_withdrawn_consent_gives_the_request_back(tmp_path: Path) -> None:
     run = start(tmp_path, Job(11))
     run()
