@@ -14,6 +14,7 @@ import click
 
 from almanac.errors import RequestError, StoreError
 from almanac.units import printable
+from cli.advise_type import finding_table, finding_text, published_finding, stored_finding
 from cli.app import App
 from cli.output import json_text
 
@@ -69,13 +70,14 @@ def own_first(argv: Sequence[str]) -> list[str]:
 @click.argument("submission", nargs=-1, type=click.UNPROCESSED, metavar="[SBATCH-OPTIONS]... [SCRIPT [ARGS]...]")
 @click.pass_obj
 def command(app: App, user: str | None, why: bool, as_json: bool, submission: tuple[str, ...]) -> int:
-    """Advise a memory tier and predict the run time of a job, from your own past jobs.
+    """Advise a memory tier and a GPU type, and predict the run time of a job, from your own past jobs.
 
     Type what you would type after `sbatch`: options, then a script. almanac reads the script's #SBATCH lines; `-` is
     standard input. As with sbatch, options win over SBATCH_* variables, and these win over the script. almanac's own
     options may stand anywhere before the script.
 
-    Without access to the store, you see the advice last published for you.
+    Without access to the store, you see the advice last published for you. Advice on the GPU type needs waits that are
+    at most 10 minutes old (see `almanac waits`).
 
     Exit code 10: almanac has no advice on memory yet.
     """
@@ -86,14 +88,17 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
     if not app.may_read_store:
         return _show_published(app, request, as_json)
     advice = _advise(app, request, typed.options)
+    found = stored_finding(app, advice)
     if as_json:
         from advisor.explain import to_json
 
-        click.echo(json_text(to_json(advice)))
+        click.echo(json_text({**to_json(advice), "gpu_type": finding_table(found)}))
     else:
         from advisor.explain import explain
 
         click.echo(explain(advice, why))
+        if found:
+            click.echo(finding_text(found))
         for name, said in advice.services.items():
             if said["error"]:
                 click.echo(printable(f"service {name}: {said['error']}", 1000), err=True)
@@ -121,7 +126,13 @@ def _show_published(app: App, request: Request, as_json: bool) -> int:
             f"{app.store_root}: no permission to read the store, and {root} holds no published advice",
             "ask an operator to run `almanac publish`",
         )
-    click.echo(json_text(to_json(shown)) if as_json else explain(shown))
+    found = published_finding(app, request)
+    if as_json:
+        click.echo(json_text({**to_json(shown), "gpu_type": finding_table(found)}))
+    else:
+        click.echo(explain(shown))
+        if found:
+            click.echo(finding_text(found))
     return NO_EVIDENCE if shown.is_silent and request.gpu_count > 0 else 0
 
 

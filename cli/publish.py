@@ -27,6 +27,8 @@ _NAMED = 10
 def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> None:
     """Write the advice files that job_submit and sbatch read, one per user and one for everybody else (root, a timer).
 
+    Beside it lie each user's run times by GPU type, for sites with several types (see `almanac waits`).
+
     Then write the reports of each user's newest jobs, which only that user can read. [reports] sets how many.
 
     Only files with changed content are replaced, each as a whole. Every file is renewed after half of
@@ -35,6 +37,7 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
     """
     app.require_operator("advice is published for everybody")
     from slurm_hooks.advice.run import prepare, publish_site
+    from slurm_hooks.advice.times import publish_times
 
     store = app.cluster_store()
     job, warnings = prepare(store, app.config, app.commands, app.now_s(), advice_dir or "", dry_run)
@@ -42,9 +45,13 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
     _warn([*warnings, *done.warnings])
     if not as_json:
         click.echo(_summary(done, dry_run))
+    times = publish_times(job)
+    if times.written and not as_json:
+        click.echo(f"{format_count(times.written)} files of run times by GPU type written")
     own = _publish_own(job)
     _warn(own.warnings)
-    click.echo(json_text({**vars(done), "own_reports": vars(own)}) if as_json else _own_summary(own, dry_run))
+    told = {**vars(done), "times": vars(times), "own_reports": vars(own)}
+    click.echo(json_text(told) if as_json else _own_summary(own, dry_run))
 
 
 def _warn(warnings: Sequence[str]) -> None:

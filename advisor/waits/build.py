@@ -89,7 +89,9 @@ def _is_on(kind: GpuType, node: Node, counts: Mapping[str, int]) -> bool:
 def _running(job: LiveGpuJob, duration: Duration | None, place: Mapping[str, int], now_s: int) -> RunningJob:
     limit_s, elapsed_s = job.request.time_limit_s, max(now_s - (job.start_s or now_s), 0)
     each, more = divmod(job.request.gpu_count, max(len(job.nodes), 1))
-    gpus = {place[name]: each + (index < more) for index, name in enumerate(job.nodes) if name in place}
+    spread = [each + (index < more) for index in range(len(job.nodes))]
+    counts = job.node_gpus if len(job.node_gpus) == len(job.nodes) else spread
+    gpus = {place[name]: count for name, count in zip(job.nodes, counts, strict=True) if name in place}
     return RunningJob(
         {node: count for node, count in gpus.items() if count},
         left_span(run_span(duration, limit_s), elapsed_s, limit_s),
@@ -98,7 +100,7 @@ def _running(job: LiveGpuJob, duration: Duration | None, place: Mapping[str, int
 
 
 def _most(running: Sequence[RunningJob], pool: Sequence[PoolNode]) -> list[RunningJob]:
-    """The jobs with no more GPUs on a node than it has: Slurm tells of a job only how many GPUs it has in all."""
+    """The jobs with no more GPUs on a node than it has: their split over nodes may be a guess."""
     free, found = [node.gpus for node in pool], []
     for job in running:
         gpus = {node: min(count, free[node]) for node, count in job.gpus.items()}

@@ -29,7 +29,7 @@ class LiveGpuJob:
 
     request: as the history has it; its gpu_type is "" where the job named none, or several. nodes: that it holds, by
     name; () while it waits. start_s: None while it waits. priority: Slurm's. is_ready: only priority and resources keep
-    it from starting. count: tasks that wait.
+    it from starting. count: tasks that wait. node_gpus: that it holds on each of its nodes; () where Slurm does not tell.
     """
 
     request: Request
@@ -38,6 +38,7 @@ class LiveGpuJob:
     priority: int
     is_ready: bool
     count: int = 1
+    node_gpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def _job(record: Mapping[str, Any], is_waiting: bool) -> LiveGpuJob:
         priority=1 if priority is None else priority,
         is_ready=_text(record, "state_reason").upper().replace("_", "").split(",")[0] in _READY,
         count=task_count(tasks, number(record.get("array_max_tasks")) or 0) if is_waiting and array_id else 1,
+        node_gpus=() if is_waiting else tuple(parse_gpus(str(each)).count for each in record.get("gres_detail") or ()),
     )
 
 
@@ -113,7 +115,8 @@ def _request(record: Mapping[str, Any], submit_s: int, is_array: bool, is_waitin
 def _gpus(record: Mapping[str, Any], is_waiting: bool) -> tuple[int, str]:
     """The type is read from the request: Slurm's sums name it only for the types in AccountingStorageTRES."""
     named = {parse_gpus(str(record.get(text) or "")).type for text in _ASKED}
-    total = parse_gpus(str(record.get("tres_req_str") or ""))
+    asked, held = (parse_gpus(str(record.get(key) or "")) for key in ("tres_req_str", "tres_alloc_str"))
+    total = asked if is_waiting or not held.count else held
     detail = () if is_waiting else [parse_gpus(str(part)).type for part in record.get("gres_detail") or ()]
     types = {each for each in (*named, total.type, *detail) if each}
     return total.count or (1 if types else 0), types.pop() if len(types) == 1 else ""
