@@ -29,7 +29,7 @@ class LiveGpuJob:
 
     request: as the history has it; its gpu_type is "" where the job named none, or several. nodes: that it holds, by
     name; () while it waits. start_s: None while it waits. priority: Slurm's. is_ready: only priority and resources keep
-    it from starting. count: tasks that wait. node_gpus: that it holds on each of its nodes; () where Slurm does not tell.
+    it from starting. count: tasks that wait. node_gpus: that it holds on each of its nodes; () if not told.
     """
 
     request: Request

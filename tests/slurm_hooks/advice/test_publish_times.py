@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,30 +29,40 @@ def run_of(site: Site, speeds: SpeedTable) -> PublishRun:
     return PublishRun(site.store.of(CLUSTER), site.config, site.now_s, folder, trained, "observe")
 
 
-def speeds_of(site: Site) -> SpeedTable:
-    """The site's two memory tiers, whose features stand for GPU types here."""
-    return learn_site_speeds(load_speed_runs(site.store.of(CLUSTER)), site.config, site.now_s)
-
-
 def test_nothing_is_written_while_one_type_is_known(site: Site) -> None:
     assert publish_times(run_of(site, SpeedTable()), site.uids.get).written == 0
 
 
-def test_each_users_file_names_their_families_only(site: Site, tmp_path: Path) -> None:
-    speeds = speeds_of(site)
-    if len(speeds.names) < 2:
-        speeds = dataclasses.replace(speeds, names=(*speeds.names, "a100", "h100")[:2])
+def test_each_users_file_names_their_families_only(site: Site, jobs_of: Any) -> None:
+    """u0 runs "fine" twice as fast on h100; u1 only ran on a100, and takes u0's ratio for a hint."""
+    rows = []
+    for number in range(24):
+        user, gpu_type = ("u0", ("a100", "h100")[number % 2]) if number < 16 else ("u1", "a100")
+        rows.append(
+            {
+                "job_id": 50_000 + number, "submit_s": site.now_s - 90_000 + number * 600, "user": user,
+                "name": f"fine-{number}", "gpu_count": 2, "gpu_type": gpu_type, "constraints": "",
+                "elapsed_s": 3600 if gpu_type == "a100" else 1800,
+            }
+        )  # fmt: skip
+    jobs_of(site.store, rows)
+    speeds = learn_site_speeds(load_speed_runs(site.store.of(CLUSTER)), site.config, site.now_s)
+    assert {"a100", "h100"} <= set(speeds.names)
     done = publish_times(run_of(site, speeds), site.uids.get)
-    for user, uid in site.uids.items():
-        path = site.root / "user" / str(uid) / "times"
-        file = usable_times(path, site.now_s)
-        if file is None:
-            continue
-        assert stat.S_IMODE(path.stat().st_mode) == 0o400, user
-        assert {key for key, _ in file.times} <= {"fama-run#", "famb-run#", "famc-run#"}
-        assert all(len(times) >= 2 for times in file.times.values())
-        assert usable_times(path, site.now_s + 200 * 3600) is None
     assert done.not_shown == []
+    assert done.written >= 1
+    path = site.root / "user" / str(site.uids["u0"]) / "times"
+    file = usable_times(path, site.now_s)
+    assert file is not None
+    times = {time.gpu_type: time for time in file.times["fine-#", 2]}
+    assert (times["a100"].runs, times["a100"].source) == (8, "own runs")
+    assert times["a100"].low_s <= times["a100"].run_s <= times["a100"].high_s
+    assert 1.6 < times["a100"].run_s / times["h100"].run_s < 2.4
+    assert stat.S_IMODE(path.stat().st_mode) == 0o400
+    assert path.stat().st_uid == (site.uids["u0"] if os.geteuid() == 0 else os.geteuid())
+    assert all(len(each) >= 2 for each in file.times.values())
+    assert usable_times(path, site.now_s + 200 * 3600) is None
+    assert b"u1" not in path.read_bytes()
 
 
 def test_types_in_the_configuration_need_one_selector_and_a_plain_name() -> None:
