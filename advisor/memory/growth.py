@@ -68,6 +68,8 @@ class GrowthRules:
 RULES = GrowthRules()
 ALIKE = 1e-6
 """Squared error, as a share of the squared capacity, below which all laws fit."""
+LEAST_POINTS = 3
+"""A law is fitted to so many at least."""
 MOST_POINTS = 256
 """Samples kept; with more, neighbors become one, the higher of them."""
 
@@ -201,7 +203,7 @@ class GrowthWatch:
         if len(self._points) < rules.least_samples:
             return Outlook(False, TOO_FEW)
         blocks = self._blocks(now_s, rules.newer_share)
-        if len(blocks) < max(3, rules.blocks // 2):
+        if len(blocks) < max(LEAST_POINTS, rules.blocks // 2):
             return Outlook(False, TOO_FEW)
         peaks = self._peaks(blocks)
         rises = [after - before for before, after in pairwise(peaks)]
@@ -220,6 +222,8 @@ class GrowthWatch:
         """When the memory is full, as a share of the run so far: by the slowest law that may hold."""
         rules, floor = self._rules, ALIKE * (self._capacity_mib or 0.0) ** 2
         newer, longer = (_means(self._blocks(now_s, share), now_s) for share in (rules.newer_share, rules.law_share))
+        if len(longer) < LEAST_POINTS:  # after a long gap in the samples
+            longer = newer
         laws = {*plausible(newer, rules.doubt, floor), *plausible(longer, rules.doubt, floor)}
         return max(fit(LAWS[law], newer, rules.z).full_share(room_mib) for law in laws)
 

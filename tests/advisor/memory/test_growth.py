@@ -193,3 +193,10 @@ def test_memory_is_bounded() -> None:
     outlooks(watch, ((at / 100, 500.0) for at in range(20_000)))
     assert len(watch._points) <= MOST_POINTS
     assert sum(point.samples for point in watch._points) == 20_000
+
+
+def test_a_long_gap_in_the_samples_is_no_error() -> None:
+    """The newer three quarters then lie in two of their ten blocks."""
+    times = [index * 0.02 for index in range(32)] + [100 + index * 0.1 for index in range(88)]
+    samples = [(at, 300 + 5.0 * index) for index, at in enumerate(times)]
+    assert outlooks(GrowthWatch(1000, RunTime(predicted_s=200.0)), samples)[-1].full_s is not None
