@@ -117,7 +117,8 @@ def test_a_busy_node_takes_no_more_jobs_and_changes_when_its_last_one_has_ended(
 
 def test_jobs_that_a_vanished_type_left_stuck_are_released_and_held_ones_are_not(mig: MigApply) -> None:
     site = mig.mig.site
-    stuck = site.sbatch("alice", "--begin=now+3", "--gres=gpu:1g.5gb:1", script=SLEEP.format(1))
+    mig.mig.drain("n1")  # so that the job waits however slow the machine is
+    stuck = site.sbatch("alice", "--gres=gpu:1g.5gb:1", script=SLEEP.format(1))
     held = site.sbatch("alice", "-H", "--gres=gpu:1g.5gb:1", script=SLEEP.format(1))
     mig.mig.layout("n1", {"3g.20gb": 1, "4g.20gb": 1}, None, None, None)  # by hand, against all advice
     wait_until("BadConstraints", lambda: site.job(stuck)["Reason"] == "BadConstraints", 30)
