@@ -33,7 +33,7 @@ from telemetry.store.store import Store
 CONFIG = """
 [mig]
 mode = "apply"
-nodes = ["n[1-2]=A100-40", "n[3-4]=A100-80"]
+nodes = ["n1=A100-40"]
 drain_busy = true
 job_wait_s = 4
 verify_timeout_s = 60

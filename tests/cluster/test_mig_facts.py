@@ -207,18 +207,18 @@ def test_the_owner_alone_moves_a_job_to_a_larger_slice(mig: MigSite) -> None:
     job = int(done.stdout)
     site.wait_for(job, "RUNNING")
     node = "n1"
-    wait_until("its first line", lambda: "start 0" in site.run(node, "root", "cat", out, check=False).stdout, 20)
+    wait_until("its first line", lambda: "start 0" in site.run(node, "root", "cat", out, check=False).stdout, 60)
     site.run("login", "alice", "scancel", "--signal=USR1", "--batch", str(job))
-    wait_until("its checkpoint", lambda: "checkpoint" in site.run(node, "root", "cat", out).stdout, 20)
+    wait_until("its checkpoint", lambda: "checkpoint" in site.run(node, "root", "cat", out).stdout, 60)
     assert user(mig, "requeuehold", str(job)) == ""
-    wait_until("held", lambda: reason(mig, job)[1] == 0 and site.job(job)["JobState"] == "PENDING", 20)
+    wait_until("held", lambda: reason(mig, job)[1] == 0 and site.job(job)["JobState"] == "PENDING", 60)
     assert user(mig, "update", f"jobid={job}", "gres=gpu:a100:1", "starttime=now") == ""
     # slurmd refuses the job's credential within the second in which it revoked the earlier one, and the job FAILS.
     time.sleep(2)
     assert user(mig, "release", str(job)) == ""
     site.wait_for(job, "RUNNING", 60)
     assert site.job(job)["Restarts"] == "1"
-    wait_until("its second start", lambda: "start 1" in site.run(node, "root", "cat", out).stdout, 20)
+    wait_until("its second start", lambda: "start 1" in site.run(node, "root", "cat", out).stdout, 60)
     lines = [line for line in site.run(node, "root", "cat", out).stdout.splitlines() if "error" not in line]
     assert lines == ["start 0", "checkpoint", "start 1"]
     got = re.sub(r"\(.*?\)", "", held_gpus(mig, job)).split(",")
