@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import add
 
-from advisor.mig.forecast import FIRST_S, expected_jobs
-from advisor.mig.layout_search import LayoutSearch, NodeCounts, Step, proportional
-from advisor.mig.replay import PoolJob, homes_of, total_wait_s
+from advisor.mig.forecast import FIRST_S
+from advisor.mig.layout_search import Layouts, LayoutSearch, NodeCounts, proportional
+from advisor.mig.outlook import Outlook, Running, Site
+from advisor.mig.replay import PoolJob, homes_of
 from advisor.mig.sizes import WHOLE as WHOLE
-from advisor.mig.sizes import Counts, sizes_of
+from advisor.mig.sizes import sizes_of
 from almanac.mig import mig_models
 from almanac.units import DAY_S, HOUR_S
 
@@ -114,6 +114,11 @@ FIRST_DAYS_CAUTION = 5.0
 FIRST_DAY_WAIT_S = 60.0
 SEARCHED_GPUS = 48
 """A larger site is planned as a smaller one of the same proportions."""
+FEW, MANY = 8_000, 40_000
+"""Jobs that a search replays for each layout: a quick search first, then one that begins at its result."""
+DAYS = 4
+"""How far ahead a replay looks. Each hour of the day counts alike, and what one day leaves over delays the next."""
+MOST_FUTURES = 20
 
 
 def decide_layout(
@@ -153,6 +158,7 @@ class _ModelPlan:
         self._now_s, self._rules = now_s, rules
         self._nodes = {node: counts for node in nodes if (counts := self._node_counts(node)) is not None}
         self._jobs = [job for job in jobs if job.submit_s <= now_s and 0 < job.run_s < math.inf]
+        self._live = self._live_jobs()
         self._free_s: dict[str, float] = {}
         for job in self._jobs:
             if job.start_s is not None and job.node is not None and job.start_s + job.run_s > now_s:
@@ -167,67 +173,126 @@ class _ModelPlan:
         return self._improve(movable)
 
     def _improve(self, movable: Sequence[MigNode]) -> LayoutPlan:
-        """Change the nodes whose present layouts would have served the recent jobs worse."""
+        """Change nodes where the coming day is expected to have shorter waits for it."""
         rules = self._rules
         caution = self._caution()
         if self._known_s() < DAY_S - HOUR_S and self._recent_wait_s() < FIRST_DAY_WAIT_S:
             return LayoutPlan((), "less than a day of jobs is known, and they hardly waited")
-        gpus = sum(len(counts) for counts in self._nodes.values())
-        scale = max(1, round(gpus / SEARCHED_GPUS))
-        expected = expected_jobs(self._past(scale), self._now_s, rules.window_s)
-        number = max(1, len(expected))
-
-        def cost(counts: Counts, limit_s: float) -> float:
-            part = tuple(-(-count // scale) for count in counts)
-            return total_wait_s(part, expected, raises=rules.raises, limit_s=limit_s * number) / number
-
-        groups: dict[NodeCounts, int] = {}
-        for node in movable:
-            groups[self._nodes[node]] = groups.get(self._nodes[node], 0) + 1
-        search = LayoutSearch(
-            sizes=self._sizes,
-            fixed=self._counts([node for node in self._nodes if node not in movable]),
-            groups=groups,
-            needed=self._needed(),
-            cost=cost,
-            least_gain=lambda wait_s: caution * max(rules.least_gain * wait_s, rules.least_gain_s),
-            most_nodes=max(1, round((rules.most_nodes if caution > 1 else 1.0) * len(self._nodes))),
-            at_once=scale,
-        )
-        now_s = cost(self._counts(list(self._nodes)), math.inf)
+        scale = max(1, round(sum(len(counts) for counts in self._nodes.values()) / SEARCHED_GPUS))
+        nodes = self._sampled(movable, scale)
+        site = self._site(nodes, scale)
+        outlook = self._outlook(site, FEW, 1)
+        now_s = outlook.wait_s(site.layouts)
         if now_s < caution * rules.least_wait_s:
             return LayoutPlan((), f"the expected mean wait is {now_s:.0f} s already", now_s, now_s)
-        wait_s, steps = search.run(self._starts(movable, expected) if scale == 1 else ())
-        if steps and steps[-1].wait_s > (1 - rules.least_total_gain) * wait_s:
-            return LayoutPlan((), "no change is expected to shorten the mean wait enough", wait_s, steps[-1].wait_s)
-        return self._assign(movable, steps, wait_s)
+        chosen = [place for place, node in enumerate(nodes) if node in set(movable)]
+        present = tuple(site.layouts[place] for place in chosen)
+        starts: list[Sequence[NodeCounts]] = [self._proportional(outlook, present)]
+        for jobs, seed in ((FEW, 1), (MANY, 2)):
+            outlook = self._outlook(site, jobs, seed)
+            found = self._search(outlook, nodes, chosen, caution, scale).run(starts)[2]
+            then = site.with_layouts(chosen, found)
+            wait_s, then_s = outlook.wait_s(site.layouts), outlook.wait_s(then)
+            if found == present or wait_s - then_s < rules.least_total_gain * wait_s:
+                return LayoutPlan((), "no change is expected to shorten the mean wait enough", wait_s, then_s)
+            starts = [found]
+        steps = [(nodes[place], new) for place, new in zip(chosen, found, strict=True) if new != site.layouts[place]]
+        return self._assign(movable, steps, scale, wait_s, then_s)
 
-    def _starts(self, movable: Sequence[MigNode], expected: Sequence[PoolJob]) -> list[list[NodeCounts]]:
+    def _outlook(self, site: Site, jobs: int, seed: int) -> Outlook:
+        """So many futures that about this number of jobs is replayed."""
+        known_s = max(HOUR_S, min(self._known_s(), self._rules.window_s))
+        mean = len(site.past) * DAYS * DAY_S / known_s + len(site.waiting)
+        return Outlook(site, DAYS, min(MOST_FUTURES, max(2, round(jobs / max(1.0, mean)))), seed)
+
+    def _search(
+        self, outlook: Outlook, nodes: Sequence[MigNode], chosen: Sequence[int], caution: float, scale: int
+    ) -> LayoutSearch:
+        rules, site = self._rules, outlook.site
+
+        def cost(layouts: Layouts, limit_s: float) -> float:
+            return outlook.wait_s(site.with_layouts(chosen, layouts), limit_s)
+
+        draining = sum(node.target is not None for node in self._nodes)
+        most_busy = max(1, round(rules.most_drained * len(self._nodes))) - draining
+        return LayoutSearch(
+            sizes=self._sizes,
+            present=tuple(site.layouts[place] for place in chosen),
+            is_free=[nodes[place].is_free for place in chosen],
+            cost=cost,
+            least_gain=lambda wait_s: caution * max(rules.least_gain * wait_s, rules.least_gain_s),
+            most_nodes=max(1, round((rules.most_nodes if caution > 1 else 1.0) * len(nodes))),
+            most_busy=max(0, -(-most_busy // scale)),
+        )
+
+    def _sampled(self, movable: Sequence[MigNode], step: int) -> list[MigNode]:
+        """Every step-th node, those in front that should change first: free ones, then those that are free first."""
+        movables = set(movable)
+        nodes = sorted(
+            self._nodes,
+            key=lambda node: (
+                node not in movables, self._nodes[node], not node.is_free, self._free_s.get(node.name, 0.0), node.name
+            ),
+        )[::step]  # fmt: skip
+        nodes.sort(key=lambda node: (not node.is_free, self._free_s.get(node.name, 0.0), node.name))
+        return nodes
+
+    def _site(self, nodes: Sequence[MigNode], step: int) -> Site:
+        """The state of these nodes, with every step-th job."""
+        past = self._past(step)
+        runs: dict[int, list[PoolJob]] = {}
+        for job in past:
+            runs.setdefault(job.size, []).append(job)
+        places = {node.name: place for place, node in enumerate(nodes)}
+        running, waiting = [], []
+        for live, pooled in self._live:
+            if live.start_s is None:
+                waiting.append(tuple(runs.get(pooled.size, [pooled])))
+            elif live.node in places:
+                size = self._sizes.index(live.ran_on or live.shape) or 0
+                elapsed_s = self._now_s - live.start_s
+                left = [each.runs_s[size] - elapsed_s for each in runs.get(pooled.size, ())]
+                left = [each for each in left if each > 0] or [live.start_s + live.run_s - self._now_s]
+                running.append(Running(places[live.node], size, tuple(left)))
+        layouts = tuple(self._nodes[node] for node in nodes)
+        return Site(
+            now_s=self._now_s,
+            layouts=layouts,
+            is_drained=tuple(node.target is not None for node in nodes),
+            running=tuple(running),
+            waiting=tuple(waiting[::step]),
+            past=tuple(past),
+            window_s=self._rules.window_s,
+            change_s=self._rules.change_s,
+            raises=self._rules.raises,
+            needed=self._needed(layouts),
+        )
+
+    def _proportional(self, outlook: Outlook, present: Layouts) -> list[NodeCounts]:
         """Layouts in proportion to the demand, for all nodes that may change."""
-        homes = homes_of((1,) * len(self._sizes.shapes))
-        busy = [0.0] * len(self._sizes.shapes)
-        for job in expected:
-            size = homes[job.size] or 0
-            busy[size] += job.runs_s[size]
-        lengths = [len(self._nodes[node]) for node in movable]
-        gpus = proportional(self._sizes, [each / max(busy) for each in busy], sum(lengths))
-        places = iter(gpus)
-        return [[tuple(sorted(next(places) for _ in range(length))) for length in lengths]]
+        busy = outlook.busy_instances(homes_of((1,) * len(self._sizes.shapes)))
+        gpus = iter(proportional(self._sizes, [each / max(busy) for each in busy], sum(map(len, present))))
+        return [tuple(sorted(next(gpus) for _ in node)) for node in present]
 
-    def _assign(self, movable: Sequence[MigNode], steps: Sequence[Step], wait_s: float) -> LayoutPlan:
+    def _assign(
+        self,
+        movable: Sequence[MigNode],
+        steps: Sequence[tuple[MigNode, NodeCounts]],
+        scale: int,
+        wait_s: float,
+        then_s: float,
+    ) -> LayoutPlan:
         """Name the nodes: free ones first, then those that will be free first."""
         left = sorted(movable, key=lambda node: (not node.is_free, self._free_s.get(node.name, 0.0), node.name))
         draining = sum(node.target is not None for node in self._nodes)
         most = max(1, round(self._rules.most_drained * len(self._nodes)))
         changes, drains = [], []
-        then_s = steps[-1].wait_s if steps else wait_s
-        for step in steps:
-            new = tuple(self._sizes.gpu_layout(counts) for counts in step.new)
-            chosen = [node for node in left if self._nodes[node] == step.old][: step.nodes]
-            for node in chosen:
+        reason = f"expected mean wait {then_s:.0f} s instead of {wait_s:.0f} s"
+        for one, new in steps:
+            gpus = tuple(self._sizes.gpu_layout(counts) for counts in new)
+            for node in [node for node in left if self._nodes[node] == self._nodes[one]][:scale]:
                 left.remove(node)
-                reason = f"expected mean wait {then_s:.0f} s instead of {wait_s:.0f} s"
-                change = LayoutChange(node.name, node.gpus, new, reason)
+                change = LayoutChange(node.name, node.gpus, gpus, reason)
                 if node.is_free:
                     changes.append(change)
                 elif draining < most:
@@ -244,19 +309,20 @@ class _ModelPlan:
         gpus = [self._sizes.counts([layout]) for layout in (node.target or node.gpus)]
         return tuple(sorted(counts for counts in gpus if counts is not None)) if gpus and None not in gpus else None
 
-    def _counts(self, nodes: Sequence[MigNode]) -> Counts:
-        total = (0,) * len(self._sizes.shapes)
-        for node in nodes:
-            for counts in self._nodes[node]:
-                total = tuple(map(add, total, counts))
-        return total
-
-    def _needed(self) -> frozenset[int]:
+    def _needed(self, layouts: Layouts) -> frozenset[int]:
         """Sizes that recent jobs ask for, and the whole GPU where there is one."""
-        homes = homes_of(self._counts(list(self._nodes)))
+        homes = homes_of(
+            [sum(gpu[size] for node in layouts for gpu in node) for size in range(len(self._sizes.shapes))]
+        )
         shapes = {job.shape for job in self._jobs} | {WHOLE}
         sizes = [size for shape in shapes if (size := self._sizes.index(shape)) is not None]
         return frozenset(home for size in sizes if (home := homes[size]) is not None)
+
+    def _live_jobs(self) -> list[tuple[SliceJob, PoolJob]]:
+        """Jobs that wait or run, by submit time."""
+        live = [job for job in self._jobs if job.start_s is None or job.start_s + job.run_s > self._now_s]
+        live.sort(key=_order)
+        return [(job, pooled) for job in live if (pooled := self._pooled(job)) is not None]
 
     def _known_s(self) -> float:
         return self._now_s - min(job.submit_s for job in self._jobs)
@@ -275,7 +341,7 @@ class _ModelPlan:
         """Every step-th job of the window, by submit time."""
         begin_s = self._now_s - self._rules.window_s - HOUR_S
         recent = [job for job in self._jobs if job.submit_s >= begin_s]
-        recent.sort(key=lambda job: (job.submit_s, job.shape, job.run_s, job.compute or 0.0))
+        recent.sort(key=_order)
         return [pooled for job in recent[::step] if (pooled := self._pooled(job)) is not None]
 
     def _pooled(self, job: SliceJob) -> PoolJob | None:
@@ -286,3 +352,8 @@ class _ModelPlan:
         compute = min(compute, self._sizes.compute[-1])
         full_s = job.run_s / max(1.0, compute / self._sizes.compute[ran_on])
         return PoolJob(job.submit_s, size, self._sizes.run_times(full_s, compute))
+
+
+def _order(job: SliceJob) -> tuple[float | str, ...]:
+    start_s = -1 if job.start_s is None else job.start_s
+    return (job.submit_s, job.shape, job.run_s, job.compute or 0.0, job.ran_on or "", start_s, job.node or "")

@@ -1,4 +1,4 @@
-"""Jobs to expect from the recent ones, as a list that a replay can run. Pure."""
+"""Days that may come, drawn from the recent past, as lists of jobs that a replay can run. Pure."""
 
 from __future__ import annotations
 
@@ -11,42 +11,36 @@ from almanac.units import DAY_S, HOUR_S
 
 MIX_S = HOUR_S
 """Submit times are moved by up to this much, so that a layout is not fitted to one coincidence of arrivals."""
-
-
-ENOUGH = 6000
 FIRST_S = 4 * HOUR_S
+"""Before a day is known, so much of the past stands for the whole day to come."""
 
 
-def expected_jobs(past: Sequence[PoolJob], now_s: float, window_s: float, most_copies: int = 6) -> list[PoolJob]:
-    """Jobs like those of the last window_s, by submit time. Deterministic.
+def futures(
+    past: Sequence[PoolJob], now_s: float, window_s: float, days: int, number: int, rng: random.Random
+) -> list[list[PoolJob]]:
+    """Jobs of so many days from now_s on, each by submit time. The same arguments and state of rng give the same jobs.
 
-    past: by submit time. The window is whole days once a day is known, so that each hour counts alike; before, it is
-    the last FIRST_S, repeated for a day. Up to most_copies of it make a sample of about ENOUGH jobs: the first one is
-    the past itself; each further one, a fortnight later, has the submit times moved by up to an hour and run times
-    drawn from the jobs of the same size.
+    past: by submit time. The number of arrivals is a Poisson one; each is a job of the window near its own hour of the
+    day. The window is whole days once a day is known, so that each hour counts alike; before, it is the last FIRST_S at
+    any hour. Jobs are dealt like cards: none is drawn a second time before all have been drawn.
     """
     if not past:
-        return []
+        return [[] for _ in range(number)]
     known_s = max(now_s - past[0].submit_s, HOUR_S)
-    days = math.floor((min(known_s, window_s) + HOUR_S) / DAY_S)
-    span_s = days * DAY_S if days else min(known_s, FIRST_S)
+    whole = math.floor((min(known_s, window_s) + HOUR_S) / DAY_S)
+    span_s = whole * DAY_S if whole else min(known_s, FIRST_S)
     recent = [job for job in past if job.submit_s >= now_s - span_s]
-    if not days:
-        recent = _repeated(recent, span_s, math.ceil(DAY_S / span_s))
-    copies = max(1, min(most_copies, ENOUGH // max(1, len(recent))))
-    rng = random.Random(len(recent))
-    runs: dict[int, list[tuple[float, ...]]] = {}
-    for job in recent:
-        runs.setdefault(job.size, []).append(job.runs_s)
-    found = list(recent)
-    for copy in range(1, copies):
-        later = [
-            PoolJob(job.submit_s + copy * 14 * DAY_S + rng.uniform(-MIX_S, MIX_S), job.size, rng.choice(runs[job.size]))
-            for job in recent
-        ]
-        found += sorted(later)
+    mean = len(recent) * days * DAY_S / span_s
+    deck: list[PoolJob] = []
+    found = []
+    for _ in range(number):
+        jobs = []
+        for _ in range(max(0, round(rng.gauss(mean, math.sqrt(mean))))):
+            if not deck:
+                deck = recent[:]
+                rng.shuffle(deck)
+            job = deck.pop()
+            moved_s = job.submit_s - now_s + rng.uniform(-MIX_S, MIX_S) if whole else rng.uniform(0, DAY_S)
+            jobs.append(job._replace(submit_s=now_s + moved_s % DAY_S + rng.randrange(days) * DAY_S))
+        found.append(sorted(jobs))
     return found
-
-
-def _repeated(jobs: Sequence[PoolJob], period_s: float, times: int) -> list[PoolJob]:
-    return [job._replace(submit_s=job.submit_s + time * period_s) for time in range(times) for job in jobs]

@@ -1,121 +1,111 @@
-"""Which layouts would have served the expected jobs best: a local search over nodes of one model. Pure."""
+"""Which layouts serve the expected jobs best: a local search over the nodes of one model. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from operator import add
+from dataclasses import dataclass
 
 from advisor.mig.sizes import Counts, Sizes
 
 NodeCounts = tuple[Counts, ...]
 """Instances of each size, by GPU, sorted."""
-
-
-_Planned = dict[tuple[NodeCounts, NodeCounts], int]
-"""Number of nodes by present and planned layout."""
+Layouts = tuple[NodeCounts, ...]
+"""The layout of each node that may change."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """Nodes that get other layouts. wait_s: the expected wait with this and all steps before."""
-
-    old: NodeCounts
-    new: NodeCounts
-    nodes: int
-    wait_s: float
-
-
-@dataclass
 class LayoutSearch:
-    """Greedy descent from the present layouts: each step gives the nodes of one kind the layout that saves most.
+    """Greedy descent: each step gives one node the layout that saves most.
 
-    fixed: instances of nodes that cannot change. groups: number of nodes that can change, by layout. needed: sizes that
-    must stay. cost: expected wait of instances by size, infinite above its second argument. at_once: nodes per step.
+    present: the nodes that may change, those that should change first in front. is_free: whether each is idle. cost:
+    expected wait with these layouts, infinite above its second argument, or where they may not be. least_gain: seconds
+    that each changed node must save, by expected wait. most_busy: nodes that may change of those that are not idle.
     """
 
     sizes: Sizes
-    fixed: Counts
-    groups: dict[NodeCounts, int]
-    needed: frozenset[int]
-    cost: Callable[[Counts, float], float]
+    present: Layouts
+    is_free: Sequence[bool]
+    cost: Callable[[Layouts, float], float]
     least_gain: Callable[[float], float]
     most_nodes: int
-    at_once: int = 1
-    _planned: _Planned = field(default_factory=dict)
+    most_busy: int
 
-    def run(self, starts: Sequence[Sequence[NodeCounts]] = ()) -> tuple[float, list[Step]]:
-        """The wait with the present layouts, and the changes: at most most_nodes nodes, each once.
+    def run(self, starts: Sequence[Sequence[NodeCounts]] = ()) -> tuple[float, float, Layouts]:
+        """The wait with the present layouts, the wait with the layouts found, and these.
 
-        starts: layouts for all nodes that can change, to begin the descent at beside the present ones.
+        starts: layouts for all nodes, to begin the descent at beside the present ones.
         """
-        present = {(layout, layout): count for layout, count in self.groups.items()}
-        start_s = self.cost(self._total(present), math.inf)
-        best = self._descend(present, start_s)
+        start_s = self.cost(self.present, math.inf)
+        best_s, best = self._descend(self.present, start_s)
         for start in starts:
-            planned = _matched(self.groups, start)
-            found = self._reverted(*self._descend(planned, self.cost(self._total(planned), math.inf)))
-            gained_s = best[0] - found[0]
-            more = _changed(found[1]) - _changed(best[1])
-            if gained_s > 0 and gained_s > more * self.least_gain(found[0]) and _changed(found[1]) <= self.most_nodes:
-                best = found
-        now_s, planned = best
-        steps = [Step(old, new, count, now_s) for (old, new), count in sorted(planned.items()) if count and old != new]
-        return start_s, steps
+            planned = self._matched(start)
+            if not self._may_be(planned):
+                continue
+            found_s, found = self._reverted(*self._descend(planned, self.cost(planned, math.inf)))
+            more = self._changed(found) - self._changed(best)
+            if best_s - found_s > max(0.0, more * self.least_gain(found_s)):
+                best_s, best = found_s, found
+        return start_s, best_s, best
 
-    def _descend(self, planned: dict[tuple[NodeCounts, NodeCounts], int], now_s: float) -> tuple[float, _Planned]:
-        self._planned = planned
-        counts = self._total(planned)
-        while (found := self._best(counts, now_s)) is not None:
-            now_s, counts, kind, new, number = found
-            self._planned[kind] -= number
-            self._planned[kind[0], new] = self._planned.get((kind[0], new), 0) + number
-        return now_s, self._planned
-
-    def _reverted(self, now_s: float, planned: _Planned) -> tuple[float, _Planned]:
-        """Without the changes that do not pay for themselves."""
-        for kind in sorted(kind for kind, count in planned.items() if count and kind[0] != kind[1]):
-            while planned[kind]:
-                number = min(self.at_once, planned[kind])
-                trial = dict(planned)
-                trial[kind] -= number
-                trial[kind[0], kind[0]] = trial.get((kind[0], kind[0]), 0) + number
-                counts = self._total(trial)
-                limit_s = now_s + self.least_gain(now_s) * number
-                if any(counts[size] <= 0 for size in self.needed) or (wait_s := self.cost(counts, limit_s)) >= limit_s:
-                    break
-                now_s, planned = wait_s, trial
+    def _descend(self, planned: Layouts, now_s: float) -> tuple[float, Layouts]:
+        while (found := self._best(planned, now_s)) is not None:
+            now_s, planned = found
         return now_s, planned
 
-    def _total(self, planned: _Planned) -> Counts:
-        counts = self.fixed
-        for (_, new), count in planned.items():
-            counts = _plus(counts, new, count)
-        return counts
-
-    def _best(
-        self, counts: Counts, now_s: float
-    ) -> tuple[float, Counts, tuple[NodeCounts, NodeCounts], NodeCounts, int] | None:
-        touched = sum(count for (old, new), count in self._planned.items() if old != new)
+    def _best(self, planned: Layouts, now_s: float) -> tuple[float, Layouts] | None:
         best = None
         worth_s = math.inf
-        for kind, count in sorted(self._planned.items()):
-            old, planned = kind
-            number = min(self.at_once, count)
-            is_fresh = old == planned
-            if not number or (is_fresh and touched + number > self.most_nodes):
-                continue
+        for place in self._kinds(planned):
+            is_fresh = planned[place] == self.present[place]
             limit_s = min(worth_s, now_s - (self.least_gain(now_s) if is_fresh else now_s * 0.001))
-            for new in candidates(self.sizes, planned):
-                changed = _plus(_plus(counts, planned, -number), new, number)
-                if any(changed[size] <= 0 for size in self.needed):
-                    continue
+            for new in candidates(self.sizes, planned[place]):
+                changed = (*planned[:place], new, *planned[place + 1 :])
+                if is_fresh and not self._may_be(changed):
+                    break
                 wait_s = self.cost(changed, limit_s)
                 if wait_s < limit_s:
                     worth_s = limit_s = wait_s
-                    best = (wait_s, changed, kind, new, number)
+                    best = (wait_s, changed)
         return best
+
+    def _kinds(self, planned: Layouts) -> list[int]:
+        """The first node of each present and planned layout, idle or not."""
+        first: dict[tuple[NodeCounts, NodeCounts, bool], int] = {}
+        for place, kind in enumerate(zip(self.present, planned, self.is_free, strict=True)):
+            first.setdefault(kind, place)
+        return sorted(first.values())
+
+    def _reverted(self, now_s: float, planned: Layouts) -> tuple[float, Layouts]:
+        """Without the changes that do not pay for themselves."""
+        for place in reversed(range(len(planned))):
+            if planned[place] != self.present[place]:
+                trial = (*planned[:place], self.present[place], *planned[place + 1 :])
+                limit_s = now_s + self.least_gain(now_s)
+                wait_s = self.cost(trial, limit_s)
+                if wait_s < limit_s:
+                    now_s, planned = wait_s, trial
+        return now_s, planned
+
+    def _matched(self, wanted: Sequence[NodeCounts]) -> Layouts:
+        """Nodes that have a wanted layout keep it, the last ones first; the others get the rest, in order."""
+        left = list(wanted)
+        kept: dict[int, NodeCounts] = {}
+        for place in reversed(range(len(self.present))):
+            if self.present[place] in left:
+                left.remove(self.present[place])
+                kept[place] = self.present[place]
+        return tuple(
+            kept[place] if place in kept else left.pop(0) if left else layout
+            for place, layout in enumerate(self.present)
+        )
+
+    def _may_be(self, planned: Layouts) -> bool:
+        busy = sum(new != old and not free for new, old, free in zip(planned, self.present, self.is_free, strict=True))
+        return busy <= self.most_busy and self._changed(planned) <= self.most_nodes
+
+    def _changed(self, planned: Layouts) -> int:
+        return sum(new != old for new, old in zip(planned, self.present, strict=True))
 
 
 def proportional(sizes: Sizes, busy: Sequence[float], gpus: int) -> list[Counts]:
@@ -149,29 +139,6 @@ def _covered(sizes: Sizes, needed: Sequence[float], gpus: int) -> list[Counts] |
     return None if any(left) else chosen
 
 
-def _matched(groups: dict[NodeCounts, int], wanted: Sequence[NodeCounts]) -> _Planned:
-    """Nodes that have a wanted layout keep it; the others get those that are left, in order."""
-    left: dict[NodeCounts, int] = {}
-    for layout in wanted:
-        left[layout] = left.get(layout, 0) + 1
-    planned: _Planned = {}
-    for layout, count in groups.items():
-        kept = min(count, left.get(layout, 0))
-        if kept:
-            planned[layout, layout] = kept
-            left[layout] -= kept
-    rest = [layout for layout, count in sorted(left.items()) for _ in range(count)]
-    for layout, count in sorted(groups.items()):
-        for _ in range(count - planned.get((layout, layout), 0)):
-            new = rest.pop(0) if rest else layout
-            planned[layout, new] = planned.get((layout, new), 0) + 1
-    return planned
-
-
-def _changed(planned: _Planned) -> int:
-    return sum(count for (old, new), count in planned.items() if old != new)
-
-
 def candidates(sizes: Sizes, layout: NodeCounts) -> Iterator[NodeCounts]:
     """Other layouts of a node: one GPU changed, or all GPUs alike."""
     seen = {layout}
@@ -186,9 +153,3 @@ def candidates(sizes: Sizes, layout: NodeCounts) -> Iterator[NodeCounts]:
         if found not in seen:
             seen.add(found)
             yield found
-
-
-def _plus(counts: Counts, layout: Sequence[Counts], number: int) -> Counts:
-    for gpu in layout:
-        counts = tuple(map(add, counts, (each * number for each in gpu)))
-    return counts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 
@@ -37,16 +37,20 @@ def total_wait_s(
     *,
     raises: bool,
     limit_s: float = math.inf,
+    busy: Sequence[tuple[float, int]] = (),
 ) -> float:
     """The sum of the jobs' waits in seconds; infinite above limit_s, or if no instance holds some job.
 
-    counts: instances by size, all idle at first. jobs: by submit time. One loop without calls, because a plan runs it
-    thousands of times.
+    counts: instances by size. jobs: by submit time. busy: time and size of the instances that are free later only. One
+    loop without calls, because a plan runs it thousands of times.
     """
     homes = homes_of(counts)
     idle = list(counts)
+    for _, size in busy:
+        idle[size] -= 1
     queues: list[deque[PoolJob]] = [deque() for _ in counts]
-    ends: list[tuple[float, int]] = []
+    ends = list(busy)
+    heapify(ends)
     wait_s = 0.0
     last = len(idle)
     pending = 0
