@@ -70,9 +70,9 @@ class LayoutSearch:
         return best
 
     def _kinds(self, planned: Layouts) -> list[int]:
-        """The first node of each present and planned layout, idle or not."""
-        first: dict[tuple[NodeCounts, NodeCounts, bool], int] = {}
-        for place, kind in enumerate(zip(self.present, planned, self.is_free, strict=True)):
+        """The first node of each present and planned layout."""
+        first: dict[tuple[NodeCounts, NodeCounts], int] = {}
+        for place, kind in enumerate(zip(self.present, planned, strict=True)):
             first.setdefault(kind, place)
         return sorted(first.values())
 
