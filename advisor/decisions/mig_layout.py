@@ -112,10 +112,11 @@ class LayoutRules:
 DEFAULT_RULES = LayoutRules()
 FIRST_DAYS_CAUTION = 5.0
 FIRST_DAY_WAIT_S = 60.0
-SEARCHED_GPUS = 48
-"""A larger site is planned as a smaller one of the same proportions."""
+WHOLE_GPUS, SEARCHED_GPUS = 72, 24
+"""A site of more GPUs than the first is planned as one of about the second number, in the same proportions."""
 FEW, MANY = 8_000, 40_000
-"""Jobs that a search replays for each layout: a quick search first, then one that begins at its result."""
+"""Jobs that a search replays for each layout: a quick search first, then one that begins at its result. A site that is
+planned as a smaller one gets the quick search only."""
 DAYS = 4
 """How far ahead a replay looks. Each hour of the day counts alike, and what one day leaves over delays the next."""
 MOST_FUTURES = 20
@@ -178,7 +179,8 @@ class _ModelPlan:
         caution = self._caution()
         if self._known_s() < DAY_S - HOUR_S and self._recent_wait_s() < FIRST_DAY_WAIT_S:
             return LayoutPlan((), "less than a day of jobs is known, and they hardly waited")
-        scale = max(1, round(sum(len(counts) for counts in self._nodes.values()) / SEARCHED_GPUS))
+        gpus = sum(len(counts) for counts in self._nodes.values())
+        scale = round(gpus / SEARCHED_GPUS) if gpus > WHOLE_GPUS else 1
         nodes = self._sampled(movable, scale)
         site = self._site(nodes, scale)
         outlook = self._outlook(site, FEW, 1)
@@ -188,7 +190,7 @@ class _ModelPlan:
         chosen = [place for place, node in enumerate(nodes) if node in set(movable)]
         present = tuple(site.layouts[place] for place in chosen)
         starts: list[Sequence[NodeCounts]] = [self._proportional(outlook, present)]
-        for jobs, seed in ((FEW, 1), (MANY, 2)):
+        for jobs, seed in ((FEW, 1), (MANY, 2))[: 2 if scale == 1 else 1]:
             outlook = self._outlook(site, jobs, seed)
             found = self._search(outlook, nodes, chosen, caution, scale).run(starts)[2]
             then = site.with_layouts(chosen, found)
@@ -239,22 +241,23 @@ class _ModelPlan:
 
     def _site(self, nodes: Sequence[MigNode], step: int) -> Site:
         """The state of these nodes, with every step-th job."""
-        past = self._past(step)
+        layouts = tuple(self._nodes[node] for node in nodes)
+        homes = self._homes(layouts)
+        past = [job for job in self._past(step) if homes[job.size] is not None]
         runs: dict[int, list[PoolJob]] = {}
         for job in past:
             runs.setdefault(job.size, []).append(job)
         places = {node.name: place for place, node in enumerate(nodes)}
         running, waiting = [], []
         for live, pooled in self._live:
-            if live.start_s is None:
+            if live.start_s is None and homes[pooled.size] is not None:
                 waiting.append(tuple(runs.get(pooled.size, [pooled])))
-            elif live.node in places:
+            elif live.start_s is not None and live.node in places:
                 size = self._sizes.index(live.ran_on or live.shape) or 0
                 elapsed_s = self._now_s - live.start_s
                 left = [each.runs_s[size] - elapsed_s for each in runs.get(pooled.size, ())]
                 left = [each for each in left if each > 0] or [live.start_s + live.run_s - self._now_s]
                 running.append(Running(places[live.node], size, tuple(left)))
-        layouts = tuple(self._nodes[node] for node in nodes)
         return Site(
             now_s=self._now_s,
             layouts=layouts,
@@ -265,7 +268,7 @@ class _ModelPlan:
             window_s=self._rules.window_s,
             change_s=self._rules.change_s,
             raises=self._rules.raises,
-            needed=self._needed(layouts),
+            needed=self._needed(homes),
         )
 
     def _proportional(self, outlook: Outlook, present: Layouts) -> list[NodeCounts]:
@@ -309,11 +312,12 @@ class _ModelPlan:
         gpus = [self._sizes.counts([layout]) for layout in (node.target or node.gpus)]
         return tuple(sorted(counts for counts in gpus if counts is not None)) if gpus and None not in gpus else None
 
-    def _needed(self, layouts: Layouts) -> frozenset[int]:
+    def _homes(self, layouts: Layouts) -> list[int | None]:
+        places = range(len(self._sizes.shapes))
+        return homes_of([sum(gpu[size] for node in layouts for gpu in node) for size in places])
+
+    def _needed(self, homes: Sequence[int | None]) -> frozenset[int]:
         """Sizes that recent jobs ask for, and the whole GPU where there is one."""
-        homes = homes_of(
-            [sum(gpu[size] for node in layouts for gpu in node) for size in range(len(self._sizes.shapes))]
-        )
         shapes = {job.shape for job in self._jobs} | {WHOLE}
         sizes = [size for shape in shapes if (size := self._sizes.index(shape)) is not None]
         return frozenset(home for size in sizes if (home := homes[size]) is not None)
