@@ -20,7 +20,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 CLASSES = ("compute", "memory", "")
 """Roofline classes; "" for families whose class is unknown."""
-SITE, OF_CLASS, UNKNOWN_HARDWARE = 0.4, 0.15, 1.0
+SITE, OF_CLASS, UNKNOWN_HARDWARE = 0.3, 0.15, 1.0
 """Standard deviations of ln speed before any run: of a site's type against its specifications, of a class on top of it,
 and of a type without known specifications. Own choice, by Gavel's table: V100 to P100 and K80 differ from their
 specifications by a median of 0.27 and 0.42."""
@@ -41,10 +41,11 @@ class Effect:
 
 @dataclass(frozen=True)
 class Effects:
-    """by_class: of CLASSES. own: standard deviation of one family of a new user about its class."""
+    """by_class: of CLASSES. of_user, of_family: standard deviations of users about it, and of a user's families."""
 
     by_class: dict[str, Effect]
-    own: float
+    of_user: float
+    of_family: float
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,25 @@ def learn_effects(
     by_class = {
         name: Effect(pick @ mean, pick @ covariance @ pick.T) for name, pick in zip(CLASSES, picks, strict=True)
     }
-    return Effects(by_class, math.hypot(of_family, of_user))
+    return Effects(by_class, of_user, of_family)
+
+
+def of_one_user(effect: Effect, of_user: float, seen: Sequence[tuple[Floats, Floats]], variances: Floats) -> Effect:
+    """The effect for one user whose families say this, with their deviation; of_user: the usual one.
+
+    seen: as in learn_effects. variances: (families,) of each family about the user.
+    """
+    size = len(effect.mean)
+    covariance = effect.covariance + of_user**2 * np.eye(size)
+    if not len(seen):
+        return Effect(effect.mean, covariance)
+    matrix, vector = np.array([each for each, _ in seen]), np.array([each for _, each in seen])
+    told = Information(matrix, vector, np.zeros(len(seen))).without(variances)
+    precise = told.matrix.sum(axis=0)
+    gain = np.linalg.solve(np.eye(size) + precise @ covariance, np.eye(size))
+    mean = effect.mean + covariance @ gain @ (told.vector.sum(axis=0) - precise @ effect.mean)
+    narrowed = covariance @ gain
+    return Effect(mean, (narrowed + narrowed.T) / 2)
 
 
 def _deviations(

@@ -35,15 +35,16 @@ class SpeedTable:
     """What a site knows of its GPU types.
 
     names: of the types, the order of all arrays. effects: by roofline class. families: by type, how many families with
-    runs on another type, too. own: standard deviation of a family's log speed on a type about its class; spread: of one
-    run about its family; rate_bias: of achieved rates about speeds.
+    runs on another type, too. Standard deviations of log speeds: of_user, of a user about the class; of_family, of a
+    family about its user; spread, of one run about its family; rate_bias, of achieved rates about speeds.
     """
 
     types: GpuTypes = field(default_factory=GpuTypes)
     names: tuple[str, ...] = ()
     effects: Mapping[str, Effect] = field(default_factory=dict)
     families: Mapping[str, int] = field(default_factory=dict)
-    own: float = math.hypot(OF_USER, OF_FAMILY)
+    of_user: float = OF_USER
+    of_family: float = OF_FAMILY
     spread: float = SPREAD
     rate_bias: float = RATE_BIAS
 
@@ -53,7 +54,8 @@ class SpeedTable:
             "names": list(self.names),
             "effects": {name: [each.mean.tolist(), each.covariance.tolist()] for name, each in self.effects.items()},
             "families": dict(self.families),
-            "own": self.own,
+            "of_user": self.of_user,
+            "of_family": self.of_family,
             "spread": self.spread,
             "rate_bias": self.rate_bias,
         }
@@ -68,7 +70,7 @@ class SpeedTable:
             )
             for name, (mean, cov) in data["effects"].items()
         }
-        spreads = {name: float(data[name]) for name in ("own", "spread", "rate_bias")}
+        spreads = {name: float(data[name]) for name in ("of_user", "of_family", "spread", "rate_bias")}
         families = {str(name): int(number) for name, number in data["families"].items()}
         return cls(GpuTypes.from_json(data["types"]), names, effects, families, **spreads)
 
@@ -80,17 +82,18 @@ def learn_speeds(families: Mapping[FamilyKey, FamilyRuns], types: GpuTypes, more
         return SpeedTable(types)
     chosen = sorted(
         (key for key, runs in families.items() if len(runs.types) > 1),
-        key=lambda key: max(each[-1].end_s for each in families[key].by_type.values()),
+        key=lambda key: families[key].newest_s,
     )[-MAX_FAMILIES:]
     spread = _site_spread([families[key] for key in chosen])
     bias = _rate_bias([families[key] for key in chosen], spread)
     known = np.array([types.hardware(name) is not None for name in names])
-    seen = [_contrasts(families[key], names, types, spread, bias) for key in chosen]
+    seen = [contrasts(families[key], names, types, spread, bias) for key in chosen]
     effects = learn_effects(seen, [key.user for key in chosen], [families[key].roofline for key in chosen], known)
     counts = Counter(
         name for key, (matrix, _) in zip(chosen, seen, strict=True) if matrix.any() for name in families[key].types
     )
-    return SpeedTable(types, names, effects.by_class, dict(counts), effects.own, spread, bias)
+    deviations = effects.of_user, effects.of_family, spread, bias
+    return SpeedTable(types, names, effects.by_class, dict(counts), *deviations)
 
 
 def specified(runs: FamilyRuns, names: Sequence[str], types: GpuTypes) -> Floats:
@@ -152,7 +155,7 @@ def _rate_bias(families: Sequence[FamilyRuns], spread: float) -> float:
     return math.sqrt((_WORTH * RATE_BIAS**2 + sum(squares)) / (_WORTH + len(squares)))
 
 
-def _contrasts(
+def contrasts(
     runs: FamilyRuns, names: Sequence[str], types: GpuTypes, spread: float, rate_bias: float
 ) -> tuple[Floats, Floats]:
     """Information (matrix, vector) that a family has of its log speeds minus the specified ones; levels are free."""

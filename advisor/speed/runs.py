@@ -126,6 +126,11 @@ class FamilyRuns:
         return frozenset(self.by_type)
 
     @property
+    def newest_s(self) -> int:
+        """When the newest run ended."""
+        return max(runs[-1].end_s for runs in self.by_type.values())
+
+    @property
     def roofline(self) -> str:
         """compute, memory, or "" if no run tells."""
         known = [run.profile.roofline for runs in self.by_type.values() for run in runs if run.profile.roofline]

@@ -50,7 +50,11 @@ def log_speeds(profile: RunProfile, types: Sequence[str], hardware: Sequence[Gpu
         return logs
     own = types.index(profile.gpu_type) if profile.gpu_type in types else -1
     base = own if own in known else known[np.argmin(peaks[known, 1])]
-    compute = profile.compute if profile.compute == profile.compute else DEFAULT_COMPUTE.get(profile.roofline, 0.5)
+    compute = (
+        profile.compute
+        if profile.compute == profile.compute
+        else DEFAULT_COMPUTE.get(profile.roofline, DEFAULT_COMPUTE[""])
+    )
     compute = min(max(compute, 0.0), 1.0)
     busy = min(max(profile.busy, _LEAST_BUSY), 1.0) if profile.busy == profile.busy else 1.0
     shrunk = peaks[base] / peaks[known]

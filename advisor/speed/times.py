@@ -10,8 +10,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from advisor.speed.effects import OF_CLASS, SITE, UNKNOWN_HARDWARE, Effect
-from advisor.speed.learning import SpeedTable, levels_of, specified
+from advisor.speed.effects import OF_CLASS, SITE, UNKNOWN_HARDWARE, Effect, of_one_user
+from advisor.speed.learning import SpeedTable, contrasts, levels_of, specified
 from advisor.speed.posterior import Level, posterior
 from advisor.speed.runs import FamilyKey, FamilyRuns
 
@@ -22,6 +22,8 @@ OTHER_FAMILIES: Final = "other families"
 SPECIFICATIONS: Final = "specifications"
 OTHER_COUNT = 0.2
 """Standard deviation of ln speed ratio between GPU counts of one name (own choice; Gavel's table: 0.1 to 0.5)."""
+OTHER_NAMES = 30
+"""Families of a user that count for another one."""
 FREEDOM = 20
 """Degrees of freedom of Student's t: standard deviations are estimates, too (own choice)."""
 _LONGEST_S = 10 * 365 * 86_400
@@ -91,19 +93,20 @@ def family_times(
 ) -> tuple[TypeTime, ...]:
     """The times of a family on every type that holds it, fastest first; () if none of its runs completed.
 
-    families: of the user, or of everybody; those of the same user and name with other GPU counts count, too.
+    families: of the user, or of everybody. The user's other families count more than those of others, and those of the
+    same name with other GPU counts the most.
     """
     runs = families.get(key)
     times = runs.log_times() if runs else {}
     if runs is None or not times:
         return ()
     names = [*table.names, *sorted(runs.types - set(table.names))]
-    effect = _effect(table, names, runs.roofline)
+    effect = _of_user(key, families, table, names, _effect(table, names, runs.roofline))
     levels = levels_of(runs, table.spread, table.rate_bias)
     found = posterior(
         names,
         specified(runs, names, table.types) + effect.mean,
-        effect.covariance + table.own**2 * np.eye(len(names)),
+        effect.covariance + table.of_family**2 * np.eye(len(names)),
         [*levels, *_of_other_counts(key, families, table)],
     )
     if found is None:
@@ -133,6 +136,22 @@ def _effect(table: SpeedTable, names: Sequence[str], roofline: str) -> Effect:
         has_peaks = table.types.hardware(names[place]) is not None
         covariance[place, place] = (SITE if has_peaks else UNKNOWN_HARDWARE) ** 2 + OF_CLASS**2
     return Effect(mean, covariance)
+
+
+def _of_user(
+    key: FamilyKey, families: Mapping[FamilyKey, FamilyRuns], table: SpeedTable, names: Sequence[str], effect: Effect
+) -> Effect:
+    """The effect for the family's user, from their newest families of other names with runs on at least two types."""
+    others = [
+        runs
+        for other, runs in sorted(families.items())
+        if other.user == key.user and other.name_key != key.name_key and len(runs.types) > 1
+    ]
+    others = sorted(others, key=lambda runs: runs.newest_s)[-OTHER_NAMES:]
+    roofline = families[key].roofline
+    variances = [table.of_family**2 + (0.0 if runs.roofline == roofline else 2 * OF_CLASS**2) for runs in others]
+    seen = [contrasts(runs, names, table.types, table.spread, table.rate_bias) for runs in others]
+    return of_one_user(effect, table.of_user, seen, np.array(variances))
 
 
 def _of_other_counts(key: FamilyKey, families: Mapping[FamilyKey, FamilyRuns], table: SpeedTable) -> list[Level]:

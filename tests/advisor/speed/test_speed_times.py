@@ -196,7 +196,7 @@ def test_the_intervals_are_honest(of_user: float, noise: float) -> None:
 
 def test_the_site_learns_its_own_deviation() -> None:
     varied, alike = (learn_speeds(made_up_site(7, 40, sd, 0.05, 0.1).families, GpuTypes()) for sd in (0.6, 0.05))
-    assert alike.own < OF_USER < varied.own
+    assert alike.of_user < OF_USER < varied.of_user
 
 
 def test_the_table_survives_json() -> None:
