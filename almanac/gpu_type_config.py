@@ -38,4 +38,3 @@ class GpuAdvice:
         0.15, "share of the time until the end that another type must save; below it there is no advice", low=0, high=1
     )
     max_age_s: int = key(600, "age in seconds above which waits are not used", low=30, high=3600)
-    refresh_s: int = key(120, "seconds between two runs of `almanac waits` (its timer)", low=10, high=3600)

@@ -2,8 +2,7 @@
 
 Three schedules over one snapshot: likely, low, and high run times. The high one also counts jobs that wait for more
 than resources (a dependency, a limit), and once more what was submitted within the last RECENT_S: as much may have been
-submitted since the snapshot, by users who were given the same advice. The likely one counts once more what was
-submitted within the last interval between two snapshots.
+submitted since the snapshot, by users who were given the same advice.
 """
 
 from __future__ import annotations
@@ -22,15 +21,12 @@ DEFAULT_LIMIT_S = 86_400.0
 MAX_SIZE = 4096
 
 
-def estimate_waits(view: QueueView, refresh_s: float = 0.0) -> dict[tuple[str, int], TypeWait]:
-    """Waits by type and number of GPUs; sizes that a type cannot hold, or not within two weeks, are left out.
-
-    refresh_s: seconds between two snapshots.
-    """
+def estimate_waits(view: QueueView) -> dict[tuple[str, int], TypeWait]:
+    """Waits by type and number of GPUs; sizes that a type cannot hold, or not within two weeks, are left out."""
     limit_s = _typical_limit(view.waiting)
     probes = [Probe(name, size, limit_s) for name in _types(view) for size in sizes(view, name)]
     ready = [job for job in view.waiting if job.is_ready]
-    likely = first_starts(view, [*ready, *_again(ready, refresh_s)], probes, lambda span: span.likely_s)
+    likely = first_starts(view, ready, probes, lambda span: span.likely_s)
     low = first_starts(view, ready, probes, lambda span: span.low_s)
     high = first_starts(
         view, [*view.waiting, *_again(view.waiting, RECENT_S)], probes, lambda span: span.high_s

@@ -51,7 +51,7 @@ def gather(queue: LiveQueue, nodes: Sequence[Node], durations: Durations, config
         )
     predicted = durations([job.request for job in queue.jobs]) if queue.jobs else []
     view = build_view(nodes, queue.jobs, predicted, types, now_s)
-    found = estimate_waits(view, config.gpu_advice.refresh_s)
+    found = estimate_waits(view)
     waits = tuple((size, wait) for (_, size), wait in sorted(found.items()))
     return GatheredWaits(
         WaitsFile(now_s, types, waits, config.gpu_advice.min_gain, config.gpu_advice.max_age_s),
