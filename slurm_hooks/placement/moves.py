@@ -15,7 +15,7 @@ from slurm_hooks.placement.decide import MOVE_RULES, decide, rows_of
 from slurm_hooks.placement.log import PlacementHistory, is_sendable
 from slurm_hooks.placement.plan import PlacementPlan, line_of, own_request, shown_text, why_not_plain
 from slurm_hooks.placement.request import Key
-from slurm_hooks.placement.state import Cluster, SpeedTable, TypeTime, usable_times
+from slurm_hooks.placement.state import Cluster, RunTime, SpeedTable, usable_times
 from telemetry.slurm.placement_queue import QueueJob
 
 MOST_REQUEUES = 2
@@ -51,7 +51,7 @@ class Move:
 class _Candidate:
     job: QueueJob
     kind: str
-    times: Mapping[str, TypeTime]
+    times: Mapping[str, RunTime]
     done: float
 
     def gain_s(self, kind: str) -> float:

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from almanac.errors import NoModelError
-from slurm_hooks.placement.state import SpeedTable, TypeTime
+from slurm_hooks.placement.state import RunTime, SpeedTable
 from telemetry.slurm.placement_queue import QueueJob
 
 if TYPE_CHECKING:
     from almanac.config import Config
     from telemetry.store.cluster_store import ClusterStore
+
+LONG_RUN = 0.9
+"""Probability that a run is in the interval whose end must be within the time limit."""
 
 
 def stored_speeds(store: ClusterStore, config: Config, now_s: int) -> SpeedTable:
@@ -26,18 +29,29 @@ def stored_speeds(store: ClusterStore, config: Config, now_s: int) -> SpeedTable
     table = site.learn_site_speeds(runs, config, now_s)
     families = site.user_families(runs, table, config, now_s)
 
-    def times(jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[TypeTime]]:
+    def times(jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[RunTime]]:
         if len(set(table.names) & set(types)) < 2:
             raise NoModelError(
                 f"the store has run times of {len(set(table.names) & set(types))} of {len(types)} GPU types",
                 "check placement.types against the GPU types of `almanac jobs`, or wait for more jobs",
             )
-        return {job.job_id: site.request_times(job.record.request(), families, table, None, config) for job in jobs}
+        return {
+            job.job_id: [
+                _run_time(each) for each in site.request_times(job.record.request(), families, table, None, config)
+            ]
+            for job in jobs
+        }
 
     return times
 
 
-def no_speeds(jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[TypeTime]]:
+def _run_time(each: Any) -> RunTime:
+    """Of advisor.speed's TypeTime."""
+    longest_s = max(each.high_s, each.next_run(LONG_RUN)[1])
+    return RunTime(each.gpu_type, each.run_s, each.low_s, each.high_s, longest_s)
+
+
+def no_speeds(jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[RunTime]]:
     """A table without any job."""
     return {}
 

@@ -21,27 +21,25 @@ MOST_TASKS = 64
 """Tasks of one array that count as waiting."""
 
 
-class TypeTime(Protocol):
-    """How long a whole run takes on one GPU type: advisor.speed's TypeTime."""
+@dataclass(frozen=True)
+class RunTime:
+    """How long a whole run takes on one GPU type, s: the usual time with its interval, and a long single run."""
 
-    @property
-    def gpu_type(self) -> str: ...
-    @property
-    def run_s(self) -> float: ...
-    @property
-    def low_s(self) -> float: ...
-    @property
-    def high_s(self) -> float: ...
+    gpu_type: str
+    run_s: float
+    low_s: float
+    high_s: float
+    longest_s: float
 
 
 class SpeedTable(Protocol):
     """Run times by GPU type. Raises NoModelError where nothing at all is known of the site's types."""
 
-    def __call__(self, jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[TypeTime]]:
+    def __call__(self, jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[RunTime]]:
         """By job number; types that are not known, or do not fit, are left out."""
 
 
-Times = Mapping[int, Mapping[str, TypeTime]]
+Times = Mapping[int, Mapping[str, RunTime]]
 """Usable run times by job number and GPU type."""
 
 
@@ -139,15 +137,15 @@ def _gpus(each: QueueNode, settings: Placement) -> dict[str, tuple[int, int]]:
     return {kind: (count, count if used is None else sum(used.values()))} if kind and count else {}
 
 
-def usable_times(job: QueueJob, found: Sequence[TypeTime], types: Sequence[str]) -> dict[str, TypeTime]:
-    """The run times that can be planned with: positive, finite, and within the job's time limit at their worst."""
+def usable_times(job: QueueJob, found: Sequence[RunTime], types: Sequence[str]) -> dict[str, RunTime]:
+    """The run times that can be planned with: positive, finite, and even a long run within the job's time limit."""
     limit_s = job.gres.time_limit_s
     return {
         each.gpu_type: each
         for each in found
         if each.gpu_type in types
         and 0 < each.low_s <= each.run_s <= each.high_s < 1e9
-        and (limit_s is None or each.high_s <= limit_s)
+        and (limit_s is None or each.longest_s <= limit_s)
     }
 
 

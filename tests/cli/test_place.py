@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from almanac.errors import BusyError, ConfigError, NoModelError, NotAllowedError
 from cli.app import App
 from cli.place import command, one_at_a_time
 from slurm_hooks.placement import speeds as speeds_module
+from slurm_hooks.placement.state import RunTime
 from telemetry.slurm.placement_queue import QueueJob
 from telemetry.store.store import Store
 
@@ -31,17 +31,9 @@ esac
 """
 
 
-@dataclass(frozen=True)
-class Time:
-    gpu_type: str
-    run_s: float
-    low_s: float
-    high_s: float
-
-
-def site_speeds(*_: object) -> Callable[[Sequence[QueueJob], Sequence[str]], Mapping[int, Sequence[Time]]]:
+def site_speeds(*_: object) -> Callable[[Sequence[QueueJob], Sequence[str]], Mapping[int, Sequence[RunTime]]]:
     return lambda jobs, types: {
-        job.job_id: [Time("a100", 7200, 7000, 7500), Time("h100", 3600, 3500, 3700)] for job in jobs
+        job.job_id: [RunTime("a100", 7200, 7000, 7500, 8000), RunTime("h100", 3600, 3500, 3700, 4000)] for job in jobs
     }
 
 

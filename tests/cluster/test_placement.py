@@ -21,7 +21,7 @@ from slurm_hooks.placement.log import PlacementLog
 from slurm_hooks.placement.moves import Move, plan_moves
 from slurm_hooks.placement.plan import PlacementPlan, plan_placement
 from slurm_hooks.placement.run import PlacementActor, PlacementOutcome, read_terms, read_view, require_placement
-from slurm_hooks.placement.state import cluster_of
+from slurm_hooks.placement.state import RunTime, cluster_of
 from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.placement_queue import QueueJob
 
@@ -39,20 +39,6 @@ for i in $(seq 3000); do sleep 0.2; done
 """
 
 
-@dataclass(frozen=True)
-class Time:
-    gpu_type: str
-    run_s: float
-
-    @property
-    def low_s(self) -> float:
-        return self.run_s
-
-    @property
-    def high_s(self) -> float:
-        return self.run_s
-
-
 @dataclass
 class Almanac:
     """`almanac place` with run times of the test's. run_s: the same for every job."""
@@ -68,8 +54,8 @@ class Almanac:
         self.log = PlacementLog(self.folder / "actions")
         self.cluster = self.backend.cluster()
 
-    def speeds(self, jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[Time]]:
-        return {job.job_id: [Time(name, self.run_s[name]) for name in types] for job in jobs}
+    def speeds(self, jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[RunTime]]:
+        return {job.job_id: [RunTime(name, *[self.run_s[name]] * 4) for name in types] for job in jobs}
 
     def plan(self, is_clearing: bool = False) -> PlacementPlan:
         view = read_view(self.backend, self.commands, self.cluster, time.time)

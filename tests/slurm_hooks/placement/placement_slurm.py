@@ -16,7 +16,7 @@ from slurm_hooks.placement.log import PlacementLog
 from slurm_hooks.placement.moves import Move, plan_moves
 from slurm_hooks.placement.plan import PlacementPlan, plan_placement
 from slurm_hooks.placement.run import PlacementActor, PlacementOutcome, read_terms, read_view
-from slurm_hooks.placement.state import cluster_of
+from slurm_hooks.placement.state import RunTime, cluster_of
 from telemetry.slurm.backend import Node
 from telemetry.slurm.commands import Done
 from telemetry.slurm.placement_queue import QueueJob
@@ -187,19 +187,15 @@ class FakeBackend:
         return self.slurm.nodes_now()
 
 
-@dataclass(frozen=True)
-class Time:
-    gpu_type: str
-    run_s: float
-    low_s: float
-    high_s: float
-
-
-def speeds_of(**run_s: float) -> Callable[[Sequence[QueueJob], Sequence[str]], Mapping[int, Sequence[Time]]]:
+def speeds_of(**run_s: float) -> Callable[[Sequence[QueueJob], Sequence[str]], Mapping[int, Sequence[RunTime]]]:
     """The same run times for every job; within 5%."""
 
-    def speeds(jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[Time]]:
-        found = [Time(name, value, value * 0.95, value * 1.05) for name, value in run_s.items() if name in types]
+    def speeds(jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[RunTime]]:
+        found = [
+            RunTime(name, value, value * 0.95, value * 1.05, value * 1.05)
+            for name, value in run_s.items()
+            if name in types
+        ]
         return {job.job_id: found for job in jobs}
 
     return speeds
