@@ -20,7 +20,7 @@ from advisor.decisions.placement import (
     decide_placement,
 )
 from slurm_hooks.placement.request import names_one
-from slurm_hooks.placement.state import MOST_JOBS, MOST_TASKS, WAITS_FOR, Cluster, Times, limit_s, takes_jobs
+from slurm_hooks.placement.state import MOST_JOBS, MOST_ROWS, MOST_TASKS, WAITS_FOR, Cluster, Times, limit_s, takes_jobs
 from telemetry.slurm.placement_queue import QueueJob
 
 PENDING_RULES = replace(NEVER_MOVE, exponent=0.5)
@@ -80,7 +80,7 @@ def rows_of(
         row = _pending(job, cluster, times, pinned.get(job.job_id), now_s)
         if row is not None:
             rows += [row] * min(max(1, job.record.task_count), MOST_TASKS)
-    return rows
+    return rows[:MOST_ROWS]
 
 
 def is_waiting(job: QueueJob, cluster: Cluster) -> bool:

@@ -17,8 +17,8 @@ WAITS_FOR = frozenset({"RESOURCES", "PRIORITY"})
 DAY_S = 86_400.0
 MOST_JOBS = 1024
 """Pending jobs that a decision looks at, highest priority first."""
-MOST_TASKS = 64
-"""Tasks of one array that count as waiting."""
+MOST_TASKS, MOST_ROWS = 64, 2048
+"""Tasks of one array that count as waiting, and jobs and tasks in all."""
 
 
 @dataclass(frozen=True)
