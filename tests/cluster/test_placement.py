@@ -206,7 +206,9 @@ def _typed(site: Site) -> Iterator[None]:
         _configure(site, dict.fromkeys(HOSTS, typed), dict.fromkeys(HOSTS, b"AutoDetect=off\n" + lines))
         yield
     finally:
-        site.run("ctl", "root", "scancel", "-u", "alice,bob", check=False)
+        for user in ("alice", "bob"):
+            site.run("ctl", "root", "scancel", "-u", user, check=False)
+        wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.strip(), 30)
         _configure(site, conf, gres)
 
 
