@@ -184,7 +184,7 @@ def _own_speeds(jobs: _Jobs) -> Floats:
 
 def _busy(jobs: _Jobs, amounts: Floats, types: int) -> Floats:
     """(types,) sums over the jobs that stay."""
-    return np.bincount(jobs.placed[jobs.stays], weights=amounts[jobs.stays], minlength=types)
+    return np.bincount(jobs.placed[jobs.stays], weights=amounts[jobs.stays], minlength=types).astype(np.float64)
 
 
 def price(gpus: Ints, left: Floats, rates: Floats, capacity: Ints, kept: Floats | None = None) -> tuple[float, Floats]:

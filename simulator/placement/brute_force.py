@@ -107,9 +107,9 @@ def _not_dominated(steps: list[tuple[Floats, Floats]]) -> list[tuple[Floats, Flo
     return kept
 
 
-def random_instance(rng: np.random.Generator) -> PlacementProblem:
-    """2 to 5 jobs of 1 to 3 rounds on their fastest type, 2 or 3 types of 1 to 4 GPUs; some cannot use a type."""
-    jobs, types = int(rng.integers(2, 6)), int(rng.integers(2, 4))
+def random_instance(rng: np.random.Generator, most_jobs: int = 5) -> PlacementProblem:
+    """2 to most_jobs jobs of up to 3 rounds, 2 or 3 types of 1 to 4 GPUs; some pairs cannot run."""
+    jobs, types = int(rng.integers(2, most_jobs + 1)), int(rng.integers(2, 4))
     capacity = rng.integers(1, 5, types)
     gpus = np.minimum(rng.integers(1, 4, jobs), capacity.max())
     rates = rng.uniform(0.2, 1.0, (jobs, types))

@@ -29,7 +29,7 @@ def read_gavel(path: Path, throughputs: Path) -> tuple[pd.DataFrame, Mapping[str
     its type. Raises FileFormatError if one of the files cannot be used.
     """
     table, excluded = read_gavel_rates(path, throughputs, ())
-    run_s = table["steps"] / table["rates"].str[0]
+    run_s = table["steps"] / table["rates"].str[0].astype(float)
     jobs = table.assign(run_s=run_s, name=table["kind"])[["submit_s", "run_s", "gpu_count", "kind", "name"]]
     return jobs, excluded
 
