@@ -20,7 +20,10 @@ class BestSchedules:
 
 
 def best_schedules(problem: PlacementProblem, round_s: float, rounds: int) -> BestSchedules:
-    """Of jobs submitted at time 0 that end within so many rounds; moves cost nothing. Ends may lie inside a round."""
+    """Of jobs submitted at time 0 that all end within so many rounds; moves cost nothing. Ends may lie inside a round.
+
+    A schedule that takes more rounds can have a lower mean completion time than the best of these.
+    """
     places = _places(problem)
     search = _Search(problem, places, round_s, rounds)
     return BestSchedules(search.least_sum(0, problem.work) / len(problem), search.least_last(0, problem.work))
