@@ -74,6 +74,8 @@ def simulate_placement(source: str | None, is_json: bool, options: Mapping[str, 
 
     if is_json and options["is_csv"]:
         raise click.UsageError("--json and --csv exclude each other")
+    if options["move_s"] >= options["round_s"]:
+        raise click.UsageError("--move-s must be less than --round-s: a job that is moved each round would never end")
     capacity, names = _capacity(options["gpu_types"]), _policies(options["placement"])
     if source is None or options["throughputs"] is None:
         raise click.UsageError("--gpu-types needs TRACE, a trace of Gavel, and --throughputs FILE")
@@ -83,10 +85,13 @@ def simulate_placement(source: str | None, is_json: bool, options: Mapping[str, 
     problem, left_out = read_problem(Path(source), options["throughputs"], capacity)
     if options["arrivals"]:
         problem = poisson_arrivals(problem, options["arrivals"], options["arrival_jobs"], options["seed"])
-    with progress("simulate") as advance:
-        scores, bounds = compare_policies(
-            problem, names, settings, options["processes"] or 1, lambda share, policy: advance(share, 1, policy)
-        )
+    try:
+        with progress("simulate") as advance:
+            scores, bounds = compare_policies(
+                problem, names, settings, options["processes"] or 1, lambda share, policy: advance(share, 1, policy)
+            )
+    except ValueError as error:  # such as a linear program of numbers that are too far apart
+        raise RequestError(f"{source}: cannot be simulated: {error}", "check steps, GPUs, and throughputs") from error
     if is_json:
         click.echo(json_text(_as_json(Path(source).name, problem, left_out, settings, scores, bounds)))
     elif options["is_csv"]:

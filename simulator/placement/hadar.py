@@ -171,8 +171,8 @@ def _sum(used: Use, more: Use) -> Use:
 class Hadar:
     """The policy.
 
-    keeps_running: running jobs keep their GPUs, and prices count them; else all jobs compete each round. exact_rows: rounds
-    with at most as many competing jobs are solved exactly.
+    keeps_running: running jobs keep their GPUs, and prices count them; else all jobs compete each round. exact_rows:
+    rounds with at most as many competing jobs are solved exactly.
     """
 
     def __init__(

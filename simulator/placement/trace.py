@@ -9,10 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from almanac.errors import FileFormatError, RequestError
+from almanac.units import DAY_S
 from simulator.placement.problem import PlacementProblem
 from simulator.traces.gavel import read_gavel_rates
 
 NOT_GAVEL = "not a line of Gavel's fields"
+LONGEST_S = 366 * DAY_S
+"""Run time on the fastest type. A longer job is a fault of the trace, and its rounds would take hours."""
+SHORTEST_S = 1e-3
+LAST_S = 100 * LONGEST_S
+"""Latest submission."""
 
 
 def read_problem(
@@ -31,9 +37,12 @@ def read_problem(
     rates = np.array(table["rates"].to_list(), dtype=float).reshape(len(table), len(capacity))
     gpus = table["gpu_count"].to_numpy(float)
     work, submit_s = table["steps"].to_numpy(float), table["submit_s"].to_numpy(float)
-    is_sound = np.isfinite(work) & (work > 0) & np.isfinite(submit_s) & (submit_s >= 0) & (gpus == np.floor(gpus))
     rates = np.where(gpus[:, None] <= sizes[None, :], rates, 0.0)
     fits = (rates > 0).any(axis=1)
+    with np.errstate(all="ignore"):
+        best_s = np.where(fits, work / rates.max(axis=1, initial=0.0), 1.0)
+    is_sound = np.isfinite(work) & (work > 0) & (submit_s >= 0) & (submit_s <= LAST_S) & (gpus == np.floor(gpus))
+    is_sound &= (best_s >= SHORTEST_S) & (best_s <= LONGEST_S)
     left_out["with an impossible number of steps or GPUs, or time"] += int((~is_sound).sum())
     left_out["whose GPUs no type has"] += int((is_sound & ~fits).sum())
     kept = np.flatnonzero(is_sound & fits)

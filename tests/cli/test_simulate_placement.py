@@ -80,13 +80,15 @@ def test_the_table_shows_each_policy_beside_the_bounds_in_80_columns(trace: Path
 def test_lines_that_cannot_be_simulated_are_counted(tmp_path: Path, throughputs: Path) -> None:
     path = tmp_path / "odd.trace"
     odd = [line(), line("unheard"), line("large", gpus=4), line(steps="nan"), line(steps=-5), line(at=-1), "no job"]
-    path.write_text("\n".join([*odd, line(steps="1e400"), line(gpus="1.5")]) + "\n")
+    path.write_text(
+        "\n".join([*odd, line(steps="1e400"), line(gpus="1.5"), line(steps="1e30"), line(at="1e300")]) + "\n"
+    )
     data = data_of(path, "--throughputs", throughputs, "--gpu-types", "h100=2,a100=2", "--placement", "fifo")
     assert data["jobs"] == 1
     assert data["left_out"] == {
         "not a line of Gavel's fields": 1,
         "of an unknown type": 1,
-        "with an impossible number of steps or GPUs, or time": 5,
+        "with an impossible number of steps or GPUs, or time": 7,
         "whose GPUs no type has": 1,
     }
 
@@ -136,6 +138,8 @@ def test_a_wrong_policy_lists_the_known_ones(trace: Path, throughputs: Path) -> 
     [
         (("--gpu-types", "h100=1"), "needs TRACE, a trace of Gavel, and --throughputs FILE"),
         (("--gpu-types", "h100=1", "--nodes", "3"), "--nodes does not go with --gpu-types"),
+        (("--gpu-types", "h100=1", "--json", "--csv"), "--json and --csv exclude each other"),
+        (("--gpu-types", "h100=1", "--move-s", "360"), "--move-s must be less than --round-s"),
         (("--placement", "fifo"), "--placement needs --gpu-types"),
         (("--csv",), "--csv needs --gpu-types"),
         (("--arrivals", "0.7"), "--arrivals needs --gpu-types"),
