@@ -91,7 +91,7 @@ def test_a_layout_changes_end_to_end_with_its_transcript(mig: MigApply, capsys: 
 
 def test_a_busy_node_takes_no_more_jobs_and_changes_when_its_last_one_has_ended(mig: MigApply) -> None:
     site = mig.mig.site
-    job = site.sbatch("alice", "-w", "n1", "--gres=gpu:1g.5gb:1", script=SLEEP.format(300))
+    job = site.sbatch("alice", "-w", "n1", "--gres=gpu:a100:1", script=SLEEP.format(300))
     site.wait_for(job, "RUNNING")
     mig.is_draining, mig.wanted = True, {"n1": HALVES}
     assert mig.apply() == {"n1": "draining"}
