@@ -82,13 +82,9 @@ def show_status(
     cluster: Cluster, history: PlacementHistory, lines: Sequence[PlacementLine], now_s: int, as_json: bool
 ) -> None:
     """Jobs in the queue with a request of almanac's, and the newest lines."""
-    from slurm_hooks.placement.plan import IN_FORCE, line_of, shown_text
+    from slurm_hooks.placement.plan import is_placed, line_of, type_now
 
-    placed = [
-        (job, line)
-        for job in cluster.view.jobs
-        if (line := line_of(job, history)) and line.what in IN_FORCE and shown_text(job, line.key) == line.new
-    ]
+    placed = [(job, line) for job in cluster.view.jobs if (line := line_of(job, history)) and is_placed(job, line)]
     delay_s = history.requeue_delay_s(cluster.settings.requeue_delay_s)
     if as_json:
         shown = [{"job_id": job.job_id, "states": sorted(job.states), **vars(line)} for job, line in placed]
@@ -97,7 +93,9 @@ def show_status(
     for job, line in placed:
         age = format_duration(max(0, now_s - line.time_s))
         own = printable(line.own, 40) or "no constraint"
-        click.echo(f"{job.job_id}  {'+'.join(sorted(job.states)).lower()}  on {line.gpu_type} for {age}, own: {own}")
+        click.echo(
+            f"{job.job_id}  {'+'.join(sorted(job.states)).lower()}  on {type_now(job, line, cluster)} for {age}, own: {own}"
+        )
     pools = ", ".join(f"{name} {pool.free} of {pool.total} free" for name, pool in cluster.pools.items())
     click.echo(f"{counted(len(placed), 'job')} with a request of almanac's; GPUs: {pools or 'none in service'}")
     click.echo(f"requeue delay: {format_duration(delay_s)} ({len(history.delays_s)} measured)")

@@ -35,7 +35,8 @@ class PlacementLine:
     the request, and the job is never touched again; "requeued": the job waits again; "stopped": it was not requeued;
     "restarted": it runs again.
 
-    own, new: the request's text before and after. gpu_type: of the new one. restarts: of the job at that time.
+    own, new: the owner's text and almanac's. gpu_type: of the new one. restarts: of the job at that time. was: the text
+    that Slurm showed before the change: almanac's of an earlier change, or the owner's; None in older records.
     done: share of the work that is done, of a requeue. delay_s: from the requeue to the next start.
     """
 
@@ -53,6 +54,15 @@ class PlacementLine:
     done: float = 0.0
     delay_s: float | None = None
     almanac: str = ""
+    was: str | None = None
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """What the job can show after this line as long as nobody else changed its request."""
+        was = self.own if self.was is None else self.was
+        if self.what in ("refused", "stopped"):
+            return frozenset({self.own, was})
+        return frozenset({self.own, self.new, was if self.what in ("place", "requeue", "restarted") else self.own})
 
     def is_about(self, job: QueueJob) -> bool:
         """Whether it is the same job: numbers come again. A requeue gives it another time of submission, 22.05 only
@@ -151,7 +161,10 @@ def _line(row: Mapping[str, Any]) -> PlacementLine:
         raise ValueError("not a request that can be sent")
     done, delay_s = float(row.get("done") or 0.0), row.get("delay_s")
     late_s = None if delay_s is None else float(delay_s)
-    return PlacementLine(**texts, **numbers, done=done, delay_s=late_s)  # type: ignore[arg-type]
+    was = None if row.get("was") is None else str(row["was"])
+    if was is not None and not is_sendable(was):
+        raise ValueError("not a request that can be sent")
+    return PlacementLine(**texts, **numbers, done=done, delay_s=late_s, was=was)  # type: ignore[arg-type]
 
 
 def is_sendable(text: str) -> bool:

@@ -19,7 +19,7 @@ from slurm_hooks.placement.request import Key, TypeRequest, names_one
 from slurm_hooks.placement.state import WAITS_FOR, Cluster, SpeedTable, Times, usable_times
 from telemetry.slurm.placement_queue import QueueJob
 
-IN_FORCE: frozenset[Kind] = frozenset({"place", "placed", "undo", "requeue", "requeued", "restarted"})
+IN_FORCE: frozenset[Kind] = frozenset({"place", "placed", "refused", "undo", "requeue", "requeued", "restarted"})
 """Lines after which the job may have another request than its owner's."""
 
 
@@ -76,7 +76,7 @@ def plan_placement(
         counts.kept = len(orders)
         return PlacementPlan(tuple(orders), tuple(notes), counts, {}, view.read_s)
     noted = {note.job.job_id: note.what for note in notes}
-    faults = [order for job in view.jobs if (order := _fault(job, history, cluster))]
+    faults = [order for job in view.jobs if (order := _fault(job, history, cluster, noted.get(job.job_id)))]
     busy = {order.job.job_id for order in faults}
     open_jobs = []
     for job in view.jobs:
@@ -132,12 +132,12 @@ def _note(job: QueueJob, history: PlacementHistory, now_s: int) -> Note | None:
         return Note("restarted", job, line, "it runs again", delay_s)
     if not job.is_pending:
         return None
-    if shown not in (line.own, line.new):
+    if shown not in line.texts:
         return Note("owner", job, line, "somebody else changed the request")
     if line.what == "place":
         is_taken = shown == line.new
         return Note(
-            "placed" if is_taken else "refused", job, line, f"Slurm shows the {'new' if is_taken else 'own'} request"
+            "placed" if is_taken else "refused", job, line, f"Slurm shows the {'new' if is_taken else 'old'} request"
         )
     if shown == line.own and line.own != line.new:
         if line.what == "undo":
@@ -156,14 +156,24 @@ def _moved(job: QueueJob, line: PlacementLine, history: PlacementHistory) -> boo
 def _undo(job: QueueJob, history: PlacementHistory, reason: str) -> Order | None:
     """Of a pending job that has a request of almanac's."""
     line = line_of(job, history)
-    if line is None or line.what not in IN_FORCE or not job.is_pending or line.own == line.new:
+    if line is None or not job.is_pending or not is_placed(job, line):
         return None
-    if shown_text(job, line.key) != line.new:
-        return None
-    return Order("undo", job, line.key, line.own, line.new, line.gpu_type, reason, line.new)
+    shown = shown_text(job, line.key)
+    return Order("undo", job, line.key, line.own, shown, line.gpu_type, reason, shown)
 
 
-def _fault(job: QueueJob, history: PlacementHistory, cluster: Cluster) -> Order | None:
+def is_placed(job: QueueJob, line: PlacementLine) -> bool:
+    """Whether the job shows a request of almanac's: that of its newest line, or one of before."""
+    return line.what in IN_FORCE and shown_text(job, line.key) in line.texts - {line.own}
+
+
+def type_now(job: QueueJob, line: PlacementLine, cluster: Cluster) -> str:
+    """The type of the request that a placed job shows."""
+    request = cluster.request(job)
+    return (names_one(request) if request else "") or line.gpu_type
+
+
+def _fault(job: QueueJob, history: PlacementHistory, cluster: Cluster, noted: Kind | None) -> Order | None:
     """What has to be given back whatever the decision says."""
     line = line_of(job, history)
     if line is None or not job.is_pending:
@@ -177,10 +187,13 @@ def _fault(job: QueueJob, history: PlacementHistory, cluster: Cluster) -> Order 
         return _undo(job, history, "Slurm: BadConstraints")
     if not accepts_any(job.gres.comment) or not set(job.gres.partitions) <= set(cluster.settings.partitions):
         return _undo(job, history, "no longer opted in")
-    if line.gpu_type not in cluster.pools:
-        return _undo(job, history, f"no node in service has {line.gpu_type}")
-    if line.what == "requeue" and is_own and line.own != line.new and job.gres.restarts > line.restarts:
-        return Order("place", job, line.key, line.own, line.new, line.gpu_type, line.reason, line.own)
+    if (kind := type_now(job, line, cluster)) not in cluster.pools:
+        return _undo(job, history, f"no node in service has {kind}")
+    if "refused" in (line.what, noted):
+        return _undo(job, history, "Slurm refused another type")
+    shown = shown_text(job, line.key)
+    if line.what == "requeue" and shown in line.texts - {line.new} and job.gres.restarts > line.restarts:
+        return Order("place", job, line.key, line.own, line.new, line.gpu_type, line.reason, shown)
     return None
 
 
@@ -227,7 +240,7 @@ def why_not_plain(job: QueueJob) -> str:
 
 
 def _why_not_again(line: PlacementLine, noted: Kind | None, undo_min: float, again_min: float, now_s: int) -> str:
-    if line.what in IN_FORCE and noted not in ("refused", "undone"):
+    if line.what in IN_FORCE - {"refused"} and noted not in ("refused", "undone"):
         return ""
     is_recent = now_s - line.time_s < again_min * 60
     return "got its own request back within again_min, or Slurm refused the change" if is_recent else ""
@@ -235,7 +248,7 @@ def _why_not_again(line: PlacementLine, noted: Kind | None, undo_min: float, aga
 
 def own_request(job: QueueJob, cluster: Cluster, line: PlacementLine | None) -> TypeRequest | None:
     """What the owner asked for: of a job that has a request of almanac's, as the record has it."""
-    if line is None or line.what not in IN_FORCE or shown_text(job, line.key) != line.new:
+    if line is None or not is_placed(job, line):
         return cluster.request(job)
     if line.key == "Features":
         return cluster.request_in(line.own, job.gres.requests)
@@ -246,23 +259,22 @@ def _orders(
     jobs: Sequence[QueueJob], cluster: Cluster, history: PlacementHistory, times: Times, now_s: int, counts: Counts
 ) -> list[Order]:
     """In the queue's order."""
-    lines = {
-        job.job_id: line for job in jobs if (line := line_of(job, history)) and shown_text(job, line.key) == line.new
-    }
-    lines = {number: line for number, line in lines.items() if line.what in IN_FORCE and line.own != line.new}
+    lines = {job.job_id: line for job in jobs if (line := line_of(job, history)) and is_placed(job, line)}
+    kinds = {job.job_id: type_now(job, lines[job.job_id], cluster) for job in jobs if job.job_id in lines}
     wait_s = cluster.settings.undo_min * 60
-    pinned = {number: line.gpu_type for number, line in lines.items() if now_s - line.time_s < wait_s}
+    pinned = {number: kinds[number] for number, line in lines.items() if now_s - line.time_s < wait_s}
     types = decide(rows_of(cluster, times, pinned, {}, now_s), cluster, PENDING_RULES) if times else {}
     orders: list[Order] = []
     for job in sorted(jobs, key=lambda job: (-job.gres.priority, job.job_id)):
         line, wanted = lines.get(job.job_id), types.get(job.job_id)
-        if job.job_id in pinned or (line and wanted == line.gpu_type):
+        if job.job_id in pinned or (line and wanted == kinds[job.job_id]):
             counts.drop("placed, and still waits")
         elif job.job_id in times and wanted:
             _place(job, cluster, line, wanted, times, orders, counts)
         elif line:
             why = f"still waits after {format_duration(now_s - line.time_s)}"
-            orders.append(Order("undo", job, line.key, line.own, line.new, line.gpu_type, why, line.new))
+            shown = shown_text(job, line.key)
+            orders.append(Order("undo", job, line.key, line.own, shown, kinds[job.job_id], why, shown))
         else:
             counts.drop("would not start now" if job.job_id in times else "fewer than two of its types are known")
     return orders

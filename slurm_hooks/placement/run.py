@@ -201,7 +201,7 @@ class PlacementActor:
             outcome.started += 1
             return [] if order.what != "place" else [self._line(order, "placed", "the job waits no more")]
         shown = shown_text(job, order.key)
-        if shown not in (order.own, order.new):
+        if shown not in (order.own, order.new, order.shown):
             outcome.changed += 1
             return [self._line(order, "owner", "somebody else changed the request")]
         if job.gres.reason == "BADCONSTRAINTS":
@@ -212,7 +212,7 @@ class PlacementActor:
             return [self._line(order, "placed", "Slurm shows the new request")]
         if order.what == "place":
             outcome.refused += 1
-            return [self._line(order, "refused", "Slurm shows the old request")]
+            return [self._line(order, "refused", "Slurm shows the request of before")]
         if shown == order.own:
             outcome.undone += 1
             return [self._line(order, "undone", order.reason)]
@@ -305,6 +305,7 @@ class PlacementActor:
             reason=reason,
             done=about.done if isinstance(about, Move) else 0.0,
             almanac=__version__,
+            was=about.shown,
         )
 
 
