@@ -93,9 +93,8 @@ def show_status(
     for job, line in placed:
         age = format_duration(max(0, now_s - line.time_s))
         own = printable(line.own, 40) or "no constraint"
-        click.echo(
-            f"{job.job_id}  {'+'.join(sorted(job.states)).lower()}  on {type_now(job, line, cluster)} for {age}, own: {own}"
-        )
+        states, kind = "+".join(sorted(job.states)).lower(), type_now(job, line, cluster)
+        click.echo(f"{job.job_id}  {states}  on {kind} for {age}, own: {own}")
     pools = ", ".join(f"{name} {pool.free} of {pool.total} free" for name, pool in cluster.pools.items())
     click.echo(f"{counted(len(placed), 'job')} with a request of almanac's; GPUs: {pools or 'none in service'}")
     click.echo(f"requeue delay: {format_duration(delay_s)} ({len(history.delays_s)} measured)")

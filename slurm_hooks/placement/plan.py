@@ -19,7 +19,9 @@ from slurm_hooks.placement.request import Key, TypeRequest, names_one
 from slurm_hooks.placement.state import WAITS_FOR, Cluster, SpeedTable, Times, usable_times
 from telemetry.slurm.placement_queue import QueueJob
 
-IN_FORCE: frozenset[Kind] = frozenset({"place", "placed", "refused", "undo", "requeue", "requeued", "restarted"})
+IN_FORCE: frozenset[Kind] = frozenset(
+    {"place", "placed", "refused", "undo", "requeue", "requeued", "stopped", "restarted"}
+)
 """Lines after which the job may have another request than its owner's."""
 
 
@@ -143,6 +145,8 @@ def _note(job: QueueJob, history: PlacementHistory, now_s: int) -> Note | None:
         if line.what == "undo":
             return Note("undone", job, line, "Slurm shows its own request")
         if line.what in ("placed", "restarted"):
+            return Note("owner", job, line, "somebody else gave it its own request back")
+        if line.what == "stopped" and line.was not in (None, line.own):
             return Note("owner", job, line, "somebody else gave it its own request back")
     return None
 

@@ -85,6 +85,7 @@ class FakeSlurm:
     is_old: bool = False
     is_deaf: bool = False
     is_gone: bool = False
+    refuses_requeue: bool = False
     by_gres: bool = False
     states: frozenset[str] = frozenset({"MIXED"})
     now_s: float = NOW_S
@@ -141,6 +142,8 @@ class FakeSlurm:
             assert argv[1].startswith("--signal=")
             assert "KILL" not in command
             return Done(0, b"", b"")
+        if command == f"scontrol requeue {number}" and self.refuses_requeue:
+            return Done(1, b"", b"Requested operation is presently disabled\n")
         if command == f"scontrol requeue {number}":
             job.state, job.reason, job.nodes, job.restarts = "PENDING", "BeginTime", "", job.restarts + 1
             job.submit_s = int(self.now_s)

@@ -55,3 +55,36 @@ def test_an_earlier_request_of_almanacs_is_the_owners_after_a_second_placement(t
     run()
     assert run.slurm.jobs[11].features == "h100"
     assert run.kinds[-1] == "owner"
+
+
+@pytest.mark.parametrize("way", ["refused", "killed"])
+def test_a_stopped_requeue_keeps_the_owners_request(tmp_path: Path, way: str) -> None:
+    """Placed on h100, where it runs; a requeue to a100 is stopped; then its node fails."""
+    run = start(tmp_path, Job(11, comment="almanac:any-gpu,almanac:movable", limit_min=2880))
+    run()
+    job = run.slurm.jobs[11]
+    job.state, job.nodes, job.start_s, job.reason = "RUNNING", "n2", int(run.slurm.now_s), "None"
+    run.slurm.sleep(7200)
+    run.speeds = speeds_of(a100=18_000, h100=72_000)
+    made = run.plan()
+    assert [move.gpu_type for move in made[1]] == ["a100"]
+    if way == "refused":
+        run.slurm.refuses_requeue = True
+        assert run.act(*made).stopped == 1
+    else:
+
+        def kill(command: str) -> None:
+            if command.startswith("scancel"):
+                raise Killed
+
+        run.slurm.before = kill
+        with pytest.raises(Killed):
+            run.act(*made)
+        run.slurm.before = lambda command: None
+        run()
+    assert run.kinds[-2:] == ["requeue", "stopped"]
+    run.slurm.sleep(60)
+    job.state, job.nodes, job.start_s, job.reason, job.restarts = "PENDING", "", 0, "Resources", 1
+    job.submit_s = int(run.slurm.now_s)
+    assert run(is_clearing=True).undone == 1
+    assert job.features == "[a100|h100]"
