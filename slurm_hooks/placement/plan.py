@@ -74,7 +74,7 @@ def plan_placement(
     counts = Counts(seen=sum(job.is_pending for job in view.jobs))
     notes = [note for job in view.jobs if (note := _note(job, history, now_s))]
     if is_clearing:
-        orders = [order for job in view.jobs if (order := _undo(job, history, "given back"))]
+        orders = [order for job in view.jobs if (order := _release(job, history) or _undo(job, history, "given back"))]
         counts.kept = len(orders)
         return PlacementPlan(tuple(orders), tuple(notes), counts, {}, view.read_s)
     noted = {note.job.job_id: note.what for note in notes}
@@ -177,14 +177,23 @@ def type_now(job: QueueJob, line: PlacementLine, cluster: Cluster) -> str:
     return (names_one(request) if request else "") or line.gpu_type
 
 
+def _release(job: QueueJob, history: PlacementHistory) -> Order | None:
+    """Of a job that has its own request back, and that Slurm still holds."""
+    line = line_of(job, history)
+    if line is None or not job.is_pending or line.what not in ("undo", "undone", "release"):
+        return None
+    if job.gres.reason != "BADCONSTRAINTS" or shown_text(job, line.key) != line.own:
+        return None
+    return Order("release", job, line.key, line.own, line.new, line.gpu_type, "BadConstraints", line.own)
+
+
 def _fault(job: QueueJob, history: PlacementHistory, cluster: Cluster, noted: Kind | None) -> Order | None:
     """What has to be given back whatever the decision says."""
     line = line_of(job, history)
     if line is None or not job.is_pending:
         return None
-    is_own = shown_text(job, line.key) == line.own
-    if is_own and line.what in ("undo", "undone") and job.gres.reason == "BADCONSTRAINTS":
-        return Order("release", job, line.key, line.own, line.new, line.gpu_type, "BadConstraints", line.own)
+    if released := _release(job, history):
+        return released
     if line.what == "undo":
         return _undo(job, history, line.reason)
     if job.gres.reason == "BADCONSTRAINTS":

@@ -180,11 +180,11 @@ class PlacementActor:
             lines, heals = [], []
             for number, order in list(waiting.items()):
                 job = jobs.get(number)
-                is_bad = job is not None and job.is_pending and job.gres.reason == "BADCONSTRAINTS"
-                if job is not None and job.is_pending and not is_last and not is_bad:
+                heal = _heal(order, job) if job is not None and is_bad(job) else None
+                if job is not None and job.is_pending and not is_last and not heal:
                     continue
                 del waiting[number]
-                if is_bad and job and (heal := _heal(order, job)):
+                if heal:
                     heals.append(heal)
                 else:
                     lines += self._close(order, job, outcome)
@@ -204,7 +204,7 @@ class PlacementActor:
         if shown not in (order.own, order.new, order.shown):
             outcome.changed += 1
             return [self._line(order, "owner", "somebody else changed the request")]
-        if job.gres.reason == "BADCONSTRAINTS":
+        if is_bad(job):
             outcome.failed += (str(job.job_id),)
             return []
         if order.what == "place" and shown == order.new:
@@ -314,6 +314,11 @@ def is_as_planned(planned: QueueJob, now: QueueJob) -> bool:
     same = (planned.gres.submit_s, planned.gres.restarts, planned.gres.comment, planned.gres.partitions)
     is_held = now.gres.priority == 0 and planned.gres.priority > 0
     return same == (now.gres.submit_s, now.gres.restarts, now.gres.comment, now.gres.partitions) and not is_held
+
+
+def is_bad(job: QueueJob) -> bool:
+    """Whether Slurm holds the job because no node can satisfy its request."""
+    return job.is_pending and job.gres.reason == "BADCONSTRAINTS"
 
 
 def _heal(order: Order, job: QueueJob) -> Order | None:

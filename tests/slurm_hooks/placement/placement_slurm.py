@@ -76,7 +76,11 @@ class Job:
 
 @dataclass
 class FakeSlurm:
-    """nodes: name to (feature, GPUs). before: called before each command, to change the world or raise Killed."""
+    """nodes: name to (feature, GPUs). before: called before each command, to change the world or raise Killed.
+
+    bad: features that no node satisfies: such a job is held with BadConstraints, also after it gets other features,
+    until it is released. keeps_bad: it stays held after that, too.
+    """
 
     jobs: dict[int, Job]
     nodes: dict[str, tuple[str, int]] = field(default_factory=lambda: {"n1": ("a100", 2), "n2": ("h100", 2)})
@@ -86,6 +90,8 @@ class FakeSlurm:
     is_deaf: bool = False
     is_gone: bool = False
     refuses_requeue: bool = False
+    bad: set[str] = field(default_factory=set)
+    keeps_bad: bool = False
     by_gres: bool = False
     states: frozenset[str] = frozenset({"MIXED"})
     now_s: float = NOW_S
@@ -162,6 +168,11 @@ class FakeSlurm:
         return Done(0, b"", said)
 
     def _update(self, line: str) -> tuple[int, bytes, bytes]:
+        if match := re.fullmatch(r"release ([0-9]+)", line):
+            job = self.jobs[int(match[1])]
+            if not self.keeps_bad and job.features not in self.bad:
+                job.priority, job.reason = 100, "Priority"
+            return 0, b"", b""
         match = _UPDATE.fullmatch(line)
         if match is None:
             raise AssertionError(f"unknown command: {line}")
@@ -172,6 +183,8 @@ class FakeSlurm:
             return 1, b"", b"Access/permission denied\n"
         if match[2] == "Features":
             job.features = match[3]
+            if job.features in self.bad:
+                job.priority, job.reason = 0, "BadConstraints"
         else:
             key = {"TresPerJob": "tres_per_job", "TresPerNode": "tres_per_node", "TresPerTask": "tres_per_task"}
             job.request = {**job.request, key[match[2]]: match[3]}
