@@ -47,6 +47,7 @@ def plan(app: App, rows: int, as_json: bool) -> None:
     store, backend = _site(app)
     made, moves, moving = _plan(app, store, backend)
     show_run(made, moves, moving, None, rows, as_json)
+    _raise_fault(made)
 
 
 @command.command("apply")
@@ -63,7 +64,8 @@ def apply(app: App, rows: int, as_json: bool) -> int:
     \b
     Exit code 4: another run is active, or the record cannot be read or written; Slurm is told nothing.
     Exit code 5: Slurm did not answer, refused changes, or left a job that an operator must look at.
-    Exit code 7: the speeds of the GPU types are not known.
+    Exit code 7: the speeds of the GPU types are not known. No job is placed or requeued, but earlier changes are
+    settled, and jobs that still wait get their own request back.
     """
     from cli.place_output import show_run
 
@@ -74,11 +76,13 @@ def apply(app: App, rows: int, as_json: bool) -> int:
     if app.config.placement.mode != "apply":
         made, moves, moving = _plan(app, store, backend)
         show_run(made, moves, moving, None, rows, as_json)
+        _raise_fault(made)
         return 0
     with one_at_a_time(store):
         made, moves, moving = _plan(app, store, backend)
         outcome = _act(app, store, made, moves)
     show_run(made, moves, moving, outcome, rows, as_json)
+    _raise_fault(made)
     return 5 if outcome.failed or outcome.refused else 0
 
 
@@ -152,6 +156,12 @@ def _site(app: App, needs_settings: bool = True) -> tuple[ClusterStore, CommandB
     return store, backend
 
 
+def _raise_fault(made: PlacementPlan) -> None:
+    """Raises what kept the speeds from being read, after the rest of the run is done."""
+    if made.fault is not None:
+        raise made.fault
+
+
 def _log(store: ClusterStore) -> PlacementLog:
     from slurm_hooks.placement.log import PlacementLog
 
@@ -166,7 +176,7 @@ def _plan(
     from slurm_hooks.placement.moves import plan_moves
     from slurm_hooks.placement.plan import plan_placement
     from slurm_hooks.placement.run import read_terms, read_view
-    from slurm_hooks.placement.speeds import no_speeds, stored_speeds
+    from slurm_hooks.placement.speeds import no_speeds, speeds_or_fault
     from slurm_hooks.placement.state import cluster_of
     from telemetry.slurm.placement_queue import read_queue
 
@@ -175,11 +185,11 @@ def _plan(
     jobs, _ = read_queue(app.commands, store.cluster)
     is_wanted = any(accepts_any(job.gres.comment) for job in jobs)
     # The history is read before Slurm is: a large one takes longer than placement.max_age_s.
-    speeds = stored_speeds(store, app.config, now_s) if is_wanted else no_speeds
+    speeds = speeds_or_fault(store, app.config, now_s) if is_wanted else no_speeds
     cluster = cluster_of(read_view(backend, app.commands, store.cluster, time.time), settings)
     try:
         made = plan_placement(cluster, history, speeds, now_s)
-        if not settings.requeue:
+        if not settings.requeue or made.fault is not None:
             return made, (), None
         counts, configuration = Counts(), backend.configuration()
         moves = plan_moves(

@@ -43,6 +43,8 @@ def show_run(
         click.echo(f"... and {format_count(len(cells) - len(shown))} more")
     click.echo(f"{format_count(made.counts.seen)} pending, {format_count(len(made.orders))} to change")
     _show_counts(made.counts)
+    if made.fault is not None:
+        click.echo("no job is placed: the speeds of the GPU types are not known")
     if moving is not None:
         click.echo(f"{format_count(moving.seen)} running that may be requeued, {format_count(len(moves))} to requeue")
         _show_counts(moving)
@@ -147,4 +149,5 @@ def _as_json(
         "left_alone": dict(made.counts.dropped),
         "not_requeued": dict(moving.dropped) if moving else {},
         "outcome": vars(outcome) if outcome else None,
+        "fault": str(made.fault) if made.fault else None,
     }  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from almanac.errors import AlmanacError
 from almanac.records import Counts
 from almanac.units import format_duration
 from slurm_hooks.placement.consent import ANY_GPU, accepts_any
@@ -57,19 +58,23 @@ class Note:
 
 @dataclass(frozen=True)
 class PlacementPlan:
-    """orders: undos first. counts: why the other pending jobs stay as they are. read_s: of the look at Slurm."""
+    """orders: undos first. counts: why the other pending jobs stay as they are. read_s: of the look at Slurm.
+
+    fault: why the speeds of the GPU types are not known: then no job is placed, but earlier changes are settled.
+    """
 
     orders: tuple[Order, ...]
     notes: tuple[Note, ...]
     counts: Counts
     times: Times
     read_s: float
+    fault: AlmanacError | None = None
 
 
 def plan_placement(
     cluster: Cluster, history: PlacementHistory, speeds: SpeedTable, now_s: int, is_clearing: bool = False
 ) -> PlacementPlan:
-    """is_clearing: only give back own requests, all of them. Raises NoModelError as `speeds` does, ValueError."""
+    """is_clearing: only give back own requests, all of them. Raises ValueError."""
     view = cluster.view
     counts = Counts(seen=sum(job.is_pending for job in view.jobs))
     notes = [note for job in view.jobs if (note := _note(job, history, now_s))]
@@ -91,10 +96,14 @@ def plan_placement(
                 counts.drop(why_not)
         else:
             open_jobs.append(job)
-    times = _times(open_jobs, cluster, history, speeds)
+    fault: AlmanacError | None = None
+    try:
+        times = _times(open_jobs, cluster, history, speeds)
+    except AlmanacError as error:
+        times, fault = {}, error
     orders = _orders(open_jobs, cluster, history, times, now_s, counts)
     counts.kept = len(orders) + len(faults)
-    return PlacementPlan((*faults, *orders), tuple(notes), counts, times, view.read_s)
+    return PlacementPlan((*faults, *orders), tuple(notes), counts, times, view.read_s, fault)
 
 
 def _times(jobs: Sequence[QueueJob], cluster: Cluster, history: PlacementHistory, speeds: SpeedTable) -> Times:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from almanac.errors import NoModelError
+from almanac.errors import AlmanacError, NoModelError
 from slurm_hooks.placement.state import RunTime, SpeedTable
 from telemetry.slurm.placement_queue import QueueJob
 
@@ -43,6 +43,19 @@ def stored_speeds(store: ClusterStore, config: Config, now_s: int) -> SpeedTable
         }
 
     return times
+
+
+def speeds_or_fault(store: ClusterStore, config: Config, now_s: int) -> SpeedTable:
+    """`stored_speeds`; where there are none, a callable that raises why, so that earlier changes can be settled."""
+    try:
+        return stored_speeds(store, config, now_s)
+    except AlmanacError as error:
+        found = error
+
+    def fail(jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[RunTime]]:
+        raise found
+
+    return fail
 
 
 def _run_time(each: Any) -> RunTime:

@@ -130,7 +130,28 @@ def test_no_speed_table(run: Callable[..., tuple[int, str]], slurm: Path, monkey
     monkeypatch.setattr(speeds_module, "stored_speeds", absent)
     with pytest.raises(NoModelError):
         run("apply")
+    with pytest.raises(NoModelError):
+        run("plan")
     assert not (slurm / "told").exists()
+
+
+def test_no_artefact_of_speeds(
+    run: Callable[..., tuple[int, str]], slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was placed before gets its own request back, and the error says what to do."""
+    run("apply")
+    queue = json.loads((slurm / "queue.json").read_text())
+    queue["jobs"].append({**queue["jobs"][0], "job_id": 78, "features": "[a100|h100]"})
+    queue["jobs"][0]["comment"] = ""
+    (slurm / "queue.json").write_text(json.dumps(queue))
+
+    def absent(*_: object) -> None:
+        raise NoModelError("no speeds", "run almanac train")
+
+    monkeypatch.setattr(speeds_module, "stored_speeds", absent)
+    with pytest.raises(NoModelError, match="no speeds"):
+        run("apply")
+    assert (slurm / "all").read_text().splitlines()[-1] == "update jobid=77 Features=[a100|h100]"
 
 
 def test_another_cluster_is_refused(run: Callable[..., tuple[int, str]], slurm: Path) -> None:

@@ -241,7 +241,7 @@ class Run:
         history = self.log.history("lab", now_s)
         made = plan_placement(cluster, history, self.speeds, now_s, is_clearing)
         self.why = dict(made.counts.dropped)
-        if is_clearing or not self.settings.requeue:
+        if is_clearing or not self.settings.requeue or made.fault is not None:
             return made, ()
         counts = Counts()
         moves = plan_moves(
@@ -261,4 +261,9 @@ class Run:
         return actor.apply(made, moves)
 
     def __call__(self, is_clearing: bool = False) -> PlacementOutcome:
-        return self.act(*self.plan(is_clearing))
+        """Raises what kept the speeds from being read at the end, as the command does."""
+        made, moves = self.plan(is_clearing)
+        outcome = self.act(made, moves)
+        if made.fault is not None:
+            raise made.fault
+        return outcome

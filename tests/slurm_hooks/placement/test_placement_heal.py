@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from almanac.errors import NoModelError
+
 from .placement_slurm import Job, Killed, Run
 from .test_placement_run import start
 
@@ -66,3 +68,35 @@ def test_a_clearing_run_also_releases(tmp_path: Path) -> None:
     kill_at(run, "release")
     assert run(is_clearing=True).undone == 1
     assert run.slurm.jobs[11].priority == 100
+
+
+def untrained(run: Run) -> None:
+    def fail(jobs: object, types: object) -> None:
+        raise NoModelError("nothing is known", "run almanac train")
+
+    run.speeds = fail
+
+
+def test_a_held_job_is_released_without_speeds(tmp_path: Path) -> None:
+    run = bad(tmp_path)
+    kill_at(run, "release")
+    run.slurm.jobs[12] = Job(12)
+    untrained(run)
+    with pytest.raises(NoModelError):
+        run()
+    assert run.slurm.jobs[11].priority == 100
+    assert run.kinds[-1] == "undone"
+
+
+def test_a_job_that_still_waits_gets_its_own_request_back_without_speeds(tmp_path: Path) -> None:
+    run = start(tmp_path, Job(11))
+    run()
+    untrained(run)
+    with pytest.raises(NoModelError):
+        run()
+    assert run.slurm.jobs[11].features == "h100", "within undo_min it stays"
+    run.slurm.sleep(700)
+    with pytest.raises(NoModelError):
+        run()
+    assert run.slurm.jobs[11].features == "[a100|h100]"
+    assert run.kinds[-1] == "undone"
