@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from almanac.errors import StoreError
-from almanac.units import DAY_S
+from almanac.units import DAY_S, HOUR_S
 from slurm_hooks.json_lines import JsonLines
 from slurm_hooks.placement.request import MAX_TEXT, Key
 from telemetry.slurm.placement_queue import QueueJob
@@ -23,6 +23,8 @@ KEEP_DAYS = 90
 """Older lines are not looked at: a job that waits longer keeps the request that it has."""
 LEAST_DELAYS, MOST_DELAYS = 3, 20
 """Measured delays that a median needs, and the newest ones that it counts."""
+ENDING_S = HOUR_S
+"""Longest time that the processes of a requeued job take to end (own choice)."""
 Kind = Literal[
     "place", "placed", "refused", "undo", "undone", "release", "owner", "requeue", "requeued", "stopped", "restarted"
 ]
@@ -65,16 +67,17 @@ class PlacementLine:
         return frozenset({self.own, self.new, was if self.what in ("place", "requeue", "restarted") else self.own})
 
     def is_about(self, job: QueueJob) -> bool:
-        """Whether it is the same job: numbers come again. A requeue gives it another time of submission, 22.05 only
-        when its processes have ended.
+        """Whether it is the same submission: Slurm uses job numbers again. A requeue gives a job another time of
+        submission, 22.05 only when its processes have ended: up to ENDING_S after the line of the requeue.
         """
-        is_same = self.submit_s == job.gres.submit_s or job.gres.restarts >= max(1, self.restarts)
-        return self.job_id == job.job_id and is_same
+        later_s, more = job.gres.submit_s - self.submit_s, job.gres.restarts - self.restarts
+        is_ending = more == 0 < self.restarts and job.gres.submit_s - self.time_s < ENDING_S
+        return self.job_id == job.job_id and (later_s == 0 or (later_s > 0 and (more > 0 or is_ending)))
 
 
 @dataclass(frozen=True)
 class PlacementHistory:
-    """What the record says of one cluster. newest: last line of each job. requeues: of each job, oldest first.
+    """What the record says of one cluster. newest: last line of each number. requeues: of each number, oldest first.
 
     delays_s: measured requeue delays, oldest first.
     """
@@ -82,6 +85,15 @@ class PlacementHistory:
     newest: Mapping[int, PlacementLine] = field(default_factory=dict)
     requeues: Mapping[int, tuple[PlacementLine, ...]] = field(default_factory=dict)
     delays_s: tuple[float, ...] = ()
+
+    def line_of(self, job: QueueJob) -> PlacementLine | None:
+        """The newest line about this submission of the job."""
+        line = self.newest.get(job.job_id)
+        return line if line is not None and line.is_about(job) else None
+
+    def requeues_of(self, job: QueueJob) -> tuple[PlacementLine, ...]:
+        """The requeues of this submission of the job, oldest first."""
+        return tuple(line for line in self.requeues.get(job.job_id, ()) if line.is_about(job))
 
     def requeue_delay_s(self, otherwise_s: float) -> float:
         """The median of the newest measured delays, once there are a few."""

@@ -136,14 +136,14 @@ def _candidates(
 
 def _done(job: QueueJob, history: PlacementHistory, run_s: float, start_up_s: float, now_s: int) -> float:
     """Share of the work that is done: before the last requeue, and since."""
-    before = history.requeues.get(job.job_id, ())
+    before = history.requeues_of(job)
     elapsed_s = now_s - (job.start_s or now_s) - (start_up_s if before else 0.0)
     return (before[-1].done if before else 0.0) + max(0.0, elapsed_s) / run_s
 
 
 def _why_not(job: QueueJob, cluster: Cluster, history: PlacementHistory, now_s: int) -> str:
     """Why a running job of an owner who allows it is not requeued; "" if it may be."""
-    before, line = history.requeues.get(job.job_id, ()), history.newest.get(job.job_id)
+    before, line = history.requeues_of(job), line_of(job, history)
     if not job.gres.partitions or not set(job.gres.partitions) <= set(cluster.settings.partitions):
         return "its partition does not take part (placement.partitions)"
     if why_not := why_not_plain(job):

@@ -121,8 +121,7 @@ def _times(jobs: Sequence[QueueJob], cluster: Cluster, history: PlacementHistory
 
 def line_of(job: QueueJob, history: PlacementHistory) -> PlacementLine | None:
     """The newest line about this submission of the job."""
-    line = history.newest.get(job.job_id)
-    return line if line is not None and line.is_about(job) else None
+    return history.line_of(job)
 
 
 def shown_text(job: QueueJob, key: Key) -> str:
@@ -136,10 +135,11 @@ def _note(job: QueueJob, history: PlacementHistory, now_s: int) -> Note | None:
     if line is None or line.what not in IN_FORCE:
         return None
     shown = shown_text(job, line.key)
+    requeues = history.requeues_of(job)
     if line.what == "requeue" and job.is_running and job.gres.restarts == line.restarts:
         return Note("stopped", job, line, "the run before ended before its requeue")
-    if job.is_running and line.what in ("requeue", "requeued", "place", "placed") and _moved(job, line, history):
-        delay_s = max(0.0, (job.start_s or now_s) - history.requeues[job.job_id][-1].time_s)
+    if job.is_running and line.what in ("requeue", "requeued", "place", "placed") and _moved(job, line, requeues):
+        delay_s = max(0.0, (job.start_s or now_s) - requeues[-1].time_s)
         return Note("restarted", job, line, "it runs again", delay_s)
     if not job.is_pending:
         return None
@@ -160,10 +160,9 @@ def _note(job: QueueJob, history: PlacementHistory, now_s: int) -> Note | None:
     return None
 
 
-def _moved(job: QueueJob, line: PlacementLine, history: PlacementHistory) -> bool:
+def _moved(job: QueueJob, line: PlacementLine, requeues: Sequence[PlacementLine]) -> bool:
     """Whether the job runs for the first time after its last requeue by almanac."""
-    requeues = history.requeues.get(job.job_id)
-    return bool(requeues) and requeues[-1].restarts + 1 == job.gres.restarts and line.what != "restarted"  # type: ignore[index]
+    return bool(requeues) and requeues[-1].restarts + 1 == job.gres.restarts and line.what != "restarted"
 
 
 def _undo(job: QueueJob, history: PlacementHistory, reason: str) -> Order | None:

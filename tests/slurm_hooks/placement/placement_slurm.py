@@ -19,7 +19,7 @@ from slurm_hooks.placement.run import PlacementActor, PlacementOutcome, read_ter
 from slurm_hooks.placement.state import RunTime, cluster_of
 from telemetry.slurm.backend import Node
 from telemetry.slurm.commands import Done
-from telemetry.slurm.placement_queue import QueueJob
+from telemetry.slurm.placement_queue import QueueJob, read_queue
 
 NOW_S = 1_795_464_000
 SETTINGS = Placement(mode="apply", partitions=("gpu",), types=("a100", "h100"), requeue=True)
@@ -234,6 +234,9 @@ class Run:
     @property
     def kinds(self) -> list[str]:
         return [line.what for line in self.log.read(int(self.slurm.now_s))]
+
+    def jobs(self) -> tuple[QueueJob, ...]:
+        return read_queue(self.slurm, "lab")[0]
 
     def plan(self, is_clearing: bool = False) -> tuple[PlacementPlan, tuple[Move, ...]]:
         now_s, slurm = int(self.slurm.now_s), self.slurm

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from .placement_slurm import Job, Killed, Run, speeds_of
-from .test_placement_run import start
+from slurm_hooks.placement.log import PlacementLine
+
+from .placement_slurm import NOW_S, Job, Killed, Run, speeds_of
+from .test_placement_run import running, start
 
 
 def second(tmp_path: Path) -> Run:
@@ -88,3 +91,50 @@ def test_a_stopped_requeue_keeps_the_owners_request(tmp_path: Path, way: str) ->
     job.submit_s = int(run.slurm.now_s)
     assert run(is_clearing=True).undone == 1
     assert job.features == "[a100|h100]"
+
+
+def test_a_number_that_slurm_uses_again(tmp_path: Path) -> None:
+    """The earlier job 11 was restarted once and placed on h100; so is the new one, by its own owner."""
+    run = start(tmp_path, Job(11, restarts=1))
+    run()
+    run.slurm.sleep(86_400)
+    run.slurm.jobs[11] = Job(11, user="bob", features="h100", comment="", restarts=1, submit_s=NOW_S + 80_000)
+    run()
+    assert run(is_clearing=True).undone == 0
+    assert run.slurm.jobs[11].features == "h100"
+
+
+def test_requeues_of_an_earlier_job_do_not_count(tmp_path: Path) -> None:
+    run = start(tmp_path, running(21))
+    run.speeds = speeds_of(a100=72_000, h100=18_000)
+    run()
+    assert "requeue" in run.kinds
+    run.slurm.sleep(86_400)
+    now_s = int(run.slurm.now_s)
+    run.slurm.jobs[21] = replace(running(21), submit_s=now_s - 9000, start_s=now_s - 7200)
+    assert run().requeued == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "job", "is_same"),
+    [
+        ({}, {}, True),
+        ({}, {"submit_s": NOW_S + 500}, False),
+        ({}, {"submit_s": NOW_S - 9000, "restarts": 1}, False),
+        ({}, {"submit_s": NOW_S + 500, "restarts": 1}, True),
+        ({"restarts": 1}, {"submit_s": NOW_S + 30, "restarts": 1}, True),
+        ({"restarts": 1}, {"submit_s": NOW_S + 90_000, "restarts": 1}, False),
+        ({"restarts": 2}, {"submit_s": NOW_S + 90_000, "restarts": 1}, False),
+        ({"job_id": 12}, {}, False),
+    ],
+)
+def test_a_line_is_about_one_submission(
+    tmp_path: Path, line: dict[str, int], job: dict[str, int], is_same: bool
+) -> None:
+    """Time of the line: NOW_S. A requeue gives the job a later time of submission, on 22.05 after some seconds."""
+    values = {"job_id": 11, "time_s": NOW_S, "submit_s": NOW_S - 7200, "restarts": 0, **line}
+    texts = {"cluster": "lab", "own": "", "new": "h100", "gpu_type": "h100", "reason": ""}
+    told = PlacementLine(what="placed", key="Features", **texts, **values)  # type: ignore[arg-type]
+    run = start(tmp_path, replace(Job(11), **job))  # type: ignore[arg-type]
+    [queued] = run.jobs()
+    assert told.is_about(queued) is is_same
