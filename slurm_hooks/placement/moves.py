@@ -55,7 +55,7 @@ class _Candidate:
     done: float
 
     def gain_s(self, kind: str) -> float:
-        """By the short end of the run time here, and the long end there."""
+        """By the short end of a run here, and the long end of a run there."""
         return (1 - self.done) * (self.times[self.kind].low_s - self.times[kind].high_s)
 
 

@@ -37,7 +37,8 @@ def stored_speeds(store: ClusterStore, config: Config, now_s: int) -> SpeedTable
             )
         return {
             job.job_id: [
-                _run_time(each) for each in site.request_times(job.record.request(), families, table, None, config)
+                _run_time(each, config.training.coverage)
+                for each in site.request_times(job.record.request(), families, table, None, config)
             ]
             for job in jobs
         }
@@ -58,10 +59,10 @@ def speeds_or_fault(store: ClusterStore, config: Config, now_s: int) -> SpeedTab
     return fail
 
 
-def _run_time(each: Any) -> RunTime:
-    """Of advisor.speed's TypeTime."""
-    longest_s = max(each.high_s, each.next_run(LONG_RUN)[1])
-    return RunTime(each.gpu_type, each.run_s, each.low_s, each.high_s, longest_s)
+def _run_time(each: Any, coverage: float) -> RunTime:
+    """Of advisor.speed's TypeTime. A single run varies more than the usual time, whose interval is not used."""
+    low_s, high_s = each.next_run(coverage)
+    return RunTime(each.gpu_type, each.run_s, low_s, high_s, max(high_s, each.next_run(LONG_RUN)[1]))
 
 
 def no_speeds(jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[RunTime]]:

@@ -23,7 +23,7 @@ MOST_TASKS, MOST_ROWS = 64, 2048
 
 @dataclass(frozen=True)
 class RunTime:
-    """How long a whole run takes on one GPU type, s: the usual time with its interval, and a long single run."""
+    """How long a whole run takes on one GPU type, s: the usual time, the interval of a single run, and a long run."""
 
     gpu_type: str
     run_s: float

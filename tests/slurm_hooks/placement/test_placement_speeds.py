@@ -49,7 +49,7 @@ def table(monkeypatch: pytest.MonkeyPatch, *names: str) -> Any:
 
 def test_the_time_limit_must_hold_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
     found = table(monkeypatch, "a100", "h100")([queued()], ("a100", "h100"))
-    assert found[11][0] == RunTime("a100", 3600, 3000, 4000, 8000)
+    assert found[11][0] == RunTime("a100", 3600, 1500, 8000, 8000), "the interval of a run, not of the usual time"
     assert set(usable_times(queued(), found[11], ["h100"])) == {"h100"}
     assert usable_times(queued(limit_min=133), found[11], ["h100"]) == {}
 
