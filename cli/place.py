@@ -80,7 +80,7 @@ def apply(app: App, rows: int, as_json: bool) -> int:
         return 0
     with one_at_a_time(store):
         made, moves, moving = _plan(app, store, backend)
-        outcome = _act(app, store, made, moves)
+        outcome = _act(app, store, backend, made, moves)
     show_run(made, moves, moving, outcome, rows, as_json)
     _raise_fault(made)
     return 5 if outcome.failed or outcome.refused else 0
@@ -110,7 +110,7 @@ def undo(app: App, is_applied: bool, rows: int, as_json: bool) -> int:
             cluster_of(view, app.config.placement), history, lambda jobs, types: {}, app.now_s(), is_clearing=True
         )
         if is_applied:
-            outcome = _act(app, store, made, ())
+            outcome = _act(app, store, backend, made, ())
     show_run(made, (), None, outcome, rows, as_json)
     return 5 if outcome and outcome.failed else 0
 
@@ -200,10 +200,12 @@ def _plan(
     return made, moves, counts
 
 
-def _act(app: App, store: ClusterStore, made: PlacementPlan, moves: tuple[Move, ...]) -> PlacementOutcome:
+def _act(
+    app: App, store: ClusterStore, backend: CommandBackend, made: PlacementPlan, moves: tuple[Move, ...]
+) -> PlacementOutcome:
     from slurm_hooks.placement.run import PlacementActor
 
     actor = PlacementActor(
-        app.commands, _log(store), store.cluster, time.time, time.sleep, app.config.placement.max_age_s
+        app.commands, backend, _log(store), store.cluster, app.config.placement, time.time, time.sleep
     )
     return actor.apply(made, moves)

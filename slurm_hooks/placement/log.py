@@ -77,7 +77,8 @@ class PlacementLine:
 
 @dataclass(frozen=True)
 class PlacementHistory:
-    """What the record says of one cluster. newest: last line of each number. requeues: of each number, oldest first.
+    """What the record says of one cluster. newest: last line of each number. requeues: of each number, oldest first;
+    without those that were stopped.
 
     delays_s: measured requeue delays, oldest first.
     """
@@ -123,6 +124,8 @@ class PlacementLog:
         for line in lines:
             if line.what == "requeue":
                 requeues[line.job_id] = (*requeues.get(line.job_id, ()), line)
+            elif line.what == "stopped":
+                requeues[line.job_id] = requeues.get(line.job_id, ())[:-1]
         delays = tuple(line.delay_s for line in lines if line.delay_s is not None and line.what == "restarted")
         return PlacementHistory({line.job_id: line for line in lines}, requeues, delays)
 

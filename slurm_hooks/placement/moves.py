@@ -156,9 +156,10 @@ def _why_not(job: QueueJob, cluster: Cluster, history: PlacementHistory, now_s: 
         return "was requeued twice"
     if job.gres.restarts != len(before):
         return "was restarted by somebody else: what it has done is not known"
-    last_s = max(before[-1].time_s if before else 0, job.start_s or now_s)
+    stopped_s = line.time_s if line is not None and line.what == "stopped" else 0
+    last_s = max(before[-1].time_s if before else 0, stopped_s, job.start_s or now_s)
     if now_s - last_s < LEAST_BETWEEN_S:
-        return "started, or was requeued, within an hour"
+        return "started, was requeued, or its requeue was stopped within an hour"
     if own_request(job, cluster, line) is None:
         return "its request of GPU types is none that almanac can change"
     return "" if cluster.type_of(job) else "runs on a type that is none of placement.types"

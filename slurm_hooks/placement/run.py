@@ -7,7 +7,7 @@ change: what its owner did meanwhile wins.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from slurm_hooks.placement.consent import RequeueTerms, requeue_terms
 from slurm_hooks.placement.log import Kind, PlacementLine, PlacementLog
 from slurm_hooks.placement.moves import Move
 from slurm_hooks.placement.plan import Order, PlacementPlan, shown_text
+from slurm_hooks.placement.state import cluster_of
 from telemetry.slurm.backend import Node
 from telemetry.slurm.commands import Done
 from telemetry.slurm.placement_queue import QueueJob, QueueView, queue_nodes, read_queue, require_readable
@@ -109,11 +110,12 @@ class PlacementActor:
     """Carries out plans. clock: seconds since 1970; sleep: waits for so many seconds."""
 
     commands: Commands
+    backend: Backend
     log: PlacementLog
     cluster: str
+    settings: Placement
     clock: Callable[[], float]
     sleep: Callable[[float], None]
-    max_age_s: float = 60.0
     look_s: float = LOOK_S
 
     def apply(self, plan: PlacementPlan, moves: Sequence[Move] = ()) -> PlacementOutcome:
@@ -132,12 +134,12 @@ class PlacementActor:
         self._look({order.job.job_id: order for order in orders}, outcome)
         for move in moves:
             self._require_fresh(plan.read_s)
-            self._requeue(move, outcome)
+            self._requeue(move, {order.job.job_id for order in orders if order.gpu_type == move.gpu_type}, outcome)
         return outcome
 
     def _require_fresh(self, read_s: float) -> None:
         age_s = self.clock() - read_s
-        if not 0 <= age_s + 1 <= self.max_age_s + 1:
+        if not 0 <= age_s + 1 <= self.settings.max_age_s + 1:
             raise CommandError(
                 f"the look at Slurm is {format_duration(abs(age_s))} old, or from the future",
                 "run this again; if Slurm is that slow, raise placement.max_age_s",
@@ -219,8 +221,10 @@ class PlacementActor:
         outcome.failed += (str(job.job_id),)
         return []
 
-    def _requeue(self, move: Move, outcome: PlacementOutcome) -> None:
+    def _requeue(self, move: Move, placed: Collection[int], outcome: PlacementOutcome) -> None:
         """Signal, time for the checkpoint, requeue, and the new request while the processes end.
+
+        placed: jobs that this run placed on the type, too.
 
         The job is never held: whatever stops this process, Slurm runs the job again.
         """
@@ -234,7 +238,7 @@ class PlacementActor:
             outcome.changed += 1
             return
         self._write([self._line(move, "requeue", move.reason)])
-        if not self._checkpoint(move, outcome):
+        if not self._checkpoint(move, outcome) or not self._are_free(move, placed, outcome):
             return
         done = self.commands.run(["scontrol", "requeue", str(move.job.job_id)])
         outcome.say(done.said)
@@ -264,6 +268,20 @@ class PlacementActor:
             outcome.stopped += 1
             self._write([self._line(move, "stopped", why)])
         return not why
+
+    def _are_free(self, move: Move, placed: Collection[int], outcome: PlacementOutcome) -> bool:
+        """Whether the GPUs are still free after the time for the checkpoint. placed: jobs that wait for some of them.
+
+        Raises CommandError.
+        """
+        view = read_view(self.backend, self.commands, self.cluster, self.clock)
+        pool = cluster_of(view, self.settings).pools.get(move.gpu_type)
+        waiting = sum(job.record.gpu_count for job in view.jobs if job.job_id in placed and job.is_pending)
+        if pool is not None and pool.free - waiting >= move.job.record.gpu_count:
+            return True
+        outcome.stopped += 1
+        self._write([self._line(move, "stopped", f"the free GPUs of {move.gpu_type} are gone")])
+        return False
 
     def _went_by_itself(self, move: Move, job: QueueJob, outcome: PlacementOutcome) -> bool:
         """A job that requeues itself on the signal gets the new request, too."""

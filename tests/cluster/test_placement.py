@@ -81,7 +81,10 @@ class Almanac:
         return moves, counts
 
     def act(self, made: PlacementPlan, moves: Sequence[Move] = ()) -> PlacementOutcome:
-        return PlacementActor(self.commands, self.log, self.cluster, time.time, time.sleep).apply(made, moves)
+        actor = PlacementActor(
+            self.commands, self.backend, self.log, self.cluster, self.settings, time.time, time.sleep
+        )
+        return actor.apply(made, moves)
 
     def __call__(self, is_clearing: bool = False) -> PlacementOutcome:
         return self.act(self.plan(is_clearing))

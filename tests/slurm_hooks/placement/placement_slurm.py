@@ -260,7 +260,8 @@ class Run:
         return made, moves
 
     def act(self, made: PlacementPlan, moves: Sequence[Move] = ()) -> PlacementOutcome:
-        actor = PlacementActor(self.slurm, self.log, "lab", self.slurm.clock, self.slurm.sleep, 60.0)
+        slurm, backend = self.slurm, FakeBackend(self.slurm)
+        actor = PlacementActor(slurm, backend, self.log, "lab", self.settings, slurm.clock, slurm.sleep)
         return actor.apply(made, moves)
 
     def __call__(self, is_clearing: bool = False) -> PlacementOutcome:

@@ -138,3 +138,25 @@ def test_a_line_is_about_one_submission(
     run = start(tmp_path, replace(Job(11), **job))  # type: ignore[arg-type]
     [queued] = run.jobs()
     assert told.is_about(queued) is is_same
+
+
+def test_no_requeue_when_the_gpus_are_gone_after_the_checkpoint(tmp_path: Path) -> None:
+    run = start(tmp_path, running(21))
+    run.speeds = speeds_of(a100=72_000, h100=18_000)
+
+    def take(command: str) -> None:
+        if command == "squeue -a --json" and run.slurm.sent:
+            run.slurm.jobs |= {number: running(number, "n2", comment="") for number in (31, 32)}
+
+    run.slurm.before = take
+    outcome = run()
+    assert (outcome.requeued, outcome.stopped) == (0, 1)
+    assert run.slurm.sent == ["scancel --signal=USR1 --batch 21"]
+    assert run.slurm.jobs[21].state == "RUNNING"
+    assert run.kinds == ["requeue", "stopped"]
+    assert run.log.read(int(run.slurm.now_s))[-1].reason == "the free GPUs of h100 are gone"
+    run.slurm.before = lambda command: None
+    del run.slurm.jobs[31], run.slurm.jobs[32]
+    assert run().requeued == 0, "within an hour"
+    run.slurm.sleep(3600)
+    assert run().requeued == 1
