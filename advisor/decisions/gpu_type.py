@@ -1,7 +1,9 @@
 """Which GPU type to ask for now: the one whose wait and run time together end first. Pure.
 
 The intervals of both ends must not overlap, and the gain must be at least GpuTypeRules.min_gain of the time until the
-end. Waits older than GpuTypeRules.max_age_s are not used: then there is no advice.
+end. They are intervals of the usual run times: what makes one run longer than another one, such as its data, makes it
+longer on every type. The time limit is compared with a single run. Waits older than GpuTypeRules.max_age_s are not used:
+then there is no advice.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ MEASURED = "own runs"
 class RunTime(Protocol):
     """A run time on a GPU type, seconds, as advisor.speed.times.TypeTime and published run times have it.
 
+    low_s, high_s: interval of the usual (median) run time. longest_s: that few single runs exceed.
     runs: completed runs on the type. source: "own runs", "own rates", "other families", or "specifications".
     """
 
@@ -33,6 +36,9 @@ class RunTime(Protocol):
 
     @property
     def high_s(self) -> float: ...
+
+    @property
+    def longest_s(self) -> float: ...
 
     @property
     def runs(self) -> int: ...
@@ -117,9 +123,15 @@ def ends_of(times: Sequence[RunTime], waits: Sequence[TypeWait], rules: GpuTypeR
 
 
 def decide_type(
-    times: Sequence[RunTime], waits: Sequence[TypeWait], asked: Sequence[str], rules: GpuTypeRules
+    times: Sequence[RunTime],
+    waits: Sequence[TypeWait],
+    asked: Sequence[str],
+    rules: GpuTypeRules,
+    limit_s: float | None = None,
 ) -> TypeAdvice | None:
     """The type that ends the job sooner than those asked for; None where none surely does.
+
+    limit_s: the job's time limit, None if it names none. A type on which the job could reach it is not advised.
 
     asked: names of the types that the request accepts; empty: any. Slurm starts the job on the type that is free first,
     so that one is compared.
@@ -130,7 +142,7 @@ def decide_type(
     if not own or len(own) != len(accepted):
         return None
     current = min(own, key=lambda end: (end.wait.wait_s, *_order(end)))
-    better = sorted((end for end in ends.values() if _is_better(end, current, rules)), key=_order)
+    better = sorted((end for end in ends.values() if _is_better(end, current, rules, limit_s)), key=_order)
     if not better:
         return None
     best = better[0]
@@ -142,6 +154,8 @@ def _order(end: TypeEnd) -> tuple[float, str]:
     return end.end_s, end.gpu_type
 
 
-def _is_better(end: TypeEnd, current: TypeEnd, rules: GpuTypeRules) -> bool:
+def _is_better(end: TypeEnd, current: TypeEnd, rules: GpuTypeRules, limit_s: float | None) -> bool:
+    if limit_s is not None and end.time.longest_s > limit_s:
+        return False
     gain_s = current.end_s - end.end_s
     return gain_s > 0 and gain_s >= rules.min_gain * current.end_s and end.high_s < current.low_s

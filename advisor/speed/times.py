@@ -48,6 +48,11 @@ class TypeTime:
     deviation: float = field(default=0.0, compare=False)
     spread: float = field(default=0.0, compare=False)
 
+    @property
+    def longest_s(self) -> float:
+        """What about one run in ten exceeds."""
+        return max(self.high_s, self.next_run(0.8)[1])
+
     def next_run(self, coverage: float = 0.8) -> tuple[float, float]:
         """(low, high) in s that hold one run with this probability."""
         middle, wide = math.log(self.run_s), _quantile(coverage) * math.hypot(self.deviation, self.spread)

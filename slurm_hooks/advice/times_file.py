@@ -2,7 +2,8 @@
 
     almanac-times  1
     expires        1795428900            from then on the file is not used
-    R  key  gpus  a100  11160  9800  12700  9  own runs     name key, GPU count, type, seconds, low, high, runs, source
+    R  key  gpus  a100  11160  9800  12700  15900  9  own runs     name key, GPU count, type, seconds, low, high, longest,
+                                                                   runs, source
     end            1                     the number of rows
 
 It lies in user/<uid>/times, and only that user can read it. Tabs separate the fields. Readers ignore a file that breaks
@@ -27,7 +28,7 @@ SOURCES = ("own runs", "own rates", "other families", "specifications")
 _INT = r"[0-9]{1,12}"
 _HEAD = re.compile(rf"almanac-times\t1\nexpires\t({_INT})\n")
 _ROW = re.compile(
-    rf"R\t([\x21-\x7e]{{1,64}})\t([1-9][0-9]{{0,5}})\t([A-Za-z0-9._+-]{{1,64}})\t({_INT})\t({_INT})\t({_INT})"
+    rf"R\t([\x21-\x7e]{{1,64}})\t([1-9][0-9]{{0,5}})\t([A-Za-z0-9._+-]{{1,64}})\t({_INT})\t({_INT})\t({_INT})\t({_INT})"
     rf"\t([0-9]{{1,9}})\t({'|'.join(SOURCES)})"
 )
 _END = re.compile(rf"end\t({_INT})")
@@ -44,6 +45,7 @@ class PublishedTime:
     run_s: float
     low_s: float
     high_s: float
+    longest_s: float
     runs: int
     source: str
 
@@ -70,8 +72,8 @@ def render_times(expires_s: int, families: Mapping[Family, Sequence[RunTime]]) -
 
 
 def _row(key: str, gpus: int, time: RunTime) -> str:
-    low_s, run_s, high_s = (max(round(each), 1) for each in (time.low_s, time.run_s, time.high_s))
-    return f"R\t{key}\t{gpus}\t{time.gpu_type}\t{run_s}\t{low_s}\t{high_s}\t{time.runs}\t{time.source}"
+    seconds = "\t".join(str(max(round(each), 1)) for each in (time.run_s, time.low_s, time.high_s, time.longest_s))
+    return f"R\t{key}\t{gpus}\t{time.gpu_type}\t{seconds}\t{time.runs}\t{time.source}"
 
 
 def parse_times(content: bytes, now_s: int) -> TimesFile:
@@ -91,8 +93,8 @@ def parse_times(content: bytes, now_s: int) -> TimesFile:
         match = _ROW.fullmatch(row)
         if match is None:
             raise FileFormatError(f"not a run time: {row[:60]!r}")
-        key, gpus, gpu_type, run, low, high, runs, source = match.groups()
-        time = PublishedTime(gpu_type, float(run), float(low), float(high), int(runs), source)
+        key, gpus, gpu_type, *seconds, runs, source = match.groups()
+        time = PublishedTime(gpu_type, *map(float, seconds), runs=int(runs), source=source)
         found.setdefault((key, int(gpus)), []).append(time)
     return TimesFile(int(head[1]), {family: tuple(times) for family, times in found.items()})
 

@@ -8,7 +8,7 @@
     end            2                     the number of rows T and W
 
 It lies in user/_site/waits below the advice folder, is root's, and anyone can read it. It holds totals by type and
-size: nothing in it names a user or a job. Tabs separate the fields. Readers ignore a file that breaks a rule.
+size, in steps of 5 minutes: nothing in it names a user or a job, or says when somebody's job ends. Tabs separate the fields. Readers ignore a file that breaks a rule.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil, floor
 from pathlib import Path
 from typing import cast, get_args
 
@@ -30,6 +31,7 @@ from slurm_hooks.advice.file import SITE
 NAME = "waits"
 MAX_BYTES = 65_536
 MOST_S = 10**9
+STEP_S = 300
 _NAME, _INT = r"[A-Za-z0-9._+-]{1,64}", r"[0-9]{1,12}"
 _HEAD = re.compile(rf"almanac-waits\t1\nas_of\t({_INT})\nlimits\t([01]\.[0-9]{{1,6}})\t([0-9]{{1,6}})\n")
 _TYPE = re.compile(rf"T\t({_NAME})\t({'|'.join(get_args(TierKind))})\t({_NAME})")
@@ -71,7 +73,7 @@ def render_waits(file: WaitsFile) -> bytes:
     """The file's bytes. Raises ValueError where they would break the format."""
     rows = [f"T\t{kind.name}\t{kind.kind}\t{kind.selector}" for kind in file.types]
     rows += [
-        f"W\t{wait.gpu_type}\t{size}\t{_whole(wait.wait_s)}\t{_whole(wait.low_s)}\t{_whole(wait.high_s)}"
+        f"W\t{wait.gpu_type}\t{size}\t{_steps(wait.wait_s, round)}\t{_steps(wait.low_s, floor)}\t{_steps(wait.high_s, ceil)}"
         for size, wait in file.waits
     ]
     head = f"almanac-waits\t1\nas_of\t{file.as_of_s}\nlimits\t{file.min_gain:.6f}\t{file.max_age_s}"
@@ -80,8 +82,8 @@ def render_waits(file: WaitsFile) -> bytes:
     return content
 
 
-def _whole(seconds: float) -> int:
-    return round(min(max(seconds, 0.0), MOST_S))
+def _steps(seconds: float, rounded: Callable[[float], int]) -> int:
+    return rounded(min(max(seconds, 0.0), MOST_S) / STEP_S) * STEP_S
 
 
 def parse_waits(content: bytes) -> WaitsFile:

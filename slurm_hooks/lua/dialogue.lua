@@ -221,6 +221,7 @@ local function type_proposal(almanac, tiers, options, request, now, root, own, l
   end
   local key = almanac.job_key(M.job_name(options))
   request.node_count = tonumber(match(tostring(options["nodes"] or ""), "^%d+")) or 1
+  request.time_limit_s = dofile(lua_dir .. "offer.lua").seconds(tostring(options["time"] or ""))
   local times = types.parse_times(almanac.slurp(own .. "/times") or "", now, key, request.gpu_count)
   return types.propose(tiers, request, times, waits, key)
 end

@@ -62,6 +62,8 @@ local function seconds(text)
   return total and total < 257698037640 and total or nil
 end
 
+M.seconds = seconds
+
 -- What a submission asks of its nodes, at least: nodes, gpus (of all), and per node gpus_per_node, cpus and memory_mib;
 -- time_limit_s, nil where it names none. nil where an option cannot be read. options: texts by name; gpus: of the job;
 -- parse_gpus: that of almanac.lua.

@@ -79,13 +79,16 @@ function M.parse_times(text, now, key, gpus)
   local rows = expires and expires > now and #text <= M.MAX_BYTES and sub(text, -1) == "\n" and rows_of(text, at)
   local found = {}
   for _, row in ipairs(rows or {}) do
-    local name, count, kind, run, low, high, runs, source =
-      match(row, "^R\t([!-~]+)\t([1-9]%d*)\t" .. NAME .. "\t(%d+)\t(%d+)\t(%d+)\t(%d+)\t([a-z ]+)$")
-    run, low, high, runs = number(run, 12), number(low, 12), number(high, 12), number(runs, 9)
-    if not (name and #name <= 64 and #count <= 6 and #kind <= 64 and run and low and high and runs and SOURCES[source]) then
+    local name, count, kind, run, low, high, longest, runs, source =
+      match(row, "^R\t([!-~]+)\t([1-9]%d*)\t" .. NAME .. "\t(%d+)\t(%d+)\t(%d+)\t(%d+)\t(%d+)\t([a-z ]+)$")
+    run, low, high, longest, runs = number(run, 12), number(low, 12), number(high, 12), number(longest, 12), number(runs, 9)
+    local is_read = run and low and high and longest and runs
+    if not (name and #name <= 64 and #count <= 6 and #kind <= 64 and is_read and SOURCES[source]) then
       return {}
     elseif name == key and tonumber(count) == gpus then
-      found[#found + 1] = { type = kind, run = run, low = low, high = high, runs = runs, source = source }
+      found[#found + 1] = {
+        type = kind, run = run, low = low, high = high, longest = longest, runs = runs, source = source,
+      }
     end
   end
   return found
@@ -151,7 +154,8 @@ local function is_before(one, other)
 end
 
 -- The best type, the one that it is compared with, and the types that are about as good; nil where there is no advice.
-function M.decide(times, waits, gpus, asked)
+-- limit: the time limit in seconds, or nil.
+function M.decide(times, waits, gpus, asked, limit)
   local nearest, order = waits_of(waits, gpus)
   local ends, own = {}, {}
   for _, time in ipairs(times) do
@@ -179,7 +183,8 @@ function M.decide(times, waits, gpus, asked)
   local current, better = own[1], {}
   for _, each in pairs(ends) do
     local gain = current.at - each.at
-    if gain > 0 and gain >= waits.min_gain * current.at and each.high < current.low then
+    local is_in_time = not limit or each.time.longest <= limit
+    if is_in_time and gain > 0 and gain >= waits.min_gain * current.at and each.high < current.low then
       better[#better + 1] = each
     end
   end
@@ -332,7 +337,8 @@ function M.propose(tiers, request, times, waits, key)
     found.option, found.value = "--constraint", "[" .. request.constraints .. "]"
     found.check_option, found.check_value = "--constraint", found.tier.constraint
   elseif not names_other_type(request, waits.types) then
-    local best, current, names = M.decide(times, waits, request.gpu_count, (M.asked_types(request, waits.types)))
+    local asked = M.asked_types(request, waits.types)
+    local best, current, names = M.decide(times, waits, request.gpu_count, asked, request.time_limit_s)
     if not best then
       return nil
     end

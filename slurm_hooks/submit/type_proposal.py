@@ -49,7 +49,7 @@ def advise_type(request: Request, times: Sequence[RunTime], waits: WaitsFile, no
         return None
     rules = GpuTypeRules(now_s, waits.min_gain, waits.max_age_s)
     own = waits.of_size(request.gpu_count, now_s)
-    return decide_type(times, own, sorted(asked_types(request, waits.types)), rules)
+    return decide_type(times, own, sorted(asked_types(request, waits.types)), rules, request.time_limit_s)
 
 
 def _warning(request: Request, types: Sequence[GpuType], mixed: Sequence[str]) -> TypeFinding:

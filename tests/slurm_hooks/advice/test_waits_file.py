@@ -114,8 +114,8 @@ def test_a_site_of_features_names_its_types() -> None:
 
 def times(a100_s: float, h100_s: float, spread: float = 1.05) -> list[PublishedTime]:
     return [
-        PublishedTime("a100", a100_s, a100_s / spread, a100_s * spread, 9, "own runs"),
-        PublishedTime("h100", h100_s, h100_s / spread, h100_s * spread, 2, "own rates"),
+        PublishedTime("a100", a100_s, a100_s / spread, a100_s * spread, a100_s * 1.5, 9, "own runs"),
+        PublishedTime("h100", h100_s, h100_s / spread, h100_s * spread, h100_s * 1.5, 2, "own rates"),
     ]
 
 
@@ -150,6 +150,14 @@ def test_no_advice_below_the_gain_with_overlap_or_with_old_waits() -> None:
     assert decide_type([], waits(300, 15_600), [], RULES) is None
 
 
+def test_a_type_on_which_the_job_could_reach_its_time_limit_is_not_advised() -> None:
+    longest_s = 11_160 * 1.5
+    assert decide_type(times(11_160, 6_120), waits(300, 15_600), ["h100"], RULES, longest_s) is not None
+    assert decide_type(times(11_160, 6_120), waits(300, 15_600), ["h100"], RULES, longest_s - 1) is None
+    # The usual time fits, and so does its interval; one run in ten would not.
+    assert decide_type(times(11_160, 6_120), waits(300, 15_600), ["h100"], RULES, 12_000) is None
+
+
 def test_a_request_of_any_type_is_compared_with_the_type_that_is_free_first() -> None:
     slow_first = decide_type(times(90_000, 6_120), waits(0, 3_000), [], RULES)
     assert slow_first is not None
@@ -159,7 +167,7 @@ def test_a_request_of_any_type_is_compared_with_the_type_that_is_free_first() ->
 
 
 def test_types_that_end_about_as_soon_are_advised_together() -> None:
-    more = [*times(3_000, 50_000), PublishedTime("v100", 3_200, 3_100, 3_300, 5, "own runs")]
+    more = [*times(3_000, 50_000), PublishedTime("v100", 3_200, 3_100, 3_300, 4_000, 5, "own runs")]
     wait = [*waits(0, 0), TypeWait("v100", 0, 0, 0, NOW_S)]
     advice = decide_type(more, wait, ["h100"], RULES)
     assert advice is not None

@@ -136,8 +136,8 @@ WAITS = (
     "W\ta100\t8\t300\t200\t400\nW\th100\t8\t15600\t15000\t16000\nend\t4\n"
 )
 TIMES = (
-    f"almanac-times\t1\nexpires\t{NOW_S + 3600}\nR\tother\t2\ta100\t11160\t11000\t12000\t9\town runs\n"
-    "R\tother\t2\th100\t6120\t6000\t7000\t2\town rates\nend\t2\n"
+    f"almanac-times\t1\nexpires\t{NOW_S + 3600}\nR\tother\t2\ta100\t11160\t11000\t12000\t13000\t9\town runs\n"
+    "R\tother\t2\th100\t6120\t6000\t7000\t8000\t2\town rates\nend\t2\n"
 )
 
 
