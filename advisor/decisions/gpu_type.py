@@ -2,8 +2,8 @@
 
 The intervals of both ends must not overlap, and the gain must be at least GpuTypeRules.min_gain of the time until the
 end. They are intervals of the usual run times: what makes one run longer than another one, such as its data, makes it
-longer on every type. The time limit is compared with a single run. Waits older than GpuTypeRules.max_age_s are not used:
-then there is no advice.
+longer on every type. The time limit is compared with a single run. Waits older than GpuTypeRules.max_age_s are not
+used: then there is no advice.
 """
 
 from __future__ import annotations

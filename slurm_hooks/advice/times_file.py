@@ -2,8 +2,8 @@
 
     almanac-times  1
     expires        1795428900            from then on the file is not used
-    R  key  gpus  a100  11160  9800  12700  15900  9  own runs     name key, GPU count, type, seconds, low, high, longest,
-                                                                   runs, source
+    R  key  gpus  a100  11160  9800  12700  15900  9  own runs     name key, GPU count, type, seconds, low, high,
+                                                                   longest, runs, source
     end            1                     the number of rows
 
 It lies in user/<uid>/times, and only that user can read it. Tabs separate the fields. Readers ignore a file that breaks
@@ -94,7 +94,8 @@ def parse_times(content: bytes, now_s: int) -> TimesFile:
         if match is None:
             raise FileFormatError(f"not a run time: {row[:60]!r}")
         key, gpus, gpu_type, *seconds, runs, source = match.groups()
-        time = PublishedTime(gpu_type, *map(float, seconds), runs=int(runs), source=source)
+        run_s, low_s, high_s, longest_s = map(float, seconds)
+        time = PublishedTime(gpu_type, run_s, low_s, high_s, longest_s, int(runs), source)
         found.setdefault((key, int(gpus)), []).append(time)
     return TimesFile(int(head[1]), {family: tuple(times) for family, times in found.items()})
 

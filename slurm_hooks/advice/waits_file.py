@@ -8,7 +8,8 @@
     end            2                     the number of rows T and W
 
 It lies in user/_site/waits below the advice folder, is root's, and anyone can read it. It holds totals by type and
-size, in steps of 5 minutes: nothing in it names a user or a job, or says when somebody's job ends. Tabs separate the fields. Readers ignore a file that breaks a rule.
+size, in steps of 5 minutes: nothing in it names a user or a job, or says when somebody's job ends. Tabs separate the
+fields. Readers ignore a file that breaks a rule.
 """
 
 from __future__ import annotations
@@ -72,10 +73,9 @@ def waits_path(root: Path | str) -> Path:
 def render_waits(file: WaitsFile) -> bytes:
     """The file's bytes. Raises ValueError where they would break the format."""
     rows = [f"T\t{kind.name}\t{kind.kind}\t{kind.selector}" for kind in file.types]
-    rows += [
-        f"W\t{wait.gpu_type}\t{size}\t{_steps(wait.wait_s, round)}\t{_steps(wait.low_s, floor)}\t{_steps(wait.high_s, ceil)}"
-        for size, wait in file.waits
-    ]
+    for size, wait in file.waits:
+        steps = _steps(wait.wait_s, round), _steps(wait.low_s, floor), _steps(wait.high_s, ceil)
+        rows.append(f"W\t{wait.gpu_type}\t{size}\t{steps[0]}\t{steps[1]}\t{steps[2]}")
     head = f"almanac-waits\t1\nas_of\t{file.as_of_s}\nlimits\t{file.min_gain:.6f}\t{file.max_age_s}"
     content = "\n".join([head, *rows, f"end\t{len(rows)}", ""]).encode("ascii")
     parse_waits(content)

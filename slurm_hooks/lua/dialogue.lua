@@ -176,7 +176,7 @@ local function is_offered(almanac, found, options, offer, listing)
   return offer.is_offered(listing, wanted, offer.needs_of(options, found.gpus, almanac.parse_gpus))
 end
 
--- Shows the message, asks where it should, and returns whether to change the submission.
+-- Shows the message and asks where it should. Returns whether to change the submission, and whether it said anything.
 local function settle(modules, found, options, mode, now)
   local proposal, folder = modules.proposal, own_folder()
   local path = folder and folder .. "choices"
@@ -184,7 +184,7 @@ local function settle(modules, found, options, mode, now)
   local earlier = proposal.find_choice(choices, found.choice_key or found.key, found.gpus)
   local action = proposal.action(mode, found, earlier, now)
   if action == "nothing" or (action ~= "change" and not has_terminal()) then
-    return false
+    return false, false
   end
   if found.value then
     local offer = dofile(modules.dir .. "offer.lua")
@@ -193,15 +193,15 @@ local function settle(modules, found, options, mode, now)
     action = proposal.action(mode, found, earlier, now)
   end
   if action == "nothing" or action == "change" then
-    return action == "change"
+    return action == "change", false
   elseif action == "change and say" then
     io.stderr:write(proposal.always_said(found))
-    return true
+    return true, true
   end
   io.stderr:write(proposal.message(found))
   local word = action == "ask" and ask(proposal, found) or nil
   remember(proposal, path, choices, proposal.new_choice(found, earlier, word, now))
-  return word == "yes" or word == "always"
+  return word == "yes" or word == "always", true
 end
 
 -- Another GPU type: the proposal, or nil. root: of the advice files; own: the user's folder there.
@@ -248,11 +248,23 @@ function M.run(options, mode, advice_dir, lua_dir, offset)
   local proposal = dofile(lua_dir .. "proposal.lua")
   local row = almanac.find(advice, almanac.job_key(M.job_name(options)), request.gpu_count)
   local tiers = dofile(lua_dir .. "tiers.lua")
-  local found = proposal.propose(tiers, request, row, advice)
-    or type_proposal(almanac, tiers, options, request, now, advice_dir, own, lua_dir)
   local modules = { almanac = almanac, proposal = proposal, dir = lua_dir }
-  if found and settle(modules, found, options, MODES[mode] and mode or advice.prompt, now) then
-    options[string.match(found.option, "^%-%-(.*)")] = found.value
+  local finders = {
+    function() return proposal.propose(tiers, request, row, advice) end,
+    function() return type_proposal(almanac, tiers, options, request, now, advice_dir, own, lua_dir) end,
+  }
+  for _, find in ipairs(finders) do
+    local found = find()
+    local is_changed, was_told
+    if found then
+      is_changed, was_told = settle(modules, found, options, MODES[mode] and mode or advice.prompt, now)
+    end
+    if is_changed then
+      options[string.match(found.option, "^%-%-(.*)")] = found.value
+    end
+    if is_changed or was_told then
+      return
+    end
   end
 end
 

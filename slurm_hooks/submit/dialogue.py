@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -77,22 +77,32 @@ def advise(
     if mode != "apply" and (terminal is None or any(name in submission.options for name in QUIET)):
         return argv, False
     is_placed = any(name in submission.options for name in PLACING)
-    proposal = propose(request, advice, is_placed) or _type_proposal(request, root, own, now_s, is_placed)
-    if proposal is None:
-        return argv, False
-    changed = with_option(argv, submission, proposal.change)
-    if changed is None:
-        proposal = replace(proposal, change=Rewrite())
     path = choices.choices_path(environ)
+    for proposal in _proposals(request, advice, root, own, now_s, is_placed):
+        changed = with_option(argv, submission, proposal.change)
+        shown = proposal if changed is not None else replace(proposal, change=Rewrite())
 
-    def is_offered() -> bool | None:
-        texts = {name: option.value or "" for name, option in submission.options.items()}
-        wanted = offer.wanted(request, proposal.check or proposal.change, proposal.tier)
-        max_age_s = offer.SLICE_AGE_S if proposal.tier.is_slice else offer.MAX_AGE_S
-        return offer.is_offered(_nodes(path, environ, now_s, max_age_s), wanted, offer.needs_of(texts, proposal.gpus))
+        def is_offered(found: Proposal = shown) -> bool | None:
+            texts = {name: option.value or "" for name, option in submission.options.items()}
+            wanted = offer.wanted(request, found.check or found.change, found.tier)
+            max_age_s = offer.SLICE_AGE_S if found.tier.is_slice else offer.MAX_AGE_S
+            listing = _nodes(path, environ, now_s, max_age_s)
+            return offer.is_offered(listing, wanted, offer.needs_of(texts, found.gpus))
 
-    is_changed, was_told = _settle(mode, proposal, is_offered, path, now_s, terminal)
-    return (changed if changed and is_changed else argv), was_told
+        is_changed, was_told = _settle(mode, shown, is_offered, path, now_s, terminal)
+        if is_changed or was_told:
+            return (changed if changed and is_changed else argv), was_told
+    return argv, False
+
+
+def _proposals(
+    request: Request, advice: AdviceFile, root: str, own: str, now_s: int, is_placed: bool
+) -> Iterator[Proposal]:
+    """Of another memory tier, then of another GPU type. Only the first one that is not silent counts."""
+    if memory := propose(request, advice, is_placed):
+        yield memory
+    if gpu_type := _type_proposal(request, root, own, now_s, is_placed):
+        yield gpu_type
 
 
 def _type_proposal(request: Request, root: str, own: str, now_s: int, is_placed: bool) -> Proposal | None:

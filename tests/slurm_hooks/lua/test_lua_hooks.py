@@ -125,6 +125,23 @@ def test_sinfo_is_asked_once_in_a_loop_of_submissions(lua: Lua, advice: Path, mo
     assert (advice / "asked").read_text() == "x\nx\n"
 
 
+def test_advice_on_memory_that_is_not_shown_leaves_room_for_another_gpu_type(
+    lua: Lua, advice: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinfo = listing(("a*", "gpu,hbm40g,hbm80g,a100"), ("a*", "gpu,hbm80g,h100"))
+    asked = {"constraint": "gpu&hbm80g&h100"}
+    (advice / "user/_site").mkdir()
+    (advice / "user/_site/waits").write_text(WAITS.format(as_of=int(time.time())))
+    (advice / f"user/{os.getuid()}/times").write_text(TIMES.replace("other", "train-bert-#"))
+    state = advice / ".local/state/almanac"
+    state.mkdir(parents=True)
+    (state / "choices").write_text(f"train-bert-#\t2\tnever\thbm40g\t{NOW_S}\n")
+    assert filtered(lua, advice, monkeypatch, sinfo, **asked) == "gpu&hbm80g&a100"
+    assert filtered(lua, advice, monkeypatch, sinfo, **asked, time="3:00:00") == "gpu&hbm80g&h100"
+    (state / "choices").unlink()
+    assert filtered(lua, advice, monkeypatch, sinfo, constraint="gpu&hbm80g") == "gpu&hbm40g"
+
+
 def test_what_sinfo_does_not_say_is_not_offered(lua: Lua, advice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it would have said after three seconds does not count."""
     for sinfo in (f"sleep 3; {listing(('a*', 'gpu,hbm40g'))}", "exit 1", "echo nonsense; echo 'a|b'"):
