@@ -105,6 +105,24 @@ def load(models_dir: Path) -> Trained | None:
         raise garbled(folder, error) from error
 
 
+def load_speeds(models_dir: Path) -> SpeedTable | None:
+    """The speeds of the GPU types of the current version, empty if it has none; None where nothing was trained yet.
+
+    Raises StoreError, SchemaVersionError.
+    """
+    version = current_version(models_dir)
+    if version is None:
+        return None
+    folder = models_dir / "speed" / version
+    if not folder.is_dir():
+        return SpeedTable()
+    meta = read_meta(folder)
+    try:
+        return SpeedTable.from_json(meta["speeds"])
+    except GARBLED as error:
+        raise garbled(folder, error) from error
+
+
 def load_learned(models_dir: Path) -> dict[str, Learned]:
     """What the site's own services learned in the current version; empty where they did not. Raises StoreError."""
     version = current_version(models_dir)

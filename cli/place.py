@@ -183,9 +183,9 @@ def _plan(
     settings, now_s = app.config.placement, app.now_s()
     history = _log(store).history(store.cluster, now_s)
     jobs, _ = read_queue(app.commands, store.cluster)
-    is_wanted = any(accepts_any(job.gres.comment) for job in jobs)
+    users = {job.gres.user for job in jobs if accepts_any(job.gres.comment)}
     # The history is read before Slurm is: a large one takes longer than placement.max_age_s.
-    speeds = speeds_or_fault(store, app.config, now_s) if is_wanted else no_speeds
+    speeds = speeds_or_fault(store, app.config, now_s, users) if users else no_speeds
     cluster = cluster_of(read_view(backend, app.commands, store.cluster, time.time), settings)
     try:
         made = plan_placement(cluster, history, speeds, now_s)

@@ -1,44 +1,51 @@
-"""Run times by GPU type of the jobs in the queue, from the site's speed table (advisor.speed)."""
+"""Run times by GPU type of the jobs in the queue, from the site's trained speed table."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from advisor.artefacts import load_speeds
+from advisor.speed.runs import load_speed_runs
+from advisor.speed.site import request_times, user_families
 from almanac.errors import AlmanacError, NoModelError
+from almanac.units import DAY_S
 from slurm_hooks.placement.state import RunTime, SpeedTable
 from telemetry.slurm.placement_queue import QueueJob
 
 if TYPE_CHECKING:
+    from advisor.speed.times import TypeTime
     from almanac.config import Config
     from telemetry.store.cluster_store import ClusterStore
 
 LONG_RUN = 0.9
 """Probability that a run is in the interval whose end must be within the time limit."""
+TRAIN = "run `almanac train`, or see `systemctl status almanac-train.timer`"
 
 
-def stored_speeds(store: ClusterStore, config: Config, now_s: int) -> SpeedTable:
-    """From the jobs in the store, read here and now. Raises NoModelError where there is no speed table.
+def stored_speeds(store: ClusterStore, config: Config, now_s: int, users: Collection[str]) -> SpeedTable:
+    """By the trained table, and the runs of these users in the store, read here and now.
 
-    Raises StoreError where the store cannot be read. The callable raises NoModelError where the table knows fewer than
-    two of the types.
+    Raises NoModelError where nothing is trained, StoreError where the store or the table cannot be read. The callable
+    raises NoModelError where the table knows fewer than two of the types.
     """
-    site = _module("advisor.speed.site")
-    runs = _module("advisor.speed.runs").load_speed_runs(store)
-    table = site.learn_site_speeds(runs, config, now_s)
-    families = site.user_families(runs, table, config, now_s)
+    table = load_speeds(store.models_dir)
+    if table is None:
+        raise NoModelError("no model is trained, so the speeds of the GPU types are not known", TRAIN)
+    since_s = now_s - config.advice.history_days * DAY_S
+    families = user_families(load_speed_runs(store, users, since_s), table, config, now_s)
 
     def times(jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[RunTime]]:
-        if len(set(table.names) & set(types)) < 2:
+        known = sorted(set(table.names) & set(types))
+        if len(known) < 2:
             raise NoModelError(
-                f"the store has run times of {len(set(table.names) & set(types))} of {len(types)} GPU types",
-                "check placement.types against the GPU types of `almanac jobs`, or wait for more jobs",
+                f"the trained speeds hold {len(known)} of {len(types)} GPU types ({', '.join(table.names) or 'none'})",
+                f"correct placement.types, or, once jobs ran on each type, {TRAIN}",
             )
         return {
             job.job_id: [
                 _run_time(each, config.training.coverage)
-                for each in site.request_times(job.record.request(), families, table, None, config)
+                for each in request_times(job.record.request(), families, table, None, config)
             ]
             for job in jobs
         }
@@ -46,10 +53,10 @@ def stored_speeds(store: ClusterStore, config: Config, now_s: int) -> SpeedTable
     return times
 
 
-def speeds_or_fault(store: ClusterStore, config: Config, now_s: int) -> SpeedTable:
+def speeds_or_fault(store: ClusterStore, config: Config, now_s: int, users: Collection[str]) -> SpeedTable:
     """`stored_speeds`; where there are none, a callable that raises why, so that earlier changes can be settled."""
     try:
-        return stored_speeds(store, config, now_s)
+        return stored_speeds(store, config, now_s, users)
     except AlmanacError as error:
         found = error
 
@@ -59,8 +66,8 @@ def speeds_or_fault(store: ClusterStore, config: Config, now_s: int) -> SpeedTab
     return fail
 
 
-def _run_time(each: Any, coverage: float) -> RunTime:
-    """Of advisor.speed's TypeTime. A single run varies more than the usual time, whose interval is not used."""
+def _run_time(each: TypeTime, coverage: float) -> RunTime:
+    """A single run varies more than the usual time, whose interval is not used."""
     low_s, high_s = each.next_run(coverage)
     return RunTime(each.gpu_type, each.run_s, low_s, high_s, max(high_s, each.next_run(LONG_RUN)[1]))
 
@@ -68,10 +75,3 @@ def _run_time(each: Any, coverage: float) -> RunTime:
 def no_speeds(jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[RunTime]]:
     """A table without any job."""
     return {}
-
-
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise NoModelError("this almanac has no speed table", "install a release with advisor.speed") from error
