@@ -28,6 +28,8 @@ _LEAST_PRICE = 1e-3
 """Of the mean price. Without it, GPUs of a type that is not scarce are free, and a job's cost on them is 0."""
 _DIGITS = 9
 """Of the numbers that are compared: rounding errors of other units must not decide between equal jobs."""
+SOLVER_S = 0.9
+"""Longest time of each of the two solvers, so that a decision ends within 2 s."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ def price(gpus: Ints, left: Floats, rates: Floats, capacity: Ints, kept: Floats 
     min T, with y[j,r] >= 0 seconds of job j on type r: sum over r of rate y = left; sum over r of y <= T, as a job is
     in one place at a time; sum over j of gpus y + kept <= capacity T. Prices are the dual values of the last rows.
     Types that are not scarce keep a small price, so that no job is free. kept: (types,) GPU-seconds of jobs that
-    cannot be moved. Equal prices, should the solver fail.
+    cannot be moved. Equal prices, should the solver fail, or take longer than SOLVER_S.
     """
     held = np.zeros(len(capacity)) if kept is None else kept
     total = max(int(capacity.sum()), 1)
@@ -214,7 +216,7 @@ def price(gpus: Ints, left: Floats, rates: Floats, capacity: Ints, kept: Floats 
 def _solve_makespan(
     gpus: Ints, best_s: Floats, speeds: Floats, capacity: Ints, kept: Floats
 ) -> tuple[float, Floats] | None:
-    """The value and the dual values of the linear program, in the units of best_s; None if the solver fails."""
+    """The value and the dual values of the linear program, in the units of best_s; None without an optimum in time."""
     from scipy import sparse
     from scipy.optimize import linprog
 
@@ -236,7 +238,7 @@ def _solve_makespan(
     )  # fmt: skip
     solved: Any = linprog(
         np.eye(1, last + 1, last)[0], A_ub=sparse.vstack([share, once]), b_ub=np.concatenate([-kept, np.zeros(jobs)]),
-        A_eq=work, b_eq=best_s, method="highs",
+        A_eq=work, b_eq=best_s, method="highs", options={"time_limit": SOLVER_S},
     )  # fmt: skip
     if solved.status != 0:
         return None
@@ -287,7 +289,7 @@ def assign(values: Floats, gpus: Ints, free: Ints, gap: float = 0.005) -> Ints:
     """(jobs,) the types that maximize the sum of values within the free GPUs, each job on one type, or WAITS.
 
     gap: relative distance from the best at which the solver stops. The greedy choice by value per GPU, should the
-    solver find none in 1 s.
+    solver find none in SOLVER_S.
     """
     from scipy import sparse
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -305,7 +307,7 @@ def assign(values: Floats, gpus: Ints, free: Ints, gap: float = 0.005) -> Ints:
     value = values[row, kind]
     found: Any = milp(
         -value / value.max(), constraints=LinearConstraint(rows, -np.inf, np.concatenate([np.ones(len(jobs)), free])),
-        integrality=np.ones(len(job)), bounds=Bounds(0, 1), options={"mip_rel_gap": gap, "time_limit": 1.0},
+        integrality=np.ones(len(job)), bounds=Bounds(0, 1), options={"mip_rel_gap": gap, "time_limit": SOLVER_S},
     )  # fmt: skip
     taken = np.flatnonzero(found.x > 0.5) if found.x is not None else _by_density(value, gpus[row], job, kind, free)
     chosen[row[taken]] = kind[taken]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from advisor.decisions.placement import (
     NEVER_MOVE,
+    SOLVER_S,
     WAITS,
     PlacementRules,
     PlacementView,
@@ -204,3 +205,27 @@ def test_the_choice_is_the_best_of_all_choices(seed):
     types = assign(values, gpus, free, gap=0.0)
     runs = np.flatnonzero(types != WAITS)
     assert values[runs, types[runs]].sum() == pytest.approx(best)
+
+
+def test_solvers_that_run_out_of_time_leave_the_sorted_order(monkeypatch):
+    """2,048 jobs: equal prices, and then the short jobs first as far as the GPUs reach."""
+    left_s = np.random.default_rng(1).permutation(np.linspace(100, 9000, 2048))
+    crowd = view(np.ones(2048, int), left_s, np.ones((2048, 2)), np.full(2048, WAITS), [30, 20])
+    solvers, given_s = (scipy.optimize.linprog, scipy.optimize.milp), []
+
+    def limited(solver):
+        def solve(*args, options, **values):
+            given_s.append(options["time_limit"])
+            return solver(*args, options={**options, "time_limit": 0.0}, **values)
+
+        return solve
+
+    for solver in solvers:
+        monkeypatch.setattr(scipy.optimize, solver.__name__, limited(solver))
+    decided = decide_placement(crowd, NEVER_MOVE)
+    assert given_s == [SOLVER_S, SOLVER_S] and sum(given_s) < 2
+    assert decided.prices.tolist() == [1 / 50, 1 / 50]
+    started = np.flatnonzero(decided.types != WAITS)
+    assert np.bincount(decided.types[started]).tolist() == [30, 20]
+    urgent = np.flatnonzero(left_s > 8900)
+    assert set(np.argsort(left_s)[:50]) >= set(started) - set(urgent)
