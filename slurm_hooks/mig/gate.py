@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from slurm_hooks.mig.layouts import gpu_types
 from slurm_hooks.power.nodes import flags_of
+from telemetry.slurm import node_states
 from telemetry.slurm.backend import Node
 
 HAS_A_JOB = "it has a job"
@@ -64,10 +65,8 @@ def types_in_service(node: Node, around: Surroundings) -> Collection[str]:
 
 
 def is_in_service(node: Node) -> bool:
-    """Whether the node takes jobs: it is idle or has some, without a flag that keeps others away."""
-    return bool(node.states & {"IDLE", "ALLOCATED", "MIXED"}) and node.states <= {
-        "IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "CLOUD", "DYNAMIC_NORM", "BLOCKED",
-    }  # fmt: skip
+    """Whether the node takes jobs, if not right now: a job of an exclusive topology can block it for a while."""
+    return node_states.is_in_service(node.states - {"BLOCKED"})
 
 
 def is_open(node: Node) -> bool:

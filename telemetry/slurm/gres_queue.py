@@ -14,6 +14,7 @@ from almanac.errors import CommandError
 from almanac.units import valid_unicode
 from telemetry.slurm.backend import Node
 from telemetry.slurm.commands import Runner
+from telemetry.slurm.node_states import is_in_service
 from telemetry.slurm.queue_json import address, nodes_of, queued, records
 from telemetry.sources.sacct_json import number, words
 
@@ -217,9 +218,4 @@ def _terms(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str | None, in
 
 def in_service(nodes: Sequence[GresNode]) -> tuple[GresNode, ...]:
     """The nodes that can start a job now: up, powered, not drained, not in maintenance or an active reservation."""
-    return tuple(
-        each for each in nodes if each.node.states and each.node.states <= _SERVING and not each.node.reservation
-    )
-
-
-_SERVING = frozenset({"IDLE", "MIXED", "ALLOCATED", "PLANNED", "COMPLETING", "CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"})
+    return tuple(each for each in nodes if is_in_service(each.node.states) and not each.node.reservation)
