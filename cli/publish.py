@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from almanac.errors import AlmanacError
 from almanac.units import format_count, printable
 from cli.app import App
 from cli.output import json_text
@@ -37,7 +38,7 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
     """
     app.require_operator("advice is published for everybody")
     from slurm_hooks.advice.run import prepare, publish_site
-    from slurm_hooks.advice.times import publish_times
+    from slurm_hooks.advice.times import PublishedTimes, publish_times
 
     store = app.cluster_store()
     job, warnings = prepare(store, app.config, app.commands, app.now_s(), advice_dir or "", dry_run)
@@ -45,13 +46,19 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
     _warn([*warnings, *done.warnings])
     if not as_json:
         click.echo(_summary(done, dry_run))
-    times = publish_times(job)
+    times, failure = PublishedTimes(), None
+    try:
+        times = publish_times(job)
+    except AlmanacError as error:  # the users' own reports do not depend on it
+        failure = error
     if times.written and not as_json:
         click.echo(f"{format_count(times.written)} files of run times by GPU type written")
     own = _publish_own(job)
     _warn(own.warnings)
     told = {**vars(done), "times": vars(times), "own_reports": vars(own)}
     click.echo(json_text(told) if as_json else _own_summary(own, dry_run))
+    if failure:
+        raise failure
 
 
 def _warn(warnings: Sequence[str]) -> None:

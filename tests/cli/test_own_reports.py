@@ -15,7 +15,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
+from almanac.errors import StoreError
+from cli.app import App
+from cli.publish import command
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -111,3 +115,13 @@ def test_a_list_says_how_many_reports_are_not_published_yet(place: Path) -> None
     assert [report["job"]["job_id"] for report in json.loads(done.stdout)] == [10]
     assert "1 more job has ended since then, with no report published yet" in done.stderr
     assert "published yet" not in as_user(place, "report", "--since", "now-10seconds", "--json").stderr
+
+
+def test_own_reports_are_published_although_run_times_are_not(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise StoreError("the speed table cannot be read", "run almanac train")
+
+    monkeypatch.setattr("slurm_hooks.advice.times.publish_times", fail)
+    done = CliRunner().invoke(command, ["--json"], obj=App(str(place / "almanac.toml")))
+    assert isinstance(done.exception, StoreError)
+    assert json.loads(done.stdout)["own_reports"]["not_shown"] == []
