@@ -8,7 +8,7 @@ submitted since the snapshot, by users who were given the same advice.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from advisor.waits.schedule import Probe, first_starts
@@ -59,19 +59,3 @@ def sizes(view: QueueView, gpu_type: str) -> list[int]:
 def _typical_limit(waiting: Sequence[WaitingJob]) -> float:
     limits_s = [job.limit_s for job in waiting if job.limit_s is not None]
     return statistics.median(limits_s) if limits_s else DEFAULT_LIMIT_S
-
-
-def wait_of(
-    waits: Collection[tuple[tuple[str, int], TypeWait]], gpus: int, now_s: int, max_age_s: float
-) -> tuple[TypeWait, ...]:
-    """The waits of each type for a number of GPUs, of the next larger size that is known. () where they are too old.
-
-    A wait from the future is not used either: a clock was ahead.
-    """
-    nearest: dict[str, tuple[int, TypeWait]] = {}
-    for (name, size), wait in waits:
-        if size >= gpus > 0 and 0 <= now_s - wait.as_of_s <= max_age_s:
-            best = nearest.get(name)
-            if best is None or size < best[0]:
-                nearest[name] = (size, wait)
-    return tuple(wait for _, wait in nearest.values())
