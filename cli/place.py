@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from almanac.errors import ConfigError, StoreError
+from almanac.errors import AlmanacError, ConfigError, StoreError
 from cli.app import App
 from cli.selection import COUNT
 
@@ -46,6 +46,7 @@ def plan(app: App, rows: int, as_json: bool) -> None:
 
     store, backend = _site(app)
     made, moves, moving = _plan(app, store, backend)
+    _warn_of_types(app, store, backend, made)
     show_run(made, moves, moving, None, rows, as_json)
     _raise_fault(made)
 
@@ -154,6 +155,24 @@ def _site(app: App, needs_settings: bool = True) -> tuple[ClusterStore, CommandB
     if needs_settings:
         require_placement(app.config.placement, backend.release())
     return store, backend
+
+
+def _warn_of_types(app: App, store: ClusterStore, backend: CommandBackend, made: PlacementPlan) -> None:
+    """Of placement.types that Slurm, [[gpu_types]], or the trained speeds do not know; what `made` says is not said
+    twice.
+    """
+    from advisor.artefacts import load_speeds
+    from slurm_hooks.placement.type_names import type_faults
+    from telemetry.slurm.placement_queue import queue_nodes
+
+    try:
+        table = load_speeds(store.models_dir)
+    except AlmanacError:
+        return  # the plan's fault
+    settings, nodes = app.config.placement, queue_nodes(backend.nodes())
+    learned = table.names if table is not None else (settings.types if made.fault else None)
+    for fault in type_faults(settings, nodes, app.config.gpu_types, learned):
+        click.echo(f"warning: {fault.said}\ntry: {fault.todo}", err=True)
 
 
 def _raise_fault(made: PlacementPlan) -> None:

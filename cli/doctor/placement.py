@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from almanac.errors import AlmanacError
@@ -37,7 +37,8 @@ def check_placement(app: App) -> Iterator[Check]:
     except AlmanacError as error:
         yield Check(NAME, "fail", str(error), error.hint)
         return
-    faults = [*_partitions(settings, nodes), *_types(settings, nodes), *_requeue(settings, configuration)]
+    faults = [*_partitions(settings, nodes), *_names(app, nodes), *_types(settings, nodes)]
+    faults += _requeue(settings, configuration)
     yield from faults
     if not faults:
         yield Check(NAME, "ok", f"{listed(settings.types, 'type')}, by {settings.select_by}; mode {settings.mode}")
@@ -51,24 +52,40 @@ def _partitions(settings: Placement, nodes: Sequence[QueueNode]) -> Iterator[Che
 
 
 def _types(settings: Placement, nodes: Sequence[QueueNode]) -> Iterator[Check]:
+    """Nodes that have none of the types, or several: at least one type must be right."""
     from slurm_hooks.placement.state import node_type
+    from slurm_hooks.placement.type_names import names_of, nodes_of
 
-    own = [each for each in nodes if set(each.node.partitions) & set(settings.partitions) and each.total]
-    seen = {name for each in own for name in (each.node.features if settings.select_by == "constraint" else each.total)}
-    absent = [name for name in settings.types if name not in seen]
-    what = "feature" if settings.select_by == "constraint" else "GRES type"
-    if own and absent:
-        said = f"no node of these partitions has {listed(absent, what)}"
-        yield Check(NAME, "fail", said, "correct placement.types, or placement.select_by")
+    own = nodes_of(settings, nodes)
     if settings.select_by == "constraint":
         unclear = [each.node.name for each in own if not node_type(each, settings)]
     else:
         unclear = [each.node.name for each in own if not set(each.total) & set(settings.types)]
-    if unclear and len(absent) < len(settings.types):
+    if unclear and any(set(names_of(each, settings)) & set(settings.types) for each in own):
+        what = "feature" if settings.select_by == "constraint" else "GRES type"
         said = f"{listed(unclear, 'node')} without exactly one of placement.types: almanac does not use their GPUs"
         yield Check(
             NAME, "warn", said, f"give each node one of the types as its {what}, or name its type", {"nodes": unclear}
         )
+
+
+def _names(app: App, nodes: Sequence[QueueNode]) -> Iterator[Check]:
+    """Slurm, [[gpu_types]], and the trained speeds must call the types by the same names."""
+    from advisor.artefacts import load_speeds
+    from slurm_hooks.placement.type_names import type_faults
+
+    learned: Collection[str] | None = app.config.placement.types
+    try:
+        models_dir = app.cluster_store().models_dir
+    except AlmanacError:
+        models_dir = None  # the check of the store reports it
+    try:
+        if models_dir is not None:
+            learned = None if (table := load_speeds(models_dir)) is None else table.names
+    except AlmanacError as error:
+        yield Check(NAME, "warn", f"the speeds of the GPU types cannot be read: {error}", error.hint)
+    for fault in type_faults(app.config.placement, nodes, app.config.gpu_types, learned):
+        yield Check(NAME, "fail" if fault.is_fatal else "warn", fault.said, fault.todo)
 
 
 def _requeue(settings: Placement, configuration: str) -> Iterator[Check]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from advisor.artefacts import current_version, save
+from advisor.service import train
+from advisor.speed.learning import SpeedTable
+from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.app import App
 from cli.doctor.findings import Check
 from cli.doctor.main import PROBES
+from telemetry.history import HISTORY
+from telemetry.store.store import Store
 
 Examine = Callable[..., list[Check]]
 NODES = {"n1": ("a100", "gpu:a100:2"), "n2": ("h100", "gpu:h100:2")}
@@ -20,7 +27,13 @@ NODES = {"n1": ("a100", "gpu:a100:2"), "n2": ("h100", "gpu:h100:2")}
 
 @pytest.fixture
 def examine(tmp_path: Path) -> Examine:
-    def examine(release: str = "24.11.5", nodes: dict[str, tuple[str, str]] = NODES, **values: Any) -> list[Check]:
+    def examine(
+        release: str = "24.11.5",
+        nodes: dict[str, tuple[str, str]] = NODES,
+        gpu_types: Sequence[dict[str, str]] = (),
+        store: Path | None = None,
+        **values: Any,
+    ) -> list[Check]:
         rows = [
             {"name": name, "state": ["IDLE"], "partitions": ["gpu"], "features": [feature], "gres": gres}
             for name, (feature, gres) in nodes.items()
@@ -31,8 +44,10 @@ def examine(tmp_path: Path) -> Examine:
             (tmp_path / name).write_text(f"#!/bin/sh\n{prints}\n")
             (tmp_path / name).chmod(0o755)
         settings = {"partitions": ["gpu"], "types": ["a100", "h100"], **values}
-        app = App()
-        app.__dict__["config"] = parse_config({"slurm": {"bin_dir": str(tmp_path)}, "placement": settings})
+        app = App(None, str(store or tmp_path / "no-store"), "x")
+        app.__dict__["config"] = parse_config(
+            {"slurm": {"bin_dir": str(tmp_path)}, "placement": settings, "gpu_types": [*gpu_types]}
+        )
         return list(PROBES["placement"](app))
 
     return examine
@@ -61,8 +76,29 @@ def test_nothing_unless_configured(examine: Examine) -> None:
         ({"select_by": "gres", "release": "22.05.8"}, "fail", "22.05"),
         ({"nodes": {**NODES, "n3": ("x", "gpu:2")}}, "warn", "1 node (n3) without exactly one of placement.types"),
         ({"requeue": True}, "warn", "no job will be requeued"),
+        (
+            {"gpu_types": [{"name": "a100", "constraint": "a100"}, {"name": "h100", "gres": "h100"}]},
+            "warn",
+            "no [[gpu_types]] has as its constraint 1 placement type (h100)",
+        ),
     ],
 )
 def test_misconfiguration(examine: Examine, values: dict[str, Any], status: str, said: str) -> None:
     checks = examine(**values)
     assert any(check.status == status and said in check.said and check.todo for check in checks), checks
+
+
+def test_the_trained_speeds_must_know_the_types(examine: Examine, tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    [check] = examine(store=store.root)
+    assert (check.status, check.todo) == ("warn", "run `almanac train`")
+    models_dir, trained = store.of("x").models_dir, train(HISTORY.empty_table().to_pandas(), Config(), 1_750_000_000)
+    for names, said in ((("a100", "h100"), "2 types"), (("a100", "H100"), "have no 1 placement type (h100); they")):
+        table = SpeedTable(names=names)
+        save(dataclasses.replace(trained, speeds=table), models_dir)
+        [check] = examine(store=store.root)
+        assert said in check.said
+    (models_dir / "speed" / str(current_version(models_dir)) / "meta.json").unlink()
+    [check] = examine(store=store.root)
+    assert (check.status, check.todo) == ("warn", "run `almanac train`")
+    assert "cannot be read" in check.said

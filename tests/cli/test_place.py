@@ -66,8 +66,14 @@ def slurm(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def warnings() -> list[str]:
+    """What `run` wrote to standard error."""
+    return []
+
+
+@pytest.fixture
 def run(
-    slurm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    slurm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> Callable[..., tuple[int, str]]:
     monkeypatch.setenv("PATH", f"{slurm}:/usr/bin:/bin")
     monkeypatch.setattr(speeds_module, "stored_speeds", site_speeds)
@@ -76,7 +82,9 @@ def run(
     def called(*argv: str) -> tuple[int, str]:
         app = App(str(slurm / "almanac.toml"), str(slurm / "store"), "demo")
         code = command.main(args=list(argv), standalone_mode=False, obj=app) or 0
-        return int(code), capsys.readouterr().out
+        printed = capsys.readouterr()
+        warnings.append(printed.err)
+        return int(code), printed.out
 
     return called
 
@@ -90,6 +98,18 @@ def test_plan_and_observe_send_nothing(run: Callable[..., tuple[int, str]], slur
     assert "dry run" in run("apply")[1]
     assert not (slurm / "told").exists()
     assert not (slurm / "store/actions").exists()
+
+
+def test_a_plan_warns_of_types_that_go_by_other_names(
+    run: Callable[..., tuple[int, str]], slurm: Path, warnings: list[str]
+) -> None:
+    named = '[[gpu_types]]\nname = "a100"\nconstraint = "gpu_a100"\n'
+    (slurm / "almanac.toml").write_text(config(types=["a100", "h100", "b200"]) + named)
+    run("plan")
+    warned = "\n".join(warnings)
+    assert "warning: no node of these partitions has 1 feature (b200)\ntry: correct placement.types" in warned
+    assert "no [[gpu_types]] has as its constraint 3 placement types (a100, h100, b200)" in warned
+    assert "no model is trained" in warned
 
 
 def test_apply_status_and_undo(run: Callable[..., tuple[int, str]], slurm: Path) -> None:
