@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from advisor.waits.view import TypeWait
+from almanac.gpu_type_config import GpuAdvice
 from almanac.units import format_duration
 
 MEASURED = "own runs"
@@ -52,8 +53,8 @@ class GpuTypeRules:
     """now_s: unix seconds. min_gain: share of the time until the end; max_age_s: of a wait."""
 
     now_s: int
-    min_gain: float = 0.15
-    max_age_s: int = 600
+    min_gain: float = GpuAdvice.min_gain
+    max_age_s: int = GpuAdvice.max_age_s
 
 
 @dataclass(frozen=True)

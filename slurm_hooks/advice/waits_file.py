@@ -25,7 +25,7 @@ from typing import cast, get_args
 
 from advisor.waits.view import TypeWait
 from almanac.errors import FileFormatError
-from almanac.gpu_type_config import GpuType
+from almanac.gpu_type_config import GpuAdvice, GpuType
 from almanac.submit_config import TierKind
 from slurm_hooks.advice.file import SITE
 
@@ -47,8 +47,8 @@ class WaitsFile:
     as_of_s: int
     types: tuple[GpuType, ...]
     waits: tuple[tuple[int, TypeWait], ...]
-    min_gain: float = 0.15
-    max_age_s: int = 600
+    min_gain: float = GpuAdvice.min_gain
+    max_age_s: int = GpuAdvice.max_age_s
 
     def is_fresh(self, now_s: int) -> bool:
         """Whether the waits may be used. False for a file from the future: a clock was ahead."""
