@@ -93,7 +93,8 @@ for name in sys.argv[2:]:
 print(*(module.__cached__ for module in list(sys.modules.values()) if getattr(module, "__cached__", None)), sep="\n")
 PROGRAM
     { find "$CLIENT$CODE_DIR" -name '*.pyc' | grep -vxFf "$WORK/light"
-      find "$CLIENT$CODE_DIR"/{simulator,telemetry/{demo_site,characterize},slurm_hooks/{mig,placement},advisor/evaluation,reports/site} \
+      find "$CLIENT$CODE_DIR"/{simulator,telemetry/{demo_site,characterize,attribution,nodes},slurm_hooks/{mig,placement}} \
+          "$CLIENT$CODE_DIR"/{advisor/{evaluation,speed,demand},reports/site} \
           -type f ! -name '*.pyc'; } | while read -r file; do
         mkdir -p "$FULL$(dirname "${file#"$CLIENT"}")"
         mv "$file" "$FULL${file#"$CLIENT"}"

@@ -77,7 +77,7 @@ def test_each_service_runs_a_command_that_exists_and_has_its_timer(path: Path) -
 
 def test_every_timer_has_its_service() -> None:
     assert [path.stem for path in TIMERS] == [path.stem for path in SERVICES]
-    assert len(TIMERS) == 10
+    assert len(TIMERS) == 12
 
 
 def test_a_missed_power_run_is_not_made_up_for_and_one_that_hangs_ends_before_the_next_but_one() -> None:
