@@ -7,7 +7,7 @@ if the decision would start it now. One that still waits later is decided on aga
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from almanac.errors import AlmanacError
@@ -140,6 +140,8 @@ def _note(job: QueueJob, history: PlacementHistory, now_s: int) -> Note | None:
         return Note("stopped", job, line, "the run before ended before its requeue")
     if job.is_running and line.what in ("requeue", "requeued", "place", "placed") and _moved(job, line, requeues):
         delay_s = max(0.0, (job.start_s or now_s) - requeues[-1].time_s)
+        if line.what in ("requeue", "place") and shown in line.texts:
+            line = replace(line, new=shown, was=None)  # the change may never have been sent
         return Note("restarted", job, line, "it runs again", delay_s)
     if not job.is_pending:
         return None

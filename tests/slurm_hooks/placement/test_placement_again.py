@@ -160,3 +160,29 @@ def test_no_requeue_when_the_gpus_are_gone_after_the_checkpoint(tmp_path: Path) 
     assert run().requeued == 0, "within an hour"
     run.slurm.sleep(3600)
     assert run().requeued == 1
+
+
+def test_a_killed_requeue_that_runs_with_its_own_request_is_not_the_owners(tmp_path: Path) -> None:
+    """Killed between the requeue and the new request; the job starts on its own type before the next run."""
+    run = start(tmp_path, running(21))
+    run.speeds = speeds_of(a100=72_000, h100=18_000)
+    made = run.plan()
+
+    def kill(command: str) -> None:
+        if command.startswith("scontrol update"):
+            raise Killed
+
+    run.slurm.before = kill
+    with pytest.raises(Killed):
+        run.act(*made)
+    run.slurm.before = lambda command: None
+    run.slurm.sleep(130)
+    job = run.slurm.jobs[21]
+    job.state, job.nodes, job.start_s, job.reason = "RUNNING", "n1", int(run.slurm.now_s), "None"
+    run()
+    assert run.kinds == ["requeue", "restarted"]
+    job.state, job.nodes, job.start_s, job.reason = "PENDING", "", 0, "Resources"
+    job.restarts, job.submit_s = 2, int(run.slurm.now_s)
+    run.slurm.sleep(10)
+    assert run().placed == 1
+    assert "owner" not in run.kinds
