@@ -90,12 +90,14 @@ import sys
 sys.path.insert(0, sys.argv[1])
 for name in sys.argv[2:]:
     importlib.import_module(name)
-print(*(module.__cached__ for module in list(sys.modules.values()) if getattr(module, "__cached__", None)), sep="\n")
+for module in list(sys.modules.values()):
+    if getattr(module, "__cached__", None):
+        print(module.__cached__, module.__file__, sep="\n")
 PROGRAM
     { find "$CLIENT$CODE_DIR" -name '*.pyc' | grep -vxFf "$WORK/light"
       find "$CLIENT$CODE_DIR"/{simulator,telemetry/{demo_site,characterize,attribution,nodes},slurm_hooks/{mig,placement}} \
-          "$CLIENT$CODE_DIR"/{advisor/{evaluation,speed,demand},reports/site} \
-          -type f ! -name '*.pyc'; } | while read -r file; do
+          "$CLIENT$CODE_DIR"/{advisor/{evaluation,speed,demand,duration,waits},reports/site} \
+          -type f ! -name '*.pyc' | grep -vxFf "$WORK/light"; } | while read -r file; do
         mkdir -p "$FULL$(dirname "${file#"$CLIENT"}")"
         mv "$file" "$FULL${file#"$CLIENT"}"
     done
