@@ -22,14 +22,12 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 WAITS = -1
 """Place of a job that gets no GPUs now."""
-_URGENT = 1e3
-"""Value of a job that goes first, as a multiple of its own. Less than 1 / the solver's tolerance."""
 _LEAST_PRICE = 1e-3
 """Of the mean price. Without it, GPUs of a type that is not scarce are free, and a job's cost on them is 0."""
 _DIGITS = 9
 """Of the numbers that are compared: rounding errors of other units must not decide between equal jobs."""
 SOLVER_S = 0.9
-"""Longest time of each of the two solvers, so that a decision ends within 2 s."""
+"""Longest time of each of the two solvers in a live decision, so that it ends within 2 s."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,8 @@ class PlacementRules:
     ageing: the value of a job that never ran is multiplied by (1 + its wait / the least makespan) to this power; 0 is
     no ageing. The backlog is the measure, so that a site has nothing to tune.
     move_all: running jobs may be moved, if their owner allows it.
+    solver_s: longest time of each of the two solvers. A live decision takes SOLVER_S. A simulation has more: its result
+    must not depend on how busy the machine is.
     """
 
     exponent: float = 0.2
@@ -59,6 +59,7 @@ class PlacementRules:
     least_efficiency: float = 0.0
     ageing: float = 0.0
     move_all: bool = True
+    solver_s: float = 30.0
 
 
 NEVER_MOVE = PlacementRules(least_efficiency=0.7, move_all=False)
@@ -126,13 +127,24 @@ def decide_placement(view: PlacementView, rules: PlacementRules | None = None) -
         return PlacementDecision(types, np.zeros(len(view.capacity)))
     stays, waits = jobs.stays, ~jobs.stays
     kept = _busy(jobs, jobs.gpus * jobs.left_s / np.maximum(_own_speeds(jobs), 1e-12), len(view.capacity))
-    makespan_s, prices = price(jobs.gpus[waits], jobs.left_s[waits], jobs.speeds[waits], view.capacity, kept)
+    work = jobs.gpus[waits], jobs.left_s[waits], jobs.speeds[waits]
+    makespan_s, prices = price(*work, view.capacity, kept, rules.solver_s)
     used = _busy(jobs, jobs.gpus.astype(float), len(view.capacity)).astype(np.int64)
     found = _part(jobs, waits)
-    values = _values(found, prices, makespan_s, view.capacity, int(jobs.gpus.sum()), rules)
+    values, urgent = _values(found, prices, makespan_s, view.capacity, int(jobs.gpus.sum()), rules)
     types[jobs.rows[stays]] = jobs.placed[stays]
-    types[found.rows] = assign(values, found.gpus, np.maximum(view.capacity - used, 0))
+    free = np.maximum(view.capacity - used, 0)
+    for some in (urgent, ~urgent):
+        chosen = assign(values[some], found.gpus[some], free, solver_s=rules.solver_s)
+        types[found.rows[some]] = chosen
+        free = free - _gpus_on(chosen, found.gpus[some], len(free))
     return PlacementDecision(types, prices, makespan_s)
+
+
+def _gpus_on(types: Ints, gpus: Ints, number: int) -> Ints:
+    """(number,) GPUs that jobs hold on each type."""
+    placed = types != WAITS
+    return np.bincount(types[placed], weights=gpus[placed], minlength=number).astype(np.int64)
 
 
 def check(view: PlacementView) -> None:
@@ -189,13 +201,15 @@ def _busy(jobs: _Jobs, amounts: Floats, types: int) -> Floats:
     return np.bincount(jobs.placed[jobs.stays], weights=amounts[jobs.stays], minlength=types).astype(np.float64)
 
 
-def price(gpus: Ints, left: Floats, rates: Floats, capacity: Ints, kept: Floats | None = None) -> tuple[float, Floats]:
+def price(
+    gpus: Ints, left: Floats, rates: Floats, capacity: Ints, kept: Floats | None = None, solver_s: float = np.inf
+) -> tuple[float, Floats]:
     """The least makespan in seconds of work that can be split between types, and the price of a GPU-second by type.
 
     min T, with y[j,r] >= 0 seconds of job j on type r: sum over r of rate y = left; sum over r of y <= T, as a job is
     in one place at a time; sum over j of gpus y + kept <= capacity T. Prices are the dual values of the last rows.
     Types that are not scarce keep a small price, so that no job is free. kept: (types,) GPU-seconds of jobs that
-    cannot be moved. Equal prices, should the solver fail, or take longer than SOLVER_S.
+    cannot be moved. Equal prices, should the solver fail, or take longer than solver_s.
     """
     held = np.zeros(len(capacity)) if kept is None else kept
     total = max(int(capacity.sum()), 1)
@@ -204,7 +218,7 @@ def price(gpus: Ints, left: Floats, rates: Floats, capacity: Ints, kept: Floats 
         return float(busy.max(initial=0.0)), np.full(len(capacity), 1 / total)
     best_s = left / rates.max(axis=1)
     scale = max(float(best_s.max()), float(busy.max()))
-    found = _solve_makespan(gpus, best_s / scale, rates / rates.max(axis=1)[:, None], capacity, held / scale)
+    found = _solve_makespan(gpus, best_s / scale, rates / rates.max(axis=1)[:, None], capacity, held / scale, solver_s)
     if found is None:
         least = max(float(gpus @ best_s + held.sum()) / total, float(best_s.max()), float(busy.max()))
         return least, np.full(len(capacity), 1 / total)
@@ -214,7 +228,7 @@ def price(gpus: Ints, left: Floats, rates: Floats, capacity: Ints, kept: Floats 
 
 
 def _solve_makespan(
-    gpus: Ints, best_s: Floats, speeds: Floats, capacity: Ints, kept: Floats
+    gpus: Ints, best_s: Floats, speeds: Floats, capacity: Ints, kept: Floats, solver_s: float
 ) -> tuple[float, Floats] | None:
     """The value and the dual values of the linear program, in the units of best_s; None without an optimum in time."""
     from scipy import sparse
@@ -238,7 +252,7 @@ def _solve_makespan(
     )  # fmt: skip
     solved: Any = linprog(
         np.eye(1, last + 1, last)[0], A_ub=sparse.vstack([share, once]), b_ub=np.concatenate([-kept, np.zeros(jobs)]),
-        A_eq=work, b_eq=best_s, method="highs", options={"time_limit": SOLVER_S},
+        A_eq=work, b_eq=best_s, method="highs", options={"time_limit": solver_s},
     )  # fmt: skip
     if solved.status != 0:
         return None
@@ -247,8 +261,11 @@ def _solve_makespan(
 
 def _values(
     jobs: _Jobs, prices: Floats, makespan_s: float, capacity: Ints, needed: int, rules: PlacementRules
-) -> Floats:
-    """(jobs, types): what a second of a job on a type is worth; 0 where it may not run. needed: GPUs of all gangs."""
+) -> tuple[Floats, Bools]:
+    """(jobs, types): what a second of a job on a type is worth, 0 where it may not run; (jobs,): which go first.
+
+    needed: GPUs of all gangs.
+    """
     total = int(capacity.sum())
     with np.errstate(divide="ignore"):
         cost = np.where(jobs.speeds > 0, jobs.gpus[:, None] * prices[None, :] / jobs.speeds, np.inf)
@@ -263,8 +280,9 @@ def _values(
         longest_s = jobs.left_s / jobs.speeds[np.arange(len(cost)), cost.argmin(axis=1)]
     runs = np.flatnonzero(jobs.placed != WAITS)
     values[runs, jobs.placed[runs]] *= rules.stay
-    values[_urgent(jobs.gpus, longest_s * rules.urgent / makespan_s, rules.urgent_share * total)] *= _URGENT
-    return values
+    urgent = np.zeros(len(jobs.rows), dtype=np.bool_)
+    urgent[_urgent(jobs.gpus, longest_s * rules.urgent / makespan_s, rules.urgent_share * total)] = True
+    return values, urgent
 
 
 def _not_outlasting(values: Floats, jobs: _Jobs, makespan_s: float) -> Floats:
@@ -285,11 +303,11 @@ def _urgent(gpus: Ints, lateness: Floats, most_gpus: float) -> Ints:
     return found
 
 
-def assign(values: Floats, gpus: Ints, free: Ints, gap: float = 0.005) -> Ints:
+def assign(values: Floats, gpus: Ints, free: Ints, gap: float = 0.005, solver_s: float = SOLVER_S) -> Ints:
     """(jobs,) the types that maximize the sum of values within the free GPUs, each job on one type, or WAITS.
 
     gap: relative distance from the best at which the solver stops. The greedy choice by value per GPU, should the
-    solver find none in SOLVER_S.
+    solver find none in solver_s.
     """
     from scipy import sparse
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -307,7 +325,7 @@ def assign(values: Floats, gpus: Ints, free: Ints, gap: float = 0.005) -> Ints:
     value = values[row, kind]
     found: Any = milp(
         -value / value.max(), constraints=LinearConstraint(rows, -np.inf, np.concatenate([np.ones(len(jobs)), free])),
-        integrality=np.ones(len(job)), bounds=Bounds(0, 1), options={"mip_rel_gap": gap, "time_limit": SOLVER_S},
+        integrality=np.ones(len(job)), bounds=Bounds(0, 1), options={"mip_rel_gap": gap, "time_limit": solver_s},
     )  # fmt: skip
     taken = np.flatnonzero(found.x > 0.5) if found.x is not None else _by_density(value, gpus[row], job, kind, free)
     chosen[row[taken]] = kind[taken]

@@ -13,6 +13,7 @@ import numpy as np
 
 from advisor.decisions.placement import (
     NEVER_MOVE,
+    SOLVER_S,
     WAITS,
     PlacementDecision,
     PlacementRules,
@@ -61,7 +62,7 @@ def decide(rows: Sequence[Row], cluster: Cluster, rules: PlacementRules) -> dict
         waited_s=np.array([row.waited_s for row in rows], dtype=float),
         may_move=np.array([row.may_move for row in rows], dtype=bool),
     )
-    made: PlacementDecision = decide_placement(view, rules)
+    made: PlacementDecision = decide_placement(view, replace(rules, solver_s=SOLVER_S))
     return {row.job_id: types[kind] for row, kind in zip(rows, made.types.tolist(), strict=True) if kind != WAITS}
 
 
