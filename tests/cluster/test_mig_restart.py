@@ -65,7 +65,11 @@ def _home(site: Site) -> str:
 def home(site: Site) -> str:
     """Alice's home with the code, the programs and the fake nvidia-smi."""
     home = _home(site)
-    unpack = 'rm -rf "$HOME"/* && mkdir -p "$HOME/code" "$HOME/bin" && tar xz -C "$HOME/code"'
+    kept = "train.sh"  # of docker's users, which test_walk.py submits
+    unpack = (
+        f'find "$HOME" -mindepth 1 -maxdepth 1 ! -name {kept} ! -name ".*" -exec rm -rf {{}} + && '
+        'mkdir -p "$HOME/code" "$HOME/bin" && tar xz -C "$HOME/code"'
+    )
     done = site.run_bytes("login", "alice", "sh", "-c", unpack, stdin=_code())
     assert done.returncode == 0, done.stderr
     for name, text in (("program", f"#!/bin/bash\n{PROGRAM}"), ("growing", f"#!/bin/bash\n{GROWING}")):
