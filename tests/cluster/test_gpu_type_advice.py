@@ -15,6 +15,7 @@ from advice_files import advice
 from front_end import FrontEnd, ended
 from layout import GPUS_PER_NODE
 from mig_site import MigSite, mig_site
+from processes import wait_until
 from sites import Site
 
 from advisor.waits.view import TypeWait
@@ -161,6 +162,9 @@ NUMBER_OF_JOBS = 200
 def test_waits_of_200_jobs_against_what_then_happened(site: Site) -> None:
     """The wait that is estimated just before each submission, and the job's own. Run times are known within a third."""
     rng = random.Random(7)
+    # What a test before this one left pending would wait here too.
+    site.run("ctl", "root", "scancel", "--user=alice")
+    wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.split(), 60)
 
     def commands(argv: Sequence[str]) -> bytes:
         return site.run("ctl", "root", *argv).stdout.encode()

@@ -36,7 +36,7 @@ SCRIPT = """#!/bin/bash
 profile={root}/profiles/$SLURM_JOB_ID
 echo low > $profile
 for ((i = 0; i < 400000; i++)); do :; done
-srun -n1 --gpus=4 -J "$FORGED" sleep 8
+srun -n1 --gpus=4 -J "$FORGED" sleep 12
 echo high > $profile
 srun -n1 --gpus=4 sleep 6
 srun --exact -n1 --gpus=2 --mem=500 sleep 4 &
@@ -52,7 +52,7 @@ CONFIG = Config(filters=Filters(min_elapsed_s=2, min_gpu_util_pct=-1.0))
 
 @dataclass
 class Seen:
-    """live: the report's context while the job ran, 6 s after its start."""
+    """live: the report's context while the job's first step ran, once its memory had filled."""
 
     live: list[JobContext] = field(default_factory=list)
 
@@ -68,7 +68,9 @@ def job(cluster: Cluster, seen: Seen) -> int:
     options = ("-N1", "-n4", "--gpus=4", "-C", "hbm80g", f"--export=ALL,FORGED={FORGED}")
     job_id = cluster.lab.sbatch("alice", *options, script=script)
     cluster.lab.wait_for_state(job_id, "RUNNING")
-    time.sleep(6)
+    time.sleep(5)
+    full = f'min(DCGM_FI_DEV_FB_USED{{hpc_job="{job_id}"}}) > 19000'
+    wait_until("the first step's memory in Prometheus", lambda: bool(cluster.prometheus.query(full)), 10)
     commands, now_s = SlurmCommands(timeout_s=60, env=cluster.lab.env), int(time.time())
     config = replace(CONFIG, prometheus=Prometheus(url=cluster.prometheus.url))
     seen.live += live_contexts(live_jobs(commands, [job_id], now_s, "lab"), config, now_s)
@@ -140,7 +142,7 @@ def test_each_step_has_its_own_metrics_where_its_gpus_are_known(
 def test_a_job_that_runs_is_reported_with_its_gpus_so_far(cluster: Cluster, job: int, seen: Seen) -> None:
     [context] = seen.live
     assert (context.job_id, context.user, context.job["state"], context.job["end_s"]) == (job, "alice", "RUNNING", None)
-    assert context.is_live and 5 <= (context.elapsed_s or 0) <= 15
+    assert context.is_live and 5 <= (context.elapsed_s or 0) <= 20
     assert (context.metrics["attributed_by"], context.metrics["gpus_seen"], len(context.gpus)) == ("whole node", 4, 4)
     # The first step only: the second has three times as much.
     assert context.metrics["hbm_peak_mib"] == pytest.approx(20 * 1024, rel=0.1)
