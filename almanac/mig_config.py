@@ -60,6 +60,11 @@ class Mig:
     gres_command: tuple[str, ...] = key(
         (), "writes gres.conf on {node} after a change; empty: gres.conf has AutoDetect=nvml"
     )
+    register_command: tuple[str, ...] = key(
+        (),
+        "restarts slurmd on a dynamic {node}, with the parameters that it reads from standard input added to `slurmd "
+        "--conf`; empty: dynamic nodes are not changed",
+    )
     restart_command: tuple[str, ...] = key(
         ("systemctl", "restart", "slurmctld"), "restarts slurmctld, which releases before 24.11 need"
     )

@@ -26,8 +26,10 @@ _TODO = {
     "drain": "see whether Slurm takes `scontrol update nodename={node} state=drain`",
     "wait": "end the jobs on it, or resume it: its layout was not changed",
     "apply": "end what uses the GPUs (dcgm, persistenced), then `almanac mig retry {node}`",
-    "gres": "correct the include file and gres.conf, then `almanac mig retry {node}`",
+    "gres": "correct the include file or mig.register_command, and gres.conf; then `almanac mig retry {node}`",
     "reconfigure": "see why slurmctld does not take its configuration, then `almanac mig retry {node}`",
+    "register": "see why slurmd does not register {node} with its new Gres, then `almanac mig retry {node}`",
+    "settle": "see why slurmd does not start on {node}, then `almanac mig retry {node}`",
     "verify": "compare `nvidia-smi -L` there with Gres in Slurm, then `almanac mig retry {node}`",
     "resume": "compare `nvidia-smi -L` there with Gres in Slurm, then `almanac mig retry {node}`",
 }

@@ -63,8 +63,30 @@ def check_mig(app: App) -> Iterator[Check]:
 
 def examine(seen: Seen) -> Iterator[Check]:
     """Yield each fault; nothing if there is none."""
-    for probe in (_include, _lines, _restart, _nodes, _failed):
+    dynamic = dynamic_nodes(seen)
+    if set(seen.settings.names) - dynamic:
+        yield from _include(seen)
+        yield from _lines(seen, dynamic)
+        yield from _restart(seen)
+    for probe in (_register, _nodes, _failed):
         yield from probe(seen)
+
+
+def dynamic_nodes(seen: Seen) -> set[str]:
+    """Managed nodes that registered by `slurmd -Z`: they have no line in a file."""
+    from slurm_hooks.mig.slurm_side import DYNAMIC
+
+    nodes = seen.slurm.backend.nodes()
+    return {node.name for node in nodes if DYNAMIC in node.states and node.name in seen.settings.names}
+
+
+def _register(seen: Seen) -> Iterator[Check]:
+    found = sorted(dynamic_nodes(seen))
+    if found and not seen.settings.config.register_command:
+        yield _fail(
+            f"{_some(found)}: dynamic, and mig.register_command is empty, so they are never changed",
+            "name a command that restarts slurmd with a new Gres (docs/mig-layouts.md), or take them out of mig.nodes",
+        )
 
 
 def _include(seen: Seen) -> Iterator[Check]:
@@ -81,12 +103,12 @@ def _include(seen: Seen) -> Iterator[Check]:
         yield _warn(f"{path.parent} cannot be written by {os.geteuid()}", "run `almanac mig apply` as root")
 
 
-def _lines(seen: Seen) -> Iterator[Check]:
+def _lines(seen: Seen, dynamic: set[str]) -> Iterator[Check]:
     from slurm_hooks.mig.include import HOW, IncludeFile, gres_of_nodes
     from slurm_hooks.mig.layouts import gpu_types
 
     written = gres_of_nodes(IncludeFile(Path(seen.settings.config.include_file)).read())
-    if without := [name for name in seen.settings.names if name not in written]:
+    if without := [name for name in seen.settings.names if name not in written and name not in dynamic]:
         yield _fail(f"{_some(without)}: no NodeName line of their own in the include file", HOW)
     nodes = {node.name: node for node in seen.slurm.backend.nodes()}
     if strangers := [name for name in seen.settings.names if name not in nodes]:
@@ -112,11 +134,11 @@ def _restart(seen: Seen) -> Iterator[Check]:
 def _nodes(seen: Seen) -> Iterator[Check]:
     from slurm_hooks.mig.gate import is_in_service
 
-    serving = {node.name for node in seen.slurm.backend.nodes() if is_in_service(node)}
+    serving = {node.name: node.gres for node in seen.slurm.backend.nodes() if is_in_service(node)}
     up = [name for name in seen.settings.names if name in serving]
     for name in up[:_SHOWN]:
         try:
-            seen.node_side.export(name, seen.settings.names[name].model)
+            seen.node_side.export(name, seen.settings.names[name].model, serving[name])
         except AlmanacError as error:
             yield _fail(f"{name}: {error}", error.hint)
 

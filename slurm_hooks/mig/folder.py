@@ -116,6 +116,7 @@ def _change(content: Mapping[str, Any]) -> NodeChange:
         is_undone=content["is_undone"],
         fault=_text(content["fault"]),
         is_patient=content.get("is_patient", False) is True,
+        dynamic_gres=_text(content.get("dynamic_gres", "")),
     )
 
 

@@ -118,14 +118,18 @@ def parted_config(model: MigModel, layout: Layout) -> bytes:
     return json.dumps({"version": "v1", "mig-configs": {CONFIG_NAME: entries}}).encode()
 
 
-def parse_export(model: MigModel, text: bytes) -> Layout:
-    """The layout that `mig-parted export -o json` prints. Raises SourceError where it cannot be understood."""
+def parse_export(model: MigModel, text: bytes, gpu_count: int = 0) -> Layout:
+    """The layout that `mig-parted export -o json` prints.
+
+    gpu_count: GPUs and slices that Slurm has on the node. Where all GPUs are alike, the export says "all" and not how
+    many there are. Raises SourceError where it cannot be understood.
+    """
     try:
         [entries] = json.loads(text)["mig-configs"].values()
         gpus: dict[int, GpuLayout] = {}
         for entry in entries:
             layout = _gpu_layout(model, entry)
-            for device in entry["devices"]:
+            for device in _devices(entry["devices"], layout, gpu_count):
                 if type(device) is not int or not 0 <= device < MOST_GPUS or device in gpus:
                     raise ValueError(f"device {device!r}")
                 gpus[device] = layout
@@ -137,6 +141,14 @@ def parse_export(model: MigModel, text: bytes) -> Layout:
             "run mig.export_command yourself; it must print JSON that lists every GPU",
         ) from error
     return tuple(gpus[number] for number in range(len(gpus)))
+
+
+def _devices(devices: Any, layout: GpuLayout, gpu_count: int) -> Any:
+    if devices != "all":
+        return devices
+    if not gpu_count or not layout or gpu_count % len(layout) or gpu_count > MOST_GPUS * len(layout):
+        raise ValueError(f"every GPU holds {'+'.join(layout) or 'nothing'}, and Slurm has {gpu_count} GPUs and slices")
+    return range(gpu_count // len(layout))
 
 
 def _gpu_layout(model: MigModel, entry: Mapping[str, Any]) -> GpuLayout:

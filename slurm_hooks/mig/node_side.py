@@ -14,7 +14,7 @@ from almanac.errors import CommandError
 from almanac.mig import MigModel
 from almanac.mig_config import Mig
 from almanac.units import printable
-from slurm_hooks.mig.layouts import Layout, parse_export, parted_config
+from slurm_hooks.mig.layouts import Layout, gpu_types, parse_export, parted_config
 from telemetry.slurm.commands import Done
 
 Run = Callable[[Sequence[str], bytes, float], Done]
@@ -37,13 +37,17 @@ class NodeSide:
         """Returns if the node has this layout."""
         self._tell(self.config.assert_command, node, parted_config(model, layout))
 
-    def export(self, node: str, model: MigModel) -> Layout:
-        """Raises SourceError where the output cannot be understood."""
-        return parse_export(model, self._tell(self.config.export_command, node))
+    def export(self, node: str, model: MigModel, gres: str) -> Layout:
+        """gres: the node's in Slurm. Raises SourceError where the output cannot be understood."""
+        return parse_export(model, self._tell(self.config.export_command, node), sum(gpu_types(gres).values()))
 
     def write_gres(self, node: str) -> None:
         if self.config.gres_command:
             self._tell(self.config.gres_command, node)
+
+    def register(self, node: str, parameters: str) -> None:
+        """Restart a dynamic node's slurmd with these parameters of `--conf`."""
+        self._tell(self.config.register_command, node, f"{parameters}\n".encode())
 
     def distribute(self, node: str) -> None:
         if self.config.distribute_command:

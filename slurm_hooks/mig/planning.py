@@ -116,7 +116,7 @@ class MigPlanner:
         why = refusal(node, list(view.nodes.values()), around, now_s)
         layout: Layout | None = None
         try:
-            layout = self.node_side.export(name, names.model)
+            layout = self.node_side.export(name, names.model, node.gres)
             if names.types(layout) != gpu_types(node.gres):
                 why = why or "the node and Slurm have different layouts"
         except AlmanacError as error:

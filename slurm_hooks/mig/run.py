@@ -13,17 +13,22 @@ from almanac import __version__
 from almanac.errors import AlmanacError, CommandError
 from almanac.mig_config import MigMode
 from almanac.units import printable
+from slurm_hooks.mig.dynamic import NO_COMMAND, parameters, with_new_gpus
 from slurm_hooks.mig.folder import MigFolder, MigState
 from slurm_hooks.mig.gate import Surroundings, lost_types_text, refusal
 from slurm_hooks.mig.include import IncludeFile, gres_of_nodes, with_node_gres
 from slurm_hooks.mig.layouts import check_layout, gpu_types, shown
 from slurm_hooks.mig.node_side import NodeSide
 from slurm_hooks.mig.settings import MigSettings
-from slurm_hooks.mig.slurm_side import SlurmSide, SlurmView
-from slurm_hooks.mig.steps import Action, NodeChange, Step, StepLimits, next_step, unlike
+from slurm_hooks.mig.slurm_side import DYNAMIC, SlurmSide, SlurmView
+from slurm_hooks.mig.steps import Action, NodeChange, Step, StepLimits, is_own_drain, next_step, unlike
 
 POLL_S = 0.5
 MOST_FAULT = 200
+WAITS = ("register", "settle", "verify", "resume")
+"""Stages that wait for Slurm, for a limited time."""
+REGISTER_S = 20.0
+"""Seconds until slurmd is restarted once more, if slurmctld has not heard of a dynamic node."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,7 @@ class MigRun:
         """Read what earlier runs left; the wait for Slurm begins again. Raises StoreError."""
         found, now_s = self.folder.load(self.cluster), self._now_s()
         changes = {
-            name: replace(each, stage_s=now_s) if each.stage in ("verify", "resume") else each
-            for name, each in found.changes.items()
+            name: replace(each, stage_s=now_s) if each.stage in WAITS else each for name, each in found.changes.items()
         }
         self.state = replace(found, changes=changes)
 
@@ -85,7 +89,7 @@ class MigRun:
             elif why := self._why_not(each, view, is_patient):
                 self._refuse([each], why)
             else:
-                self._put(replace(self._new_change(each), is_patient=is_patient))
+                self._put(replace(self._new_change(each, view), is_patient=is_patient))
 
     def give_back(self, nodes: Collection[str], why: str) -> None:
         """Undo the drain of nodes that still wait for their jobs; `drive` resumes them. Raises StoreError."""
@@ -121,7 +125,9 @@ class MigRun:
         if to_old:
             change = replace(change, old=change.new, new=change.old, old_gpus=change.new_gpus, new_gpus=change.old_gpus)
         now_s = self._now_s()
-        self._put(replace(change, fault="", is_undone=False, begun_s=now_s).at("drain", now_s))
+        is_gone = bool(change.dynamic_gres) and node not in self.slurm.view(now_s).nodes
+        again = replace(change, fault="", is_undone=False, begun_s=now_s)
+        self._put(again.at("apply" if is_gone else "drain", now_s))
 
     def _active(self) -> list[str]:
         """Nodes to go on with. A failed one is looked at once, for an operator may have resumed it; a busy one, too."""
@@ -196,6 +202,10 @@ class MigRun:
             Action.APPLY: self._apply,
             Action.WRITE_GRES: lambda each: self._write_gres(each, view),
             Action.RECONFIGURE: self._reconfigure,
+            Action.DELETE: self._delete,
+            Action.REGISTER: self._register,
+            Action.MARK: self._mark,
+            Action.SETTLE: self._settle,
             Action.VERIFY: self._verify,
         }
         return orders[action](change)
@@ -221,7 +231,41 @@ class MigRun:
         self._put(change.at("gres", self._now_s()))
 
     def _write_gres(self, change: NodeChange, view: SlurmView) -> bool:
+        if change.dynamic_gres:
+            return self._try(change, "registration", lambda: self._prepare(change))
         return self._try(change, "write of Gres", lambda: self._write_gres_now(change, view))
+
+    def _prepare(self, change: NodeChange) -> None:
+        """From here on a dynamic node's slurmd registers drained, however it is restarted."""
+        self._log("write gres", change.node, f"slurmd --conf: {parameters(change)}")
+        self.node_side.write_gres(change.node)
+        self.node_side.register(change.node, parameters(change))
+        self._put(change.at("register", self._now_s()))
+
+    def _delete(self, change: NodeChange) -> bool:
+        self._log("delete", change.node, f"a dynamic node, to register again with {with_new_gpus(change)}")
+        return not self.slurm.delete(change.node)
+
+    def _register(self, change: NodeChange) -> bool:
+        self._log("register", change.node, parameters(change))
+        if self._try(change, "registration", lambda: self.node_side.register(change.node, parameters(change))):
+            until_s = self.clock() + REGISTER_S
+            while change.node not in self.slurm.view(self._now_s()).nodes and self.clock() < until_s:
+                self.sleep(POLL_S)
+        return True
+
+    def _mark(self, change: NodeChange) -> bool:
+        self._log("drain", change.node, f"again: {change.reason}")
+        self._put(change.at("settle", self._now_s()))
+        return not self.slurm.drain(change.node, change.reason)
+
+    def _settle(self, change: NodeChange) -> bool:
+        self._log("settle", change.node, f"slurmd --conf: {parameters(change, is_drained=False)}")
+        return self._try(change, "registration", lambda: self._settle_now(change))
+
+    def _settle_now(self, change: NodeChange) -> None:
+        self.node_side.register(change.node, parameters(change, is_drained=False))
+        self._put(change.at("verify", self._now_s()))
 
     def _write_gres_now(self, change: NodeChange, view: SlurmView) -> None:
         text = self.include.read()
@@ -284,7 +328,8 @@ class MigRun:
         self._log("fail", change.node, printable(why, 500))
         self._put(failed)
         seen = self.slurm.view(self._now_s()).sight(change.node)
-        if seen and seen.is_drained and seen.reason.startswith(change.reason):
+        came_back_open = seen is not None and not seen.is_drained and change.stage in ("register", "settle")
+        if seen and (is_own_drain(change, seen) or came_back_open):
             self.slurm.drain(change.node, failed.failed_reason)
         self.outcomes[change.node] = Outcome(change.node, "failed", printable(why, 500), failed)
 
@@ -312,15 +357,17 @@ class MigRun:
         if change.new == change.old:
             return "the layout is the same"
         try:
-            if self.node_side.export(change.node, names.model) != change.old:
+            if self.node_side.export(change.node, names.model, node.gres) != change.old:
                 return "the node itself has another layout than the plan begins at"
+            if DYNAMIC in node.states:
+                return "" if self.settings.config.register_command else NO_COMMAND
             with_node_gres(self.include.read(), change.node, names.types(change.new))
         except AlmanacError as error:
             return printable(f"{error}; {error.hint}", 300)
         return ""
 
-    def _new_change(self, each: LayoutChange) -> NodeChange:
-        names, now_s = self.settings.names[each.node], self._now_s()
+    def _new_change(self, each: LayoutChange, view: SlurmView) -> NodeChange:
+        names, now_s, node = self.settings.names[each.node], self._now_s(), view.nodes[each.node]
         return NodeChange(
             node=each.node,
             model=names.model.name,
@@ -330,6 +377,7 @@ class MigRun:
             new_gpus=dict(names.types(each.new)),
             begun_s=now_s,
             stage_s=now_s,
+            dynamic_gres=node.gres if DYNAMIC in node.states else "",
         )
 
     def _around(self, view: SlurmView, own: str = "") -> Surroundings:

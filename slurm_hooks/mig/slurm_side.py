@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from almanac.errors import CommandError
-from slurm_hooks.mig.node_side import NodeSide
+from slurm_hooks.mig.node_side import NodeSide, for_node
 from slurm_hooks.mig.steps import NodeSight
 from slurm_hooks.power.nodes import reserved_before
 from telemetry.slurm.backend import Node, SlurmBackend
@@ -21,12 +21,15 @@ HOLDING = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,RESIZING,SIGNALING,S
 """States of jobs that have nodes. A suspended job leaves its node idle, and keeps its GPUs."""
 RECONFIGURE_SINCE = (24, 11)
 """Since this release `scontrol reconfigure` takes a node's new Gres; before, slurmctld must restart."""
+DYNAMIC = "DYNAMIC_NORM"
+"""The state of nodes that registered by `slurmd -Z` and can be deleted."""
 _BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING", "BLOCKED"})
 
 
 @dataclass(frozen=True)
 class SlurmView:
-    """slurmctld's nodes at one moment. busy: with a job in any state. reserved: now or until the horizon."""
+    """slurmctld's nodes at one moment. busy: with a job in any state. reserved: now or until the
+    horizon; dynamic nodes: at any time."""
 
     nodes: Mapping[str, Node]
     busy: frozenset[str]
@@ -61,8 +64,12 @@ class SlurmSide:
         """Jobs are read after the nodes: a node that is seen drained gets none in between."""
         nodes = {node.name: node for node in self.backend.nodes()}
         busy = self._nodes_with_jobs() | {name for name, node in nodes.items() if node.states & _BUSY}
-        reserved = reserved_before(self.backend.reservations(), now_s, int(now_s + self.reserve_ahead_s))
-        return SlurmView(nodes, frozenset(busy), reserved)
+        reservations = self.backend.reservations()
+        reserved = reserved_before(reservations, now_s, int(now_s + self.reserve_ahead_s))
+        # Slurm deletes a dynamic node although a coming reservation has it; the reservation then loses it (22.05).
+        coming = {name for each in reservations if each.end_s > now_s for name in each.nodes}
+        lost = {name for name in coming & nodes.keys() if DYNAMIC in nodes[name].states}
+        return SlurmView(nodes, frozenset(busy), reserved | lost)
 
     def _nodes_with_jobs(self) -> set[str]:
         text = self.commands(["squeue", "-h", "-a", "-t", HOLDING, "-o", "%N"]).decode("utf-8", "replace")
@@ -82,6 +89,12 @@ class SlurmSide:
 
     def resume(self, node: str) -> list[str]:
         return self.backend.set_node_state([node], "resume")
+
+    def delete(self, node: str) -> list[str]:
+        """Delete a dynamic node; what Slurm said against it. It refuses one with jobs."""
+        done = self.commands.feed(for_node(["scontrol", "delete", "nodename={node}"], node), b"")
+        said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+        return said or ([f"scontrol delete ended with {done.code}"] if done.code else [])
 
     def release(self, address: str) -> list[str]:
         """What Slurm said against it. A slurmctld that has just restarted asks to try again."""

@@ -2,6 +2,10 @@
 
     drain -> wait -> apply -> gres -> reconfigure -> verify -> resume
              wait -> verify (of the old layout) -> resume        if a job that came before the drain does not end
+                      gres -> register -> settle -> verify       a dynamic node: deleted, and registered again
+
+A dynamic node loses its drain when it is deleted. So its slurmd first learns to register with State=DRAIN, and the
+drain gets its reason back before anything else.
 
 A node that is drained while it is busy (is_patient) waits for its jobs as long as they take, from run to run.
 
@@ -18,10 +22,14 @@ from typing import Literal
 
 from slurm_hooks.mig.layouts import Layout, gpu_types, named_types, shown
 
-Stage = Literal["drain", "wait", "apply", "gres", "reconfigure", "verify", "resume"]
+Stage = Literal["drain", "wait", "apply", "gres", "reconfigure", "register", "settle", "verify", "resume"]
 PREFIX = "almanac mig:"
 FAILED = "almanac mig failed:"
 """How the reason of a node begins that stays drained."""
+NEW_REASON = "almanac-mig"
+"""The reason that a dynamic node registers with; 22.05 drops it."""
+SLURM_REASON = "gres/"
+"""How Slurm's own reason begins, in place of ours, where slurmd has other Gres than slurmctld (24.11)."""
 MOST_REASON = 240
 _STRANGE = frozenset(
     {"DOWN", "ERROR", "INVALID_REG", "INVAL", "UNKNOWN", "NOT_RESPONDING", "FUTURE", "FAIL", "POWERED_DOWN",
@@ -36,7 +44,8 @@ class NodeChange:
 
     old_gpus, new_gpus: GPUs of each GRES type. is_undone: the old layout stays, and nothing was ordered on the node.
     fault: why it failed; "" where it has not. A failed change is remembered until the node is resumed. is_patient: the
-    node was drained with jobs on it, which may take as long as they like.
+    node was drained with jobs on it, which may take as long as they like. dynamic_gres: a dynamic node's Gres
+    as it was; "" for a node of slurm.conf.
     """
 
     node: str
@@ -51,6 +60,7 @@ class NodeChange:
     is_undone: bool = False
     fault: str = ""
     is_patient: bool = False
+    dynamic_gres: str = ""
 
     @property
     def waits_for_jobs(self) -> bool:
@@ -108,13 +118,20 @@ class StepLimits:
 
 
 class Action(Enum):
-    """What to do next. KEEP: the node stays drained as it is. LEAVE: it is somebody else's now, and forgotten."""
+    """What to do next. KEEP: the node stays drained as it is. LEAVE: it is somebody else's now, and forgotten.
+
+    Of dynamic nodes: MARK gives a new drain its reason, SETTLE ends the registration as drained.
+    """
 
     DRAIN = "drain"
     WAIT = "wait"
     APPLY = "apply"
     WRITE_GRES = "write gres"
     RECONFIGURE = "reconfigure"
+    DELETE = "delete"
+    REGISTER = "register"
+    MARK = "mark"
+    SETTLE = "settle"
     VERIFY = "verify"
     DONE = "done"
     FAIL = "fail"
@@ -136,9 +153,14 @@ def next_step(change: NodeChange, seen: NodeSight | None, now_s: int, limits: St
     """What to do next with a node. seen: None where Slurm does not list it."""
     if change.fault:
         return _failed(change, seen)
+    if change.stage in ("register", "settle"):
+        return _registering(change, seen, now_s, limits)
+    if seen is None and change.dynamic_gres and change.stage in ("apply", "gres"):
+        return Step(Action.APPLY if change.stage == "apply" else Action.WRITE_GRES)  # no job runs on a deleted node
     if seen is None:
         return _unlisted(change, now_s, limits)
-    if not (seen.is_drained and seen.reason.startswith(change.reason)):
+    is_prepared = change.stage == "gres" and is_own_drain(change, seen)
+    if not (is_prepared or (seen.is_drained and seen.reason.startswith(change.reason))):
         return _not_ours(change, seen)
     if change.stage in ("drain", "wait"):
         return _waiting(change, seen, now_s, limits)
@@ -176,9 +198,44 @@ def unlike(change: NodeChange, seen: NodeSight) -> str:
 def _failed(change: NodeChange, seen: NodeSight | None) -> Step:
     if seen is not None and not seen.is_drained:
         return Step(Action.DROP, "the node was resumed by hand")
-    if seen is not None and not seen.reason.startswith(FAILED) and seen.reason.startswith(change.reason):
+    if seen is not None and is_own_drain(change, seen):
         return Step(Action.FAIL, change.fault)  # killed before the reason was written
     return Step(Action.KEEP, change.fault)
+
+
+def is_own_drain(change: NodeChange, seen: NodeSight) -> bool:
+    """Whether the drain is this change's, and no failure is written on it."""
+    if not seen.is_drained or seen.reason.startswith(change.reason):
+        return seen.is_drained
+    is_other = seen.reason.startswith(SLURM_REASON) and change.stage in ("gres", "register", "settle")
+    return bool(change.dynamic_gres) and (seen.reason in ("", NEW_REASON) or is_other)
+
+
+def _registering(change: NodeChange, seen: NodeSight | None, now_s: int, limits: StepLimits) -> Step:
+    """Of a dynamic node that is deleted and comes back drained, with its new Gres."""
+    is_late = now_s - change.stage_s > limits.verify_s
+    if seen is None:
+        return Step(Action.FAIL, "the node did not register again") if is_late else Step(Action.REGISTER)
+    if not seen.is_drained:
+        return Step(Action.FAIL, "the node registered without State=DRAIN, or was resumed; check its layout")
+    if not is_own_drain(change, seen):
+        return _not_ours(change, seen)
+    if seen.has_jobs:
+        return Step(Action.FAIL, "a job is on the node, which was drained, at stage register")
+    has_reason, gpus = seen.reason.startswith(change.reason), gpu_types(seen.gres)
+    is_old = has_reason or seen.reason.startswith(SLURM_REASON)  # whatever Gres it shows by now
+    if is_old and change.stage == "register":
+        return _deletion(seen, is_late)
+    if gpus != dict(change.new_gpus):
+        return Step(Action.FAIL, f"slurmd registered {_listed(gpus)}, expected {_listed(change.new_gpus)}")
+    return Step(Action.SETTLE if has_reason else Action.MARK)
+
+
+def _deletion(seen: NodeSight, is_late: bool) -> Step:
+    if seen.is_reserved:
+        return Step(Action.FAIL, "the node was reserved meanwhile, and the reservation would lose it")
+    why = f"Slurm did not delete the node, or slurmd registers otherwise: {seen.reason}"
+    return Step(Action.FAIL, why) if is_late else Step(Action.DELETE)
 
 
 def _unlisted(change: NodeChange, now_s: int, limits: StepLimits) -> Step:
@@ -192,7 +249,7 @@ def _unlisted(change: NodeChange, now_s: int, limits: StepLimits) -> Step:
 def _not_ours(change: NodeChange, seen: NodeSight) -> Step:
     """The node is not drained by this change."""
     if change.stage == "drain":
-        if seen.is_drained and seen.reason.startswith(FAILED):
+        if seen.is_drained and (seen.reason.startswith(FAILED) or is_own_drain(change, seen)):
             return Step(Action.DRAIN)  # an operator asked to take a failed change up again
         if seen.is_drained:
             return Step(Action.DROP, f"drained by somebody else: {seen.reason}")

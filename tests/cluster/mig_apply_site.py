@@ -26,6 +26,7 @@ from cli.mig import command
 from slurm_hooks.json_lines import JsonLines
 from slurm_hooks.mig.folder import MigFolder
 from slurm_hooks.mig.layouts import Layout
+from slurm_hooks.mig.slurm_side import SlurmSide
 from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.commands import Done
 from telemetry.store.store import Store
@@ -39,6 +40,7 @@ job_wait_s = 4
 verify_timeout_s = 60
 command_timeout_s = 4
 restart_command = ["restart"]
+register_command = ["register", "{node}"]
 distribute_command = ["distribute", "{node}"]
 apply_command = ["{node}", "apply", "-f", "-", "-c", "almanac"]
 assert_command = ["{node}", "assert", "-f", "-", "-c", "almanac"]
@@ -132,6 +134,10 @@ class MigApply:
         elif argv[0] == "distribute":
             if len(self.mig._hosts(argv[1])) > 1:
                 self.mig.site.write(argv[1], self.mig.include, self.mig.site.read("ctl", self.mig.include))
+        elif argv[0] == "register":
+            done = self.mig.site.run_bytes(argv[1], "root", f"{self.mig.bin_dir(argv[1])}/register", stdin=stdin)
+            self.point(f"after {argv[:2]}")
+            return Done(done.returncode, done.stdout, done.stderr)
         else:
             host, *rest = argv
             program = ["timeout", "-s", "KILL", str(timeout_s), f"{self.mig.bin_dir(host)}/nvidia-mig-parted"]
@@ -210,5 +216,6 @@ def mig_apply_site(mig: MigSite, folder: Path, capsys: pytest.CaptureFixture[str
         patch.setattr(advisor.decisions.mig_layout, "decide_layout", made.decide)
         patch.setattr(MigFolder, "save", pointed("save", MigFolder.save))
         patch.setattr(JsonLines, "append", pointed("log", JsonLines.append))
+        patch.setattr(SlurmSide, "delete", pointed("delete", SlurmSide.delete))
         patch.setattr(CommandBackend, "set_node_state", pointed("order", CommandBackend.set_node_state))
         yield made

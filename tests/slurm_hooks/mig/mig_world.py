@@ -44,11 +44,16 @@ class FakeNode:
     reason: str = ""
     jobs: int = 0
     asserted: Layout | None = None
+    conf: str = ""
+    is_listed: bool = True
 
 
 @dataclass
 class World:
-    """faults: what each command on a node does, taken in order; "" is to work. kill_at: effects until the kill."""
+    """faults: what each command on a node does, taken in order; "" is to work. kill_at: effects until the kill.
+
+    dynamic: nodes that registered by `slurmd -Z`. bad_conf: their slurmd drops State=DRAIN.
+    """
 
     folder: Path
     layouts: dict[str, Layout]
@@ -62,11 +67,17 @@ class World:
     reserved: list[Reservation] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     configuration_text: str = ""
+    dynamic: frozenset[str] = frozenset()
+    bad_conf: bool = False
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.nodes = {name: FakeNode(each, with_gpus("", NAMES.types(each))) for name, each in self.layouts.items()}
-        lines = (f"NodeName={name} CPUs=8 Gres={node.gres} State=UNKNOWN\n" for name, node in self.nodes.items())
+        for name in self.dynamic:
+            self.nodes[name].states.add("DYNAMIC_NORM")
+            self.nodes[name].conf = f"Gres={self.nodes[name].gres}"
+        static = {name: node for name, node in self.nodes.items() if name not in self.dynamic}
+        lines = (f"NodeName={name} CPUs=8 Gres={node.gres} State=UNKNOWN\n" for name, node in static.items())
         (self.folder / "almanac-mig.conf").write_text("# ours\n" + "".join(lines))
         self.effects = 0
 
@@ -74,6 +85,8 @@ class World:
 
     def run(self, **options: Any) -> MigRun:
         config = {"nodes": (f"{','.join(self.nodes)}=A100-80",), "job_wait_s": 5, "verify_timeout_s": 20, **options}
+        if self.dynamic:
+            config = {"register_command": ("ssh", "-oBatchMode=yes", "{node}", "register"), **config}
         settings = mig_settings(Mig(mode="apply", **config))
         run = MigRun(
             settings=settings,
@@ -103,8 +116,12 @@ class World:
         """Other users: jobs begin and end."""
         if self.seed is None:
             return
-        for node in self.nodes.values():
-            takes = not node.states & {"DRAIN", "DOWN"}
+        for name, node in self.nodes.items():
+            if not node.is_listed and self.random.random() < 0.2:
+                self.start_slurmd(name)  # the node reboots
+            takes = node.is_listed and not node.states & {"DRAIN", "DOWN"}
+            if takes and name in self.dynamic and gpu_types(node.gres) != NAMES.types(node.layout):
+                raise BrokenPromiseError(f"{name} takes jobs with another layout than Slurm has: {node}")
             if takes and self.random.random() < 0.3:
                 node.jobs += 1
             elif node.jobs and self.random.random() < 0.5:
@@ -117,7 +134,9 @@ class World:
     def nodes_now(self) -> list[Node]:
         self.disturb()
         return [
-            Node(name, frozenset(each.states), gres=each.gres, reason=each.reason) for name, each in self.nodes.items()
+            Node(name, frozenset(each.states), gres=each.gres, reason=each.reason)
+            for name, each in self.nodes.items()
+            if each.is_listed
         ]
 
     def release(self) -> str:
@@ -168,8 +187,55 @@ class World:
         return b""
 
     def feed(self, argv: Sequence[str], stdin: bytes) -> Done:
+        if argv[:2] == ["scontrol", "delete"]:
+            return self.delete(argv[2].removeprefix("nodename="))
         assert argv[:2] == ["scontrol", "release"]
         self.said.append(" ".join(argv))
+        return Done(0, b"", b"")
+
+    def delete(self, name: str) -> Done:
+        node = self.nodes[name]
+        self.require_logged(name, "delete")
+        assert name in self.dynamic
+        if "State=DRAIN" not in node.conf or "DRAIN" not in node.states:
+            raise BrokenPromiseError(f"{name} would come back undrained: {node}")
+        if any(name in each.nodes for each in self.reserved):
+            raise BrokenPromiseError(f"the reservation of {name} loses it")
+        if node.jobs:
+            return Done(1, b"", b"delete_node nodename=n1: Requested nodes are busy")
+        self.point(f"before delete of {name}")
+        node.is_listed, node.asserted = False, None
+        self.point(f"after delete of {name}")
+        return Done(0, b"", b"")
+
+    def start_slurmd(self, name: str) -> None:
+        """slurmctld takes the Gres and the state of a node only if it does not know the node."""
+        node = self.nodes[name]
+        if node.is_listed:
+            return
+        words = dict(word.split("=", 1) for word in node.conf.split())
+        is_drained = words.get("State") == "DRAIN" and not self.bad_conf
+        node.states = {"IDLE", "DYNAMIC_NORM"} | ({"DRAIN"} if is_drained else set())
+        has_reason = is_drained and self.release_text >= "24.11"
+        node.reason = words.get("Reason", "") if has_reason else ""
+        node.gres, node.is_listed = words["Gres"], True
+
+    def register(self, name: str, parameters: str) -> Done:
+        self.require_logged(name, "write gres", "register", "settle")
+        fault = self.faults.pop(0) if self.faults else ""
+        self.point(f"before register of {name}")
+        if fault == "refused":
+            return Done(1, b"", b"Job for slurmd.service failed")
+        self.nodes[name].conf = parameters
+        self.point(f"new conf of {name}")
+        if fault != "half":
+            self.start_slurmd(name)
+            if gpu_types(self.nodes[name].gres) != gpu_types(parameters.split()[0].removeprefix("Gres=")):
+                self.nodes[name].states.add("INVALID_REG")
+                self.nodes[name].gres = parameters.split()[0].removeprefix("Gres=")  # as 22.05 shows it
+                if self.release_text >= "24.11":
+                    self.nodes[name].reason = "gres/gpu count reported lower than configured (2 < 8)"
+        self.point(f"after register of {name}")
         return Done(0, b"", b"")
 
     def read_conf(self) -> None:
@@ -186,6 +252,8 @@ class World:
             self.read_conf()
             return Done(0, b"", b"")
         name = argv[2]
+        if argv[-1] == "register":
+            return self.register(name, stdin.decode())
         node, what = self.nodes[name], argv[argv.index("nvidia-mig-parted") + 1]
         if what == "export":
             return Done(0, parted(node.layout), b"")
@@ -195,7 +263,8 @@ class World:
             node.asserted = node.layout if node.layout == wanted and not fault else None
             return Done(0 if node.asserted else 1, b"", b"Assertion failure")
         self.require_logged(name, "apply")
-        if "DRAIN" not in node.states or node.jobs or not node.reason.startswith("almanac mig:"):
+        is_ours = "DRAIN" in node.states and not node.jobs and node.reason.startswith("almanac mig:")
+        if not is_ours and node.is_listed:
             raise BrokenPromiseError(f"{name} is changed while it is {node.states}, with {node.jobs} jobs")
         node.asserted = None
         self.point(f"before apply on {name}")
@@ -225,7 +294,11 @@ class World:
             raise BrokenPromiseError(f"{name} is resumed unverified: {node}")
 
     def require_types(self, name: str) -> None:
-        others = [each for other, each in self.nodes.items() if other != name and not each.states & {"DRAIN", "DOWN"}]
+        others = [
+            each
+            for other, each in self.nodes.items()
+            if other != name and each.is_listed and not each.states & {"DRAIN", "DOWN"}
+        ]
         left = {kind for each in others for kind in gpu_types(each.gres)}
         if gone := (gpu_types(self.nodes[name].gres).keys() & self.demand) - left:
             raise BrokenPromiseError(f"no node in service has {gone}")
@@ -288,6 +361,8 @@ def parted(layout: Layout) -> bytes:
         }
         for number, gpu in enumerate(layout)
     ]
+    if len(set(layout)) == 1:
+        entries = [{**entries[0], "devices": "all"}]
     return json.dumps({"version": "v1", "mig-configs": {"current": entries}}).encode()
 
 

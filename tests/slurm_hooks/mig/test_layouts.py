@@ -92,6 +92,29 @@ def test_a_layout_that_no_gpu_can_hold_is_refused(gpu: tuple[str, ...]) -> None:
     assert check_layout(A100.model, (gpu,))
 
 
+@pytest.mark.parametrize(
+    ("entry", "gpu_count", "layout"),
+    [
+        ({"mig-enabled": False, "mig-devices": {}}, 4, (("gpu",),) * 4),
+        ({"mig-enabled": False}, 1, (("gpu",),)),
+        ({"mig-enabled": True, "mig-devices": {"1g.10gb": 7}}, 14, (("1g",) * 7,) * 2),
+        ({"mig-enabled": True, "mig-devices": {"1g.10gb": 7}}, 13, None),
+        ({"mig-enabled": True, "mig-devices": {"1g.10gb": 7}}, 0, None),
+        ({"mig-enabled": True, "mig-devices": {}}, 7, None),
+        ({"mig-enabled": False}, 10**9, None),
+    ],
+)
+def test_an_export_of_gpus_that_are_all_alike_is_as_many_as_slurm_has(
+    entry: dict[str, object], gpu_count: int, layout: object
+) -> None:
+    text = json.dumps({"version": "v1", "mig-configs": {"current": [{"devices": "all", **entry}]}}).encode()
+    if layout is None:
+        with pytest.raises(SourceError, match="and Slurm has"):
+            parse_export(A100.model, text, gpu_count)
+    else:
+        assert parse_export(A100.model, text, gpu_count) == layout
+
+
 def test_a_mixed_layout_is_allowed_and_shown_in_short() -> None:
     assert check_layout(A100.model, MIXED) == ""
     assert shown((*MIXED, ("gpu",))) == "7*1g, 3g+4g, 2x gpu"
