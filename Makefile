@@ -10,7 +10,7 @@ export PYTHON
 # Otherwise each process of a test compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement docs screenshots deb rpm lock clean distclean servers
+.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement bench-packing docs screenshots deb rpm lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
@@ -20,7 +20,7 @@ help:
 	@echo "make test-cluster      tests on a real Slurm, MariaDB and Prometheus (root)"
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration, bench-reports,"
-	@echo "                       bench-power, bench-simulator, bench-mig, bench-placement: only those"
+	@echo "                       bench-power, bench-simulator, bench-mig, bench-placement, bench-packing: only those"
 	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), of publishing and re-prioritising"
 	@echo "make docs              the generated pages of docs/, and the site of the documentation (build/site)"
 	@echo "make screenshots       the pictures of docs/images, from the program on a generated site (chromium)"
@@ -62,7 +62,7 @@ test-cluster: servers
 BENCHES = $(patsubst %,$(BIN)/python benchmarks/%.py || missed=1;,$(1)) exit $${missed:-0}
 
 bench: $(STAMP)
-	@$(foreach one,telemetry predictors calibration reports power simulator mig placement hooks,$(MAKE) bench-$(one) || missed=1;) exit $${missed:-0}
+	@$(foreach one,telemetry predictors calibration reports power simulator mig placement packing hooks,$(MAKE) bench-$(one) || missed=1;) exit $${missed:-0}
 
 bench-telemetry: $(STAMP)
 	@$(call BENCHES,telemetry_engine telemetry_import prometheus_ingest scale)
@@ -84,6 +84,9 @@ bench-mig: $(STAMP)
 
 bench-placement: $(STAMP)
 	@$(call BENCHES,$(sort $(notdir $(basename $(wildcard benchmarks/placement_*.py)))))
+
+bench-packing: $(STAMP)
+	@$(call BENCHES,$(sort $(notdir $(basename $(wildcard benchmarks/packing_*.py)))))
 
 bench-calibration: $(STAMP)
 	@$(call BENCHES,calibration)

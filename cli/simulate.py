@@ -17,6 +17,7 @@ from cli.backtest_power import plot_file
 from cli.output import json_text, progress
 from cli.selection import words_of
 from cli.simulate_output import as_json, show_scores
+from cli.simulate_packing import packing_options, simulate_packing, simulates_packing
 from cli.simulate_placement import placement_options, simulate_placement, simulates_placement
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.option("--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), callback=plot_file,
               help="Also draw the policies. Replaces the .png, .svg, or .pdf file.")  # fmt: skip
 @placement_options
+@packing_options
 @click.option("--json", "is_json", is_flag=True, help="Print all scores as JSON.")
 @click.pass_obj
 def command(app: App, /, source: str | None, policies: tuple[str, ...], is_json: bool, **options: Any) -> None:
@@ -66,7 +68,13 @@ def command(app: App, /, source: str | None, policies: tuple[str, ...], is_json:
 
     With --gpu-types, it compares where to run the jobs of a Gavel trace: `almanac simulate TRACE --throughputs FILE
     --gpu-types v100=20,p100=20,k80=20 --placement all`.
+
+    With --packing, it compares rules for two jobs on one GPU. It draws the jobs from a file of measured pairs: `almanac
+    simulate --packing all --throughputs FILE --gpu-types v100=36`.
     """
+    if simulates_packing():
+        simulate_packing(source, is_json, options)
+        return
     if simulates_placement():
         simulate_placement(source, is_json, options)
         return

@@ -42,7 +42,8 @@ _OPTIONS = (
     click.option("--arrival-jobs", type=click.IntRange(1, 100_000), default=960, show_default=True, metavar="N",
                  help="Jobs to draw, with --arrivals."),
     click.option("--runtime-error", type=click.FloatRange(0, 5), default=0.0, show_default=True, metavar="SIGMA",
-                 help="With --gpu-types: policies know run times with a lognormal error."),
+                 help="With --gpu-types: policies know run times with a lognormal error; with --packing, speeds of "
+                 "pairs."),
     click.option("--csv", "is_csv", is_flag=True, help="With --gpu-types: print CSV."),
 )  # fmt: skip
 
@@ -76,7 +77,7 @@ def simulate_placement(source: str | None, is_json: bool, options: Mapping[str, 
         raise click.UsageError("--json and --csv exclude each other")
     if options["move_s"] >= options["round_s"]:
         raise click.UsageError("--move-s must be less than --round-s: a job that is moved each round would never end")
-    capacity, names = _capacity(options["gpu_types"]), _policies(options["placement"])
+    capacity, names = read_capacity(options["gpu_types"]), _policies(options["placement"])
     if source is None or options["throughputs"] is None:
         raise click.UsageError("--gpu-types needs TRACE, a trace of Gavel, and --throughputs FILE")
     settings = PlacementOptions(
@@ -101,7 +102,8 @@ def simulate_placement(source: str | None, is_json: bool, options: Mapping[str, 
         _show(Path(source).name, problem, left_out, scores, bounds)
 
 
-def _capacity(text: str) -> dict[str, int]:
+def read_capacity(text: str) -> dict[str, int]:
+    """GPUs by type, of TYPE=N,... Raises click.BadParameter."""
     found: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, count = (each.strip() for each in part.rpartition("="))

@@ -40,6 +40,7 @@ PLAIN_PAGES = [
     "docs/mig.md",
     "docs/mig-layouts.md",
     "docs/mig-restart.md",
+    "docs/packing.md",
     "docs/mig-tables.md",
     "docs/other-tools.md",
     "docs/own-reports.md",

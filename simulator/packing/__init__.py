@@ -1,0 +1,1 @@
+"""Two jobs on one GPU: what packing does to waits and run times, on pairs of jobs whose speeds were measured."""

@@ -1,0 +1,133 @@
+"""The topology rule of packing against a definition of its own, on every placement of small clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, combinations, permutations, product
+
+import pytest
+
+from advisor.decisions.packing_sets import Gpus, PackingNodes, choose_gpus, find_refusal
+
+State = tuple[Gpus, ...]
+
+
+def follows_rule(jobs: State, nodes: PackingNodes) -> bool:
+    """The rule as it is stated, for a whole placement, without a thought for speed."""
+    for gpu in range(len(nodes.node_of)):
+        if sum(gpu in job for job in jobs) > 2:
+            return False
+    for job in jobs:
+        on = len({nodes.node_of[gpu] for gpu in job})
+        sizes = sorted((nodes.node_of.count(node) for node in set(nodes.node_of)), reverse=True)
+        if sum(sizes[: on - 1]) >= len(job):
+            return False
+    for place, job in enumerate(jobs):
+        others = [other for number, other in enumerate(jobs) if number != place and job & other]
+        if any(len(other) == len(job) and other != job for other in others):
+            return False
+        if any(len(other) >= len(job) for other in others) and len(others) > 1:
+            return False
+    return True
+
+
+def subsets(nodes: PackingNodes) -> list[Gpus]:
+    gpus = range(len(nodes.node_of))
+    found = chain.from_iterable(combinations(gpus, count) for count in range(1, len(gpus) + 1))
+    return [frozenset(each) for each in found]
+
+
+def symmetries(nodes: PackingNodes) -> list[tuple[int, ...]]:
+    """Renumberings of GPUs that keep nodes together."""
+    by_node = [[g for g, on in enumerate(nodes.node_of) if on == node] for node in sorted(set(nodes.node_of))]
+    found = []
+    for order in permutations(range(len(by_node))):
+        if all(len(by_node[old]) == len(by_node[new]) for old, new in enumerate(order)):
+            for inner in product(*(permutations(by_node[new]) for new in order)):
+                moved = dict(zip(chain(*by_node), chain(*inner), strict=True))
+                found.append(tuple(moved[gpu] for gpu in range(len(nodes.node_of))))
+    return found
+
+
+Moves = list[dict[Gpus, int]]
+
+
+def moved_masks(nodes: PackingNodes) -> Moves:
+    """For each symmetry, the bits of each set of GPUs after it."""
+    return [{gpus: sum(1 << move[gpu] for gpu in gpus) for gpus in subsets(nodes)} for move in symmetries(nodes)]
+
+
+def canonical(jobs: State, moves: Moves) -> tuple[int, ...]:
+    """One name for all placements that differ in the numbers of GPUs."""
+    return min(tuple(sorted([masks[job] for job in jobs])) for masks in moves)
+
+
+def reachable(nodes: PackingNodes) -> Iterator[State]:
+    """Every placement that accepted jobs can lead to, one of each symmetry."""
+    moves, candidates = moved_masks(nodes), subsets(nodes)
+    seen, todo = {canonical((), moves)}, [()]
+    while todo:
+        jobs: State = todo.pop()
+        yield jobs
+        placed = dict(enumerate(jobs))
+        for gpus in candidates:
+            if find_refusal(gpus, placed, nodes) is None:
+                name = canonical((*jobs, gpus), moves)
+                if name not in seen:
+                    seen.add(name)
+                    todo.append((*jobs, gpus))
+
+
+LAYOUTS = [(0, 0, 0, 0), (0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 2, 3), (0, 0, 0, 1, 1)]
+SIX = [(0, 0, 0, 1, 1, 1), (0, 0, 1, 1, 2, 2), (0, 0, 0, 0, 1, 1), (0, 0, 0, 0, 0, 0)]
+
+
+@pytest.mark.parametrize("node_of", LAYOUTS + SIX, ids=lambda node_of: "".join(map(str, node_of)))
+def test_what_the_rule_allows_is_accepted_and_nothing_else(node_of: tuple[int, ...]) -> None:
+    nodes = PackingNodes(node_of)
+    states = list(reachable(nodes))
+    assert len(states) > 80
+    for jobs in states:
+        placed = dict(enumerate(jobs))
+        allowed = {gpus for gpus in subsets(nodes) if follows_rule((*jobs, gpus), nodes)}
+        accepted = {gpus for gpus in subsets(nodes) if find_refusal(gpus, placed, nodes) is None}
+        assert accepted == allowed, jobs
+        for count in range(1, len(node_of) + 1):
+            check_choice(count, jobs, {gpus for gpus in allowed if len(gpus) == count}, nodes)
+
+
+def check_choice(count: int, jobs: State, allowed: set[Gpus], nodes: PackingNodes) -> None:
+    """A choice exists exactly where one is allowed, with all jobs and with every second one; free GPUs come first."""
+    for willing in (set(range(len(jobs))), set(range(0, len(jobs), 2))):
+        fitting = {gpus for gpus in allowed if all(job in willing for job, own in enumerate(jobs) if own & gpus)}
+        choice = choose_gpus(
+            count, dict(enumerate(jobs)), nodes, lambda job, kept=willing: 1.0 if job in kept else None
+        )
+        assert (choice is not None) == bool(fitting), (jobs, count)
+        if choice is not None:
+            assert choice.gpus in fitting, (jobs, count)
+            assert choice.shared_with == {job for job, own in enumerate(jobs) if own & choice.gpus}
+            is_free = any(not any(own & gpus for own in jobs) for gpus in fitting)
+            assert is_free == (not choice.shared_with)
+
+
+def test_the_best_gain_wins() -> None:
+    """Three jobs of one GPU: the new one joins the one of the largest gain; nobody willing, nobody joined."""
+    nodes = PackingNodes.uniform(3, 3)
+    placed = {job: frozenset((job,)) for job in range(3)}
+    gains = {0: 1.2, 1: 1.7, 2: 1.5}
+    choice = choose_gpus(1, placed, nodes, gains.get)
+    assert choice is not None and choice.gpus == {1} and choice.shared_with == {1}
+    assert choose_gpus(1, placed, nodes, lambda job: None) is None
+
+
+def test_a_job_on_full_nodes_prefers_to_leave_free_nodes_whole() -> None:
+    nodes = PackingNodes.uniform(8, 4)
+    choice = choose_gpus(2, {0: frozenset((4, 5))}, nodes, lambda job: 2.0)
+    assert choice is not None and choice.gpus == {6, 7}
+
+
+@pytest.mark.parametrize("gpus", [frozenset(), frozenset((9,)), frozenset((-1,))])
+def test_gpus_that_do_not_exist_are_refused(gpus: Gpus) -> None:
+    assert find_refusal(gpus, {}, PackingNodes.uniform(4, 4)) == "no such GPUs"
+    assert choose_gpus(len(gpus) + 4, {}, PackingNodes.uniform(3, 2), lambda job: 1.0) is None
