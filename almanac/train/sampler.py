@@ -45,7 +45,7 @@ class UnequalSampler:
         self.caps = [None if cap is None else int(cap) for cap in _gather(max_batch)]
         self.sizes = split_batch(global_batch, [1.0] * self.n_ranks, self.caps)
         self._pending: deque[tuple[int, int]] = deque()
-        self._steps, self._is_measured = 0, False
+        self._steps, self._is_measured, self._is_restored = 0, False, False
         self._stopwatch = _Stopwatch()
         if model is not None:
             warn_of_batch_norm(model)
@@ -61,8 +61,9 @@ class UnequalSampler:
     def __iter__(self) -> Iterator[list[int]]:
         self._pending.clear()
         self._is_measured = False
-        if self.consumed >= self.n_samples:
+        if self.consumed >= self.n_samples and not self._is_restored:
             self.consumed, self.epoch = 0, self.epoch + 1
+        self._is_restored = False
         order = self._order()
         start = self.consumed
         while start < self.n_samples:
@@ -112,10 +113,11 @@ class UnequalSampler:
         return {"epoch": self.epoch, "consumed": self.consumed, "seed": self.seed, "n_samples": self.n_samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where `state` was saved, with any number of ranks."""
+        """Go on where `state` was saved, with any number of ranks. Saved at an epoch's end, its rest has no batch."""
         if state["n_samples"] != self.n_samples:
             raise ValueError(f"the state is of {state['n_samples']} samples, the data set has {self.n_samples}")
         self.epoch, self.consumed, self.seed = state["epoch"], state["consumed"], state["seed"]
+        self._is_restored = True
 
 
 def warn_of_batch_norm(model: torch.nn.Module) -> None:

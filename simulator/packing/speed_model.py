@@ -25,30 +25,9 @@ def stealing_speed(workers: Sequence[float]) -> float:
     """Speed of a synchronous job that splits its global batch by its workers' speeds (LB-BSP; Gimbal, 4.1).
 
     Worker i gets b_i = B f_i / sum(f), and all end a step together after B / sum(f): the job has the mean speed.
-    Batches of whole samples come a little lower: see whole_sample_speed.
+    Batches of whole samples (almanac.batch_shares) come a little lower.
     """
     return math.fsum(workers) / len(workers)
-
-
-def whole_sample_speed(workers: Sequence[float], batch: int) -> float:
-    """stealing_speed with batches of whole samples: (B / n) / max(b_i / f_i).
-
-    batch: B, the global batch, at least one sample a worker. Batches are largest remainders of B f_i / sum(f).
-    """
-    batches = split_batch(workers, batch)
-    return batch / len(workers) / max(count / speed for count, speed in zip(batches, workers, strict=True))
-
-
-def split_batch(workers: Sequence[float], batch: int) -> list[int]:
-    """Samples of each worker: at least 1, in all `batch`, by largest remainder. Raises ValueError if too few."""
-    if batch < len(workers):
-        raise ValueError(f"{batch} samples for {len(workers)} workers: each needs one")
-    total = math.fsum(workers)
-    ideal = [(batch - len(workers)) * speed / total for speed in workers]
-    counts = [1 + int(each) for each in ideal]
-    for place in sorted(range(len(workers)), key=lambda i: (int(ideal[i]) - ideal[i], i))[: batch - sum(counts)]:
-        counts[place] += 1
-    return counts
 
 
 def squeezed_speed(free: float, share: float, utilization: float) -> float:

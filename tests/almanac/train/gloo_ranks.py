@@ -129,6 +129,22 @@ def rest_of_the_epoch(rank: int, state: dict[str, int]) -> dict[str, Any]:
     return {"seen": seen, "left": n_steps, "next": len(list(sampler)), "epoch": sampler.epoch}
 
 
+def resumed_at_the_end(rank: int) -> dict[str, Any]:
+    """The epochs and steps of a loop that goes on from a state saved after the last step of epoch 1."""
+    sampler = UnequalSampler(24, 8)
+    sampler.load_state_dict({"epoch": 1, "consumed": 24, "seed": 0, "n_samples": 24})
+    steps = []
+    for epoch in range(sampler.epoch, 4):
+        sampler.set_epoch(epoch)
+        count = 0
+        for _ in sampler:
+            assert sampler.epoch == epoch
+            sampler.step()
+            count += 1
+        steps.append(count)
+    return {"steps": steps}
+
+
 def accumulation(rank: int) -> dict[str, Any]:
     """Two micro-batches of 16 with unequal sizes against one batch of 32."""
     data, model, single = samples(32), DistributedDataParallel(network()), network()
@@ -216,7 +232,15 @@ def run(check: Callable[..., dict[str, Any]], *args: Any, n_ranks: int = N_RANKS
 
 
 if __name__ == "__main__":
-    checks = (gradient_of_one_step, two_hundred_steps, half_an_epoch, accumulation, refusals, forked_copies)
+    checks = (
+        gradient_of_one_step,
+        two_hundred_steps,
+        half_an_epoch,
+        resumed_at_the_end,
+        accumulation,
+        refusals,
+        forked_copies,
+    )
     results = {check.__name__: run(check) for check in checks}
     state = results["half_an_epoch"][0]["state"]
     results["rest_of_the_epoch"] = run(rest_of_the_epoch, state, n_ranks=2)

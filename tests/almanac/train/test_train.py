@@ -53,6 +53,10 @@ def test_two_ranks_go_on_where_three_stopped_in_an_epoch(results: Results) -> No
         assert (rank["left"], rank["next"], rank["epoch"]) == (0, 7, 3)
 
 
+def test_a_state_of_an_epochs_end_repeats_no_epoch(results: Results) -> None:
+    assert [rank["steps"] for rank in results["resumed_at_the_end"]] == [[0, 3, 3]] * 3
+
+
 def test_wrong_use_is_told(results: Results) -> None:
     for rank in results["refusals"]:
         assert len(rank["warned"]) == 1 and "BatchNorm in 1 " in rank["warned"][0]
