@@ -22,7 +22,7 @@ ONES: Layout = (("1g",) * 7, *WHOLE[1:])
 HALVES: Layout = (("3g", "4g"), *WHOLE[1:])
 GRES = {WHOLE: "gpu:a100:4", ONES: "gpu:1g.5gb:7,gpu:a100:3", HALVES: "gpu:3g.20gb:1,gpu:4g.20gb:1,gpu:a100:3"}
 SLEEP = "#!/bin/sh\nsleep {}\n"
-KILLS = 30
+KILLS = 15
 
 
 @pytest.fixture(scope="module")
