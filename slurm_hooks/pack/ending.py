@@ -1,0 +1,64 @@
+"""The end of a run, whoever brings it about: its launcher, its watchdog, or the next run of the same user.
+
+A client of MPS that is killed with work outstanding leaves its server in an undefined state. So tasks get a signal and
+time, then MPS ends their work, then the daemon quits, and only then is anything killed.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+
+from slurm_hooks.pack import folder as private_folder
+from slurm_hooks.pack.mps import Mps, MpsError
+from slurm_hooks.pack.processes import DAEMON_MARK, TASK_MARK, marked, send, wait_until_gone
+
+AFTER_TERMINATE_S = 2.0
+AFTER_QUIT_S = 2.0
+AFTER_TERM_S = 1.0
+AFTER_KILL_S = 5.0
+
+
+def end_run(token: str, folder: str, daemons: Sequence[Mps], grace_s: float, must_signal: bool = True) -> list[str]:
+    """End all processes of a run, and remove its folder; what went wrong on the way.
+
+    must_signal: tasks get SIGTERM first; False: they have had it.
+    """
+    faults: list[str] = []
+    tasks = marked(TASK_MARK, token)
+    if tasks and must_signal:
+        send(tasks, signal.SIGTERM)
+    if tasks and wait_until_gone(lambda: marked(TASK_MARK, token), grace_s):
+        for mps in daemons:
+            _try(mps.terminate_clients, faults)
+        wait_until_gone(lambda: marked(TASK_MARK, token), AFTER_TERMINATE_S if daemons else 0.0)
+    for mps in daemons if marked(DAEMON_MARK, token) else ():
+        _try(mps.quit, faults)
+    _end_daemons(token)
+    left = marked(TASK_MARK, token)
+    if left:
+        send(left, signal.SIGKILL)
+        wait_until_gone(lambda: marked(TASK_MARK, token), AFTER_KILL_S)
+    private_folder.remove(folder)
+    return faults
+
+
+def _try(action: Callable[[], None], faults: list[str]) -> None:
+    try:
+        action()
+    except MpsError as error:
+        faults.append(str(error))
+
+
+def _end_daemons(token: str) -> None:
+    """Control daemons and servers that are still there."""
+
+    def left() -> set[int]:
+        return marked(DAEMON_MARK, token)
+
+    if not wait_until_gone(left, AFTER_QUIT_S):
+        return
+    for number, seconds in ((signal.SIGTERM, AFTER_TERM_S), (signal.SIGKILL, AFTER_KILL_S)):
+        send(left(), number)
+        if not wait_until_gone(left, seconds):
+            return

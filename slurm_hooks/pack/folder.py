@@ -1,0 +1,104 @@
+"""The private folder of one run: mode 0700, with a random name, locked while its run lives, and removed afterwards."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PREFIX = "almanac-pack-"
+LOCK = "lock"
+YOUNG_S = 60.0
+MOST_PATH = 60
+"""Length of a place whose pipes still have a path short enough for a Unix socket (107 bytes)."""
+
+
+def places(tmpdir: str | None) -> list[str]:
+    """Where folders may lie: $TMPDIR if it is a short absolute path, then /tmp."""
+    own = [tmpdir] if tmpdir and tmpdir.startswith("/") and len(os.fsencode(tmpdir)) <= MOST_PATH else []
+    return list(dict.fromkeys([*own, "/tmp"]))
+
+
+def new_token(job_id: str) -> str:
+    """A name of the run that nobody can guess, which begins with its job's id: "0" outside Slurm."""
+    return f"{job_id if job_id.isascii() and job_id.isdecimal() else 0}-{os.urandom(16).hex()}"
+
+
+def path_for(place: str, token: str) -> str:
+    return f"{place.rstrip('/')}/{PREFIX}{token}"
+
+
+def make(path: str) -> int:
+    """Make the folder, and lock it; the lock's file descriptor. Raises OSError, also where the name is taken.
+
+    The lock ends with the last process that has it open, however that ends.
+    """
+    Path(path).mkdir(mode=0o700)
+    lock = os.open(f"{path}/{LOCK}", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock
+
+
+def remove(path: str) -> None:
+    """The folder and all in it, if it is this user's own folder."""
+    if _is_own(path):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def abandoned(place: str) -> Iterator[str]:
+    """This user's folders whose run has ended without removing them. Others' folders are never looked into."""
+    try:
+        names = os.listdir(place)  # noqa: PTH208 - names, not paths
+    except OSError:
+        return
+    for name in names:
+        path = f"{place.rstrip('/')}/{name}"
+        if (
+            re.fullmatch(f"{PREFIX}[0-9]+-[0-9a-f]{{32}}", name)
+            and _is_own(path)
+            and _is_old(path)
+            and not _is_locked(path)
+        ):
+            yield path
+
+
+def token_of(path: str) -> str:
+    return path.rpartition(PREFIX)[2]
+
+
+def _is_own(path: str) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+
+
+def _is_old(path: str) -> bool:
+    """A younger folder may be one that is not locked yet."""
+    try:
+        return time.time() - os.lstat(path).st_mtime > YOUNG_S
+    except OSError:
+        return False
+
+
+def _is_locked(path: str) -> bool:
+    """Whether its run may still live."""
+    try:
+        lock = os.open(f"{path}/{LOCK}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False

@@ -1,0 +1,181 @@
+"""almanac-pack: several tasks on each GPU of a job, each with its own output and exit code.
+
+MPS is an extra: whatever goes wrong with it, the tasks run and share the GPU by time-slicing. All that this program
+writes itself are lines to standard error that begin with "almanac-pack:".
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from almanac.units import counted
+from slurm_hooks.pack import folder as private_folder
+from slurm_hooks.pack.allocation import (
+    allocated_cpus,
+    cpu_parts,
+    gpus_of,
+    is_slice,
+    threads_for,
+    usable_cpus,
+    why_not,
+)
+from slurm_hooks.pack.ending import end_run
+from slurm_hooks.pack.gpu import Gpu
+from slurm_hooks.pack.items import Item, items_of
+from slurm_hooks.pack.message import say
+from slurm_hooks.pack.mps import PROGRAM, Mps
+from slurm_hooks.pack.options import WRONG_USAGE, Options, read_options
+from slurm_hooks.pack.run import AWAITED, Run, ShareOf
+from slurm_hooks.pack.task import Slot
+from slurm_hooks.pack.watchdog import Watchdog
+from slurm_hooks.submit.sbatch_almanac import initial_environment
+
+
+def make_gpus(names: Sequence[str], tasks_per_gpu: int, environ: Mapping[str, str]) -> list[Gpu]:
+    """Places for tasks, with disjoint CPUs. A MIG slice takes one task."""
+    counts = [1 if is_slice(name) else tasks_per_gpu for name in names]
+    cpus, allocated = usable_cpus(), allocated_cpus(environ)
+    parts = cpu_parts(cpus, allocated, sum(counts))
+    threads = threads_for(allocated, cpus, parts, sum(counts))
+    gpus, number = [], 0
+    for place, (name, count) in enumerate(zip(names, counts, strict=True)):
+        slots = []
+        for position in range(count):
+            slots.append(Slot(number, place, position, parts[number] if parts else frozenset(), threads))
+            number += 1
+        gpus.append(Gpu(name, slots))
+    return gpus
+
+
+def why_no_mps(options: Options, gpus: Sequence[Gpu], items: Sequence[Item], environ: Mapping[str, str]) -> str:
+    """Why tasks share by time-slicing, or do not share at all; "" where MPS is tried."""
+    if any(is_slice(gpu.name) for gpu in gpus):
+        return "MIG slices run one task each"
+    if options.tasks_per_gpu == 1 or len(items) == 1:
+        return "one task at a time"
+    site_has_mps = [name for name in environ if name.startswith("CUDA_MPS_")]
+    if site_has_mps:
+        return f"no MPS of its own ({site_has_mps[0]} is set already)"
+    if not options.wants_mps:
+        return "time-slicing (--no-mps)"
+    if shutil.which(PROGRAM, path=environ.get("PATH", "")) is None:
+        return f"time-slicing ({PROGRAM} is not in PATH)"
+    return ""
+
+
+def find_folder(token: str, environ: Mapping[str, str]) -> str:
+    """A path for the private folder where a file can be made now; "" without any."""
+    for place in private_folder.places(environ.get("TMPDIR")):
+        if os.access(place, os.W_OK | os.X_OK):
+            return private_folder.path_for(place, token)
+    return ""
+
+
+def remove_abandoned(environ: Mapping[bytes, bytes]) -> None:
+    """Ends what earlier runs of this user left on this host."""
+    for place in private_folder.places(os.environ.get("TMPDIR")):
+        for path in private_folder.abandoned(place):
+            token = private_folder.token_of(path)
+            names = sorted(name for name in os.listdir(path) if name.startswith("gpu"))  # noqa: PTH208
+            daemons = [Mps("0", f"{path}/{name}", token, environ) for name in names]
+            end_run(token, path, daemons, 0.0)
+            say(f"removed {path}, which an earlier run had left")
+
+
+def share_of(options: Options) -> ShareOf:
+    return lambda slot: options.shares[slot.position] if options.shares else None
+
+
+def limit_of(options: Options, environ: Mapping[str, str]) -> Callable[[Slot], int | None]:
+    """MiB of GPU memory for the task in a slot: what the user says, else the published bound of the job's name."""
+    if options.memory_mib == (0,):
+        return lambda slot: None
+    if options.memory_mib:
+        return lambda slot: options.memory_mib[slot.position]
+    bound = published_bound(environ)
+    if bound:
+        say(
+            f"each task may use {bound} MiB of GPU memory, the published bound of this job name; --memory none lifts it"
+        )
+    return lambda slot: bound
+
+
+def published_bound(environ: Mapping[str, str]) -> int | None:
+    """MiB, for jobs of this name with one GPU; None where nothing usable is published for this user."""
+    import time
+
+    from slurm_hooks.restart.site import read_site  # takes 0.05 s, and only MPS needs it
+
+    try:
+        peak_mib = read_site(environ, os.getuid(), int(time.time())).peak_mib
+    except Exception as error:
+        say(f"no published memory bound: {error}")
+        return None
+    return int(peak_mib) if peak_mib else None
+
+
+def main() -> NoReturn:
+    options = read_options(sys.argv[1:])
+    environ = initial_environment()
+    why = why_not(os.environ)
+    items: list[Item] = []
+    try:
+        items = items_of(options, os.environ) if not why else []
+    except ValueError as error:
+        why = str(error)
+    if why:
+        say(f"nothing was started: {why}")
+        sys.exit(WRONG_USAGE)
+    if not items:
+        say("none of the items is one of this array task")
+        sys.exit(0)
+    sys.exit(pack(options, items, environ))
+
+
+def pack(options: Options, items: Sequence[Item], environ: Mapping[bytes, bytes]) -> int:
+    """Runs all; the job's exit code."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    gpus = make_gpus(gpus_of(os.environ), options.tasks_per_gpu, os.environ)
+    why = why_no_mps(options, gpus, items, os.environ)
+    token = private_folder.new_token(os.environ.get("SLURM_JOB_ID", ""))
+    path = "" if why else find_folder(token, os.environ)
+    daemons = [Mps(gpu.name, f"{path}/gpu{place}", token, environ) for place, gpu in enumerate(gpus)] if path else []
+    watchdog = _watchdog(lambda: end_run(token, path, daemons, options.grace_s))
+    has_folder = bool(path) and _make_folder(path, environ)
+    at_a_time = min(len(items), sum(len(gpu.slots) for gpu in gpus))
+    how = why or "MPS" if has_folder or why else "time-slicing"
+    say(f"{counted(len(items), 'task')} on {counted(len(gpus), 'GPU')}, {at_a_time} at a time: {how}")
+    run = Run(
+        items, gpus, environ, token=token, folder=path, mask={int(number) for number in mask},
+        output_pattern=options.output, grace_s=options.grace_s,
+        make_mps=lambda place: daemons[place] if has_folder else None, share_of=share_of(options),
+        limit_mib=limit_of(options, os.environ) if has_folder else lambda slot: None,
+    )  # fmt: skip
+    code = run.run()
+    if watchdog is not None:
+        watchdog.dismiss()
+    return code
+
+
+def _watchdog(end: Callable[[], object]) -> Watchdog | None:
+    try:
+        return Watchdog(end)
+    except OSError as error:
+        say(f"no watchdog: {error.strerror}; after kill -9, tasks may be left")
+        return None
+
+
+def _make_folder(path: str, environ: Mapping[bytes, bytes]) -> bool:
+    """Whether there is a folder for MPS. Its lock lives as long as this process."""
+    try:
+        remove_abandoned(environ)
+        private_folder.make(path)
+    except OSError as error:
+        say(f"no MPS: {path} cannot be made: {error.strerror}; tasks share the GPU by time-slicing")
+        return False
+    return True

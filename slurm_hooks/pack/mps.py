@@ -1,0 +1,164 @@
+"""NVIDIA's MPS for one GPU: a control daemon of this user, with its own folder for pipes and logs.
+
+Each GPU has its own daemon: after a fatal fault, a server refuses new clients on all its GPUs until the old ones have
+ended. The daemon sees one GPU, which clients then know as 0, or by its UUID.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_hooks.pack.processes import DAEMON_MARK
+
+PROGRAM = "nvidia-cuda-mps-control"
+START_S = 10.0
+ASK_S = 3.0
+QUIT_S = 5.0
+LOGS = ("control.log", "server.log")
+MOST_LOG_BYTES = 1 << 20
+
+
+class MpsError(Exception):
+    """MPS refused, or did not answer; the message says which."""
+
+
+@dataclass(frozen=True)
+class Mps:
+    """The daemon of one GPU. folder: its own. token: of this run. environ: of the job."""
+
+    gpu: str
+    folder: str
+    token: str
+    environ: Mapping[bytes, bytes]
+
+    @property
+    def pipes(self) -> str:
+        return f"{self.folder}/pipe"
+
+    @property
+    def logs(self) -> str:
+        return f"{self.folder}/log"
+
+    def client_variables(self, share: int | None, limit_mib: int | None) -> dict[bytes, bytes]:
+        """What a task needs to be a client of this daemon. share: percent; None: no limit."""
+        variables = {
+            b"CUDA_MPS_PIPE_DIRECTORY": os.fsencode(self.pipes),
+            b"CUDA_MPS_LOG_DIRECTORY": os.fsencode(self.logs),
+            b"CUDA_VISIBLE_DEVICES": self.gpu.encode() if self.gpu.startswith("GPU-") else b"0",
+        }
+        if share is not None:
+            variables[b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = b"%d" % share
+        if limit_mib:
+            variables[b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = b"0=%dM" % limit_mib
+        return variables
+
+    def start(self) -> None:
+        """Start the daemon and its server. Raises MpsError, or OSError where the folder cannot be written."""
+        for path in (self.folder, self.pipes, self.logs):
+            Path(path).mkdir(mode=0o700)
+        self._run(["-d"], b"", START_S)
+        self.ask(f"start_server -uid {os.getuid()}", START_S)
+        until = time.monotonic() + START_S
+        while not self.servers():
+            if time.monotonic() > until:
+                raise MpsError(f"its server did not start within {START_S:g} s{self._last_log_line()}")
+            time.sleep(0.1)
+
+    def servers(self) -> list[int]:
+        return _numbers(self.ask("get_server_list"))
+
+    def is_alive(self) -> bool:
+        try:
+            self.ask("get_server_list")
+        except MpsError:
+            return False
+        return True
+
+    def terminate_clients(self) -> None:
+        """Ends the outstanding work of each client, so that the client can be killed. Raises MpsError."""
+        for server in self.servers():
+            for client in _numbers(self.ask(f"get_client_list {server}")):
+                self.ask(f"terminate_client {server} {client}")
+
+    def quit(self) -> None:
+        """Raises MpsError where the daemon does not answer."""
+        self.ask(f"quit -t {QUIT_S:g}", QUIT_S + ASK_S)
+
+    def ask(self, command: str, seconds: float = ASK_S) -> str:
+        """Raises MpsError."""
+        return self._run([], f"{command}\n".encode(), seconds)
+
+    def _run(self, arguments: list[str], stdin: bytes, seconds: float) -> str:
+        program = shutil.which(PROGRAM, path=os.fsdecode(self.environ.get(b"PATH", b"")))
+        if program is None:
+            raise MpsError(f"{PROGRAM} is not in PATH")
+        what = stdin.decode().strip() or " ".join(arguments)
+        return _output(program, arguments, stdin, self._daemon_environ(), seconds, what)
+
+    def _daemon_environ(self) -> dict[bytes, bytes]:
+        return {
+            **self.environ,
+            b"CUDA_MPS_PIPE_DIRECTORY": os.fsencode(self.pipes),
+            b"CUDA_MPS_LOG_DIRECTORY": os.fsencode(self.logs),
+            b"CUDA_VISIBLE_DEVICES": self.gpu.encode(),
+            DAEMON_MARK.encode(): self.token.encode(),
+        }
+
+    def new_log(self, offsets: dict[str, int]) -> str:
+        """What both logs have had since the last call with these offsets; "" without any."""
+        text = ""
+        for name in LOGS:
+            with contextlib.suppress(OSError), Path(f"{self.logs}/{name}").open("rb") as file:
+                file.seek(offsets.get(name, 0))
+                text += file.read(MOST_LOG_BYTES).decode("utf-8", "replace") + "\n"
+                offsets[name] = file.tell()
+        return text
+
+    def _last_log_line(self) -> str:
+        lines = self.new_log({}).split("\n")
+        lines = [line for line in lines if line.strip()]
+        return f": {lines[-1]}" if lines else ""
+
+
+def _output(
+    program: str, arguments: list[str], stdin: bytes, environ: Mapping[bytes, bytes], seconds: float, what: str
+) -> str:
+    """Standard output of the control program. The output goes to a file: a daemon keeps a pipe open for ever."""
+    reader, writer = os.memfd_create("mps", os.MFD_CLOEXEC), subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            [program, *arguments], stdin=writer, stdout=reader, stderr=reader, env=environ, start_new_session=True,
+            cwd="/", preexec_fn=_default_signals,
+        )  # fmt: skip
+        try:
+            process.communicate(stdin, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise MpsError(f"{PROGRAM} ({what}) did not answer within {seconds:g} s") from None
+        text = os.pread(reader, MOST_LOG_BYTES, 0).decode("utf-8", "replace")
+    except OSError as error:
+        raise MpsError(f"{PROGRAM} cannot be run: {error.strerror}") from None
+    finally:
+        os.close(reader)
+    if process.returncode:
+        said = f": {text.strip().splitlines()[-1]}" if text.strip() else ""
+        raise MpsError(f"{PROGRAM} ({what}) failed with code {process.returncode}{said}")
+    return text
+
+
+def _default_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(line) for line in text.split() if re.fullmatch("[1-9][0-9]{0,9}", line)]

@@ -1,0 +1,253 @@
+"""One run of almanac-pack: tasks start where a place is free, end, and are run again after another one's fault."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from almanac.units import counted, format_duration
+from slurm_hooks.pack.ending import end_run
+from slurm_hooks.pack.gpu import Gpu
+from slurm_hooks.pack.items import Item
+from slurm_hooks.pack.message import say
+from slurm_hooks.pack.mps import Mps, MpsError
+from slurm_hooks.pack.output import Output, open_output, output_path
+from slurm_hooks.pack.task import (
+    NO_OUTPUT,
+    NOT_EXECUTABLE,
+    NOT_FOUND,
+    Running,
+    Slot,
+    command_of,
+    exit_code,
+    start_process,
+    task_environ,
+)
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
+"""After these no further task starts, and those that run get time to end."""
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+AWAITED = {*ENDING, *PASSED_ON, signal.SIGCHLD}
+LOOK_S = 1.0
+
+ShareOf = Callable[[Slot], int | None]
+"""Percent of its GPU for the task that starts next in a slot; None: no limit. Asked before each start under MPS."""
+
+
+class StartError(Exception):
+    """A task cannot be started; the message says why."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class Run:
+    """environ: of the job. mask: signals that tasks have blocked. token, folder: of this run.
+
+    make_mps: the daemon to start for a GPU, by its place; None: time-slicing. limit_mib: of a slot, None: no limit.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        gpus: Sequence[Gpu],
+        environ: Mapping[bytes, bytes],
+        *,
+        token: str,
+        folder: str,
+        mask: set[int],
+        output_pattern: str,
+        grace_s: float,
+        make_mps: Callable[[int], Mps | None],
+        share_of: ShareOf,
+        limit_mib: Callable[[Slot], int | None],
+    ) -> None:
+        self._todo, self._gpus, self._environ = deque(items), gpus, environ
+        self._text_environ = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
+        self._appends = self._text_environ.get("SLURM_OPEN_MODE", "").startswith("a")
+        self._token, self._folder, self._mask = token, folder, mask
+        self._pattern, self._grace_s = output_pattern, grace_s
+        self._make_mps, self._share_of, self._limit_mib = make_mps, share_of, limit_mib
+        self._asked_for_mps: set[int] = set()
+        self._daemons: list[Mps] = []
+        self._codes: dict[int, int] = {}
+        self._again: set[int] = set()
+        self._end_signal = 0
+        self._end_s = 0.0
+
+    def run(self) -> int:
+        """The worst exit code of all tasks, once nothing is left of them."""
+        try:
+            self._start_tasks()
+            while self._is_busy():
+                self._wait()
+                self._take_ended()
+                self._run_innocent_again()
+                if self._end_signal and time.monotonic() >= self._end_s:
+                    break
+                self._start_tasks()
+        finally:
+            self._end()
+        return max([*self._codes.values(), 128 + self._end_signal if self._end_signal else 0], default=0)
+
+    def _is_busy(self) -> bool:
+        return any(gpu.running or (gpu.failed and not self._end_signal) for gpu in self._gpus)
+
+    # --- starting
+
+    def _start_tasks(self) -> None:
+        """Start what can start. A task that cannot be started leaves its place to the next one."""
+        while not self._end_signal and (place := self._free_place()):
+            gpu, slot = place
+            item = gpu.next_alone()
+            self._start(gpu, slot, item or self._todo.popleft(), is_alone=item is not None)
+
+    def _free_place(self) -> tuple[Gpu, Slot] | None:
+        """Of the GPU with the fewest tasks; None where nothing can start now."""
+        for gpu in self._gpus:
+            if gpu.alone and not gpu.running:
+                return gpu, gpu.slots[0]
+        free = [(len(gpu.running), number) for number, gpu in enumerate(self._gpus) if gpu.free_slots()]
+        if not free or not self._todo:
+            return None
+        gpu = self._gpus[min(free)[1]]
+        return gpu, gpu.free_slots()[0]
+
+    def _start(self, gpu: Gpu, slot: Slot, item: Item, *, is_alone: bool) -> None:
+        mps = None if is_alone else self._mps_of(gpu, slot.gpu)
+        try:
+            output = self._open_output(item, slot, must_append=is_alone or self._appends)
+            process = self._start_process(gpu, slot, item, mps, output)
+        except StartError as error:
+            self._codes[item.index] = error.code
+            say(f"{_name(item)}: {error}; it counts as code {error.code}")
+            return
+        gpu.running[slot.number] = Running(item, slot, process, output, mps is not None)
+        gpu.is_alone = is_alone
+
+    def _open_output(self, item: Item, slot: Slot, *, must_append: bool) -> Output:
+        path = output_path(self._pattern, item, slot.number, self._text_environ)
+        try:
+            return open_output(path, must_append)
+        except (OSError, ValueError) as error:
+            raise StartError(NO_OUTPUT, f"its output {path} cannot be written: {_why(error)}") from None
+
+    def _start_process(
+        self, gpu: Gpu, slot: Slot, item: Item, mps: Mps | None, output: Output
+    ) -> subprocess.Popen[bytes]:
+        variables = {b"CUDA_VISIBLE_DEVICES": gpu.name.encode()}
+        if mps is not None:
+            variables = mps.client_variables(self._share(slot), self._limit_mib(slot))
+        environ = task_environ(self._environ, item, slot, variables, self._token)
+        try:
+            return start_process(command_of(item), environ, output, slot.cpus, self._mask)
+        except (OSError, ValueError) as error:
+            output.close()
+            code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            raise StartError(code, f"{item.argv[0]} cannot be run: {_why(error)}") from None
+
+    def _share(self, slot: Slot) -> int | None:
+        try:
+            return self._share_of(slot)
+        except Exception as error:
+            say(f"slot {slot.number}: no limit on its share of the GPU: {error}")
+            return None
+
+    def _mps_of(self, gpu: Gpu, number: int) -> Mps | None:
+        """The GPU's daemon, started for its first task; None: time-slicing."""
+        if number not in self._asked_for_mps:
+            self._asked_for_mps.add(number)
+            gpu.mps = self._started_mps(number)
+        elif gpu.mps is not None and not gpu.mps.is_alive():
+            say(f"the MPS daemon of GPU {gpu.name} does not answer any more; the next tasks share it by time-slicing")
+            gpu.mps, gpu.has_lost_mps = None, True
+        return gpu.mps
+
+    def _started_mps(self, number: int) -> Mps | None:
+        mps = self._make_mps(number)
+        if mps is None:
+            return None
+        try:
+            mps.start()
+        except (MpsError, OSError) as error:
+            say(f"no MPS: {error}; tasks share the GPU by time-slicing")
+            return None
+        self._daemons.append(mps)
+        return mps
+
+    # --- waiting
+
+    def _wait(self) -> None:
+        """Until a task ends, a signal comes, or a second has passed."""
+        got = signal.sigtimedwait(AWAITED, LOOK_S)
+        while got is not None:
+            if got.si_signo != signal.SIGCHLD:
+                self._pass_on(got.si_signo)
+            got = signal.sigtimedwait(AWAITED, 0)
+        for run in self._all_running():
+            run.look()
+
+    def _pass_on(self, number: int) -> None:
+        if number in ENDING and not self._end_signal:
+            self._end_signal, self._end_s = number, time.monotonic() + self._grace_s
+            left = f"; {counted(len(self._todo), 'task')} not started" if self._todo else ""
+            say(f"signal {number}: tasks get it too, and {self._grace_s:g} s to end{left}")
+        for run in self._all_running():
+            run.send(number)
+
+    def _all_running(self) -> list[Running]:
+        return [run for gpu in self._gpus for run in gpu.running.values()]
+
+    # --- ending
+
+    def _take_ended(self) -> None:
+        for gpu in self._gpus:
+            for number, run in list(gpu.running.items()):
+                if run.process.poll() is not None:
+                    del gpu.running[number]
+                    self._note_end(gpu, run)
+            if gpu.is_alone and not gpu.running:
+                gpu.is_alone = False
+
+    def _note_end(self, gpu: Gpu, run: Running) -> None:
+        code = exit_code(run.process.returncode)
+        fault = run.output.fault()
+        if fault and not code:
+            code = NO_OUTPUT
+        text = run.output.tail() if code and run.is_client else ""
+        run.output.close()
+        self._codes[run.item.index] = code
+        lost = f"; its output may be cut: {fault}" if fault else ""
+        took = format_duration(time.monotonic() - run.began_s)
+        say(f"{_name(run.item)} ended with code {code} after {took}, output in {run.output.path}{lost}")
+        if code and run.is_client and not self._end_signal:
+            gpu.note_failure(run, text)
+
+    def _run_innocent_again(self) -> None:
+        for gpu in self._gpus:
+            found, why = gpu.innocent() if not self._end_signal else ([], "")
+            for item in found:
+                if item.index not in self._again:
+                    self._again.add(item.index)
+                    gpu.alone.append(item)
+                    say(f"{_name(item)}: {why}; it runs again, alone on the GPU and without MPS")
+
+    def _end(self) -> None:
+        """Nothing of this run is left after it."""
+        grace_s = 0.0 if self._end_signal else self._grace_s
+        for fault in end_run(self._token, self._folder, self._daemons, grace_s, must_signal=not self._end_signal):
+            say(fault)
+        self._take_ended()
+
+
+def _name(item: Item) -> str:
+    return f"item {item.index}" if item.is_of_sweep else f"{item.argv[0]} (item {item.index})"
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)
