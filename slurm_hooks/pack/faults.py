@@ -48,11 +48,11 @@ def innocent(failures: Sequence[Failure], log: str, is_daemon_dead: bool) -> tup
 
     log: new lines of MPS's logs.
     """
-    if len(failures) < 2:
-        return [], ""
     everyone = list(range(len(failures)))
     if is_daemon_dead:
         return everyone, "the MPS daemon ended"
+    if len(failures) < 2:
+        return [], ""
     logged = [line for line in (_STAMP.sub("", line) for line in log.splitlines()) if _LOGGED.search(line)]
     is_victim = [_ENDED_BY_MPS.search(each.text) is not None for each in failures]
     is_faulty = [_STICKY.search(each.text) is not None for each in failures]

@@ -14,7 +14,7 @@ from pathlib import Path
 PREFIX = "almanac-pack-"
 LOCK = "lock"
 YOUNG_S = 60.0
-MOST_PATH = 60
+MOST_PATH = 36
 """Length of a place whose pipes still have a path short enough for a Unix socket (107 bytes)."""
 
 
@@ -26,7 +26,7 @@ def places(tmpdir: str | None) -> list[str]:
 
 def new_token(job_id: str) -> str:
     """A name of the run that nobody can guess, which begins with its job's id: "0" outside Slurm."""
-    return f"{job_id if job_id.isascii() and job_id.isdecimal() else 0}-{os.urandom(16).hex()}"
+    return f"{job_id if job_id.isascii() and job_id.isdecimal() else 0}-{os.urandom(8).hex()}"
 
 
 def path_for(place: str, token: str) -> str:
@@ -59,7 +59,7 @@ def abandoned(place: str) -> Iterator[str]:
     for name in names:
         path = f"{place.rstrip('/')}/{name}"
         if (
-            re.fullmatch(f"{PREFIX}[0-9]+-[0-9a-f]{{32}}", name)
+            re.fullmatch(f"{PREFIX}[0-9]+-[0-9a-f]{{16}}", name)
             and _is_own(path)
             and _is_old(path)
             and not _is_locked(path)

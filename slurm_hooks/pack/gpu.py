@@ -58,6 +58,6 @@ class Gpu:
         group = [each for each in self.failed if each.ended_s - first_s <= faults.TOGETHER_S]
         self.failed = self.failed[len(group) :]
         log = self.mps.new_log(self._log_offsets) if self.mps else ""
-        is_lost = self.has_lost_mps or (len(group) > 1 and self.mps is not None and not self.mps.is_alive())
+        is_lost = self.has_lost_mps or (self.mps is not None and not self.mps.is_alive())
         found, why = faults.innocent([each.failure for each in group], log, is_lost)
         return [group[number].item for number in found], why

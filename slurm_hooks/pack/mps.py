@@ -22,7 +22,7 @@ from slurm_hooks.pack.processes import DAEMON_MARK
 PROGRAM = "nvidia-cuda-mps-control"
 START_S = 10.0
 ASK_S = 3.0
-QUIT_S = 5.0
+QUIT_S = 2.0
 LOGS = ("control.log", "server.log")
 MOST_LOG_BYTES = 1 << 20
 
@@ -91,7 +91,7 @@ class Mps:
 
     def quit(self) -> None:
         """Raises MpsError where the daemon does not answer."""
-        self.ask(f"quit -t {QUIT_S:g}", QUIT_S + ASK_S)
+        self.ask(f"quit -t {QUIT_S:g}", QUIT_S + 1)
 
     def ask(self, command: str, seconds: float = ASK_S) -> str:
         """Raises MpsError."""

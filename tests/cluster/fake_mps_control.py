@@ -1,70 +1,73 @@
 #!/usr/bin/python3 -BIS
 """Stands in for nvidia-cuda-mps-control: installed under that name, first in PATH.
 
-The file mode, beside the program or named by FAKE_MPS_MODE, says how it behaves, in words:
+The file mode beside the program, or the one that FAKE_MPS_MODE names, says in words how it behaves:
 
 - refuse: -d fails. hang: -d never returns. no-server: no server starts. mute: nothing answers after the start.
-- stubborn: terminate_client and quit never return. dies: the daemon ends by itself once a client has started.
-- fault: the server's log names a fatal fault, with the process ids in the file faulty beside the mode, if there.
+- stubborn: terminate_client and quit never return. dies: the daemon ends by itself once it has a client.
+- fault: the server logs a fatal fault, once, with the words of the file faulty beside the mode, if there is one.
 
-Every call is a line of the file calls beside the mode, with the pipe directory. Clients are this user's processes that
-have this pipe directory in their environment and are no control program. terminate_client creates PID.terminated in
-the log directory: whoever kills a client without it has left the server undefined.
+Every call is a line of the file calls beside the mode: command, pipe directory, CUDA_VISIBLE_DEVICES. A client is a
+process of this user that has the pipe directory in its environment and is no control program. terminate_client leaves a
+file PID.terminated in the folder of the mode.
 """
 
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
-PIPES = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
-LOGS = os.environ.get("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps")
-MODE = os.environ.get("FAKE_MPS_MODE") or os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "mode")
-PID = f"{PIPES}/nvidia-cuda-mps-control.pid"
+PIPES = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+LOGS = Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps"))
+MODE = Path(os.environ.get("FAKE_MPS_MODE") or Path(sys.argv[0]).resolve().parent / "mode")
+PID = PIPES / "nvidia-cuda-mps-control.pid"
+
+
+def text_of(path):
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def words():
-    try:
-        with open(MODE) as file:
-            return file.read().split()
-    except OSError:
-        return []
+    return text_of(MODE).split()
 
 
-def note(text):
-    with open(os.path.join(os.path.dirname(MODE), "calls"), "a") as file:
-        file.write(f"{text} {PIPES} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}\n")
+def add(path, line):
+    with path.open("a") as file:
+        file.write(f"{line}\n")
 
 
-def log(name, who, text):
-    with open(f"{LOGS}/{name}.log", "a") as file:
-        file.write(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}.000 {who} {os.getpid()}] {text}\n")
-
-
-def environment(pid):
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
+def log(name, text):
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+    add(LOGS / f"{name}.log", f"[{stamp}.000 {name.title()} {os.getpid()}] {text}")
 
 
 def clients():
     wanted = f"CUDA_MPS_PIPE_DIRECTORY={PIPES}".encode()
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        entries = environment(pid)
+    for process in Path("/proc").iterdir():
+        try:
+            entries = (process / "environ").read_bytes().split(b"\0") if process.name.isdecimal() else []
+        except OSError:
+            continue
         if wanted in entries and not any(entry.startswith(b"ALMANAC_PACK_DAEMON=") for entry in entries):
-            yield int(pid)
+            yield int(process.name)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def daemon_pid():
-    try:
-        with open(PID) as file:
-            pid = int(file.read())
-        os.kill(pid, 0)
-        return pid
-    except (OSError, ValueError):
+    text = text_of(PID).strip()
+    if not text or not is_running(text):
         sys.exit("Cannot find MPS control daemon process")
+    return int(text)
 
 
 def start():
@@ -73,7 +76,7 @@ def start():
     while "hang" in words():
         time.sleep(1)
     if os.fork():
-        while not os.path.exists(PID):
+        while not PID.exists():
             time.sleep(0.01)
         return
     os.setsid()
@@ -82,10 +85,10 @@ def start():
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
-    with open(f"{PID}.new", "w") as file:
-        file.write(f"{os.getpid()}\n")
-    os.rename(f"{PID}.new", PID)
-    log("control", "Control", "Start")
+    log("control", "Start")
+    new = PID.with_suffix(".new")
+    new.write_text(f"{os.getpid()}\n")
+    new.rename(PID)
     serve()
 
 
@@ -95,28 +98,17 @@ def serve():
         time.sleep(0.05)
         if "fault" in words() and not has_logged:
             has_logged = True
-            try:
-                with open(os.path.join(os.path.dirname(MODE), "faulty")) as file:
-                    pids = file.read().split()
-            except OSError:
-                pids = []
-            log("server", "Server", f"Fatal GPU exception; clients: {' '.join(pids) or 'unknown'}")
+            log("server", f"Fatal GPU exception, clients: {text_of(MODE.with_name('faulty')).strip() or 'unknown'}")
         if "dies" in words() and any(True for _ in clients()):
             os._exit(1)
 
 
 def end(pid):
-    for number, seconds in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 1.0)):
-        try:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        until = time.monotonic() + 2
+        while is_running(pid) and time.monotonic() < until:
             os.kill(pid, number)
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                with open(f"/proc/{pid}/stat") as file:
-                    if file.read().rpartition(")")[2].split()[0] == "Z":
-                        return
-                time.sleep(0.02)
-        except OSError:
-            return
+            time.sleep(0.02)
 
 
 def obey(line):
@@ -129,25 +121,18 @@ def obey(line):
     if name == "get_server_list" and "no-server" not in words():
         print(pid)  # one process is both
     elif name == "get_client_list":
-        for client in clients():
-            print(client)
+        print(*clients(), sep="\n")
     elif name == "terminate_client":
-        with open(f"{LOGS}/{rest.split()[1]}.terminated", "w"):
-            pass
-        log("server", "Server", f"terminated client {rest}")
+        MODE.with_name(f"{rest.split()[1]}.terminated").touch()
     elif name == "quit":
         end(pid)
-        os.remove(PID)
 
 
 def main():
-    if sys.argv[1:] == ["-d"]:
-        note("-d")
-        start()
-        return
-    for line in sys.stdin:
-        note(line.strip())
-        obey(line.strip())
+    commands = ["-d"] if sys.argv[1:] == ["-d"] else sys.stdin.read().splitlines()
+    for command in commands:
+        add(MODE.with_name("calls"), f"{command}\t{PIPES}\t{os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
+        start() if command == "-d" else obey(command)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,426 @@
+"""almanac-pack as a process, with and without a fake MPS: order, environments, codes, signals, and faults."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+from pack_job import PackJob
+
+CODES = "exit {}"
+
+
+# --- what runs, and how it ends
+
+
+def test_the_worst_code_is_the_jobs_and_a_plain_failure_stops_nobody(job: PackJob) -> None:
+    code, said = job.run("--items", "0-3", "--", "sh", "-c", "echo item {}; exit $(({} * 3))")
+    assert code == 9
+    assert [job.output(item) for item in range(4)] == [f"item {item}\n" for item in range(4)]
+    for item in range(4):
+        assert f"almanac-pack: item {item} ended with code {item * 3} after 0 s, output in slurm-" in said
+    assert "4 tasks on 1 GPU, 2 at a time: time-slicing (nvidia-cuda-mps-control is not in PATH)" in said
+
+
+def test_a_task_ended_by_a_signal_counts_as_128_and_the_signal(job: PackJob) -> None:
+    assert job.run("--items=0-1", "--", "sh", "-c", "[ {} = 0 ] || kill -KILL $$")[0] == 128 + 9
+
+
+@pytest.mark.parametrize("mps", [False, True])
+def test_when_one_ends_the_next_of_the_list_starts(job: PackJob, mps: bool) -> None:
+    """The first script runs until the last has started, so the second place takes all others, one by one."""
+    if mps:
+        job.install_mps()
+    log, note = job.root / "log", 'echo "$ALMANAC_PACK_ITEM $ALMANAC_PACK_SLOT" >>log'
+    first = job.script("a.sh", f"{note}; until grep -q ^3 log; do sleep 0.05; done")
+    others = [job.script(f"{name}.sh", note) for name in "bcd"]
+    code, said = job.run(first, *others)
+    assert code == 0
+    assert log.read_text() in ("0 0\n1 1\n2 1\n3 1\n", "1 1\n0 0\n2 1\n3 1\n")
+    assert f"{first} (item 0) ended with code 0" in said
+    job.wait_until_nothing_is_left()
+
+
+def test_at_most_n_run_on_each_gpu_and_each_sees_its_own(job: PackJob) -> None:
+    job.environ["CUDA_VISIBLE_DEVICES"] = "GPU-a,GPU-b"
+    shown = "echo $ALMANAC_PACK_SLOT $CUDA_VISIBLE_DEVICES"
+    count = f"{shown}; mkdir -p here; : >here/$$; ls here | wc -l; sleep 0.2; rm here/$$"
+    assert job.run("-n3", "--items=0-11", "--", "sh", "-c", count)[0] == 0
+    seen = [job.output(item).split() for item in range(12)]
+    assert {(slot, gpu) for slot, gpu, _ in seen} == {
+        *((str(slot), "GPU-a") for slot in range(3)), *((str(slot), "GPU-b") for slot in range(3, 6))
+    }  # fmt: skip
+    assert max(int(number) for _, _, number in seen) <= 6
+
+
+def _variables(text: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def test_the_environment_of_each_task(job: PackJob) -> None:
+    job.install_mps()
+    hostile = "x\n; $(touch hacked) `id`"
+    argv = ("--shares=60,40", "--memory=2G,1G", "--items=7,9", "--", "sh", "-c", "env; sleep 0.3")
+    assert job.run(*argv, HOSTILE=hostile)[0] == 0
+    first, second = (_variables(job.output(item)) for item in (7, 9))
+    for name, values in {
+        "SLURM_ARRAY_TASK_ID": ("7", "9"), "ALMANAC_PACK_ITEM": ("7", "9"), "ALMANAC_PACK_SLOT": ("0", "1"),
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": ("60", "40"), "CUDA_VISIBLE_DEVICES": ("0", "0"),
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ("0=2048M", "0=1024M"),
+    }.items():  # fmt: skip
+        assert (first[name], second[name]) == values
+    assert first["CUDA_MPS_PIPE_DIRECTORY"] == second["CUDA_MPS_PIPE_DIRECTORY"]
+    assert "HOSTILE=x\n; $(touch hacked) `id`\n" in job.output(7)
+    assert not (job.root / "hacked").exists()
+
+
+def test_scripts_keep_the_jobs_array_index_and_need_not_be_executable(job: PackJob) -> None:
+    name = job.script(
+        "a b;$(touch hacked)\n.sh", 'echo "$SLURM_ARRAY_TASK_ID $ALMANAC_PACK_ITEM $CUDA_VISIBLE_DEVICES"'
+    )
+    (job.root / name).chmod(0o644)
+    code, said = job.run(name, "./missing.sh", SLURM_ARRAY_TASK_ID="5", SLURM_ARRAY_JOB_ID="1")
+    assert code == 127 and job.output(0) == "5 0 3\n"
+    assert "./missing.sh (item 1): ./missing.sh cannot be run: No such file or directory; it counts as code 127" in said
+    assert all(line.startswith("almanac-pack: ") for line in said.splitlines())
+    assert not (job.root / "hacked").exists()
+
+
+def test_cpus_are_split_where_the_job_is_confined_to_them(job: PackJob) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    shown = ("--items=0-1", "--", "sh", "-c", "taskset -pc $$; echo $OMP_NUM_THREADS; sleep 0.3")
+    assert job.run(*shown, SLURM_CPUS_ON_NODE=str(len(cpus)))[0] == 0
+    found = [job.output(item).split(": ")[1].split("\n") for item in (0, 1)]
+    if len(cpus) >= 2:
+        assert not _cpus(found[0][0]) & _cpus(found[1][0])
+        assert _cpus(found[0][0]) | _cpus(found[1][0]) == set(cpus)
+    assert {each[1] for each in found} == {str(max(1, len(cpus) // 2))}
+    assert job.run(*shown, SLURM_CPUS_ON_NODE="1", OMP_NUM_THREADS="7")[0] == 0  # one CPU given, all usable
+    found = [job.output(item).split(": ")[1].split("\n") for item in (0, 1)]
+    assert [_cpus(each[0]) for each in found] == [set(cpus)] * 2 or len(cpus) == 1
+    assert {each[1] for each in found} == {"7"}
+
+
+def _cpus(text: str) -> set[int]:
+    ranges = [term.split("-") for term in text.split(",")]
+    return {cpu for each in ranges for cpu in range(int(each[0]), int(each[-1]) + 1)}
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "words"),
+    [
+        (("--items=0-1", "--", "true"), {"CUDA_VISIBLE_DEVICES": ""}, "names no GPU"),
+        (("--items=0-1", "--", "true"), {"SLURM_JOB_NUM_NODES": "2"}, "has 2 nodes"),
+        (("--", "true"), {}, "no items"),
+        (("--items=$(id)", "--", "true"), {}, "--items is"),
+        (("-n", "9", "a.sh"), {}, "-n is '9'"),
+    ],
+)
+def test_wrong_uses_start_nothing(job: PackJob, argv: tuple[str, ...], environ: dict[str, str], words: str) -> None:
+    code, said = job.run(*argv, **environ)
+    assert code == 2 and words in said
+    assert not list(job.root.glob("*.out"))
+
+
+def test_a_mig_slice_runs_one_task_at_a_time(job: PackJob) -> None:
+    job.install_mps()
+    job.environ["CUDA_VISIBLE_DEVICES"] = "MIG-1"
+    code, said = job.run("--items=0-2", "--", "sh", "-c", "mkdir here && sleep 0.1 && rmdir here")
+    assert code == 0 and "1 at a time: MIG slices run one task each" in said and job.calls() == []
+
+
+# --- output
+
+
+@pytest.mark.parametrize("mps", [False, True])
+def test_where_the_output_cannot_be_written_the_task_fails_and_it_is_said(job: PackJob, mps: bool) -> None:
+    if mps:
+        job.install_mps()
+    code, said = job.run("--output=/dev/full", "--items=0-1", "--", "sh", "-c", "echo {}")
+    assert code != 0 and re.search("item 0 ended with code [1-9]", said)
+    code, said = job.run("--output=no/such/%a", "--items=0-1", "--", "true")
+    assert code == 1 and "its output no/such/0 cannot be written: No such file or directory" in said
+    job.wait_until_nothing_is_left()
+
+
+def test_output_replaces_that_of_an_earlier_run_unless_sbatch_appends(job: PackJob) -> None:
+    for mode, expected in (("t", "0\n"), ("a", "0\n0\n")):
+        job.run("--items=0", "--", "echo", "{}", SLURM_OPEN_MODE=mode)
+        assert job.output(0) == expected
+
+
+def test_an_array_tasks_own_output_file_is_shared_and_nothing_in_it_is_lost(job: PackJob) -> None:
+    """Slurm gives array task 4 the file slurm-9_4.out, which item 4 has, too."""
+    path = job.root / "slurm-9_4.out"
+    script = f"echo before; {job.bin}/pack -n 2 --items 4-5 -- sh -c 'sleep 0.2; echo item {{}}'; echo after"
+    job.program("pack")
+    array = {"ID": "4", "MIN": "0", "MAX": "4", "STEP": "2", "COUNT": "3"}
+    with path.open("wb") as file:
+        done = job.shell(script, file, SLURM_ARRAY_JOB_ID="9", **{f"SLURM_ARRAY_TASK_{k}": v for k, v in array.items()})
+    assert done == 0
+    text = path.read_text()
+    assert text.startswith("before\nalmanac-pack: 2 tasks") and text.endswith("after\n") and "\nitem 4\n" in text
+    assert (job.root / "slurm-9_5.out").read_text() == "item 5\n"
+
+
+# --- MPS
+
+
+def test_mps_starts_serves_and_quits(job: PackJob) -> None:
+    job.install_mps()
+    code, said = job.run(
+        "--items=0-1", "--", "sh", "-c", 'stat -c "%a %u" "${CUDA_MPS_PIPE_DIRECTORY%/*/*}"; sleep 0.2'
+    )
+    assert code == 0 and "2 at a time: MPS" in said
+    calls = job.calls()
+    assert calls[:2] == ["-d", f"start_server -uid {os.getuid()}"] and calls[-1] == "quit -t 2"
+    assert job.output(0) == f"700 {os.getuid()}\n"
+    assert job.left() == []
+
+
+def test_each_gpu_has_its_own_daemon(job: PackJob) -> None:
+    job.install_mps()
+    job.environ["CUDA_VISIBLE_DEVICES"] = "2,3"
+    assert (
+        job.run("--items=0-3", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY; sleep 0.2")[0]
+        == 0
+    )
+    assert len({job.output(item) for item in range(4)}) == 2
+    assert all(job.output(item).startswith("0 ") for item in range(4))
+    started = [line.split("\t") for line in (job.bin / "calls").read_text().splitlines() if line.startswith("-d")]
+    assert sorted(gpu for _, _, gpu in started) == ["2", "3"] and len({pipes for _, pipes, _ in started}) == 2
+    assert job.left() == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("refuse", "no MPS: nvidia-cuda-mps-control (-d) failed with code 1: An instance"),
+        ("hang", "no MPS: nvidia-cuda-mps-control (-d) did not answer within"),
+        ("no-server", "no MPS: its server did not start within"),
+        ("mute", "no MPS: nvidia-cuda-mps-control (get_server_list) did not answer within"),
+    ],
+)
+def test_where_mps_does_not_start_tasks_share_by_time_slicing(job: PackJob, mode: str, words: str) -> None:
+    job.install_mps(mode)
+    code, said = job.run("--items=0-2", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY")
+    assert code == 0 and words in said and "time-slicing" in said
+    assert [job.output(item) for item in range(3)] == ["3\n"] * 3
+    job.wait_until_nothing_is_left()
+
+
+def test_a_daemon_that_dies_gives_way_to_time_slicing_and_its_victims_run_again(job: PackJob) -> None:
+    """Whoever fails with it runs once more, alone; what follows runs without MPS."""
+    job.install_mps()
+    dying = (
+        'if [ -n "$CUDA_MPS_PIPE_DIRECTORY" ]; then sleep 0.7; echo dies >$BIN/mode; sleep 1; exit 6; fi; echo alone'
+    )
+    code, said = job.run("--items=0-3", "--", "sh", "-c", dying)
+    assert code == 0
+    assert said.count("the MPS daemon ended; it runs again, alone on the GPU and without MPS") == 2
+    assert [job.output(item) for item in range(4)] == ["alone\n"] * 4
+    job.wait_until_nothing_is_left()
+
+
+def test_a_fault_of_one_reruns_the_other_alone(job: PackJob) -> None:
+    job.install_mps()
+    faulty = (
+        "if [ {} = 0 ]; then echo $$ >$BIN/faulty; echo fault >$BIN/mode; sleep 0.5; exit 3; fi; "
+        'if [ -n "$CUDA_MPS_PIPE_DIRECTORY" ]; then sleep 0.8; exit 4; fi; '
+        "ls $BIN/run 2>/dev/null; echo alone; sleep 0.3"
+    )
+    code, said = job.run("--items=0-1", "--", "sh", "-c", faulty)
+    assert code == 3
+    assert "item 1: a fatal GPU fault of another task ended it (MPS's log names that one); it runs again" in said
+    assert job.output(1) == "alone\n"
+    assert said.count("runs again") == 1
+    job.wait_until_nothing_is_left()
+
+
+def test_a_fault_of_unknown_origin_reruns_each_once(job: PackJob) -> None:
+    """Both fail again, or for ever: the second code counts."""
+    job.install_mps()
+    fault = "echo CUDA error: an illegal memory access was encountered"
+    lost = f"{fault}; mkdir ran-{{}} 2>/dev/null || exit 5; sleep 0.3; exit 4"
+    code, said = job.run("--items=0-2", "--", "sh", "-c", lost)
+    assert code == 5
+    assert said.count("nothing says whose fault it was; it runs again") >= 2
+    assert len(re.findall("item 0 ended", said)) == len(re.findall("item 1 ended", said)) == 2
+    job.wait_until_nothing_is_left()
+
+
+def test_two_plain_failures_are_no_fault(job: PackJob) -> None:
+    job.install_mps()
+    code, said = job.run("--items=0-1", "--", "sh", "-c", "sleep 0.2; exit {}1")
+    assert code == 11 and "runs again" not in said
+
+
+# --- the end
+
+
+WAITING = "trap 'sleep 0.2; echo ended; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
+
+
+def _has_ended_in_order(text: str) -> bool:
+    """A shell also says how the command ended that it waited for."""
+    return text.startswith("ready\n") and text.endswith("ended\n")
+
+
+def _ready(job: PackJob, items: int = 2) -> bool:
+    return all(path.read_text() == "ready\n" for path in job.root.glob("*.out")) and (
+        len(list(job.root.glob("*.out"))) == items
+    )
+
+
+@pytest.mark.parametrize("mps", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_the_tasks_and_nothing_is_left(job: PackJob, number: signal.Signals, mps: bool) -> None:
+    if mps:
+        job.install_mps()
+    launcher = job.start("--items=0-5", "--", "sh", "-c", WAITING.replace("TERM", number.name.removeprefix("SIG")))
+    job.wait_for("the tasks", lambda: _ready(job))
+    launcher.send_signal(number)
+    said = launcher.communicate(timeout=60)[1]
+    assert launcher.returncode == 128 + number
+    assert f"signal {number}: tasks get it too, and 15 s to end; 4 tasks not started" in said
+    assert all(_has_ended_in_order(job.output(item)) for item in (0, 1))
+    assert len(list(job.root.glob("*.out"))) == 2
+    job.wait_until_nothing_is_left()
+
+
+def test_a_signal_for_checkpoints_ends_nothing(job: PackJob) -> None:
+    waiting = "trap 'echo saved; exit 0' USR1; echo ready; while :; do sleep 0.05; done"
+    launcher = job.start("--items=0-1", "--", "sh", "-c", waiting)
+    job.wait_for("the tasks", lambda: _ready(job))
+    launcher.send_signal(signal.SIGUSR1)
+    launcher.communicate(timeout=60)
+    assert launcher.returncode == 0 and job.output(0).endswith("saved\n")
+
+
+DEAF = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+
+
+def test_a_client_that_does_not_end_is_killed_only_after_mps_has_ended_its_work(job: PackJob) -> None:
+    job.install_mps()
+    launcher = job.start("--grace=0.5", "--items=0-1", "--", "sh", "-c", DEAF)
+    job.wait_for("the tasks", lambda: _ready(job))
+    # sh, apart from the sleep that it starts again and again
+    clients = {pid for pid, line in job.processes().items() if "trap" in line}
+    launcher.send_signal(signal.SIGTERM)
+    launcher.communicate(timeout=60)
+    assert launcher.returncode == 128 + signal.SIGTERM
+    assert {int(path.stem) for path in job.bin.glob("*.terminated")} >= clients and len(clients) == 2
+    calls = [call.split()[0] for call in job.calls()]
+    assert calls[-1] == "quit" and "terminate_client" in calls
+    job.wait_until_nothing_is_left()
+
+
+def test_where_mps_ends_no_client_its_daemon_is_ended_first(job: PackJob) -> None:
+    job.install_mps("stubborn")
+    launcher = job.start("--grace=0.2", "--items=0-1", "--", "sh", "-c", DEAF)
+    job.wait_for("the tasks", lambda: _ready(job))
+    launcher.send_signal(signal.SIGTERM)
+    said = launcher.communicate(timeout=60)[1]
+    assert "did not answer within" in said and launcher.returncode == 128 + signal.SIGTERM
+    job.wait_until_nothing_is_left()
+
+
+# --- kill -9
+
+
+def _has_started(job: PackJob) -> bool:
+    return bool(job.calls())
+
+
+def _has_daemon(job: PackJob) -> bool:
+    return any(path.is_file() for path in job.tmp.glob("*/gpu0/pipe/*.pid"))
+
+
+def _has_folder(job: PackJob) -> bool:
+    return any(job.tmp.iterdir())
+
+
+@pytest.mark.parametrize("when", [_has_folder, _has_started, _has_daemon, _ready])
+def test_after_kill_9_nothing_is_left(job: PackJob, when: object) -> None:
+    assert callable(when)
+    job.install_mps()
+    launcher = job.start("--grace=1", "--items=0-1", "--", "sh", "-c", WAITING)
+    job.wait_for("the point to kill it", lambda: when(job))
+    launcher.kill()
+    launcher.communicate(timeout=60)
+    job.wait_until_nothing_is_left()
+    if when is _ready:
+        assert all(_has_ended_in_order(job.output(item)) for item in (0, 1))
+
+
+def test_kill_9_of_a_run_without_mps_ends_its_tasks(job: PackJob) -> None:
+    launcher = job.start("--grace=0.2", "--items=0-1", "--", "sh", "-c", DEAF)
+    job.wait_for("the tasks", lambda: _ready(job))
+    launcher.kill()
+    launcher.communicate(timeout=60)
+    job.wait_until_nothing_is_left()
+
+
+def test_what_launcher_and_watchdog_leave_the_next_run_ends(job: PackJob) -> None:
+    """Both are killed at once, as Slurm does where it keeps a job in a cgroup; the daemon is left."""
+    job.install_mps()
+    launcher = job.start("--items=0-1", "--", "sh", "-c", WAITING)
+    job.wait_for("the tasks", lambda: _ready(job))
+    watchdogs = [pid for pid, line in job.processes().items() if "slurm_hooks.pack.launcher" in line]
+    assert len(watchdogs) == 1
+    os.kill(watchdogs[0], signal.SIGKILL)
+    launcher.kill()
+    launcher.communicate(timeout=60)
+    (folder,) = job.tmp.iterdir()
+    assert job.run("--items=0", "--", "true")[0] == 0  # one task: no MPS, nothing is looked for
+    assert folder.exists()
+    os.utime(folder, (0, 0))
+    code, said = job.run("--items=0-1", "--", "true")
+    assert code == 0 and "which an earlier run had left" in said
+    job.wait_until_nothing_is_left()
+
+
+def test_a_run_that_lives_and_folders_of_others_are_left_alone(job: PackJob) -> None:
+    job.install_mps()
+    launcher = job.start("--items=0-1", "--", "sh", "-c", WAITING)
+    job.wait_for("the tasks", lambda: _ready(job))
+    (folder,) = job.tmp.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    os.utime(folder, (0, 0))
+    target = job.root / "target"
+    target.mkdir()
+    (job.tmp / f"almanac-pack-1-{'0' * 16}").symlink_to(target)
+    other = Path(job.tmp / f"almanac-pack-1-{'1' * 16}")
+    other.mkdir(mode=0o755)
+    if os.getuid() == 0:
+        os.chown(other, 65534, 65534)
+        os.utime(other, (0, 0))
+    code, said = job.run("--output=second-%a", "--items=0-1", "--", "true")
+    assert code == 0 and "earlier run" not in said
+    assert folder.exists() and target.exists() and other.exists()
+    launcher.terminate()
+    launcher.communicate(timeout=60)
+    other.rmdir()
+    (job.tmp / f"almanac-pack-1-{'0' * 16}").unlink()
+    job.wait_until_nothing_is_left()
+
+
+def test_a_job_that_a_task_submits_is_no_part_of_the_run(job: PackJob) -> None:
+    """sbatch hands the task's environment on: the new job's processes have its marks, but another job id."""
+    job.install_mps()
+    submit = "SLURM_JOB_ID=1 setsid sleep 5 </dev/null >/dev/null 2>&1 &"
+    assert job.run("--items=0-1", "--", "sh", "-c", submit)[0] == 0
+    left = job.processes()
+    assert [line.split() for line in left.values()] == [["sleep", "5"]] * 2
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_where_no_folder_can_be_made_tasks_run_without_mps(job: PackJob) -> None:
+    job.install_mps()
+    code, said = job.run("--items=0-1", "--", "true", CUDA_MPS_PIPE_DIRECTORY="/site")
+    assert code == 0 and "no MPS of its own (CUDA_MPS_PIPE_DIRECTORY is set already)" in said
