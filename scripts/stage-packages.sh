@@ -123,6 +123,8 @@ write_commands() {
     chmod 755 "$CLIENT/usr/bin/sbatch-almanac"
     write_program "$CLIENT/usr/bin/almanac-restart" "$light" \
         'import sys' '' "$path" 'from slurm_hooks.restart.wrapper import main' '' 'main()'
+    write_program "$CLIENT/usr/bin/almanac-pack" "$light" \
+        'import sys' '' "$path" 'from slurm_hooks.pack.launcher import main' '' 'main()'
     mkdir -p "$FULL/usr/sbin"
     for wanted in on off; do
         write_program "$FULL$HOME_DIR/bin/almanac-power-$wanted" "$HOME_DIR/bin/python -I" \
@@ -170,7 +172,7 @@ copy_manual() {
 print(*(f"almanac-{name}" for name in names))'); do
         mv "$full/man1/$name.1" "$client/man1"
     done
-    install -Dm644 -t "$client/man1" scripts/debian/sbatch-almanac.1 scripts/debian/almanac-restart.1
+    install -Dm644 -t "$client/man1" scripts/debian/sbatch-almanac.1 scripts/debian/almanac-{pack,restart}.1
     install -Dm644 -t "$full/man8" scripts/debian/almanac-power-off.8
     find "$client" "$full" -name '*.[18]' -exec gzip -9n {} +
     ln -s almanac-power-off.8.gz "$full/man8/almanac-power-on.8.gz"

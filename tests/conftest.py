@@ -47,6 +47,7 @@ SLOW = {
     "test_own_reports.py",
     "test_own_safety.py",
     "test_package.py",
+    "test_pack.py",
     "test_power.py",
     "test_power_programs.py",
     "test_power_rules.py",

@@ -66,7 +66,7 @@ def test_the_main_page_tells_the_exit_codes(folder: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("man") is None, reason="no man here")
 def test_man_formats_every_page(folder: Path) -> None:
-    own = [ROOT / "scripts" / "debian" / f"{name}.1" for name in ("almanac-restart", "sbatch-almanac")]
+    own = [ROOT / "scripts" / "debian" / f"{name}.1" for name in ("almanac-pack", "almanac-restart", "sbatch-almanac")]
     pages = [*(folder / "man1").iterdir(), *own]
     for page in pages:
         done = subprocess.run(

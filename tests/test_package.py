@@ -183,7 +183,7 @@ def test_manual_units_and_completions_are_in_it(package: Package) -> None:
     full, client = package.names("slurm-almanac"), package.names("slurm-almanac-client")
     assert not full & client
     of_client = {f"/usr/share/man/man1/almanac-{name}.1.gz" for name in CLIENT_COMMANDS}
-    programs = {f"/usr/share/man/man1/{name}.1.gz" for name in ("almanac", "almanac-restart", "sbatch-almanac")}
+    programs = {f"/usr/share/man/man1/{name}.1.gz" for name in ("almanac", "almanac-pack", "almanac-restart", "sbatch-almanac")}
     assert of_client | programs <= client
     assert {f"/usr/share/man/man1/almanac-{name}.1.gz" for name in COMMANDS} - of_client <= full
     assert {f"/usr/share/man/man8/almanac-power-{wanted}.8.gz" for wanted in ("on", "off")} <= full
@@ -268,6 +268,16 @@ def test_the_clients_restart_wrapper_runs_without_a_library(package: Package) ->
     done = subprocess.run(ran, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"})
     assert (done.returncode, done.stdout) == (5, "kept\n")
     assert "/usr/share/almanac/restart/torch_memory.py" in package.names("slurm-almanac-client")
+
+
+def test_the_clients_pack_launcher_runs_without_a_library(package: Package, tmp_path: Path) -> None:
+    text = (package.root / "usr/bin/almanac-pack").read_text()
+    assert text.startswith("#!/usr/bin/python3 -BIS\n")
+    program = text.replace(f'"/{CODE}"', f'"{package.root / CODE}"')
+    ran = ["/usr/bin/python3", "-BIS", "-c", program, "--items=5", "--", "sh", "-c", "echo {}; exit {}"]
+    environ = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "0"}
+    done = subprocess.run(ran, capture_output=True, text=True, timeout=60, check=False, env=environ, cwd=tmp_path)
+    assert (done.returncode, (tmp_path / "pack-5.out").read_text()) == (5, "5\n")
 
 
 # --- the same as RPM

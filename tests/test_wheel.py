@@ -25,6 +25,7 @@ environ = open("/proc/self/environ", "rb").read().hex()
 json.dump({{"argv": sys.argv, "environ": environ}}, open({out!r}, "w"))
 sys.exit(7)
 """
+GPU = {"CUDA_VISIBLE_DEVICES": "0"}
 JOB = ["-J", "train", "--gpus=2", "--wrap", "sleep 1"]
 
 
@@ -123,6 +124,9 @@ def test_what_a_caller_sets_neither_breaks_them_nor_runs(scripts: Path, caller: 
         done = caller.run(scripts / name, "--help", environ=environ)
         assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"usage: {name} HOSTLIST")
         assert caller.run(scripts / name, "n1;reboot", environ=environ).returncode in (2, 3)
+    pack = caller.run(scripts / "almanac-pack", "--items=3", "--", "echo", "{}", environ={**environ, **GPU})
+    assert (pack.returncode, pack.stdout) == (0, "") and FOREIGN not in pack.stderr
+    assert (caller.planted / "pack-3.out").read_text() == "3\n"
     done = caller.run(scripts / "sbatch-almanac", *JOB, environ={**environ, "ALMANAC_ADVICE": "apply"})
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
     assert caller.argv == JOB
@@ -169,6 +173,14 @@ def test_links_to_the_scripts_work(scripts: Path, caller: Caller) -> None:
     assert caller.run(early / "sbatch", *JOB, environ=environ).returncode == 7
     assert caller.argv == JOB
     assert caller.run(early / "almanac", "--version", environ=environ).stdout == f"almanac, version {__version__}\n"
+
+
+def test_a_copy_of_almanac_pack_as_sbatch_makes_it_works(scripts: Path, caller: Caller) -> None:
+    copy = caller.root / "slurm_script"
+    shutil.copy(scripts / "almanac-pack", copy)
+    environ = {**caller.environ, **GPU, "PATH": f"{scripts}:/usr/bin:/bin"}
+    done = caller.run(copy, "--items=5", "--", "sh", "-c", "exit {}", environ=environ)
+    assert done.returncode == 5 and "item 5 ended with code 5" in done.stderr
 
 
 def test_a_link_named_sbatch_does_not_call_itself_for_ever(scripts: Path, caller: Caller) -> None:
