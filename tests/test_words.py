@@ -21,6 +21,7 @@ PLAIN_PAGES = [
     "docker/README.md",
     "docs/admin.md",
     "docs/advice-file.md",
+    "docs/almanac-pack.md",
     "docs/architecture.md",
     "docs/counters.md",
     "docs/dask.md",

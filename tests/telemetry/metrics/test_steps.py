@@ -294,6 +294,22 @@ def test_steps_of_jobs_that_share_a_node_have_their_own_jobs_gpus(site: Site) ->
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_the_samples_of_a_packed_gpu_count_once(site: Site, has_steps: bool) -> None:
+    """Two tasks at a time on one GPU of a job, as almanac-pack runs them, or each as a step (srun --overlap)."""
+    site.job(1, 0, 120, 1, "n1")
+    site.samples("n1", 0, [50.0] * 6 + [90.0] * 6)
+    if has_steps:
+        site.step(1, "0", 0, 120, 1)
+        site.step(1, "1", 0, 90, 1)
+        site.step(1, "2", 90, 120, 1)
+    site.summarize()
+    (row,) = site.store.of("c").read("job_metrics").to_pylist()
+    assert (row["samples"], row["gpus_seen"], row["mean_gpu_util_pct"]) == (12, 1, 70.0)
+    assert row["energy_j"] == pytest.approx(1150.0, abs=50.0)  # 100 J every 10 s
+    assert {step["samples"] for step in site.steps().values()} <= {0}
+
+
 def test_steps_over_midnight_and_windows_of_their_own(site: Site) -> None:
     """Windows that begin with the step: 6 samples of 100 and 50, whatever the minute. By the clock they are cut."""
     site.job(1, -30, 90, 2, "n1", submit_s=START_S)
