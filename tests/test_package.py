@@ -183,7 +183,8 @@ def test_manual_units_and_completions_are_in_it(package: Package) -> None:
     full, client = package.names("slurm-almanac"), package.names("slurm-almanac-client")
     assert not full & client
     of_client = {f"/usr/share/man/man1/almanac-{name}.1.gz" for name in CLIENT_COMMANDS}
-    programs = {f"/usr/share/man/man1/{name}.1.gz" for name in ("almanac", "almanac-pack", "almanac-restart", "sbatch-almanac")}
+    names = ("almanac", "almanac-pack", "almanac-restart", "sbatch-almanac")
+    programs = {f"/usr/share/man/man1/{name}.1.gz" for name in names}
     assert of_client | programs <= client
     assert {f"/usr/share/man/man1/almanac-{name}.1.gz" for name in COMMANDS} - of_client <= full
     assert {f"/usr/share/man/man8/almanac-power-{wanted}.8.gz" for wanted in ("on", "off")} <= full

@@ -50,8 +50,8 @@ for signal in STOP KILL; do
         kill -s $signal "${each#/proc/}"
     done
 done
-touch -d 2020-01-01 /tmp/almanac-pack-"$1"-*
 """
+AGE = 'touch -d 2020-01-01 /tmp/almanac-pack-"$1"-*'
 # Its parent is the job's script; the watchdog's is not.
 LAUNCHER = """
 for each in $(grep -alz "^SLURM_JOB_ID=$1$" /proc/[0-9]*/environ); do
@@ -226,6 +226,7 @@ def test_jobs_end_in_every_way_and_leave_nothing(site: Site, alice: Home) -> Non
     assert [requeued.output(item) for item in (0, 1)] == ["again\n"] * 2
     crashed.ended_as("FAILED", "0:9")
     assert crashed.on_nodes(LEFT)  # a folder alone, which the next job of its owner removes
+    crashed.on_nodes(AGE)
     after = alice.submit("after", "exec almanac-pack --items 0-1 -- true", "-w", "n4")
     after.ended("COMPLETED", "0:0")
     assert "which an earlier run had left" in after.text() and not crashed.on_nodes(LEFT)
