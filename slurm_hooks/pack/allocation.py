@@ -31,7 +31,11 @@ def _count(environ: Mapping[str, str], name: str) -> int:
 def gpus_of(environ: Mapping[str, str]) -> list[str]:
     """Indices or UUIDs, as Slurm gave them; [] without GPUs (Slurm then says NoDevFiles, or nothing)."""
     names = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    return list(dict.fromkeys(name for name in names if name.isdecimal() or name.startswith(("GPU-", "MIG-"))))
+    return list(
+        dict.fromkeys(
+            name for name in names if (name.isascii() and name.isdecimal()) or name.startswith(("GPU-", "MIG-"))
+        )
+    )
 
 
 def is_slice(gpu: str) -> bool:

@@ -19,26 +19,37 @@ AFTER_TERM_S = 1.0
 AFTER_KILL_S = 5.0
 
 
-def end_run(token: str, folder: str, daemons: Sequence[Mps], grace_s: float, must_signal: bool = True) -> list[str]:
+def end_run(
+    token: str,
+    folder: str,
+    daemons: Sequence[Mps],
+    grace_s: float,
+    *,
+    must_signal: bool = True,
+    own_tasks: Callable[[], set[int]] = set,
+) -> list[str]:
     """End all processes of a run, and remove its folder; what went wrong on the way.
 
-    must_signal: tasks get SIGTERM first; False: they have had it.
+    must_signal: tasks get SIGTERM first; False: they have had it. own_tasks: of the caller that still run, marked or
+    not: a program can change its environment.
     """
+
+    def tasks() -> set[int]:
+        return marked(TASK_MARK, token) | own_tasks()
+
     faults: list[str] = []
-    tasks = marked(TASK_MARK, token)
-    if tasks and must_signal:
-        send(tasks, signal.SIGTERM)
-    if tasks and wait_until_gone(lambda: marked(TASK_MARK, token), grace_s):
+    if must_signal:
+        send(tasks(), signal.SIGTERM)
+    if wait_until_gone(tasks, grace_s):
         for mps in daemons:
             _try(mps.terminate_clients, faults)
-        wait_until_gone(lambda: marked(TASK_MARK, token), AFTER_TERMINATE_S if daemons else 0.0)
+        wait_until_gone(tasks, AFTER_TERMINATE_S if daemons else 0.0)
     for mps in daemons if marked(DAEMON_MARK, token) else ():
         _try(mps.quit, faults)
     _end_daemons(token)
-    left = marked(TASK_MARK, token)
-    if left:
+    if left := tasks():
         send(left, signal.SIGKILL)
-        wait_until_gone(lambda: marked(TASK_MARK, token), AFTER_KILL_S)
+        wait_until_gone(tasks, AFTER_KILL_S)
     private_folder.remove(folder)
     return faults
 

@@ -24,6 +24,16 @@ def places(tmpdir: str | None) -> list[str]:
     return list(dict.fromkeys([*own, "/tmp"]))
 
 
+def is_safe(place: str) -> bool:
+    """Whether others cannot put a folder of theirs where ours is: /tmp, or a folder that only its owner can change."""
+    try:
+        status = os.stat(place)  # noqa: PTH116 - as os.access below
+    except OSError:
+        return False
+    is_closed = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or bool(status.st_mode & stat.S_ISVTX)
+    return is_closed and status.st_uid in (0, os.getuid()) and os.access(place, os.W_OK | os.X_OK)
+
+
 def new_token(job_id: str) -> str:
     """A name of the run that nobody can guess, which begins with its job's id: "0" outside Slurm."""
     return f"{job_id if job_id.isascii() and job_id.isdecimal() else 0}-{os.urandom(8).hex()}"

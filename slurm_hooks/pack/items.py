@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from slurm_hooks.pack.options import Options
 
-MOST_ITEMS = 1_000_000
+MOST_ITEMS = 100_000
 PLACE = "{}"
 
 

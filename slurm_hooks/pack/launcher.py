@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from almanac.units import counted
@@ -71,7 +72,7 @@ def why_no_mps(options: Options, gpus: Sequence[Gpu], items: Sequence[Item], env
 def find_folder(token: str, environ: Mapping[str, str]) -> str:
     """A path for the private folder where a file can be made now; "" without any."""
     for place in private_folder.places(environ.get("TMPDIR")):
-        if os.access(place, os.W_OK | os.X_OK):
+        if private_folder.is_safe(place):
             return private_folder.path_for(place, token)
     return ""
 
@@ -81,8 +82,7 @@ def remove_abandoned(environ: Mapping[bytes, bytes]) -> None:
     for place in private_folder.places(os.environ.get("TMPDIR")):
         for path in private_folder.abandoned(place):
             token = private_folder.token_of(path)
-            names = sorted(name for name in os.listdir(path) if name.startswith("gpu"))  # noqa: PTH208
-            daemons = [Mps("0", f"{path}/{name}", token, environ) for name in names]
+            daemons = [Mps("0", str(gpu), token, environ) for gpu in sorted(Path(path).glob("gpu*"))]
             end_run(token, path, daemons, 0.0)
             say(f"removed {path}, which an earlier run had left")
 
@@ -119,7 +119,17 @@ def published_bound(environ: Mapping[str, str]) -> int | None:
     return int(peak_mib) if peak_mib else None
 
 
+def open_standard_files() -> None:
+    """A file that is opened later must not become our output by its number."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 def main() -> NoReturn:
+    open_standard_files()
     options = read_options(sys.argv[1:])
     environ = initial_environment()
     why = why_not(os.environ)
@@ -149,6 +159,8 @@ def pack(options: Options, items: Sequence[Item], environ: Mapping[bytes, bytes]
     has_folder = bool(path) and _make_folder(path, environ)
     at_a_time = min(len(items), sum(len(gpu.slots) for gpu in gpus))
     how = why or "MPS" if has_folder or why else "time-slicing"
+    if how != "MPS" and (options.shares or any(options.memory_mib)):
+        say("--shares and --memory have no effect without MPS")
     say(f"{counted(len(items), 'task')} on {counted(len(gpus), 'GPU')}, {at_a_time} at a time: {how}")
     run = Run(
         items, gpus, environ, token=token, folder=path, mask={int(number) for number in mask},

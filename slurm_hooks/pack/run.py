@@ -77,6 +77,7 @@ class Run:
         self._daemons: list[Mps] = []
         self._codes: dict[int, int] = {}
         self._again: set[int] = set()
+        self._outputs: set[str] = set()
         self._end_signal = 0
         self._end_s = 0.0
 
@@ -106,6 +107,7 @@ class Run:
             gpu, slot = place
             item = gpu.next_alone()
             self._start(gpu, slot, item or self._todo.popleft(), is_alone=item is not None)
+            self._take_signals(0)
 
     def _free_place(self) -> tuple[Gpu, Slot] | None:
         """Of the GPU with the fewest tasks; None where nothing can start now."""
@@ -132,6 +134,8 @@ class Run:
 
     def _open_output(self, item: Item, slot: Slot, *, must_append: bool) -> Output:
         path = output_path(self._pattern, item, slot.number, self._text_environ)
+        must_append |= path in self._outputs
+        self._outputs.add(path)
         try:
             return open_output(path, must_append)
         except (OSError, ValueError) as error:
@@ -184,13 +188,17 @@ class Run:
 
     def _wait(self) -> None:
         """Until a task ends, a signal comes, or a second has passed."""
-        got = signal.sigtimedwait(AWAITED, LOOK_S)
+        self._take_signals(LOOK_S)
+        for run in self._all_running():
+            run.look()
+
+    def _take_signals(self, seconds: float) -> None:
+        """All that have come; the first within so many seconds."""
+        got = signal.sigtimedwait(AWAITED, seconds)
         while got is not None:
             if got.si_signo != signal.SIGCHLD:
                 self._pass_on(got.si_signo)
             got = signal.sigtimedwait(AWAITED, 0)
-        for run in self._all_running():
-            run.look()
 
     def _pass_on(self, number: int) -> None:
         if number in ENDING and not self._end_signal:
@@ -240,7 +248,14 @@ class Run:
     def _end(self) -> None:
         """Nothing of this run is left after it."""
         grace_s = 0.0 if self._end_signal else self._grace_s
-        for fault in end_run(self._token, self._folder, self._daemons, grace_s, must_signal=not self._end_signal):
+        for fault in end_run(
+            self._token,
+            self._folder,
+            self._daemons,
+            grace_s,
+            must_signal=not self._end_signal,
+            own_tasks=lambda: {run.process.pid for run in self._all_running() if run.process.poll() is None},
+        ):
             say(fault)
         self._take_ended()
 

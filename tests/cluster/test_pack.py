@@ -30,6 +30,7 @@ PROGRAMS = {
 [ "$CUDA_MPS_PIPE_DIRECTORY" ] || exec echo alone
 sleep 1; echo dies >"$FAKE_MPS_MODE"; sleep 1; exit 6
 """,
+    "deaf": "trap '' TERM; echo ready; while :; do sleep 0.1; done",
     "restarted": '[ "$SLURM_RESTART_COUNT" ] && exec echo again; exec waiting',
     "where": 'echo "$SLURM_ARRAY_TASK_ID $ALMANAC_PACK_ITEM"; sleep 0.5',
 }
@@ -188,6 +189,8 @@ def test_jobs_end_in_every_way_and_leave_nothing(site: Site, alice: Home) -> Non
     killed = alice.submit("killed", "almanac-pack --grace 1 --items 0-1 -- waiting; echo code $?")
     crashed = alice.submit("crashed", six, "-w", "n4", "--no-requeue")
     in_step = alice.submit("step", "srun almanac-pack --items 0-5 -- waiting")
+    deaf = alice.submit("deaf", "exec almanac-pack --items 0-1 -- deaf")
+    plain = alice.submit("plain", "almanac-pack --grace 2 --items 0-1 -- waiting; echo code $?")  # without exec
     fine = alice.submit("fine", "exec almanac-pack --items 0-3 -- sh -c 'echo {}; exit {}'")
     one = alice.submit("one", "exec almanac-pack --items 0-1 -- sh -c 'sleep 1; exit $(({} * 7))'")
     both = alice.submit("both", "exec almanac-pack --items 4-5 -- sh -c 'sleep 1; exit {}'")
@@ -196,9 +199,9 @@ def test_jobs_end_in_every_way_and_leave_nothing(site: Site, alice: Home) -> Non
     full = alice.submit("full", "exec almanac-pack --output /dev/full --items 0-1 -- sh -c 'sleep 0.5; echo x'")
     dead = alice.submit("dead", "exec almanac-pack --items 0-2 -- dying")
 
-    for job in (cancelled, requeued, killed, crashed, in_step):
+    for job in (cancelled, requeued, killed, crashed, in_step, deaf, plain):
         job.wait_until_ready()
-    site.run("login", "alice", "scancel", str(cancelled.id), str(in_step.id))
+    site.run("login", "alice", "scancel", *(str(job.id) for job in (cancelled, in_step, deaf, plain)))
     site.run("login", "alice", "scontrol", "requeue", str(requeued.id))
     killed.on_nodes(LAUNCHER)
     crashed.on_nodes(KILL)  # as a crash of the node would, slurmstepd apart
@@ -218,6 +221,8 @@ def test_jobs_end_in_every_way_and_leave_nothing(site: Site, alice: Home) -> Non
         job.ended("CANCELLED", "[0-9]+:[0-9]+")
         assert "signal 15: tasks get it too" in job.text() and "4 tasks not started" in job.text()
         assert [job.output(item).splitlines()[-1] for item in (0, 1)] == ["ended"] * 2
+    for job in (deaf, plain):  # Slurm kills the launcher after KillWait, or the script at once
+        job.ended("CANCELLED", "[0-9]+:[0-9]+")
     killed.ended("COMPLETED", "0:0")
     assert "code 137" in killed.text()
     assert [killed.output(item).splitlines()[-1] for item in (0, 1)] == ["ended"] * 2

@@ -13,12 +13,13 @@ from typing import IO
 
 ROOT = Path(__file__).parents[3]
 FAKE = ROOT / "tests/cluster/fake_mps_control.py"
-MAIN = "import sys; sys.path.insert(0, sys.argv.pop(1)); from slurm_hooks.pack.launcher import main; main()"
+PATH_FIRST = "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+MAIN = "from slurm_hooks.pack.launcher import main; main()"
 TIMEOUT_S = 60.0
 
 
 class PackJob:
-    """environ: of the launcher. root: its folder; the fake program and its files are in bin, its /tmp is tmp."""
+    """before: Python that the launcher runs first. environ: of the launcher. root: its folder; the fake program and its files are in bin, its /tmp is tmp."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.bin, self.tmp = root, root / "bin", root / "tmp"
@@ -28,6 +29,7 @@ class PackJob:
             "PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(root), "TMPDIR": str(self.tmp), "BIN": str(self.bin),
             "SLURM_JOB_ID": str(700_000_000 + os.getpid()), "CUDA_VISIBLE_DEVICES": "3", "MARK": str(root),
         }  # fmt: skip
+        self.before = ""
         self.started: list[subprocess.Popen[str]] = []
 
     def install_mps(self, mode: str = "") -> None:
@@ -37,7 +39,7 @@ class PackJob:
 
     def start(self, *argv: str, **environ: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-c", MAIN, str(ROOT), *argv], cwd=self.root, text=True,
+            [sys.executable, "-I", "-c", PATH_FIRST + self.before + MAIN, str(ROOT), *argv], cwd=self.root, text=True,
             env={**self.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         self.started.append(process)
@@ -59,7 +61,7 @@ class PackJob:
     def program(self, name: str) -> None:
         """Make almanac-pack a command of this name."""
         path = self.bin / name
-        path.write_text(f"#!/bin/sh\nexec {sys.executable} -I -c '{MAIN}' {ROOT} \"$@\"\n")
+        path.write_text(f"#!/bin/sh\nexec {sys.executable} -I -c '{PATH_FIRST}{MAIN}' {ROOT} \"$@\"\n")
         path.chmod(0o755)
 
     def shell(self, text: str, output: IO[bytes], **environ: str) -> int:

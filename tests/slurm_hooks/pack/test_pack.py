@@ -22,7 +22,7 @@ def test_the_worst_code_is_the_jobs_and_a_plain_failure_stops_nobody(job: PackJo
     assert code == 9
     assert [job.output(item) for item in range(4)] == [f"item {item}\n" for item in range(4)]
     for item in range(4):
-        assert f"almanac-pack: item {item} ended with code {item * 3} after 0 s, output in slurm-" in said
+        assert re.search(f"almanac-pack: item {item} ended with code {item * 3} after .*, output in slurm-", said)
     assert "4 tasks on 1 GPU, 2 at a time: time-slicing (nvidia-cuda-mps-control is not in PATH)" in said
 
 
@@ -208,6 +208,7 @@ def test_each_gpu_has_its_own_daemon(job: PackJob) -> None:
 )
 def test_where_mps_does_not_start_tasks_share_by_time_slicing(job: PackJob, mode: str, words: str) -> None:
     job.install_mps(mode)
+    job.before = "import slurm_hooks.pack.mps; slurm_hooks.pack.mps.START_S = 2.0; "
     code, said = job.run("--items=0-2", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY")
     assert code == 0 and words in said and "time-slicing" in said
     assert [job.output(item) for item in range(3)] == ["3\n"] * 3
@@ -420,7 +421,71 @@ def test_a_job_that_a_task_submits_is_no_part_of_the_run(job: PackJob) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_where_no_folder_can_be_made_tasks_run_without_mps(job: PackJob) -> None:
+def test_where_the_site_has_mps_no_daemon_is_started(job: PackJob) -> None:
     job.install_mps()
-    code, said = job.run("--items=0-1", "--", "true", CUDA_MPS_PIPE_DIRECTORY="/site")
+    code, said = job.run("--shares=60,40", "--items=0-1", "--", "true", CUDA_MPS_PIPE_DIRECTORY="/site")
     assert code == 0 and "no MPS of its own (CUDA_MPS_PIPE_DIRECTORY is set already)" in said
+    assert "--shares and --memory have no effect" in said and job.calls() == []
+
+
+def test_a_folder_that_others_can_change_is_not_used(job: PackJob) -> None:
+    job.install_mps()
+    job.tmp.chmod(0o777)
+    assert job.run("--items=0-1", "--", "sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY")[0] == 0
+    assert job.output(0).startswith("/tmp/almanac-pack-")
+    job.tmp.chmod(0o1777)
+    assert job.run("--items=0-1", "--", "sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY")[0] == 0
+    assert job.output(0).startswith(f"{job.tmp}/almanac-pack-")
+
+
+def test_a_program_that_clears_its_environment_is_ended_too(job: PackJob) -> None:
+    job.install_mps()
+    launcher = job.start("--grace=0.2", "--items=0-1", "--", "env", "-i", "sh", "-c", f"{DEAF} # {job.root}")
+    job.wait_for("the tasks", lambda: _ready(job))
+    launcher.send_signal(signal.SIGTERM)
+    said = launcher.communicate(timeout=60)[1]
+    assert said.count("ended with code 137") == 2
+    job.wait_until_nothing_is_left()
+
+
+def test_a_daemon_that_no_longer_answers_is_killed_also_by_the_watchdog(job: PackJob) -> None:
+    job.install_mps()
+    launcher = job.start("--grace=0.2", "--items=0-1", "--", "sh", "-c", DEAF)
+    job.wait_for("the tasks", lambda: _ready(job))
+    (job.bin / "mode").write_text("mute")
+    launcher.kill()
+    launcher.communicate(timeout=60)
+    job.wait_until_nothing_is_left()
+
+
+def test_one_output_file_for_all_tasks_keeps_what_each_wrote(job: PackJob) -> None:
+    job.run("--output=all", "--items=0-9", "--", "echo", "{}")
+    assert sorted((job.root / "all").read_text().split()) == [str(item) for item in range(10)]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_files_change_nothing(job: PackJob, closed: str) -> None:
+    job.install_mps()
+    job.program("pack")
+    with (job.root / "log").open("wb") as file:
+        code = job.shell(f"pack --items 0-1 -- sh -c 'echo {{}}; exit 3' {closed}", file)
+    assert (code, job.output(0), job.output(1)) == (3, "0\n", "1\n")
+    job.wait_until_nothing_is_left()
+
+
+def test_a_pipe_as_output_without_a_reader_holds_nobody_up(job: PackJob) -> None:
+    os.mkfifo(job.root / "pipe-0")
+    code, said = job.run("--output=pipe-%a", "--items=0-1", "--", "true")
+    assert code == 1 and "its output pipe-0 cannot be written: No such device or address" in said
+    assert "item 1 ended with code 0" in said
+
+
+def test_a_signal_that_comes_while_mps_hangs_is_not_lost(job: PackJob) -> None:
+    job.install_mps("hang")
+    job.before = "import slurm_hooks.pack.mps; slurm_hooks.pack.mps.START_S = 3.0; "
+    launcher = job.start("--items=0-3", "--", "sh", "-c", "sleep 60")
+    job.wait_for("MPS", job.calls)
+    launcher.send_signal(signal.SIGTERM)
+    said = launcher.communicate(timeout=60)[1]
+    assert launcher.returncode == 128 + signal.SIGTERM and "3 tasks not started" in said
+    job.wait_until_nothing_is_left()
