@@ -51,21 +51,17 @@ def innocent(failures: Sequence[Failure], log: str, is_daemon_dead: bool) -> tup
     everyone = list(range(len(failures)))
     if is_daemon_dead:
         return everyone, "the MPS daemon ended"
-    if len(failures) < 2:
-        return [], ""
-    logged = [line for line in (_STAMP.sub("", line) for line in log.splitlines()) if _LOGGED.search(line)]
-    is_victim = [_ENDED_BY_MPS.search(each.text) is not None for each in failures]
     is_faulty = [_STICKY.search(each.text) is not None for each in failures]
-    if not (logged or any(is_victim) or all(is_faulty)):
-        return [], ""
-    numbers = {int(word) for line in logged for word in re.findall("[0-9]{1,9}", line)}
-    named = [number for number in everyone if failures[number].pids & numbers]
-    if 0 < len(named) < len(failures):
-        return _but(named, everyone), "a fatal GPU fault of another task ended it (MPS's log names that one)"
-    origins = [number for number in everyone if is_faulty[number] and not is_victim[number]]
-    if origins and all(is_victim[number] for number in _but(origins, everyone)) and len(origins) < len(failures):
-        return _but(origins, everyone), "a fatal GPU fault of another task ended it"
-    return everyone, "a fatal GPU fault ended all tasks of its GPU, and nothing says whose fault it was"
+    victims = [number for number in everyone if _ENDED_BY_MPS.search(failures[number].text) and not is_faulty[number]]
+    logged = [line for line in (_STAMP.sub("", line) for line in log.splitlines()) if _LOGGED.search(line)]
+    if len(failures) > 1:
+        numbers = {int(word) for line in logged for word in re.findall("[0-9]{1,9}", line)}
+        named = [number for number in everyone if failures[number].pids & numbers]
+        if 0 < len(named) < len(failures):
+            return _but(named, everyone), "a fatal GPU fault of another task ended it (MPS's log names that one)"
+        if not any(is_faulty) if victims else logged or all(is_faulty):
+            return everyone, "a fatal GPU fault ended all tasks of its GPU, and nothing says whose fault it was"
+    return victims, "MPS ended its work, or refused it" if victims else ""
 
 
 def _but(some: Sequence[int], everyone: Sequence[int]) -> list[int]:

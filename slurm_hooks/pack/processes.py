@@ -68,5 +68,5 @@ def wait_until_gone(look: Callable[[], set[int]], seconds: float) -> set[int]:
     """The processes that are left after at most so many seconds."""
     until = time.monotonic() + seconds
     while (left := look()) and time.monotonic() < until:
-        time.sleep(0.05)
+        time.sleep(0.1)
     return left

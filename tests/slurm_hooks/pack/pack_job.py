@@ -19,7 +19,9 @@ TIMEOUT_S = 60.0
 
 
 class PackJob:
-    """before: Python that the launcher runs first. environ: of the launcher. root: its folder; the fake program and its files are in bin, its /tmp is tmp."""
+    """before: Python that the launcher runs first.
+
+    environ: of the launcher. root: its folder; the fake program and its files are in bin, its /tmp is tmp."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.bin, self.tmp = root, root / "bin", root / "tmp"

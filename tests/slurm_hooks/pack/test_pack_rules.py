@@ -173,6 +173,9 @@ LOG = "[2026-11-25 10:00:00.000 Server 77] Fatal GPU exception, clients: {}\n"
     [
         ([_failure("x"), _failure("y")], "", False, []),  # two plain failures
         ([_failure(ILLEGAL)], "", False, []),  # nobody else
+        ([_failure(ENDED)], "", False, [0]),  # long after the fault of another one
+        ([_failure(ILLEGAL), _failure(ENDED), _failure("y")], "", False, [1]),
+        ([_failure("killed"), _failure(ENDED)], "", False, [0, 1]),
         ([_failure(ILLEGAL), _failure("y")], "", False, []),  # a fault that stayed with its origin
         ([_failure(ILLEGAL), _failure(ILLEGAL)], "", False, [0, 1]),
         ([_failure(ILLEGAL), _failure(ENDED)], "", False, [1]),
