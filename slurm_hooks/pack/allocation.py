@@ -12,7 +12,8 @@ _TOPOLOGY = "/sys/devices/system/cpu"
 
 def why_not(environ: Mapping[str, str]) -> str:
     """Why nothing can be packed here; "" where it can."""
-    if _count(environ, "SLURM_STEP_NUM_TASKS") > 1:
+    # A job that is submitted inside a step of several tasks inherits SLURM_STEP_NUM_TASKS, but not SLURM_NTASKS.
+    if min(_count(environ, "SLURM_STEP_NUM_TASKS"), _count(environ, "SLURM_NTASKS")) > 1:
         return "srun started several copies of it; expected one: srun -n 1 almanac-pack"
     in_step = "SLURM_STEP_NUM_NODES" in environ
     nodes = _count(environ, "SLURM_STEP_NUM_NODES" if in_step else "SLURM_JOB_NUM_NODES")

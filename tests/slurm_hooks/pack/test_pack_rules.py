@@ -108,7 +108,8 @@ def test_where_nothing_is_packed() -> None:
     assert why_not(gpu) == why_not({**gpu, "SLURM_JOB_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}) == ""
     assert "has 2 nodes" in why_not({**gpu, "SLURM_JOB_NUM_NODES": "2"})
     assert why_not({**gpu, "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "1"}) == ""
-    assert "several copies" in why_not({**gpu, "SLURM_STEP_NUM_TASKS": "4"})
+    assert "several copies" in why_not({**gpu, "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4"})
+    assert why_not({**gpu, "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "1"}) == ""  # inherited by a new job
 
 
 def test_cpus_are_split_into_disjoint_parts_and_only_the_jobs_own() -> None:
