@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -489,3 +490,26 @@ def test_a_signal_that_comes_while_mps_hangs_is_not_lost(job: PackJob) -> None:
     said = launcher.communicate(timeout=60)[1]
     assert launcher.returncode == 128 + signal.SIGTERM and "3 tasks not started" in said
     job.wait_until_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"), [((), "0=2345M"), (("--memory=none",), ""), (("--memory=1G",), "0=1024M")]
+)
+def test_the_published_bound_of_the_jobs_name_is_the_default_limit(
+    job: PackJob, argv: tuple[str, ...], expected: str
+) -> None:
+    job.install_mps()
+    folder = job.root / f"advice/user/{os.getuid()}"
+    folder.mkdir(parents=True)
+    now_s = int(time.time())
+    row = "F\tsweep-#\t1\t3600\t0\t2345\t-\t-\t-"
+    (folder / "advice").write_text(
+        f"almanac-advice\t1\nversion\tv\nwritten\t{now_s}\nexpires\t{now_s + 3600}\nmode\toff\ntell\tno\nprompt\task\n"
+        f"priority\t1000\t60\t8640000\n{row}\nend\t1\n"
+    )
+    (job.root / "almanac.toml").write_text(f'[hooks]\nadvice_dir = "{job.root}/advice"\n')
+    environ = {"ALMANAC_CONFIG": str(job.root / "almanac.toml"), "SLURM_JOB_NAME": "sweep-7"}
+    shown = ("--items=0-1", "--", "sh", "-c", "echo $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+    code, said = job.run(*argv, *shown, **environ)
+    assert code == 0 and job.output(0) == f"{expected}\n"
+    assert ("2345 MiB" in said and "--memory none lifts it" in said) == (not argv)
