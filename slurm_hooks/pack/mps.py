@@ -31,6 +31,10 @@ class MpsError(Exception):
     """MPS refused, or did not answer; the message says which."""
 
 
+class MpsTimeoutError(MpsError):
+    """MPS did not answer in time."""
+
+
 @dataclass(frozen=True)
 class Mps:
     """The daemon of one GPU. folder: its own. token: of this run. environ: of the job."""
@@ -66,6 +70,14 @@ class Mps:
         for path in (self.folder, self.pipes, self.logs):
             Path(path).mkdir(mode=0o700)
         self._run(["-d"], b"", START_S)
+        try:
+            self._start_server()
+        except MpsError:
+            with contextlib.suppress(MpsError):  # a server that comes late would keep an exclusive GPU
+                self.quit()
+            raise
+
+    def _start_server(self) -> None:
         self.ask(f"start_server -uid {os.getuid()}", START_S)
         until = time.monotonic() + START_S
         while not self.servers():
@@ -84,10 +96,21 @@ class Mps:
         return True
 
     def terminate_clients(self) -> None:
-        """Ends the outstanding work of each client, so that the client can be killed. Raises MpsError."""
+        """Ends the outstanding work of each client, so that the client can be killed. Raises MpsError.
+
+        A client that has gone meanwhile, and so is refused, keeps nobody from the others.
+        """
+        refused: MpsError | None = None
         for server in self.servers():
             for client in _numbers(self.ask(f"get_client_list {server}")):
-                self.ask(f"terminate_client {server} {client}")
+                try:
+                    self.ask(f"terminate_client {server} {client}")
+                except MpsTimeoutError:
+                    raise
+                except MpsError as error:
+                    refused = error
+        if refused is not None:
+            raise refused
 
     def quit(self) -> None:
         """Raises MpsError where the daemon does not answer."""
@@ -144,7 +167,7 @@ def _output(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            raise MpsError(f"{PROGRAM} ({what}) did not answer within {seconds:g} s") from None
+            raise MpsTimeoutError(f"{PROGRAM} ({what}) did not answer within {seconds:g} s") from None
         text = os.pread(reader, MOST_LOG_BYTES, 0).decode("utf-8", "replace")
     except OSError as error:
         raise MpsError(f"{PROGRAM} cannot be run: {error.strerror}") from None

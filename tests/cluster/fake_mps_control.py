@@ -123,6 +123,8 @@ def obey(line):
     elif name == "get_client_list":
         print(*clients(), sep="\n")
     elif name == "terminate_client":
+        if not is_running(rest.split()[1]):
+            sys.exit("Client not found")
         MODE.with_name(f"{rest.split()[1]}.terminated").touch()
     elif name == "quit":
         end(pid)
