@@ -1,0 +1,151 @@
+"""The search for GPU shares: how near to the best of all 100 pairs, in how many tries.
+
+Run: benchmarks/packing_search.py [TABLES], by default 1,000 random tables of each kind of
+`simulator.packing.share_tables`.
+The goals are those of two jobs: at most 13 tries. Remaining times differ by up to 25 times, utilizations are random.
+Beside it stands algorithm 1 as printed: only the job of less priority is lowered, by 10% a try.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from figures import Figure, report
+
+from advisor.decisions.pack_shares import (
+    LEVELS,
+    MOST_FAILURES,
+    Objective,
+    PackedJob,
+    Shares,
+    ShareSearch,
+    lowered_first,
+    next_shares,
+    objective_value,
+    record,
+    start_search,
+)
+from simulator.packing.share_tables import CONCAVE, SINGLE_PEAK, TILTED, concave_tables, peaked_table
+
+NEAR, MOST_TRIES = 0.02, 13
+Measure = Callable[[Shares], list[float]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """gap: of the shares that were chosen, relative to the best."""
+
+    gap: float
+    tries: int
+
+
+def search(start: ShareSearch, measure: Measure) -> ShareSearch:
+    while not start.is_done:
+        shares = next_shares(start)
+        start = record(start, shares, measure(shares))
+    return start
+
+
+def printed(start: ShareSearch, measure: Measure) -> ShareSearch:
+    """Algorithm 1 as the paper has it, with the best restored."""
+    start = record(start, (100, 100), measure((100, 100)))
+    (low,) = lowered_first(start)
+    failures = 0
+    for share in reversed(LEVELS[:-1]):
+        shares = (share, 100) if low == 0 else (100, share)
+        best = start.best_value
+        start = record(start, shares, measure(shares))
+        failures = 0 if start.best_value < best else failures + 1
+        if failures == MOST_FAILURES:
+            break
+    return start
+
+
+def run_once(
+    objective: Objective,
+    jobs: Sequence[PackedJob],
+    tables: Sequence[np.ndarray],
+    method: Callable[[ShareSearch, Measure], ShareSearch],
+    noise: Callable[[], float] = lambda: 1.0,
+) -> Result:
+    def rates(shares: Shares) -> list[float]:
+        return [float(table[shares[0] // 10 - 1, shares[1] // 10 - 1]) for table in tables]
+
+    found = method(start_search(objective, jobs), lambda shares: [rate * noise() for rate in rates(shares)])
+    values: dict[Shares, float] = {
+        pair: objective_value(objective, jobs, rates(pair)) for pair in product(LEVELS, LEVELS)
+    }
+    chosen = found.best.shares if found.best else (100, 100)
+    best = min(values.values())
+    return Result(values[chosen] / best - 1 if best else float(values[chosen] > 0), len(found.tries))
+
+
+def concave(tables: int, objective: Objective, kind: str, noise: float = 0.0, is_printed: bool = False) -> list[Result]:
+    """deadline: at 0.3 to 1.1 of each job's time in free competition."""
+    rng = np.random.default_rng([tables, *kind.encode()])
+    found = []
+    for _ in range(tables):
+        pair = concave_tables(kind, rng)
+        alone_s, slack, busy = rng.uniform(0.2, 5, 2), rng.uniform(0.3, 1.1, 2), rng.random(2)
+        jobs = [
+            PackedJob(float(alone_s[job] * pair[job][9, 9]), float(alone_s[job] * slack[job]), float(busy[job]))
+            for job in range(2)
+        ]
+        method = printed if is_printed else search
+        found.append(run_once(objective, jobs, pair, method, lambda: float(np.exp(noise * rng.normal()))))
+    return found
+
+
+def peaked(tables: int, kind: str) -> list[Result]:
+    rng = np.random.default_rng([tables, *kind.encode()])
+    found = []
+    for _ in range(tables):
+        table = peaked_table(kind, rng)
+        jobs = [PackedJob(utilization=float(busy)) for busy in rng.random(2)]
+        found.append(run_once("jct", jobs, (table, table), search))
+    return found
+
+
+def show(about: str, results: Sequence[Result], has_goal: bool = True) -> Figure:
+    gaps, tries = np.array([one.gap for one in results]), [one.tries for one in results]
+    share, most = float((gaps <= NEAR).mean()), max(tries)
+    text = f"{share:.1%}, worst gap {gaps.max():.1%}, {np.mean(tries):.1f} tries, most {most}"
+    ok = share == 1 and most <= MOST_TRIES
+    return Figure(f"within 2%: {about}", text, "all, at most 13" if has_goal else "", ok if has_goal else None)
+
+
+def show_peaked(kind: str, results: Sequence[Result], has_goal: bool) -> Figure:
+    exact, near = (float(np.mean([one.gap <= most for one in results])) for most in (1e-12, NEAR))
+    most = max(one.tries for one in results)
+    text = f"{exact:.1%}, within 2%: {near:.1%}, {np.mean([one.tries for one in results]):.1f} tries, most {most}"
+    ok = exact == 1 and most <= MOST_TRIES
+    return Figure(f"as brute force: {kind}", text, "all, at most 13" if has_goal else "", ok if has_goal else None)
+
+
+def main() -> int:
+    tables = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    began_s, figures = time.process_time(), []
+    objectives: tuple[Objective, ...] = ("jct", "makespan")
+    for objective, kind in product(objectives, CONCAVE):
+        figures.append(show(f"{kind}, {objective}", concave(tables, objective, kind)))
+    for kind in (*SINGLE_PEAK, *TILTED):
+        figures.append(show_peaked(kind, peaked(tables, kind), kind in SINGLE_PEAK))
+    spent_ms = (time.process_time() - began_s) / len(figures) / tables * 1e3
+    few = max(1, tables // 5)
+    for kind in CONCAVE:
+        figures.append(show(f"{kind}, deadline (lateness near 0 too)", concave(few, "deadline", kind), False))
+        figures.append(show(f"{kind}, jct, rates off by 1%", concave(few, "jct", kind, noise=0.01), False))
+        for objective in objectives:
+            results = concave(few, objective, kind, is_printed=True)
+            figures.append(show(f"{kind}, {objective}, algorithm 1 as printed", results, False))
+    figures.append(Figure("CPU time of one search and its table, ms", spent_ms))
+    return 0 if report("packing_search", figures, f"search for GPU shares, {tables} tables of each kind") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
