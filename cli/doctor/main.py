@@ -17,6 +17,7 @@ from cli.doctor.cli_filter import check_filter, check_node
 from cli.doctor.demand import check_demand
 from cli.doctor.ended_jobs import check_spool
 from cli.doctor.findings import Check, Probe, run_probes
+from cli.doctor.gpu_sharing import check_sharing
 from cli.doctor.host_roles import ROLES, examine_host
 from cli.doctor.mail import check_mail
 from cli.doctor.mail_settings import check_rules
@@ -189,6 +190,7 @@ PROBES: dict[str, Probe] = {
     "models": check_models,
     "services": check_services,
     "MIG slices": check_slices,
+    "GPU sharing": check_sharing,
     "priority": check_priority,
     "power": check_power,
     "MIG layouts": check_mig,
