@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from almanac.units import counted
 from slurm_hooks.pack import folder as private_folder
@@ -31,10 +31,14 @@ from slurm_hooks.pack.items import Item, items_of
 from slurm_hooks.pack.message import say
 from slurm_hooks.pack.mps import PROGRAM, Mps
 from slurm_hooks.pack.options import WRONG_USAGE, Options, read_options
-from slurm_hooks.pack.run import AWAITED, Run, ShareOf
+from slurm_hooks.pack.output import output_path
+from slurm_hooks.pack.run import AWAITED, Run
 from slurm_hooks.pack.task import Slot
 from slurm_hooks.pack.watchdog import Watchdog
 from slurm_hooks.submit.sbatch_almanac import initial_environment
+
+if TYPE_CHECKING:
+    from slurm_hooks.pack.share_search import TaskSearch
 
 
 def make_gpus(names: Sequence[str], tasks_per_gpu: int, environ: Mapping[str, str]) -> list[Gpu]:
@@ -87,8 +91,32 @@ def remove_abandoned(environ: Mapping[bytes, bytes]) -> None:
             say(f"removed {path}, which an earlier run had left")
 
 
-def share_of(options: Options) -> ShareOf:
-    return lambda slot: options.shares[slot.position] if options.shares else None
+def make_search(options: Options, items: int, token: str, folder: str, environ: Mapping[str, str]) -> TaskSearch | None:
+    """The search that --search asks for, with what earlier jobs of this family measured."""
+    if options.search is None:
+        return None
+    from slurm_hooks.pack.search_file import SearchFile, file_name, state_folder
+    from slurm_hooks.pack.share_search import SearchGoal, TaskSearch
+
+    def path_of(slot: Slot, item: Item) -> str:
+        if options.progress:
+            return output_path(options.progress, item, slot.number, environ)
+        return f"{folder}/progress-{slot.number}-{item.index}"
+
+    words = (*options.command, *options.scripts)
+    parts = (environ.get("SLURM_JOB_PARTITION", ""), options.search, str(options.tasks_per_gpu), *words)
+    place = state_folder(environ)
+    name = environ.get("SLURM_JOB_NAME", "")
+    file = SearchFile(place / file_name(name, parts), options.tasks_per_gpu) if place else None
+    say(f"search for shares ({options.search}): {file.path if file else 'kept for this run only, without HOME'}")
+    goal = SearchGoal(options.search, options.tasks_per_gpu, deadline_of(options, environ))
+    return TaskSearch(goal, token.partition("-")[0] + token[-8:], items, path_of, file)
+
+
+def deadline_of(options: Options, environ: Mapping[str, str]) -> float | None:
+    """Unix time: the one given, else the end of the job's time limit; None where Slurm does not say it."""
+    end = environ.get("SLURM_JOB_END_TIME", "")
+    return options.deadline_s or (float(end) if end.isascii() and end.isdecimal() else None)
 
 
 def limit_of(options: Options, environ: Mapping[str, str]) -> Callable[[Slot], int | None]:
@@ -133,6 +161,8 @@ def main() -> NoReturn:
     options = read_options(sys.argv[1:])
     environ = initial_environment()
     why = why_not(os.environ)
+    if options.search == "deadline" and deadline_of(options, os.environ) is None:
+        why = why or "--search deadline needs --deadline TIME: Slurm does not say when the job ends"
     items: list[Item] = []
     try:
         items = items_of(options, os.environ) if not why else []
@@ -162,11 +192,15 @@ def pack(options: Options, items: Sequence[Item], environ: Mapping[bytes, bytes]
     if how != "MPS" and (options.shares or any(options.memory_mib)):
         say("--shares and --memory have no effect without MPS")
     say(f"{counted(len(items), 'task')} on {counted(len(gpus), 'GPU')}, {at_a_time} at a time: {how}")
+    search = make_search(options, len(items), token, path, os.environ) if has_folder else None
+    if options.search and search is None:
+        say("no search for shares: they need MPS")
     run = Run(
         items, gpus, environ, token=token, folder=path, mask={int(number) for number in mask},
         output_pattern=options.output, grace_s=options.grace_s,
-        make_mps=lambda place: daemons[place] if has_folder else None, share_of=share_of(options),
-        limit_mib=limit_of(options, os.environ) if has_folder else lambda slot: None,
+        make_mps=lambda place: daemons[place] if has_folder else None,
+        share_of=search.share_of if search else lambda slot: options.shares[slot.position] if options.shares else None,
+        limit_mib=limit_of(options, os.environ) if has_folder else lambda slot: None, search=search,
     )  # fmt: skip
     code = run.run()
     if watchdog is not None:

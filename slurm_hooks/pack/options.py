@@ -6,7 +6,10 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
 
+Objective = Literal["jct", "deadline", "makespan"]
 USAGE = """usage: almanac-pack [OPTIONS] SCRIPT SCRIPT...
        almanac-pack [OPTIONS] -- COMMAND [ARGUMENT...]
 
@@ -16,6 +19,10 @@ the item. In a job array with a step (--array=0-99:2), each array task runs as m
   -n N                 tasks on each GPU at a time, 1 to 4 (default 2)
   --items LIST         the items, such as 0-99, 0-99:5, or 1,4,7; in an array, all items of the whole array
   --shares P,P         percent of the GPU that each of the N tasks may use; default: all compete
+  --search OBJECTIVE   search the shares between tasks: jct (mean time), makespan, or deadline
+  --progress PATTERN   file where each task writes its steps, with the words of --output; tasks find its path in
+                       ALMANAC_PACK_PROGRESS; default: a file of this run
+  --deadline TIME      when each task is to end, such as 2026-12-24T18:00; default: SLURM_JOB_END_TIME
   --memory SIZE,SIZE   GPU memory that each of the N tasks may use, such as 20G,12G; one size counts for all;
                        default: the published bound of this job's name; "none": no limit
   --output PATTERN     file of each task's output: %a the item, %A the array's job id, %j the job id, %x the
@@ -25,6 +32,7 @@ the item. In a job array with a step (--array=0-99:2), each array task runs as m
   --help               show this text"""
 WRONG_USAGE = 2
 MOST_TASKS = 4
+OBJECTIVES: tuple[Objective, ...] = ("jct", "deadline", "makespan")
 _UNITS_MIB = {"M": 1, "G": 1024, "T": 1024 * 1024}
 
 
@@ -41,6 +49,9 @@ class Options:
     output: str = ""
     grace_s: float = 15.0
     wants_mps: bool = True
+    search: Objective | None = None
+    progress: str = ""
+    deadline_s: float | None = None
 
 
 def parse_options(argv: Sequence[str]) -> Options:
@@ -61,7 +72,9 @@ def parse_options(argv: Sequence[str]) -> Options:
     return _options(values, rest)
 
 
-_NAMES = ("-n", "--items", "--shares", "--memory", "--output", "--grace", "--no-mps")
+_NAMES = (
+    "-n", "--items", "--shares", "--search", "--progress", "--deadline", "--memory", "--output", "--grace", "--no-mps",
+)  # fmt: skip
 
 
 def _options(values: dict[str, str], rest: list[str]) -> Options:
@@ -82,6 +95,9 @@ def _options(values: dict[str, str], rest: list[str]) -> Options:
         output=values.get("--output", ""),
         grace_s=_seconds(values.get("--grace", "15")),
         wants_mps="--no-mps" not in values,
+        search=_objective(values, tasks, 0 if has_command else len(words)),
+        progress=values.get("--progress", ""),
+        deadline_s=_deadline_s(values["--deadline"]) if "--deadline" in values else None,
     )
 
 
@@ -96,6 +112,30 @@ def _shares(text: str, tasks: int) -> tuple[int, ...]:
     if len(words) != tasks or not all(re.fullmatch("[0-9]{1,3}", word) and 1 <= int(word) <= 100 for word in words):
         raise ValueError(f"--shares is {text!r}, expected {tasks} percentages from 1 to 100, such as 60,40")
     return tuple(int(word) for word in words)
+
+
+def _objective(values: dict[str, str], tasks: int, scripts: int) -> Objective | None:
+    """scripts: 0 of a command. Tasks of one place must be alike: then a later one profits from what was measured."""
+    name = values.get("--search")
+    if name is None:
+        if needing := [option for option in ("--progress", "--deadline") if option in values]:
+            raise ValueError(f"{needing[0]} needs --search")
+        return None
+    if other := [option for option in ("--shares", "--no-mps") if option in values]:
+        raise ValueError(f"--search and {other[0]} exclude each other")
+    if tasks < 2 or scripts not in (0, tasks):
+        raise ValueError(f"--search needs -n 2 or more, and one command or {tasks} scripts: it got -n {tasks}")
+    for objective in OBJECTIVES:
+        if name == objective:
+            return objective
+    raise ValueError(f"--search is {name!r}, expected {', '.join(OBJECTIVES)}")
+
+
+def _deadline_s(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise ValueError(f"--deadline is {text!r}, expected a time such as 2026-12-24T18:00") from None
 
 
 def _memory(text: str, tasks: int) -> tuple[int, ...]:

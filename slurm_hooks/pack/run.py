@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from almanac.units import counted, format_duration
 from slurm_hooks.pack.ending import end_run
@@ -27,6 +28,9 @@ from slurm_hooks.pack.task import (
     start_process,
     task_environ,
 )
+
+if TYPE_CHECKING:
+    from slurm_hooks.pack.share_search import TaskSearch
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 """After these no further task starts, and those that run get time to end."""
@@ -50,6 +54,7 @@ class Run:
     """environ: of the job. mask: signals that tasks have blocked. token, folder: of this run.
 
     make_mps: the daemon to start for a GPU, by its place; None: time-slicing. limit_mib: of a slot, None: no limit.
+    search: what learns how fast tasks are under their shares.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Run:
         make_mps: Callable[[int], Mps | None],
         share_of: ShareOf,
         limit_mib: Callable[[Slot], int | None],
+        search: TaskSearch | None = None,
     ) -> None:
         self._todo, self._gpus, self._environ = deque(items), gpus, environ
         self._text_environ = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
@@ -73,6 +79,7 @@ class Run:
         self._token, self._folder, self._mask = token, folder, mask
         self._pattern, self._grace_s = output_pattern, grace_s
         self._make_mps, self._share_of, self._limit_mib = make_mps, share_of, limit_mib
+        self._search = search
         self._asked_for_mps: set[int] = set()
         self._daemons: list[Mps] = []
         self._codes: dict[int, int] = {}
@@ -130,6 +137,7 @@ class Run:
             say(f"{_name(item)}: {error}; it counts as code {error.code}")
             return
         gpu.running[slot.number] = Running(item, slot, process, output, mps is not None)
+        self._tell_search(lambda search: search.started(slot, item, mps is not None))
         gpu.is_alone = is_alone
 
     def _open_output(self, item: Item, slot: Slot, *, must_append: bool) -> Output:
@@ -147,6 +155,7 @@ class Run:
         variables = {b"CUDA_VISIBLE_DEVICES": gpu.name.encode()}
         if mps is not None:
             variables = mps.client_variables(self._share(slot), self._limit_mib(slot))
+            self._tell_search(lambda search: variables.update(search.variables(slot, item)))
         environ = task_environ(self._environ, item, slot, variables, self._token)
         try:
             return start_process(command_of(item), environ, output, slot.cpus, self._mask)
@@ -161,6 +170,15 @@ class Run:
         except Exception as error:
             say(f"slot {slot.number}: no limit on its share of the GPU: {error}")
             return None
+
+    def _tell_search(self, tell: Callable[[TaskSearch], object]) -> None:
+        """Whatever goes wrong in the search, the tasks go on."""
+        try:
+            if self._search is not None:
+                tell(self._search)
+        except Exception as error:
+            self._search, self._share_of = None, lambda slot: None
+            say(f"the search for shares ends, and tasks have no limit from now on: {error}")
 
     def _mps_of(self, gpu: Gpu, number: int) -> Mps | None:
         """The GPU's daemon, started for its first task; None: time-slicing."""
@@ -191,6 +209,7 @@ class Run:
         self._take_signals(LOOK_S)
         for run in self._all_running():
             run.look()
+        self._tell_search(lambda search: search.look())
 
     def _take_signals(self, seconds: float) -> None:
         """All that have come; the first within so many seconds."""
@@ -230,6 +249,7 @@ class Run:
         text = run.output.tail() if code and run.is_client else ""
         run.output.close()
         self._codes[run.item.index] = code
+        self._tell_search(lambda search: search.ended(run.slot, 0 if self._end_signal else code))
         lost = f"; its output may be cut: {fault}" if fault else ""
         took = format_duration(time.monotonic() - run.began_s)
         say(f"{_name(run.item)} ended with code {code} after {took}, output in {run.output.path}{lost}")
@@ -247,6 +267,7 @@ class Run:
 
     def _end(self) -> None:
         """Nothing of this run is left after it."""
+        self._tell_search(lambda search: search.close())
         grace_s = 0.0 if self._end_signal else self._grace_s
         for fault in end_run(
             self._token,

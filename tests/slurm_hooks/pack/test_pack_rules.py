@@ -201,6 +201,7 @@ def test_no_module_of_the_launcher_needs_a_library() -> None:
     imports = {line.split()[1] for path in folder.glob("*.py") for line in path.read_text().splitlines()
                if line.startswith(("import ", "from "))}  # fmt: skip
     assert {name for name in imports if "." in name} <= {
-        "almanac.units", "collections.abc", "slurm_hooks.submit.sbatch_almanac", "slurm_hooks.pack",
+        "almanac.units", "almanac.names", "advisor.decisions.pack_shares", "collections.abc",
+        "slurm_hooks.submit.sbatch_almanac", "slurm_hooks.pack",
         *(f"slurm_hooks.pack.{path.stem}" for path in folder.glob("*.py")),
     }  # fmt: skip

@@ -1,0 +1,228 @@
+"""The search for GPU shares in a run of almanac-pack: which share the next task gets, and what the tasks reached.
+
+A share is fixed when a task makes its CUDA context. So the search moves between tasks, and never inside one: a task
+that goes on keeps its share, and only the tasks that start next get others.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from advisor.decisions.pack_shares import (
+    Objective,
+    PackedJob,
+    Shares,
+    ShareSearch,
+    ShareTry,
+    next_shares,
+    record,
+    start_search,
+)
+from slurm_hooks.pack.items import Item
+from slurm_hooks.pack.message import say
+from slurm_hooks.pack.progress import LEAST_S, ProgressMeter, read_progress
+from slurm_hooks.pack.search_file import Claim, Saved, SearchFile
+from slurm_hooks.pack.task import Slot
+
+VARIABLE = b"ALMANAC_PACK_PROGRESS"
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class SearchGoal:
+    """jobs: tasks that share a GPU. deadline_s: Unix time by which every task is to end; None: none."""
+
+    objective: Objective
+    jobs: int
+    deadline_s: float | None = None
+
+
+@dataclass
+class _Task:
+    path: str
+    is_client: bool
+    meter: ProgressMeter = field(default_factory=ProgressMeter)
+    is_recorded: bool = False
+
+
+@dataclass
+class _GpuSet:
+    """Tasks on one GPU, by position. planned: shares for those that start next. is_recorded: since the last start."""
+
+    shares: dict[int, int] = field(default_factory=dict)
+    planned: dict[int, int] = field(default_factory=dict)
+    tasks: dict[int, _Task] = field(default_factory=dict)
+    is_recorded: bool = False
+
+
+class TaskSearch:
+    """path_of: a task's progress file. file: None keeps what is measured in this run only. items: tasks in all."""
+
+    def __init__(
+        self,
+        goal: SearchGoal,
+        run: str,
+        items: int,
+        path_of: Callable[[Slot, Item], str],
+        file: SearchFile | None,
+        clock: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._goal, self._run, self._items_left = goal, run, items
+        self._path_of, self._file, self._clock, self._now_s = path_of, file, clock, now_s
+        self._saved = Saved()
+        self._sets: dict[int, _GpuSet] = {}
+        self._totals: dict[int, float] = {}
+        self._said: set[str] = set()
+
+    def share_of(self, slot: Slot) -> int:
+        """Percent for the task that starts next in this slot."""
+        found = self._sets.setdefault(slot.gpu, _GpuSet())
+        self._items_left -= 1
+        if slot.position not in found.planned:
+            found.planned = self._plan(slot, found)
+        share = found.planned.pop(slot.position)
+        found.shares[slot.position] = share
+        return share
+
+    def _plan(self, slot: Slot, found: _GpuSet) -> dict[int, int]:
+        held = {position: found.shares[position] for position in found.tasks}
+        if len(held) + 1 + self._items_left < self._goal.jobs:
+            return {slot.position: 100}  # the last tasks have nobody beside them
+
+        def claim(saved: Saved) -> tuple[Saved, Shares]:
+            others = {run: one for run, one in saved.claims.items() if run != self._owner(slot.gpu)}
+            shares = next_shares(self._search(saved, others, found), held)
+            claims = {**others, self._owner(slot.gpu): Claim(shares, self._now_s())}
+            return replace(saved, claims=claims), shares
+
+        shares = self._change(claim)
+        return {position: share for position, share in enumerate(shares) if position not in held}
+
+    def _owner(self, gpu: int) -> str:
+        return f"{self._run}:{gpu}"
+
+    def _search(self, saved: Saved, claims: Mapping[str, Claim], found: _GpuSet) -> ShareSearch:
+        pending = tuple(one.shares for one in claims.values())
+        jobs = [self._job(position, saved.tries, found) for position in range(self._goal.jobs)]
+        return replace(start_search(self._goal.objective, jobs), tries=saved.tries, pending=pending)
+
+    def _job(self, position: int, tries: tuple[ShareTry, ...], found: _GpuSet) -> PackedJob:
+        """Steps that are left; without a total, as many as the task made in a second of the first try."""
+        total = self._totals.get(position)
+        if total is None:
+            first = next((one for one in tries if one.is_measured and all(one.steps_per_s)), None)
+            rate = first.steps_per_s[position] if first else None
+            return PackedJob(rate or 1.0)
+        last = found.tasks[position].meter.last if position in found.tasks else None
+        left = max(1.0, total - (last.done if last else 0.0))
+        return PackedJob(left, None if self._goal.deadline_s is None else self._goal.deadline_s - self._now_s())
+
+    def variables(self, slot: Slot, item: Item) -> dict[bytes, bytes]:
+        """For the task's environment."""
+        return {VARIABLE: os.fsencode(os.path.abspath(self._path_of(slot, item)))}  # noqa: PTH100 - it may hold ".."
+
+    def started(self, slot: Slot, item: Item, is_client: bool) -> None:
+        """A task runs. What was measured so far ends, since it had other neighbors."""
+        found = self._sets.setdefault(slot.gpu, _GpuSet())
+        found.tasks[slot.position] = _Task(os.path.abspath(self._path_of(slot, item)), is_client)  # noqa: PTH100
+        found.shares.setdefault(slot.position, 100)
+        found.is_recorded = False
+        for task in found.tasks.values():
+            task.meter.restart()
+
+    def look(self) -> None:
+        """Read all progress files. Call it about once a second."""
+        for gpu, found in self._sets.items():
+            self._read(found)
+            if all(task.meter.measured_s >= LEAST_S for task in found.tasks.values()):
+                self._record(gpu, found)
+
+    def _read(self, found: _GpuSet) -> None:
+        now_s = self._clock()
+        for position, task in found.tasks.items():
+            progress = read_progress(task.path)
+            task.meter.observe(now_s, progress)
+            if progress is not None and progress.total:
+                self._totals[position] = progress.total
+
+    def ended(self, slot: Slot, code: int) -> None:
+        """A task has ended. One that failed before it was ever measured makes the try one without a result."""
+        found = self._sets[slot.gpu]
+        self._read(found)
+        self._record(slot.gpu, found, failed=slot.position if code else None)
+        found.tasks.pop(slot.position, None)
+
+    def _record(self, gpu: int, found: _GpuSet, failed: int | None = None) -> None:
+        """Keep the rates if all tasks of the GPU ran together, and long enough."""
+        tasks = found.tasks
+        if found.is_recorded or len(tasks) < self._goal.jobs or not all(task.is_client for task in tasks.values()):
+            return
+        now_s = self._clock()
+        rates = [tasks[position].meter.rate(now_s) for position in range(self._goal.jobs)]
+        missing = [position for position, rate in enumerate(rates) if rate is None]
+        if missing and (failed not in missing or tasks[failed].is_recorded):
+            if all(tasks[position].meter.last is None for position in missing):
+                self._say_once(f"no progress in {tasks[missing[0]].path}: this run does not count for the search")
+            return
+        shares = tuple(found.shares[position] for position in range(self._goal.jobs))
+        found.is_recorded = True
+        for task in tasks.values():
+            task.is_recorded = True
+
+        def keep(saved: Saved) -> tuple[Saved, ShareSearch]:
+            claims = {run: one for run, one in saved.claims.items() if run != self._owner(gpu)}
+            search = record(self._search(saved, claims, found), shares, rates)
+            return replace(saved, tries=search.tries, claims=claims), search
+
+        self._say_result(shares, rates, self._change(keep))
+
+    def _say_result(self, shares: Shares, rates: list[float | None], search: ShareSearch) -> None:
+        reached = ", ".join("not measured" if rate is None else f"{rate:.4g}/s" for rate in rates)
+        best = f"; best so far {_text(search.best.shares)}" if search.best else ""
+        if search.is_done and search.best:
+            best = f"; the search is done, the next tasks get {_text(search.best.shares)}"
+        say(f"shares {_text(shares)}: {reached} (try {len(search.tries)} of at most {search.most_tries}){best}")
+
+    def close(self) -> None:
+        """Let go of the shares that were to be tried."""
+        owners = {self._owner(gpu) for gpu in self._sets}
+
+        def release(saved: Saved) -> tuple[Saved, None]:
+            return replace(saved, claims={run: one for run, one in saved.claims.items() if run not in owners}), None
+
+        self._change(release)
+
+    def _change(self, change: Callable[[Saved], tuple[Saved, Found]]) -> Found:
+        """Of the file; of what this run knows by itself, once the file cannot be used."""
+        if self._file is not None:
+            try:
+                found = self._file.change(lambda saved: self._kept(change, saved))
+            except OSError as error:
+                self._say_once(
+                    f"{self._file.path} cannot be used: {error.strerror or error}; the search ends with this run"
+                )
+                self._file = None
+            else:
+                return found
+        self._saved, found = change(self._saved)
+        return found
+
+    def _kept(self, change: Callable[[Saved], tuple[Saved, Found]], saved: Saved) -> tuple[Saved, Found]:
+        if saved.fault:
+            self._say_once(saved.fault)
+        self._saved, found = change(replace(saved, fault=""))
+        return self._saved, found
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            say(text)
+
+
+def _text(shares: Shares) -> str:
+    return "+".join(f"{share}%" for share in shares)
