@@ -1,0 +1,85 @@
+"""How fast jobs run that share a GPU: ranges from their use of it alone, and from own packed runs. Pure.
+
+Utilization hardly predicts a slow-down, so there is no point estimate: a range's low end is such that few pairs have a
+job below it, on pairs that the constants were not fitted to (benchmarks/packing_advice.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+LOW_IDLE: Final = 0.78
+"""Low end of the speed where the demands together are small."""
+LOW_SLOPE: Final = 0.36
+"""How much the low end falls for each unit of demand above LOW_FROM."""
+LOW_FROM: Final = 0.8
+SKEW: Final = 0.25
+"""How much the low end is lower for the job with the higher demand, for each unit of difference."""
+LEAST_SPEED: Final = 0.05
+MEASURED_SPREAD: Final = 0.08
+"""Standard deviation of the logarithm of a packed run's speed around the pair's own (almanac's own choice)."""
+LOW_Z: Final = 1.645
+"""Each of two jobs is below its low end with a chance of 1 in 20, so one of them is with at most 1 in 10."""
+
+
+class Demand(NamedTuple):
+    """What a job needs of a GPU while it runs alone: shares of the multiprocessors and of the memory bandwidth."""
+
+    sm: float
+    dram: float
+
+
+class Range(NamedTuple):
+    """Low and high end."""
+
+    low: float
+    high: float
+
+
+def summed(demands: Sequence[Demand]) -> Demand:
+    """What the jobs need together; above 1 they surely slow each other."""
+    return Demand(math.fsum(each.sm for each in demands), math.fsum(each.dram for each in demands))
+
+
+def speed_ranges(demands: Sequence[Demand]) -> tuple[Range, ...]:
+    """The likely speed of each job, relative to alone, when all of them share one GPU. Two jobs or more."""
+    together = summed(demands)
+    scarce = max(together)
+    of_sm = together.sm >= together.dram
+    own = [each.sm if of_sm else each.dram for each in demands]
+    low = LOW_IDLE - LOW_SLOPE * max(0.0, scarce - LOW_FROM)
+    high = 1 / max(1.0, scarce)
+    found = []
+    for each in own:
+        others = (scarce - each) / (len(own) - 1)
+        away = each - others
+        least = min(max(low - SKEW * away, LEAST_SPEED), 1.0)
+        most = min(max(high - SKEW * min(away, 0.0), least), 1.0)
+        found.append(Range(min(least, most), most))
+    return tuple(found)
+
+
+def measured_ranges(assumed: Sequence[Range], runs: Sequence[Sequence[float]]) -> tuple[Range, ...]:
+    """The ranges after runs in which these jobs shared a GPU: own runs win over what is assumed as they grow in number.
+
+    assumed: of speed_ranges. runs: in each the speeds that the jobs achieved, in the order of `assumed`, above 0. The
+    logarithm of a speed is normal; the assumed range is the prior of its mean.
+    """
+    if not runs:
+        return tuple(assumed)
+    return tuple(
+        _posterior(prior, [math.log(min(max(run[place], LEAST_SPEED), 1.0)) for run in runs])
+        for place, prior in enumerate(assumed)
+    )
+
+
+def _posterior(prior: Range, logs: Sequence[float]) -> Range:
+    low, high = math.log(max(prior.low, LEAST_SPEED)), math.log(max(prior.high, LEAST_SPEED))
+    spread = max((high - low) / (2 * LOW_Z), 0.01)
+    known = 1 / spread**2
+    precision = known + len(logs) / MEASURED_SPREAD**2
+    mean = (known * (low + high) / 2 + math.fsum(logs) / MEASURED_SPREAD**2) / precision
+    away = LOW_Z * math.sqrt(1 / precision + MEASURED_SPREAD**2)
+    return Range(min(math.exp(mean - away), 1.0), min(math.exp(mean + away), 1.0))

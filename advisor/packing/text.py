@@ -1,0 +1,134 @@
+"""Packing advice in words: the one place for `advise`, the prompt, and reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from advisor.decisions import packing as reasons
+from advisor.decisions.packing import PackingAdvice, PackingFamily
+from advisor.packing.speeds import Range
+from almanac.units import counted, format_gib, printable
+
+NAME_WIDTH = 20
+_NUMBERS = {2: "two", 3: "three", 4: "four"}
+
+
+def packing_sentence(advice: PackingAdvice) -> str:
+    """What to do and what it brings, one sentence without the command; "" where nothing is advised."""
+    if not advice.is_advised or advice.gain is None:
+        return ""
+    gain = f"{_range(advice.gain, 1)} times the work per GPU-hour ({_basis(advice)})"
+    if advice.is_with_itself:
+        many = _NUMBERS[advice.tasks]
+        return f"Pack {many} on one GPU: each likely {_range(advice.speeds[0], 2)} of its speed, {gain}."
+    first, second = (_range(each, 2) for each in advice.speeds)
+    return f"Share a GPU with {named(advice.members[1])}: speeds {first} and {second}, {gain}."
+
+
+def packing_command(advice: PackingAdvice) -> str:
+    """How to do it; "" where nothing is advised."""
+    if not advice.is_advised:
+        return ""
+    return f"almanac-pack -n {advice.tasks} -- ..." if advice.is_with_itself else "srun almanac-pack a.sh b.sh"
+
+
+def packing_lines(advice: PackingAdvice, width: int = 80, indent: str = "") -> list[str]:
+    """The sentence and the command in lines of at most `width` columns; empty where nothing is advised."""
+    if not advice.is_advised:
+        return []
+    text = f"{packing_sentence(advice)} Use: {packing_command(advice)}"
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
+
+
+def packing_pair(advice: PackingAdvice) -> str:
+    """Which families share, such as `"train" and "eval"` or `two runs of "train"`."""
+    if advice.is_with_itself:
+        return f"{_NUMBERS[advice.tasks]} runs of {named(advice.members[0])}"
+    return " and ".join(named(member) for member in advice.members)
+
+
+def named(family: PackingFamily) -> str:
+    """The family's name in quotes, cut, without control characters."""
+    return f'"{printable(family.name_key, NAME_WIDTH)}"'
+
+
+def why_silent(advice: PackingAdvice) -> str:
+    """Why these do not share a GPU, one sentence; "" where they do."""
+    rules = advice.rules
+    if advice.reason == reasons.MEMORY and advice.needed_mib is not None and advice.usable_mib is not None:
+        return (
+            f"Packing: {_NUMBERS[advice.tasks]} runs may need {format_gib(advice.needed_mib)} of the "
+            f"{format_gib(advice.usable_mib)} of a GPU that can be used."
+        )
+    if advice.reason == reasons.LITTLE_GAIN and advice.gain is not None:
+        return (
+            f"Packing: two runs may do only {advice.gain.low:.2f} times the work per GPU-hour; "
+            f"{rules.min_gain:.2f} are needed."
+        )
+    said = {
+        reasons.OTHER_USER: "jobs of different users never share a GPU",
+        reasons.NO_GPU: "the job asks for no GPU",
+        reasons.SEVERAL_NODES: "only jobs on one node share GPUs",
+        reasons.UNEQUAL_GPUS: "the jobs have different numbers of GPUs",
+        reasons.ON_MIG: "your runs use MIG slices, which are not shared further",
+        reasons.UNKNOWN_GPU: "the GPU model or its memory is unknown",
+        reasons.OTHER_GPU: "the jobs run on different GPU models",
+        reasons.PREALLOCATED: "your runs reserve the GPU's memory at their start",
+        reasons.TOO_FEW_RUNS: f"{advice.runs} of the {rules.min_runs} measured runs needed (SM and DRAM activity)",
+        reasons.THIN_COVERAGE: f"less than {rules.min_coverage:.0%} of the activity samples are known",
+        reasons.NO_BOUND: f"no memory bound for {_NUMBERS[advice.tasks]} runs together yet",
+    }.get(advice.reason, "")
+    return f"Packing: {said}." if said else ""
+
+
+def packing_table(advice: PackingAdvice | None) -> Mapping[str, Any] | None:
+    """For JSON: all that the advice rests on; None without any."""
+    if advice is None:
+        return None
+    return {
+        "reason": advice.reason,
+        "is_advised": advice.is_advised,
+        "tasks": advice.tasks,
+        "command": packing_command(advice) or None,
+        "speeds": [each._asdict() for each in advice.speeds],
+        "gain": advice.gain._asdict() if advice.gain else None,
+        "demand": advice.demand._asdict() if advice.demand else None,
+        "needed_mib": advice.needed_mib,
+        "usable_mib": advice.usable_mib,
+        "risk": advice.risk,
+        "runs": advice.runs,
+        "source": advice.source,
+        "packed_runs": advice.packed_runs,
+        "rules": dataclasses.asdict(advice.rules),
+        "members": [_member(each) for each in advice.members],
+    }
+
+
+def _member(family: PackingFamily) -> dict[str, Any]:
+    demand = family.demand
+    return {
+        "name_key": family.name_key,
+        "gpu_count": family.gpu_count,
+        "runs": family.runs,
+        "demand": demand._asdict() if demand else None,
+        "coverage": family.coverage if family.coverage == family.coverage else None,
+        "bound_mib": {str(tasks): mib for tasks, mib in family.bounds_mib.items()},
+        "gpu_model": family.gpu_model,
+        "capacity_mib": family.capacity_mib,
+        "is_preallocated": family.is_preallocated,
+        "is_on_mig": family.is_on_mig,
+    }
+
+
+def _basis(advice: PackingAdvice) -> str:
+    packed = advice.packed_runs
+    return f"{counted(packed, 'packed run')}" if packed else counted(advice.runs, "run")
+
+
+def _range(both: Range, digits: int) -> str:
+    """Such as 0.80 to 0.95, rounded to the careful side; one number where both ends are equal."""
+    low, high = f"{both.low:.{digits}f}", f"{both.high:.{digits}f}"
+    return low if low == high else f"{low} to {high}"
