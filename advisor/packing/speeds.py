@@ -10,13 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-LOW_IDLE: Final = 0.78
-"""Low end of the speed where the demands together are small."""
-LOW_SLOPE: Final = 0.36
-"""How much the low end falls for each unit of demand above LOW_FROM."""
-LOW_FROM: Final = 0.8
-SKEW: Final = 0.25
-"""How much the low end is lower for the job with the higher demand, for each unit of difference."""
+LOW_ALONE: Final = 0.75
+"""Low end of the speed beside jobs that hardly use the GPU: caches, clocks, and the CPU's part are shared too."""
+LOW_PER_DEMAND: Final = 0.5
+"""How much longer a job takes at the low end for each GPU's worth of demand of the others."""
 LEAST_SPEED: Final = 0.05
 MEASURED_SPREAD: Final = 0.08
 """Standard deviation of the logarithm of a packed run's speed around the pair's own (almanac's own choice)."""
@@ -44,20 +41,19 @@ def summed(demands: Sequence[Demand]) -> Demand:
 
 
 def speed_ranges(demands: Sequence[Demand]) -> tuple[Range, ...]:
-    """The likely speed of each job, relative to alone, when all of them share one GPU. Two jobs or more."""
-    together = summed(demands)
-    scarce = max(together)
-    of_sm = together.sm >= together.dram
-    own = [each.sm if of_sm else each.dram for each in demands]
-    low = LOW_IDLE - LOW_SLOPE * max(0.0, scarce - LOW_FROM)
-    high = 1 / max(1.0, scarce)
+    """The likely speed of each job, relative to alone, when all of them share one GPU. Two jobs or more.
+
+    High end: the GPU does no more than all of its work, 1 / x, where x is the demand together for the scarcer resource.
+    Low end: 0.75 / (1 + y / 2) / sqrt(x), where y is the demand of the others and x is at least 1. docs/packing.md says
+    how these constants came about, and on which pairs they hold.
+    """
+    scarce = max(1.0, *summed(demands))
     found = []
-    for each in own:
-        others = (scarce - each) / (len(own) - 1)
-        away = each - others
-        least = min(max(low - SKEW * away, LEAST_SPEED), 1.0)
-        most = min(max(high - SKEW * min(away, 0.0), least), 1.0)
-        found.append(Range(min(least, most), most))
+    for place in range(len(demands)):
+        others = max(summed([*demands[:place], *demands[place + 1 :]]))
+        low = LOW_ALONE / (1 + LOW_PER_DEMAND * others) / math.sqrt(scarce)
+        high = 1 / scarce
+        found.append(Range(min(max(low, LEAST_SPEED), high), high))
     return tuple(found)
 
 
