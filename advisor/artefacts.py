@@ -73,6 +73,7 @@ def save(trained: Trained, models_dir: Path, own: Mapping[str, Learned] | None =
         calibration = {
             "risk": trained.calibration.risk,
             "margins": {name: list(pair) for name, pair in trained.calibration.margins.items()},
+            "shared": {str(jobs): dict(margins) for jobs, margins in trained.calibration.shared.items()},
         }
         waits = {name: list(values) for name, values in trained.waits.table.items()}
         _write(models_dir / "hbm" / version, {**meta, "calibration": calibration, "waits": waits}, {})
@@ -221,7 +222,12 @@ def _trained(
 
 def _calibration(data: Mapping[str, Any]) -> Calibration:
     margins = {str(name): Margins(*map(_number, pair)) for name, pair in data["margins"].items()}
-    return Calibration(float(data["risk"]), margins)
+    # A version of an older almanac has no bounds for jobs that share a GPU.
+    shared = {
+        int(jobs): {str(name): float(margin) for name, margin in each.items()}
+        for jobs, each in data.get("shared", {}).items()
+    }
+    return Calibration(float(data["risk"]), margins, shared)
 
 
 def _number(value: Any) -> float | None:

@@ -14,6 +14,7 @@ from almanac.gpu_type_config import GpuType as GpuType
 from almanac.link_config import Link as Link
 from almanac.mig_config import Mig as Mig
 from almanac.mig_raise_config import MigRaise as MigRaise
+from almanac.packing_config import Packing as Packing
 from almanac.placement_config import Placement as Placement
 from almanac.power_config import NodeSet as NodeSet
 from almanac.power_config import Power as Power
@@ -341,6 +342,7 @@ class Config:
     mig_raise: MigRaise = MigRaise()  # noqa: RUF009
     placement: Placement = Placement()  # noqa: RUF009
     gpu_advice: GpuAdvice = GpuAdvice()  # noqa: RUF009
+    packing: Packing = Packing()  # noqa: RUF009
     tiers: tuple[Tier, ...] = ()
     gpu_types: tuple[GpuType, ...] = ()
     node_sets: tuple[NodeSet, ...] = ()

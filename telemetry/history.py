@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 _METRICS = (
     "job_id", "submit_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "is_preallocated", "mean_gpu_util_pct",
     "mean_gr_engine_active_frac", "mean_sm_active_frac", "mean_dram_active_frac", "gpu_model", "has_profiling_fault",
-    "coverage_frac", "verdict",
+    "coverage_frac", "coverage_sm_active_frac", "coverage_dram_active_frac", "mig_profile", "verdict",
 )  # fmt: skip
 _BASE = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "qos", "name", "name_key", "script_key",
     "node_count", "cpu_count", "gpu_count", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s",
     "is_array", "state", "elapsed_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "hbm_evidence",
     "mean_gpu_util_pct", "mean_gr_engine_active_frac", "mean_sm_active_frac", "mean_dram_active_frac", "gpu_model",
-    "has_profiling_fault", "coverage_frac", "verdict",
+    "has_profiling_fault", "coverage_frac", "coverage_sm_active_frac", "coverage_dram_active_frac", "mig_profile",
+    "verdict",
 )  # fmt: skip
 _JOBS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "partition_req", "qos", "name",
@@ -83,7 +84,8 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
        CASE WHEN m.mean_gpu_util_pct IS NOT NULL THEN m.mean_gpu_util_pct
             WHEN by_jobstats THEN j.jobstats_gpu_util_pct END::DOUBLE AS mean_gpu_util_pct,
        m.mean_gr_engine_active_frac, m.mean_sm_active_frac, m.mean_dram_active_frac, m.gpu_model, m.has_profiling_fault,
-       m.coverage_frac, coalesce(m.verdict, '{NOT_SUMMARISED}') AS verdict{{more}}
+       m.coverage_frac, m.coverage_sm_active_frac, m.coverage_dram_active_frac, m.mig_profile,
+       coalesce(m.verdict, '{NOT_SUMMARISED}') AS verdict{{more}}
 FROM (
   -- As for an idle job of telemetry: the memory of GPUs that were never used does not show the need of a run.
   SELECT * REPLACE (CASE WHEN jobstats_gpu_util_pct = 0 THEN NULL ELSE jobstats_hbm_peak_mib END

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -25,6 +25,8 @@ MAX_FACTOR = 4.0
 """A bound further above the highest need than this is not stated; where a tier must hold more, none is advised."""
 TOO_FEW, RAN_OUT, PAUSED = "too few runs", "ran out", "paused"
 NOT_CALIBRATED, TOO_WIDE = "not calibrated", "too wide"
+MOST_SHARING = 4
+"""Jobs on one GPU that bounds are stated for."""
 RETRAIN_S = 86_400
 """How often a replay trains again, as the timer of `almanac train` does."""
 
@@ -65,6 +67,19 @@ def bound_of(evidence: Evidence, calibration: Calibration | None, config: Advice
     )
 
 
+def shared_bounds_mib(evidence: Evidence, calibration: Calibration | None, config: AdviceSection) -> dict[int, float]:
+    """By number of jobs on one GPU, the bound of one of them at the risk divided by it; where there is one."""
+    if calibration is None or bound_of(evidence, calibration, config).bound is None:
+        return {}
+    centre, scale = evidence.centre_and_scale(config.min_relative_spread)
+    margins = {jobs: calibration.shared_margin(evidence, jobs) for jobs in range(2, MOST_SHARING + 1)}
+    return {
+        jobs: math.exp(centre + margin * scale)
+        for jobs, margin in margins.items()
+        if margin is not None and margin * scale <= math.log(MAX_FACTOR)
+    }
+
+
 @dataclass(frozen=True)
 class BoundedCase:
     """A submission of the past and what it would have been told."""
@@ -76,11 +91,18 @@ class BoundedCase:
 class BoundReplay:
     """Replays a site's past: every submission with the bound it would have had, trained again every RETRAIN_S.
 
-    calibration: what the past teaches, after the last step of the iteration.
+    calibration: what the past teaches, after the last step of the iteration, bounds for jobs that share a GPU included.
     """
 
-    def __init__(self, cases: Iterable[Case], config: AdviceSection, tiers: Sequence[Tier] = ()) -> None:
-        """cases: in order of submission, as replay_peaks gives them."""
+    def __init__(
+        self,
+        cases: Iterable[Case],
+        config: AdviceSection,
+        tiers: Sequence[Tier] = (),
+        with_shared: bool = False,
+    ) -> None:
+        """cases: in order of submission, as replay_peaks gives them. with_shared: also before the last."""
+        self._with_shared = with_shared
         self._cases = cases
         self._config = config
         self._calibrator = Calibrator(config, tiers)
@@ -106,6 +128,8 @@ class BoundReplay:
             _, _, case, bound = heapq.heappop(self._running)
             self._calibrator.absorb(case, bound)
         self.calibration = self._calibrator.calibration(days)
+        if now_s is None or self._with_shared:
+            self.calibration = replace(self.calibration, shared=self._calibrator.shared(MOST_SHARING))
 
 
 def calibrate(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Calibration:

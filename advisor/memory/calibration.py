@@ -135,10 +135,14 @@ class Margins(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """Margins per pool, at the accepted risk they were taken for; a pool with too few scores for both is not there."""
+    """Margins per pool, at the accepted risk they were taken for; a pool with too few scores for both is not there.
+
+    shared: by number of jobs on one GPU, the bound's margins at the risk divided by it.
+    """
 
     risk: float
     margins: Mapping[str, Margins] = field(default_factory=dict)
+    shared: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     def of(self, evidence: Evidence) -> Margins | None:
         """Each margin from the first pool that has enough scores for it; None where none has for the tier."""
@@ -149,6 +153,15 @@ class Calibration:
         bound = next((each.bound for each in found if each.bound is not None), None)
         tier = next((each.tier for each in found if each.tier is not None), None)
         return None if tier is None else Margins(bound, tier)
+
+    def shared_margin(self, evidence: Evidence, jobs: int) -> float | None:
+        """The bound's margin at the risk divided by `jobs`; None where no pool has enough scores for that.
+
+        Bounds that each are exceeded with at most risk / n are exceeded by any of n jobs with at most the risk, however
+        much the jobs depend on each other.
+        """
+        margins = self.shared.get(jobs, {})
+        return next((margins[pool] for pool in pools_of(class_of(evidence)) if pool in margins), None)
 
     def most_open(self, evidence: Evidence) -> int | None:
         """Below how many open submissions the same evidence would have margins; None where that is not what lacks."""
@@ -179,11 +192,16 @@ class _Pool:
 
     def margins(self, bound_risk: float, tier_risk: float) -> Margins | None:
         families = np.frombuffer(self.families, dtype=np.int64)
-        bound = conformal_margin(np.frombuffer(self.needs), families, bound_risk, BOUND_ERRORS)
+        bound = self.bound_margin(bound_risk)
         tier = conformal_margin(np.frombuffer(self.edges), families, tier_risk)
         if bound is None and tier is None:
             return None
-        return Margins(None if bound is None else max(bound, 0.0), None if tier is None else max(tier, 0.0))
+        return Margins(bound, None if tier is None else max(tier, 0.0))
+
+    def bound_margin(self, risk: float) -> float | None:
+        families = np.frombuffer(self.families, dtype=np.int64)
+        margin = conformal_margin(np.frombuffer(self.needs), families, risk, BOUND_ERRORS)
+        return None if margin is None else max(margin, 0.0)
 
     def highest_edge(self) -> float | None:
         """None with too few scores to go by."""
@@ -303,6 +321,16 @@ class Calibrator:
             return need_mib
         place = bisect_left(self._usable_mib, need_mib)
         return self._usable_mib[place - 1] * (1 + 1e-9) if place else 0.0
+
+    def shared(self, most_jobs: int) -> dict[int, dict[str, float]]:
+        """Margins of bounds for 2 to most_jobs jobs on one GPU, by the risks as they were last followed."""
+        found: dict[int, dict[str, float]] = {jobs: {} for jobs in range(2, most_jobs + 1)}
+        for name, pool in self._pools.items():
+            for jobs, margins in found.items() if not name.startswith(ALL) else ():
+                margin = pool.bound_margin(self._bounds.of(name) / jobs)
+                if margin is not None:
+                    margins[name] = margin
+        return found
 
     def calibration(self, days: float = 0.0) -> Calibration:
         """days: since the last one, in which silent scopes regain their risk."""
