@@ -14,6 +14,7 @@ import click
 
 from almanac.errors import RequestError, StoreError
 from almanac.units import printable
+from cli.advise_packing import packing_json, packing_text, stored_packing_finding
 from cli.advise_type import finding_table, finding_text, published_finding, stored_finding
 from cli.app import App
 from cli.output import json_text
@@ -65,7 +66,9 @@ def own_first(argv: Sequence[str]) -> list[str]:
     options_metavar="[--user USER] [--why] [--json]",
 )
 @click.option("--user", metavar="USER", help="Advise for another user (operators only).")
-@click.option("--why", is_flag=True, help="Also show how the predicted time and the priority come about.")
+@click.option(
+    "--why", is_flag=True, help="Also show how the time and the priority come about, and why no packing is advised."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the advice and its reasons as JSON.")
 @click.argument("submission", nargs=-1, type=click.UNPROCESSED, metavar="[SBATCH-OPTIONS]... [SCRIPT [ARGS]...]")
 @click.pass_obj
@@ -88,20 +91,23 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
     if not app.may_read_store:
         return _show_published(app, request, as_json)
     advice = _advise(app, request, typed.options)
-    found = stored_finding(app, advice)
+    found, packing = stored_finding(app, advice), stored_packing_finding(app, advice)
     if as_json:
         from advisor.explain import to_json
 
-        click.echo(json_text({**to_json(advice), "gpu_type": finding_table(found)}))
+        said = {**to_json(advice), "gpu_type": finding_table(found), "packing": packing_json(packing)}
+        click.echo(json_text(said))
     else:
         from advisor.explain import explain
 
         click.echo(explain(advice, why))
         if found:
             click.echo(finding_text(found))
-        for name, said in advice.services.items():
-            if said["error"]:
-                click.echo(printable(f"service {name}: {said['error']}", 1000), err=True)
+        if packing and (text := packing_text(packing, why)):
+            click.echo(text)
+        for name, service in advice.services.items():
+            if service["error"]:
+                click.echo(printable(f"service {name}: {service['error']}", 1000), err=True)
     is_silent = advice.bound is None and advice.tier.tier is None
     return NO_EVIDENCE if is_silent and request.gpu_count > 0 else 0
 

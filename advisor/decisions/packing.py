@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal
 
-import numpy as np
-
 from advisor.packing.speeds import Demand, Range, measured_ranges, speed_ranges, summed
 
 PackingReason = Literal[
@@ -91,8 +89,8 @@ class PackingFamily:
         known = self.known
         if not known:
             return None
-        sm, dram = np.quantile(np.array(known), HIGH_QUANTILE, axis=0, method="higher").tolist()
-        return Demand(sm, dram)
+        place = math.ceil(HIGH_QUANTILE * (len(known) - 1))
+        return Demand(sorted(run.sm for run in known)[place], sorted(run.dram for run in known)[place])
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping
 from typing import Any
 
 from advisor.decisions import packing as reasons
@@ -84,10 +83,8 @@ def why_silent(advice: PackingAdvice) -> str:
     return f"Packing: {said}." if said else ""
 
 
-def packing_table(advice: PackingAdvice | None) -> Mapping[str, Any] | None:
-    """For JSON: all that the advice rests on; None without any."""
-    if advice is None:
-        return None
+def packing_table(advice: PackingAdvice) -> dict[str, Any]:
+    """For JSON: all that the advice rests on."""
     return {
         "reason": advice.reason,
         "is_advised": advice.is_advised,

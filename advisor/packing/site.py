@@ -1,0 +1,77 @@
+"""Packing advice for one submission, from its user's families. The families come from the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from advisor.decisions.packing import PackingAdvice, PackingFamily, PackingRules, decide_packing
+from advisor.memory.calibration import Calibration
+from advisor.packing.evidence import packing_families, rules_of
+from advisor.packing.partners import packing_alone
+from almanac.config import Config, Tier
+from almanac.names import name_key
+from almanac.records import Request
+from almanac.tiers import requested_tier
+from almanac.units import DAY_S
+from telemetry.history import load_history
+from telemetry.store.cluster_store import ClusterStore
+
+RECENT_S = 14 * DAY_S
+"""A partner's newest run ended at most so long ago: an older family may never be submitted again."""
+
+
+@dataclass(frozen=True)
+class PackingFinding:
+    """Advice for a submission. alone: runs of its own family; best: what to show, `alone` or with another family."""
+
+    alone: PackingAdvice
+    best: PackingAdvice
+
+
+def packing_of_request(
+    request: Request, families: Sequence[PackingFamily], rules: PackingRules, tiers: Sequence[Tier], now_s: int
+) -> PackingFinding | None:
+    """None where the user has no ended run of this name and GPU count. Pure.
+
+    An array shares with itself where it can; any other submission with the partner that promises the most work.
+    """
+    key = request.user, name_key(request.job_name), request.gpu_count
+    own = next((family for family in families if family.key == key), None)
+    if own is None:
+        return None
+    own = asked_family(own, request, tiers)
+    alone = packing_alone(own, rules)
+    if alone.is_advised and request.is_array:
+        return PackingFinding(alone, alone)
+    others = [
+        decide_packing((own, each), rules)
+        for each in families
+        if each.key != key and each.user == request.user and now_s - each.newest_s <= RECENT_S
+    ]
+    found = [advice for advice in (alone, *others) if advice.is_advised and advice.gain is not None]
+    best = max(found, key=lambda advice: advice.gain.low if advice.gain else 0.0, default=alone)
+    return PackingFinding(alone, best)
+
+
+def asked_family(family: PackingFamily, request: Request, tiers: Sequence[Tier]) -> PackingFamily:
+    """The family with what this submission asks for: its nodes, and at most the memory of its tier."""
+    tier = requested_tier(request, tiers)
+    if tier is None:
+        return replace(family, node_count=max(request.node_count, family.node_count or 1))
+    capacity_mib = None if family.capacity_mib is None else min(family.capacity_mib, float(tier.capacity_mib))
+    return replace(
+        family,
+        node_count=max(request.node_count, family.node_count or 1),
+        capacity_mib=capacity_mib,
+        is_on_mig=family.is_on_mig or tier.is_slice,
+    )
+
+
+def stored_packing(
+    store: ClusterStore, request: Request, calibration: Calibration | None, config: Config, now_s: int
+) -> PackingFinding | None:
+    """`packing_of_request` from the user's jobs in the store. Raises StoreError."""
+    history = load_history(store, user=request.user, running=True)
+    families = packing_families(history, calibration, config, now_s)
+    return packing_of_request(request, families, rules_of(config), config.tiers, now_s)
