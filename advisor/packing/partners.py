@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
-from advisor.decisions.packing import MOST_TASKS, FamilyKey, PackingAdvice, PackingFamily, PackingRules, decide_packing
+import numpy as np
+
+from advisor.decisions.packing import (
+    LITTLE_GAIN,
+    MEMORY,
+    MOST_TASKS,
+    SHARE,
+    FamilyKey,
+    PackingAdvice,
+    PackingFamily,
+    PackingRules,
+    decide_packing,
+)
+from advisor.packing.speeds import low_end
 
 PackedRuns = Mapping[tuple[FamilyKey, ...], Sequence[Sequence[float]]]
 """Speeds that families achieved together, by their keys in that order: once per task."""
 NONE_PACKED: Final[PackedRuns] = MappingProxyType({})
 TINY_SPEED = 0.6
 """Three or four runs share a GPU only where each keeps this speed at the low end."""
+MOST_PARTNERS = 8
+"""Of each family so many best partners are looked at."""
+_EQUAL = 1e-9
 MOST_FAMILIES = 200
 """Of each user the newest families count: pairs of older ones are history."""
 
 
 def packing_alone(family: PackingFamily, rules: PackingRules, packed: PackedRuns = NONE_PACKED) -> PackingAdvice:
     """Advice for runs of one family, such as an array: as many on a GPU as promise the most work, two or more."""
-    two, *more = (_decide((family,) * tasks, rules, packed) for tasks in range(2, MOST_TASKS + 1))
-    tiny = [advice for advice in more if advice.is_advised and advice.speeds[0].low >= TINY_SPEED]
-    return max((two, *tiny), key=_low) if two.is_advised else two
+    best = _decide((family, family), rules, packed)
+    for tasks in range(3, MOST_TASKS + 1) if best.is_advised else ():
+        advice = _decide((family,) * tasks, rules, packed)
+        if not advice.is_advised or advice.speeds[0].low < TINY_SPEED:
+            break
+        best = max(best, advice, key=_low)
+    return best
 
 
 def packing_pairs(
@@ -33,13 +55,9 @@ def packing_pairs(
     families: of any users; only families of one user are paired, of each the MOST_FAMILIES newest. Of two families that
     are each other's best partner, there is one advice. The most gain first.
     """
-    by_user: defaultdict[str, list[PackingFamily]] = defaultdict(list)
-    for family in families:
-        by_user[family.user].append(family)
     found: dict[frozenset[FamilyKey], PackingAdvice] = {}
-    for own in by_user.values():
-        newest = sorted(own, key=lambda each: (-each.newest_s, each.key))[:MOST_FAMILIES]
-        for advice in best_partners(newest, rules, packed).values():
+    for own in _by_user(families).values():
+        for advice in best_partners(own, rules, packed).values():
             found.setdefault(frozenset(_keys(advice)), advice)
     return sorted(found.values(), key=lambda each: (-_low(each), _keys(each)))
 
@@ -51,32 +69,122 @@ def best_partners(
 
     The family itself stands first among the members.
     """
-    best: dict[FamilyKey, PackingAdvice] = {}
-    for place, family in enumerate(families):
-        _keep(best, packing_alone(family, rules, packed))
-        for other in families[place + 1 :]:
-            if other.gpu_model == family.gpu_model and other.gpu_count == family.gpu_count:
-                advice = _decide((family, other), rules, packed)
-                _keep(best, advice)
-                _keep(best, advice.swapped)
+    alone = [packing_alone(family, rules, packed) for family in families]
+    best = {advice.members[0].key: advice for advice in alone if advice.is_advised}
+    for pair in _promising(alone, packed):
+        for members in (pair.members, pair.members[::-1]):
+            known = best.get(members[0].key)
+            if known is None or pair.low > _low(known) + _EQUAL:
+                advice = _decide(members, rules, packed)
+                if advice.is_advised:
+                    best[members[0].key] = advice
     return best
 
 
-def _decide(members: tuple[PackingFamily, ...], rules: PackingRules, packed: PackedRuns) -> PackingAdvice:
+class _Candidate(NamedTuple):
+    """Members on one GPU, and the low end of their gain."""
+
+    low: float
+    members: tuple[PackingFamily, ...]
+
+
+def _promising(alone: Sequence[PackingAdvice], packed: PackedRuns) -> list[_Candidate]:
+    """The best pairs of one user's families, the most gain first; arrays find them, since there can be many.
+
+    alone: packing_alone of each family.
+    """
+    groups: defaultdict[tuple[int, str], list[PackingFamily]] = defaultdict(list)
+    for advice in alone:
+        family, rules = advice.members[0], advice.rules
+        # What keeps a family from any partner, such as MIG, keeps it from itself.
+        if advice.reason in (SHARE, MEMORY, LITTLE_GAIN):
+            groups[family.gpu_count, family.gpu_model].append(family)
+    found = [pair for group in groups.values() for pair in _of_group(group, rules)]
+    found = [pair for pair in found if not _packed_runs(pair.members, packed)]
+    for first, second in combinations(chain(*groups.values()), 2) if packed else ():
+        if _packed_runs((first, second), packed):
+            found.append(_Candidate(_low(_decide((first, second), rules, packed)), (first, second)))
+    return sorted(found, key=lambda pair: (-pair.low, [member.key for member in pair.members]))
+
+
+def _of_group(group: Sequence[PackingFamily], rules: PackingRules) -> list[_Candidate]:
+    """Pairs of families that nothing but memory and gain can keep apart: of each family with its MOST_PARTNERS best."""
+    if len(group) < 2:
+        return []
+    demands = np.array([family.demand for family in group], dtype="float64")
+    bounds = np.array([family.bounds_mib[2] for family in group])
+    capacities = np.array([family.capacity_mib for family in group], dtype="float64")
+    usable = np.minimum.outer(capacities, capacities) - rules.headroom_mib - 2 * rules.context_mib
+    scarce = np.maximum((demands[:, None] + demands[None, :]).max(axis=2), 1.0)
+    lows = low_end(np.broadcast_to(demands.max(axis=1), scarce.shape), scarce)
+    gains = np.where(np.add.outer(bounds, bounds) <= usable + _EQUAL, lows + lows.T, -np.inf)
+    np.fill_diagonal(gains, -np.inf)
+    best = np.argsort(-gains, axis=1, kind="stable")[:, :MOST_PARTNERS]
+    pairs = {(min(one, other), max(one, other)) for one, row in enumerate(best.tolist()) for other in row}
+    found = [_Candidate(float(gains[pair]), (group[pair[0]], group[pair[1]])) for pair in sorted(pairs)]
+    return [each for each in found if each.low >= rules.min_gain - _EQUAL]
+
+
+@dataclass(frozen=True)
+class PendingGroup:
+    """Pending jobs that could share: `gpus` groups of the advice's members, each on the GPUs of one job."""
+
+    advice: PackingAdvice
+    gpus: int
+
+    @property
+    def jobs(self) -> int:
+        return self.gpus * self.advice.tasks
+
+
+def pack_pending(
+    pending: Iterable[FamilyKey],
+    families: Iterable[PackingFamily],
+    rules: PackingRules,
+    packed: PackedRuns = NONE_PACKED,
+) -> list[PendingGroup]:
+    """Which pending jobs of the same user could share GPUs, what promises the most work first.
+
+    pending: of each pending job its family, also of families that are not known.
+    """
+    left = Counter(pending)
+    found: list[_Candidate] = []
+    for own in _by_user(each for each in families if left[each.key]).values():
+        alone = [packing_alone(family, rules, packed) for family in own]
+        found += [_Candidate(_low(advice), advice.members) for advice in alone if advice.is_advised]
+        found += _promising(alone, packed)
+    groups = []
+    for _, members in sorted(found, key=lambda each: (-each.low, [member.key for member in each.members])):
+        needed = Counter(member.key for member in members)
+        gpus = min(left[key] // number for key, number in needed.items())
+        advice = _decide(members, rules, packed) if gpus else None
+        if advice and advice.is_advised:
+            groups.append(PendingGroup(advice, gpus))
+            left.subtract({key: gpus * number for key, number in needed.items()})
+    return groups
+
+
+def _by_user(families: Iterable[PackingFamily]) -> dict[str, list[PackingFamily]]:
+    """Of each user the newest MOST_FAMILIES."""
+    found: defaultdict[str, list[PackingFamily]] = defaultdict(list)
+    for family in families:
+        found[family.user].append(family)
+    return {
+        user: sorted(own, key=lambda each: (-each.newest_s, each.key))[:MOST_FAMILIES] for user, own in found.items()
+    }
+
+
+def _packed_runs(members: tuple[PackingFamily, ...], packed: PackedRuns) -> list[Sequence[float]]:
+    """In either order of the members."""
+    if not packed:
+        return []
     keys = tuple(member.key for member in members)
     runs = [*packed.get(keys, ())]
-    if len(set(keys)) > 1:
-        runs += [run[::-1] for run in packed.get(keys[::-1], ())]
-    return decide_packing(members, rules, runs)
+    return runs + [run[::-1] for run in packed.get(keys[::-1], ())] if len(set(keys)) > 1 else runs
 
 
-def _keep(best: dict[FamilyKey, PackingAdvice], advice: PackingAdvice) -> None:
-    if not advice.is_advised:
-        return
-    key = advice.members[0].key
-    known = best.get(key)
-    if known is None or _low(advice) > _low(known) + 1e-9:
-        best[key] = advice
+def _decide(members: tuple[PackingFamily, ...], rules: PackingRules, packed: PackedRuns) -> PackingAdvice:
+    return decide_packing(members, rules, _packed_runs(members, packed))
 
 
 def _low(advice: PackingAdvice) -> float:

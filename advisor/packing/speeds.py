@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Number = TypeVar("Number", float, "npt.NDArray[np.float64]")
 
 LOW_ALONE: Final = 0.75
 """Low end of the speed beside jobs that hardly use the GPU: caches, clocks, and the CPU's part are shared too."""
@@ -51,10 +57,15 @@ def speed_ranges(demands: Sequence[Demand]) -> tuple[Range, ...]:
     found = []
     for place in range(len(demands)):
         others = max(summed([*demands[:place], *demands[place + 1 :]]))
-        low = LOW_ALONE / (1 + LOW_PER_DEMAND * others) / math.sqrt(scarce)
         high = 1 / scarce
-        found.append(Range(min(max(low, LEAST_SPEED), high), high))
+        found.append(Range(min(max(low_end(others, scarce), LEAST_SPEED), high), high))
     return tuple(found)
+
+
+def low_end(others: Number, scarce: Number) -> Number:
+    """0.75 / (1 + y / 2) / sqrt(x): y of the others, x of all, at least 1; numbers, or arrays of one shape."""
+    found: Number = LOW_ALONE / ((1 + LOW_PER_DEMAND * others) * scarce**0.5)
+    return found
 
 
 def measured_ranges(assumed: Sequence[Range], runs: Sequence[Sequence[float]]) -> tuple[Range, ...]:

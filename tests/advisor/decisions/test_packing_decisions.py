@@ -1,0 +1,210 @@
+"""Which jobs of one user share a GPU: by example, and by what must hold for any evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from advisor.decisions.packing import PackingFamily, PackingRules, decide_packing
+
+RULES = PackingRules()
+GIB = 1024.0
+
+
+Means = float | tuple[float, ...]
+
+
+def family(name: str = "train", sm: Means = 0.3, dram: Means = 0.1, bound_gib: float = 10, **changes: Any) -> Any:
+    usual = PackingFamily(
+        user="ann", name_key=name, gpu_count=1, coverage=0.95,
+        sm=sm if isinstance(sm, tuple) else (sm,) * 8, dram=dram if isinstance(dram, tuple) else (dram,) * 8,
+        bounds_mib=dict.fromkeys((2, 3, 4), bound_gib * GIB), is_preallocated=False, gpu_model="A100-80",
+        capacity_mib=80 * GIB, newest_s=1_750_000_000,
+    )  # fmt: skip
+    return dataclasses.replace(usual, **changes)
+
+
+def test_two_runs_of_one_family_by_hand() -> None:
+    advice = decide_packing((family(), family()), RULES)
+    low = 0.75 / 1.15  # beside a demand of 0.3; together below 1
+    assert (advice.reason, advice.is_advised, advice.is_with_itself, advice.tasks) == ("share", True, True, 2)
+    assert advice.speeds == ((pytest.approx(low), 1.0),) * 2
+    assert advice.gain == (pytest.approx(2 * low), 2.0)
+    assert (advice.needed_mib, advice.usable_mib) == (20 * GIB + 1000, 79 * GIB)
+    assert (advice.runs, advice.source, advice.risk) == (8, "utilization", 0.01)
+
+
+def test_two_families_that_need_more_than_a_gpu_by_hand() -> None:
+    advice = decide_packing((family("a", 0.9, 0.1), family("b", 0.2, 0.4)), RULES)
+    first, second = advice.speeds
+    assert first == (pytest.approx(0.75 / 1.2 / math.sqrt(1.1)), pytest.approx(1 / 1.1))
+    assert second == (pytest.approx(0.75 / 1.45 / math.sqrt(1.1)), pytest.approx(1 / 1.1))
+    assert advice.demand == (pytest.approx(1.1), pytest.approx(0.5))
+    assert (advice.reason, advice.is_with_itself) == ("little gain", False)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"user": "bob"}, "other user"),
+        ({"gpu_count": 0}, "no GPU"),
+        ({"node_count": 2}, "several nodes"),
+        ({"node_count": None}, "several nodes"),
+        ({"gpu_count": 2}, "unequal GPUs"),
+        ({"is_on_mig": True}, "MIG"),
+        ({"gpu_model": ""}, "unknown GPU"),
+        ({"capacity_mib": None}, "unknown GPU"),
+        ({"capacity_mib": math.nan}, "unknown GPU"),
+        ({"gpu_model": "H100"}, "other GPU"),
+        ({"is_preallocated": True}, "preallocated"),
+        ({"is_preallocated": None}, "no memory bound"),
+        ({"sm": (0.3,) * 4, "dram": (0.1,) * 4}, "too few runs"),
+        ({"sm": (math.nan,) * 8}, "too few runs"),
+        ({"dram": (math.nan,) * 8}, "too few runs"),
+        ({"coverage": 0.6}, "thin coverage"),
+        ({"coverage": math.nan}, "thin coverage"),
+        ({"bounds_mib": {}}, "no memory bound"),
+        ({"bounds_mib": {2: math.nan}}, "no memory bound"),
+        ({"bounds_mib": {2: 70 * GIB}}, "memory"),
+        ({"sm": (1.0,) * 8}, "little gain"),
+    ],
+)
+def test_what_keeps_jobs_apart(change: dict[str, Any], reason: str) -> None:
+    other = family("other", **change)
+    for members in ((family(), other), (other, family())):
+        assert decide_packing(members, RULES).reason == reason
+
+
+def test_memory_fits_to_the_last_mib() -> None:
+    room = (80 * GIB - RULES.headroom_mib - 2 * RULES.context_mib) / 2
+    fits, exceeds = ({2: room}, {2: room + 0.5})
+    assert decide_packing((family(bounds_mib=fits),) * 2, RULES).is_advised
+    assert decide_packing((family(bounds_mib=exceeds),) * 2, RULES).reason == "memory"
+    smaller = family("other", bounds_mib=fits, capacity_mib=79 * GIB)
+    assert decide_packing((family(bounds_mib=fits), smaller), RULES).reason == "memory"
+
+
+def test_two_jobs_of_several_gpus_share_them_all() -> None:
+    four = family(gpu_count=4)
+    assert decide_packing((four, four), RULES).is_advised
+    assert decide_packing((four, family("other")), RULES).reason == "unequal GPUs"
+
+
+def test_the_busier_runs_of_a_family_count() -> None:
+    mixed = family(sm=(0.1, 0.2, 0.8, 0.3, 0.4), dram=(0.1, math.nan, 0.1, 0.1, 0.6))
+    assert mixed.runs == 4
+    assert mixed.demand == (0.8, 0.6)
+    assert family(sm=(0.1, 0.2, 0.3, 0.4, 0.5), dram=(0.1,) * 5).demand == (0.4, 0.1)
+    assert family(sm=(), dram=()).demand is None
+
+
+def test_three_and_four_runs_must_be_of_one_family() -> None:
+    tiny = family(sm=0.05, bound_gib=2)
+    four = decide_packing((tiny,) * 4, RULES)
+    assert four.is_advised
+    assert four.speeds[0].low == pytest.approx(0.75 / 1.15)  # the others' DRAM_ACTIVE, 3 x 0.1, is the scarcer
+    for members in ((tiny,), (tiny,) * 5, (tiny, tiny, family("other"))):
+        with pytest.raises(ValueError, match="members"):
+            decide_packing(members, RULES)
+
+
+def test_own_packed_runs_win_over_utilization() -> None:
+    pair = (family("a", 0.5, 0.5), family("b", 0.5, 0.5))
+    assumed = decide_packing(pair, RULES)
+    fast = decide_packing(pair, RULES, [(0.95, 0.9)] * 6)
+    slow = decide_packing(pair, RULES, [(0.5, 0.55)] * 6)
+    assert (fast.source, fast.packed_runs, assumed.packed_runs) == ("own packed runs", 6, 0)
+    assert fast.speeds[0].low > 0.75 > assumed.speeds[0].low
+    assert slow.reason == "little gain"
+    one, many = (decide_packing(pair, RULES, [(0.95, 0.9)] * number).speeds[0] for number in (1, 40))
+    assert assumed.speeds[0].low < one.low < many.low < 0.95 < many.high
+
+
+@pytest.mark.parametrize("run", [(0.9,), (0.9, 0.0), (0.9, math.nan), (-1.0, 0.9), (math.inf, 0.9)])
+def test_broken_packed_runs_do_not_count(run: tuple[float, ...]) -> None:
+    pair = (family("a"), family("b"))
+    assert decide_packing(pair, RULES, [run]) == decide_packing(pair, RULES)
+
+
+maybe = st.one_of(st.none(), st.just(math.nan), st.floats(0, 1e6))
+means = st.lists(st.one_of(st.floats(-0.5, 1.5), st.just(math.nan)), min_size=0, max_size=12)
+
+
+@st.composite
+def families(draw: st.DrawFn) -> PackingFamily:
+    sm = tuple(draw(means))
+    return PackingFamily(
+        user=draw(st.sampled_from(["ann", "bob"])),
+        name_key=draw(st.text(max_size=8)),
+        gpu_count=draw(st.integers(0, 4)),
+        node_count=draw(st.one_of(st.none(), st.integers(0, 3))),
+        sm=sm,
+        dram=tuple(draw(st.lists(st.floats(0, 1), min_size=len(sm), max_size=len(sm)))),
+        coverage=draw(st.one_of(st.just(math.nan), st.floats(0, 1))),
+        bounds_mib=draw(st.dictionaries(st.sampled_from([2, 3, 4]), st.floats(-10, 1e6))),
+        is_preallocated=draw(st.sampled_from([None, False, False, True])),
+        is_on_mig=draw(st.booleans()),
+        gpu_model=draw(st.sampled_from(["", "A100-80", "H100"])),
+        capacity_mib=draw(maybe),
+    )
+
+
+@given(families(), families())
+def test_nothing_unknown_leads_to_advice(first: PackingFamily, second: PackingFamily) -> None:
+    advice = decide_packing((first, second), RULES)
+    assert not advice.is_advised or (advice.needed_mib or math.inf) <= (advice.usable_mib or 0)
+    assert advice.reason in {"other user", "no GPU", "several nodes", "unequal GPUs", "MIG", "unknown GPU"} or (
+        first.gpu_count == second.gpu_count
+    )
+
+
+good = st.builds(
+    family,
+    name=st.text(max_size=8),
+    sm=st.floats(0, 1),
+    dram=st.floats(0, 1),
+    bound_gib=st.floats(0.1, 60),
+    coverage=st.floats(0.5, 1),
+)
+runs = st.lists(st.tuples(st.floats(0.1, 1), st.floats(0.1, 1)), max_size=5)
+
+
+@given(good, good, runs)
+def test_swapping_the_two_swaps_their_speeds(first: Any, second: Any, packed: list[tuple[float, float]]) -> None:
+    advice = decide_packing((first, second), RULES, packed)
+    swapped = decide_packing((second, first), RULES, [run[::-1] for run in packed])
+    assert swapped.reason == advice.reason
+    assert swapped.speeds == advice.speeds[::-1]
+    assert swapped == advice.swapped
+
+
+@given(good, good, st.floats(1, 100), st.floats(0, 0.5))
+def test_more_memory_or_more_demand_never_makes_advice(first: Any, second: Any, factor: float, more: float) -> None:
+    advice = decide_packing((first, second), RULES)
+    larger = dataclasses.replace(first, bounds_mib={2: first.bounds_mib[2] * factor})
+    busier = dataclasses.replace(first, sm=tuple(min(each + more, 1.0) for each in first.sm))
+    for worse in (larger, busier):
+        assert not decide_packing((worse, second), RULES).is_advised or advice.is_advised
+
+
+@given(good, st.randoms(use_true_random=False), st.lists(st.floats(0, 1), min_size=5, max_size=20))
+def test_the_order_of_runs_does_not_matter(one: Any, random: Any, sm: list[float]) -> None:
+    pairs = [(each, 1 - each) for each in sm]
+    before = dataclasses.replace(one, sm=tuple(a for a, _ in pairs), dram=tuple(b for _, b in pairs))
+    random.shuffle(pairs)
+    after = dataclasses.replace(one, sm=tuple(a for a, _ in pairs), dram=tuple(b for _, b in pairs))
+    assert decide_packing((before, before), RULES).speeds == decide_packing((after, after), RULES).speeds
+
+
+@given(good, good)
+def test_a_range_is_one_and_the_gain_its_sum(first: Any, second: Any) -> None:
+    advice = decide_packing((first, second), RULES)
+    assert all(0 < each.low <= each.high <= 1 for each in advice.speeds)
+    if advice.gain is not None:
+        assert advice.gain.low == pytest.approx(sum(each.low for each in advice.speeds))
+        assert advice.is_advised == (advice.gain.low >= RULES.min_gain)
