@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", float, "npt.NDArray[np.float64]")
 
-LOW_ALONE: Final = 0.75
+LOW_ALONE: Final = 0.77
 """Low end of the speed beside jobs that hardly use the GPU: caches, clocks, and the CPU's part are shared too."""
-LOW_PER_DEMAND: Final = 0.5
+LOW_PER_DEMAND: Final = 0.6
 """How much longer a job takes at the low end for each GPU's worth of demand of the others."""
 LEAST_SPEED: Final = 0.05
 MEASURED_SPREAD: Final = 0.08
 """Standard deviation of the logarithm of a packed run's speed around the pair's own (almanac's own choice)."""
-LOW_Z: Final = 1.645
-"""Each of two jobs is below its low end with a chance of 1 in 20, so one of them is with at most 1 in 10."""
+RANGE_Z: Final = 1.645
+"""The ends of an assumed range in standard deviations of its middle."""
+LOW_Z: Final = 1.96
+"""Of each of two jobs: one in 40 is below its low end, so at most one in 20 pairs has a job below it."""
 
 
 class Demand(NamedTuple):
@@ -50,7 +52,7 @@ def speed_ranges(demands: Sequence[Demand]) -> tuple[Range, ...]:
     """The likely speed of each job, relative to alone, when all of them share one GPU. Two jobs or more.
 
     High end: the GPU does no more than all of its work, 1 / x, where x is the demand together for the scarcer resource.
-    Low end: 0.75 / (1 + y / 2) / sqrt(x), where y is the demand of the others and x is at least 1. docs/packing.md says
+    Low end: 0.77 / (1 + 0.6 y) / sqrt(x), where y is the demand of the others and x is at least 1. docs/packing.md says
     how these constants came about, and on which pairs they hold.
     """
     scarce = max(1.0, *summed(demands))
@@ -63,7 +65,7 @@ def speed_ranges(demands: Sequence[Demand]) -> tuple[Range, ...]:
 
 
 def low_end(others: Number, scarce: Number) -> Number:
-    """0.75 / (1 + y / 2) / sqrt(x): y of the others, x of all, at least 1; numbers, or arrays of one shape."""
+    """0.77 / (1 + 0.6 y) / sqrt(x): y of the others, x of all, at least 1; numbers, or arrays of one shape."""
     found: Number = LOW_ALONE / ((1 + LOW_PER_DEMAND * others) * scarce**0.5)
     return found
 
@@ -84,7 +86,7 @@ def measured_ranges(assumed: Sequence[Range], runs: Sequence[Sequence[float]]) -
 
 def _posterior(prior: Range, logs: Sequence[float]) -> Range:
     low, high = math.log(max(prior.low, LEAST_SPEED)), math.log(max(prior.high, LEAST_SPEED))
-    spread = max((high - low) / (2 * LOW_Z), 0.01)
+    spread = max((high - low) / (2 * RANGE_Z), 0.01)
     known = 1 / spread**2
     precision = known + len(logs) / MEASURED_SPREAD**2
     mean = (known * (low + high) / 2 + math.fsum(logs) / MEASURED_SPREAD**2) / precision
