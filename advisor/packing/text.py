@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import textwrap
 from typing import Any
 
@@ -11,20 +12,20 @@ from advisor.decisions.packing import PackingAdvice, PackingFamily
 from advisor.packing.speeds import Range
 from almanac.units import counted, format_gib, printable
 
-NAME_WIDTH = 20
+NAME_WIDTH, MIN_NAME_WIDTH = 20, 3
 _NUMBERS = {2: "two", 3: "three", 4: "four"}
 
 
-def packing_sentence(advice: PackingAdvice) -> str:
+def packing_sentence(advice: PackingAdvice, name_width: int = NAME_WIDTH) -> str:
     """What to do and what it brings, one sentence without the command; "" where nothing is advised."""
     if not advice.is_advised or advice.gain is None:
         return ""
-    gain = f"{_range(advice.gain, 1)} times the work per GPU-hour ({_basis(advice)})"
+    gain = f"{_range(advice.gain)} times the work per GPU-hour ({_basis(advice)})"
     if advice.is_with_itself:
         many = _NUMBERS[advice.tasks]
-        return f"Pack {many} on one GPU: each likely {_range(advice.speeds[0], 2)} of its speed, {gain}."
-    first, second = (_range(each, 2) for each in advice.speeds)
-    return f"Share a GPU with {named(advice.members[1])}: speeds {first} and {second}, {gain}."
+        return f"Pack {many} on one GPU: each likely {_range(advice.speeds[0])} of its speed, {gain}."
+    first, second = (_range(each) for each in advice.speeds)
+    return f"Share a GPU with {named(advice.members[1], name_width)}: speeds {first} and {second}, {gain}."
 
 
 def packing_command(advice: PackingAdvice) -> str:
@@ -35,11 +36,19 @@ def packing_command(advice: PackingAdvice) -> str:
 
 
 def packing_lines(advice: PackingAdvice, width: int = 80, indent: str = "") -> list[str]:
-    """The sentence and the command in lines of at most `width` columns; empty where nothing is advised."""
-    if not advice.is_advised:
-        return []
-    text = f"{packing_sentence(advice)} Use: {packing_command(advice)}"
-    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
+    """The sentence and the command in lines of at most `width` columns, two at 80; empty where nothing is advised.
+
+    A partner's long name is cut further until they are two.
+    """
+    lines: list[str] = []
+    for name_width in range(NAME_WIDTH, MIN_NAME_WIDTH - 1, -1) if advice.is_advised else ():
+        text = f"{packing_sentence(advice, name_width)} Use: {packing_command(advice)}"
+        lines = textwrap.wrap(
+            text, width, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
+        )
+        if len(lines) <= 2:
+            break
+    return lines
 
 
 def packing_pair(advice: PackingAdvice) -> str:
@@ -49,9 +58,9 @@ def packing_pair(advice: PackingAdvice) -> str:
     return " and ".join(named(member) for member in advice.members)
 
 
-def named(family: PackingFamily) -> str:
+def named(family: PackingFamily, width: int = NAME_WIDTH) -> str:
     """The family's name in quotes, cut, without control characters."""
-    return f'"{printable(family.name_key, NAME_WIDTH)}"'
+    return f'"{printable(family.name_key, width)}"'
 
 
 def why_silent(advice: PackingAdvice) -> str:
@@ -125,7 +134,8 @@ def _basis(advice: PackingAdvice) -> str:
     return f"{counted(packed, 'packed run')}" if packed else counted(advice.runs, "run")
 
 
-def _range(both: Range, digits: int) -> str:
-    """Such as 0.80 to 0.95, rounded to the careful side; one number where both ends are equal."""
-    low, high = f"{both.low:.{digits}f}", f"{both.high:.{digits}f}"
+def _range(both: Range) -> str:
+    """Such as 0.80 to 0.95, rounded outwards; one number where both ends are equal."""
+    low = f"{math.floor(both.low * 100 + 1e-6) / 100:.2f}"
+    high = f"{math.ceil(both.high * 100 - 1e-6) / 100:.2f}"
     return low if low == high else f"{low} to {high}"

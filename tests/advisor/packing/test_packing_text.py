@@ -1,0 +1,68 @@
+"""Packing advice in words: two lines of at most 80 columns, whatever the names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packing_site import family
+
+from advisor.decisions.packing import PackingRules, decide_packing
+from advisor.packing.partners import packing_alone
+from advisor.packing.text import packing_command, packing_lines, packing_pair, packing_table, why_silent
+
+RULES = PackingRules()
+
+
+def test_two_runs_of_one_family() -> None:
+    advice = decide_packing((family(sm=0.5),) * 2, RULES)
+    assert packing_lines(advice, indent="  ") == [
+        "  Pack two on one GPU: each likely 0.59 to 1.00 of its speed, 1.18 to 2.00 times",
+        "    the work per GPU-hour (8 runs). Use: almanac-pack -n 2 -- ...",
+    ]
+    assert packing_pair(advice) == 'two runs of "train"'
+    assert why_silent(advice) == ""
+
+
+def test_two_families_after_own_packed_runs() -> None:
+    advice = decide_packing((family("train", 0.6), family("eval", 0.2)), RULES, [(0.9, 0.95)] * 4)
+    assert packing_lines(advice) == [
+        'Share a GPU with "eval": speeds 0.74 to 1.00 and 0.78 to 1.00, 1.53 to 2.00',
+        "  times the work per GPU-hour (4 packed runs). Use: srun almanac-pack a.sh b.sh",
+    ]
+    assert (packing_pair(advice), packing_command(advice)) == ('"train" and "eval"', "srun almanac-pack a.sh b.sh")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"bound_gib": 60}, "Packing: two runs may need 121.0 GiB of the 79.0 GiB of a GPU that can be used."),
+        ({"sm": 0.9}, "Packing: two runs may do only 0.75 times the work per GPU-hour; 1.15 are needed."),
+        ({"coverage": 0.1}, "Packing: less than 70% of the activity samples are known."),
+        ({"is_preallocated": True}, "Packing: your runs reserve the GPU's memory at their start."),
+        ({"bounds_mib": {}}, "Packing: no memory bound for two runs together yet."),
+        ({"is_on_mig": True}, "Packing: your runs use MIG slices, which are not shared further."),
+    ],
+)
+def test_why_nothing_is_advised(change: dict[str, Any], said: str) -> None:
+    advice = packing_alone(family(**change), RULES)
+    assert why_silent(advice) == said
+    assert (packing_lines(advice), packing_command(advice)) == ([], "")
+
+
+@given(st.text(max_size=60), st.sampled_from(["", "  "]), st.floats(0, 0.5))
+def test_two_lines_of_80_columns_without_control_characters(name: str, indent: str, sm: float) -> None:
+    for advice in (decide_packing((family(), family(name, sm)), RULES), packing_alone(family(name, sm), RULES)):
+        lines = packing_lines(advice, 80, indent)
+        assert len(lines) == (2 if advice.is_advised else 0)
+        assert all(len(line) <= 80 and line.isprintable() for line in lines)
+        json.dumps(packing_table(advice), allow_nan=False)
+
+
+def test_a_name_cannot_steer_a_terminal_or_break_a_line() -> None:
+    advice = decide_packing((family(), family('\x1b[31mred\n"; rm -rf ~\u202e', 0.2)), RULES)
+    assert 'Share a GPU with "?[31mred?' in packing_lines(advice)[0]
+    assert json.loads(json.dumps(packing_table(advice)))["members"][1]["name_key"].startswith("\x1b[31m")
