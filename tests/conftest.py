@@ -49,6 +49,7 @@ SLOW = {
     "test_pack_shares.py",
     "test_package.py",
     "test_pack.py",
+    "test_packing_pairs.py",
     "test_power.py",
     "test_power_programs.py",
     "test_power_rules.py",

@@ -1,0 +1,174 @@
+"""What a user's runs say of sharing a GPU, with the holes that real records have."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from advisor.decisions.packing import PackingFamily, decide_packing
+from advisor.memory.calibration import Calibration, Margins, class_of, pools_of
+from advisor.memory.evidence import Evidence
+from advisor.packing.evidence import NEWEST_RUNS, packing_families, rules_of
+from advisor.packing.partners import MOST_FAMILIES
+from advisor.packing.site import packing_of_request
+from almanac.config import AdviceSection, Config, Tier
+from almanac.records import Request
+
+NOW_S = 1_750_000_000
+CONFIG = Config(tiers=(Tier("hbm40g", 40960, constraint="hbm40g"), Tier("hbm80g", 81920, constraint="hbm80g")))
+ROW: dict[str, Any] = {
+    "gpu_count": 1, "mean_sm_active_frac": 0.3, "mean_dram_active_frac": 0.1, "coverage_sm_active_frac": 0.98,
+    "coverage_dram_active_frac": 0.97, "gpu_model": "A100-80", "mig_profile": None, "has_profiling_fault": False,
+    "mean_gr_engine_active_frac": 0.5, "mean_gpu_util_pct": 50.0, "coverage_frac": 0.99,
+}  # fmt: skip
+History = Callable[[list[dict[str, Any]]], pd.DataFrame]
+
+
+def calibrated() -> Calibration:
+    """Margins for steady families of 8 to 12 and of 13 to 24 runs, also for two jobs on a GPU."""
+    pools = [
+        pools_of(class_of(Evidence("family", NOW_S, number, (9.0,) * number, tuple(range(number)), 9.0, 9.0)))[0]
+        for number in (8, 13, 25)
+    ]
+    return Calibration(AdviceSection().risk, dict.fromkeys(pools, Margins(1.0, 1.0)), {2: dict.fromkeys(pools, 2.0)})
+
+
+def runs(number: int = 10, **changes: Any) -> list[dict[str, Any]]:
+    return [{**ROW, **changes} for _ in range(number)]
+
+
+def family_of(history_of: History, rows: list[dict[str, Any]]) -> PackingFamily:
+    (found,) = packing_families(history_of(rows), calibrated(), CONFIG, NOW_S)
+    return found
+
+
+def why(history_of: History, rows: list[dict[str, Any]]) -> str:
+    family = family_of(history_of, rows)
+    return decide_packing((family, family), rules_of(CONFIG)).reason
+
+
+def test_a_family_by_hand(history_of: History) -> None:
+    family = family_of(history_of, runs())
+    spread = 0.02 * math.sqrt(1.1)
+    assert (family.key, family.runs, family.demand) == (("ann", "train-#", 1), 10, (0.3, 0.1))
+    assert (family.coverage, family.gpu_model, family.capacity_mib) == (0.97, "A100-80", 81920.0)
+    assert family.bounds_mib == {2: pytest.approx(20000 * 1.02 * math.exp(2 * spread))}
+    assert (family.is_preallocated, family.is_on_mig, family.node_count) == (False, False, 1)
+    assert decide_packing((family, family), rules_of(CONFIG)).is_advised
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"mean_sm_active_frac": np.nan}, "too few runs"),
+        ({"mean_dram_active_frac": np.nan}, "too few runs"),
+        ({"mean_sm_active_frac": 0.0}, "too few runs"),  # on a busy GPU: a fault, no idleness
+        ({"has_profiling_fault": True}, "too few runs"),
+        ({"state": "FAILED"}, "too few runs"),
+        ({"verdict": "low coverage"}, "too few runs"),
+        ({"coverage_sm_active_frac": 0.4}, "thin coverage"),
+        ({"coverage_dram_active_frac": np.nan}, "thin coverage"),
+        ({"gpu_model": None}, "unknown GPU"),
+        ({"hbm_capacity_mib": np.nan}, "unknown GPU"),
+        ({"hbm_evidence": "preallocated", "hbm_peak_mib": np.nan}, "preallocated"),
+        ({"hbm_evidence": "none", "hbm_peak_mib": np.nan}, "no memory bound"),
+        ({"mig_profile": "1g.10gb"}, "MIG"),
+        ({"gpu_type": "nvidia_a100_1g.10gb"}, "MIG"),
+        ({"node_count": 2}, "several nodes"),
+        ({"hbm_peak_mib": 60000.0}, "memory"),
+        ({"mean_dram_active_frac": 0.9}, "little gain"),
+    ],
+)
+def test_what_keeps_a_family_alone(history_of: History, change: dict[str, Any], reason: str) -> None:
+    assert why(history_of, runs(**change)) == reason
+
+
+def test_without_a_calibration_or_runs_there_is_no_advice(history_of: History) -> None:
+    history = history_of(runs())
+    (family,) = packing_families(history, None, CONFIG, NOW_S)
+    assert decide_packing((family, family), rules_of(CONFIG)).reason == "no memory bound"
+    assert packing_families(history.iloc[:0], calibrated(), CONFIG, NOW_S) == []
+    assert packing_families(history, calibrated(), CONFIG, NOW_S - 400 * 86_400) == []
+    assert packing_families(history, calibrated(), CONFIG, NOW_S + 400 * 86_400) == []
+
+
+def test_a_history_without_the_counters_says_nothing_of_speed(history_of: History) -> None:
+    bare = history_of([{"gpu_count": 1} for _ in range(10)])
+    (family,) = packing_families(bare, calibrated(), CONFIG, NOW_S)
+    assert decide_packing((family, family), rules_of(CONFIG)).reason == "unknown GPU"
+
+
+def test_after_a_change_of_gpu_only_its_own_runs_count_and_the_smaller_memory(history_of: History) -> None:
+    old = runs(6, gpu_model="A100-40", hbm_capacity_mib=40960.0, mean_sm_active_frac=0.9)
+    family = family_of(history_of, [*old, *runs(5)])
+    assert (family.gpu_model, family.runs, family.demand) == ("A100-80", 5, (0.3, 0.1))
+    assert family.capacity_mib == 40960.0
+    assert why(history_of, [*old, *runs(3)]) == "too few runs"
+
+
+def test_only_the_newest_runs_count(history_of: History) -> None:
+    family = family_of(history_of, [*runs(9, mean_sm_active_frac=0.9), *runs(NEWEST_RUNS)])
+    assert (family.runs, family.demand) == (NEWEST_RUNS, (0.3, 0.1))
+
+
+def test_a_family_whose_memory_grows_has_no_bound_without_margins_for_growth(history_of: History) -> None:
+    rows = [{**ROW, "hbm_peak_mib": 8000.0 * 1.1**number} for number in range(10)]
+    assert why(history_of, rows) == "no memory bound"
+
+
+def test_of_ten_thousand_families_the_newest_count(history_of: History) -> None:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    rows = [
+        {**ROW, "name": f"{letters[n % 26]}{letters[n // 26 % 26]}{letters[n // 676]}", "end_s": NOW_S - n - 1,
+         "submit_s": NOW_S - n - 700, "start_s": NOW_S - n - 601}
+        for n in range(10_000)
+    ]  # fmt: skip
+    found = packing_families(history_of(rows), calibrated(), CONFIG, NOW_S)
+    assert len(found) == MOST_FAMILIES
+    assert min(each.newest_s for each in found) == NOW_S - MOST_FAMILIES
+
+
+def test_names_are_data(history_of: History) -> None:
+    hostile = '\x1b]0;x\x07"; DROP TABLE jobs; --\n<script>'
+    family = family_of(history_of, runs(name=hostile))
+    assert family.runs == 10
+    nameless = packing_families(history_of(runs(name="")), calibrated(), CONFIG, NOW_S)
+    assert nameless == []
+
+
+def request(**changes: Any) -> Request:
+    return dataclasses.replace(Request("ann", "train-7", gpu_count=1, constraints="hbm80g"), **changes)
+
+
+def test_an_array_shares_with_itself_and_a_job_with_its_best_partner(history_of: History) -> None:
+    rows = [*runs(mean_sm_active_frac=0.5), *runs(name="eval", mean_sm_active_frac=0.1)]
+    families = packing_families(history_of(rows), calibrated(), CONFIG, NOW_S)
+    rules = rules_of(CONFIG)
+    array = packing_of_request(request(is_array=True), families, rules, CONFIG.tiers, NOW_S)
+    single = packing_of_request(request(), families, rules, CONFIG.tiers, NOW_S)
+    later = packing_of_request(request(), families, rules, CONFIG.tiers, NOW_S + 30 * 86_400)
+    assert array is not None
+    assert single is not None
+    assert later is not None
+    assert array.best.is_with_itself
+    assert [member.name_key for member in single.best.members] == ["train-#", "eval"]
+    assert later.best.is_with_itself
+    assert packing_of_request(request(job_name="new"), families, rules, CONFIG.tiers, NOW_S) is None
+    assert packing_of_request(request(user="bob"), families, rules, CONFIG.tiers, NOW_S) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"constraints": "hbm40g"}, "memory"), ({"node_count": 2}, "several nodes")],
+)
+def test_what_the_submission_asks_for_counts(history_of: History, change: dict[str, Any], reason: str) -> None:
+    families = packing_families(history_of(runs()), calibrated(), CONFIG, NOW_S)
+    found = packing_of_request(request(**change), families, rules_of(CONFIG), CONFIG.tiers, NOW_S)
+    assert found is not None
+    assert found.best.reason == reason
