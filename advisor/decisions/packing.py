@@ -15,14 +15,15 @@ from typing import Final, Literal
 from advisor.packing.speeds import Demand, Range, measured_ranges, speed_ranges, summed
 
 PackingReason = Literal[
-    "share", "other user", "no GPU", "several nodes", "unequal GPUs", "MIG", "unknown GPU", "other GPU",
-    "preallocated", "too few runs", "thin coverage", "no memory bound", "memory", "little gain",
+    "share", "other user", "no GPU", "several nodes", "unequal GPUs", "several GPUs", "MIG", "unknown GPU",
+    "other GPU", "preallocated", "too few runs", "thin coverage", "no memory bound", "memory", "little gain",
 ]  # fmt: skip
 SHARE: Final = "share"
 OTHER_USER: Final = "other user"
 NO_GPU: Final = "no GPU"
 SEVERAL_NODES: Final = "several nodes"
 UNEQUAL_GPUS: Final = "unequal GPUs"
+SEVERAL_GPUS: Final = "several GPUs"
 ON_MIG: Final = "MIG"
 UNKNOWN_GPU: Final = "unknown GPU"
 OTHER_GPU: Final = "other GPU"
@@ -95,7 +96,10 @@ class PackingFamily:
 
 @dataclass(frozen=True)
 class PackingRules:
-    """risk: that the jobs together exceed the memory. context_mib: of each task's CUDA context."""
+    """risk: that the jobs together exceed the memory. context_mib: of each task's CUDA context.
+
+    most_gpus: of a job; almanac-pack gives each task one GPU.
+    """
 
     risk: float = 0.01
     headroom_mib: float = 1024
@@ -103,6 +107,7 @@ class PackingRules:
     min_gain: float = 1.15
     min_runs: int = 5
     min_coverage: float = 0.7
+    most_gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,8 @@ def _why_silent(members: Sequence[PackingFamily], rules: PackingRules) -> Packin
         return SEVERAL_NODES
     if len({each.gpu_count for each in members}) > 1:
         return UNEQUAL_GPUS
+    if any(each.gpu_count > rules.most_gpus for each in members):
+        return SEVERAL_GPUS
     if any(each.is_on_mig for each in members):
         return ON_MIG
     if not all(each.gpu_model and _is_size(each.capacity_mib) for each in members):

@@ -32,7 +32,7 @@ def packing_command(advice: PackingAdvice) -> str:
     """How to do it; "" where nothing is advised."""
     if not advice.is_advised:
         return ""
-    return f"almanac-pack -n {advice.tasks} -- ..." if advice.is_with_itself else "srun almanac-pack a.sh b.sh"
+    return f"almanac-pack -n {advice.tasks} -- ..." if advice.is_with_itself else "almanac-pack a.sh b.sh"
 
 
 def packing_lines(advice: PackingAdvice, width: int = 80, indent: str = "") -> list[str]:
@@ -81,6 +81,7 @@ def why_silent(advice: PackingAdvice) -> str:
         reasons.NO_GPU: "the job asks for no GPU",
         reasons.SEVERAL_NODES: "only jobs on one node share GPUs",
         reasons.UNEQUAL_GPUS: "the jobs have different numbers of GPUs",
+        reasons.SEVERAL_GPUS: "almanac-pack gives each task one GPU, and the job has several",
         reasons.ON_MIG: "your runs use MIG slices, which are not shared further",
         reasons.UNKNOWN_GPU: "the GPU model or its memory is unknown",
         reasons.OTHER_GPU: "the jobs run on different GPU models",

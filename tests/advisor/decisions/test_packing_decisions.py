@@ -89,10 +89,11 @@ def test_memory_fits_to_the_last_mib() -> None:
     assert decide_packing((family(bounds_mib=fits), smaller), RULES).reason == "memory"
 
 
-def test_two_jobs_of_several_gpus_share_them_all() -> None:
-    four = family(gpu_count=4)
-    assert decide_packing((four, four), RULES).is_advised
-    assert decide_packing((four, family("other")), RULES).reason == "unequal GPUs"
+def test_jobs_of_several_gpus_share_only_where_tasks_can_have_several() -> None:
+    four, larger = family(gpu_count=4), dataclasses.replace(RULES, most_gpus=4)
+    assert decide_packing((four, four), RULES).reason == "several GPUs"
+    assert decide_packing((four, four), larger).is_advised
+    assert decide_packing((four, family("other")), larger).reason == "unequal GPUs"
 
 
 def test_the_busier_runs_of_a_family_count() -> None:
@@ -158,9 +159,7 @@ def families(draw: st.DrawFn) -> PackingFamily:
 def test_nothing_unknown_leads_to_advice(first: PackingFamily, second: PackingFamily) -> None:
     advice = decide_packing((first, second), RULES)
     assert not advice.is_advised or (advice.needed_mib or math.inf) <= (advice.usable_mib or 0)
-    assert advice.reason in {"other user", "no GPU", "several nodes", "unequal GPUs", "MIG", "unknown GPU"} or (
-        first.gpu_count == second.gpu_count
-    )
+    assert not advice.is_advised or (first.gpu_count, first.node_count) == (second.gpu_count, 1)
 
 
 good = st.builds(
