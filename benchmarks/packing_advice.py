@@ -57,7 +57,8 @@ def scored(name: str, demands: Floats, speeds: Floats, has_goals: bool) -> list[
     light = np.asarray(speeds.min(axis=1) >= LIGHT)
     if not advised.any():
         return [Figure(f"{name}: advised of {len(low):,} pairs, {int(light.sum()):,} light", 0.0)]
-    held = float((speeds >= low).all(axis=1)[advised].mean())
+    is_held = np.asarray((speeds >= low).all(axis=1))
+    held = float(is_held[advised].mean())
     found = float(advised[light].mean()) if light.any() else math.nan
     ok = (held >= HELD_GOAL, found >= LIGHT_GOAL or not light.any()) if has_goals else (None, None)
     return [

@@ -25,7 +25,8 @@ def stored_packing_finding(app: App, advice: Advice) -> PackingFinding | None:
         store = app.cluster_store()
         trained = load(store.models_dir)
         if trained is not None:
-            return stored_packing(store, request, trained.calibration, app.config, app.now_s())
+            tier = advice.tier.tier
+            return stored_packing(store, request, trained.calibration, app.config, app.now_s(), tier)
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -30,17 +31,23 @@ class PackingFinding:
 
 
 def packing_of_request(
-    request: Request, families: Sequence[PackingFamily], rules: PackingRules, tiers: Sequence[Tier], now_s: int
+    request: Request,
+    families: Sequence[PackingFamily],
+    rules: PackingRules,
+    tiers: Sequence[Tier],
+    now_s: int,
+    advised_tier: str | None = None,
 ) -> PackingFinding | None:
     """None where the user has no ended run of this name and GPU count. Pure.
 
     An array shares with itself where it can; any other submission with the partner that promises the most work.
+    advised_tier: name of the memory tier that the same submission is advised to ask for; the jobs must fit there, too.
     """
     key = request.user, name_key(request.job_name), request.gpu_count
     own = next((family for family in families if family.key == key), None)
     if own is None:
         return None
-    own = asked_family(own, request, tiers)
+    own = asked_family(own, request, tiers, advised_tier)
     alone = packing_alone(own, rules)
     if alone.is_advised and request.is_array:
         return PackingFinding(alone, alone)
@@ -54,24 +61,30 @@ def packing_of_request(
     return PackingFinding(alone, best)
 
 
-def asked_family(family: PackingFamily, request: Request, tiers: Sequence[Tier]) -> PackingFamily:
-    """The family with what this submission asks for: its nodes, and at most the memory of its tier."""
-    tier = requested_tier(request, tiers)
-    if tier is None:
-        return replace(family, node_count=max(request.node_count, family.node_count or 1))
-    capacity_mib = None if family.capacity_mib is None else min(family.capacity_mib, float(tier.capacity_mib))
+def asked_family(
+    family: PackingFamily, request: Request, tiers: Sequence[Tier], advised_tier: str | None = None
+) -> PackingFamily:
+    """The family with what this submission asks for: its nodes, and at most the memory of its tiers."""
+    named = [requested_tier(request, tiers), *(tier for tier in tiers if tier.name == advised_tier)]
+    asked = [tier for tier in named if tier is not None]
+    capacities = [float(tier.capacity_mib) for tier in asked]
     return replace(
         family,
-        node_count=max(request.node_count, family.node_count or 1),
-        capacity_mib=capacity_mib,
-        is_on_mig=family.is_on_mig or tier.is_slice,
+        node_count=None if family.node_count is None else max(request.node_count, family.node_count),
+        capacity_mib=None if family.capacity_mib is None else min(family.capacity_mib, *capacities, math.inf),
+        is_on_mig=family.is_on_mig or any(tier.is_slice for tier in asked),
     )
 
 
 def stored_packing(
-    store: ClusterStore, request: Request, calibration: Calibration | None, config: Config, now_s: int
+    store: ClusterStore,
+    request: Request,
+    calibration: Calibration | None,
+    config: Config,
+    now_s: int,
+    advised_tier: str | None = None,
 ) -> PackingFinding | None:
     """`packing_of_request` from the user's jobs in the store. Raises StoreError."""
     history = load_history(store, user=request.user, running=True)
     families = packing_families(history, calibration, config, now_s)
-    return packing_of_request(request, families, rules_of(config), config.tiers, now_s)
+    return packing_of_request(request, families, rules_of(config), config.tiers, now_s, advised_tier)

@@ -172,3 +172,14 @@ def test_what_the_submission_asks_for_counts(history_of: History, change: dict[s
     found = packing_of_request(request(**change), families, rules_of(CONFIG), CONFIG.tiers, NOW_S)
     assert found is not None
     assert found.best.reason == reason
+
+
+def test_jobs_must_fit_the_tier_that_is_advised_beside(history_of: History) -> None:
+    families = packing_families(history_of(runs()), calibrated(), CONFIG, NOW_S)
+    rules = rules_of(CONFIG)
+    reasons = [
+        found.best.reason
+        for tier in (None, "hbm80g", "hbm40g")
+        if (found := packing_of_request(request(), families, rules, CONFIG.tiers, NOW_S, tier))
+    ]
+    assert reasons == ["share", "share", "memory"]

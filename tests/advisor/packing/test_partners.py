@@ -78,7 +78,7 @@ def test_the_best_partner_is_that_of_trying_every_pair(made: list[Any]) -> None:
 def test_own_packed_runs_decide_between_partners() -> None:
     families = [family("a", 0.45, 0.4), family("b", 0.45, 0.4), family("c", 0.45, 0.4)]
     keys = [each.key for each in families]
-    packed = {(keys[1], keys[0]): [(0.99, 0.97)] * 9, (keys[0], keys[0]): [(0.4, 0.4)] * 9}
+    packed: Any = {(keys[1], keys[0]): [(0.99, 0.97)] * 9, (keys[0], keys[0]): [(0.4, 0.4)] * 9}
     best = best_partners(families, RULES, packed)
     assert [member.name_key for member in best[keys[0]].members] == ["a", "b"]
     assert best[keys[0]].speeds[0].low < best[keys[0]].speeds[1].low

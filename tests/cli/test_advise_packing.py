@@ -1,0 +1,121 @@
+"""`almanac advise` on jobs that can share a GPU, from the store and the trained models."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pwd
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from advisor.artefacts import load, save
+from advisor.memory.calibration import Calibration, Margins, class_of, pools_of
+from advisor.memory.evidence import Evidence
+from advisor.service import train
+from almanac.config import AdviceSection, Config
+from cli.main import cli
+from telemetry.history import load_history
+from telemetry.metrics.catalogue import JOB_METRICS
+from telemetry.store.schema import JOBS
+from telemetry.store.store import Store
+
+DAY_S = 86_400
+RUNS = 9
+USER = pwd.getpwuid(os.getuid()).pw_name
+
+
+def calibration() -> Calibration:
+    steady = Evidence("family", 0, RUNS, (9.0,) * RUNS, tuple(range(RUNS)), 9.0, 9.0)
+    pool = pools_of(class_of(steady))[0]
+    return Calibration(AdviceSection().risk, {pool: Margins(1.0, 1.0)}, {jobs: {pool: 2.0} for jobs in (2, 3, 4)})
+
+
+def make_site(root: Path, now_s: int, **metrics: Any) -> list[str]:
+    """A store with RUNS runs of "sweep-#" of this user and of somebody else, and the arguments that name it."""
+    key = [{"job_id": number + 1, "submit_s": now_s - (number + 1) * DAY_S // 2} for number in range(2 * RUNS)]
+    jobs = [
+        {
+            **each, "start_s": each["submit_s"], "end_s": each["submit_s"] + 600, "elapsed_s": 600,
+            "user": USER if each["job_id"] <= RUNS else "mallory", "name": f"sweep-{each['job_id']}",
+            "name_key": "sweep-#" if each["job_id"] <= RUNS else "secret", "state": "COMPLETED", "gpu_count": 1,
+            "node_count": 1,
+        }
+        for each in key
+    ]  # fmt: skip
+    usual = {
+        "verdict": "ok", "is_preallocated": False, "hbm_peak_mib": 9000.0, "hbm_capacity_mib": 81920.0,
+        "gpu_model": "A100-80", "mean_sm_active_frac": 0.4, "mean_dram_active_frac": 0.2,
+        "coverage_sm_active_frac": 0.99, "coverage_dram_active_frac": 0.99, "has_profiling_fault": False,
+    }  # fmt: skip
+    store = Store.create(root / "store")
+    cluster = store.of("c")
+    cluster.write("jobs", pa.Table.from_pylist(jobs, schema=JOBS))
+    cluster.write(
+        "job_metrics", pa.Table.from_pylist([{**each, **usual, **metrics} for each in key], schema=JOB_METRICS)
+    )
+    trained = train(load_history(cluster, running=True), Config(), now_s)
+    save(dataclasses.replace(trained, calibration=calibration()), cluster.models_dir)
+    config = root / "almanac.toml"
+    config.write_text('[site]\ncluster = "c"\n')
+    return ["--config", str(config), "--store", str(store.root), "advise"]
+
+
+@pytest.fixture
+def now_s() -> int:
+    return int(time.time()) - 60
+
+
+ASKED = ("--array=0-9", "--gpus=1", "-J", "sweep-77", "--wrap=x")
+
+
+def test_two_lines_say_how_to_share(tmp_path: Path, now_s: int) -> None:
+    argv = make_site(tmp_path, now_s)
+    said = CliRunner().invoke(cli, [*argv, *ASKED]).stdout.splitlines()
+    place = next(number for number, line in enumerate(said) if "Pack two" in line)
+    assert said[place : place + 2] == [
+        "  Pack two on one GPU: each likely 0.62 to 1.00 of its speed, 1.24 to 2.00 times",
+        "    the work per GPU-hour (9 runs). Use: almanac-pack -n 2 -- ...",
+    ]
+
+
+def test_json_has_all_that_the_advice_rests_on(tmp_path: Path, now_s: int) -> None:
+    argv = make_site(tmp_path, now_s)
+    said = json.loads(CliRunner().invoke(cli, [*argv, "--json", *ASKED]).stdout)["packing"]
+    assert (said["reason"], said["tasks"], said["runs"], said["risk"]) == ("share", 2, RUNS, 0.01)
+    assert said["needed_mib"] < said["usable_mib"] == 81920 - 1024
+    assert {member["name_key"] for member in said["members"]} == {"sweep-#"}
+    assert "secret" not in json.dumps(said)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mean_sm_active_frac": None}, "Packing: 0 of the 5 measured runs needed (SM and DRAM activity)."),
+        ({"is_preallocated": True}, "Packing: your runs reserve the GPU's memory at their start."),
+        ({"mig_profile": "1g.10gb"}, "Packing: your runs use MIG slices, which are not shared further."),
+    ],
+)
+def test_why_says_what_keeps_jobs_apart(tmp_path: Path, now_s: int, change: dict[str, Any], said: str) -> None:
+    argv = make_site(tmp_path, now_s, **change)
+    assert said in CliRunner().invoke(cli, [*argv, "--why", *ASKED]).stdout
+    assert "Pack" not in CliRunner().invoke(cli, [*argv, *ASKED]).stdout
+
+
+def test_a_site_can_switch_it_off(tmp_path: Path, now_s: int) -> None:
+    argv = make_site(tmp_path, now_s)
+    with (tmp_path / "almanac.toml").open("a") as file:
+        file.write("[packing]\nadvise = false\n")
+    assert json.loads(CliRunner().invoke(cli, [*argv, "--json", *ASKED]).stdout)["packing"] is None
+
+
+def test_margins_for_two_jobs_survive_on_disk(tmp_path: Path, now_s: int) -> None:
+    make_site(tmp_path, now_s)
+    loaded = load(Store(tmp_path / "store").of("c").models_dir)
+    assert loaded is not None
+    assert loaded.calibration == calibration()
