@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from advisor.decisions.packing import NO_BOUND, PackingFamily, PackingRules, decide_packing
-from advisor.duration.features import Submission, submissions, submitted_by
+from advisor.duration.features import Submission, submissions, submitted_by, texts_of
 from advisor.memory.bound import shared_bounds_mib
 from advisor.memory.calibration import Calibration
 from advisor.memory.peak_store import NAMELESS, PeakStore, remember_peaks
@@ -54,13 +55,11 @@ def packing_families(
     runs = _newest_runs(known, now_s - config.advice.history_days * 86_400)
     if runs.empty:
         return []
-    slices = {tier.gres for tier in config.tiers if tier.is_slice and tier.gres}
     jobs = submissions(runs)
     rules = rules_of(config)
-    found = [
-        (_family(runs.iloc[rows], slices), jobs[rows[-1]])
-        for rows in runs.groupby(_FAMILY, sort=False).indices.values()
-    ]
+    columns = _columns_of(runs, {tier.gres for tier in config.tiers if tier.is_slice and tier.gres})
+    groups = runs.groupby(_FAMILY, sort=False).indices.values()
+    found = [(_family(columns, np.asarray(rows)), jobs[int(rows[-1])]) for rows in groups]
     bounded = [(family, job) for family, job in found if _lacks_only_bounds(family, rules)]
     peaks = _peaks({family.user for family, _ in bounded}, known, now_s, config) if bounded and calibration else None
     return [
@@ -73,9 +72,8 @@ def packing_families(
 
 def _newest_runs(known: pd.DataFrame, since_s: int) -> pd.DataFrame:
     """The newest runs of the newest families, oldest end first."""
-    is_run = ((known["end_s"] >= since_s) & (known["gpu_count"] >= 1) & ~known["name_key"].isin(NAMELESS)).to_numpy(
-        dtype=bool
-    )
+    is_named = ~known["name_key"].isin(NAMELESS) & known["user"].fillna("").ne("")
+    is_run = ((known["end_s"] >= since_s) & (known["gpu_count"] >= 1) & is_named).to_numpy(dtype=bool)
     runs = known[is_run].sort_values(["end_s", "job_id", "submit_s"], kind="stable")
     ends = runs.groupby(_FAMILY, sort=False)["end_s"].max().sort_values(ascending=False, kind="stable")
     newest = ends[ends.groupby(level="user", sort=False).cumcount() < MOST_FAMILIES]
@@ -84,27 +82,70 @@ def _newest_runs(known: pd.DataFrame, since_s: int) -> pd.DataFrame:
     return chosen.groupby(_FAMILY, sort=False).tail(NEWEST_RUNS).reset_index(drop=True)
 
 
-def _family(runs: pd.DataFrame, slices: Collection[str]) -> PackingFamily:
-    """runs: of one family, oldest end first."""
-    last = runs.iloc[-1]
-    models = runs["gpu_model"].astype(object).where(runs["gpu_model"].notna(), "") if "gpu_model" in runs else None
-    model = "" if models is None else str(next((name for name in reversed(models.tolist()) if name), ""))
-    usable = runs[_is_usable(runs) & (models == model)] if model else runs.iloc[:0]
-    capacities = _numbers(runs, "hbm_capacity_mib")
-    capacities = capacities[capacities > 0]
-    return PackingFamily(
-        user=str(last["user"]),
-        name_key=str(last["name_key"]),
-        gpu_count=int(last["gpu_count"]),
-        node_count=_most(_numbers(runs, "node_count")),
-        sm=tuple(_sm_active(usable).tolist()),
-        dram=tuple(_numbers(usable, "mean_dram_active_frac").tolist()),
-        coverage=_coverage(usable),
-        is_preallocated=_is_preallocated(runs),
+@dataclass(frozen=True)
+class _Columns:
+    """The runs column by column: a family picks its rows, which pandas would take milliseconds for."""
+
+    user: list[str]
+    name_key: list[str]
+    gpu_model: list[str]
+    evidence: list[str]
+    gpu_count: Floats
+    node_count: Floats
+    end_s: Floats
+    sm: Floats
+    dram: Floats
+    covered_sm: Floats
+    covered_dram: Floats
+    capacity_mib: Floats
+    is_usable: npt.NDArray[np.bool_]
+    is_on_mig: npt.NDArray[np.bool_]
+
+
+def _columns_of(runs: pd.DataFrame, slices: Collection[str]) -> _Columns:
+    return _Columns(
+        user=_texts(runs, "user"),
+        name_key=_texts(runs, "name_key"),
+        gpu_model=_texts(runs, "gpu_model"),
+        evidence=_texts(runs, "hbm_evidence"),
+        gpu_count=_numbers(runs, "gpu_count"),
+        node_count=_numbers(runs, "node_count"),
+        end_s=_numbers(runs, "end_s"),
+        sm=_sm_active(runs),
+        dram=_numbers(runs, "mean_dram_active_frac"),
+        # A run of unknown coverage counts as not covered.
+        covered_sm=np.nan_to_num(_numbers(runs, "coverage_sm_active_frac"), nan=0.0),
+        covered_dram=np.nan_to_num(_numbers(runs, "coverage_dram_active_frac"), nan=0.0),
+        capacity_mib=_numbers(runs, "hbm_capacity_mib"),
+        is_usable=_is_usable(runs),
         is_on_mig=_is_on_mig(runs, slices),
+    )
+
+
+def _family(columns: _Columns, rows: npt.NDArray[np.intp]) -> PackingFamily:
+    """rows: of one family, oldest end first."""
+    last = int(rows[-1])
+    models = [columns.gpu_model[row] for row in rows.tolist()]
+    model = next((name for name in reversed(models) if name), "")
+    usable = rows[columns.is_usable[rows] & np.array([name == model != "" for name in models], dtype=bool)]
+    capacities = columns.capacity_mib[rows]
+    capacities = capacities[np.isfinite(capacities) & (capacities > 0)]
+    nodes = columns.node_count[rows]
+    evidence = {columns.evidence[row] for row in rows.tolist()}
+    covered = (columns.covered_sm[usable], columns.covered_dram[usable])
+    return PackingFamily(
+        user=columns.user[last],
+        name_key=columns.name_key[last],
+        gpu_count=int(columns.gpu_count[last]),
+        node_count=int(nodes.max()) if np.isfinite(nodes).all() else None,
+        sm=tuple(columns.sm[usable].tolist()),
+        dram=tuple(columns.dram[usable].tolist()),
+        coverage=min(float(np.median(each)) for each in covered) if len(usable) else math.nan,
+        is_preallocated=True if "preallocated" in evidence else False if evidence & set(INFORMATIVE) else None,
+        is_on_mig=bool(columns.is_on_mig[rows].any()),
         gpu_model=model,
         capacity_mib=float(capacities.min()) if len(capacities) else None,
-        newest_s=int(last["end_s"]),
+        newest_s=int(columns.end_s[last]),
     )
 
 
@@ -124,24 +165,17 @@ def _sm_active(runs: pd.DataFrame) -> Floats:
     return found
 
 
-def _coverage(runs: pd.DataFrame) -> float:
-    """The less covered counter's; a run of unknown coverage counts as not covered. NaN without runs."""
-    if runs.empty:
-        return math.nan
-    names = ("coverage_sm_active_frac", "coverage_dram_active_frac")
-    return min(float(np.median(np.nan_to_num(_numbers(runs, name), nan=0.0))) for name in names)
+def _is_on_mig(runs: pd.DataFrame, slices: Collection[str]) -> npt.NDArray[np.bool_]:
+    """By what telemetry saw, or by the GRES type that the job was given."""
+    types = _texts(runs, "gpu_type")
+    is_type = {name: name in slices or profile_name(name) is not None for name in set(types)}
+    profiles = _texts(runs, "mig_profile")
+    return np.array([bool(profile) or is_type[name] for profile, name in zip(profiles, types, strict=True)], dtype=bool)
 
 
-def _is_preallocated(runs: pd.DataFrame) -> bool | None:
-    evidence = set(runs["hbm_evidence"].fillna("").astype(str))
-    return True if "preallocated" in evidence else False if evidence & set(INFORMATIVE) else None
-
-
-def _is_on_mig(runs: pd.DataFrame, slices: Collection[str]) -> bool:
-    if "mig_profile" in runs and runs["mig_profile"].notna().any():
-        return True
-    types = set(runs["gpu_type"].fillna("").astype(str))
-    return any(name in slices or profile_name(name) is not None for name in types)
+def _texts(runs: pd.DataFrame, name: str) -> list[str]:
+    """ "" where missing, and without the column."""
+    return texts_of(runs[name]) if name in runs else [""] * len(runs)
 
 
 def _numbers(runs: pd.DataFrame, name: str) -> Floats:
@@ -150,10 +184,6 @@ def _numbers(runs: pd.DataFrame, name: str) -> Floats:
         return np.full(len(runs), np.nan)
     values: Floats = pd.to_numeric(runs[name], errors="coerce").to_numpy(dtype="float64", na_value=np.nan)
     return values
-
-
-def _most(counts: Floats) -> int | None:
-    return int(counts.max()) if len(counts) and np.isfinite(counts).all() else None
 
 
 def _lacks_only_bounds(family: PackingFamily, rules: PackingRules) -> bool:

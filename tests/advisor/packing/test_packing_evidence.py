@@ -76,6 +76,7 @@ def test_a_family_by_hand(history_of: History) -> None:
         ({"coverage_dram_active_frac": np.nan}, "thin coverage"),
         ({"gpu_model": None}, "unknown GPU"),
         ({"hbm_capacity_mib": np.nan}, "unknown GPU"),
+        ({"hbm_capacity_mib": math.inf}, "unknown GPU"),
         ({"hbm_evidence": "preallocated", "hbm_peak_mib": np.nan}, "preallocated"),
         ({"hbm_evidence": "none", "hbm_peak_mib": np.nan}, "no memory bound"),
         ({"mig_profile": "1g.10gb"}, "MIG"),
@@ -138,8 +139,8 @@ def test_names_are_data(history_of: History) -> None:
     hostile = '\x1b]0;x\x07"; DROP TABLE jobs; --\n<script>'
     family = family_of(history_of, runs(name=hostile))
     assert family.runs == 10
-    nameless = packing_families(history_of(runs(name="")), calibrated(), CONFIG, NOW_S)
-    assert nameless == []
+    for unknown in ({"name": ""}, {"user": ""}):
+        assert packing_families(history_of(runs(**unknown)), calibrated(), CONFIG, NOW_S) == []
 
 
 def request(**changes: Any) -> Request:
