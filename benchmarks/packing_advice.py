@@ -1,4 +1,4 @@
-"""Does packing advice hold? Ranges of speed on pairs they were not made on, memory of pairs, and its cost.
+"""Does packing advice hold? Ranges of speed on measured pairs and on models, memory of pairs, and its cost.
 
 Run: make bench-packing. Measured pairs: Gavel's table ($ALMANAC_DATA or ../shared/data). No file states utilizations:
 those that stand in for SM_ACTIVE are fitted to four fifths of the pairs and used on the rest. Models of contention:

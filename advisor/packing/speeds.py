@@ -1,7 +1,7 @@
 """How fast jobs run that share a GPU: ranges from their use of it alone, and from own packed runs. Pure.
 
 Utilization hardly predicts a slow-down, so there is no point estimate: a range's low end is such that few pairs have a
-job below it, on pairs that the constants were not fitted to (benchmarks/packing_advice.py).
+job below it (benchmarks/packing_advice.py).
 """
 
 from __future__ import annotations
