@@ -39,7 +39,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
               help="Days before the first one that only the planner knows. With TRACE, its first days.")  # fmt: skip
 @click.option("--change-s", type=click.IntRange(0, 86400), default=120, show_default=True,
               help="Seconds that a node is out of service for a change of layout.")  # fmt: skip
-@click.option("--plan-every-s", type=click.IntRange(60, 86400), default=14_400, show_default=True,
+@click.option("--plan-every-s", type=click.IntRange(60, 86400), default=3600, show_default=True,
               help="Seconds between two plans.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the generated trace.")
 @click.option("--json", "is_json", is_flag=True, help="Print the figures as JSON.")

@@ -92,9 +92,8 @@ class LayoutRules:
     raises: whether pending jobs get idle larger instances. change_s: a node's time out of service. node_rest_s: a node
     changes again after this time at the earliest. window_s: how much of the past is expected again. least_wait_s: mean
     wait below which nothing is changed. least_gain, least_gain_s: part of the mean wait, and seconds, that each
-    changed node must save. least_total_gain: part of the mean wait that all changes of a plan must save together,
-    because a replay of few days promises more than it keeps. most_nodes: share of the nodes that one plan changes,
-    most_drained: that are drained at a time.
+    changed node must save. least_total_gain: part of the mean wait that all changes of a plan must save together.
+    most_nodes: share of the nodes that one plan changes, most_drained: that are drained at a time.
     """
 
     raises: bool = True
@@ -104,7 +103,7 @@ class LayoutRules:
     least_wait_s: float = 20.0
     least_gain: float = 0.02
     least_gain_s: float = 1.0
-    least_total_gain: float = 0.35
+    least_total_gain: float = 0.1
     most_nodes: float = 0.5
     most_drained: float = 0.25
 
@@ -114,12 +113,12 @@ FIRST_DAYS_CAUTION = 5.0
 FIRST_DAY_WAIT_S = 60.0
 WHOLE_GPUS, SEARCHED_GPUS = 72, 24
 """A site of more GPUs than the first is planned as one of about the second number, in the same proportions."""
-FEW, MANY = 8_000, 40_000
+FEW, MANY = 8_000, 16_000
 """Jobs that a search replays for each layout: a quick search first, then one that begins at its result. A site that is
 planned as a smaller one gets the quick search only."""
-DAYS = 4
-"""How far ahead a replay looks. Each hour of the day counts alike, and what one day leaves over delays the next."""
-MOST_FUTURES = 20
+DAYS = 1
+"""How far ahead a replay looks: as long as a node that changes now has to keep its layout."""
+MOST_FUTURES = 40
 
 
 def decide_layout(
@@ -195,7 +194,7 @@ class _ModelPlan:
             found = self._search(outlook, nodes, chosen, caution, scale).run(starts)[2]
             then = site.with_layouts(chosen, found)
             wait_s, then_s = outlook.wait_s(site.layouts), outlook.wait_s(then)
-            if found == present or wait_s - then_s < rules.least_total_gain * wait_s:
+            if found == present or wait_s - then_s < caution * rules.least_total_gain * wait_s:
                 return LayoutPlan((), "no change is expected to shorten the mean wait enough", wait_s, then_s)
             starts = [found]
         steps = [(nodes[place], new) for place, new in zip(chosen, found, strict=True) if new != site.layouts[place]]

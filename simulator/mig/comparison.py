@@ -28,7 +28,7 @@ class MigSite:
     nodes: int = 16
     gpus_per_node: int = 1
     change_s: int = 120
-    plan_every_s: int = 14_400
+    plan_every_s: int = 3600
     initial: tuple[tuple[GpuLayout, ...], ...] | None = None
 
     @property
@@ -81,8 +81,12 @@ def compare(
     days: float,
     history: Sequence[SliceRequest] = (),
     rules: LayoutRules | None = None,
+    planners: Sequence[str] = (PLANNER, PLANNER_RAISES),
 ) -> MigComparison:
-    """Run all policies. jobs: by submit time. history: earlier jobs that the planner knows, before 0 s."""
+    """Run all policies. jobs: by submit time. history: earlier jobs that the planner knows, before 0 s.
+
+    planners: the planner takes most of the time, so that a caller can leave one out.
+    """
     model = mig_models()[site.model]
     sizes = sizes_of(model)
     pooled = pool_jobs(jobs, sizes)
@@ -95,8 +99,7 @@ def compare(
         _run(ALONE, jobs, site, sizes, True, None),
         PolicyResult(STATIC, static.wait_s, layout=_text([sizes.gpu_layout(each) for each in static.gpus])),
         PolicyResult(STATIC_RAISES, raised.wait_s, layout=_text([sizes.gpu_layout(each) for each in raised.gpus])),
-        _run(PLANNER, jobs, site, sizes, False, rules or LayoutRules(), history),
-        _run(PLANNER_RAISES, jobs, site, sizes, True, rules or LayoutRules(), history),
+        *(_run(each, jobs, site, sizes, each == PLANNER_RAISES, rules or LayoutRules(), history) for each in planners),
         PolicyResult(MISO, miso.wait_s, miso.migrations),
     )
     load = sum(job.full_s for job in jobs) / (site.gpus * days * DAY_S)

@@ -82,6 +82,23 @@ def test_many_small_jobs_get_slices_and_the_whole_gpu_stays() -> None:
     assert all("1g" in gpu for change in plan.changes for gpu in change.new)
 
 
+def test_a_backlog_changes_a_layout_that_serves_the_demand_without_it() -> None:
+    cut = (("1g",) * 7,)
+    nodes = [node(number, FULL if number < 3 else cut) for number in range(6)]
+    demand = small_jobs(8, hours=72) + small_jobs(1, hours=72, shape="gpu", run_s=4000)
+    assert decide_layout(nodes, demand, NOW_S).changes == ()
+    backlog = [SliceJob("gpu", NOW_S - 60, 4000) for _ in range(8)]
+    plan = decide_layout(nodes, demand + backlog, NOW_S)
+    assert [(change.old, change.new) for change in plan.changes] == [(cut, FULL)]
+
+
+def test_before_two_days_are_known_a_change_must_be_worth_more() -> None:
+    nodes = [node(number) for number in range(4)]
+    rules = LayoutRules(least_total_gain=0.25)
+    assert decide_layout(nodes, small_jobs(9, hours=48), NOW_S, rules).changes
+    assert decide_layout(nodes, small_jobs(9, hours=30), NOW_S, rules).changes == ()
+
+
 def test_busy_nodes_are_drained_and_never_changed() -> None:
     nodes = [node(number, is_free=False) for number in range(4)]
     plan = decide_layout(nodes, small_jobs(9), NOW_S)
